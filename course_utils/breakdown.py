@@ -1,0 +1,86 @@
+"""The one result: bytes by kind of memory, whose parts sum exactly to its total."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from html import escape
+
+from .units import format_bytes
+
+KINDS = (
+    "parameters",
+    "weight_copies",
+    "gradients",
+    "optimizer_states",
+    "activations",
+    "inputs",
+    "communication",
+    "temporaries",
+)
+"""Every kind of memory in the order in which figures stack them. `plots.COLOURS` has one colour for each."""
+
+KIND_NOTES = {
+    "parameters": "the weights that forward and backward use",
+    "weight_copies": "16-bit copies of the weights that autocast keeps",
+    "gradients": "dL/dW, one element a parameter",
+    "optimizer_states": "Adam's two moments, and fp32 master weights where there are any",
+    "activations": "what forward keeps for backward",
+    "inputs": "token ids and targets",
+    "communication": "buckets and gathered shards",
+    "temporaries": "made and freed within one phase of the step",
+}
+
+
+@dataclass(frozen=True)
+class MemoryBreakdown(Mapping[str, int]):
+    """Bytes by kind at one moment of a training step: a flat, ordered, read-only mapping.
+
+    `parts` maps each kind to `int` bytes (kinds that are missing count zero), `phase` names the phase of the step
+    that the moment belongs to, `label` says in words what this is a breakdown of.
+    Raises ValueError for a kind that is not in `KINDS`, TypeError for a size that is not an int.
+    """
+
+    parts: Mapping[str, int]
+    phase: str = ""
+    label: str = ""
+    _by_kind: dict[str, int] = field(init=False, repr=False, compare=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for kind, size in self.parts.items():
+            if kind not in KINDS:
+                raise ValueError(f"unknown kind of memory {kind!r}; known: {', '.join(KINDS)}")
+            if not isinstance(size, int) or isinstance(size, bool):
+                raise TypeError(f"{kind} is {size!r}: a breakdown holds whole bytes")
+        self._by_kind.update({kind: self.parts.get(kind, 0) for kind in KINDS})
+
+    @property
+    def total(self) -> int:
+        """Bytes of all kinds together."""
+        return sum(self._by_kind.values())
+
+    def __getitem__(self, kind: str) -> int:
+        return self._by_kind[kind]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._by_kind)
+
+    def __len__(self) -> int:
+        return len(self._by_kind)
+
+    def __str__(self) -> str:
+        width = max(len(kind) for kind in KINDS)
+        rows = [f"{kind:<{width}}  {format_bytes(size, 'GB', 3):>12}" for kind, size in self.items() if size]
+        total = f"{'total':<{width}}  {format_bytes(self.total, 'GB', 3):>12}"
+        return "\n".join([*([self._title()] if self._title() else []), *rows, total])
+
+    def _title(self) -> str:
+        return " · ".join(part for part in (self.label, f"in {self.phase}" if self.phase else "") if part)
+
+    def _repr_html_(self) -> str:
+        cells = "".join(
+            f"<tr><td style='text-align:left'>{kind.replace('_', ' ')}</td><td>{format_bytes(size, 'GB', 3)}</td></tr>"
+            for kind, size in self.items()
+            if size
+        )
+        total = f"<tr><th style='text-align:left'>total</th><th>{format_bytes(self.total, 'GB', 3)}</th></tr>"
+        caption = f"<caption style='text-align:left'>{escape(self._title())}</caption>" if self._title() else ""
+        return f"<table>{caption}{cells}{total}</table>"

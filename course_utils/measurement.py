@@ -1,0 +1,162 @@
+"""What `measure` returns: one run's memory over time, at its peak and at named moments, and where it comes from."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+
+from .breakdown import KINDS, MemoryBreakdown
+from .units import format_bytes
+
+SOURCES = {
+    "live": "live on {device}",
+    "simulated": "simulated GPU",
+    "cpu": "traced on the CPU",
+    "recorded": "recorded on {device}",
+}
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """One storage that a step allocated: what it was for, where it came from, when it lived.
+
+    `bytes` is what the allocator takes (a multiple of 512); `born` and `died` count events in the timeline
+    (`died` is None for what was never freed); `step` is the training step (1 is the first, 0 the set-up).
+    """
+
+    kind: str
+    bytes: int
+    shape: tuple[int, ...]
+    dtype: str
+    operation: str
+    module: str
+    phase: str
+    step: int
+    born: int
+    died: int | None
+
+    def alive_at(self, event: int) -> bool:
+        """Whether it still occupies memory when `event` events have happened."""
+        return self.born < event and (self.died is None or self.died >= event)
+
+
+@dataclass(frozen=True)
+class Mark:
+    """The event count at which a phase of a step begins ("forward", "loss", "backward", "optimizer", "zero_grad")."""
+
+    event: int
+    step: int
+    phase: str
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Every allocation and free of a run, in order.
+
+    `changes` holds (signed bytes, kind) for each event, `marks` where each phase begins.
+    """
+
+    changes: Sequence[tuple[int, str]]
+    marks: Sequence[Mark]
+
+    def __len__(self) -> int:
+        return len(self.changes)
+
+    def curves(self) -> dict[str, list[int]]:
+        """Bytes allocated by kind after each event: a list as long as the timeline for each kind that occurs."""
+        kinds = {kind for _, kind in self.changes}
+        curves: dict[str, list[int]] = {kind: [] for kind in KINDS if kind in kinds}
+        now = dict.fromkeys(curves, 0)
+        for change, kind in self.changes:
+            now[kind] += change
+            for name, curve in curves.items():
+                curve.append(now[name])
+        return curves
+
+    def totals(self) -> list[int]:
+        """Bytes allocated after each event, all kinds together."""
+        totals, now = [], 0
+        for change, _ in self.changes:
+            now += change
+            totals.append(now)
+        return totals
+
+    def phase_at(self, event: int) -> Mark:
+        """The mark of the phase in which event number `event` happened. Raises ValueError before the first mark."""
+        before = [mark for mark in self.marks if mark.event <= event]
+        if not before:
+            raise ValueError(f"event {event} comes before the first phase of this timeline")
+        return before[-1]
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where a measurement comes from; printed with everything that shows it."""
+
+    source: str
+    device: str
+    torch: str
+    date: str
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        if self.source not in SOURCES:
+            raise ValueError(f"unknown source {self.source!r}; known: {', '.join(SOURCES)}")
+
+    def __str__(self) -> str:
+        parts = [SOURCES[self.source].format(device=self.device), f"torch {self.torch}"]
+        if self.source == "recorded":
+            parts.append(self.date)
+        return " · ".join(parts + ([self.note] if self.note else []))
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Memory of a training run that really executed.
+
+    `breakdown` is by kind at the peak of the last step; `moments` names others: "end of forward" and "after loss"
+    (last micro-batch of the last step), and "end of step 1", "end of step 2", …. `counters` holds what the device
+    itself reported ("allocated", "reserved", "driver", in bytes); it is empty unless the run was live.
+    """
+
+    breakdown: MemoryBreakdown
+    moments: Mapping[str, MemoryBreakdown]
+    timeline: Timeline
+    provenance: Provenance
+    peak_event: int
+    allocations: Sequence[Allocation] = field(repr=False, default=())
+    losses: Sequence[float] = ()
+    counters: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def peak(self) -> int:
+        """Bytes allocated at the peak."""
+        return self.breakdown.total
+
+    @property
+    def peak_phase(self) -> str:
+        """The phase of the step that owns the peak."""
+        return self.breakdown.phase
+
+    @property
+    def source(self) -> str:
+        """"live", "simulated", "cpu" or "recorded"."""
+        return self.provenance.source
+
+    def alive_at(self, event: int) -> Iterator[Allocation]:
+        """The allocations alive when `event` events have happened."""
+        return (item for item in self.allocations if item.alive_at(event))
+
+    def largest(self, count: int = 10) -> list[Allocation]:
+        """The `count` largest allocations alive at the peak, largest first."""
+        return sorted(self.alive_at(self.peak_event), key=lambda item: -item.bytes)[:count]
+
+    def __str__(self) -> str:
+        return f"{self.breakdown}\n{self.provenance}"
+
+    def _repr_html_(self) -> str:
+        note = f"<p><small>{escape(str(self.provenance))}</small></p>"
+        return self.breakdown._repr_html_() + note
+
+    def summary(self) -> str:
+        """One line: the peak, the phase that owns it, and the provenance."""
+        return f"{format_bytes(self.peak, 'GB', 2)} at the peak, in {self.peak_phase} ({self.provenance})"
