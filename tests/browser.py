@@ -1,0 +1,278 @@
+"""JupyterLab in a real headless browser: start it, open a notebook, run every cell, look at what a learner sees.
+
+From a terminal: `python tests/browser.py NOTEBOOK OUT.png [--height PIXELS]` runs a copy of the notebook from top to
+bottom and writes what the page shows, as one picture or, with `--height`, as several of that height.
+"""
+
+import argparse
+import json
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from playwright.sync_api import Locator, Page, sync_playwright
+
+ROOT = Path(__file__).resolve().parent.parent
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "msedge")
+SETTINGS = {
+    "@jupyterlab/apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
+    "@jupyterlab/notebook-extension/tracker": {"windowingMode": "none"},
+}
+IDLE = "(ipykernel) | Idle"
+CODE_CELLS = ".jp-NotebookPanel:not(.lm-mod-hidden) .jp-CodeCell"
+SCROLLER = ".jp-NotebookPanel:not(.lm-mod-hidden) .jp-WindowedPanel-outer"
+TALLEST = 16_000
+"""Pixels: Chromium draws no picture taller than 16,384."""
+
+
+class BrowserProblem(Exception):
+    """JupyterLab or the browser did not do what was asked; the message says which and shows the log."""
+
+
+def find_browser() -> str | None:
+    """The path of an installed Chromium or Chrome, or None where there is none. COURSE_BROWSER names one."""
+    names = [os.environ["COURSE_BROWSER"]] if os.environ.get("COURSE_BROWSER") else BROWSERS
+    return next((path for name in names if (path := shutil.which(name))), None)
+
+
+@dataclass(frozen=True)
+class Server:
+    """A JupyterLab that is running: its address, the token that opens it, the folder that it shows."""
+
+    address: str
+    token: str
+    folder: Path
+
+    def url(self, notebook: str) -> str:
+        """The address that opens `notebook` (a path inside the folder) alone on the page."""
+        return f"{self.address}/doc/tree/{notebook}?token={self.token}"
+
+
+@contextmanager
+def jupyter_lab(folder: Path) -> Iterator[Server]:
+    """JupyterLab over `folder` with settings of its own, stopped at the end. Raises BrowserProblem if it won't start."""
+    with tempfile.TemporaryDirectory(prefix="course-lab-", ignore_cleanup_errors=True) as scratch:
+        server = Server(f"http://127.0.0.1:{_free_port()}", secrets.token_hex(16), folder)
+        log = Path(scratch, "jupyter.log")
+        with log.open("w") as stream:
+            process = subprocess.Popen(
+                _lab_command(server), cwd=folder, env=_lab_environment(Path(scratch)), stdout=stream, stderr=stream
+            )
+        try:
+            _wait_until_answering(server, process, log)
+            yield server
+        finally:
+            process.terminate()
+            try:
+                process.wait(timeout=15)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def _lab_command(server: Server) -> list[str]:
+    root = ["--allow-root"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
+    port = server.address.rpartition(":")[2]
+    return [
+        *(sys.executable, "-m", "jupyterlab", "--no-browser", "--ip=127.0.0.1", f"--port={port}"),
+        *("--ServerApp.port_retries=0", f"--IdentityProvider.token={server.token}"),
+        *(f"--ServerApp.root_dir={server.folder}", *root),
+    ]
+
+
+def _lab_environment(scratch: Path) -> dict[str, str]:
+    """Environment of a fresh learner's machine: no settings, no guesses, the simulated GPU."""
+    for name, settings in SETTINGS.items():
+        file = scratch / "settings" / f"{name}.jupyterlab-settings"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(settings))
+    own = {
+        "JUPYTER_CONFIG_DIR": scratch / "config",
+        "JUPYTER_RUNTIME_DIR": scratch / "runtime",
+        "JUPYTERLAB_SETTINGS_DIR": scratch / "settings",
+        "JUPYTERLAB_WORKSPACES_DIR": scratch / "workspaces",
+        "IPYTHONDIR": scratch / "ipython",
+        "COURSE_HOME": scratch / "course",
+    }
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "COURSE_SOURCE": "simulated", "PYTHONPATH": path, **{k: str(v) for k, v in own.items()}}
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _wait_until_answering(server: Server, process: subprocess.Popen, log: Path, seconds: float = 90) -> None:
+    request = urllib.request.Request(f"{server.address}/api/status?token={server.token}")
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    deadline = time.monotonic() + seconds
+    while process.poll() is None and time.monotonic() < deadline:
+        try:
+            with direct.open(request, timeout=5):
+                return
+        except (urllib.error.URLError, OSError):  # nobody listens yet
+            time.sleep(0.2)
+    raise BrowserProblem(f"JupyterLab did not start within {seconds:.0f} s:\n{log.read_text()[-2000:]}")
+
+
+@contextmanager
+def browser_page(width: int = 1280, height: int = 900) -> Iterator[Page]:
+    """An empty page of a headless browser. Raises BrowserProblem where no browser is installed."""
+    executable = find_browser()
+    if executable is None:
+        raise BrowserProblem(f"no browser found; install Chromium or Chrome (looked for {', '.join(BROWSERS)})")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=executable, args=["--no-sandbox", "--no-proxy-server", "--disable-gpu"]
+        )
+        page = browser.new_page(viewport={"width": width, "height": height})
+        try:
+            yield page
+        finally:
+            browser.close()
+
+
+def open_notebook(page: Page, server: Server, notebook: str, seconds: float = 90) -> None:
+    """Open `notebook` and wait until its kernel is connected and idle: a run asked for earlier is silently lost."""
+    page.goto(server.url(notebook), timeout=seconds * 1000)
+    page.locator(CODE_CELLS).first.wait_for(timeout=seconds * 1000)
+    page.locator(".jp-StatusBar-Widget, #jp-main-statusbar").get_by_text(IDLE).first.wait_for(timeout=seconds * 1000)
+
+
+def run_all(page: Page, seconds: float = 180) -> None:
+    """Run every cell and wait until the last has finished, or one has failed. Raises BrowserProblem when it takes longer."""
+    page.locator(".lm-MenuBar-item", has_text="Edit").first.wait_for()
+    page.get_by_role("menuitem", name="Run", exact=True).click()
+    page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        page.wait_for_timeout(300)
+        waiting = _prompts(page, "[*]:")
+        if not waiting and _is_idle(page) and (not _prompts(page, "[ ]:") or cell_errors(page)):
+            page.wait_for_timeout(500)  # the last output is drawn
+            return
+    raise BrowserProblem(f"cells still waiting after {seconds:.0f} s: {_prompts(page, '[*]:') + _prompts(page, '[ ]:')}")
+
+
+def _prompts(page: Page, prompt: str) -> list[str]:
+    """The first line of each code cell that has something in it and shows `prompt`."""
+    script = """(cells, prompt) => cells
+        .filter(cell => cell.querySelector('.jp-InputPrompt')?.textContent.trim() === prompt)
+        .map(cell => cell.querySelector('.jp-InputArea-editor')?.innerText.split('\\n')[0].trim() ?? '')
+        .filter(line => line.length)"""
+    return page.locator(CODE_CELLS).evaluate_all(script, prompt)
+
+
+def _is_idle(page: Page) -> bool:
+    return page.get_by_text(IDLE).count() > 0
+
+
+def cell_errors(page: Page) -> list[str]:
+    """The text of every error and every line on stderr that the notebook shows."""
+    kinds = "application/vnd.jupyter.error", "application/vnd.jupyter.stderr"
+    selector = ", ".join(f'{CODE_CELLS} [data-mime-type="{kind}"]' for kind in kinds)
+    return page.locator(selector).all_inner_texts()
+
+
+def sliders(page: Page) -> Locator:
+    """Every slider on the page, in order; each takes the arrow keys when focused."""
+    return page.locator(f'{CODE_CELLS} .jp-OutputArea [role="slider"], {CODE_CELLS} .jp-OutputArea input[type="range"]')
+
+
+def cell_of(locator: Locator) -> Locator:
+    """The code cell that `locator` is part of."""
+    return locator.locator("xpath=ancestor::*[contains(concat(' ', @class, ' '), ' jp-CodeCell ')][1]")
+
+
+def picture(cell: Locator) -> str:
+    """What a cell draws: the markup of all its SVGs and the text of its HTML outputs."""
+    return cell.locator(".jp-OutputArea").first.evaluate(
+        "area => [...area.querySelectorAll('svg, .widget-html-content')].map(e => e.outerHTML).join('\\n')"
+    )
+
+
+def redraw_milliseconds(page: Page, slider: Locator, key: str) -> float:
+    """Milliseconds from `key` on the focused `slider` to the first change of the picture in its cell.
+
+    The page's own clock is read, from the key event to the change of the document, so that the driver's overhead does
+    not count. Raises BrowserProblem when nothing changes within 5 s.
+    """
+    area = cell_of(slider).locator(".jp-OutputArea").first
+    slider.focus()
+    area.evaluate("""area => { window.courseRedraw = new Promise(done => {
+        let pressed = null;
+        document.addEventListener('keydown', () => { pressed = performance.now(); }, {capture: true, once: true});
+        const watcher = new MutationObserver(changes => {
+            const drawn = changes.some(change => change.target.closest?.('.widget-html-content, svg'));
+            if (pressed !== null && drawn) { watcher.disconnect(); done(performance.now() - pressed); }
+        });
+        watcher.observe(area, {subtree: true, childList: true, attributes: true});
+        setTimeout(() => { watcher.disconnect(); done(null); }, 5000);
+    }); }""")
+    page.keyboard.press(key)
+    elapsed = page.evaluate("window.courseRedraw")
+    if elapsed is None:
+        raise BrowserProblem(f"the picture did not change within 5 s of {key}")
+    return elapsed
+
+
+def screenshot(page: Page, path: Path, height: int | None = None) -> list[Path]:
+    """Pictures of the whole notebook: one at `path`, or several of `height` pixels at `path` with -1, -2 … added."""
+    width = page.viewport_size["width"] if page.viewport_size else 1280
+    page.locator(SCROLLER).first.wait_for()
+    content = page.evaluate(f"() => document.querySelector('{SCROLLER}').scrollHeight")
+    frame = page.evaluate(f"() => window.innerHeight - document.querySelector('{SCROLLER}').clientHeight")
+    tall = min(content, height or TALLEST, TALLEST)
+    page.set_viewport_size({"width": width, "height": int(tall + frame)})
+    page.wait_for_timeout(500)
+    starts = range(0, int(content), int(tall))
+    paths = [path if len(starts) == 1 else path.with_stem(f"{path.stem}-{i + 1}") for i in range(len(starts))]
+    for start, target in zip(starts, paths, strict=True):
+        page.evaluate(f"() => {{ document.querySelector('{SCROLLER}').scrollTop = {start}; }}")
+        page.wait_for_timeout(300)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        page.screenshot(path=target)
+    return paths
+
+
+def copy_course(target: Path) -> None:
+    """Copy the notebooks, exercises and solutions of this repository to `target`, where they may be changed."""
+    for folder in ("notebooks", "exercises", "solutions"):
+        shutil.copytree(ROOT / folder, target / folder, ignore=shutil.ignore_patterns(".ipynb_checkpoints"))
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a copy of one notebook in the browser and write pictures of it. Returns 1 when a cell failed, else 0."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("notebook", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--height", type=int, help="pixels of each picture; without it one picture shows everything")
+    parser.add_argument("--width", type=int, default=1280)
+    parser.add_argument("--as-stored", action="store_true", help="do not run it: show the outputs that it holds")
+    options = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory(prefix="course-notebook-") as folder, browser_page(options.width) as page:
+        shutil.copy(options.notebook, folder)
+        with jupyter_lab(Path(folder)) as server:
+            open_notebook(page, server, options.notebook.name)
+            if not options.as_stored:
+                run_all(page)
+            failures = cell_errors(page)
+            paths = screenshot(page, options.out, options.height)
+    print("\n".join([*map(str, paths), *failures]))
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
