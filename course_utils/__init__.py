@@ -1,0 +1,40 @@
+"""Where every byte of a training step goes: estimated from formulas, measured from a step that really runs.
+
+One noun, `TrainingRun`; two verbs, `estimate` and `measure`; one result to lay side by side, `MemoryBreakdown`.
+"""
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "TransformerConfig": "models",
+    "PRESETS": "models",
+    "GPUS": "gpus",
+    "gpu": "gpus",
+    "TrainingRun": "run",
+    "MemoryBreakdown": "breakdown",
+    "KINDS": "breakdown",
+    "Measurement": "measurement",
+    "estimate": "estimate",
+    "moments": "estimate",
+    "measure": "measure",
+    "compare": "measure",
+    "format_bytes": "units",
+    "parse_bytes": "units",
+}
+
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name):
+    # Imported when first asked for: `import course_utils` starts no torch, and runs on a Python too old for the rest.
+    if name not in _HOME:
+        raise AttributeError("course_utils has no " + repr(name) + "; it offers " + ", ".join(__all__))
+    from importlib import import_module
+
+    value = getattr(import_module("." + _HOME[name], __name__), name)
+    globals()[name] = value  # `estimate` and `measure` are functions here, though packages of that name hold them
+    return value
+
+
+def __dir__():
+    return __all__

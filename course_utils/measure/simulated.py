@@ -1,0 +1,227 @@
+"""A GPU that is not there: the genuine eager step on fake CUDA tensors, dispatched, differentiated and freed as on a real one.
+
+torch's FakeTensorMode gives tensors that have a shape, a dtype and the device "cuda", but no memory. Three things keep it from working
+without a GPU, and this file mends each; `self_test` runs a small step to prove it.
+
+1. The CPU build has no device guard for CUDA, and its CUDA hooks say that CUDA was not built, so backward refuses.
+2. A CUDA build without a GPU has both, but backward asks the hooks for a device's context.
+3. The CPU build lacks three CUDA kernels whose operators it then takes apart; on a GPU each is one kernel.
+
+To be removed when FakeTensorMode supports backward on "cuda" without a GPU (pytorch/pytorch pull requests 160532, 163187).
+"""
+
+import contextlib
+import ctypes
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.optim import optimizer as torch_optimizer
+
+CUDA, META = 1, 14
+"""c10::DeviceType."""
+GUARD_TYPE, GUARD_DEVICE_COUNT = 0, 15
+"""Slots of c10::impl::DeviceGuardImplInterface's table of virtual functions, in the order of its header."""
+HOOKS_IS_BUILT, HOOKS_HAS_CONTEXT = 2, 4
+"""Slots of at::AcceleratorHooksInterface's table; the first two are its destructors."""
+
+_kept_alive: list[Any] = []
+
+
+class SimulationUnavailable(RuntimeError):
+    """This build of torch, or this platform, cannot simulate a GPU; the message says why."""
+
+
+@cache
+def availability() -> tuple[bool, str]:
+    """Whether a GPU can be simulated here, and how, or why not: (True, "CPU build of torch …") or (False, reason)."""
+    try:
+        return True, self_test()
+    except SimulationUnavailable as error:
+        return False, str(error)
+
+
+def self_test() -> str:
+    """Run a forward and backward of one linear layer on the simulated GPU; returns which build that was on.
+
+    Raises SimulationUnavailable if it fails or gives other gradients than it should.
+    """
+    how = _enable()
+    with simulated_gpu("flash"):
+        weight = torch.empty(4, 8, device="cuda", requires_grad=True)
+        torch.nn.functional.rms_norm(torch.empty(2, 8, device="cuda") @ weight.t(), (4,)).sum().backward()
+        gradient = weight.grad
+    if gradient is None or gradient.shape != (4, 8) or gradient.device.type != "cuda":
+        raise SimulationUnavailable(f"a simulated backward gave no gradient on torch {torch.__version__}")
+    return how
+
+
+@cache
+def _enable() -> str:
+    """Once per process, before its first backward: the autograd engine counts devices only then."""
+    if torch.cuda.is_available():
+        return "fake tensors beside a real GPU"
+    if sys.platform == "win32":
+        raise SimulationUnavailable("simulating a GPU needs Linux or macOS: on Windows torch's libraries are laid out differently")
+    try:
+        if torch.backends.cuda.is_built():
+            _patch_hooks({HOOKS_HAS_CONTEXT: _answer_no(ctypes.c_bool, ctypes.c_int8)})
+            return "CUDA build of torch without a GPU"
+        _register_device_guard()
+        _patch_hooks({HOOKS_IS_BUILT: _address(_library("torch_cpu")._ZN2at7Context9hasOpenMPEv), HOOKS_HAS_CONTEXT: None})
+    except (AttributeError, OSError, ValueError) as error:
+        raise SimulationUnavailable(f"torch {torch.__version__} is laid out in a way this course does not know: {error}") from error
+    _register_missing_kernels()
+    return "CPU build of torch"
+
+
+# The tables of virtual functions
+
+
+def _library(name: str) -> ctypes.CDLL:
+    suffix = "dylib" if sys.platform == "darwin" else "so"
+    return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / f"lib{name}.{suffix}"))
+
+
+def _address(function: Any) -> int:
+    address = ctypes.cast(function, ctypes.c_void_p).value
+    if address is None:
+        raise SimulationUnavailable("a function of torch's libraries has no address")
+    return address
+
+
+def _answer_no(result: Any, *arguments: Any) -> int:
+    function = ctypes.CFUNCTYPE(result, ctypes.c_void_p, *arguments)(lambda *_: 0)
+    _kept_alive.append(function)
+    return _address(function)
+
+
+def _table_with(instance: int, changes: dict[int, int], slots: int) -> int:
+    """A copy of `instance`'s table of virtual functions with some slots changed; returns where its functions begin.
+
+    Two words before the functions (offset to top, type information) belong to the table (Itanium C++ ABI, section 2.5.2).
+    """
+    functions = ctypes.cast(instance, ctypes.POINTER(ctypes.c_void_p))[0]
+    words = (ctypes.c_void_p * (slots + 2)).from_address(functions - 2 * ctypes.sizeof(ctypes.c_void_p))
+    copy = (ctypes.c_void_p * (slots + 2))(*words)
+    for slot, function in changes.items():
+        copy[slot + 2] = function
+    _kept_alive.append(copy)
+    return ctypes.addressof(copy) + 2 * ctypes.sizeof(ctypes.c_void_p)
+
+
+def _register_device_guard() -> None:
+    """Give the CUDA slot the no-op guard that a CUDA build without a GPU has.
+
+    torch makes that guard itself where it finds one that counts no devices: so one is lent for a moment, a copy of the
+    `meta` device's that answers 0.
+    """
+    c10 = _library("c10")
+    table = (ctypes.c_void_p * 32).in_dll(c10, "_ZN3c104impl26device_guard_impl_registryE")
+    functions = ctypes.cast(table[META], ctypes.POINTER(ctypes.POINTER(ctypes.c_void_p)))[0]
+
+    def ask(slot: int) -> int:
+        return ctypes.CFUNCTYPE(ctypes.c_int8, ctypes.c_void_p)(functions[slot])(table[META])
+
+    if ask(GUARD_TYPE) != META or ask(GUARD_DEVICE_COUNT) != 1:
+        raise SimulationUnavailable(f"torch {torch.__version__} lays out its device guards in an unknown way")
+    lent = ctypes.c_void_p(_table_with(table[META], {GUARD_DEVICE_COUNT: _answer_no(ctypes.c_int8)}, slots=32))
+    _kept_alive.append(lent)
+    register = getattr(c10, "_ZN3c104impl19registerDeviceGuardENS_10DeviceTypeEPKNS0_24DeviceGuardImplInterfaceE")
+    register.argtypes, register.restype = [ctypes.c_int8, ctypes.c_void_p], None
+    register(CUDA, ctypes.addressof(lent))
+    torch._C._ensureCUDADeviceGuardSet()
+    if table[CUDA] == ctypes.addressof(lent):
+        raise SimulationUnavailable(f"torch {torch.__version__} did not replace the lent device guard by its own")
+
+
+def _patch_hooks(changes: dict[int, int | None]) -> None:
+    """Change what the CUDA hooks answer. None stands for the old answer of "is CUDA built?", which is no."""
+    get = _library("torch_cpu")._ZN2at6detail12getCUDAHooksEv
+    get.restype = ctypes.c_void_p
+    hooks = get()
+    functions = ctypes.cast(ctypes.cast(hooks, ctypes.POINTER(ctypes.c_void_p))[0], ctypes.POINTER(ctypes.c_void_p))
+    answers = {slot: functions[HOOKS_IS_BUILT] if answer is None else answer for slot, answer in changes.items()}
+    if HOOKS_IS_BUILT in changes and not _library("torch_cpu")._ZN2at7Context9hasOpenMPEv() & 1:
+        raise SimulationUnavailable("this torch is built without OpenMP, whose question serves as one that answers yes")
+    ctypes.cast(hooks, ctypes.POINTER(ctypes.c_void_p))[0] = _table_with(hooks, answers, slots=96)
+
+
+def _register_missing_kernels() -> None:
+    """Output shapes of the three CUDA kernels that the CPU build lacks, under the CUDA key.
+
+    Without them RMSNorm is taken apart and keeps two fp32 copies that no GPU keeps. The list is complete for torch 2.13.
+    """
+    half = (torch.float16, torch.bfloat16)
+
+    def rms_norm(x: torch.Tensor, shape: Any, weight: Any = None, eps: Any = None) -> tuple[torch.Tensor, torch.Tensor]:
+        rows = [*x.shape[: x.dim() - len(shape)], *[1] * len(shape)]
+        return torch.empty_like(x), x.new_empty(rows, dtype=torch.float32 if x.dtype in half else x.dtype)
+
+    library = torch.library.Library("aten", "IMPL")
+    _kept_alive.append(library)
+    library.impl("_fused_rms_norm", rms_norm, "CUDA")
+    for operator in ("silu_backward", "mish_backward"):
+        library.impl(operator, lambda gradient, x: torch.empty_like(x), "CUDA")
+
+
+# The step's surroundings
+
+
+@contextlib.contextmanager
+def simulated_gpu(attention: str) -> Iterator[None]:
+    """Inside, every tensor on "cuda" is fake and `attention` ("flash", "efficient", "eager") is the kernel that runs.
+
+    Raises SimulationUnavailable where torch cannot do it.
+    """
+    _enable()
+    with contextlib.ExitStack() as stack:
+        enter = stack.enter_context
+        # Autocast and GradScaler switch themselves off unless told that CUDA is there.
+        enter(mock.patch("torch.cuda.amp.common.amp_definitely_not_available", lambda: False))
+        enter(mock.patch("torch.cuda.is_bf16_supported", lambda *_, **__: True))
+        # GradScaler reads on the host whether gradients are finite; fake ones have no value, so it always steps.
+        enter(mock.patch("torch.amp.GradScaler._maybe_opt_step", _always_step))
+        enter(mock.patch("torch.nn.functional.scaled_dot_product_attention", _attention_function(attention)))
+        # foreach=None looks at the exact type of the parameters, which is FakeTensor here.
+        supported = [*torch_optimizer._foreach_supported_types, FakeTensor]
+        enter(mock.patch.object(torch_optimizer, "_foreach_supported_types", supported))
+        enter(torch.autograd.set_multithreading_enabled(False))  # an idle device thread can abort at exit
+        enter(FakeTensorMode())
+        yield
+
+
+def _always_step(scaler: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
+    return optimizer.step(*args, **kwargs)
+
+
+def _attention_function(kernel: str) -> Callable[..., torch.Tensor]:
+    """`scaled_dot_product_attention` that calls one kernel: on fake tensors torch would fall back to plain mathematics.
+
+    Patched as a function, not by a TorchFunctionMode, which is off during backward: recomputation would differ.
+    """
+
+    def attention(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: Any = None, dropout_p: float = 0.0,
+        is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+    ) -> torch.Tensor:  # fmt: skip
+        if torch.is_autocast_enabled("cuda"):  # the whole is on autocast's 16-bit list, its parts are not
+            q, k, v = (tensor.to(torch.get_autocast_dtype("cuda")) for tensor in (q, k, v))
+        if kernel == "flash":
+            return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal, False, scale=scale)[0]
+        if kernel != "efficient":
+            raise ValueError(f"no simulated kernel for attention {kernel!r}; known: flash, efficient")
+        if enable_gqa:
+            groups = q.size(1) // k.size(1)
+            k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+        needs_gradient = torch.is_grad_enabled() and q.requires_grad
+        return torch.ops.aten._scaled_dot_product_efficient_attention(
+            q, k, v, attn_mask, needs_gradient, dropout_p, is_causal, scale=scale
+        )[0]
+
+    return attention

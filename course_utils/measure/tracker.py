@@ -1,0 +1,244 @@
+"""Every storage's birth and death during a genuine eager step, by kind: the same on a GPU, a simulated GPU and the CPU.
+
+A dispatch mode sees each operator's outputs; a weak reference on each new storage sees it die. What a storage was *for* is settled
+afterwards, from what it was bound to (a parameter, its `.grad`, an optimizer's state, an input) and when it died.
+"""
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from ..breakdown import MemoryBreakdown
+from ..measurement import Allocation, Mark, Timeline
+from ..units import round_up
+
+aten = torch.ops.aten
+
+FORWARD = ("forward", "loss")
+"""Phases of one pass through the network: what outlives both was kept for backward."""
+
+
+@dataclass(slots=True, eq=False)
+class Storage:
+    """One storage from birth to death; `born` and `died` are serial numbers of events."""
+
+    bytes: int
+    shape: tuple[int, ...]
+    dtype: str
+    operation: str
+    module: str
+    phase: str
+    step: int
+    micro_batch: int
+    recomputation: int
+    born: int
+    died: int | None = None
+    kept: bool = True
+    bound: str = ""
+
+    @property
+    def kind(self) -> str:
+        if self.bound:
+            return self.bound
+        made_by_forward = self.phase in FORWARD or self.recomputation
+        return "activations" if made_by_forward and self.kept else "temporaries"
+
+
+class Tracker(TorchDispatchMode):
+    """Tracks the storages of one device type while it is entered. Read it through `timeline`, `at`, `allocations`."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self.device = device
+        self.storages: list[Storage] = []
+        self.events: list[tuple[int, Storage]] = []
+        self.marks: list[Mark] = []
+        self.phase, self.step, self.micro_batch = "", 0, 0
+        self._live: dict[int, tuple[Storage, weakref.ref]] = {}
+        self._recomputation = 0
+        self._recomputing = False
+        self._modules: list[str] = [""]
+        self._hooks: list[Any] = []
+        self._join: tuple[Storage, Storage] | None = None
+        self._closed = False
+
+    # Recording
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(kind.__name__ == "DTensor" for kind in types):
+            return NotImplemented  # let it become operators on local tensors first
+        self._notice_recomputation()
+        out = func(*args, **(kwargs or {}))
+        newest = None
+        for value in out if isinstance(out, (tuple, list)) else (out,):
+            for tensor in tree_leaves(value) if isinstance(value, (tuple, list)) else (value,):
+                if isinstance(tensor, torch.Tensor):
+                    newest = self._see(tensor, func) or newest
+        if newest is not None:
+            self._recognize(func, args, newest)
+        return out
+
+    def _notice_recomputation(self) -> None:
+        """Autograd runs backward with gradients off; a checkpoint turns them on to run its forward again."""
+        recomputing = self.phase == "backward" and torch.is_grad_enabled()
+        if recomputing and not self._recomputing:
+            self._recomputation += 1
+        self._recomputing = recomputing
+
+    def _see(self, tensor: torch.Tensor, func: Any = None) -> Storage | None:
+        """The Storage just born with this tensor; None if it is a view of a known one, empty, or on another device."""
+        if tensor.device.type != self.device:
+            return None
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._live or storage.nbytes() == 0:
+            return None
+        born = Storage(
+            round_up(storage.nbytes()), tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."),
+            _operation(func), self._modules[-1], self.phase, self.step, self.micro_batch,
+            self._recomputation if self._recomputing else 0, len(self.events),
+        )  # fmt: skip
+        self.storages.append(born)
+        self.events.append((born.bytes, born))
+        self._live[key] = (born, weakref.ref(storage, lambda _, key=key: self._free(key)))
+        return born
+
+    def _free(self, key: int) -> None:
+        storage, _ = self._live.pop(key)
+        if self._closed:
+            return
+        if self._join is not None and self._join[0] is storage:
+            self._undo_join(*self._join)
+            return
+        storage.died = len(self.events)
+        storage.kept = self._outlived_its_pass(storage)
+        self.events.append((-storage.bytes, storage))
+
+    def _outlived_its_pass(self, storage: Storage) -> bool:
+        if storage.recomputation:
+            return not (self._recomputing and storage.recomputation == self._recomputation)
+        return not (self.phase in FORWARD and (self.step, self.micro_batch) == (storage.step, storage.micro_batch))
+
+    def _recognize(self, func: Any, args: Any, newest: Storage) -> None:
+        """Note what only the operator can tell: autocast's copy of a weight, and two gradients being joined."""
+        source = self._known(args[0]) if args and isinstance(args[0], torch.Tensor) else None
+        if source is None:
+            return
+        if func is aten._to_copy.default and source.bound == "parameters" and (self.phase in FORWARD or self._recomputing):
+            newest.bound = "weight_copies"
+        joining = func is aten.add.Tensor and self.phase == "backward" and not self._recomputing
+        self._join = (source, newest) if joining and source.bytes == newest.bytes and not args[0]._is_view() else None
+
+    def _undo_join(self, old: Storage, new: Storage) -> None:
+        """Under any dispatch mode autograd adds two gradients out of place, without one in place of the older.
+
+        It is the observer's effect: the older storage dies at once, so the newer one is what it would have become.
+        Condition of removal: torch's `InputBuffer::accumulate` no longer looks at the dispatch modes.
+        """
+        self._join = None
+        position = new.born
+        del self.events[position]
+        for size, storage in self.events[position:]:
+            if size < 0 and storage.died is not None:
+                storage.died -= 1
+            else:
+                storage.born -= 1
+        self.storages.remove(new) if self.storages[-1] is not new else self.storages.pop()
+        for key, (storage, reference) in self._live.items():
+            if storage is new:
+                self._live[key] = (old, reference)
+                break
+
+    def _known(self, tensor: torch.Tensor) -> Storage | None:
+        if tensor.device.type != self.device:
+            return None
+        found = self._live.get(tensor.untyped_storage()._cdata)
+        return found[0] if found else None
+
+    # Binding storages to what they are for
+
+    def bind(self, kind: str, tensors: Iterable[Any]) -> None:
+        """Say that these tensors' storages are of `kind`, whenever they were born."""
+        for tensor in tensors:
+            if isinstance(tensor, torch.Tensor):
+                self._see(tensor)
+                storage = self._known(tensor)
+                if storage is not None:
+                    storage.bound = kind
+
+    def watch(self, network: torch.nn.Module, states: Callable[[], Iterable[Any]]) -> None:
+        """Follow a network's parameters, gradients and modules; `states` lists the optimizer's tensors when asked."""
+        self._states = states
+        self.bind("parameters", network.parameters())
+        self.bind("optimizer_states", states())
+        for parameter in network.parameters():
+            if parameter.requires_grad:
+                hook = parameter.register_post_accumulate_grad_hook(lambda p: self.bind("gradients", [p.grad]))
+                self._hooks.append(hook)
+        for name, module in network.named_modules():
+            self._hooks.append(module.register_forward_pre_hook(lambda *_, name=name: self._modules.append(name)))
+            self._hooks.append(module.register_forward_hook(lambda *_: self._leave_module(), always_call=True))
+
+    def _leave_module(self) -> None:
+        self._modules.pop()
+
+    def bind_states(self) -> None:
+        """Bind the optimizer's tensors: call it at the end of its step, when new ones have appeared."""
+        self.bind("optimizer_states", self._states())
+
+    @contextmanager
+    def in_phase(self, phase: str) -> Iterator[None]:
+        """Name what happens inside."""
+        self.phase = phase
+        self.marks.append(Mark(len(self.events), self.step, phase))
+        yield
+
+    def __exit__(self, *error: Any) -> None:
+        self._closed = True
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        super().__exit__(*error)
+
+    # Reading
+
+    def timeline(self) -> Timeline:
+        """Every allocation and free so far, with its kind."""
+        return Timeline([(size, storage.kind) for size, storage in self.events], list(self.marks))
+
+    def peak_event(self, since: int = 0) -> int:
+        """How many events had happened when the most bytes were allocated, counting from event `since` on."""
+        now, peak, event = 0, -1, since
+        for index, (size, _) in enumerate(self.events):
+            now += size
+            if index >= since and now > peak:
+                peak, event = now, index + 1
+        return event
+
+    def at(self, event: int, label: str = "") -> MemoryBreakdown:
+        """Bytes by kind when `event` events had happened."""
+        sizes: Counter[str] = Counter()
+        for size, storage in self.events[:event]:
+            sizes[storage.kind] += size
+        phases = [mark.phase for mark in self.marks if mark.event < event]
+        return MemoryBreakdown(dict(sizes), phase=phases[-1] if phases else "", label=label)
+
+    def allocations(self) -> list[Allocation]:
+        """Every storage, in order of birth."""
+        return [
+            Allocation(
+                item.kind, item.bytes, item.shape, item.dtype, item.operation, item.module, item.phase, item.step, item.born, item.died
+            )
+            for item in self.storages
+        ]
+
+
+def _operation(func: Any) -> str:
+    return str(func).removeprefix("aten.").rsplit(".", 1)[0] if func is not None else "set-up"
