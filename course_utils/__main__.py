@@ -1,0 +1,45 @@
+"""The front door: `python3 -m course_utils lab`, `test`, `doctor` and the rest.
+
+This file has to run on any Python that a machine may have, so that one too old is told so in words: no annotations, no
+f-strings, nothing imported from the course before the check.
+"""
+
+import sys
+
+OLDEST = (3, 11)
+CANDIDATES = ("python3.14", "python3.13", "python3.12", "python3.11")
+
+
+def refusal(version, arguments, find):
+    """What to tell the user of a Python as old as `version`, or None if it is new enough.
+
+    `arguments` are those of the command line; `find` looks up a program by name and returns its path or None.
+    """
+    if tuple(version[:2]) >= OLDEST:
+        return None
+    old = "Python %d.%d is too old for this course" % (version[0], version[1])
+    for candidate in CANDIDATES:
+        if find(candidate):
+            return "%s, but a newer one is here: run `%s`." % (old, " ".join([candidate, "-m course_utils"] + arguments))
+    return (
+        old + ": install Python 3.11 or newer (python.org has it for every system), "
+        "then run the same command with that one."
+    )
+
+
+def find_program(name):
+    """The path of a program, or None; Python 2 has no `shutil.which` and finds nothing."""
+    import shutil
+
+    return getattr(shutil, "which", lambda _: None)(name)
+
+
+if __name__ == "__main__":
+    REFUSAL = refusal(sys.version_info, sys.argv[1:], find_program)
+    if REFUSAL:
+        sys.stderr.write(REFUSAL + "\n")
+        sys.exit(1)
+
+    from course_utils.front_door import main
+
+    sys.exit(main(sys.argv[1:]))

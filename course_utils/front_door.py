@@ -1,0 +1,253 @@
+"""What `python3 -m course_utils …` can do, command by command. Standard library only until the environment exists."""
+
+import inspect
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import get_args
+
+from .environment import Home, interpreter, is_ready, remembered, torch_choice
+from .pip_runner import SetupError
+
+ROOT = Path(__file__).resolve().parent.parent
+FIRST_LESSON = "notebooks/00_start_here.ipynb"
+SETTINGS = Path(__file__).resolve().parent / "jupyterlab_settings"
+"""A settings directory for JupyterLab: no question about news, no check for updates."""
+
+SAME_ANSWERS = {"COURSE_SOURCE": "simulated", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+"""What makes notebooks print the same on every machine: simulated measurements, one thread for each kernel."""
+
+TEST_TARGETS = ("tests", "notebooks", "solutions")
+TEST_OPTIONS = (
+    "-n", "2", "--dist", "loadfile", "--nbval", "--nbval-current-env",
+    "--nbval-sanitize-with", "tests/nbval_sanitize.cfg", "--nbval-cell-timeout=120",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Command:
+    """One thing that the front door does: `run` takes the arguments after the name and returns an exit code."""
+
+    summary: str
+    run: Callable[[list[str]], int]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the command line and returns its exit code: 1, with one sentence on stderr, for what cannot be done."""
+    try:
+        return dispatch(list(arguments))
+    except SetupError as problem:
+        print(problem, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nStopped.", file=sys.stderr)
+        return 130
+
+
+def dispatch(arguments: list[str]) -> int:
+    """Runs the command that the first argument names; without one, says what there is. Raises SetupError for another name."""
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0
+    name, *rest = arguments
+    if name not in COMMANDS:
+        close = get_close_matches(name, COMMANDS, n=1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        raise SetupError(f"There is no command {name!r}: {hint}Known are {', '.join(COMMANDS)}.")
+    return COMMANDS[name].run(rest)
+
+
+def usage() -> str:
+    """The commands, one a line."""
+    rows = [f"  {name:<9} {command.summary}" for name, command in COMMANDS.items()]
+    return "\n".join(
+        [
+            "Where Did the GPU Memory Go? A course that accounts for every byte of a training step.",
+            "",
+            "python3 -m course_utils COMMAND [options]",
+            "",
+            *rows,
+            "",
+            "lab, test, build and lint make the course's own environment in .venv when they first need it;",
+            "with --here they use the Python that runs them. COURSE_TORCH=cpu or cuda chooses the torch build.",
+        ]
+    )
+
+
+def lab(arguments: list[str]) -> int:
+    """Opens JupyterLab on the first lesson; other options (`--no-browser`, `--port 9999`) are JupyterLab's."""
+    python, rest = prepare("lab", arguments)
+    return hand_over([str(python), "-m", "jupyterlab", *lab_options(), *rest], course_environment())
+
+
+def lab_options() -> list[str]:
+    """JupyterLab's options: the whole course in its file browser, the first lesson open, no pop-ups."""
+    options = [
+        f"--ServerApp.root_dir={ROOT}",
+        f"--LabApp.default_url=/lab/tree/{FIRST_LESSON}",
+        f"--LabApp.app_settings_dir={SETTINGS}",
+    ]
+    is_root = platform.system() == "Linux" and os.geteuid() == 0
+    return [*options, "--allow-root"] if is_root else options
+
+
+def test(arguments: list[str]) -> int:
+    """Runs the tests and re-executes the notebooks; other options and paths are pytest's."""
+    python, rest = prepare("test", arguments)
+    command = [str(python), "-m", "pytest", *TEST_OPTIONS, *test_targets(ROOT, rest), *rest]
+    return hand_over(command, course_environment(SAME_ANSWERS))
+
+
+def test_targets(root: Path, arguments: Sequence[str]) -> list[str]:
+    """What pytest should look at: nothing to add if the arguments name a path, else everything there is."""
+    if any(not item.startswith("-") and (root / item.split("::")[0]).exists() for item in arguments):
+        return []
+    return [name for name in TEST_TARGETS if (root / name).exists()]
+
+
+def build(arguments: list[str]) -> int:
+    """Makes notebooks, exercises and solutions from their sources; `--check` only compares."""
+    python, rest = prepare("test", arguments)
+    if not is_current(python):
+        return hand_over([str(python), "-m", "course_utils", "build", *rest], course_environment(SAME_ANSWERS))
+    from .authoring.build import main as build_notebooks
+
+    os.environ.update(SAME_ANSWERS)
+    return build_notebooks(rest)
+
+
+def lint(arguments: list[str]) -> int:
+    """Runs formatter, linter, type checker and spelling checker over the repository; 1 if any of them objects."""
+    python, rest = prepare("test", arguments)
+    if rest:
+        raise SetupError(f"lint takes no {rest[0]!r}: it checks the whole repository.")
+    failed = []
+    for name, command in checks(python):
+        print(f"{name} …", flush=True)
+        if subprocess.run(command, cwd=ROOT, check=False).returncode:
+            failed.append(name)
+    print(f"Not clean: {', '.join(failed)}" if failed else "All clean")
+    return 1 if failed else 0
+
+
+def checks(python: Path) -> list[tuple[str, list[str]]]:
+    """What `lint` runs: a name and a command line each."""
+    run = [str(python), "-m"]
+    return [
+        ("ruff check", [*run, "ruff", "check", "--quiet", "."]),
+        ("ruff format", [*run, "ruff", "format", "--check", "--quiet", "."]),
+        ("basedpyright", [*run, "basedpyright"]),
+        ("codespell", [*run, "codespell_lib"]),
+    ]
+
+
+def doctor(arguments: list[str]) -> int:
+    """Prints what this machine can do, looking from the course's environment where there is one."""
+    here, rest = take_flag(arguments, "--here")
+    if rest:
+        raise SetupError(f"doctor takes no {rest[0]!r}: run it alone, or with --here for the Python in use.")
+    home = Home(ROOT)
+    memory = remembered(home)
+    ready = is_ready(home, "lab", torch_choice(home.system, before=memory.get("torch", "")), memory)
+    if ready and not here and not is_current(home.python):
+        return hand_over([str(home.python), "-m", "course_utils", "doctor"], course_environment())
+    from .doctor import report
+
+    print(report())
+    return 0
+
+
+def estimate(arguments: list[str]) -> int:
+    """Prints what a training run is estimated to take; needs nothing but Python."""
+    from .estimate import estimate as estimate_bytes
+    from .run import TrainingRun
+
+    try:
+        run = TrainingRun(**run_choices(inspect.signature(TrainingRun), arguments))
+        print(run)
+        print(estimate_bytes(run))
+    except ValueError as problem:
+        raise SetupError(str(problem)) from None
+    return 0
+
+
+def run_choices(signature: inspect.Signature, arguments: Sequence[str]) -> dict[str, object]:
+    """The choices of a TrainingRun that a command line makes: the model first, then `--micro-batch 4` and the like.
+
+    Raises SetupError for an option that is none of the parameters, or has no value.
+    """
+    options = {f"--{name.replace('_', '-')}": name for name in signature.parameters if name != "model"}
+    words = [part for item in arguments for part in (item.split("=", 1) if item.startswith("--") else [item])]
+    if not words or words[0].startswith("-"):
+        raise SetupError(f"estimate needs a model first, as in: estimate gpt2-xl --micro-batch 32. {_listed(options)}")
+    choices: dict[str, object] = {"model": words[0]}
+    rest = iter(words[1:])
+    for option in rest:
+        if option not in options:
+            close = get_close_matches(option, options, n=1)
+            raise SetupError(f"estimate knows no {option!r}{f'; did you mean {close[0]}?' if close else '.'} {_listed(options)}")
+        value = next(rest, None)
+        if value is None:
+            raise SetupError(f"{option} needs a value after it.")
+        choices[options[option]] = _converted(signature.parameters[options[option]], value)
+    return choices
+
+
+def _listed(options: Mapping[str, str]) -> str:
+    return f"Options: {', '.join(options)}."
+
+
+def _converted(parameter: inspect.Parameter, text: str) -> object:
+    """The value in the parameter's type: a whole number where it wants one and can be had, text otherwise."""
+    wants_number = int in (parameter.annotation, *get_args(parameter.annotation))
+    return int(text) if wants_number and text.lstrip("+-").isdecimal() else text
+
+
+COMMANDS = {
+    "lab": Command("open the course in JupyterLab (options go to JupyterLab)", lab),
+    "test": Command("run all tests and notebooks (options and paths go to pytest)", test),
+    "doctor": Command("say what this machine can do", doctor),
+    "estimate": Command("estimate a training run: estimate gpt2-xl --micro-batch 32 --seq-len 1024", estimate),
+    "build": Command("make the notebooks from their sources (--check: only compare)", build),
+    "lint": Command("check format, style, types and spelling", lint),
+}
+
+
+# Getting into the environment
+
+
+def prepare(purpose: str, arguments: list[str]) -> tuple[Path, list[str]]:
+    """The Python to use, set up if need be, and the arguments without `--here`."""
+    here, rest = take_flag(arguments, "--here")
+    return interpreter(Home(ROOT), purpose, here), rest
+
+
+def take_flag(arguments: Sequence[str], flag: str) -> tuple[bool, list[str]]:
+    """Whether the flag is among the arguments, and the others."""
+    return flag in arguments, [item for item in arguments if item != flag]
+
+
+def is_current(python: Path) -> bool:
+    """Whether `python` is the interpreter that runs this, or the one of the environment that this runs in."""
+    return python == Path(sys.executable) or python.parent.parent.resolve() == Path(sys.prefix).resolve()
+
+
+def course_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Environment variables for what the front door starts: the course importable from any folder, and `extra`."""
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **(extra or {})}
+
+
+def hand_over(command: list[str], environment: Mapping[str, str], system: str = platform.system()) -> int:
+    """Goes on as `command`, in the repository's root; on Windows, which cannot, runs it and returns its exit code."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if system != "Windows":
+        os.chdir(ROOT)
+        os.execve(command[0], command, dict(environment))
+    return subprocess.run(command, cwd=ROOT, env=dict(environment), check=False).returncode
