@@ -61,7 +61,7 @@ class Server:
 
 @contextmanager
 def jupyter_lab(folder: Path) -> Iterator[Server]:
-    """JupyterLab over `folder` with settings of its own, stopped at the end. Raises BrowserProblem if it won't start."""
+    """JupyterLab over `folder` with fresh settings, stopped at the end. Raises BrowserProblem if it does not start."""
     with tempfile.TemporaryDirectory(prefix="course-lab-", ignore_cleanup_errors=True) as scratch:
         server = Server(f"http://127.0.0.1:{_free_port()}", secrets.token_hex(16), folder)
         log = Path(scratch, "jupyter.log")
@@ -152,7 +152,7 @@ def open_notebook(page: Page, server: Server, notebook: str, seconds: float = 90
 
 
 def run_all(page: Page, seconds: float = 180) -> None:
-    """Run every cell and wait until the last has finished, or one has failed. Raises BrowserProblem when it takes longer."""
+    """Run every cell and wait until all have finished or one has failed. Raises BrowserProblem after `seconds`."""
     page.locator(".lm-MenuBar-item", has_text="Edit").first.wait_for()
     page.get_by_role("menuitem", name="Run", exact=True).click()
     page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
@@ -163,7 +163,9 @@ def run_all(page: Page, seconds: float = 180) -> None:
         if not waiting and _is_idle(page) and (not _prompts(page, "[ ]:") or cell_errors(page)):
             page.wait_for_timeout(500)  # the last output is drawn
             return
-    raise BrowserProblem(f"cells still waiting after {seconds:.0f} s: {_prompts(page, '[*]:') + _prompts(page, '[ ]:')}")
+    raise BrowserProblem(
+        f"cells still waiting after {seconds:.0f} s: {_prompts(page, '[*]:') + _prompts(page, '[ ]:')}"
+    )
 
 
 def _prompts(page: Page, prompt: str) -> list[str]:
@@ -198,9 +200,8 @@ def cell_of(locator: Locator) -> Locator:
 
 def picture(cell: Locator) -> str:
     """What a cell draws: the markup of all its SVGs and the text of its HTML outputs."""
-    return cell.locator(".jp-OutputArea").first.evaluate(
-        "area => [...area.querySelectorAll('svg, .widget-html-content')].map(e => e.outerHTML).join('\\n')"
-    )
+    drawn = cell.locator(".jp-OutputArea-output svg, .jp-OutputArea-output .widget-html-content")
+    return "\n".join(drawn.evaluate_all("elements => elements.map(element => element.outerHTML)"))
 
 
 def redraw_milliseconds(page: Page, slider: Locator, key: str) -> float:

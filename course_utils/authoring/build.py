@@ -1,0 +1,126 @@
+"""`python -m course_utils build`: make notebooks, exercises and solutions from their sources, or compare them."""
+
+import argparse
+import json
+import shutil
+import sys
+import time
+from datetime import datetime
+from pathlib import Path
+
+import nbformat
+from nbformat import NotebookNode
+
+from .execute import execute
+from .sources import BuildError, Draft, differences, drafts, find_sources, fingerprint
+
+ROOT = Path(__file__).resolve().parents[2]
+GENERATED = ("notebooks", "exercises", "solutions")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Build all lessons, or those named. Returns 1 when a source is wrong, a cell fails or `--check` finds drift."""
+    parser = argparse.ArgumentParser(prog="course_utils build", description=__doc__)
+    parser.add_argument("names", nargs="*", help="lessons to build, as 01 or 01_name; all of them without")
+    parser.add_argument("--check", action="store_true", help="run and write nothing: compare cells with sources")
+    parser.add_argument("--root", type=Path, default=ROOT, help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    try:
+        if options.check:
+            return _report(check(options.root, options.names))
+        for source in find_sources(options.root, options.names):
+            build(options.root, source)
+    except BuildError as problem:
+        print(problem, file=sys.stderr)
+        return 1
+    return 0
+
+
+def _report(drift: list[str]) -> int:
+    if drift:
+        print("\n".join([*drift, "Build them again: python -m course_utils build"]), file=sys.stderr)
+        return 1
+    print("Every notebook agrees with its source.")
+    return 0
+
+
+def build(root: Path, source: Path) -> list[Path]:
+    """Run what `source` describes and write it; returns what was written. Nothing is written unless everything ran.
+
+    Raises BuildError naming the cell that failed.
+    """
+    start = time.perf_counter()
+    planned = drafts(root, source)
+    for draft in planned:
+        draft.target.parent.mkdir(exist_ok=True)
+    finished = [execute(draft) if draft.execute else draft.notebook for draft in planned]
+    for draft, notebook in zip(planned, finished, strict=True):
+        copy = save_edited(draft.target)
+        if copy:
+            print(f"{draft.target.name} was edited since it was built: that work is kept in {copy.name}")
+        write(notebook, draft.target)
+    written = [draft.target for draft in planned]
+    names = " and ".join(str(path.relative_to(root)) for path in written)
+    print(f"{names} in {time.perf_counter() - start:.0f} s")
+    return written
+
+
+def write(notebook: NotebookNode, target: Path) -> None:
+    """Write `notebook` to `target`, whole or not at all. Raises nbformat's ValidationError if it is none."""
+    nbformat.validate(notebook)
+    scratch = target.with_suffix(".ipynb.part")
+    scratch.write_text(nbformat.writes(notebook) + "\n", encoding="utf-8", newline="\n")
+    scratch.replace(target)
+
+
+def is_edited(target: Path) -> bool:
+    """Whether the notebook at `target` is no longer what a build wrote: its cells do not fit its own fingerprint.
+
+    Running a notebook changes outputs alone and is no edit; one without a fingerprint, or that cannot be read, counts.
+    """
+    try:
+        metadata = json.loads(target.read_text(encoding="utf-8")).get("metadata", {})
+    except (ValueError, AttributeError):
+        return True  # half written, or not a notebook: nothing that a build made, so nothing that it may replace
+    stored = metadata.get("course", {}).get("cells_sha256")
+    return stored is None or stored != fingerprint(nbformat.read(target, as_version=4).cells)
+
+
+def save_edited(target: Path, now: datetime | None = None) -> Path | None:
+    """Copy an edited notebook beside itself under a dated name; returns the copy, None if there was nothing to save."""
+    if not target.exists() or not is_edited(target):
+        return None
+    stem = f"{target.stem}.edited-{now or datetime.now():%Y-%m-%d-%H%M}"
+    names = (f"{stem}{suffix}.ipynb" for suffix in ("", *(f"-{count}" for count in range(2, 1000))))
+    copy = next(path for name in names if not (path := target.with_name(name)).exists())
+    shutil.copy2(target, copy)
+    return copy
+
+
+def committed_notebooks(root: Path, *folders: str) -> list[Path]:
+    """The notebooks that builds made in `folders` (all three without), in order; copies of edited ones left out."""
+    paths = (path for folder in folders or GENERATED for path in (root / folder).glob("*.ipynb"))
+    return sorted(path for path in paths if ".edited-" not in path.name)
+
+
+def check(root: Path, names: list[str] | None = None) -> list[str]:
+    """How the notebooks on disk differ from what their sources say: one line for each difference, none when they agree.
+
+    Raises BuildError for a source that is wrong and for a name that no lesson has.
+    """
+    planned = [draft for source in find_sources(root, names or ()) for draft in drafts(root, source)]
+    lines = [line for draft in planned for line in _drift(root, draft)]
+    if not names:
+        targets = {draft.target for draft in planned}
+        strays = [path for path in committed_notebooks(root) if path not in targets]
+        lines += [f"{path.relative_to(root)} has no source" for path in strays]
+    return lines
+
+
+def _drift(root: Path, draft: Draft) -> list[str]:
+    name = draft.target.relative_to(root)
+    if not draft.target.exists():
+        return [f"{name} has not been built"]
+    stored = nbformat.read(draft.target, as_version=4)
+    why = " (edited by hand)" if is_edited(draft.target) else ""
+    return [f"{name}{why}: {line}" for line in differences(draft, stored)]

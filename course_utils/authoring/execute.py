@@ -1,0 +1,89 @@
+"""Run a notebook from its first cell to its last, in a fresh kernel, as on a machine that nobody has used yet."""
+
+import os
+import tempfile
+from pathlib import Path
+
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+from nbformat import NotebookNode
+
+from .sources import BuildError, Draft
+
+PACKAGE_ROOT = Path(__file__).resolve().parents[2]
+CELL_SECONDS = 300
+WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
+
+
+def kernel_environment(home: Path) -> dict[str, str]:
+    """Variables under which lessons give the same outputs everywhere: to be added to the environment of a kernel.
+
+    The GPU is simulated, no guess has been made yet (`home` stands in for the learner's own folder), one thread
+    computes, and sets are ordered alike.
+    """
+    path = os.pathsep.join(filter(None, [str(PACKAGE_ROOT), os.environ.get("PYTHONPATH")]))
+    return {
+        "COURSE_SOURCE": "simulated",
+        "COURSE_HOME": str(home / "course"),
+        "IPYTHONDIR": str(home / "ipython"),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONHASHSEED": "0",
+        "PYTHONPATH": path,
+    }
+
+
+def execute(draft: Draft) -> NotebookNode:
+    """The notebook with the outputs of every cell, run in its own folder.
+
+    Raises BuildError naming the cell that failed, ran too long or wrote to stderr.
+    """
+    notebook = run(draft.notebook, draft.target.parent)
+    for cell in notebook.cells:
+        for output in cell.get("outputs", ()):
+            if output.get("name") == "stderr":
+                raise BuildError(f"{draft.target.name}: {_name(cell)} writes to stderr:\n{output['text']}")
+    return notebook
+
+
+def run(notebook: NotebookNode, folder: Path, allow_errors: bool = False) -> NotebookNode:
+    """Execute `notebook` in place with `folder` as its working directory and return it, its metadata as they were.
+
+    Raises BuildError naming the first cell that fails, unless `allow_errors`.
+    """
+    metadata = notebook.metadata.copy()
+    with tempfile.TemporaryDirectory(prefix="course-build-", ignore_cleanup_errors=True) as home:
+        client = NotebookClient(
+            notebook,
+            timeout=CELL_SECONDS,
+            kernel_name="python3",
+            allow_errors=allow_errors,
+            record_timing=False,
+            store_widget_state=False,
+            coalesce_streams=True,
+            resources={"metadata": {"path": str(folder)}},
+        )
+        try:
+            client.execute(env={**os.environ, **kernel_environment(Path(home))})
+        except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
+            raise BuildError(f"{_place(notebook)}: {error}") from error
+    notebook.metadata = metadata  # the kernel's own version would differ between machines
+    _drop_widget_views(notebook)
+    return notebook
+
+
+def _place(notebook: NotebookNode) -> str:
+    """Which cell was running when execution stopped: the last that was given to the kernel."""
+    started = [cell for cell in notebook.cells if cell.cell_type == "code" and (cell.execution_count or cell.outputs)]
+    return _name(started[-1]) if started else "before the first cell"
+
+
+def _name(cell: NotebookNode) -> str:
+    first_line = next(iter(cell.source.splitlines()), "")
+    return f"cell {cell.id} ({first_line})"
+
+
+def _drop_widget_views(notebook: NotebookNode) -> None:
+    """Leave only a widget's text: its view names a model that is gone, by an id that is new each time."""
+    for cell in notebook.cells:
+        for output in cell.get("outputs", ()):
+            output.get("data", {}).pop(WIDGET_VIEW, None)

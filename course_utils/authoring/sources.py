@@ -1,0 +1,208 @@
+"""From a percent-format source to the cells of its notebooks. Nothing is run here and nothing is written."""
+
+import difflib
+import hashlib
+import json
+import re
+import textwrap
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jupytext
+from nbformat import NotebookNode
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+
+FOLDERS = ("notebooks", "solutions")
+"""Where sources live: `src/` inside each. What `solutions` holds also becomes an exercise."""
+
+ONLY_IN_SOLUTIONS = frozenset({"solution", "explanation"})
+INVITATION = "Your turn: replace this line by your answer, then run the cell again."
+NOT_SOLVED_IMPORT = "from course_utils.checks import NotSolved"
+KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
+STEM = re.compile(r"\d\d_[a-z0-9_]+")
+BEGIN = re.compile(r"(?P<indent>[ \t]*)### BEGIN SOLUTION\b[ \t:]*(?P<message>.*?)[ \t]*")
+END = re.compile(r"[ \t]*### END SOLUTION[ \t]*")
+
+
+class BuildError(Exception):
+    """A source or a notebook that cannot be built; the message names the file, the place and what to do."""
+
+
+@dataclass(frozen=True)
+class Draft:
+    """One notebook before it is run: where it belongs, its cells without outputs, whether to execute it."""
+
+    target: Path
+    notebook: NotebookNode
+    execute: bool
+
+
+def find_sources(root: Path, names: Iterable[str] = ()) -> list[Path]:
+    """Every source below `root` in the order of lessons, or those of the lessons named ("01", "01_name", a path).
+
+    Raises BuildError for a name that no source has, and for a source whose own name does not fit.
+    """
+    sources = sorted(
+        (path for folder in FOLDERS for path in root.glob(f"{folder}/src/*.py")), key=lambda path: path.stem
+    )
+    for path in sources:
+        if not STEM.fullmatch(path.stem):
+            raise BuildError(f"{path.relative_to(root)}: name a source NN_name.py, as in 01_first_lesson.py")
+    wanted = [Path(name).stem for name in names]
+    stems = [path.stem for path in sources]
+    for name in wanted:
+        if not any(_is_called(stem, name) for stem in stems):
+            near = difflib.get_close_matches(name, stems, n=1, cutoff=0.4)
+            hint = f" did you mean {near[0]}?" if near else ""
+            raise BuildError(
+                f"no lesson is called {name!r};{hint} known: {', '.join(sorted(set(stems))) or 'none yet'}"
+            )
+    return [path for path in sources if not wanted or any(_is_called(path.stem, name) for name in wanted)]
+
+
+def _is_called(stem: str, name: str) -> bool:
+    return name in (stem, stem[:2])
+
+
+def drafts(root: Path, source: Path) -> list[Draft]:
+    """The notebooks that `source` becomes: a lesson is one, a solution is two (itself and its exercise).
+
+    Raises BuildError for markers that do not pair up, and for a solution that leaves nothing to solve.
+    """
+    cells, settings = _read(source)
+    origin = source.relative_to(root)
+    notebook = _notebook(source.stem, cells, settings, origin)
+    if origin.parts[0] != "solutions":
+        _refuse_markers(origin, cells)
+        return [Draft(root / "notebooks" / f"{source.stem}.ipynb", notebook, execute=True)]
+    exercise = _notebook(source.stem, _unsolved(origin, cells), settings, origin)
+    return [
+        Draft(root / "solutions" / f"{source.stem}.ipynb", notebook, execute=True),
+        Draft(root / "exercises" / f"{source.stem}.ipynb", exercise, execute=False),
+    ]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell of a source: its position there (from 1), "code" or "markdown", its text and its tags."""
+
+    position: int
+    kind: str
+    source: str
+    tags: tuple[str, ...]
+
+
+def _read(source: Path) -> tuple[list[Cell], Mapping[str, Any]]:
+    """The cells of a source and the `course` settings of its header."""
+    notebook = jupytext.read(source, fmt="py:percent")
+    cells = [
+        Cell(position, cell.cell_type, cell.source, tuple(cell.metadata.get("tags", ())))
+        for position, cell in enumerate(notebook.cells, start=1)
+    ]
+    if not cells:
+        raise BuildError(f"{source.name}: holds no cell; begin each with a line `# %%` or `# %% [markdown]`")
+    return cells, notebook.metadata.get("course", {})
+
+
+def _notebook(stem: str, cells: Iterable[Cell], settings: Mapping[str, Any], origin: Path) -> NotebookNode:
+    """A notebook of `cells` without outputs, its ids and metadata the same on every machine."""
+    make = {"code": new_code_cell, "markdown": new_markdown_cell}
+    built = [
+        make[cell.kind](
+            cell.source, id=f"{stem}-{cell.position:02d}", metadata={"tags": list(cell.tags)} if cell.tags else {}
+        )
+        for cell in cells
+    ]
+    course = {**settings, "source": origin.as_posix(), "cells_sha256": fingerprint(built)}
+    return new_notebook(
+        cells=built, metadata={"course": course, "kernelspec": dict(KERNEL), "language_info": {"name": "python"}}
+    )
+
+
+def fingerprint(cells: Iterable[NotebookNode]) -> str:
+    """SHA-256 of what a person can edit in `cells`: their order, kinds and text; outputs do not count."""
+    text = json.dumps([[cell["cell_type"], cell["source"]] for cell in cells], ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _unsolved(origin: Path, cells: list[Cell]) -> list[Cell]:
+    """The cells of the exercise: solutions taken out, an invitation in their place, NotSolved imported."""
+    kept = [cell for cell in cells if not ONLY_IN_SOLUTIONS.intersection(cell.tags)]
+    gaps = [_with_gaps(origin, cell) if cell.kind == "code" else cell for cell in kept]
+    if gaps == kept:
+        raise BuildError(f"{origin}: nothing to solve; put ### BEGIN SOLUTION and ### END SOLUTION around the answers")
+    return _with_import(gaps)
+
+
+def _with_gaps(origin: Path, cell: Cell) -> Cell:
+    """`cell` with each solution replaced by `raise NotSolved(...)`, indented as its BEGIN marker was."""
+    lines: list[str] = []
+    inside = False
+    for line in cell.source.splitlines():
+        begin, end = BEGIN.fullmatch(line), END.fullmatch(line)
+        if (begin and inside) or (end and not inside):
+            raise BuildError(f"{origin}: cell {cell.position} has {line.strip()!r} without its partner before it")
+        if begin:
+            message = begin["message"] or INVITATION
+            lines.append(f"{begin['indent']}raise NotSolved({json.dumps(message, ensure_ascii=False)})")
+        elif not inside and not end:
+            lines.append(line)
+        inside = bool(begin) or (inside and not end)
+    if inside:
+        raise BuildError(f"{origin}: cell {cell.position} has ### BEGIN SOLUTION without ### END SOLUTION")
+    source = "\n".join(lines)
+    if "SOLUTION" in source:
+        raise BuildError(f"{origin}: cell {cell.position} would show a marker; write it alone on its line after ###")
+    return Cell(cell.position, cell.kind, source, cell.tags)
+
+
+def _with_import(cells: list[Cell]) -> list[Cell]:
+    """The cells with NotSolved imported in the first of them that holds code; solutions have no use for it."""
+    first = next(index for index, cell in enumerate(cells) if cell.kind == "code")
+    lines = cells[first].source.splitlines()
+    if NOT_SOLVED_IMPORT not in lines:
+        before = next((i for i, line in enumerate(lines) if line.startswith("from course_utils.checks import ")), 0)
+        lines.insert(before, NOT_SOLVED_IMPORT)
+    cell = Cell(cells[first].position, "code", "\n".join(lines), cells[first].tags)
+    return [*cells[:first], cell, *cells[first + 1 :]]
+
+
+def _refuse_markers(origin: Path, cells: Iterable[Cell]) -> None:
+    for cell in cells:
+        if any(BEGIN.fullmatch(line) or END.fullmatch(line) for line in cell.source.splitlines()):
+            raise BuildError(
+                f"{origin}: cell {cell.position} holds a solution marker; it belongs in solutions/src/{origin.name}"
+            )
+
+
+def differences(draft: Draft, stored: NotebookNode) -> list[str]:
+    """How the notebook on disk differs from what its source says, outputs left out: one line for each difference."""
+    expected = {cell.id: cell for cell in draft.notebook.cells}
+    found = {cell.get("id", f"cell {number}"): cell for number, cell in enumerate(stored.cells, start=1)}
+    lines = [f"{name} is missing" for name in expected if name not in found]
+    lines += [f"{name} is not in the source" for name in found if name not in expected]
+    lines += [
+        f"{name} differs{_first_change(cell, found[name])}"
+        for name, cell in expected.items()
+        if name in found and _editable(cell) != _editable(found[name])
+    ]
+    if not lines and list(expected) != list(found):
+        lines.append("the cells are in another order")
+    if not lines and draft.notebook.metadata["course"] != stored.metadata.get("course"):
+        lines.append("its course settings differ")
+    return lines
+
+
+def _editable(cell: NotebookNode) -> tuple[str, str, list[str]]:
+    return cell["cell_type"], cell["source"], list(cell["metadata"].get("tags", ()))
+
+
+def _first_change(expected: NotebookNode, found: NotebookNode) -> str:
+    pairs = zip(expected["source"].splitlines(), found["source"].splitlines(), strict=False)
+    changed = next(((one, other) for one, other in pairs if one != other), None)
+    if changed is None:
+        return ""
+    one, other = (textwrap.shorten(line, 70) for line in changed)
+    return f": source says {one!r}, notebook {other!r}"

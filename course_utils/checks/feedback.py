@@ -1,0 +1,179 @@
+"""How a check speaks: an invitation, a misconception named, or one friendly line; never the expected value."""
+
+import functools
+import inspect
+import math
+import random
+from collections.abc import Callable, Iterable, Mapping
+from numbers import Real
+from typing import Any, NoReturn
+
+from course_utils.units import UNITS
+
+Kinds = type | tuple[type, ...]
+
+
+class _OneLine(Exception):
+    """An exception that a notebook shows as one line, without a traceback: its message is for the learner."""
+
+    opening = ""
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython prints in place of a traceback: one line."""
+        return [f"{self.opening} {' '.join(str(self).split())}"]
+
+
+class NotSolved(_OneLine):
+    """Raised where a learner's answer is still to be written: an invitation, not an error."""
+
+    opening = "Not solved yet."
+
+
+class CheckFailed(_OneLine):
+    """Raised by a check whose answer is off: says what is off, and never what it should have been."""
+
+    opening = "Not quite."
+
+
+def exercise(number: str, praise: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Make a function that returns when an answer is right into a check that then says so: number, then `praise`."""
+
+    def decorate(check: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(check)
+        def checked(*answers: Any) -> None:
+            check(*answers)
+            print(f"✓ {number} {praise}")
+
+        return checked
+
+    return decorate
+
+
+def fail(message: str) -> NoReturn:
+    """Raise CheckFailed with `message`."""
+    raise CheckFailed(message)
+
+
+def expect(condition: object, message: str) -> None:
+    """Raise CheckFailed with `message` unless `condition` holds."""
+    if not condition:
+        fail(message)
+
+
+def call(answer: Any, *arguments: Any, returns: Kinds = Real, **named: Any) -> Any:
+    """What the learner's function `answer` returns for these arguments.
+
+    NotSolved and CheckFailed pass through. Raises CheckFailed, in one line, when `answer` is no function, does not
+    take these arguments, raises, or returns something that is no `returns` (any number, unless said otherwise).
+    """
+    expect(callable(answer), f"Hand over the function itself, not {_article(answer)}: its name, without parentheses.")
+    _expect_signature(answer, arguments, named)
+    try:
+        value = answer(*arguments, **named)
+    except (NotSolved, CheckFailed):
+        raise
+    except Exception as error:  # whatever a learner's code raises is turned into words
+        problem = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        raise CheckFailed(f"Called with {_spelled(arguments, named)}, your function raised {problem}") from error
+    return of_kind(value, returns, f"Called with {_spelled(arguments, named)}, your function returned")
+
+
+def of_kind(value: Any, kinds: Kinds, opening: str = "Your answer is") -> Any:
+    """`value` when it is one of `kinds` (True is no number). Raises CheckFailed saying what it is instead."""
+    expect(value is not None, f"{opening} nothing: does every path end in `return`?")
+    right = isinstance(value, kinds) and (kinds is bool or not isinstance(value, bool))
+    names = " or ".join(_kind_name(kind) for kind in (kinds if isinstance(kinds, tuple) else (kinds,)))
+    expect(right, f"{opening} {_article(value)}, where {names} is asked for.")
+    expect(not isinstance(value, float) or math.isfinite(value), f"{opening} a number that is not finite.")
+    return value
+
+
+def expect_equal(
+    answer: Any,
+    reference: Callable[..., Any],
+    cases: Iterable[Mapping[str, Any]],
+    *,
+    returns: Kinds = Real,
+    relative: float = 0.0,
+    message: str = "Not right yet",
+) -> None:
+    """Compare the function `answer` with `reference` for each of `cases` (named arguments), silent about the values.
+
+    `relative` is the difference that still counts as equal, as a part of the reference's value. Raises CheckFailed
+    with `message`, the arguments for which they differ and, where the ratio gives one away, the slip of units.
+    """
+    for case in cases:
+        got, wanted = call(answer, returns=returns, **case), reference(**case)
+        if not _agrees(got, wanted, relative):
+            slip = unit_slip(got, wanted)
+            fail(f"{message} for {_spelled((), case)}{': ' + slip if slip else '.'}")
+
+
+def _agrees(got: Any, wanted: Any, relative: float) -> bool:
+    if isinstance(got, Real) and isinstance(wanted, Real):
+        return got == wanted or math.isclose(got, wanted, rel_tol=relative, abs_tol=0.0)
+    return bool(got == wanted)
+
+
+def unit_slip(got: Any, wanted: Any) -> str | None:
+    """The slip of units that turns `wanted` into `got`, in words, or None when their ratio betrays none."""
+    if not (isinstance(got, Real) and isinstance(wanted, Real)) or not wanted or not got:
+        return None
+    ratio = float(got) / float(wanted)
+    return next((words for factor, words in _SLIPS if math.isclose(ratio, factor, rel_tol=2e-3)), None)
+
+
+def _unit_slips() -> list[tuple[float, str]]:
+    slips: list[tuple[float, str]] = [(8.0, "8 times too much: bits where bytes were asked?")]
+    slips += [(1 / 8, "an eighth of it: bytes are eight bits; did you divide once too often?")]
+    for decimal, binary in (("KB", "KiB"), ("MB", "MiB"), ("GB", "GiB"), ("TB", "TiB")):
+        factor = UNITS[binary] / UNITS[decimal]
+        slips += [(factor, f"off by {factor:.3f}: {decimal} where {binary} was asked?")]
+        slips += [(1 / factor, f"off by {1 / factor:.3f}: {binary} where {decimal} was asked?")]
+    for name in ("KB", "MB", "GB", "TB", "KiB", "MiB", "GiB", "TiB"):
+        slips += [
+            (float(UNITS[name]), f"bytes where {name} was asked?"),
+            (1 / UNITS[name], f"{name} where bytes were asked?"),
+        ]
+    return slips
+
+
+_SLIPS = _unit_slips()
+
+
+def seeded_sizes(count: int, low: int = 2, high: int = 100_000, seed: int = 0) -> list[int]:
+    """`count` different sizes from `low` to `high`, the same for everybody. ValueError if there are too few."""
+    return random.Random(seed).sample(range(low, high + 1), count)
+
+
+def _expect_signature(answer: Any, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
+    try:
+        signature = inspect.signature(answer)
+    except ValueError:  # some built-in functions have none to look at; calling them will tell
+        return
+    try:
+        signature.bind(*arguments, **named)
+    except TypeError as error:
+        wanted = ", ".join([*("a value" for _ in arguments), *named])
+        raise CheckFailed(f"Your function should take ({wanted}): keep its first line as it was given.") from error
+
+
+def _spelled(arguments: tuple[Any, ...], named: Mapping[str, Any]) -> str:
+    """The arguments as a learner would write them, shortened where they are long."""
+    texts = [_short(value) for value in arguments] + [f"{name}={_short(value)}" for name, value in named.items()]
+    return ", ".join(texts) or "no arguments"
+
+
+def _short(value: Any) -> str:
+    text = f"{value:_}" if isinstance(value, int) and not isinstance(value, bool) else repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _article(value: Any) -> str:
+    return {"NoneType": "nothing", "function": "a function"}.get(type(value).__name__, _kind_name(type(value)))
+
+
+def _kind_name(kind: type) -> str:
+    names = {Real: "a number", int: "a whole number", float: "a number", str: "a text", bool: "True or False"}
+    names |= {list: "a list", dict: "a dictionary", tuple: "a tuple", Mapping: "a dictionary", type(None): "nothing"}
+    return names.get(kind, f"a {kind.__name__}")

@@ -1,0 +1,270 @@
+"""The build: one source, three notebooks, no drift, no learner's work lost."""
+
+import re
+import textwrap
+from datetime import datetime
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from course_utils.authoring.build import ROOT, build, check, committed_notebooks, is_edited, main, save_edited
+from course_utils.authoring.execute import run
+from course_utils.authoring.sources import BuildError, drafts, find_sources
+
+LESSON = """
+# ---
+# jupyter:
+#   course: {minutes: 20, budget_seconds: 30}
+# ---
+
+# %% [markdown]
+# # A lesson
+
+# %%
+import os
+
+print(os.environ["COURSE_SOURCE"])
+
+# %% tags=["nbval-ignore-output"]
+6 * 7
+"""
+
+SOLUTION = '''
+# %% [markdown]
+# # An exercise
+
+# %%
+from course_utils.checks.feedback import call, expect
+
+
+# %%
+def double(size: int) -> int:
+    """Twice `size`."""
+    ### BEGIN SOLUTION Return twice the size, in bytes.
+    twice = size * 2
+    return twice
+    ### END SOLUTION
+
+
+# %%
+expect(call(double, 4) == 8, "Twice, not half.")
+
+# %% [markdown] tags=["explanation"]
+# Why this is right.
+
+# %% tags=["solution"]
+double(21)
+'''
+
+
+def write_source(root: Path, folder: str, text: str, name: str = "01_first") -> Path:
+    source = root / folder / "src" / f"{name}.py"
+    source.parent.mkdir(parents=True, exist_ok=True)
+    source.write_text(textwrap.dedent(text).lstrip(), encoding="utf-8")
+    return source
+
+
+def read(path: Path) -> nbformat.NotebookNode:
+    return nbformat.read(path, as_version=4)
+
+
+@pytest.fixture(scope="module")
+def course(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A course of one lesson and one exercise, built by the command."""
+    root = tmp_path_factory.mktemp("course")
+    write_source(root, "notebooks", LESSON)
+    write_source(root, "solutions", SOLUTION)
+    assert main(["--root", str(root)]) == 0
+    return root
+
+
+@pytest.fixture
+def edited(course: Path, tmp_path: Path) -> Path:
+    """A copy of the built exercise in which a learner has solved it."""
+    path = tmp_path / "01_first.ipynb"
+    notebook = read(course / "exercises/01_first.ipynb")
+    notebook.cells[2].source = "def double(size): return size + size"
+    nbformat.write(notebook, path)
+    return path
+
+
+def test_lesson_is_executed_with_the_simulated_gpu(course: Path) -> None:
+    cells = read(course / "notebooks/01_first.ipynb").cells
+    assert [cell.execution_count for cell in cells[1:]] == [1, 2]
+    assert cells[1].outputs[0].text == "simulated\n"
+    assert cells[2].outputs[0].data == {"text/plain": "42"}
+    assert cells[2].metadata == {"tags": ["nbval-ignore-output"]}
+
+
+def test_ids_and_metadata_do_not_depend_on_the_machine(course: Path) -> None:
+    notebook = read(course / "notebooks/01_first.ipynb")
+    assert [cell.id for cell in notebook.cells] == ["01_first-01", "01_first-02", "01_first-03"]
+    assert notebook.metadata.language_info == {"name": "python"}
+    assert set(notebook.metadata) == {"course", "kernelspec", "language_info"}
+    assert notebook.metadata.course.items() >= {"minutes": 20, "budget_seconds": 30}.items()
+    assert all(set(cell.metadata) <= {"tags"} for cell in notebook.cells)
+
+
+def test_building_again_changes_nothing(course: Path) -> None:
+    before = {path: path.read_bytes() for path in committed_notebooks(course)}
+    for source in find_sources(course):
+        build(course, source)
+    assert len(before) == 3
+    assert {path: path.read_bytes() for path in committed_notebooks(course)} == before
+
+
+def test_exercise_has_the_gap_and_the_solution_the_answer(course: Path) -> None:
+    exercise, solution = (read(course / folder / "01_first.ipynb") for folder in ("exercises", "solutions"))
+    assert exercise.cells[2].source.endswith(
+        '    """Twice `size`."""\n    raise NotSolved("Return twice the size, in bytes.")'
+    )
+    assert exercise.cells[1].source.splitlines()[0] == "from course_utils.checks import NotSolved"
+    assert "return twice" in solution.cells[2].source
+    assert "NotSolved" not in solution.cells[1].source
+    assert solution.cells[5].outputs[0].data["text/plain"] == "42"
+
+
+def test_exercise_leaves_explanations_and_outputs_to_the_solution(course: Path) -> None:
+    exercise = read(course / "exercises/01_first.ipynb")
+    assert [cell.id for cell in exercise.cells] == [f"01_first-0{number}" for number in (1, 2, 3, 4)]
+    assert all(not cell.get("outputs") and not cell.get("execution_count") for cell in exercise.cells)
+
+
+def test_unsolved_exercise_invites_in_one_line(course: Path) -> None:
+    notebook = run(read(course / "exercises/01_first.ipynb"), course, allow_errors=True)
+    (error,) = [output for cell in notebook.cells for output in cell.get("outputs", ())]
+    assert error.ename == "NotSolved"
+    assert error.traceback == ["Not solved yet. Return twice the size, in bytes."]
+
+
+def test_check_agrees_right_after_a_build(course: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--root", str(course), "--check"]) == 0
+    assert "agrees" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("6 * 7", "6 * 8", "01_first-03 differs: source says '6 * 8', notebook '6 * 7'"),
+        ("# # A lesson", "# # A lesson\n\n# %% [markdown]\n# More", "01_first-04 is missing"),
+        ("minutes: 20", "minutes: 25", "its course settings differ"),
+        ("nbval-ignore-output", "raises-exception", "01_first-03 differs"),
+    ],
+)
+def test_check_reports_a_source_that_has_moved_on(course: Path, tmp_path: Path, old: str, new: str, says: str) -> None:
+    target = tmp_path / "notebooks/01_first.ipynb"
+    write_source(tmp_path, "notebooks", LESSON.replace(old, new))
+    target.write_bytes((course / "notebooks/01_first.ipynb").read_bytes())
+    assert any(says in line for line in check(tmp_path)), check(tmp_path)
+
+
+def test_check_reports_what_was_never_built_and_what_has_no_source(course: Path, tmp_path: Path) -> None:
+    write_source(tmp_path, "notebooks", LESSON)
+    stray = tmp_path / "solutions/07_other.ipynb"
+    stray.parent.mkdir()
+    stray.write_bytes((course / "notebooks/01_first.ipynb").read_bytes())
+    expected = [str(Path("notebooks/01_first.ipynb")) + " has not been built"]
+    assert check(tmp_path) == [*expected, str(Path("solutions/07_other.ipynb")) + " has no source"]
+
+
+def test_running_a_notebook_is_no_edit(course: Path, tmp_path: Path) -> None:
+    notebook = read(course / "notebooks/01_first.ipynb")
+    notebook.cells[1].outputs = []
+    notebook.cells[1].execution_count = 17
+    notebook.metadata.language_info.version = "3.14.0"
+    nbformat.write(notebook, tmp_path / "01_first.ipynb")
+    assert save_edited(tmp_path / "01_first.ipynb") is None
+
+
+def test_learners_work_is_kept_beside_under_its_date(edited: Path) -> None:
+    work = edited.read_bytes()
+    now = datetime(2026, 11, 21, 10, 30)
+    copies = [save_edited(edited, now), save_edited(edited, now)]
+    names = ["01_first.edited-2026-11-21-1030.ipynb", "01_first.edited-2026-11-21-1030-2.ipynb"]
+    assert [copy.name for copy in copies if copy] == names
+    assert all(copy.read_bytes() == work for copy in copies if copy)
+
+
+def test_build_says_where_the_learners_work_is(
+    tmp_path: Path, edited: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = write_source(tmp_path, "solutions", SOLUTION)
+    target = tmp_path / "exercises/01_first.ipynb"
+    target.parent.mkdir()
+    target.write_bytes(edited.read_bytes())
+    build(tmp_path, source)
+    assert not is_edited(target)
+    (copy,) = target.parent.glob("01_first.edited-*.ipynb")
+    assert copy.read_bytes() == edited.read_bytes()
+    assert copy.name in capsys.readouterr().out
+    assert check(tmp_path) == []  # the saved copy is nobody's drift
+
+
+@pytest.mark.parametrize("content", [b"", b"not a notebook", b'{"cells": 3}'])
+def test_unreadable_notebook_is_kept_too(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "01_first.ipynb"
+    path.write_bytes(content)
+    copy = save_edited(path)
+    assert copy is not None
+    assert copy.read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    ("cell", "says"),
+    [
+        ("1 / 0", r"cell 01_first-03 \(1 / 0\).*ZeroDivisionError"),
+        ("import sys; print('careful', file=sys.stderr)", r"cell 01_first-03 .*stderr:\ncareful"),
+    ],
+)
+def test_failing_cell_is_named_and_nothing_is_written(tmp_path: Path, cell: str, says: str) -> None:
+    source = write_source(tmp_path, "notebooks", LESSON.replace("6 * 7", cell))
+    with pytest.raises(BuildError) as problem:
+        build(tmp_path, source)
+    assert re.search(says, str(problem.value), re.DOTALL)
+    assert list((tmp_path / "notebooks").glob("*.ipynb*")) == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("### END SOLUTION", "pass", "BEGIN SOLUTION without"),
+        ("### BEGIN SOLUTION", "pass  #", "without its partner"),
+        ("twice = size * 2", "### BEGIN SOLUTION", "without its partner"),
+        ("### BEGIN SOLUTION", "## BEGIN SOLUTION", "END SOLUTION"),
+        ("    ### BEGIN SOLUTION", "    pass ### BEGIN SOLUTION", "END SOLUTION"),
+        ("SOLUTION", "ANSWER", "nothing to solve"),
+    ],
+)
+def test_markers_that_do_not_pair_up_are_refused(tmp_path: Path, old: str, new: str, says: str) -> None:
+    source = write_source(tmp_path, "solutions", SOLUTION.replace(old, new))
+    with pytest.raises(BuildError, match=says):
+        drafts(tmp_path, source)
+
+
+def test_solution_markers_are_refused_in_a_lesson(tmp_path: Path) -> None:
+    source = write_source(tmp_path, "notebooks", SOLUTION)
+    with pytest.raises(BuildError, match=r"belongs in solutions/src/01_first\.py"):
+        drafts(tmp_path, source)
+
+
+@pytest.mark.parametrize("name", ["1st", "first_01", "01-first", "01_First"])
+def test_source_that_is_named_otherwise_is_refused(tmp_path: Path, name: str) -> None:
+    write_source(tmp_path, "notebooks", LESSON, name)
+    with pytest.raises(BuildError, match="NN_name"):
+        find_sources(tmp_path)
+
+
+def test_unknown_lesson_is_refused_with_the_nearest_name(course: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--root", str(course), "01_frist"]) == 1
+    assert "did you mean 01_first?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["01", "01_first", "notebooks/src/01_first.py", "notebooks/01_first.ipynb"])
+def test_lesson_may_be_named_in_several_ways(course: Path, name: str) -> None:
+    assert [path.parts[-3] for path in find_sources(course, [name])] == ["notebooks", "solutions"]
+
+
+def test_committed_notebooks_agree_with_their_sources() -> None:
+    assert find_sources(ROOT), "no sources found"
+    assert check(ROOT) == []
