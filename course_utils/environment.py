@@ -27,7 +27,7 @@ CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 CUDA_INDEX = "https://download.pytorch.org/whl/cu130"
 """PyTorch's own wheel indexes: elsewhere the Linux wheel is the CUDA build, and the Windows wheel the CPU build."""
 
-NEEDED_BYTES = {"cpu": 2 * GB, "cuda": 8 * GB}
+NEEDED_BYTES = {"cpu": 3 * GB, "cuda": 9 * GB}
 """Disk space that an environment takes while it is made, with each torch build."""
 
 LAYOUT = 1

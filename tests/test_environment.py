@@ -1,0 +1,352 @@
+"""Set-up: which torch, when an environment is trusted, what is said when it cannot be made, and what it consists of."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+import rattler
+import yaml
+
+from course_utils import environment
+from course_utils.environment import Home, SetupError
+from course_utils.pip_runner import Pip, explain_failure
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+Usage = namedtuple("Usage", "total used free")
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """A repository with nothing but what set-up reads, and no wish about torch."""
+    for name in ("pyproject.toml", "requirements.lock"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    monkeypatch.delenv("COURSE_TORCH", raising=False)
+    return Home(tmp_path, "Linux")
+
+
+@pytest.fixture
+def installer(home, monkeypatch):
+    """Makes environments without pip or venv running; the list of what pip was asked for."""
+    asked = []
+
+    def run(command, **_):
+        home.python.parent.mkdir(parents=True, exist_ok=True)
+        home.python.touch()
+        return subprocess.CompletedProcess(command, 0, stdout="2.13.0", stderr="")
+
+    def install(pip, what, arguments, may_fail=False):
+        asked.append(what)
+        return True
+
+    monkeypatch.setattr(environment.subprocess, "run", run)
+    monkeypatch.setattr(Pip, "install", install)
+    monkeypatch.setattr(environment, "nvidia_driver", lambda system: False)
+    return asked
+
+
+def ready(home: Home, purpose: str = "lab") -> bool:
+    return environment.is_ready(home, purpose, "cpu", environment.remembered(home))
+
+
+# Paths and the torch build
+
+
+@pytest.mark.parametrize(
+    ("system", "python"),
+    [("Linux", ".venv/bin/python"), ("Darwin", ".venv/bin/python"), ("Windows", ".venv/Scripts/python.exe")],
+)
+def test_interpreter_is_where_the_system_keeps_it(system, python, tmp_path):
+    assert Home(tmp_path, system).python == tmp_path / python
+
+
+@pytest.mark.parametrize(
+    ("system", "asked", "before", "driver", "choice"),
+    [
+        ("Linux", "", "", True, "cuda"),
+        ("Linux", "", "", False, "cpu"),
+        ("Windows", "", "", True, "cuda"),
+        ("Linux", "cpu", "", True, "cpu"),
+        ("Linux", "CUDA ", "cpu", False, "cuda"),
+        ("Linux", "", "cpu", True, "cpu"),  # chosen once, kept
+        ("Darwin", "", "", True, "cpu"),
+    ],
+)
+def test_torch_build_follows_wish_then_habit_then_machine(system, asked, before, driver, choice, monkeypatch):
+    monkeypatch.setattr(environment, "nvidia_driver", lambda system: driver)
+    assert environment.torch_choice(system, asked, before) == choice
+
+
+@pytest.mark.parametrize(("system", "asked", "said"), [("Linux", "cudda", "did you mean cuda"), ("Darwin", "cuda", "macOS")])
+def test_torch_build_that_cannot_be_is_refused(system, asked, said):
+    with pytest.raises(SetupError, match=said):
+        environment.torch_choice(system, asked)
+
+
+@pytest.mark.parametrize(
+    ("system", "choice", "indexes"),
+    [
+        ("Linux", "cpu", [environment.CPU_INDEX, None]),
+        ("Linux", "cuda", [None]),
+        ("Windows", "cpu", [None]),
+        ("Windows", "cuda", [environment.CUDA_INDEX, None]),
+        ("Darwin", "cpu", [None]),
+    ],
+)
+def test_torch_is_sought_where_its_build_is(system, choice, indexes):
+    found = [options[-1] if options else None for _, options in environment.torch_sources(system, choice)]
+    assert found == indexes
+
+
+def test_unreachable_pytorch_index_falls_back_to_the_plain_version(home, monkeypatch):
+    asked = []
+
+    def install(pip, what, arguments, may_fail=False):
+        asked.append(arguments)
+        return not may_fail
+
+    monkeypatch.setattr(Pip, "install", install)
+    environment.install_torch(home, Pip(home.python, home.root, home.log), "2.13.0", "cpu")
+    assert environment.CPU_INDEX in asked[0]
+    assert asked[1:] == [["torch==2.13.0"]]
+
+
+# Trust
+
+
+def test_finished_environment_is_used_as_it_is(home, installer):
+    assert environment.interpreter(home, "lab") == home.python
+    assert ready(home)
+    asked = list(installer)
+    assert environment.interpreter(home, "lab") == home.python
+    assert installer == asked
+
+
+def test_tests_need_more_than_the_lab_and_contain_it(home, installer):
+    environment.interpreter(home, "lab")
+    assert not ready(home, "test")
+    environment.interpreter(home, "test")
+    assert ready(home, "test")
+    assert ready(home, "lab")
+
+
+@pytest.mark.parametrize("name", ["pyproject.toml", "requirements.lock"])
+def test_changed_requirements_bring_the_environment_up_to_date(home, installer, name):
+    environment.interpreter(home, "test")
+    kept = home.folder / "installed-before"
+    kept.touch()
+    with (home.root / name).open("a") as file:
+        file.write("\n# changed\n")
+    assert not ready(home)
+    environment.interpreter(home, "lab")
+    assert kept.exists(), "brought up to date, not made anew"
+    assert ready(home, "test"), "what was installed for the tests stays"
+
+
+@pytest.mark.parametrize("fact", ["python", "torch", "root", "layout"])
+def test_other_foundations_mean_an_environment_made_anew(home, installer, fact):
+    environment.interpreter(home, "lab")
+    stale = home.folder / "installed-before"
+    stale.touch()
+    memory = environment.remembered(home)
+    environment.remember(home, **(memory | {fact: "other", "key": "other"}))
+    if fact == "torch":
+        os.environ["COURSE_TORCH"] = "cpu"
+    try:
+        environment.interpreter(home, "lab")
+    finally:
+        os.environ.pop("COURSE_TORCH", None)
+    assert not stale.exists()
+    assert ready(home)
+
+
+def test_environment_without_its_interpreter_is_made_anew(home, installer):
+    environment.interpreter(home, "lab")
+    home.python.unlink()
+    assert not ready(home)
+    environment.interpreter(home, "lab")
+    assert ready(home)
+
+
+@pytest.mark.parametrize("how", [KeyboardInterrupt, SetupError("pip failed"), OSError(28, "No space left on device")])
+def test_interrupted_set_up_is_not_trusted_and_starts_over(home, installer, monkeypatch, how):
+    def interrupted(pip, what, arguments, may_fail=False):
+        (home.folder / "half-installed").touch()
+        raise how
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Pip, "install", interrupted)
+        with pytest.raises((KeyboardInterrupt, SetupError)):
+            environment.interpreter(home, "lab")
+    assert (home.folder / "half-installed").exists()
+    assert not ready(home)
+    environment.interpreter(home, "lab")
+    assert not (home.folder / "half-installed").exists()
+    assert ready(home)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"state": "ready"}', '{"state": "ready", "key": "another"}'])
+def test_unreadable_or_foreign_marker_is_not_trusted(home, text):
+    home.python.parent.mkdir(parents=True)
+    home.python.touch()
+    home.marker.write_text(text)
+    assert not ready(home)
+
+
+def test_environment_that_you_made_is_never_deleted(home, installer):
+    home.python.parent.mkdir(parents=True)
+    home.python.touch()
+    yours = home.folder / "yours"
+    yours.touch()
+    environment.interpreter(home, "lab")
+    assert yours.exists()
+    environment.remember(home, **(environment.remembered(home) | {"state": "unfinished"}))
+    environment.interpreter(home, "lab")
+    assert yours.exists()
+    assert ready(home)
+
+
+def test_folder_that_is_no_environment_is_left_alone(home, installer):
+    home.folder.mkdir()
+    with pytest.raises(SetupError, match="no Python environment"):
+        environment.interpreter(home, "lab")
+    assert list(home.folder.iterdir()) == []
+
+
+# Failures, each in one sentence
+
+
+def test_full_disk_is_seen_before_anything_is_written(home, monkeypatch):
+    monkeypatch.setattr(environment.shutil, "disk_usage", lambda _: Usage(10**12, 10**12, 10**9))
+    with pytest.raises(SetupError, match=r"needs about 3 GB of disk .* 1.0 GB free: make room"):
+        environment.interpreter(home, "lab")
+    assert not home.folder.exists()
+
+
+@pytest.mark.parametrize("absent", ["venv", "ensurepip"])
+def test_missing_venv_module_is_named_with_its_remedy(home, monkeypatch, absent):
+    monkeypatch.setattr(environment.util, "find_spec", lambda name: None if name == absent else object())
+    with pytest.raises(SetupError, match=f"without its {absent} module.*python3-venv"):
+        environment.interpreter(home, "lab")
+    assert not home.folder.exists()
+
+
+def test_torch_that_does_not_load_is_said(home, monkeypatch):
+    failed = subprocess.CompletedProcess([], 1, stdout="", stderr="Traceback\nOSError: libgomp.so.1 is missing\n")
+    monkeypatch.setattr(environment.subprocess, "run", lambda *_, **__: failed)
+    with pytest.raises(SetupError, match="does not load.*libgomp"):
+        environment.check_torch_loads(home)
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device\n", "disk is full"),
+        ("WARNING: Retrying after NewConnectionError\nERROR: No matching distribution found for torch\n", "No network"),
+        ("ERROR: No matching distribution found for torch==2.13.0\n", "no build of torch"),
+        ("/usr/bin/python: No module named pip\n", "has no pip"),
+        ("ERROR: Failed building wheel for thing\n", "Failed building wheel for thing"),
+        ("", "could not install torch"),
+    ],
+)
+def test_pip_failures_are_told_in_one_sentence(said, told, tmp_path):
+    sentence = explain_failure(said, "torch", tmp_path / "log")
+    assert told in sentence
+    assert "\n" not in sentence
+
+
+def test_no_network_is_told_by_a_real_pip(tmp_path, monkeypatch, capsys):
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    pip = Pip(Path(sys.executable), tmp_path, tmp_path / "log")
+    nowhere = ["--retries", "1", "--timeout", "3", "--index-url", "https://index.invalid/simple", "a-package-of-nobody"]
+    with pytest.raises(SetupError, match="No network"):
+        pip.install("a package", nowhere)
+    assert pip.install("a package", nowhere, may_fail=True) is False
+    assert "a-package-of-nobody" in pip.log.read_text()
+    assert len(capsys.readouterr().out.splitlines()) == 3, "one line an attempt, and one that another way is tried"
+
+
+# --here
+
+
+def test_here_uses_the_interpreter_in_use_if_it_has_what_is_needed(home):
+    assert environment.interpreter(home, "lab", here=True) == Path(sys.executable)
+    assert not home.folder.exists()
+
+
+@pytest.mark.parametrize(("name", "least"), [("no-such-package", "1"), ("torch", "99.0")])
+def test_here_names_what_is_absent_or_too_old(home, monkeypatch, name, least):
+    monkeypatch.setattr(environment, "requirements", lambda root, purpose: {name: least, "pytest": "1"})
+    with pytest.raises(SetupError, match=f"--here needs {name}>={least} in .*install it"):
+        environment.interpreter(home, "lab", here=True)
+
+
+def test_versions_compare_as_numbers():
+    numbers = environment.version_numbers
+    assert () < numbers("2.9.1") < numbers("2.11.0a0+git12") < numbers("2.13.0+cpu")
+
+
+# What an environment consists of
+
+
+def test_lock_pins_every_direct_requirement_at_a_version_that_it_allows():
+    locked = {name.lower().replace("_", "-"): version for name, version in environment.locked(ROOT).items()}
+    for name, least in environment.requirements(ROOT, "test").items():
+        pinned = locked[name.lower().replace("_", "-")]
+        assert environment.version_numbers(pinned) >= environment.version_numbers(least), name
+
+
+def test_lock_holds_pins_and_no_addresses():
+    lines = (ROOT / "requirements.lock").read_text(encoding="utf-8").splitlines()
+    pins = [line for line in lines if not line.startswith("#")]
+    assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[0-9A-Za-z.]+", line) for line in pins)
+
+
+def conda_specs() -> dict[str, rattler.MatchSpec]:
+    listed = yaml.safe_load((ROOT / "environment.yml").read_text(encoding="utf-8"))["dependencies"]
+    specs = [rattler.MatchSpec(item, strict=True) for item in listed if isinstance(item, str)]
+    return {spec.name.normalized: spec for spec in specs if spec.name}
+
+
+def test_conda_environment_has_the_packages_of_the_lab():
+    ours = {"torch": "pytorch"}
+    needed = {ours.get(name, name): least for name, least in environment.requirements(ROOT, "lab").items()}
+    specs = conda_specs()
+    assert set(specs) == {*needed, "python", "pip"}
+    assert len(specs) < 12
+    for name, least in needed.items():
+        version = rattler.VersionSpec(str(specs[name].version))
+        if name == "pytorch":
+            assert version.matches(rattler.Version(environment.locked(ROOT)["torch"]))
+            assert rattler.VersionSpec(f">={least}").matches(rattler.Version(environment.locked(ROOT)["torch"]))
+        else:
+            assert str(specs[name].version) == f">={least}", name
+
+
+def test_conda_environment_pins_a_python_that_the_package_allows():
+    python = rattler.VersionSpec(str(conda_specs()["python"].version))
+    allowed = rattler.VersionSpec(PROJECT["requires-python"])
+    fitting = [version for version in ("3.10", "3.11", "3.12", "3.13", "3.14") if python.matches(rattler.Version(version))]
+    assert len(fitting) == 1
+    assert allowed.matches(rattler.Version(fitting[0]))
+
+
+def test_conda_environment_installs_the_course_itself_and_takes_conda_forge_only():
+    conda = yaml.safe_load((ROOT / "environment.yml").read_text(encoding="utf-8"))
+    assert conda["channels"] == ["conda-forge", "nodefaults"]
+    assert {"pip": ["--editable ."]} in conda["dependencies"]
+
+
+def test_marker_says_what_was_made(home, installer):
+    environment.interpreter(home, "lab")
+    facts = json.loads(home.marker.read_text())
+    assert (facts["state"], facts["purpose"], facts["torch"]) == ("ready", "lab", "cpu")
