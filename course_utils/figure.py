@@ -1,0 +1,208 @@
+"""A picture with its description: SVG written by hand, so that it is small, quick, and the same on every machine."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from math import ceil, floor, log10
+from pathlib import Path
+from typing import Any
+
+WIDTH = 880
+"""Pixels: every figure of the course is this wide, and scales down with its page."""
+
+MARGIN = 16
+INK, QUIET, RULE, GRID = "#111111", "#555555", "#8A8A8A", "#E4E4E4"
+FONT = "Helvetica Neue, Helvetica, Arial, DejaVu Sans, sans-serif"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A picture (`svg`) and what it says in words (`alt`), for those who do not see it.
+
+    A notebook shows the SVG: it stays text, GitHub shows it too, and the description travels inside
+    it and as text/plain.
+    """
+
+    svg: str = field(repr=False)
+    alt: str
+
+    def __repr__(self) -> str:
+        return self.alt
+
+    def _repr_svg_(self) -> str:
+        return self.svg
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        # No text/html: GitHub would prefer it to the SVG, and then strip the picture out of it.
+        return {"image/svg+xml": self.svg, "text/plain": self.alt}
+
+    def save(self, path: str | Path) -> Path:
+        """Write the SVG to `path` and return that path. Raises ValueError unless it ends in .svg."""
+        path = Path(path)
+        if path.suffix != ".svg":
+            raise ValueError(f"{path.name!r}: a figure is saved as SVG, so its name must end in .svg")
+        path.write_text(self.svg, encoding="utf-8")
+        return path
+
+
+class Canvas:
+    """Collects shapes, in pixels from the top left corner, and joins them into an SVG.
+
+    Every look is an attribute of its own element: style sheets do not survive the sanitizers of notebook viewers.
+    """
+
+    def __init__(self) -> None:
+        self.shapes: list[str] = []
+
+    def rect(self, x: float, y: float, width: float, height: float, fill: str, tip: str = "", **more: Any) -> None:
+        """A rectangle; `tip` shows when the pointer rests on it."""
+        attributes = attribute_text({"x": x, "y": y, "width": width, "height": height, "fill": fill, **more})
+        self.shapes.append(
+            f"<rect {attributes}><title>{escape(tip)}</title></rect>" if tip else f"<rect {attributes}/>"
+        )
+
+    def line(self, x1: float, y1: float, x2: float, y2: float, stroke: str = GRID, **more: Any) -> None:
+        """A straight line."""
+        attributes = attribute_text({"x1": x1, "y1": y1, "x2": x2, "y2": y2, "stroke": stroke, **more})
+        self.shapes.append(f"<line {attributes}/>")
+
+    def path(self, data: str, **more: Any) -> None:
+        """A path whose commands are `data`."""
+        self.shapes.append(f'<path d="{data}" {attribute_text(more)}/>')
+
+    def text(self, x: float, y: float, words: str, size: float = 12, fill: str = INK, **more: Any) -> None:
+        """One line of text whose baseline starts, or with `text_anchor` ends or centers, at (x, y)."""
+        attributes = attribute_text({"x": x, "y": y, "font_size": size, "fill": fill, **more})
+        self.shapes.append(f"<text {attributes}>{escape(words, quote=False)}</text>")
+
+    def halo_text(self, x: float, y: float, words: str, size: float = 12, **more: Any) -> None:
+        """Text with a white outline, readable over anything."""
+        self.text(x, y, words, size, stroke="#FFFFFF", stroke_width=4, stroke_linejoin="round", **more)
+        self.text(x, y, words, size, **more)
+
+    def hatch(self, x: float, y: float, width: float, height: float, stroke: str, gap: float = 6) -> None:
+        """Diagonal strokes inside a rectangle (drawn, as sanitizers drop patterns)."""
+        strokes = []
+        for k in range(1, ceil((width + height) / gap)):
+            reach = k * gap  # the stroke joins the points whose distances from the top left corner add up to this
+            start, end = min(reach, width), max(0.0, reach - height)
+            strokes.append(f"M{short(x + start)} {short(y + reach - start)}L{short(x + end)} {short(y + reach - end)}")
+        if strokes:
+            self.path("".join(strokes), stroke=stroke, stroke_width=1, fill="none")
+
+    def title(self, words: str, width: float = WIDTH) -> float:
+        """The conclusion, in bold, on as many lines as it needs; returns the y below it."""
+        lines = wrap(words, 16.5, width - 2 * MARGIN, bold=True)
+        for index, line in enumerate(lines):
+            self.text(MARGIN, 28 + 21 * index, line, 16.5, font_weight="bold")
+        return 28.0 + 21 * (len(lines) - 1) + 8
+
+    def note(self, words: str, y: float, width: float = WIDTH) -> float:
+        """Small print at the right, `y` being the baseline of its first line; returns the y below it."""
+        lines = wrap(words, 11, width - 2 * MARGIN) if words else []
+        for index, line in enumerate(lines):
+            self.text(width - MARGIN, y + 14 * index, line, 11, QUIET, text_anchor="end")
+        return y + 14 * len(lines)
+
+    def svg(self, height: float, title: str, alt: str, width: float = WIDTH) -> str:
+        """The whole picture on white, with its name and description inside."""
+        head = (
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{short(width)}" height="{short(height)}" '
+            f'viewBox="0 0 {short(width)} {short(height)}" role="img" aria-label="{escape(alt)}" font-family="{FONT}">'
+        )
+        names = f"<title>{escape(title, quote=False)}</title><desc>{escape(alt, quote=False)}</desc>"
+        paper = f'<rect width="{short(width)}" height="{short(height)}" fill="#FFFFFF"/>'
+        return "\n".join([head, names, paper, *self.shapes, "</svg>"])
+
+
+def attribute_text(attributes: Mapping[str, Any]) -> str:
+    """`{"stroke_width": 2}` as `stroke-width="2"`; numbers are rounded to a tenth of a pixel."""
+    shown = ((name.replace("_", "-"), value) for name, value in attributes.items() if value is not None)
+    return " ".join(f'{name}="{escape(short(value))}"' for name, value in shown)
+
+
+def short(value: Any) -> str:
+    """A number as a float of one decimal without trailing zeros, whole numbers and text as they are."""
+    if not isinstance(value, float):
+        return str(value)
+    text = f"{value:.1f}"
+    text = text.removesuffix(".0")
+    return "0" if text == "-0" else text
+
+
+NARROW, THIN, BROAD = set("ijl.,:;'|!I"), set('ft()[]{}/\\- r"'), set("mwMW%@—")
+
+
+def text_width(words: str, size: float, bold: bool = False) -> float:
+    """Pixels that `words` take, from above: measured on the widest of the fonts that a figure may get."""
+    share = sum(
+        0.34 if c in NARROW else 0.41 if c in THIN else 0.96 if c in BROAD else 0.70 if c.isupper() else 0.62
+        for c in words
+    )
+    return share * size * (1.08 if bold else 1.0)
+
+
+def wrap(words: str, size: float, width: float, bold: bool = False) -> list[str]:
+    """`words` broken into lines of at most `width` pixels; a longer single word keeps a line of its own."""
+    lines: list[str] = []
+    for word in words.split():
+        longer = f"{lines[-1]} {word}" if lines else word
+        if lines and text_width(longer, size, bold) <= width:
+            lines[-1] = longer
+        else:
+            lines.append(word)
+    return lines
+
+
+def luminance(color: str) -> float:
+    """Relative luminance of "#RRGGBB", from 0 (black) to 1 (white). WCAG 2.2, "relative luminance"."""
+    channels = (int(color[index : index + 2], 16) / 255 for index in (1, 3, 5))
+    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(one: str, other: str) -> float:
+    """The contrast ratio of two colors, 1 to 21. WCAG 2.2 asks 4.5 of text."""
+    light, dark = sorted((luminance(one), luminance(other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+def ink_on(fill: str) -> str:
+    """The color of text on `fill`: near-black or white, whichever stands out more."""
+    return max((INK, "#FFFFFF"), key=lambda ink: contrast(ink, fill))
+
+
+def ticks(low: float, high: float, count: int = 7) -> list[float]:
+    """About `count` round numbers from `low` to `high`: steps of 1, 2 or 5 times a power of ten."""
+    if high <= low:
+        return [low]
+    rough = (high - low) / count
+    power = 10.0 ** floor(log10(rough))
+    step = next(power * m for m in (1, 2, 5, 10) if power * m >= rough * 0.999)
+    return [round(k * step, 12) for k in range(ceil(low / step - 1e-9), floor(high / step + 1e-9) + 1)]
+
+
+def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Positions near the `wanted` ones, in the same order, at least `gap` apart, within `low` to `high` if they fit."""
+    order = sorted(range(len(wanted)), key=lambda index: wanted[index])
+    placed = [0.0] * len(wanted)
+    floor_now = low
+    for index in order:
+        placed[index] = max(wanted[index], floor_now)
+        floor_now = placed[index] + gap
+    ceiling = high
+    for index in reversed(order):
+        placed[index] = min(placed[index], ceiling)
+        ceiling = placed[index] - gap
+    return placed
+
+
+def number(value: float) -> str:
+    """A number for an axis: thousands with commas, no needless decimals."""
+    return f"{value:,.0f}" if value == int(value) else f"{value:,.10g}"
+
+
+def sentence(parts: Iterable[str]) -> str:
+    """Words joined as in a sentence: "a, b and c"."""
+    *first, last = list(parts) or [""]
+    return f"{', '.join(first)} and {last}" if first else last
