@@ -11,16 +11,17 @@ CANDIDATES = ("python3.14", "python3.13", "python3.12", "python3.11")
 
 
 def refusal(version, arguments, find):
-    """What to tell the user of a Python as old as `version`, or None if it is new enough.
+    """What to tell the user of a Python as old as `version`, or "" if it is new enough.
 
     `arguments` are those of the command line; `find` looks up a program by name and returns its path or None.
     """
     if tuple(version[:2]) >= OLDEST:
-        return None
+        return ""
     old = "Python %d.%d is too old for this course" % (version[0], version[1])
     for candidate in CANDIDATES:
         if find(candidate):
-            return "%s, but a newer one is here: run `%s`." % (old, " ".join([candidate, "-m course_utils"] + arguments))
+            command = " ".join([candidate, "-m course_utils"] + arguments)
+            return "%s, but a newer one is here: run `%s`." % (old, command)
     return (
         old + ": install Python 3.11 or newer (python.org has it for every system), "
         "then run the same command with that one."

@@ -25,7 +25,7 @@ RECORDINGS = Path(__file__).resolve().parent / "recordings"
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing looked at: its name, whether it is there (`YES`, `NO`, or `NOTE` for what is neither), and what was found."""
+    """One thing looked at: its name, whether it is there (`YES`, `NO`, or `NOTE` for neither), and what was found."""
 
     name: str
     verdict: str
@@ -39,14 +39,18 @@ class DoctorReport:
     machine: tuple[Finding, ...]
     course: tuple[Finding, ...]
 
+    @property
+    def sections(self) -> dict[str, tuple[Finding, ...]]:
+        """The findings under their headings."""
+        return {"This machine": self.machine, "The course on it": self.course}
+
     def __str__(self) -> str:
         width = max(len(finding.name) for finding in (*self.machine, *self.course))
-        sections = (("This machine", self.machine), ("The course on it", self.course))
-        return "\n\n".join("\n".join([title, *_text_rows(rows, width)]) for title, rows in sections)
+        return "\n\n".join("\n".join([title, *_text_rows(part, width)]) for title, part in self.sections.items())
 
     def _repr_html_(self) -> str:
-        sections = (("This machine", self.machine), ("The course on it", self.course))
-        rows = "".join(f"<tr><th colspan='3' style='text-align:left'>{title}</th></tr>{_html_rows(part)}" for title, part in sections)
+        head = "<tr><th colspan='3' style='text-align:left'>{}</th></tr>"
+        rows = "".join(head.format(title) + _html_rows(part) for title, part in self.sections.items())
         return f"<table>{rows}</table>"
 
 
@@ -66,9 +70,10 @@ def report() -> DoctorReport:
     """Looks at this machine, from the Python that runs it. Takes as long as importing torch."""
     torch, problem = load_torch()
     gpus = gpu_findings(torch) if torch else ()
-    simulated = simulated_gpu(torch)
-    machine = (python_finding(), torch_finding(torch, problem), *gpus, memory_finding(), packages_finding(), browser_finding())
-    return DoctorReport(machine, course_findings(torch is not None, bool(gpus) and gpus[0].verdict == YES, simulated))
+    has_gpu = any(finding.verdict == YES for finding in gpus)
+    rest = (memory_finding(), packages_finding(), browser_finding())
+    machine = (python_finding(), torch_finding(torch, problem), *gpus, *rest)
+    return DoctorReport(machine, course_findings(torch is not None, has_gpu, simulated_gpu(torch)))
 
 
 # The machine
@@ -108,9 +113,9 @@ def gpu_findings(torch: ModuleType) -> tuple[Finding, ...]:
 
 
 def no_gpu(cuda: str | None, driver: bool) -> str:
-    """Why torch, built for that version of CUDA or for none, has no GPU, with or without a driver; what to do about it."""
+    """Why torch, built for that version of CUDA or for none, has no GPU, and what to do about it."""
     if driver and not cuda:
-        return "there is a driver, but this torch is built for the CPU: run `COURSE_TORCH=cuda python3 -m course_utils lab`"
+        return "a driver, but torch is built for the CPU: set COURSE_TORCH=cuda and run `python3 -m course_utils lab`"
     if driver:
         return f"torch cannot use it: the driver is probably too old for CUDA {cuda}; update the driver"
     return "no NVIDIA GPU: nothing is measured live, everything else works"
@@ -178,7 +183,7 @@ def browser_finding() -> Finding:
     """Whether the browser test can run."""
     browser = find_browser()
     if browser is None:
-        return Finding("test browser", NOTE, "no Chromium or Chrome: the tests skip the one that clicks through a lesson")
+        return Finding("test browser", NOTE, "no Chromium or Chrome: the browser test is skipped")
     return Finding("test browser", YES, Path(browser).name)
 
 
@@ -189,7 +194,7 @@ def simulated_gpu(torch: ModuleType | None) -> tuple[bool, str]:
     """Whether GPUs can be simulated here, and how or why not."""
     if torch is None:
         return False, "needs torch"
-    from .measure.simulated import availability
+    from .measuring.simulated import availability
 
     return availability()
 
@@ -197,10 +202,12 @@ def simulated_gpu(torch: ModuleType | None) -> tuple[bool, str]:
 def course_findings(torch: bool, live: bool, simulated: tuple[bool, str]) -> tuple[Finding, ...]:
     """Where each part of the course gets its numbers on a machine with that much of what it needs."""
     recordings = len(list(RECORDINGS.glob("*.json")))
+    here = "every run that fits its memory" if live else "no GPU that torch can use"
+    shipped = f"{recordings} measurements" if recordings else "no recordings from real GPUs yet"
     return (
         Finding("estimates", YES, "computed from formulas, for any model and GPU"),
         Finding("simulated GPU", YES if simulated[0] else NO, simulated[1]),
         Finding("traced on the CPU", YES if torch else NO, "small models, really trained" if torch else "needs torch"),
-        Finding("live on a GPU", YES if live else NO, "every run that fits its memory" if live else "no GPU that torch can use"),
-        Finding("recorded", YES if recordings else NO, f"{recordings} measurements" if recordings else "no recordings from real GPUs yet"),
+        Finding("live on a GPU", YES if live else NO, here),
+        Finding("recorded", YES if recordings else NO, shipped),
     )

@@ -65,7 +65,7 @@ class Home:
 def interpreter(home: Home, purpose: str, here: bool = False) -> Path:
     """The Python to run the course with for a purpose ("lab" or "test"), after setting it up if need be.
 
-    With `here`, the current interpreter if it has what is needed. Raises SetupError, in one sentence, when it cannot be.
+    With `here`, the current interpreter if it has what is needed. Raises SetupError when it cannot be.
     """
     if here:
         absent = missing_packages(home.root, purpose)
@@ -103,7 +103,7 @@ def fingerprint(home: Home, choice: str) -> str:
 
 
 def foundations(home: Home, choice: str) -> dict[str, str]:
-    """What an environment is built on: when one of these changes it is made anew, where otherwise pip brings it up to date."""
+    """What an environment is built on: when one of these changes it is made anew, not just brought up to date."""
     return {
         "python": f"{sys.version_info.major}.{sys.version_info.minor}",
         "torch": choice,
@@ -134,7 +134,7 @@ def remember(home: Home, **facts: str) -> None:
 
 
 def torch_choice(system: str, asked: str = "", before: str = "") -> str:
-    """ "cpu" or "cuda": what COURSE_TORCH asks for, else what this environment was made with, else what the machine has."""
+    """The build, "cpu" or "cuda": what COURSE_TORCH asks for, else what is there already, else what the machine has."""
     asked = asked.strip().lower()
     if asked not in ("", "cpu", "cuda"):
         meant = get_close_matches(asked, ["cpu", "cuda"], n=1)
@@ -158,8 +158,8 @@ def nvidia_driver(system: str = platform.system()) -> bool:
 def torch_sources(system: str, choice: str) -> list[tuple[str, list[str]]]:
     """Where to get torch, best first: a name to say, and pip's options.
 
-    PyTorch's own index is asked briefly, with one retry. It gives torch alone (`--no-deps`): the packages that torch needs
-    come with all the others.
+    PyTorch's own index is asked briefly, with one retry. It gives torch alone (`--no-deps`): the packages that torch
+    needs come with all the others.
     """
     brief = ["--no-deps", "--timeout", "10", "--retries", "1", "--index-url"]
     plain: list[tuple[str, list[str]]] = [("as the package index has it", [])]
@@ -226,8 +226,8 @@ def check_disk(place: Path, needed: int) -> None:
     free = shutil.disk_usage(place).free
     if free < needed:
         raise SetupError(
-            f"Setting up needs about {format_bytes(needed, 'GB', 0)} of disk and {place} has {format_bytes(free, 'GB', 1)} "
-            "free: make room there, or clone the course to another disk, {AGAIN}."
+            f"Setting up needs about {format_bytes(needed, 'GB', 0)} of disk and {place} has "
+            f"{format_bytes(free, 'GB', 1)} free: make room there, or clone the course to another disk, {AGAIN}."
         )
 
 
@@ -289,7 +289,7 @@ def missing_packages(root: Path, purpose: str) -> list[str]:
 
 
 def installed_version(name: str) -> tuple[int, ...]:
-    """The version of a package in the current interpreter, as numbers; empty, less than any other, if it is not there."""
+    """The version of a package in the current interpreter, as numbers; empty, less than any other, if absent."""
     try:
         return version_numbers(metadata.version(name))
     except metadata.PackageNotFoundError:

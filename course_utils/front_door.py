@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from .environment import Home, interpreter, is_ready, remembered, torch_choice
 from .pip_runner import SetupError
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def dispatch(arguments: list[str]) -> int:
-    """Runs the command that the first argument names; without one, says what there is. Raises SetupError for another name."""
+    """Runs the command that the first argument names; without one, says what there is. SetupError for another name."""
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(usage())
         return 0
@@ -114,10 +114,9 @@ def build(arguments: list[str]) -> int:
     """Makes notebooks, exercises and solutions from their sources; `--check` only compares."""
     python, rest = prepare("test", arguments)
     if not is_current(python):
-        return hand_over([str(python), "-m", "course_utils", "build", *rest], course_environment(SAME_ANSWERS))
+        return hand_over([str(python), "-m", "course_utils", "build", *rest], course_environment())
     from .authoring.build import main as build_notebooks
 
-    os.environ.update(SAME_ANSWERS)
     return build_notebooks(rest)
 
 
@@ -164,8 +163,8 @@ def doctor(arguments: list[str]) -> int:
 
 def estimate(arguments: list[str]) -> int:
     """Prints what a training run is estimated to take; needs nothing but Python."""
-    from .estimate import estimate as estimate_bytes
-    from .run import TrainingRun
+    from course_utils import TrainingRun
+    from course_utils import estimate as estimate_bytes
 
     try:
         run = TrainingRun(**run_choices(inspect.signature(TrainingRun), arguments))
@@ -176,7 +175,7 @@ def estimate(arguments: list[str]) -> int:
     return 0
 
 
-def run_choices(signature: inspect.Signature, arguments: Sequence[str]) -> dict[str, object]:
+def run_choices(signature: inspect.Signature, arguments: Sequence[str]) -> dict[str, Any]:
     """The choices of a TrainingRun that a command line makes: the model first, then `--micro-batch 4` and the like.
 
     Raises SetupError for an option that is none of the parameters, or has no value.
@@ -185,12 +184,13 @@ def run_choices(signature: inspect.Signature, arguments: Sequence[str]) -> dict[
     words = [part for item in arguments for part in (item.split("=", 1) if item.startswith("--") else [item])]
     if not words or words[0].startswith("-"):
         raise SetupError(f"estimate needs a model first, as in: estimate gpt2-xl --micro-batch 32. {_listed(options)}")
-    choices: dict[str, object] = {"model": words[0]}
+    choices: dict[str, Any] = {"model": words[0]}
     rest = iter(words[1:])
     for option in rest:
         if option not in options:
             close = get_close_matches(option, options, n=1)
-            raise SetupError(f"estimate knows no {option!r}{f'; did you mean {close[0]}?' if close else '.'} {_listed(options)}")
+            hint = f"; did you mean {close[0]}?" if close else "."
+            raise SetupError(f"estimate knows no {option!r}{hint} {_listed(options)}")
         value = next(rest, None)
         if value is None:
             raise SetupError(f"{option} needs a value after it.")
@@ -202,7 +202,7 @@ def _listed(options: Mapping[str, str]) -> str:
     return f"Options: {', '.join(options)}."
 
 
-def _converted(parameter: inspect.Parameter, text: str) -> object:
+def _converted(parameter: inspect.Parameter, text: str) -> str | int:
     """The value in the parameter's type: a whole number where it wants one and can be had, text otherwise."""
     wants_number = int in (parameter.annotation, *get_args(parameter.annotation))
     return int(text) if wants_number and text.lstrip("+-").isdecimal() else text

@@ -40,7 +40,7 @@ class Pip:
     log: Path
 
     def install(self, what: str, arguments: Sequence[str], may_fail: bool = False) -> bool:
-        """Installs and says so in one line. Returns whether it worked; raises SetupError if it did not, unless it `may_fail`."""
+        """Installs and says so in one line. Returns whether it worked; SetupError if not, unless it `may_fail`."""
         command = [str(self.python), "-m", "pip", "install", "--no-input", "--disable-pip-version-check", *arguments]
         started = time.monotonic()
         print(f"Installing {what} …", flush=True)

@@ -84,7 +84,9 @@ def test_torch_build_follows_wish_then_habit_then_machine(system, asked, before,
     assert environment.torch_choice(system, asked, before) == choice
 
 
-@pytest.mark.parametrize(("system", "asked", "said"), [("Linux", "cudda", "did you mean cuda"), ("Darwin", "cuda", "macOS")])
+@pytest.mark.parametrize(
+    ("system", "asked", "said"), [("Linux", "cudda", "did you mean cuda"), ("Darwin", "cuda", "macOS")]
+)
 def test_torch_build_that_cannot_be_is_refused(system, asked, said):
     with pytest.raises(SetupError, match=said):
         environment.torch_choice(system, asked)
@@ -151,18 +153,14 @@ def test_changed_requirements_bring_the_environment_up_to_date(home, installer, 
 
 
 @pytest.mark.parametrize("fact", ["python", "torch", "root", "layout"])
-def test_other_foundations_mean_an_environment_made_anew(home, installer, fact):
+def test_other_foundations_mean_an_environment_made_anew(home, installer, fact, monkeypatch):
     environment.interpreter(home, "lab")
     stale = home.folder / "installed-before"
     stale.touch()
     memory = environment.remembered(home)
     environment.remember(home, **(memory | {fact: "other", "key": "other"}))
-    if fact == "torch":
-        os.environ["COURSE_TORCH"] = "cpu"
-    try:
-        environment.interpreter(home, "lab")
-    finally:
-        os.environ.pop("COURSE_TORCH", None)
+    monkeypatch.setenv("COURSE_TORCH", "cpu")
+    environment.interpreter(home, "lab")
     assert not stale.exists()
     assert ready(home)
 
@@ -233,7 +231,7 @@ def test_full_disk_is_seen_before_anything_is_written(home, monkeypatch):
 @pytest.mark.parametrize("absent", ["venv", "ensurepip"])
 def test_missing_venv_module_is_named_with_its_remedy(home, monkeypatch, absent):
     monkeypatch.setattr(environment.util, "find_spec", lambda name: None if name == absent else object())
-    with pytest.raises(SetupError, match=f"without its {absent} module.*python3-venv"):
+    with pytest.raises(SetupError, match=rf"without its {absent} module.*python3-venv"):
         environment.interpreter(home, "lab")
     assert not home.folder.exists()
 
@@ -241,7 +239,7 @@ def test_missing_venv_module_is_named_with_its_remedy(home, monkeypatch, absent)
 def test_torch_that_does_not_load_is_said(home, monkeypatch):
     failed = subprocess.CompletedProcess([], 1, stdout="", stderr="Traceback\nOSError: libgomp.so.1 is missing\n")
     monkeypatch.setattr(environment.subprocess, "run", lambda *_, **__: failed)
-    with pytest.raises(SetupError, match="does not load.*libgomp"):
+    with pytest.raises(SetupError, match=r"does not load.*libgomp"):
         environment.check_torch_loads(home)
 
 
@@ -286,7 +284,7 @@ def test_here_uses_the_interpreter_in_use_if_it_has_what_is_needed(home):
 @pytest.mark.parametrize(("name", "least"), [("no-such-package", "1"), ("torch", "99.0")])
 def test_here_names_what_is_absent_or_too_old(home, monkeypatch, name, least):
     monkeypatch.setattr(environment, "requirements", lambda root, purpose: {name: least, "pytest": "1"})
-    with pytest.raises(SetupError, match=f"--here needs {name}>={least} in .*install it"):
+    with pytest.raises(SetupError, match=rf"--here needs {name}>={least} in .*install it"):
         environment.interpreter(home, "lab", here=True)
 
 
@@ -335,7 +333,9 @@ def test_conda_environment_has_the_packages_of_the_lab():
 def test_conda_environment_pins_a_python_that_the_package_allows():
     python = rattler.VersionSpec(str(conda_specs()["python"].version))
     allowed = rattler.VersionSpec(PROJECT["requires-python"])
-    fitting = [version for version in ("3.10", "3.11", "3.12", "3.13", "3.14") if python.matches(rattler.Version(version))]
+    fitting = [
+        version for version in ("3.10", "3.11", "3.12", "3.13", "3.14") if python.matches(rattler.Version(version))
+    ]
     assert len(fitting) == 1
     assert allowed.matches(rattler.Version(fitting[0]))
 

@@ -1,0 +1,288 @@
+"""The commands as a new user types them: refusals in one sentence, a quick second start, JupyterLab that answers."""
+
+import ast
+import inspect
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+import venv
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from course_utils import environment, front_door
+from course_utils.__main__ import refusal
+from course_utils.run import TrainingRun
+
+ROOT = Path(__file__).resolve().parent.parent
+BARE = [sys.executable, "-S", "-E"]
+"""A Python without its installed packages: nothing but the standard library."""
+
+
+def course(*arguments: str, python=(sys.executable,), root: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """Runs `python -m course_utils ARGUMENTS` in `root`."""
+    command = [*python, "-m", "course_utils", *arguments]
+    return subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=120, check=False)
+
+
+def assert_refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
+    """One sentence on stderr that contains the words, and exit code 1."""
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1
+    for word in words:
+        assert word in done.stderr
+
+
+# A Python too old
+
+
+def nothing(name: str) -> None:
+    """No program is installed."""
+
+
+@pytest.mark.parametrize("version", [(2, 7), (3, 6), (3, 10, 13)])
+def test_old_python_is_told_what_to_install(version):
+    assert "install Python 3.11 or newer" in refusal(version, ["lab"], nothing)
+
+
+def test_old_python_is_told_of_a_newer_one_that_is_here():
+    said = refusal((3, 9), ["test", "-x"], lambda name: "/somewhere" if name == "python3.12" else None)
+    assert "`python3.12 -m course_utils test -x`" in said
+
+
+@pytest.mark.parametrize("version", [(3, 11, 0), (3, 14), (4, 0)])
+def test_new_enough_python_is_not_refused(version):
+    assert refusal(version, [], nothing) == ""
+
+
+def test_old_python_exits_with_one_sentence():
+    pretend = "import sys, runpy; sys.version_info = (3, 8, 0); sys.argv = ['', 'lab']"
+    run = "runpy.run_module('course_utils', run_name='__main__', alter_sys=False)"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{pretend}; {run}"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert_refused(done, "Python 3.8 is too old")
+
+
+@pytest.mark.parametrize("name", ["__main__.py", "__init__.py"])
+def test_what_an_old_python_reads_it_can_parse(name):
+    tree = ast.parse((ROOT / "course_utils" / name).read_text(encoding="utf-8"), feature_version=(3, 6))
+    assert not [node for node in ast.walk(tree) if isinstance(node, ast.JoinedStr | ast.AnnAssign)]
+
+
+# Commands and their words
+
+
+def test_every_command_is_listed_and_none_that_does_not_work():
+    done = course("--help", python=BARE)
+    assert done.returncode == 0
+    listed = re.findall(r"^  (\w+) +\w", done.stdout, re.MULTILINE)
+    assert listed == ["lab", "test", "doctor", "estimate", "build", "lint"]
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("tset", "test"), ("Lab", "lab"), ("doctr", "doctor")])
+def test_unknown_command_names_the_nearest(typed, meant):
+    assert_refused(course(typed, python=BARE), f"did you mean {meant}?", "lab, test, doctor")
+
+
+@pytest.mark.parametrize("command", ["doctor", "lint"])
+def test_commands_without_options_refuse_them(command):
+    with pytest.raises(environment.SetupError, match=f"{command} takes no '--loud'"):
+        front_door.COMMANDS[command].run(["--here", "--loud"])
+
+
+def test_here_without_the_packages_says_what_is_missing():
+    assert_refused(course("lab", "--here", python=BARE), "--here needs torch>=2.11", "jupyterlab")
+
+
+# estimate
+
+
+def test_estimate_needs_the_standard_library_only():
+    done = course("estimate", "gpt2-xl", "--micro-batch", "32", "--precision=bf16-master", python=BARE)
+    assert done.stderr == ""
+    assert done.returncode == 0
+    total = re.search(r"^total +([\d.,]+) GB$", done.stdout, re.MULTILINE)
+    assert total
+    from course_utils import estimate
+
+    run = TrainingRun("gpt2-xl", micro_batch=32, precision="bf16-master")
+    assert float(total[1].replace(",", "")) == pytest.approx(estimate(run).total / 1e9, abs=5e-4)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "needs a model first"),
+        (["--micro-batch", "4"], "needs a model first"),
+        (["gpt2-xll"], "did you mean 'gpt2-xl'?"),
+        (["gpt2-xl", "--micro-bacth", "4"], "did you mean --micro-batch?"),
+        (["gpt2-xl", "--micro-batch"], "--micro-batch needs a value"),
+        (["gpt2-xl", "--micro-batch", "four"], "must be a whole number"),
+        (["gpt2-xl", "--micro-batch", "0"], "at least 1"),
+        (["gpt2-xl", "--precision", "fp33"], "did you mean 'fp32'?"),
+    ],
+)
+def test_estimate_refuses_in_words(words, said):
+    assert_refused(course("estimate", *words, python=BARE), said)
+
+
+def test_every_choice_of_a_run_can_be_made_on_the_command_line():
+    parameters = inspect.signature(TrainingRun).parameters
+    run = TrainingRun("gpt2")
+    for name in parameters:
+        if name in ("model", "global_batch"):
+            continue
+        value = getattr(run, name)
+        text = str(getattr(value, "name", value))
+        choices = front_door.run_choices(inspect.signature(TrainingRun), ["gpt2", f"--{name.replace('_', '-')}", text])
+        assert TrainingRun(**choices) == run
+
+
+# doctor
+
+
+def test_doctor_works_where_nothing_is_installed():
+    done = course("doctor", "--here", python=BARE)
+    assert done.stderr == ""
+    assert done.returncode == 0
+    assert re.search(r"✗ torch +not installed: `python3 -m course_utils lab` installs it", done.stdout)
+    assert re.search(r"✗ simulated GPU +needs torch", done.stdout)
+
+
+# The second start
+
+
+@pytest.fixture
+def set_up_course(tmp_path, monkeypatch) -> Path:
+    """A copy of the course whose environment is finished; its jupyterlab and pytest only say how they were called."""
+    for name in ("COURSE_TORCH", *front_door.SAME_ANSWERS):
+        monkeypatch.delenv(name, raising=False)
+    shutil.copytree(ROOT / "course_utils", tmp_path / "course_utils", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "requirements.lock"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    for name in front_door.TEST_TARGETS:
+        (tmp_path / name).mkdir()
+    home = environment.Home(tmp_path)
+    venv.create(home.folder, with_pip=False, symlinks=os.name != "nt")
+    packages = next(home.folder.glob("[lL]ib*/**/site-packages"))
+    tell = "import json, os, sys, time\nprint(json.dumps([time.time(), sys.argv[1:], os.getcwd(), dict(os.environ)]))\n"
+    for name in ("jupyterlab", "pytest"):
+        (packages / name).mkdir()
+        (packages / name / "__main__.py").write_text(tell)
+    choice = environment.torch_choice(home.system)
+    facts = {**environment.foundations(home, choice), "made_by": "course", "purpose": "test"}
+    environment.remember(home, **facts, state="ready", key=environment.fingerprint(home, choice))
+    return tmp_path
+
+
+@pytest.mark.parametrize(("command", "option"), [("lab", "--port=9999"), ("test", "-x")])
+def test_second_start_hands_over_within_three_seconds(set_up_course, command, option):
+    began = time.time()
+    done = course(command, option, root=set_up_course)
+    assert done.stderr == ""
+    at, arguments, folder, variables = json.loads(done.stdout)
+    assert at - began < 3
+    assert arguments[-1] == option
+    assert Path(folder).samefile(set_up_course)
+    assert variables["PYTHONPATH"].split(os.pathsep)[0] == str(set_up_course)
+    assert (variables.get("COURSE_SOURCE") == "simulated") == (command == "test")
+
+
+def test_tests_run_over_tests_and_notebooks(set_up_course):
+    _, arguments, _, variables = json.loads(course("test", root=set_up_course).stdout)
+    assert arguments[-3:] == ["tests", "notebooks", "solutions"]
+    assert variables["OMP_NUM_THREADS"] == "1"
+
+
+def test_paths_among_the_arguments_replace_everything(tmp_path):
+    for name in ("tests", "notebooks"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "tests" / "test_units.py").touch()
+    assert front_door.test_targets(tmp_path, ["-x", "-k", "units"]) == ["tests", "notebooks"]
+    assert front_door.test_targets(tmp_path, ["tests/test_units.py::test_one"]) == []
+
+
+def test_windows_waits_for_what_it_starts(capfd):
+    say = "import os; print(os.environ['COURSE_SOURCE']); raise SystemExit(7)"
+    code = front_door.hand_over(
+        [sys.executable, "-c", say], front_door.course_environment(front_door.SAME_ANSWERS), "Windows"
+    )
+    assert code == 7
+    assert capfd.readouterr().out.strip() == "simulated"
+
+
+# JupyterLab itself
+
+
+@contextmanager
+def running_lab(port: int) -> Iterator[str]:
+    """JupyterLab as `lab --here` starts it; its address. Raises AssertionError if it does not answer in a minute."""
+    options = [
+        "--here",
+        "--no-browser",
+        f"--port={port}",
+        "--ServerApp.port_retries=0",
+        "--IdentityProvider.token=secret",
+    ]
+    command = [sys.executable, "-m", "course_utils", "lab", *options]
+    server = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    address = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(120):
+            if server.poll() is not None or answers(f"{address}/api/status?token=secret"):
+                break
+            time.sleep(0.5)
+        assert server.poll() is None, server.stdout and server.stdout.read()
+        yield address
+    finally:
+        server.terminate()
+        server.communicate(timeout=30)
+
+
+def answers(url: str) -> bool:
+    """Whether anything answers at that address."""
+    try:
+        urllib.request.urlopen(url, timeout=5).close()
+    except urllib.error.URLError:
+        return False
+    return True
+
+
+def free_port() -> int:
+    """A port that nothing listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def test_lab_opens_the_first_lesson_without_news():
+    setting = "lab/api/settings/@jupyterlab/apputils-extension:notification"
+    with running_lab(free_port()) as address:
+        with urllib.request.urlopen(f"{address}/?token=secret", timeout=30) as page:
+            assert page.url.split("?")[0].endswith("/lab/tree/notebooks/00_start_here.ipynb")
+        with urllib.request.urlopen(f"{address}/{setting}?token=secret", timeout=30) as answer:
+            properties = json.load(answer)["schema"]["properties"]
+    assert properties["fetchNews"]["default"] == "false"
+    assert properties["checkForUpdates"]["default"] is False
+
+
+# The same command everywhere
+
+
+def test_continuous_integration_runs_the_readme_test_command():
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    assert "python3 -m course_utils test" in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert 'exec "$python" -m course_utils test "$@"' in script
+    assert "COURSE_REQUIRE_BROWSER=1" in script
+    assert os.access(ROOT / ".ci" / "run", os.X_OK)

@@ -1,0 +1,35 @@
+"""The repository's own checks, as `python3 -m course_utils lint` runs them."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from course_utils import front_door
+
+CHECKS = dict(front_door.checks(Path(sys.executable)))
+
+
+def run(name: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(CHECKS[name], cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_repository_is_clean(name):
+    done = run(name, front_door.ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("ruff check", "import os\n"),
+        ("ruff format", "x = {  'a':1 }\n"),
+        ("basedpyright", "x: int = 'a'\n"),
+        ("codespell", "# Teh spelling is wrong\n"),  # codespell:ignore
+    ],
+)
+def test_each_check_objects_to_what_it_is_for(name, text, tmp_path):
+    (tmp_path / "wrong.py").write_text(text)
+    assert run(name, tmp_path).returncode != 0
