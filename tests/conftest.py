@@ -45,6 +45,10 @@ class NotebookTimes:
         self.finished: dict[str, float] = defaultdict(float)  # where the reports arrive: the controller
         self.config = config
 
+    def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
+        """Leave out the saved copies of notebooks that a learner has edited."""
+        return True if ".edited-" in collection_path.name else None
+
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
         report = yield

@@ -60,6 +60,7 @@ def run(notebook: NotebookNode, folder: Path, allow_errors: bool = False) -> Not
             record_timing=False,
             store_widget_state=False,
             coalesce_streams=True,
+            extra_arguments=["--log-level=ERROR"],  # or each kernel warns about its connection
             resources={"metadata": {"path": str(folder)}},
         )
         try:

@@ -1,0 +1,166 @@
+"""How checks speak: one line, the misconception named, the expected value never."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_notebook
+
+from course_utils.authoring.execute import run
+from course_utils.checks import CheckFailed, NotSolved
+from course_utils.checks.feedback import call, exercise, expect, expect_equal, fail, of_kind, seeded_sizes, unit_slip
+
+SECRET = 123_456_789
+
+
+def says(check: Callable[[], object]) -> str:
+    """The message with which `check` fails."""
+    with pytest.raises(CheckFailed) as failure:
+        check()
+    return str(failure.value)
+
+
+def unsolved(size: int) -> int:
+    raise NotSolved("Return twice the size.")
+
+
+def broken(size: int) -> float:
+    return size / 0
+
+
+def show(code: str, tmp_path: Path) -> nbformat.NotebookNode:
+    """The one output of `code` in a notebook."""
+    (cell,) = run(new_notebook(cells=[new_code_cell(code)]), tmp_path, allow_errors=True).cells
+    (output,) = cell.outputs
+    return output
+
+
+@pytest.mark.parametrize(("name", "opening"), [("NotSolved", "Not solved yet."), ("CheckFailed", "Not quite.")])
+def test_notebook_shows_one_line_and_no_traceback(tmp_path: Path, name: str, opening: str) -> None:
+    code = f"from course_utils.checks import {name}\n\ndef answer():\n    raise {name}('Look\\n  again.')\n\nanswer()"
+    output = show(code, tmp_path)
+    assert output.ename == name
+    assert output.traceback == [f"{opening} Look again."]
+
+
+def test_failure_caused_by_the_learners_own_code_is_one_line_too(tmp_path: Path) -> None:
+    code = "from course_utils.checks.feedback import call\n\ncall(lambda size: size / 0, size=3)"
+    assert show(code, tmp_path).traceback == [
+        "Not quite. Called with size=3, your function raised ZeroDivisionError: division by zero"
+    ]
+
+
+def test_right_answer_gets_one_friendly_line(capsys: pytest.CaptureFixture[str]) -> None:
+    @exercise("01.1", "Doubled, and for every size.")
+    def check(answer: Any) -> None:
+        expect_equal(answer, lambda size: 2 * size, [{"size": size} for size in seeded_sizes(3)])
+
+    check(lambda size: size + size)
+    assert capsys.readouterr().out == "✓ 01.1 Doubled, and for every size.\n"
+    with pytest.raises(CheckFailed):
+        check(lambda size: size)
+    assert capsys.readouterr().out == ""
+
+
+def test_not_solved_passes_through() -> None:
+    with pytest.raises(NotSolved, match="twice the size"):
+        call(unsolved, size=3)
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (3, "without parentheses"),
+        (broken, "ZeroDivisionError"),
+        (lambda size: None, "does every path end in `return`?"),
+        (lambda size: "3 GB", "returned a text, where a number is asked for"),
+        (lambda size: [size], "returned a list, where a number is asked for"),
+        (lambda size: True, "returned True or False, where a number is asked for"),
+        (lambda size: float("nan"), "not finite"),
+        (lambda: 3, "should take (size)"),
+        (lambda sise: 3, "should take (size)"),
+    ],
+)
+def test_answers_that_are_no_answers_are_named(answer: Any, message: str) -> None:
+    assert message in says(lambda: call(answer, size=3))
+
+
+def test_arguments_are_spelled_as_a_learner_writes_them() -> None:
+    assert "Called with 7, size=1_000_000, unit='GB'" in says(
+        lambda: call(lambda *_, **__: None, 7, size=10**6, unit="GB")
+    )
+    assert len(says(lambda: call(lambda **_: None, rows=list(range(1000))))) < 200
+
+
+@pytest.mark.parametrize("answer", [lambda size: 2 * size, lambda size: 2.0 * size, lambda size: Fraction(2) * size])
+def test_right_answers_of_every_kind_pass(answer: Any) -> None:
+    expect_equal(answer, lambda size: 2 * size, [{"size": 3}, {"size": 5}])
+
+
+def test_comparison_says_where_and_never_what() -> None:
+    message = says(lambda: expect_equal(lambda size: size, lambda size: size * SECRET, [{"size": 4}]))
+    assert message == "Not right yet for size=4."
+    near = lambda size: SECRET * 1.001  # noqa: E731
+    expect_equal(near, lambda size: SECRET, [{"size": 1}], relative=0.01)
+    assert "size=1" in says(lambda: expect_equal(near, lambda size: SECRET, [{"size": 1}], relative=0.0001))
+
+
+@pytest.mark.parametrize(
+    ("factor", "slip"),
+    [
+        (2**30 / 10**9, "off by 1.074: GB where GiB was asked?"),
+        (10**9 / 2**30, "off by 0.931: GiB where GB was asked?"),
+        (2**20 / 10**6, "off by 1.049: MB where MiB was asked?"),
+        (8, "bits where bytes"),
+        (1 / 8, "an eighth of it"),
+        (10**9, "bytes where GB was asked?"),
+        (2**30, "bytes where GiB was asked?"),
+        (1 / 10**6, "MB where bytes were asked?"),
+    ],
+)
+def test_slips_of_units_are_recognized(factor: float, slip: str) -> None:
+    message = says(lambda: expect_equal(lambda size: SECRET * factor, lambda size: SECRET, [{"size": 1}]))
+    assert slip in message
+    assert str(SECRET) not in message
+
+
+@pytest.mark.parametrize("got", [SECRET * 2, SECRET * 1.01, 0, -SECRET, "text", None])
+def test_other_answers_are_no_slip_of_units(got: object) -> None:
+    assert unit_slip(got, SECRET) is None
+    assert unit_slip(SECRET, 0) is None
+
+
+def test_values_other_than_numbers_are_compared_too() -> None:
+    expect_equal(lambda name: [name], lambda name: [name], [{"name": "loss"}], returns=list)
+    wrong = says(lambda: expect_equal(lambda name: [], lambda name: [name], [{"name": "loss"}], returns=list))
+    assert wrong == "Not right yet for name='loss'."
+
+
+def test_expect_and_fail_say_their_message() -> None:
+    expect(1, "unused")
+    assert says(lambda: expect([], "Empty.")) == "Empty."
+    assert says(lambda: fail("Half of it.")) == "Half of it."
+
+
+def test_of_kind_takes_several_kinds() -> None:
+    assert of_kind("backward", (str, int)) == "backward"
+    assert of_kind(True, bool) is True
+    assert "where a text or a whole number is asked for" in says(lambda: of_kind(0.5, (str, int)))
+
+
+def test_sizes_are_the_same_for_everybody() -> None:
+    assert seeded_sizes(5) == seeded_sizes(5)
+    assert len(set(seeded_sizes(5, low=1, high=5))) == 5
+    assert seeded_sizes(5, seed=1) != seeded_sizes(5)
+    with pytest.raises(ValueError, match="larger than population"):
+        seeded_sizes(6, low=1, high=5)
+
+
+def test_checks_import_no_torch() -> None:
+    code = "import sys, course_utils.checks.feedback; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

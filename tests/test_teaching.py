@@ -1,0 +1,247 @@
+"""Guesses that are kept, ledgers that add up, and a list of what autograd keeps that agrees with arithmetic."""
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from nbformat.v4 import new_code_cell, new_notebook
+from torch import nn
+
+from course_utils import teaching
+from course_utils.authoring.execute import run
+from course_utils.teaching import (
+    Guess,
+    Prediction,
+    Revelation,
+    Saved,
+    forget_guess,
+    ledger,
+    lock_guess,
+    parse_guess,
+    predict,
+    reveal,
+    saved_by,
+    show_ledger,
+    stored_guesses,
+)
+
+GB = 10**9
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine on which nobody has guessed yet."""
+    monkeypatch.setenv("COURSE_HOME", str(tmp_path / "course"))
+    return tmp_path / "course"
+
+
+def test_guess_is_kept_on_this_machine(home: Path) -> None:
+    lock_guess("01.peak", 41, "GB")
+    assert stored_guesses()["01.peak"].amount == 41 * GB
+    assert [file.name for file in home.iterdir()] == ["guesses.json"]
+
+
+def test_first_guess_stays_until_it_is_forgotten() -> None:
+    lock_guess("01.peak", 41, "GB")
+    assert lock_guess("01.peak", 134, "GB").value == 41
+    forget_guess("01.peak")
+    assert lock_guess("01.peak", 134, "GB").value == 134
+    with pytest.raises(KeyError):
+        forget_guess("02.other")
+
+
+def test_damaged_file_is_named(home: Path) -> None:
+    home.mkdir()
+    for content in ("{", "[]", '{"01.peak": {"value": 1}}'):
+        (home / "guesses.json").write_text(content)
+        with pytest.raises(ValueError, match=r"guesses\.json is damaged"):
+            stored_guesses()
+
+
+@pytest.mark.parametrize(
+    ("platform", "variable", "base"),
+    [
+        ("linux", "XDG_STATE_HOME", ".local/state"),
+        ("darwin", "HOME", "Library/Application Support"),
+        ("win32", "LOCALAPPDATA", "AppData/Local"),
+    ],
+)
+def test_guesses_live_where_the_system_keeps_such_things(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, platform: str, variable: str, base: str
+) -> None:
+    monkeypatch.delenv("COURSE_HOME")
+    monkeypatch.setattr(teaching.sys, "platform", platform)
+    monkeypatch.setattr(Path, "home", lambda: tmp_path)
+    monkeypatch.delenv(variable, raising=False)
+    assert teaching.course_home() == tmp_path / base / "where-did-the-memory-go"
+    if variable != "HOME":
+        monkeypatch.setenv(variable, str(tmp_path / "elsewhere"))
+        assert teaching.course_home() == tmp_path / "elsewhere" / "where-did-the-memory-go"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("41", 41), (" 41.5 GB ", 41.5), ("41,5", 41.5), ("1_000", 1000), ("0.25GB", 0.25), (".5", 0.5)]
+)
+def test_numbers_are_read_as_people_write_them(text: str, value: float) -> None:
+    assert parse_guess(text, "GB") == value
+
+
+@pytest.mark.parametrize("text", ["", "a lot", "41 GiB", "-3", "1e", "4 1", "inf", "nan"])
+def test_other_texts_are_refused_in_words(text: str) -> None:
+    with pytest.raises(ValueError, match="in GB, as a number alone"):
+        parse_guess(text, "GB")
+
+
+def test_field_stores_what_is_typed_once_the_button_is_pressed() -> None:
+    box = teaching._guess_field("01.peak", "GB")
+    (field, button), answer = box.children[0].children, box.children[1]
+    field.value = "much"
+    button.click()
+    assert "as a number alone" in answer.value
+    assert stored_guesses() == {}
+    field.value = "41"
+    button.click()
+    assert "41 GB" in answer.value
+    assert field.disabled and button.disabled
+    assert stored_guesses()["01.peak"].value == 41
+
+
+def test_field_has_a_text_that_is_the_same_on_each_run() -> None:
+    bundles = [Prediction("01.peak", "GB")._repr_mimebundle_() for _ in range(2)]
+    assert bundles[0]["text/plain"] == bundles[1]["text/plain"] == "Your guess, in GB: run this cell and type it in."
+    assert "application/vnd.jupyter.widget-view+json" in bundles[0]
+    lock_guess("01.peak", 41, "GB")
+    locked = Prediction("01.peak", "GB")._repr_mimebundle_()
+    assert set(locked) == {"text/plain", "text/html"}
+    assert "41 GB" in locked["text/html"]
+
+
+def test_predict_and_reveal_speak_in_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    predict("01.peak")
+    reveal("01.peak", 134.5 * GB)
+    predict("01.peak", guess=41)
+    reveal("01.peak", 134.5 * GB)
+    assert capsys.readouterr().out.splitlines() == [
+        "Your guess, in GB: run this cell and type it in.",
+        "It is 134.5 GB. You locked no guess: the next one is worth making before you look.",
+        "Your guess is locked: 41 GB",
+        "You said 41 GB, it is 134.5 GB: 3.3 times too little.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("guess", "words"),
+    [(100, "spot on"), (104, "spot on"), (120, "20 % too much"), (80, "20 % too little"), (350, "3.5 times too much")],
+)
+def test_distance_is_put_in_words(guess: float, words: str) -> None:
+    revelation = Revelation("k", 100 * GB, Guess(guess, "GB", "2026-11-21"))
+    assert words in revelation.verdict
+    assert words in revelation._repr_html_()
+
+
+def test_zero_is_no_division_by_zero() -> None:
+    assert "nothing at all" in Revelation("k", 5 * GB, Guess(0, "GB", "")).verdict
+    assert "right" in Revelation("k", 0, Guess(0, "GB", "")).verdict
+    assert "<div" in Revelation("k", 0, Guess(0, "GB", ""))._repr_html_()
+
+
+def test_guesses_may_be_of_other_things_than_bytes() -> None:
+    assert Revelation("k", 33.3, Guess(30, "%", "")).verdict == "You said 30 %, it is 33.3 %: 10 % too little."
+    assert Revelation("k", 2**30, None, "GiB").verdict.startswith("It is 1.0 GiB.")
+
+
+def test_notebook_of_a_fresh_machine_is_the_same_each_time(tmp_path: Path) -> None:
+    lock_guess("01.peak", 41, "GB")  # the builder's own guess, which nobody else should see
+    code = [
+        "from course_utils.teaching import *",
+        "predict('01.peak')",
+        "reveal('01.peak', 134.5e9)",
+        "show_ledger({'a': 1})",
+    ]
+    cells = [new_code_cell(line, id=f"cell-{number}") for number, line in enumerate(code)]
+    runs = [run(new_notebook(cells=copy.deepcopy(cells)), tmp_path) for _ in range(2)]
+    assert runs[0].cells == runs[1].cells
+    field, answer, table = (cell.outputs[0].data for cell in runs[0].cells[1:])
+    assert field == {"text/plain": "Your guess, in GB: run this cell and type it in."}
+    assert "You locked no guess" in answer["text/html"]
+    assert table["text/html"].startswith("<table>")
+
+
+def test_ledger_sums_exactly() -> None:
+    book = ledger({"weights": 6 * GB, "moments": 12 * GB}, {"weights": 6 * GB, "moments": 12 * GB + 512, "other": 8})
+    assert book.totals() == (18 * GB, 18 * GB + 520)
+    assert book.rows[2] == ("other", None, 8)
+    assert book.unit == "GB"
+
+
+def test_ledger_shows_signed_differences() -> None:
+    text = repr(ledger({"input": 26_214_400, "mean": 32_768}, {"input": 26_214_400, "mean": 16_384}))
+    lines = text.splitlines()
+    assert lines[0].split() == ["estimate", "measured", "difference"]
+    assert lines[1].split() == ["input", "26.214", "MB", "26.214", "MB", "0"]
+    assert lines[2].endswith("−16.4 KB")
+    assert lines[3].split()[0] == "total"
+    assert len({len(line) for line in lines}) == 1
+
+
+def test_ledger_without_measurement_has_one_column(capsys: pytest.CaptureFixture[str]) -> None:
+    show_ledger({"a & b": 4, "c": 2})
+    assert [line.split() for line in capsys.readouterr().out.splitlines()[1:]] == [
+        ["a", "&", "b", "4", "B"],
+        ["c", "2", "B"],
+        ["total", "6", "B"],
+    ]
+    assert "a &amp; b" in ledger({"a & b": 4})._repr_html_()
+
+
+def test_ledger_adds_up_saved_tensors_of_one_name_and_takes_a_unit() -> None:
+    saved = [Saved("mask", (2,), "uint8", 2), Saved("mask", (3,), "uint8", 3)]
+    assert ledger(saved, saved).rows == [("mask", 5, 5)]
+    assert "GiB" in repr(ledger({"a": 2**30}, unit="GiB"))
+    with pytest.raises(ValueError, match="unknown unit 'Gb'; known: B, KB"):
+        ledger({"a": 1}, unit="Gb")
+
+
+def test_linear_keeps_its_input_once_and_not_its_weights() -> None:
+    (saved,) = saved_by(nn.Linear(16, 64), (8, 16), dtype="bf16")
+    assert saved == Saved("Addmm: mat1", (8, 16), "bf16", 8 * 16 * 2)
+
+
+def test_layernorm_keeps_its_input_and_two_statistics() -> None:
+    saved = saved_by(nn.LayerNorm(16), (2, 3, 16), names=["input", "mean", "inverse std"])
+    assert [item.name for item in saved] == ["input", "mean", "inverse std"]
+    assert [item.bytes for item in saved] == [2 * 3 * 16 * 4, 2 * 3 * 4, 2 * 3 * 4]
+
+
+def test_views_of_one_storage_count_once() -> None:
+    (saved,) = saved_by(lambda x: x * x.reshape(-1).reshape(4, 6), (4, 6))
+    assert saved.bytes == 4 * 6 * 4
+    half = saved_by(lambda x: x[:2] * x[2:], (4, 6))
+    assert [item.bytes for item in half] == [4 * 6 * 4]  # a view keeps the whole storage alive
+
+
+def test_both_factors_of_a_product_are_kept() -> None:
+    saved = saved_by(torch.matmul, (3, 4), (4, 2))
+    assert sorted(item.bytes for item in saved) == [4 * 2 * 4, 3 * 4 * 4]
+
+
+def test_tensors_may_be_given_and_tuples_returned() -> None:
+    ids = torch.zeros(5, dtype=torch.int64)
+    (saved,) = saved_by(nn.Embedding(10, 4), ids)
+    assert saved == Saved("Embedding: indices", (5,), "int64", 40)
+    both = saved_by(lambda x: (x.exp(), x.sigmoid()), (6,))
+    assert [item.name for item in both] == ["Exp: result", "Sigmoid: result"]
+
+
+def test_module_is_left_as_it_was() -> None:
+    module = nn.Linear(4, 4)
+    saved_by(module, (2, 4), dtype="bf16")
+    assert module.weight.dtype is torch.float32
+
+
+def test_wrong_requests_are_refused_in_words() -> None:
+    with pytest.raises(ValueError, match="unknown dtype 'int7'; known: fp64, fp32, fp16, bf16"):
+        saved_by(nn.Linear(4, 4), (2, 4), dtype="int7")
+    with pytest.raises(ValueError, match="2 names for 1 storages: Addmm: mat1"):
+        saved_by(nn.Linear(4, 4), (2, 4), names=["input", "weights"])
