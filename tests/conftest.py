@@ -42,6 +42,7 @@ class NotebookTimes:
         self.running: dict[Path, float] = defaultdict(
             float
         )  # where the cells run: a worker has all cells of a notebook
+        self.blamed: set[Path] = set()
         self.finished: dict[str, float] = defaultdict(float)  # where the reports arrive: the controller
         self.config = config
 
@@ -53,10 +54,11 @@ class NotebookTimes:
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
         report = yield
         if item.path.suffix == ".ipynb":
-            before = self.running[item.path]
             self.running[item.path] += call.duration
             allowed = budget_seconds(item.path) * SLACK
-            if before <= allowed < self.running[item.path] and report.passed:
+            too_long = self.running[item.path] > allowed and item.path not in self.blamed
+            if too_long and report.when == "call" and report.passed:
+                self.blamed.add(item.path)
                 report.outcome = "failed"
                 report.longrepr = (
                     f"{item.path.name} takes more than {allowed:.0f} s ({SLACK:g} times its budget). Shorten it, state "
