@@ -123,7 +123,10 @@ def no_gpu(cuda: str | None, driver: bool) -> str:
 
 def gpu_finding(torch: ModuleType, index: int) -> Finding:
     """Name, memory, compute capability and number formats of one GPU; memory as the driver has it now."""
-    free, total = torch.cuda.mem_get_info(index)
+    try:
+        free, total = torch.cuda.mem_get_info(index)
+    except RuntimeError as problem:  # full, or held by another process alone
+        return Finding(f"GPU {index}", NO, f"does not answer: {str(problem).splitlines()[0]}")
     capability = torch.cuda.get_device_capability(index)
     memory = f"{format_bytes(total, 'GiB', 1)}, {format_bytes(free, 'GiB', 1)} free"
     name = torch.cuda.get_device_name(index)

@@ -105,7 +105,7 @@ def explain_failure(said: str, what: str, log: Path) -> str:
         )
     if "No matching distribution found" in said:
         machine = f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"
-        return f"There is no build of {what} for {machine}: use Python 3.11 to 3.13 on a 64-bit system, {AGAIN}."
+        return f"There is no build of {what} for {machine}: use Python 3.11 to 3.14 on a 64-bit system, {AGAIN}."
     if "No module named pip" in said:
         return f"The environment in {log.parent} has no pip: delete that folder, {AGAIN}."
     errors = [line.strip() for line in said.splitlines() if line.startswith("ERROR:")]

@@ -16,12 +16,15 @@ import venv
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
-from course_utils import environment, front_door
+from course_utils import doctor, environment, front_door
 from course_utils.__main__ import refusal
 from course_utils.run import TrainingRun
+from course_utils.units import GiB
 
 ROOT = Path(__file__).resolve().parent.parent
 BARE = [sys.executable, "-S", "-E"]
@@ -160,6 +163,56 @@ def test_doctor_works_where_nothing_is_installed():
     assert re.search(r"✗ simulated GPU +needs torch", done.stdout)
 
 
+def torch_with_gpu(answer) -> ModuleType:
+    """A torch that has one T4, whose free and total bytes `answer` gives or whose refusal it raises."""
+    torch: Any = ModuleType("torch")
+    torch.__version__, torch.version = "2.13.0", SimpleNamespace(cuda="13.0")
+    torch.cuda = SimpleNamespace(
+        is_available=lambda: True,
+        device_count=lambda: 1,
+        mem_get_info=answer,
+        get_device_name=lambda index: "Tesla T4",
+        get_device_capability=lambda index: (7, 5),
+    )
+    return torch
+
+
+def test_doctor_says_what_a_gpu_can_do():
+    finding = doctor.gpu_findings(torch_with_gpu(lambda index: (14 * GiB, 15 * GiB)))[0]
+    assert (finding.name, finding.verdict) == ("GPU 0", doctor.YES)
+    assert finding.text == (
+        "Tesla T4, 15.0 GiB, 14.0 GiB free, "
+        "compute capability 7.5: fp16 and efficient attention; no bf16, no flash attention"
+    )
+    assert "bf16 and flash attention" in doctor.capability_text((8, 0))
+
+
+def test_doctor_says_that_a_gpu_does_not_answer():
+    def refuse(index):
+        raise RuntimeError("CUDA error: out of memory\nmore of it")
+
+    finding = doctor.gpu_findings(torch_with_gpu(refuse))[0]
+    assert (finding.verdict, finding.text) == (doctor.NO, "does not answer: CUDA error: out of memory")
+
+
+@pytest.mark.parametrize(
+    ("cuda", "driver", "said"),
+    [(None, True, "set COURSE_TORCH=cuda"), ("13.0", True, "update the driver"), ("13.0", False, "no NVIDIA GPU")],
+)
+def test_doctor_says_why_there_is_no_gpu(cuda, driver, said):
+    assert said in doctor.no_gpu(cuda, driver)
+
+
+def test_doctor_shows_the_same_in_a_notebook_and_a_terminal():
+    odd = doctor.Finding("torch", doctor.NO, "a < b")
+    report = doctor.DoctorReport((odd,), doctor.course_findings(False, False, (False, "needs torch")))
+    assert "a &lt; b" in report._repr_html_()
+    assert "✗ torch" in str(report)
+    for finding in report.course:
+        assert finding.text in report._repr_html_()
+        assert finding.text in str(report)
+
+
 # The second start
 
 
@@ -286,3 +339,60 @@ def test_continuous_integration_runs_the_readme_test_command():
     assert 'exec "$python" -m course_utils test "$@"' in script
     assert "COURSE_REQUIRE_BROWSER=1" in script
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
+
+
+# The README
+
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+LESSON_ROW = re.compile(r"^\| (\d\d) [^|]+\| [^|]+\| (\d+) \| (ready|planned) \|$", re.MULTILINE)
+ESTIMATE = re.compile(r"`([a-z0-9.-]+(?: --[a-z-]+ [a-z0-9-]+)+)`[^|\n]*\| ([\d.]+) GB \|")
+
+
+def test_readme_lists_fifteen_lessons_and_marks_those_that_are_there():
+    rows = LESSON_ROW.findall(README)
+    assert [number for number, _, _ in rows] == [f"{number:02d}" for number in range(15)]
+    built = {
+        path.name[:2]: path for path in (ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb") if ".edited-" not in path.name
+    }
+    assert {number for number, _, status in rows if status == "ready"} == set(built)
+    for number, minutes, status in rows:
+        if status == "ready":
+            course_settings = json.loads(built[number].read_text(encoding="utf-8"))["metadata"]["course"]
+            assert course_settings["minutes"] == int(minutes), number
+
+
+def test_readme_figures_are_what_the_course_estimates_and_fit_their_gpu():
+    from course_utils import estimate, gpu
+
+    cards, smallest = {"T4": "T4-16GB", "A100": "A100-80GB"}, ""
+    rows = [line for line in README.splitlines() if ESTIMATE.search(line)]
+    assert len(rows) == 5
+    for row in rows:
+        smallest = next((name for mark, name in cards.items() if mark in row), smallest)
+        words, figure = ESTIMATE.findall(row)[0]
+        peak = estimate(TrainingRun(**front_door.run_choices(inspect.signature(TrainingRun), words.split()))).total
+        assert f"{peak / 1e9:.1f}" == figure, row
+        assert peak < 0.9 * gpu(smallest).memory, row
+
+
+def test_readme_says_what_does_not_fit():
+    from course_utils import GPUS, estimate
+
+    figure, words = re.findall(r"takes ([\d.]+) GB\s+by\s+estimate \(`([^`]+)`\)", README)[0]
+    peak = estimate(TrainingRun(**front_door.run_choices(inspect.signature(TrainingRun), words.split()))).total
+    assert f"{peak / 1e9:.1f}" == figure
+    assert peak > GPUS["A100-80GB"].memory
+
+
+def test_readme_names_every_label_of_a_measurement():
+    from course_utils.measurement import SOURCES
+
+    for label in SOURCES.values():
+        assert f"| {label.format(device='…')} |" in README
+
+
+def test_pictures_and_pages_that_the_readme_links_are_there():
+    targets = [target for target in re.findall(r"\]\(([^)]+)\)", README) if not target.startswith("http")]
+    assert len(targets) >= 4
+    assert [target for target in targets if not (ROOT / target).exists()] == []
