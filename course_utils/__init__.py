@@ -14,10 +14,10 @@ _HOME = {
     "MemoryBreakdown": "breakdown",
     "KINDS": "breakdown",
     "Measurement": "measurement",
-    "estimate": "estimate",
-    "moments": "estimate",
-    "measure": "measure",
-    "compare": "measure",
+    "estimate": "estimating",
+    "moments": "estimating",
+    "measure": "measuring",
+    "compare": "measuring",
     "format_bytes": "units",
     "parse_bytes": "units",
 }
@@ -32,7 +32,7 @@ def __getattr__(name):
     from importlib import import_module
 
     value = getattr(import_module("." + _HOME[name], __name__), name)
-    globals()[name] = value  # `estimate` and `measure` are functions here, though packages of that name hold them
+    globals()[name] = value
     return value
 
 

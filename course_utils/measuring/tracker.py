@@ -86,8 +86,8 @@ class Tracker(TorchDispatchMode):
         return out
 
     def _notice_recomputation(self) -> None:
-        """Autograd runs backward with gradients off; a checkpoint turns them on to run its forward again."""
-        recomputing = self.phase == "backward" and torch.is_grad_enabled()
+        """The autograd engine runs with gradients off; a checkpoint inside it turns them on to run its forward again."""
+        recomputing = torch.is_grad_enabled() and torch._C._current_graph_task_id() != -1
         if recomputing and not self._recomputing:
             self._recomputation += 1
         self._recomputing = recomputing

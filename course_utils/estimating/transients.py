@@ -1,0 +1,336 @@
+"""What comes and goes within backward and within the optimizer step, and the moment at which most of it is there.
+
+Backward is walked operation by operation: what each makes, and what it then lets go. Such a walk is a list of changes;
+its highest point tells which operation needs the most, and of what.
+"""
+
+from collections.abc import Iterable
+from math import prod
+from typing import NamedTuple
+
+from ..models import block_shapes, outer_shapes
+from ..run import TrainingRun
+from ..units import BLOCK, round_up
+from .activations import (
+    block_saved,
+    fused_saved,
+    letters,
+    loss_saved,
+    norm_saved,
+    shared_saved,
+    sum_bytes,
+)
+from .states import tensors_bytes
+
+
+class Change(NamedTuple):
+    """Signed bytes of one kind of memory."""
+
+    kind: str
+    bytes: int
+
+
+Walk = list[Change]
+Totals = dict[str, int]
+
+
+def highest(walk: Iterable[Change]) -> Totals:
+    """Bytes by kind, relative to the start, where a walk stands highest."""
+    now: Totals = {}
+    best: Totals = {}
+    total = top = 0
+    for kind, size in walk:
+        now[kind] = now.get(kind, 0) + size
+        total += size
+        if total > top:
+            top, best = total, dict(now)
+    return best
+
+
+def net(walk: Iterable[Change]) -> Totals:
+    """Bytes by kind that a whole walk adds."""
+    totals: Totals = {}
+    for kind, size in walk:
+        totals[kind] = totals.get(kind, 0) + size
+    return totals
+
+
+def make(size: int, kind: str = "temporaries") -> Change:
+    """A tensor of `size` bytes appears."""
+    return Change(kind, round_up(size))
+
+
+def free(size: int, kind: str = "temporaries") -> Change:
+    """A tensor of `size` bytes goes."""
+    return Change(kind, -round_up(size))
+
+
+def forget(saved: int) -> Change:
+    """Saved activations that are no longer needed go."""
+    return Change("activations", -saved)
+
+
+# Operations, backward
+
+
+def weight_gradient(run: TrainingRun, elements: int, waits: bool = False) -> Walk:
+    """The gradient of one weight, there in the compute type, becomes `.grad`: cast to fp32 first under autocast.
+
+    From the second micro-batch on it is added to the one that is there, and goes. One that `waits` for another stays as it is.
+    """
+    made, kept = run.precision.compute * elements, run.precision.gradient * elements
+    cast = [make(kept), free(made)] if run.precision.autocast else []
+    if waits:
+        return cast
+    return [*cast, free(kept), *([] if run.accumulation_steps > 1 else [make(kept, "gradients")])]
+
+
+def linear(
+    run: TrainingRun, n_in: int, n_out: int, saved_input: int, *, bias: bool = False, owns_gradient: bool = True, cast: bool = False,
+    joined: bool = False, waits: bool = False,
+) -> Walk:  # fmt: skip
+    """Backward of y = x·Wᵀ + bias: dL/dx and dL/dW = dL/dyᵀ·x appear together; then dL/dy, x and autocast's copy of W go.
+
+    `cast`: x was a 16-bit copy of an fp32 tensor, so dL/dx becomes fp32. `joined`: dL/dx is then added to another's.
+    `owns_gradient`: dL/dy belongs to this branch alone. `waits`: dL/dW waits to be joined with another.
+    `saved_input` is the bytes of x that nobody else needs any more.
+    """
+    w = letters(run)
+    walk = [make(w.c * w.sb * n_in), make(w.c * n_in * n_out), *([make(w.c * n_out)] if bias else [])]
+    walk += [free(w.c * w.sb * n_out)] if owns_gradient else []
+    walk.append(forget(saved_input))
+    if run.precision.autocast:
+        walk.append(free(2 * n_in * n_out, "weight_copies"))
+    if cast and run.precision.autocast:
+        walk += [make(4 * w.sb * n_in), free(2 * w.sb * n_in)]
+    walk += [free(w.r * w.sb * n_in)] if joined else []
+    return walk + weight_gradient(run, n_in * n_out, waits) + (weight_gradient(run, n_out) if bias else [])
+
+
+def norm(run: TrainingRun, name: str) -> Walk:
+    """Backward of a norm, its result joined into the residual stream's gradient; the stream kept for it goes."""
+    w = letters(run)
+    stream = w.r * w.sb * w.h
+    walk = [make(stream)] + ([] if run.accumulation_steps > 1 else norm_gradients(run))
+    return [*walk, free(stream), forget(round_up(stream) + sum_bytes(norm_saved(run, name))), free(stream)]
+
+
+def norm_gradients(run: TrainingRun) -> Walk:
+    """Gradients of a norm's own weights: two vectors of length h for LayerNorm, one for RMSNorm."""
+    return [make(run.precision.gradient * run.model.hidden, "gradients")] * (2 if run.model.family == "gpt2" else 1)
+
+
+def into_branch(run: TrainingRun) -> Walk:
+    """From the residual stream's gradient into a branch: cast to 16-bit under autocast, through dropout where there is any."""
+    w = letters(run)
+    cast = [make(w.c * w.sb * w.h)] if run.precision.autocast else []
+    if not run.model.dropout:
+        return cast
+    dropped = [make(w.c * w.sb * w.h), *([free(w.c * w.sb * w.h)] if cast else [])]
+    return [*cast, *dropped, forget(round_up(w.sb * w.h))]
+
+
+def owns_branch_gradient(run: TrainingRun) -> bool:
+    """Whether the branch got a gradient of its own, to be freed, and not the residual stream's itself."""
+    return bool(run.precision.autocast) or run.model.dropout > 0
+
+
+def mlp_backward(run: TrainingRun) -> Walk:
+    """From the block's output gradient to the gradient of the MLP's normed input, fp32 under autocast."""
+    w = letters(run)
+    wide, narrow = round_up(w.c * w.sb * w.ffn), round_up(w.c * w.sb * w.h)
+    bias = run.model.family == "gpt2"
+    walk = [*into_branch(run), *linear(run, w.ffn, w.h, wide, bias=bias, owns_gradient=owns_branch_gradient(run))]
+    if run.model.family == "gpt2":
+        walk += [make(wide), free(wide), forget(wide)]  # GELU
+        return walk + linear(run, w.h, w.ffn, narrow, bias=True, cast=True)
+    walk += [make(wide), make(wide), free(wide), forget(2 * wide)]  # the product's two factors
+    walk += linear(run, w.h, w.ffn, narrow if run.precision.autocast else 0, cast=True)
+    walk += [make(wide), free(wide), forget(wide)]  # SiLU
+    return walk + linear(run, w.h, w.ffn, narrow, cast=True, joined=True)
+
+
+def attention_backward(run: TrainingRun) -> Walk:
+    """From the middle of the block to the gradient of attention's normed input, fp32 under autocast."""
+    w = letters(run)
+    narrow = round_up(w.c * w.sb * w.h)
+    out_input = narrow if run.attention == "eager" else 0  # a fused kernel keeps it for itself too
+    bias = run.model.family == "gpt2"
+    walk = [*into_branch(run), *linear(run, w.h, w.h, out_input, bias=bias, owns_gradient=owns_branch_gradient(run))]
+    walk += eager_backward(run) if run.attention == "eager" else fused_backward(run)
+    if run.model.family == "gpt2":
+        return [*walk, *linear(run, w.h, 3 * w.h, narrow, bias=True, cast=True)]
+    for layer, width in (("v", w.kv), ("k", w.kv), ("q", w.h)):
+        last_reader = run.precision.autocast or layer == "q"
+        walk += linear(run, w.h, width, narrow if last_reader else 0, cast=True, joined=layer != "v")
+    return walk
+
+
+def fused_backward(run: TrainingRun) -> Walk:
+    """A fused kernel's three gradients; what it kept goes; then they become the gradients of the linear layers' outputs."""
+    w = letters(run)
+    q = w.c * w.sb * w.h
+    repeated = run.model.family == "llama" and run.attention == "efficient" and w.kv < w.h
+    kv = w.c * w.sb * (w.h if repeated else w.kv)
+    kept = sum_bytes(fused_saved(run)) + round_up(q) + 2 * round_up(kv)
+    walk = [make(q), make(kv), make(kv), free(q), forget(kept)]
+    if run.model.family == "gpt2":
+        return [*walk, make(3 * q), free(q), free(q), free(q)]
+    narrow = w.c * w.sb * w.kv
+    if repeated:
+        walk += [make(narrow), free(kv), make(narrow), free(kv)]
+    return walk + rotary_backward(narrow) + rotary_backward(q)
+
+
+def rotary_backward(size: int) -> Walk:
+    """Turning a gradient of `size` bytes back: its product with the sine, halves negated, its product with the cosine, joined."""
+    return [make(size), make(size // 2), make(size), free(size), make(size), free(size), free(size // 2), free(size)]
+
+
+def eager_backward(run: TrainingRun) -> Walk:
+    """Backward of softmax(q·kᵀ)·v written out: several s×s matrices at once, in fp32 under autocast."""
+    w = letters(run)
+    q, scores = w.c * w.sb * w.h, w.a * w.s * w.s * w.b
+    low, full = w.c * scores, w.r * scores
+    extra = [make(q), free(q)] if run.model.family == "gpt2" or w.a > 1 else []
+    walk = [*extra, make(q), make(low), free(q), forget(round_up(q))]
+    if run.model.dropout or run.precision.autocast:
+        walk.append(forget(round_up(low)))
+    if run.precision.autocast:
+        walk += [make(full), free(low)]
+    if run.model.dropout:
+        walk += [make(full), free(full), forget(round_up(scores))]
+    walk += [make(full), free(full), forget(round_up(full))]  # softmax
+    if run.precision.autocast:
+        walk += [make(low), free(full)]
+    walk += [make(low), free(low), make(low), free(low)]  # mask, then the scale
+    walk += [make(q), make(q), free(low), forget(2 * round_up(q))]
+    return walk + eager_gradients_to_linears(run)
+
+
+def eager_gradients_to_linears(run: TrainingRun) -> Walk:
+    """The gradients of q, k and v become those of the linear layers' outputs."""
+    w = letters(run)
+    q, kv = w.c * w.sb * w.h, w.c * w.sb * w.kv
+    if run.model.family == "gpt2":
+        return [make(q), free(q), make(q), free(q), make(3 * q), free(q), free(q), free(q)]
+    summed = [make(kv), free(q), make(kv), free(q)] if kv < q else []
+    return [*summed, *rotary_backward(kv), *rotary_backward(q)]
+
+
+def block_backward(run: TrainingRun) -> Walk:
+    """Backward of one block; under full recomputation its forward is run first, which makes what it had not kept."""
+    walk: Walk = []
+    if run.recompute == "full":
+        inside = sum_bytes(block_saved(run)[:-1])
+        copies = sum(round_up(2 * prod(s)) for s in block_shapes(run.model).values() if len(s) == 2)
+        walk.append(Change("activations", inside))
+        walk += [Change("weight_copies", copies)] if run.precision.autocast else []
+    return [*walk, *mlp_backward(run), *norm(run, "norm2"), *attention_backward(run), *norm(run, "norm1")]
+
+
+def loss_backward(run: TrainingRun) -> Walk:
+    """From the loss to the gradient of the logits: the loss's own gradient, then log-softmax's."""
+    w = letters(run)
+    logits, full = w.c * w.sb * w.V, 4 * w.sb * w.V
+    log_softmax, *for_loss, _ = loss_saved(run)
+    walk = [make(4), make(4)]  # dL/dL = 1, and that over the number of micro-batches
+    walk += [make(4)] if run.precision.loss_scaling else []  # and that times the scale
+    walk += [make(full if run.precision.autocast else logits), free(4), forget(sum_bytes(for_loss))]
+    if run.precision.autocast:
+        walk += [make(logits), free(full)]
+    return [*walk, make(logits), free(logits), forget(log_softmax.bytes)]
+
+
+def head_backward(run: TrainingRun) -> Walk:
+    """From the gradient of the logits to that of the residual stream. A tied head's own gradient waits for the embedding's."""
+    w = letters(run)
+    narrow, stream = round_up(w.c * w.sb * w.h), w.r * w.sb * w.h
+    walk = linear(run, w.h, w.V, narrow, cast=True, waits=run.model.tied)
+    walk += [make(stream), *([] if run.accumulation_steps > 1 else norm_gradients(run)), free(stream)]
+    return [*walk, forget(round_up(stream) + sum_bytes(norm_saved(run, "final norm")))]
+
+
+def embedding_backward(run: TrainingRun) -> Walk:
+    """The embedding's gradient is dense, V·h, even though a batch touches few rows.
+
+    A tied head's gradient has waited for it. Autocast's is a fresh copy, and the two are added in place; otherwise the head's is a
+    transposed view, which torch adds out of place: three tensors of V·h at once.
+    """
+    w, first, stream = letters(run), run.accumulation_steps == 1, letters(run).r * letters(run).sb * letters(run).h
+    table = run.precision.gradient * w.V * w.h
+    walk: Walk = [forget(sum_bytes(shared_saved(run)))]  # the last block to read them is done
+    if run.model.dropout:
+        walk += [make(stream), free(stream), forget(round_up(w.sb * w.h))]
+    if run.model.family == "gpt2":
+        walk += _positions_backward(run, first)
+    kind = "gradients" if first else "temporaries"
+    if not run.model.tied:
+        return [*walk, make(table, kind)]
+    if run.precision.autocast:
+        return [*walk, free(table), make(table, kind), make(table)]
+    return [*walk, make(table), free(stream), make(table, kind)]
+
+
+def _positions_backward(run: TrainingRun, first: bool) -> Walk:
+    w = letters(run)
+    summed = w.r * w.s * w.h if w.b > 1 else 0
+    table = run.precision.gradient * prod(outer_shapes(run.model)["positions.weight"])
+    made = make(table, "gradients" if first else "temporaries")
+    return [make(summed), made, free(summed), *([] if first else [free(table)]), forget(round_up(8 * w.s))]
+
+
+# The optimizer step
+
+
+def optimizer_step(run: TrainingRun) -> Totals:
+    """What the step adds to weights, gradients and states where it needs most.
+
+    foreach makes one fp32 tensor for each parameter, 4N bytes; the for-loop makes two for one parameter at a time; fused
+    makes none; momentum works in place. Master weights take their gradients in fp32: one at a time, or all at once.
+    """
+    scaler = BLOCK if run.precision.loss_scaling else 0  # whether any gradient overflowed
+    if run.optimizer.algorithm == "sgd" and not run.precision.master:
+        return {"temporaries": scaler}
+    if run.precision.master:
+        return _master_step(run)
+    if run.optimizer.implementation == "loop":
+        return _plus_scratch(highest(_loop_step(run)), scaler)
+    return {"temporaries": scaler + (tensors_bytes(run.model, 4) if run.optimizer.implementation == "foreach" else 0)}
+
+
+def _plus_scratch(totals: Totals, scratch: int) -> Totals:
+    return totals | {"temporaries": totals.get("temporaries", 0) + scratch}
+
+
+def _loop_step(run: TrainingRun) -> Walk:
+    """Adam's denominator takes two tensors to compute; the one before is let go when the next is there."""
+    walk: Walk = []
+    before = 0
+    for shape in _stepped_shapes(run):
+        size = 4 * prod(shape)
+        walk += [make(size), make(size), free(size), free(before)]
+        before = size
+    return walk
+
+
+def _master_step(run: TrainingRun) -> Totals:
+    """Walk over the parameters: gradient to fp32, the 16-bit one freed, the update's own tensors, the fp32 gradient freed."""
+    full, half = tensors_bytes(run.model, 4), tensors_bytes(run.model, 2)
+    scratch = 0 if run.optimizer.algorithm == "sgd" else {"foreach": 1, "loop": 2, "fused": 0}[run.optimizer.implementation]
+    if run.optimizer.forced and run.optimizer.implementation == "foreach":
+        return {"gradients": -half, "temporaries": full + scratch * full}
+    walk: Walk = []
+    for shape in _stepped_shapes(run):
+        size = prod(shape)
+        walk += [make(4 * size), free(2 * size, "gradients")]
+        walk += [make(4 * size)] * scratch + [free(4 * size)] * (scratch + 1)
+    return highest(walk)
+
+
+def _stepped_shapes(run: TrainingRun) -> list[tuple[int, ...]]:
+    """Parameters in the order of the step; one block stands for all, as the first of equals is where the most is left."""
+    outer = outer_shapes(run.model)
+    first = [shape for name, shape in outer.items() if name.startswith(("embedding", "positions"))]
+    last = [shape for name, shape in outer.items() if not name.startswith(("embedding", "positions"))]
+    return [*first, *block_shapes(run.model).values(), *last]
