@@ -1,0 +1,166 @@
+"""The second verb: what a training step really takes, on a GPU, a simulated GPU or the CPU."""
+
+import os
+from dataclasses import dataclass
+from html import escape
+
+from ..breakdown import KINDS, MemoryBreakdown
+from ..estimating import estimate
+from ..measurement import Measurement
+from ..nearest import unknown
+from ..run import TrainingRun
+from ..units import GB, format_bytes
+
+SOURCES = ("auto", "live", "simulated", "cpu", "recorded")
+
+CPU_LIMIT = 4 * GB
+"""Larger runs are not traced on the CPU: they would take minutes, and memory that a laptop needs."""
+
+
+def measure(run: TrainingRun, source: str = "auto", steps: int = 2) -> Measurement:
+    """Run `steps` training steps as `run` says and tell where each byte went; the peak is that of the last step.
+
+    `source` is "live" (a CUDA GPU), "simulated" (a GPU that is not there), "cpu" (small models), "recorded" (shipped results), or
+    "auto": live where a GPU is there and the run is predicted to fit it, else simulated, and the provenance says why.
+    The environment variable COURSE_SOURCE settles "auto". Raises ValueError for what a source cannot do and, live,
+    `live.GpuOutOfMemory` for a run that is too large: memory is then released.
+    """
+    if source not in SOURCES:
+        raise unknown("source", source, SOURCES)
+    if not isinstance(steps, int) or steps < 1:
+        raise ValueError(f"steps is {steps!r}: a whole number of at least 1; the first step has no optimizer states yet, so 2 is usual")
+    if run.world_size > 1:
+        raise ValueError("measurements cover one rank so far: set world_size=1")
+    source, note = choose_source(run) if source == "auto" else (source, "")
+    return {"live": _live, "simulated": _simulated, "cpu": _cpu, "recorded": _recorded}[source](run, steps, note)
+
+
+def choose_source(run: TrainingRun) -> tuple[str, str]:
+    """What "auto" means for `run` on this machine, and why."""
+    forced = os.environ.get("COURSE_SOURCE", "auto")
+    if forced not in SOURCES:
+        raise unknown("COURSE_SOURCE", forced, SOURCES)
+    if forced != "auto":
+        return forced, ""
+    import torch
+
+    if not torch.cuda.is_available():
+        return "simulated", ""
+    from .live import SAFETY, free_bytes, unsupported
+
+    reason = unsupported(run, torch.cuda.get_device_capability())
+    needed, free = estimate(run).total, free_bytes()
+    if not reason and needed * SAFETY > free:
+        reason = f"needs {format_bytes(needed, 'GB', 1)}, {torch.cuda.get_device_name()} has {format_bytes(free, 'GB', 1)} free"
+    return ("simulated", reason) if reason else ("live", "")
+
+
+def _live(run: TrainingRun, steps: int, note: str) -> Measurement:
+    import torch
+
+    from .live import measure_live
+
+    if not torch.cuda.is_available():
+        raise ValueError("there is no CUDA GPU that this torch can use here: choose source='simulated', or 'auto'")
+    return measure_live(run, steps, note)
+
+
+def _simulated(run: TrainingRun, steps: int, note: str) -> Measurement:
+    from .simulated import availability
+    from .tracing import trace_simulated
+
+    works, how = availability()
+    if not works:
+        return _recorded(run, steps, f"not simulated here: {how}")
+    return trace_simulated(run, steps, note)
+
+
+def _cpu(run: TrainingRun, steps: int, note: str) -> Measurement:
+    from .tracing import trace_on_cpu
+
+    if run.precision.name != "fp32" or run.attention != "eager":
+        raise ValueError(
+            f"on the CPU only precision='fp32' with attention='eager' does what a GPU does; this run has "
+            f"{run.precision.name} and {run.attention}, whose CPU kernels keep other tensors: simulate it instead"
+        )
+    needed = estimate(run).total
+    if needed > CPU_LIMIT:
+        raise ValueError(
+            f"{run} needs about {format_bytes(needed, 'GB', 1)} of host memory; on the CPU the course runs up to "
+            f"{format_bytes(CPU_LIMIT, 'GB', 0)}: choose a smaller model such as 'tiny-gpt', or simulate it"
+        )
+    return trace_on_cpu(run, steps, note)
+
+
+def _recorded(run: TrainingRun, steps: int, note: str) -> Measurement:
+    from .recorded import find
+
+    return find(run, steps, note)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """An estimate and a measurement of one run, laid side by side."""
+
+    run: TrainingRun
+    estimate: MemoryBreakdown
+    measurement: Measurement
+
+    @property
+    def differences(self) -> dict[str, int]:
+        """Estimate minus measurement at the peak, in bytes, by kind."""
+        return {kind: self.estimate[kind] - self.measurement.breakdown[kind] for kind in KINDS}
+
+    @property
+    def ratio(self) -> float:
+        """Estimated peak over measured peak."""
+        return self.estimate.total / self.measurement.peak
+
+    def rows(self) -> list[tuple[str, int, int, int]]:
+        """(kind, estimated, measured, difference) in bytes for each kind that occurs, then the total."""
+        found, truth = self.estimate, self.measurement.breakdown
+        rows = [(kind, found[kind], truth[kind], found[kind] - truth[kind]) for kind in KINDS if found[kind] or truth[kind]]
+        return [*rows, ("total", found.total, truth.total, found.total - truth.total)]
+
+    def explanation(self) -> str:
+        """What is left between the two, in words."""
+        gap = self.estimate.total - self.measurement.peak
+        if gap == 0:
+            text = "Nothing is left between them: every tensor at the peak is in the formula."
+        else:
+            kind = max(self.differences, key=lambda name: abs(self.differences[name]))
+            text = (
+                f"{gap:+,} bytes are left ({100 * (self.ratio - 1):+.3f} %), "
+                f"most of it in {kind.replace('_', ' ')} ({self.differences[kind]:+,})."
+            )
+        allocated = self.measurement.counters.get("allocated")
+        if allocated is None:
+            return text
+        scratch = allocated - self.measurement.peak
+        return f"{text} The GPU itself counted {format_bytes(allocated, 'GB', 3)}: {scratch:+,} bytes more are scratch space inside kernels."
+
+    def __str__(self) -> str:
+        lines = [f"{'':18}{'estimate':>12}{'measured':>12}{'difference':>16}"]
+        lines += [
+            f"{kind:18}{format_bytes(found, 'GB', 3):>12}{format_bytes(truth, 'GB', 3):>12}{gap:>+14,} B"
+            for kind, found, truth, gap in self.rows()
+        ]
+        return "\n".join([str(self.run), *lines, self.explanation(), str(self.measurement.provenance)])
+
+    def _repr_html_(self) -> str:
+        head = "<tr><th></th><th>estimate</th><th>measured</th><th>difference</th></tr>"
+        body = "".join(
+            f"<tr><td style='text-align:left'>{kind.replace('_', ' ')}</td><td>{format_bytes(found, 'GB', 3)}</td>"
+            f"<td>{format_bytes(truth, 'GB', 3)}</td><td>{gap:+,} B</td></tr>"
+            for kind, found, truth, gap in self.rows()
+        )
+        notes = f"<p>{escape(self.explanation())}<br><small>{escape(str(self.measurement.provenance))}</small></p>"
+        return f"<table><caption style='text-align:left'>{escape(str(self.run))}</caption>{head}{body}</table>{notes}"
+
+
+def compare(run: TrainingRun, source: str = "auto", steps: int = 2) -> Comparison:
+    """Estimate and measure `run`; the result shows the signed difference of each kind. Raises like `measure`."""
+    return Comparison(run, estimate(run), measure(run, source, steps))
+
+
+__all__ = ["Comparison", "choose_source", "compare", "measure"]

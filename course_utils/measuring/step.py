@@ -68,9 +68,8 @@ class Training:
 
     def _optimizer(self) -> torch.optim.Optimizer | MasterOptimizer:
         choice, weights = self.run.optimizer, list(self.network.parameters())
-        # torch picks foreach by itself on CUDA, and fused only when told; naming neither leaves it torch's default.
-        forced = {"loop": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}
-        options = forced[choice.implementation] if choice.forced else {}
+        # Said outright, so that every device steps alike: left alone, torch takes foreach on CUDA and the for-loop on a CPU.
+        options = {"loop": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}[choice.implementation]
 
         def make(tensors: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
             if choice.algorithm == "sgd":

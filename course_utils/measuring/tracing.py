@@ -1,0 +1,66 @@
+"""From a run to a Measurement: the step is run for real under the tracker, on any device."""
+
+from datetime import date
+
+import torch
+
+from ..measurement import Measurement, Provenance
+from ..run import TrainingRun
+from .simulated import simulated_gpu
+from .step import Training
+from .tracker import Tracker
+
+SEED = 0
+
+
+def trace_simulated(run: TrainingRun, steps: int, note: str) -> Measurement:
+    """The run on a simulated GPU. Of many micro-batches two are run: every later one does what the second did."""
+    shown = run
+    if run.accumulation_steps > 2:
+        shown = run.replace(accumulation_steps=2)
+        note = "; ".join(part for part in (note, f"2 of {run.accumulation_steps} micro-batches run, the others repeat the second") if part)
+    with simulated_gpu(run.attention):
+        return trace(shown, "cuda", steps, Provenance("simulated", "simulated GPU", torch.__version__, today(), note))
+
+
+def trace_on_cpu(run: TrainingRun, steps: int, note: str) -> Measurement:
+    """The run on the CPU, with real numbers and real losses."""
+    torch.manual_seed(SEED)
+    return trace(run, "cpu", steps, Provenance("cpu", "CPU", torch.__version__, today(), note))
+
+
+def trace(run: TrainingRun, device: str, steps: int, provenance: Provenance) -> Measurement:
+    """Run `steps` steps on `device` under the tracker; the peak is that of the last one."""
+    training = Training(run, device, simulated=provenance.source == "simulated")
+    with Tracker(device) as tracker:
+        tracker.watch(training.network, training.states)
+        tracker.bind("inputs", [training.tokens, training.targets])
+        last_step = 0
+        ends = []
+        for step in range(1, steps + 1):
+            tracker.step, last_step = step, len(tracker.events)
+            training.step(tracker)
+            ends.append(len(tracker.events))
+    return _measurement(tracker, last_step, ends, training.losses, provenance)
+
+
+def _measurement(
+    tracker: Tracker, last_step: int, ends: list[int], losses: list[float], provenance: Provenance
+) -> Measurement:
+    begins = {mark.phase: mark.event for mark in tracker.marks}  # the last of each name wins: the last micro-batch
+    moments = {
+        "end of forward": tracker.at(begins["loss"], "end of forward"),
+        "after loss": tracker.at(begins["backward"], "after loss"),
+        **{f"end of step {step}": tracker.at(end, f"end of step {step}") for step, end in enumerate(ends, start=1)},
+    }
+    peak = tracker.peak_event(since=last_step)
+    return Measurement(
+        tracker.at(peak, "peak"), moments, tracker.timeline(), provenance, peak, tracker.allocations(), losses
+    )
+
+
+def today() -> str:
+    """Today's date, for a provenance."""
+    return date.today().isoformat()
+
+
