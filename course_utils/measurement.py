@@ -113,13 +113,15 @@ class Provenance:
 class Measurement:
     """Memory of a training run that really executed.
 
-    `breakdown` is by kind at the peak of the last step; `moments` names others: "end of forward" and "after loss"
-    (last micro-batch of the last step), and "end of step 1", "end of step 2", …. `counters` holds what the device
+    `breakdown` is by kind at the peak of the last step; `phase_peaks` has the peak of each phase of that step. `moments`
+    names others: "end of forward", "after loss" and "end of backward" (last micro-batch of the last step), and
+    "end of step 1", "end of step 2", …. `counters` holds what the device
     itself reported ("allocated", "reserved", "driver", in bytes); it is empty unless the run was live.
     """
 
     breakdown: MemoryBreakdown
     moments: Mapping[str, MemoryBreakdown]
+    phase_peaks: Mapping[str, MemoryBreakdown]
     timeline: Timeline
     provenance: Provenance
     peak_event: int

@@ -52,6 +52,7 @@ def to_json(measured: Measurement) -> dict[str, Any]:
         "provenance": [origin.source, origin.device, origin.torch, origin.date],
         "breakdown": _breakdown_to_json(measured.breakdown),
         "moments": {name: _breakdown_to_json(moment) for name, moment in measured.moments.items()},
+        "phase_peaks": {name: _breakdown_to_json(highest) for name, highest in measured.phase_peaks.items()},
         "changes": [[size, kind] for size, kind in measured.timeline.changes],
         "marks": [[mark.event, mark.step, mark.phase] for mark in measured.timeline.marks],
         "peak_event": measured.peak_event,
@@ -69,6 +70,7 @@ def from_json(content: dict[str, Any], note: str) -> Measurement:
     return Measurement(
         MemoryBreakdown(*content["breakdown"]),
         {name: MemoryBreakdown(*moment) for name, moment in content["moments"].items()},
+        {name: MemoryBreakdown(*highest) for name, highest in content["phase_peaks"].items()},
         Timeline([(size, kind) for size, kind in content["changes"]], [Mark(*mark) for mark in content["marks"]]),
         Provenance("recorded", f"a {source} GPU", torch_version, date, note),
         content["peak_event"],

@@ -51,11 +51,12 @@ def _measurement(
     moments = {
         "end of forward": tracker.at(begins["loss"], "end of forward"),
         "after loss": tracker.at(begins["backward"], "after loss"),
+        "end of backward": tracker.at(begins["optimizer"], "end of backward"),
         **{f"end of step {step}": tracker.at(end, f"end of step {step}") for step, end in enumerate(ends, start=1)},
     }
     peak = tracker.peak_event(since=last_step)
     return Measurement(
-        tracker.at(peak, "peak"), moments, tracker.timeline(), provenance, peak, tracker.allocations(), losses
+        tracker.at(peak, "peak"), moments, tracker.phase_peaks(last_step), tracker.timeline(), provenance, peak, tracker.allocations(), losses
     )
 
 

@@ -213,14 +213,25 @@ class Tracker(TorchDispatchMode):
         """Every allocation and free so far, with its kind."""
         return Timeline([(size, storage.kind) for size, storage in self.events], list(self.marks))
 
-    def peak_event(self, since: int = 0) -> int:
-        """How many events had happened when the most bytes were allocated, counting from event `since` on."""
+    def peak_event(self, since: int = 0, until: int | None = None) -> int:
+        """How many events had happened when the most bytes were allocated, from event `since` to event `until`."""
         now, peak, event = 0, -1, since
-        for index, (size, _) in enumerate(self.events):
+        for index, (size, _) in enumerate(self.events[:until]):
             now += size
             if index >= since and now > peak:
                 peak, event = now, index + 1
         return event
+
+    def phase_peaks(self, since: int) -> dict[str, MemoryBreakdown]:
+        """The highest point of each phase from event `since` on, by the phase's name; of several of one name, the highest."""
+        peaks: dict[str, MemoryBreakdown] = {}
+        ends = [mark.event for mark in self.marks[1:]] + [len(self.events)]
+        for mark, end in zip(self.marks, ends, strict=True):
+            if mark.event >= since and end > mark.event:
+                highest = self.at(self.peak_event(mark.event, end), f"peak of {mark.phase}")
+                if mark.phase not in peaks or highest.total > peaks[mark.phase].total:
+                    peaks[mark.phase] = highest
+        return peaks
 
     def at(self, event: int, label: str = "") -> MemoryBreakdown:
         """Bytes by kind when `event` events had happened."""
