@@ -121,13 +121,13 @@ class Measurement:
 
     breakdown: MemoryBreakdown
     moments: Mapping[str, MemoryBreakdown]
-    phase_peaks: Mapping[str, MemoryBreakdown]
     timeline: Timeline
     provenance: Provenance
     peak_event: int
     allocations: Sequence[Allocation] = field(repr=False, default=())
     losses: Sequence[float] = ()
     counters: Mapping[str, int] = field(default_factory=dict)
+    phase_peaks: Mapping[str, MemoryBreakdown] = field(default_factory=dict)
 
     @property
     def peak(self) -> int:

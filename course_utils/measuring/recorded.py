@@ -70,11 +70,11 @@ def from_json(content: dict[str, Any], note: str) -> Measurement:
     return Measurement(
         MemoryBreakdown(*content["breakdown"]),
         {name: MemoryBreakdown(*moment) for name, moment in content["moments"].items()},
-        {name: MemoryBreakdown(*highest) for name, highest in content["phase_peaks"].items()},
         Timeline([(size, kind) for size, kind in content["changes"]], [Mark(*mark) for mark in content["marks"]]),
         Provenance("recorded", f"a {source} GPU", torch_version, date, note),
         content["peak_event"],
         allocations,
+        phase_peaks={name: MemoryBreakdown(*highest) for name, highest in content["phase_peaks"].items()},
     )
 
 

@@ -56,8 +56,9 @@ def _measurement(
     }
     peak = tracker.peak_event(since=last_step)
     return Measurement(
-        tracker.at(peak, "peak"), moments, tracker.phase_peaks(last_step), tracker.timeline(), provenance, peak, tracker.allocations(), losses
-    )
+        tracker.at(peak, "peak"), moments, tracker.timeline(), provenance, peak, tracker.allocations(), losses,
+        phase_peaks=tracker.phase_peaks(last_step),
+    )  # fmt: skip
 
 
 def today() -> str:
