@@ -32,6 +32,15 @@ SETTINGS = {
 IDLE = "(ipykernel) | Idle"
 CODE_CELLS = ".jp-NotebookPanel:not(.lm-mod-hidden) .jp-CodeCell"
 SCROLLER = ".jp-NotebookPanel:not(.lm-mod-hidden) .jp-WindowedPanel-outer"
+SLIDER = '.jp-OutputArea [role="slider"], .jp-OutputArea input[type="range"]'
+MEASURE = f"""() => {{
+    const scroller = document.querySelector('{SCROLLER}');
+    const last = [...scroller.querySelectorAll('.jp-Cell')].pop().getBoundingClientRect().bottom;
+    const content = last - scroller.getBoundingClientRect().top + scroller.scrollTop + 20;
+    return [Math.ceil(content), Math.ceil(window.innerHeight - scroller.clientHeight)];
+}}"""
+"""Pixels: from the top of a notebook to the end of its last cell, and of everything around the notebook."""
+
 TALLEST = 16_000
 """Pixels: Chromium draws no picture taller than 16,384."""
 
@@ -137,7 +146,7 @@ def browser_page(width: int = 1280, height: int = 900) -> Iterator[Page]:
         browser = playwright.chromium.launch(
             executable_path=executable, args=["--no-sandbox", "--no-proxy-server", "--disable-gpu"]
         )
-        page = browser.new_page(viewport={"width": width, "height": height})
+        page = browser.new_context(viewport={"width": width, "height": height}).new_page()
         try:
             yield page
         finally:
@@ -190,7 +199,7 @@ def cell_errors(page: Page) -> list[str]:
 
 def sliders(page: Page) -> Locator:
     """Every slider on the page, in order; each takes the arrow keys when focused."""
-    return page.locator(f'{CODE_CELLS} .jp-OutputArea [role="slider"], {CODE_CELLS} .jp-OutputArea input[type="range"]')
+    return page.locator(CODE_CELLS).locator(SLIDER)
 
 
 def cell_of(locator: Locator) -> Locator:
@@ -233,12 +242,11 @@ def screenshot(page: Page, path: Path, height: int | None = None) -> list[Path]:
     """Pictures of the whole notebook: one at `path`, or several of `height` pixels at `path` with -1, -2 … added."""
     width = page.viewport_size["width"] if page.viewport_size else 1280
     page.locator(SCROLLER).first.wait_for()
-    content = page.evaluate(f"() => document.querySelector('{SCROLLER}').scrollHeight")
-    frame = page.evaluate(f"() => window.innerHeight - document.querySelector('{SCROLLER}').clientHeight")
+    content, frame = page.evaluate(MEASURE)
     tall = min(content, height or TALLEST, TALLEST)
-    page.set_viewport_size({"width": width, "height": int(tall + frame)})
+    page.set_viewport_size({"width": width, "height": tall + frame})
     page.wait_for_timeout(500)
-    starts = range(0, int(content), int(tall))
+    starts = range(0, content, tall)
     paths = [path if len(starts) == 1 else path.with_stem(f"{path.stem}-{i + 1}") for i in range(len(starts))]
     for start, target in zip(starts, paths, strict=True):
         page.evaluate(f"() => {{ document.querySelector('{SCROLLER}').scrollTop = {start}; }}")
