@@ -108,7 +108,8 @@ class Canvas:
         """The whole picture on white, with its name and description inside."""
         head = (
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{short(width)}" height="{short(height)}" '
-            f'viewBox="0 0 {short(width)} {short(height)}" role="img" aria-label="{escape(alt)}" font-family="{FONT}">'
+            f'viewBox="0 0 {short(width)} {short(height)}" role="img" aria-label="{escape(alt)}" font-family="{FONT}" '
+            'style="max-width:100%;height:auto">'
         )
         names = f"<title>{escape(title, quote=False)}</title><desc>{escape(alt, quote=False)}</desc>"
         paper = f'<rect width="{short(width)}" height="{short(height)}" fill="#FFFFFF"/>'

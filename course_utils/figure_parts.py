@@ -11,7 +11,7 @@ from .units import UNITS, format_bytes
 COLOURS = {
     "parameters": "#0072B2",
     "weight_copies": "#12305E",
-    "gradients": "#7CC8F5",
+    "gradients": "#8FD0F7",
     "optimizer_states": "#E69F00",
     "activations": "#009E73",
     "inputs": "#F0E442",

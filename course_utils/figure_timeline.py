@@ -4,6 +4,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
+from typing import TypeVar
 
 from .figure import INK, QUIET, RULE, WIDTH, Canvas, Figure, ink_on, number, sentence, short, text_width, ticks
 from .figure_parts import (
@@ -18,7 +19,7 @@ from .figure_parts import (
     words,
 )  # fmt: skip
 from .gpus import Gpu
-from .measurement import Measurement
+from .measurement import Mark, Measurement
 from .units import UNITS, format_bytes
 
 TIMELINE_ORDER = (
@@ -26,6 +27,8 @@ TIMELINE_ORDER = (
     "inputs", "communication", "activations", "temporaries",
 )  # fmt: skip
 """From the bottom: what stays longest lies lowest, so that flat things look flat."""
+
+Name = TypeVar("Name")
 
 MOST_POINTS = 1500
 PLOT = (66.0, WIDTH - 22.0)
@@ -243,17 +246,16 @@ def _timeline_phases(canvas: Canvas, measurement: Measurement, view: _View) -> N
         )
 
 
-def _spans(measurement: Measurement, window: _Window, name: Callable) -> list[tuple[int, int, object]]:
+def _spans(measurement: Measurement, window: _Window, name: Callable[[Mark], Name]) -> list[tuple[int, int, Name]]:
     """Where each named stretch of the window starts and ends; what comes before the first mark has no name."""
-    starts: list[tuple[int, object]] = []
+    starts: list[tuple[int, Name]] = []
     for mark in sorted(measurement.timeline.marks, key=lambda mark: mark.event):
         if not starts or starts[-1][1] != name(mark):
             starts.append((mark.event, name(mark)))
     ends = [*(start for start, _ in starts[1:]), len(measurement.timeline)]
-    clipped = [
-        (max(start, window.first), min(end, window.last), name) for (start, name), end in zip(starts, ends, strict=True)
-    ]
-    return [(start, end, name) for start, end, name in clipped if start < end]
+    stretches = [(start, end, called) for (start, called), end in zip(starts, ends, strict=True)]
+    clipped = [(max(start, window.first), min(end, window.last), called) for start, end, called in stretches]
+    return [(start, end, called) for start, end, called in clipped if start < end]
 
 
 def _fitting(choices: Sequence[str], width: float) -> str:
@@ -263,7 +265,9 @@ def _fitting(choices: Sequence[str], width: float) -> str:
 def _timeline_areas(canvas: Canvas, curves: Mapping[str, Sequence[int]], kept: Sequence[int], view: _View) -> None:
     """Draws each area down to the axis, the topmost first, so that the next covers all but its band; then names."""
     for kind, edge in reversed(_stacked(curves, kept).items()):
-        canvas.path(_area(kept, edge, view), fill=COLOURS[kind], data_kind=kind)
+        # The outline keeps a spike of one event, thinner than a pixel, in sight.
+        color = COLOURS[kind]
+        canvas.path(_area(kept, edge, view), fill=color, stroke=color, stroke_width=1, data_kind=kind)
     canvas.line(PLOT[0], view.bottom, PLOT[1], view.bottom, RULE)
     for kind, place in _places(curves, kept, view).items():
         if place:

@@ -73,7 +73,7 @@ def stack_svg(
     canvas = Canvas()
     totals = {label: total_of(segments) for label, segments in rows.items()}
     digits = digits_for(max([*totals.values(), limit or 0]), unit) if digits is None else digits
-    scale = _stack_scale(rows, totals, limit)
+    scale = _stack_scale(rows, totals, limit, unit, digits)
     y = canvas.title(title)
     if values_in_legend or not all(_name_lines(part, scale) for row in rows.values() for part in row):
         parts = [part for row in rows.values() for part in row if values_in_legend or scale.width(part.size) >= 0.5]
@@ -117,10 +117,15 @@ def _named_rows(rows: Mapping[str, Row] | Sequence[MemoryBreakdown]) -> dict[str
     return {label: segments_of(row) for label, row in rows.items()}
 
 
-def _stack_scale(rows: Mapping[str, Sequence[Segment]], totals: Mapping[str, int], limit: int | None) -> _Scale:
+def _stack_scale(
+    rows: Mapping[str, Sequence[Segment]], totals: Mapping[str, int], limit: int | None, unit: str, digits: int
+) -> _Scale:
+    """Bars between the widest label on their left and the widest total, with its verdict, on their right."""
     widest = max((text_width(line, 13) for label in rows for line in wrap(label, 13, 190)), default=0)
+    beside = [text_width(format_bytes(total, unit, digits), 14, bold=True) for total in totals.values()]
+    beside += [text_width(_verdict(total, limit, unit, digits), 11) for total in totals.values()] if limit else []
     left = MARGIN + (widest + 12 if widest else 0)
-    return _Scale(left, WIDTH - 112, max([*totals.values(), limit or 0]))
+    return _Scale(left, WIDTH - 12 - max(beside), max([*totals.values(), limit or 0]))
 
 
 def _name_lines(part: Segment, scale: _Scale) -> list[str]:

@@ -1,0 +1,247 @@
+"""Sliders for lessons: an explorer of training runs, and the bytes of one tensor.
+
+Pictures are SVG strings set into an HTML widget. Unlike `interact` and `Output`, that keeps a notebook's stored outputs
+the same from run to run, and it redraws within milliseconds. Only notebooks import this module.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from html import escape
+from math import prod
+from typing import Any
+
+import ipywidgets
+
+from . import estimate
+from .breakdown import MemoryBreakdown
+from .figure import INK, MARGIN, QUIET, RULE, WIDTH, Canvas, Figure, number, ticks
+from .figure_parts import OVER, UNDER, segments_of, words
+from .gpus import GPUS, Gpu, gpu
+from .models import PRESETS
+from .plots import stack_svg
+from .run import ATTENTIONS, OPTIMIZERS, PRECISIONS, RECOMPUTES, TrainingRun
+from .units import GB, GiB, format_bytes
+
+MICRO_BATCHES = tuple(2**k for k in range(10))
+SEQUENCE_LENGTHS = tuple(2**k for k in range(7, 17))
+DTYPES = {"fp32": 4, "tf32 (stored as fp32)": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int64": 8}
+"""Bytes of one element."""
+
+NOT_COUNTED = "not counted: what CUDA itself takes (its context, workspaces)"
+
+
+def explorer(model: str = "gpt2-xl", *, gpu: str = "V100-32GB", **choices: Any) -> "Explorer":
+    """Controls for a training run, and a picture of its estimated memory beside a GPU's capacity.
+
+    `choices` are those of a `TrainingRun` (micro_batch=32, precision="amp-bf16", …) to begin with. In the next cell,
+    `.run` is what has been chosen. Raises ValueError like `TrainingRun` if the first choices are impossible.
+    """
+    first: dict[str, Any] = {"micro_batch": 32} | choices
+    return Explorer(TrainingRun(model, **first), gpu)
+
+
+def tensor_slider(batch: int = 8, sequence: int = 1024, hidden: int = 1600, dtype: str = "bf16") -> "TensorSlider":
+    """Controls for the shape and the format of one tensor, and its bytes beside 1 GB and 1 GiB."""
+    return TensorSlider(batch, sequence, hidden, dtype)
+
+
+class _Explorable(ipywidgets.VBox):
+    """Controls above a picture. Inherits because only a widget can be shown as one.
+
+    A subclass sets `controls` (name to widget) and defines `redraw`, which returns the picture and words about it.
+    """
+
+    invitation = ""
+    redraw: Callable[[], tuple[Figure, str]]
+
+    def __init__(self, controls: Mapping[str, Any]) -> None:
+        self.controls = controls
+        self.picture = ipywidgets.HTML()
+        self.message = ipywidgets.HTML()
+        self.figure: Figure | None = None
+        for control in controls.values():
+            control.observe(self.update, names="value")
+        columns = [list(controls.values())[side::2] for side in (0, 1)]
+        grid = ipywidgets.HBox([ipywidgets.VBox(column) for column in columns], layout={"flex_flow": "row wrap"})
+        super().__init__([grid, self.message, self.picture])
+        self.update()
+
+    def update(self, change: object = None) -> None:
+        """Draws what the controls say. An impossible combination is explained, and the last picture stays, greyed."""
+        try:
+            self.figure, message = self.redraw()
+        except ValueError as error:
+            self.message.value = _status(f"<b style='color:{OVER}'>Not possible:</b> {escape(str(error))}.")
+            self.picture.value = (
+                f"<div style='opacity:0.25' aria-hidden='true'>{self.figure.svg if self.figure else ''}</div>"
+            )
+            return
+        self.picture.value = self.figure.svg
+        self.message.value = _status(message)
+
+    def __repr__(self) -> str:
+        return self.invitation
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
+        """The widget, and its picture for readers of the notebook who have no kernel."""
+        bundle: Any = super()._repr_mimebundle_(**kwargs)
+        stored = self.figure._repr_mimebundle_() if self.figure else {}
+        return {**stored, **bundle, "text/plain": self.invitation}
+
+
+class Explorer(_Explorable):
+    """What `explorer` shows; `.run` and `.gpu` are what has been chosen, `.breakdown` is the estimate."""
+
+    invitation = "Explorer of training runs: run this cell to use its sliders."
+
+    def __init__(self, run: TrainingRun, gpu_name: str) -> None:
+        self.first = run
+        super().__init__(
+            {
+                "model": _dropdown("model", _with(PRESETS, run.model.name), run.model.name),
+                "gpu": _dropdown("GPU", GPUS, gpu(gpu_name).name),
+                "micro_batch": _slider("micro-batch", MICRO_BATCHES, run.micro_batch),
+                "seq_len": _slider("sequence", SEQUENCE_LENGTHS, run.seq_len),
+                "precision": _dropdown("precision", PRECISIONS, run.precision.name),
+                "recompute": _dropdown("recompute", _with(RECOMPUTES, run.recompute), run.recompute),
+                "attention": _dropdown("attention", ATTENTIONS, run.attention),
+                "optimizer": _dropdown("optimizer", OPTIMIZERS, run.optimizer.name),
+            }
+        )
+
+    @property
+    def gpu(self) -> Gpu:
+        """The GPU that has been chosen."""
+        return GPUS[self.controls["gpu"].value]
+
+    @property
+    def run(self) -> TrainingRun:
+        """The run that has been chosen. Raises ValueError, in words, where the choices contradict each other."""
+        chosen = {name: control.value for name, control in self.controls.items() if name != "gpu"}
+        if chosen["model"] == self.first.model.name:
+            chosen["model"] = self.first.model  # a configuration of the learner's own is known by no name
+        return self.first.replace(**chosen)
+
+    @property
+    def breakdown(self) -> MemoryBreakdown:
+        """The estimate at the peak of the chosen run."""
+        return estimate(self.run)
+
+    def redraw(self) -> tuple[Figure, str]:
+        """The picture of the chosen run, and the verdict in words with the line of code that makes the run."""
+        run, card = self.run, self.gpu
+        breakdown = estimate(run)
+        peak = f"{format_bytes(breakdown.total, 'GB', 2)} at the peak, in {words(breakdown.phase)}"
+        title = f"{run.model.name}, {run.micro_batch} × {run.seq_len:,} tokens: {peak}"
+        verdict = fit_words(breakdown.total, card)
+        alt = _explorer_alt(run, breakdown, f"{title}. It {verdict}")
+        note = f"estimated from formulas · {NOT_COUNTED}"
+        name = f"{card.name}: {format_bytes(card.memory, 'GB', 1)}"
+        rows = {"": segments_of(breakdown)}
+        svg = stack_svg(rows, title, card.memory, name, note, "GB", None, alt, values_in_legend=True)
+        color = UNDER if breakdown.total <= card.memory else OVER
+        message = (
+            f"<b style='color:{color}'>{escape(verdict[0].upper() + verdict[1:])}.</b>{escape(lacks(run, card))}"
+            f"<br><code style='user-select:all'>{escape(run.code())}</code>"
+        )
+        return Figure(svg, alt), message
+
+
+class TensorSlider(_Explorable):
+    """What `tensor_slider` shows; `.bytes` is the size of the tensor."""
+
+    invitation = "Sliders for the bytes of one tensor: run this cell to use them."
+
+    def __init__(self, batch: int, sequence: int, hidden: int, dtype: str) -> None:
+        if dtype not in DTYPES:
+            raise ValueError(f"unknown number format {dtype!r}; known: {', '.join(DTYPES)}")
+        widths = (256, 512, 768, 1024, 1280, 1600, 2048, 2560, 4096, 5120, 8192, 12288, 16384)
+        super().__init__(
+            {
+                "b": _slider("sequences b", MICRO_BATCHES, batch),
+                "s": _slider("tokens s", SEQUENCE_LENGTHS, sequence),
+                "h": _slider("hidden h", widths, hidden),
+                "dtype": _dropdown("format", DTYPES, dtype),
+            }
+        )
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(b, s, h) as chosen."""
+        return self.controls["b"].value, self.controls["s"].value, self.controls["h"].value
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the tensor."""
+        return prod(self.shape) * DTYPES[self.controls["dtype"].value]
+
+    def redraw(self) -> tuple[Figure, str]:
+        """The tensor as a bar against 1 GB and 1 GiB, and its bytes worked out."""
+        element = DTYPES[self.controls["dtype"].value]
+        factors = " · ".join(number(factor) for factor in (*self.shape, element))
+        in_units = f"{format_bytes(self.bytes, 'GB', 4)} = {format_bytes(self.bytes, 'GiB', 4)}"
+        title = f"A tensor of {' × '.join(number(size) for size in self.shape)} takes {in_units}"
+        message = f"b · s · h · bytes of an element = {factors} = <b>{self.bytes:,} bytes</b> = {in_units}"
+        return tensor_figure(self.bytes, title), message
+
+
+def fit_words(total: int, card: Gpu) -> str:
+    """Whether `total` bytes fit on a GPU, in words: "does not fit a V100-32GB by 3.10 GB"."""
+    gap = format_bytes(abs(card.memory - total), "GB", 2)
+    article = "an" if card.name[0] in "AEFHILMNORSX" else "a"
+    if total > card.memory:
+        return f"does not fit {article} {card.name} by {gap}"
+    return f"fits {article} {card.name} with {gap} to spare"
+
+
+def lacks(run: TrainingRun, card: Gpu) -> str:
+    """What the run asks for that the GPU does not have, as a sentence, or nothing."""
+    missing = ["bf16"] if "bf16" in run.precision.name else []
+    missing += ["flash kernel"] if run.attention == "flash" else []
+    return f" But this card has no {' and no '.join(missing)}." if missing and not card.has_bf16 else ""
+
+
+def tensor_figure(size: int, title: str) -> Figure:
+    """A bar of `size` bytes on an axis where 1 GB and 1 GiB are marked."""
+    canvas, largest = Canvas(), max(size, round(1.15 * GiB))
+    scale = (WIDTH - 2 * MARGIN - 40) / largest
+    top = canvas.title(title) + 34
+    for tick in ticks(0, largest / GB):
+        canvas.line(MARGIN + tick * GB * scale, top - 6, MARGIN + tick * GB * scale, top + 55)
+        canvas.text(MARGIN + tick * GB * scale, top + 70, number(tick), 12, QUIET, text_anchor="middle")
+    canvas.rect(MARGIN, top, size * scale, 42, "#009E73", data_bytes=size)
+    for unit, name, anchor, aside in ((GB, "1 GB", "end", -5), (GiB, "1 GiB", "start", 5)):
+        x = MARGIN + unit * scale
+        canvas.line(x, top - 12, x, top + 50, INK, stroke_width=1.5, data_unit=unit)
+        canvas.halo_text(max(x + aside, 52 if anchor == "end" else 0), top - 12, name, 12, text_anchor=anchor)
+    canvas.line(MARGIN, top + 50, WIDTH - MARGIN - 40, top + 50, RULE)
+    canvas.text(WIDTH / 2, top + 88, "GB", 12, QUIET, text_anchor="middle")
+    alt = f"{title}. A bar on an axis where 1 GB and, 7 percent further, 1 GiB are marked."
+    return Figure(canvas.svg(top + 100, title, alt), alt)
+
+
+def _explorer_alt(run: TrainingRun, breakdown: MemoryBreakdown, title: str) -> str:
+    parts = ", ".join(f"{words(kind)} {format_bytes(size, 'GB', 2)}" for kind, size in breakdown.items() if size)
+    return f"{title}. {run}: {parts}."
+
+
+def _status(html: str) -> str:
+    # Screen readers announce a polite live region when it changes, without taking the focus from the slider.
+    return f"<div role='status' aria-live='polite' style='line-height:1.6'>{html}</div>"
+
+
+STYLE, LAYOUT = {"description_width": "92px"}, {"width": "430px"}
+
+
+def _dropdown(description: str, options: Sequence[str] | Mapping[str, Any], value: str) -> ipywidgets.Dropdown:
+    return ipywidgets.Dropdown(options=list(options), value=value, description=description, style=STYLE, layout=LAYOUT)
+
+
+def _slider(description: str, options: Sequence[int], value: int) -> ipywidgets.SelectionSlider:
+    choices = [(number(option), option) for option in sorted({*options, value})]
+    return ipywidgets.SelectionSlider(
+        options=choices, value=value, description=description, style=STYLE, layout=LAYOUT, continuous_update=True
+    )
+
+
+def _with(options: Sequence[str] | Mapping[str, Any], value: str) -> list[str]:
+    return [*options, *([] if value in options else [value])]

@@ -1,0 +1,378 @@
+"""Figures: what is drawn is what was given, it can be seen by everyone, and it is told in words."""
+
+import re
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+from itertools import combinations, pairwise
+from math import dist
+
+import pytest
+
+from course_utils import plots
+from course_utils.breakdown import KINDS, MemoryBreakdown
+from course_utils.figure import WIDTH, Canvas, contrast, ink_on, spread, text_width, ticks, wrap
+from course_utils.figure_lines import LINE_COLOURS
+from course_utils.figure_parts import OVER, UNDER
+from course_utils.figure_timeline import MOST_POINTS, TIMELINE_ORDER, thin
+from course_utils.gpus import GPUS
+from course_utils.measurement import Mark, Measurement, Provenance, Timeline
+from course_utils.plots import COLOURS, Figure, Segment
+from course_utils.units import GB, MB
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+NONE = MemoryBreakdown(
+    {"parameters": 6 * GB, "weight_copies": 3 * GB, "optimizer_states": 12 * GB, "activations": 109 * GB}, "backward"
+)
+FULL = MemoryBreakdown({"parameters": 6 * GB, "optimizer_states": 12 * GB, "activations": 20 * GB, "inputs": 524_288})
+
+
+def shapes(figure: Figure, tag: str, attribute: str = "") -> list[ElementTree.Element]:
+    """The elements of a figure with that tag, and with that attribute where one is named."""
+    found = ElementTree.fromstring(figure.svg).iter(SVG + tag)
+    return [element for element in found if not attribute or attribute in element.attrib]
+
+
+def texts(figure: Figure) -> list[str]:
+    return [element.text or "" for element in shapes(figure, "text")]
+
+
+def training(steps: int = 2, layers: int = 6, operations: int = 8) -> Measurement:
+    """A made-up measurement with the shape of a real one: `steps` steps of a model of `layers` layers."""
+    changes: list[tuple[int, str]] = [(70 * MB, "parameters")] * layers
+    marks: list[Mark] = []
+    for step in range(1, steps + 1):
+        marks.append(Mark(len(changes), step, "forward"))
+        changes += [(25 * MB, "activations"), (40 * MB, "temporaries"), (-40 * MB, "temporaries")] * layers * operations
+        marks.append(Mark(len(changes), step, "loss"))
+        changes += [(900 * MB, "activations"), (700 * MB, "temporaries"), (-700 * MB, "temporaries")]
+        marks.append(Mark(len(changes), step, "backward"))
+        changes.append((-900 * MB, "activations"))
+        changes += [*[(-25 * MB, "activations")] * operations, (70 * MB, "gradients")] * layers
+        marks.append(Mark(len(changes), step, "optimizer"))
+        changes += [(140 * MB, "optimizer_states")] * layers if step == 1 else []
+        changes += [(30 * MB, "temporaries"), (-30 * MB, "temporaries")] * layers
+        marks.append(Mark(len(changes), step, "zero_grad"))
+        changes += [(-70 * MB, "gradients")] * layers
+    return measured(changes, marks)
+
+
+def measured(changes: list[tuple[int, str]], marks: list[Mark]) -> Measurement:
+    timeline = Timeline(changes, marks)
+    totals = timeline.totals()
+    peak = max(range(len(totals)), key=totals.__getitem__) + 1
+    at_peak = {kind: curve[peak - 1] for kind, curve in timeline.curves().items()}
+    phase = [mark.phase for mark in marks if mark.event < peak][-1]
+    return Measurement(
+        breakdown=MemoryBreakdown(at_peak, phase),
+        moments={},
+        phase_peaks={},
+        timeline=timeline,
+        provenance=Provenance("simulated", "fake", "2.13.0", "2026-11-21"),
+        peak_event=peak,
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------------- color
+
+# Machado, Oliveira and Fernandes 2009: what full protanopia, deuteranopia and tritanopia make of linear RGB.
+VISION = {
+    "normal": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
+    "protanopia": ((0.1523, 1.0526, -0.2049), (0.1145, 0.7863, 0.0992), (-0.0039, -0.0481, 1.0520)),
+    "deuteranopia": ((0.3673, 0.8606, -0.2280), (0.2801, 0.6725, 0.0474), (-0.0118, 0.0429, 0.9689)),
+    "tritanopia": ((1.2555, -0.0767, -0.1788), (-0.0784, 0.9308, 0.1476), (0.0047, 0.6914, 0.3039)),
+}
+
+
+def lab(color: str, vision: str) -> tuple[float, float, float]:
+    """CIE L*a*b* (D65) of "#RRGGBB" as somebody with that vision sees it."""
+    channels = [int(color[index : index + 2], 16) / 255 for index in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    red, green, blue = (
+        min(1.0, max(0.0, sum(m * c for m, c in zip(row, linear, strict=True)))) for row in VISION[vision]
+    )
+    x = (0.4124 * red + 0.3576 * green + 0.1805 * blue) / 0.95047
+    y = 0.2126 * red + 0.7152 * green + 0.0722 * blue
+    z = (0.0193 * red + 0.1192 * green + 0.9505 * blue) / 1.08883
+    fx, fy, fz = (t ** (1 / 3) if t > 0.008856 else 7.787 * t + 16 / 116 for t in (x, y, z))
+    return 116 * fy - 16, 500 * (fx - fy), 200 * (fy - fz)
+
+
+def test_every_kind_has_a_color_of_its_own():
+    assert set(COLOURS) == {*KINDS, "cached", "free"}
+    assert len(set(COLOURS.values())) == len(COLOURS)
+    assert sorted(TIMELINE_ORDER) == sorted(KINDS)
+
+
+@pytest.mark.parametrize("vision", VISION)
+def test_colors_are_told_apart_with_every_vision(vision):
+    for (one, first), (other, second) in combinations(COLOURS.items(), 2):
+        if {one, other} != {"cached", "free"}:  # hatched and plain
+            assert dist(lab(first, vision), lab(second, vision)) > 14, f"{one} looks like {other} with {vision}"
+
+
+@pytest.mark.parametrize("order", [KINDS, TIMELINE_ORDER[:3]])
+def test_neighbors_differ_in_grey_print(order):
+    for one, other in pairwise(order):
+        assert abs(lab(COLOURS[one], "normal")[0] - lab(COLOURS[other], "normal")[0]) > 9, f"{one} next to {other}"
+
+
+def test_text_on_every_color_and_on_paper_is_readable():
+    for kind, fill in COLOURS.items():
+        assert contrast(ink_on(fill), fill) >= 4.5, kind
+    for color in (OVER, UNDER, plots.QUIET, *LINE_COLOURS):
+        assert contrast(color, "#FFFFFF") >= 4.5, color
+
+
+def test_contrast_is_that_of_wcag():
+    assert contrast("#000000", "#FFFFFF") == pytest.approx(21)
+    assert contrast("#777777", "#FFFFFF") == pytest.approx(4.48, abs=0.01)
+
+
+# ---------------------------------------------------------------------------------------------------------------- stack
+
+
+def test_a_stack_draws_every_byte_to_scale():
+    figure = plots.stack({"none": NONE, "full": FULL}, "Only full recomputation fits", capacity=GPUS["A100-80GB"])
+    drawn = shapes(figure, "rect", "data-bytes")
+    assert sum(int(bar.attrib["data-bytes"]) for bar in drawn) == NONE.total + FULL.total
+    scale = sum(float(bar.attrib["width"]) for bar in drawn) / (NONE.total + FULL.total)
+    for bar in drawn:
+        assert float(bar.attrib["width"]) == pytest.approx(int(bar.attrib["data-bytes"]) * scale, abs=0.11)
+        assert bar.attrib["fill"] == COLOURS[bar.attrib["data-kind"]]
+    (line,) = shapes(figure, "line", "data-capacity")
+    start = min(float(bar.attrib["x"]) for bar in drawn)
+    assert float(line.attrib["x1"]) == pytest.approx(start + GPUS["A100-80GB"].memory * scale, abs=0.2)
+
+
+def test_a_stack_prints_totals_and_what_is_missing_or_free():
+    shown = texts(plots.stack({"none": NONE, "full": FULL}, "Only one fits", capacity=80 * GB))
+    assert {"130.0 GB", "50.0 GB too much", "38.0 GB", "42.0 GB free", "80 GB GPU"} <= set(shown)
+
+
+def test_the_order_of_a_stack_is_that_of_the_kinds():
+    figure = plots.stack({"": {"temporaries": 3, "free": 5, "parameters": 2, "cached": 4}}, "Order", unit="B")
+    assert [bar.attrib["data-kind"] for bar in shapes(figure, "rect", "data-kind")][-4:] == [
+        "parameters", "temporaries", "cached", "free",
+    ]  # fmt: skip
+
+
+def test_segments_keep_their_own_names_and_order():
+    row = [Segment("fp32 momentum", 6 * GB, "optimizer_states"), Segment("fp16 parameters", 3 * GB, "parameters")]
+    figure = plots.stack({"the slides": row}, "Named parts")
+    bars = shapes(figure, "rect", "data-bytes")
+    assert [int(bar.attrib["data-bytes"]) for bar in bars] == [6 * GB, 3 * GB]
+    assert "fp32 momentum" in " ".join(texts(figure))
+
+
+def test_a_list_of_breakdowns_is_labeled_by_their_labels():
+    rows = [MemoryBreakdown({"parameters": GB}, label="before"), MemoryBreakdown({"gradients": GB}, label="after")]
+    assert {"before", "after"} <= set(texts(plots.stack(rows, "Two moments")))
+
+
+def test_a_stack_refuses_what_it_cannot_draw():
+    with pytest.raises(ValueError, match="at least one row"):
+        plots.stack({}, "Nothing")
+    with pytest.raises(ValueError, match="unknown kind of memory 'weights'"):
+        plots.stack({"": {"weights": 3}}, "Unknown")
+
+
+def test_no_text_of_a_stack_leaves_the_picture():
+    rows = {"a label so long that it has to be broken into lines " * 2: {"parameters": 2_114 * GB}, "small": FULL}
+    figure = plots.stack(rows, "Wide " * 60, capacity=34 * GB, provenance="simulated GPU " * 20, digits=2)
+    for text in shapes(figure, "text"):
+        size, x = float(text.attrib["font-size"]), float(text.attrib["x"])
+        width = text_width(text.text or "", size, "font-weight" in text.attrib)
+        left = {"end": x - width, "middle": x - width / 2}.get(text.attrib.get("text-anchor", ""), x)
+        assert left >= -1 and left + width <= WIDTH + 1, text.text
+
+
+# ------------------------------------------------------------------------------------------------------------- timeline
+
+
+def test_the_timeline_names_its_peak_and_draws_it_exactly():
+    run = training()
+    figure = plots.timeline(run, "The loss owns the peak")
+    (marker,) = shapes(figure, "path", "data-peak")
+    assert int(marker.attrib["data-peak"]) == run.peak == max(run.timeline.totals())
+    assert f"peak {run.peak / GB:.2f} GB in loss, step 2" in texts(figure)
+    assert highest_point(figure) == pytest.approx(y_of(figure, run.peak), abs=0.2)
+
+
+def highest_point(figure: Figure) -> float:
+    """The smallest y, in pixels, that any area reaches."""
+    numbers = [float(y) for area in shapes(figure, "path", "data-kind") for y in path_points(area)[1::2]]
+    return min(numbers)
+
+
+def path_points(area: ElementTree.Element) -> list[str]:
+    return re.findall(r"-?[\d.]+", area.attrib["d"])
+
+
+def y_of(figure: Figure, size: float) -> float:
+    """Where the figure's own axis puts `size` bytes: read from two of its labels."""
+    labels = {
+        float(text.text or ""): float(text.attrib["y"]) - 4
+        for text in shapes(figure, "text")
+        if text.attrib.get("text-anchor") == "end" and re.fullmatch(r"[\d.]+", text.text or "")
+    }
+    low, high = min(labels), max(labels)
+    return labels[low] + (labels[high] - labels[low]) * (size / GB - low) / (high - low)
+
+
+def test_the_timeline_names_phases_steps_and_areas():
+    shown = texts(plots.timeline(training(), "Named"))
+    assert {"forward", "backward", "step 1", "step 2", "activations", "parameters", "optimizer states"} <= set(shown)
+
+
+def test_a_short_phase_is_still_wide_enough_to_see():
+    figure = plots.timeline(training(), "The loss is three events long", steps=[2])
+    starts = {line.attrib["data-phase"]: float(line.attrib["x1"]) for line in shapes(figure, "line", "data-phase")}
+    assert starts["backward"] - starts["loss"] >= 25
+    assert "loss" in texts(figure)
+
+
+def test_the_timeline_shows_only_the_steps_asked_for():
+    figure = plots.timeline(training(steps=4), "Two of four", steps=[2, 3])
+    assert {"step 2", "step 3"} <= set(texts(figure))
+    assert not {"step 1", "step 4"} & set(texts(figure))
+    with pytest.raises(ValueError, match=r"steps \[5\] asked for; measured were \[1, 2, 3, 4\]"):
+        plots.timeline(training(steps=4), "No such step", steps=[5])
+    with pytest.raises(ValueError, match="no events"):
+        plots.timeline(replace(training(), timeline=Timeline([], [])), "Empty")
+
+
+def test_areas_are_painted_from_the_top_so_that_each_shows_its_own_band():
+    figure = plots.timeline(training(), "Order")
+    painted = [area.attrib["data-kind"] for area in shapes(figure, "path", "data-kind")]
+    assert painted == [kind for kind in reversed(TIMELINE_ORDER) if kind in painted]
+    assert painted[-1] == "parameters"
+
+
+def test_thinning_keeps_every_peak_that_matters():
+    totals = [(7919 * k) % 1000 for k in range(30_000)]
+    totals[12_345] = 5_000
+    totals[29_999] = 4_000
+    kept = thin(totals, 0, 29_999, keep=[77])
+    assert len(kept) <= MOST_POINTS and kept == sorted(set(kept))
+    assert {0, 77, 12_345, 29_999} <= set(kept)
+    for start in range(0, 30_000, 60):
+        near = [totals[k] for k in kept if start - 60 <= k < start + 120]
+        assert max(near) >= max(totals[start : start + 60])
+
+
+def test_a_long_timeline_is_drawn_quickly_and_small():
+    run = training(steps=4, layers=48, operations=52)
+    assert len(run.timeline) > 30_000
+    start = time.perf_counter()
+    figure = plots.timeline(run, "Long")
+    assert time.perf_counter() - start < 1.5
+    assert len(figure.svg.encode()) < 200_000
+
+
+# --------------------------------------------------------------------------------------------------------------- others
+
+
+def test_estimate_and_measurement_side_by_side_with_signed_differences():
+    run = training()
+    parts = dict(run.breakdown) | {"activations": run.breakdown["activations"] + 100 * MB, "temporaries": 0}
+    figure = plots.compare_bars(MemoryBreakdown(parts), run, "Two differences")
+    estimated = sum(int(bar.attrib["data-estimated"]) for bar in shapes(figure, "rect", "data-estimated"))
+    drawn = sum(int(bar.attrib["data-measured"]) for bar in shapes(figure, "rect", "data-measured"))
+    assert (estimated, drawn) == (sum(parts.values()), run.peak)
+    assert {"+0.100 GB", "−0.700 GB", "−100 %", "0", "−0.600 GB"} <= set(texts(figure))
+    assert str(run.provenance) in texts(figure)
+
+
+def test_bars_print_bytes_and_plain_numbers():
+    assert {"16.0 GB", "AdamW"} <= set(texts(plots.bars({"AdamW": 16 * GB, "SGD": 8 * GB}, "Bytes")))
+    figure = plots.bars({"forward": 12.0, "backward": 24.0}, "Milliseconds", unit="ms")
+    assert {"12.0 ms", "24.0 ms"} <= set(texts(figure))
+    one, two = (float(bar.attrib["width"]) for bar in shapes(figure, "rect", "data-value"))
+    assert two == pytest.approx(2 * one, abs=0.11)
+    with pytest.raises(ValueError, match="none below zero"):
+        plots.bars({"lost": -1}, "Negative")
+
+
+def test_lines_are_named_at_their_ends():
+    series = {"eager": ([1, 2, 4], [3.0, 6.0, 12.0]), "flash": ([1, 2, 4], [3.0, 6.0, 11.9])}
+    figure = plots.lines(series, "Two slopes", "sequences", "GB", level=("32 GB card", 32))
+    ends = [float(t.attrib["y"]) for t in shapes(figure, "text") if t.text in series]
+    assert abs(ends[0] - ends[1]) >= 16, "names of lines that end together must not overlap"
+    assert {"32 GB card", "sequences", "GB", "1", "2", "4"} <= set(texts(figure))
+    with pytest.raises(ValueError, match="2 x values and 1 y values"):
+        plots.lines({"odd": ([1, 2], [1])}, "Odd", "x", "y")
+    with pytest.raises(ValueError, match="logarithmic"):
+        plots.lines({"zero": ([0, 2], [1, 2])}, "Zero", "x", "y", log_x=True)
+
+
+def every_figure() -> dict[str, Figure]:
+    return {
+        "stack": plots.stack({"none": NONE, "full": FULL}, "Only <full> & nothing else fits", capacity=80 * GB),
+        "timeline": plots.timeline(training(), "The loss owns the peak", capacity=16 * GB),
+        "compare": plots.compare_bars(NONE, FULL, "Far apart"),
+        "bars": plots.bars({"AdamW": 16 * GB, "SGD": 8 * GB}, "Adam costs double"),
+        "lines": plots.lines({"eager": ([1, 2], [3, 4])}, "Rising", "sequences", "GB", log_x=True, log_y=True),
+    }
+
+
+@pytest.mark.parametrize("name", every_figure())
+def test_every_figure_says_in_words_what_it_shows(name):
+    figure = every_figure()[name]
+    root = ElementTree.fromstring(figure.svg)
+    assert root.attrib["role"] == "img" and root.attrib["aria-label"] == figure.alt
+    assert root.findtext(f"{SVG}desc") == figure.alt
+    assert len(figure.alt) > len(root.findtext(f"{SVG}title") or "") + 20
+    assert figure._repr_mimebundle_() == {"image/svg+xml": figure.svg, "text/plain": figure.alt}
+    assert repr(figure) == figure.alt
+
+
+@pytest.mark.parametrize("name", every_figure())
+def test_every_figure_is_the_same_each_time_and_needs_nothing_but_itself(name):
+    figure = every_figure()[name]
+    assert figure.svg == every_figure()[name].svg
+    assert not re.search(r"<style|<script|url\(|href|<image", figure.svg), "sanitizers would drop it"
+    assert root_colour(figure) == "#FFFFFF"
+
+
+def root_colour(figure: Figure) -> str:
+    return shapes(figure, "rect")[0].attrib["fill"]
+
+
+def test_the_description_tells_totals_and_the_largest_kind():
+    alt = every_figure()["stack"].alt
+    assert "none: 130.0 GB, most of it activations (109.0), 50.0 GB too much" in alt
+    assert plots.stack({"": FULL}, "Own words", alt="My own words").alt == "My own words"
+    told = every_figure()["timeline"].alt
+    assert "The peak is 4.06 GB in loss, step 2" in told and "activations 2.10" in told
+
+
+def test_a_figure_is_saved_as_svg(tmp_path):
+    figure = every_figure()["bars"]
+    assert figure.save(tmp_path / "bars.svg").read_text(encoding="utf-8") == figure.svg
+    with pytest.raises(ValueError, match=r"must end in \.svg"):
+        figure.save(tmp_path / "bars.png")
+
+
+def test_drawing_helpers():
+    assert ticks(0, 134.4) == [0, 20, 40, 60, 80, 100, 120]
+    assert ticks(0, 0.07) == pytest.approx([0, 0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.07])
+    assert spread([5, 5, 6], 10, 0, 100) == [5, 15, 25]
+    assert spread([98, 99], 10, 0, 100) == [90, 100]
+    assert all(text_width(line, 12) <= 100 for line in wrap("several words to be broken into lines", 12, 100))
+
+
+def test_hatching_stays_inside_its_rectangle():
+    canvas = Canvas()
+    canvas.hatch(10, 20, 37, 12, "#000000")
+    numbers = [float(n) for n in re.findall(r"[\d.]+", canvas.shapes[0].split('"')[1])]
+    assert all(10 <= x <= 47 for x in numbers[::2]) and all(20 <= y <= 32 for y in numbers[1::2])
+
+
+def test_drawing_needs_neither_torch_nor_matplotlib_nor_widgets():
+    script = "import sys, course_utils.plots; print(*{'torch', 'matplotlib', 'ipywidgets', 'numpy'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""

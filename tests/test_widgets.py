@@ -1,0 +1,132 @@
+"""Sliders: they draw what they say, quickly, refuse in words, and leave stored outputs that stay the same."""
+
+import re
+import statistics
+import time
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from course_utils import TrainingRun, estimate
+from course_utils.gpus import gpu
+from course_utils.units import GiB
+from course_utils.widgets import MICRO_BATCHES, Explorer, TensorSlider, explorer, fit_words, tensor_slider
+
+
+def drawn_bytes(svg: str) -> int:
+    """The bytes of all segments of a stack."""
+    return sum(map(int, re.findall(r'data-bytes="(\d+)"', svg)))
+
+
+def test_the_explorer_draws_the_estimate_of_what_it_says():
+    shown = explorer(micro_batch=4, recompute="full", gpu="A100-80GB")
+    assert shown.run == TrainingRun("gpt2-xl", micro_batch=4, recompute="full")
+    assert drawn_bytes(shown.picture.value) == estimate(shown.run).total == shown.breakdown.total
+    assert "micro_batch=4" in shown.message.value and "recompute" in shown.message.value
+
+
+def test_moving_a_control_redraws():
+    shown = explorer(gpu="A100-80GB")
+    before = drawn_bytes(shown.picture.value)
+    shown.controls["micro_batch"].value = 4
+    assert drawn_bytes(shown.picture.value) == estimate(shown.run).total < before
+    shown.controls["model"].value = "gpt2"
+    assert shown.run.model.name == "gpt2" and "gpt2, 4 × 1,024 tokens" in shown.picture.value
+
+
+def test_every_control_changes_the_run_or_the_card():
+    shown = explorer(micro_batch=4, precision="amp-bf16", gpu="A100-80GB")
+    for name, control in shown.controls.items():
+        if name == "seq_len":
+            continue  # GPT-2 has 1,024 positions: see the test of refusals
+        values = [option[1] if isinstance(option, tuple) else option for option in control.options]
+        before = (shown.run, shown.gpu)
+        control.value = next(value for value in values if value != control.value and value != "fp32")
+        assert (shown.run, shown.gpu) != before, name
+
+
+def test_the_verdict_is_in_words():
+    assert "Does not fit a V100-32GB by" in explorer(gpu="V100-32GB").message.value
+    assert "to spare" in explorer("gpt2", micro_batch=1, gpu="A100-80GB").message.value
+    card = gpu("A100-80GB")
+    assert fit_words(card.memory + 3_100_000_000, card) == "does not fit an A100-80GB by 3.10 GB"
+    assert fit_words(card.memory, card) == "fits an A100-80GB with 0.00 GB to spare"
+
+
+def test_a_card_without_bf16_says_so():
+    assert "no bf16 and no flash kernel" in explorer(gpu="V100-32GB").message.value
+    assert "no flash" not in explorer(gpu="V100-32GB", precision="fp32", attention="eager").message.value
+    assert "no bf16" not in explorer(gpu="A100-80GB").message.value
+
+
+def test_an_impossible_combination_is_explained_and_the_last_picture_stays_greyed():
+    shown = explorer()
+    last = shown.picture.value
+    shown.controls["seq_len"].value = 2048
+    assert "longer than the 1,024 positions of gpt2-xl" in shown.message.value
+    assert last in shown.picture.value and "opacity" in shown.picture.value
+    shown.controls["seq_len"].value = 1024
+    assert shown.picture.value == last and "Not possible" not in shown.message.value
+
+
+def test_the_first_choices_are_checked_at_once():
+    with pytest.raises(ValueError, match="gpt2-xxl"):
+        explorer("gpt2-xxl")
+    with pytest.raises(ValueError, match="V1000"):
+        explorer(gpu="V1000")
+
+
+def test_a_batch_that_is_no_power_of_two_is_offered_too():
+    shown = explorer(micro_batch=12)
+    assert 12 not in MICRO_BATCHES and shown.run.micro_batch == 12
+
+
+def test_redrawing_takes_a_fraction_of_50_milliseconds():
+    shown = explorer(gpu="A100-80GB")
+    took = []
+    for turn in range(30):
+        start = time.perf_counter()
+        shown.controls["micro_batch"].value = MICRO_BATCHES[turn % len(MICRO_BATCHES)]
+        took.append(time.perf_counter() - start)
+    assert statistics.median(took) < 0.030
+
+
+def test_every_control_has_a_name():
+    for shown in (explorer(), tensor_slider()):
+        assert all(control.description for control in shown.controls.values())
+        assert "aria-live" in shown.message.value and 'role="img"' in shown.picture.value
+
+
+def test_the_tensor_slider_counts_bytes():
+    shown = tensor_slider(32, 1024, 16_384, "bf16")
+    assert shown.bytes == GiB and "1.0737 GB = 1.0000 GiB" in shown.picture.value
+    shown.controls["dtype"].value = "fp32"
+    assert shown.bytes == 2 * GiB == drawn_bytes(shown.picture.value)
+    with pytest.raises(ValueError, match="int3"):
+        tensor_slider(dtype="int3")
+
+
+def test_what_is_stored_is_short_the_same_each_time_and_says_what_to_do():
+    for make, kind in ((explorer, Explorer), (tensor_slider, TensorSlider)):
+        first, second = (make()._repr_mimebundle_() for _ in range(2))
+        assert "run this cell" in first["text/plain"] and repr(make()) == kind.invitation
+        view = "application/vnd.jupyter.widget-view+json"
+        assert {**first, view: None} == {**second, view: None} and view in first
+        assert first["image/svg+xml"].startswith("<svg")
+
+
+def executed() -> list:
+    """The outputs of a notebook that shows both widgets, without the ids that are random."""
+    cells = ["from course_utils.widgets import explorer, tensor_slider", "explorer()", "tensor_slider()"]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in cells])
+    NotebookClient(notebook, timeout=60, kernel_name="python3").execute()
+    outputs = [output for cell in notebook.cells for output in cell.outputs]
+    for output in outputs:
+        output["data"].pop("application/vnd.jupyter.widget-view+json")
+    return outputs
+
+
+def test_a_notebook_with_sliders_gives_the_same_outputs_each_time():
+    first = executed()
+    assert len(first) == 2 and first == executed()
