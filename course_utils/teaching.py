@@ -6,7 +6,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -269,7 +269,7 @@ def _html_row(tag: str, line: Sequence[str]) -> str:
     return f"<tr>{first}{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in line[1:])}</tr>"
 
 
-Rows = Mapping[str, int] | Iterable["Saved"]
+Rows = Mapping[str, int] | Sequence["Saved"]
 
 
 def ledger(estimate: Rows, measured: Rows | None = None, unit: str | None = None) -> Ledger:
@@ -347,7 +347,7 @@ def saved_by(
         operation = copy.deepcopy(operation).to(getattr(torch, DTYPES[dtype]))
     tensors = [item if isinstance(item, torch.Tensor) else _random(item, dtype) for item in inputs]
     kept, result = _kept_by(operation, tensors)
-    own = {_storage(parameter) for parameter in operation.parameters()} if hasattr(operation, "parameters") else set()
+    own = {_storage(parameter) for parameter in _parameters(operation)}
     labels = _labels(result)
     saved = [_saved(labels.get(key, "saved"), tensor) for key, tensor in kept.items() if key not in own]
     if names is None:
@@ -355,6 +355,12 @@ def saved_by(
     if len(names) != len(saved):
         raise ValueError(f"{len(names)} names for {len(saved)} storages: {', '.join(item.name for item in saved)}")
     return [Saved(name, item.shape, item.dtype, item.bytes) for name, item in zip(names, saved, strict=True)]
+
+
+def _parameters(operation: Callable[..., Any]) -> "Iterator[torch.Tensor]":
+    import torch
+
+    return operation.parameters() if isinstance(operation, torch.nn.Module) else iter(())
 
 
 def _random(shape: Sequence[int], dtype: str) -> "torch.Tensor":
