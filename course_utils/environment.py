@@ -162,11 +162,11 @@ def torch_sources(system: str, choice: str) -> list[tuple[str, list[str]]]:
     needs come with all the others.
     """
     brief = ["--no-deps", "--timeout", "10", "--retries", "1", "--index-url"]
-    plain: list[tuple[str, list[str]]] = [("as the package index has it", [])]
+    plain: list[tuple[str, list[str]]] = [("from the package index", [])]
     if (system, choice) == ("Linux", "cpu"):
-        return [("CPU build from PyTorch's own index", [*brief, CPU_INDEX]), *plain]
+        return [("CPU build, from PyTorch's own index", [*brief, CPU_INDEX]), *plain]
     if (system, choice) == ("Windows", "cuda"):
-        return [("CUDA build from PyTorch's own index", [*brief, CUDA_INDEX]), *plain]
+        return [("CUDA build, from PyTorch's own index", [*brief, CUDA_INDEX]), *plain]
     return plain
 
 
@@ -248,7 +248,7 @@ def install_torch(home: Home, pip: Pip, version: str, choice: str) -> None:
         last = number == len(sources) - 1
         if last and choice == "cpu" and home.system == "Linux":
             check_disk(home.root, NEEDED_BYTES["cuda"])  # the package index's Linux wheel is the CUDA build
-        if pip.install(f"torch {version}, {name}", [*options, f"torch=={version}"], may_fail=not last):
+        if pip.install(f"torch {version} ({name})", [*options, f"torch=={version}"], may_fail=not last):
             return
 
 
