@@ -1,13 +1,13 @@
 """What lessons say with one call: a guess that is stored, the guess beside the truth, ledgers, what autograd keeps."""
 
-import copy
 import html
 import json
 import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -331,44 +331,78 @@ def saved_by(
     operation: Callable[..., Any],
     *inputs: "Sequence[int] | torch.Tensor",
     dtype: str = "fp32",
+    device: str = "cpu",
     names: Sequence[str] | None = None,
 ) -> list[Saved]:
     """Run `operation` (a module or a function) and list each storage that autograd keeps for backward, once each.
 
     `inputs` are tensors, or shapes of random tensors of `dtype` that need gradients, as a layer in the middle of a
-    network gets them; a module is copied to `dtype` first. Parameters' own storages are left out: they are there
-    anyway. `names` replaces the names in order. Raises ValueError for an unknown dtype or for names that don't pair up.
+    network gets them; a module runs with its weights in `dtype`. Those weights are left out: they are there anyway.
+    `device` is "cpu", or "gpu" for a simulated one, whose kernels may keep other things (statistics in fp32, masks of
+    one byte). `names` replaces the names in order. Raises ValueError for an unknown dtype or device, and for names that
+    don't pair up; SimulationUnavailable where a GPU cannot be simulated.
     """
-    import torch
-
-    if dtype not in DTYPES:
-        raise ValueError(f"unknown dtype {dtype!r}; known: {', '.join(DTYPES)}")
-    if isinstance(operation, torch.nn.Module):
-        operation = copy.deepcopy(operation).to(getattr(torch, DTYPES[dtype]))
-    tensors = [item if isinstance(item, torch.Tensor) else _random(item, dtype) for item in inputs]
-    kept, result = _kept_by(operation, tensors)
-    own = {_storage(parameter) for parameter in _parameters(operation)}
-    labels = _labels(result)
-    saved = [_saved(labels.get(key, "saved"), tensor) for key, tensor in kept.items() if key not in own]
+    for value, known, what in ((dtype, DTYPES, "dtype"), (device, ("cpu", "gpu"), "device")):
+        if value not in known:
+            raise ValueError(f"unknown {what} {value!r}; known: {', '.join(known)}")
+    with _computing_on(device, dtype):
+        saved = _saved_now(operation, inputs, dtype, device)
     if names is None:
         return saved
     if len(names) != len(saved):
         raise ValueError(f"{len(names)} names for {len(saved)} storages: {', '.join(item.name for item in saved)}")
-    return [Saved(name, item.shape, item.dtype, item.bytes) for name, item in zip(names, saved, strict=True)]
+    return [replace(item, name=name) for name, item in zip(names, saved, strict=True)]
 
 
-def _parameters(operation: Callable[..., Any]) -> "Iterator[torch.Tensor]":
+@contextmanager
+def _computing_on(device: str, dtype: str) -> Iterator[None]:
+    if device == "cpu":
+        yield
+        return
+    from .measuring.simulated import simulated_gpu
+
+    with simulated_gpu("flash" if dtype in ("fp16", "bf16") else "efficient"):
+        yield
+
+
+def _saved_now(
+    operation: Callable[..., Any], inputs: "Sequence[Sequence[int] | torch.Tensor]", dtype: str, device: str
+) -> list[Saved]:
     import torch
 
-    return operation.parameters() if isinstance(operation, torch.nn.Module) else iter(())
+    tensors = [_tensor(item, dtype, device) for item in inputs]
+    weights: dict[str, torch.Tensor] = {}
+    run = operation
+    if isinstance(operation, torch.nn.Module):
+        module, state = operation, {**dict(operation.named_parameters()), **dict(operation.named_buffers())}
+        weights = {name: _moved(tensor, dtype, device) for name, tensor in state.items()}
+        run = lambda *arguments: torch.func.functional_call(module, weights, arguments)  # noqa: E731
+    kept, result = _kept_by(run, tensors)
+    own = {_storage(tensor) for tensor in weights.values()}
+    labels = _labels(result)
+    return [_saved(labels.get(key, "saved"), tensor) for key, tensor in kept.items() if key not in own]
 
 
-def _random(shape: Sequence[int], dtype: str) -> "torch.Tensor":
+def _tensor(item: "Sequence[int] | torch.Tensor", dtype: str, device: str) -> "torch.Tensor":
+    """A given tensor, or a random one of the given shape that needs a gradient."""
     import torch
 
-    generator = torch.Generator().manual_seed(0)
-    values = torch.randn(*shape, generator=generator).to(getattr(torch, DTYPES[dtype]))
-    return values.requires_grad_()
+    if isinstance(item, torch.Tensor):
+        return _moved(item, None, device)
+    shape, kind = tuple(item), getattr(torch, DTYPES[dtype])
+    if device == "gpu":
+        return torch.empty(shape, dtype=kind, device="cuda", requires_grad=True)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(kind).requires_grad_()
+
+
+def _moved(tensor: "torch.Tensor", dtype: str | None, device: str) -> "torch.Tensor":
+    """`tensor` in `dtype` (None, or one that holds no fractions, keeps its own) on the CPU or on the simulated GPU."""
+    import torch
+
+    kind = getattr(torch, DTYPES[dtype]) if dtype and tensor.is_floating_point() else tensor.dtype
+    if device == "gpu":
+        return torch.empty(tensor.shape, dtype=kind, device="cuda", requires_grad=tensor.requires_grad)
+    return tensor if tensor.dtype == kind else tensor.detach().to(kind).requires_grad_(tensor.requires_grad)
 
 
 def _kept_by(operation: Callable[..., Any], tensors: list["torch.Tensor"]) -> tuple[dict[int, "torch.Tensor"], Any]:

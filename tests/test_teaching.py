@@ -234,6 +234,23 @@ def test_tensors_may_be_given_and_tuples_returned() -> None:
     assert [item.name for item in both] == ["Exp: result", "Sigmoid: result"]
 
 
+def test_simulated_gpu_keeps_what_its_kernels_keep() -> None:
+    """On CUDA a bf16 LayerNorm keeps its statistics in fp32, and dropout a mask of one byte; on the CPU neither."""
+    layer = nn.Sequential(nn.LayerNorm(16), nn.Dropout(0.1))
+    cpu, gpu = (
+        [(s.dtype, s.bytes) for s in saved_by(layer, (2, 3, 16), dtype="bf16", device=d)] for d in ("cpu", "gpu")
+    )
+    assert gpu == [("bf16", 2 * 96), ("fp32", 4 * 6), ("fp32", 4 * 6), ("bool", 96)]
+    assert cpu == [("bf16", 2 * 96), ("bf16", 2 * 6), ("bf16", 2 * 6), ("bf16", 2 * 96)]
+
+
+def test_simulated_gpu_takes_given_tensors_and_large_shapes() -> None:
+    (saved,) = saved_by(nn.Embedding(10, 4), torch.zeros(5, dtype=torch.int64), device="gpu")
+    assert saved.bytes == 40
+    (linear,) = saved_by(nn.Linear(1600, 4), (32, 1_000_000, 1600), dtype="bf16", device="gpu")  # 100 GB, were it real
+    assert linear.bytes == 32 * 1_000_000 * 1600 * 2
+
+
 def test_module_is_left_as_it_was() -> None:
     module = nn.Linear(4, 4)
     saved_by(module, (2, 4), dtype="bf16")
@@ -243,5 +260,7 @@ def test_module_is_left_as_it_was() -> None:
 def test_wrong_requests_are_refused_in_words() -> None:
     with pytest.raises(ValueError, match="unknown dtype 'int7'; known: fp64, fp32, fp16, bf16"):
         saved_by(nn.Linear(4, 4), (2, 4), dtype="int7")
+    with pytest.raises(ValueError, match="unknown device 'cuda'; known: cpu, gpu"):
+        saved_by(nn.Linear(4, 4), (2, 4), device="cuda")
     with pytest.raises(ValueError, match="2 names for 1 storages: Addmm: mat1"):
         saved_by(nn.Linear(4, 4), (2, 4), names=["input", "weights"])
