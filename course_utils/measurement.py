@@ -80,6 +80,15 @@ class Timeline:
             totals.append(now)
         return totals
 
+    def step_peaks(self) -> dict[int, int]:
+        """The most bytes allocated at once within each step, by its number (1 is the first)."""
+        peaks: dict[int, int] = {}
+        totals = self.totals()
+        ends = [mark.event for mark in self.marks[1:]] + [len(totals)]
+        for mark, end in zip(self.marks, ends, strict=True):
+            peaks[mark.step] = max([peaks.get(mark.step, 0), *totals[mark.event : end]])
+        return peaks
+
     def phase_at(self, event: int) -> Mark:
         """The mark of the phase in which event number `event` happened. Raises ValueError before the first mark."""
         before = [mark for mark in self.marks if mark.event <= event]

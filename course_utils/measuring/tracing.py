@@ -20,7 +20,9 @@ def trace_simulated(run: TrainingRun, steps: int, note: str) -> Measurement:
         shown = run.replace(accumulation_steps=2)
         note = "; ".join(part for part in (note, f"2 of {run.accumulation_steps} micro-batches run, the others repeat the second") if part)
     with simulated_gpu(run.attention):
-        return trace(shown, "cuda", steps, Provenance("simulated", "simulated GPU", torch.__version__, today(), note))
+        # The build (+cpu, +cu130) is left out: every build simulates the same operators.
+        version = torch.__version__.split("+")[0]
+        return trace(shown, "cuda", steps, Provenance("simulated", "simulated GPU", version, today(), note))
 
 
 def trace_on_cpu(run: TrainingRun, steps: int, note: str) -> Measurement:

@@ -1,0 +1,393 @@
+# ---
+# jupyter:
+#   course:
+#     minutes: 50
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 01 · Where did the memory go?
+#
+# **50 minutes.** You should know what a forward and a backward pass are, and have trained some network once. No GPU is
+# needed: where a measurement is simulated, it says so.
+#
+# You will account for a whole training step of GPT-2 XL, byte by byte, find out what is alive when, and settle a public
+# disagreement: does it train on a 32 GB card or not?
+
+# %% [markdown]
+# ## The puzzle
+# GPT-2 XL's weights are small. Here is how small.
+
+# %%
+from course_utils import PRESETS, format_bytes, gpu
+
+model, card = PRESETS["gpt2-xl"], gpu("V100-32GB")
+N = model.parameters
+print(f"N = {N:,} parameters in {model.layers} layers of h = {model.hidden:,}")
+print(f"weights in 16-bit: 2 bytes · N = {format_bytes(2 * N)}")
+print(f"a card sold as 32 GB: {format_bytes(card.memory, 'GiB', 0)} = {format_bytes(card.memory, 'GB', 1)}")
+
+# %% [markdown]
+# So the weights fill a tenth of the card. Two public texts then train this model with Adam, 32 sequences of 1,024 tokens at a
+# time, 16-bit arithmetic and activation checkpointing, on one 32 GB GPU. A newsletter says that one *can barely train it*. A
+# set of slides says that it *cannot be trained*, and adds up eight terms to 41 GB.
+#
+# **Your guess first.** How much memory is allocated when that training step is at its fullest?
+
+# %%
+from course_utils.teaching import predict, reveal
+
+predict("01.puzzle", unit="GB")
+
+# %% [markdown]
+# Keep it. You will look at the answer when you can defend it.
+
+# %% [markdown]
+# ## What lives when?
+# Every step runs the same loop. Next to each line, what it allocates (+) and what it lets go (−):
+#
+# ```python
+# logits = model(tokens)             # + activations, kept for backward
+# loss = cross_entropy(logits, targets)
+# loss.backward()                    # + gradients, − activations, one layer after the other
+# optimizer.step()                   # + optimizer states, in the first step only
+# optimizer.zero_grad()              # − gradients
+# ```
+#
+# Take a model of a size that you may have at home: Llama 3.2 with 1 billion parameters, two sequences of 1,024 tokens, autocast
+# to bf16, AdamW. Weights, gradients and Adam's two states are four numbers of 4 bytes a parameter.
+#
+# **Your guess.** How high does the first training step reach? And the second: as high, lower, higher?
+
+# %%
+from course_utils import TrainingRun
+
+small = TrainingRun("llama3.2-1b", micro_batch=2, seq_len=1024)
+print(f"{small.model.parameters:,} parameters, 4 · 4 bytes each: {format_bytes(16 * small.model.parameters, 'GB', 1)}")
+predict("01.first_step", unit="GB")
+
+# %% [markdown]
+# Now run four steps and watch every allocation. This is the genuine step of PyTorch, operator by operator. Where no GPU is
+# there, it runs on a *simulated* one: tensors that have a shape and a lifetime, but no memory behind them.
+
+# %%
+from course_utils import measure
+from course_utils.plots import timeline
+
+four_steps = measure(small, steps=4)
+timeline(four_steps, "Optimizer states arrive at the end of step 1 and never leave")
+
+# %%
+peaks = four_steps.timeline.step_peaks()
+for step in (1, 2, 3, 4):
+    print(f"step {step}: peak {format_bytes(peaks[step], 'GB', 2)}")
+reveal("01.first_step", peaks[1])
+
+# %% [markdown]
+# Read the picture from left to right. Parameters are a flat floor. In **forward** the activations pile up, one layer on the
+# other. In **backward** they are used and freed from the last layer to the first, and gradients rise in their place: that is why
+# the height hardly changes on the way down. In the **optimizer** phase of step 1, Adam makes its two states for the first
+# time, and keeps them. So the first step peaks lower than all others, and a run that survives step 1 may die in step 2.
+#
+# From step 2 on nothing changes any more: every later step repeats it to the byte. That is why one step is enough to measure.
+
+# %% [markdown]
+# ### What stays after a step?
+# Three lifetimes explain the whole picture: *temporary* (a part of one phase), *from forward to backward* (activations), *the whole
+# training* (parameters and optimizer states). Which of them are left when a step is over?
+
+# %%
+from course_utils.plots import stack
+
+names = ("end of step 1", "end of forward", "end of backward", "end of step 4")
+stack(
+    {name: four_steps.moments[name] for name in names},
+    "After a step only parameters and optimizer states stay",
+    provenance=str(four_steps.provenance),
+)
+
+# %% [markdown]
+# Activations are gone at the end of *backward*, not at the optimizer step, as one sometimes reads. Gradients are gone after
+# `zero_grad`, because it sets them to `None`; with `set_to_none=False` they would stay, full of zeros.
+#
+# On a real GPU you will not see this in `nvidia-smi`. PyTorch keeps freed memory for its next request, so the driver's
+# figure hardly ever falls. The course calls that *cached* memory, and lesson 10 is about it.
+
+# %% [markdown]
+# ## Why are activations kept at all?
+# One linear layer, y = x·Wᵀ. Someone hands you dL/dy, and you want dL/dW. Write it down and see what you need:
+#
+# $$\frac{\partial L}{\partial W} = \left(\frac{\partial L}{\partial y}\right)^{\!\top} x$$
+#
+# The layer's *input* x is in it. It was there during forward; it has to be there again in backward. Check the formula first.
+
+# %%
+import torch
+
+torch.manual_seed(0)
+layer, x = torch.nn.Linear(64, 16, bias=False), torch.randn(4, 32, 64, requires_grad=True)
+y = layer(x)
+dy = torch.randn_like(y)
+y.backward(dy)
+by_hand = torch.einsum("bso,bsi->oi", dy, x)
+print("dL/dW by hand equals autograd's:", torch.allclose(by_hand, layer.weight.grad, atol=1e-5))
+
+# %% [markdown]
+# Now ask autograd what it kept. Three operations of GPT-2 XL's width, one sequence of 1,024 tokens in bf16: a linear layer, a
+# GELU, and the addition of a residual connection.
+#
+# **Your guess.** Each has inputs of 3.3 MB. How many MB do the three keep together?
+
+# %%
+predict("01.kept", unit="MB")
+
+# %%
+from course_utils.teaching import saved_by, show_ledger
+
+s, b, h = 1024, 1, model.hidden
+shape = (b, s, h)
+kept = {
+    "linear": saved_by(torch.nn.Linear(h, h, bias=False), shape, dtype="bf16"),
+    "GELU": saved_by(torch.nn.GELU(), shape, dtype="bf16"),
+    "residual addition": saved_by(torch.add, shape, shape, dtype="bf16"),
+}
+measured = {name: sum(item.bytes for item in items) for name, items in kept.items()}
+show_ledger({"linear": 2 * s * b * h, "GELU": 2 * s * b * h, "residual addition": 0}, measured)
+
+# %%
+reveal("01.kept", sum(measured.values()), unit="MB")
+
+# %% [markdown]
+# A linear layer keeps its input. GELU keeps its input too, since its slope depends on it. An addition keeps nothing: the gradient
+# of a + b is 1, whatever a and b were. **Activations are not "the outputs of the layers": they are what some backward will
+# ask for.** Lesson 05 goes through a whole transformer block like this.
+
+# %% [markdown]
+# ## Sixteen bytes a parameter
+# Back to GPT-2 XL. Mixed-precision Adam, as the ZeRO paper counts it (Rajbhandari et al. 2020, section 3.1), keeps weights
+# and gradients in 16-bit, and a *master copy* of the weights in fp32 besides its momentum and variance.
+#
+# **Your guess.** How many GB is that for 1.56 billion parameters, before any activation?
+
+# %%
+predict("01.states", unit="GB")
+
+# %%
+from course_utils.estimating.published import zero_state_bytes
+
+states = zero_state_bytes(N)
+show_ledger(states)
+reveal("01.states", sum(states.values()))
+
+# %% [markdown]
+# ### Measure
+# That is a formula. Does a real step agree? Run it: b = 32, s = 1,024, every block recomputed in backward ("activation
+# checkpointing", `recompute="full"`). At the end of backward, weights, gradients and states are all there, and nothing else.
+
+# %%
+puzzle = TrainingRun("gpt2-xl", micro_batch=32, precision="bf16-master", optimizer="adamw-foreach", recompute="full")
+step = measure(puzzle)
+end_of_backward = step.moments["end of backward"]
+claimed = {"parameters": 2 * N, "gradients": 2 * N, "optimizer_states": 12 * N}
+show_ledger(claimed, {kind: end_of_backward[kind] for kind in claimed})
+print(step.provenance)
+
+# %% [markdown]
+# **The gap.** 16 bytes a parameter it is. The few thousand bytes between the two come from rounding: CUDA's allocator hands
+# out multiples of 512 bytes, and GPT-2 XL has hundreds of tensors. The slides' 24 GB are these 24.9 GB, with 1.5 billion
+# parameters instead of the exact number.
+
+# %% [markdown]
+# ## Sixty gigabytes of activations?
+# For the activations, ZeRO offers 12 · h · b · s · L elements (section 3.2), 2 bytes each. It is a formula for *all* activations,
+# without checkpointing.
+#
+# **Your guess.** What does a real step keep at the end of its forward pass: less than that, as much, or how many times more?
+
+# %%
+from course_utils.estimating.published import korthikanti_activation_bytes, zero_activation_bytes
+
+keep_all = puzzle.replace(recompute="none")
+print(f"ZeRO's formula: {format_bytes(zero_activation_bytes(keep_all), 'GB', 1)}")
+predict("01.activations", unit="GB")
+
+# %%
+from course_utils.plots import bars
+
+flash = measure(keep_all).moments["end of forward"]["activations"]
+eager = measure(keep_all.replace(attention="eager")).moments["end of forward"]["activations"]
+found = {
+    "ZeRO: 12·h·b·s·L": zero_activation_bytes(keep_all),
+    "measured, flash attention": flash,
+    "Korthikanti: 34 + 5·a·s/h": korthikanti_activation_bytes(keep_all),
+    "measured, eager attention": eager,
+}
+bars(found, "The kernel of attention decides, and ZeRO's 60 GB is neither", provenance=str(step.provenance))
+
+# %%
+reveal("01.activations", flash)
+per_block = keep_all.seq_len * keep_all.micro_batch * model.hidden * model.layers
+for name, size in found.items():
+    print(f"{name:27s} {size / per_block:7.2f} bytes · s·b·h in each block")
+
+# %% [markdown]
+# **The gap.** In units of s·b·h bytes a block, ZeRO counts 24. A real block keeps 34: inputs of four linear layers, GELU's
+# input, dropout masks, the inputs of two norms. Korthikanti et al. (2022, eq. 2) derived that number, and the measured one is
+# theirs plus the norms' statistics and what lies outside the blocks. Eager attention adds 5·a·s/h for its s×s matrices, which a
+# flash kernel never writes. Lesson 05 takes this apart, tensor by tensor.
+
+# %% [markdown]
+# ## With checkpointing: "about 8 GB"
+# Both texts say that checkpointing leaves about 8 GB. ZeRO says why: *the square root of the total*. What we ran keeps one
+# checkpoint a block, 2·s·b·h bytes each, and nothing else of the blocks. Which of the two is it?
+
+# %%
+from course_utils.estimating.published import checkpoints_bytes, zero_checkpointed_bytes
+
+after_loss = step.moments["after loss"]["activations"]
+log_softmax = next(item.bytes for item in step.largest() if item.operation == "_log_softmax")
+checkpoints = checkpoints_bytes(puzzle)
+show_ledger(
+    {"one checkpoint a block": checkpoints, "log-softmax of the logits": log_softmax, "stem, norms, head": after_loss - checkpoints - log_softmax}
+)
+print(f"measured, when the loss is computed: {format_bytes(after_loss, 'GB', 2)} ({step.provenance})")
+print(f"ZeRO's rule, its total over √L:      {format_bytes(zero_checkpointed_bytes(puzzle), 'GB', 2)}")
+
+# %% [markdown]
+# About 8 GB is right, and for the wrong reason. Checkpoints alone are 5 GB. The rest is not in any block: it is one tensor of
+# s·b·V numbers that the *loss* keeps, 50,257 for each token. Nothing about it is a square root.
+
+# %% [markdown]
+# ## The stack of 41 GB
+# The slides add eight terms: 3 + 3 + 6 + 6 + 6 + 8 + 6 + 3. You have met the first six. The seventh is a *flat fp32 buffer* for all
+# gradients; the eighth is fragmentation. Each is real. But do they ever exist at the same time?
+#
+# Look at the fullest moment of each phase of the step that we measured. It upcasts all gradients at once in its optimizer
+# phase, as is common, so it does make that buffer.
+
+# %%
+GB = 10**9
+slides = {
+    "parameters": 3 * GB, "gradients": 3 * GB, "optimizer_states": 18 * GB, "activations": 8 * GB, "temporaries": 6 * GB, "cached": 3 * GB,
+}  # fmt: skip
+rows = {"the slides' sum": slides} | {f"peak of {name}": peak for name, peak in step.phase_peaks.items() if name != "zero_grad"}
+stack(
+    rows,
+    f"The parts never meet: {format_bytes(sum(slides.values()), 'GB', 0)} on paper, {format_bytes(step.peak, 'GB', 0)} in the step",
+    capacity=card,
+    provenance=str(step.provenance),
+)
+
+# %%
+peaks = step.phase_peaks
+show_ledger(
+    slides,
+    {
+        "parameters": peaks["backward"]["parameters"],
+        "gradients": step.moments["end of backward"]["gradients"],
+        "optimizer_states": peaks["optimizer"]["optimizer_states"],
+        "activations": peaks["backward"]["activations"],
+        "temporaries": peaks["optimizer"]["temporaries"],
+        "cached": 0,
+    },
+)
+
+# %% [markdown]
+# Term by term the slides are close. What they call a buffer of 6 GB is even two of that size: the fp32 gradients, and what a
+# foreach optimizer makes beside them. Their sum is still not a peak, because *a peak is the largest sum of what is alive at once, not
+# the sum of the largest*. When backward begins, activations are complete and not one gradient exists. When the optimizer
+# runs, gradients are complete and no activation is left.
+#
+# What the slides lack is what fills the fullest moment: the loss. The gradient of the logits is as large as the
+# logits, and log-softmax needs one more while it computes it.
+#
+# *Fragmentation* is not in our figure: a simulation has no allocator. Lesson 10 gives it one.
+
+# %% [markdown]
+# ## Who is right about 32 GB?
+# Now defend your first guess.
+
+# %%
+reveal("01.puzzle", step.peak)
+print(step.summary())
+
+# %% [markdown]
+# 37 GB does not fit a card of 34.4 GB, so the slides' verdict stands and their arithmetic does not. Is the newsletter wrong
+# then? Not if you read *32 sequences* as the batch that one optimizer step learns from. Cut it into 8 micro-batches of 4, add
+# up their gradients, then step: the same global batch, the same gradient to rounding (lesson 07).
+
+# %%
+from course_utils import estimate
+
+choices = {
+    "autocast": puzzle.replace(precision="amp-bf16", optimizer="adamw"),
+    "master weights": puzzle.replace(optimizer="adamw"),
+    "8 micro-batches of 4": puzzle.replace(optimizer="adamw", micro_batch=4, accumulation_steps=8),
+}
+measured = {name: measure(run) for name, run in choices.items()}
+stack(measured, "Only smaller micro-batches bring it below 32 GB", capacity=card, provenance=str(step.provenance))
+
+# %% [markdown]
+# Both are right about the thing that they looked at. *In one batch of 32 it cannot be trained on that card; as 8 micro-batches of 4 it
+# can.* A V100 computes in fp16, not in bf16; the bytes are the same.
+#
+# And the closed form? The course estimates every tensor of this step from formulas, without PyTorch.
+
+# %%
+for name, run in choices.items():
+    guess, truth = estimate(run), measured[name].peak
+    print(f"{name:22s} estimated {format_bytes(guess.total, 'GB', 3)}, measured {format_bytes(truth, 'GB', 3)}: "
+          f"{guess.total - truth:+,} bytes, peak in {guess.label}")  # fmt: skip
+
+# %% [markdown]
+# The two share no code: one adds up a list of named tensors, the other counts what PyTorch allocates. Here is one of
+# them kind by kind; the table under the figure is what `compare` gives for any run.
+
+# %%
+from course_utils.plots import compare_bars
+
+compare_bars(estimate(choices["autocast"]), measured["autocast"], "Under autocast: the estimate names every byte of the peak")
+
+# %% [markdown]
+# Does that hold for other choices? The eight ways to run this model in one batch of 32, estimated and simulated side by side:
+
+# %%
+from itertools import product
+
+for precision, attention, recompute in product(("amp-bf16", "bf16-master"), ("flash", "eager"), ("none", "full")):
+    run = TrainingRun("gpt2-xl", micro_batch=32, precision=precision, attention=attention, recompute=recompute)
+    peak = estimate(run)
+    verdict = "fits" if peak.total <= card.memory else "does not fit"
+    print(f"{precision:12s} {attention:6s} {recompute:5s} {format_bytes(peak.total, 'GB', 2):>10s}  peak in {peak.label}: {verdict}")
+
+# %% [markdown]
+# ## Turn the knobs
+# Every control changes the run, and the picture with it. Find three different ways to bring GPT-2 XL below the card's line. Which
+# one leaves the fewest tokens in a micro-batch? Which kind of memory refuses to shrink whatever you do?
+
+# %%
+from course_utils.widgets import explorer
+
+explorer("gpt2-xl", gpu="V100-32GB", micro_batch=32, precision="bf16-master", recompute="full")
+
+# %% [markdown]
+# ## What the sources got wrong
+# | claim | what you computed here |
+# |---|---|
+# | 41 GB is needed (slides) | the terms are never alive at once; the peak of that step is the one you measured |
+# | 12·h·b·s·L elements of activations (ZeRO) | a block keeps 34 bytes · s·b·h with flash attention, 24 in that formula |
+# | checkpointing leaves the square root (ZeRO) | it leaves one checkpoint a block, and the loss's own tensor |
+# | activations are kept until the optimizer step | each is freed in backward, as soon as it has been used |
+#
+# ## Take home
+# **Remember** A peak is the largest sum of what is alive at once: states stay, activations and gradients take turns.
+#
+# **Breaks when** you size a run by its first step: Adam's states arrive at the end of it, and step 2 runs out of memory.
+#
+# **Cheat-sheet line** states 16·N bytes (Adam, any mixed precision with fp32 masters) · activations s·b·h·L·(34 + 5·a·s/h) eager, 34
+# flash · loss: several tensors of s·b·V.
+#
+# Now solve the [exercises of this lesson](../exercises/01_where_did_the_memory_go.ipynb).
