@@ -22,7 +22,7 @@ MINUTES = re.compile(r"(\d+) minutes")
 MARKDOWN_IMAGE = re.compile(r"!\[(?P<alt>[^\]]*)\]\(")
 HTML_IMAGE = re.compile(r"<(?:img|svg)\b[^>]*>", re.IGNORECASE)
 HTML_ALT = re.compile(r"(?:alt|aria-label)=(?:\"(?P<double>[^\"]*)\"|'(?P<single>[^']*)')", re.IGNORECASE)
-SPEAKING = ("print(", "display(", "predict(", "reveal(", "show_ledger(")
+SPEAKING = frozenset({"print", "display", "predict", "reveal", "show_ledger"})
 CLOSING = ("Remember", "Breaks when", "Cheat-sheet line")
 
 
@@ -89,15 +89,26 @@ def outputs(notebook: NotebookNode) -> Iterator[str]:
 
 def shows_something(source: str) -> bool:
     """Whether code of this text leaves an output: it calls something that speaks, or ends in a value."""
-    if any(word in source for word in SPEAKING):
-        return True
     body = ast.parse(TransformerManager().transform_cell(source)).body  # magics are no Python
+    if SPEAKING.intersection(called(body)):
+        return True
     if source.rstrip().endswith(";") or not body or not isinstance(body[-1], ast.Expr):
         return False
     last = body[-1].value
     if isinstance(last, ast.Call):  # a method may well return nothing
         return isinstance(last.func, ast.Name)
     return not (isinstance(last, ast.Constant) and last.value in (None, ...))
+
+
+def called(statements: list[ast.stmt]) -> Iterator[str]:
+    """The names of the functions that these statements call when they run; what they only define is left out."""
+    waiting: list[ast.AST] = list(statements)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            yield node.func.id
+        if not isinstance(node, ast.FunctionDef | ast.ClassDef | ast.Lambda):
+            waiting += ast.iter_child_nodes(node)
 
 
 def texts(notebook: NotebookNode) -> Iterator[tuple[str, str]]:

@@ -204,6 +204,8 @@ def test_words_of_a_photograph_are_not_searched_for_paths() -> None:
         ("x = 3\nx.total", True),
         ("estimate(run)", True),
         ("for i in range(3):\n    print(i)", True),
+        ("def show():\n    print(3)", False),
+        ("check = lambda: print(3)", False),
         ("x = 3", False),
         ("import os", False),
         ("rows.append(3)", False),
