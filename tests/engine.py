@@ -1,0 +1,83 @@
+"""What the tests of the engine share: small models, every recipe, a step that nobody watches."""
+
+import dataclasses
+import functools
+from collections.abc import Collection
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from course_utils.measurement import Measurement
+from course_utils.measuring import measure
+from course_utils.models import PRESETS, TransformerConfig
+from course_utils.run import TrainingRun
+
+RECIPES = (
+    ("fp32", "eager"),
+    ("fp32", "efficient"),
+    ("amp-bf16", "eager"),
+    ("amp-bf16", "flash"),
+    ("amp-bf16", "efficient"),
+    ("amp-fp16", "flash"),
+    ("bf16-master", "eager"),
+    ("bf16-master", "flash"),
+    ("bf16-master", "efficient"),
+)
+"""Every precision with every attention that it allows (fp16 differs from bf16 only in its loss scaler)."""
+
+GPT = PRESETS["gpt2"]
+LLAMA = PRESETS["llama3.2-1b"]
+
+
+def shallow(model: TransformerConfig, layers: int) -> TransformerConfig:
+    """The same model with fewer layers."""
+    return dataclasses.replace(model, layers=layers)
+
+
+def tiny(family: str, **changes: Any) -> TransformerConfig:
+    """A model of a few hundred thousand parameters, so that a CPU takes milliseconds for a step."""
+    sizes: dict[str, Any] = {"layers": 2, "hidden": 256, "heads": 4, "vocab": 512, "max_positions": 128}
+    if family == "llama":
+        sizes |= {"kv_heads": 2, "ffn": 640, "tied": False}
+    return TransformerConfig(f"tiny {family}", family, **(sizes | changes))
+
+
+@functools.cache
+def simulate(run: TrainingRun, steps: int = 2) -> Measurement:
+    """`measure(run, "simulated")`, once for each run however many tests ask."""
+    return measure(run, "simulated", steps)
+
+
+class Unwatched:
+    """Takes the tracker's place in a step that nothing tracks."""
+
+    micro_batch = 0
+
+    def in_phase(self, phase: str) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def bind_states(self) -> None:
+        """There is nobody to tell."""
+
+
+class Operators(TorchDispatchMode):
+    """Writes down the name of every operator that runs inside, and remembers autocast's copies of weights."""
+
+    def __init__(self, weights: Collection[int] = ()) -> None:
+        super().__init__()
+        self.weights, self.names = weights, list[str]()
+        self.copies: list[torch.Tensor] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(func).removeprefix("aten.").rsplit(".", 1)[0])
+        out = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten._to_copy.default and storage_of(args[0]) in self.weights:
+            self.copies.append(out)
+        return out
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    """What is the same for two tensors exactly if they share their memory."""
+    return tensor.untyped_storage()._cdata

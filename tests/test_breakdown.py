@@ -1,0 +1,110 @@
+"""The result: parts that sum to their total, a timeline that adds up, and where it comes from."""
+
+import dataclasses
+
+import pytest
+
+from course_utils.breakdown import KIND_NOTES, KINDS, MemoryBreakdown
+from course_utils.measurement import Allocation, Mark, Measurement, Provenance, Timeline
+
+TIMELINE = Timeline(
+    [(1024, "parameters"), (512, "activations"), (512, "temporaries"), (-512, "temporaries"), (-512, "activations")],
+    [Mark(1, 1, "forward"), Mark(3, 1, "backward")],
+)
+WEIGHT = Allocation("parameters", 1024, (256,), "float32", "set-up", "", "", 0, born=0, died=None)
+KEPT = Allocation("activations", 512, (100,), "float32", "mul", "mlp", "forward", 1, born=1, died=4)
+BRIEF = Allocation("temporaries", 512, (90,), "float32", "mul", "mlp", "forward", 1, born=2, died=3)
+
+
+def measurement(**changes) -> Measurement:
+    breakdown = MemoryBreakdown({"parameters": 1024, "activations": 512, "temporaries": 512}, "forward", "peak")
+    provenance = Provenance("simulated", "simulated GPU", "2.13.0", "2026-01-01", "a note")
+    whole = Measurement(breakdown, {}, TIMELINE, provenance, peak_event=3, allocations=(BRIEF, WEIGHT, KEPT))
+    return dataclasses.replace(whole, **changes)
+
+
+def test_parts_sum_to_the_total_and_keep_the_order_of_kinds():
+    breakdown = MemoryBreakdown({"activations": 5, "parameters": 3})
+    assert breakdown.total == sum(breakdown.values()) == 8
+    assert tuple(breakdown) == KINDS and len(breakdown) == len(KINDS)
+    assert breakdown["gradients"] == 0
+
+
+def test_every_kind_is_explained():
+    assert set(KIND_NOTES) == set(KINDS)
+
+
+def test_what_is_not_listed_counts_as_zero_also_in_comparisons():
+    assert MemoryBreakdown({"parameters": 3}) == MemoryBreakdown({"parameters": 3, "gradients": 0})
+    assert MemoryBreakdown({"parameters": 3}) != MemoryBreakdown({"parameters": 4})
+    assert MemoryBreakdown({"parameters": 3}, "forward") != MemoryBreakdown({"parameters": 3}, "backward")
+
+
+def test_later_changes_of_the_source_change_nothing():
+    parts = {"parameters": 3}
+    breakdown = MemoryBreakdown(parts)
+    parts["parameters"] = 4
+    assert breakdown.total == 3
+
+
+def test_unknown_kind_is_refused():
+    with pytest.raises(ValueError, match=r"unknown kind of memory 'weights'.*parameters"):
+        MemoryBreakdown({"weights": 1})
+
+
+@pytest.mark.parametrize("size", [1.0, "1", True, None])
+def test_only_whole_bytes(size):
+    with pytest.raises(TypeError, match="whole bytes"):
+        MemoryBreakdown({"parameters": size})
+
+
+def test_shows_itself_in_a_terminal_and_in_a_notebook():
+    breakdown = MemoryBreakdown({"weight_copies": 2 * 10**9, "parameters": 10**9}, "forward", "peak <1>")
+    assert str(breakdown).splitlines()[0] == "peak <1> · in forward"
+    assert "3.000 GB" in str(breakdown) and "gradients" not in str(breakdown)
+    html = breakdown._repr_html_()
+    assert "peak &lt;1&gt;" in html and "weight copies" in html and "3.000 GB" in html
+
+
+def test_curves_add_up_to_the_totals():
+    curves = TIMELINE.curves()
+    assert curves == {
+        "parameters": [1024] * 5,
+        "activations": [0, 512, 512, 512, 0],
+        "temporaries": [0, 0, 512, 0, 0],
+    }
+    assert [sum(values) for values in zip(*curves.values(), strict=True)] == TIMELINE.totals()
+
+
+def test_phase_of_an_event():
+    assert TIMELINE.phase_at(1).phase == TIMELINE.phase_at(2).phase == "forward"
+    assert TIMELINE.phase_at(4).phase == "backward"
+    with pytest.raises(ValueError, match="before the first phase"):
+        TIMELINE.phase_at(0)
+
+
+@pytest.mark.parametrize("event", range(6))
+def test_who_is_alive_agrees_with_the_timeline(event):
+    alive = sum(item.bytes for item in measurement().alive_at(event))
+    assert alive == ([0, *TIMELINE.totals()])[event]
+
+
+def test_measurement_names_its_peak():
+    found = measurement()
+    assert (found.peak, found.peak_phase, found.source) == (2048, "forward", "simulated")
+    assert found.largest(1) == [WEIGHT] and set(found.largest()) == {WEIGHT, KEPT, BRIEF}
+    assert str(found.provenance) == "simulated GPU · torch 2.13.0 · a note"
+    assert str(found.provenance) in found.summary() and "in forward" in found.summary()
+    assert str(found.provenance) in str(found) and str(found.provenance) in found._repr_html_()
+
+
+def test_recordings_say_their_device_and_date():
+    assert (
+        str(Provenance("recorded", "an A100", "2.13.0", "2026-01-01"))
+        == "recorded on an A100 · torch 2.13.0 · 2026-01-01"
+    )
+
+
+def test_unknown_source_is_refused():
+    with pytest.raises(ValueError, match=r"unknown source 'guessed'.*simulated"):
+        Provenance("guessed", "", "", "")

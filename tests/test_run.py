@@ -1,0 +1,170 @@
+"""What can be chosen for a training run, and what is refused, in words."""
+
+import dataclasses
+
+import pytest
+
+from course_utils.gpus import GPUS, gpu
+from course_utils.models import PRESETS, TransformerConfig
+from course_utils.run import OPTIMIZERS, PRECISIONS, TrainingRun
+
+RUN = TrainingRun("gpt2-xl", micro_batch=32)
+
+
+def test_defaults_are_filled_in():
+    spelled_out = TrainingRun("gpt2-xl", 32, 1024, "amp-bf16", "adamw", "flash", "none", 1, 1)
+    assert spelled_out == RUN
+    assert RUN.model is PRESETS["gpt2-xl"]
+    assert RUN.precision is PRECISIONS["amp-bf16"] and RUN.optimizer is OPTIMIZERS["adamw"]
+
+
+def test_equal_runs_are_one_key():
+    again = TrainingRun(PRESETS["gpt2-xl"], micro_batch=32, precision=PRECISIONS["amp-bf16"])
+    assert again == RUN and hash(again) == hash(RUN) and len({again, RUN}) == 1
+    assert TrainingRun("gpt2-xl", micro_batch=31) != RUN
+
+
+def test_runs_do_not_change():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        RUN.micro_batch = 4  # type: ignore[misc]
+
+
+def test_replace_changes_a_copy():
+    changed = RUN.replace(micro_batch=4, model="gpt2", precision="fp32", attention="eager")
+    assert changed == TrainingRun("gpt2", 4, precision="fp32", attention="eager")
+    assert RUN.micro_batch == 32
+
+
+def test_replace_checks_anew():
+    with pytest.raises(ValueError, match="16 bits only"):
+        RUN.replace(precision="fp32")
+    with pytest.raises(ValueError, match="unknown choice of a TrainingRun 'batch'"):
+        RUN.replace(batch=4)
+    with pytest.raises(ValueError, match="did you mean 'micro_batch'"):
+        RUN.replace(microbatch=4)
+
+
+def test_replace_can_set_the_global_batch():
+    assert RUN.replace(micro_batch=4, global_batch=32).accumulation_steps == 8
+    assert RUN.replace(accumulation_steps=4).replace(global_batch=64).accumulation_steps == 2
+
+
+def test_global_batch_counts_every_rank_and_micro_batch():
+    run = TrainingRun("gpt2", micro_batch=4, seq_len=512, accumulation_steps=3, world_size=2)
+    assert run.global_batch == 24 and run.tokens_per_step == 24 * 512
+    assert TrainingRun("gpt2", micro_batch=4, seq_len=512, global_batch=24, world_size=2) == run
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        TrainingRun("gpt2"),
+        RUN,
+        TrainingRun("llama3-8b", 2, 4096, "bf16-master", "adamw-fused", "efficient", "full", 4),
+        TrainingRun("tiny-gpt", 2, 128, "fp32", "momentum", "eager", world_size=2),
+        TrainingRun(dataclasses.replace(PRESETS["gpt2"], layers=3), 1, 64),
+    ],
+    ids=str,
+)
+def test_code_makes_an_equal_run(run):
+    assert eval(run.code(), {"TrainingRun": TrainingRun, "TransformerConfig": TransformerConfig}) == run
+
+
+def test_words_for_a_run_say_what_is_unusual():
+    assert str(RUN) == "gpt2-xl · b=32 · s=1,024 · amp-bf16 · adamw · flash attention"
+    more = RUN.replace(recompute="full", accumulation_steps=2, world_size=3)
+    assert str(more).endswith("full recomputation · 2 micro-batches · 3 ranks")
+
+
+@pytest.mark.parametrize("size", ["micro_batch", "seq_len", "accumulation_steps", "world_size", "global_batch"])
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (0, "must be at least 1"),
+        (-4, "must be at least 1"),
+        (1.5, "whole number"),
+        (4.0, "whole number"),
+        ("4", "whole number"),
+        (True, "whole number"),
+        (10**12, "cannot be meant"),
+    ],
+)
+def test_impossible_sizes_are_refused(size, value, said):
+    with pytest.raises(ValueError, match=f"{size} is .*{said}"):
+        TrainingRun("gpt2", **{size: value})
+
+
+def test_a_global_batch_does_not_hide_absurd_accumulation():
+    with pytest.raises(ValueError, match="cannot be meant"):
+        TrainingRun("gpt2", global_batch=10**9)
+
+
+@pytest.mark.parametrize(
+    ("choice", "value", "nearest"),
+    [
+        ("precision", "amp_bf16", "amp-bf16"),
+        ("precision", "bf16_master", "bf16-master"),
+        ("precision", "FP32", "fp32"),
+        ("optimizer", "adam", "adamw"),
+        ("optimizer", "adamw_fused", "adamw-fused"),
+        ("attention", "flash-attention", "flash"),
+        ("attention", "Eager", "eager"),
+        ("recompute", "fully", "full"),
+        ("model", "gpt2xl", "gpt2-xl"),
+    ],
+)
+def test_unknown_choices_name_the_nearest_and_all_known(choice, value, nearest):
+    with pytest.raises(ValueError, match=f"unknown {choice} '{value}': did you mean '{nearest}'.*Known: .*{nearest}"):
+        TrainingRun(**({"model": "gpt2"} | {choice: value}))
+
+
+@pytest.mark.parametrize("choice", ["precision", "optimizer", "attention", "recompute"])
+@pytest.mark.parametrize("value", [3, ("x", "y"), "qqqq"])
+def test_what_resembles_nothing_gets_the_list_alone(choice, value):
+    with pytest.raises(ValueError, match=rf"unknown {choice} .*\. Known: "):
+        TrainingRun("gpt2", **{choice: value})
+
+
+def test_a_sequence_longer_than_the_positions_is_refused():
+    with pytest.raises(ValueError, match="1,025 tokens is longer than the 1,024 positions of gpt2-xl"):
+        TrainingRun("gpt2-xl", seq_len=1025)
+    assert TrainingRun("gpt2-xl", seq_len=1024).seq_len == 1024
+
+
+def test_flash_in_fp32_is_refused_and_says_what_would_do():
+    with pytest.raises(
+        ValueError, match="flash kernel computes in 16 bits only, not in fp32: choose attention='efficient'"
+    ):
+        TrainingRun("gpt2", precision="fp32")
+
+
+def test_a_global_batch_that_does_not_divide_is_refused():
+    with pytest.raises(ValueError, match=r"global batch of 10 .* 4 · 2 = 8"):
+        TrainingRun("gpt2", micro_batch=4, world_size=2, global_batch=10)
+    with pytest.raises(ValueError, match="not both"):
+        TrainingRun("gpt2", accumulation_steps=2, global_batch=2)
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_gpus_are_found_in_any_case(name):
+    assert gpu(name) is gpu(name.lower()) is GPUS[name]
+    assert GPUS[name].memory > 14 * 2**30
+
+
+def test_only_ampere_and_newer_have_bf16():
+    assert {name for name, found in GPUS.items() if not found.has_bf16} == {"T4-16GB", "V100-16GB", "V100-32GB"}
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("A100-80", "A100-80GB"),
+        ("H100", "H100-80GB"),
+        ("a100", "A100-40GB"),
+        ("rtx 4090", "RTX4090-24GB"),
+        ("t4", "T4-16GB"),
+    ],
+)
+def test_unknown_gpu_names_the_nearest(name, nearest):
+    with pytest.raises(ValueError, match=f"unknown GPU '{name}': did you mean '{nearest}'.*Known: .*H200-141GB"):
+        gpu(name)

@@ -1,0 +1,69 @@
+"""Bytes in, words out, and back."""
+
+import pytest
+
+from course_utils.units import GB, UNITS, GiB, format_bytes, parse_bytes, round_up
+
+
+@pytest.mark.parametrize(("size", "rounded"), [(0, 0), (1, 512), (511, 512), (512, 512), (513, 1024), (10**12, 10**12)])
+def test_rounds_up_to_the_allocators_blocks(size, rounded):
+    assert round_up(size) == rounded
+
+
+def test_rounds_up_to_another_multiple():
+    assert round_up(33, 32) == 64
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1_000, "1.00 KB"),
+        (3_115_222_400, "3.12 GB"),
+        (31_152_224_000, "31.2 GB"),
+        (311_522_240_000, "312 GB"),
+        (1_300_000_000_000, "1.30 TB"),
+        (-3_115_222_400, "-3.12 GB"),
+    ],
+)
+def test_three_figures_and_a_decimal_unit(size, text):
+    assert format_bytes(size) == text
+
+
+def test_unit_and_digits_are_kept():
+    assert format_bytes(80 * GiB, "GiB", 1) == "80.0 GiB"
+    assert format_bytes(80 * GiB, "GB", 1) == "85.9 GB"
+    assert format_bytes(5 * GB // 1000, "GB") == "0.005 GB"
+
+
+def test_unknown_unit_is_named():
+    with pytest.raises(ValueError, match=r"unknown unit 'Gigs'.*GiB"):
+        format_bytes(1, "Gigs")
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("80 GB", 80 * GB),
+        ("80GB", 80 * GB),
+        ("1.5 GiB", 3 * GiB // 2),
+        ("16gib", 16 * GiB),
+        ("1,024 B", 1024),
+        ("512", 512),
+        (7, 7),
+    ],
+)
+def test_parses_what_people_write(text, size):
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GB", "eighty GB", "80 GBs", "80 G B", "-3 GB", "1e9"])
+def test_what_is_no_amount_is_refused(text):
+    with pytest.raises(ValueError, match="is no amount of memory"):
+        parse_bytes(text)
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_every_unit_comes_back(unit):
+    assert parse_bytes(format_bytes(3 * UNITS[unit], unit)) == 3 * UNITS[unit]
