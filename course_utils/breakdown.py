@@ -39,10 +39,10 @@ class MemoryBreakdown(Mapping[str, int]):
     Raises ValueError for a kind that is not in `KINDS`, TypeError for a size that is not an int.
     """
 
-    parts: Mapping[str, int]
+    parts: Mapping[str, int] = field(compare=False)
     phase: str = ""
     label: str = ""
-    _by_kind: dict[str, int] = field(init=False, repr=False, compare=False, default_factory=dict)
+    _by_kind: dict[str, int] = field(init=False, repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         for kind, size in self.parts.items():

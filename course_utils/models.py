@@ -8,6 +8,9 @@ from .nearest import unknown
 
 FAMILIES = ("gpt2", "llama")
 
+LARGEST = {"layers": 10_000, "vocab": 100_000_000, "max_positions": 1_000_000_000}
+"""Sizes beyond these, and widths beyond a million, are typing errors, not transformers."""
+
 
 @dataclass(frozen=True)
 class TransformerConfig:
@@ -40,6 +43,8 @@ class TransformerConfig:
             value = getattr(self, size)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{size} is {value!r}: it must be a whole number of at least 1")
+            if value > LARGEST.get(size, 1_000_000):
+                raise ValueError(f"{size} is {value:,}: more than {LARGEST.get(size, 1_000_000):,} cannot be meant")
         if self.hidden % self.heads:
             raise ValueError(f"{self.heads} heads do not divide a hidden size of {self.hidden}: the rest would be lost")
         if self.family == "llama" and self.head_size % 2:

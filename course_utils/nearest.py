@@ -7,6 +7,18 @@ from difflib import get_close_matches
 def unknown(what: str, name: object, known: Iterable[str]) -> ValueError:
     """A ValueError to raise for `name`, which is no known `what`: lists the known ones and the nearest match."""
     names = list(known)
-    close = get_close_matches(str(name).lower(), names, n=1, cutoff=0.5)
-    hint = f": did you mean {close[0]!r}?" if close else "."
+    meant = _nearest(_bare(str(name)), names)
+    hint = f": did you mean {meant!r}?" if meant else "."
     return ValueError(f"unknown {what} {name!r}{hint} Known: {', '.join(names)}.")
+
+
+def _nearest(asked: str, names: list[str]) -> str | None:
+    """The first name that begins with what was asked, else the one that resembles it most, else None."""
+    bare = {_bare(name): name for name in names}
+    begins = [name for short, name in bare.items() if asked and short.startswith(asked)]
+    return next(iter(begins or (bare[short] for short in get_close_matches(asked, bare, n=1, cutoff=0.5))), None)
+
+
+def _bare(name: str) -> str:
+    """The letters and digits alone, so that "GPT2_XL" is "gpt2-xl" and "a100" begins "A100-40GB"."""
+    return "".join(letter for letter in name.lower() if letter.isalnum())

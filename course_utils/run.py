@@ -60,8 +60,8 @@ OPTIMIZERS = {
 ATTENTIONS = ("eager", "flash", "efficient")
 RECOMPUTES = ("none", "full")
 
-LARGEST = {"micro_batch": 1_000_000, "seq_len": 100_000_000, "accumulation_steps": 1_000_000, "world_size": 1_000_000}
-"""Sizes beyond these are typing errors, not training runs."""
+LARGEST = {"seq_len": 100_000_000, "global_batch": 1_000_000_000}
+"""Sizes beyond these, and any other beyond a million, are typing errors, not training runs."""
 
 
 @dataclass(frozen=True)
@@ -171,8 +171,8 @@ def _check_size(name: str, value: Any) -> None:
         raise ValueError(f"{name} is {value!r}: it counts things, so it must be a whole number (an int)")
     if value < 1:
         raise ValueError(f"{name} is {value}: it must be at least 1")
-    if name in LARGEST and value > LARGEST[name]:
-        raise ValueError(f"{name} is {value:,}: more than {LARGEST[name]:,} cannot be meant")
+    if value > LARGEST.get(name, 1_000_000):
+        raise ValueError(f"{name} is {value:,}: more than {LARGEST.get(name, 1_000_000):,} cannot be meant")
 
 
 def _one_of(what: str, value: Any, known: dict[str, Any]) -> Any:
@@ -195,4 +195,6 @@ def _accumulation(steps: int | None, global_batch: int | None, micro_batch: int,
             f"a global batch of {global_batch} sequences is not a multiple of micro_batch · world_size = "
             f"{micro_batch} · {world_size} = {micro_batch * world_size}"
         )
-    return global_batch // (micro_batch * world_size)
+    steps = global_batch // (micro_batch * world_size)
+    _check_size("accumulation_steps", steps)
+    return steps
