@@ -14,7 +14,7 @@ import ipywidgets
 from . import estimate
 from .breakdown import MemoryBreakdown
 from .figure import INK, MARGIN, QUIET, RULE, WIDTH, Canvas, Figure, number, ticks
-from .figure_parts import OVER, UNDER, segments_of, words
+from .figure_parts import OVER, UNDER, amount_with_unit, segments_of, words
 from .gpus import GPUS, Gpu, gpu
 from .models import PRESETS
 from .plots import stack_svg
@@ -56,27 +56,28 @@ class _Explorable(ipywidgets.VBox):
     def __init__(self, controls: Mapping[str, Any]) -> None:
         self.controls = controls
         self.picture = ipywidgets.HTML()
-        self.message = ipywidgets.HTML()
+        self.message = ""
         self.figure: Figure | None = None
         for control in controls.values():
             control.observe(self.update, names="value")
         columns = [list(controls.values())[side::2] for side in (0, 1)]
         grid = ipywidgets.HBox([ipywidgets.VBox(column) for column in columns], layout={"flex_flow": "row wrap"})
-        super().__init__([grid, self.message, self.picture])
+        super().__init__([grid, self.picture])
         self.update()
 
     def update(self, change: object = None) -> None:
-        """Draws what the controls say. An impossible combination is explained, and the last picture stays, greyed."""
+        """Draws what the controls say. An impossible combination is explained, and the last picture stays, greyed.
+
+        Words and picture go out in one message, so that they never contradict each other on the page.
+        """
         try:
-            self.figure, message = self.redraw()
+            self.figure, self.message = self.redraw()
+            role, look, drawn = "status", "", self.figure.svg
         except ValueError as error:
-            self.message.value = _status(f"<b style='color:{OVER}'>Not possible:</b> {escape(str(error))}.")
-            self.picture.value = (
-                f"<div style='opacity:0.25' aria-hidden='true'>{self.figure.svg if self.figure else ''}</div>"
-            )
-            return
-        self.picture.value = self.figure.svg
-        self.message.value = _status(message)
+            self.message = f"<b style='color:{OVER}'>Not possible:</b> {escape(str(error))}."
+            role, look, drawn = "alert", " style='opacity:0.25'", self.figure.svg if self.figure else ""
+        words_first = f"<div role='{role}' style='line-height:1.6'>{self.message}</div>"
+        self.picture.value = f"{words_first}<div{look}>{drawn}</div>"
 
     def __repr__(self) -> str:
         return self.invitation
@@ -220,13 +221,8 @@ def tensor_figure(size: int, title: str) -> Figure:
 
 
 def _explorer_alt(run: TrainingRun, breakdown: MemoryBreakdown, title: str) -> str:
-    parts = ", ".join(f"{words(kind)} {format_bytes(size, 'GB', 2)}" for kind, size in breakdown.items() if size)
-    return f"{title}. {run}: {parts}."
-
-
-def _status(html: str) -> str:
-    # Screen readers announce a polite live region when it changes, without taking the focus from the slider.
-    return f"<div role='status' aria-live='polite' style='line-height:1.6'>{html}</div>"
+    parts = ", ".join(f"{words(kind)} {amount_with_unit(size, 'GB', 2)}" for kind, size in breakdown.items() if size)
+    return f"Estimate for {title}. {run}: {parts}."
 
 
 STYLE, LAYOUT = {"description_width": "92px"}, {"width": "430px"}
