@@ -83,7 +83,7 @@ def test_not_solved_passes_through() -> None:
         (lambda size: True, "returned True or False, where a number is asked for"),
         (lambda size: float("nan"), "not finite"),
         (lambda: 3, "should take (size)"),
-        (lambda sise: 3, "should take (size)"),
+        (lambda amount: 3, "should take (size)"),
     ],
 )
 def test_answers_that_are_no_answers_are_named(answer: Any, message: str) -> None:
