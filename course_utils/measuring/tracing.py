@@ -1,6 +1,7 @@
 """From a run to a Measurement: the step is run for real under the tracker, on any device."""
 
 from datetime import date
+from functools import lru_cache
 
 import torch
 
@@ -13,8 +14,12 @@ from .tracker import Tracker
 SEED = 0
 
 
+@lru_cache(maxsize=16)
 def trace_simulated(run: TrainingRun, steps: int, note: str) -> Measurement:
-    """The run on a simulated GPU. Of many micro-batches two are run: every later one does what the second did."""
+    """The run on a simulated GPU. Of many micro-batches two are run: every later one does what the second did.
+
+    A simulation depends on nothing but the run, so one that this process has done already is given again.
+    """
     shown = run
     if run.accumulation_steps > 2:
         shown = run.replace(accumulation_steps=2)
