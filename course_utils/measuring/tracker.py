@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -94,7 +95,7 @@ class Tracker(TorchDispatchMode):
 
     def _see(self, tensor: torch.Tensor, func: Any = None) -> Storage | None:
         """The Storage just born with this tensor; None if it is a view of a known one, empty, or on another device."""
-        if tensor.device.type != self.device:
+        if _device(tensor) != self.device:
             return None
         storage = tensor.untyped_storage()
         key = storage._cdata
@@ -157,7 +158,7 @@ class Tracker(TorchDispatchMode):
                 break
 
     def _known(self, tensor: torch.Tensor) -> Storage | None:
-        if tensor.device.type != self.device:
+        if _device(tensor) != self.device:
             return None
         found = self._live.get(tensor.untyped_storage()._cdata)
         return found[0] if found else None
@@ -249,6 +250,11 @@ class Tracker(TorchDispatchMode):
             )
             for item in self.storages
         ]
+
+
+def _device(tensor: torch.Tensor) -> str:
+    """The type of a tensor's device. A fake tensor's `.device` is an operator of its own, and asking costs a dispatch."""
+    return (tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device).type
 
 
 def _operation(func: Any) -> str:
