@@ -79,10 +79,17 @@ def weight_gradient(run: TrainingRun, elements: int, waits: bool = False) -> Wal
     From the second micro-batch on it is added to the one that is there, and goes. One that `waits` for another stays as it is.
     """
     made, kept = run.precision.compute * elements, run.precision.gradient * elements
-    cast = [make(kept), free(made)] if run.precision.autocast else []
-    if waits:
-        return cast
-    return [*cast, free(kept), *([] if run.accumulation_steps > 1 else [make(kept, "gradients")])]
+    cast = [make(kept, gradient_kind(run, waits)), free(made)] if run.precision.autocast else []
+    return cast if waits or run.accumulation_steps == 1 else [*cast, free(kept)]
+
+
+def gradient_kind(run: TrainingRun, waits: bool = False) -> str:
+    """What a weight's new gradient is from its birth: the one that `.grad` keeps, or one to be added to another.
+
+    Of two that are joined in place, as under autocast, the one that waited is the one that stays.
+    """
+    joined_away = waits and not run.precision.autocast
+    return "gradients" if run.accumulation_steps == 1 and not joined_away else "temporaries"
 
 
 def linear(
@@ -96,11 +103,12 @@ def linear(
     `saved_input` is the bytes of x that nobody else needs any more.
     """
     w = letters(run)
-    walk = [make(w.c * w.sb * n_in), make(w.c * n_in * n_out), *([make(w.c * n_out)] if bias else [])]
+    kind = "temporaries" if run.precision.autocast else gradient_kind(run, waits)
+    walk = [make(w.c * w.sb * n_in), make(w.c * n_in * n_out, kind)]
+    used_up = [forget(saved_input), *([free(2 * n_in * n_out, "weight_copies")] if run.precision.autocast else [])]
+    bias_gradient = [make(w.c * n_out, kind)] if bias else []  # summed last; what was recomputed is gone by then
+    walk += [*used_up, *bias_gradient] if run.recompute == "full" else [*bias_gradient, *used_up]
     walk += [free(w.c * w.sb * n_out)] if owns_gradient else []
-    walk.append(forget(saved_input))
-    if run.precision.autocast:
-        walk.append(free(2 * n_in * n_out, "weight_copies"))
     if cast and run.precision.autocast:
         walk += [make(4 * w.sb * n_in), free(2 * w.sb * n_in)]
     walk += [free(w.r * w.sb * n_in)] if joined else []
@@ -111,13 +119,19 @@ def norm(run: TrainingRun, name: str) -> Walk:
     """Backward of a norm, its result joined into the residual stream's gradient; the stream kept for it goes."""
     w = letters(run)
     stream = w.r * w.sb * w.h
-    walk = [make(stream)] + ([] if run.accumulation_steps > 1 else norm_gradients(run))
-    return [*walk, free(stream), forget(round_up(stream) + sum_bytes(norm_saved(run, name))), free(stream)]
+    walk = [make(stream), *norm_gradients(run), free(stream), forget(round_up(stream) + sum_bytes(norm_saved(run, name)))]
+    return [*walk, free(stream), *norm_gradients_added(run)]
 
 
 def norm_gradients(run: TrainingRun) -> Walk:
     """Gradients of a norm's own weights: two vectors of length h for LayerNorm, one for RMSNorm."""
-    return [make(run.precision.gradient * run.model.hidden, "gradients")] * (2 if run.model.family == "gpt2" else 1)
+    size = run.precision.gradient * run.model.hidden
+    return [make(size, gradient_kind(run))] * (2 if run.model.family == "gpt2" else 1)
+
+
+def norm_gradients_added(run: TrainingRun) -> Walk:
+    """From the second micro-batch on, they are added to those that are there, and go."""
+    return [Change(kind, -size) for kind, size in norm_gradients(run)] if run.accumulation_steps > 1 else []
 
 
 def into_branch(run: TrainingRun) -> Walk:
@@ -172,7 +186,8 @@ def fused_backward(run: TrainingRun) -> Walk:
     q = w.c * w.sb * w.h
     repeated = run.model.family == "llama" and run.attention == "efficient" and w.kv < w.h
     kv = w.c * w.sb * (w.h if repeated else w.kv)
-    kept = sum_bytes(fused_saved(run)) + round_up(q) + 2 * round_up(kv)
+    operands = round_up(3 * q) if run.model.family == "gpt2" else round_up(q) + 2 * round_up(kv)
+    kept = sum_bytes(fused_saved(run)) + operands
     walk = [make(q), make(kv), make(kv), free(q), forget(kept)]
     if run.model.family == "gpt2":
         return [*walk, make(3 * q), free(q), free(q), free(q)]
@@ -247,8 +262,8 @@ def head_backward(run: TrainingRun) -> Walk:
     w = letters(run)
     narrow, stream = round_up(w.c * w.sb * w.h), w.r * w.sb * w.h
     walk = linear(run, w.h, w.V, narrow, cast=True, waits=run.model.tied)
-    walk += [make(stream), *([] if run.accumulation_steps > 1 else norm_gradients(run)), free(stream)]
-    return [*walk, forget(round_up(stream) + sum_bytes(norm_saved(run, "final norm")))]
+    walk += [make(stream), *norm_gradients(run), free(stream)]
+    return [*walk, forget(round_up(stream) + sum_bytes(norm_saved(run, "final norm"))), *norm_gradients_added(run)]
 
 
 def embedding_backward(run: TrainingRun) -> Walk:
@@ -268,7 +283,7 @@ def embedding_backward(run: TrainingRun) -> Walk:
     if not run.model.tied:
         return [*walk, make(table, kind)]
     if run.precision.autocast:
-        return [*walk, free(table), make(table, kind), make(table)]
+        return [*walk, make(table)]
     return [*walk, make(table), free(stream), make(table, kind)]
 
 
@@ -289,18 +304,16 @@ def optimizer_step(run: TrainingRun) -> Totals:
     foreach makes one fp32 tensor for each parameter, 4N bytes; the for-loop makes two for one parameter at a time; fused
     makes none; momentum works in place. Master weights take their gradients in fp32: one at a time, or all at once.
     """
-    scaler = BLOCK if run.precision.loss_scaling else 0  # whether any gradient overflowed
-    if run.optimizer.algorithm == "sgd" and not run.precision.master:
-        return {"temporaries": scaler}
     if run.precision.master:
         return _master_step(run)
-    if run.optimizer.implementation == "loop":
-        return _plus_scratch(highest(_loop_step(run)), scaler)
-    return {"temporaries": scaler + (tensors_bytes(run.model, 4) if run.optimizer.implementation == "foreach" else 0)}
+    foreach = run.optimizer.implementation == "foreach" and run.optimizer.algorithm != "sgd"
+    walk = _loop_step(run) if run.optimizer.implementation == "loop" else []
+    return highest([*_unscale(run), *walk, *([make(tensors_bytes(run.model, 4))] if foreach else [])])
 
 
-def _plus_scratch(totals: Totals, scratch: int) -> Totals:
-    return totals | {"temporaries": totals.get("temporaries", 0) + scratch}
+def _unscale(run: TrainingRun) -> Walk:
+    """A loss scaler's numbers, a block each: its reciprocal takes three for a moment; whether a gradient overflowed stays."""
+    return [*[make(4)] * 4, *[free(4)] * 3] if run.precision.loss_scaling else []
 
 
 def _loop_step(run: TrainingRun) -> Walk:

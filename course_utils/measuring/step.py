@@ -64,7 +64,7 @@ class Training:
         self.scaler = torch.amp.GradScaler(device) if run.precision.loss_scaling else None
         shape = (run.micro_batch, run.seq_len + 1)
         text = torch.randint(run.model.vocab, shape, device=device)
-        self.tokens, self.targets = text[:, :-1].contiguous(), text[:, 1:].contiguous()
+        self.tokens, self.targets = text[:, :-1].clone(), text[:, 1:].clone()
 
     def _optimizer(self) -> torch.optim.Optimizer | MasterOptimizer:
         choice, weights = self.run.optimizer, list(self.network.parameters())
