@@ -153,12 +153,20 @@ def eager_saved(run: TrainingRun) -> list[Saved]:
     """softmax(q·kᵀ)·v written out. Under autocast softmax and what it keeps are fp32, and the product reads a 16-bit copy."""
     w = letters(run)
     scores = w.a * w.s * w.s * w.b
-    saved = [Saved("attention", part, w.c * w.sb * w.h, "q·kᵀ or weights·v") for part in ("queries", "keys", "values")]
+    q = w.c * w.sb * w.h
+    saved = [Saved("attention", part, q, "q·kᵀ or weights·v") for part in ("queries", "keys", "values")]
+    if views_of_qkv(run):
+        saved = [Saved("qkv", "queries, keys, values", 3 * q, "q·kᵀ and weights·v")]
     saved.append(Saved("softmax", "attention weights", w.r * scores, "softmax's own backward"))
     saved += dropout_mask(run, scores, "attention weights")
     if run.model.dropout or run.precision.autocast:
         saved.append(Saved("weights·v", "weights as multiplied", w.c * scores, "gradient of v"))
     return [*saved, Saved("output", "input", w.c * w.sb * w.h, "gradient of its weights")]
+
+
+def views_of_qkv(run: TrainingRun) -> bool:
+    """Whether eager attention reads q, k and v in place: of one sequence torch multiplies views, of more it copies first."""
+    return run.model.family == "gpt2" and run.micro_batch == 1
 
 
 def fused_saved(run: TrainingRun) -> list[Saved]:

@@ -19,6 +19,7 @@ from .activations import (
     norm_saved,
     shared_saved,
     sum_bytes,
+    views_of_qkv,
 )
 from .states import tensors_bytes
 
@@ -208,7 +209,8 @@ def eager_backward(run: TrainingRun) -> Walk:
     q, scores = w.c * w.sb * w.h, w.a * w.s * w.s * w.b
     low, full = w.c * scores, w.r * scores
     extra = [make(q), free(q)] if run.model.family == "gpt2" or w.a > 1 else []
-    walk = [*extra, make(q), make(low), free(q), forget(round_up(q))]
+    one = views_of_qkv(run)
+    walk = [*extra, make(q), make(low), free(q), forget(0 if one else round_up(q))]
     if run.model.dropout or run.precision.autocast:
         walk.append(forget(round_up(low)))
     if run.precision.autocast:
@@ -219,7 +221,7 @@ def eager_backward(run: TrainingRun) -> Walk:
     if run.precision.autocast:
         walk += [make(low), free(full)]
     walk += [make(low), free(low), make(low), free(low)]  # mask, then the scale
-    walk += [make(q), make(q), free(low), forget(2 * round_up(q))]
+    walk += [make(q), make(q), free(low), forget(round_up(3 * q) if one else 2 * round_up(q))]
     return walk + eager_gradients_to_linears(run)
 
 
