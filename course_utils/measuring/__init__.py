@@ -155,7 +155,7 @@ class Comparison:
             for kind, found, truth, gap in self.rows()
         )
         notes = f"<p>{escape(self.explanation())}<br><small>{escape(str(self.measurement.provenance))}</small></p>"
-        return f"<table><caption style='text-align:left'>{escape(str(self.run))}</caption>{head}{body}</table>{notes}"
+        return f"<table><caption style='text-align:left;white-space:nowrap'>{escape(str(self.run))}</caption>{head}{body}</table>{notes}"
 
 
 def compare(run: TrainingRun, source: str = "auto", steps: int = 2) -> Comparison:

@@ -12,7 +12,6 @@ from ..run import TrainingRun
 
 SCHEMA = 1
 FILE = "simulated.json.gz"
-KEPT_ALLOCATIONS = 40
 
 
 def key(run: TrainingRun, steps: int) -> str:
@@ -46,7 +45,7 @@ def save(measurements: dict[str, Measurement]) -> bytes:
 
 
 def to_json(measured: Measurement) -> dict[str, Any]:
-    """A measurement as JSON: everything, but of its allocations only the largest at the peak."""
+    """A measurement as JSON: everything, but of its allocations only those alive at the peak."""
     origin = measured.provenance
     return {
         "provenance": [origin.source, origin.device, origin.torch, origin.date],
@@ -58,7 +57,7 @@ def to_json(measured: Measurement) -> dict[str, Any]:
         "peak_event": measured.peak_event,
         "allocations": [
             [a.kind, a.bytes, list(a.shape), a.dtype, a.operation, a.module, a.phase, a.step, a.born, a.died]
-            for a in measured.largest(KEPT_ALLOCATIONS)
+            for a in measured.alive_at(measured.peak_event)
         ],
     }
 

@@ -25,15 +25,13 @@ def trace_simulated(run: TrainingRun, steps: int, note: str) -> Measurement:
         shown = run.replace(accumulation_steps=2)
         note = "; ".join(part for part in (note, f"2 of {run.accumulation_steps} micro-batches run, the others repeat the second") if part)
     with simulated_gpu(run.attention):
-        # The build (+cpu, +cu130) is left out: every build simulates the same operators.
-        version = torch.__version__.split("+")[0]
-        return trace(shown, "cuda", steps, Provenance("simulated", "simulated GPU", version, today(), note))
+        return trace(shown, "cuda", steps, Provenance("simulated", "simulated GPU", torch_release(), today(), note))
 
 
 def trace_on_cpu(run: TrainingRun, steps: int, note: str) -> Measurement:
     """The run on the CPU, with real numbers and real losses."""
     torch.manual_seed(SEED)
-    return trace(run, "cpu", steps, Provenance("cpu", "CPU", torch.__version__, today(), note))
+    return trace(run, "cpu", steps, Provenance("cpu", "CPU", torch_release(), today(), note))
 
 
 def trace(run: TrainingRun, device: str, steps: int, provenance: Provenance) -> Measurement:
@@ -66,6 +64,11 @@ def _measurement(
         tracker.at(peak, "peak"), moments, tracker.timeline(), provenance, peak, tracker.allocations(), losses,
         phase_peaks=tracker.phase_peaks(last_step),
     )  # fmt: skip
+
+
+def torch_release() -> str:
+    """torch's version without its build (+cpu, +cu130), which makes no difference where no GPU is used."""
+    return torch.__version__.split("+")[0]
 
 
 def today() -> str:

@@ -201,8 +201,23 @@ class Tracker(TorchDispatchMode):
         self.marks.append(Mark(len(self.events), self.step, phase))
         yield
 
+    def _order_frees(self) -> None:
+        """Sort each unbroken run of frees by birth: autocast drops its copies in the order of a hash table, new every time."""
+        borders = {mark.event for mark in self.marks}
+        unbroken: list[int] = []
+        for event, (size, _) in enumerate([*self.events, (1, None)]):
+            if size > 0 or event in borders:
+                freed = sorted((self.events[index] for index in unbroken), key=lambda item: item[1].born)
+                for index, item in zip(unbroken, freed, strict=True):
+                    self.events[index] = item
+                    item[1].died = index
+                unbroken = []
+            if size < 0:
+                unbroken.append(event)
+
     def __exit__(self, *error: Any) -> None:
         self._closed = True
+        self._order_frees()
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()

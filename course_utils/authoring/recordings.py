@@ -1,0 +1,45 @@
+"""Simulate the runs of the lessons and ship the results, for platforms that cannot simulate a GPU (Windows).
+
+`python -m course_utils.authoring.recordings` writes `course_utils/recordings/simulated.json.gz`. A test runs every lesson from
+recordings alone, so a run that is missing here is found.
+"""
+
+from itertools import product
+from pathlib import Path
+
+from ..measuring import measure
+from ..measuring.recorded import FILE, key, save
+from ..run import TrainingRun
+
+TARGET = Path(__file__).parent.parent / "recordings" / FILE
+
+
+def lesson_runs() -> list[tuple[TrainingRun, int]]:
+    """Each run that a lesson measures with source "auto", and its number of steps."""
+    puzzle = TrainingRun("gpt2-xl", 32, 1024, "bf16-master", "adamw-foreach", recompute="full")
+    ways = product(("amp-bf16", "bf16-master"), ("flash", "eager"), ("none", "full"))
+    return [
+        (TrainingRun("tiny-llama", 8, 256), 2),
+        (TrainingRun("gpt2", 8, 1024), 2),
+        (TrainingRun("llama3.2-1b", 4, 1024), 4),
+        (puzzle, 2),
+        (puzzle.replace(recompute="none"), 2),
+        (puzzle.replace(recompute="none", attention="eager"), 2),
+        (puzzle.replace(optimizer="adamw", micro_batch=4, accumulation_steps=8), 2),
+        *(
+            (TrainingRun("gpt2-xl", 32, 1024, precision, attention=attention, recompute=recompute), 2)
+            for precision, attention, recompute in ways
+        ),
+    ]
+
+
+def main() -> None:
+    """Simulate every run and write the file."""
+    measured = {key(run, steps): measure(run, source="simulated", steps=steps) for run, steps in lesson_runs()}
+    TARGET.parent.mkdir(exist_ok=True)
+    TARGET.write_bytes(save(measured))
+    print(f"{len(measured)} runs in {TARGET.stat().st_size:,} bytes")
+
+
+if __name__ == "__main__":
+    main()
