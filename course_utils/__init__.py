@@ -22,7 +22,7 @@ _HOME = {
     "parse_bytes": "units",
 }
 
-__all__ = sorted(_HOME)
+__all__ = sorted(_HOME)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name):

@@ -82,5 +82,9 @@ class MemoryBreakdown(Mapping[str, int]):
             if size
         )
         total = f"<tr><th style='text-align:left'>total</th><th>{format_bytes(self.total, 'GB', 3)}</th></tr>"
-        caption = f"<caption style='text-align:left;white-space:nowrap'>{escape(self._title())}</caption>" if self._title() else ""
+        caption = (
+            f"<caption style='text-align:left;white-space:nowrap'>{escape(self._title())}</caption>"
+            if self._title()
+            else ""
+        )
         return f"<table>{caption}{cells}{total}</table>"

@@ -122,10 +122,10 @@ class Provenance:
 class Measurement:
     """Memory of a training run that really executed.
 
-    `breakdown` is by kind at the peak of the last step; `phase_peaks` has the peak of each phase of that step. `moments`
-    names others: "end of forward", "after loss" and "end of backward" (last micro-batch of the last step), and
-    "end of step 1", "end of step 2", …. `counters` holds what the device
-    itself reported ("allocated", "reserved", "driver", in bytes); it is empty unless the run was live.
+    `breakdown` is by kind at the peak of the last step; `phase_peaks` has the peak of each phase of that step.
+    `moments` names others: "end of forward", "after loss" and "end of backward" (last micro-batch of the last step),
+    and "end of step 1", "end of step 2", …. `counters` holds what the device itself reported ("allocated",
+    "reserved", "driver", in bytes); it is empty unless the run was live.
     """
 
     breakdown: MemoryBreakdown
@@ -150,7 +150,7 @@ class Measurement:
 
     @property
     def source(self) -> str:
-        """"live", "simulated", "cpu" or "recorded"."""
+        """ "live", "simulated", "cpu" or "recorded"."""
         return self.provenance.source
 
     def alive_at(self, event: int) -> Iterator[Allocation]:

@@ -16,9 +16,9 @@ LARGEST = {"layers": 10_000, "vocab": 100_000_000, "max_positions": 1_000_000_00
 class TransformerConfig:
     """The sizes of a decoder-only transformer: V vocabulary, h hidden, L layers, a heads.
 
-    `family` "gpt2" has learned positions, LayerNorm, biases and a GELU MLP of 4h; "llama" has rotary positions, RMSNorm, no
-    biases, grouped queries (`kv_heads`) and a SwiGLU MLP of width `ffn`. `tied` says that the output head is the
-    embedding. Raises ValueError for sizes that make no transformer.
+    `family` "gpt2" has learned positions, LayerNorm, biases and a GELU MLP of 4h; "llama" has rotary positions,
+    RMSNorm, no biases, grouped queries (`kv_heads`) and a SwiGLU MLP of width `ffn`. `tied` says that the output head
+    is the embedding. Raises ValueError for sizes that make no transformer.
     """
 
     name: str
@@ -120,12 +120,23 @@ def parameter_count(model: TransformerConfig) -> int:
     return in_blocks + sum(prod(shape) for shape in outer_shapes(model).values())
 
 
-def _gpt2(name: str, layers: int, hidden: int, heads: int, positions: int = 1024, dropout: float = 0.1) -> TransformerConfig:
+def _gpt2(
+    name: str, layers: int, hidden: int, heads: int, positions: int = 1024, dropout: float = 0.1
+) -> TransformerConfig:
     return TransformerConfig(name, "gpt2", layers, hidden, heads, vocab=50257, max_positions=positions, dropout=dropout)
 
 
 def _llama(
-    name: str, layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, vocab: int, positions: int, tied: bool, theta: float
+    name: str,
+    layers: int,
+    hidden: int,
+    heads: int,
+    kv_heads: int,
+    ffn: int,
+    vocab: int,
+    positions: int,
+    tied: bool,
+    theta: float,
 ) -> TransformerConfig:
     return TransformerConfig(
         name, "llama", layers, hidden, heads, vocab, positions, kv_heads, ffn, tied=tied, rope_theta=theta

@@ -1,6 +1,6 @@
 """The noun: what is trained and how. Every choice is listed and checked here and nowhere else."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 from .models import PRESETS, TransformerConfig, model_config
@@ -116,7 +116,8 @@ class TrainingRun:
         model, precision = self.model, self.precision
         if self.seq_len > model.max_positions:
             raise ValueError(
-                f"a sequence of {self.seq_len:,} tokens is longer than the {model.max_positions:,} positions of {model.name}"
+                f"a sequence of {self.seq_len:,} tokens is longer than the {model.max_positions:,} positions "
+                f"of {model.name}"
             )
         if self.attention == "flash" and precision.compute != 2:
             raise ValueError(
@@ -135,7 +136,9 @@ class TrainingRun:
         return self.global_batch * self.seq_len
 
     def replace(self, **changes: Any) -> "TrainingRun":
-        """A copy with some choices changed, checked anew. Raises ValueError like the constructor, and for unknown fields."""
+        """A copy with some choices changed, checked anew. Raises ValueError like the constructor, and for unknown
+        fields.
+        """
         names = [field.name for field in fields(self)]
         for name in changes:
             if name not in [*names, "global_batch"]:

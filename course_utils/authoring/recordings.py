@@ -1,7 +1,7 @@
 """Simulate the runs of the lessons and ship the results, for platforms that cannot simulate a GPU (Windows).
 
-`python -m course_utils.authoring.recordings` writes `course_utils/recordings/simulated.json.gz`. A test runs every lesson from
-recordings alone, so a run that is missing here is found.
+`python -m course_utils.authoring.recordings` writes `course_utils/recordings/simulated.json.gz`. A test runs every
+lesson from recordings alone, so a run that is missing here is found.
 """
 
 from itertools import product

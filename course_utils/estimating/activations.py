@@ -21,7 +21,9 @@ class Saved(NamedTuple):
 
 
 class Letters(NamedTuple):
-    """The letters of the formulas for one run. `c` is bytes an element of matrix products, `r` of the residual stream."""
+    """The letters of the formulas for one run. `c` is bytes an element of matrix products, `r` of the residual
+    stream.
+    """
 
     s: int
     b: int
@@ -41,7 +43,9 @@ class Letters(NamedTuple):
 
 
 def letters(run: TrainingRun) -> Letters:
-    """Bind the letters once: under autocast the residual stream stays in fp32 (r = 4) while matrices multiply in 16-bit (c = 2)."""
+    """Bind the letters once: under autocast the residual stream stays in fp32 (r = 4) while matrices multiply in
+    16-bit (c = 2).
+    """
     model, precision = run.model, run.precision
     return Letters(
         run.seq_len, run.micro_batch, model.hidden, model.heads, model.head_size, model.kv_heads * model.head_size,
@@ -50,7 +54,9 @@ def letters(run: TrainingRun) -> Letters:
 
 
 def activation_bytes(run: TrainingRun) -> int:
-    """Bytes kept when the forward pass ends, the loss not yet computed. Without recomputation: stem + L blocks + norm."""
+    """Bytes kept when the forward pass ends, the loss not yet computed. Without recomputation: stem + L blocks +
+    norm.
+    """
     inside = block_bytes(run) if run.recompute == "none" else block_output(run).bytes
     return sum_bytes(stem_saved(run)) + run.model.layers * inside + sum_bytes(head_saved(run))
 
@@ -89,8 +95,8 @@ def shared_saved(run: TrainingRun) -> list[Saved]:
 def block_saved(run: TrainingRun) -> list[Saved]:
     """Kept by one block, in the order of its forward pass.
 
-    In 16-bit, with GPT-2's eager attention, this is s·b·h·(34 + 5·a·s/h) bytes (Korthikanti et al. 2022, eq. 2), plus the
-    norms' statistics.
+    In 16-bit, with GPT-2's eager attention, this is s·b·h·(34 + 5·a·s/h) bytes (Korthikanti et al. 2022, eq. 2), plus
+    the norms' statistics.
     """
     w = letters(run)
     attention = gpt_attention_saved(run) if run.model.family == "gpt2" else llama_attention_saved(run)
@@ -112,7 +118,9 @@ def norm_saved(run: TrainingRun, name: str) -> list[Saved]:
 
 
 def linear_input(run: TrainingRun, layers: tuple[str, ...]) -> list[Saved]:
-    """The h-wide input of linear layers that read one norm: kept once, or under autocast once for each (it caches weights only)."""
+    """The h-wide input of linear layers that read one norm: kept once, or under autocast once for each (it caches
+    weights only).
+    """
     w = letters(run)
     if run.precision.autocast:
         return [Saved(layer, "input, cast to 16-bit", w.c * w.sb * w.h, "gradient of its weights") for layer in layers]
@@ -125,7 +133,9 @@ def dropout_mask(run: TrainingRun, elements: int, operation: str) -> list[Saved]
 
 
 def gpt_attention_saved(run: TrainingRun) -> list[Saved]:
-    """11·s·b·h + 5·a·s²·b bytes in 16-bit when eager (Korthikanti et al. 2022, section 4.1); no s² term with a fused kernel."""
+    """11·s·b·h + 5·a·s²·b bytes in 16-bit when eager (Korthikanti et al. 2022, section 4.1); no s² term with a fused
+    kernel.
+    """
     w = letters(run)
     saved = linear_input(run, ("qkv",))
     if run.attention == "eager":
@@ -137,7 +147,9 @@ def gpt_attention_saved(run: TrainingRun) -> list[Saved]:
 
 
 def llama_attention_saved(run: TrainingRun) -> list[Saved]:
-    """Grouped queries make keys and values kv/h as wide; eager and efficient attention repeat them to full width first."""
+    """Grouped queries make keys and values kv/h as wide; eager and efficient attention repeat them to full width
+    first.
+    """
     w = letters(run)
     saved = linear_input(run, ("q", "k", "v"))
     if run.attention == "eager":
@@ -150,7 +162,9 @@ def llama_attention_saved(run: TrainingRun) -> list[Saved]:
 
 
 def eager_saved(run: TrainingRun) -> list[Saved]:
-    """softmax(q·kᵀ)·v written out. Under autocast softmax and what it keeps are fp32, and the product reads a 16-bit copy."""
+    """softmax(q·kᵀ)·v written out. Under autocast softmax and what it keeps are fp32, and the product reads a 16-bit
+    copy.
+    """
     w = letters(run)
     scores = w.a * w.s * w.s * w.b
     q = w.c * w.sb * w.h
@@ -165,12 +179,16 @@ def eager_saved(run: TrainingRun) -> list[Saved]:
 
 
 def views_of_qkv(run: TrainingRun) -> bool:
-    """Whether eager attention reads q, k and v in place: of one sequence torch multiplies views, of more it copies first."""
+    """Whether eager attention reads q, k and v in place: of one sequence torch multiplies views, of more it copies
+    first.
+    """
     return run.model.family == "gpt2" and run.micro_batch == 1
 
 
 def fused_saved(run: TrainingRun) -> list[Saved]:
-    """A fused kernel keeps its output, one fp32 logsumexp a row, and the state of its random numbers (Dao et al. 2022)."""
+    """A fused kernel keeps its output, one fp32 logsumexp a row, and the state of its random numbers (Dao et al.
+    2022).
+    """
     w = letters(run)
     rows = w.s if run.attention == "flash" else round_up(w.s, 32)  # the efficient kernel pads the rows to 32
     return [
@@ -216,7 +234,11 @@ def loss_saved(run: TrainingRun) -> list[Saved]:
     saved = [Saved("log-softmax", "output", w.c * w.sb * w.V, "gradient of the logits")]
     if run.precision.autocast:
         saved.append(Saved("loss", "log-softmax in fp32", 4 * w.sb * w.V, "autocast computes the loss in fp32"))
-    return [*saved, Saved("loss", "weight of all tokens", 4, "mean"), Saved("loss", "loss", BLOCK, "where backward begins")]
+    return [
+        *saved,
+        Saved("loss", "weight of all tokens", 4, "mean"),
+        Saved("loss", "loss", BLOCK, "where backward begins"),
+    ]
 
 
 def logits_bytes(run: TrainingRun) -> int:

@@ -2,18 +2,17 @@
 
 from ..breakdown import MemoryBreakdown
 from ..run import TrainingRun
+from ..units import BLOCK, round_up
 from . import transients
-from .activations import activation_bytes, block_bytes, block_output, letters, logits_bytes, loss_saved, sum_bytes
+from .activations import activation_bytes, letters, logits_bytes, loss_saved, sum_bytes
 from .states import (
     block_bias_copy_bytes,
-    block_copy_bytes,
     gradient_bytes,
     head_copy_bytes,
     optimizer_state_bytes,
     parameter_bytes,
     weight_copy_bytes,
 )
-from ..units import BLOCK, round_up
 
 Totals = dict[str, int]
 
@@ -30,7 +29,10 @@ def estimate(run: TrainingRun) -> MemoryBreakdown:
 def moments(run: TrainingRun) -> dict[str, MemoryBreakdown]:
     """The moments of a step at which memory may peak, in their order, by name. Raises like `estimate`."""
     if run.world_size > 1:
-        raise ValueError("estimates cover one rank so far: set world_size=1 (each rank of plain data parallelism needs as much, and its buckets)")
+        raise ValueError(
+            "estimates cover one rank so far: set world_size=1; each rank of plain data parallelism needs as much, "
+            "and its communication buckets"
+        )
     stages = {
         "end of forward": ("forward", _end_of_forward(run)),
         "loss": ("loss", _loss(run)),
@@ -79,8 +81,8 @@ def _after_loss(run: TrainingRun) -> Totals:
 def _backward(run: TrainingRun) -> dict[str, Totals]:
     """The loss and the head, then the blocks from the last to the first, then the embedding.
 
-    What one block adds and frees is the same for each, so between the last and the first memory runs along a straight line,
-    and its ends are all that need to be looked at.
+    What one block adds and frees is the same for each, so between the last and the first memory runs along a straight
+    line, and its ends are all that need to be looked at.
     """
     start = _after_loss(run)
     loss, head, block = transients.loss_backward(run), transients.head_backward(run), transients.block_backward(run)

@@ -1,4 +1,6 @@
-"""The field's published formulas, each as its source has it: for lessons to lay beside the course's own, never tuned to it."""
+"""The field's published formulas, each as its source has it: for lessons to lay beside the course's own, never tuned
+to it.
+"""
 
 from math import sqrt
 
@@ -36,7 +38,9 @@ def zero_checkpointed_bytes(run: TrainingRun) -> int:
 
 
 def korthikanti_block_bytes(run: TrainingRun) -> int:
-    """Bytes that one block keeps in 16-bit with eager attention: s·b·h·(34 + 5·a·s/h) (Korthikanti et al. 2022, eq. 2)."""
+    """Bytes that one block keeps in 16-bit with eager attention: s·b·h·(34 + 5·a·s/h) (Korthikanti et al. 2022, eq.
+    2).
+    """
     s, b, h, a = run.seq_len, run.micro_batch, run.model.hidden, run.model.heads
     return s * b * (34 * h + 5 * a * s)
 
@@ -49,8 +53,6 @@ def korthikanti_activation_bytes(run: TrainingRun) -> int:
 def checkpoints_bytes(run: TrainingRun, element: int = 2) -> int:
     """Bytes of one checkpoint per block: 2·s·b·h·L in 16-bit (Korthikanti et al. 2022, section 5)."""
     return element * run.seq_len * run.micro_batch * run.model.hidden * run.model.layers
-
-
 
 
 def flat_fp32_buffer_bytes(parameters: int) -> int:

@@ -39,7 +39,8 @@ def gradient_bytes(run: TrainingRun) -> int:
 
 
 def optimizer_state_bytes(run: TrainingRun) -> int:
-    """Bytes of the optimizer's states: 8N for Adam's two moments in fp32 (Kingma and Ba 2015, algorithm 1), 4N for momentum.
+    """Bytes of the optimizer's states: 8N for Adam's two moments in fp32 (Kingma and Ba 2015, algorithm 1), 4N for
+    momentum.
 
     Master weights add 4N: ZeRO's K = 12 (Rajbhandari et al. 2020, section 3.1). A fused step keeps its step counters
     on the GPU, one block of 512 bytes a tensor; a loss scaler keeps two.
@@ -62,7 +63,9 @@ def block_copy_bytes(run: TrainingRun) -> int:
 
 
 def block_bias_copy_bytes(run: TrainingRun) -> int:
-    """Autocast's copies of one block's biases of linear layers: backward does not need them, so they die with autocast."""
+    """Autocast's copies of one block's biases of linear layers: backward does not need them, so they die with
+    autocast.
+    """
     if not run.precision.autocast:
         return 0
     biases = (s for name, s in block_shapes(run.model).items() if name.endswith("bias") and "norm" not in name)

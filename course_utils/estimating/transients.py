@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ..models import block_shapes, outer_shapes
 from ..run import TrainingRun
-from ..units import BLOCK, round_up
+from ..units import round_up
 from .activations import (
     block_saved,
     fused_saved,
@@ -77,7 +77,8 @@ def forget(saved: int) -> Change:
 def weight_gradient(run: TrainingRun, elements: int, waits: bool = False) -> Walk:
     """The gradient of one weight, there in the compute type, becomes `.grad`: cast to fp32 first under autocast.
 
-    From the second micro-batch on it is added to the one that is there, and goes. One that `waits` for another stays as it is.
+    From the second micro-batch on it is added to the one that is there, and goes. One that `waits` for another stays
+    as it is.
     """
     made, kept = run.precision.compute * elements, run.precision.gradient * elements
     cast = [make(kept, gradient_kind(run, waits)), free(made)] if run.precision.autocast else []
@@ -94,10 +95,11 @@ def gradient_kind(run: TrainingRun, waits: bool = False) -> str:
 
 
 def linear(
-    run: TrainingRun, n_in: int, n_out: int, saved_input: int, *, bias: bool = False, owns_gradient: bool = True, cast: bool = False,
-    joined: bool = False, waits: bool = False,
+    run: TrainingRun, n_in: int, n_out: int, saved_input: int, *, bias: bool = False, owns_gradient: bool = True,
+    cast: bool = False, joined: bool = False, waits: bool = False,
 ) -> Walk:  # fmt: skip
-    """Backward of y = x·Wᵀ + bias: dL/dx and dL/dW = dL/dyᵀ·x appear together; then dL/dy, x and autocast's copy of W go.
+    """Backward of y = x·Wᵀ + bias: dL/dx and dL/dW = dL/dyᵀ·x appear together; then dL/dy, x and autocast's copy of W
+    go.
 
     `cast`: x was a 16-bit copy of an fp32 tensor, so dL/dx becomes fp32. `joined`: dL/dx is then added to another's.
     `owns_gradient`: dL/dy belongs to this branch alone. `waits`: dL/dW waits to be joined with another.
@@ -120,7 +122,12 @@ def norm(run: TrainingRun, name: str) -> Walk:
     """Backward of a norm, its result joined into the residual stream's gradient; the stream kept for it goes."""
     w = letters(run)
     stream = w.r * w.sb * w.h
-    walk = [make(stream), *norm_gradients(run), free(stream), forget(round_up(stream) + sum_bytes(norm_saved(run, name)))]
+    walk = [
+        make(stream),
+        *norm_gradients(run),
+        free(stream),
+        forget(round_up(stream) + sum_bytes(norm_saved(run, name))),
+    ]
     return [*walk, free(stream), *norm_gradients_added(run)]
 
 
@@ -136,7 +143,9 @@ def norm_gradients_added(run: TrainingRun) -> Walk:
 
 
 def into_branch(run: TrainingRun) -> Walk:
-    """From the residual stream's gradient into a branch: cast to 16-bit under autocast, through dropout where there is any."""
+    """From the residual stream's gradient into a branch: cast to 16-bit under autocast, through dropout where there
+    is any.
+    """
     w = letters(run)
     cast = [make(w.c * w.sb * w.h)] if run.precision.autocast else []
     if not run.model.dropout:
@@ -182,7 +191,9 @@ def attention_backward(run: TrainingRun) -> Walk:
 
 
 def fused_backward(run: TrainingRun) -> Walk:
-    """A fused kernel's three gradients; what it kept goes; then they become the gradients of the linear layers' outputs."""
+    """A fused kernel's three gradients; what it kept goes; then they become the gradients of the linear layers'
+    outputs.
+    """
     w = letters(run)
     q = w.c * w.sb * w.h
     repeated = run.model.family == "llama" and run.attention == "efficient" and w.kv < w.h
@@ -199,7 +210,9 @@ def fused_backward(run: TrainingRun) -> Walk:
 
 
 def rotary_backward(size: int) -> Walk:
-    """Turning a gradient of `size` bytes back: its product with the sine, halves negated, its product with the cosine, joined."""
+    """Turning a gradient of `size` bytes back: its product with the sine, halves negated, its product with the
+    cosine, joined.
+    """
     return [make(size), make(size // 2), make(size), free(size), make(size), free(size), free(size // 2), free(size)]
 
 
@@ -260,7 +273,9 @@ def loss_backward(run: TrainingRun) -> Walk:
 
 
 def head_backward(run: TrainingRun) -> Walk:
-    """From the gradient of the logits to that of the residual stream. A tied head's own gradient waits for the embedding's."""
+    """From the gradient of the logits to that of the residual stream. A tied head's own gradient waits for the
+    embedding's.
+    """
     w = letters(run)
     narrow, stream = round_up(w.c * w.sb * w.h), w.r * w.sb * w.h
     walk = linear(run, w.h, w.V, narrow, cast=True, waits=run.model.tied)
@@ -271,8 +286,8 @@ def head_backward(run: TrainingRun) -> Walk:
 def embedding_backward(run: TrainingRun) -> Walk:
     """The embedding's gradient is dense, V·h, even though a batch touches few rows.
 
-    A tied head's gradient has waited for it. Autocast's is a fresh copy, and the two are added in place; otherwise the head's is a
-    transposed view, which torch adds out of place: three tensors of V·h at once.
+    A tied head's gradient has waited for it. Autocast's is a fresh copy, and the two are added in place; otherwise
+    the head's is a transposed view, which torch adds out of place: three tensors of V·h at once.
     """
     w, first, stream = letters(run), run.accumulation_steps == 1, letters(run).r * letters(run).sb * letters(run).h
     table = run.precision.gradient * w.V * w.h
@@ -303,8 +318,9 @@ def _positions_backward(run: TrainingRun, first: bool) -> Walk:
 def optimizer_step(run: TrainingRun) -> Totals:
     """What the step adds to weights, gradients and states where it needs most.
 
-    foreach makes one fp32 tensor for each parameter, 4N bytes; the for-loop makes two for one parameter at a time; fused
-    makes none; momentum works in place. Master weights take their gradients in fp32: one at a time, or all at once.
+    foreach makes one fp32 tensor for each parameter, 4N bytes; the for-loop makes two for one parameter at a time;
+    fused makes none; momentum works in place. Master weights take their gradients in fp32: one at a time, or all at
+    once.
     """
     if run.precision.master:
         return _master_step(run)
@@ -314,7 +330,9 @@ def optimizer_step(run: TrainingRun) -> Totals:
 
 
 def _unscale(run: TrainingRun) -> Walk:
-    """A loss scaler's numbers, a block each: its reciprocal takes three for a moment; whether a gradient overflowed stays."""
+    """A loss scaler's numbers, a block each: its reciprocal takes three for a moment; whether a gradient overflowed
+    stays.
+    """
     return [*[make(4)] * 4, *[free(4)] * 3] if run.precision.loss_scaling else []
 
 
@@ -330,9 +348,13 @@ def _loop_step(run: TrainingRun) -> Walk:
 
 
 def _master_step(run: TrainingRun) -> Totals:
-    """Walk over the parameters: gradient to fp32, the 16-bit one freed, the update's own tensors, the fp32 gradient freed."""
+    """Walk over the parameters: gradient to fp32, the 16-bit one freed, the update's own tensors, the fp32 gradient
+    freed.
+    """
     full, half = tensors_bytes(run.model, 4), tensors_bytes(run.model, 2)
-    scratch = 0 if run.optimizer.algorithm == "sgd" else {"foreach": 1, "loop": 2, "fused": 0}[run.optimizer.implementation]
+    scratch = (
+        0 if run.optimizer.algorithm == "sgd" else {"foreach": 1, "loop": 2, "fused": 0}[run.optimizer.implementation]
+    )
     if run.optimizer.forced and run.optimizer.implementation == "foreach":
         return {"gradients": -half, "temporaries": full + scratch * full}
     walk: Walk = []
@@ -344,7 +366,9 @@ def _master_step(run: TrainingRun) -> Totals:
 
 
 def _stepped_shapes(run: TrainingRun) -> list[tuple[int, ...]]:
-    """Parameters in the order of the step; one block stands for all, as the first of equals is where the most is left."""
+    """Parameters in the order of the step; one block stands for all, as the first of equals is where the most is
+    left.
+    """
     outer = outer_shapes(run.model)
     first = [shape for name, shape in outer.items() if name.startswith(("embedding", "positions"))]
     last = [shape for name, shape in outer.items() if not name.startswith(("embedding", "positions"))]

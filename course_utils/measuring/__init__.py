@@ -20,15 +20,17 @@ CPU_LIMIT = 4 * GB
 def measure(run: TrainingRun, source: str = "auto", steps: int = 2) -> Measurement:
     """Run `steps` training steps as `run` says and tell where each byte went; the peak is that of the last step.
 
-    `source` is "live" (a CUDA GPU), "simulated" (a GPU that is not there), "cpu" (small models), "recorded" (shipped results), or
-    "auto": live where a GPU is there and the run is predicted to fit it, else simulated, and the provenance says why.
-    The environment variable COURSE_SOURCE settles "auto". Raises ValueError for what a source cannot do and, live,
-    `live.GpuOutOfMemory` for a run that is too large: memory is then released.
+    `source` is "live" (a CUDA GPU), "simulated" (a GPU that is not there), "cpu" (small models), "recorded" (shipped
+    results), or "auto": live where a GPU is there and the run is predicted to fit it, else simulated, and the
+    provenance says why. The environment variable COURSE_SOURCE settles "auto". Raises ValueError for what a source
+    cannot do and, live, `live.GpuOutOfMemory` for a run that is too large: memory is then released.
     """
     if source not in SOURCES:
         raise unknown("source", source, SOURCES)
     if not isinstance(steps, int) or steps < 1:
-        raise ValueError(f"steps is {steps!r}: a whole number of at least 1; the first step has no optimizer states yet, so 2 is usual")
+        raise ValueError(
+            f"steps is {steps!r}: a whole number of at least 1; 2 is usual, as the first has no optimizer states yet"
+        )
     if run.world_size > 1:
         raise ValueError("measurements cover one rank so far: set world_size=1")
     source, note = choose_source(run) if source == "auto" else (source, "")
@@ -51,7 +53,8 @@ def choose_source(run: TrainingRun) -> tuple[str, str]:
     reason = unsupported(run, torch.cuda.get_device_capability())
     needed, free = estimate(run).total, free_bytes()
     if not reason and needed * SAFETY > free:
-        reason = f"needs {format_bytes(needed, 'GB', 1)}, {torch.cuda.get_device_name()} has {format_bytes(free, 'GB', 1)} free"
+        asked, there = format_bytes(needed, "GB", 1), format_bytes(free, "GB", 1)
+        reason = f"needs {asked}, {torch.cuda.get_device_name()} has {there} free"
     return ("simulated", reason) if reason else ("live", "")
 
 
@@ -119,7 +122,9 @@ class Comparison:
     def rows(self) -> list[tuple[str, int, int, int]]:
         """(kind, estimated, measured, difference) in bytes for each kind that occurs, then the total."""
         found, truth = self.estimate, self.measurement.breakdown
-        rows = [(kind, found[kind], truth[kind], found[kind] - truth[kind]) for kind in KINDS if found[kind] or truth[kind]]
+        rows = [
+            (kind, found[kind], truth[kind], found[kind] - truth[kind]) for kind in KINDS if found[kind] or truth[kind]
+        ]
         return [*rows, ("total", found.total, truth.total, found.total - truth.total)]
 
     def explanation(self) -> str:
@@ -137,7 +142,8 @@ class Comparison:
         if allocated is None:
             return text
         scratch = allocated - self.measurement.peak
-        return f"{text} The GPU itself counted {format_bytes(allocated, 'GB', 3)}: {scratch:+,} bytes more are scratch space inside kernels."
+        counted = format_bytes(allocated, "GB", 3)
+        return f"{text} The GPU itself counted {counted}: {scratch:+,} bytes are scratch space inside kernels."
 
     def __str__(self) -> str:
         lines = [f"{'':18}{'estimate':>12}{'measured':>12}{'difference':>16}"]
@@ -155,7 +161,8 @@ class Comparison:
             for kind, found, truth, gap in self.rows()
         )
         notes = f"<p>{escape(self.explanation())}<br><small>{escape(str(self.measurement.provenance))}</small></p>"
-        return f"<table><caption style='text-align:left;white-space:nowrap'>{escape(str(self.run))}</caption>{head}{body}</table>{notes}"
+        caption = f"<caption style='text-align:left;white-space:nowrap'>{escape(str(self.run))}</caption>"
+        return f"<table>{caption}{head}{body}</table>{notes}"
 
 
 def compare(run: TrainingRun, source: str = "auto", steps: int = 2) -> Comparison:

@@ -1,8 +1,10 @@
-"""Measuring on a real CUDA GPU: the device's own counters without the tracker, the kinds with it, and safe when memory runs out."""
+"""Measuring on a real CUDA GPU: the device's own counters without the tracker, the kinds with it, and safe when
+memory runs out.
+"""
 
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +21,8 @@ from .tracing import SEED, today, trace
 KERNELS = {"flash": SDPBackend.FLASH_ATTENTION, "efficient": SDPBackend.EFFICIENT_ATTENTION}
 
 SAFETY = 1.05
-"""A run is taken live if 1.05 times its estimate is free: fragmentation and kernels' scratch are not in the estimate."""
+"""A run is taken live if 1.05 times its estimate is free: fragmentation and kernels' scratch are not in the estimate.
+"""
 
 
 class GpuOutOfMemory(RuntimeError):
@@ -85,7 +88,11 @@ def release(error: BaseException | None) -> None:
 def _advice(run: TrainingRun, asked: str, free: int) -> str:
     needs = estimate(run).total
     fits = largest_micro_batch(run, free)
-    would = f"micro_batch={fits} would fit" if fits else "no micro-batch fits: try recompute='full', a smaller model or fewer tokens"
+    would = (
+        f"micro_batch={fits} would fit"
+        if fits
+        else "no micro-batch fits: try recompute='full', a smaller model or fewer tokens"
+    )
     return (
         f"{run} does not fit this GPU. {asked}. The run needs about {format_bytes(needs, 'GB', 1)}; "
         f"{format_bytes(free, 'GB', 1)} is free now that its memory is released; {would}."
@@ -104,12 +111,12 @@ def largest_micro_batch(run: TrainingRun, free: int) -> int:
     return low
 
 
-class _Phases:
+class _Untracked:
     """Stands in for the tracker where nothing is tracked."""
 
     micro_batch = 0
 
-    def in_phase(self, phase: str) -> Any:
+    def in_phase(self, phase: str) -> AbstractContextManager[Any]:
         return nullcontext()
 
     def bind_states(self) -> None:
@@ -117,14 +124,16 @@ class _Phases:
 
 
 def _count(run: TrainingRun, steps: int) -> dict[str, int]:
-    """What the device counts in the last of `steps` steps, in bytes: allocated, reserved, and used as the driver sees it."""
+    """What the device counts in the last of `steps` steps, in bytes: allocated, reserved, and used as the driver sees
+    it.
+    """
     torch.manual_seed(SEED)
     before = torch.cuda.memory_allocated()
     with _kernel(run):
         training = Training(run, "cuda", simulated=False)
         for _ in range(steps):
             torch.cuda.reset_peak_memory_stats()
-            training.step(_Phases())
+            training.step(_Untracked())
     torch.cuda.synchronize()
     free, total = torch.cuda.mem_get_info()
     return {

@@ -1,4 +1,6 @@
-"""Shipped results: simulated runs for platforms that cannot simulate. Exact match or a clear error; nothing is interpolated."""
+"""Shipped results: simulated runs for platforms that cannot simulate. Exact match or a clear error; nothing is
+interpolated.
+"""
 
 import gzip
 import json
@@ -24,7 +26,9 @@ def find(run: TrainingRun, steps: int, note: str = "") -> Measurement:
     recordings = load()
     if key(run, steps) not in recordings:
         listed = "\n  ".join(recordings)
-        raise ValueError(f"no recording of {key(run, steps)}" + (f" ({note})" if note else "") + f"; recorded are:\n  {listed}")
+        raise ValueError(
+            f"no recording of {key(run, steps)}" + (f" ({note})" if note else "") + f"; recorded are:\n  {listed}"
+        )
     return from_json(recordings[key(run, steps)], note)
 
 
@@ -65,7 +69,9 @@ def to_json(measured: Measurement) -> dict[str, Any]:
 def from_json(content: dict[str, Any], note: str) -> Measurement:
     """The measurement that `to_json` wrote, marked as recorded."""
     source, _, torch_version, date = content["provenance"]
-    allocations = [Allocation(*row[:2], tuple(row[2]), *row[3:]) for row in content["allocations"]]
+    allocations = [
+        Allocation(kind, size, tuple(shape), *described) for kind, size, shape, *described in content["allocations"]
+    ]
     return Measurement(
         MemoryBreakdown(*content["breakdown"]),
         {name: MemoryBreakdown(*moment) for name, moment in content["moments"].items()},

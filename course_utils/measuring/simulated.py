@@ -1,13 +1,15 @@
-"""A GPU that is not there: the genuine eager step on fake CUDA tensors, dispatched, differentiated and freed as on a real one.
+"""A GPU that is not there: the genuine eager step on fake CUDA tensors, dispatched, differentiated and freed as on a
+real one.
 
-torch's FakeTensorMode gives tensors that have a shape, a dtype and the device "cuda", but no memory. Three things keep it from working
-without a GPU, and this file mends each; `self_test` runs a small step to prove it.
+torch's FakeTensorMode gives tensors that have a shape, a dtype and the device "cuda", but no memory. Three things
+keep it from working without a GPU, and this file mends each; `self_test` runs a small step to prove it.
 
 1. The CPU build has no device guard for CUDA, and its CUDA hooks say that CUDA was not built, so backward refuses.
 2. A CUDA build without a GPU has both, but backward asks the hooks for a device's context.
 3. The CPU build lacks three CUDA kernels whose operators it then takes apart; on a GPU each is one kernel.
 
-To be removed when FakeTensorMode supports backward on "cuda" without a GPU (pytorch/pytorch pull requests 160532, 163187).
+To be removed when FakeTensorMode supports backward on "cuda" without a GPU (pytorch/pytorch pull requests 160532,
+163187).
 """
 
 import contextlib
@@ -20,8 +22,8 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch.optim.optimizer as torch_optimizer
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.optim import optimizer as torch_optimizer
 
 CUDA, META = 1, 14
 """c10::DeviceType."""
@@ -67,15 +69,21 @@ def _enable() -> str:
     if torch.cuda.is_available():
         return "fake tensors beside a real GPU"
     if sys.platform == "win32":
-        raise SimulationUnavailable("simulating a GPU needs Linux or macOS: on Windows torch's libraries are laid out differently")
+        raise SimulationUnavailable(
+            "simulating a GPU needs Linux or macOS: on Windows torch's libraries are laid out differently"
+        )
     try:
         if torch.backends.cuda.is_built():
             _patch_hooks({HOOKS_HAS_CONTEXT: _answer_no(ctypes.c_bool, ctypes.c_int8)})
             return "CUDA build of torch without a GPU"
         _register_device_guard()
-        _patch_hooks({HOOKS_IS_BUILT: _address(_library("torch_cpu")._ZN2at7Context9hasOpenMPEv), HOOKS_HAS_CONTEXT: None})
+        _patch_hooks(
+            {HOOKS_IS_BUILT: _address(_library("torch_cpu")._ZN2at7Context9hasOpenMPEv), HOOKS_HAS_CONTEXT: None}
+        )
     except (AttributeError, OSError, ValueError) as error:
-        raise SimulationUnavailable(f"torch {torch.__version__} is laid out in a way this course does not know: {error}") from error
+        raise SimulationUnavailable(
+            f"torch {torch.__version__} is laid out in a way this course does not know: {error}"
+        ) from error
     _register_missing_kernels()
     return "CPU build of torch"
 
@@ -104,7 +112,8 @@ def _answer_no(result: Any, *arguments: Any) -> int:
 def _table_with(instance: int, changes: dict[int, int], slots: int) -> int:
     """A copy of `instance`'s table of virtual functions with some slots changed; returns where its functions begin.
 
-    Two words before the functions (offset to top, type information) belong to the table (Itanium C++ ABI, section 2.5.2).
+    Two words before the functions (offset to top, type information) belong to the table (Itanium C++ ABI, section
+    2.5.2).
     """
     functions = ctypes.cast(instance, ctypes.POINTER(ctypes.c_void_p))[0]
     words = (ctypes.c_void_p * (slots + 2)).from_address(functions - 2 * ctypes.sizeof(ctypes.c_void_p))
@@ -132,7 +141,7 @@ def _register_device_guard() -> None:
         raise SimulationUnavailable(f"torch {torch.__version__} lays out its device guards in an unknown way")
     lent = ctypes.c_void_p(_table_with(table[META], {GUARD_DEVICE_COUNT: _answer_no(ctypes.c_int8)}, slots=32))
     _kept_alive.append(lent)
-    register = getattr(c10, "_ZN3c104impl19registerDeviceGuardENS_10DeviceTypeEPKNS0_24DeviceGuardImplInterfaceE")
+    register = c10._ZN3c104impl19registerDeviceGuardENS_10DeviceTypeEPKNS0_24DeviceGuardImplInterfaceE
     register.argtypes, register.restype = [ctypes.c_int8, ctypes.c_void_p], None
     register(CUDA, ctypes.addressof(lent))
     torch._C._ensureCUDADeviceGuardSet()
@@ -155,7 +164,8 @@ def _patch_hooks(changes: dict[int, int | None]) -> None:
 def _register_missing_kernels() -> None:
     """Output shapes of the three CUDA kernels that the CPU build lacks, under the CUDA key.
 
-    Without them RMSNorm is taken apart and keeps two fp32 copies that no GPU keeps. The list is complete for torch 2.13.
+    Without them RMSNorm is taken apart and keeps two fp32 copies that no GPU keeps. The list is complete for torch
+    2.13.
     """
     half = (torch.float16, torch.bfloat16)
 
@@ -213,7 +223,9 @@ def _attention_function(kernel: str) -> Callable[..., torch.Tensor]:
         if torch.is_autocast_enabled("cuda"):  # the whole is on autocast's 16-bit list, its parts are not
             q, k, v = (tensor.to(torch.get_autocast_dtype("cuda")) for tensor in (q, k, v))
         if kernel == "flash":
-            return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal, False, scale=scale)[0]
+            return torch.ops.aten._scaled_dot_product_flash_attention(
+                q, k, v, dropout_p, is_causal, False, scale=scale
+            )[0]
         if kernel != "efficient":
             raise ValueError(f"no simulated kernel for attention {kernel!r}; known: flash, efficient")
         if enable_gqa:

@@ -2,20 +2,29 @@
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from ..networks import build_network, loss_of
 from ..run import TrainingRun
-from .tracker import Tracker
+
+
+class Phases(Protocol):
+    """Who is told how far a step has come: the tracker, or a stand-in where nothing is tracked."""
+
+    micro_batch: int
+
+    def in_phase(self, phase: str) -> AbstractContextManager[Any]: ...
+    def bind_states(self) -> None: ...
 
 
 MakeOptimizer = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 
 
 class MasterOptimizer:
-    """An optimizer on fp32 master weights for a network in 16-bit: ZeRO's 2 + 2 + 4 + 4 + 4 bytes a parameter with AdamW.
+    """An optimizer on fp32 master weights for a network in 16-bit: ZeRO's 2 + 2 + 4 + 4 + 4 bytes a parameter with
+    AdamW.
 
     Tensor by tensor, one gradient is upcast at a time. `all_at_once` upcasts every gradient first, as is common, which
     adds 4 bytes a parameter for the gradients and 4 for what foreach makes, less the 2 of the 16-bit gradients.
@@ -68,8 +77,11 @@ class Training:
 
     def _optimizer(self) -> torch.optim.Optimizer | MasterOptimizer:
         choice, weights = self.run.optimizer, list(self.network.parameters())
-        # Said outright, so that every device steps alike: left alone, torch takes foreach on CUDA and the for-loop on a CPU.
-        options = {"loop": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}[choice.implementation]
+        # Said outright, so that every device steps alike: left alone, torch takes foreach on CUDA and the for-loop on a
+        # CPU.
+        options: dict[str, Any] = {"loop": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}[
+            choice.implementation
+        ]
 
         def make(tensors: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
             if choice.algorithm == "sgd":
@@ -90,7 +102,7 @@ class Training:
         name = self.run.precision.autocast
         return torch.autocast(self.device, getattr(torch, name)) if name else nullcontext()
 
-    def step(self, tracker: Tracker) -> None:
+    def step(self, tracker: Phases) -> None:
         """One optimizer step of `accumulation_steps` micro-batches, each phase named to `tracker`."""
         for micro_batch in range(self.run.accumulation_steps):
             tracker.micro_batch = micro_batch
@@ -101,14 +113,14 @@ class Training:
         with tracker.in_phase("zero_grad"):
             self.optimizer.zero_grad()
 
-    def _forward_and_backward(self, tracker: Tracker) -> None:
+    def _forward_and_backward(self, tracker: Phases) -> None:
         loss = self._loss(tracker)
         with tracker.in_phase("backward"):
             (self.scaler.scale(loss) if self.scaler is not None else loss).backward()
         if not self.simulated:  # a simulated loss has a shape but no value
             self.losses.append(loss.item() * self.run.accumulation_steps)
 
-    def _loss(self, tracker: Tracker) -> torch.Tensor:
+    def _loss(self, tracker: Phases) -> torch.Tensor:
         with self.autocast():
             with tracker.in_phase("forward"):
                 logits = self.network(self.tokens)
@@ -119,6 +131,9 @@ class Training:
         if self.scaler is None:
             self.optimizer.step()
         else:
+            assert isinstance(self.optimizer, torch.optim.Optimizer), (
+                "loss scaling comes with fp32 weights under autocast"
+            )
             self.scaler.step(self.optimizer)
             self.scaler.update()
 

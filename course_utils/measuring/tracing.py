@@ -23,7 +23,11 @@ def trace_simulated(run: TrainingRun, steps: int, note: str) -> Measurement:
     shown = run
     if run.accumulation_steps > 2:
         shown = run.replace(accumulation_steps=2)
-        note = "; ".join(part for part in (note, f"2 of {run.accumulation_steps} micro-batches run, the others repeat the second") if part)
+        note = "; ".join(
+            part
+            for part in (note, f"2 of {run.accumulation_steps} micro-batches run, the others repeat the second")
+            if part
+        )
     with simulated_gpu(run.attention):
         return trace(shown, "cuda", steps, Provenance("simulated", "simulated GPU", torch_release(), today(), note))
 
@@ -74,5 +78,3 @@ def torch_release() -> str:
 def today() -> str:
     """Today's date, for a provenance."""
     return date.today().isoformat()
-
-

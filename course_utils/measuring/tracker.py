@@ -1,7 +1,8 @@
 """Every storage's birth and death during a genuine eager step, by kind: the same on a GPU, a simulated GPU and the CPU.
 
-A dispatch mode sees each operator's outputs; a weak reference on each new storage sees it die. What a storage was *for* is settled
-afterwards, from what it was bound to (a parameter, its `.grad`, an optimizer's state, an input) and when it died.
+A dispatch mode sees each operator's outputs; a weak reference on each new storage sees it die. What a storage was
+*for* is settled afterwards, from what it was bound to (a parameter, its `.grad`, an optimizer's state, an input) and
+when it died.
 """
 
 import weakref
@@ -87,7 +88,7 @@ class Tracker(TorchDispatchMode):
         return out
 
     def _notice_recomputation(self) -> None:
-        """The autograd engine runs with gradients off; a checkpoint inside it turns them on to run its forward again."""
+        """The autograd engine runs with gradients off; a checkpoint inside turns them on to run its forward again."""
         recomputing = torch.is_grad_enabled() and torch._C._current_graph_task_id() != -1
         if recomputing and not self._recomputing:
             self._recomputation += 1
@@ -132,7 +133,11 @@ class Tracker(TorchDispatchMode):
         source = self._known(args[0]) if args and isinstance(args[0], torch.Tensor) else None
         if source is None:
             return
-        if func is aten._to_copy.default and source.bound == "parameters" and (self.phase in FORWARD or self._recomputing):
+        if (
+            func is aten._to_copy.default
+            and source.bound == "parameters"
+            and (self.phase in FORWARD or self._recomputing)
+        ):
             newest.bound = "weight_copies"
         joining = func is aten.add.Tensor and self.phase == "backward" and not self._recomputing
         self._join = (source, newest) if joining and source.bytes == newest.bytes and not args[0]._is_view() else None
@@ -202,7 +207,9 @@ class Tracker(TorchDispatchMode):
         yield
 
     def _order_frees(self) -> None:
-        """Sort each unbroken run of frees by birth: autocast drops its copies in the order of a hash table, new every time."""
+        """Sort each unbroken run of frees by birth: autocast drops its copies in the order of a hash table, new every
+        time.
+        """
         borders = {mark.event for mark in self.marks}
         unbroken: list[int] = []
         for event, (size, _) in enumerate([*self.events, (1, None)]):
@@ -239,7 +246,9 @@ class Tracker(TorchDispatchMode):
         return event
 
     def phase_peaks(self, since: int) -> dict[str, MemoryBreakdown]:
-        """The highest point of each phase from event `since` on, by the phase's name; of several of one name, the highest."""
+        """The highest point of each phase from event `since` on, by the phase's name; of several of one name, the
+        highest.
+        """
         peaks: dict[str, MemoryBreakdown] = {}
         ends = [mark.event for mark in self.marks[1:]] + [len(self.events)]
         for mark, end in zip(self.marks, ends, strict=True):
@@ -261,14 +270,25 @@ class Tracker(TorchDispatchMode):
         """Every storage, in order of birth."""
         return [
             Allocation(
-                item.kind, item.bytes, item.shape, item.dtype, item.operation, item.module, item.phase, item.step, item.born, item.died
+                item.kind,
+                item.bytes,
+                item.shape,
+                item.dtype,
+                item.operation,
+                item.module,
+                item.phase,
+                item.step,
+                item.born,
+                item.died,
             )
             for item in self.storages
         ]
 
 
 def _device(tensor: torch.Tensor) -> str:
-    """The type of a tensor's device. A fake tensor's `.device` is an operator of its own, and asking costs a dispatch."""
+    """The type of a tensor's device. A fake tensor's `.device` is an operator of its own, and asking costs a
+    dispatch.
+    """
     return (tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device).type
 
 

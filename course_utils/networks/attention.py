@@ -27,6 +27,4 @@ def eager_attention(
 
 def fused_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropout: float) -> torch.Tensor:
     """The same in one kernel, which never writes an s×s matrix; which kernel, the caller of the step has chosen."""
-    return F.scaled_dot_product_attention(
-        q, k, v, dropout_p=dropout, is_causal=True, enable_gqa=q.size(1) != k.size(1)
-    )
+    return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True, enable_gqa=q.size(1) != k.size(1))

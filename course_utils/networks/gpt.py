@@ -19,10 +19,8 @@ class Attention(nn.Module):
     def forward(self, x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         b, s, h = x.shape
         q, k, v = (part.view(b, s, self.heads, -1).transpose(1, 2) for part in self.qkv(x).split(h, dim=2))
-        if mask is not None:
-            y = eager_attention(q, k, v, mask, self.dropout)
-        else:
-            y = fused_attention(q, k, v, self.dropout)
+        drop = self.dropout
+        y = fused_attention(q, k, v, drop) if mask is None else eager_attention(q, k, v, mask, drop)
         return F.dropout(self.out(y.transpose(1, 2).reshape(b, s, h)), self.dropout)
 
 

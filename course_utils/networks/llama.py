@@ -1,4 +1,6 @@
-"""Llama (Touvron et al. 2023; Grattafiori et al. 2024): rotary positions, RMSNorm, grouped queries, SwiGLU, no biases."""
+"""Llama (Touvron et al. 2023; Grattafiori et al. 2024): rotary positions, RMSNorm, grouped queries, SwiGLU, no
+biases.
+"""
 
 import torch
 from torch import nn

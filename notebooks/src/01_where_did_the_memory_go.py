@@ -90,8 +90,8 @@ reveal("01.first_step", peaks[1])
 
 # %% [markdown]
 # Read the picture from left to right. Parameters are a flat floor. In **forward** the activations pile up, one layer on the
-# other. In **backward** they are used and freed from the last layer to the first, and gradients rise in their place: that is why
-# the height hardly changes on the way down. In the **optimizer** phase of step 1, Adam makes its two states for the first
+# other. In **backward** they are used and freed from the last layer to the first, and gradients rise in their place. The dark
+# wedge is autocast: it keeps a 16-bit copy of each weight from forward to backward. In the **optimizer** phase of step 1, Adam makes its two states for the first
 # time, and keeps them. So the first step peaks lower than all others, and a run that survives step 1 may die in step 2.
 #
 # From step 2 on nothing changes any more: every later step repeats it to the byte. That is why one step is enough to measure.
@@ -356,7 +356,9 @@ for name, run in choices.items():
 # %%
 from course_utils.plots import compare_bars
 
-compare_bars(estimate(choices["autocast"]), measured["autocast"], "Under autocast: the estimate names every byte of the peak")
+compare_bars(
+    estimate(choices["autocast"]), measured["autocast"], "Under autocast: the estimate names every byte of the peak"
+)
 
 # %% [markdown]
 # Does that hold for other choices? Here are the eight ways to run this model in one batch of 32, estimated and measured.
