@@ -1,0 +1,239 @@
+"""The estimate against steps that really run: equal to the byte, kind by kind, and not only where it is easy."""
+
+import random
+
+import pytest
+from engine import GPT, LLAMA, RECIPES, Unwatched, shallow, simulate, tiny
+
+from course_utils import estimate, moments
+from course_utils.breakdown import KINDS, MemoryBreakdown
+from course_utils.estimating import published
+from course_utils.estimating.states import (
+    gradient_bytes,
+    optimizer_state_bytes,
+    parameter_bytes,
+    tensor_count,
+    weight_copy_bytes,
+)
+from course_utils.measurement import Measurement, Provenance
+from course_utils.measuring.simulated import simulated_gpu
+from course_utils.measuring.step import Training
+from course_utils.measuring.tracing import trace
+from course_utils.models import PRESETS, TransformerConfig
+from course_utils.run import OPTIMIZERS, TrainingRun
+from course_utils.units import GB, GiB, round_up
+
+GPT3, LLAMA3 = shallow(PRESETS["gpt2-xl"], 3), shallow(LLAMA, 3)
+
+SAMPLE = [
+    TrainingRun(GPT3, 4, 512, "amp-bf16", "adamw", "flash"),
+    TrainingRun(GPT3, 4, 512, "amp-bf16", "adamw-fused", "eager", "full"),
+    TrainingRun(GPT3, 4, 256, "amp-fp16", "adamw-loop", "flash", "none", 2),
+    TrainingRun(GPT3, 16, 1024, "bf16-master", "adamw", "eager"),
+    TrainingRun(GPT3, 2, 128, "bf16-master", "adamw-foreach", "flash", "full"),
+    TrainingRun(GPT3, 1, 64, "fp32", "momentum", "efficient"),
+    TrainingRun(GPT3, 8, 1024, "fp32", "adamw", "eager", "full", 2),
+    TrainingRun(LLAMA3, 4, 512, "amp-bf16", "adamw", "flash"),
+    TrainingRun(LLAMA3, 8, 1024, "amp-bf16", "momentum", "eager", "full"),
+    TrainingRun(LLAMA3, 2, 1024, "amp-fp16", "adamw-fused", "efficient", "none", 2),
+    TrainingRun(LLAMA3, 1, 2048, "bf16-master", "adamw-loop", "flash", "full"),
+    TrainingRun(LLAMA3, 4, 256, "fp32", "adamw-foreach", "efficient"),
+    TrainingRun(shallow(PRESETS["llama3-8b"], 2), 2, 2048, "bf16-master", "adamw-fused", "flash"),
+    TrainingRun(shallow(PRESETS["tinyllama-1.1b"], 2), 2, 512, "fp32", "momentum", "eager", "none", 2),
+]
+
+
+def name(run: TrainingRun) -> str:
+    choices = (run.model.name, run.precision.name, run.optimizer.name, run.attention, run.recompute)
+    return f"{'-'.join(choices)}-{run.accumulation_steps}"
+
+
+def random_run(seed: int) -> TrainingRun:
+    """A run of a published width and vocabulary, any recipe; the same for the same seed."""
+    choose = random.Random(seed).choice
+    precision, attention = choose(RECIPES)
+    return TrainingRun(
+        shallow(
+            PRESETS[choose(["gpt2", "gpt2-medium", "llama3.2-1b", "llama3.2-3b", "tinyllama-1.1b"])], choose([1, 2, 4])
+        ),
+        micro_batch=choose([1, 2, 3, 8]),
+        seq_len=choose([64, 100, 512, 1000]),
+        precision=precision,
+        optimizer=choose(list(OPTIMIZERS)),
+        attention=attention,
+        recompute=choose(["none", "full"]),
+        accumulation_steps=choose([1, 1, 2]),
+    )
+
+
+def differences(estimated: MemoryBreakdown, measured: MemoryBreakdown) -> dict[str, int]:
+    return {kind: estimated[kind] - measured[kind] for kind in KINDS if estimated[kind] != measured[kind]}
+
+
+def assert_exact(run: TrainingRun) -> None:
+    """The peak, its phase, and the moments that both name."""
+    measured, expected = simulate(run), moments(run)
+    assert differences(estimate(run), measured.breakdown) == {}
+    assert estimate(run).phase == measured.peak_phase
+    for moment in ("end of forward", "after loss"):
+        assert differences(expected[moment], measured.moments[moment]) == {}, moment
+    assert differences(expected["end of step"], measured.moments["end of step 2"]) == {}
+
+
+@pytest.mark.parametrize("run", SAMPLE, ids=name)
+def test_chosen_runs_are_exact(run):
+    assert_exact(run)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_random_runs_are_exact(seed):
+    assert_exact(random_run(seed))
+
+
+# The course's opening question
+
+
+PUZZLE = [
+    TrainingRun("gpt2-xl", 32, 1024, precision, attention=attention, recompute=recompute)
+    for precision in ("amp-bf16", "bf16-master")
+    for attention in ("flash", "eager")
+    for recompute in ("none", "full")
+]
+
+
+@pytest.mark.parametrize("run", PUZZLE, ids=name)
+def test_gpt2_xl_agrees_eight_ways(run):
+    measured = simulate(run)
+    assert estimate(run).total == pytest.approx(measured.peak, rel=0.01)  # what is promised
+    assert differences(estimate(run), measured.breakdown) == {}  # what is so
+    assert estimate(run).phase == measured.peak_phase
+
+
+def test_32_gb_are_too_few_at_32_sequences_but_enough_for_micro_batches_of_4():
+    best = min(PUZZLE, key=lambda run: estimate(run).total)
+    assert estimate(best).total > 32 * GiB
+    assert estimate(best.replace(micro_batch=4, global_batch=32)).total < 32 * GB
+
+
+# States, to the byte
+
+
+@pytest.mark.parametrize("model", [shallow(GPT, 2), tiny("llama")], ids=lambda model: model.name)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("precision", "attention"), [("fp32", "eager"), ("amp-fp16", "flash"), ("bf16-master", "flash")]
+)
+def test_states_are_the_optimizers_own_tensors(model, optimizer, precision, attention):
+    run = TrainingRun(model, 1, 16, precision, optimizer, attention)
+    with simulated_gpu(run.attention):
+        training = Training(run, "cuda", simulated=True)
+        training.step(Unwatched())  # type: ignore[arg-type]
+        states = [tensor for tensor in training.states() if tensor.device.type == "cuda"]
+        sizes = [tensor.untyped_storage().nbytes() for tensor in states]
+        weights = [parameter.untyped_storage().nbytes() for parameter in training.network.parameters()]
+    assert optimizer_state_bytes(run) == sum(round_up(size) for size in sizes)
+    assert parameter_bytes(run) == sum(round_up(size) for size in weights)
+    assert gradient_bytes(run) == parameter_bytes(run)
+    scalars = [size for size in sizes if size <= 4]
+    copies = run.optimizer.states + run.precision.master
+    assert sum(sizes) - sum(scalars) == 4 * copies * model.parameters
+
+
+@pytest.mark.parametrize(
+    ("precision", "bytes_each"), [("fp32", 16), ("amp-bf16", 16), ("amp-fp16", 16), ("bf16-master", 16)]
+)
+def test_adam_costs_16_bytes_a_parameter_in_every_split(precision, bytes_each):
+    run = TrainingRun("gpt2-xl", precision=precision, attention="eager")
+    states = parameter_bytes(run) + gradient_bytes(run) + optimizer_state_bytes(run)
+    assert states == pytest.approx(bytes_each * run.model.parameters, rel=1e-3)
+
+
+def test_autocast_adds_a_16_bit_copy_of_the_matrices_and_saves_nothing():
+    run = TrainingRun("gpt2-xl", precision="amp-bf16")
+    assert weight_copy_bytes(run) == pytest.approx(2 * run.model.parameters, rel=0.01)
+    assert weight_copy_bytes(run.replace(precision="bf16-master")) == 0
+
+
+def test_fused_counters_take_a_block_a_tensor():
+    run = TrainingRun("gpt2", optimizer="adamw-fused")
+    foreach = optimizer_state_bytes(run.replace(optimizer="adamw-foreach"))
+    assert optimizer_state_bytes(run) - foreach == 512 * tensor_count(run.model)
+
+
+# Structure
+
+
+@pytest.mark.parametrize("model", [PRESETS["gpt2-xl"], PRESETS["llama3-8b"]], ids=lambda model: model.name)
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_depth_adds_the_same_for_every_layer(model: TransformerConfig, recompute):
+    def at(layers: int) -> tuple[Measurement, MemoryBreakdown]:
+        run = TrainingRun(shallow(model, layers), 2, 256, recompute=recompute)
+        return simulate(run), estimate(run)
+
+    (measured_3, estimated_3), (measured_6, estimated_6), (measured_12, estimated_12) = at(3), at(6), at(12)
+    assert measured_12.peak_phase == measured_6.peak_phase == measured_3.peak_phase
+    for kind in KINDS:
+        measured_growth = measured_6.breakdown[kind] - measured_3.breakdown[kind]
+        assert measured_12.breakdown[kind] - measured_6.breakdown[kind] == 2 * measured_growth
+        assert estimated_12[kind] - estimated_6[kind] == 2 * (estimated_6[kind] - estimated_3[kind])
+    assert estimated_12.total == measured_12.peak
+
+
+@pytest.mark.parametrize("run", [SAMPLE[2], SAMPLE[9]], ids=name)
+def test_two_micro_batches_stand_for_four(run):
+    four = run.replace(accumulation_steps=4)
+    with simulated_gpu(run.attention):
+        in_full = trace(four, "cuda", 2, Provenance("simulated", "simulated GPU", "", ""))
+    shortened = simulate(four)
+    assert shortened.breakdown == in_full.breakdown and shortened.moments == in_full.moments
+    assert "2 of 4 micro-batches run" in str(shortened.provenance)
+    assert differences(estimate(four), in_full.breakdown) == {}
+
+
+@pytest.mark.parametrize("run", SAMPLE, ids=name)
+def test_the_estimate_is_its_highest_moment(run):
+    stages = moments(run)
+    names = list(stages)
+    assert (names[0], names[-1]) == ("end of forward", "end of step")
+    assert estimate(run).total == max(stage.total for stage in stages.values())
+    assert all(stage.label == name and stage.total == sum(stage.values()) for name, stage in stages.items())
+    assert all(size >= 0 for stage in stages.values() for size in stage.values())
+
+
+def test_more_of_anything_needs_more():
+    run = TrainingRun("gpt2", 4, 512)
+    for more in ({"micro_batch": 5}, {"seq_len": 513}, {"model": "gpt2-medium"}, {"attention": "eager"}):
+        assert estimate(run.replace(**more)).total > estimate(run).total, more
+
+
+def test_several_ranks_are_refused_rather_than_guessed():
+    with pytest.raises(ValueError, match="one rank"):
+        estimate(TrainingRun("gpt2", world_size=2))
+
+
+# The field's own formulas
+
+
+def test_zero_counts_24_gb_for_gpt2_xl():
+    states = published.zero_state_bytes(1_500_000_000)
+    assert list(states.values()) == [3 * GB, 3 * GB, 6 * GB, 6 * GB, 6 * GB]
+
+
+def test_zero_counts_60_gb_of_activations_and_8_with_checkpoints():
+    run = TrainingRun("gpt2-xl", 32, 1000, attention="eager")
+    assert published.zero_activation_elements(run) == pytest.approx(29.5e9, rel=0.01)
+    assert published.zero_activation_bytes(run) == pytest.approx(59 * GB, rel=0.01)
+    assert published.zero_checkpointed_bytes(run) == pytest.approx(8.5 * GB, rel=0.01)
+
+
+def test_korthikanti_counts_276_gb_where_zero_counts_60():
+    run = TrainingRun("gpt2-xl", 32, 1000, "bf16-master", attention="eager")
+    assert published.korthikanti_activation_bytes(run) == pytest.approx(276 * GB, rel=0.01)
+    kept = moments(run)["end of forward"]["activations"]
+    assert kept == pytest.approx(published.korthikanti_activation_bytes(run), rel=0.01)
+
+
+def test_checkpoints_are_5_gb_and_the_flat_buffer_6():
+    run = TrainingRun("gpt2-xl", 32, 1024, recompute="full")
+    assert published.checkpoints_bytes(run) == pytest.approx(5.03 * GB, rel=0.01)
+    assert published.flat_fp32_buffer_bytes(run.model.parameters) == pytest.approx(6.2 * GB, rel=0.01)
