@@ -15,7 +15,8 @@
 # 01](../notebooks/01_where_did_the_memory_go.ipynb) shows, and Python's dictionaries and loops. No GPU is needed.
 #
 # Each exercise asks for one function. Write it, run the cell, then run the check below it. A check tells you what is
-# off, never what the answer is. Stuck? Every exercise has three hints; open one at a time.
+# off, never what the answer is. Stuck? Every exercise has three hints; open one at a time. (“Run All Cells” stops at
+# the first check that is unsolved.)
 
 # %%
 from course_utils import TrainingRun, estimate, format_bytes, gpu, measure
@@ -189,9 +190,9 @@ check.peak(peak)
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# The check also hands you every tensor of a tiny GPT's real training step, thousands of events. There one event is
-# one allocation or one free, so the rule is exact. The loop above looks at each birth anew; sorting the events once
-# and keeping a running total gives the same in one pass.
+# The check also hands you every tensor of a tiny GPT's real training step, some hundreds. There one event is one
+# allocation or one free, so the rule is exact. The loop above looks at each birth anew; sorting the events once and
+# keeping a running total gives the same in one pass.
 
 # %% tags=["solution"]
 lives, seen = check.real_step()
@@ -260,9 +261,10 @@ check.largest_micro_batch(largest_micro_batch)
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# Compare the two columns. From two micro-batches on, the gradients stand there all through the next forward pass: 2
-# bytes a parameter more at the peak. So a part of what halving the batch saves goes to them, and where the card is
-# nearly full that decides. And from some size down nothing is saved at all: states and the optimizer's step remain.
+# Compare the two columns below. From two micro-batches on, the gradients stand there all through the next forward
+# pass: 2 bytes a parameter more at the peak. So a part of what halving the batch saves goes to them, and where the
+# card is nearly full that decides. And from some size down nothing is saved at all: states and the optimizer's step
+# remain.
 
 # %% tags=["solution"]
 print(f"V100-32GB has {format_bytes(gpu('V100-32GB').memory, 'GB', 1)}")
@@ -298,13 +300,12 @@ def leaky_train(model, batches, optimizer) -> float:
 
 
 # %%
-batch_numbers = [1, 2, 3, 4, 5, 6, 7]
-leaking = [size / 1000 for size in check.memory_while_training(leaky_train, batches=6)]
+leaking = [size / 10**6 for size in check.memory_while_training(leaky_train, batches=6)[:-1]]
 lines(
-    {"leaky_train": (batch_numbers, leaking)},
+    {"leaky_train": (range(1, 7), leaking)},
     "Each batch leaves its activations behind",
-    "forward pass that begins (7: the step is over)",
-    "allocated (KB, 1 KB = 1,000 bytes)",
+    "batch whose forward pass begins",
+    "MB allocated at that moment",
 )
 
 # %% [markdown]
@@ -353,11 +354,11 @@ check.train(train)
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# The last row is worth a look. One often reads that `total = total + loss` leaks, and that `.item()` or `.detach()`
-# cures it. Here a third loop goes backward at once and *still* adds up the loss with its graph: it holds almost
-# nothing more, because backward has emptied that graph. What leaks is a graph that no backward has used: a sum that
-# waits for its backward, or a validation loop without `torch.no_grad()`. Add up plain numbers all the same: an
-# emptied graph is no memory that you need.
+# Run the cell below and look at its last row. One often reads that `total = total + loss` leaks, and that `.item()`
+# or `.detach()` cures it. Here a third loop goes backward at once and *still* adds up the loss with its graph: it
+# holds almost nothing more, because backward has emptied that graph. What leaks is a graph that no backward has used:
+# a sum that waits for its backward, or a validation loop without `torch.no_grad()`. Add up plain numbers all the
+# same: an emptied graph is no memory that you need.
 
 
 # %% tags=["solution"]
