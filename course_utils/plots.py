@@ -6,6 +6,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from .breakdown import KINDS, MemoryBreakdown
 from .figure import INK, MARGIN, QUIET, RULE, WIDTH, Canvas, Figure, ink_on, number, text_width, ticks, wrap
@@ -75,18 +76,19 @@ def stack_svg(
     digits = digits_for(max([*totals.values(), limit or 0]), unit) if digits is None else digits
     scale = _stack_scale(rows, totals, limit, unit, digits)
     y = canvas.title(title)
-    if values_in_legend or not all(_name_lines(part, scale) for row in rows.values() for part in row):
+    if values_in_legend or not all(_all_named(segments, scale) for segments in rows.values()):
         parts = [part for row in rows.values() for part in row if values_in_legend or scale.width(part.size) >= 0.5]
         y = draw_legend(canvas, parts, y + 6, unit, digits, values_in_legend)
     top = y + (30 if limit else 14)
     bottom = top + len(rows) * BAR_STEP - (BAR_STEP - BAR_HEIGHT) + 8
     _value_axis(canvas, scale, top - 6, bottom, unit)
     for index, (label, segments) in enumerate(rows.items()):
-        _bar(canvas, label, segments, scale, top + index * BAR_STEP, digits, unit)
+        _bar(canvas, label, segments, scale, top + index * BAR_STEP, unit)
     if limit:
         _limit_line(canvas, scale, limit, f"{limit_name}", top - 6, bottom)
-    for index, label in enumerate(rows):
-        _bar_total(canvas, totals[label], limit, scale, top + index * BAR_STEP, digits, unit)
+    for index, (label, segments) in enumerate(rows.items()):
+        _labels_inside(canvas, segments, scale, top + index * BAR_STEP, digits, unit)
+        _bar_total(canvas, totals[label], scale, top + index * BAR_STEP, digits, unit)
     end = canvas.note(provenance, bottom + 62)
     return canvas.svg(end - (2 if provenance else 10), title, alt)
 
@@ -96,11 +98,12 @@ BAR_HEIGHT, BAR_STEP = 46, 62
 
 @dataclass(frozen=True)
 class _Scale:
-    """Bytes to pixels along a bar: zero is at `left`, `largest` bytes at `right`."""
+    """Bytes to pixels along a bar: zero is at `left`, `largest` bytes at `right`; a line may mark `limit` bytes."""
 
     left: float
     right: float
     largest: int
+    limit: int | None = None
 
     def x(self, size: float) -> float:
         return self.left + self.width(size)
@@ -125,53 +128,88 @@ def _stack_scale(
     beside = [text_width(format_bytes(total, unit, digits), 14, bold=True) for total in totals.values()]
     beside += [text_width(_verdict(total, limit, unit, digits), 11) for total in totals.values()] if limit else []
     left = MARGIN + (widest + 12 if widest else 0)
-    return _Scale(left, WIDTH - 12 - max(beside), max([*totals.values(), limit or 0]))
+    return _Scale(left, WIDTH - 12 - max(beside), max([*totals.values(), limit or 0]), limit)
 
 
-def _name_lines(part: Segment, scale: _Scale) -> list[str]:
-    """The segment's name on the one or two lines that fit inside it, or nothing."""
-    room = scale.width(part.size) - 8
-    lines = wrap(part.name, 11, room)
-    return lines if len(lines) <= 2 and all(text_width(line, 11) <= room for line in lines) else []
+def _starts(segments: Sequence[Segment]) -> list[int]:
+    """Where each segment begins, in bytes."""
+    return [0, *accumulate(part.size for part in segments)][:-1]
 
 
-def _bar(
-    canvas: Canvas, label: str, segments: Sequence[Segment], scale: _Scale, y: float, digits: int, unit: str
-) -> None:
+CLEAR = 4.0
+"""Pixels that texts keep away from the line that marks the capacity."""
+
+
+def _spot(start: int, part: Segment, scale: _Scale) -> tuple[float, float]:
+    """Left and right end, in pixels, of the room for a segment's label: the wider side where the line crosses it."""
+    left, right = scale.x(start), scale.x(start + part.size)
+    if scale.limit is None or not left < (line := scale.x(scale.limit)) < right:
+        return left, right
+    return max((left, line - CLEAR + 2), (line + CLEAR - 2, right), key=lambda side: side[1] - side[0])
+
+
+def _name_lines(part: Segment, room: float) -> list[str]:
+    """The segment's name on the one or two lines that fit into `room` pixels, or nothing."""
+    lines = wrap(part.name, 11, room - 8)
+    return lines if len(lines) <= 2 and all(text_width(line, 11) <= room - 8 for line in lines) else []
+
+
+def _all_named(segments: Sequence[Segment], scale: _Scale) -> bool:
+    spots = (_spot(start, part, scale) for start, part in zip(_starts(segments), segments, strict=True))
+    return all(_name_lines(part, right - left) for part, (left, right) in zip(segments, spots, strict=True))
+
+
+def _bar(canvas: Canvas, label: str, segments: Sequence[Segment], scale: _Scale, y: float, unit: str) -> None:
     lines = wrap(label, 13, 190)
     for index, line in enumerate(lines):
         offset = y + BAR_HEIGHT / 2 + 4.5 + 15 * (index - (len(lines) - 1) / 2)
         canvas.text(scale.left - 10, offset, line, 13, text_anchor="end")
-    start = 0
-    for part in segments:
+    for start, part in zip(_starts(segments), segments, strict=True):
         x, width = scale.x(start), scale.width(part.size)
         tip = f"{part.name}: {format_bytes(part.size, unit, 3)}"
         draw_swatch(canvas, x, y, width, BAR_HEIGHT, part.kind, tip, data_kind=part.kind, data_bytes=part.size)
         if start:
             canvas.line(x, y, x, y + BAR_HEIGHT, "#FFFFFF", stroke_width=1)
-        _label_inside(canvas, part, x + width / 2, y, scale, amount(part.size, unit, digits))
-        start += part.size
 
 
-def _label_inside(canvas: Canvas, part: Segment, center: float, y: float, scale: _Scale, amount: str) -> None:
+def _labels_inside(
+    canvas: Canvas, segments: Sequence[Segment], scale: _Scale, y: float, digits: int, unit: str
+) -> None:
+    for start, part in zip(_starts(segments), segments, strict=True):
+        left, right = _spot(start, part, scale)
+        shown = amount(part.size, unit, digits)
+        if text_width(shown, 12) + 4 <= right - left:
+            _label_inside(canvas, part, (left + right) / 2, right - left, y, shown)
+        elif text_width(shown, 12) + 4 <= scale.width(part.size):  # no side of the line has room: write over it
+            fill, center = COLOURS[part.kind], scale.x(start + part.size / 2)
+            canvas.halo_text(center, y + BAR_HEIGHT / 2 + 4.5, shown, 12, fill, fill=ink_on(fill), text_anchor="middle")
+
+
+def _label_inside(canvas: Canvas, part: Segment, center: float, room: float, y: float, amount: str) -> None:
     ink = ink_on(COLOURS[part.kind])
-    lines = _name_lines(part, scale)
+    lines = _name_lines(part, room)
     if lines:
         first = y + (19 if len(lines) == 1 else 14)
         for index, line in enumerate(lines):
             canvas.text(center, first + 12 * index, line, 11, ink, text_anchor="middle")
         canvas.text(center, first + 12 * len(lines) + 4, amount, 13, ink, text_anchor="middle", font_weight="bold")
-    elif text_width(amount, 12) + 4 <= scale.width(part.size):
+    else:
         canvas.text(center, y + BAR_HEIGHT / 2 + 4.5, amount, 12, ink, text_anchor="middle")
 
 
-def _bar_total(canvas: Canvas, total: int, limit: int | None, scale: _Scale, y: float, digits: int, unit: str) -> None:
-    x = scale.x(total) + 8
-    canvas.halo_text(
-        x, y + (21 if limit else BAR_HEIGHT / 2 + 5), format_bytes(total, unit, digits), 14, font_weight="bold"
-    )
-    if limit:
-        canvas.halo_text(x, y + 37, _verdict(total, limit, unit, digits), 11, fill=OVER if total > limit else UNDER)
+def _bar_total(canvas: Canvas, total: int, scale: _Scale, y: float, digits: int, unit: str) -> None:
+    """The total beside its bar, or beyond the line that marks the capacity if it would run through the words."""
+    limit, shown = scale.limit, format_bytes(total, unit, digits)
+    if limit is None:
+        canvas.halo_text(scale.x(total) + 8, y + BAR_HEIGHT / 2 + 5, shown, 14, font_weight="bold")
+        return
+    verdict = _verdict(total, limit, unit, digits)
+    x, line = scale.x(total) + 8, scale.x(limit)
+    width = max(text_width(shown, 14, bold=True), text_width(verdict, 11))
+    if x - CLEAR - 2 <= line <= x + width + CLEAR:
+        x = line + 8
+    canvas.halo_text(x, y + 21, shown, 14, font_weight="bold")
+    canvas.halo_text(x, y + 37, verdict, 11, fill=OVER if total > limit else UNDER)
 
 
 def _verdict(total: int, limit: int, unit: str, digits: int) -> str:
