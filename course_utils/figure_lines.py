@@ -1,17 +1,57 @@
-"""Lines: how one quantity grows with another, each line named at its end."""
+"""Lines: how one quantity grows with another, each line named at its end. Drawn by matplotlib, as any library would.
 
-from collections.abc import Mapping, Sequence
+matplotlib is imported when the first lines are drawn: everything else in the course does without it.
+"""
+
+import logging
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from io import StringIO
 from itertools import pairwise
-from math import log10
+from typing import TYPE_CHECKING, Any
 
-from .figure import MARGIN, QUIET, RULE, WIDTH, Canvas, Figure, number, short, spread, text_width, ticks
+from .figure import GRID, INK, MARGIN, QUIET, RULE, WIDTH, Figure, framed, number, spread, text_width, wrap
 from .figure_parts import OVER, stop
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Drawing
+
 LINE_COLOURS = ("#0072B2", "#B34700", "#00704F", "#9B3C78", "#111111", "#7A5C00")
-DASHES = (None, "7 4", "2 3", "9 3 2 3", "12 4", "4 2 1 2")
+DASHES = (None, (7, 4), (2, 3), (9, 3, 2, 3), (12, 4), (4, 2, 1, 2))
+"""Pixels of stroke and gap: lines are told apart in grey print too."""
+
+PLOT_HEIGHT = 290
+LAYOUT_FONT = "DejaVu Sans"
+"""matplotlib brings this font along, so that it lays texts out alike everywhere; the picture then names no font."""
+
+LOOK: dict[Any, Any] = {
+    "font.family": [LAYOUT_FONT],
+    "font.size": 12,
+    "text.color": INK,
+    "text.parse_math": False,
+    "axes.edgecolor": RULE,
+    "axes.formatter.use_mathtext": False,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "course",
+}
+FRAME = {"stroke_linejoin": "round", "xmlns:xlink": "http://www.w3.org/1999/xlink"}
+NO_METADATA = {"Creator": None, "Date": None, "Format": None, "Type": None}
 
 Series = Mapping[str, tuple[Sequence[float], Sequence[float]]]
+Level = tuple[str, float] | None
+
+
+@dataclass(frozen=True)
+class Texts:
+    """The words around the axes; title and small print broken into lines."""
+
+    heading: Sequence[str]
+    small_print: Sequence[str]
+    xlabel: str
+    ylabel: str
 
 
 def lines(
@@ -33,41 +73,24 @@ def lines(
     than there are colors, and for values that a logarithmic axis cannot show.
     """
     _check_series(series, log_x, log_y)
-    xs = [x for line, _ in series.values() for x in line]
-    ys = [y for _, line in series.values() for y in line] + ([level[1]] if level else [])
-    canvas = Canvas()
-    top = canvas.title(title) + 34
-    right = WIDTH - MARGIN - 12 - max(text_width(name, 12.5, bold=True) for name in series)
-    left = 30 + 10 + max(text_width(number(tick), 12) for tick in _axis(ys, log_y)[0])
-    across = _Axis(*_axis(xs, log_x, from_zero=False)[1], log_x, left, right)
-    up = _Axis(*_axis(ys, log_y)[1], log_y, top + 290, top)
-    _line_axes(canvas, across, up, xs, ys, xlabel, ylabel)
-    for index, line in enumerate(series.values()):
-        _draw_line(canvas, line, across, up, index, markers)
-    if level:
-        canvas.line(left, up(level[1]), right, up(level[1]), OVER, stroke_width=1.6, stroke_dasharray="3 3")
-        canvas.halo_text(left + 8, up(level[1]) - 6, level[0], 12, fill=OVER, font_weight="bold")
-    _line_names(canvas, series, up, right, top)
+    texts = Texts(_wrapped(title, 16.5, bold=True), _wrapped(provenance, 11), xlabel, ylabel)
+    top = 49 + 21 * len(texts.heading)
+    height = top + PLOT_HEIGHT + (60 + 14 * len(texts.small_print) if provenance else 52)
+    with _matplotlib():
+        drawing = _drawing(height)
+        axes = _axes(drawing, series, level, log_x, log_y, top)
+        for index, line in enumerate(series.values()):
+            _draw_line(axes, line, index, markers)
+        if level:
+            _draw_level(axes, *level)
+        _write(drawing, axes, texts, series, top)
+        shapes = _shapes(drawing)
     alt = alt or _lines_alt(series, title, xlabel, ylabel)
-    end = canvas.note(provenance, top + 290 + 62)
-    return Figure(canvas.svg(end - (2 if provenance else 10), title, alt), alt)
+    return Figure(framed(shapes, height, title, alt, **FRAME), alt)
 
 
-@dataclass(frozen=True)
-class _Axis:
-    """Values to pixels along one axis."""
-
-    low: float
-    high: float
-    log: bool
-    start: float
-    end: float
-
-    def __call__(self, value: float) -> float:
-        low, high, value = (
-            (log10(v) for v in (self.low, self.high, value)) if self.log else (self.low, self.high, value)
-        )
-        return self.start + (self.end - self.start) * (value - low) / ((high - low) or 1)
+def _wrapped(words: str, size: float, bold: bool = False) -> list[str]:
+    return wrap(words, size, WIDTH - 2 * MARGIN, bold)
 
 
 def _check_series(series: Series, log_x: bool, log_y: bool) -> None:
@@ -80,74 +103,147 @@ def _check_series(series: Series, log_x: bool, log_y: bool) -> None:
             raise ValueError(f"{name!r} has a value that is not above zero, which a logarithmic axis cannot show")
 
 
-def _axis(values: Sequence[float], log: bool, from_zero: bool = True) -> tuple[list[float], tuple[float, float]]:
-    """Tick positions, and the lowest and highest value to show."""
+@contextmanager
+def _matplotlib() -> Iterator[None]:
+    """matplotlib imported, with our look and nothing of the learner's own settings; both are as before afterwards.
+
+    Its log is silent meanwhile: the first import of all says on stderr, and so in a lesson, that it looks for fonts.
+    """
+    log = logging.getLogger("matplotlib")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        import matplotlib
+        import matplotlib.font_manager
+
+        with matplotlib.rc_context():
+            matplotlib.rcdefaults()
+            matplotlib.rcParams.update(LOOK)
+            yield
+    finally:
+        log.setLevel(level)
+
+
+def _drawing(height: float) -> "Drawing":
+    """An empty drawing, see-through, in which one point is one pixel of ours."""
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure as Drawing
+
+    drawing = Drawing(figsize=(WIDTH / 72, height / 72), dpi=72, facecolor="none")
+    FigureCanvasSVG(drawing)
+    return drawing
+
+
+def _height(drawing: "Drawing") -> float:
+    """Pixels."""
+    return float(drawing.get_figheight() * 72)
+
+
+def _axes(drawing: "Drawing", series: Series, level: Level, log_x: bool, log_y: bool, top: float) -> "Axes":
+    """Axes between the widest number on their left and the longest name on their right, with ticks and grid."""
+    xs = [x for line, _ in series.values() for x in line]
+    ys = [y for _, line in series.values() for y in line] + ([level[1]] if level else [])
+    (left_end, right_end), (low, high) = _range(xs, log_x, from_zero=False), _range(ys, log_y, from_zero=True)
+    heights = _ticks(low, high, log_y)
+    left = 40 + max(text_width(number(tick), 12) for tick in heights)
+    right = WIDTH - MARGIN - 12 - max(text_width(name, 12.5, bold=True) for name in series)
+    height = _height(drawing)
+    box = (left / WIDTH, 1 - (top + PLOT_HEIGHT) / height, (right - left) / WIDTH, PLOT_HEIGHT / height)
+    axes = drawing.add_axes(box, facecolor="none", xlim=(left_end, right_end), ylim=(low, high))
+    axes.set(xscale="log" if log_x else "linear", yscale="log" if log_y else "linear")
+    axes.set_yticks(heights, [number(tick) for tick in heights], minor=False)
+    places = _points_or_ticks(xs, axes, log_x)
+    axes.set_xticks(places, [number(tick) for tick in places], minor=False)
+    axes.minorticks_off()
+    axes.tick_params("x", length=5, width=1, pad=7, color=RULE, labelcolor=QUIET)
+    axes.tick_params("y", length=0, pad=8, labelcolor=QUIET)
+    axes.grid(axis="y", color=GRID, linewidth=1, clip_on=False)
+    axes.spines[["left", "top", "right"]].set_visible(False)
+    axes.set_axisbelow(True)
+    return axes
+
+
+def _range(values: Sequence[float], log: bool, from_zero: bool) -> tuple[float, float]:
+    """The lowest and the highest value to show."""
     low, high = min(values), max(values)
     if log:
-        return _log_ticks(low, high), (low, high if high > low else low * 10)
+        return low, high if high > low else low * 10
     low = min(0.0, low) if from_zero else low
     high = high + 0.06 * (high - low) if from_zero else high
-    return ticks(low, high, 6), (low, high if high > low else low + 1)
+    return low, high if high > low else low + 1
 
 
-def _log_ticks(low: float, high: float) -> list[float]:
-    """Powers of two where the range is small, powers of ten where it is large."""
-    base = 2 if high / low <= 2**10 else 10
-    power, found = 1.0, []
-    while power > low:
-        power /= base
-    while power <= high * 1.0001:
-        found += [power] if power >= low * 0.9999 else []
-        power *= base
-    return found or [low, high]
+def _ticks(low: float, high: float, log: bool) -> list[float]:
+    """Round numbers; on a logarithmic axis powers of two where the range is small, powers of ten where it is large."""
+    from matplotlib.ticker import LogLocator, MaxNLocator
+
+    powers = LogLocator(base=2 if high / low <= 2**10 else 10, numticks=12) if log else None
+    found = (powers or MaxNLocator(nbins=7, steps=[1, 2, 5, 10])).tick_values(low, high)
+    margin = 1e-9 * (high - low)
+    return [float(tick) for tick in found if low - margin <= tick <= high + margin] or [low, high]
 
 
-def _line_axes(
-    canvas: Canvas, across: _Axis, up: _Axis, xs: Sequence[float], ys: Sequence[float], xlabel: str, ylabel: str
-) -> None:
-    for tick in _axis(ys, up.log)[0]:
-        canvas.line(across.start, up(tick), across.end, up(tick))
-        canvas.text(across.start - 8, up(tick) + 4, number(tick), 12, QUIET, text_anchor="end")
-    for tick in _points_or_ticks(xs, across):
-        canvas.line(across(tick), up.start, across(tick), up.start + 5, RULE)
-        canvas.text(across(tick), up.start + 20, number(tick), 12, QUIET, text_anchor="middle")
-    canvas.line(across.start, up.start, across.end, up.start, RULE)
-    canvas.text((across.start + across.end) / 2, up.start + 40, xlabel, 12, QUIET, text_anchor="middle")
-    canvas.text(MARGIN, up.end - 16, ylabel, 12, QUIET)
-
-
-def _points_or_ticks(xs: Sequence[float], across: _Axis) -> list[float]:
+def _points_or_ticks(xs: Sequence[float], axes: "Axes", log: bool) -> list[float]:
     """The x values themselves where they are few and far enough apart to be printed, round numbers otherwise."""
     points = sorted(set(xs))
     widest = max(text_width(number(point), 12) for point in points)
-    roomy = all(across(right) - across(left) > widest + 10 for left, right in pairwise(points))
-    return points if len(points) <= 12 and roomy else _axis(xs, across.log, from_zero=False)[0]
+    roomy = all(_x(axes, right) - _x(axes, left) > widest + 10 for left, right in pairwise(points))
+    return points if len(points) <= 12 and roomy else _ticks(*axes.get_xlim(), log)
 
 
-def _draw_line(
-    canvas: Canvas, line: tuple[Sequence[float], Sequence[float]], across: _Axis, up: _Axis, index: int, markers: bool
-) -> None:
-    points = [(short(across(x)), short(up(y))) for x, y in zip(*line, strict=True)]
-    path = "M" + "L".join(f"{x} {y}" for x, y in points)
-    color = LINE_COLOURS[index]
-    canvas.path(
-        path, fill="none", stroke=color, stroke_width=2.2, stroke_dasharray=DASHES[index], stroke_linejoin="round"
-    )
-    if markers and len(points) <= 40:
-        dots = "".join(f"M{x} {y}m-3.5 0a3.5 3.5 0 1 0 7 0a3.5 3.5 0 1 0 -7 0" for x, y in points)
-        canvas.path(dots, fill=color, stroke="#FFFFFF", stroke_width=1)
+def _x(axes: "Axes", value: float) -> float:
+    """Where the axes put an x value, in pixels from the left."""
+    return float(axes.transData.transform((value, axes.get_ylim()[0]))[0])
 
 
-def _line_names(
-    canvas: Canvas,
-    series: Series,
-    up: _Axis,
-    right: float,
-    top: float,
-) -> None:
-    ends = [up(ys[max(range(len(xs)), key=xs.__getitem__)]) for xs, ys in series.values()]
-    for index, (name, y) in enumerate(zip(series, spread(ends, 17, top, top + 290), strict=True)):
-        canvas.text(right + 10, y + 4, name, 12.5, LINE_COLOURS[index], font_weight="bold")
+def _y(axes: "Axes", value: float, height: float) -> float:
+    """Where the axes put a y value, in pixels from the top."""
+    return height - float(axes.transData.transform((axes.get_xlim()[0], value))[1])
+
+
+def _draw_line(axes: "Axes", line: tuple[Sequence[float], Sequence[float]], index: int, markers: bool) -> None:
+    color, dashes = LINE_COLOURS[index], DASHES[index]
+    dots = {"marker": "o", "markersize": 7, "markeredgecolor": "#FFFFFF", "markeredgewidth": 1}
+    style = (0, tuple(length / 2.2 for length in dashes)) if dashes else "-"  # matplotlib counts in line widths
+    shown = dots if markers and len(line[0]) <= 40 else {}
+    axes.plot(*line, color=color, linewidth=2.2, linestyle=style, clip_on=False, zorder=3, **shown)
+
+
+def _draw_level(axes: "Axes", name: str, value: float) -> None:
+    axes.axhline(value, color=OVER, linewidth=1.6, linestyle=(0, (2, 2)), clip_on=False)
+    paper = {"facecolor": "#FFFFFF", "edgecolor": "none", "pad": 1.5}
+    place = {"xytext": (8, 6), "textcoords": "offset points", "xycoords": ("axes fraction", "data")}
+    axes.annotate(name, (0, value), **place, color=OVER, fontweight="bold", va="baseline", bbox=paper, zorder=4)
+
+
+def _write(drawing: "Drawing", axes: "Axes", texts: Texts, series: Series, top: float) -> None:
+    """Everything in words around the axes: title, labels, the lines' names at their ends, the small print."""
+    height, bottom = _height(drawing), top + PLOT_HEIGHT
+    left, right = (_x(axes, value) for value in axes.get_xlim())
+
+    def put(x: float, y: float, words: str, size: float = 12, color: str = QUIET, **more: Any) -> None:
+        drawing.text(x / WIDTH, 1 - y / height, words, fontsize=size, color=color, va="baseline", **more)
+
+    for index, line in enumerate(texts.heading):
+        put(MARGIN, 28 + 21 * index, line, 16.5, INK, fontweight="bold")
+    put(MARGIN, top - 16, texts.ylabel)
+    put((left + right) / 2, bottom + 40, texts.xlabel, ha="center")
+    for index, line in enumerate(texts.small_print):
+        put(WIDTH - MARGIN, bottom + 62 + 14 * index, line, 11, ha="right")
+    ends = [_y(axes, ys[max(range(len(xs)), key=xs.__getitem__)], height) for xs, ys in series.values()]
+    for index, (name, y) in enumerate(zip(series, spread(ends, 17, top, bottom), strict=True)):
+        put(right + 10, y + 4, name, 12.5, LINE_COLOURS[index], fontweight="bold")
+
+
+def _shapes(drawing: "Drawing") -> str:
+    """What matplotlib draws, without its frame: no style sheet, which would reach beyond the picture, and no font."""
+    page = StringIO()
+    drawing.savefig(page, format="svg", metadata=NO_METADATA)
+    inside = re.search(r"<svg[^>]*>(.*)</svg>", page.getvalue(), re.DOTALL)
+    if inside is None:
+        raise RuntimeError("matplotlib wrote no <svg>: course_utils/figure_lines.py does not know this version")
+    plain = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", inside[1], count=1, flags=re.DOTALL)
+    return plain.replace(f" font-family: '{LAYOUT_FONT}';", "").strip()
 
 
 def _lines_alt(series: Series, title: str, xlabel: str, ylabel: str) -> str:

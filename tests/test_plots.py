@@ -1,17 +1,21 @@
 """Figures: what is drawn is what was given, it can be seen by everyone, and it is told in words."""
 
+import os
 import re
 import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ElementTree
+from base64 import b64decode
 from dataclasses import replace
 from itertools import combinations, pairwise
 from math import dist
+from pathlib import Path
 
 import pytest
 
-from course_utils import plots
+from course_utils import TrainingRun, estimate, plots
+from course_utils.authoring import pictures
 from course_utils.breakdown import KINDS, MemoryBreakdown
 from course_utils.figure import WIDTH, Canvas, contrast, ink_on, spread, text_width, ticks, wrap
 from course_utils.figure_lines import LINE_COLOURS
@@ -22,6 +26,7 @@ from course_utils.measurement import Mark, Measurement, Provenance, Timeline
 from course_utils.plots import COLOURS, Figure, Segment
 from course_utils.units import GB, MB
 
+ROOT = Path(__file__).resolve().parent.parent
 SVG = "{http://www.w3.org/2000/svg}"
 
 NONE = MemoryBreakdown(
@@ -173,6 +178,44 @@ def test_a_list_of_breakdowns_is_labeled_by_their_labels():
     assert {"before", "after"} <= set(texts(plots.stack(rows, "Two moments")))
 
 
+CROSSED = {
+    "far below": {"parameters": 3.1, "optimizer_states": 18.7, "activations": 5.3, "temporaries": 3.3},
+    "just below": {"parameters": 3.1, "optimizer_states": 18.7, "activations": 8.6, "temporaries": 3.3},
+    "through the last": {"parameters": 3.1, "optimizer_states": 18.7, "activations": 8.6, "temporaries": 6.6},
+    "at the very end": {"optimizer_states": 18.7, "temporaries": 12.5, "parameters": 3.1},
+    "through the middle": {"optimizer_states": 60.0, "temporaries": 12.5},
+    "through a narrow part": {"optimizer_states": 32.8, "parameters": 2.8, "temporaries": 30.0},
+}
+
+
+@pytest.mark.parametrize("name", CROSSED)
+def test_the_capacity_line_runs_through_no_words(name):
+    row = {kind: round(size * GB) for kind, size in CROSSED[name].items()}
+    figure = plots.stack({"": row}, "Where the line is crossed", capacity=round(34.2 * GB))
+    (line,) = shapes(figure, "line", "data-capacity")
+    x, top, bottom = (float(line.attrib[key]) for key in ("x1", "y1", "y2"))
+    outlined = {text.text for text in shapes(figure, "text") if "stroke" in text.attrib}
+    beside = [text for text in shapes(figure, "text") if top < float(text.attrib["y"]) < bottom]
+    assert any("34.2" not in (text.text or "") for text in beside)
+    for text in beside:
+        left, right = extent(text)
+        assert not left < x < right or (name == "through a narrow part" and text.text in outlined), text.text
+
+
+def extent(text: ElementTree.Element) -> tuple[float, float]:
+    """Left and right end of a text, in pixels, at the widest."""
+    width = text_width(text.text or "", float(text.attrib["font-size"]), "font-weight" in text.attrib)
+    x = float(text.attrib["x"])
+    left = {"end": x - width, "middle": x - width / 2}.get(text.attrib.get("text-anchor", ""), x)
+    return left, left + width
+
+
+def test_an_amount_is_printed_in_each_part_even_where_the_line_crosses_it():
+    for row in CROSSED.values():
+        figure = plots.stack({"": {k: round(v * GB) for k, v in row.items()}}, "All", capacity=round(34.2 * GB))
+        assert {f"{size:.1f}" for size in row.values()} <= set(texts(figure))
+
+
 def test_a_stack_refuses_what_it_cannot_draw():
     with pytest.raises(ValueError, match="at least one row"):
         plots.stack({}, "Nothing")
@@ -184,10 +227,8 @@ def test_no_text_of_a_stack_leaves_the_picture():
     rows = {"a label so long that it has to be broken into lines " * 2: {"parameters": 2_114 * GB}, "small": FULL}
     figure = plots.stack(rows, "Wide " * 60, capacity=34 * GB, provenance="simulated GPU " * 20, digits=2)
     for text in shapes(figure, "text"):
-        size, x = float(text.attrib["font-size"]), float(text.attrib["x"])
-        width = text_width(text.text or "", size, "font-weight" in text.attrib)
-        left = {"end": x - width, "middle": x - width / 2}.get(text.attrib.get("text-anchor", ""), x)
-        assert left >= -1 and left + width <= WIDTH + 1, text.text
+        left, right = extent(text)
+        assert left >= -1 and right <= WIDTH + 1, text.text
 
 
 # ------------------------------------------------------------------------------------------------------------- timeline
@@ -303,10 +344,56 @@ def test_lines_are_named_at_their_ends():
     ends = [float(t.attrib["y"]) for t in shapes(figure, "text") if t.text in series]
     assert abs(ends[0] - ends[1]) >= 16, "names of lines that end together must not overlap"
     assert {"32 GB card", "sequences", "GB", "1", "2", "4"} <= set(texts(figure))
+    with pytest.raises(ValueError, match="0 lines"):
+        plots.lines({}, "Nothing", "x", "y")
     with pytest.raises(ValueError, match="2 x values and 1 y values"):
         plots.lines({"odd": ([1, 2], [1])}, "Odd", "x", "y")
     with pytest.raises(ValueError, match="logarithmic"):
         plots.lines({"zero": ([0, 2], [1, 2])}, "Zero", "x", "y", log_x=True)
+
+
+def test_lines_are_drawn_where_their_values_are():
+    figure = plots.lines({"one": ([1, 2, 4], [30, 60, 120])}, "To scale", "x", "y", log_x=True)
+    (line,) = (shape for shape in shapes(figure, "path") if "stroke: #0072b2" in shape.attrib["style"].lower())
+    numbers = [float(number) for number in re.findall(r"-?[\d.]+", line.attrib["d"])]
+    across, down = numbers[::2], numbers[1::2]
+    assert across[1] - across[0] == pytest.approx(across[2] - across[1]), "doubling is one step on a logarithmic axis"
+    assert down[1] - down[2] == pytest.approx(2 * (down[0] - down[1]))
+    labels = {text.text: float(text.attrib["x"]) for text in shapes(figure, "text")}
+    assert [labels[name] for name in ("1", "2", "4")] == pytest.approx(across)
+
+
+def test_the_words_of_lines_are_taken_as_they_are():
+    shown = texts(plots.lines({"b < 2 & $s^2$": ([1, 2], [1, 2])}, "Costs $5_000$ > all", "x", "y"))
+    assert {"b < 2 & $s^2$", "Costs $5_000$ > all"} <= set(shown)
+
+
+def test_lines_leave_matplotlib_as_it_was_and_do_not_heed_its_settings():
+    import matplotlib
+
+    series = {"one": ([1, 2], [3, 4])}
+    plain = plots.lines(series, "Settings", "x", "y").svg
+    with matplotlib.rc_context({"font.size": 30, "axes.grid": True, "lines.marker": "s", "svg.fonttype": "path"}):
+        before = dict(matplotlib.rcParams)
+        assert plots.lines(series, "Settings", "x", "y").svg == plain
+        assert dict(matplotlib.rcParams) == before
+
+
+def test_lines_are_silent_and_the_same_on_a_machine_where_matplotlib_is_new(tmp_path):
+    script = "import course_utils.plots as p; print(p.lines({'one': ([1, 2], [3, 4])}, 'New', 'x', 'y').svg)"
+    fresh = {**os.environ, "MPLCONFIGDIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=fresh)
+    assert done.stderr == ""
+    assert done.stdout.strip() == plots.lines({"one": ([1, 2], [3, 4])}, "New", "x", "y").svg
+    assert (
+        "matplotlib.pyplot"
+        not in subprocess.run(
+            [sys.executable, "-c", f"{script}; import sys; print(*sys.modules)"],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+    )
 
 
 def every_figure() -> dict[str, Figure]:
@@ -326,7 +413,12 @@ def test_every_figure_says_in_words_what_it_shows(name):
     assert root.attrib["role"] == "img" and root.attrib["aria-label"] == figure.alt
     assert root.findtext(f"{SVG}desc") == figure.alt
     assert len(figure.alt) > len(root.findtext(f"{SVG}title") or "") + 20
-    assert figure._repr_mimebundle_() == {"image/svg+xml": figure.svg, "text/plain": figure.alt}
+    bundle = figure._repr_mimebundle_()
+    assert bundle == {"text/html": figure.html, "text/plain": figure.alt}
+    image = ElementTree.fromstring(bundle["text/html"].removesuffix(">") + "/>")
+    assert image.tag == "img" and image.attrib["alt"] == figure.alt
+    kind, data = image.attrib["src"].split(",")
+    assert kind == "data:image/svg+xml;base64" and b64decode(data).decode() == figure.svg
     assert repr(figure) == figure.alt
 
 
@@ -334,7 +426,7 @@ def test_every_figure_says_in_words_what_it_shows(name):
 def test_every_figure_is_the_same_each_time_and_needs_nothing_but_itself(name):
     figure = every_figure()[name]
     assert figure.svg == every_figure()[name].svg
-    assert not re.search(r"<style|<script|url\(|href|<image", figure.svg), "sanitizers would drop it"
+    assert not re.search(r'<style|<script|url\(|href="[^#]|<image', figure.svg), "it would reach out, or be dropped"
     assert root_colour(figure) == "#FFFFFF"
 
 
@@ -355,6 +447,35 @@ def test_a_figure_is_saved_as_svg(tmp_path):
     assert figure.save(tmp_path / "bars.svg").read_text(encoding="utf-8") == figure.svg
     with pytest.raises(ValueError, match=r"must end in \.svg"):
         figure.save(tmp_path / "bars.png")
+
+
+def test_the_pictures_of_the_front_page_are_what_the_course_would_draw_now():
+    assert pictures.check(ROOT) == []
+    assert all(
+        f"({pictures.FOLDER.as_posix()}/{name})" in (ROOT / "README.md").read_text() for name in pictures.PICTURES
+    )
+
+
+def test_a_picture_that_no_longer_agrees_is_named_and_drawn_anew(tmp_path):
+    assert pictures.draw(tmp_path) == pictures.check(tmp_path) == [], "a tree without a front page has no pictures"
+    (tmp_path / "README.md").write_text("![A stack.](docs/images/gpt2-xl-stack.svg)")
+    missing = ["docs/images/gpt2-xl-stack.svg is not what would be drawn now"]
+    assert pictures.check(tmp_path) == missing
+    (path,) = pictures.draw(tmp_path)
+    assert pictures.check(tmp_path) == []
+    path.write_text(path.read_text(encoding="utf-8").replace("134.5 GB", "41 GB"), encoding="utf-8")
+    assert pictures.check(tmp_path) == missing
+
+
+def test_the_front_picture_shows_the_estimates_beside_a_card_of_32_gb():
+    run = TrainingRun("gpt2-xl", micro_batch=32, seq_len=1024)
+    ways = [{}, {"recompute": "full"}, {"recompute": "full", "precision": "bf16-master"}]
+    ways.append({**ways[-1], "micro_batch": 4, "accumulation_steps": 8})
+    figure = pictures.gpt2_xl_stack()
+    drawn = sum(int(bar.attrib["data-bytes"]) for bar in shapes(figure, "rect", "data-bytes"))
+    assert drawn == sum(estimate(run.replace(**way)).total for way in ways)
+    verdicts = {text for text in texts(figure) if text.endswith((" free", " too much"))}
+    assert verdicts == {"7.4 GB free", "2.8 GB too much", "11.6 GB too much", "100.3 GB too much"}
 
 
 def test_drawing_helpers():
