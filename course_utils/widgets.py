@@ -22,6 +22,7 @@ from .run import ATTENTIONS, OPTIMIZERS, PRECISIONS, RECOMPUTES, TrainingRun
 from .units import GB, GiB, format_bytes
 
 MICRO_BATCHES = tuple(2**k for k in range(10))
+ACCUMULATION_STEPS = tuple(2**k for k in range(7))
 SEQUENCE_LENGTHS = tuple(2**k for k in range(7, 17))
 DTYPES = {"fp32": 4, "tf32 (stored as fp32)": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int64": 8}
 """Bytes of one element."""
@@ -101,11 +102,12 @@ class Explorer(_Explorable):
                 "model": _dropdown("model", _with(PRESETS, run.model.name), run.model.name),
                 "gpu": _dropdown("GPU", GPUS, gpu(gpu_name).name),
                 "micro_batch": _slider("micro-batch", MICRO_BATCHES, run.micro_batch),
+                "accumulation_steps": _slider("micro-batches", ACCUMULATION_STEPS, run.accumulation_steps),
                 "seq_len": _slider("sequence", SEQUENCE_LENGTHS, run.seq_len),
-                "precision": _dropdown("precision", PRECISIONS, run.precision.name),
-                "recompute": _dropdown("recompute", _with(RECOMPUTES, run.recompute), run.recompute),
-                "attention": _dropdown("attention", ATTENTIONS, run.attention),
                 "optimizer": _dropdown("optimizer", OPTIMIZERS, run.optimizer.name),
+                "precision": _dropdown("precision", PRECISIONS, run.precision.name),
+                "attention": _dropdown("attention", ATTENTIONS, run.attention),
+                "recompute": _dropdown("recompute", _with(RECOMPUTES, run.recompute), run.recompute),
             }
         )
 
@@ -132,7 +134,8 @@ class Explorer(_Explorable):
         run, card = self.run, self.gpu
         breakdown = estimate(run)
         peak = f"{format_bytes(breakdown.total, 'GB', 2)} at the peak, in {words(breakdown.phase)}"
-        title = f"{run.model.name}, {run.micro_batch} × {run.seq_len:,} tokens: {peak}"
+        several = f"{run.accumulation_steps} micro-batches of " if run.accumulation_steps > 1 else ""
+        title = f"{run.model.name}, {several}{run.micro_batch} × {run.seq_len:,} tokens: {peak}"
         verdict = fit_words(breakdown.total, card)
         alt = _explorer_alt(run, breakdown, f"{title}. It {verdict}")
         note = f"estimated from formulas · {NOT_COUNTED}"

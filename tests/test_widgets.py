@@ -11,7 +11,15 @@ from nbclient import NotebookClient
 from course_utils import TrainingRun, estimate
 from course_utils.gpus import gpu
 from course_utils.units import GiB
-from course_utils.widgets import MICRO_BATCHES, Explorer, TensorSlider, explorer, fit_words, tensor_slider
+from course_utils.widgets import (
+    ACCUMULATION_STEPS,
+    MICRO_BATCHES,
+    Explorer,
+    TensorSlider,
+    explorer,
+    fit_words,
+    tensor_slider,
+)
 
 
 def drawn_bytes(svg: str) -> int:
@@ -33,6 +41,17 @@ def test_moving_a_control_redraws():
     assert drawn_bytes(shown.picture.value) == estimate(shown.run).total < before
     shown.controls["model"].value = "gpt2"
     assert shown.run.model.name == "gpt2" and "gpt2, 4 × 1,024 tokens" in shown.picture.value
+
+
+def test_micro_batches_are_those_of_one_step():
+    shown = explorer(precision="bf16-master", recompute="full", gpu="RTX5090-32GB")
+    assert "Does not fit" in shown.message
+    shown.controls["micro_batch"].value, shown.controls["accumulation_steps"].value = 4, 8
+    assert shown.run.global_batch == 32 and "fits" in shown.message.lower() and "accumulation_steps=8" in shown.message
+    assert "8 micro-batches of 4 × 1,024 tokens" in shown.picture.value
+    assert drawn_bytes(shown.picture.value) == estimate(shown.run).total
+    offered = [option[1] for option in shown.controls["accumulation_steps"].options]
+    assert offered == [1, 2, 4, 8, 16, 32, 64]
 
 
 def test_every_control_changes_the_run_or_the_card():
@@ -89,7 +108,9 @@ def test_redrawing_takes_a_fraction_of_50_milliseconds():
     took = []
     for turn in range(30):
         start = time.perf_counter()
-        shown.controls["micro_batch"].value = MICRO_BATCHES[turn % len(MICRO_BATCHES)]
+        choices = {"micro_batch": MICRO_BATCHES, "accumulation_steps": ACCUMULATION_STEPS}
+        name = list(choices)[turn % 2]
+        shown.controls[name].value = choices[name][(turn // 2 + 1) % len(choices[name])]
         took.append(time.perf_counter() - start)
     assert statistics.median(took) < 0.030
 
@@ -115,7 +136,7 @@ def test_what_is_stored_is_short_the_same_each_time_and_says_what_to_do():
         assert "run this cell" in first["text/plain"] and repr(make()) == kind.invitation
         view = "application/vnd.jupyter.widget-view+json"
         assert {**first, view: None} == {**second, view: None} and view in first
-        assert first["image/svg+xml"].startswith("<svg")
+        assert first["text/html"].startswith("<img alt=")
 
 
 def executed() -> list:

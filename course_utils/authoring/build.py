@@ -11,6 +11,7 @@ from pathlib import Path
 import nbformat
 from nbformat import NotebookNode
 
+from . import pictures
 from .execute import execute
 from .sources import BuildError, Draft, differences, drafts, find_sources, fingerprint
 
@@ -27,9 +28,12 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     try:
         if options.check:
-            return _report(check(options.root, options.names))
+            drawn = [] if options.names else pictures.check(options.root)
+            return _report([*check(options.root, options.names), *drawn])
         for source in find_sources(options.root, options.names):
             build(options.root, source)
+        if not options.names:
+            pictures.draw(options.root)
     except BuildError as problem:
         print(problem, file=sys.stderr)
         return 1
@@ -40,7 +44,7 @@ def _report(drift: list[str]) -> int:
     if drift:
         print("\n".join([*drift, "Build them again: python -m course_utils build"]), file=sys.stderr)
         return 1
-    print("Every notebook agrees with its source.")
+    print("Every notebook and picture agrees with its source.")
     return 0
 
 
