@@ -228,7 +228,7 @@ def _explorer_alt(run: TrainingRun, breakdown: MemoryBreakdown, title: str) -> s
     return f"Estimate for {title}. {run}: {parts}."
 
 
-STYLE, LAYOUT = {"description_width": "92px"}, {"width": "430px"}
+STYLE, LAYOUT = {"description_width": "104px"}, {"width": "430px"}
 
 
 def _dropdown(description: str, options: Sequence[str] | Mapping[str, Any], value: str) -> ipywidgets.Dropdown:

@@ -9,6 +9,8 @@ import nbformat
 import pytest
 
 from course_utils.authoring.build import ROOT, committed_notebooks
+from course_utils.figure import WIDTH
+from course_utils.plots import bars, lines
 
 REQUIRED = os.environ.get("COURSE_REQUIRE_BROWSER") == "1"
 playwright = None if REQUIRED else pytest.importorskip("playwright", reason="playwright is not installed")
@@ -122,6 +124,27 @@ def test_guess_is_locked_and_laid_beside_the_answer(playground: browser.Page) ->
     browser.run_all(playground)
     answer.get_by_text("You said 41 GB, it is 134.5 GB").wait_for()
     ask.get_by_text("Your guess is locked").wait_for()
+
+
+PICTURES = """outputs => outputs.flatMap(output => [...output.querySelectorAll('img')])
+    .map(image => [image.naturalWidth, image.alt])"""
+
+
+def test_pictures_of_a_notebook_that_is_not_trusted_are_seen_and_described(
+    server: browser.Server, chromium: browser.Page
+) -> None:
+    """As in a fresh clone, where nothing has been run and JupyterLab shows only what cannot do harm."""
+    figures = [bars({"AdamW": 16_000_000_000}, "Adam costs double"), lines({"b": ([1, 2], [3, 4])}, "Up", "x", "GB")]
+    outputs = [nbformat.v4.new_output("execute_result", figure._repr_mimebundle_()) for figure in figures]
+    cells = [nbformat.v4.new_code_cell("figure", outputs=[output]) for output in outputs]
+    kernel = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
+    nbformat.write(
+        nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": kernel}), server.folder / "stored.ipynb"
+    )
+    browser.open_notebook(chromium, server, "stored.ipynb")
+    assert chromium.locator(".jp-mod-trusted").count() == 0
+    shown = chromium.locator(".jp-OutputArea-output").evaluate_all(PICTURES)
+    assert shown == [[WIDTH, figure.alt] for figure in figures]
 
 
 @pytest.mark.parametrize("path", committed_notebooks(ROOT, "notebooks")[:2], ids=lambda path: path.stem)
