@@ -1,0 +1,292 @@
+"""The tracker: it sees what the allocator sees, it changes nothing, and it leaves nothing behind."""
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from engine import Unwatched, storage_of, tiny
+from torch.profiler import ProfilerActivity, profile
+
+from course_utils import MemoryBreakdown, measure
+from course_utils.estimating.states import tensor_count
+from course_utils.measuring.step import Training
+from course_utils.measuring.tracker import Tracker
+from course_utils.run import TrainingRun
+from course_utils.units import round_up
+
+SMALL = 512
+"""Bytes: numbers of a few bytes that torch makes for itself are seen by the allocator alone."""
+
+
+def cpu_run(family: str, **changes: Any) -> TrainingRun:
+    choices: dict[str, Any] = {"precision": "fp32", "attention": "eager", "optimizer": "adamw-loop"}
+    sizes = {"tied": False, "dropout": 0.1 if family == "gpt2" else 0.0}
+    sizes |= {size: changes.pop(size) for size in sizes if size in changes}
+    return TrainingRun(tiny(family, **sizes), micro_batch=2, seq_len=64, **(choices | changes))
+
+
+@contextmanager
+def tracked(training: Training) -> Iterator[Tracker]:
+    with Tracker("cpu") as tracker:
+        tracker.watch(training.network, training.states)
+        tracker.bind("inputs", [training.tokens, training.targets])
+        tracker.step = 1
+        yield tracker
+
+
+# Against the real allocator
+
+
+def allocator_events(run: TrainingRun) -> list[int]:
+    """Signed bytes of each allocation and free in the second step, as the CPU's allocator reports them."""
+    torch.manual_seed(0)
+    training = Training(run, "cpu", simulated=False)
+    training.step(Unwatched())  # type: ignore[arg-type]
+    gc.collect()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        training.step(Unwatched())  # type: ignore[arg-type]
+    assert profiler.profiler is not None and profiler.profiler.kineto_results is not None
+    events = profiler.profiler.kineto_results.events()
+    return blocks([event.nbytes() for event in events if event.name() == "[memory]"])
+
+
+def tracker_events(run: TrainingRun) -> list[int]:
+    """The same from the tracker."""
+    torch.manual_seed(0)
+    training = Training(run, "cpu", simulated=False)
+    with tracked(training) as tracker:
+        training.step(tracker)
+        first = len(tracker.events)
+        training.step(tracker)
+        return blocks([size for size, _ in tracker.events[first:]])
+
+
+def blocks(sizes: list[int]) -> list[int]:
+    """Rounded up to blocks, keeping the sign; those of one block or less left out.
+
+    So is the state of the CPU's random numbers, which checkpointing saves without an operator.
+    """
+    rounded = [round_up(abs(size)) * (1 if size > 0 else -1) for size in sizes]
+    random_state = round_up(torch.get_rng_state().nbytes)
+    return [size for size in rounded if abs(size) > SMALL and abs(size) != random_state]
+
+
+def running_totals(sizes: list[int]) -> list[int]:
+    totals, now = [], 0
+    for size in sizes:
+        now += size
+        totals.append(now)
+    return totals
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("accumulation_steps", [1, 2])
+def test_every_allocation_of_a_llama_is_seen_in_order(tied, recompute, accumulation_steps):
+    run = cpu_run("llama", tied=tied, recompute=recompute, accumulation_steps=accumulation_steps)
+    assert tracker_events(run) == allocator_events(run)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_every_allocation_of_a_gpt_is_seen_but_scratch_within_one_cpu_kernel(tied, recompute):
+    """The CPU's backward of LayerNorm adds up its weights' gradients in two rows a thread, and frees them at once."""
+    run = cpu_run("gpt2", tied=tied, recompute=recompute)
+    scratch = round_up(4 * 2 * torch.get_num_threads() * run.model.hidden)
+    real, seen = allocator_events(run), tracker_events(run)
+    left, unseen = list(seen), []
+    for size in real:
+        if left and left[0] == size and not (abs(size) == scratch and unseen and unseen[-1] == -size == scratch):
+            left.pop(0)
+        else:
+            unseen.append(size)
+    norms = 2 * run.model.layers + 1
+    assert left == []
+    assert unseen == [scratch, -scratch] * norms
+    assert max(running_totals(seen)) == max(running_totals(real))
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_what_is_left_when_a_step_has_ended_is_what_torch_holds(family):
+    training = Training(cpu_run(family), "cpu", simulated=False)
+    with tracked(training) as tracker:
+        training.step(tracker)
+    held = {storage_of(tensor): tensor for tensor in [*training.network.parameters(), *training.states()]}
+    held |= {storage_of(tensor): tensor for tensor in (training.tokens, training.targets)}
+    expected = sum(round_up(tensor.untyped_storage().nbytes()) for tensor in held.values())
+    assert tracker.at(len(tracker.events)).total == expected
+
+
+# The observer changes nothing
+
+
+class Gradients(Unwatched):
+    """Copies every gradient when backward is done."""
+
+    def __init__(self, network: torch.nn.Module) -> None:
+        self.network, self.copies = network, list[torch.Tensor]()
+
+    @contextmanager
+    def in_phase(self, phase: str) -> Iterator[None]:
+        if phase == "optimizer":
+            self.copies += [p.grad.clone() for p in self.network.parameters() if p.grad is not None]
+        yield
+
+
+def train(run: TrainingRun, watched: bool) -> tuple[list[torch.Tensor], list[torch.Tensor], list[float]]:
+    """Gradients of two steps, the final weights, and the losses."""
+    torch.manual_seed(0)
+    training = Training(run, "cpu", simulated=False)
+    gradients = Gradients(training.network)
+
+    def two_steps() -> None:
+        for _ in range(2):
+            training.step(gradients)  # type: ignore[arg-type]
+
+    if watched:
+        with tracked(training):
+            two_steps()
+    else:
+        two_steps()
+    return gradients.copies, [p.detach() for p in training.network.parameters()], training.losses
+
+
+def assert_same_training(first: Any, second: Any) -> None:
+    for one, other in zip(first[0] + first[1], second[0] + second[1], strict=True):
+        assert torch.equal(one, other)
+    assert first[2] == second[2]
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+@pytest.mark.parametrize("choices", [{"tied": True}, {"recompute": "full", "accumulation_steps": 2}], ids=str)
+def test_watching_changes_no_bit_of_a_training(family, choices):
+    run = cpu_run(family, **choices)
+    assert_same_training(train(run, watched=True), train(run, watched=False))
+
+
+def test_a_training_after_measurements_is_the_one_before():
+    run = cpu_run("gpt2")
+    before = train(run, watched=False)
+    measure(run, "cpu")
+    measure(run.replace(precision="amp-bf16", attention="flash"), "simulated")
+    assert_same_training(before, train(run, watched=False))
+
+
+def hooks_of(network: torch.nn.Module) -> int:
+    on_modules = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in network.modules())
+    return on_modules + sum(len(p._post_accumulate_grad_hooks or ()) for p in network.parameters())  # type: ignore[attr-defined]
+
+
+def test_hooks_are_there_while_watching_and_gone_afterwards():
+    training = Training(cpu_run("gpt2"), "cpu", simulated=False)
+    with tracked(training) as tracker:
+        assert hooks_of(training.network) > 0
+        training.step(tracker)
+    assert hooks_of(training.network) == 0
+    events = len(tracker.events)
+    training.step(Unwatched())  # type: ignore[arg-type]
+    assert len(tracker.events) == events  # nothing that happens later is written down
+
+
+def test_a_step_that_fails_leaves_nothing_behind():
+    training = Training(cpu_run("gpt2"), "cpu", simulated=False)
+    depth = torch._C._len_torch_dispatch_stack()
+    training.tokens = training.tokens + training.run.model.vocab  # no such token: the embedding raises
+    with pytest.raises(IndexError), tracked(training) as tracker:
+        training.step(tracker)
+    assert hooks_of(training.network) == 0
+    assert torch._C._len_torch_dispatch_stack() == depth
+
+
+# What is what
+
+
+def test_kinds_come_from_what_a_tensor_is_for():
+    with Tracker("cpu") as tracker:
+        weight = torch.nn.Parameter(torch.empty(1000))
+        tracker.bind("parameters", [weight])
+        with tracker.in_phase("forward"):
+            kept = torch.nn.functional.gelu(weight * 2)  # gelu keeps its input; its output is held by us
+            brief = torch.empty(1000)
+            del brief
+        with tracker.in_phase("backward"):
+            kept.sum().backward()
+    found = {(item.operation, item.kind) for item in tracker.allocations() if item.phase == "forward"}
+    assert found == {
+        ("mul", "activations"),
+        ("gelu", "activations"),
+        ("empty.memory_format", "temporaries"),
+    } or found == {
+        ("mul", "activations"),
+        ("gelu", "activations"),
+        ("empty", "temporaries"),
+    }
+
+
+def test_views_and_empty_tensors_take_nothing():
+    with Tracker("cpu") as tracker:
+        base = torch.empty(100, 100)
+        views = (base.t(), base[3:], base.view(-1), torch.empty(0))
+    assert len(views) == 4 and [size for size, _ in tracker.events] == [round_up(40_000)]
+
+
+def test_other_devices_are_not_counted():
+    with Tracker("cpu") as tracker:
+        elsewhere = torch.empty(100, device="meta")
+    assert elsewhere.device.type == "meta" and tracker.events == []
+
+
+def test_module_of_an_allocation_is_named():
+    measured = measure(cpu_run("llama"), "cpu")
+    modules = {item.module for item in measured.allocations if item.phase == "forward"}
+    assert {"embedding", "blocks.0.mlp.gate", "blocks.1.attention", "head"} <= modules
+
+
+def test_recomputed_tensors_are_activations_that_live_in_backward():
+    measured = measure(cpu_run("llama", recompute="full"), "cpu")
+    again = [item for item in measured.allocations if item.phase == "backward" and item.kind == "activations"]
+    assert {item.module.partition(".")[0] for item in again} == {"blocks"}
+    assert all(item.died is not None for item in again)
+
+
+# On the CPU
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_losses_are_real_and_fall(family):
+    losses = measure(cpu_run(family, accumulation_steps=2), "cpu", steps=8).losses
+    assert len(losses) == 16
+    assert losses[0] == pytest.approx(6.24, abs=0.2)  # ln 512: every token equally likely
+    assert losses[-1] < losses[0]
+
+
+def end_of_forward(run: TrainingRun) -> tuple[MemoryBreakdown, MemoryBreakdown]:
+    """On the CPU, and on the simulated GPU."""
+    on_cpu, simulated = measure(run, "cpu"), measure(run, "simulated")
+    return on_cpu.moments["end of forward"], simulated.moments["end of forward"]
+
+
+def test_without_dropout_a_gpt_keeps_the_same_on_cpu_and_gpu():
+    """But for AdamW's counters of steps, one a parameter tensor, which are on the host in either case."""
+    run = cpu_run("gpt2", dropout=0.0)
+    on_cpu, simulated = end_of_forward(run)
+    counters = 512 * tensor_count(run.model)
+    assert dict(on_cpu) == dict(simulated) | {"optimizer_states": simulated["optimizer_states"] + counters}
+
+
+def test_dropout_masks_are_as_wide_as_their_tensors_on_the_cpu():
+    run = cpu_run("gpt2")
+    on_cpu, simulated = end_of_forward(run)
+    tokens, scores = run.micro_batch * run.seq_len, run.micro_batch * run.model.heads * run.seq_len**2
+    dropped = tokens * run.model.hidden + run.model.layers * (2 * tokens * run.model.hidden + scores)
+    assert on_cpu["activations"] - simulated["activations"] == (4 - 1) * dropped
+
+
+def test_rms_norm_keeps_a_normalized_copy_on_the_cpu():
+    run = cpu_run("llama")
+    on_cpu, simulated = end_of_forward(run)
+    stream = 4 * run.micro_batch * run.seq_len * run.model.hidden
+    assert on_cpu["activations"] - simulated["activations"] == (2 * run.model.layers + 1) * stream
