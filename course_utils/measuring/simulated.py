@@ -54,13 +54,20 @@ def self_test() -> str:
     Raises SimulationUnavailable if it fails or gives other gradients than it should.
     """
     how = _enable()
-    with simulated_gpu("flash"):
-        weight = torch.empty(4, 8, device="cuda", requires_grad=True)
-        torch.nn.functional.rms_norm(torch.empty(2, 8, device="cuda") @ weight.t(), (4,)).sum().backward()
-        gradient = weight.grad
+    try:
+        gradient = _gradient_of_a_small_step()
+    except RuntimeError as error:  # what a build that this file does not mend says of its missing device
+        raise SimulationUnavailable(f"a simulated step fails on torch {torch.__version__}: {error}") from error
     if gradient is None or gradient.shape != (4, 8) or gradient.device.type != "cuda":
         raise SimulationUnavailable(f"a simulated backward gave no gradient on torch {torch.__version__}")
     return how
+
+
+def _gradient_of_a_small_step() -> torch.Tensor | None:
+    with simulated_gpu("flash"):
+        weight = torch.empty(4, 8, device="cuda", requires_grad=True)
+        torch.nn.functional.rms_norm(torch.empty(2, 8, device="cuda") @ weight.t(), (4,)).sum().backward()
+        return weight.grad
 
 
 @cache
