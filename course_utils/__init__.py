@@ -18,6 +18,8 @@ _HOME = {
     "moments": "estimating",
     "measure": "measuring",
     "compare": "measuring",
+    "card_here": "measuring",
+    "twin": "fitting",
     "format_bytes": "units",
     "parse_bytes": "units",
 }

@@ -10,7 +10,8 @@ from .units import MiB
 class Gpu:
     """A GPU. `memory` is in bytes, as the driver lists it (`nvidia-smi`, memory.total) before any program runs.
 
-    `capability` is CUDA's compute capability: from 8.0 (Ampere) on the hardware computes in bf16 and torch has a flash kernel.
+    `capability` is CUDA's compute capability: from 8.0 (Ampere) on the hardware computes in bf16 and torch has a
+    flash kernel.
     """
 
     name: str

@@ -7,6 +7,8 @@ lesson from recordings alone, so a run that is missing here is found.
 from itertools import product
 from pathlib import Path
 
+from ..fitting import twin
+from ..gpus import gpu
 from ..measuring import measure
 from ..measuring.recorded import FILE, key, save
 from ..run import TrainingRun
@@ -23,8 +25,7 @@ def lesson_runs() -> list[tuple[TrainingRun, int]]:
         (TrainingRun("gpt2", 8, 1024), 2),
         (TrainingRun("llama3.2-1b", 4, 1024), 4),
         (puzzle, 2),
-        (puzzle.replace(recompute="none"), 2),
-        (puzzle.replace(recompute="none", attention="eager"), 2),
+        (twin(puzzle.replace(recompute="none", optimizer="adamw"), gpu("T4-16GB")), 2),
         (puzzle.replace(optimizer="adamw", micro_batch=4, accumulation_steps=8), 2),
         *(
             (TrainingRun("gpt2-xl", 32, 1024, precision, attention=attention, recompute=recompute), 2)

@@ -6,6 +6,8 @@ from html import escape
 
 from ..breakdown import KINDS, MemoryBreakdown
 from ..estimating import estimate
+from ..fitting import fits, unsupported
+from ..gpus import Gpu, gpu
 from ..measurement import Measurement
 from ..nearest import unknown
 from ..run import TrainingRun
@@ -48,14 +50,25 @@ def choose_source(run: TrainingRun) -> tuple[str, str]:
 
     if not torch.cuda.is_available():
         return "simulated", ""
-    from .live import SAFETY, free_bytes, unsupported
+    from .live import this_gpu
 
-    reason = unsupported(run, torch.cuda.get_device_capability())
-    needed, free = estimate(run).total, free_bytes()
-    if not reason and needed * SAFETY > free:
-        asked, there = format_bytes(needed, "GB", 1), format_bytes(free, "GB", 1)
-        reason = f"needs {asked}, {torch.cuda.get_device_name()} has {there} free"
+    card = this_gpu()
+    reason = unsupported(run, card.capability)
+    if not reason and not fits(run, card.memory):
+        asked, there = format_bytes(estimate(run).total, "GB", 1), format_bytes(card.memory, "GB", 1)
+        reason = f"needs {asked}, {card.name} has {there} free"
     return ("simulated", reason) if reason else ("live", "")
+
+
+def card_here() -> Gpu:
+    """The GPU on which "auto" would measure live; where there is none, a T4 of 16 GB stands in for it."""
+    import torch
+
+    if os.environ.get("COURSE_SOURCE", "auto") not in ("auto", "live") or not torch.cuda.is_available():
+        return gpu("T4-16GB")
+    from .live import this_gpu
+
+    return this_gpu()
 
 
 def _live(run: TrainingRun, steps: int, note: str) -> Measurement:
@@ -170,4 +183,4 @@ def compare(run: TrainingRun, source: str = "auto", steps: int = 2) -> Compariso
     return Comparison(run, estimate(run), measure(run, source, steps))
 
 
-__all__ = ["Comparison", "choose_source", "compare", "measure"]
+__all__ = ["Comparison", "card_here", "choose_source", "compare", "measure"]

@@ -3,15 +3,19 @@ memory runs out.
 """
 
 import gc
+import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from traceback import clear_frames
 from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..estimating import estimate
+from ..fitting import largest_micro_batch, unsupported
+from ..gpus import Gpu
 from ..measurement import Measurement, Provenance
 from ..run import TrainingRun
 from ..units import format_bytes
@@ -19,10 +23,6 @@ from .step import Training
 from .tracing import SEED, today, trace
 
 KERNELS = {"flash": SDPBackend.FLASH_ATTENTION, "efficient": SDPBackend.EFFICIENT_ATTENTION}
-
-SAFETY = 1.05
-"""A run is taken live if 1.05 times its estimate is free: fragmentation and kernels' scratch are not in the estimate.
-"""
 
 
 class GpuOutOfMemory(RuntimeError):
@@ -44,21 +44,16 @@ def measure_live(run: TrainingRun, steps: int, note: str) -> Measurement:
     return replace(measured, counters=counters)
 
 
-def unsupported(run: TrainingRun, capability: tuple[int, int]) -> str:
-    """Why a GPU of this compute capability cannot run `run`, or "" if it can (NVIDIA Ampere, 8.0, brought bf16)."""
-    if capability >= (8, 0):
-        return ""
-    older = f"this GPU (compute capability {capability[0]}.{capability[1]}) is older than Ampere (8.0)"
-    if "bf16" in run.precision.name:
-        return f"{older} and does not compute in bf16: choose precision='amp-fp16' or 'fp32'"
-    if run.attention == "flash":
-        return f"{older}, for which torch has no flash kernel: choose attention='efficient' or 'eager'"
-    return ""
-
-
 def free_bytes() -> int:
     """Bytes that a new tensor could get: what the driver has free, and what the allocator has cached."""
     return torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+
+
+def this_gpu() -> Gpu:
+    """The current CUDA GPU, its memory being what is free on it now. Raises RuntimeError, torch's own, where there is
+    none.
+    """
+    return Gpu(torch.cuda.get_device_name(), free_bytes(), torch.cuda.get_device_capability())
 
 
 @contextmanager
@@ -67,7 +62,7 @@ def memory_released(run: TrainingRun, free: Callable[[], int]) -> Iterator[None]
     try:
         yield
     except torch.OutOfMemoryError as error:
-        asked = str(error).split(". ")[0]
+        asked = _asked(str(error))
         release(error)
     else:
         release(None)
@@ -76,13 +71,23 @@ def memory_released(run: TrainingRun, free: Callable[[], int]) -> Iterator[None]
 
 
 def release(error: BaseException | None) -> None:
-    """Give memory back: an exception's traceback keeps every frame's tensors alive until it is cleared."""
+    """Give memory back: an exception's traceback keeps every frame's tensors alive until those frames are cleared.
+
+    Letting go of the traceback is not enough: whoever handles the exception above still holds it.
+    """
     while error is not None:
+        clear_frames(error.__traceback__)
         error.__traceback__ = None
         error = error.__context__
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
+
+
+def _asked(message: str) -> str:
+    """What torch's message says was asked for, and how much was free then; its first sentence if it is worded anew."""
+    found = re.search(r"Tried to allocate ([\d.]+ \w+)\..* of which ([\d.]+ \w+) is free", message, re.DOTALL)
+    return f"It asked for {found[1]} more when {found[2]} was free" if found else message.split(". ")[0]
 
 
 def _advice(run: TrainingRun, asked: str, free: int) -> str:
@@ -97,18 +102,6 @@ def _advice(run: TrainingRun, asked: str, free: int) -> str:
         f"{run} does not fit this GPU. {asked}. The run needs about {format_bytes(needs, 'GB', 1)}; "
         f"{format_bytes(free, 'GB', 1)} is free now that its memory is released; {would}."
     )
-
-
-def largest_micro_batch(run: TrainingRun, free: int) -> int:
-    """The largest micro-batch, up to the run's own, whose estimate leaves a margin in `free` bytes; 0 if none does."""
-    low, high = 0, run.micro_batch
-    while low < high:
-        middle = (low + high + 1) // 2
-        if estimate(run.replace(micro_batch=middle)).total * SAFETY <= free:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 class _Untracked:

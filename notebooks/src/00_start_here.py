@@ -13,8 +13,9 @@
 #
 # **20 minutes.** You should know some Python, and that a tensor is a block of numbers. Nothing else, and no GPU.
 #
-# This course answers one question: *where did the GPU memory go?* It never asks you to believe a figure. Each one is computed from a
-# formula, then measured on a training step that really runs, and what is left between the two is explained.
+# This course answers one question: *where did the GPU memory go?* It never asks you to believe a figure. Each one is
+# computed from a formula, then measured on a training step that really runs, and what is left between the two is
+# explained.
 #
 # Click into the first grey cell below and press **Shift + Enter**: that runs it and moves on.
 
@@ -40,11 +41,12 @@ report()
 
 # %% [markdown]
 # ## How a lesson works
-# Each section has four beats: **predict**, **estimate**, **measure**, **explain the gap**. You make the first one. A guess that you have
-# locked in, however wild, makes you remember the answer; reading along does not. Your guesses stay on this machine.
+# Each section has four beats: **predict**, **estimate**, **measure**, **explain the gap**. You make the first one. A
+# guess that you have locked in, however wild, makes you remember the answer; reading along does not. Your guesses stay
+# on this machine.
 #
-# Try it on the oldest trap of the field. A graphics card is sold with 80 GB. Inside, its memory is counted in powers of two: it has
-# 80 *GiB*, and 1 GiB is 2³⁰ bytes. **How many GB (10⁹ bytes) is that?**
+# Try it on the oldest trap of the field. A graphics card is sold with 80 GB. Inside, its memory is counted in powers of
+# two: it has 80 *GiB*, and 1 GiB is 2³⁰ bytes. **How many GB (10⁹ bytes) is that?**
 
 # %%
 from course_utils.teaching import predict, reveal
@@ -59,8 +61,8 @@ reveal("00.gib", 80 * GiB)
 bars({"80 GB": 80 * GB, "80 GiB": 80 * GiB}, "A GiB is 7 % more than a GB")
 
 # %% [markdown]
-# Seven percent is the difference between a run that fits and one that dies. So every figure in this course says which of the
-# two it is. `format_bytes` writes them, `parse_bytes` reads them.
+# Seven percent is the difference between a run that fits and one that dies. So every figure in this course says which
+# of the two it is. `format_bytes` writes them, `parse_bytes` reads them.
 
 # %%
 from course_utils import parse_bytes
@@ -71,8 +73,8 @@ for text in ("80 GB", "80 GiB", "24 GiB"):
 
 # %% [markdown]
 # ## One tensor's bytes
-# Everything that fills a GPU is a tensor. Here is one that you will meet in every lesson: the numbers that flow between two layers of
-# GPT-2 XL. It has b = 8 sequences of s = 1,024 tokens, and h = 1,600 numbers for each token, in bf16.
+# Everything that fills a GPU is a tensor. Here is one that you will meet in every lesson: the numbers that flow between
+# two layers of GPT-2 XL. It has b = 8 sequences of s = 1,024 tokens, and h = 1,600 numbers for each token, in bf16.
 #
 # **Your guess.** How many MB?
 
@@ -102,8 +104,8 @@ print(f"measured minus estimated: {measured - estimated} bytes")
 
 # %% [markdown]
 # ### The gap
-# None, for a large tensor. Now a small one: the loss of a training step is a single number in fp32. On a GPU it does not take
-# 4 bytes. **How many does it take?**
+# None, for a large tensor. Now a small one: the loss of a training step is a single number in fp32. On a GPU it does
+# not take 4 bytes. **How many does it take?**
 
 # %%
 predict("00.scalar", unit="B")
@@ -118,13 +120,13 @@ reveal("00.scalar", loss.bytes, unit="B")
 print(f"shape {loss.shape}, {loss.dtype}, made by {loss.operation} ({step.provenance})")
 
 # %% [markdown]
-# CUDA's memory comes through an allocator that hands out multiples of 512 bytes. For one number that is a waste; for a model it
-# is a rounding error. Remember it: it is the whole gap in some tables of lesson 01.
+# CUDA's memory comes through an allocator that hands out multiples of 512 bytes. For one number that is a waste; for a
+# model it is a rounding error. Remember it: it is the whole gap in some tables of lesson 01.
 
 # %% [markdown]
 # ## A slider
-# What makes that tensor large? Move a control and watch. With the keyboard: **Tab** to a slider, then the **arrow keys**; in a
-# menu, **Space** opens it.
+# What makes that tensor large? Move a control and watch. With the keyboard: **Tab** to a slider, then the **arrow
+# keys**; in a menu, **Space** opens it.
 
 # %%
 from course_utils.widgets import tensor_slider
@@ -132,13 +134,13 @@ from course_utils.widgets import tensor_slider
 tensor_slider(batch=8, sequence=1024, hidden=1600, dtype="bf16")
 
 # %% [markdown]
-# Doubling any of the three doubles the bytes, and so does going from bf16 to fp32. Nothing in this course is more complicated than
-# that product; there are only many such tensors, and they don't all live at the same time.
+# Doubling any of the three doubles the bytes, and so does going from bf16 to fp32. Nothing in this course is more
+# complicated than that product; there are only many such tensors, and they don't all live at the same time.
 
 # %% [markdown]
 # ## A whole training step
-# One *training run* is one line of Python. This is GPT-2, the small one, with 8 sequences of 1,024 tokens. Its weights take
-# half a GB in fp32. **How much is allocated when its training step is at its fullest?**
+# One *training run* is one line of Python. This is GPT-2, the small one, with 8 sequences of 1,024 tokens. Its weights
+# take half a GB in fp32. **How much is allocated when its training step is at its fullest?**
 
 # %%
 run = TrainingRun("gpt2", micro_batch=8, seq_len=1024)
@@ -158,8 +160,8 @@ reveal("00.gpt2", measured.peak)
 timeline(measured, "GPT-2: most of the memory comes and goes within a step", steps=[2])
 
 # %% [markdown]
-# You just watched one training step, allocation by allocation. The estimate before it came from formulas alone. `compare` lays the two
-# side by side, kind by kind.
+# You just watched one training step, allocation by allocation. The estimate before it came from formulas alone.
+# `compare` lays the two side by side, kind by kind.
 
 # %%
 from course_utils import compare
@@ -168,8 +170,8 @@ compare(run)
 
 # %% [markdown]
 # ## A real one, on your processor
-# A simulation has no numbers in it, so nothing is learned. Small models can be trained for real. This one is a Llama of 5 million
-# parameters, ten steps on the same random tokens: the loss must fall.
+# A simulation has no numbers in it, so nothing is learned. Small models can be trained for real. This one is a Llama of
+# 5 million parameters, ten steps on the same random tokens: the loss must fall.
 
 # %% tags=["nbval-ignore-output"]
 tiny = TrainingRun("tiny-llama", micro_batch=2, seq_len=128, precision="fp32", attention="eager")
@@ -181,9 +183,10 @@ print("it falls:", trained.measurement.losses[-1] < trained.measurement.losses[0
 trained
 
 # %% [markdown]
-# **The gap.** Here the measurement has some bytes more. They are Adam's step counters, one number for each parameter tensor,
-# rounded up to 512 bytes. On a GPU they stay in the host's memory, so the estimate does not count them; on a CPU there is only
-# one memory, and the tracker sees them. That is what *explain the gap* means: not "about right", but which tensor.
+# **The gap.** Here the measurement has some bytes more. They are Adam's step counters, one number for each parameter
+# tensor, rounded up to 512 bytes. On a GPU they stay in the host's memory, so the estimate does not count them; on a
+# CPU there is only one memory, and the tracker sees them. That is what *explain the gap* means: not "about right", but
+# which tensor.
 
 # %% [markdown]
 # ## Take home
@@ -191,7 +194,8 @@ trained
 #
 # **Breaks when** somebody writes GB and means GiB: 7 % of your card are gone.
 #
-# **Cheat-sheet line** bytes = elements · bytes an element (fp32 4, bf16 and fp16 2, fp8 1), rounded up to 512 · 1 GiB = 1.074 GB.
+# **Cheat-sheet line** bytes = elements · bytes an element (fp32 4, bf16 and fp16 2, fp8 1), rounded up to 512 · 1 GiB =
+# 1.074 GB.
 #
-# Go on with [lesson 01: where did the memory go?](01_where_did_the_memory_go.ipynb) Save your notebooks as you go (Ctrl + S); an update
-# of the course never overwrites what you changed.
+# Go on with [lesson 01: where did the memory go?](01_where_did_the_memory_go.ipynb) Save your notebooks as you go (Ctrl
+# + S); an update of the course never overwrites what you changed.

@@ -14,6 +14,13 @@
 # **60 minutes.** You should know what a forward and a backward pass are, and have trained some network once. No GPU is
 # needed: where a measurement is simulated, it says so.
 #
+# Why care? The largest models train for millions of GPU-hours, and what limits how fast they learn is, more often than
+# the arithmetic, what fits beside them. Half of the field's well-known inventions are about memory:
+# [FlashAttention](../docs/glossary.md#flashattention) never writes the largest matrices, [grouped
+# queries](../docs/glossary.md#grouped-queries) and [PagedAttention](../docs/glossary.md#pagedattention) shrink and pack
+# what attention remembers, a [mixture of experts](../docs/glossary.md#mixture-of-experts) spends parameters instead of
+# activations. To judge any of them you need an account of where the bytes are now.
+#
 # You will account for a whole training step of GPT-2 XL, byte by byte, find out what is alive when, and settle a public
 # disagreement: does it train on a 32 GB card or not?
 
@@ -31,11 +38,13 @@ print(f"weights in 16-bit: 2 bytes · N = {format_bytes(2 * N)}")
 print(f"a card sold as 32 GB ({card.name}): {format_bytes(card.memory, 'GB', 1)}")
 
 # %% [markdown]
-# A card "of 32 GB" holds 32 *GiB*, of 2³⁰ bytes each, less what it keeps for itself: lesson 00 tells the two units apart.
+# A card "of 32 GB" holds 32 *GiB*, of 2³⁰ bytes each, less what it keeps for itself: lesson 00 tells the two units
+# apart.
 #
-# So the weights fill a tenth of the card. Two public texts then train this model with Adam, 32 sequences of 1,024 tokens at a
-# time, 16-bit arithmetic and activation checkpointing, on one 32 GB GPU. A newsletter says that one *can barely train it*. A
-# set of slides says that it *cannot be trained*, and adds up eight terms to 41 GB.
+# So the weights fill a tenth of the card. Two public texts then train this model with Adam, 32 sequences of 1,024
+# tokens at a time, 16-bit arithmetic and [activation checkpointing](../docs/glossary.md#activation-recomputation), on
+# one 32 GB GPU. A newsletter says that one *can barely train it*. A set of slides says that it *cannot be trained*, and
+# adds up eight terms to 41 GB.
 #
 # **Your guess first.** How much memory is allocated when that training step is at its fullest?
 
@@ -59,8 +68,8 @@ predict("01.puzzle", unit="GB")
 # optimizer.zero_grad()              # − gradients
 # ```
 #
-# Take a model of a size that you may have at home: Llama 3.2 with 1 billion parameters, four sequences of 1,024 tokens, autocast
-# to bf16, AdamW. Weights, gradients and Adam's two states are four numbers of 4 bytes a parameter.
+# Take a model of a size that you may have at home: Llama 3.2 with 1 billion parameters, four sequences of 1,024 tokens,
+# autocast to bf16, AdamW. Weights, gradients and Adam's two states are four numbers of 4 bytes a parameter.
 #
 # **Your guess.** How high does the first training step reach? And the second: as high, lower, higher?
 
@@ -72,8 +81,8 @@ print(f"{small.model.parameters:,} parameters, 4 · 4 bytes each: {format_bytes(
 predict("01.first_step", unit="GB")
 
 # %% [markdown]
-# Now run four steps and watch every allocation. This is the genuine step of PyTorch, operator by operator. Where no GPU is
-# there, it runs on a *simulated* one: tensors that have a shape and a lifetime, but no memory behind them.
+# Now run four steps and watch every allocation. This is the genuine step of PyTorch, operator by operator. Where no GPU
+# is there, it runs on a *simulated* one: tensors that have a shape and a lifetime, but no memory behind them.
 
 # %%
 from course_utils import measure
@@ -89,17 +98,20 @@ for step in (1, 2, 3, 4):
 reveal("01.first_step", peaks[1])
 
 # %% [markdown]
-# Read the picture from left to right. Parameters are a flat floor. In **forward** the activations pile up, one layer on the
-# other. In **backward** they are used and freed from the last layer to the first, and gradients rise in their place. The dark
-# wedge is autocast: it keeps a 16-bit copy of each weight from forward to backward. In the **optimizer** phase of step 1, Adam makes its two states for the first
-# time, and keeps them. So the first step peaks lower than all others, and a run that survives step 1 may die in step 2.
+# Read the picture from left to right. Parameters are a flat floor. In **forward** the
+# [activations](../docs/glossary.md#activations) pile up, one layer on the other. In **backward** they are used and
+# freed from the last layer to the first, and [gradients](../docs/glossary.md#gradients) rise in their place. The dark
+# wedge is [autocast](../docs/glossary.md#autocast): it keeps a 16-bit copy of each weight from forward to backward. In
+# the **optimizer** phase of step 1, Adam makes its two states for the first time, and keeps them. So the first step
+# peaks lower than all others, and a run that survives step 1 may die in step 2.
 #
-# From step 2 on nothing changes any more: every later step repeats it to the byte. That is why one step is enough to measure.
+# From step 2 on nothing changes any more: every later step repeats it to the byte. That is why one step is enough to
+# measure.
 
 # %% [markdown]
 # ### What stays after a step?
-# Three lifetimes explain the whole picture: *temporary* (a part of one phase), *from forward to backward* (activations), *the whole
-# training* (parameters and optimizer states). Which of them are left when a step is over?
+# Three lifetimes explain the whole picture: *temporary* (a part of one phase), *from forward to backward*
+# (activations), *the whole training* (parameters and optimizer states). Which of them are left when a step is over?
 
 # %%
 from course_utils.plots import stack
@@ -112,11 +124,12 @@ stack(
 )
 
 # %% [markdown]
-# Activations are gone at the end of *backward*, not at the optimizer step, as one sometimes reads. Gradients are gone after
-# `zero_grad`, because it sets them to `None`; with `set_to_none=False` they would stay, full of zeros.
+# Activations are gone at the end of *backward*, not at the optimizer step, as one sometimes reads. Gradients are gone
+# after `zero_grad`, because it sets them to `None`; with `set_to_none=False` they would stay, full of zeros.
 #
 # On a real GPU you will not see this in `nvidia-smi`. PyTorch keeps freed memory for its next request, so the driver's
-# figure hardly ever falls. The course calls that *cached* memory, and lesson 10 is about it.
+# figure hardly ever falls. The course calls that [*cached*](../docs/glossary.md#allocated-and-reserved) memory, and
+# lesson 10 is about it.
 
 # %% [markdown]
 # ## Why are activations kept at all?
@@ -124,7 +137,8 @@ stack(
 #
 # $$\frac{\partial L}{\partial W} = \left(\frac{\partial L}{\partial y}\right)^{\!\top} x$$
 #
-# The layer's *input* x is in it. It was there during forward; it has to be there again in backward. Check the formula first.
+# The layer's *input* x is in it. It was there during forward; it has to be there again in backward. Check the formula
+# first.
 
 # %%
 import torch
@@ -138,8 +152,8 @@ by_hand = torch.einsum("bso,bsi->oi", dy, x)
 print("dL/dW by hand equals autograd's:", torch.allclose(by_hand, layer.weight.grad, atol=1e-5))
 
 # %% [markdown]
-# Now ask autograd what it kept. Three operations of GPT-2 XL's width, one sequence of 1,024 tokens in bf16: a linear layer, a
-# GELU, and the addition of a residual connection.
+# Now ask autograd what it kept. Three operations of GPT-2 XL's width, one sequence of 1,024 tokens in bf16: a linear
+# layer, a GELU, and the addition of a residual connection.
 #
 # **Your guess.** Each has inputs of 3.3 MB. How many MB do the three keep together?
 
@@ -163,14 +177,15 @@ show_ledger({"linear": 2 * s * b * h, "GELU": 2 * s * b * h, "residual addition"
 reveal("01.kept", sum(measured.values()), unit="MB")
 
 # %% [markdown]
-# A linear layer keeps its input. GELU keeps its input too, since its slope depends on it. An addition keeps nothing: the gradient
-# of a + b is 1, whatever a and b were. **Activations are not "the outputs of the layers": they are what some backward will
-# ask for.** Lesson 05 goes through a whole transformer block like this.
+# A linear layer keeps its input. GELU keeps its input too, since its slope depends on it. An addition keeps nothing:
+# the gradient of a + b is 1, whatever a and b were. **Activations are not "the outputs of the layers": they are what
+# some backward will ask for.** Lesson 05 goes through a whole transformer block like this.
 
 # %% [markdown]
 # ## Sixteen bytes a parameter
-# Back to GPT-2 XL. Mixed-precision Adam, as the ZeRO paper counts it (Rajbhandari et al. 2020, section 3.1), keeps weights
-# and gradients in 16-bit, and a *master copy* of the weights in fp32 besides its momentum and variance.
+# Back to GPT-2 XL. Mixed-precision Adam, as the ZeRO paper counts it (Rajbhandari et al. 2020, section 3.1), keeps
+# weights and gradients in 16-bit, and a [*master copy*](../docs/glossary.md#master-weights) of the weights in fp32
+# besides its momentum and variance.
 #
 # **Your guess.** How many GB is that for 1.56 billion parameters, before any activation?
 
@@ -187,7 +202,8 @@ reveal("01.states", sum(states.values()))
 # %% [markdown]
 # ### Measure
 # That is a formula. Does a real step agree? Run it: b = 32, s = 1,024, every block recomputed in backward ("activation
-# checkpointing", `recompute="full"`). At the end of backward, weights, gradients and states are all there, and nothing else.
+# checkpointing", `recompute="full"`). At the end of backward, weights, gradients and states are all there, and nothing
+# else.
 
 # %%
 puzzle = TrainingRun("gpt2-xl", micro_batch=32, precision="bf16-master", optimizer="adamw-foreach", recompute="full")
@@ -198,21 +214,22 @@ show_ledger(claimed, {kind: end_of_backward[kind] for kind in claimed})
 print(step.provenance)
 
 # %% [markdown]
-# **The gap.** 16 bytes a parameter it is. The few thousand bytes between the two come from rounding: CUDA's allocator hands
-# out multiples of 512 bytes, and GPT-2 XL has hundreds of tensors. The slides' 24 GB are these 24.9 GB, with 1.5 billion
-# parameters instead of the exact number.
+# **The gap.** 16 bytes a parameter it is. The few thousand bytes between the two come from rounding: CUDA's allocator
+# hands out multiples of 512 bytes, and GPT-2 XL has hundreds of tensors. The slides' 24 GB are these 24.9 GB, with 1.5
+# billion parameters instead of the exact number.
 
 # %% [markdown]
 # ## Sixty gigabytes of activations?
-# For the activations, ZeRO offers 12 · h · b · s · L elements (section 3.2), 2 bytes each. It is a formula for *all* activations,
-# without checkpointing.
+# For the activations, ZeRO offers 12 · h · b · s · L elements (section 3.2), 2 bytes each. It is a formula for *all*
+# activations, without checkpointing.
 #
-# **Your guess.** What does a real step keep at the end of its forward pass: less than that, as much, or how many times more?
+# **Your guess.** What does a real step keep at the end of its forward pass: less than that, as much, or how many times
+# more?
 
 # %%
 from course_utils.estimating.published import korthikanti_activation_bytes, zero_activation_bytes
 
-keep_all = puzzle.replace(recompute="none")
+keep_all = puzzle.replace(recompute="none", optimizer="adamw")
 print(f"ZeRO's formula: {format_bytes(zero_activation_bytes(keep_all), 'GB', 1)}")
 predict("01.activations", unit="GB")
 
@@ -236,15 +253,15 @@ for name, size in found.items():
     print(f"{name:27s} {size / per_block:7.2f} bytes · s·b·h in each block")
 
 # %% [markdown]
-# **The gap.** In units of s·b·h bytes a block, ZeRO counts 24. A real block keeps 34: inputs of four linear layers, GELU's
-# input, dropout masks, the inputs of two norms. Korthikanti et al. (2022, eq. 2) derived that number, and the measured one is
-# theirs plus the norms' statistics and what lies outside the blocks. Eager attention adds 5·a·s/h for its s×s matrices, which a
-# flash kernel never writes. Lesson 05 takes this apart, tensor by tensor.
+# **The gap.** In units of s·b·h bytes a block, ZeRO counts 24. A real block keeps 34: inputs of four linear layers,
+# GELU's input, dropout masks, the inputs of two norms. Korthikanti et al. (2022, eq. 2) derived that number, and the
+# measured one is theirs plus the norms' statistics and what lies outside the blocks. Eager attention adds 5·a·s/h for
+# its s×s matrices, which a flash kernel never writes. Lesson 05 takes this apart, tensor by tensor.
 
 # %% [markdown]
 # ## With checkpointing: "about 8 GB"
-# Both texts say that checkpointing leaves about 8 GB. ZeRO says why: *the square root of the total*. What we ran keeps one
-# checkpoint a block, 2·s·b·h bytes each, and nothing else of the blocks. Which of the two is it?
+# Both texts say that checkpointing leaves about 8 GB. ZeRO says why: *the square root of the total*. What we ran keeps
+# one checkpoint a block, 2·s·b·h bytes each, and nothing else of the blocks. Which of the two is it?
 
 # %%
 from course_utils.estimating.published import checkpoints_bytes, zero_checkpointed_bytes
@@ -261,16 +278,16 @@ print(f"measured, when the loss is computed: {format_bytes(after_loss, 'GB', 2)}
 print(f"ZeRO's rule, its total over √L:      {format_bytes(zero_checkpointed_bytes(puzzle), 'GB', 2)}")
 
 # %% [markdown]
-# About 8 GB is right, and for the wrong reason. Checkpoints alone are 5 GB. The rest is not in any block: it is one tensor of
-# s·b·V numbers that the *loss* keeps, 50,257 for each token. Nothing about it is a square root.
+# About 8 GB is right, and for the wrong reason. Checkpoints alone are 5 GB. The rest is not in any block: it is one
+# tensor of s·b·V numbers that the *loss* keeps, 50,257 for each token. Nothing about it is a square root.
 
 # %% [markdown]
 # ## The stack of 41 GB
-# The slides add eight terms: 3 + 3 + 6 + 6 + 6 + 8 + 6 + 3. You have met the first six. The seventh is a *flat fp32 buffer* for all
-# gradients; the eighth is fragmentation. Each is real. But do they ever exist at the same time?
+# The slides add eight terms: 3 + 3 + 6 + 6 + 6 + 8 + 6 + 3. You have met the first six. The seventh is a *flat fp32
+# buffer* for all gradients; the eighth is fragmentation. Each is real. But do they ever exist at the same time?
 #
-# Look at the fullest moment of each phase of the step that we measured. It upcasts all gradients at once in its optimizer
-# phase, as is common, so it does make that buffer.
+# Look at the fullest moment of each phase of the step that we measured. It upcasts all gradients at once in its
+# optimizer phase, as is common, so it does make that buffer.
 
 # %%
 GB = 10**9
@@ -302,15 +319,17 @@ show_ledger(
 )
 
 # %% [markdown]
-# Term by term the slides are close. What they call a buffer of 6 GB is even two of that size: the fp32 gradients, and what a
-# foreach optimizer makes beside them. But even the sum of what we measured overshoots, in the table's last line, because *a peak is
-# the largest sum of what is alive at once, not the sum of the largest*. When backward begins, activations are complete and not one gradient exists. When the optimizer
-# runs, gradients are complete and no activation is left.
+# Term by term the slides are close. What they call a buffer of 6 GB is even two of that size: the fp32 gradients, and
+# what a foreach optimizer makes beside them. But even the sum of what we measured overshoots, in the table's last line,
+# because *a peak is the largest sum of what is alive at once, not the sum of the largest*. When backward begins,
+# activations are complete and not one gradient exists. When the optimizer runs, gradients are complete and no
+# activation is left.
 #
 # What the slides lack is what fills the fullest moment: the loss. The gradient of the logits is as large as the
 # logits, and log-softmax needs one more while it computes it.
 #
-# *Fragmentation* is not in our figure: a simulation has no allocator. Lesson 10 gives it one.
+# [*Fragmentation*](../docs/glossary.md#fragmentation) is not in our figure: a simulation has no allocator. Lesson 10
+# gives it one.
 
 # %% [markdown]
 # ## Who is right about 32 GB?
@@ -322,8 +341,8 @@ print(step.summary())
 
 # %% [markdown]
 # That does not fit the card, so the slides' verdict stands and their arithmetic does not. Is the newsletter wrong
-# then? Not if you read *32 sequences* as the batch that one optimizer step learns from. Cut it into 8 micro-batches of 4, add
-# up their gradients, then step: the same global batch, the same gradient to rounding (lesson 07).
+# then? Not if you read *32 sequences* as the batch that one optimizer step learns from. Cut it into 8 [micro-batches](../docs/glossary.md#micro-batch-and-global-batch) of 4, add up their gradients, then step: the same global
+# batch, the same gradient to rounding (lesson 07).
 
 # %%
 from course_utils import estimate
@@ -337,9 +356,8 @@ measured = {name: measure(run) for name, run in choices.items()}
 stack(measured, "Only smaller micro-batches bring it below 32 GB", capacity=card, provenance=str(step.provenance))
 
 # %% [markdown]
-# Both are right about the thing that they looked at. *In one batch of 32 it cannot be trained on that card; as 8 micro-batches of 4 it
-# can.* (ZeRO's own card was a V100, as large, which computes in fp16 and has no flash kernel: full recomputation makes the
-# kernel matter little, as the table further down shows.)
+# Both are right about the thing that they looked at. *In one batch of 32 it cannot be trained on that card; as 8 micro-batches of 4 it can.* (ZeRO's own card was a V100, as large, which computes in fp16 and has no flash kernel: full
+# recomputation makes the kernel matter little, as the table further down shows.)
 #
 # And the closed form? The course estimates every tensor of this step from formulas, without PyTorch.
 
@@ -361,7 +379,8 @@ compare_bars(
 )
 
 # %% [markdown]
-# Does that hold for other choices? Here are the eight ways to run this model in one batch of 32, estimated and measured.
+# Does that hold for other choices? Here are the eight ways to run this model in one batch of 32, estimated and
+# measured.
 
 # %%
 from itertools import product
@@ -371,16 +390,28 @@ for precision, attention, recompute in ways:
     run = TrainingRun("gpt2-xl", 32, 1024, precision, attention=attention, recompute=recompute)
     guess, truth = estimate(run), measure(run)
     print(f"{precision:12s} {attention:6s} {recompute:5s} {format_bytes(guess.total, 'GB', 3):>11s}"
-          f"{format_bytes(truth.peak, 'GB', 3):>12s} {100 * (guess.total / truth.peak - 1):+.3f} %  {guess.label}")  # fmt: skip
+          f"{format_bytes(truth.peak, 'GB', 3):>12s} {guess.total / truth.peak - 1:+.3%}  {guess.label}")  # fmt: skip
 
 # %% [markdown]
-# No gap is left to explain, because each one was explained while the formulas were written: what autocast copies, what the loss keeps,
-# which tensor waits for which. Against a *real* GPU a gap remains, the scratch space inside kernels that neither of the two sees.
+# No gap is left to explain, because each one was explained while the formulas were written: what autocast copies, what
+# the loss keeps, which tensor waits for which. Against a *real* GPU a gap remains, the scratch space inside kernels
+# that neither of the two sees.
+
+# %% [markdown]
+# ## On your own card
+# `twin` makes a run small enough for a card without changing what happens in its step. If this machine has a GPU, the
+# next cell runs there, live; if not, a 16 GB card stands in and is simulated. The last line says which of the two you
+# see.
+
+# %%
+from course_utils import card_here, compare, twin
+
+compare(twin(keep_all, card_here()))
 
 # %% [markdown]
 # ## Turn the knobs
-# Every control changes the run, and the picture with it. Find three different ways to bring GPT-2 XL below the card's line. Which
-# one leaves the fewest tokens in a micro-batch? Which kind of memory refuses to shrink whatever you do?
+# Every control changes the run, and the picture with it. Find three different ways to bring GPT-2 XL below the card's
+# line. Which one leaves the fewest tokens in a micro-batch? Which kind of memory refuses to shrink whatever you do?
 
 # %%
 from course_utils.widgets import explorer
@@ -392,16 +423,17 @@ explorer("gpt2-xl", gpu="RTX5090-32GB", micro_batch=32, precision="bf16-master",
 # | claim | what you computed here |
 # |---|---|
 # | 41 GB is needed (slides) | the terms are never alive at once; the peak of that step is the one you measured |
-# | 12·h·b·s·L elements of activations (ZeRO) | a block keeps 34 bytes · s·b·h with flash attention, 24 in that formula |
-# | checkpointing leaves the square root (ZeRO) | it leaves one checkpoint a block, and the loss's own tensor |
-# | activations are kept until the optimizer step | each is freed in backward, as soon as it has been used |
+# | 12·h·b·s·L elements of activations (ZeRO) | a block keeps 34 bytes · s·b·h with flash attention, 24 in that formula
+# | | checkpointing leaves the square root (ZeRO) | it leaves one checkpoint a block, and the loss's own tensor | |
+# activations are kept until the optimizer step | each is freed in backward, as soon as it has been used |
 #
 # ## Take home
 # **Remember** A peak is the largest sum of what is alive at once: states stay, activations and gradients take turns.
 #
-# **Breaks when** you size a run by its first step: Adam's states arrive at the end of it, and step 2 runs out of memory.
+# **Breaks when** you size a run by its first step: Adam's states arrive at the end of it, and step 2 runs out of
+# memory.
 #
-# **Cheat-sheet line** states 16·N bytes (Adam, any mixed precision with fp32 masters) · activations s·b·h·L·(34 + 5·a·s/h) eager, 34
-# flash · loss: several tensors of s·b·V.
+# **Cheat-sheet line** states 16·N bytes (Adam, any mixed precision with fp32 masters) · activations s·b·h·L·(34 +
+# 5·a·s/h) eager, 34 flash · loss: several tensors of s·b·V.
 #
 # Now solve the [exercises of this lesson](../exercises/01_where_did_the_memory_go.ipynb).

@@ -1,0 +1,57 @@
+"""Does a run fit a card, and if not, which of its smaller twins does? Answered from estimates, without torch."""
+
+from .estimating import estimate
+from .gpus import Gpu
+from .models import PRESETS
+from .run import TrainingRun
+
+SAFETY = 1.05
+"""A run counts as fitting if 1.05 times its estimate does: scratch and fragmentation are not in the estimate."""
+
+
+def fits(run: TrainingRun, memory: int) -> bool:
+    """Whether `run` is predicted to fit `memory` bytes with a margin of 5 %."""
+    return estimate(run).total * SAFETY <= memory
+
+
+def largest_micro_batch(run: TrainingRun, memory: int) -> int:
+    """The largest micro-batch, up to the run's own, that fits `memory` bytes; 0 if none does."""
+    low, high = 0, run.micro_batch
+    while low < high:
+        middle = (low + high + 1) // 2
+        if fits(run.replace(micro_batch=middle), memory):
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def unsupported(run: TrainingRun, capability: tuple[int, int]) -> str:
+    """Why a GPU of this compute capability cannot run `run`, or "" if it can (NVIDIA Ampere, 8.0, brought bf16)."""
+    if capability >= (8, 0):
+        return ""
+    older = f"this GPU (compute capability {capability[0]}.{capability[1]}) is older than Ampere (8.0)"
+    if "bf16" in run.precision.name:
+        return f"{older} and does not compute in bf16: choose precision='amp-fp16' or 'fp32'"
+    if run.attention == "flash":
+        return f"{older}, for which torch has no flash kernel: choose attention='efficient' or 'eager'"
+    return ""
+
+
+def twin(run: TrainingRun, card: Gpu) -> TrainingRun:
+    """The run itself if `card` can run it, else its nearest twin that the card can: the same step, smaller.
+
+    An older card gets fp16 under autocast and the efficient kernel. The micro-batch shrinks as far as it must; only
+    then does a smaller preset of the same family take the model's place. Raises ValueError if not even that fits.
+    """
+    if unsupported(run, card.capability):
+        kernel = "efficient" if run.attention == "flash" else run.attention
+        run = run.replace(precision="amp-fp16", attention=kernel)
+    smaller = [model for model in PRESETS.values() if model.family == run.model.family]
+    for model in sorted([run.model, *smaller], key=lambda model: -model.parameters):
+        if model.parameters <= run.model.parameters and run.seq_len <= model.max_positions:
+            candidate = run.replace(model=model)
+            micro_batch = largest_micro_batch(candidate, card.memory)
+            if micro_batch:
+                return candidate.replace(micro_batch=micro_batch)
+    raise ValueError(f"no twin of {run} fits a {card.name} of {card.memory:,} bytes: shorten its sequences")
