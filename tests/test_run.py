@@ -1,6 +1,7 @@
 """What can be chosen for a training run, and what is refused, in words."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -89,7 +90,7 @@ def test_words_for_a_run_say_what_is_unusual():
         (10**12, "cannot be meant"),
     ],
 )
-def test_impossible_sizes_are_refused(size, value, said):
+def test_impossible_sizes_are_refused(size: str, value: Any, said: str):
     with pytest.raises(ValueError, match=f"{size} is .*{said}"):
         TrainingRun("gpt2", **{size: value})
 

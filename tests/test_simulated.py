@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.optim.optimizer as torch_optimizer
 from engine import GPT, LLAMA, Operators, Unwatched, shallow, simulate, storage_of, tiny
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional as F
-from torch.optim import optimizer as torch_optimizer
 
 from course_utils.measuring import simulated
 from course_utils.measuring.simulated import SimulationUnavailable, availability, self_test, simulated_gpu

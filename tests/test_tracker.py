@@ -49,7 +49,7 @@ def allocator_events(run: TrainingRun) -> list[int]:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         training.step(Unwatched())  # type: ignore[arg-type]
     assert profiler.profiler is not None and profiler.profiler.kineto_results is not None
-    events = profiler.profiler.kineto_results.events()
+    events: list[Any] = profiler.profiler.kineto_results.events()
     return blocks([event.nbytes() for event in events if event.name() == "[memory]"])
 
 

@@ -1,0 +1,249 @@
+"""Measuring on a real GPU, and what happens where there is none, an old one or a small one."""
+
+import weakref
+from collections import namedtuple
+
+import pytest
+import torch
+from engine import tiny
+
+from course_utils import compare, estimate, measure
+from course_utils.fitting import SAFETY, fits, largest_micro_batch, unsupported
+from course_utils.measuring import choose_source
+from course_utils.measuring.live import GpuOutOfMemory, free_bytes, memory_released, release
+from course_utils.run import TrainingRun
+from course_utils.units import GB, MB, GiB
+
+XL = TrainingRun("gpt2-xl", 32, 1024)
+SMALL = TrainingRun("gpt2", 2, 256)
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+
+MESSAGE = (
+    "CUDA out of memory. Tried to allocate 9.38 GiB. GPU 0 has a total capacity of 31.73 GiB of which 1.25 GiB is "
+    "free. Process 4711 has 30.48 GiB memory in use. Of the allocated memory 29.90 GiB is allocated by PyTorch, and "
+    "12.00 MiB is reserved by PyTorch but unallocated. If reserved but unallocated memory is large try setting "
+    "PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See documentation for Memory Management"
+)
+"""What torch says on a card of 32 GB (c10/cuda/CUDACachingAllocator.cpp)."""
+
+
+# What a GPU can run
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (8, 9), (9, 0), (12, 0)])
+def test_ampere_and_newer_run_everything(capability):
+    assert unsupported(XL, capability) == ""
+
+
+@pytest.mark.parametrize("capability", [(7, 0), (7, 5)])
+def test_older_gpus_name_what_they_lack_and_what_would_do(capability):
+    assert "does not compute in bf16: choose precision='amp-fp16'" in unsupported(XL, capability)
+    assert "bf16" in unsupported(XL.replace(precision="bf16-master"), capability)
+    half = XL.replace(precision="amp-fp16")
+    assert "no flash kernel: choose attention='efficient' or 'eager'" in unsupported(half, capability)
+    assert unsupported(half.replace(attention="efficient"), capability) == ""
+    assert unsupported(XL.replace(precision="fp32", attention="eager"), capability) == ""
+
+
+@pytest.mark.parametrize("memory", [0, 2 * GB, 16 * GB, 25 * GB, 32 * GiB, 80 * GB, 10**12])
+def test_the_largest_micro_batch_fits_and_the_next_does_not(memory):
+    count = largest_micro_batch(XL, memory)
+    assert 0 <= count <= XL.micro_batch
+    if count:
+        assert estimate(XL.replace(micro_batch=count)).total * SAFETY <= memory
+    if count < XL.micro_batch:
+        assert not fits(XL.replace(micro_batch=count + 1), memory)
+
+
+# Which source "auto" takes
+
+
+Card = namedtuple("Card", "name capability free")
+
+
+@pytest.fixture
+def with_card(monkeypatch):
+    """Pretend that torch sees a GPU."""
+
+    def pretend(card: Card | None) -> None:
+        monkeypatch.delenv("COURSE_SOURCE", raising=False)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: card is not None)
+        if card is not None:
+            monkeypatch.setattr(torch.cuda, "get_device_name", lambda: card.name)
+            monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: card.capability)
+            monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (card.free - 2 * GB, 2 * card.free))
+            monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 3 * GB)
+            monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 1 * GB)
+
+    return pretend
+
+
+def test_without_a_gpu_auto_simulates(with_card):
+    with_card(None)
+    assert choose_source(SMALL) == ("simulated", "")
+
+
+def test_what_fits_is_measured_live(with_card):
+    with_card(Card("A100", (8, 0), 40 * GB))
+    assert free_bytes() == 40 * GB  # the driver's, and what the allocator holds for later
+    assert choose_source(SMALL) == ("live", "")
+
+
+def test_what_does_not_fit_is_simulated_and_says_why(with_card):
+    with_card(Card("A100", (8, 0), 80 * GB))
+    assert choose_source(XL) == ("simulated", "needs 134.5 GB, A100 has 80.0 GB free")
+
+
+def test_the_margin_counts(with_card):
+    needed = estimate(SMALL).total
+    with_card(Card("A100", (8, 0), round(needed * 1.04)))
+    assert choose_source(SMALL)[0] == "simulated"
+    with_card(Card("A100", (8, 0), round(needed * 1.06)))
+    assert choose_source(SMALL)[0] == "live"
+
+
+def test_what_an_old_gpu_lacks_is_simulated_and_says_why(with_card):
+    with_card(Card("Tesla T4", (7, 5), 15 * GB))
+    source, reason = choose_source(SMALL)
+    assert source == "simulated" and "7.5" in reason and "bf16" in reason
+    assert choose_source(SMALL.replace(precision="amp-fp16", attention="efficient")) == ("live", "")
+
+
+@pytest.mark.parametrize("source", ["live", "simulated", "cpu", "recorded"])
+def test_the_environment_settles_auto(with_card, monkeypatch, source):
+    with_card(Card("A100", (8, 0), 40 * GB))
+    monkeypatch.setenv("COURSE_SOURCE", source)
+    assert choose_source(SMALL) == (source, "")
+
+
+def test_an_unknown_source_in_the_environment_names_the_nearest(monkeypatch):
+    monkeypatch.setenv("COURSE_SOURCE", "simulate")
+    with pytest.raises(ValueError, match="unknown COURSE_SOURCE 'simulate': did you mean 'simulated'"):
+        measure(SMALL)
+
+
+def test_live_without_a_gpu_says_what_to_choose(with_card):
+    with_card(None)
+    with pytest.raises(ValueError, match=r"no CUDA GPU .* source='simulated'"):
+        measure(SMALL, "live")
+
+
+def test_live_on_an_old_gpu_is_refused_by_name(with_card):
+    with_card(Card("Tesla T4", (7, 5), 15 * GB))
+    with pytest.raises(ValueError, match="does not compute in bf16"):
+        measure(SMALL, "live")
+
+
+# Running out of memory
+
+
+class Held:
+    """Remembers weakly what a failing step had allocated, at the moment at which its message is written."""
+
+    def __init__(self) -> None:
+        self.references: list[weakref.ref[torch.UntypedStorage]] = []
+        self.alive_when_asked = -1
+
+    def step(self, depth: int = 3) -> torch.Tensor:
+        tensor = torch.ones(1000)
+        self.references.append(weakref.ref(tensor.untyped_storage()))
+        if depth == 0:
+            raise torch.OutOfMemoryError(MESSAGE)
+        return self.step(depth - 1) + tensor
+
+    def free(self) -> int:
+        self.alive_when_asked = sum(reference() is not None for reference in self.references)
+        return 60 * GB
+
+
+def test_out_of_memory_says_what_was_asked_what_was_free_and_what_would_fit():
+    with pytest.raises(GpuOutOfMemory) as caught, memory_released(XL, Held().free):
+        Held().step()
+    said = str(caught.value)
+    assert said.startswith(f"{XL} does not fit this GPU. It asked for 9.38 GiB more when 1.25 GiB was free.")
+    assert "needs about 134.5 GB; 60.0 GB is free now" in said
+    assert f"micro_batch={largest_micro_batch(XL, 60 * GB)} would fit" in said
+
+
+def test_out_of_memory_for_any_batch_says_what_else_to_try():
+    with (
+        pytest.raises(GpuOutOfMemory, match="no micro-batch fits: try recompute='full'"),
+        memory_released(XL, lambda: MB),
+    ):
+        Held().step()
+
+
+def test_words_that_torch_may_change_are_passed_on():
+    with pytest.raises(GpuOutOfMemory, match=r"GPU\. Out of it\. The run"), memory_released(XL, lambda: GB):
+        raise torch.OutOfMemoryError("Out of it. Sorry.")
+
+
+def test_memory_is_released_before_anyone_looks_at_what_is_free():
+    held = Held()
+    with pytest.raises(GpuOutOfMemory), memory_released(XL, held.free):
+        held.step()
+    assert len(held.references) == 4 and held.alive_when_asked == 0
+
+
+def test_a_chain_of_errors_is_released_too():
+    held = Held()
+
+    def handles_badly() -> None:
+        try:
+            held.step()
+        except torch.OutOfMemoryError as error:
+            kept = torch.ones(1000)
+            held.references.append(weakref.ref(kept.untyped_storage()))
+            raise torch.OutOfMemoryError(MESSAGE) from error
+
+    with pytest.raises(GpuOutOfMemory), memory_released(XL, held.free):
+        handles_badly()
+    assert len(held.references) == 5 and held.alive_when_asked == 0
+
+
+def test_other_errors_pass_unchanged():
+    with pytest.raises(KeyError, match="on purpose"), memory_released(XL, lambda: 0):
+        raise KeyError("on purpose")
+
+
+def test_nothing_to_release_is_fine():
+    release(None)
+
+
+# On a real GPU
+
+
+@needs_gpu
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw-loop", "adamw-fused", "momentum"])
+def test_live_kinds_equal_the_simulated_ones(family, optimizer):
+    run = TrainingRun(tiny(family, hidden=512, vocab=8192), 4, 128, "fp32", optimizer, "eager")
+    live, simulated = measure(run, "live"), measure(run, "simulated")
+    assert live.breakdown == simulated.breakdown
+    assert live.moments == simulated.moments
+    assert live.source == "live" and torch.cuda.get_device_name() in str(live.provenance)
+
+
+@needs_gpu
+def test_the_devices_own_counters_are_near_the_estimate():
+    run = TrainingRun("gpt2", 4, 512, "fp32", attention="efficient")
+    compared = compare(run, "live")
+    counters = compared.measurement.counters
+    assert compared.estimate.total <= counters["allocated"] <= 1.05 * compared.estimate.total
+    assert counters["allocated"] <= counters["reserved"] <= counters["driver"]
+    assert "GPU itself counted" in compared.explanation()
+
+
+@needs_gpu
+def test_a_gpu_that_is_too_small_is_left_as_it_was():
+    before = torch.cuda.memory_allocated()
+    share = 1 * GB / torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(share)
+    try:
+        with pytest.raises(GpuOutOfMemory, match="does not fit this GPU"):
+            measure(TrainingRun("gpt2", 4, 512, "fp32", attention="efficient"), "live")
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert torch.cuda.memory_allocated() == before
+    assert measure(TrainingRun(tiny("llama"), 1, 32, "fp32", attention="eager"), "live").peak > 0

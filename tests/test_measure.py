@@ -1,0 +1,181 @@
+"""The second verb and the comparison: sources, refusals, fallbacks, and what a measurement says of itself."""
+
+import dataclasses
+import gzip
+import json
+import re
+
+import pytest
+from engine import simulate, tiny
+
+from course_utils import compare, estimate, measure
+from course_utils.breakdown import KINDS
+from course_utils.measuring import Comparison, recorded
+from course_utils.run import TrainingRun
+from course_utils.units import GB
+
+RUN = TrainingRun(tiny("gpt2", dropout=0.1), 2, 64)
+ON_CPU = RUN.replace(precision="fp32", attention="eager")
+PHASES = ["forward", "loss", "backward", "optimizer", "zero_grad"]
+
+
+# What is refused
+
+
+@pytest.mark.parametrize("steps", [0, -1, 1.5, "2", None])
+def test_steps_are_a_whole_number_of_at_least_1(steps):
+    with pytest.raises(ValueError, match=f"steps is {steps!r}: a whole number of at least 1"):
+        measure(RUN, "simulated", steps)
+
+
+def test_unknown_source_names_the_nearest():
+    with pytest.raises(ValueError, match=r"unknown source 'simulation': did you mean 'simulated'.*recorded"):
+        measure(RUN, "simulation")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"attention": "flash", "precision": "amp-bf16"}, {"attention": "efficient"}, {"precision": "bf16-master"}],
+)
+def test_on_the_cpu_only_what_a_gpu_does_too(changes):
+    with pytest.raises(ValueError, match=r"precision='fp32' with attention='eager' .* simulate it instead"):
+        measure(ON_CPU.replace(**changes), "cpu")
+
+
+def test_too_large_for_a_laptop_says_how_large_and_what_to_choose():
+    run = TrainingRun("gpt2-medium", 1, 128, "fp32", attention="eager")
+    needed = estimate(run).total / GB
+    with pytest.raises(ValueError, match=rf"needs about {needed:.1f} GB of host memory; .* up to 4 GB: .*'tiny-gpt'"):
+        measure(run, "cpu")
+
+
+def test_several_ranks_are_refused_rather_than_guessed():
+    with pytest.raises(ValueError, match="one rank"):
+        measure(RUN.replace(world_size=2), "simulated")
+
+
+# What a measurement holds
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_every_step_has_its_phases_in_order(steps):
+    marks = simulate(RUN, steps).timeline.marks
+    assert [(mark.step, mark.phase) for mark in marks] == [(s, phase) for s in range(1, steps + 1) for phase in PHASES]
+    assert [mark.event for mark in marks] == sorted(mark.event for mark in marks)
+
+
+@pytest.mark.parametrize("source", ["simulated", "cpu"])
+def test_peak_moments_timeline_and_allocations_agree(source):
+    found = measure(ON_CPU, source)
+    totals = found.timeline.totals()
+    last_step = next(mark.event for mark in found.timeline.marks if mark.step == 2)
+    assert found.peak == max(totals[last_step:]) == totals[found.peak_event - 1]
+    assert found.peak == sum(item.bytes for item in found.alive_at(found.peak_event))
+    for kind in KINDS:
+        alive = [item.bytes for item in found.alive_at(found.peak_event) if item.kind == kind]
+        assert sum(alive) == found.breakdown[kind]
+    curves = found.timeline.curves()
+    assert {kind: curve[found.peak_event - 1] for kind, curve in curves.items()} == {
+        kind: found.breakdown[kind] for kind in curves
+    }
+    assert found.moments["end of step 2"].total == totals[-1]
+
+
+def test_the_first_step_differs_the_second_repeats():
+    found = simulate(TrainingRun(tiny("llama"), 16, 128, optimizer="momentum"), 3)
+    assert found.peak_phase == "backward"  # before the first step ends there are no states
+    peaks = found.timeline.step_peaks()
+    assert peaks[1] < peaks[2] == peaks[3] == found.peak
+    first, second, third = (found.moments[f"end of step {step}"] for step in (1, 2, 3))
+    assert dict(first) == dict(second) == dict(third)
+
+
+def test_after_a_step_only_weights_states_and_the_batch_stay():
+    left = simulate(RUN).moments["end of step 2"]
+    assert {kind for kind, size in left.items() if size} == {"parameters", "optimizer_states", "inputs"}
+
+
+def test_the_highest_phase_is_the_peak():
+    found = simulate(RUN)
+    assert set(found.phase_peaks) <= set(PHASES)
+    highest = max(found.phase_peaks.values(), key=lambda moment: moment.total)
+    assert (highest.total, highest.phase) == (found.peak, found.peak_phase)
+
+
+def test_provenance_says_where_it_ran():
+    assert str(simulate(RUN).provenance).startswith("simulated GPU · torch 2.")
+    assert str(measure(ON_CPU, "cpu").provenance).startswith("traced on the CPU · torch 2.")
+    assert "GB" in simulate(RUN).summary() and "simulated GPU" in simulate(RUN).summary()
+
+
+# Laid side by side
+
+
+def test_a_comparison_shows_each_difference_and_explains_that_there_is_none():
+    compared = compare(RUN, "simulated")
+    assert compared.ratio == 1 and set(compared.differences.values()) == {0}
+    assert "Nothing is left between them" in compared.explanation()
+    assert compared.rows()[-1] == ("total", compared.estimate.total, compared.measurement.peak, 0)
+    for shown in (str(compared), compared._repr_html_()):
+        assert str(RUN) in shown and "simulated GPU" in shown and "+0 B" in shown
+
+
+def test_a_comparison_names_what_is_off():
+    parts = dict(estimate(RUN)) | {"activations": estimate(RUN)["activations"] + 512 * 10}
+    off = dataclasses.replace(estimate(RUN), parts=parts)
+    compared = Comparison(RUN, off, simulate(RUN))
+    assert compared.differences["activations"] == 5120
+    assert "+5,120 bytes are left" in compared.explanation() and "activations (+5,120)" in compared.explanation()
+    assert compared.ratio > 1
+
+
+def test_a_comparison_names_scratch_that_the_device_counted():
+    counted = dataclasses.replace(simulate(RUN), counters={"allocated": simulate(RUN).peak + 1_000_000})
+    assert re.search(r"\+1,000,000 bytes .*scratch", Comparison(RUN, estimate(RUN), counted).explanation())
+
+
+# Where nothing can be simulated
+
+
+@pytest.fixture
+def no_simulation(monkeypatch):
+    monkeypatch.setattr("course_utils.measuring.simulated.availability", lambda: (False, "on this platform it cannot"))
+    monkeypatch.setenv("COURSE_SOURCE", "auto")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    return monkeypatch
+
+
+@pytest.mark.parametrize("source", ["auto", "simulated"])
+def test_a_recording_takes_its_place_and_says_why(no_simulation, source):
+    packed = recorded.save({recorded.key(RUN, 2): simulate(RUN)})
+    no_simulation.setattr(recorded, "load", lambda: json.loads(gzip.decompress(packed))["runs"])
+    found = measure(RUN, source)
+    assert found.source == "recorded" and found.breakdown == simulate(RUN).breakdown
+    assert "recorded on a simulated GPU" in str(found.provenance)
+    assert "not simulated here: on this platform it cannot" in str(found.provenance)
+
+
+@pytest.mark.parametrize("other", [RUN.replace(micro_batch=3), RUN.replace(optimizer="momentum")], ids=str)
+def test_another_run_is_refused_never_interpolated(no_simulation, other):
+    packed = recorded.save({recorded.key(RUN, 2): simulate(RUN)})
+    no_simulation.setattr(recorded, "load", lambda: json.loads(gzip.decompress(packed))["runs"])
+    with pytest.raises(ValueError, match=r"no recording of .*on this platform it cannot.*recorded are"):
+        measure(other)
+    with pytest.raises(ValueError, match=r"no recording of .* steps=3"):
+        measure(RUN, steps=3)
+
+
+def test_a_recording_of_another_schema_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "recordings").mkdir()
+    (tmp_path / "recordings" / recorded.FILE).write_bytes(gzip.compress(b'{"schema": 0, "runs": {}}'))
+    monkeypatch.setattr(recorded, "files", lambda package: tmp_path)
+    with pytest.raises(ValueError, match="has schema 0; this version of the course reads 1"):
+        recorded.load.__wrapped__()
+
+
+def test_shipped_recordings_equal_the_estimate():
+    shipped = recorded.load()
+    assert shipped
+    for name in shipped:
+        run = eval(name.partition(" steps=")[0], {"TrainingRun": TrainingRun})
+        assert dict(recorded.from_json(shipped[name], "").breakdown) == dict(estimate(run)), name

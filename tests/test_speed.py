@@ -1,0 +1,79 @@
+"""Promises about time and memory: each in a fresh process, as a learner meets it, and the better of two tries."""
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from course_utils import estimate
+from course_utils.run import TrainingRun
+
+ROOT = Path(__file__).resolve().parent.parent
+
+IMPORT_SECONDS = 0.3
+ESTIMATE_SECONDS = 0.001
+HOST_BYTES = 10**9
+
+TWO_STEPS = """
+import json, resource, sys, time
+started = time.perf_counter()
+import course_utils as c
+measured = c.measure(c.TrainingRun("gpt2-xl", micro_batch=32, seq_len=1024, {choices}), "simulated", steps=2)
+seconds = time.perf_counter() - started
+rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+print(json.dumps(dict(seconds=seconds, rss=rss, peak=measured.peak)))
+"""
+
+IMPORT = """
+import time
+started = time.perf_counter()
+import course_utils
+course_utils.estimate(course_utils.TrainingRun("gpt2"))
+print(time.perf_counter() - started)
+"""
+
+
+def fresh_process(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="nothing is simulated on Windows")
+@pytest.mark.parametrize(
+    ("choices", "limit_seconds"),
+    [
+        ({"precision": "amp-bf16", "attention": "flash"}, 10.0),
+        ({"precision": "amp-bf16", "attention": "eager"}, 10.0),
+        ({"precision": "amp-bf16", "attention": "flash", "recompute": "full"}, 15.0),
+    ],
+    ids=str,
+)
+def test_two_simulated_steps_of_gpt2_xl(choices, limit_seconds):
+    code = TWO_STEPS.format(choices=", ".join(f"{name}={value!r}" for name, value in choices.items()))
+    tries = [json.loads(fresh_process(code))]
+    if tries[0]["seconds"] >= limit_seconds:
+        tries.append(json.loads(fresh_process(code)))
+    assert min(one["seconds"] for one in tries) < limit_seconds
+    assert max(one["rss"] for one in tries) < HOST_BYTES
+    assert tries[0]["peak"] == estimate(TrainingRun("gpt2-xl", 32, 1024, **choices)).total
+
+
+def test_importing_and_a_first_estimate_are_instant():
+    assert min(float(fresh_process(IMPORT)) for _ in range(3)) < IMPORT_SECONDS
+
+
+@pytest.mark.parametrize("model", ["gpt2-xl", "llama3-8b"])
+def test_an_estimate_is_quick_enough_for_every_press_of_a_key(model):
+    """Of runs that nobody has asked for yet, so that no cache can answer."""
+    runs = [TrainingRun(model, micro_batch=b, attention=kind) for b in range(1, 101) for kind in ("flash", "eager")]
+    seconds = []
+    for run in runs:
+        started = time.perf_counter()
+        estimate(run)
+        seconds.append(time.perf_counter() - started)
+    assert statistics.median(seconds) < ESTIMATE_SECONDS
