@@ -341,8 +341,9 @@ print(step.summary())
 
 # %% [markdown]
 # That does not fit the card, so the slides' verdict stands and their arithmetic does not. Is the newsletter wrong
-# then? Not if you read *32 sequences* as the batch that one optimizer step learns from. Cut it into 8 [micro-batches](../docs/glossary.md#micro-batch-and-global-batch) of 4, add up their gradients, then step: the same global
-# batch, the same gradient to rounding (lesson 07).
+# then? Not if you read *32 sequences* as the batch that one optimizer step learns from. Cut it into 8
+# [micro-batches](../docs/glossary.md#micro-batch-and-global-batch) of 4, add up their gradients, then step: the same
+# global batch, the same gradient to rounding (lesson 07).
 
 # %%
 from course_utils import estimate
@@ -356,8 +357,9 @@ measured = {name: measure(run) for name, run in choices.items()}
 stack(measured, "Only smaller micro-batches bring it below 32 GB", capacity=card, provenance=str(step.provenance))
 
 # %% [markdown]
-# Both are right about the thing that they looked at. *In one batch of 32 it cannot be trained on that card; as 8 micro-batches of 4 it can.* (ZeRO's own card was a V100, as large, which computes in fp16 and has no flash kernel: full
-# recomputation makes the kernel matter little, as the table further down shows.)
+# Both are right about the thing that they looked at. *In one batch of 32 it cannot be trained on that card; as 8
+# micro-batches of 4 it can.* (ZeRO's own card was a V100, as large, which computes in fp16 and has no flash kernel:
+# full recomputation makes the kernel matter little, as the table further down shows.)
 #
 # And the closed form? The course estimates every tensor of this step from formulas, without PyTorch.
 
