@@ -116,7 +116,7 @@ def test_a_global_batch_does_not_hide_absurd_accumulation():
 )
 def test_unknown_choices_name_the_nearest_and_all_known(choice, value, nearest):
     with pytest.raises(ValueError, match=f"unknown {choice} '{value}': did you mean '{nearest}'.*Known: .*{nearest}"):
-        TrainingRun(**({"model": "gpt2"} | {choice: value}))
+        TrainingRun(**({"model": "gpt2"} | {size: value}))
 
 
 @pytest.mark.parametrize("choice", ["precision", "optimizer", "attention", "recompute"])
