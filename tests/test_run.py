@@ -115,8 +115,9 @@ def test_a_global_batch_does_not_hide_absurd_accumulation():
     ],
 )
 def test_unknown_choices_name_the_nearest_and_all_known(choice, value, nearest):
+    choices: dict[str, Any] = {"model": "gpt2"} | {choice: value}
     with pytest.raises(ValueError, match=f"unknown {choice} '{value}': did you mean '{nearest}'.*Known: .*{nearest}"):
-        TrainingRun(**({"model": "gpt2"} | {size: value}))
+        TrainingRun(**choices)
 
 
 @pytest.mark.parametrize("choice", ["precision", "optimizer", "attention", "recompute"])
