@@ -294,15 +294,6 @@ class Suspect:
     run: TrainingRun
     measurement: Measurement
 
-    @property
-    def answer(self) -> dict[str, object]:
-        """What there is to find out."""
-        return {
-            "micro_batch": self.run.micro_batch,
-            "precision": self.run.precision.name,
-            "recompute": self.run.recompute,
-        }
-
 
 SUSPECTS = (
     {"micro_batch": 4, "seq_len": 256, "precision": "amp-bf16", "recompute": "none"},
@@ -313,11 +304,15 @@ SUSPECTS = (
 """Chosen so that no shortcut works: equal tokens in unlike batches; neither peaks nor lengths tell who recomputes."""
 
 
+def hidden_runs() -> list[TrainingRun]:
+    """The runs of GPT-2 behind the hidden measurements."""
+    return [TrainingRun("gpt2", **choices) for choices in SUSPECTS]
+
+
 @cache
 def suspects() -> tuple[Suspect, ...]:
-    """The hidden runs of GPT-2, measured on a simulated GPU."""
-    runs = [TrainingRun("gpt2", **choices) for choices in SUSPECTS]
-    return tuple(Suspect(run, anonymous(measure(run, source="simulated"))) for run in runs)
+    """The hidden runs, measured on a simulated GPU."""
+    return tuple(Suspect(run, anonymous(measure(run, source="simulated"))) for run in hidden_runs())
 
 
 def anonymous(measurement: Measurement) -> Measurement:
