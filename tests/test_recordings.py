@@ -45,6 +45,6 @@ def test_a_measurement_survives_being_written_and_read() -> None:
 
 
 def test_a_run_without_a_recording_is_refused_with_the_list_of_those_that_are_there() -> None:
-    with pytest.raises(ValueError, match="no recording of .*gpt2-large.*recorded are") as refused:
+    with pytest.raises(ValueError, match=r"no recording of .*gpt2-large.*recorded are") as refused:
         measure(TrainingRun("gpt2-large"), source="recorded")
     assert "gpt2-xl" in str(refused.value)

@@ -7,6 +7,7 @@ lesson from recordings alone, so a run that is missing here is found.
 from itertools import product
 from pathlib import Path
 
+from ..checks.lesson_01_labs import hidden_runs
 from ..fitting import twin
 from ..gpus import gpu
 from ..measuring import measure
@@ -17,7 +18,7 @@ TARGET = Path(__file__).parent.parent / "recordings" / FILE
 
 
 def lesson_runs() -> list[tuple[TrainingRun, int]]:
-    """Each run that a lesson measures with source "auto", and its number of steps."""
+    """Each run that a lesson or an exercise measures on a GPU, simulated or not, and its number of steps."""
     puzzle = TrainingRun("gpt2-xl", 32, 1024, "bf16-master", "adamw-foreach", recompute="full")
     ways = product(("amp-bf16", "bf16-master"), ("flash", "eager"), ("none", "full"))
     return [
@@ -31,6 +32,9 @@ def lesson_runs() -> list[tuple[TrainingRun, int]]:
             (TrainingRun("gpt2-xl", 32, 1024, precision, attention=attention, recompute=recompute), 2)
             for precision, attention, recompute in ways
         ),
+        (TrainingRun("gpt2", 4, 256, "amp-bf16"), 2),
+        (TrainingRun("gpt2", 8, 512, "bf16-master", recompute="full"), 2),
+        *((run, 2) for run in hidden_runs()),
     ]
 
 

@@ -32,7 +32,6 @@ GUARD_TYPE, GUARD_DEVICE_COUNT = 0, 15
 HOOKS_IS_BUILT, HOOKS_HAS_CONTEXT = 2, 4
 """Slots of at::AcceleratorHooksInterface's table; the first two are its destructors."""
 
-_kept_alive: list[Any] = []
 
 
 class SimulationUnavailable(RuntimeError):
@@ -98,6 +97,11 @@ def _enable() -> str:
 # The tables of virtual functions
 
 
+def _keep_for_ever(thing: Any) -> None:
+    """Never free `thing`: torch's libraries use it until the process is gone, longer than Python's own objects live."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+
+
 def _library(name: str) -> ctypes.CDLL:
     suffix = "dylib" if sys.platform == "darwin" else "so"
     return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / f"lib{name}.{suffix}"))
@@ -112,7 +116,7 @@ def _address(function: Any) -> int:
 
 def _answer_no(result: Any, *arguments: Any) -> int:
     function = ctypes.CFUNCTYPE(result, ctypes.c_void_p, *arguments)(lambda *_: 0)
-    _kept_alive.append(function)
+    _keep_for_ever(function)
     return _address(function)
 
 
@@ -127,7 +131,7 @@ def _table_with(instance: int, changes: dict[int, int], slots: int) -> int:
     copy = (ctypes.c_void_p * (slots + 2))(*words)
     for slot, function in changes.items():
         copy[slot + 2] = function
-    _kept_alive.append(copy)
+    _keep_for_ever(copy)
     return ctypes.addressof(copy) + 2 * ctypes.sizeof(ctypes.c_void_p)
 
 
@@ -147,7 +151,7 @@ def _register_device_guard() -> None:
     if ask(GUARD_TYPE) != META or ask(GUARD_DEVICE_COUNT) != 1:
         raise SimulationUnavailable(f"torch {torch.__version__} lays out its device guards in an unknown way")
     lent = ctypes.c_void_p(_table_with(table[META], {GUARD_DEVICE_COUNT: _answer_no(ctypes.c_int8)}, slots=32))
-    _kept_alive.append(lent)
+    _keep_for_ever(lent)
     register = c10._ZN3c104impl19registerDeviceGuardENS_10DeviceTypeEPKNS0_24DeviceGuardImplInterfaceE
     register.argtypes, register.restype = [ctypes.c_int8, ctypes.c_void_p], None
     register(CUDA, ctypes.addressof(lent))
@@ -181,7 +185,7 @@ def _register_missing_kernels() -> None:
         return torch.empty_like(x), x.new_empty(rows, dtype=torch.float32 if x.dtype in half else x.dtype)
 
     library = torch.library.Library("aten", "IMPL")
-    _kept_alive.append(library)
+    _keep_for_ever(library)
     library.impl("_fused_rms_norm", rms_norm, "CUDA")
     for operator in ("silu_backward", "mish_backward"):
         library.impl(operator, lambda gradient, x: torch.empty_like(x), "CUDA")
