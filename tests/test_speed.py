@@ -1,4 +1,7 @@
-"""Promises about time and memory: each in a fresh process, as a learner meets it, and the better of two tries."""
+"""Promises about time and memory: each in a fresh process, as a learner meets it, and the better of two tries.
+
+Seconds are the processor's. On an idle machine they are those of the clock; beside other tests, the clock's say little.
+"""
 
 import json
 import statistics
@@ -20,20 +23,19 @@ HOST_BYTES = 10**9
 
 TWO_STEPS = """
 import json, resource, sys, time
-started = time.perf_counter()
 import course_utils as c
 measured = c.measure(c.TrainingRun("gpt2-xl", micro_batch=32, seq_len=1024, {choices}), "simulated", steps=2)
-seconds = time.perf_counter() - started
+seconds = time.process_time()
 rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 print(json.dumps(dict(seconds=seconds, rss=rss, peak=measured.peak)))
 """
 
 IMPORT = """
 import time
-started = time.perf_counter()
+started = time.process_time()
 import course_utils
 course_utils.estimate(course_utils.TrainingRun("gpt2"))
-print(time.perf_counter() - started)
+print(time.process_time() - started)
 """
 
 
@@ -75,5 +77,5 @@ def test_an_estimate_is_quick_enough_for_every_press_of_a_key(model):
     for run in runs:
         started = time.perf_counter()
         estimate(run)
-        seconds.append(time.perf_counter() - started)
+        seconds.append(time.perf_counter() - started)  # the median: an interruption or two does not count
     assert statistics.median(seconds) < ESTIMATE_SECONDS

@@ -27,17 +27,24 @@ def estimate(run: TrainingRun) -> MemoryBreakdown:
 
 
 def moments(run: TrainingRun) -> dict[str, MemoryBreakdown]:
-    """The moments of a step at which memory may peak, in their order, by name. Raises like `estimate`."""
+    """The moments of a step at which memory may peak, in their order, by name. Raises like `estimate`.
+
+    What comes and goes within a block's forward is not among them: backward needs more of a block, unless the
+    vocabulary has a few hundred tokens and attention is eager (then up to 2 % are missing, of toy models alone).
+    """
     if run.world_size > 1:
         raise ValueError(
             "estimates cover one rank so far: set world_size=1; each rank of plain data parallelism needs as much, "
             "and its communication buckets"
         )
+    forward = _end_of_forward(run)
+    loss = _loss(run, forward)
+    after_loss = _after_loss(run, loss)
     stages = {
-        "end of forward": ("forward", _end_of_forward(run)),
-        "loss": ("loss", _loss(run)),
-        "after loss": ("loss", _after_loss(run)),
-        **{name: ("backward", parts) for name, parts in _backward(run).items()},
+        "end of forward": ("forward", forward),
+        "loss": ("loss", loss),
+        "after loss": ("loss", after_loss),
+        **{name: ("backward", parts) for name, parts in _backward(run, after_loss).items()},
         "optimizer step": ("optimizer", _plus(_standing(run, gradients=True), transients.optimizer_step(run))),
         "end of step": ("zero_grad", _standing(run, gradients=False)),
     }
@@ -66,36 +73,34 @@ def _end_of_forward(run: TrainingRun) -> Totals:
     return _plus(_standing(run, gradients=run.accumulation_steps > 1), parts)
 
 
-def _loss(run: TrainingRun) -> Totals:
+def _loss(run: TrainingRun, forward: Totals) -> Totals:
     """The loss is computed, before and after its division by the number of micro-batches; the logits are still held."""
-    return _plus(_end_of_forward(run), {"activations": sum_bytes(loss_saved(run)), "temporaries": BLOCK})
+    return _plus(forward, {"activations": sum_bytes(loss_saved(run)), "temporaries": BLOCK})
 
 
-def _after_loss(run: TrainingRun) -> Totals:
+def _after_loss(run: TrainingRun, loss: Totals) -> Totals:
     """The logits are gone, and so are autocast's copies that backward will not read."""
     kept = weight_copy_bytes(run) if run.recompute == "none" else head_copy_bytes(run)
-    after = dict(_loss(run)) | {"temporaries": 0, "weight_copies": kept}
-    return after
+    return loss | {"temporaries": 0, "weight_copies": kept}
 
 
-def _backward(run: TrainingRun) -> dict[str, Totals]:
+def _backward(run: TrainingRun, start: Totals) -> dict[str, Totals]:
     """The loss and the head, then the blocks from the last to the first, then the embedding.
 
     What one block adds and frees is the same for each, so between the last and the first memory runs along a straight
     line, and its ends are all that need to be looked at.
     """
-    start = _after_loss(run)
     loss, head, block = transients.loss_backward(run), transients.head_backward(run), transients.block_backward(run)
     at_head = _plus(start, transients.net(loss))
     at_last = _plus(at_head, transients.net(head))
-    step = transients.net(block)
+    step, within = transients.net(block), transients.highest(block)
     at_first = _plus(at_last, {kind: size * (run.model.layers - 1) for kind, size in step.items()})
     at_embedding = _plus(at_first, step)
     return {
         "loss's backward": _plus(start, transients.highest(loss)),
         "head's backward": _plus(at_head, transients.highest(head)),
-        "last block's backward": _plus(at_last, transients.highest(block)),
-        "first block's backward": _plus(at_first, transients.highest(block)),
+        "last block's backward": _plus(at_last, within),
+        "first block's backward": _plus(at_first, within),
         "embedding's backward": _plus(at_embedding, transients.highest(transients.embedding_backward(run))),
     }
 
