@@ -73,7 +73,7 @@ def usage() -> str:
             "",
             *rows,
             "",
-            "lab, test, build and lint make the course's own environment in .venv when they first need it;",
+            "lab, test, compare, build and lint make the course's own environment in .venv when they first need it;",
             "with --here they use the Python that runs them. COURSE_TORCH=cpu or cuda chooses the torch build.",
         ]
     )
@@ -163,19 +163,33 @@ def doctor(arguments: list[str]) -> int:
 
 def estimate(arguments: list[str]) -> int:
     """Prints what a training run is estimated to take; needs nothing but Python."""
-    from course_utils import TrainingRun
     from course_utils import estimate as estimate_bytes
 
+    return print_for_run("estimate", arguments, lambda run: f"{run}\n{estimate_bytes(run)}")
+
+
+def compare(arguments: list[str]) -> int:
+    """Prints a run's estimate beside its measurement, live or simulated; works in the course's environment."""
+    python, rest = prepare("lab", arguments)
+    if not is_current(python):
+        return hand_over([str(python), "-m", "course_utils", "compare", "--here", *rest], course_environment())
+    from course_utils import compare as compare_bytes
+
+    return print_for_run("compare", rest, compare_bytes)
+
+
+def print_for_run(command: str, arguments: Sequence[str], answer: Callable[[Any], object]) -> int:
+    """Prints what `answer` says of the run that the arguments spell. SetupError for a run that is refused."""
+    from course_utils import TrainingRun
+
     try:
-        run = TrainingRun(**run_choices(inspect.signature(TrainingRun), arguments))
-        print(run)
-        print(estimate_bytes(run))
+        print(answer(TrainingRun(**run_choices(command, inspect.signature(TrainingRun), arguments))))
     except ValueError as problem:
         raise SetupError(str(problem)) from None
     return 0
 
 
-def run_choices(signature: inspect.Signature, arguments: Sequence[str]) -> dict[str, Any]:
+def run_choices(command: str, signature: inspect.Signature, arguments: Sequence[str]) -> dict[str, Any]:
     """The choices of a TrainingRun that a command line makes: the model first, then `--micro-batch 4` and the like.
 
     Raises SetupError for an option that is none of the parameters, or has no value.
@@ -183,14 +197,16 @@ def run_choices(signature: inspect.Signature, arguments: Sequence[str]) -> dict[
     options = {f"--{name.replace('_', '-')}": name for name in signature.parameters if name != "model"}
     words = [part for item in arguments for part in (item.split("=", 1) if item.startswith("--") else [item])]
     if not words or words[0].startswith("-"):
-        raise SetupError(f"estimate needs a model first, as in: estimate gpt2-xl --micro-batch 32. {_listed(options)}")
+        raise SetupError(
+            f"{command} needs a model first, as in: {command} gpt2-xl --micro-batch 32. {_listed(options)}"
+        )
     choices: dict[str, Any] = {"model": words[0]}
     rest = iter(words[1:])
     for option in rest:
         if option not in options:
             close = get_close_matches(option, options, n=1)
             hint = f"; did you mean {close[0]}?" if close else "."
-            raise SetupError(f"estimate knows no {option!r}{hint} {_listed(options)}")
+            raise SetupError(f"{command} knows no {option!r}{hint} {_listed(options)}")
         value = next(rest, None)
         if value is None:
             raise SetupError(f"{option} needs a value after it.")
@@ -213,6 +229,7 @@ COMMANDS = {
     "test": Command("run all tests and notebooks (options and paths go to pytest)", test),
     "doctor": Command("say what this machine can do", doctor),
     "estimate": Command("estimate a training run: estimate gpt2-xl --micro-batch 32 --seq-len 1024", estimate),
+    "compare": Command("estimate a run, measure it, show both: compare gpt2-xl --recompute full", compare),
     "build": Command("make the notebooks from their sources (--check: only compare)", build),
     "lint": Command("check format, style, types and spelling", lint),
 }

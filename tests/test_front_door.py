@@ -90,7 +90,7 @@ def test_every_command_is_listed_and_none_that_does_not_work():
     done = course("--help", python=BARE)
     assert done.returncode == 0
     listed = re.findall(r"^  (\w+) +\w", done.stdout, re.MULTILINE)
-    assert listed == ["lab", "test", "doctor", "estimate", "build", "lint"]
+    assert listed == ["lab", "test", "doctor", "estimate", "compare", "build", "lint"]
 
 
 @pytest.mark.parametrize(("typed", "meant"), [("tset", "test"), ("Lab", "lab"), ("doctr", "doctor")])
@@ -106,6 +106,23 @@ def test_commands_without_options_refuse_them(command):
 
 def test_here_without_the_packages_says_what_is_missing():
     assert_refused(course("lab", "--here", python=BARE), "--here needs torch>=2.11", "jupyterlab")
+
+
+# compare
+
+
+def test_compare_prints_estimate_and_measurement_side_by_side():
+    done = course("compare", "--here", "tiny-gpt", "--micro-batch", "2", "--seq-len", "64")
+    assert done.returncode == 0, done.stderr
+    rows = {
+        line.split()[0]: line.split()[1:] for line in done.stdout.splitlines() if line.startswith(("params", "total"))
+    }
+    assert rows["total"][0] == rows["total"][2] and rows["total"][-2:] == ["+0", "B"]
+    assert "simulated GPU" in done.stdout
+
+
+def test_compare_refuses_in_words():
+    assert_refused(course("compare", "--here", "gpt2xl"), "did you mean 'gpt2-xl'")
 
 
 # estimate
@@ -148,7 +165,9 @@ def test_every_choice_of_a_run_can_be_made_on_the_command_line():
             continue
         value = getattr(run, name)
         text = str(getattr(value, "name", value))
-        choices = front_door.run_choices(inspect.signature(TrainingRun), ["gpt2", f"--{name.replace('_', '-')}", text])
+        choices = front_door.run_choices(
+            "estimate", inspect.signature(TrainingRun), ["gpt2", f"--{name.replace('_', '-')}", text]
+        )
         assert TrainingRun(**choices) == run
 
 
@@ -371,7 +390,9 @@ def test_readme_figures_are_what_the_course_estimates_and_fit_their_gpu():
     for row in rows:
         smallest = next((name for mark, name in cards.items() if mark in row), smallest)
         words, figure = ESTIMATE.findall(row)[0]
-        peak = estimate(TrainingRun(**front_door.run_choices(inspect.signature(TrainingRun), words.split()))).total
+        peak = estimate(
+            TrainingRun(**front_door.run_choices("estimate", inspect.signature(TrainingRun), words.split()))
+        ).total
         assert f"{peak / 1e9:.1f}" == figure, row
         assert peak < 0.9 * gpu(smallest).memory, row
 
@@ -380,7 +401,9 @@ def test_readme_says_what_does_not_fit():
     from course_utils import GPUS, estimate
 
     figure, words = re.findall(r"takes ([\d.]+) GB\s+by\s+estimate \(`([^`]+)`\)", README)[0]
-    peak = estimate(TrainingRun(**front_door.run_choices(inspect.signature(TrainingRun), words.split()))).total
+    peak = estimate(
+        TrainingRun(**front_door.run_choices("estimate", inspect.signature(TrainingRun), words.split()))
+    ).total
     assert f"{peak / 1e9:.1f}" == figure
     assert peak > GPUS["A100-80GB"].memory
 

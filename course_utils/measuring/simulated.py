@@ -33,7 +33,6 @@ HOOKS_IS_BUILT, HOOKS_HAS_CONTEXT = 2, 4
 """Slots of at::AcceleratorHooksInterface's table; the first two are its destructors."""
 
 
-
 class SimulationUnavailable(RuntimeError):
     """This build of torch, or this platform, cannot simulate a GPU; the message says why."""
 
