@@ -21,7 +21,7 @@ from .activations import (
     sum_bytes,
     views_of_qkv,
 )
-from .states import tensors_bytes
+from .states import block_copy_bytes, tensors_bytes
 
 
 class Change(NamedTuple):
@@ -221,9 +221,8 @@ def eager_backward(run: TrainingRun) -> Walk:
     w = letters(run)
     q, scores = w.c * w.sb * w.h, w.a * w.s * w.s * w.b
     low, full = w.c * scores, w.r * scores
-    extra = [make(q), free(q)] if run.model.family == "gpt2" or w.a > 1 else []
     one = views_of_qkv(run)
-    walk = [*extra, make(q), make(low), free(q), forget(0 if one else round_up(q))]
+    walk = [make(q), free(q), make(q), make(low), free(q), forget(0 if one else round_up(q))]
     if run.model.dropout or run.precision.autocast:
         walk.append(forget(round_up(low)))
     if run.precision.autocast:
@@ -252,10 +251,10 @@ def block_backward(run: TrainingRun) -> Walk:
     """Backward of one block; under full recomputation its forward is run first, which makes what it had not kept."""
     walk: Walk = []
     if run.recompute == "full":
-        inside = sum_bytes(block_saved(run)[:-1])
-        copies = sum(round_up(2 * prod(s)) for s in block_shapes(run.model).values() if len(s) == 2)
-        walk.append(Change("activations", inside))
-        walk += [Change("weight_copies", copies)] if run.precision.autocast else []
+        walk += [
+            Change("activations", sum_bytes(block_saved(run)[:-1])),
+            Change("weight_copies", block_copy_bytes(run)),
+        ]
     return [*walk, *mlp_backward(run), *norm(run, "norm2"), *attention_backward(run), *norm(run, "norm1")]
 
 
