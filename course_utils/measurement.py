@@ -118,7 +118,7 @@ class Provenance:
         return " · ".join(parts + ([self.note] if self.note else []))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Measurement:
     """Memory of a training run that really executed.
 
@@ -161,7 +161,7 @@ class Measurement:
         """The `count` largest allocations alive at the peak, largest first."""
         return sorted(self.alive_at(self.peak_event), key=lambda item: -item.bytes)[:count]
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return f"{self.breakdown}\n{self.provenance}"
 
     def _repr_html_(self) -> str:

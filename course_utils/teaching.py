@@ -221,12 +221,14 @@ class Revelation:
 class Ledger:
     """Named bytes, each with what was measured where there is a measurement, and totals; draws itself as a table.
 
-    `rows` holds (name, estimated bytes or None, measured bytes or None), `unit` is one for the whole table.
+    `rows` holds (name, estimated bytes or None, measured bytes or None), `unit` is one for the whole table. `columns`
+    names the two sides; the third column is the first minus the second, as everywhere in the course.
     """
 
     rows: Sequence[tuple[str, int | None, int | None]]
     unit: str
     measured: bool
+    columns: tuple[str, str] = ("estimate", "measured")
 
     def totals(self) -> tuple[int, int]:
         """Bytes estimated and bytes measured, all rows together."""
@@ -234,14 +236,15 @@ class Ledger:
 
     def cells(self) -> Iterator[tuple[str, ...]]:
         """The table as text: a header, the rows, a row of totals."""
-        yield ("", "estimate", "measured", "difference") if self.measured else ("", "bytes")
+        yield ("", *self.columns, " − ".join(self.columns)) if self.measured else ("", "bytes")
         for name, estimate, measured in [*self.rows, ("total", *self.totals())]:
             yield (name, *self._amounts(estimate, measured))
 
     def _amounts(self, estimate: int | None, measured: int | None) -> tuple[str, ...]:
         if not self.measured:
             return (self._spell(estimate),)
-        difference = self._signed((measured or 0) - (estimate or 0))
+        missing = estimate is None or measured is None
+        difference = "–" if missing else self._signed(estimate - measured)
         return self._spell(estimate), self._spell(measured), difference
 
     def _spell(self, size: int | None) -> str:
@@ -272,11 +275,17 @@ def _html_row(tag: str, line: Sequence[str]) -> str:
 Rows = Mapping[str, int] | Sequence["Saved"]
 
 
-def ledger(estimate: Rows, measured: Rows | None = None, unit: str | None = None) -> Ledger:
+def ledger(
+    estimate: Rows,
+    measured: Rows | None = None,
+    unit: str | None = None,
+    columns: tuple[str, str] = ("estimate", "measured"),
+) -> Ledger:
     """A table of named bytes, and beside them what was measured, row by row in the order of `estimate`.
 
     Each side is a mapping from name to bytes, or what `saved_by` returns. `unit` is the largest that the total fills
-    unless given. Raises ValueError for a unit that is not known.
+    unless given; `columns` names the sides if they are not an estimate and a measurement. Raises ValueError for a
+    unit that is not known.
     """
     left, right = _as_mapping(estimate), _as_mapping(measured or {})
     names = [*left, *(name for name in right if name not in left)]
@@ -284,12 +293,17 @@ def ledger(estimate: Rows, measured: Rows | None = None, unit: str | None = None
     unit = unit or next((name for name in ("GB", "MB", "KB") if total >= UNITS[name]), "B")
     if unit not in UNITS:
         raise ValueError(f"unknown unit {unit!r}; known: {', '.join(UNITS)}")
-    return Ledger([(name, left.get(name), right.get(name)) for name in names], unit, measured is not None)
+    return Ledger([(name, left.get(name), right.get(name)) for name in names], unit, measured is not None, columns)
 
 
-def show_ledger(estimate: Rows, measured: Rows | None = None, unit: str | None = None) -> None:
-    """Show `ledger(estimate, measured, unit)` in the notebook, or print it in a terminal."""
-    _show(ledger(estimate, measured, unit))
+def show_ledger(
+    estimate: Rows,
+    measured: Rows | None = None,
+    unit: str | None = None,
+    columns: tuple[str, str] = ("estimate", "measured"),
+) -> None:
+    """Show `ledger(estimate, measured, unit, columns)` in the notebook, or print it in a terminal."""
+    _show(ledger(estimate, measured, unit, columns))
 
 
 def _as_mapping(rows: Rows) -> dict[str, int]:

@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 
 import nbformat
@@ -17,6 +18,7 @@ MOST_UNCOMPARED = 0.25
 
 MACHINE_PATH = re.compile(r"(?<![\w.~])(?:/(?:work|home|root|tmp|Users|mnt)/|/private/var/|[A-Z]:\\+Users)[\w.\\/-]*")
 MEMORY_ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]{6,}")
+TABLE_RULE = re.compile(r"\|(?:\s*:?-+:?\s*\|)+")
 SENTENCE = re.compile(r"[A-Z0-9“\"].{14,}[.!?]", re.DOTALL)
 MINUTES = re.compile(r"(\d+) minutes")
 MARKDOWN_IMAGE = re.compile(r"!\[(?P<alt>[^\]]*)\]\(")
@@ -32,7 +34,7 @@ def faults(notebook: NotebookNode, path: Path) -> list[str]:
     if found:
         return found  # nothing else can be relied on
     found += [*ids(notebook, path.stem), *execution(notebook), *outputs(notebook)]
-    found += [*private_things(notebook), *pictures(notebook), *length(notebook), *opening(notebook)]
+    found += [*private_things(notebook), *pictures(notebook), *tables(notebook), *length(notebook), *opening(notebook)]
     if path.parent.name == "notebooks":
         found += [*closing(notebook), *comparison(notebook)]
         found += rhythm(notebook, path.stem) if path.stem > "01" else []
@@ -161,6 +163,18 @@ def html_alt(tag: str) -> str:
     """What the `alt` or `aria-label` of a tag says; empty where it has none."""
     match = HTML_ALT.search(tag)
     return (match["double"] or match["single"] or "") if match else ""
+
+
+def tables(notebook: NotebookNode) -> Iterator[str]:
+    """Tables in text whose rows have as many cells as their headers."""
+    for cell in markdown_cells(notebook):
+        lines = cell.source.splitlines()
+        for rule, line in enumerate(lines):
+            if not TABLE_RULE.fullmatch(line):
+                continue
+            rows = [lines[rule - 1], *takewhile(str.strip, lines[rule + 1 :])]
+            if any(not row.startswith("|") or row.count("|") != line.count("|") for row in rows):
+                yield f"{cell.get('id')} holds a table whose rows and header differ in length"
 
 
 def length(notebook: NotebookNode) -> Iterator[str]:

@@ -84,6 +84,7 @@ def good_lesson() -> NotebookNode:
     cells = [
         new_markdown_cell(
             "# A lesson\n**30 minutes.** You should know what a tensor is.\n\n![A stack of bytes.](a.svg)"
+            "\n\n| claim | truth |\n|---|---|\n| 41 GB | 37 GB |"
         ),
         new_code_cell("predict('01.peak')", outputs=[new_output("display_data", {"text/plain": "Your guess."})]),
         new_code_cell("reveal('01.peak', 3)", outputs=[new_output("display_data", {"text/plain": "It is 3 GB."})]),
@@ -147,6 +148,7 @@ SPOILED: dict[str, tuple[Callable[[NotebookNode], None], str]] = {
     "photograph": (output_of(1, **{"image/png": base64.b64encode(b"/home/me/").decode()}), "no sentence"),
     "image tag": (output_of(1, **{"text/html": "<img src='a.png'>"}), "no sentence: ''"),
     "markdown image": (source_of(0, "A stack of bytes.", "stack"), "no sentence: 'stack'"),
+    "broken table": (source_of(0, "| 41 GB |", "| 41 |\nGB |"), "a table whose rows and header differ"),
     "long cell": (source_of(4, "x = 1", "x = 1\n" * 21), "has 21 lines of code"),
     "no title": (source_of(0, "# A lesson", "A lesson"), "does not begin with a title"),
     "no minutes": (source_of(0, "30 minutes", "a while"), "how many minutes"),

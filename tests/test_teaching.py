@@ -178,9 +178,9 @@ def test_ledger_sums_exactly() -> None:
 def test_ledger_shows_signed_differences() -> None:
     text = repr(ledger({"input": 26_214_400, "mean": 32_768}, {"input": 26_214_400, "mean": 16_384}))
     lines = text.splitlines()
-    assert lines[0].split() == ["estimate", "measured", "difference"]
+    assert lines[0].split() == ["estimate", "measured", "estimate", "−", "measured"]
     assert lines[1].split() == ["input", "26.214", "MB", "26.214", "MB", "0"]
-    assert lines[2].endswith("−16.4 KB")
+    assert lines[2].endswith("+16.4 KB")
     assert lines[3].split()[0] == "total"
     assert len({len(line) for line in lines}) == 1
 

@@ -27,6 +27,7 @@ def lesson_runs() -> list[tuple[TrainingRun, int]]:
         (TrainingRun("llama3.2-1b", 4, 1024), 4),
         (puzzle, 2),
         (twin(puzzle.replace(recompute="none", optimizer="adamw"), gpu("T4-16GB")), 2),
+        (puzzle.replace(micro_batch=4, accumulation_steps=8), 2),
         (puzzle.replace(optimizer="adamw", micro_batch=4, accumulation_steps=8), 2),
         (puzzle.replace(optimizer="adamw", recompute="none", attention="eager"), 2),
         *((TrainingRun("gpt2-xl", 32, 1024, precision, recompute=recompute), 2) for precision, recompute in ways),

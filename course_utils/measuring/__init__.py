@@ -114,7 +114,7 @@ def _recorded(run: TrainingRun, steps: int, note: str) -> Measurement:
     return find(run, steps, note)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
     """An estimate and a measurement of one run, laid side by side."""
 
@@ -158,16 +158,16 @@ class Comparison:
         counted = format_bytes(allocated, "GB", 3)
         return f"{text} The GPU itself counted {counted}: {scratch:+,} bytes are scratch space inside kernels."
 
-    def __str__(self) -> str:
-        lines = [f"{'':18}{'estimate':>12}{'measured':>12}{'difference':>16}"]
+    def __repr__(self) -> str:
+        lines = [f"{'':18}{'estimate':>12}{'measured':>12}{'estimate − measured':>22}"]
         lines += [
-            f"{kind:18}{format_bytes(found, 'GB', 3):>12}{format_bytes(truth, 'GB', 3):>12}{gap:>+14,} B"
+            f"{kind:18}{format_bytes(found, 'GB', 3):>12}{format_bytes(truth, 'GB', 3):>12}{gap:>+20,} B"
             for kind, found, truth, gap in self.rows()
         ]
         return "\n".join([str(self.run), *lines, self.explanation(), str(self.measurement.provenance)])
 
     def _repr_html_(self) -> str:
-        head = "<tr><th></th><th>estimate</th><th>measured</th><th>difference</th></tr>"
+        head = "<tr><th></th><th>estimate</th><th>measured</th><th>estimate − measured</th></tr>"
         body = "".join(
             f"<tr><td style='text-align:left'>{kind.replace('_', ' ')}</td><td>{format_bytes(found, 'GB', 3)}</td>"
             f"<td>{format_bytes(truth, 'GB', 3)}</td><td>{gap:+,} B</td></tr>"

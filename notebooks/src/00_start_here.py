@@ -35,7 +35,7 @@ report()
 # | *live on …* | a real GPU, this one, now |
 # | *simulated GPU* | PyTorch's genuine step, operator by operator, on tensors that have no memory behind them |
 # | *traced on the CPU* | a small model really trained on your processor: real numbers, real losses |
-# | *recorded on …* | measured earlier on the device that it names, with its date |
+# | *recorded on …* | measured or simulated earlier, on the device that it names, with its date |
 #
 # There is no fifth. Where a GPU is missing, the course simulates and says so; it never shows you one thing as another.
 
@@ -46,7 +46,7 @@ report()
 # on this machine.
 #
 # Try it on the oldest trap of the field. A graphics card is sold with 80 GB. Inside, its memory is counted in powers of
-# two: it has 80 *GiB*, and 1 GiB is 2³⁰ bytes. **How many GB (10⁹ bytes) is that?**
+# two: about 80 [*GiB*](../docs/glossary.md#gb-and-gib), of 2³⁰ bytes each. **How many GB (10⁹ bytes) are 80 GiB?**
 
 # %%
 from course_utils.teaching import predict, reveal
@@ -58,18 +58,21 @@ from course_utils.plots import bars
 from course_utils.units import GB, GiB, format_bytes
 
 reveal("00.gib", 80 * GiB)
-bars({"80 GB": 80 * GB, "80 GiB": 80 * GiB}, "A GiB is 7 % more than a GB")
+bars({"80 GB": 80 * GB, "80 GiB": 80 * GiB}, f"A GiB is {GiB / GB - 1:.1%} more than a GB")
 
 # %% [markdown]
-# Seven percent is the difference between a run that fits and one that dies. So every figure in this course says which
+# # That is the difference between a run that fits and one that dies. So every figure in this course says which
 # of the two it is. `format_bytes` writes them, `parse_bytes` reads them.
 
 # %%
-from course_utils import parse_bytes
+from course_utils import gpu, parse_bytes
 
 for text in ("80 GB", "80 GiB", "24 GiB"):
     size = parse_bytes(text)
-    print(f"{text:>7s} = {size:>14,} bytes = {format_bytes(size, 'GB')} = {format_bytes(size, 'GiB')}")
+    print(f"{text:>14s} = {size:>14,} bytes = {format_bytes(size, 'GB')} = {format_bytes(size, 'GiB')}")
+for name in ("A100-80GB", "H100-80GB"):
+    size = gpu(name).memory
+    print(f"{name:>14s} = {size:>14,} bytes = {format_bytes(size, 'GB')} = {format_bytes(size, 'GiB')}")
 
 # %% [markdown]
 # ## One tensor's bytes
@@ -120,8 +123,9 @@ reveal("00.scalar", loss.bytes, unit="B")
 print(f"shape {loss.shape}, {loss.dtype}, made by {loss.operation} ({step.provenance})")
 
 # %% [markdown]
-# CUDA's memory comes through an allocator that hands out multiples of 512 bytes. For one number that is a waste; for a
-# model it is a rounding error. Remember it: it is the whole gap in some tables of lesson 01.
+# PyTorch's caching allocator hands out a GPU's memory in multiples of 512 bytes (`kMinBlockSize` in its source), and
+# the simulation applies that rule. For one number it is a waste; for a model it is a rounding error. Remember it: it is
+# the whole gap in some tables of lesson 01.
 
 # %% [markdown]
 # ## A slider
@@ -139,12 +143,14 @@ tensor_slider(batch=8, sequence=1024, hidden=1600, dtype="bf16")
 
 # %% [markdown]
 # ## A whole training step
-# One *training run* is one line of Python. This is GPT-2, the small one, with 8 sequences of 1,024 tokens. Its weights
-# take half a GB in fp32. **How much is allocated when its training step is at its fullest?**
+# One *training run* is one line of Python. This is GPT-2, the small one, with 8 sequences of 1,024 tokens. **How much
+# is allocated when its training step is at its fullest?** Its [activations](../docs/glossary.md#activations) count, its
+# [gradients](../docs/glossary.md#gradients), its [optimizer states](../docs/glossary.md#optimizer-states).
 
 # %%
 run = TrainingRun("gpt2", micro_batch=8, seq_len=1024)
 print(run)
+print(f"its weights alone, in fp32: {format_bytes(4 * run.model.parameters)}")
 predict("00.gpt2", unit="GB")
 
 # %%
@@ -170,12 +176,13 @@ compare(run)
 
 # %% [markdown]
 # ## A real one, on your processor
-# A simulation has no numbers in it, so nothing is learned. Small models can be trained for real. This one is a Llama of
-# 5 million parameters, ten steps on the same random tokens: the loss must fall.
+# A simulation has no numbers in it, so nothing is learned. Small models can be trained for real. This one is a tiny
+# Llama, ten steps on the same random tokens: the loss must fall.
 
 # %% tags=["nbval-ignore-output"]
 tiny = TrainingRun("tiny-llama", micro_batch=2, seq_len=128, precision="fp32", attention="eager")
 trained = compare(tiny, source="cpu", steps=10)
+print(f"{tiny.model.parameters:,} parameters")
 print("loss:", " ".join(f"{loss:.2f}" for loss in trained.measurement.losses))
 print("it falls:", trained.measurement.losses[-1] < trained.measurement.losses[0])
 
@@ -183,9 +190,18 @@ print("it falls:", trained.measurement.losses[-1] < trained.measurement.losses[0
 trained
 
 # %% [markdown]
-# **The gap.** Here the measurement has some bytes more. They are Adam's step counters, one number for each parameter
-# tensor, rounded up to 512 bytes. On a GPU they stay in the host's memory, so the estimate does not count them; on a
-# CPU there is only one memory, and the tracker sees them. That is what *explain the gap* means: not "about right", but
+# **The gap.** Estimate minus measured is negative: something is there that the formulas don't count. Which tensors are
+# it?
+
+# %%
+ran = trained.measurement
+counters = [item for item in ran.alive_at(ran.peak_event) if item.kind == "optimizer_states" and item.shape == ()]
+print(f"{len(counters)} optimizer states of a single number: {sum(item.bytes for item in counters):,} bytes")
+
+# %% [markdown]
+# They are Adam's step counters, one for each parameter tensor, in blocks of 512 bytes, as the course counts on every
+# device so that figures compare. On a GPU they stay in the host's memory, and the estimate leaves them out; on a CPU
+# there is only one memory, and the tracker sees them. That is what *explain the gap* means: not "about right", but
 # which tensor.
 
 # %% [markdown]

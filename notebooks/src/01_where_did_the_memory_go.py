@@ -14,12 +14,12 @@
 # **60 minutes.** You should know what a forward and a backward pass are, and have trained some network once. No GPU is
 # needed: where a measurement is simulated, it says so.
 #
-# Why care? The largest models train for millions of GPU-hours, and what limits how fast they learn is, more often than
-# the arithmetic, what fits beside them. Half of the field's well-known inventions are about memory:
+# Why care? Llama 3.1 405B took 30.8 million GPU-hours to train (its model card), and what limits how fast such a model
+# learns is often not the arithmetic but what fits beside the weights. Many well-known inventions are about memory:
 # [FlashAttention](../docs/glossary.md#flashattention) never writes the largest matrices, [grouped
 # queries](../docs/glossary.md#grouped-queries) and [PagedAttention](../docs/glossary.md#pagedattention) shrink and pack
-# what attention remembers, a [mixture of experts](../docs/glossary.md#mixture-of-experts) spends parameters instead of
-# activations. To judge any of them you need an account of where the bytes are now.
+# what attention remembers, a [mixture of experts](../docs/glossary.md#mixture-of-experts) spends memory on parameters
+# to save arithmetic. To judge any of them you need an account of where the bytes are now.
 #
 # You will account for a whole training step of GPT-2 XL, byte by byte, find out what is alive when, and settle a public
 # disagreement: does it train on a 32 GB card or not?
@@ -38,13 +38,13 @@ print(f"weights in 16-bit: 2 bytes · N = {format_bytes(2 * N)}")
 print(f"a card sold as 32 GB ({card.name}): {format_bytes(card.memory, 'GB', 1)}")
 
 # %% [markdown]
-# A card "of 32 GB" holds 32 *GiB*, of 2³⁰ bytes each, less what it keeps for itself: lesson 00 tells the two units
-# apart.
+# A card "of 32 GB" has about 32 *GiB*, of 2³⁰ bytes each; [lesson 00](00_start_here.ipynb) tells the two units apart.
 #
 # So the weights fill a tenth of the card. Two public texts then train this model with Adam, 32 sequences of 1,024
 # tokens at a time, 16-bit arithmetic and [activation checkpointing](../docs/glossary.md#activation-recomputation), on
-# one 32 GB GPU. A newsletter says that one *can barely train it*. A set of slides says that it *cannot be trained*, and
-# adds up eight terms to 41 GB.
+# one 32 GB GPU. A newsletter adds up to 32–35 GB and says that one *can barely train it*. A set of slides adds up to 41
+# GB and says that it *cannot be trained*. Their terms go back to the ZeRO paper ([Rajbhandari et al.
+# 2020](https://arxiv.org/abs/1910.02054)).
 #
 # **Your guess first.** How much memory is allocated when that training step is at its fullest?
 
@@ -62,16 +62,16 @@ predict("01.puzzle", unit="GB")
 #
 # ```python
 # logits = model(tokens)             # + activations, kept for backward
-# loss = cross_entropy(logits, targets)
+# loss = cross_entropy(logits, targets)  # + log-softmax, kept for backward; − logits
 # loss.backward()                    # + gradients, − activations, one layer after the other
-# optimizer.step()                   # + optimizer states, in the first step only
+# optimizer.step()                   # + optimizer states, in the first step only; temporaries come and go
 # optimizer.zero_grad()              # − gradients
 # ```
 #
 # Take a model of a size that you may have at home: Llama 3.2 with 1 billion parameters, four sequences of 1,024 tokens,
 # autocast to bf16, AdamW. Weights, gradients and Adam's two states are four numbers of 4 bytes a parameter.
 #
-# **Your guess.** How high does the first training step reach? And the second: as high, lower, higher?
+# **Your guess.** How high does the first training step reach? And the second?
 
 # %%
 from course_utils import TrainingRun
@@ -79,6 +79,7 @@ from course_utils import TrainingRun
 small = TrainingRun("llama3.2-1b", micro_batch=4, seq_len=1024)
 print(f"{small.model.parameters:,} parameters, 4 · 4 bytes each: {format_bytes(16 * small.model.parameters, 'GB', 1)}")
 predict("01.first_step", unit="GB")
+predict("01.second_step", unit="GB")
 
 # %% [markdown]
 # Now run four steps and watch every allocation. This is the genuine step of PyTorch, operator by operator. Where no GPU
@@ -93,16 +94,17 @@ timeline(four_steps, "Optimizer states arrive at the end of step 1 and never lea
 
 # %%
 peaks = four_steps.timeline.step_peaks()
-for step in (1, 2, 3, 4):
-    print(f"step {step}: peak {format_bytes(peaks[step], 'GB', 2)}")
+for number in (1, 2, 3, 4):
+    print(f"step {number}: peak {peaks[number]:,} bytes")
 reveal("01.first_step", peaks[1])
+reveal("01.second_step", peaks[2])
 
 # %% [markdown]
 # Read the picture from left to right. Parameters are a flat floor. In **forward** the
 # [activations](../docs/glossary.md#activations) pile up, one layer on the other. In **backward** they are used and
 # freed from the last layer to the first, and [gradients](../docs/glossary.md#gradients) rise in their place. The dark
-# wedge is [autocast](../docs/glossary.md#autocast): it keeps a 16-bit copy of each weight from forward to backward. In
-# the **optimizer** phase of step 1, Adam makes its two states for the first time, and keeps them. So the first step
+# wedge is [autocast](../docs/glossary.md#autocast): it keeps a 16-bit copy of each matrix from forward to backward. In
+# the **optimizer** phase of step 1, Adam makes its two states for the first time, and keeps them. Here the first step
 # peaks lower than all others, and a run that survives step 1 may die in step 2.
 #
 # From step 2 on nothing changes any more: every later step repeats it to the byte. That is why one step is enough to
@@ -110,8 +112,12 @@ reveal("01.first_step", peaks[1])
 
 # %% [markdown]
 # ### What stays after a step?
-# Three lifetimes explain the whole picture: *temporary* (a part of one phase), *from forward to backward*
-# (activations), *the whole training* (parameters and optimizer states). Which of them are left when a step is over?
+# Four lifetimes explain the picture: *temporary* (a part of one phase), *from forward to backward* (activations), *from
+# backward to zero_grad* (gradients), *the whole training* (parameters and
+# [optimizer states](../docs/glossary.md#optimizer-states)). **Your guess.** How much is left when a step is over?
+
+# %%
+predict("01.left", unit="GB")
 
 # %%
 from course_utils.plots import stack
@@ -122,6 +128,9 @@ stack(
     "After a step only parameters and optimizer states stay",
     provenance=str(four_steps.provenance),
 )
+
+# %%
+reveal("01.left", four_steps.moments["end of step 4"].total)
 
 # %% [markdown]
 # Activations are gone at the end of *backward*, not at the optimizer step, as one sometimes reads. Gradients are gone
@@ -155,15 +164,16 @@ print("dL/dW by hand equals autograd's:", torch.allclose(by_hand, layer.weight.g
 # Now ask autograd what it kept. Three operations of GPT-2 XL's width, one sequence of 1,024 tokens in bf16: a linear
 # layer, a GELU, and the addition of a residual connection.
 #
-# **Your guess.** Each has inputs of 3.3 MB. How many MB do the three keep together?
+# **Your guess.** How many MB do the three keep together?
 
 # %%
+s, b, h = 1024, 1, model.hidden
+print(f"one tensor of s·b·h numbers in bf16: {format_bytes(2 * s * b * h, 'MB')}")
 predict("01.kept", unit="MB")
 
 # %%
 from course_utils.teaching import saved_by, show_ledger
 
-s, b, h = 1024, 1, model.hidden
 shape = (b, s, h)
 kept = {
     "linear": saved_by(torch.nn.Linear(h, h, bias=False), shape, dtype="bf16"),
@@ -214,17 +224,16 @@ show_ledger(claimed, {kind: end_of_backward[kind] for kind in claimed})
 print(step.provenance)
 
 # %% [markdown]
-# **The gap.** 16 bytes a parameter it is. The few thousand bytes between the two come from rounding: CUDA's allocator
-# hands out multiples of 512 bytes, and GPT-2 XL has hundreds of tensors. The slides' 24 GB are these 24.9 GB, with 1.5
-# billion parameters instead of the exact number.
+# **The gap.** 16 bytes a parameter it is. The last column is rounding: PyTorch's caching allocator hands out multiples
+# of 512 bytes, and each of GPT-2 XL's tensors is rounded up, once for each of its five numbers. The slides' 24 GB are
+# these 24.9 GB, with 1.5 billion parameters instead of the exact number.
 
 # %% [markdown]
 # ## Sixty gigabytes of activations?
 # For the activations, ZeRO offers 12 · h · b · s · L elements (section 3.2), 2 bytes each. It is a formula for *all*
 # activations, without checkpointing.
 #
-# **Your guess.** What does a real step keep at the end of its forward pass: less than that, as much, or how many times
-# more?
+# **Your guess.** What does a real step with flash attention keep at the end of its forward pass: less, as much, more?
 
 # %%
 from course_utils.estimating.published import korthikanti_activation_bytes, zero_activation_bytes
@@ -253,33 +262,62 @@ for name, size in found.items():
     print(f"{name:27s} {size / per_block:7.2f} bytes · s·b·h in each block")
 
 # %% [markdown]
-# **The gap.** In units of s·b·h bytes a block, ZeRO counts 24. A real block keeps 34: inputs of four linear layers,
-# GELU's input, dropout masks, the inputs of two norms. Korthikanti et al. (2022, eq. 2) derived that number, and the
-# measured one is theirs plus the norms' statistics and what lies outside the blocks. Eager attention adds 5·a·s/h for
-# its s×s matrices, which a flash kernel never writes. Lesson 05 takes this apart, tensor by tensor.
+# **The gap**, term by term. In units of s·b·h bytes a block, ZeRO counts 24. A real block keeps 34 ([Korthikanti et al.
+# 2022](https://arxiv.org/abs/2205.05198), eq. 2), a few statistics besides, and something lies outside the blocks.
+
+# %%
+b, L = keep_all.micro_batch, model.layers
+block, token = s * b * h * L, s * b
+terms = {
+    "inputs of four linear layers": 14 * block,
+    "queries, keys, values": 6 * block,
+    "GELU's input": 8 * block,
+    "dropout masks": 2 * block,
+    "inputs of two norms": 4 * block,
+    "flash: one fp32 number a row": 4 * token * model.heads * L,
+    "the norms' statistics": 8 * token * (2 * L + 1),
+    "outside the blocks": 5 * token * h,
+}
+show_ledger(terms)
+print(f"the terms minus what was measured: {sum(terms.values()) - flash:,} bytes")
+
+# %% [markdown]
+# The first five make 34. What is left of 86 GB is the state of the random numbers and the indices of positions. *Eager*
+# attention, written out in PyTorch's own operators, keeps 5·a·s/h more for its s×s matrices, which a flash kernel never
+# writes. Lesson 05 derives every line of this table.
 
 # %% [markdown]
 # ## With checkpointing: "about 8 GB"
 # Both texts say that checkpointing leaves about 8 GB. ZeRO says why: *the square root of the total*. What we ran keeps
-# one checkpoint a block, 2·s·b·h bytes each, and nothing else of the blocks. Which of the two is it?
+# one checkpoint a block, its input of s·b·h numbers, and nothing else of the blocks.
+#
+# **Your guess.** How much do these checkpoints take together?
+
+# %%
+predict("01.checkpoints", unit="GB")
 
 # %%
 from course_utils.estimating.published import checkpoints_bytes, zero_checkpointed_bytes
 
+formula = {
+    "one checkpoint a block: 2·s·b·h·L": checkpoints_bytes(puzzle),
+    "log-softmax of the logits: 2·s·b·V": 2 * token * model.vocab,
+    "outside the blocks: 5·s·b·h": 5 * token * h,
+    "the last norm's statistics": 8 * token,
+}
+show_ledger(formula)
+reveal("01.checkpoints", checkpoints_bytes(puzzle))
+
+# %%
 after_loss = step.moments["after loss"]["activations"]
-log_softmax = next(item.bytes for item in step.largest() if item.operation == "_log_softmax")
-checkpoints = checkpoints_bytes(puzzle)
-show_ledger({
-    "one checkpoint a block": checkpoints,
-    "log-softmax of the logits": log_softmax,
-    "stem, norms, head": after_loss - checkpoints - log_softmax,
-})  # fmt: skip
 print(f"measured, when the loss is computed: {format_bytes(after_loss, 'GB', 2)} ({step.provenance})")
-print(f"ZeRO's rule, its total over √L:      {format_bytes(zero_checkpointed_bytes(puzzle), 'GB', 2)}")
+print(f"formula minus measured: {sum(formula.values()) - after_loss:,} bytes (position indices, the loss itself)")
+print(f"ZeRO's rule, its total over √L: {format_bytes(zero_checkpointed_bytes(puzzle), 'GB', 2)}")
 
 # %% [markdown]
 # About 8 GB is right, and for the wrong reason. Checkpoints alone are 5 GB. The rest is not in any block: it is one
-# tensor of s·b·V numbers that the *loss* keeps, 50,257 for each token. Nothing about it is a square root.
+# tensor of s·b·V numbers that the *loss* keeps, one for each word of the vocabulary and each token. Nothing about it is
+# a square root.
 
 # %% [markdown]
 # ## The stack of 41 GB
@@ -302,34 +340,38 @@ title = f"The parts never meet: {on_paper} on paper, {in_truth} in the step"
 stack(rows, title, capacity=card, provenance=str(step.provenance))
 
 # %% [markdown]
-# Now term by term: each of the slides' numbers ("estimate") beside the most that we ever saw of its kind.
+# Now the eight terms, one by one, beside the most that we saw of each at any moment. (Adam's three fp32 tensors are of
+# one size.)
 
 # %%
-peaks = step.phase_peaks
-show_ledger(
-    slides,
-    {
-        "parameters": peaks["backward"]["parameters"],
-        "gradients": step.moments["end of backward"]["gradients"],
-        "optimizer_states": peaks["optimizer"]["optimizer_states"],
-        "activations": peaks["backward"]["activations"],
-        "temporaries": peaks["optimizer"]["temporaries"],
-        "cached": 0,
-    },
-)
+most = {kind: max(curve) for kind, curve in step.timeline.curves().items()}
+state = most["optimizer_states"] // 3
+eight = {"fp16 parameters": 3, "fp16 gradients": 3, "fp32 parameters": 6, "fp32 momentum": 6,
+         "fp32 variance": 6, "activations": 8, "flat fp32 buffer": 6, "fragmentation": 3}  # fmt: skip
+seen = {
+    "fp16 parameters": most["parameters"], "fp16 gradients": most["gradients"], "fp32 parameters": state,
+    "fp32 momentum": state, "fp32 variance": state, "activations": most["activations"],
+    "flat fp32 buffer": step.phase_peaks["optimizer"]["temporaries"],
+}  # fmt: skip
+show_ledger({name: size * GB for name, size in eight.items()}, seen, columns=("slides", "measured"))
 
 # %% [markdown]
-# Term by term the slides are close. What they call a buffer of 6 GB is even two of that size: the fp32 gradients, and
-# what a foreach optimizer makes beside them. But even the sum of what we measured overshoots, in the table's last line,
-# because *a peak is the largest sum of what is alive at once, not the sum of the largest*. When backward begins,
-# activations are complete and not one gradient exists. When the optimizer runs, gradients are complete and no
-# activation is left.
+# Six of the terms are close. The buffer is twice as large: beside the fp32 gradients stands what a foreach optimizer
+# makes of the same size. And even the sum of what we measured overshoots, in the last line, because *a
+# [peak](../docs/glossary.md#peak) is the largest sum of what is alive at once, not the sum of the largest*. When
+# backward begins, activations are complete and not one gradient exists. When the optimizer runs, gradients are complete
+# and no activation is left. What, then, fills the fullest moment?
+
+# %%
+for item in step.largest(3):
+    print(f"{format_bytes(item.bytes, 'GB', 2)}  {item.kind:12s} {item.dtype} {item.shape} from {item.operation}")
+
+# %% [markdown]
+# The loss. Three tensors of s·b·V numbers at once: log-softmax, which is in the 8 GB, and two gradients on the way to
+# the [logits](../docs/glossary.md#logits), which the slides lack.
 #
-# What the slides lack is what fills the fullest moment: the loss. The gradient of the logits is as large as the
-# logits, and log-softmax needs one more while it computes it.
-#
-# [*Fragmentation*](../docs/glossary.md#fragmentation) is not in our figure: a simulation has no allocator. Lesson 10
-# gives it one.
+# [Fragmentation](../docs/glossary.md#fragmentation) is not in our figure: the simulation has the allocator's rounding,
+# but not its blocks. Lesson 10 gives it those.
 
 # %% [markdown]
 # ## Who is right about 32 GB?
@@ -340,38 +382,44 @@ reveal("01.puzzle", step.peak)
 print(step.summary())
 
 # %% [markdown]
-# That does not fit the card, so the slides' verdict stands and their arithmetic does not. Is the newsletter wrong
-# then? Not if you read *32 sequences* as the batch that one optimizer step learns from. Cut it into 8
-# [micro-batches](../docs/glossary.md#micro-batch-and-global-batch) of 4, add up their gradients, then step: the same
-# global batch, the same gradient to rounding (lesson 07).
+# That does not fit the card. Is the newsletter wrong then? Not if you read *32 sequences* as the batch that one
+# optimizer step learns from. Cut it into 8 [micro-batches](../docs/glossary.md#micro-batch-and-global-batch) of 4, add
+# up their gradients, then step: the same global batch, and but for dropout's random masks the same gradient (lesson
+# 07). Is that enough?
 
 # %%
 from course_utils import estimate
 
+together = puzzle.replace(micro_batch=4, accumulation_steps=8)
 choices = {
     "autocast": puzzle.replace(precision="amp-bf16", optimizer="adamw"),
-    "master weights": puzzle.replace(optimizer="adamw"),
-    "8 micro-batches of 4": puzzle.replace(optimizer="adamw", micro_batch=4, accumulation_steps=8),
+    "the puzzle": puzzle,
+    "8 micro-batches of 4": together,
+    "…, upcast one by one": together.replace(optimizer="adamw"),
 }
 measured = {name: measure(run) for name, run in choices.items()}
-stack(measured, "Only smaller micro-batches bring it below 32 GB", capacity=card, provenance=str(step.provenance))
+title = "Smaller micro-batches alone do not do it: the fp32 buffers have to go, too"
+stack(measured, title, capacity=card, provenance=str(step.provenance))
 
 # %% [markdown]
-# Both are right about the thing that they looked at. *In one batch of 32 it cannot be trained on that card; as 8
-# micro-batches of 4 it can.* (ZeRO's own card was a V100, as large, which computes in fp16 and has no flash kernel:
-# with full recomputation the kernel matters little.)
+# With small micro-batches the peak moves into the optimizer phase, where the slides' buffer stands. An optimizer that
+# upcasts *one gradient at a time* does without it, and then it fits, with room to spare.
 #
-# And the closed form? The course estimates every tensor of this step from formulas, without PyTorch.
+# So neither sum is right: 32–35 GB is too little for 32 sequences at once, 41 GB too much. The slides' *verdict* holds
+# for one batch of 32, the newsletter's if the batch is cut and the optimizer steps tensor by tensor. (ZeRO's own card,
+# a V100, is as large; it computes in fp16 and has no flash kernel.)
+#
+# And the closed form? The course estimates every tensor of these steps from formulas, without PyTorch.
 
 # %%
 for name, run in choices.items():
     guess, truth = estimate(run), measured[name].peak
-    print(f"{name:22s} estimated {format_bytes(guess.total, 'GB', 3)}, measured {format_bytes(truth, 'GB', 3)}: "
+    print(f"{name:21s} estimated {format_bytes(guess.total, 'GB', 3)}, measured {format_bytes(truth, 'GB', 3)}: "
           f"{guess.total - truth:+,} bytes, in {guess.label}")  # fmt: skip
 
 # %% [markdown]
-# The two share no code: one adds up a list of named tensors, the other counts what PyTorch allocates. Here is one of
-# them kind by kind; the table under the figure is what `compare` gives for any run.
+# The two share the description of the model and the 512-byte rule, and nothing else: one adds up a list of named
+# tensors, the other counts what PyTorch allocates. Here is one of them, kind by kind.
 
 # %%
 from course_utils.plots import compare_bars
@@ -381,28 +429,32 @@ compare_bars(
 )
 
 # %% [markdown]
-# Does that hold for other choices? Here are both precisions with and without recomputation, estimated and measured.
+# Does that hold for other choices? Here are both precisions and both kernels, with and without recomputation,
+# estimated; those with the flash kernel are measured beside it.
 
 # %%
 from itertools import product
 
-for precision, recompute in product(("amp-bf16", "bf16-master"), ("none", "full")):
-    run = TrainingRun("gpt2-xl", 32, 1024, precision, recompute=recompute)
-    guess, truth = estimate(run), measure(run)
-    print(f"{precision:12s} {recompute:5s} {format_bytes(guess.total, 'GB', 3):>11s}"
-          f"{format_bytes(truth.peak, 'GB', 3):>12s} {guess.total / truth.peak - 1:+.3%}  {guess.label}")  # fmt: skip
+for precision, attention, recompute in product(("amp-bf16", "bf16-master"), ("flash", "eager"), ("none", "full")):
+    run = TrainingRun("gpt2-xl", 32, 1024, precision, attention=attention, recompute=recompute)
+    guess, truth = estimate(run).total, measure(run).peak if attention == "flash" else None
+    beside = f"measured {format_bytes(truth, 'GB', 3)}: {guess / truth - 1:+.3%}" if truth else ""
+    print(f"{precision:12s} {attention:6s} {recompute:5s} {format_bytes(guess, 'GB', 3):>11s} {beside}")
 
 # %% [markdown]
-# No gap is left to explain, because each one was explained while the formulas were written: what autocast copies, what
-# the loss keeps, which tensor waits for which. For any other run, eager attention say, ask in a terminal:
-# `python3 -m course_utils compare gpt2-xl --micro-batch 32 --attention eager`. Against a *real* GPU a gap remains, the
-# scratch space inside kernels that neither of the two sees.
+# With full recomputation the kernel hardly matters; without it, eager attention triples the step. To measure one of
+# those too, ask in a terminal: `python3 -m course_utils compare gpt2-xl --micro-batch 32 --attention eager`.
+#
+# No gap is left, and that needs a caution. The formulas were worked out until they named every tensor of this
+# simulation, so a gap of 0 says that we understand *it*. What a real card adds, scratch space inside kernels above all,
+# only a live run can say: `compare(run, source="live")`.
 
 # %% [markdown]
 # ## On your own card
-# `twin` makes a run small enough for a card without changing what happens in its step. If this machine has a GPU, the
-# next cell runs there, live; if not, a 16 GB card stands in and is simulated. The last line says which of the two you
-# see.
+# `twin` shrinks the micro-batch until the run fits a card, and if that is not enough, the model. For a card older than
+# Ampere it also takes fp16 under autocast and the efficient kernel, which such a card has. If this machine has a GPU,
+# the next cell runs there, live; if not, a 16 GB card stands in and is simulated. Its first line says what became of
+# the run, its last where it ran.
 
 # %%
 from course_utils import card_here, compare, twin
@@ -411,8 +463,15 @@ compare(twin(keep_all, card_here()))
 
 # %% [markdown]
 # ## Turn the knobs
-# Every control changes the run, and the picture with it. Find three different ways to bring GPT-2 XL below the card's
-# line. Which one leaves the fewest tokens in a micro-batch? Which kind of memory refuses to shrink whatever you do?
+# Every control changes the run, and the picture with it. Keep GPT-2 XL and Adam: find two ways below the card's line.
+# Which kinds of memory never change with micro-batch, sequence or recomputation?
+#
+# <details><summary>An answer</summary>
+#
+# Fewer sequences at once, or shorter ones: at a micro-batch of 16 it fits, and at 32 sequences of 512 tokens, too. The
+# parameters and the optimizer states never change; they depend on the model and the precision alone.
+#
+# </details>
 
 # %%
 from course_utils.widgets import explorer
@@ -423,10 +482,11 @@ explorer("gpt2-xl", gpu="RTX5090-32GB", micro_batch=32, precision="bf16-master",
 # ## What the sources got wrong
 # | claim | what you computed here |
 # |---|---|
-# | 41 GB is needed (slides) | the terms are never alive at once; the peak of that step is the one you measured |
-# | 12·h·b·s·L elements of activations (ZeRO) | a block keeps 34 bytes · s·b·h with flash attention, 24 in that formula
-# | | checkpointing leaves the square root (ZeRO) | it leaves one checkpoint a block, and the loss's own tensor | |
-# activations are kept until the optimizer step | each is freed in backward, as soon as it has been used |
+# | 41 GB is needed (slides) | the terms are never alive at once |
+# | 32–35 GB is needed (newsletter) | only if the batch is cut, and then it is less |
+# | 12·h·b·s·L elements of activations (ZeRO) | a block keeps 34 bytes · s·b·h, with flash attention, not 24 |
+# | checkpointing leaves the square root (ZeRO) | it leaves one checkpoint a block, and the loss's own tensor |
+# | activations are kept until the optimizer step | each is freed in backward, as soon as it has been used |
 #
 # ## Take home
 # **Remember** A peak is the largest sum of what is alive at once: states stay, activations and gradients take turns.
@@ -434,7 +494,7 @@ explorer("gpt2-xl", gpu="RTX5090-32GB", micro_batch=32, precision="bf16-master",
 # **Breaks when** you size a run by its first step: Adam's states arrive at the end of it, and step 2 runs out of
 # memory.
 #
-# **Cheat-sheet line** states 16·N bytes (Adam, any mixed precision with fp32 masters) · activations s·b·h·L·(34 +
-# 5·a·s/h) eager, 34 flash · loss: several tensors of s·b·V.
+# **Cheat-sheet line** states 16·N bytes (Adam: fp32, autocast, or 16-bit with fp32 masters) · activations in 16-bit,
+# with dropout: 34·s·b·h·L, eager + 5·a·s²·b·L, more under autocast · loss: 3 tensors of s·b·V, 2 bytes each.
 #
 # Now solve the [exercises of this lesson](../exercises/01_where_did_the_memory_go.ipynb).

@@ -263,8 +263,8 @@ check.largest_micro_batch(largest_micro_batch)
 # ### Why
 # Compare the two columns below. From two micro-batches on, the gradients stand there all through the next forward
 # pass: 2 bytes a parameter more at the peak. So a part of what halving the batch saves goes to them, and where the
-# card is nearly full that decides. And from some size down nothing is saved at all: states and the optimizer's step
-# remain.
+# card is nearly full that decides. And among the smallest, little is left to save: the states stay, whatever
+# the batch.
 
 # %% tags=["solution"]
 print(f"V100-32GB has {format_bytes(gpu('V100-32GB').memory, 'GB', 1)}")
