@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import torch
 
 NUMBER = re.compile(r"\s*([0-9][0-9_]*(?:[.,][0-9]+)?|[.,][0-9]+)\s*")
+THOUSANDS_OR_DECIMALS = re.compile(r"[1-9][0-9_]*,[0-9]{3}")
 
 
 # ------------------------------------------------------------------------------------------------- guess, then look
@@ -54,18 +55,21 @@ def course_home() -> Path:
 
 
 def stored_guesses() -> dict[str, Guess]:
-    """Every guess locked on this machine, by key. ValueError for a file that something else has damaged."""
+    """Every guess locked on this machine, by key. ValueError for a file that is damaged or may not be read."""
     file = course_home() / "guesses.json"
-    if not file.exists():
-        return {}
+    with _problems_in_words(file.parent):
+        text = file.read_text(encoding="utf-8") if file.exists() else "{}"
     try:
-        return {key: Guess(**entry) for key, entry in json.loads(file.read_text(encoding="utf-8")).items()}
+        return {key: Guess(**entry) for key, entry in json.loads(text).items()}
     except (ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{file} is damaged ({error}); delete it to start over with your guesses") from error
 
 
 def lock_guess(key: str, value: float, unit: str) -> Guess:
-    """Store a guess and return it. The first one stays: with a guess locked already, that one is returned."""
+    """Store a guess and return it. The first one stays: with a guess locked already, that one is returned.
+
+    ValueError where it cannot be kept: the message names the folder and how to choose another.
+    """
     guesses = stored_guesses()
     if key not in guesses:
         guesses[key] = Guess(value, unit, date.today().isoformat())
@@ -82,15 +86,34 @@ def forget_guess(key: str) -> None:
 
 def _store(guesses: Mapping[str, Guess]) -> None:
     file = course_home() / "guesses.json"
-    file.parent.mkdir(parents=True, exist_ok=True)
     scratch = file.with_suffix(f".{os.getpid()}.part")
-    scratch.write_text(json.dumps({key: vars(guess) for key, guess in guesses.items()}, indent=1), encoding="utf-8")
-    scratch.replace(file)
+    with _problems_in_words(file.parent):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        scratch.write_text(json.dumps({key: vars(guess) for key, guess in guesses.items()}, indent=1), encoding="utf-8")
+        scratch.replace(file)
+
+
+@contextmanager
+def _problems_in_words(folder: Path) -> Iterator[None]:
+    """Turn an OSError into a ValueError that a learner can act on: the field shows those, and `predict` raises them."""
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(
+            f"Guesses cannot be kept in {folder} ({error.strerror or error}): "
+            "set the environment variable COURSE_HOME to a folder that you may write to."
+        ) from error
 
 
 def parse_guess(text: str, unit: str) -> float:
-    """The number in "41", "41.5", "41,5" or, with the unit asked for, "41 GB". ValueError says what is taken."""
+    """The number in "41", "41.5", "41,5" or, with the unit asked for, "41 GB". ValueError says what is taken.
+
+    "1,000" is refused, being a thousand to some and one to others: a locked guess should not rest on a reading.
+    """
     match = NUMBER.fullmatch(text.strip().removesuffix(unit))
+    if match and THOUSANDS_OR_DECIMALS.fullmatch(match[1]):
+        thousands, decimals = match[1].replace(",", "").replace("_", ""), match[1].replace(",", ".")
+        raise ValueError(f"{match[1]} can be read in two ways: write {thousands} or {float(decimals)}.")
     if match is None:
         raise ValueError(f"Write your guess in {unit}, as a number alone.")
     return float(match[1].replace("_", "").replace(",", "."))

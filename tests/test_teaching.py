@@ -59,6 +59,35 @@ def test_damaged_file_is_named(home: Path) -> None:
             stored_guesses()
 
 
+@pytest.fixture
+def no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home for guesses that nobody can make: its parent is a file."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("COURSE_HOME", str(tmp_path / "file" / "course"))
+    return tmp_path / "file" / "course"
+
+
+def test_guess_that_cannot_be_kept_is_refused_in_words(no_folder: Path) -> None:
+    with pytest.raises(ValueError, match=r"cannot be kept in .*course.*COURSE_HOME") as refusal:
+        predict("01.peak", guess=41)
+    assert str(no_folder) in str(refusal.value)
+
+
+def test_field_says_that_a_guess_cannot_be_kept(no_folder: Path) -> None:
+    box = teaching._guess_field("01.peak", "GB")
+    (field, button), answer = box.children[0].children, box.children[1]
+    field.value = "41"
+    button.click()
+    assert "COURSE_HOME" in answer.value and no_folder.name in answer.value
+    assert not field.disabled and not button.disabled  # another folder, another try
+
+
+def test_file_that_cannot_be_read_is_refused_in_words(home: Path) -> None:
+    (home / "guesses.json").mkdir(parents=True)
+    with pytest.raises(ValueError, match=r"cannot be kept in .*COURSE_HOME"):
+        lock_guess("01.peak", 41, "GB")
+
+
 @pytest.mark.parametrize(
     ("platform", "variable", "base"),
     [
@@ -81,7 +110,19 @@ def test_guesses_live_where_the_system_keeps_such_things(
 
 
 @pytest.mark.parametrize(
-    ("text", "value"), [("41", 41), (" 41.5 GB ", 41.5), ("41,5", 41.5), ("1_000", 1000), ("0.25GB", 0.25), (".5", 0.5)]
+    ("text", "value"),
+    [
+        ("41", 41),
+        (" 41.5 GB ", 41.5),
+        ("41,5", 41.5),
+        ("3,3", 3.3),
+        ("1,0001", 1.0001),
+        ("0,125", 0.125),
+        ("1.000", 1),
+        ("1_000", 1000),
+        ("0.25GB", 0.25),
+        (".5", 0.5),
+    ],
 )
 def test_numbers_are_read_as_people_write_them(text: str, value: float) -> None:
     assert parse_guess(text, "GB") == value
@@ -90,6 +131,15 @@ def test_numbers_are_read_as_people_write_them(text: str, value: float) -> None:
 @pytest.mark.parametrize("text", ["", "a lot", "41 GiB", "-3", "1e", "4 1", "inf", "nan"])
 def test_other_texts_are_refused_in_words(text: str) -> None:
     with pytest.raises(ValueError, match="in GB, as a number alone"):
+        parse_guess(text, "GB")
+
+
+@pytest.mark.parametrize(
+    ("text", "readings"),
+    [("1,000", "1000 or 1.0"), ("134,500 GB", "134500 or 134.5"), ("1_234,500", "1234500 or 1234.5")],
+)
+def test_comma_of_two_readings_is_refused(text: str, readings: str) -> None:
+    with pytest.raises(ValueError, match=f"read in two ways: write {readings}"):
         parse_guess(text, "GB")
 
 
