@@ -41,7 +41,10 @@ def explorer(model: str = "gpt2-xl", *, gpu: str = "V100-32GB", **choices: Any) 
 
 
 def tensor_slider(batch: int = 8, sequence: int = 1024, hidden: int = 1600, dtype: str = "bf16") -> "TensorSlider":
-    """Controls for the shape and the format of one tensor, and its bytes beside 1 GB and 1 GiB."""
+    """Controls for the shape and the format of one tensor, and its bytes beside 1 GB and 1 GiB.
+
+    Raises ValueError, in words, for a size that is no whole number of at least 1, and for an unknown format.
+    """
     return TensorSlider(batch, sequence, hidden, dtype)
 
 
@@ -158,6 +161,9 @@ class TensorSlider(_Explorable):
     def __init__(self, batch: int, sequence: int, hidden: int, dtype: str) -> None:
         if dtype not in DTYPES:
             raise ValueError(f"unknown number format {dtype!r}; known: {', '.join(DTYPES)}")
+        for name, size in (("batch", batch), ("sequence", sequence), ("hidden", hidden)):
+            if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+                raise ValueError(f"{name} is {size!r}: it must be a whole number of at least 1")
         widths = (256, 512, 768, 1024, 1280, 1600, 2048, 2560, 4096, 5120, 8192, 12288, 16384)
         super().__init__(
             {

@@ -3,6 +3,7 @@
 import re
 import statistics
 import time
+from typing import Any
 
 import nbformat
 import pytest
@@ -128,6 +129,14 @@ def test_the_tensor_slider_counts_bytes():
     assert shown.bytes == 2 * GiB == drawn_bytes(shown.picture.value)
     with pytest.raises(ValueError, match="int3"):
         tensor_slider(dtype="int3")
+
+
+@pytest.mark.parametrize(
+    ("name", "size"), [("batch", 0), ("batch", -1), ("sequence", True), ("hidden", 1.5), ("hidden", "1600")]
+)
+def test_a_shape_that_no_tensor_has_is_refused_in_words(name: str, size: Any):
+    with pytest.raises(ValueError, match=rf"{name} is {size!r}: it must be a whole number of at least 1"):
+        tensor_slider(**{name: size})
 
 
 def test_what_is_stored_is_short_the_same_each_time_and_says_what_to_do():
