@@ -4,7 +4,7 @@ import functools
 import inspect
 import math
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from numbers import Real
 from typing import Any, NoReturn
 
@@ -86,33 +86,6 @@ def of_kind(value: Any, kinds: Kinds, opening: str = "Your answer is") -> Any:
     expect(right, f"{opening} {_article(value)}, where {names} is asked for.")
     expect(not isinstance(value, float) or math.isfinite(value), f"{opening} a number that is not finite.")
     return value
-
-
-def expect_equal(
-    answer: Any,
-    reference: Callable[..., Any],
-    cases: Iterable[Mapping[str, Any]],
-    *,
-    returns: Kinds = Real,
-    relative: float = 0.0,
-    message: str = "Not right yet",
-) -> None:
-    """Compare the function `answer` with `reference` for each of `cases` (named arguments), silent about the values.
-
-    `relative` is the difference that still counts as equal, as a part of the reference's value. Raises CheckFailed
-    with `message`, the arguments for which they differ and, where the ratio gives one away, the slip of units.
-    """
-    for case in cases:
-        got, wanted = call(answer, returns=returns, **case), reference(**case)
-        if not _agrees(got, wanted, relative):
-            slip = unit_slip(got, wanted)
-            fail(f"{message} for {_spelled((), case)}{': ' + slip if slip else '.'}")
-
-
-def _agrees(got: Any, wanted: Any, relative: float) -> bool:
-    if isinstance(got, Real) and isinstance(wanted, Real):
-        return got == wanted or math.isclose(got, wanted, rel_tol=relative, abs_tol=0.0)
-    return bool(got == wanted)
 
 
 def unit_slip(got: Any, wanted: Any) -> str | None:

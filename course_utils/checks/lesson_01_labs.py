@@ -170,7 +170,6 @@ FIT_MISTAKES: dict[str, Callable[[str, int], int]] = {
 # -------------------------------------------------------------------------------------------------- 01.5: find the leak
 
 Batches = list[tuple[torch.Tensor, torch.Tensor]]
-Train = Callable[[nn.Module, Batches, torch.optim.Optimizer], float]
 ROWS, WIDTHS, LEARNING_RATE = 64, (32, 256, 256, 64), 0.5
 
 
