@@ -266,8 +266,7 @@ class Ledger:
     def _amounts(self, estimate: int | None, measured: int | None) -> tuple[str, ...]:
         if not self.measured:
             return (self._spell(estimate),)
-        missing = estimate is None or measured is None
-        difference = "–" if missing else self._signed(estimate - measured)
+        difference = "–" if estimate is None or measured is None else self._signed(estimate - measured)
         return self._spell(estimate), self._spell(measured), difference
 
     def _spell(self, size: int | None) -> str:
