@@ -8,6 +8,7 @@ from pathlib import Path
 
 import nbformat
 from IPython.core.inputtransformer2 import TransformerManager
+from markdown_it import MarkdownIt
 from nbformat import NotebookNode
 
 LONGEST_CELL = 20
@@ -34,7 +35,8 @@ def faults(notebook: NotebookNode, path: Path) -> list[str]:
     if found:
         return found  # nothing else can be relied on
     found += [*ids(notebook, path.stem), *execution(notebook), *outputs(notebook)]
-    found += [*private_things(notebook), *pictures(notebook), *tables(notebook), *length(notebook), *opening(notebook)]
+    found += [*private_things(notebook), *pictures(notebook), *tables(notebook), *bullets(notebook)]
+    found += [*length(notebook), *opening(notebook)]
     if path.parent.name == "notebooks":
         found += [*closing(notebook), *comparison(notebook)]
         found += rhythm(notebook, path.stem) if path.stem > "01" else []
@@ -175,6 +177,25 @@ def tables(notebook: NotebookNode) -> Iterator[str]:
             rows = [lines[rule - 1], *takewhile(str.strip, lines[rule + 1 :])]
             if any(not row.startswith("|") or row.count("|") != line.count("|") for row in rows):
                 yield f"{cell.get('id')} holds a table whose rows and header differ in length"
+
+
+def bullets(notebook: NotebookNode) -> Iterator[str]:
+    """Lists apart from the text above them: a line that wraps just before "+ S" becomes a bullet by accident."""
+    for cell in markdown_cells(notebook):
+        for line in lists_without_a_gap(cell.source):
+            yield f"{cell.get('id')} has text that Markdown makes a bullet; wrap elsewhere or leave a gap: {line}"
+
+
+def lists_without_a_gap(text: str) -> Iterator[str]:
+    """The first line of each list in Markdown that follows a paragraph's last line; lists in lists are left out."""
+    depth, paragraph_end = 0, -1
+    for token in MarkdownIt("commonmark").enable("table").parse(text):
+        is_list = token.type in ("bullet_list_open", "ordered_list_open")
+        if is_list and depth == 0 and token.map and token.map[0] == paragraph_end:
+            yield text.splitlines()[paragraph_end].strip()
+        depth += is_list - (token.type in ("bullet_list_close", "ordered_list_close"))
+        if token.type == "paragraph_open" and token.map:
+            paragraph_end = token.map[1]
 
 
 def length(notebook: NotebookNode) -> Iterator[str]:

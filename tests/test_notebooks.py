@@ -8,7 +8,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from contract import code_cells, faults, shows_something
+from contract import code_cells, faults, lists_without_a_gap, shows_something
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
@@ -149,6 +149,7 @@ SPOILED: dict[str, tuple[Callable[[NotebookNode], None], str]] = {
     "image tag": (output_of(1, **{"text/html": "<img src='a.png'>"}), "no sentence: ''"),
     "markdown image": (source_of(0, "A stack of bytes.", "stack"), "no sentence: 'stack'"),
     "broken table": (source_of(0, "| 41 GB |", "| 41 |\nGB |"), "a table whose rows and header differ"),
+    "accidental bullet": (source_of(5, "[The", "Save it (Ctrl\n+ S).\n\n[The"), "Markdown makes a bullet"),
     "long cell": (source_of(4, "x = 1", "x = 1\n" * 21), "has 21 lines of code"),
     "no title": (source_of(0, "# A lesson", "A lesson"), "does not begin with a title"),
     "no minutes": (source_of(0, "30 minutes", "a while"), "how many minutes"),
@@ -196,6 +197,28 @@ def test_words_of_a_photograph_are_not_searched_for_paths() -> None:
     data = {"image/png": "abc+/home/me/", "text/plain": "A photograph of a stack of bytes."}
     notebook.cells[1].outputs = [new_output("display_data", data)]
     assert faults(notebook, PATH) == []
+
+
+@pytest.mark.parametrize("marker", ["-", "+", "*", "1."])
+def test_every_marker_makes_a_bullet(marker: str) -> None:
+    assert list(lists_without_a_gap(f"Some text\n{marker} more")) == [f"{marker} more"]
+    assert list(lists_without_a_gap(f"> Some text\n> {marker} more")) == [f"> {marker} more"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Three things:\n\n- one\n- two\n  - nested\n- three, which\n  wraps",
+        "```\na\n- b\n```",
+        "~~~\na\n+ b\n~~~",
+        "| a |\n|---|\n| - b |",
+        "# Heading\n- one",
+        "It takes\n-3 bytes, or\n*many*, or\n**more**",
+        "In the year\n1999. Then",
+    ],
+)
+def test_lists_apart_and_other_lines_are_no_accident(text: str) -> None:
+    assert list(lists_without_a_gap(text)) == []
 
 
 @pytest.mark.parametrize(
