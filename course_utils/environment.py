@@ -158,15 +158,15 @@ def nvidia_driver(system: str = platform.system()) -> bool:
 def torch_sources(system: str, choice: str) -> list[tuple[str, list[str]]]:
     """Where to get torch, best first: a name to say, and pip's options.
 
-    PyTorch's own index is asked briefly, with one retry. It gives torch alone (`--no-deps`): the packages that torch
-    needs come with all the others.
+    PyTorch's own index gives torch alone (`--no-deps`): the packages that torch needs come with all the others. Where
+    the package index would do as well, it is asked briefly, with one retry; the CUDA build for Windows is nowhere else.
     """
     brief = ["--no-deps", "--timeout", "10", "--retries", "1", "--index-url"]
     plain: list[tuple[str, list[str]]] = [("from the package index", [])]
     if (system, choice) == ("Linux", "cpu"):
         return [("CPU build, from PyTorch's own index", [*brief, CPU_INDEX]), *plain]
     if (system, choice) == ("Windows", "cuda"):
-        return [("CUDA build, from PyTorch's own index", [*brief, CUDA_INDEX]), *plain]
+        return [("CUDA build, from PyTorch's own index", ["--no-deps", "--index-url", CUDA_INDEX])]
     return plain
 
 
@@ -242,14 +242,22 @@ def install(home: Home, purpose: str, choice: str) -> None:
 
 
 def install_torch(home: Home, pip: Pip, version: str, choice: str) -> None:
-    """Installs torch from the first source that has it. Raises SetupError if none does."""
+    """Installs torch from the first source that has it. Raises SetupError if none does.
+
+    It says how to do without a GPU where only PyTorch's own index has the CUDA build.
+    """
     sources = torch_sources(home.system, choice)
     for number, (name, options) in enumerate(sources):
         last = number == len(sources) - 1
         if last and choice == "cpu" and home.system == "Linux":
             check_disk(home.root, NEEDED_BYTES["cuda"])  # the package index's Linux wheel is the CUDA build
-        if pip.install(f"torch {version} ({name})", [*options, f"torch=={version}"], may_fail=not last):
-            return
+        try:
+            if pip.install(f"torch {version} ({name})", [*options, f"torch=={version}"], may_fail=not last):
+                return
+        except SetupError as problem:
+            if CUDA_INDEX not in options:
+                raise
+            raise SetupError(f"{problem} Or set COURSE_TORCH=cpu, to go without a GPU.") from None
 
 
 def check_torch_loads(home: Home) -> None:
@@ -258,8 +266,9 @@ def check_torch_loads(home: Home) -> None:
         [str(home.python), "-c", "import torch; print(torch.__version__)"], capture_output=True, text=True, check=False
     )
     if loaded.returncode:
-        advice = "install Microsoft's Visual C++ Redistributable" if home.system == "Windows" else "see the message"
-        raise SetupError(f"torch is installed but does not load: {advice}. ({loaded.stderr.strip().splitlines()[-1]})")
+        said = loaded.stderr.strip().splitlines() or [f"exit code {loaded.returncode}"]
+        advice = "install Microsoft's Visual C++ Redistributable" if home.system == "Windows" else "mend that"
+        raise SetupError(f"torch is installed but does not load ({said[-1]}): {advice}, {AGAIN}.")
     print(f"Ready: torch {loaded.stdout.strip()}", flush=True)
 
 

@@ -98,7 +98,7 @@ def test_torch_build_that_cannot_be_is_refused(system, asked, said):
         ("Linux", "cpu", [environment.CPU_INDEX, None]),
         ("Linux", "cuda", [None]),
         ("Windows", "cpu", [None]),
-        ("Windows", "cuda", [environment.CUDA_INDEX, None]),
+        ("Windows", "cuda", [environment.CUDA_INDEX]),
         ("Darwin", "cpu", [None]),
     ],
 )
@@ -118,6 +118,21 @@ def test_unreachable_pytorch_index_falls_back_to_the_plain_version(home, monkeyp
     environment.install_torch(home, Pip(home.python, home.root, home.log), "2.13.0", "cpu")
     assert environment.CPU_INDEX in asked[0]
     assert asked[1:] == [["torch==2.13.0"]]
+
+
+def test_cuda_build_for_windows_never_becomes_the_cpu_build_unsaid(tmp_path, monkeypatch):
+    asked = []
+
+    def install(pip, what, arguments, may_fail=False):
+        asked.append(arguments)
+        assert not may_fail
+        raise SetupError("No network.")
+
+    monkeypatch.setattr(Pip, "install", install)
+    windows = Home(tmp_path, "Windows")
+    with pytest.raises(SetupError, match=r"No network\. Or set COURSE_TORCH=cpu"):
+        environment.install_torch(windows, Pip(windows.python, windows.root, windows.log), "2.13.0", "cuda")
+    assert [environment.CUDA_INDEX in arguments for arguments in asked] == [True]
 
 
 # Trust
@@ -236,10 +251,14 @@ def test_missing_venv_module_is_named_with_its_remedy(home, monkeypatch, absent)
     assert not home.folder.exists()
 
 
-def test_torch_that_does_not_load_is_said(home, monkeypatch):
-    failed = subprocess.CompletedProcess([], 1, stdout="", stderr="Traceback\nOSError: libgomp.so.1 is missing\n")
+@pytest.mark.parametrize(
+    ("code", "stderr", "said"),
+    [(1, "Traceback\nOSError: libgomp.so.1 is missing\n", "libgomp"), (-4, "\n", r"\(exit code -4\)")],
+)
+def test_torch_that_does_not_load_is_said(home, monkeypatch, code, stderr, said):
+    failed = subprocess.CompletedProcess([], code, stdout="", stderr=stderr)
     monkeypatch.setattr(environment.subprocess, "run", lambda *_, **__: failed)
-    with pytest.raises(SetupError, match=r"does not load.*libgomp"):
+    with pytest.raises(SetupError, match=rf"does not load.*{said}.*then run the same command"):
         environment.check_torch_loads(home)
 
 
