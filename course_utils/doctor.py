@@ -20,7 +20,6 @@ YES, NO, NOTE = "yes", "no", "note"
 SIGNS = {YES: "✓", NO: "✗", NOTE: "·"}
 PACKAGES = ("jupyterlab", "ipywidgets", "matplotlib", "numpy", "pytest", "nbval")
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "msedge")
-RECORDINGS = Path(__file__).resolve().parent / "recordings"
 
 
 @dataclass(frozen=True)
@@ -204,13 +203,24 @@ def simulated_gpu(torch: ModuleType | None) -> tuple[bool, str]:
 
 def course_findings(torch: bool, live: bool, simulated: tuple[bool, str]) -> tuple[Finding, ...]:
     """Where each part of the course gets its numbers on a machine with that much of what it needs."""
-    recordings = len(list(RECORDINGS.glob("*.json")))
     here = "every run that fits its memory" if live else "no GPU that torch can use"
-    shipped = f"{recordings} measurements" if recordings else "no recordings from real GPUs yet"
     return (
         Finding("estimates", YES, "computed from formulas, for any model and GPU"),
         Finding("simulated GPU", YES if simulated[0] else NO, simulated[1]),
         Finding("traced on the CPU", YES if torch else NO, "small models, really trained" if torch else "needs torch"),
         Finding("live on a GPU", YES if live else NO, here),
-        Finding("recorded", YES if recordings else NO, shipped),
+        recorded_finding(),
     )
+
+
+def recorded_finding() -> Finding:
+    """How many measurements are shipped with the course, and what they were made on."""
+    from .measuring.recorded import load
+
+    try:
+        origins = [recording["provenance"][0] for recording in load().values()]
+    except (OSError, EOFError, ValueError) as problem:  # absent, cut short, or of another version
+        return Finding("recorded", NO, f"cannot be read: {problem}")
+    live = origins.count("live")
+    simulated = f"{len(origins) - live} simulated runs"
+    return Finding("recorded", YES, f"{simulated}; {live or 'none'} from real GPUs{'' if live else ' yet'}")

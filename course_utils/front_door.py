@@ -1,20 +1,27 @@
 """What `python3 -m course_utils …` can do, command by command. Standard library only until the environment exists."""
 
 import inspect
+import io
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from .environment import Home, interpreter, is_ready, remembered, torch_choice
+from .measuring_errors import GpuOutOfMemory, SimulationUnavailable
 from .pip_runner import SetupError
 
+if TYPE_CHECKING:
+    from .run import TrainingRun
+
 ROOT = Path(__file__).resolve().parent.parent
+HELP = ("-h", "--help")
 FIRST_LESSON = "notebooks/00_start_here.ipynb"
 SETTINGS = Path(__file__).resolve().parent / "jupyterlab_settings"
 """A settings directory for JupyterLab: no question about news, no check for updates."""
@@ -39,6 +46,7 @@ class Command:
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the command line and returns its exit code: 1, with one sentence on stderr, for what cannot be done."""
+    accept_any_encoding()
     try:
         return dispatch(list(arguments))
     except SetupError as problem:
@@ -49,9 +57,16 @@ def main(arguments: Sequence[str]) -> int:
         return 130
 
 
+def accept_any_encoding() -> None:
+    """Prints "?" for what the terminal or file behind stdout and stderr has no letters for, instead of failing."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
 def dispatch(arguments: list[str]) -> int:
     """Runs the command that the first argument names; without one, says what there is. SetupError for another name."""
-    if not arguments or arguments[0] in ("-h", "--help", "help"):
+    if not arguments or arguments[0] in (*HELP, "help"):
         print(usage())
         return 0
     name, *rest = arguments
@@ -162,39 +177,78 @@ def doctor(arguments: list[str]) -> int:
 
 
 def estimate(arguments: list[str]) -> int:
-    """Prints what a training run is estimated to take; needs nothing but Python."""
+    """Prints what a training run is estimated to take; needs nothing but Python, so that `--here` changes nothing."""
     from course_utils import estimate as estimate_bytes
 
-    return print_for_run("estimate", arguments, lambda run: f"{run}\n{estimate_bytes(run)}")
+    _, rest = take_flag(arguments, "--here")
+    if any(word in HELP for word in rest):
+        return print_options("estimate")
+    run = chosen_run("estimate", rest)
+    return print_answer(lambda: f"{run}\n{estimate_bytes(run)}")
 
 
 def compare(arguments: list[str]) -> int:
-    """Prints a run's estimate beside its measurement, live or simulated; works in the course's environment."""
-    python, rest = prepare("lab", arguments)
+    """Prints a run's estimate beside its measurement, live or simulated; works in the course's environment.
+
+    The run is read first: what is refused should not wait for a set-up.
+    """
+    _, rest = take_flag(arguments, "--here")
+    if any(word in HELP for word in rest):
+        return print_options("compare")
+    run = chosen_run("compare", rest)
+    python, _ = prepare("lab", arguments)
     if not is_current(python):
         return hand_over([str(python), "-m", "course_utils", "compare", "--here", *rest], course_environment())
     from course_utils import compare as compare_bytes
 
-    return print_for_run("compare", rest, compare_bytes)
+    return print_answer(lambda: compare_bytes(run))
 
 
-def print_for_run(command: str, arguments: Sequence[str], answer: Callable[[Any], object]) -> int:
-    """Prints what `answer` says of the run that the arguments spell. SetupError for a run that is refused."""
-    from course_utils import TrainingRun
-
+def print_answer(answer: Callable[[], object]) -> int:
+    """Prints what `answer` returns. SetupError for a run that is refused, or too large for this GPU, or that cannot be
+    simulated here.
+    """
     try:
-        print(answer(TrainingRun(**run_choices(command, inspect.signature(TrainingRun), arguments))))
+        text = str(answer())
     except ValueError as problem:
         raise SetupError(str(problem)) from None
+    except (GpuOutOfMemory, SimulationUnavailable) as problem:
+        raise SetupError(" ".join(str(problem).split())) from None  # torch's own words may have several lines
+    print(text)
     return 0
+
+
+def print_options(command: str) -> int:
+    """Prints how a run is spelled after `command`: the models, and each option with its default."""
+    from course_utils import PRESETS, TrainingRun
+
+    signature = inspect.signature(TrainingRun)
+    options = {name: signature.parameters[parameter].default for name, parameter in _options(signature).items()}
+    defaults = [
+        f"  {option:<21} {'' if default is None else getattr(default, 'name', default)}".rstrip()
+        for option, default in options.items()
+    ]
+    head = [f"python3 -m course_utils {command} MODEL [options]", "", f"MODEL is one of {', '.join(PRESETS)}."]
+    print("\n".join([*head, "", "Options and their defaults; a wrong value lists the right ones:", *defaults]))
+    return 0
+
+
+def chosen_run(command: str, arguments: Sequence[str]) -> "TrainingRun":
+    """The run that the arguments spell. SetupError for one that is refused."""
+    from course_utils.run import TrainingRun
+
+    try:
+        return TrainingRun(**run_choices(command, inspect.signature(TrainingRun), arguments))
+    except ValueError as problem:
+        raise SetupError(str(problem)) from None
 
 
 def run_choices(command: str, signature: inspect.Signature, arguments: Sequence[str]) -> dict[str, Any]:
     """The choices of a TrainingRun that a command line makes: the model first, then `--micro-batch 4` and the like.
 
-    Raises SetupError for an option that is none of the parameters, or has no value.
+    Raises SetupError for an option that is none of the parameters, comes twice, or has no value.
     """
-    options = {f"--{name.replace('_', '-')}": name for name in signature.parameters if name != "model"}
+    options = _options(signature)
     words = [part for item in arguments for part in (item.split("=", 1) if item.startswith("--") else [item])]
     if not words or words[0].startswith("-"):
         raise SetupError(
@@ -210,8 +264,14 @@ def run_choices(command: str, signature: inspect.Signature, arguments: Sequence[
         value = next(rest, None)
         if value is None:
             raise SetupError(f"{option} needs a value after it.")
+        if options[option] in choices:
+            raise SetupError(f"{option} is there twice: leave one of them out.")
         choices[options[option]] = _converted(signature.parameters[options[option]], value)
     return choices
+
+
+def _options(signature: inspect.Signature) -> dict[str, str]:
+    return {f"--{name.replace('_', '-')}": name for name in signature.parameters if name != "model"}
 
 
 def _listed(options: Mapping[str, str]) -> str:
@@ -221,7 +281,7 @@ def _listed(options: Mapping[str, str]) -> str:
 def _converted(parameter: inspect.Parameter, text: str) -> str | int:
     """The value in the parameter's type: a whole number where it wants one and can be had, text otherwise."""
     wants_number = int in (parameter.annotation, *get_args(parameter.annotation))
-    return int(text) if wants_number and text.lstrip("+-").isdecimal() else text
+    return int(text) if wants_number and re.fullmatch(r"[+-]?\d+", text) else text
 
 
 COMMANDS = {

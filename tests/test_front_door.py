@@ -22,7 +22,9 @@ from typing import Any
 import pytest
 
 from course_utils import doctor, environment, front_door
-from course_utils.__main__ import refusal
+from course_utils.__main__ import CANDIDATES, refusal
+from course_utils.measuring import recorded
+from course_utils.measuring_errors import GpuOutOfMemory, SimulationUnavailable
 from course_utils.run import TrainingRun
 from course_utils.units import GiB
 
@@ -125,7 +127,56 @@ def test_compare_refuses_in_words():
     assert_refused(course("compare", "--here", "gpt2xl"), "did you mean 'gpt2-xl'")
 
 
+@pytest.mark.parametrize(
+    "problem",
+    [GpuOutOfMemory("gpt2-xl does not fit this GPU."), SimulationUnavailable("a step fails:\nno such device")],
+)
+def test_compare_tells_in_one_line_what_cannot_be_measured(problem, monkeypatch, capsys):
+    def refuse(run):
+        raise problem
+
+    monkeypatch.setattr("course_utils.compare", refuse, raising=False)
+    assert front_door.main(["compare", "--here", "gpt2-xl"]) == 1
+    assert capsys.readouterr() == ("", str(problem).replace("\n", " ") + "\n")
+
+
+def test_compare_reads_the_run_before_it_sets_anything_up(tmp_path):
+    shutil.copytree(ROOT / "course_utils", tmp_path / "course_utils", ignore=shutil.ignore_patterns("__pycache__"))
+    done = course("compare", "gpt5", python=BARE, root=tmp_path)
+    assert_refused(done, "gpt5", "gpt2")
+    assert not (tmp_path / ".venv").exists()
+
+
+@pytest.mark.parametrize("command", ["estimate", "compare"])
+@pytest.mark.parametrize("words", [["--help"], ["-h"], ["gpt2-xl", "--help"]])
+def test_help_lists_models_options_and_defaults(command, words):
+    done = course(command, *words, python=BARE)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "gpt2-xl" in done.stdout
+    listed = dict(re.findall(r"^  (--[a-z-]+) *(\S*)$", done.stdout, re.MULTILINE))
+    assert list(listed) == [
+        f"--{name.replace('_', '-')}" for name in inspect.signature(TrainingRun).parameters if name != "model"
+    ]
+    assert (listed["--precision"], listed["--seq-len"]) == ("amp-bf16", "1024")
+
+
 # estimate
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
+def test_output_goes_through_a_narrow_encoding(encoding, monkeypatch):
+    monkeypatch.setenv("PYTHONIOENCODING", encoding)
+    command = [sys.executable, "-S", "-m", "course_utils"]
+    done = subprocess.run([*command, "doctor", "--here"], cwd=ROOT, capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert "? estimates" in done.stdout.decode(encoding)
+    done = subprocess.run([*command, "estimate", "gpt\N{GREEK SMALL LETTER ALPHA}"], cwd=ROOT, capture_output=True)
+    assert done.returncode == 1
+    assert "gpt?" in done.stderr.decode(encoding)
+
+
+def test_estimate_is_the_same_here():
+    assert course("estimate", "--here", "gpt2", python=BARE).stdout == course("estimate", "gpt2", python=BARE).stdout
 
 
 def test_estimate_needs_the_standard_library_only():
@@ -149,7 +200,10 @@ def test_estimate_needs_the_standard_library_only():
         (["gpt2-xl", "--micro-bacth", "4"], "did you mean --micro-batch?"),
         (["gpt2-xl", "--micro-batch"], "--micro-batch needs a value"),
         (["gpt2-xl", "--micro-batch", "four"], "must be a whole number"),
+        (["gpt2-xl", "--micro-batch", "+-5"], "must be a whole number"),
+        (["gpt2-xl", "--micro-batch", "-5"], "at least 1"),
         (["gpt2-xl", "--micro-batch", "0"], "at least 1"),
+        (["gpt2-xl", "--micro-batch", "4", "--micro-batch=8"], "--micro-batch is there twice"),
         (["gpt2-xl", "--precision", "fp33"], "did you mean 'fp32'?"),
     ],
 )
@@ -180,6 +234,33 @@ def test_doctor_works_where_nothing_is_installed():
     assert done.returncode == 0
     assert re.search(r"✗ torch +not installed: `python3 -m course_utils lab` installs it", done.stdout)
     assert re.search(r"✗ simulated GPU +needs torch", done.stdout)
+
+
+def recordings_of(*origins: str) -> dict[str, Any]:
+    """What `recorded.load` returns for recordings made on those sources."""
+    return {str(number): {"provenance": [origin, "", "", ""]} for number, origin in enumerate(origins)}
+
+
+def test_doctor_counts_the_recordings_that_are_shipped():
+    found = doctor.recorded_finding()
+    assert found.verdict == doctor.YES
+    counts = re.fullmatch(r"(\d+) simulated runs; (?:(\d+) from real GPUs|none from real GPUs yet)", found.text)
+    assert counts
+    assert int(counts[1]) + int(counts[2] or 0) == len(recorded.load())
+
+
+def test_doctor_tells_real_gpus_from_simulated_ones(monkeypatch):
+    monkeypatch.setattr(recorded, "load", lambda: recordings_of("live", "simulated", "simulated"))
+    assert doctor.recorded_finding().text == "2 simulated runs; 1 from real GPUs"
+
+
+@pytest.mark.parametrize("problem", [FileNotFoundError("no file"), EOFError("cut short"), ValueError("has schema 9")])
+def test_doctor_says_that_recordings_cannot_be_read(problem, monkeypatch):
+    def refuse():
+        raise problem
+
+    monkeypatch.setattr(recorded, "load", refuse)
+    assert doctor.recorded_finding() == doctor.Finding("recorded", doctor.NO, f"cannot be read: {problem}")
 
 
 def torch_with_gpu(answer) -> ModuleType:
@@ -358,6 +439,7 @@ def test_continuous_integration_runs_the_readme_test_command():
     assert 'exec "$python" -m course_utils test "$@"' in script
     assert "COURSE_REQUIRE_BROWSER=1" in script
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
+    assert f"for candidate in python3 {' '.join(CANDIDATES)}; do" in script
 
 
 # The README
