@@ -159,6 +159,24 @@ def test_lesson_runs_in_the_browser(server: browser.Server, chromium: browser.Pa
     assert browser.picture(browser.cell_of(slider)) != before
 
 
+def test_guess_locked_in_the_first_lesson_is_laid_beside_its_answer(
+    server: browser.Server, chromium: browser.Page
+) -> None:
+    """A learner's first minutes: run the lesson, lock a guess in its field, run it again."""
+    browser.open_notebook(chromium, server, "notebooks/00_start_here.ipynb")
+    browser.run_all(chromium)
+    code = chromium.locator(browser.CODE_CELLS)
+    ask, answer = code.filter(has_text='predict("00.gib"'), code.filter(has_text='reveal("00.gib"')
+    answer.get_by_text("You locked no guess").wait_for()
+    ask.get_by_placeholder("your guess in GB").fill("80")
+    ask.get_by_role("button", name="Lock it in").click()
+    ask.get_by_text("Your guess is locked: 80 GB").wait_for()
+    browser.run_all(chromium)
+    answer.get_by_text("You said 80 GB, it is 85.9 GB").wait_for()
+    ask.get_by_text("Your guess is locked: 80 GB").wait_for()
+    assert browser.cell_errors(chromium) == []
+
+
 def test_screenshot_shows_the_whole_notebook(playground: browser.Page, tmp_path: Path) -> None:
     (whole,) = browser.screenshot(playground, tmp_path / "all.png")
     parts = browser.screenshot(playground, tmp_path / "part.png", height=400)
