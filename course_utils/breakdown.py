@@ -77,7 +77,8 @@ class MemoryBreakdown(Mapping[str, int]):
 
     def _repr_html_(self) -> str:
         cells = "".join(
-            f"<tr><td style='text-align:left'>{kind.replace('_', ' ')}</td><td>{format_bytes(size, 'GB', 3)}</td></tr>"
+            f"<tr title='{KIND_NOTES[kind]}'><td style='text-align:left'>{kind.replace('_', ' ')}</td>"
+            f"<td>{format_bytes(size, 'GB', 3)}</td></tr>"
             for kind, size in self.items()
             if size
         )

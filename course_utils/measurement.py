@@ -89,13 +89,6 @@ class Timeline:
             peaks[mark.step] = max([peaks.get(mark.step, 0), *totals[mark.event : end]])
         return peaks
 
-    def phase_at(self, event: int) -> Mark:
-        """The mark of the phase in which event number `event` happened. Raises ValueError before the first mark."""
-        before = [mark for mark in self.marks if mark.event <= event]
-        if not before:
-            raise ValueError(f"event {event} comes before the first phase of this timeline")
-        return before[-1]
-
 
 @dataclass(frozen=True)
 class Provenance:

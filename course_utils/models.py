@@ -53,8 +53,14 @@ class TransformerConfig:
             raise ValueError(f"{self.kv_heads} key and value heads do not divide {self.heads} query heads")
         if self.family == "gpt2" and (self.kv_heads != self.heads or self.ffn != 4 * self.hidden):
             raise ValueError("the gpt2 family has as many key heads as query heads and an MLP of 4h")
-        if not 0.0 <= self.dropout < 1.0:
+        if not isinstance(self.dropout, (int, float)) or not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"dropout is {self.dropout!r}: a probability of at least 0 and below 1")
+        if self.family == "llama" and self.dropout:
+            raise ValueError("the llama family has no dropout: set dropout=0")
+        if not isinstance(self.rope_theta, (int, float)) or not 1.0 < self.rope_theta < float("inf"):
+            raise ValueError(f"rope_theta is {self.rope_theta!r}: the base of rotary angles, a number above 1")
+        if not isinstance(self.tied, bool):
+            raise ValueError(f"tied is {self.tied!r}: True if the head is the embedding, else False")
 
     @property
     def head_size(self) -> int:

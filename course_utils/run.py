@@ -125,15 +125,17 @@ class TrainingRun:
                 "choose attention='efficient' or 'eager', or a 16-bit precision such as 'amp-bf16'"
             )
 
+        if self.attention == "flash" and model.head_size > 256:
+            raise ValueError(f"heads of {model.head_size} elements: the flash kernel takes up to 256; choose 'eager'")
+        if self.attention != "eager" and model.head_size % 8:
+            raise ValueError(
+                f"heads of {model.head_size} elements: the {self.attention} kernel takes multiples of 8; choose 'eager'"
+            )
+
     @property
     def global_batch(self) -> int:
         """Sequences that one optimizer step learns from: micro_batch · accumulation_steps · world_size."""
         return self.micro_batch * self.accumulation_steps * self.world_size
-
-    @property
-    def tokens_per_step(self) -> int:
-        """Tokens that one optimizer step learns from."""
-        return self.global_batch * self.seq_len
 
     def replace(self, **changes: Any) -> "TrainingRun":
         """A copy with some choices changed, checked anew. Raises ValueError like the constructor, and for unknown
@@ -179,7 +181,7 @@ def _check_size(name: str, value: Any) -> None:
 
 
 def _one_of(what: str, value: Any, known: dict[str, Any]) -> Any:
-    if any(value is choice for choice in known.values()):
+    if any(value == choice for choice in known.values()):
         return value
     if not isinstance(value, str) or value not in known:
         raise unknown(what, value, known)

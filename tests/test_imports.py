@@ -10,7 +10,18 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "course_utils"
 
-CLOSED_FORMS = {"units", "nearest", "breakdown", "measurement", "models", "gpus", "run", "estimating", "fitting"}
+CLOSED_FORMS = {
+    "units",
+    "nearest",
+    "breakdown",
+    "measurement",
+    "measuring_errors",
+    "models",
+    "gpus",
+    "run",
+    "estimating",
+    "fitting",
+}
 """These answer without torch: they run before anything is installed, and in a browser."""
 
 

@@ -247,3 +247,20 @@ def test_a_gpu_that_is_too_small_is_left_as_it_was():
         torch.cuda.set_per_process_memory_fraction(1.0)
     assert torch.cuda.memory_allocated() == before
     assert measure(TrainingRun(tiny("llama"), 1, 32, "fp32", attention="eager"), "live").peak > 0
+
+
+@pytest.mark.parametrize("words", ["CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"])
+def test_libraries_that_get_no_memory_count_as_out_of_memory(words):
+    with pytest.raises(GpuOutOfMemory), memory_released(XL, lambda: GB):
+        raise RuntimeError(words)
+
+
+def test_other_errors_are_not_taken_for_out_of_memory():
+    with pytest.raises(RuntimeError, match="mat1 and mat2"), memory_released(XL, lambda: GB):
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+
+def test_advice_never_offers_what_has_just_failed():
+    with pytest.raises(GpuOutOfMemory) as caught, memory_released(XL.replace(recompute="full"), lambda: 200 * GB):
+        raise torch.OutOfMemoryError("Out of it.")
+    assert "micro_batch=31 would fit" in str(caught.value) and "recompute='full'" not in str(caught.value)

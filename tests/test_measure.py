@@ -22,9 +22,9 @@ PHASES = ["forward", "loss", "backward", "optimizer", "zero_grad"]
 # What is refused
 
 
-@pytest.mark.parametrize("steps", [0, -1, 1.5, "2", None])
+@pytest.mark.parametrize("steps", [0, -1, 1.5, "2", None, True, 10_000])
 def test_steps_are_a_whole_number_of_at_least_1(steps):
-    with pytest.raises(ValueError, match=f"steps is {steps!r}: a whole number of at least 1"):
+    with pytest.raises(ValueError, match=f"steps is {steps!r}: a whole number from 1 to 1000"):
         measure(RUN, "simulated", steps)
 
 

@@ -133,3 +133,22 @@ def test_sizes_that_make_no_transformer_are_refused_in_words(changes, said):
 def test_what_is_left_out_is_as_usual():
     model = TransformerConfig(**GPT)
     assert (model.kv_heads, model.ffn, model.head_size) == (4, 256, 16)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"family": "llama", "dropout": 0.1}, "the llama family has no dropout"),
+        ({"dropout": "a"}, "dropout is 'a'"),
+        ({"rope_theta": 0}, "rope_theta is 0"),
+        ({"tied": "no"}, "tied is 'no'"),
+    ],
+)
+def test_options_that_make_no_transformer_are_refused(changes, said):
+    with pytest.raises(ValueError, match=said):
+        TransformerConfig(
+            **(
+                {"name": "m", "family": "gpt2", "layers": 1, "hidden": 64, "heads": 4, "vocab": 9, "max_positions": 8}
+                | changes
+            )
+        )

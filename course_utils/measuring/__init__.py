@@ -15,6 +15,13 @@ from ..units import GB, format_bytes
 
 SOURCES = ("auto", "live", "simulated", "cpu", "recorded")
 
+MOST_STEPS = 1000
+
+ON_THE_CPU = (
+    "A CPU differs from a GPU in three ways: dropout masks take 4 bytes an element, RMSNorm keeps a normalized copy, "
+    "and AdamW's step counters stand in the same memory."
+)
+
 CPU_LIMIT = 4 * GB
 """Larger runs are not traced on the CPU: they would take minutes, and memory that a laptop needs."""
 
@@ -29,9 +36,9 @@ def measure(run: TrainingRun, source: str = "auto", steps: int = 2) -> Measureme
     """
     if source not in SOURCES:
         raise unknown("source", source, SOURCES)
-    if not isinstance(steps, int) or steps < 1:
+    if not isinstance(steps, int) or isinstance(steps, bool) or not 1 <= steps <= MOST_STEPS:
         raise ValueError(
-            f"steps is {steps!r}: a whole number of at least 1; 2 is usual, as the first has no optimizer states yet"
+            f"steps is {steps!r}: a whole number from 1 to {MOST_STEPS}; 2 is usual, as the first has no states yet"
         )
     if run.world_size > 1:
         raise ValueError("measurements cover one rank so far: set world_size=1")
@@ -41,9 +48,7 @@ def measure(run: TrainingRun, source: str = "auto", steps: int = 2) -> Measureme
 
 def choose_source(run: TrainingRun) -> tuple[str, str]:
     """What "auto" means for `run` on this machine, and why."""
-    forced = os.environ.get("COURSE_SOURCE", "auto")
-    if forced not in SOURCES:
-        raise unknown("COURSE_SOURCE", forced, SOURCES)
+    forced = forced_source()
     if forced != "auto":
         return forced, ""
     import torch
@@ -52,7 +57,10 @@ def choose_source(run: TrainingRun) -> tuple[str, str]:
         return "simulated", ""
     from .live import this_gpu
 
-    card = this_gpu()
+    try:
+        card = this_gpu()
+    except RuntimeError as error:  # no memory is left for a context, or the driver is broken
+        return "simulated", f"the GPU cannot be used: {str(error).splitlines()[0]}"
     reason = unsupported(run, card.capability)
     if not reason and not fits(run, card.memory):
         asked, there = format_bytes(estimate(run).total, "GB", 1), format_bytes(card.memory, "GB", 1)
@@ -60,11 +68,19 @@ def choose_source(run: TrainingRun) -> tuple[str, str]:
     return ("simulated", reason) if reason else ("live", "")
 
 
+def forced_source() -> str:
+    """What the environment variable COURSE_SOURCE settles; "auto" if it is not set, or empty."""
+    forced = os.environ.get("COURSE_SOURCE") or "auto"
+    if forced not in SOURCES:
+        raise unknown("COURSE_SOURCE", forced, SOURCES)
+    return forced
+
+
 def card_here() -> Gpu:
     """The GPU on which "auto" would measure live; where there is none, a T4 of 16 GB stands in for it."""
     import torch
 
-    if os.environ.get("COURSE_SOURCE", "auto") not in ("auto", "live") or not torch.cuda.is_available():
+    if forced_source() not in ("auto", "live") or not torch.cuda.is_available():
         return gpu("T4-16GB")
     from .live import this_gpu
 
@@ -96,8 +112,8 @@ def _cpu(run: TrainingRun, steps: int, note: str) -> Measurement:
 
     if run.precision.name != "fp32" or run.attention != "eager":
         raise ValueError(
-            f"on the CPU only precision='fp32' with attention='eager' does what a GPU does; this run has "
-            f"{run.precision.name} and {run.attention}, whose CPU kernels keep other tensors: simulate it instead"
+            f"on the CPU the course runs precision='fp32' with attention='eager' only; this run has "
+            f"{run.precision.name} and {run.attention}, whose CPU kernels keep quite other tensors: simulate it instead"
         )
     needed = estimate(run).total
     if needed > CPU_LIMIT:
@@ -151,6 +167,8 @@ class Comparison:
                 f"{gap:+,} bytes are left ({100 * (self.ratio - 1):+.3f} %), "
                 f"most of it in {kind.replace('_', ' ')} ({self.differences[kind]:+,})."
             )
+        if self.measurement.source == "cpu":
+            text = f"{text} {ON_THE_CPU}"
         allocated = self.measurement.counters.get("allocated")
         if allocated is None:
             return text

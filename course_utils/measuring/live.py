@@ -17,6 +17,7 @@ from ..estimating import estimate
 from ..fitting import largest_micro_batch, unsupported
 from ..gpus import Gpu
 from ..measurement import Measurement, Provenance
+from ..measuring_errors import GpuOutOfMemory
 from ..run import TrainingRun
 from ..units import format_bytes
 from .step import Training
@@ -25,8 +26,8 @@ from .tracing import SEED, today, trace
 KERNELS = {"flash": SDPBackend.FLASH_ATTENTION, "efficient": SDPBackend.EFFICIENT_ATTENTION}
 
 
-class GpuOutOfMemory(RuntimeError):
-    """The GPU was too small for a run. Its memory has been released; the message says what would fit."""
+OUT_OF_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
+"""How such errors read: torch's own, the driver's, those of libraries that could not get their workspace."""
 
 
 def measure_live(run: TrainingRun, steps: int, note: str) -> Measurement:
@@ -61,7 +62,10 @@ def memory_released(run: TrainingRun, free: Callable[[], int]) -> Iterator[None]
     """Turn running out of memory into GpuOutOfMemory, in words, with everything that the run had allocated released."""
     try:
         yield
-    except torch.OutOfMemoryError as error:
+    except RuntimeError as error:
+        known = isinstance(error, torch.OutOfMemoryError)
+        if not known and not any(words in str(error) for words in OUT_OF_MEMORY):
+            raise
         asked = _asked(str(error))
         release(error)
     else:
@@ -81,6 +85,7 @@ def release(error: BaseException | None) -> None:
         error = error.__context__
     gc.collect()
     if torch.cuda.is_available():
+        torch._C._cuda_clearCublasWorkspaces()  # they stay in torch's allocator from the first matrix product on
         torch.cuda.empty_cache()
 
 
@@ -92,11 +97,13 @@ def _asked(message: str) -> str:
 
 def _advice(run: TrainingRun, asked: str, free: int) -> str:
     needs = estimate(run).total
-    fits = largest_micro_batch(run, free)
+    smaller = run.replace(micro_batch=run.micro_batch - 1) if run.micro_batch > 1 else None
+    fits = largest_micro_batch(smaller, free) if smaller else 0
+    else_try = "recompute='full', " if run.recompute == "none" else ""
     would = (
         f"micro_batch={fits} would fit"
         if fits
-        else "no micro-batch fits: try recompute='full', a smaller model or fewer tokens"
+        else f"no micro-batch fits: try {else_try}a smaller model or fewer tokens"
     )
     return (
         f"{run} does not fit this GPU. {asked}. The run needs about {format_bytes(needs, 'GB', 1)}; "
@@ -117,11 +124,12 @@ class _Untracked:
 
 
 def _count(run: TrainingRun, steps: int) -> dict[str, int]:
-    """What the device counts in the last of `steps` steps, in bytes: allocated, reserved, and used as the driver sees
-    it.
+    """What is counted in the last of `steps` steps, in bytes: torch's allocated and reserved, without what was there
+    before, and what the driver says is in use on the whole device, by every program.
     """
+    release(None)
     torch.manual_seed(SEED)
-    before = torch.cuda.memory_allocated()
+    allocated, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
     with _kernel(run):
         training = Training(run, "cuda", simulated=False)
         for _ in range(steps):
@@ -130,8 +138,8 @@ def _count(run: TrainingRun, steps: int) -> dict[str, int]:
     torch.cuda.synchronize()
     free, total = torch.cuda.mem_get_info()
     return {
-        "allocated": torch.cuda.max_memory_allocated() - before,
-        "reserved": torch.cuda.max_memory_reserved(),
+        "allocated": torch.cuda.max_memory_allocated() - allocated,
+        "reserved": torch.cuda.max_memory_reserved() - reserved,
         "driver": total - free,
     }
 

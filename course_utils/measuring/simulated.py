@@ -25,16 +25,14 @@ import torch
 import torch.optim.optimizer as torch_optimizer
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from ..measuring_errors import SimulationUnavailable
+
 CUDA, META = 1, 14
 """c10::DeviceType."""
 GUARD_TYPE, GUARD_DEVICE_COUNT = 0, 15
 """Slots of c10::impl::DeviceGuardImplInterface's table of virtual functions, in the order of its header."""
 HOOKS_IS_BUILT, HOOKS_HAS_CONTEXT = 2, 4
 """Slots of at::AcceleratorHooksInterface's table; the first two are its destructors."""
-
-
-class SimulationUnavailable(RuntimeError):
-    """This build of torch, or this platform, cannot simulate a GPU; the message says why."""
 
 
 @cache
@@ -165,6 +163,9 @@ def _patch_hooks(changes: dict[int, int | None]) -> None:
     get.restype = ctypes.c_void_p
     hooks = get()
     functions = ctypes.cast(ctypes.cast(hooks, ctypes.POINTER(ctypes.c_void_p))[0], ctypes.POINTER(ctypes.c_void_p))
+    is_built = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p)(functions[HOOKS_IS_BUILT])(hooks)
+    if is_built != torch.backends.cuda.is_built():
+        raise SimulationUnavailable(f"torch {torch.__version__} lays out its CUDA hooks in an unknown way")
     answers = {slot: functions[HOOKS_IS_BUILT] if answer is None else answer for slot, answer in changes.items()}
     if HOOKS_IS_BUILT in changes and not _library("torch_cpu")._ZN2at7Context9hasOpenMPEv() & 1:
         raise SimulationUnavailable("this torch is built without OpenMP, whose question serves as one that answers yes")
@@ -239,8 +240,7 @@ def _attention_function(kernel: str) -> Callable[..., torch.Tensor]:
         if kernel != "efficient":
             raise ValueError(f"no simulated kernel for attention {kernel!r}; known: flash, efficient")
         if enable_gqa:
-            groups = q.size(1) // k.size(1)
-            k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+            raise ValueError("the efficient kernel takes no grouped queries: repeat keys and values first")
         needs_gradient = torch.is_grad_enabled() and q.requires_grad
         return torch.ops.aten._scaled_dot_product_efficient_attention(
             q, k, v, attn_mask, needs_gradient, dropout_p, is_causal, scale=scale

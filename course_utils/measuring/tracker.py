@@ -31,6 +31,7 @@ FORWARD = ("forward", "loss")
 class Storage:
     """One storage from birth to death; `born` and `died` are serial numbers of events."""
 
+    key: int
     bytes: int
     shape: tuple[int, ...]
     dtype: str
@@ -103,6 +104,7 @@ class Tracker(TorchDispatchMode):
         if key in self._live or storage.nbytes() == 0:
             return None
         born = Storage(
+            key,
             round_up(storage.nbytes()), tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."),
             _operation(func), self._modules[-1], self.phase, self.step, self.micro_batch,
             self._recomputation if self._recomputing else 0, len(self.events),
@@ -157,10 +159,8 @@ class Tracker(TorchDispatchMode):
             else:
                 storage.born -= 1
         self.storages.remove(new) if self.storages[-1] is not new else self.storages.pop()
-        for key, (storage, reference) in self._live.items():
-            if storage is new:
-                self._live[key] = (old, reference)
-                break
+        _, reference = self._live.pop(new.key)
+        self._live[new.key], old.key = (old, reference), new.key
 
     def _known(self, tensor: torch.Tensor) -> Storage | None:
         if _device(tensor) != self.device:

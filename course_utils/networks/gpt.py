@@ -10,9 +10,9 @@ from .attention import causal_mask, eager_attention, fused_attention
 
 
 class Attention(nn.Module):
-    def __init__(self, model: TransformerConfig) -> None:
+    def __init__(self, model: TransformerConfig, kernel: str) -> None:
         super().__init__()
-        self.heads, self.dropout = model.heads, model.dropout
+        self.heads, self.dropout, self.kernel = model.heads, model.dropout, kernel
         self.qkv = nn.Linear(model.hidden, 3 * model.hidden)
         self.out = nn.Linear(model.hidden, model.hidden)
 
@@ -20,7 +20,7 @@ class Attention(nn.Module):
         b, s, h = x.shape
         q, k, v = (part.view(b, s, self.heads, -1).transpose(1, 2) for part in self.qkv(x).split(h, dim=2))
         drop = self.dropout
-        y = fused_attention(q, k, v, drop) if mask is None else eager_attention(q, k, v, mask, drop)
+        y = fused_attention(q, k, v, self.kernel, drop) if mask is None else eager_attention(q, k, v, mask, drop)
         return F.dropout(self.out(y.transpose(1, 2).reshape(b, s, h)), self.dropout)
 
 
@@ -36,10 +36,10 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, model: TransformerConfig) -> None:
+    def __init__(self, model: TransformerConfig, kernel: str) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(model.hidden)
-        self.attention = Attention(model)
+        self.attention = Attention(model, kernel)
         self.norm2 = nn.LayerNorm(model.hidden)
         self.mlp = MLP(model)
 
@@ -56,7 +56,7 @@ class GPT(nn.Module):
         self.attention, self.recompute, self.dropout = attention, recompute, model.dropout
         self.embedding = nn.Embedding(model.vocab, model.hidden)
         self.positions = nn.Embedding(model.max_positions, model.hidden)
-        self.blocks = nn.ModuleList(Block(model) for _ in range(model.layers))
+        self.blocks = nn.ModuleList(Block(model, attention) for _ in range(model.layers))
         self.norm = nn.LayerNorm(model.hidden)
         self.head = nn.Linear(model.hidden, model.vocab, bias=False)
         if model.tied:

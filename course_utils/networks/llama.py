@@ -36,9 +36,9 @@ def rotate(x: torch.Tensor, by: Rotation) -> torch.Tensor:
 
 
 class Attention(nn.Module):
-    def __init__(self, model: TransformerConfig) -> None:
+    def __init__(self, model: TransformerConfig, kernel: str) -> None:
         super().__init__()
-        self.head_size = model.head_size
+        self.head_size, self.kernel = model.head_size, kernel
         kv = model.kv_heads * model.head_size
         self.q = nn.Linear(model.hidden, model.hidden, bias=False)
         self.k = nn.Linear(model.hidden, kv, bias=False)
@@ -49,7 +49,7 @@ class Attention(nn.Module):
         b, s, h = x.shape
         q, k, v = (part(x).view(b, s, -1, self.head_size).transpose(1, 2) for part in (self.q, self.k, self.v))
         q, k = rotate(q, by), rotate(k, by)
-        y = fused_attention(q, k, v, 0.0) if mask is None else eager_attention(q, k, v, mask, 0.0)
+        y = fused_attention(q, k, v, self.kernel, 0.0) if mask is None else eager_attention(q, k, v, mask, 0.0)
         return self.out(y.transpose(1, 2).reshape(b, s, h))
 
 
@@ -65,10 +65,10 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, model: TransformerConfig) -> None:
+    def __init__(self, model: TransformerConfig, kernel: str) -> None:
         super().__init__()
         self.norm1 = nn.RMSNorm(model.hidden)
-        self.attention = Attention(model)
+        self.attention = Attention(model, kernel)
         self.norm2 = nn.RMSNorm(model.hidden)
         self.mlp = MLP(model)
 
@@ -85,7 +85,7 @@ class Llama(nn.Module):
         self.attention, self.recompute = attention, recompute
         self.head_size, self.theta = model.head_size, model.rope_theta
         self.embedding = nn.Embedding(model.vocab, model.hidden)
-        self.blocks = nn.ModuleList(Block(model) for _ in range(model.layers))
+        self.blocks = nn.ModuleList(Block(model, attention) for _ in range(model.layers))
         self.norm = nn.RMSNorm(model.hidden)
         self.head = nn.Linear(model.hidden, model.vocab, bias=False)
         if model.tied:

@@ -213,5 +213,5 @@ print(f"{len(counters)} optimizer states of a single number: {sum(item.bytes for
 # **Cheat-sheet line** bytes = elements · bytes an element (fp32 4, bf16 and fp16 2, fp8 1), rounded up to 512 · 1 GiB =
 # 1.074 GB.
 #
-# Go on with [lesson 01: where did the memory go?](01_where_did_the_memory_go.ipynb) Save your notebooks as you go (Ctrl
-# + S); an update of the course never overwrites what you changed.
+# Go on with [lesson 01: where did the memory go?](01_where_did_the_memory_go.ipynb) Save your notebooks as you go
+# (Ctrl+S); an update of the course never overwrites what you changed.
