@@ -146,7 +146,8 @@ def _count(run: TrainingRun, steps: int) -> dict[str, int]:
 
 def _traced(run: TrainingRun, steps: int, provenance: Provenance) -> Measurement:
     torch.manual_seed(SEED)
-    with _kernel(run):
+    # Backward on this thread: the tracker is told of operators on the thread that entered it.
+    with _kernel(run), torch.autograd.set_multithreading_enabled(False):
         return trace(run, "cuda", steps, provenance)
 
 
