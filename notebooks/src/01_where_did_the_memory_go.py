@@ -61,11 +61,11 @@ predict("01.puzzle", unit="GB")
 # Every step runs the same loop. Next to each line, what it allocates (+) and what it lets go (−):
 #
 # ```python
-# logits = model(tokens)             # + activations, kept for backward
-# loss = cross_entropy(logits, targets)  # + log-softmax, kept for backward; − logits
-# loss.backward()                    # + gradients, − activations, one layer after the other
-# optimizer.step()                   # + optimizer states, in the first step only; temporaries come and go
-# optimizer.zero_grad()              # − gradients
+# logits = model(tokens)                # + activations, kept for backward
+# loss = cross_entropy(logits, targets) # + log-softmax, kept for backward; − logits
+# loss.backward()                       # + gradients, − activations, one layer after the other
+# optimizer.step()                      # + optimizer states, in the first step only; temporaries come and go
+# optimizer.zero_grad()                 # − gradients
 # ```
 #
 # Take a model of a size that you may have at home: Llama 3.2 with 1 billion parameters, four sequences of 1,024 tokens,
