@@ -212,6 +212,9 @@ def opening(notebook: NotebookNode) -> Iterator[str]:
     match = MINUTES.search(first.source)
     if first.cell_type != "markdown" or not first.source.startswith("# "):
         yield "does not begin with a title"
+    for cell in markdown_cells(notebook)[1:]:
+        if re.search(r"^# ", re.sub(r"```.*?```", "", cell.source, flags=re.DOTALL), re.MULTILINE):
+            yield f"{cell.get('id')} holds a second title"
     if match is None:
         yield "does not say at the top how many minutes it takes"
     elif int(match[1]) != notebook.metadata.get("course", {}).get("minutes", int(match[1])):

@@ -61,8 +61,8 @@ reveal("00.gib", 80 * GiB)
 bars({"80 GB": 80 * GB, "80 GiB": 80 * GiB}, f"A GiB is {GiB / GB - 1:.1%} more than a GB")
 
 # %% [markdown]
-# # That is the difference between a run that fits and one that dies. So every figure in this course says which
-# of the two it is. `format_bytes` writes them, `parse_bytes` reads them.
+# That is the difference between a run that fits and one that dies. So every figure in this course says which of the two
+# it is. `format_bytes` writes them, `parse_bytes` reads them. The last two lines are what two cards' drivers report.
 
 # %%
 from course_utils import gpu, parse_bytes
