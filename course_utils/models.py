@@ -3,10 +3,21 @@
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
+from typing import Any
 
 from .nearest import unknown
 
-FAMILIES = ("gpt2", "llama")
+FAMILIES = {
+    "gpt2": {"positions": "learned", "norm": "layernorm", "mlp": "gelu", "bias": True},
+    "llama": {"positions": "rotary", "norm": "rmsnorm", "mlp": "swiglu", "bias": False},
+}
+"""What a family's models have unless they say otherwise. GPT-2's make q, k and v by one matrix, Llama's by three."""
+
+CHOICES = {
+    "positions": ("learned", "rotary", "none"),
+    "norm": ("layernorm", "rmsnorm"),
+    "mlp": ("gelu", "swiglu"),
+}
 
 LARGEST = {"layers": 10_000, "vocab": 100_000_000, "max_positions": 1_000_000_000}
 """Sizes beyond these, and widths beyond a million, are typing errors, not transformers."""
@@ -17,8 +28,9 @@ class TransformerConfig:
     """The sizes of a decoder-only transformer: V vocabulary, h hidden, L layers, a heads.
 
     `family` "gpt2" has learned positions, LayerNorm, biases and a GELU MLP of 4h; "llama" has rotary positions,
-    RMSNorm, no biases, grouped queries (`kv_heads`) and a SwiGLU MLP of width `ffn`. `tied` says that the output head
-    is the embedding. Raises ValueError for sizes that make no transformer.
+    RMSNorm, no biases, grouped queries (`kv_heads`) and a SwiGLU MLP of width `ffn`; each of these can be chosen anew.
+    `tied` says that the output head is the embedding. With `experts`, each block has that many MLPs and a token visits
+    `experts_per_token` of them. Raises ValueError for sizes that make no transformer.
     """
 
     name: str
@@ -33,12 +45,30 @@ class TransformerConfig:
     dropout: float = 0.0
     tied: bool = True
     rope_theta: float = 10_000.0
+    positions: str = ""
+    norm: str = ""
+    mlp: str = ""
+    bias: bool | None = None
+    qkv_bias: bool | None = None
+    experts: int = 0
+    experts_per_token: int = 0
 
     def __post_init__(self) -> None:
         if self.family not in FAMILIES:
             raise unknown("model family", self.family, FAMILIES)
-        object.__setattr__(self, "kv_heads", self.kv_heads or self.heads)
-        object.__setattr__(self, "ffn", self.ffn or 4 * self.hidden)
+        self._fill_in()
+        self._check_sizes()
+        self._check_choices()
+
+    def _fill_in(self) -> None:
+        standard: dict[str, Any] = {"kv_heads": self.heads, "ffn": 4 * self.hidden} | FAMILIES[self.family]
+        for name, value in standard.items():
+            if getattr(self, name) in (0, "", None):
+                object.__setattr__(self, name, value)
+        if self.qkv_bias is None:
+            object.__setattr__(self, "qkv_bias", self.bias)
+
+    def _check_sizes(self) -> None:
         for size in ("layers", "hidden", "heads", "vocab", "max_positions", "kv_heads", "ffn"):
             value = getattr(self, size)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
@@ -47,20 +77,27 @@ class TransformerConfig:
                 raise ValueError(f"{size} is {value:,}: more than {LARGEST.get(size, 1_000_000):,} cannot be meant")
         if self.hidden % self.heads:
             raise ValueError(f"{self.heads} heads do not divide a hidden size of {self.hidden}: the rest would be lost")
-        if self.family == "llama" and self.head_size % 2:
-            raise ValueError(f"heads of {self.head_size} elements: rotary positions turn pairs, so it must be even")
         if self.heads % self.kv_heads:
             raise ValueError(f"{self.kv_heads} key and value heads do not divide {self.heads} query heads")
-        if self.family == "gpt2" and (self.kv_heads != self.heads or self.ffn != 4 * self.hidden):
-            raise ValueError("the gpt2 family has as many key heads as query heads and an MLP of 4h")
+        chosen, experts = self.experts_per_token, self.experts
+        if not isinstance(experts, int) or not isinstance(chosen, int) or not 0 <= chosen <= experts <= 1024:
+            raise ValueError(f"experts={experts!r}, experts_per_token={chosen!r}: a token visits some of at most 1,024")
+        if bool(experts) != bool(chosen) or experts == 1:
+            raise ValueError(f"experts={experts}, experts_per_token={chosen}: give both, from 2 experts on, or neither")
+
+    def _check_choices(self) -> None:
+        for name, known in CHOICES.items():
+            if getattr(self, name) not in known:
+                raise unknown(name, getattr(self, name), known)
+        if self.positions == "rotary" and self.head_size % 2:
+            raise ValueError(f"heads of {self.head_size} elements: rotary positions turn pairs, so it must be even")
         if not isinstance(self.dropout, (int, float)) or not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"dropout is {self.dropout!r}: a probability of at least 0 and below 1")
-        if self.family == "llama" and self.dropout:
-            raise ValueError("the llama family has no dropout: set dropout=0")
         if not isinstance(self.rope_theta, (int, float)) or not 1.0 < self.rope_theta < float("inf"):
             raise ValueError(f"rope_theta is {self.rope_theta!r}: the base of rotary angles, a number above 1")
-        if not isinstance(self.tied, bool):
-            raise ValueError(f"tied is {self.tied!r}: True if the head is the embedding, else False")
+        for name in ("tied", "bias", "qkv_bias"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} is {getattr(self, name)!r}: it is True or False")
 
     @property
     def head_size(self) -> int:
@@ -68,43 +105,81 @@ class TransformerConfig:
         return self.hidden // self.heads
 
     @property
+    def kv(self) -> int:
+        """Elements of a token's keys, and of its values: kv_heads · h/a."""
+        return self.kv_heads * self.head_size
+
+    @property
+    def fused_qkv(self) -> bool:
+        """Whether one matrix makes q, k and v, as in the GPT-2 family."""
+        return self.family == "gpt2"
+
+    @property
     def parameters(self) -> int:
         """N, the number of parameters; a tied head counts once."""
         return parameter_count(self)
+
+    @property
+    def active_parameters(self) -> int:
+        """Parameters that one token uses: all of them, or with experts only those that it visits, and the router."""
+        idle = self.experts - self.experts_per_token
+        return self.parameters - self.layers * idle * sum(prod(shape) for shape in mlp_shapes(self).values())
 
 
 Shapes = dict[str, tuple[int, ...]]
 
 
+@lru_cache(maxsize=256)
 def block_shapes(model: TransformerConfig) -> Shapes:
     """Shapes of one block's parameters, in the order in which the network registers them."""
-    h, kv, ffn = model.hidden, model.kv_heads * model.head_size, model.ffn
-    if model.family == "gpt2":
-        return {
-            "norm1.weight": (h,), "norm1.bias": (h,),
-            "attention.qkv.weight": (3 * h, h), "attention.qkv.bias": (3 * h,),
-            "attention.out.weight": (h, h), "attention.out.bias": (h,),
-            "norm2.weight": (h,), "norm2.bias": (h,),
-            "mlp.up.weight": (ffn, h), "mlp.up.bias": (ffn,),
-            "mlp.down.weight": (h, ffn), "mlp.down.bias": (h,),
-        }  # fmt: skip
+    h, mlp = model.hidden, mlp_shapes(model)
+    if model.experts:
+        experts = {f"experts.{e}.{name}": shape for e in range(model.experts) for name, shape in mlp.items()}
+        mlp = {"router.weight": (model.experts, h)} | experts
     return {
-        "norm1.weight": (h,),
-        "attention.q.weight": (h, h), "attention.k.weight": (kv, h), "attention.v.weight": (kv, h),
-        "attention.out.weight": (h, h),
-        "norm2.weight": (h,),
-        "mlp.gate.weight": (ffn, h), "mlp.up.weight": (ffn, h), "mlp.down.weight": (h, ffn),
-    }  # fmt: skip
+        **norm_shapes(model, "norm1"),
+        **{f"attention.{name}": shape for name, shape in attention_shapes(model).items()},
+        **norm_shapes(model, "norm2"),
+        **{f"mlp.{name}": shape for name, shape in mlp.items()},
+    }
 
 
+def norm_shapes(model: TransformerConfig, name: str) -> Shapes:
+    """A norm's weight, and the bias that a LayerNorm has where the model has biases."""
+    bias = {f"{name}.bias": (model.hidden,)} if model.norm == "layernorm" and model.bias else {}
+    return {f"{name}.weight": (model.hidden,)} | bias
+
+
+def linear_shapes(name: str, n_out: int, n_in: int, bias: bool | None) -> Shapes:
+    """The matrix of a linear layer, and its bias."""
+    return {f"{name}.weight": (n_out, n_in)} | ({f"{name}.bias": (n_out,)} if bias else {})
+
+
+def attention_shapes(model: TransformerConfig) -> Shapes:
+    """One attention layer's parameters: q, k and v by one matrix or by three, then the output's."""
+    h, kv, bias = model.hidden, model.kv, model.qkv_bias
+    widths = {"qkv": h + 2 * kv} if model.fused_qkv else {"q": h, "k": kv, "v": kv}
+    shapes: Shapes = {}
+    for name, width in widths.items():
+        shapes |= linear_shapes(name, width, h, bias)
+    return shapes | linear_shapes("out", h, h, model.bias)
+
+
+def mlp_shapes(model: TransformerConfig) -> Shapes:
+    """One MLP's parameters (one expert's, where there are experts): two matrices, with SwiGLU three."""
+    h, ffn, bias = model.hidden, model.ffn, model.bias
+    gate = linear_shapes("gate", ffn, h, bias) if model.mlp == "swiglu" else {}
+    return gate | linear_shapes("up", ffn, h, bias) | linear_shapes("down", h, ffn, bias)
+
+
+@lru_cache(maxsize=256)
 def outer_shapes(model: TransformerConfig) -> Shapes:
     """Shapes of the parameters outside the blocks: embeddings, the final norm, the head where it is not tied."""
     V, h = model.vocab, model.hidden
     shapes: Shapes = {"embedding.weight": (V, h)}
-    if model.family == "gpt2":
-        shapes |= {"positions.weight": (model.max_positions, h), "norm.weight": (h,), "norm.bias": (h,)}
-    else:
-        shapes |= {"norm.weight": (h,)}
+    if model.positions == "learned":
+        shapes |= {"positions.weight": (model.max_positions, h)}
+    shapes |= norm_shapes(model, "norm")
     return shapes if model.tied else shapes | {"head.weight": (V, h)}
 
 

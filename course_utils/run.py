@@ -1,9 +1,12 @@
 """The noun: what is trained and how. Every choice is listed and checked here and nowhere else."""
 
+import dataclasses
+import math
+import re
 from dataclasses import dataclass, fields
 from typing import Any
 
-from .models import PRESETS, TransformerConfig, model_config
+from .models import PRESETS, TransformerConfig, attention_shapes, mlp_shapes, model_config
 from .nearest import unknown
 
 
@@ -11,54 +14,84 @@ from .nearest import unknown
 class Precision:
     """A recipe of number formats: bytes an element, and who keeps an fp32 copy.
 
-    `weight` and `gradient` are bytes per parameter; `compute` is the size of an element in matrix products;
-    `autocast` names the 16-bit type that autocast computes in; `master` says that the optimizer keeps fp32 weights.
+    `weight` and `gradient` are bytes per parameter, `state` those of each of the optimizer's moments; `compute` is the
+    size of an element in matrix products; `autocast` names the 16-bit type that autocast computes in; `master` is the
+    size of the optimizer's own copy of a weight, 0 if it keeps none.
     """
 
     name: str
     weight: int
     gradient: int
     compute: int
+    dtype: str = "float32"
     autocast: str = ""
-    master: bool = False
+    master: int = 0
+    state: int = 4
     loss_scaling: bool = False
+    tf32: bool = False
 
 
 PRECISIONS = {
     precision.name: precision
     for precision in (
         Precision("fp32", weight=4, gradient=4, compute=4),
+        Precision("tf32", weight=4, gradient=4, compute=4, tf32=True),  # fp32 in memory, 19 bits in matrix products
         Precision("amp-bf16", weight=4, gradient=4, compute=2, autocast="bfloat16"),
         Precision("amp-fp16", weight=4, gradient=4, compute=2, autocast="float16", loss_scaling=True),
-        Precision("bf16-master", weight=2, gradient=2, compute=2, master=True),
+        Precision("bf16-master", weight=2, gradient=2, compute=2, dtype="bfloat16", master=4),
+        Precision("fp16-master", weight=2, gradient=2, compute=2, dtype="float16", master=4, loss_scaling=True),
+        Precision("bf16-master-fp32grad", weight=2, gradient=4, compute=2, dtype="bfloat16", master=4),
+        Precision("bf16", weight=2, gradient=2, compute=2, dtype="bfloat16", state=2),
+        # Peng et al. 2023 (FP8-LM), section 2.2: see estimating/states.py; nothing here computes in fp8
+        Precision("fp8", weight=1, gradient=1, compute=2, dtype="float8_e4m3fn", master=2, state=2),
     )
 }
 
 
 @dataclass(frozen=True)
 class Optimizer:
-    """An optimizer: `states` tensors per parameter, and how torch walks over them ("loop", "foreach" or "fused")."""
+    """An optimizer: its algorithm, and how torch walks over the parameters ("loop", "foreach" or "fused").
+
+    `forced` says that the implementation was asked for by name and is not torch's own choice.
+    """
 
     name: str
     algorithm: str
-    states: int
-    implementation: str
+    implementation: str = "foreach"
     forced: bool = False
+
+
+def _forced(algorithm: str) -> tuple[Optimizer, ...]:
+    """The optimizer as torch would run it on CUDA, and with each implementation forced."""
+    forced = (Optimizer(f"{algorithm}-{how}", algorithm, how, forced=True) for how in ("loop", "foreach", "fused"))
+    return Optimizer(algorithm, algorithm), *forced
 
 
 OPTIMIZERS = {
     optimizer.name: optimizer
     for optimizer in (
-        Optimizer("adamw", "adamw", 2, "foreach"),  # torch's own default on CUDA
-        Optimizer("adamw-loop", "adamw", 2, "loop", forced=True),
-        Optimizer("adamw-foreach", "adamw", 2, "foreach", forced=True),
-        Optimizer("adamw-fused", "adamw", 2, "fused", forced=True),
-        Optimizer("momentum", "sgd", 1, "foreach"),
+        *_forced("adamw"),
+        *_forced("adam"),
+        Optimizer("momentum", "momentum"),
+        Optimizer("sgd", "sgd"),
+        Optimizer("adafactor", "adafactor", "loop"),
+        Optimizer("adam8bit", "adam8bit", "loop"),
+        Optimizer("lion", "lion", "loop"),
+        Optimizer("muon", "muon", "loop"),
     )
 }
 
-ATTENTIONS = ("eager", "flash", "efficient")
-RECOMPUTES = ("none", "full")
+ATTENTIONS = ("eager", "flash", "efficient", "cudnn")
+
+RECOMPUTES = ("none", "full", "selective", "selective-attention", "sqrt", "offload")
+"""What backward computes again, beside "every-K", a checkpoint for every K blocks.
+
+"full" keeps each block's input; "sqrt" a checkpoint for every √L blocks; "selective" keeps matrix products and
+attention and computes the rest again; "selective-attention" computes the core of attention again and keeps the rest
+(Korthikanti et al. 2022, section 5); "offload" computes nothing again but keeps it all in host memory.
+"""
+
+LORA_ALIASES = {"attention": ("qkv", "q", "k", "v", "out"), "mlp": ("gate", "up", "down")}
 
 LARGEST = {"seq_len": 100_000_000, "global_batch": 1_000_000_000}
 """Sizes beyond these, and any other beyond a million, are typing errors, not training runs."""
@@ -66,10 +99,14 @@ LARGEST = {"seq_len": 100_000_000, "global_batch": 1_000_000_000}
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """One training run on one rank: what `estimate` and `measure` take.
+    """One training run as one of its ranks sees it: what `estimate` and `measure` take.
 
-    `model` is a preset's name or a `TransformerConfig`; `micro_batch` (b) counts sequences of `seq_len` (s) tokens;
-    `accumulation_steps` micro-batches make one step. `global_batch` may be given instead of `accumulation_steps`.
+    `model` is a preset's name, a `TransformerConfig` or the path of a Hugging Face config.json; `micro_batch` (b)
+    counts sequences of `seq_len` (s) tokens; `accumulation_steps` micro-batches make one step; `global_batch` may be
+    given instead. `world_size` ranks share the data, and with `zero_stage` 1 to 3 the optimizer states, the gradients
+    and the parameters too. `loss_chunks` cuts the tokens into as many pieces for the logits and the loss; `dropout`
+    overrides the model's own. With `lora_rank` only LoRA's factors on `lora_targets` are trained, and the matrices of
+    the blocks are stored in `frozen_bits`.
     Raises ValueError, in words, for every choice that is unknown, absurd or contradicts another.
     """
 
@@ -82,6 +119,16 @@ class TrainingRun:
     recompute: str = "none"
     accumulation_steps: int = 1
     world_size: int = 1
+    zero_stage: int = 0
+    bucket_view: bool = False
+    tensor_parallel: int = 1
+    sequence_parallel: bool = False
+    clip_grad_norm: float | None = None
+    set_to_none: bool = True
+    loss_chunks: int = 1
+    lora_rank: int = 0
+    lora_targets: tuple[str, ...] = ()
+    frozen_bits: int | None = None
 
     def __init__(
         self,
@@ -94,48 +141,67 @@ class TrainingRun:
         recompute: str = "none",
         accumulation_steps: int | None = None,
         world_size: int = 1,
+        zero_stage: int = 0,
+        *,
+        bucket_view: bool = False,
+        tensor_parallel: int = 1,
+        sequence_parallel: bool = False,
+        clip_grad_norm: float | None = None,
+        set_to_none: bool = True,
+        loss_chunks: int = 1,
+        lora_rank: int = 0,
+        lora_targets: str | tuple[str, ...] = (),
+        frozen_bits: int | None = None,
+        dropout: float | None = None,
         global_batch: int | None = None,
     ) -> None:
+        config = model_config(model)
+        if dropout is not None:
+            config = dataclasses.replace(config, dropout=dropout)
         sizes = {"micro_batch": micro_batch, "seq_len": seq_len, "world_size": world_size}
+        sizes |= {"tensor_parallel": tensor_parallel, "loss_chunks": loss_chunks}
         for name, value in sizes.items():
             _check_size(name, value)
         chosen: dict[str, Any] = {
-            "model": model_config(model),
+            "model": config,
             **sizes,
             "precision": _one_of("precision", precision, PRECISIONS),
             "optimizer": _one_of("optimizer", optimizer, OPTIMIZERS),
-            "attention": _one_of("attention", attention, {name: name for name in ATTENTIONS}),
-            "recompute": _one_of("recompute", recompute, {name: name for name in RECOMPUTES}),
+            "attention": _one_of("attention", attention, dict(zip(ATTENTIONS, ATTENTIONS, strict=True))),
+            "recompute": _recompute(recompute, config.layers),
             "accumulation_steps": _accumulation(accumulation_steps, global_batch, micro_batch, world_size),
+            "zero_stage": zero_stage,
+            "clip_grad_norm": clip_grad_norm,
+            "lora_rank": lora_rank,
+            "lora_targets": _lora_targets(lora_targets, lora_rank, config),
+            "frozen_bits": frozen_bits,
+            "bucket_view": bucket_view,
+            "sequence_parallel": sequence_parallel,
+            "set_to_none": set_to_none,
         }
         for name, value in chosen.items():
             object.__setattr__(self, name, value)
-        self._check_together()
-
-    def _check_together(self) -> None:
-        model, precision = self.model, self.precision
-        if self.seq_len > model.max_positions:
-            raise ValueError(
-                f"a sequence of {self.seq_len:,} tokens is longer than the {model.max_positions:,} positions "
-                f"of {model.name}"
-            )
-        if self.attention == "flash" and precision.compute != 2:
-            raise ValueError(
-                f"the flash kernel computes in 16 bits only, not in {precision.name}: "
-                "choose attention='efficient' or 'eager', or a 16-bit precision such as 'amp-bf16'"
-            )
-
-        if self.attention == "flash" and model.head_size > 256:
-            raise ValueError(f"heads of {model.head_size} elements: the flash kernel takes up to 256; choose 'eager'")
-        if self.attention != "eager" and model.head_size % 8:
-            raise ValueError(
-                f"heads of {model.head_size} elements: the {self.attention} kernel takes multiples of 8; choose 'eager'"
-            )
+        for check in (_check_attention, _check_sharding, _check_parallel, _check_training, _check_lora):
+            check(self)
 
     @property
     def global_batch(self) -> int:
         """Sequences that one optimizer step learns from: micro_batch · accumulation_steps · world_size."""
         return self.micro_batch * self.accumulation_steps * self.world_size
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether backward adds to gradients that are there, instead of making new ones."""
+        return self.accumulation_steps > 1 or not self.set_to_none
+
+    @property
+    def blocks_per_checkpoint(self) -> int:
+        """How many blocks one checkpoint of the residual stream stands for; 0 if blocks are not recomputed whole."""
+        if self.recompute == "full":
+            return 1
+        if self.recompute == "sqrt":
+            return max(1, round(math.sqrt(self.model.layers)))
+        return int(self.recompute.removeprefix("every-")) if self.recompute.startswith("every-") else 0
 
     def replace(self, **changes: Any) -> "TrainingRun":
         """A copy with some choices changed, checked anew. Raises ValueError like the constructor, and for unknown
@@ -143,8 +209,8 @@ class TrainingRun:
         """
         names = [field.name for field in fields(self)]
         for name in changes:
-            if name not in [*names, "global_batch"]:
-                raise unknown("choice of a TrainingRun", name, [*names, "global_batch"])
+            if name not in [*names, "global_batch", "dropout"]:
+                raise unknown("choice of a TrainingRun", name, [*names, "global_batch", "dropout"])
         kept = {name: getattr(self, name) for name in names}
         if "global_batch" in changes:
             kept.pop("accumulation_steps")
@@ -153,11 +219,15 @@ class TrainingRun:
     def code(self) -> str:
         """The line of code that makes this run, with only the choices that differ from the defaults."""
         default = {field.name: field.default for field in fields(self)}
-        shown = [repr(self.model.name if PRESETS.get(self.model.name) == self.model else self.model)]
+        shown, preset = [repr(self.model)], PRESETS.get(self.model.name)
+        if preset is not None and preset == dataclasses.replace(self.model, dropout=preset.dropout):
+            shown = [repr(self.model.name)]
         for name, standard in default.items():
             value = getattr(self, name)
             if name != "model" and (value != standard or name in ("micro_batch", "seq_len")):
                 shown.append(f"{name}={getattr(value, 'name', value)!r}")
+        if preset is not None and len(shown[0]) == len(repr(preset.name)) and self.model.dropout != preset.dropout:
+            shown.append(f"dropout={self.model.dropout!r}")
         return f"TrainingRun({', '.join(shown)})"
 
     def __str__(self) -> str:
@@ -165,10 +235,118 @@ class TrainingRun:
             self.model.name, f"b={self.micro_batch}", f"s={self.seq_len:,}", self.precision.name, self.optimizer.name,
             f"{self.attention} attention",
         ]  # fmt: skip
-        parts += ["full recomputation"] if self.recompute == "full" else []
+        words = {"none": "", "offload": "activations offloaded"}
+        parts += [words.get(self.recompute, f"{self.recompute} recomputation")]
         parts += [f"{self.accumulation_steps} micro-batches"] if self.accumulation_steps > 1 else []
         parts += [f"{self.world_size} ranks"] if self.world_size > 1 else []
-        return " · ".join(parts)
+        parts += [f"ZeRO-{self.zero_stage}"] if self.zero_stage else []
+        parts += [f"tensor parallel {self.tensor_parallel}"] if self.tensor_parallel > 1 else []
+        parts += ["sequence parallel"] if self.sequence_parallel else []
+        parts += ["gradients as bucket views"] if self.bucket_view else []
+        parts += [f"gradients clipped at {self.clip_grad_norm:g}"] if self.clip_grad_norm is not None else []
+        parts += [] if self.set_to_none else ["gradients zeroed, not freed"]
+        parts += [f"loss in {self.loss_chunks} chunks"] if self.loss_chunks > 1 else []
+        parts += [f"LoRA of rank {self.lora_rank} on {', '.join(self.lora_targets)}"] if self.lora_rank else []
+        parts += [f"frozen in {self.frozen_bits} bits"] if self.frozen_bits else []
+        return " · ".join(part for part in parts if part)
+
+
+def _check_attention(run: TrainingRun) -> None:
+    model, precision, kernel = run.model, run.precision, run.attention
+    if run.seq_len > model.max_positions:
+        raise ValueError(
+            f"a sequence of {run.seq_len:,} tokens is longer than the {model.max_positions:,} positions of {model.name}"
+        )
+    if kernel in ("flash", "cudnn") and precision.compute != 2:
+        raise ValueError(
+            f"the {kernel} kernel computes in 16 bits only, not in {precision.name}: "
+            "choose attention='efficient' or 'eager', or a 16-bit precision such as 'amp-bf16'"
+        )
+    largest = {"flash": 256, "cudnn": 128}.get(kernel, model.head_size)
+    if model.head_size > largest:
+        raise ValueError(
+            f"heads of {model.head_size} elements: the {kernel} kernel takes up to {largest}; choose 'eager'"
+        )
+    if kernel != "eager" and model.head_size % 8:
+        raise ValueError(
+            f"heads of {model.head_size} elements: the {kernel} kernel takes multiples of 8; choose 'eager'"
+        )
+
+
+def _check_sharding(run: TrainingRun) -> None:
+    for name in ("bucket_view", "sequence_parallel", "set_to_none"):
+        if not isinstance(getattr(run, name), bool):
+            raise ValueError(f"{name} is {getattr(run, name)!r}: it is True or False")
+    if isinstance(run.zero_stage, bool) or run.zero_stage not in (0, 1, 2, 3):
+        raise ValueError(f"zero_stage is {run.zero_stage!r}: 0 (nothing is sharded), 1, 2 or 3")
+    if run.zero_stage and run.world_size == 1:
+        raise ValueError(f"zero_stage={run.zero_stage} shards over ranks: set world_size to 2 or more")
+    if run.bucket_view and (run.world_size == 1 or run.zero_stage > 1):
+        raise ValueError("bucket_view is DistributedDataParallel's: it needs world_size above 1 and zero_stage 0 or 1")
+
+
+def _check_parallel(run: TrainingRun) -> None:
+    degree, model = run.tensor_parallel, run.model
+    if run.sequence_parallel and degree == 1:
+        raise ValueError("sequence_parallel splits what tensor parallelism leaves whole: set tensor_parallel above 1")
+    if model.heads % degree or model.ffn % degree:
+        raise ValueError(f"tensor_parallel={degree} does not divide {model.heads} heads and an MLP of {model.ffn}")
+    if run.sequence_parallel and run.seq_len % degree:
+        raise ValueError(f"tensor_parallel={degree} does not divide a sequence of {run.seq_len}, which it is to split")
+
+
+def _check_training(run: TrainingRun) -> None:
+    norm = run.clip_grad_norm
+    if norm is not None and (isinstance(norm, bool) or not isinstance(norm, (int, float)) or not 0 < norm < math.inf):
+        raise ValueError(f"clip_grad_norm is {norm!r}: the largest norm that gradients may have, a number above 0")
+    if run.loss_chunks > run.micro_batch * run.seq_len:
+        raise ValueError(
+            f"loss_chunks={run.loss_chunks}: there are only {run.micro_batch * run.seq_len} tokens to cut into pieces"
+        )
+
+
+def _check_lora(run: TrainingRun) -> None:
+    rank, bits = run.lora_rank, run.frozen_bits
+    if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank <= run.model.hidden:
+        raise ValueError(f"lora_rank is {rank!r}: a whole number up to h = {run.model.hidden}; 0 trains every weight")
+    if bits not in (None, 4, 8, 16):
+        raise ValueError(f"frozen_bits is {bits!r}: 16, 8 or 4; None leaves frozen weights in {run.precision.name}")
+    if bits is not None and not rank:
+        raise ValueError("frozen_bits says how frozen weights are stored: freeze them with lora_rank above 0")
+    if bits is not None and run.precision.compute != 2:
+        raise ValueError(f"frozen_bits needs a 16-bit precision such as 'amp-bf16' or 'bf16', not {run.precision.name}")
+    if rank and run.precision.name == "fp8":
+        raise ValueError("LoRA is not accounted for in fp8: choose a 16-bit precision")
+    if rank and run.model.experts:
+        raise ValueError("LoRA on a mixture of experts is not covered: choose a model without experts")
+
+
+def _recompute(value: Any, layers: int) -> str:
+    blocks = re.fullmatch(r"every-([1-9]\d*)", value) if isinstance(value, str) else None
+    if not blocks and value not in RECOMPUTES:
+        raise unknown("recompute", value, [*RECOMPUTES, "every-K, with a number of blocks for K"])
+    if blocks and int(blocks[1]) > layers:
+        raise ValueError(f"recompute={value!r}: the model has only {layers} blocks")
+    return value
+
+
+def _lora_targets(targets: Any, rank: Any, model: TransformerConfig) -> tuple[str, ...]:
+    """The names of the matrices that get LoRA's factors, in the order of the network; "attention" and "mlp" name
+    several, and nothing said means attention's.
+    """
+    if not rank:
+        if targets:
+            raise ValueError("lora_targets without lora_rank: say how many columns LoRA's factors have")
+        return ()
+    asked = ("attention",) if not targets else (targets,) if isinstance(targets, str) else tuple(targets)
+    there = [
+        name.removesuffix(".weight") for name in [*attention_shapes(model), *mlp_shapes(model)] if "weight" in name
+    ]
+    for name in asked:
+        if name not in [*there, *LORA_ALIASES]:
+            raise unknown("LoRA target", name, [*there, *LORA_ALIASES])
+    wanted = [name for target in asked for name in LORA_ALIASES.get(target, (target,))]
+    return tuple(name for name in there if name in wanted)
 
 
 def _check_size(name: str, value: Any) -> None:

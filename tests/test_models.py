@@ -116,8 +116,6 @@ GPT = {
         ({"layers": 10**9}, "layers is 1,000,000,000"),
         ({"vocab": 10**12}, "vocab is 1,000,000,000,000"),
         ({"heads": 5}, "5 heads do not divide a hidden size of 64"),
-        ({"kv_heads": 2}, "as many key heads as query heads"),
-        ({"ffn": 100}, "an MLP of 4h"),
         ({"dropout": 1.0}, "dropout is 1.0"),
         ({"dropout": -0.1}, "dropout is -0.1"),
         ({"family": "gpt"}, "did you mean 'gpt2'"),
@@ -138,7 +136,9 @@ def test_what_is_left_out_is_as_usual():
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"family": "llama", "dropout": 0.1}, "the llama family has no dropout"),
+        ({"bias": "no"}, "bias is 'no'"),
+        ({"positions": "rotating"}, "unknown positions .*rotary"),
+        ({"experts": 4}, "give both"),
         ({"dropout": "a"}, "dropout is 'a'"),
         ({"rope_theta": 0}, "rope_theta is 0"),
         ({"tied": "no"}, "tied is 'no'"),

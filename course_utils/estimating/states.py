@@ -45,7 +45,7 @@ def optimizer_state_bytes(run: TrainingRun) -> int:
     Master weights add 4N: ZeRO's K = 12 (Rajbhandari et al. 2020, section 3.1). A fused step keeps its step counters
     on the GPU, one block of 512 bytes a tensor; a loss scaler keeps two.
     """
-    copies = run.optimizer.states + (1 if run.precision.master else 0)
+    copies = {"sgd": 0, "momentum": 1}.get(run.optimizer.algorithm, 2) + (1 if run.precision.master else 0)
     counters = BLOCK * tensor_count(run.model) if run.optimizer.implementation == "fused" else 0
     return copies * tensors_bytes(run.model, 4) + counters + (2 * BLOCK if run.precision.loss_scaling else 0)
 

@@ -323,7 +323,7 @@ def optimizer_step(run: TrainingRun) -> Totals:
     """
     if run.precision.master:
         return _master_step(run)
-    foreach = run.optimizer.implementation == "foreach" and run.optimizer.algorithm != "sgd"
+    foreach = run.optimizer.implementation == "foreach" and run.optimizer.algorithm not in ("sgd", "momentum")
     walk = _loop_step(run) if run.optimizer.implementation == "loop" else []
     return highest([*_unscale(run), *walk, *([make(tensors_bytes(run.model, 4))] if foreach else [])])
 
@@ -352,7 +352,9 @@ def _master_step(run: TrainingRun) -> Totals:
     """
     full, half = tensors_bytes(run.model, 4), tensors_bytes(run.model, 2)
     scratch = (
-        0 if run.optimizer.algorithm == "sgd" else {"foreach": 1, "loop": 2, "fused": 0}[run.optimizer.implementation]
+        0
+        if run.optimizer.algorithm in ("sgd", "momentum")
+        else {"foreach": 1, "loop": 2, "fused": 0}[run.optimizer.implementation]
     )
     if run.optimizer.forced and run.optimizer.implementation == "foreach":
         return {"gradients": -half, "temporaries": full + scratch * full}

@@ -84,7 +84,7 @@ class Training:
         ]
 
         def make(tensors: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-            if choice.algorithm == "sgd":
+            if choice.algorithm == "momentum":
                 return torch.optim.SGD(tensors, lr=1e-2, momentum=0.9, **options)
             return torch.optim.AdamW(tensors, lr=3e-4, **options)
 
