@@ -107,7 +107,7 @@ def test_a_global_batch_does_not_hide_absurd_accumulation():
         ("precision", "amp_bf16", "amp-bf16"),
         ("precision", "bf16_master", "bf16-master"),
         ("precision", "FP32", "fp32"),
-        ("optimizer", "adamv", "adamw"),
+        ("optimizer", "liom", "lion"),
         ("optimizer", "adamw_fused", "adamw-fused"),
         ("attention", "flash-attention", "flash"),
         ("attention", "Eager", "eager"),
