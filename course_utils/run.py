@@ -197,11 +197,7 @@ class TrainingRun:
     @property
     def blocks_per_checkpoint(self) -> int:
         """How many blocks one checkpoint of the residual stream stands for; 0 if blocks are not recomputed whole."""
-        if self.recompute == "full":
-            return 1
-        if self.recompute == "sqrt":
-            return max(1, round(math.sqrt(self.model.layers)))
-        return int(self.recompute.removeprefix("every-")) if self.recompute.startswith("every-") else 0
+        return blocks_per_checkpoint(self.recompute, self.model.layers)
 
     def replace(self, **changes: Any) -> "TrainingRun":
         """A copy with some choices changed, checked anew. Raises ValueError like the constructor, and for unknown
@@ -249,6 +245,15 @@ class TrainingRun:
         parts += [f"LoRA of rank {self.lora_rank} on {', '.join(self.lora_targets)}"] if self.lora_rank else []
         parts += [f"frozen in {self.frozen_bits} bits"] if self.frozen_bits else []
         return " · ".join(part for part in parts if part)
+
+
+def blocks_per_checkpoint(recompute: str, layers: int) -> int:
+    """How many of `layers` blocks one checkpoint stands for under this choice of recomputation; 0 if it is another."""
+    if recompute == "full":
+        return 1
+    if recompute == "sqrt":
+        return max(1, round(math.sqrt(layers)))
+    return int(recompute.removeprefix("every-")) if recompute.startswith("every-") else 0
 
 
 def _check_attention(run: TrainingRun) -> None:

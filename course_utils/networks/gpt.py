@@ -3,10 +3,10 @@
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from ..models import TransformerConfig
 from .attention import causal_mask, eager_attention, fused_attention
+from .recompute import run_blocks
 
 
 class Attention(nn.Module):
@@ -67,8 +67,7 @@ class GPT(nn.Module):
         positions = torch.arange(tokens.size(1), device=tokens.device)
         x = F.dropout(self.embedding(tokens) + self.positions(positions), self.dropout)
         mask = causal_mask(tokens) if self.attention == "eager" else None
-        for block in self.blocks:
-            x = checkpoint(block, x, mask, use_reentrant=False) if self.recompute == "full" else block(x, mask)
+        x = run_blocks(self.blocks, x, (mask,), self.recompute)
         return self.head(self.norm(x))
 
 

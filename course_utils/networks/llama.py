@@ -5,10 +5,10 @@ biases.
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from ..models import TransformerConfig
 from .attention import causal_mask, eager_attention, fused_attention
+from .recompute import run_blocks
 
 Rotation = tuple[torch.Tensor, torch.Tensor]
 
@@ -96,8 +96,7 @@ class Llama(nn.Module):
         x = self.embedding(tokens)
         by = rotation(tokens, self.head_size, self.theta, compute_dtype(x))
         mask = causal_mask(tokens) if self.attention == "eager" else None
-        for block in self.blocks:
-            x = checkpoint(block, x, by, mask, use_reentrant=False) if self.recompute == "full" else block(x, by, mask)
+        x = run_blocks(self.blocks, x, (by, mask), self.recompute)
         return self.head(self.norm(x))
 
 
