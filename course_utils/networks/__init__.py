@@ -3,14 +3,12 @@
 import torch
 
 from ..models import TransformerConfig
-from .gpt import GPT
-from .llama import Llama
+from .transformer import Transformer
 
 
-def build_network(model: TransformerConfig, attention: str, recompute: str = "none") -> GPT | Llama:
+def build_network(model: TransformerConfig, attention: str, recompute: str = "none") -> Transformer:
     """A network of `model`'s sizes in training mode, on torch's current default device and dtype."""
-    network = {"gpt2": GPT, "llama": Llama}[model.family]
-    return network(model, attention, recompute).train()
+    return Transformer(model, attention, recompute).train()
 
 
 def loss_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -18,4 +16,4 @@ def loss_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-__all__ = ["GPT", "Llama", "build_network", "loss_of"]
+__all__ = ["Transformer", "build_network", "loss_of"]

@@ -1,0 +1,46 @@
+"""A mixture of experts (Jiang et al. 2024, Mixtral): every token visits k of a block's E MLPs."""
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from ..models import TransformerConfig
+from .mlp import MLP
+
+
+class Experts(nn.Module):
+    """E MLPs and a router. `forward` takes (b, s, h) and returns the sum of each token's k experts, by their weights.
+
+    The load is balanced by force: each expert gets the same number of (token, choice) pairs, b·s·k/E, rounded. A real
+    router would send more to some experts and fewer to others; here the pairs are sorted by the expert that was
+    chosen and cut into E equal pieces, so that a pair near a cut is computed by a neighbour of the expert that it
+    asked for. In exchange no shape depends on the data: the step can be simulated, and its memory is that of
+    balanced, fixed capacity with nothing dropped.
+    """
+
+    def __init__(self, model: TransformerConfig) -> None:
+        super().__init__()
+        self.chosen, self.dropout = model.experts_per_token, model.dropout
+        self.router = nn.Linear(model.hidden, model.experts, bias=False)
+        self.experts = nn.ModuleList(MLP(model, dropout=0.0) for _ in range(model.experts))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        tokens = x.flatten(0, 1)
+        weights, experts = self.route(tokens)
+        # A stable sort keeps tokens in order, so that recomputation cuts exactly where forward did.
+        pieces = experts.flatten().argsort(stable=True).tensor_split(len(self.experts))
+        y = torch.zeros_like(tokens)
+        for expert, pairs in zip(self.experts, pieces, strict=True):
+            token = pairs // self.chosen
+            y.index_add_(0, token, expert(tokens[token]) * weights[pairs])
+        return F.dropout(y.view_as(x), self.dropout)
+
+    def route(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Weights (b·s·k, 1) in the tokens' type and experts (b·s, k) of each token's k choices.
+
+        Softmax over all experts in fp32, the k largest, made to sum to one (Jiang et al. 2024, section 2.1).
+        """
+        chances = self.router(tokens).float().softmax(dim=-1)
+        weights, experts = chances.topk(self.chosen, dim=-1)
+        weights = weights / weights.sum(dim=-1, keepdim=True)
+        return weights.to(tokens.dtype).view(-1, 1), experts

@@ -1,0 +1,120 @@
+"""One decoder-only transformer for every option of TransformerConfig.
+
+With the options of its family it is GPT-2 (Radford et al. 2019): learned positions, LayerNorm before each half of a
+block, biases everywhere, GELU, a tied head; or Llama (Touvron et al. 2023; Grattafiori et al. 2024): rotary positions,
+RMSNorm, grouped queries, SwiGLU, no biases.
+"""
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from ..models import TransformerConfig
+from .attention import causal_mask, eager_attention, fused_attention
+from .experts import Experts
+from .mlp import MLP
+from .recompute import run_blocks
+from .rotary import Rotation, compute_dtype, rotate, rotation
+
+
+class Transformer(nn.Module):
+    """`forward` takes token ids (b, s) and returns logits (b, s, V).
+
+    `attention` names the kernel, "eager" for attention written out; `recompute` what backward computes again.
+    """
+
+    def __init__(self, model: TransformerConfig, attention: str, recompute: str = "none") -> None:
+        super().__init__()
+        self.model, self.attention, self.recompute = model, attention, recompute
+        self.embedding = nn.Embedding(model.vocab, model.hidden)
+        if model.positions == "learned":
+            self.positions = nn.Embedding(model.max_positions, model.hidden)
+        self.blocks = nn.ModuleList(Block(model, attention) for _ in range(model.layers))
+        self.norm = norm(model)
+        self.head = nn.Linear(model.hidden, model.vocab, bias=False)
+        if model.tied:
+            self.head.weight = self.embedding.weight
+        self.apply(_initialize)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.features(tokens))
+
+    def features(self, tokens: torch.Tensor) -> torch.Tensor:
+        """What the head reads: the normed residual stream (b, s, h) after the last block."""
+        x = self.embed(tokens)
+        shared = self.shared(tokens, x)
+        x = run_blocks(self.blocks, x, shared, self.recompute)
+        return self.norm(x)
+
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        """The first block's input (b, s, h)."""
+        x = self.embedding(tokens)
+        if self.model.positions == "learned":
+            x = x + self.positions(torch.arange(tokens.size(1), device=tokens.device))
+        return F.dropout(x, self.model.dropout)
+
+    def shared(self, tokens: torch.Tensor, x: torch.Tensor) -> tuple[Rotation | None, torch.Tensor | None]:
+        """What every block is given beside its input: the rotation of positions, and the mask of eager attention."""
+        by = None
+        if self.model.positions == "rotary":
+            by = rotation(tokens, self.model.head_size, self.model.rope_theta, compute_dtype(x))
+        return by, causal_mask(tokens) if self.attention == "eager" else None
+
+
+class Block(nn.Module):
+    """Attention, then an MLP or a mixture of them, each on a normed copy of the residual stream that it adds to."""
+
+    def __init__(self, model: TransformerConfig, kernel: str) -> None:
+        super().__init__()
+        self.norm1 = norm(model)
+        self.attention = Attention(model, kernel)
+        self.norm2 = norm(model)
+        self.mlp = Experts(model) if model.experts else MLP(model, model.dropout)
+
+    def forward(self, x: torch.Tensor, by: Rotation | None, mask: torch.Tensor | None) -> torch.Tensor:
+        x = x + self.attention(self.norm1(x), by, mask)
+        return x + self.mlp(self.norm2(x))
+
+
+class Attention(nn.Module):
+    """Causal attention of a heads, whose keys and values may be shared by groups of them (Ainslie et al. 2023)."""
+
+    def __init__(self, model: TransformerConfig, kernel: str) -> None:
+        super().__init__()
+        self.kernel, self.dropout, self.head_size = kernel, model.dropout, model.head_size
+        h, kv, bias = model.hidden, model.kv, bool(model.qkv_bias)
+        self.widths = [h, kv, kv]
+        self.fused = model.fused_qkv
+        if self.fused:
+            self.qkv = nn.Linear(h, h + 2 * kv, bias=bias)
+        else:
+            self.q = nn.Linear(h, h, bias=bias)
+            self.k = nn.Linear(h, kv, bias=bias)
+            self.v = nn.Linear(h, kv, bias=bias)
+        self.out = nn.Linear(h, h, bias=bool(model.bias))
+
+    def forward(self, x: torch.Tensor, by: Rotation | None, mask: torch.Tensor | None) -> torch.Tensor:
+        b, s, h = x.shape
+        q, k, v = (part.view(b, s, -1, self.head_size).transpose(1, 2) for part in self.project(x))
+        if by is not None:
+            q, k = rotate(q, by), rotate(k, by)
+        drop = self.dropout
+        y = fused_attention(q, k, v, self.kernel, drop) if mask is None else eager_attention(q, k, v, mask, drop)
+        return F.dropout(self.out(y.transpose(1, 2).reshape(b, s, h)), drop)
+
+    def project(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Queries (b, s, h), keys and values (b, s, kv): views of one product where one matrix makes all three."""
+        return self.qkv(x).split(self.widths, dim=2) if self.fused else (self.q(x), self.k(x), self.v(x))
+
+
+def norm(model: TransformerConfig) -> nn.Module:
+    """The model's norm of h elements; torch's RMSNorm has a weight only, its LayerNorm a bias where the model has."""
+    return nn.RMSNorm(model.hidden) if model.norm == "rmsnorm" else nn.LayerNorm(model.hidden, bias=bool(model.bias))
+
+
+def _initialize(module: nn.Module) -> None:
+    """GPT-2's initial weights: normal with deviation 0.02, biases zero."""
+    if isinstance(module, (nn.Linear, nn.Embedding)):
+        nn.init.normal_(module.weight, std=0.02)
+    if isinstance(module, nn.Linear) and module.bias is not None:
+        nn.init.zeros_(module.bias)
