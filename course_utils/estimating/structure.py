@@ -1,0 +1,87 @@
+"""What of a run decides which operations it has, apart from its sizes; and the letters that stand for its sizes."""
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from ..models import TransformerConfig
+from ..run import TrainingRun
+from ..units import round_up
+
+
+class Structure(NamedTuple):
+    """Runs of equal structure do the same operations, on tensors of other sizes. Equal structures share one tape."""
+
+    norm: str
+    mlp: str
+    positions: str
+    bias: bool
+    qkv_bias: bool
+    fused_qkv: bool
+    grouped: bool
+    dropout: bool
+    tied: bool
+    experts: int
+    attention: str
+    recompute: str
+    autocast: bool
+    main_gradients: bool
+    loss_scaling: bool
+    accumulates: bool
+    one_sequence: bool
+    chunks: int
+    lora: tuple[str, ...]
+    frozen_bits: int
+    groups: tuple[int, ...]
+
+
+@lru_cache(maxsize=1024)
+def structure_of(
+    model: TransformerConfig, precision: tuple[bool, bool, bool], attention: str, recompute: str, accumulates: bool,
+    one_sequence: bool, chunks: int, lora: tuple[str, ...], frozen_bits: int, blocks: int,
+) -> Structure:  # fmt: skip
+    """The structure of a run with these choices; `blocks` of them make one checkpoint."""
+    autocast, main_gradients, loss_scaling = precision
+    return Structure(
+        model.norm, model.mlp, model.positions, bool(model.bias), bool(model.qkv_bias), model.fused_qkv,
+        model.kv_heads < model.heads, model.dropout > 0, model.tied, model.experts,
+        attention, "blocks" if blocks else recompute, autocast, main_gradients, loss_scaling, accumulates,
+        one_sequence, chunks, lora, frozen_bits, groups_of(model.layers, blocks or 1),
+    )  # fmt: skip
+
+
+def structure(run: TrainingRun) -> Structure:
+    """The structure of `run`."""
+    precision = run.precision
+    recipe = (bool(precision.autocast), precision.gradient > precision.weight, precision.loss_scaling)
+    return structure_of(
+        run.model, recipe, run.attention, run.recompute, run.accumulates, run.micro_batch == 1,
+        min(run.loss_chunks, 3), run.lora_targets, run.frozen_bits or 0, run.blocks_per_checkpoint,
+    )  # fmt: skip
+
+
+def groups_of(layers: int, blocks: int) -> tuple[int, ...]:
+    """How many blocks each group of a tape has, at most three groups of at most three: what is in the middle repeats.
+
+    >>> groups_of(48, 1), groups_of(48, 7), groups_of(2, 1)
+    ((1, 1, 1), (3, 3, 3), (1, 1))
+    """
+    sizes = [blocks] * (layers // blocks) + ([layers % blocks] if layers % blocks else [])
+    shown = sizes if len(sizes) <= 3 else [sizes[0], sizes[1], sizes[-1]]
+    return tuple(min(size, 3) for size in shown)
+
+
+def letters(run: TrainingRun) -> dict[str, int]:
+    """The numbers behind the letters of a tape's formulas.
+
+    s, b, h, a, V as in the formulas; d = h/a; kv, ffn, qkv are widths; P positions; `c` is bytes an element of matrix
+    products, `r` of the residual stream and the weights: under autocast r = 4 and c = 2.
+    """
+    model, precision, s, b = run.model, run.precision, run.seq_len, run.micro_batch
+    d, kv = model.head_size, model.kv
+    return {
+        "1": 1, "2": 2, "3": 3, "4": 4, "8": 8, "16": 16,
+        "c": precision.compute, "r": 4 if precision.autocast else precision.compute,
+        "s": s, "b": b, "sb": s * b, "h": model.hidden, "a": model.heads, "d": d, "d/2": d // 2, "kv": kv,
+        "kv/2": kv // 2, "h/2": model.hidden // 2, "qkv": model.hidden + 2 * kv, "ffn": model.ffn,
+        "V": model.vocab, "P": model.max_positions, "s32": round_up(s, 32), "R": run.lora_rank,
+    }  # fmt: skip
