@@ -6,39 +6,56 @@ only the two ends need to be looked at: a deep model takes no longer than a shal
 
 from collections.abc import Iterator
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, groupby
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..run import TrainingRun
 from ..units import round_up
 from .network import tell
 from .structure import Structure, letters, structure
-from .tape import Kept, Record, Tape
+from .tape import Kept, Record
 
 Totals = dict[str, int]
 
 
-class Piece(NamedTuple):
-    """Events between two marks. `changes` are indices of sizes, ~index where one is freed; `kinds` go with them."""
+class Events(NamedTuple):
+    """What is made and freed, in order: indices of sizes, ~index where one is freed, and the kinds of memory."""
 
-    place: tuple[str, object]
     changes: tuple[int, ...]
     kinds: tuple[str, ...]
 
 
-class Program(NamedTuple):
-    """A structure's pieces in order, the formulas of its sizes, and what autograd keeps of each place."""
+class Piece(NamedTuple):
+    """What happens between two marks: the phase and the place in the network, and the number of its events."""
 
+    place: tuple[str, Any]
+    events: int
+
+
+class Visit(NamedTuple):
+    """A piece to be looked at, or, with `times`, to be passed over that often: the product of the numbers named."""
+
+    piece: int
+    times: tuple[str, ...] | None = None
+
+
+class Program(NamedTuple):
+    """A structure's pieces, in which order and how often they come, the formulas of their sizes, and the ledger.
+
+    Blocks that do the same share their events, which are read once.
+    """
+
+    events: tuple[Events, ...]
     pieces: tuple[Piece, ...]
+    visits: tuple[Visit, ...]
     sizes: tuple[tuple[str, ...], ...]
-    kept: tuple[tuple[object, Kept], ...]
+    kept: tuple[tuple[Any, Kept], ...]
 
 
 class Moment(NamedTuple):
-    """A high point: where it is, how much is there, and of what kinds."""
+    """Bytes by kind of what forward, loss and backward add at one moment, and their sum."""
 
-    place: tuple[str, object]
     total: int
     parts: Totals
 
@@ -50,26 +67,123 @@ def compiled(shape: Structure) -> Program:
     names = sorted({record.size for record, _ in tape.events})
     index = {name: number for number, name in enumerate(names)}
     marks = [(0, ("forward", "stem")), *tape.marks]
-    pieces = tuple(
-        _piece(place, tape.events[start:end], index)
-        for (start, place), (end, _) in zip(marks, [*marks[1:], (len(tape.events), "")], strict=True)
-    )
-    return Program(_shared(pieces), tuple(tuple(name.split("·")) for name in names), _kept(tape))
+    ends = [*(start for start, _ in marks[1:]), len(tape.events)]
+    known: dict[Events, int] = {}
+    pieces = []
+    for (start, place), end in zip(marks, ends, strict=True):
+        events = _events(tape.events[start:end], index)
+        pieces.append(Piece((place, "") if isinstance(place, str) else place, known.setdefault(events, len(known))))
+    return Program(
+        tuple(known), tuple(pieces), tuple(_schedule(pieces, shape.groups)), tuple(tuple(name.split("·")) for name in names),
+        tuple(tape.ledger.values()),
+    )  # fmt: skip
 
 
-def _piece(place: object, events: list[tuple[Record, int]], index: dict[str, int]) -> Piece:
-    named = (place, "") if isinstance(place, str) else place
+def _events(events: list[tuple[Record, int]], index: dict[str, int]) -> Events:
     changes = tuple(index[record.size] if sign > 0 else ~index[record.size] for record, sign in events)
-    return Piece(named, changes, tuple(record.settled() for record, _ in events))  # type: ignore[arg-type]
+    return Events(changes, tuple(record.settled() for record, _ in events))
 
 
-def _shared(pieces: tuple[Piece, ...]) -> tuple[Piece, ...]:
-    """The same tuples for pieces with the same events, so that they are read once."""
-    known: dict[tuple[object, object], Piece] = {}
-    return tuple(
-        Piece(piece.place, *known.setdefault((piece.changes, piece.kinds), piece)[1:]) for piece in pieces
-    )
+def _schedule(pieces: list[Piece], groups: tuple[int, ...]) -> Iterator[Visit]:
+    """Every piece once, but what stands for many twice, as the first and the last of them."""
+    for group, members in groupby(range(len(pieces)), lambda number: _place(pieces[number])[0]):
+        numbers = list(members)
+        many = group == 1 and len(groups) == 3
+        yield from _blocks(pieces, numbers, groups)
+        if many:
+            yield from (Visit(number, ("groups", *_repeats(pieces[number], groups))) for number in numbers)
+            yield from _blocks(pieces, numbers, groups)
 
 
-def _kept(tape: Tape) -> tuple[tuple[object, Kept], ...]:
-    return tuple((place, kept) for place, kept in tape.ledger.values())
+def _blocks(pieces: list[Piece], numbers: list[int], groups: tuple[int, ...]) -> Iterator[Visit]:
+    for _, members in groupby(numbers, lambda number: _place(pieces[number])):
+        same = list(members)
+        yield from map(Visit, same)
+        if _repeats(pieces[same[0]], groups):
+            between = "blocks of last" if _place(pieces[same[0]])[0] == len(groups) - 1 else "blocks"
+            yield from (Visit(number, (between,)) for number in same)
+            yield from map(Visit, same)
+
+
+def _place(piece: Piece) -> tuple[int, int]:
+    where = piece.place[1]
+    return where if isinstance(where, tuple) else (-1, -1)
+
+
+def _repeats(piece: Piece, groups: tuple[int, ...]) -> tuple[str, ...]:
+    """What says how often a block comes in one group; nothing if it comes once."""
+    group, block = _place(piece)
+    if block != 1 or groups[group] < 3:
+        return ()
+    return ("all blocks of last" if group == len(groups) - 1 else "all blocks",)
+
+
+def _numbers(run: TrainingRun) -> dict[str, int]:
+    """How often what is in the middle comes, less the two times that it is looked at."""
+    size = run.blocks_per_checkpoint or 1
+    count, rest = -(-run.model.layers // size), run.model.layers % size or size
+    return {
+        "groups": count - 4, "blocks": size - 4, "blocks of last": rest - 4,
+        "all blocks": size - 2, "all blocks of last": rest - 2,
+    }  # fmt: skip
+
+
+class Reading:
+    """A program read with one run's numbers. Bytes are relative to what stands before the step."""
+
+    def __init__(self, run: TrainingRun) -> None:
+        self.program = compiled(structure(run))
+        numbers, multiples = letters(run), _numbers(run)
+        sizes = [round_up(prod(numbers[letter] for letter in formula)) for formula in self.program.sizes]
+        self.signed = [*sizes, *(-size for size in reversed(sizes))]  # so that ~index finds the negative
+        curves = [list(accumulate(map(self.signed.__getitem__, events.changes))) for events in self.program.events]
+        self.curves = [curves[piece.events] for piece in self.program.pieces]
+        nets, tops = [curve[-1] if curve else 0 for curve in curves], [max(curve, default=0) for curve in curves]
+        self.nets = [nets[piece.events] for piece in self.program.pieces]
+        self.tops = [tops[piece.events] for piece in self.program.pieces]
+        self.times = [prod(multiples[name] for name in visit.times or ()) for visit in self.program.visits]
+
+    def highest(self) -> tuple[int, int]:
+        """The largest total, and the number of the visit that has it."""
+        now, top, best = 0, 0, 0
+        for number, (visit, times) in enumerate(zip(self.program.visits, self.times, strict=True)):
+            piece = visit.piece
+            if visit.times is None and now + self.tops[piece] > top:
+                top, best = now + self.tops[piece], number
+            now += times * self.nets[piece]
+        return top, best
+
+    def at_top_of(self, number: int) -> Moment:
+        """What is there when most is there in a visit."""
+        curve = self.curves[self.program.visits[number].piece]
+        return self._after(number, curve.index(max(curve)) + 1 if curve and max(curve) > 0 else 0)
+
+    def before(self, number: int) -> Moment:
+        """What is there when a visit begins."""
+        return self._after(number, 0)
+
+    def place(self, number: int) -> tuple[str, Any]:
+        """The phase and the place of a visit."""
+        return self.program.pieces[self.program.visits[number].piece].place
+
+    def visits_of(self, phase: str, where: Any = None) -> list[int]:
+        """The numbers of the visits of a phase, or of one place in it."""
+        return [
+            number
+            for number, visit in enumerate(self.program.visits)
+            if visit.times is None
+            and self.place(number)[0] == phase
+            and (where is None or self.place(number)[1] == where)
+        ]
+
+    def _after(self, number: int, events: int) -> Moment:
+        parts: Totals = {}
+        for visit, times in zip(self.program.visits[:number], self.times, strict=False):
+            self._sum(parts, visit.piece, times)
+        self._sum(parts, self.program.visits[number].piece, 1, events)
+        return Moment(sum(parts.values()), parts)
+
+    def _sum(self, parts: Totals, piece: int, times: int, until: int | None = None) -> None:
+        events = self.program.events[self.program.pieces[piece].events]
+        for change, kind in zip(events.changes[:until], events.kinds, strict=False):
+            parts[kind] = parts.get(kind, 0) + times * self.signed[change]
