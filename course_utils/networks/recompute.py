@@ -1,15 +1,185 @@
-"""What a network computes again in backward instead of keeping it."""
+"""What a network computes again in backward instead of keeping it, and what it keeps in host memory.
 
-from collections.abc import Iterable
+Dropout is the same in the second forward as in the first: `checkpoint` puts the state of the random numbers back.
+"""
+
+from collections.abc import Callable, Iterable
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
+from torch._subclasses.fake_tensor import FakeTensor, disable_fake_tensor_cache
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+
+from ..run import blocks_per_checkpoint
+
+aten = torch.ops.aten
+
+KEPT = [
+    aten.mm.default,
+    aten.addmm.default,
+    aten.bmm.default,
+    aten._scaled_dot_product_flash_attention.default,
+    aten._scaled_dot_product_flash_attention_for_cpu.default,
+    aten._scaled_dot_product_efficient_attention.default,
+    aten._scaled_dot_product_cudnn_attention.default,
+]
+"""Operators whose results "selective" keeps: matrix products and attention, nearly all of a block's arithmetic."""
+
+SMALLEST_TO_OFFLOAD = 2**20
+"""Bytes. Below this a copy is all latency: norms' statistics, logsumexp, the state of random numbers stay."""
+
+Block = Callable[..., torch.Tensor]
 
 
 def run_blocks(blocks: Iterable[nn.Module], x: torch.Tensor, shared: tuple[Any, ...], recompute: str) -> torch.Tensor:
-    """The output of all blocks, each called as `block(x, *shared)`; "full" keeps only their inputs for backward."""
-    for block in blocks:
-        x = checkpoint(block, x, *shared, use_reentrant=False) if recompute == "full" else block(x, *shared)
+    """The output of all blocks, each called as `block(x, *shared)`, keeping for backward what `recompute` says.
+
+    "selective-attention" is the attention layer's own affair (`attention_core`); here it keeps everything.
+    """
+    if recompute == "offload":
+        with Offloading(_resident(blocks, shared), _weight_shapes(blocks)):
+            return _in_turn(blocks, x, *shared)
+    if recompute == "selective":
+        for block in blocks:
+            x = checkpoint(block, x, *shared, use_reentrant=False, context_fn=_keep_products)
+        return x
+    blocks = list(blocks)
+    size = blocks_per_checkpoint(recompute, len(blocks))
+    if not size:
+        return _in_turn(blocks, x, *shared)
+    for first in range(0, len(blocks), size):
+        x = checkpoint(_in_turn, blocks[first : first + size], x, *shared, use_reentrant=False)
     return x
+
+
+def attention_core(core: Block, recompute: str, *arguments: Any) -> torch.Tensor:
+    """`core(*arguments)`, from q·kᵀ to weights·v; with "selective-attention" only q, k and v are kept for backward.
+
+    Korthikanti et al. 2022, section 5. A fused kernel is run a second time as a whole.
+    """
+    if recompute == "selective-attention":
+        return checkpoint(core, *arguments, use_reentrant=False)
+    return core(*arguments)
+
+
+def _in_turn(blocks: Iterable[nn.Module], x: torch.Tensor, *shared: Any) -> torch.Tensor:
+    for block in blocks:
+        x = block(x, *shared)
+    return x
+
+
+def _keep_products() -> Any:
+    """Two contexts: one for the first forward, which stores the results of KEPT, one that gives them to the second.
+
+    A result is stored whether backward needs it or not: the output of a block's last matrix product is kept too.
+    """
+    return create_selective_checkpoint_contexts(KEPT)
+
+
+# Offloading
+
+
+class Offloading(torch.autograd.graph.saved_tensors_hooks):
+    """Inside, what autograd saves is copied to host memory, and back when backward asks for it.
+
+    The copies are of whole storages, and a storage that is saved several times travels to the host once: q, k and v of
+    one matrix product, say. Nothing is computed anew, so gradients are the same to the bit. These stay on the device:
+
+    - what is there anyway: `resident` storages, the weights and what all blocks share (rotation, mask);
+    - autocast's 16-bit copies of weights, known as transposed matrices of one of `weight_shapes`: they are no
+      activations, and autocast holds them until forward has ended;
+    - storages smaller than SMALLEST_TO_OFFLOAD.
+    """
+
+    def __init__(self, resident: set[int], weight_shapes: set[tuple[int, ...]]) -> None:
+        super().__init__(self._pack, _unpack)
+        self.resident, self.weight_shapes = resident, weight_shapes
+        self.travelled: dict[int, tuple[HostCopy, ref[torch.UntypedStorage]]] = {}
+
+    def _pack(self, tensor: torch.Tensor) -> "torch.Tensor | Traveller":
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        stays = key in self.resident or storage.nbytes() < SMALLEST_TO_OFFLOAD or self._is_weight_copy(tensor)
+        if stays:
+            return tensor
+        if key not in self.travelled:
+            forget = ref(storage, lambda _, key=key: self.travelled.pop(key))  # the next of this address is another
+            self.travelled[key] = HostCopy(tensor), forget
+        return Traveller(self.travelled[key][0], tensor)
+
+    def _is_weight_copy(self, tensor: torch.Tensor) -> bool:
+        transposed = tensor.dim() == 2 and tensor.stride() == (1, tensor.size(0))
+        return transposed and tuple(tensor.shape[::-1]) in self.weight_shapes
+
+
+def _unpack(kept: "torch.Tensor | Traveller") -> torch.Tensor:
+    if not isinstance(kept, Traveller):
+        return kept
+    # Gradients are on in a checkpoint's second forward too: by that the tracker tells activations that are back in
+    # backward from what backward itself makes. Nothing here requires a gradient.
+    with torch.enable_grad():
+        return kept.tensor()
+
+
+class HostCopy:
+    """A storage's bytes in host memory, and its copy back on the device for as long as anybody uses that."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        whole = _whole_storage(tensor)
+        # Pinned pages let a GPU copy without waiting for the host; a simulated one has nothing to copy.
+        pinned = whole.is_cuda and not isinstance(whole, FakeTensor)
+        self.host = torch.empty(whole.shape, dtype=whole.dtype, device="cpu", pin_memory=pinned)
+        self.host.copy_(whole, non_blocking=pinned)
+        self.device, self.pinned = whole.device, pinned
+        self.back: ref[torch.UntypedStorage] | None = None
+
+    def on_device(self) -> torch.Tensor:
+        """The whole storage on its device again: a new copy, or the one that another saved tensor is still using."""
+        there = self.back() if self.back is not None else None
+        if there is not None:
+            return _tensor_on(there, torch.empty(0, dtype=self.host.dtype, device=self.device))
+        whole = torch.empty(self.host.shape, dtype=self.host.dtype, device=self.device)
+        whole.copy_(self.host, non_blocking=self.pinned)
+        self.back = ref(whole.untyped_storage())
+        return whole
+
+
+class Traveller:
+    """One saved tensor whose storage is in host memory."""
+
+    def __init__(self, copy: HostCopy, tensor: torch.Tensor) -> None:
+        self.copy, self.dtype = copy, tensor.dtype
+        self.layout = tensor.size(), tensor.stride(), tensor.storage_offset()
+
+    def tensor(self) -> torch.Tensor:
+        """The tensor as it was saved, on its device."""
+        return self.copy.on_device().view(self.dtype).as_strided(*self.layout)
+
+
+def _whole_storage(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.as_strided((tensor.untyped_storage().nbytes() // tensor.element_size(),), (1,), 0)
+
+
+def _tensor_on(storage: torch.UntypedStorage, empty: torch.Tensor) -> torch.Tensor:
+    """`empty` made a view of a whole storage.
+
+    torch's cache of fake operators remembers arguments, and would keep a storage for ever: it is switched off here.
+    Condition of removal: `FakeTensorMode` no longer caches operators on storages.
+    """
+    if not isinstance(empty, FakeTensor):
+        return empty.set_(storage)
+    with disable_fake_tensor_cache(empty.fake_mode):
+        return empty.set_(storage)
+
+
+def _resident(blocks: Iterable[nn.Module], shared: tuple[Any, ...]) -> set[int]:
+    weights = [tensor for block in blocks for tensor in (*block.parameters(), *block.buffers())]
+    tensors = [*weights, *(thing for thing in tree_leaves(shared) if isinstance(thing, torch.Tensor))]
+    return {tensor.untyped_storage()._cdata for tensor in tensors}
+
+
+def _weight_shapes(blocks: Iterable[nn.Module]) -> set[tuple[int, ...]]:
+    return {tuple(weight.shape) for block in blocks for weight in block.parameters() if weight.dim() == 2}
