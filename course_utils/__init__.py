@@ -20,6 +20,8 @@ _HOME = {
     "compare": "measuring",
     "card_here": "measuring",
     "twin": "fitting",
+    "CachingAllocator": "allocator",
+    "replay": "allocator_replay",
     "format_bytes": "units",
     "parse_bytes": "units",
 }

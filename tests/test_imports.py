@@ -21,6 +21,9 @@ CLOSED_FORMS = {
     "run",
     "estimating",
     "fitting",
+    "allocator",
+    "allocator_settings",
+    "allocator_replay",
 }
 """These answer without torch: they run before anything is installed, and in a browser."""
 

@@ -1,0 +1,183 @@
+"""A run's allocations through the allocator: hand-made events, and measured steps whose totals must come out again."""
+
+import dataclasses
+import time
+from typing import Any
+
+import pytest
+from engine import GPT, LLAMA, shallow, simulate
+
+from course_utils import PRESETS, TrainingRun
+from course_utils.allocator import settings
+from course_utils.allocator_replay import replay
+from course_utils.measuring.recorded import from_json, to_json
+from course_utils.units import MiB
+
+GROWING = [(40 * MiB, "a"), (-40 * MiB, "a"), (12 * MiB, "b"), (30 * MiB, "c")]
+"""The last finds 28 MiB free behind "b", in a segment that cannot grow."""
+
+
+def run(**choices: Any) -> TrainingRun:
+    return TrainingRun(**{"model": shallow(GPT, 3), "micro_batch": 4, "seq_len": 256} | choices)
+
+
+def test_each_event_has_its_figures():
+    replayed = replay(GROWING)
+    assert replayed.requested == [40 * MiB, 0, 12 * MiB, 42 * MiB]
+    assert replayed.allocated == replayed.requested
+    assert replayed.reserved == [40 * MiB, 40 * MiB, 40 * MiB, 70 * MiB]
+    assert replayed.cached == [0, 40 * MiB, 28 * MiB, 28 * MiB]
+    assert replayed.stuck == [0, 0, 28 * MiB, 28 * MiB]
+    assert replayed.fragmentation == [0, 0, 0.7, 0.4]
+    assert replayed.largest_free == [0, 40 * MiB, 28 * MiB, 28 * MiB]
+    assert (replayed.peak_allocated, replayed.peak_event, replayed.peak_reserved) == (42 * MiB, 4, 70 * MiB)
+    assert (replayed.driver_allocations, replayed.retries, replayed.failed_at, replayed.message) == (2, 0, None, "")
+
+
+def test_a_gpu_that_is_too_small_ends_the_replay_where_it_failed():
+    replayed = replay(GROWING, 60 * MiB)
+    assert (len(replayed), replayed.failed_at) == (3, 4)
+    assert "Tried to allocate 30.00 MiB" in replayed.message and "largest piece 28.00 MiB" in replayed.message
+    assert replayed.message in repr(replayed) and "largest piece" in replayed._repr_html_()
+    assert replay(GROWING, 60 * MiB, expandable_segments=True).failed_at is None
+
+
+def test_blocks_are_as_they_were_at_an_event():
+    replayed = replay(GROWING)
+    first, second = replayed.blocks_at()
+    assert [(block.bytes, block.name, block.is_allocated) for block in first.blocks] == [
+        (12 * MiB, "b", True),
+        (28 * MiB, None, False),
+    ]
+    assert (first.bytes, first.allocated, first.is_free, first.small) == (40 * MiB, 12 * MiB, False, False)
+    assert [block.name for block in second.blocks] == ["c"] and second.address >= first.address + first.bytes
+    assert replayed.blocks_at(0) == []
+    (only,) = replayed.blocks_at(2)
+    assert only.is_free
+
+
+def test_events_are_checked():
+    for events, words in (
+        ([(512, "a"), (512, "a")], "event 2 allocates 'a', which is allocated already"),
+        ([(-512, "a")], "event 1 is .-512, 'a'.: a free is minus the bytes"),
+        ([(512, "a"), (-1024, "a")], "event 2"),
+        ([(0, "a")], "event 1"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            replay(events)
+    with pytest.raises(ValueError, match="events 0 to 4"):
+        replay(GROWING).blocks_at(5)
+
+
+def test_no_events_are_a_replay_too():
+    replayed = replay([])
+    assert (replayed.peak_allocated, replayed.peak_event, replayed.blocks_at()) == (0, 0, [])
+    assert repr(replayed)
+
+
+RUNS = (
+    run(),
+    run(precision="amp-bf16", attention="flash", recompute="full"),
+    run(precision="bf16-master", attention="flash", accumulation_steps=2),
+    run(model=shallow(LLAMA, 2), precision="amp-bf16", attention="flash", micro_batch=1),
+)
+
+
+@pytest.mark.parametrize("run", RUNS, ids=str)
+def test_what_tensors_ask_for_is_what_was_measured(run):
+    measured = simulate(run)
+    replayed = replay(measured)
+    assert replayed.requested == measured.timeline.totals()
+    last = measured.timeline.marks[-1].step
+    since = next(mark.event for mark in measured.timeline.marks if mark.step == last)
+    assert max(replayed.requested[since:]) == measured.peak
+
+
+@pytest.mark.parametrize("run", RUNS, ids=str)
+def test_expandable_segments_allocate_what_was_measured_and_others_up_to_1_mib_more_a_tensor(run):
+    measured = simulate(run)
+    expandable = replay(measured, expandable_segments=True)
+    assert expandable.allocated == measured.timeline.totals()
+    assert expandable.step_peaks()[2] == measured.peak
+    plain = replay(measured)
+    alive = list(measured.alive_at(measured.peak_event))
+    unsplit = plain.allocated[measured.peak_event - 1] - measured.peak
+    assert 0 <= unsplit <= MiB * sum(item.bytes > MiB for item in alive)
+
+
+def test_blocks_at_the_peak_hold_the_tensors_of_the_peak():
+    measured = simulate(RUNS[0])
+    blocks = [block for segment in replay(measured).blocks_at(measured.peak_event) for block in segment.blocks]
+    allocated = [block for block in blocks if block.is_allocated]
+    assert sorted(block.requested for block in allocated) == sorted(
+        item.bytes for item in measured.alive_at(measured.peak_event)
+    )
+    by_kind = {kind: sum(b.requested for b in allocated if b.kind == kind) for kind in measured.breakdown}
+    assert by_kind == dict(measured.breakdown)
+
+
+def test_states_of_many_events_are_those_of_each():
+    replayed = replay(simulate(RUNS[1]))
+    events = [7, 200, len(replayed)]
+    assert list(replayed.states(events)) == [replayed.blocks_at(event) for event in events]
+
+
+def test_settings_text_is_understood():
+    measured = simulate(RUNS[0])
+    chosen = replay(measured, **settings("expandable_segments:True"))
+    assert chosen.reserved == replay(measured, expandable_segments=True).reserved
+
+
+def test_moments_are_named_as_the_measurement_names_them():
+    measured = simulate(RUNS[0])
+    replayed = replay(measured)
+    assert replayed.moment(1) == "set-up"
+    assert replayed.moment(measured.peak_event) == f"step 2, {measured.peak_phase}"
+    assert replay(GROWING).moment(2) == ""
+
+
+def test_a_capacity_just_below_what_is_reserved_makes_the_allocator_try_again_and_one_below_the_tensors_fails():
+    measured = simulate(RUNS[0])
+    free = replay(measured)
+    tight = replay(measured, free.peak_reserved - 2 * MiB)
+    assert tight.retries > 0 or tight.failed_at
+    small = replay(measured, measured.peak - MiB)
+    assert small.failed_at and small.failure is not None and small.reserved == free.reserved[: len(small)]
+
+
+def test_a_recorded_measurement_is_refused_in_words():
+    recorded = from_json(to_json(simulate(RUNS[0])), "")
+    with pytest.raises(ValueError, match="keep only what was alive at the peak: measure the run"):
+        replay(recorded)
+
+
+def test_a_timeline_is_refused_in_words():
+    with pytest.raises(ValueError, match="a timeline alone does not say"):
+        replay(simulate(RUNS[0]).timeline)
+
+
+def test_an_allocation_that_is_missing_is_noticed():
+    measured = simulate(RUNS[0])
+    lacking = dataclasses.replace(measured, allocations=measured.allocations[1:])
+    with pytest.raises(ValueError, match="at 1 of its"):
+        replay(lacking)
+
+
+def test_forty_thousand_events_replay_within_seconds():
+    events = []
+    for repetition in range(4):
+        names = [f"{repetition}.{index}" for index in range(5000)]
+        events += [((index % 97 + 1) * 100_000, name) for index, name in enumerate(names)]
+        events += [(-(index % 97 + 1) * 100_000, name) for index, name in enumerate(names)]
+    began = time.perf_counter()
+    replayed = replay(events)
+    assert len(replayed) == 40_000 and time.perf_counter() - began < 5
+
+
+def test_a_deep_model_reserves_more_than_its_tensors_and_less_with_expandable_segments():
+    deep = run(model=shallow(PRESETS["gpt2-xl"], 8), micro_batch=8, precision="amp-bf16", attention="flash")
+    measured = simulate(deep)
+    plain, expandable = replay(measured), replay(measured, expandable_segments=True)
+    assert plain.peak_allocated > measured.peak, "blocks of which less than 1 MiB was left over were not split"
+    assert measured.peak < expandable.peak_reserved < plain.peak_reserved
+    assert max(expandable.fragmentation) < max(plain.fragmentation)
