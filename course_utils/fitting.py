@@ -47,7 +47,8 @@ def twin(run: TrainingRun, card: Gpu) -> TrainingRun:
     if unsupported(run, card.capability):
         kernel = "efficient" if run.attention == "flash" else run.attention
         run = run.replace(precision="amp-fp16", attention=kernel)
-    smaller = [model for model in PRESETS.values() if model.family == run.model.family]
+    family, experts = run.model.family, (0, run.model.experts)  # a run of a model without experts never gets them
+    smaller = [model for model in PRESETS.values() if model.family == family and model.experts in experts]
     for model in sorted([run.model, *smaller], key=lambda model: -model.parameters):
         if model.parameters <= run.model.parameters and run.seq_len <= model.max_positions:
             candidate = run.replace(model=model)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
+from os import PathLike, altsep, sep
 from typing import Any
 
 from .nearest import unknown
@@ -218,9 +219,10 @@ def _llama(
     positions: int,
     tied: bool,
     theta: float,
+    **options: Any,
 ) -> TransformerConfig:
     return TransformerConfig(
-        name, "llama", layers, hidden, heads, vocab, positions, kv_heads, ffn, tied=tied, rope_theta=theta
+        name, "llama", layers, hidden, heads, vocab, positions, kv_heads, ffn, tied=tied, rope_theta=theta, **options
     )
 
 
@@ -241,6 +243,13 @@ PRESETS: dict[str, TransformerConfig] = {
         _llama("llama3.2-3b", 28, 3072, 24, 8, 8192, 128256, 131072, tied=True, theta=500_000.0),
         # Zhang et al. 2024, table 1
         _llama("tinyllama-1.1b", 22, 2048, 32, 4, 5632, 32000, 2048, tied=False, theta=10_000.0),
+        # Jiang et al. 2023, table 1, and the released config.json; attention over a window of 4,096 is full here
+        _llama("mistral-7b", 32, 4096, 32, 8, 14336, 32000, 32768, tied=False, theta=10_000.0),
+        # Jiang et al. 2024, table 1, and the released config.json
+        _llama("mixtral-8x7b", 32, 4096, 32, 8, 14336, 32000, 32768, False, 1e6, experts=8, experts_per_token=2),
+        # Qwen Team 2024 (Qwen2.5 technical report), table 1, and the released config.json files
+        _llama("qwen2.5-0.5b", 24, 896, 14, 2, 4864, 151936, 32768, tied=True, theta=1_000_000.0, qkv_bias=True),
+        _llama("qwen2.5-7b", 28, 3584, 28, 4, 18944, 152064, 131072, tied=False, theta=1_000_000.0, qkv_bias=True),
         # Small enough for a laptop's CPU: the course's own, of no published model
         _gpt2("tiny-gpt", 2, 64, 4, positions=256),
         _llama("tiny-llama", 4, 256, 8, 4, 688, 4096, 1024, tied=False, theta=10_000.0),
@@ -249,15 +258,27 @@ PRESETS: dict[str, TransformerConfig] = {
 """Models by name, with the source of their sizes."""
 
 
-def model_config(model: str | TransformerConfig) -> TransformerConfig:
-    """The config of a preset's name; a config is returned as it is.
+def model_config(model: str | PathLike[str] | TransformerConfig) -> TransformerConfig:
+    """The config of a preset's name or of a Hugging Face config.json's path; a config is returned as it is.
 
-    Raises ValueError naming the known presets and the nearest, TypeError for anything else.
+    A string is a path if it ends in .json or has a separator in it ("./llama", "models/config.json").
+    Raises ValueError naming the known presets and the nearest, or what is wrong with the file; TypeError for anything
+    else.
     """
     if isinstance(model, TransformerConfig):
         return model
+    if isinstance(model, PathLike) or (isinstance(model, str) and _is_path(model)):
+        from .model_files import config_from_file  # it leans on this module, and few runs need it
+
+        return config_from_file(model)
     if not isinstance(model, str):
-        raise TypeError(f"a model is a preset's name or a TransformerConfig, not {type(model).__name__}")
+        raise TypeError(
+            f"a model is a preset's name, the path of a config.json or a TransformerConfig, not {type(model).__name__}"
+        )
     if model not in PRESETS:
         raise unknown("model", model, PRESETS)
     return PRESETS[model]
+
+
+def _is_path(model: str) -> bool:
+    return model.lower().endswith(".json") or any(mark in model for mark in ("/", sep, altsep or sep))

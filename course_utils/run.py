@@ -4,6 +4,7 @@ import dataclasses
 import math
 import re
 from dataclasses import dataclass, fields
+from os import PathLike
 from typing import Any
 
 from .models import PRESETS, TransformerConfig, attention_shapes, mlp_shapes, model_config
@@ -132,7 +133,7 @@ class TrainingRun:
 
     def __init__(
         self,
-        model: str | TransformerConfig,
+        model: str | PathLike[str] | TransformerConfig,
         micro_batch: int = 1,
         seq_len: int = 1024,
         precision: str | Precision = "amp-bf16",

@@ -17,6 +17,7 @@ CLOSED_FORMS = {
     "measurement",
     "measuring_errors",
     "models",
+    "model_files",
     "gpus",
     "run",
     "estimating",

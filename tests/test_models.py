@@ -29,6 +29,11 @@ PUBLISHED = {
     "llama3.2-1b": 1_235_814_400,
     "llama3.2-3b": 3_212_749_824,
     "tinyllama-1.1b": 1_100_048_384,
+    # released checkpoints of Mistral 7B, Mixtral 8x7B and Qwen2.5
+    "mistral-7b": 7_241_732_096,
+    "mixtral-8x7b": 46_702_792_704,
+    "qwen2.5-0.5b": 494_032_768,
+    "qwen2.5-7b": 7_615_616_512,
 }
 
 
@@ -71,6 +76,18 @@ def test_blocks_and_the_rest_make_the_whole():
     assert set(shapes) - set(inside) == set(outer_shapes(model))
 
 
+def test_active_parameters_leave_out_the_experts_that_a_token_does_not_visit():
+    mixtral, mistral = PRESETS["mixtral-8x7b"], PRESETS["mistral-7b"]
+    assert round(mixtral.active_parameters / 1e9, 1) == 12.9  # Jiang et al. 2024 say 13 B
+    one_expert = 3 * 4096 * 14336
+    routers = 32 * 8 * 4096
+    assert mixtral.active_parameters == mistral.parameters + routers + 32 * one_expert
+    assert mixtral.parameters == mixtral.active_parameters + 32 * 6 * one_expert
+    every = dataclasses.replace(mixtral, experts_per_token=8)
+    assert every.active_parameters == every.parameters
+    assert mistral.active_parameters == mistral.parameters
+
+
 def test_presets_are_filed_under_their_own_names():
     assert all(name == model.name for name, model in PRESETS.items())
 
@@ -96,7 +113,7 @@ def test_a_name_like_no_other_gets_the_list_alone():
 
 @pytest.mark.parametrize("model", [None, 7, ["gpt2"]])
 def test_a_model_is_a_name_or_a_config(model):
-    with pytest.raises(TypeError, match="preset's name or a TransformerConfig"):
+    with pytest.raises(TypeError, match=r"preset's name, the path of a config\.json or a TransformerConfig"):
         model_config(model)
 
 

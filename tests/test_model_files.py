@@ -1,0 +1,216 @@
+"""Models read from config.json files: the right ones, and every way in which a file can be wrong."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from course_utils.model_files import LARGEST_FILE, config_from_file
+from course_utils.models import PRESETS, TransformerConfig, model_config
+from course_utils.run import TrainingRun
+
+GPT2 = {"model_type": "gpt2", "n_layer": 12, "n_embd": 768, "n_head": 12, "vocab_size": 50257, "n_positions": 1024}
+
+
+def llama_like(kind: str, preset: str, **more: Any) -> dict[str, Any]:
+    """What the released config.json of such a model says of its sizes."""
+    model = PRESETS[preset]
+    return {
+        "model_type": kind,
+        "num_hidden_layers": model.layers,
+        "hidden_size": model.hidden,
+        "num_attention_heads": model.heads,
+        "num_key_value_heads": model.kv_heads,
+        "intermediate_size": model.ffn,
+        "vocab_size": model.vocab,
+        "max_position_embeddings": model.max_positions,
+        "hidden_act": "silu",
+        "rope_theta": model.rope_theta,
+    } | more
+
+
+LLAMA = llama_like("llama", "llama3-8b")
+RELEASED = {
+    "gpt2": GPT2 | {"activation_function": "gelu_new", "n_ctx": 1024, "n_inner": None, "attn_pdrop": 0.1},
+    "llama3-8b": LLAMA | {"attention_bias": False, "mlp_bias": False, "rope_scaling": None},
+    "llama3.2-1b": llama_like(
+        "llama", "llama3.2-1b", tie_word_embeddings=True, head_dim=64, rope_scaling={"factor": 8}
+    ),
+    "mistral-7b": llama_like("mistral", "mistral-7b", sliding_window=4096),
+    "mixtral-8x7b": llama_like("mixtral", "mixtral-8x7b", num_local_experts=8, num_experts_per_tok=2, head_dim=None),
+    "qwen2.5-0.5b": llama_like("qwen2", "qwen2.5-0.5b", tie_word_embeddings=True, use_sliding_window=False),
+    "qwen2.5-7b": llama_like("qwen2", "qwen2.5-7b", tie_word_embeddings=False, attention_dropout=0.0),
+}
+
+
+def write(folder: Path, settings: Any, name: str = "config.json") -> Path:
+    folder.mkdir(exist_ok=True)
+    path = folder / name
+    path.write_text(settings if isinstance(settings, str) else json.dumps(settings), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("name", RELEASED)
+def test_a_released_config_is_the_preset_of_that_model(tmp_path, name):
+    assert config_from_file(write(tmp_path / name, RELEASED[name])) == PRESETS[name]
+
+
+def test_a_file_is_named_by_its_folder_or_itself(tmp_path):
+    folder = tmp_path / "my-llama"
+    path = write(folder, LLAMA)
+    assert config_from_file(path).name == config_from_file(folder).name == "my-llama"
+    assert config_from_file(write(folder, LLAMA, "small.json")).name == "small"
+
+
+def test_a_path_is_a_model_wherever_a_model_is_asked_for(tmp_path, monkeypatch):
+    path = write(tmp_path / "llama3-8b", LLAMA)
+    expected = PRESETS["llama3-8b"]
+    assert model_config(path) == model_config(str(path)) == model_config(path.parent) == expected
+    assert TrainingRun(str(path), 1, 512) == TrainingRun("llama3-8b", 1, 512)
+    monkeypatch.chdir(tmp_path)
+    assert model_config("llama3-8b/") == model_config("./llama3-8b") == expected
+    monkeypatch.chdir(path.parent)
+    assert model_config("config.json") == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (GPT2, {"tied": True, "dropout": 0.1, "ffn": 4 * 768, "bias": True}),
+        (GPT2 | {"n_inner": 1000, "tie_word_embeddings": False}, {"tied": False, "ffn": 1000}),
+        (GPT2 | {"resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0}, {"dropout": 0}),
+        (LLAMA, {"tied": False, "dropout": 0.0, "bias": False, "qkv_bias": False, "rope_theta": 500_000.0}),
+        (LLAMA | {"num_key_value_heads": None}, {"kv_heads": 32}),
+        ({key: LLAMA[key] for key in LLAMA if key != "num_key_value_heads"}, {"kv_heads": 32}),
+        ({key: LLAMA[key] for key in LLAMA if key != "rope_theta"}, {"rope_theta": 10_000.0}),
+        (LLAMA | {"attention_bias": True, "mlp_bias": True}, {"bias": True, "qkv_bias": True}),
+        (llama_like("qwen2", "qwen2.5-7b"), {"tied": False, "bias": False, "qkv_bias": True}),
+        (llama_like("mistral", "mistral-7b", tie_word_embeddings=True), {"tied": True}),
+    ],
+)
+def test_what_a_file_leaves_out_is_as_in_transformers(tmp_path, settings, expected):
+    model = config_from_file(write(tmp_path, settings))
+    assert {name: getattr(model, name) for name in expected} == expected
+
+
+def test_the_base_of_angles_as_transformers_5_writes_it(tmp_path):
+    settings = RELEASED["mixtral-8x7b"] | {"rope_parameters": {"rope_theta": 100_000, "rope_type": "default"}}
+    settings.pop("rope_theta")
+    assert config_from_file(write(tmp_path, settings)).rope_theta == 100_000
+    assert config_from_file(write(tmp_path, settings | {"rope_parameters": None})).rope_theta == 1_000_000.0
+
+
+def test_older_gpt2_files_name_the_positions_otherwise(tmp_path):
+    settings = {key: value for key, value in GPT2.items() if key != "n_positions"}
+    assert config_from_file(write(tmp_path, settings | {"n_ctx": 512})).max_positions == 512
+
+
+def test_dropout_that_differs_is_said(tmp_path):
+    with pytest.warns(UserWarning, match=r"embd_pdrop 0\.0, .*: 0\.2, the residual's, is taken everywhere"):
+        model = config_from_file(write(tmp_path, GPT2 | {"resid_pdrop": 0.2, "embd_pdrop": 0.0, "attn_pdrop": 0.2}))
+    assert model.dropout == 0.2
+    with pytest.warns(UserWarning, match=r"attention_dropout is 0\.1: none is taken"):
+        assert config_from_file(write(tmp_path, LLAMA | {"attention_dropout": 0.1})).dropout == 0.0
+
+
+def test_a_run_says_its_file_s_model_in_code(tmp_path):
+    run = TrainingRun(write(tmp_path, LLAMA | {"num_hidden_layers": 3}), 1, 512)
+    names = {"TrainingRun": TrainingRun, "TransformerConfig": TransformerConfig}
+    assert eval(run.code(), names) == run
+
+
+def refused(path: Any, *said: str) -> None:
+    with pytest.raises(ValueError) as refusal:
+        config_from_file(path)
+    assert str(path) in str(refusal.value) and refusal.value.__cause__ is None
+    for words in said:
+        assert words in str(refusal.value)
+
+
+def test_what_is_not_there_is_said(tmp_path):
+    write(tmp_path / "llama", LLAMA)
+    refused(
+        tmp_path / "llama" / "settings.json", "no such file or folder", "there is config.json", "Nothing is downloaded"
+    )
+    refused(tmp_path / "elsewhere" / "config.json", "nor is there a folder")
+    refused(tmp_path, "the folder has no config.json")
+    write(tmp_path, LLAMA, "other.json")
+    refused(tmp_path, "the folder has no config.json; there is other.json")
+    with pytest.raises(ValueError, match="no such file or folder"):
+        TrainingRun("meta-llama/Llama-3.1-8B")
+
+
+WHOLE = json.dumps(LLAMA | {"use_cache": True}, indent=2)
+
+
+@pytest.mark.parametrize("kept", [*range(1, len(WHOLE) - 1, 7), len(WHOLE) - 1])
+def test_wherever_a_file_ends_too_early_it_is_refused(tmp_path, kept):
+    refused(write(tmp_path, WHOLE[:kept]), "it ends in the middle, at line")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "it is empty"),
+        (" \n", "it is empty"),
+        ("{'model_type': 'gpt2'}", "it is not JSON: Expecting property name"),
+        ('{\n"model_type": "gpt2"\n"n_layer": 2}', "it is not JSON: Expecting ',' delimiter, at line 3"),
+        ("[1, 2]", "it holds a JSON list, not an object"),
+        ('"gpt2"', "it holds a JSON str"),
+        ("null", "it holds a JSON NoneType"),
+        ("[" * 100_000, "it is not JSON"),
+        ('{"n_layer": ' + "9" * 5000 + "}", "it is not JSON"),
+    ],
+)
+def test_what_is_no_json_object_is_refused(tmp_path, text, said):
+    refused(write(tmp_path, text), said)
+
+
+def test_weights_are_not_taken_for_a_config(tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(b"\x93\xff\x00" * 100)
+    refused(tmp_path / "model.safetensors", "it is not text: give the config.json")
+    with (tmp_path / "large.json").open("wb") as large:
+        large.truncate(LARGEST_FILE + 1)
+    refused(tmp_path / "large.json", "are these the weights?")
+
+
+def test_a_byte_order_mark_does_no_harm(tmp_path):
+    assert config_from_file(write(tmp_path, "\ufeff" + json.dumps(LLAMA))).layers == 32
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({}, "unknown model_type None"),
+        (LLAMA | {"model_type": "llama2"}, "unknown model_type 'llama2': did you mean 'llama'? Known: gpt2, llama,"),
+        (LLAMA | {"model_type": ["llama"]}, "unknown model_type ['llama']"),
+        (LLAMA | {"num_hidden_layers": 0}, "num_hidden_layers is 0: it must be a whole number of at least 1"),
+        (LLAMA | {"hidden_size": 4096.0}, "hidden_size is 4096.0"),
+        (LLAMA | {"vocab_size": "128256"}, "vocab_size is '128256'"),
+        (LLAMA | {"intermediate_size": None}, "intermediate_size is None"),
+        (LLAMA | {"num_attention_heads": True}, "num_attention_heads is True"),
+        (LLAMA | {"num_attention_heads": 33}, "33 heads do not divide a hidden size of 4096"),
+        (LLAMA | {"num_key_value_heads": 5}, "5 key and value heads do not divide 32 query heads"),
+        (LLAMA | {"num_hidden_layers": 10**9}, "layers is 1,000,000,000: more than 10,000 cannot be meant"),
+        (LLAMA | {"head_dim": 96}, "head_dim is 96, but hidden_size / num_attention_heads is 4096/32 = 128"),
+        (LLAMA | {"head_dim": "128"}, "head_dim is '128'"),
+        (LLAMA | {"hidden_act": "relu"}, "hidden_act is 'relu'"),
+        (LLAMA | {"attention_bias": True}, "attention_bias is True and mlp_bias is False"),
+        (LLAMA | {"tie_word_embeddings": "no"}, "tied is 'no'"),
+        (LLAMA | {"rope_theta": float("nan")}, "rope_theta is nan"),
+        (GPT2 | {"activation_function": "relu"}, "activation_function is 'relu'"),
+        (GPT2 | {"add_cross_attention": True}, "add_cross_attention is true"),
+        (GPT2 | {"resid_pdrop": 2, "embd_pdrop": 2, "attn_pdrop": 2}, "dropout is 2"),
+        ({"model_type": "gpt2"}, "n_layer, n_embd, n_head, vocab_size are missing"),
+        ({"model_type": "llama"}, "num_hidden_layers, hidden_size, num_attention_heads are missing"),
+        (llama_like("mixtral", "mixtral-8x7b"), "num_local_experts, num_experts_per_tok are missing"),
+        (
+            {key: value for key, value in RELEASED["mistral-7b"].items() if key != "num_key_value_heads"},
+            "num_key_value_heads is missing",
+        ),
+        (RELEASED["mixtral-8x7b"] | {"num_experts_per_tok": 9}, "experts_per_token=9"),
+    ],
+)
+def test_what_describes_no_model_is_refused_in_words(tmp_path, settings, said):
+    refused(write(tmp_path, settings), said)
