@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from html import escape
 
 from .breakdown import KINDS, MemoryBreakdown
+from .explanation import Explanation, explained
 from .units import format_bytes
 
 SOURCES = {
@@ -20,7 +21,10 @@ class Allocation:
     """One storage that a step allocated: what it was for, where it came from, when it lived.
 
     `bytes` is what the allocator takes (a multiple of 512); `born` and `died` count events in the timeline
-    (`died` is None for what was never freed); `step` is the training step (1 is the first, 0 the set-up).
+    (`died` is None for what was never freed); `step` is the training step (1 is the first, 0 the set-up). `module` is
+    the module that ran; in backward, the one whose backward it was, and for weights and gradients the parameter's name.
+    `line` is the line of code that made it, "model.py:42  x = self.up(x)"; in backward, the line of the forward. It is
+    "" where nothing is known of it, and two allocations are equal whatever it says, as code moves.
     """
 
     kind: str
@@ -33,6 +37,7 @@ class Allocation:
     step: int
     born: int
     died: int | None
+    line: str = field(default="", compare=False)
 
     def alive_at(self, event: int) -> bool:
         """Whether it still occupies memory when `event` events have happened."""
@@ -153,6 +158,15 @@ class Measurement:
     def largest(self, count: int = 10) -> list[Allocation]:
         """The `count` largest allocations alive at the peak, largest first."""
         return sorted(self.alive_at(self.peak_event), key=lambda item: -item.bytes)[:count]
+
+    def explain(self, count: int = 10) -> Explanation:
+        """The largest tensors at the peak, as a table of `count` rows: what they are for, which module and operation
+        made them, and in which line of code. Tensors of several layers that are alike share a row.
+
+        Raises ValueError unless `count` is a whole number above 0.
+        """
+        title = f"{format_bytes(self.peak)} at the peak, in {self.peak_phase} ({self.provenance})"
+        return explained(self.alive_at(self.peak_event), count, title)
 
     def __repr__(self) -> str:
         return f"{self.breakdown}\n{self.provenance}"

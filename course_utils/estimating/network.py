@@ -155,7 +155,10 @@ def product(step: Step, x: Tensor, y: Tensor, shape: str, name: str) -> Tensor:
     """A batched matrix product: torch copies what is not laid out for it; the gradient of each needs the other."""
     tape, sizes = step.tape, [x.size, y.size]
     out = step.product("c", shape)
-    saved = [Saving(x, name, "first factor", "gradient of the second"), Saving(y, name, "second factor", "gradient of the first")]
+    saved = [
+        Saving(x, name, "first factor", "gradient of the second"),
+        Saving(y, name, "second factor", "gradient of the first"),
+    ]
 
     def backward(_: list[Gradient]) -> list[Gradient | None]:
         for_y = tape.gradient(sizes[1])
@@ -180,7 +183,12 @@ def masked(step: Step, x: Tensor, mask: Tensor) -> Tensor:
     """Keeps the mask, one for all layers."""
     tape, back = step.tape, x.size
     out = tape.tensor(x.element, x.shape)
-    tape.apply(out, [x], [Saving(mask, "attention", "causal mask", "which scores get no gradient")], lambda _: [tape.gradient(back)])
+    tape.apply(
+        out,
+        [x],
+        [Saving(mask, "attention", "causal mask", "which scores get no gradient")],
+        lambda _: [tape.gradient(back)],
+    )
     return out
 
 
@@ -206,9 +214,13 @@ class MLP:
     def __call__(self, x: Tensor) -> Tensor:
         step = self.step
         if self.gate is None:
-            return dropout(step, call(self.down, pointwise(step, call(self.up, x), "gelu", "derivative of GELU")), "mlp output")
+            return dropout(
+                step, call(self.down, pointwise(step, call(self.up, x), "gelu", "derivative of GELU")), "mlp output"
+            )
         gated = pointwise(step, call(self.gate, x), "silu", "derivative of SiLU")
-        return dropout(step, call(self.down, multiply(step, gated, call(self.up, x), "gate · up", ("gate", "up"))), "mlp output")
+        return dropout(
+            step, call(self.down, multiply(step, gated, call(self.up, x), "gate · up", ("gate", "up"))), "mlp output"
+        )
 
 
 class Block:
@@ -287,7 +299,9 @@ def plus_positions(step: Step, x: Tensor, positions: Tensor) -> Tensor:
     """Each sequence plus the positions, whose gradient is summed over the sequences."""
     out = step.tape.tensor(step.wide, "sb·h")
     becomes = positions.size
-    step.tape.apply(out, [x, positions], [], lambda gradients: [gradients[0].again(), gradients[0].again(True, becomes)])
+    step.tape.apply(
+        out, [x, positions], [], lambda gradients: [gradients[0].again(), gradients[0].again(True, becomes)]
+    )
     return out
 
 
@@ -324,7 +338,10 @@ def negative_likelihood(step: Step, likelihoods: Tensor) -> Tensor:
     """The mean over the tokens; keeps what it read and the number of tokens."""
     tape, back = step.tape, likelihoods.size
     out, count = tape.tensor("4", "1"), tape.tensor("4", "1")
-    saved = [Saving(likelihoods, "loss", "log-softmax", "gradient of the loss"), Saving(count, "loss", "weight of all tokens", "mean")]
+    saved = [
+        Saving(likelihoods, "loss", "log-softmax", "gradient of the loss"),
+        Saving(count, "loss", "weight of all tokens", "mean"),
+    ]
     tape.apply(out, [likelihoods], saved, lambda _: [tape.gradient(back)])
     return out
 

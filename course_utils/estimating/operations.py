@@ -119,7 +119,9 @@ def linear(step: Step, x: Tensor, n_in: str, n_out: str, weight: Weight, bias: W
     back, matrix_back, bias_back = x_used.size, matrix.size, f"c·{n_out}"
     needs_x, needs_matrix = x_used.node is not None, matrix.node is not None
     saved = [Saving(x_used, name, "input" if x_used is x else "input, cast to 16-bit", "gradient of its weights")]
-    saved = (saved if needs_matrix else []) + ([Saving(turned, name, "weight", "gradient of its input")] if needs_x else [])
+    saved = (saved if needs_matrix else []) + (
+        [Saving(turned, name, "weight", "gradient of its input")] if needs_x else []
+    )
 
     def backward(gradients: list[Gradient]) -> list[Gradient | None]:
         # torch computes them in the alphabetical order of its names: mat1 and mat2 with a bias, else mat2 and self

@@ -10,18 +10,27 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
+from unittest import mock
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    is_traceable_wrapper_subclass,
+    is_traceable_wrapper_subclass_type,
+)
 from torch.utils._pytree import tree_leaves
 
 from ..breakdown import MemoryBreakdown
 from ..measurement import Allocation, Mark, Timeline
 from ..units import round_up
+from .places import Place, calling_place, described
 
 aten = torch.ops.aten
+ASK_DEVICE = torch.ops.prim.device.default
+newest_node = torch.autograd._get_sequence_nr  # pyright: ignore[reportPrivateImportUsage]
 
 FORWARD = ("forward", "loss")
 """Phases of one pass through the network: what outlives both was kept for backward."""
@@ -45,6 +54,8 @@ class Storage:
     died: int | None = None
     kept: bool = True
     bound: str = ""
+    place: Place | None = None
+    exact: int = 0
 
     @property
     def kind(self) -> str:
@@ -52,6 +63,16 @@ class Storage:
             return self.bound
         made_by_forward = self.phase in FORWARD or self.recomputation
         return "activations" if made_by_forward and self.kept else "temporaries"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An operator that raised: which error (its identity), which tensors it was given as (shape, device), and where."""
+
+    error: int
+    operation: str
+    tensors: tuple[tuple[tuple[int, ...], str], ...]
+    line: str
 
 
 class Tracker(TorchDispatchMode):
@@ -71,14 +92,30 @@ class Tracker(TorchDispatchMode):
         self._hooks: list[Any] = []
         self._join: tuple[Storage, Storage] | None = None
         self._closed = False
+        self._made: dict[int, tuple[Place | None, str]] = {}
+        self._place: Place | None = None
+        self._module = ""
+        self._resize = mock.patch.object(torch.UntypedStorage, "resize_", self._following_resize())
+        self.failure: Failure | None = None
 
     # Recording
 
+    def __enter__(self) -> "Tracker":
+        self._resize.start()
+        return super().__enter__()
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(kind.__name__ == "DTensor" for kind in types):
-            return NotImplemented  # let it become operators on local tensors first
+        if func is ASK_DEVICE:
+            return func(*args, **(kwargs or {}))
+        if any(is_made_of_others(kind) for kind in types):
+            return NotImplemented  # as a DTensor is: let it become operators on its parts first
         self._notice_recomputation()
-        out = func(*args, **(kwargs or {}))
+        self._notice_place()
+        try:
+            out = func(*args, **(kwargs or {}))
+        except Exception as error:
+            self.failure = _failure(error, func, (args, kwargs), self._place)
+            raise
         newest = None
         for value in out if isinstance(out, (tuple, list)) else (out,):
             for tensor in tree_leaves(value) if isinstance(value, (tuple, list)) else (value,):
@@ -95,24 +132,71 @@ class Tracker(TorchDispatchMode):
             self._recomputation += 1
         self._recomputing = recomputing
 
+    def _notice_place(self) -> None:
+        """Where in the measured code this operator runs, and in which module; in backward, those of its forward.
+
+        autograd numbers a node before the operator that it belongs to runs, so here the newest number is that node's.
+        """
+        self._place, in_engine = calling_place()
+        self._module = self._modules[-1]
+        if in_engine:
+            node = torch._C._current_autograd_node()
+            self._place, self._module = self._made.get(node._sequence_nr() if node else -1, (None, self._module))
+        else:
+            self._made.setdefault(newest_node() - 1, (self._place, self._module))
+
     def _see(self, tensor: torch.Tensor, func: Any = None) -> Storage | None:
         """The Storage just born with this tensor; None if it is a view of a known one, empty, or on another device."""
         if _device(tensor) != self.device:
             return None
         storage = tensor.untyped_storage()
-        key = storage._cdata
-        if key in self._live or storage.nbytes() == 0:
+        known, size = self._live.get(storage._cdata), storage.nbytes()
+        if known is not None and known[0].exact == size:
+            return None
+        if known is not None:  # resized in place: what was there is gone
+            self._free(storage._cdata)
+        return self._born(storage, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), _operation(func))
+
+    def _born(
+        self, storage: torch.UntypedStorage, shape: tuple[int, ...], dtype: str, operation: str
+    ) -> Storage | None:
+        key, size = storage._cdata, storage.nbytes()
+        if size == 0:
             return None
         born = Storage(
-            key,
-            round_up(storage.nbytes()), tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."),
-            _operation(func), self._modules[-1], self.phase, self.step, self.micro_batch,
-            self._recomputation if self._recomputing else 0, len(self.events),
+            key, round_up(size), shape, dtype, operation, self._module, self.phase, self.step, self.micro_batch,
+            self._recomputation if self._recomputing else 0, len(self.events), place=self._place, exact=size,
         )  # fmt: skip
         self.storages.append(born)
         self.events.append((born.bytes, born))
         self._live[key] = (born, weakref.ref(storage, lambda _, key=key: self._free(key)))
         return born
+
+    def _following_resize(self) -> Callable[[torch.UntypedStorage, int], Any]:
+        """`UntypedStorage.resize_`, followed: it is no operator, and FSDP2 frees and fills its buffers with it.
+
+        What was bound to a purpose keeps it when it is filled again.
+        """
+        resize = torch.UntypedStorage.resize_
+        freed: dict[int, Storage] = {}
+
+        def resize_(storage: torch.UntypedStorage, size: int) -> Any:
+            known = self._live.get(storage._cdata)
+            before = known[0] if known else freed.pop(storage._cdata, None)
+            out = resize(storage, size)
+            if before is None or (known is not None and storage.nbytes() == before.exact):
+                return out
+            if known is not None:
+                self._free(storage._cdata)
+            self._place, self._module = calling_place()[0], self._modules[-1]
+            born = self._born(storage, before.shape, before.dtype, "resize_")
+            if born is None:
+                freed[storage._cdata] = before
+            else:
+                born.bound = before.bound
+            return out
+
+        return resize_
 
     def _free(self, key: int) -> None:
         storage, _ = self._live.pop(key)
@@ -170,27 +254,30 @@ class Tracker(TorchDispatchMode):
 
     # Binding storages to what they are for
 
-    def bind(self, kind: str, tensors: Iterable[Any]) -> None:
-        """Say that these tensors' storages are of `kind`, whenever they were born."""
+    def bind(self, kind: str, tensors: Iterable[Any], name: str = "") -> None:
+        """Say that these tensors' storages are of `kind`, whenever they were born, and which parameter they are of."""
         for tensor in tensors:
-            if isinstance(tensor, torch.Tensor):
-                self._see(tensor)
-                storage = self._known(tensor)
+            for part in _parts(tensor):
+                self._see(part)
+                storage = self._known(part)
                 if storage is not None:
                     storage.bound = kind
+                    storage.module = name or storage.module
 
     def watch(self, network: torch.nn.Module, states: Callable[[], Iterable[Any]]) -> None:
         """Follow a network's parameters, gradients and modules; `states` lists the optimizer's tensors when asked."""
         self._states = states
-        self.bind("parameters", network.parameters())
-        self.bind("optimizer_states", states())
-        for parameter in network.parameters():
+        for name, parameter in network.named_parameters():
+            self.bind("parameters", [parameter], name)
             if parameter.requires_grad:
-                hook = parameter.register_post_accumulate_grad_hook(lambda p: self.bind("gradients", [p.grad]))
-                self._hooks.append(hook)
+                self._hooks.append(parameter.register_post_accumulate_grad_hook(self._bind_gradient(name)))
+        self.bind("optimizer_states", states())
         for name, module in network.named_modules():
             self._hooks.append(module.register_forward_pre_hook(lambda *_, name=name: self._modules.append(name)))
             self._hooks.append(module.register_forward_hook(lambda *_: self._leave_module(), always_call=True))
+
+    def _bind_gradient(self, name: str) -> Callable[[torch.Tensor], None]:
+        return lambda parameter: self.bind("gradients", [parameter.grad], name)
 
     def _leave_module(self) -> None:
         self._modules.pop()
@@ -202,9 +289,13 @@ class Tracker(TorchDispatchMode):
     @contextmanager
     def in_phase(self, phase: str) -> Iterator[None]:
         """Name what happens inside."""
+        self.begin(phase)
+        yield
+
+    def begin(self, phase: str) -> None:
+        """Name what happens from now on."""
         self.phase = phase
         self.marks.append(Mark(len(self.events), self.step, phase))
-        yield
 
     def _order_frees(self) -> None:
         """Sort each unbroken run of frees by birth: autocast drops its copies in the order of a hash table, new every
@@ -223,6 +314,7 @@ class Tracker(TorchDispatchMode):
                 unbroken.append(event)
 
     def __exit__(self, *error: Any) -> None:
+        self._resize.stop()
         self._closed = True
         self._order_frees()
         for hook in self._hooks:
@@ -280,9 +372,33 @@ class Tracker(TorchDispatchMode):
                 item.step,
                 item.born,
                 item.died,
+                described(item.place),
             )
             for item in self.storages
         ]
+
+
+@cache
+def is_made_of_others(kind: type) -> bool:
+    """Whether tensors of this class hold no data but other tensors, and turn each operator into some on those."""
+    return issubclass(kind, torch.Tensor) and is_traceable_wrapper_subclass_type(kind)
+
+
+def _parts(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors that hold a tensor's data: itself, or those that a tensor made of others is made of."""
+    if not isinstance(value, torch.Tensor):
+        return
+    if not is_traceable_wrapper_subclass(value):
+        yield value
+        return
+    for name in value.__tensor_flatten__()[0]:
+        yield from _parts(getattr(value, name))
+
+
+def _failure(error: Exception, func: Any, given: Any, place: Place | None) -> Failure:
+    """What an operator was given when it raised; no tensor is held, so that none is kept alive."""
+    tensors = tuple((tuple(leaf.shape), _device(leaf)) for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor))
+    return Failure(id(error), _operation(func), tensors, described(place))
 
 
 def _device(tensor: torch.Tensor) -> str:

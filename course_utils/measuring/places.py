@@ -1,0 +1,67 @@
+"""Which line of code made a tensor: the innermost frame that is neither torch's nor the measuring's own.
+
+A backward runs no code of the model, so what it makes is shown with the line of the forward operation: autograd numbers
+its nodes as forward makes them, and an operator that runs in forward can ask for the number of the newest.
+"""
+
+import linecache
+import re
+import sys
+import sysconfig
+from functools import cache
+from pathlib import Path
+
+import torch
+import torch.autograd.graph
+
+Place = tuple[str, int]
+"""A file and a line in it."""
+
+ENGINE = torch.autograd.graph._engine_run_backward.__code__
+"""Frames above this one belong to what runs inside backward, those below to who called it."""
+
+STEP_FILES = ("step.py", "optimizers.py", "sharded.py")
+"""The measuring's own files that are part of a training step, so that their lines say something."""
+
+HERE = Path(__file__).parent
+TORCH = str(Path(torch.__file__).parent) + "/"
+STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"] + "/"
+INSTALLED = re.compile(r"[\\/](site|dist)-packages[\\/]")
+NOTEBOOK_CELL = re.compile(r"[\\/]ipykernel_\d+[\\/]|^<ipython-input")
+
+
+@cache
+def is_machinery(filename: str) -> bool:
+    """Whether code in this file is torch's, Python's or the measuring's, and not part of what is measured."""
+    path = Path(filename)
+    if filename.startswith((TORCH, "<frozen ")):
+        return True
+    if path.parent == HERE:
+        return path.name not in STEP_FILES
+    return filename.startswith(STANDARD_LIBRARY) and not INSTALLED.search(filename)
+
+
+def calling_place() -> tuple[Place | None, bool]:
+    """The innermost place in the measured code, and whether the search ended at the autograd engine.
+
+    In backward only code that runs inside it counts: a checkpoint's second forward, a function's own backward.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if code is ENGINE:
+            return None, True
+        if not is_machinery(code.co_filename):
+            return (code.co_filename, frame.f_lineno), False
+        frame = frame.f_back
+    return None, False
+
+
+def described(place: Place | None) -> str:
+    """A place in words, "model.py:42  x = self.up(x)"; the line is left out where its source cannot be read."""
+    if place is None:
+        return ""
+    filename, number = place
+    name = "cell" if NOTEBOOK_CELL.search(filename) else Path(filename).name
+    source = linecache.getline(filename, number).strip()
+    return f"{name}:{number}  {source}".rstrip()

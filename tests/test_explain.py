@@ -1,0 +1,149 @@
+"""The table of the largest tensors at the peak: every byte in it, each tensor's line of code, and its groups."""
+
+import pytest
+import torch
+from engine import simulate, tiny
+
+from course_utils import measure
+from course_utils.measurement import Allocation
+from course_utils.measuring.places import described, is_machinery
+from course_utils.measuring.recorded import from_json, to_json
+from course_utils.measuring.tracker import Tracker
+from course_utils.run import TrainingRun
+
+RUN = TrainingRun(tiny("gpt2", dropout=0.1, layers=3), 2, 64)
+EVERYTHING = 10_000
+
+
+@pytest.mark.parametrize("source", ["simulated", "cpu"])
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_all_rows_together_are_the_peak(source, recompute):
+    measured = measure(RUN.replace(precision="fp32", attention="eager", recompute=recompute), source)
+    found = measured.explain(EVERYTHING)
+    assert sum(row.total for row in found.rows) == found.peak == measured.peak and found.rest == 0
+    kinds = {kind: sum(row.total for row in found.rows if row.kind == kind) for kind in measured.breakdown}
+    assert kinds == dict(measured.breakdown)
+    assert [row.total for row in found.rows] == sorted((row.total for row in found.rows), reverse=True)
+
+
+def test_what_is_left_out_is_counted():
+    measured = simulate(RUN)
+    few, all_of_them = measured.explain(2), measured.explain(EVERYTHING)
+    assert few.rows == all_of_them.rows[:2]
+    assert few.rest_bytes == measured.peak - sum(row.total for row in few.rows)
+    assert few.rest == sum(row.count for row in all_of_them.rows[2:])
+    assert f"{few.rest:,} more tensors" in repr(few)
+
+
+def test_layers_that_are_alike_share_a_row():
+    rows = simulate(RUN).explain(EVERYTHING).rows
+    assert [row.count for row in rows if row.kind == "parameters" and row.module == "blocks.*.mlp.up.weight"] == [3]
+    assert [row.count for row in rows if row.module == "embedding.weight" and row.kind == "parameters"] == [1]
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_what_the_model_makes_is_shown_with_the_models_own_lines(recompute):
+    """Forward, backward and recomputation alike; the optimizer's states with the call of its step."""
+    rows = simulate(RUN.replace(recompute=recompute)).explain(EVERYTHING).rows
+    for row in rows:
+        if row.kind == "activations" and row.module:
+            assert row.line.startswith(("gpt.py:", "attention.py:", "blocks.py:", "transformer.py:")), row
+    for row in (row for row in rows if row.kind == "optimizer_states"):
+        assert ".step(" in row.line, row
+    assert {row.line for row in rows if row.kind == "parameters"} == {""}
+
+
+def test_backward_is_traced_to_the_line_and_module_of_its_forward():
+    class Doubling(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = x.tanh()  # its gradient first
+            return y.exp()  # its gradient second
+
+    model = torch.nn.Sequential(torch.nn.Linear(200, 200), Doubling())
+    with Tracker("cpu") as tracker:
+        tracker.watch(model, list)
+        with tracker.in_phase("forward"):
+            loss = model(torch.ones(100, 200)).sum()
+        with tracker.in_phase("backward"):
+            loss.backward()
+    made = {item.operation: item for item in tracker.allocations() if item.phase == "backward" and item.line}
+    assert made["tanh_backward"].line.endswith("y = x.tanh()  # its gradient first")
+    assert made["mul"].line.endswith("return y.exp()  # its gradient second")
+    assert made["tanh_backward"].module == made["mul"].module == "1"
+    assert made["mm"].kind == "gradients" and made["mm"].module == "0.weight"
+
+
+def test_a_functions_own_backward_is_shown_with_its_own_line():
+    class Cube(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x**3
+
+        @staticmethod
+        def backward(ctx, *gradients):
+            (x,) = ctx.saved_tensors
+            return 3 * x * x * gradients[0]
+
+    x = torch.ones(1000, requires_grad=True)
+    with Tracker("cpu") as tracker, tracker.in_phase("backward"):
+        Cube.apply(x).sum().backward()  # type: ignore[union-attr]
+    lines = [item.line for item in tracker.allocations() if item.operation == "mul"]
+    assert len(lines) == 3 and all("return 3 * x * x * gradients[0]" in line for line in lines)
+
+
+def test_lines_are_not_part_of_what_makes_allocations_equal_and_survive_being_recorded():
+    measured = simulate(RUN)
+    again = from_json(to_json(measured), "")
+    assert again.explain(EVERYTHING).rows == measured.explain(EVERYTHING).rows
+    described_as = ("temporaries", 512, (1,), "float32", "add", "", "forward", 1, 0, None)
+    assert Allocation(*described_as, line="a.py:1") == Allocation(*described_as, line="b.py:2")
+
+
+def test_recordings_from_before_lines_were_kept_can_be_read():
+    content = to_json(simulate(RUN))
+    content["allocations"] = [described_as[:10] for described_as in content["allocations"]]
+    assert {row.line for row in from_json(content, "").explain(EVERYTHING).rows} == {""}
+
+
+@pytest.mark.parametrize("count", [0, -3, 2.5, "10", None, True])
+def test_a_count_that_is_none_is_refused(count):
+    with pytest.raises(ValueError, match=r"count is .*: how many rows to show, a whole number of at least 1"):
+        simulate(RUN).explain(count)
+
+
+def test_it_draws_itself_without_letting_code_become_markup():
+    with Tracker("cpu") as tracker, tracker.in_phase("forward"):
+        kept = torch.ones(1000) if 1 < 2 else None
+    (made,) = tracker.allocations()
+    assert kept is not None and "if 1 < 2 else None" in made.line
+    html = simulate(RUN).explain(3)._repr_html_()
+    assert html.count("<tr>") == 4 and "zeros_like" in html
+    from course_utils.explanation import explained
+
+    assert "1 &lt; 2" in explained([made], 1, "title")._repr_html_()
+
+
+@pytest.mark.parametrize(
+    ("filename", "machinery"),
+    [
+        (torch.nn.functional.__file__, True),
+        (torch.__file__, True),
+        (pytest.__file__, False),
+        (__file__, False),
+        ("<stdin>", False),
+        ("<frozen importlib._bootstrap>", True),
+    ],
+)
+def test_the_measured_code_is_told_from_what_carries_it(filename, machinery):
+    assert is_machinery(filename) is machinery
+
+
+def test_a_notebooks_cell_is_called_a_cell():
+    import linecache
+
+    name = "/somewhere/ipykernel_4711/1234567.py"
+    linecache.cache[name] = (14, None, ["x = 1\n", "loss = net(x)\n"], name)
+    assert described((name, 2)) == "cell:2  loss = net(x)"
+    assert described(("<string>", 3)) == "<string>:3"
+    assert described(None) == ""
