@@ -168,7 +168,7 @@ class Replay:
         for event in wanted:
             if not 0 <= event <= len(self):
                 raise ValueError(f"event {event} asked for: this replay has events 0 to {len(self)}")
-        run = _Run(CachingAllocator(self.capacity, **self.choices))
+        run = Playback(CachingAllocator(self.capacity, **self.choices))
         done = 0
         for event in wanted:
             for request in self.requests[done:event]:
@@ -176,14 +176,14 @@ class Replay:
             done = event
             yield [self._segment(blocks, run) for blocks in run.allocator.segments()]
 
-    def _segment(self, blocks: list[Block], run: "_Run") -> MemorySegment:
+    def _segment(self, blocks: list[Block], run: "Playback") -> MemorySegment:
         first = blocks[0]
         described = [self._block(block, run) for block in blocks]
         return MemorySegment(
             first.address, blocks[-1].end - first.address, first.pool.small, first.expandable, described
         )
 
-    def _block(self, block: Block, run: "_Run") -> MemoryBlock:
+    def _block(self, block: Block, run: "Playback") -> MemoryBlock:
         if not block.allocated:
             return MemoryBlock(block.address, block.size, "free")
         name = run.names[block.address]
@@ -230,7 +230,7 @@ def replay(
     """
     measured = source if isinstance(source, Measurement) else None
     requests = requests_of(source) if isinstance(source, Measurement) else _checked(source)
-    run, failure = _Run(CachingAllocator(capacity, **choices)), None
+    run, failure = Playback(CachingAllocator(capacity, **choices)), None
     try:
         for request in requests:
             run.perform(request)
@@ -255,7 +255,7 @@ CURVES = ("requested", "allocated", "reserved", "stuck", "largest_free")
 """What of the allocator is noted after each event, under the names that `Replay` gives it."""
 
 
-class _Run:
+class Playback:
     """An allocator on its way through the events: which name lies at which address, and the curves so far."""
 
     def __init__(self, allocator: CachingAllocator) -> None:

@@ -25,6 +25,7 @@ CLOSED_FORMS = {
     "allocator",
     "allocator_settings",
     "allocator_replay",
+    "snapshots",
 }
 """These answer without torch: they run before anything is installed, and in a browser."""
 

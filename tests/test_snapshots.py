@@ -1,0 +1,219 @@
+"""Snapshots: nothing in a file is run, a history replays as it was, and torch's own tools read ours."""
+
+import copy
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+from engine import GPT, shallow, simulate
+from torch.cuda import _memory_viz
+
+from course_utils import TrainingRun
+from course_utils.allocator_replay import Replay, replay
+from course_utils.snapshots import compare_with_gpu, read_snapshot, save_snapshot, snapshot_of
+from course_utils.units import MiB
+
+RUN = TrainingRun(shallow(GPT, 2), micro_batch=4, seq_len=256, precision="amp-bf16", attention="flash")
+CHOICES = (
+    {},
+    {"expandable_segments": True},
+    {"max_split_size_mb": 40},
+    {"roundup_power2_divisions": {4: 8, ">": 4}},
+    {"large_segment_size_mb": 40},
+)
+
+
+@pytest.fixture(scope="module")
+def replayed() -> Replay:
+    return replay(simulate(RUN))
+
+
+@pytest.mark.parametrize("choices", CHOICES, ids=str)
+def test_a_history_replays_to_the_same_bytes(choices, tmp_path):
+    ours = replay(simulate(RUN), **choices)
+    agreement = compare_with_gpu(read_snapshot(save_snapshot(ours, tmp_path / "step.pickle")))
+    assert agreement.exact and agreement.first_difference is None
+    assert list(agreement.replayed) == list(agreement.real) == list(ours.reserved)
+    assert repr(agreement).startswith(f"equal at every one of {len(ours):,} moments")
+
+
+def test_memory_that_the_gpu_gave_back_is_given_back_in_the_replay_too(replayed):
+    tight = replay(simulate(RUN), replayed.peak_reserved - 2 * MiB)
+    assert tight.retries
+    agreement = compare_with_gpu(snapshot_of(tight))
+    assert agreement.exact
+
+
+def test_another_policy_is_noticed(replayed):
+    snapshot = snapshot_of(replayed)
+    snapshot["allocator_settings"] = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    agreement = compare_with_gpu(snapshot)
+    assert not agreement.exact and agreement.largest_difference < 0 and agreement.first_difference
+    assert "differs by up to" in repr(agreement)
+
+
+def test_settings_are_also_read_from_the_values_in_force():
+    ours = replay(simulate(RUN), max_split_size_mb=40)
+    snapshot = snapshot_of(ours)
+    snapshot["allocator_settings"] = {"expandable_segments": False, "max_split_size": 40 * MiB}
+    assert compare_with_gpu(snapshot).exact
+    snapshot["allocator_settings"]["max_split_size"] = -1
+    assert not compare_with_gpu(snapshot).exact
+
+
+def test_streams_do_not_share_blocks(replayed):
+    snapshot = snapshot_of(replayed)
+    for entry in snapshot["device_traces"][0]:
+        entry["stream"] = 7
+    assert compare_with_gpu(snapshot).exact
+    one = {"action": "alloc", "addr": 1, "size": 4 * MiB, "stream": 0}
+    other = {"action": "alloc", "addr": 2, "size": 4 * MiB, "stream": 1}
+    taken = {"action": "segment_alloc", "addr": 1, "size": 20 * MiB, "stream": 0}
+    segments = [{"device": 0, "total_size": 40 * MiB}]
+    assert compare_with_gpu({"segments": segments, "device_traces": [[taken, one, taken, other]]}).exact
+
+
+# Histories that cannot be replayed
+
+
+def test_a_history_that_was_cut_off_is_refused(replayed):
+    snapshot = snapshot_of(replayed)
+    late = copy.deepcopy(snapshot)
+    del late["device_traces"][0][:2]
+    with pytest.raises(ValueError, match="does not begin at the beginning: it accounts for"):
+        compare_with_gpu(late)
+    freed = next(e for e in snapshot["device_traces"][0] if e["action"] == "free_completed")
+    orphan = copy.deepcopy(snapshot)
+    orphan["device_traces"][0] = [freed]
+    with pytest.raises(ValueError, match="whose allocation it does not hold"):
+        compare_with_gpu(orphan)
+
+
+def test_no_history_and_private_pools_are_refused(replayed):
+    snapshot = snapshot_of(replayed)
+    with pytest.raises(ValueError, match="no history of GPU 1"):
+        compare_with_gpu(snapshot, device=1)
+    with pytest.raises(ValueError, match="no history of GPU 0"):
+        compare_with_gpu(snapshot | {"device_traces": [[]]})
+    snapshot["segments"][0]["segment_pool_id"] = (0, 1)
+    with pytest.raises(ValueError, match=r"memory pool of its own \(0, 1\)"):
+        compare_with_gpu(snapshot)
+
+
+# Files from strangers
+
+
+class Malice:
+    """Unpickling this would write a file."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.target}",)
+
+
+def test_a_pickle_that_would_run_something_is_refused_and_runs_nothing(tmp_path):
+    target = tmp_path / "written"
+    for name, content in {
+        "plain": Malice(target),
+        "inside": {"segments": [Malice(target)], "device_traces": []},
+    }.items():
+        path = tmp_path / f"{name}.pickle"
+        path.write_bytes(pickle.dumps(content))
+        with pytest.raises(ValueError, match="a memory snapshot never needs"):
+            read_snapshot(path)
+        assert not target.exists()
+    os.system(f"touch {target}")
+    assert target.exists(), "the command that the test refuses would have worked"
+
+
+def test_even_harmless_classes_are_refused(tmp_path):
+    path = tmp_path / "a.pickle"
+    path.write_bytes(pickle.dumps({"segments": [], "device_traces": [], "path": Path("x")}))
+    with pytest.raises(ValueError, match="pathlib"):
+        read_snapshot(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "no memory snapshot, or a damaged one"),
+        (b"PK\x03\x04", "no memory snapshot, or a damaged one"),
+        (pickle.dumps({"segments": [], "device_traces": []})[:-3], "a damaged one"),
+        (pickle.dumps([1, 2]), "a dictionary with 'segments' and 'device_traces'"),
+        (pickle.dumps({"segments": 3, "device_traces": []}), "segments must be a list of dictionaries"),
+        (pickle.dumps({"segments": [{"device": 0}], "device_traces": []}), "has None for 'total_size'"),
+        (pickle.dumps({"segments": [], "device_traces": 5}), "'device_traces' is no list"),
+        (pickle.dumps({"segments": [], "device_traces": [[{"size": 3}]]}), "has no 'action'"),
+        (
+            pickle.dumps(
+                {"segments": [], "device_traces": [[{"action": "alloc", "addr": 1, "size": "x", "stream": 0}]]}
+            ),
+            "has 'x' for 'size'",
+        ),
+    ],
+)
+def test_what_is_no_snapshot_is_refused_in_words(content, words, tmp_path):
+    path = tmp_path / "snapshot.pickle"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=words):
+        read_snapshot(path)
+
+
+def test_a_missing_file_and_a_wrong_name_are_named(replayed, tmp_path):
+    with pytest.raises(ValueError, match=r"no file 'none\.pickle'"):
+        read_snapshot(tmp_path / "none.pickle")
+    with pytest.raises(ValueError, match=r"end in \.pickle"):
+        save_snapshot(replayed, tmp_path / "snapshot.json")
+
+
+# torch's own tools
+
+
+def unchanged(lines: str) -> str:
+    """In the place of torch's flame graph, which it would fetch from the network."""
+    return lines
+
+
+def test_torch_sums_the_segments_up(replayed):
+    report = _memory_viz.segsum(snapshot_of(replayed))
+    assert f"total_reserved: {_memory_viz.Bytes(replayed.reserved[-1])}" in report
+    assert f"total_allocated: {_memory_viz.Bytes(replayed.requested[-1])}" in report
+
+
+def test_torch_tells_the_history_line_by_line(replayed):
+    report = _memory_viz.trace(snapshot_of(replayed))
+    assert report.count("cudaMalloc(") == replayed.driver_allocations
+    assert report.count("\ndel ") == sum(request.bytes < 0 for request in replayed.requests)
+
+
+@pytest.mark.parametrize("choices", CHOICES, ids=str)
+def test_torch_finds_every_byte_of_the_blocks(choices):
+    ours = replay(simulate(RUN), **choices)
+    snapshot = snapshot_of(ours)
+    for tool in (_memory_viz.segments, _memory_viz.memory):
+        lines = tool(snapshot, format_flamegraph=unchanged).splitlines()
+        assert sum(int(line.rpartition(" ")[2]) for line in lines) == ours.reserved[-1]
+        assert any("parameters" in line for line in lines)
+
+
+def test_torch_compares_two_of_them(replayed, capsys):
+    early = snapshot_of(replayed)["segments"][:2]
+    late = snapshot_of(replayed)["segments"]
+    _memory_viz.compare(early, late, format_flamegraph=unchanged)
+    assert "only_before = []" in capsys.readouterr().out
+
+
+def test_torch_draws_pages_from_them(replayed):
+    snapshot = snapshot_of(replayed)
+    assert "<html" in _memory_viz.trace_plot(copy.deepcopy(snapshot)).lower()
+    assert "<html" in _memory_viz.segment_plot(copy.deepcopy(snapshot)).lower()
+
+
+def test_running_out_of_memory_is_in_the_history(replayed):
+    failed = replay(simulate(RUN), replayed.peak_allocated // 2)
+    last = snapshot_of(failed)["device_traces"][0][-1]
+    assert (last["action"], last["size"]) == ("oom", failed.failure.requested if failed.failure else None)
+    assert "raise OutOfMemoryError" in _memory_viz.trace(snapshot_of(failed))
