@@ -46,7 +46,10 @@ class Allocation:
 
 @dataclass(frozen=True)
 class Mark:
-    """The event count at which a phase of a step begins ("forward", "loss", "backward", "optimizer", "zero_grad")."""
+    """The event count at which a phase of a step begins.
+
+    Phases are "forward", "loss", "backward", "clip" (where gradients are clipped), "optimizer", "zero_grad".
+    """
 
     event: int
     step: int

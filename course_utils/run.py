@@ -15,9 +15,10 @@ from .nearest import unknown
 class Precision:
     """A recipe of number formats: bytes an element, and who keeps an fp32 copy.
 
-    `weight` and `gradient` are bytes per parameter, `state` those of each of the optimizer's moments; `compute` is the
-    size of an element in matrix products; `autocast` names the 16-bit type that autocast computes in; `master` is the
-    size of the optimizer's own copy of a weight, 0 if it keeps none.
+    `weight` and `gradient` are bytes per parameter, `state` those of each of the optimizer's moments (`first_moment`
+    those of the first, where it differs); `compute` is the size of an element in matrix products; `autocast` names the
+    16-bit type that autocast computes in; `master` is the size of the optimizer's own copy of a weight, 0 if it keeps
+    none.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Precision:
     autocast: str = ""
     master: int = 0
     state: int = 4
+    first_moment: int = 0
     loss_scaling: bool = False
     tf32: bool = False
 
@@ -43,8 +45,10 @@ PRECISIONS = {
         Precision("fp16-master", weight=2, gradient=2, compute=2, dtype="float16", master=4, loss_scaling=True),
         Precision("bf16-master-fp32grad", weight=2, gradient=4, compute=2, dtype="bfloat16", master=4),
         Precision("bf16", weight=2, gradient=2, compute=2, dtype="bfloat16", state=2),
-        # Peng et al. 2023 (FP8-LM), section 2.2: see estimating/states.py; nothing here computes in fp8
-        Precision("fp8", weight=1, gradient=1, compute=2, dtype="float8_e4m3fn", master=2, state=2),
+        # Peng et al. 2023 (FP8-LM), and level O3 in the table of their MS-AMP's documentation ("Optimization Level"):
+        # fp8 weights, gradients and first moments, fp16 master weights and second moments, 1 + 1 + 2 + 1 + 2 = 7 bytes
+        # (their scales, one number a tensor, left out). States are accounted for; nothing here computes in fp8.
+        Precision("fp8", weight=1, gradient=1, compute=2, dtype="float8_e4m3fn", master=2, state=2, first_moment=1),
     )
 }
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -59,6 +59,9 @@ class Unwatched:
         return nullcontext()
 
     def bind_states(self) -> None:
+        """There is nobody to tell."""
+
+    def bind(self, kind: str, tensors: Iterable[Any]) -> None:
         """There is nobody to tell."""
 
 

@@ -2,52 +2,210 @@
 
 from functools import lru_cache
 from math import prod
+from typing import NamedTuple
 
-from ..models import TransformerConfig, block_shapes, outer_shapes
-from ..run import TrainingRun
+from ..models import Shapes, TransformerConfig, block_shapes, outer_shapes
+from ..run import OPTIMIZERS, PRECISIONS, Optimizer, Precision, TrainingRun
 from ..units import BLOCK, round_up
+
+BLOCK_8BIT = 256
+"""Elements that share a scale in the 8-bit Adam, as in bitsandbytes; Dettmers et al. 2022, section 2.1, took 2,048."""
+
+SMALL_8BIT = 4096
+"""Parameters with fewer elements keep fp32 moments, as in bitsandbytes (`min_8bit_size`)."""
+
+PIECE_8BIT = 2**24
+"""Elements that the course's 8-bit Adam updates at once."""
+
+CODEBOOKS_8BIT = (1024, 1020, 1024, 1020)
+"""Bytes of its tables: for each moment 256 fp32 numbers and the 255 borders between them."""
+
+
+class Trainable(NamedTuple):
+    """The parameters that are trained, by name and shape, in the order of the network: those of one block stand for
+    those of all `layers`.
+    """
+
+    before: Shapes
+    block: Shapes
+    layers: int
+    after: Shapes
+
+    @property
+    def tensors(self) -> int:
+        """How many tensors they are."""
+        return len(self.before) + self.layers * len(self.block) + len(self.after)
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers they are."""
+        return self.bytes(1, multiple=1)
+
+    def bytes(self, element: int, multiple: int = BLOCK) -> int:
+        """Bytes of one tensor for each at `element` bytes an element, each rounded up."""
+        outside = sum(round_up(element * prod(shape), multiple) for shape in (self.before | self.after).values())
+        return outside + self.layers * sum(round_up(element * prod(shape), multiple) for shape in self.block.values())
+
+
+def trainable_shapes(run: TrainingRun) -> Trainable:
+    """What `run` trains: every parameter or, with `lora_rank`, the two factors of each matrix of `lora_targets`.
+
+    W becomes W + B·A with A (r, n_in) and B (n_out, r) (Hu et al. 2022, section 4.1). Blocks' names begin with
+    "blocks.".
+    """
+    return _trainable(run.model, run.lora_rank, run.lora_targets)
+
+
+@lru_cache(maxsize=256)
+def _trainable(model: TransformerConfig, rank: int, targets: tuple[str, ...]) -> Trainable:
+    block = block_shapes(model)
+    if rank:
+        matrices = {name: shape for name, shape in block.items() if name.split(".")[-2] in targets and len(shape) == 2}
+        return Trainable({}, {f"blocks.{name}": s for name, s in _factors(matrices, rank).items()}, model.layers, {})
+    outer = outer_shapes(model)
+    before = {name: shape for name, shape in outer.items() if name.startswith(("embedding", "positions"))}
+    after = {name: shape for name, shape in outer.items() if name not in before}
+    return Trainable(before, {f"blocks.{name}": shape for name, shape in block.items()}, model.layers, after)
+
+
+def _factors(matrices: Shapes, rank: int) -> Shapes:
+    shapes: Shapes = {}
+    for name, (n_out, n_in) in matrices.items():
+        layer = name.removesuffix(".weight")
+        shapes |= {f"{layer}.A": (rank, n_in), f"{layer}.B": (n_out, rank)}
+    return shapes
 
 
 @lru_cache(maxsize=1024)
 def tensors_bytes(model: TransformerConfig, element: int) -> int:
     """Bytes of one tensor per parameter tensor of `model` at `element` bytes an element, each rounded up to 512."""
-    return model.layers * block_bytes(model, element) + sum(
-        round_up(element * prod(shape)) for shape in outer_shapes(model).values()
-    )
-
-
-@lru_cache(maxsize=1024)
-def block_bytes(model: TransformerConfig, element: int) -> int:
-    """The same for the parameters of one block."""
-    return sum(round_up(element * prod(shape)) for shape in block_shapes(model).values())
+    return _trainable(model, 0, ()).bytes(element)
 
 
 @lru_cache(maxsize=1024)
 def tensor_count(model: TransformerConfig) -> int:
     """How many parameter tensors `model` has."""
-    return model.layers * len(block_shapes(model)) + len(outer_shapes(model))
+    return _trainable(model, 0, ()).tensors
+
+
+# Weights and gradients
 
 
 def parameter_bytes(run: TrainingRun) -> int:
-    """Bytes of the weights that forward and backward use: 4N in fp32 and under autocast, 2N with master weights."""
-    return tensors_bytes(run.model, run.precision.weight)
+    """Bytes of the weights that forward and backward use: 4N in fp32 and under autocast, 2N with master weights.
+
+    With LoRA, its factors and what is frozen.
+    """
+    return _parameter_bytes(run.model, run.precision.weight, run.lora_rank, run.lora_targets, run.frozen_bits)
+
+
+@lru_cache(maxsize=1024)
+def _parameter_bytes(
+    model: TransformerConfig, element: int, rank: int, targets: tuple[str, ...], bits: int | None
+) -> int:
+    everything = tensors_bytes(model, element if bits is None else 2)
+    if not rank:
+        return everything
+    matrices = [shape for shape in block_shapes(model).values() if len(shape) == 2]
+    stored = sum(frozen_matrix_bytes(shape, bits) - round_up(2 * prod(shape)) for shape in matrices) if bits else 0
+    return everything + model.layers * stored + _trainable(model, rank, targets).bytes(element)
+
+
+def frozen_matrix_bytes(shape: tuple[int, ...], bits: int) -> int:
+    """Bytes of a frozen matrix: 16 bits an element; 8, and an fp32 scale a row; 4, and an fp32 scale for 64 elements.
+
+    QLoRA's 4-bit storage before its scales are quantized again (Dettmers et al. 2023, section 3).
+    """
+    elements = prod(shape)
+    if bits == 16:
+        return round_up(2 * elements)
+    if bits == 8:
+        return round_up(elements) + round_up(4 * shape[0])
+    return round_up(-(-elements // 2)) + round_up(4 * -(-elements // 64))
 
 
 def gradient_bytes(run: TrainingRun) -> int:
-    """Bytes of all gradients: one element a parameter, in the type of the weights."""
-    return tensors_bytes(run.model, run.precision.gradient)
+    """Bytes of all gradients: one element a trained parameter, in the type of the weights, or fp32 main gradients."""
+    return _trainable_bytes(run.model, run.lora_rank, run.lora_targets, run.precision.gradient)
+
+
+@lru_cache(maxsize=1024)
+def _trainable_bytes(model: TransformerConfig, rank: int, targets: tuple[str, ...], element: int) -> int:
+    return _trainable(model, rank, targets).bytes(element)
+
+
+# Optimizer states
 
 
 def optimizer_state_bytes(run: TrainingRun) -> int:
-    """Bytes of the optimizer's states: 8N for Adam's two moments in fp32 (Kingma and Ba 2015, algorithm 1), 4N for
-    momentum.
+    """Bytes of the optimizer's states: 8N for Adam's two moments in fp32 (Kingma and Ba 2015, algorithm 1).
 
-    Master weights add 4N: ZeRO's K = 12 (Rajbhandari et al. 2020, section 3.1). A fused step keeps its step counters
-    on the GPU, one block of 512 bytes a tensor; a loss scaler keeps two.
+    Master weights add 4N: ZeRO's K = 12 (Rajbhandari et al. 2020, section 3.1). A loss scaler keeps two numbers on the
+    GPU, a block of 512 bytes each.
     """
-    copies = {"sgd": 0, "momentum": 1}.get(run.optimizer.algorithm, 2) + (1 if run.precision.master else 0)
-    counters = BLOCK * tensor_count(run.model) if run.optimizer.implementation == "fused" else 0
-    return copies * tensors_bytes(run.model, 4) + counters + (2 * BLOCK if run.precision.loss_scaling else 0)
+    return _state_bytes(run.model, run.lora_rank, run.lora_targets, run.precision.name, run.optimizer.name)
+
+
+@lru_cache(maxsize=1024)
+def _state_bytes(
+    model: TransformerConfig, rank: int, targets: tuple[str, ...], precision_name: str, optimizer_name: str
+) -> int:
+    precision, optimizer = PRECISIONS[precision_name], OPTIMIZERS[optimizer_name]
+    trained = _trainable(model, rank, targets)
+
+    def kept(shapes: Shapes) -> int:
+        states = (state_sizes(precision, optimizer, name, shape) for name, shape in shapes.items())
+        return sum(round_up(size) for sizes in states for size in sizes)
+
+    tables = sum(round_up(size) for size in CODEBOOKS_8BIT) if optimizer.algorithm == "adam8bit" else 0
+    scaler = 2 * BLOCK if precision.loss_scaling else 0
+    return kept(trained.before | trained.after) + trained.layers * kept(trained.block) + tables + scaler
+
+
+def state_sizes(precision: Precision, optimizer: Optimizer, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Bytes of each tensor that the optimizer keeps of one parameter, its master weight first; before rounding.
+
+    Momentum and Lion (Chen et al. 2023) keep one number a parameter; Adam two, and when fused its step counter on the
+    GPU; Adafactor a row and a column of a matrix (Shazeer and Stern 2018); Muon one for the blocks' matrices, and
+    Adam's two for the rest (Jordan et al. 2024); the 8-bit Adam two bytes, and a scale for each block of either moment.
+    """
+    elements = prod(shape)
+    first, second = (precision.first_moment or precision.state) * elements, precision.state * elements
+    master = (precision.master * elements,) if precision.master else ()
+    match optimizer.algorithm:
+        case "sgd":
+            return master
+        case "momentum" | "lion":
+            return (*master, first)
+        case "adafactor":
+            return (*master, *_factored(shape, precision.state))
+        case "muon" if is_hidden_matrix(name, shape):
+            return (*master, first)
+        case "adam8bit":
+            return (*master, *_in_8_bits(elements))
+    return (*master, first, second, *((4,) if optimizer.implementation == "fused" else ()))
+
+
+def is_hidden_matrix(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether Muon takes this parameter: a matrix of one of the blocks."""
+    return name.startswith("blocks.") and len(shape) == 2
+
+
+def _factored(shape: tuple[int, ...], element: int) -> tuple[int, ...]:
+    if len(shape) == 1:
+        return (element * shape[0],)
+    rows, columns = prod(shape[:-1]), prod(shape[:-2]) * shape[-1]
+    return (element * rows, element * columns)
+
+
+def _in_8_bits(elements: int) -> tuple[int, ...]:
+    if elements < SMALL_8BIT:
+        return (4 * elements, 4 * elements)
+    blocks = -(-elements // BLOCK_8BIT)
+    return (BLOCK_8BIT * blocks, 4 * blocks) * 2
+
+
+# Autocast's copies
 
 
 def weight_copy_bytes(run: TrainingRun) -> int:

@@ -42,6 +42,11 @@ def measure(run: TrainingRun, source: str = "auto", steps: int = 2) -> Measureme
         )
     if run.world_size > 1:
         raise ValueError("measurements cover one rank so far: set world_size=1")
+    if run.precision.name == "fp8":
+        raise ValueError(
+            "fp8 is not measured: torch by itself trains nothing in fp8, libraries such as MS-AMP do; estimate(run) "
+            "accounts for its states; choose precision='bf16-master' to measure the nearest recipe"
+        )
     source, note = choose_source(run) if source == "auto" else (source, "")
     return {"live": _live, "simulated": _simulated, "cpu": _cpu, "recorded": _recorded}[source](run, steps, note)
 

@@ -4,7 +4,7 @@ memory runs out.
 
 import gc
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from traceback import clear_frames
@@ -120,6 +120,9 @@ class _Untracked:
         return nullcontext()
 
     def bind_states(self) -> None:
+        """Nothing is tracked, so nothing is bound."""
+
+    def bind(self, kind: str, tensors: Iterable[Any]) -> None:
         """Nothing is tracked, so nothing is bound."""
 
 

@@ -1,13 +1,14 @@
 """The training step that a TrainingRun describes, built and run for real on whatever device it is given."""
 
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
 import torch
 
 from ..networks import build_network, loss_of
 from ..run import TrainingRun
+from .optimizers import Named, make_codebooks, make_optimizer, states_of
 
 
 class Phases(Protocol):
@@ -17,47 +18,102 @@ class Phases(Protocol):
 
     def in_phase(self, phase: str) -> AbstractContextManager[Any]: ...
     def bind_states(self) -> None: ...
-
-
-MakeOptimizer = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
+    def bind(self, kind: str, tensors: Iterable[Any]) -> None: ...
 
 
 class MasterOptimizer:
     """An optimizer on fp32 master weights for a network in 16-bit: ZeRO's 2 + 2 + 4 + 4 + 4 bytes a parameter with
     AdamW.
 
-    Tensor by tensor, one gradient is upcast at a time. `all_at_once` upcasts every gradient first, as is common, which
-    adds 4 bytes a parameter for the gradients and 4 for what foreach makes, less the 2 of the 16-bit gradients.
+    Tensor by tensor, one gradient is upcast at a time. Where foreach was asked for, every gradient is upcast first, as
+    is common, which adds 4 bytes a parameter for the gradients and 4 for what foreach makes, less the 2 of the 16-bit
+    gradients. Where gradients are fp32 too, backward adds each to its main gradient at once and lets the 16-bit one go,
+    as Megatron-LM does. A loss scaler says `grad_scale` and `found_inf`, as it says them to torch's fused optimizers.
     """
 
-    def __init__(self, weights: Iterable[torch.nn.Parameter], make: MakeOptimizer, all_at_once: bool) -> None:
-        self.weights = list(weights)
+    _step_supports_amp_scaling = True  # torch.amp.GradScaler then looks for overflows and leaves unscaling to us
+    grad_scale: torch.Tensor  # set by the scaler for one step, then deleted
+    found_inf: torch.Tensor
+
+    def __init__(self, run: TrainingRun, named: Named, simulated: bool) -> None:
+        choice, self.run, self.simulated = run.optimizer, run, simulated
+        self.main_gradients = run.precision.gradient > run.precision.weight
+        names, self.weights = [name for name, _ in named], [weight for _, weight in named]
         self.masters = [torch.nn.Parameter(weight.detach().float()) for weight in self.weights]
-        pairs = list(zip(self.weights, self.masters, strict=True))
-        self.groups = [pairs] if all_at_once else [[pair] for pair in pairs]
-        self.optimizers = [make([master for _, master in group]) for group in self.groups]
+        self.param_groups = [{"params": self.weights}]
+        everything = list(zip(names, self.weights, self.masters, strict=True))
+        all_at_once = choice.forced and choice.implementation == "foreach"
+        self.groups = [everything] if all_at_once else [[one] for one in everything]
+        codebooks = make_codebooks(self.weights[0].device) if choice.algorithm == "adam8bit" else None
+        self.optimizers = [
+            make_optimizer(choice, [(name, master) for name, _, master in group], codebooks) for group in self.groups
+        ]
+        if self.main_gradients:
+            for weight, master in zip(self.weights, self.masters, strict=True):
+                weight.register_post_accumulate_grad_hook(lambda weight, master=master: _add_in_fp32(weight, master))
 
     def step(self) -> None:
+        """Update masters and weights, or nothing where the loss scaler found a gradient that overflowed."""
+        scaled = self.run.precision.loss_scaling
+        if scaled and not self.simulated and self.found_inf.item():
+            return
+        inverse = self.grad_scale.double().reciprocal().float() if scaled else None
         for optimizer, group in zip(self.optimizers, self.groups, strict=True):
-            for weight, master in group:
-                if weight.grad is not None:
-                    master.grad, weight.grad = weight.grad.float(), None
+            if not self.main_gradients:
+                for _, weight, master in group:
+                    self._upcast(weight, master, inverse)
             optimizer.step()
-            for weight, master in group:
+            for _, weight, master in group:
                 weight.detach().copy_(master.detach())
-                master.grad = None
+                if not self.main_gradients:
+                    master.grad = None
 
-    def zero_grad(self) -> None:
-        for weight in self.weights:
-            weight.grad = None
+    def _upcast(self, weight: torch.Tensor, master: torch.Tensor, inverse: torch.Tensor | None) -> None:
+        if weight.grad is not None:
+            master.grad = weight.grad.float()
+            if self.run.set_to_none:
+                weight.grad = None
+            if inverse is not None:
+                master.grad.mul_(inverse)
+
+    @property
+    def gradient_owners(self) -> list[torch.nn.Parameter]:
+        """The tensors whose `.grad` backward has filled: the weights, or the masters where gradients are fp32."""
+        return self.masters if self.main_gradients else self.weights
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for owner in self.gradient_owners:
+            if set_to_none:
+                owner.grad = None
+            elif owner.grad is not None:
+                owner.grad.zero_()
 
     def states(self) -> list[Any]:
         """Every tensor that it owns: master weights and what the optimizer keeps of each."""
-        return [*self.masters, *(tensor for optimizer in self.optimizers for tensor in _states(optimizer))]
+        return [*self.masters, *(tensor for optimizer in self.optimizers for tensor in states_of(optimizer))]
 
 
-def _states(optimizer: torch.optim.Optimizer) -> list[Any]:
-    return [tensor for state in optimizer.state.values() for tensor in state.values()]
+def _add_in_fp32(weight: torch.Tensor, master: torch.Tensor) -> None:
+    """Add a weight's gradient to its master's, in fp32, and let it go."""
+    if weight.grad is not None:
+        gradient, weight.grad = weight.grad, None
+        if master.grad is None:
+            master.grad = gradient.float()
+        else:
+            master.grad.add_(gradient)
+
+
+def clip(owners: list[torch.nn.Parameter], largest: float, scale: torch.Tensor | None = None) -> None:
+    """Scale gradients down so that their common norm is at most `largest` (Pascanu et al. 2013, algorithm 1).
+
+    Scaled fp16 gradients may have a norm beyond fp16's largest number, 65,504: it is computed in fp32.
+    """
+    if scale is None:
+        torch.nn.utils.clip_grad_norm_(owners, largest, foreach=True)
+        return
+    gradients = [owner.grad for owner in owners if owner.grad is not None]
+    norms = torch.stack([torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in gradients])
+    torch.nn.utils.clip_grads_with_norm_(owners, largest, torch.linalg.vector_norm(norms).div_(scale), foreach=True)
 
 
 class Training:
@@ -66,8 +122,7 @@ class Training:
     def __init__(self, run: TrainingRun, device: str, simulated: bool) -> None:
         self.run, self.device, self.simulated = run, device, simulated
         self.losses: list[float] = []
-        dtype = torch.bfloat16 if run.precision.weight == 2 else torch.float32
-        with torch.device(device), _default_dtype(dtype):
+        with torch.device(device), _default_dtype(getattr(torch, run.precision.dtype)):
             self.network = build_network(run.model, run.attention, run.recompute)
         self.optimizer = self._optimizer()
         self.scaler = torch.amp.GradScaler(device) if run.precision.loss_scaling else None
@@ -76,27 +131,22 @@ class Training:
         self.tokens, self.targets = text[:, :-1].clone(), text[:, 1:].clone()
 
     def _optimizer(self) -> torch.optim.Optimizer | MasterOptimizer:
-        choice, weights = self.run.optimizer, list(self.network.parameters())
-        # Said outright, so that every device steps alike: left alone, torch takes foreach on CUDA and the for-loop on a
-        # CPU.
-        options: dict[str, Any] = {"loop": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}[
-            choice.implementation
-        ]
-
-        def make(tensors: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-            if choice.algorithm == "momentum":
-                return torch.optim.SGD(tensors, lr=1e-2, momentum=0.9, **options)
-            return torch.optim.AdamW(tensors, lr=3e-4, **options)
-
+        named = [(name, weight) for name, weight in self.network.named_parameters() if weight.requires_grad]
         if self.run.precision.master:
-            return MasterOptimizer(weights, make, all_at_once=choice.forced and choice.implementation == "foreach")
-        return make(weights)
+            return MasterOptimizer(self.run, named, self.simulated)
+        return make_optimizer(self.run.optimizer, named)
 
     def states(self) -> list[Any]:
-        """Tensors that the optimizer (and the loss scaler) keeps from step to step."""
-        own = self.optimizer.states() if isinstance(self.optimizer, MasterOptimizer) else _states(self.optimizer)
+        """Tensors that the optimizer (and the loss scaler) keeps from step to step, each once."""
+        own = self.optimizer.states() if isinstance(self.optimizer, MasterOptimizer) else states_of(self.optimizer)
         scaler = [self.scaler._scale, self.scaler._growth_tracker] if self.scaler is not None else []
-        return [*own, *scaler]
+        return list({id(tensor): tensor for tensor in (*own, *scaler)}.values())
+
+    def gradient_owners(self) -> list[torch.nn.Parameter]:
+        """The tensors whose `.grad` backward fills: trained weights, or their masters where gradients are fp32."""
+        if isinstance(self.optimizer, MasterOptimizer):
+            return self.optimizer.gradient_owners
+        return [weight for weight in self.network.parameters() if weight.requires_grad]
 
     def autocast(self) -> AbstractContextManager[Any]:
         name = self.run.precision.autocast
@@ -104,19 +154,24 @@ class Training:
 
     def step(self, tracker: Phases) -> None:
         """One optimizer step of `accumulation_steps` micro-batches, each phase named to `tracker`."""
-        for micro_batch in range(self.run.accumulation_steps):
-            tracker.micro_batch = micro_batch
-            self._forward_and_backward(tracker)
+        with _tf32(self.run.precision.tf32):
+            for micro_batch in range(self.run.accumulation_steps):
+                tracker.micro_batch = micro_batch
+                self._forward_and_backward(tracker)
+        if self.run.clip_grad_norm is not None:
+            with tracker.in_phase("clip"):
+                self._clip(self.run.clip_grad_norm)
         with tracker.in_phase("optimizer"):
             self._update()
             tracker.bind_states()
         with tracker.in_phase("zero_grad"):
-            self.optimizer.zero_grad()
+            self.optimizer.zero_grad(set_to_none=self.run.set_to_none)
 
     def _forward_and_backward(self, tracker: Phases) -> None:
         loss = self._loss(tracker)
         with tracker.in_phase("backward"):
             (self.scaler.scale(loss) if self.scaler is not None else loss).backward()
+            tracker.bind("gradients", (owner.grad for owner in self.gradient_owners()))
         if not self.simulated:  # a simulated loss has a shape but no value
             self.losses.append(loss.item() * self.run.accumulation_steps)
 
@@ -127,15 +182,32 @@ class Training:
             with tracker.in_phase("loss"):
                 return loss_of(logits, self.targets) / self.run.accumulation_steps
 
+    def _clip(self, largest: float) -> None:
+        if self.scaler is None:
+            clip(self.gradient_owners(), largest)
+        elif isinstance(self.optimizer, MasterOptimizer):  # its gradients are unscaled when they become fp32
+            clip(self.gradient_owners(), largest, self.scaler._scale)
+        else:
+            self.scaler.unscale_(self.optimizer)
+            clip(self.gradient_owners(), largest)
+
     def _update(self) -> None:
         if self.scaler is None:
             self.optimizer.step()
         else:
-            assert isinstance(self.optimizer, torch.optim.Optimizer), (
-                "loss scaling comes with fp32 weights under autocast"
-            )
-            self.scaler.step(self.optimizer)
+            self.scaler.step(self.optimizer)  # type: ignore[arg-type]  # it needs no more than MasterOptimizer has
             self.scaler.update()
+
+
+@contextmanager
+def _tf32(allowed: bool) -> Iterator[None]:
+    """Inside, fp32 matrix products on the GPU may round their factors to tf32; then all is as it was."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = allowed or before
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
 
 
 class _default_dtype:

@@ -60,7 +60,7 @@ def _measurement(
     moments = {
         "end of forward": tracker.at(begins["loss"], "end of forward"),
         "after loss": tracker.at(begins["backward"], "after loss"),
-        "end of backward": tracker.at(begins["optimizer"], "end of backward"),
+        "end of backward": tracker.at(begins.get("clip", begins["optimizer"]), "end of backward"),
         **{f"end of step {step}": tracker.at(end, f"end of step {step}") for step, end in enumerate(ends, start=1)},
     }
     peak = tracker.peak_event(since=last_step)

@@ -1,0 +1,252 @@
+"""The optimizers that a TrainingRun can name: torch's own where torch has them, else the course's short versions."""
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from ..estimating.states import BLOCK_8BIT, PIECE_8BIT, SMALL_8BIT, is_hidden_matrix
+from ..run import Optimizer
+
+Named = Sequence[tuple[str, torch.nn.Parameter]]
+
+LEARNING_RATES = {"sgd": 1e-2, "momentum": 1e-2, "lion": 1e-4, "adafactor": 1e-2, "muon": 1e-2}
+"""Rates at which the course's small models learn; every other optimizer takes 3e-4."""
+
+
+def make_optimizer(choice: Optimizer, named: Named, codebooks: "Codebooks | None" = None) -> torch.optim.Optimizer:
+    """An optimizer of the named parameters as `choice` says; `codebooks` are the 8-bit one's, made if not given.
+
+    Whether torch walks by a loop, by foreach or fused is said outright, so that every device steps alike: left alone,
+    torch takes foreach on CUDA and the for-loop on a CPU.
+    """
+    tensors, rate = [tensor for _, tensor in named], LEARNING_RATES.get(choice.algorithm, 3e-4)
+    how: dict[str, Any] = {"loop": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}[
+        choice.implementation
+    ]
+    match choice.algorithm:
+        case "sgd":
+            return torch.optim.SGD(tensors, lr=rate, **how)
+        case "momentum":
+            return torch.optim.SGD(tensors, lr=rate, momentum=0.9, **how)
+        case "adam":
+            return torch.optim.Adam(tensors, lr=rate, **how)
+        case "adamw":
+            return torch.optim.AdamW(tensors, lr=rate, **how)
+        case "adafactor":
+            return SimulableAdafactor(tensors, lr=rate, **how)
+        case "muon":
+            return MuonWithAdamW(named, rate)
+        case "lion":
+            return Lion(tensors, rate)
+        case "adam8bit":
+            return Adam8bit(tensors, rate, codebooks=codebooks)
+    raise ValueError(f"no optimizer is known for the algorithm {choice.algorithm!r}")
+
+
+def states_of(optimizer: torch.optim.Optimizer) -> list[Any]:
+    """Every tensor that an optimizer keeps from step to step."""
+    kept = [tensor for state in optimizer.state.values() for tensor in state.values()]
+    return [*kept, *(optimizer.codebooks.tensors() if isinstance(optimizer, Adam8bit) else [])]
+
+
+class SimulableAdafactor(torch.optim.Adafactor):
+    """torch's Adafactor (Shazeer and Stern 2018), which reads norms on the host: on fake tensors they count as 1."""
+
+    def step(self, closure: Any = None) -> Any:
+        with mock.patch.object(FakeTensor, "item", lambda _: 1.0):
+            return super().step(closure)
+
+
+class MuonWithAdamW(torch.optim.Optimizer):
+    """Muon for the blocks' matrices, AdamW for everything else: embeddings, head and vectors.
+
+    So its author uses it (Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks"), and torch's
+    Muon takes no other parameters than matrices.
+    """
+
+    def __init__(self, named: Named, rate: float) -> None:
+        hidden = [tensor for name, tensor in named if is_hidden_matrix(name, tuple(tensor.shape))]
+        others = [tensor for name, tensor in named if not is_hidden_matrix(name, tuple(tensor.shape))]
+        self.parts: list[torch.optim.Optimizer] = []
+        if hidden:
+            self.parts.append(torch.optim.Muon(hidden, lr=rate))
+        if others:
+            self.parts.append(torch.optim.AdamW(others, lr=3e-4, foreach=False))
+        super().__init__([*hidden, *others], {})
+        for part in self.parts:
+            part.state = self.state
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for part in self.parts:
+            part.step()
+
+
+class Lion(torch.optim.Optimizer):
+    """Lion: the sign of an interpolated momentum, one state a parameter (Chen et al. 2023, algorithm 2)."""
+
+    def __init__(
+        self,
+        tensors: Iterable[torch.nn.Parameter],
+        rate: float = 1e-4,
+        betas: tuple[float, float] = (0.9, 0.99),
+        weight_decay: float = 0.01,
+    ) -> None:
+        super().__init__(tensors, {"lr": rate, "betas": betas, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    self._step_one(weight, weight.grad, **group)
+
+    def _step_one(
+        self,
+        weight: torch.Tensor,
+        gradient: torch.Tensor,
+        lr: float,
+        betas: tuple[float, float],
+        weight_decay: float,
+        **_: Any,
+    ) -> None:
+        state = self.state[weight]
+        if not state:
+            state["momentum"] = torch.zeros_like(weight)
+        direction = state["momentum"].lerp(gradient, 1 - betas[0]).sign_()
+        weight.mul_(1 - lr * weight_decay).add_(direction, alpha=-lr)
+        state["momentum"].lerp_(gradient, 1 - betas[1])
+
+
+class Codebook(NamedTuple):
+    """The 256 numbers that an 8-bit code can mean, in order, and the borders between them."""
+
+    values: torch.Tensor
+    borders: torch.Tensor
+
+
+class Codebooks(NamedTuple):
+    """One codebook for the first moment, which has a sign, and one for the second, which has none."""
+
+    signed: Codebook
+    unsigned: Codebook
+
+    def tensors(self) -> list[torch.Tensor]:
+        return [*self.signed, *self.unsigned]
+
+
+def make_codebooks(device: torch.device | str) -> Codebooks:
+    """The dynamic tree quantization of Dettmers et al. 2022, section 1.3, for both moments."""
+    return Codebooks(_codebook(True, device), _codebook(False, device))
+
+
+def _codebook(signed: bool, device: torch.device | str) -> Codebook:
+    """0, 1, and for each power of ten from 10⁻⁶ to 1 twice as many steps as for the one below it."""
+    values = [0.0, 1.0]
+    for exponent in range(7):
+        steps = 2**exponent if signed else 2 ** (exponent + 1)
+        middles = (0.1 + 0.9 * (step + 0.5) / steps for step in range(steps))
+        values += [
+            sign * 10.0 ** (exponent - 6) * middle for middle in middles for sign in ((1, -1) if signed else (1,))
+        ]
+    values.sort()
+    borders = [(low + high) / 2 for low, high in pairwise(values)]
+    return Codebook(*(torch.tensor(numbers, dtype=torch.float32, device=device) for numbers in (values, borders)))
+
+
+class Adam8bit(torch.optim.Optimizer):
+    """AdamW whose moments are 8-bit codes with one fp32 scale a block (Dettmers et al. 2022, section 2).
+
+    Blocks have 256 elements, as in bitsandbytes today (the paper's have 2,048), and parameters of fewer than 4,096
+    elements keep fp32 moments. A fused kernel needs no memory of its own; here large tensors are updated piece by
+    piece, so that what comes and goes stays small.
+    """
+
+    def __init__(
+        self,
+        tensors: Iterable[torch.nn.Parameter],
+        rate: float = 3e-4,
+        betas: tuple[float, float] = (0.9, 0.999),
+        epsilon: float = 1e-8,
+        weight_decay: float = 0.01,
+        codebooks: Codebooks | None = None,
+    ) -> None:
+        super().__init__(tensors, {"lr": rate, "betas": betas, "epsilon": epsilon, "weight_decay": weight_decay})
+        self.codebooks = codebooks or make_codebooks(self.param_groups[0]["params"][0].device)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    weight.mul_(1 - group["lr"] * group["weight_decay"])
+                    self._step_one(weight, weight.grad, group)
+
+    def _step_one(self, weight: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]) -> None:
+        state = self.state[weight]
+        if not state:
+            state.update(_zero_moments(weight))
+        state["step"] += 1
+        if weight.numel() < SMALL_8BIT:
+            _adam(weight, gradient, state["first"], state["second"], state["step"], group)
+            return
+        flat, gradient = weight.view(-1), gradient.view(-1)
+        for start in range(0, weight.numel(), PIECE_8BIT):
+            blocks = slice(start // BLOCK_8BIT, (start + PIECE_8BIT) // BLOCK_8BIT)
+            piece = slice(start, start + PIECE_8BIT)
+            self._step_piece(flat[piece], gradient[piece], blocks, state, group)
+
+    def _step_piece(
+        self, weight: torch.Tensor, gradient: torch.Tensor, blocks: slice, state: dict[str, Any], group: dict[str, Any]
+    ) -> None:
+        first = _decode(state["first"][blocks], state["first_scale"][blocks], self.codebooks.signed)
+        second = _decode(state["second"][blocks], state["second_scale"][blocks], self.codebooks.unsigned)
+        flat_first, flat_second = first.view(-1), second.view(-1)  # the last block may be padded
+        count = weight.numel()
+        _adam(weight, gradient, flat_first[:count], flat_second[:count], state["step"], group)
+        _encode(first, state["first"][blocks], state["first_scale"][blocks], self.codebooks.signed)
+        _encode(second, state["second"][blocks], state["second_scale"][blocks], self.codebooks.unsigned)
+
+
+def _zero_moments(weight: torch.Tensor) -> dict[str, Any]:
+    """Both moments of a parameter, all zero, and the number of steps, a plain int: fp32, or codes and scales."""
+    if weight.numel() < SMALL_8BIT:
+        return {"step": 0} | {moment: torch.zeros_like(weight, dtype=torch.float32) for moment in ("first", "second")}
+    blocks = -(-weight.numel() // BLOCK_8BIT)
+    state: dict[str, Any] = {"step": 0}
+    for moment in ("first", "second"):
+        state[moment] = torch.zeros(blocks, BLOCK_8BIT, dtype=torch.uint8, device=weight.device)
+        state[f"{moment}_scale"] = torch.zeros(blocks, 1, dtype=torch.float32, device=weight.device)
+    return state
+
+
+def _adam(
+    weight: torch.Tensor,
+    gradient: torch.Tensor,
+    first: torch.Tensor,
+    second: torch.Tensor,
+    step: int,
+    group: dict[str, Any],
+) -> None:
+    """Kingma and Ba 2015, algorithm 1, in place: what the moments and the weight become."""
+    beta1, beta2 = group["betas"]
+    first.mul_(beta1).add_(gradient, alpha=1 - beta1)
+    second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+    root = second.sqrt().div_((1 - beta2**step) ** 0.5).add_(group["epsilon"])
+    weight.addcdiv_(first, root, value=-group["lr"] / (1 - beta1**step))
+
+
+def _decode(codes: torch.Tensor, scales: torch.Tensor, codebook: Codebook) -> torch.Tensor:
+    """The fp32 numbers that 8-bit codes stand for, a row for each block."""
+    return codebook.values.index_select(0, codes.view(-1).int()).view(codes.shape).mul_(scales)
+
+
+def _encode(moment: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, codebook: Codebook) -> None:
+    """Write a moment's nearest codes and its blocks' largest values; the moment itself is used up."""
+    torch.linalg.vector_norm(moment, float("inf"), dim=1, keepdim=True, out=scales)
+    moment.div_(scales.clamp(min=torch.finfo(torch.float32).tiny))
+    codes.copy_(torch.bucketize(moment, codebook.borders, out_int32=True))
