@@ -20,6 +20,9 @@ PIECE_8BIT = 2**24
 CODEBOOKS_8BIT = (1024, 1020, 1024, 1020)
 """Bytes of its tables: for each moment 256 fp32 numbers and the 255 borders between them."""
 
+PAIRS_4BIT = 2 * 256 * 2
+"""Bytes of the table of the two 16-bit values that each byte of a 4-bit weight stands for; one for all matrices."""
+
 
 class Trainable(NamedTuple):
     """The parameters that are trained, by name and shape, in the order of the network: those of one block stand for
@@ -107,12 +110,14 @@ def _parameter_bytes(
     if not rank:
         return everything
     matrices = [shape for shape in block_shapes(model).values() if len(shape) == 2]
-    stored = sum(frozen_matrix_bytes(shape, bits) - round_up(2 * prod(shape)) for shape in matrices) if bits else 0
-    return everything + model.layers * stored + _trainable(model, rank, targets).bytes(element)
+    saved = sum(round_up(2 * prod(shape)) - frozen_matrix_bytes(shape, bits) for shape in matrices) if bits else 0
+    table = round_up(PAIRS_4BIT) if bits == 4 else 0
+    return everything - model.layers * saved + table + _trainable(model, rank, targets).bytes(element)
 
 
 def frozen_matrix_bytes(shape: tuple[int, ...], bits: int) -> int:
-    """Bytes of a frozen matrix: 16 bits an element; 8, and an fp32 scale a row; 4, and an fp32 scale for 64 elements.
+    """Bytes of a frozen matrix: 16 bits an element; 8, and an fp32 scale a row; 4, and an fp32 scale for 64 elements,
+    of which the last may be filled up.
 
     QLoRA's 4-bit storage before its scales are quantized again (Dettmers et al. 2023, section 3).
     """
@@ -121,7 +126,8 @@ def frozen_matrix_bytes(shape: tuple[int, ...], bits: int) -> int:
         return round_up(2 * elements)
     if bits == 8:
         return round_up(elements) + round_up(4 * shape[0])
-    return round_up(-(-elements // 2)) + round_up(4 * -(-elements // 64))
+    blocks = -(-elements // 64)
+    return round_up(32 * blocks) + round_up(4 * blocks)
 
 
 def gradient_bytes(run: TrainingRun) -> int:
