@@ -3,25 +3,17 @@
 import random
 
 import pytest
-from engine import GPT, LLAMA, RECIPES, Unwatched, shallow, simulate, tiny
+from engine import LLAMA, RECIPES, shallow, simulate
 
 from course_utils import estimate, moments
 from course_utils.breakdown import KINDS, MemoryBreakdown
 from course_utils.estimating import published
-from course_utils.estimating.states import (
-    gradient_bytes,
-    optimizer_state_bytes,
-    parameter_bytes,
-    tensor_count,
-    weight_copy_bytes,
-)
 from course_utils.measurement import Measurement, Provenance
 from course_utils.measuring.simulated import simulated_gpu
-from course_utils.measuring.step import Training
 from course_utils.measuring.tracing import trace
 from course_utils.models import PRESETS, TransformerConfig
 from course_utils.run import TrainingRun
-from course_utils.units import GB, GiB, round_up
+from course_utils.units import GB, GiB
 
 GPT3, LLAMA3 = shallow(PRESETS["gpt2-xl"], 3), shallow(LLAMA, 3)
 
@@ -113,51 +105,6 @@ def test_32_gb_are_too_few_at_32_sequences_but_enough_for_micro_batches_of_4():
     best = min(PUZZLE, key=lambda run: estimate(run).total)
     assert estimate(best).total > 32 * GiB
     assert estimate(best.replace(micro_batch=4, global_batch=32)).total < 32 * GB
-
-
-# States, to the byte
-
-
-@pytest.mark.parametrize("model", [shallow(GPT, 2), tiny("llama")], ids=lambda model: model.name)
-@pytest.mark.parametrize("optimizer", ["adamw", "adamw-loop", "adamw-foreach", "adamw-fused", "momentum"])
-@pytest.mark.parametrize(
-    ("precision", "attention"), [("fp32", "eager"), ("amp-fp16", "flash"), ("bf16-master", "flash")]
-)
-def test_states_are_the_optimizers_own_tensors(model, optimizer, precision, attention):
-    run = TrainingRun(model, 1, 16, precision, optimizer, attention)
-    with simulated_gpu(run.attention):
-        training = Training(run, "cuda", simulated=True)
-        training.step(Unwatched())  # type: ignore[arg-type]
-        states = [tensor for tensor in training.states() if tensor.device.type == "cuda"]
-        sizes = [tensor.untyped_storage().nbytes() for tensor in states]
-        weights = [parameter.untyped_storage().nbytes() for parameter in training.network.parameters()]
-    assert optimizer_state_bytes(run) == sum(round_up(size) for size in sizes)
-    assert parameter_bytes(run) == sum(round_up(size) for size in weights)
-    assert gradient_bytes(run) == parameter_bytes(run)
-    scalars = [size for size in sizes if size <= 4]
-    copies = (1 if optimizer == "momentum" else 2) + bool(run.precision.master)
-    assert sum(sizes) - sum(scalars) == 4 * copies * model.parameters
-
-
-@pytest.mark.parametrize(
-    ("precision", "bytes_each"), [("fp32", 16), ("amp-bf16", 16), ("amp-fp16", 16), ("bf16-master", 16)]
-)
-def test_adam_costs_16_bytes_a_parameter_in_every_split(precision, bytes_each):
-    run = TrainingRun("gpt2-xl", precision=precision, attention="eager")
-    states = parameter_bytes(run) + gradient_bytes(run) + optimizer_state_bytes(run)
-    assert states == pytest.approx(bytes_each * run.model.parameters, rel=1e-3)
-
-
-def test_autocast_adds_a_16_bit_copy_of_the_matrices_and_saves_nothing():
-    run = TrainingRun("gpt2-xl", precision="amp-bf16")
-    assert weight_copy_bytes(run) == pytest.approx(2 * run.model.parameters, rel=0.01)
-    assert weight_copy_bytes(run.replace(precision="bf16-master")) == 0
-
-
-def test_fused_counters_take_a_block_a_tensor():
-    run = TrainingRun("gpt2", optimizer="adamw-fused")
-    foreach = optimizer_state_bytes(run.replace(optimizer="adamw-foreach"))
-    assert optimizer_state_bytes(run) - foreach == 512 * tensor_count(run.model)
 
 
 # Structure
