@@ -1,8 +1,7 @@
 """The course's own transformers in plain torch.nn: the models that every measurement runs."""
 
-import torch
-
 from ..models import TransformerConfig
+from .loss import chunked_loss, loss_of
 from .transformer import Transformer
 
 
@@ -11,9 +10,4 @@ def build_network(model: TransformerConfig, attention: str, recompute: str = "no
     return Transformer(model, attention, recompute).train()
 
 
-def loss_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Mean cross-entropy of `logits` (b, s, V) against `targets` (b, s)."""
-    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
-
-
-__all__ = ["Transformer", "build_network", "loss_of"]
+__all__ = ["Transformer", "build_network", "chunked_loss", "loss_of"]
