@@ -102,6 +102,37 @@ def test_selective_with_attention_written_out_keeps_its_two_products(family):
     assert set(found) <= {"add", "mm", "addmm", "bmm"} and found["bmm"] == 2 * run.model.layers
 
 
+@pytest.mark.parametrize(
+    ("family", "precision"), [("gpt2", "amp-bf16"), ("gpt2", "bf16-master"), ("llama", "amp-bf16")]
+)
+def test_selective_attention_keeps_nothing_of_size_s_by_s(family, precision):
+    run = TrainingRun(model(family), 2, 256, precision, attention="eager")
+    everything, selective = simulate(run), simulate(run.replace(recompute="selective-attention"))
+
+    def square(allocations: list[Allocation]) -> list[Allocation]:
+        return [item for item in allocations if item.shape[-2:] == (256, 256) and item.kind == "activations"]
+
+    assert square(kept(everything)) and not square(kept(selective))
+    core = sum(item.bytes for item in square(kept(everything)))
+    assert activations(run) - selective.moments["end of forward"]["activations"] >= core
+    again = [item for item in square(list(selective.allocations)) if (item.step, item.phase) == (2, "backward")]
+    assert sum(item.bytes for item in again) == core
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_selective_attention_runs_a_fused_kernel_twice_and_keeps_none_of_its_results(family):
+    run = TrainingRun(model(family), 2, 128, recompute="selective-attention")
+    with simulated_gpu(run.attention):
+        training = Training(run, "cuda", simulated=True)
+        with Operators() as operators:
+            training.step(Unwatched())  # type: ignore[arg-type]
+    assert operators.names.count("_scaled_dot_product_flash_attention") == 2 * run.model.layers
+    measured = simulate(run)
+    flash = [item for item in kept(measured) if "flash" in item.operation]
+    assert {item.dtype for item in flash} == {"bfloat16"}  # its output, which the next matrix product keeps
+    assert len(flash) == run.model.layers
+
+
 @pytest.mark.parametrize("kind", ["full", "every-2", "selective"])
 def test_dropout_runs_once_more_for_each_recomputed_block_on_a_simulated_gpu(kind):
     def masks(run: TrainingRun) -> int:

@@ -109,7 +109,8 @@ class Tracker(TorchDispatchMode):
             return func(*args, **(kwargs or {}))
         if any(is_made_of_others(kind) for kind in types):
             return NotImplemented  # as a DTensor is: let it become operators on its parts first
-        self._notice_recomputation()
+        if func is not aten.detach.default:  # a checkpoint's second forward packs what it saves with gradients off
+            self._notice_recomputation()
         self._notice_place()
         try:
             out = func(*args, **(kwargs or {}))
@@ -222,6 +223,7 @@ class Tracker(TorchDispatchMode):
         if (
             func is aten._to_copy.default
             and source.bound == "parameters"
+            and args[0].dtype.is_floating_point  # not a weight stored in few bits on its way to numbers
             and (self.phase in FORWARD or self._recomputing)
         ):
             newest.bound = "weight_copies"
@@ -271,6 +273,8 @@ class Tracker(TorchDispatchMode):
             self.bind("parameters", [parameter], name)
             if parameter.requires_grad:
                 self._hooks.append(parameter.register_post_accumulate_grad_hook(self._bind_gradient(name)))
+        for name, buffer in network.named_buffers():  # weights stored in few bits are buffers
+            self.bind("parameters", [buffer], name)
         self.bind("optimizer_states", states())
         for name, module in network.named_modules():
             self._hooks.append(module.register_forward_pre_hook(lambda *_, name=name: self._modules.append(name)))

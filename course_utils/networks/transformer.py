@@ -13,7 +13,7 @@ from ..models import TransformerConfig
 from .attention import causal_mask, eager_attention, fused_attention
 from .experts import Experts
 from .mlp import MLP
-from .recompute import run_blocks
+from .recompute import attention_core, run_blocks
 from .rotary import Rotation, compute_dtype, rotate, rotation
 
 
@@ -29,7 +29,7 @@ class Transformer(nn.Module):
         self.embedding = nn.Embedding(model.vocab, model.hidden)
         if model.positions == "learned":
             self.positions = nn.Embedding(model.max_positions, model.hidden)
-        self.blocks = nn.ModuleList(Block(model, attention) for _ in range(model.layers))
+        self.blocks = nn.ModuleList(Block(model, attention, recompute) for _ in range(model.layers))
         self.norm = norm(model)
         self.head = nn.Linear(model.hidden, model.vocab, bias=False)
         if model.tied:
@@ -64,10 +64,10 @@ class Transformer(nn.Module):
 class Block(nn.Module):
     """Attention, then an MLP or a mixture of them, each on a normed copy of the residual stream that it adds to."""
 
-    def __init__(self, model: TransformerConfig, kernel: str) -> None:
+    def __init__(self, model: TransformerConfig, kernel: str, recompute: str = "none") -> None:
         super().__init__()
         self.norm1 = norm(model)
-        self.attention = Attention(model, kernel)
+        self.attention = Attention(model, kernel, recompute)
         self.norm2 = norm(model)
         self.mlp = Experts(model) if model.experts else MLP(model, model.dropout)
 
@@ -79,8 +79,9 @@ class Block(nn.Module):
 class Attention(nn.Module):
     """Causal attention of a heads, whose keys and values may be shared by groups of them (Ainslie et al. 2023)."""
 
-    def __init__(self, model: TransformerConfig, kernel: str) -> None:
+    def __init__(self, model: TransformerConfig, kernel: str, recompute: str = "none") -> None:
         super().__init__()
+        self.recompute = recompute
         self.kernel, self.dropout, self.head_size = kernel, model.dropout, model.head_size
         h, kv, bias = model.hidden, model.kv, bool(model.qkv_bias)
         self.widths = [h, kv, kv]
@@ -98,9 +99,9 @@ class Attention(nn.Module):
         q, k, v = (part.view(b, s, -1, self.head_size).transpose(1, 2) for part in self.project(x))
         if by is not None:
             q, k = rotate(q, by), rotate(k, by)
-        drop = self.dropout
-        y = fused_attention(q, k, v, self.kernel, drop) if mask is None else eager_attention(q, k, v, mask, drop)
-        return F.dropout(self.out(y.transpose(1, 2).reshape(b, s, h)), drop)
+        core, *how = (fused_attention, self.kernel) if mask is None else (eager_attention, mask)
+        y = attention_core(core, self.recompute, q, k, v, *how, self.dropout)
+        return F.dropout(self.out(y.transpose(1, 2).reshape(b, s, h)), self.dropout)
 
     def project(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Queries (b, s, h), keys and values (b, s, kv): views of one product where one matrix makes all three."""
