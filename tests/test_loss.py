@@ -2,11 +2,14 @@
 
 import pytest
 import torch
+from engine import GPT, LLAMA, Unwatched, shallow, simulate, tiny
 from torch import nn
 
 from course_utils.measuring.simulated import simulated_gpu
+from course_utils.measuring.step import Training
 from course_utils.measuring.tracker import Tracker
 from course_utils.networks import chunked_loss, loss_of
+from course_utils.run import TrainingRun
 from course_utils.units import round_up
 
 CHUNKS = [1, 2, 3, 7, 48]
@@ -32,7 +35,9 @@ def test_loss_and_gradients_equal_the_plain_ones_to_rounding(chunks):
 def test_a_last_piece_that_is_smaller_counts_for_less():
     features, head, targets = features_head_targets()
     with torch.no_grad():
-        head.weight[targets[-1, -1]] = -100 * features[-1, -1]  # one token that is very wrong, alone with 7 others at the end
+        head.weight[targets[-1, -1]] = (
+            -100 * features[-1, -1]
+        )  # one token that is very wrong, alone with 7 others at the end
     plain = loss_of(head(features), targets)
     pieces_of = 10
     assert targets.numel() % pieces_of == 8
@@ -68,3 +73,31 @@ def test_the_logits_of_one_piece_live_at_a_time(chunks):
         largest = max(item.bytes for item in tracker.allocations())
     assert largest == max(piece, round_up(2 * V * h))
     assert kept < piece
+
+
+@pytest.mark.parametrize("accumulation_steps", [1, 2])
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_training_with_a_loss_in_pieces_follows_the_plain_one(family, accumulation_steps):
+    def losses(chunks: int) -> list[float]:
+        torch.manual_seed(0)
+        model = tiny(family, dropout=0.0)
+        run = TrainingRun(
+            model, 2, 32, "fp32", "adamw-loop", "eager", accumulation_steps=accumulation_steps, loss_chunks=chunks
+        )
+        training = Training(run, "cpu", simulated=False)
+        for _ in range(3):
+            training.step(Unwatched())  # type: ignore[arg-type]
+        return training.losses
+
+    assert losses(5) == pytest.approx(losses(1), rel=1e-5)
+
+
+@pytest.mark.parametrize("precision", ["amp-bf16", "amp-fp16", "bf16-master"])
+@pytest.mark.parametrize("model", [shallow(GPT, 1), shallow(LLAMA, 1)], ids=["tied gpt2", "tied llama"])
+def test_pieces_take_the_logits_from_the_peak(model, precision):
+    run = TrainingRun(model, 8, 1024, precision)
+    logits = 2 * 8 * 1024 * model.vocab
+    plain, pieces = (simulate(run.replace(loss_chunks=chunks)) for chunks in (1, 16))
+    moment = "after loss"
+    assert plain.moments[moment]["activations"] - pieces.moments[moment]["activations"] > 0.99 * logits
+    assert plain.peak - pieces.peak > logits

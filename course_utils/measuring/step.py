@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ..networks import build_network, loss_of
+from ..networks import chunked_loss, loss_of, network_for
 from ..run import TrainingRun
 from .optimizers import Named, make_codebooks, make_optimizer, states_of
 
@@ -122,8 +122,8 @@ class Training:
     def __init__(self, run: TrainingRun, device: str, simulated: bool) -> None:
         self.run, self.device, self.simulated = run, device, simulated
         self.losses: list[float] = []
-        with torch.device(device), _default_dtype(getattr(torch, run.precision.dtype)):
-            self.network = build_network(run.model, run.attention, run.recompute)
+        with torch.device(device):
+            self.network = network_for(run)
         self.optimizer = self._optimizer()
         self.scaler = torch.amp.GradScaler(device) if run.precision.loss_scaling else None
         shape = (run.micro_batch, run.seq_len + 1)
@@ -178,9 +178,15 @@ class Training:
     def _loss(self, tracker: Phases) -> torch.Tensor:
         with self.autocast():
             with tracker.in_phase("forward"):
-                logits = self.network(self.tokens)
+                out = self.network(self.tokens) if self.run.loss_chunks == 1 else self.network.features(self.tokens)
             with tracker.in_phase("loss"):
-                return loss_of(logits, self.targets) / self.run.accumulation_steps
+                return self._mean_loss(out) / self.run.accumulation_steps
+
+    def _mean_loss(self, out: torch.Tensor) -> torch.Tensor:
+        """The loss of the logits; in pieces, of what the head reads."""
+        if self.run.loss_chunks == 1:
+            return loss_of(out, self.targets)
+        return chunked_loss(out, self.network.head, self.targets, self.run.loss_chunks)
 
     def _clip(self, largest: float) -> None:
         if self.scaler is None:
@@ -208,17 +214,3 @@ def _tf32(allowed: bool) -> Iterator[None]:
         yield
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
-
-
-class _default_dtype:
-    """Make `dtype` torch's default for new floating-point tensors, inside."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        self.dtype = dtype
-
-    def __enter__(self) -> None:
-        self.before = torch.get_default_dtype()
-        torch.set_default_dtype(self.dtype)
-
-    def __exit__(self, *error: Any) -> None:
-        torch.set_default_dtype(self.before)

@@ -1,0 +1,64 @@
+"""LoRA (Hu et al. 2022): the weights stay as they are, and beside each chosen matrix a product of two thin ones
+learns.
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from ..nearest import unknown
+from .frozen import FrozenLinear
+
+
+class LoraLinear(nn.Module):
+    """y = base(x) + (x·Aᵀ)·Bᵀ·alpha/r with A (r, n_in) Gaussian and B (n_out, r) zero: at first nothing is added.
+
+    alpha is r unless given: then nothing is scaled. `base` is frozen. There is no dropout.
+    """
+
+    def __init__(self, base: "nn.Linear | FrozenLinear", rank: int, dtype: torch.dtype, alpha: float = 0.0) -> None:
+        super().__init__()
+        self.base = base.requires_grad_(False)
+        self.scaling = (alpha or rank) / rank
+        device = base.weight.device
+        self.A = nn.Parameter(torch.empty(rank, base.in_features, dtype=dtype, device=device))
+        self.B = nn.Parameter(torch.zeros(base.out_features, rank, dtype=dtype, device=device))
+        nn.init.normal_(self.A, std=1 / math.sqrt(base.in_features))  # x·Aᵀ is then as large as x
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        learned = F.linear(F.linear(x, self.A), self.B)
+        return self.base(x) + (learned if self.scaling == 1 else learned * self.scaling)
+
+
+def add_lora(network: nn.Module, rank: int, targets: Iterable[str], dtype: torch.dtype) -> None:
+    """Freeze every parameter of `network` and put LoRA's factors beside the layers named `targets` in each block.
+
+    The factors are of `dtype` and are called `blocks.N.attention.T.A` and `.B`, or `blocks.N.mlp.T.…`. Raises
+    ValueError for a target that no block has.
+    """
+    network.requires_grad_(False)
+    for target in targets:
+        parents = [half for half in _halves(network) if hasattr(half, target)]
+        if not parents:
+            raise unknown("LoRA target", target, sorted({name for half in _halves(network) for name in _linears(half)}))
+        for parent in parents:
+            setattr(parent, target, LoraLinear(getattr(parent, target), rank, dtype))
+
+
+def merge(layer: LoraLinear) -> torch.Tensor:
+    """The one weight (n_out, n_in) that does what the layer does: W + B·A·alpha/r, in the type of its factors."""
+    base = layer.base.dense_weight() if isinstance(layer.base, FrozenLinear) else layer.base.weight
+    return base.detach().to(layer.A.dtype) + (layer.B.detach() @ layer.A.detach()) * layer.scaling
+
+
+def _halves(network: nn.Module) -> Iterator[nn.Module]:
+    """Attention and MLP of every block."""
+    blocks = network.get_submodule("blocks")
+    return (getattr(block, half) for block in blocks.children() for half in ("attention", "mlp"))
+
+
+def _linears(half: nn.Module) -> list[str]:
+    return [name for name, layer in half.named_children() if isinstance(layer, (nn.Linear, FrozenLinear))]
