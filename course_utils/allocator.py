@@ -511,9 +511,17 @@ def _whole_pages(block: Block) -> tuple[int, int]:
     return round_up(block.address, page), block.end // page * page
 
 
-def _releasable(block: Block) -> int:
-    """Bytes of a free block that could be given back to the driver now: all of a whole segment, or whole pages."""
+def releasable_range(block: Block) -> tuple[int, int]:
+    """From where to where a free block could be given back to the driver now: a whole segment, or whole pages.
+
+    Where nothing can, both are the block's address.
+    """
     if block.expandable:
         first, last = _whole_pages(block)
-        return max(0, last - first)
-    return block.size if block.is_whole_segment else 0
+        return (first, last) if first < last else (block.address, block.address)
+    return block.address, block.end if block.is_whole_segment else block.address
+
+
+def _releasable(block: Block) -> int:
+    first, last = releasable_range(block)
+    return last - first

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any, NamedTuple
 
-from .allocator import Block, CachingAllocator, DriverCall, OutOfMemory
+from .allocator import Block, CachingAllocator, DriverCall, OutOfMemory, releasable_range
 from .measurement import Allocation, Mark, Measurement, Timeline
 from .units import format_bytes
 
@@ -29,7 +29,8 @@ class MemoryBlock:
     """A block at some event: its address, its bytes, and what lies in it.
 
     `kind` is the kind of memory, "free" for a free block, "" where the events did not say. `requested` is what was
-    asked for, `allocation` what a measurement knows of it.
+    asked for, `allocation` what a measurement knows of it. Of a free block, `releasable` are the addresses from which to
+    which it could be given back to the driver.
     """
 
     address: int
@@ -38,6 +39,7 @@ class MemoryBlock:
     requested: int = 0
     name: Any = None
     allocation: Allocation | None = None
+    releasable: tuple[int, int] = (0, 0)
 
     @property
     def is_allocated(self) -> bool:
@@ -185,7 +187,7 @@ class Replay:
 
     def _block(self, block: Block, run: "Playback") -> MemoryBlock:
         if not block.allocated:
-            return MemoryBlock(block.address, block.size, "free")
+            return MemoryBlock(block.address, block.size, "free", releasable=releasable_range(block))
         name = run.names[block.address]
         known = self.allocations[name] if self.allocations else None
         return MemoryBlock(block.address, block.size, known.kind if known else "", block.requested, name, known)
