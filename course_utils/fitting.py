@@ -33,8 +33,8 @@ def unsupported(run: TrainingRun, capability: tuple[int, int]) -> str:
     older = f"this GPU (compute capability {capability[0]}.{capability[1]}) is older than Ampere (8.0)"
     if "bf16" in run.precision.name:
         return f"{older} and does not compute in bf16: choose precision='amp-fp16' or 'fp32'"
-    if run.attention == "flash":
-        return f"{older}, for which torch has no flash kernel: choose attention='efficient' or 'eager'"
+    if run.attention in ("flash", "cudnn"):
+        return f"{older}, for which torch has no {run.attention} kernel: choose attention='efficient' or 'eager'"
     return ""
 
 
@@ -45,7 +45,7 @@ def twin(run: TrainingRun, card: Gpu) -> TrainingRun:
     then does a smaller preset of the same family take the model's place. Raises ValueError if not even that fits.
     """
     if unsupported(run, card.capability):
-        kernel = "efficient" if run.attention == "flash" else run.attention
+        kernel = "efficient" if run.attention in ("flash", "cudnn") else run.attention
         run = run.replace(precision="amp-fp16", attention=kernel)
     family, experts = run.model.family, (0, run.model.experts)  # a run of a model without experts never gets them
     smaller = [model for model in PRESETS.values() if model.family == family and model.experts in experts]

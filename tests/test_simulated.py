@@ -109,10 +109,10 @@ def test_silu_goes_back_in_one_operator():
     assert "silu_backward" in operators.names and "sigmoid" not in operators.names
 
 
-FUSED = {"flash": "_scaled_dot_product_flash_attention", "efficient": "_scaled_dot_product_efficient_attention"}
+FUSED = {kernel: f"_scaled_dot_product_{kernel}_attention" for kernel in ("flash", "efficient", "cudnn")}
 
 
-@pytest.mark.parametrize("attention", ["eager", "flash", "efficient"])
+@pytest.mark.parametrize("attention", ["eager", *FUSED])
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize("model", [shallow(GPT, 2), shallow(LLAMA, 2)], ids=lambda model: model.name)
 def test_the_chosen_attention_runs_and_no_other(model, recompute, attention):
@@ -125,7 +125,7 @@ def test_the_chosen_attention_runs_and_no_other(model, recompute, attention):
 
 
 def test_unknown_kernel_is_refused_by_name():
-    with simulated_gpu("cudnn"), pytest.raises(ValueError, match="no simulated kernel for attention 'cudnn'"):
+    with simulated_gpu("math"), pytest.raises(ValueError, match="no simulated kernel for attention 'math'"):
         F.scaled_dot_product_attention(heads(), heads(), heads())
 
 
@@ -139,7 +139,17 @@ def test_grouped_keys_stay_narrow_in_flash_and_are_repeated_for_the_efficient_ke
 
     sizes = {kernel: sizes_kept(kernel) for kernel in FUSED}
     wide, narrow = 2 * 4 * 48 * 16, 2 * 2 * 48 * 16
-    assert sizes == {"flash": [narrow, narrow, wide, wide], "efficient": [wide, wide, wide, wide]}
+    grouped = [narrow, narrow, wide, wide]
+    assert sizes == {"flash": grouped, "efficient": [wide, wide, wide, wide], "cudnn": grouped}
+
+
+@pytest.mark.parametrize("model", [shallow(GPT, 2), shallow(LLAMA, 2)], ids=lambda model: model.name)
+@pytest.mark.parametrize("precision", ["amp-bf16", "bf16-master", "amp-fp16"])
+def test_cudnn_keeps_what_flash_keeps(model, precision):
+    """Output, logsumexp, seed and offset: what differs between the two is the scratch inside, which no one sees."""
+    flash, cudnn = (simulate(TrainingRun(model, 2, 64, precision, attention=kernel)) for kernel in ("flash", "cudnn"))
+    assert cudnn.moments["end of forward"] == flash.moments["end of forward"]
+    assert cudnn.peak == flash.peak
 
 
 def test_the_efficient_kernel_refuses_grouped_keys_as_it_does_on_a_gpu():

@@ -196,7 +196,8 @@ def _register_missing_kernels() -> None:
 
 @contextlib.contextmanager
 def simulated_gpu(attention: str) -> Iterator[None]:
-    """Inside, every tensor on "cuda" is fake and `attention` ("flash", "efficient", "eager") is the kernel that runs.
+    """Inside, every tensor on "cuda" is fake and `attention` is the kernel that runs: "flash", "efficient", "cudnn", or
+    "eager" for none of them.
 
     Raises SimulationUnavailable where torch cannot do it.
     """
@@ -237,11 +238,15 @@ def _attention_function(kernel: str) -> Callable[..., torch.Tensor]:
             return torch.ops.aten._scaled_dot_product_flash_attention(
                 q, k, v, dropout_p, is_causal, False, scale=scale
             )[0]
+        needs_gradient = torch.is_grad_enabled() and q.requires_grad
+        if kernel == "cudnn":
+            return torch.ops.aten._scaled_dot_product_cudnn_attention(
+                q, k, v, attn_mask, needs_gradient, dropout_p, is_causal, False, scale=scale
+            )[0]
         if kernel != "efficient":
-            raise ValueError(f"no simulated kernel for attention {kernel!r}; known: flash, efficient")
+            raise ValueError(f"no simulated kernel for attention {kernel!r}; known: flash, efficient, cudnn")
         if enable_gqa:
             raise ValueError("the efficient kernel takes no grouped queries: repeat keys and values first")
-        needs_gradient = torch.is_grad_enabled() and q.requires_grad
         return torch.ops.aten._scaled_dot_product_efficient_attention(
             q, k, v, attn_mask, needs_gradient, dropout_p, is_causal, scale=scale
         )[0]

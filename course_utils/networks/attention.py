@@ -26,7 +26,7 @@ def eager_attention(
 def fused_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kernel: str, dropout: float) -> torch.Tensor:
     """The same in one kernel, which never writes an s×s matrix; only `kernel` is allowed, by the caller of the step.
 
-    The flash kernel takes grouped keys and values as they are, the efficient one wants them repeated.
+    The flash and cuDNN kernels take grouped keys and values as they are, the efficient one wants them repeated.
     """
     if kernel == "efficient":
         k, v = full_width(q, k, v)
