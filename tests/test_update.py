@@ -35,7 +35,8 @@ ALL = [tiny_run(precision, optimizer) for precision in MEASURED for optimizer in
 
 def name(run: TrainingRun) -> str:
     how = f"{'clip-' if run.clip_grad_norm else ''}{'' if run.set_to_none else 'zeroed-'}{run.accumulation_steps}"
-    return f"{run.precision.name}-{run.optimizer.name}-{run.model.family}-{how}"
+    lora = f"-lora-{run.frozen_bits}" if run.lora_rank else ""
+    return f"{run.precision.name}-{run.optimizer.name}-{run.model.family}-{how}{lora}"
 
 
 def highest_in(measured: Measurement, phase: str) -> dict[str, int]:
@@ -51,7 +52,24 @@ def plus(standing: dict[str, int], added: dict[str, int]) -> dict[str, int]:
     return {kind: standing[kind] + added.get(kind, 0) for kind in KINDS}
 
 
-@pytest.mark.parametrize("run", ALL, ids=name)
+LORA = [
+    TrainingRun(
+        tiny(family, hidden=64, heads=2), 1, 16, precision, optimizer, "eager", lora_rank=4, lora_targets=targets,
+        frozen_bits=bits, clip_grad_norm=1.0,
+    )
+    for family, precision, optimizer, targets, bits in (
+        ("gpt2", "fp32", "adafactor", "attention", None),
+        ("gpt2", "amp-bf16", "adamw", ("out",), 8),
+        ("gpt2", "bf16-master-fp32grad", "muon", ("attention", "mlp"), 4),
+        ("llama", "amp-fp16", "adam8bit", ("attention", "mlp"), 4),
+        ("llama", "bf16", "muon", "mlp", 16),
+        ("llama", "fp16-master", "adamw-loop", ("q", "v"), 8),
+    )
+]  # fmt: skip
+"""Of which only LoRA's factors step; what is frozen counts among the parameters."""
+
+
+@pytest.mark.parametrize("run", [*ALL, *LORA], ids=name)
 def test_states_and_the_step_are_exact(run):
     measured = simulate(run)
     standing, left = dict(measured.moments["end of backward"]), measured.moments["end of step 2"]

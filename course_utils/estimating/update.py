@@ -233,7 +233,10 @@ def _clipping(model: TransformerConfig, rank: int, targets: tuple[str, ...], pre
 
 
 def clip_walk(count: int, element: int, keeps_norms: bool = False) -> Walk:
-    """The norm of each of `count` gradients, a block each; all of them in one tensor; their norm; the factor."""
+    """The norm of each of `count` gradients, a block each; all of them in one tensor; their norm; the factor.
+
+    The scratch space of the GPU's own kernel is not among it.
+    """
     norms, together = [make(element)] * count, make(element * count)
     gone = [free(element)] * count
     end = [] if keeps_norms else [free(element * count)]
