@@ -204,6 +204,24 @@ def compare(arguments: list[str]) -> int:
     return print_answer(lambda: compare_bytes(run))
 
 
+def benchmark(arguments: list[str]) -> int:
+    """Prints and saves how right and how fast the engine is; works in the course's environment."""
+    from .benchmark import WrongOption, options
+    from .benchmark import main as print_tables
+
+    _, rest = take_flag(arguments, "--here")
+    try:
+        if not any(word in HELP for word in rest):
+            options(rest)  # what is refused should not wait for a set-up
+            python, _ = prepare("lab", arguments)
+            if not is_current(python):
+                command = [str(python), "-m", "course_utils", "benchmark", "--here", *rest]
+                return hand_over(command, course_environment(SAME_ANSWERS))
+        return print_tables(rest)
+    except WrongOption as problem:
+        raise SetupError(f"{problem}.") from None
+
+
 def print_answer(answer: Callable[[], object]) -> int:
     """Prints what `answer` returns. SetupError for a run that is refused, or too large for this GPU, or that cannot be
     simulated here.
@@ -290,6 +308,7 @@ COMMANDS = {
     "doctor": Command("say what this machine can do", doctor),
     "estimate": Command("estimate a training run: estimate gpt2-xl --micro-batch 32 --seq-len 1024", estimate),
     "compare": Command("estimate a run, measure it, show both: compare gpt2-xl --recompute full", compare),
+    "benchmark": Command("say how right and how fast the engine is (--table NAME, --quick)", benchmark),
     "build": Command("make the notebooks from their sources (--check: only compare)", build),
     "lint": Command("check format, style, types and spelling", lint),
 }

@@ -1,0 +1,141 @@
+"""How right and how fast: the tables that `python -m course_utils benchmark` prints and saves."""
+
+import sys
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+
+from .tables import Table
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+OUT = ROOT / "build" / "benchmark"
+"""Where tables are saved unless told otherwise; git ignores it."""
+
+Report = Callable[[str], None]
+
+RANDOM_RUNS = 100
+
+
+def _accuracy(quick: bool, seed: int, report: Report) -> list[Table]:
+    """Estimate against simulation over the frozen list."""
+    from .accuracy import frozen_accuracy
+
+    return frozen_accuracy(quick, report)
+
+
+def _random_accuracy(quick: bool, seed: int, report: Report) -> list[Table]:
+    """The same over runs drawn just now, from `seed` on."""
+    from dataclasses import replace
+
+    from .accuracy import accuracy_tables, drawn_runs
+
+    count = 20 if quick else RANDOM_RUNS
+    source = f"simulated GPU, seeds {seed} to {seed + count - 1}"
+    return [replace(t, name=f"random_{t.name}") for t in accuracy_tables(drawn_runs(seed, count), source, report)]
+
+
+def _builds(quick: bool, seed: int, report: Report) -> list[Table]:
+    """The same GPU on every build of torch."""
+    from .builds import builds_table
+
+    return [builds_table()]
+
+
+def _published(quick: bool, seed: int, report: Report) -> list[Table]:
+    """The field's formulas against a step that runs."""
+    from .accuracy import published_table
+
+    return [published_table(quick, report)]
+
+
+def _speed(quick: bool, seed: int, report: Report) -> list[Table]:
+    """Speed, beside torch's MemTracker."""
+    from .speed import speed_table
+
+    return [speed_table(quick, report)]
+
+
+def _deep(quick: bool, seed: int, report: Report) -> list[Table]:
+    """Time and memory of Llama-3 70B."""
+    from .speed import deep_table
+
+    return [deep_table()]
+
+
+TABLES: dict[str, Callable[[bool, int, Report], list[Table]]] = {
+    "accuracy": _accuracy,
+    "random": _random_accuracy,
+    "builds": _builds,
+    "published": _published,
+    "speed": _speed,
+    "deep": _deep,
+}
+"""The tables by name; "deep" takes longest and is left out of --quick."""
+
+USAGE = f"""python3 -m course_utils benchmark [options]
+
+How right and how fast the course's engine is, in tables that are printed and saved.
+
+  --table NAME   only this one: {", ".join(TABLES)} (may be given several times)
+  --quick        a sample of each, in about two minutes
+  --seed N       where the random grid begins (default 1000000)
+  --out FOLDER   where NAME.md and NAME.json are saved (default build/benchmark)"""
+
+
+class WrongOption(ValueError):
+    """An option of the command line that cannot be followed; the message says which would."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Prints and saves the tables that the arguments ask for; returns 0. Raises WrongOption for what it cannot read."""
+    if "-h" in arguments or "--help" in arguments:
+        print(USAGE)
+        return 0
+    names, quick, seed, out = options(arguments)
+    for name in names:
+        for table in TABLES[name](quick, seed, lambda text, name=name: print(f"{name}: {text}", file=sys.stderr)):
+            table.save(out)
+            print(f"{table.markdown()}\n", flush=True)
+    print(f"Saved in {out}")
+    return 0
+
+
+def options(arguments: Sequence[str]) -> tuple[list[str], bool, int, Path]:
+    """The tables' names, whether quick, the seed, and the folder that the arguments ask for.
+
+    Raises WrongOption for one that is unknown or lacks its value.
+    """
+    names, quick, seed, out = [], False, 1_000_000, OUT
+    words = iter([part for word in arguments for part in (word.split("=", 1) if word.startswith("--") else [word])])
+    for word in words:
+        if word == "--quick":
+            quick = True
+            continue
+        if word not in ("--table", "--seed", "--out"):
+            raise WrongOption(f"benchmark knows no {word!r}: its options are --table, --quick, --seed and --out")
+        value = next(words, None)
+        if value is None:
+            raise WrongOption(f"{word} needs a value after it")
+        if word == "--table":
+            names.append(_table_name(value))
+        elif word == "--seed":
+            seed = _seed(value)
+        else:
+            out = Path(value)
+    everything = [name for name in TABLES if not (quick and name == "deep")]
+    return names or everything, quick, seed, out
+
+
+def _table_name(value: str) -> str:
+    if value not in TABLES:
+        close = get_close_matches(value, TABLES, n=1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        raise WrongOption(f"there is no table {value!r}: {hint}known are {', '.join(TABLES)}")
+    return value
+
+
+def _seed(value: str) -> int:
+    if not value.isdecimal():
+        raise WrongOption(f"--seed is {value!r}: a whole number that is not negative")
+    return int(value)

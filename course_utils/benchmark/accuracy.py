@@ -1,0 +1,263 @@
+"""How right: estimates against simulations run by run, and the field's formulas against the same truth."""
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from ..breakdown import KINDS
+from ..estimating import estimate, moments
+from ..estimating.published import FORMULAS, Formula
+from ..measurement import Measurement
+from ..measuring import measure
+from ..run import TrainingRun
+from ..units import GB
+from .draw import frozen_runs, random_run, shallow
+from .tables import Cell, Table
+
+AT_MOST_PERCENT = 0.5
+LOOSER_PERCENT = 2.0
+"""What a peak may be off by; the looser for FSDP2, offloading and clipping."""
+
+WORST = 20
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one run: its estimate beside its simulation, or why there is none of them.
+
+    `refused` is the sentence with which `estimate` or `measure` declined the run, `failed` what one of them raised that
+    it should not have. `activations` is estimate minus simulation at the end of forward in bytes, `kinds` the same at
+    the peak by kind.
+    """
+
+    number: int
+    run: str
+    code: str
+    seconds: float
+    refused: str = ""
+    failed: str = ""
+    estimated: int = 0
+    simulated: int = 0
+    phases: tuple[str, str] = ("", "")
+    activations: int = 0
+    kinds: dict[str, int] = field(default_factory=dict)
+    loose: bool = False
+
+    @property
+    def compared(self) -> bool:
+        """Whether there are both an estimate and a simulation."""
+        return not self.refused and not self.failed
+
+    @property
+    def percent(self) -> float:
+        """Estimated over simulated peak, less one, in per cent."""
+        return 100 * (self.estimated / self.simulated - 1)
+
+    @property
+    def right(self) -> bool:
+        """Whether the run was compared and is as near as the course promises."""
+        bound = LOOSER_PERCENT if self.loose else AT_MOST_PERCENT
+        return self.compared and self.activations == 0 and abs(self.percent) <= bound
+
+
+def outcome(number: int, run: TrainingRun) -> Outcome:
+    """Estimate and simulate one run. Whatever either raises is written down, so that no run is dropped silently."""
+    started = time.perf_counter()
+
+    def told(refused: str = "", failed: str = "") -> Outcome:
+        return Outcome(number, str(run), run.code(), time.perf_counter() - started, refused, failed)
+
+    try:
+        found = estimate(run)
+        expected = moments(run)["end of forward"]["activations"]
+    except ValueError as error:
+        return told(refused=f"estimate: {_one_line(error)}")
+    except Exception as error:
+        return told(failed=f"estimate: {type(error).__name__}: {_one_line(error)}")
+    try:
+        truth = measure(run, "simulated")
+    except ValueError as error:
+        return told(refused=f"measure: {_one_line(error)}")
+    except Exception as error:
+        return told(failed=f"measure: {type(error).__name__}: {_one_line(error)}")
+    return Outcome(
+        number, str(run), run.code(), time.perf_counter() - started,
+        estimated=found.total, simulated=truth.peak, phases=(found.phase, truth.peak_phase),
+        activations=expected - truth.moments["end of forward"]["activations"],
+        kinds={kind: found[kind] - truth.breakdown[kind] for kind in KINDS},
+        loose=run.zero_stage > 0 or run.recompute == "offload" or run.clip_grad_norm is not None,
+    )  # fmt: skip
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
+
+
+def accuracy_tables(runs: Sequence[TrainingRun], source: str, report: Callable[[str], None]) -> list[Table]:
+    """The outcome of each of `runs` in three tables: a summary, each kind of memory, and the runs furthest off.
+
+    `report` is told how far it has come.
+    """
+    outcomes = []
+    for number, run in enumerate(runs):
+        outcomes.append(outcome(number, run))
+        if number % 20 == 19:
+            report(f"{number + 1} of {len(runs)} runs")
+    return [_summary(outcomes, source), _by_kind(outcomes, source), _worst(outcomes, source)]
+
+
+def drawn_runs(first_seed: int, count: int) -> list[TrainingRun]:
+    """A grid of runs that nobody has frozen: one for each seed."""
+    return [random_run(seed) for seed in range(first_seed, first_seed + count)]
+
+
+def _summary(outcomes: Sequence[Outcome], source: str) -> Table:
+    compared = [one for one in outcomes if one.compared]
+    off = sorted(abs(one.percent) for one in compared)
+    rows: list[tuple[Cell, ...]] = [
+        ("runs", len(outcomes)),
+        ("compared", len(compared)),
+        ("refused", sum(bool(one.refused) for one in outcomes)),
+        ("failed", sum(bool(one.failed) for one in outcomes)),
+        ("activations at the end of forward exact to the byte", sum(one.activations == 0 for one in compared)),
+        ("peak exact to the byte", sum(one.estimated == one.simulated for one in compared)),
+        ("as near as promised (activations exact, peak within its bound)", sum(one.right for one in compared)),
+    ]
+    notes = []
+    if off:
+        notes = [f"Peak, off by: median {statistics.median(off):.4f} %, maximum {off[-1]:.4f} %."]
+    notes += [f"Bound: {AT_MOST_PERCENT} %; with ZeRO, offloading or clipping {LOOSER_PERCENT} %."]
+    reasons = sorted({one.refused or one.failed for one in outcomes if not one.compared})
+    counted = [(sum(reason in (one.refused, one.failed) for one in outcomes), reason) for reason in reasons]
+    notes += [f"Not compared, {count}: {reason}" for count, reason in sorted(counted, reverse=True)]
+    return Table(
+        "accuracy", "Estimate against simulation", ("", "runs of them"), tuple(rows), tuple(notes), source, outcomes
+    )
+
+
+def _by_kind(outcomes: Sequence[Outcome], source: str) -> Table:
+    compared = [one for one in outcomes if one.compared]
+    rows: list[tuple[Cell, ...]] = []
+    for kind in KINDS:
+        gaps = [(one.kinds[kind], 100 * one.kinds[kind] / one.simulated) for one in compared]
+        exact = sum(gap == 0 for gap, _ in gaps)
+        shares = [share for _, share in gaps] or [0.0]
+        rows.append((kind, exact, statistics.median(shares), min(shares), max(shares)))
+    headings = ("kind of memory", "exact", "median, % of peak", "lowest", "highest")
+    note = f"Estimate minus simulation at the peak, over {len(compared)} runs, in per cent of the simulated peak."
+    return Table("accuracy_by_kind", "Signed error of each kind of memory", headings, tuple(rows), (note,), source)
+
+
+def _worst(outcomes: Sequence[Outcome], source: str) -> Table:
+    wrong = [one for one in outcomes if one.compared and (one.estimated != one.simulated or one.activations)]
+    wrong.sort(key=lambda one: -max(abs(one.percent), 100 * abs(one.activations) / one.simulated))
+    rows = tuple(
+        (one.number, one.run, one.percent, one.estimated - one.simulated, one.activations, " / ".join(one.phases))
+        for one in wrong[:WORST]
+    )
+    headings = ("run", "what", "peak, %", "peak, bytes", "activations, bytes", "phase: estimated / simulated")
+    return Table("accuracy_worst", "The runs that are furthest off", headings, rows, (), source)
+
+
+# The field's formulas
+
+
+@dataclass(frozen=True)
+class PublishedError:
+    """One formula for one run: bytes that it says, bytes that a simulated step takes, or why it says nothing."""
+
+    formula: Formula
+    run: str
+    model: str
+    said: int = 0
+    truth: int = 0
+    refused: str = ""
+
+    @property
+    def percent(self) -> float:
+        """What it says over the truth, less one, in per cent."""
+        return 100 * (self.said / self.truth - 1)
+
+
+def published_errors(runs: Iterable[TrainingRun]) -> list[PublishedError]:
+    """Each published formula for each run against a simulated step of it. Raises like `measure`."""
+    return [error for run in runs for error in _errors_of(run, measure(run, "simulated"))]
+
+
+def _errors_of(run: TrainingRun, measured: Measurement) -> list[PublishedError]:
+    errors = []
+    for formula in FORMULAS:
+        try:
+            said = formula.bytes(run)
+        except ValueError as error:
+            errors.append(PublishedError(formula, str(run), run.model.name, refused=str(error)))
+        else:
+            truth = truth_of(formula.counts, measured)
+            errors.append(PublishedError(formula, str(run), run.model.name, said, truth))
+    return errors
+
+
+def truth_of(counts: str, measured: Measurement) -> int:
+    """The measured bytes of what a formula counts (see `published.Formula`)."""
+    if counts == "total":
+        return measured.peak
+    if counts == "states":
+        after = measured.moments["end of backward"]
+        return after["parameters"] + after["gradients"] + after["optimizer_states"]
+    moment = {"activations": "end of forward", "activations and loss": "after loss"}[counts]
+    return measured.moments[moment]["activations"]
+
+
+def published_runs(quick: bool) -> list[TrainingRun]:
+    """Runs as their formulas mean them: ZeRO's recipe, models of both families, with and without recomputation."""
+    if quick:
+        small = TrainingRun(shallow("gpt2", 2), 4, 512, "bf16-master")
+        return [small.replace(attention="eager"), small, TrainingRun(shallow("llama3.2-1b", 2), 1, 1024, "bf16-master")]
+    master = TrainingRun("gpt2-xl", 4, 1024, "bf16-master")
+    llama = TrainingRun("llama3-8b", 1, 4096, "bf16-master")
+    others = [TrainingRun(name, 4, 1024, "bf16-master") for name in ("gpt2", "tinyllama-1.1b", "llama3.2-1b")]
+    return [
+        *(master.replace(attention=kernel, recompute=r) for kernel in ("eager", "flash") for r in ("none", "full")),
+        master.replace(precision="amp-bf16"),
+        master.replace(precision="bf16-master-fp32grad"),
+        *others,
+        llama.replace(attention="eager"),
+        *(llama.replace(recompute=recompute) for recompute in ("none", "full")),
+    ]
+
+
+def published_table(quick: bool, report: Callable[[str], None]) -> Table:
+    """What each formula says of each run, in per cent of the truth: a run a row, a formula a column."""
+    runs, rows, all_errors, notes = published_runs(quick), [], [], []
+    for run in runs:
+        try:
+            measured = measure(run, "simulated")
+        except ValueError as error:
+            notes.append(f"Not measured: {run}: {_one_line(error)}")
+            continue
+        errors = _errors_of(run, measured)
+        all_errors += errors
+        cells = ["" if error.refused else f"{error.percent:+.1f}" for error in errors]
+        rows.append((str(run), f"{measured.peak / GB:.2f}", *cells))
+        report(f"{run}")
+    notes += [f"{f.name} ({f.source}) counts {f.counts}." for f in FORMULAS]
+    notes += [
+        "Signed, in per cent of what a simulated step takes of what the formula counts; empty: it covers no such run."
+    ]
+    headings = ("run", "peak, GB", *(formula.name for formula in FORMULAS))
+    return Table(
+        "published", "The field's formulas against a step that runs", headings, tuple(rows), tuple(notes),
+        "simulated GPU", [_plain(error) for error in all_errors],
+    )  # fmt: skip
+
+
+def _plain(error: PublishedError) -> dict[str, str | int]:
+    names = {"formula": error.formula.name, "counts": error.formula.counts, "run": error.run}
+    return {**names, "said": error.said, "truth": error.truth, "refused": error.refused}
+
+
+def frozen_accuracy(quick: bool, report: Callable[[str], None]) -> list[Table]:
+    """The accuracy tables of the frozen list, or of every twentieth run of it."""
+    runs = frozen_runs()[:: 20 if quick else 1]
+    return accuracy_tables(runs, "simulated GPU, frozen list" + (", every 20th run" if quick else ""), report)

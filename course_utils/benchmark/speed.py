@@ -1,0 +1,246 @@
+"""How fast: a tracked step beside an untracked one and beside torch's MemTracker, estimates, imports, a deep model.
+
+Seconds are the processor's, which on an idle machine are those of the clock, and of several tries the best: what else
+runs on the machine can only slow a try down.
+"""
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ..estimating import estimate
+from ..run import TrainingRun
+from ..units import GB
+from .tables import Cell, Table
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+TIMES_FASTER = 15
+ESTIMATE_US, SWEEP_SECONDS, SWEEP_RUNS, IMPORT_MS, RUN_US = 100, 1.0, 10_000, 50, 15
+"""What the course promises: of a tracked step against MemTracker's, and of the closed forms."""
+
+DEEP_MODEL = "llama3-70b"
+
+
+class Unwatched:
+    """Takes the tracker's place in a step that nothing tracks."""
+
+    micro_batch = 0
+
+    def in_phase(self, phase: str) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def bind_states(self) -> None:
+        """There is nobody to tell."""
+
+
+def best(tries: int, measure_once: Callable[[], float]) -> float:
+    """The least of several tries."""
+    return min(measure_once() for _ in range(tries))
+
+
+# A step, watched by nobody, by the course's tracker, by torch's
+
+
+def step_seconds(run: TrainingRun, watched_by: str) -> float:
+    """Seconds of the second simulated step of `run`, "nobody", "tracker" or "memtracker" watching.
+
+    Raises ValueError for another watcher.
+    """
+    from ..measuring.simulated import simulated_gpu
+    from ..measuring.step import Training
+
+    watchers = {"nobody": _unwatched, "tracker": _tracked, "memtracker": _memtracked}
+    if watched_by not in watchers:
+        raise ValueError(f"nobody is called {watched_by!r} here: a step is watched by {', '.join(watchers)}")
+    with simulated_gpu(run.attention):
+        return watchers[watched_by](Training(run, "cuda", simulated=True))
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    started = time.process_time()
+    work()
+    return time.process_time() - started
+
+
+def _unwatched(training: Any) -> float:
+    training.step(Unwatched())
+    return _seconds(lambda: training.step(Unwatched()))
+
+
+def _tracked(training: Any) -> float:
+    from ..measuring.tracker import Tracker
+
+    with Tracker("cuda") as tracker:
+        tracker.watch(training.network, training.states)
+        tracker.bind("inputs", [training.tokens, training.targets])
+        tracker.step = 1
+        training.step(tracker)
+        tracker.step = 2
+        return _seconds(lambda: training.step(tracker))
+
+
+def _memtracked(training: Any) -> float:
+    from torch.distributed._tools.mem_tracker import MemTracker
+
+    peer = MemTracker()
+    peer.track_external(training.network, training.optimizer, training.tokens, training.targets)
+    with peer:
+        training.step(Unwatched())
+        peer.reset_mod_stats()  # it refuses a second step otherwise
+        return _seconds(lambda: training.step(Unwatched()))
+
+
+def step_times(run: TrainingRun, tries: int) -> dict[str, float]:
+    """The best `step_seconds` for each watcher: of several tries, or of one for MemTracker, which takes so long."""
+    return {
+        "nobody": best(tries, lambda: step_seconds(run, "nobody")),
+        "tracker": best(tries, lambda: step_seconds(run, "tracker")),
+        "memtracker": step_seconds(run, "memtracker"),
+    }
+
+
+# Closed forms
+
+
+def fresh_runs(model: str, count: int) -> list[TrainingRun]:
+    """Runs that differ from each other, so that no cache answers for a whole one."""
+    kernels, recomputes = ("flash", "eager"), ("none", "full")
+    return [
+        TrainingRun(model, 1 + number // 4, 512, attention=kernels[number % 2], recompute=recomputes[number // 2 % 2])
+        for number in range(count)
+    ]
+
+
+def estimate_microseconds(model: str, count: int = 400) -> float:
+    """The median over `count` runs of the microseconds that an estimate takes."""
+    times = []
+    for run in fresh_runs(model, count):
+        started = time.perf_counter()
+        estimate(run)
+        times.append(time.perf_counter() - started)
+    return 1e6 * statistics.median(times)
+
+
+def run_microseconds(count: int = 2000) -> float:
+    """Microseconds to make a TrainingRun, checked."""
+    return 1e6 * _seconds(lambda: [TrainingRun("llama3-8b", 1 + n, 512) for n in range(count)]) / count
+
+
+def replace_microseconds(count: int = 2000) -> float:
+    """Microseconds to make one from another by `replace`."""
+    run = TrainingRun("llama3-8b")
+    return 1e6 * _seconds(lambda: [run.replace(micro_batch=1 + n) for n in range(count)]) / count
+
+
+def sweep_seconds(count: int = SWEEP_RUNS) -> float:
+    """Seconds to make and estimate `count` runs of one model."""
+
+    def sweep() -> None:
+        for batch in range(1, count + 1):
+            estimate(TrainingRun("llama3-8b", batch, 1024))
+
+    return _seconds(sweep)
+
+
+IMPORT = """
+import sys, time
+started = time.process_time()
+import course_utils.estimating
+print(1000 * (time.process_time() - started))
+sys.exit("torch" in sys.modules)
+"""
+
+
+def import_milliseconds() -> float:
+    """Milliseconds that importing the closed forms takes a fresh process. Raises RuntimeError if they load torch."""
+    return float(_fresh_process(IMPORT))
+
+
+def _fresh_process(code: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=1200, check=False
+    )
+    if done.returncode:
+        raise RuntimeError(f"a fresh process failed: {done.stderr.strip()[-500:] or 'it has loaded torch'}")
+    return done.stdout
+
+
+# A deep model
+
+DEEP = """
+import json, resource, sys, time
+import course_utils as c
+started = time.perf_counter()
+run = c.TrainingRun({model!r}, micro_batch=1, seq_len=8192, precision="bf16-master")
+measured = c.measure(run, "simulated", steps=1)
+unit = 1 if sys.platform == "darwin" else 1024
+rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+print(json.dumps(dict(seconds=time.perf_counter() - started, rss=rss, peak=measured.peak)))
+"""
+
+
+def deep_model(model: str = DEEP_MODEL) -> dict[str, float]:
+    """One simulated step of a deep model in a fresh process: seconds by the clock, the most host memory, the peak."""
+    return json.loads(_fresh_process(DEEP.format(model=model)))
+
+
+def speed_table(quick: bool, report: Callable[[str], None]) -> Table:
+    """Steps and closed forms: what was measured, what is promised. The peer is slower the deeper a model is."""
+    rows: list[tuple[Cell, ...]] = []
+    times = {}
+    tries = 2 if quick else 3
+    for model in ["gpt2"] if quick else ["gpt2", "gpt2-xl"]:
+        times[model] = step_times(TrainingRun(model, 4, 512), tries)
+        rows += _step_rows(model, times[model])
+        report(f"steps of {model}")
+    sweep = SWEEP_RUNS // (10 if quick else 1)
+    rows += [
+        *(
+            (f"an estimate of {model}, µs", best(tries, partial(estimate_microseconds, model)), f"under {ESTIMATE_US}")
+            for model in ("gpt2-xl", "llama3-8b")
+        ),
+        ("making a TrainingRun, µs", best(tries, run_microseconds), f"under {RUN_US}"),
+        ("replacing a choice of one, µs", best(tries, replace_microseconds), f"under {RUN_US}"),
+        (f"a sweep of {sweep:,} runs, s", best(tries, partial(sweep_seconds, sweep)), _promised_sweep(sweep)),
+        ("importing the closed forms, ms", best(tries, import_milliseconds), f"under {IMPORT_MS}"),
+    ]
+    note = (
+        "A step is the second of a run with b=4, s=512 under autocast; seconds are the processor's, "
+        f"the best of {tries} tries (MemTracker's of one)."
+    )
+    return Table("speed", "Speed", ("", "measured", "promised"), tuple(rows), (note,), "this machine", times)
+
+
+def _step_rows(model: str, times: dict[str, float]) -> list[tuple[Cell, ...]]:
+    ratio = times["memtracker"] / times["tracker"]
+    promised = f"at least {TIMES_FASTER}" if model == "gpt2-xl" else ""
+    return [
+        (f"{model}: untracked step, ms", 1000 * times["nobody"], ""),
+        (f"{model}: tracked step, ms", 1000 * times["tracker"], ""),
+        (f"{model}: step under torch's MemTracker, ms", 1000 * times["memtracker"], ""),
+        (f"{model}: MemTracker's step over ours", ratio, promised),
+    ]
+
+
+def _promised_sweep(count: int) -> str:
+    return f"under {SWEEP_SECONDS * count / SWEEP_RUNS:g}"
+
+
+def deep_table() -> Table:
+    """Time and memory of simulating one step of Llama-3 70B in a fresh process."""
+    found = deep_model()
+    rows: tuple[tuple[Cell, ...], ...] = (
+        ("seconds", found["seconds"]),
+        ("host memory, GB", found["rss"] / GB),
+        ("simulated peak of the first step, GB", found["peak"] / GB),
+    )
+    title = f"One step of {DEEP_MODEL}, b=1, s=8,192, simulated in full in a fresh process"
+    return Table("deep", title, ("", "measured"), rows, (), "simulated GPU", found)

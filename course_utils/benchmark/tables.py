@@ -1,0 +1,70 @@
+"""A table of results that says where it comes from: printed, and saved as Markdown and as JSON."""
+
+import json
+import os
+import platform
+from dataclasses import asdict, dataclass, field
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+Cell = str | int | float
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under headings, the sentence that they show, and notes; `data` is what was measured, for JSON alone."""
+
+    name: str
+    title: str
+    headings: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    notes: tuple[str, ...] = ()
+    source: str = ""
+    data: Any = field(default=None, repr=False)
+
+    def __str__(self) -> str:
+        return self.markdown()
+
+    def markdown(self) -> str:
+        """The table as Markdown: the title, date, machine and source, the rows, the notes."""
+        shown = [tuple(_shown(cell) for cell in row) for row in self.rows]
+        widths = [max(len(row[column]) for row in [self.headings, *shown]) for column in range(len(self.headings))]
+        numbers = [all(isinstance(row[column], (int, float)) for row in self.rows) for column in range(len(widths))]
+        lines = [_line(row, widths, numbers) for row in [self.headings, *shown]]
+        rule = "|".join(
+            ["", *(f"{'-' * (w + 1)}{':' if n else '-'}" for w, n in zip(widths, numbers, strict=True)), ""]
+        )
+        made = f"{date.today().isoformat()} · {machine()}" + (f" · {self.source}" if self.source else "")
+        notes = [f"- {note}" for note in self.notes]
+        return "\n".join(
+            [f"## {self.title}", "", made, "", lines[0], rule, *lines[1:], *([""] if notes else []), *notes]
+        )
+
+    def save(self, folder: Path) -> None:
+        """Write NAME.md and NAME.json into `folder`, which is made if need be."""
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{self.name}.md").write_text(self.markdown() + "\n", encoding="utf-8")
+        content = {"schema": 1, "date": date.today().isoformat(), "machine": machine()} | asdict(self)
+        text = json.dumps(content, indent=1, ensure_ascii=False, default=str)
+        (folder / f"{self.name}.json").write_text(text + "\n", encoding="utf-8")
+
+
+def machine() -> str:
+    """This machine in one line: cores that this process may use, processor, Python and torch."""
+    from importlib.metadata import version
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    system = f"{platform.system()} {platform.machine()}"
+    return f"{cores} cores, {system}, Python {platform.python_version()}, torch {version('torch')}"
+
+
+def _shown(cell: Cell) -> str:
+    return (
+        f"{cell:,}" if isinstance(cell, int) else f"{cell:,.3f}" if isinstance(cell, float) else cell.replace("|", "/")
+    )
+
+
+def _line(row: tuple[str, ...], widths: list[int], numbers: list[bool]) -> str:
+    cells = (f"{c:>{w}}" if n else f"{c:<{w}}" for c, w, n in zip(row, widths, numbers, strict=True))
+    return f"| {' | '.join(cells)} |"

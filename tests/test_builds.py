@@ -1,0 +1,88 @@
+"""The simulated GPU is one and the same on every build of torch: what a step allocates, in order, as a hash.
+
+After a change of the networks or of the step, `python tests/test_builds.py --write` renews the hashes of this torch.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # for --write, which runs this file alone
+
+from course_utils.benchmark import builds  # noqa: E402
+from course_utils.measuring.simulated import availability  # noqa: E402
+from course_utils.run import ATTENTIONS, PRECISIONS  # noqa: E402
+
+KEPT = Path(__file__).with_name("build_hashes.json")
+"""{"2.13": {name of a run: hash}}: what each version line of torch gave when last written."""
+
+
+def kept() -> dict[str, dict[str, str]]:
+    return json.loads(KEPT.read_text(encoding="utf-8"))
+
+
+def write() -> None:
+    """Renew the hashes of the torch that runs this."""
+    everything = kept() | {builds.release(): builds.hashes()}
+    KEPT.write_text(json.dumps(everything, indent=1) + "\n", encoding="utf-8")
+
+
+def hashed(found: dict[str, str]) -> dict[str, str]:
+    """Without the runs that could not be simulated."""
+    return {name: value for name, value in found.items() if not value.startswith("none")}
+
+
+def test_the_runs_cover_both_families_every_kernel_and_precision_and_most_recomputations():
+    runs = builds.build_runs().values()
+    assert {run.model.family for run in runs} == {"gpt2", "llama"}
+    assert {run.attention for run in runs} == set(ATTENTIONS)
+    assert {run.precision.name for run in runs} == set(PRECISIONS) - {"fp8"}  # nothing computes in fp8
+    kinds = {"none", "full", "selective", "selective-attention", "sqrt", "offload", "every-2"}
+    assert {run.recompute for run in runs} == kinds
+
+
+@pytest.mark.skipif(not availability()[0], reason="nothing can be simulated here")
+@pytest.mark.parametrize("name", builds.build_runs())
+def test_a_step_allocates_what_it_did_when_the_hashes_were_written(name):
+    expected = kept().get(builds.release(), {}).get(name)
+    if expected is None or expected.startswith("none"):
+        pytest.skip(f"no hash of {name!r} for torch {builds.release()}: write it with tests/test_builds.py --write")
+    assert builds.sequence_hash(builds.build_runs()[name]) == expected
+
+
+def test_at_least_nine_hashes_are_kept_of_the_torch_that_is_pinned():
+    assert len(hashed(kept()["2.13"])) >= 9
+
+
+def test_hashes_tell_runs_apart():
+    """Two alike would mean that a choice was ignored."""
+    found = list(hashed(kept()["2.13"]).values())
+    assert len(found) == len(set(found))
+
+
+@pytest.mark.skipif(
+    not builds.other_interpreters(), reason=f"no other build to compare with: set {builds.OTHERS} to interpreters"
+)
+def test_other_builds_give_the_same_sequences():
+    here = builds.hashes()
+    for python in builds.other_interpreters():
+        other = builds.report_of(python)
+        differing = [name for name, value in here.items() if other["hashes"][name] != value]
+        assert not differing, f"torch {other['torch']} ({other['how']}) differs"
+
+
+def test_an_interpreter_that_cannot_compare_says_so(tmp_path):
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\necho 'no torch here' >&2\nexit 3\n")
+    broken.chmod(0o755)
+    with pytest.raises(RuntimeError, match="no torch here"):
+        builds.report_of(str(broken))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] != ["--write"]:
+        sys.exit("Run it through pytest, or with --write to renew the hashes of this torch.")
+    write()
