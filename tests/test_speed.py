@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from course_utils import estimate
+from course_utils.benchmark import speed
 from course_utils.run import TrainingRun
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -20,6 +21,9 @@ ROOT = Path(__file__).resolve().parent.parent
 IMPORT_SECONDS = 0.3
 ESTIMATE_SECONDS = 0.001
 HOST_BYTES = 10**9
+
+SLACK = 2
+"""How much slower than promised the closed forms may be while other tests share the processor."""
 
 TWO_STEPS = """
 import json, resource, sys, time
@@ -79,3 +83,34 @@ def test_an_estimate_is_quick_enough_for_every_press_of_a_key(model):
         estimate(run)
         seconds.append(time.perf_counter() - started)  # the median: an interruption or two does not count
     assert statistics.median(seconds) < ESTIMATE_SECONDS
+
+
+# What the benchmark promises, on a smaller step
+
+
+def test_importing_the_closed_forms_is_quick_and_loads_no_torch():
+    assert speed.best(5, speed.import_milliseconds) < SLACK * speed.IMPORT_MS
+
+
+def test_a_process_that_fails_says_so(monkeypatch):
+    monkeypatch.setattr(speed, "IMPORT", "import torch\n" + speed.IMPORT)
+    with pytest.raises(RuntimeError, match="it has loaded torch"):
+        speed.import_milliseconds()
+
+
+def test_making_and_changing_a_run_is_quick():
+    assert speed.best(5, lambda: speed.run_microseconds(500)) < SLACK * speed.RUN_US
+    assert speed.best(5, lambda: speed.replace_microseconds(500)) < SLACK * speed.RUN_US
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="nothing is simulated on Windows")
+def test_tracking_a_step_costs_less_than_the_step_and_far_less_than_torch_s_own_tracker():
+    """The ratio to torch's tracker grows with the number of modules: this is the shallow end of it."""
+    times = speed.step_times(TrainingRun("gpt2", 2, 128), tries=3)
+    assert times["tracker"] < 2 * times["nobody"]
+    assert times["memtracker"] > 3 * times["tracker"]
+
+
+def test_a_watcher_that_is_unknown_is_refused():
+    with pytest.raises(ValueError, match="nobody, tracker, memtracker"):
+        speed.step_seconds(TrainingRun("gpt2"), "somebody")

@@ -59,21 +59,24 @@ def zero_state_bytes(parameters: int, optimizer_bytes: int = 12) -> dict[str, in
     }
 
 
-def zero_sharded_state_bytes(run: TrainingRun, optimizer_bytes: int = 12) -> Parts:
+def zero_sharded_state_bytes(parameters: int, stage: int, ranks: int, optimizer_bytes: int = 12) -> Parts:
     """Bytes of one rank's states: 4Ψ + KΨ/D, 2Ψ + (2 + K)Ψ/D and (4 + K)Ψ/D for stages 1, 2 and 3 of D ranks.
 
     ZeRO, section 5 and table 1, which has 31.4, 16.6 and 1.9 GB for 7.5 billion parameters on 64 ranks. It leaves out
-    what is gathered for a moment, buckets, and the padding of shards. Autocast keeps fp32 weights and gradients, which
-    are 16 bytes too, in other parts.
+    what is gathered for a moment, buckets, and the padding of shards.
     """
+    return {
+        "parameters": 2 * parameters // (ranks if stage == 3 else 1),
+        "gradients": 2 * parameters // (ranks if stage >= 2 else 1),
+        "optimizer_states": optimizer_bytes * parameters // (ranks if stage >= 1 else 1),
+    }
+
+
+def zero_run_state_bytes(run: TrainingRun) -> Parts:
+    """The same for a run in 16-bit. Autocast keeps fp32 weights and gradients: 16 bytes too, but in other parts."""
     _refuse_what_none_covers("ZeRO", run)
     _refuse_fp32("ZeRO", run)
-    N, D, stage = run.model.parameters, run.world_size, run.zero_stage
-    return {
-        "parameters": 2 * N // (D if stage == 3 else 1),
-        "gradients": 2 * N // (D if stage >= 2 else 1),
-        "optimizer_states": optimizer_bytes * N // (D if stage >= 1 else 1),
-    }
+    return zero_sharded_state_bytes(run.model.parameters, run.zero_stage, run.world_size)
 
 
 def zero_activation_elements(run: TrainingRun) -> int:
@@ -97,7 +100,7 @@ def zero_bytes(run: TrainingRun) -> Parts:
     It leaves out the logits and the loss, the kernel that attention runs on, and all of section 3.2's buffers.
     """
     _refuse("ZeRO", (run.recompute == "selective-attention", "selective recomputation"))
-    states = zero_sharded_state_bytes(run)
+    states = zero_run_state_bytes(run)
     kept = zero_activation_bytes(run) if run.recompute == "none" else zero_checkpointed_bytes(run)
     return states | {"activations": kept}
 
@@ -370,24 +373,33 @@ def _playbook_figure_activation_bytes(run: TrainingRun) -> int:
 # DeepSpeed, docs: "Memory Requirements"
 
 
-def deepspeed_zero2_bytes(run: TrainingRun) -> Parts:
+def deepspeed_zero2_bytes(parameters: int, ranks: int) -> int:
     """Bytes of model states under ZeRO-2 without offloading: 4N + 16N/D.
 
     DeepSpeed's documentation, "Memory Requirements" (estimate_zero2_model_states_mem_needs): the gradients are upcast
     all at once for the update. Of activations, buckets and logits it says that they come on top.
     """
-    _refuse_deepspeed(run, 2)
-    N = run.model.parameters
-    return {"16-bit weights and gradients": 4 * N, "fp32 share": 16 * N // run.world_size}
+    return 4 * parameters + 16 * parameters // ranks
 
 
-def deepspeed_zero3_bytes(run: TrainingRun) -> Parts:
+def deepspeed_zero3_bytes(parameters: int, largest_layer_parameters: int, ranks: int) -> int:
     """Bytes of model states under ZeRO-3 without offloading: 18N/D, and 4 bytes a parameter of the largest layer.
 
     DeepSpeed's documentation, "Memory Requirements" (estimate_zero3_model_states_mem_needs).
     """
+    return 4 * largest_layer_parameters + 18 * parameters // ranks
+
+
+def deepspeed_zero2_run_bytes(run: TrainingRun) -> int:
+    """The first for a run under ZeRO-2, or of one rank."""
+    _refuse_deepspeed(run, 2)
+    return deepspeed_zero2_bytes(run.model.parameters, run.world_size)
+
+
+def deepspeed_zero3_run_bytes(run: TrainingRun) -> int:
+    """The second for a run under ZeRO-3, or of one rank."""
     _refuse_deepspeed(run, 3)
-    return {"largest layer": 4 * largest_layer(run), "share": 18 * run.model.parameters // run.world_size}
+    return deepspeed_zero3_bytes(run.model.parameters, largest_layer(run), run.world_size)
 
 
 def largest_layer(run: TrainingRun) -> int:
@@ -463,7 +475,7 @@ def _korthikanti_blocks(run: TrainingRun) -> int:
 
 
 FORMULAS = (
-    Formula("ZeRO: states", "states", "Rajbhandari et al. 2020, section 3.1", _total(zero_sharded_state_bytes)),
+    Formula("ZeRO: states", "states", "Rajbhandari et al. 2020, section 3.1", _total(zero_run_state_bytes)),
     Formula("ZeRO: 12hbsL", "activations", "the same, section 3.2", lambda run: zero_bytes(run)["activations"]),
     Formula("ZeRO: all", "total", "the same, section 3", _total(zero_bytes)),
     Formula("Korthikanti: blocks", "activations", "Korthikanti et al. 2022, table 2", _korthikanti_blocks),
@@ -473,7 +485,7 @@ FORMULAS = (
     Formula("llm-analysis", "total", "analysis.py", _total(llm_analysis_parts)),
     Formula("Ultra-Scale Playbook: text", "total", "Tazi et al. 2025", _total(playbook_parts)),
     Formula("Ultra-Scale Playbook: figure", "total", "the same, src/memory.js", _total(playbook_figure_parts)),
-    Formula("DeepSpeed ZeRO-2", "states", "Memory Requirements", _total(deepspeed_zero2_bytes)),
-    Formula("DeepSpeed ZeRO-3", "states", "Memory Requirements", _total(deepspeed_zero3_bytes)),
+    Formula("DeepSpeed ZeRO-2", "states", "Memory Requirements", deepspeed_zero2_run_bytes),
+    Formula("DeepSpeed ZeRO-3", "states", "Memory Requirements", deepspeed_zero3_run_bytes),
     Formula("accelerate", "total", "accelerate estimate-memory", accelerate_bytes),
 )

@@ -1,0 +1,212 @@
+"""The benchmark draws what it should, hides nothing, and tells right from wrong; a sample of its runs is right."""
+
+import dataclasses
+import json
+
+import pytest
+from engine import shallow, simulate, tiny
+
+import course_utils.benchmark as benchmark
+from course_utils.benchmark import accuracy, draw
+from course_utils.benchmark.tables import Table
+from course_utils.estimating.published import FORMULAS
+from course_utils.front_door import COMMANDS, main
+from course_utils.measurement import Measurement
+from course_utils.run import ATTENTIONS, OPTIMIZERS, PRECISIONS, RECOMPUTES, TrainingRun
+
+SAMPLE = 20
+
+SMALL = TrainingRun(tiny("gpt2"), 2, 64)
+
+
+def silent(text: str) -> None:
+    """Nobody wants to know how far a test has come."""
+
+
+# Drawing
+
+
+def test_a_seed_gives_the_same_run_again():
+    assert [draw.random_run(seed) for seed in range(40)] == [draw.random_run(seed) for seed in range(40)]
+    assert len({draw.random_run(seed) for seed in range(200)}) == 200
+
+
+def test_every_field_of_a_run_is_drawn():
+    runs = [draw.random_run(seed) for seed in range(1000)]
+    for field in dataclasses.fields(TrainingRun):
+        assert len({getattr(run, field.name) for run in runs}) > 1, f"{field.name} is the same in every run"
+
+
+def test_every_choice_of_precision_optimizer_attention_and_recomputation_is_drawn():
+    runs = [draw.random_run(seed) for seed in range(1000)]
+    assert {run.precision.name for run in runs} == set(PRECISIONS)
+    assert {run.optimizer.name for run in runs} == set(OPTIMIZERS)
+    assert {run.attention for run in runs} == set(ATTENTIONS)
+    assert {run.recompute for run in runs} >= {*RECOMPUTES, "every-2", "every-3"}
+
+
+def test_every_option_of_a_model_is_drawn():
+    models = [draw.random_run(seed).model for seed in range(1000)]
+    for option in ("family", "positions", "norm", "mlp", "bias", "qkv_bias", "tied", "dropout", "experts", "kv_heads"):
+        assert len({getattr(model, option) for model in models}) > 1, f"{option} is the same in every model"
+
+
+def test_at_least_300_runs_are_frozen_and_all_are_still_runs():
+    runs = draw.frozen_runs()
+    assert len(set(runs)) == len(runs) >= 300
+
+
+def test_a_frozen_run_of_a_model_that_is_gone_is_refused_by_name():
+    with pytest.raises(ValueError, match="'gpt9', which is no preset"):
+        draw.run_of({"preset": "gpt9", "micro_batch": 1})
+
+
+def test_freezing_writes_what_is_read_back(tmp_path, monkeypatch):
+    monkeypatch.setattr(draw, "FROZEN", tmp_path / "runs.json")
+    draw.freeze(first_seed=7, count=5)
+    kept = json.loads((tmp_path / "runs.json").read_text(encoding="utf-8"))["runs"]
+    assert [draw.run_of(choices) for choices in kept] == [draw.random_run(seed) for seed in range(7, 12)]
+
+
+# Comparing
+
+
+SETTLED = {
+    "precision": ("fp32", "tf32", "amp-bf16", "amp-fp16", "bf16-master"),
+    "optimizer": ("adamw", "adamw-loop", "adamw-foreach", "adamw-fused"),
+    "attention": ("eager", "flash", "efficient"),
+    "recompute": ("none", "full"),
+    "world_size": (1,),
+    "tensor_parallel": (1,),
+    "clip_grad_norm": (None,),
+    "set_to_none": (True,),
+    "loss_chunks": (1,),
+    "lora_rank": (0,),
+}
+"""Choices that both sides have finished. The sample grows with them; the command compares all that there are."""
+
+
+def settled(run: TrainingRun) -> bool:
+    choices = {name: getattr(getattr(run, name), "name", getattr(run, name)) for name in SETTLED}
+    as_published = run.model == dataclasses.replace(shallow(draw.PRESETS[run.model.name], run.model.layers))
+    return as_published and not run.model.experts and all(choices[name] in SETTLED[name] for name in SETTLED)
+
+
+@pytest.mark.parametrize("number", [n for n, run in enumerate(draw.frozen_runs()) if settled(run)][:SAMPLE])
+def test_a_sample_of_the_frozen_runs_is_right(number):
+    found = accuracy.outcome(number, draw.frozen_runs()[number])
+    assert found.compared, found.refused or found.failed
+    assert found.right, f"{found.run}: {found.percent:+.3f} %, activations {found.activations:+,}, {found.kinds}"
+
+
+def test_an_outcome_says_what_was_refused():
+    found = accuracy.outcome(0, SMALL.replace(world_size=2, zero_stage=3, optimizer="lion"))
+    assert not found.compared and not found.right
+    assert found.refused and not found.failed
+
+
+def test_an_outcome_writes_down_what_broke(monkeypatch):
+    def broken(run: TrainingRun, source: str) -> Measurement:
+        raise KeyError("momentum")
+
+    monkeypatch.setattr(accuracy, "measure", broken)
+    found = accuracy.outcome(0, SMALL)
+    assert found.failed == "measure: KeyError: 'momentum'" and not found.compared
+
+
+def test_a_wrong_estimate_is_not_right(monkeypatch):
+    assert accuracy.outcome(0, SMALL).right
+    truth = accuracy.estimate
+    monkeypatch.setattr(accuracy, "estimate", lambda run: truth(run.replace(optimizer="momentum")))
+    found = accuracy.outcome(0, SMALL)
+    assert found.compared and not found.right and found.percent < -accuracy.AT_MOST_PERCENT
+    assert sum(found.kinds.values()) == found.estimated - found.simulated
+
+
+def test_wrong_activations_are_not_right_even_where_the_peak_is():
+    found = accuracy.outcome(0, SMALL)
+    assert not dataclasses.replace(found, activations=512).right
+
+
+def test_the_tables_count_every_run():
+    runs = [SMALL, SMALL.replace(world_size=2, zero_stage=3, optimizer="lion")]
+    summary, by_kind, worst = accuracy.accuracy_tables(runs, "a test", silent)
+    counted = {row[0]: row[1] for row in summary.rows}
+    assert [counted[name] for name in ("runs", "compared", "refused", "failed")] == [2, 1, 1, 0]
+    assert any(note.startswith("Not compared, 1: ") for note in summary.notes)
+    assert {row[0]: row[1] for row in by_kind.rows}["parameters"] == 1
+    assert worst.rows == ()
+
+
+# Published formulas
+
+
+def test_published_errors_are_signed_and_of_what_each_formula_counts():
+    run = TrainingRun(shallow(draw.PRESETS["gpt2"], 1), 2, 128, "bf16-master", attention="eager")
+    errors = {error.formula.name: error for error in accuracy.published_errors([run])}
+    assert set(errors) == {formula.name for formula in FORMULAS}
+    assert errors["accelerate"].refused and not errors["ZeRO: states"].refused
+    assert abs(errors["ZeRO: states"].percent) < 0.1  # sixteen bytes a parameter, but for rounding up to 512
+    assert errors["DeepSpeed ZeRO-2"].percent == pytest.approx(25, abs=0.1)  # twenty bytes, of which sixteen are there
+    assert errors["ZeRO: 12hbsL"].percent < -30
+    assert errors["Korthikanti: all"].truth > errors["Korthikanti: blocks"].truth
+    assert errors["Megatron-LM"].truth == simulate(run).peak
+
+
+# Tables and the command
+
+
+TABLE = Table(
+    "a_name", "A title", ("what", "bytes", "%"), (("a | b", 1_234_567, 0.5), ("c", 12, -1.25)), ("a note",), "x"
+)
+
+
+def test_a_table_says_date_machine_and_source():
+    text = TABLE.markdown()
+    for word in ("## A title", "cores", "Python", "torch", "· x", "1,234,567", "-1.250", "a / b", "- a note"):
+        assert word in text
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    assert len({len(line) for line in lines}) == 1 and {line.count("|") for line in lines} == {4}
+
+
+def test_a_table_is_saved_twice(tmp_path):
+    TABLE.save(tmp_path / "new")
+    content = json.loads((tmp_path / "new" / "a_name.json").read_text(encoding="utf-8"))
+    assert content["rows"][1] == ["c", 12, -1.25] and content["machine"] and content["date"] and content["schema"] == 1
+    assert (tmp_path / "new" / "a_name.md").read_text(encoding="utf-8") == TABLE.markdown() + "\n"
+
+
+def test_the_command_prints_and_saves(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(benchmark.TABLES, "speed", lambda quick, seed, report: [TABLE])
+    assert main(["benchmark", "--here", "--table", "speed", "--out", str(tmp_path)]) == 0
+    assert "## A title" in capsys.readouterr().out
+    assert {path.name for path in tmp_path.iterdir()} == {"a_name.md", "a_name.json"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--table", "sped"], "did you mean speed"),
+        (["--table"], "needs a value"),
+        (["--fast"], "its options are --table, --quick, --seed and --out"),
+        (["--seed", "-1"], "not negative"),
+        (["--seed=one"], "whole number"),
+    ],
+    ids=str,
+)
+def test_an_option_that_is_wrong_is_refused_in_one_line(arguments, words, capsys):
+    assert main(["benchmark", "--here", *arguments]) == 1
+    said = capsys.readouterr().err
+    assert words in said and said.count("\n") == 1
+
+
+def test_quick_leaves_out_what_takes_longest():
+    names, quick, seed, _ = benchmark.options(["--quick", "--seed", "5"])
+    assert quick and seed == 5 and names == [name for name in benchmark.TABLES if name != "deep"]
+    assert benchmark.options(["--quick", "--table", "deep"])[0] == ["deep"]
+
+
+def test_the_command_is_listed_and_explains_itself(capsys):
+    assert "benchmark" in COMMANDS and main(["benchmark", "--help"]) == 0
+    said = capsys.readouterr().out
+    assert all(name in said for name in benchmark.TABLES)
