@@ -14,6 +14,7 @@ import pytest
 
 from course_utils import estimate
 from course_utils.benchmark import speed
+from course_utils.benchmark.draw import shallow
 from course_utils.run import TrainingRun
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -104,11 +105,11 @@ def test_making_and_changing_a_run_is_quick():
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="nothing is simulated on Windows")
-def test_tracking_a_step_costs_less_than_the_step_and_far_less_than_torch_s_own_tracker():
-    """The ratio to torch's tracker grows with the number of modules: this is the shallow end of it."""
-    times = speed.step_times(TrainingRun("gpt2", 2, 128), tries=3)
+def test_tracking_a_step_costs_less_than_the_step_itself_and_than_torch_s_own_tracker():
+    """How much less than torch's grows with the number of modules: this is the shallow end of it."""
+    times = speed.step_times(TrainingRun(shallow("gpt2", 3), 2, 128), tries=3)
     assert times["tracker"] < 2 * times["nobody"]
-    assert times["memtracker"] > 3 * times["tracker"]
+    assert times["memtracker"] > 1.5 * times["tracker"]
 
 
 def test_a_watcher_that_is_unknown_is_refused():

@@ -9,7 +9,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -38,6 +38,9 @@ class Unwatched:
         return nullcontext()
 
     def bind_states(self) -> None:
+        """There is nobody to tell."""
+
+    def bind(self, kind: str, tensors: Iterable[Any]) -> None:
         """There is nobody to tell."""
 
 
