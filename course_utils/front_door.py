@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 from .environment import Home, interpreter, is_ready, remembered, torch_choice
 from .measuring_errors import GpuOutOfMemory, SimulationUnavailable
@@ -296,10 +296,20 @@ def _listed(options: Mapping[str, str]) -> str:
     return f"Options: {', '.join(options)}."
 
 
-def _converted(parameter: inspect.Parameter, text: str) -> str | int:
-    """The value in the parameter's type: a whole number where it wants one and can be had, text otherwise."""
-    wants_number = int in (parameter.annotation, *get_args(parameter.annotation))
-    return int(text) if wants_number and re.fullmatch(r"[+-]?\d+", text) else text
+def _converted(parameter: inspect.Parameter, text: str) -> Any:
+    """The value in the parameter's type where it can be had (a number, true or false, none, names with commas between
+    them), the text otherwise: TrainingRun then says what is wrong with it.
+    """
+    wanted = {get_origin(kind) or kind for kind in (parameter.annotation, *get_args(parameter.annotation))}
+    if bool in wanted and text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    if type(None) in wanted and text.lower() == "none":
+        return None
+    if tuple in wanted and "," in text:
+        return tuple(text.split(","))
+    if int in wanted and re.fullmatch(r"[+-]?\d+", text):
+        return int(text)
+    return float(text) if float in wanted and re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)", text) else text
 
 
 COMMANDS = {

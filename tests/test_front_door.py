@@ -92,7 +92,7 @@ def test_every_command_is_listed_and_none_that_does_not_work():
     done = course("--help", python=BARE)
     assert done.returncode == 0
     listed = re.findall(r"^  (\w+) +\w", done.stdout, re.MULTILINE)
-    assert listed == ["lab", "test", "doctor", "estimate", "compare", "build", "lint"]
+    assert listed == ["lab", "test", "doctor", "estimate", "compare", "benchmark", "build", "lint"]
 
 
 @pytest.mark.parametrize(("typed", "meant"), [("tset", "test"), ("Lab", "lab"), ("doctr", "doctor")])
@@ -211,18 +211,36 @@ def test_estimate_refuses_in_words(words, said):
     assert_refused(course("estimate", *words, python=BARE), said)
 
 
+CHOSEN = TrainingRun(
+    "gpt2", 2, 512, "bf16-master", "adamw-foreach", "efficient", "every-2", 3, 4, 1, bucket_view=True,
+    tensor_parallel=2, sequence_parallel=True, clip_grad_norm=0.5, set_to_none=False, loss_chunks=7, lora_rank=8,
+    lora_targets=("qkv", "up"), frozen_bits=4, dropout=0.25,
+)  # fmt: skip
+
+
+def spelled(value: object) -> str:
+    """A choice as one types it."""
+    return ",".join(value) if isinstance(value, tuple) else str(getattr(value, "name", value))
+
+
 def test_every_choice_of_a_run_can_be_made_on_the_command_line():
-    parameters = inspect.signature(TrainingRun).parameters
-    run = TrainingRun("gpt2")
-    for name in parameters:
-        if name in ("model", "global_batch"):
-            continue
-        value = getattr(run, name)
-        text = str(getattr(value, "name", value))
-        choices = front_door.run_choices(
-            "estimate", inspect.signature(TrainingRun), ["gpt2", f"--{name.replace('_', '-')}", text]
-        )
-        assert TrainingRun(**choices) == run
+    signature = inspect.signature(TrainingRun)
+    given = {name: getattr(CHOSEN, name) for name in signature.parameters if name not in ("global_batch", "dropout")}
+    given["dropout"] = CHOSEN.model.dropout
+    words = [
+        word for name in given if name != "model" for word in (f"--{name.replace('_', '-')}", spelled(given[name]))
+    ]
+    choices = front_door.run_choices("estimate", signature, ["gpt2", *words])
+    assert TrainingRun(**choices) == CHOSEN
+    assert not [
+        name for name in given if name != "dropout" and getattr(CHOSEN, name) == getattr(TrainingRun("gpt2"), name)
+    ]
+
+
+def test_none_and_single_names_can_be_typed():
+    words = ["gpt2", "--clip-grad-norm", "none", "--lora-targets", "mlp", "--lora-rank", "4"]
+    choices = front_door.run_choices("estimate", inspect.signature(TrainingRun), words)
+    assert TrainingRun(**choices) == TrainingRun("gpt2", lora_rank=4, lora_targets="mlp")
 
 
 # doctor
