@@ -1,8 +1,10 @@
 """The second verb: what a training step really takes, on a GPU, a simulated GPU or the CPU."""
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from html import escape
+from typing import Any
 
 from ..breakdown import KINDS, MemoryBreakdown
 from ..estimating import estimate
@@ -15,6 +17,9 @@ from ..units import GB, format_bytes
 
 SOURCES = ("auto", "live", "simulated", "cpu", "recorded")
 
+OWN_ATTENTIONS = ("auto", "flash", "efficient")
+"""What scaled_dot_product_attention may be in a learner's own model on a simulated GPU."""
+
 MOST_STEPS = 1000
 
 ON_THE_CPU = (
@@ -26,20 +31,44 @@ CPU_LIMIT = 4 * GB
 """Larger runs are not traced on the CPU: they would take minutes, and memory that a laptop needs."""
 
 
-def measure(run: TrainingRun, source: str = "auto", steps: int = 2) -> Measurement:
+def measure(
+    run: TrainingRun | None = None,
+    source: str = "auto",
+    steps: int = 2,
+    *,
+    step: Callable[..., Any] | None = None,
+    model: Any = None,
+    optimizer: Any = None,
+    batch: Any = None,
+    attention: str = "auto",
+) -> Measurement:
     """Run `steps` training steps as `run` says and tell where each byte went; the peak is that of the last step.
 
     `source` is "live" (a CUDA GPU), "simulated" (a GPU that is not there), "cpu" (small models), "recorded" (shipped
     results), or "auto": live where a GPU is there and the run is predicted to fit it, else simulated, and the
     provenance says why. The environment variable COURSE_SOURCE settles "auto". Raises ValueError for what a source
     cannot do and, live, `live.GpuOutOfMemory` for a run that is too large: memory is then released.
+
+    A model and a step of your own: `measure(step=step, model=model, optimizer=optimizer, batch=(x, y))` calls
+    `step(model, optimizer, batch)` with copies on the device, so yours are left as they are. An optimizer, or a list of
+    them, and a batch of any form may be left out, and are then not passed. Phases are noticed; the step may return its
+    loss. `attention` says which kernel `scaled_dot_product_attention` is on a simulated GPU: "flash", "efficient" or
+    "auto", flash wherever it can run. Raises StepError for a step that cannot be measured; others pass as they are.
     """
+    _check_what(run, {"step": step, "model": model, "optimizer": optimizer, "batch": batch})
+    if attention not in OWN_ATTENTIONS:
+        raise unknown("attention", attention, OWN_ATTENTIONS)
     if source not in SOURCES:
         raise unknown("source", source, SOURCES)
     if not isinstance(steps, int) or isinstance(steps, bool) or not 1 <= steps <= MOST_STEPS:
         raise ValueError(
             f"steps is {steps!r}: a whole number from 1 to {MOST_STEPS}; 2 is usual, as the first has no states yet"
         )
+    if run is None:
+        from .own import measure_own
+
+        chosen = forced_source() if source == "auto" else source
+        return measure_own(step, model, optimizer, batch, chosen, steps, attention)
     if run.world_size > 1:
         raise ValueError("measurements cover one rank so far: set world_size=1")
     if run.precision.name == "fp8":
@@ -49,6 +78,22 @@ def measure(run: TrainingRun, source: str = "auto", steps: int = 2) -> Measureme
         )
     source, note = choose_source(run) if source == "auto" else (source, "")
     return {"live": _live, "simulated": _simulated, "cpu": _cpu, "recorded": _recorded}[source](run, steps, note)
+
+
+def _check_what(run: Any, own: dict[str, Any]) -> None:
+    """Either a TrainingRun, or a step with a model. Raises TypeError, saying what to write, for both or neither."""
+    given = [name for name, value in own.items() if value is not None]
+    if run is None and ("step" not in given or "model" not in given):
+        raise TypeError(
+            "measure takes a TrainingRun, measure(run), or a step of your own with the model that it trains, "
+            "measure(step=step, model=model, optimizer=optimizer, batch=batch)"
+        )
+    if run is not None and not isinstance(run, TrainingRun):
+        raise TypeError(
+            f"run is a {type(run).__name__}: a TrainingRun; a model of your own goes with measure(step=…, model=…)"
+        )
+    if run is not None and given:
+        raise TypeError(f"a TrainingRun says all there is to measure: leave out {', '.join(given)}, or the run")
 
 
 def choose_source(run: TrainingRun) -> tuple[str, str]:

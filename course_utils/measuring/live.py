@@ -67,15 +67,19 @@ def memory_released(run: TrainingRun, free: Callable[[], int]) -> Iterator[None]
     try:
         yield
     except RuntimeError as error:
-        known = isinstance(error, torch.OutOfMemoryError)
-        if not known and not any(words in str(error) for words in OUT_OF_MEMORY):
+        if not is_out_of_memory(error):
             raise
-        asked = _asked(str(error))
+        asked = asked_for(str(error))
         release(error)
     else:
         release(None)
         return
     raise GpuOutOfMemory(_advice(run, asked, free()))
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether this is torch's, the driver's or a library's way of saying that memory has run out."""
+    return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in OUT_OF_MEMORY)
 
 
 def release(error: BaseException | None) -> None:
@@ -93,7 +97,7 @@ def release(error: BaseException | None) -> None:
         torch.cuda.empty_cache()
 
 
-def _asked(message: str) -> str:
+def asked_for(message: str) -> str:
     """What torch's message says was asked for, and how much was free then; its first sentence if it is worded anew."""
     found = re.search(r"Tried to allocate ([\d.]+ \w+)\..* of which ([\d.]+ \w+) is free", message, re.DOTALL)
     return f"It asked for {found[1]} more when {found[2]} was free" if found else message.split(". ")[0]
@@ -131,17 +135,25 @@ class _Untracked:
 
 
 def _count(run: TrainingRun, steps: int) -> dict[str, int]:
+    def advance() -> Callable[[], object]:
+        torch.manual_seed(SEED)
+        training = Training(run, "cuda", simulated=False)
+        return lambda: training.step(_Untracked())
+
+    with _kernel(run):
+        return peak_counters(advance, steps)
+
+
+def peak_counters(set_up: Callable[[], Callable[[], object]], steps: int) -> dict[str, int]:
     """What is counted in the last of `steps` steps, in bytes: torch's allocated and reserved, without what was there
-    before, and what the driver says is in use on the whole device, by every program.
+    before, and what the driver says is in use on the whole device, by every program. `set_up` returns the step.
     """
     release(None)
-    torch.manual_seed(SEED)
     allocated, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
-    with _kernel(run):
-        training = Training(run, "cuda", simulated=False)
-        for _ in range(steps):
-            torch.cuda.reset_peak_memory_stats()
-            training.step(_Untracked())
+    step = set_up()
+    for _ in range(steps):
+        torch.cuda.reset_peak_memory_stats()
+        step()
     torch.cuda.synchronize()
     free, total = torch.cuda.mem_get_info()
     return {

@@ -228,6 +228,9 @@ def _attention_function(kernel: str) -> Callable[..., torch.Tensor]:
     Patched as a function, not by a TorchFunctionMode, which is off during backward: recomputation would differ.
     """
 
+    if kernel == "auto":
+        return _attention_as_torch_chooses
+
     def attention(
         q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: Any = None, dropout_p: float = 0.0,
         is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
@@ -252,3 +255,20 @@ def _attention_function(kernel: str) -> Callable[..., torch.Tensor]:
         )[0]
 
     return attention
+
+
+def _attention_as_torch_chooses(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, attn_mask: Any = None, dropout_p: float = 0.0,
+    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    """The flash kernel where it can run (16 bits, no mask, heads of up to 256 elements), else the efficient one."""
+    autocast = torch.is_autocast_enabled("cuda")
+    dtype = torch.get_autocast_dtype("cuda") if autocast else q.dtype
+    flash = dtype in (torch.float16, torch.bfloat16) and attn_mask is None and q.size(-1) <= 256
+    if attn_mask is not None and attn_mask.dtype == torch.bool:  # the kernel adds it, so it becomes 0 and -inf
+        attn_mask = torch.zeros_like(attn_mask, dtype=dtype).masked_fill_(attn_mask.logical_not(), float("-inf"))
+    if enable_gqa and not flash:
+        k, v = (tensor.repeat_interleave(q.size(-3) // tensor.size(-3), -3) for tensor in (k, v))
+        enable_gqa = False
+    kernel = _attention_function("flash" if flash else "efficient")
+    return kernel(q, k, v, attn_mask, dropout_p, is_causal, scale, enable_gqa)

@@ -8,7 +8,7 @@ when it died.
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -95,13 +95,14 @@ class Tracker(TorchDispatchMode):
         self._made: dict[int, tuple[Place | None, str]] = {}
         self._place: Place | None = None
         self._module = ""
-        self._resize = mock.patch.object(torch.UntypedStorage, "resize_", self._following_resize())
+        self._states: Callable[[], Iterable[Any]] = list
+        self._patches = ExitStack()
         self.failure: Failure | None = None
 
     # Recording
 
     def __enter__(self) -> "Tracker":
-        self._resize.start()
+        self._patches.enter_context(mock.patch.object(torch.UntypedStorage, "resize_", self._following_resize()))
         return super().__enter__()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -318,9 +319,11 @@ class Tracker(TorchDispatchMode):
                 unbroken.append(event)
 
     def __exit__(self, *error: Any) -> None:
-        self._resize.stop()
+        self._patches.close()
         self._closed = True
         self._order_frees()
+        self._live.clear()  # nothing is to be heard of any more, and nothing to be kept alive
+        self._states = list
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()

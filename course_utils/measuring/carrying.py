@@ -1,0 +1,221 @@
+"""Carrying a learner's model, optimizer and batch over to a device: a copy, with a stand-in for each tensor."""
+
+import copy
+import inspect
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.nn.parameter import is_lazy
+
+WRITE = "write it as def step(model, optimizer, batch): …"
+CONTAINERS = (list, tuple, set, frozenset)
+
+
+@dataclass(frozen=True)
+class OwnStep:
+    """A step with what it works on, as handed over or as carried to a device; `batch` None means that there is none."""
+
+    step: Callable[..., Any]
+    model: torch.nn.Module
+    optimizer: Any = None
+    batch: Any = None
+
+    @property
+    def arguments(self) -> list[Any]:
+        """What the step is called with: the model, then the optimizer and the batch if there are any."""
+        return [self.model, *(given for given in (self.optimizer, self.batch) if given is not None)]
+
+    @property
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """The optimizer, or each of several."""
+        if self.optimizer is None:
+            return []
+        return list(self.optimizer) if isinstance(self.optimizer, (list, tuple)) else [self.optimizer]
+
+    def advance(self) -> Any:
+        """Do one step and return what it returns."""
+        return self.step(*self.arguments)
+
+    def states(self) -> list[torch.Tensor]:
+        """The tensors that the optimizers keep from step to step."""
+        return [tensor for optimizer in self.optimizers for tensor in tensors_in(optimizer.state, set())]
+
+
+def checked(step: Any, model: Any, optimizer: Any, batch: Any) -> OwnStep:
+    """What was handed over, if it can be a training step. Raises TypeError or ValueError, in words, if not."""
+    if not callable(step):
+        raise TypeError(f"step is {step!r}, which cannot be called: {WRITE}")
+    if not isinstance(model, torch.nn.Module):
+        made = f": make one first, model={model.__name__}(…)" if isinstance(model, type) else ""
+        raise TypeError(f"model is {_short(model)}, not a torch.nn.Module{made}; pass model=… and {WRITE}")
+    own = OwnStep(step, model, optimizer, batch)
+    for each in own.optimizers:
+        if not isinstance(each, torch.optim.Optimizer):
+            raise TypeError(f"optimizer is {_short(each)}, not a torch.optim.Optimizer, nor a list of them")
+    _check_model(model)
+    _check_optimizers(own)
+    _check_signature(own)
+    return own
+
+
+def _short(thing: Any) -> str:
+    return f"the class {thing.__name__}" if isinstance(thing, type) else f"a {type(thing).__name__}"
+
+
+def _check_model(model: torch.nn.Module) -> None:
+    if hasattr(model, "_orig_mod"):
+        raise ValueError("the model is compiled: hand over the one that torch.compile was given, model._orig_mod")
+    parameters = list(model.parameters())
+    if not any(parameter.requires_grad for parameter in parameters):
+        raise ValueError(
+            f"{type(model).__name__} has {len(parameters)} parameters, none of which is trained: there is no training "
+            "step without one that requires a gradient"
+        )
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if is_lazy(tensor):
+            raise ValueError(f"{name} has no shape yet: run the model once before it is measured")
+        if tensor.layout is not torch.strided or type(tensor) not in (
+            torch.Tensor,
+            torch.nn.Parameter,
+            torch.nn.Buffer,
+        ):
+            kind = tensor.layout if tensor.layout is not torch.strided else type(tensor).__name__
+            raise ValueError(f"{name} is a {kind}: only ordinary, dense tensors are carried over to the device")
+
+
+def _check_optimizers(own: OwnStep) -> None:
+    known = {id(parameter) for parameter in own.model.parameters()}
+    for optimizer in own.optimizers:
+        if not any(id(parameter) in known for parameter in _parameters_of(optimizer)):
+            raise ValueError(
+                f"the {type(optimizer).__name__} updates no parameter of this model: make the optimizer from "
+                "model.parameters() of the model that you hand over"
+            )
+
+
+def _check_signature(own: OwnStep) -> None:
+    names = [
+        "model",
+        *(["optimizer"] if own.optimizer is not None else []),
+        *(["batch"] if own.batch is not None else []),
+    ]
+    try:
+        signature = inspect.signature(own.step)
+    except ValueError:  # a callable written in C tells nothing of itself
+        return
+    try:
+        signature.bind(*own.arguments)
+    except TypeError as error:
+        name = getattr(own.step, "__name__", "step")
+        raise TypeError(
+            f"{name}{signature} cannot be called as {name}({', '.join(names)}) ({error}): it is given copies to work "
+            "on, in this order, of what measure(…) was given"
+        ) from None
+
+
+# Tensors and their stand-ins
+
+
+def carried_over(own: OwnStep, device: str, simulated: bool) -> OwnStep:
+    """A copy of `own` whose tensors are on `device`, simulated or real; tensors that the model holds but neither as
+    parameter nor as buffer stay where they are, as with model.to(device).
+    """
+    memo: dict[int, Any] = {}
+    for tensor, stays in _to_carry(own):
+        if id(tensor) not in memo:
+            memo[id(tensor)] = _stand_in(tensor, "cpu" if stays else device, simulated)
+    with unset_fake_temporarily():
+        model = copy.deepcopy(own.model, memo)
+        for optimizer in own.optimizers:
+            memo[id(optimizer)] = _copied_optimizer(optimizer, memo)
+        return OwnStep(own.step, model, copy.deepcopy(own.optimizer, memo), copy.deepcopy(own.batch, memo))
+
+
+def _to_carry(own: OwnStep) -> Iterator[tuple[torch.Tensor, bool]]:
+    """Each tensor that goes along, and whether it stays on the CPU, as torch's optimizers count their steps there."""
+    for tensor in tensors_in(own.model, set()):
+        yield tensor, False
+    for optimizer in own.optimizers:
+        for group in optimizer.param_groups:
+            on_device = group.get("capturable") or group.get("fused")
+            for parameter in group["params"]:
+                yield parameter, False
+                state = optimizer.state.get(parameter, {})
+                for name, value in state.items():
+                    for tensor in tensors_in(value, set()):
+                        yield tensor, name == "step" and not on_device
+    for tensor in tensors_in(own.batch, set()):
+        yield tensor, False
+
+
+def tensors_in(thing: Any, seen: set[int]) -> Iterator[torch.Tensor]:
+    """Every tensor in containers, objects, modules (parameters and buffers) and optimizers, each once."""
+    if id(thing) in seen or isinstance(thing, (str, bytes, int, float, type(None), type)) or inspect.isroutine(thing):
+        return
+    seen.add(id(thing))
+    if isinstance(thing, torch.Tensor):
+        yield thing
+        return
+    if isinstance(thing, torch.nn.Module):
+        inner: Any = [*thing.parameters(), *thing.buffers()]
+    elif isinstance(thing, torch.optim.Optimizer):
+        inner = [*_parameters_of(thing), thing.state]
+    elif isinstance(thing, Mapping):
+        inner = thing.values()
+    else:
+        inner = thing if isinstance(thing, CONTAINERS) else getattr(thing, "__dict__", {}).values()
+    for part in list(inner):
+        yield from tensors_in(part, seen)
+
+
+def _parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _stand_in(tensor: torch.Tensor, device: str, simulated: bool) -> torch.Tensor:
+    """A leaf tensor like this one on `device`, its gradient too, as `tensor.to(device)` lays it out."""
+    with torch.no_grad():
+        if simulated:
+            with unset_fake_temporarily():
+                outline = torch.empty_like(tensor.detach(), device="meta")
+            made = torch.empty_strided(outline.size(), outline.stride(), dtype=outline.dtype, device=device)
+        else:
+            made = torch.empty_like(tensor.detach(), device=device).copy_(tensor.detach())
+    if isinstance(tensor, torch.nn.Parameter):
+        made = torch.nn.Parameter(made, tensor.requires_grad)
+    elif tensor.requires_grad:
+        made.requires_grad_()
+    if tensor.is_leaf and tensor.grad is not None:
+        made.grad = _stand_in(tensor.grad, device, simulated)
+    return made
+
+
+def _copied_optimizer(optimizer: torch.optim.Optimizer, memo: dict[int, Any]) -> torch.optim.Optimizer:
+    """A copy with all attributes, where torch's own copying keeps three.
+
+    A scheduler puts a function in place of `step` to see that it is called; that one would step the original.
+    """
+    made = optimizer.__class__.__new__(optimizer.__class__)
+    memo[id(optimizer)] = made
+    kept = {name: value for name, value in vars(optimizer).items() if name != "step"}
+    vars(made).update({name: copy.deepcopy(value, memo) for name, value in kept.items()})
+    if "step" in vars(optimizer):
+        made.step = _scheduled_step(weakref.ref(made))  # type: ignore[method-assign]
+    return made
+
+
+def _scheduled_step(optimizer: weakref.ref[torch.optim.Optimizer]) -> Callable[..., Any]:
+    """`step` of the optimizer as torch's schedulers want it: marked as theirs, and noting that it was called."""
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        made = optimizer()
+        assert made is not None
+        vars(made)["_opt_called"] = True
+        return type(made).step(made, *args, **kwargs)
+
+    vars(step)["_wrapped_by_lr_sched"] = True
+    return step

@@ -1,0 +1,226 @@
+"""Measuring a step of your own: any model, any training step, on a GPU, a simulated GPU or the CPU.
+
+The step works on a copy of the model, the optimizer and the batch, in which each tensor has a stand-in on the device
+(on a simulated GPU one without memory), so what was handed over is left as it was, bit for bit, whatever happens.
+"""
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+
+from ..explanation import explained
+from ..fitting import SAFETY
+from ..measurement import Measurement, Provenance
+from ..measuring_errors import GpuOutOfMemory, SimulationUnavailable, StepError
+from ..units import format_bytes
+from .carrying import OwnStep, carried_over, checked
+from .live import asked_for, free_bytes, is_out_of_memory, peak_counters, release
+from .simulated import availability, simulated_gpu
+from .tracing import SEED, today, torch_release
+from .tracker import Tracker
+from .watching import PLACEHOLDER, Watch
+
+CALLED = {"cpu": "cpu", "live": "cuda", "simulated": "cuda"}
+"""The type of device that each source puts the stand-ins on."""
+
+
+def measure_own(
+    step: Any, model: Any, optimizer: Any, batch: Any, source: str, steps: int, attention: str
+) -> Measurement:
+    """Run `step(model, optimizer, batch)` `steps` times and tell where each byte went; see `measure`.
+
+    Raises TypeError or ValueError for what cannot be a training step, StepError for a step that cannot be measured as
+    it is, GpuOutOfMemory where a GPU is too small; any other exception of the step is passed on as it is.
+    """
+    own = checked(step, model, optimizer, batch)
+    if source == "recorded":
+        raise ValueError("a step of your own is never recorded: choose source='simulated', 'cpu', 'live' or 'auto'")
+    if source == "auto":
+        return _auto(own, steps, attention)
+    return _measured(own, source, steps, attention, "")
+
+
+def _auto(own: OwnStep, steps: int, attention: str) -> Measurement:
+    """Live where a GPU is there and the simulation fits it; else the simulation, or where there is none, the CPU."""
+    works, how = availability()
+    there = torch.cuda.is_available()
+    if not works:
+        return _measured(own, "live" if there else "cpu", steps, attention, f"not simulated: {how}")
+    if not there:
+        return _measured(own, "simulated", steps, attention, "")
+    try:
+        simulated = _measured(own, "simulated", steps, attention, "")
+    except StepError as error:
+        return _measured(own, "live", steps, attention, f"not simulated first: {error}")
+    if simulated.peak * SAFETY <= free_bytes():
+        return _measured(own, "live", steps, attention, "")
+    needs, free = format_bytes(simulated.peak, "GB", 1), format_bytes(free_bytes(), "GB", 1)
+    return _noted(simulated, f"not live: needs {needs}, {torch.cuda.get_device_name()} has {free} free")
+
+
+def _measured(own: OwnStep, source: str, steps: int, attention: str, note: str) -> Measurement:
+    with _random_numbers_put_back():
+        if source == "cpu":
+            return _trace(own, Provenance("cpu", "CPU", torch_release(), today(), note), steps)
+        if source == "live":
+            return _live(own, steps, note)
+        works, how = availability()
+        if not works:
+            raise SimulationUnavailable(how)
+        with simulated_gpu(attention):
+            return _trace(own, Provenance("simulated", "simulated GPU", torch_release(), today(), note), steps)
+
+
+def _live(own: OwnStep, steps: int, note: str) -> Measurement:
+    """Kinds from a pass with the tracker, the device's counters from one without it, each on a copy of its own."""
+    if not torch.cuda.is_available():
+        raise ValueError("there is no CUDA GPU that this torch can use here: choose source='simulated', or 'auto'")
+    provenance = Provenance("live", torch.cuda.get_device_name(), torch.__version__, today(), note)
+
+    def advance() -> Callable[[], object]:
+        torch.manual_seed(SEED)
+        return carried_over(own, "cuda", simulated=False).advance
+
+    try:
+        with torch.autograd.set_multithreading_enabled(False):  # the tracker is told of operators on its own thread
+            measured = _trace(own, provenance, steps)
+        return replace(measured, counters=peak_counters(advance, steps))
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        asked = asked_for(str(error))
+        release(error)
+    raise GpuOutOfMemory(
+        f"your step does not fit this GPU. {asked}. {format_bytes(free_bytes(), 'GB', 1)} is free now that its memory "
+        "is released; source='simulated' tells what it would need, on any machine."
+    )
+
+
+@contextmanager
+def _random_numbers_put_back() -> Iterator[None]:
+    """Leave torch's random numbers as they were; inside they begin at the course's seed."""
+    with torch.random.fork_rng(devices=[torch.cuda.current_device()] if torch.cuda.is_initialized() else []):
+        torch.manual_seed(SEED)
+        yield
+
+
+def _trace(own: OwnStep, provenance: Provenance, steps: int) -> Measurement:
+    device, simulated = CALLED[provenance.source], provenance.source == "simulated"
+    losses: list[float] = []
+    begins, ends = [0], []
+    with ExitStack() as stack:
+        work = carried_over(own, device, simulated)
+        tracker = stack.enter_context(Tracker(device))
+        watch = stack.enter_context(Watch(tracker, work, simulated))
+        for number in range(1, steps + 1):
+            watch.begin_step(number)
+            with _in_words(tracker, simulated):
+                result = work.advance()
+            losses += [] if simulated else _values(result)
+            del result  # a loss holds its graph
+            watch.end_step()
+            gc.collect()  # what only a cycle of references keeps is not a leak
+            ends.append(len(tracker.events))
+            begins.append(ends[-1])
+    peak = tracker.peak_event(since=begins[-2])
+    measured = Measurement(
+        tracker.at(peak, "peak"), _moments(tracker, ends), tracker.timeline(), provenance, peak, tracker.allocations(),
+        losses, phase_peaks=tracker.phase_peaks(begins[-2]),
+    )  # fmt: skip
+    return _noted(measured, *_notes(measured, watch.placeholders))
+
+
+def _values(result: Any) -> list[float]:
+    """What a step returned, where it is one number: its loss."""
+    if isinstance(result, torch.Tensor) and result.numel() == 1:
+        return [float(result.detach())]
+    return [float(result)] if isinstance(result, (int, float)) and not isinstance(result, bool) else []
+
+
+def _moments(tracker: Tracker, ends: list[int]) -> dict[str, Any]:
+    """The named moments of the last step's last pass, as far as the step had them, and each step's end."""
+    marks = tracker.marks
+
+    def first(phase: str, since: int) -> int | None:
+        return next((index for index, mark in enumerate(marks) if index >= since and mark.phase == phase), None)
+
+    last = {mark.phase: index for index, mark in enumerate(marks)}
+    after_forward = first("loss", last["forward"])
+    backward = last["backward"]
+    after_backward = marks[backward + 1].event if backward + 1 < len(marks) else ends[-1]
+    events = {
+        "end of forward": marks[backward if after_forward is None else after_forward].event,
+        "after loss": marks[backward].event,
+        "end of backward": after_backward,
+        **{f"end of step {step}": end for step, end in enumerate(ends, start=1)},
+    }
+    return {name: tracker.at(event, name) for name, event in events.items()}
+
+
+def _notes(measured: Measurement, placeholders: bool) -> Iterator[str]:
+    ends = [moment.total for name, moment in measured.moments.items() if name.startswith("end of step")]
+    if len(ends) > 1 and ends[-1] > ends[-2]:
+        yield _leak(measured, len(ends), ends[-1] - ends[-2])
+    if placeholders:
+        yield f"values that the step reads, as with loss.item(), are placeholders of {PLACEHOLDER}"
+
+
+def _leak(measured: Measurement, step: int, growth: int) -> str:
+    stays = [
+        item
+        for item in measured.allocations
+        if item.step == step and item.died is None and item.kind in ("activations", "temporaries", "inputs")
+    ]
+    text = f"memory grows: {format_bytes(growth)} more after step {step} than after step {step - 1}"
+    largest = explained(stays, 3, "").rows
+    return f"{text}; what stays: {', '.join(_named(row) for row in largest)}" if largest else text
+
+
+def _named(row: Any) -> str:
+    times = f"{row.count} × " if row.count > 1 else ""
+    return f"{times}{row.shape} {row.dtype} from {row.operation}" + (f" at {row.line}" if row.line else "")
+
+
+def _noted(measured: Measurement, *notes: str) -> Measurement:
+    kept = [note for note in (measured.provenance.note, *notes) if note]
+    return replace(measured, provenance=replace(measured.provenance, note="; ".join(kept)))
+
+
+# What a step does wrong, in words
+
+
+@contextmanager
+def _in_words(tracker: Tracker, simulated: bool) -> Iterator[None]:
+    """Say what can be said better than torch does; every other exception passes as it is."""
+    try:
+        yield
+    except Exception as error:
+        words = _words(error, tracker, simulated)
+        if words is None:
+            raise
+        raise StepError(words) from error
+
+
+def _words(error: Exception, tracker: Tracker, simulated: bool) -> str | None:
+    failure = tracker.failure
+    if failure is None or failure.error != id(error):
+        return None
+    if isinstance(error, (DataDependentOutputException, DynamicOutputShapeException)):
+        return (
+            f"{failure.line}: {failure.operation} depends on the values of a tensor, and a simulated tensor has a "
+            "shape but no values. Leave this out of the step, or measure it with source='cpu' or, on a GPU, 'live'"
+        )
+    devices = {device for shape, device in failure.tensors if shape}
+    if len(devices) < 2:
+        return None
+    given = " and ".join(f"{shape} on {device}" for shape, device in failure.tensors)
+    here = "the simulated GPU" if simulated else f"device {tracker.device!r}"
+    return (
+        f"{failure.line}: {failure.operation} got tensors on different devices: {given}. The model is on {here}: hand "
+        "the other tensor over in batch=…, make it with device=x.device, or register it as a buffer of the model"
+    )

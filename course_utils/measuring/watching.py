@@ -1,0 +1,202 @@
+"""Following a step that names no phases: they are told apart by the model's modules, autograd and the optimizer."""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+from unittest import mock
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from ..measuring_errors import StepError
+from .carrying import OwnStep, tensors_in
+from .places import calling_place, described
+from .tracker import ASK_DEVICE, Tracker, is_made_of_others
+
+PLACEHOLDER = 1.0
+"""What a simulated loss.item() gives: finite, and safe to divide by."""
+
+READ_VALUE = torch.ops.aten._local_scalar_dense.default
+
+
+class Watch(TorchDispatchMode):
+    """Tells the tracker each phase of the copied step `work`, and what its tensors are for.
+
+    On a simulated GPU it also answers for values that are not there, and lets tensors from outside the step in.
+    """
+
+    def __init__(self, tracker: Tracker, work: OwnStep, simulated: bool) -> None:
+        super().__init__()
+        self.tracker, self.work, self.simulated = tracker, work, simulated
+        self.placeholders = False
+        self._depth, self._calls, self._had_backward = 0, 0, False
+        self._gradients = 0
+        self._stack = ExitStack()
+        self._hooks: list[Any] = []
+
+    def __enter__(self) -> "Watch":
+        self._bind_all()
+        self._stack.enter_context(
+            mock.patch("torch.autograd.backward", self._followed_backward(torch.autograd.backward))
+        )
+        if self.simulated:
+            self._fake = torch.empty(0, device="cuda").fake_mode  # type: ignore[attr-defined]
+            self._stack.enter_context(mock.patch.object(FakeTensor, "__format__", _format, create=True))
+            self._stack.enter_context(mock.patch.object(FakeTensor, "numpy", _no_numpy, create=True))
+            self._stack.enter_context(mock.patch.object(FakeTensor, "__array__", _no_numpy, create=True))
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._stack.close()
+        for hook in self._hooks:  # or the copies and what watches them would keep each other alive
+            hook.remove()
+        for owner in (self.work.model, *self.work.optimizers):
+            vars(owner).pop("zero_grad")
+
+    # What belongs to what
+
+    def _bind_all(self) -> None:
+        tracker, work = self.tracker, self.work
+        for module in work.model.modules():
+            self._hooks += [
+                module.register_forward_pre_hook(lambda *_: self._enter_module()),
+                module.register_forward_hook(lambda *_: self._leave_module(), always_call=True),
+            ]
+        tracker.watch(work.model, work.states)
+        for name, buffer in work.model.named_buffers():
+            tracker.bind("parameters", [buffer], name)
+        for tensor in tensors_in(work.batch, set()):
+            tracker.bind("parameters" if isinstance(tensor, torch.nn.Parameter) else "inputs", [tensor])
+        tracker.bind("gradients", [parameter.grad for parameter in work.model.parameters()])
+        for parameter in work.model.parameters():
+            if parameter.requires_grad:
+                self._hooks.append(parameter.register_post_accumulate_grad_hook(lambda _: self._count_gradient()))
+        for optimizer in work.optimizers:
+            self._hooks.append(optimizer.register_step_pre_hook(lambda *_: self._before_update()))
+            self._hooks.append(optimizer.register_step_post_hook(lambda *_: tracker.bind_states()))
+        for owner in (work.model, *work.optimizers):
+            owner.zero_grad = self._followed_zero_grad(owner.zero_grad)  # type: ignore[method-assign]
+
+    def begin_step(self, number: int) -> None:
+        """A step begins: what comes before the model is called counts as forward."""
+        self.tracker.step, self.tracker.micro_batch = number, 0
+        self._had_backward = False
+        self.tracker.begin("forward")
+
+    def end_step(self) -> None:
+        """Bind what the step may have replaced. Raises StepError if no parameter ever got a gradient."""
+        self.tracker.bind("parameters", self.work.model.parameters())
+        if not self._gradients:
+            raise StepError(
+                "the step gave no gradient to any parameter of the model that it was called with: it has to call "
+                "loss.backward(), on a loss that comes from that model, not from one of the same name outside"
+            )
+
+    def _count_gradient(self) -> None:
+        self._gradients += 1
+
+    # Phases
+
+    def _begin(self, phase: str) -> None:
+        if self.tracker.phase != phase:
+            self.tracker.begin(phase)
+
+    def _in_backward(self) -> bool:
+        return self._calls > 0 or torch._C._current_graph_task_id() != -1
+
+    def _enter_module(self) -> None:
+        self._depth += 1
+        if self._depth > 1 or self._in_backward():
+            return
+        if self._had_backward:  # one more micro-batch
+            self.tracker.micro_batch += 1
+            self._had_backward = False
+        self._begin("forward")
+
+    def _leave_module(self) -> None:
+        self._depth -= 1
+        if self._depth == 0 and not self._in_backward():
+            self._begin("loss")
+
+    def _begin_backward(self) -> None:
+        self._had_backward = True
+        self._begin("backward")
+
+    def _followed_backward(self, backward: Callable[..., Any]) -> Callable[..., Any]:
+        def followed(*args: Any, **kwargs: Any) -> Any:
+            self._begin_backward()
+            self._calls += 1
+            try:
+                return backward(*args, **kwargs)
+            finally:
+                self._calls -= 1
+
+        return followed
+
+    def _before_update(self) -> None:
+        self._begin("optimizer")
+        self.tracker.bind("gradients", [parameter.grad for parameter in self.work.model.parameters()])
+
+    def _followed_zero_grad(self, zero_grad: Callable[..., Any]) -> Callable[..., Any]:
+        def followed(*args: Any, **kwargs: Any) -> Any:
+            before = self.tracker.phase
+            self._begin("zero_grad")
+            try:
+                return zero_grad(*args, **kwargs)
+            finally:
+                if before in ("forward", "loss"):  # before backward, as many write it: the pass goes on
+                    self._begin(before)
+
+        return followed
+
+    # Operators
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is ASK_DEVICE:
+            return func(*args, **kwargs)
+        if any(is_made_of_others(kind) for kind in types):
+            return NotImplemented
+        if self._in_backward():
+            self._begin_backward()
+        elif self.tracker.phase == "backward" and not func.is_view and func is not READ_VALUE:
+            self._begin("optimizer")  # clipping, unscaling, or an update written by hand
+        if self.simulated:
+            if func is READ_VALUE and isinstance(args[0], FakeTensor) and args[0].is_floating_point():
+                self.placeholders = True
+                return PLACEHOLDER
+            if any(_is_outside(leaf) for leaf in tree_leaves((args, kwargs))):
+                args, kwargs = tree_map_only(torch.Tensor, self._let_in, (args, kwargs))
+        return func(*args, **kwargs)
+
+    def _let_in(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A simulated tensor for a real one that the step found outside, so that .to("cuda") works on it as usual."""
+        if not _is_outside(tensor):
+            return tensor
+        if tensor.requires_grad:
+            place, _ = calling_place()
+            raise StepError(
+                f"{described(place)}: uses a weight of shape {tuple(tensor.shape)} that is not of the model that the "
+                "step was called with. The step works on copies: use its arguments, not the objects outside of it"
+            )
+        return self._fake.from_tensor(tensor)
+
+
+def _is_outside(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor)
+
+
+def _format(tensor: torch.Tensor, how: str) -> str:
+    """f"{loss:.3f}" on a simulated loss; torch formats the numbers of plain tensors only."""
+    return format(tensor.item(), how) if tensor.dim() == 0 else object.__format__(tensor, how)
+
+
+def _no_numpy(tensor: torch.Tensor, *_: Any, **__: Any) -> Any:
+    place, _unused = calling_place()
+    raise StepError(
+        f"{described(place)}: numpy needs the values of a tensor, and a simulated tensor has a shape but no values. "
+        "Leave this out of the step, or measure it with source='cpu' or, on a GPU, 'live'"
+    )

@@ -1,0 +1,539 @@
+"""A step of a learner's own: what it takes, that nothing is changed by it, and what is said when it goes wrong."""
+
+import copy
+import gc
+import traceback
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from engine import tiny
+from torch import nn
+from torch.nn import functional as F
+
+from course_utils import measure
+from course_utils.measurement import Measurement
+from course_utils.measuring_errors import StepError
+from course_utils.networks import build_network, loss_of
+from course_utils.run import TrainingRun
+from course_utils.units import round_up
+
+PHASES = ["forward", "loss", "backward", "optimizer", "zero_grad"]
+EVERYWHERE = pytest.mark.parametrize("source", ["simulated", "cpu"])
+
+
+class Classifier(nn.Module):
+    """Convolutions, a norm with buffers, dropout, a module that is called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 16, 3, padding=1)
+        self.norm = nn.BatchNorm2d(16)
+        self.again = nn.Conv2d(16, 16, 3, padding=1)
+        self.head = nn.Linear(16, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.norm(self.stem(x)).relu_()
+        x = self.again(self.again(x)).relu()
+        return self.head(F.dropout(x.mean((2, 3)), 0.1, self.training))
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells, self.head = nn.LSTM(32, 64, num_layers=2, batch_first=True), nn.Linear(64, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.cells(x)[0][:, -1])
+
+
+class Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.layers(x).mean(1))
+
+
+MODELS = {
+    "convolutions": (Classifier, (8, 3, 16, 16)),
+    "recurrent": (Recurrent, (8, 12, 32)),
+    "encoder": (Encoder, (8, 12, 64)),
+    "layers": (lambda: nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 10)), (8, 64)),
+}
+
+
+def made(kind: str = "layers") -> dict[str, Any]:
+    """A model, an optimizer and a batch of one kind."""
+    torch.manual_seed(1)
+    make, shape = MODELS[kind]
+    model = make()
+    batch = (torch.randn(shape), torch.randint(10, shape[:1]))
+    return {"model": model, "optimizer": torch.optim.AdamW(model.parameters(), lr=1e-3), "batch": batch}
+
+
+def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> torch.Tensor:
+    x, y = batch
+    loss = F.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss
+
+
+def phases(measured: Measurement) -> list[str]:
+    return [mark.phase for mark in measured.timeline.marks if mark.step == 2]
+
+
+# The same as the course's own measurement
+
+
+def course_parts(run: TrainingRun) -> dict[str, Any]:
+    network = build_network(run.model, run.attention, run.recompute)
+    tokens = torch.randint(run.model.vocab, (run.micro_batch, run.seq_len))
+    return {
+        "model": network,
+        "optimizer": torch.optim.AdamW(network.parameters(), foreach=True),
+        "batch": (tokens, tokens.clone()),
+    }
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("accumulation_steps", [1, 2])
+def test_the_courses_network_in_ones_own_step_gives_the_courses_measurement(family, recompute, accumulation_steps):
+    """Phases are only noticed here, and named there; weights were made on the CPU here, and on the device there."""
+    run = TrainingRun(tiny(family), 2, 64, recompute=recompute, accumulation_steps=accumulation_steps)
+
+    def loss_from(model, batch):
+        with torch.autocast("cuda", torch.bfloat16):
+            logits = model(batch[0])
+            return loss_of(logits, batch[1]) / accumulation_steps
+
+    def step(model, optimizer, batch):
+        for _ in range(accumulation_steps):
+            loss = loss_from(model, batch)
+            loss.backward()
+            del loss  # when the course's step lets go of it, too
+        optimizer.step()
+        optimizer.zero_grad()
+
+    own, course = (
+        measure(step=step, source="simulated", attention="flash", **course_parts(run)),
+        measure(run, "simulated"),
+    )
+    assert own.breakdown == course.breakdown and own.peak_phase == course.peak_phase
+    assert own.phase_peaks == course.phase_peaks
+    for name, moment in course.moments.items():
+        assert dict(own.moments[name]) == dict(moment), name
+    assert [mark.phase for mark in own.timeline.marks] == [mark.phase for mark in course.timeline.marks]
+    assert sorted(own.timeline.changes) == sorted(course.timeline.changes)
+
+
+# What is found
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("kind", MODELS)
+def test_any_model_has_its_phases_and_its_kinds(kind, source):
+    parts = made(kind)
+    measured = measure(step=train_step, source=source, **parts)
+    model = parts["model"]
+    assert measured.source == source and phases(measured) == PHASES
+    kept = [*model.parameters(), *model.buffers()]
+    left = measured.moments["end of step 2"]
+    assert left["parameters"] == sum(round_up(tensor.nbytes) for tensor in kept)
+    counters = 512 * len(list(model.parameters())) if source == "cpu" else 0
+    assert left["optimizer_states"] == 2 * sum(round_up(p.nbytes) for p in model.parameters()) + counters
+    assert left["inputs"] == sum(round_up(tensor.nbytes) for tensor in parts["batch"])
+    assert left["activations"] == left["gradients"] == 0 < measured.moments["end of forward"]["activations"]
+    assert measured.moments["end of backward"]["gradients"] == sum(round_up(p.nbytes) for p in model.parameters())
+    assert measured.peak == sum(item.bytes for item in measured.alive_at(measured.peak_event))
+    assert "memory grows" not in str(measured.provenance)
+
+
+def test_losses_are_real_on_the_cpu_and_there_are_none_in_a_simulation():
+    on_cpu, simulated = (measure(step=train_step, source=source, steps=6, **made()) for source in ("cpu", "simulated"))
+    assert len(on_cpu.losses) == 6 and on_cpu.losses[-1] < on_cpu.losses[0] == pytest.approx(2.3, abs=0.5)
+    assert simulated.losses == []
+
+
+@EVERYWHERE
+def test_gradients_may_be_zeroed_first_or_between_and_clipped(source):
+    def step(model, optimizer, batch):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(batch[0] * 2), batch[1])
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+    measured = measure(step=step, source=source, **made())
+    assert phases(measured) == ["forward", "zero_grad", "forward", "loss", "backward", "optimizer"]
+    assert measured.moments["end of step 2"]["gradients"] == measured.moments["end of backward"]["gradients"] > 0
+
+
+@EVERYWHERE
+def test_an_update_written_by_hand_needs_no_optimizer_and_a_batch_may_be_anything(source):
+    def step(model, batch):
+        loss = F.cross_entropy(model(batch.x["pixels"]), batch.y)
+        loss.backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter -= 0.1 * parameter.grad
+                parameter.grad = None
+
+    parts = made()
+    batch = SimpleNamespace(x={"pixels": parts["batch"][0]}, y=parts["batch"][1], name="train")
+    measured = measure(step=step, model=parts["model"], batch=batch, source=source)
+    assert phases(measured) == ["forward", "loss", "backward", "optimizer"]
+    assert measured.breakdown["inputs"] > 0
+
+
+@EVERYWHERE
+def test_two_models_and_two_optimizers(source):
+    pair = nn.ModuleDict({"make": nn.Linear(64, 64), "judge": nn.Linear(64, 1)})
+    optimizers = [torch.optim.Adam(part.parameters()) for part in pair.values()]
+
+    def step(model, optimizers, batch):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+            model["judge"](model["make"](batch)).mean().backward()
+            optimizer.step()
+
+    measured = measure(step=step, model=pair, optimizer=optimizers, batch=torch.randn(8, 64), source=source)
+    assert measured.breakdown["optimizer_states"] >= 2 * sum(round_up(p.nbytes) for p in pair.parameters())
+
+
+@EVERYWHERE
+def test_a_scheduler_in_the_batch_follows_the_copy_of_the_optimizer(source):
+    parts = made()
+    scheduler = torch.optim.lr_scheduler.StepLR(parts["optimizer"], 1, 0.5)
+
+    def step(model, optimizer, batch):
+        train_step(model, optimizer, batch[0])
+        batch[1].step()
+        assert optimizer.param_groups[0]["lr"] < 1e-3
+
+    parts["batch"] = (parts["batch"], scheduler)
+    measured = measure(step=step, source=source, **parts)
+    assert measured.peak > 0 and parts["optimizer"].param_groups[0]["lr"] == 1e-3 and scheduler.last_epoch == 0
+
+
+def test_attention_of_16_bits_is_flash_and_of_32_efficient():
+    def operations(**choices: Any) -> set[str]:
+        def step(model, optimizer, batch):
+            with torch.autocast("cuda", torch.bfloat16, enabled=choices.get("autocast", False)):
+                q = model(batch).view(2, 8, 4, 16)
+                loss = F.scaled_dot_product_attention(q, q, q, **choices.get("how", {})).float().sum()
+            loss.backward()
+
+        model = nn.Linear(64, 64)
+        optimizer = torch.optim.SGD(model.parameters())
+        measured = measure(
+            step=step, model=model, optimizer=optimizer, batch=torch.randn(2, 8, 64), source="simulated",
+            attention=choices.get("attention", "auto"),
+        )  # fmt: skip
+        return {item.operation for item in measured.allocations if "dot_product" in item.operation}
+
+    flash, efficient = "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention"
+    assert flash in operations(autocast=True)
+    assert efficient in operations()
+    assert efficient in operations(autocast=True, attention="efficient")
+    mask = {"attn_mask": None}
+    assert flash in operations(autocast=True, how=mask)
+
+
+def test_explain_points_at_the_learners_own_lines():
+    measured = measure(step=train_step, source="simulated", **made("convolutions"))
+    lines = {row.module: row.line for row in measured.explain(1000).rows if row.kind == "activations"}
+    assert "x = self.norm(self.stem(x)).relu_()" in lines["stem"] and lines["stem"].startswith("test_own.py:")
+    assert "self.again(self.again(x))" in lines["again"]
+
+
+# Nothing is changed
+
+
+def snapshot(parts: dict[str, Any]) -> list[torch.Tensor]:
+    model, optimizer = parts["model"], parts["optimizer"]
+    states = [value for state in optimizer.state.values() for value in state.values()]
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    return [tensor.clone() for tensor in [*model.state_dict().values(), *states, *gradients, *parts["batch"]]]
+
+
+def trained(parts: dict[str, Any], steps: int = 3) -> list[torch.Tensor]:
+    """What ordinary training makes of the parts, dropout included."""
+    torch.manual_seed(7)
+    losses = [train_step(**parts).detach() for _ in range(steps)]
+    return [*snapshot(parts), *losses, torch.get_rng_state()]
+
+
+def assert_same(first: list[torch.Tensor], second: list[torch.Tensor]) -> None:
+    assert len(first) == len(second)
+    for one, other in zip(first, second, strict=True):
+        assert type(one) is type(other) and torch.equal(one, other)
+
+
+def raising(model, optimizer, batch):
+    train_step(model, optimizer, batch)
+    raise KeyError("on purpose")
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("step", [train_step, raising])
+def test_training_goes_on_as_if_nothing_had_been_measured(kind, source, step):
+    untouched, measured_between = made(kind), made(kind)
+    assert_same(trained(untouched), trained(measured_between))
+    before, random = snapshot(measured_between), torch.get_rng_state()
+    ids = [id(parameter) for parameter in measured_between["model"].parameters()]
+    try:
+        measure(step=step, source=source, **measured_between)
+    except KeyError:
+        assert step is raising
+    assert_same(before, snapshot(measured_between))
+    assert torch.equal(random, torch.get_rng_state())
+    assert ids == [id(parameter) for parameter in measured_between["model"].parameters()]
+    assert_same(trained(untouched), trained(measured_between))
+
+
+@EVERYWHERE
+def test_torch_is_as_it_was_whatever_the_step_does(source):
+    def state() -> tuple[Any, ...]:
+        return (
+            torch._C._len_torch_dispatch_stack(), torch.autograd.backward, torch.UntypedStorage.resize_,
+            F.scaled_dot_product_attention, torch._subclasses.FakeTensor.__format__, torch.is_grad_enabled(),
+            torch.get_default_dtype(), torch._C._is_multithreading_enabled(),
+        )  # fmt: skip
+
+    before = state()
+    for step in (train_step, raising):
+        try:
+            measure(step=step, source=source, **made())
+        except KeyError:
+            assert step is raising
+        assert state() == before
+
+
+def test_a_model_with_states_and_gradients_takes_them_along():
+    parts = made()
+    train_step(**parts)
+    F.cross_entropy(parts["model"](parts["batch"][0]), parts["batch"][1]).backward()
+    measured = measure(step=train_step, source="simulated", steps=1, **parts)
+    at_start = list(measured.alive_at(measured.timeline.marks[0].event))
+    held = sum(round_up(p.nbytes) for p in parts["model"].parameters())
+    assert sum(item.bytes for item in at_start if item.kind == "optimizer_states") == 2 * held
+    assert sum(item.bytes for item in at_start if item.kind == "gradients") == held
+
+
+def test_the_copies_are_gone_afterwards():
+    """At once, without waiting for Python to look for cycles: on a GPU they are memory."""
+    parts = made()
+    gc.collect()
+    gc.disable()
+    try:
+        measure(step=train_step, source="cpu", **parts)
+        alive = [thing for thing in gc.get_objects() if type(thing) is nn.Linear]
+    finally:
+        gc.enable()
+    assert len([layer for layer in alive if layer.weight.shape == (256, 64)]) == 1
+
+
+# What goes wrong, in words
+
+
+@EVERYWHERE
+def test_an_exception_of_the_step_passes_with_its_own_traceback(source):
+    with pytest.raises(KeyError, match="on purpose") as caught:
+        measure(step=raising, source=source, **made())
+    assert 'raise KeyError("on purpose")' in "".join(traceback.format_tb(caught.value.__traceback__))
+
+
+@EVERYWHERE
+def test_an_exception_inside_a_module_that_the_step_handles_does_no_harm(source):
+    class Fragile(nn.Module):
+        def forward(self, x):
+            raise ValueError("too deep")
+
+    def step(model, optimizer, batch):
+        with pytest.raises(ValueError, match="too deep"):
+            model["fragile"](batch[0])
+        train_step(model["sound"], optimizer, batch)
+
+    parts = made()
+    parts["model"] = nn.ModuleDict({"sound": parts["model"], "fragile": Fragile()})
+    measured = measure(step=step, source=source, **parts)
+    assert {item.module for item in measured.allocations if item.phase == "forward"} <= {
+        "", *(f"sound.{n}" for n in range(3)), "sound.0.weight", "sound.0.bias", "sound.2.weight", "sound.2.bias",
+    }  # fmt: skip
+
+
+@EVERYWHERE
+def test_a_leak_is_named_with_what_stays(source):
+    kept: list[torch.Tensor] = []
+
+    def step(model, optimizer, batch):
+        loss = train_step(model, optimizer, batch)
+        kept.append(model(batch[0]))  # with its graph
+        return loss
+
+    parts = made()
+    note = measure(step=step, source=source, **parts).provenance.note
+    assert "more after step 2 than after step 1; what stays: " in note
+    assert "(8, 256) float32 from addmm at " in note and "kept.append(model(batch[0]))" in note
+    grows = measure(step=step, source=source, steps=3, **parts)
+    ends = [grows.moments[f"end of step {step}"].total for step in (1, 2, 3)]
+    assert ends[2] - ends[1] == ends[1] - ends[0] > 0
+
+
+@EVERYWHERE
+def test_a_step_without_backward_is_refused(source):
+    def step(model, optimizer, batch):
+        F.cross_entropy(model(batch[0]), batch[1])
+        optimizer.step()
+
+    with pytest.raises(StepError, match=r"gave no gradient to any parameter .* has to call loss\.backward\(\)"):
+        measure(step=step, source=source, **made())
+
+
+def test_a_step_that_uses_the_model_outside_of_it_is_told_so():
+    parts = made()
+
+    def step(model, optimizer, batch):
+        train_step(parts["model"], optimizer, batch)
+
+    before = snapshot(parts)
+    with pytest.raises(
+        StepError, match=r"uses a weight of shape \(256, 64\) that is not of the model that the step was"
+    ):
+        measure(step=step, source="simulated", **parts)
+    assert_same(before, snapshot(parts))
+
+
+@pytest.mark.parametrize("where", ["outside", "inside", "attribute"])
+def test_a_tensor_on_the_wrong_device_is_named_with_its_line(where):
+    outside = torch.ones(64)
+    parts = made()
+    parts["model"].shift = torch.ones(64)  # neither a parameter nor a buffer
+
+    def step(model, optimizer, batch):
+        shift = {"outside": outside, "inside": torch.ones(64), "attribute": model.shift}[where]
+        train_step(model, optimizer, (batch[0] + shift, batch[1]))
+
+    with pytest.raises(StepError) as caught:
+        measure(step=step, source="simulated", **parts)
+    said = str(caught.value)
+    assert said.startswith("test_own.py:") and "train_step(model, optimizer, (batch[0] + shift, batch[1]))" in said
+    assert "add got tensors on different devices: (8, 64) on cuda and (64,) on cpu" in said
+    assert "batch=…" in said and "device=x.device" in said and "buffer" in said
+    assert measure(step=step, source="cpu", **parts).peak > 0
+
+
+def test_what_is_moved_to_the_gpu_inside_the_step_is_fine():
+    outside = torch.ones(64)
+
+    def step(model, optimizer, batch):
+        x = batch[0] + outside.to("cuda") * torch.tensor(2.0) + torch.tensor([1.0] * 64).cuda()
+        train_step(model, optimizer, (x, batch[1]))
+
+    measured = measure(step=step, source="simulated", **made())
+    assert measured.peak > 0 and type(outside) is torch.Tensor
+
+
+def test_a_value_read_in_a_simulation_is_a_placeholder_and_said_to_be():
+    read: list[Any] = []
+
+    def step(model, optimizer, batch):
+        loss = train_step(model, optimizer, batch).detach()
+        read.extend([loss.item(), float(loss), f"{loss:.2f}", repr(loss)])
+        print(loss, model[0].weight)
+
+    measured = measure(step=step, source="simulated", steps=1, **made())
+    assert read[:3] == [1.0, 1.0, "1.00"] and "FakeTensor" in read[3]
+    assert "placeholders of 1.0" in str(measured.provenance)
+    assert "placeholder" not in str(measure(step=step, source="cpu", **made()).provenance)
+
+
+READERS = {
+    "mask": lambda x: x[x > 0].sum(),
+    "nonzero": lambda x: x * len(x.nonzero()),
+    "count": lambda x: x / (x > 0).sum().item(),
+    "if": lambda x: x if (x > 0).all() else -x,
+    "numpy": lambda x: x * float(x.detach().cpu().numpy().mean()),
+}
+
+
+@pytest.mark.parametrize("how", READERS)
+def test_what_depends_on_values_is_named_with_its_line(how):
+    def step(model, optimizer, batch):
+        READERS[how](model(batch[0])).sum().backward()
+
+    with pytest.raises(StepError, match=r"^test_own\.py:\d+ .*has a shape but no values") as caught:
+        measure(step=step, source="simulated", **made())
+    assert f'"{how}": lambda x' in str(caught.value)
+    assert measure(step=step, source="cpu", **made()).peak > 0
+
+
+class Lazy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.LazyLinear(4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ({"step": 3}, TypeError, r"step is 3, which cannot be called: write it as def step\(model, optimizer, batch\)"),
+        ({"step": lambda: None}, TypeError, r"\(\) cannot be called as .*\(model, optimizer, batch\)"),
+        ({"step": lambda model, optimizer: None}, TypeError, "too many positional arguments"),
+        (
+            {"model": nn.Linear},
+            TypeError,
+            r"the class Linear, not a torch.nn.Module: make one first, model=Linear\(…\)",
+        ),
+        ({"model": "gpt2"}, TypeError, "model is a str, not a torch.nn.Module"),
+        ({"model": nn.ReLU()}, ValueError, "ReLU has 0 parameters, none of which is trained"),
+        ({"model": nn.Linear(2, 2).requires_grad_(False)}, ValueError, "Linear has 2 parameters, none of which"),
+        ({"model": nn.Linear(64, 10)}, ValueError, "the AdamW updates no parameter of this model"),
+        ({"model": Lazy(), "optimizer": None}, ValueError, "layer.weight has no shape yet: run the model once"),
+        ({"optimizer": 1e-3}, TypeError, "optimizer is a float, not a torch.optim.Optimizer"),
+        ({"source": "recorded"}, ValueError, "a step of your own is never recorded"),
+        ({"source": "simulation"}, ValueError, "did you mean 'simulated'"),
+        ({"attention": "flesh"}, ValueError, "did you mean 'flash'"),
+        ({"steps": 0}, ValueError, "steps is 0: a whole number"),
+        ({"run": TrainingRun("gpt2")}, TypeError, "leave out step, model, optimizer, batch, or the run"),
+        ({"run": nn.Linear(2, 2)}, TypeError, "run is a Linear: a TrainingRun"),
+        ({"step": None}, TypeError, r"measure\(step=step, model=model, optimizer=optimizer, batch=batch\)"),
+        ({"model": None}, TypeError, r"measure takes a TrainingRun, measure\(run\), or a step of your own"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_measured_is_refused_in_words(changes, error, words):
+    given = {"step": train_step, "source": "simulated", **made(), **changes}
+    if "model" in changes and error is ValueError and changes.get("optimizer", 0) == 0 and "AdamW" not in words:
+        given["optimizer"] = None
+        given["step"] = lambda model, batch: None
+    with pytest.raises(error, match=words):
+        measure(given.pop("run", None), **given)
+
+
+def test_auto_without_a_gpu_simulates(monkeypatch):
+    monkeypatch.delenv("COURSE_SOURCE", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert measure(step=train_step, **made()).source == "simulated"
+    monkeypatch.setenv("COURSE_SOURCE", "cpu")
+    assert measure(step=train_step, **made()).source == "cpu"
+    with pytest.raises(ValueError, match="no CUDA GPU"):
+        measure(step=train_step, source="live", **made())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_live_kinds_equal_the_simulated_ones():
+    parts = made()
+    live, simulated = (
+        measure(step=train_step, source=source, **copy.deepcopy(parts)) for source in ("live", "simulated")
+    )
+    assert live.breakdown == simulated.breakdown and live.counters["allocated"] >= live.peak
