@@ -56,11 +56,12 @@ def trainable_shapes(run: TrainingRun) -> Trainable:
     W becomes W + B·A with A (r, n_in) and B (n_out, r) (Hu et al. 2022, section 4.1). Blocks' names begin with
     "blocks.".
     """
-    return _trainable(run.model, run.lora_rank, run.lora_targets)
+    return trainable(run.model, run.lora_rank, run.lora_targets)
 
 
 @lru_cache(maxsize=256)
-def _trainable(model: TransformerConfig, rank: int, targets: tuple[str, ...]) -> Trainable:
+def trainable(model: TransformerConfig, rank: int, targets: tuple[str, ...]) -> Trainable:
+    """The same for a model and LoRA's choices; rank 0 trains everything."""
     block = block_shapes(model)
     if rank:
         matrices = {name: shape for name, shape in block.items() if name.split(".")[-2] in targets and len(shape) == 2}
@@ -82,13 +83,13 @@ def _factors(matrices: Shapes, rank: int) -> Shapes:
 @lru_cache(maxsize=1024)
 def tensors_bytes(model: TransformerConfig, element: int) -> int:
     """Bytes of one tensor per parameter tensor of `model` at `element` bytes an element, each rounded up to 512."""
-    return _trainable(model, 0, ()).bytes(element)
+    return trainable(model, 0, ()).bytes(element)
 
 
 @lru_cache(maxsize=1024)
 def tensor_count(model: TransformerConfig) -> int:
     """How many parameter tensors `model` has."""
-    return _trainable(model, 0, ()).tensors
+    return trainable(model, 0, ()).tensors
 
 
 # Weights and gradients
@@ -112,7 +113,7 @@ def _parameter_bytes(
     matrices = [shape for shape in block_shapes(model).values() if len(shape) == 2]
     saved = sum(round_up(2 * prod(shape)) - frozen_matrix_bytes(shape, bits) for shape in matrices) if bits else 0
     table = round_up(PAIRS_4BIT) if bits == 4 else 0
-    return everything - model.layers * saved + table + _trainable(model, rank, targets).bytes(element)
+    return everything - model.layers * saved + table + trainable(model, rank, targets).bytes(element)
 
 
 def frozen_matrix_bytes(shape: tuple[int, ...], bits: int) -> int:
@@ -137,7 +138,7 @@ def gradient_bytes(run: TrainingRun) -> int:
 
 @lru_cache(maxsize=1024)
 def _trainable_bytes(model: TransformerConfig, rank: int, targets: tuple[str, ...], element: int) -> int:
-    return _trainable(model, rank, targets).bytes(element)
+    return trainable(model, rank, targets).bytes(element)
 
 
 # Optimizer states
@@ -157,7 +158,7 @@ def _state_bytes(
     model: TransformerConfig, rank: int, targets: tuple[str, ...], precision_name: str, optimizer_name: str
 ) -> int:
     precision, optimizer = PRECISIONS[precision_name], OPTIMIZERS[optimizer_name]
-    trained = _trainable(model, rank, targets)
+    trained = trainable(model, rank, targets)
 
     def kept(shapes: Shapes) -> int:
         states = (state_sizes(precision, optimizer, name, shape) for name, shape in shapes.items())

@@ -10,7 +10,7 @@ from math import prod
 
 from ..models import TransformerConfig
 from ..run import OPTIMIZERS, PRECISIONS, Optimizer, Precision, TrainingRun
-from .states import BLOCK_8BIT, PIECE_8BIT, SMALL_8BIT, Trainable, _trainable, is_hidden_matrix
+from .states import BLOCK_8BIT, PIECE_8BIT, SMALL_8BIT, Trainable, trainable, is_hidden_matrix
 from .walk import Change, Totals, Walk, free, highest, make, net
 
 Tensors = Iterable[tuple[str, tuple[int, ...]]]
@@ -55,7 +55,7 @@ def _optimizer_step(
     precision, optimizer = PRECISIONS[precision_name], OPTIMIZERS[optimizer_name]
     if precision.name == "fp8":
         return {}
-    trained = _trainable(model, rank, targets)
+    trained = trainable(model, rank, targets)
     walk = master_walk if precision.master else plain_walk
     scaler = scaler_walk(precision, optimizer, clips)
     return highest([*scaler, *walk(precision, optimizer, trained, set_to_none)])
@@ -226,7 +226,7 @@ def scaler_walk(precision: Precision, optimizer: Optimizer, clips: bool) -> Walk
 
 @lru_cache(maxsize=1024)
 def _clipping(model: TransformerConfig, rank: int, targets: tuple[str, ...], precision_name: str) -> Totals:
-    precision, count = PRECISIONS[precision_name], _trainable(model, rank, targets).tensors
+    precision, count = PRECISIONS[precision_name], trainable(model, rank, targets).tensors
     scaled = precision.loss_scaling and bool(precision.master)
     unscaled = scaler_walk(precision, OPTIMIZERS["sgd"], clips=False) if precision.loss_scaling and not scaled else []
     return highest([*unscaled, *clip_walk(count, 4 if scaled else precision.gradient, keeps_norms=scaled)])
