@@ -10,7 +10,7 @@ from math import prod
 
 from ..models import TransformerConfig
 from ..run import OPTIMIZERS, PRECISIONS, Optimizer, Precision, TrainingRun
-from .states import BLOCK_8BIT, PIECE_8BIT, SMALL_8BIT, Trainable, trainable, is_hidden_matrix
+from .states import BLOCK_8BIT, PIECE_8BIT, SMALL_8BIT, Trainable, is_hidden_matrix, trainable
 from .walk import Change, Totals, Walk, free, highest, make, net
 
 Tensors = Iterable[tuple[str, tuple[int, ...]]]
