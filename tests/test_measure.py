@@ -49,10 +49,6 @@ def test_too_large_for_a_laptop_says_how_large_and_what_to_choose():
         measure(run, "cpu")
 
 
-def test_several_ranks_are_refused_rather_than_guessed():
-    with pytest.raises(ValueError, match="one rank"):
-        measure(RUN.replace(world_size=2), "simulated")
-
 
 # What a measurement holds
 

@@ -69,13 +69,15 @@ def measure(
 
         chosen = forced_source() if source == "auto" else source
         return measure_own(step, model, optimizer, batch, chosen, steps, attention)
-    if run.world_size > 1:
-        raise ValueError("measurements cover one rank so far: set world_size=1")
     if run.precision.name == "fp8":
         raise ValueError(
             "fp8 is not measured: torch by itself trains nothing in fp8, libraries such as MS-AMP do; estimate(run) "
             "accounts for its states; choose precision='bf16-master' to measure the nearest recipe"
         )
+    if run.tensor_parallel > 1:
+        raise ValueError("tensor parallelism has closed forms only (estimating.megatron): set tensor_parallel=1")
+    if run.world_size > 1:
+        return _of_many_ranks(run, source, steps)
     source, note = choose_source(run) if source == "auto" else (source, "")
     return {"live": _live, "simulated": _simulated, "cpu": _cpu, "recorded": _recorded}[source](run, steps, note)
 
@@ -137,6 +139,25 @@ def card_here() -> Gpu:
     return this_gpu()
 
 
+def _of_many_ranks(run: TrainingRun, source: str, steps: int) -> Measurement:
+    """Rank 0 of several. FSDP2 (zero_stage 2 and 3) is simulated, DistributedDataParallel (0 and 1) run on the CPU.
+
+    Raises ValueError, naming what works, for another source.
+    """
+    forced = forced_source() if source == "auto" else source
+    if run.zero_stage >= 2 and forced in ("auto", "simulated"):
+        return _simulated(run, steps, "")
+    if run.zero_stage < 2 and forced == "cpu":
+        return _cpu(run, steps, "")
+    if forced == "recorded":
+        return _recorded(run, steps, "")
+    raise ValueError(
+        f"{run.world_size} ranks with zero_stage={run.zero_stage} cannot be measured with source={forced!r}: "
+        "zero_stage 2 and 3 (FSDP2) work with source='simulated', 0 and 1 (DistributedDataParallel, whose reducer wants "
+        "real gradients) with source='cpu' and a small model in fp32 with eager attention"
+    )
+
+
 def _live(run: TrainingRun, steps: int, note: str) -> Measurement:
     import torch
 
@@ -154,6 +175,10 @@ def _simulated(run: TrainingRun, steps: int, note: str) -> Measurement:
     works, how = availability()
     if not works:
         return _recorded(run, steps, f"not simulated here: {how}")
+    if run.world_size > 1:
+        from .sharded import measure_sharded
+
+        return measure_sharded(run, steps, note)
     return trace_simulated(run, steps, note)
 
 

@@ -122,13 +122,16 @@ class Training:
     def __init__(self, run: TrainingRun, device: str, simulated: bool) -> None:
         self.run, self.device, self.simulated = run, device, simulated
         self.losses: list[float] = []
-        with torch.device(device):
-            self.network = network_for(run)
+        self.network = self._network()
         self.optimizer = self._optimizer()
         self.scaler = torch.amp.GradScaler(device) if run.precision.loss_scaling else None
         shape = (run.micro_batch, run.seq_len + 1)
         text = torch.randint(run.model.vocab, shape, device=device)
         self.tokens, self.targets = text[:, :-1].clone(), text[:, 1:].clone()
+
+    def _network(self) -> Transformer:
+        with torch.device(self.device):
+            return network_for(self.run)
 
     def _optimizer(self) -> torch.optim.Optimizer | MasterOptimizer:
         named = [(name, weight) for name, weight in self.network.named_parameters() if weight.requires_grad]

@@ -41,7 +41,12 @@ def trace_on_cpu(run: TrainingRun, steps: int, note: str) -> Measurement:
 def trace(run: TrainingRun, device: str, steps: int, provenance: Provenance) -> Measurement:
     """Run `steps` steps on `device` under the tracker; the peak is that of the last one."""
     training = Training(run, device, simulated=provenance.source == "simulated")
-    with Tracker(device) as tracker:
+    return follow(training, Tracker(device), steps, provenance)
+
+
+def follow(training: Training, tracker: Tracker, steps: int, provenance: Provenance) -> Measurement:
+    """Run `steps` steps of `training` under `tracker`; the peak is that of the last one."""
+    with tracker:
         tracker.watch(training.network, training.states)
         tracker.bind("inputs", [training.tokens, training.targets])
         last_step = 0

@@ -1,0 +1,387 @@
+"""One rank of many: what it keeps of the states, what it sends, and the buffers that sharding needs on top.
+
+ZeRO's stages in its own formulas (Rajbhandari et al. 2020), then what torch really allocates: DistributedDataParallel's
+buckets, ZeroRedundancyOptimizer's shares, and FSDP2's shards and the buffers that come and go around each block.
+"""
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from math import prod
+from typing import NamedTuple
+
+from ..models import TransformerConfig, block_shapes, outer_shapes, parameter_shapes
+from ..run import TrainingRun
+from ..units import BLOCK, MiB, round_up
+from .states import gradient_bytes, optimizer_state_bytes, parameter_bytes
+from .walk import Walk, free, make
+
+Totals = dict[str, int]
+Shape = tuple[int, ...]
+
+FIRST_BUCKET, BUCKET = 1 * MiB, 25 * MiB
+"""DistributedDataParallel's caps: the first bucket is small, so that communication starts early; then 25 MiB."""
+
+
+# ZeRO in its own formulas
+
+
+def zero_bytes(parameters: int, ranks: int, stage: int, optimizer_bytes: int = 12) -> int:
+    """Bytes of states that each of `ranks` keeps: Ψ = `parameters` in 16-bit, their gradients, K = `optimizer_bytes`.
+
+    (2+2+K)Ψ without sharding; stage 1 shards the optimizer's states, 4Ψ + KΨ/D; stage 2 the gradients too,
+    2Ψ + (2+K)Ψ/D; stage 3 all, (4+K)Ψ/D (Rajbhandari et al. 2020, sections 5.1 to 5.3 and figure 1). A share that does
+    not come out even is rounded up. Raises ValueError for a stage that is not 0, 1, 2 or 3, or for no rank at all.
+    """
+    _check_ranks(ranks)
+    sharded = _of_stage(stage, (0, optimizer_bytes, 2 + optimizer_bytes, 4 + optimizer_bytes))
+    whole = 4 + optimizer_bytes - sharded
+    return whole * parameters + -(-sharded * parameters // ranks)
+
+
+def zero_communication_elements(parameters: int, stage: int) -> int:
+    """Elements that each rank sends in a step: 2Ψ for plain data parallelism, stage 1 and stage 2, 3Ψ for stage 3.
+
+    An all-reduce is a reduce-scatter and an all-gather of Ψ each; stage 3 gathers the parameters twice, for forward and
+    for backward (Rajbhandari et al. 2020, section 7). The factor (D−1)/D of a ring is left out, as the paper does.
+    Raises ValueError for a stage that is not 0, 1, 2 or 3.
+    """
+    return _of_stage(stage, (2, 2, 2, 3)) * parameters
+
+
+def reduce_scatter_bytes(size: int, ranks: int) -> int:
+    """Bytes that each rank sends so that each ends with one share of the sum of `size` bytes: (D−1)/D · size.
+
+    In a ring, in D−1 steps of one share, rounded up (Patarasuk and Yuan 2009). Raises ValueError for no rank at all.
+    """
+    _check_ranks(ranks)
+    return (ranks - 1) * -(-size // ranks)
+
+
+def all_gather_bytes(size: int, ranks: int) -> int:
+    """Bytes that each rank sends so that each ends with all of `size` bytes, of which it had one share: (D−1)/D · size.
+
+    Raises like `reduce_scatter_bytes`.
+    """
+    return reduce_scatter_bytes(size, ranks)
+
+
+def all_reduce_bytes(size: int, ranks: int) -> int:
+    """Bytes that each rank sends so that each ends with the sum: 2(D−1)/D · size, a reduce-scatter and an all-gather.
+
+    Raises like `reduce_scatter_bytes`.
+    """
+    return reduce_scatter_bytes(size, ranks) + all_gather_bytes(size, ranks)
+
+
+def _of_stage(stage: int, values: Sequence[int]) -> int:
+    if isinstance(stage, bool) or stage not in range(4):
+        raise ValueError(f"ZeRO's stage is {stage!r}: 0 (nothing is sharded), 1, 2 or 3")
+    return values[stage]
+
+
+def _check_ranks(ranks: int) -> None:
+    if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
+        raise ValueError(f"there are {ranks!r} ranks: a whole number of at least 1")
+
+
+# What rank 0 of a run keeps
+
+
+def rank_0_states(run: TrainingRun) -> Totals:
+    """Bytes of parameters, gradients and optimizer states of rank 0 of `run`, between backward and the optimizer step.
+
+    Each tensor is rounded up to 512. Stage 0 is one rank's; stage 1 shares out whole tensors; stages 2 and 3 are FSDP2,
+    which keeps no whole parameter between steps, whatever the stage: they differ within the step. Buckets and gathered
+    parameters are not states: see `ddp_communication` and `fsdp_hooks`. Raises ValueError for a run that torch cannot
+    shard like this (see `check_fsdp`).
+    """
+    if run.zero_stage < 2:
+        states = zero_1_optimizer_bytes(run) if run.zero_stage else optimizer_state_bytes(run)
+        gradients = 0 if run.bucket_view else gradient_bytes(run)
+        gradients += sum(bucket_sizes(run)) if run.bucket_view else 0
+        return {"parameters": parameter_bytes(run), "gradients": gradients, "optimizer_states": states}
+    check_fsdp(run)
+    groups = fsdp_groups(run)
+    return {
+        "parameters": sum(group.parameter_bytes for group in groups),
+        "gradients": sum(group.gradient_bytes for group in groups),
+        "optimizer_states": fsdp_optimizer_bytes(run),
+    }
+
+
+# DistributedDataParallel and ZeRO-1
+
+
+def ddp_buckets(tensors: Iterable[int], caps: Sequence[int] = (FIRST_BUCKET, BUCKET)) -> list[int]:
+    """Bytes of each bucket that the reducer makes of gradients of these many bytes, in the order in which they come.
+
+    A bucket is closed by the gradient that brings it to its cap, so it may be larger (torch's
+    compute_bucket_assignment_by_size); the last cap holds for all further buckets.
+    """
+    buckets, filled = [], 0
+    for size in tensors:
+        filled += size
+        if filled >= caps[min(len(buckets), len(caps) - 1)]:
+            buckets.append(filled)
+            filled = 0
+    return [*buckets, filled] if filled else buckets
+
+
+def bucket_sizes(run: TrainingRun, rebuilt: bool = True) -> list[int]:
+    """Bytes of each of DistributedDataParallel's buckets for `run`, each rounded up to 512.
+
+    In the first step there is one bucket for all; then they are `rebuilt` in the order in which gradients came, which
+    is the reverse of the network's but for a tied embedding, whose gradient is complete last either way.
+    """
+    sizes = [run.precision.gradient * prod(shape) for shape in reversed(parameter_shapes(run.model).values())]
+    return [round_up(size) for size in ddp_buckets(sizes, (FIRST_BUCKET, BUCKET) if rebuilt else (sys.maxsize,))]
+
+
+def ddp_communication(run: TrainingRun) -> int:
+    """Bytes of communication buckets besides the gradients, from the first step to the last: as much again as these.
+
+    With `bucket_view` the gradients are views of the buckets, and nothing is there twice.
+    """
+    return 0 if run.bucket_view else sum(bucket_sizes(run))
+
+
+def zero_1_shares(model: TransformerConfig, ranks: int) -> list[dict[str, Shape]]:
+    """Which parameters each rank's optimizer steps: the largest first, each to the rank that has least so far.
+
+    torch's ZeroRedundancyOptimizer shares out whole tensors, so the shares are not even.
+    """
+    _check_ranks(ranks)
+    shares: list[dict[str, Shape]] = [{} for _ in range(ranks)]
+    filled = [0] * ranks
+    for name, shape in sorted(parameter_shapes(model).items(), key=lambda item: -prod(item[1])):
+        rank = filled.index(min(filled))
+        shares[rank][name] = shape
+        filled[rank] += prod(shape)
+    return shares
+
+
+def zero_1_optimizer_bytes(run: TrainingRun) -> int:
+    """Bytes of the optimizer's states on rank 0 with ZeRO-1: of its share of whole tensors only."""
+    return _state_bytes(run, zero_1_shares(run.model, run.world_size)[0])
+
+
+# FSDP2
+
+FSDP_OPTIMIZERS = ("sgd", "momentum", "adam", "adamw")
+
+
+def check_fsdp(run: TrainingRun) -> None:
+    """Raise ValueError, naming what works, for a run that is not covered as FSDP2."""
+    if run.precision.name == "fp8":
+        raise ValueError("FSDP2 is not covered in fp8: choose another precision, such as 'bf16-master'")
+    if run.optimizer.algorithm not in FSDP_OPTIMIZERS:
+        raise ValueError(
+            f"FSDP2 is covered with optimizers that step each number alone, {', '.join(FSDP_OPTIMIZERS)}, "
+            f"not with {run.optimizer.name}, which looks at whole tensors or at blocks of them"
+        )
+    if run.tensor_parallel > 1 or run.lora_rank:
+        raise ValueError("FSDP2 is covered for a whole model: set tensor_parallel=1 and lora_rank=0")
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """What FSDP2 gathers and reduces together, one block or what is outside the blocks, in bytes on rank 0.
+
+    Each parameter is cut along its first dimension into D pieces of as many rows, the last ones padded: `shards` are
+    the elements of rank 0's pieces, one a parameter, so D times as many are gathered. Bytes an element: `stored` in a
+    shard, `gathered_as` where computing, `gradient` as backward makes it, `reduced_as` in the sum of gradients.
+    """
+
+    shards: tuple[int, ...]
+    ranks: int
+    stored: int
+    gathered_as: int
+    reduced_as: int
+    gradient: int
+
+    @property
+    def parameter_bytes(self) -> int:
+        """The shards, a tensor for each parameter."""
+        return sum(round_up(self.stored * shard) for shard in self.shards)
+
+    @property
+    def gradient_bytes(self) -> int:
+        """The gradients' shards: views of the one flat tensor that the reduce-scatter wrote, or of its copy."""
+        return round_up(self.stored * sum(self.shards))
+
+    @property
+    def gather_input(self) -> int:
+        """Rank 0's flat contribution in another number format than its shards'; without one it goes straight into the
+        output.
+        """
+        return round_up(self.gathered_as * sum(self.shards)) if self.gathered_as != self.stored else 0
+
+    @property
+    def gather_output(self) -> int:
+        """The flat buffer that all ranks' pieces arrive in."""
+        return round_up(self.gathered_as * self.ranks * sum(self.shards))
+
+    @property
+    def unsharded(self) -> int:
+        """The parameters as the block computes with them, each copied out of that buffer into a tensor of its own."""
+        return sum(self.whole(self.gathered_as))
+
+    def whole(self, element: int) -> list[int]:
+        """A tensor for each parameter, padded, at `element` bytes an element."""
+        return [round_up(element * self.ranks * shard) for shard in self.shards]
+
+    @property
+    def reduce_input(self) -> int:
+        """The flat buffer that the whole gradients are copied into, padded, in the format of the sum."""
+        return round_up(self.reduced_as * self.ranks * sum(self.shards))
+
+    @property
+    def reduce_output(self) -> int:
+        """Rank 0's share of the summed gradients. Where formats agree this becomes the gradients' shards."""
+        return round_up(self.reduced_as * sum(self.shards))
+
+
+def fsdp_groups(run: TrainingRun) -> tuple[Gathered, ...]:
+    """What is gathered together: the first is what is outside the blocks, then each block. Raises like `check_fsdp`."""
+    check_fsdp(run)
+    block = _gathered(run, block_shapes(run.model))
+    return (_gathered(run, outer_shapes(run.model)), *[block] * run.model.layers)
+
+
+def _gathered(run: TrainingRun, shapes: Mapping[str, Shape]) -> Gathered:
+    stored = run.precision.master or run.precision.weight  # the shard is the master weight
+    compute = run.precision.weight  # under autocast what is gathered is fp32; its 16-bit copies are autocast's
+    shards = tuple(prod(shard_shape(shape, run.world_size)) for shape in shapes.values())
+    return Gathered(shards, run.world_size, stored, compute, stored, run.precision.weight)
+
+
+def shard_shape(shape: Shape, ranks: int) -> Shape:
+    """Rank 0's piece of a parameter: ⌈rows / D⌉ of its rows, as many as any rank has."""
+    _check_ranks(ranks)
+    return (-(-shape[0] // ranks), *shape[1:])
+
+
+def fsdp_optimizer_bytes(run: TrainingRun) -> int:
+    """Bytes of the optimizer's states on rank 0: of its shards. The fp32 shards are themselves the master weights."""
+    shards = {name: shard_shape(shape, run.world_size) for name, shape in parameter_shapes(run.model).items()}
+    return _state_bytes(run, shards) + (2 * BLOCK if run.precision.loss_scaling else 0)
+
+
+def _state_bytes(run: TrainingRun, shapes: Mapping[str, Shape]) -> int:
+    """Bytes of what the optimizer keeps of tensors of these shapes, in fp32 or as they are stored, without masters."""
+    copies = {"sgd": 0, "momentum": 1}.get(run.optimizer.algorithm, 2)
+    moments = copies * sum(round_up(run.precision.state * prod(shape)) for shape in shapes.values())
+    return moments + (BLOCK * len(shapes) if run.optimizer.implementation == "fused" else 0)
+
+
+class Hooks(NamedTuple):
+    """What FSDP2 allocates and frees around the parts of a network, in their order through one micro-batch.
+
+    Of blocks, those after the first, or before the last, are alike. Whole gradients appear within backward, as the
+    layers' own; what frees them is here.
+    """
+
+    before_stem: Walk
+    before_first_block: Walk
+    before_block: Walk
+    after_block: Walk
+    after_head: Walk
+    before_head_backward: Walk
+    before_last_block_backward: Walk
+    before_block_backward: Walk
+    before_first_block_backward: Walk
+    after_last_block_backward: Walk
+    after_block_backward: Walk
+    after_backward: Walk
+
+
+def fsdp_hooks(run: TrainingRun) -> Hooks:
+    """What FSDP2 does around each part of a network of at least two blocks. Raises like `check_fsdp`.
+
+    Forward: a group's flat buffer stays until the next group's parameters have been copied out, so that copying
+    overlaps with gathering; for a moment two flat buffers and the parameters are there. Backward: it goes at once, but
+    the next block's parameters are gathered already. The whole gradients' flat copy stays until the next block's
+    backward is done or, at the end, until the last is reduced. Stage 2 gathers once, before forward, and frees after
+    backward.
+    """
+    outer, block = fsdp_groups(run)[:2]
+    stage_3 = run.zero_stage == 3
+    gathered = gather(block) if stage_3 else []
+    appear = [*unshard(block), free(block.gather_output, COMMUNICATION)] if stage_3 else []
+    first_micro_batch_only = run.accumulation_steps == 1
+    reduced = reduce_scatter(block, first_micro_batch_only)
+    done = [free(block.reduce_input, COMMUNICATION)]
+    return Hooks(
+        [*gather(outer), *unshard(outer)],
+        [*gather(block), *unshard(block), free(outer.gather_output, COMMUNICATION)],
+        [*gather(block), *unshard(block), free(block.gather_output, COMMUNICATION)],
+        reshard(block) if stage_3 else [],
+        [free(block.gather_output, COMMUNICATION)],
+        gathered,
+        [*appear, *gathered],
+        [*appear, *gathered],
+        appear,
+        [*reshard(block), *reduced],
+        [*reshard(block), *done, *reduced],
+        [
+            *reshard(outer),
+            *done,
+            *reduce_scatter(outer, first_micro_batch_only),
+            free(outer.reduce_input, COMMUNICATION),
+        ],
+    )
+
+
+COMMUNICATION = "communication"
+
+
+def gather(group: Gathered) -> Walk:
+    """All ranks' shards arrive in one flat buffer; in another format than the shards', rank 0's are copied first."""
+    if not group.gather_input:
+        return [make(group.gather_output, COMMUNICATION)]
+    sent = group.gather_input
+    return [make(sent, COMMUNICATION), make(group.gather_output, COMMUNICATION), free(sent, COMMUNICATION)]
+
+
+def unshard(group: Gathered) -> Walk:
+    """Each parameter is copied out of the flat buffer into a tensor of its own."""
+    return [make(size, COMMUNICATION) for size in group.whole(group.gathered_as)]
+
+
+def reshard(group: Gathered) -> Walk:
+    """The whole parameters go; rank 0's shards never went."""
+    return [free(size, COMMUNICATION) for size in group.whole(group.gathered_as)]
+
+
+def reduce_scatter(group: Gathered, first: bool) -> Walk:
+    """The whole gradients are copied into one flat buffer, which stays, and go; rank 0's share of the sum arrives.
+
+    The `first` share becomes the gradients' shards; a later one is added to them, and goes.
+    """
+    share = make(group.reduce_output, "gradients" if first else COMMUNICATION)
+    copied = [make(group.reduce_input, COMMUNICATION)]
+    freed = [free(size, "gradients") for size in group.whole(group.gradient)]
+    return [*copied, *freed, share, *([] if first else [free(group.reduce_output, COMMUNICATION)])]
+
+
+def fsdp_communication(run: TrainingRun) -> dict[str, int]:
+    """The most bytes of communication within each part of a micro-batch, in order. Raises like `check_fsdp`."""
+    hooks, layers = fsdp_hooks(run), run.model.layers
+    if layers < 2:
+        raise ValueError(f"{run.model.name} has {layers} block: FSDP2's buffers are described from 2 blocks on")
+    forward = [*hooks.before_first_block, *hooks.after_block, *[*hooks.before_block, *hooks.after_block] * (layers - 1)]
+    last = [*hooks.before_last_block_backward, *hooks.after_last_block_backward]
+    middle = [*hooks.before_block_backward, *hooks.after_block_backward] * (layers - 2)
+    first = [*hooks.before_first_block_backward, *hooks.after_block_backward]
+    parts = {
+        "forward": [*hooks.before_stem, *forward, *hooks.after_head],
+        "loss": [],
+        "backward": [*hooks.before_head_backward, *last, *middle, *first, *hooks.after_backward],
+    }
+    now, highest = 0, {}
+    for part, walk in parts.items():
+        totals = list(accumulate((c.bytes for c in walk if c.kind == COMMUNICATION), initial=now))
+        highest[part], now = max(totals), totals[-1]
+    return highest

@@ -1,0 +1,149 @@
+"""FSDP2 as one rank of many sees it: rank 0 of any number of simulated ranks, in one process without a GPU.
+
+torch's fake process group takes part in every collective without sending anything. What is received has no value, as
+nothing on a simulated GPU has, but every buffer of the genuine `fully_shard` is allocated and freed when it would be.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import lru_cache
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+
+from ..estimating.sharding import check_fsdp
+from ..measurement import Measurement, Provenance
+from ..measuring_errors import SimulationUnavailable
+from ..run import TrainingRun
+from .optimizers import make_optimizer
+from .simulated import simulated_gpu
+from .step import Training
+from .tracing import follow, today, torch_release
+from .tracker import FORWARD, Tracker
+
+aten = torch.ops.aten
+
+
+def measure_sharded(run: TrainingRun, steps: int, note: str) -> Measurement:
+    """`steps` steps of `run` as FSDP2 on rank 0 of `run.world_size` simulated ranks; the peak is that of the last.
+
+    zero_stage 3 frees parameters after a block's forward and gathers them again for its backward; zero_stage 2 keeps
+    them in between. Gathered parameters and the buffers of collectives are "communication". With bf16-master the shards
+    are fp32, and so serve as master weights themselves: bf16 is gathered, gradients are summed in fp32.
+    Raises ValueError for a run that FSDP2 is not covered for, SimulationUnavailable where torch cannot simulate it.
+    """
+    if run.zero_stage < 2:
+        raise ValueError(f"zero_stage={run.zero_stage} is not FSDP2's: it shards parameters, so choose 2 or 3")
+    check_fsdp(run)
+    return _simulate(run, steps, note)
+
+
+@lru_cache(maxsize=16)
+def _simulate(run: TrainingRun, steps: int, note: str) -> Measurement:
+    notes, shown = [note, f"rank 0 of {run.world_size} simulated ranks"], run
+    if run.accumulation_steps > 2:
+        shown = run.replace(accumulation_steps=2)
+        notes.append(f"2 of {run.accumulation_steps} micro-batches run, the others repeat the second")
+    if run.precision.master:
+        notes.append("the fp32 shards are the master weights, and gradients are fp32 shards too")
+    provenance = Provenance(
+        "simulated", "simulated GPU", torch_release(), today(), "; ".join(part for part in notes if part)
+    )
+    with simulated_ranks(run.world_size) as mesh, simulated_gpu(run.attention):
+        return follow(ShardedTraining(shown, mesh), ShardTracker("cuda"), steps, provenance)
+
+
+@contextmanager
+def simulated_ranks(ranks: int) -> Iterator[Any]:
+    """Inside, this process is rank 0 of so many, whose other ranks are not there; gives their device mesh.
+
+    Raises SimulationUnavailable if torch is built without distributed training, RuntimeError if this process is one of
+    a real process group.
+    """
+    if not dist.is_available():
+        raise SimulationUnavailable("this build of torch has no torch.distributed, so no ranks can be simulated")
+    if dist.is_initialized():
+        raise RuntimeError("this process belongs to a process group already: end it with destroy_process_group() first")
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.multiple(torch.cuda, **_streams()))
+        dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
+        stack.callback(dist.destroy_process_group)
+        # before any fake mode is entered: a mesh reads the values of its tensor of ranks
+        yield dist.device_mesh.init_device_mesh("cuda", (ranks,))
+
+
+def _streams() -> dict[str, Any]:
+    """What FSDP2 asks torch.cuda for, done as on the CPU: every stream is the one that there is, no event waits.
+
+    The order of allocations on the host does not depend on streams.
+    """
+
+    class Stream(torch.cpu.Stream):
+        stream_id = device_index = 0
+        device_type = 1  # of CUDA: newer releases of torch read these three
+
+    return {
+        "current_device": lambda: 0,
+        "device_count": lambda: 1,
+        "set_device": lambda device: None,
+        "Stream": Stream,
+        "stream": torch.cpu.stream,
+        "current_stream": lambda *device: Stream(),
+        "Event": torch.cpu.Event,
+    }
+
+
+class ShardedTraining(Training):
+    """The training step of `run` with its network sharded over `mesh`: each block by itself, then all that is left."""
+
+    def __init__(self, run: TrainingRun, mesh: Any) -> None:
+        self.mesh = mesh
+        super().__init__(run, "cuda", simulated=True)
+
+    def _network(self, dtype: torch.dtype) -> torch.nn.Module:
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+        low = getattr(torch, self.run.precision.dtype)
+        policy = MixedPrecisionPolicy(low, torch.float32) if self.run.precision.master else MixedPrecisionPolicy()
+        network = super()._network(torch.float32 if self.run.precision.master else dtype)
+        for block in network.blocks:
+            fully_shard(block, mesh=self.mesh, mp_policy=policy, reshard_after_forward=self.run.zero_stage == 3)
+        return fully_shard(network, mesh=self.mesh, mp_policy=policy)  # the root's parameters stay for backward
+
+    def _optimizer(self) -> torch.optim.Optimizer:
+        return make_optimizer(self.run.optimizer, list(self.network.named_parameters()))
+
+
+class ShardTracker(Tracker):
+    """Knows FSDP2's buffers by the operators that fill and empty them: they are communication."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = super().__torch_dispatch__(func, types, args, kwargs)
+        if out is NotImplemented:
+            return out
+        if func.namespace == "fsdp":
+            self._bind_buffers(func, args, kwargs or {})
+        elif func is aten._to_copy.default and (self.phase in FORWARD or self._recomputing):
+            source, copy = self._known(args[0]), self._known(out)
+            if source is not None and copy is not None and source.bound == "communication" and source is not copy:
+                copy.bound = "weight_copies"  # autocast's, of a gathered weight
+        return out
+
+    def _bind_buffers(self, func: Any, args: Any, kwargs: Any) -> None:
+        operator = func._schema.name.removeprefix("fsdp::")
+        if operator == "all_gather_copy_in":
+            shards, gathered = args[0], args[1]
+            self.bind("communication", [gathered, *(shard for shard in shards if self._is_unbound(shard))])
+        elif operator == "split_with_sizes_copy":
+            self.bind("communication", kwargs["out"])
+        elif operator == "chunk_cat":
+            self.bind("gradients", (gradient for gradient in args[0] if self._is_unbound(gradient)))
+            self.bind("communication", [kwargs["out"]])
+
+    def _is_unbound(self, tensor: torch.Tensor) -> bool:
+        storage = self._known(tensor)
+        return storage is not None and not storage.bound

@@ -1,0 +1,292 @@
+"""Shards and what goes between ranks: ZeRO's table, torch's own partitions, and FSDP2 as rank 0 of many."""
+
+import dataclasses
+import sys
+from math import prod
+
+import pytest
+import torch
+import torch.distributed as dist
+from engine import GPT, LLAMA, shallow, simulate, tiny
+
+from course_utils import measure
+from course_utils.estimating import megatron
+from course_utils.estimating.sharding import (
+    BUCKET,
+    FIRST_BUCKET,
+    all_gather_bytes,
+    all_reduce_bytes,
+    bucket_sizes,
+    ddp_buckets,
+    fsdp_communication,
+    fsdp_groups,
+    rank_0_states,
+    reduce_scatter_bytes,
+    zero_1_shares,
+    zero_bytes,
+    zero_communication_elements,
+)
+from course_utils.measuring.sharded import measure_sharded, simulated_ranks
+from course_utils.models import PRESETS, parameter_shapes
+from course_utils.run import TrainingRun
+from course_utils.units import GB, round_up
+
+RUN = TrainingRun(tiny("gpt2"), 2, 64, world_size=8, zero_stage=3)
+
+
+# ZeRO's formulas
+
+
+@pytest.mark.parametrize(("stage", "shown"), [(0, "120"), (1, "31.4"), (2, "16.6"), (3, "1.9")])
+def test_zeros_own_table(stage, shown):
+    """Rajbhandari et al. 2020, figure 1; the paper cuts 16.64 to 16.6 and 1.875 to 1.9."""
+    assert f"{zero_bytes(7_500_000_000, 64, stage) / GB:.{1 if '.' in shown else 0}f}" == shown
+
+
+@pytest.mark.parametrize("stage", range(4))
+def test_on_one_rank_every_stage_is_the_same(stage):
+    assert zero_bytes(1000, 1, stage) == 16_000
+    assert zero_bytes(1000, 1, stage, optimizer_bytes=8) == 12_000
+
+
+def test_sharding_less_costs_more_and_never_less_than_an_even_share():
+    for parameters in (1, 999, 10**9 + 7):
+        for ranks in (2, 3, 64):
+            sizes = [zero_bytes(parameters, ranks, stage) for stage in range(4)]
+            assert sizes == sorted(sizes, reverse=True)
+            assert 16 * parameters <= ranks * sizes[3] < 16 * parameters + ranks
+
+
+def test_stage_3_sends_half_as_much_again():
+    assert [zero_communication_elements(100, stage) for stage in range(4)] == [200, 200, 200, 300]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+def test_a_ring_reduces_as_its_formula_says(ranks):
+    """The ring, step by step: each rank sends one chunk a step, and in the end everybody has every sum."""
+    chunks = [[{rank} for _ in range(ranks)] for rank in range(ranks)]
+    sent = 0
+    for step in range(ranks - 1):
+        for rank in range(ranks):
+            chunk = (rank - step) % ranks
+            chunks[(rank + 1) % ranks][chunk] = chunks[(rank + 1) % ranks][chunk] | chunks[rank][chunk]
+        sent += 1
+    assert all(chunks[rank][(rank + 1) % ranks] == set(range(ranks)) for rank in range(ranks))
+    assert reduce_scatter_bytes(ranks * 40, ranks) == all_gather_bytes(ranks * 40, ranks) == sent * 40
+    assert all_reduce_bytes(ranks * 40, ranks) == 2 * sent * 40
+
+
+@pytest.mark.parametrize("ranks", [0, -1, 1.5, True, None])
+def test_no_ranks_at_all_are_refused(ranks):
+    with pytest.raises(ValueError, match="ranks: a whole number of at least 1"):
+        all_reduce_bytes(10, ranks)
+
+
+@pytest.mark.parametrize("stage", [-1, 4, 1.5, True, "3"])
+def test_an_unknown_stage_is_refused(stage):
+    with pytest.raises(ValueError, match=r"0 \(nothing is sharded\), 1, 2 or 3"):
+        zero_bytes(10, 2, stage)
+
+
+# DistributedDataParallel and ZeRO-1, without any process
+
+
+@pytest.mark.parametrize("model", [tiny("gpt2"), tiny("llama"), GPT, LLAMA], ids=lambda model: model.name)
+@pytest.mark.parametrize("caps", [(FIRST_BUCKET, BUCKET), (sys.maxsize,), (512,)], ids=str)
+def test_buckets_are_those_of_torch(model, caps):
+    shapes = list(reversed(parameter_shapes(model).values()))
+    tensors = [torch.empty(shape, device="meta") for shape in shapes]
+    indices, _ = dist._compute_bucket_assignment_by_size(
+        tensors, list(caps), [False] * len(tensors), list(range(len(tensors)))
+    )
+    theirs = [sum(4 * prod(shapes[index]) for index in bucket) for bucket in indices]
+    assert sorted(theirs) == sorted(ddp_buckets([4 * prod(shape) for shape in shapes], caps))
+
+
+def test_all_buckets_together_are_all_gradients():
+    run = TrainingRun(GPT, precision="fp32", attention="eager", world_size=4)
+    for rebuilt in (True, False):
+        assert 0 <= sum(bucket_sizes(run, rebuilt)) - 4 * GPT.parameters < 512 * len(bucket_sizes(run, rebuilt))
+    assert len(bucket_sizes(run, rebuilt=False)) == 1 < len(bucket_sizes(run))
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 5])
+def test_zero_1_shares_out_whole_tensors_once_each(ranks):
+    shares = zero_1_shares(GPT, ranks)
+    assert sum(prod(shape) for share in shares for shape in share.values()) == GPT.parameters
+    assert sorted(name for share in shares for name in share) == sorted(parameter_shapes(GPT))
+    assert "embedding.weight" in shares[0]  # the largest goes first
+
+
+# FSDP2
+
+
+SHARDED = [
+    {},
+    {"zero_stage": 2},
+    {"precision": "fp32", "attention": "efficient", "world_size": 3},
+    {"precision": "bf16-master", "world_size": 64},
+    {"precision": "bf16", "optimizer": "adamw-fused"},
+    {"precision": "amp-fp16", "optimizer": "momentum", "recompute": "full"},
+    {"model": tiny("llama"), "accumulation_steps": 3, "world_size": 5, "recompute": "selective"},
+]
+
+
+@pytest.mark.parametrize("changes", SHARDED, ids=str)
+def test_states_of_rank_0_are_exact(changes):
+    run = RUN.replace(**changes)
+    found = simulate(run)
+    before_step = found.moments["end of backward"]
+    assert {kind: before_step[kind] for kind in ("parameters", "gradients", "optimizer_states")} == rank_0_states(run)
+    assert before_step["communication"] == before_step["temporaries"] == before_step["activations"] == 0
+    assert dict(found.moments["end of step 1"]) == dict(found.moments["end of step 2"])
+
+
+def test_provenance_says_whose_memory_it_is():
+    assert "rank 0 of 8 simulated ranks" in str(simulate(RUN).provenance)
+    assert simulate(RUN).source == "simulated"
+    assert "the fp32 shards are the master weights" in str(simulate(RUN.replace(precision="bf16-master")).provenance)
+    assert "2 of 3 micro-batches" in str(simulate(RUN.replace(accumulation_steps=3)).provenance)
+
+
+@pytest.mark.parametrize("changes", SHARDED, ids=str)
+def test_communication_is_exact_in_every_phase(changes):
+    run = RUN.replace(**changes).replace(accumulation_steps=changes.get("accumulation_steps", 1))
+    run = run.replace(model=dataclasses.replace(run.model, layers=4))
+    found, expected = simulate(run), fsdp_communication(run)
+    curve = found.timeline.curves()["communication"]
+    marks = [mark for mark in found.timeline.marks if mark.step == 2]
+    starts = {mark.phase: mark.event for mark in marks}  # of the last micro-batch
+    ends = {"forward": starts["loss"], "loss": starts["backward"], "backward": starts["optimizer"]}
+    assert {phase: max(curve[starts[phase] : end]) for phase, end in ends.items()} == expected
+    assert found.moments["end of backward"]["communication"] == 0
+
+
+@pytest.mark.parametrize("changes", [SHARDED[2], SHARDED[3], SHARDED[0], SHARDED[5]], ids=str)
+def test_activations_are_those_of_one_rank(changes):
+    """Sharding states changes nothing of what forward keeps, but for copies that autocast makes of padded weights."""
+    run = RUN.replace(**changes)
+    alone = simulate(run.replace(world_size=1, zero_stage=0))
+    assert simulate(run).moments["end of forward"]["activations"] == alone.moments["end of forward"]["activations"]
+
+
+def test_stage_2_keeps_what_stage_3_frees_after_forward():
+    deep = RUN.replace(model=tiny("gpt2", layers=5))
+    outer, block = fsdp_groups(deep)[:2]
+    kept = simulate(deep.replace(zero_stage=2)).moments["after loss"]["communication"]
+    assert kept == outer.unsharded + 5 * block.unsharded
+    assert simulate(deep).moments["after loss"]["communication"] == outer.unsharded
+
+
+def test_more_ranks_leave_less_to_each():
+    sizes = [sum(rank_0_states(RUN.replace(world_size=ranks)).values()) for ranks in (2, 8, 64)]
+    whole = sum(rank_0_states(RUN.replace(world_size=1, zero_stage=0)).values())
+    assert whole / 2 <= sizes[0] < 0.52 * whole
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def test_padding_is_counted():
+    """A bias of 256 over 100 ranks: 3 elements a rank, so 300 are gathered."""
+    run = RUN.replace(world_size=100, precision="fp32", attention="eager")
+    block = fsdp_groups(run)[1]
+    assert 3 in block.shards
+    assert block.unsharded > sum(round_up(4 * prod(shape)) for shape in parameter_shapes(run.model).values()) / 4
+
+
+# What is refused, and what is left behind
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"precision": "fp8"}, "fp8"),
+        ({"optimizer": "muon"}, "muon"),
+        ({"lora_rank": 4}, "lora_rank=0"),
+    ],
+)
+def test_what_fsdp_is_not_covered_for(changes, words):
+    with pytest.raises(ValueError, match=words):
+        measure(RUN.replace(**changes), "simulated")
+
+
+def test_other_stages_are_not_fsdps():
+    with pytest.raises(ValueError, match="choose 2 or 3"):
+        measure_sharded(RUN.replace(zero_stage=1), 1, "")
+
+
+@pytest.mark.parametrize(("stage", "source"), [(0, "simulated"), (1, "auto"), (3, "cpu"), (2, "live")])
+def test_the_error_names_what_works(stage, source):
+    with pytest.raises(ValueError, match=r"zero_stage 2 and 3 .* source='simulated', 0 and 1 .* source='cpu'"):
+        measure(RUN.replace(zero_stage=stage), source)
+
+
+def test_tensor_parallelism_is_not_measured():
+    with pytest.raises(ValueError, match="closed forms only"):
+        measure(RUN.replace(world_size=1, zero_stage=0, tensor_parallel=2), "simulated")
+
+
+def test_torch_is_left_as_it_was():
+    before = (torch.cuda.Event, torch.cuda.current_device, torch.UntypedStorage.resize_, torch.get_rng_state().tolist())
+    measure_sharded(RUN.replace(world_size=7), 1, "once")
+    assert not dist.is_initialized()
+    after = (torch.cuda.Event, torch.cuda.current_device, torch.UntypedStorage.resize_, torch.get_rng_state().tolist())
+    assert before == after
+
+
+def test_the_group_is_ended_when_the_run_fails(monkeypatch):
+    def broken(*_):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("course_utils.measuring.sharded.follow", broken)
+    with pytest.raises(ZeroDivisionError):
+        measure_sharded(RUN.replace(world_size=6), 1, "fails")
+    assert not dist.is_initialized()
+
+
+def test_within_a_real_process_group_it_is_refused():
+    with simulated_ranks(2), pytest.raises(RuntimeError, match="destroy_process_group"):
+        measure_sharded(RUN.replace(world_size=9), 1, "within")
+
+
+# Tensor and sequence parallelism
+
+
+def korthikanti(**changes):
+    run = TrainingRun("gpt3-175b", 1, 2048, attention="eager", tensor_parallel=8)
+    return megatron.block_activation_bytes(run.replace(**changes)) / (2048 * 12288)
+
+
+def test_korthikantis_table():
+    """s = 2048, b = 1, h = 12288, a = 96, t = 8: 5as/h = 80."""
+    assert korthikanti(tensor_parallel=1) == 34 + 80
+    assert korthikanti() == 10 + 24 / 8 + 80 / 8
+    assert korthikanti(sequence_parallel=True) == (34 + 80) / 8
+    assert korthikanti(recompute="selective-attention") == 10 + 24 / 8
+    assert korthikanti(recompute="selective-attention", sequence_parallel=True) == 34 / 8
+    assert korthikanti(recompute="full") == 2
+    with pytest.raises(ValueError, match="the paper covers"):
+        korthikanti(recompute="sqrt")
+
+
+@pytest.mark.parametrize("model", [PRESETS["gpt3-175b"], PRESETS["llama3-8b"], tiny("gpt2"), tiny("llama")], ids=str)
+def test_ranks_have_everything_between_them(model):
+    for ranks in (1, 2):
+        vocabulary = -(-model.vocab // ranks) * ranks - model.vocab
+        padding = vocabulary * model.hidden * (1 if model.tied else 2)
+        total = ranks * megatron.parameters_per_rank(model, ranks)
+        assert total == model.parameters + padding + (ranks - 1) * megatron.replicated_parameters(model)
+
+
+def test_replicated_are_norms_positions_and_biases_after_a_sum():
+    model = tiny("gpt2")
+    h, L = model.hidden, model.layers
+    assert megatron.replicated_parameters(model) == L * (4 * h + 2 * h) + 2 * h + model.max_positions * h
+
+
+def test_ranks_that_do_not_divide_are_refused():
+    with pytest.raises(ValueError, match="do not divide 2 key and value heads"):
+        megatron.parameters_per_rank(tiny("llama"), 4)
+    assert megatron.communication_elements(RUN) == 0
+    model = dataclasses.replace(tiny("gpt2"), layers=3)
+    assert megatron.communication_elements(TrainingRun(model, 2, 64, tensor_parallel=4)) == 3 * 4 * 64 * 2 * 256
+    assert shallow(GPT, 1).layers == 1
