@@ -49,7 +49,6 @@ def test_too_large_for_a_laptop_says_how_large_and_what_to_choose():
         measure(run, "cpu")
 
 
-
 # What a measurement holds
 
 

@@ -96,9 +96,8 @@ def test_an_unknown_stage_is_refused(stage):
 def test_buckets_are_those_of_torch(model, caps):
     shapes = list(reversed(parameter_shapes(model).values()))
     tensors = [torch.empty(shape, device="meta") for shape in shapes]
-    indices, _ = dist._compute_bucket_assignment_by_size(
-        tensors, list(caps), [False] * len(tensors), list(range(len(tensors)))
-    )
+    dense, order = [False] * len(tensors), list(range(len(tensors)))
+    indices, _ = torch._C._distributed_c10d._compute_bucket_assignment_by_size(tensors, list(caps), dense, order)
     theirs = [sum(4 * prod(shapes[index]) for index in bucket) for bucket in indices]
     assert sorted(theirs) == sorted(ddp_buckets([4 * prod(shape) for shape in shapes], caps))
 
@@ -128,6 +127,7 @@ SHARDED = [
     {"precision": "bf16-master", "world_size": 64},
     {"precision": "bf16", "optimizer": "adamw-fused"},
     {"precision": "amp-fp16", "optimizer": "momentum", "recompute": "full"},
+    {"precision": "fp16-master", "optimizer": "lion", "clip_grad_norm": 1.0, "set_to_none": False},
     {"model": tiny("llama"), "accumulation_steps": 3, "world_size": 5, "recompute": "selective"},
 ]
 

@@ -4,6 +4,7 @@ ZeRO's stages in its own formulas (Rajbhandari et al. 2020), then what torch rea
 buckets, ZeroRedundancyOptimizer's shares, and FSDP2's shards and the buffers that come and go around each block.
 """
 
+import dataclasses
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,9 +13,9 @@ from math import prod
 from typing import NamedTuple
 
 from ..models import TransformerConfig, block_shapes, outer_shapes, parameter_shapes
-from ..run import TrainingRun
+from ..run import Precision, TrainingRun
 from ..units import BLOCK, MiB, round_up
-from .states import gradient_bytes, optimizer_state_bytes, parameter_bytes
+from .states import CODEBOOKS_8BIT, gradient_bytes, optimizer_state_bytes, parameter_bytes, state_sizes
 from .walk import Walk, free, make
 
 Totals = dict[str, int]
@@ -164,12 +165,12 @@ def zero_1_shares(model: TransformerConfig, ranks: int) -> list[dict[str, Shape]
 
 def zero_1_optimizer_bytes(run: TrainingRun) -> int:
     """Bytes of the optimizer's states on rank 0 with ZeRO-1: of its share of whole tensors only."""
-    return _state_bytes(run, zero_1_shares(run.model, run.world_size)[0])
+    return _state_bytes(run, run.precision, zero_1_shares(run.model, run.world_size)[0])
 
 
 # FSDP2
 
-FSDP_OPTIMIZERS = ("sgd", "momentum", "adam", "adamw")
+FSDP_OPTIMIZERS = ("sgd", "momentum", "adam", "adamw", "lion")
 
 
 def check_fsdp(run: TrainingRun) -> None:
@@ -266,14 +267,18 @@ def shard_shape(shape: Shape, ranks: int) -> Shape:
 def fsdp_optimizer_bytes(run: TrainingRun) -> int:
     """Bytes of the optimizer's states on rank 0: of its shards. The fp32 shards are themselves the master weights."""
     shards = {name: shard_shape(shape, run.world_size) for name, shape in parameter_shapes(run.model).items()}
-    return _state_bytes(run, shards) + (2 * BLOCK if run.precision.loss_scaling else 0)
+    return _state_bytes(run, dataclasses.replace(run.precision, master=0), shards)
 
 
-def _state_bytes(run: TrainingRun, shapes: Mapping[str, Shape]) -> int:
-    """Bytes of what the optimizer keeps of tensors of these shapes, in fp32 or as they are stored, without masters."""
-    copies = {"sgd": 0, "momentum": 1}.get(run.optimizer.algorithm, 2)
-    moments = copies * sum(round_up(run.precision.state * prod(shape)) for shape in shapes.values())
-    return moments + (BLOCK * len(shapes) if run.optimizer.implementation == "fused" else 0)
+def _state_bytes(run: TrainingRun, precision: Precision, shapes: Mapping[str, Shape]) -> int:
+    """Bytes of what the optimizer, and a loss scaler, keep for tensors of these names and shapes."""
+    kept = (state_sizes(precision, run.optimizer, name, shape) for name, shape in shapes.items())
+    tables = CODEBOOKS_8BIT if run.optimizer.algorithm == "adam8bit" else ()
+    scaler = 2 * BLOCK if precision.loss_scaling else 0
+    return sum(round_up(size) for sizes in (*kept, tables) for size in sizes) + scaler
+
+
+COMMUNICATION = "communication"
 
 
 class Hooks(NamedTuple):
@@ -332,9 +337,6 @@ def fsdp_hooks(run: TrainingRun) -> Hooks:
             free(outer.reduce_input, COMMUNICATION),
         ],
     )
-
-
-COMMUNICATION = "communication"
 
 
 def gather(group: Gathered) -> Walk:

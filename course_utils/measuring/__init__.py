@@ -153,8 +153,8 @@ def _of_many_ranks(run: TrainingRun, source: str, steps: int) -> Measurement:
         return _recorded(run, steps, "")
     raise ValueError(
         f"{run.world_size} ranks with zero_stage={run.zero_stage} cannot be measured with source={forced!r}: "
-        "zero_stage 2 and 3 (FSDP2) work with source='simulated', 0 and 1 (DistributedDataParallel, whose reducer wants "
-        "real gradients) with source='cpu' and a small model in fp32 with eager attention"
+        "zero_stage 2 and 3 (FSDP2) work with source='simulated', 0 and 1 (DistributedDataParallel, whose reducer "
+        "wants real gradients) with source='cpu' and a small model in fp32 with eager attention"
     )
 
 

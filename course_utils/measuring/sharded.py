@@ -16,6 +16,7 @@ import torch.distributed as dist
 from ..estimating.sharding import check_fsdp
 from ..measurement import Measurement, Provenance
 from ..measuring_errors import SimulationUnavailable
+from ..networks import Transformer, build_network, default_dtype
 from ..run import TrainingRun
 from .optimizers import make_optimizer
 from .simulated import simulated_gpu
@@ -104,15 +105,18 @@ class ShardedTraining(Training):
         self.mesh = mesh
         super().__init__(run, "cuda", simulated=True)
 
-    def _network(self, dtype: torch.dtype) -> torch.nn.Module:
-        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    def _network(self) -> Transformer:
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
-        low = getattr(torch, self.run.precision.dtype)
-        policy = MixedPrecisionPolicy(low, torch.float32) if self.run.precision.master else MixedPrecisionPolicy()
-        network = super()._network(torch.float32 if self.run.precision.master else dtype)
+        run, low = self.run, getattr(torch, self.run.precision.dtype)
+        policy = MixedPrecisionPolicy(low, torch.float32) if run.precision.master else MixedPrecisionPolicy()
+        with torch.device(self.device), default_dtype(torch.float32 if run.precision.master else low):
+            network = build_network(run.model, run.attention, run.recompute)
         for block in network.blocks:
-            fully_shard(block, mesh=self.mesh, mp_policy=policy, reshard_after_forward=self.run.zero_stage == 3)
-        return fully_shard(network, mesh=self.mesh, mp_policy=policy)  # the root's parameters stay for backward
+            fully_shard(block, mesh=self.mesh, mp_policy=policy, reshard_after_forward=run.zero_stage == 3)
+        fully_shard(network, mesh=self.mesh, mp_policy=policy)  # these parameters stay until their backward
+        register_fsdp_forward_method(network, "features")  # where the loss is cut into chunks, this is forward
+        return network
 
     def _optimizer(self) -> torch.optim.Optimizer:
         return make_optimizer(self.run.optimizer, list(self.network.named_parameters()))

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ..networks import chunked_loss, loss_of, network_for
+from ..networks import Transformer, chunked_loss, loss_of, network_for
 from ..run import TrainingRun
 from .optimizers import Named, make_codebooks, make_optimizer, states_of
 
