@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from engine import GPT, LLAMA, shallow, simulate, tiny
+from torch._C import _distributed_c10d as distributed_c10d
 
 from course_utils import measure
 from course_utils.estimating import megatron
@@ -97,7 +98,7 @@ def test_buckets_are_those_of_torch(model, caps):
     shapes = list(reversed(parameter_shapes(model).values()))
     tensors = [torch.empty(shape, device="meta") for shape in shapes]
     dense, order = [False] * len(tensors), list(range(len(tensors)))
-    indices, _ = torch._C._distributed_c10d._compute_bucket_assignment_by_size(tensors, list(caps), dense, order)
+    indices, _ = distributed_c10d._compute_bucket_assignment_by_size(tensors, list(caps), dense, order)
     theirs = [sum(4 * prod(shapes[index]) for index in bucket) for bucket in indices]
     assert sorted(theirs) == sorted(ddp_buckets([4 * prod(shape) for shape in shapes], caps))
 
@@ -125,7 +126,7 @@ SHARDED = [
     {"zero_stage": 2},
     {"precision": "fp32", "attention": "efficient", "world_size": 3},
     {"precision": "bf16-master", "world_size": 64},
-    {"precision": "bf16", "optimizer": "adamw-fused"},
+    {"precision": "bf16", "optimizer": "adamw-fused", "loss_chunks": 4},
     {"precision": "amp-fp16", "optimizer": "momentum", "recompute": "full"},
     {"precision": "fp16-master", "optimizer": "lion", "clip_grad_norm": 1.0, "set_to_none": False},
     {"model": tiny("llama"), "accumulation_steps": 3, "world_size": 5, "recompute": "selective"},

@@ -115,7 +115,8 @@ class ShardedTraining(Training):
         for block in network.blocks:
             fully_shard(block, mesh=self.mesh, mp_policy=policy, reshard_after_forward=run.zero_stage == 3)
         fully_shard(network, mesh=self.mesh, mp_policy=policy)  # these parameters stay until their backward
-        register_fsdp_forward_method(network, "features")  # where the loss is cut into chunks, this is forward
+        if run.loss_chunks > 1:  # then forward ends before the head
+            register_fsdp_forward_method(network, "features")
         return network
 
     def _optimizer(self) -> torch.optim.Optimizer:
