@@ -1,0 +1,30 @@
+"""Our allocator against torch's own, compiled: the same bytes, retries and failures after every action of 88 traces."""
+
+import json
+
+import pytest
+from genuine_allocator import ANSWERS, CASES, compiled, digest, genuine_answers, our_answers, why_not
+
+KEPT = json.loads(ANSWERS.read_text(encoding="utf-8"))
+
+
+def test_every_case_has_an_answer():
+    assert set(KEPT["answers"]) == set(CASES) and KEPT["torch"].startswith("2.")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_does_what_torchs_own_allocator_did(case):
+    assert digest(our_answers(case)) == KEPT["answers"][case]
+
+
+def test_the_traces_run_out_of_memory_and_try_again():
+    answers = our_answers(f"{CASES[-1].split()[0]} 0")
+    assert sum(answer.endswith(" 1") for answer in answers) > 10, "allocations that fail"
+    assert int(answers[-1].split()[3]) > 10, "retries"
+
+
+@pytest.mark.skipif(bool(why_not()), reason=f"torch's own allocator cannot be asked here: {why_not()}")
+def test_torchs_own_allocator_here_answers_the_same(tmp_path):
+    program = compiled(tmp_path)
+    for case in CASES[::3]:
+        assert genuine_answers(program, case) == our_answers(case)
