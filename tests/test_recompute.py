@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from engine import GPT, LLAMA, Operators, Unwatched, shallow, simulate, tiny
+from test_tracker import allocator_events, cpu_run, tracker_events
 
 from course_utils.measurement import Allocation, Measurement
 from course_utils.measuring.simulated import simulated_gpu
@@ -224,3 +225,21 @@ def test_autocasts_copies_of_weights_are_not_offloaded():
     standard, offloaded = simulate(run), simulate(run.replace(recompute="offload"))
     moment = "end of forward"
     assert standard.moments[moment]["weight_copies"] == offloaded.moments[moment]["weight_copies"] > 0
+
+
+# Against the real allocator
+
+LORA = {"lora_rank": 4, "lora_targets": ("attention", "mlp")}
+
+
+@pytest.mark.parametrize("accumulation_steps", [1, 2])
+@pytest.mark.parametrize(
+    "choices",
+    [*({"recompute": kind} for kind in KINDS if kind != "every-5"), {"loss_chunks": 3}, LORA],
+    ids=lambda choices: "-".join(map(str, choices.values())),
+)
+def test_every_allocation_is_seen_in_order(choices, accumulation_steps, offload_everything):
+    """A policy of selective checkpoints is a dispatch mode too, but none that is there when gradients are joined."""
+    run = cpu_run("llama", accumulation_steps=accumulation_steps)
+    run = run.replace(model=dataclasses.replace(run.model, layers=3), **choices)
+    assert tracker_events(run) == allocator_events(run)
