@@ -141,7 +141,7 @@ def test_two_micro_batches_stand_for_four(run):
 def test_the_estimate_is_its_highest_moment(run):
     stages = moments(run)
     names = list(stages)
-    assert (names[0], names[-1]) == ("end of forward", "end of step")
+    assert (names[0], names[-1]) == ("forward", "end of step")
     assert estimate(run).total == max(stage.total for stage in stages.values())
     assert all(stage.label == name and stage.total == sum(stage.values()) for name, stage in stages.items())
     assert all(size >= 0 for stage in stages.values() for size in stage.values())

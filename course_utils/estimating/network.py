@@ -24,6 +24,7 @@ from .operations import (
     split,
     view,
 )
+from .recomputation import Offloading, checkpoint
 from .structure import Structure
 from .tape import Gradient, Saving, Tape, Tensor
 
@@ -71,13 +72,14 @@ class Attention:
     def __call__(self, x: Tensor, shared: Shared) -> Tensor:
         step, shape = self.step, self.step.structure
         if shape.fused_qkv:
-            parts = iter(split(step, call(self.inputs[0], x), ["sb·h", "sb·kv", "sb·kv"]))
+            parts = split(step, call(self.inputs[0], x), ["sb·h", "sb·kv", "sb·kv"])
         else:
-            parts = (call(make, x) for make in self.inputs)
+            parts = [call(make, x) for make in self.inputs]
         q, k, v = (heads_apart(step, part, number) for number, part in enumerate(parts))
+        del parts
         if shape.positions == "rotary":
             q, k = rotate(step, q, shared, "h"), rotate(step, k, shared, "kv")
-        y = eager_attention(step, q, k, v, shared[-1]) if shape.attention == "eager" else fused_attention(step, q, k, v)
+        y = attention_core(step, q, k, v, shared[-1:])
         return dropout(step, call(self.out, heads_joined(step, y)), "attention output")
 
 
@@ -99,7 +101,7 @@ def heads_joined(step: Step, y: Tensor) -> Tensor:
 
 
 def rotate(step: Step, x: Tensor, shared: Shared, width: str) -> Tensor:
-    """Rotary positions: each half of a head times the cosine, plus the other half, the second negated, times the sine."""
+    """Rotary positions: a head times the cosine, plus its halves swapped, the second negated, times the sine."""
     first, second = split(step, x, [f"sb·{width}/2"] * 2)
     cosine, sine = shared[:2]
     return add(
@@ -118,6 +120,13 @@ def full_width(step: Step, x: Tensor) -> Tensor:
     return copied(step, x, "sb·h") if step.structure.grouped else x
 
 
+def attention_core(step: Step, q: Tensor, k: Tensor, v: Tensor, mask: Shared) -> Tensor:
+    """From q·kᵀ to weights·v, under a checkpoint of its own where that is what is run again."""
+    arguments = (step, q, k, v, *mask) if step.structure.attention == "eager" else (step, q, k, v)
+    core = eager_attention if step.structure.attention == "eager" else fused_attention
+    return checkpoint(step, core, *arguments) if step.structure.recompute == "selective-attention" else core(*arguments)
+
+
 def fused_attention(step: Step, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """One kernel: it keeps q, k, v, its output, one fp32 logsumexp a row, and its random numbers' state (Dao et al.
     2022). Flash and cuDNN take grouped keys and values as they are; the efficient kernel pads rows to 32.
@@ -131,9 +140,9 @@ def fused_attention(step: Step, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     saved = [
         *(Saving(x, "attention", name, "attention's backward") for x, name in zip((q, k, v), names, strict=True)),
         Saving(out, "attention", "output", "its backward, and the gradient of the next weights"),
-        Saving(tape.tensor("4", rows), "attention", "logsumexp", "softmax again, row by row"),
-        Saving(tape.tensor("16", "1"), "attention", "random seed", "drop the same again"),
-        Saving(tape.tensor("8", "1"), "attention", "random offset", "drop the same again"),
+        Saving(step.product("4", rows), "attention", "logsumexp", "softmax again, row by row"),
+        Saving(step.product("16", "1"), "attention", "random seed", "drop the same again"),
+        Saving(step.product("8", "1"), "attention", "random offset", "drop the same again"),
     ]
     sizes = [q.size, k.size, v.size]
     tape.apply(out, [q, k, v], saved, lambda _: [tape.gradient(size) for size in sizes])
@@ -154,7 +163,6 @@ def eager_attention(step: Step, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -
 def product(step: Step, x: Tensor, y: Tensor, shape: str, name: str) -> Tensor:
     """A batched matrix product: torch copies what is not laid out for it; the gradient of each needs the other."""
     tape, sizes = step.tape, [x.size, y.size]
-    out = step.product("c", shape)
     saved = [
         Saving(x, name, "first factor", "gradient of the second"),
         Saving(y, name, "second factor", "gradient of the first"),
@@ -164,12 +172,14 @@ def product(step: Step, x: Tensor, y: Tensor, shape: str, name: str) -> Tensor:
         for_y = tape.gradient(sizes[1])
         return [tape.gradient(sizes[0]), for_y]
 
-    tape.apply(out, [x, y], saved, backward)
+    kept = tape.keep([x, y], saved)
+    out = step.product("c", shape)
+    tape.apply(out, [x, y], [], backward, kept)
     return out
 
 
 def as_factor(step: Step, x: Tensor, in_order: bool = False) -> Tensor:
-    """A factor of a batched product: in 16 bits under autocast, and copied unless it is `in_order` or of one sequence."""
+    """A factor of a batched product: in 16 bits under autocast, copied unless it is `in_order` or of one sequence."""
     x = lowered(step, x)
     return view(step, x) if in_order or step.structure.one_sequence else copied(step, x)
 
@@ -203,7 +213,7 @@ def softmax(step: Step, x: Tensor) -> Tensor:
 
 
 class MLP:
-    """GELU: 19·s·b·h bytes in 16-bit (Korthikanti et al. 2022, section 4.1). SwiGLU keeps four wide tensors, not two."""
+    """GELU: 19·s·b·h bytes in 16-bit (Korthikanti et al. 2022, section 4.1). SwiGLU keeps four wide tensors."""
 
     def __init__(self, step: Step) -> None:
         self.step, bias = step, step.structure.bias
@@ -212,14 +222,20 @@ class MLP:
         self.down = Linear(step, "down", "ffn", "h", bias)
 
     def __call__(self, x: Tensor) -> Tensor:
+        return dropout(self.step, call(self.down, self.inside(x)), "mlp output")
+
+    def inside(self, x: Tensor) -> Tensor:
+        """The wide tensor that the last matrix reads."""
         step = self.step
         if self.gate is None:
-            return dropout(
-                step, call(self.down, pointwise(step, call(self.up, x), "gelu", "derivative of GELU")), "mlp output"
-            )
-        gated = pointwise(step, call(self.gate, x), "silu", "derivative of SiLU")
-        return dropout(
-            step, call(self.down, multiply(step, gated, call(self.up, x), "gate · up", ("gate", "up"))), "mlp output"
+            return pointwise(step, call(self.up, x), "gelu", "derivative of GELU")
+        gated = ("SiLU's output", "up's output")
+        return multiply(
+            step,
+            pointwise(step, call(self.gate, x), "silu", "derivative of SiLU"),
+            call(self.up, x),
+            "gate · up",
+            gated,
         )
 
 
@@ -244,6 +260,7 @@ class Network:
         self.embedding = Weight(step, "V·h")
         self.positions = Weight(step, "P·h")
         self.groups = [[Block(step) for _ in range(size)] for size in shape.groups]
+        self.offloads: Offloading | None = None
         self.norm = Norm(step, "final norm")
         self.head = Linear(step, "head", "h", "V", bias=False)
         if shape.tied:
@@ -252,10 +269,9 @@ class Network:
     def features(self) -> Tensor:
         """Everything before the head."""
         step, shape = self.step, self.step.structure
-        indices = step.tape.tensor("8", "s") if shape.positions == "learned" else None
         x = embedded(step, self.embedding)
-        if indices is not None:
-            x = plus_positions(step, x, looked_up(step, self.positions, indices))
+        if shape.positions == "learned":
+            x = plus_positions(step, x, looked_up(step, self.positions, step.tape.tensor("8", "s")))
         x = dropout(step, x, "embedding")
         x = self.blocks(x, shared_by_blocks(step))
         step.tape.place = "head"
@@ -263,17 +279,34 @@ class Network:
         return call(self.norm, x)
 
     def blocks(self, x: Tensor, shared: Shared) -> Tensor:
-        """The blocks, each group under a checkpoint where blocks are recomputed."""
+        """The blocks, group by group, keeping for backward what the run says."""
+        step = self.step
         for number, blocks in enumerate(self.groups):
-            x = run_group(self.step, number, blocks, x, shared)
+            step.tape.place = (number, 0)
+            step.tape.mark(("forward", step.tape.place))
+            if step.structure.recompute == "blocks":
+                x = checkpoint(step, run_group, step, number, blocks, x, shared)
+            elif step.structure.recompute == "selective":
+                x = checkpoint(step, run_group, step, number, blocks, x, shared, keep_products=True)
+            elif step.structure.recompute == "offload":
+                with step.tape.packing(self.offloading(shared).pack):
+                    x = run_group(step, number, blocks, x, shared)
+            else:
+                x = run_group(step, number, blocks, x, shared)
         return x
+
+    def offloading(self, shared: Shared) -> Offloading:
+        """One for all blocks, so that what they share in turn is copied once."""
+        if self.offloads is None:
+            self.offloads = Offloading(self.step, self.step.structure.is_small, shared)
+        return self.offloads
 
 
 def run_group(step: Step, number: int, blocks: list[Block], x: Tensor, shared: Shared) -> Tensor:
     """One group of blocks, one after the other."""
     for position, block in enumerate(blocks):
-        step.tape.place = (number, position)
-        step.tape.mark(("forward", step.tape.place))
+        if position:
+            step.tape.enter((number, position))
         x = call(block, x, shared)
     return x
 
@@ -356,7 +389,7 @@ def loss_phase(step: Step, network: Network) -> Tensor:
     tape = step.tape
     with step.autocast():
         logits = network.head(network.features())
-        tape.phase = "loss"
+        tape.phase = tape.place = "loss"
         tape.mark("loss")
         return scaled(step, cross_entropy(step, view(step, logits)))
 
@@ -373,5 +406,4 @@ def tell(structure: Structure) -> Tape:
     ones = Gradient(tape.make("4·1"), "4·1")
     tape.backward(root(top), ones.again())
     del ones, loss, top  # held until backward has ended
-    tape.mark("end")
     return tape

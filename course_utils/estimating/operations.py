@@ -115,13 +115,15 @@ def linear(step: Step, x: Tensor, n_in: str, n_out: str, weight: Weight, bias: W
     matrix = weight_as_used(step, weight)
     x_used = lowered(step, x)
     turned = transposed(step, matrix)
-    out = step.product("c", f"{tokens}·{n_out}")
     back, matrix_back, bias_back = x_used.size, matrix.size, f"c·{n_out}"
     needs_x, needs_matrix = x_used.node is not None, matrix.node is not None
     saved = [Saving(x_used, name, "input" if x_used is x else "input, cast to 16-bit", "gradient of its weights")]
     saved = (saved if needs_matrix else []) + (
         [Saving(turned, name, "weight", "gradient of its input")] if needs_x else []
     )
+    inputs = [*([bias_used] if bias_used else []), x_used, turned]
+    kept = tape.keep(inputs, saved)
+    out = step.product("c", f"{tokens}·{n_out}")
 
     def backward(gradients: list[Gradient]) -> list[Gradient | None]:
         # torch computes them in the alphabetical order of its names: mat1 and mat2 with a bias, else mat2 and self
@@ -132,7 +134,7 @@ def linear(step: Step, x: Tensor, n_in: str, n_out: str, weight: Weight, bias: W
             for_x.view = True  # of the matrix of all tokens
         return [*([gradients[0].again(becomes=bias_back)] if bias else []), for_x, for_matrix]
 
-    tape.apply(out, [*([bias_used] if bias_used else []), x_used, turned], saved, backward)
+    tape.apply(out, inputs, [], backward, kept)
     return out
 
 
@@ -150,7 +152,7 @@ def norm(step: Step, x: Tensor, weights: list[Weight], name: str) -> Tensor:
         own = [tape.gradient(size) for size in own_back]
         return [for_x, *(own or [None] * len(weights))]
 
-    saved = [Saving(x, "residual stream", "input of a norm", name), *statistics]
+    saved = [Saving(x, name, "input", "normalize again"), *statistics]
     tape.apply(out, [x, *(weight.leaf for weight in weights)], saved, backward)
     return out
 

@@ -1,20 +1,13 @@
 """The peak is the largest of a few moments of the step. Each is stated here; the largest wins and says which it was."""
 
+from typing import Any
+
 from ..breakdown import MemoryBreakdown
 from ..run import TrainingRun
-from ..units import BLOCK, round_up
-from . import transients
-from .activations import activation_bytes, letters, logits_bytes, loss_saved, sum_bytes
-from .states import (
-    block_bias_copy_bytes,
-    gradient_bytes,
-    head_copy_bytes,
-    optimizer_state_bytes,
-    parameter_bytes,
-    weight_copy_bytes,
-)
-
-Totals = dict[str, int]
+from ..units import round_up
+from .program import Reading, Totals
+from .states import gradient_bytes, optimizer_state_bytes, parameter_bytes
+from .update import clipping, optimizer_step
 
 
 def estimate(run: TrainingRun) -> MemoryBreakdown:
@@ -23,15 +16,42 @@ def estimate(run: TrainingRun) -> MemoryBreakdown:
     `phase` names the phase that owns the peak, `label` the moment within it. Raises ValueError for more than one rank,
     whose communication this does not count.
     """
-    return max(moments(run).values(), key=lambda moment: moment.total)
+    check(run)
+    reading = Reading(run)
+    between = _standing(run, gradients=run.accumulates)
+    top, visit = reading.highest()
+    after = _after_backward(run)
+    best = max(after, key=lambda name: sum(after[name][1].values()))
+    if sum(between.values()) + top >= sum(after[best][1].values()):
+        parts = _plus(between, reading.at_top_of(visit).parts)
+        return MemoryBreakdown(parts, *named(reading.place(visit), reading.last_group))
+    return MemoryBreakdown(after[best][1], after[best][0], best)
 
 
 def moments(run: TrainingRun) -> dict[str, MemoryBreakdown]:
-    """The moments of a step at which memory may peak, in their order, by name. Raises like `estimate`.
+    """The moments of a step at which memory may peak, in their order, by name. Raises like `estimate`."""
+    check(run)
+    reading = Reading(run)
+    between = _standing(run, gradients=run.accumulates)
+    found: dict[str, tuple[str, Totals]] = {}
+    for visit in reading.visits():
+        phase, name = named(reading.place(visit), reading.last_group)
+        parts = _plus(between, reading.at_top_of(visit).parts)
+        if name not in found or sum(parts.values()) > sum(found[name][1].values()):
+            found[name] = phase, parts
+        if name == "loss":
+            found["end of forward"] = "forward", _plus(between, reading.before(visit).parts)
+        if name == "loss's backward" and "after loss" not in found:
+            found["after loss"] = "loss", _plus(between, reading.before(visit).parts)
+    order = ["forward", "end of forward", "loss", "after loss"]
+    ordered = {name: found[name] for name in [*order, *(name for name in found if name not in order)]}
+    return {
+        name: MemoryBreakdown(parts, phase, name) for name, (phase, parts) in (ordered | _after_backward(run)).items()
+    }
 
-    What comes and goes within a block's forward is not among them: backward needs more of a block, unless the
-    vocabulary has a few hundred tokens and attention is eager (then up to 2 % are missing, of toy models alone).
-    """
+
+def check(run: TrainingRun) -> None:
+    """Refuse what is no run, and what is not estimated."""
     if not isinstance(run, TrainingRun):
         raise TypeError(f"an estimate is of a TrainingRun, not of {run!r}: write estimate(TrainingRun(...))")
     if run.world_size > 1:
@@ -39,71 +59,38 @@ def moments(run: TrainingRun) -> dict[str, MemoryBreakdown]:
             "estimates cover one rank so far: set world_size=1; each rank of plain data parallelism needs as much, "
             "and its communication buckets"
         )
-    forward = _end_of_forward(run)
-    loss = _loss(run, forward)
-    after_loss = _after_loss(run, loss)
-    stages = {
-        "end of forward": ("forward", forward),
-        "loss": ("loss", loss),
-        "after loss": ("loss", after_loss),
-        **{name: ("backward", parts) for name, parts in _backward(run, after_loss).items()},
-        "optimizer step": ("optimizer", _plus(_standing(run, gradients=True), transients.optimizer_step(run))),
-        "end of step": ("zero_grad", _standing(run, gradients=False)),
-    }
-    return {name: MemoryBreakdown(parts, phase, name) for name, (phase, parts) in stages.items()}
+
+
+def named(place: tuple[str, Any], last_group: int) -> tuple[str, str]:
+    """The phase and the name of a place of the tape."""
+    phase, where = place
+    if phase in ("forward", "loss"):
+        return phase, phase
+    names = {"": "loss's backward", "head": "head's backward", "stem": "embedding's backward"}
+    if not isinstance(where, tuple):
+        return "backward", names[where]
+    which = "last" if where[0] == last_group else "first" if where[0] == 0 else "middle"
+    return "backward", f"{which} block's backward"
 
 
 def _standing(run: TrainingRun, gradients: bool) -> Totals:
     """What is there between the passes."""
-    w = letters(run)
     return {
         "parameters": parameter_bytes(run),
         "optimizer_states": optimizer_state_bytes(run),
-        "inputs": 2 * round_up(8 * w.sb),  # token ids and targets, int64
+        "inputs": 2 * round_up(8 * run.seq_len * run.micro_batch),  # token ids and targets, int64
         "gradients": gradient_bytes(run) if gradients else 0,
     }
 
 
-def _end_of_forward(run: TrainingRun) -> Totals:
-    """Activations are complete, the logits are there, autocast still holds its copy of every weight and bias."""
-    biases = run.model.layers * block_bias_copy_bytes(run)
-    parts = {
-        "weight_copies": weight_copy_bytes(run) + biases,
-        "activations": activation_bytes(run),
-        "temporaries": logits_bytes(run),
-    }
-    return _plus(_standing(run, gradients=run.accumulation_steps > 1), parts)
-
-
-def _loss(run: TrainingRun, forward: Totals) -> Totals:
-    """The loss is computed, before and after its division by the number of micro-batches; the logits are still held."""
-    return _plus(forward, {"activations": sum_bytes(loss_saved(run)), "temporaries": BLOCK})
-
-
-def _after_loss(run: TrainingRun, loss: Totals) -> Totals:
-    """The logits are gone, and so are autocast's copies that backward will not read."""
-    kept = weight_copy_bytes(run) if run.recompute == "none" else head_copy_bytes(run)
-    return loss | {"temporaries": 0, "weight_copies": kept}
-
-
-def _backward(run: TrainingRun, start: Totals) -> dict[str, Totals]:
-    """The loss and the head, then the blocks from the last to the first, then the embedding.
-
-    What one block adds and frees is the same for each, so between the last and the first memory runs along a straight
-    line, and its ends are all that need to be looked at.
-    """
-    loss, head, block = transients.loss_backward(run), transients.head_backward(run), transients.block_backward(run)
-    at_head = _plus(start, transients.net(loss))
-    at_last = _plus(at_head, transients.net(head))
-    step, within = transients.net(block), transients.highest(block)
-    at_first = _plus(at_last, {kind: size * (run.model.layers - 1) for kind, size in step.items()})
-    at_embedding = _plus(at_first, step)
+def _after_backward(run: TrainingRun) -> dict[str, tuple[str, Totals]]:
+    """Clipping, the optimizer's step, and what is left when the step has ended."""
+    full = _standing(run, gradients=True)
+    clip = {"clipping": ("clip", _plus(full, clipping(run)))} if run.clip_grad_norm is not None else {}
     return {
-        "loss's backward": _plus(start, transients.highest(loss)),
-        "head's backward": _plus(at_head, transients.highest(head)),
-        "last block's backward": _plus(at_last, within),
-        "first block's backward": _plus(at_first, within),
-        "embedding's backward": _plus(at_embedding, transients.highest(transients.embedding_backward(run))),
+        **clip,
+        "optimizer step": ("optimizer", _plus(full, optimizer_step(run))),
+        "end of step": ("zero_grad", _standing(run, gradients=not run.set_to_none)),
     }
 
 

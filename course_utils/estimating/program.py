@@ -40,6 +40,13 @@ class Visit(NamedTuple):
     times: tuple[str, ...] | None = None
 
 
+class Size(NamedTuple):
+    """A formula's letters, and of how many blocks it is meant: of all that the tape shows as one, if they go at once."""
+
+    letters: tuple[str, ...]
+    blocks: tuple[str, ...]
+
+
 class Program(NamedTuple):
     """A structure's pieces, in which order and how often they come, the formulas of their sizes, and the ledger.
 
@@ -49,7 +56,7 @@ class Program(NamedTuple):
     events: tuple[Events, ...]
     pieces: tuple[Piece, ...]
     visits: tuple[Visit, ...]
-    sizes: tuple[tuple[str, ...], ...]
+    sizes: tuple["Size", ...]
     kept: tuple[tuple[Any, Kept], ...]
 
 
@@ -64,24 +71,32 @@ class Moment(NamedTuple):
 def compiled(shape: Structure) -> Program:
     """The program of a structure."""
     tape = tell(shape)
-    names = sorted({record.size for record, _ in tape.events})
-    index = {name: number for number, name in enumerate(names)}
+    sizes: dict[Size, int] = {}
     marks = [(0, ("forward", "stem")), *tape.marks]
     ends = [*(start for start, _ in marks[1:]), len(tape.events)]
     known: dict[Events, int] = {}
     pieces = []
     for (start, place), end in zip(marks, ends, strict=True):
-        events = _events(tape.events[start:end], index)
+        events = _events(tape.events[start:end], place, shape.groups, sizes)
         pieces.append(Piece((place, "") if isinstance(place, str) else place, known.setdefault(events, len(known))))
     return Program(
-        tuple(known), tuple(pieces), tuple(_schedule(pieces, shape.groups)), tuple(tuple(name.split("·")) for name in names),
+        tuple(known), tuple(pieces), tuple(_schedule(pieces, shape.groups)), tuple(sizes),
         tuple(tape.ledger.values()),
     )  # fmt: skip
 
 
-def _events(events: list[tuple[Record, int]], index: dict[str, int]) -> Events:
-    changes = tuple(index[record.size] if sign > 0 else ~index[record.size] for record, sign in events)
-    return Events(changes, tuple(record.settled() for record, _ in events))
+def _events(events: list[tuple[Record, int]], place: Any, groups: tuple[int, ...], sizes: dict[Size, int]) -> Events:
+    """The events with their sizes numbered. What was born in a block that stands for many may go after the last of
+    them, as autocast's copies of weights do: then that of all of them goes.
+    """
+    here = _block(place[1]) if isinstance(place, tuple) else _block(None)
+    changes = []
+    for record, sign in events:
+        outside = here == _block(None)
+        blocks = _repeats(_block(record.place), groups) if outside else ()
+        number = sizes.setdefault(Size(tuple(record.size.split("·")), blocks), len(sizes))
+        changes.append(number if sign > 0 else ~number)
+    return Events(tuple(changes), tuple(record.settled() for record, _ in events))
 
 
 def _schedule(pieces: list[Piece], groups: tuple[int, ...]) -> Iterator[Visit]:
@@ -91,7 +106,7 @@ def _schedule(pieces: list[Piece], groups: tuple[int, ...]) -> Iterator[Visit]:
         many = group == 1 and len(groups) == 3
         yield from _blocks(pieces, numbers, groups)
         if many:
-            yield from (Visit(number, ("groups", *_repeats(pieces[number], groups))) for number in numbers)
+            yield from (Visit(number, ("groups", *_blocks_of(_place(pieces[number]), groups))) for number in numbers)
             yield from _blocks(pieces, numbers, groups)
 
 
@@ -99,20 +114,30 @@ def _blocks(pieces: list[Piece], numbers: list[int], groups: tuple[int, ...]) ->
     for _, members in groupby(numbers, lambda number: _place(pieces[number])):
         same = list(members)
         yield from map(Visit, same)
-        if _repeats(pieces[same[0]], groups):
+        if _blocks_of(_place(pieces[same[0]]), groups):
             between = "blocks of last" if _place(pieces[same[0]])[0] == len(groups) - 1 else "blocks"
             yield from (Visit(number, (between,)) for number in same)
             yield from map(Visit, same)
 
 
 def _place(piece: Piece) -> tuple[int, int]:
-    where = piece.place[1]
+    return _block(piece.place[1])
+
+
+def _block(where: Any) -> tuple[int, int]:
+    """The numbers of the group and of the block in it; below zero outside the blocks."""
     return where if isinstance(where, tuple) else (-1, -1)
 
 
-def _repeats(piece: Piece, groups: tuple[int, ...]) -> tuple[str, ...]:
+def _repeats(block: tuple[int, int], groups: tuple[int, ...]) -> tuple[str, ...]:
+    """What says for how many blocks this one stands; nothing if it is only one."""
+    many = ("all groups",) if block[0] == 1 and len(groups) == 3 else ()
+    return (*many, *_blocks_of(block, groups))
+
+
+def _blocks_of(place: tuple[int, int], groups: tuple[int, ...]) -> tuple[str, ...]:
     """What says how often a block comes in one group; nothing if it comes once."""
-    group, block = _place(piece)
+    group, block = place
     if block != 1 or groups[group] < 3:
         return ()
     return ("all blocks of last" if group == len(groups) - 1 else "all blocks",)
@@ -123,7 +148,7 @@ def _numbers(run: TrainingRun) -> dict[str, int]:
     size = run.blocks_per_checkpoint or 1
     count, rest = -(-run.model.layers // size), run.model.layers % size or size
     return {
-        "groups": count - 4, "blocks": size - 4, "blocks of last": rest - 4,
+        "all groups": count - 2, "groups": count - 4, "blocks": size - 4, "blocks of last": rest - 4,
         "all blocks": size - 2, "all blocks of last": rest - 2,
     }  # fmt: skip
 
@@ -134,7 +159,11 @@ class Reading:
     def __init__(self, run: TrainingRun) -> None:
         self.program = compiled(structure(run))
         numbers, multiples = letters(run), _numbers(run)
-        sizes = [round_up(prod(numbers[letter] for letter in formula)) for formula in self.program.sizes]
+        sizes = [
+            round_up(prod([numbers[letter] for letter in size.letters]))
+            * prod([multiples[name] for name in size.blocks])
+            for size in self.program.sizes
+        ]
         self.signed = [*sizes, *(-size for size in reversed(sizes))]  # so that ~index finds the negative
         curves = [list(accumulate(map(self.signed.__getitem__, events.changes))) for events in self.program.events]
         self.curves = [curves[piece.events] for piece in self.program.pieces]
@@ -162,19 +191,18 @@ class Reading:
         """What is there when a visit begins."""
         return self._after(number, 0)
 
+    @property
+    def last_group(self) -> int:
+        """The number of the last group of blocks."""
+        return max((piece.place[1][0] for piece in self.program.pieces if isinstance(piece.place[1], tuple)), default=0)
+
     def place(self, number: int) -> tuple[str, Any]:
         """The phase and the place of a visit."""
         return self.program.pieces[self.program.visits[number].piece].place
 
-    def visits_of(self, phase: str, where: Any = None) -> list[int]:
-        """The numbers of the visits of a phase, or of one place in it."""
-        return [
-            number
-            for number, visit in enumerate(self.program.visits)
-            if visit.times is None
-            and self.place(number)[0] == phase
-            and (where is None or self.place(number)[1] == where)
-        ]
+    def visits(self) -> list[int]:
+        """The numbers of the pieces that are looked at, in order."""
+        return [number for number, visit in enumerate(self.program.visits) if visit.times is None]
 
     def _after(self, number: int, events: int) -> Moment:
         parts: Totals = {}

@@ -1,11 +1,15 @@
 """What of a run decides which operations it has, apart from its sizes; and the letters that stand for its sizes."""
 
 from functools import lru_cache
+from math import prod
 from typing import NamedTuple
 
 from ..models import TransformerConfig
 from ..run import TrainingRun
 from ..units import round_up
+
+SMALLEST_TO_OFFLOAD = 2**20
+"""Bytes: below this a copy to the host is all latency (`networks/recompute.py` offloads the same)."""
 
 
 class Structure(NamedTuple):
@@ -32,6 +36,12 @@ class Structure(NamedTuple):
     lora: tuple[str, ...]
     frozen_bits: int
     groups: tuple[int, ...]
+    numbers: tuple[tuple[str, int], ...] = ()
+
+    def is_small(self, size: str) -> bool:
+        """Whether a tensor is too small to be offloaded: the one thing for which the tape needs numbers."""
+        numbers = dict(self.numbers)
+        return prod(numbers[letter] for letter in size.split("·")) < SMALLEST_TO_OFFLOAD
 
 
 @lru_cache(maxsize=1024)
@@ -53,10 +63,11 @@ def structure(run: TrainingRun) -> Structure:
     """The structure of `run`."""
     precision = run.precision
     recipe = (bool(precision.autocast), precision.gradient > precision.weight, precision.loss_scaling)
-    return structure_of(
+    shape = structure_of(
         run.model, recipe, run.attention, run.recompute, run.accumulates, run.micro_batch == 1,
         min(run.loss_chunks, 3), run.lora_targets, run.frozen_bits or 0, run.blocks_per_checkpoint,
     )  # fmt: skip
+    return shape._replace(numbers=tuple(letters(run).items())) if run.recompute == "offload" else shape
 
 
 def groups_of(layers: int, blocks: int) -> tuple[int, ...]:

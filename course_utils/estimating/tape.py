@@ -28,6 +28,7 @@ class Record:
     size: str
     phase: str
     recomputation: int
+    place: Any
     kind: str = ""
     kept: bool = True
 
@@ -42,7 +43,7 @@ class Record:
 class Storage:
     """Bytes on the device. Its birth and its death, when nothing refers to it any more, are events of the tape."""
 
-    __slots__ = ("record", "tape")
+    __slots__ = ("__weakref__", "record", "tape")
 
     def __init__(self, tape: "Tape", record: Record) -> None:
         self.tape, self.record = tape, record
@@ -95,6 +96,7 @@ class Saving(NamedTuple):
 
 
 Handle = Callable[[], Storage | None]
+Packer = Callable[[Storage | None], Handle]
 Backward = Callable[[list[Gradient]], list[Gradient | None]]
 
 
@@ -109,8 +111,7 @@ class Node:
         self.inputs: dict[int, Gradient] = {}
 
 
-@dataclass(frozen=True)
-class Kept:
+class Kept(NamedTuple):
     """One line of the ledger: a storage that autograd keeps, and why."""
 
     operation: str
@@ -143,20 +144,20 @@ class Tape:
     def __init__(self) -> None:
         self.events: list[tuple[Record, int]] = []
         self.marks: list[tuple[int, Any]] = []
-        self.ledger: dict[Record, Kept] = {}
+        self.ledger: dict[Record, tuple[Any, Kept]] = {}
         self.phase = "forward"
         self.place: Any = "stem"
         self.recomputations = 0
         self.recomputing = 0
         self.grad_enabled = True
         self._serial = 0
-        self._packers: list[Callable[[Storage], Handle]] = []
+        self._packers: list[Packer] = []
 
     # Memory
 
     def make(self, size: str, kind: str = "") -> Storage:
         """A new storage of `size` bytes."""
-        return Storage(self, Record(size, self.phase, self.recomputing, kind))
+        return Storage(self, Record(size, self.phase, self.recomputing, self.place, kind))
 
     def tensor(self, element: str, shape: str) -> Tensor:
         """A new tensor, of no operation that backward would know."""
@@ -178,14 +179,20 @@ class Tape:
         """Note that something begins here."""
         self.marks.append((len(self.events), what))
 
+    def enter(self, place: Any) -> None:
+        """Forward, or its second run, comes to another place."""
+        self.place = place
+        self.mark(("recompute" if self.recomputing else "forward", place))
+
     # Autograd's graph
 
     def apply(
-        self, out: Tensor | list[Tensor], inputs: Iterable[Tensor], saved: Iterable[Saving], backward: Backward
-    ) -> None:
+        self, out: Tensor | list[Tensor], inputs: Iterable[Tensor], saved: Iterable[Saving], backward: Backward,
+        kept: Iterable[Handle] = (),
+    ) -> None:  # fmt: skip
         """Make `out` the result of an operation on `inputs`, whose gradients `backward` gives in their order.
 
-        It keeps `saved` for that, if any input needs a gradient.
+        It keeps `saved` for that, if any input needs a gradient, beside what it has `kept` before it ran.
         """
         edges = [tensor.node for tensor in inputs]
         if not self.grad_enabled or not any(edges):
@@ -194,19 +201,32 @@ class Tape:
         node = Node(self._serial, self.place, backward, edges)
         for number, tensor in enumerate(out if isinstance(out, list) else [out]):
             tensor.node = Output(node, number) if number else node
-        for saving in saved:
-            node.saved.append(self._keep(saving))
+        node.saved.extend(kept)
+        node.saved.extend(self._keep(saving) for saving in saved)
+
+    def keep(self, inputs: Iterable[Tensor], saved: Iterable[Saving]) -> list[Handle]:
+        """Keep inputs before the operation runs, as torch does, if any of them needs a gradient."""
+        if not self.grad_enabled or not any(tensor.node for tensor in inputs):
+            return []
+        return [self._keep(saving) for saving in saved]
 
     def _keep(self, saving: Saving) -> Handle:
         storage = saving.tensor.storage
-        if storage is None:  # a weight stands anyway
-            return lambda: None
-        if storage.record not in self.ledger:
-            self.ledger[storage.record] = Kept(saving.operation, saving.name, saving.tensor.size, saving.why)
-        return self._packers[-1](storage) if self._packers else (lambda: storage)
+        if self._packers:
+            return self._packers[-1](storage)
+        if storage is not None and not storage.record.kind:
+            self._write_down(storage.record, saving)
+        return lambda: storage
+
+    def _write_down(self, record: Record, saving: Saving) -> None:
+        """Enter a storage in the ledger, once; parts of it that the same operation keeps are named together."""
+        place, line = self.ledger.get(record, (self.place, Kept(saving.operation, "", record.size, saving.why)))
+        if line.operation == saving.operation and saving.name not in line.name:
+            line = line._replace(name=", ".join(filter(None, (line.name, saving.name))))
+        self.ledger[record] = place, line
 
     @contextmanager
-    def packing(self, packer: Callable[[Storage], Handle]) -> Iterator[None]:
+    def packing(self, packer: "Packer") -> Iterator[None]:
         """Inside, `packer` decides how saved tensors are kept, as torch's saved_tensors_hooks do."""
         self._packers.append(packer)
         try:
@@ -220,11 +240,13 @@ class Tape:
         before = self.place, self.grad_enabled, self._packers
         self.recomputations += 1
         self.recomputing, self.place, self.grad_enabled, self._packers = self.recomputations, place, True, []
+        self.mark(("recompute", place))
         try:
             yield
         finally:
             self.recomputing = 0
             self.place, self.grad_enabled, self._packers = before
+            self.mark(("backward", self.place))
 
     def leaf(self, element: str, shape: str, accumulate: Callable[[Gradient], None]) -> Tensor:
         """A weight: `accumulate` gets its whole gradient once all that use it have given theirs."""
