@@ -21,16 +21,13 @@ class Weight:
 
     def accumulate(self, gradient: Gradient) -> None:
         """Take the first micro-batch's gradient as it is; add any later one to it."""
-        if self.step.structure.main_gradients:
-            self._accumulate_in_fp32(gradient)
-        elif not self.step.structure.accumulates:
+        if self.step.structure.accumulates:
+            return
+        if self.step.structure.main_gradients:  # copied to fp32 at once; the 16-bit one goes
+            self.gradient = self.step.tape.make(f"4·{self.shape}", "gradients")
+        else:
             gradient.storage.record.kind = "gradients"
             self.gradient = gradient.storage
-
-    def _accumulate_in_fp32(self, gradient: Gradient) -> None:
-        gradient.storage.record.kind = "gradients"  # torch puts it into `.grad` before the hook moves it on
-        if not self.step.structure.accumulates:
-            self.gradient = self.step.tape.make(f"4·{self.shape}", "gradients")
 
 
 class Step:
