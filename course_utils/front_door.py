@@ -88,8 +88,8 @@ def usage() -> str:
             "",
             *rows,
             "",
-            "lab, test, compare, build and lint make the course's own environment in .venv when they first need it;",
-            "with --here they use the Python that runs them. COURSE_TORCH=cpu or cuda chooses the torch build.",
+            "lab, test, compare, benchmark, build and lint make the course's own environment in .venv when they first",
+            "need it; with --here they use the Python that runs them. COURSE_TORCH=cpu or cuda chooses the torch build.",
         ]
     )
 
