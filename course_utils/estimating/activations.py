@@ -30,13 +30,13 @@ class Saved(NamedTuple):
 
 def stem_saved(run: TrainingRun) -> list[Saved]:
     """Kept once: by embeddings and positions, and what all blocks share (rotary angles, eager attention's mask)."""
-    own = set(_kept(run, (1, 0)))
-    return [*_kept(run, "stem"), *(item for item in _kept(run, (0, 0)) if item not in own)]
+    own = set(_kept(run, ("block", 1, 0)))
+    return [*_kept(run, "stem"), *(item for item in _kept(run, ("block", 0, 0)) if item not in own)]
 
 
 def block_saved(run: TrainingRun) -> list[Saved]:
     """Kept by one block that recomputes nothing, in the order of its forward pass, its input included."""
-    return _kept(run, (1, 0))
+    return _kept(run, ("block", 1, 0))
 
 
 def block_input(run: TrainingRun) -> Saved:

@@ -152,11 +152,11 @@ def fused_attention(step: Step, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def eager_attention(step: Step, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """softmax(q·kᵀ/√d)·v written out: 5·a·s²·b bytes in 16-bit with dropout (Korthikanti et al. 2022, section 4.1)."""
     k, v = full_width(step, k), full_width(step, v)
-    q, k = as_factor(step, q), as_factor(step, k, step.structure.grouped)
-    scores = divided(step, product(step, q, k, "b·a·s·s", "q·kᵀ"))
+    grouped = step.structure.grouped
+    scores = divided(step, product(step, as_factor(step, q), as_factor(step, k, grouped), "b·a·s·s", "q·kᵀ"))
     scores = masked(step, scores, mask)
     weights = dropout(step, softmax(step, scores), "attention weights")
-    out = product(step, as_factor(step, weights, True), as_factor(step, v, step.structure.grouped), "sb·h", "weights·v")
+    out = product(step, as_factor(step, weights, True), as_factor(step, v, grouped), "sb·h", "weights·v")
     return view(step, out) if step.structure.one_sequence else relaid(step, out)
 
 
@@ -274,16 +274,14 @@ class Network:
             x = plus_positions(step, x, looked_up(step, self.positions, step.tape.tensor("8", "s")))
         x = dropout(step, x, "embedding")
         x = self.blocks(x, shared_by_blocks(step))
-        step.tape.place = "head"
-        step.tape.mark(("forward", "head"))
+        step.tape.enter("head")
         return call(self.norm, x)
 
     def blocks(self, x: Tensor, shared: Shared) -> Tensor:
         """The blocks, group by group, keeping for backward what the run says."""
         step = self.step
         for number, blocks in enumerate(self.groups):
-            step.tape.place = (number, 0)
-            step.tape.mark(("forward", step.tape.place))
+            step.tape.enter(("block", number, 0))
             if step.structure.recompute == "blocks":
                 x = checkpoint(step, run_group, step, number, blocks, x, shared)
             elif step.structure.recompute == "selective":
@@ -306,7 +304,7 @@ def run_group(step: Step, number: int, blocks: list[Block], x: Tensor, shared: S
     """One group of blocks, one after the other."""
     for position, block in enumerate(blocks):
         if position:
-            step.tape.enter((number, position))
+            step.tape.enter(("block", number, position))
         x = call(block, x, shared)
     return x
 
@@ -384,14 +382,57 @@ def scaled(step: Step, x: Tensor) -> Tensor:
     return negative(step, x)
 
 
+def scaled_up(step: Step, loss: Tensor) -> Tensor:
+    """The loss times the fp32 scale of a loss scaler; a 16-bit loss gets its gradient back in 16 bits."""
+    tape = step.tape
+    out = tape.tensor("4", "1")
+    becomes = "" if step.structure.autocast else "c·1"
+    tape.apply(out, [loss], [], lambda _: [Gradient(tape.make("4·1"), "4·1", becomes=becomes)])
+    return out
+
+
 def loss_phase(step: Step, network: Network) -> Tensor:
     """Forward and loss, as `Training._loss` runs them: the logits go when it returns."""
     tape = step.tape
     with step.autocast():
-        logits = network.head(network.features())
+        out = call(network.head, network.features()) if step.structure.chunks == 1 else network.features()
         tape.phase = tape.place = "loss"
-        tape.mark("loss")
-        return scaled(step, cross_entropy(step, view(step, logits)))
+        tape.mark(("loss", "loss"))
+        return scaled(step, mean_loss(step, network, out))
+
+
+def mean_loss(step: Step, network: Network, out: Tensor) -> Tensor:
+    """The loss of the logits; in pieces, of what the head reads."""
+    if step.structure.chunks == 1:
+        return cross_entropy(step, view(step, out))
+    tape, number = step.tape, step.structure.chunks
+    pieces = split(step, view(step, out), ["t·h"] * (number - 1) + ["u·h"])
+    losses = []
+    for position, piece in enumerate(pieces):
+        tape.enter(("piece", position, 0))
+        losses.append(checkpoint(step, share_of_loss, step, network.head, piece))
+    tape.enter("loss")
+    return summed(step, stacked(step, losses))
+
+
+def share_of_loss(step: Step, head: Linear, piece: Tensor) -> Tensor:
+    """What a piece of the tokens adds to the mean over all."""
+    return scaled(step, cross_entropy(step, call(head, piece)))
+
+
+def stacked(step: Step, numbers: list[Tensor]) -> Tensor:
+    """The pieces' losses in one tensor; their gradients are views of its."""
+    out = step.tape.tensor("4", "pieces")
+    count = len(numbers)
+    step.tape.apply(out, numbers, [], lambda came: [came[0].again(view=True) for _ in range(count)])
+    return out
+
+
+def summed(step: Step, x: Tensor) -> Tensor:
+    """Their sum; its gradient is seen by all of them."""
+    out = step.tape.tensor("4", "1")
+    step.tape.apply(out, [x], [], lambda came: [came[0].again(view=True)])
+    return out
 
 
 def tell(structure: Structure) -> Tape:
@@ -401,8 +442,8 @@ def tell(structure: Structure) -> Tape:
     tape = step.tape
     loss = loss_phase(step, network)
     tape.phase = "backward"
-    tape.mark("backward")
-    top = scaled(step, loss) if structure.loss_scaling else loss
+    tape.mark(("backward", "loss"))
+    top = scaled_up(step, loss) if structure.loss_scaling else loss
     ones = Gradient(tape.make("4·1"), "4·1")
     tape.backward(root(top), ones.again())
     del ones, loss, top  # held until backward has ended

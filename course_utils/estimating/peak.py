@@ -39,7 +39,7 @@ def moments(run: TrainingRun) -> dict[str, MemoryBreakdown]:
         parts = _plus(between, reading.at_top_of(visit).parts)
         if name not in found or sum(parts.values()) > sum(found[name][1].values()):
             found[name] = phase, parts
-        if name == "loss":
+        if name == "loss" and "end of forward" not in found:
             found["end of forward"] = "forward", _plus(between, reading.before(visit).parts)
         if name == "loss's backward" and "after loss" not in found:
             found["after loss"] = "loss", _plus(between, reading.before(visit).parts)
@@ -66,10 +66,12 @@ def named(place: tuple[str, Any], last_group: int) -> tuple[str, str]:
     phase, where = place
     if phase in ("forward", "loss"):
         return phase, phase
-    names = {"": "loss's backward", "head": "head's backward", "stem": "embedding's backward"}
+    names = {"loss": "loss's backward", "head": "head's backward", "stem": "embedding's backward"}
     if not isinstance(where, tuple):
         return "backward", names[where]
-    which = "last" if where[0] == last_group else "first" if where[0] == 0 else "middle"
+    if where[0] == "piece":
+        return "backward", names["loss"]
+    which = "last" if where[1] == last_group else "first" if where[1] == 0 else "middle"
     return "backward", f"{which} block's backward"
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from ..run import TrainingRun
 from ..units import round_up
 from .network import tell
-from .structure import Structure, letters, structure
+from .structure import Structure, letters, pieces_of_loss, structure
 from .tape import Kept, Record
 
 Totals = dict[str, int]
@@ -77,80 +77,105 @@ def compiled(shape: Structure) -> Program:
     known: dict[Events, int] = {}
     pieces = []
     for (start, place), end in zip(marks, ends, strict=True):
-        events = _events(tape.events[start:end], place, shape.groups, sizes)
-        pieces.append(Piece((place, "") if isinstance(place, str) else place, known.setdefault(events, len(known))))
+        events = _events(tape.events[start:end], place, _shown(shape), sizes)
+        pieces.append(Piece(place, known.setdefault(events, len(known))))
     return Program(
-        tuple(known), tuple(pieces), tuple(_schedule(pieces, shape.groups)), tuple(sizes),
+        tuple(known), tuple(pieces), tuple(_schedule(pieces, _shown(shape))), tuple(sizes),
         tuple(tape.ledger.values()),
     )  # fmt: skip
 
 
-def _events(events: list[tuple[Record, int]], place: Any, groups: tuple[int, ...], sizes: dict[Size, int]) -> Events:
+def _events(
+    events: list[tuple[Record, int]], place: Any, shown: dict[str, tuple[int, ...]], sizes: dict[Size, int]
+) -> Events:
     """The events with their sizes numbered. What was born in a block that stands for many may go after the last of
     them, as autocast's copies of weights do: then that of all of them goes.
     """
-    here = _block(place[1]) if isinstance(place, tuple) else _block(None)
+    outside = _block(place[1]) == NOWHERE
     changes = []
     for record, sign in events:
-        outside = here == _block(None)
-        blocks = _repeats(_block(record.place), groups) if outside else ()
+        blocks = _repeats(_block(record.place), shown) if outside and _block(record.place) != NOWHERE else ()
         number = sizes.setdefault(Size(tuple(record.size.split("·")), blocks), len(sizes))
         changes.append(number if sign > 0 else ~number)
     return Events(tuple(changes), tuple(record.settled() for record, _ in events))
 
 
-def _schedule(pieces: list[Piece], groups: tuple[int, ...]) -> Iterator[Visit]:
+Place = tuple[str, int, int]
+"""A block: "block", its group and its number in it; or a piece of the loss: "piece", its number and 0."""
+
+NOWHERE: Place = ("", -1, -1)
+
+
+def _shown(shape: Structure) -> dict[str, tuple[int, ...]]:
+    """How many blocks each group of the tape has, and that its pieces of the loss are one each."""
+    return {"block": shape.groups, "piece": (1,) * shape.chunks}
+
+
+MANY = {"block": 3, "piece": 4}
+"""From so many on, the second of a tape's groups, or pieces, stands for all that are not shown.
+
+Pieces are four, as the first two gradients of the head's weights that meet are added in another way than the rest.
+"""
+
+
+def _schedule(pieces: list[Piece], shown: dict[str, tuple[int, ...]]) -> Iterator[Visit]:
     """Every piece once, but what stands for many twice, as the first and the last of them."""
-    for group, members in groupby(range(len(pieces)), lambda number: _place(pieces[number])[0]):
+    for (family, group), members in groupby(range(len(pieces)), lambda number: _place(pieces[number])[:2]):
         numbers = list(members)
-        many = group == 1 and len(groups) == 3
-        yield from _blocks(pieces, numbers, groups)
-        if many:
-            yield from (Visit(number, ("groups", *_blocks_of(_place(pieces[number]), groups))) for number in numbers)
-            yield from _blocks(pieces, numbers, groups)
+        yield from _blocks(pieces, numbers, shown)
+        if family and _stands_for_many(family, group, shown):
+            more = ("groups of " + family,)
+            yield from (Visit(number, (*more, *_blocks_of(_place(pieces[number]), shown))) for number in numbers)
+            yield from _blocks(pieces, numbers, shown)
 
 
-def _blocks(pieces: list[Piece], numbers: list[int], groups: tuple[int, ...]) -> Iterator[Visit]:
-    for _, members in groupby(numbers, lambda number: _place(pieces[number])):
+def _blocks(pieces: list[Piece], numbers: list[int], shown: dict[str, tuple[int, ...]]) -> Iterator[Visit]:
+    for place, members in groupby(numbers, lambda number: _place(pieces[number])):
         same = list(members)
         yield from map(Visit, same)
-        if _blocks_of(_place(pieces[same[0]]), groups):
-            between = "blocks of last" if _place(pieces[same[0]])[0] == len(groups) - 1 else "blocks"
+        if place != NOWHERE and _blocks_of(place, shown):
+            between = "blocks of last" if place[1] == len(shown["block"]) - 1 else "blocks"
             yield from (Visit(number, (between,)) for number in same)
             yield from map(Visit, same)
 
 
-def _place(piece: Piece) -> tuple[int, int]:
+def _place(piece: Piece) -> Place:
     return _block(piece.place[1])
 
 
-def _block(where: Any) -> tuple[int, int]:
-    """The numbers of the group and of the block in it; below zero outside the blocks."""
-    return where if isinstance(where, tuple) else (-1, -1)
+def _block(where: Any) -> Place:
+    return where if isinstance(where, tuple) else NOWHERE
 
 
-def _repeats(block: tuple[int, int], groups: tuple[int, ...]) -> tuple[str, ...]:
-    """What says for how many blocks this one stands; nothing if it is only one."""
-    many = ("all groups",) if block[0] == 1 and len(groups) == 3 else ()
-    return (*many, *_blocks_of(block, groups))
+def _stands_for_many(family: str, group: int, shown: dict[str, tuple[int, ...]]) -> bool:
+    return group == 1 and len(shown[family]) == MANY[family]
 
 
-def _blocks_of(place: tuple[int, int], groups: tuple[int, ...]) -> tuple[str, ...]:
+def _repeats(place: Place, shown: dict[str, tuple[int, ...]]) -> tuple[str, ...]:
+    """What says for how many this one stands; nothing if it is only one."""
+    many = ("all groups of " + place[0],) if _stands_for_many(*place[:2], shown) else ()
+    return (*many, *_blocks_of(place, shown))
+
+
+def _blocks_of(place: Place, shown: dict[str, tuple[int, ...]]) -> tuple[str, ...]:
     """What says how often a block comes in one group; nothing if it comes once."""
-    group, block = place
-    if block != 1 or groups[group] < 3:
+    family, group, block = place
+    if block != 1 or shown[family][group] < 3:
         return ()
-    return ("all blocks of last" if group == len(groups) - 1 else "all blocks",)
+    return ("all blocks of last" if group == len(shown[family]) - 1 else "all blocks",)
 
 
-def _numbers(run: TrainingRun) -> dict[str, int]:
-    """How often what is in the middle comes, less the two times that it is looked at."""
+def _multiples(run: TrainingRun) -> dict[str, int]:
+    """How often what stands for many comes ("all"), and how often less the two times that it is looked at."""
     size = run.blocks_per_checkpoint or 1
     count, rest = -(-run.model.layers // size), run.model.layers % size or size
-    return {
-        "all groups": count - 2, "groups": count - 4, "blocks": size - 4, "blocks of last": rest - 4,
-        "all blocks": size - 2, "all blocks of last": rest - 2,
+    pieces = pieces_of_loss(run)[0]
+    every = {
+        "groups of block": count - 2, "groups of piece": pieces - 3, "blocks": size - 2, "blocks of last": rest - 2,
     }  # fmt: skip
+    return {f"all {name}": number for name, number in every.items()} | {
+        name: number - 2 for name, number in every.items()
+    }
 
 
 class Reading:
@@ -158,7 +183,7 @@ class Reading:
 
     def __init__(self, run: TrainingRun) -> None:
         self.program = compiled(structure(run))
-        numbers, multiples = letters(run), _numbers(run)
+        numbers, multiples = letters(run), _multiples(run)
         sizes = [
             round_up(prod([numbers[letter] for letter in size.letters]))
             * prod([multiples[name] for name in size.blocks])
@@ -194,7 +219,7 @@ class Reading:
     @property
     def last_group(self) -> int:
         """The number of the last group of blocks."""
-        return max((piece.place[1][0] for piece in self.program.pieces if isinstance(piece.place[1], tuple)), default=0)
+        return max(_place(piece)[1] for piece in self.program.pieces if _place(piece)[0] == "block")
 
     def place(self, number: int) -> tuple[str, Any]:
         """The phase and the place of a visit."""

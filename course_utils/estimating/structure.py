@@ -65,7 +65,7 @@ def structure(run: TrainingRun) -> Structure:
     recipe = (bool(precision.autocast), precision.gradient > precision.weight, precision.loss_scaling)
     shape = structure_of(
         run.model, recipe, run.attention, run.recompute, run.accumulates, run.micro_batch == 1,
-        min(run.loss_chunks, 3), run.lora_targets, run.frozen_bits or 0, run.blocks_per_checkpoint,
+        min(pieces_of_loss(run)[0], 4), run.lora_targets, run.frozen_bits or 0, run.blocks_per_checkpoint,
     )  # fmt: skip
     return shape._replace(numbers=tuple(letters(run).items())) if run.recompute == "offload" else shape
 
@@ -81,18 +81,29 @@ def groups_of(layers: int, blocks: int) -> tuple[int, ...]:
     return tuple(min(size, 3) for size in shown)
 
 
+def pieces_of_loss(run: TrainingRun) -> tuple[int, int, int]:
+    """How many pieces the loss is cut into, the tokens of each, and those of the last."""
+    tokens = run.micro_batch * run.seq_len
+    size = -(-tokens // run.loss_chunks)
+    count = -(-tokens // size)
+    return count, size, tokens - (count - 1) * size
+
+
 def letters(run: TrainingRun) -> dict[str, int]:
     """The numbers behind the letters of a tape's formulas.
 
     s, b, h, a, V as in the formulas; d = h/a; kv, ffn, qkv are widths; P positions; `c` is bytes an element of matrix
-    products, `r` of the residual stream and the weights: under autocast r = 4 and c = 2.
+    products, `r` of the residual stream and the weights: under autocast r = 4 and c = 2. t is the tokens of one piece of
+    the loss, u those of the last.
     """
     model, precision, s, b = run.model, run.precision, run.seq_len, run.micro_batch
     d, kv = model.head_size, model.kv
+    pieces, t, u = pieces_of_loss(run)
     return {
         "1": 1, "2": 2, "3": 3, "4": 4, "8": 8, "16": 16,
         "c": precision.compute, "r": 4 if precision.autocast else precision.compute,
         "s": s, "b": b, "sb": s * b, "h": model.hidden, "a": model.heads, "d": d, "d/2": d // 2, "kv": kv,
         "kv/2": kv // 2, "h/2": model.hidden // 2, "qkv": model.hidden + 2 * kv, "ffn": model.ffn,
         "V": model.vocab, "P": model.max_positions, "s32": round_up(s, 32), "R": run.lora_rank,
+        "pieces": pieces, "t": t, "u": u,
     }  # fmt: skip

@@ -182,7 +182,7 @@ class Tape:
     def enter(self, place: Any) -> None:
         """Forward, or its second run, comes to another place."""
         self.place = place
-        self.mark(("recompute" if self.recomputing else "forward", place))
+        self.mark(("recompute" if self.recomputing else self.phase, place))
 
     # Autograd's graph
 
