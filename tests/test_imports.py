@@ -14,6 +14,7 @@ CLOSED_FORMS = {
     "units",
     "nearest",
     "breakdown",
+    "explanation",
     "measurement",
     "measuring_errors",
     "models",

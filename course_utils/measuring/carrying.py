@@ -178,6 +178,10 @@ def _parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 def _stand_in(tensor: torch.Tensor, device: str, simulated: bool) -> torch.Tensor:
     """A leaf tensor like this one on `device`, its gradient too, as `tensor.to(device)` lays it out."""
+    if simulated and device == "cpu" and tensor.numel() == 1:  # a count of steps, which the optimizer reads
+        with unset_fake_temporarily():
+            value = tensor.item()
+        return torch.tensor(value, dtype=tensor.dtype).view(tensor.shape)
     with torch.no_grad():
         if simulated:
             with unset_fake_temporarily():

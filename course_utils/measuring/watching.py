@@ -6,7 +6,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -166,11 +166,18 @@ class Watch(TorchDispatchMode):
             self._begin("optimizer")  # clipping, unscaling, or an update written by hand
         if self.simulated:
             if func is READ_VALUE and isinstance(args[0], FakeTensor) and args[0].is_floating_point():
-                self.placeholders = True
-                return PLACEHOLDER
+                return self._value(args[0])
             if any(_is_outside(leaf) for leaf in tree_leaves((args, kwargs))):
                 args, kwargs = tree_map_only(torch.Tensor, self._let_in, (args, kwargs))
         return func(*args, **kwargs)
+
+    def _value(self, tensor: torch.Tensor) -> Any:
+        """What a number on the host is known to be, as an optimizer's count of steps; else the placeholder."""
+        try:
+            return READ_VALUE(tensor)
+        except DataDependentOutputException:
+            self.tracker.failure, self.placeholders = None, True
+            return PLACEHOLDER
 
     def _let_in(self, tensor: torch.Tensor) -> torch.Tensor:
         """A simulated tensor for a real one that the step found outside, so that .to("cuda") works on it as usual."""
