@@ -153,7 +153,7 @@ def test_any_model_has_its_phases_and_its_kinds(kind, source):
     assert left["activations"] == left["gradients"] == 0 < measured.moments["end of forward"]["activations"]
     assert measured.moments["end of backward"]["gradients"] == sum(round_up(p.nbytes) for p in model.parameters())
     assert measured.peak == sum(item.bytes for item in measured.alive_at(measured.peak_event))
-    assert "memory grows" not in str(measured.provenance)
+    assert measured.provenance.note == ""  # nothing leaks; no value is read but the optimizer's own, which is known
 
 
 def test_losses_are_real_on_the_cpu_and_there_are_none_in_a_simulation():

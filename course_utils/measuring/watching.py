@@ -19,6 +19,8 @@ PLACEHOLDER = 1.0
 """What a simulated loss.item() gives: finite, and safe to divide by."""
 
 READ_VALUE = torch.ops.aten._local_scalar_dense.default
+NEW_CONSTANT = torch.ops.aten.lift_fresh.default
+"""Where torch.tensor(…) hands its numbers over: simulated tensors made so know their values."""
 
 
 class Watch(TorchDispatchMode):
@@ -167,7 +169,7 @@ class Watch(TorchDispatchMode):
         if self.simulated:
             if func is READ_VALUE and isinstance(args[0], FakeTensor) and args[0].is_floating_point():
                 return self._value(args[0])
-            if any(_is_outside(leaf) for leaf in tree_leaves((args, kwargs))):
+            if func is not NEW_CONSTANT and any(_is_outside(leaf) for leaf in tree_leaves((args, kwargs))):
                 args, kwargs = tree_map_only(torch.Tensor, self._let_in, (args, kwargs))
         return func(*args, **kwargs)
 
