@@ -7,7 +7,7 @@ from math import prod
 import pytest
 import torch
 import torch.distributed as dist
-from engine import GPT, LLAMA, shallow, simulate, tiny
+from engine import GPT, LLAMA, simulate, tiny
 from torch._C import _distributed_c10d as distributed_c10d
 
 from course_utils import measure
@@ -290,4 +290,3 @@ def test_ranks_that_do_not_divide_are_refused():
     assert megatron.communication_elements(RUN) == 0
     model = dataclasses.replace(tiny("gpt2"), layers=3)
     assert megatron.communication_elements(TrainingRun(model, 2, 64, tensor_parallel=4)) == 3 * 4 * 64 * 2 * 256
-    assert shallow(GPT, 1).layers == 1

@@ -190,12 +190,16 @@ def _cpu(run: TrainingRun, steps: int, note: str) -> Measurement:
             f"on the CPU the course runs precision='fp32' with attention='eager' only; this run has "
             f"{run.precision.name} and {run.attention}, whose CPU kernels keep quite other tensors: simulate it instead"
         )
-    needed = estimate(run).total
+    needed = run.world_size * estimate(run.replace(world_size=1, zero_stage=0, bucket_view=False)).total
     if needed > CPU_LIMIT:
         raise ValueError(
             f"{run} needs about {format_bytes(needed, 'GB', 1)} of host memory; on the CPU the course runs up to "
             f"{format_bytes(CPU_LIMIT, 'GB', 0)}: choose a smaller model such as 'tiny-gpt', or simulate it"
         )
+    if run.world_size > 1:
+        from .data_parallel import measure_data_parallel
+
+        return measure_data_parallel(run, steps)
     return trace_on_cpu(run, steps, note)
 
 

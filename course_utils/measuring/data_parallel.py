@@ -1,0 +1,141 @@
+"""DistributedDataParallel and ZeRO-1 on real processes of the CPU, each tracked: its reducer wants real gradients.
+
+Run as a module by `course_utils.distributed`, once for each rank.
+"""
+
+import base64
+import dataclasses
+import pickle
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import GradBucket
+from torch.nn.parallel import DistributedDataParallel
+
+from ..distributed import report, run_ranks
+from ..measurement import Measurement, Provenance
+from ..networks import Transformer
+from ..run import TrainingRun
+from .optimizers import make_optimizer, states_of
+from .recorded import from_json, to_json
+from .step import Phases, Training
+from .tracing import SEED, follow, today, torch_release
+from .tracker import Tracker
+
+MOST_PROCESSES = 8
+OPTIMIZERS = ("sgd", "momentum", "adam", "adamw")
+
+
+def measure_data_parallel(run: TrainingRun, steps: int) -> Measurement:
+    """`steps` steps of `run` on `run.world_size` processes of the CPU; rank 0's memory, the peak that of the last step.
+
+    Raises ValueError for a run that is not covered, `distributed.RankFailed` for a rank that fails.
+    """
+    check_data_parallel(run)
+    content = base64.b64encode(pickle.dumps((run, steps))).decode()
+    found = run_ranks(__name__, run.world_size, [content])[0]
+    note = f"rank 0 of {run.world_size} processes (gloo)"
+    return dataclasses.replace(
+        from_json(found["measurement"], ""),
+        provenance=Provenance("cpu", "CPU", torch_release(), today(), note),
+        losses=found["losses"],
+    )
+
+
+def check_data_parallel(run: TrainingRun) -> None:
+    """Raise ValueError, naming what works, for a run that is not covered on several processes."""
+    if run.world_size > MOST_PROCESSES:
+        raise ValueError(
+            f"{run.world_size} processes are too many for one computer: up to {MOST_PROCESSES} run here; "
+            "zero_stage=3 is simulated for any number of ranks"
+        )
+    if run.optimizer.algorithm not in OPTIMIZERS:
+        raise ValueError(f"several processes step with {', '.join(OPTIMIZERS)}, not with {run.optimizer.name}")
+    if run.loss_chunks > 1 or run.lora_rank:
+        raise ValueError("several processes train a whole model with a whole loss: set loss_chunks=1 and lora_rank=0")
+
+
+class ReplicatedTraining(Training):
+    """The training step of `run` on one of several ranks: the same weights as on all, and its own part of the batch."""
+
+    network: DistributedDataParallel  # type: ignore[assignment]  # it is called as the network in it is
+
+    def __init__(self, run: TrainingRun) -> None:
+        torch.manual_seed(SEED)
+        super().__init__(run, "cpu", simulated=False)
+        rank, b = dist.get_rank(), run.micro_batch
+        mine = whole_batch(run)[rank * b : (rank + 1) * b]
+        self.tokens, self.targets = mine[:, :-1].clone(), mine[:, 1:].clone()
+
+    def _network(self) -> Transformer:
+        replica = DistributedDataParallel(super()._network(), gradient_as_bucket_view=self.run.bucket_view)
+        return replica  # type: ignore[return-value]
+
+    def _optimizer(self) -> torch.optim.Optimizer:
+        named = list(self.network.module.named_parameters())
+        if not self.run.zero_stage:
+            return make_optimizer(self.run.optimizer, named)
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+        names = {id(weight): name for name, weight in named}
+
+        def of_share(groups: list[dict[str, Any]], **_: Any) -> torch.optim.Optimizer:
+            share = [weight for group in groups for weight in group["params"]]
+            return make_optimizer(self.run.optimizer, [(names[id(weight)], weight) for weight in share])
+
+        weights = [weight for _, weight in named]
+        return ZeroRedundancyOptimizer(weights, optimizer_class=of_share)  # type: ignore[arg-type]
+
+    def states(self) -> list[Any]:
+        return states_of(self.optimizer.optim) if self.run.zero_stage else super().states()  # type: ignore[union-attr]
+
+    def _forward_and_backward(self, tracker: Phases) -> None:
+        """Gradients are reduced with the last micro-batch only."""
+        last = tracker.micro_batch == self.run.accumulation_steps - 1
+        with nullcontext() if last else self.network.no_sync():
+            super()._forward_and_backward(tracker)
+
+
+def whole_batch(run: TrainingRun) -> torch.Tensor:
+    """Token ids (world_size · b, s + 1), the same on every rank: each takes b sequences of them."""
+    generator = torch.Generator().manual_seed(SEED)
+    return torch.randint(run.model.vocab, (run.world_size * run.micro_batch, run.seq_len + 1), generator=generator)
+
+
+class ReplicaTracker(Tracker):
+    """Sees the reducer's buckets when they are handed out to be reduced: they are communication.
+
+    Where gradients are views of the buckets, they are bound as gradients afterwards.
+    """
+
+    def watch(self, network: torch.nn.Module, states: Callable[[], Iterable[Any]]) -> None:
+        assert isinstance(network, DistributedDataParallel)
+        network.register_comm_hook(self, _reduce_bucket)
+        super().watch(network.module, states)
+
+
+def _reduce_bucket(tracker: ReplicaTracker, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """The mean of a bucket over all ranks, in place: what DistributedDataParallel does by itself."""
+    tracker.bind("communication", [bucket.buffer()])
+    work = dist.all_reduce(bucket.buffer().div_(dist.get_world_size()), async_op=True)
+    assert work is not None, "every rank is in the group"
+    return work.get_future().then(lambda reduced: reduced.value()[0])
+
+
+def main() -> None:
+    """What one rank does: train, tracked, and report."""
+    run, steps = pickle.loads(base64.b64decode(sys.argv[1]))
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    provenance = Provenance("cpu", "CPU", torch_release(), today())
+    measured = follow(ReplicatedTraining(run), ReplicaTracker("cpu"), steps, provenance)
+    report({"measurement": to_json(measured), "losses": list(measured.losses)})
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
