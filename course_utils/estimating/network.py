@@ -12,6 +12,7 @@ from .operations import (
     cast,
     copied,
     dropout,
+    frozen_linear,
     join,
     linear,
     lowered,
@@ -39,12 +40,27 @@ def call(function: Callable[..., Any], *arguments: Any) -> Any:
 class Linear:
     """A linear layer's weights."""
 
-    def __init__(self, step: Step, name: str, n_in: str, n_out: str, bias: bool) -> None:
+    def __init__(self, step: Step, name: str, n_in: str, n_out: str, bias: bool, target: str = "") -> None:
         self.step, self.name, self.n_in, self.n_out = step, name, n_in, n_out
         self.weight = Weight(step, f"{n_in}·{n_out}")
         self.bias = Weight(step, n_out) if bias else None
+        self.quantized = bool(target) and step.structure.frozen_bits in (4, 8)
+        adapted = target in step.structure.lora
+        self.factors = [Weight(step, shape, adapter=True) for shape in (f"{n_in}·R", f"R·{n_out}")] if adapted else []
 
     def __call__(self, x: Tensor) -> Tensor:
+        if not self.factors:
+            return self.base(x)
+        step, (A, B), name = self.step, self.factors, self.name
+        inner = linear(step, x, self.n_in, "R", A, None, f"{name}, LoRA's A")
+        learned = linear(step, inner, "R", self.n_out, B, None, f"{name}, LoRA's B")
+        del inner
+        return add(step, call(self.base, x), learned)
+
+    def base(self, x: Tensor) -> Tensor:
+        """The layer itself, without what LoRA adds."""
+        if self.quantized:
+            return frozen_linear(self.step, x, self.n_in, self.n_out)
         return linear(self.step, x, self.n_in, self.n_out, self.weight, self.bias, self.name)
 
 
@@ -66,8 +82,8 @@ class Attention:
     def __init__(self, step: Step) -> None:
         self.step, shape = step, step.structure
         names = {"qkv": "qkv"} if shape.fused_qkv else {"q": "h", "k": "kv", "v": "kv"}
-        self.inputs = [Linear(step, name, "h", width, shape.qkv_bias) for name, width in names.items()]
-        self.out = Linear(step, "attention output", "h", "h", shape.bias)
+        self.inputs = [Linear(step, name, "h", width, shape.qkv_bias, name) for name, width in names.items()]
+        self.out = Linear(step, "attention output", "h", "h", shape.bias, "out")
 
     def __call__(self, x: Tensor, shared: Shared) -> Tensor:
         step, shape = self.step, self.step.structure
@@ -217,9 +233,9 @@ class MLP:
 
     def __init__(self, step: Step) -> None:
         self.step, bias = step, step.structure.bias
-        self.gate = Linear(step, "gate", "h", "ffn", bias) if step.structure.mlp == "swiglu" else None
-        self.up = Linear(step, "up", "h", "ffn", bias)
-        self.down = Linear(step, "down", "ffn", "h", bias)
+        self.gate = Linear(step, "gate", "h", "ffn", bias, "gate") if step.structure.mlp == "swiglu" else None
+        self.up = Linear(step, "up", "h", "ffn", bias, "up")
+        self.down = Linear(step, "down", "ffn", "h", bias, "down")
 
     def __call__(self, x: Tensor) -> Tensor:
         return dropout(self.step, call(self.down, self.inside(x)), "mlp output")
@@ -312,7 +328,7 @@ def run_group(step: Step, number: int, blocks: list[Block], x: Tensor, shared: S
 def embedded(step: Step, table: Weight) -> Tensor:
     """Rows of the table, one a token. Its gradient is dense, V·h, though a batch touches few rows."""
     tape, back = step.tape, table.leaf.size
-    out = tape.tensor(step.wide, "sb·h")
+    out = tape.tensor(table.element, "sb·h")
     tape.apply(out, [table.leaf], [], lambda _: [tape.gradient(back)])
     return out
 
@@ -320,7 +336,7 @@ def embedded(step: Step, table: Weight) -> Tensor:
 def looked_up(step: Step, table: Weight, indices: Tensor) -> Tensor:
     """Rows of the positions' table, one a position; keeps the indices."""
     tape, back = step.tape, table.leaf.size
-    out = tape.tensor(step.wide, "s·h")
+    out = tape.tensor(table.element, "s·h")
     saved = [Saving(indices, "positions", "position indices", "which rows get a gradient")]
     tape.apply(out, [table.leaf], saved, lambda _: [tape.gradient(back)])
     return out
@@ -328,7 +344,7 @@ def looked_up(step: Step, table: Weight, indices: Tensor) -> Tensor:
 
 def plus_positions(step: Step, x: Tensor, positions: Tensor) -> Tensor:
     """Each sequence plus the positions, whose gradient is summed over the sequences."""
-    out = step.tape.tensor(step.wide, "sb·h")
+    out = step.tape.tensor(x.element, "sb·h")
     becomes = positions.size
     step.tape.apply(
         out, [x, positions], [], lambda gradients: [gradients[0].again(), gradients[0].again(True, becomes)]

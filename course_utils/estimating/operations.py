@@ -14,9 +14,11 @@ from .tape import Edge, Gradient, Saving, Storage, Tape, Tensor
 class Weight:
     """A parameter of `shape` elements. Its gradient, once there, stays until the optimizer has used it."""
 
-    def __init__(self, step: "Step", shape: str, trained: bool = True, element: str = "") -> None:
-        self.step, self.shape, self.element = step, shape, element or step.wide
+    def __init__(self, step: "Step", shape: str, adapter: bool = False) -> None:
+        self.step, self.shape = step, shape
         self.gradient: Storage | None = None
+        trained = adapter or not step.structure.lora
+        self.element = "c" if step.structure.frozen_bits and not adapter else step.wide
         self.leaf = step.tape.leaf(self.element, shape, self.accumulate) if trained else Tensor(self.element, shape)
 
     def accumulate(self, gradient: Gradient) -> None:
@@ -135,13 +137,44 @@ def linear(step: Step, x: Tensor, n_in: str, n_out: str, weight: Weight, bias: W
     return out
 
 
+def frozen_linear(step: Step, x: Tensor, n_in: str, n_out: str) -> Tensor:
+    """A product with a weight stored in 8 or 4 bits: made 16-bit for it in forward and in backward, kept in neither."""
+    tape, tokens = step.tape, x.shape.removesuffix(f"·{n_in}")
+    x = lowered(step, x)
+    dense = dequantized(step, n_in, n_out)
+    out, back = step.product("c", f"{tokens}·{n_out}"), x.size
+    del dense
+
+    def backward(_: list[Gradient]) -> list[Gradient | None]:
+        dense = dequantized(step, n_in, n_out)
+        gradient = tape.gradient(back)
+        del dense
+        gradient.view = True
+        return [gradient]
+
+    tape.apply(out, [x], [], backward)
+    return out
+
+
+def dequantized(step: Step, n_in: str, n_out: str) -> Storage:
+    """The 16-bit weight; from 4 bits by way of an index of 4 bytes for each byte, which is two weights."""
+    index = step.tape.make(f"2·{n_in}·{n_out}") if step.structure.frozen_bits == 4 else None
+    dense = step.tape.make(f"c·{n_in}·{n_out}")
+    del index
+    return dense
+
+
 def norm(step: Step, x: Tensor, weights: list[Weight], name: str) -> Tensor:
     """LayerNorm or RMSNorm, one kernel each: its input and fp32 statistics, one or two numbers a token, are kept."""
     tape, centered = step.tape, step.structure.norm == "layernorm"
+    used = [weight.leaf for weight in weights]
+    if step.structure.autocast and x.element == "c":  # norms are computed in fp32, frozen 16-bit weights or not
+        used = [cast(step, leaf, "r", "weight_copies") for leaf in reversed(used)][::-1]
+        x = cast(step, x, "r")
     out = tape.tensor(step.wide, x.shape)
     names = ("mean", "inverse deviation") if centered else ("inverse root mean square",)
     statistics = [Saving(tape.tensor("4", "sb"), name, statistic, "normalize again") for statistic in names]
-    back, own_back = x.size, [weight.leaf.size for weight in weights if weight.leaf.node]
+    back, own_back = x.size, [leaf.size for leaf in used if leaf.node]
     needs_x = x.node is not None
 
     def backward(_: list[Gradient]) -> list[Gradient | None]:
@@ -150,7 +183,8 @@ def norm(step: Step, x: Tensor, weights: list[Weight], name: str) -> Tensor:
         return [for_x, *(own or [None] * len(weights))]
 
     saved = [Saving(x, name, "input", "normalize again"), *statistics]
-    tape.apply(out, [x, *(weight.leaf for weight in weights)], saved, backward)
+    saved += [Saving(leaf, name, "weight", "gradient of its input") for leaf in used]
+    tape.apply(out, [x, *used], saved, backward)
     return out
 
 
