@@ -149,7 +149,6 @@ def frozen_linear(step: Step, x: Tensor, n_in: str, n_out: str) -> Tensor:
         dense = dequantized(step, n_in, n_out)
         gradient = tape.gradient(back)
         del dense
-        gradient.view = True
         return [gradient]
 
     tape.apply(out, [x], [], backward)

@@ -88,6 +88,7 @@ class Tracker(TorchDispatchMode):
         self._live: dict[int, tuple[Storage, weakref.ref]] = {}
         self._recomputation = 0
         self._recomputing = False
+        self._recomputing_for = (-1, -1)
         self._modules: list[str] = [""]
         self._hooks: list[Any] = []
         self._join: tuple[Storage, Storage] | None = None
@@ -129,10 +130,16 @@ class Tracker(TorchDispatchMode):
 
     def _notice_recomputation(self) -> None:
         """The autograd engine runs with gradients off; a checkpoint inside turns them on to run its forward again."""
-        recomputing = torch.is_grad_enabled() and torch._C._current_graph_task_id() != -1
-        if recomputing and not self._recomputing:
-            self._recomputation += 1
+        recomputing = self._runs_forward_in_backward()
+        if recomputing and not self._recomputing and self._recomputing_for != (node := _current_node()):
+            self._recomputation += 1  # for the same node it is the same one
+            self._recomputing_for = node
         self._recomputing = recomputing
+
+    def _runs_forward_in_backward(self) -> bool:
+        """Within a module it is forward even where a function of its own switches gradients off."""
+        inside = torch.is_grad_enabled() or len(self._modules) > 1
+        return inside and torch._C._current_graph_task_id() != -1
 
     def _notice_place(self) -> None:
         """Where in the measured code this operator runs, and in which module; in backward, those of its forward.
@@ -213,7 +220,8 @@ class Tracker(TorchDispatchMode):
 
     def _outlived_its_pass(self, storage: Storage) -> bool:
         if storage.recomputation:
-            return not (self._recomputing and storage.recomputation == self._recomputation)
+            recomputing = self._recomputing or self._runs_forward_in_backward()
+            return not (recomputing and storage.recomputation == self._recomputation)
         return not (self.phase in FORWARD and (self.step, self.micro_batch) == (storage.step, storage.micro_batch))
 
     def _recognize(self, func: Any, args: Any, newest: Storage) -> None:
@@ -406,6 +414,12 @@ def _failure(error: Exception, func: Any, given: Any, place: Place | None) -> Fa
     """What an operator was given when it raised; no tensor is held, so that none is kept alive."""
     tensors = tuple((tuple(leaf.shape), _device(leaf)) for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor))
     return Failure(id(error), _operation(func), tensors, described(place))
+
+
+def _current_node() -> tuple[int, int]:
+    """The node whose backward is running: its graph's number and its own."""
+    node: Any = torch._C._current_autograd_node()
+    return torch._C._current_graph_task_id(), node._sequence_nr() if node is not None else -1
 
 
 def _device(tensor: torch.Tensor) -> str:
