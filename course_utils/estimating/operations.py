@@ -130,7 +130,7 @@ def linear(step: Step, x: Tensor, n_in: str, n_out: str, weight: Weight, bias: W
         for_matrix = tape.gradient(matrix_back) if needs_matrix else None
         for_x = tape.gradient(back) if needs_x and not bias else first
         if for_x is not None:
-            for_x.view = True  # of the matrix of all tokens
+            for_x.view = tokens == "sb"  # (b, s, …) seen from the matrix of all tokens
         return [*([gradients[0].again(becomes=bias_back)] if bias else []), for_x, for_matrix]
 
     tape.apply(out, inputs, [], backward, kept)

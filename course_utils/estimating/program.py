@@ -41,7 +41,7 @@ class Visit(NamedTuple):
 
 
 class Size(NamedTuple):
-    """A formula's letters, and of how many blocks it is meant: of all that the tape shows as one, if they go at once."""
+    """A formula's letters, and of how many blocks it is meant, if what one stands for goes at once."""
 
     letters: tuple[str, ...]
     blocks: tuple[str, ...]

@@ -54,9 +54,8 @@ class Frame:
             return lambda: storage
 
         step.replayed_products = self.products
-        with step.tape.recomputation(self.place), step.tape.packing(keep), step.autocast():
-            with suppress(_Stop):
-                self.function(*self.arguments)
+        with step.tape.recomputation(self.place), step.tape.packing(keep), step.autocast(), suppress(_Stop):
+            self.function(*self.arguments)
         step.replayed_products = None
 
 

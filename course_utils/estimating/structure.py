@@ -25,6 +25,8 @@ class Structure(NamedTuple):
     dropout: bool
     tied: bool
     experts: int
+    larger_experts: int
+    narrow: bool
     attention: str
     recompute: str
     autocast: bool
@@ -47,13 +49,14 @@ class Structure(NamedTuple):
 @lru_cache(maxsize=1024)
 def structure_of(
     model: TransformerConfig, precision: tuple[bool, bool, bool], attention: str, recompute: str, accumulates: bool,
-    one_sequence: bool, chunks: int, lora: tuple[str, ...], frozen_bits: int, blocks: int,
+    one_sequence: bool, chunks: int, lora: tuple[str, ...], frozen_bits: int, blocks: int, larger_experts: int,
+    narrow: bool,
 ) -> Structure:  # fmt: skip
     """The structure of a run with these choices; `blocks` of them make one checkpoint."""
     autocast, main_gradients, loss_scaling = precision
     return Structure(
         model.norm, model.mlp, model.positions, bool(model.bias), bool(model.qkv_bias), model.fused_qkv,
-        model.kv_heads < model.heads, model.dropout > 0, model.tied, model.experts,
+        model.kv_heads < model.heads, model.dropout > 0, model.tied, model.experts, larger_experts, narrow,
         attention, "blocks" if blocks else recompute, autocast, main_gradients, loss_scaling, accumulates,
         one_sequence, chunks, lora, frozen_bits, groups_of(model.layers, blocks or 1),
     )  # fmt: skip
@@ -66,6 +69,7 @@ def structure(run: TrainingRun) -> Structure:
     shape = structure_of(
         run.model, recipe, run.attention, run.recompute, run.accumulates, run.micro_batch == 1,
         min(pieces_of_loss(run)[0], 4), run.lora_targets, run.frozen_bits or 0, run.blocks_per_checkpoint,
+        pairs_of_experts(run)[0], not precision.autocast and precision.compute == 2,
     )  # fmt: skip
     return shape._replace(numbers=tuple(letters(run).items())) if run.recompute == "offload" else shape
 
@@ -89,16 +93,25 @@ def pieces_of_loss(run: TrainingRun) -> tuple[int, int, int]:
     return count, size, tokens - (count - 1) * size
 
 
+def pairs_of_experts(run: TrainingRun) -> tuple[int, int]:
+    """How many experts get one pair more than the rest, and how many pairs of (token, choice) the rest gets."""
+    if not run.model.experts:
+        return 0, 0
+    share, larger = divmod(run.micro_batch * run.seq_len * run.model.experts_per_token, run.model.experts)
+    return larger, share
+
+
 def letters(run: TrainingRun) -> dict[str, int]:
     """The numbers behind the letters of a tape's formulas.
 
     s, b, h, a, V as in the formulas; d = h/a; kv, ffn, qkv are widths; P positions; `c` is bytes an element of matrix
-    products, `r` of the residual stream and the weights: under autocast r = 4 and c = 2. t is the tokens of one piece of
-    the loss, u those of the last.
+    products, `r` of the residual stream and the weights: under autocast r = 4 and c = 2. t is the tokens of a piece of
+    the loss, u those of the last; an expert computes f tokens, or e.
     """
     model, precision, s, b = run.model, run.precision, run.seq_len, run.micro_batch
     d, kv = model.head_size, model.kv
     pieces, t, u = pieces_of_loss(run)
+    share = pairs_of_experts(run)[1]
     return {
         "1": 1, "2": 2, "3": 3, "4": 4, "8": 8, "16": 16,
         "c": precision.compute, "r": 4 if precision.autocast else precision.compute,
@@ -106,4 +119,5 @@ def letters(run: TrainingRun) -> dict[str, int]:
         "kv/2": kv // 2, "h/2": model.hidden // 2, "qkv": model.hidden + 2 * kv, "ffn": model.ffn,
         "V": model.vocab, "P": model.max_positions, "s32": round_up(s, 32), "R": run.lora_rank,
         "pieces": pieces, "t": t, "u": u,
+        "E": model.experts, "K": model.experts_per_token, "f": share, "e": share + 1,
     }  # fmt: skip

@@ -295,11 +295,15 @@ class Tape:
         results = node.backward(gradients)
         del unpacked
         pairs: list[tuple[Edge, Gradient | None]] = []
-        for edge, result in zip(node.edges, results, strict=True):
+        results.reverse()
+        for edge in node.edges:
+            result = results.pop()
+            if result is not None and result.becomes:
+                result = self.gradient(result.becomes)
             if edge is not None:
-                if result is not None and result.becomes:
-                    result = self.gradient(result.becomes)
                 pairs.append((edge, result))
+            del result
+        assert not results, "one gradient for each input"
         node.saved.clear()
         node.edges = []
         pairs.reverse()

@@ -29,8 +29,15 @@ from ..units import round_up
 from .places import Place, calling_place, described
 
 aten = torch.ops.aten
+
+INTO_A_COPY = (aten.add.Tensor, aten.index_put.default, aten.scatter.src)
+"""What autograd does in place of its first argument, unless a dispatch mode watches: then it makes a copy of it."""
+
 ASK_DEVICE = torch.ops.prim.device.default
 newest_node = torch.autograd._get_sequence_nr  # pyright: ignore[reportPrivateImportUsage]
+
+INTO_A_COPY = (aten.add.Tensor, aten.index_put.default, aten.scatter.src)
+"""What autograd does in place of its first argument, unless a dispatch mode watches: then it makes a copy of it."""
 
 FORWARD = ("forward", "loss")
 """Phases of one pass through the network: what outlives both was kept for backward."""
@@ -236,7 +243,7 @@ class Tracker(TorchDispatchMode):
             and (self.phase in FORWARD or self._recomputing)
         ):
             newest.bound = "weight_copies"
-        joining = func is aten.add.Tensor and self.phase == "backward" and not self._recomputing
+        joining = func in INTO_A_COPY and self.phase == "backward" and not self._recomputing
         self._join = (source, newest) if joining and source.bytes == newest.bytes and not args[0]._is_view() else None
 
     def _undo_join(self, old: Storage, new: Storage) -> None:
