@@ -9,6 +9,10 @@ SAFETY = 1.05
 """A run counts as fitting if 1.05 times its estimate does: scratch and fragmentation are not in the estimate."""
 
 
+NEWEST_CUDNN = (12, 1)
+"""The newest compute capability that torch's cuDNN attention takes."""
+
+
 def fits(run: TrainingRun, memory: int) -> bool:
     """Whether `run` is predicted to fit `memory` bytes with a margin of 5 %."""
     return estimate(run).total * SAFETY <= memory
@@ -27,12 +31,21 @@ def largest_micro_batch(run: TrainingRun, memory: int) -> int:
 
 
 def unsupported(run: TrainingRun, capability: tuple[int, int]) -> str:
-    """Why a GPU of this compute capability cannot run `run`, or "" if it can (NVIDIA Ampere, 8.0, brought bf16)."""
+    """Why a GPU of this compute capability cannot run `run`, or "" if it can.
+
+    NVIDIA Ampere (8.0) brought bf16 and tf32. torch's flash and cuDNN kernels need it too, and the latter is refused
+    beyond 12.1 (`check_cudnn_hardware_support` in torch's sdp_utils.cpp).
+    """
+    this = f"this GPU (compute capability {capability[0]}.{capability[1]})"
+    if run.attention == "cudnn" and capability > NEWEST_CUDNN:
+        return f"{this} is newer than those that torch's cuDNN kernel takes: choose attention='flash'"
     if capability >= (8, 0):
         return ""
-    older = f"this GPU (compute capability {capability[0]}.{capability[1]}) is older than Ampere (8.0)"
+    older = f"{this} is older than Ampere (8.0)"
     if "bf16" in run.precision.name:
         return f"{older} and does not compute in bf16: choose precision='amp-fp16' or 'fp32'"
+    if run.precision.tf32:
+        return f"{older} and does not compute in tf32: choose precision='fp32'"
     if run.attention in ("flash", "cudnn"):
         return f"{older}, for which torch has no {run.attention} kernel: choose attention='efficient' or 'eager'"
     return ""
@@ -44,6 +57,8 @@ def twin(run: TrainingRun, card: Gpu) -> TrainingRun:
     An older card gets fp16 under autocast and the efficient kernel. The micro-batch shrinks as far as it must; only
     then does a smaller preset of the same family take the model's place. Raises ValueError if not even that fits.
     """
+    if run.attention == "cudnn" and card.capability > NEWEST_CUDNN:
+        run = run.replace(attention="flash")
     if unsupported(run, card.capability):
         kernel = "efficient" if run.attention in ("flash", "cudnn") else run.attention
         run = run.replace(precision="amp-fp16", attention=kernel)

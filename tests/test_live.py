@@ -8,10 +8,18 @@ import torch
 from engine import tiny
 
 from course_utils import compare, estimate, measure
-from course_utils.fitting import SAFETY, fits, largest_micro_batch, unsupported
+from course_utils.fitting import SAFETY, fits, largest_micro_batch, twin, unsupported
+from course_utils.gpus import Gpu
 from course_utils.measuring import choose_source
-from course_utils.measuring.live import GpuOutOfMemory, free_bytes, memory_released, release
-from course_utils.run import TrainingRun
+from course_utils.measuring.live import (
+    KERNELS,
+    GpuOutOfMemory,
+    free_bytes,
+    memory_released,
+    only_kernel,
+    release,
+)
+from course_utils.run import ATTENTIONS, TrainingRun
 from course_utils.units import GB, MB, GiB
 
 XL = TrainingRun("gpt2-xl", 32, 1024)
@@ -265,3 +273,46 @@ def test_advice_never_offers_what_has_just_failed():
     with pytest.raises(GpuOutOfMemory) as caught, memory_released(XL.replace(recompute="full"), lambda: 200 * GB):
         raise torch.OutOfMemoryError("Out of it.")
     assert "micro_batch=31 would fit" in str(caught.value) and "recompute='full'" not in str(caught.value)
+
+
+# One attention kernel, and what it needs
+
+
+def test_every_kernel_that_a_run_can_name_is_forced_but_the_one_written_out():
+    assert set(KERNELS) == set(ATTENTIONS) - {"eager"}
+
+
+def test_the_cudnn_kernel_needs_ampere_and_no_newer_gpu_than_torch_knows():
+    run = XL.replace(attention="cudnn", precision="amp-fp16")
+    assert "torch has no cudnn kernel" in unsupported(run, (7, 5))
+    for capability in ((8, 0), (9, 0), (12, 1)):
+        assert unsupported(run, capability) == ""
+    assert "newer than those that torch's cuDNN kernel takes: choose attention='flash'" in unsupported(run, (13, 0))
+
+
+def test_tf32_needs_ampere():
+    run = XL.replace(precision="tf32", attention="efficient")
+    assert "does not compute in tf32: choose precision='fp32'" in unsupported(run, (7, 5))
+    assert unsupported(run, (8, 0)) == ""
+
+
+@pytest.mark.parametrize("capability", [(7, 5), (13, 0)])
+def test_a_twin_of_a_cudnn_run_takes_a_kernel_that_is_there(capability):
+    found = twin(SMALL.replace(attention="cudnn"), Gpu("a card", 40 * GB, capability))
+    assert unsupported(found, capability) == ""
+    assert (found.attention, found.precision.name) == (
+        ("efficient", "amp-fp16") if capability == (7, 5) else ("flash", "amp-bf16")
+    )
+
+
+def test_a_kernel_that_torch_refuses_is_named_with_what_it_was_given():
+    run = TrainingRun("gpt2", 2, 256, attention="cudnn")
+    q = torch.ones(1, 2, 8, 16)
+    refused = pytest.raises(ValueError, match=r"no cudnn kernel on this GPU for heads of 64 elements with dropout 0\.1")
+    with refused, only_kernel(run):
+        torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
+
+
+def test_other_errors_pass_the_choice_of_a_kernel_unchanged():
+    with pytest.raises(RuntimeError, match="on purpose"), only_kernel(SMALL):
+        raise RuntimeError("on purpose")

@@ -4,11 +4,10 @@ memory runs out.
 
 import gc
 import re
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from traceback import clear_frames
-from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -20,6 +19,8 @@ from ..measurement import Measurement, Provenance
 from ..measuring_errors import GpuOutOfMemory
 from ..run import TrainingRun
 from ..units import format_bytes
+from .counting import count_peaks
+from .devices import Cuda, Device
 from .step import Training
 from .tracing import SEED, today, trace
 
@@ -29,6 +30,8 @@ KERNELS = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
 }
 
+NO_KERNEL = ("No available kernel", "No viable backend")
+"""How torch begins when the one kernel that it may use cannot do what is asked."""
 
 OUT_OF_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
 """How such errors read: torch's own, the driver's, those of libraries that could not get their workspace."""
@@ -45,13 +48,13 @@ def measure_live(run: TrainingRun, steps: int, note: str) -> Measurement:
     name = torch.cuda.get_device_name()
     with memory_released(run, free_bytes):
         counters = _count(run, steps)
-        measured = _traced(run, steps, Provenance("live", name, torch.__version__, today(), note))
+        measured = traced(run, steps, "cuda", Provenance("live", name, torch.__version__, today(), note))
     return replace(measured, counters=counters)
 
 
 def free_bytes() -> int:
-    """Bytes that a new tensor could get: what the driver has free, and what the allocator has cached."""
-    return torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+    """Bytes that a new tensor could get on the current CUDA GPU."""
+    return Cuda().free()
 
 
 def this_gpu() -> Gpu:
@@ -93,8 +96,7 @@ def release(error: BaseException | None) -> None:
         error = error.__context__
     gc.collect()
     if torch.cuda.is_available():
-        torch._C._cuda_clearCublasWorkspaces()  # they stay in torch's allocator from the first matrix product on
-        torch.cuda.empty_cache()
+        Cuda().release()
 
 
 def asked_for(message: str) -> str:
@@ -119,29 +121,21 @@ def _advice(run: TrainingRun, asked: str, free: int) -> str:
     )
 
 
-class _Untracked:
-    """Stands in for the tracker where nothing is tracked."""
-
-    micro_batch = 0
-
-    def in_phase(self, phase: str) -> AbstractContextManager[Any]:
-        return nullcontext()
-
-    def bind_states(self) -> None:
-        """Nothing is tracked, so nothing is bound."""
-
-    def bind(self, kind: str, tensors: Iterable[Any]) -> None:
-        """Nothing is tracked, so nothing is bound."""
+def ready(run: TrainingRun, device: Device) -> tuple[Training, tuple[int, int]]:
+    """The run's training on `device`, nothing stepped yet, and the bytes allocated and reserved before it was built."""
+    device.release()
+    torch.manual_seed(SEED)
+    before = device.allocated(), device.reserved()
+    return Training(run, device.kind, simulated=False), before
 
 
 def _count(run: TrainingRun, steps: int) -> dict[str, int]:
-    def advance() -> Callable[[], object]:
-        torch.manual_seed(SEED)
-        training = Training(run, "cuda", simulated=False)
-        return lambda: training.step(_Untracked())
-
-    with _kernel(run):
-        return peak_counters(advance, steps)
+    """What is counted in the last of `steps` steps of the run, in bytes."""
+    device = Cuda()
+    with only_kernel(run):
+        training, before = ready(run, device)
+        counted = count_peaks(training, device, steps, before)
+    return {name: counted[name] for name in ("allocated", "reserved", "driver")}
 
 
 def peak_counters(set_up: Callable[[], Callable[[], object]], steps: int) -> dict[str, int]:
@@ -163,13 +157,28 @@ def peak_counters(set_up: Callable[[], Callable[[], object]], steps: int) -> dic
     }
 
 
-def _traced(run: TrainingRun, steps: int, provenance: Provenance) -> Measurement:
+def traced(run: TrainingRun, steps: int, device: str, provenance: Provenance) -> Measurement:
+    """The run on a device that is there ("cuda" or "cpu"), under the tracker and with its kernel alone."""
     torch.manual_seed(SEED)
     # Backward on this thread: the tracker is told of operators on the thread that entered it.
-    with _kernel(run), torch.autograd.set_multithreading_enabled(False):
-        return trace(run, "cuda", steps, provenance)
+    with only_kernel(run), torch.autograd.set_multithreading_enabled(False):
+        return trace(run, device, steps, provenance)
 
 
-def _kernel(run: TrainingRun) -> Any:
-    """Only the chosen kernel is allowed, so that none stands in for it silently."""
-    return sdpa_kernel(KERNELS[run.attention]) if run.attention in KERNELS else nullcontext()
+@contextmanager
+def only_kernel(run: TrainingRun) -> Iterator[None]:
+    """Only the chosen kernel is allowed, so that none stands in for it silently.
+
+    Raises ValueError where torch refuses the kernel for this run: cuDNN's, for one, takes in some releases of torch
+    only dropout that is a multiple of 1/16.
+    """
+    with sdpa_kernel(KERNELS[run.attention]) if run.attention in KERNELS else nullcontext():
+        try:
+            yield
+        except RuntimeError as error:
+            if not str(error).startswith(NO_KERNEL):
+                raise
+            raise ValueError(
+                f"torch {torch.__version__} has no {run.attention} kernel on this GPU for heads of "
+                f"{run.model.head_size} elements with dropout {run.model.dropout:g}: choose another attention"
+            ) from error

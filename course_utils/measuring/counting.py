@@ -1,0 +1,117 @@
+"""A step that nothing tracks, seen from outside: the device's own peak in each phase, and how long each phase takes."""
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+from .devices import Device
+from .step import Training
+
+
+class Unwatched:
+    """Takes the tracker's place where nothing is tracked."""
+
+    micro_batch = 0
+
+    def in_phase(self, phase: str) -> AbstractContextManager[Any]:
+        """Nobody is told."""
+        return nullcontext()
+
+    def bind_states(self) -> None:
+        """Nothing is tracked, so nothing is bound."""
+
+    def bind(self, kind: str, tensors: Iterable[Any]) -> None:
+        """Nothing is tracked, so nothing is bound."""
+
+
+class PeaksByPhase(Unwatched):
+    """Asks the device for its peaks at the end of each phase; what happens between two phases counts to the earlier."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.allocated: dict[str, int] = {}
+        self.reserved = 0
+        self._phase = ""
+
+    def in_phase(self, phase: str) -> AbstractContextManager[Any]:
+        """Ends the phase before and begins this one."""
+        self.end_phase()
+        self._phase = phase
+        return nullcontext()
+
+    def end_phase(self) -> None:
+        """Read the peaks of the phase that has just ended, and let the next one's begin."""
+        allocated, reserved = self.device.peaks()
+        if self._phase:
+            self.allocated[self._phase] = max(allocated, self.allocated.get(self._phase, 0))
+        self.reserved = max(self.reserved, reserved)
+        self.device.reset_peaks()
+
+
+class TimesByPhase(Unwatched):
+    """Stamps the beginning and the end of each phase."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.spans: list[tuple[str, Any, Any]] = []
+
+    @contextmanager
+    def in_phase(self, phase: str) -> Iterator[None]:
+        """Times what happens inside."""
+        start = self.device.stamp()
+        yield
+        self.spans.append((phase, start, self.device.stamp()))
+
+    def milliseconds(self) -> dict[str, float]:
+        """The time of each phase, of all micro-batches together; the device must have finished."""
+        times: dict[str, float] = {}
+        for phase, start, end in self.spans:
+            times[phase] = times.get(phase, 0.0) + self.device.milliseconds(start, end)
+        return times
+
+
+def count_peaks(training: Training, device: Device, steps: int, before: tuple[int, int]) -> dict[str, Any]:
+    """What the device counts in the last of `steps` steps, in bytes.
+
+    "allocated" and "reserved" are peaks without what was there `before` (allocated, reserved), "phases" the peak
+    allocated in each phase, "driver" what is in use on the whole device after the step, by every program: torch gives
+    nothing back within a step, so that this is its peak too.
+    """
+    watch = PeaksByPhase(device)
+    for _ in range(steps):
+        device.synchronize()
+        device.reset_peaks()
+        watch = PeaksByPhase(device)
+        training.step(watch)
+        watch.end_phase()
+    device.synchronize()
+    phases = {phase: peak - before[0] for phase, peak in watch.allocated.items()}
+    return {
+        "allocated": max(phases.values()),
+        "reserved": watch.reserved - before[1],
+        "driver": device.in_use(),
+        "phases": phases,
+    }
+
+
+def time_steps(training: Training, device: Device, most: int = 10, seconds: float = 8.0) -> dict[str, Any]:
+    """How long a step and each of its phases take, in milliseconds, once for each repetition.
+
+    At least 3 repetitions, then more until there are `most` or `seconds` have passed. Steps must have run before, so
+    that nothing is set up for the first time.
+    """
+    steps: list[float] = []
+    phases: dict[str, list[float]] = {}
+    end = time.monotonic() + seconds
+    while len(steps) < 3 or (len(steps) < most and time.monotonic() < end):
+        watch = TimesByPhase(device)
+        device.synchronize()
+        start = device.stamp()
+        training.step(watch)
+        stop = device.stamp()
+        device.synchronize()
+        steps.append(round(device.milliseconds(start, stop), 4))
+        for phase, milliseconds in watch.milliseconds().items():
+            phases.setdefault(phase, []).append(round(milliseconds, 4))
+    return {"step_ms": steps, "phases_ms": phases}
