@@ -19,6 +19,7 @@ _HOME = {
     "measure": "measuring",
     "compare": "measuring",
     "card_here": "measuring",
+    "recordings": "measuring.recorded",
     "twin": "fitting",
     "CachingAllocator": "allocator",
     "replay": "allocator_replay",

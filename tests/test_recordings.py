@@ -1,15 +1,20 @@
-"""Lessons run from shipped recordings alone, as they must where a GPU cannot be simulated."""
+"""Recordings: lessons run from the shipped ones alone, and those of real GPUs are read without a guess."""
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from engine import simulate
 
-from course_utils import TrainingRun, measure
+from course_utils import TrainingRun, measure, recordings
 from course_utils.authoring.recordings import lesson_runs
-from course_utils.measuring.recorded import from_json, key, load, to_json
+from course_utils.measuring import recorded
+from course_utils.measuring.recorded import from_json, key, load, read_folder, thinned, to_json
+from course_utils.measuring.recording_file import append
 
 ROOT = Path(__file__).parent.parent
 LESSONS = sorted(ROOT.glob("notebooks/src/*.py"))
@@ -29,7 +34,8 @@ def test_every_shipped_recording_is_of_a_run_that_a_lesson_measures() -> None:
 
 def test_a_shipped_recording_is_what_the_simulation_still_gives() -> None:
     run = TrainingRun("gpt2", micro_batch=8, seq_len=1024)
-    shipped, simulated = measure(run, source="recorded"), measure(run, source="simulated")
+    shipped = measure(run, source="recorded", device="simulated GPU")
+    simulated = measure(run, source="simulated")
     assert shipped.breakdown == simulated.breakdown
     assert shipped.moments == simulated.moments and shipped.phase_peaks == simulated.phase_peaks
     assert list(shipped.timeline.changes) == list(simulated.timeline.changes)
@@ -48,3 +54,154 @@ def test_a_run_without_a_recording_is_refused_with_the_list_of_those_that_are_th
     with pytest.raises(ValueError, match=r"no recording of .*gpt2-large.*recorded are") as refused:
         measure(TrainingRun("gpt2-large"), source="recorded")
     assert "gpt2-xl" in str(refused.value)
+
+
+# A timeline made shorter
+
+
+RUN = TrainingRun("tiny-llama", 4, 256)
+
+
+@pytest.mark.parametrize("points", [5, 50, 10_000])
+def test_a_thinned_measurement_has_the_same_peak_kinds_and_phases(points: int) -> None:
+    whole = simulate(RUN)
+    short = thinned(whole, points)
+    assert short.breakdown == whole.breakdown and short.moments == whole.moments
+    at_peak = {kind: curve[short.peak_event - 1] for kind, curve in short.timeline.curves().items()}
+    assert {kind: size for kind, size in at_peak.items() if size} == {k: v for k, v in whole.breakdown.items() if v}
+    assert max(short.timeline.totals()) == max(whole.timeline.totals())
+    assert short.timeline.totals()[-1] == whole.timeline.totals()[-1]
+    assert short.timeline.step_peaks()[2] == whole.timeline.step_peaks()[2] == whole.peak
+    assert [(mark.step, mark.phase) for mark in short.timeline.marks] == [
+        (mark.step, mark.phase) for mark in whole.timeline.marks
+    ]
+    assert len(short.timeline) <= len(whole.timeline)
+
+
+def test_at_the_beginning_of_each_phase_a_thinned_timeline_says_what_the_whole_one_says() -> None:
+    whole = simulate(RUN)
+    short = thinned(whole, 20)
+    assert len(short.timeline) < len(whole.timeline) / 3
+    totals, thin = [0, *whole.timeline.totals()], [0, *short.timeline.totals()]
+    for before, after in zip(whole.timeline.marks, short.timeline.marks, strict=True):
+        assert thin[after.event] == totals[before.event]
+
+
+def test_the_largest_tensors_at_the_peak_are_kept() -> None:
+    whole = simulate(RUN)
+    short = thinned(whole, 20)
+    assert [item.bytes for item in short.largest(30)] == [item.bytes for item in whole.largest(30)]
+    assert len(list(short.alive_at(short.peak_event))) == min(150, len(list(whole.alive_at(whole.peak_event))))
+
+
+# Real GPUs' recordings, as `record` writes them
+
+
+def line(run: TrainingRun = RUN, **changes: Any) -> dict[str, Any]:
+    """What a GPU of the name given would have left, by a simulation's figures."""
+    counters = {"allocated": 5000, "reserved": 6000, "driver": 7000, "phases": {}}
+    measured = to_json(thinned(simulate(RUN))) | {"losses": [8.5, 8.25]}
+    device = {"name": changes.pop("device", "NVIDIA H200"), "capability": [9, 0], "memory": 1, "driver": "580"}
+    content = {
+        "task": key(run, 2), "kind": "run", "status": "measured", "device": device, "torch": "2.13.0+cu130",
+        "date": "2026-11-21", "commit": "abc", "steps": 2, "detail": "",
+        "parts": {"counters": counters, "measured": measured},
+    }  # fmt: skip
+    return content | changes
+
+
+@pytest.fixture
+def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Ship these lines and no others."""
+
+    def ship(*lines: dict[str, Any]) -> None:
+        for number, content in enumerate(lines):
+            append(tmp_path / f"{number}.jsonl", content)
+        monkeypatch.setattr(recorded, "_gpu_recordings", lambda: read_folder(tmp_path))
+
+    return ship
+
+
+def test_a_recording_from_a_gpu_says_which_and_when(shipped: Any) -> None:
+    shipped(line())
+    found = measure(RUN, source="recorded")
+    assert str(found.provenance) == "recorded on NVIDIA H200 · torch 2.13.0+cu130 · 2026-11-21"
+    assert found.breakdown == simulate(RUN).breakdown and found.losses == [8.5, 8.25]
+    assert found.counters == {"allocated": 5000, "reserved": 6000, "driver": 7000}
+
+
+def test_one_of_several_gpus_is_picked_by_name_and_never_by_chance(shipped: Any) -> None:
+    shipped(line(), line(device="NVIDIA A100-SXM4-80GB", date="2026-12-01"))
+    with pytest.raises(
+        ValueError, match=r"is recorded on NVIDIA A100-SXM4-80GB, NVIDIA H200: choose one, as in device="
+    ):
+        measure(RUN, source="recorded")
+    assert "A100" in str(measure(RUN, source="recorded", device="a100").provenance)
+    assert "H200" in str(measure(RUN, source="recorded", device="H200").provenance)
+    assert [item.device for item in recordings("h200")] == ["NVIDIA H200"] and len(recordings()) == 2
+
+
+def test_of_several_recordings_on_one_gpu_the_newest_is_taken(shipped: Any) -> None:
+    shipped(line(torch="2.14.0", date="2026-12-01"), line(), line(status="crashed", date="2027-01-01"))
+    assert "torch 2.14.0 · 2026-12-01" in str(measure(RUN, source="recorded").provenance)
+
+
+def test_lessons_get_the_simulated_figures_whatever_gpus_are_recorded(
+    shipped: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = TrainingRun("tiny-llama", 8, 256)
+    shipped(line(run))
+    monkeypatch.setenv("COURSE_SOURCE", "recorded")
+    assert "simulated GPU" in str(measure(run).provenance)
+    assert "H200" in str(measure(run, source="recorded").provenance)
+
+
+def test_another_run_or_gpu_is_never_taken_instead(shipped: Any) -> None:
+    shipped(line())
+    with pytest.raises(ValueError, match=r"no recording of .*micro_batch=3.*recorded are") as refused:
+        measure(RUN.replace(micro_batch=3), source="recorded")
+    assert "gpt2-xl" in str(refused.value) and "measured on NVIDIA H200" in str(refused.value)
+    with pytest.raises(ValueError, match=r"no recording of .*micro_batch=3.* on H200; recorded there are"):
+        measure(RUN.replace(micro_batch=3), source="recorded", device="H200")
+    with pytest.raises(ValueError, match="unknown recorded device 'B300'"):
+        measure(RUN, source="recorded", device="B300")
+
+
+def test_a_device_goes_with_recordings_alone() -> None:
+    with pytest.raises(ValueError, match="device='H200' picks a recording"):
+        measure(RUN, source="simulated", device="H200")
+
+
+def test_a_run_that_ran_out_of_memory_says_so(shipped: Any) -> None:
+    message = "gpt2-xl does not fit this GPU."
+    shipped(line(status="out of memory", parts={"out_of_memory": {"message": message}}))
+    with pytest.raises(ValueError, match=f"on NVIDIA H200, 2026-11-21: out of memory. {message}"):
+        measure(RUN, source="recorded")
+
+
+def test_a_damaged_recording_is_named(shipped: Any) -> None:
+    damaged = line()
+    del damaged["parts"]["measured"]["breakdown"]
+    shipped(damaged)
+    with pytest.raises(ValueError, match=r"0\.jsonl, line 1 is damaged: KeyError: 'breakdown'"):
+        measure(RUN, source="recorded")
+
+
+def test_a_rehearsal_is_no_recording(tmp_path: Path) -> None:
+    append(tmp_path / "rehearsal.jsonl", line() | {"rehearsal": True})
+    with pytest.raises(ValueError, match=r"rehearsal\.jsonl, line 1 is a rehearsal on a CPU"):
+        read_folder(tmp_path)
+
+
+def test_a_file_that_was_cut_off_is_refused_by_line(tmp_path: Path) -> None:
+    append(tmp_path / "gpu.jsonl", line())
+    (tmp_path / "gpu.jsonl").write_text((tmp_path / "gpu.jsonl").read_text() + json.dumps(line())[:100])
+    with pytest.raises(ValueError, match=r"gpu\.jsonl, line 2 is not JSON, or was cut off"):
+        read_folder(tmp_path)
+
+
+def test_what_is_shipped_from_gpus_can_be_read() -> None:
+    for recording in recordings():
+        assert recording.device and recording.date and str(recording).endswith(recording.date)
+        if recording.kind == "run" and recording.status == "measured":
+            assert recording.measurement().peak > 0

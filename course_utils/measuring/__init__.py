@@ -27,6 +27,9 @@ ON_THE_CPU = (
     "and AdamW's step counters stand in the same memory."
 )
 
+SIMULATED_GPU = "simulated GPU"
+"""The device under which simulated runs are recorded."""
+
 CPU_LIMIT = 4 * GB
 """Larger runs are not traced on the CPU: they would take minutes, and memory that a laptop needs."""
 
@@ -41,13 +44,15 @@ def measure(
     optimizer: Any = None,
     batch: Any = None,
     attention: str = "auto",
+    device: str | None = None,
 ) -> Measurement:
     """Run `steps` training steps as `run` says and tell where each byte went; the peak is that of the last step.
 
     `source` is "live" (a CUDA GPU), "simulated" (a GPU that is not there), "cpu" (small models), "recorded" (shipped
-    results), or "auto": live where a GPU is there and the run is predicted to fit it, else simulated, and the
-    provenance says why. The environment variable COURSE_SOURCE settles "auto". Raises ValueError for what a source
-    cannot do and, live, `live.GpuOutOfMemory` for a run that is too large: memory is then released.
+    results; `device`, part of a GPU's name, picks one of several), or "auto": live where a GPU is there and the run is
+    predicted to fit it, else simulated, and the provenance says why. The environment variable COURSE_SOURCE settles
+    "auto". Raises ValueError for what a source cannot do and, live, `live.GpuOutOfMemory` for a run that is too large:
+    memory is then released.
 
     A model and a step of your own: `measure(step=step, model=model, optimizer=optimizer, batch=(x, y))` calls
     `step(model, optimizer, batch)` with copies on the device, so yours are left as they are. An optimizer, or a list of
@@ -64,6 +69,8 @@ def measure(
         raise ValueError(
             f"steps is {steps!r}: a whole number from 1 to {MOST_STEPS}; 2 is usual, as the first has no states yet"
         )
+    if device is not None and source != "recorded":
+        raise ValueError(f"device={device!r} picks a recording: it goes with source='recorded', not {source!r}")
     if run is None:
         from .own import measure_own
 
@@ -78,6 +85,8 @@ def measure(
         raise ValueError("tensor parallelism has closed forms only (estimating.megatron): set tensor_parallel=1")
     if run.world_size > 1:
         return _of_many_ranks(run, source, steps)
+    if source == "recorded":
+        return _recorded(run, steps, "", device)
     source, note = choose_source(run) if source == "auto" else (source, "")
     return {"live": _live, "simulated": _simulated, "cpu": _cpu, "recorded": _recorded}[source](run, steps, note)
 
@@ -203,10 +212,11 @@ def _cpu(run: TrainingRun, steps: int, note: str) -> Measurement:
     return trace_on_cpu(run, steps, note)
 
 
-def _recorded(run: TrainingRun, steps: int, note: str) -> Measurement:
+def _recorded(run: TrainingRun, steps: int, note: str, device: str | None = SIMULATED_GPU) -> Measurement:
+    """A shipped result; unless a learner asked for recordings, what the simulation would have given."""
     from .recorded import find
 
-    return find(run, steps, note)
+    return find(run, steps, note, device)
 
 
 @dataclass(frozen=True, repr=False)

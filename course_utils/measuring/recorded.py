@@ -1,19 +1,95 @@
-"""Shipped results: simulated runs for platforms that cannot simulate. Exact match or a clear error; nothing is
-interpolated.
+"""Shipped results: real GPUs' recordings, and simulated runs for platforms that cannot simulate. Exact match or a
+clear error; nothing is interpolated.
+
+`simulated.json.gz` is written by `python -m course_utils.authoring.recordings`, each `*.jsonl`, one a GPU, by
+`python3 -m course_utils record`.
 """
 
 import gzip
 import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from ..breakdown import MemoryBreakdown
 from ..measurement import Allocation, Mark, Measurement, Provenance, Timeline
+from ..nearest import unknown
 from ..run import TrainingRun
+from . import SIMULATED_GPU
+from .recording_file import MEASURED, OUT_OF_MEMORY, Line, read_lines
 
 SCHEMA = 1
 FILE = "simulated.json.gz"
+
+POINTS = 300
+"""A thinned timeline keeps about so many moments."""
+
+MOST_ALLOCATIONS = 150
+"""A thinned measurement keeps so many of the allocations alive at the peak, the largest."""
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One result from a real GPU. `parts` is what was measured, as JSON, by name; `status` says how it ended."""
+
+    line: Line
+
+    @property
+    def task(self) -> str:
+        """What was done: for a run, its code and its number of steps."""
+        return self.line.content["task"]
+
+    @property
+    def kind(self) -> str:
+        """ "run", "history", "context", "workspaces", "scratch" or "kernels"."""
+        return self.line.content["kind"]
+
+    @property
+    def device(self) -> str:
+        """The GPU's name."""
+        return self.line.device
+
+    @property
+    def date(self) -> str:
+        """The day, as 2026-11-21."""
+        return self.line.content["date"]
+
+    @property
+    def status(self) -> str:
+        """ "measured", "out of memory", or why there is no result."""
+        return self.line.content["status"]
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        """What was measured: for a run "counters", "times", "measured", "estimate" and "simulated"."""
+        return self.line.content["parts"]
+
+    def measurement(self, note: str = "") -> Measurement:
+        """A run's recording as `measure` returns it. ValueError if it was no run, ran out of memory or is damaged."""
+        content = self.line.content
+        if self.status != MEASURED:
+            why = self.parts.get("out_of_memory", {}).get("message") or content.get("detail", "")
+            raise ValueError(f"{self.task} on {self.device}, {self.date}: {self.status}. {why}".rstrip())
+        try:
+            measured = from_json({"provenance": ["", "", "", ""], **self.parts["measured"]}, note)
+            counters = {name: self.parts["counters"][name] for name in ("allocated", "reserved", "driver")}
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{self.line.place} is damaged: {type(error).__name__}: {error}") from error
+        origin = Provenance("recorded", self.device, content["torch"], self.date, note)
+        return replace(measured, provenance=origin, counters=counters, losses=self.parts["measured"].get("losses", ()))
+
+    def __str__(self) -> str:
+        content = self.line.content
+        return f"{self.task}: {self.status} on {self.device} · torch {content['torch']} · {self.date}"
+
+
+def recordings(device: str | None = None) -> tuple[Recording, ...]:
+    """Every result from a real GPU that is shipped, or those of the GPUs whose name contains `device`."""
+    wanted = (device or "").lower()
+    return tuple(recording for recording in _gpu_recordings() if wanted in recording.device.lower())
 
 
 def key(run: TrainingRun, steps: int) -> str:
@@ -21,20 +97,72 @@ def key(run: TrainingRun, steps: int) -> str:
     return f"{run.code()} steps={steps}"
 
 
-def find(run: TrainingRun, steps: int, note: str = "") -> Measurement:
-    """The recording of exactly this run. Raises ValueError, listing what is recorded, if there is none."""
-    recordings = load()
-    if key(run, steps) not in recordings:
-        listed = "\n  ".join(recordings)
+def find(run: TrainingRun, steps: int, note: str = "", device: str | None = None) -> Measurement:
+    """The recording of exactly this run from the GPU whose name contains `device`, "simulated GPU" for a simulation.
+
+    Without `device` a real GPU comes before a simulation. Raises ValueError, listing what is recorded, if there is no
+    such recording, and naming the GPUs if there are several.
+    """
+    real = () if device == SIMULATED_GPU else _of_run(run, steps, device)
+    devices = sorted({recording.device for recording in real})
+    if len(devices) > 1:
+        raise ValueError(
+            f"{key(run, steps)} is recorded on {', '.join(devices)}: choose one, as in device={devices[0]!r}"
+        )
+    if real:
+        return _newest(real).measurement(note)
+    if device is not None and device != SIMULATED_GPU:
+        raise _not_recorded_on(device, run, steps)
+    simulated = load()
+    if key(run, steps) not in simulated:
+        listed = "\n  ".join([*simulated, *(str(item) for item in _gpu_recordings() if item.kind == "run")])
         raise ValueError(
             f"no recording of {key(run, steps)}" + (f" ({note})" if note else "") + f"; recorded are:\n  {listed}"
         )
-    return from_json(recordings[key(run, steps)], note)
+    return from_json(simulated[key(run, steps)], note)
+
+
+def _of_run(run: TrainingRun, steps: int, device: str | None) -> tuple[Recording, ...]:
+    name = key(run, steps)
+    settled = (MEASURED, OUT_OF_MEMORY)
+    return tuple(item for item in recordings(device) if item.task == name and item.status in settled)
+
+
+def _newest(found: Sequence[Recording]) -> Recording:
+    """The last of the newest date: of one day, what was written later."""
+    return max(enumerate(found), key=lambda pair: (pair[1].date, pair[0]))[1]
+
+
+def _not_recorded_on(device: str, run: TrainingRun, steps: int) -> ValueError:
+    there = sorted({recording.device for recording in _gpu_recordings()})
+    if not recordings(device):
+        return unknown("recorded device", device, [*there, SIMULATED_GPU])
+    listed = "\n  ".join(item.task for item in recordings(device) if item.kind == "run")
+    return ValueError(f"no recording of {key(run, steps)} on {device}; recorded there are:\n  {listed}")
+
+
+@cache
+def _gpu_recordings() -> tuple[Recording, ...]:
+    return read_folder(Path(str(files("course_utils").joinpath("recordings"))))
+
+
+def read_folder(folder: Path) -> tuple[Recording, ...]:
+    """Every result in a folder's `*.jsonl` files. ValueError, naming file and line, for what is no recording of a
+    GPU.
+    """
+    return tuple(read_recording(line) for path in sorted(folder.glob("*.jsonl")) for line in read_lines(path))
+
+
+def read_recording(line: Line) -> Recording:
+    """The recording in a line. ValueError for a rehearsal, which was never on a GPU."""
+    if line.content.get("rehearsal"):
+        raise ValueError(f"{line.place} is a rehearsal on a CPU, no recording of a GPU: take the file away")
+    return Recording(line)
 
 
 @cache
 def load() -> dict[str, Any]:
-    """All shipped recordings by key. Raises ValueError for a file of another schema."""
+    """All shipped simulations by key. Raises ValueError for a file of another schema."""
     packed = files("course_utils").joinpath("recordings", FILE).read_bytes()
     content = json.loads(gzip.decompress(packed))
     if content.get("schema") != SCHEMA:
@@ -60,7 +188,7 @@ def to_json(measured: Measurement) -> dict[str, Any]:
         "marks": [[mark.event, mark.step, mark.phase] for mark in measured.timeline.marks],
         "peak_event": measured.peak_event,
         "allocations": [
-            [a.kind, a.bytes, list(a.shape), a.dtype, a.operation, a.module, a.phase, a.step, a.born, a.died, a.line]
+            [a.kind, a.bytes, list(a.shape), a.dtype, a.operation, a.module, a.phase, a.step, a.born, a.died]
             for a in measured.alive_at(measured.peak_event)
         ],
     }
@@ -85,3 +213,59 @@ def from_json(content: dict[str, Any], note: str) -> Measurement:
 
 def _breakdown_to_json(moment: MemoryBreakdown) -> list[Any]:
     return [{kind: size for kind, size in moment.items() if size}, moment.phase, moment.label]
+
+
+# Thinning
+
+
+def thinned(measured: Measurement, points: int = POINTS) -> Measurement:
+    """The same measurement with a timeline of about `points` moments, and the largest allocations at its peak alone.
+
+    Kept are the peak, the beginning of each phase and the highest moment of each stretch between; at each of them every
+    kind has its true bytes. What led from one to the next becomes one change for each kind, what was freed first.
+    """
+    kept = _moments_kept(measured, points)
+    changes, new_event = _merged_changes(measured.timeline.changes, kept)
+    peak = new_event(measured.peak_event)
+    marks = [Mark(new_event(mark.event), mark.step, mark.phase) for mark in measured.timeline.marks]
+    allocations = [
+        replace(item, born=min(new_event(item.born), peak - 1), died=_died(item, new_event, peak))
+        for item in measured.largest(MOST_ALLOCATIONS)
+    ]
+    return replace(measured, timeline=Timeline(changes, marks), peak_event=peak, allocations=allocations)
+
+
+def _died(item: Allocation, new_event: Callable[[int], int], peak: int) -> int | None:
+    return None if item.died is None else max(new_event(item.died), peak)
+
+
+def _moments_kept(measured: Measurement, points: int) -> list[int]:
+    """Event counts, in order: the peak, the end, where phases begin, and the highest of each of `points` stretches."""
+    totals = measured.timeline.totals()
+    stretch = max(1, -(-len(totals) // points))
+    highest = {
+        1 + max(range(start, min(start + stretch, len(totals))), key=totals.__getitem__)
+        for start in range(0, len(totals), stretch)
+    }
+    begins = {mark.event for mark in measured.timeline.marks}
+    return sorted((highest | begins | {measured.peak_event, len(totals)}) - {0})
+
+
+def _merged_changes(
+    changes: Sequence[tuple[int, str]], kept: Sequence[int]
+) -> tuple[list[tuple[int, str]], Callable[[int], int]]:
+    """The changes between kept moments, one for each kind, and a function from an old event count to the new one."""
+    merged: list[tuple[int, str]] = []
+    counts = {0: 0}
+    before = 0
+    for moment in kept:
+        sums: dict[str, int] = {}
+        for size, kind in changes[before:moment]:
+            sums[kind] = sums.get(kind, 0) + size
+        merged += sorted((size, kind) for kind, size in sums.items() if size)
+        counts[moment] = len(merged)
+        before = moment
+    at_or_before = [0] * (len(changes) + 1)
+    for event in range(1, len(changes) + 1):
+        at_or_before[event] = counts.get(event, at_or_before[event - 1])
+    return merged, at_or_before.__getitem__

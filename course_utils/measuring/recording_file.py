@@ -1,0 +1,119 @@
+"""Recordings as JSON lines: one object a line, appended as it comes; a half-written last line is mended, and nothing
+else.
+
+Standard library only: whoever records holds no GPU memory of its own.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SCHEMA = 1
+
+MEASURED, OUT_OF_MEMORY = "measured", "out of memory"
+FAILED, CRASHED, TIMED_OUT, CUT_SHORT = "failed", "crashed", "timed out", "cut short"
+SETTLED = (MEASURED, OUT_OF_MEMORY)
+"""Results that a later call leaves alone; the others it tries again, `MOST_TRIES` times in all."""
+MOST_TRIES = 3
+
+FIELDS: dict[str, type | tuple[type, ...]] = {
+    "task": str,
+    "kind": str,
+    "status": str,
+    "device": dict,
+    "torch": str,
+    "date": str,
+    "commit": str,
+    "steps": int,
+    "parts": dict,
+}
+
+
+@dataclass(frozen=True)
+class Line:
+    """One result as it stands in a file; `content` is what JSON says."""
+
+    file: Path
+    number: int
+    content: dict[str, Any]
+
+    @property
+    def place(self) -> str:
+        """The file's name and the line's number, for an error."""
+        return f"{self.file.name}, line {self.number}"
+
+    @property
+    def device(self) -> str:
+        """The GPU's name."""
+        return self.content["device"]["name"]
+
+    @property
+    def origin(self) -> tuple[str, str, str]:
+        """What a later call must share to leave this result alone: device, torch, commit."""
+        return self.device, self.content["torch"], self.content["commit"]
+
+
+def read_lines(path: Path) -> list[Line]:
+    """Every result in a file. ValueError naming file and line for what is not one of this schema's."""
+    return [*_lines(path, path.read_bytes())]
+
+
+def _lines(path: Path, content: bytes) -> Iterator[Line]:
+    for number, raw in enumerate(content.splitlines(), start=1):
+        yield Line(path, number, _checked(raw, f"{path.name}, line {number}"))
+
+
+def _checked(raw: bytes, place: str) -> dict[str, Any]:
+    try:
+        content = json.loads(raw)
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        raise ValueError(
+            f"{place} is not JSON, or was cut off: delete that line, or let `python3 -m course_utils record` mend "
+            "the file if it is the last one"
+        ) from None
+    if not isinstance(content, dict) or "schema" not in content:
+        raise ValueError(f"{place} is no recording: each line is a JSON object that names its schema")
+    if content["schema"] != SCHEMA:
+        raise ValueError(f"{place} has schema {content['schema']!r}; this version of the course reads {SCHEMA}")
+    for name, kind in FIELDS.items():
+        if not isinstance(content.get(name), kind) or isinstance(content[name], bool):
+            raise ValueError(f"{place} has no usable {name!r}: it holds {content.get(name)!r}")
+    if not isinstance(content["device"].get("name"), str):
+        raise ValueError(f"{place} does not name its device")
+    return content
+
+
+def mend(path: Path) -> str:
+    """Make a file ready for the next line; returns what was done, in words, "" if nothing had to be.
+
+    A last line without its line feed was being written when the machine stopped: a whole one gets its line feed, half
+    a one is cut off. ValueError, naming the line, if another line is broken: then this is not a file to append to.
+    """
+    if not path.exists():
+        return ""
+    content = path.read_bytes()
+    whole, feed, last = content.rpartition(b"\n")
+    for _ in _lines(path, whole):
+        pass
+    if not last:
+        return ""
+    try:
+        _checked(last, path.name)
+    except ValueError:
+        os.truncate(path, len(whole) + len(feed))
+        return f"The last line of {path.name} was cut off and has been removed; its task is done again."
+    with path.open("ab") as file:
+        file.write(b"\n")
+    return f"The last line of {path.name} lacked its line feed."
+
+
+def append(path: Path, content: dict[str, Any]) -> None:
+    """Add one result, all of it or nothing that a later call could not mend, and see it written to the disk."""
+    line = json.dumps({"schema": SCHEMA, **content}, separators=(",", ":"), ensure_ascii=False) + "\n"
+    with path.open("ab") as file:
+        file.write(line.encode())
+        file.flush()
+        os.fsync(file.fileno())
