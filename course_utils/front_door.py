@@ -222,6 +222,18 @@ def benchmark(arguments: list[str]) -> int:
         raise SetupError(f"{problem}.") from None
 
 
+def record(arguments: list[str]) -> int:
+    """Records the course's runs on the GPU that is here. Makes no environment: this Python needs torch alone."""
+    from course_utils.measuring import recorder
+
+    try:
+        return recorder.main(arguments)
+    except recorder.RecordingError as problem:
+        raise SetupError(str(problem)) from None
+    except (OSError, ValueError) as problem:  # a full disk, a file of another schema
+        raise SetupError(f"Recording stopped: {problem}") from None
+
+
 def print_answer(answer: Callable[[], object]) -> int:
     """Prints what `answer` returns. SetupError for a run that is refused, or too large for this GPU, or that cannot be
     simulated here.
@@ -319,6 +331,7 @@ COMMANDS = {
     "estimate": Command("estimate a training run: estimate gpt2-xl --micro-batch 32 --seq-len 1024", estimate),
     "compare": Command("estimate a run, measure it, show both: compare gpt2-xl --recompute full", compare),
     "benchmark": Command("say how right and how fast the engine is (--table NAME, --quick)", benchmark),
+    "record": Command("record the course's runs on this GPU: record --out DIR --minutes 30", record),
     "build": Command("make the notebooks from their sources (--check: only compare)", build),
     "lint": Command("check format, style, types and spelling", lint),
 }

@@ -1,0 +1,388 @@
+"""The command `record`: the course's list of runs on the GPU that is here, within a given time whatever happens.
+
+Each task runs in a process of its own with its own time limit, so that a hang, a crash or an error that CUDA cannot
+recover from ends that task alone. This process uses no torch and holds no GPU memory. It has not met a GPU yet: its
+tests, and `--rehearse`, put the CPU in a GPU's place.
+"""
+
+import argparse
+import fnmatch
+import hashlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import date
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..gpus import GPUS
+from ..units import format_bytes
+from .recording_file import (
+    CRASHED,
+    CUT_SHORT,
+    FAILED,
+    MEASURED,
+    MOST_TRIES,
+    OUT_OF_MEMORY,
+    SETTLED,
+    TIMED_OUT,
+    Line,
+    append,
+    mend,
+    read_lines,
+)
+from .recording_list import STEPS, Task, recording_list, rehearsal_list, tried_in_vain
+
+PACKAGE = Path(__file__).resolve().parent.parent
+OLDEST_TORCH = (2, 11)
+FACTS_SECONDS = 120.0
+FACTS = "facts"
+
+SHORTEST = 10.0
+"""Seconds: with less than this left, no further task is begun."""
+
+GRACE = 5.0
+"""Seconds in which a process that was killed has to be gone; a driver that hangs can hold it longer."""
+
+
+class RecordingError(Exception):
+    """What keeps a recording from being made, in words for whoever asked for it."""
+
+
+class Outcome(NamedTuple):
+    """What a task's process left behind: its parts by name, how it ended, and what there is to say of that."""
+
+    parts: dict[str, Any]
+    status: str
+    detail: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Recorder:
+    """Where results go, when to stop, and how a task's process is started."""
+
+    file: Path
+    origin: dict[str, Any]
+    deadline: float
+    command: Callable[[Task, Path, float], list[str]]
+    say: Callable[[str], None] = print
+    clock: Callable[[], float] = field(default=time.monotonic)
+
+    def record(self, tasks: Sequence[Task]) -> int:
+        """Do the tasks in order until all are done or time is up; returns how many are left."""
+        for number, task in enumerate(tasks):
+            left = self.deadline - self.clock()
+            if left < SHORTEST:
+                return len(tasks) - number
+            self.say(f"[{number + 1}/{len(tasks)}, {left / 60:.1f} min left] {task.name}")
+            outcome = run_process(self.command, task, min(task.seconds, left - GRACE))
+            if outcome.status == TIMED_OUT and left - GRACE < task.seconds:
+                outcome = outcome._replace(status=CUT_SHORT, detail="the time given was over")
+            append(self.file, {**self.origin, **described(task, outcome)})
+            self.say(f"    {outcome.status}{f': {outcome.detail}' if outcome.detail else ''}")
+        return 0
+
+
+def described(task: Task, outcome: Outcome) -> dict[str, Any]:
+    """What a line says of its task and of how it went."""
+    return {
+        "task": task.name,
+        "kind": task.kind,
+        "why": task.why,
+        "environment": dict(task.environment),
+        "steps": STEPS,
+        "predicted": task.predicted,
+        "date": date.today().isoformat(),
+        "status": outcome.status,
+        "detail": outcome.detail,
+        "seconds": round(outcome.seconds, 1),
+        "parts": outcome.parts,
+    }
+
+
+# One task in its process
+
+
+def work_command(rehearse: bool) -> Callable[[Task, Path, float], list[str]]:
+    """The command line of a task's process."""
+
+    def command(task: Task, results: Path, seconds: float) -> list[str]:
+        module = [sys.executable, "-m", "course_utils.measuring.recording_work"]
+        options = ["--task", task.name, "--results", str(results), "--seconds", f"{seconds:.1f}"]
+        return [*module, *options, *(["--rehearse"] if rehearse else [])]
+
+    return command
+
+
+def run_process(command: Callable[[Task, Path, float], list[str]], task: Task, seconds: float) -> Outcome:
+    """Do a task in a process of its own that is killed after `seconds`, and read what it has written."""
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        results, errors = Path(folder) / "parts.jsonl", Path(folder) / "stderr"
+        with errors.open("wb") as stream:
+            code = _wait(command(task, results, seconds), task, seconds, stream)
+        parts = read_parts(results)
+        status, detail = judged(parts, code, errors.read_text(errors="replace"))
+    if status == TIMED_OUT:
+        detail = f"after {seconds:.0f} s"
+    return Outcome(parts, status, detail, time.monotonic() - start)
+
+
+def _wait(command: list[str], task: Task, seconds: float, stream: Any) -> int | None:
+    """The process's exit code, negative for a signal; None if it had to be killed. Never leaves it running."""
+    paths = [str(PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **task.environment}
+    process = subprocess.Popen(
+        command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=stream,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        return process.wait(timeout=max(seconds, 0.1))
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        _kill(process)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """End the process and all that it has started; one that the driver does not let go is left to the system."""
+    if hasattr(os, "killpg"):
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return  # it and all that it started have ended by themselves
+    else:
+        process.kill()
+    try:
+        process.wait(timeout=GRACE)
+    except subprocess.TimeoutExpired:
+        print(f"Process {process.pid} does not end although it was killed; going on without it.", file=sys.stderr)
+
+
+def read_parts(path: Path) -> dict[str, Any]:
+    """The parts that a task's process wrote, by name; a last one that it did not finish is left out."""
+    if not path.exists():
+        return {}
+    whole, _, _ = path.read_bytes().rpartition(b"\n")
+    parts = {}
+    for line in whole.splitlines():
+        content = json.loads(line)
+        parts[content.pop("part")] = content
+    return parts
+
+
+def judged(parts: dict[str, Any], code: int | None, errors: str) -> tuple[str, str]:
+    """How a task ended, from what it wrote and its exit code, and a line that says more."""
+    error = parts.pop("error", {}).get("error", "")
+    if code is None:
+        return TIMED_OUT, ""
+    if error:
+        return FAILED, error
+    if code < 0:
+        return CRASHED, f"ended by {signal_name(-code)}"
+    if code > 0:
+        last = [line for line in errors.splitlines() if line.strip()][-1:]
+        timed_out = "Timeout (" in errors  # the words of faulthandler, which ends a process that hangs
+        return (TIMED_OUT, "") if timed_out else (CRASHED, f"exit code {code}; {' '.join(last)[:300]}")
+    if not parts:
+        return FAILED, "it ended without a result"
+    return (OUT_OF_MEMORY, "") if "out_of_memory" in parts else (MEASURED, "")
+
+
+def signal_name(number: int) -> str:
+    """The name of a signal, "signal 99" for one that has none here."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+# What is to be done
+
+
+def check_torch(installed: Callable[[str], str] = metadata.version) -> None:
+    """RecordingError unless a torch that is new enough is installed for this Python."""
+    wanted = f"Recording needs torch {'.'.join(map(str, OLDEST_TORCH))} or newer in {sys.executable}"
+    try:
+        version = installed("torch")
+    except metadata.PackageNotFoundError:
+        raise RecordingError(f"{wanted}, where there is none.") from None
+    if tuple(int(number) for number in re.findall(r"\d+", version)[:2]) < OLDEST_TORCH:
+        raise RecordingError(f"{wanted}, not {version}.")
+
+
+def device_facts(command: Callable[[Task, Path, float], list[str]], seconds: float) -> dict[str, Any]:
+    """What a process of its own finds out about the GPU and torch. RecordingError if there is none to record on."""
+    outcome = run_process(command, Task(FACTS, FACTS, ""), seconds)
+    if outcome.status != MEASURED:
+        raise RecordingError(
+            f"There is no GPU to record on: {outcome.detail or outcome.status}. --list shows what would be recorded, "
+            "and --rehearse tries it on the CPU."
+        )
+    return outcome.parts[FACTS]
+
+
+def commit() -> str:
+    """The commit of the course's code, with a hash of the code itself where it was changed or git is not there."""
+    options = {"cwd": PACKAGE, "capture_output": True, "text": True, "check": False, "timeout": 20}
+    try:
+        head = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], **options)
+        changed = subprocess.run(["git", "status", "--porcelain", "--", "*.py"], **options)
+    except (OSError, subprocess.TimeoutExpired):
+        return f"code {code_hash()}"
+    if head.returncode or changed.returncode:
+        return f"code {code_hash()}"
+    return f"{head.stdout.strip()} changed, code {code_hash()}" if changed.stdout.strip() else head.stdout.strip()
+
+
+def code_hash() -> str:
+    """A hash of every module of the package."""
+    digest = hashlib.sha256()
+    for path in sorted(PACKAGE.rglob("*.py")):
+        digest.update(str(path.relative_to(PACKAGE)).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def chosen(tasks: Sequence[Task], pattern: str) -> list[Task]:
+    """The tasks whose name, kind or reason contains `pattern`, or matches it where it has a * or ?.
+
+    RecordingError if none does.
+    """
+    wanted = pattern.lower() if set(pattern) & set("*?[") else f"*{glob_escaped(pattern.lower())}*"
+    found = [task for task in tasks if fnmatch.fnmatch(f"{task.kind}: {task.name}: {task.why}".lower(), wanted)]
+    if not found:
+        raise RecordingError(f"No task matches {pattern!r}: --list shows them all.")
+    return found
+
+
+def glob_escaped(text: str) -> str:
+    """`text` as a pattern that matches itself alone."""
+    return re.sub(r"([*?[])", r"[\1]", text)
+
+
+def plan(tasks: Sequence[Task], found: dict[str, Any], lines: Sequence[Line], commit: str) -> list[Task]:
+    """What is still to be done on this GPU: untried tasks in their order, then what failed before, then one run that
+    is expected to run out of memory.
+    """
+    free, capability = found["free"], (found["device"]["capability"][0], found["device"]["capability"][1])
+    rehearsal = bool(found.get("rehearsal"))
+    possible = [task for task in tasks if rehearsal or not task.obstacle(free, capability)]
+    vain = None if rehearsal else tried_in_vain(tuple(tasks), free, capability)
+    origin = (found["device"]["name"], found["torch"], commit)
+    before: dict[str, list[str]] = {}
+    for line in lines:
+        if line.origin == origin:
+            before.setdefault(line.content["task"], []).append(line.content["status"])
+
+    def is_open(task: Task) -> bool:
+        tries = before.get(task.name, [])
+        return len(tries) < MOST_TRIES and not any(status in SETTLED for status in tries)
+
+    wanted = [task for task in [*possible, *([vain] if vain else [])] if is_open(task)]
+    return sorted(wanted, key=lambda task: len(before.get(task.name, [])))
+
+
+# The command
+
+
+def main(arguments: Sequence[str], say: Callable[[str], None] = print) -> int:
+    """Do what the command line asks: list, or record. RecordingError, in words, for what cannot be done."""
+    options = _options(arguments)
+    tasks = list(rehearsal_list() if options.rehearse else recording_list())
+    tasks = chosen(tasks, options.only) if options.only else tasks
+    if options.list:
+        say(listing(tasks))
+        return 0
+    with _termination_as_interrupt():
+        return _record(options, tasks, say)
+
+
+def _record(options: argparse.Namespace, tasks: Sequence[Task], say: Callable[[str], None]) -> int:
+    deadline = time.monotonic() + 60 * options.minutes
+    check_torch()
+    command = work_command(options.rehearse)
+    found = device_facts(command, min(FACTS_SECONDS, 60 * options.minutes))
+    code, file = commit(), options.out / f"{slug(found['device']['name'])}.jsonl"
+    if options.rehearse:
+        file = options.out / "rehearsal.jsonl"
+    options.out.mkdir(parents=True, exist_ok=True)
+    mended = mend(file)
+    if mended:
+        say(mended)
+    to_do = plan(tasks, found, read_lines(file) if file.exists() else [], code)
+    free = format_bytes(found["free"], "GB", 1)
+    say(f"{found['device']['name']}, {free} free, torch {found['torch']}: {len(to_do)} of {len(tasks)} tasks to do.")
+    origin = {name: value for name, value in found.items() if name != "free"} | {"commit": code}
+    recorder = Recorder(file, origin, deadline, command, say)
+    left = recorder.record(to_do)
+    then = f"{left} are left: run the same command again." if left else "Nothing is left to do on this GPU."
+    say(f"Recorded in {file}. {then}")
+    return 0
+
+
+def listing(tasks: Sequence[Task]) -> str:
+    """The list as a table: the predicted peak and the smallest known GPU that can do each, in order."""
+    rows = [
+        f"{number:3} {format_bytes(task.predicted, 'GB', 1) if task.predicted else '':>9} {smallest_gpu(task):13} "
+        f"{task.name}  ({task.why})"
+        for number, task in enumerate(tasks, start=1)
+    ]
+    return "\n".join([f"{'':3} {'peak':>9} {'fits':13} task", *rows])
+
+
+def smallest_gpu(task: Task) -> str:
+    """The smallest GPU of the course's catalog that can do it; "none known" if none can."""
+    able = [card for card in GPUS.values() if not task.obstacle(card.memory, card.capability)]
+    return min(able, key=lambda card: card.memory).name if able else "none known"
+
+
+def slug(name: str) -> str:
+    """A device's name as a file's: "NVIDIA H100 80GB HBM3" becomes "nvidia-h100-80gb-hbm3"."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "gpu"
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> Any:
+        raise RecordingError(f"record: {message}. {' '.join(self.format_usage().split())}")
+
+
+def _options(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = _Parser(prog="python3 -m course_utils record", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--out", type=Path, help="the folder of the recordings, one file for each GPU")
+    parser.add_argument("--minutes", type=float, default=30.0, help="stop after so many minutes (30)")
+    parser.add_argument("--list", action="store_true", help="print what would be recorded, and record nothing")
+    parser.add_argument("--only", default="", metavar="PATTERN", help="only tasks that contain or match this")
+    parser.add_argument("--rehearse", action="store_true", help="try the machinery with small runs on the CPU")
+    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)  # it always runs with this Python
+    options = parser.parse_args(arguments)
+    if not options.list and options.out is None:
+        raise RecordingError("record needs --out and a folder for its results, or --list.")
+    if not 0 < options.minutes < 10_000:
+        raise RecordingError(f"--minutes is {options.minutes:g}: say how long recording may take, as in --minutes 30.")
+    if options.out is not None and options.out.exists() and not options.out.is_dir():
+        raise RecordingError(f"--out is {options.out}, which is no folder.")
+    return options
+
+
+@contextmanager
+def _termination_as_interrupt() -> Iterator[None]:
+    """Inside, being asked to end is like Ctrl-C: the task's process is ended too, and the file stays whole."""
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,196 @@
+"""What `record` does on a GPU, most telling first: training runs for every choice of the course, and what only hardware
+shows.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import chain
+
+from ..estimating import estimate
+from ..fitting import fits, unsupported
+from ..models import PRESETS
+from ..run import TrainingRun
+
+STEPS = 2
+"""Steps of the passes whose memory is recorded; the first has no optimizer states yet."""
+
+EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+"""An environment variable that torch reads once, when its allocator begins: hence a process of its own."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One thing to record, in a process of its own that may take `seconds`.
+
+    `kind` says how it is done: "run" trains as `run` says, "history" replays its allocator's history, "kernels" runs
+    attention alone for sequences of `seq_len` tokens, "context" and "workspaces" and "scratch" measure what no
+    simulation sees. `environment` is set for the process. `beyond` marks a run that is tried because it does not fit.
+    """
+
+    name: str
+    kind: str
+    why: str
+    run: TrainingRun | None = None
+    seq_len: int = 0
+    environment: Mapping[str, str] = field(default_factory=dict)
+    seconds: float = 150.0
+    beyond: bool = False
+
+    @property
+    def predicted(self) -> int:
+        """The estimated peak in bytes; 0 for what trains nothing."""
+        return estimate(self.run).total if self.run is not None else 0
+
+    def obstacle(self, free: int, capability: tuple[int, int]) -> str:
+        """Why a GPU with `free` bytes and this compute capability cannot do it, or ""."""
+        if self.run is None:
+            return ""
+        return unsupported(self.run, capability) or ("" if self.beyond or fits(self.run, free) else "does not fit")
+
+
+def run_task(run: TrainingRun, why: str) -> Task:
+    """Record a training run: its name is what its recording is filed under."""
+    return Task(f"{run.code()} steps={STEPS}", "run", why, run)
+
+
+def history_task(run: TrainingRun, environment: Mapping[str, str]) -> Task:
+    """Record a run's allocation history and replay it, under the settings in `environment`."""
+    settings = ",".join(environment.values()) or "default settings"
+    return Task(
+        f"history of {run.code()}, {settings}", "history", "the allocator's model", run, environment=environment
+    )
+
+
+def recording_list() -> tuple[Task, ...]:
+    """Everything to be recorded, in the order in which it tells most; a GPU does what fits it."""
+    blocks = chain(headlines(), hardware(), attention(), precisions(), recomputation(), optimizers(), rest())
+    return tuple({task.name: task for task in reversed([*blocks])}.values())[::-1]
+
+
+def tried_in_vain(tasks: tuple[Task, ...], free: int, capability: tuple[int, int]) -> Task | None:
+    """The smallest run of the list that does not fit, to be tried all the same: running out of memory is recorded."""
+    too_large = [
+        task
+        for task in tasks
+        if task.kind == "run" and task.run is not None and task.obstacle(free, capability) == "does not fit"
+    ]
+    smallest = min(too_large, key=lambda task: task.predicted, default=None)
+    if smallest is None:
+        return None
+    return Task(smallest.name, "run", "tried to see memory run out", smallest.run, beyond=True)
+
+
+GPT2 = TrainingRun("gpt2", 8, 1024)
+MEDIUM = TrainingRun("gpt2-medium", 8, 1024)
+XL = TrainingRun("gpt2-xl", 32, 1024)
+LLAMA = TrainingRun("llama3.2-1b", 4, 1024)
+LLAMA_8B = TrainingRun("llama3-8b", 1, 2048)
+T4 = TrainingRun("gpt2", 8, 1024, "amp-fp16", attention="efficient")
+"""What a GPU older than Ampere can do too."""
+ONE_MIXTRAL_BLOCK = dataclasses.replace(PRESETS["mixtral-8x7b"], name="mixtral-8x7b, one block", layers=1)
+
+
+def headlines() -> Iterator[Task]:
+    """What the lessons show first: a small run, the puzzle of 32 GB, a Llama, and where cuBLAS and the context are."""
+    yield Task("context", "context", "what the driver takes before the first tensor")
+    yield run_task(GPT2, "the first run of the course")
+    yield run_task(GPT2.replace(attention="eager"), "what the flash kernel saves")
+    yield run_task(T4, "the same on a T4")
+    yield Task("workspaces", "workspaces", "cuBLAS's workspaces")
+    yield run_task(XL.replace(recompute="full"), "the puzzle, recomputed")
+    yield run_task(XL, "the puzzle as asked")
+    puzzle = XL.replace(precision="bf16-master", recompute="full", optimizer="adamw-foreach")
+    yield run_task(puzzle, "the puzzle with 16-bit weights, upcast at once")
+    yield run_task(puzzle.replace(optimizer="adamw"), "the puzzle with 16-bit weights")
+    yield run_task(puzzle.replace(optimizer="adamw", micro_batch=4, accumulation_steps=8), "what fits 32 GB")
+    yield run_task(XL.replace(micro_batch=4), "the puzzle, smaller")
+    yield run_task(LLAMA, "a Llama")
+
+
+def hardware() -> Iterator[Task]:
+    """What no simulation sees, and how well the allocator's model does."""
+    yield Task("scratch", "scratch", "what kernels allocate for themselves")
+    small = GPT2.replace(micro_batch=4, seq_len=512, attention="efficient", precision="amp-fp16")
+    for run in (small, TrainingRun("llama3.2-1b", 1, 512, "bf16"), GPT2.replace(accumulation_steps=2)):
+        yield history_task(run, {})
+        yield history_task(run, EXPANDABLE)
+    for seq_len in (1024, 4096, 512, 2048, 8192, 16384):
+        yield Task(f"attention alone at s={seq_len}", "kernels", "kernels by sequence length", seq_len=seq_len)
+
+
+def attention() -> Iterator[Task]:
+    """Every kernel, with and without grouped queries, and by the length of the sequence."""
+    yield run_task(GPT2.replace(attention="efficient"), "the efficient kernel")
+    yield run_task(GPT2.replace(attention="cudnn", dropout=0.0), "cuDNN's kernel, which may refuse GPT-2's dropout")
+    for kernel in ("eager", "efficient", "cudnn"):
+        yield run_task(LLAMA.replace(attention=kernel), f"grouped queries, {kernel}")
+    for seq_len in (4096, 8192, 16384):
+        yield run_task(LLAMA.replace(micro_batch=1, seq_len=seq_len), "linear in s with flash")
+    yield run_task(LLAMA.replace(micro_batch=1, seq_len=4096, attention="eager"), "quadratic in s without")
+
+
+def precisions() -> Iterator[Task]:
+    """Every recipe with the same kernel: what each saves in bytes and in time."""
+    same_kernel = GPT2.replace(attention="efficient")
+    for name in ("fp32", "tf32", "bf16", "bf16-master", "bf16-master-fp32grad"):
+        yield run_task(same_kernel.replace(precision=name), f"{name} beside the others")
+    yield run_task(same_kernel.replace(precision="fp16-master"), "fp16 with a loss scaler and master weights")
+    yield run_task(GPT2.replace(precision="amp-fp16"), "fp16 with flash")
+    yield run_task(LLAMA.replace(precision="bf16-master"), "a Llama in ZeRO's recipe")
+    yield run_task(LLAMA.replace(precision="bf16"), "a Llama in 16 bits alone")
+
+
+def recomputation() -> Iterator[Task]:
+    """Every way to keep less, on the same run: bytes saved, and time paid."""
+    yield run_task(MEDIUM, "nothing recomputed")
+    for recompute in ("full", "selective", "sqrt", "every-4", "offload"):
+        yield run_task(MEDIUM.replace(recompute=recompute), f"{recompute} beside the others")
+    eager = MEDIUM.replace(attention="eager")
+    yield run_task(eager, "eager attention, kept")
+    yield run_task(eager.replace(recompute="selective-attention"), "Korthikanti's selective recomputation")
+    yield run_task(LLAMA.replace(recompute="full"), "a Llama, recomputed")
+    yield run_task(LLAMA.replace(recompute="selective"), "a Llama, selectively")
+
+
+def optimizers() -> Iterator[Task]:
+    """Every optimizer on the same run, whose peak is the optimizer's."""
+    small = MEDIUM.replace(micro_batch=1)
+    names = ("adamw-loop", "adamw-foreach", "adamw-fused", "sgd", "momentum", "adam", "adafactor", "adam8bit")
+    for name in (*names, "lion", "muon"):
+        yield run_task(small.replace(optimizer=name), f"{name} beside the others")
+    yield run_task(GPT2.replace(clip_grad_norm=1.0), "the buffers of clipping")
+    yield run_task(small.replace(clip_grad_norm=1.0), "the buffers of clipping at the peak")
+    yield run_task(small.replace(set_to_none=False), "gradients zeroed, not freed")
+
+
+def rest() -> Iterator[Task]:
+    """Accumulation, the loss in pieces, LoRA, other models and sizes."""
+    for steps in (2, 4, 16):
+        yield run_task(GPT2.replace(micro_batch=2, accumulation_steps=steps), f"{steps} micro-batches of 2")
+    for chunks in (8, 32):
+        yield run_task(LLAMA.replace(loss_chunks=chunks), "the logits in pieces")
+    yield run_task(GPT2.replace(loss_chunks=8), "GPT-2's logits in pieces")
+    yield run_task(LLAMA.replace(lora_rank=8), "LoRA on attention")
+    yield run_task(LLAMA.replace(lora_rank=16, lora_targets=("attention", "mlp")), "LoRA on every matrix")
+    lora = LLAMA_8B.replace(lora_rank=16, recompute="full")
+    for bits in (16, 8, 4):
+        yield run_task(lora.replace(frozen_bits=bits), f"LoRA on an 8B model frozen in {bits} bits")
+    for model in ("tinyllama-1.1b", "qwen2.5-0.5b", "gpt2-large"):
+        yield run_task(TrainingRun(model, 4, 1024), "another model")
+    yield run_task(TrainingRun("llama3.2-3b", 1, 2048), "a 3B model")
+    yield run_task(LLAMA_8B.replace(precision="bf16"), "an 8B model in 16 bits alone")
+    yield run_task(LLAMA_8B.replace(precision="bf16-master", recompute="full", seq_len=1024), "an 8B model, all of it")
+    yield run_task(TrainingRun("mistral-7b", 1, 4096, "bf16", recompute="full"), "a 7B model at s=4,096")
+    yield run_task(TrainingRun(ONE_MIXTRAL_BLOCK, 1, 1024), "a mixture of experts, one block of it")
+    yield run_task(MEDIUM.replace(micro_batch=4, precision="amp-fp16", attention="efficient"), "the most for a T4")
+    for micro_batch in (1, 2, 4, 16):
+        yield run_task(GPT2.replace(micro_batch=micro_batch), "linear in b")
+
+
+def rehearsal_list() -> tuple[Task, ...]:
+    """Small runs that a CPU does in seconds, to try the machinery: they pass through the same code as a GPU's."""
+    gpt = TrainingRun("tiny-gpt", 2, 64, "fp32", attention="eager")
+    llama = TrainingRun("tiny-llama", 1, 64, "fp32", attention="eager", clip_grad_norm=1.0)
+    runs = (gpt, gpt.replace(recompute="full"), llama, llama.replace(optimizer="adamw-loop", accumulation_steps=2))
+    return tuple(run_task(run, "a rehearsal") for run in runs)

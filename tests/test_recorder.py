@@ -1,0 +1,547 @@
+"""The command `record`: no hang, crash or Ctrl-C may cost more than the task that it hits. No test needs a GPU."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engine import simulate
+
+from course_utils.allocator_replay import replay
+from course_utils.fitting import fits
+from course_utils.measuring import hardware, recorder, recording_work
+from course_utils.measuring.counting import count_peaks, time_steps
+from course_utils.measuring.devices import Host
+from course_utils.measuring.hardware import (
+    Prepared,
+    context_bytes,
+    kernel_times,
+    prepared_operations,
+    scratch_bytes,
+    workspace_bytes,
+)
+from course_utils.measuring.live import ready
+from course_utils.measuring.recorder import Recorder, RecordingError, chosen, listing, plan, run_process
+from course_utils.measuring.recording_file import Line, append, mend, read_lines
+from course_utils.measuring.recording_list import Task, recording_list, rehearsal_list, run_task
+from course_utils.measuring.recording_work import agreement, perform
+from course_utils.measuring.simulated import simulated_gpu
+from course_utils.run import ATTENTIONS, OPTIMIZERS, PRECISIONS, RECOMPUTES, TrainingRun
+from course_utils.snapshots import snapshot_of
+from course_utils.units import GB, MB
+
+ROOT = Path(__file__).resolve().parent.parent
+SMALL = TrainingRun("tiny-gpt", 2, 64, "fp32", attention="eager")
+H200 = {
+    "device": {"name": "NVIDIA H200", "capability": [9, 0], "memory": 150 * GB, "driver": "580.1"},
+    "torch": "2.13.0+cu130",
+    "commit": "abc",
+}
+
+
+def python(code: str) -> Callable[[Task, Path, float], list[str]]:
+    """In place of a task's process: this code, which finds the path of its results in `results`."""
+
+    def command(task: Task, results: Path, seconds: float) -> list[str]:
+        send = "def send(**part):\n    open(results, 'a').write(json.dumps(part) + chr(10))\n"
+        return [sys.executable, "-c", f"import json, os, sys, time\nresults = {str(results)!r}\n{send}{code}"]
+
+    return command
+
+
+def task(name: str = "a task", seconds: float = 60.0) -> Task:
+    return Task(name, "context", "a test", seconds=seconds)
+
+
+def recorded(tmp_path: Path, code: str, *tasks: Task, seconds: float = 120.0) -> tuple[list[dict[str, Any]], int]:
+    """What stands in the file after `tasks`, and how many were left."""
+    file = tmp_path / "gpu.jsonl"
+    left = Recorder(file, H200, time.monotonic() + seconds, python(code), lambda _: None).record(tasks or (task(),))
+    return [line.content for line in read_lines(file)] if file.exists() else [], left
+
+
+# Whatever happens to a task
+
+
+def test_a_result_says_where_it_is_from_and_how_it_went(tmp_path):
+    [line], left = recorded(tmp_path, "send(part='context', context=5)")
+    assert left == 0 and line["status"] == "measured" and line["parts"] == {"context": {"context": 5}}
+    assert {name: line[name] for name in H200} == H200
+    assert (line["schema"], line["task"], line["kind"], line["steps"]) == (1, "a task", "context", 2)
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "detail"),
+    [
+        ("os.kill(os.getpid(), 11)", "crashed", "ended by SIGSEGV"),
+        ("os.kill(os.getpid(), 9)", "crashed", "ended by SIGKILL"),
+        ("print('one'); print('CUDA says no', file=sys.stderr); sys.exit(3)", "crashed", "exit code 3; CUDA says no"),
+        ("send(part='error', error='KeyError: 1'); sys.exit(1)", "failed", "KeyError: 1"),
+        ("send(part='out_of_memory', message='too large')", "out of memory", ""),
+        ("import faulthandler; faulthandler.dump_traceback_later(0.1, exit=True); time.sleep(60)", "timed out", ""),
+    ],
+)
+def test_however_a_task_ends_it_is_recorded_and_the_next_is_done(tmp_path, code, status, detail):
+    lines, left = recorded(tmp_path, f"send(part='first')\n{code}", task("one"), task("two"))
+    assert [line["task"] for line in lines] == ["one", "two"] and left == 0
+    for line in lines:
+        assert line["status"] == status and line["parts"]["first"] == {}
+        assert line["detail"].startswith(detail) if status == "timed out" else line["detail"] == detail
+
+
+def test_a_task_that_hangs_is_ended_with_all_that_it_started_and_what_it_had_is_kept(tmp_path):
+    code = (
+        "import subprocess\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        "send(part='first', child=child.pid)\nopen(results, 'a').write('{\"part\": \"half')\ntime.sleep(60)"
+    )
+    [line], _ = recorded(tmp_path, code, task(seconds=3))
+    assert (line["status"], line["detail"]) == ("timed out", "after 3 s")
+    assert list(line["parts"]) == ["first"]
+    assert not alive(line["parts"]["first"]["child"])
+
+
+def alive(process: int) -> bool:
+    """Whether it runs; one that has ended and that nobody has waited for does not."""
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def test_time_is_kept_and_a_task_that_was_cut_short_is_no_failure(tmp_path):
+    start = time.monotonic()
+    lines, left = recorded(tmp_path, "time.sleep(60)", task("one"), task("two"), task("three"), seconds=12)
+    assert time.monotonic() - start < 12
+    assert left == 2 and [line["status"] for line in lines] == ["cut short"]
+
+
+def test_without_time_nothing_is_begun(tmp_path):
+    assert recorded(tmp_path, "send(part='x')", seconds=5) == ([], 1)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_stopping_ends_the_task_and_leaves_the_file_whole(tmp_path, number):
+    code = (
+        "import sys; sys.path.insert(0, 'tests')\n"
+        "import test_recorder as t; from pathlib import Path; from course_utils import front_door\n"
+        "from course_utils.measuring import recorder\n"
+        f"out = Path({str(tmp_path)!r})\n"
+        "hang = f\"send(part='x')\\nhere = {str(out / 'pid')!r}\\n\"\n"
+        "hang += \"if os.path.exists(here):\\n    open(here, 'w').write(str(os.getpid())); time.sleep(60)\\n\"\n"
+        "hang += \"open(here, 'w').close()\"\n"
+        "recorder.check_torch = lambda: None\n"
+        "recorder.device_facts = lambda *_: {**t.H200, 'free': 10**12, 'rehearsal': True}\n"
+        "recorder.work_command = lambda _: t.python(hang)\n"
+        "sys.exit(front_door.main(['record', '--rehearse', '--out', str(out), '--minutes', '5']))"
+    )
+    started = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    pid = tmp_path / "pid"
+    for _ in range(600):
+        if pid.exists() and pid.read_text():
+            break
+        time.sleep(0.1)
+    started.send_signal(number)
+    _, said = started.communicate(timeout=30)
+    assert started.returncode == 130 and "Stopped" in said
+    assert not alive(int(pid.read_text()))
+    assert [line.content["status"] for line in read_lines(tmp_path / "rehearsal.jsonl")] == ["measured"]
+
+
+# The file
+
+
+def a_line(**changes: Any) -> dict[str, Any]:
+    content = {"task": "t", "kind": "run", "status": "measured", "date": "2026-11-21", "steps": 2, "parts": {}}
+    return {**H200, **content, **changes}
+
+
+def test_a_half_written_last_line_is_cut_off_and_nothing_else(tmp_path):
+    file = tmp_path / "gpu.jsonl"
+    append(file, a_line())
+    whole = file.read_bytes()
+    append(file, a_line(task="Ψ"))
+    both = file.read_bytes()
+    for length in range(len(whole) + 1, len(both) - 1):
+        file.write_bytes(both[:length])
+        assert "cut off" in mend(file) and file.read_bytes() == whole
+    assert mend(file) == "" and file.read_bytes() == whole
+
+
+def test_a_last_line_that_lacks_its_line_feed_gets_it(tmp_path):
+    file = tmp_path / "gpu.jsonl"
+    append(file, a_line())
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1])
+    assert "line feed" in mend(file) and file.read_bytes() == whole
+
+
+def test_a_file_that_is_not_there_or_empty_needs_no_mending(tmp_path):
+    assert mend(tmp_path / "none.jsonl") == ""
+    (tmp_path / "empty.jsonl").touch()
+    assert mend(tmp_path / "empty.jsonl") == "" and read_lines(tmp_path / "empty.jsonl") == []
+
+
+def test_nothing_is_appended_to_a_file_that_is_broken_elsewhere(tmp_path):
+    file = tmp_path / "gpu.jsonl"
+    append(file, a_line())
+    file.write_bytes(b'{"schema":1, "half\n' + file.read_bytes())
+    before = file.read_bytes()
+    with pytest.raises(ValueError, match=r"gpu\.jsonl, line 1 is not JSON"):
+        mend(file)
+    assert file.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"[1]\n", "is no recording"),
+        (b'{"task": "x"}\n', "names its schema"),
+        (b'{"schema": 99}\n', "has schema 99; this version of the course reads 1"),
+        (b"\xff\xfe\n", "is not JSON"),
+        (json.dumps({"schema": 1, **a_line(parts=3)}).encode(), "no usable 'parts': it holds 3"),
+        (json.dumps({"schema": 1, **a_line(steps=True)}).encode(), "no usable 'steps'"),
+        (json.dumps({"schema": 1, **a_line(device={})}).encode(), "does not name its device"),
+    ],
+)
+def test_what_is_no_recording_is_refused_by_file_and_line(tmp_path, content, said):
+    file = tmp_path / "gpu.jsonl"
+    append(file, a_line())
+    with file.open("ab") as stream:
+        stream.write(content)
+    with pytest.raises(ValueError, match=rf"gpu\.jsonl, line 2.*{said}"):
+        read_lines(file)
+
+
+# What is to be done
+
+
+def on_card(free: int, capability: tuple[int, int] = (9, 0)) -> dict[str, Any]:
+    return {**H200, "device": {**H200["device"], "capability": list(capability)}, "free": free}
+
+
+def lines(*contents: dict[str, Any]) -> list[Line]:
+    return [Line(Path("gpu.jsonl"), number, content) for number, content in enumerate(contents, start=1)]
+
+
+@pytest.mark.parametrize("free", [15 * GB, 24 * GB, 80 * GB])
+def test_only_what_fits_is_tried_in_the_order_of_the_list_and_one_that_does_not_at_the_end(free):
+    tasks = recording_list()
+    *fitting, vain = plan(tasks, on_card(free), [], "abc")
+    assert fitting == [item for item in tasks if item.run is None or fits(item.run, free)]
+    assert vain.beyond and vain.run is not None and not fits(vain.run, free)
+    others = [item.predicted for item in tasks if item.run is not None and not fits(item.run, free)]
+    assert vain.predicted == min(others)
+
+
+def test_an_old_gpu_is_spared_what_it_lacks():
+    names = {
+        item.run.precision.name for item in plan(recording_list(), on_card(15 * GB, (7, 5)), [], "abc") if item.run
+    }
+    assert names == {"amp-fp16", "fp32", "fp16-master"}
+
+
+def test_a_later_call_goes_on_where_the_last_one_ended_for_this_device_torch_and_commit():
+    tasks = [run_task(SMALL.replace(micro_batch=b), "") for b in (1, 2, 3, 4)]
+    done, failed, oom, untried = (item.name for item in tasks)
+    there = lines(a_line(task=done), a_line(task=failed, status="crashed"), a_line(task=oom, status="out of memory"))
+    left = plan(tasks, on_card(100 * GB), there, "abc")
+    assert [item.name for item in left] == [untried, failed]
+    for changed in ({"commit": "xyz"}, {"torch": "2.14"}, {"device": {"name": "NVIDIA A100"}}):
+        others = lines(*({**line.content, **changed} for line in there))
+        assert [item.name for item in plan(tasks, on_card(100 * GB), others, "abc")] == [done, failed, oom, untried]
+
+
+def test_what_fails_again_and_again_is_left_alone_in_the_end():
+    tasks = [run_task(SMALL, "")]
+    there = lines(*[a_line(task=tasks[0].name, status="timed out")] * 3)
+    assert plan(tasks, on_card(GB), there[:2], "abc") == tasks
+    assert plan(tasks, on_card(GB), there, "abc") == []
+
+
+def test_the_list_covers_every_choice_once():
+    tasks = recording_list()
+    runs = [item.run for item in tasks if item.kind == "run" and item.run is not None]
+    assert len({item.name for item in tasks}) == len(tasks) and 60 <= len(runs) <= 90
+    assert {run.attention for run in runs} == set(ATTENTIONS)
+    assert {run.precision.name for run in runs} == set(PRECISIONS) - {"fp8"}
+    assert {run.optimizer.algorithm for run in runs} == {choice.algorithm for choice in OPTIMIZERS.values()}
+    assert {run.recompute for run in runs} >= set(RECOMPUTES)
+    assert {run.frozen_bits for run in runs} == {None, 16, 8, 4}
+    for name in ("clip_grad_norm", "lora_rank", "loss_chunks", "accumulation_steps", "set_to_none", "model"):
+        assert len({getattr(run, name) for run in runs}) > 1
+    assert any(run.model.experts for run in runs) and all(run.world_size == 1 for run in runs)
+
+
+def test_the_first_tasks_fit_cards_of_every_size():
+    for memory, least in ((15 * GB, 4), (40 * GB, 9), (150 * GB, 12)):
+        assert sum(not item.obstacle(memory, (9, 0)) for item in recording_list()[:12]) >= least
+
+
+@pytest.mark.parametrize(
+    ("pattern", "kind"), [("history", "history"), ("*attention alone*", "kernels"), ("SCRATCH", "scratch")]
+)
+def test_some_can_be_chosen(pattern, kind):
+    assert {item.kind for item in chosen(recording_list(), pattern)} == {kind}
+
+
+def test_a_pattern_that_matches_nothing_is_refused():
+    with pytest.raises(RecordingError, match="No task matches 'gpt5'"):
+        chosen(recording_list(), "gpt5")
+
+
+def test_the_listing_says_what_fits_where():
+    text = listing(recording_list())
+    assert len(text.splitlines()) == 1 + len(recording_list())
+    puzzle = next(line for line in text.splitlines() if "'gpt2-xl', micro_batch=32, seq_len=1024) " in line)
+    assert "134.5 GB" in puzzle and "H200" in puzzle
+
+
+# The command
+
+
+def record(*arguments: str, path: Path | None = None, bare: bool = False) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(path)} if path else dict(os.environ)
+    start = [sys.executable, "-S", "-E"] if bare else [sys.executable]
+    command = [*start, "-m", "course_utils", "record", *arguments]
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=False)
+
+
+def test_the_list_needs_no_torch():
+    done = record("--list", "--only", "gpt2-xl", bare=True)
+    assert done.returncode == 0, done.stderr
+    assert "134.5 GB" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "needs --out"),
+        (("--out", "x", "--minutes", "0"), "say how long"),
+        (("--out", "x", "--minutes", "soon"), "invalid float value"),
+        (("--loud",), "unrecognized arguments: --loud"),
+        (("--out", "README.md"), "which is no folder"),
+        (("--out", "x", "--only", "gpt5"), "No task matches"),
+    ],
+)
+def test_bad_options_are_refused_in_one_line(arguments, said):
+    done = record(*arguments, bare=True)
+    assert done.returncode == 1 and done.stdout == ""
+    assert said in done.stderr and len(done.stderr.splitlines()) == 1
+    assert not (ROOT / "x").exists()
+
+
+def test_a_torch_that_is_too_old_or_missing_is_refused():
+    with pytest.raises(RecordingError, match=r"torch 2\.11 or newer in .*, not 2\.9\.1"):
+        recorder.check_torch(lambda _: "2.9.1+cu128")
+
+    def none(name: str) -> str:
+        raise recorder.metadata.PackageNotFoundError(name)
+
+    with pytest.raises(RecordingError, match="where there is none"):
+        recorder.check_torch(none)
+    recorder.check_torch(lambda _: "2.11.0")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_says_so_and_leaves_nothing(tmp_path):
+    done = record("--out", str(tmp_path / "out"), "--minutes", "3")
+    assert done.returncode == 1 and "can use no CUDA GPU here" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_it_records_where_there_is_neither_jupyter_nor_a_widget_and_goes_on_where_it_ended(tmp_path):
+    absent = ("IPython", "ipywidgets", "jupyterlab", "jupyter_client", "nbformat", "matplotlib", "pytest", "jupytext")
+    blocked = "".join(f"sys.modules[{name!r}] = None\n" for name in absent)
+    (tmp_path / "sitecustomize.py").write_text(f"import sys\n{blocked}")
+    arguments = ("--rehearse", "--out", str(tmp_path / "out"), "--minutes", "3", "--only", "recompute")
+    done = record(*arguments, path=tmp_path)
+    assert done.returncode == 0, done.stderr
+    [line] = read_lines(tmp_path / "out" / "rehearsal.jsonl")
+    assert line.content["status"] == "measured", line.content["detail"]
+    assert set(line.content["parts"]) == {"counters", "times", "measured", "estimate", "simulated"}
+    times = line.content["parts"]["times"]
+    assert len(times["step_ms"]) >= 3 and set(times["phases_ms"]) >= {"forward", "loss", "backward", "optimizer"}
+    assert all(text not in json.dumps(line.content) for text in (str(tmp_path), str(ROOT)))
+    again = record(*arguments, path=tmp_path)
+    assert "0 of 1 tasks" in again.stdout and len(read_lines(tmp_path / "out" / "rehearsal.jsonl")) == 1
+
+
+# What a task's process does, with a device of which everything is known
+
+
+class Scripted(Host):
+    """The CPU with counters that the test makes up."""
+
+    def __init__(self, allocated: list[int] | None = None, peaks: list[int] | None = None) -> None:
+        self.told_allocated, self.told_peaks = iter(allocated or []), iter(peaks or [])
+        self.resets = 0
+
+    def allocated(self) -> int:
+        return next(self.told_allocated, 0)
+
+    def peaks(self) -> tuple[int, int]:
+        peak = next(self.told_peaks, 0)
+        return peak, 2 * peak
+
+    def reset_peaks(self) -> None:
+        self.resets += 1
+
+    def in_use(self) -> int:
+        return 7 * MB
+
+    def free(self) -> int:
+        return GB
+
+
+def test_peaks_are_those_of_the_last_step_without_what_was_there_before():
+    # Before each phase its predecessor's peak is read: nothing before "forward", then five phases, the last at the end.
+    device = Scripted(peaks=[0, 900, 900, 900, 900, 900, 0, 50, 60, 90, 80, 40])
+    training, _ = ready(SMALL, device)
+    counted = count_peaks(training, device, steps=2, before=(10, 30))
+    phases = {"forward": 40, "loss": 50, "backward": 80, "optimizer": 70, "zero_grad": 30}
+    assert counted == {"allocated": 80, "reserved": 150, "driver": 7 * MB, "phases": phases}
+
+
+def test_each_micro_batch_counts_to_its_phase():
+    device = Scripted(peaks=[0, 50, 60, 70, 80, 20, 95, 40, 30])
+    training, _ = ready(SMALL.replace(accumulation_steps=2), device)
+    counted = count_peaks(training, device, steps=1, before=(0, 0))
+    assert counted["phases"] == {"forward": 80, "loss": 60, "backward": 95, "optimizer": 40, "zero_grad": 30}
+
+
+def test_times_are_repeated_and_each_phase_is_within_its_step():
+    training, _ = ready(SMALL, Host())
+    times = time_steps(training, Host(), most=4, seconds=60)
+    assert len(times["step_ms"]) == 4 and all(len(found) == 4 for found in times["phases_ms"].values())
+    for number, whole in enumerate(times["step_ms"]):
+        parts = sum(found[number] for found in times["phases_ms"].values())
+        assert 0 < parts <= whole + 0.01
+
+
+def test_at_least_three_repetitions_however_slow():
+    training, _ = ready(SMALL, Host())
+    assert len(time_steps(training, Host(), seconds=0)["step_ms"]) == 3
+
+
+def parts_of(item: Task, device: Host) -> dict[str, dict[str, Any]]:
+    sent: dict[str, dict[str, Any]] = {}
+    perform(item, device, lambda part, **content: sent.update({part: content}))
+    return json.loads(json.dumps(sent))
+
+
+def test_a_run_is_counted_timed_tracked_estimated_and_simulated():
+    parts = parts_of(rehearsal_list()[0], Host())
+    simulated = simulate(SMALL)
+    assert parts["simulated"]["breakdown"][0] == {kind: size for kind, size in simulated.breakdown.items() if size}
+    assert parts["simulated"]["reserved"] == replay(simulated).peak_reserved > simulated.peak
+    assert parts["estimate"]["total"] == sum(parts["estimate"]["by_kind"].values()) > 0
+    assert parts["measured"]["losses"][0] > 0 and parts["measured"]["changes"]
+
+
+def test_memory_that_runs_out_is_recorded_and_the_run_is_still_simulated(monkeypatch):
+    def too_large(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9.38 GiB.")
+
+    monkeypatch.setattr(recording_work, "count_peaks", too_large)
+    parts = parts_of(rehearsal_list()[0], Scripted())
+    assert set(parts) == {"out_of_memory", "estimate", "simulated"}
+    assert "does not fit this GPU" in parts["out_of_memory"]["message"] and parts["out_of_memory"]["free"] == GB
+    assert recorder.judged(parts, 0, "") == ("out of memory", "")
+
+
+def test_other_errors_are_told_in_one_line_and_end_the_task(monkeypatch, tmp_path):
+    def broken(*_: Any) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered\nat /some/where")
+
+    monkeypatch.setattr(recording_work, "count_peaks", broken)
+    arguments = ["--results", str(tmp_path / "parts"), "--seconds", "60", "--rehearse", "--task"]
+    assert recording_work.main([*arguments, rehearsal_list()[0].name]) == 1
+    assert recorder.read_parts(tmp_path / "parts") == {
+        "error": {"error": "RuntimeError: CUDA error: an illegal memory access was encountered"}
+    }
+
+
+def test_a_task_that_the_list_does_not_hold_is_an_error():
+    with pytest.raises(ValueError, match="no task 'x'"):
+        recording_work.find("x")
+    assert recording_work.find("context") == recording_list()[0]
+
+
+# What no simulation sees
+
+
+def test_a_context_is_what_a_second_program_adds_whatever_else_runs():
+    seen = iter([7 * MB + 500, 7 * MB + 520, 7 * MB + 9000])
+    assert context_bytes(Scripted(), lambda: next(seen)) == {
+        "context": 520, "readings": [500, 520, 9000], "reserved": 0,
+    }  # fmt: skip
+
+
+def test_workspaces_are_what_stays_when_the_tensors_are_gone():
+    before, mm, addmm, bmm, single, backward = 100, [100, 900], [900, 900], [900, 900], [900, 950], [950, 1750]
+    device = Scripted(allocated=[before, *mm, *addmm, *bmm, *single, *backward, 1750])
+    found = workspace_bytes(device)
+    assert found == {"kept_after": {"mm": 800, "addmm": 0, "bmm": 0, "fp32 mm": 50, "backward": 800}, "together": 1650}
+
+
+def test_scratch_is_what_the_device_counts_beyond_the_tensors(monkeypatch):
+    double = Prepared("double", lambda: torch.ones(1000), lambda x: (x + x) * 2)  # two tensors of 4,096 bytes
+    impossible = Prepared("impossible", lambda: torch.ones(2), lambda x: x @ torch.ones(3))
+    monkeypatch.setattr(hardware, "prepared_operations", lambda _: [double, impossible])
+    told, refused = scratch_bytes(Scripted(allocated=[1000], peaks=[1000 + 8192 + 512]))
+    assert told == {"operation": "double", "counted": 8704, "tracked": 8192, "scratch": 512}
+    assert refused["operation"] == "impossible" and refused["refused"].startswith("RuntimeError: ")
+
+
+def test_every_operation_runs_and_its_backward_frees_before_it_peaks():
+    with simulated_gpu("flash"):
+        found = {
+            item.name: hardware._tracked_peak(item, Simulated())
+            for item in prepared_operations("cuda")
+            if "attention" not in item.name or "flash" in item.name
+        }
+    assert found["gelu, forward"] == found["gelu, backward"] == 8 * 1024 * 768 * 2
+    logits = 8 * 1024 * 50257
+    assert found["cross_entropy, forward"] >= 2 * 4 * logits  # fp32 logits and their log-softmax
+    assert found["attention, flash, s=4,096, backward"] >= 3 * 4096 * 1024 * 2
+    assert len(found) == 2 * 7 + 4
+
+
+class Simulated(Host):
+    kind = "cuda"
+
+
+def test_attention_alone_is_timed_by_kernel_and_says_which_is_not_there():
+    found = {item["kernel"]: item for item in kernel_times(Host(), 64, repetitions=2)}
+    assert list(found) == list(ATTENTIONS)
+    assert len(found["eager"]["milliseconds"]["forward"]) == len(found["eager"]["milliseconds"]["backward"]) == 2
+    assert found["cudnn"]["refused"].startswith("RuntimeError: No ")
+
+
+def test_written_out_attention_is_attention():
+    q, k, v = (tensor.detach().float() for tensor in hardware.attention_inputs("cpu", 32))
+    torch.testing.assert_close(hardware.eager_attention(q, k, v), hardware.causal_attention(q, k, v))
+
+
+def test_a_history_is_replayed_and_the_agreement_told():
+    snapshot = snapshot_of(replay(simulate(TrainingRun("tiny-gpt", 2, 64))))
+    found = agreement(snapshot)
+    assert found["exact"] and found["reserved"] == found["replayed"] > 0 and found["first_difference"] is None
+    extra = next(entry for entry in snapshot["device_traces"][0] if entry["action"] == "segment_alloc")
+    extra["size"] += 2 * MB
+    next(part for part in snapshot["segments"] if part["address"] == extra["addr"])["total_size"] += 2 * MB
+    assert agreement(snapshot)["largest_difference"] == -2 * MB
+
+
+def test_a_program_that_writes_nothing_has_measured_nothing():
+    outcome = run_process(python("pass"), task(), 30)
+    assert (outcome.parts, outcome.status, outcome.detail) == ({}, "failed", "it ended without a result")
