@@ -38,12 +38,15 @@ class Experts:
         return weighted(step, given, picked(step, weights, order, share, "weights of an expert"))
 
     def route(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """The weight of each of a token's choices, and the choices: softmax over all experts, the k largest over their sum."""
+        """The weights of a token's choices, and these: softmax over all experts, the k largest over their sum."""
         step = self.step
         chances = probabilities(step, in_fp32(step, call(self.router, tokens)))
         largest, choices = largest_of(step, chances)
         weights = shares_of(step, largest, total(step, largest))
-        weights = cast(step, weights, step.wide) if step.structure.narrow else weights
+        low = step.structure.narrow
+        same = Tensor(step.wide, weights.shape, weights.storage, weights.node)
+        weights = cast(step, weights, step.wide) if low else same
+        del same
         return view(step, weights), choices
 
 
