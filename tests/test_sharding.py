@@ -7,11 +7,12 @@ from math import prod
 import pytest
 import torch
 import torch.distributed as dist
-from engine import GPT, LLAMA, simulate, tiny
+from engine import GPT, LLAMA, shallow, simulate, tiny
 from torch._C import _distributed_c10d as distributed_c10d
 
 from course_utils import measure
 from course_utils.estimating import megatron
+from course_utils.estimating.sharded_peak import fsdp_estimate, fsdp_moments
 from course_utils.estimating.sharding import (
     BUCKET,
     FIRST_BUCKET,
@@ -171,6 +172,50 @@ def test_activations_are_those_of_one_rank(changes):
     assert simulate(run).moments["end of forward"]["activations"] == alone.moments["end of forward"]["activations"]
 
 
+ESTIMATED = [
+    *SHARDED,
+    {"model": tiny("llama", layers=4), "micro_batch": 8, "recompute": "full", "precision": "bf16-master"},
+    {"model": tiny("gpt2", layers=5), "optimizer": "adamw-loop", "clip_grad_norm": 1.0, "seq_len": 8},
+    {"model": tiny("gpt2", layers=3), "micro_batch": 8, "recompute": "selective-attention", "loss_chunks": 4},
+    {"model": shallow(GPT, 4), "micro_batch": 1, "seq_len": 512},
+    {"model": shallow(GPT, 3), "seq_len": 512, "precision": "bf16-master", "zero_stage": 2, "world_size": 7},
+]
+
+
+@pytest.mark.parametrize("changes", ESTIMATED, ids=str)
+def test_the_peak_is_exact(changes):
+    run = RUN.replace(**changes)
+    expected, found = fsdp_estimate(run), simulate(run)
+    assert dict(expected) == dict(found.breakdown)
+    assert expected.phase == found.peak_phase
+    moments = fsdp_moments(run)
+    for phase, highest in found.phase_peaks.items():
+        if phase not in ("clip", "optimizer", "zero_grad"):
+            assert max(m.total for m in moments.values() if m.phase == phase) == highest.total, phase
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"recompute": "every-2"}, "choose 'full'"),
+        ({"model": tiny("gpt2", layers=1)}, "from 2 blocks on"),
+        ({"zero_stage": 1}, "choose 2 or 3"),
+    ],
+)
+def test_what_the_peak_is_not_estimated_for(changes, words):
+    with pytest.raises(ValueError, match=words):
+        fsdp_estimate(RUN.replace(**changes))
+
+
+def test_a_later_share_of_gradients_is_communication_until_it_is_added():
+    found = simulate(RUN.replace(accumulation_steps=2))
+    shares = [a for a in found.allocations if a.bytes == fsdp_groups(RUN)[1].reduce_output and a.phase == "backward"]
+    assert {a.kind for a in shares} == {"gradients", "communication"}
+    blocks, steps = RUN.model.layers, 2
+    assert len(shares) == 2 * blocks * steps  # of each micro-batch, block and step
+    assert sum(a.kind == "gradients" for a in shares) == blocks * steps
+
+
 def test_stage_2_keeps_what_stage_3_frees_after_forward():
     deep = RUN.replace(model=tiny("gpt2", layers=5))
     outer, block = fsdp_groups(deep)[:2]
@@ -227,11 +272,13 @@ def test_tensor_parallelism_is_not_measured():
 
 
 def test_torch_is_left_as_it_was():
-    before = (torch.cuda.Event, torch.cuda.current_device, torch.UntypedStorage.resize_, torch.get_rng_state().tolist())
+    def state():
+        patched = (torch.cuda.Event, torch.cuda.current_device, torch.UntypedStorage.resize_, sys.excepthook)
+        return patched, torch.get_rng_state().tolist(), torch.get_default_dtype(), dist.is_initialized()
+
+    before = state()
     measure_sharded(RUN.replace(world_size=7), 1, "once")
-    assert not dist.is_initialized()
-    after = (torch.cuda.Event, torch.cuda.current_device, torch.UntypedStorage.resize_, torch.get_rng_state().tolist())
-    assert before == after
+    assert state() == before
 
 
 def test_the_group_is_ended_when_the_run_fails(monkeypatch):

@@ -190,11 +190,12 @@ def check_fsdp(run: TrainingRun) -> None:
 class Gathered:
     """What FSDP2 gathers and reduces together, one block or what is outside the blocks, in bytes on rank 0.
 
-    Each parameter is cut along its first dimension into D pieces of as many rows, the last ones padded: `shards` are
-    the elements of rank 0's pieces, one a parameter, so D times as many are gathered. Bytes an element: `stored` in a
-    shard, `gathered_as` where computing, `gradient` as backward makes it, `reduced_as` in the sum of gradients.
+    Each parameter of so many `elements` is cut along its first dimension into D pieces of as many rows, the last ones
+    padded: `shards` are the elements of rank 0's pieces, so D times as many are gathered. Bytes an element: `stored` in
+    a shard, `gathered_as` where computing, `gradient` as backward makes it, `reduced_as` in the sum of gradients.
     """
 
+    elements: tuple[int, ...]
     shards: tuple[int, ...]
     ranks: int
     stored: int
@@ -254,8 +255,9 @@ def fsdp_groups(run: TrainingRun) -> tuple[Gathered, ...]:
 def _gathered(run: TrainingRun, shapes: Mapping[str, Shape]) -> Gathered:
     stored = run.precision.master or run.precision.weight  # the shard is the master weight
     compute = run.precision.weight  # under autocast what is gathered is fp32; its 16-bit copies are autocast's
+    elements = tuple(prod(shape) for shape in shapes.values())
     shards = tuple(prod(shard_shape(shape, run.world_size)) for shape in shapes.values())
-    return Gathered(shards, run.world_size, stored, compute, stored, run.precision.weight)
+    return Gathered(elements, shards, run.world_size, stored, compute, stored, run.precision.weight)
 
 
 def shard_shape(shape: Shape, ranks: int) -> Shape:
@@ -315,8 +317,8 @@ def fsdp_hooks(run: TrainingRun) -> Hooks:
     stage_3 = run.zero_stage == 3
     gathered = gather(block) if stage_3 else []
     appear = [*unshard(block), free(block.gather_output, COMMUNICATION)] if stage_3 else []
-    first_micro_batch_only = run.accumulation_steps == 1
-    reduced = reduce_scatter(block, first_micro_batch_only)
+    first = not run.accumulates
+    reduced = reduce_scatter(block, first)
     done = [free(block.reduce_input, COMMUNICATION)]
     return Hooks(
         [*gather(outer), *unshard(outer)],
@@ -333,7 +335,7 @@ def fsdp_hooks(run: TrainingRun) -> Hooks:
         [
             *reshard(outer),
             *done,
-            *reduce_scatter(outer, first_micro_batch_only),
+            *reduce_scatter(outer, first),
             free(outer.reduce_input, COMMUNICATION),
         ],
     )
@@ -364,7 +366,7 @@ def reduce_scatter(group: Gathered, first: bool) -> Walk:
     """
     share = make(group.reduce_output, "gradients" if first else COMMUNICATION)
     copied = [make(group.reduce_input, COMMUNICATION)]
-    freed = [free(size, "gradients") for size in group.whole(group.gradient)]
+    freed = [free(group.gradient * elements, "gradients") for elements in group.elements]
     return [*copied, *freed, share, *([] if first else [free(group.reduce_output, COMMUNICATION)])]
 
 

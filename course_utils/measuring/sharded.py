@@ -4,6 +4,7 @@ torch's fake process group takes part in every collective without sending anythi
 nothing on a simulated GPU has, but every buffer of the genuine `fully_shard` is allocated and freed when it would be.
 """
 
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache
@@ -71,6 +72,7 @@ def simulated_ranks(ranks: int) -> Iterator[Any]:
 
     with ExitStack() as stack:
         stack.enter_context(mock.patch.multiple(torch.cuda, **_streams()))
+        stack.enter_context(mock.patch.object(sys, "excepthook", sys.excepthook))  # a group puts its rank before errors
         dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
         stack.callback(dist.destroy_process_group)
         # before any fake mode is entered: a mesh reads the values of its tensor of ranks
@@ -132,6 +134,8 @@ class ShardTracker(Tracker):
             return out
         if func.namespace == "fsdp":
             self._bind_buffers(func, args, kwargs or {})
+        elif func.namespace == "c10d" and "reduce_scatter" in func._schema.name:
+            self.bind("communication", [args[0]])  # the share of rank 0, until it becomes its gradients
         elif func is aten._to_copy.default and (self.phase in FORWARD or self._recomputing):
             source, copy = self._known(args[0]), self._known(out)
             if source is not None and copy is not None and source.bound == "communication" and source is not copy:
