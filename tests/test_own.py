@@ -510,7 +510,7 @@ class Lazy(nn.Module):
         ({"step": None}, TypeError, r"measure\(step=step, model=model, optimizer=optimizer, batch=batch\)"),
         ({"model": None}, TypeError, r"measure takes a TrainingRun, measure\(run\), or a step of your own"),
     ],
-    ids=str,
+    ids=lambda value: str(value).split(" at 0x")[0],  # the same in every process
 )
 def test_what_cannot_be_measured_is_refused_in_words(changes, error, words):
     given = {"step": train_step, "source": "simulated", **made(), **changes}

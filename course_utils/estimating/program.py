@@ -4,6 +4,7 @@ What one block adds and frees is the same for each, so through equal blocks memo
 only the two ends need to be looked at: a deep model takes no longer than a shallow one.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from functools import lru_cache
 from itertools import accumulate, groupby
@@ -13,17 +14,21 @@ from typing import Any, NamedTuple
 from ..run import TrainingRun
 from ..units import round_up
 from .network import tell
-from .structure import Structure, letters, pieces_of_loss, structure
+from .structure import Structure, letters, structure
 from .tape import Kept, Record
 
 Totals = dict[str, int]
 
 
 class Events(NamedTuple):
-    """What is made and freed, in order: indices of sizes, ~index where one is freed, and the kinds of memory."""
+    """What is made and freed, in order: indices of sizes, ~index where one is freed, and the kinds of memory.
+
+    `left` says what of it is left at the end: kind, index, how often.
+    """
 
     changes: tuple[int, ...]
     kinds: tuple[str, ...]
+    left: tuple[tuple[str, int, int], ...]
 
 
 class Piece(NamedTuple):
@@ -88,16 +93,40 @@ def compiled(shape: Structure) -> Program:
 def _events(
     events: list[tuple[Record, int]], place: Any, shown: dict[str, tuple[int, ...]], sizes: dict[Size, int]
 ) -> Events:
-    """The events with their sizes numbered. What was born in a block that stands for many may go after the last of
-    them, as autocast's copies of weights do: then that of all of them goes.
+    """The events with their sizes numbered. What was born in a block that stands for many may go at once with what the
+    block before has made, as autocast's copies of weights do: then that of all of them goes.
     """
-    outside = _block(place[1]) == NOWHERE
+    here = _block(place[1])
+    gone = {_origin(record) for record, sign in events if sign < 0 and _block(record.place) != here}
     changes = []
     for record, sign in events:
-        blocks = _repeats(_block(record.place), shown) if outside and _block(record.place) != NOWHERE else ()
+        blocks = _at_once(record, shown, gone) if sign < 0 and _block(record.place) != here else ()
         number = sizes.setdefault(Size(tuple(record.size.split("·")), blocks), len(sizes))
         changes.append(number if sign > 0 else ~number)
-    return Events(tuple(changes), tuple(record.settled() for record, _ in events))
+    kinds = tuple(record.settled() for record, _ in events)
+    left: Counter[tuple[str, int]] = Counter()
+    for change, kind in zip(changes, kinds, strict=True):
+        left[kind, change if change >= 0 else ~change] += 1 if change >= 0 else -1
+    return Events(tuple(changes), kinds, tuple((*what, count) for what, count in left.items() if count))
+
+
+Origin = tuple[str, str, bool, "Place"]
+
+
+def _origin(record: Record) -> Origin:
+    """What tensors of different blocks that play the same part have in common, and the block."""
+    return record.size, record.phase, record.recomputation > 0, _block(record.place)
+
+
+def _at_once(record: Record, shown: dict[str, tuple[int, ...]], gone: set[Origin]) -> tuple[str, ...]:
+    """What says of how many blocks this goes here, if what the first of them has made goes here too."""
+    *what, (family, group, block) = _origin(record)
+    if not family:
+        return ()
+    many = _stands_for_many(family, group, shown) and (*what, (family, 0, block)) in gone
+    groups = ("all groups of " + family,) if many else ()
+    blocks = _blocks_of((family, group, block), shown) if many or (*what, (family, group, 0)) in gone else ()
+    return (*groups, *blocks)
 
 
 Place = tuple[str, int, int]
@@ -151,12 +180,6 @@ def _stands_for_many(family: str, group: int, shown: dict[str, tuple[int, ...]])
     return group == 1 and len(shown[family]) == MANY[family]
 
 
-def _repeats(place: Place, shown: dict[str, tuple[int, ...]]) -> tuple[str, ...]:
-    """What says for how many this one stands; nothing if it is only one."""
-    many = ("all groups of " + place[0],) if _stands_for_many(*place[:2], shown) else ()
-    return (*many, *_blocks_of(place, shown))
-
-
 def _blocks_of(place: Place, shown: dict[str, tuple[int, ...]]) -> tuple[str, ...]:
     """What says how often a block comes in one group; nothing if it comes once."""
     family, group, block = place
@@ -165,11 +188,12 @@ def _blocks_of(place: Place, shown: dict[str, tuple[int, ...]]) -> tuple[str, ..
     return ("all blocks of last" if group == len(shown[family]) - 1 else "all blocks",)
 
 
-def _multiples(run: TrainingRun) -> dict[str, int]:
-    """How often what stands for many comes ("all"), and how often less the two times that it is looked at."""
-    size = run.blocks_per_checkpoint or 1
-    count, rest = -(-run.model.layers // size), run.model.layers % size or size
-    pieces = pieces_of_loss(run)[0]
+@lru_cache(maxsize=1024)
+def _multiples(layers: int, size: int, pieces: int) -> dict[str, int]:
+    """How often what stands for many comes ("all"), and how often less the two times that it is looked at: of `layers`
+    blocks in groups of `size`, and of so many `pieces` of the loss.
+    """
+    count, rest = -(-layers // size), layers % size or size
     every = {
         "groups of block": count - 2, "groups of piece": pieces - 3, "blocks": size - 2, "blocks of last": rest - 2,
     }  # fmt: skip
@@ -183,7 +207,8 @@ class Reading:
 
     def __init__(self, run: TrainingRun) -> None:
         self.program = compiled(structure(run))
-        numbers, multiples = letters(run), _multiples(run)
+        numbers = letters(run)
+        multiples = _multiples(run.model.layers, run.blocks_per_checkpoint or 1, numbers["pieces"])
         sizes = [
             round_up(prod([numbers[letter] for letter in size.letters]))
             * prod([multiples[name] for name in size.blocks])
@@ -232,11 +257,12 @@ class Reading:
     def _after(self, number: int, events: int) -> Moment:
         parts: Totals = {}
         for visit, times in zip(self.program.visits[:number], self.times, strict=False):
-            self._sum(parts, visit.piece, times)
-        self._sum(parts, self.program.visits[number].piece, 1, events)
+            for kind, size, count in self._events(visit).left:
+                parts[kind] = parts.get(kind, 0) + times * count * self.signed[size]
+        here = self._events(self.program.visits[number])
+        for change, kind in zip(here.changes[:events], here.kinds, strict=False):
+            parts[kind] = parts.get(kind, 0) + self.signed[change]
         return Moment(sum(parts.values()), parts)
 
-    def _sum(self, parts: Totals, piece: int, times: int, until: int | None = None) -> None:
-        events = self.program.events[self.program.pieces[piece].events]
-        for change, kind in zip(events.changes[:until], events.kinds, strict=False):
-            parts[kind] = parts.get(kind, 0) + times * self.signed[change]
+    def _events(self, visit: Visit) -> Events:
+        return self.program.events[self.program.pieces[visit.piece].events]

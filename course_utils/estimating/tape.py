@@ -298,7 +298,7 @@ class Tape:
         results.reverse()
         for edge in node.edges:
             result = results.pop()
-            if result is not None and result.becomes:
+            if edge is not None and result is not None and result.becomes:
                 result = self.gradient(result.becomes)
             if edge is not None:
                 pairs.append((edge, result))

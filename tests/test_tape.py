@@ -1,0 +1,193 @@
+"""The model of autograd behind the estimates: its own rules, and operation by operation against torch's."""
+
+import math
+import random
+from itertools import groupby
+
+import pytest
+from engine import simulate
+
+from course_utils.breakdown import KINDS
+from course_utils.estimating import estimate, moments
+from course_utils.estimating.network import tell
+from course_utils.estimating.program import compiled
+from course_utils.estimating.structure import groups_of, letters, structure
+from course_utils.estimating.tape import Gradient, Saving, Tape
+from course_utils.models import TransformerConfig
+from course_utils.run import TrainingRun
+from course_utils.units import round_up
+
+Event = tuple[int, str]
+
+
+# Operation by operation
+
+
+SEQUENCES = [
+    TrainingRun("tiny-gpt", 3, 64),
+    TrainingRun("tiny-gpt", 1, 64, "bf16-master", attention="eager"),
+    TrainingRun("tiny-gpt", 2, 64, "fp32", attention="efficient", recompute="full", accumulation_steps=2),
+    TrainingRun("tiny-gpt", 2, 64, "amp-fp16", recompute="selective"),
+    TrainingRun("tiny-gpt", 2, 64, "bf16", attention="eager", recompute="selective-attention"),
+    TrainingRun("tiny-gpt", 2, 64, "bf16-master-fp32grad", loss_chunks=2),
+    TrainingRun("tiny-gpt", 2, 64, "fp16-master", attention="cudnn", recompute="offload"),
+    TrainingRun("tiny-gpt", 2, 64, set_to_none=False, recompute="every-2"),
+    TrainingRun("tiny-gpt", 2, 64, lora_rank=4),
+    TrainingRun("tiny-gpt", 2, 64, lora_rank=4, lora_targets="mlp", frozen_bits=4, recompute="full"),
+]
+
+
+@pytest.mark.parametrize("run", SEQUENCES, ids=str)
+def test_tape_and_torch_do_the_same_in_the_same_order(run):
+    """Every birth and death from forward to the end of backward; what dies in one go is in no order."""
+    numbers = letters(run)
+    told = [
+        (sign * round_up(math.prod(numbers[letter] for letter in record.size.split("·"))), record.settled())
+        for record, sign in tell(structure(run)).events
+    ]
+    assert in_order(told) == in_order(really(run))
+
+
+def really(run: TrainingRun) -> list[Event]:
+    """What a simulated step allocates and frees in forward, loss and backward of its last micro-batch."""
+    timeline = simulate(run).timeline
+    marks = [mark for mark in timeline.marks if mark.step == 2]
+    start = [mark.event for mark in marks if mark.phase == "forward"][-1]
+    end = next(mark.event for mark in marks if mark.phase == "optimizer")
+    return list(timeline.changes[start:end])
+
+
+def in_order(events: list[Event]) -> list[Event]:
+    runs = groupby(events, lambda event: event[0] < 0)
+    return [event for frees, some in runs for event in (sorted(some) if frees else some)]
+
+
+# Every option of a model, with every choice of a run
+
+
+def anything(seed: int) -> TrainingRun:
+    """A small model of any options and a run of any choices that agree; the same for the same seed."""
+    choose = random.Random(seed).choice
+    while True:
+        try:
+            return TrainingRun(any_model(choose), choose([1, 2, 3]), choose([64, 100]), **any_choices(choose))
+        except ValueError:  # choices that contradict each other: draw again
+            continue
+
+
+def any_model(choose) -> TransformerConfig:
+    heads = choose([4, 8])
+    experts = choose([{}, {}, {"experts": 4, "experts_per_token": 2}])
+    return TransformerConfig(
+        "any", choose(["gpt2", "llama"]), choose([1, 2, 3, 5]), 256, heads, choose([1000, 8192]), 512,
+        kv_heads=choose([heads, heads // 2]), ffn=choose([0, 1000]), dropout=choose([0.0, 0.1]),
+        tied=choose([True, False]), positions=choose(["learned", "rotary", "none"]),
+        norm=choose(["layernorm", "rmsnorm"]), mlp=choose(["gelu", "swiglu"]), bias=choose([True, False]),
+        qkv_bias=choose([True, False]), **experts,
+    )  # fmt: skip
+
+
+def any_choices(choose) -> dict:
+    lora = {"lora_rank": 4, "lora_targets": choose(["attention", "mlp"]), "frozen_bits": choose([None, 16, 8, 4])}
+    return {
+        "precision": choose(["fp32", "amp-bf16", "amp-fp16", "bf16-master", "bf16", "bf16-master-fp32grad"]),
+        "attention": choose(["eager", "flash", "efficient", "cudnn"]),
+        "optimizer": choose(["adamw", "sgd", "adamw-fused", "adamw-loop"]),
+        "recompute": choose(["none", "full", "selective", "selective-attention", "sqrt", "every-2", "offload"]),
+        "accumulation_steps": choose([1, 1, 2]),
+        "loss_chunks": choose([1, 1, 3, 5]),
+        "set_to_none": choose([True, True, False]),
+        **choose([{}, {}, lora]),
+    }
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_any_model_and_any_run_is_exact(seed):
+    run = anything(seed)
+    measured, expected = simulate(run), moments(run)
+    assert differences(estimate(run), measured.breakdown) == {}, run.code()
+    assert differences(expected["end of forward"], measured.moments["end of forward"]) == {}, run.code()
+
+
+def differences(estimated, measured) -> dict[str, int]:
+    return {kind: estimated[kind] - measured[kind] for kind in KINDS if estimated[kind] != measured[kind]}
+
+
+# What repeats
+
+
+@pytest.mark.parametrize(
+    ("layers", "blocks", "groups"),
+    [
+        (48, 1, (1, 1, 1)), (48, 7, (3, 3, 3)), (2, 1, (1, 1)), (5, 4, (3, 1)), (6, 3, (3, 3)), (1, 1, (1,)),
+        (7, 2, (2, 2, 1)),
+    ],
+)  # fmt: skip
+def test_groups_of_a_tape(layers, blocks, groups):
+    assert groups_of(layers, blocks) == groups
+
+
+@pytest.mark.parametrize("recompute", ["none", "full", "every-3", "every-4", "sqrt", "selective", "offload"])
+@pytest.mark.parametrize("layers", [4, 9, 10, 13])
+def test_a_deep_model_is_read_as_if_it_were_told_in_full(layers, recompute):
+    """Against simulations of every depth, so that remainders and repetitions of every kind occur."""
+    model = TransformerConfig("deep", "gpt2", layers, 128, 4, 512, 128, dropout=0.1)
+    run = TrainingRun(model, 4, 128, recompute=recompute, loss_chunks=layers)
+    assert differences(estimate(run), simulate(run).breakdown) == {}
+
+
+def test_runs_that_differ_in_numbers_alone_share_a_program():
+    small, large = TrainingRun("gpt2", 2, 128), TrainingRun("gpt2-xl", 32, 1024)
+    assert compiled(structure(small)) is compiled(structure(large))
+    assert compiled(structure(small)) is not compiled(structure(small.replace(attention="eager")))
+
+
+# The tape itself
+
+
+def sizes(tape: Tape) -> list[tuple[str, int]]:
+    return [(record.size, sign) for record, sign in tape.events]
+
+
+def test_a_storage_dies_when_nothing_refers_to_it():
+    tape = Tape()
+    first = tape.make("a")
+    second = first
+    del first
+    assert sizes(tape) == [("a", 1)]
+    del second
+    assert sizes(tape) == [("a", 1), ("a", -1)]
+
+
+def test_gradients_that_meet_are_added_in_place_unless_one_is_a_view():
+    def meet(view: bool) -> list[tuple[str, int]]:
+        tape = Tape()
+        kept: list[Gradient] = []
+        leaf = tape.leaf("4", "n", kept.append)
+        x, y = tape.tensor("4", "x"), tape.tensor("4", "y")
+        for out in (x, y):
+            tape.apply(out, [leaf], [], lambda _: [Gradient(tape.make("4·n"), "4·n", view)])
+        top = tape.tensor("4", "1")
+        tape.apply(top, [x, y], [], lambda came: [came[0].again(), came[0].again()])
+        tape.events.clear()
+        tape.backward(top.node, tape.gradient("4·1"))
+        return [event for event in sizes(tape) if event[0] == "4·n"]
+
+    assert meet(view=False) == [("4·n", 1), ("4·n", 1), ("4·n", -1)]
+    assert sorted(meet(view=True)) == sorted([("4·n", 1)] * 3 + [("4·n", -1)] * 2)
+
+
+def test_what_no_gradient_needs_is_not_kept():
+    tape = Tape()
+    x, out = tape.tensor("4", "x"), tape.tensor("4", "x")
+    tape.apply(out, [x], [Saving(x, "f", "input", "gradient")], lambda _: [None])
+    assert out.node is None and tape.ledger == {}
+
+
+def test_an_operation_owes_a_gradient_to_each_input():
+    tape = Tape()
+    leaf = tape.leaf("4", "n", lambda _: None)
+    out = tape.tensor("4", "1")
+    tape.apply(out, [leaf], [], lambda came: [came[0].again(), came[0].again()])
+    with pytest.raises(AssertionError, match="one gradient for each input"):
+        tape.backward(out.node, tape.gradient("4·1"))
