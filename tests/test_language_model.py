@@ -1,0 +1,131 @@
+"""The character model that lessons 02 and 03 train for real: repeatable, quick, and honest about formats."""
+
+import math
+
+import pytest
+import torch
+from torch.nn.functional import linear
+
+from course_utils.lessons import language_model as lm
+from course_utils.lessons.language_model import (
+    FORMATS,
+    HalfProducts,
+    batches,
+    corpus,
+    encode,
+    language_model,
+    train_language_model,
+    vocabulary,
+)
+
+
+def test_the_text_is_ours_short_and_plain() -> None:
+    assert 3_000 < len(corpus()) < 6_000
+    assert corpus().isascii()
+    assert "".join(vocabulary()[token] for token in encode("the harbor")) == "the harbor"
+    with pytest.raises(ValueError, match="the corpus has no '@'"):
+        encode("@")
+
+
+def test_targets_are_the_next_characters() -> None:
+    ((tokens, targets),) = batches(1, micro_batch=3, seq_len=8)
+    assert tokens.shape == targets.shape == (3, 8)
+    assert torch.equal(tokens[:, 1:], targets[:, :-1])
+
+
+def test_the_same_seed_gives_the_same_training() -> None:
+    one, other = train_language_model(steps=3), train_language_model(steps=3)
+    assert one.losses == other.losses
+    assert one.losses != train_language_model(steps=3, seed=1).losses
+
+
+def test_the_global_dice_are_left_alone() -> None:
+    before = torch.random.get_rng_state()
+    train_language_model(steps=1)
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adamw", "adafactor", "adam8bit", "lion", "muon"])
+def test_every_optimizer_learns(optimizer: str) -> None:
+    trained = train_language_model(optimizer, steps=40)
+    assert trained.losses[0] == pytest.approx(math.log(len(vocabulary())), abs=0.3)  # knows nothing yet
+    assert trained.final < 0.9 * trained.losses[0]
+    assert not trained.diverged
+
+
+@pytest.mark.parametrize("precision", sorted(FORMATS))
+def test_weights_are_kept_in_the_format_and_masters_in_fp32(precision: str) -> None:
+    trained = train_language_model(precision=precision, steps=3)
+    assert {weight.dtype for weight in trained.model.parameters()} == {FORMATS[precision].weights}
+    assert isinstance(trained.optimizer, torch.optim.Optimizer)
+    stepped = trained.optimizer.param_groups[0]["params"]
+    masters = FORMATS[precision].master
+    assert all((one is other) != masters for one, other in zip(stepped, trained.model.parameters(), strict=True))
+    if masters:
+        pairs = zip(stepped, trained.model.parameters(), strict=True)
+        assert all(torch.equal(master.to(weight.dtype), weight) for master, weight in pairs)
+
+
+def test_adam_all_in_fp16_divides_by_zero() -> None:
+    """Its epsilon of 1e-8 is nothing in fp16, so a second moment that underflows to 0 leaves 0/0."""
+    assert train_language_model(precision="fp16", steps=5).diverged
+
+
+def test_a_power_of_two_scale_changes_nothing_in_fp32() -> None:
+    assert train_language_model(steps=5, loss_scale=1024.0).losses == train_language_model(steps=5).losses
+
+
+def test_a_scale_that_overflows_skips_the_step() -> None:
+    trained = train_language_model(precision="fp16-master", steps=3, loss_scale=2.0**30)
+    assert trained.skipped == 3
+    fresh = language_model(dtype=torch.float16).parameters()
+    assert all(torch.equal(one, other) for one, other in zip(fresh, trained.model.parameters(), strict=True))
+
+
+def test_a_scaler_of_ones_own_is_told() -> None:
+    class Halving:
+        scale, told = 2.0**30, 0
+
+        def update(self, overflowed: bool) -> None:
+            self.told += 1
+            self.scale /= 2 if overflowed else 1
+
+    scaler = Halving()
+    trained = train_language_model(precision="fp16-master", steps=25, loss_scale=scaler)
+    assert scaler.told == 25
+    assert 0 < trained.skipped < 25
+    assert scaler.scale == 2.0 ** (30 - trained.skipped)
+
+
+def test_watch_sees_gradients_before_the_step() -> None:
+    seen: list[tuple[int, bool]] = []
+    train_language_model(steps=2, watch=lambda n, model: seen.append((n, model.head.weight.grad is not None)))
+    assert seen == [(1, True), (2, True)]
+
+
+def test_unknown_names_are_refused() -> None:
+    with pytest.raises(ValueError, match="unknown precision 'fp8'"):
+        train_language_model(precision="fp8")
+    with pytest.raises(ValueError, match="unknown optimizer 'adan'"):
+        train_language_model("adan")
+    with pytest.raises(TypeError, match="rate is for optimizers given by name"):
+        train_language_model(lambda tensors: torch.optim.SGD(tensors), rate=0.1)
+
+
+def test_half_products_are_torchs_own_to_the_last_bit_or_one_beside_it() -> None:
+    dice = torch.Generator().manual_seed(0)
+    x, weight = (torch.randn(8, 32, generator=dice).half().requires_grad_() for _ in range(2))
+    plain = linear(x, weight)
+    with HalfProducts():
+        widened = linear(x, weight)
+    assert widened.dtype == torch.float16
+    torch.testing.assert_close(widened, plain, rtol=2**-10, atol=2**-10)
+    widened.sum().backward()
+    assert x.grad is not None and x.grad.dtype == torch.float16
+    with torch.autocast("cpu", dtype=torch.float16), HalfProducts():
+        from_fp32 = linear(x.float(), weight.float())
+    assert torch.equal(from_fp32, widened)
+
+
+def test_rates_name_optimizers_that_exist() -> None:
+    assert set(lm.RATES) <= {choice.algorithm for choice in lm.OPTIMIZERS.values()}
