@@ -178,6 +178,7 @@ ESTIMATED = [
     {"model": tiny("gpt2", layers=5), "optimizer": "adamw-loop", "clip_grad_norm": 1.0, "seq_len": 8},
     {"model": tiny("gpt2", layers=3), "micro_batch": 8, "recompute": "selective-attention", "loss_chunks": 4},
     {"model": shallow(GPT, 4), "micro_batch": 1, "seq_len": 512},
+    {"model": tiny("llama", layers=3), "precision": "bf16-master", "world_size": 2, "zero_stage": 2, "seq_len": 128},
     {"model": shallow(GPT, 3), "seq_len": 512, "precision": "bf16-master", "zero_stage": 2, "world_size": 7},
 ]
 
@@ -214,6 +215,13 @@ def test_a_later_share_of_gradients_is_communication_until_it_is_added():
     blocks, steps = RUN.model.layers, 2
     assert len(shares) == 2 * blocks * steps  # of each micro-batch, block and step
     assert sum(a.kind == "gradients" for a in shares) == blocks * steps
+
+
+def test_what_a_dtensor_plans_is_not_there():
+    """Momentum steps in place; 13 ranks are nobody else's, so torch plans each of its operators anew."""
+    found = simulate(RUN.replace(optimizer="momentum", world_size=13), steps=3)
+    made = [item for item in found.allocations if item.phase == "optimizer"]
+    assert {item.kind for item in made} == {"optimizer_states"} and {item.step for item in made} == {1}
 
 
 def test_stage_2_keeps_what_stage_3_frees_after_forward():

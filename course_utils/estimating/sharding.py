@@ -362,12 +362,13 @@ def reshard(group: Gathered) -> Walk:
 def reduce_scatter(group: Gathered, first: bool) -> Walk:
     """The whole gradients are copied into one flat buffer, which stays, and go; rank 0's share of the sum arrives.
 
-    The `first` share becomes the gradients' shards; a later one is added to them, and goes.
+    The last gradient goes when all is done. The `first` share becomes the gradients' shards; a later one is added to
+    them, and goes.
     """
     share = make(group.reduce_output, "gradients" if first else COMMUNICATION)
-    copied = [make(group.reduce_input, COMMUNICATION)]
-    freed = [free(group.gradient * elements, "gradients") for elements in group.elements]
-    return [*copied, *freed, share, *([] if first else [free(group.reduce_output, COMMUNICATION)])]
+    *freed, last = [free(group.gradient * elements, "gradients") for elements in group.elements]
+    added = [] if first else [free(group.reduce_output, COMMUNICATION)]
+    return [make(group.reduce_input, COMMUNICATION), *freed, share, last, *added]
 
 
 def fsdp_communication(run: TrainingRun) -> dict[str, int]:

@@ -5,7 +5,7 @@ nothing on a simulated GPU has, but every buffer of the genuine `fully_shard` is
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from typing import Any
@@ -26,6 +26,9 @@ from .tracing import follow, today, torch_release
 from .tracker import FORWARD, Tracker
 
 aten = torch.ops.aten
+
+PLAN = "_propagate_tensor_meta_non_cached"
+"""The method with which torch's ShardingPropagator finds out the shapes that an operator gives."""
 
 
 def measure_sharded(run: TrainingRun, steps: int, note: str) -> Measurement:
@@ -126,9 +129,41 @@ class ShardedTraining(Training):
 
 
 class ShardTracker(Tracker):
-    """Knows FSDP2's buffers by the operators that fill and empty them: they are communication."""
+    """Knows FSDP2's buffers by the operators that fill and empty them: they are communication.
+
+    Before a DTensor does an operation for the first time, it plans it on fake tensors as large as if nothing were
+    sharded. On a simulated GPU they look like all others, but no GPU ever has them: they are left out.
+    """
+
+    def __init__(self, device: str) -> None:
+        from torch.distributed.tensor._sharding_prop import ShardingPropagator
+
+        super().__init__(device)
+        self._planning = False
+        self._plans = mock.patch.object(ShardingPropagator, PLAN, self._unseen(getattr(ShardingPropagator, PLAN)))
+
+    def _unseen(self, plan: Callable[..., Any]) -> Callable[..., Any]:
+        def planning(*args: Any) -> Any:
+            self._planning = True
+            try:
+                return plan(*args)
+            finally:
+                self._planning = False
+
+        return planning
+
+    def __enter__(self) -> "ShardTracker":
+        self._plans.start()
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._plans.stop()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._planning:
+            return func(*args, **(kwargs or {}))
         out = super().__torch_dispatch__(func, types, args, kwargs)
         if out is NotImplemented:
             return out
