@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,9 +17,10 @@ from engine import simulate
 
 from course_utils.allocator_replay import replay
 from course_utils.fitting import fits
-from course_utils.measuring import hardware, recorder, recording_work
+from course_utils.gpus import Gpu
+from course_utils.measuring import devices, hardware, recorder, recording_work
 from course_utils.measuring.counting import count_peaks, time_steps
-from course_utils.measuring.devices import Host
+from course_utils.measuring.devices import Cuda, Host
 from course_utils.measuring.hardware import (
     Prepared,
     context_bytes,
@@ -27,7 +29,7 @@ from course_utils.measuring.hardware import (
     scratch_bytes,
     workspace_bytes,
 )
-from course_utils.measuring.live import ready
+from course_utils.measuring.live import KernelRefused, ready
 from course_utils.measuring.recorder import Recorder, RecordingError, chosen, listing, plan, run_process
 from course_utils.measuring.recording_file import Line, append, mend, read_lines
 from course_utils.measuring.recording_list import Task, recording_list, rehearsal_list, run_task
@@ -35,7 +37,7 @@ from course_utils.measuring.recording_work import agreement, perform
 from course_utils.measuring.simulated import simulated_gpu
 from course_utils.run import ATTENTIONS, OPTIMIZERS, PRECISIONS, RECOMPUTES, TrainingRun
 from course_utils.snapshots import snapshot_of
-from course_utils.units import GB, MB
+from course_utils.units import GB, MB, MiB
 
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = TrainingRun("tiny-gpt", 2, 64, "fp32", attention="eager")
@@ -85,6 +87,7 @@ def test_a_result_says_where_it_is_from_and_how_it_went(tmp_path):
         ("print('one'); print('CUDA says no', file=sys.stderr); sys.exit(3)", "crashed", "exit code 3; CUDA says no"),
         ("send(part='error', error='KeyError: 1'); sys.exit(1)", "failed", "KeyError: 1"),
         ("send(part='out_of_memory', message='too large')", "out of memory", ""),
+        ("send(part='refused', message='no such kernel')", "refused", "no such kernel"),
         ("import faulthandler; faulthandler.dump_traceback_later(0.1, exit=True); time.sleep(60)", "timed out", ""),
     ],
 )
@@ -253,6 +256,7 @@ def test_a_later_call_goes_on_where_the_last_one_ended_for_this_device_torch_and
     tasks = [run_task(SMALL.replace(micro_batch=b), "") for b in (1, 2, 3, 4)]
     done, failed, oom, untried = (item.name for item in tasks)
     there = lines(a_line(task=done), a_line(task=failed, status="crashed"), a_line(task=oom, status="out of memory"))
+    assert plan(tasks[:1], on_card(100 * GB), lines(a_line(task=done, status="refused")), "abc") == []
     left = plan(tasks, on_card(100 * GB), there, "abc")
     assert [item.name for item in left] == [untried, failed]
     for changed in ({"commit": "xyz"}, {"torch": "2.14"}, {"device": {"name": "NVIDIA A100"}}):
@@ -299,10 +303,37 @@ def test_a_pattern_that_matches_nothing_is_refused():
 
 
 def test_the_listing_says_what_fits_where():
-    text = listing(recording_list())
+    text = listing(recording_list(), None)
     assert len(text.splitlines()) == 1 + len(recording_list())
     puzzle = next(line for line in text.splitlines() if "'gpt2-xl', micro_batch=32, seq_len=1024) " in line)
     assert "134.5 GB" in puzzle and "H200" in puzzle
+
+
+def test_on_a_gpu_the_listing_says_what_fits_it():
+    head, columns, *rows = listing(recording_list(), Gpu("Tesla T4", 15 * GB, (7, 5))).splitlines()
+    assert head == "Tesla T4, 15.0 GB free:" and columns.split() == ["peak", "fits", "here", "task"]
+    for item, row in zip(recording_list(), rows, strict=True):
+        assert (" yes " in row.partition(item.name)[0]) is not bool(item.obstacle(15 * GB, (7, 5)))
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "card"),
+    [
+        ("NVIDIA H200, 143000, 9.0\nNVIDIA A100, 1, 8.0\n", 0, Gpu("NVIDIA H200", 143000 * MiB, (9, 0))),
+        ("No devices were found\n", 0, None),
+        ("NVIDIA H200, 143000, 9.0\n", 9, None),
+        ("", 0, None),
+    ],
+)
+def test_the_gpu_here_is_what_the_driver_says(said, code, card):
+    assert recorder.card_here(lambda *_, **__: subprocess.CompletedProcess([], code, stdout=said)) == card
+
+
+def test_without_the_drivers_program_there_is_no_gpu():
+    def missing(*_: Any, **__: Any) -> None:
+        raise FileNotFoundError("nvidia-smi")
+
+    assert recorder.card_here(missing) is None
 
 
 # The command
@@ -458,6 +489,26 @@ def test_memory_that_runs_out_is_recorded_and_the_run_is_still_simulated(monkeyp
     assert recorder.judged(parts, 0, "") == ("out of memory", "")
 
 
+def test_a_kernel_that_is_refused_is_recorded_and_the_run_is_still_simulated(monkeypatch):
+    def refuse(*_: Any) -> None:
+        raise KernelRefused("torch has no cudnn kernel")
+
+    monkeypatch.setattr(recording_work, "count_peaks", refuse)
+    parts = parts_of(rehearsal_list()[0], Host())
+    assert set(parts) == {"refused", "estimate", "simulated"}
+    assert recorder.judged(parts, 0, "") == ("refused", "torch has no cudnn kernel")
+
+
+def test_what_the_gpu_has_told_stands_where_the_simulation_fails(monkeypatch):
+    def fail(*_: Any) -> None:
+        raise RuntimeError("hasPrimaryContext expects a valid device index")
+
+    monkeypatch.setattr(recording_work, "trace_simulated", fail)
+    parts = parts_of(rehearsal_list()[0], Host())
+    assert parts["simulated"] == {"unavailable": "RuntimeError: hasPrimaryContext expects a valid device index"}
+    assert parts["measured"]["breakdown"] and recorder.judged(parts, 0, "") == ("measured", "")
+
+
 def test_other_errors_are_told_in_one_line_and_end_the_task(monkeypatch, tmp_path):
     def broken(*_: Any) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered\nat /some/where")
@@ -540,6 +591,55 @@ def test_a_history_is_replayed_and_the_agreement_told():
     extra["size"] += 2 * MB
     next(part for part in snapshot["segments"] if part["address"] == extra["addr"])["total_size"] += 2 * MB
     assert agreement(snapshot)["largest_difference"] == -2 * MB
+
+
+def test_the_history_of_a_run_begins_before_its_first_tensor(monkeypatch):
+    order: list[str] = []
+    snapshot = snapshot_of(replay(simulate(TrainingRun("tiny-gpt", 2, 64))))
+
+    def build(*arguments: Any) -> Any:
+        order.append("first tensor")
+        return ready(*arguments)
+
+    monkeypatch.setattr(torch.cuda, "init", lambda: order.append("context"))
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda **_: order.append("history"))
+    monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: snapshot)
+    monkeypatch.setattr(recording_work, "ready", build)
+    parts = parts_of(Task("history", "history", "", SMALL), Scripted(peaks=[5000]))
+    assert order == ["context", "history", "first tensor"]
+    assert parts["history"]["exact"] and parts["history"]["counted_allocated"] == 5000
+    assert parts["history"]["counted_reserved"] == 10_000
+
+
+def test_memory_that_runs_out_within_a_history_is_recorded(monkeypatch):
+    def too_large(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9.38 GiB.")
+
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda **_: None)
+    monkeypatch.setattr(recording_work, "ready", too_large)
+    parts = parts_of(Task("history", "history", "", SMALL), Scripted())
+    assert list(parts) == ["out_of_memory"] and recorder.judged(parts, 0, "") == ("out of memory", "")
+
+
+def test_a_gpu_is_asked_through_torch(monkeypatch):
+    figures = {"memory_allocated": 1, "memory_reserved": 3, "max_memory_allocated": 5, "max_memory_reserved": 7}
+    for name, value in figures.items():
+        monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (60, 100))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    card = SimpleNamespace(name="NVIDIA H200", major=9, minor=0, total_memory=150 * GB)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: card)
+    monkeypatch.setattr(devices, "driver_version", lambda: "580.1")
+    gpu = Cuda()
+    assert (gpu.allocated(), gpu.reserved(), gpu.peaks(), gpu.in_use(), gpu.free()) == (1, 3, (5, 7), 40, 62)
+    assert gpu.facts()["device"] == H200["device"]
+
+
+def test_a_driver_that_says_nothing_has_no_version(monkeypatch):
+    answers = iter([subprocess.CompletedProcess([], 0, "580.1\n580.1\n"), subprocess.CompletedProcess([], 9, "x")])
+    monkeypatch.setattr(devices.subprocess, "run", lambda *_, **__: next(answers))
+    assert [devices.driver_version(), devices.driver_version()] == ["580.1", ""]
 
 
 def test_a_program_that_writes_nothing_has_measured_nothing():

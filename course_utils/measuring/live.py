@@ -37,6 +37,10 @@ OUT_OF_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_AL
 """How such errors read: torch's own, the driver's, those of libraries that could not get their workspace."""
 
 
+class KernelRefused(ValueError):
+    """torch has the attention kernel that was asked for, but not for this run on this GPU."""
+
+
 def measure_live(run: TrainingRun, steps: int, note: str) -> Measurement:
     """The run on the current CUDA GPU: `counters` from a pass without the tracker, kinds and timeline from one with it.
 
@@ -169,7 +173,7 @@ def traced(run: TrainingRun, steps: int, device: str, provenance: Provenance) ->
 def only_kernel(run: TrainingRun) -> Iterator[None]:
     """Only the chosen kernel is allowed, so that none stands in for it silently.
 
-    Raises ValueError where torch refuses the kernel for this run: cuDNN's, for one, takes in some releases of torch
+    Raises KernelRefused where torch refuses the kernel for this run: cuDNN's, for one, takes in some releases of torch
     only dropout that is a multiple of 1/16.
     """
     with sdpa_kernel(KERNELS[run.attention]) if run.attention in KERNELS else nullcontext():
@@ -178,7 +182,7 @@ def only_kernel(run: TrainingRun) -> Iterator[None]:
         except RuntimeError as error:
             if not str(error).startswith(NO_KERNEL):
                 raise
-            raise ValueError(
+            raise KernelRefused(
                 f"torch {torch.__version__} has no {run.attention} kernel on this GPU for heads of "
                 f"{run.model.head_size} elements with dropout {run.model.dropout:g}: choose another attention"
             ) from error

@@ -19,10 +19,13 @@ from ..measurement import Allocation, Mark, Measurement, Provenance, Timeline
 from ..nearest import unknown
 from ..run import TrainingRun
 from . import SIMULATED_GPU
-from .recording_file import MEASURED, OUT_OF_MEMORY, Line, read_lines
+from .recording_file import MEASURED, SETTLED, Line, read_lines
 
 SCHEMA = 1
 FILE = "simulated.json.gz"
+
+TERMS = ("context", "workspaces", "scratch")
+"""Kinds of recordings that say what no simulation sees."""
 
 POINTS = 300
 """A thinned timeline keeps about so many moments."""
@@ -70,7 +73,7 @@ class Recording:
     def measurement(self, note: str = "") -> Measurement:
         """A run's recording as `measure` returns it. ValueError if it was no run, ran out of memory or is damaged."""
         content = self.line.content
-        if self.status != MEASURED:
+        if self.status != MEASURED or "measured" not in self.parts:
             why = self.parts.get("out_of_memory", {}).get("message") or content.get("detail", "")
             raise ValueError(f"{self.task} on {self.device}, {self.date}: {self.status}. {why}".rstrip())
         try:
@@ -122,10 +125,37 @@ def find(run: TrainingRun, steps: int, note: str = "", device: str | None = None
     return from_json(simulated[key(run, steps)], note)
 
 
+def hardware_terms(device: str) -> dict[str, int]:
+    """What no simulation sees, in bytes by name, as recorded on the GPU whose name contains `device`.
+
+    "context" is the driver's, "workspaces" cuBLAS's in torch's allocator, and for each operation that was run alone
+    "scratch of …" what its kernel allocates for itself. Raises ValueError where none of them is recorded, or on
+    several GPUs of that name.
+    """
+    found = [item for item in recordings(device) if item.status == MEASURED and item.kind in TERMS]
+    devices = sorted({item.device for item in found})
+    if len(devices) != 1:
+        there = ", ".join(devices or sorted({item.device for item in _gpu_recordings()})) or "none"
+        raise ValueError(f"no one GPU {device!r} has what no simulation sees recorded; GPUs recorded: {there}")
+    terms: dict[str, int] = {}
+    for kind in TERMS:
+        of_kind = [item for item in found if item.kind == kind]
+        if of_kind:
+            terms |= _terms(_newest(of_kind))
+    return terms
+
+
+def _terms(item: Recording) -> dict[str, int]:
+    part = item.parts[item.kind]
+    if item.kind == "scratch":
+        measured = (one for one in part["operations"] if "scratch" in one)
+        return {f"scratch of {one['operation']}": one["scratch"] for one in measured}
+    return {item.kind: part[{"context": "context", "workspaces": "together"}[item.kind]]}
+
+
 def _of_run(run: TrainingRun, steps: int, device: str | None) -> tuple[Recording, ...]:
     name = key(run, steps)
-    settled = (MEASURED, OUT_OF_MEMORY)
-    return tuple(item for item in recordings(device) if item.task == name and item.status in settled)
+    return tuple(item for item in recordings(device) if item.task == name and item.status in SETTLED)
 
 
 def _newest(found: Sequence[Recording]) -> Recording:

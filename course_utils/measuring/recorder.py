@@ -24,8 +24,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..gpus import GPUS
-from ..units import format_bytes
+from ..gpus import GPUS, Gpu
+from ..units import MiB, format_bytes
 from .recording_file import (
     CRASHED,
     CUT_SHORT,
@@ -33,6 +33,7 @@ from .recording_file import (
     MEASURED,
     MOST_TRIES,
     OUT_OF_MEMORY,
+    REFUSED,
     SETTLED,
     TIMED_OUT,
     Line,
@@ -196,6 +197,8 @@ def judged(parts: dict[str, Any], code: int | None, errors: str) -> tuple[str, s
         return (TIMED_OUT, "") if timed_out else (CRASHED, f"exit code {code}; {' '.join(last)[:300]}")
     if not parts:
         return FAILED, "it ended without a result"
+    if "refused" in parts:
+        return REFUSED, parts["refused"]["message"]
     return (OUT_OF_MEMORY, "") if "out_of_memory" in parts else (MEASURED, "")
 
 
@@ -301,7 +304,7 @@ def main(arguments: Sequence[str], say: Callable[[str], None] = print) -> int:
     tasks = list(rehearsal_list() if options.rehearse else recording_list())
     tasks = chosen(tasks, options.only) if options.only else tasks
     if options.list:
-        say(listing(tasks))
+        say(listing(tasks, card_here()))
         return 0
     with _termination_as_interrupt():
         return _record(options, tasks, say)
@@ -330,14 +333,35 @@ def _record(options: argparse.Namespace, tasks: Sequence[Task], say: Callable[[s
     return 0
 
 
-def listing(tasks: Sequence[Task]) -> str:
-    """The list as a table: the predicted peak and the smallest known GPU that can do each, in order."""
-    rows = [
-        f"{number:3} {format_bytes(task.predicted, 'GB', 1) if task.predicted else '':>9} {smallest_gpu(task):13} "
-        f"{task.name}  ({task.why})"
-        for number, task in enumerate(tasks, start=1)
+def listing(tasks: Sequence[Task], card: Gpu | None) -> str:
+    """The list as a table: for each task the predicted peak, the smallest known GPU that can do it and, where there is
+    a GPU, whether that one can.
+    """
+    head = ["", "peak", "fits", *(["here"] if card else []), "task"]
+    rows = [head]
+    for number, task in enumerate(tasks, start=1):
+        peak = format_bytes(task.predicted, "GB", 1) if task.predicted else ""
+        here = [] if card is None else ["no" if task.obstacle(card.memory, card.capability) else "yes"]
+        rows.append([str(number), peak, smallest_gpu(task), *here, f"{task.name}  ({task.why})"])
+    widths = [max(len(row[column]) for row in rows) for column in range(len(head) - 1)]
+    table = [
+        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]) for row in rows
     ]
-    return "\n".join([f"{'':3} {'peak':>9} {'fits':13} task", *rows])
+    about = [] if card is None else [f"{card.name}, {format_bytes(card.memory, 'GB', 1)} free:"]
+    return "\n".join([*about, *table])
+
+
+def card_here(ask: Callable[..., Any] = subprocess.run) -> Gpu | None:
+    """The first GPU that nvidia-smi names, its memory being what is free on it now; None where there is none."""
+    options = ["--query-gpu=name,memory.free,compute_cap", "--format=csv,noheader,nounits"]
+    try:
+        done = ask(["nvidia-smi", *options], capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    found = re.match(r"(.+), (\d+), (\d+)\.(\d+)$", done.stdout.partition("\n")[0].strip())
+    if done.returncode or not found:
+        return None
+    return Gpu(found[1], int(found[2]) * MiB, (int(found[3]), int(found[4])))
 
 
 def smallest_gpu(task: Task) -> str:

@@ -13,9 +13,9 @@ from typing import Any
 
 SCHEMA = 1
 
-MEASURED, OUT_OF_MEMORY = "measured", "out of memory"
+MEASURED, OUT_OF_MEMORY, REFUSED = "measured", "out of memory", "refused"
 FAILED, CRASHED, TIMED_OUT, CUT_SHORT = "failed", "crashed", "timed out", "cut short"
-SETTLED = (MEASURED, OUT_OF_MEMORY)
+SETTLED = (MEASURED, OUT_OF_MEMORY, REFUSED)
 """Results that a later call leaves alone; the others it tries again, `MOST_TRIES` times in all."""
 MOST_TRIES = 3
 

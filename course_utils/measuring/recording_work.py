@@ -17,13 +17,13 @@ import torch
 from ..allocator_replay import replay
 from ..estimating import estimate
 from ..measurement import Measurement, Provenance
-from ..measuring_errors import GpuOutOfMemory, SimulationUnavailable
+from ..measuring_errors import GpuOutOfMemory
 from ..run import TrainingRun
 from ..snapshots import compare_with_gpu
 from .counting import Unwatched, count_peaks, time_steps
 from .devices import Cuda, Device, Host
 from .hardware import context_bytes, first_line, kernel_times, scratch_bytes, workspace_bytes
-from .live import free_bytes, memory_released, only_kernel, ready, traced
+from .live import KernelRefused, memory_released, only_kernel, ready, traced
 from .recorded import thinned, to_json
 from .recording_list import STEPS, Task, recording_list, rehearsal_list
 from .tracing import today, torch_release, trace_simulated
@@ -102,7 +102,8 @@ def perform(task: Task, device: Device, send: Send) -> None:
 def record_run(run: TrainingRun, device: Device, send: Send) -> None:
     """Parts "counters" and "times" without the tracker, "measured" with it, "simulated" on a GPU that is not there.
 
-    Where memory runs out, "out_of_memory" takes the place of what is then missing.
+    Where memory runs out, "out_of_memory" takes the place of what is then missing, and "refused" where torch has not
+    the kernel that the run asks for.
     """
     try:
         with memory_released(run, device.free):
@@ -115,6 +116,8 @@ def record_run(run: TrainingRun, device: Device, send: Send) -> None:
         send("measured", **to_json(thinned(measured)), losses=list(measured.losses), seconds=seconds)
     except GpuOutOfMemory as error:
         send("out_of_memory", message=str(error), free=device.free())
+    except KernelRefused as error:
+        send("refused", message=str(error))
     _simulated(run, send)
 
 
@@ -136,8 +139,8 @@ def _simulated(run: TrainingRun, send: Send) -> None:
     send("estimate", total=formula.total, by_kind={kind: size for kind, size in formula.items() if size})
     try:
         simulated = trace_simulated(run, STEPS, "")
-    except SimulationUnavailable as error:
-        send("simulated", unavailable=str(error))
+    except RuntimeError as error:  # what the GPU has told stands, with or without it
+        send("simulated", unavailable=first_line(error))
         return
     send("simulated", torch=torch_release(), **summary(simulated), reserved=replay(simulated).peak_reserved)
 
@@ -152,17 +155,27 @@ def summary(measured: Measurement) -> dict[str, Any]:
 
 
 def record_history(run: TrainingRun, device: Device, send: Send) -> None:
-    """Record the allocator's history of a run from its first tensor on, and replay it through the allocator's model."""
+    """Record the allocator's history of a run from its first tensor on, and replay it through the allocator's model.
+
+    Where memory runs out, that is what is recorded.
+    """
+    try:
+        send("history", **_history(run, device))
+    except GpuOutOfMemory as error:
+        send("out_of_memory", message=str(error), free=device.free())
+
+
+def _history(run: TrainingRun, device: Device) -> dict[str, Any]:
     torch.cuda.init()
     torch.cuda.memory._record_memory_history(max_entries=2_000_000, context=None)
-    with memory_released(run, free_bytes), only_kernel(run):
+    with memory_released(run, device.free), only_kernel(run):
         training, _ = ready(run, device)
         for _ in range(STEPS):
             training.step(Unwatched())
         device.synchronize()
         snapshot: Any = torch.cuda.memory._snapshot()
         allocated, reserved = device.peaks()
-    send("history", **agreement(snapshot), counted_allocated=allocated, counted_reserved=reserved)
+    return agreement(snapshot) | {"counted_allocated": allocated, "counted_reserved": reserved}
 
 
 def agreement(snapshot: dict[str, Any]) -> dict[str, Any]:
