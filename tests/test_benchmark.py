@@ -73,7 +73,7 @@ def test_freezing_writes_what_is_read_back(tmp_path, monkeypatch):
 
 
 def measurable(run: TrainingRun) -> bool:
-    """Whether one simulated GPU can run it: fp8 and tensor parallelism have closed forms only, ranks their own tests."""
+    """Whether a simulated GPU can run it: fp8 and tensor parallelism have closed forms only, ranks their own tests."""
     return run.world_size == run.tensor_parallel == 1 and run.precision.name != "fp8"
 
 
