@@ -196,7 +196,7 @@ class TrainingRun:
     @property
     def accumulates(self) -> bool:
         """Whether backward adds to gradients that are there, instead of making new ones."""
-        return self.accumulation_steps > 1 or not self.set_to_none
+        return self.accumulation_steps > 1 or not self.set_to_none or self.bucket_view
 
     @property
     def blocks_per_checkpoint(self) -> int:

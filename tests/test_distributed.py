@@ -11,12 +11,14 @@ import pytest
 import torch
 from engine import tiny
 
-from course_utils import measure
+from course_utils import estimate, measure
+from course_utils.breakdown import KINDS
 from course_utils.distributed import RankFailed, report, run_ranks
 from course_utils.estimating.sharding import bucket_sizes, ddp_communication, rank_0_states, zero_1_shares
 from course_utils.measuring.data_parallel import check_data_parallel, whole_batch
 from course_utils.measuring.step import Training
 from course_utils.measuring.tracing import SEED
+from course_utils.models import parameter_shapes
 from course_utils.networks import loss_of
 from course_utils.run import TrainingRun
 from course_utils.units import BLOCK
@@ -146,6 +148,19 @@ def test_as_views_of_buckets_gradients_are_there_once():
     assert sorted(buckets) == sorted(bucket_sizes(RUN.replace(bucket_view=True)))
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"bucket_view": True}, {"zero_stage": 1}, {"accumulation_steps": 2}, {"zero_stage": 1, "optimizer": "adamw-loop"}],
+)  # fmt: skip
+def test_the_estimated_peak_is_exact_but_for_step_counters(changes):
+    """A run whose peak owes nothing to what CPU kernels do otherwise: no dropout, a large vocabulary."""
+    run = RUN.replace(model=tiny("gpt2", vocab=16384), **changes)
+    found, truth = estimate(run), measured(run).breakdown
+    counters = BLOCK * len(zero_1_shares(run.model, 2)[0] if run.zero_stage else parameter_shapes(run.model))
+    off = {kind: found[kind] - truth[kind] for kind in KINDS if found[kind] != truth[kind]}
+    assert off == {"optimizer_states": -counters} and found.phase == measured(run).peak_phase
+
+
 def test_where_it_comes_from_is_said():
     found = measured(RUN)
     assert found.source == "cpu"
@@ -164,7 +179,8 @@ def test_gradients_are_those_of_the_whole_batch(program):
         from course_utils.distributed import report
         from course_utils.measuring.data_parallel import ReplicatedTraining
         from course_utils.models import TransformerConfig
-        from course_utils.networks import loss_of
+        from course_utils.models import parameter_shapes
+from course_utils.networks import loss_of
         from course_utils.run import TrainingRun
 
         dist.init_process_group("gloo")

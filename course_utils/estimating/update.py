@@ -61,6 +61,13 @@ def _optimizer_step(
     return highest([*scaler, *walk(precision, optimizer, trained, set_to_none)])
 
 
+def step_on(run: TrainingRun, trained: Trainable) -> Totals:
+    """What the step adds where it needs most if it steps only these parameters, one rank's."""
+    walk = master_walk if run.precision.master else plain_walk
+    scaler = scaler_walk(run.precision, run.optimizer, run.clip_grad_norm is not None)
+    return highest([*scaler, *walk(run.precision, run.optimizer, trained, run.set_to_none)])
+
+
 def plain_walk(precision: Precision, optimizer: Optimizer, trained: Trainable, set_to_none: bool = True) -> Walk:
     """The step on the weights themselves. Two blocks stand for all: what one leaves behind meets the next."""
     if optimizer.algorithm in IN_PLACE or optimizer.implementation == "fused":
