@@ -150,7 +150,10 @@ def test_as_views_of_buckets_gradients_are_there_once():
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"bucket_view": True}, {"zero_stage": 1}, {"accumulation_steps": 2}, {"zero_stage": 1, "optimizer": "adamw-loop"}],
+    [
+        {}, {"bucket_view": True}, {"zero_stage": 1}, {"accumulation_steps": 2},
+        {"zero_stage": 1, "optimizer": "adamw-loop"},
+    ],
 )  # fmt: skip
 def test_the_estimated_peak_is_exact_but_for_step_counters(changes):
     """A run whose peak owes nothing to what CPU kernels do otherwise: no dropout, a large vocabulary."""

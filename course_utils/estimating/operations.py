@@ -23,6 +23,8 @@ class Weight:
 
     def accumulate(self, gradient: Gradient) -> None:
         """Take the first micro-batch's gradient as it is; add any later one to it."""
+        if self.step.structure.copied_to_buckets:
+            gradient.storage.record.kind = "gradients"
         if self.step.structure.accumulates:
             return
         if self.step.structure.main_gradients:  # copied to fp32 at once; the 16-bit one goes

@@ -33,6 +33,7 @@ class Structure(NamedTuple):
     main_gradients: bool
     loss_scaling: bool
     accumulates: bool
+    copied_to_buckets: bool
     one_sequence: bool
     chunks: int
     lora: tuple[str, ...]
@@ -48,7 +49,8 @@ class Structure(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def structure_of(
-    model: TransformerConfig, precision: tuple[bool, bool, bool], attention: str, recompute: str, accumulates: bool,
+    model: TransformerConfig, precision: tuple[bool, bool, bool], attention: str, recompute: str,
+    accumulates: tuple[bool, bool],
     one_sequence: bool, chunks: int, lora: tuple[str, ...], frozen_bits: int, blocks: int, larger_experts: int,
     narrow: bool,
 ) -> Structure:  # fmt: skip
@@ -57,7 +59,7 @@ def structure_of(
     return Structure(
         model.norm, model.mlp, model.positions, bool(model.bias), bool(model.qkv_bias), model.fused_qkv,
         model.kv_heads < model.heads, model.dropout > 0, model.tied, model.experts, larger_experts, narrow,
-        attention, "blocks" if blocks else recompute, autocast, main_gradients, loss_scaling, accumulates,
+        attention, "blocks" if blocks else recompute, autocast, main_gradients, loss_scaling, *accumulates,
         one_sequence, chunks, lora, frozen_bits, groups_of(model.layers, blocks or 1),
     )  # fmt: skip
 
@@ -66,8 +68,10 @@ def structure(run: TrainingRun) -> Structure:
     """The structure of `run`."""
     precision = run.precision
     recipe = (bool(precision.autocast), precision.gradient > precision.weight, precision.loss_scaling)
+    new_each_time = run.accumulation_steps == 1 and run.set_to_none
+    gradients = (run.accumulates, run.bucket_view and new_each_time)
     shape = structure_of(
-        run.model, recipe, run.attention, run.recompute, run.accumulates, run.micro_batch == 1,
+        run.model, recipe, run.attention, run.recompute, gradients, run.micro_batch == 1,
         min(pieces_of_loss(run)[0], 4), run.lora_targets, run.frozen_bits or 0, run.blocks_per_checkpoint,
         pairs_of_experts(run)[0], not precision.autocast and precision.compute == 2,
     )  # fmt: skip
