@@ -29,7 +29,7 @@ class MemoryBlock:
     """A block at some event: its address, its bytes, and what lies in it.
 
     `kind` is the kind of memory, "free" for a free block, "" where the events did not say. `requested` is what was
-    asked for, `allocation` what a measurement knows of it. Of a free block, `releasable` are the addresses from which to
+    asked for, `allocation` what a measurement knows of it. Of a free block, `releasable` are the addresses from and to
     which it could be given back to the driver.
     """
 

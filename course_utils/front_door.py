@@ -89,7 +89,7 @@ def usage() -> str:
             *rows,
             "",
             "lab, test, compare, benchmark, build and lint make the course's own environment in .venv when they first",
-            "need it; with --here they use the Python that runs them. COURSE_TORCH=cpu or cuda chooses the torch build.",
+            "need it; with --here they use the Python that runs them. COURSE_TORCH=cpu or cuda chooses torch's build.",
         ]
     )
 

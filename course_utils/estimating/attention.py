@@ -1,5 +1,7 @@
 """Causal attention, as `networks/transformer.py` and `networks/attention.py` run it: written out, or in one kernel."""
 
+from collections.abc import Callable
+
 from .layers import Linear, call
 from .operations import Step, add, cast, copied, dropout, join, lowered, multiply, negative, relaid, split, view
 from .recomputation import checkpoint
@@ -70,8 +72,8 @@ def full_width(step: Step, x: Tensor) -> Tensor:
 
 def attention_core(step: Step, q: Tensor, k: Tensor, v: Tensor, mask: Shared) -> Tensor:
     """From q·kᵀ to weights·v, under a checkpoint of its own where that is what is run again."""
-    arguments = (step, q, k, v, *mask) if step.structure.attention == "eager" else (step, q, k, v)
-    core = eager_attention if step.structure.attention == "eager" else fused_attention
+    core: Callable[..., Tensor] = eager_attention if step.structure.attention == "eager" else fused_attention
+    arguments = (step, q, k, v, *(mask if step.structure.attention == "eager" else []))
     return checkpoint(step, core, *arguments) if step.structure.recompute == "selective-attention" else core(*arguments)
 
 

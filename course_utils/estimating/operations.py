@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from .structure import Structure
-from .tape import Edge, Gradient, Saving, Storage, Tape, Tensor
+from .tape import Gradient, Node, Saving, Storage, Tape, Tensor
 
 
 class Weight:
@@ -257,7 +257,7 @@ def copied(step: Step, x: Tensor, shape: str = "") -> Tensor:
     return out
 
 
-def root(tensor: Tensor) -> Edge:
+def root(tensor: Tensor) -> Node:
     """Where backward begins."""
-    assert tensor.node is not None
+    assert isinstance(tensor.node, Node)
     return tensor.node

@@ -79,8 +79,9 @@ class Offloading:
 
     def pack(self, storage: Storage | None) -> Handle:
         """Leave weights, their copies, what all blocks share and what is small where it is; copy the rest away."""
-        stays = storage is None or storage.record.kind or id(storage) in self.resident
-        if stays or self.is_small(storage.record.size):
+        if storage is None or storage.record.kind or id(storage) in self.resident:
+            return lambda: storage
+        if self.is_small(storage.record.size):
             return lambda: storage
         key = id(storage)
         if key not in self.travelled:

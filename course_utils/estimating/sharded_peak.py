@@ -26,6 +26,10 @@ def fsdp_moments(run: TrainingRun) -> dict[str, MemoryBreakdown]:
     reading, found = Reading(_alone(run)), dict[str, MemoryBreakdown]()
     now = _standing(run, gradients=run.accumulates)
     for part in _parts(reading, fsdp_hooks(run)):
+        if part.phase == "loss":
+            found.setdefault("end of forward", MemoryBreakdown(dict(now), "forward", "end of forward"))
+        if part.phase == "backward":
+            found.setdefault("after loss", MemoryBreakdown(dict(now), "loss", "after loss"))
         top = _plus(now, highest(part.walk))
         if part.times == 1 and (part.name not in found or sum(top.values()) > found[part.name].total):
             found[part.name] = MemoryBreakdown(top, part.phase, part.name)

@@ -218,7 +218,7 @@ def to_json(measured: Measurement) -> dict[str, Any]:
         "marks": [[mark.event, mark.step, mark.phase] for mark in measured.timeline.marks],
         "peak_event": measured.peak_event,
         "allocations": [
-            [a.kind, a.bytes, list(a.shape), a.dtype, a.operation, a.module, a.phase, a.step, a.born, a.died]
+            [a.kind, a.bytes, list(a.shape), a.dtype, a.operation, a.module, a.phase, a.step, a.born, a.died, a.line]
             for a in measured.alive_at(measured.peak_event)
         ],
     }
