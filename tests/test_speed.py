@@ -20,7 +20,8 @@ from course_utils.run import TrainingRun
 ROOT = Path(__file__).resolve().parent.parent
 
 IMPORT_SECONDS = 0.3
-ESTIMATE_SECONDS = 0.001
+ESTIMATE_SECONDS = 100e-6
+SWEEP_SECONDS = 1.0
 HOST_BYTES = 10**9
 
 SLACK = 2
@@ -75,15 +76,33 @@ def test_importing_and_a_first_estimate_are_instant():
 
 
 @pytest.mark.parametrize("model", ["gpt2-xl", "llama3-8b"])
-def test_an_estimate_is_quick_enough_for_every_press_of_a_key(model):
-    """Of runs that nobody has asked for yet, so that no cache can answer."""
+def test_an_estimate_takes_less_than_100_microseconds(model):
+    """Of runs that nobody has asked for yet, so that no cache can answer; their kinds have been asked for."""
     runs = [TrainingRun(model, micro_batch=b, attention=kind) for b in range(1, 101) for kind in ("flash", "eager")]
-    seconds = []
-    for run in runs:
-        started = time.perf_counter()
-        estimate(run)
-        seconds.append(time.perf_counter() - started)  # the median: an interruption or two does not count
-    assert statistics.median(seconds) < ESTIMATE_SECONDS
+
+    def median_seconds() -> float:
+        seconds = []
+        for run in runs:
+            started = time.process_time_ns()
+            estimate(run)
+            seconds.append(time.process_time_ns() - started)
+        return statistics.median(seconds) / 1e9
+
+    assert min(median_seconds() for _ in range(5)) < SLACK * ESTIMATE_SECONDS
+
+
+def test_a_sweep_of_10_000_runs_takes_less_than_a_second():
+    """A tenth of one, five times, the best of which is not disturbed by other processes; changing the run included."""
+    base = TrainingRun("gpt2-xl")
+
+    def seconds() -> float:
+        started = time.process_time()
+        for micro_batch in range(1, 101):
+            for tokens in range(100, 1100, 100):
+                estimate(base.replace(micro_batch=micro_batch, seq_len=min(tokens, 1024)))
+        return time.process_time() - started
+
+    assert 10 * min(seconds() for _ in range(5)) < SLACK * SWEEP_SECONDS
 
 
 # What the benchmark promises, on a smaller step
