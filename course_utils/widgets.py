@@ -48,7 +48,7 @@ def tensor_slider(batch: int = 8, sequence: int = 1024, hidden: int = 1600, dtyp
     return TensorSlider(batch, sequence, hidden, dtype)
 
 
-class _Explorable(ipywidgets.VBox):
+class Explorable(ipywidgets.VBox):
     """Controls above a picture. Inherits because only a widget can be shown as one.
 
     A subclass sets `controls` (name to widget) and defines `redraw`, which returns the picture and words about it.
@@ -93,7 +93,7 @@ class _Explorable(ipywidgets.VBox):
         return {**stored, **bundle, "text/plain": self.invitation}
 
 
-class Explorer(_Explorable):
+class Explorer(Explorable):
     """What `explorer` shows; `.run` and `.gpu` are what has been chosen, `.breakdown` is the estimate."""
 
     invitation = "Explorer of training runs: run this cell to use its sliders."
@@ -153,7 +153,7 @@ class Explorer(_Explorable):
         return Figure(svg, alt), message
 
 
-class TensorSlider(_Explorable):
+class TensorSlider(Explorable):
     """What `tensor_slider` shows; `.bytes` is the size of the tensor."""
 
     invitation = "Sliders for the bytes of one tensor: run this cell to use them."

@@ -1,0 +1,265 @@
+"""Checks of the exercises of lesson 02, "Adam": each names the misconception, never the answer."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from course_utils.lessons.adam import kept_tensors
+
+from .feedback import CheckFailed, NotSolved, call, exercise, expect, fail, seeded_sizes, unit_slip
+from .lesson_02_labs import (
+    RATE_CASES,
+    RATE_MISTAKES,
+    STATE_MISTAKES,
+    STATES,
+    STEP_MISTAKES,
+    TRANSIENT_MISTAKES,
+    Trial,
+    best_rate_of,
+    gpt2_shapes,
+    last_state,
+    one_adam_step,
+    shape_cases,
+    state_bytes_of,
+    transient_of,
+    trial,
+    walk_with,
+)
+
+__all__ = [
+    "adam_step",
+    "best_rate",
+    "frugal",
+    "gpt2_shapes",
+    "lean_adam",
+    "state_bytes",
+    "step_transient",
+    "trial",
+]
+
+# -------------------------------------------------------------------------------------------------- 02.1: state_bytes
+
+
+@exercise("02.1", "Five optimizers, from nothing to two numbers a parameter, for a matrix of any shape.")
+def state_bytes(answer: Any) -> None:
+    """`answer(optimizer, rows, columns)` is the bytes of an fp32 matrix's optimizer states."""
+    shapes = [(512, 1024), *((256 * count, 768) for count in seeded_sizes(3, 2, 200))]
+    for optimizer in STATES:
+        got = [float(call(answer, optimizer=optimizer, rows=rows, columns=columns)) for rows, columns in shapes]
+        wanted = [float(state_bytes_of(optimizer, *shape)) for shape in shapes]
+        if _close(got, wanted):
+            continue
+        for message, mistaken in STATE_MISTAKES.get(optimizer, {}).items():
+            expect(not _close(got, [float(mistaken(*shape)) for shape in shapes]), f"{optimizer}: {message}")
+        slip = unit_slip(got[0], wanted[0])
+        expect(not slip, f"{optimizer}: {slip}")
+        fail(f"{optimizer} is off for a matrix of {shapes[0][0]} × {shapes[0][1]} fp32 numbers.")
+
+
+def _close(got: Sequence[float], wanted: Sequence[float]) -> bool:
+    return all(math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-9) for one, other in zip(got, wanted, strict=True))
+
+
+# ---------------------------------------------------------------------------------------------------- 02.2: best_rate
+
+
+@exercise("02.2", "The best step size for any curvatures, and your walks get there in no more steps than ours.")
+def best_rate(answer: Any) -> None:
+    """`answer(curvatures)` is the learning rate at which gradient descent shrinks its worst direction the most."""
+    got = [float(call(answer, curvatures=list(case))) for case in RATE_CASES]
+    wanted = [best_rate_of(case) for case in RATE_CASES]
+    expect(all(rate > 0 for rate in got), "A learning rate of 0 or less goes nowhere, or uphill.")
+    if _near(got, wanted):
+        return
+    for message, mistaken in RATE_MISTAKES.items():
+        expect(not _near(got, [mistaken(case) for case in RATE_CASES]), message)
+    for rate, case in zip(got, RATE_CASES, strict=True):
+        expect(rate < 2 / max(case), "With your rate the steepest direction grows: each step multiplies it by 1 − η·c.")
+    fail("Your walks arrive, but later than they could: in one direction the factor |1 − η·c| is larger than needed.")
+
+
+def _near(got: Sequence[float], wanted: Sequence[float]) -> bool:
+    return all(math.isclose(one, other, rel_tol=1e-3) for one, other in zip(got, wanted, strict=True))
+
+
+# ---------------------------------------------------------------------------------------------------- 02.3: adam_step
+
+
+@exercise("02.3", "Your Adam walks with PyTorch's, step by step, weights and both states.")
+def adam_step(answer: Any) -> None:
+    """`answer(weight, gradient, m, v, step, rate, beta1, beta2, epsilon)` updates weight, m and v in place."""
+    got = walk_with(lambda *given: _call_in_place(answer, *given))
+    start = last_state(walk_with(lambda *_: None))
+    now = last_state(got)
+    for name, before, after in zip(("weight", "m", "v"), start, now, strict=True):
+        expect(after.isfinite().all(), f"{name} holds numbers that are not finite: what do you divide by?")
+        expect(
+            not torch.equal(before, after),
+            f"{name} has not changed. `{name} = …` makes a new tensor; to change the one that was handed over use "
+            "methods that end in _, such as mul_ and add_.",
+        )
+    right = walk_with(one_adam_step)
+    if _same(got, right):
+        return
+    for message, mistaken in STEP_MISTAKES.items():
+        expect(not _same(got, walk_with(mistaken)), message)
+    _expect_parts(got, right)
+
+
+def _call_in_place(answer: Any, *given: Any) -> None:
+    """Call the learner's function, which may return nothing; errors become one line, as with `call`."""
+    names = ("weight", "gradient", "m", "v", "step", "rate", "beta1", "beta2", "epsilon")
+    returned: list[Any] = []
+
+    def wrapped(**arguments: Any) -> bool:
+        returned.append(answer(**arguments))
+        return True
+
+    expect(callable(answer), "Hand over the function itself: its name, without parentheses.")
+    call(wrapped, **dict(zip(names, given, strict=True)), returns=bool)
+
+
+Walk = Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+
+
+def _same(one: Walk, other: Walk) -> bool:
+    pairs = zip(one, other, strict=True)
+    return all(torch.allclose(a, b, rtol=1e-4, atol=1e-7) for x, y in pairs for a, b in zip(x, y, strict=True))
+
+
+def _expect_parts(got: Walk, right: Walk) -> None:
+    for index, name in ((1, "m"), (2, "v")):
+        close = all(torch.allclose(x[index], y[index], rtol=1e-4, atol=1e-7) for x, y in zip(got, right, strict=True))
+        expect(close, f"{name} is off: a running mean keeps β of itself and takes 1 − β of what is new.")
+    first = torch.allclose(got[0][0], right[0][0], rtol=1e-4, atol=1e-7)
+    expect(first, "m and v are right, the weight is off from the first step on.")
+    fail("The first step is right, later ones are not: what in the update depends on the number of the step?")
+
+
+# ----------------------------------------------------------------------------------------------- 02.4: step_transient
+
+
+@exercise("02.4", "What comes and goes in the step, three ways, for any list of parameters.")
+def step_transient(answer: Any) -> None:
+    """`answer(sizes, how)` is the most bytes alive at once beside weights, gradients and states."""
+    cases = shape_cases()
+    for how in ("fused", "foreach", "loop"):
+        got = [float(call(answer, sizes=list(sizes), how=how)) for sizes in cases]
+        if _close(got, [float(transient_of(sizes, how)) for sizes in cases]):
+            continue
+        for message, mistaken in TRANSIENT_MISTAKES[how].items():
+            expect(not _close(got, [float(mistaken(sizes)) for sizes in cases]), f"{how}: {message}")
+        fail(f"{how} is off for parameters of {list(cases[0])} numbers: count what is alive, event by event.")
+
+
+# ----------------------------------------------------------------------------------------------------- 02.5: lean_adam
+
+LEAN_BYTES = {
+    4: "One number a parameter is too few: Adam needs m and v from one step to the next.",
+    12: "Three numbers a parameter: which of them can be computed again from the others, when it is needed?",
+    16: "Still four numbers a parameter. Ask of each: does the *next* step read it?",
+}
+
+
+@exercise("02.5", "Two states a parameter and not one more, and the weights are those of Adam.")
+def lean_adam(answer: Any) -> None:
+    """`answer(parameters, rate)` makes an Adam with a `step()` and 8 bytes a parameter."""
+    right, got = trial(one_by_hand, steps=4), _tried(answer, steps=4)
+    _expect_clean(got)
+    per = got.kept / got.parameters
+    for bytes_each, message in LEAN_BYTES.items():
+        expect(abs(per - bytes_each) > 0.5, message)
+    expect(per < 8.5, f"It keeps {per:.1f} bytes a parameter after four steps. Which tensors does it hold on to?")
+    expect(per > 7.5, f"{per:.1f} bytes a parameter: are both states kept in fp32?")
+    if _weights_close(got, right):
+        return
+    expect(
+        not _weights_close(got, trial(one_that_counts_parameters, steps=4)),
+        "The memory is right. The weights are not: they are those of the colleague's. What counts the steps, and how "
+        "often is it told?",
+    )
+    fail("The memory is right, but the weights are not Adam's after four steps.")
+
+
+def one_by_hand(parameters: Sequence[torch.Tensor], rate: float) -> Any:
+    """An Adam that is right."""
+    return torch.optim.Adam(parameters, lr=rate, foreach=False)
+
+
+def one_that_counts_parameters(parameters: Sequence[torch.Tensor], rate: float) -> Any:
+    """The colleague's mistake in arithmetic: one step is counted for each parameter."""
+    return _CountsParameters(parameters, rate)
+
+
+class _CountsParameters:
+    def __init__(self, parameters: Sequence[torch.Tensor], rate: float) -> None:
+        self.parameters, self.rate, self.steps = list(parameters), rate, 0
+        self.m = [torch.zeros_like(weight) for weight in self.parameters]
+        self.v = [torch.zeros_like(weight) for weight in self.parameters]
+
+    def step(self) -> None:
+        for weight, m, v in zip(self.parameters, self.m, self.v, strict=True):
+            self.steps += 1
+            one_adam_step(weight.data, weight.grad, m, v, self.steps, self.rate, 0.9, 0.999, 1e-8)
+
+
+def _tried(answer: Any, **how: Any) -> Trial:
+    """Train with the learner's optimizer; whatever goes wrong in it becomes one line."""
+    expect(callable(answer), "Hand over the class itself: its name, without parentheses.")
+    try:
+        return trial(answer, **how)
+    except (NotSolved, CheckFailed):
+        raise
+    except AttributeError as error:
+        if "'step'" in str(error):
+            raise CheckFailed("What you hand over makes nothing that has a `step()`: hand over the class.") from error
+        raise CheckFailed(f"In training, your optimizer raised AttributeError: {error}") from error
+    except Exception as error:  # whatever a learner's code raises is turned into words
+        raise CheckFailed(f"In training, your optimizer raised {type(error).__name__}: {error}") from error
+
+
+def _expect_clean(got: Trial) -> None:
+    expect(got.moved, "The weights do not move: change them in place, as weight.sub_(…) does, under torch.no_grad().")
+    expect(not got.diverged, "The weights are not finite any more: what do you divide by?")
+    graphs = any(tensor.grad_fn is not None for tensor in kept_tensors(got.optimizer))
+    expect(not graphs, "A state has a graph behind it, which keeps more alive each step: put step under no_grad.")
+    expect(
+        got.kept <= got.kept_before or not got.kept_before,
+        "What it keeps grows from step to step: is something appended to a list?",
+    )
+
+
+def _weights_close(one: Trial, other: Trial) -> bool:
+    return all(torch.allclose(a, b, rtol=1e-3, atol=2e-5) for a, b in zip(one.weights, other.weights, strict=True))
+
+
+# -------------------------------------------------------------------------------------------------------- 02.6: frugal
+
+MOST_BYTES, BEST_LOSS = 4.5, 2.7
+
+
+@exercise("02.6", "It learns, whatever the size of the loss, in little more than half of Adam's bytes at most.")
+def frugal(answer: Any) -> None:
+    """`answer(parameters)` makes an optimizer of one's own design: few bytes, any size of the loss, and it learns."""
+    got = _tried(answer, steps=60)
+    _expect_clean(got)
+    per = got.kept / got.parameters
+    expect(
+        per <= MOST_BYTES,
+        f"It keeps {per:.2f} bytes a parameter, and the limit is {MOST_BYTES}. Two fp32 numbers are too many: keep one, "
+        "or keep less precise ones, or share them among a row and a column.",
+    )
+    loud = _tried(answer, steps=60, louder=1024.0)
+    expect(
+        not loud.diverged and abs(loud.final - got.final) < 0.15,
+        "With a loss 1,024 times as large it trains otherwise: the length of your step follows the size of the "
+        "gradient. What does Adam divide by?",
+    )
+    expect(
+        got.final <= BEST_LOSS,
+        f"After 60 steps the loss is {got.final:.2f}, and it should be at most {BEST_LOSS}: is the rate too small, or "
+        "so large that it jumps about? Try a few.",
+    )
+    print(f"{per:.2f} bytes a parameter")
