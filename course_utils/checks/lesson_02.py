@@ -248,8 +248,8 @@ def frugal(answer: Any) -> None:
     per = got.kept / got.parameters
     expect(
         per <= MOST_BYTES,
-        f"It keeps {per:.2f} bytes a parameter, and the limit is {MOST_BYTES}. Two fp32 numbers are too many: keep one, "
-        "or keep less precise ones, or share them among a row and a column.",
+        f"It keeps {per:.2f} bytes a parameter, and the limit is {MOST_BYTES}. Two fp32 numbers are too many: keep "
+        "one, or keep less precise ones, or share them among a row and a column.",
     )
     loud = _tried(answer, steps=60, louder=1024.0)
     expect(

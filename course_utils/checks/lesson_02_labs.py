@@ -1,4 +1,4 @@
-"""What the checks of lesson 02 run: right answers, wrong ones that learners give, and a training to try optimizers in."""
+"""What the checks of lesson 02 run: right answers, wrong ones that learners give, a training to try optimizers in."""
 
 import inspect
 import math
@@ -68,7 +68,7 @@ STATE_MISTAKES: Mapping[str, Mapping[str, Formula]] = {
     },
 }
 
-# ---------------------------------------------------------------------------------------------- 02.2: the best step size
+# --------------------------------------------------------------------------------------------- 02.2: the best step size
 
 RATE_CASES: tuple[tuple[float, ...], ...] = ((1.0, 25.0), (25.0, 1.0, 4.0), (0.5, 8.0, 300.0), (2.0,), (3.0, 3.0, 7.0))
 

@@ -299,8 +299,8 @@ reveal("02.muon", a_parameter["muon"][1], unit="bytes a parameter")
 
 # %% [markdown]
 # ## What comes and goes in the step
-# States are what stays. But the step itself needs room: √v̂ + ε is a new tensor. How many of those exist at once depends
-# on how PyTorch walks over the parameters ([*for-loop, foreach, fused*](../docs/glossary.md#foreach-for-loop-fused)).
+# States are what stays. But the step itself needs room: √v̂ + ε is a new tensor. How many of those exist at once
+# depends on how PyTorch walks over the parameters ([*for-loop, foreach, fused*](../docs/glossary.md#foreach-for-loop-fused)).
 # On a GPU it takes **foreach** unless told otherwise: the few kernels that handle all tensors at once are quicker than
 # many small ones.
 #

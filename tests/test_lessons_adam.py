@@ -1,0 +1,207 @@
+"""Lesson 02's own code: the valley, four optimizers for a coordinate, Adam by hand, figures and the walker."""
+
+import math
+import re
+import statistics
+import time
+
+import pytest
+import torch
+
+from course_utils import TrainingRun, measure
+from course_utils.lessons.adam import (
+    RULES,
+    START,
+    HandAdamW,
+    Valley,
+    adamw_step,
+    first_updates,
+    kept_by_name,
+    kept_bytes,
+    step_temporaries,
+    steps_needed,
+    trajectory,
+)
+from course_utils.lessons.adam_figures import outcome, pairs, walks
+from course_utils.lessons.adam_widget import walker
+
+TORCHS = {
+    "gradient descent": lambda tensors: torch.optim.SGD(tensors, lr=0.05),
+    "momentum": lambda tensors: torch.optim.SGD(tensors, lr=0.05, momentum=0.8),
+    "RMSProp": lambda tensors: torch.optim.RMSprop(tensors, lr=0.05, alpha=0.95),
+    "Adam": lambda tensors: torch.optim.Adam(tensors, lr=0.05, betas=(0.8, 0.95)),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("valley", [Valley(), Valley(30, 30)])
+def test_each_rule_walks_as_torchs_optimizer_does(rule: str, valley: Valley) -> None:
+    place = torch.tensor(valley.turned(START), dtype=torch.float64, requires_grad=True)
+    optimizer = TORCHS[rule]([place])
+    for point in trajectory(rule, 0.05, 30, beta1=0.8, beta2=0.95, valley=valley)[1:]:
+        place.grad = torch.tensor(valley.slope((place[0].item(), place[1].item())), dtype=torch.float64)
+        optimizer.step()
+        assert place.tolist() == pytest.approx(point, rel=1e-6, abs=1e-9)
+
+
+def test_the_slope_is_the_losss_derivative() -> None:
+    valley, tiny = Valley(25, 30), 1e-6
+    x, y = 1.5, -0.7
+    by_difference = (
+        (valley.loss((x + tiny, y)) - valley.loss((x - tiny, y))) / (2 * tiny),
+        (valley.loss((x, y + tiny)) - valley.loss((x, y - tiny))) / (2 * tiny),
+    )
+    assert valley.slope((x, y)) == pytest.approx(by_difference, rel=1e-5)
+
+
+@pytest.mark.parametrize("rule", ["gradient descent", "momentum"])
+def test_turning_the_valley_turns_the_walk_of_those_without_v(rule: str) -> None:
+    turned = Valley(25, 40)
+    straight, other = (trajectory(rule, 0.03, 50, valley=valley) for valley in (Valley(), turned))
+    assert other[-1] == pytest.approx(turned.turned(straight[-1]))
+
+
+@pytest.mark.parametrize("rule", ["RMSProp", "Adam"])
+def test_turning_the_valley_changes_the_walk_of_those_with_v(rule: str) -> None:
+    turned = Valley(25, 40)
+    straight, other = (trajectory(rule, 0.03, 50, valley=valley) for valley in (Valley(), turned))
+    assert math.dist(other[-1], turned.turned(straight[-1])) > 0.5
+
+
+def test_descent_needs_the_steps_that_the_closed_form_says() -> None:
+    path = trajectory("gradient descent", 2 / 26, 200)
+    assert steps_needed(path) == math.ceil(math.log(0.01) / math.log(24 / 26)) == 58
+    assert steps_needed(path[:40]) is None
+    assert outcome(path[:40]) == "not there after 39 steps"
+    assert outcome(trajectory("gradient descent", 0.082, 500)) == "leaves the valley"
+
+
+def test_a_walk_that_leaves_for_good_ends_early() -> None:
+    assert len(trajectory("gradient descent", 1.0, 500)) < 20
+
+
+@pytest.mark.parametrize(
+    ("choice", "problem"),
+    [
+        ({"rule": "adan"}, "unknown optimizer 'adan'"),
+        ({"rate": 0.0}, "must be above 0"),
+        ({"rate": math.nan}, "must be above 0"),
+        ({"beta1": 1.0}, "β1 is 1.0"),
+        ({"beta2": -0.1}, "β2 is -0.1"),
+    ],
+)
+def test_impossible_walks_are_refused(choice: dict, problem: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(problem)):
+        trajectory(**{"rule": "Adam", "rate": 0.1} | choice)
+    with pytest.raises(ValueError, match="at least as steep"):
+        Valley(0.5)
+
+
+def test_first_updates_are_adams_own() -> None:
+    """With gradients of 1 torch's Adam moves by the learning rate each step."""
+    weight = torch.zeros(1, dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.Adam([weight], lr=0.1)
+    for length in first_updates(5):
+        before = weight.item()
+        weight.grad = torch.ones(1, dtype=torch.float64)
+        optimizer.step()
+        assert (before - weight.item()) / 0.1 == pytest.approx(length, rel=1e-6)
+    assert first_updates(1, corrected=False) == [pytest.approx(0.1 / math.sqrt(0.001))]
+
+
+# ------------------------------------------------------------------------------------------------------ Adam by hand
+
+
+def test_hand_written_adamw_equals_torchs_in_double() -> None:
+    dice = torch.Generator().manual_seed(0)
+    ours = [torch.randn(shape, generator=dice, dtype=torch.float64) for shape in ((4, 3), (5,))]
+    theirs = [weight.clone() for weight in ours]
+    mine, official = HandAdamW(ours, 0.01), torch.optim.AdamW(theirs, lr=0.01)
+    for _ in range(100):
+        for one, other in zip(ours, theirs, strict=True):
+            one.grad = torch.randn(one.shape, generator=dice, dtype=torch.float64)
+            other.grad = one.grad.clone()
+        mine.step()
+        official.step()
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)
+
+
+def test_states_are_made_in_the_first_step_and_counted_once() -> None:
+    weights = [torch.nn.Parameter(torch.ones(10, 10)), torch.nn.Parameter(torch.ones(7))]
+    mine, official = HandAdamW(weights), torch.optim.AdamW(weights)
+    assert kept_bytes(mine) == kept_bytes(official) == 0
+    for weight in weights:
+        weight.grad = torch.ones_like(weight)
+    mine.step()
+    official.step()
+    assert kept_bytes(mine) == 8 * 107
+    assert kept_bytes(official) == 8 * 107 + 2 * 4  # and a counter for each tensor
+    assert kept_by_name(official) == {"step": 8, "exp_avg": 428, "exp_avg_sq": 428}
+
+
+def test_weight_decay_shrinks_the_weight_and_not_the_gradient() -> None:
+    weight, m, v = torch.ones(1), torch.zeros(1), torch.zeros(1)
+    adamw_step(weight, torch.zeros(1), m, v, 1, rate=0.1, weight_decay=0.5)
+    assert weight.item() == pytest.approx(0.95)
+    assert m.item() == v.item() == 0
+
+
+def test_a_step_that_allocates_nothing_has_no_temporaries() -> None:
+    run = TrainingRun("tiny-gpt", 1, 32, "fp32", "adamw-fused", attention="efficient")
+    assert step_temporaries(measure(run, source="simulated")) == 0
+    assert step_temporaries(measure(run.replace(optimizer="adamw-foreach"), source="simulated")) > 0
+
+
+# ------------------------------------------------------------------------------------------------- figures and slider
+
+
+def test_walks_say_how_each_ended_and_stay_inside_their_windows() -> None:
+    paths = {f"η = {rate}": trajectory("gradient descent", rate, 100) for rate in (0.01, 0.07, 0.09)}
+    figure = walks(paths, "One step size for two directions")
+    assert "η = 0.09: leaves the valley" in figure.alt and "in 64 steps" in figure.alt
+    numbers = re.findall(r'd="M([-\d. ML]+)"', figure.svg)
+    places = [tuple(map(float, place.split())) for line in numbers for place in re.split("[ML]", line) if place.strip()]
+    assert len(places) > 500
+    assert all(15 <= x <= 865 for x, _ in places)
+    with pytest.raises(ValueError, match="at least one path"):
+        walks({}, "Nothing")
+
+
+def test_pairs_tell_both_numbers_where_they_differ() -> None:
+    figure = pairs({"adam": (8.0, 8.0), "muon": (4.0, 5.27)}, "Muon keeps less", "bytes a parameter")
+    assert "adam 8 bytes a parameter" in figure.alt and "muon 4 and 5.27 bytes a parameter" in figure.alt
+    assert 'data-estimated="4"' in figure.svg and 'data-measured="5.3"' in figure.svg
+    for wrong in ({}, {"a": (-1.0, 1.0)}):
+        with pytest.raises(ValueError, match="at least one value"):
+            pairs(wrong, "Nothing", "bytes")
+
+
+def test_the_walker_shows_what_its_controls_say() -> None:
+    shown = walker("Adam", 0.5)
+    assert shown.path == trajectory("Adam", 0.5, 200)
+    before = shown.picture.value
+    for name, value in {"rate": 0.1, "beta1": 0.0, "beta2": 0.9, "steepness": 100.0, "angle": 45.0}.items():
+        shown.controls[name].value = value
+        assert shown.picture.value != before
+        before = shown.picture.value
+    assert shown.path == trajectory("Adam", 0.1, 200, beta1=0.0, beta2=0.9, valley=Valley(100, 45))
+    assert "8 bytes in fp32" in shown.message
+    shown.controls["optimizer"].value = "gradient descent"
+    assert "leaves the valley" in shown.picture.value and "no state" in shown.message
+
+
+def test_the_walkers_text_stays_the_same() -> None:
+    assert repr(walker()) == repr(walker("momentum", 0.02)) == walker().invitation
+    with pytest.raises(ValueError, match="unknown optimizer"):
+        walker("adan")
+
+
+def test_every_walk_draws_within_50_milliseconds() -> None:
+    shown, times = walker(), []
+    for angle in (15.0, 45.0):
+        for rule in RULES:
+            begin = time.perf_counter()
+            shown.controls["optimizer"].value, shown.controls["angle"].value = rule, angle
+            times.append(time.perf_counter() - begin)
+    assert statistics.median(times) / 2 < 0.05  # two controls moved
