@@ -341,9 +341,7 @@ class Misspells(Own):
         self.parameter  # type: ignore[attr-defined]  # noqa: B018
 
 
-@pytest.mark.parametrize(
-    "answer", [Own, lambda parameters, rate: torch.optim.Adam(parameters, lr=rate, foreach=True)]
-)
+@pytest.mark.parametrize("answer", [Own, lambda parameters, rate: torch.optim.Adam(parameters, lr=rate, foreach=True)])
 def test_lean_adam_takes_right_answers(answer: Any, capsys: pytest.CaptureFixture[str]) -> None:
     passes(lesson_02.lean_adam, answer, capsys, "02.5")
 

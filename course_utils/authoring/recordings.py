@@ -34,6 +34,20 @@ def lesson_runs() -> list[tuple[TrainingRun, int]]:
         (TrainingRun("gpt2", 4, 256, "amp-bf16"), 2),
         (TrainingRun("gpt2", 8, 512, "bf16-master", recompute="full"), 2),
         *((run, 2) for run in hidden_runs()),
+        *adam_runs(),
+    ]
+
+
+def adam_runs() -> list[tuple[TrainingRun, int]]:
+    """Those of lesson 02: the first steps, every optimizer, each way to step, master weights."""
+    plain = TrainingRun("gpt2", 1, 128, "fp32", attention="efficient")
+    masters = TrainingRun("gpt2", 1, 128, "bf16-master")
+    optimizers = ("sgd", "adafactor", "adam8bit", "momentum", "lion", "muon", "adamw")
+    ways = ("adamw-loop", "adamw-foreach", "adamw-fused")
+    return [
+        (TrainingRun("gpt2", 4, 512), 3),
+        *((plain.replace(optimizer=name), 2) for name in (*optimizers, *ways)),
+        *((masters.replace(optimizer=name), 2) for name in ("adamw", "adamw-foreach")),
     ]
 
 

@@ -21,8 +21,8 @@
 
 # %% [markdown]
 # ## A narrow valley
-# Gradient descent is one line: θ ← θ − η·∇L, the parameters θ go against the gradient by a learning rate η. It keeps
-# nothing. So why does nobody train transformers with it?
+# [Gradient descent](../docs/glossary.md#gradient-descent) is one line: θ ← θ − η·∇L, the parameters θ go against the
+# gradient by a learning rate η. It keeps nothing. So why does nobody train transformers with it?
 #
 # Because a loss has directions of very different steepness. Here is the smallest example: two parameters, curvature 1
 # along the valley and 25 across, L = ½·(x² + 25·y²). One η has to serve both.
@@ -75,11 +75,14 @@ print(f"estimated minus measured: {estimated - measured} steps")
 
 # %% [markdown]
 # ## Momentum, RMSProp, Adam
-# **Momentum** adds up gradients: what points now left, now right cancels; what always points the same way grows (Polyak
-# 1964). It remembers one number a parameter, *m*. **RMSProp** divides each parameter's gradient by the root of the
-# running mean of its square, *v*: the steep direction is slowed down, the flat one speeded up (Tieleman and Hinton
-# 2012). One number, too. **Adam** does both ([Kingma and Ba 2015](https://arxiv.org/abs/1412.6980)). Here are all four,
-# as the course runs them for one parameter.
+# [**Momentum**](../docs/glossary.md#momentum) adds up gradients: what points now left, now right cancels; what always
+# points the same way grows (Polyak 1964). It remembers one number a parameter, *m*.
+#
+# [**RMSProp**](../docs/glossary.md#rmsprop) divides each parameter's gradient by the root of the running mean of its
+# square, *v*: the steep direction is slowed down, the flat one speeded up (Tieleman and Hinton 2012). One number, too.
+#
+# [**Adam**](../docs/glossary.md#adam-adamw) does both ([Kingma and Ba 2015](https://arxiv.org/abs/1412.6980)): two
+# numbers. Here are all four, as the course runs them for one parameter.
 
 # %%
 from inspect import getsource
@@ -131,7 +134,8 @@ for name, rate in {"gradient descent": best, "momentum": 0.06, "RMSProp": 0.1, "
 
 # %% [markdown]
 # ## Why bias correction?
-# Both running means begin at zero. After one step m = (1 − β1)·g, a tenth of the gradient, and v = (1 − β2)·g², a
+# Both running means begin at zero, and [bias correction](../docs/glossary.md#bias-correction) makes up for it. After
+# one step m = (1 − β1)·g, a tenth of the gradient, and v = (1 − β2)·g², a
 # thousandth of its square. Adam divides them by 1 − β1ᵗ and 1 − β2ᵗ.
 #
 # **Your guess.** Leave that out. How many times too long is the *longest* update, if every gradient is the same?
@@ -259,16 +263,17 @@ reveal("02.second_step", peaks[2] - peaks[1], unit="MB")
 
 # %% [markdown]
 # ## What other optimizers keep
-# SGD keeps nothing, momentum one number. **Lion** keeps one and takes its sign ([Chen et al.
-# 2023](https://arxiv.org/abs/2302.06675)). **Adafactor** keeps of each matrix of *v* only a row and a column ([Shazeer
-# and Stern 2018](https://arxiv.org/abs/1804.04235)). **8-bit Adam** keeps both in 8 bits with a scale for each 256
-# numbers ([Dettmers et al. 2022](https://arxiv.org/abs/2110.02861)). **Muon** keeps one for the blocks' matrices and
+# SGD keeps nothing, momentum one number. [Lion](../docs/glossary.md#lion) keeps one and takes its sign ([Chen et
+# al. 2023](https://arxiv.org/abs/2302.06675)). [Adafactor](../docs/glossary.md#adafactor) keeps of each matrix of *v*
+# only a row and a column ([Shazeer and Stern 2018](https://arxiv.org/abs/1804.04235)). [8-bit
+# Adam](../docs/glossary.md#8-bit-adam) keeps both in 8 bits with a scale for each 256 numbers ([Dettmers et al.
+# 2022](https://arxiv.org/abs/2110.02861)). [Muon](../docs/glossary.md#muon) keeps one for the blocks' matrices and
 # leaves embeddings and vectors to AdamW ([Jordan et al. 2024](https://kellerjordan.github.io/posts/muon/)).
 #
 # **Your guess.** How many bytes a parameter does Muon keep for GPT-2, in fp32?
 
 # %%
-predict("02.muon", unit="bytes a parameter")
+predict("02.muon", unit="bytes")
 
 # %%
 from course_utils import estimate
@@ -290,7 +295,7 @@ pairs(a_parameter, title, "bytes a parameter", provenance=str(measured["adamw"].
 
 # %%
 show_ledger({name: one for name, (one, _) in states.items()}, {name: other for name, (_, other) in states.items()})
-reveal("02.muon", a_parameter["muon"][1], unit="bytes a parameter")
+reveal("02.muon", a_parameter["muon"][1], unit="bytes")
 
 # %% [markdown]
 # To the byte. (The row of totals means nothing here: nobody uses all seven.) Muon's figure is between 4 and 8, because
@@ -300,14 +305,15 @@ reveal("02.muon", a_parameter["muon"][1], unit="bytes a parameter")
 # %% [markdown]
 # ## What comes and goes in the step
 # States are what stays. But the step itself needs room: √v̂ + ε is a new tensor. How many of those exist at once
-# depends on how PyTorch walks over the parameters ([*for-loop, foreach, fused*](../docs/glossary.md#foreach-for-loop-fused)).
+# depends on how PyTorch walks over the parameters: [*for-loop, foreach,
+# fused*](../docs/glossary.md#foreach-for-loop-fused).
 # On a GPU it takes **foreach** unless told otherwise: the few kernels that handle all tensors at once are quicker than
 # many small ones.
 #
 # **Your guess.** How many bytes a parameter does AdamW with foreach need on top, at its fullest moment?
 
 # %%
-predict("02.transient", unit="bytes a parameter")
+predict("02.transient", unit="bytes")
 
 # %%
 from course_utils.estimating.update import optimizer_step
@@ -320,14 +326,14 @@ title = "One tensor for each parameter at once: foreach costs 4 bytes a paramete
 pairs(transient, title, "bytes a parameter", kind="temporaries", provenance=str(measured["adamw"].provenance))
 
 # %%
-reveal("02.transient", transient["foreach"][1], unit="bytes a parameter")
+reveal("02.transient", transient["foreach"][1], unit="bytes")
 largest = 4 * run.model.vocab * run.model.hidden
 print(f"for-loop: {came['loop']:,} bytes, twice the largest parameter's {largest:,}, and that is the embedding")
 
 # %% [markdown]
 # **Foreach** computes √v for *all* parameters before it uses any: a whole copy of the weights' size, in fp32 4 bytes a
-# parameter. The **for-loop** has two temporaries of one parameter at a time. **Fused** has none: one kernel reads g, m
-# and v and writes the weight.
+# parameter. The **for-loop** has two temporaries of one parameter at a time, and what the one before it has left.
+# **Fused** has none: one kernel reads g, m and v and writes the weight.
 #
 # Does it matter? Only where the optimizer phase owns the peak, with small batches or recomputation. There, `fused=True`
 # is the cheapest saving in this course.
@@ -341,7 +347,7 @@ print(f"for-loop: {came['loop']:,} bytes, twice the largest parameter's {largest
 # **Your guess.** How many bytes a parameter are alive at the fullest moment of that optimizer step?
 
 # %%
-predict("02.upcast", unit="bytes a parameter")
+predict("02.upcast", unit="bytes")
 
 # %%
 paper = {"weights": 2, "gradients in fp32": 4, "master weights": 4, "m and v": 8, "foreach's tensors": 4}
@@ -364,7 +370,7 @@ stack(rows, title, provenance=str(at_once.provenance))
 # %%
 for name, row in rows.items():
     print(f"{name:20s} {row.total / N:6.2f} bytes a parameter")
-reveal("02.upcast", rows["step, all at once"].total / N, unit="bytes a parameter")
+reveal("02.upcast", rows["step, all at once"].total / N, unit="bytes")
 
 # %% [markdown]
 # **The gap** of six: 2 more for gradients twice as wide, 4 for foreach. Upcasting *one at a time* needs only the
@@ -373,8 +379,8 @@ reveal("02.upcast", rows["step, all at once"].total / N, unit="bytes a parameter
 # %% [markdown]
 # ## K, as ZeRO writes it
 # The ZeRO paper ([Rajbhandari et al. 2020](https://arxiv.org/abs/1910.02054), section 3.1) puts all of the optimizer's
-# bytes a parameter, master weights included, into one letter: a run keeps (2 + 2 + K)·N. For other choices weights and
-# gradients are not 2 bytes each.
+# bytes a parameter, master weights included, into one letter, [K](../docs/glossary.md#k): a run keeps (2 + 2 + K)·N.
+# For other choices weights and gradients are not 2 bytes each.
 #
 # **Your guess.** What is K for mixed-precision Adam, and how many GB do all states of GPT-2 XL then take?
 
