@@ -16,6 +16,7 @@ _HOME = {
     "Measurement": "measurement",
     "estimate": "estimating",
     "moments": "estimating",
+    "rank_states": "estimating.megatron",
     "measure": "measuring",
     "compare": "measuring",
     "card_here": "measuring",

@@ -21,6 +21,12 @@ def test_zero_s_own_table(stage, gigabytes):
     assert sum(parts.values()) / GB == pytest.approx(gigabytes, abs=0.05)
 
 
+@pytest.mark.parametrize("formula", [published.zero_run_state_bytes, published.zero_bytes])
+def test_zero_says_nothing_of_tensor_parallelism(formula):
+    with pytest.raises(ValueError, match="ZeRO says nothing of tensor parallelism"):
+        formula(GPT3.replace(tensor_parallel=8))
+
+
 def test_zero_adds_up_the_puzzle():
     parts = published.zero_bytes(XL.replace(micro_batch=32, seq_len=1000))
     assert parts["activations"] == pytest.approx(59 * GB, rel=0.01)
@@ -45,7 +51,7 @@ def test_korthikanti_on_eight_ranks(sequence):
     assert published.korthikanti_outer_bytes(run) == 2048 * (5 * 12288 + 4 * 50257) // 8
 
 
-def test_korthikanti_without_parallelism_is_equation_2():
+def test_korthikanti_without_parallelism_is_table_2_s_first_row():
     assert published.korthikanti_parallel_block_bytes(XL) == published.korthikanti_block_bytes(XL)
 
 

@@ -10,9 +10,9 @@ import torch.distributed as dist
 from engine import GPT, LLAMA, shallow, simulate, tiny
 from torch._C import _distributed_c10d as distributed_c10d
 
-from course_utils import measure
+from course_utils import estimate, measure, rank_states
 from course_utils.estimating import megatron
-from course_utils.estimating.sharded_peak import fsdp_estimate, fsdp_moments
+from course_utils.estimating.sharded_peak import fsdp_moments
 from course_utils.estimating.sharding import (
     BUCKET,
     FIRST_BUCKET,
@@ -20,7 +20,6 @@ from course_utils.estimating.sharding import (
     all_reduce_bytes,
     bucket_sizes,
     ddp_buckets,
-    fsdp_communication,
     fsdp_groups,
     rank_0_states,
     reduce_scatter_bytes,
@@ -151,19 +150,6 @@ def test_provenance_says_whose_memory_it_is():
     assert "2 of 3 micro-batches" in str(simulate(RUN.replace(accumulation_steps=3)).provenance)
 
 
-@pytest.mark.parametrize("changes", SHARDED, ids=str)
-def test_communication_is_exact_in_every_phase(changes):
-    run = RUN.replace(**changes).replace(accumulation_steps=changes.get("accumulation_steps", 1))
-    run = run.replace(model=dataclasses.replace(run.model, layers=4))
-    found, expected = simulate(run), fsdp_communication(run)
-    curve = found.timeline.curves()["communication"]
-    marks = [mark for mark in found.timeline.marks if mark.step == 2]
-    starts = {mark.phase: mark.event for mark in marks}  # of the last micro-batch
-    ends = {"forward": starts["loss"], "loss": starts["backward"], "backward": starts["optimizer"]}
-    assert {phase: max(curve[starts[phase] : end]) for phase, end in ends.items()} == expected
-    assert found.moments["end of backward"]["communication"] == 0
-
-
 @pytest.mark.parametrize("changes", [SHARDED[2], SHARDED[3], SHARDED[0], SHARDED[5]], ids=str)
 def test_activations_are_those_of_one_rank(changes):
     """Sharding states changes nothing of what forward keeps, but for copies that autocast makes of padded weights."""
@@ -186,7 +172,7 @@ ESTIMATED = [
 @pytest.mark.parametrize("changes", ESTIMATED, ids=str)
 def test_the_peak_is_exact(changes):
     run = RUN.replace(**changes)
-    expected, found = fsdp_estimate(run), simulate(run)
+    expected, found = estimate(run), simulate(run)
     assert dict(expected) == dict(found.breakdown)
     assert expected.phase == found.peak_phase
     moments = fsdp_moments(run)
@@ -205,7 +191,7 @@ def test_the_peak_is_exact(changes):
 )
 def test_what_the_peak_is_not_estimated_for(changes, words):
     with pytest.raises(ValueError, match=words):
-        fsdp_estimate(RUN.replace(**changes))
+        fsdp_moments(RUN.replace(**changes))
 
 
 def test_a_later_share_of_gradients_is_communication_until_it_is_added():
@@ -320,7 +306,7 @@ def test_korthikantis_table():
     assert korthikanti(recompute="selective-attention") == 10 + 24 / 8
     assert korthikanti(recompute="selective-attention", sequence_parallel=True) == 34 / 8
     assert korthikanti(recompute="full") == 2
-    with pytest.raises(ValueError, match="the paper covers"):
+    with pytest.raises(ValueError, match="says nothing of sqrt"):
         korthikanti(recompute="sqrt")
 
 
@@ -345,3 +331,71 @@ def test_ranks_that_do_not_divide_are_refused():
     assert megatron.communication_elements(RUN) == 0
     model = dataclasses.replace(tiny("gpt2"), layers=3)
     assert megatron.communication_elements(TrainingRun(model, 2, 64, tensor_parallel=4)) == 3 * 4 * 64 * 2 * 256
+
+
+@pytest.mark.parametrize(
+    ("model", "changes", "words"),
+    [
+        ("gpt3-175b", {"precision": "fp32", "attention": "eager"}, "says nothing of fp32"),
+        ("gpt3-175b", {"attention": "flash"}, "the flash kernel"),
+        ("gpt3-175b", {"attention": "eager", "lora_rank": 8, "tensor_parallel": 1}, "LoRA"),
+        ("gpt3-175b", {"attention": "eager", "dropout": 0.0}, "without dropout"),
+        ("llama3-8b", {"attention": "eager"}, "a gated MLP"),
+        (dataclasses.replace(GPT, kv_heads=4), {"attention": "eager", "tensor_parallel": 2}, "grouped queries"),
+        (dataclasses.replace(GPT, ffn=1024), {"attention": "eager", "tensor_parallel": 2}, "an MLP of 1024"),
+    ],
+    ids=str,
+)
+def test_what_korthikantis_table_says_nothing_of_is_refused(model, changes, words):
+    choices = {"precision": "bf16-master", "tensor_parallel": 8} | changes
+    with pytest.raises(ValueError, match=words):
+        megatron.block_activation_bytes(TrainingRun(model, 1, 1024, **choices))
+
+
+def test_where_the_core_is_recomputed_the_kernel_makes_no_difference():
+    assert korthikanti(attention="flash", recompute="selective-attention") == 10 + 24 / 8
+    assert korthikanti(attention="flash", recompute="full") == 2
+
+
+def test_elements_that_ranks_do_not_divide_are_rounded_up():
+    run = TrainingRun(tiny("gpt2"), 1, 3, attention="eager", tensor_parallel=4, dropout=0.1)
+    h, a = run.model.hidden, run.model.heads
+    split = 24 * 3 * h + 5 * a * 9
+    assert split % 4 == 0 or -(-split // 4) * 4 > split
+    assert megatron.block_activation_bytes(run) == 10 * 3 * h + -(-split // 4)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "amp-fp16", "bf16-master", "bf16-master-fp32grad", "bf16", "fp8"])
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adamw", "adamw-fused", "adafactor", "adam8bit", "muon"])
+def test_one_tensor_parallel_rank_keeps_what_one_rank_keeps(precision, optimizer):
+    run = TrainingRun(tiny("llama"), 2, 64, precision, optimizer, attention="eager")
+    assert {kind: rank_states(run)[kind] for kind in rank_0_states(run)} == rank_0_states(run)
+
+
+def test_a_tensor_parallel_rank_keeps_sixteen_bytes_a_parameter_of_its_own():
+    run = TrainingRun("gpt3-175b", 1, 2048, "bf16-master", attention="eager", tensor_parallel=8, sequence_parallel=True)
+    found, N = rank_states(run), megatron.parameters_per_rank(run.model, 8)
+    states = found["parameters"] + found["gradients"] + found["optimizer_states"]
+    assert 0 <= states - 16 * N < 5 * 512 * len(parameter_shapes(run.model))
+    assert found["activations"] == 96 * 2048 * 12288 * (34 + 80) // 8
+    assert found.label == "one of 8 tensor-parallel ranks, with its blocks' activations"
+    assert found.total == states + found["activations"]
+
+
+def test_states_come_without_activations_where_none_are_covered_and_say_so():
+    found = rank_states(TrainingRun("llama3-70b", 1, 4096, "bf16-master", attention="flash", tensor_parallel=8))
+    assert found["activations"] == 0 < found["optimizer_states"] == 6 * found["parameters"]
+    assert "8 tensor-parallel ranks, without activations: " in found.label and "the flash kernel" in found.label
+
+
+def test_tensor_parallelism_beside_something_else_is_refused():
+    run = TrainingRun(tiny("gpt2"), 2, 64, tensor_parallel=2)
+    for changes in ({"world_size": 2}, {"lora_rank": 4, "tensor_parallel": 1}):
+        with pytest.raises(ValueError, match="lora_rank=0 and world_size=1"):
+            rank_states(run.replace(**changes))
+
+
+@pytest.mark.parametrize("verb", [estimate, measure], ids=["estimate", "measure"])
+def test_who_asks_for_tensor_parallelism_is_told_what_answers(verb):
+    with pytest.raises(ValueError, match=r"course_utils\.rank_states\(run\)"):
+        verb(TrainingRun(tiny("gpt2"), 2, 64, tensor_parallel=2))

@@ -14,7 +14,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
 from course_utils import MemoryBreakdown, measure
-from course_utils.estimating.states import tensor_count
+from course_utils.estimating.states import trainable_shapes
 from course_utils.measuring.step import Training
 from course_utils.measuring.tracker import Tracker
 from course_utils.run import TrainingRun
@@ -410,7 +410,7 @@ def test_without_dropout_a_gpt_keeps_the_same_on_cpu_and_gpu():
     """But for AdamW's counters of steps, one a parameter tensor, which are on the host in either case."""
     run = cpu_run("gpt2", dropout=0.0)
     on_cpu, simulated = end_of_forward(run)
-    counters = 512 * tensor_count(run.model)
+    counters = 512 * trainable_shapes(run).tensors
     assert dict(on_cpu) == dict(simulated) | {"optimizer_states": simulated["optimizer_states"] + counters}
 
 

@@ -1,7 +1,7 @@
 """What forward keeps for backward, tensor by tensor: the sum is the formula, the list is the explanation.
 
 The lists are read off the tape of a step that keeps everything (`network.py`). In 16-bit, with GPT-2's eager attention,
-a block's is s·b·h·(34 + 5·a·s/h) bytes (Korthikanti et al. 2022, eq. 2), plus the norms' statistics.
+a block's is s·b·h·(34 + 5·a·s/h) bytes (Korthikanti et al. 2022, table 2), plus the norms' statistics.
 """
 
 from math import prod

@@ -1,5 +1,7 @@
 """Tensor and sequence parallelism as Megatron-LM cuts a transformer, in closed forms only: nothing here is measured.
 
+`rank_states` answers for a run.
+
 t ranks share each block: the matrices that fan out (q, k, v, gate, up) are cut along their outputs, those that gather
 (out, down) along their inputs, embedding and head along the vocabulary. What a rank needs whole it keeps whole: norms,
 positions, routers, and the biases that are added once, after the all-reduce (Shoeybi et al. 2019, section 3).
@@ -7,11 +9,45 @@ positions, routers, and the biases that are added once, after the all-reduce (Sh
 
 from math import prod
 
-from ..models import TransformerConfig, parameter_shapes
+from ..breakdown import MemoryBreakdown
+from ..models import Shapes, TransformerConfig, parameter_shapes
 from ..run import TrainingRun
+from ..units import round_up
+from .published import korthikanti_parallel_block_bytes
+from .sharding import optimizer_bytes_of
 
 CUT_OUTPUTS = ("qkv", "q", "k", "v", "gate", "up", "embedding", "head")
 CUT_INPUTS = ("out", "down")
+
+
+def rank_states(run: TrainingRun) -> MemoryBreakdown:
+    """Bytes that one of `run.tensor_parallel` ranks keeps: weights, gradients, optimizer states, and activations.
+
+    The states are those of `rank_shapes`, each tensor rounded up to 512, in the run's precision, with its optimizer.
+    The activations are the blocks' alone, as `activation_bytes` has them; where it covers no such run they are left
+    out, and the label says why. Raises ValueError for LoRA, for data-parallel ranks besides, and for ranks that do not
+    divide the model.
+    """
+    if run.lora_rank or run.world_size > 1:
+        raise ValueError("tensor parallelism is covered for a whole model, by itself: set lora_rank=0 and world_size=1")
+    shapes, precision = rank_shapes(run.model, run.tensor_parallel), run.precision
+    parts = {
+        "parameters": sum(round_up(precision.weight * prod(shape)) for shape in shapes.values()),
+        "gradients": sum(round_up(precision.gradient * prod(shape)) for shape in shapes.values()),
+        "optimizer_states": optimizer_bytes_of(run, precision, shapes),
+    }
+    whose = f"one of {run.tensor_parallel} tensor-parallel ranks"
+    try:
+        parts["activations"] = activation_bytes(run)
+    except ValueError as refusal:  # an answer without activations is still one, and its label says what it lacks
+        return MemoryBreakdown(parts, label=f"{whose}, without activations: {refusal}")
+    return MemoryBreakdown(parts, label=f"{whose}, with its blocks' activations")
+
+
+def rank_shapes(model: TransformerConfig, ranks: int) -> Shapes:
+    """The shapes of one rank's parts of the parameters, by name. Raises like `parameters_per_rank`."""
+    _check_degree(model, ranks)
+    return {name: rank_shape(name, shape, ranks) for name, shape in parameter_shapes(model).items()}
 
 
 def parameters_per_rank(model: TransformerConfig, ranks: int) -> int:
@@ -20,8 +56,7 @@ def parameters_per_rank(model: TransformerConfig, ranks: int) -> int:
     The vocabulary is padded until the ranks divide it. Raises ValueError where the ranks do not divide the heads, the
     heads of keys and values, or the width of the MLP.
     """
-    _check_degree(model, ranks)
-    return sum(prod(rank_shape(name, shape, ranks)) for name, shape in parameter_shapes(model).items())
+    return sum(prod(shape) for shape in rank_shapes(model, ranks).values())
 
 
 def replicated_parameters(model: TransformerConfig) -> int:
@@ -50,25 +85,23 @@ def _check_degree(model: TransformerConfig, ranks: int) -> None:
 
 
 def block_activation_bytes(run: TrainingRun) -> int:
-    """Bytes that one block keeps on each of t ranks, in 16-bit with eager attention, as Korthikanti et al. 2022 count.
+    """Bytes that one block keeps on each of t ranks: `published.korthikanti_parallel_block_bytes`, where it is right.
 
-    Table 2, with sections 4.1 and 4.2 for the derivations: s·b·h·(34 + 5as/h) on one rank; s·b·h·(10 + 24/t + 5as/(ht))
-    with tensor parallelism, as the norms, their dropout and the inputs of the two halves are on every rank; s·b·h/t ·
-    (34 + 5as/h) with sequence parallelism, which cuts these too. Selective recomputation of attention's core drops the
-    term with 5as/h (section 5); full recomputation keeps the block's input alone, 2·s·b·h on each rank. A sum of
-    elements that t does not divide is rounded up. Raises ValueError for another kind of recomputation.
+    Korthikanti et al. 2022, table 2, counts 16-bit activations of a GPT with eager attention. Raises ValueError, naming
+    it, for what that does not cover: fp32, LoRA, a fused kernel (whose scores are not kept) unless attention or all is
+    recomputed, an MLP that is gated or not 4h wide, grouped queries, no dropout, and other kinds of recomputation.
     """
-    s, b, h, a, t = run.seq_len, run.micro_batch, run.model.hidden, run.model.heads, run.tensor_parallel
-    if run.recompute == "full":
-        return 2 * s * b * h
-    if run.recompute not in ("none", "selective-attention"):
-        raise ValueError(
-            f"the paper covers recompute 'none', 'selective-attention' (its \"selective\") and 'full', "
-            f"not {run.recompute!r}"
-        )
-    core = 5 * a * s * s * b if run.recompute == "none" else 0
-    whole = 0 if run.sequence_parallel else 10 * s * b * h
-    return whole + -(-(34 * s * b * h - whole + core) // t)
+    model, keeps_core = run.model, run.recompute == "none"
+    uncovered = {
+        f"the {run.attention} kernel, which keeps no scores: choose 'eager'": run.attention != "eager" and keeps_core,
+        "a gated MLP": model.mlp == "swiglu",
+        f"an MLP of {model.ffn}, which is not 4 · {model.hidden}": model.ffn != 4 * model.hidden,
+        "grouped queries": model.kv_heads != model.heads,
+        "a model without dropout, whose masks it counts": not model.dropout,
+    }
+    for what in (what for what, holds in uncovered.items() if holds and run.recompute != "full"):
+        raise ValueError(f"Korthikanti et al.'s table 2 says nothing of {what}")
+    return korthikanti_parallel_block_bytes(run)
 
 
 def activation_bytes(run: TrainingRun) -> int:

@@ -15,7 +15,7 @@ def estimate(run: TrainingRun) -> MemoryBreakdown:
     """Bytes by kind at the peak of a step (the second or a later one), from formulas alone; of several ranks on rank 0.
 
     `phase` names the phase that owns the peak, `label` the moment within it. Raises ValueError for tensor parallelism,
-    which has closed forms of its own (`megatron.py`), and for what FSDP2 is not covered for.
+    which has closed forms of its own (`megatron.rank_states`), and for what FSDP2 is not covered for.
     """
     check(run)
     if run.zero_stage >= 2:
@@ -65,7 +65,8 @@ def check(run: TrainingRun) -> None:
         raise ValueError("several ranks are estimated for a whole model: set lora_rank=0, or world_size=1")
     if run.tensor_parallel > 1:
         raise ValueError(
-            "tensor parallelism has closed forms of its own, course_utils.estimating.megatron: set tensor_parallel=1"
+            "tensor parallelism has closed forms of its own, and no estimate of the peak: "
+            "course_utils.rank_states(run) says what one rank keeps; or set tensor_parallel=1"
         )
 
 

@@ -76,6 +76,7 @@ def zero_run_state_bytes(run: TrainingRun) -> Parts:
     """The same for a run in 16-bit. Autocast keeps fp32 weights and gradients: 16 bytes too, but in other parts."""
     _refuse_what_none_covers("ZeRO", run)
     _refuse_fp32("ZeRO", run)
+    _refuse("ZeRO", (run.tensor_parallel > 1, "tensor parallelism in these formulas"))
     return zero_sharded_state_bytes(run.model.parameters, run.zero_stage, run.world_size)
 
 
@@ -109,15 +110,16 @@ def zero_bytes(run: TrainingRun) -> Parts:
 
 
 def korthikanti_block_bytes(run: TrainingRun) -> int:
-    """Bytes that one block keeps in 16-bit with eager attention: s·b·h·(34 + 5·a·s/h) (Korthikanti et al. 2022, eq.
-    2).
+    """Bytes that one block keeps in 16-bit with eager attention: s·b·h·(34 + 5·a·s/h).
+
+    Korthikanti et al. 2022, section 4.1 and the first row of table 2.
     """
     s, b, h, a = run.seq_len, run.micro_batch, run.model.hidden, run.model.heads
     return s * b * (34 * h + 5 * a * s)
 
 
 def korthikanti_activation_bytes(run: TrainingRun) -> int:
-    """The same for L blocks (Korthikanti et al. 2022, eq. 2 times L)."""
+    """The same for L blocks: table 2's first row times L."""
     return run.model.layers * korthikanti_block_bytes(run)
 
 
@@ -129,18 +131,21 @@ def checkpoints_bytes(run: TrainingRun, element: int = 2) -> int:
 def korthikanti_parallel_block_bytes(run: TrainingRun) -> int:
     """Bytes that one block keeps on one of t tensor-parallel ranks (Korthikanti et al. 2022, table 2).
 
-    Of 34·s·b·h, tensor parallelism splits 24 and leaves 10 whole; sequence parallelism splits those too. Selective
-    recomputation drops the term in s², full recomputation keeps the block's input, which nobody splits. For GELU MLPs
-    of 4h, dropout, and attention without grouped queries or a fused kernel.
+    Sections 4.1 and 4.2 derive it. Of 34·s·b·h, tensor parallelism splits 24 and leaves 10 whole, as the norms, their
+    dropout and the inputs of both halves are on every rank; sequence parallelism splits those too. Selective
+    recomputation drops the term in s² (section 5), full recomputation keeps the block's input, which nobody splits.
+    What t does not divide is rounded up. Every model counts as a GPT, with a GELU MLP of 4h, dropout and no grouped
+    queries, and every kernel as eager: so others use this formula, and `megatron.block_activation_bytes`, which answers
+    for a run, refuses those. Raises ValueError for what no formula here covers, and for fp32.
     """
     _refuse_what_none_covers("Korthikanti et al.", run)
     _refuse_fp32("Korthikanti et al.", run)
     s, b, h, a, t = run.seq_len, run.micro_batch, run.model.hidden, run.model.heads, run.tensor_parallel
     if run.recompute == "full":
         return 2 * s * b * h
-    whole = 10 * s * b * h // (t if run.sequence_parallel else 1)
-    scores = 5 * a * s * s * b // t if run.recompute == "none" else 0
-    return whole + 24 * s * b * h // t + scores
+    scores = 5 * a * s * s * b if run.recompute == "none" else 0
+    whole = 0 if run.sequence_parallel else 10 * s * b * h
+    return whole + -(-(34 * s * b * h - whole + scores) // t)
 
 
 def korthikanti_outer_bytes(run: TrainingRun) -> int:

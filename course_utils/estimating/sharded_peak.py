@@ -38,11 +38,6 @@ def fsdp_moments(run: TrainingRun) -> dict[str, MemoryBreakdown]:
     return found | _after_backward(run)
 
 
-def fsdp_estimate(run: TrainingRun) -> MemoryBreakdown:
-    """Bytes by kind at the peak of a step of rank 0 (the second or a later one). Raises like `fsdp_moments`."""
-    return max(fsdp_moments(run).values(), key=lambda moment: moment.total)
-
-
 def _check(run: TrainingRun) -> None:
     if run.zero_stage < 2:
         raise ValueError(f"zero_stage={run.zero_stage} is not FSDP2's: it shards parameters, so choose 2 or 3")

@@ -8,7 +8,6 @@ import dataclasses
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from math import prod
 from typing import NamedTuple
 
@@ -165,7 +164,7 @@ def zero_1_shares(model: TransformerConfig, ranks: int) -> list[dict[str, Shape]
 
 def zero_1_optimizer_bytes(run: TrainingRun) -> int:
     """Bytes of the optimizer's states on rank 0 with ZeRO-1: of its share of whole tensors only."""
-    return _state_bytes(run, run.precision, zero_1_shares(run.model, run.world_size)[0])
+    return optimizer_bytes_of(run, run.precision, zero_1_shares(run.model, run.world_size)[0])
 
 
 # FSDP2
@@ -269,10 +268,10 @@ def shard_shape(shape: Shape, ranks: int) -> Shape:
 def fsdp_optimizer_bytes(run: TrainingRun) -> int:
     """Bytes of the optimizer's states on rank 0: of its shards. The fp32 shards are themselves the master weights."""
     shards = {name: shard_shape(shape, run.world_size) for name, shape in parameter_shapes(run.model).items()}
-    return _state_bytes(run, dataclasses.replace(run.precision, master=0), shards)
+    return optimizer_bytes_of(run, dataclasses.replace(run.precision, master=0), shards)
 
 
-def _state_bytes(run: TrainingRun, precision: Precision, shapes: Mapping[str, Shape]) -> int:
+def optimizer_bytes_of(run: TrainingRun, precision: Precision, shapes: Mapping[str, Shape]) -> int:
     """Bytes of what the optimizer, and a loss scaler, keep for tensors of these names and shapes."""
     kept = (state_sizes(precision, run.optimizer, name, shape) for name, shape in shapes.items())
     tables = CODEBOOKS_8BIT if run.optimizer.algorithm == "adam8bit" else ()
@@ -369,24 +368,3 @@ def reduce_scatter(group: Gathered, first: bool) -> Walk:
     *freed, last = [free(group.gradient * elements, "gradients") for elements in group.elements]
     added = [] if first else [free(group.reduce_output, COMMUNICATION)]
     return [make(group.reduce_input, COMMUNICATION), *freed, share, last, *added]
-
-
-def fsdp_communication(run: TrainingRun) -> dict[str, int]:
-    """The most bytes of communication within each part of a micro-batch, in order. Raises like `check_fsdp`."""
-    hooks, layers = fsdp_hooks(run), run.model.layers
-    if layers < 2:
-        raise ValueError(f"{run.model.name} has {layers} block: FSDP2's buffers are described from 2 blocks on")
-    forward = [*hooks.before_first_block, *hooks.after_block, *[*hooks.before_block, *hooks.after_block] * (layers - 1)]
-    last = [*hooks.before_last_block_backward, *hooks.after_last_block_backward]
-    middle = [*hooks.before_block_backward, *hooks.after_block_backward] * (layers - 2)
-    first = [*hooks.before_first_block_backward, *hooks.after_block_backward]
-    parts = {
-        "forward": [*hooks.before_stem, *forward, *hooks.after_head],
-        "loss": [],
-        "backward": [*hooks.before_head_backward, *last, *middle, *first, *hooks.after_backward],
-    }
-    now, highest = 0, {}
-    for part, walk in parts.items():
-        totals = list(accumulate((c.bytes for c in walk if c.kind == COMMUNICATION), initial=now))
-        highest[part], now = max(totals), totals[-1]
-    return highest

@@ -86,12 +86,6 @@ def tensors_bytes(model: TransformerConfig, element: int) -> int:
     return trainable(model, 0, ()).bytes(element)
 
 
-@lru_cache(maxsize=1024)
-def tensor_count(model: TransformerConfig) -> int:
-    """How many parameter tensors `model` has."""
-    return trainable(model, 0, ()).tensors
-
-
 # Weights and gradients
 
 
@@ -210,33 +204,3 @@ def _in_8_bits(elements: int) -> tuple[int, ...]:
         return (4 * elements, 4 * elements)
     blocks = -(-elements // BLOCK_8BIT)
     return (BLOCK_8BIT * blocks, 4 * blocks) * 2
-
-
-# Autocast's copies
-
-
-def weight_copy_bytes(run: TrainingRun) -> int:
-    """Bytes of the 16-bit copies that autocast keeps of the matrices and biases of every linear layer; else 0."""
-    return run.model.layers * block_copy_bytes(run) + head_copy_bytes(run)
-
-
-def block_copy_bytes(run: TrainingRun) -> int:
-    """Autocast's copies of one block's weight matrices, which backward needs; 0 without autocast."""
-    if not run.precision.autocast:
-        return 0
-    return sum(round_up(2 * prod(shape)) for shape in block_shapes(run.model).values() if len(shape) == 2)
-
-
-def block_bias_copy_bytes(run: TrainingRun) -> int:
-    """Autocast's copies of one block's biases of linear layers: backward does not need them, so they die with
-    autocast.
-    """
-    if not run.precision.autocast:
-        return 0
-    biases = (s for name, s in block_shapes(run.model).items() if name.endswith("bias") and "norm" not in name)
-    return sum(round_up(2 * prod(shape)) for shape in biases)
-
-
-def head_copy_bytes(run: TrainingRun) -> int:
-    """Autocast's copy of the output head, V·h elements; 0 without autocast."""
-    return round_up(2 * run.model.vocab * run.model.hidden) if run.precision.autocast else 0

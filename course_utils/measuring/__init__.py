@@ -82,7 +82,10 @@ def measure(
             "accounts for its states; choose precision='bf16-master' to measure the nearest recipe"
         )
     if run.tensor_parallel > 1:
-        raise ValueError("tensor parallelism has closed forms only (estimating.megatron): set tensor_parallel=1")
+        raise ValueError(
+            "tensor parallelism has closed forms only: course_utils.rank_states(run) says what one rank keeps; "
+            "or set tensor_parallel=1"
+        )
     if run.world_size > 1:
         return _of_many_ranks(run, source, steps)
     if source == "recorded":
