@@ -1,0 +1,111 @@
+"""Number formats: every pattern of torch's own formats decodes and encodes as torch does it."""
+
+import math
+import re
+
+import pytest
+import torch
+
+from course_utils.lessons.number_formats import (
+    FORMATS,
+    NumberFormat,
+    bits_figure,
+    decode,
+    encode,
+    number_format,
+    range_figure,
+    rounded,
+    spacing,
+)
+
+OURS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp8-e4m3": torch.float8_e4m3fn, "fp8-e5m2": torch.float8_e5m2}
+VIEWS = {1: torch.uint8, 2: torch.int16}
+
+
+def torchs_numbers(name: str) -> list[float]:
+    """Every number of a format, by pattern, as torch reads it."""
+    form = FORMATS[name]
+    patterns = torch.arange(2**form.bits, dtype=torch.int64)
+    return patterns.to(VIEWS[form.bytes]).view(OURS[name]).double().tolist()
+
+
+def same(one: float, other: float) -> bool:
+    return (math.isnan(one) and math.isnan(other)) or (one == other and math.copysign(1, one) == math.copysign(1, other))
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_every_pattern_is_the_number_that_torch_reads(name: str) -> None:
+    numbers = torchs_numbers(name)
+    assert all(same(decode(name, pattern), number) for pattern, number in enumerate(numbers))
+    assert all(encode(name, number) == pattern for pattern, number in enumerate(numbers) if math.isfinite(number))
+
+
+@pytest.mark.parametrize("name", ["fp16", "bf16", "fp8-e4m3", "fp8-e5m2"])
+def test_rounding_is_torchs(name: str) -> None:
+    """Random numbers of all magnitudes, and every midpoint of two neighbors, which is where rounding goes wrong."""
+    form = FORMATS[name]
+    dice = torch.Generator().manual_seed(0)
+    powers = torch.empty(2000, dtype=torch.float64).uniform_(-48, math.log2(form.largest) - 0.1, generator=dice)
+    finite = sorted({number for number in torchs_numbers(name) if math.isfinite(number)})[:: max(1, form.bits**2 // 80)]
+    middles = [(one + other) / 2 for one, other in zip(finite, finite[1:], strict=False)]
+    values = [*torch.exp2(powers).tolist(), *middles]
+    wanted = torch.tensor(values, dtype=torch.float32).to(OURS[name]).double().tolist()
+    exact = torch.tensor(values, dtype=torch.float32).tolist()  # torch rounds from fp32, so we do
+    assert all(same(rounded(name, value), number) for value, number in zip(exact, wanted, strict=True))
+
+
+@pytest.mark.parametrize("name", ["fp32", *OURS])
+def test_limits_are_torchs(name: str) -> None:
+    form, known = FORMATS[name], torch.finfo(OURS.get(name, torch.float32))
+    assert (form.largest, form.smallest_normal, form.epsilon) == (known.max, known.smallest_normal, known.eps)
+    assert form.smallest == form.smallest_normal * form.epsilon
+
+
+def test_fp32_agrees_bit_for_bit() -> None:
+    values = torch.tensor([0.0, -0.0, 1.0, 0.1, -3.14159, 1e-42, 3.4e38, 2.0**-149])
+    patterns = values.view(torch.int32).tolist()
+    assert [encode("fp32", value) for value in values.tolist()] == [pattern & 0xFFFFFFFF for pattern in patterns]
+
+
+def test_beyond_the_largest() -> None:
+    assert rounded("fp16", 65_519.0) == 65_504 and rounded("fp16", 65_520.0) == math.inf
+    assert rounded("fp16", -1e9) == -math.inf == rounded("fp16", -math.inf)
+    assert rounded("fp8-e4m3", 460.0) == 448 and math.isnan(rounded("fp8-e4m3", 500.0))
+    assert math.isnan(rounded("bf16", math.nan))
+
+
+def test_tf32_has_bf16s_range_and_fp16s_precision() -> None:
+    tf32 = FORMATS["tf32"]
+    assert (tf32.bits, tf32.bytes, tf32.epsilon) == (19, 4, FORMATS["fp16"].epsilon)
+    assert tf32.smallest_normal == FORMATS["bf16"].smallest_normal
+
+
+@pytest.mark.parametrize(("value", "gap"), [(1.0, 2**-10), (2.0, 2**-9), (0.0, 2**-24), (-1.5, 2**-10), (60_000, 32)])
+def test_spacing(value: float, gap: float) -> None:
+    assert spacing("fp16", value) == gap
+
+
+def test_spacing_beyond_the_format_is_no_number() -> None:
+    assert math.isnan(spacing("fp16", 1e6))
+
+
+def test_unknown_formats_and_patterns_are_refused() -> None:
+    with pytest.raises(ValueError, match="unknown number format 'fp61'.*fp16"):
+        number_format("fp61")
+    with pytest.raises(ValueError, match="no pattern of fp16"):
+        decode("fp16", 2**16)
+    own = NumberFormat("own", 3, 2, 1)
+    assert number_format(own) is own
+
+
+def test_bits_are_drawn_as_they_are_stored() -> None:
+    figure = bits_figure(0.1, "A tenth is in none of them.")
+    drawn = "".join(re.findall(r'data-bit="([01]?)"', figure.svg))
+    wanted = "".join(f"{encode(form, 0.1):0{form.bits}b}" for form in FORMATS.values())
+    assert drawn == wanted
+    assert figure.alt.startswith("A tenth is in none of them.") and "bf16 holds 0.1000977" in figure.alt
+
+
+def test_ranges_are_drawn_with_marks() -> None:
+    figure = range_figure("bf16 reaches as far as fp32", marks={"a gradient": 1e-9})
+    assert "a gradient" in figure.svg and "fp16 5.960464e−8 to 65504" in figure.alt
