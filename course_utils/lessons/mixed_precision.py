@@ -1,0 +1,215 @@
+"""Lesson 03's experiments: updates that vanish, gradients that underflow, loss scaling, and five trainings compared.
+
+Everything here runs on the CPU in the genuine 16-bit formats: torch's CPU kernels compute fp16 and bf16 matrix products
+as GPUs do, with fp32 sums and one rounding at the end. Only the speed is not a GPU's.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from ..figure import Figure
+from ..plots import lines
+from .language_model import StaticLossScale, Training, language_model, train_language_model
+
+# --------------------------------------------------------------------------------------- updates that vanish, and cures
+
+
+def round_stochastically(values: torch.Tensor, dice: torch.Generator) -> torch.Tensor:
+    """fp32 `values` as bf16, up or down at random, each with the probability that makes the mean right.
+
+    bf16 is the upper half of an fp32's bits. So add a random number to the lower half, then cut it off: the carry comes
+    as often as the lower half is large. (Of finite numbers far from the largest.)
+    """
+    noise = torch.randint(2**16, values.shape, generator=dice, dtype=torch.int32)
+    bits = (values.float().view(torch.int32) + noise) & -(2**16)
+    return bits.view(torch.float32).bfloat16()
+
+
+def _plain(dtype: torch.dtype) -> Callable[[float, float, int], list[float]]:
+    def run(start: float, update: float, steps: int) -> list[float]:
+        weight, seen = torch.tensor(start, dtype=dtype), [start]
+        for _ in range(steps):
+            weight = weight + torch.tensor(update, dtype=dtype)
+            seen.append(weight.item())
+        return seen
+
+    return run
+
+
+def _with_master(start: float, update: float, steps: int) -> list[float]:
+    master, seen = torch.tensor(start), [start]
+    for _ in range(steps):
+        master = master + update
+        seen.append(master.bfloat16().item())
+    return seen
+
+
+def _stochastic(start: float, update: float, steps: int) -> list[float]:
+    dice, weight, seen = torch.Generator().manual_seed(0), torch.tensor([start]).bfloat16(), [start]
+    for _ in range(steps):
+        weight = round_stochastically(weight.float() + update, dice)
+        seen.append(weight.item())
+    return seen
+
+
+WAYS: dict[str, Callable[[float, float, int], list[float]]] = {
+    "fp32": _plain(torch.float32),
+    "fp16": _plain(torch.float16),
+    "bf16": _plain(torch.bfloat16),
+    "bf16, fp32 master": _with_master,
+    "bf16, stochastic": _stochastic,
+}
+"""Ways to keep one weight that receives the same small update again and again."""
+
+
+def repeated_update(start: float, update: float, steps: int) -> dict[str, list[float]]:
+    """The weight after 0, 1, …, `steps` equal updates, in each of `WAYS`."""
+    return {name: way(start, update, steps) for name, way in WAYS.items()}
+
+
+def update_figure(weights: Mapping[str, Sequence[float]], title: str) -> Figure:
+    """What `repeated_update` found, as lines by step."""
+    series = {name: (range(len(values)), values) for name, values in weights.items()}
+    return lines(series, title, "updates", "weight", markers=False)
+
+
+def unmoved_share(update: float, dtype: torch.dtype) -> float:
+    """Part of the language model's initial matrix weights, from 0 to 1, that adding `update` leaves as they are.
+
+    Adam's updates are about as large as its learning rate, whatever the gradient is: so `update` is a learning rate.
+    """
+    weights = torch.cat([w.detach().flatten() for w in language_model().parameters() if w.dim() == 2]).to(dtype)
+    moved = weights + torch.tensor(update, dtype=dtype)
+    return (moved == weights).float().mean().item()
+
+
+# ------------------------------------------------------------------------------------------------- gradients and scales
+
+
+def gradients_of(steps: int = 50, parts: int = 1) -> torch.Tensor:
+    """All gradients of the language model, in fp32 and one after the other, after `steps` steps of training in fp32.
+
+    `parts` divides the loss, as for one of that many equal micro-batches. Zeros are left out: positions and characters
+    that the batch does not have get no gradient in any format.
+    """
+    found: list[torch.Tensor] = []
+
+    def keep(step: int, model: torch.nn.Module) -> None:
+        if step == steps:
+            found.extend(weight.grad.flatten() / parts for weight in model.parameters() if weight.grad is not None)
+
+    train_language_model(steps=steps, watch=keep)
+    gradients = torch.cat(found)
+    return gradients[gradients != 0]
+
+
+@dataclass
+class DynamicLossScale:
+    """Halves the scale when a gradient overflows, doubles it after `interval` steps without: the rule of GradScaler.
+
+    `history` has the scale of each step so far (Micikevicius et al. 2018, "Mixed Precision Training", section 3.2, keep
+    it constant or adapt it so).
+    """
+
+    scale: float = 2.0**16
+    interval: int = 2000
+    growth: float = 2.0
+    backoff: float = 0.5
+    streak: int = 0
+    history: list[float] = field(default_factory=list)
+
+    def update(self, overflowed: bool) -> None:
+        """Told after each backward whether a gradient was not finite."""
+        self.history.append(self.scale)
+        self.streak = 0 if overflowed else self.streak + 1
+        if overflowed:
+            self.scale *= self.backoff
+        elif self.streak == self.interval:
+            self.scale, self.streak = self.scale * self.growth, 0
+
+
+@dataclass
+class OneOfMany:
+    """The loss of one of `parts` micro-batches: divided by their number, then scaled as `inner` says.
+
+    This is how the lesson makes gradients small. The division is undone with the scale, so all that it can change is
+    what underflows on the way.
+    """
+
+    parts: int
+    inner: DynamicLossScale | StaticLossScale = field(default_factory=StaticLossScale)
+
+    @property
+    def scale(self) -> float:
+        """The factor of the loss."""
+        return self.inner.scale / self.parts
+
+    def update(self, overflowed: bool) -> None:
+        """Passed on."""
+        self.inner.update(overflowed)
+
+
+def gradscaler_scales(overflows: Sequence[bool], start: float, interval: int) -> list[float]:
+    """The scale that torch's own GradScaler has after each of these steps, of which some overflow."""
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=start, growth_interval=interval)
+    scales = []
+    for overflowed in overflows:
+        scaler.scale(torch.ones(1))
+        weight.grad = torch.tensor([float("inf") if overflowed else 1.0])
+        scaler.step(optimizer)
+        scaler.update()
+        scales.append(scaler.get_scale())
+    return scales
+
+
+def scale_figure(history: Sequence[float], title: str) -> Figure:
+    """A loss scale by step."""
+    steps = range(1, len(history) + 1)
+    return lines({"loss scale": (steps, history)}, title, "step", "loss scale", log_y=True, markers=False)
+
+
+# ------------------------------------------------------------------------------------------------------- five trainings
+
+PARTS = 4096
+"""The loss of the five trainings is divided by this, as for one of so many micro-batches."""
+
+
+def five_trainings(steps: int = 100) -> dict[str, Training]:
+    """The character model in five recipes, from the same weights on the same batches, each with the loss over `PARTS`.
+
+    AdamW in each. "fp16" and the last "bf16" keep fp32 master weights and moments, so that the two fp16 trainings
+    differ in nothing but the loss scale; "bf16 alone" keeps everything in bf16, Adam's moments too.
+    """
+
+    def train(precision: str, scale: DynamicLossScale | None = None) -> Training:
+        return train_language_model(
+            "adamw", precision, steps, loss_scale=OneOfMany(PARTS, scale or StaticLossScale())
+        )
+
+    return {
+        "fp32": train("fp32"),
+        "fp16, no scaling": train("fp16-master"),
+        "fp16, scaled": train("fp16-master", DynamicLossScale(2.0**24)),
+        "bf16 alone": train("bf16"),
+        "bf16, fp32 master": train("bf16-master"),
+    }
+
+
+def loss_figure(trainings: Mapping[str, Training], title: str, window: int = 10) -> Figure:
+    """Loss by step, each point the mean of the `window` steps that end there."""
+    series = {name: _smoothed(training.losses, window) for name, training in trainings.items()}
+    return lines(series, title, f"step (mean of {window})", "loss in nats a character", markers=False)
+
+
+def _smoothed(losses: Sequence[float], window: int) -> tuple[list[int], list[float]]:
+    ends = range(window, len(losses) + 1)
+    return list(ends), [sum(losses[end - window : end]) / window for end in ends]
+
+
+def learns_as_well(training: Training, reference: Training, slack: float = 0.15) -> bool:
+    """Whether a training ends within `slack` nats of the reference: less than that, other batches change too."""
+    return abs(training.final - reference.final) < slack

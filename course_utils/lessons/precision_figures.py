@@ -1,0 +1,140 @@
+"""Lesson 03's own drawings: gradients as a histogram with fp16's floor, and the data flow of a 16-bit training step."""
+
+from collections.abc import Sequence
+from math import ceil, floor
+
+import torch
+
+from ..figure import GRID, INK, MARGIN, QUIET, RULE, WIDTH, Canvas, Figure
+from ..figure_parts import OVER, UNDER, stop
+from .number_formats import FORMATS
+
+FP16 = FORMATS["fp16"]
+
+
+def lost_share(gradients: torch.Tensor, scale: float = 1.0) -> float:
+    """Part of these gradients, from 0 to 1, that fp16 turns into zero when they are multiplied by `scale` first."""
+    return (gradients.mul(scale).half() == 0).float().mean().item()
+
+
+def histogram_figure(gradients: torch.Tensor, title: str, scale: float = 1.0) -> Figure:
+    """How many of `gradients`, times `scale`, have which size, in powers of two; what fp16 makes zero is red."""
+    sizes = torch.log2(gradients.abs() * scale).floor()
+    low, high = -44, 18
+    counts = [int((sizes == power).sum()) for power in range(low, high)]
+    canvas = Canvas()
+    top = canvas.title(title) + 44
+    left, right, bottom = float(MARGIN + 8), float(WIDTH - MARGIN - 8), top + 190
+    wide = (right - left) / len(counts)
+
+    def at(power: float) -> float:
+        return left + wide * (power - low)
+
+    for index, count in enumerate(counts):
+        height = 180 * count / max(*counts, 1)
+        color = OVER if low + index < -25 else "#8FD0F7" if low + index < -14 else "#0072B2"
+        if low + index >= 16:
+            color = "#E69F00"
+        canvas.rect(at(low + index) + 1, bottom - height, wide - 2, height, color, f"{count:,} of 2^{low + index}")
+    for power in range(low + 4, high, 8):
+        canvas.text(at(power), bottom + 18, f"2^{power}".replace("-", "−"), 12, QUIET, text_anchor="middle")
+        canvas.line(at(power), bottom, at(power), bottom + 4, RULE)
+    limits = {"zero in fp16": (-25, "end", -6), "subnormal": (-19.5, "middle", 0), "normal in fp16": (-14, "start", 6)}
+    for power in (-25, -14, 16):
+        canvas.line(at(power), top - 14, at(power), bottom, INK, stroke_width=1.2, stroke_dasharray="5 3")
+    for name, (power, anchor, aside) in limits.items():
+        canvas.text(at(power) + aside, top - 4, name, 12, text_anchor=anchor)
+    canvas.text(at(16) - 6, top - 20, "infinite above", 12, text_anchor="end")
+    canvas.line(left, bottom, right, bottom, RULE)
+    share = lost_share(gradients, scale)
+    times = f" times {scale:,.0f}" if scale != 1 else ""
+    canvas.text((left + right) / 2, bottom + 38, f"absolute gradients{times}, in powers of two", 12, QUIET,
+                text_anchor="middle")  # fmt: skip
+    alt = f"{stop(title)} Histogram: fp16 turns {share:.0%} of the gradients{times} into zero.".replace("%", " %")
+    return Figure(canvas.svg(bottom + 48, title, alt), alt)
+
+
+# --------------------------------------------------------------------------------------------------------- the data flow
+
+HALF, SINGLE = "#D6EEFB", "#FBE3B5"
+"""Colors of what is 16-bit and of what is fp32."""
+
+
+def flow_figure(title: str) -> Figure:
+    """One linear layer's training step with bf16 weights, fp32 gradients and fp32 master weights, as boxes and arrows.
+
+    The recipe of Micikevicius et al. 2018, figure 1, with bf16 for fp16 and gradients added up in fp32.
+    """
+    canvas = Canvas()
+    top = canvas.title(title) + 34
+    boxes = {
+        "x": (20, top, "input x", HALF), "W": (20, top + 80, "weights W", HALF),
+        "forward": (215, top + 40, "multiply in bf16, add in fp32, round", SINGLE),
+        "y": (455, top + 40, "output y", HALF), "dy": (680, top + 40, "gradient dL/dy", HALF),
+        "backward": (455, top + 140, "dyᵀ·x: multiply in bf16, add in fp32", SINGLE),
+        "dW": (215, top + 140, "dL/dW, rounded", HALF), "grad": (20, top + 180, "gradients: add up", SINGLE),
+        "adam": (215, top + 240, "Adam: m, v", SINGLE), "master": (455, top + 240, "master weights", SINGLE),
+        "cast": (680, top + 240, "round to bf16: W", HALF),
+    }  # fmt: skip
+    for x, y, words, color in boxes.values():
+        _box(canvas, x, y, words, color)
+    for path in _arrows(top):
+        _arrow(canvas, path)
+    y = top - 16
+    for x, name, color in ((20, "bf16 in memory", HALF), (160, "fp32, in memory or inside the matrix unit", SINGLE)):
+        canvas.rect(x, y - 10, 13, 13, color, stroke=RULE, stroke_width=0.7)
+        canvas.text(x + 19, y + 1, name)
+    alt = (
+        f"{stop(title)} Forward: input x and weights W, both bf16, are multiplied, added up in fp32 and rounded to the "
+        "bf16 output y. Backward: the bf16 gradient dL/dy and x give dL/dW in the same way; it is added to the fp32 "
+        "gradients. Adam reads those, keeps m and v in fp32 and updates the fp32 master weights, which are rounded to "
+        "bf16 and become W of the next step."
+    )
+    return Figure(canvas.svg(top + 318, title, alt), alt)
+
+
+BOX_WIDTH, BOX_HEIGHT = 170, 44
+
+
+def _box(canvas: Canvas, x: float, y: float, words: str, color: str) -> None:
+    canvas.rect(x, y, BOX_WIDTH, BOX_HEIGHT, color, stroke=RULE, stroke_width=1, rx=5)
+    first, _, rest = words.partition(": ") if ": " in words else (words, "", "")
+    lines = [first + ":", rest] if rest and len(words) > 24 else [words]
+    if len(words) > 24 and not rest:
+        head, _, tail = words.partition(", ")
+        lines = [head + ",", tail]
+    for index, line in enumerate(lines):
+        size = 12 if len(line) < 26 else 10
+        offset = 27 if len(lines) == 1 else 18 + 16 * index
+        canvas.text(x + BOX_WIDTH / 2, y + offset, line, size, text_anchor="middle")
+
+
+def _arrows(top: float) -> list[Sequence[tuple[float, float]]]:
+    """Each arrow as the corners that it passes, its head at the last."""
+    return [
+        [(190, top + 22), (202, top + 22), (202, top + 54), (213, top + 54)],
+        [(190, top + 102), (202, top + 102), (202, top + 70), (213, top + 70)],
+        [(385, top + 62), (453, top + 62)],
+        [(625, top + 62), (678, top + 62)],
+        [(765, top + 84), (765, top + 162), (627, top + 162)],
+        [(105, top + 44), (105, top + 66), (400, top + 66), (400, top + 118), (540, top + 118), (540, top + 138)],
+        [(455, top + 162), (387, top + 162)],
+        [(215, top + 172), (203, top + 172), (203, top + 202), (192, top + 202)],
+        [(105, top + 224), (105, top + 262), (213, top + 262)],
+        [(385, top + 262), (453, top + 262)],
+        [(625, top + 262), (678, top + 262)],
+        [(765, top + 284), (765, top + 304), (8, top + 304), (8, top + 102), (18, top + 102)],
+    ]
+
+
+def _arrow(canvas: Canvas, corners: Sequence[tuple[float, float]]) -> None:
+    data = "M" + "L".join(f"{x:.0f} {y:.0f}" for x, y in corners)
+    canvas.path(data, stroke=INK, stroke_width=1.3, fill="none")
+    (x0, y0), (x, y) = corners[-2], corners[-1]
+    dx, dy = (x > x0) - (x < x0), (y > y0) - (y < y0)
+    back, side = 8, 4
+    canvas.path(
+        f"M{x:.0f} {y:.0f}L{x - back * dx - side * dy:.0f} {y - back * dy - side * dx:.0f}"
+        f"L{x - back * dx + side * dy:.0f} {y - back * dy + side * dx:.0f}Z",
+        fill=INK,
+    )
