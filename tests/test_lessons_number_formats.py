@@ -2,6 +2,7 @@
 
 import math
 import re
+from itertools import pairwise
 
 import pytest
 import torch
@@ -30,7 +31,9 @@ def torchs_numbers(name: str) -> list[float]:
 
 
 def same(one: float, other: float) -> bool:
-    return (math.isnan(one) and math.isnan(other)) or (one == other and math.copysign(1, one) == math.copysign(1, other))
+    return (math.isnan(one) and math.isnan(other)) or (
+        one == other and math.copysign(1, one) == math.copysign(1, other)
+    )
 
 
 @pytest.mark.parametrize("name", OURS)
@@ -47,7 +50,7 @@ def test_rounding_is_torchs(name: str) -> None:
     dice = torch.Generator().manual_seed(0)
     powers = torch.empty(2000, dtype=torch.float64).uniform_(-48, math.log2(form.largest) - 0.1, generator=dice)
     finite = sorted({number for number in torchs_numbers(name) if math.isfinite(number)})[:: max(1, form.bits**2 // 80)]
-    middles = [(one + other) / 2 for one, other in zip(finite, finite[1:], strict=False)]
+    middles = [(one + other) / 2 for one, other in pairwise(finite)]
     values = [*torch.exp2(powers).tolist(), *middles]
     wanted = torch.tensor(values, dtype=torch.float32).to(OURS[name]).double().tolist()
     exact = torch.tensor(values, dtype=torch.float32).tolist()  # torch rounds from fp32, so we do
@@ -90,7 +93,7 @@ def test_spacing_beyond_the_format_is_no_number() -> None:
 
 
 def test_unknown_formats_and_patterns_are_refused() -> None:
-    with pytest.raises(ValueError, match="unknown number format 'fp61'.*fp16"):
+    with pytest.raises(ValueError, match=r"unknown number format 'fp61'.*fp16"):
         number_format("fp61")
     with pytest.raises(ValueError, match="no pattern of fp16"):
         decode("fp16", 2**16)

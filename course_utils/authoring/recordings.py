@@ -16,6 +16,9 @@ from ..run import TrainingRun
 
 TARGET = Path(__file__).parent.parent / "recordings" / FILE
 
+LESSON_03 = ("fp32", "amp-bf16", "bf16-master", "bf16-master-fp32grad", "bf16")
+"""Recipes of number formats that lesson 03 measures."""
+
 
 def lesson_runs() -> list[tuple[TrainingRun, int]]:
     """Each run that a lesson or an exercise measures on a GPU, simulated or not, and its number of steps."""
@@ -35,6 +38,7 @@ def lesson_runs() -> list[tuple[TrainingRun, int]]:
         (TrainingRun("gpt2", 8, 512, "bf16-master", recompute="full"), 2),
         *((run, 2) for run in hidden_runs()),
         *adam_runs(),
+        *((TrainingRun("gpt2", 4, 256, precision, attention="eager"), 2) for precision in LESSON_03),
     ]
 
 

@@ -53,7 +53,7 @@ class BitFlipper(_Explorable):
         number.continuous_update = False
         super().__init__({"format": choice, "number": number})
         row = ipywidgets.HBox(self.bits, layout={"flex_flow": "row wrap"})
-        self.children = (self.children[0], row, self.children[1])
+        self.children = (ipywidgets.HBox([choice, number], layout={"flex_flow": "row wrap"}), row, self.picture)
 
     @property
     def value(self) -> float:

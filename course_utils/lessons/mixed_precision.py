@@ -70,9 +70,9 @@ def repeated_update(start: float, update: float, steps: int) -> dict[str, list[f
 
 
 def update_figure(weights: Mapping[str, Sequence[float]], title: str) -> Figure:
-    """What `repeated_update` found, as lines by step."""
-    series = {name: (range(len(values)), values) for name, values in weights.items()}
-    return lines(series, title, "updates", "weight", markers=False)
+    """How far the weights of `repeated_update` have come from where they began, as lines by step."""
+    series = {name: (range(len(values)), [value - values[0] for value in values]) for name, values in weights.items()}
+    return lines(series, title, "updates", "change of the weight", markers=False)
 
 
 def unmoved_share(update: float, dtype: torch.dtype) -> float:
@@ -140,15 +140,15 @@ class OneOfMany:
 
     parts: int
     inner: DynamicLossScale | StaticLossScale = field(default_factory=StaticLossScale)
+    scale: float = field(init=False)
 
-    @property
-    def scale(self) -> float:
-        """The factor of the loss."""
-        return self.inner.scale / self.parts
+    def __post_init__(self) -> None:
+        self.scale = self.inner.scale / self.parts
 
     def update(self, overflowed: bool) -> None:
         """Passed on."""
         self.inner.update(overflowed)
+        self.scale = self.inner.scale / self.parts
 
 
 def gradscaler_scales(overflows: Sequence[bool], start: float, interval: int) -> list[float]:
@@ -186,9 +186,7 @@ def five_trainings(steps: int = 100) -> dict[str, Training]:
     """
 
     def train(precision: str, scale: DynamicLossScale | None = None) -> Training:
-        return train_language_model(
-            "adamw", precision, steps, loss_scale=OneOfMany(PARTS, scale or StaticLossScale())
-        )
+        return train_language_model("adamw", precision, steps, loss_scale=OneOfMany(PARTS, scale or StaticLossScale()))
 
     return {
         "fp32": train("fp32"),

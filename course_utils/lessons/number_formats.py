@@ -198,7 +198,9 @@ def _field_legend(canvas: Canvas, y: float) -> float:
     return y
 
 
-def range_figure(title: str, formats: Sequence[str] = tuple(FORMATS), marks: Mapping[str, float] | None = None) -> Figure:
+def range_figure(
+    title: str, formats: Sequence[str] = tuple(FORMATS), marks: Mapping[str, float] | None = None
+) -> Figure:
     """From the smallest to the largest number of each format, on a scale of powers of ten; subnormals are pale.
 
     `marks` are named numbers, drawn as lines through all rows.

@@ -1,12 +1,11 @@
 """Lesson 03's own drawings: gradients as a histogram with fp16's floor, and the data flow of a 16-bit training step."""
 
 from collections.abc import Sequence
-from math import ceil, floor
 
 import torch
 
-from ..figure import GRID, INK, MARGIN, QUIET, RULE, WIDTH, Canvas, Figure
-from ..figure_parts import OVER, UNDER, stop
+from ..figure import INK, MARGIN, QUIET, RULE, WIDTH, Canvas, Figure
+from ..figure_parts import OVER, stop
 from .number_formats import FORMATS
 
 FP16 = FORMATS["fp16"]
@@ -54,7 +53,7 @@ def histogram_figure(gradients: torch.Tensor, title: str, scale: float = 1.0) ->
     return Figure(canvas.svg(bottom + 48, title, alt), alt)
 
 
-# --------------------------------------------------------------------------------------------------------- the data flow
+# -------------------------------------------------------------------------------------------------------- the data flow
 
 HALF, SINGLE = "#D6EEFB", "#FBE3B5"
 """Colors of what is 16-bit and of what is fp32."""
@@ -117,7 +116,7 @@ def _arrows(top: float) -> list[Sequence[tuple[float, float]]]:
         [(385, top + 62), (453, top + 62)],
         [(625, top + 62), (678, top + 62)],
         [(765, top + 84), (765, top + 162), (627, top + 162)],
-        [(105, top + 44), (105, top + 66), (400, top + 66), (400, top + 118), (540, top + 118), (540, top + 138)],
+        [(190, top + 10), (420, top + 10), (420, top + 116), (540, top + 116), (540, top + 138)],
         [(455, top + 162), (387, top + 162)],
         [(215, top + 172), (203, top + 172), (203, top + 202), (192, top + 202)],
         [(105, top + 224), (105, top + 262), (213, top + 262)],

@@ -1,0 +1,383 @@
+# ---
+# jupyter:
+#   course:
+#     minutes: 70
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Exercises 03 · Mixed precision
+#
+# **70 minutes** for all six; each one says its own. You should know what [lesson
+# 03](../notebooks/03_mixed_precision.ipynb) shows. No GPU is needed.
+#
+# Each exercise asks for one function. Write it, run the cell, then run the check below it. A check tells you what is
+# off, never what the answer is. Stuck? Every exercise has three hints; open one at a time.
+
+# %%
+import torch
+
+from course_utils import TrainingRun, estimate, gpu
+from course_utils.checks import lesson_03 as check
+
+# %% [markdown]
+# ## 1 · A format from its bits
+# **Difficulty** ●○○○○ · **8 minutes** · **Trains** deriving range and precision instead of remembering them
+#
+# A format has one sign bit, e exponent bits and m mantissa bits, and its largest exponent is set aside for infinity and
+# NaN, as in fp16 and bf16. Return three numbers: its **epsilon** (the distance from 1 to the next number), its
+# **largest** finite number, and its **smallest normal** number.
+
+
+# %%
+def limits(e: int, m: int) -> tuple[float, float, float]:
+    """Epsilon, the largest finite number and the smallest normal number of a format with e and m bits."""
+    ### BEGIN SOLUTION Return three numbers: epsilon, largest, smallest normal.
+    bias = 2 ** (e - 1) - 1
+    epsilon = 2.0**-m
+    return epsilon, (2 - epsilon) * 2.0**bias, 2.0 ** (1 - bias)
+    ### END SOLUTION
+
+
+# %%
+check.limits(limits)
+
+# %% [markdown]
+# <details><summary>Hint 1: where to start</summary>
+#
+# A normal number is 2^(E − bias) · (1 + M/2^m). For epsilon, write 1 in this form and change as little as you can.
+#
+# </details>
+# <details><summary>Hint 2: which exponents there are</summary>
+#
+# The bias is 2^(e−1) − 1. E runs from 1 to 2^e − 2: 0 is for subnormal numbers, and the largest for infinity. What is E
+# − bias at both ends?
+#
+# </details>
+# <details><summary>Hint 3: almost there</summary>
+#
+# At the top, E − bias is the bias itself, and all mantissa bits are 1: so 1 + M/2^m is 2 − 2^−m. At the bottom, E is 1
+# and M is 0.
+#
+# </details>
+
+# %% [markdown] tags=["explanation"]
+# ### Why
+# Precision is a matter of m alone, range of e alone (all but the last factor of 2). That is why bf16 is "fp32 cut off":
+# the same e, fewer m. With 5 and 10 you get fp16's 65,504.
+
+# %% tags=["solution"]
+for name, bits in {"fp32": (8, 23), "bf16": (8, 7), "fp16": (5, 10), "fp8 E5M2": (5, 2)}.items():
+    print(f"{name:9s} epsilon {limits(*bits)[0]:.3g}, largest {limits(*bits)[1]:.5g}, smallest {limits(*bits)[2]:.3g}")
+
+# %% [markdown]
+# ## 2 · Read the bits
+# **Difficulty** ●●○○○ · **10 minutes** · **Trains** knowing what subnormal numbers are
+#
+# Given the bits of a number as text, sign first, and the number of its exponent bits, return the number. Cover
+# *everything*: normal numbers, subnormal ones (all exponent bits 0), both zeros, both infinities and NaN (all exponent
+# bits 1, with mantissa bits 0 or not).
+
+
+# %%
+def read_bits(bits: str, e: int) -> float:
+    """The number that these bits stand for: one sign bit, e exponent bits, the rest mantissa."""
+    ### BEGIN SOLUTION Return a float; float("inf") and float("nan") are floats, too.
+    m, bias = len(bits) - 1 - e, 2 ** (e - 1) - 1
+    sign = -1.0 if bits[0] == "1" else 1.0
+    exponent, mantissa = int(bits[1 : 1 + e], 2), int(bits[1 + e :], 2)
+    if exponent == 2**e - 1:
+        return float("nan") if mantissa else sign * float("inf")
+    if exponent == 0:
+        return sign * 2.0 ** (1 - bias) * (mantissa / 2**m)
+    return sign * 2.0 ** (exponent - bias) * (1 + mantissa / 2**m)
+    ### END SOLUTION
+
+
+# %%
+check.read_bits(read_bits)
+
+# %% [markdown]
+# <details><summary>Hint 1: where to start</summary>
+#
+# `int("01101", 2)` reads a binary number. Cut the text into its three fields first, and treat the normal case.
+#
+# </details>
+# <details><summary>Hint 2: the special exponents</summary>
+#
+# With all exponent bits 1 there are no numbers any more: infinity if the mantissa is 0, else NaN. With all exponent
+# bits 0 the hidden 1 in front of the mantissa is gone.
+#
+# </details>
+# <details><summary>Hint 3: almost there</summary>
+#
+# A subnormal number is 2^(1 − bias) · M/2^m: the exponent of the *smallest normal* numbers, not one less. With M = 0
+# that is zero by itself.
+#
+# </details>
+
+# %% [markdown] tags=["explanation"]
+# ### Why
+# Subnormal numbers fill the gap between 0 and the smallest normal number evenly, with fewer and fewer digits. In fp16
+# they are most of what is left for small gradients: from 6·10⁻⁵ down to 6·10⁻⁸.
+
+# %% [markdown]
+# ## 3 · Right on average
+# **Difficulty** ●●●○○ · **10 minutes** · **Trains** rounding without a bias
+#
+# A tensor is to be stored in multiples of `step`. Round it *stochastically*: to the multiple below or to the one above,
+# so that the expected value is exactly what went in. `u` has the shape of the tensor, and its numbers are random and
+# even between 0 and 1: it is all the randomness that you may use.
+
+
+# %%
+def round_at_random(values: torch.Tensor, step: float, u: torch.Tensor) -> torch.Tensor:
+    """`values` rounded to multiples of step, up or down by the random numbers u, without bias."""
+    ### BEGIN SOLUTION Return a tensor of the same shape.
+    return torch.floor(values / step + u) * step
+    ### END SOLUTION
+
+
+# %%
+check.round_at_random(round_at_random)
+
+# %% [markdown]
+# <details><summary>Hint 1: where to start</summary>
+#
+# Take 0.3 and a step of 1. It has to become 0 or 1. How often must it become 1, so that the mean is 0.3?
+#
+# </details>
+# <details><summary>Hint 2: a coin of any shape</summary>
+#
+# A random number even between 0 and 1 is below p with probability p. Here p is how far the value is above the multiple
+# below, in steps.
+#
+# </details>
+# <details><summary>Hint 3: almost there</summary>
+#
+# Divide by the step, and let `floor` do it: adding u before the floor carries over exactly as often as the fraction is
+# large. It is right for negative numbers, too.
+#
+# </details>
+
+# %% [markdown] tags=["explanation"]
+# ### Why
+# Each single rounding is worse than rounding to nearest: its error can be a whole step. But errors of many updates
+# cancel instead of all pointing the same way, and so small updates survive without a master copy. In bits it is even
+# simpler: the lesson adds random numbers to the lower half of an fp32.
+
+# %% tags=["solution"]
+dice = torch.Generator().manual_seed(0)
+weight = torch.ones(1000)
+for _ in range(1000):
+    weight = round_at_random(weight + 1e-4, 2**-7, torch.rand(weight.shape, generator=dice))
+print(f"1,000 weights of 1, each with 1,000 updates of 0.0001: mean {weight.mean():.2f}, none of it in fp32")
+
+# %% [markdown]
+# ## 4 · A scale that finds itself
+# **Difficulty** ●●●○○ · **12 minutes** · **Trains** the state machine inside GradScaler
+#
+# Write dynamic loss scaling as one function without side effects. It gets the scale, the `streak` of good steps since
+# the scale last changed, and whether this step's gradients overflowed. It returns the scale and the streak for the next
+# step. On an overflow the scale is halved; when `interval` good steps have come together, it is doubled.
+
+
+# %%
+def next_scale(scale: float, streak: int, overflowed: bool, interval: int) -> tuple[float, int]:
+    """The scale and the streak after a step."""
+    ### BEGIN SOLUTION Return two numbers: the next scale and the next streak.
+    if overflowed:
+        return scale / 2, 0
+    if streak + 1 == interval:
+        return scale * 2, 0
+    return scale, streak + 1
+    ### END SOLUTION
+
+
+# %%
+check.next_scale(next_scale)
+
+# %% [markdown]
+# <details><summary>Hint 1: where to start</summary>
+#
+# There are three cases: this step overflowed; it completes the interval; neither. Write one `return` for each.
+#
+# </details>
+# <details><summary>Hint 2: this step counts</summary>
+#
+# `streak` is from *before* this step. A good step makes it one longer, and then it may have reached the interval.
+#
+# </details>
+# <details><summary>Hint 3: almost there</summary>
+#
+# Whenever the scale changes, up or down, the streak begins at 0 again.
+#
+# </details>
+
+# %% [markdown] tags=["explanation"]
+# ### Why
+# The check lets your function run beside PyTorch's own `GradScaler`. The rule looks for trouble on purpose: it climbs
+# until a step overflows, loses that step, and falls back. With an interval of 2,000 a lost step costs nothing; it also
+# means that a few "inf" in a log at fp16 are no bug.
+
+# %% [markdown]
+# ## 5 · Four bugs in one step
+# **Difficulty** ●●●●○ · **15 minutes** · **Trains** putting scaling, clipping and master weights in the right order
+#
+# A colleague's training step in fp16 with fp32 master weights. It runs, and learns badly. There are **four** mistakes
+# in it.
+
+# %%
+from torch.nn.utils import clip_grad_norm_
+
+
+def buggy_step(weights, masters, optimizer, loss, scale: float) -> bool:
+    """One step; returns whether it was taken."""
+    (loss * scale).backward()
+    for weight, master in zip(weights, masters, strict=True):
+        master.grad = (weight.grad / scale).float()
+    clip_grad_norm_(masters, 1.0)
+    optimizer.step()
+    for weight in weights:
+        weight.grad = None
+    return True
+
+
+# %% [markdown]
+# Write it right. `weights` are fp16 parameters, `masters` fp32 parameters with the same values, `optimizer` steps on
+# the masters, the norm of all true gradients together is to be clipped at 1. The step is to leave no gradients behind,
+# and it returns `True` if it was taken. A step whose gradients are not finite is not taken: nothing changes.
+
+
+# %%
+def good_step(weights, masters, optimizer, loss, scale: float) -> bool:
+    """One step in fp16 with masters, loss scaling and clipping; returns whether it was taken."""
+    ### BEGIN SOLUTION Return True if the step was taken, False if a gradient overflowed.
+    (loss * scale).backward()
+    for weight, master in zip(weights, masters, strict=True):
+        master.grad, weight.grad = weight.grad.float() / scale, None
+    norm = clip_grad_norm_(masters, 1.0)
+    taken = bool(norm.isfinite())
+    if taken:
+        optimizer.step()
+        with torch.no_grad():
+            for weight, master in zip(weights, masters, strict=True):
+                weight.copy_(master)
+    for master in masters:
+        master.grad = None
+    return taken
+    ### END SOLUTION
+
+
+# %%
+check.good_step(good_step)
+
+# %% [markdown]
+# <details><summary>Hint 1: where to start</summary>
+#
+# Follow one number from the loss to the weight that the next forward reads. Does it get there? And where does it pass
+# through fp16?
+#
+# </details>
+# <details><summary>Hint 2: two of the four</summary>
+#
+# The weights never hear of the step: who copies the masters back? And `weight.grad / scale` is an fp16 number: what has
+# the scale been for, if small gradients are divided down to 0 again?
+#
+# </details>
+# <details><summary>Hint 3: the other two</summary>
+#
+# Infinite gradients are used all the same: look at `isfinite()` before the optimizer steps. And what is left behind:
+# the gradients of the weights are cleared, those of the masters are not.
+#
+# </details>
+
+# %% [markdown] tags=["explanation"]
+# ### Why
+# Upcast, *then* divide. Clip the true gradients, not the scaled ones. Look for infinities before you step, not after.
+# Copy the masters to the weights. The left-over master gradients cost 4 bytes a parameter between the steps, all
+# through the next forward, which is where the peak is.
+
+# %% [markdown]
+# ## 6 · Design a recipe
+# **Difficulty** ●●●●● · **15 minutes** · **Trains** choosing formats under three constraints at once
+#
+# You are given a card and a run, and choose the precision. A card without bf16 computes in fp16. The more is added up
+# in fp32, the better, so this is the order of preference:
+#
+# 1. gradients *and* updates added up in fp32: autocast (`amp-bf16`, `amp-fp16`) or `bf16-master-fp32grad`; of those
+#    that fit, take the one with the **lower estimated peak**;
+# 2. updates added up in fp32: `bf16-master` or `fp16-master`;
+# 3. `bf16` alone, the last resort on a card that has bf16.
+#
+# Return the name of the precision, or `""` if none fits. A run fits if its estimated peak does not exceed the card's
+# memory. A card without bf16 has no flash kernel: estimate with `attention="efficient"` there.
+
+
+# %%
+def choose_precision(card: str, run: TrainingRun) -> str:
+    """The best precision in which the run fits the card, by the order of preference above; "" if none does."""
+    ### BEGIN SOLUTION Return a precision's name, or "".
+    there = gpu(card)
+    if there.has_bf16:
+        ranks = [["amp-bf16", "bf16-master-fp32grad"], ["bf16-master"], ["bf16"]]
+    else:
+        ranks, run = [["amp-fp16"], ["fp16-master"]], run.replace(precision="amp-fp16", attention="efficient")
+    for names in ranks:
+        peaks = {name: estimate(run.replace(precision=name)).total for name in names}
+        fitting = [name for name in names if peaks[name] <= there.memory]
+        if fitting:
+            return min(fitting, key=peaks.__getitem__)
+    return ""
+    ### END SOLUTION
+
+
+# %%
+check.choose_precision(choose_precision)
+
+# %% [markdown]
+# <details><summary>Hint 1: where to start</summary>
+#
+# Write the names down as a list of lists, one inner list for each rank, different for the two kinds of cards.
+# `gpu(card).has_bf16` tells them apart.
+#
+# </details>
+# <details><summary>Hint 2: what to compute</summary>
+#
+# `estimate(run.replace(precision=name)).total` is a peak in bytes, `gpu(card).memory` what there is. Only in the first
+# rank do two names compete.
+#
+# </details>
+# <details><summary>Hint 3: almost there</summary>
+#
+# Go through the ranks. Keep the names that fit; if there are any, return the one with the smallest peak at once. After
+# the loop, return "". For an old card, change the run first: `run.replace(precision="amp-fp16",
+# attention="efficient")`.
+#
+# </details>
+
+# %% [markdown] tags=["explanation"]
+# ### Why
+# Look at where the choice changes. Which of the first rank is lower depends on the batch, and on the optimizer: with
+# the fused one and a single sequence it is autocast. `bf16` alone is what is left when the states themselves are too
+# large. And on a T4 or V100 there is no such way out: Adam's ε is 0 in fp16.
+
+# %% tags=["solution"]
+for batch in (1, 8, 16):
+    run = TrainingRun("gpt2-xl", batch, 1024, recompute="full")
+    chosen = {name: choose_precision(name, run) or "none fits" for name in ("V100-32GB", "RTX4090-24GB", "A100-40GB")}
+    print(f"GPT-2 XL, {batch:2d} sequences: {chosen}")
+fused = TrainingRun("gpt2-xl", 1, 1024, recompute="full", optimizer="adamw-fused")
+print(f"GPT-2 XL,  1 sequence, fused: {choose_precision('A100-40GB', fused)} on an A100-40GB")
+
+# %% [markdown]
+# ## Take home
+# **Remember** Upcast before you divide, add or compare.
+#
+# **Breaks when** a step in fp16 looks right and is never tried with a gradient that overflows.
+#
+# **Cheat-sheet line** epsilon 2^−m · largest (2 − 2^−m)·2^bias, bias 2^(e−1) − 1 · unscale, clip, look for inf, step,
+# copy to 16-bit.

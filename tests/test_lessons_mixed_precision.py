@@ -1,0 +1,258 @@
+"""Lesson 03's experiments: what they show is really so, and what they draw says it."""
+
+import math
+import re
+
+import pytest
+import torch
+
+from course_utils import TrainingRun, measure
+from course_utils.lessons import formats_in_a_step as formats
+from course_utils.lessons.bit_flipper import bit_flipper, bit_name, neighbors, sum_of
+from course_utils.lessons.language_model import StaticLossScale, Training, language_model
+from course_utils.lessons.mixed_precision import (
+    PARTS,
+    DynamicLossScale,
+    OneOfMany,
+    five_trainings,
+    gradients_of,
+    gradscaler_scales,
+    learns_as_well,
+    loss_figure,
+    repeated_update,
+    round_stochastically,
+    scale_figure,
+    unmoved_share,
+    update_figure,
+)
+from course_utils.lessons.number_formats import FORMATS, encode
+from course_utils.lessons.precision_figures import flow_figure, histogram_figure, lost_share
+from course_utils.measuring.devices import Host
+
+# ---------------------------------------------------------------------------------------------------- updates and cures
+
+
+def test_an_update_vanishes_in_16_bits_and_both_cures_help() -> None:
+    last = {name: values[-1] for name, values in repeated_update(1.0, 1e-4, 1000).items()}
+    assert last["fp16"] == last["bf16"] == 1.0
+    assert last["fp32"] == pytest.approx(1.1, rel=1e-3)
+    assert last["bf16, fp32 master"] == pytest.approx(1.1, abs=2**-7)
+    assert last["bf16, stochastic"] == pytest.approx(1.1, abs=0.05)
+
+
+def test_stochastic_rounding_is_right_on_average_and_keeps_what_is_exact() -> None:
+    dice = torch.Generator().manual_seed(1)
+    values = torch.tensor([1.001, -1.001, 3.1e-5, -250.3]).repeat(40_000, 1)
+    landed = round_stochastically(values, dice)
+    assert landed.dtype == torch.bfloat16 and all(len(set(column.tolist())) == 2 for column in landed.T)
+    assert torch.allclose(landed.float().mean(0), values[0], rtol=2e-4)
+    exact = torch.tensor([0.0, 1.0, -2.5, 2.0**-100])
+    assert torch.equal(round_stochastically(exact, dice).float(), exact)
+
+
+def test_fewer_weights_move_the_smaller_the_rate_and_the_coarser_the_format() -> None:
+    shares = [unmoved_share(rate, torch.bfloat16) for rate in (1e-3, 1e-4, 1e-5)]
+    assert shares == sorted(shares) and shares[0] < 0.01 and shares[2] > 0.5
+    assert unmoved_share(1e-5, torch.float16) < shares[2] and unmoved_share(1e-5, torch.float32) == 0
+
+
+# ---------------------------------------------------------------------------------------------------- gradients, scales
+
+
+def test_division_makes_gradients_underflow_and_scaling_brings_them_back() -> None:
+    whole, part = gradients_of(steps=5), gradients_of(steps=5, parts=PARTS)
+    assert len(whole) == len(part) and bool((whole != 0).all())
+    assert torch.equal(part * PARTS, whole)  # a power of two rounds nothing
+    assert lost_share(part) > 0.1 > 0.01 > lost_share(part, 2**16)
+
+
+OVERFLOWS = [step in (0, 3, 4, 30) for step in range(50)]
+
+
+@pytest.mark.parametrize(("start", "interval"), [(2.0**16, 2000), (1024.0, 3), (8.0, 10)])
+def test_the_dynamic_scale_is_gradscalers(start: float, interval: int) -> None:
+    scale, found = DynamicLossScale(start, interval), []
+    for overflowed in OVERFLOWS:
+        scale.update(overflowed)
+        found.append(scale.scale)
+    assert found == gradscaler_scales(OVERFLOWS, start, interval)
+    assert scale.history == [start, *found[:-1]]
+
+
+def test_one_of_many_divides_and_passes_on() -> None:
+    inner = DynamicLossScale(2.0**16)
+    one = OneOfMany(4096, inner)
+    assert one.scale == 16
+    one.update(overflowed=True)
+    assert (one.scale, inner.scale) == (8, 2.0**15)
+    assert OneOfMany(4096, StaticLossScale()).scale == 2**-12
+
+
+# ------------------------------------------------------------------------------------------------------- five trainings
+
+
+@pytest.fixture(scope="module")
+def trainings() -> dict[str, Training]:
+    return five_trainings(steps=60)
+
+
+def test_fp16_fails_without_scaling_and_only_so(trainings: dict[str, Training]) -> None:
+    as_well = {name: learns_as_well(training, trainings["fp32"]) for name, training in trainings.items()}
+    assert as_well == {name: name != "fp16, no scaling" for name in trainings}
+    assert trainings["fp32"].final < trainings["fp32"].losses[0] - 0.8
+
+
+def test_all_five_begin_alike(trainings: dict[str, Training]) -> None:
+    begins = [training.losses[0] for training in trainings.values()]
+    assert max(begins) - min(begins) < 0.01
+
+
+def test_losses_are_drawn_as_running_means(trainings: dict[str, Training]) -> None:
+    figure = loss_figure(trainings, "One of the five stays behind.")
+    assert figure.alt.startswith("One of the five stays behind.") and "fp16, no scaling" in figure.svg
+
+
+def test_a_training_that_is_no_number_does_not_learn_as_well() -> None:
+    model = language_model(layers=1, hidden=16)
+    optimizer = torch.optim.SGD(model.parameters())
+    good, broken = Training([3.0, 2.0], model, optimizer), Training([3.0, math.nan], model, optimizer)
+    assert learns_as_well(good, good) and not learns_as_well(broken, good)
+
+
+# -------------------------------------------------------------------------------------------------------------- figures
+
+
+def test_the_histogram_counts_what_is_lost() -> None:
+    figure = histogram_figure(torch.tensor([2.0**-30, 2.0**-20, 2.0**-10, 1.0]), "A quarter is lost.")
+    assert "fp16 turns 25 % of the gradients into zero" in figure.alt
+    scaled = histogram_figure(torch.tensor([2.0**-30, 2.0**-20]), "Nothing is lost.", scale=2**12)
+    assert "0 % of the gradients times 4,096" in scaled.alt
+    assert sum(int(count) for count in re.findall(r"<title>(\d+) of 2\^", figure.svg)) == 4
+
+
+def test_the_floor_of_the_histogram_is_fp16s() -> None:
+    just_lost, just_kept = 2.0**-25, 2.0**-25 * (1 + 2**-10)  # half of the smallest number is rounded to even: to 0
+    assert encode("fp16", just_lost) == 0 and encode("fp16", just_kept) == 1
+    assert lost_share(torch.tensor([just_lost, just_kept])) == 0.5
+
+
+def test_the_flow_names_every_step_in_words() -> None:
+    figure = flow_figure("Sums are fp32.")
+    for word in ("input x", "weights W", "output y", "dL/dy", "fp32 gradients", "master weights"):
+        assert word in figure.alt
+    assert figure.svg.count('Z"') == 12, "an arrow without a head"
+
+
+def test_curves_are_drawn() -> None:
+    assert "change of the weight" in update_figure(repeated_update(1.0, 0.01, 5), "Up.").svg
+    assert "loss scale" in scale_figure([1.0, 2.0, 4.0], "Up.").svg
+
+
+# ---------------------------------------------------------------------------------------------------------- bit-flipper
+
+
+def test_a_bit_that_is_pressed_changes_the_number() -> None:
+    shown = bit_flipper("bf16", 1.0)
+    shown.bits[0].value = True
+    assert shown.value == -1 and shown.controls["number"].value == "-1.0"
+    shown.bits[15].value = True
+    assert shown.value == -1.0078125 and "−1.007812" in shown.picture.value
+
+
+def test_typing_a_number_sets_the_bits() -> None:
+    shown = bit_flipper("fp16", 1.0)
+    shown.controls["number"].value = "0.1"
+    pressed = "".join(str(int(bit.value)) for bit in shown.bits[:16])
+    assert int(pressed, 2) == encode("fp16", 0.1) == shown.pattern
+    assert all(bit.layout.display == "none" for bit in shown.bits[16:])
+
+
+def test_another_format_rounds_the_number_asked_for_anew() -> None:
+    shown = bit_flipper("fp8-e4m3", 0.1)
+    coarse = shown.value
+    shown.controls["format"].value = "fp32"
+    assert coarse == 0.1015625 and shown.value == torch.tensor(0.1).item()
+
+
+def test_words_that_are_no_number_are_refused_in_words() -> None:
+    shown = bit_flipper("bf16", 2.0)
+    shown.controls["number"].value = "two"
+    assert "is no number" in shown.message and shown.value == 2.0
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_every_format_shows_its_extremes(form: str) -> None:
+    for value in (0.0, 1e300, float("nan"), FORMATS[form].smallest, -FORMATS[form].largest):
+        shown = bit_flipper(form, value)
+        assert shown.figure is not None and shown.figure.alt
+    assert repr(shown) == "Bits to flip: run this cell to use them."
+
+
+def test_bits_are_named_and_summed() -> None:
+    half = FORMATS["fp16"]
+    assert bit_name(half, 0).startswith("sign") and bit_name(half, 1) == "exponent: counts 16"
+    assert bit_name(half, 15) == "mantissa: counts 1/1,024"
+    assert sum_of(half, encode("fp16", 1.5)) == "+ 2^(15 − 15) · (1 + 512/1,024)"
+    assert "subnormal" in sum_of(half, 1) and sum_of(half, 0) == "+ 0" and "set aside" in sum_of(half, 0x7C00)
+    assert neighbors(half, encode("fp16", 65504)).endswith("Next away from zero: inf.")
+
+
+def test_unknown_formats_are_refused() -> None:
+    with pytest.raises(ValueError, match="unknown number format"):
+        bit_flipper("fp12")
+
+
+# ---------------------------------------------------------------------------------------------------- formats in a step
+
+RUN = TrainingRun("tiny-gpt", micro_batch=2, seq_len=64, attention="eager")
+
+
+@pytest.mark.parametrize(
+    ("precision", "wanted"),
+    [
+        ("fp32", ("fp32", "fp32", "fp32")),
+        ("amp-bf16", ("fp32", "fp32", "fp32")),
+        ("bf16-master", ("bf16", "bf16", "fp32")),
+        ("bf16-master-fp32grad", ("bf16", "fp32", "fp32")),
+        ("bf16", ("bf16", "bf16", "bf16")),
+        ("fp16-master", ("fp16", "fp16", "fp32")),
+    ],
+)
+def test_states_are_in_the_formats_of_their_recipe(precision: str, wanted: tuple[str, ...]) -> None:
+    run = RUN.replace(precision=precision)
+    measured = measure(run, source="simulated")
+    assert tuple(formats.state_formats(measured).values()) == wanted
+    assert formats.estimated_states(run) == formats.measured_states(measured)
+
+
+def test_autocast_runs_norms_and_softmax_in_fp32_and_products_in_bf16() -> None:
+    measured = measure(RUN.replace(precision="amp-bf16"), source="simulated")
+    found = formats.operation_formats(measured)
+    assert found["forward: native_layer_norm"] == found["forward: _softmax"] == found["forward: add"] == "fp32"
+    assert found["forward: addmm"] == found["forward: bmm"] == found["loss: _log_softmax"] == "bf16"
+    kept = formats.activation_formats(measured)
+    assert sum(kept.values()) == measured.moments["end of forward"]["activations"]
+    assert kept["fp32"] > 0 and kept["bf16"] > 0
+
+
+def test_a_recording_is_said_to_know_no_formats() -> None:
+    recorded = measure(TrainingRun("gpt2", micro_batch=8, seq_len=1024), source="recorded", device="simulated GPU")
+    assert set(formats.state_formats(recorded).values()) == {formats.NOT_RECORDED}
+    assert formats.operation_formats(recorded) == {"all": formats.NOT_RECORDED}
+    assert list(formats.activation_formats(recorded)) == [formats.NOT_RECORDED]
+
+
+def test_bytes_are_told_by_parameter() -> None:
+    assert formats.per_parameter({"parameters": 20, "gradients": 40, "optimizer_states": 120}, 10) == "2 + 4 + 12 = 18"
+
+
+def test_without_a_gpu_no_time_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COURSE_SOURCE", "simulated")
+    assert formats.step_times({"fp32": RUN}) == {}
+    assert "no time to show" in formats.tell_times({}) and "course_utils record" in formats.tell_times({})
+
+
+def test_a_step_is_timed_and_told_beside_the_first() -> None:
+    assert formats.median_step(RUN.replace(precision="fp32"), Host()) > 0
+    told = formats.tell_times({"fp32": 30.0, "bf16": 10.0}).splitlines()
+    assert "1.00 times as fast" in told[0] and "3.00 times as fast" in told[1]
