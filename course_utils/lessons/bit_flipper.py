@@ -150,7 +150,7 @@ def flipped_figure(form: NumberFormat, pattern: int, asked: float) -> Figure:
     """One number's bits, large, with its sum below."""
     canvas, value = Canvas(), decode(form, pattern)
     kept = "" if asked == rounded(form, asked) or asked != asked else f", the nearest to {spelled(asked)}"
-    title = f"{form.name}: {spelled(value)}{kept}"
+    title = f"In {form.name}: {spelled(value)}{kept}"
     top = canvas.title(title) + 12
     cell = min(40.0, (WIDTH - 32) / max(form.bits, 8 * form.bytes))
     draw_bits(canvas, form, pattern, 16, top, cell)

@@ -60,7 +60,7 @@ for name, form in FORMATS.items():
 reveal("03.next", 1000 * FORMATS["bf16"].epsilon, unit="thousandths")
 
 # %%
-range_figure("bf16 reaches as far as fp32; fp16 ends at 65,504, and loses what is below 6e−8")
+range_figure("The range of bf16 is that of fp32; fp16 ends at 65,504, and loses what is below 6e−8")
 
 # %% [markdown]
 # [tf32](../docs/glossary.md#tf32) is what an Ampere card's matrix units read of an fp32 number: bf16's range with
@@ -248,7 +248,7 @@ predict("03.trained", unit="of five")
 from course_utils.lessons.mixed_precision import five_trainings, loss_figure
 
 trainings = five_trainings(steps=100)
-loss_figure(trainings, "fp16 without scaling stays behind; scaled, or in bf16, 16 bits learn like 32")
+loss_figure(trainings, "Without scaling fp16 stays behind; scaled, or in bf16, 16 bits learn like 32")
 
 # %%
 from course_utils.lessons.mixed_precision import learns_as_well
