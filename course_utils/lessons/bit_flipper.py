@@ -8,7 +8,7 @@ import ipywidgets
 
 from ..figure import INK, QUIET, WIDTH, Canvas, Figure
 from ..figure_parts import stop
-from ..widgets import LAYOUT, STYLE, _Explorable
+from ..widgets import LAYOUT, STYLE, Explorable
 from .number_formats import (
     FORMATS,
     NumberFormat,
@@ -31,7 +31,7 @@ def bit_flipper(form: str = "bf16", value: float = 1.0) -> "BitFlipper":
     return BitFlipper(number_format(form), value)
 
 
-class BitFlipper(_Explorable):
+class BitFlipper(Explorable):
     """What `bit_flipper` shows: `.form` and `.pattern` are what has been chosen, `.value` the number they make.
 
     Changing the format keeps the number asked for, rounded anew; flipping a bit makes another number.
