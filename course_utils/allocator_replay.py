@@ -5,14 +5,16 @@ what pieces the rest is free, and whether the step would have fitted a GPU of a 
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from html import escape
 from typing import Any, NamedTuple
 
 from .allocator import Block, CachingAllocator, DriverCall, OutOfMemory, releasable_range
+from .allocator_settings import AllocatorSettings
 from .measurement import Allocation, Mark, Measurement, Timeline
-from .units import format_bytes
+from .nearest import unknown
+from .units import format_bytes, parse_bytes
 
 __all__ = ["MemoryBlock", "MemorySegment", "Replay", "replay"]
 
@@ -162,6 +164,8 @@ class Replay:
         Raises ValueError for an event that the replay has not reached.
         """
         event = self.peak_event if event is None else event
+        if not isinstance(event, int) or isinstance(event, bool):
+            raise TypeError(f"event is {event!r}: a number of events, 0 to {len(self)}; leave it out for the peak")
         return next(self.states([event]))
 
     def states(self, events: Iterable[int]) -> Iterator[list[MemorySegment]]:
@@ -220,16 +224,19 @@ class Replay:
 
 
 def replay(
-    source: Measurement | Timeline | Iterable[tuple[int, Any]], capacity: int | None = None, **choices: Any
+    source: Measurement | Timeline | Iterable[tuple[int, Any]], capacity: int | str | None = None, **choices: Any
 ) -> Replay:
     """Send every allocation and free of `source` through a `CachingAllocator` and note what happens.
 
     `source` is a measurement that knows all its allocations, or events: (bytes, name) pairs, positive to allocate and
-    negative to free under the same name. `capacity` is the GPU's memory for tensors in bytes, the other choices are
-    those of `AllocatorSettings`: `replay(measured, gpu("V100-32GB").memory, expandable_segments=True)`. A GPU that is
-    too small ends the replay: see `failed_at` and `message`. Raises ValueError for a measurement that has kept only
-    part of its allocations, and for events that free what is not there.
+    negative to free under the same name. `capacity` is the GPU's memory for tensors, in bytes or as in "60 MB"; the
+    others are those of `AllocatorSettings`: `replay(measured, gpu("V100-32GB").memory, expandable_segments=True)`. A
+    GPU that is too small ends the replay: see `failed_at` and `message`. Raises ValueError for a measurement that has
+    kept only part of its allocations, for events that free what is not there, and for an unknown choice; TypeError for
+    what is neither a measurement nor events.
     """
+    _check_choices(choices)
+    capacity = _capacity(capacity)
     measured = source if isinstance(source, Measurement) else None
     requests = requests_of(source) if isinstance(source, Measurement) else _checked(source)
     run, failure = Playback(CachingAllocator(capacity, **choices)), None
@@ -251,6 +258,34 @@ def replay(
         marks=measured.timeline.marks if measured else (),
         provenance=str(measured.provenance) if measured else "",
     )
+
+
+def _check_choices(choices: Iterable[str]) -> None:
+    known = [choice.name for choice in fields(AllocatorSettings) if choice.init]
+    for name in choices:
+        if name not in known:
+            raise unknown("allocator setting", name, known)
+
+
+def _capacity(given: Any) -> int | None:
+    """Bytes of a GPU's memory, from a number or words. Raises TypeError and ValueError, saying what it takes."""
+    if given is None or (isinstance(given, int) and not isinstance(given, bool)):
+        return given
+    if not isinstance(given, str):
+        raise TypeError(f"capacity is {given!r}: a whole number of bytes, or a text such as '80 GB'")
+    return parse_bytes(given)
+
+
+def check_replay(replayed: Any) -> None:
+    """Raises TypeError, saying what to write, unless this is what `replay` returns."""
+    if isinstance(replayed, Replay):
+        return
+    how = {
+        "Measurement": "replay it first: replayed = replay(measured)",
+        "TrainingRun": "measure it and replay that: replayed = replay(measure(run))",
+    }
+    known = how.get(type(replayed).__name__, "it has to be what replay(measured) returns")
+    raise TypeError(f"this takes a replay, and was given a {type(replayed).__name__}: {known}")
 
 
 CURVES = ("requested", "allocated", "reserved", "stuck", "largest_free")
@@ -304,12 +339,29 @@ def requests_of(measured: Measurement) -> list[Request]:
     return [event for event in events if event is not None]
 
 
+def _listed(events: Any) -> list[Any]:
+    """The events, if there are any to go through. Raises TypeError, saying what to hand over instead."""
+    if isinstance(events, Iterable) and not isinstance(events, (str, bytes, Mapping)):
+        return list(events)
+    is_run = type(events).__name__ == "TrainingRun"
+    how = "measured = measure(run) first, then replay(measured)" if is_run else "a measurement, or (bytes, name) pairs"
+    raise TypeError(f"replay takes what a step allocated, and was given a {type(events).__name__}: {how}")
+
+
+def _request(event: Any) -> Request:
+    if not isinstance(event, Sequence) or isinstance(event, str) or len(event) != 2:
+        raise TypeError(f"{event!r} is no event: a pair of bytes and a name, as in (1024, 'weights')")
+    if not isinstance(event[0], int) or isinstance(event[0], bool):
+        raise TypeError(f"the event {event!r} has {event[0]!r} bytes: a whole number, negative for a free")
+    return Request(*event)
+
+
 def _checked(events: Timeline | Iterable[tuple[int, Any]]) -> list[Request]:
     if isinstance(events, Timeline):
         raise ValueError(
             "a timeline alone does not say which allocation a free ends: replay the measurement it is from"
         )
-    requests = [Request(*event) for event in events]
+    requests = [_request(event) for event in _listed(events)]
     live: dict[Any, int] = {}
     for number, (size, name) in enumerate(requests, start=1):
         if size > 0 and name in live:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from html import escape
 
-from .units import format_bytes
+from .units import formatter
 
 KINDS = (
     "parameters",
@@ -67,22 +67,23 @@ class MemoryBreakdown(Mapping[str, int]):
         return len(self._by_kind)
 
     def __str__(self) -> str:
-        width = max(len(kind) for kind in KINDS)
-        rows = [f"{kind:<{width}}  {format_bytes(size, 'GB', 3):>12}" for kind, size in self.items() if size]
-        total = f"{'total':<{width}}  {format_bytes(self.total, 'GB', 3):>12}"
+        shown, width = formatter(self.total), max(len(kind) for kind in KINDS)
+        rows = [f"{kind:<{width}}  {shown(size):>12}" for kind, size in self.items() if size]
+        total = f"{'total':<{width}}  {shown(self.total):>12}"
         return "\n".join([*([self._title()] if self._title() else []), *rows, total])
 
     def _title(self) -> str:
         return " · ".join(part for part in (self.label, f"in {self.phase}" if self.phase else "") if part)
 
     def _repr_html_(self) -> str:
+        shown = formatter(self.total)
         cells = "".join(
             f"<tr title='{KIND_NOTES[kind]}'><td style='text-align:left'>{kind.replace('_', ' ')}</td>"
-            f"<td>{format_bytes(size, 'GB', 3)}</td></tr>"
+            f"<td>{shown(size)}</td></tr>"
             for kind, size in self.items()
             if size
         )
-        total = f"<tr><th style='text-align:left'>total</th><th>{format_bytes(self.total, 'GB', 3)}</th></tr>"
+        total = f"<tr><th style='text-align:left'>total</th><th>{shown(self.total)}</th></tr>"
         caption = (
             f"<caption style='text-align:left;white-space:nowrap'>{escape(self._title())}</caption>"
             if self._title()

@@ -6,7 +6,7 @@ from html import escape
 
 from .breakdown import KINDS, MemoryBreakdown
 from .explanation import Explanation, explained
-from .units import format_bytes
+from .units import GB, format_bytes
 
 SOURCES = {
     "live": "live on {device}",
@@ -180,4 +180,5 @@ class Measurement:
 
     def summary(self) -> str:
         """One line: the peak, the phase that owns it, and the provenance."""
-        return f"{format_bytes(self.peak, 'GB', 2)} at the peak, in {self.peak_phase} ({self.provenance})"
+        size = format_bytes(self.peak, "GB", 2) if self.peak >= GB else format_bytes(self.peak)
+        return f"{size} at the peak, in {self.peak_phase} ({self.provenance})"

@@ -27,8 +27,8 @@ def config_from_file(path: str | PathLike[str]) -> TransformerConfig:
 
     Known are the model types of READERS, with the defaults that transformers has where a file is silent. Left aside is
     what changes no byte of a training step: the scaling of rotary positions, quantization for inference, the cache of
-    keys and values; and a sliding window, since the course's attention is full. Where dropout differs from place to
-    place, a warning says what is taken.
+    keys and values. A warning says that attention is full here where a file has a sliding window shorter than its
+    longest sequence, and what is taken where dropout differs from place to place.
     Raises ValueError that names the file and says what is wrong: missing, truncated, not JSON, of an unknown family,
     without a size or with an impossible one, or of a kind that the course's network is not.
     """
@@ -124,6 +124,7 @@ def _llama(name: str, settings: Settings, **options: Any) -> TransformerConfig:
     sizes |= _sizes(settings, kv_heads="num_key_value_heads" if grouped else "num_attention_heads")
     _check_activation(settings, "hidden_act", SILU)
     _check_head_size(settings, sizes["hidden"], sizes["heads"])
+    _warn_of_window(name, settings, sizes["max_positions"])
     if settings.get("attention_dropout"):
         _warn(name, f"attention_dropout is {settings['attention_dropout']}: none is taken, as Llama has none elsewhere")
     tied, theta = settings.get("tie_word_embeddings", False), _rope_theta(settings)
@@ -190,6 +191,17 @@ def _check_head_size(settings: Settings, hidden: int, heads: int) -> None:
         raise ValueError(
             f"head_dim is {size!r}, but hidden_size / num_attention_heads is {hidden}/{heads} = {hidden / heads:g}: "
             "the course's heads share the hidden size evenly"
+        )
+
+
+def _warn_of_window(name: str, settings: Settings, longest: int) -> None:
+    """Say that attention is full where the model's own looks back less far. Qwen's files name a window that is off."""
+    window = settings.get("sliding_window")
+    if isinstance(window, int) and window < longest and settings.get("use_sliding_window", True):
+        _warn(
+            name,
+            f"sliding_window is {window:,}, but the course's attention is full: every token attends to all those before"
+            f" it, so that beyond {window:,} tokens a run takes more than the model's own attention would",
         )
 
 

@@ -226,9 +226,16 @@ class TrainingRun:
             value = getattr(self, name)
             if name != "model" and (value != standard or name in ("micro_batch", "seq_len")):
                 shown.append(f"{name}={getattr(value, 'name', value)!r}")
-        if preset is not None and len(shown[0]) == len(repr(preset.name)) and self.model.dropout != preset.dropout:
+        if self._changes_dropout():
             shown.append(f"dropout={self.model.dropout!r}")
         return f"TrainingRun({', '.join(shown)})"
+
+    def _changes_dropout(self) -> bool:
+        """Whether the model is a preset in all but its dropout."""
+        preset = PRESETS.get(self.model.name)
+        if preset is None or self.model.dropout == preset.dropout:
+            return False
+        return preset == dataclasses.replace(self.model, dropout=preset.dropout)
 
     def __str__(self) -> str:
         parts = [
@@ -246,6 +253,7 @@ class TrainingRun:
         parts += [f"gradients clipped at {self.clip_grad_norm:g}"] if self.clip_grad_norm is not None else []
         parts += [] if self.set_to_none else ["gradients zeroed, not freed"]
         parts += [f"loss in {self.loss_chunks} chunks"] if self.loss_chunks > 1 else []
+        parts += [f"dropout {self.model.dropout:g}"] if self._changes_dropout() else []
         parts += [f"LoRA of rank {self.lora_rank} on {', '.join(self.lora_targets)}"] if self.lora_rank else []
         parts += [f"frozen in {self.frozen_bits} bits"] if self.frozen_bits else []
         return " · ".join(part for part in parts if part)

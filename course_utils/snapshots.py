@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .allocator import CachingAllocator, DriverCall, settings
-from .allocator_replay import MemorySegment, Playback, Replay
+from .allocator_replay import MemorySegment, Playback, Replay, check_replay
 from .measurement import Allocation
 from .units import MiB, format_bytes
 
@@ -242,7 +242,10 @@ def snapshot_of(replayed: Replay) -> dict[str, Any]:
 
 
 def save_snapshot(replayed: Replay, path: str | Path) -> Path:
-    """Write `snapshot_of(replayed)` to `path` and return that path. Raises ValueError unless it ends in .pickle."""
+    """Write `snapshot_of(replayed)` to `path` and return that path. Raises ValueError unless it ends in .pickle,
+    TypeError for what is no replay.
+    """
+    check_replay(replayed)
     path = Path(path)
     if path.suffix != ".pickle":
         raise ValueError(f"{path.name!r}: torch's viewer takes snapshots whose names end in .pickle")

@@ -1,6 +1,7 @@
 """Bytes inside, GB and GiB only where a person reads them: the one formatter and the one parser."""
 
 import re
+from collections.abc import Callable
 
 KB, MB, GB, TB = 10**3, 10**6, 10**9, 10**12
 KiB, MiB, GiB, TiB = 2**10, 2**20, 2**30, 2**40
@@ -31,6 +32,15 @@ def format_bytes(size: int, unit: str | None = None, digits: int | None = None) 
     if digits is None:
         digits = 0 if unit == "B" else max(0, 2 - len(str(int(abs(amount)))) + 1) if abs(amount) >= 1 else 3
     return f"{amount:,.{digits}f} {unit}"
+
+
+def formatter(total: int) -> Callable[[int], str]:
+    """How the parts of a total of so many bytes are written: all in one unit that suits it, with three decimals.
+
+    A table of them can be added up by eye: GB for totals of 1 GB and more, MB below, KB below 1 MB.
+    """
+    unit = next((unit for unit in ("GB", "MB") if abs(total) >= UNITS[unit]), "KB")
+    return lambda size: format_bytes(size, unit, 3)
 
 
 def _natural_unit(size: int) -> str:

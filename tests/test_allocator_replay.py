@@ -5,9 +5,9 @@ import time
 from typing import Any
 
 import pytest
-from engine import GPT, LLAMA, shallow, simulate
+from engine import GPT, LLAMA, shallow, simulate, tiny
 
-from course_utils import PRESETS, TrainingRun
+from course_utils import PRESETS, TrainingRun, memory_map, memory_map_page, save_snapshot
 from course_utils.allocator import settings
 from course_utils.allocator_replay import replay
 from course_utils.measuring.recorded import from_json, to_json
@@ -181,3 +181,62 @@ def test_a_deep_model_reserves_more_than_its_tensors_and_less_with_expandable_se
     assert plain.peak_allocated > measured.peak, "blocks of which less than 1 MiB was left over were not split"
     assert measured.peak < expandable.peak_reserved < plain.peak_reserved
     assert max(expandable.fragmentation) < max(plain.fragmentation)
+
+
+def test_capacity_may_be_written_in_words():
+    events = [(40 * MiB, "a"), (40 * MiB, "b")]
+    assert replay(events, capacity="60 MB").failed_at == 2
+    assert replay(events, capacity="60 MB").capacity == 60_000_000
+    assert replay(events, capacity="1 GiB").failure is None
+    with pytest.raises(ValueError, match="'sixty' is no amount of memory"):
+        replay(events, capacity="sixty")
+    with pytest.raises(TypeError, match=r"capacity is 60000000.0: a whole number of bytes, or a text such as '80 GB'"):
+        replay(events, capacity=60e6)  # type: ignore[arg-type]
+
+
+def test_unknown_settings_name_the_nearest():
+    with pytest.raises(ValueError, match="unknown allocator setting 'max_split': did you mean 'max_split_size_mb'"):
+        replay([(512, "a")], max_split=21)
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (TrainingRun("gpt2"), r"given a TrainingRun: measured = measure\(run\) first, then replay\(measured\)"),
+        ("gpt2", "given a str: a measurement, or"),
+        (None, "given a NoneType: a measurement, or"),
+        ({512: "a"}, "given a dict: a measurement, or"),
+        ([512, -512], "512 is no event: a pair of bytes and a name"),
+        ([(512, "a", 3)], "is no event: a pair of bytes and a name"),
+        ([("a", 512)], "has 'a' bytes: a whole number, negative for a free"),
+    ],
+)
+def test_what_cannot_be_replayed_is_refused_in_words(source, said):
+    with pytest.raises(TypeError, match=said):
+        replay(source)
+
+
+@pytest.mark.parametrize(
+    ("thing", "said"),
+    [
+        (
+            simulate(TrainingRun(tiny("gpt2"), 1, 16)),
+            r"given a Measurement: replay it first: replayed = replay\(measur",
+        ),
+        (TrainingRun("gpt2"), r"given a TrainingRun: measure it and replay that: replayed = replay\(measure\(run\)\)"),
+        ([(512, "a")], r"given a list: it has to be what replay\(measured\) returns"),
+    ],
+)
+@pytest.mark.parametrize(
+    "use", [memory_map, memory_map_page, lambda thing: save_snapshot(thing, "memory.pickle")],
+    ids=["memory_map", "memory_map_page", "save_snapshot"],
+)  # fmt: skip
+def test_what_takes_a_replay_says_how_to_get_one(use, thing, said):
+    with pytest.raises(TypeError, match=said):
+        use(thing)
+
+
+@pytest.mark.parametrize("event", ["peak", 1.0, True])
+def test_an_event_is_a_number(event):
+    with pytest.raises(TypeError, match="leave it out for the peak"):
+        memory_map(replay([(512, "a")]), event)

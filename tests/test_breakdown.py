@@ -66,6 +66,16 @@ def test_shows_itself_in_a_terminal_and_in_a_notebook():
     assert "peak &lt;1&gt;" in html and "weight copies" in html and "3.000 GB" in html
 
 
+def test_small_totals_are_shown_in_small_units():
+    megabytes = MemoryBreakdown({"parameters": 2_500_000, "gradients": 512})
+    assert [line.split()[-2:] for line in str(megabytes).splitlines()] == [
+        ["2.500", "MB"], ["0.001", "MB"], ["2.501", "MB"],
+    ]  # fmt: skip
+    assert "<td>2.500 MB</td>" in megabytes._repr_html_() and "<th>2.501 MB</th>" in megabytes._repr_html_()
+    assert "1.536 KB" in str(MemoryBreakdown({"parameters": 1_536}))
+    assert measurement().summary().startswith("2.05 KB at the peak")
+
+
 def test_curves_add_up_to_the_totals():
     curves = TIMELINE.curves()
     assert curves == {

@@ -129,6 +129,20 @@ def test_what_the_package_offers_is_there():
     assert python(code).strip() == "[] True"
 
 
+def test_what_is_worked_with_in_notebooks_is_offered():
+    offered = ("memory_map", "memory_map_page", "read_snapshot", "save_snapshot", "compare_with_gpu")
+    errors = ("StepError", "GpuOutOfMemory", "SimulationUnavailable")
+    code = f"import course_utils as c; print([callable(getattr(c, name)) for name in {offered + errors}])"
+    assert python(code).strip() == str([True] * 8)
+
+
+def test_no_module_hides_what_the_package_offers():
+    import course_utils
+
+    files = {top(name) for name in modules()}
+    assert not files & set(course_utils.__all__), "once the module is imported, its name would stand for the module"
+
+
 def test_an_unknown_name_lists_what_there_is():
     code = "import course_utils\ntry: course_utils.estimat\nexcept AttributeError as error: print(error)"
     said = python(code)

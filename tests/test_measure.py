@@ -100,7 +100,7 @@ def test_the_highest_phase_is_the_peak():
 def test_provenance_says_where_it_ran():
     assert str(simulate(RUN).provenance).startswith("simulated GPU · torch 2.")
     assert str(measure(ON_CPU, "cpu").provenance).startswith("traced on the CPU · torch 2.")
-    assert "GB" in simulate(RUN).summary() and "simulated GPU" in simulate(RUN).summary()
+    assert " MB at the peak" in simulate(RUN).summary() and "simulated GPU" in simulate(RUN).summary()
 
 
 # Laid side by side
@@ -174,3 +174,10 @@ def test_shipped_recordings_equal_the_estimate():
     for name in shipped:
         run = eval(name.partition(" steps=")[0], {"TrainingRun": TrainingRun})
         assert dict(recorded.from_json(shipped[name], "").breakdown) == dict(estimate(run)), name
+
+
+def test_a_comparison_of_small_runs_has_a_unit_that_shows_them():
+    small = compare(TrainingRun(tiny("gpt2"), 1, 16), "simulated")
+    assert small.measurement.peak < 1e9
+    assert " MB" in repr(small) and "GB" not in repr(small)
+    assert " MB</td>" in small._repr_html_() and "GB" not in small._repr_html_()

@@ -37,7 +37,7 @@ RELEASED = {
     "llama3.2-1b": llama_like(
         "llama", "llama3.2-1b", tie_word_embeddings=True, head_dim=64, rope_scaling={"factor": 8}
     ),
-    "mistral-7b": llama_like("mistral", "mistral-7b", sliding_window=4096),
+    "mistral-7b": llama_like("mistral", "mistral-7b", sliding_window=None),
     "mixtral-8x7b": llama_like("mixtral", "mixtral-8x7b", num_local_experts=8, num_experts_per_tok=2, head_dim=None),
     "qwen2.5-0.5b": llama_like("qwen2", "qwen2.5-0.5b", tie_word_embeddings=True, use_sliding_window=False),
     "qwen2.5-7b": llama_like("qwen2", "qwen2.5-7b", tie_word_embeddings=False, attention_dropout=0.0),
@@ -112,6 +112,20 @@ def test_dropout_that_differs_is_said(tmp_path):
     assert model.dropout == 0.2
     with pytest.warns(UserWarning, match=r"attention_dropout is 0\.1: none is taken"):
         assert config_from_file(write(tmp_path, LLAMA | {"attention_dropout": 0.1})).dropout == 0.0
+
+
+def test_a_sliding_window_is_said_to_be_left_aside(tmp_path):
+    windowed = RELEASED["mistral-7b"] | {"sliding_window": 4096}
+    with pytest.warns(UserWarning, match=r"sliding_window is 4,096, but the course's attention is full"):
+        assert config_from_file(write(tmp_path, windowed)).max_positions == 32_768
+
+
+@pytest.mark.parametrize(
+    "more", [{"sliding_window": 32_768}, {"sliding_window": 4096, "use_sliding_window": False}, {}]
+)
+def test_a_window_that_cuts_nothing_is_no_matter(tmp_path, more, recwarn):
+    config_from_file(write(tmp_path, RELEASED["qwen2.5-7b"] | {"max_position_embeddings": 32_768} | more))
+    assert not recwarn.list
 
 
 def test_a_run_says_its_file_s_model_in_code(tmp_path):

@@ -187,3 +187,10 @@ def test_heads_that_a_kernel_cannot_take_are_refused(hidden, heads, attention, s
 def test_a_copy_of_a_run_can_still_be_changed():
     run = copy.deepcopy(TrainingRun("gpt2"))
     assert run.replace(micro_batch=2) == TrainingRun("gpt2", micro_batch=2)
+
+
+def test_a_changed_dropout_is_shown_and_its_own_is_not():
+    own = RUN.model.dropout
+    assert str(RUN.replace(dropout=0.25)) == f"{RUN} · dropout 0.25" and own != 0.25
+    assert str(RUN.replace(dropout=own)) == str(RUN)
+    assert "dropout" not in str(TrainingRun(dataclasses.replace(RUN.model, layers=3, dropout=0.3)))

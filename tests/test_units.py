@@ -2,7 +2,7 @@
 
 import pytest
 
-from course_utils.units import GB, UNITS, GiB, format_bytes, parse_bytes, round_up
+from course_utils.units import GB, UNITS, GiB, format_bytes, formatter, parse_bytes, round_up
 
 
 @pytest.mark.parametrize(("size", "rounded"), [(0, 0), (1, 512), (511, 512), (512, 512), (513, 1024), (10**12, 10**12)])
@@ -67,3 +67,18 @@ def test_what_is_no_amount_is_refused(text):
 @pytest.mark.parametrize("unit", UNITS)
 def test_every_unit_comes_back(unit):
     assert parse_bytes(format_bytes(3 * UNITS[unit], unit)) == 3 * UNITS[unit]
+
+
+@pytest.mark.parametrize(
+    ("total", "size", "text"),
+    [
+        (GB, 4_000_000, "0.004 GB"),
+        (2_000 * GB, GB, "1.000 GB"),
+        (GB - 1, 4_000_000, "4.000 MB"),
+        (1_000_000, 512, "0.001 MB"),
+        (999_999, 512, "0.512 KB"),
+        (0, 0, "0.000 KB"),
+    ],
+)
+def test_the_total_chooses_the_unit_of_its_parts(total, size, text):
+    assert formatter(total)(size) == text

@@ -13,7 +13,7 @@ from ..gpus import Gpu, gpu
 from ..measurement import Measurement
 from ..nearest import unknown
 from ..run import TrainingRun
-from ..units import GB, format_bytes
+from ..units import GB, format_bytes, formatter
 
 SOURCES = ("auto", "live", "simulated", "cpu", "recorded")
 
@@ -268,19 +268,24 @@ class Comparison:
         counted = format_bytes(allocated, "GB", 3)
         return f"{text} The GPU itself counted {counted}: {scratch:+,} bytes are scratch space inside kernels."
 
+    def _formatter(self) -> Callable[[int], str]:
+        """One unit for both columns, chosen by the larger total."""
+        return formatter(max(self.estimate.total, self.measurement.peak))
+
     def __repr__(self) -> str:
+        shown = self._formatter()
         lines = [f"{'':18}{'estimate':>12}{'measured':>12}{'estimate − measured':>22}"]
         lines += [
-            f"{kind:18}{format_bytes(found, 'GB', 3):>12}{format_bytes(truth, 'GB', 3):>12}{gap:>+20,} B"
-            for kind, found, truth, gap in self.rows()
+            f"{kind:18}{shown(found):>12}{shown(truth):>12}{gap:>+20,} B" for kind, found, truth, gap in self.rows()
         ]
         return "\n".join([str(self.run), *lines, self.explanation(), str(self.measurement.provenance)])
 
     def _repr_html_(self) -> str:
+        shown = self._formatter()
         head = "<tr><th></th><th>estimate</th><th>measured</th><th>estimate − measured</th></tr>"
         body = "".join(
-            f"<tr><td style='text-align:left'>{kind.replace('_', ' ')}</td><td>{format_bytes(found, 'GB', 3)}</td>"
-            f"<td>{format_bytes(truth, 'GB', 3)}</td><td>{gap:+,} B</td></tr>"
+            f"<tr><td style='text-align:left'>{kind.replace('_', ' ')}</td><td>{shown(found)}</td>"
+            f"<td>{shown(truth)}</td><td>{gap:+,} B</td></tr>"
             for kind, found, truth, gap in self.rows()
         )
         notes = f"<p>{escape(self.explanation())}<br><small>{escape(str(self.measurement.provenance))}</small></p>"

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from .allocator_replay import MemoryBlock, MemorySegment, Replay
+from .allocator_replay import MemoryBlock, MemorySegment, Replay, check_replay
 from .breakdown import KINDS
 from .figure import INK, MARGIN, QUIET, RULE, WIDTH, Canvas, Figure, ink_on, text_width
 from .figure_parts import COLOURS, amount_with_unit, digits_for, stop, words
-from .memory_map_page import Page, bytes_in_a_row, page_of
+from .memory_maps_page import Page, bytes_in_a_row, page_of
 from .units import GB, format_bytes
 
 __all__ = ["memory_map", "memory_map_page"]
@@ -50,8 +50,10 @@ def memory_map(
 
     Rows follow each other like lines of text. Colors are the kinds of memory; hatched is free: red where a tensor in
     the same segment keeps it from being given back, grey where nothing does. `unit` prints sizes ("GB" or "MB" by
-    itself). Raises ValueError for an event that the replay has not reached, and where nothing is reserved.
+    itself). Raises ValueError for an event that the replay has not reached, and where nothing is reserved, TypeError
+    for what is no replay, and for what is no event.
     """
+    check_replay(replayed)
     event = _telling_event(replayed) if event is None else event
     segments = replayed.blocks_at(event)
     if not segments:
@@ -76,8 +78,10 @@ def memory_map(
 def memory_map_page(replayed: Replay, title: str | None = None) -> Page:
     """A page that steps through the memory map event by event with a slider; it needs no network and no kernel.
 
-    In a notebook it shows itself; `.save("map.html")` writes it. Raises ValueError for a replay without events.
+    In a notebook it shows itself; `.save("map.html")` writes it. Raises ValueError for a replay without events,
+    TypeError for what is no replay.
     """
+    check_replay(replayed)
     if not len(replayed):
         raise ValueError("this replay holds no events, so there is nothing to step through")
     still = memory_map(replayed)
