@@ -26,9 +26,11 @@ REDRAW_MS = 50.0
 PRESSES, ROUNDS = 11, 5
 WIDGETS = "playground.ipynb"
 CELLS = (
-    "from course_utils.teaching import predict, reveal\nfrom course_utils.widgets import explorer, tensor_slider",
+    "from course_utils.teaching import predict, reveal\nfrom course_utils.widgets import explorer, tensor_slider\n"
+    "from course_utils.lessons.adam_widget import walker",
     "explorer()",
     "tensor_slider()",
+    "walker(beta2=0.99)",
     "predict('00.guess')",
     "reveal('00.guess', 134_500_000_000)",
 )
@@ -69,7 +71,7 @@ def cell(page: browser.Page, source: str) -> browser.Locator:
     return page.locator(browser.CODE_CELLS).nth(next(i for i, text in enumerate(CELLS) if text.startswith(source)))
 
 
-@pytest.mark.parametrize("source", ["explorer", "tensor_slider"])
+@pytest.mark.parametrize("source", ["explorer", "tensor_slider", "walker"])
 def test_every_slider_moves_the_picture_by_key(playground: browser.Page, source: str) -> None:
     sliders = cell(playground, source).locator(browser.SLIDER)
     assert sliders.count() >= 2
@@ -82,7 +84,7 @@ def test_every_slider_moves_the_picture_by_key(playground: browser.Page, source:
         assert browser.picture(browser.cell_of(slider)) == before
 
 
-@pytest.mark.parametrize("source", ["explorer", "tensor_slider"])
+@pytest.mark.parametrize("source", ["explorer", "tensor_slider", "walker"])
 def test_picture_follows_the_key_at_once(playground: browser.Page, source: str) -> None:
     slider = cell(playground, source).locator(browser.SLIDER).first
     medians: list[float] = []

@@ -157,7 +157,7 @@ lines(
 
 # %%
 reveal("02.bias", max(raw), unit="times")
-print(f"step 1: (1 − β1) / √(1 − β2) = {0.1 / 0.001**0.5:.2f}, and the formula gives {raw[0]:.2f}")
+print(f"step 1 by hand: (1 − β1) / √(1 − β2) = {0.1 / 0.001**0.5:.2f}; in the figure: {raw[0]:.2f}")
 print(f"the longest is step {raw.index(max(raw)) + 1}; still {raw[999]:.2f} at step 1,000")
 
 # %% [markdown]

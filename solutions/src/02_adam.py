@@ -21,10 +21,7 @@
 # %%
 import torch
 
-from course_utils import format_bytes
 from course_utils.checks import lesson_02 as check
-from course_utils.lessons.adam import trajectory
-from course_utils.lessons.adam_figures import walks
 
 # %% [markdown]
 # ## 1 · What each one remembers
@@ -78,6 +75,8 @@ check.state_bytes(state_bytes)
 # vectors vanish beside it, and 8 bits cost a quarter of fp32 and a little for the scales.
 
 # %% tags=["solution"]
+from course_utils import format_bytes
+
 for name in ("sgd", "momentum", "adam", "adafactor", "adam8bit"):
     print(f"{name:10s} {format_bytes(state_bytes(name, 50257, 768)):>9s}")
 
@@ -126,6 +125,9 @@ check.best_rate(best_rate)
 # below is the lesson's. Adam's v gives each axis a step of its own, so that no η has to serve two curvatures.
 
 # %% tags=["solution"]
+from course_utils.lessons.adam import trajectory
+from course_utils.lessons.adam_figures import walks
+
 rates = {"best": best_rate([1.0, 25.0]), "a tenth less": 0.9 * best_rate([1.0, 25.0])}
 walks(
     {name: trajectory("gradient descent", rate, 200) for name, rate in rates.items()},
