@@ -64,7 +64,8 @@ class TransformerConfig:
     def _fill_in(self) -> None:
         standard: dict[str, Any] = {"kv_heads": self.heads, "ffn": 4 * self.hidden} | FAMILIES[self.family]
         for name, value in standard.items():
-            if getattr(self, name) in (0, "", None):
+            given = getattr(self, name)
+            if given in (0, "", None) and given is not False:  # False equals 0, but it has been chosen
                 object.__setattr__(self, name, value)
         if self.qkv_bias is None:
             object.__setattr__(self, "qkv_bias", self.bias)

@@ -229,11 +229,11 @@ for name in ("gpt2", "gpt2-xl", "gpt3-175b"):
 
 # %% [markdown]
 # ## Llama: four changes, none of them free
-# Llama's block has the same skeleton and other parts:
+# Llama's block has the same skeleton and other parts (keys stands for keys and values):
 #
 # | GPT-2 | Llama | parameters of a block |
 # |---|---|---|
-# | keys and values as wide as queries | [grouped queries](../docs/glossary.md#grouped-queries): width k, smaller than h | 2h² becomes 2h·k |
+# | keys as wide as queries | [grouped queries](../docs/glossary.md#grouped-queries): width k | 2h² becomes 2h·k |
 # | GELU: 2 matrices of 4h·h | [SwiGLU](../docs/glossary.md#swiglu): 3 matrices of f·h | 8h² becomes 3f·h |
 # | LayerNorm: scale and shift | [RMSNorm](../docs/glossary.md#rmsnorm): scale alone | 4h becomes 2h |
 # | biases | none | 9h becomes 0 |
@@ -359,7 +359,7 @@ print(f"plus the routers: {8 * mistral - 7 * shared + router:,}")
 
 # %% [markdown]
 # ## From N to bytes
-# A paper text for a lecture says that the states of an 8-billion model are "roughly 100 GB": weights, gradients and
+# A lecture says that the states of an 8-billion model are "roughly 100 GB": weights, gradients and
 # Adam's states, at 16 bytes a parameter. **Your guess**, with the N that you know now?
 
 # %%

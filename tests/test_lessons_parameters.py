@@ -1,0 +1,186 @@
+"""Lesson 04's counts: formulas as they are shown give the numbers beside them, and real modules hold as many."""
+
+import re
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+
+import pytest
+
+from course_utils.lessons.parameter_figures import percent, shares, spelled
+from course_utils.lessons.parameters import (
+    CHECKPOINT_BYTES,
+    GPT2_CORRECTED,
+    GPT2_PAPER,
+    Counts,
+    block_terms,
+    blocks_alone,
+    counted_block,
+    counted_model,
+    gpt_ladder,
+    model_terms,
+    network_without_memory,
+    parts,
+    rule_errors,
+    total,
+    with_embedding,
+)
+from course_utils.models import PRESETS, TransformerConfig
+
+ODD = TransformerConfig(
+    "odd", "llama", 3, 48, 6, 97, 50, kv_heads=2, ffn=100, positions="learned", norm="layernorm", bias=True, tied=False
+)
+PLAIN = replace(PRESETS["tiny-gpt"], name="plain", bias=False, qkv_bias=False)
+MODELS = [*PRESETS.values(), ODD, PLAIN]
+BUILT = [model for model in MODELS if model.name not in ("gpt3-175b", "llama3-70b", "llama3.2-3b", "gpt2-large")]
+"""Those whose modules are built here too: some seconds fewer, and the lesson itself builds the others."""
+
+
+def evaluated(formula: str, model: TransformerConfig) -> int:
+    """What a formula says for a model, its letters taken from there."""
+    letters = {"h": model.hidden, "k": model.kv, "f": model.ffn, "E": model.experts, "V": model.vocab}
+    letters |= {"P": model.max_positions, "L": model.layers}
+    code = re.sub(r"(?<=\d)(?=[a-zA-Z])", "*", formula.replace("²", "**2").replace("·", "*"))
+    return eval(code, {}, letters)
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
+def test_formulas_say_what_stands_beside_them(model):
+    for term in block_terms(model):
+        assert evaluated(term.formula, model) == term.count, term
+    for term in model_terms(model):
+        if "a block" not in term.formula:
+            assert evaluated(term.formula, model) == term.count, term
+
+
+@pytest.mark.parametrize("model", BUILT, ids=lambda model: model.name)
+def test_real_modules_hold_as_many_line_by_line(model):
+    network = network_without_memory(model)
+    assert {term.name: term.count for term in block_terms(model)} == counted_block(network)
+    assert {term.name: term.count for term in model_terms(model)} == counted_model(network)
+    assert total(model_terms(model)) == sum(p.numel() for p in network.parameters()) == model.parameters
+    assert all(parameter.device.type == "meta" for parameter in network.parameters())
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
+def test_parts_add_up(model):
+    assert sum(parts(model).values()) == model.parameters
+    assert ("head" in parts(model)) != model.tied
+    assert parts(model)["norms"] == (2 * model.layers + 1) * block_terms(model)[0].count
+
+
+def test_a_model_without_biases_has_none():
+    names = [name for name, _ in network_without_memory(PLAIN).named_parameters()]
+    assert names and not [name for name in names if "bias" in name]
+    h = PLAIN.hidden
+    assert total(block_terms(PLAIN)) == 12 * h**2 + 2 * h
+
+
+def test_checkpoints_of_others_hold_as_many():
+    for name, size in CHECKPOINT_BYTES.items():
+        assert size == 2 * PRESETS[name].parameters, name
+
+
+def test_the_paper_is_wrong_and_the_correction_right():
+    for name, millions in GPT2_CORRECTED.items():
+        N = PRESETS[name].parameters
+        assert round(N / 1e6) == millions
+        assert round((N - (50257 - 40478) * PRESETS[name].hidden) / 1e6) == GPT2_PAPER[name]
+
+
+def test_tables_show_every_term_and_signed_differences():
+    terms = block_terms("tiny-gpt")
+    right = {term.name: term.count for term in terms}
+    assert str(Counts(terms)).splitlines()[-1].split() == ["total", f"{total(terms):,}"]
+    assert str(Counts(terms, right)).count(" 0\n") == len(terms) and str(Counts(terms, right)).endswith(" 0")
+    off = Counts(terms, right | {"MLP, up": right["MLP, up"] + 5})
+    assert "−5" in str(off) and "−5" in off._repr_html_() and "3h² + 3h" in off._repr_html_()
+
+
+def test_the_rule_gets_better_with_size():
+    for rule in (blocks_alone, with_embedding):
+        sizes, errors = rule_errors(rule, gpt_ladder())
+        assert sizes == sorted(sizes) and errors == sorted(errors) and errors[-1] < 0
+    for vocab in (50257, 128256):
+        for model in gpt_ladder(vocab):
+            error = rule_errors(blocks_alone, [model])[1][0] / 100
+            assert error == pytest.approx(-vocab / (12 * model.layers * model.hidden + vocab), abs=0.02)
+
+
+# --------------------------------------------------------------------------------------------------- the picture
+
+
+def test_shares_draw_every_part_and_say_it():
+    figure = shares({"one": parts("gpt2"), "two": parts("llama3-8b")}, "Words are a third of GPT-2")
+    drawn = [int(count) for count in re.findall(r'data-parameters="(\d+)"', figure.svg)]
+    assert drawn == [*parts("gpt2").values(), *parts("llama3-8b").values()]
+    assert "embedding 31 %" in figure.alt and "8.03 B parameters" in figure.alt
+    ElementTree.fromstring(figure.svg)
+
+
+def widths(svg: str) -> list[float]:
+    return [float(w) for w in re.findall(r'width="([\d.]+)"[^>]*data-parameters', svg)]
+
+
+def test_bars_are_as_wide_as_asked():
+    models = {"one": {"MLP": 100}, "half": {"MLP": 30, "head": 20}}
+    same, scaled = widths(shares(models, "Same.").svg), widths(shares(models, "Scaled.", to_scale=True).svg)
+    assert same[0] == pytest.approx(same[1] + same[2], abs=0.2)
+    assert scaled[0] == pytest.approx(2 * (scaled[1] + scaled[2]), abs=0.4)
+
+
+def test_shares_refuse_what_they_cannot_draw():
+    with pytest.raises(ValueError, match="at least one model"):
+        shares({}, "Nothing.")
+    with pytest.raises(ValueError, match="no color for adapter"):
+        shares({"one": {"adapter": 3}}, "Unknown.")
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [(7, "7"), (1_234, "1.23 K"), (124_439_808, "124 M"), (999_700_000, "1.00 B"), (46_702_792_704, "46.7 B")],
+)
+def test_counts_are_spelled_as_people_say_them(count, words):
+    assert spelled(count) == words
+
+
+def test_percents_have_digits_that_tell():
+    assert [percent(part, 1000) for part in (314, 52, 9, 0)] == ["31 %", "5.2 %", "0.9 %", "0 %"]
+
+
+# ---------------------------------------------------------------------------------------------------- the builder
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_builder_begins_with_a_preset_to_the_unit(name):
+    from course_utils.widgets import model_builder
+
+    shown = model_builder(name)
+    assert shown.model.parameters == PRESETS[name].parameters
+    assert f"N = {PRESETS[name].parameters:,}" in shown.message
+
+
+def test_moving_a_control_builds_another_model():
+    from course_utils.widgets import model_builder
+
+    shown = model_builder("llama3-8b")
+    for name, value in (("family", "gpt2"), ("layers", 4), ("hidden", 2048), ("vocab", 256), ("tied", "tied"),
+                        ("ffn", "4"), ("group", 1), ("heads", 16), ("experts", 8)):  # fmt: skip
+        before, picture = shown.model, shown.picture.value
+        shown.controls[name].value = value
+        assert (shown.model != before and shown.picture.value != picture) or name == "heads", name
+    drawn = [int(count) for count in re.findall(r'data-parameters="(\d+)"', shown.picture.value)]
+    assert sum(drawn) == shown.model.parameters and "of which a token uses" in shown.message
+
+
+def test_what_makes_no_transformer_is_said_in_words():
+    from course_utils.widgets import model_builder
+
+    shown = model_builder("llama3-8b")
+    shown.controls["group"].value = 7
+    assert "Not possible" in shown.message and "groups of 7" in shown.message
+    shown.controls["group"].value = 4
+    shown.controls["hidden"].value = 1600
+    shown.controls["heads"].value = 48
+    assert "do not divide a hidden size" in shown.message
+    with pytest.raises(ValueError, match="gpt-9"):
+        model_builder("gpt-9")
