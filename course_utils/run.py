@@ -294,7 +294,7 @@ def _check_sharding(run: TrainingRun) -> None:
     for name in ("bucket_view", "sequence_parallel", "set_to_none"):
         if not isinstance(getattr(run, name), bool):
             raise ValueError(f"{name} is {getattr(run, name)!r}: it is True or False")
-    if isinstance(run.zero_stage, bool) or run.zero_stage not in (0, 1, 2, 3):
+    if isinstance(run.zero_stage, (bool, float)) or run.zero_stage not in (0, 1, 2, 3):
         raise ValueError(f"zero_stage is {run.zero_stage!r}: 0 (nothing is sharded), 1, 2 or 3")
     if run.zero_stage and run.world_size == 1:
         raise ValueError(f"zero_stage={run.zero_stage} shards over ranks: set world_size to 2 or more")
@@ -326,7 +326,7 @@ def _check_lora(run: TrainingRun) -> None:
     rank, bits = run.lora_rank, run.frozen_bits
     if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank <= run.model.hidden:
         raise ValueError(f"lora_rank is {rank!r}: a whole number up to h = {run.model.hidden}; 0 trains every weight")
-    if bits not in (None, 4, 8, 16):
+    if isinstance(bits, float) or bits not in (None, 4, 8, 16):
         raise ValueError(f"frozen_bits is {bits!r}: 16, 8 or 4; None leaves frozen weights in {run.precision.name}")
     if bits is not None and not rank:
         raise ValueError("frozen_bits says how frozen weights are stored: freeze them with lora_rank above 0")

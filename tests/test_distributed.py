@@ -152,7 +152,8 @@ def test_as_views_of_buckets_gradients_are_there_once():
     "changes",
     [
         {}, {"bucket_view": True}, {"zero_stage": 1}, {"accumulation_steps": 2},
-        {"zero_stage": 1, "optimizer": "adamw-loop"},
+        {"zero_stage": 1, "optimizer": "adamw-loop"}, {"bucket_view": True, "accumulation_steps": 2},
+        {"bucket_view": True, "accumulation_steps": 3, "zero_stage": 1},
     ],
 )  # fmt: skip
 def test_the_estimated_peak_is_exact_but_for_step_counters(changes):
@@ -162,6 +163,13 @@ def test_the_estimated_peak_is_exact_but_for_step_counters(changes):
     counters = BLOCK * len(zero_1_shares(run.model, 2)[0] if run.zero_stage else parameter_shapes(run.model))
     off = {kind: found[kind] - truth[kind] for kind in KINDS if found[kind] != truth[kind]}
     assert off == {"optimizer_states": -counters} and found.phase == measured(run).peak_phase
+
+
+def test_with_gradients_that_stay_the_buckets_settle_in_the_third_step():
+    run = RUN.replace(bucket_view=True, set_to_none=False, optimizer="sgd")
+    assert measure(run, "cpu", steps=3).peak == pytest.approx(estimate(run).total, rel=0.01)
+    assert "steps=3" in measured(run).provenance.note
+    assert measured(run).peak > 1.1 * estimate(run).total
 
 
 def test_where_it_comes_from_is_said():

@@ -181,3 +181,23 @@ def test_a_comparison_of_small_runs_has_a_unit_that_shows_them():
     assert small.measurement.peak < 1e9
     assert " MB" in repr(small) and "GB" not in repr(small)
     assert " MB</td>" in small._repr_html_() and "GB" not in small._repr_html_()
+
+
+def test_experts_are_balanced_and_that_is_said():
+    model = tiny("llama", experts=4, experts_per_token=2)
+    assert "balanced experts" in measure(TrainingRun(model, 1, 16), "simulated").provenance.note
+    assert "balanced" not in measure(TrainingRun(tiny("llama"), 1, 16), "simulated").provenance.note
+
+
+def test_a_run_says_its_own_attention():
+    with pytest.raises(ValueError, match="a run says its kernel itself"):
+        measure(TrainingRun("tiny-gpt", 1, 16), "simulated", attention="efficient")
+
+
+def test_a_first_step_alone_is_said_to_be_one():
+    assert "Only the first step was measured" in compare(TrainingRun("tiny-gpt", 1, 16), "simulated", 1).explanation()
+
+
+def test_a_device_is_a_name():
+    with pytest.raises(ValueError, match="a part of a GPU's name"):
+        measure(TrainingRun("tiny-gpt", 1, 16), "recorded", device=3)  # type: ignore[arg-type]

@@ -372,6 +372,19 @@ def test_an_exception_inside_a_module_that_the_step_handles_does_no_harm(source)
     }  # fmt: skip
 
 
+def test_an_optimizer_that_never_steps_is_noted():
+    model = nn.Linear(8, 8)
+
+    def step(model, optimizer, batch):
+        model(batch).sum().backward()
+        optimizer.zero_grad()
+
+    optimizer = torch.optim.AdamW(model.parameters())
+    measured = measure(step=step, model=model, optimizer=optimizer, batch=torch.randn(2, 8), source="cpu")
+    assert "never called optimizer.step()" in measured.provenance.note
+    assert measured.breakdown["optimizer_states"] == 0
+
+
 @EVERYWHERE
 def test_a_leak_is_named_with_what_stays(source):
     kept: list[torch.Tensor] = []

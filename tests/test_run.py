@@ -194,3 +194,9 @@ def test_a_changed_dropout_is_shown_and_its_own_is_not():
     assert str(RUN.replace(dropout=0.25)) == f"{RUN} · dropout 0.25" and own != 0.25
     assert str(RUN.replace(dropout=own)) == str(RUN)
     assert "dropout" not in str(TrainingRun(dataclasses.replace(RUN.model, layers=3, dropout=0.3)))
+
+
+@pytest.mark.parametrize("changes", [{"world_size": 2, "zero_stage": 1.0}, {"lora_rank": 4, "frozen_bits": 8.0}])
+def test_stages_and_bits_are_whole_numbers(changes):
+    with pytest.raises(ValueError, match=r"(zero_stage is 1\.0|frozen_bits is 8\.0)"):
+        TrainingRun("gpt2", **changes)

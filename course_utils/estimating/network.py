@@ -85,6 +85,7 @@ def run_group(step: Step, number: int, blocks: list[Block], x: Tensor, shared: S
 
 def embedded(step: Step, table: Weight) -> Tensor:
     """Rows of the table, one a token. Its gradient is dense, V·h, though a batch touches few rows."""
+    table.stand()
     tape, back = step.tape, table.leaf.size
     out = tape.tensor(table.element, "sb·h")
     tape.apply(out, [table.leaf], [], lambda _: [tape.gradient(back)])
@@ -93,6 +94,7 @@ def embedded(step: Step, table: Weight) -> Tensor:
 
 def looked_up(step: Step, table: Weight, indices: Tensor) -> Tensor:
     """Rows of the positions' table, one a position; keeps the indices."""
+    table.stand()
     tape, back = step.tape, table.leaf.size
     out = tape.tensor(table.element, "s·h")
     saved = [Saving(indices, "positions", "position indices", "which rows get a gradient")]

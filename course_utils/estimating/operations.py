@@ -17,15 +17,26 @@ class Weight:
     def __init__(self, step: "Step", shape: str, adapter: bool = False) -> None:
         self.step, self.shape = step, shape
         self.gradient: Storage | None = None
+        self.stood = False
         trained = adapter or not step.structure.lora
         self.element = "c" if step.structure.frozen_bits and not adapter else step.wide
         self.leaf = step.tape.leaf(self.element, shape, self.accumulate) if trained else Tensor(self.element, shape)
+
+    def stand(self) -> None:
+        """A gradient that earlier micro-batches left, which goes when the last one's is added and copied to its bucket.
+
+        It is told at the weight's first use, as part of the block that uses it.
+        """
+        if self.step.structure.unsynchronized and not self.stood:
+            self.stood = True
+            self.gradient = self.step.tape.make(f"{self.element}·{self.shape}", "gradients")
 
     def accumulate(self, gradient: Gradient) -> None:
         """Take the first micro-batch's gradient as it is; add any later one to it."""
         if self.step.structure.copied_to_buckets:
             gradient.storage.record.kind = "gradients"
         if self.step.structure.accumulates:
+            self.gradient = None
             return
         if self.step.structure.main_gradients:  # copied to fp32 at once; the 16-bit one goes
             self.gradient = self.step.tape.make(f"4·{self.shape}", "gradients")
@@ -92,6 +103,7 @@ def lowered(step: Step, x: Tensor) -> Tensor:
 
 def weight_as_used(step: Step, weight: Weight) -> Tensor:
     """A weight as matrix products take it: autocast casts it once for all its uses, but only if it is trained."""
+    weight.stand()
     if not step.structure.autocast or weight.element == "c":
         return weight.leaf
     if weight in step.copies:
@@ -168,6 +180,8 @@ def dequantized(step: Step, n_in: str, n_out: str) -> Storage:
 def norm(step: Step, x: Tensor, weights: list[Weight], name: str) -> Tensor:
     """LayerNorm or RMSNorm, one kernel each: its input and fp32 statistics, one or two numbers a token, are kept."""
     tape, centered = step.tape, step.structure.norm == "layernorm"
+    for weight in weights:
+        weight.stand()
     used = [weight.leaf for weight in weights]
     if step.structure.autocast and x.element == "c":  # norms are computed in fp32, frozen 16-bit weights or not
         used = [cast(step, leaf, "r", "weight_copies") for leaf in reversed(used)][::-1]

@@ -15,13 +15,14 @@ def estimate(run: TrainingRun) -> MemoryBreakdown:
     """Bytes by kind at the peak of a step (the second or a later one), from formulas alone; of several ranks on rank 0.
 
     `phase` names the phase that owns the peak, `label` the moment within it. Raises ValueError for tensor parallelism,
-    which has closed forms of its own (`megatron.rank_states`), and for what FSDP2 is not covered for.
+    which has closed forms of its own (`megatron.rank_states`), and for what is not covered on several ranks: LoRA; with FSDP2
+    (zero_stage 2 and 3) optimizers that look at whole tensors, checkpoints of several blocks, models of one block.
     """
     check(run)
     if run.zero_stage >= 2:
         return max(moments(run).values(), key=lambda moment: moment.total)
     reading = Reading(run)
-    between = _standing(run, gradients=run.accumulates)
+    between = _before_forward(run)
     top, visit = reading.highest()
     after = _after_backward(run)
     best = max(after, key=lambda name: sum(after[name][1].values()))
@@ -39,7 +40,7 @@ def moments(run: TrainingRun) -> dict[str, MemoryBreakdown]:
 
         return fsdp_moments(run)
     reading = Reading(run)
-    between = _standing(run, gradients=run.accumulates)
+    between = _before_forward(run)
     found: dict[str, tuple[str, Totals]] = {}
     for visit in reading.visits():
         phase, name = named(reading.place(visit), reading.last_group)
@@ -93,6 +94,18 @@ def _standing(run: TrainingRun, gradients: bool) -> Totals:
         "gradients": gradient_bytes(run) if gradients else 0,
     }
     return standing if run.world_size == 1 else _replicated(run, standing)
+
+
+def _before_forward(run: TrainingRun) -> Totals:
+    """What is there when the micro-batch that needs most begins: of one kind or another, gradients of those before it.
+
+    Of three or more micro-batches with gradients as views of buckets it is not the last, in which the gradients that
+    no_sync left beside the buckets go one by one.
+    """
+    standing = _standing(run, gradients=run.accumulates)
+    if run.bucket_view and run.accumulation_steps > 2 and run.set_to_none:
+        standing["gradients"] += gradient_bytes(run)
+    return standing
 
 
 def _replicated(run: TrainingRun, standing: Totals) -> Totals:

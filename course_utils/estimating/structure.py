@@ -34,6 +34,7 @@ class Structure(NamedTuple):
     loss_scaling: bool
     accumulates: bool
     copied_to_buckets: bool
+    unsynchronized: bool
     one_sequence: bool
     chunks: int
     lora: tuple[str, ...]
@@ -50,7 +51,7 @@ class Structure(NamedTuple):
 @lru_cache(maxsize=1024)
 def structure_of(
     model: TransformerConfig, precision: tuple[bool, bool, bool], attention: str, recompute: str,
-    accumulates: tuple[bool, bool],
+    accumulates: tuple[bool, bool, bool],
     one_sequence: bool, chunks: int, lora: tuple[str, ...], frozen_bits: int, blocks: int, larger_experts: int,
     narrow: bool,
 ) -> Structure:  # fmt: skip
@@ -69,7 +70,9 @@ def structure(run: TrainingRun) -> Structure:
     precision = run.precision
     recipe = (bool(precision.autocast), precision.gradient > precision.weight, precision.loss_scaling)
     new_each_time = run.accumulation_steps == 1 and run.set_to_none
-    gradients = (run.accumulates, run.bucket_view and new_each_time)
+    # With no_sync gradients are tensors of their own beside the buckets; the last micro-batch's backward frees them.
+    unsynchronized = run.bucket_view and run.accumulation_steps == 2 and run.set_to_none
+    gradients = (run.accumulates, run.bucket_view and new_each_time, unsynchronized)
     shape = structure_of(
         run.model, recipe, run.attention, run.recompute, gradients, run.micro_batch == 1,
         min(pieces_of_loss(run)[0], 4), run.lora_targets, run.frozen_bits or 0, run.blocks_per_checkpoint,

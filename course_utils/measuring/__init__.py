@@ -30,6 +30,9 @@ ON_THE_CPU = (
 SIMULATED_GPU = "simulated GPU"
 """The device under which simulated runs are recorded."""
 
+BALANCED = "balanced experts: each computes b·s·k/E pairs of a token and a choice, a real router's load differs"
+"""Said wherever a mixture of experts is measured: its capacity is fixed, so that no shape depends on the data."""
+
 CPU_LIMIT = 4 * GB
 """Larger runs are not traced on the CPU: they would take minutes, and memory that a laptop needs."""
 
@@ -63,12 +66,16 @@ def measure(
     _check_what(run, {"step": step, "model": model, "optimizer": optimizer, "batch": batch})
     if attention not in OWN_ATTENTIONS:
         raise unknown("attention", attention, OWN_ATTENTIONS)
+    if run is not None and attention != "auto":
+        raise ValueError(f"attention={attention!r} is for a step of your own: a run says its kernel itself")
     if source not in SOURCES:
         raise unknown("source", source, SOURCES)
     if not isinstance(steps, int) or isinstance(steps, bool) or not 1 <= steps <= MOST_STEPS:
         raise ValueError(
             f"steps is {steps!r}: a whole number from 1 to {MOST_STEPS}; 2 is usual, as the first has no states yet"
         )
+    if device is not None and not isinstance(device, str):
+        raise ValueError(f"device is {device!r}: a part of a GPU's name, such as 'H200'")
     if device is not None and source != "recorded":
         raise ValueError(f"device={device!r} picks a recording: it goes with source='recorded', not {source!r}")
     if run is None:
@@ -87,10 +94,11 @@ def measure(
             "or set tensor_parallel=1"
         )
     if run.world_size > 1:
-        return _of_many_ranks(run, source, steps)
+        return _of_many_ranks(run, source, steps, device)
     if source == "recorded":
         return _recorded(run, steps, "", device)
     source, note = choose_source(run) if source == "auto" else (source, "")
+    note = "; ".join(part for part in (note, BALANCED if run.model.experts else "") if part)
     return {"live": _live, "simulated": _simulated, "cpu": _cpu, "recorded": _recorded}[source](run, steps, note)
 
 
@@ -151,18 +159,18 @@ def card_here() -> Gpu:
     return this_gpu()
 
 
-def _of_many_ranks(run: TrainingRun, source: str, steps: int) -> Measurement:
+def _of_many_ranks(run: TrainingRun, source: str, steps: int, device: str | None) -> Measurement:
     """Rank 0 of several. FSDP2 (zero_stage 2 and 3) is simulated, DistributedDataParallel (0 and 1) run on the CPU.
 
     Raises ValueError, naming what works, for another source.
     """
     forced = forced_source() if source == "auto" else source
     if run.zero_stage >= 2 and forced in ("auto", "simulated"):
-        return _simulated(run, steps, "")
+        return _simulated(run, steps, BALANCED if run.model.experts else "")
     if run.zero_stage < 2 and forced == "cpu":
         return _cpu(run, steps, "")
     if forced == "recorded":
-        return _recorded(run, steps, "")
+        return _recorded(run, steps, "", device)
     raise ValueError(
         f"{run.world_size} ranks with zero_stage={run.zero_stage} cannot be measured with source={forced!r}: "
         "zero_stage 2 and 3 (FSDP2) work with source='simulated', 0 and 1 (DistributedDataParallel, whose reducer "
@@ -240,6 +248,10 @@ class Comparison:
         """Estimated peak over measured peak."""
         return self.estimate.total / self.measurement.peak
 
+    @property
+    def _steps(self) -> int:
+        return max((mark.step for mark in self.measurement.timeline.marks), default=0)
+
     def rows(self) -> list[tuple[str, int, int, int]]:
         """(kind, estimated, measured, difference) in bytes for each kind that occurs, then the total."""
         found, truth = self.estimate, self.measurement.breakdown
@@ -259,6 +271,8 @@ class Comparison:
                 f"{gap:+,} bytes are left ({100 * (self.ratio - 1):+.3f} %), "
                 f"most of it in {kind.replace('_', ' ')} ({self.differences[kind]:+,})."
             )
+        if self._steps == 1:
+            text = f"{text} Only the first step was measured, at whose beginning there are no optimizer states yet."
         if self.measurement.source == "cpu":
             text = f"{text} {ON_THE_CPU}"
         allocated = self.measurement.counters.get("allocated")

@@ -132,7 +132,7 @@ def _trace(own: OwnStep, provenance: Provenance, steps: int) -> Measurement:
         tracker.at(peak, "peak"), _moments(tracker, ends), tracker.timeline(), provenance, peak, tracker.allocations(),
         losses, phase_peaks=tracker.phase_peaks(begins[-2]),
     )  # fmt: skip
-    return _noted(measured, *_notes(measured, watch.placeholders))
+    return _noted(measured, *_notes(measured, watch.placeholders, own.optimizer is not None))
 
 
 def _values(result: Any) -> list[float]:
@@ -162,7 +162,9 @@ def _moments(tracker: Tracker, ends: list[int]) -> dict[str, Any]:
     return {name: tracker.at(event, name) for name, event in events.items()}
 
 
-def _notes(measured: Measurement, placeholders: bool) -> Iterator[str]:
+def _notes(measured: Measurement, placeholders: bool, optimizer: bool) -> Iterator[str]:
+    if optimizer and not any(mark.phase == "optimizer" for mark in measured.timeline.marks):
+        yield "the step never called optimizer.step(): nothing was updated, and no optimizer states were made"
     ends = [moment.total for name, moment in measured.moments.items() if name.startswith("end of step")]
     if len(ends) > 1 and ends[-1] > ends[-2]:
         yield _leak(measured, len(ends), ends[-1] - ends[-2])
