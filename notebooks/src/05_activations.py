@@ -1,0 +1,495 @@
+# ---
+# jupyter:
+#   course:
+#     minutes: 75
+#     budget_seconds: 60
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 05 · What does each operation keep?
+#
+# **75 minutes.** You should know [lesson 01](01_where_did_the_memory_go.ipynb), what the parts of a transformer block
+# are, and the derivative of a product. No GPU is needed: where a measurement is simulated, it says so.
+#
+# Lesson 01 left you with a formula: a block keeps s·b·h·(34 + 5·a·s/h) bytes for its backward pass. Here you derive
+# every unit of it, tensor by tensor, and ask autograd each time whether it agrees. Then you can do the same for a block
+# that nobody has written a formula for. The letters: b sequences of s tokens, hidden size h, a heads, L layers,
+# vocabulary V.
+
+# %% [markdown]
+# ## Operation by operation
+# An operation keeps what its derivative asks for, and nothing else. Eight operations are enough for a GPT. Before you
+# look: write down for each of them what its backward needs, given that the gradient of its output arrives by itself.
+#
+# Each one here works on a tensor of s·b·h numbers in bf16. **Your guess.** How many MB do all eight keep together?
+
+# %%
+from course_utils import PRESETS, TrainingRun, estimate, format_bytes, gpu, measure
+from course_utils.teaching import predict, reveal
+
+s, b, h = 1024, 4, 1024
+print(f"one tensor of s·b·h numbers in bf16: {format_bytes(2 * s * b * h, 'MB')}")
+predict("05.operations", unit="MB")
+
+# %% [markdown]
+# ### Estimate
+# | operation | derivative with respect to x | so backward asks for |
+# |---|---|---|
+# | x + y | 1 | nothing |
+# | x / 8 | 1/8 | nothing: a number is no tensor |
+# | x · Wᵀ | for W: dL/dy · x | its input |
+# | GELU(x) | a function of x | its input |
+# | softmax(x) = p | p·(dL/dp − Σ p·dL/dp) | its *output* |
+# | dropout(x) | 0 or 1/(1−rate) | a mask, one byte an element |
+# | LayerNorm(x) | a function of x, mean, deviation | its input, and two fp32 numbers a token |
+# | x · y, both activations | y, and x | both |
+
+# %%
+n, token = s * b * h, s * b
+wanted = {
+    "addition": 0, "division by a number": 0, "linear layer": 2 * n, "GELU": 2 * n, "softmax": 2 * n,
+    "dropout": n, "LayerNorm": 2 * n + 8 * token, "product of two": 4 * n,
+}  # fmt: skip
+print(f"{sum(wanted.values()) / n:.3f} bytes for each of the s·b·h numbers")
+
+# %% [markdown]
+# ### Measure
+# `saved_by` runs an operation with PyTorch's saved-tensor hooks on, and lists each piece of memory that autograd holds
+# on to. Weights are left out: they are there anyway.
+
+# %%
+import torch
+from torch import nn
+
+from course_utils.teaching import saved_by, show_ledger
+
+operations = {
+    "addition": torch.add, "division by a number": lambda x: x / 8, "linear layer": nn.Linear(h, h), "GELU": nn.GELU(),
+    "softmax": nn.Softmax(-1), "dropout": nn.Dropout(0.1), "LayerNorm": nn.LayerNorm(h), "product of two": torch.mul,
+}  # fmt: skip
+shapes = {name: [(b, s, h)] * (2 if name in ("addition", "product of two") else 1) for name in operations}
+kept = {name: saved_by(run, *shapes[name], dtype="bf16", device="gpu") for name, run in operations.items()}
+measured = {name: sum(item.bytes for item in items) for name, items in kept.items()}
+show_ledger(wanted, measured)
+
+# %%
+reveal("05.operations", sum(measured.values()), unit="MB")
+for item in kept["LayerNorm"] + kept["dropout"]:
+    print(f"{item.name:24s} {item.shape!s:17s} {item.dtype:5s} {item.bytes:>10,} bytes")
+
+# %% [markdown]
+# **The gap** is zero, in every row. Two rows deserve a second look. Dropout's mask takes one byte an element, although
+# one bit would do. And LayerNorm keeps its *statistics* in fp32 whatever its input is: small, but you will need them to
+# close a ledger to the byte.
+#
+# Those are the kernels of a GPU. Your processor has others, and keeps other things:
+
+# %%
+for name in ("dropout", "LayerNorm"):
+    on_cpu = sum(item.bytes for item in saved_by(operations[name], (b, s, h), dtype="bf16"))
+    print(f"{name}: {format_bytes(on_cpu, 'MB')} on the CPU, {format_bytes(measured[name], 'MB')} on a GPU")
+
+# %% [markdown]
+# Why does softmax keep its output when GELU keeps its input? Because its derivative can be written with the output
+# alone, as in the table. Check that with real numbers.
+
+# %%
+torch.manual_seed(0)
+x = torch.randn(4, 16, requires_grad=True)
+p = x.softmax(-1)
+dp = torch.randn_like(p)
+p.backward(dp)
+by_hand = p * (dp - (p * dp).sum(-1, keepdim=True))
+print("softmax's gradient from its output alone equals autograd's:", torch.allclose(by_hand, x.grad, atol=1e-6))
+
+# %% [markdown]
+# ## Kept twice, stored once
+# An MLP widens h to 4h, applies a nonlinearity, and comes back. Both the nonlinearity and the second matrix keep a wide
+# tensor. GELU needs its *input*. ReLU can do with its *output*: where that is zero, so is the slope.
+#
+# **Your guess.** Same shapes, ReLU in place of GELU. How many MB does the MLP keep then?
+
+# %%
+gelu_mlp = nn.Sequential(nn.Linear(h, 4 * h), nn.GELU(), nn.Linear(4 * h, h))
+with_gelu = saved_by(gelu_mlp, (b, s, h), dtype="bf16", device="gpu")
+print(f"with GELU: {format_bytes(sum(item.bytes for item in with_gelu), 'MB')}, that is 2·s·b·h + 2 · 2·s·b·4h")
+predict("05.relu", unit="MB")
+
+# %%
+relu_mlp = nn.Sequential(nn.Linear(h, 4 * h), nn.ReLU(), nn.Linear(4 * h, h))
+with_relu = saved_by(relu_mlp, (b, s, h), dtype="bf16", device="gpu")
+tensors = {"input of the first linear": 2 * n, "ReLU's output, input of the second": 8 * n}
+show_ledger(tensors, dict(zip(tensors, (item.bytes for item in with_relu), strict=True)))
+reveal("05.relu", sum(item.bytes for item in with_relu), unit="MB")
+
+# %% [markdown]
+# **The gap.** What ReLU keeps and what the next matrix keeps is *one* tensor, and memory is counted by
+# storage, not by how many operations point at it. Whoever adds up operations one by one counts too much. In a block
+# this happens at every seam, so the ledger below lists storages.
+
+# %% [markdown]
+# ## The ledger of one block
+# Now put them together: norm, attention, norm, MLP, with two residual additions. GPT-2 small, two sequences of 512
+# tokens, 16-bit, dropout as published, attention written out in PyTorch's own operators
+# ([eager](../docs/glossary.md#eager-attention)).
+#
+# **Your guess.** In units of s·b·h bytes: what does the block keep?
+
+# %%
+eager = TrainingRun("gpt2", micro_batch=2, seq_len=512, precision="bf16-master", attention="eager")
+print(eager, f"· h={eager.model.hidden} · a={eager.model.heads}")
+predict("05.block", unit="s·b·h")
+
+# %% [markdown]
+# Predicted from formulas on the left, found by hooks in a genuine block on the right. (Keys and values have g·d
+# numbers, g heads of d; in GPT-2 that is h. ffn is 4h.)
+
+# %%
+from course_utils.lessons.activations import block_ledger
+
+ledger = block_ledger(eager)
+ledger
+
+# %%
+s, b, h, a = eager.seq_len, eager.micro_batch, eager.model.hidden, eager.model.heads
+reveal("05.block", ledger.found / (s * b * h), unit="s·b·h")
+print(f"predicted minus found: {ledger.predicted - ledger.found:,} bytes")
+
+# %% [markdown]
+# ### The formula, and its residual
+# Add up the column. Everything without s² makes 34: the four inputs of matrices 2 + 2 + 2 + 8, queries, keys and values
+# 6, GELU's input 8, two norms' inputs 4, two masks 2. The rest has one number for each *pair* of tokens in each head:
+# softmax's output 2, its mask 1, the result of dropout 2. So s·b·h·34 + 5·a·s²·b, which is equation 2 of [Korthikanti
+# et al. 2022](https://arxiv.org/abs/2205.05198).
+
+# %%
+formula = {"34·s·b·h": 34 * s * b * h, "5·a·s²·b": 5 * a * s * s * b}
+residual = {"two norms, mean and deviation, fp32": 2 * 2 * 4 * s * b}
+show_ledger(formula | residual, {"all that hooks found": ledger.found}, unit="MB")
+left = ledger.found - sum(formula.values())
+print(f"the formula leaves {left:,} bytes; the norms' statistics are {sum(residual.values()):,}")
+
+# %% [markdown]
+# The formula is short by the statistics of the norms, sixteen bytes a token, and by nothing else. That is a residual
+# with a name. An estimate is finished when what is left over has one.
+
+# %% [markdown]
+# ## Flash attention
+# A [flash](../docs/glossary.md#flashattention) kernel computes the same attention block by block and never writes an
+# s×s matrix. For backward it computes softmax again, from queries and keys. **Your guess.** What is left, in s·b·h?
+
+# %%
+predict("05.flash", unit="s·b·h")
+
+# %%
+flash = block_ledger(eager.replace(attention="flash"))
+flash
+
+# %%
+reveal("05.flash", flash.found / (s * b * h), unit="s·b·h")
+gone = 5 * a * s * s * b
+come = {"logsumexp, fp32": 4 * a * s * b, "state of the random numbers": 24}
+print(f"gone: 5·a·s²·b = {gone:,} bytes; come: {come}")
+print(f"eager − gone + come − flash: {ledger.found - gone + sum(come.values()) - flash.found:,} bytes")
+
+# %% [markdown]
+# **The gap.** All of 5·a·s²·b is gone; one fp32 number a row and head has come, and the seed with which the kernel makes
+# the same dropout mask again instead of storing it. Note that 34 stayed 34: the kernel's output and the input of the
+# next matrix are one storage.
+
+# %% [markdown]
+# ## What else changes the bill?
+# Change one thing at a time, from the block with flash attention. **Your guess.** Llama's MLP,
+# [SwiGLU](../docs/glossary.md#swiglu), has three matrices. Made as narrow as needed to have GELU's number of parameters
+# (8/3·h in place of 4h), it multiplies two branches. What does the block keep then?
+
+# %%
+predict("05.swiglu", unit="s·b·h")
+
+# %%
+from dataclasses import replace
+
+base = eager.replace(attention="flash")
+variants = {
+    "eager": {},
+    "flash": {},
+    "flash, no dropout": {"dropout": 0.0},
+    "flash, RMSNorm": {"norm": "rmsnorm"},
+    "flash, SwiGLU of 8/3·h": {"mlp": "swiglu", "ffn": 8 * h // 3},
+    "flash, 4 key-value heads": {"kv_heads": 4},
+    "flash, autocast": {},
+}
+runs = {name: base.replace(model=replace(base.model, **change)) for name, change in variants.items()}
+runs["eager"], runs["flash, autocast"] = eager, base.replace(precision="amp-bf16")
+
+# %% [markdown]
+# The measurement takes two genuine steps of each, with two blocks and with three: the difference is one block.
+
+# %%
+from course_utils.lessons.activations import measured_per_token, per_token
+from course_utils.plots import bars
+
+found = {name: measured_per_token(run) for name, run in runs.items()}
+for name, run in runs.items():
+    print(f"{name:25s} {per_token(run):7.3f} estimated, {found[name]:7.3f} measured, in bytes · s·b·h")
+
+# %%
+reveal("05.swiglu", found["flash, SwiGLU of 8/3·h"], unit="s·b·h")
+title = "The kernel decides; no other choice moves a block by more than a fifth"
+bars(found, title, unit="s·b·h", highlight="eager", provenance="simulated GPU, one block of GPT-2 small, s = 512")
+
+# %% [markdown]
+# **The gap**, row by row.
+#
+# - *No dropout*: the two masks of one byte go. (With eager attention, three of the five units of a·s²·b go as well:
+#   its mask, and dropout's result, which is then softmax's own output.)
+# - *RMSNorm*: one statistic a token in place of two. Its input stays, so hardly anything changes.
+# - *SwiGLU*: four wide tensors, SiLU's input, both factors, and their product, where GELU has two. At equal parameters
+#   it keeps more: 4 · 2 · 8/3 against 2 · 2 · 4.
+# - *Grouped queries*: keys and values shrink. Queries do not.
+# - *Autocast*: matrices take 16-bit inputs, but the residual stream and the norms are fp32. Both norms keep 4 bytes a
+#   number where they kept 2. Mixed precision by autocast costs activations here, compared with a model all in 16-bit.
+#
+# *Fused kernels* are the same idea as flash attention: a fused norm computes its output again, a fused SwiGLU its
+# product. What is not written cannot be kept.
+
+# %% [markdown]
+# ## Logits and loss
+# At the end stands a tensor that no formula of blocks has: the [logits](../docs/glossary.md#logits), V numbers for each
+# token. Llama 3.2 with 1 billion parameters has V = 128,256. Take four sequences of 1,024 tokens under autocast.
+# **Your guess.** How many GB does the *loss* keep for its backward?
+
+# %%
+small = TrainingRun("llama3.2-1b", micro_batch=4, seq_len=1024)
+print(f"one tensor of s·b·V numbers in bf16: {format_bytes(2 * small.seq_len * small.micro_batch * 128256, 'GB')}")
+predict("05.loss", unit="GB")
+
+# %%
+from course_utils.estimating.activations import block_bytes, loss_saved
+
+step = measure(small, steps=4)
+end, after = step.moments["end of forward"], step.moments["after loss"]
+expected = {f"{item.operation}: {item.name}": item.bytes for item in loss_saved(small)}
+show_ledger(expected, {"kept more after the loss than before": after["activations"] - end["activations"]})
+reveal("05.loss", after["activations"] - end["activations"])
+
+# %%
+one_block = block_bytes(small)
+ratio = (after["activations"] - end["activations"]) / one_block
+print(f"one block keeps {format_bytes(one_block, 'GB', 3)}: the loss keeps as much as {ratio:.1f} of {small.model.layers}")
+
+# %% [markdown]
+# **The gap** of 512 bytes is the loss itself, one number in the smallest block that the allocator hands out. And what it
+# keeps is not one tensor but two: log-softmax in 16-bit, and autocast's fp32 copy of it, six bytes for each token
+# and word. With a large vocabulary and a small model, the loss is the largest item in the whole step. The logits
+# themselves are not kept, since log-softmax's backward needs its output alone.
+
+# %% [markdown]
+# ## Linear in b, quadratic in s
+# Only two letters of the formula are yours to turn from run to run: b and s. **Your guess.** A tiny GPT with eager
+# attention, s from 128 to 256. By what factor does what forward keeps grow?
+
+# %%
+tiny = TrainingRun("tiny-gpt", micro_batch=4, seq_len=128, precision="bf16-master", attention="eager")
+print(tiny, f"· h={tiny.model.hidden} · a={tiny.model.heads}: 5·a·s/h = {5 * tiny.model.heads * 128 / tiny.model.hidden}")
+predict("05.double", unit="times")
+
+# %%
+from course_utils.lessons.activations import sweep_figure, swept, swept_in_steps
+
+axes = {"micro-batch b, s = 128": ("micro_batch", range(1, 17), (2, 6, 10, 16)),
+        "sequence length s, b = 4": ("seq_len", range(16, 257, 16), (64, 128, 192, 256))}  # fmt: skip
+panels = {
+    label: {kernel: (swept(tiny.replace(attention=kernel), field, fine),
+                     swept_in_steps(tiny.replace(attention=kernel), field, coarse)) for kernel in ("eager", "flash")}
+    for label, (field, fine, coarse) in axes.items()
+}  # fmt: skip
+title = "Every kernel is linear in b; only eager attention is quadratic in s"
+sweep_figure(panels, title, provenance=str(measure(tiny).provenance))
+
+# %%
+growing = panels["sequence length s, b = 4"]["eager"][1]
+reveal("05.double", growing[256] / growing[128], unit="times")
+gaps = {line[size] - steps[size] for panel in panels.values() for line, steps in panel.values() for size in steps}
+print(f"estimate minus measured, at every circle: {gaps} bytes")
+
+# %% [markdown]
+# **The gap.** Neither 2 nor 4: the linear part doubles, the quadratic part grows fourfold, and the factor lies between,
+# by how much of each there is. A rule such as "twice the length, four times the memory" holds only where 5·a·s/h is
+# far above 34.
+
+# %% [markdown]
+# ## Llama-3 8B: 97, 17 and 1 GiB
+# A lecture, after the [Ultra-Scale Playbook](https://huggingface.co/spaces/nanotron/ultrascale-playbook), gives for one
+# sequence of 4,096 tokens: 97 GiB of activations, 17 GiB with selective
+# [recomputation](../docs/glossary.md#activation-recomputation), 1 GiB with full. You can make those three numbers.
+# **Your guess.** What does a real Llama-3 8B keep when its forward pass ends, with flash attention, nothing recomputed?
+
+# %%
+predict("05.llama", unit="GiB")
+
+# %%
+from course_utils.estimating.published import checkpoints_bytes, korthikanti_activation_bytes, korthikanti_block_bytes
+
+llama = TrainingRun("llama3-8b", micro_batch=1, seq_len=4096, precision="bf16-master", attention="eager")
+long = llama.replace(model=replace(llama.model, max_positions=16_384), seq_len=16_384)
+s, h, L = llama.seq_len, llama.model.hidden, llama.model.layers
+lecture = {
+    "all: L·s·b·h·(34 + 5·a·s/h)": korthikanti_activation_bytes(llama),
+    "selective: L·s·b·h·34": 34 * s * h * L,
+    "full: one input a block, 2·s·b·h·L": checkpoints_bytes(llama),
+    "left out: the block being recomputed": korthikanti_block_bytes(llama),
+    "all, at 16,384 tokens": korthikanti_activation_bytes(long),
+}
+for name, size in lecture.items():
+    print(f"{name:38s} {format_bytes(size, 'GiB', 1):>12s} = {format_bytes(size, 'GB', 1)}")
+print(f"selective saves {1 - 34 * s * h * L / korthikanti_activation_bytes(llama):.0%} here")
+
+# %% [markdown]
+# Every number of the lecture is there, even the "up to 1,500 GB for long sequences". And every one is the formula of a
+# *GPT*: dropout, LayerNorm, GELU, no grouped queries, eager attention. Llama has none of these. Measure the real one.
+
+# %%
+real = measure(llama.replace(attention="flash"))
+kinds = {
+    "the lecture: GPT's formula": korthikanti_activation_bytes(llama),
+    "a Llama with eager attention": estimate(llama)["activations"],
+    "the lecture: selective": 34 * s * h * L,
+    "a Llama with flash attention, measured": real.moments["end of forward"]["activations"],
+}
+title = "A real Llama keeps a fifth of the lecture's figure, without recomputing anything"
+bars(kinds, title, unit="GiB", highlight="a Llama with flash attention, measured", provenance=str(real.provenance))
+
+# %%
+reveal("05.llama", real.moments["end of forward"]["activations"], unit="GiB")
+block_ledger(llama.replace(attention="flash"))
+
+# %% [markdown]
+# **The gap.** Flash attention has taken the s² away, and with it what selective recomputation was invented for. What is
+# left is above the lecture's 17 GiB, not below it: SwiGLU's four tensors of width 14,336 are most of a block, more than
+# GELU's two would be. Look at the last five rows.
+#
+# Two more sentences of that lecture: one sequence of 4,096 tokens takes "over 50 GB", and a model of 1 billion
+# parameters needs 16 GB of states and, in all, 25 GB at s = 8,192 with selective recomputation.
+
+# %%
+billion = TrainingRun("llama3.2-1b", micro_batch=1, seq_len=8192, precision="bf16-master")
+kept_1b = 34 * billion.seq_len * billion.model.hidden * billion.model.layers
+print(f"Llama-3 8B, eager, one sequence of 4,096: {format_bytes(estimate(llama)['activations'], 'GB', 1)}")
+print(f"10⁹ parameters, 16 bytes each: {format_bytes(16 * 10**9, 'GB', 1)}")
+print(f"34·s·b·h·L with Llama 3.2 1B's sizes: {format_bytes(kept_1b, 'GiB', 1)} = {format_bytes(kept_1b, 'GB', 1)}")
+print(f"together: {format_bytes(16 * 10**9 + kept_1b, 'GB', 1)}; that model's own parameters: "
+      f"{billion.model.parameters / 10**9:.2f} · 10⁹")  # fmt: skip
+
+# %% [markdown]
+# ## The 60 GB question
+# GPT-2 XL, 32 sequences of 1,024 tokens. ZeRO's footnote says 12·h·b·s·L numbers, the "60 GB" that so many texts repeat
+# ([Rajbhandari et al. 2020](https://arxiv.org/abs/1910.02054), section 3.2). It does not say which twelve.
+#
+# Your turn: in the ledger above, choose tensors that make 24 bytes. One choice that makes exactly 24 is in the next
+# cell; then come those that it lacks. **Your guess first.** How many GB does it lack, with flash attention?
+
+# %%
+from course_utils.estimating.activations import head_saved, stem_saved, sum_bytes
+from course_utils.estimating.published import zero_activation_bytes
+
+xl = TrainingRun("gpt2-xl", micro_batch=32, seq_len=1024, precision="bf16-master")
+print(f"ZeRO's formula: {format_bytes(zero_activation_bytes(xl), 'GB', 1)}")
+predict("05.sixty", unit="GB")
+
+# %%
+with_flash = measure(xl).moments["end of forward"]["activations"]
+with_eager = measure(xl.replace(attention="eager")).moments["end of forward"]["activations"]
+three = {
+    "ZeRO: 12·h·b·s·L": zero_activation_bytes(xl),
+    "measured, flash": with_flash,
+    "34 + 5·a·s/h": korthikanti_activation_bytes(xl),
+    "measured, eager": with_eager,
+}
+bars(three, "Sixty gigabytes is neither: two thirds of flash's, a fifth of eager's", highlight="ZeRO: 12·h·b·s·L")
+
+# %%
+reveal("05.sixty", with_flash - zero_activation_bytes(xl))
+s, b, h, a, L = xl.seq_len, xl.micro_batch, xl.model.hidden, xl.model.heads, xl.model.layers
+unit, token = s * b * h * L, s * b
+zero_terms = {
+    "inputs of four matrices: 2+2+2+8": 14 * unit,
+    "queries, keys, values: 6": 6 * unit,
+    "inputs of two norms: 4": 4 * unit,
+}
+print(f"these make ZeRO's number: {sum(zero_terms.values()) == zero_activation_bytes(xl)}")
+
+# %% [markdown]
+# What is missing? Go down the ledger of the block, and strike out what you have. The next cell has the answer.
+
+# %%
+missing = {
+    "GELU's input: 8": 8 * unit,
+    "dropout masks: 2": 2 * unit,
+    "norms' statistics": 16 * token * L,
+    "flash's logsumexp": 4 * a * token * L,
+    "outside the blocks": sum_bytes(stem_saved(xl) + head_saved(xl)),
+}
+show_ledger(zero_terms | missing, {"measured, flash": with_flash})
+rest = with_flash - sum((zero_terms | missing).values())
+print(f"left over: {rest:,} bytes = {L} layers × 2 blocks of 512 bytes for the random numbers' state")
+
+# %%
+outside = sum_bytes(stem_saved(xl.replace(attention="eager")) + head_saved(xl))
+scores = {"5·a·s²·b": 5 * a * s * s * b * L}
+eager_terms = zero_terms | missing | scores
+del eager_terms["flash's logsumexp"]
+eager_terms["outside the blocks"] = outside
+show_ledger(eager_terms, {"measured, eager": with_eager})
+print(f"left over: {with_eager - sum(eager_terms.values()):,} bytes")
+
+# %% [markdown]
+# **The gap** is closed, for both kernels, with every byte under a name. "60 GB" was a count of twelve tensors of equal
+# width. A block keeps 34 bytes · s·b·h, and eager attention 5·a·s/h more, which for this model is the larger part by
+# far. The sources that repeat 60 GB repeat a footnote.
+
+# %% [markdown]
+# ## A map
+# Activations over all b and s, and the line where the *whole* step, states included, no longer fits the card. Each
+# control redraws it. Find out: where does the line fall twice as fast as elsewhere, and with which kernel? What moves it
+# more on a small card, the precision or the recomputation?
+
+# %%
+from course_utils.lessons.activation_widget import activation_map
+
+activation_map("llama3.2-1b", gpu="A100-80GB")
+
+# %% [markdown]
+# <details><summary>An answer</summary>
+#
+# With flash attention, twice the length costs half the batch everywhere: the colors depend on s·b alone. With eager
+# attention the line falls faster to the right, where s² rules. On a small card the states fill most of it, whatever
+# you recompute: there the line hardly moves until they shrink.
+#
+# </details>
+
+# %% [markdown]
+# ## What the sources got wrong
+# | claim | what you computed here |
+# |---|---|
+# | activations are 12·h·b·s·L numbers (ZeRO) | it lacks GELU's input, the masks, and eager attention's s² |
+# | Llama-3 8B keeps 97 GiB at 4,096 tokens (lecture) | a GPT of its size would; a Llama keeps far less |
+# | selective recomputation brings it to 17 GiB (lecture) | 34·s·b·h·L; flash attention alone does the same |
+# | full recomputation leaves 1 GiB (lecture) | the checkpoints alone; the live block and the loss come on top |
+# | logits are negligible | with a large vocabulary the loss outweighs several blocks |
+#
+# ## Take home
+# **Remember** An operation keeps what its derivative asks for, a storage is counted once, and an estimate is done when
+# its residual has a name.
+#
+# **Breaks when** you use GPT's 34 + 5·a·s/h for a Llama, for a flash kernel, or under autocast; or when you leave out
+# what the loss keeps.
+#
+# **Cheat-sheet line** a block, 16-bit: GPT with dropout 34·s·b·h, eager + 5·a·s²·b · without dropout 32 and 2 · Llama
+# with flash: s·b·(12·h + 4·kv + 8·ffn) · loss: 2·s·b·V, autocast 6.
+#
+# Now solve the [exercises of this lesson](../exercises/05_activations.ipynb).
