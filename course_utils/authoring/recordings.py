@@ -4,8 +4,10 @@
 lesson from recordings alone, so a run that is missing here is found.
 """
 
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 from ..checks.lesson_01_labs import hidden_runs
 from ..fitting import twin
@@ -39,6 +41,7 @@ def lesson_runs() -> list[tuple[TrainingRun, int]]:
         *((run, 2) for run in hidden_runs()),
         *adam_runs(),
         *((TrainingRun("gpt2", 4, 256, precision, attention="eager"), 2) for precision in LESSON_03),
+        *activation_runs(),
     ]
 
 
@@ -52,6 +55,24 @@ def adam_runs() -> list[tuple[TrainingRun, int]]:
         (TrainingRun("gpt2", 4, 512), 3),
         *((plain.replace(optimizer=name), 2) for name in (*optimizers, *ways)),
         *((masters.replace(optimizer=name), 2) for name in ("adamw", "adamw-foreach")),
+    ]
+
+
+def activation_runs() -> list[tuple[TrainingRun, int]]:
+    """Those of lesson 05: two and three blocks of each variant, sweeps over b and s, Llama-3 8B."""
+    block = TrainingRun("gpt2", 2, 512, "bf16-master")
+    gpt = block.model
+    changes: list[dict[str, Any]] = [
+        {"dropout": 0.0}, {"norm": "rmsnorm"}, {"mlp": "swiglu", "ffn": 8 * gpt.hidden // 3}, {"kv_heads": 4},
+    ]  # fmt: skip
+    variants = [block, block.replace(attention="eager"), block.replace(precision="amp-bf16")]
+    variants += [block.replace(model=replace(gpt, **change)) for change in changes]
+    tiny = TrainingRun("tiny-gpt", 4, 128, "bf16-master")
+    sizes = [{"micro_batch": b} for b in (2, 6, 10, 16)] + [{"seq_len": s} for s in (64, 128, 192, 256)]
+    return [
+        *((run.replace(model=replace(run.model, layers=L)), 2) for run in variants for L in (2, 3)),
+        *((tiny.replace(attention=kernel, **size), 2) for kernel in ("eager", "flash") for size in sizes),
+        (TrainingRun("llama3-8b", 1, 4096, "bf16-master"), 2),
     ]
 
 

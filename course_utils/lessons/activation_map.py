@@ -115,4 +115,3 @@ def _alt(title: str, columns: Sequence[int], fitting: Sequence[int], sizes: dict
     line = ", ".join(f"{BATCHES[n - 1] if n else 'none'} at {s:,}" for s, n in zip(columns, fitting, strict=True))
     smallest, largest = (format_bytes(size, "GB", 2) for size in (min(sizes.values()), max(sizes.values())))
     return f"{title}. A heat map from {smallest} to {largest} of activations; the largest that fits: {line} tokens."
-

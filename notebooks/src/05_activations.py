@@ -28,7 +28,7 @@
 # Each one here works on a tensor of s·b·h numbers in bf16. **Your guess.** How many MB do all eight keep together?
 
 # %%
-from course_utils import PRESETS, TrainingRun, estimate, format_bytes, gpu, measure
+from course_utils import TrainingRun, format_bytes, measure
 from course_utils.teaching import predict, reveal
 
 s, b, h = 1024, 4, 1024
@@ -197,9 +197,9 @@ print(f"gone: 5·a·s²·b = {gone:,} bytes; come: {come}")
 print(f"eager − gone + come − flash: {ledger.found - gone + sum(come.values()) - flash.found:,} bytes")
 
 # %% [markdown]
-# **The gap.** All of 5·a·s²·b is gone; one fp32 number a row and head has come, and the seed with which the kernel makes
-# the same dropout mask again instead of storing it. Note that 34 stayed 34: the kernel's output and the input of the
-# next matrix are one storage.
+# **The gap.** All of 5·a·s²·b is gone; one fp32 number a row and head has come, and the seed with which the kernel
+# makes the same dropout mask again instead of storing it. Note that 34 stayed 34: the kernel's output and the input of
+# the next matrix are one storage.
 
 # %% [markdown]
 # ## What else changes the bill?
@@ -280,12 +280,14 @@ reveal("05.loss", after["activations"] - end["activations"])
 # %%
 one_block = block_bytes(small)
 ratio = (after["activations"] - end["activations"]) / one_block
-print(f"one block keeps {format_bytes(one_block, 'GB', 3)}: the loss keeps as much as {ratio:.1f} of {small.model.layers}")
+print(
+    f"one block keeps {format_bytes(one_block, 'GB', 3)}: the loss keeps as much as {ratio:.1f} of {small.model.layers}"
+)
 
 # %% [markdown]
-# **The gap** of 512 bytes is the loss itself, one number in the smallest block that the allocator hands out. And what it
-# keeps is not one tensor but two: log-softmax in 16-bit, and autocast's fp32 copy of it, six bytes for each token
-# and word. With a large vocabulary and a small model, the loss is the largest item in the whole step. The logits
+# **The gap** of 512 bytes is the loss itself, one number in the smallest block that the allocator hands out. And what
+# it keeps is not one tensor but two: log-softmax in 16-bit, and autocast's fp32 copy of it, six bytes for each token
+# and word. With a large vocabulary and a small model, the loss keeps as much as several blocks. The logits
 # themselves are not kept, since log-softmax's backward needs its output alone.
 
 # %% [markdown]
@@ -295,7 +297,9 @@ print(f"one block keeps {format_bytes(one_block, 'GB', 3)}: the loss keeps as mu
 
 # %%
 tiny = TrainingRun("tiny-gpt", micro_batch=4, seq_len=128, precision="bf16-master", attention="eager")
-print(tiny, f"· h={tiny.model.hidden} · a={tiny.model.heads}: 5·a·s/h = {5 * tiny.model.heads * 128 / tiny.model.hidden}")
+print(
+    tiny, f"· h={tiny.model.hidden} · a={tiny.model.heads}: 5·a·s/h = {5 * tiny.model.heads * 128 / tiny.model.hidden}"
+)
 predict("05.double", unit="times")
 
 # %%
@@ -333,6 +337,7 @@ print(f"estimate minus measured, at every circle: {gaps} bytes")
 predict("05.llama", unit="GiB")
 
 # %%
+from course_utils.estimating.activations import activation_bytes
 from course_utils.estimating.published import checkpoints_bytes, korthikanti_activation_bytes, korthikanti_block_bytes
 
 llama = TrainingRun("llama3-8b", micro_batch=1, seq_len=4096, precision="bf16-master", attention="eager")
@@ -357,7 +362,7 @@ print(f"selective saves {1 - 34 * s * h * L / korthikanti_activation_bytes(llama
 real = measure(llama.replace(attention="flash"))
 kinds = {
     "the lecture: GPT's formula": korthikanti_activation_bytes(llama),
-    "a Llama with eager attention": estimate(llama)["activations"],
+    "a Llama with eager attention": activation_bytes(llama),
     "the lecture: selective": 34 * s * h * L,
     "a Llama with flash attention, measured": real.moments["end of forward"]["activations"],
 }
@@ -379,7 +384,7 @@ block_ledger(llama.replace(attention="flash"))
 # %%
 billion = TrainingRun("llama3.2-1b", micro_batch=1, seq_len=8192, precision="bf16-master")
 kept_1b = 34 * billion.seq_len * billion.model.hidden * billion.model.layers
-print(f"Llama-3 8B, eager, one sequence of 4,096: {format_bytes(estimate(llama)['activations'], 'GB', 1)}")
+print(f"Llama-3 8B, eager, one sequence of 4,096: {format_bytes(activation_bytes(llama), 'GB', 1)}")
 print(f"10⁹ parameters, 16 bytes each: {format_bytes(16 * 10**9, 'GB', 1)}")
 print(f"34·s·b·h·L with Llama 3.2 1B's sizes: {format_bytes(kept_1b, 'GiB', 1)} = {format_bytes(kept_1b, 'GB', 1)}")
 print(f"together: {format_bytes(16 * 10**9 + kept_1b, 'GB', 1)}; that model's own parameters: "
@@ -455,8 +460,8 @@ print(f"left over: {with_eager - sum(eager_terms.values()):,} bytes")
 # %% [markdown]
 # ## A map
 # Activations over all b and s, and the line where the *whole* step, states included, no longer fits the card. Each
-# control redraws it. Find out: where does the line fall twice as fast as elsewhere, and with which kernel? What moves it
-# more on a small card, the precision or the recomputation?
+# control redraws it. Find out: where does the line fall twice as fast as elsewhere, and with which kernel? What moves
+# it more on a small card, the precision or the recomputation?
 
 # %%
 from course_utils.lessons.activation_widget import activation_map

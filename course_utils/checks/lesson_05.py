@@ -1,0 +1,159 @@
+"""Checks of the exercises of lesson 05, "What does each operation keep?": each names the misconception."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
+from typing import Any
+
+from .feedback import call, exercise, expect, fail, of_kind, unit_slip
+from .lesson_05_labs import (
+    BLOCK_CASES,
+    BLOCK_MISTAKES,
+    BUDGET_CASES,
+    EXPRESSION_MISTAKES,
+    EXPRESSIONS,
+    LENGTH_MISTAKES,
+    MLP_CASES,
+    MLP_MISTAKES,
+    NEXT_MISTAKES,
+    bilinear_mlp,
+    block_bytes_of,
+    example_sweep,
+    expression_bytes_of,
+    hidden_sweeps,
+    longest_of,
+    mlp_bytes_of,
+)
+
+__all__ = [
+    "EXPRESSIONS",
+    "bilinear_mlp",
+    "block_bytes",
+    "example_sweep",
+    "expressions",
+    "longest_sequence",
+    "mlp_bytes",
+    "read_sweep",
+]
+
+Mistakes = Mapping[str, Callable[..., Any]]
+
+
+def _recognize(
+    got: Sequence[float], cases: Sequence[Sequence[Any]], right: Callable[..., Any], known: Mistakes
+) -> bool:
+    """Whether all answers are right; CheckFailed with the message of the mistake that gives these very answers."""
+
+    def same(function: Callable[..., Any], slack: int = 0) -> bool:
+        wanted = [function(*case) for case in cases]
+        return all(
+            math.isclose(one, other, rel_tol=1e-9, abs_tol=slack) for one, other in zip(got, wanted, strict=True)
+        )
+
+    if same(right, slack=24):  # the state of a kernel's random numbers, which may be counted or not
+        return True
+    for message, mistaken in known.items():
+        expect(not same(mistaken, slack=24), message)
+    slip = unit_slip(got[0], right(*cases[0]))
+    expect(not slip, f"{slip}")
+    return False
+
+
+# ---------------------------------------------------------------------------------------------------- 05.1: expressions
+
+
+@exercise("05.1", "Autograd was asked, and keeps what you said, for every expression.")
+def expressions(answer: Any) -> None:
+    """`answer(n)` is a dictionary: bytes kept for each of EXPRESSIONS, x and y being n bf16 numbers."""
+    for n in (1024, 4096):
+        got = call(answer, n=n, returns=Mapping)
+        missing = [name for name in EXPRESSIONS if name not in got]
+        expect(not missing, f"Your dictionary has no {' and no '.join(map(repr, missing))}.")
+        for name in EXPRESSIONS:
+            size, wanted = float(of_kind(got[name], Real, f"{name} is")), expression_bytes_of(name, n)
+            if size == wanted:
+                continue
+            for message, factor in EXPRESSION_MISTAKES[name].items():
+                expect(size != factor * 2 * n, f"{name}: {message}")
+            expect(size != wanted / 2, f"{name}: numbers where bytes were asked? A bf16 number takes two.")
+            fail(f"{name} is off. Take its operations one by one, then strike out what is listed twice.")
+
+
+# ------------------------------------------------------------------------------------------------------ 05.2: mlp_bytes
+
+
+@exercise("05.2", "What hooks find in the genuine layer, whatever its sizes.")
+def mlp_bytes(answer: Any) -> None:
+    """`answer(s, b, h, ffn)` is what an MLP with a GELU gate and dropout keeps, in 16-bit."""
+    got = [float(call(answer, s=s, b=b, h=h, ffn=ffn)) for s, b, h, ffn in MLP_CASES]
+    if not _recognize(got, MLP_CASES, mlp_bytes_of, MLP_MISTAKES):
+        fail("Not what autograd keeps. List the tensors: one of width h, some of width ffn, one mask.")
+
+
+# ---------------------------------------------------------------------------------------------------- 05.3: block_bytes
+
+
+@exercise("05.3", "Both kernels, with dropout and without, to the byte, statistics included.")
+def block_bytes(answer: Any) -> None:
+    """`answer(s, b, h, a, attention, dropout)` is what a GPT block keeps, in 16-bit."""
+    for attention in ("eager", "flash"):
+        for dropout in (True, False):
+            cases = [(*case, attention, dropout) for case in BLOCK_CASES]
+            names = ("s", "b", "h", "a", "attention", "dropout")
+            got = [float(call(answer, **dict(zip(names, case, strict=True)))) for case in cases]
+            where = f"With {attention} attention, {'with' if dropout else 'without'} dropout"
+            known = {f"{where}: {message}": mistake for message, mistake in BLOCK_MISTAKES.items()}
+            if not _recognize(got, cases, block_bytes_of, known):
+                fail(f"{where} it is off. Compare with the lesson's ledger, row by row.")
+
+
+# ----------------------------------------------------------------------------------------------- 05.4: longest_sequence
+
+
+@exercise("05.4", "One token more would not fit, for any budget and any model.")
+def longest_sequence(answer: Any) -> None:
+    """`answer(budget, b, h, a, L)` is the largest s whose L eager blocks fit into `budget` bytes."""
+    names = ("budget", "b", "h", "a", "L")
+    got = [call(answer, **dict(zip(names, case, strict=True))) for case in BUDGET_CASES]
+    for value in got:
+        expect(value == int(value) and value >= 0, "A length is a whole number of tokens; round down what you get.")
+    wanted = [longest_of(*case) for case in BUDGET_CASES]
+    if list(map(int, got)) == wanted:
+        return
+    for message, mistaken in LENGTH_MISTAKES.items():
+        expect(list(map(int, got)) != [mistaken(*case) for case in BUDGET_CASES], message)
+    for value, right in zip(got, wanted, strict=True):
+        expect(value <= right, "One of your lengths is too long: put it into the formula and compare with the budget.")
+    fail("What you give fits, but a longer sequence fits as well.")
+
+
+# ----------------------------------------------------------------------------------------------------- 05.5: read_sweep
+
+
+@exercise("05.5", "Kernel and next length of every hidden model, from a handful of lengths.")
+def read_sweep(answer: Any) -> None:
+    """`answer(sweep)` is {"attention": "eager" or "flash", "next": bytes at twice the largest s}."""
+    hidden = hidden_sweeps()
+    answers = [_sweep_answer(answer, dict(case.sweep)) for case in hidden]
+    kernels, wanted = [kernel for kernel, _ in answers], [case.attention for case in hidden]
+    expect(len(set(kernels)) > 1, "You name the same kernel whatever the sweep says. The hidden models differ.")
+    if kernels != wanted:
+        opposite = ["eager" if kernel == "flash" else "flash" for kernel in wanted]
+        expect(kernels != opposite, "Turned round: which of the two kernels writes s×s matrices?")
+        fail("A kernel is off. Don't judge by how much is kept: what remains when you divide it by s?")
+    got = [size for _, size in answers]
+    for message, mistaken in NEXT_MISTAKES.items():
+        right = [math.isclose(size, mistaken(case.sweep), rel_tol=1e-3) for size, case in zip(got, hidden, strict=True)]
+        expect(not all(right), message)
+    for size, case in zip(got, hidden, strict=True):
+        close = math.isclose(size, case.next, rel_tol=1e-2)
+        expect(close, f"The kernels are right, but a next size is off, by {case.attention} attention.")
+
+
+def _sweep_answer(answer: Any, sweep: dict[int, int]) -> tuple[str, float]:
+    got = call(answer, sweep=sweep, returns=Mapping)
+    for name in ("attention", "next"):
+        expect(name in got, f"Your dictionary has no {name!r}.")
+    kernel = of_kind(got["attention"], str, "attention is")
+    expect(kernel in ("eager", "flash"), f"attention is 'eager' or 'flash'; you say {kernel!r}.")
+    return kernel, float(of_kind(got["next"], Real, "next is"))

@@ -1,0 +1,237 @@
+"""What the checks of lesson 05 compare with: right answers, asked of autograd where it can be, and planted mistakes."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache
+from math import isqrt
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from course_utils.estimating.activations import activation_bytes
+from course_utils.models import PRESETS
+from course_utils.run import TrainingRun
+from course_utils.teaching import saved_by
+
+# ---------------------------------------------------------------------------------------------------- 05.1: expressions
+
+EXPRESSIONS: dict[str, Callable[..., torch.Tensor]] = {
+    "tanh(x + y)": lambda x, y: torch.tanh(x + y),
+    "relu(x) ** 2": lambda x, y: torch.relu(x) ** 2,
+    "x * sigmoid(x)": lambda x, y: x * torch.sigmoid(x),
+    "exp(x) + sin(x)": lambda x, y: torch.exp(x) + torch.sin(x),
+    "sigmoid(x) / 3 + y": lambda x, y: torch.sigmoid(x) / 3 + y,
+}
+"""Operations that the lesson has not shown, of two tensors alike."""
+
+EXPRESSION_MISTAKES: dict[str, dict[str, int]] = {
+    "tanh(x + y)": {
+        "an addition asks for neither of its terms; and tanh?": 3,
+        "tanh's slope is 1 − tanh², so its output is enough; what else did you count?": 2,
+        "nothing at all? The addition keeps nothing, but tanh is not a straight line.": 0,
+    },
+    "relu(x) ** 2": {
+        "ReLU keeps its output and the square keeps its input: how many storages are these two?": 2,
+        "nothing at all? The slope of a square depends on what was squared.": 0,
+    },
+    "x * sigmoid(x)": {
+        "the sigmoid keeps its output, which the product needs too: it is stored once.": 3,
+        "a product of two activations asks for both of its factors.": 1,
+    },
+    "exp(x) + sin(x)": {
+        "sin's slope is cos(x), which its output does not tell without its sign; exp's slope is exp itself. "
+        "Are these the same storage?": 1,
+        "exp needs its output alone: its slope is its value.": 3,
+        "the addition keeps nothing; each of the other two keeps one tensor.": 4,
+    },
+    "sigmoid(x) / 3 + y": {
+        "a division by a number keeps nothing, and neither does an addition.": 2,
+        "a division by a number and an addition keep nothing at all.": 3,
+        "nothing at all? The sigmoid is not a straight line.": 0,
+    },
+}
+"""For each expression: what to say to whom counted that many tensors of n numbers."""
+
+
+@cache
+def expression_bytes_of(name: str, n: int) -> int:
+    """What autograd really keeps of this expression on the CPU, in bytes."""
+    return sum(item.bytes for item in saved_by(EXPRESSIONS[name], (n,), (n,), dtype="bf16"))
+
+
+# ------------------------------------------------------------------------------------------------------ 05.2: mlp_bytes
+
+
+class BilinearMLP(nn.Module):
+    """dropout((GELU(x·W1) · (x·W2))·W3): GEGLU (Shazeer 2020), without biases."""
+
+    def __init__(self, h: int, ffn: int) -> None:
+        super().__init__()
+        self.gate, self.up, self.down = (nn.Linear(*sizes, bias=False) for sizes in ((h, ffn), (h, ffn), (ffn, h)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        wide = nn.functional.gelu(self.gate(x)) * self.up(x)
+        return nn.functional.dropout(self.down(wide), 0.1)
+
+
+def bilinear_mlp(h: int, ffn: int) -> BilinearMLP:
+    """The layer of exercise 2, to look at with `saved_by`."""
+    return BilinearMLP(h, ffn)
+
+
+MLP_CASES = ((512, 2, 256, 1024), (128, 8, 512, 1365), (64, 3, 128, 200))
+"""s, b, h and ffn."""
+
+
+def mlp_bytes_of(s: int, b: int, h: int, ffn: int) -> int:
+    """Input, GELU's input and output, the other factor, the product, and the mask."""
+    return s * b * (2 * h + 8 * ffn + h)
+
+
+MLP_MISTAKES: Mapping[str, Callable[[int, int, int, int], int]] = {
+    "The input of the two first matrices is one storage: you count it twice.": lambda s, b, h, ffn: (
+        s * b * (5 * h + 8 * ffn)
+    ),
+    "Dropout's mask takes one byte an element, not two.": lambda s, b, h, ffn: s * b * (4 * h + 8 * ffn),
+    "The mask of dropout is missing.": lambda s, b, h, ffn: s * b * (2 * h + 8 * ffn),
+    "A mask of width ffn? Dropout comes last, where the width is h again.": lambda s, b, h, ffn: (
+        s * b * (2 * h + 9 * ffn)
+    ),
+    "One wide tensor short: a product keeps both factors, the last matrix keeps the product.": lambda s, b, h, ffn: (
+        s * b * (3 * h + 6 * ffn)
+    ),
+    "That is a GELU MLP without a gate. The product of two branches asks for more.": lambda s, b, h, ffn: (
+        s * b * (3 * h + 4 * ffn)
+    ),
+    "One wide tensor too many: GELU's output and the factor are one storage.": lambda s, b, h, ffn: (
+        s * b * (3 * h + 10 * ffn)
+    ),
+    "You count numbers, or one byte each: 16-bit numbers take two, only the mask takes one.": lambda s, b, h, ffn: (
+        s * b * (2 * h + 4 * ffn)
+    ),
+}
+
+# ---------------------------------------------------------------------------------------------------- 05.3: block_bytes
+
+BLOCK_CASES = ((512, 2, 768, 12), (1024, 4, 1600, 25), (256, 1, 512, 4))
+"""s, b, h and a."""
+
+
+def block_bytes_of(s: int, b: int, h: int, a: int, attention: str, dropout: bool) -> int:
+    """34 or 32 bytes of s·b·h, both norms' statistics, and what the kernel of attention adds."""
+    core = (5 if dropout else 2) * a * s * s * b if attention == "eager" else 4 * a * s * b
+    return (34 if dropout else 32) * s * b * h + 16 * s * b + core
+
+
+def _without_statistics(s: int, b: int, h: int, a: int, attention: str, dropout: bool) -> int:
+    return block_bytes_of(s, b, h, a, attention, dropout) - 16 * s * b
+
+
+def _paper(s: int, b: int, h: int, a: int, attention: str, dropout: bool) -> int:
+    return 34 * s * b * h + 5 * a * s * s * b
+
+
+def _core_as_published(s: int, b: int, h: int, a: int, attention: str, dropout: bool) -> int:
+    return block_bytes_of(s, b, h, a, attention, dropout) + (5 - (5 if dropout else 2)) * a * s * s * b
+
+
+BLOCK_MISTAKES: Mapping[str, Callable[[int, int, int, int, str, bool], int]] = {
+    "the published formula, whatever kernel and dropout are. What does each of them change?": lambda *case: (
+        _paper(*case) if case[4:] != ("eager", True) else -1
+    ),
+    "all there but the statistics of the norms: two norms, two fp32 numbers a token.": _without_statistics,
+    "half of the statistics is missing: a block has two norms, and their numbers are fp32.": lambda *case: (
+        block_bytes_of(*case) - 8 * case[0] * case[1]
+    ),
+    "the masks are still in your 34.": lambda *case: block_bytes_of(*case) + 2 * case[0] * case[1] * case[2],
+    "only one of the masks has gone: attention's output and the MLP's each have one.": lambda *case: (
+        block_bytes_of(*case) + case[0] * case[1] * case[2]
+    ),
+    "a·s² still counts as with dropout. Its mask goes, and what does the last product keep then?": _core_as_published,
+    "a·s²: the mask has gone from your count, but softmax's output and the factor of the next product are one.": (
+        lambda *case: block_bytes_of(*case) + 2 * case[3] * case[0] ** 2 * case[1] if not case[5] else -1
+    ),
+    "the kernel keeps something small that you lack: one fp32 number for each row of each head.": lambda *case: (
+        block_bytes_of(*case) - (4 * case[3] * case[0] * case[1] if case[4] == "flash" else 0)
+    ),
+}
+
+# ----------------------------------------------------------------------------------------------- 05.4: longest_sequence
+
+BUDGET_CASES = (
+    (40 * 10**9, 1, 1600, 25, 48),
+    (8 * 2**30, 4, 768, 12, 12),
+    (200 * 10**9, 2, 4096, 32, 32),
+    (10**6, 8, 1600, 25, 48),
+)
+"""budget in bytes, b, h, a and L."""
+
+
+def longest_of(budget: int, b: int, h: int, a: int, L: int) -> int:
+    """The largest s with L·b·(34·h·s + 5·a·s²) ≤ budget: a quadratic equation, exact in whole numbers."""
+    per_layer = budget // (L * b)
+    root = isqrt((34 * h) ** 2 + 4 * 5 * a * per_layer)
+    s = (root - 34 * h) // (10 * a)
+    while 34 * h * (s + 1) + 5 * a * (s + 1) ** 2 <= per_layer:
+        s += 1
+    return s
+
+
+LENGTH_MISTAKES: Mapping[str, Callable[[int, int, int, int, int], int]] = {
+    "You take only the part that is linear in s. That is flash attention's length.": lambda budget, b, h, a, L: (
+        budget // (L * b * 34 * h)
+    ),
+    "You take only the part in s². At these lengths the linear part is far from nothing.": lambda budget, b, h, a, L: (
+        isqrt(budget // (L * b * 5 * a))
+    ),
+    "One block fills your budget, but all L blocks keep their share at once.": lambda budget, b, h, a, L: longest_of(
+        budget, b, h, a, 1
+    ),
+    "That is right for one sequence. There are b of them at once.": lambda budget, b, h, a, L: longest_of(
+        budget, 1, h, a, L
+    ),
+    "GB for GiB, or the reverse: the budget is given in bytes, take it as it is.": lambda budget, b, h, a, L: (
+        longest_of(budget * 10**9 // 2**30, b, h, a, L)
+    ),
+}
+
+# ----------------------------------------------------------------------------------------------------- 05.5: read_sweep
+
+
+class Sweep(NamedTuple):
+    """A hidden run: bytes at the end of forward for some lengths, its kernel, and bytes at twice the longest."""
+
+    sweep: dict[int, int]
+    attention: str
+    next: int
+
+
+def _sweep(run: TrainingRun, *lengths: int) -> Sweep:
+    """What a run of this kind keeps at these lengths: the estimate, which is the simulated step's to the byte."""
+    sizes = {s: activation_bytes(run.replace(seq_len=s)) for s in lengths}
+    return Sweep(sizes, run.attention, activation_bytes(run.replace(seq_len=2 * max(lengths))))
+
+
+@cache
+def hidden_sweeps() -> tuple[Sweep, ...]:
+    """Four models of which neither size nor order of the lengths gives the kernel away."""
+    small = TrainingRun("gpt2", 2, 128, "bf16-master")
+    large = TrainingRun(replace(PRESETS["llama3.2-1b"], layers=4), 8, 512, "bf16-master")
+    return (
+        _sweep(large, 512, 1024, 2048),
+        _sweep(small.replace(attention="eager"), 128, 256, 512),
+        _sweep(large.replace(attention="eager", micro_batch=1), 256, 512, 768),
+        _sweep(small.replace(precision="amp-bf16", micro_batch=1), 384, 128, 256),
+    )
+
+
+def example_sweep() -> dict[int, int]:
+    """A sweep to try `read_sweep` on: a tiny GPT with eager attention, bytes by length."""
+    return _sweep(TrainingRun("tiny-gpt", 4, 32, "bf16-master", attention="eager"), 32, 64, 128).sweep
+
+
+NEXT_MISTAKES: Mapping[str, Callable[[Mapping[int, int]], float]] = {
+    "You double the last size. With s×s matrices that is too little.": lambda sweep: 2 * sweep[max(sweep)],
+    "You take four times the last size. Only a part of it grows with s².": lambda sweep: 4 * sweep[max(sweep)],
+}

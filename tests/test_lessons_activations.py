@@ -1,0 +1,129 @@
+"""What lesson 05 draws: ledgers that close, variants that agree with measured steps, sweeps and the map."""
+
+import re
+from dataclasses import replace
+from time import perf_counter
+
+import pytest
+from engine import tiny
+
+from course_utils import PRESETS, TrainingRun, estimate, gpu
+from course_utils.estimating.activations import activation_bytes, loss_saved, sum_bytes
+from course_utils.lessons.activation_map import BATCHES, heat_map, kept_bytes, largest_fitting, lengths
+from course_utils.lessons.activations import (
+    block_ledger,
+    found_in_block,
+    measured_per_token,
+    per_token,
+    spelled,
+    sweep_figure,
+    swept,
+    swept_in_steps,
+)
+
+SMALL = TrainingRun("gpt2", 2, 64, "bf16-master", attention="eager")
+LLAMA = TrainingRun("llama3.2-1b", 1, 64, "bf16-master")
+
+
+@pytest.mark.parametrize("run", [SMALL, SMALL.replace(attention="flash"), LLAMA, LLAMA.replace(attention="eager")])
+def test_every_row_of_a_ledger_has_its_partner(run: TrainingRun) -> None:
+    ledger = block_ledger(run)
+    assert all(saved and found and saved.size == found.bytes for saved, found in ledger.rows)
+    assert ledger.predicted == ledger.found
+    assert ledger.predicted / ledger.token == pytest.approx(per_token(run))
+
+
+def test_factors_of_a_product_are_paired_with_themselves() -> None:
+    rows = [pair for pair in block_ledger(SMALL).rows if pair[0] and pair[0].operation == "q·kᵀ"]
+    found = {saved.name: other.name for saved, other in rows if saved and other}
+    assert found["first factor"].endswith("self") and found["second factor"].endswith("mat2")
+
+
+def test_a_ledger_prints_and_draws_the_same_figures() -> None:
+    ledger = block_ledger(SMALL)
+    text, table = repr(ledger), ledger._repr_html_()
+    for saved, found in ledger.rows:
+        assert saved and found
+        assert f"{saved.size:,}" in text and f"<td style='text-align:right'>{found.bytes:,}</td>" in table
+    assert text.splitlines()[-1].startswith("total") and table.count("<tr>") == len(ledger.rows) + 2
+
+
+def test_a_ledger_shows_what_has_no_partner() -> None:
+    ledger = block_ledger(SMALL)
+    (saved, found), *rest = ledger.rows
+    torn = replace(ledger, rows=[(saved, None), *rest, (None, found)])
+    assert torn.predicted == torn.found == ledger.found
+    assert "–" in repr(torn) and "–" not in repr(ledger)
+
+
+def test_hooks_refuse_what_they_cannot_tell_apart() -> None:
+    with pytest.raises(ValueError, match="copies of weights"):
+        found_in_block(SMALL.replace(precision="amp-bf16"))
+    with pytest.raises(ValueError, match="not at efficient"):
+        found_in_block(SMALL.replace(attention="efficient"))
+
+
+def test_sizes_are_spelled_as_in_the_lesson() -> None:
+    assert [spelled(text) for text in ("c·sb·h", "4·b·a·s", "c·sb·kv")] == ["2·s·b·h", "4·b·a·s", "2·s·b·g·d"]
+
+
+@pytest.mark.parametrize(
+    "run", [SMALL, SMALL.replace(attention="flash"), SMALL.replace(attention="flash", precision="amp-bf16")]
+)
+def test_a_blocks_estimate_is_what_a_third_block_adds_to_a_step(run: TrainingRun) -> None:
+    size = run.seq_len * run.micro_batch * run.model.hidden
+    assert per_token(run) <= measured_per_token(run) <= per_token(run) + 2 * 512 / size
+
+
+def test_a_sweep_of_steps_is_the_sweep_of_estimates() -> None:
+    run = TrainingRun("tiny-gpt", 2, 64, "bf16-master", attention="eager")
+    assert swept(run, "seq_len", (32, 64)) == swept_in_steps(run, "seq_len", (32, 64))
+    assert swept(run, "micro_batch", [3])[3] == activation_bytes(run.replace(micro_batch=3))
+
+
+def test_a_sweep_is_drawn_with_a_line_and_its_circles() -> None:
+    curve = {1: 10**6, 2: 2 * 10**6}
+    figure = sweep_figure({"b": {"eager": (curve, curve), "flash": (curve, {2: 10**6})}}, "It doubles")
+    assert figure.svg.count("data-value") == 3 and figure.alt.startswith("It doubles.")
+    assert "eager from 1 MB to 2 MB against b" in figure.alt
+    with pytest.raises(ValueError, match="at least one panel"):
+        sweep_figure({}, "Nothing")
+
+
+def test_the_map_has_every_cell_and_a_line() -> None:
+    run = TrainingRun("llama3.2-1b")
+    figure = heat_map(run, "A100-80GB")
+    cells = [int(size) for size in re.findall(r'data-bytes="(\d+)"', figure.svg)]
+    assert len(cells) == len(BATCHES) * len(lengths(run))
+    one = run.replace(micro_batch=BATCHES[0], seq_len=lengths(run)[0])
+    assert cells[0] == kept_bytes(one) == activation_bytes(one) + sum_bytes(loss_saved(one))
+    assert figure.svg.count("data-limit") == 1
+
+
+@pytest.mark.parametrize("memory", [0, 16 * 10**9, 80 * 10**9, 10**15])
+def test_the_line_is_where_one_more_does_not_fit(memory: int) -> None:
+    run = TrainingRun("gpt2", 1, 512)
+    count = largest_fitting(run, memory)
+    peaks = [estimate(run.replace(micro_batch=b)).total for b in BATCHES]
+    assert [peak <= memory for peak in peaks] == [True] * count + [False] * (len(BATCHES) - count)
+
+
+def test_the_map_says_when_nothing_fits_and_keeps_to_learned_positions() -> None:
+    figure = heat_map(TrainingRun("gpt2-xl", 1, 128), "T4-16GB")
+    assert "no micro-batch fits" in figure.alt
+    assert max(lengths(TrainingRun("gpt2-xl", 1, 128))) == 1024
+    assert lengths(TrainingRun(tiny("llama", kv_heads=4, layers=1), 1, 16))
+
+
+def test_the_map_follows_its_controls_at_once() -> None:
+    from course_utils.lessons.activation_widget import activation_map
+
+    shown = activation_map("gpt2", gpu="T4-16GB")
+    before = shown.picture.value
+    shown.controls["attention"].value = "eager"
+    began = perf_counter()
+    shown.controls["model"].value = "llama3.2-1b"
+    assert perf_counter() - began < 2, "a control takes tens of milliseconds; this leaves room for a busy machine"
+    assert shown.run.attention == "eager" and shown.run.model == PRESETS["llama3.2-1b"]
+    assert shown.picture.value != before and shown.figure and "llama3.2-1b on T4-16GB" in shown.figure.alt
+    assert "run this cell" in repr(shown) and gpu("T4-16GB").name in shown.figure.svg
