@@ -105,10 +105,11 @@ def _shade(part: float) -> str:
 
 def _title(run: TrainingRun, card: Gpu, columns: Sequence[int], fitting: Sequence[int]) -> str:
     if not any(fitting):
-        return f"{run.model.name} on {card.name}: no micro-batch fits, whatever the length"
+        return f"{card.name} fits no step of {run.model.name}, whatever the length: its states are too large"
     longest = max(s for s, count in zip(columns, fitting, strict=True) if count)
     batch = BATCHES[fitting[columns.index(longest)] - 1]
-    return f"{run.model.name} on {card.name}: up to {longest:,} tokens, {batch} sequence{'s' * (batch > 1)} at a time"
+    few = f"{batch} sequence{'s' * (batch > 1)} at a time"
+    return f"{card.name} takes {run.model.name} up to {longest:,} tokens, {few}"
 
 
 def _alt(title: str, columns: Sequence[int], fitting: Sequence[int], sizes: dict[tuple[int, int], int]) -> str:
