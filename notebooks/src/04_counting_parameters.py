@@ -281,8 +281,8 @@ for name, size in CHECKPOINT_BYTES.items():
     print(f"{name:12s} by letters {N:14,}   checkpoint {size // 2:14,}   difference {N - size // 2:+d}")
 
 # %% [markdown]
-# **No gap.** (One of the five has biases on its queries, keys and values, and one has experts; their letters are in
-# the next section.) And 12·L·h²? Look at the first column below before you trust it.
+# **No gap**, though one of the five has biases on its queries, keys and values, and one has experts, of which more
+# below. And 12·L·h²? Look at the first column before you trust it.
 
 # %%
 for name in ("llama3.2-1b", "llama3.2-3b", "tinyllama-1.1b", "llama3-8b", "llama3-70b"):
@@ -307,7 +307,7 @@ from course_utils.lessons.parameters import parts
 names = ("gpt2", "gpt2-xl", "gpt3-175b", "llama3.2-1b", "llama3-8b", "llama3-70b", "mixtral-8x7b")
 found = {name: parts(name) for name in names}
 one, other = (percent(found[name]["embedding"], PRESETS[name].parameters) for name in ("gpt2", "gpt3-175b"))
-shares(found, f"The larger the model, the more of it is MLP; the words fall from {one} to {other}")
+shares(found, f"In each family, the larger the model, the more of it is MLP: GPT's words fall from {one} to {other}")
 
 # %% [markdown]
 # ## Eight times seven is not 56
@@ -397,6 +397,14 @@ print(f"together with 4·N: {format_bytes(4 * N + sum(512 - size % 512 for size 
 # ## Build your own
 # Move the sliders and watch where the parameters go. Then try this: beginning with GPT-2, reach a model of 1 billion
 # parameters of which the words are less than 5 %. Then make it a Llama with eight experts and see what a token uses.
+#
+# <details><summary>An answer</summary>
+#
+# With GPT-2's 50,257 words the table alone limits the width, so the model has to be narrow and very deep, such as 768
+# wide with 128 layers. With a third of the words the usual shape does: about 2,048 wide, 22 layers. With experts the
+# MLP multiplies, and a token uses two of them.
+#
+# </details>
 
 # %%
 from course_utils.widgets import model_builder
