@@ -9,6 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from ..checks import lesson_06_labs
 from ..checks.lesson_01_labs import hidden_runs
 from ..fitting import twin
 from ..gpus import gpu
@@ -42,6 +43,7 @@ def lesson_runs() -> list[tuple[TrainingRun, int]]:
         *adam_runs(),
         *((TrainingRun("gpt2", 4, 256, precision, attention="eager"), 2) for precision in LESSON_03),
         *activation_runs(),
+        *((run, 2) for run in lesson_06_runs()),
     ]
 
 
@@ -74,6 +76,13 @@ def activation_runs() -> list[tuple[TrainingRun, int]]:
         *((tiny.replace(attention=kernel, **size), 2) for kernel in ("eager", "flash") for size in sizes),
         (TrainingRun("llama3-8b", 1, 4096, "bf16-master"), 2),
     ]
+
+
+def lesson_06_runs() -> list[TrainingRun]:
+    """GPT-2 under each policy of recomputation, and the runs behind the hidden timelines."""
+    gpt2 = TrainingRun("gpt2", 8, 1024, "bf16-master")
+    policies = ("none", "selective-attention", "selective", "full", "every-3", "offload")
+    return [*(gpt2.replace(recompute=policy) for policy in policies), *lesson_06_labs.hidden_runs()]
 
 
 def main() -> None:

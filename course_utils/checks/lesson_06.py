@@ -1,0 +1,307 @@
+"""Checks of the exercises of lesson 06, "Recomputation": each names the misconception, never the answer."""
+
+import math
+from collections.abc import Callable, Mapping
+from numbers import Real
+from typing import Any
+
+import torch
+
+from course_utils.lessons.policies import added_percent
+from course_utils.measurement import Measurement
+from course_utils.run import TrainingRun
+
+from .feedback import CheckFailed, NotSolved, call, exercise, expect, fail, of_kind
+from .lesson_06_labs import (
+    CHEAPEST_CASES,
+    CHEAPEST_MISTAKES,
+    GROUPS,
+    POLICIES,
+    TEETH,
+    Chain,
+    added_right,
+    chain,
+    cheapest_right,
+    interval_right,
+    measured,
+    run_in_groups,
+)
+
+__all__ = [
+    "POLICIES",
+    "added",
+    "added_percent",
+    "best_interval",
+    "cheapest",
+    "cost",
+    "example",
+    "in_groups",
+    "stretches",
+]
+
+# ---------------------------------------------------------------------------------------------------------- 06.1: cost
+
+COST_CASES = ((12, 3), (48, 4), (64, 8), (10, 10), (10, 1), (60, 5))
+
+MEMORY_MISTAKES: tuple[tuple[Callable[[int, int], float], str], ...] = (
+    (lambda n, k: n // k, "Those are the checkpoints alone. In backward a stretch runs again and leaves its values."),
+    (lambda n, k: k, "That is one stretch alone. The checkpoints are kept all the while."),
+    (lambda n, k: n, "That is a chain that keeps all. What do the checkpoints save?"),
+    (
+        lambda n, k: n + n // k,
+        "You let every stretch keep its values. Each is done with before the next one runs again.",
+    ),
+    (lambda n, k: n // k - 1 + k, "One checkpoint is missing: the first node's input is kept, too."),
+    (lambda n, k: n // k + k - 1, "One value is missing: every node of the stretch leaves one, the last one included."),
+    (lambda n, k: 2 * math.sqrt(n), "That holds for the best k alone. The question is about any k."),
+)
+FORWARD_MISTAKES: tuple[tuple[Callable[[int, int], float], str], ...] = (
+    (lambda n, k: n, "That is one forward pass: either the first one or the repetition is missing."),
+    (lambda n, k: 3 * n, "You seem to count backward too. `forwards` counts runs of f alone."),
+    (lambda n, k: n + k, "You run one stretch again. All stretches have to, each when backward comes to it."),
+    (lambda n, k: n + n // k, "You run one node of each stretch again. All of them have to leave their values."),
+    (lambda n, k: n + n * (n + 1) // 2,
+     "That is what keeping nothing costs. From a checkpoint, a stretch alone runs again."),
+    (lambda n, k: n + n // k * (k * (k + 1) // 2),
+     "You run a stretch again for each of its nodes. Once leaves all values."),
+)  # fmt: skip
+
+
+@exercise("06.1", "Memory falls and rises with k, the work stays: one more forward.")
+def cost(answer: Any) -> None:
+    """`answer(n, k)` is a dictionary: memory (values kept at most) and forwards (runs of f)."""
+    got = [_both(call(answer, n=n, k=k, returns=Mapping), ("memory", "forwards")) for n, k in COST_CASES]
+    for name, right, mistakes in (
+        ("memory", lambda n, k: n // k + k, MEMORY_MISTAKES),
+        ("forwards", lambda n, k: 2 * n, FORWARD_MISTAKES),
+    ):
+        values = [both[name] for both in got]
+        if all(map(_near, values, (right(*case) for case in COST_CASES))):
+            continue
+        for mistaken, message in mistakes:
+            expect(not all(map(_near, values, (mistaken(*case) for case in COST_CASES))), message)
+        fail(f"{name} is off. Draw a chain of 6 nodes with k = 2 and count.")
+
+
+def _both(got: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, float]:
+    missing = [name for name in names if name not in got]
+    expect(not missing, f"Your dictionary has no {' and no '.join(map(repr, missing))}.")
+    return {name: of_kind(got[name], Real, f"{name} is") for name in names}
+
+
+def _near(one: float, other: float) -> bool:
+    return math.isclose(one, other, rel_tol=1e-6, abs_tol=1e-9)
+
+
+# ------------------------------------------------------------------------------------------------- 06.2: best_interval
+
+INTERVAL_CASES = ((64, 1), (48, 1), (48, 17), (100, 4), (96, 57), (36, 0.25), (60, 2.4), (72, 1), (7, 3), (10, 0.918))
+
+
+@exercise("06.2", "Tried, not assumed: the square root belongs to equal nodes alone.")
+def best_interval(answer: Any) -> None:
+    """`answer(n, c)` is the k that divides n with the least n/k + c·k."""
+    got = [call(answer, n=n, c=c) for n, c in INTERVAL_CASES]
+    if got == [interval_right(n, c) for n, c in INTERVAL_CASES]:
+        return
+    for (n, _), k in zip(INTERVAL_CASES, got, strict=True):
+        expect(k >= 1 and n % k == 0, f"Your k for n = {n} does not divide n: stretches would differ in length.")
+    mistakes = {
+        "You leave c out: that is the best k for nodes that keep no more than a checkpoint.": interval_right_for_equal,
+        "You took the largest of several equally good k. The smallest was asked for.": _largest_tie,
+        "c is on the wrong side: it belongs to the stretch, c·k, not to the checkpoints.": _swapped,
+        "That is the k that needs the most. Which needs the least?": _worst,
+        "You rounded √(n/c) to a divisor. The sum is not symmetric: compare what each k really needs.": _rounded,
+    }
+    for message, mistaken in mistakes.items():
+        expect(got != [mistaken(n, c) for n, c in INTERVAL_CASES], message)
+    fail("Some k is not the best. Try every k that divides n, and work out n/k + c·k for each.")
+
+
+def interval_right_for_equal(n: int, _: float) -> int:
+    """The best k of a plain chain, whatever c is."""
+    return interval_right(n, 1)
+
+
+def _divisors(n: int) -> list[int]:
+    return [k for k in range(1, n + 1) if n % k == 0]
+
+
+def _largest_tie(n: int, c: float) -> int:
+    return min(reversed(_divisors(n)), key=lambda k: n / k + c * k)
+
+
+def _swapped(n: int, c: float) -> int:
+    return min(_divisors(n), key=lambda k: c * n / k + k)
+
+
+def _worst(n: int, c: float) -> int:
+    return max(_divisors(n), key=lambda k: n / k + c * k)
+
+
+def _rounded(n: int, c: float) -> int:
+    return min(_divisors(n), key=lambda k: abs(k - math.sqrt(n / c)))
+
+
+# ----------------------------------------------------------------------------------------------------- 06.3: in_groups
+
+
+@exercise("06.3", "Same output, same gradients, and nothing kept but a checkpoint for each group.")
+def in_groups(answer: Any) -> None:
+    """`answer(blocks, x, k)` runs x through all blocks, recomputing them in groups of k."""
+    for count, k in GROUPS:
+        right = run_in_groups(chain(count), k)
+        got = _ran(answer, chain(count), k)
+        of_kind(got.output, torch.Tensor, "Your function returned")
+        expect(
+            got.output.shape == right.output.shape and torch.allclose(got.output, right.output, atol=1e-6),
+            "The output is not what the blocks compute one after the other: is each block run, the last ones too, "
+            "and in order?",
+        )
+        expect(got.called >= 2 * count, _too_few(got.called, count))
+        expect(
+            all(one is not None and other is not None and torch.allclose(one, other, atol=1e-5)
+                for one, other in zip(got.gradients, right.gradients, strict=True)),
+            "The output is right and the gradients are not. Your function runs again in backward, when the loop is "
+            "over: what do its variables refer to by then?",
+        )  # fmt: skip
+        expect(
+            got.kept == right.kept,
+            f"With {count} blocks and k = {k}, the number of checkpoints is not one for each group of k.",
+        )
+
+
+def _ran(answer: Any, blocks: Chain, k: int) -> Any:
+    try:
+        return run_in_groups(blocks, k, lambda *arguments: call(answer, *arguments, returns=torch.Tensor))
+    except (CheckFailed, NotSolved):
+        raise
+    except Exception as error:  # what backward raises, because of what the learner's function left for it
+        again = "Recomputed values" in str(error) or "different number of tensors" in str(error)
+        raise CheckFailed(
+            "Backward ran something else than forward. Your function runs again when the loop is over: what do its "
+            "variables refer to by then?"
+            if again
+            else f"Backward through your output raised {type(error).__name__}: {error}"
+        ) from error
+
+
+def _too_few(called: int, count: int) -> str:
+    if called == count:
+        return "Nothing is run again: every block keeps all that it computes. Where is `checkpoint`?"
+    return "Some blocks run again, others do not: does the last, smaller group go through `checkpoint`, too?"
+
+
+# --------------------------------------------------------------------------------------------------------- 06.4: added
+
+ADDED_CASES = ((1024, 768, 12, 50257), (2048, 12288, 96, 50257), (4096, 1024, 4, 1000))
+
+FULL_MISTAKES: tuple[tuple[Callable[..., float], str], ...] = (
+    (lambda s, h, L, V: 100 / 3, "A third exactly: that runs the head again, too, which lies outside the blocks."),
+    (lambda s, h, L, V: 100.0, "You run the step's whole forward against itself. The step has backward, too."),
+    (
+        lambda s, h, L, V: 3 * added_right(s, h, L, V)["full"],
+        "You divide by forward alone. The step has backward, too.",
+    ),
+    (lambda s, h, L, V: added_right(s, h, L, V)["full"] / 100, "Those are parts of 1. Percent were asked for."),
+    (lambda s, h, L, V: 1.5 * added_right(s, h, L, V)["full"], "Backward takes twice forward's FLOPs, not once."),
+    (lambda s, h, L, V: added_right(s, h, 1, V)["full"], "You count one block and one head. The model has L blocks."),
+)
+CORE_MISTAKES: tuple[tuple[Callable[..., float], str], ...] = (
+    (lambda s, h, L, V: 3 * added_right(s, h, L, V)["core"],
+     "Three times too much, as in the paper's eq. 8: the core runs *forward* once more, its backward once as ever."),
+    (lambda s, h, L, V: added_right(s, h, L, V)["core"] / 100, "Those are parts of 1. Percent were asked for."),
+    (lambda s, h, L, V: added_right(s, h, L, V)["core"] / 2, "One product is missing: q·kᵀ and weights·v run again."),
+    (lambda s, h, L, V: added_right(s, h, 1, V)["core"], "You count one block and one head. The model has L blocks."),
+)  # fmt: skip
+
+
+@exercise("06.4", "One forward against three: a third of the blocks' share, and far less for the core.")
+def added(answer: Any) -> None:
+    """`answer(s, h, L, V)` is a dictionary: full and core, percent of the step's FLOPs."""
+    got = [
+        _both(call(answer, **dict(zip("shLV", case, strict=True)), returns=Mapping), ("full", "core"))
+        for case in ADDED_CASES
+    ]
+    for name, mistakes in (("full", FULL_MISTAKES), ("core", CORE_MISTAKES)):
+        values = [both[name] for both in got]
+        if all(map(_close, values, (added_right(*case)[name] for case in ADDED_CASES))):
+            continue
+        for mistaken, message in mistakes:
+            expect(not all(map(_close, values, (mistaken(*case) for case in ADDED_CASES))), message)
+        fail(f"{name} is off: what runs again, divided by forward and backward of all blocks and the head, times 100.")
+
+
+def _close(one: float, other: float) -> bool:
+    return math.isclose(one, other, rel_tol=1e-3)
+
+
+# ------------------------------------------------------------------------------------------------------ 06.5: cheapest
+
+
+@exercise("06.5", "As much recomputation as the card makes you do, and no more.")
+def cheapest(answer: Any) -> None:
+    """`answer(run, card)` is the policy that fits with the least arithmetic, then the least memory; or None."""
+    got: list[str | None] = []
+    for run, card in CHEAPEST_CASES:
+        policy = call(_spelled(answer), run=run, card=card, returns=str)
+        got.append(None if policy == "None" else policy)
+    right = [cheapest_right(run, card) for run, card in CHEAPEST_CASES]
+    if got == right:
+        return
+    unknown = [policy for policy in got if policy is not None and policy not in POLICIES]
+    expect(not unknown, f"{', '.join(map(repr, unknown))}: not one of POLICIES.")
+    for message, mistaken in CHEAPEST_MISTAKES.items():
+        expect(got != [mistaken(run, card) for run, card in CHEAPEST_CASES], message)
+    for policy, wanted, (_, card) in zip(got, right, CHEAPEST_CASES, strict=True):
+        if policy is not None and wanted is None:
+            fail(f"On the {card} you choose a policy that does not fit: none of them does there.")
+        if policy is None and wanted is not None:
+            fail(f"On the {card} you find nothing, but something fits. Its memory is `gpu(card).memory`, in bytes.")
+    fail("A policy that fits, but another that fits adds less arithmetic, or as much with a lower peak.")
+
+
+def _spelled(answer: Any) -> Any:
+    """The learner's function with None as text: here it is an answer, not a forgotten return."""
+    if not callable(answer):
+        return answer
+
+    def spelled(run: TrainingRun, card: str) -> Any:
+        found = answer(run, card)
+        return "None" if found is None else found
+
+    return spelled
+
+
+# ----------------------------------------------------------------------------------------------------- 06.6: stretches
+
+BLOCKS = 12
+
+
+def example() -> Measurement:
+    """A measurement to look at, without its tensors' names."""
+    return measured("every-4")
+
+
+@exercise("06.6", "Read off memory alone: what was run again, and in how many stretches.")
+def stretches(answer: Any) -> None:
+    """`answer(measurement)` is how many stretches ran again in backward of the last step."""
+    got = [call(answer, measurement=measured(policy)) for policy in TEETH]
+    right = [TEETH[policy] for policy in TEETH]
+    if got == right:
+        return
+    expect(len(set(got)) > 1, "You give the same answer whatever the measurement says. The hidden runs differ.")
+    mistakes = {
+        "You count blocks in a stretch. How many stretches are there?": lambda teeth: BLOCKS // teeth if teeth else 0,
+        "One tooth is missing: does your loop end before the last is counted?": lambda teeth: max(teeth - 1, 0),
+        "One too many: forward's climb is no recomputation.": lambda teeth: teeth + 1,
+        "You count the teeth of all steps. The last one was asked for.": lambda teeth: 2 * teeth,
+    }
+    for message, mistaken in mistakes.items():
+        expect(got != [mistaken(teeth) for teeth in right], message)
+    expect(got[right.index(0)] == 0, "You find recomputation where there is none: do activations ever rise there?")
+    expect(
+        max(got) <= BLOCKS,
+        "More stretches than blocks: small tensors come and go within a tooth. Count only climbs of about its height.",
+    )
+    fail("The count is off somewhere: plot the activations in backward, and count the teeth by eye first.")

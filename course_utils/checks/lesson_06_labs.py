@@ -1,0 +1,182 @@
+"""What the checks of lesson 06 run: right answers, wrong ones that learners give, instruments to tell them apart."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from course_utils.estimating import estimate
+from course_utils.gpus import gpu
+from course_utils.lessons.policies import added_percent
+from course_utils.measurement import Measurement
+from course_utils.measuring import measure
+from course_utils.run import TrainingRun
+
+from .lesson_01_labs import anonymous
+
+# ---------------------------------------------------------------------------------------------- 06.2: the best interval
+
+
+def interval_right(n: int, c: float) -> int:
+    """The right answer: the smallest k that divides n with the least n/k + c·k."""
+    return min((k for k in range(1, n + 1) if n % k == 0), key=lambda k: n / k + c * k)
+
+
+# ------------------------------------------------------------------------------------------------------ 06.3: in groups
+
+GROUPS = ((6, 2), (7, 3), (5, 1), (4, 4))
+"""Number of blocks, and how many of them share a checkpoint."""
+
+WIDTH = 16
+
+
+class Counted(nn.Module):
+    """A small block that counts how often it runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.called = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.called += 1
+        return x + torch.tanh(self.linear(x))
+
+
+Chain = list[Counted]
+
+
+def chain(count: int) -> Chain:
+    """`count` blocks, the same for everybody."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(count)
+        return [Counted() for _ in range(count)]
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What became of one forward and backward: output, gradients, runs of blocks, tensors kept between the two."""
+
+    output: Any
+    gradients: list[torch.Tensor | None]
+    called: int
+    kept: int
+
+
+def groups_right(blocks: Chain, x: torch.Tensor, k: int) -> torch.Tensor:
+    """The right answer: each group of k through one checkpoint, handed over as an argument."""
+
+    def run(group: Chain, x: torch.Tensor) -> torch.Tensor:
+        for block in group:
+            x = block(x)
+        return x
+
+    for first in range(0, len(blocks), k):
+        out = checkpoint(run, blocks[first : first + k], x, use_reentrant=False)
+        assert isinstance(out, torch.Tensor)
+        x = out
+    return x
+
+
+def run_in_groups(blocks: Chain, k: int, answer: Callable[..., Any] = groups_right) -> Ran:
+    """Forward and backward through `answer(blocks, x, k)`, watched."""
+    x = torch.linspace(-1, 1, 4 * WIDTH).reshape(4, WIDTH).requires_grad_()
+    kept = {"inputs": 0}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept["inputs"] += tensor.shape == x.shape
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        output = answer(blocks, x, k)
+    if isinstance(output, torch.Tensor) and output.requires_grad:
+        output.square().sum().backward()
+    gradients = [x.grad, *(weight.grad for block in blocks for weight in block.parameters())]
+    return Ran(output, gradients, sum(block.called for block in blocks), kept["inputs"])
+
+
+# ---------------------------------------------------------------------------------------------- 06.4: percent of a step
+
+
+def added_right(s: int, h: int, L: int, V: int) -> dict[str, float]:
+    """The right answer, in percent: one forward of the blocks, or of their cores, against three of everything."""
+    blocks, core = L * (24 * h * h + 4 * s * h), L * 4 * s * h
+    step = 3 * (blocks + 2 * h * V)
+    return {"full": 100 * blocks / step, "core": 100 * core / step}
+
+
+# ----------------------------------------------------------------------------------------- 06.5: the cheapest that fits
+
+POLICIES = ("none", "selective-attention", "every-12", "every-6", "every-4", "full")
+"""To choose from: whole blocks in stretches of several lengths, the attention core, nothing."""
+
+EAGER = TrainingRun("gpt2-xl", 8, 1024, "bf16-master", attention="eager")
+CHEAPEST_CASES = (
+    (EAGER, "H200-141GB"),
+    (EAGER, "A100-80GB"),
+    (EAGER, "A100-40GB"),
+    (EAGER, "T4-16GB"),
+    (EAGER.replace(micro_batch=16), "A100-80GB"),
+    (EAGER.replace(micro_batch=2), "A100-80GB"),
+)
+
+
+def fitting(run: TrainingRun, card: str) -> list[tuple[float, int, str]]:
+    """(percent added, peak bytes, policy) for each policy that fits."""
+    candidates = [run.replace(recompute=policy) for policy in POLICIES]
+    costs = [(added_percent(candidate), estimate(candidate).total, candidate.recompute) for candidate in candidates]
+    return [cost for cost in costs if cost[1] <= gpu(card).memory]
+
+
+def cheapest_right(run: TrainingRun, card: str) -> str | None:
+    """The right answer: the first in percent, then in peak."""
+    found = fitting(run, card)
+    return min(found)[2] if found else None
+
+
+def _least_memory(run: TrainingRun, card: str) -> str | None:
+    found = fitting(run, card)
+    return min(found, key=lambda cost: cost[1])[2] if found else None
+
+
+def _first_in_order(run: TrainingRun, card: str) -> str | None:
+    found = fitting(run, card)
+    return found[0][2] if found else None
+
+
+def _whatever_fits(run: TrainingRun, card: str) -> str | None:
+    candidates = [run.replace(recompute=policy) for policy in POLICIES]
+    return min((added_percent(c), estimate(c).total, c.recompute) for c in candidates)[2]
+
+
+CHEAPEST_MISTAKES: dict[str, Callable[[TrainingRun, str], str | None]] = {
+    "You always take the lowest peak. Where more fits, that recomputes for nothing.": _least_memory,
+    "You take the first that fits. Several policies cost the same: among those, the lowest peak was asked for.": (
+        _first_in_order
+    ),
+    "You look at the arithmetic alone: does the policy fit the card?": _whatever_fits,
+}
+"""What a learner can choose instead, and what to say to it."""
+
+
+# ------------------------------------------------------------------------------------------------ 06.6: count the teeth
+
+TEETH = {"every-3": 4, "none": 0, "full": 12, "every-6": 2, "every-4": 3}
+"""Stretches of GPT-2's 12 blocks that run again under each hidden policy."""
+
+HIDDEN = TrainingRun("gpt2", 2, 256, "amp-bf16")
+
+
+def hidden_runs() -> list[TrainingRun]:
+    """The runs behind the hidden measurements."""
+    return [HIDDEN.replace(recompute=policy) for policy in TEETH]
+
+
+@cache
+def measured(policy: str) -> Measurement:
+    """One of them, simulated, without its tensors' names."""
+    return anonymous(measure(HIDDEN.replace(recompute=policy), source="simulated"))

@@ -1,0 +1,130 @@
+"""Three ways to run a chain of n nodes forward and backward: keep all, keep none, keep every k-th (Chen et al. 2016).
+
+Each node f leaves one value behind, which its backward b needs, and hands another to the next node. A checkpoint is
+what a node was handed, kept so that the chain can be run again from there. Both count as one; what is in hand, passing
+from node to node, and the gradient on its way back are there in every schedule and are not counted.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+MOST_NODES = 64
+"""More than this fits no picture."""
+
+
+@dataclass(frozen=True)
+class Tick:
+    """One node at work: `kind` is "f" or "b", `node` counts from 1, `again` says that f has run before.
+
+    `checkpoints` are the nodes whose input is kept, `kept` those whose own value is, both while this node works.
+    """
+
+    kind: str
+    node: int
+    again: bool
+    checkpoints: tuple[int, ...]
+    kept: tuple[int, ...]
+
+    @property
+    def memory(self) -> int:
+        """Values kept while this node works."""
+        return len(self.checkpoints) + len(self.kept)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A chain of `nodes` run forward and backward, node by node."""
+
+    name: str
+    nodes: int
+    ticks: Sequence[Tick]
+
+    @property
+    def memory(self) -> int:
+        """The most values kept at once."""
+        return max(tick.memory for tick in self.ticks)
+
+    @property
+    def forwards(self) -> int:
+        """How often some f ran: nodes, and what is run again."""
+        return sum(tick.kind == "f" for tick in self.ticks)
+
+    @property
+    def again(self) -> int:
+        """How many of those were repetitions."""
+        return sum(tick.again for tick in self.ticks)
+
+
+def keep_all(nodes: int) -> Schedule:
+    """Every f leaves its value: n values, n runs of f. ValueError unless `nodes` is 1 to 64, as for all of these."""
+    _check("nodes", nodes)
+    forward = [_f(node, kept=range(1, node + 1)) for node in range(1, nodes + 1)]
+    backward = [Tick("b", node, False, (), tuple(range(1, node + 1))) for node in range(nodes, 0, -1)]
+    return Schedule("keep all", nodes, [*forward, *backward])
+
+
+def keep_none(nodes: int) -> Schedule:
+    """Only the chain's input is kept, and before each b all up to its f runs again: 2 values, n + n(n+1)/2 runs."""
+    _check("nodes", nodes)
+    ticks = [_f(node, checkpoints=(1,)) for node in range(1, nodes + 1)]
+    for node in range(nodes, 0, -1):
+        ticks += [_f(other, (1,), (node,) if other == node else (), again=True) for other in range(1, node + 1)]
+        ticks.append(Tick("b", node, False, (1,), (node,)))
+    return Schedule("keep none", nodes, ticks)
+
+
+def keep_every(nodes: int, k: int) -> Schedule:
+    """Every k-th node's input is kept, and each stretch of k nodes runs again: n/k + k values, 2n runs of f."""
+    _check("nodes", nodes)
+    _check("k", k)
+    starts = list(range(1, nodes + 1, k))
+    ticks = [_f(node, tuple(s for s in starts if s <= node)) for node in range(1, nodes + 1)]
+    for index in range(len(starts) - 1, -1, -1):
+        ticks += _stretch(tuple(starts[: index + 1]), min(starts[index] + k - 1, nodes))
+    return Schedule(f"keep every {k}", nodes, ticks)
+
+
+def _stretch(checkpoints: tuple[int, ...], last: int) -> Iterator[Tick]:
+    """From the last checkpoint to node `last`: forward again, each f leaving its value, then backward."""
+    first = checkpoints[-1]
+    for node in range(first, last + 1):
+        yield _f(node, checkpoints, range(first, node + 1), again=True)
+    for node in range(last, first - 1, -1):
+        yield Tick("b", node, False, checkpoints, tuple(range(first, node + 1)))
+
+
+def _f(node: int, checkpoints: Sequence[int] = (), kept: Sequence[int] = (), again: bool = False) -> Tick:
+    return Tick("f", node, again, tuple(checkpoints), tuple(kept))
+
+
+def _check(name: str, value: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST_NODES:
+        raise ValueError(f"{name} is {value!r}: choose a whole number from 1 to {MOST_NODES}")
+
+
+# --------------------------------------------------------------------------------------------------- closed forms
+
+
+def memory_every(nodes: int, k: int, inside: float = 1) -> float:
+    """The checkpoints' worth that keeping every k-th input of `nodes` takes: n/k + c·k where k divides n.
+
+    c = `inside` is what one node keeps for its backward, counted in checkpoints: 1 in the plain chain (Chen et al.
+    2016, section 4.1). Where k does not divide n, the last stretch is short, and the fuller of the two moments counts.
+    """
+    whole, rest = divmod(nodes, k)
+    full = whole + inside * k if whole else 0
+    return max(full, whole + 1 + inside * rest) if rest else full
+
+
+def best_interval(nodes: int, inside: float = 1) -> int:
+    """The k with the least memory among those that divide `nodes`, the smallest where several tie.
+
+    Near √(n/c), where the derivative of n/k + c·k is zero.
+    """
+    divisors = [k for k in range(1, nodes + 1) if nodes % k == 0]
+    return min(divisors, key=lambda k: memory_every(nodes, k, inside))
+
+
+def forwards_none(nodes: int) -> int:
+    """Runs of f when nothing is kept: n, and then 1 + 2 + … + n again."""
+    return nodes + nodes * (nodes + 1) // 2

@@ -1,0 +1,339 @@
+"""The checks of lesson 06: right answers of every style pass, each planted wrong answer gets the hint it deserves."""
+
+import math
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from torch.utils.checkpoint import checkpoint
+
+from course_utils import estimate, gpu
+from course_utils.checks import CheckFailed, NotSolved, lesson_06
+from course_utils.checks.lesson_06_labs import (
+    CHEAPEST_MISTAKES,
+    TEETH,
+    added_right,
+    cheapest_right,
+    groups_right,
+    interval_right,
+    measured,
+)
+
+Check = Callable[..., None]
+
+ALL = (
+    lesson_06.cost,
+    lesson_06.best_interval,
+    lesson_06.in_groups,
+    lesson_06.added,
+    lesson_06.cheapest,
+    lesson_06.stretches,
+)
+
+
+def stub(*_: Any, **__: Any) -> Any:
+    raise NotSolved("Your turn.")
+
+
+def said(check: Check, answer: Any) -> str:
+    """The message with which `check` refuses `answer`."""
+    with pytest.raises(CheckFailed) as failure:
+        check(answer)
+    return str(failure.value)
+
+
+def passes(check: Check, answer: Any, capsys: pytest.CaptureFixture[str], number: str) -> None:
+    check(answer)
+    assert capsys.readouterr().out.startswith(f"✓ {number} ")
+
+
+@pytest.mark.parametrize("check", ALL, ids=lambda check: check.__name__)
+def test_stub_is_an_invitation(check: Check) -> None:
+    with pytest.raises(NotSolved, match="Your turn"):
+        check(stub)
+
+
+@pytest.mark.parametrize("check", ALL, ids=lambda check: check.__name__)
+def test_answers_that_are_no_functions_get_a_hint(check: Check) -> None:
+    assert "without parentheses" in said(check, 3)
+
+
+# ----------------------------------------------------------------------------------------------------------- 06.1: cost
+
+
+def costing(memory: Callable[[int, int], float], forwards: Callable[[int, int], float] = lambda n, k: 2 * n) -> Any:
+    return lambda n, k: {"memory": memory(n, k), "forwards": forwards(n, k)}
+
+
+def right_memory(n: int, k: int) -> float:
+    return n / k + k
+
+
+def counted(n: int, k: int) -> dict[str, int]:
+    starts = range(0, n, k)
+    return {"forwards": n + sum(len(range(first, first + k)) for first in starts), "memory": len(starts) + k}
+
+
+@pytest.mark.parametrize("answer", [costing(right_memory), counted])
+def test_cost_takes_right_answers(answer: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    passes(lesson_06.cost, answer, capsys, "06.1")
+
+
+@pytest.mark.parametrize(
+    ("answer", "hint"),
+    [
+        (costing(lambda n, k: n // k), "the checkpoints alone"),
+        (costing(lambda n, k: k), "one stretch alone"),
+        (costing(lambda n, k: n), "a chain that keeps all"),
+        (costing(lambda n, k: n + n // k), "every stretch keep its values"),
+        (costing(lambda n, k: n // k - 1 + k), "One checkpoint is missing"),
+        (costing(lambda n, k: 2 * math.sqrt(n)), "the best k alone"),
+        (costing(lambda n, k: n * k), "memory is off"),
+        (costing(right_memory, lambda n, k: n), "one forward pass"),
+        (costing(right_memory, lambda n, k: 3 * n), "count backward too"),
+        (costing(right_memory, lambda n, k: n + k), "You run one stretch again"),
+        (costing(right_memory, lambda n, k: n + n // k), "one node of each stretch"),
+        (costing(right_memory, lambda n, k: n + n * (n + 1) // 2), "keeping nothing costs"),
+        (costing(right_memory, lambda n, k: n + n // k * (k * (k + 1) // 2)), "for each of its nodes"),
+        (costing(right_memory, lambda n, k: n * k), "forwards is off"),
+        (lambda n, k: {"memory": 1}, "has no 'forwards'"),
+        (lambda n, k: n // k + k, "where a dictionary is asked for"),
+    ],
+)
+def test_cost_names_the_misconception(answer: Any, hint: str) -> None:
+    assert hint in said(lesson_06.cost, answer)
+
+
+# -------------------------------------------------------------------------------------------------- 06.2: best_interval
+
+
+def divisors(n: int) -> list[int]:
+    return [k for k in range(1, n + 1) if n % k == 0]
+
+
+def by_loop(n: int, c: float) -> int:
+    best = 1
+    for k in divisors(n):
+        if n / k + c * k < n / best + c * best:
+            best = k
+    return best
+
+
+def test_best_interval_takes_right_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    passes(lesson_06.best_interval, by_loop, capsys, "06.2")
+
+
+@pytest.mark.parametrize(
+    ("answer", "hint"),
+    [
+        (lambda n, c: interval_right(n, 1), "You leave c out"),
+        (lambda n, c: max(1, round(math.sqrt(n / c))), "does not divide n"),
+        (lambda n, c: min(divisors(n)[::-1], key=lambda k: n / k + c * k), "the largest of several"),
+        (lambda n, c: min(divisors(n), key=lambda k: c * n / k + k), "on the wrong side"),
+        (lambda n, c: max(divisors(n), key=lambda k: n / k + c * k), "needs the most"),
+        (lambda n, c: min(divisors(n), key=lambda k: abs(k - math.sqrt(n / c))), "You rounded"),
+        (lambda n, c: 1, "Some k is not the best"),
+    ],
+)
+def test_best_interval_names_the_misconception(answer: Any, hint: str) -> None:
+    assert hint in said(lesson_06.best_interval, answer)
+
+
+# ------------------------------------------------------------------------------------------------------ 06.3: in_groups
+
+
+def with_a_default(blocks: Any, x: Any, k: int) -> Any:
+    """Another right style: the loop's variable bound when the function is made."""
+    while blocks:
+        group, blocks = blocks[:k], blocks[k:]
+
+        def run(x: Any, group: Any = group) -> Any:
+            for block in group:
+                x = block(x)
+            return x
+
+        x = checkpoint(run, x, use_reentrant=False)
+    return x
+
+
+def late_binding(blocks: Any, x: Any, k: int) -> Any:
+    for first in range(0, len(blocks), k):
+        group = blocks[first : first + k]
+
+        def run(x: Any) -> Any:
+            for block in group:  # noqa: B023 (the trap of this exercise)
+                x = block(x)
+            return x
+
+        x = checkpoint(run, x, use_reentrant=False)
+    return x
+
+
+def no_checkpoint(blocks: Any, x: Any, k: int) -> Any:
+    for block in blocks:
+        x = block(x)
+    return x
+
+
+def last_group_dropped(blocks: Any, x: Any, k: int) -> Any:
+    return groups_right(blocks[: len(blocks) // k * k], x, k)
+
+
+def last_group_kept(blocks: Any, x: Any, k: int) -> Any:
+    whole = len(blocks) // k * k
+    return no_checkpoint(blocks[whole:], groups_right(blocks[:whole], x, k), k)
+
+
+def each_block_alone(blocks: Any, x: Any, k: int) -> Any:
+    return groups_right(blocks, x, 1)
+
+
+def detached(blocks: Any, x: Any, k: int) -> Any:
+    return groups_right(blocks, x.detach().requires_grad_(), k)
+
+
+@pytest.mark.parametrize("answer", [groups_right, with_a_default])
+def test_in_groups_takes_right_answers(answer: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    passes(lesson_06.in_groups, answer, capsys, "06.3")
+
+
+@pytest.mark.parametrize(
+    ("answer", "hint"),
+    [
+        (late_binding, "what do its variables refer to by then"),
+        (no_checkpoint, "Nothing is run again"),
+        (last_group_dropped, "not what the blocks compute"),
+        (last_group_kept, "last, smaller group"),
+        (each_block_alone, "not one for each group"),
+        (detached, "the gradients are not"),
+        (lambda blocks, x, k: None, "returned nothing"),
+        (lambda blocks, x, k: 3, "where a Tensor is asked for"),
+    ],
+)
+def test_in_groups_names_the_misconception(answer: Any, hint: str) -> None:
+    assert hint in said(lesson_06.in_groups, answer)
+
+
+# ---------------------------------------------------------------------------------------------------------- 06.4: added
+
+
+def off(full: float = 1, core: float = 1) -> Any:
+    def answer(s: int, h: int, L: int, V: int) -> dict[str, float]:
+        right = added_right(s, h, L, V)
+        return {"full": full * right["full"], "core": core * right["core"]}
+
+    return answer
+
+
+def a_third(s: int, h: int, L: int, V: int) -> dict[str, float]:
+    return {"full": 100 / 3, "core": added_right(s, h, L, V)["core"]}
+
+
+def one_block(s: int, h: int, L: int, V: int) -> dict[str, float]:
+    return {"full": added_right(s, h, L, V)["full"], "core": added_right(s, h, 1, V)["core"]}
+
+
+def test_added_takes_right_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    passes(lesson_06.added, added_right, capsys, "06.4")
+
+
+@pytest.mark.parametrize(
+    ("answer", "hint"),
+    [
+        (a_third, "runs the head again"),
+        (off(full=3), "divide by forward alone"),
+        (off(full=0.01), "parts of 1"),
+        (off(full=1.5), "twice forward's FLOPs"),
+        (off(full=0.7), "full is off"),
+        (off(core=3), "as in the paper's eq. 8"),
+        (off(core=0.01), "parts of 1"),
+        (off(core=0.5), "One product is missing"),
+        (off(core=0.7), "core is off"),
+        (one_block, "The model has L blocks"),
+    ],
+)
+def test_added_names_the_misconception(answer: Any, hint: str) -> None:
+    assert hint in said(lesson_06.added, answer)
+
+
+# ------------------------------------------------------------------------------------------------------- 06.5: cheapest
+
+
+def by_sorting(run: Any, card: str) -> str | None:
+    def key(policy: str) -> tuple[float, int]:
+        candidate = run.replace(recompute=policy)
+        return lesson_06.added_percent(candidate), estimate(candidate).total
+
+    fits = [
+        policy
+        for policy in lesson_06.POLICIES
+        if estimate(run.replace(recompute=policy)).total <= gpu(card).memory
+    ]  # fmt: skip
+    return next(iter(sorted(fits, key=key)), None)
+
+
+def test_cheapest_takes_right_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    passes(lesson_06.cheapest, by_sorting, capsys, "06.5")
+
+
+@pytest.mark.parametrize("message", CHEAPEST_MISTAKES)
+def test_cheapest_names_the_misconception(message: str) -> None:
+    assert said(lesson_06.cheapest, CHEAPEST_MISTAKES[message]) == message
+
+
+@pytest.mark.parametrize(
+    ("answer", "hint"),
+    [
+        (lambda run, card: "nothing", "not one of POLICIES"),
+        (lambda run, card: cheapest_right(run, card) or "full", "none of them does there"),
+        (lambda run, card: None, "you find nothing, but something fits"),
+        (lambda run, card: cheapest_right(run, card) and "full", "You always take the lowest peak"),
+        (lambda run, card: 3, "where a text is asked for"),
+        (lambda run, card: cheapest_right(run, card) and "every-4", "another that fits adds less arithmetic"),
+    ],
+)
+def test_cheapest_explains_the_rest(answer: Any, hint: str) -> None:
+    assert hint in said(lesson_06.cheapest, answer)
+
+
+# ------------------------------------------------------------------------------------------------------ 06.6: stretches
+
+
+def right_stretches(measurement: Any) -> int:
+    """Another way than the solution's: how often the curve crosses the middle of its teeth on the way up."""
+    marks = {mark.phase: mark.event for mark in measurement.timeline.marks}
+    curve = measurement.timeline.curves()["activations"][marks["backward"] : marks["optimizer"]]
+    count, climb = 0, 0
+    for before, after in pairwise(curve):
+        climb = climb + after - before if after >= before else max(0, climb + after - before)
+        if climb > 10**7 and count % 2 == 0:
+            count += 1
+        if climb == 0 and count % 2:
+            count += 1
+    return (count + 1) // 2
+
+
+def test_stretches_takes_right_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    passes(lesson_06.stretches, right_stretches, capsys, "06.6")
+
+
+def test_hidden_runs_cannot_be_told_by_their_tensors() -> None:
+    assert all(measured(policy).allocations == () for policy in TEETH)
+
+
+@pytest.mark.parametrize(
+    ("change", "hint"),
+    [
+        (lambda teeth: 4, "the same answer whatever"),
+        (lambda teeth: 12 // teeth if teeth else 0, "count blocks in a stretch"),
+        (lambda teeth: max(teeth - 1, 0), "One tooth is missing"),
+        (lambda teeth: teeth + 1, "One too many"),
+        (lambda teeth: 2 * teeth, "the teeth of all steps"),
+        (lambda teeth: teeth or 5, "where there is none"),
+        (lambda teeth: 40 if teeth == 12 else teeth, "More stretches than blocks"),
+        (lambda teeth: 5 if teeth == 4 else teeth, "off somewhere"),
+    ],
+)
+def test_stretches_names_the_misconception(change: Callable[[int], int], hint: str) -> None:
+    assert hint in said(lesson_06.stretches, lambda measurement: change(right_stretches(measurement)))

@@ -1,0 +1,123 @@
+"""The chain's schedules against their closed forms, their pictures, and what policies cost against counted FLOPs."""
+
+import pytest
+
+from course_utils import TrainingRun
+from course_utils.estimating.published import korthikanti_model_flops
+from course_utils.lessons.policies import counted_flops, recomputed_flops, seconds, small_gpt
+from course_utils.lessons.schedule_figures import pareto, pareto_front, schedule_figure
+from course_utils.lessons.schedule_player import SCHEDULES, schedule_player
+from course_utils.lessons.schedules import (
+    Schedule,
+    best_interval,
+    forwards_none,
+    keep_all,
+    keep_every,
+    keep_none,
+    memory_every,
+)
+
+SMALL = TrainingRun(small_gpt(layers=4, hidden=64, vocab=100), 2, 32, "fp32", attention="eager")
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 7, 24, 48])
+def test_extremes_cost_what_their_formulas_say(nodes: int) -> None:
+    assert (keep_all(nodes).memory, keep_all(nodes).forwards) == (nodes, nodes)
+    assert (keep_none(nodes).memory, keep_none(nodes).forwards) == (2, forwards_none(nodes))
+
+
+@pytest.mark.parametrize("nodes", [1, 7, 24, 48])
+def test_every_kth_costs_what_its_formula_says(nodes: int) -> None:
+    for k in range(1, nodes + 1):
+        schedule = keep_every(nodes, k)
+        assert schedule.memory == memory_every(nodes, k)
+        assert (schedule.forwards, schedule.again) == (2 * nodes, nodes)
+
+
+@pytest.mark.parametrize("schedule", [keep_all(9), keep_none(9), keep_every(9, 4)], ids=lambda item: item.name)
+def test_backward_finds_what_it_needs(schedule: Schedule) -> None:
+    """b runs from last to first, each with its value there; f runs from a checkpoint or after its neighbor."""
+    backward = [tick for tick in schedule.ticks if tick.kind == "b"]
+    assert [tick.node for tick in backward] == list(range(schedule.nodes, 0, -1))
+    assert all(tick.node in tick.kept for tick in backward)
+    in_hand = 1
+    for tick in schedule.ticks:
+        if tick.kind == "f":
+            assert tick.node == in_hand or tick.node in tick.checkpoints
+            in_hand = tick.node + 1
+
+
+def test_best_interval_is_the_square_root_for_equal_nodes_alone() -> None:
+    assert best_interval(64) == 8
+    assert best_interval(48, 17) == 2
+    assert best_interval(48, 57) == 1
+
+
+@pytest.mark.parametrize(("make", "words"), [(lambda: keep_all(0), "nodes is 0"), (lambda: keep_every(5, 0), "k is 0"),
+                                             (lambda: keep_none(65), "1 to 64")])  # fmt: skip
+def test_absurd_chains_are_refused(make, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        make()
+
+
+def test_figure_shows_the_tick() -> None:
+    figure = schedule_figure(keep_every(6, 2), 7)
+    assert "Tick 7 of 18: f5 runs again. Values kept: 5. Checkpoints: 1, 3, 5." in figure.alt
+    assert figure.svg.count("data-node=") == 12
+    assert "6 nodes cost 5 values of memory and 12 runs of f" in schedule_figure(keep_every(6, 2)).alt
+    with pytest.raises(ValueError, match="ticks 1 to 18"):
+        schedule_figure(keep_every(6, 2), 19)
+
+
+def test_player_follows_its_controls() -> None:
+    player = schedule_player("keep every k", nodes=8, k=2, tick=3)
+    assert player.message == "Tick 3 of 24: f3 runs."
+    player.play.value = 9
+    assert player.controls["tick"].value == 9
+    player.controls["schedule"].value = "keep none"
+    assert player.schedule.forwards == forwards_none(8)
+    assert player.controls["tick"].value == player.controls["tick"].max == len(player.schedule.ticks)
+    player.controls["n"].value = 2
+    assert player.message == "Tick 7 of 7: b1 runs."
+    assert repr(player).startswith("A chain to step through")
+
+
+def test_player_refuses_what_it_cannot_show() -> None:
+    assert [schedule_player(name).schedule.nodes for name in SCHEDULES] == [8, 8, 8]
+    with pytest.raises(ValueError, match="known: keep all"):
+        schedule_player("keep some")
+    with pytest.raises(ValueError, match="nodes is 25"):
+        schedule_player(nodes=25)
+
+
+def test_step_counts_as_the_paper_says() -> None:
+    forward, backward = counted_flops(SMALL)
+    assert backward == 2 * forward
+    assert forward + backward == korthikanti_model_flops(SMALL)
+
+
+@pytest.mark.parametrize(
+    ("policy", "part"), [("full", 1), ("every-2", 1), ("selective", 1), ("selective-attention", 2)]
+)
+def test_recomputation_counts_as_the_formula_says(policy: str, part: int) -> None:
+    """torch's checkpoint stops before weights·v, the second of the core's two equal products."""
+    run = SMALL.replace(recompute=policy)
+    again = sum(counted_flops(run)) - sum(counted_flops(SMALL))
+    assert recomputed_flops(run) == part * again
+
+
+def test_formula_refuses_other_models() -> None:
+    with pytest.raises(ValueError, match="tiny-llama"):
+        recomputed_flops(TrainingRun("tiny-llama", recompute="full"))
+
+
+def test_times_are_positive() -> None:
+    assert min(seconds({"none": SMALL}, repeats=1).values()) > 0
+
+
+def test_front_leaves_out_what_is_beaten() -> None:
+    points = {"a": (0.0, 9), "b": (1.0, 5), "c": (2.0, 5), "d": (3.0, 1)}
+    assert pareto_front(points) == ["a", "b", "d"]
+    assert "On the front: a, b, d." in pareto(points, "A title", unit="B").alt
+    with pytest.raises(ValueError, match="at least one"):
+        pareto({}, "A title")
