@@ -16,7 +16,7 @@ def estimate(run: TrainingRun) -> MemoryBreakdown:
 
     `phase` names the phase that owns the peak, `label` the moment within it. Raises ValueError for tensor parallelism,
     which has closed forms of its own (`megatron.rank_states`), and for what is not covered on several ranks: LoRA; with
-    FSDP2 (zero_stage 2 and 3) optimizers that look at whole tensors, checkpoints of several blocks, models of one block.
+    FSDP2 (zero_stage 2, 3) optimizers that look at whole tensors, checkpoints of several blocks, models of one block.
     """
     check(run)
     if run.zero_stage >= 2:
