@@ -1,17 +1,21 @@
 """The benchmark draws what it should, hides nothing, and tells right from wrong; a sample of its runs is right."""
 
+import contextlib
 import dataclasses
 import json
+import sys
 
 import pytest
 from engine import shallow, simulate, tiny
 
 import course_utils.benchmark as benchmark
-from course_utils.benchmark import accuracy, draw
+from course_utils.benchmark import accuracy, draw, ranks
 from course_utils.benchmark.tables import Table
+from course_utils.estimating import estimate
 from course_utils.estimating.published import FORMULAS
 from course_utils.front_door import COMMANDS, main
 from course_utils.measurement import Measurement
+from course_utils.models import TransformerConfig
 from course_utils.run import ATTENTIONS, OPTIMIZERS, PRECISIONS, RECOMPUTES, TrainingRun
 
 STRIDE = 15
@@ -69,6 +73,40 @@ def test_freezing_writes_what_is_read_back(tmp_path, monkeypatch):
     assert [draw.run_of(choices) for choices in kept] == [draw.random_run(seed) for seed in range(7, 12)]
 
 
+def test_a_model_with_fewer_blocks_says_so_in_its_name_and_is_rebuilt_from_its_code():
+    assert draw.shallow("gpt2", 2).name == "gpt2, 2 blocks" and draw.shallow("gpt2", 1).name == "gpt2, 1 block"
+    assert draw.changed("llama3.2-1b", layers=3, tied=False).name == "llama3.2-1b, 3 blocks, tied=False"
+    assert draw.shallow("gpt2", draw.PRESETS["gpt2"].layers) == draw.PRESETS["gpt2"]
+    run = TrainingRun(draw.shallow("gpt2", 2), 4, 512)
+    assert str(run).startswith("gpt2, 2 blocks · ")
+    assert rebuilt(run) == run
+
+
+def rebuilt(run: TrainingRun) -> TrainingRun:
+    """The run that its own code makes."""
+    return eval(run.code(), {"TrainingRun": TrainingRun, "TransformerConfig": TransformerConfig})
+
+
+def test_every_frozen_run_is_rebuilt_from_its_code_and_named_after_what_it_is():
+    for run in draw.frozen_runs():
+        assert rebuilt(run) == run
+        preset = draw.PRESETS.get(run.model.name)
+        assert preset is None or dataclasses.replace(run.model, dropout=preset.dropout) == preset, run.model.name
+
+
+def test_frozen_runs_are_what_the_list_says_whatever_they_are_called():
+    kept = json.loads(draw.FROZEN.read_text(encoding="utf-8"))["runs"]
+    for choices, run in zip(kept, draw.frozen_runs(), strict=True):
+        plain = dataclasses.replace(draw.PRESETS[choices["preset"]], **choices.get("changes", {}))
+        assert dataclasses.replace(run.model, name=plain.name, dropout=plain.dropout) == plain
+
+
+def test_nothing_but_names_depends_on_what_a_model_is_called():
+    run = TrainingRun(draw.shallow("gpt2", 2), 4, 512)
+    renamed = run.replace(model=dataclasses.replace(run.model, name="another"))
+    assert dict(estimate(run)) == dict(estimate(renamed))
+
+
 # Comparing
 
 
@@ -85,7 +123,7 @@ def test_a_sample_of_the_frozen_runs_is_right(number):
 
 
 def test_an_outcome_says_what_was_refused():
-    found = accuracy.outcome(0, SMALL.replace(world_size=2, zero_stage=3, optimizer="lion"))
+    found = accuracy.outcome(0, SMALL.replace(world_size=2, zero_stage=3, optimizer="muon"))
     assert not found.compared and not found.right
     assert found.refused and not found.failed
 
@@ -114,13 +152,52 @@ def test_wrong_activations_are_not_right_even_where_the_peak_is():
 
 
 def test_the_tables_count_every_run():
-    runs = [SMALL, SMALL.replace(world_size=2, zero_stage=3, optimizer="lion")]
+    runs = [SMALL, SMALL.replace(world_size=2, zero_stage=3, optimizer="muon")]
     summary, by_kind, worst = accuracy.accuracy_tables(runs, "a test", silent)
     counted = {row[0]: row[1] for row in summary.rows}
     assert [counted[name] for name in ("runs", "compared", "refused", "failed")] == [2, 1, 1, 0]
     assert any(note.startswith("Not compared, 1: ") for note in summary.notes)
     assert {row[0]: row[1] for row in by_kind.rows}["parameters"] == 1
-    assert worst.rows == ()
+    assert [row[0] for row in worst.rows] == ["none"] and "not listed: 1 runs" in worst.notes[0]
+
+
+def test_refusals_that_differ_in_a_few_words_are_counted_together():
+    runs = [
+        SMALL.replace(world_size=ranks, zero_stage=stage) for ranks, stage in [(2, 0), (8, 0), (64, 1), (3, 1), (5, 0)]
+    ]
+    runs += [SMALL.replace(world_size=2, zero_stage=3, optimizer=name) for name in ("muon", "adafactor")]
+    runs += [SMALL.replace(precision="fp8")]
+    summary, _, worst = accuracy.accuracy_tables(runs, "a test", silent)
+    refused = [note for note in summary.notes if note.startswith("Not compared")]
+    assert [note.split(":")[0] for note in refused] == ["Not compared, 5", "Not compared, 2", "Not compared, 1"]
+    assert refused[0].endswith("a small model in fp32 with eager attention")  # to its last word
+    assert [row[0] for row in worst.rows] == ["none"] and "not listed: 0 runs" in worst.notes[0]
+
+
+def test_a_message_that_is_too_long_ends_with_a_whole_word(monkeypatch):
+    words = " ".join(["memory"] * 100)
+
+    def wordy(run: TrainingRun, source: str) -> Measurement:
+        raise ValueError(words)
+
+    monkeypatch.setattr(accuracy, "measure", wordy)
+    said = accuracy.outcome(0, SMALL).refused
+    assert len(said) <= len("measure: ") + accuracy.MESSAGE and said.endswith("memory …")
+
+
+# Several ranks
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="torch has no gloo processes there")
+def test_data_parallel_runs_are_exact_but_for_step_counters():
+    runs = ranks.rank_runs(quick=True)
+    assert {run.zero_stage for run in runs} == {0, 1} and all(run in ranks.rank_runs(quick=False) for run in runs)
+    table = ranks.ranks_table(runs, silent)
+    for row in table.rows:
+        cells = dict(zip(table.headings, row, strict=True))
+        assert cells["measured, bytes"] > 50_000_000 and cells["rest"] == 0
+    with_counters = [row[4] for row in table.rows]
+    assert with_counters == [-ranks.counter_bytes(runs[0]), 0] and ranks.counter_bytes(runs[0]) > 0
 
 
 # Published formulas
@@ -136,6 +213,16 @@ def test_published_errors_are_signed_and_of_what_each_formula_counts():
     assert errors["ZeRO: 12hbsL"].percent < -30
     assert errors["Korthikanti: all"].truth > errors["Korthikanti: blocks"].truth
     assert errors["Megatron-LM"].truth == simulate(run).peak
+
+
+@pytest.mark.parametrize("formula", FORMULAS, ids=lambda formula: formula.name)
+def test_quick_has_a_run_for_every_formula(formula):
+    """Each column of the quick table has a figure."""
+    said = 0
+    for run in accuracy.published_runs(quick=True):
+        with contextlib.suppress(ValueError):
+            said += formula.bytes(run) > 0
+    assert said
 
 
 # Tables and the command

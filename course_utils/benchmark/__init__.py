@@ -35,6 +35,13 @@ def _random_accuracy(quick: bool, seed: int, report: Report) -> list[Table]:
     return [replace(t, name=f"random_{t.name}") for t in accuracy_tables(drawn_runs(seed, count), source, report)]
 
 
+def _ranks(quick: bool, seed: int, report: Report) -> list[Table]:
+    """Estimate against processes of the CPU, for the runs of several ranks that cannot be simulated."""
+    from .ranks import rank_runs, ranks_table
+
+    return [ranks_table(rank_runs(quick), report)]
+
+
 def _builds(quick: bool, seed: int, report: Report) -> list[Table]:
     """The same GPU on every build of torch."""
     from .builds import builds_table
@@ -66,6 +73,7 @@ def _deep(quick: bool, seed: int, report: Report) -> list[Table]:
 TABLES: dict[str, Callable[[bool, int, Report], list[Table]]] = {
     "accuracy": _accuracy,
     "random": _random_accuracy,
+    "ranks": _ranks,
     "builds": _builds,
     "published": _published,
     "speed": _speed,

@@ -1,9 +1,11 @@
 """How right: estimates against simulations run by run, and the field's formulas against the same truth."""
 
 import statistics
+import textwrap
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from difflib import SequenceMatcher
 
 from ..breakdown import KINDS
 from ..estimating import estimate, moments
@@ -20,6 +22,12 @@ LOOSER_PERCENT = 2.0
 """What a peak may be off by; the looser for FSDP2, offloading and clipping."""
 
 WORST = 20
+
+MESSAGE = 400
+"""How many characters of a message a note shows, in whole words."""
+
+ALIKE = 0.75
+"""The share of words from which on two refusals are the same one, of other models, ranks or optimizers."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +99,7 @@ def outcome(number: int, run: TrainingRun) -> Outcome:
 
 
 def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
+    return textwrap.shorten(str(error), MESSAGE, placeholder=" …")
 
 
 def accuracy_tables(runs: Sequence[TrainingRun], source: str, report: Callable[[str], None]) -> list[Table]:
@@ -128,12 +136,24 @@ def _summary(outcomes: Sequence[Outcome], source: str) -> Table:
     if off:
         notes = [f"Peak, off by: median {statistics.median(off):.4f} %, maximum {off[-1]:.4f} %."]
     notes += [f"Bound: {AT_MOST_PERCENT} %; with ZeRO, offloading or clipping {LOOSER_PERCENT} %."]
-    reasons = sorted({one.refused or one.failed for one in outcomes if not one.compared})
-    counted = [(sum(reason in (one.refused, one.failed) for one in outcomes), reason) for reason in reasons]
-    notes += [f"Not compared, {count}: {reason}" for count, reason in sorted(counted, reverse=True)]
+    groups = grouped([one.refused or one.failed for one in outcomes if not one.compared])
+    notes += [f"Not compared, {count}: {reason}" for reason, count in groups.items()]
     return Table(
         "accuracy", "Estimate against simulation", ("", "runs of them"), tuple(rows), tuple(notes), source, outcomes
     )
+
+
+def grouped(reasons: Iterable[str]) -> dict[str, int]:
+    """How often each reason was given, the most frequent first; those that differ in a few words count as the first."""
+    counts: dict[str, int] = {}
+    for reason in reasons:
+        same = next((known for known in counts if _alike(known, reason)), reason)
+        counts[same] = counts.get(same, 0) + 1
+    return dict(sorted(counts.items(), key=lambda item: -item[1]))
+
+
+def _alike(first: str, second: str) -> bool:
+    return SequenceMatcher(None, first.split(), second.split(), autojunk=False).ratio() >= ALIKE
 
 
 def _by_kind(outcomes: Sequence[Outcome], source: str) -> Table:
@@ -157,7 +177,10 @@ def _worst(outcomes: Sequence[Outcome], source: str) -> Table:
         for one in wrong[:WORST]
     )
     headings = ("run", "what", "peak, %", "peak, bytes", "activations, bytes", "phase: estimated / simulated")
-    return Table("accuracy_worst", "The runs that are furthest off", headings, rows, (), source)
+    exact = sum(one.compared for one in outcomes) - len(wrong)
+    notes = (f"Exact to the byte, in peak and activations, and not listed: {exact} runs.",)
+    nothing = ("none", "every run that was compared is exact", "", "", "", "")
+    return Table("accuracy_worst", "The runs that are furthest off", headings, rows or (nothing,), notes, source)
 
 
 # The field's formulas
@@ -213,7 +236,8 @@ def published_runs(quick: bool) -> list[TrainingRun]:
     """Runs as their formulas mean them: ZeRO's recipe, models of both families, with and without recomputation."""
     if quick:
         small = TrainingRun(shallow("gpt2", 2), 4, 512, "bf16-master")
-        return [small.replace(attention="eager"), small, TrainingRun(shallow("llama3.2-1b", 2), 1, 1024, "bf16-master")]
+        llama = TrainingRun(shallow("llama3.2-1b", 2), 1, 1024, "bf16-master")
+        return [small.replace(attention="eager"), small, small.replace(precision="amp-bf16"), llama]
     master = TrainingRun("gpt2-xl", 4, 1024, "bf16-master")
     llama = TrainingRun("llama3-8b", 1, 4096, "bf16-master")
     others = [TrainingRun(name, 4, 1024, "bf16-master") for name in ("gpt2", "tinyllama-1.1b", "llama3.2-1b")]

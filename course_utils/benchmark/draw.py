@@ -64,7 +64,7 @@ def run_of(choices: Choices) -> TrainingRun:
         raise ValueError(f"a frozen run is of {preset!r}, which is no preset: known are {', '.join(PRESETS)}")
     if "lora_targets" in rest:
         rest["lora_targets"] = tuple(rest["lora_targets"])
-    return TrainingRun(replace(PRESETS[preset], **changes), **rest)
+    return TrainingRun(changed(preset, **changes), **rest)
 
 
 def _sometimes(dice: random.Random, share: float, choices: Callable[[], Choices]) -> Choices:
@@ -149,5 +149,19 @@ def freeze(first_seed: int = 0, count: int = FROZEN_COUNT) -> None:
 
 
 def shallow(model: str, layers: int, **changes: Any) -> TransformerConfig:
-    """A preset's widths with fewer blocks."""
-    return replace(PRESETS[model], layers=layers, **changes)
+    """A preset's widths with fewer blocks, which its name says: "gpt2, 2 blocks"."""
+    return changed(model, layers=layers, **changes)
+
+
+def changed(preset: str, **changes: Any) -> TransformerConfig:
+    """A preset with some choices changed, and named after what differs, so that nobody takes it for the preset."""
+    model = PRESETS[preset]
+    differing = {choice: value for choice, value in changes.items() if value != getattr(model, choice)}
+    words = [_in_words(choice, value) for choice, value in differing.items()]
+    return replace(model, name=", ".join([model.name, *words]), **differing)
+
+
+def _in_words(choice: str, value: Any) -> str:
+    if choice == "layers":
+        return f"{value} block" + ("s" if value != 1 else "")
+    return f"{choice}={value}"
