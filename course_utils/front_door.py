@@ -234,6 +234,26 @@ def record(arguments: list[str]) -> int:
         raise SetupError(f"Recording stopped: {problem}") from None
 
 
+def quiz(arguments: list[str]) -> int:
+    """Asks a lesson's questions in the terminal; needs nothing but Python, so that `--here` changes nothing."""
+    from .quizzes import ask, lessons
+    from .quizzes import quiz as quiz_of
+
+    _, rest = take_flag(arguments, "--here")
+    usage_line = f"python3 -m course_utils quiz LESSON, where LESSON is one of {', '.join(map(str, lessons()))}."
+    if any(word in HELP for word in rest):
+        print(usage_line)
+        return 0
+    if len(rest) != 1 or not rest[0].isdecimal():
+        raise SetupError(f"Name one lesson by its number: {usage_line}")
+    try:
+        asked = quiz_of(int(rest[0]))
+    except ValueError as problem:
+        raise SetupError(str(problem)) from None
+    ask(asked)
+    return 0
+
+
 def print_answer(answer: Callable[[], object]) -> int:
     """Prints what `answer` returns. SetupError for a run that is refused, or too large for this GPU, or that cannot be
     simulated here.
@@ -332,6 +352,7 @@ COMMANDS = {
     "compare": Command("estimate a run, measure it, show both: compare gpt2-xl --recompute full", compare),
     "benchmark": Command("say how right and how fast the engine is (--table NAME, --quick)", benchmark),
     "record": Command("record the course's runs on this GPU: record --out DIR --minutes 30", record),
+    "quiz": Command("ask the questions of a lesson's quiz: quiz 1", quiz),
     "build": Command("make the notebooks from their sources (--check: only compare)", build),
     "lint": Command("check format, style, types and spelling", lint),
 }

@@ -11,6 +11,7 @@ import pytest
 from course_utils.authoring.build import ROOT, committed_notebooks
 from course_utils.figure import WIDTH
 from course_utils.plots import bars, lines
+from course_utils.quizzes import quiz
 
 REQUIRED = os.environ.get("COURSE_REQUIRE_BROWSER") == "1"
 playwright = None if REQUIRED else pytest.importorskip("playwright", reason="playwright is not installed")
@@ -33,6 +34,7 @@ CELLS = (
     "walker(beta2=0.99)",
     "predict('00.guess')",
     "reveal('00.guess', 134_500_000_000)",
+    "from course_utils.quizzes import quiz\nquiz(1)",
 )
 
 
@@ -126,6 +128,29 @@ def test_guess_is_locked_and_laid_beside_the_answer(playground: browser.Page) ->
     browser.run_all(playground)
     answer.get_by_text("You said 41 GB, it is 134.5 GB").wait_for()
     ask.get_by_text("Your guess is locked").wait_for()
+
+
+def test_a_quiz_is_taken_by_keyboard_and_answers_at_once(playground: browser.Page) -> None:
+    """Enter and the space bar choose, the focus stays, and the verdict is one that a screen reader announces."""
+    cell_of_quiz = cell(playground, "from course_utils.quizzes")
+    question = quiz(1).questions[0]
+    order = [choice.text for choice in question.choices]
+    buttons, said = cell_of_quiz.locator("button.course-choice"), cell_of_quiz.get_by_role("status")
+    wrong = next(text for text in order if text != question.right.text)
+    for text, key, words in ((wrong, "Enter", "Not quite."), (question.right.text, "Space", "Right.")):
+        buttons.nth(order.index(text)).focus()
+        playground.keyboard.press(key)
+        said.filter(has_text=words).first.wait_for()
+        assert text in playground.evaluate("document.activeElement.innerText")
+    assert [buttons.nth(order.index(text)).inner_text() for text in (wrong, question.right.text)] == [
+        f"✗ {wrong}",
+        f"✓ {question.right.text}",
+    ]
+    said.filter(has_text="1 of 5 questions solved.").wait_for()
+    buttons.nth(order.index(wrong)).focus()
+    playground.keyboard.press("Tab")
+    assert playground.evaluate("document.activeElement.innerText").endswith(order[order.index(wrong) + 1])
+    assert browser.cell_errors(playground) == []
 
 
 PICTURES = """outputs => outputs.flatMap(output => [...output.querySelectorAll('img')])

@@ -92,7 +92,7 @@ def test_every_command_is_listed_and_none_that_does_not_work():
     done = course("--help", python=BARE)
     assert done.returncode == 0
     listed = re.findall(r"^  (\w+) +\w", done.stdout, re.MULTILINE)
-    assert listed == ["lab", "test", "doctor", "estimate", "compare", "benchmark", "record", "build", "lint"]
+    assert listed == ["lab", "test", "doctor", "estimate", "compare", "benchmark", "record", "quiz", "build", "lint"]
 
 
 @pytest.mark.parametrize(("typed", "meant"), [("tset", "test"), ("Lab", "lab"), ("doctr", "doctor")])

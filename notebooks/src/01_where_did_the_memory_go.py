@@ -479,6 +479,16 @@ from course_utils.widgets import explorer
 explorer("gpt2-xl", gpu="RTX5090-32GB", micro_batch=32, precision="bf16-master", recompute="full")
 
 # %% [markdown]
+# ## Five questions
+# The next cell asks what you have understood. Each choice answers at once, and tells you why it is right or which
+# mistake leads to it; a question counts for your score if you get it at the first try. A pocket calculator helps.
+
+# %%
+from course_utils.quizzes import quiz
+
+quiz(1)
+
+# %% [markdown]
 # ## What the sources got wrong
 # | claim | what you computed here |
 # |---|---|

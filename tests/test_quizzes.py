@@ -1,0 +1,322 @@
+"""Quizzes: computed answers that follow the engine, one right choice, explanations that keep it to themselves."""
+
+import io
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from math import sqrt
+
+import nbformat
+import pytest
+import torch
+from nbclient import NotebookClient
+
+from course_utils import front_door
+from course_utils.authoring.build import ROOT
+from course_utils.models import PRESETS, TransformerConfig
+from course_utils.quizzes import Attempt, Choice, Question, Quiz, ask, lessons, quiz
+from course_utils.quizzes.form import QuizForm
+from course_utils.quizzes.lesson_03 import as_fp16, rounded
+
+SMALL = Quiz(
+    7,
+    (
+        Question("One <b> or `two`?", Choice("two", "Because."), (Choice("one", "Add."), Choice("three", "Less."))),
+        Question("Four?", Choice("four", "Yes."), (Choice("five", "Too many."), Choice("six", "Far too many."))),
+    ),
+)
+QUESTIONS = [pytest.param(question, id=f"{n:02d}.{i + 1}") for n in lessons() for i, question in
+             enumerate(quiz(n).questions)]  # fmt: skip
+
+
+def named(question: Question, text: str) -> Choice:
+    return next(choice for choice in question.choices if choice.text == text)
+
+
+# ----------------------------------------------------------------------------------------------- what is asked
+
+
+@pytest.mark.parametrize("lesson", lessons())
+def test_a_quiz_has_three_to_six_questions_and_its_right_choices_stand_in_different_places(lesson: int) -> None:
+    questions = quiz(lesson).questions
+    assert 3 <= len(questions) <= 6
+    assert len({question.choices.index(question.right) for question in questions}) > 1
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_a_question_has_one_right_choice_and_explains_the_others_without_giving_it_away(question: Question) -> None:
+    texts = [choice.text for choice in question.choices]
+    assert texts.count(question.right.text) == 1 and len(set(texts)) == len(texts)
+    number = re.match(r"[\d.,]+", question.right.text)
+    secret = rf"(?<![\w.,/−⁻]){re.escape(number[0] if number else question.right.text)}(?![\w%]|[.,]\d)"
+    for choice in question.wrong:
+        assert len(choice.why) > 15 and choice.why.endswith((".", "?")), choice
+        assert not re.search(secret, choice.why), f"{choice.why} tells that it is {question.right.text}"
+
+
+def test_choices_keep_their_places_when_only_numbers_change() -> None:
+    first, second = (
+        Question(f"How many are {n} and {n}?", Choice(str(2 * n), "a"), (Choice(str(n), "b"), Choice(str(n * n), "c")))
+        for n in (5, 7)
+    )
+    assert [first.choices.index(first.right)] == [second.choices.index(second.right)]
+    assert [choice.why for choice in first.choices] == [choice.why for choice in second.choices]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ((Choice("2", "x"), Choice("3", "x")), "read alike"),
+        ((Choice("3", "x"),), "has 3 to 6 choices"),
+        ((Choice("3", ""), Choice("4", "x")), "not explained"),
+    ],
+)
+def test_a_question_that_is_none_is_refused(wrong: tuple[Choice, ...], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Question("1 + 1?", Choice("2", "x"), wrong)
+
+
+def test_an_unknown_lesson_is_refused_with_those_that_are_known() -> None:
+    with pytest.raises(ValueError, match=r"unknown quiz 99.*1, 2, 3"):
+        quiz(99)
+
+
+# ----------------------------------------------------------------------- right, by another way than the quiz's own
+
+Sizes = Callable[[TransformerConfig], float]
+BY_HAND: dict[tuple[int, int], tuple[str, str, Sizes]] = {
+    (1, 0): ("gpt2-large", "GB", lambda m: 16 * m.parameters),
+    (1, 1): ("tinyllama-1.1b", "GB", lambda m: 12 * m.parameters),
+    (1, 2): ("gpt2-large", "MB", lambda m: 2 * 1024 * 4 * m.hidden),
+    (2, 0): ("gpt2-medium", "GB", lambda m: 8 * m.parameters),
+    (2, 3): ("gpt2-medium", "GB", lambda m: 4 * m.parameters),
+    (3, 2): (
+        "gpt2-medium",
+        "GB",
+        # a copy of every matrix of a block, 12·h², and of the tied head, V·h
+        lambda m: 16 * m.parameters + 2 * (12 * m.layers * m.hidden**2 + m.vocab * m.hidden),
+    ),
+}
+
+
+def closest(text: str, unit: str, size: float) -> bool:
+    """Whether a choice says `size` to the decimal that it shows."""
+    scale = {"GB": 1e9, "MB": 1e6}[unit]
+    return text.endswith(f" {unit}") and abs(float(text.removesuffix(f" {unit}")) - size / scale) <= 0.0501
+
+
+@pytest.mark.parametrize("place", BY_HAND, ids=str)
+@pytest.mark.parametrize("layers", [None, 10], ids=["as shipped", "another model"])
+def test_right_amounts_follow_the_model(
+    place: tuple[int, int], layers: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    preset, unit, by_hand = BY_HAND[place]
+    model = PRESETS[preset]
+    if layers:
+        sizes = {"hidden": 2048, "heads": 32, "vocab": model.vocab, "max_positions": 2048}
+        family = {"kv_heads": 4, "ffn": 5632, "tied": False} if model.family == "llama" else {}
+        model = TransformerConfig(preset, model.family, layers, **sizes, **family, dropout=model.dropout)
+        monkeypatch.setitem(PRESETS, preset, model)
+    shown = quiz(place[0]).questions[place[1]].right.text
+    assert closest(shown, unit, by_hand(model)), f"{shown}, by hand {by_hand(model):,}"
+
+
+def test_a_peak_is_the_sum_of_what_stays_and_the_larger_of_the_two() -> None:
+    question = quiz(1).questions[3]
+    stays, activations, gradients = map(float, re.findall(r"([\d.]+) GB", question.text))
+    assert question.right.text == f"{stays + max(activations, gradients):.1f} GB"
+    assert named(question, f"{stays + activations + gradients:.1f} GB") in question.wrong
+
+
+def test_only_activations_shrink_with_the_micro_batch() -> None:
+    assert quiz(1).questions[4].right.text == "activations"
+
+
+def test_the_first_uncorrected_step_of_torch_is_as_long_as_the_quiz_says() -> None:
+    """One step of torch's Adam, its correction taken out again."""
+    weight = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
+    adam = torch.optim.Adam([weight], lr=1.0, betas=(0.9, 0.999), eps=0.0)
+    weight.grad = torch.full((1,), 0.37, dtype=torch.float64)
+    adam.step()
+    corrected = (1 - 0.9) / sqrt(1 - 0.999)
+    assert quiz(2).questions[1].right.text == f"{-weight.item() * corrected:.3g}·η"
+
+
+@pytest.mark.parametrize(("place", "shown"), [((2, 4), 2 + 12 + 4 + 4), ((3, 3), 2 + 4 + 12)])
+def test_bytes_a_parameter_are_the_sum_of_their_parts(place: tuple[int, int], shown: int) -> None:
+    assert quiz(place[0]).questions[place[1]].right.text == f"{shown} bytes"
+
+
+def test_half_of_adam_is_one_number_a_parameter() -> None:
+    assert quiz(2).questions[2].right.text == "Lion"
+
+
+def test_formats_round_as_torch_does() -> None:
+    values = [1.003, 1.0039, 1.00391, 0.1, 3.14159, 1e-3, 65504.0]
+    for name, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16), ("fp32", torch.float32)):
+        for value in values:
+            stored = torch.tensor(value, dtype=torch.float64).to(dtype).item()
+            assert rounded(value, name) == stored, (name, value)
+    for value in (1e-8, 2e-8, 4e-8, 1e-7, 0.1):
+        assert as_fp16(value) == torch.tensor(value, dtype=torch.float64).to(torch.float16).item()
+
+
+def test_what_is_stored_and_scaled_is_what_torch_stores() -> None:
+    vanishing, scale = quiz(3).questions[:2]
+    stored = torch.tensor(1.0, dtype=torch.bfloat16).add_(0.003).item()
+    assert vanishing.right.text == f"{stored:.6g}"
+    smallest = int(scale.right.text)
+    assert torch.tensor(1e-8 * smallest).half().item() > 0 == torch.tensor(1e-8 * smallest / 2).half().item()
+
+
+def test_masks_do_not_double() -> None:
+    assert quiz(3).questions[4].right.text == f"{2 * (34 - 2) + 2}·s·b·h"
+
+
+# ------------------------------------------------------------------------------------------------- taking it
+
+
+def test_score_counts_first_tries_alone() -> None:
+    attempt = Attempt(SMALL)
+    first, second = SMALL.questions
+    assert attempt.choose(0, named(first, "one")) == "Not quite. Add. Try again."
+    assert attempt.score == "0 of 2 questions solved."
+    assert attempt.choose(0, first.right) == "Right. Because."
+    assert attempt.choose(0, named(first, "three")) == "Not quite. Less."
+    attempt.choose(1, second.right)
+    assert attempt.finished and attempt.first_tries == [False, True]
+    assert attempt.score == "All solved, 1 of 2 at the first try. Come back to question 1 another day."
+    with pytest.raises(ValueError, match="no choice of question 2"):
+        attempt.choose(1, first.right)
+
+
+def test_a_perfect_score_and_several_to_come_back_to() -> None:
+    perfect, poor = Attempt(SMALL), Attempt(SMALL)
+    for number, question in enumerate(SMALL.questions):
+        perfect.choose(number, question.right)
+        poor.choose(number, question.wrong[0])
+        poor.choose(number, question.right)
+    assert perfect.score == "All solved, 2 of 2 at the first try."
+    assert poor.score == "All solved, 0 of 2 at the first try. Come back to questions 1 and 2 another day."
+
+
+def button(form: QuizForm, number: int, text: str):
+    return next(button for button in form.buttons[number] if button.description.endswith(text))
+
+
+def test_buttons_answer_at_once_and_can_be_pressed_again() -> None:
+    form = QuizForm(SMALL)
+    button(form, 0, "one").click()
+    assert button(form, 0, "one").description == "✗ one" and "Not quite. Add. Try again." in form.said[0].value
+    assert "role='status'" in form.said[0].value and form.said[1].value == ""
+    button(form, 0, "two").click()
+    assert button(form, 0, "two").description == "✓ two" and "Right. Because." in form.said[0].value
+    assert "1 of 2 questions solved." in form.score.value
+    button(form, 1, "four").click()
+    assert "1 of 2 at the first try. Come back to question 1" in form.score.value
+    assert not any(button.disabled for buttons in form.buttons for button in buttons)
+    form.restart.click()
+    assert [button.description for button in form.buttons[0]] == [choice.text for choice in SMALL.questions[0].choices]
+    assert form.said[0].value == "" and "0 of 2 questions solved." in form.score.value
+    assert form.restart.layout.display == "none"
+
+
+def test_words_are_shown_as_words_and_code_as_code() -> None:
+    form = QuizForm(SMALL)
+    heading = next(child for child in form.children if "role='heading'" in getattr(child, "value", ""))
+    assert "<b>1.</b> One &lt;b&gt; or <code>two</code>?" in heading.value
+
+
+def typed(*lines: str) -> Callable[[str], str]:
+    """What `input` would return, line by line, and then the end of the input."""
+    waiting: Iterator[str] = iter(lines)
+
+    def read(_: str) -> str:
+        try:
+            return next(waiting)
+        except StopIteration:
+            raise EOFError from None
+
+    return read
+
+
+def letter(question: Question, text: str) -> str:
+    return "abcdef"[[choice.text for choice in question.choices].index(text)]
+
+
+def test_a_terminal_asks_until_each_is_right() -> None:
+    first, second = SMALL.questions
+    said: list[str] = []
+    answers = ["z", letter(first, "one"), letter(first, "two").upper() + ")", letter(second, "four")]
+    attempt = ask(SMALL, typed(*answers), said.append)
+    assert attempt.first_tries == [False, True]
+    assert "Type one letter from a to c." in said and "Not quite. Add. Try again." in said
+    assert said[-1].startswith("All solved, 1 of 2")
+
+
+def test_a_terminal_that_is_closed_ends_the_quiz() -> None:
+    said: list[str] = []
+    assert not ask(SMALL, typed(), said.append).finished
+    assert said[-1] == "0 of 2 questions solved."
+
+
+def test_the_command_asks_a_lesson_and_refuses_what_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.stdin", io.StringIO())
+        assert front_door.main(["quiz", "2"]) == 0
+    assert capsys.readouterr().out.startswith("Quiz of lesson 02")
+    for arguments, words in ((["99"], "unknown quiz 99"), ([], "Name one lesson"), (["one"], "one of 1, 2, 3")):
+        assert front_door.main(["quiz", *arguments]) == 1
+        assert words in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------------------- what is stored
+
+
+@pytest.mark.parametrize("lesson", lessons())
+def test_what_is_printed_holds_no_secret_and_is_the_same_each_time(lesson: int) -> None:
+    shown = quiz(lesson)
+    assert (
+        repr(shown)
+        == f"Quiz of lesson {lesson:02d}: {len(shown.questions)} questions. Run this cell in a notebook \
+to take it."
+    )
+    for question in shown.questions:
+        assert all(choice.text in str(shown) and choice.why not in str(shown) for choice in question.choices)
+    first, second = (quiz(lesson)._repr_mimebundle_() for _ in range(2))
+    view = "application/vnd.jupyter.widget-view+json"
+    assert {**first, view: None} == {**second, view: None} and view in first
+    assert first["text/plain"] == repr(shown)
+
+
+def test_without_a_kernel_each_choice_unfolds_to_its_verdict() -> None:
+    page = SMALL.page()
+    assert page.count("<details>") == 6 and page.count("Right.") == 2 and "<script" not in page
+    assert "<summary>one</summary><p>Not quite. Add.</p>" in page
+
+
+def executed() -> list:
+    """The outputs of a notebook that shows a quiz, without the ids that are random."""
+    cells = ["from course_utils.quizzes import quiz", "quiz(1)", "quiz(2)"]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in cells])
+    NotebookClient(notebook, timeout=60, kernel_name="python3").execute()
+    outputs = [output for cell in notebook.cells for output in cell.outputs]
+    for output in outputs:
+        output["data"].pop("application/vnd.jupyter.widget-view+json")
+    return outputs
+
+
+def test_a_notebook_with_quizzes_gives_the_same_outputs_each_time() -> None:
+    first = executed()
+    assert len(first) == 2 and first == executed()
+
+
+def test_questions_need_the_standard_library_alone() -> None:
+    code = (
+        "import sys; from course_utils.quizzes import lessons, quiz; print(*(str(quiz(n)) for n in lessons()));"
+        "assert not {'torch', 'numpy', 'ipywidgets', 'IPython'} & set(sys.modules), 'too much is imported'"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "Quiz of lesson 03" in done.stdout
