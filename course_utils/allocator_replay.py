@@ -323,12 +323,7 @@ def requests_of(measured: Measurement) -> list[Request]:
 
     Raises ValueError unless the measurement kept all its allocations (recorded ones keep those alive at the peak).
     """
-    events: list[Request | None] = [None] * len(measured.timeline)
-    changes = measured.timeline.changes
-    for number, item in enumerate(measured.allocations):
-        for event, size in ((item.born, item.bytes), (item.died, -item.bytes)):
-            if event is not None and event < len(events) and changes[event][0] == size:
-                events[event] = Request(size, number)
+    events = _events_of(measured)
     missing = events.count(None)
     if missing:
         raise ValueError(
@@ -337,6 +332,22 @@ def requests_of(measured: Measurement) -> list[Request]:
             "at the peak: measure the run with source='simulated' (or 'live') and replay that."
         )
     return [event for event in events if event is not None]
+
+
+def can_be_replayed(measured: Measurement) -> bool:
+    """Whether a measurement kept all its allocations."""
+    return None not in _events_of(measured)
+
+
+def _events_of(measured: Measurement) -> list[Request | None]:
+    """Every event with its allocation's number; None where no allocation that was kept begins or ends."""
+    events: list[Request | None] = [None] * len(measured.timeline)
+    changes = measured.timeline.changes
+    for number, item in enumerate(measured.allocations):
+        for event, size in ((item.born, item.bytes), (item.died, -item.bytes)):
+            if event is not None and event < len(events) and changes[event][0] == size:
+                events[event] = Request(size, number)
+    return events
 
 
 def _listed(events: Any) -> list[Any]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 from .environment import Home, interpreter, is_ready, remembered, torch_choice
@@ -34,6 +35,15 @@ TEST_OPTIONS = (
     "-n", "2", "--dist", "loadfile", "--nbval", "--nbval-current-env",
     "--nbval-sanitize-with", "tests/nbval_sanitize.cfg", "--nbval-cell-timeout=120",
 )  # fmt: skip
+
+
+NOT_OFFERED = ("tensor_parallel", "sequence_parallel")
+"""Choices of a run that no command can follow."""
+
+CLOSED_FORMS_ONLY = (
+    "Tensor and sequence parallelism have closed forms only, for the activations of a block: in Python, see "
+    "course_utils.estimating.megatron."
+)
 
 
 @dataclass(frozen=True)
@@ -269,18 +279,40 @@ def print_answer(answer: Callable[[], object]) -> int:
 
 
 def print_options(command: str) -> int:
-    """Prints how a run is spelled after `command`: the models, and each option with its default."""
+    """Prints how a run is spelled after `command`: the models, and each option with its default and its choices."""
     from course_utils import PRESETS, TrainingRun
+    from course_utils.run import ATTENTIONS, OPTIMIZERS, PRECISIONS, RECOMPUTES
 
     signature = inspect.signature(TrainingRun)
-    options = {name: signature.parameters[parameter].default for name, parameter in _options(signature).items()}
-    defaults = [
-        f"  {option:<21} {'' if default is None else getattr(default, 'name', default)}".rstrip()
-        for option, default in options.items()
+    values = {
+        "--precision": PRECISIONS,
+        "--attention": ATTENTIONS,
+        "--recompute": [*RECOMPUTES, "every-K"],
+        "--optimizer": OPTIMIZERS,
+    }
+    lines = [
+        f"python3 -m course_utils {command} MODEL [options]",
+        "",
+        *_wrapped(f"MODEL is one of {', '.join(PRESETS)}, or the path of a Hugging Face config.json.", ""),
+        "",
+        "Options and their defaults:",
     ]
-    head = [f"python3 -m course_utils {command} MODEL [options]", "", f"MODEL is one of {', '.join(PRESETS)}."]
-    print("\n".join([*head, "", "Options and their defaults; a wrong value lists the right ones:", *defaults]))
+    for option, parameter in _options(signature).items():
+        lines.append(f"  {option:<21} {_default_in_words(parameter, signature.parameters[parameter].default)}".rstrip())
+        if option in values:
+            lines += _wrapped(", ".join(values[option]), " " * 6)
+    print("\n".join([*lines, "", *_wrapped(CLOSED_FORMS_ONLY, "")]))
     return 0
+
+
+def _wrapped(text: str, indent: str) -> list[str]:
+    return wrap(text, 100, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
+
+
+def _default_in_words(parameter: str, default: Any) -> str:
+    if parameter == "lora_targets":
+        return "attention"
+    return "" if default is None else str(getattr(default, "name", default))
 
 
 def chosen_run(command: str, arguments: Sequence[str]) -> "TrainingRun":
@@ -307,6 +339,8 @@ def run_choices(command: str, signature: inspect.Signature, arguments: Sequence[
     choices: dict[str, Any] = {"model": words[0]}
     rest = iter(words[1:])
     for option in rest:
+        if option.removeprefix("--").replace("-", "_") in NOT_OFFERED:
+            raise SetupError(f"{command} has no {option}. {CLOSED_FORMS_ONLY}")
         if option not in options:
             close = get_close_matches(option, options, n=1)
             hint = f"; did you mean {close[0]}?" if close else "."
@@ -321,7 +355,8 @@ def run_choices(command: str, signature: inspect.Signature, arguments: Sequence[
 
 
 def _options(signature: inspect.Signature) -> dict[str, str]:
-    return {f"--{name.replace('_', '-')}": name for name in signature.parameters if name != "model"}
+    left_out = ("model", *NOT_OFFERED)
+    return {f"--{name.replace('_', '-')}": name for name in signature.parameters if name not in left_out}
 
 
 def _listed(options: Mapping[str, str]) -> str:
@@ -341,7 +376,8 @@ def _converted(parameter: inspect.Parameter, text: str) -> Any:
         return tuple(text.split(","))
     if int in wanted and re.fullmatch(r"[+-]?\d+", text):
         return int(text)
-    return float(text) if float in wanted and re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)", text) else text
+    number = r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?"
+    return float(text) if float in wanted and re.fullmatch(number, text) else text
 
 
 COMMANDS = {

@@ -22,7 +22,8 @@ class Allocation:
 
     `bytes` is what the allocator takes (a multiple of 512); `born` and `died` count events in the timeline
     (`died` is None for what was never freed); `step` is the training step (1 is the first, 0 the set-up). `module` is
-    the module that ran; in backward, the one whose backward it was, and for weights and gradients the parameter's name.
+    the module that ran (of the network itself its class; outside of it the phase, "(loss)"); in backward, the one whose
+    backward it was; for weights and gradients the parameter's name, for states "exp_avg of" that name.
     `line` is the line of code that made it, "model.py:42  x = self.up(x)"; in backward, the line of the forward. It is
     "" where nothing is known of it, and two allocations are equal whatever it says, as code moves.
     """

@@ -1,5 +1,10 @@
 """The table of the largest tensors at the peak: every byte in it, each tensor's line of code, and its groups."""
 
+import json
+import re
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from engine import simulate, tiny
@@ -46,11 +51,39 @@ def test_what_the_model_makes_is_shown_with_the_models_own_lines(recompute):
     """Forward, backward and recomputation alike; the optimizer's states with the call of its step."""
     rows = simulate(RUN.replace(recompute=recompute)).explain(EVERYTHING).rows
     for row in rows:
-        if row.kind == "activations" and row.module:
+        if row.kind == "activations" and not row.module.startswith("("):
             assert row.line.startswith(("gpt.py:", "attention.py:", "blocks.py:", "transformer.py:")), row
     for row in (row for row in rows if row.kind == "optimizer_states"):
         assert ".step(" in row.line, row
     assert {row.line for row in rows if row.kind == "parameters"} == {""}
+
+
+def test_every_tensor_says_what_it_is_of():
+    """States their parameter, what the network does itself its class, and what no module does the phase."""
+    measured = simulate(RUN)
+    rows = measured.explain(EVERYTHING).rows
+    assert all(row.module for row in rows if row.kind != "inputs")
+    states = {row.module: row.count for row in rows if row.kind == "optimizer_states"}
+    assert states["exp_avg of blocks.*.mlp.up.weight"] == states["exp_avg_sq of blocks.*.mlp.up.weight"] == 3
+    assert {item.module for item in measured.allocations if item.phase == "loss"} == {"(loss)"}
+    assert "(loss)" in {item.module for item in measured.allocations if item.phase == "backward"}
+    assert "Transformer" in {item.module for item in measured.allocations if item.phase == "forward"}
+    assert "exp_avg of blocks.*" in repr(measured.explain(EVERYTHING))
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"precision": "bf16-master"}, "master of blocks.*.mlp.up.weight"),
+        ({"precision": "amp-fp16"}, "loss scale"),
+        ({"optimizer": "momentum"}, "momentum_buffer of blocks.*.mlp.up.weight"),
+        ({"optimizer": "adam8bit"}, "codebook"),
+    ],
+)
+def test_states_of_every_recipe_have_names(changes, name):
+    rows = simulate(RUN.replace(**changes)).explain(EVERYTHING).rows
+    states = {row.module for row in rows if row.kind == "optimizer_states"}
+    assert name in states and "" not in states
 
 
 def test_backward_is_traced_to_the_line_and_module_of_its_forward():
@@ -98,6 +131,31 @@ def test_lines_are_not_part_of_what_makes_allocations_equal_and_survive_being_re
     assert again.explain(EVERYTHING).rows == measured.explain(EVERYTHING).rows
     described_as = ("temporaries", 512, (1,), "float32", "add", "", "forward", 1, 0, None)
     assert Allocation(*described_as, line="a.py:1") == Allocation(*described_as, line="b.py:2")
+
+
+@pytest.mark.parametrize("source", ["simulated", "cpu"])
+def test_what_is_recorded_of_a_line_names_no_folder_of_this_machine(source):
+    run = RUN.replace(precision="fp32", attention="eager", recompute="full", clip_grad_norm=1.0)
+    recorded = to_json(measure(run, source))
+    lines = {described_as[10] for described_as in recorded["allocations"]} - {""}
+    assert len(lines) > 10
+    for line in lines:
+        assert re.match(r"[\w.]+\.py:\d+(  \S|$)", line), line
+    root = str(Path(__file__).resolve().parent.parent)
+    assert root not in json.dumps(recorded) and sys.prefix not in json.dumps(recorded)
+
+
+@pytest.mark.parametrize(
+    ("filename", "name"),
+    [
+        ("/home/someone/work/model.py", "model.py"),
+        ("C:\\Users\\someone\\model.py", "model.py"),
+        ("<doctest /home/someone/model.py[0]>", "model.py[0]>"),
+        ("<eval_with_key>.1 from /home/someone/model.py:12 in forward", "model.py:12 in forward"),
+    ],
+)
+def test_of_a_file_the_name_alone_is_shown(filename, name):
+    assert described((filename, 3)) == f"{name}:3"
 
 
 def test_recordings_from_before_lines_were_kept_can_be_read():

@@ -25,7 +25,7 @@ from course_utils import doctor, environment, front_door
 from course_utils.__main__ import CANDIDATES, refusal
 from course_utils.measuring import recorded
 from course_utils.measuring_errors import GpuOutOfMemory, SimulationUnavailable
-from course_utils.run import TrainingRun
+from course_utils.run import ATTENTIONS, OPTIMIZERS, PRECISIONS, RECOMPUTES, TrainingRun
 from course_utils.units import GiB
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -155,8 +155,14 @@ def test_help_lists_models_options_and_defaults(command, words):
     assert "gpt2-xl" in done.stdout
     listed = dict(re.findall(r"^  (--[a-z-]+) *(\S*)$", done.stdout, re.MULTILINE))
     assert list(listed) == [
-        f"--{name.replace('_', '-')}" for name in inspect.signature(TrainingRun).parameters if name != "model"
+        f"--{name.replace('_', '-')}"
+        for name in inspect.signature(TrainingRun).parameters
+        if name not in ("model", "tensor_parallel", "sequence_parallel")
     ]
+    assert (listed["--lora-targets"], listed["--clip-grad-norm"]) == ("attention", "")
+    words_of_help = set(re.split(r"[\s,]+|\.\s", done.stdout))
+    assert {*PRECISIONS, *OPTIMIZERS, *ATTENTIONS, *RECOMPUTES, "every-K", "config.json"} <= words_of_help
+    assert max(map(len, done.stdout.splitlines())) <= 100
     assert (listed["--precision"], listed["--seq-len"]) == ("amp-bf16", "1024")
 
 
@@ -213,9 +219,13 @@ def test_estimate_refuses_in_words(words, said):
 
 CHOSEN = TrainingRun(
     "gpt2", 2, 512, "bf16-master", "adamw-foreach", "efficient", "every-2", 3, 4, 1, bucket_view=True,
-    tensor_parallel=2, sequence_parallel=True, clip_grad_norm=0.5, set_to_none=False, loss_chunks=7, lora_rank=8,
+    clip_grad_norm=0.5, set_to_none=False, loss_chunks=7, lora_rank=8,
     lora_targets=("qkv", "up"), frozen_bits=4, dropout=0.25,
 )  # fmt: skip
+
+
+LEFT_OUT = ("global_batch", "dropout", "tensor_parallel", "sequence_parallel")
+"""Another way to say the same, what is the model's, and what no command can follow."""
 
 
 def spelled(value: object) -> str:
@@ -225,7 +235,7 @@ def spelled(value: object) -> str:
 
 def test_every_choice_of_a_run_can_be_made_on_the_command_line():
     signature = inspect.signature(TrainingRun)
-    given = {name: getattr(CHOSEN, name) for name in signature.parameters if name not in ("global_batch", "dropout")}
+    given = {name: getattr(CHOSEN, name) for name in signature.parameters if name not in LEFT_OUT}
     given["dropout"] = CHOSEN.model.dropout
     words = [
         word for name in given if name != "model" for word in (f"--{name.replace('_', '-')}", spelled(given[name]))
@@ -241,6 +251,22 @@ def test_none_and_single_names_can_be_typed():
     words = ["gpt2", "--clip-grad-norm", "none", "--lora-targets", "mlp", "--lora-rank", "4"]
     choices = front_door.run_choices("estimate", inspect.signature(TrainingRun), words)
     assert TrainingRun(**choices) == TrainingRun("gpt2", lora_rank=4, lora_targets="mlp")
+
+
+@pytest.mark.parametrize(
+    ("typed", "norm"), [("1e-1", 0.1), ("1E2", 100.0), (".5", 0.5), ("2", 2), ("5.", 5.0), ("+2.5e+1", 25.0)]
+)
+def test_numbers_can_be_typed_as_python_writes_them(typed, norm):
+    words = ["gpt2", "--clip-grad-norm", typed]
+    choices = front_door.run_choices("estimate", inspect.signature(TrainingRun), words)
+    assert choices["clip_grad_norm"] == norm and not isinstance(choices["clip_grad_norm"], str)
+
+
+@pytest.mark.parametrize("command", ["estimate", "compare"])
+@pytest.mark.parametrize("option", ["--tensor-parallel", "--sequence-parallel"])
+def test_what_no_command_can_follow_says_where_it_is_instead(command, option):
+    done = course(command, "gpt2", option, "2", python=BARE)
+    assert_refused(done, f"{command} has no {option}", "course_utils.estimating.megatron")
 
 
 # doctor

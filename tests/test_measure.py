@@ -6,9 +6,9 @@ import json
 import re
 
 import pytest
-from engine import simulate, tiny
+from engine import GPT, shallow, simulate, tiny
 
-from course_utils import compare, estimate, measure
+from course_utils import compare, estimate, measure, replay
 from course_utils.breakdown import KINDS
 from course_utils.measuring import Comparison, recorded
 from course_utils.run import TrainingRun
@@ -126,7 +126,26 @@ def test_a_comparison_names_what_is_off():
 
 def test_a_comparison_names_scratch_that_the_device_counted():
     counted = dataclasses.replace(simulate(RUN), counters={"allocated": simulate(RUN).peak + 1_000_000})
-    assert re.search(r"\+1,000,000 bytes .*scratch", Comparison(RUN, estimate(RUN), counted).explanation())
+    assert "+1,000,000 bytes are scratch space" in Comparison(RUN, estimate(RUN), counted).explanation()
+
+
+def test_a_comparison_tells_scratch_from_blocks_that_were_not_split():
+    run = TrainingRun(shallow(GPT, 3), 4, 256)
+    measured = simulate(run)
+    rounded = replay(measured).step_peaks()[2] - measured.peak
+    assert rounded > 0
+    counted = dataclasses.replace(measured, counters={"allocated": measured.peak + rounded + 1_000_000})
+    said = Comparison(run, estimate(run), counted).explanation()
+    assert f"{rounded:+,} bytes are rounding to blocks that were not split, +1,000,000 bytes scratch space" in said
+
+
+def test_a_comparison_does_not_guess_how_blocks_were_rounded(monkeypatch):
+    counted = dataclasses.replace(simulate(RUN), counters={"allocated": simulate(RUN).peak + 1_000_000})
+    together = r"\+1,000,000 bytes are rounding to blocks that were not split and scratch space"
+    partial = dataclasses.replace(counted, allocations=counted.largest(5))
+    assert re.search(together, Comparison(RUN, estimate(RUN), partial).explanation())
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    assert re.search(together, Comparison(RUN, estimate(RUN), counted).explanation())
 
 
 # Where nothing can be simulated

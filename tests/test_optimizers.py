@@ -62,7 +62,7 @@ def test_watching_changes_no_bit(optimizer, precision):
     alone, watched = on_cpu(run), on_cpu(run)
     step(alone, 3)
     with Tracker("cpu") as tracker:
-        tracker.watch(watched.network, watched.states)
+        tracker.watch(watched.network, watched.named_states)
         for tracker.step in (1, 2, 3):
             watched.step(tracker)
     assert all(torch.equal(*pair) for pair in zip(weights(alone), weights(watched), strict=True))

@@ -34,7 +34,7 @@ def cpu_run(family: str, **changes: Any) -> TrainingRun:
 @contextmanager
 def tracked(training: Training) -> Iterator[Tracker]:
     with Tracker("cpu") as tracker:
-        tracker.watch(training.network, training.states)
+        tracker.watch(training.network, training.named_states)
         tracker.bind("inputs", [training.tokens, training.targets])
         tracker.step = 1
         yield tracker

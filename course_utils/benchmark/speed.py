@@ -86,7 +86,7 @@ def _tracked(training: Any) -> float:
     from ..measuring.tracker import Tracker
 
     with Tracker("cuda") as tracker:
-        tracker.watch(training.network, training.states)
+        tracker.watch(training.network, training.named_states)
         tracker.bind("inputs", [training.tokens, training.targets])
         tracker.step = 1
         training.step(tracker)

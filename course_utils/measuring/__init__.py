@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
+from ..allocator_replay import can_be_replayed, replay
 from ..breakdown import KINDS, MemoryBreakdown
 from ..estimating import estimate
 from ..fitting import fits, unsupported
@@ -21,6 +22,9 @@ OWN_ATTENTIONS = ("auto", "flash", "efficient")
 """What scaled_dot_product_attention may be in a learner's own model on a simulated GPU."""
 
 MOST_STEPS = 1000
+
+ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""Environment variables that set the policy of torch's allocator."""
 
 ON_THE_CPU = (
     "A CPU differs from a GPU in three ways: dropout masks take 4 bytes an element, RMSNorm keeps a normalized copy, "
@@ -278,9 +282,24 @@ class Comparison:
         allocated = self.measurement.counters.get("allocated")
         if allocated is None:
             return text
-        scratch = allocated - self.measurement.peak
-        counted = format_bytes(allocated, "GB", 3)
-        return f"{text} The GPU itself counted {counted}: {scratch:+,} bytes are scratch space inside kernels."
+        beyond = allocated - self.measurement.peak
+        return f"{text} The GPU itself counted {self._formatter()(allocated)}: {self._beyond_the_tensors(beyond)}."
+
+    def _beyond_the_tensors(self, beyond: int) -> str:
+        """What torch counts beside the tensors: whole blocks, where one is too small to be split, and scratch space.
+
+        A replay under torch's default policy tells the two apart, unless a measurement kept part of its allocations, or
+        the policy is set to another.
+        """
+        scratch, rounding = "scratch space inside kernels", "rounding to blocks that were not split"
+        policy_is_set = any(os.environ.get(name) for name in ALLOCATOR_VARIABLES)
+        if policy_is_set or not can_be_replayed(self.measurement):
+            return f"{beyond:+,} bytes are {rounding} and {scratch}"
+        peaks = replay(self.measurement).step_peaks()
+        rounded = peaks[max(peaks)] - self.measurement.peak
+        if not rounded:
+            return f"{beyond:+,} bytes are {scratch}"
+        return f"{rounded:+,} bytes are {rounding}, {beyond - rounded:+,} bytes {scratch}"
 
     def _formatter(self) -> Callable[[int], str]:
         """One unit for both columns, chosen by the larger total."""

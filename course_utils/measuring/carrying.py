@@ -40,9 +40,18 @@ class OwnStep:
         """Do one step and return what it returns."""
         return self.step(*self.arguments)
 
-    def states(self) -> list[torch.Tensor]:
-        """The tensors that the optimizers keep from step to step."""
-        return [tensor for optimizer in self.optimizers for tensor in tensors_in(optimizer.state, set())]
+    def named_states(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The tensors that the optimizers keep from step to step, as in ("exp_avg of head.weight", tensor).
+
+        An optimizer of one's own may keep anything under any key: what is of no parameter of the model has no name.
+        """
+        names = {id(parameter): name for name, parameter in self.model.named_parameters()}
+        for optimizer in self.optimizers:
+            for owner, state in optimizer.state.items():
+                of = names.get(id(owner), "")
+                for name, value in state.items() if isinstance(state, Mapping) else [("", state)]:
+                    for tensor in tensors_in(value, set()):
+                        yield f"{name} of {of}" if of else str(name), tensor
 
 
 def checked(step: Any, model: Any, optimizer: Any, batch: Any) -> OwnStep:

@@ -7,7 +7,6 @@ import base64
 import dataclasses
 import pickle
 import sys
-from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from typing import Any
 
@@ -20,11 +19,11 @@ from ..distributed import report, run_ranks
 from ..measurement import Measurement, Provenance
 from ..networks import Transformer
 from ..run import TrainingRun
-from .optimizers import make_optimizer, states_of
+from .optimizers import make_optimizer, named_states_of
 from .recorded import from_json, to_json
 from .step import Phases, Training
 from .tracing import SEED, follow, today, torch_release
-from .tracker import Tracker
+from .tracker import States, Tracker
 
 MOST_PROCESSES = 8
 OPTIMIZERS = ("sgd", "momentum", "adam", "adamw")
@@ -92,8 +91,9 @@ class ReplicatedTraining(Training):
         weights = [weight for _, weight in named]
         return ZeroRedundancyOptimizer(weights, optimizer_class=of_share)  # type: ignore[arg-type]
 
-    def states(self) -> list[Any]:
-        return states_of(self.optimizer.optim) if self.run.zero_stage else super().states()  # type: ignore[union-attr]
+    def _optimizer_states(self) -> list[tuple[str, Any]]:
+        optimizer: Any = self.optimizer.optim if self.run.zero_stage else self.optimizer  # type: ignore[union-attr]
+        return named_states_of(optimizer, {id(weight): name for name, weight in self.network.module.named_parameters()})
 
     def _forward_and_backward(self, tracker: Phases) -> None:
         """Gradients are reduced with the last micro-batch only."""
@@ -114,7 +114,7 @@ class ReplicaTracker(Tracker):
     Where gradients are views of the buckets, they are bound as gradients afterwards.
     """
 
-    def watch(self, network: torch.nn.Module, states: Callable[[], Iterable[Any]]) -> None:
+    def watch(self, network: torch.nn.Module, states: States) -> None:
         assert isinstance(network, DistributedDataParallel)
         network.register_comm_hook(self, _reduce_bucket)
         super().watch(network.module, states)

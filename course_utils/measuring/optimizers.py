@@ -1,6 +1,6 @@
 """The optimizers that a TrainingRun can name: torch's own where torch has them, else the course's short versions."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 from unittest import mock
@@ -47,10 +47,18 @@ def make_optimizer(choice: Optimizer, named: Named, codebooks: "Codebooks | None
     raise ValueError(f"no optimizer is known for the algorithm {choice.algorithm!r}")
 
 
-def states_of(optimizer: torch.optim.Optimizer) -> list[Any]:
-    """Every tensor that an optimizer keeps from step to step."""
-    kept = [tensor for state in optimizer.state.values() for tensor in state.values()]
-    return [*kept, *(optimizer.codebooks.tensors() if isinstance(optimizer, Adam8bit) else [])]
+def named_states_of(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> list[tuple[str, Any]]:
+    """Every tensor that an optimizer keeps from step to step, as in ("exp_avg of head.weight", tensor).
+
+    `names` has the parameters' names by their identity (`id`).
+    """
+    kept = [
+        (f"{name} of {names[id(weight)]}", tensor)
+        for weight, state in optimizer.state.items()
+        for name, tensor in state.items()
+    ]
+    tables = optimizer.codebooks.tensors() if isinstance(optimizer, Adam8bit) else []
+    return [*kept, *(("codebook", table) for table in tables)]
 
 
 class SimulableAdafactor(torch.optim.Adafactor):

@@ -58,10 +58,14 @@ def calling_place() -> tuple[Place | None, bool]:
 
 
 def described(place: Place | None) -> str:
-    """A place in words, "model.py:42  x = self.up(x)"; the line is left out where its source cannot be read."""
+    """A place in words, "model.py:42  x = self.up(x)"; the line is left out where its source cannot be read.
+
+    Of the file the name alone: what is measured is recorded and shared, and folders tell of the machine. Code that was
+    made at run time can have a path inside its name, with either kind of slash.
+    """
     if place is None:
         return ""
     filename, number = place
-    name = "cell" if NOTEBOOK_CELL.search(filename) else Path(filename).name
+    name = "cell" if NOTEBOOK_CELL.search(filename) else re.split(r"[\\/]", filename)[-1]
     source = linecache.getline(filename, number).strip()
     return f"{name}:{number}  {source}".rstrip()

@@ -1,6 +1,6 @@
 """The training step that a TrainingRun describes, built and run for real on whatever device it is given."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
@@ -8,7 +8,7 @@ import torch
 
 from ..networks import Transformer, chunked_loss, loss_of, network_for
 from ..run import TrainingRun
-from .optimizers import Named, make_codebooks, make_optimizer, states_of
+from .optimizers import Named, make_codebooks, make_optimizer, named_states_of
 
 
 class Phases(Protocol):
@@ -88,9 +88,14 @@ class MasterOptimizer:
             elif owner.grad is not None:
                 owner.grad.zero_()
 
-    def states(self) -> list[Any]:
-        """Every tensor that it owns: master weights and what the optimizer keeps of each."""
-        return [*self.masters, *(tensor for optimizer in self.optimizers for tensor in states_of(optimizer))]
+    def named_states(self, names: Mapping[int, str]) -> list[tuple[str, Any]]:
+        """Every tensor that it owns: master weights and what the optimizer keeps of each, with names made of those of
+        the weights.
+        """
+        pairs = zip(self.weights, self.masters, strict=True)
+        of = {id(master): names[id(weight)] for weight, master in pairs}
+        kept = [state for optimizer in self.optimizers for state in named_states_of(optimizer, of)]
+        return [*((f"master of {of[id(master)]}", master) for master in self.masters), *kept]
 
 
 def _add_in_fp32(weight: torch.Tensor, master: torch.Tensor) -> None:
@@ -141,9 +146,20 @@ class Training:
 
     def states(self) -> list[Any]:
         """Tensors that the optimizer (and the loss scaler) keeps from step to step, each once."""
-        own = self.optimizer.states() if isinstance(self.optimizer, MasterOptimizer) else states_of(self.optimizer)
-        scaler = [self.scaler._scale, self.scaler._growth_tracker] if self.scaler is not None else []
-        return list({id(tensor): tensor for tensor in (*own, *scaler)}.values())
+        return [tensor for _, tensor in self.named_states()]
+
+    def named_states(self) -> list[tuple[str, Any]]:
+        """`states`, each with what it is of: ("exp_avg of head.weight", tensor)."""
+        own, scaler = self._optimizer_states(), self.scaler
+        if scaler is not None:
+            own += [("loss scale", scaler._scale), ("steps since the loss scale changed", scaler._growth_tracker)]
+        return list({id(tensor): (name, tensor) for name, tensor in own}.values())
+
+    def _optimizer_states(self) -> list[tuple[str, Any]]:
+        names = {id(weight): name for name, weight in self.network.named_parameters()}
+        if isinstance(self.optimizer, MasterOptimizer):
+            return self.optimizer.named_states(names)
+        return named_states_of(self.optimizer, names)
 
     def gradient_owners(self) -> list[torch.nn.Parameter]:
         """The tensors whose `.grad` backward fills: trained weights, or their masters where gradients are fp32."""

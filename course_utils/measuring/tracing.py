@@ -47,7 +47,7 @@ def trace(run: TrainingRun, device: str, steps: int, provenance: Provenance) -> 
 def follow(training: Training, tracker: Tracker, steps: int, provenance: Provenance) -> Measurement:
     """Run `steps` steps of `training` under `tracker`; the peak is that of the last one."""
     with tracker:
-        tracker.watch(training.network, training.states)
+        tracker.watch(training.network, training.named_states)
         tracker.bind("inputs", [training.tokens, training.targets])
         last_step = 0
         ends = []

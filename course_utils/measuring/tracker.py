@@ -39,6 +39,9 @@ newest_node = torch.autograd._get_sequence_nr  # pyright: ignore[reportPrivateIm
 INTO_A_COPY = (aten.add.Tensor, aten.index_put.default, aten.scatter.src)
 """What autograd does in place of its first argument, unless a dispatch mode watches: then it makes a copy of it."""
 
+States = Callable[[], Iterable[tuple[str, Any]]]
+"""Lists an optimizer's tensors, each with a name that says of which parameter it is what."""
+
 FORWARD = ("forward", "loss")
 """Phases of one pass through the network: what outlives both was kept for backward."""
 
@@ -103,7 +106,7 @@ class Tracker(TorchDispatchMode):
         self._made: dict[int, tuple[Place | None, str]] = {}
         self._place: Place | None = None
         self._module = ""
-        self._states: Callable[[], Iterable[Any]] = list
+        self._states: States = list
         self._patches = ExitStack()
         self.failure: Failure | None = None
 
@@ -154,12 +157,16 @@ class Tracker(TorchDispatchMode):
         autograd numbers a node before the operator that it belongs to runs, so here the newest number is that node's.
         """
         self._place, in_engine = calling_place()
-        self._module = self._modules[-1]
+        self._module = self._running()
         if in_engine:
             node = torch._C._current_autograd_node()
             self._place, self._module = self._made.get(node._sequence_nr() if node else -1, (None, self._module))
         else:
             self._made.setdefault(newest_node() - 1, (self._place, self._module))
+
+    def _running(self) -> str:
+        """The innermost module that runs; outside of all modules the phase in parentheses, "" in the set-up."""
+        return self._modules[-1] or (f"({self.phase})" if self.phase else "")
 
     def _see(self, tensor: torch.Tensor, func: Any = None) -> Storage | None:
         """The Storage just born with this tensor; None if it is a view of a known one, empty, or on another device."""
@@ -204,7 +211,7 @@ class Tracker(TorchDispatchMode):
                 return out
             if known is not None:
                 self._free(storage._cdata)
-            self._place, self._module = calling_place()[0], self._modules[-1]
+            self._place, self._module = calling_place()[0], self._running()
             born = self._born(storage, before.shape, before.dtype, "resize_")
             if born is None:
                 freed[storage._cdata] = before
@@ -282,8 +289,11 @@ class Tracker(TorchDispatchMode):
                     storage.bound = kind
                     storage.module = name or storage.module
 
-    def watch(self, network: torch.nn.Module, states: Callable[[], Iterable[Any]]) -> None:
-        """Follow a network's parameters, gradients and modules; `states` lists the optimizer's tensors when asked."""
+    def watch(self, network: torch.nn.Module, states: States) -> None:
+        """Follow a network's parameters, gradients and modules, the network itself being called by its class.
+
+        `states` lists the optimizer's tensors when asked.
+        """
         self._states = states
         for name, parameter in network.named_parameters():
             self.bind("parameters", [parameter], name)
@@ -291,8 +301,9 @@ class Tracker(TorchDispatchMode):
                 self._hooks.append(parameter.register_post_accumulate_grad_hook(self._bind_gradient(name)))
         for name, buffer in network.named_buffers():  # weights stored in few bits are buffers
             self.bind("parameters", [buffer], name)
-        self.bind("optimizer_states", states())
-        for name, module in network.named_modules():
+        self.bind_states()
+        for path, module in network.named_modules():
+            name = path or type(network).__name__
             self._hooks.append(module.register_forward_pre_hook(lambda *_, name=name: self._modules.append(name)))
             self._hooks.append(module.register_forward_hook(lambda *_: self._leave_module(), always_call=True))
 
@@ -304,7 +315,8 @@ class Tracker(TorchDispatchMode):
 
     def bind_states(self) -> None:
         """Bind the optimizer's tensors: call it at the end of its step, when new ones have appeared."""
-        self.bind("optimizer_states", self._states())
+        for name, tensor in self._states():
+            self.bind("optimizer_states", [tensor], name)
 
     @contextmanager
     def in_phase(self, phase: str) -> Iterator[None]:

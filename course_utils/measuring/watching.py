@@ -67,7 +67,7 @@ class Watch(TorchDispatchMode):
                 module.register_forward_pre_hook(lambda *_: self._enter_module()),
                 module.register_forward_hook(lambda *_: self._leave_module(), always_call=True),
             ]
-        tracker.watch(work.model, work.states)
+        tracker.watch(work.model, work.named_states)
         for name, buffer in work.model.named_buffers():
             tracker.bind("parameters", [buffer], name)
         for tensor in tensors_in(work.batch, set()):
