@@ -136,8 +136,9 @@ def test_lines_are_not_part_of_what_makes_allocations_equal_and_survive_being_re
 @pytest.mark.parametrize("source", ["simulated", "cpu"])
 def test_what_is_recorded_of_a_line_names_no_folder_of_this_machine(source):
     run = RUN.replace(precision="fp32", attention="eager", recompute="full", clip_grad_norm=1.0)
-    recorded = to_json(measure(run, source))
-    lines = {described_as[10] for described_as in recorded["allocations"]} - {""}
+    measured = measure(run, source)
+    recorded = to_json(measured)
+    lines = {item.line for item in measured.allocations} - {""}
     assert len(lines) > 10
     for line in lines:
         assert re.match(r"[\w.]+\.py:\d+(  \S|$)", line), line
