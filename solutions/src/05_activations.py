@@ -268,7 +268,8 @@ for budget in (4, 40, 400):
 # And what will forward keep at *twice* the largest of these lengths (within 1 %)?
 
 # %%
-check.example_sweep()
+example = check.example_sweep()
+example
 
 
 # %%
@@ -312,8 +313,8 @@ check.read_sweep(read_sweep)
 # *bend* tells. The example's sweep, which is a tiny GPT's:
 
 # %% tags=["solution"]
-print(read_sweep(check.example_sweep())["attention"])
-for s, size in check.example_sweep().items():
+print(read_sweep(example)["attention"])
+for s, size in example.items():
     print(f"s = {s:3d}: {size / s:10,.0f} bytes a token of the sequence")
 
 # %% [markdown]
