@@ -8,6 +8,7 @@ import pytest
 
 from course_utils.lessons.parameter_figures import percent, shares, spelled
 from course_utils.lessons.parameters import (
+    ATTENTION,
     CHECKPOINT_BYTES,
     GPT2_CORRECTED,
     GPT2_PAPER,
@@ -184,3 +185,23 @@ def test_what_makes_no_transformer_is_said_in_words():
     assert "do not divide a hidden size" in shown.message
     with pytest.raises(ValueError, match="gpt-9"):
         model_builder("gpt-9")
+
+
+# ------------------------------------------------------------------------------------------------------- the quiz
+
+
+def test_the_quiz_counts_as_the_modules_do():
+    from course_utils.quizzes import quiz
+
+    block, tied, wide, grouped, experts = (question.right.text for question in quiz(4).questions)
+    one = counted_block(network_without_memory("gpt2-xl"))
+    assert block == f"{100 * (one['MLP, up'] + one['MLP, down']) / sum(one.values()):.0f} %"
+    small = network_without_memory("gpt2")
+    sizes = [sum(t.numel() for t in each) / 1e6 for each in (small.state_dict().values(), small.parameters())]
+    assert tied == f"{sizes[0]:.0f} million and {sizes[1]:.0f} million"
+    twice = replace(PRESETS["gpt2"], hidden=1536, ffn=4 * 1536)
+    assert wide == f"{twice.parameters / PRESETS['gpt2'].parameters:.1f} times"
+    full = sum(counted_block(network_without_memory(replace(PRESETS["llama3-8b"], kv_heads=32)))[n] for n in ATTENTION)
+    now = counted_block(network_without_memory("llama3-8b"))
+    assert grouped == f"{100 * (1 - sum(now[n] for n in ATTENTION) / full):.0f} %"
+    assert experts == f"{16 * PRESETS['mixtral-8x7b'].parameters / 1e9:.0f} GB"

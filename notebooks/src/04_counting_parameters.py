@@ -412,6 +412,16 @@ from course_utils.widgets import model_builder
 model_builder("gpt2")
 
 # %% [markdown]
+# ## Five questions
+# The next cell asks what you have understood. Each choice answers at once, and tells you why it is right or which
+# mistake leads to it. A pocket calculator helps.
+
+# %%
+from course_utils.quizzes import quiz
+
+quiz(4)
+
+# %% [markdown]
 # ## What the sources got wrong
 # | claim | what you computed here |
 # |---|---|
