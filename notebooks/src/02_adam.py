@@ -424,6 +424,16 @@ from course_utils.lessons.adam_widget import walker
 walker("Adam", rate=0.5)
 
 # %% [markdown]
+# ## Five questions
+# The next cell asks what you have understood. Each choice answers at once, and tells you why it is right or which
+# mistake leads to it.
+
+# %%
+from course_utils.quizzes import quiz
+
+quiz(2)
+
+# %% [markdown]
 # ## Take home
 # **Remember** Adam keeps two numbers for each parameter, 8 bytes in fp32, made in the first step; with master weights
 # K = 12. The step itself needs room besides: 4 bytes a parameter with foreach, nothing when fused.

@@ -542,6 +542,16 @@ print(tell_times(step_times({name: timed.replace(precision=name) for name in way
 # | autocast is 2 + 2 + 12 bytes | it is 4 + 4 + 8, and 16-bit copies of the matrices on top |
 # | autocast runs cross-entropy in fp32 (PyTorch's list) | its log-softmax is bf16, its fp32 copy is kept besides |
 #
+# ## Five questions
+# The next cell asks what you have understood. Each choice answers at once, and tells you why it is right or which
+# mistake leads to it.
+
+# %%
+from course_utils.quizzes import quiz
+
+quiz(3)
+
+# %% [markdown]
 # ## Take home
 # **Remember** Products may be 16-bit, sums may not: updates, gradients over micro-batches, norms and matrix products
 # are added up in fp32.
