@@ -487,6 +487,16 @@ activation_map("llama3.2-1b", gpu="A100-80GB")
 # | full recomputation leaves 1 GiB (lecture) | the checkpoints alone; the live block and the loss come on top |
 # | logits are negligible | with a large vocabulary the loss outweighs several blocks |
 #
+# ## Five questions
+# The next cell asks what you have understood. Each choice answers at once, and tells you why it is right or which
+# mistake leads to it.
+
+# %%
+from course_utils.quizzes import quiz
+
+quiz(5)
+
+# %% [markdown]
 # ## Take home
 # **Remember** An operation keeps what its derivative asks for, a storage is counted once, and an estimate is done when
 # its residual has a name.

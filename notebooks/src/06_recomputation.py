@@ -453,6 +453,16 @@ for name, run in runs.items():
 # | 2.7 % more compute for the attention core | three times one forward of it; PyTorch runs half of one |
 # | 33 % more time | an upper bound for arithmetic: the head is not run again; time is another matter |
 #
+# ## Five questions
+# The next cell asks what you have understood. Each choice answers at once, and tells you why it is right or which
+# mistake leads to it.
+
+# %%
+from course_utils.quizzes import quiz
+
+quiz(6)
+
+# %% [markdown]
 # ## Take home
 # **Remember** Recomputation trades memory for one more forward. What stays is checkpoints, one live stretch, and the
 # loss.
