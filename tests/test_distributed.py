@@ -190,8 +190,7 @@ def test_gradients_are_those_of_the_whole_batch(program):
         from course_utils.distributed import report
         from course_utils.measuring.data_parallel import ReplicatedTraining
         from course_utils.models import TransformerConfig
-        from course_utils.models import parameter_shapes
-from course_utils.networks import loss_of
+        from course_utils.networks import loss_of
         from course_utils.run import TrainingRun
 
         dist.init_process_group("gloo")

@@ -11,6 +11,7 @@ from engine import GPT, shallow, simulate, tiny
 from course_utils import compare, estimate, measure, replay
 from course_utils.breakdown import KINDS
 from course_utils.measuring import Comparison, recorded
+from course_utils.models import TransformerConfig
 from course_utils.run import TrainingRun
 from course_utils.units import GB
 
@@ -191,7 +192,7 @@ def test_shipped_recordings_equal_the_estimate():
     shipped = recorded.load()
     assert shipped
     for name in shipped:
-        run = eval(name.partition(" steps=")[0], {"TrainingRun": TrainingRun})
+        run = eval(name.partition(" steps=")[0], {"TrainingRun": TrainingRun, "TransformerConfig": TransformerConfig})
         assert dict(recorded.from_json(shipped[name], "").breakdown) == dict(estimate(run)), name
 
 
