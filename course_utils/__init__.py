@@ -22,6 +22,8 @@ _HOME = {
     "card_here": "measuring",
     "recordings": "measuring.recorded",
     "twin": "fitting",
+    "fit": "planning",
+    "arrange": "planning",
     "CachingAllocator": "allocator",
     "replay": "allocator_replay",
     "memory_map": "memory_maps",

@@ -1,9 +1,35 @@
-"""GPUs by name, and the memory that the driver reports for each."""
+"""GPUs by name: their memory, and the rates that a training step runs into.
+
+Memory is what the driver lists, and what a program is then told that there is. Rates are the data sheets' peaks, which
+no program reaches: they serve to compare choices, not to promise times.
+"""
 
 from dataclasses import dataclass
 
 from .nearest import unknown
-from .units import MiB
+from .units import GB, MiB
+
+TERA = 10**12
+PCIE = {3: 15.75 * GB, 4: 31.5 * GB, 5: 63.0 * GB}
+"""Bytes a second over 16 lanes in one direction, by PCI Express generation: 8, 16, 32 GT/s a lane, coded 128b/130b."""
+
+
+@dataclass(frozen=True)
+class Rates:
+    """A card's peak rates: FLOP/s (a multiply-add is two, without sparsity) and bytes/s.
+
+    `tensor` multiplies 16-bit matrices and adds in fp32, `tf32` matrices in tf32 (where the hardware has it, else it is
+    `fp32`), `fp32` is everything else. `memory` reads or writes the card's own memory; `link` goes to another GPU and
+    `host` to the host's memory, each in one direction. `source` is the document of the first four.
+    """
+
+    tensor: float
+    tf32: float
+    fp32: float
+    memory: float
+    link: float
+    host: float
+    source: str
 
 
 @dataclass(frozen=True)
@@ -11,38 +37,86 @@ class Gpu:
     """A GPU. `memory` is in bytes, as the driver lists it (`nvidia-smi`, memory.total) before any program runs.
 
     `capability` is CUDA's compute capability: from 8.0 (Ampere) on the hardware computes in bf16 and torch has a
-    flash kernel.
+    flash kernel. `usable` is the bytes that a CUDA program is told are there ("total capacity" in torch's
+    out-of-memory message): the driver has kept the rest; `usable_source` says who saw that. `rates` is None for a card
+    that is not in the catalog.
     """
 
     name: str
     memory: int
     capability: tuple[int, int]
+    usable: int = 0
+    usable_source: str = ""
+    rates: Rates | None = None
 
     @property
     def has_bf16(self) -> bool:
         """Whether bf16 arithmetic and the flash attention kernel run on it (NVIDIA Ampere and newer)."""
         return self.capability >= (8, 0)
 
+    @property
+    def room(self) -> int:
+        """Bytes that a program can count on: `usable`, or `memory` of a card that nobody has looked at."""
+        return self.usable or self.memory
+
+
+def _rates(
+    tensor: float, tf32: float, fp32: float, memory: float, source: str, *, pcie: int, nvlink: float = 0
+) -> Rates:
+    """Rates from the data sheet's units: TFLOP/s, GB/s, and NVLink's GB/s in both directions together."""
+    link = nvlink / 2 * GB if nvlink else PCIE[pcie]
+    return Rates(tensor * TERA, tf32 * TERA, fp32 * TERA, memory * GB, link, PCIE[pcie], source)
+
+
+ADA = "NVIDIA Ada GPU Architecture whitepaper, appendix A"
+AMPERE = "NVIDIA A100 Tensor Core GPU data sheet"
 
 # A card sold as "32 GB" holds 32 GiB of memory cells; error correction and the driver keep some of it on some cards.
 GPUS: dict[str, Gpu] = {
     gpu.name: gpu
     for gpu in (
-        Gpu("T4-16GB", 15_360 * MiB, (7, 5)),
-        Gpu("V100-16GB", 16_384 * MiB, (7, 0)),
-        Gpu("V100-32GB", 32_768 * MiB, (7, 0)),
-        Gpu("RTX4080-16GB", 16_376 * MiB, (8, 9)),
-        Gpu("RTX3090-24GB", 24_576 * MiB, (8, 6)),
-        Gpu("RTX4090-24GB", 24_564 * MiB, (8, 9)),
-        Gpu("RTX5090-32GB", 32_607 * MiB, (12, 0)),
-        Gpu("L4-24GB", 23_034 * MiB, (8, 9)),
-        Gpu("A100-40GB", 40_960 * MiB, (8, 0)),
-        Gpu("A100-80GB", 81_920 * MiB, (8, 0)),
-        Gpu("H100-80GB", 81_559 * MiB, (9, 0)),
-        Gpu("H200-141GB", 143_771 * MiB, (9, 0)),
+        Gpu(
+            "T4-16GB", 15_360 * MiB, (7, 5),
+            rates=_rates(65, 8.1, 8.1, 320, "NVIDIA T4 data sheet", pcie=3),
+        ),
+        Gpu(
+            "V100-16GB", 16_384 * MiB, (7, 0),
+            rates=_rates(125, 15.7, 15.7, 900, "NVIDIA V100 data sheet (SXM2)", pcie=3, nvlink=300),
+        ),
+        Gpu(
+            "V100-32GB", 32_768 * MiB, (7, 0),
+            rates=_rates(125, 15.7, 15.7, 900, "NVIDIA V100 data sheet (SXM2)", pcie=3, nvlink=300),
+        ),
+        Gpu("RTX4080-16GB", 16_376 * MiB, (8, 9), rates=_rates(97.5, 48.7, 48.7, 716.8, ADA, pcie=4)),
+        Gpu(
+            "RTX3090-24GB", 24_576 * MiB, (8, 6),
+            rates=_rates(71, 35.6, 35.6, 936, "NVIDIA Ampere GA102 GPU Architecture whitepaper, table 9", pcie=4),
+        ),
+        Gpu("RTX4090-24GB", 24_564 * MiB, (8, 9), rates=_rates(165.2, 82.6, 82.6, 1008, ADA, pcie=4)),
+        Gpu(
+            "RTX5090-32GB", 32_607 * MiB, (12, 0),
+            rates=_rates(209.5, 104.8, 104.8, 1792, "NVIDIA RTX Blackwell GPU Architecture whitepaper", pcie=5),
+        ),
+        Gpu("L4-24GB", 23_034 * MiB, (8, 9), rates=_rates(121, 60, 30.3, 300, "NVIDIA L4 data sheet", pcie=4)),
+        Gpu(
+            "A100-40GB", 40_960 * MiB, (8, 0),
+            rates=_rates(312, 156, 19.5, 1555, f"{AMPERE} (SXM)", pcie=4, nvlink=600),
+        ),
+        Gpu(
+            "A100-80GB", 81_920 * MiB, (8, 0),
+            rates=_rates(312, 156, 19.5, 2039, f"{AMPERE} (SXM)", pcie=4, nvlink=600),
+        ),
+        Gpu(
+            "H100-80GB", 81_559 * MiB, (9, 0),
+            rates=_rates(989, 495, 67, 3350, "NVIDIA H100 data sheet (SXM)", pcie=5, nvlink=900),
+        ),
+        Gpu(
+            "H200-141GB", 143_771 * MiB, (9, 0),
+            rates=_rates(989, 495, 67, 4800, "NVIDIA H200 data sheet (SXM)", pcie=5, nvlink=900),
+        ),
     )
-}
-"""The catalog: memory.total of nvidia-smi on each card, in MiB, turned into bytes."""
+}  # fmt: skip
+"""The catalog. `memory` is memory.total of nvidia-smi on each card, in MiB, turned into bytes."""
 
 
 def gpu(name: str) -> Gpu:

@@ -1,0 +1,138 @@
+"""Does `fit` find what a look at everything finds, in time, and does it say how to get there?"""
+
+import time
+from itertools import product
+
+import pytest
+
+from course_utils import GPUS, TrainingRun, estimate, fit
+from course_utils.estimating.published import korthikanti_model_flops, selective_recomputation_flops
+from course_utils.estimating.step_time import (
+    ADAM_PASSES,
+    communicated,
+    lost_seconds,
+    model_flops,
+    recomputed_flops,
+    step_seconds,
+)
+from course_utils.fitting import SAFETY
+from course_utils.gpus import Gpu
+from course_utils.planning import FREE, arrange
+from course_utils.units import GB
+
+RTX5090 = GPUS["RTX5090-32GB"]
+
+
+def everything(start: TrainingRun, micro_batches: tuple[int, ...]) -> list[TrainingRun]:
+    """All that one rank could choose, told anew."""
+    found = []
+    for b, recompute, attention, how, chunks in product(
+        micro_batches, FREE["recompute"], FREE["attention"], FREE["implementation"], FREE["loss_chunks"]
+    ):
+        choices = {"recompute": recompute, "attention": attention, "optimizer": f"adamw-{how}", "loss_chunks": chunks}
+        found.append(start.replace(micro_batch=b, global_batch=start.global_batch, **choices))
+    return found
+
+
+@pytest.mark.parametrize("batch, memory", [(8, 8), (8, 12), (16, 20)])
+def test_nothing_that_fits_loses_less(batch: int, memory: int) -> None:
+    card = Gpu("a card", memory * GB, (9, 0), rates=RTX5090.rates)
+    start = TrainingRun("gpt2-medium", micro_batch=batch)
+    plan = arrange(start, card)
+    sizes = tuple(size for size in range(1, batch + 1) if batch % size == 0)
+    lost = [lost_seconds(r, card) for r in everything(start, sizes) if estimate(r).total * SAFETY <= card.room]
+    assert plan.best is not None
+    assert plan.best.lost == pytest.approx(min(lost))
+    assert estimate(plan.best.run).total == plan.best.peak <= card.room / SAFETY
+    assert plan.best.run.global_batch == batch
+
+
+def test_the_first_question_of_the_course_has_an_answer() -> None:
+    plan = fit("gpt2-xl", "RTX5090-32GB", global_batch=32)
+    assert plan.best is not None and plan.best.run.global_batch == 32
+    assert plan.path[0].run.micro_batch == 32
+    assert plan.path[0].peak > RTX5090.room
+    assert plan.path[-1].run == plan.best.run
+    assert plan.best.run.code() in str(plan)
+
+
+def test_what_cannot_fit_says_what_is_nearest() -> None:
+    plan = fit("llama3-8b", "H100-80GB", global_batch=1)
+    assert plan.best is None
+    assert plan.nearest.peak == min(candidate.peak for candidate in plan.tried) > 16 * 8e9
+    assert plan.path[-1].run == plan.nearest.run
+    assert "nothing fits" in str(plan)
+
+
+def test_what_changes_the_training_is_tried_only_if_allowed() -> None:
+    plan = fit("llama3-8b", "H100-80GB", global_batch=4, may_change=("lora",))
+    assert plan.best is not None and plan.best.run.lora_rank
+    plan = fit("llama3-8b", "H100-80GB", global_batch=4, may_change=("pure-bf16",))
+    assert plan.best is not None and plan.best.run.precision.name == "bf16"
+
+
+def test_eight_cards_shard() -> None:
+    plan = fit("llama3-8b", "H100-80GB", global_batch=64, seq_len=4096, world_size=8)
+    assert plan.best is not None and plan.best.run.zero_stage >= 2
+    assert plan.best.run.global_batch == 64
+
+
+def test_an_older_card_gets_what_it_can_run() -> None:
+    plan = fit("gpt2", "T4-16GB", global_batch=8)
+    assert plan.best is not None
+    assert (plan.best.run.precision.name, plan.best.run.attention) == ("amp-fp16", "efficient")
+
+
+def test_a_thousand_configurations_take_less_than_a_second() -> None:
+    fit("gpt2-xl", "RTX5090-32GB", global_batch=32, may_change=("optimizer",))  # imports and compiles
+    before = time.process_time()
+    plan = fit("gpt2-xl", "RTX5090-32GB", global_batch=30, may_change=("precision", "optimizer", "lora"))
+    assert plan.covered > 1000
+    assert time.process_time() - before < 1
+
+
+def test_bad_questions_are_refused() -> None:
+    with pytest.raises(ValueError, match="shared equally by 3 ranks"):
+        fit("gpt2", "T4-16GB", global_batch=8, world_size=3)
+    with pytest.raises(ValueError, match="did you mean 'lora'"):
+        fit("gpt2", "T4-16GB", global_batch=8, may_change=("loar",))
+    with pytest.raises(ValueError, match="no rates are known of some card"):
+        arrange(TrainingRun("gpt2"), Gpu("some card", 8 * GB, (9, 0)))
+
+
+def test_flops_are_the_papers() -> None:
+    run = TrainingRun("gpt3-175b", micro_batch=2, seq_len=2048)
+    assert model_flops(run) == korthikanti_model_flops(run)
+    core = run.replace(recompute="selective-attention")
+    assert recomputed_flops(core) == selective_recomputation_flops(run)
+    blocks = model_flops(run) - 6 * 2 * 2048 * run.model.hidden * run.model.vocab
+    assert recomputed_flops(run.replace(recompute="full")) == blocks // 3
+    assert recomputed_flops(run) == recomputed_flops(run.replace(recompute="offload")) == 0
+
+
+def test_a_mixture_multiplies_with_its_active_experts_only() -> None:
+    run = TrainingRun("mixtral-8x7b")
+    whole = 6 * run.model.parameters * run.seq_len
+    assert model_flops(run) < whole / 3
+
+
+def test_communication_is_the_papers() -> None:
+    run = TrainingRun("gpt2", precision="bf16-master", world_size=8)
+    size = 2 * run.model.parameters * 7 / 8
+    for stage, times in ((0, 2), (1, 2), (2, 2), (3, 3)):
+        assert communicated(run.replace(zero_stage=stage)) == pytest.approx(times * size, rel=1e-3)
+    assert communicated(run.replace(world_size=1)) == 0
+
+
+def test_each_saving_costs_time_where_it_should() -> None:
+    run = TrainingRun("gpt2-medium", micro_batch=4, accumulation_steps=2)
+    plain = step_seconds(run, RTX5090)
+    assert step_seconds(run.replace(recompute="full"), RTX5090)["recomputation"] > 0 == plain["recomputation"]
+    assert step_seconds(run.replace(recompute="offload"), RTX5090)["offload"] > 0 == plain["offload"]
+    smaller = step_seconds(run.replace(micro_batch=2, global_batch=8), RTX5090)
+    assert smaller["weights"] > plain["weights"]
+    assert smaller["model"] == pytest.approx(plain["model"])
+    foreach = step_seconds(run.replace(optimizer="adamw-foreach"), RTX5090)["optimizer"]
+    fused = step_seconds(run.replace(optimizer="adamw-fused"), RTX5090)["optimizer"]
+    assert foreach / fused == pytest.approx(ADAM_PASSES["foreach"] / ADAM_PASSES["fused"], rel=1e-3)
+    assert step_seconds(run.replace(precision="fp32", attention="efficient"), RTX5090)["model"] > plain["model"]
