@@ -112,7 +112,7 @@ def fit(
     Raises ValueError for what no TrainingRun can be, and for a card of which no rates are known.
     """
     card = gpu(card) if isinstance(card, str) else card
-    older = {} if card.has_bf16 else {"precision": "amp-fp16", "attention": "efficient"}
+    older: dict[str, Any] = {} if card.has_bf16 else {"precision": "amp-fp16", "attention": "efficient"}
     given = older | {"global_batch": global_batch, "seq_len": seq_len, "world_size": world_size} | choices
     if world_size < 1 or global_batch % world_size:
         raise ValueError(f"a global batch of {global_batch} cannot be shared equally by {world_size} ranks")
