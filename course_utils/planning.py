@@ -113,7 +113,9 @@ def fit(
     """
     card = gpu(card) if isinstance(card, str) else card
     older: dict[str, Any] = {} if card.has_bf16 else {"precision": "amp-fp16", "attention": "efficient"}
-    given = older | {"global_batch": global_batch, "seq_len": seq_len, "world_size": world_size} | choices
+    given: dict[str, Any] = (
+        older | {"global_batch": global_batch, "seq_len": seq_len, "world_size": world_size} | choices
+    )
     if world_size < 1 or global_batch % world_size:
         raise ValueError(f"a global batch of {global_batch} cannot be shared equally by {world_size} ranks")
     return arrange(TrainingRun(model, global_batch // world_size, **given), card, may_change)
