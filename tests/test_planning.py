@@ -136,3 +136,13 @@ def test_each_saving_costs_time_where_it_should() -> None:
     fused = step_seconds(run.replace(optimizer="adamw-fused"), RTX5090)["optimizer"]
     assert foreach / fused == pytest.approx(ADAM_PASSES["foreach"] / ADAM_PASSES["fused"], rel=1e-3)
     assert step_seconds(run.replace(precision="fp32", attention="efficient"), RTX5090)["model"] > plain["model"]
+
+
+@pytest.mark.parametrize("card", GPUS.values(), ids=GPUS)
+def test_the_catalog_is_plausible_and_says_where_it_is_from(card: Gpu) -> None:
+    rates = card.rates
+    assert rates is not None and rates.source
+    assert rates.tensor > rates.tf32 >= rates.fp32
+    assert rates.memory > rates.link >= rates.host or rates.link == rates.host
+    assert bool(card.usable) == card.usable_source.startswith("https://github.com/")
+    assert 0.94 * card.memory < card.room <= card.memory
