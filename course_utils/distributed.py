@@ -1,52 +1,76 @@
 """Real processes from a notebook: a program run by torchrun as several ranks, and what each of them reports.
 
-A notebook's own functions cannot be sent to other processes, and a process that has used torch cannot be forked: so a
-program is a file or a module of its own, and what it finds out comes back as JSON.
+A process that has used torch cannot be forked, and a notebook's function cannot be pickled for another process. So a
+program is a file, a module, or the source of a function; what it finds out comes back as JSON. Whatever happens to a
+rank, the caller gets one error with its words, and no process outlives the call: see `ranks` for the other side.
 """
 
 import json
 import os
 import re
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-RESULTS = "COURSE_RANK_RESULTS"
-"""Names the environment variable that tells each rank where to leave its result."""
+from .rank_functions import packed
+from .ranks import CALLER, RESULTS, program_lines
 
 MOST_RANKS = 64
 LAST_LINES = 12
-PATIENCE_SECONDS = 45
-"""torchrun gives its ranks 30 seconds to end before it kills them."""
+POLL_SECONDS = 0.05
+GRACE_SECONDS = 5.0
+"""From a rank's failure to the end of all others; torchrun alone would wait 30 seconds for them."""
+
+HOST = "127.0.0.1"
 
 
 class RankFailed(RuntimeError):
     """A rank failed, left no result, or they all took too long. Every process has ended; the message has its words."""
 
 
-def run_ranks(
-    program: str | Path, world_size: int, arguments: Sequence[str] = (), timeout_seconds: float = 300.0
-) -> list[Any]:
-    """What each rank of `program` reported, by rank: `program` is the path of a Python file or the name of a module.
+class RanksUnavailable(RuntimeError):
+    """No ranks can be started on this computer, or not at this port: says what to do instead."""
 
-    Runs `python -m torch.distributed.run --standalone` with one thread a rank. Inside, a rank calls `report(result)`.
-    Raises ValueError for a number of ranks or a program that cannot be, RankFailed with the last lines of the rank that
-    failed first, and for a time-out; no process is left in either case, nor if interrupted.
+
+def run_ranks(
+    program: str | Path | Callable[..., Any],
+    world_size: int,
+    arguments: Sequence[str] = (),
+    timeout_seconds: float = 300.0,
+    *,
+    show: Callable[[str], Any] | None = None,
+    port: int | None = None,
+    **keywords: Any,
+) -> list[Any]:
+    """What each rank of `program` reported, by rank.
+
+    `program` is the path of a Python file or the name of a module, which get `arguments` and call `report(result)`, or
+    a function, of a notebook too, which gets `keywords` that JSON can hold, imports what it needs by itself, and whose
+    value is its result. They run under `python -m torch.distributed.run`, one thread a rank. `show` is called with each
+    line that a rank prints, as it comes (`show=print`); `port` asks for a fixed one.
+
+    Raises ValueError or TypeError for a program, arguments or a number of ranks that cannot be, RanksUnavailable where
+    none can start, RankFailed with the last lines of the rank that failed first, or of those that had not finished
+    in time. No process is left in any case, nor when interrupted.
     """
     if isinstance(world_size, bool) or not isinstance(world_size, int) or not 1 <= world_size <= MOST_RANKS:
         raise ValueError(f"world_size is {world_size!r}: a number of processes from 1 to {MOST_RANKS}")
     with tempfile.TemporaryDirectory(prefix="course-ranks-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        command = [*_launcher(world_size, folder), *_named(program), *arguments]
-        code, said = _run(command, _environment(folder), timeout_seconds)
-        if code is None:
-            raise RankFailed(f"the {world_size} ranks of {program} took more than {timeout_seconds:g} s and were ended")
-        if code:
-            raise RankFailed(_failure(folder, said, program))
-        return [_result(folder, rank, program) for rank in range(world_size)]
+        called, words = _words(program, arguments, keywords, folder)
+        why = why_no_ranks(port)
+        if why:
+            raise RanksUnavailable(why)
+        command = [*_launcher(world_size, folder, port), *words]
+        code = _run(command, folder, time.monotonic() + timeout_seconds, show)
+        _check(code, Ranks(folder, called, world_size, timeout_seconds))
+        return [json.loads((folder / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(world_size)]
 
 
 def report(result: Any) -> None:
@@ -60,9 +84,40 @@ def report(result: Any) -> None:
     partial.replace(whole)
 
 
-def _launcher(world_size: int, folder: Path) -> list[str]:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world_size}"]
-    return [*torchrun, "--redirects=3", f"--log-dir={folder / 'logs'}"]
+def why_no_ranks(port: int | None = None) -> str:
+    """Why no ranks can start here, and what to do; empty if they can."""
+    if sys.platform == "win32":
+        return (
+            "torchrun's processes do not run reliably on Windows. Open this course in WSL2 (`wsl --install`, then "
+            "clone it there), or look at the stored outputs."
+        )
+    try:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((HOST, port or 0))
+    except OSError as error:
+        if port is None:
+            return f"this computer opens no port at {HOST}, by which ranks find each other: {error.strerror}"
+        return f"port {port} cannot be had ({error.strerror}): leave `port` out, and a free one is found"
+    return ""
+
+
+# ------------------------------------------------------------------------------------------------------------ starting
+
+
+def _words(
+    program: str | Path | Callable[..., Any], arguments: Sequence[str], keywords: dict[str, Any], folder: Path
+) -> tuple[str, list[str]]:
+    """What the program is called, and torchrun's words for it. `course_utils.ranks` runs it, and keeps watch."""
+    if callable(program):
+        if arguments:
+            raise ValueError("a function takes its arguments by name: run_ranks(function, 2, steps=3)")
+        path = folder / "function.json"
+        path.write_text(json.dumps(packed(program, keywords, folder)), encoding="utf-8")
+        return f"{program.__name__}()", ["-m", "course_utils.ranks", "function", str(path)]
+    if keywords:
+        raise ValueError(f"{program} is no function: its arguments are a list of strings, not {', '.join(keywords)}=")
+    return str(program), ["-m", "course_utils.ranks", *_named(program), *map(str, arguments)]
 
 
 def _named(program: str | Path) -> list[str]:
@@ -70,60 +125,199 @@ def _named(program: str | Path) -> list[str]:
     if path.suffix == ".py":
         if not path.is_file():
             raise ValueError(f"there is no program {program}")
-        return [str(path)]
+        return ["file", str(path)]
     if not re.fullmatch(r"\w+(\.\w+)*", str(program)):
         raise ValueError(f"{str(program)!r} is neither the path of a .py file nor the name of a module")
-    return ["-m", str(program)]
+    return ["module", str(program)]
+
+
+def _launcher(world_size: int, folder: Path, port: int | None) -> list[str]:
+    """torchrun with one machine: the loopback's address, as many a laptop cannot look up its own name."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={world_size}"]
+    meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint={HOST}:{port or 0}", f"--local-addr={HOST}"]
+    return [*torchrun, *meeting, "--redirects=3", f"--log-dir={folder / 'logs'}"]
 
 
 def _environment(folder: Path) -> dict[str, str]:
     package = str(Path(__file__).resolve().parent.parent)
     paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
-    return os.environ | {RESULTS: str(folder), "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
+    ours = {RESULTS: str(folder), CALLER: str(os.getpid()), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    return os.environ | ours | {"PYTHONPATH": os.pathsep.join(paths)}
 
 
-def _run(command: list[str], environment: dict[str, str], timeout_seconds: float) -> tuple[int | None, str]:
-    """The launcher's exit code and what it said; None for its code if it took too long."""
-    said = subprocess.PIPE
-    launcher = subprocess.Popen(command, env=environment, stdout=said, stderr=subprocess.STDOUT, text=True)
+# ------------------------------------------------------------------------------------------- waiting, and ending it all
+
+
+def _run(command: list[str], folder: Path, deadline: float, show: Callable[[str], Any] | None) -> int | None:
+    """The launcher's exit code; None if it took too long.
+
+    What it says goes to a file: a pipe would stay open, and be waited for, as long as any process holds its end. It has
+    a session of its own, so no signal meant for it or for its ranks can reach this process, nor the other way round.
+    """
+    lines = _new_lines(folder)
+    with (folder / "launcher.log").open("wb") as said:
+        launcher = subprocess.Popen(
+            command, env=_environment(folder), stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )  # fmt: skip
     try:
-        output, _ = launcher.communicate(timeout=timeout_seconds)
-    except subprocess.TimeoutExpired:
-        return None, ""
+        while launcher.poll() is None and not _should_end(folder, deadline):
+            _show(lines, show)
+            time.sleep(POLL_SECONDS)
+        code = launcher.poll()
+        if code is None and not any(folder.glob("*.error")):
+            _ask_where(folder)
+        return code if code is not None else _failed_already(folder)
     finally:
-        _end(launcher)
-    return launcher.returncode, output
+        _end(launcher, folder)
+        _show(lines, show)
 
 
-def _end(launcher: subprocess.Popen[str]) -> None:
-    """End the launcher if it still runs: asked to, it ends its ranks, which are in sessions of their own."""
-    if launcher.poll() is not None:
-        return
-    launcher.terminate()
+def _should_end(folder: Path, deadline: float) -> bool:
+    """Whether time is up, or a rank failed and the others had the time that they get to end by themselves."""
+    failed = [path.stat().st_mtime for path in folder.glob("*.error")]
+    return time.monotonic() > deadline or bool(failed and time.time() - min(failed) > GRACE_SECONDS)
+
+
+def _failed_already(folder: Path) -> int | None:
+    return 1 if any(folder.glob("*.error")) else None
+
+
+def _ask_where(folder: Path) -> None:
+    """Let each rank that still runs write down which line it is at (`ranks` has seen to that)."""
+    for path in folder.glob("*.pid"):
+        if not path.with_suffix(".done").exists():
+            _signal(os.kill, int(path.read_text()), signal.SIGUSR1)
+    time.sleep(0.3)
+
+
+def _end(launcher: subprocess.Popen[bytes], folder: Path) -> None:
+    """End the launcher and every rank, with all processes that ranks have started: within seconds, or give up."""
+    if launcher.poll() is None:
+        launcher.terminate()
+    deadline = time.monotonic() + GRACE_SECONDS
+    while _kill_ranks(folder) or launcher.poll() is None:
+        if time.monotonic() > deadline:
+            if launcher.poll() is None:
+                _signal(os.killpg, launcher.pid, signal.SIGKILL)
+            _kill_ranks(folder)
+            launcher.wait(GRACE_SECONDS)
+            return
+        time.sleep(POLL_SECONDS)
+
+
+def _kill_ranks(folder: Path) -> bool:
+    """Kill each rank's process group, and say whether any was there. torchrun gives each rank a session of its own."""
+    groups = {int(path.read_text()) for path in folder.glob("*.pid")} - {0, 1, os.getpgrp()}
+    killed = [group for group in groups if _signal(os.killpg, group, signal.SIGKILL)]
+    return bool(killed)
+
+
+def _signal(send: Callable[[int, int], None], target: int, number: int) -> bool:
+    """Whether there was anything to send a signal to; macOS says PermissionError of processes that have ended."""
     try:
-        launcher.communicate(timeout=PATIENCE_SECONDS)
-    except subprocess.TimeoutExpired:
-        launcher.kill()
-        launcher.communicate()
+        send(target, number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
 
 
-def _failure(folder: Path, said: str, program: str | Path) -> str:
-    """Which rank failed first, as torchrun noticed, and the last lines that it said."""
-    cause = re.search(r"Root Cause.*?rank\s*:\s*(\d+)", said, re.DOTALL)
-    if cause is None:
-        return f"{program} could not be started:\n{_last_lines(said)}"
-    rank = int(cause[1])
-    logs = sorted(folder.glob(f"logs/*/attempt_*/{rank}/stderr.log"))
-    words = "".join(log.read_text(encoding="utf-8", errors="replace") for log in logs)
-    return f"rank {rank} of {program} failed:\n{_last_lines(words) or 'it said nothing'}"
+def _new_lines(folder: Path) -> Iterator[list[str]]:
+    """Each time: the whole lines that ranks have printed since the last time, with their ranks."""
+    read: dict[Path, int] = {}
+    while True:
+        found = []
+        for path in sorted(folder.glob("logs/*/attempt_0/*/stdout.log")):
+            new = path.read_bytes()[read.get(path, 0) :]
+            whole = new[: new.rfind(b"\n") + 1]
+            read[path] = read.get(path, 0) + len(whole)
+            found += [f"rank {path.parent.name}: {line}" for line in whole.decode(errors="replace").splitlines()]
+        yield found
+
+
+def _show(lines: Iterator[list[str]], show: Callable[[str], Any] | None) -> None:
+    for line in next(lines) if show else ():
+        show(line)  # type: ignore[misc]  # it is there
+
+
+# ------------------------------------------------------------------------------------------------------ what went wrong
+
+
+class Ranks:
+    """What is known of the ranks of a run that has ended, from the files that they left in its folder."""
+
+    def __init__(self, folder: Path, program: str, world_size: int, timeout_seconds: float) -> None:
+        self.folder, self.program, self.world_size = folder, program, world_size
+        self.timeout_seconds = timeout_seconds
+
+    def missing(self, suffix: str) -> list[int]:
+        """The ranks that left no such file: json with a result, done at their end, pid at their start."""
+        return [rank for rank in range(self.world_size) if not (self.folder / f"{rank}.{suffix}").is_file()]
+
+    def read(self, name: str) -> str:
+        """A file's text, this folder's own name left out; empty if it is not there."""
+        path = self.folder / name
+        text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+        return text.replace(f"{self.folder}{os.sep}", "")
+
+    def words(self, rank: int) -> str:
+        """The last lines that a rank printed or complained of."""
+        logs = sorted(self.folder.glob(f"logs/*/attempt_*/{rank}/std*.log"), reverse=True)  # first stdout, then stderr
+        return _last_lines("".join(self.read(str(log.relative_to(self.folder))) for log in logs))
+
+
+def _check(code: int | None, ranks: Ranks) -> None:
+    """Raise RankFailed unless the launcher ended well and every rank has left a result."""
+    if code is None:
+        raise RankFailed(_too_long(ranks))
+    if code:
+        raise RankFailed(_failure(ranks))
+    for rank in ranks.missing("json"):
+        raise RankFailed(f"rank {rank} of {ranks.program} ended without a result: let it call report(result)")
+
+
+def _too_long(ranks: Ranks) -> str:
+    """Names the ranks that had not finished, and the line that each was at."""
+    took = f"the {ranks.world_size} ranks of {ranks.program} took more than {ranks.timeout_seconds:g} s and were ended"
+    unfinished, unborn = ranks.missing("done"), ranks.missing("pid")
+    if len(unborn) == ranks.world_size:
+        return f"{took} before any had started. Give them more time, or see what torchrun says:\n" + _last_lines(
+            ranks.read("launcher.log")
+        )
+    lines = [took + f". Not finished: {', '.join(f'rank {rank}' for rank in unfinished) or 'torchrun itself'}."]
+    for rank in unfinished:
+        where = program_lines(ranks.read(f"{rank}.where"))
+        lines.append(f"rank {rank} {'was at ' + where if where else 'gave no sign'}. {_said(ranks.words(rank))}")
+    lines.append("If it waits for another rank: do all ranks make the same calls, in the same order? If not: allow it ")
+    return "\n".join(lines) + "more, by timeout_seconds."
+
+
+def _failure(ranks: Ranks) -> str:
+    """Which rank failed first, and its last lines."""
+    said = ranks.read("launcher.log")
+    found = re.findall(r"rank\s*:\s*(\d+) .*?exitcode\s*:\s*(-?\d+)", said, re.DOTALL)
+    codes = {int(rank): int(code) for rank, code in found}
+    for rank, code in codes.items():
+        if code < 0 and code != -signal.SIGTERM and not (ranks.folder / f"{rank}.error").is_file():
+            return (
+                f"rank {rank} of {ranks.program} was killed by {_signal_name(-code)}: by someone, by this computer for "
+                f"want of memory (use fewer or smaller ranks), or by a crash. {_said(ranks.words(rank))}"
+            )
+    errors = sorted(ranks.folder.glob("*.error"), key=lambda path: path.stat().st_mtime_ns)
+    if errors:
+        return f"rank {errors[0].stem} of {ranks.program} failed:\n{_last_lines(ranks.read(errors[0].name))}"
+    for rank, code in codes.items():
+        return f"rank {rank} of {ranks.program} ended with exit code {code}. {_said(ranks.words(rank))}"
+    return f"{ranks.program} could not be started:\n{_last_lines(said)}"
+
+
+def _signal_name(number: int) -> str:
+    return signal.Signals(number).name if number in {known.value for known in signal.Signals} else f"signal {number}"
+
+
+def _said(words: str) -> str:
+    return f"The last that it said:\n{words}" if words else "It said nothing."
 
 
 def _last_lines(text: str) -> str:
     return "\n".join(text.strip().splitlines()[-LAST_LINES:])
-
-
-def _result(folder: Path, rank: int, program: str | Path) -> Any:
-    path = folder / f"{rank}.json"
-    if not path.is_file():
-        raise RankFailed(f"rank {rank} of {program} ended without a result: let it call report(result)")
-    return json.loads(path.read_text(encoding="utf-8"))

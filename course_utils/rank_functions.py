@@ -1,0 +1,73 @@
+"""A function made ready to be called in other processes: by its name where it can be imported, else by its source."""
+
+import builtins
+import dis
+import inspect
+import json
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+HOW = "write it with def, at the top level of a cell or a file"
+
+
+def packed(function: Callable[..., Any], keywords: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """How to find `function` from another process, and what to call it with, in what JSON can hold.
+
+    A package's function is imported by its name. The source of any other is written to a file of its own in `folder`.
+    Raises TypeError for what is no plain function, needs more than its source, or cannot be called with `keywords`.
+    """
+    if not inspect.isfunction(function):
+        raise TypeError(f"{function!r} is a {type(function).__name__}, not a plain function: {HOW}")
+    name = function.__name__
+    _check_call(function, keywords)
+    if "." in (function.__module__ or "") and function.__qualname__ == name != "<lambda>":
+        return {"file": "", "module": function.__module__, "name": name, "keywords": keywords}
+    path = folder / f"{name}.py"
+    path.write_text(_source(function), encoding="utf-8")
+    return {"file": str(path), "name": name, "keywords": keywords}
+
+
+def _check_call(function: Callable[..., Any], keywords: dict[str, Any]) -> None:
+    try:
+        inspect.signature(function).bind(**keywords)
+    except TypeError as error:
+        raise TypeError(f"{function.__name__}() cannot be called with {keywords or 'nothing'}: {error}") from None
+    for key, value in keywords.items():
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError) as error:
+            message = f"{key} of {function.__name__}() cannot be sent to another process: {error}. Send numbers, "
+            raise TypeError(message + "strings, lists or dictionaries, and make the rest of them there.") from None
+
+
+def _source(function: Any) -> str:
+    """The text of a file that defines `function` and nothing else."""
+    name = function.__name__
+    if name == "<lambda>":
+        raise TypeError(f"a lambda has no source of its own: {HOW}")
+    if function.__closure__:
+        kept = ", ".join(function.__code__.co_freevars)
+        raise TypeError(f"{name}() uses {kept} of the function around it: {HOW}, and pass {kept} as an argument")
+    if "self" in inspect.signature(function).parameters or "<locals>" not in function.__qualname__ != name:
+        raise TypeError(f"{name}() is a method, which needs its object: {HOW}")
+    foreign = sorted(_globals_used(function.__code__) - {name} - set(dir(builtins)))
+    if foreign:
+        names = ", ".join(foreign)
+        raise TypeError(f"{name}() uses {names}, which another process does not know: import or define it inside")
+    try:
+        lines, first = inspect.getsourcelines(function)
+    except (OSError, TypeError):
+        raise TypeError(f"the source of {name}() is not to be had (was it typed at a prompt?): {HOW}") from None
+    return "\n" * max(first - 1, 0) + textwrap.dedent("".join(lines))  # so that errors name the lines of the cell
+
+
+def _globals_used(code: CodeType) -> set[str]:
+    """The global names that a function looks up, those of functions inside it included."""
+    steps = list(dis.get_instructions(code))
+    looked_up = {step.argval for step in steps if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+    found = looked_up - {step.argval for step in steps if step.opname == "STORE_NAME"}  # of a class inside
+    inner = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return found.union(*map(_globals_used, inner))

@@ -1,0 +1,121 @@
+"""The side of a rank: run one program, leave word of how it went, and never outlive the one who asked for it.
+
+Run by torchrun as `python -m course_utils.ranks (file|module|function) NAME [ARGUMENTS]`. In the folder that
+`RESULTS` names, a rank leaves RANK.pid when it starts, RANK.done when its program has ended well, RANK.error with the
+traceback when it has not, and RANK.where when it is asked (SIGUSR1) at which line it is.
+"""
+
+import __future__
+
+import faulthandler
+import importlib
+import json
+import os
+import re
+import runpy
+import signal
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+RESULTS = "COURSE_RANK_RESULTS"
+"""Names the environment variable that tells each rank where to leave its result."""
+
+CALLER = "COURSE_RANK_CALLER"
+"""Names the environment variable with the process id of the one who waits for the results."""
+
+WATCH_SECONDS = 0.5
+
+
+def main() -> None:
+    """Run the program that the command line names, on this rank."""
+    folder, rank = Path(os.environ[RESULTS]), os.environ["RANK"]
+    leave(folder / f"{rank}.pid", str(os.getpid()))
+    where = (folder / f"{rank}.where").open("w", encoding="utf-8")
+    faulthandler.register(signal.SIGUSR1, file=where, all_threads=True)
+    threading.Thread(target=_watch, args=(folder, os.getppid(), int(os.environ[CALLER])), daemon=True).start()
+    try:
+        _run(*sys.argv[1:3])
+    except BaseException as error:
+        if not (isinstance(error, SystemExit) and error.code in (None, 0)):
+            leave(folder / f"{rank}.error", _traceback(error))
+            raise
+    leave(folder / f"{rank}.done", "")
+
+
+def leave(path: Path, text: str) -> None:
+    """Write a file that is either whole or not there."""
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
+
+
+def program_lines(where: str) -> str:
+    """The lines of the program, innermost first, that a faulthandler's report of the main thread shows."""
+    main_thread = where.rpartition("(most recent call first):")[2]
+    frames = re.findall(r'File "([^"]+)", line (\d+) in (\S+)', main_thread)
+    ours = [
+        f"{Path(file).name}, line {line}, in {name}"
+        for file, line, name in frames
+        if "site-packages" not in file and not file.startswith((sys.base_prefix, "<frozen"))
+        and Path(file) != Path(__file__)
+    ]  # fmt: skip
+    return ", called from ".join(ours[:2])
+
+
+def _run(kind: str, name: str) -> None:
+    sys.argv = sys.argv[2:]
+    if kind == "file":
+        sys.path[0] = str(Path(name).resolve().parent)  # as `python FILE` has it
+        runpy.run_path(name, run_name="__main__")
+    elif kind == "module":
+        runpy.run_module(name, run_name="__main__", alter_sys=True)
+    else:
+        _call(json.loads(Path(name).read_text(encoding="utf-8")))
+
+
+def _call(function: dict[str, Any]) -> None:
+    """Call a function that `rank_functions.packed` has packed, and report what it returns."""
+    from .distributed import report
+
+    if function["file"]:
+        found: dict[str, Any] = {"__name__": "rank_function"}
+        source, flags = Path(function["file"]).read_text(encoding="utf-8"), __future__.annotations.compiler_flag
+        exec(compile(source, function["file"], "exec", flags=flags), found)  # types in its signature are left as text
+    else:
+        found = vars(importlib.import_module(function["module"]))
+    report(found[function["name"]](**function["keywords"]))
+
+
+def _traceback(error: BaseException) -> str:
+    """An error as Python prints it, from the program's own first line on."""
+    skipped = {str(Path(__file__)), "<frozen runpy>", runpy.__file__}
+    first: TracebackType | None = error.__traceback__
+    while first is not None and first.tb_frame.f_code.co_filename in skipped:
+        first = first.tb_next
+    return "".join(traceback.format_exception(type(error), error, first))
+
+
+def _watch(folder: Path, launcher: int, caller: int) -> None:
+    """End this rank, and all that it has started, once nobody is there who could use what it finds."""
+    while os.getppid() == launcher and folder.is_dir() and _is_there(caller):
+        time.sleep(WATCH_SECONDS)
+    if os.getpgrp() == os.getpid():  # as torchrun starts it: the leader of its own group
+        os.killpg(os.getpid(), signal.SIGKILL)
+    os._exit(1)
+
+
+def _is_there(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    main()
