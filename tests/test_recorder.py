@@ -521,6 +521,16 @@ def test_other_errors_are_told_in_one_line_and_end_the_task(monkeypatch, tmp_pat
     }
 
 
+def test_a_task_that_failed_ends_nothing_else_later(tmp_path):
+    code = (
+        "import sys, time; from course_utils.measuring.recording_work import main; "
+        "print(main(sys.argv[1:])); time.sleep(4); print('alive')"
+    )
+    arguments = ["--results", str(tmp_path / "parts"), "--seconds", "3", "--rehearse", "--task", "unknown"]
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.split()) == (0, ["1", "alive"]), done.stderr
+
+
 def test_a_task_that_the_list_does_not_hold_is_an_error():
     with pytest.raises(ValueError, match="no task 'x'"):
         recording_work.find("x")

@@ -52,7 +52,8 @@ def main(arguments: Sequence[str]) -> int:
     except Exception as error:  # told to whoever records; a traceback would name this machine's folders
         send("error", error=first_line(error))
         return 1
-    faulthandler.cancel_dump_traceback_later()
+    finally:
+        faulthandler.cancel_dump_traceback_later()  # or it would end whatever process goes on after this
     return 0
 
 
