@@ -260,8 +260,27 @@ def quiz(arguments: list[str]) -> int:
         asked = quiz_of(int(rest[0]))
     except ValueError as problem:
         raise SetupError(str(problem)) from None
-    ask(asked)
+    attempt = ask(asked)
+    if attempt.finished:
+        from .progress import mark_quiz
+
+        mark_quiz(asked.lesson, sum(attempt.first_tries), len(attempt.first_tries))
     return 0
+
+
+def progress(arguments: list[str]) -> int:
+    """Prints which exercises and quizzes are done; needs nothing but Python, so that `--here` changes nothing."""
+    from .progress import progress as progress_now
+
+    _, rest = take_flag(arguments, "--here")
+    if any(word in HELP for word in rest):
+        print(
+            "python3 -m course_utils progress: which exercises and quizzes you have done, kept on this machine alone."
+        )
+        return 0
+    if rest:
+        raise SetupError(f"progress takes no {rest[0]!r}: it shows all lessons.")
+    return print_answer(progress_now)
 
 
 def print_answer(answer: Callable[[], object]) -> int:
@@ -389,6 +408,7 @@ COMMANDS = {
     "benchmark": Command("say how right and how fast the engine is (--table NAME, --quick)", benchmark),
     "record": Command("record the course's runs on this GPU: record --out DIR --minutes 30", record),
     "quiz": Command("ask the questions of a lesson's quiz: quiz 1", quiz),
+    "progress": Command("show which exercises and quizzes you have done", progress),
     "build": Command("make the notebooks from their sources (--check: only compare)", build),
     "lint": Command("check format, style, types and spelling", lint),
 }

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import date
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .keeping import course_home, problems_in_words
 from .units import UNITS, format_bytes
 
 if TYPE_CHECKING:
@@ -41,23 +41,10 @@ class Guess:
         return self.value * UNITS.get(self.unit, 1)
 
 
-def course_home() -> Path:
-    """The folder on this machine where a learner's guesses are kept; `COURSE_HOME` names another."""
-    if os.environ.get("COURSE_HOME"):
-        return Path(os.environ["COURSE_HOME"])
-    if sys.platform == "win32":
-        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData/Local")
-    elif sys.platform == "darwin":
-        base = Path.home() / "Library/Application Support"
-    else:
-        base = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state")
-    return base / "where-did-the-memory-go"
-
-
 def stored_guesses() -> dict[str, Guess]:
     """Every guess locked on this machine, by key. ValueError for a file that is damaged or may not be read."""
     file = course_home() / "guesses.json"
-    with _problems_in_words(file.parent):
+    with problems_in_words("Guesses", file.parent):
         text = file.read_text(encoding="utf-8") if file.exists() else "{}"
     try:
         return {key: Guess(**entry) for key, entry in json.loads(text).items()}
@@ -87,22 +74,10 @@ def forget_guess(key: str) -> None:
 def _store(guesses: Mapping[str, Guess]) -> None:
     file = course_home() / "guesses.json"
     scratch = file.with_suffix(f".{os.getpid()}.part")
-    with _problems_in_words(file.parent):
+    with problems_in_words("Guesses", file.parent):
         file.parent.mkdir(parents=True, exist_ok=True)
         scratch.write_text(json.dumps({key: vars(guess) for key, guess in guesses.items()}, indent=1), encoding="utf-8")
         scratch.replace(file)
-
-
-@contextmanager
-def _problems_in_words(folder: Path) -> Iterator[None]:
-    """Turn an OSError into a ValueError that a learner can act on: the field shows those, and `predict` raises them."""
-    try:
-        yield
-    except OSError as error:
-        raise ValueError(
-            f"Guesses cannot be kept in {folder} ({error.strerror or error}): "
-            "set the environment variable COURSE_HOME to a folder that you may write to."
-        ) from error
 
 
 def parse_guess(text: str, unit: str) -> float:

@@ -82,9 +82,11 @@ def test_closed_forms_need_the_standard_library_alone(name, path):
         assert own in CLOSED_FORMS if own else top(imported) in sys.stdlib_module_names, f"{name} imports {imported}"
 
 
-@pytest.mark.parametrize(("name", "path"), those_of("measuring", "networks", "distributed").items(), ids=str)
+@pytest.mark.parametrize(
+    ("name", "path"), those_of("measuring", "networks", "distributed", "ranks", "rank_functions").items(), ids=str
+)
 def test_measuring_runs_on_a_machine_with_torch_alone(name, path):
-    allowed = CLOSED_FORMS | {"measuring", "networks", "distributed"}
+    allowed = CLOSED_FORMS | {"measuring", "networks", "distributed", "ranks", "rank_functions"}
     for imported in imports(path):
         own = within(imported)
         assert own in allowed if own else top(imported) in {"torch", *sys.stdlib_module_names}, (

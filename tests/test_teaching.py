@@ -8,7 +8,7 @@ import torch
 from nbformat.v4 import new_code_cell, new_notebook
 from torch import nn
 
-from course_utils import teaching
+from course_utils import keeping, teaching
 from course_utils.authoring.execute import run
 from course_utils.teaching import (
     Guess,
@@ -100,13 +100,13 @@ def test_guesses_live_where_the_system_keeps_such_things(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, platform: str, variable: str, base: str
 ) -> None:
     monkeypatch.delenv("COURSE_HOME")
-    monkeypatch.setattr(teaching.sys, "platform", platform)
+    monkeypatch.setattr(keeping.sys, "platform", platform)
     monkeypatch.setattr(Path, "home", lambda: tmp_path)
     monkeypatch.delenv(variable, raising=False)
-    assert teaching.course_home() == tmp_path / base / "where-did-the-memory-go"
+    assert keeping.course_home() == tmp_path / base / "where-did-the-memory-go"
     if variable != "HOME":
         monkeypatch.setenv(variable, str(tmp_path / "elsewhere"))
-        assert teaching.course_home() == tmp_path / "elsewhere" / "where-did-the-memory-go"
+        assert keeping.course_home() == tmp_path / "elsewhere" / "where-did-the-memory-go"
 
 
 @pytest.mark.parametrize(

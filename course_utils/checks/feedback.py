@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from numbers import Real
 from typing import Any, NoReturn
 
+from course_utils.progress import mark_passed
 from course_utils.units import UNITS
 
 Kinds = type | tuple[type, ...]
@@ -36,13 +37,17 @@ class CheckFailed(_OneLine):
 
 
 def exercise(number: str, praise: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Make a function that returns when an answer is right into a check that then says so: number, then `praise`."""
+    """Make a function that returns when an answer is right into a check that then says so, and remembers it."""
 
     def decorate(check: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(check)
         def checked(*answers: Any) -> None:
             check(*answers)
             print(f"✓ {number} {praise}")
+            try:
+                mark_passed(number)
+            except ValueError as problem:  # the answer is right all the same
+                print(f"  (This is not remembered. {problem})")
 
         return checked
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import ipywidgets
 
+from ..progress import mark_quiz
 from .quiz import Attempt, Choice, Quiz, marked
 
 STYLE = """<style>
@@ -35,7 +36,7 @@ class QuizForm(ipywidgets.VBox):
     """
 
     def __init__(self, quiz: Quiz) -> None:
-        self.quiz, self.attempt = quiz, Attempt(quiz)
+        self.quiz, self.attempt, self.remembered = quiz, Attempt(quiz), False
         self.buttons: list[list[ipywidgets.Button]] = []
         self.said: list[ipywidgets.HTML] = []
         parts = [part for number in range(len(quiz.questions)) for part in self._question(number)]
@@ -69,10 +70,20 @@ class QuizForm(ipywidgets.VBox):
         button.add_class(look)
         self.said[number].value = f"<div class='course-text course-said {look}' role='status'>{marked(words)}</div>"
         self._show_score()
+        if right and self.attempt.finished and not self.remembered:
+            self.remembered = True
+            self._remember()
+
+    def _remember(self) -> None:
+        tries = self.attempt.first_tries
+        try:
+            mark_quiz(self.quiz.lesson, sum(tries), len(tries))
+        except ValueError as problem:
+            self.score.value += f"<div class='course-text' role='alert'>{marked(str(problem))}</div>"
 
     def _start_over(self, _: object = None) -> None:
         """Forget all choices."""
-        self.attempt = Attempt(self.quiz)
+        self.attempt, self.remembered = Attempt(self.quiz), False
         for question, buttons, said in zip(self.quiz.questions, self.buttons, self.said, strict=True):
             said.value = ""
             for button, choice in zip(buttons, question.choices, strict=True):

@@ -205,6 +205,16 @@ print(f"{len(counters)} optimizer states of a single number: {sum(item.bytes for
 # which tensor.
 
 # %% [markdown]
+# ## Where you are
+# Each lesson has exercises whose checks tell you at once whether you are right, and a short quiz. The course remembers
+# what you have passed, on this machine alone. Come back to this cell, or type `python3 -m course_utils progress`.
+
+# %% tags=["nbval-ignore-output"]
+from course_utils.progress import progress
+
+progress()
+
+# %% [markdown]
 # ## Take home
 # **Remember** Every byte on the GPU belongs to a tensor that you can name: its shape, its type, and how long it lives.
 #

@@ -1,0 +1,32 @@
+"""Where a learner's own things are kept: guesses and progress. They never leave this machine."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+def course_home() -> Path:
+    """The folder on this machine where a learner's guesses and progress are kept; `COURSE_HOME` names another."""
+    if os.environ.get("COURSE_HOME"):
+        return Path(os.environ["COURSE_HOME"])
+    if sys.platform == "win32":
+        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData/Local")
+    elif sys.platform == "darwin":
+        base = Path.home() / "Library/Application Support"
+    else:
+        base = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state")
+    return base / "where-did-the-memory-go"
+
+
+@contextmanager
+def problems_in_words(what: str, folder: Path) -> Iterator[None]:
+    """Turn an OSError into a ValueError that a learner can act on: `what` ("Guesses") cannot be kept in `folder`."""
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(
+            f"{what} cannot be kept in {folder} ({error.strerror or error}): "
+            "set the environment variable COURSE_HOME to a folder that you may write to."
+        ) from error

@@ -1,0 +1,182 @@
+"""What a learner has done so far: exercises passed, quizzes finished, guesses locked. It never leaves this machine.
+
+Each event is one line of JSON appended to a file beside the guesses, so that two notebooks can write at once, nothing
+is ever overwritten, and a newer course reads what an older one wrote.
+"""
+
+import html
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from . import __version__
+from .keeping import course_home, problems_in_words
+from .quizzes import lessons as lessons_with_a_quiz
+
+FILE = "progress.jsonl"
+ROOT = Path(__file__).resolve().parent.parent
+HEADING = re.compile(r"^## (\d+) · (.+)$", re.MULTILINE)
+TITLE = re.compile(r"^# \w+ (\d\d) · (.+)$", re.MULTILINE)
+
+
+def mark_passed(exercise: str) -> None:
+    """Remember that the check of an exercise ("06.1") has passed; the first time counts.
+
+    Raises ValueError, in words, where nothing can be kept.
+    """
+    if exercise not in passed():
+        _append({"passed": exercise})
+
+
+def mark_quiz(lesson: int, first_tries: int, questions: int) -> None:
+    """Remember that a lesson's quiz was finished, and how many of its questions were right at the first try.
+
+    Raises ValueError, in words, where nothing can be kept.
+    """
+    _append({"quiz": lesson, "first_tries": first_tries, "questions": questions})
+
+
+def passed() -> dict[str, str]:
+    """The day (ISO date) on which each exercise's check first passed, by number. ValueError for a damaged file."""
+    days: dict[str, str] = {}
+    for event in _events():
+        if "passed" in event:
+            days.setdefault(event["passed"], event["day"])
+    return days
+
+
+def quiz_scores() -> dict[int, tuple[int, int]]:
+    """The best attempt at each lesson's quiz: questions right at the first try, and questions. Raises like `passed`."""
+    best: dict[int, tuple[int, int]] = {}
+    for event in _events():
+        if "quiz" in event:
+            score = event["first_tries"], event["questions"]
+            best[event["quiz"]] = max(score, best.get(event["quiz"], score))
+    return best
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """A lesson's exercises (number to title) and what has been done: their days, and the quiz's best score, if any."""
+
+    number: int
+    title: str
+    exercises: dict[str, str]
+    passed: dict[str, str]
+    has_quiz: bool
+    score: tuple[int, int] | None
+
+    @property
+    def next(self) -> str:
+        """The first exercise that has not been passed yet, as "06.2 The best interval"; "" if there is none."""
+        return next((f"{n} {title}" for n, title in self.exercises.items() if n not in self.passed), "")
+
+    def quiz_in_words(self) -> str:
+        """ "4 of 5 at the first try", "not taken", or "" for a lesson that has no quiz."""
+        if not self.has_quiz:
+            return ""
+        return f"{self.score[0]} of {self.score[1]} at the first try" if self.score else "not taken"
+
+
+@dataclass(frozen=True, repr=False)
+class Progress:
+    """How far one has come, lesson by lesson; shows itself as a table."""
+
+    lessons: tuple[Lesson, ...]
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Exercises passed, and exercises."""
+        return sum(len(lesson.passed) for lesson in self.lessons), sum(len(lesson.exercises) for lesson in self.lessons)
+
+    def _cells(self) -> Iterator[tuple[str, ...]]:
+        for lesson in self.lessons:
+            done = f"{len(lesson.passed)} of {len(lesson.exercises)}"
+            yield f"{lesson.number:02d} {lesson.title}", done, lesson.quiz_in_words(), lesson.next or "all passed"
+
+    @property
+    def summary(self) -> str:
+        """One sentence."""
+        done, of = self.counts
+        return f"{done} of {of} exercises passed. Kept in {course_home() / FILE}, and nowhere else."
+
+    def __str__(self) -> str:
+        rows = [("lesson", "exercises", "quiz", "next"), *self._cells()]
+        widths = [max(len(row[column]) for row in rows) for column in range(4)]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        return "\n".join([*lines, "", self.summary])
+
+    def __repr__(self) -> str:
+        return "Your progress, lesson by lesson. Run this cell to see it."
+
+    def _repr_html_(self) -> str:
+        head = "".join(f"<th scope='col' style='text-align:left'>{name}</th>" for name in HEADS)
+        rows = "".join(
+            "<tr>" + "".join(f"<td style='text-align:left'>{html.escape(cell)}</td>" for cell in row) + "</tr>"
+            for row in self._cells()
+        )
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table><p>{html.escape(self.summary)}</p>"
+
+
+HEADS = ("lesson", "exercises passed", "quiz", "next exercise")
+
+
+def progress(root: Path = ROOT) -> Progress:
+    """What has been done of the exercises in `root`/exercises and of the quizzes. ValueError for a damaged file."""
+    days, scores = passed(), quiz_scores()
+    with_quiz = lessons_with_a_quiz()
+    found = []
+    for path in sorted(root.glob("exercises/[0-9][0-9]_*.ipynb")):
+        if ".edited-" in path.name:
+            continue
+        number, title, exercises = _exercises(path)
+        mine = {name: days[name] for name in exercises if name in days}
+        found.append(Lesson(number, title, exercises, mine, number in with_quiz, scores.get(number)))
+    return Progress(tuple(found))
+
+
+def _exercises(path: Path) -> tuple[int, str, dict[str, str]]:
+    """A lesson's number and title, and its exercises by number, as the notebook's headings have them."""
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    text = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+    title = TITLE.search(text)
+    if title is None:
+        raise ValueError(f"{path.name} does not begin with its number and title, as '# Exercises 06 · Recomputation'")
+    return int(title[1]), title[2], {f"{title[1]}.{number}": name for number, name in HEADING.findall(text)}
+
+
+def _append(event: dict[str, Any]) -> None:
+    file = course_home() / FILE
+    line = json.dumps({**event, "day": date.today().isoformat(), "course": __version__})
+    with problems_in_words("Progress", file.parent):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("a", encoding="utf-8") as lines:
+            lines.write(line + "\n")
+
+
+def _events() -> Iterator[dict[str, Any]]:
+    file = course_home() / FILE
+    with problems_in_words("Progress", file.parent):
+        text = file.read_text(encoding="utf-8") if file.exists() else ""
+    for number, line in enumerate(text.splitlines(), start=1):
+        try:
+            event = json.loads(line)
+            _check(event)
+        except (ValueError, TypeError, KeyError) as error:
+            raise ValueError(
+                f"line {number} of {file} is damaged ({error}): delete that line; the others are kept"
+            ) from error
+        yield event
+
+
+def _check(event: Any) -> None:
+    """Refuse what is no event of this or an older course; an event that a newer one has added is passed over."""
+    date.fromisoformat(event["day"])
+    if "passed" in event and not isinstance(event["passed"], str):
+        raise TypeError("an exercise has no name")
+    if "quiz" in event and not all(isinstance(event[name], int) for name in ("quiz", "first_tries", "questions")):
+        raise TypeError("a quiz without numbers")

@@ -1,0 +1,130 @@
+"""Is a learner's progress remembered, where it belongs, whatever happens to it?"""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from course_utils import progress as module
+from course_utils.checks.feedback import CheckFailed, exercise, fail
+from course_utils.front_door import main
+from course_utils.progress import FILE, ROOT, mark_passed, mark_quiz, passed, progress, quiz_scores
+from course_utils.quizzes import quiz
+from course_utils.quizzes.form import QuizForm
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine on which nobody has solved anything yet."""
+    monkeypatch.setenv("COURSE_HOME", str(tmp_path / "course"))
+    return tmp_path / "course"
+
+
+@exercise("06.1", "Well done.")
+def check(answer: int) -> None:
+    if answer != 42:
+        fail("Not this.")
+
+
+def test_a_check_that_passes_is_remembered_once(home: Path) -> None:
+    with pytest.raises(CheckFailed):
+        check(41)
+    assert passed() == {}
+    check(42)
+    check(42)
+    assert list(passed()) == ["06.1"]
+    assert len((home / FILE).read_text().splitlines()) == 1
+
+
+def test_another_process_sees_it_and_a_newer_course_reads_it(home: Path) -> None:
+    mark_passed("06.1")
+    with (home / FILE).open("a") as lines:
+        lines.write(json.dumps({"seen": "a kind of event to come", "day": "2030-01-01", "course": "9.9"}) + "\n")
+    code = "from course_utils.progress import mark_passed, passed; mark_passed('06.2'); print(*passed())"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["06.1", "06.2"]
+    assert list(passed()) == ["06.1", "06.2"]
+
+
+def test_an_answer_is_right_even_if_it_cannot_be_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("COURSE_HOME", str(tmp_path / "file" / "course"))
+    check(42)
+    said = capsys.readouterr().out
+    assert said.startswith("✓ 06.1 Well done.") and "Progress cannot be kept in" in said and "COURSE_HOME" in said
+
+
+@pytest.mark.parametrize(
+    "line", ["{", "[]", '{"passed": 1, "day": "2026-01-01"}', '{"passed": "06.1"}', '{"day": "x"}']
+)
+def test_a_damaged_line_is_named_and_nothing_is_deleted(home: Path, line: str) -> None:
+    mark_passed("06.1")
+    with (home / FILE).open("a") as lines:
+        lines.write(line + "\n")
+    with pytest.raises(ValueError, match=r"line 2 of .*progress\.jsonl is damaged"):
+        passed()
+    assert (home / FILE).read_text().splitlines()[1] == line
+
+
+def test_the_best_attempt_at_a_quiz_counts() -> None:
+    for tries in (2, 4, 3):
+        mark_quiz(6, tries, 5)
+    assert quiz_scores() == {6: (4, 5)}
+
+
+def test_every_exercise_of_the_course_is_listed() -> None:
+    shown = progress()
+    assert [lesson.number for lesson in shown.lessons] == list(range(1, len(shown.lessons) + 1))
+    assert all(len(lesson.exercises) >= 4 for lesson in shown.lessons)
+    assert shown.counts == (0, sum(len(lesson.exercises) for lesson in shown.lessons))
+
+
+def test_numbers_in_headings_are_those_of_the_checks() -> None:
+    for lesson in progress().lessons:
+        source = (ROOT / f"course_utils/checks/lesson_{lesson.number:02d}.py").read_text(encoding="utf-8")
+        assert re.findall(r'@exercise\(\s*"([\d.]+)"', source) == list(lesson.exercises)
+
+
+def test_the_page_shows_what_is_done_and_what_is_next() -> None:
+    mark_passed("06.1")
+    mark_quiz(6, 5, 5)
+    shown = progress()
+    assert shown.counts[0] == 1
+    lesson = shown.lessons[5]
+    assert lesson.next.startswith("06.2 ") and lesson.score == (5, 5)
+    for text in (str(shown), shown._repr_html_()):
+        assert "5 of 5 at the first try" in text and "not taken" in text and lesson.next in text
+    assert "scope='col'" in shown._repr_html_()
+
+
+def test_copies_of_edited_exercises_are_not_counted_twice(tmp_path: Path) -> None:
+    (tmp_path / "exercises").mkdir()
+    cell = {"cell_type": "markdown", "source": ["# Exercises 06 · Recomputation\n", "## 1 · The cost\n"]}
+    for name in ("06_x.ipynb", "06_x.edited-2026-01-01.ipynb"):
+        (tmp_path / "exercises" / name).write_text(json.dumps({"cells": [cell]}))
+    assert [lesson.exercises for lesson in progress(tmp_path).lessons] == [{"06.1": "The cost"}]
+
+
+def test_a_quiz_that_is_finished_is_remembered_once_an_attempt() -> None:
+    form = QuizForm(quiz(1))
+    for _ in range(2):
+        for question, buttons in zip(form.quiz.questions, form.buttons, strict=True):
+            buttons[question.choices.index(question.right)].click()
+    count = len(form.quiz.questions)
+    assert quiz_scores() == {1: (count, count)}
+    assert len(list(module._events())) == 1
+    form.restart.click()
+    assert not form.remembered
+
+
+def test_the_command_prints_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    mark_passed("01.1")
+    assert main(["progress"]) == 0
+    assert "1 of " in capsys.readouterr().out
+    assert main(["progress", "please"]) == 1
+    assert main(["progress", "--help"]) == 0
