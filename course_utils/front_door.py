@@ -270,6 +270,8 @@ def quiz(arguments: list[str]) -> int:
 
 def progress(arguments: list[str]) -> int:
     """Prints which exercises and quizzes are done; needs nothing but Python, so that `--here` changes nothing."""
+    from .keeping import course_home
+    from .progress import FILE
     from .progress import progress as progress_now
 
     _, rest = take_flag(arguments, "--here")
@@ -280,7 +282,7 @@ def progress(arguments: list[str]) -> int:
         return 0
     if rest:
         raise SetupError(f"progress takes no {rest[0]!r}: it shows all lessons.")
-    return print_answer(progress_now)
+    return print_answer(lambda: f"{progress_now()}\nThe file is {course_home() / FILE}.")
 
 
 def print_answer(answer: Callable[[], object]) -> int:

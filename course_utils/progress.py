@@ -102,7 +102,7 @@ class Progress:
     def summary(self) -> str:
         """One sentence."""
         done, of = self.counts
-        return f"{done} of {of} exercises passed. Kept in {course_home() / FILE}, and nowhere else."
+        return f"{done} of {of} exercises passed. This is kept on your machine, and nowhere else."
 
     def __str__(self) -> str:
         rows = [("lesson", "exercises", "quiz", "next"), *self._cells()]
