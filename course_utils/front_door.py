@@ -31,8 +31,9 @@ SAME_ANSWERS = {"COURSE_SOURCE": "simulated", "OMP_NUM_THREADS": "1", "MKL_NUM_T
 """What makes notebooks print the same on every machine: simulated measurements, one thread for each kernel."""
 
 TEST_TARGETS = ("tests", "notebooks", "solutions")
+# A worker that dies ends the run: pytest-xdist's replacement would start its file again, and may wait for ever.
 TEST_OPTIONS = (
-    "-n", "2", "--dist", "loadfile", "--nbval", "--nbval-current-env",
+    "-n", "2", "--dist", "loadfile", "--max-worker-restart=0", "--nbval", "--nbval-current-env",
     "--nbval-sanitize-with", "tests/nbval_sanitize.cfg", "--nbval-cell-timeout=120",
 )  # fmt: skip
 
