@@ -44,6 +44,7 @@ def lesson_runs() -> list[tuple[TrainingRun, int]]:
         *((TrainingRun("gpt2", 4, 256, precision, attention="eager"), 2) for precision in LESSON_03),
         *activation_runs(),
         *((run, 2) for run in lesson_06_runs()),
+        *((run, 2) for run in lesson_07_runs()),
     ]
 
 
@@ -83,6 +84,12 @@ def lesson_06_runs() -> list[TrainingRun]:
     gpt2 = TrainingRun("gpt2", 8, 1024, "bf16-master")
     policies = ("none", "selective-attention", "selective", "full", "every-3", "offload")
     return [*(gpt2.replace(recompute=policy) for policy in policies), *lesson_06_labs.hidden_runs()]
+
+
+def lesson_07_runs() -> list[TrainingRun]:
+    """GPT-2 with 100 sequences a step, cut into micro-batches, and 4 sequences alone."""
+    gpt2 = TrainingRun("gpt2", 4, 1024)
+    return [gpt2, *(gpt2.replace(micro_batch=b, accumulation_steps=100 // b) for b in (1, 4, 20, 100))]
 
 
 def main() -> None:

@@ -1,0 +1,265 @@
+"""Lesson 07: a large batch needs another learning rate. Published figures, schedules, and a small classifier to try it.
+
+The classifier has 10 classes and 20 inputs; a random network made the labels, and some are noise. All runs with the
+same batch size and optimizer train together, as one batched product, so that dozens of trainings take seconds.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+
+import torch
+from torch.nn.functional import cross_entropy
+
+# ------------------------------------------------------------------------------------------------------------ published
+
+
+@dataclass(frozen=True)
+class Published:
+    """A row of Goyal et al. 2017, table 2(a): ResNet-50 on ImageNet, top-1 error in percent, mean and deviation."""
+
+    batch: int
+    rate: str
+    error: float
+    spread: float
+
+
+GOYAL = (
+    Published(256, "0.05", 23.92, 0.10),
+    Published(256, "0.10", 23.60, 0.12),
+    Published(256, "0.20", 23.68, 0.09),
+    Published(8192, "0.05·32", 24.27, 0.08),
+    Published(8192, "0.10·32", 23.74, 0.09),
+    Published(8192, "0.20·32", 24.05, 0.18),
+    Published(8192, "0.10", 41.67, 0.10),
+    Published(8192, "0.10·√32", 26.22, 0.03),
+)
+"""Five trainings each. (Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour, arXiv 1706.02677.)"""
+
+GOYAL_CAPTION = 23.68
+"""What the caption calls the error at rate 0.1 and batch 256."""
+
+
+def published(batch: int, rate: str) -> Published:
+    """The row for a batch and a rate as the table spells it. ValueError for a row that it does not have."""
+    for row in GOYAL:
+        if (row.batch, row.rate) == (batch, rate):
+            return row
+    raise ValueError(f"no row for batch {batch} and rate {rate}; rates: {', '.join(row.rate for row in GOYAL)}")
+
+
+RAMP = ((0, 16_000_000), (69_000_000_000, 32_000_000), (790_000_000_000, 64_000_000), (4_700_000_000_000, 128_000_000))
+"""MiniMax-01's batch ramp: (tokens seen, tokens in a batch from then on). (MiniMax 2025, arXiv 2501.08313.)"""
+
+Ramp = Sequence[tuple[int, int]]
+
+
+def batch_at(ramp: Ramp, seen: int) -> int:
+    """Tokens in a batch when `seen` tokens have been seen. ValueError before the ramp begins."""
+    sizes = [size for start, size in ramp if start <= seen]
+    if not sizes:
+        raise ValueError(f"the ramp begins at {ramp[0][0]:,} tokens, after {seen:,}")
+    return sizes[-1]
+
+
+def ramp_steps(ramp: Ramp, total: int) -> float:
+    """Optimizer steps until `total` tokens have been seen."""
+    ends = [start for start, _ in ramp[1:]] + [total]
+    return sum(max(0, min(end, total) - start) / size for (start, size), end in zip(ramp, ends, strict=True))
+
+
+def staircase(ramp: Ramp, total: int, first: int) -> tuple[list[float], list[float]]:
+    """The ramp as a line from `first` to `total` tokens: x in billions of tokens seen, y in millions a batch."""
+    xs, ys = [first / 1e9], [batch_at(ramp, first) / 1e6]
+    for start, size in ramp[1:]:
+        if first < start < total:
+            xs += [start / 1e9, start / 1e9]
+            ys += [ys[-1], size / 1e6]
+    return [*xs, total / 1e9], [*ys, ys[-1]]
+
+
+# ------------------------------------------------------------------------------------------------------------ schedules
+
+
+def warm_up(t: int, steps: int, peak: float, start: float = 0.0) -> float:
+    """The rate of step t: from `start` straight up to `peak` at step `steps`, then constant.
+
+    From 0 it is α_max·t/T_w; from the small batch's rate it is Goyal et al.'s gradual warm-up (their section 2.2).
+    """
+    return peak if t >= steps else start + (peak - start) * t / steps
+
+
+# ------------------------------------------------------------------------------------------------------- the classifier
+
+SMALL, K = 16, 32
+"""The small batch, and how many times as large the large one is: 16 and 512, as Goyal et al.'s 256 and 8,192."""
+
+BASE, ADAM_BASE = 0.01, 0.006
+"""Rates at which the small batch learns well, with momentum and with Adam."""
+
+EXAMPLES, TESTS, INPUTS, CLASSES, WIDTH, LAYERS = 8192, 4096, 20, 10, 64, 4
+EPOCHS, WARM_EPOCHS = 10, 3
+SEEDS = (0, 1, 2)
+GAIN = 1.3
+"""First weights are this much larger than He et al. 2015 advise: such a network is steep at first, and needs a warm-up
+as a deep one does."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One way to train: examples in a batch, peak learning rate, and the rate to warm up from, None for no warm-up."""
+
+    name: str
+    batch: int
+    rate: float
+    warm_from: float | None = None
+    optimizer: str = "sgd"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Test errors in percent, one for each seed; guessing gives about 84, as classes differ in size."""
+
+    setting: Setting
+    errors: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """Percent."""
+        return sum(self.errors) / len(self.errors)
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation over the seeds, percent."""
+        return math.sqrt(sum((error - self.mean) ** 2 for error in self.errors) / (len(self.errors) - 1))
+
+
+def table(base: float = BASE, optimizer: str = "sgd") -> list[Setting]:
+    """The rows of Goyal et al.'s table for this classifier, and one more: the scaled rate without a warm-up."""
+
+    def small(factor: float) -> Setting:
+        return Setting(f"{SMALL}, {factor:g}·η", SMALL, factor * base, None, optimizer)
+
+    def large(words: str, factor: float, warm: float | None) -> Setting:
+        start = None if warm is None else warm * base
+        return Setting(f"{SMALL * K}, {words}", SMALL * K, factor * base, start, optimizer)
+
+    return [
+        *(small(factor) for factor in (0.5, 1, 2)),
+        *(large(f"{factor:g}·{K}·η", factor * K, factor) for factor in (0.5, 1, 2)),
+        large("η", 1, None),
+        large(f"√{K}·η", math.sqrt(K), 1),
+        large(f"2·{K}·η, no warm-up", 2 * K, None),
+    ]
+
+
+def adam_table(base: float = ADAM_BASE) -> list[Setting]:
+    """Adam's: the small batch, and the large one unscaled, by √k and by k, all without a warm-up."""
+    factors = {"η": 1.0, f"√{K}·η": math.sqrt(K), f"{K}·η": float(K)}
+    large = [Setting(f"{SMALL * K}, {words}", SMALL * K, f * base, None, "adam") for words, f in factors.items()]
+    return [Setting(f"{SMALL}, η", SMALL, base, None, "adam"), *large]
+
+
+@cache
+def data() -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs and labels, for training first, then for the test: a random network's favorites, after some noise."""
+    dice = torch.Generator().manual_seed(0)
+    x = torch.randn(EXAMPLES + TESTS, INPUTS, generator=dice)
+    first = 1.5 * torch.randn(INPUTS, 32, generator=dice) / math.sqrt(INPUTS)
+    second = torch.randn(32, CLASSES, generator=dice)
+    scores = torch.tanh(x @ first) @ second + 0.3 * torch.randn(len(x), CLASSES, generator=dice)
+    return x, scores.argmax(1)
+
+
+def train(settings: Sequence[Setting], seeds: Sequence[int] = SEEDS, epochs: int = EPOCHS) -> list[Outcome]:
+    """Train a classifier for each setting and seed, and test it. Rates fall to a tenth halfway and again at 80 %.
+
+    About 5 s for the small batch, whatever the number of settings. ValueError for unknown optimizers.
+    """
+    unknown = {setting.optimizer for setting in settings} - {"sgd", "adam"}
+    if unknown:
+        raise ValueError(f"unknown optimizer {', '.join(sorted(unknown))}; known: adam, sgd")
+    groups = dict.fromkeys((setting.batch, setting.optimizer) for setting in settings)
+    found: dict[Setting, Outcome] = {}
+    for group in groups:
+        alike = [setting for setting in settings if (setting.batch, setting.optimizer) == group]
+        found |= {outcome.setting: outcome for outcome in _trained(alike, seeds, epochs)}
+    return [found[setting] for setting in settings]
+
+
+def _trained(settings: Sequence[Setting], seeds: Sequence[int], epochs: int) -> list[Outcome]:
+    replicas = [(setting, seed) for setting in settings for seed in seeds]
+    weights = _first_weights([seed for _, seed in replicas])
+    update = _momentum if settings[0].optimizer == "sgd" else _adam
+    states = [(torch.zeros_like(weight), torch.zeros_like(weight)) for weight in weights]
+    x, y = data()
+    for step, (epoch, chosen) in enumerate(_batches(settings[0].batch, epochs), 1):
+        out = _network(weights, x[chosen].expand(len(replicas), -1, -1))
+        targets = y[chosen].expand(len(replicas), -1)
+        loss = cross_entropy(out.flatten(0, 1), targets.flatten(), reduction="sum") / len(chosen)
+        slopes = torch.autograd.grad(loss, weights)
+        rates = _rates([setting for setting, _ in replicas], step, epoch, epochs)
+        with torch.no_grad():
+            for weight, slope, state in zip(weights, slopes, states, strict=True):
+                update(weight, slope, state, rates, step)
+    errors = _errors(weights)
+    return [
+        Outcome(setting, tuple(errors[i * len(seeds) : (i + 1) * len(seeds)])) for i, setting in enumerate(settings)
+    ]
+
+
+def _first_weights(seeds: Sequence[int]) -> list[torch.Tensor]:
+    """Matrices and biases of all layers, one slice for each replica: the same for the same seed."""
+    sizes, weights = [INPUTS, *[WIDTH] * (LAYERS - 1), CLASSES], []
+    for layer, (inputs, outputs) in enumerate(pairwise(sizes)):
+        dice = [torch.Generator().manual_seed(100 * seed + layer) for seed in seeds]
+        drawn = torch.stack([torch.randn(inputs, outputs, generator=one) for one in dice])
+        weights += [drawn * GAIN * math.sqrt(2 / inputs), torch.zeros(len(seeds), 1, outputs)]
+    return [weight.requires_grad_() for weight in weights]
+
+
+def _network(weights: Sequence[torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    for layer in range(0, len(weights), 2):
+        x = torch.baddbmm(weights[layer + 1], x.relu() if layer else x, weights[layer])
+    return x
+
+
+def _batches(size: int, epochs: int) -> Iterator[tuple[int, torch.Tensor]]:
+    """(epoch, indices) of each batch; every epoch shuffles anew, the same for everybody."""
+    for epoch in range(epochs):
+        order = torch.randperm(EXAMPLES, generator=torch.Generator().manual_seed(epoch))
+        for chosen in order.split(size):
+            yield epoch, chosen
+
+
+def _rates(settings: Sequence[Setting], step: int, epoch: int, epochs: int) -> torch.Tensor:
+    """The learning rate of each replica at this step, (replicas, 1, 1)."""
+    decay = 1.0 if epoch < epochs * 0.5 else 0.1 if epoch < epochs * 0.8 else 0.01
+    warm = WARM_EPOCHS * EXAMPLES // settings[0].batch
+    now = [s.rate if s.warm_from is None else warm_up(step, warm, s.rate, s.warm_from) for s in settings]
+    return decay * torch.tensor(now).view(-1, 1, 1)
+
+
+State = tuple[torch.Tensor, torch.Tensor]
+
+
+def _momentum(weight: torch.Tensor, slope: torch.Tensor, state: State, rates: torch.Tensor, step: int) -> None:
+    state[0].mul_(0.9).add_(slope)
+    weight.sub_(rates * state[0])
+
+
+def _adam(weight: torch.Tensor, slope: torch.Tensor, state: State, rates: torch.Tensor, step: int) -> None:
+    m, v = state
+    m.mul_(0.9).add_(slope, alpha=0.1)
+    v.mul_(0.999).addcmul_(slope, slope, value=0.001)
+    weight.sub_(rates * (m / (1 - 0.9**step)) / ((v / (1 - 0.999**step)).sqrt() + 1e-8))
+
+
+@torch.no_grad()
+def _errors(weights: Sequence[torch.Tensor]) -> list[float]:
+    """Percent of the test's labels that each replica misses. Scores that are no numbers favor class 0: a guess."""
+    x, y = data()
+    out = _network(weights, x[EXAMPLES:].expand(len(weights[0]), -1, -1)).nan_to_num()
+    return (100 * (out.argmax(-1) != y[EXAMPLES:]).double().mean(1)).tolist()

@@ -1,0 +1,224 @@
+"""Lesson 07's own code: sums of gradients and four mistakes, noise, schedules, the classifier, figures."""
+
+import math
+
+import pytest
+import torch
+
+from course_utils.lessons.accumulation import (
+    IGNORED,
+    LOOPS,
+    START,
+    LineFit,
+    accumulator_errors,
+    counted_tokens,
+    distances,
+    gradient_of,
+    joined,
+    length,
+    mean_loss,
+    micro_batches,
+    moved,
+    path,
+    uneven,
+)
+from course_utils.lessons.accumulation_figures import beside, contour, theta_paths
+from course_utils.lessons.batch_noise import (
+    Noise,
+    from_two,
+    noise_of,
+    progress,
+    rounded,
+    squared_lengths,
+    steps_and_examples,
+)
+from course_utils.lessons.language_model import language_model
+from course_utils.lessons.large_batches import (
+    GOYAL,
+    RAMP,
+    Outcome,
+    Setting,
+    adam_table,
+    batch_at,
+    data,
+    published,
+    ramp_steps,
+    staircase,
+    table,
+    train,
+    warm_up,
+)
+
+# --------------------------------------------------------------------------------------------------------- accumulation
+
+
+def test_only_the_right_loop_ends_where_large_batches_end() -> None:
+    found = distances(uneven(6), k=4)
+    assert found.pop("accumulated, by tokens") < 1e-5
+    assert all(0.05 < off < 10 for off in found.values()), found
+    assert set(found) == set(LOOPS) - {"accumulated, by tokens"}
+
+
+def test_averaging_over_batches_is_right_for_equal_lengths_and_adam_hides_a_constant_factor() -> None:
+    equal = distances(micro_batches(4), k=4, optimizer="adam")
+    assert equal["averaged over batches"] < 1e-3
+    assert equal["not divided"] < 0.05 < distances(micro_batches(4), k=4)["not divided"]
+
+
+def test_uneven_micro_batches_have_an_eighth_to_all_of_their_tokens() -> None:
+    counts = [counted_tokens(part) for part in uneven(8, size=2, seq_len=16)]
+    assert counts[0] == 2 * 2 and counts[-1] == 2 * 16 and counts == sorted(counts)
+    tokens, targets = joined(uneven(3, size=2, seq_len=16))
+    assert tokens.shape == targets.shape == (6, 16) and (targets == IGNORED).any()
+
+
+def test_an_unknown_optimizer_is_refused() -> None:
+    with pytest.raises(ValueError, match="known: sgd, adam"):
+        moved(LOOPS["not divided"], micro_batches(1), 1, "lion")
+
+
+def test_a_bf16_accumulator_loses_what_an_fp32_one_keeps() -> None:
+    coarse, fine = (accumulator_errors([1, 32], kind) for kind in (torch.bfloat16, torch.float32))
+    assert coarse[1] > 2 * coarse[0] > 1e-3
+    assert max(fine) < 1e-6
+
+
+def test_a_path_by_groups_is_the_large_batchs_and_small_steps_wander() -> None:
+    fit = LineFit()
+    large, grouped = path(fit, 0.5, 100, 4), path(fit, 0.5, 4, 4, group=25)
+    assert torch.allclose(torch.tensor(large), torch.tensor(grouped), atol=1e-12)
+    each, slow = path(fit, 0.5, 4, 4), path(fit, 0.02, 4, 4)
+    assert len(each) == 101 and length(each) > 2 * length(large)
+    assert math.dist(slow[-1], large[-1]) < 0.15 * math.dist(START, large[-1])
+    with pytest.raises(ValueError, match="no whole number"):
+        path(fit, 0.5, 7, 1)
+
+
+def test_the_best_line_has_no_slope_left_and_contours_are_level() -> None:
+    fit = LineFit()
+    assert fit.slope(fit.best()) == pytest.approx((0, 0), abs=1e-12)
+    least, start = fit.loss(fit.best()), fit.loss(START)
+    heights = [fit.loss(point) for point in contour(fit, START, 0.5)]
+    assert heights == pytest.approx([least + 0.5 * (start - least)] * len(heights))
+
+
+# ---------------------------------------------------------------------------------------------------------------- noise
+
+
+def gradients(signal: float, noise: float, count: int = 4096, width: int = 50) -> torch.Tensor:
+    """Rows with a known mean and a known spread: |G|² = signal, tr(Σ) = noise."""
+    dice = torch.Generator().manual_seed(0)
+    spread = torch.randn(count, width, generator=dice, dtype=torch.float64) * math.sqrt(noise / width)
+    return spread + math.sqrt(signal / width)
+
+
+def test_noise_is_found_in_gradients_of_known_noise_by_both_ways() -> None:
+    rows = gradients(2.0, 30.0)
+    found, (short, long) = noise_of(rows), squared_lengths(rows, [1, 64])
+    assert found.noise == pytest.approx(30, rel=0.02) and found.signal == pytest.approx(2, rel=0.05)
+    assert short == pytest.approx(Noise(2, 30).squared_length(1), rel=0.02)
+    assert long == pytest.approx(Noise(2, 30).squared_length(64), rel=0.1)
+    assert from_two(1, 64, short, long).scale == pytest.approx(15, rel=0.1)
+    with pytest.raises(ValueError, match="the larger one"):
+        from_two(8, 8, 1.0, 1.0)
+
+
+def test_two_batch_sizes_solve_the_two_equations_exactly() -> None:
+    truth = Noise(1.5, 60.0)
+    found = from_two(4, 100, truth.squared_length(4), truth.squared_length(100))
+    assert (found.signal, found.noise) == pytest.approx((1.5, 60.0)) and truth.scale == 40
+
+
+def test_steps_and_examples_trade_off_as_a_hyperbola() -> None:
+    for batch in (1, 8, 100):
+        steps, examples = steps_and_examples(batch, 8.0)
+        assert (steps - 1) * (examples - 1) == pytest.approx(1)
+        assert steps * progress(batch, 8.0) == pytest.approx(1)
+    assert [rounded(scale) for scale in (0.3, 1.2, 7.5, 17.6)] == [1, 1, 8, 16]
+
+
+def test_a_sequences_gradient_is_a_part_of_its_batchs() -> None:
+    model, parts = language_model(), micro_batches(2, size=1)
+    each = [gradient_of(mean_loss(model, part), model) for part in parts]
+    assert torch.allclose((each[0] + each[1]) / 2, gradient_of(mean_loss(model, joined(parts)), model), atol=1e-6)
+
+
+# ------------------------------------------------------------------------------------------------- published, schedules
+
+
+def test_the_published_table_has_its_best_rates_where_the_text_says() -> None:
+    small, large = ([row for row in GOYAL if row.batch == batch] for batch in (256, 8192))
+    assert min(small, key=lambda row: row.error).rate == "0.10"
+    assert min(large, key=lambda row: row.error).rate == "0.10·32"
+    assert published(8192, "0.10").error == 41.67
+    with pytest.raises(ValueError, match="no row for batch 256"):
+        published(256, "3.2")
+
+
+def test_a_ramp_counts_steps_and_draws_stairs() -> None:
+    ramp = ((0, 10), (100, 20), (300, 40))
+    assert ramp_steps(ramp, 300) == 20 and ramp_steps(ramp, 340) == 21 and ramp_steps(ramp, 50) == 5
+    assert [batch_at(ramp, seen) for seen in (0, 99, 100, 10_000)] == [10, 10, 20, 40]
+    with pytest.raises(ValueError, match="begins at"):
+        batch_at(((5, 1),), 4)
+    xs, ys = staircase(RAMP, 5 * 10**12, 10**10)
+    assert xs == [10, 69, 69, 790, 790, 4700, 4700, 5000] and ys == [16, 16, 32, 32, 64, 64, 128, 128]
+
+
+def test_warm_up_starts_where_it_is_told_and_ends_at_the_peak() -> None:
+    assert [warm_up(t, 4, 8.0) for t in (0, 1, 4, 9)] == [0, 2, 8, 8]
+    assert [warm_up(t, 4, 9.0, start=1.0) for t in (0, 2, 4)] == [1, 5, 9]
+
+
+# ------------------------------------------------------------------------------------------------------- the classifier
+
+
+def test_replicas_trained_together_are_those_trained_alone() -> None:
+    settings = [
+        Setting("one", 1024, 0.05),
+        Setting("other", 1024, 0.2, 0.05),
+        Setting("third", 2048, 0.01, None, "adam"),
+    ]
+    together = train(settings, seeds=(0, 1), epochs=1)
+    alone = [train([setting], seeds=(1,), epochs=1)[0] for setting in settings]
+    for both, single in zip(together, alone, strict=True):
+        assert both.setting == single.setting
+        assert both.errors[1] == pytest.approx(single.errors[0], abs=0.5)
+
+
+def test_the_large_batch_needs_a_larger_rate() -> None:
+    rows = {setting.name: setting for setting in table()}
+    names = ("512, η", "512, √32·η", "512, 1·32·η")
+    errors = [outcome.mean for outcome in train([rows[name] for name in names], seeds=(0,))]
+    assert errors[0] > errors[1] + 5 > errors[2] + 7
+
+
+def test_learning_diverges_into_a_guess_not_into_an_error() -> None:
+    (outcome,) = train([Setting("far too large", 1024, 1e6)], seeds=(0,), epochs=1)
+    assert 60 < outcome.mean < 100
+    assert {setting.optimizer for setting in adam_table()} == {"sgd", "adam"} - {"sgd"}
+    with pytest.raises(ValueError, match="unknown optimizer lion"):
+        train([Setting("x", 512, 0.1, None, "lion")])
+
+
+def test_labels_are_the_same_for_everybody_and_all_classes_occur() -> None:
+    x, y = data()
+    assert len(x) == len(y) and set(y.tolist()) == set(range(10))
+
+
+# -------------------------------------------------------------------------------------------------------------- figures
+
+
+def test_figures_state_their_conclusion_and_hold_what_they_show() -> None:
+    fit = LineFit()
+    shown = theta_paths(fit, {"all": path(fit, 0.5, 100, 3), "each": path(fit, 0.5, 4, 1)}, "It wanders")
+    assert shown.alt.startswith("It wanders. ") and "each: 25 steps" in shown.alt and 'data-steps="3"' in shown.svg
+    ours = [Outcome(Setting("16, η", 16, 0.1), (20.0, 30.0)), Outcome(Setting("no warm-up", 512, 3.2), (84.0, 80.0))]
+    assert ours[0].mean == 25 and ours[0].spread == pytest.approx(math.sqrt(50))
+    drawn = beside([GOYAL[1], None], ours, "It holds")
+    assert "16, η: 23.60 and 25.0; no warm-up: not published and 82.0" in drawn.alt
+    assert "not in their table" in drawn.svg
+    with pytest.raises(ValueError, match="at least one path"):
+        theta_paths(fit, {}, "x")
+    with pytest.raises(ValueError, match="they go in pairs"):
+        beside([], ours, "x")
