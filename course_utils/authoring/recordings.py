@@ -45,6 +45,7 @@ def lesson_runs() -> list[tuple[TrainingRun, int]]:
         *activation_runs(),
         *((run, 2) for run in lesson_06_runs()),
         *((run, 2) for run in lesson_07_runs()),
+        *((run, 2) for run in replayed_runs()),
     ]
 
 
@@ -92,11 +93,17 @@ def lesson_07_runs() -> list[TrainingRun]:
     return [gpt2, *(gpt2.replace(micro_batch=b, accumulation_steps=100 // b) for b in (1, 4, 20, 100))]
 
 
+def replayed_runs() -> list[TrainingRun]:
+    """Those of lesson 10, recorded with all their allocations: it sends them through the allocator."""
+    step = TrainingRun("gpt2", 8, 512)
+    return [step, step.replace(loss_chunks=2)]
+
+
 def main() -> None:
     """Simulate every run and write the file."""
     measured = {key(run, steps): measure(run, source="simulated", steps=steps) for run, steps in lesson_runs()}
     TARGET.parent.mkdir(exist_ok=True)
-    TARGET.write_bytes(save(measured))
+    TARGET.write_bytes(save(measured, {key(run, 2) for run in replayed_runs()}))
     print(f"{len(measured)} runs in {TARGET.stat().st_size:,} bytes")
 
 

@@ -7,7 +7,7 @@ clear error; nothing is interpolated.
 
 import gzip
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
@@ -200,14 +200,14 @@ def load() -> dict[str, Any]:
     return content["runs"]
 
 
-def save(measurements: dict[str, Measurement]) -> bytes:
-    """The bytes of a recordings file that holds these measurements by key."""
-    content = {"schema": SCHEMA, "runs": {name: to_json(item) for name, item in measurements.items()}}
+def save(measurements: dict[str, Measurement], whole: Container[str] = ()) -> bytes:
+    """The bytes of a recordings file that holds these measurements by key; those in `whole` can be replayed."""
+    content = {"schema": SCHEMA, "runs": {name: to_json(item, name in whole) for name, item in measurements.items()}}
     return gzip.compress(json.dumps(content, separators=(",", ":")).encode(), mtime=0)
 
 
-def to_json(measured: Measurement) -> dict[str, Any]:
-    """A measurement as JSON: everything, but of its allocations only those alive at the peak."""
+def to_json(measured: Measurement, whole: bool = False) -> dict[str, Any]:
+    """A measurement as JSON: everything, but unless it is to be `whole`, only the allocations alive at the peak."""
     origin = measured.provenance
     return {
         "provenance": [origin.source, origin.device, origin.torch, origin.date],
@@ -219,7 +219,7 @@ def to_json(measured: Measurement) -> dict[str, Any]:
         "peak_event": measured.peak_event,
         "allocations": [
             [a.kind, a.bytes, list(a.shape), a.dtype, a.operation, a.module, a.phase, a.step, a.born, a.died, a.line]
-            for a in measured.alive_at(measured.peak_event)
+            for a in (measured.allocations if whole else measured.alive_at(measured.peak_event))
         ],
     }
 

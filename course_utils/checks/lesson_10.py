@@ -1,0 +1,309 @@
+"""Checks of the exercises of lesson 10, "Allocator and fragmentation": each names the misconception, never the answer."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
+from typing import Any
+
+import torch
+
+from course_utils.allocator_replay import Replay, replay
+from course_utils.lessons.buffers import taken_by
+from course_utils.lessons.fragmentation import Process
+from course_utils.units import MiB
+
+from .feedback import call, exercise, expect, fail, of_kind, unit_slip
+from .lesson_10_labs import (
+    BIG,
+    CAPACITIES,
+    COUNTERS,
+    ENOUGH_FREE,
+    LEAKS,
+    NORM_LIMIT,
+    ORDER_CASES,
+    REQUESTS,
+    SEGMENT_MISTAKES,
+    Tensors,
+    gradients,
+    handed_out_right,
+    late_fits,
+    leak_right,
+    leak_steps,
+    norm_right,
+    report,
+    snapshot,
+    sweep,
+    tensors_of,
+)
+
+__all__ = [
+    "COUNTERS",
+    "culprit",
+    "example_snapshot",
+    "fragmented",
+    "handed_out",
+    "leak",
+    "lean_norm",
+    "order",
+    "peaks",
+    "planted_report",
+    "process",
+    "tensors_of",
+]
+
+# ---------------------------------------------------------------------------------------------------- 10.1: handed_out
+
+
+@exercise("10.1", "From request to block, from block to segment: two roundings, and the block decides.")
+def handed_out(answer: Any) -> None:
+    """`answer(size)` is a dictionary: the block's and the segment's bytes for a first request of `size` bytes."""
+    got = [_both(call(answer, size=size, returns=Mapping)) for size in REQUESTS]
+    right = [handed_out_right(size) for size in REQUESTS]
+    for size, mine, true in zip(REQUESTS, got, right, strict=True):
+        slip = unit_slip(mine["segment"], true["segment"])
+        expect(slip is None or mine["segment"] == true["segment"], f"{slip}")
+        expect(mine["block"] >= size, "A block has to hold what was asked for: round up.")
+        expect(mine["block"] % 512 == 0, "Blocks are multiples of 512 bytes.")
+        expect(mine["block"] == true["block"], "Some block is larger than it needs to be: the next multiple of 512.")
+    segments = [mine["segment"] for mine in got]
+    if segments == [true["segment"] for true in right]:
+        return
+    for message, mistaken in SEGMENT_MISTAKES.items():
+        expect(segments != [mistaken(size) for size in REQUESTS], message)
+    fail("Some segment is off. There are three cases: up to 1 MiB, under 10 MiB, and the rest. Which block is which?")
+
+
+def _both(got: Mapping[str, Any]) -> dict[str, int]:
+    missing = [name for name in ("block", "segment") if name not in got]
+    expect(not missing, f"Your dictionary has no {' and no '.join(map(repr, missing))}.")
+    return {name: of_kind(got[name], int, f"{name} is") for name in ("block", "segment")}
+
+
+# ----------------------------------------------------------------------------------------------------- 10.2: lean_norm
+
+
+@exercise("10.2", "The same norm, in fp32, and never more than one gradient's copy at a time.")
+def lean_norm(answer: Any) -> None:
+    """`answer(gradients)` is the norm of all gradients together, computed in fp32 without a buffer for all of them."""
+    for dtype, factor in ((torch.bfloat16, 1.0), (torch.float16, BIG)):
+        tensors = gradients(dtype, factor)
+        before = [tensor.clone() for tensor in tensors]
+        got, taken = taken_by(lambda given: call(answer, given, returns=(Real, torch.Tensor)), tensors)
+        expect(
+            all(map(torch.equal, before, tensors)),
+            "Your function changes the gradients. It is to look at them only: the optimizer needs them.",
+        )
+        _check_norm(float(got), tensors)
+        expect(
+            taken <= NORM_LIMIT,
+            "The norm is right, but at some moment far more than one gradient in fp32 is there: who keeps the copies?",
+        )
+
+
+def _check_norm(got: float, tensors: Sequence[torch.Tensor]) -> None:
+    right = float(norm_right(tensors))
+    expect(
+        math.isfinite(got),
+        "Your norm of large gradients in fp16 is not finite: a sum of squares leaves the range of 16 bits. In which "
+        "format do you add up?",
+    )
+    if math.isclose(got, right, rel_tol=1e-4):
+        return
+    norms = [float(tensor.float().norm()) for tensor in tensors]
+    mistakes = {
+        "You add the norms. The norm of all is not their sum: what adds up is squares.": sum(norms),
+        "That is the square of the norm: a root is missing.": right**2,
+        "That is the largest gradient's norm alone.": max(norms),
+        "One gradient is missing: the first or the last.": min(
+            (math.sqrt(right**2 - norms[index] ** 2) for index in (0, -1)), key=lambda norm: abs(norm - got)
+        ),
+        "That is the mean of the norms. What adds up is squares.": sum(norms) / len(norms),
+    }
+    for message, mistaken in mistakes.items():
+        expect(not math.isclose(got, mistaken, rel_tol=1e-4), message)
+    expect(
+        not math.isclose(got, right, rel_tol=1e-2),
+        "Nearly right, in the first digits only: that is a norm added up in 16 bits. In which format do you add up?",
+    )
+    fail("The norm is off: the root of the sum of all squares of all gradients.")
+
+
+# ------------------------------------------------------------------------------------------------ 10.3, 10.4: counters
+
+
+def process() -> Process:
+    """One process that has trained with one batch size after the other."""
+    return sweep()
+
+
+def planted_report() -> dict[str, int]:
+    """What a colleague reported of it."""
+    return report(sweep(), "max_memory_allocated, never reset")
+
+
+PEAK_HINTS = {
+    "max_memory_allocated, never reset": "Your figures are one: a maximum since the process began. Each batch size "
+    "has a span of its own.",
+    "memory_allocated after the step": "That is what is left when a run has ended: weights and states. Where was it "
+    "fullest?",
+    "memory_reserved after the step": "That is `reserved`, which keeps what the first run took. Which curve knows "
+    "tensors?",
+}
+
+
+@exercise("10.3", "Each batch size by its own peak: the counter for the question.")
+def peaks(answer: Any) -> None:
+    """`answer(process)` maps each label to the most bytes allocated at once during its run."""
+    for given in (sweep(), sweep((4, 8, 32))):
+        got = call(answer, process=given, returns=Mapping)
+        missing = [label for label in given.spans if label not in got]
+        expect(not missing, f"Your report lacks {', '.join(map(repr, missing))}: its keys are those of process.spans.")
+        mine = {label: of_kind(got[label], Real, f"The peak of {label} is") for label in given.spans}
+        right = report(given, "peak allocated")
+        if mine == right:
+            continue
+        slip = unit_slip(*(next(iter(one.values())) for one in (mine, right)))
+        expect(slip is None, f"{slip}")
+        for counter, message in PEAK_HINTS.items():
+            expect(mine != report(given, counter), message)
+        reserved = {label: max(given.replayed.reserved[first:last]) for label, (first, last) in given.spans.items()}
+        expect(mine != reserved, PEAK_HINTS["memory_reserved after the step"])
+        fail("Some peak is off: for each label, cut `allocated` to its span and take the maximum.")
+
+
+@exercise("10.4", "A report that does not move tells which counter it read.")
+def culprit(answer: Any) -> None:
+    """`answer(process, report)` is the name of the counter, one of COUNTERS, that gives this report."""
+    cases = [(given, name) for given in (sweep(), sweep((4, 8, 32))) for name in COUNTERS]
+    got = [call(answer, process=given, report=report(given, name), returns=str) for given, name in cases]
+    unknown = sorted({name for name in got if name not in COUNTERS})
+    expect(not unknown, f"{', '.join(map(repr, unknown))}: not one of COUNTERS.")
+    expect(len(set(got)) > 1, "You accuse the same counter whatever the report says.")
+    for mine, (given, name) in zip(got, cases, strict=True):
+        if report(given, mine) == report(given, name):  # where batches grow, two counters agree
+            continue
+        if {mine, name} == {"max_memory_allocated, never reset", "memory_reserved after the step"}:
+            fail("Two counters never fall within a process, and you take one for the other: compare the bytes.")
+        if mine != "peak allocated" and name == "peak allocated":
+            fail("You accuse an honest report: one in which each batch size has its own peak.")
+        if mine == "peak allocated":
+            fail("You let a wrong report pass as right: is it the peak of each batch size, byte for byte?")
+        fail("Some report is from another counter: what would each one have said? Compute all four, then compare.")
+
+
+# ---------------------------------------------------------------------------------------------------- 10.5: fragmented
+
+
+@exercise("10.5", "Out of memory with over 30 % free: you know how to make it, so you know how it is made.")
+def fragmented(answer: Any) -> None:
+    """`answer(capacity)` is a list of events of which the last, a request, fails with more than 30 % free."""
+    for capacity in CAPACITIES:
+        events = list(call(answer, capacity=capacity, returns=(list, tuple)))
+        expect(events, "Your list is empty.")
+        _check_failure(_replayed(events, capacity), events, capacity)
+
+
+def _replayed(events: list[Any], capacity: int) -> Replay:
+    try:
+        return replay(events, capacity)
+    except (TypeError, ValueError) as error:
+        fail(f"These are no events for a GPU of {capacity // MiB} MiB: {error}")
+
+
+def _check_failure(result: Replay, events: Sequence[Any], capacity: int) -> None:
+    gpu = f"On a GPU of {capacity // MiB} MiB"
+    failure = result.failure
+    if failure is None:
+        fail(f"{gpu} everything fits, the last request included.")
+    expect(
+        len(result) == len(events) - 1, f"{gpu} memory runs out before the last request, at event {len(result) + 1}."
+    )
+    expect(
+        failure.requested <= failure.free,
+        f"{gpu} the last request asks for more than is free in all: that is a full GPU, no fragmented one.",
+    )
+    expect(
+        failure.free_share > ENOUGH_FREE,
+        f"{gpu} it fails, but no more than 30 % is free then. Leave larger holes, or more of them.",
+    )
+
+
+# --------------------------------------------------------------------------------------------------------- 10.6: order
+
+
+@exercise("10.6", "Nothing moved, nothing shrunk: only what lives alike now lies together.")
+def order(answer: Any) -> None:
+    """`answer(tensors)` is the names in the order in which to make them, so that the late request fits."""
+    for tensors, late, capacity in ORDER_CASES:
+        got = list(call(answer, tensors=list(tensors), returns=(list, tuple)))
+        names = [name for name, _, _ in tensors]
+        expect(all(isinstance(name, str) for name in got), "Return names alone, the first item of each tensor.")
+        expect(sorted(got) == sorted(names), "Each tensor has to be made once: some name is missing, twice, or new.")
+        if late_fits(tensors, got, late, capacity):
+            continue
+        for message, mistaken in _orders(tensors).items():
+            expect(got != mistaken, message)
+        fail(
+            "The late request still fails: some segment has short-lived and long-lived tensors in it. How few can it be?"
+        )
+
+
+def _orders(tensors: Tensors) -> dict[str, list[str]]:
+    by_size = sorted(tensors, key=lambda tensor: tensor[1])
+    return {
+        "That is the order of the step, in which it fails.": [name for name, _, _ in tensors],
+        "Turned round it is as mixed as before.": [name for name, _, _ in reversed(tensors)],
+        "You sort by size. What matters is how long a tensor lives.": [name for name, _, _ in by_size],
+        "You sort by size, turned round. What matters is how long a tensor lives.": [
+            name for name, _, _ in sorted(tensors, key=lambda tensor: -tensor[1])
+        ],
+    }
+
+
+# ---------------------------------------------------------------------------------------------------------- 10.7: leak
+
+
+def example_snapshot() -> dict[str, Any]:
+    """A snapshot to look at: one of the hidden ones."""
+    return snapshot(LEAKS[0])
+
+
+@exercise("10.7", "Not the largest, not the oldest: the one that is there from every step.")
+def leak(answer: Any) -> None:
+    """`answer(snapshot)` is the module whose tensors pile up, or None."""
+    contents = [snapshot(module) for module in LEAKS]
+    got = [_module(answer, content) for content in contents]
+    if got == [leak_right(content) for content in contents]:
+        return
+    expect(len(set(got)) > 1, "You give the same answer whatever the snapshot says. The hidden ones differ.")
+    for mine, content in zip(got, contents, strict=True):
+        right, steps = leak_right(content), leak_steps(content)
+        if mine == right:
+            continue
+        if right is None:
+            fail(
+                "You find a leak where there is none. Gradients of the last step live, too, and share a name with "
+                "weights: from how many steps are a leak's blocks?"
+            )
+        if mine is None:
+            fail(
+                "You find nothing where something piles up: count, for each module, the steps its living blocks are of."
+            )
+        expect(mine in steps, f"{mine!r} is no module of a living block: it stands in frames[0]['filename'].")
+        if len(steps[mine]) == 1:
+            fail("What you name was made in one step and kept, as weights and states are. What is made in every step?")
+    fail("What you name is alive, but it does not pile up: from how many steps are its blocks?")
+
+
+def _module(answer: Callable[..., Any], content: dict[str, Any]) -> str | None:
+    """The learner's answer, in which None is one."""
+    expect(callable(answer), "Hand over the function itself, not its result: its name, without parentheses.")
+    found = call(lambda snapshot: _spelled(answer(snapshot)), snapshot=content, returns=str)
+    return None if found == NOTHING else found
+
+
+NOTHING = "no leak"
+
+
+def _spelled(found: Any) -> Any:
+    return NOTHING if found is None else found
