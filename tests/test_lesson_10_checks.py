@@ -70,7 +70,10 @@ def by_cases(size: int) -> dict[str, int]:
     while block < size:
         block += 512 * max(1, (size - block) // 512)
     if block > MiB:
-        return {"block": block, "segment": 20 * MiB if block < 10 * MiB else (block + 2 * MiB - 1) // (2 * MiB) * 2 * MiB}
+        return {
+            "block": block,
+            "segment": 20 * MiB if block < 10 * MiB else (block + 2 * MiB - 1) // (2 * MiB) * 2 * MiB,
+        }
     return {"block": block, "segment": 2 * MiB}
 
 
@@ -183,7 +186,7 @@ def test_peaks_takes_right_answers(capsys: pytest.CaptureFixture[str]) -> None:
         (lambda process: report(process, "max_memory_allocated, never reset"), "a maximum since the process began"),
         (lambda process: report(process, "memory_allocated after the step"), "weights and states"),
         (lambda process: report(process, "memory_reserved after the step"), "keeps what the first run took"),
-        (lambda process: {label: 1 for label in process.spans}, "Some peak is off"),
+        (lambda process: dict.fromkeys(process.spans, 1), "Some peak is off"),
         (lambda process: {"32": 1}, "lacks '16'"),
         (lambda process: {label: size / 1e6 for label, size in by_loop(process).items()}, "MB where bytes were asked"),
         (lambda process: 3, "where a dictionary is asked for"),
@@ -264,7 +267,10 @@ def test_fragmented_takes_right_answers(answer: Any, capsys: pytest.CaptureFixtu
         (lambda capacity: filled(capacity, 4 * MiB, lambda index: index % 2 == 0, 4 * MiB), "everything fits"),
         (lambda capacity: filled(capacity, 4 * MiB, lambda index: index % 10 > 0, 8 * MiB), "no more than 30 %"),
         (lambda capacity: filled(capacity, 4 * MiB, lambda index: index % 2 == 0, capacity), "a full GPU"),
-        (lambda capacity: filled(2 * capacity, 4 * MiB, lambda index: index % 2 == 0, 8 * MiB), "before the last request"),
+        (
+            lambda capacity: filled(2 * capacity, 4 * MiB, lambda index: index % 2 == 0, 8 * MiB),
+            "before the last request",
+        ),
         (lambda capacity: filled(capacity, 4 * MiB, lambda index: index % 10 > 4, 8 * MiB), "everything fits"),
         (lambda capacity: [], "is empty"),
         (lambda capacity: [(-4, "a")], "These are no events"),
@@ -300,7 +306,8 @@ def test_in_the_order_of_the_step_each_case_fails_and_grouped_it_fits() -> None:
     [
         (lambda tensors: [name for name, _, _ in tensors], "the order of the step"),
         (lambda tensors: [name for name, _, _ in reversed(tensors)], "as mixed as before"),
-        (lambda tensors: [name for name, _, _ in sorted(tensors, key=lambda t: -t[1])], "sort"),
+        (lambda tensors: [name for name, _, _ in sorted(tensors, key=lambda t: t[1])], "You sort by size."),
+        (lambda tensors: [name for name, _, _ in sorted(tensors, key=lambda t: -t[1])], "You sort by size, turned"),
         (lambda tensors: grouped(tensors)[:-1], "Each tensor has to be made once"),
         (lambda tensors: tensors, "Return names alone"),
         (lambda tensors: sorted((name for name, _, _ in tensors), key=lambda name: name[1:]), "still fails"),
@@ -343,8 +350,9 @@ def test_leak_takes_right_answers(capsys: pytest.CaptureFixture[str]) -> None:
     ("answer", "hint"),
     [
         (lambda snapshot: "last", "whatever the snapshot says"),
-        (largest, "does not pile up"),
-        (of_two_steps, "does not pile up"),
+        (largest, "You find a leak where there is none"),
+        (of_two_steps, "You find a leak where there is none"),
+        (lambda snapshot: leak_right(snapshot) and of_two_steps(snapshot), "does not pile up"),
         (lambda snapshot: leak_right(snapshot) or "first.weight", "You find a leak where there is none"),
         (lambda snapshot: None if leak_right(snapshot) == "last" else leak_right(snapshot), "You find nothing"),
         (lambda snapshot: leak_right(snapshot) and f"addmm in {leak_right(snapshot)}", "is no module"),

@@ -1,4 +1,4 @@
-"""Checks of the exercises of lesson 10, "Allocator and fragmentation": each names the misconception, never the answer."""
+"""Checks of lesson 10, "Allocator and fragmentation": each names the misconception, never the answer."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -243,9 +243,7 @@ def order(answer: Any) -> None:
             continue
         for message, mistaken in _orders(tensors).items():
             expect(got != mistaken, message)
-        fail(
-            "The late request still fails: some segment has short-lived and long-lived tensors in it. How few can it be?"
-        )
+        fail("The late request still fails: short and long lives share segments. How few such segments can there be?")
 
 
 def _orders(tensors: Tensors) -> dict[str, list[str]]:

@@ -128,7 +128,7 @@ def report(process: Process, counter: str) -> dict[str, int]:
     return {label: COUNTERS[counter](process, label) for label in process.spans}
 
 
-# ------------------------------------------------------------------------------------------------- 10.4, 10.5: in pieces
+# ----------------------------------------------------------------------------------------------- 10.5, 10.6: in pieces
 
 Event = tuple[int, Any]
 CAPACITIES = (80 * MiB, 200 * MiB, 640 * MiB)
@@ -146,6 +146,7 @@ def tensors_of(pattern: str, sizes: Sequence[int]) -> Tensors:
 
 
 ORDER_CASES: tuple[tuple[Tensors, int, int], ...] = (
+    (tensors_of("LsLsL" * 4, (6, 2, 7, 4)), 24 * MiB, 100 * MiB),
     (tensors_of("LsLsL" * 4, (4,)), 8 * MiB, 80 * MiB),
     (tensors_of("sLLsL" * 3, (4,)), 24 * MiB, 80 * MiB),
     (tensors_of("sL" * 8, (9, 2)), 60 * MiB, 120 * MiB),

@@ -1,4 +1,4 @@
-"""An allocator to play with: requests typed as text, a slider over them, and what it did at each. For notebooks only."""
+"""An allocator to play with: requests as text, a slider over them, and what it did at each. For notebooks only."""
 
 from html import escape
 from typing import Any

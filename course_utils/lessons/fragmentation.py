@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from html import escape
 
 from ..allocator import CachingAllocator
-from ..allocator_replay import Playback, Replay, Request, check_replay, replay, requests_of
+from ..allocator_replay import MemorySegment, Playback, Replay, Request, check_replay, replay, requests_of
 from ..measurement import Measurement
 from ..units import GB, GiB, KiB, MiB, format_bytes
 
@@ -118,6 +118,43 @@ def spelled(size: int) -> str:
     return f"{size / unit:,.4g} {name}"
 
 
+# ------------------------------------------------------------------------------------------- holes of a real step
+
+
+def hole_keepers(replayed: Replay, event: int | None = None, count: int = 3) -> list[str]:
+    """The `count` segments with the most free memory beside tensors after `event` (at the end without it), in words.
+
+    Each line says what is free, and which tensors keep it from the driver: kind, bytes, the largest one and its step.
+    """
+    check_replay(replayed)
+    segments = replayed.blocks_at(len(replayed) if event is None else event)
+    used = [segment for segment in segments if segment.allocated]
+    return [_kept(segment) for segment in sorted(used, key=lambda one: one.allocated - one.bytes)[:count]]
+
+
+def _kept(segment: MemorySegment) -> str:
+    tensors = sorted((block for block in segment.blocks if block.is_allocated), key=lambda block: -block.bytes)
+    largest, free = tensors[0], segment.bytes - segment.allocated
+    known = largest.allocation
+    made = f" ({known.module}, there since step {known.step})" if known else ""
+    beside = "1 tensor" if len(tensors) == 1 else f"{len(tensors)} tensors"
+    return (
+        f"{format_bytes(free, 'GB', 2)} of {format_bytes(segment.bytes, 'GB', 2)} free beside {beside}, "
+        f"the largest {format_bytes(largest.bytes, 'GB', 2)} of {largest.kind.replace('_', ' ') or 'tensors'}{made}"
+    )
+
+
+def states_first(measured: Measurement) -> list[tuple[int, int]]:
+    """The events of a run as if its optimizer had made its states before the first step, and else as they were."""
+    requests, states = requests_of(measured), []
+    for number, item in enumerate(measured.allocations):
+        if item.kind == "optimizer_states" and item.died is None:
+            states.append(number)
+    early = set(states)
+    moved = [(request.bytes, request.name) for request in requests if request.name in early]
+    return [*moved, *((request.bytes, request.name) for request in requests if request.name not in early)]
+
+
 # ------------------------------------------------------------------------------------------------------ many runs
 
 
@@ -214,8 +251,9 @@ def beyond_simulation() -> str:
     devices = sorted({item.device for item in recordings() if item.kind in TERMS and item.status == MEASURED})
     if not devices:
         return (
-            "No recording of a real GPU is shipped yet, so this course has no figure for the context or for cuBLAS's "
-            "workspaces, and invents none. On a machine with a GPU, `python3 -m course_utils record` measures them."
+            "No recording of a real GPU is shipped yet, so this course has no figure for the context or for\n"
+            "cuBLAS's workspaces, and invents none. On a machine with a GPU this measures them:\n"
+            "python3 -m course_utils record"
         )
     lines = []
     for device in devices:
@@ -234,7 +272,7 @@ def live_counters(measured: Measurement) -> str:
 
 
 def curves(replayed: Replay, points: int = 400) -> dict[str, tuple[list[float], list[float]]]:
-    """What was reserved and allocated, in GB, for `lines`: the highest of each of about `points` stretches of events."""
+    """What was reserved and allocated, in GB, for `lines`: the highest of each of about `points` stretches."""
     check_replay(replayed)
     step = max(1, -(-len(replayed) // points))
     starts = range(0, len(replayed), step)

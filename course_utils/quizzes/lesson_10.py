@@ -85,8 +85,8 @@ def whole_pages() -> Question:
     """An expandable segment gives back whole pages."""
     page, hole = LARGE_SEGMENT_MB, 38
     return Question(
-        f"In an expandable segment, whose pages are {page} MiB, a hole of {hole} MiB lies between two tensors. How much "
-        "of it can go back to the driver at most?",
+        f"In an expandable segment, whose pages are {page} MiB, a hole of {hole} MiB lies between two tensors. How "
+        "much of it can go back to the driver at most?",
         Choice(_mib(hole // page * page * MiB), "Whole pages only, and no two of them fit into the hole."),
         (
             Choice(_mib(hole * MiB), "That would leave parts of pages, and a page is there or not."),

@@ -106,7 +106,8 @@ flat, flat_bytes = taken_by(flat_norm, gradients)
 lean, lean_bytes = taken_by(norm_of_norms, gradients)
 whole = sum(4 * g.numel() for g in gradients)
 print(f"flat buffer: {format_bytes(flat_bytes)} for gradients of {format_bytes(whole)}")
-print(f"norm of norms: {format_bytes(lean_bytes)}; the same norm to 1 in 10,000: {torch.allclose(flat, lean, rtol=1e-4)}")
+agree = torch.allclose(flat, lean, rtol=1e-4)
+print(f"norm of norms: {format_bytes(lean_bytes)}; both agree to 1 in 10,000: {agree}")
 
 # %% [markdown]
 # `torch.nn.utils.clip_grad_norm_` does the second, which is why its bar above is too short to see. For the all-reduce
@@ -232,12 +233,19 @@ print(beyond_simulation())
 at = replayed.peak_event - 1
 asked, blocks = replayed.requested[at], replayed.allocated[at]
 print(f"estimate: tensors at the peak {format_bytes(asked, 'GB', 3)}, and in blocks {format_bytes(blocks, 'GB', 3)}")
-print(f"gap {format_bytes(blocks - asked, 'MB', 1)}, {(blocks - asked) / asked:.2%} of the tensors: rests not split off")
+print(f"gap {format_bytes(blocks - asked, 'MB', 1)}, {(blocks - asked) / asked:.2%} of the tensors: the rests")
 
 # %% [markdown]
-# **Which counter for which question?** How does the peak depend on the batch: the *maximum* of allocated, reset before
-# each run with `torch.cuda.reset_peak_memory_stats()`. Will another process fit beside mine: the driver's figure. Why am
-# I out of memory: reserved minus allocated. Exercise 3 has a report in which somebody read the wrong one.
+# Which counter for which question?
+#
+# | question | counter |
+# |---|---|
+# | how does the peak depend on the batch? | the *maximum* of allocated, reset before each run |
+# | will another process fit beside mine? | the driver's figure |
+# | why am I out of memory with room left? | reserved minus allocated |
+#
+# The maximum is reset with `torch.cuda.reset_peak_memory_stats()`. Exercise 3 has a report in which somebody read the
+# wrong counter.
 #
 # ## Out of memory with a third free
 # The tensors of this run need less than 5.3 GB. Give it a card with 6 GiB for them, which is 6.44 GB.
@@ -248,18 +256,22 @@ print(f"gap {format_bytes(blocks - asked, 'MB', 1)}, {(blocks - asked) / asked:.
 predict("10.free", unit="%")
 
 # %%
+import textwrap
+
 tight = replay(measured, "6 GiB")
 failed = tight.failure
 print(f"fails in {tight.moment(tight.failed_at)}, after {len(tight):,} events; step 1 went well")
-print(tight.message)
+print(textwrap.fill(tight.message, 110))
 
 # %%
 asked_for = measured.allocations[tight.requests[len(tight)].name]
 reveal("10.free", 100 * failed.free_share, unit="%")
-print(f"asked for {format_bytes(failed.requested, 'GB', 3)}, a {asked_for.dtype} of {asked_for.shape}: the logits' size")
+shape = asked_for.shape
+print(f"asked for       {format_bytes(failed.requested, 'GB', 3)}, {asked_for.dtype} of {shape}: the logits' size")
 at_driver = failed.capacity - failed.reserved
-print(f"free in all: {format_bytes(failed.free, 'GB', 3)}. In the largest hole: {format_bytes(failed.largest_free, 'GB', 3)}")
-print(f"with the driver: {format_bytes(at_driver, 'GB', 3)}, {format_bytes(failed.attempted - at_driver, 'MB', 1)} too few")
+print(f"free in all     {format_bytes(failed.free, 'GB', 3)}")
+print(f"largest hole    {format_bytes(failed.largest_free, 'GB', 3)}")
+print(f"with the driver {format_bytes(at_driver, 'GB', 3)}, {format_bytes(failed.attempted - at_driver)} too few")
 
 # %% [markdown]
 # There it is: over 30 % free, and out of memory, in a plain step of GPT-2. The message is in PyTorch's words. Before it
@@ -272,6 +284,19 @@ from course_utils import memory_map
 memory_map(tight)
 
 # %% [markdown]
+# Which tensors keep the largest holes from being given back?
+
+# %%
+from course_utils.lessons.fragmentation import hole_keepers
+
+for line in hole_keepers(tight, count=2):
+    print(line)
+
+# %% [markdown]
+# Here is the reason why step 1 went well and step 2 does not. Adam makes its states in the *first* `optimizer.step()`.
+# By then the logits are gone and their segments are free, so best fit puts the embedding's state into one of them.
+# The state lives as long as the training, and from now on that segment can hold no logits.
+#
 # **The gap**, from the tensors' sum to what the card must have:
 
 # %%
@@ -294,18 +319,19 @@ from course_utils.lessons.fragmentation import holes
 
 toy = replay(holes(), "80 MiB")
 share = toy.failure.free_share
-segments_figure(toy, title=f"{share:.0%} of the GPU is free, and a request for 8 MiB fails: no hole is larger than 4 MiB")
+segments_figure(toy, title=f"{share:.0%} is free, and a request for 8 MiB fails: no hole is larger than 4 MiB")
 
 # %% [markdown]
 # A request fails when no free block is large enough, and the driver cannot give a new segment even after all *empty*
 # segments went back to it. The sum of free bytes is in neither condition.
 #
-# ## Four cures
+# ## Cures
 # 1. **Order**: allocate what lives long before what lives short.
-# 2. **[Expandable segments](../docs/glossary.md#expandable-segments)**: `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`.
-#    A segment grows page by page, so the whole pool is one range of addresses, and free pages can go back singly.
+# 2. **[Expandable segments](../docs/glossary.md#expandable-segments)**: set the environment variable
+#    `PYTORCH_CUDA_ALLOC_CONF` to `expandable_segments:True`. A segment grows page by page, so the whole pool is one
+#    range of addresses, and free pages can go back one by one.
 # 3. **Sizes**: make the largest request smaller, here by a loss in two chunks.
-# 4. **Other settings**: `max_split_size_mb` keeps large blocks whole, `roundup_power2_divisions` makes sizes more alike.
+# 4. **Other settings**: `max_split_size_mb` keeps large blocks whole, `roundup_power2_divisions` makes sizes alike.
 #
 # **Your guess.** Our run of GPT-2 reserves 6.45 GB. How much with expandable segments?
 
@@ -335,10 +361,20 @@ for name, (source, choices) in trials.items():
     print(f"{name:27s} {verdict}{retries}")
 
 # %% [markdown]
+# The first cure, order, can be tried on the real step, too: let the optimizer make its states before the first forward.
+
+# %%
+from course_utils.lessons.fragmentation import states_first
+
+early = replay(states_first(measured), "6 GiB")
+verdict = "fits 6 GiB" if early.failure is None else f"fails with {early.failure.free_share:.0%} free"
+print(f"states first: {verdict}, after giving back empty segments {early.retries} time(s)")
+
+# %% [markdown]
 # A retry is slow: it waits for the GPU, returns every empty segment, and those have to be asked for again. If your run
 # slows down when memory gets tight, look at `num_alloc_retries` in `torch.cuda.memory_stats()`.
 #
-# And the toy? Try the first two cures on it.
+# And the toy? Try the cures on it.
 
 # %%
 for name, events, expandable in (
@@ -447,7 +483,7 @@ def mended(model, optimizer, batch):
 again = measure(step=mended, model=model, optimizer=adamw, batch=batch, steps=4, source="cpu")
 for name, result in (("before", steps), ("mended", again)):
     ends = [result.moments[f"end of step {number}"].total for number in (2, 4)]
-    print(f"{name}: {format_bytes(ends[1] - ends[0], 'MB', 2)} more after step 4 than after step 2")
+    print(f"{name}: {format_bytes(ends[1] - ends[0])} more after step 4 than after step 2")
 
 # %% [markdown]
 # What is left of the growth is a scalar a step, in a block of 512 bytes each.
@@ -457,7 +493,7 @@ for name, result in (("before", steps), ("mended", again)):
 # |---|---|
 # | a flat fp32 buffer of 6 GB at 1.5 B parameters | 4·N; foreach and DDP's buckets take as much today |
 # | out of memory with over 30 % free | reproduced in a plain step of GPT-2, and explained by the map |
-# | "we can't do much about residual memory" | it is worth gigabytes, and three cures of it are one line of code |
+# | "we can't do much about residual memory" | it is worth gigabytes, and most cures of it are one line of code |
 # | expandable segments cure fragmentation | whole pages only; holes between tensors stay |
 #
 # ## Five questions

@@ -1,0 +1,249 @@
+"""Lesson 10: traces and what is said of them, the pictures, the player, buffers, and what is recorded of its runs."""
+
+import xml.etree.ElementTree as ElementTree
+from typing import Any
+
+import pytest
+import torch
+from engine import GPT, shallow, simulate
+
+from course_utils import TrainingRun
+from course_utils.allocator_replay import can_be_replayed, replay
+from course_utils.lessons import fragmentation
+from course_utils.lessons.allocator_figures import segments_figure
+from course_utils.lessons.allocator_player import allocator_player
+from course_utils.lessons.buffers import buffer_makers, flat_buffer_bytes, gradients_of, taken_by
+from course_utils.lessons.fragmentation import (
+    RULES,
+    beyond_simulation,
+    counters,
+    curves,
+    hole_keepers,
+    holes,
+    in_one_process,
+    live_counters,
+    reasons,
+    states_first,
+    trace_of,
+)
+from course_utils.measuring import recorded
+from course_utils.measuring.recorded import from_json, to_json
+from course_utils.models import PRESETS
+from course_utils.units import BLOCK, MiB
+
+SVG = "{http://www.w3.org/2000/svg}"
+RUN = TrainingRun(shallow(GPT, 2), micro_batch=4, seq_len=256, precision="amp-bf16", attention="flash")
+
+# Traces
+
+
+def test_a_trace_is_spelled_in_mebibytes_and_freed_with_its_size():
+    assert trace_of("a=4 b=0.5K -a") == [(4 * MiB, "a"), (512, "b"), (-4 * MiB, "a")]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("a", "'a' is no event"), ("-a", "frees 'a'"), ("a=1 a=2", "that name is taken"), ("a=0", "at least a byte")],
+)
+def test_what_is_no_trace_is_refused_in_words(text: str, words: str):
+    with pytest.raises(ValueError, match=words):
+        trace_of(text)
+
+
+def test_the_rules_show_each_rule_and_every_event_has_its_reason():
+    told = reasons(replay(trace_of(RULES)))
+    assert len(told) == len(RULES.split())
+    for words in ("the driver gives 20 MiB", "the driver gives 2 MiB", "the driver gives 14 MiB", "best fit",
+                  "which it fills", "stay free behind it", "too small for a block", "joined with free neighbors",
+                  "whole segment is empty"):  # fmt: skip
+        assert any(words in line for line in told), words
+    assert "a free block of 16 MiB is there, of which 12 MiB stay free" in told[1]
+    assert "joined" not in told[5] and "joined" in told[8]
+
+
+def test_a_retry_says_what_went_back():
+    told = reasons(replay(trace_of("a=20 -a b=30"), 40 * MiB))
+    assert "20 MiB of empty segments go back to the driver, then no free block holds it" in told[-1]
+
+
+def test_holes_fail_with_40_percent_free_whatever_the_segments_and_fit_when_ordered():
+    for expandable in (False, True):
+        failure = replay(holes(), 80 * MiB, expandable_segments=expandable).failure
+        assert failure is not None and failure.free_share == pytest.approx(0.4) and failure.largest_free == 4 * MiB
+    assert replay(holes(long_first=True), 80 * MiB).failure is None
+    assert sorted(holes(True)) == sorted((size, name) for size, name in holes())
+
+
+# A real step
+
+
+def test_the_lessons_step_is_out_of_memory_with_over_30_percent_free_and_each_cure_helps():
+    measured = simulate(TrainingRun("gpt2", 8, 512, "amp-bf16"))
+    tight = replay(measured, "6 GiB")
+    assert tight.failure is not None and 0.30 < tight.failure.free_share < 0.32
+    assert tight.peak_allocated < tight.failure.capacity and tight.moment(len(tight)).startswith("step 2")
+    assert replay(measured, "6 GiB", expandable_segments=True).failure is None
+    assert replay(states_first(measured), "6 GiB").failure is None
+    first = hole_keepers(tight)[0]
+    assert first.startswith("0.64 GB of 0.82 GB free") and "(exp_avg of embedding.weight, there since step 1)" in first
+    sizes, moved = sorted(size for size, _ in states_first(measured)), states_first(measured)
+    assert sizes == sorted(request.bytes for request in tight.requests)
+    assert [measured.allocations[name].kind for _, name in moved[:2]] == ["optimizer_states"] * 2
+
+
+def test_counters_are_those_of_the_replay_and_what_only_a_gpu_knows_says_so():
+    replayed = replay(simulate(RUN))
+    table = counters(replayed, {"peak": replayed.peak_event, "end": len(replayed)})
+    assert [row[0] for row in table.rows] == ["allocated", "reserved", "the driver's figure", "the context"]
+    assert table.rows[0][2][0] == f"{replayed.peak_allocated / 1e9:.2f} GB"
+    assert table.rows[1][2][1] == f"{replayed.reserved[-1] / 1e9:.2f} GB"
+    assert set(table.rows[2][2]) == set(table.rows[3][2]) == {"only a GPU can say"}
+    assert "torch.cuda.memory_reserved()" in repr(table) and "<code>torch.cuda" in table._repr_html_()
+    with pytest.raises(ValueError, match="'late' is event"):
+        counters(replayed, {"late": len(replayed) + 1})
+
+
+def test_curves_keep_the_peaks():
+    replayed = replay(simulate(RUN))
+    drawn = curves(replayed, points=50)
+    assert max(drawn["allocated"][1]) == replayed.peak_allocated / 1e9
+    assert max(drawn["reserved"][1]) == replayed.peak_reserved / 1e9
+    assert len(drawn["reserved"][0]) <= 50 and drawn["reserved"][0][-1] == len(replayed)
+
+
+def test_runs_in_one_process_share_an_allocator_that_keeps_its_cache():
+    large, small = (simulate(RUN.replace(micro_batch=batch)) for batch in (4, 1))
+    process = in_one_process({"4": large, "1": small})
+    first, last = process.spans["1"]
+    allocated, reserved = process.replayed.allocated, process.replayed.reserved
+    assert process.replayed.allocated[first - 1] == 0  # the first run has ended
+    assert max(allocated[first:last]) < max(allocated[:first])
+    assert min(reserved[first:last]) == max(reserved[:first])
+    assert process.replayed.requested[-1] == 0 and max(process.replayed.requested) == max(replay(large).requested)
+
+
+def test_without_recordings_of_a_gpu_no_figure_is_invented(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(recorded, "_gpu_recordings", tuple)
+    told = beyond_simulation()
+    assert "No recording of a real GPU" in told and "course_utils record" in told
+    assert not any(character.isdigit() for character in told.replace("python3", ""))
+
+
+def test_with_recordings_their_figures_are_given(monkeypatch: pytest.MonkeyPatch):
+    content = {
+        "kind": "context",
+        "status": "measured",
+        "date": "2026-12-01",
+        "parts": {"context": {"context": 5 * MiB}},
+    }
+    line: Any = type("Line", (), {"content": content, "device": "Card"})
+    monkeypatch.setattr(recorded, "_gpu_recordings", lambda: (recorded.Recording(line),))
+    assert beyond_simulation() == "Card, context: 5.24 MB"
+
+
+def test_live_counters_are_told_where_there_are_some():
+    from dataclasses import replace
+
+    measured = simulate(RUN)
+    assert "No GPU counted anything here" in live_counters(measured)
+    told = live_counters(replace(measured, counters={"allocated": 2 * 10**9, "driver": 3 * 10**9}))
+    assert "max_memory_allocated: 2.000 GB" in told and "the driver: 3.000 GB" in told
+
+
+# Pictures
+
+
+def blocks_in(figure: Any) -> list[str]:
+    rects = ElementTree.fromstring(figure.svg).iter(f"{SVG}rect")
+    return [rect.attrib["data-block"] for rect in rects if "data-block" in rect.attrib]
+
+
+def test_a_picture_has_every_block_and_says_so_in_words():
+    replayed = replay(trace_of("a=4 b=18 -a"))
+    figure = segments_figure(replayed, 2)
+    assert blocks_in(figure) == ["a", "free", "b"]
+    assert figure.alt == (
+        "38 MiB reserved, 22 MiB of it allocated, the largest free block 16 MiB. "
+        "Segment 1, 20 MiB: a 4 MiB, free 16 MiB. Segment 2, 18 MiB: b 18 MiB."
+    )
+    assert blocks_in(segments_figure(replayed)) == ["free", "b"]
+    assert segments_figure(replayed, 0).alt == "Before the first event nothing is reserved."
+
+
+def test_a_picture_of_too_many_segments_is_refused_with_another():
+    with pytest.raises(ValueError, match=r"15 segments: .* memory_map"):
+        segments_figure(replay([(10 * MiB, index) for index in range(15)]))
+
+
+# The player
+
+
+def test_the_player_steps_through_the_rules():
+    player = allocator_player(event=1)
+    assert "Event 1 of 13: a asks for 4 MiB" in player.message
+    player.controls["event"].value = 13
+    assert "the driver gives 14 MiB" in player.message and player.figure is not None
+    assert repr(player) == "An allocator to play with: run this cell to step through its events."
+
+
+def test_the_player_takes_another_trace_and_another_gpu():
+    player = allocator_player()
+    player.controls["trace"].value = "a=30 b=12"
+    assert player.controls["event"].max == 2 and len(player.replayed) == 2
+    player.controls["gpu"].value = "40 MiB"
+    assert player.controls["event"].max == 1 and "The next one fails:" in player.message
+    player.controls["segments"].value = "expandable segments"
+    assert player.replayed.choices == {"expandable_segments": True}
+
+
+@pytest.mark.parametrize(
+    ("trace", "words"), [("a", "is no event"), ("", "no requests"), ("a=100", "the first request already fails")]
+)
+def test_the_player_explains_what_it_cannot_play(trace: str, words: str):
+    player = allocator_player()
+    player.controls["gpu"].value = "24 MiB"
+    player.controls["trace"].value = trace
+    assert "Not possible" in player.message and words in player.message
+
+
+def test_the_player_begins_at_an_event_that_is_there():
+    with pytest.raises(ValueError, match="events 1 to 2"):
+        allocator_player("a=4 b=4", event=3)
+
+
+# Buffers
+
+
+def test_three_parts_of_a_step_make_a_buffer_as_large_as_zeros():
+    N = PRESETS["gpt2-xl"].parameters
+    makers = buffer_makers("gpt2-xl")
+    assert makers["a flat fp32 buffer"] == flat_buffer_bytes(N) == 4 * N
+    large = [name for name, size in makers.items() if size >= 4 * N]
+    assert large == ["a flat fp32 buffer", "AdamW, foreach", "AdamW, foreach, fp32 masters", "DDP's buckets"]
+    assert makers["AdamW, foreach, fp32 masters"] == 2 * makers["AdamW, foreach"]
+    assert makers["AdamW, fused"] == makers["DDP, gradients as bucket views"] == 0 < makers["clip_grad_norm_"] < MiB
+
+
+def test_what_an_operation_takes_is_counted_without_what_it_is_given():
+    tensors = gradients_of([1000, 5000])
+    assert taken_by(lambda given: given[0], tensors)[1] == 0
+    copied, taken = taken_by(lambda given: torch.cat([*given]), tensors)
+    assert copied.numel() == 6000 and taken == -(-24000 // BLOCK) * BLOCK
+    assert all(map(torch.equal, tensors, gradients_of([1000, 5000])))
+
+
+# Recordings
+
+
+def test_a_run_that_is_recorded_whole_can_be_replayed():
+    measured = simulate(RUN)
+    again = from_json(to_json(measured, whole=True), "")
+    assert can_be_replayed(again) and not can_be_replayed(from_json(to_json(measured), ""))
+    assert list(replay(again).reserved) == list(replay(measured).reserved)
+    assert again.peak == measured.peak and again.largest(5) == measured.largest(5)
+
+
+def test_sizes_are_spelled_in_the_allocators_units():
+    assert [fragmentation.spelled(size) for size in (512, 1536, 4 * MiB, 3 * 2**29)] == [
+        "512 B", "1.5 KiB", "4 MiB", "1.5 GiB",
+    ]  # fmt: skip
