@@ -13,6 +13,7 @@ from ..checks import lesson_06_labs
 from ..checks.lesson_01_labs import hidden_runs
 from ..fitting import twin
 from ..gpus import gpu
+from ..lessons.zero_units import six_blocks
 from ..measuring import measure
 from ..measuring.recorded import FILE, key, save
 from ..run import TrainingRun
@@ -46,6 +47,7 @@ def lesson_runs() -> list[tuple[TrainingRun, int]]:
         *((run, 2) for run in lesson_06_runs()),
         *((run, 2) for run in lesson_07_runs()),
         *((run, 2) for run in replayed_runs()),
+        *((run, 2) for run in lesson_09_runs()),
     ]
 
 
@@ -97,6 +99,14 @@ def replayed_runs() -> list[TrainingRun]:
     """Those of lesson 10, recorded with all their allocations: it sends them through the allocator."""
     step = TrainingRun("gpt2", 8, 512)
     return [step, step.replace(loss_chunks=2)]
+
+
+def lesson_09_runs() -> list[TrainingRun]:
+    """FSDP2 as rank 0 of many: six blocks in three ways, Llama-3 8B on 64 ranks and GPT-2 XL on 8."""
+    llama = TrainingRun("llama3-8b", 1, 4096, "bf16-master", recompute="full", world_size=64, zero_stage=3)
+    xl = TrainingRun("gpt2-xl", 1, 1024, "bf16-master", recompute="full", world_size=8, zero_stage=3)
+    six = six_blocks(ranks=64)
+    return [llama, xl, six, six.replace(zero_stage=2), six.replace(precision="fp32", attention="efficient")]
 
 
 def main() -> None:

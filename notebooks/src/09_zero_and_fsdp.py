@@ -1,0 +1,469 @@
+# ---
+# jupyter:
+#   course:
+#     minutes: 75
+#     budget_seconds: 90
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 09 · ZeRO and FSDP
+#
+# **75 minutes.** You should know data parallelism ([lesson 08](08_data_parallelism.ipynb)) and the 16 bytes a
+# parameter of mixed-precision Adam ([lesson 03](03_mixed_precision.ipynb)). No GPU is needed: four processes of your
+# computer stand for four GPUs, and where a measurement is simulated, it says so.
+#
+# In data parallelism every rank keeps the same weights, the same gradients and the same optimizer states. 64 GPUs, 64
+# copies. [ZeRO](../docs/glossary.md#zero) keeps nothing twice: each rank owns a [shard](../docs/glossary.md#shard), and
+# what it needs of the others it gets when it needs it. How much does that save, what does it send, and what does the
+# formula leave out?
+
+# %% [markdown]
+# ## One stack, cut three ways
+# Letters, as in the paper: Ψ parameters, D ranks, K bytes a parameter of [optimizer
+# states](../docs/glossary.md#optimizer-states). With mixed-precision Adam a rank keeps 2 bytes a parameter of weights,
+# 2 of gradients and K = 12.
+#
+# The paper's example is a model of 7.5 billion parameters on 64 ranks. **Your guess.** How many GB of states does one
+# rank keep when all three are cut?
+
+# %%
+from course_utils.teaching import predict, reveal
+
+N, D = 7_500_000_000, 64
+print(f"nothing cut: (2 + 2 + 12)·Ψ = {16 * N / 1e9:.0f} GB on every rank")
+predict("09.stage3", unit="GB")
+
+# %% [markdown]
+# | stage | what is cut | bytes on one rank |
+# |---|---|---|
+# | none | nothing | (2 + 2 + K)·Ψ |
+# | 1 | optimizer states | 4Ψ + KΨ/D |
+# | 2 | and gradients | 2Ψ + (2 + K)Ψ/D |
+# | 3 | and parameters | (4 + K)Ψ/D |
+
+# %%
+from course_utils.lessons.zero import cut_three_ways
+from course_utils.plots import stack
+
+rows = cut_three_ways(N, D)
+cited = "formulas of Rajbhandari et al. 2020, section 5"
+stack(rows, f"Cut by {D}, 120 GB of states become {sum(rows['stage 3: + parameters'].values()) / 1e9:.1f} GB",
+      capacity=32_000_000_000, capacity_label="a GPU of 32 GB", provenance=cited)  # fmt: skip
+
+# %%
+from course_utils.estimating.sharding import zero_bytes
+
+for stage, words in enumerate(("4Ψ + 12Ψ", "4Ψ + 12Ψ/D", "2Ψ + 14Ψ/D", "16Ψ/D")):
+    print(f"stage {stage}: {words:11s} = {zero_bytes(N, D, stage) / 1e9:.4g} GB")
+reveal("09.stage3", zero_bytes(N, D, 3))
+
+# %% [markdown]
+# These are the numbers of figure 1 in [Rajbhandari et al. 2020](https://arxiv.org/abs/1910.02054), to rounding: 120,
+# 31.4, 16.6, 1.9 GB. Look at stages 1 and 2 once more: they have a floor that no number of ranks breaks, 4Ψ and 2Ψ.
+
+# %%
+from course_utils import gpu
+from course_utils.plots import lines
+
+ranks = [2**k for k in range(11)]
+lines(
+    {f"stage {stage}": (ranks, [zero_bytes(N, d, stage) / 1e9 for d in ranks]) for stage in range(4)},
+    "Stages 1 and 2 run into a floor; stage 3 falls with every rank",
+    "D, ranks", "GB of states on each rank", log_x=True, log_y=True,
+    level=("one A100 of 40 GB", gpu("A100-40GB").memory / 1e9), provenance=cited,
+)  # fmt: skip
+
+# %% [markdown]
+# ## What does it send?
+# Sharded things have to travel. **Your guess.** Plain data parallelism sends 2Ψ numbers per rank and step (lesson 08).
+# How many times as much does stage 3 send?
+
+# %%
+predict("09.price", unit="times")
+
+# %% [markdown]
+# The key is that an all-reduce has two halves. *Reduce-scatter*: each rank ends with one slice of the sum.
+# *All-gather*: everybody collects all slices. Each half sends Ψ (more exactly (D−1)/D·Ψ; we leave that factor out, as
+# the paper does).
+
+# %%
+from course_utils.lessons.zero import all_gather, reduce_scatter
+
+gradients = [[1.0, 2.0, 3.0, 4.0], [3.0, 6.0, 9.0, 0.0]]  # of four parameters, on two ranks
+slices = reduce_scatter(gradients)
+print("after the reduce-scatter:", *(f"rank {rank} has {part}" for rank, part in enumerate(slices)), sep="\n  ")
+print("after the all-gather:    ", *(f"rank {rank} has {whole}" for rank, whole in enumerate(all_gather(slices))),
+      sep="\n  ")  # fmt: skip
+
+# %% [markdown]
+# Between the two halves each rank has exactly the gradients of its slice. That is all its optimizer needs! So step
+# there, and gather new *weights* in place of gradients. Stages 1 and 2 send what data parallelism sends: 2Ψ. Stage 3
+# has no weights left between steps: it gathers them for forward, again for backward, and reduce-scatters gradients.
+# Three times Ψ (section 7 of the paper).
+
+# %%
+from course_utils.estimating.sharding import zero_communication_elements
+from course_utils.plots import bars
+
+psi = {f"stage {stage}": zero_communication_elements(N, stage) / N for stage in range(4)}
+bars(psi, "Stage 3 sends half as much again; the other stages cost nothing more", unit="Ψ", highlight="stage 3",
+     provenance="formulas of Rajbhandari et al. 2020, section 7")  # fmt: skip
+
+# %%
+reveal("09.price", psi["stage 3"] / psi["stage 0"], unit="times")
+
+# %% [markdown]
+# ## Four real ranks
+# Formulas are promises. Now four processes of your computer train a small GPT together, each tracked. Stage 1 is
+# PyTorch's `ZeroRedundancyOptimizer`; stages 2 and 3 are [FSDP](../docs/glossary.md#fsdp)2, `fully_shard`, with
+# `reshard_after_forward` False and True. They run in fp32: 4 + 4 + 8 bytes a parameter. The sizes are odd on purpose,
+# so that 4 ranks divide almost nothing.
+#
+# **Your guess.** Between backward and the optimizer's step, how many MB does rank 0 keep at stage 2?
+
+# %%
+from course_utils import format_bytes
+from course_utils.lessons.zero import formula, padded_elements, sent_elements, state_terms
+from course_utils.lessons.zero_ranks import by_stage, on_real_ranks, small_run
+
+runs = by_stage(small_run(ranks=4))
+print(
+    f"Ψ = {runs['stage 0'].model.parameters:,}, h = {runs['stage 0'].model.hidden}, V = {runs['stage 0'].model.vocab}"
+)
+for name, run in runs.items():
+    print(f"{name}: {format_bytes(sum(formula(run).values()), 'MB', 2)} by ZeRO's formula")
+predict("09.real", unit="MB")
+
+# %% [markdown]
+# The next cell starts the four processes once, for all four stages. It takes 15 seconds or more.
+
+# %%
+found = on_real_ranks(runs)
+rank_0 = {name: ranks[0].states for name, ranks in found.ranks.items()}
+stack(rank_0, "Real ranks: less at each stage, but stage 2 keeps as little as stage 3", unit="MB",
+      provenance=f"rank 0 between backward and step · {found.provenance}")  # fmt: skip
+
+# %%
+reveal("09.real", sum(rank_0["stage 2"].values()), unit="MB")
+for name, run in runs.items():
+    measured = sum(rank_0[name].values())
+    terms = state_terms(run, rank=0, counters=found.real)
+    print(f"{name}: measured {measured:,} bytes")
+    for term, size in terms.items():
+        print(f"    {term:26s} {size:+14,}")
+    print(f"    {'left unexplained':26s} {measured - sum(terms.values()):+14,}")
+
+# %% [markdown]
+# **The gap**, and its names:
+#
+# - *Buckets.* `DistributedDataParallel` copies gradients into buckets to send them, so they are there twice (lesson 08;
+# `gradient_as_bucket_view=True` avoids it). - *Parameters sharded, too.* FSDP2's stage 2 is no ZeRO-2. Between steps it
+# keeps shards of the parameters, as stage 3   does. It gathers them for forward and keeps them whole until backward is
+# over; ZeRO-2 keeps them whole all the time. - *Uneven shares.* `ZeroRedundancyOptimizer` hands out whole tensors, and
+# those do not come out even. - *Padding.* FSDP2 cuts each parameter by rows, and pads until D divides them. - *Blocks
+# of 512 bytes*: the allocator's rounding. *Step counters*: on a CPU Adam's live in the same memory.
+
+# %%
+for name in ("stage 1", "stage 3"):
+    states = [ranks.states["optimizer_states"] for ranks in found.ranks[name]]
+    print(f"{name}, optimizer states of the four ranks: {', '.join(f'{size:,}' for size in states)} bytes")
+shards, padding = padded_elements(runs["stage 3"])
+print(f"stage 3: {shards:,} elements in all shards together, {padding:,} of them padding ({padding / shards:.2%})")
+
+# %% [markdown]
+# Stage 1's ranks differ as whole tensors do. At stage 3 the last rank has the short end: fewer real rows, so less of
+# Adam's moments. Padding is small here. It grows with D: cut a norm's h numbers into 64 and h = 250 becomes 256; a
+# vector of 3 numbers on 64 ranks is nearly all padding.
+#
+# What did they send, and did they learn the same?
+
+# %%
+for name, run in runs.items():
+    sent, N = found.ranks[name][0].sent, run.model.parameters
+    said = ", ".join(f"{what} {elements / N:.3f}Ψ" for what, elements in sent.items())
+    total, promised = sum(sent.values()), zero_communication_elements(N, run.zero_stage)
+    print(f"{name}: {said}; together {total / N:.3f}Ψ, ZeRO's formula {promised / N:.0f}Ψ")
+assert all(found.ranks[name][0].sent == sent_elements(run) for name, run in runs.items())
+print(found.lost_alike())
+
+# %% [markdown]
+# **The gap.** Stage 1 as PyTorch has it sends 3Ψ, not 2Ψ: DDP all-reduces whole gradients, 2Ψ, then each rank
+# broadcasts what it has stepped, Ψ more. Stage 2 sends 2Ψ and its padding. Stage 3 sends less than 3Ψ: what is outside
+# the blocks (embeddings, head, last norm) is one unit that stays gathered from forward to backward. In a deep model
+# that is a small part. And the mathematics is that of plain data parallelism: only places differ.
+
+# %% [markdown]
+# ## Why is the peak so much higher?
+# Between steps the formula holds. Within a step weights have to be whole somewhere, for a moment. **Your guess.**
+# Llama-3 8B on 64 ranks at stage 3, one sequence of 4,096 tokens on each, full recomputation, so that activations are
+# small. ZeRO's formula is printed below. How many GB does rank 0 take at its peak?
+
+# %%
+from course_utils import TrainingRun, estimate, measure
+
+llama = TrainingRun("llama3-8b", 1, 4096, "bf16-master", recompute="full", world_size=64, zero_stage=3)
+print(f"16Ψ/D = {format_bytes(sum(formula(llama).values()), 'GB', 2)}")
+predict("09.peak", unit="GB")
+
+# %% [markdown]
+# Rank 0 of 64 is simulated: PyTorch's genuine `fully_shard`, with 63 ranks that are not there. This takes some 15
+# seconds.
+
+# %%
+measured = measure(llama)
+rows = {"ZeRO's formula": formula(llama), "peak, measured": measured.breakdown}
+stack(rows, f"The peak is {measured.peak / sum(formula(llama).values()):.1f} times the formula: gathered weights",
+      provenance=str(measured.provenance))  # fmt: skip
+
+# %%
+from course_utils.lessons.zero import gathered_terms
+
+reveal("09.peak", measured.peak)
+print(f"estimate − measured: {estimate(llama).total - measured.peak:+,} bytes")
+for name, size in gathered_terms(llama).items():
+    print(f"    {name:34s} {format_bytes(size, 'GB', 2):>8s}")
+gap = sum(gathered_terms(llama).values()) - measured.breakdown["communication"]
+print(f"    their sum − measured communication: {gap:+,} bytes")
+
+# %% [markdown]
+# **The gap** has names again, and none of them shrinks with D. FSDP2 gathers *units*: here each block, and all that is
+# outside of them. The largest unit is the outermost: Llama's embedding and head, gathered in bf16 from forward to the
+# end of backward, and then their whole gradient. Beside it stand the block at work, the next one on its way, and the
+# last block's gradients, flattened in fp32 to be reduced. So of a model's peak at stage 3, this part is a constant:
+
+# %%
+sizes = {"states, 16Ψ/D": [], "peak, estimated": []}
+ranks = [8, 16, 32, 64, 128, 256, 512]
+for d in ranks:
+    run = llama.replace(world_size=d)
+    sizes["states, 16Ψ/D"].append(sum(formula(run).values()) / 1e9)
+    sizes["peak, estimated"].append(estimate(run).total / 1e9)
+lines({name: (ranks, values) for name, values in sizes.items()},
+      "Beyond some tens of ranks the peak of Llama-3 8B hardly falls", "D, ranks", "GB on rank 0", log_x=True,
+      provenance="FSDP2, stage 3, estimated from formulas")  # fmt: skip
+
+# %% [markdown]
+# ## Four knobs and their bytes
+# What you wrap, when you let go, how far ahead you gather, and in which format. **Your guess.** A GPT of 6 blocks on 64
+# ranks: with a unit for each block, the peak is what you see below. What is it if the whole model is *one* unit?
+
+# %%
+from course_utils.lessons.zero_units import Units, in_units, six_blocks
+
+six = six_blocks(ranks=64)
+blocks = measure(six)
+print(f"16Ψ/D = {format_bytes(sum(formula(six).values()), 'MB', 0)}; peak {format_bytes(blocks.peak, 'MB', 0)}")
+predict("09.unit", unit="MB")
+
+# %%
+peaks = {
+    "a unit a block": blocks,
+    "no reshard (stage 2)": measure(six.replace(zero_stage=2)),
+    "all in fp32": measure(six.replace(precision="fp32", attention="efficient")),
+}
+peaks |= in_units(six, {"2 blocks ahead": Units(ahead=2), "one unit": Units(whole=True)})
+stack(peaks, "What is gathered at once decides: one unit for everything undoes stage 3", unit="MB",
+      provenance=str(blocks.provenance))  # fmt: skip
+
+# %%
+one_block = gathered_terms(six)["a block, gathered"]
+for name, peak in peaks.items():
+    change = peak.breakdown["communication"] - blocks.breakdown["communication"]
+    print(f"{name:22s} communication {format_bytes(peak.breakdown['communication'], 'MB', 1):>9s}, "
+          f"{change / one_block:+5.2f} blocks")  # fmt: skip
+if "one unit" in peaks:
+    reveal("09.unit", peaks["one unit"].peak, unit="MB")
+
+# %% [markdown]
+# | knob | what it buys | what it costs |
+# |---|---|---|
+# | `fully_shard` on each block | only one block is whole at a time | an all-gather for each block |
+# | `reshard_after_forward=False` | no second gather: 2Ψ in place of 3Ψ | all blocks whole at the end of forward |
+# | `MixedPrecisionPolicy` in bf16 | gathers and weights of half the size | (shards stay fp32) |
+# | one more block of prefetch | its gather hides behind arithmetic | its flat buffer |
+#
+# "a unit a block" gathers in bf16 and, in backward, the next block ahead: torch's own choice.
+
+# %% [markdown]
+# ## GPT-2 XL and Llama-3 8B, 8 ranks and 64
+# Now both models at all stages. The estimates of FSDP2 have agreed with the simulation to the byte so far; the last
+# line checks one more.
+
+# %%
+models = {"GPT-2 XL": TrainingRun("gpt2-xl", 1, 1024, "bf16-master", recompute="full"),
+          "Llama-3 8B": llama.replace(world_size=1, zero_stage=0)}  # fmt: skip
+print("rank 0, in GB:    ", *(f"    stage {stage}: formula  peak" for stage in range(4)), sep="")
+for name, run in models.items():
+    for d in (8, 64):
+        row = [run.replace(world_size=d, zero_stage=stage) for stage in range(4)]
+        cells = [f"{sum(formula(one).values()) / 1e9:17.2f} {estimate(one).total / 1e9:9.2f}" for one in row]
+        print(f"{name + ', ' + str(d):17s}", *cells)
+
+# %%
+xl = models["GPT-2 XL"].replace(world_size=8, zero_stage=3)
+small = measure(xl)
+print(f"GPT-2 XL, 8 ranks, stage 3: estimate − measured {estimate(xl).total - small.peak:+,} bytes")
+print(
+    f"its peak is in {small.peak_phase}, where {format_bytes(small.breakdown['temporaries'], 'GB', 2)} are temporaries"
+)
+
+# %% [markdown]
+# With 8 ranks the step of the optimizer is fullest: its foreach temporaries are 4 bytes for each parameter of the
+# *shard*, 20Ψ/D in all. With 64 it is a gather. Which of the two wins depends on D.
+
+# %% [markdown]
+# ## Try it
+# Ranks and stage under your fingers. Find out: on how many A100s of 40 GB does Llama-3 8B fit at stage 1? At stage 2?
+# And from where on does it not help to add ranks at stage 3?
+
+# %%
+from course_utils.lessons.zero_widget import shard_sliders
+
+shard_sliders("llama3-8b", ranks=8, stage=2, gpu="A100-40GB", seq_len=4096)
+
+# %% [markdown]
+# ## When is the price hidden?
+# Sending and computing can overlap. A token costs about 6 FLOPs a parameter ([Kaplan et al.
+# 2020](https://arxiv.org/abs/2001.08361), section 2.1), and a step sends a fixed number of bytes a parameter. So the
+# parameters cancel, and what remains is a number of tokens: with more of them on each rank, arithmetic takes longer
+# than sending.
+#
+# **Your guess.** An A100 computes at most 312·10¹² FLOPs a second and sends 300 GB/s over NVLink. Stage 3 sends 3Ψ
+# numbers of 2 bytes. How many tokens does each rank need?
+
+# %%
+predict("09.tokens", unit="tokens")
+
+# %%
+from course_utils.lessons.zero import A100_FLOPS, A100_NVLINK, PCIE_4_X16, offload, tokens_to_hide
+
+ways = {
+    "stage 3 over NVLink": tokens_to_hide(3 * 2, A100_FLOPS, A100_NVLINK),
+    "stages 0 to 2 over 100 Gbit/s": tokens_to_hide(2 * 2, A100_FLOPS, 100e9 / 8),
+    "stage 3 over 100 Gbit/s": tokens_to_hide(3 * 2, A100_FLOPS, 100e9 / 8),
+    "offloading over PCIe 4.0": tokens_to_hide(4, A100_FLOPS, PCIE_4_X16),
+}
+bars(ways, "The slower the link, the more tokens each rank needs to hide it", unit="tokens",
+     provenance="closed form at the data sheets' rates; real arithmetic and real links both stay below")  # fmt: skip
+
+# %%
+reveal("09.tokens", ways["stage 3 over NVLink"], unit="tokens")
+print(f"PCIe 4.0 with 16 lanes: 16 · 16 GT/s · 128/130 / 8 = {PCIE_4_X16 / 1e9:.1f} GB/s each way")
+
+# %% [markdown]
+# **The gap** to a real cluster: nobody reaches the rates of data sheets, latency comes on top when shards are small,
+# and accumulation changes the sums. FSDP2 gathers for each micro-batch anew, so stage 3 pays 2Ψ for each one.
+
+# %% [markdown]
+# ## Offloading: the host as a rank
+# [ZeRO-Offload](https://arxiv.org/abs/2101.06840) (Ren et al. 2021) leaves 16-bit weights on the GPU. Gradients go to
+# the host as they come, the host keeps the optimizer's states and steps, and new weights come back.
+#
+# **Your guess.** For 7.5 billion parameters on one GPU: how many seconds does a step spend on a PCIe 4.0 link, if
+# nothing overlaps?
+
+# %%
+predict("09.offload", unit="s")
+
+# %%
+for d in (1, 8):
+    moved = offload(7_500_000_000, ranks=d)
+    print(f"{d} rank{'s' * (d > 1)}: {format_bytes(moved.gpu, 'GB', 1)} stay on each GPU, "
+          f"{format_bytes(moved.host, 'GB', 1)} in the host for it, "
+          f"{format_bytes(moved.link, 'GB', 2)} over its link, {moved.seconds():.2f} s")  # fmt: skip
+reveal("09.offload", offload(7_500_000_000).seconds(), unit="s")
+
+# %% [markdown]
+# Eight times less on the GPU: 2 bytes a parameter instead of 16, for 4 bytes a parameter over the link and the
+# optimizer's arithmetic on the host's processor. With several ranks each moves its own share alone, so the price falls
+# with D. What real machines make of it depends on the host: it is not measured here.
+
+# %% [markdown]
+# ## What ZeRO does not cut: activations
+# ZeRO shards states. Every rank keeps all activations of its own micro-batch. To cut those, split the *matrices*:
+# [tensor parallelism](../docs/glossary.md#tensor-parallelism). Each of t ranks computes a part of the heads and of the
+# MLP. But norms, their dropout and the inputs of both halves stay whole on every rank. *Sequence parallelism* cuts
+# those along the sequence.
+#
+# **Your guess.** GPT-3, one sequence, eager attention: all blocks keep what you see below. With tensor parallelism of
+# 8, by what factor does that fall?
+
+# %%
+from course_utils.estimating.megatron import activation_bytes
+
+gpt3 = TrainingRun("gpt3-175b", 1, 2048, "bf16-master", attention="eager")
+print(f"one GPU: {format_bytes(activation_bytes(gpt3), 'GB', 0)}")
+predict("09.tensor", unit="times")
+
+# %%
+eight = gpt3.replace(tensor_parallel=8)
+sequence = eight.replace(sequence_parallel=True)
+kept = {
+    "t = 1": activation_bytes(gpt3),
+    "t = 8": activation_bytes(eight),
+    "t = 8, sequence parallel": activation_bytes(sequence),
+    "and selective recomputation": activation_bytes(sequence.replace(recompute="selective-attention")),
+}
+factor = kept["t = 1"] / kept["t = 8"]
+bars(kept, f"Tensor parallelism of 8 cuts activations by {factor:.1f}; sequence parallelism makes it 8",
+     provenance="Korthikanti et al. 2022, table 2: GPT-3, s = 2,048, b = 1")  # fmt: skip
+
+# %% [markdown]
+# | per block, in units of s·b·h bytes | |
+# |---|---|
+# | one GPU | 34 + 5·a·s/h |
+# | tensor parallel | 10 + 24/t + 5·a·s/(h·t) |
+# | and sequence parallel | (34 + 5·a·s/h) / t |
+# | and selective recomputation | 34/t |
+
+# %%
+from course_utils.estimating.megatron import communication_elements
+
+reveal("09.tensor", factor, unit="times")
+s, b, h, a, t = 2048, 1, gpt3.model.hidden, gpt3.model.heads, 8
+by_hand = (10 + 24 / t + 5 * a * s / (h * t)) * s * b * h * gpt3.model.layers
+print(f"by hand: {by_hand / 1e9:.1f} GB, difference {by_hand - kept['t = 8']:+.0f} bytes")
+print(f"all-reduced for it, forward and backward: 4·s·b·h a block, {communication_elements(eight):,} numbers")
+for degree in (2, 4, 8, 16):
+    each = activation_bytes(gpt3.replace(tensor_parallel=degree))
+    print(f"t = {degree:2d}: {kept['t = 1'] / each:.1f} times less, {degree} with sequence parallelism")
+
+# %% [markdown]
+# **The gap** to t is the 10 that stays whole. And the price is of another kind: ZeRO sends weights, the same however
+# many tokens there are; tensor parallelism sends activations, more with every token, and waits for each. So it stays
+# within a machine, where links are fast, and ZeRO goes between machines.
+
+# %% [markdown]
+# ## What the sources leave out
+# | claim | what you computed here |
+# |---|---|
+# | 1.9 GB for 7.5 B parameters on 64 ranks | states between steps; within a step a unit is whole |
+# | stage 1 sends 2Ψ | by reduce-scatter; `ZeroRedundancyOptimizer` behind DDP sends 3Ψ |
+# | stage 2 keeps 2Ψ of parameters | FSDP2 keeps them within the step alone |
+# | stage 3 sends 3Ψ | a bit less: what is outside the blocks is gathered once |
+# | 16Ψ/D | and padding, and blocks of 512 bytes |
+#
+# ## Five questions
+# The next cell asks what you have understood. Each choice answers at once, and tells you why it is right or which
+# mistake leads to it.
+
+# %%
+from course_utils.quizzes import quiz
+
+quiz(9)
+
+# %% [markdown]
+# ## Take home
+# **Remember** ZeRO divides states by D; what is whole for a moment, the largest unit and its neighbors, it does not.
+#
+# **Breaks when** the peak is elsewhere: in activations, in one huge unit, or in a link too slow for few tokens.
+#
+# **Cheat-sheet line** stage 1: 4Ψ + 12Ψ/D · stage 2: 2Ψ + 14Ψ/D · stage 3: 16Ψ/D bytes, for 2Ψ, 2Ψ, 3Ψ numbers sent
+# (PyTorch's stage 1: 3Ψ) · peak at stage 3: + outer unit + 2 blocks in 16-bit + 1 block in fp32 · offload: 2Ψ stay, 4Ψ
+# bytes over the link · activations: (10 + 24/t + 5as/ht)·sbh tensor parallel, (34 + 5as/h)·sbh/t with sequence.
+#
+# Now solve the [exercises of this lesson](../exercises/09_zero_and_fsdp.ipynb).
