@@ -8,7 +8,6 @@ import torch
 
 from course_utils.estimating import estimate
 from course_utils.estimating.sharding import fsdp_groups
-from course_utils.fitting import SAFETY
 from course_utils.gpus import gpu
 from course_utils.lessons.zero import formula, gathered_terms
 from course_utils.run import TrainingRun
@@ -164,10 +163,10 @@ def peak(run: TrainingRun, ranks: int, stage: int, micro_batch: int) -> int:
     return estimate(run.replace(micro_batch=micro_batch, world_size=ranks, zero_stage=stage)).total
 
 
-def _fitting(run: TrainingRun, ranks: int, card: str, least: int, margin: float = 1.0) -> list[tuple[int, int]]:
+def _fitting(run: TrainingRun, ranks: int, card: str, least: int) -> list[tuple[int, int]]:
     sizes = [b for b in MICRO_BATCHES if b >= least]
     room = gpu(card).memory
-    return [(stage, b) for stage in range(4) for b in sizes if margin * peak(run, ranks, stage, b) <= room]
+    return [(stage, b) for stage in range(4) for b in sizes if peak(run, ranks, stage, b) <= room]
 
 
 def choose_right(run: TrainingRun, ranks: int, card: str, least: int) -> Choice:
@@ -204,9 +203,6 @@ CHOOSE_MISTAKES: dict[str, Callable[[TrainingRun, int, str, int], Choice]] = {
     ),
     "You forget `least`: a micro-batch of fewer sequences does not count.": (
         lambda run, ranks, card, least: choose_right(run, ranks, card, 1)
-    ),
-    "You leave a margin of your own. Here a run fits if its estimate does.": (
-        lambda *case: min(_fitting(*case, margin=SAFETY), key=lambda both: (both[0], -both[1]), default=None)
     ),
 }
 """What a learner can choose instead, and what to say to it."""

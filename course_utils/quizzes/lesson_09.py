@@ -92,8 +92,8 @@ def what_stays_whole() -> Question:
     """10 + 24/t."""
     t = 4
     return Question(
-        f"A GPT's block keeps 34·s·b·h bytes of activations beside the attention scores. With tensor parallelism of {t} "
-        "and without sequence parallelism, how many of these s·b·h bytes does each rank keep?",
+        f"A GPT's block keeps 34·s·b·h bytes of activations beside the attention scores. With tensor parallelism of "
+        f"{t} and without sequence parallelism, how many of these s·b·h bytes does each rank keep?",
         Choice(
             f"{10 + 24 / t:g}",
             "Norms, their dropout and the inputs of both halves stay whole on every rank, 10; the rest is split.",

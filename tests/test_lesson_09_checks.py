@@ -1,0 +1,371 @@
+"""The checks of lesson 09: right answers of every style pass, each planted wrong answer gets the hint it deserves."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from course_utils import estimate, gpu
+from course_utils.checks import CheckFailed, NotSolved, lesson_09
+from course_utils.checks.lesson_09_labs import (
+    CHOOSE_CASES,
+    CHOOSE_MISTAKES,
+    MICRO_BATCHES,
+    STEP_CASES,
+    STEP_MISTAKES,
+    activations_right,
+    bytes_right,
+    choose_right,
+    padding_right,
+    step_right,
+)
+
+Check = Callable[..., None]
+
+ALL = (
+    lesson_09.rank_bytes,
+    lesson_09.padding,
+    lesson_09.zero_1_step,
+    lesson_09.above,
+    lesson_09.choose,
+    lesson_09.rank_activations,
+)
+
+
+def stub(*_: Any, **__: Any) -> Any:
+    raise NotSolved("Your turn.")
+
+
+def said(check: Check, answer: Any) -> str:
+    """The message with which `check` refuses `answer`."""
+    with pytest.raises(CheckFailed) as failure:
+        check(answer)
+    return str(failure.value)
+
+
+def passes(check: Check, answer: Any, capsys: pytest.CaptureFixture[str], number: str) -> None:
+    check(answer)
+    assert capsys.readouterr().out.startswith(f"✓ {number} ")
+
+
+@pytest.mark.parametrize("check", ALL, ids=lambda check: check.__name__)
+def test_stub_is_an_invitation(check: Check) -> None:
+    with pytest.raises(NotSolved, match="Your turn"):
+        check(stub)
+
+
+@pytest.mark.parametrize("check", ALL, ids=lambda check: check.__name__)
+def test_answers_that_are_no_functions_get_a_hint(check: Check) -> None:
+    assert "without parentheses" in said(check, 3)
+
+
+# ---------------------------------------------------------------------------------------------------- 09.1: rank_bytes
+
+
+def by_table(N: int, D: int, stage: int, weight: int, gradient: int, optimizer: int) -> float:
+    return {
+        0: (weight + gradient + optimizer) * N,
+        1: (weight + gradient) * N + optimizer * N / D,
+        2: weight * N + (gradient + optimizer) * N / D,
+        3: (weight + gradient + optimizer) * N / D,
+    }[stage]
+
+
+def in_whole_bytes(N: int, D: int, stage: int, weight: int, gradient: int, optimizer: int) -> int:
+    kinds = [optimizer, gradient, weight]
+    return sum(kinds[stage:]) * N + sum(kinds[:stage]) * N // D
+
+
+@pytest.mark.parametrize("answer", [by_table, in_whole_bytes])
+def test_rank_bytes_takes_right_answers(answer: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    passes(lesson_09.rank_bytes, answer, capsys, "09.1")
+
+
+def giving(change: Callable[..., float]) -> Any:
+    return lambda N, D, stage, weight, gradient, optimizer: change(N, D, stage, weight, gradient, optimizer)
+
+
+@pytest.mark.parametrize(
+    ("answer", "hint"),
+    [
+        (lambda N, D, stage, w, g, K: (w + g + K) * N, "one rank without sharding"),
+        (lambda N, D, stage, w, g, K: (w + g + K) * N / D, "You divide everything"),
+        (lambda N, D, stage, w, g, K: by_table(N, D, stage, 2, 2, 12), "You took 2, 2 and 12"),
+        (lambda N, D, stage, w, g, K: D * by_table(N, D, stage, w, g, K), "all ranks together"),
+        (lambda N, D, stage, w, g, K: by_table(N, D, min(stage, 2), w, g, K), "At stage 3"),
+        (lambda N, D, stage, w, g, K: by_table(N, D, min(stage + 1, 3), w, g, K), "one kind more"),
+        (lambda N, D, stage, w, g, K: by_table(N, D, stage, K, g, w), "The order is off"),
+        (lambda N, D, stage, w, g, K: by_table(N, D, stage, g, w, K), "swapped"),
+        (lambda N, D, stage, w, g, K: by_table(N, D, stage, w, g, K) / 1000, "KB where bytes were asked"),
+        (lambda N, D, stage, w, g, K: by_table(N, D, stage, w, g, K) + (stage == 2), "Stage 2 is off"),
+    ],
+)
+def test_rank_bytes_names_the_misconception(answer: Any, hint: str) -> None:
+    assert hint in said(lesson_09.rank_bytes, giving(answer))
+
+
+def test_right_bytes_are_zeros_own() -> None:
+    assert [bytes_right(7_500_000_000, 64, stage, 2, 2, 12) for stage in range(4)] == [
+        by_table(7_500_000_000, 64, stage, 2, 2, 12) for stage in range(4)
+    ]
+
+
+# ------------------------------------------------------------------------------------------------------- 09.2: padding
+
+
+def by_chunks(shapes: Any, D: int) -> dict[str, int]:
+    """As torch does it: the first of its chunks."""
+    shard = sum(torch.empty(shape).chunk(D)[0].numel() for shape in shapes)
+    return {"padding": shard * D - sum(torch.empty(shape).numel() for shape in shapes), "shard": shard}
+
+
+def test_padding_takes_right_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    passes(lesson_09.padding, by_chunks, capsys, "09.2")
+    passes(lesson_09.padding, lambda shapes, D: padding_right(shapes, D), capsys, "09.2")
+
+
+def total(shapes: Any) -> int:
+    return sum(math.prod(shape) for shape in shapes)
+
+
+def with_shard(shard: Callable[..., float]) -> Any:
+    return lambda shapes, D: {"shard": shard(shapes, D), "padding": padding_right(shapes, D)["padding"]}
+
+
+def with_padding(padding: Callable[..., float]) -> Any:
+    return lambda shapes, D: {"shard": padding_right(shapes, D)["shard"], "padding": padding(shapes, D)}
+
+
+@pytest.mark.parametrize(
+    ("answer", "hint"),
+    [
+        (with_shard(lambda shapes, D: total(shapes) // D), "belong to nobody"),
+        (with_shard(lambda shapes, D: total(shapes) / D), "a fraction"),
+        (with_shard(lambda shapes, D: sum(-(-math.prod(s) // D) for s in shapes)), "numbers one by one"),
+        (with_shard(lambda shapes, D: -(-total(shapes) // D)), "one flat piece"),
+        (with_shard(lambda shapes, D: sum(-(-s[0] // D) for s in shapes)), "Those are rows"),
+        (with_shard(lambda shapes, D: D * padding_right(shapes, D)["shard"]), "One rank's was asked for"),
+        (with_shard(lambda shapes, D: 1), "shard is off"),
+        (with_padding(lambda shapes, D: D * padding_right(shapes, D)["shard"]), "real numbers included"),
+        (with_padding(lambda shapes, D: padding_right(shapes, D)["padding"] / D), "a D-th of it"),
+        (with_padding(lambda shapes, D: sum(-s[0] % D for s in shapes)), "rows of padding"),
+        (with_padding(lambda shapes, D: sum(math.prod(s) % D for s in shapes)), "the remainder"),
+        (with_padding(lambda shapes, D: 0), "padding is off"),
+        (lambda shapes, D: {"shard": 1}, "has no 'padding'"),
+        (lambda shapes, D: 3, "where a dictionary is asked for"),
+    ],
+)
+def test_padding_names_the_misconception(answer: Any, hint: str) -> None:
+    assert hint in said(lesson_09.padding, answer)
+
+
+# --------------------------------------------------------------------------------------------------- 09.3: zero_1_step
+
+
+def whole_then_cut(weights: Any, gradients: Any, momenta: Any, lr: float, beta: float) -> torch.Tensor:
+    size = len(momenta[0])
+    new = weights.clone()
+    for rank in range(len(momenta)):
+        mine = slice(rank * size, (rank + 1) * size)
+        mean = torch.stack([gradient[mine] for gradient in gradients]).mean(0)
+        momenta[rank].copy_(beta * momenta[rank] + mean)
+        new[mine] -= lr * momenta[rank]
+    return new
+
+
+def by_torch(weights: Any, gradients: Any, momenta: Any, lr: float, beta: float) -> torch.Tensor:
+    """torch's own SGD on the whole, its momentum handed back in slices."""
+    weight = torch.nn.Parameter(weights.clone())
+    optimizer = torch.optim.SGD([weight], lr=lr, momentum=beta)
+    optimizer.state[weight]["momentum_buffer"] = torch.cat(momenta)
+    weight.grad = torch.stack(gradients).mean(0)
+    optimizer.step()
+    for momentum, new in zip(momenta, optimizer.state[weight]["momentum_buffer"].chunk(len(momenta)), strict=True):
+        momentum.copy_(new)
+    return weight
+
+
+@pytest.mark.parametrize("answer", [whole_then_cut, by_torch])
+def test_zero_1_step_takes_right_answers(answer: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    passes(lesson_09.zero_1_step, answer, capsys, "09.3")
+
+
+@pytest.mark.parametrize("hint", STEP_MISTAKES)
+def test_zero_1_step_names_the_misconception(hint: str) -> None:
+    mistaken = STEP_MISTAKES[hint]
+    assert said(lesson_09.zero_1_step, lambda weights, gradients, momenta, lr, beta: mistaken(
+        weights, gradients, momenta, lr, beta
+    )) == hint  # fmt: skip
+
+
+def one_slice(weights: Any, gradients: Any, momenta: Any, lr: float, beta: float) -> torch.Tensor:
+    return step_right(weights, gradients, momenta, lr, beta).chunk(len(momenta))[0]
+
+
+def whole_momentum(weights: Any, gradients: Any, momenta: Any, lr: float, beta: float) -> torch.Tensor:
+    momenta[:] = [torch.stack(gradients).mean(0) for _ in momenta]
+    return weights - lr * momenta[0]
+
+
+def stepped_before_momentum(weights: Any, gradients: Any, momenta: Any, lr: float, beta: float) -> torch.Tensor:
+    new = step_right(weights, gradients, momenta, lr, beta)
+    for momentum in momenta:
+        momentum.mul_(beta)
+    return new
+
+
+def unmoved(weights: Any, gradients: Any, momenta: Any, lr: float, beta: float) -> torch.Tensor:
+    return weights * 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "hint"),
+    [
+        (one_slice, "another shape than the old"),
+        (whole_momentum, "A momentum has changed its size"),
+        (stepped_before_momentum, "The first step is right"),
+        (unmoved, "already in the first step"),
+        (lambda weights, gradients, momenta, lr, beta: 1.0, "is asked for"),
+    ],
+)
+def test_zero_1_step_notices_other_mistakes(answer: Any, hint: str) -> None:
+    assert hint in said(lesson_09.zero_1_step, answer)
+
+
+def test_one_rank_alone_is_among_the_cases() -> None:
+    assert any(ranks == 1 for _, ranks in STEP_CASES)
+
+
+# --------------------------------------------------------------------------------------------------------- 09.4: above
+
+
+def above(**changes: Callable[[int, int], float]) -> Any:
+    right: dict[str, Callable[[int, int], float]] = {
+        "outer": lambda outer, block: 2 * outer,
+        "block": lambda outer, block: 2 * block,
+        "next": lambda outer, block: 2 * block,
+        "reduce": lambda outer, block: 4 * block,
+    }
+    return lambda outer, block: {name: size(outer, block) for name, size in (right | changes).items()}
+
+
+def test_above_takes_right_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    passes(lesson_09.above, above(), capsys, "09.4")
+
+
+@pytest.mark.parametrize(
+    ("answer", "hint"),
+    [
+        (above(reduce=lambda outer, block: 2 * block), "summed in another format"),
+        (above(outer=lambda outer, block: 4 * outer), "`outer` is twice too much"),
+        (above(block=lambda outer, block: block), "`block` is in elements"),
+        (above(reduce=lambda outer, block: block), "`reduce` is in elements"),
+        (above(next=lambda outer, block: 0), "`next` is nothing"),
+        (above(outer=lambda outer, block: 2 * block), "`outer` is off"),
+        (above(block=lambda outer, block: 3 * block), "`block` is off"),
+        (lambda outer, block: {"outer": 1}, "has no 'block'"),
+    ],
+)
+def test_above_names_the_misconception(answer: Any, hint: str) -> None:
+    assert hint in said(lesson_09.above, answer)
+
+
+def test_above_notices_shards_and_all_blocks() -> None:
+    from course_utils.checks.lesson_09_labs import ABOVE_CASES
+
+    runs = {lesson_09.units(run): run for run in ABOVE_CASES}
+    shard = above(outer=lambda outer, block: 2 * outer / runs[outer, block].world_size)
+    assert "`outer` is a shard of it" in said(lesson_09.above, shard)
+    everything = above(block=lambda outer, block: 2 * block * runs[outer, block].model.layers)
+    assert "`block` is all blocks at once" in said(lesson_09.above, everything)
+
+
+# -------------------------------------------------------------------------------------------------------- 09.5: choose
+
+
+def downward(run: Any, ranks: int, card: str, least: int) -> Any:
+    for stage in (0, 1, 2, 3):
+        for b in reversed(MICRO_BATCHES):
+            candidate = run.replace(micro_batch=b, world_size=ranks, zero_stage=stage)
+            if b >= least and estimate(candidate).total <= gpu(card).memory:
+                return [stage, b]
+    return None
+
+
+def test_choose_takes_right_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    passes(lesson_09.choose, downward, capsys, "09.5")
+
+
+@pytest.mark.parametrize("hint", CHOOSE_MISTAKES)
+def test_choose_names_the_misconception(hint: str) -> None:
+    mistaken = CHOOSE_MISTAKES[hint]
+    assert said(lesson_09.choose, lambda run, ranks, card, least: mistaken(run, ranks, card, least)) == hint
+
+
+def test_every_stage_and_nothing_are_among_the_right_choices() -> None:
+    right = [choose_right(*case) for case in CHOOSE_CASES]
+    assert None in right and {found[0] for found in right if found} == {0, 1, 2, 3}
+
+
+def changed(change: Callable[[Any], Any]) -> Any:
+    return lambda run, ranks, card, least: change(choose_right(run, ranks, card, least))
+
+
+@pytest.mark.parametrize(
+    ("answer", "hint"),
+    [
+        (changed(lambda found: None), "you find nothing, but something fits"),
+        (changed(lambda found: found or (3, 1)), "you choose something, but nothing fits"),
+        (changed(lambda found: found and (3, found[1])), "too high: less sharding fits"),
+        (changed(lambda found: found and (0, found[1])), "too low: it does not fit"),
+        (changed(lambda found: found and (4, found[1])), "There are stages"),
+        (changed(lambda found: found and (found[0], 3)), "none of MICRO_BATCHES"),
+        (changed(lambda found: found and (found[0],)), "two whole numbers"),
+        (changed(lambda found: found and (found[0], max(found[1] // 4, 1))), "some micro-batch is not the largest"),
+        (lambda run, ranks, card, least: 3, "is asked for"),
+    ],
+)
+def test_choose_notices_other_mistakes(answer: Any, hint: str) -> None:
+    assert hint in said(lesson_09.choose, answer)
+
+
+# ---------------------------------------------------------------------------------------------- 09.6: rank_activations
+
+
+def term_by_term(s: int, b: int, h: int, a: int, t: int, sequence: bool) -> float:
+    split = 24 * s * b * h / t + 5 * a * s * s * b / t
+    return split + (10 * s * b * h / t if sequence else 10 * s * b * h)
+
+
+def test_rank_activations_takes_right_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    passes(lesson_09.rank_activations, term_by_term, capsys, "09.6")
+
+
+@pytest.mark.parametrize(
+    ("answer", "hint"),
+    [
+        (lambda s, b, h, a, t, q: term_by_term(s, b, h, a, t, True), "You divide all by t"),
+        (lambda s, b, h, a, t, q: term_by_term(s, b, h, a, t, False), "even with sequence parallelism"),
+        (lambda s, b, h, a, t, q: term_by_term(s, b, h, a, 1, q), "t is missing"),
+        (lambda s, b, h, a, t, q: term_by_term(s, b, h, 0, t, q), "scores are missing"),
+        (
+            lambda s, b, h, a, t, q: term_by_term(s, b, h, 0, t, q) + 5 * a * s * s * b,
+            "Attention scores are split, too",
+        ),
+        (lambda s, b, h, a, t, q: 2 * term_by_term(s, b, h, a, t, q), "no further 2"),
+        (lambda s, b, h, a, t, q: term_by_term(s, b, h, a, t, not q), "turned round"),
+        (lambda s, b, h, a, t, q: term_by_term(s, 1, h, a, t, q), "That is one sequence"),
+        (lambda s, b, h, a, t, q: term_by_term(s, b, h, a, t, q) / 1e9, "GB where bytes were asked"),
+        (lambda s, b, h, a, t, q: term_by_term(s, b, h, a, t, q) * (1.1 if q else 1), "With sequence parallelism"),
+        (lambda s, b, h, a, t, q: term_by_term(s, b, h, a, t, q) * (1 if q else 1.1), "Without sequence parallelism"),
+    ],
+)
+def test_rank_activations_names_the_misconception(answer: Any, hint: str) -> None:
+    named = lambda s, b, h, a, t, sequence: answer(s, b, h, a, t, sequence)  # noqa: E731
+    assert hint in said(lesson_09.rank_activations, named)
+
+
+def test_right_activations_are_the_papers() -> None:
+    assert activations_right(2048, 1, 12288, 96, 8, False) == term_by_term(2048, 1, 12288, 96, 8, False)

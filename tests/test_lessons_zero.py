@@ -1,0 +1,174 @@
+"""Lesson 09's closed forms, real ranks, units and sliders: each number that the lesson shows is really so."""
+
+import sys
+
+import pytest
+from engine import tiny
+
+from course_utils import TrainingRun, estimate, measure
+from course_utils.lessons.zero import (
+    A100_FLOPS,
+    A100_NVLINK,
+    all_gather,
+    cut_three_ways,
+    formula,
+    gathered_terms,
+    offload,
+    own_rows,
+    padded_elements,
+    reduce_scatter,
+    sent_elements,
+    state_terms,
+    tokens_to_hide,
+)
+from course_utils.lessons.zero_ranks import Found, Rank, by_stage, on_real_ranks, small_run
+from course_utils.lessons.zero_units import Units, in_units, six_blocks
+from course_utils.lessons.zero_widget import shard_sliders
+from course_utils.units import GB
+
+# ------------------------------------------------------------------------------------------------------ closed forms
+
+
+def test_zeros_table_to_rounding() -> None:
+    sizes = [sum(row.values()) / GB for row in cut_three_ways(7_500_000_000, 64).values()]
+    assert [f"{size:.{digits}f}" for size, digits in zip(sizes, (0, 1, 1, 1), strict=True)] == [
+        "120",
+        "31.4",
+        "16.6",
+        "1.9",
+    ]
+
+
+def test_the_formula_uses_the_runs_own_bytes() -> None:
+    run = TrainingRun("gpt2", 1, 64, "fp32", attention="eager", world_size=4, zero_stage=1)
+    N = run.model.parameters
+    assert formula(run) == {"parameters": 4 * N, "gradients": 4 * N, "optimizer_states": 8 * N // 4}
+    assert sum(formula(run.replace(precision="bf16-master", zero_stage=2)).values()) == 2 * N + 2 * N // 4 + 12 * N // 4
+    with pytest.raises(ValueError, match="not for lion"):
+        formula(run.replace(optimizer="lion"))
+
+
+def test_all_pieces_of_a_parameter_are_the_parameter() -> None:
+    for rows in (1, 3, 10, 250):
+        pieces = [own_rows((rows, 7), 4, rank) for rank in range(4)]
+        assert sum(piece[0] for piece in pieces) == rows and all(piece[1] == 7 for piece in pieces)
+
+
+def test_padding_is_what_the_shards_hold_beyond_the_model() -> None:
+    run = small_run(4)
+    shards, padding = padded_elements(run)
+    assert shards - padding == run.model.parameters and 0 < padding < shards / 100
+    assert padded_elements(TrainingRun(tiny("gpt2", hidden=64, vocab=512), 1, 64, world_size=4)) == (
+        tiny("gpt2", hidden=64, vocab=512).parameters, 0
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("precision", ["bf16-master", "fp32"])
+def test_gathered_terms_are_the_measured_communication(precision: str) -> None:
+    """In the middle of backward, where the run of six blocks peaks."""
+    attention = "flash" if precision == "bf16-master" else "efficient"
+    run = six_blocks(64).replace(precision=precision, attention=attention)
+    assert (
+        sum(gathered_terms(run).values()) == measure(run).breakdown["communication"] == estimate(run)["communication"]
+    )
+
+
+def test_two_halves_make_an_all_reduce() -> None:
+    gradients = [[1.0, 2.0, 3.0, 4.0], [3.0, 6.0, 9.0, 0.0]]
+    assert reduce_scatter(gradients) == [[2.0, 4.0], [6.0, 2.0]]
+    assert all_gather(reduce_scatter(gradients)) == [[2.0, 4.0, 6.0, 2.0]] * 2
+    with pytest.raises(ValueError, match="pad them first"):
+        reduce_scatter([[1.0, 2.0, 3.0]] * 2)
+
+
+def test_hiding_takes_as_long_as_it_computes() -> None:
+    tokens, N = tokens_to_hide(6, A100_FLOPS, A100_NVLINK), 7e9
+    assert 6 * N * tokens / A100_FLOPS == pytest.approx(6 * N / A100_NVLINK)
+
+
+def test_offloading_leaves_an_eighth_and_moves_two_bytes_each_way() -> None:
+    one, eight = offload(8000), offload(8000, ranks=8)
+    assert (one.gpu, one.host, one.link) == (16_000, 112_000, 32_000) and one.gpu * 8 == 16 * 8000
+    assert (eight.gpu, eight.host, eight.link) == (16_000, 14_000, 4_000)
+    assert one.seconds(1000.0) == 32.0
+
+
+# --------------------------------------------------------------------------------------------------------- real ranks
+
+
+@pytest.fixture(scope="module")
+def found() -> Found:
+    """Two real ranks, which take some seconds to start."""
+    return on_real_ranks(by_stage(small_run(2).replace(model=tiny("gpt2", hidden=50, heads=5, vocab=301))))
+
+
+@pytest.mark.parametrize("stage", range(4))
+@pytest.mark.parametrize("rank", range(2))
+def test_every_byte_of_a_real_rank_has_a_name(found: Found, stage: int, rank: int) -> None:
+    run = small_run(2).replace(model=tiny("gpt2", hidden=50, heads=5, vocab=301), zero_stage=stage)
+    assert found.real and "2 processes" in found.provenance
+    assert sum(state_terms(run, rank).values()) == sum(found.ranks[f"stage {stage}"][rank].states.values())
+
+
+def test_what_real_ranks_send_and_learn(found: Found) -> None:
+    run = small_run(2).replace(model=tiny("gpt2", hidden=50, heads=5, vocab=301))
+    for name, one in by_stage(run).items():
+        assert found.ranks[name][0].sent == sent_elements(one)
+    assert found.lost_alike().endswith("True")
+    plain, first = (sum(sent_elements(run.replace(zero_stage=stage)).values()) for stage in (0, 1))
+    assert (plain, first) == (2 * run.model.parameters, 3 * run.model.parameters)
+
+
+def test_ranks_that_learn_otherwise_are_noticed() -> None:
+    ranks = {name: [Rank({}, {}, losses)] for name, losses in {"one": (1.0, 0.5), "two": (1.0, 0.6)}.items()}
+    assert Found(ranks, "", real=True).lost_alike().endswith("False")
+
+
+def test_runs_of_several_world_sizes_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"these runs want \[2, 4\] ranks"):
+        on_real_ranks({"two": small_run(2), "four": small_run(4)})
+
+
+def test_where_no_ranks_run_the_closed_forms_answer_and_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "win32")
+    runs = by_stage(small_run(4))
+    answer = on_real_ranks(runs)
+    assert not answer.real and answer.provenance.startswith("NOT MEASURED")
+    for name, run in runs.items():
+        kept = sum(answer.ranks[name][0].states.values())
+        assert kept == sum(state_terms(run, rank=0, counters=False).values())
+        assert answer.ranks[name][0].sent == sent_elements(run)
+    assert "nothing was trained" in answer.lost_alike()
+
+
+# -------------------------------------------------------------------------------------------------- units and sliders
+
+
+def test_more_gathered_at_once_costs_what_it_weighs() -> None:
+    run = six_blocks(64)
+    found = in_units(run, {"ahead": Units(ahead=2), "whole": Units(whole=True)})
+    usual, block = measure(run).breakdown["communication"], gathered_terms(run)["a block, gathered"]
+    assert found["ahead"].breakdown["communication"] - usual == block
+    elements, _ = padded_elements(run)
+    assert found["whole"].breakdown["communication"] == pytest.approx(
+        4 * elements, rel=0.01
+    )  # gradients, flat, in fp32
+
+
+def test_where_nothing_can_be_simulated_it_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("course_utils.lessons.zero_units.availability", lambda: (False, "no CUDA hooks"))
+    assert in_units(six_blocks(64), {"2 blocks ahead": Units(ahead=2)}) == {}
+    assert "left out" in capsys.readouterr().out
+
+
+def test_sliders_follow_ranks_and_stage() -> None:
+    sliders = shard_sliders("llama3-8b", ranks=8, stage=2, gpu="A100-40GB", seq_len=4096)
+    assert repr(sliders) == "Sliders over ranks and stage: run this cell to use them."
+    assert "Fits an A100-40GB" in sliders.message
+    sliders.controls["zero_stage"].value = 1
+    assert "Does not fit" in sliders.message and sliders.run.zero_stage == 1
+    sliders.controls["precision"].value = "fp32"
+    assert sliders.run.attention == "efficient" and sliders.figure is not None
+    assert "44.2 GB by ZeRO" in sliders.figure.alt
