@@ -277,7 +277,7 @@ def _explain_choice(got: list[Any], right: list[Any]) -> None:
         where = f"On {ranks} cards {card}"
         expect(found is None or wanted is not None, f"{where} you choose something, but nothing fits there.")
         expect(found is not None or wanted is None, f"{where} you find nothing, but something fits.")
-        if found is not None and found[0] != wanted[0]:
+        if found is not None and wanted is not None and found[0] != wanted[0]:
             high = found[0] > wanted[0]
             fail(f"{where} the stage is too {'high: less sharding fits' if high else 'low: it does not fit'}.")
     fail("Every stage is right, and some micro-batch is not the largest that fits there.")

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from ..distributed import report, run_ranks
+from ..distributed import report, run_ranks, why_no_ranks
 from ..estimating.sharding import ddp_communication, optimizer_bytes_of, rank_0_states, zero_1_shares
 from ..measurement import Measurement, Provenance
 from ..measuring.data_parallel import ReplicatedTraining, ReplicaTracker, whole_batch
@@ -92,11 +92,10 @@ def on_real_ranks(runs: Mapping[str, TrainingRun]) -> Found:
     if len(sizes) != 1:
         raise ValueError(f"these runs want {sorted(sizes)} ranks: start runs of one world_size together")
     ranks = sizes.pop()
-    if sys.platform == "win32":
-        why = "NOT MEASURED: torchrun's processes do not run reliably on Windows. These are the closed forms"
-        return Found(
-            {name: [_by_formula(run, rank) for rank in range(ranks)] for name, run in runs.items()}, why, False
-        )
+    why = why_no_ranks()
+    if why:
+        answers = {name: [_by_formula(run, rank) for rank in range(ranks)] for name, run in runs.items()}
+        return Found(answers, f"NOT MEASURED, the closed forms instead: {why}", False)
     content = base64.b64encode(pickle.dumps(list(runs.values()))).decode()
     results = run_ranks(__name__, ranks, [content])
     found = {name: [_rank(of_rank[index]) for of_rank in results] for index, name in enumerate(runs)}

@@ -74,7 +74,7 @@ lines(
     {f"stage {stage}": (ranks, [zero_bytes(N, d, stage) / 1e9 for d in ranks]) for stage in range(4)},
     "Stages 1 and 2 run into a floor; stage 3 falls with every rank",
     "D, ranks", "GB of states on each rank", log_x=True, log_y=True,
-    level=("one A100 of 40 GB", gpu("A100-40GB").memory / 1e9), provenance=cited,
+    level=("A100-40GB", gpu("A100-40GB").memory / 1e9), provenance=cited,
 )  # fmt: skip
 
 # %% [markdown]
@@ -131,9 +131,8 @@ from course_utils.lessons.zero import formula, padded_elements, sent_elements, s
 from course_utils.lessons.zero_ranks import by_stage, on_real_ranks, small_run
 
 runs = by_stage(small_run(ranks=4))
-print(
-    f"Ψ = {runs['stage 0'].model.parameters:,}, h = {runs['stage 0'].model.hidden}, V = {runs['stage 0'].model.vocab}"
-)
+model = runs["stage 0"].model
+print(f"Ψ = {model.parameters:,}, h = {model.hidden}, V = {model.vocab}")
 for name, run in runs.items():
     print(f"{name}: {format_bytes(sum(formula(run).values()), 'MB', 2)} by ZeRO's formula")
 predict("09.real", unit="MB")
@@ -161,11 +160,13 @@ for name, run in runs.items():
 # **The gap**, and its names:
 #
 # - *Buckets.* `DistributedDataParallel` copies gradients into buckets to send them, so they are there twice (lesson 08;
-# `gradient_as_bucket_view=True` avoids it). - *Parameters sharded, too.* FSDP2's stage 2 is no ZeRO-2. Between steps it
-# keeps shards of the parameters, as stage 3   does. It gathers them for forward and keeps them whole until backward is
-# over; ZeRO-2 keeps them whole all the time. - *Uneven shares.* `ZeroRedundancyOptimizer` hands out whole tensors, and
-# those do not come out even. - *Padding.* FSDP2 cuts each parameter by rows, and pads until D divides them. - *Blocks
-# of 512 bytes*: the allocator's rounding. *Step counters*: on a CPU Adam's live in the same memory.
+#   `gradient_as_bucket_view=True` avoids it).
+# - *Parameters sharded, too.* FSDP2's stage 2 is no ZeRO-2. Between steps it keeps shards of the parameters, as stage 3
+#   does. It gathers them for forward and keeps them whole until backward is over; ZeRO-2 keeps them whole all the time.
+# - *Uneven shares.* `ZeroRedundancyOptimizer` hands out whole tensors, and those do not come out even.
+# - *Padding.* FSDP2 cuts each parameter by rows, and pads until D divides them.
+# - *Blocks of 512 bytes*: the allocator's rounding.
+# - *Step counters*: on a CPU, Adam's live in the same memory.
 
 # %%
 for name in ("stage 1", "stage 3"):
@@ -286,7 +287,17 @@ if "one unit" in peaks:
 # | `MixedPrecisionPolicy` in bf16 | gathers and weights of half the size | (shards stay fp32) |
 # | one more block of prefetch | its gather hides behind arithmetic | its flat buffer |
 #
-# "a unit a block" gathers in bf16 and, in backward, the next block ahead: torch's own choice.
+# "a unit a block" gathers in bf16 and, in backward, the next block ahead: torch's own choice. In a timeline it is a
+# comb: each block is gathered, used and let go, in forward and once more in backward. Without resharding, forward is a
+# staircase.
+
+# %%
+from course_utils.plots import timeline
+
+timeline(blocks, "Stage 3: each of the 6 blocks comes and goes twice", unit="MB", steps=[2])
+
+# %%
+timeline(peaks["no reshard (stage 2)"], "Stage 2: gathered once, and whole until backward", unit="MB", steps=[2])
 
 # %% [markdown]
 # ## GPT-2 XL and Llama-3 8B, 8 ranks and 64
@@ -296,20 +307,27 @@ if "one unit" in peaks:
 # %%
 models = {"GPT-2 XL": TrainingRun("gpt2-xl", 1, 1024, "bf16-master", recompute="full"),
           "Llama-3 8B": llama.replace(world_size=1, zero_stage=0)}  # fmt: skip
-print("rank 0, in GB:    ", *(f"    stage {stage}: formula  peak" for stage in range(4)), sep="")
+rows = {
+    f"{name}, {d} ranks, stage {stage}": estimate(run.replace(world_size=d, zero_stage=stage))
+    for name, run in models.items() for d in (8, 64) for stage in (2, 3)
+}  # fmt: skip
+stack(rows, "From 8 ranks to 64 states shrink by 8, and peaks by far less", capacity=gpu("A100-40GB"),
+      provenance="peaks of FSDP2's rank 0, estimated from formulas")  # fmt: skip
+
+# %%
+print("rank 0, GB: formula → peak  ", *(f"{f'stage {stage}':>16s}" for stage in range(4)))
 for name, run in models.items():
     for d in (8, 64):
         row = [run.replace(world_size=d, zero_stage=stage) for stage in range(4)]
-        cells = [f"{sum(formula(one).values()) / 1e9:17.2f} {estimate(one).total / 1e9:9.2f}" for one in row]
-        print(f"{name + ', ' + str(d):17s}", *cells)
+        cells = [f"{sum(formula(one).values()) / 1e9:7.1f} → {estimate(one).total / 1e9:5.1f}" for one in row]
+        print(f"{name + ', ' + str(d):28s}", *(f"{cell:>16s}" for cell in cells))
 
 # %%
 xl = models["GPT-2 XL"].replace(world_size=8, zero_stage=3)
 small = measure(xl)
 print(f"GPT-2 XL, 8 ranks, stage 3: estimate − measured {estimate(xl).total - small.peak:+,} bytes")
-print(
-    f"its peak is in {small.peak_phase}, where {format_bytes(small.breakdown['temporaries'], 'GB', 2)} are temporaries"
-)
+temporaries = format_bytes(small.breakdown["temporaries"], "GB", 2)
+print(f"its peak is in {small.peak_phase}, where {temporaries} are temporaries")
 
 # %% [markdown]
 # With 8 ranks the step of the optimizer is fullest: its foreach temporaries are 4 bytes for each parameter of the
@@ -324,6 +342,16 @@ print(
 from course_utils.lessons.zero_widget import shard_sliders
 
 shard_sliders("llama3-8b", ranks=8, stage=2, gpu="A100-40GB", seq_len=4096)
+
+# %%
+for stage in (1, 2, 3):
+    found_d = [
+        d
+        for d in (2**k for k in range(1, 11))
+        if estimate(llama.replace(world_size=d, zero_stage=stage)).total <= gpu("A100-40GB").memory
+    ]
+    words = f"from {found_d[0]} ranks on" if found_d else "on no number of ranks up to 1,024"
+    print(f"stage {stage}: Llama-3 8B fits A100s of 40 GB {words}")
 
 # %% [markdown]
 # ## When is the price hidden?
