@@ -115,9 +115,14 @@ def encode(text: str) -> torch.Tensor:
     return torch.tensor([vocabulary().index(character) for character in text])
 
 
-def batches(steps: int, micro_batch: int = 16, seq_len: int = 32, seed: int = 0) -> Iterator[tuple[torch.Tensor, ...]]:
-    """For each step the token ids of random windows of the text and the ids that follow them, each (b, s)."""
-    tokens, dice = encode(corpus()), torch.Generator().manual_seed(seed)
+def batches(
+    steps: int, micro_batch: int = 16, seq_len: int = 32, seed: int = 0, text: str | None = None
+) -> Iterator[tuple[torch.Tensor, ...]]:
+    """For each step the token ids of random windows of the text and the ids that follow them, each (b, s).
+
+    The text is the course's own unless given.
+    """
+    tokens, dice = encode(corpus() if text is None else text), torch.Generator().manual_seed(seed)
     for _ in range(steps):
         starts = torch.randint(len(tokens) - seq_len, (micro_batch, 1), generator=dice)
         windows = tokens[starts + torch.arange(seq_len + 1)]
@@ -146,13 +151,15 @@ def train_language_model(
     model: Transformer | None = None,
     seed: int = 0,
     watch: Callable[[int, Transformer], None] | None = None,
+    text: str | None = None,
 ) -> Training:
     """Train the character model on the CPU, about 4 ms a step in fp32, and return its losses.
 
     `optimizer` is a name of `OPTIMIZERS` or a function that makes one of a list of parameters; `rate` overrides the
     named one's learning rate. `precision` is one of `FORMATS`. With a `loss_scale` the loss is multiplied before
     backward, the gradients are divided in fp32 (masters) or in their own format, and a step whose gradients are not
-    finite is skipped. `watch(step, model)` is called when each backward is over, before the step.
+    finite is skipped. `watch(step, model)` is called when each backward is over, before the step. `text` replaces the
+    course's own; frozen parameters of `model` stay as they are.
     Raises ValueError for an unknown optimizer or precision, TypeError for a rate that would not be used.
     """
     if precision not in FORMATS:
@@ -165,7 +172,7 @@ def train_language_model(
     stepper = _optimizer(optimizer, names, masters, rate)
     scaler = StaticLossScale(loss_scale) if isinstance(loss_scale, float | int) else loss_scale
     done = Training([], model, stepper)
-    for number, (tokens, targets) in enumerate(batches(steps, seed=seed), 1):
+    for number, (tokens, targets) in enumerate(batches(steps, seed=seed, text=text), 1):
         with _autocast(recipe), HalfProducts():
             loss = cross_entropy(model(tokens).float().flatten(0, 1), targets.flatten())
         (loss * scaler.scale).backward()
@@ -174,6 +181,15 @@ def train_language_model(
             watch(number, model)
         _step(stepper, weights, masters, scaler, done)
     return done
+
+
+def mean_loss(model: torch.nn.Module, text: str, seq_len: int = 32) -> float:
+    """The mean loss of `model` over the whole text, cut into windows of `seq_len` characters; the rest is left out."""
+    tokens = encode(text)
+    count = (len(tokens) - 1) // seq_len * seq_len
+    inputs, targets = tokens[:count].view(-1, seq_len), tokens[1 : count + 1]
+    with torch.no_grad():
+        return cross_entropy(model(inputs).flatten(0, 1), targets).item()
 
 
 def _step(

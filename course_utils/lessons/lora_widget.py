@@ -1,0 +1,94 @@
+"""LoRA's choices with controls, beside a GPU. Only notebooks import this module."""
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+import ipywidgets
+
+from .. import estimate
+from ..figure import Figure, number
+from ..figure_parts import OVER, UNDER, segments_of
+from ..gpus import GPUS, Gpu, gpu
+from ..plots import stack_svg
+from ..run import TrainingRun
+from ..units import format_bytes
+from ..widgets import LAYOUT, STYLE, Explorable, fit_words, lacks
+
+MODELS = ("gpt2", "gpt2-xl", "llama3.2-1b", "llama3.2-3b", "llama3-8b", "llama3-70b")
+RANKS = (0, 2, 4, 8, 16, 32, 64)
+TARGETS = {"attention": ("attention",), "attention and MLP": ("attention", "mlp")}
+FROZEN = {"as trained": None, "16 bits": 16, "8 bits": 8, "4 bits (NF4)": 4}
+MICRO_BATCHES = tuple(2**power for power in range(7))
+
+
+def lora_explorer(model: str = "llama3-8b", *, gpu: str = "RTX4090-24GB", **choices: Any) -> "LoraExplorer":
+    """Controls for rank, targets, bits of the frozen weights and what else decides, and the estimate beside a GPU.
+
+    `choices` are those of a `TrainingRun` to begin with. Raises ValueError like `TrainingRun` if they are impossible.
+    """
+    return LoraExplorer(TrainingRun(model, **choices), gpu)
+
+
+class LoraExplorer(Explorable):
+    """What `lora_explorer` shows; `.run` is what has been chosen."""
+
+    invitation = "LoRA and quantization beside a GPU: run this cell to use its controls."
+
+    def __init__(self, run: TrainingRun, gpu_name: str) -> None:
+        self.first = run
+        mlp = any(name in run.lora_targets for name in ("up", "down"))
+        super().__init__(
+            {
+                "model": _dropdown("model", {name: name for name in MODELS}, run.model.name),
+                "gpu": _dropdown("GPU", {name: name for name in GPUS}, gpu(gpu_name).name),
+                "lora_rank": _slider("rank (0: all)", RANKS, run.lora_rank),
+                "lora_targets": _dropdown("on", TARGETS, TARGETS["attention and MLP" if mlp else "attention"]),
+                "frozen_bits": _dropdown("frozen in", FROZEN, run.frozen_bits),
+                "optimizer": _dropdown("optimizer", {"adamw": "adamw", "adam8bit": "adam8bit"}, run.optimizer.name),
+                "micro_batch": _slider("micro-batch", MICRO_BATCHES, run.micro_batch),
+                "recompute": _dropdown("recompute", {"none": "none", "full": "full"}, run.recompute),
+            }
+        )
+
+    @property
+    def run(self) -> TrainingRun:
+        """The run that has been chosen. Raises ValueError, in words, where the choices contradict each other."""
+        chosen = {name: control.value for name, control in self.controls.items() if name != "gpu"}
+        if not chosen["lora_rank"]:
+            chosen["lora_targets"] = ()
+        return self.first.replace(**chosen)
+
+    def redraw(self) -> tuple[Figure, str]:
+        """The stack of what has been chosen beside the GPU's capacity, the verdict, and the run as a line of code."""
+        run, card = self.run, GPUS[self.controls["gpu"].value]
+        peak = estimate(run)
+        trained = f"rank {run.lora_rank}" if run.lora_rank else "all weights trained"
+        title = f"{run.model.name}, {trained}: {format_bytes(peak.total, 'GB', 1)} at the peak"
+        verdict = fit_words(peak.total, card)
+        alt = f"Estimate for {title}. {run}. It {verdict}."
+        color = UNDER if peak.total <= card.memory else OVER
+        message = (
+            f"<b style='color:{color}'>{escape(verdict[0].upper() + verdict[1:])}.</b>{escape(lacks(run, card))}"
+            f"<br><code style='user-select:all'>{escape(run.code())}</code>"
+        )
+        return Figure(_picture(peak, title, card, alt), alt), message
+
+
+def _picture(peak: Mapping[str, int], title: str, card: Gpu, alt: str) -> str:
+    name = f"{card.name}: {format_bytes(card.memory, 'GB', 1)}"
+    rows = {"": segments_of(peak)}
+    return stack_svg(rows, title, card.memory, name, "estimated from formulas", "GB", None, alt, values_in_legend=True)
+
+
+def _dropdown(description: str, options: Mapping[str, Any], value: Any) -> ipywidgets.Dropdown:
+    choices = list(options.items())
+    choices += [] if value in options.values() else [(str(value), value)]
+    return ipywidgets.Dropdown(options=choices, value=value, description=description, style=STYLE, layout=LAYOUT)
+
+
+def _slider(description: str, options: Sequence[int], value: int) -> ipywidgets.SelectionSlider:
+    choices = [(number(option), option) for option in sorted({*options, value})]
+    return ipywidgets.SelectionSlider(
+        options=choices, value=value, description=description, style=STYLE, layout=LAYOUT
+    )

@@ -1,0 +1,587 @@
+# ---
+# jupyter:
+#   course:
+#     minutes: 75
+#     budget_seconds: 60
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 12 · LoRA and quantization
+#
+# **75 minutes.** You should know the 16 bytes a parameter ([lesson 02](02_adam.ipynb)), number formats ([lesson
+# 03](03_mixed_precision.ipynb)) and what a linear layer keeps for backward ([lesson 05](05_activations.ipynb)). No GPU
+# is needed: where a measurement is simulated, it says so.
+#
+# Somebody gives you a trained model, and you want to teach it a little more. Do all of its weights have to learn? And
+# those that don't: do they need 16 bits? [LoRA](../docs/glossary.md#lora) answers the first question,
+# [quantization](../docs/glossary.md#quantization) the second, QLoRA both at once. You will build each of them, try
+# them on a small model that has really learned something, and account for what they save and what they do not.
+
+# %% [markdown]
+# ## Two thin matrices
+# A weight matrix W has n_out·n_in numbers. LoRA leaves W as it is and learns a *difference* ΔW = B·A, where B has r
+# columns and A has r rows ([Hu et al. 2022](https://arxiv.org/abs/2106.09685), section 4.1). The rank r is small.
+
+# %%
+from course_utils.lessons.lora_figures import lora_picture
+
+lora_picture(n_out=4096, n_in=4096, rank=64)
+
+# %% [markdown]
+# Each matrix costs r·(n_out + n_in) numbers in place of n_out·n_in. **Your guess.** Llama-3 8B, rank 16, on the four
+# matrices of attention in every block (q, k, v, out). How many percent of the model's parameters learn?
+
+# %%
+from course_utils.teaching import predict, reveal
+
+predict("12.percent", unit="%")
+
+# %%
+from course_utils import TrainingRun
+from course_utils.lessons.lora_by_hand import adapter_parameters
+from course_utils.plots import lines
+
+llama = TrainingRun("llama3-8b").model
+attention, everywhere = ("q", "k", "v", "out"), ("q", "k", "v", "out", "gate", "up", "down")
+ranks = [2, 4, 8, 16, 32, 64]
+share = {
+    name: (ranks, [100 * adapter_parameters(llama, r, targets) / llama.parameters for r in ranks])
+    for name, targets in {"attention": attention, "attention and MLP": everywhere}.items()
+}
+lines(share, "Llama-3 8B: even rank 64 on every matrix trains about 2 % as many numbers",
+      "rank r", "percent of N", log_x=True, log_y=True)  # fmt: skip
+
+# %%
+for r in ranks:
+    count = adapter_parameters(llama, r, attention)
+    print(f"r = {r:2d} on attention: {count:11,} numbers, {count / llama.parameters:.3%} of N")
+reveal("12.percent", 100 * adapter_parameters(llama, 16, attention) / llama.parameters, unit="%")
+
+# %% [markdown]
+# ## By hand
+# Here is all of it: a frozen layer, two factors, and a scale alpha/r. The scale is a habit that lets you change r
+# without looking for a new learning rate.
+
+# %%
+import torch
+from torch import nn
+
+
+class Lora(nn.Module):
+    def __init__(self, base: nn.Linear, r: int, alpha: float):
+        super().__init__()
+        self.base, self.scale = base.requires_grad_(False), alpha / r
+        self.A = nn.Parameter(torch.randn(r, base.in_features) / base.in_features**0.5)
+        self.B = nn.Parameter(torch.zeros(base.out_features, r))
+
+    def forward(self, x):
+        return self.base(x) + self.scale * (x @ self.A.T) @ self.B.T
+
+
+# %%
+torch.manual_seed(0)
+base, x = nn.Linear(64, 48), torch.randn(10, 64)
+layer = Lora(base, r=4, alpha=8)
+print("before the first step the layer is the old one:", torch.equal(layer(x), base(x)))
+
+nn.init.normal_(layer.B)  # as if it had learned something
+merged = base.weight + layer.scale * layer.B @ layer.A
+print("merged into one weight it does the same:", torch.allclose(layer(x), x @ merged.T + base.bias, atol=1e-4))
+print("rank of the difference:", torch.linalg.matrix_rank((merged - base.weight).detach(), rtol=1e-4).item())
+
+# %% [markdown]
+# *Merging* is why LoRA costs nothing when training is over: W + B·A·alpha/r is a matrix like W.
+#
+# B is zero at first and A is random. **Your guess.** After the first backward: how many of the two factors have a
+# gradient that is not zero?
+
+# %%
+predict("12.factors", unit="of two")
+
+# %% [markdown]
+# Estimate: with G = dL/dΔW, the chain rule gives dL/dB = G·Aᵀ and dL/dA = Bᵀ·G. If B is zero, so is the second.
+#
+# The lecture slides write ΔW = A·Bᵀ with B zero. Their B stands on the side of the *input*, where the paper's A is. So
+# measure four ways to begin.
+
+# %%
+starts = {"paper: B·A, B zero": (0, 1), "slides: A·Bᵀ, B zero": (1, 0), "both zero": (0, 0), "both Gaussian": (1, 1)}
+G, alive = torch.randn(48, 64), {}
+for name, (out_side, in_side) in starts.items():
+    left = (out_side * torch.randn(48, 4)).requires_grad_()  # next to the output: paper's B, slides' A
+    right = (in_side * torch.randn(4, 64)).requires_grad_()  # next to the input: paper's A, slides' Bᵀ
+    difference = left @ right
+    (G * difference).sum().backward()
+    alive[name] = [bool(factor.grad.any()) for factor in (left, right)]
+    same = "same model as before" if not difference.any() else "ANOTHER model"
+    print(f"{name:21s} {same:21s} moves at once: output side {alive[name][0]!s:5}, input side {alive[name][1]}")
+reveal("12.factors", sum(alive["paper: B·A, B zero"]), unit="of two")
+
+# %% [markdown]
+# **The gap**, if you had one: one factor waits for the other by a step. Paper and slides can make the same
+# differences, and both begin with none; they differ in which factor moves first. Two zeros would never move at all:
+# each waits for the other. Two Gaussians begin with another model than the one you were given.
+
+# %% [markdown]
+# ## What it saves, and what it does not
+# Gradients and optimizer states exist for parameters that learn. With half a percent of them learning, both are nearly
+# gone. And activations? **Your guess.** GPT-2, 4 sequences of 512 tokens, autocast, LoRA of rank 8 on all matrices of
+# the blocks. By how many percent does that lower the activations that forward keeps?
+
+# %%
+predict("12.activations", unit="%")
+
+# %%
+from course_utils import format_bytes, measure
+from course_utils.plots import stack
+
+full = TrainingRun("gpt2", micro_batch=4, seq_len=512, precision="amp-bf16")
+runs = {
+    "all weights": full,
+    "LoRA on attention": full.replace(lora_rank=8),
+    "LoRA on all matrices": full.replace(lora_rank=8, lora_targets=("attention", "mlp")),
+}
+measured = {name: measure(run) for name, run in runs.items()}
+provenance = str(measured["all weights"].provenance)
+stack(measured, "LoRA takes away the optimizer states; the activations stay", provenance=provenance)
+
+# %%
+from course_utils import estimate
+
+kept = {name: one.moments["after loss"]["activations"] for name, one in measured.items()}
+for name, run in runs.items():
+    gap = estimate(run).total - measured[name].peak
+    states = measured[name].moments["end of step 2"]["optimizer_states"]
+    print(f"{name:21s} states {format_bytes(states, 'MB', 0):>7s}, activations {format_bytes(kept[name], 'MB', 0):>8s}, "
+          f"peak {format_bytes(measured[name].peak, 'GB', 2)}; estimate − measured {gap:+,} bytes")  # fmt: skip
+reveal("12.activations", 100 * (1 - kept["LoRA on all matrices"] / kept["all weights"]), unit="%")
+
+# %% [markdown]
+# **The gap.** Ask one layer what it keeps, with the hooks of lesson 05.
+
+# %%
+from course_utils.networks.lora import LoraLinear
+from course_utils.teaching import saved_by
+
+h, tokens = 768, (4, 512, 768)
+layers = {"plain": nn.Linear(h, h), "frozen": nn.Linear(h, h).requires_grad_(False),
+          "frozen, with LoRA": LoraLinear(nn.Linear(h, h), 8, torch.bfloat16)}  # fmt: skip
+for name, layer in layers.items():
+    saved = saved_by(layer, tokens, dtype="bf16", device="gpu")
+    shapes = ", ".join(f"{item.shape[0]:,} × {item.shape[1]}" for item in saved) or "nothing"
+    print(f"{name:18s} keeps {shapes:25s} {format_bytes(sum(item.bytes for item in saved), 'MB', 2):>8s}")
+
+# %% [markdown]
+# A frozen layer keeps nothing: its input was there for dL/dW, which nobody asks for any more. A LoRA layer needs the
+# same input for dL/dA. So LoRA on *every* matrix keeps as much as full training, and x·Aᵀ on top; the one percent that
+# it saves is the head's input and the norms'. LoRA on attention alone spares the MLP's inputs. Everything else (GELU's
+# input, attention's own tensors, the loss) is kept for the gradient that has to travel through. The recomputation of
+# lesson 06 is the cure, with LoRA as without.
+#
+# How much of a step LoRA saves is therefore a matter of what fills the step.
+
+# %%
+for name, run in {"one sequence of 128 tokens": full.replace(micro_batch=1, seq_len=128), "4 of 512": full,
+                  "32 of 1,024": full.replace(micro_batch=32, seq_len=1024)}.items():  # fmt: skip
+    whole, thin = (estimate(run.replace(lora_rank=rank)).total for rank in (0, 8))
+    print(f"GPT-2, {name:27s} all weights {format_bytes(whole, 'GB', 1):>8s}, LoRA {format_bytes(thin, 'GB', 1):>8s}: "
+          f"{whole / thin:.1f} times less")  # fmt: skip
+
+# %% [markdown]
+# The paper's abstract says three times less for GPT-3, and its section 4.2 gives the figures: 1.2 TB against 350 GB.
+# What can those be?
+
+# %%
+from course_utils.models import PRESETS
+
+gpt3 = PRESETS["gpt3-175b"].parameters
+for recipe, per_parameter in {"16-bit weights alone": 2, "all four in 16 bits": 8, "ZeRO's 2 + 2 + 12": 16}.items():
+    size = per_parameter * gpt3
+    print(f"{recipe:21s} {per_parameter:2d} bytes: {format_bytes(size, 'GB', 0):>8s} = {format_bytes(size, 'TiB', 2)}")
+
+# %% [markdown]
+# 350 GB are the 16-bit weights and nothing else: activations are in neither figure. And 1.2 TB is near weights,
+# gradients and both of Adam's states in 16 bits, if TB is read as TiB. The paper does not say.
+
+# %% [markdown]
+# ## A real fine-tuning
+# The course's small language model has learned a text about a harbor, character by character. Now it shall learn five
+# of Shakespeare's sonnets, which it has never seen: all weights, or LoRA on all matrices of the blocks with rank 2, 8
+# and 32.
+#
+# **Your guess.** Take what full fine-tuning wins on the sonnets (loss before minus loss after) as 100 %. How much of
+# it does rank 8 win, with about 15 % of the numbers?
+
+# %%
+predict("12.won", unit="%")
+
+# %%
+from course_utils.lessons.language_model import corpus, mean_loss
+from course_utils.lessons.lora_by_hand import fine_tune, pretrained, sonnets
+
+model = pretrained()
+before = {"new": mean_loss(model, sonnets()), "old": mean_loss(model, corpus())}
+tuned = {rank: fine_tune(rank) for rank in (2, 8, 32, 0)}
+for rank, done in tuned.items():
+    print(f"{f'rank {rank}' if rank else 'all weights':11s} trains {done.trained:7,} numbers")
+
+# %% tags=["nbval-ignore-output"]
+from course_utils.plots import bars
+
+won = {rank: 100 * (before["new"] - done.new) / (before["new"] - tuned[0].new) for rank, done in tuned.items()}
+lost = {rank: 100 * (done.old - before["old"]) / (tuned[0].old - before["old"]) for rank, done in tuned.items()}
+shown = {f"rank {rank}, {what}": part[rank] for rank in (2, 8, 32)
+         for what, part in (("learned of the new text", won), ("forgotten of the old", lost))}  # fmt: skip
+bars(shown, "LoRA learns most of the new text and forgets less of the old", unit="%", digits=0,
+     provenance="trained on this CPU; full fine-tuning is 100 %")  # fmt: skip
+
+# %%
+print("rank 8 wins more than four fifths:", won[8] > 80)
+print("the larger the rank, the more it learns:", won[2] < won[8] < won[32])
+print("every rank forgets less of the harbor than full fine-tuning:", max(lost[rank] for rank in (2, 8, 32)) < 100)
+reveal("12.won", round(won[8], -1), unit="%")
+
+# %% [markdown]
+# "Learns less and forgets less" is what [Biderman et al. 2024](https://arxiv.org/abs/2405.09673) found in large
+# models. And merged, ours is one plain model again:
+
+# %%
+from course_utils.lessons.lora_by_hand import merged as merge_all
+
+plain = merge_all(tuned[8].model)
+print("parameters as before:", sum(w.numel() for w in plain.parameters()) == sum(w.numel() for w in model.parameters()))
+print("same loss on the sonnets:", abs(mean_loss(plain, sonnets()) - tuned[8].new) < 1e-4)
+
+# %% [markdown]
+# ## Round to a grid
+# Now the weights that stay. *Absmax* quantization to 4 bits: divide by a scale that maps the largest magnitude to 7,
+# round to whole numbers, store those and the scale.
+
+# %%
+w = torch.tensor([0.31, -0.04, 0.12, -0.70, 0.07, 0.45])
+scale = w.abs().max() / 7
+codes = (w / scale).round()
+print(f"scale: {scale:.2f}")
+for value, code in zip(w, codes, strict=True):
+    print(f"{value:6.2f} → {int(code):3d} → {code * scale:6.2f}, off by {code * scale - value:+.2f}")
+
+# %% [markdown]
+# **Your guess.** By what factor does the error shrink for each bit that you add?
+
+# %%
+predict("12.bit", unit="times")
+
+# %% [markdown]
+# Estimate: the grid has steps of Δ = max/(2^(bits−1) − 1), and errors spread evenly over a step have a root mean square
+# of Δ/√12. Measure on a matrix of the small language model: with one scale for the whole matrix, one for each row
+# (*per channel*), one for each block of 32 numbers.
+
+# %% tags=["nbval-ignore-output"]
+from course_utils.lessons.quantization import absmax, block_matrices, relative_error, uniform_error
+
+weight = block_matrices(model)["blocks.0.mlp.up.weight"]
+bits = [2, 3, 4, 5, 6, 7, 8]
+groups = {"one scale": None, "each row": weight.shape[1], "blocks of 32": 32}
+errors = {name: [relative_error(weight, absmax(weight, k, group)) for k in bits] for name, group in groups.items()}
+drawn = {name: (bits, [100 * error for error in series]) for name, series in errors.items()}
+drawn["Δ/√12, one scale"] = (bits, [100 * uniform_error(weight, k) for k in bits])
+lines(drawn, "Each bit halves the error; a scale for each row is worth one bit more", "bits",
+      "error in % of the weights' size", log_y=True)  # fmt: skip
+
+# %%
+factor = (errors["one scale"][2] / errors["one scale"][6]) ** (1 / 4)
+reveal("12.bit", round(factor, 1), unit="times")
+gaps = [uniform_error(weight, k) / error - 1 for k, error in zip(bits, errors["one scale"], strict=True)]
+print("from 4 bits on, Δ/√12 is right to 15 %:", max(abs(gap) for gap in gaps[2:]) < 0.15)
+print("with 2 bits it is off by more than half:", abs(gaps[0]) > 0.5)
+
+# %% [markdown]
+# **The gap.** A step shrinks by 127/63, 63/31, 31/15, 15/7: a little more than two. With two bits nearly all weights
+# round to zero, and errors are not spread evenly over anything.
+#
+# More scales help because the largest number of a *block* is smaller than the largest of all. They cost: an fp32 scale
+# for 32 numbers is one bit a number. What they are really for is the outlier. Make one weight 30 times as large:
+
+# %%
+spoiled = weight.clone()
+spoiled[5, 5] = 30 * weight.abs().max()
+others = torch.ones_like(weight, dtype=torch.bool)
+others[5, 5] = False
+for name, group in groups.items():
+    zeros = (absmax(spoiled, 8, group)[others] == 0).float().mean().item()
+    print(f"{name:13s} more than half of the other weights become zero in 8 bits: {zeros > 0.5}")
+
+# %% [markdown]
+# ### The zero point
+# Absmax is made for numbers around zero. A GELU's output is never below −0.17, so half of the grid lies idle. A *zero
+# point* moves the grid: x ≈ (code − z)·scale ([Jacob et al. 2018](https://arxiv.org/abs/1712.05877), eq. 1).
+
+# %%
+from course_utils.lessons.quantization import zero_point
+
+torch.manual_seed(0)
+activation = nn.functional.gelu(torch.randn(100_000))
+for k in (4, 8):
+    one, other = (relative_error(activation, rounding(activation, k)) for rounding in (absmax, zero_point))
+    print(f"{k} bits: error {one:.1%} with absmax, {other:.1%} with a zero point: {one / other:.1f} times less")
+
+# %% [markdown]
+# About one bit, as the idle half would let you expect.
+#
+# ## Sixteen values of your choice
+# Four bits are 16 values, and nobody says that they must be evenly spaced. Trained weights crowd around zero, so put
+# more values there. [NF4](../docs/glossary.md#nf4) takes quantiles of the normal distribution: each value is to be used
+# equally often ([Dettmers et al. 2023](https://arxiv.org/abs/2305.14314), section 3). Here it is, computed.
+
+# %%
+from statistics import NormalDist
+
+end = (1 / 32 + 1 / 30) / 2  # half a step from the end: the mean of what 16 and what 15 values would have
+below = [end + (0.5 - end) * step / 7 for step in range(8)]
+above = [0.5 + (0.5 - end) * step / 8 for step in range(1, 9)]
+quantiles = [NormalDist().inv_cdf(p) for p in below + above]
+nf4 = [quantile / quantiles[-1] for quantile in quantiles]
+print(" ".join(f"{value:.4f}" for value in nf4))
+
+# %% tags=["nbval-ignore-output"]
+from course_utils.lessons.lora_figures import code_picture
+from course_utils.lessons.quantization import grouped
+
+blocks = grouped(weight, 64)
+scaled = (blocks / blocks.abs().amax(dim=1, keepdim=True)).flatten().tolist()
+code_picture(scaled, {"absmax, 4 bits": [k / 7 for k in range(-7, 8)], "NF4": nf4},
+             "NF4 puts its values where the weights are")  # fmt: skip
+
+# %% [markdown]
+# **Your guess.** Same blocks of 64, same bits: by how many percent is NF4's error smaller than absmax's?
+
+# %%
+predict("12.nf4", unit="%")
+
+# %%
+from course_utils.lessons.quantization import bits_per_number, nearest
+
+even, normal = relative_error(weight, absmax(weight, 4, 64)), relative_error(weight, nearest(weight, nf4, 64))
+reveal("12.nf4", round(100 * (1 - normal / even), -1), unit="%")
+print(f"stored: {bits_per_number(4, 64):.2f} bits a number, the scale's share included")
+print(f"with QLoRA's 8-bit scales, and an fp32 one for 256 of those: {4 + 8 / 64 + 32 / (64 * 256):.3f}")
+
+# %% [markdown]
+# The paper calls NF4 "information theoretically optimal" for normal weights. That is about using each value equally
+# often; it is not the least error. [Yoshida 2023](https://arxiv.org/abs/2306.06965) adds that numbers divided by their
+# block's largest are not normal any more. Test it where it should be at its best, on normal numbers: let 16 centroids
+# move until the squared error is least (Lloyd's algorithm).
+
+# %%
+from course_utils.lessons.quantization import clusters
+
+torch.manual_seed(0)
+blocks = torch.randn(4096, 64)
+scales = blocks.abs().amax(dim=1, keepdim=True)
+by_nf4, by_lloyd = nearest(blocks, nf4, 64), clusters(blocks / scales, 16) * scales
+for name, rounded in {"absmax": absmax(blocks, 4, 64), "NF4": by_nf4, "Lloyd's centroids": by_lloyd}.items():
+    print(f"{name:18s} error {relative_error(blocks, rounded):.1%} on normal numbers, blocks of 64")
+
+# %% [markdown]
+# ## After training
+# *Post-training quantization* takes a trained model and rounds it, without another step. What counts then is the
+# model's loss. **Your guess.** The language model, all matrices of its blocks rounded by absmax with one scale a row:
+# what is the smallest number of bits that raises its loss by less than 2 %?
+
+# %%
+predict("12.enough", unit="bits")
+
+# %% tags=["nbval-ignore-output"]
+from course_utils.lessons.quantization import with_rounded_blocks
+
+
+def loss_with(rounding):
+    return mean_loss(with_rounded_blocks(model, rounding), corpus())
+
+
+start = mean_loss(model, corpus())
+widths = {"one scale": lambda w: None, "each row": lambda w: w.shape[1], "blocks of 32": lambda w: 32}
+loss = {name: [loss_with(lambda w, k=k, group=group: absmax(w, k, group(w))) for k in bits]
+        for name, group in widths.items()}  # fmt: skip
+lines({name: (bits, series) for name, series in loss.items()}, "Down to 4 bits hardly anything happens; then much does",
+      "bits", "loss on the text", level=("as trained", start))  # fmt: skip
+
+# %%
+enough = {name: next(k for k, value in zip(bits, loss[name], strict=True) if value < 1.02 * start) for name in loss}
+for name, k in enough.items():
+    print(f"{name:13s} {k} bits are enough for less than 2 % more loss")
+reveal("12.enough", enough["each row"], unit="bits")
+
+# %% [markdown]
+# Weights are half of the scheme. To *compute* in 8 bits, the inputs of each matrix have to be rounded as well, and
+# their scale must be known before. So the model reads some text once, and somebody notes the largest input of each
+# layer: *calibration*.
+
+# %%
+from course_utils.lessons.quantization import calibrate, with_rounded_inputs
+
+rounded = with_rounded_blocks(model, lambda w: absmax(w, 8, w.shape[1]))
+largest = calibrate(rounded, corpus()[:1000])
+for k in (8, 6, 4):
+    risen = mean_loss(with_rounded_inputs(rounded, largest, k), corpus()) / start - 1
+    print(f"8-bit weights, {k}-bit inputs: loss up by less than 2 %: {risen < 0.02}")
+
+# %% [markdown]
+# Inputs are harder than weights: one scale for the whole tensor has to serve all tokens and all channels.
+
+# %% [markdown]
+# ## Two factors that cluster
+# A stranger idea: write W as a sum U + V·Q with Q orthogonal, such that U and V are easy to quantize. In two bases at
+# once (an *overdetermined* basis) a matrix can be written in many ways, and [Merkulov et al.
+# 2024](https://arxiv.org/abs/2404.09737) choose one in which no entry of either factor is large. The entries then
+# gather around a few peaks, and each is replaced by the nearest peak.
+#
+# Ours is a simple version. One step adds ±c to every entry of U, or of V, whichever lowers the remainder R more: the
+# signs of R are the best signs, and the mean of |R| is the best c. Such a step costs one bit a number.
+
+# %% tags=["nbval-ignore-output"]
+from course_utils.lessons.factored_quantization import split
+from course_utils.lessons.lora_figures import histograms
+
+many = split(weight, 24)
+histograms({"W": weight.flatten().tolist(), "U": many.U.flatten().tolist(), "V": many.V.flatten().tolist()},
+           "W is one hill; the entries of U and V gather around peaks", reach=0.15)  # fmt: skip
+
+# %% [markdown]
+# They do cluster. **Your guess.** Four steps cost four bits, as absmax with four bits does. How large is the error of
+# the two factors, in percent of the error of absmax with one scale a row?
+
+# %%
+predict("12.split", unit="%")
+
+# %%
+at = {2: {}, 3: {}, 4: {}, 6: {}}
+for k, found in at.items():
+    found["two bases"] = relative_error(weight, split(weight, k).dense)
+    found["one basis"] = relative_error(weight, split(weight, k, one_basis=True).dense)
+    found["absmax by row"] = errors["each row"][bits.index(k)]
+    better = found["two bases"] < found["absmax by row"]
+    print(f"{k} bits: two bases beat one: {found['two bases'] < found['one basis']}, "
+          f"and absmax: {better}; the model's loss: {loss_with(lambda w, k=k: split(w, k).dense) < loss['each row'][k - 2]}")  # fmt: skip
+reveal("12.split", round(100 * at[4]["two bases"] / at[4]["absmax by row"], -1), unit="%")
+
+# %% [markdown]
+# **The gap.** The second basis does what is promised: with it the same greedy steps leave a smaller remainder than
+# without. With two and three bits the factors are better than a grid, or as good. From four bits on, plain rounding by
+# row beats them at equal cost, as our steps only ever use ±c. The authors' version, with centroids, is finer, and they
+# call its results competitive or superior. What both versions pay: two products for one, or a matrix that has to be
+# put together before each use.
+
+# %% [markdown]
+# ## States in 8 bits
+# Adam's two moments are 8 bytes a parameter. [8-bit Adam](../docs/glossary.md#8-bit-adam) stores each in a byte with
+# a scale for 256 numbers ([Dettmers et al. 2022](https://arxiv.org/abs/2110.02861)). But moments are not like weights:
+# the second one holds squares, over many powers of ten. **Your guess.** Round v to 8 evenly spaced bits in blocks of
+# 256. How many percent of its numbers become zero, so that Adam divides by nearly nothing?
+
+# %%
+predict("12.zeros", unit="%")
+
+# %%
+from course_utils.lessons.language_model import train_language_model
+from course_utils.lessons.quantization import zeros_in_second_moment
+
+adam = train_language_model("adamw", steps=60)
+evenly, dynamic = zeros_in_second_moment(adam.optimizer)
+reveal("12.zeros", round(100 * evenly, -1), unit="%")
+print("with codes spaced by powers of ten (dynamic), less than a tenth of that:", dynamic < evenly / 10)
+
+# %%
+in_8_bits = train_language_model("adam8bit", steps=60)
+print("8-bit Adam learns as well:", abs(in_8_bits.final - adam.final) < 0.05)
+xl = TrainingRun("gpt2-xl", 1, 512, "bf16-master", recompute="full")
+for name in ("adamw", "adam8bit"):
+    states = estimate(xl.replace(optimizer=name))["optimizer_states"]
+    each = states / xl.model.parameters
+    print(f"GPT-2 XL, {name:8s} states {format_bytes(states, 'GB', 1):>7s}, {each:.2f} bytes a parameter with the master")
+
+# %% [markdown]
+# ## QLoRA's account
+# Now all of it at once: weights frozen in NF4, LoRA in 16 bits on every matrix, recomputation. Dettmers et al. 2023
+# fine-tuned a Llama with 65 billion parameters on one 48 GB card, and say that regular 16-bit fine-tuning takes more
+# than 780 GB (section 1).
+#
+# **Your guess.** Rank 64 on all matrices, one sequence of 512 tokens: the peak?
+
+# %%
+predict("12.qlora", unit="GB")
+
+# %%
+from course_utils.models import TransformerConfig
+
+big = TransformerConfig("llama-65b", "llama", layers=80, hidden=8192, heads=64, vocab=32000, max_positions=2048,
+                        ffn=22016, tied=False)  # fmt: skip
+qlora = TrainingRun(big, 1, 512, "bf16", recompute="full", lora_rank=64, lora_targets=("attention", "mlp"),
+                    frozen_bits=4)  # fmt: skip
+rows = {"LoRA, 16 bits": qlora.replace(frozen_bits=16), "8 bits": qlora.replace(frozen_bits=8), "QLoRA": qlora,
+        "with 8-bit Adam": qlora.replace(optimizer="adam8bit")}  # fmt: skip
+stack({name: estimate(run) for name, run in rows.items()}, "65 billion parameters on one 48 GB card: it fits",
+      capacity=48 * 10**9, capacity_label="48 GB", provenance="estimated from formulas")  # fmt: skip
+
+# %%
+N = big.parameters
+print(f"N = {N / 1e9:.1f} billion, 12 bytes each (2 + 2, and Adam's 8): {format_bytes(12 * N, 'GB', 0)}: the 780 GB")
+for b, s in ((1, 512), (1, 2048), (16, 512)):
+    peak = estimate(qlora.replace(micro_batch=b, seq_len=s)).total
+    print(f"QLoRA, {b:2d} × {s:5,} tokens: {format_bytes(peak, 'GB', 1)}")
+reveal("12.qlora", estimate(qlora).total)
+
+# %% [markdown]
+# Both of the paper's figures hold; the 780 are without master weights. But mind the conditions: with 16 sequences at
+# once the activations put it over 48 GB.
+#
+# An estimate of a model that you cannot run is only as good as one of a model that you can:
+
+# %%
+from course_utils.plots import compare_bars
+
+small = TrainingRun("tiny-llama", 4, 256, "bf16", recompute="full", lora_rank=16, lora_targets=("attention", "mlp"),
+                    frozen_bits=4, optimizer="adam8bit")  # fmt: skip
+compare_bars(estimate(small), measure(small), "A small QLoRA step, estimated and simulated: no gap", unit="MB")
+
+# %% [markdown]
+# Now you. Which is the largest Llama that you can fine-tune on an RTX 4090 in 16 bits? In 4?
+
+# %%
+from course_utils.lessons.lora_widget import lora_explorer
+
+lora_explorer("llama3-8b", micro_batch=1, seq_len=1024, precision="bf16", lora_rank=16, frozen_bits=4, recompute="full")
+
+# %% [markdown]
+# ## What the sources got wrong
+# | claim | what you computed here |
+# |---|---|
+# | LoRA needs three times less memory | where the states dominate; with many tokens it saves next to nothing |
+# | 1.2 TB against 350 GB for GPT-3 | 350 GB are the 16-bit weights alone, and 16 bytes a parameter are 2.8 TB |
+# | 4 bits are half a byte | 4.5 bits with a scale for 64 numbers, 4.127 with quantized scales |
+# | NF4 is information theoretically optimal | each value is used equally often; the least error is another code |
+#
+# ## Five questions
+# The next cell asks what you have understood. Each choice answers at once, and tells you why it is right or which
+# mistake leads to it.
+
+# %%
+from course_utils.quizzes import quiz
+
+quiz(12)
+
+# %% [markdown]
+# ## Take home
+# **Remember** LoRA removes the gradients and states of what does not learn; quantization shrinks the weights that stay;
+# neither touches the activations.
+#
+# **Breaks when** activations fill the step; when one outlier sets the scale for all; below four bits.
+#
+# **Cheat-sheet line** LoRA: r·(n_in + n_out) numbers a matrix, at most 16 bytes each · frozen weights: 2 bytes, or
+# 4.5 bits in NF4 · each bit halves the error · 8-bit Adam: 2 bytes a parameter in place of 8.
+#
+# Now solve the [exercises of this lesson](../exercises/12_lora_and_quantization.ipynb).
