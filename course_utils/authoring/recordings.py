@@ -48,6 +48,7 @@ def lesson_runs() -> list[tuple[TrainingRun, int]]:
         *((run, 2) for run in lesson_07_runs()),
         *((run, 2) for run in replayed_runs()),
         *((run, 2) for run in lesson_09_runs()),
+        *((run, 2) for run in lesson_12_runs()),
     ]
 
 
@@ -107,6 +108,14 @@ def lesson_09_runs() -> list[TrainingRun]:
     xl = TrainingRun("gpt2-xl", 1, 1024, "bf16-master", recompute="full", world_size=8, zero_stage=3)
     six = six_blocks(ranks=64)
     return [llama, xl, six, six.replace(zero_stage=2), six.replace(precision="fp32", attention="efficient")]
+
+
+def lesson_12_runs() -> list[TrainingRun]:
+    """GPT-2 with all weights trained and with LoRA, and a small QLoRA step."""
+    gpt2, everywhere = TrainingRun("gpt2", 4, 512), ("attention", "mlp")
+    small = TrainingRun("tiny-llama", 4, 256, "bf16", "adam8bit", recompute="full", lora_rank=16,
+                        lora_targets=everywhere, frozen_bits=4)  # fmt: skip
+    return [gpt2, gpt2.replace(lora_rank=8), gpt2.replace(lora_rank=8, lora_targets=everywhere), small]
 
 
 def main() -> None:

@@ -65,9 +65,3 @@ def split(weight: torch.Tensor, steps: int, seed: int = 0, *, one_basis: bool = 
         in_first.append(first)
         sizes.append((here if first else there).item())
     return Factors(U, V, Q, tuple(in_first), tuple(sizes))
-
-
-def in_rotated_basis(weight: torch.Tensor, rounding, seed: int = 0) -> torch.Tensor:
-    """`weight` rounded after a rotation, then rotated back: one factor, whose outliers are spread over a whole row."""
-    Q = orthogonal(weight.shape[1], seed)
-    return rounding(weight @ Q.T) @ Q

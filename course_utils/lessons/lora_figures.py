@@ -1,4 +1,4 @@
-"""Pictures of lesson 12: a matrix beside LoRA's factors, to scale; a code's values under the numbers that they serve."""
+"""Pictures of lesson 12: a matrix beside LoRA's factors, to scale; a code's values under the numbers they serve."""
 
 from collections.abc import Mapping, Sequence
 
@@ -90,4 +90,3 @@ def histograms(series: Mapping[str, Sequence[float]], title: str, reach: float, 
         middles = [reach * (2 * index + 1 - bins) / bins for index in range(bins)]
         drawn[name] = (middles, [100 * count / len(values) for count in counts])
     return lines(drawn, title, "value of an entry", "percent of the entries", markers=False)
-

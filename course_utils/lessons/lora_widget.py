@@ -89,6 +89,4 @@ def _dropdown(description: str, options: Mapping[str, Any], value: Any) -> ipywi
 
 def _slider(description: str, options: Sequence[int], value: int) -> ipywidgets.SelectionSlider:
     choices = [(number(option), option) for option in sorted({*options, value})]
-    return ipywidgets.SelectionSlider(
-        options=choices, value=value, description=description, style=STYLE, layout=LAYOUT
-    )
+    return ipywidgets.SelectionSlider(options=choices, value=value, description=description, style=STYLE, layout=LAYOUT)

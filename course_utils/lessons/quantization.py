@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ..estimating.states import BLOCK_8BIT, SMALL_8BIT
-from ..measuring.optimizers import make_codebooks
+from ..measuring.optimizers import Adam8bit, Codebook, Codebooks, make_codebooks
 from ..networks import Transformer
 from .language_model import mean_loss
 
@@ -182,3 +182,13 @@ def zeros_in_second_moment(optimizer: torch.optim.Optimizer) -> tuple[float, flo
         dynamic += int((codebook.values[torch.bucketize(scaled, codebook.borders)][there] == 0).sum())
         count += int(there.sum())
     return even / count, dynamic / count
+
+
+def even_adam(weights: Sequence[nn.Parameter]) -> Adam8bit:
+    """The 8-bit Adam with evenly spaced values in place of those by powers of ten: from −1 to 1, and from 0 to 1."""
+    return Adam8bit(weights, 3e-3, codebooks=Codebooks(_even(torch.arange(-127, 128)), _even(torch.arange(256))))
+
+
+def _even(numbers: torch.Tensor) -> Codebook:
+    values = numbers / numbers.max()
+    return Codebook(values, (values[1:] + values[:-1]) / 2)
