@@ -259,7 +259,7 @@ check.normal_float(normal_float)
 
 # %% tags=["solution"]
 for bits in (2, 3):
-    print(bits, "bits:", " ".join(f"{value:.3f}" for value in normal_float(bits)))
+    print(bits, "bits:", " ".join(f"{round(value, 3) + 0:.3f}" for value in normal_float(bits)))
 
 # %% [markdown]
 # ## 6 · The best that fits
