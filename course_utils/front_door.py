@@ -286,6 +286,35 @@ def progress(arguments: list[str]) -> int:
     return print_answer(lambda: f"{progress_now()}\nThe file is {course_home() / FILE}.")
 
 
+def grade(arguments: list[str]) -> int:
+    """Grades a folder of notebooks, each in a process of its own; works in the course's environment."""
+    _, rest = take_flag(arguments, "--here")
+    if not any(word in HELP for word in rest):
+        python, _ = prepare("lab", arguments)
+        if not is_current(python):
+            given = [str(Path(word).resolve()) if Path(word).exists() else word for word in rest]
+            return hand_over([str(python), "-m", "course_utils", "grade", "--here", *given], course_environment())
+    from .classroom.grading import main as grade_folder
+
+    return in_words(lambda: grade_folder(rest))
+
+
+def release(arguments: list[str]) -> int:
+    """Copies the course without solutions; needs nothing but Python, so that `--here` changes nothing."""
+    from .classroom.release import main as release_to
+
+    _, rest = take_flag(arguments, "--here")
+    return in_words(lambda: release_to(rest))
+
+
+def in_words(work: Callable[[], int]) -> int:
+    """What `work` returns. SetupError for what it refuses, and for files that cannot be written."""
+    try:
+        return work()
+    except (ValueError, OSError) as problem:
+        raise SetupError(f"{problem}.") from None
+
+
 def print_answer(answer: Callable[[], object]) -> int:
     """Prints what `answer` returns. SetupError for a run that is refused, or too large for this GPU, or that cannot be
     simulated here.
@@ -412,6 +441,8 @@ COMMANDS = {
     "record": Command("record the course's runs on this GPU: record --out DIR --minutes 30", record),
     "quiz": Command("ask the questions of a lesson's quiz: quiz 1", quiz),
     "progress": Command("show which exercises and quizzes you have done", progress),
+    "release": Command("copy the course without solutions: release FOLDER", release),
+    "grade": Command("grade a folder of notebooks: grade FOLDER --out grades", grade),
     "build": Command("make the notebooks from their sources (--check: only compare)", build),
     "lint": Command("check format, style, types and spelling", lint),
 }

@@ -1,0 +1,74 @@
+"""The page that shows a class at a glance: who passed what, and what the checks said most often."""
+
+from collections import Counter
+from collections.abc import Sequence
+from html import escape
+
+from .grading import Graded
+
+MARKS = {
+    "passed": ("✓", "passed"),
+    "not solved": ("·", "not solved"),
+    "not right": ("✗", "not right"),
+    "error": ("!", "error"),
+    "not checked": ("?", "the check said nothing"),
+    "not reached": ("–", "not reached"),
+}
+"""A sign and words for each state: never a color alone."""
+
+STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 60em; padding: 0 1em; color: #111;
+  background: #fff }
+table { border-collapse: collapse; margin: 1em 0 }
+th, td { border: 1px solid #999; padding: 0.3em 0.6em; text-align: left }
+td.passed { background: #d8f0e6 } td.wrong { background: #f9e3d3 }
+"""
+
+
+def class_page(graded: Sequence[Graded]) -> str:
+    """A page of HTML that needs no network: a table for each lesson, and each exercise's commonest words."""
+    lessons = sorted({one.lesson for one in graded if one.lesson})
+    parts = [_lesson(lesson, [one for one in graded if one.lesson == lesson]) for lesson in lessons]
+    unread = [one for one in graded if not one.lesson]
+    if unread:
+        items = "".join(f"<li>{escape(one.learner)}: {escape(one.problem)}</li>" for one in unread)
+        parts.append(f"<h2>Not graded</h2><ul>{items}</ul>")
+    key = ", ".join(f"{sign} {words}" for sign, words in MARKS.values())
+    head = "<!doctype html><html lang='en'><head><meta charset='utf-8'><title>The class</title>"
+    return f"{head}<style>{STYLE}</style></head><body><h1>The class</h1><p>{key}</p>{''.join(parts)}</body></html>"
+
+
+def _lesson(lesson: str, graded: Sequence[Graded]) -> str:
+    exercises = list(dict.fromkeys(name for one in graded for name in one.outcomes))
+    head = "".join(f"<th scope='col'>{name}</th>" for name in ["learner", *exercises, "passed", "remarks"])
+    rows = "".join(_row(one, exercises) for one in sorted(graded, key=lambda one: (-one.passed, one.learner)))
+    share = "".join(f"<td>{_passed(graded, name)} of {len(graded)}</td>" for name in exercises)
+    foot = f"<tr><th scope='row'>passed by</th>{share}<td></td><td></td></tr>"
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody><tfoot>{foot}</tfoot></table>"
+    return f"<h2>Lesson {lesson}</h2>{table}{_words(graded, exercises)}"
+
+
+def _row(one: Graded, exercises: Sequence[str]) -> str:
+    cells = []
+    for name in exercises:
+        outcome = one.outcomes[name]
+        sign, words = MARKS[outcome.state]
+        look = {"passed": " class='passed'", "not right": " class='wrong'", "error": " class='wrong'"}.get(
+            outcome.state, ""
+        )
+        cells.append(f"<td{look} title='{escape(outcome.said or words)}' aria-label='{words}'>{sign}</td>")
+    end = f"<td>{one.passed} of {len(one.outcomes)}</td><td>{escape(one.problem)}</td>"
+    return f"<tr><th scope='row'>{escape(one.learner)}</th>{''.join(cells)}{end}</tr>"
+
+
+def _passed(graded: Sequence[Graded], exercise: str) -> int:
+    return sum(one.outcomes[exercise].state == "passed" for one in graded)
+
+
+def _words(graded: Sequence[Graded], exercises: Sequence[str]) -> str:
+    """What the checks said, commonest first: what to talk about in class."""
+    items = []
+    for name in exercises:
+        said = Counter(one.outcomes[name].said for one in graded if one.outcomes[name].state in ("not right", "error"))
+        items += [f"<li>{name}, {count} ×: {escape(words)}</li>" for words, count in said.most_common(3)]
+    return f"<h3>What the checks said most often</h3><ul>{''.join(items)}</ul>" if items else ""

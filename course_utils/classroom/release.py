@@ -1,0 +1,43 @@
+"""A copy of the course for learners: everything but solutions, their sources and the tests that hold answers."""
+
+import argparse
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = ("course_utils", "docs", "exercises", "notebooks")
+FILES = ("CHANGELOG.md", "LICENSE", "README.md", "environment.yml", "pyproject.toml", "requirements.lock")
+LEFT_OUT = ("__pycache__", "*.pyc", ".ipynb_checkpoints", "*.edited-*", "src")
+"""`src` in notebooks/ holds the lessons' sources; solutions/ and tests/ are not copied at all."""
+
+ANSWERS = ("### BEGIN SOLUTION", "### END SOLUTION")
+
+
+def release(target: Path, root: Path = ROOT) -> list[Path]:
+    """Copy the course to `target`, which must not exist or be empty; returns what was copied, by name.
+
+    Raises ValueError if something is there already, or if a notebook to be handed out still holds a solution.
+    """
+    if target.exists() and any(target.iterdir()):
+        raise ValueError(f"{target} is not empty: name a folder that is new, nothing is overwritten")
+    for notebook in sorted((root / "exercises").glob("*.ipynb")):
+        text = notebook.read_text(encoding="utf-8")
+        if any(mark in text for mark in ANSWERS):
+            raise ValueError(f"{notebook.name} holds a solution: build it again, python3 -m course_utils build")
+    target.mkdir(parents=True, exist_ok=True)
+    for name in FOLDERS:
+        shutil.copytree(root / name, target / name, ignore=shutil.ignore_patterns(*LEFT_OUT))
+    for name in FILES:
+        shutil.copy2(root / name, target / name)
+    return sorted(path.relative_to(target) for path in target.iterdir())
+
+
+def main(arguments: Sequence[str]) -> int:
+    """`release FOLDER`: prints what was copied."""
+    parser = argparse.ArgumentParser(prog="python3 -m course_utils release", description=__doc__)
+    parser.add_argument("folder", type=Path, help="a new folder for the learners' copy")
+    options = parser.parse_args(arguments)
+    names = release(options.folder)
+    print(f"Without solutions, in {options.folder}: {', '.join(map(str, names))}")
+    return 0

@@ -1,0 +1,111 @@
+"""Grade one notebook in a process of its own, which nobody else depends on: `python -m course_utils.classroom.worker`.
+
+The learner's cells run one after another as in a notebook. Each check cell is the course's own, not the learner's copy
+of it, with the functions of the checks put back to what they were before the learner's code ran.
+"""
+
+import argparse
+import contextlib
+import importlib
+import io
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+LONGEST_MESSAGE = 300
+
+
+def main(arguments: list[str]) -> int:
+    """Run the task that a file describes and write what each check said, after each of them, to another file."""
+    parser = argparse.ArgumentParser(prog="classroom.worker")
+    parser.add_argument("--task", type=Path, required=True)
+    parser.add_argument("--results", type=Path, required=True)
+    options = parser.parse_args(arguments)
+    task = json.loads(options.task.read_text(encoding="utf-8"))
+    limit(task["memory"], task["seconds"])
+    with options.results.open("w", encoding="utf-8") as results:
+        for name, outcome in run(task["cells"], importlib.import_module(task["checks"])):
+            results.write(json.dumps({"exercise": name, **outcome}) + "\n")
+            results.flush()
+    return 0
+
+
+def limit(memory: int, seconds: float) -> None:
+    """Let the system end this process, or refuse it, beyond these bytes of memory, processor time, file and processes.
+
+    Where the system has no such limits (Windows), only the time-out of whoever started this process holds.
+    """
+    if sys.platform == "win32":
+        return
+    import resource
+
+    for what, most in (
+        (resource.RLIMIT_AS, memory),
+        (resource.RLIMIT_CPU, int(seconds) + 1),
+        (resource.RLIMIT_FSIZE, 100_000_000),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        with contextlib.suppress(ValueError):  # the machine allows less than that already
+            resource.setrlimit(what, (most, most))
+
+
+def run(cells: list[dict[str, str]], checks: ModuleType) -> Iterator[tuple[str, dict[str, str]]]:
+    """The outcome of each check, in order: `cells` have "source", and "exercise" where they are checks."""
+    from IPython.core.interactiveshell import InteractiveShell
+
+    genuine = {module: dict(vars(module)) for module in _our_modules()}
+    shell = InteractiveShell.instance()
+    shell.history_manager.enabled = False  # pyright: ignore[reportOptionalMemberAccess]
+    for cell in cells:
+        name = cell.get("exercise", "")
+        if name:
+            for module, names in genuine.items():
+                vars(module).update(names)
+            shell.user_ns["check"] = checks
+        with _silence() as said:
+            result = shell.run_cell(cell["source"], store_history=False)
+        if name:
+            yield name, outcome(result.error_before_exec or result.error_in_exec, said.getvalue())
+
+
+def _our_modules() -> list[ModuleType]:
+    return [module for name, module in sys.modules.items() if name.partition(".")[0] == "course_utils"]
+
+
+def outcome(error: BaseException | None, said: str) -> dict[str, str]:
+    """What a check's end means, and its words for the learner."""
+    from course_utils.checks.feedback import CheckFailed, NotSolved
+
+    if error is None:
+        return {"state": "passed" if said.lstrip().startswith("✓") else "not checked", "said": ""}
+    words = " ".join(str(error).split())[:LONGEST_MESSAGE]
+    if isinstance(error, NotSolved):
+        return {"state": "not solved", "said": words}
+    if isinstance(error, CheckFailed):
+        return {"state": "not right", "said": words}
+    return {"state": "error", "said": f"{type(error).__name__}: {words}"[:LONGEST_MESSAGE]}
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[io.StringIO]:
+    """Keep what is printed, up to what a person would read; figures and widgets go nowhere."""
+    said = Shortened()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(io.StringIO()):
+        yield said
+
+
+class Shortened(io.StringIO):
+    """Keeps the first letters and forgets the rest, so that endless printing fills no memory."""
+
+    def write(self, text: str, /) -> int:
+        if self.tell() < 10_000:
+            super().write(text[:10_000])
+        return len(text)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("MPLBACKEND", "agg")  # pictures are drawn for nobody here
+    sys.exit(main(sys.argv[1:]))
