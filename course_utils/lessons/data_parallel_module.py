@@ -1,0 +1,89 @@
+"""torch.nn.DataParallel, watched: what its forward copies, and what threads can do at once."""
+
+import copy
+import inspect
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import nn
+
+Bytes = dict[str, int]
+
+
+class WatchedDataParallel(nn.DataParallel):
+    """DataParallel with its own `forward`, on the CPU: its four helpers copy and count instead of asking for GPUs.
+
+    `bytes` holds what each helper would send from the first device to others, `calls` how often it was called.
+    Inherits because it is DataParallel's forward that is watched.
+    """
+
+    def __init__(self, module: nn.Module, devices: int) -> None:
+        nn.Module.__init__(self)  # DataParallel's own would look for GPUs, and without any do nothing at all
+        self.module, self.dim = module, 0
+        self.device_ids, self.output_device = list(range(devices)), 0
+        self.src_device_obj = torch.device("cpu")
+        self.bytes, self.calls = Counter[str](), Counter[str]()
+
+    def scatter(self, inputs: Any, kwargs: Any, device_ids: Sequence[Any]) -> Any:
+        """The batch, split along its first dimension."""
+        parts = [tensor.chunk(len(device_ids)) for tensor in inputs]
+        self._count("scatter", [part for split in parts for part in split[1:]])
+        return list(zip(*parts, strict=True)), [kwargs] * len(device_ids)
+
+    def replicate(self, module: Any, device_ids: Sequence[Any]) -> list[Any]:
+        """A copy of the module for each device but the first."""
+        copies = [copy.deepcopy(module) for _ in device_ids[1:]]
+        self._count("replicate", [weight for one in copies for weight in one.parameters()])
+        return [module, *copies]
+
+    def parallel_apply(self, replicas: Any, inputs: Any, kwargs: Any) -> list[Any]:
+        """Each replica on its part: one after the other here, in threads with GPUs."""
+        self._count("parallel_apply", [])
+        return [replica(*part, **more) for replica, part, more in zip(replicas, inputs, kwargs, strict=True)]
+
+    def gather(self, outputs: Any, output_device: Any) -> torch.Tensor:
+        """All outputs on the first device."""
+        self._count("gather", outputs[1:])
+        return torch.cat(outputs)
+
+    def _count(self, helper: str, sent: Sequence[torch.Tensor]) -> None:
+        self.calls[helper] += 1
+        self.bytes[helper] += sum(tensor.nbytes for tensor in sent)
+
+
+# ------------------------------------------------------------------------------------------- threads under the GIL
+
+ROUNDS = 2_000_000
+
+
+def python_work() -> None:
+    """A loop of Python: what a training step is between its kernels."""
+    total = 0
+    for number in range(ROUNDS):
+        total += number
+
+
+def in_threads(count: int) -> float:
+    """Seconds until `count` threads have each done `python_work`."""
+    threads = [threading.Thread(target=python_work) for _ in range(count)]
+    began = perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return perf_counter() - began
+
+
+def in_processes(count: int) -> float:
+    """Seconds that the slowest of `count` processes took for the same work, its start not counted."""
+    timed = "from time import perf_counter\nbegan = perf_counter()\npython_work()\nprint(perf_counter() - began)"
+    program = f"ROUNDS = {ROUNDS}\n{inspect.getsource(python_work)}\n{timed}"
+    command = [sys.executable, "-c", program]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(count)]
+    return max(float(process.communicate()[0]) for process in processes)

@@ -1,0 +1,170 @@
+"""Data-parallel training as it is really written, for one node or many, on CPUs (gloo) or on GPUs (NCCL).
+
+    torchrun --standalone --nproc-per-node=2 -m course_utils.lessons.ddp_training
+
+trains a small network under DistributedDataParallel and prints how long a step takes with many buckets, one, and none.
+In a notebook, `run_ranks` returns more: when each bucket was ready and when its mean was there, and what was sent with
+and without `no_sync`.
+"""
+
+import os
+from contextlib import nullcontext
+from time import perf_counter
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._C._distributed_c10d import GradBucket
+from torch.nn.functional import mse_loss
+from torch.nn.parallel import DistributedDataParallel
+
+from ..distributed import RESULTS, report
+
+LAYERS, WIDTH, SAMPLES = 12, 512, 256
+BUCKET_MB = 2.0
+WARM_UP, TIMED = 3, 5
+MICRO_BATCHES = 4
+
+
+def device_of_rank() -> torch.device:
+    """This rank's own GPU where there is CUDA, else the CPU."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+    return device
+
+
+def network(device: torch.device) -> nn.Sequential:
+    """Twelve equal layers; the same weights on every rank, as DistributedDataParallel sends rank 0's to all."""
+    torch.manual_seed(dist.get_rank())
+    layers: list[nn.Module] = []
+    for _ in range(LAYERS):
+        layers += [nn.Linear(WIDTH, WIDTH), nn.GELU()]
+    return nn.Sequential(*layers).to(device)
+
+
+class Trace:
+    """A DDP communication hook that averages as DDP does by itself, and notes each bucket: bytes, ready, done.
+
+    Times are in seconds since `begin()`; on a GPU they are those of CUDA events, in the order of its own work.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.cuda = device.type == "cuda"
+        self.buckets: list[dict[str, Any]] = []
+        self.begin()
+
+    def begin(self) -> None:
+        """Time zero, with nothing noted."""
+        self.buckets, self.zero = [], self.mark()
+
+    def mark(self) -> Any:
+        """Now: a number, or on a GPU an event that will have a time when the GPU gets there."""
+        if not self.cuda:
+            return perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def since_begin(self, mark: Any) -> float:
+        """Seconds from time zero to `mark`."""
+        return self.zero.elapsed_time(mark) / 1000 if self.cuda else mark - self.zero
+
+    def hook(self, _: None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """The mean of a bucket over all ranks; called by DDP as soon as all gradients of the bucket are there."""
+        noted = {"size": bucket.buffer().nbytes, "ready": self.mark()}
+        self.buckets.append(noted)
+        work = dist.all_reduce(bucket.buffer().div_(dist.get_world_size()), async_op=True)
+        assert work is not None, "every rank is in the group"
+
+        def note_the_end(reduced: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+            noted["done"] = self.mark()
+            return reduced.value()[0]
+
+        return work.get_future().then(note_the_end)
+
+    def seconds(self) -> list[dict[str, float]]:
+        """The buckets in the order in which they left, with times in seconds."""
+        times = ("ready", "done")
+        return [noted | {name: self.since_begin(noted[name]) for name in times} for noted in self.buckets]
+
+
+def replica(device: torch.device, bucket_mb: float = BUCKET_MB) -> tuple[DistributedDataParallel, Trace]:
+    """The network under DistributedDataParallel with buckets of `bucket_mb` MiB, and the trace of its buckets."""
+    model, trace = DistributedDataParallel(network(device), bucket_cap_mb=bucket_mb), Trace(device)  # type: ignore[arg-type]
+    model.register_comm_hook(None, trace.hook)
+    return model, trace
+
+
+def samples(device: torch.device, count: int = SAMPLES) -> torch.Tensor:
+    """This rank's own data: what the network has to give back."""
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    return torch.randn(count, WIDTH, generator=generator).to(device)
+
+
+def traced_step(device: torch.device, bucket_mb: float = BUCKET_MB, synchronized: bool = True) -> dict[str, Any]:
+    """Of a few steps the one of median length: when forward and backward ended, in seconds, and its buckets."""
+    (model, trace), batch, steps = replica(device, bucket_mb), samples(device), []
+    for _ in range(WARM_UP + TIMED):
+        dist.barrier()
+        trace.begin()
+        with nullcontext() if synchronized else model.no_sync():
+            loss = mse_loss(model(batch), batch)
+            forward = trace.mark()
+            loss.backward()
+        end = trace.mark()
+        if trace.cuda:
+            torch.cuda.synchronize(device)
+        times = {"forward": trace.since_begin(forward), "end": trace.since_begin(end)}
+        steps.append({**times, "buckets": trace.seconds()})
+        model.zero_grad()
+    return sorted(steps[WARM_UP:], key=lambda step: step["end"])[TIMED // 2]
+
+
+def accumulated(device: torch.device, with_no_sync: bool) -> tuple[int, torch.Tensor]:
+    """Bytes that this rank handed over to be reduced for one batch in several micro-batches, and its first gradient."""
+    model, trace = replica(device)
+    parts = samples(device).chunk(MICRO_BATCHES)
+    for index, part in enumerate(parts):
+        waits = with_no_sync and index < len(parts) - 1
+        with model.no_sync() if waits else nullcontext():  # forward, too: DDP decides there whether to reduce
+            loss = mse_loss(model(part), part) / len(parts)
+            loss.backward()
+    first = next(model.parameters()).grad
+    assert first is not None
+    return sum(bucket["size"] for bucket in trace.buckets), first
+
+
+def one_rank(device: torch.device) -> dict[str, Any]:
+    """What a rank finds: steps with small buckets, with one for all and with none, and the bytes of accumulation."""
+    each, every = accumulated(device, with_no_sync=False)
+    once, last = accumulated(device, with_no_sync=True)
+    return {
+        "many": traced_step(device),
+        "one": traced_step(device, bucket_mb=1e6),
+        "none": traced_step(device, synchronized=False),
+        "gradients": sum(4 * weight.numel() for weight in network(device).parameters()),
+        "sent": {"each micro-batch": each, "no_sync": once},
+        "equal": torch.allclose(every, last, rtol=1e-4, atol=1e-6 * every.abs().max().item()),
+    }
+
+
+def main() -> None:
+    """What one rank does; rank 0 prints it unless a notebook waits for it."""
+    torch.set_num_threads(1)
+    device = device_of_rank()
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    found = one_rank(device)
+    if RESULTS in os.environ:
+        report(found)
+    elif dist.get_rank() == 0:
+        print(f"{dist.get_world_size()} ranks, {found['gradients']:,} bytes of gradients")
+        for name in ("many", "one", "none"):
+            print(f"{name:5s} {1000 * found[name]['end']:8.2f} ms, {len(found[name]['buckets'])} buckets")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
