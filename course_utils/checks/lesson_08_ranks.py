@@ -1,5 +1,7 @@
 """Runs learners' training steps under DistributedDataParallel on real ranks; a program, started by `lesson_08_labs`."""
 
+import __future__
+
 import json
 import sys
 from contextlib import nullcontext
@@ -94,7 +96,7 @@ def outcome(source: str, name: str) -> dict[str, Any]:
     """What a learner's step comes to for each number of micro-batches; what it raises, in words."""
     namespace: dict[str, Any] = dict(NAMES)
     try:
-        exec(compile(source, "<your function>", "exec"), namespace)
+        exec(compile(source, "<your function>", "exec", __future__.annotations.compiler_flag), namespace)
         return {str(count): trained(namespace[name], count) for count in COUNTS}
     except Exception as error:  # a learner's code may raise anything: it is said in words where the check runs
         return {"error": f"{type(error).__name__}: {error}"}

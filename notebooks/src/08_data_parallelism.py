@@ -68,6 +68,7 @@ print("and G1 alone is:", torch.allclose(parts[0], whole, atol=1e-6))
 # starts them with `torchrun`, and returns what each one returned. Nothing else of this notebook reaches them, so the
 # function imports what it needs.
 
+
 # %%
 def on_each_rank():
     """What each of the processes runs: its own gradient, the sum of all, and three short trainings."""

@@ -1,0 +1,481 @@
+"""The checks of lesson 08: right answers of every style pass, each planted wrong answer gets the hint it deserves."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import mse_loss
+
+from course_utils.checks import CheckFailed, NotSolved, lesson_08
+from course_utils.checks.lesson_08_labs import (
+    exposed_right,
+    factor_right,
+    outcomes,
+    ranks_right,
+    ring_right,
+    ring_seconds,
+    traffic_right,
+)
+
+Check = Callable[..., None]
+
+ALL = (
+    lesson_08.traffic,
+    lesson_08.ring,
+    lesson_08.loss_factor,
+    lesson_08.mended_step,
+    lesson_08.exposed,
+    lesson_08.most_ranks,
+)
+
+
+def stub(*_: Any, **__: Any) -> Any:
+    raise NotSolved("Your turn.")
+
+
+def said(check: Check, answer: Any) -> str:
+    """The message with which `check` refuses `answer`."""
+    with pytest.raises(CheckFailed) as failure:
+        check(answer)
+    return str(failure.value)
+
+
+def passes(check: Check, answer: Any, capsys: pytest.CaptureFixture[str], number: str) -> None:
+    check(answer)
+    assert capsys.readouterr().out.startswith(f"✓ {number} ")
+
+
+@pytest.mark.parametrize("check", ALL, ids=lambda check: check.__name__)
+def test_stub_is_an_invitation(check: Check) -> None:
+    with pytest.raises(NotSolved, match="Your turn"):
+        check(stub)
+
+
+@pytest.mark.parametrize("check", ALL, ids=lambda check: check.__name__)
+def test_answers_that_are_no_functions_get_a_hint(check: Check) -> None:
+    assert "without parentheses" in said(check, 3)
+
+
+# ------------------------------------------------------------------------------------------------------ 08.1: traffic
+
+
+def with_one(name: str, formula: Callable[[int, int], float]) -> Any:
+    """The right dictionary, but for one of its values."""
+    return lambda D, S: {**traffic_right(D, S), name: formula(D, S)}
+
+
+def arrow_by_arrow(D: int, S: int) -> dict[str, float]:
+    workers = range(D)
+    return {
+        "ring": sum(S / D for _ in workers if _) * 2,
+        "naive": sum(S for other in workers if other != 0),
+        "server": sum(S + S for _ in workers),
+    }
+
+
+@pytest.mark.parametrize("answer", [traffic_right, arrow_by_arrow])
+def test_traffic_takes_right_answers(answer: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    passes(lesson_08.traffic, answer, capsys, "08.1")
+
+
+@pytest.mark.parametrize(
+    ("answer", "hint"),
+    [
+        (with_one("server", lambda D, S: D * S), "one way"),
+        (with_one("server", lambda D, S: 2 * S), "one worker's traffic"),
+        (with_one("server", lambda D, S: 2 * (D - 1) * S), "a machine of its own"),
+        (with_one("server", lambda D, S: (D + 1) * S), "a message of its own"),
+        (with_one("server", lambda D, S: 3 * S), "server is off"),
+        (with_one("naive", lambda D, S: D * S), "Nobody sends to itself"),
+        (with_one("naive", lambda D, S: D * (D - 1) * S), "all ranks send together"),
+        (with_one("naive", lambda D, S: 2 * (D - 1) * S), "what is received, too"),
+        (with_one("naive", lambda D, S: S), "one message"),
+        (with_one("ring", lambda D, S: (D - 1) * S / D), "half of the way"),
+        (with_one("ring", lambda D, S: 2 * (D - 1) * S), "one part, not the whole"),
+        (with_one("ring", lambda D, S: 2 * S), "the limit of very many ranks"),
+        (with_one("ring", lambda D, S: 2 * S / D), "two messages"),
+        (with_one("ring", lambda D, S: 4 * (D - 1) * S / D), "what is received, too"),
+        (with_one("ring", lambda D, S: S + D), "ring is off"),
+        (lambda D, S: {"server": 2 * D * S}, "has no 'naive' and no 'ring'"),
+        (lambda D, S: 2 * D * S, "where a dictionary is asked for"),
+    ],
+)
+def test_traffic_names_the_misconception(answer: Any, hint: str) -> None:
+    assert hint in said(lesson_08.traffic, answer)
+
+
+# --------------------------------------------------------------------------------------------------------- 08.2: ring
+
+
+def in_two_loops(parts: Any, rank: int, ranks: int, send: Any, receive: Any) -> Any:
+    """Another right style: in place, the index carried along."""
+    current = rank
+    for _ in range(ranks - 1):
+        send(parts[current], (rank + 1) % ranks)
+        current = (current - 1) % ranks
+        parts[current] += receive((rank - 1) % ranks)
+    for _ in range(ranks - 1):
+        send(parts[current], (rank + 1) % ranks)
+        current = (current - 1) % ranks
+        parts[current].copy_(receive((rank - 1) % ranks))
+    return tuple(parts)
+
+
+@pytest.mark.parametrize("answer", [ring_right, in_two_loops])
+def test_ring_takes_right_answers(answer: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    passes(lesson_08.ring, answer, capsys, "08.2")
+
+
+def first_half(parts: Any, rank: int, ranks: int, send: Any, receive: Any) -> Any:
+    for step in range(ranks - 1):
+        send(parts[(rank - step) % ranks], (rank + 1) % ranks)
+        parts[(rank - step - 1) % ranks] += receive((rank - 1) % ranks)
+    return parts
+
+
+def added_twice(parts: Any, rank: int, ranks: int, send: Any, receive: Any) -> Any:
+    for step in range(2 * (ranks - 1)):
+        send(parts[(rank - step) % ranks], (rank + 1) % ranks)
+        parts[(rank - step - 1) % ranks] += receive((rank - 1) % ranks)
+    return parts
+
+
+def receive_first(parts: Any, rank: int, ranks: int, send: Any, receive: Any) -> Any:
+    for step in range(2 * (ranks - 1)):
+        parts[(rank - step - 1) % ranks] = receive((rank - 1) % ranks)
+        send(parts[(rank - step) % ranks], (rank + 1) % ranks)
+    return parts
+
+
+def to_everybody(parts: Any, rank: int, ranks: int, send: Any, receive: Any) -> Any:
+    others = [other for other in range(ranks) if other != rank]
+    own = [part.clone() for part in parts]
+    for other in others:
+        for part in own:
+            send(part, other)
+    for other in others:
+        for part in parts:
+            part += receive(other)
+    return parts
+
+
+def open_ring(parts: Any, rank: int, ranks: int, send: Any, receive: Any) -> Any:
+    send(parts[rank], rank + 1)
+    return parts
+
+
+def whole_list(parts: Any, rank: int, ranks: int, send: Any, receive: Any) -> Any:
+    send(parts, (rank + 1) % ranks)
+    return parts
+
+
+def same_part_always(parts: Any, rank: int, ranks: int, send: Any, receive: Any) -> Any:
+    for _ in range(ranks - 1):
+        send(parts[rank], (rank + 1) % ranks)
+        parts[rank] = parts[rank] + receive((rank - 1) % ranks)
+    return parts
+
+
+def around_and_around(parts: Any, rank: int, ranks: int, send: Any, receive: Any) -> Any:
+    """Every part whole: D−1 rounds, in which all that came from the left is added and handed on."""
+    passing = [part.clone() for part in parts]
+    for _ in range(ranks - 1):
+        for index in range(ranks):
+            send(passing[index], (rank + 1) % ranks)
+        passing = [receive((rank - 1) % ranks) for _ in range(ranks)]
+        for part, arrived in zip(parts, passing, strict=True):
+            part += arrived
+    return parts
+
+
+def one_more_message(parts: Any, rank: int, ranks: int, send: Any, receive: Any) -> Any:
+    found = ring_right(parts, rank, ranks, send, receive)
+    send(found[0], (rank + 1) % ranks)
+    return found
+
+
+def one_part(parts: Any, rank: int, ranks: int, send: Any, receive: Any) -> Any:
+    return ring_right(parts, rank, ranks, send, receive)[:1]
+
+
+def last_step_missing(parts: Any, rank: int, ranks: int, send: Any, receive: Any) -> Any:
+    for step in range(2 * (ranks - 1) - (ranks > 2)):
+        send(parts[(rank - step) % ranks], (rank + 1) % ranks)
+        arrived, comes = receive((rank - 1) % ranks), (rank - step - 1) % ranks
+        parts[comes] = parts[comes] + arrived if step < ranks - 1 else arrived
+    return parts
+
+
+@pytest.mark.parametrize(
+    ("answer", "hint"),
+    [
+        (first_half, "first half of the way"),
+        (added_twice, "more than once"),
+        (receive_first, "Standstill: rank 0 waits for a message from rank 3"),
+        (to_everybody, "that is no ring"),
+        (open_ring, "a ring closes with `% ranks`"),
+        (whole_list, "not a list"),
+        (same_part_always, "no part is a whole sum"),
+        (around_and_around, "a rank sends 12 messages"),
+        (one_more_message, "never received"),
+        (one_part, "all 4 parts"),
+        (last_step_missing, "on some ranks only"),
+        (lambda parts, rank, ranks, send, receive: None, "returned nothing"),
+        (lambda parts, rank, ranks, send, receive: receive(9), "Rank 9 is asked"),
+        (lambda parts, rank, ranks, send, receive: [1] * ranks, "One of your parts is"),
+    ],
+)
+def test_ring_names_the_misconception(answer: Any, hint: str) -> None:
+    assert hint in said(lesson_08.ring, answer)
+
+
+# --------------------------------------------------------------------------------------------------- 08.3: loss_factor
+
+
+def by_mean(counts: list[int], rank: int) -> float:
+    return counts[rank] / (sum(counts) / len(counts))
+
+
+@pytest.mark.parametrize("answer", [factor_right, by_mean])
+def test_loss_factor_takes_right_answers(answer: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    passes(lesson_08.loss_factor, answer, capsys, "08.3")
+
+
+@pytest.mark.parametrize(
+    ("answer", "hint"),
+    [
+        (lambda counts, rank: 1, "leaves the loss as it is"),
+        (lambda counts, rank: counts[rank] / sum(counts), "DDP takes the mean"),
+        (lambda counts, rank: sum(counts) / len(counts) / counts[rank], "Upside down"),
+        (lambda counts, rank: sum(counts) / counts[rank], "Upside down"),
+        (lambda counts, rank: counts[rank], "a sum over tokens"),
+        (lambda counts, rank: counts[rank] / max(counts), "with the largest"),
+        (lambda counts, rank: 1 / counts[rank], "over the rank's tokens already"),
+        (lambda counts, rank: 1 / len(counts), "by itself"),
+        (lambda counts, rank: 2.0, "the factor is then 1"),
+        (lambda counts, rank: 1 + (rank == 0), "The factor is off"),
+    ],
+)
+def test_loss_factor_names_the_misconception(answer: Any, hint: str) -> None:
+    assert hint in said(lesson_08.loss_factor, answer)
+
+
+def test_the_factor_makes_ddp_s_mean_the_mean_over_all_tokens() -> None:
+    """By gradients, not by the formula: three ranks, each with the mean loss of its own tokens."""
+    weight, counts = torch.ones(5, requires_grad=True), [2, 7, 3]
+    tokens = [torch.randn(n, 5, generator=torch.Generator().manual_seed(n)) for n in counts]
+    losses = [(part @ weight).square().mean() for part in tokens]
+    scaled = [factor_right(counts, rank) * loss for rank, loss in enumerate(losses)]
+    (mean,) = torch.autograd.grad(sum(scaled) / 3, weight, retain_graph=True)
+    (whole,) = torch.autograd.grad((torch.cat(tokens) @ weight).square().mean(), weight)
+    torch.testing.assert_close(mean, whole)
+
+
+# --------------------------------------------------------------------------------------------------- 08.4: mended_step
+
+
+def right(model: Any, optimizer: Any, micro_batches: Any) -> None:
+    for index, (x, y) in enumerate(micro_batches):
+        last = index == len(micro_batches) - 1
+        with nullcontext() if last else model.no_sync():
+            (mse_loss(model(x), y) / len(micro_batches)).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def two_blocks(model: Any, optimizer: Any, micro_batches: Any) -> None:
+    optimizer.zero_grad()
+    *early, last = micro_batches
+    with model.no_sync():
+        for x, y in early:
+            loss = mse_loss(model(x), y) / len(micro_batches)
+            loss.backward()
+    loss = mse_loss(model(last[0]), last[1]) / len(micro_batches)
+    loss.backward()
+    optimizer.step()
+
+
+def past_ddp(model: Any, optimizer: Any, micro_batches: Any) -> None:
+    for x, y in micro_batches:
+        (mse_loss(model.module(x), y) / len(micro_batches)).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def never_last(model: Any, optimizer: Any, micro_batches: Any) -> None:
+    with model.no_sync():
+        for x, y in micro_batches:
+            (mse_loss(model(x), y) / len(micro_batches)).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def every_fourth(model: Any, optimizer: Any, micro_batches: Any) -> None:
+    for index, (x, y) in enumerate(micro_batches):
+        with nullcontext() if (index + 1) % 4 == 0 else model.no_sync():
+            (mse_loss(model(x), y) / len(micro_batches)).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def first_one(model: Any, optimizer: Any, micro_batches: Any) -> None:
+    for index, (x, y) in enumerate(micro_batches):
+        with model.no_sync() if index else nullcontext():
+            (mse_loss(model(x), y) / len(micro_batches)).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def divided_by_four(model: Any, optimizer: Any, micro_batches: Any) -> None:
+    for index, (x, y) in enumerate(micro_batches):
+        with nullcontext() if index == len(micro_batches) - 1 else model.no_sync():
+            (mse_loss(model(x), y) / 4).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def gradients_stay(model: Any, optimizer: Any, micro_batches: Any) -> None:
+    for index, (x, y) in enumerate(micro_batches):
+        with nullcontext() if index == len(micro_batches) - 1 else model.no_sync():
+            (mse_loss(model(x), y) / len(micro_batches)).backward()
+    optimizer.step()
+
+
+def synced_each_time(model: Any, optimizer: Any, micro_batches: Any) -> None:
+    for x, y in micro_batches:
+        (mse_loss(model(x), y) / len(micro_batches)).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def of_another_cell(model: Any, optimizer: Any, micro_batches: Any) -> None:
+    right(model, optimizer, micro_batches)
+
+
+PLANTED = {
+    past_ddp: "No gradient is exchanged at all",
+    never_last: "No gradient is exchanged at all",
+    every_fourth: "With one number of micro-batches",
+    first_one: "The ranks drift apart, though gradients are exchanged",
+    divided_by_four: "by how much is the loss divided?",
+    gradients_stay: "what does a step leave behind?",
+    synced_each_time: "more than once a step",
+    of_another_cell: "raised NameError: name 'right' is not defined",
+}
+
+
+@pytest.fixture(scope="module")
+def tried() -> None:
+    """All of them by the same two processes: a start takes seconds. Their outcomes are kept for the checks."""
+    outcomes([right, two_blocks, *PLANTED])
+
+
+@pytest.mark.usefixtures("tried")
+@pytest.mark.parametrize("answer", [right, two_blocks], ids=lambda answer: answer.__name__)
+def test_mended_step_takes_right_answers(answer: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    passes(lesson_08.mended_step, answer, capsys, "08.4")
+
+
+@pytest.mark.usefixtures("tried")
+@pytest.mark.parametrize("answer", PLANTED, ids=lambda answer: answer.__name__)
+def test_mended_step_names_the_misconception(answer: Any) -> None:
+    assert PLANTED[answer] in said(lesson_08.mended_step, answer)
+
+
+@pytest.mark.parametrize(
+    ("answer", "hint"),
+    [
+        (lambda model, optimizer, micro_batches: 1 / 0, "raised ZeroDivisionError"),
+        (lambda model, optimizer, micro_batches: None, "define it in a cell|with `def`"),
+        (lambda model: None, "keep its first line"),
+    ],
+)
+def test_mended_step_needs_no_processes_for_what_is_plain(answer: Any, hint: str) -> None:
+    message = said(lesson_08.mended_step, answer)
+    assert any(part in message for part in hint.split("|"))
+
+
+# ------------------------------------------------------------------------------------------------------- 08.5: exposed
+
+
+def by_waiting(buckets: Any, computed: float) -> float:
+    free = 0.0
+    for ready, seconds in sorted(buckets):
+        start = ready if ready > free else free
+        free = start + seconds
+    return free - computed if free > computed else 0
+
+
+@pytest.mark.parametrize("answer", [exposed_right, by_waiting])
+def test_exposed_takes_right_answers(answer: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    passes(lesson_08.exposed, answer, capsys, "08.5")
+
+
+@pytest.mark.parametrize(
+    ("answer", "hint"),
+    [
+        (lambda buckets, computed: sum(t for _, t in buckets), "all transfer time"),
+        (lambda buckets, computed: max(0, max(r + t for r, t in buckets) - computed), "pass one another"),
+        (lambda buckets, computed: buckets[-1][1], "the last bucket alone"),
+        (lambda buckets, computed: max(0, sum(t for _, t in buckets) - computed), "at time zero"),
+        (lambda buckets, computed: exposed_right(buckets, 0) - computed, "less than nothing"),
+        (lambda buckets, computed: exposed_right(buckets, 0), "when the exchange ends"),
+        (lambda buckets, computed: max(0, buckets[0][0] + sum(t for _, t in buckets) - computed), "without a gap"),
+        (lambda buckets, computed: 0.0, "Some wait is off"),
+    ],
+)
+def test_exposed_names_the_misconception(answer: Any, hint: str) -> None:
+    assert hint in said(lesson_08.exposed, answer)
+
+
+# ---------------------------------------------------------------------------------------------------- 08.6: most_ranks
+
+
+def up_to(seconds: Any, good: Any = lambda compute, exchange, floor: compute / (compute + exchange) >= floor) -> Any:
+    """The answer of somebody whose ring takes `seconds(alpha, beta, size, D)`."""
+
+    def answer(alpha: float, beta: float, size: int, compute: float, floor: float, limit: int) -> int:
+        fine = [D for D in range(1, limit + 1) if good(compute, seconds(alpha, beta, size, D), floor)]
+        return max(fine, default=1)
+
+    return answer
+
+
+def by_halves(alpha: float, beta: float, size: int, compute: float, floor: float, limit: int) -> int:
+    """Another right style: as efficiency only falls, search by bisection."""
+    low, high = 1, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        good = compute / (compute + ring_seconds(alpha, beta, size, middle)) >= floor
+        low, high = (middle, high) if good else (low, middle - 1)
+    return low
+
+
+@pytest.mark.parametrize("answer", [ranks_right, by_halves])
+def test_most_ranks_takes_right_answers(answer: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    passes(lesson_08.most_ranks, answer, capsys, "08.6")
+
+
+@pytest.mark.parametrize(
+    ("answer", "hint"),
+    [
+        (up_to(lambda a, b, S, D: 2 * (D - 1) * b * S / D), "You leave α out"),
+        (up_to(lambda a, b, S, D: (D - 1) * (a + b * S / D)), "half a ring"),
+        (up_to(lambda a, b, S, D: 2 * (D - 1) * (a + b * S)), "one part of D"),
+        (up_to(lambda a, b, S, D: 2 * D * (a + b * S / D)), "with one rank there is none"),
+        (up_to(lambda a, b, S, D: a + 2 * (D - 1) / D * b * S), "You start one message"),
+        (up_to(ring_seconds, lambda c, t, floor: 1 - t / c >= floor), "with the computing alone"),
+        (lambda *case: max(1, ranks_right(*case) - 1), "One too few"),
+        (lambda *case: ranks_right(*case) + 4096, "beyond the limit"),
+        (lambda *case: 0, "always efficient enough"),
+        (lambda *case: 1.5, "whole numbers"),
+        (lambda *case: 2, "Some number is off"),
+    ],
+)
+def test_most_ranks_names_the_misconception(answer: Any, hint: str) -> None:
+    def spelled(alpha: float, beta: float, size: int, compute: float, floor: float, limit: int) -> Any:
+        return answer(alpha, beta, size, compute, floor, limit)
+
+    assert hint in said(lesson_08.most_ranks, spelled)
