@@ -147,9 +147,10 @@ def test_the_fit_is_the_weighted_least_squares_of_numpy_and_its_covariance() -> 
     points = [(4.0**power, (2e-5 + 1e-9 * 4**power) * dice.uniform(0.7, 1.4)) for power in range(11)]
     link = fit_link([(size, [seconds]) for size, seconds in points])
     sizes, seconds = (np.array(column) for column in zip(*points, strict=True))
-    design = np.stack([1 / seconds, sizes / seconds], axis=1)  # each row over its own time: relative errors
+    expected = link.alpha + link.beta * sizes
+    design = np.stack([1 / expected, sizes / expected], axis=1)  # errors relative to the line
     scale = np.array([1.0, 1e9])  # keeps the matrix well conditioned
-    solution, residuals, *_ = np.linalg.lstsq(design * [1.0, 1e-9], np.ones(len(points)), rcond=None)
+    solution, residuals, *_ = np.linalg.lstsq(design * [1.0, 1e-9], seconds / expected, rcond=None)
     covariance = np.linalg.inv((design * [1.0, 1e-9]).T @ (design * [1.0, 1e-9])) * residuals[0] / (len(points) - 2)
     assert [link.alpha, link.beta] == pytest.approx(list(solution / scale))
     assert link.alpha_variance == pytest.approx(covariance[0, 0])

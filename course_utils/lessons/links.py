@@ -52,21 +52,31 @@ class Link:
 def fit_link(measured: Sequence[tuple[float, Sequence[float]]]) -> Link:
     """The link whose α + β·n is closest to the medians of measured times, given as (bytes, seconds of each try).
 
-    Weighted least squares: what counts is the relative error, or the largest message alone would decide. Raises
-    ValueError for fewer than three different sizes, which leave nothing to tell the uncertainty from.
+    Least squares of errors relative to the line, or the largest message alone would decide: weighted by the line found
+    before, until it settles. Raises ValueError for fewer than three different sizes, which leave nothing to tell the
+    uncertainty from.
     """
     if len({size for size, _ in measured}) < 3:
         raise ValueError("a link is fitted to three different sizes or more")
     points = [(size, median(times)) for size, times in measured]
-    weights = [1 / seconds**2 for _, seconds in points]
-    w = sum(weights)
-    wx = sum(weight * size for weight, (size, _) in zip(weights, points, strict=True))
-    wxx = sum(weight * size**2 for weight, (size, _) in zip(weights, points, strict=True))
-    wy = sum(weight * seconds for weight, (_, seconds) in zip(weights, points, strict=True))
-    wxy = sum(weight * size * seconds for weight, (size, seconds) in zip(weights, points, strict=True))
+    link = _weighted(points, [seconds for _, seconds in points])
+    for _ in range(ROUNDS):
+        # a tenth of what was measured at least: a line that comes near zero somewhere is not to be held to it there
+        expected = [max(link.alpha + link.beta * size, 0.1 * seconds) for size, seconds in points]
+        link = _weighted(points, expected)
+    return link
+
+
+ROUNDS = 50
+"""More than enough: each round brings the line several times nearer to where it settles."""
+
+
+def _weighted(points: Sequence[tuple[float, float]], expected: Sequence[float]) -> Link:
+    """Least squares with each error divided by what is expected there, in closed form, and its covariances."""
+    rows = [(1 / scale, size / scale, seconds / scale) for (size, seconds), scale in zip(points, expected, strict=True)]
+    w, wx, wxx = sum(one**2 for one, _, _ in rows), sum(one * x for one, x, _ in rows), sum(x**2 for _, x, _ in rows)
+    wy, wxy = sum(one * y for one, _, y in rows), sum(x * y for _, x, y in rows)
     determinant = w * wxx - wx * wx
     alpha, beta = (wxx * wy - wx * wxy) / determinant, (w * wxy - wx * wy) / determinant
-    left = [weight * (s - alpha - beta * n) ** 2 for weight, (n, s) in zip(weights, points, strict=True)]
-    noise = sum(left) / (len(points) - 2)
-    variances = noise * wxx / determinant, noise * w / determinant, -noise * wx / determinant
-    return Link(alpha, beta, *variances)
+    noise = sum((y - alpha * one - beta * x) ** 2 for one, x, y in rows) / (len(rows) - 2)
+    return Link(alpha, beta, noise * wxx / determinant, noise * w / determinant, -noise * wx / determinant)
