@@ -26,6 +26,7 @@ from course_utils.lessons.accumulation_figures import beside, contour, theta_pat
 from course_utils.lessons.batch_noise import (
     Noise,
     from_two,
+    gains,
     noise_of,
     progress,
     rounded,
@@ -134,13 +135,21 @@ def test_steps_and_examples_trade_off_as_a_hyperbola() -> None:
         steps, examples = steps_and_examples(batch, 8.0)
         assert (steps - 1) * (examples - 1) == pytest.approx(1)
         assert steps * progress(batch, 8.0) == pytest.approx(1)
-    assert [rounded(scale) for scale in (0.3, 1.2, 7.5, 17.6)] == [1, 1, 8, 16]
+    assert [rounded(scale) for scale in (0.55, 1.2, 7.5, 17.6)] == [0.5, 1, 8, 16]
 
 
 def test_a_sequences_gradient_is_a_part_of_its_batchs() -> None:
     model, parts = language_model(), micro_batches(2, size=1)
     each = [gradient_of(mean_loss(model, part), model) for part in parts]
     assert torch.allclose((each[0] + each[1]) / 2, gradient_of(mean_loss(model, joined(parts)), model), atol=1e-6)
+
+
+def test_larger_batches_gain_more_and_the_model_stays_as_it_was() -> None:
+    model = language_model()
+    before = torch.nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+    few, some, everything = gains(model, [1, 4, 16], count=16, draws=4)
+    assert 0 < few < some < everything == 1
+    assert torch.equal(before, torch.nn.utils.parameters_to_vector(model.parameters()))
 
 
 # ------------------------------------------------------------------------------------------------- published, schedules

@@ -139,6 +139,8 @@ def right_loop(model, optimizer, parts, k):
 
 
 # %%
+import torch
+
 from course_utils.lessons.accumulation import large_batch
 
 ten = micro_batches(count=10)
@@ -146,6 +148,9 @@ reference = moved(large_batch, ten, k=4)
 for name, loop in {"common": common_loop, "right": right_loop}.items():
     off = relative_distance(moved(loop, ten, k=4), reference)
     print(f"{name} loop: {off:.0%} away from where the large batches lead")
+
+common_loop(model := language_model(), torch.optim.SGD(model.parameters(), lr=0.1), ten, k=4)
+print(f"left in .grad when the epoch is over: a gradient of length {gradient(model).norm():.1f}")
 
 # %% [markdown]
 # With fewer than k micro-batches in the last group, divide by *their* number. Dividing by k is a mistake of its own:
@@ -176,8 +181,8 @@ reveal("07.weight", max(counts) / min(counts), unit="times")
 # report](https://huggingface.co/blog/gradient_accumulation)).
 #
 # ## Four mistakes, side by side
-# All of them train: the loss falls. So compare with what they should be equal to. Here is how far one pass over ten
-# padded micro-batches, k = 4, ends from where the large batches end, in parts of the way that those go.
+# None of them raises an error. So compare with what they should be equal to. Here is how far one pass over ten padded
+# micro-batches, k = 4, ends from where the large batches end, in parts of the way that those go.
 
 # %%
 from course_utils.lessons.accumulation import distances
@@ -197,11 +202,13 @@ bars(shown, "Each mistake ends elsewhere; only weights by tokens reach the large
 equal = micro_batches(count=8)
 adam, plain = distances(equal, k=4, optimizer="adam"), distances(equal, k=4)
 for name in ("not divided", "a step on each"):
-    print(f"{name:15s} SGD {plain[name]:5.0%} off, Adam {adam[name]:6.1%} off")
+    print(f"{name:15s} SGD {plain[name]:5.0%} off, Adam {adam[name]:4.0%} off")
+print(f"length of the gradient of 100 sequences: {large.norm():.1f}; undivided {undivided.norm():.0f}")
 
 # %% [markdown]
 # Undivided losses hardly show under Adam. They come back as soon as something looks at the gradient's length:
-# [clipping](../docs/glossary.md#gradient-clipping) then clips gradients that are fine.
+# [clipping](../docs/glossary.md#gradient-clipping) at a length of 10 would leave the first of these two alone, and
+# shorten the second.
 
 # %% [markdown]
 # ## The path of θ
@@ -245,8 +252,6 @@ reveal("07.steps", len(paths["a step on each 4, same rate"]) - 1, unit="steps")
 # smaller. Compare an accumulator in fp32 with one in bf16, both against fp64.
 
 # %%
-import torch
-
 from course_utils.lessons.accumulation import accumulator_errors
 from course_utils.plots import lines
 
@@ -285,7 +290,8 @@ lines(
         "estimated": ([100 // b for b in sizes], [peaks[b].total / 1e9 for b in sizes]),
         "measured": ([100 // b for b in measured], [m.peak / 1e9 for m in measured.values()]),
     },
-    "The same batch of 100, from a peak that no card has to one that any card has",
+    f"The same batch of 100, from a peak of {format_bytes(peaks[100].total, 'GB', 1)} down to "
+    f"{format_bytes(peaks[1].total, 'GB', 1)}",
     "micro-batches that the batch is cut into", "peak, GB", log_x=True, log_y=True,
     level=("T4 with 16 GB", gpu("T4-16GB").memory / 1e9), provenance=str(measured[100].provenance),
 )  # fmt: skip
@@ -297,7 +303,8 @@ for b, one in measured.items():
     print(f"{100 // b:3d} × {b:3d}: {format_bytes(one.peak, 'GB', 2)}, estimate − measured {gap:+,} bytes")
 
 # %% [markdown]
-# **The gap** between estimate and measurement is nothing. But is the peak "one micro-batch's", as people say? Compare
+# **The gap** between estimate and measurement is nothing. (With a GPU, the same cell measures those that fit it on the
+# card itself.) But is the peak "one micro-batch's", as people say? Compare
 # 25 micro-batches of 4 with a step on 4 sequences alone.
 
 # %%
@@ -331,7 +338,12 @@ print(f"16 bytes a parameter: {format_bytes(16 * xl.model.parameters, 'GB', 1)}"
 
 # %% [markdown]
 # As 8 micro-batches of 4, the answer of lesson 01, it fits 32 GB. Each further cut saves less: what is left are the
-# states, 16 bytes a parameter, in which the batch plays no part.
+# states, 16 bytes a parameter, in which the batch plays no part. Find the smallest card for it:
+
+# %%
+from course_utils.widgets import explorer
+
+explorer("gpt2-xl", gpu="RTX5090-32GB", micro_batch=4, accumulation_steps=8, precision="bf16-master", recompute="full")
 
 # %% [markdown]
 # ## How large should a batch be?
@@ -377,19 +389,40 @@ predict("07.noise", unit="sequences")
 # %%
 from course_utils.lessons.language_model import train_language_model
 
-scales = {0: noise.scale}
-for steps in (20, 300):
-    trained = train_language_model(steps=steps).model
-    scales[steps] = noise_of(sequence_gradients(trained)).scale
-for steps, scale in scales.items():
-    print(f"after {steps:3d} steps: near {rounded(scale)}")
-reveal("07.noise", rounded(scales[300]), unit="sequences")
+trained = {steps: language_model() if not steps else train_language_model(steps=steps).model for steps in (0, 20, 300)}
+noises = {steps: noise_of(sequence_gradients(one)) for steps, one in trained.items()}
+for steps, one in noises.items():
+    near = [rounded(value) for value in (one.signal, one.noise, one.scale)]
+    print(f"after {steps:3d} steps: |G|² near {near[0]:g}, tr(Σ) near {near[1]:g}, noise scale near {near[2]:g}")
+reveal("07.noise", rounded(noises[300].scale), unit="sequences")
 
 # %% [markdown]
-# **The gap** has a reason: as the model learns what all sequences share, G shrinks, and what is left differs from
-# sequence to sequence. So the batch that is worth its price grows during training. What is it worth? A batch of B
-# makes 1/(1 + B_noise/B) of the progress of the best possible step (section 2.2 of the paper), and to reach the same
-# loss it takes 1 + B_noise/B times the least number of steps, and 1 + B/B_noise times the least number of examples.
+# **The gap** has two reasons. What all sequences share is learned within a few steps: G shrinks. Then what is left to
+# learn differs from sequence to sequence: the noise grows. So the batch that is worth its price grows during training.
+#
+# What is it worth? A step on B sequences should gain 1/(1 + B_noise/B) of what the best possible step gains, each with
+# the rate that suits it (section 2.2 of the paper). Try it on the model after 20 steps: steps of several lengths along
+# the gradients of several batches, and for each B the length that lowers the loss most on average.
+
+# %% tags=["nbval-ignore-output"]
+from course_utils.lessons.batch_noise import gains, progress
+
+sizes = [2, 4, 8, 16]
+gained = gains(trained[20], sizes)
+series = {
+    "measured": (sizes, gained),
+    "1/(1 + noise scale/B)": (sizes, [progress(size, noises[20].scale) for size in sizes]),
+}
+lines(series, "Half of the best step's gain at the noise scale, and little to add beyond it", "batch B, sequences",
+      "part of the best step's gain", log_x=True, provenance="the small GPT after 20 steps, on the CPU")  # fmt: skip
+
+# %%
+print("each larger batch gains more:", gained == sorted(gained))
+print("2 sequences gain less than a third, 16 more than half:", gained[0] < 1 / 3, gained[-1] > 1 / 2)
+
+# %% [markdown]
+# Turn it round: to reach the same loss, batches of B take 1 + B_noise/B times the least number of steps, and 1 +
+# B/B_noise times the least number of examples (section 2.3).
 
 # %%
 from course_utils.lessons.batch_noise import steps_and_examples
@@ -428,7 +461,7 @@ predict("07.ramp", unit="thousand steps")
 
 # %%
 reveal("07.ramp", round(ramp_steps(RAMP, total) / 1000, 1), unit="thousand steps")
-lines({"ramp": staircase(RAMP, 8 * 10**12, 10**10)}, "The batch doubles each time it is worth it",
+lines({"ramp": staircase(RAMP, 8 * 10**12, 10**10)}, "MiniMax-01 doubles its batch three times, later and later",
       "billion tokens seen", "million tokens a batch", log_x=True, markers=False,
       provenance="MiniMax-01; 1 million = 10⁶")  # fmt: skip
 
@@ -447,9 +480,10 @@ print(f"and the memory of a batch 8 times as large, 4 sequences at once: {last -
 # ## Another batch, another rate
 # A batch k times as large takes a k-th of the steps in an epoch. To get as far, each has to go further: multiply the
 # learning rate by k. That is the **linear scaling rule** of [Goyal et al. 2017](https://arxiv.org/abs/1706.02677) for
-# SGD, the picture of θ read backwards. For Adam and its like the rule is **√k**: they divide by the gradient's size,
-# noise included, so that a step's length does not tell signal from noise ([Granziol et al.
-# 2022](https://arxiv.org/abs/2006.09092) argue it from random matrix theory).
+# SGD, the picture of θ read backwards. For Adam and its like the rule is **√k**. They divide by the gradient's size.
+# Where noise rules, a batch k times as large makes that √k times smaller, so their steps grow by √k on their own; the
+# rate brings the other √k ([Granziol et al. 2022](https://arxiv.org/abs/2006.09092) argue it from random matrix
+# theory).
 #
 # Goyal et al. trained ResNet-50 on ImageNet. With batches of 256 and rate 0.10 the error was 23.60 %. **Your guess.**
 # Batches of 8,192, the same number of epochs, the rate still 0.10: how many percent?
