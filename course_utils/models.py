@@ -237,8 +237,10 @@ PRESETS: dict[str, TransformerConfig] = {
         _gpt2("gpt2-xl", 48, 1600, 25),
         # Brown et al. 2020, table 2.1
         _gpt2("gpt3-175b", 96, 12288, 96, positions=2048),
-        # Grattafiori et al. 2024, table 3, and the model cards of Llama 3 and 3.2
+        # Grattafiori et al. 2024, table 3, and the model cards of Llama 3, 3.1 and 3.2; 3.1's scaling of the rotary
+        # angles changes no shape
         _llama("llama3-8b", 32, 4096, 32, 8, 14336, 128256, 8192, tied=False, theta=500_000.0),
+        _llama("llama3.1-8b", 32, 4096, 32, 8, 14336, 128256, 131072, tied=False, theta=500_000.0),
         _llama("llama3-70b", 80, 8192, 64, 8, 28672, 128256, 8192, tied=False, theta=500_000.0),
         _llama("llama3.2-1b", 16, 2048, 32, 8, 8192, 128256, 131072, tied=True, theta=500_000.0),
         _llama("llama3.2-3b", 28, 3072, 24, 8, 8192, 128256, 131072, tied=True, theta=500_000.0),

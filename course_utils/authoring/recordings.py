@@ -49,6 +49,7 @@ def lesson_runs() -> list[tuple[TrainingRun, int]]:
         *((run, 2) for run in replayed_runs()),
         *((run, 2) for run in lesson_09_runs()),
         *((run, 2) for run in lesson_12_runs()),
+        *((run, 2) for run in lesson_13_runs()),
     ]
 
 
@@ -116,6 +117,15 @@ def lesson_12_runs() -> list[TrainingRun]:
     small = TrainingRun("tiny-llama", 4, 256, "bf16", "adam8bit", recompute="full", lora_rank=16,
                         lora_targets=everywhere, frozen_bits=4)  # fmt: skip
     return [gpt2, gpt2.replace(lora_rank=8), gpt2.replace(lora_rank=8, lora_targets=everywhere), small]
+
+
+def lesson_13_runs() -> list[TrainingRun]:
+    """The two models on which calculators disagree, and a GPT as one of their formulas means it."""
+    return [
+        TrainingRun("llama3.1-8b", 2, 8192),
+        TrainingRun("gpt2-xl", 32, 1024),
+        TrainingRun("gpt2", 8, 1024, "bf16-master", attention="eager"),
+    ]
 
 
 def main() -> None:

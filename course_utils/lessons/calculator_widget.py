@@ -1,0 +1,66 @@
+"""A calculator to mend by hand: tick the terms that it has wrong, and watch its answer move. For notebooks only."""
+
+from collections.abc import Mapping
+from html import escape
+
+import ipywidgets
+
+from ..figure import Figure
+from ..plots import signed_percent
+from ..run import TrainingRun
+from ..widgets import LAYOUT, STYLE, Explorable
+from .calculator_figures import mended
+from .calculators import CALCULATORS, TERMS, Truth, add_back, calculator
+
+Cases = Mapping[str, tuple[TrainingRun, Truth]]
+
+
+def mender(cases: Cases, calculator: str = "ZeRO") -> "Mender":
+    """Controls for a calculator, a model and the closed list of terms, and the answer that they make.
+
+    `cases` maps a model's name to its run and what was measured of it. In the next cell, `.terms` is what has been
+    ticked. Raises ValueError for an unknown calculator, or without any case.
+    """
+    return Mender(cases, calculator)
+
+
+class Mender(Explorable):
+    """What `mender` shows."""
+
+    invitation = "A calculator to mend, term by term: run this cell to tick the terms."
+
+    def __init__(self, cases: Cases, name: str) -> None:
+        if not cases:
+            raise ValueError("nothing has been measured to mend a calculator by")
+        self.cases = cases
+        names = [one.name for one in CALCULATORS]
+        first = calculator(name).name
+        super().__init__(
+            {
+                "calculator": ipywidgets.Dropdown(
+                    options=names, value=first, description="calculator", style=STYLE, layout=LAYOUT
+                ),
+                "model": ipywidgets.Dropdown(options=list(cases), description="model", style=STYLE, layout=LAYOUT),
+                **{
+                    term.name: ipywidgets.Checkbox(value=False, description=term.name, tooltip=term.why, indent=False)
+                    for term in TERMS
+                },
+            }
+        )
+
+    @property
+    def terms(self) -> list[str]:
+        """The names of the terms that are ticked."""
+        return [term.name for term in TERMS if self.controls[term.name].value]
+
+    def redraw(self) -> tuple[Figure, str]:
+        """The answer, mended step by step, and how far off it is now."""
+        name, model = self.controls["calculator"].value, self.controls["model"].value
+        run, real = self.cases[model]
+        one = calculator(name)
+        said, now = one.total(run), add_back(one, self.terms, run, real)
+        before, after = (signed_percent(size - real.peak, real.peak) for size in (said, now))
+        after = "exact" if now == real.peak else after
+        title = f"{name}, {model}: {before}, with {len(self.terms)} of {len(TERMS)} terms put right {after}"
+        message = f"Made for: {escape(one.made_for)}. Off by {before}; now <b>{after}</b>."
+        return mended(one, self.terms, run, real, title, real.provenance), message

@@ -1,0 +1,397 @@
+"""What the sources got wrong: each claim, where it stands, what is right, and a function that computes the evidence.
+
+`python -m course_utils.lessons.errata` writes docs/errata.md from this list; a test keeps the two equal. A claim is
+quoted or shortened, its date or version named where the text has one; no number in the evidence is typed. Nothing here
+needs torch.
+"""
+
+import html
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..estimating import estimate, moments, published
+from ..estimating.activations import activation_bytes, block_bytes, loss_saved, sum_bytes
+from ..models import PRESETS, parameter_count
+from ..run import TrainingRun
+from ..units import GB, format_bytes
+
+PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "errata.md"
+
+FAMILIAR = "one of the five texts that this course grew from"
+
+
+@dataclass(frozen=True)
+class Erratum:
+    """One claim that is wrong or imprecise.
+
+    `source` says where it stands, `right` what is right, in words; `evidence` computes one line of numbers for it;
+    `lesson` is the number of the lesson that works it out.
+    """
+
+    claim: str
+    source: str
+    right: str
+    evidence: Callable[[], str]
+    lesson: int
+
+
+def _gb(size: float, digits: int = 1) -> str:
+    return format_bytes(round(size), "GB", digits)
+
+
+def _gib(size: float, digits: int = 1) -> str:
+    return format_bytes(round(size), "GiB", digits)
+
+
+XL = TrainingRun("gpt2-xl", 32, 1024, "bf16-master")
+FULL = XL.replace(recompute="full")
+GPT3 = TrainingRun("gpt3-175b", 1, 2048, "bf16-master", attention="eager")
+LLAMA = TrainingRun("llama3-8b", 1, 4096, "bf16-master")
+
+
+# ------------------------------------------------------------------------------------------- the evidence, one by one
+
+
+def barely_trains() -> str:
+    """GPT-2 XL, 32 sequences, on 32 GB: at once, and in micro-batches."""
+    at_once, parts = estimate(FULL).total, estimate(FULL.replace(micro_batch=4, accumulation_steps=8)).total
+    autocast = estimate(FULL.replace(precision="amp-bf16")).total
+    return f"{_gb(at_once)} with master weights, {_gb(autocast)} under autocast; as 8 micro-batches of 4, {_gb(parts)}"
+
+
+def sixty_gigabytes() -> str:
+    """Twelve tensors against what forward keeps."""
+    flash, eager = activation_bytes(XL), activation_bytes(XL.replace(attention="eager"))
+    said = published.zero_activation_bytes(XL)
+    return f"the formula {_gb(said)}; kept when forward ends: {_gb(flash)} with flash attention, {_gb(eager)} eager"
+
+
+def about_eight() -> str:
+    """The square root, the checkpoints, and what is there after the loss."""
+    root, checkpoints = published.zero_checkpointed_bytes(FULL), published.checkpoints_bytes(FULL)
+    live, loss = block_bytes(FULL), sum_bytes(loss_saved(FULL))
+    there = estimate(FULL)["activations"]
+    return (
+        f"over √48: {_gb(root)}; a checkpoint a block: {_gb(checkpoints)}, with the live block "
+        f"{_gb(checkpoints + live)}; with the loss's log-softmax ({_gb(loss)}) and the rest {_gb(there, 2)}"
+    )
+
+
+def fifty_percent() -> str:
+    """What full recomputation leaves of what forward keeps."""
+    saved = {kernel: _saved_by_full(kernel) for kernel in ("flash", "eager")}
+    return ", ".join(f"{share:.0%} with {kernel} attention" for kernel, share in saved.items()).replace("%", " %")
+
+
+def _saved_by_full(kernel: str) -> float:
+    run = XL.replace(attention=kernel)
+    return 1 - activation_bytes(run.replace(recompute="full")) / activation_bytes(run)
+
+
+def a_third_at_most() -> str:
+    """One more forward of the blocks, against the step."""
+    shares = {name: _one_more_forward(TrainingRun(name, 1, 1024)) for name in ("gpt2", "gpt2-xl", "gpt3-175b")}
+    return "; ".join(f"{name} {share:.1%}" for name, share in shares.items()).replace("%", " %")
+
+
+def _one_more_forward(run: TrainingRun) -> float:
+    s, h, L, V = run.seq_len, run.model.hidden, run.model.layers, run.model.vocab
+    blocks, head = L * (24 * h * h + 4 * s * h), 2 * h * V
+    return blocks / (3 * (blocks + head))
+
+
+def two_point_seven() -> str:
+    """Equation 8, one forward of the core, and q·kᵀ alone."""
+    step = published.korthikanti_model_flops(GPT3)
+    paper = published.korthikanti_hardware_flops(GPT3) - step
+    core = published.selective_recomputation_flops(GPT3)
+    shares = [f"{100 * size / step:.2f} %" for size in (paper, core, core / 2)]
+    return f"eq. 8: {shares[0]}; the core's forward once more: {shares[1]}; q·kᵀ alone: {shares[2]}"
+
+
+def ninety_seven() -> str:
+    """GPT's formula and the real Llama."""
+    eager = LLAMA.replace(attention="eager")
+    said = published.korthikanti_activation_bytes(eager)
+    return f"GPT's formula {_gib(said)}; a Llama keeps {_gib(activation_bytes(eager))} eager, " \
+        f"{_gib(activation_bytes(LLAMA))} with flash attention"  # fmt: skip
+
+
+def one_gibibyte() -> str:
+    """The checkpoints, and the moment at which they are not alone."""
+    full = LLAMA.replace(recompute="full")
+    checkpoints, live = published.checkpoints_bytes(full), published.korthikanti_block_bytes(full)
+    there = estimate(full)
+    rest = there["activations"] + there["temporaries"]
+    return (
+        f"checkpoints {_gib(checkpoints)}; GPT's live block {_gib(live)} more; a Llama with flash attention, at its "
+        f"peak and with the loss, {_gib(rest)}"
+    )
+
+
+def seventy_percent() -> str:
+    """5·a·s/h of 34 + 5·a·s/h."""
+    shares = {run.model.name: 1 - 34 / (34 + 5 * run.model.heads * run.seq_len / run.model.hidden)
+              for run in (GPT3, LLAMA)}  # fmt: skip
+    return "; ".join(f"{name} {share:.0%}" for name, share in shares.items()).replace("%", " %")
+
+
+def gb_and_gib() -> str:
+    """16 GB and 8.5 GiB."""
+    run = TrainingRun("llama3.2-1b", 1, 8192, "bf16-master")
+    kept = 34 * run.seq_len * run.model.hidden * run.model.layers
+    own = 16 * run.model.parameters
+    together = _gb(16 * GB + kept)
+    return f"34·s·b·h·L = {_gib(kept)} = {_gb(kept)}; with 16 GB: {together}; Llama 3.2 1B's own states: {_gb(own)}"
+
+
+def states_of_eight_billion() -> str:
+    """16 bytes a parameter."""
+    N = PRESETS["llama3-8b"].parameters
+    return f"16 bytes · {N:,} = {_gb(16 * N)}"
+
+
+def until_the_step() -> str:
+    """Activations when backward ends."""
+    there = moments(XL)
+    begin, end = there["end of forward"]["activations"], there["optimizer step"]["activations"]
+    return f"GPT-2 XL: {_gb(begin)} when forward ends, {format_bytes(end)} when the optimizer steps"
+
+
+def residual_memory() -> str:
+    """Two temporaries and what makes them go."""
+    run = FULL.replace(precision="amp-bf16")
+    foreach, fused = (moments(run.replace(optimizer=f"adamw-{how}"))["optimizer step"]["temporaries"]
+                      for how in ("foreach", "fused"))  # fmt: skip
+    whole, chunks = estimate(run).total, estimate(run.replace(loss_chunks=16)).total
+    return (
+        f"Adam's temporaries: {_gb(foreach)} with foreach, {format_bytes(fused)} fused; peak of GPT-2 XL, recomputed: "
+        f"{_gb(whole)}, with the loss in 16 chunks {_gb(chunks)}"
+    )
+
+
+def four_million() -> str:
+    """A product."""
+    return f"1,024 · 400 = {1024 * 400:,}"
+
+
+def eight_times_seven() -> str:
+    """Only the MLPs are there eight times."""
+    mixtral, mistral = PRESETS["mixtral-8x7b"], PRESETS["mistral-7b"]
+    counts = [count / 1e9 for count in (mixtral.parameters, mixtral.active_parameters, 8 * mistral.parameters)]
+    return "Mixtral 8x7B: {:.1f} · 10⁹ parameters, {:.1f} · 10⁹ for a token; 8 · Mistral 7B: {:.1f} · 10⁹".format(
+        *counts
+    )
+
+
+MINIMAX_RAMP = ((0, 16), (69, 32), (790, 64), (4700, 128))
+"""Tokens seen, in 10⁹, and the batch from there on, in 10⁶ tokens (MiniMax-01, 2025, arXiv 2501.08313)."""
+
+
+def batch_after(seen: float, ramp: Sequence[tuple[float, int]] = MINIMAX_RAMP) -> int:
+    """The batch in 10⁶ tokens when so many 10⁹ tokens have been seen."""
+    return max(batch for start, batch in ramp if seen >= start)
+
+
+def seven_hundred_billion() -> str:
+    """The batch between the two numbers."""
+    slip = [(690 if start == 790 else start, batch) for start, batch in MINIMAX_RAMP]
+    return f"after 700 · 10⁹ tokens the batch is {batch_after(700)} M tokens; with the slip, {batch_after(700, slip)} M"
+
+
+GOYAL = {0.05: 23.92, 0.10: 23.60, 0.20: 23.68}
+"""Top-1 error in percent at k·n = 256, by learning rate (Goyal et al. 2017, their table of learning-rate scaling)."""
+
+
+def wrong_row() -> str:
+    """Look the number up."""
+    rate = next(rate for rate, error in GOYAL.items() if error == 23.68)
+    return f"in the paper's table 23.68 % stands at α = {rate:.2f}, and α = 0.10 has {GOYAL[0.10]:.2f} %"
+
+
+def below_the_largest() -> str:
+    """fp16's largest number: eleven ones, (2¹¹ − 1)·2⁵."""
+    largest = (2**11 - 1) * 2**5
+    first = next(n for n in range(1, 300) if n * n > largest)
+    return f"255·255 = {255 * 255:,}, the largest fp16 number is {largest:,}; {first}·{first} is the first to overflow"
+
+
+def log_softmax_in_bf16() -> str:
+    """What the loss keeps under autocast."""
+    run = XL.replace(precision="amp-bf16")
+    logits = run.seq_len * run.micro_batch * run.model.vocab
+    first, copy = (saved.size // logits for saved in loss_saved(run)[:2])
+    return f"bytes that the loss keeps for each logit: {first} of log-softmax, {copy} of its copy in fp32"
+
+
+GPT1_VOCABULARY = 40_478
+"""GPT-1's: 40,000 merges (Radford et al. 2018, section 4.1) and 478 characters; its checkpoint's vocab_size."""
+
+
+def smaller_vocabulary() -> str:
+    """N with the vocabulary of the paper's predecessor, in millions."""
+    from dataclasses import replace
+
+    from .parameters import GPT2_PAPER
+
+    names = ("gpt2", "gpt2-xl")
+    shown = []
+    for name in names:
+        small = parameter_count(replace(PRESETS[name], vocab=GPT1_VOCABULARY)) / 1e6
+        shown.append(f"{name}: paper {GPT2_PAPER[name]} M, with V = {GPT1_VOCABULARY:,} {small:.0f} M, "
+                     f"released {PRESETS[name].parameters / 1e6:.0f} M")  # fmt: skip
+    return "; ".join(shown)
+
+
+def not_split() -> str:
+    """A cached block of the large pool whose rest is at most 1 MiB is handed out whole."""
+    from ..allocator import CachingAllocator
+    from ..units import MiB
+
+    allocator = CachingAllocator()
+    allocator.free(allocator.malloc(12 * MiB))
+    allocator.malloc(12 * MiB - MiB // 2)
+    asked, taken = 12 * MiB - MiB // 2, allocator.allocated
+    return f"asked for {asked / MiB:.1f} MiB where a cached block of 12 MiB lies free: {taken / MiB:.1f} MiB allocated"
+
+
+def printed_as_gb() -> str:
+    """DeepSpeed's own example."""
+    size = published.deepspeed_zero2_bytes(2_851_000_000, 8)
+    return f"4N + 16N/8 for its N = 2,851 · 10⁶: {_gib(size, 2)} = {_gb(size, 2)}"
+
+
+def selective_row() -> str:
+    """34·s·b·h·L against the checkpoints and the step."""
+    said, really = published.cookbook_parts(FULL)["activations"], activation_bytes(FULL)
+    return f"GPT-2 XL, 32 sequences: it says {_gb(said)}; with full recomputation forward keeps {_gb(really)}"
+
+
+def largest_stage() -> str:
+    """Two times the model, for the step and in all."""
+    run = TrainingRun("llama3.1-8b", 1, 8192)
+    said = published.accelerate_bytes(run)
+    held = 16 * run.model.parameters
+    return f"Llama 3.1 8B in 16 bits: it says {_gb(said)}; weights, gradients and Adam's moments alone are {_gb(held)}"
+
+
+ERRATA = (
+    Erratum("One can barely train GPT-2 XL on 32 GB: 32 to 35 GB in all", "a newsletter",
+            "Not 32 sequences at once. In micro-batches it fits.", barely_trains, 1),
+    Erratum("Activations of GPT-2 XL at batch 32 take about 60 GB", "ZeRO (Rajbhandari et al. 2020), footnote 3",
+            "Twelve tensors of equal width. The true figure depends on the attention kernel.", sixty_gigabytes, 5),
+    Erratum("With checkpointing about 8 GB", "ZeRO, section 3.2: “the square root of the total”",
+            "A square root belongs to a chain of equal nodes. Near it by chance.", about_eight, 6),
+    Erratum("Checkpointing reduces activations by about 50 %", "slides of a lecture",
+            "Full recomputation keeps one input a block. Perhaps “square root” was read as “half”.", fifty_percent, 6),
+    Erratum("Checkpointing costs 30 to 40 % more", "a lecture; ZeRO has 33 %, a newsletter 25 to 30 %",
+            "In arithmetic one third is the limit, as the head is not run again. Time is another matter.",
+            a_third_at_most, 6),
+    Erratum("Selective recomputation costs 2.7 % more compute", "Korthikanti et al. 2022, eq. 8",
+            "It adds one forward of the attention core, not three. PyTorch's checkpoint stops early and runs half.",
+            two_point_seven, 6),
+    Erratum("Selective recomputation saves 70 %", "a lecture, beside an example of 97 and 17 GiB",
+            "That is GPT-3's share. Its own example saves more.", seventy_percent, 6),
+    Erratum("Llama-3 8B keeps 97 GiB of activations at 4,096 tokens", "a lecture after the Ultra-Scale Playbook (2025)",
+            "A GPT of that size with eager attention and dropout would.", ninety_seven, 5),
+    Erratum("With full recomputation it keeps 1 GiB", "the same lecture",
+            "The checkpoints alone: the block that runs again and the loss come on top.", one_gibibyte, 5),
+    Erratum("A 1B model takes 16 GB of states, 25 GB at 8,192 tokens", "the same lecture",
+            "16 GB and 8.5 GiB were added up, and a “1B” model has more parameters.", gb_and_gib, 5),
+    Erratum("The states of an 8B model take roughly 100 GB", FAMILIAR,
+            "16 bytes for each of its parameters.", states_of_eight_billion, 1),
+    Erratum("Activations are kept until the optimizer step", FAMILIAR,
+            "Each is freed in backward as soon as it has been used.", until_the_step, 1),
+    Erratum("We can't do much about residual memory", FAMILIAR,
+            "Temporaries, buffers and fragmentation all have a maker and a cure.", residual_memory, 10),
+    Erratum("1,024 × 400 is about 4 million tokens", FAMILIAR, "Ten times too much.", four_million, 7),
+    Erratum("8×7 is roughly 56 B parameters", FAMILIAR,
+            "Only the MLPs are there eight times.", eight_times_seven, 4),
+    Erratum("The batch becomes 64 M tokens after 690 billion", FAMILIAR,
+            "MiniMax-01 has 790 billion.", seven_hundred_billion, 7),
+    Erratum("23.68 % top-1 error at α = 0.1", "a caption under the table of Goyal et al. 2017",
+            "The caption took the neighboring row.", wrong_row, 7),
+    Erratum("255·255 overflows in fp16", "“The Technology Behind BLOOM Training” (Hugging Face blog, July 2022)",
+            "It is below the largest number by a little.", below_the_largest, 3),
+    Erratum("Under autocast cross_entropy runs in float32",
+            "PyTorch's list of CUDA operations that autocast to float32 (docs/source/amp.rst)",
+            "The loss does. Its log-softmax runs, and is kept, in the logits' 16 bits.", log_softmax_in_bf16, 3),
+    Erratum("GPT-2 has 117 M to 1,542 M parameters", "Radford et al. 2019, table 2",
+            "OpenAI later corrected it. The numbers follow from GPT-1's vocabulary.", smaller_vocabulary, 4),
+    Erratum("A tensor takes its size rounded up to 512 bytes", "a common description, which this course simulates by",
+            "In a fresh segment. A cached block whose rest is at most 1 MiB is handed out whole.", not_split, 10),
+    Erratum("ZeRO-2 with T5 of 2,851 M parameters on 8 GPUs: 15.93GB", "DeepSpeed's documentation, Memory Requirements",
+            "The sum is right, its unit is GiB.", printed_as_gb, 13),
+    Erratum("With checkpointing, 34·s·b·h·L bytes of activations",
+            "EleutherAI cookbook, calc_transformer_mem.py (commit 069ae2e)",
+            "That is Korthikanti et al.'s row for selective recomputation, which the comment credits to ZeRO.",
+            selective_row, 13),
+    Erratum("Training with Adam in 16 bits takes two times the model",
+            "accelerate, commands/estimate.py (commit 00e4d26)",
+            "The largest of four stages, for a batch of 1. What a step holds is a sum, activations left out as said.",
+            largest_stage, 13),
+)  # fmt: skip
+"""All of them, in the order of the page."""
+
+
+# ------------------------------------------------------------------------------------------------ as a table, as a page
+
+HEADINGS = ("claim", "where", "what is right", "computed", "lesson")
+
+
+@dataclass(frozen=True, repr=False)
+class ErrataTable:
+    """Errata as a table, their evidence computed as it is drawn."""
+
+    errata: Sequence[Erratum] = ERRATA
+
+    def rows(self) -> Iterator[tuple[str, ...]]:
+        """The cells, without the headings."""
+        for one in self.errata:
+            yield one.claim, one.source, one.right, one.evidence(), f"{one.lesson:02d}"
+
+    def markdown(self) -> str:
+        """The table as Markdown."""
+        lines = [HEADINGS, tuple("---" for _ in HEADINGS), *self.rows()]
+        return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines)
+
+    def __repr__(self) -> str:
+        return "\n".join(f"{claim} ({source})\n  {right} {found}." for claim, source, right, found, _ in self.rows())
+
+    def _repr_html_(self) -> str:
+        rows = [_row("th", HEADINGS), *(_row("td", row) for row in self.rows())]
+        return f"<table>{''.join(rows)}</table>"
+
+
+def _row(tag: str, line: Sequence[str]) -> str:
+    cells = "".join(f"<{tag} style='text-align:left;vertical-align:top'>{html.escape(cell)}</{tag}>" for cell in line)
+    return f"<tr>{cells}</tr>"
+
+
+def errata_table(lessons: Sequence[int] = ()) -> ErrataTable:
+    """The errata of these lessons, of all where none is named. Raises ValueError where a lesson has none."""
+    chosen = [one for one in ERRATA if not lessons or one.lesson in lessons]
+    if not chosen:
+        raise ValueError(f"no errata in lessons {list(lessons)}: {sorted({one.lesson for one in ERRATA})} have some")
+    return ErrataTable(chosen)
+
+
+def page() -> str:
+    """docs/errata.md."""
+    return f"""# What the sources got wrong
+
+This course owes nearly all that it knows to public texts. Where one of them is imprecise or wrong, it says so here: the
+claim, where it stands, what is right, and numbers that the course computes (`course_utils/lessons/errata.py`; this page
+is built from it and never edited by hand). Claims are given as they stood in November 2026 or, where a date or a commit
+is named, then; a text may have been corrected since. Sizes are of the course's own estimates, which equal a simulated
+step to the byte; 1 GB = 10⁹ bytes, 1 GiB = 2³⁰ bytes. [Lesson 13](../notebooks/13_who_is_right.ipynb) works with it.
+Found another, or an error here? Say what you read and what you computed: [CONTRIBUTING.md](../CONTRIBUTING.md).
+
+{ErrataTable().markdown()}
+"""
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
+    print(f"{PAGE.name}: {len(ERRATA)} claims")

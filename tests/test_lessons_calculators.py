@@ -1,0 +1,255 @@
+"""Lesson 13's account: answers and measurements are cut so that nothing is lost; errata compute what they claim."""
+
+import dataclasses
+import json
+import re
+
+import pytest
+import torch
+
+from course_utils.benchmark.draw import shallow
+from course_utils.lessons import calculators, errata
+from course_utils.lessons.calculator_figures import gap_map, mended, side_by_side
+from course_utils.lessons.calculator_widget import mender
+from course_utils.lessons.calculators import CALCULATORS, COMPONENTS, OUTSIDE, SCORES, STATES, TERMS, Truth
+from course_utils.measurement import Measurement
+from course_utils.measuring import measure
+from course_utils.models import PRESETS
+from course_utils.run import TrainingRun
+from course_utils.units import BLOCK, GB
+
+LLAMA = TrainingRun("llama3.1-8b", 2, 8192)
+RUNS = (
+    LLAMA,
+    TrainingRun("gpt2-xl", 32, 1024),
+    TrainingRun("gpt2", 4, 512, attention="eager"),
+    TrainingRun("llama3-8b", 1, 4096),
+)
+SMALL = {
+    "GPT-2": TrainingRun(shallow("gpt2", 2), 4, 1024),
+    "Llama": TrainingRun(shallow("llama3.2-1b", 2), 2, 4096),
+}
+
+
+@pytest.fixture(scope="module")
+def steps() -> dict[str, Measurement]:
+    return {name: measure(run, source="simulated") for name, run in SMALL.items()}
+
+
+@pytest.fixture(scope="module")
+def real(steps: dict[str, Measurement]) -> dict[str, Truth]:
+    return {name: calculators.truth(measured) for name, measured in steps.items()}
+
+
+# ---------------------------------------------------------------------------------------------------------- answers
+
+
+def test_llama_3_1_has_llama_3_s_shapes_and_a_longer_context() -> None:
+    old, new = PRESETS["llama3-8b"], PRESETS["llama3.1-8b"]
+    assert new.parameters == old.parameters == 8_030_261_248
+    assert dataclasses.replace(new, name=old.name, max_positions=old.max_positions) == old
+
+
+@pytest.mark.parametrize("run", RUNS, ids=str)
+@pytest.mark.parametrize("one", CALCULATORS, ids=lambda one: one.name)
+def test_the_parts_of_an_answer_are_the_answer(one: calculators.Calculator, run: TrainingRun) -> None:
+    parts = one.parts(run)
+    assert tuple(parts) == COMPONENTS
+    assert sum(parts.values()) == one.total(run)
+    assert all(size >= 0 for size in parts.values()), parts
+    assert one.states(run) % one.counted(run) == 0, "states are whole bytes a parameter"
+
+
+def test_public_answers_for_llama_3_1_are_14_fold_apart() -> None:
+    said = list(calculators.answers(LLAMA).values())
+    assert said == sorted(said) and len(said) == 9
+    assert round(calculators.spread(LLAMA)) == 14
+
+
+def test_scores_are_what_only_the_formulas_for_eager_attention_have() -> None:
+    flash = {one.name for one in CALCULATORS if one.parts(LLAMA)[SCORES]}
+    eager = {one.name for one in CALCULATORS if one.parts(LLAMA.replace(attention="eager"))[SCORES]}
+    assert eager - flash == {"llm-analysis"}
+    cookbook = calculators.calculator("EleutherAI cookbook")
+    assert cookbook.parts(LLAMA)[SCORES] == 5 * 32 * 8192**2 * 2 * 32
+
+
+def test_an_unknown_calculator_and_an_unknown_term_are_refused_by_name(real: dict[str, Truth]) -> None:
+    with pytest.raises(ValueError, match=r"unknown calculator 'Zero'.*ZeRO"):
+        calculators.calculator("Zero")
+    with pytest.raises(ValueError, match=r"unknown term 'scores'.*attention scores"):
+        calculators.add_back("ZeRO", ["scores"], SMALL["GPT-2"], real["GPT-2"])
+
+
+# ------------------------------------------------------------------------------------------------------------- truth
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_every_tensor_at_the_peak_belongs_to_one_component(
+    name: str, steps: dict[str, Measurement], real: dict[str, Truth]
+) -> None:
+    peak = steps[name].breakdown
+    parts = real[name].parts
+    assert real[name].peak == steps[name].peak
+    assert sum(parts[part] for part in (SCORES, calculators.BLOCKS, OUTSIDE)) == peak["activations"]
+    assert parts[STATES] == peak["parameters"] + peak["gradients"] + peak["optimizer_states"]
+    assert parts[SCORES] == 0, "a flash kernel writes none"
+
+
+def test_eager_scores_are_found_by_their_shape() -> None:
+    """Under autocast: fp32 of softmax, its 16-bit copy, the mask; q and k of 64 tokens are squares, too, and none."""
+    for s in (64, 256):
+        run = TrainingRun(shallow("gpt2", 2), 16, s, attention="eager")
+        a, b, L = run.model.heads, run.micro_batch, run.model.layers
+        found = calculators.counted_at_peak(measure(run.replace(micro_batch=b), source="simulated"))[SCORES]
+        assert found == (4 + 2 + 1) * a * s * s * b * L
+
+
+def test_a_measurement_without_its_tensors_is_refused(steps: dict[str, Measurement]) -> None:
+    with pytest.raises(ValueError, match="no list of its tensors"):
+        calculators.truth(dataclasses.replace(steps["GPT-2"], allocations=()))
+
+
+@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("one", CALCULATORS, ids=lambda one: one.name)
+def test_eight_terms_add_up_to_the_whole_gap(one: calculators.Calculator, name: str, real: dict[str, Truth]) -> None:
+    run, truth = SMALL[name], real[name]
+    found = calculators.gaps(one, run, truth)
+    assert list(found) == [term.name for term in TERMS]
+    assert sum(found.values()) == one.total(run) - truth.peak
+    assert calculators.add_back(one, list(found), run, truth) == truth.peak
+    assert calculators.add_back(one, [], run, truth) == one.total(run)
+
+
+# ------------------------------------------------------------------------------------------------------- closed form
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_the_closed_form_is_off_by_vectors_and_rounding_alone(name: str, steps: dict[str, Measurement]) -> None:
+    run = SMALL[name]
+    table = calculators.three_ways(run, steps[name])
+    assert table.counted == table.measured
+    h, sb, tensors = run.model.hidden, run.seq_len * run.micro_batch, len(steps[name].allocations)
+    mask_and_positions = sb * h + 8 * run.seq_len * run.model.head_size + 16 * sb
+    for part, size in table.formula.items():
+        assert 0 <= table.measured[part] - size <= mask_and_positions + BLOCK * tensors, part
+    assert "closed form − measured" in repr(table) and table._repr_html_().count("<tr>") == 6
+
+
+def test_the_closed_form_refuses_what_it_does_not_describe() -> None:
+    for change in ({"attention": "eager"}, {"precision": "bf16-master"}, {"recompute": "full"}):
+        with pytest.raises(ValueError, match="this closed form is for"):
+            calculators.autocast_formula(SMALL["GPT-2"].replace(**change))
+
+
+def test_what_lies_outside_the_blocks_is_listed(steps: dict[str, Measurement], real: dict[str, Truth]) -> None:
+    found = calculators.outside_blocks(steps["GPT-2"])
+    assert sum(found.values()) == real["GPT-2"].parts[OUTSIDE]
+    assert any(name.startswith("(loss): _log_softmax") for name in found)
+
+
+# ------------------------------------------------------------------------------------------------ figures and widget
+
+
+def test_figures_say_every_number_and_draw_the_bytes(real: dict[str, Truth]) -> None:
+    names = [one.name for one in CALCULATORS]
+    panels = {model: {name: calculators.calculator(name).parts(run) for name in names} for model, run in SMALL.items()}
+    peaks = {model: truth.peak for model, truth in real.items()}
+    figure = side_by_side(panels, "Nine answers", peaks)
+    assert all(name in figure.alt for name in names) and figure.svg.count("data-peak") == 2
+    table = {name: calculators.gaps(name, SMALL["Llama"], real["Llama"]) for name in names}
+    cells = [int(size) for size in re.findall(r'data-bytes="(-?\d+)"', gap_map(table, peaks["Llama"], "Gaps").svg)]
+    assert cells == [size for found in table.values() for size in (*found.values(), sum(found.values()))]
+
+
+def test_a_figure_needs_the_same_rows_in_every_panel() -> None:
+    with pytest.raises(ValueError, match="the same rows"):
+        side_by_side({"one": {"a": {STATES: 1}}, "two": {"b": {STATES: 1}}}, "Two")
+    with pytest.raises(ValueError, match="nothing to lay"):
+        side_by_side({}, "None")
+    with pytest.raises(ValueError, match="no calculator"):
+        gap_map({}, 1, "None")
+
+
+def test_a_mended_answer_ends_at_the_truth(real: dict[str, Truth]) -> None:
+    figure = mended("ZeRO", [term.name for term in TERMS], SMALL["GPT-2"], real["GPT-2"], "ZeRO mended")
+    ends = [int(end) for end in re.findall(r'data-to="(-?\d+)"', figure.svg)]
+    assert len(ends) == len(TERMS) + 2 and ends[-1] == real["GPT-2"].peak
+
+
+def test_the_widget_adds_back_what_is_ticked(real: dict[str, Truth]) -> None:
+    widget = mender({name: (SMALL[name], real[name]) for name in SMALL}, "accelerate")
+    assert widget.terms == [] and repr(widget).endswith("run this cell to tick the terms.")
+    for term in TERMS:
+        widget.controls[term.name].value = True
+    assert "now <b>exact</b>" in widget.message
+    widget.controls["model"].value = "Llama"
+    assert "now <b>exact</b>" in widget.message and "Llama" in widget.figure.alt
+    with pytest.raises(ValueError, match="nothing has been measured"):
+        mender({})
+
+
+# ------------------------------------------------------------------------------------------------------------ errata
+
+
+def test_the_page_is_built_from_the_list() -> None:
+    assert errata.PAGE.read_text(encoding="utf-8") == errata.page(), "run python -m course_utils.lessons.errata"
+
+
+def test_claims_differ_and_belong_to_a_lesson() -> None:
+    assert len({one.claim for one in errata.ERRATA}) == len(errata.ERRATA)
+    assert all(0 < one.lesson <= 14 and one.source and one.right.endswith(".") for one in errata.ERRATA)
+
+
+EVIDENCE = {
+    "barely_trains": ("37.0 GB", "45.8 GB", "26.8 GB"),
+    "sixty_gigabytes": ("60.4 GB",),
+    "about_eight": ("8.7 GB", "5.0 GB", "8.59 GB"),
+    "two_point_seven": ("2.69 %", "0.90 %", "0.45 %"),
+    "ninety_seven": ("97.0 GiB",),
+    "one_gibibyte": ("1.0 GiB", "3.0 GiB"),
+    "seventy_percent": ("70 %", "82 %"),
+    "gb_and_gib": ("8.5 GiB",),
+    "states_of_eight_billion": ("128.5 GB",),
+    "until_the_step": (" 0 B",),
+    "four_million": ("409,600",),
+    "eight_times_seven": ("46.7", "12.9"),
+    "wrong_row": ("0.20", "23.60"),
+    "below_the_largest": ("65,025", "65,504", "256·256"),
+    "log_softmax_in_bf16": ("2 of log-softmax, 4 of",),
+    "smaller_vocabulary": ("117 M, with V = 40,478 117 M", "1542 M, with V = 40,478 1542 M"),
+    "not_split": ("11.5 MiB", "12.0 MiB"),
+    "printed_as_gb": ("15.93 GiB", "17.11 GB"),
+}
+"""What the course's sources print, or its requirements name: the evidence has to come out at these."""
+
+
+@pytest.mark.parametrize("one", errata.ERRATA, ids=lambda one: one.evidence.__name__)
+def test_evidence_computes_what_is_known(one: errata.Erratum) -> None:
+    found = one.evidence()
+    assert re.search(r"\d", found) and "|" not in found
+    assert all(number in found for number in EVIDENCE.get(one.evidence.__name__, ())), found
+
+
+def test_every_known_number_has_its_evidence() -> None:
+    assert set(EVIDENCE) <= {one.evidence.__name__ for one in errata.ERRATA}
+
+
+def test_fp16_s_largest_number_and_paper_counts_are_torch_s_and_the_paper_s() -> None:
+    assert f"{torch.finfo(torch.float16).max:,.0f}" in errata.below_the_largest()
+    assert errata.batch_after(800) == 64 and errata.batch_after(0) == 16
+
+
+def test_the_table_draws_all_or_those_of_a_lesson() -> None:
+    table = errata.errata_table([13])
+    assert len(list(table.rows())) == sum(one.lesson == 13 for one in errata.ERRATA) == 3
+    assert table._repr_html_().count("<tr>") == 4 and "DeepSpeed" in repr(table)
+    with pytest.raises(ValueError, match=re.escape("no errata in lessons [0]")):
+        errata.errata_table([0])
+    assert json.dumps(table.markdown()).count("\\n") == 4
+
+
+def test_autocast_keeps_a_16_bit_log_softmax(steps: dict[str, Measurement]) -> None:
+    kept = [tensor for tensor in steps["GPT-2"].allocations if tensor.operation == "_log_softmax" and tensor.step == 2]
+    assert [tensor.dtype for tensor in kept] == ["bfloat16"]
+    assert 16 * PRESETS["llama3-8b"].parameters > 100 * GB
