@@ -184,7 +184,7 @@ def test_the_widget_adds_back_what_is_ticked(real: dict[str, Truth]) -> None:
         widget.controls[term.name].value = True
     assert "now <b>exact</b>" in widget.message
     widget.controls["model"].value = "Llama"
-    assert "now <b>exact</b>" in widget.message and "Llama" in widget.figure.alt
+    assert "now <b>exact</b>" in widget.message and widget.figure and "Llama" in widget.figure.alt
     with pytest.raises(ValueError, match="nothing has been measured"):
         mender({})
 

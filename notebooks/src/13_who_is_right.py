@@ -139,7 +139,7 @@ predict("13.cancel", unit="GB")
 from course_utils.lessons.calculators import TERMS, gaps
 
 for term in TERMS:
-    print(f"{term.name:22s} {term.why}")
+    print(f"{term.name:24s} {term.why}")
 
 # %%
 from course_utils.lessons.calculator_figures import gap_map
