@@ -44,6 +44,7 @@ from course_utils.lessons.large_batches import (
     data,
     published,
     ramp_steps,
+    scaled,
     staircase,
     table,
     train,
@@ -179,6 +180,12 @@ def test_warm_up_starts_where_it_is_told_and_ends_at_the_peak() -> None:
     assert [warm_up(t, 4, 9.0, start=1.0) for t in (0, 2, 4)] == [1, 5, 9]
 
 
+def test_rates_grow_by_k_or_by_its_root() -> None:
+    assert (scaled(0.1, 32), scaled(0.1, 16, "adam")) == pytest.approx((3.2, 0.4))
+    with pytest.raises(ValueError, match="known: adam, sgd"):
+        scaled(0.1, 2, "lion")
+
+
 # ------------------------------------------------------------------------------------------------------- the classifier
 
 
@@ -197,7 +204,7 @@ def test_replicas_trained_together_are_those_trained_alone() -> None:
 
 def test_the_large_batch_needs_a_larger_rate() -> None:
     rows = {setting.name: setting for setting in table()}
-    names = ("512, η", "512, √32·η", "512, 1·32·η")
+    names = ("32n, η", "32n, √32·η", "32n, 32·η")
     errors = [outcome.mean for outcome in train([rows[name] for name in names], seeds=(0,))]
     assert errors[0] > errors[1] + 5 > errors[2] + 7
 

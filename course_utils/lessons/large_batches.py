@@ -83,7 +83,16 @@ def staircase(ramp: Ramp, total: int, first: int) -> tuple[list[float], list[flo
 # ------------------------------------------------------------------------------------------------------------ schedules
 
 
-def warm_up(t: int, steps: int, peak: float, start: float = 0.0) -> float:
+def scaled(rate: float, k: float, optimizer: str = "sgd") -> float:
+    """The rate for a batch k times as large: k·rate for "sgd" (Goyal et al. 2017), √k·rate for "adam" (Granziol et al.
+    2022). ValueError for another optimizer.
+    """
+    if optimizer not in ("sgd", "adam"):
+        raise ValueError(f"unknown optimizer {optimizer!r}; known: adam, sgd")
+    return rate * (k if optimizer == "sgd" else math.sqrt(k))
+
+
+def warm_up(t: float, steps: float, peak: float, start: float = 0.0) -> float:
     """The rate of step t: from `start` straight up to `peak` at step `steps`, then constant.
 
     From 0 it is α_max·t/T_w; from the small batch's rate it is Goyal et al.'s gradual warm-up (their section 2.2).
@@ -137,29 +146,35 @@ class Outcome:
 
 
 def table(base: float = BASE, optimizer: str = "sgd") -> list[Setting]:
-    """The rows of Goyal et al.'s table for this classifier, and one more: the scaled rate without a warm-up."""
+    """The rows of Goyal et al.'s table for this classifier, and one more: the scaled rate without a warm-up.
 
-    def small(factor: float) -> Setting:
-        return Setting(f"{SMALL}, {factor:g}·η", SMALL, factor * base, None, optimizer)
+    n stands for the small batch and η for `base`.
+    """
+
+    small = {"η/2": 0.5, "η": 1.0, "2η": 2.0}
 
     def large(words: str, factor: float, warm: float | None) -> Setting:
         start = None if warm is None else warm * base
-        return Setting(f"{SMALL * K}, {words}", SMALL * K, factor * base, start, optimizer)
+        return Setting(f"{K}n, {words}", SMALL * K, factor * base, start, optimizer)
 
     return [
-        *(small(factor) for factor in (0.5, 1, 2)),
-        *(large(f"{factor:g}·{K}·η", factor * K, factor) for factor in (0.5, 1, 2)),
+        *(Setting(f"n, {words}", SMALL, factor * base, None, optimizer) for words, factor in small.items()),
+        *(large(f"{K}·{words}", factor * K, factor) for words, factor in small.items()),
         large("η", 1, None),
         large(f"√{K}·η", math.sqrt(K), 1),
-        large(f"2·{K}·η, no warm-up", 2 * K, None),
+        large(f"{K}·2η, no warm-up", 2 * K, None),
     ]
 
 
 def adam_table(base: float = ADAM_BASE) -> list[Setting]:
-    """Adam's: the small batch, and the large one unscaled, by √k and by k, all without a warm-up."""
+    """Adam's: the small batch, and the large one unscaled, by √k and by k without a warm-up, and by k with one."""
     factors = {"η": 1.0, f"√{K}·η": math.sqrt(K), f"{K}·η": float(K)}
-    large = [Setting(f"{SMALL * K}, {words}", SMALL * K, f * base, None, "adam") for words, f in factors.items()]
-    return [Setting(f"{SMALL}, η", SMALL, base, None, "adam"), *large]
+    large = [Setting(f"{K}n, {words}", SMALL * K, f * base, None, "adam") for words, f in factors.items()]
+    return [
+        Setting("n, η", SMALL, base, None, "adam"),
+        *large,
+        Setting(f"{K}n, {K}·η, warm-up", SMALL * K, K * base, base, "adam"),
+    ]
 
 
 @cache
