@@ -112,14 +112,14 @@ def test_what_real_ranks_send_and_learn(found: Found) -> None:
     run = small_run(2).replace(model=tiny("gpt2", hidden=50, heads=5, vocab=301))
     for name, one in by_stage(run).items():
         assert found.ranks[name][0].sent == sent_elements(one)
-    assert found.lost_alike().endswith("True")
+    assert found.lost_alike(*by_stage(run)).endswith("True")
     plain, first = (sum(sent_elements(run.replace(zero_stage=stage)).values()) for stage in (0, 1))
     assert (plain, first) == (2 * run.model.parameters, 3 * run.model.parameters)
 
 
 def test_ranks_that_learn_otherwise_are_noticed() -> None:
     ranks = {name: [Rank({}, {}, losses)] for name, losses in {"one": (1.0, 0.5), "two": (1.0, 0.6)}.items()}
-    assert Found(ranks, "", real=True).lost_alike().endswith("False")
+    assert Found(ranks, "", real=True).lost_alike("one", "two").endswith("False")
 
 
 def test_runs_of_several_world_sizes_are_refused() -> None:
@@ -136,7 +136,7 @@ def test_where_no_ranks_run_the_closed_forms_answer_and_say_so(monkeypatch: pyte
         kept = sum(answer.ranks[name][0].states.values())
         assert kept == sum(state_terms(run, rank=0, counters=False).values())
         assert answer.ranks[name][0].sent == sent_elements(run)
-    assert "nothing was trained" in answer.lost_alike()
+    assert "nothing was trained" in answer.lost_alike(*runs)
 
 
 # -------------------------------------------------------------------------------------------------- units and sliders
@@ -170,3 +170,5 @@ def test_sliders_follow_ranks_and_stage() -> None:
     sliders.controls["precision"].value = "fp32"
     assert sliders.run.attention == "efficient" and sliders.figure is not None
     assert "44.2 GB by ZeRO" in sliders.figure.alt
+    sliders.controls["model"].value = "gpt2-xl"
+    assert sliders.run.seq_len == 1024 and "Not possible" not in sliders.message

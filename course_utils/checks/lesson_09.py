@@ -28,6 +28,7 @@ from .lesson_09_labs import (
     choose_right,
     padding_right,
     several_steps,
+    step_right,
     units,
 )
 
@@ -178,7 +179,7 @@ def zero_1_step(answer: Any) -> None:
         return found.detach()
 
     results = [several_steps(called, case) for case in STEP_CASES]
-    right = [several_steps(_right(), case) for case in STEP_CASES]
+    right = [several_steps(step_right, case) for case in STEP_CASES]
     if all(_same(*both) for both in zip(results, right, strict=True)):
         return
     for message, mistaken in STEP_MISTAKES.items():
@@ -186,16 +187,10 @@ def zero_1_step(answer: Any) -> None:
         expect(not all(_same(*both) for both in zip(results, wrong, strict=True)), message)
     first = [several_steps(called, case, steps=1)[0] for case in STEP_CASES]
     if all(
-        torch.allclose(one, several_steps(_right(), case, 1)[0]) for one, case in zip(first, STEP_CASES, strict=True)
+        torch.allclose(one, several_steps(step_right, case, 1)[0]) for one, case in zip(first, STEP_CASES, strict=True)
     ):
         fail(f"The first step is right; after {STEPS} they are not. What should be left in momenta from step to step?")
     fail("The new weights are off already in the first step. Go through it with 4 weights on 2 ranks, by hand.")
-
-
-def _right() -> Any:
-    from .lesson_09_labs import step_right
-
-    return step_right
 
 
 def _same(one: Any, other: Any) -> bool:

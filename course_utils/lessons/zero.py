@@ -102,7 +102,7 @@ def _sharded_terms(run: TrainingRun, rank: int) -> dict[str, int]:
     At stage 2, too, parameters are sharded between steps.
     """
     check_fsdp(run)
-    N, D = run.model.parameters, run.world_size
+    D = run.world_size
     precision = dataclasses.replace(run.precision, master=0)  # the shard is the master weight
     stored = run.precision.master or run.precision.weight
     moments = (precision.first_moment or precision.state) + precision.state
@@ -111,10 +111,10 @@ def _sharded_terms(run: TrainingRun, rank: int) -> dict[str, int]:
     exact = 2 * stored * padded + moments * sum(prod(shape) for shape in own.values())
     kept = rank_0_states(run)
     blocks = kept["parameters"] + kept["gradients"] + optimizer_bytes_of(run, precision, own)
-    even = (2 * stored + moments) * N // D
+    third = sum(formula(run.replace(zero_stage=3)).values())
     return {
-        "parameters sharded, too": even - sum(formula(run).values()),
-        "padding": exact - even,
+        "parameters sharded, too": third - sum(formula(run).values()),
+        "padding": exact - third,
         "blocks of 512 bytes": blocks - exact,
     }
 

@@ -72,11 +72,11 @@ class Found:
     provenance: str
     real: bool
 
-    def lost_alike(self) -> str:
-        """Whether all runs had the same losses, to rounding, on every rank and in every step: in words."""
+    def lost_alike(self, *names: str) -> str:
+        """Whether these runs had the same losses, to rounding, on every rank and in every step: in words."""
         if not self.real:
             return "no losses to compare, as nothing was trained"
-        runs = [[loss for rank in ranks for loss in rank.losses] for ranks in self.ranks.values()]
+        runs = [[loss for rank in ranks for loss in rank.losses] for ranks in map(self.ranks.__getitem__, names)]
         apart = max(abs(one - other) for losses in runs for one, other in zip(losses, runs[0], strict=True))
         return f"losses differ by less than a ten-thousandth, in every step, on every rank: {apart < 1e-4}"
 

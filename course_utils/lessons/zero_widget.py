@@ -11,6 +11,7 @@ from ..estimating.published import zero_sharded_state_bytes
 from ..figure import Figure, number
 from ..figure_parts import OVER, UNDER, segments_of
 from ..gpus import GPUS, Gpu, gpu
+from ..models import model_config
 from ..plots import stack
 from ..run import TrainingRun
 from ..units import format_bytes
@@ -41,8 +42,7 @@ class ShardSliders(Explorable):
 
     def __init__(self, run: TrainingRun, gpu_name: str) -> None:
         self.first = run
-        kernels = run.attention
-        self._kernels = {"fp32": "efficient" if kernels == "flash" else kernels}
+        self._kernels = {"fp32": "efficient" if run.attention == "flash" else run.attention}
         super().__init__(
             {
                 "world_size": _slider("ranks D", RANKS, run.world_size),
@@ -62,8 +62,12 @@ class ShardSliders(Explorable):
 
     @property
     def run(self) -> TrainingRun:
-        """The run that has been chosen. Raises ValueError, in words, where choices contradict each other."""
+        """The run that has been chosen, its sequences no longer than the model can read. Raises ValueError, in words,
+        where choices contradict each other.
+        """
         chosen = {name: control.value for name, control in self.controls.items() if name != "gpu"}
+        chosen["model"] = model_config(chosen["model"])
+        chosen["seq_len"] = min(self.first.seq_len, chosen["model"].max_positions)
         return self.first.replace(**chosen, attention=self._kernels.get(chosen["precision"], self.first.attention))
 
     def redraw(self) -> tuple[Figure, str]:

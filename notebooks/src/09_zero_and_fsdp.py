@@ -121,7 +121,7 @@ reveal("09.price", psi["stage 3"] / psi["stage 0"], unit="times")
 # Formulas are promises. Now four processes of your computer train a small GPT together, each tracked. Stage 1 is
 # PyTorch's `ZeroRedundancyOptimizer`; stages 2 and 3 are [FSDP](../docs/glossary.md#fsdp)2, `fully_shard`, with
 # `reshard_after_forward` False and True. They run in fp32: 4 + 4 + 8 bytes a parameter. The sizes are odd on purpose,
-# so that 4 ranks divide almost nothing.
+# so that 4 ranks divide almost nothing. A fifth run has mixed precision: it computes in bf16, and its shards are fp32.
 #
 # **Your guess.** Between backward and the optimizer's step, how many MB does rank 0 keep at stage 2?
 
@@ -131,6 +131,7 @@ from course_utils.lessons.zero import formula, padded_elements, sent_elements, s
 from course_utils.lessons.zero_ranks import by_stage, on_real_ranks, small_run
 
 runs = by_stage(small_run(ranks=4))
+runs["stage 3, bf16"] = runs["stage 3"].replace(precision="bf16-master")
 model = runs["stage 0"].model
 print(f"Ψ = {model.parameters:,}, h = {model.hidden}, V = {model.vocab}")
 for name, run in runs.items():
@@ -138,7 +139,7 @@ for name, run in runs.items():
 predict("09.real", unit="MB")
 
 # %% [markdown]
-# The next cell starts the four processes once, for all four stages. It takes 15 seconds or more.
+# The next cell starts the four processes once, for all five runs. It takes 15 seconds or more.
 
 # %%
 found = on_real_ranks(runs)
@@ -148,6 +149,17 @@ stack(rank_0, "Real ranks: less at each stage, but stage 2 keeps as little as st
 
 # %%
 reveal("09.real", sum(rank_0["stage 2"].values()), unit="MB")
+kinds = ("parameters", "gradients", "optimizer_states", "communication")
+print(f"{'MB: formula → measured':24s}", *(f"{kind:>17s}" for kind in kinds))
+for name, run in runs.items():
+    pairs = [f"{formula(run).get(kind, 0) / 1e6:.2f} → {rank_0[name][kind] / 1e6:5.2f}" for kind in kinds]
+    print(f"{name:24s}", *(f"{pair:>17s}" for pair in pairs))
+
+# %% [markdown]
+# Stages 0 and 1 have communication that no formula mentions. Stage 2 and mixed precision divide their bytes otherwise
+# than ZeRO does. Here is every byte of the difference, by name.
+
+# %%
 for name, run in runs.items():
     measured = sum(rank_0[name].values())
     terms = state_terms(run, rank=0, counters=found.real)
@@ -163,10 +175,22 @@ for name, run in runs.items():
 #   `gradient_as_bucket_view=True` avoids it).
 # - *Parameters sharded, too.* FSDP2's stage 2 is no ZeRO-2. Between steps it keeps shards of the parameters, as stage 3
 #   does. It gathers them for forward and keeps them whole until backward is over; ZeRO-2 keeps them whole all the time.
+# - *Formats.* In bf16 FSDP2's shards are fp32, and so are their gradients: 4 + 4 + 8 bytes in place of 2 + 2 + 12. The
+#   shard is the master copy itself. The sum is the same, so it needs no line of its own.
 # - *Uneven shares.* `ZeroRedundancyOptimizer` hands out whole tensors, and those do not come out even.
 # - *Padding.* FSDP2 cuts each parameter by rows, and pads until D divides them.
 # - *Blocks of 512 bytes*: the allocator's rounding.
 # - *Step counters*: on a CPU, Adam's live in the same memory.
+#
+# One thing could be there and is not: *buffers* (a stored mask, a table of positions) are no parameters, and every rank
+# would keep them whole. Do these networks have any?
+
+# %%
+from course_utils.models import model_config
+from course_utils.networks import build_network
+
+for config in (model, model_config("tiny-llama")):
+    print(f"{config.name}: {len(list(build_network(config, 'eager').buffers()))} buffers")
 
 # %%
 for name in ("stage 1", "stage 3"):
@@ -189,7 +213,7 @@ for name, run in runs.items():
     total, promised = sum(sent.values()), zero_communication_elements(N, run.zero_stage)
     print(f"{name}: {said}; together {total / N:.3f}Ψ, ZeRO's formula {promised / N:.0f}Ψ")
 assert all(found.ranks[name][0].sent == sent_elements(run) for name, run in runs.items())
-print(found.lost_alike())
+print(f"stages 0 to 3: {found.lost_alike(*by_stage(run))}")
 
 # %% [markdown]
 # **The gap.** Stage 1 as PyTorch has it sends 3Ψ, not 2Ψ: DDP all-reduces whole gradients, 2Ψ, then each rank
@@ -301,8 +325,8 @@ timeline(peaks["no reshard (stage 2)"], "Stage 2: gathered once, and whole until
 
 # %% [markdown]
 # ## GPT-2 XL and Llama-3 8B, 8 ranks and 64
-# Now both models at all stages. The estimates of FSDP2 have agreed with the simulation to the byte so far; the last
-# line checks one more.
+# Now both models at all stages. The estimates of FSDP2 have agreed with the simulation to the byte so far; the cell
+# after the table checks one more.
 
 # %%
 models = {"GPT-2 XL": TrainingRun("gpt2-xl", 1, 1024, "bf16-master", recompute="full"),
@@ -384,7 +408,7 @@ print(f"PCIe 4.0 with 16 lanes: 16 · 16 GT/s · 128/130 / 8 = {PCIE_4_X16 / 1e9
 
 # %% [markdown]
 # **The gap** to a real cluster: nobody reaches the rates of data sheets, latency comes on top when shards are small,
-# and accumulation changes the sums. FSDP2 gathers for each micro-batch anew, so stage 3 pays 2Ψ for each one.
+# and accumulation changes the sums. FSDP2 gathers for each micro-batch anew, so stage 3 pays at least 2Ψ for each one.
 
 # %% [markdown]
 # ## Offloading: the host as a rank
