@@ -10,7 +10,7 @@ from ..plots import signed_percent
 from ..run import TrainingRun
 from ..widgets import LAYOUT, STYLE, Explorable
 from .calculator_figures import mended
-from .calculators import CALCULATORS, TERMS, Truth, add_back, calculator
+from .calculators import CALCULATORS, TERMS, Calculator, Truth, add_back, calculator, gaps
 
 Cases = Mapping[str, tuple[TrainingRun, Truth]]
 
@@ -53,6 +53,14 @@ class Mender(Explorable):
         """The names of the terms that are ticked."""
         return [term.name for term in TERMS if self.controls[term.name].value]
 
+    def _rank(self, one: Calculator, run: TrainingRun, real: Truth) -> str:
+        """Where one ticked term stands among all by its size, whatever its sign; nothing for several."""
+        if len(self.terms) != 1:
+            return ""
+        sizes = {name: abs(size) for name, size in gaps(one, run, real).items()}
+        larger = sum(size > sizes[self.terms[0]] for size in sizes.values())
+        return f"Of the eight it is number {larger + 1} by size."
+
     def redraw(self) -> tuple[Figure, str]:
         """The answer, mended step by step, and how far off it is now."""
         name, model = self.controls["calculator"].value, self.controls["model"].value
@@ -62,5 +70,5 @@ class Mender(Explorable):
         before, after = (signed_percent(size - real.peak, real.peak) for size in (said, now))
         after = "exact" if now == real.peak else after
         title = f"{name}, {model}: {before}, with {len(self.terms)} of {len(TERMS)} terms put right {after}"
-        message = f"Made for: {escape(one.made_for)}. Off by {before}; now <b>{after}</b>."
+        message = f"Made for: {escape(one.made_for)}. Off by {before}; now <b>{after}</b>. {self._rank(one, run, real)}"
         return mended(one, self.terms, run, real, title, real.provenance), message

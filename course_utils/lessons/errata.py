@@ -9,6 +9,7 @@ import html
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import fill
 
 from ..estimating import estimate, moments, published
 from ..estimating.activations import activation_bytes, block_bytes, loss_saved, sum_bytes
@@ -58,6 +59,14 @@ def barely_trains() -> str:
     at_once, parts = estimate(FULL).total, estimate(FULL.replace(micro_batch=4, accumulation_steps=8)).total
     autocast = estimate(FULL.replace(precision="amp-bf16")).total
     return f"{_gb(at_once)} with master weights, {_gb(autocast)} under autocast; as 8 micro-batches of 4, {_gb(parts)}"
+
+
+def forty_one() -> str:
+    """The slides' stack beside the parts at the peak of a step."""
+    there = estimate(FULL)
+    states = there["parameters"] + there["gradients"] + there["optimizer_states"]
+    parts = f"{_gb(states)} of states, {_gb(there['activations'])} of activations, {_gb(there['temporaries'])} passing"
+    return f"24 + 8 + 6 + 3 = {24 + 8 + 6 + 3} GB; a step with full recomputation: {parts} = {_gb(there.total)}"
 
 
 def sixty_gigabytes() -> str:
@@ -279,6 +288,8 @@ def largest_stage() -> str:
 ERRATA = (
     Erratum("One can barely train GPT-2 XL on 32 GB: 32 to 35 GB in all", "a newsletter",
             "Not 32 sequences at once. In micro-batches it fits.", barely_trains, 1),
+    Erratum("GPT-2 XL cannot be trained on a 32 GB GPU: it takes 24 + 8 + 6 + 3 = 41 GB", "slides of a lecture",
+            "Right for 32 sequences at once, for other reasons: not all of that is there at one moment.", forty_one, 1),
     Erratum("Activations of GPT-2 XL at batch 32 take about 60 GB", "ZeRO (Rajbhandari et al. 2020), footnote 3",
             "Twelve tensors of equal width. The true figure depends on the attention kernel.", sixty_gigabytes, 5),
     Erratum("With checkpointing about 8 GB", "ZeRO, section 3.2: “the square root of the total”",
@@ -351,11 +362,6 @@ class ErrataTable:
         for one in self.errata:
             yield one.claim, one.source, one.right, one.evidence(), f"{one.lesson:02d}"
 
-    def markdown(self) -> str:
-        """The table as Markdown."""
-        lines = [HEADINGS, tuple("---" for _ in HEADINGS), *self.rows()]
-        return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines)
-
     def __repr__(self) -> str:
         return "\n".join(f"{claim} ({source})\n  {right} {found}." for claim, source, right, found, _ in self.rows())
 
@@ -377,19 +383,33 @@ def errata_table(lessons: Sequence[int] = ()) -> ErrataTable:
     return ErrataTable(chosen)
 
 
-def page() -> str:
-    """docs/errata.md."""
-    return f"""# What the sources got wrong
+INTRODUCTION = """# What the sources got wrong
 
 This course owes nearly all that it knows to public texts. Where one of them is imprecise or wrong, it says so here: the
 claim, where it stands, what is right, and numbers that the course computes (`course_utils/lessons/errata.py`; this page
-is built from it and never edited by hand). Claims are given as they stood in November 2026 or, where a date or a commit
-is named, then; a text may have been corrected since. Sizes are of the course's own estimates, which equal a simulated
-step to the byte; 1 GB = 10⁹ bytes, 1 GiB = 2³⁰ bytes. [Lesson 13](../notebooks/13_who_is_right.ipynb) works with it.
-Found another, or an error here? Say what you read and what you computed: [CONTRIBUTING.md](../CONTRIBUTING.md).
+is built from it and never edited by hand). Claims are quoted or shortened, as they stood when they were read for this
+course, at the date or commit that is named where there is one; a text may have been corrected since. Sizes are the
+course's own estimates, which equal a simulated step to the byte; 1 GB = 10⁹ bytes, 1 GiB = 2³⁰ bytes.
 
-{ErrataTable().markdown()}
+[Lesson 13](../notebooks/13_who_is_right.ipynb) works with this list. Found another, or an error here? Say what you read
+and what you computed: [CONTRIBUTING.md](../CONTRIBUTING.md).
 """
+
+
+def page() -> str:
+    """docs/errata.md."""
+    return "\n".join([INTRODUCTION, *(_entry(number, one) for number, one in enumerate(ERRATA, start=1))])
+
+
+def _entry(number: int, one: Erratum) -> str:
+    """One claim as a section of the page."""
+    notebook = next((PAGE.parent.parent / "notebooks").glob(f"{one.lesson:02d}_*.ipynb")).name
+    lines = [
+        f"**Where:** {one.source}.", f"**What is right:** {one.right}", f"**Computed:** {one.evidence()}.",
+        f"**More:** [lesson {one.lesson:02d}](../notebooks/{notebook}).",
+    ]  # fmt: skip
+    wrapped = (fill(line, 120, break_long_words=False, break_on_hyphens=False) for line in lines)
+    return f"## {number} · “{one.claim}”\n" + "\n\n".join(wrapped) + "\n"
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ for model, run in runs.items():
 # Two things in the picture explain most of it before you compute anything. Some bars have no green at all: they count
 # no activations. And some are mostly hatched: that is the s×s matrix of
 # [eager attention](../docs/glossary.md#eager-attention), which a flash kernel never writes. So the factor is no
-# constant: it grows with the batch.
+# constant: from a few sequences on, it grows with the batch.
 
 # %%
 from course_utils.plots import lines
@@ -65,7 +65,7 @@ from course_utils.plots import lines
 batches = [1, 2, 4, 8]
 spreads = {model: (batches, [spread(run.replace(micro_batch=b)) for b in batches]) for model, run in runs.items()}
 lines(
-    spreads, "The more you train at once, the further calculators are apart",
+    spreads, "The more you train at once, the further the calculators are apart",
     "sequences in the micro-batch", "largest answer / smallest answer", log_x=True,
 )  # fmt: skip
 
@@ -78,7 +78,7 @@ for name in order:
     print(f"{name:29s} {one.made_for}\n{'':29s} [{one.source}]")
 
 # %% [markdown]
-# All nine are given as they stood in November 2026; tools change. The formulas are in
+# All nine are given as they stood when they were read for this course; tools change. The formulas are in
 # `course_utils/estimating/published.py`, each with its source and what it leaves out.
 
 # %% [markdown]
@@ -157,14 +157,15 @@ for name, found in table.items():
     print(f"{name:29s} terms add up to its error, to the byte: {exact}; errors of parts / error: {wrong:.1f}")
 
 # %% [markdown]
-# **The gap.** Gradients in fp32 that are counted in full, though none are there at the peak, make up for a loss that is
-# counted too low. Change the batch or the recipe, and the errors no longer cancel. A total that fits proves little; so
-# ask a calculator for its parts, always.
+# **The gap.** Gradients that are counted in full, though none are there at the peak, and a little too much in the
+# blocks make up for a loss that is counted too low, and for copies and temporaries that are not counted at all. For
+# Llama the same calculator has too little in the blocks. A total that fits proves little, so ask for the parts.
 
 # %% [markdown]
 # ## Find the missing term
 # Your turn. Choose a calculator, think about what it was made for, and tick the *one* term that matters most. The bars
-# show its answer with that term put right. Then tick on until it is exact.
+# show its answer with that term put right, and the line above them says how large that term is among the eight. Then
+# tick on until it is exact.
 
 # %%
 from course_utils.lessons.calculator_widget import mender
@@ -309,8 +310,8 @@ from course_utils.lessons.calculators import autocast_formula, outside_blocks
 
 missing = real["GPT-2 XL"].peak - sum(autocast_formula(xl).values())
 reveal("13.ledger", missing, unit="MB")
-for name, bytes_there in outside_blocks(measured["GPT-2 XL"]).items():
-    print(f"{name:42s} {bytes_there:15,} bytes")
+for name, size in outside_blocks(measured["GPT-2 XL"]).items():
+    print(f"{name:42s} {size:15,} bytes")
 for model, run in runs.items():
     print(f"{model}: the course's estimate − measured = {estimate(run).total - real[model].peak:+,} bytes")
 
