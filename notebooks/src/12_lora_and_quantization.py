@@ -500,10 +500,10 @@ lines({name: (steps, [100 * error for error in series]) for name, series in draw
 
 # %% [markdown]
 # ## States in 8 bits
-# Adam's two moments are 8 bytes a parameter. [8-bit Adam](../docs/glossary.md#8-bit-adam) stores each in a byte with
-# a scale for 256 numbers ([Dettmers et al. 2022](https://arxiv.org/abs/2110.02861)). But moments are not like weights:
-# the second one holds squares, over many powers of ten. **Your guess.** Round v to 256 evenly spaced values in blocks
-# of 256. How many of 1,000 numbers become zero, so that Adam divides by nearly nothing?
+# Adam's two moments are 8 bytes a parameter. [8-bit Adam](../docs/glossary.md#8-bit-adam) stores each in a byte
+# ([Dettmers et al. 2022](https://arxiv.org/abs/2110.02861)), with a scale for 256 numbers in today's bitsandbytes. But
+# moments are not like weights: the second one holds squares, over many powers of ten. **Your guess.** Round v to 256
+# evenly spaced values in blocks of 256. How many of 1,000 numbers become zero, so that Adam divides by nearly nothing?
 
 # %%
 predict("12.zeros", unit="of 1,000")
@@ -538,9 +538,9 @@ for name in ("adamw", "adam8bit"):
 
 # %% [markdown]
 # ## QLoRA's account
-# Now all of it at once: weights frozen in NF4, LoRA in 16 bits on every matrix, recomputation. Dettmers et al. 2023
-# fine-tuned a Llama with 65 billion parameters on one 48 GB card, and say that regular 16-bit fine-tuning takes more
-# than 780 GB (section 1).
+# Now all of it at once: weights frozen in NF4, LoRA on every matrix, all that learns in 16 bits, recomputation.
+# Dettmers et al. 2023 fine-tuned a Llama with 65 billion parameters on one 48 GB card, and say that regular 16-bit
+# fine-tuning takes more than 780 GB (section 1).
 #
 # **Your guess.** Rank 64 on all matrices, one sequence of 512 tokens: the peak?
 
@@ -629,7 +629,7 @@ quiz(12)
 # %% [markdown]
 # ## Take home
 # **Remember** LoRA removes the gradients and states of what does not learn; quantization shrinks the weights that stay;
-# neither touches the activations.
+# neither does much for the activations.
 #
 # **Breaks when** activations fill the step; when one outlier sets the scale for all; below four bits.
 #
