@@ -1,24 +1,32 @@
 """Simulate the runs of the lessons and ship the results, for platforms that cannot simulate a GPU (Windows).
 
-`python -m course_utils.authoring.recordings` writes `course_utils/recordings/simulated.json.gz`. A test runs every
-lesson from recordings alone, so a run that is missing here is found.
+`python -m course_utils.authoring.recordings` writes `simulated.json.gz` and `saved.json.gz` in
+`course_utils/recordings`. A test runs every lesson from recordings alone, so a run that is missing here is found.
 """
 
-from dataclasses import replace
+from dataclasses import astuple, replace
+from datetime import date
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from ..checks import lesson_06_labs
+import torch
+from torch import nn
+
+from ..checks import lesson_05_labs, lesson_06_labs
 from ..checks.lesson_01_labs import hidden_runs
 from ..fitting import twin
 from ..gpus import gpu
+from ..lessons.activations import block_and_inputs
 from ..lessons.zero_units import six_blocks
-from ..measuring import measure
+from ..measuring import measure, saved_recordings
 from ..measuring.recorded import FILE, key, save
+from ..measuring.saved_recordings import Question, Row
 from ..run import TrainingRun
+from ..teaching import saved_by
 
-TARGET = Path(__file__).parent.parent / "recordings" / FILE
+FOLDER = Path(__file__).parent.parent / "recordings"
 
 LESSON_03 = ("fp32", "amp-bf16", "bf16-master", "bf16-master-fp32grad", "bf16")
 """Recipes of number formats that lesson 03 measures."""
@@ -128,12 +136,43 @@ def lesson_13_runs() -> list[TrainingRun]:
     ]
 
 
+def saved_questions() -> list[Question]:
+    """What lesson 05 and its exercises ask the hooks on a simulated GPU: operations, MLPs, whole blocks."""
+    s, b, h = 1024, 4, 1024
+    alone = [partial(torch.div, other=8), nn.Linear(h, h), nn.GELU(), nn.Softmax(-1), nn.Dropout(0.1), nn.LayerNorm(h)]
+    mlps = [nn.Sequential(nn.Linear(h, 4 * h), middle, nn.Linear(4 * h, h)) for middle in (nn.GELU(), nn.ReLU())]
+    block = TrainingRun("gpt2", 2, 512, "bf16-master", attention="eager")
+    blocks = [block, block.replace(attention="flash"), TrainingRun("llama3-8b", 1, 4096, "bf16-master")]
+    return [
+        *(Question(operation, [(b, s, h)], "bf16") for operation in (*alone, *mlps)),
+        *(Question(operation, [(b, s, h)] * 2, "bf16") for operation in (torch.add, torch.mul)),
+        *(Question(*block_and_inputs(run)) for run in blocks),
+        Question(lesson_05_labs.bilinear_mlp(256, 1024), [(2, 512, 256)], "bf16"),
+    ]
+
+
+def answers() -> dict[str, list[Row]]:
+    """What the hooks find for each of these questions, by its key, on this machine's simulated GPU."""
+    found: dict[str, list[Row]] = {}
+    for question in saved_questions():
+        assert question.key, f"{question.operation}: no words are enough to tell this operation"
+        saved = saved_by(question.operation, *question.inputs, dtype=question.dtype, device="gpu")
+        found[question.key] = [astuple(item) for item in saved]
+    return found
+
+
 def main() -> None:
-    """Simulate every run and write the file."""
+    """Simulate every run, ask every question, and write the files."""
+    FOLDER.mkdir(exist_ok=True)
+    write(saved_recordings.FILE, saved_recordings.save(answers(), date.today().isoformat()))
     measured = {key(run, steps): measure(run, source="simulated", steps=steps) for run, steps in lesson_runs()}
-    TARGET.parent.mkdir(exist_ok=True)
-    TARGET.write_bytes(save(measured, {key(run, 2) for run in replayed_runs()}))
-    print(f"{len(measured)} runs in {TARGET.stat().st_size:,} bytes")
+    write(FILE, save(measured, {key(run, 2) for run in replayed_runs()}))
+
+
+def write(name: str, content: bytes) -> None:
+    """Write one of the shipped files, and say how large it is."""
+    (FOLDER / name).write_bytes(content)
+    print(f"{name}: {len(content):,} bytes")
 
 
 if __name__ == "__main__":

@@ -108,14 +108,18 @@ def found_in_block(run: TrainingRun) -> list[Found]:
         raise ValueError("hooks see autocast's copies of weights too: measure a step under autocast instead")
     if run.attention not in ("eager", "flash"):
         raise ValueError(f"hooks look at eager and flash attention here, not at {run.attention}")
+    sides = {tuple(tensor.shape) for tensor in _shared(run)}
+    block, inputs, dtype = block_and_inputs(run)
+    return [item for item in saved_by(block, *inputs, dtype=dtype, device="gpu") if item.shape not in sides]
+
+
+def block_and_inputs(run: TrainingRun) -> "tuple[torch.nn.Module, list[Sequence[int] | torch.Tensor], str]":
+    """One block of `run`, the shape of its input and the tensors that blocks share, and the dtype it computes in."""
     import torch
 
     shape = (run.micro_batch, run.seq_len, run.model.hidden)
-    block, shared = _block(run), _shared(run)
-    sides = {tuple(tensor.shape) for tensor in shared}
-    dtype = "fp32" if run.precision.compute == 4 else "bf16"
-    inputs = [torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in shared]
-    return [item for item in saved_by(block, shape, *inputs, dtype=dtype, device="gpu") if item.shape not in sides]
+    shared = [torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in _shared(run)]
+    return _block(run), [shape, *shared], "fp32" if run.precision.compute == 4 else "bf16"
 
 
 def _block(run: TrainingRun) -> "torch.nn.Module":
@@ -130,6 +134,9 @@ def _block(run: TrainingRun) -> "torch.nn.Module":
             with torch.device("meta"):
                 block = Block(run.model, run.attention)
             self.block = block
+
+        def extra_repr(self) -> str:
+            return f"{run.attention} attention, {run.model!r}"  # what its parts' own words leave open
 
         def forward(self, x: torch.Tensor, *shared: torch.Tensor) -> torch.Tensor:
             angles = (shared[0], shared[1]) if run.model.positions == "rotary" else None

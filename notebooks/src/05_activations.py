@@ -62,14 +62,17 @@ print(f"{sum(wanted.values()) / n:.3f} bytes for each of the s·b·h numbers")
 # on to. Weights are left out: they are there anyway.
 
 # %%
+from functools import partial
+
 import torch
 from torch import nn
 
 from course_utils.teaching import saved_by, show_ledger
 
 operations = {
-    "addition": torch.add, "division by a number": lambda x: x / 8, "linear layer": nn.Linear(h, h), "GELU": nn.GELU(),
-    "softmax": nn.Softmax(-1), "dropout": nn.Dropout(0.1), "LayerNorm": nn.LayerNorm(h), "product of two": torch.mul,
+    "addition": torch.add, "division by a number": partial(torch.div, other=8), "linear layer": nn.Linear(h, h),
+    "GELU": nn.GELU(), "softmax": nn.Softmax(-1), "dropout": nn.Dropout(0.1), "LayerNorm": nn.LayerNorm(h),
+    "product of two": torch.mul,
 }  # fmt: skip
 shapes = {name: [(b, s, h)] * (2 if name in ("addition", "product of two") else 1) for name in operations}
 kept = {name: saved_by(run, *shapes[name], dtype="bf16", device="gpu") for name, run in operations.items()}
@@ -240,7 +243,7 @@ for name, run in runs.items():
 # %%
 reveal("05.swiglu", found["flash, SwiGLU of 8/3·h"], unit="s·b·h")
 title = "The kernel decides; no other choice moves a block by more than a fifth"
-bars(found, title, unit="s·b·h", highlight="eager", provenance="simulated GPU, one block of GPT-2 small, s = 512")
+bars(found, title, unit="s·b·h", highlight="eager", provenance="from genuine steps, one block of GPT-2 small, s = 512")
 
 # %% [markdown]
 # **The gap**, row by row.

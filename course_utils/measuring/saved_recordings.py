@@ -1,0 +1,113 @@
+"""What saved-tensor hooks find on a simulated GPU, shipped for platforms that cannot simulate one. Exact match or a
+clear error; nothing is guessed.
+
+`saved.json.gz` is written by `python -m course_utils.authoring.recordings`.
+"""
+
+import gzip
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from importlib.resources import files
+from typing import Any
+
+import torch
+
+from ..measurement import Provenance
+from ..measuring_errors import SimulationUnavailable
+from . import SIMULATED_GPU, forced_source
+
+SCHEMA = 1
+FILE = "saved.json.gz"
+
+KNOWN = ("torch.nn.", "course_utils.")
+"""Modules whose classes say in their repr all that decides what they keep; a learner's own class may not."""
+
+Row = tuple[str, tuple[int, ...], str, int]
+"""Name, shape, dtype and bytes of one storage."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What was asked of the hooks: an operation, its inputs (shapes or tensors) and the dtype of its weights."""
+
+    operation: Callable[..., Any]
+    inputs: Sequence[Sequence[int] | torch.Tensor]
+    dtype: str
+
+    @property
+    def key(self) -> str | None:
+        """The question in words that mean the same anywhere, or None for an operation of which no words are enough."""
+        name = spelled(self.operation)
+        if name is None:
+            return None
+        given = [_spelled_input(item) for item in self.inputs]
+        return f"{name} of {', '.join(given)} in {self.dtype}"
+
+
+def spelled(operation: Callable[..., Any]) -> str | None:
+    """A module of torch's or of the course's own, a function of torch's, or a partial one of these; else None."""
+    if isinstance(operation, torch.nn.Module):
+        alike = all(type(part).__module__.startswith(KNOWN) and part.training for part in operation.modules())
+        trained = all(weight.requires_grad for weight in operation.parameters())
+        return " ".join(repr(operation).split()) if alike and trained else None
+    if isinstance(operation, partial):
+        name = spelled(operation.func)
+        given = [*map(repr, operation.args), *(f"{key}={value!r}" for key, value in operation.keywords.items())]
+        return name and f"{name}({', '.join(given)})"
+    name = getattr(operation, "__name__", "")
+    return f"torch.{name}" if getattr(torch, name, None) is operation else None
+
+
+def _spelled_input(item: Sequence[int] | torch.Tensor) -> str:
+    if isinstance(item, torch.Tensor):
+        return f"{tuple(item.shape)} {item.dtype}{' with gradient' if item.requires_grad else ''}"
+    return f"{tuple(item)}"
+
+
+def why_recorded() -> str:
+    """Why recordings answer in place of a simulated GPU, or nothing where one can be simulated."""
+    from .simulated import availability
+
+    if forced_source() == "recorded":
+        return "COURSE_SOURCE is recorded"
+    works, how = availability()
+    return "" if works else f"not simulated here: {how}"
+
+
+def find(question: Question, why: str) -> list[Row]:
+    """The storages that were found for exactly this question, and once a line that says where.
+
+    Raises SimulationUnavailable where it was never asked: `why` there is no simulation, and what to do.
+    """
+    content = load()
+    rows = content["found"].get(question.key or "")
+    if rows is None:
+        raise SimulationUnavailable(
+            f"what this keeps on a GPU is not recorded ({why}); the lesson's own questions are. "
+            "device='cpu' asks your processor, whose kernels may keep other things"
+        )
+    _say_once(str(Provenance("recorded", f"a {SIMULATED_GPU}", content["torch"], content["date"], why)))
+    return [(name, tuple(shape), dtype, size) for name, shape, dtype, size in rows]
+
+
+@cache
+def _say_once(line: str) -> None:
+    print(f"What autograd keeps on a GPU is {line}")
+
+
+@cache
+def load() -> Mapping[str, Any]:
+    """The shipped file. Raises ValueError for one of another schema."""
+    packed = files("course_utils").joinpath("recordings", FILE).read_bytes()
+    content = json.loads(gzip.decompress(packed))
+    if content.get("schema") != SCHEMA:
+        raise ValueError(f"{FILE} has schema {content.get('schema')!r}; this version of the course reads {SCHEMA}")
+    return content
+
+
+def save(found: Mapping[str, Sequence[Row]], date: str) -> bytes:
+    """The bytes of a file that holds these answers by key, found on this torch on that day."""
+    content = {"schema": SCHEMA, "torch": torch.__version__.split("+")[0], "date": date, "found": dict(found)}
+    return gzip.compress(json.dumps(content, separators=(",", ":")).encode(), mtime=0)
