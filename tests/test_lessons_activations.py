@@ -10,6 +10,7 @@ from engine import tiny
 from course_utils import PRESETS, TrainingRun, estimate, gpu
 from course_utils.estimating.activations import activation_bytes, loss_saved, sum_bytes
 from course_utils.lessons.activation_map import BATCHES, heat_map, kept_bytes, largest_fitting, lengths
+from course_utils.lessons.activation_widget import activation_map
 from course_utils.lessons.activations import (
     block_ledger,
     found_in_block,
@@ -20,6 +21,8 @@ from course_utils.lessons.activations import (
     swept,
     swept_in_steps,
 )
+from course_utils.units import format_bytes
+from course_utils.widgets import fit_words
 
 SMALL = TrainingRun("gpt2", 2, 64, "bf16-master", attention="eager")
 LLAMA = TrainingRun("llama3.2-1b", 1, 64, "bf16-master")
@@ -115,15 +118,50 @@ def test_the_map_says_when_nothing_fits_and_keeps_to_learned_positions() -> None
     assert lengths(TrainingRun(tiny("llama", kv_heads=4, layers=1), 1, 16))
 
 
-def test_the_map_follows_its_controls_at_once() -> None:
-    from course_utils.lessons.activation_widget import activation_map
+def test_the_map_keeps_to_what_any_model_takes() -> None:
+    run = TrainingRun("llama3-8b", 1, 128)
+    assert max(lengths(run)) == run.model.max_positions == 8192
+    assert heat_map(run, "H200-141GB").svg.count("data-bytes") == len(BATCHES) * len(lengths(run))
 
-    shown = activation_map("gpt2", gpu="T4-16GB")
+
+def test_the_cell_looked_at_is_framed() -> None:
+    run = TrainingRun("gpt2", 1, 128)
+    assert 'data-at="4,512"' in heat_map(run, "A100-80GB", (4, 512)).svg
+    assert "data-at" not in heat_map(run, "A100-80GB").svg + heat_map(run, "A100-80GB", (4, 2048)).svg
+
+
+def test_the_map_follows_its_sliders_at_once() -> None:
+    shown = activation_map("gpt2", gpu="T4-16GB", seq_len=512)
     before = shown.picture.value
     shown.controls["attention"].value = "eager"
     began = perf_counter()
     shown.controls["model"].value = "llama3.2-1b"
     assert perf_counter() - began < 2, "a control takes tens of milliseconds; this leaves room for a busy machine"
-    assert shown.run.attention == "eager" and shown.run.model == PRESETS["llama3.2-1b"]
+    assert shown.run == TrainingRun("llama3.2-1b", 4, 512, "amp-bf16", attention="eager")
     assert shown.picture.value != before and shown.figure and "T4-16GB fits no step of llama3.2-1b" in shown.figure.alt
     assert "run this cell" in repr(shown) and gpu("T4-16GB").name in shown.figure.svg
+
+
+def test_the_map_says_what_the_cell_looked_at_takes() -> None:
+    shown = activation_map("llama3.2-1b", gpu="A100-80GB")
+    shown.controls["micro_batch"].value, shown.controls["seq_len"].value = 8, 1024
+    run = TrainingRun("llama3.2-1b", 8, 1024)
+    assert shown.run == run and 'data-at="8,1024"' in shown.picture.value
+    for size in (kept_bytes(run), estimate(run).total):
+        assert format_bytes(size, "GB", 2) in shown.message
+    assert fit_words(estimate(run).total, gpu("A100-80GB")) in shown.message and run.code() in shown.message
+
+
+def test_a_length_that_the_model_does_not_have_is_brought_back() -> None:
+    shown = activation_map("llama3.2-1b", seq_len=32768)
+    shown.controls["model"].value = "gpt2-xl"
+    assert shown.run.seq_len == 1024 and "Not possible" not in shown.message
+    with pytest.raises(ValueError, match="seq_len is 1000; the map has 128, 192"):
+        activation_map(seq_len=1000)
+
+
+def test_the_sliders_of_the_map_are_in_order() -> None:
+    controls = activation_map().controls
+    models, cards = ([value for _, value in controls[name].options] for name in ("model", "gpu"))
+    assert models == sorted(models, key=lambda name: PRESETS[name].parameters)
+    assert cards == sorted(cards, key=lambda name: gpu(name).memory) and len(cards) > 5

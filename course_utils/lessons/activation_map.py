@@ -1,6 +1,7 @@
 """Activation memory over micro-batch and sequence length as a heat map, with a GPU's limit as a line."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from math import log
 
 from .. import estimate
@@ -12,8 +13,14 @@ from ..units import UNITS, format_bytes
 
 BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 SEQUENCES = (128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768)
+Point = tuple[int, int]
+"""b and s."""
+
 LIGHT, DARK = (0xF2, 0xFA, 0xF7), (0x00, 0x4D, 0x3A)
 """From little to much, in the green of activations."""
+
+FRAME = "#B3261E"
+"""Of the cell that is looked at."""
 
 CELL_HEIGHT = 27
 
@@ -37,20 +44,30 @@ def largest_fitting(run: TrainingRun, memory: int, batches: Sequence[int] = BATC
 
 def lengths(run: TrainingRun) -> list[int]:
     """The sequence lengths that the run's model takes."""
-    learned = run.model.positions == "learned"
-    return [s for s in SEQUENCES if not learned or s <= run.model.max_positions]
+    return [s for s in SEQUENCES if s <= run.model.max_positions]
 
 
-def heat_map(run: TrainingRun, card: str | Gpu) -> Figure:
+@lru_cache(maxsize=32)
+def cells(run: TrainingRun) -> Mapping[Point, int]:
+    """What `run` keeps at each (b, s) of the map, in bytes. Remembered, so that moving about the map is quick."""
+    return {(b, s): kept_bytes(run.replace(micro_batch=b, seq_len=s)) for b in BATCHES for s in lengths(run)}
+
+
+@lru_cache(maxsize=64)
+def limits(run: TrainingRun, memory: int) -> Sequence[int]:
+    """For each length of the map, how many of BATCHES fit into `memory` bytes."""
+    return [largest_fitting(run.replace(seq_len=s), memory) for s in lengths(run)]
+
+
+def heat_map(run: TrainingRun, card: str | Gpu, at: Point | None = None) -> Figure:
     """Activations of `run` at many (b, s), and the line above which the whole step no longer fits `card`.
 
     Each cell's color and number are what forward and loss keep, without recomputation's second run; the line is drawn
-    where the estimated peak of the step, states included, crosses the card's memory.
+    where the estimated peak of the step, states included, crosses the card's memory. The cell `at` (b, s) is framed.
     """
     card = gpu(card) if isinstance(card, str) else card
-    columns = lengths(run)
-    sizes = {(b, s): kept_bytes(run.replace(micro_batch=b, seq_len=s)) for b in BATCHES for s in columns}
-    fitting = [largest_fitting(run.replace(seq_len=s), card.memory) for s in columns]
+    run = run.replace(micro_batch=1, seq_len=SEQUENCES[0])
+    columns, sizes, fitting = lengths(run), cells(run), limits(run, card.memory)
     title = _title(run, card, columns, fitting)
     canvas = Canvas()
     top = canvas.title(title) + 24
@@ -66,6 +83,10 @@ def heat_map(run: TrainingRun, card: str | Gpu) -> Figure:
         canvas.text(x + width / 2, y + 18, _brief(size), 11, ink_on(color), text_anchor="middle")
     _axes(canvas, columns, left, bottom, width)
     _limit(canvas, fitting, left, bottom, width)
+    if at in sizes:
+        x, y = left + width * columns.index(at[1]), bottom - CELL_HEIGHT * (BATCHES.index(at[0]) + 1)
+        frame = {"fill_opacity": 0, "stroke": FRAME, "stroke_width": 3.5, "data_at": f"{at[0]},{at[1]}"}
+        canvas.rect(x + 1, y + 1, width - 2, CELL_HEIGHT - 2, FRAME, **frame)
     note = f"estimated from formulas · {card.name}: {format_bytes(card.memory, 'GB', 1)} · {run.attention} attention"
     end = canvas.note(f"{note}, recompute {run.recompute}, {run.precision.name}", bottom + 58)
     alt = _alt(title, columns, fitting, sizes)
@@ -112,7 +133,7 @@ def _title(run: TrainingRun, card: Gpu, columns: Sequence[int], fitting: Sequenc
     return f"{card.name} takes {run.model.name} up to {longest:,} tokens, {few}"
 
 
-def _alt(title: str, columns: Sequence[int], fitting: Sequence[int], sizes: dict[tuple[int, int], int]) -> str:
+def _alt(title: str, columns: Sequence[int], fitting: Sequence[int], sizes: Mapping[Point, int]) -> str:
     line = ", ".join(f"{BATCHES[n - 1] if n else 'none'} at {s:,}" for s, n in zip(columns, fitting, strict=True))
     smallest, largest = (format_bytes(size, "GB", 2) for size in (min(sizes.values()), max(sizes.values())))
     return f"{title}. A heat map from {smallest} to {largest} of activations; the largest that fits: {line} tokens."

@@ -1,41 +1,54 @@
 """The heat map of lesson 05 with controls. Only notebooks import this module."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ipywidgets
 
-from ..figure import Figure
-from ..gpus import GPUS, gpu
+from .. import estimate
+from ..figure import Figure, number
+from ..gpus import GPUS, Gpu, gpu
 from ..models import PRESETS
 from ..run import TrainingRun
-from ..widgets import LAYOUT, STYLE, Explorable
-from .activation_map import heat_map
+from ..units import format_bytes
+from ..widgets import LAYOUT, STYLE, Explorable, fit_words
+from .activation_map import BATCHES, SEQUENCES, Point, heat_map, kept_bytes
 
-MODELS = ("gpt2", "gpt2-xl", "tinyllama-1.1b", "llama3.2-1b", "llama3.2-3b", "llama3-8b")
+MODELS = ("gpt2", "tinyllama-1.1b", "llama3.2-1b", "gpt2-xl", "llama3.2-3b", "llama3-8b")
+"""By their number of parameters."""
+
 PRECISIONS = ("amp-bf16", "bf16-master", "fp32")
 ATTENTIONS = ("eager", "flash", "efficient")
 RECOMPUTES = ("none", "selective-attention", "full")
 
 
-def activation_map(model: str = "llama3.2-1b", *, gpu: str = "A100-80GB", **choices: Any) -> "ActivationMap":
-    """Controls for model, GPU, precision, attention and recomputation, and the heat map that follows them.
+def activation_map(
+    model: str = "llama3.2-1b", *, gpu: str = "A100-80GB", micro_batch: int = 4, seq_len: int = 2048, **choices: Any
+) -> "ActivationMap":
+    """Sliders for model, GPU and a cell of the map, choices for the kernel and the recipe, and the heat map of them.
 
-    `choices` are those of a `TrainingRun` to begin with. Raises ValueError like `TrainingRun` if they are impossible.
+    `choices` are those of a `TrainingRun` to begin with. Raises ValueError like `TrainingRun` if they are impossible,
+    and for a `micro_batch` or `seq_len` that the map does not have.
     """
-    return ActivationMap(TrainingRun(model, **choices), gpu)
+    for value, known, name in ((micro_batch, BATCHES, "micro_batch"), (seq_len, SEQUENCES, "seq_len")):
+        if value not in known:
+            raise ValueError(f"{name} is {value}; the map has {', '.join(map(str, known))}")
+    return ActivationMap(TrainingRun(model, **choices), gpu, (micro_batch, seq_len))
 
 
 class ActivationMap(Explorable):
     """What `activation_map` shows; `.run` is what has been chosen."""
 
-    invitation = "Heat map of activations over b and s: run this cell to use its controls."
+    invitation = "Heat map of activations over b and s: run this cell to use its sliders."
 
-    def __init__(self, run: TrainingRun, gpu_name: str) -> None:
+    def __init__(self, run: TrainingRun, gpu_name: str, at: Point) -> None:
+        cards = sorted(GPUS, key=lambda name: GPUS[name].memory)
         super().__init__(
             {
-                "model": _dropdown("model", MODELS, run.model.name),
-                "gpu": _dropdown("GPU", tuple(GPUS), gpu(gpu_name).name),
+                "model": _slider("model", {name: name for name in _with(MODELS, run.model.name)}, run.model.name),
+                "gpu": _slider("GPU", {name: name for name in cards}, gpu(gpu_name).name),
+                "micro_batch": _slider("look at b", {number(b): b for b in BATCHES}, at[0]),
+                "seq_len": _slider("look at s", {number(s): s for s in SEQUENCES}, at[1]),
                 "attention": _dropdown("attention", ATTENTIONS, run.attention),
                 "recompute": _dropdown("recompute", RECOMPUTES, run.recompute),
                 "precision": _dropdown("precision", PRECISIONS, run.precision.name),
@@ -43,18 +56,45 @@ class ActivationMap(Explorable):
         )
 
     @property
+    def gpu(self) -> Gpu:
+        """The GPU that has been chosen."""
+        return GPUS[self.controls["gpu"].value]
+
+    @property
     def run(self) -> TrainingRun:
-        """The run that has been chosen, of one sequence. Raises ValueError, in words, where choices contradict."""
+        """The run at the cell looked at. Raises ValueError, in words, where choices contradict or s is too long."""
         chosen = {name: control.value for name, control in self.controls.items() if name != "gpu"}
         model = PRESETS[chosen.pop("model")]
-        return TrainingRun(model, 1, 128, **chosen)
+        return TrainingRun(model, **chosen)
 
     def redraw(self) -> tuple[Figure, str]:
-        """The heat map of what has been chosen, and the run as a line of code."""
+        """The heat map of what has been chosen, and the cell looked at in words and as a line of code.
+
+        A cell beyond the model's positions is brought back to the longest that it takes.
+        """
+        slider, positions = self.controls["seq_len"], PRESETS[self.controls["model"].value].max_positions
+        slider.value = min(slider.value, max(s for s in SEQUENCES if s <= positions))
         run = self.run
-        return heat_map(run, GPUS[self.controls["gpu"].value]), f"<code>{run.code()}</code>"
+        step = estimate(run)
+        message = (
+            f"{run.micro_batch} × {run.seq_len:,} tokens: forward and loss keep "
+            f"<b>{format_bytes(kept_bytes(run), 'GB', 2)}</b>; the whole step takes "
+            f"{format_bytes(step.total, 'GB', 2)} and {fit_words(step.total, self.gpu)}."
+            f"<br><code style='user-select:all'>{run.code()}</code>"
+        )
+        return heat_map(run, self.gpu, (run.micro_batch, run.seq_len)), message
+
+
+def _slider(description: str, options: Mapping[str, Any], value: Any) -> ipywidgets.SelectionSlider:
+    return ipywidgets.SelectionSlider(
+        options=list(options.items()), value=value, description=description, style=STYLE, layout=LAYOUT
+    )
 
 
 def _dropdown(description: str, options: Sequence[str], value: str) -> ipywidgets.Dropdown:
-    choices = [*options, *([] if value in options else [value])]
+    choices = _with(options, value)
     return ipywidgets.Dropdown(options=choices, value=value, description=description, style=STYLE, layout=LAYOUT)
+
+
+def _with(options: Sequence[str], value: str) -> list[str]:
+    return [*options, *([] if value in options else [value])]
