@@ -48,12 +48,14 @@ def timeline(
     steps: Sequence[int] | None = None,
     capacity: int | Gpu | None = None,
     capacity_label: str = "",
+    letters: Mapping[str, int] | None = None,
     alt: str | None = None,
 ) -> Figure:
     """Memory by kind after each allocation and free, with the phases of each step and the peak named in the picture.
 
-    `steps` picks training steps (1 is the first); without it everything is shown, set-up included. Raises ValueError
-    for steps that were not measured and for a timeline without events.
+    `steps` picks training steps (1 is the first); without it everything is shown, set-up included. `letters` names
+    moments, by how many events have happened, with a pin on the axis. Raises ValueError for steps that were not
+    measured, for a timeline without events, and for a letter outside what is shown.
     """
     window = _window(measurement, steps)
     curves = {
@@ -74,6 +76,7 @@ def timeline(
     if limit:
         _timeline_limit(canvas, view, limit, limit_name)
     _timeline_peak(canvas, measurement, view, peak, totals[peak], unit)
+    _timeline_letters(canvas, letters or {}, totals, view)
     end = canvas.note(str(measurement.provenance), view.bottom + 62)
     return Figure(canvas.svg(end - 2, title, alt), alt)
 
@@ -346,6 +349,18 @@ def _timeline_peak(canvas: Canvas, measurement: Measurement, view: _View, peak: 
     canvas.halo_text(
         min(max(x, PLOT[0] + half), PLOT[1] - half), y - 13, label, 13, text_anchor="middle", font_weight="bold"
     )
+
+
+def _timeline_letters(canvas: Canvas, letters: Mapping[str, int], totals: Sequence[int], view: _View) -> None:
+    """A pin for each letter: from the axis, where the letter stands, up to the curve."""
+    for letter, count in letters.items():
+        if not view.window.first <= count <= view.window.last:
+            raise ValueError(f"{letter} is at event {count}; shown are {view.window.first} to {view.window.last}")
+        x, y = view.x(count), view.y(totals[count])
+        canvas.line(x, view.bottom, x, min(y, view.bottom - 24) - 6, "#FFFFFF", stroke_width=4)
+        canvas.line(x, view.bottom, x, min(y, view.bottom - 24) - 6, INK, stroke_width=1.5, stroke_dasharray="4 3")
+        canvas.rect(x - 9, view.bottom - 9, 18, 18, "#FFFFFF", rx=9, stroke=INK, stroke_width=1.5, data_letter=letter)
+        canvas.text(x, view.bottom + 4.5, letter, 12, text_anchor="middle", font_weight="bold")
 
 
 def _where(measurement: Measurement, peak: int, window: _Window) -> str:

@@ -357,7 +357,9 @@ def saved_by(
     for value, known, what in ((dtype, DTYPES, "dtype"), (device, ("cpu", "gpu"), "device")):
         if value not in known:
             raise ValueError(f"unknown {what} {value!r}; known: {', '.join(known)}")
-    saved = _recorded_or_now(operation, inputs, dtype) if device == "gpu" else _saved_now(operation, inputs, dtype, device)
+    saved = (
+        _recorded_or_now(operation, inputs, dtype) if device == "gpu" else _saved_now(operation, inputs, dtype, device)
+    )
     if names is None:
         return saved
     if len(names) != len(saved):

@@ -13,17 +13,22 @@ from course_utils.checks.lesson_05_labs import (
     BLOCK_CASES,
     BLOCK_MISTAKES,
     BUDGET_CASES,
+    EXPLAINED,
     EXPRESSION_MISTAKES,
     EXPRESSIONS,
     LENGTH_MISTAKES,
     MLP_CASES,
     MLP_MISTAKES,
+    STATEMENTS,
+    STORY_MISTAKES,
     bilinear_mlp,
     block_bytes_of,
     expression_bytes_of,
     hidden_sweeps,
     longest_of,
     mlp_bytes_of,
+    story_letters,
+    story_measured,
 )
 from course_utils.estimating.activations import block_saved
 from course_utils.teaching import saved_by
@@ -35,6 +40,7 @@ ALL = (
     lesson_05.block_bytes,
     lesson_05.longest_sequence,
     lesson_05.read_sweep,
+    lesson_05.told,
 )
 
 
@@ -249,3 +255,50 @@ def test_neither_size_nor_order_gives_a_kernel_away() -> None:
     order = [case.attention for case in sorted(hidden, key=lambda case: max(case.sweep.values()))]
     assert order not in (["eager"] * 2 + ["flash"] * 2, ["flash"] * 2 + ["eager"] * 2)
     assert any(list(case.sweep) != sorted(case.sweep) for case in hidden)
+
+
+# 05.6
+
+
+def telling(**changes: int) -> Any:
+    """An answer that is right but for `changes`."""
+    return lambda: EXPLAINED | changes
+
+
+def test_told_takes_the_right_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    passes(lesson_05.told, telling(), capsys, "05.6")
+
+
+@pytest.mark.parametrize(("letter", "number"), STORY_MISTAKES)
+def test_told_names_each_misreading(letter: str, number: int) -> None:
+    assert said(lesson_05.told, telling(**{letter: number})) == STORY_MISTAKES[letter, number]
+    assert EXPLAINED[letter] != number
+
+
+def test_told_explains_the_rest() -> None:
+    assert "says nothing of B, C" in said(lesson_05.told, lambda: {"A": 5, "D": 2, "E": 9, "F": 1})
+    assert "numbers 1 to 9" in said(lesson_05.told, telling(A=10))
+    assert "where a whole number is asked for" in said(lesson_05.told, telling(A="5"))  # type: ignore[arg-type]
+    assert "A and B have the same explanation" in said(lesson_05.told, telling(A=8, B=8))
+    assert "A is off" in said(lesson_05.told, telling(A=8))
+
+
+def test_what_is_said_of_each_moment_is_true_of_the_measured_run() -> None:
+    curves = story_measured().timeline.curves()
+    at = {
+        letter: {kind: curve[event - 1] for kind, curve in curves.items()} for letter, event in story_letters().items()
+    }
+    kinds = {letter: {kind for kind, size in sizes.items() if size} for letter, sizes in at.items()}
+    assert kinds["A"] == {"parameters", "inputs"}
+    assert kinds["B"] >= {"activations"} and "gradients" not in kinds["B"]
+    assert kinds["C"] == {"parameters", "inputs", "gradients"}
+    assert kinds["D"] == {"parameters", "inputs", "gradients", "optimizer_states"}
+    assert kinds["E"] == {"parameters", "inputs", "optimizer_states"}
+    assert at["D"]["optimizer_states"] > 2 * at["D"]["parameters"] * 0.99
+    assert 0.2 < at["F"]["activations"] / max(curves["activations"]) < 0.8 and "gradients" in kinds["F"]
+    assert set(EXPLAINED.values()) < set(STATEMENTS) and len(STATEMENTS) == len(EXPLAINED) + 3
+
+
+def test_the_story_is_drawn_with_its_letters() -> None:
+    svg = lesson_05.story().svg
+    assert all(f'data-letter="{letter}"' in svg for letter in EXPLAINED)

@@ -12,11 +12,17 @@ from course_utils import estimate, gpu
 from course_utils.checks import CheckFailed, NotSolved, lesson_06
 from course_utils.checks.lesson_06_labs import (
     CHEAPEST_MISTAKES,
+    KNOWN,
+    SECRET_POLICIES,
+    SECRETS,
     TEETH,
     added_right,
+    batch_if,
+    case,
     cheapest_right,
     groups_right,
     interval_right,
+    kept_by_forward,
     measured,
 )
 
@@ -29,6 +35,7 @@ ALL = (
     lesson_06.added,
     lesson_06.cheapest,
     lesson_06.stretches,
+    lesson_06.infer,
 )
 
 
@@ -337,3 +344,78 @@ def test_hidden_runs_cannot_be_told_by_their_tensors() -> None:
 )
 def test_stretches_names_the_misconception(change: Callable[[int], int], hint: str) -> None:
     assert hint in said(lesson_06.stretches, lambda measurement: change(right_stretches(measurement)))
+
+
+# ---------------------------------------------------------------------------------------------------------- 06.7: infer
+
+
+def right_infer(measurement: Any) -> dict[str, Any]:
+    number = next(number for number in SECRETS if case(number) is measurement)
+    return {"micro_batch": SECRETS[number][0], "recompute": SECRETS[number][1]}
+
+
+def changed(**changes: Callable[[Any, dict[str, Any]], Any]) -> Any:
+    """An answer that is right but for `changes`, each a function of the measurement and the right answer."""
+
+    def answer(measurement: Any) -> dict[str, Any]:
+        right = right_infer(measurement)
+        return right | {name: change(measurement, right) for name, change in changes.items()}
+
+    return answer
+
+
+def test_infer_takes_right_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    passes(lesson_06.infer, right_infer, capsys, "06.7")
+    passes(lesson_06.infer, changed(micro_batch=lambda _, right: float(right["micro_batch"])), capsys, "06.7")
+    passes(lesson_06.infer, changed(micro_batch=lambda m, r: batch_if(r["recompute"], m)), capsys, "06.7")
+
+
+def other(policy: str) -> str:
+    return {"every-2": "every-3", "every-3": "every-2"}.get(policy, policy)
+
+
+@pytest.mark.parametrize(
+    ("answer", "hint"),
+    [
+        (changed(recompute=lambda m, r: "full"), "the same policy for every curve"),
+        (changed(recompute=lambda m, r: other(r["recompute"])), "Turned round"),
+        (changed(recompute=lambda m, r: "none" if r["micro_batch"] == 24 else r["recompute"]), "ever climb"),
+        (changed(recompute=lambda m, r: "every-2" if r["micro_batch"] == 24 else r["recompute"]), "what stretches"),
+        (changed(recompute=lambda m, r: "sqrt"), "not one of none, full"),
+        (changed(micro_batch=lambda m, r: batch_if("none", m)), "as if everything were kept"),
+        (changed(micro_batch=lambda m, r: r["micro_batch"] + 1), "off by one sequence"),
+        (changed(micro_batch=lambda m, r: 3 * r["micro_batch"]), "the micro-batch is off"),
+        (changed(micro_batch=lambda m, r: 2.5), "a whole number of sequences"),
+        (lambda measurement: {"recompute": "none"}, "has no 'micro_batch'"),
+    ],
+)
+def test_infer_names_the_misconception(answer: Any, hint: str) -> None:
+    assert hint in said(lesson_06.infer, answer)
+
+
+def test_a_batch_from_the_highest_point_is_told_so() -> None:
+    from course_utils.estimating.activations import activation_bytes
+
+    def highest(measurement: Any, right: dict[str, Any]) -> int:
+        return round(max(measurement.timeline.totals()) / activation_bytes(KNOWN.replace(recompute=right["recompute"])))
+
+    assert "from the highest point" in said(lesson_06.infer, changed(micro_batch=highest))
+
+
+def test_a_case_shows_activations_and_nothing_else() -> None:
+    for number in SECRETS:
+        hidden = case(number)
+        assert {kind for _, kind in hidden.timeline.changes} == {"activations"}
+        assert not hidden.allocations and not hidden.moments and not hidden.phase_peaks
+        assert (
+            hidden.breakdown.total == max(hidden.timeline.totals()) == hidden.timeline.totals()[hidden.peak_event - 1]
+        )
+    assert lesson_06.mystery(1) is lesson_06.mystery(1 + len(SECRETS)) is case(1)
+    assert lesson_06.mystery(0) is case(len(SECRETS))
+
+
+def test_no_height_gives_a_policy_away() -> None:
+    assert {policy for _, policy in SECRETS.values()} == set(SECRET_POLICIES)
+    assert kept_by_forward(case(2)) == pytest.approx(kept_by_forward(case(3)), rel=0.05)
+    by_peak = [SECRETS[n][1] for n in sorted(SECRETS, key=lambda n: max(case(n).timeline.totals()))]
+    assert by_peak != sorted(by_peak)

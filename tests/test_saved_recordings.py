@@ -1,4 +1,4 @@
-"""What autograd keeps on a GPU is answered from recordings where none can be simulated: the same, or refused in words."""
+"""Where no GPU can be simulated, what autograd keeps on one is answered from recordings, or refused in words."""
 
 from collections.abc import Callable, Iterator
 from functools import partial

@@ -75,7 +75,7 @@ def adam_runs() -> list[tuple[TrainingRun, int]]:
 
 
 def activation_runs() -> list[tuple[TrainingRun, int]]:
-    """Those of lesson 05: two and three blocks of each variant, sweeps over b and s, Llama-3 8B."""
+    """Those of lesson 05: two and three blocks of each variant, sweeps over b and s, Llama-3 8B, a timeline's run."""
     block = TrainingRun("gpt2", 2, 512, "bf16-master")
     gpt = block.model
     changes: list[dict[str, Any]] = [
@@ -89,6 +89,7 @@ def activation_runs() -> list[tuple[TrainingRun, int]]:
         *((run.replace(model=replace(run.model, layers=L)), 2) for run in variants for L in (2, 3)),
         *((tiny.replace(attention=kernel, **size), 2) for kernel in ("eager", "flash") for size in sizes),
         (TrainingRun("llama3-8b", 1, 4096, "bf16-master"), 2),
+        (lesson_05_labs.STORY, 2),
     ]
 
 
@@ -96,7 +97,8 @@ def lesson_06_runs() -> list[TrainingRun]:
     """GPT-2 under each policy of recomputation, and the runs behind the hidden timelines."""
     gpt2 = TrainingRun("gpt2", 8, 1024, "bf16-master")
     policies = ("none", "selective-attention", "selective", "full", "every-3", "offload")
-    return [*(gpt2.replace(recompute=policy) for policy in policies), *lesson_06_labs.hidden_runs()]
+    hidden = [*lesson_06_labs.hidden_runs(), *lesson_06_labs.secret_runs()]
+    return [*(gpt2.replace(recompute=policy) for policy in policies), *hidden]
 
 
 def lesson_07_runs() -> list[TrainingRun]:

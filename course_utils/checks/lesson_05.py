@@ -5,17 +5,22 @@ from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from typing import Any
 
+from course_utils.figure import Figure
+
 from .feedback import call, exercise, expect, fail, of_kind, unit_slip
 from .lesson_05_labs import (
     BLOCK_CASES,
     BLOCK_MISTAKES,
     BUDGET_CASES,
+    EXPLAINED,
     EXPRESSION_MISTAKES,
     EXPRESSIONS,
     LENGTH_MISTAKES,
     MLP_CASES,
     MLP_MISTAKES,
     NEXT_MISTAKES,
+    STATEMENTS,
+    STORY_MISTAKES,
     bilinear_mlp,
     block_bytes_of,
     example_sweep,
@@ -23,10 +28,12 @@ from .lesson_05_labs import (
     hidden_sweeps,
     longest_of,
     mlp_bytes_of,
+    story_figure,
 )
 
 __all__ = [
     "EXPRESSIONS",
+    "STATEMENTS",
     "bilinear_mlp",
     "block_bytes",
     "example_sweep",
@@ -34,6 +41,8 @@ __all__ = [
     "longest_sequence",
     "mlp_bytes",
     "read_sweep",
+    "story",
+    "told",
 ]
 
 Mistakes = Mapping[str, Callable[..., Any]]
@@ -157,3 +166,30 @@ def _sweep_answer(answer: Any, sweep: dict[int, int]) -> tuple[str, float]:
     kernel = of_kind(got["attention"], str, "attention is")
     expect(kernel in ("eager", "flash"), f"attention is 'eager' or 'flash'; you say {kernel!r}.")
     return kernel, float(of_kind(got["next"], Real, "next is"))
+
+
+# ------------------------------------------------------------------------------------------------------- 05.6: explain
+
+
+def story() -> Figure:
+    """The timeline that is to be explained, with its moments as letters."""
+    return story_figure()
+
+
+@exercise("05.6", "Every moment has its cause: nothing leaks, and nothing waits for the optimizer but gradients.")
+def told(answer: Any) -> None:
+    """`answer()` is a dictionary from each letter to the number of what STATEMENTS says of that moment."""
+    got = call(answer, returns=Mapping)
+    missing = [letter for letter in EXPLAINED if letter not in got]
+    expect(not missing, f"Your dictionary says nothing of {', '.join(missing)}.")
+    for letter in EXPLAINED:
+        number = of_kind(got[letter], int, f"{letter} is")
+        expect(number in STATEMENTS, f"{letter} is {number}: the statements have numbers 1 to {len(STATEMENTS)}.")
+    if all(got[letter] == number for letter, number in EXPLAINED.items()):
+        return
+    for letter in EXPLAINED:
+        expect((letter, got[letter]) not in STORY_MISTAKES, STORY_MISTAKES.get((letter, got[letter]), ""))
+    twice = [f"{one} and {other}" for one in EXPLAINED for other in EXPLAINED if one < other and got[one] == got[other]]
+    expect(not twice, f"{' '.join(twice[:1])} have the same explanation. Every statement is of one moment at most.")
+    wrong = next(letter for letter, number in EXPLAINED.items() if got[letter] != number)
+    fail(f"{wrong} is off. Which kinds of memory are there at that moment, and which have come or gone since the last?")

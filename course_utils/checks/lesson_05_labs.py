@@ -10,7 +10,12 @@ import torch
 from torch import nn
 
 from course_utils.estimating.activations import activation_bytes
+from course_utils.figure import Figure
+from course_utils.lessons.policies import small_gpt
+from course_utils.measurement import Measurement
+from course_utils.measuring import measure
 from course_utils.models import PRESETS
+from course_utils.plots import timeline
 from course_utils.run import TrainingRun
 from course_utils.teaching import saved_by
 
@@ -235,3 +240,70 @@ NEXT_MISTAKES: Mapping[str, Callable[[Mapping[int, int]], float]] = {
     "You double the last size. With s×s matrices that is too little.": lambda sweep: 2 * sweep[max(sweep)],
     "You take four times the last size. Only a part of it grows with s².": lambda sweep: 4 * sweep[max(sweep)],
 }
+
+# -------------------------------------------------------------------------------------------- 05.6: explain a timeline
+
+STORY = TrainingRun(small_gpt(layers=3), 8, 128, "amp-bf16", attention="eager", accumulation_steps=2)
+"""Two micro-batches a step, so that gradients wait for more."""
+
+STATEMENTS = {
+    1: "Backward is half way through: what a block has kept goes as soon as it has been used.",
+    2: "The optimizer has stepped for the first time: its two states have just been made.",
+    3: "A leak: memory of the step before was not given back.",
+    4: "Forward is through: each block keeps what its backward will ask for.",
+    5: "Weights and tokens alone: nothing has been computed yet.",
+    6: "Activations wait here until the optimizer has used them.",
+    7: "One micro-batch is done: its activations have gone, its gradients wait for those of the next.",
+    8: "The weights are loaded a second and a third time, so that the optimizer can work on copies.",
+    9: "A step begins: gradients have been set to none, the optimizer's states stay.",
+}
+"""What can be said of a moment, in no order; three are wrong of any."""
+
+EXPLAINED = {"A": 5, "B": 4, "C": 7, "D": 2, "E": 9, "F": 1}
+"""The right statement of each moment."""
+
+STORY_MISTAKES: Mapping[tuple[str, int], str] = {
+    ("E", 3): "E: is it a leak if every later step begins at this height? See what it is that stays.",
+    ("C", 3): "C: what is left there is one kind of memory. Who will want it when the next micro-batch is through?",
+    ("F", 6): "F: the curve falls right there, before the optimizer has run. Who has used what has gone?",
+    ("B", 6): "B: does any formula of an optimizer ask for an activation? Look when they go.",
+    ("D", 8): "D: two tensors for each weight have come, in fp32. They are no copies: what does Adam remember?",
+    ("C", 9): "C lies inside a step. Are there gradients at C, and states of the optimizer?",
+    ("E", 7): "E lies between two steps. Are there gradients at E, and states of the optimizer?",
+    ("D", 9): "D: gradients are still there. What has just come?",
+    ("E", 2): "E: something has gone since D. The states were there before.",
+    ("A", 9): "A is in the very first step. Which states could there be?",
+    ("E", 5): "E: more is there than at A. What has the first step left behind?",
+    ("F", 4): "F: gradients have come and the curve is on its way down. Forward is long through.",
+    ("B", 1): "B: look at the phases' names above the picture. Has backward begun?",
+}
+"""What to say to somebody who gives a moment that statement."""
+
+
+@cache
+def story_measured() -> Measurement:
+    """The run of exercise 6."""
+    return measure(STORY, source="simulated")
+
+
+def story_letters() -> dict[str, int]:
+    """The moments of exercise 6, as counts of events: where phases of the two steps begin, and one within backward."""
+    measured = story_measured()
+    starts: dict[tuple[int, str], list[int]] = {}
+    for mark in measured.timeline.marks:
+        starts.setdefault((mark.step, mark.phase), []).append(mark.event)
+    last_backward, optimizer = starts[2, "backward"][-1], starts[2, "optimizer"][0]
+    return {
+        "A": starts[1, "forward"][0],
+        "B": starts[1, "loss"][0],
+        "C": starts[1, "forward"][1],
+        "D": starts[1, "zero_grad"][0],
+        "E": starts[2, "forward"][0],
+        "F": (last_backward + optimizer) // 2,
+    }
+
+
+def story_figure() -> Figure:
+    """The timeline of exercise 6, with its moments as letters."""
+    title = "Two steps of a small GPT, two micro-batches each: what happens at A to F?"
+    return timeline(story_measured(), title, unit="MB", steps=[1, 2], letters=story_letters())

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from course_utils.estimating.activations import activation_bytes
 from course_utils.lessons.policies import added_percent
 from course_utils.measurement import Measurement
 from course_utils.run import TrainingRun
@@ -16,10 +17,15 @@ from .lesson_06_labs import (
     CHEAPEST_CASES,
     CHEAPEST_MISTAKES,
     GROUPS,
+    KNOWN,
     POLICIES,
+    SECRET_POLICIES,
+    SECRETS,
     TEETH,
     Chain,
     added_right,
+    batch_if,
+    case,
     chain,
     cheapest_right,
     interval_right,
@@ -28,7 +34,9 @@ from .lesson_06_labs import (
 )
 
 __all__ = [
+    "KNOWN",
     "POLICIES",
+    "SECRET_POLICIES",
     "added",
     "added_percent",
     "best_interval",
@@ -36,6 +44,8 @@ __all__ = [
     "cost",
     "example",
     "in_groups",
+    "infer",
+    "mystery",
     "stretches",
 ]
 
@@ -305,3 +315,66 @@ def stretches(answer: Any) -> None:
         "More stretches than blocks: small tensors come and go within a tooth. Count only climbs of about its height.",
     )
     fail("The count is off somewhere: plot the activations in backward, and count the teeth by eye first.")
+
+
+# --------------------------------------------------------------------------------------------------------- 06.7: infer
+
+
+def mystery(seed: int) -> Measurement:
+    """One of the hidden runs, by any whole number: the timeline of its activations, and nothing else."""
+    return case(1 + (seed - 1) % len(SECRETS))
+
+
+@exercise("06.7", "Both secrets of every hidden run, from one curve.")
+def infer(answer: Any) -> None:
+    """`answer(measurement)` is {"micro_batch": b, "recompute": policy} of a run like KNOWN."""
+    answers = {number: _inferred(answer, case(number)) for number in SECRETS}
+    policies = {number: policy for number, (_, policy) in answers.items()}
+    right = {number: policy for number, (_, policy) in SECRETS.items()}
+    expect(len(set(policies.values())) > 1, "You name the same policy for every curve. The hidden runs differ.")
+    if policies != right:
+        _explain_policies(policies, right)
+    for number, (batch, _) in answers.items():
+        _explain_batch(number, batch)
+
+
+def _inferred(answer: Any, measurement: Measurement) -> tuple[int, str]:
+    got = call(answer, measurement=measurement, returns=Mapping)
+    for name in ("micro_batch", "recompute"):
+        expect(name in got, f"Your dictionary has no {name!r}.")
+    policy = of_kind(got["recompute"], str, "recompute is")
+    expect(policy in SECRET_POLICIES, f"{policy!r}: not one of {', '.join(SECRET_POLICIES)}.")
+    batch = of_kind(got["micro_batch"], Real, "micro_batch is")
+    expect(batch == int(batch) and batch >= 1, "A micro-batch is a whole number of sequences: round what you get.")
+    return int(batch), policy
+
+
+SWAPPED = {"every-2": "every-3", "every-3": "every-2"}
+
+
+def _explain_policies(got: Mapping[int, str], right: Mapping[int, str]) -> None:
+    """CheckFailed in the words that a wrong list of policies deserves."""
+    turned = {number: SWAPPED.get(policy, policy) for number, policy in right.items()}
+    expect(got != turned, "Turned round: three teeth of two blocks each, or two teeth of three blocks each?")
+    for number, policy in right.items():
+        if (got[number] == "none") != (policy == "none"):
+            fail(f"mystery({number}): does the curve ever climb between the beginning of backward and its end?")
+    fail("Who recomputes is right, but not in what stretches: the model has 6 blocks; count the climbs in backward.")
+
+
+def _explain_batch(number: int, batch: int) -> None:
+    wanted, policy = SECRETS[number]
+    if batch == wanted:
+        return
+    expect(
+        policy == "none" or batch != batch_if("none", case(number)),
+        f"mystery({number}): you divide as if everything were kept, but its forward keeps checkpoints.",
+    )
+    expect(
+        abs(batch - wanted) > 1,
+        f"mystery({number}): off by one sequence. Round to the nearest, and take the end of forward, before the loss.",
+    )
+    peak = max(case(number).timeline.totals())
+    by_peak = round(peak / activation_bytes(KNOWN.replace(recompute=policy)))
+    expect(batch != by_peak, f"mystery({number}): that is from the highest point. There the loss stands on top.")
+    fail(f"mystery({number}): the policy is right, the micro-batch is off. What does one sequence keep under it?")

@@ -1,7 +1,7 @@
 """What the checks of lesson 06 run: right answers, wrong ones that learners give, instruments to tell them apart."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -9,10 +9,12 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from course_utils.breakdown import MemoryBreakdown
 from course_utils.estimating import estimate
+from course_utils.estimating.activations import activation_bytes
 from course_utils.gpus import gpu
-from course_utils.lessons.policies import added_percent
-from course_utils.measurement import Measurement
+from course_utils.lessons.policies import added_percent, small_gpt
+from course_utils.measurement import Mark, Measurement, Timeline
 from course_utils.measuring import measure
 from course_utils.run import TrainingRun
 
@@ -180,3 +182,60 @@ def hidden_runs() -> list[TrainingRun]:
 def measured(policy: str) -> Measurement:
     """One of them, simulated, without its tensors' names."""
     return anonymous(measure(HIDDEN.replace(recompute=policy), source="simulated"))
+
+
+# ------------------------------------------------------------------------------------------------- 06.7: two secrets
+
+KNOWN = TrainingRun(small_gpt(), 1, 128, "bf16-master")
+"""All but the two secrets: micro-batch and policy."""
+
+SECRETS: dict[int, tuple[int, str]] = {
+    1: (12, "every-2"),
+    2: (2, "none"),
+    3: (24, "full"),
+    4: (20, "every-3"),
+    5: (5, "none"),
+    6: (7, "full"),
+}
+"""Micro-batch and policy of each case. Neither the peak nor what forward keeps puts the policies in order."""
+
+SECRET_POLICIES = ("none", "full", "every-2", "every-3")
+
+
+def secret_runs() -> list[TrainingRun]:
+    """The runs behind the cases."""
+    return [KNOWN.replace(micro_batch=b, recompute=policy) for b, policy in SECRETS.values()]
+
+
+@cache
+def case(number: int) -> Measurement:
+    """What is known of a case: how its activations rise and fall, and nothing else."""
+    return activations_alone(measure(secret_runs()[number - 1], source="simulated"))
+
+
+def activations_alone(measurement: Measurement) -> Measurement:
+    """The measurement with the events of its activations and without all others, its peak theirs."""
+    changes, before = [], [0]
+    for size, kind in measurement.timeline.changes:
+        if kind == "activations":
+            changes.append((size, kind))
+        before.append(len(changes))
+    marks = [Mark(before[mark.event], mark.step, mark.phase) for mark in measurement.timeline.marks]
+    line = Timeline(changes, marks)
+    totals = line.totals()
+    highest = MemoryBreakdown({"activations": max(totals)}, "", "the most activations at once")
+    peak = totals.index(max(totals)) + 1
+    return replace(
+        measurement, breakdown=highest, moments={}, timeline=line, peak_event=peak, allocations=(), phase_peaks={}
+    )
+
+
+def kept_by_forward(measurement: Measurement) -> int:
+    """Bytes of activations when the last step's forward is through."""
+    starts = {mark.phase: mark.event for mark in measurement.timeline.marks}
+    return measurement.timeline.curves()["activations"][starts["loss"] - 1]
+
+
+def batch_if(policy: str, measurement: Measurement) -> int:
+    """The micro-batch that the case would have under this policy, by what its forward keeps."""
+    return max(1, round(kept_by_forward(measurement) / activation_bytes(KNOWN.replace(recompute=policy))))

@@ -109,7 +109,7 @@ def memory_every(nodes: int, k: int, inside: float = 1) -> float:
     """The checkpoints' worth that keeping every k-th input of `nodes` takes: n/k + c·k where k divides n.
 
     c = `inside` is what one node keeps for its backward, counted in checkpoints: 1 in the plain chain (Chen et al.
-    2016, section 4.1). Where k does not divide n, the last stretch is short, and the fuller of the two moments counts.
+    2016, section 4). Where k does not divide n, the last stretch is short, and the fuller of the two moments counts.
     """
     whole, rest = divmod(nodes, k)
     full = whole + inside * k if whole else 0

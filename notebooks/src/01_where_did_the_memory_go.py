@@ -263,7 +263,7 @@ for name, size in found.items():
 
 # %% [markdown]
 # **The gap**, term by term. In units of s·b·h bytes a block, ZeRO counts 24. A real block keeps 34 ([Korthikanti et al.
-# 2022](https://arxiv.org/abs/2205.05198), eq. 2), a few statistics besides, and something lies outside the blocks.
+# 2022](https://arxiv.org/abs/2205.05198), eq. 1), a few statistics besides, and something lies outside the blocks.
 
 # %%
 b, L = keep_all.micro_batch, model.layers

@@ -129,8 +129,8 @@ for name, rate in {"gradient descent": best, "momentum": 0.06, "RMSProp": 0.1, "
 # gradient. In a network whose layers have gradients of very different sizes, each gets steps of the same length. That
 # is what *v* is for.
 #
-# And what it does not do: *v* has one number for each parameter, so it sees steepness along the axes only. You can turn
-# the valley below, under *Turn the knobs*.
+# *v* has one number for each parameter, so it sees steepness along the axes only. Further down, under *Turn the knobs*,
+# you can turn the valley and see what comes of that.
 
 # %% [markdown]
 # ## Why bias correction?
@@ -258,17 +258,18 @@ print(f"8 · N minus the difference of steps 2 and 1: {8 * N - (peaks[2] - peaks
 reveal("02.second_step", peaks[2] - peaks[1], unit="MB")
 
 # %% [markdown]
-# The first step peaks *before* the states exist. From step 2 on the same moment stands on top of them. Who
-# tests a configuration for one step tests something else than what will run.
+# The first step peaks *before* the states exist. From step 2 on the same moment stands on top of them. If you try a
+# configuration for one step, you have not tried what will run.
 
 # %% [markdown]
 # ## What other optimizers keep
-# SGD keeps nothing, momentum one number. [Lion](../docs/glossary.md#lion) keeps one and takes its sign ([Chen et
-# al. 2023](https://arxiv.org/abs/2302.06675)). [Adafactor](../docs/glossary.md#adafactor) keeps of each matrix of *v*
-# only a row and a column ([Shazeer and Stern 2018](https://arxiv.org/abs/1804.04235)). [8-bit
-# Adam](../docs/glossary.md#8-bit-adam) keeps both in 8 bits with a scale for each 256 numbers ([Dettmers et al.
-# 2022](https://arxiv.org/abs/2110.02861)). [Muon](../docs/glossary.md#muon) keeps one for the blocks' matrices and
-# leaves embeddings and vectors to AdamW ([Jordan et al. 2024](https://kellerjordan.github.io/posts/muon/)).
+# SGD keeps nothing, momentum one number. [Lion](../docs/glossary.md#lion) keeps one and takes its sign ([Chen et al.
+# 2023](https://arxiv.org/abs/2302.06675)). [Adafactor](../docs/glossary.md#adafactor) keeps of each matrix of *v* only
+# a row and a column ([Shazeer and Stern 2018](https://arxiv.org/abs/1804.04235)). [8-bit
+# Adam](../docs/glossary.md#8-bit-adam) keeps both in 8 bits with a scale for each block of numbers ([Dettmers et al.
+# 2022](https://arxiv.org/abs/2110.02861) take blocks of 2,048; here they have 256). [Muon](../docs/glossary.md#muon)
+# keeps one for the blocks' matrices and leaves embeddings and vectors to AdamW ([Jordan et al.
+# 2024](https://kellerjordan.github.io/posts/muon/)).
 #
 # **Your guess.** How many bytes a parameter does Muon keep for GPT-2, in fp32?
 

@@ -15,7 +15,7 @@
 # step allocates when ([lesson 01](01_where_did_the_memory_go.ipynb)). No GPU is needed: the trainings of this lesson
 # are small and run on your processor, in the genuine 16-bit formats.
 #
-# Half the bits should be half the memory. You will find that it is not, see training break in 16 bits in three
+# Half the bits should be half the memory. You will find that it is not. You will see training break in 16 bits in three
 # different ways, cure each, and then account for what every recipe of number formats really costs.
 
 # %% [markdown]
@@ -104,8 +104,9 @@ for name, values in weights.items():
     print(f"{name:18s} moved by {1000 * (values[-1] - 1):6.1f} thousandths")
 
 # %% [markdown]
-# Not a little: not at all. The update is less than half the distance to the next number, so each sum is rounded back to
-# where it was. Both 16-bit formats do it, fp16 only with smaller updates.
+# It has not moved at all. The update is less than half the distance to the next number, so each sum is rounded back to
+# where it was. Both 16-bit formats do this: fp16 for updates up to 2^−11 of the weight, bf16 for eight times as large
+# ones.
 #
 # There are two cures. [*Master weights*](../docs/glossary.md#master-weights): add up in fp32, and round a copy for each
 # forward pass. Or [*stochastic rounding*](../docs/glossary.md#stochastic-rounding): round up or down at random, so that
@@ -480,10 +481,11 @@ for name, stored in (("as they are", plain), ("scaled", fitted)):
 
 # %% [markdown]
 # Recipes differ in what they dare. FP8-LM ([Peng et al. 2023](https://arxiv.org/abs/2310.18313)) keeps weights,
-# gradients and the first moment in fp8, master weights and the second moment in 16-bit: 7 bytes. DeepSeek-V3
-# ([DeepSeek-AI 2024](https://arxiv.org/abs/2412.19437), section 3.3) multiplies in fp8, but keeps master weights and
-# gradients in fp32 and both moments in bf16: 4 + 4 + 2 + 2. So "trained in fp8" tells you little about memory. PyTorch
-# by itself trains nothing in fp8; the course accounts for FP8-LM's states and does not measure them.
+# gradients and the first moment in fp8, master weights and the second moment in 16-bit: 7 bytes, of which the paper
+# counts 6, leaving out the fp8 weights. DeepSeek-V3 ([DeepSeek-AI 2024](https://arxiv.org/abs/2412.19437), section 3.3)
+# multiplies in fp8, but keeps master weights and gradients in fp32 and both moments in bf16: 4 + 4 + 2 + 2. So "trained
+# in fp8" tells you little about memory. PyTorch by itself trains nothing in fp8; the course accounts for FP8-LM's
+# states and does not measure them.
 
 # %% [markdown]
 # ## What it saves

@@ -166,8 +166,8 @@ print(f"predicted minus found: {ledger.predicted - ledger.found:,} bytes")
 # ### The formula, and its residual
 # Add up the column. Everything without s² makes 34: the four inputs of matrices 2 + 2 + 2 + 8, queries, keys and values
 # 6, GELU's input 8, two norms' inputs 4, two masks 2. The rest has one number for each *pair* of tokens in each head:
-# softmax's output 2, its mask 1, the result of dropout 2. So s·b·h·34 + 5·a·s²·b, which is equation 2 of [Korthikanti
-# et al. 2022](https://arxiv.org/abs/2205.05198).
+# softmax's output 2, its mask 1, the result of dropout 2. So s·b·h·34 + 5·a·s²·b, which is equation 1 of [Korthikanti
+# et al. 2022](https://arxiv.org/abs/2205.05198), section 4.1.
 
 # %%
 formula = {"34·s·b·h": 34 * s * b * h, "5·a·s²·b": 5 * a * s * s * b}

@@ -18,7 +18,7 @@
 # Activations are kept because backward asks for them. But whatever forward computed once, it can compute again. So keep
 # less, and pay in arithmetic: that is [activation recomputation](../docs/glossary.md#activation-recomputation), or
 # "activation checkpointing". Texts promise that it leaves "the square root", "about 8 GB", "50 %", for 25, 33 or 40 %
-# more time. You will find out what it leaves and what it costs, and which of these numbers hold when.
+# more time. You will find out what it leaves, what it costs, and when each of these numbers is true.
 
 # %% [markdown]
 # ## A chain, and all of it kept
@@ -107,7 +107,8 @@ reveal("06.k", best_interval(64), unit="nodes")
 # **The gap** between formula and schedule is nothing here, since all these k divide 64. If k does not divide n, the
 # last stretch is shorter and takes less.
 #
-# Memory 2√n for one more forward pass. This is where "the square root" comes from. Keep it in mind, and watch it break.
+# Memory 2√n for one more forward pass. This is where "the square root" comes from. The next section shows when it does
+# not hold.
 
 # %% [markdown]
 # ## A block is not a node
@@ -152,9 +153,9 @@ for k in ks:
 reveal("06.blocks", best, unit="blocks")
 
 # %% [markdown]
-# **The gap.** The square root was of a chain whose nodes keep as little as a checkpoint. A block keeps c times that,
-# so the formula moves to √(L/c), below 2: nearly a checkpoint for every block. The whole step then moves it back a
-# little, because a step has *two* full moments, and the peak is the larger one. When the loss goes backward, all
+# **The gap.** The square root belongs to a chain whose nodes keep as little as a checkpoint. A block keeps c times
+# that, so the formula moves to √(L/c), below 2: nearly a checkpoint for every block. The whole step then moves it back
+# a little, because a step has *two* full moments, and the peak is the larger one. When the loss goes backward, all
 # checkpoints are there, and with them the tensors of s·b·V numbers from lesson 01: fewer checkpoints help. When the
 # first stretch is run again, the loss is gone: shorter stretches help. The best k balances those two.
 
@@ -253,19 +254,19 @@ for name in ("none", "full", "every-2", "selective", "selective-attention"):
         reveal("06.third", 100 * again / whole, unit="%")
 
 # %% [markdown]
-# **The gap**, first line by line, then in words. Full recomputation stays below 33 % since the head, h·V products for
-# each token, lies outside the blocks and is not run again; in a large model the head is small and the third is nearly
-# exact. "every-2" costs the same as "full": how long a stretch is changes memory, not work. "selective" costs no matrix
-# product at all, only the cheap operations between them.
+# **The gap**, line by line. Full recomputation stays below 33 % since the head, h·V products for each token, lies
+# outside the blocks and is not run again; in a large model the head is small and the third is nearly exact. "every-2"
+# costs the same as "full": how long a stretch is changes memory, not work. "selective" costs no matrix product at all,
+# only the cheap operations between them.
 #
-# And in the last line half of what the formula says is missing. PyTorch's `checkpoint` *stops early*: as soon as the
+# In the last line, half of what the formula says is missing. PyTorch's `checkpoint` *stops early*: as soon as the
 # last tensor that backward needs is there, it leaves. The attention core ends in weights·v, whose inputs backward
 # needs and whose output it does not. So that product is never run again.
 
 # %% [markdown]
 # ## Seventy percent for 2.7?
 # Korthikanti et al. recompute the attention core of GPT-3 (175 B parameters, s = 2,048) and report 70 % less activation
-# memory for 2.7 % more FLOPs. First the memory, from their eq. 2: 34 + 5·a·s/h.
+# memory for 2.7 % more FLOPs. First the memory, from their eq. 1: 34 + 5·a·s/h.
 #
 # **Your guess.** By how many percent does running the core's two products, q·kᵀ and weights·v, once more raise the
 # FLOPs?

@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 60
+#     minutes: 70
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -11,7 +11,7 @@
 # %% [markdown]
 # # Exercises 05 · What does each operation keep?
 #
-# **60 minutes** for all five; each one says its own. You should know what [lesson
+# **70 minutes** for all six; each one says its own. You should know what [lesson
 # 05](../notebooks/05_activations.ipynb) shows. No GPU is needed.
 #
 # Each exercise asks for one function. Write it, run the cell, then run the check below it. A check tells you what is
@@ -316,6 +316,61 @@ check.read_sweep(read_sweep)
 print(read_sweep(example)["attention"])
 for s, size in example.items():
     print(f"s = {s:3d}: {size / s:10,.0f} bytes a token of the sequence")
+
+# %% [markdown]
+# ## 6 · Explain a timeline
+# **Difficulty** ●●○○○ · **10 minutes** · **Trains** giving every rise and fall of a timeline its cause
+#
+# Here are two training steps of a small GPT with eager attention, under autocast, each of two micro-batches. Six
+# moments have letters.
+
+# %%
+check.story()
+
+# %% [markdown]
+# What happens at each of them? Choose from these sentences; three of them are wrong of any moment.
+
+# %%
+for number, sentence in check.STATEMENTS.items():
+    print(f"{number}  {sentence}")
+
+
+# %%
+def told() -> dict[str, int]:
+    """For each letter from A to F, the number of the sentence that explains what is there at that moment."""
+    ### BEGIN SOLUTION Return a dictionary with the keys A to F and the numbers of sentences.
+    return {"A": 5, "B": 4, "C": 7, "D": 2, "E": 9, "F": 1}
+    ### END SOLUTION
+
+
+# %%
+check.told(told)
+
+# %% [markdown]
+# <details><summary>Hint 1: where to start</summary>
+#
+# At each letter, name the kinds of memory that are there, by their colors. Then compare with the letter before: what
+# has come, what has gone?
+#
+# </details>
+# <details><summary>Hint 2: who frees what</summary>
+#
+# Three kinds go at three different times: activations while backward runs, gradients when they are set to none, the
+# optimizer's states never.
+#
+# </details>
+# <details><summary>Hint 3: almost there</summary>
+#
+# C and E look alike. One lies between two micro-batches of one step, where gradients must stay; the other between two
+# steps. And what stays for good is no leak.
+#
+# </details>
+
+# %% [markdown] tags=["explanation"]
+# ### Why
+# A rise needs a maker, a fall needs a last user. Forward makes activations and backward is their last user, block by
+# block. Backward makes gradients, and their last user is the optimizer, after all micro-batches. The optimizer makes
+# its states at its first step and is never done with them: that is why every step but the first begins higher.
 
 # %% [markdown]
 # ## Take home

@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   course:
-#     minutes: 75
+#     minutes: 90
 #   kernelspec:
 #     display_name: Python 3 (ipykernel)
 #     language: python
@@ -11,7 +11,7 @@
 # %% [markdown]
 # # Exercises 06 · Recomputation
 #
-# **75 minutes** for all six; each one says its own. You should know what [lesson
+# **90 minutes** for all seven; each one says its own. You should know what [lesson
 # 06](../notebooks/06_recomputation.ipynb) shows. No GPU is needed.
 #
 # Each exercise asks for one function. Write it, run the cell, then run the check below it. A check tells you what is
@@ -342,3 +342,68 @@ check.stretches(stretches)
 # One tooth for each stretch: its activations come all at once when it runs again, then go one after the other. The
 # height of a tooth says how long the stretch is, the floor under it how many checkpoints there are: fewer and higher
 # teeth stand on a lower floor.
+
+# %% [markdown]
+# ## 7 · Two secrets
+# **Difficulty** ●●●●○ · **15 minutes** · **Trains** inferring batch and policy from one curve
+#
+# `check.mystery(seed)` measures a run of a small GPT (6 blocks) that is like `check.KNOWN`, but for its micro-batch and
+# its policy, which is one of `check.SECRET_POLICIES`. All that you get is the timeline of its *activations*. Here are
+# two of these runs. Their forward passes keep nearly the same. Which of the two trains more sequences at a time?
+
+# %%
+print(check.KNOWN, check.SECRET_POLICIES)
+timeline(check.mystery(2), "Mystery 2: the activations of one step", unit="MB", steps=[2])
+
+# %%
+timeline(check.mystery(3), "Mystery 3: the activations of one step", unit="MB", steps=[2])
+
+# %% [markdown]
+# Find out both secrets, for these and for every other seed. `activation_bytes(run)` is what forward keeps of a run by
+# the formulas, and `stretches` from exercise 6 will help.
+
+# %%
+from course_utils.estimating.activations import activation_bytes
+
+
+def infer(measurement) -> dict:
+    """The micro_batch and the recompute of the run, from the timeline of its activations."""
+    ### BEGIN SOLUTION Return a dictionary with the keys micro_batch and recompute.
+    teeth = stretches(measurement)
+    policy = {0: "none", 6: "full", 3: "every-2", 2: "every-3"}[teeth]
+    marks = {mark.phase: mark.event for mark in measurement.timeline.marks}  # the last step's remain
+    kept = measurement.timeline.curves()["activations"][marks["loss"] - 1]  # element k: after k + 1 events
+    one_sequence = activation_bytes(check.KNOWN.replace(recompute=policy))
+    return {"micro_batch": round(kept / one_sequence), "recompute": policy}
+    ### END SOLUTION
+
+
+# %%
+check.infer(infer)
+
+# %% [markdown]
+# <details><summary>Hint 1: where to start</summary>
+#
+# The policy first: it shows in the shape, whatever the size. How many stretches has a model of 6 blocks under each?
+#
+# </details>
+# <details><summary>Hint 2: then the batch</summary>
+#
+# What forward keeps is proportional to the micro-batch. `check.KNOWN.replace(recompute=policy)` has a micro-batch of 1.
+#
+# </details>
+# <details><summary>Hint 3: almost there</summary>
+#
+# Read the curve where the last forward ends: at the mark of the last `loss`, before the loss adds its own tensors.
+# Divide by what one sequence keeps under that policy, and round to the nearest whole number.
+#
+# </details>
+
+# %% [markdown] tags=["explanation"]
+# ### Why
+# The height of a curve is batch times policy, so no height alone tells either. The shape has no unit: it tells the
+# policy, and with the policy the height tells the batch.
+
+# %% tags=["solution"]
+for seed in range(1, 7):
+    print(seed, infer(check.mystery(seed)))
