@@ -71,14 +71,14 @@ def test_figure_shows_the_tick() -> None:
 
 def test_player_follows_its_controls() -> None:
     player = schedule_player("keep every k", nodes=8, k=2, tick=3)
-    assert player.message == "Tick 3 of 24: f3 runs."
+    assert player.message == "Tick 3 of 24: f3 runs. Work so far: 3 runs of f, 0 of them repetitions, and 0 of b."
     player.play.value = 9
     assert player.controls["tick"].value == 9
     player.controls["schedule"].value = "keep none"
     assert player.schedule.forwards == forwards_none(8)
     assert player.controls["tick"].value == player.controls["tick"].max == len(player.schedule.ticks)
     player.controls["n"].value = 2
-    assert player.message == "Tick 7 of 7: b1 runs."
+    assert player.message == "Tick 7 of 7: b1 runs. Work so far: 5 runs of f, 3 of them repetitions, and 2 of b."
     assert repr(player).startswith("A chain to step through")
 
 

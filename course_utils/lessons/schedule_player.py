@@ -74,11 +74,18 @@ class Player(Explorable):
         schedule, at = self.schedule, self.controls["tick"].value
         tick = schedule.ticks[at - 1]
         again = " <b>again</b>" if tick.again else ""
-        message = f"Tick {at} of {len(schedule.ticks)}: {escape(tick.kind)}{tick.node} runs{again}."
+        message = f"Tick {at} of {len(schedule.ticks)}: {escape(tick.kind)}{tick.node} runs{again}. {work(schedule, at)}"
         return schedule_figure(schedule, at), message
 
     def _follow(self, change: Any) -> None:
         self.controls["tick"].value = min(change["new"], self.controls["tick"].max)
+
+
+def work(schedule: Schedule, at: int) -> str:
+    """What has run up to tick `at`, in words."""
+    done = schedule.ticks[:at]
+    forward, again = sum(tick.kind == "f" for tick in done), sum(tick.again for tick in done)
+    return f"Work so far: {forward} runs of f, {again} of them repetitions, and {len(done) - forward} of b."
 
 
 def made(name: str, nodes: int, k: int) -> Schedule:

@@ -462,9 +462,12 @@ print(f"left over: {with_eager - sum(eager_terms.values()):,} bytes")
 
 # %% [markdown]
 # ## A map
-# Activations over all b and s, and the line where the *whole* step, states included, no longer fits the card. Each
-# control redraws it. Find out: where does the line fall twice as fast as elsewhere, and with which kernel? What moves
-# it more on a small card, the precision or the recomputation?
+# Activations over all b and s, and the line where the *whole* step, states included, no longer fits the card. The
+# sliders for b and s move the framed cell, and what it takes stands above the picture. The others change model and
+# card.
+#
+# Find out: which is the smallest card that takes 4 sequences of 2,048 tokens? Where does the line fall faster than
+# elsewhere, and with which kernel? What moves it more on a small card, the precision or the recomputation?
 
 # %%
 from course_utils.lessons.activation_widget import activation_map
@@ -474,9 +477,10 @@ activation_map("llama3.2-1b", gpu="A100-80GB")
 # %% [markdown]
 # <details><summary>An answer</summary>
 #
-# With flash attention, twice the length costs half the batch everywhere: the colors depend on s·b alone. With eager
-# attention the line falls faster to the right, where s² rules. On a small card the states fill most of it, whatever
-# you recompute: there the line hardly moves until they shrink.
+# An A100 with 40 GB takes them, by so little that CUDA's own share, which is not counted here, decides. With flash
+# attention, twice the length costs half the batch everywhere: the colors depend on s·b alone. With eager attention the
+# line falls faster to the right, where s² rules. On a small card the states fill most of it, whatever you recompute:
+# there the line hardly moves until they shrink.
 #
 # </details>
 
