@@ -479,8 +479,9 @@ activation_map("llama3.2-1b", gpu="A100-80GB")
 #
 # An A100 with 40 GB takes them, by so little that CUDA's own share, which is not counted here, decides. With flash
 # attention, twice the length costs half the batch everywhere: the colors depend on s·b alone. With eager attention the
-# line falls faster to the right, where s² rules. On a small card the states fill most of it, whatever you recompute:
-# there the line hardly moves until they shrink.
+# line falls faster to the right, where s² rules. On a card of 24 GB recomputation moves the line much further than the
+# precision does: activations fill it. With 16 GB nothing moves it: the states alone take more than the card has, and
+# both precisions keep 16 bytes a parameter.
 #
 # </details>
 
