@@ -286,6 +286,19 @@ def test_the_timeline_shows_only_the_steps_asked_for():
         plots.timeline(replace(training(), timeline=Timeline([], [])), "Empty")
 
 
+def test_letters_pin_moments_to_the_axis():
+    run = training()
+    begins = {mark.phase: mark.event for mark in run.timeline.marks if mark.step == 2}
+    letters = {"A": begins["forward"], "B": begins["loss"]}
+    figure = plots.timeline(run, "What happens at A and B?", steps=[2], letters=letters)
+    pins = {pin.attrib["data-letter"]: float(pin.attrib["x"]) + 9 for pin in shapes(figure, "rect", "data-letter")}
+    lines = {line.attrib["data-phase"]: float(line.attrib["x1"]) for line in shapes(figure, "line", "data-phase")}
+    assert pins == {"A": pytest.approx(lines["forward"], abs=0.2), "B": pytest.approx(lines["loss"], abs=0.2)}
+    assert {"A", "B"} <= set(texts(figure))
+    with pytest.raises(ValueError, match=r"C is at event 0; shown are \d+ to \d+"):
+        plots.timeline(run, "Not shown", steps=[2], letters={"C": 0})
+
+
 def test_areas_are_painted_from_the_top_so_that_each_shows_its_own_band():
     figure = plots.timeline(training(), "Order")
     painted = [area.attrib["data-kind"] for area in shapes(figure, "path", "data-kind")]
