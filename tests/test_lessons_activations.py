@@ -155,7 +155,11 @@ def test_the_map_says_what_the_cell_looked_at_takes() -> None:
 def test_a_length_that_the_model_does_not_have_is_brought_back() -> None:
     shown = activation_map("llama3.2-1b", seq_len=32768)
     shown.controls["model"].value = "gpt2-xl"
-    assert shown.run.seq_len == 1024 and "Not possible" not in shown.message
+    assert shown.run.seq_len == 1024 and shown.message.startswith(
+        "gpt2-xl has no 32,768 positions, so: 4 × 1,024 tokens"
+    )
+    shown.controls["model"].value = "llama3.2-1b"
+    assert shown.run.seq_len == 32768 and "positions" not in shown.message
     with pytest.raises(ValueError, match="seq_len is 1000; the map has 128, 192"):
         activation_map(seq_len=1000)
 

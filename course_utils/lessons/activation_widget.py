@@ -62,22 +62,21 @@ class ActivationMap(Explorable):
 
     @property
     def run(self) -> TrainingRun:
-        """The run at the cell looked at. Raises ValueError, in words, where choices contradict or s is too long."""
+        """The run at the cell looked at, at most as long as the model takes. ValueError, in words, where choices
+        contradict each other.
+        """
         chosen = {name: control.value for name, control in self.controls.items() if name != "gpu"}
         model = PRESETS[chosen.pop("model")]
+        chosen["seq_len"] = max(s for s in SEQUENCES if s <= min(chosen["seq_len"], model.max_positions))
         return TrainingRun(model, **chosen)
 
     def redraw(self) -> tuple[Figure, str]:
-        """The heat map of what has been chosen, and the cell looked at in words and as a line of code.
-
-        A cell beyond the model's positions is brought back to the longest that it takes.
-        """
-        slider, positions = self.controls["seq_len"], PRESETS[self.controls["model"].value].max_positions
-        slider.value = min(slider.value, max(s for s in SEQUENCES if s <= positions))
+        """The heat map of what has been chosen, and the cell looked at in words and as a line of code."""
         run = self.run
-        step = estimate(run)
+        step, asked = estimate(run), self.controls["seq_len"].value
+        shorter = f"{run.model.name} has no {asked:,} positions, so: " if asked > run.seq_len else ""
         message = (
-            f"{run.micro_batch} × {run.seq_len:,} tokens: forward and loss keep "
+            f"{shorter}{run.micro_batch} × {run.seq_len:,} tokens: forward and loss keep "
             f"<b>{format_bytes(kept_bytes(run), 'GB', 2)}</b>; the whole step takes "
             f"{format_bytes(step.total, 'GB', 2)} and {fit_words(step.total, self.gpu)}."
             f"<br><code style='user-select:all'>{run.code()}</code>"

@@ -74,7 +74,9 @@ class Player(Explorable):
         schedule, at = self.schedule, self.controls["tick"].value
         tick = schedule.ticks[at - 1]
         again = " <b>again</b>" if tick.again else ""
-        message = f"Tick {at} of {len(schedule.ticks)}: {escape(tick.kind)}{tick.node} runs{again}. {work(schedule, at)}"
+        message = (
+            f"Tick {at} of {len(schedule.ticks)}: {escape(tick.kind)}{tick.node} runs{again}. {work(schedule, at)}"
+        )
         return schedule_figure(schedule, at), message
 
     def _follow(self, change: Any) -> None:

@@ -325,7 +325,8 @@ for s, size in example.items():
 # moments have letters.
 
 # %%
-check.story()
+figure = check.story()
+figure
 
 # %% [markdown]
 # What happens at each of them? Choose from these sentences; three of them are wrong of any moment.
