@@ -1,6 +1,7 @@
 """Activation memory over micro-batch and sequence length as a heat map, with a GPU's limit as a line."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from math import log
 
@@ -73,24 +74,42 @@ def heat_map(run: TrainingRun, card: str | Gpu, at: Point | None = None) -> Figu
     top = canvas.title(title) + 24
     canvas.text(MARGIN, top - 8, "GB of activations; below the line, the whole step fits", 12, QUIET)
     left, bottom = MARGIN + 46.0, top + CELL_HEIGHT * len(BATCHES)
-    width = (WIDTH - MARGIN - left) / len(columns)
-    low, high = log(min(sizes.values())), log(max(sizes.values()))
-    for (b, s), size in sizes.items():
-        x, y = left + width * columns.index(s), bottom - CELL_HEIGHT * (BATCHES.index(b) + 1)
-        color = _shade((log(size) - low) / ((high - low) or 1))
-        tip = f"b = {b}, s = {s:,}: {format_bytes(size, 'GB', 2)}"
-        canvas.rect(x, y, width, CELL_HEIGHT, color, tip, data_bytes=size)
-        canvas.text(x + width / 2, y + 18, _brief(size), 11, ink_on(color), text_anchor="middle")
-    _axes(canvas, columns, left, bottom, width)
-    _limit(canvas, fitting, left, bottom, width)
-    if at in sizes:
-        x, y = left + width * columns.index(at[1]), bottom - CELL_HEIGHT * (BATCHES.index(at[0]) + 1)
-        frame = {"fill_opacity": 0, "stroke": FRAME, "stroke_width": 3.5, "data_at": f"{at[0]},{at[1]}"}
-        canvas.rect(x + 1, y + 1, width - 2, CELL_HEIGHT - 2, FRAME, **frame)
+    grid = _Grid(columns, left, bottom, (WIDTH - MARGIN - left) / len(columns))
+    _paint(canvas, sizes, grid)
+    _axes(canvas, columns, left, bottom, grid.width)
+    _limit(canvas, fitting, left, bottom, grid.width)
+    if at is not None and at in sizes:
+        _frame(canvas, at, grid)
     note = f"estimated from formulas · {card.name}: {format_bytes(card.memory, 'GB', 1)} · {run.attention} attention"
     end = canvas.note(f"{note}, recompute {run.recompute}, {run.precision.name}", bottom + 58)
     alt = _alt(title, columns, fitting, sizes)
     return Figure(canvas.svg(end + 2, title, alt), alt)
+
+
+@dataclass(frozen=True)
+class _Grid:
+    """Where the cells are, in pixels: their lengths, the lower left corner of all, the width of one."""
+
+    columns: Sequence[int]
+    left: float
+    bottom: float
+    width: float
+
+    def corner(self, at: Point) -> tuple[float, float]:
+        """The upper left corner of the cell at (b, s)."""
+        row, column = BATCHES.index(at[0]), self.columns.index(at[1])
+        return self.left + self.width * column, self.bottom - CELL_HEIGHT * (row + 1)
+
+
+def _paint(canvas: Canvas, sizes: Mapping[Point, int], grid: _Grid) -> None:
+    """Each cell in its color, with its number."""
+    low, high = log(min(sizes.values())), log(max(sizes.values()))
+    for at, size in sizes.items():
+        x, y = grid.corner(at)
+        color = _shade((log(size) - low) / ((high - low) or 1))
+        tip = f"b = {at[0]}, s = {at[1]:,}: {format_bytes(size, 'GB', 2)}"
+        canvas.rect(x, y, grid.width, CELL_HEIGHT, color, tip, data_bytes=size)
+        canvas.text(x + grid.width / 2, y + 18, _brief(size), 11, ink_on(color), text_anchor="middle")
 
 
 def _axes(canvas: Canvas, columns: Sequence[int], left: float, bottom: float, width: float) -> None:
@@ -111,6 +130,13 @@ def _limit(canvas: Canvas, fitting: Sequence[int], left: float, bottom: float, w
         path += f"{'L' if path else 'M'}{left + width * column:.1f} {y:.1f}L{left + width * (column + 1):.1f} {y:.1f}"
     canvas.path(path, stroke="#FFFFFF", stroke_width=6, fill="none")
     canvas.path(path, stroke=INK, stroke_width=3, fill="none", data_limit="yes")
+
+
+def _frame(canvas: Canvas, at: Point, grid: _Grid) -> None:
+    """A frame just inside the cell at (b, s)."""
+    x, y = grid.corner(at)
+    look = {"fill_opacity": 0, "stroke": FRAME, "stroke_width": 3.5, "data_at": f"{at[0]},{at[1]}"}
+    canvas.rect(x + 1, y + 1, grid.width - 2, CELL_HEIGHT - 2, FRAME, **look)
 
 
 def _brief(size: int) -> str:

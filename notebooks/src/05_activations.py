@@ -379,7 +379,7 @@ block_ledger(llama.replace(attention="flash"))
 # %% [markdown]
 # **The gap.** Flash attention has taken the s² away, and with it what selective recomputation was invented for. What is
 # left is above the lecture's 17 GiB, not below it: SwiGLU's four tensors of width 14,336 are most of a block, more than
-# GELU's two would be. Look at the last five rows.
+# GELU's two would be. Look at the last four rows.
 #
 # Two more sentences of that lecture: one sequence of 4,096 tokens takes "over 50 GB", and a model of 1 billion
 # parameters needs 16 GB of states and, in all, 25 GB at s = 8,192 with selective recomputation.
