@@ -28,10 +28,12 @@ PRESSES, ROUNDS = 11, 5
 WIDGETS = "playground.ipynb"
 CELLS = (
     "from course_utils.teaching import predict, reveal\nfrom course_utils.widgets import explorer, tensor_slider\n"
-    "from course_utils.lessons.adam_widget import walker",
+    "from course_utils.lessons.adam_widget import walker\n"
+    "from course_utils.lessons.activation_widget import activation_map",
     "explorer()",
     "tensor_slider()",
     "walker(beta2=0.99)",
+    "activation_map()",
     "predict('00.guess')",
     "reveal('00.guess', 134_500_000_000)",
     "from course_utils.quizzes import quiz\nquiz(1)",
@@ -73,7 +75,7 @@ def cell(page: browser.Page, source: str) -> browser.Locator:
     return page.locator(browser.CODE_CELLS).nth(next(i for i, text in enumerate(CELLS) if text.startswith(source)))
 
 
-@pytest.mark.parametrize("source", ["explorer", "tensor_slider", "walker"])
+@pytest.mark.parametrize("source", ["explorer", "tensor_slider", "walker", "activation_map"])
 def test_every_slider_moves_the_picture_by_key(playground: browser.Page, source: str) -> None:
     sliders = cell(playground, source).locator(browser.SLIDER)
     assert sliders.count() >= 2
