@@ -1,0 +1,346 @@
+"""Lesson 11's own code: the simulator against closed forms and torch's orders, memory, plans, staleness, pictures."""
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from torch.distributed.pipelining.schedules import Schedule1F1B, ScheduleGPipe
+
+from course_utils import TrainingRun, gpu
+from course_utils.breakdown import KINDS
+from course_utils.estimating.states import gradient_bytes, optimizer_state_bytes, parameter_bytes
+from course_utils.lessons import pipeline_parts, pipelines, staleness
+from course_utils.lessons.parallel_plans import Cluster, Plan, account, cheapest, plans, step_flops, why_not
+from course_utils.lessons.pipeline_figures import pipeline_figure, timelines
+from course_utils.lessons.pipeline_memory import blocks_of, parameters_of, stage_memory, stage_shapes
+from course_utils.lessons.pipeline_player import pipeline_player
+from course_utils.lessons.pipelines import BACKWARD, FORWARD, SCHEDULES, bubble, most_kept, simulate
+from course_utils.models import model_config, parameter_shapes
+
+SIZES = [(p, m) for p in (1, 2, 3, 4, 8) for m in (1, 2, 4, 9, 16)]
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_every_schedule_does_all_works_once_each_after_what_it_needs(schedule, size):
+    p, m = size
+    pipeline = simulate(schedule, p, m)
+    done = {(work.kind, work.stage, work.micro): work for work in pipeline.works}
+    micros = [-1] if schedule == "naive" else range(m)
+    assert set(done) == {(kind, stage, micro) for kind in "FB" for stage in range(p) for micro in micros}
+    assert len(done) == len(pipeline.works)
+    for (kind, stage, micro), work in done.items():
+        before = (FORWARD, stage - 1, micro) if kind == FORWARD else (BACKWARD, stage + 1, micro)
+        if before in done:
+            assert work.start >= done[before].end
+        if kind == BACKWARD:
+            assert work.start >= done[FORWARD, stage, micro].end
+    for stage in range(p):
+        mine = pipeline.of_stage(stage)
+        assert all(one.end <= other.start for one, other in pairwise(mine))
+
+
+@pytest.mark.parametrize("backward", [1.0, 2.0, 3.0])
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_the_bubble_is_the_formula(size, backward):
+    p, m = size
+    for schedule in ("GPipe", "1F1B"):
+        pipeline = simulate(schedule, p, m, backward=backward)
+        assert pipeline.idle == pytest.approx(bubble(p, m), abs=1e-12)
+        assert pipeline.span == pytest.approx((m + p - 1) * (1 + backward))
+    assert simulate("naive", p, m, backward=backward).idle == pytest.approx(1 - 1 / p)
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_what_a_stage_keeps_is_the_closed_form(schedule, size):
+    p, m = size
+    pipeline = simulate(schedule, p, m)
+    assert [pipeline.most_kept(stage) for stage in range(p)] == [most_kept(schedule, p, m, s) for s in range(p)]
+    assert all(pipeline.kept(stage)[-1][1] == 0 for stage in range(p))
+
+
+def test_pipedream_keeps_a_version_for_each_micro_batch_in_flight_and_is_as_late():
+    pipeline = simulate("PipeDream", 4, 60)
+    assert [pipeline.versions(stage) for stage in range(4)] == [4, 3, 2, 1]
+    assert [pipeline.late(stage) for stage in range(4)] == [3, 2, 1, 0]
+    assert simulate("PipeDream", 4, 500).idle < 0.01 < pipeline.idle
+    flushed = simulate("1F1B", 4, 60)
+    assert {flushed.versions(s) for s in range(4)} == {1} and {flushed.late(s) for s in range(4)} == {0}
+
+
+def letter(action) -> str:
+    return "B" if "BACKWARD" in action.computation_type.name else "F"
+
+
+@pytest.mark.parametrize("size", [(4, 8), (2, 5), (8, 8)], ids=str)
+def test_orders_are_those_of_torchs_schedules(size):
+    """torch's own plan of a schedule, without processes: only the fields that it reads are there.
+
+    In 2.13 the plan, though not what runs, counts the forwards of 1F1B's last stage from 1: the lesson sees the truth.
+    """
+    p, m = size
+    for name, kind in (("GPipe", ScheduleGPipe), ("1F1B", Schedule1F1B)):
+        plan = object.__new__(kind)
+        plan._num_stages, plan._n_microbatches = p, m
+        theirs = plan._get_pipeline_order()
+        assert theirs is not None
+        for stage in range(p if name == "GPipe" else p - 1):
+            words = [f"{letter(action)}{action.microbatch_index}" for action in theirs[stage]
+                     if action is not None and action.microbatch_index is not None]  # fmt: skip
+            assert words == simulate(name, p, m).order(stage)
+
+
+def test_a_slow_stage_holds_up_all():
+    even, slow = simulate("1F1B", 4, 16), simulate("1F1B", 4, 16, slow={2: 2.0})
+    assert slow.span > 1.7 * even.span and slow.idle > even.idle
+    assert slow.of_stage(2)[0].end - slow.of_stage(2)[0].start == 2.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named", "words"),
+    [
+        (("Gpipe", 2, 2), {}, "unknown schedule 'Gpipe'; known: naive, GPipe"),
+        (("GPipe", 0, 2), {}, "stages is 0: a whole number from 1 to 64"),
+        (("GPipe", 2, 1.5), {}, "micro_batches is 1.5"),
+        (("GPipe", 2, True), {}, "micro_batches is True"),
+        (("GPipe", 2, 2), {"backward": 0}, "above 0"),
+        (("GPipe", 2, 2), {"slow": {1: -1}}, "above 0"),
+        (("GPipe", 2, 2), {"slow": {2: 1.5}}, "count from 0 to 1"),
+    ],
+)
+def test_what_cannot_be_simulated_is_refused(arguments, named, words):
+    with pytest.raises(ValueError, match=words):
+        simulate(*arguments, **named)
+
+
+# ---------------------------------------------------------------------------------------------------------- memory
+
+XL = TrainingRun("gpt2-xl", 4, 1024, "bf16-master")
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama3-8b"])
+@pytest.mark.parametrize("stages", [1, 2, 5])
+def test_stages_share_out_every_parameter_and_a_tied_head_twice(name, stages):
+    model = model_config(name)
+    counted = [name for stage in range(stages) for name in stage_shapes(model, stages, stage)]
+    twice = ["embedding.weight"] if model.tied and stages > 1 else []
+    assert sorted(counted) == sorted([*parameter_shapes(model), *twice])
+    assert [block for stage in range(stages) for block in blocks_of(model.layers, stages, stage)] == [
+        *range(model.layers)
+    ]
+
+
+def test_one_stage_has_all_states_and_all_kept_activations():
+    whole = stage_memory(XL, "1F1B", 1, 8, 0)
+    assert whole["parameters"] == parameter_bytes(XL) and whole["gradients"] == gradient_bytes(XL)
+    assert whole["optimizer_states"] == optimizer_state_bytes(XL)
+    from course_utils import estimate
+
+    after_loss = estimate(XL)["activations"]
+    assert whole["activations"] == pytest.approx(after_loss, rel=0.01)
+    assert stage_memory(XL, "GPipe", 1, 8, 0)["activations"] == 8 * whole["activations"]
+    assert set(whole) == set(KINDS)
+
+
+def test_recomputation_keeps_checkpoints_and_one_block():
+    none, full = (stage_memory(XL.replace(recompute=how), "1F1B", 4, 8, 1)["activations"] for how in ("none", "full"))
+    block = none // 3 // 12
+    assert full == 3 * 12 * (2 * 1024 * 4 * 1600) + block
+    with pytest.raises(ValueError, match="'none' or 'full'"):
+        stage_memory(XL.replace(recompute="selective"), "1F1B", 4, 8, 1)
+
+
+def test_pipedream_pays_for_versions():
+    kept = [stage_memory(XL, "PipeDream", 4, 8, stage) for stage in range(4)]
+    assert [found["weight_copies"] // found["parameters"] for found in kept] == [3, 2, 1, 0]
+    assert stage_memory(XL, "1F1B", 4, 8, 0)["weight_copies"] == 0
+
+
+@pytest.mark.parametrize(("stages", "stage", "words"), [(49, 0, "cannot be cut"), (4, 4, "count from 0 to 3")])
+def test_stages_that_cannot_be(stages, stage, words):
+    with pytest.raises(ValueError, match=words):
+        parameters_of(XL.model, stages, stage)
+
+
+# ----------------------------------------------------------------------------------------------------------- plans
+
+LLAMA = TrainingRun("llama3-70b", 1, 4096, "bf16-master", recompute="full")
+CLUSTER = Cluster(gpu("H100-80GB"), 8, 8, 50e9)
+
+
+def test_replicas_take_16_bytes_a_parameter_and_send_all_gradients():
+    found = account(LLAMA, CLUSTER, Plan(64), 512)
+    assert found.memory > 16 * LLAMA.model.parameters and found.idle == 0
+    expected = 2 * 63 / 64 * 2 * LLAMA.model.parameters / 50e9
+    assert found.seconds["data"] == pytest.approx(expected, rel=1e-6)
+    assert found.seconds["tensor"] == found.seconds["pipeline"] == found.seconds["bubble"] == 0
+    assert found.seconds["compute"] == pytest.approx(step_flops(LLAMA, 512) / 64 / 989e12)
+    assert found.total == pytest.approx(sum(found.seconds.values()))
+
+
+def test_zero_3_sends_the_weights_for_each_micro_batch():
+    small, large = (account(LLAMA.replace(micro_batch=b), CLUSTER, Plan(64, stage=3), 512) for b in (1, 8))
+    share = 63 / 64 * 2 * LLAMA.model.parameters / 50e9
+    assert small.seconds["data"] == pytest.approx(17 * share, rel=1e-6)
+    assert large.seconds["data"] == pytest.approx(3 * share, rel=1e-6)
+    assert small.memory < large.memory < account(LLAMA, CLUSTER, Plan(64), 512).memory / 10
+
+
+def test_tensor_parallelism_talks_within_a_node_and_pipelines_between():
+    found = account(LLAMA, CLUSTER, Plan(1, tensor=8, pipeline=8), 512)
+    h, L, t = LLAMA.model.hidden, LLAMA.model.layers, 8
+    stream = 2 * 4096 * h
+    assert found.seconds["tensor"] == pytest.approx(512 * L / 8 * 6 * 2 * (t - 1) / t * stream / 450e9, rel=1e-6)
+    assert found.seconds["pipeline"] == pytest.approx(2 * 512 * stream / t / 50e9, rel=1e-6)
+    assert found.idle == bubble(8, 512)
+    alone = account(LLAMA, Cluster(gpu("H100-80GB"), 1, 8, 50e9), Plan(2, pipeline=4), 512)
+    assert alone.seconds["pipeline"] == pytest.approx(2 * 256 * stream / 450e9, rel=1e-6)
+
+
+def test_the_cheapest_plan_fits_and_no_other_that_fits_is_quicker():
+    best = cheapest(LLAMA, CLUSTER, 512, lambda plan: True)
+    assert best is not None and best.memory <= CLUSTER.gpu.room
+    fitting = [one for one in plans(LLAMA, CLUSTER, 512) if one.memory <= CLUSTER.gpu.room]
+    assert len(fitting) > 20 and min(one.total for one in fitting) == pytest.approx(best.total, abs=1e-6)
+    assert cheapest(LLAMA, Cluster(gpu("T4-16GB"), 1, 2, 1e9), 512, lambda plan: True) is None
+    assert str(best.plan) == "data 8 × pipeline 8, ZeRO-1" and str(Plan(1)) == "one GPU"
+
+
+@pytest.mark.parametrize(
+    ("plan", "batch", "words"),
+    [
+        (Plan(8), 512, "takes 8 GPUs, the cluster has 64"),
+        (Plan(4, tensor=16), 512, "tensor 16 does not divide"),
+        (Plan(2, pipeline=32), 512, "pipeline 32 does not divide 80"),
+        (Plan(64), 100, "do not divide a batch of 100"),
+        (Plan(8, pipeline=8, stage=3), 512, "for every micro-batch of a pipeline"),
+        (Plan(1, tensor=8, pipeline=8, stage=1), 512, "and there is one"),
+    ],
+)
+def test_plans_that_cannot_be(plan, batch, words):
+    assert words in why_not(LLAMA, CLUSTER, plan, batch)
+    with pytest.raises(ValueError, match=words):
+        account(LLAMA, CLUSTER, plan, batch)
+
+
+def test_the_flops_are_those_of_the_formulas_for_a_gpt():
+    from course_utils.estimating.published import korthikanti_model_flops
+
+    run = TrainingRun("gpt3-175b", 1, 2048, "bf16-master")
+    assert step_flops(run, 1) == pytest.approx(korthikanti_model_flops(run), rel=0.01)
+    assert step_flops(run.replace(recompute="full"), 3) == pytest.approx(4 * step_flops(run, 1))
+
+
+# ------------------------------------------------------------------------------------------------------- staleness
+
+
+@pytest.mark.parametrize("late", [0, 1, 2, 3, 7])
+def test_the_largest_rate_is_the_formula(late):
+    assert staleness.found_rate(late) == pytest.approx(staleness.largest_rate(late), abs=2e-3)
+
+
+def test_a_late_gradient_is_the_earlier_one():
+    assert staleness.late_descent(0.5, 1, 3) == [1.0, 0.5, 0.0, -0.25]
+    assert staleness.late_descent(0.5, 0, 2) == [1.0, 0.5, 0.25]
+    assert len(staleness.late_descent(3.9, 5, 4000)) < 4000  # left where it is lost
+    with pytest.raises(ValueError, match="has to be 0 or more"):
+        staleness.late_descent(0.5, -1, 3)
+
+
+# ---------------------------------------------------------------------------------------------------- parts of ranks
+
+
+def test_parts_put_together_are_the_network():
+    x, target = pipeline_parts.batch()
+    y = x
+    for rank in range(4):
+        y = pipeline_parts.part(rank, 4, 0.0)(y)
+    torch.testing.assert_close(y, pipeline_parts.network()(x))
+    assert y.shape == target.shape == (32, 16)
+
+
+def test_differences_are_found_and_a_pause_changes_nothing():
+    whole = pipeline_parts.whole_gradients()
+    layers, (x, target) = pipeline_parts.network(seconds=1e-4), pipeline_parts.batch()
+    pipeline_parts.loss(layers(x), target).backward()
+    assert pipeline_parts.difference(pipeline_parts.gradients(layers), whole) == 0
+    off = [[value + 0.5 for value in row] for row in whole]
+    assert pipeline_parts.difference(off, whole) == pytest.approx(0.5 / max(abs(v) for row in whole for v in row))
+
+
+class Stage:
+    """What a clock needs of a PipelineStage."""
+
+    def __init__(self):
+        self.fwd_cache = {}
+
+    def forward_one_chunk(self, micro, scale=1):
+        self.fwd_cache[micro] = scale
+        return micro * scale
+
+    def backward_one_chunk(self, micro, loss=None):
+        return self.fwd_cache.pop(micro)
+
+
+def test_a_clock_notes_works_and_what_is_kept():
+    stage = Stage()
+    clock = pipeline_parts.Clock(stage)
+    assert stage.forward_one_chunk(3, scale=2) == 6
+    clock.forget()
+    stage.forward_one_chunk(4)
+    stage.backward_one_chunk(3, loss=None)
+    assert [(kind, micro) for kind, micro, *_ in clock.noted] == [("F", 4), ("B", 3)] and clock.most_kept == 2
+    noted = [[["F", 0, 10.0, 10.5], ["B", 0, 11.5, 12.0]], [["F", 0, 10.5, 11.0], ["B", 0, 11.0, 11.5]]]
+    assert pipeline_parts.works(noted)[2].start == 500
+    assert pipeline_parts.measured_span(noted) == (2.0, 0.5)
+    assert pipeline_parts.by_schedule([]) == {}
+    assert pipeline_parts.by_schedule([[1, 2], [3, 4]]) == {"GPipe": [1, 3], "1F1B": [2, 4]}
+
+
+# -------------------------------------------------------------------------------------------------------- pictures
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_picture_has_every_work_and_says_what_it_shows(schedule):
+    pipeline = simulate(schedule, 4, 8)
+    figure = pipeline_figure(pipeline)
+    assert figure.svg.count("data-work=") == len(pipeline.works)
+    assert (
+        f"{pipeline.idle:.0%}".replace("%", " %") in figure.alt and "from the first stage to the last: " in figure.alt
+    )
+    assert ("4 versions" in figure.alt) == (schedule == "PipeDream")
+
+
+def test_timelines_lie_one_under_the_other():
+    works = pipeline_parts.in_milliseconds(simulate("GPipe", 2, 3).works, 10)
+    figure = timelines({"predicted": works, "measured": works}, "As predicted", provenance="here")
+    assert figure.svg.count("data-work=") == 2 * len(works)
+    assert "predicted: 120 ms; measured: 120 ms" in figure.alt and "here" in figure.svg
+
+
+def test_the_player_follows_its_sliders():
+    player = pipeline_player("GPipe", 4, 8)
+    assert repr(player).startswith("A pipeline to drive") and "27.3 %" in player.message
+    player.controls["schedule"].value = "1F1B"
+    player.controls["stages"].value = 2
+    assert player.pipeline.stages == 2 and player.pipeline.schedule == "1F1B"
+    assert player.figure is not None and player.figure.alt.startswith("1F1B: stages wait 11 %")
+    player.controls["schedule"].value = "naive"
+    assert "1 − 1/p = 50.0 %" in player.message
+    player.controls["backward"].value = 1
+    assert math.isclose(player.pipeline.span, 2 * 2 * 8)
+    assert player._repr_mimebundle_()["text/plain"] == repr(player)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"), [(("Gpipe",), "unknown"), (("GPipe", 9), "up to 8"), (("GPipe", 4, 25), "24")]
+)
+def test_the_player_refuses_what_no_picture_holds(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        pipeline_player(*arguments)
+
+
+def test_limits_are_named():
+    assert pipelines.MOST_STAGES >= 8 and pipelines.micro_batches_for(4, 0.1) == 27
