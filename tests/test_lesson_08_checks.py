@@ -123,6 +123,7 @@ def in_two_loops(parts: Any, rank: int, ranks: int, send: Any, receive: Any) -> 
     return tuple(parts)
 
 
+@pytest.mark.usefixtures("tried")
 @pytest.mark.parametrize("answer", [ring_right, in_two_loops])
 def test_ring_takes_right_answers(answer: Any, capsys: pytest.CaptureFixture[str]) -> None:
     passes(lesson_08.ring, answer, capsys, "08.2")
@@ -198,6 +199,16 @@ def one_more_message(parts: Any, rank: int, ranks: int, send: Any, receive: Any)
 
 def one_part(parts: Any, rank: int, ranks: int, send: Any, receive: Any) -> Any:
     return ring_right(parts, rank, ranks, send, receive)[:1]
+
+
+def with_a_helper(parts: Any, rank: int, ranks: int, send: Any, receive: Any) -> Any:
+    """Right, but for real ranks, which do not get what stands outside of it."""
+    return in_two_loops(parts, rank, ranks, send, receive)
+
+
+@pytest.mark.usefixtures("tried")
+def test_ring_says_what_real_ranks_lack() -> None:
+    assert "on real ranks it raised NameError: name 'in_two_loops'" in said(lesson_08.ring, with_a_helper)
 
 
 def last_step_missing(parts: Any, rank: int, ranks: int, send: Any, receive: Any) -> Any:
@@ -369,7 +380,8 @@ PLANTED = {
 @pytest.fixture(scope="module")
 def tried() -> None:
     """All of them by the same two processes: a start takes seconds. Their outcomes are kept for the checks."""
-    outcomes([right, two_blocks, *PLANTED])
+    steps = [("step", step) for step in (right, two_blocks, *PLANTED)]
+    outcomes([("ring", ring_right), ("ring", in_two_loops), ("ring", with_a_helper), *steps])
 
 
 @pytest.mark.usefixtures("tried")

@@ -148,24 +148,25 @@ def factor_right(counts: Sequence[int], rank: int) -> float:
 
 # ----------------------------------------------------------------------------------------------- 08.4: on real ranks
 
-RANKS = 2
-_outcomes: dict[tuple[str, str], dict[str, Any]] = {}
+RANKS = 3
+_outcomes: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
 """What has been tried: starting processes takes seconds."""
 
 
-def outcomes(steps: Iterable[Callable[..., Any]]) -> list[dict[str, Any]]:
-    """What each training step comes to under DDP on real ranks, as rank 0 says; all are run by the same processes.
+def outcomes(functions: Iterable[tuple[str, Callable[..., Any]]]) -> list[list[dict[str, Any]]]:
+    """What each function comes to on each of some real ranks; all functions are run by the same processes.
 
-    Raises CheckFailed for a function whose text cannot be found, which is what is sent to the ranks.
+    They come with their kind: "ring" for a ring all-reduce, "step" for a training step under DDP. Raises CheckFailed
+    for a function whose text cannot be found, which is what is sent to the ranks.
     """
-    wanted = [_text_of(step) for step in steps]
+    wanted = [(kind, *_text_of(function)) for kind, function in functions]
     new = [function for function in dict.fromkeys(wanted) if function not in _outcomes]
     if new:
         with tempfile.TemporaryDirectory(prefix="course-check-", ignore_cleanup_errors=True) as folder:
             file = Path(folder, "functions.json")
             file.write_text(json.dumps(new), encoding="utf-8")
-            found = run_ranks("course_utils.checks.lesson_08_ranks", RANKS, [str(file)])[0]
-        _outcomes.update(zip(new, found, strict=True))
+            by_rank = run_ranks("course_utils.checks.lesson_08_ranks", RANKS, [str(file)])
+        _outcomes.update({function: list(found) for function, *found in zip(new, *by_rank, strict=True)})
     return [_outcomes[function] for function in wanted]
 
 
@@ -176,7 +177,7 @@ def _text_of(step: Callable[..., Any]) -> tuple[str, str]:
     except (OSError, TypeError) as error:
         raise CheckFailed("The text of your function cannot be found: define it in a cell, with `def`.") from error
     if not source.startswith("def "):
-        fail("Define your function in a cell, with `def`: its text is sent to two processes.")
+        fail("Define your function in a cell, with `def`: its text is sent to other processes.")
     return source, step.__name__
 
 

@@ -1,4 +1,4 @@
-"""Runs learners' training steps under DistributedDataParallel on real ranks; a program, started by `lesson_08_labs`."""
+"""Runs learners' rings, and training steps under DDP, on real ranks; a program, started by `lesson_08_labs`."""
 
 import __future__
 
@@ -92,11 +92,34 @@ def weights(model: nn.Module) -> torch.Tensor:
     return torch.cat([weight.detach().flatten() for weight in model.parameters()])
 
 
-def outcome(source: str, name: str) -> dict[str, Any]:
-    """What a learner's step comes to for each number of micro-batches; what it raises, in words."""
+def reduced(ring: Any, elements: int = 5) -> bool:
+    """What a learner's ring comes to, or training step for each number of micro-batches; what it raises, in words."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    parts = [torch.full((elements,), float(10**rank + part)) for part in range(ranks)]
+    wanted = [sum(10**other + part for other in range(ranks)) for part in range(ranks)]
+    sending = []
+
+    def send(tensor: torch.Tensor, to: int) -> None:
+        sending.append((copied := tensor.clone(), dist.isend(copied, to)))  # alive until it has been sent
+
+    def receive(source: int) -> torch.Tensor:
+        arrived = torch.empty(elements)
+        dist.recv(arrived, source)
+        return arrived
+
+    found = ring(parts, rank, ranks, send, receive)
+    for _, work in sending:
+        work.wait()
+    return [part.tolist() for part in found] == [[float(number)] * elements for number in wanted]
+
+
+def outcome(kind: str, source: str, name: str) -> dict[str, Any]:
+    """What a learner's ring, or training step for each number of micro-batches, comes to; what it raises, in words."""
     namespace: dict[str, Any] = dict(NAMES)
     try:
         exec(compile(source, "<your function>", "exec", __future__.annotations.compiler_flag), namespace)
+        if kind == "ring":
+            return {"reduced": reduced(namespace[name])}
         return {str(count): trained(namespace[name], count) for count in COUNTS}
     except Exception as error:  # a learner's code may raise anything: it is said in words where the check runs
         return {"error": f"{type(error).__name__}: {error}"}
@@ -107,7 +130,7 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     functions = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    report([outcome(source, name) for source, name in functions])
+    report([outcome(*function) for function in functions])
     dist.destroy_process_group()
 
 

@@ -83,15 +83,15 @@ def what_no_sync_saves() -> Question:
     return Question(
         f"{micro_batches} micro-batches a step, 300 MB of gradients. How much less has to be all-reduced in a "
         "step if all but the last backward run under `no_sync`?",
-        Choice(format_bytes((micro_batches - 1) * size, "GB", 1), "One exchange is left, of gradients added up."),
+        Choice(format_bytes((micro_batches - 1) * size, "MB", 0), "One exchange is left, of gradients added up."),
         (
             Choice(
-                format_bytes(micro_batches * size, "GB", 1),
+                format_bytes(micro_batches * size, "MB", 0),
                 "Then nothing would be exchanged, and the replicas would drift apart.",
             ),
-            Choice(format_bytes(size, "GB", 1), "That is what remains to be exchanged."),
+            Choice(format_bytes(size, "MB", 0), "That is what remains to be exchanged."),
             Choice(
-                format_bytes(size // micro_batches, "GB", 1),
+                format_bytes(size // micro_batches, "MB", 0),
                 "A micro-batch's gradients are as large as those of a whole batch.",
             ),
         ),

@@ -14,7 +14,7 @@
 #
 # **75 minutes.** You should know what a training step keeps ([lesson 01](01_where_did_the_memory_go.ipynb)) and what a
 # micro-batch is. No GPU is needed: the processes of this lesson run on your processor, and they really talk to each
-# other.
+# other. They need Linux or macOS; on Windows, open the course in WSL2, or read the stored outputs.
 #
 # The simplest way to use many GPUs: give each the whole model, and a part of the batch of its own. That is data
 # parallelism. Two questions follow. How do the copies stay equal? And what do they have to send one another, and keep
@@ -145,8 +145,8 @@ from course_utils.lessons.data_parallel_figures import server_figure
 server_figure(workers=3)
 
 # %% [markdown]
-# Weights and optimizer states sit on the server, so the workers need not keep any. But all traffic passes through it:
-# with D workers, D gradients come in and D sets of weights go out, S bytes each.
+# Optimizer states sit on the server alone: the workers keep none. But all traffic passes through it: with D workers, D
+# gradients come in and D sets of weights go out, S bytes each.
 #
 # ## Everybody sends to everybody
 # Without a server, each rank could send its whole gradient to each other rank: D−1 times S bytes from every rank. The
@@ -205,11 +205,11 @@ ring_player(found, step=3)
 # The larger D, the clearer the difference: the busiest link of server and naive grows with D, the ring's stops at 2·S.
 
 # %%
-count = [2, 4, 8, 16, 32, 64]
+Ds = [2, 4, 8, 16, 32, 64]
 GB = xl.model.parameters * 4 / 1e9
 lines(
-    {"server, naive": (count, [(D - 1) * GB for D in count]),
-     "ring": (count, [all_reduce_bytes(4 * xl.model.parameters, D) / 1e9 for D in count])},
+    {"server, naive": (Ds, [(D - 1) * GB for D in Ds]),
+     "ring": (Ds, [all_reduce_bytes(4 * xl.model.parameters, D) / 1e9 for D in Ds])},
     f"GPT-2 XL in fp32, {GB:.1f} GB of gradients: the ring sends twice that at most, however many ranks",
     "ranks D", "GB sent by the busiest rank, in each step", log_x=True, log_y=True, provenance="closed forms",
 )  # fmt: skip
@@ -311,8 +311,8 @@ overlap_figure(
 # %% [markdown]
 # Compare the ends of the three steps. Hidden is not free here: on a CPU, the exchange needs the same cores as backward
 # does, and so backward itself takes longer. On GPUs it takes some of their multiprocessors and of their memory's
-# bandwidth; the effect is the same in kind and smaller. The gap between your guess and the picture has two more parts:
-# a bucket may wait for the one before, and a rank for the slower one.
+# bandwidth; the effect is of the same kind. The gap between your guess and the picture has two more parts: a bucket
+# may wait for the one before, and a rank for the slower one.
 
 # %% [markdown]
 # ## Do not sync what you accumulate
@@ -341,9 +341,17 @@ print("the same gradients in the end:", equal)
 reveal("08.no_sync", sent["each micro-batch"] / sent["no_sync"], unit="times")
 
 # %% [markdown]
-# The gradients agree, as a mean of sums is the sum of means. What `no_sync` needs is memory: without it nothing new,
-# but with views of buckets, gradients that accumulate beside the buckets would be there twice. (The engine knows: try
-# `estimate` with `bucket_view=True` and `accumulation_steps=2`.)
+# The gradients agree, as a mean of sums is the sum of means. `no_sync` has a price in one case: gradients that are
+# views of buckets. Those that accumulate cannot be in a bucket yet, so they stand beside the buckets, and what the
+# views saved is gone:
+
+# %%
+views = xl.replace(world_size=8, bucket_view=True)
+for count in (1, 2):
+    peak = estimate(views.replace(accumulation_steps=count))
+    held = format_bytes(peak["gradients"], "GB", 1)
+    print(f"views, micro-batches: {count}: {format_bytes(peak.total, 'GB', 1)} at the peak ({peak.label}), "
+          f"of which gradients are {held}")  # fmt: skip
 
 # %% [markdown]
 # ## DataParallel and DistributedDataParallel
@@ -394,17 +402,17 @@ seconds = {"1 thread": in_threads(1), "2 threads": in_threads(2),
 threads, processes = seconds["2 threads"] / seconds["1 thread"], seconds["2 processes"] / seconds["1 process"]
 bars({name: 1000 * value for name, value in seconds.items()},
      f"Two threads need {threads:.1f} times as long as one; two processes {processes:.1f} times", unit="ms",
-     provenance="measured: each thread or process runs the same loop once, on this machine's CPU")  # fmt: skip
+     provenance="measured: each thread or process runs the same loop, best of 3, on this machine's CPU")  # fmt: skip
 
 # %% [markdown]
-# What cannot be shown here: how long the copies take between real GPUs, and how much memory the first one needs more.
-# That needs two GPUs.
+# More cores help the processes, if they are free; they never help the threads. What cannot be shown here: how long the
+# copies take between real GPUs, and how much memory the first one needs more. That needs two GPUs.
 
 # %% [markdown]
 # ## How far does it scale?
 # A message costs α seconds to start, and β seconds for each byte: t = α + β·n. Two processes send each other messages
-# of 4 bytes to 4 MiB. A line is fitted by least squares, with relative errors, so that small messages count as much as
-# large ones; its uncertainty is the band.
+# of 4 bytes to 16 MiB. A line is fitted by least squares to the medians, with errors relative to the line, so that
+# small messages count as much as large ones. Its uncertainty is the band.
 
 # %%
 timed = run_ranks("course_utils.lessons.message_times", world_size=2)[0]["seconds"]
@@ -453,7 +461,7 @@ expected, seen = percent["nothing hidden"][2][1], exchanged[2]
 print(f"2 ranks: expected {expected:.0f} %, measured {seen:.0f} %; estimate − measured {expected - seen:+.0f}")
 low, expected, high = percent["nothing hidden"][1024]
 print(f"1,024 ranks: expected {expected:.0f} %, and {low:.0f} to {high:.0f} % if only the fit were uncertain")
-reveal("08.efficiency", expected, unit="%")
+reveal("08.efficiency", round(expected), unit="%")
 
 # %% [markdown]
 # **The gap** at two ranks: the model has messages alone. gloo also adds numbers up, and both ranks share this
@@ -488,7 +496,8 @@ bars(seconds, f"GPT-2 XL on 64 ranks: {format_bytes(gradient, 'GB', 1)} of gradi
 # process its `RANK`, `LOCAL_RANK` and `WORLD_SIZE`:
 #
 # ```
-# torchrun --nnodes=2 --nproc-per-node=8 --rdzv-backend=c10d --rdzv-endpoint=HOST:29500 --rdzv-id=lesson08 \
+# torchrun --nnodes=2 --nproc-per-node=8 --rdzv-id=lesson08 \
+#     --rdzv-backend=c10d --rdzv-endpoint=HOST:29500 \
 #     -m course_utils.lessons.ddp_training
 # ```
 #

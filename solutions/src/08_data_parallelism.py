@@ -87,7 +87,9 @@ for D in (2, 8, 64):
 # and returns it. Return the list of parts, each the sum over all ranks. Send to your right neighbor alone, `(rank + 1)
 # % ranks`, and send no more than a ring needs.
 #
-# The check runs your function on up to 5 ranks at once, and on one rank alone.
+# The check runs your function on up to 5 ranks at once, each a thread, and on one rank alone; then on three real
+# processes, with torch's own `isend` and `recv`. (These get your function's text, so it needs nothing from other
+# cells.)
 
 
 # %%
@@ -181,7 +183,7 @@ check.loss_factor(loss_factor)
 # **Difficulty** ●●●●○ · **17 minutes** · **Trains** finding a mistake that raises no error
 #
 # Somebody's ranks drift apart. Here is their training step; `model` is a network in `DistributedDataParallel`. It runs
-# without an error. Beside it stands what two real ranks do with it, for 4 and for 6 micro-batches in a step: how far
+# without an error. Below it stands what three real ranks do with it, for 4 and for 6 micro-batches in a step: how far
 # the ranks are apart at the end, how far off they are from one process with the whole batch, and how often all
 # gradients were exchanged in a step.
 
@@ -198,14 +200,14 @@ def drifting_step(model, optimizer, micro_batches):
     optimizer.zero_grad()
 
 
-for count, found in check.on_two_ranks(drifting_step).items():
+for count, found in check.on_real_ranks(drifting_step).items():
     print(f"{count} micro-batches: apart {found['apart'][-1]:.2f}, off {found['off'][-1]:.2f}, "
           f"exchanged {found['exchanged']:.0f} times")  # fmt: skip
 
 # %% [markdown]
 # Write it anew, so that for any number of micro-batches the ranks stay equal to the last bit, take the step of the
 # whole batch, and exchange their gradients once. (All micro-batches are equally large. Your function's text is sent to
-# two processes, so use nothing from other cells but `nullcontext`, `mse_loss` and `torch`.)
+# other processes, so use nothing from other cells but `nullcontext`, `mse_loss` and `torch`.)
 
 
 # %%
