@@ -234,27 +234,29 @@ from course_utils.benchmark.accuracy import truth_of
 from course_utils.estimating.published import FORMULAS
 
 step = measure(home)
-for formula in FORMULAS:
-    if formula.name != "accelerate":  # it takes fp32 weights, alone or under autocast
-        counted = truth_of(formula.counts, step)
-        print(f"{formula.name:29s} {percent_off(formula.bytes(home), counted):+6.1f} % of {formula.counts}")
-
-# %%
-korthikanti = next(formula for formula in FORMULAS if formula.name == "Korthikanti: all")
-counted = truth_of(korthikanti.counts, step)
-reveal("13.home", abs(percent_off(korthikanti.bytes(home), counted)), unit="%")
-blocks = next(formula for formula in FORMULAS if formula.name == "Korthikanti: blocks")
+by_name = {formula.name: formula for formula in FORMULAS}
+off = {name: percent_off(formula.bytes(home), truth_of(formula.counts, step))
+       for name, formula in by_name.items() if name != "accelerate"}  # it takes fp32 weights alone  # fmt: skip
+reveal("13.home", abs(off["Korthikanti: all"]), unit="%")
 s, b, V = home.seq_len, home.micro_batch, home.model.vocab
-print(f"4·s·b·V for fp32 logits; this recipe's loss keeps 2·s·b·V: {2 * s * b * V / counted:.1%} of it all")
-print(f"its blocks alone: {percent_off(blocks.bytes(home), truth_of(blocks.counts, step)):+.2f} %")
+counted = truth_of("activations and loss", step)
+print(f"its blocks alone: {off['Korthikanti: blocks']:+.2f} %")
+print(f"it has 4·s·b·V for logits in fp32, the step keeps 2·s·b·V: {200 * s * b * V / counted:+.1f} %")
 
 # %% [markdown]
-# **The gap.** The blocks are right to a fraction of a percent. Korthikanti et al. keep the logits in fp32, as Megatron
-# does, and this step keeps a 16-bit log-softmax; nothing else is off. The same formula missed Llama's peak above by a
-# factor of three. It was not the formula that changed.
+# **The gap.** The blocks are right to a fraction of a percent. Korthikanti et al. have logits in fp32, and this step
+# keeps a 16-bit log-softmax: that is the rest. The same formula missed Llama's peak by a factor of three. It was not
+# the formula that changed.
 #
-# The others are compared with what *they* count here, too. Those that count states are right, or high where they add an
-# fp32 copy of the gradients for the update; "12hbsL" is low even at home.
+# And the others on this run, each compared with what *it* counts:
+
+# %%
+for name, percent in off.items():
+    print(f"{name:29s} {percent:+6.1f} % of {by_name[name].counts}")
+
+# %% [markdown]
+# States are right, or high where an fp32 copy of the gradients is added for the update. The totals lack the logits, the
+# loss's gradient, or eager attention's scores; "12hbsL" is low even at home.
 
 # %% [markdown]
 # ## Another GB
