@@ -26,6 +26,7 @@ from course_utils.lessons.fragmentation import (
     states_first,
     trace_of,
 )
+from course_utils.lessons.lengths import trained_on
 from course_utils.measuring import recorded
 from course_utils.measuring.recorded import from_json, to_json
 from course_utils.models import PRESETS
@@ -230,6 +231,20 @@ def test_what_an_operation_takes_is_counted_without_what_it_is_given():
     copied, taken = taken_by(lambda given: torch.cat([*given]), tensors)
     assert copied.numel() == 6000 and taken == -(-24000 // BLOCK) * BLOCK
     assert all(map(torch.equal, tensors, gradients_of([1000, 5000])))
+
+
+# Lengths
+
+
+def test_batches_that_grow_reserve_several_times_what_the_largest_needs_and_each_cure_helps():
+    growing = trained_on([300, 400, 512])
+    reserved = replay(growing).peak_reserved
+    assert reserved > 1.9 * growing.peak
+    assert replay(growing, expandable_segments=True).peak_reserved < 1.3 * growing.peak
+    assert replay(trained_on([512, 300])).peak_reserved < 0.7 * reserved
+    assert trained_on([300, 200], multiple=256).peak == trained_on([512, 256]).peak
+    with pytest.raises(ValueError, match="at least one"):
+        trained_on([])
 
 
 # Recordings

@@ -222,6 +222,19 @@ def test_arrow_keys_step_through_the_events(chromium, replayed, tmp_path):
     page.close()
 
 
+def test_in_a_frame_that_had_no_size_the_map_is_drawn_when_it_gets_one(chromium, replayed, tmp_path):
+    bundle = memory_map_page(replayed)._repr_mimebundle_()
+    notebook = tmp_path / "notebook.html"
+    notebook.write_text(f"<div id='output' style='display:none'>{bundle['text/html']}</div>", encoding="utf-8")
+    page, trouble = opened(chromium, notebook)
+    page.evaluate("document.getElementById('output').style.display = 'block'")
+    frame = page.frames[1]
+    frame.wait_for_function("map.width > 300 && curve.width > 300")
+    painted = "[...map.getContext('2d').getImageData(0, 0, map.width, 20).data].some(value => value > 0)"
+    assert frame.evaluate(painted) and not trouble
+    page.close()
+
+
 def test_the_page_of_a_failure_opens_where_it_failed(chromium, tmp_path):
     failed = replay(HOLES, 80 * MiB)
     page, trouble = opened(chromium, memory_map_page(failed).save(tmp_path / "map.html"))

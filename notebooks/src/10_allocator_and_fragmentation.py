@@ -389,7 +389,53 @@ for name, events, expandable in (
 # Expandable segments do not cure the toy. They give back whole pages, of 20 MiB, and the toy's holes are 4 MiB between
 # tensors that stay. No setting moves a tensor. Order does: ZeRO's own cure is to set one contiguous piece aside for
 # checkpoints and gradients, and to copy them there as they are made (its section 6.3).
-#
+
+# %% [markdown]
+# ## Lengths that vary
+# Texts differ in length, and many loaders sort them, from short to long, so that each batch has texts of about one
+# length. Here is a small model, an embedding and a head, on six such batches.
+
+# %%
+from course_utils.lessons.lengths import trained_on
+
+rising = [300, 350, 400, 430, 470, 512]
+sorted_up = trained_on(rising)
+print(f"at its peak, in the longest batch, it has {format_bytes(sorted_up.peak, 'MB', 0)} of tensors")
+
+# %% [markdown]
+# **Your guess.** How many MB are reserved after these six steps?
+
+# %%
+predict("10.lengths", unit="MB")
+
+# %%
+sorted_down, padded = trained_on(rising[::-1]), trained_on(rising, multiple=128)
+orders = {
+    "short to long": replay(sorted_up),
+    "… expandable segments": replay(sorted_up, expandable_segments=True),
+    "… padded to multiples of 128": replay(padded),
+    "long to short": replay(sorted_down),
+}
+factor = orders["short to long"].peak_reserved / sorted_up.peak
+bars({name: result.peak_reserved for name, result in orders.items()},
+     f"Sorted from short to long, six batches reserve {factor:.1f} times what the largest one needs", unit="MB",
+     provenance=f"most ever reserved, replayed; {sorted_up.provenance}")  # fmt: skip
+
+# %%
+result = orders["short to long"]
+reveal("10.lengths", result.peak_reserved, unit="MB")
+print(f"stuck beside tensors at the end: {format_bytes(result.stuck[-1])} of {format_bytes(result.cached[-1])} free")
+card = round(1.3 * sorted_up.peak)
+print(f"on a card with {format_bytes(card, 'MB', 0)}: {replay(sorted_up, card).retries} retries in six steps")
+
+# %% [markdown]
+# **The gap.** Each batch is a little longer than all before it. Its logits fit into no free block, so a new segment
+# comes, and the old one is empty from now on. That is no fragmentation: hardly anything is stuck, and a full card gets
+# the empty segments back, with a retry for nearly every batch. But no other process can use them, and retries cost
+# time. From long to short each batch fits into the first one's segments. So let the longest batch come first: it also
+# tells you at once whether memory suffices.
+
+# %% [markdown]
 # ## A snapshot, and a leak in it
 # On a GPU, PyTorch can write down every allocation with the line of code that made it:
 #
@@ -512,6 +558,7 @@ quiz(10)
 # **Breaks when** you read the wrong counter; or when lifetimes are mixed and one request is large.
 #
 # **Cheat-sheet line** reserved ≥ allocated ≥ tensors · flat buffer, foreach: 4·N bytes · segments 2 MiB, 20 MiB, own
-# size · out of memory with much free: expandable segments, long-lived first, smaller largest tensor.
+# size · out of memory with much free: expandable segments, long-lived first, longest batch first, smaller largest
+# tensor.
 #
 # Now solve the [exercises of this lesson](../exercises/10_allocator_and_fragmentation.ipynb).
