@@ -74,7 +74,9 @@ def test_player_follows_its_controls() -> None:
     assert player.message == "Tick 3 of 24: f3 runs. Work so far: 3 runs of f, 0 of them repetitions, and 0 of b."
     player.play.value = 9
     assert player.controls["tick"].value == 9
+    assert not player.controls["k"].disabled
     player.controls["schedule"].value = "keep none"
+    assert player.controls["k"].disabled, "k counts for nothing here"
     assert player.schedule.forwards == forwards_none(8)
     assert player.controls["tick"].value == player.controls["tick"].max == len(player.schedule.ticks)
     player.controls["n"].value = 2

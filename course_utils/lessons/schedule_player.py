@@ -10,7 +10,8 @@ from ..widgets import LAYOUT, STYLE, Explorable
 from .schedule_figures import schedule_figure
 from .schedules import Schedule, keep_all, keep_every, keep_none
 
-SCHEDULES = ("keep all", "keep none", "keep every k")
+EVERY = "keep every k"
+SCHEDULES = ("keep all", "keep none", EVERY)
 MOST = 24
 """Nodes that can be told apart in the picture."""
 
@@ -61,7 +62,8 @@ class Player(Explorable):
         return made(self.controls["schedule"].value, self.controls["n"].value, self.controls["k"].value)
 
     def update(self, change: Any = None) -> None:
-        """Draw; a new chain begins at its end, where its totals stand."""
+        """Draw; a new chain begins at its end, where its totals stand. k can be moved only where it counts."""
+        self.controls["k"].disabled = self.controls["schedule"].value != EVERY
         slider, most = self.controls["tick"], len(self.schedule.ticks)
         if slider.max != most:
             with slider.hold_trait_notifications():
@@ -92,6 +94,6 @@ def work(schedule: Schedule, at: int) -> str:
 
 def made(name: str, nodes: int, k: int) -> Schedule:
     """The schedule of that name; k counts only where it keeps every k-th."""
-    if name == "keep every k":
+    if name == EVERY:
         return keep_every(nodes, min(k, nodes))
     return {"keep all": keep_all, "keep none": keep_none}[name](nodes)
