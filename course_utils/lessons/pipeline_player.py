@@ -38,10 +38,10 @@ class PipelinePlayer(Explorable):
         super().__init__(
             {
                 "schedule": ipywidgets.Dropdown(options=SCHEDULES, value=schedule, description="schedule", **look),
-                "stages": slider(min=1, max=MOST_STAGES, value=stages, description="stages p", **look),
+                "stages": slider(min=1, max=MOST_STAGES, value=stages, description="stages", **look),
                 "backward": slider(min=1, max=4, value=2, description="backward takes", **look),
                 "micro_batches": slider(
-                    min=1, max=MOST_MICRO_BATCHES, value=micro_batches, description="micro-batches m", **look
+                    min=1, max=MOST_MICRO_BATCHES, value=micro_batches, description="micro-batches", **look
                 ),
             }
         )

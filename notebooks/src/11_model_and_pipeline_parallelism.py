@@ -16,9 +16,9 @@
 # 01](01_where_did_the_memory_go.ipynb)), and what a [micro-batch](../docs/glossary.md#micro-batch-and-global-batch) is.
 # No GPU is needed: four processes on your own processor will be the four devices.
 #
-# When a model is too large for one device, cut it: the first layers here, the next ones there. Each cut is one of the
-# cheapest there is, since only activations cross it. But then the devices wait for one another. How long, how do you
-# make it less, and what does *that* cost in memory?
+# When a model is too large for one device, cut it: the first layers here, the next ones there. Such a cut is cheap,
+# since nothing but activations crosses it. But then the devices wait for one another. How long? How do you make it
+# less? And what does *that* cost in memory?
 
 # %% [markdown]
 # ## One stage after the other
@@ -139,7 +139,7 @@ rows = {
     for name in ("GPipe", "1F1B")
     for stage in range(4)
 }  # fmt: skip
-stack(rows, "1F1B halves the first stage's activations, and nearly empties the last",
+stack(rows, "1F1B halves the first stage's activations and leaves the last an eighth",
       provenance="estimated: states, and what forward keeps")  # fmt: skip
 
 # %%
@@ -153,7 +153,7 @@ last = stage_memory(run, "GPipe", 4, 8, 3)["activations"] - stage_memory(run, "G
 print(f"the last stage's head and loss under GPipe, 8 micro-batches: {format_bytes(last, 'GB', 1)}")
 
 # %% [markdown]
-# Four 32 GB cards hold what one does not. Look at the ends. The first stage has the embedding; the last one has the
+# Four devices hold what not even an 80 GB card does. Look at the ends. The first stage has the embedding; the last one has the
 # head (a copy of the embedding where they are [tied](../docs/glossary.md#tied-head)) and the loss, whose tensors of
 # s·b·V numbers are there for every micro-batch that it keeps: m of them under GPipe, one under 1F1B.
 
@@ -205,8 +205,8 @@ lines(
 )  # fmt: skip
 
 # %% [markdown]
-# The later, the smaller the learning rate has to be. That is why synchronous schedules, with their bubble, are what
-# large models are trained with: their gradients are those of one process, which you can check. Let us check.
+# The later, the smaller the learning rate has to be. That is one reason why large models are trained by synchronous
+# schedules, bubble and all. Their gradients are those of one process. That can be checked; let us do so.
 
 # %% [markdown]
 # ## For real
@@ -236,9 +236,9 @@ def one_rank(micro_batches, seconds):
 
 
 # %% [markdown]
-# The network is eight small layers, two on each rank, really computed and really sent. Your processor has fewer cores
-# than there are "devices", though, so each stage also pauses for 50 ms forward and 100 ms backward. That stands for a
-# GPU at work, and lets four stages work at once.
+# The network is eight small layers, two on each rank, really computed and really sent. But your processor may
+# have fewer than four cores. So each stage also pauses, for 50 ms forward and 100 ms backward: that stands for a GPU at
+# work, and lets four stages work at once.
 
 # %%
 from course_utils.distributed import run_ranks, why_no_ranks
@@ -363,7 +363,7 @@ reveal("11.plan", 100 * (best["anything"].total / compute - 1), unit="%")
 # | tensor | each matrix, activations | activations, 4 times a block, each micro-batch | links are fast: within a node |
 # | pipeline | layers | activations, once a cut | links are slow: between nodes; m ≫ p |
 #
-# Change the cluster and see what wins: a slow network, or one node.
+# Change the cluster and see what wins: a slow network, older cards, larger ones, fewer of them.
 
 # %%
 for name, other in {
