@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..distributed import RESULTS, report
 
-LAYERS, WIDTH, SAMPLES = 12, 512, 128
+LAYERS, WIDTH, SAMPLES = 12, 512, 256
 BUCKET_MB = 2.0
 WARM_UP, TIMED = 2, 5
 MICRO_BATCHES = 4
