@@ -86,9 +86,9 @@ lines(
 predict("09.price", unit="times")
 
 # %% [markdown]
-# The key is that an all-reduce has two halves. *Reduce-scatter*: each rank ends with one slice of the sum.
-# *All-gather*: everybody collects all slices. Each half sends Ψ (more exactly (D−1)/D·Ψ; we leave that factor out, as
-# the paper does).
+# The key is that an [all-reduce](../docs/glossary.md#all-reduce) has two halves. *Reduce-scatter*: each rank ends with
+# one slice of the sum. *All-gather*: everybody collects all slices. Each half sends Ψ (more exactly (D−1)/D·Ψ; we leave
+# that factor out, as the paper does).
 
 # %%
 from course_utils.lessons.zero import all_gather, reduce_scatter
@@ -332,7 +332,7 @@ timeline(peaks["no reshard (stage 2)"], "Stage 2: gathered once, and whole until
 models = {"GPT-2 XL": TrainingRun("gpt2-xl", 1, 1024, "bf16-master", recompute="full"),
           "Llama-3 8B": llama.replace(world_size=1, zero_stage=0)}  # fmt: skip
 rows = {
-    f"{name}, {d} ranks, stage {stage}": estimate(run.replace(world_size=d, zero_stage=stage))
+    f"{name}, {d}: stage {stage}": estimate(run.replace(world_size=d, zero_stage=stage))
     for name, run in models.items() for d in (8, 64) for stage in (2, 3)
 }  # fmt: skip
 stack(rows, "From 8 ranks to 64 states shrink by 8, and peaks by far less", capacity=gpu("A100-40GB"),
@@ -369,12 +369,9 @@ shard_sliders("llama3-8b", ranks=8, stage=2, gpu="A100-40GB", seq_len=4096)
 
 # %%
 for stage in (1, 2, 3):
-    found_d = [
-        d
-        for d in (2**k for k in range(1, 11))
-        if estimate(llama.replace(world_size=d, zero_stage=stage)).total <= gpu("A100-40GB").memory
-    ]
-    words = f"from {found_d[0]} ranks on" if found_d else "on no number of ranks up to 1,024"
+    peak_of = {2**k: estimate(llama.replace(world_size=2**k, zero_stage=stage)).total for k in range(1, 11)}
+    enough = [d for d, peak in peak_of.items() if peak <= gpu("A100-40GB").memory]
+    words = f"from {enough[0]} ranks on" if enough else "on no number of ranks up to 1,024"
     print(f"stage {stage}: Llama-3 8B fits A100s of 40 GB {words}")
 
 # %% [markdown]
