@@ -13,6 +13,7 @@ from course_utils.lessons.calculator_widget import mender
 from course_utils.lessons.calculators import CALCULATORS, COMPONENTS, OUTSIDE, SCORES, STATES, TERMS, Truth
 from course_utils.measurement import Measurement
 from course_utils.measuring import measure
+from course_utils.measuring.recorded import from_json, to_json
 from course_utils.models import PRESETS
 from course_utils.run import TrainingRun
 from course_utils.units import BLOCK, GB
@@ -102,6 +103,16 @@ def test_eager_scores_are_found_by_their_shape() -> None:
         a, b, L = run.model.heads, run.micro_batch, run.model.layers
         found = calculators.counted_at_peak(measure(run.replace(micro_batch=b), source="simulated"))[SCORES]
         assert found == (4 + 2 + 1) * a * s * s * b * L
+
+
+def test_a_recording_that_keeps_only_what_is_alive_at_the_peak_is_enough(
+    steps: dict[str, Measurement], real: dict[str, Truth]
+) -> None:
+    for name, measured in steps.items():
+        recorded = from_json(to_json(measured), "a test")
+        assert len(recorded.allocations) < len(measured.allocations)
+        assert dataclasses.replace(calculators.truth(recorded), provenance=real[name].provenance) == real[name]
+        assert calculators.outside_blocks(recorded) == calculators.outside_blocks(measured)
 
 
 def test_a_measurement_without_its_tensors_is_refused(steps: dict[str, Measurement]) -> None:
