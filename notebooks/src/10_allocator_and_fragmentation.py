@@ -16,10 +16,10 @@
 # 01](01_where_did_the_memory_go.ipynb)) and how an optimizer steps ([lesson 02](02_adam.ipynb)). No GPU is needed:
 # where a measurement is simulated, it says so.
 #
-# So far you have added up tensors. But a GPU can be out of memory when the tensors would fit. The ZeRO paper says it
-# of large models: out of memory "with over 30 % of memory still available" ([Rajbhandari et al.
-# 2020](https://arxiv.org/abs/1910.02054), section 3.2). And it gives 6 GB of GPU memory to one buffer that most texts
-# do not mention. In this lesson you find both, first the buffer, then the missing third.
+# So far you have added up tensors. But a GPU can be out of memory when the tensors would fit. The ZeRO paper reports
+# it of very large models, "in some extreme cases" with over 30 % of memory still available ([Rajbhandari et al.
+# 2020](https://arxiv.org/abs/1910.02054), section 3.2). The same section gives 6 GB to one buffer that most texts do
+# not mention. In this lesson you find both, first the buffer, then the missing third.
 
 # %% [markdown]
 # ## A buffer for all gradients at once
@@ -35,14 +35,16 @@ from course_utils.teaching import predict, reveal
 predict("10.buffer", unit="GB")
 
 # %% [markdown]
-# The closed form: 4 bytes for each of N gradients. ZeRO rounds N to 1.5 billion.
+# The closed form: 4 bytes for each of N gradients. ZeRO rounds N to 1.5 billion, and elsewhere (section 6.2) has 12 GB
+# for 3 billion.
 
 # %%
 from course_utils import PRESETS, format_bytes
 from course_utils.lessons.buffers import buffer_makers, flat_buffer_bytes
 
 N = PRESETS["gpt2-xl"].parameters
-print(f"ZeRO's figure, 4 · 1.5·10⁹: {format_bytes(flat_buffer_bytes(1.5e9), 'GB', 1)}")
+for rounded in (1.5e9, 3e9):
+    print(f"ZeRO's figure, 4 · {rounded / 1e9:g}·10⁹: {format_bytes(flat_buffer_bytes(rounded), 'GB', 1)}")
 print(f"GPT-2 XL has {N:,} parameters: 4·N = {format_bytes(flat_buffer_bytes(N), 'GB', 2)}")
 reveal("10.buffer", flat_buffer_bytes(N))
 
@@ -310,7 +312,7 @@ print(f"at the worst moment {worst:.0%} of what is reserved is stuck between ten
 # %% [markdown]
 # ## Why pieces do not add up
 # The smallest example that behaves like this. Twenty tensors of 4 MiB fill a GPU of 80 MiB. Of each five, the second
-# and the fourth are short-lived and freed. ZeRO's section 3.2 names this pattern: with recomputation, checkpoints stay
+# and the fourth are short-lived and freed. ZeRO's section 6.3 names this pattern: with recomputation, checkpoints stay
 # and what lies between them goes; in backward, gradients of weights stay and gradients of activations go.
 
 # %%

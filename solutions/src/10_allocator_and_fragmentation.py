@@ -135,7 +135,8 @@ check.lean_norm(lean_norm)
 process = check.process()
 print({batch: format_bytes(size, "MB", 1) for batch, size in check.planted_report().items()})
 print(process.spans)
-lines(curves(process.replayed), "Four trainings in one process", "allocations and frees so far", "GB", markers=False)
+title = "Four trainings in one process: each peak is lower than the last, and reserved stays where it was"
+lines(curves(process.replayed), title, "allocations and frees so far", "GB", markers=False)
 
 # %% [markdown]
 # Each span says from which event to which a training went: `process.replayed.allocated[first:last]` are the bytes
