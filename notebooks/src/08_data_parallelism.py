@@ -405,8 +405,9 @@ bars({name: 1000 * value for name, value in seconds.items()},
      provenance="measured: each thread or process runs the same loop, best of 3, on this machine's CPU")  # fmt: skip
 
 # %% [markdown]
-# More cores help the processes, if they are free; they never help the threads. What cannot be shown here: how long the
-# copies take between real GPUs, and how much memory the first one needs more. That needs two GPUs.
+# More cores help the processes, never the threads. (If your two processes are no faster than the threads, your cores
+# were busy with something else: run the cell again.) What cannot be shown here: how long the copies take between real
+# GPUs, and how much more memory the first one needs. That takes two GPUs.
 
 # %% [markdown]
 # ## How far does it scale?
