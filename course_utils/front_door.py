@@ -315,6 +315,17 @@ def in_words(work: Callable[[], int]) -> int:
         raise SetupError(f"{problem}.") from None
 
 
+def site(arguments: list[str]) -> int:
+    """Makes the website; works in the course's environment for tests."""
+    python, rest = prepare("test", arguments)
+    if not is_current(python):
+        given = [str(Path(word).resolve()) if Path(word).exists() else word for word in rest]
+        return hand_over([str(python), "-m", "course_utils", "site", *given], course_environment())
+    from .authoring.site import main as make_site
+
+    return make_site(rest)
+
+
 def print_answer(answer: Callable[[], object]) -> int:
     """Prints what `answer` returns. SetupError for a run that is refused, or too large for this GPU, or that cannot be
     simulated here.
@@ -444,6 +455,7 @@ COMMANDS = {
     "release": Command("copy the course without solutions: release FOLDER", release),
     "grade": Command("grade a folder of notebooks: grade FOLDER --out grades", grade),
     "build": Command("make the notebooks from their sources (--check: only compare)", build),
+    "site": Command("make the website: site --out site", site),
     "lint": Command("check format, style, types and spelling", lint),
 }
 

@@ -11,12 +11,14 @@ from pathlib import Path
 import nbformat
 from nbformat import NotebookNode
 
+from ..cheat_sheet import cheat_sheet
 from . import pictures
 from .execute import execute
 from .sources import BuildError, Draft, differences, drafts, find_sources, fingerprint
 
 ROOT = Path(__file__).resolve().parents[2]
 GENERATED = ("notebooks", "exercises", "solutions")
+CHEAT_SHEET = Path("docs", "cheat_sheet.md")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -28,16 +30,31 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     try:
         if options.check:
-            drawn = [] if options.names else pictures.check(options.root)
+            drawn = [] if options.names else [*pictures.check(options.root), *check_cheat_sheet(options.root)]
             return _report([*check(options.root, options.names), *drawn])
         for source in find_sources(options.root, options.names):
             build(options.root, source)
         if not options.names:
             pictures.draw(options.root)
+        write_cheat_sheet(options.root)
     except BuildError as problem:
         print(problem, file=sys.stderr)
         return 1
     return 0
+
+
+def write_cheat_sheet(root: Path) -> None:
+    """Write the page of the lessons' own lines; a tree without docs/ has none."""
+    if (root / CHEAT_SHEET).parent.exists():
+        (root / CHEAT_SHEET).write_text(cheat_sheet(root).markdown, encoding="utf-8", newline="\n")
+
+
+def check_cheat_sheet(root: Path) -> list[str]:
+    """One line if the page of the lessons' own lines is not what they say now, else none."""
+    page = root / CHEAT_SHEET
+    if not page.parent.exists() or (page.exists() and page.read_text(encoding="utf-8") == cheat_sheet(root).markdown):
+        return []
+    return [f"{CHEAT_SHEET.as_posix()} is not what the lessons say now"]
 
 
 def _report(drift: list[str]) -> int:

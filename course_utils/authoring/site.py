@@ -1,0 +1,103 @@
+"""`python -m course_utils site`: the website, made of what is in the repository. It needs no network."""
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import nbformat
+
+from .sources import BuildError
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE")
+TITLE = re.compile(r"^# (\d\d · .+)$", re.MULTILINE)
+MINUTES = re.compile(r"\*\*(\d+) minutes")
+COURSE_FILE = re.compile(r"\.\./(course_utils/[\w/]+\.py)")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Make the website; 1, with Sphinx's words on stderr, if it warns of anything."""
+    parser = argparse.ArgumentParser(prog="python3 -m course_utils site", description=__doc__)
+    parser.add_argument("--out", type=Path, default=ROOT / "site", help="folder for the pages")
+    options = parser.parse_args(arguments)
+    try:
+        made = make(options.out)
+    except BuildError as problem:
+        print(problem, file=sys.stderr)
+        return 1
+    print(f"Open {made / 'index.html'}, or put {made} on any static host.")
+    return 0
+
+
+def make(out: Path, root: Path = ROOT) -> Path:
+    """Lay out the sources and run Sphinx, warnings being errors; returns `out`. Raises BuildError with its words."""
+    with tempfile.TemporaryDirectory(prefix="course-site-", ignore_cleanup_errors=True) as name:
+        stage = Path(name)
+        lay_out(stage, root)
+        command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-j", "2", "-b", "html"]
+        command += ["-c", str(stage / "docs"), "-d", str(stage / "_doctrees"), str(stage), str(out)]
+        environment = os.environ | {"COURSE_ROOT": str(root)}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise BuildError(f"the website is not clean:\n{done.stderr.strip()}")
+    for page in out.rglob("*.html"):
+        page.write_text(reachable(page.read_text(encoding="utf-8")), encoding="utf-8")
+    return out
+
+
+def reachable(page: str) -> str:
+    """The page with what Sphinx and its theme leave out: levels of the menu's headings, and code that scrolls by key."""
+    page = page.replace('<p class="caption" role="heading">', '<p class="caption" role="heading" aria-level="2">')
+    return page.replace("<pre>", '<pre tabindex="0">')
+
+
+def lay_out(stage: Path, root: Path = ROOT) -> None:
+    """Copy what becomes pages, in the repository's own layout, so that links between them hold."""
+    shutil.copytree(root / "docs", stage / "docs")
+    for name in PAGES:
+        shutil.copy2(root / name, stage / name)
+    for folder in ("notebooks", "exercises"):
+        (stage / folder).mkdir()
+        for path in notebooks(root, folder):
+            shutil.copy2(path, stage / folder / path.name)
+            _copy_linked_code(path, root, stage)
+    index = stage / "docs" / "index.md"
+    index.write_text(index.read_text(encoding="utf-8").replace("{{LESSONS}}", lessons(root)), encoding="utf-8")
+
+
+def notebooks(root: Path, folder: str) -> list[Path]:
+    """A folder's notebooks in order, copies of edited ones left out."""
+    return sorted(path for path in (root / folder).glob("[0-9][0-9]_*.ipynb") if ".edited-" not in path.name)
+
+
+def lessons(root: Path) -> str:
+    """The list of lessons with their minutes and exercises, and the tree of pages that the site's menu shows."""
+    rows, pages = ["| lesson | minutes | |", "|---|---|---|"], []
+    for path in notebooks(root, "notebooks"):
+        text = "\n".join(cell.source for cell in nbformat.read(path, as_version=4).cells[:2])
+        title, minutes = TITLE.search(text), MINUTES.search(text)
+        if title is None or minutes is None:
+            raise BuildError(f"{path.name} does not begin with its number, title and minutes")
+        has_exercises = (root / "exercises" / path.name).exists()
+        exercises = f"[exercises](../exercises/{path.name})" if has_exercises else ""
+        rows.append(f"| [{title[1]}](../notebooks/{path.name}) | {minutes[1]} | {exercises} |")
+        pages.append(f"../notebooks/{path.stem}")
+    exercises = [f"../exercises/{path.stem}" for path in notebooks(root, "exercises")]
+    return "\n".join([*rows, "", *_tree("Lessons", pages), "", *_tree("Exercises", exercises)])
+
+
+def _tree(caption: str, pages: list[str]) -> list[str]:
+    return ["```{toctree}", ":hidden:", ":maxdepth: 1", f":caption: {caption}", "", *pages, "```"]
+
+
+def _copy_linked_code(notebook: Path, root: Path, stage: Path) -> None:
+    """Programs that a lesson links to, so that its page can hand them out."""
+    for name in set(COURSE_FILE.findall(notebook.read_text(encoding="utf-8"))):
+        (stage / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(root / name, stage / name)

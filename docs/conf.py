@@ -1,0 +1,36 @@
+"""How Sphinx makes the website. `python3 -m course_utils site` lays out its sources and runs it."""
+
+import os
+import sys
+
+sys.path.insert(0, os.environ["COURSE_ROOT"])
+
+from course_utils import __version__
+
+project = "Where Did the GPU Memory Go?"
+author = "The authors of the course"
+copyright = "the authors; Apache License 2.0"
+release = __version__
+language = "en"
+
+extensions = ["myst_nb", "sphinx.ext.autodoc"]
+root_doc = "docs/index"
+exclude_patterns = ["_build"]
+
+# Pages show the outputs that are stored in the notebooks: those that the tests compare.
+nb_execution_mode = "off"
+myst_enable_extensions = []  # formulas are plain text: typeset ones would need a script from elsewhere
+myst_heading_anchors = 3
+suppress_warnings = ["myst.header"]  # exercises begin each hint at a level of their own
+
+autodoc_member_order = "bysource"
+autodoc_typehints_format = "short"
+default_role = "code"
+
+html_theme = "furo"
+html_title = project
+html_copy_source = False
+html_show_sourcelink = False
+html_static_path = ["_static"]
+html_css_files = ["course.css"]
+html_extra_path = ["_extra"]
