@@ -363,6 +363,9 @@ for name, (source, choices) in trials.items():
     print(f"{name:27s} {verdict}{retries}")
 
 # %% [markdown]
+# With `max_split_size_mb` the run reserves as much as before where there is room, and fits all the same: blocks above
+# the limit are never split, so no small tensor gets into them, and they can go back when memory is short.
+#
 # The first cure, order, can be tried on the real step, too: let the optimizer make its states before the first forward.
 
 # %%
