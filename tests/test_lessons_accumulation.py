@@ -23,6 +23,7 @@ from course_utils.lessons.accumulation import (
     uneven,
 )
 from course_utils.lessons.accumulation_figures import beside, contour, theta_paths
+from course_utils.lessons.accumulation_widget import theta_explorer
 from course_utils.lessons.batch_noise import (
     Noise,
     from_two,
@@ -238,3 +239,29 @@ def test_figures_state_their_conclusion_and_hold_what_they_show() -> None:
         theta_paths(fit, {}, "x")
     with pytest.raises(ValueError, match="they go in pairs"):
         beside([], ours, "x")
+
+
+# --------------------------------------------------------------------------------------------------------- the explorer
+
+
+def test_the_explorer_walks_as_its_controls_say() -> None:
+    shown = theta_explorer(4, 25)
+    large = path(LineFit(), 0.5, 100, 8)
+    assert torch.allclose(torch.tensor(shown.path), torch.tensor(large), atol=1e-12)
+    assert "<b>100</b> points; <b>4</b> are in memory" in shown.message
+    before = shown.picture.value
+    for name, value in {"group": 5, "rate": 0.02, "passes": 2}.items():
+        shown.controls[name].value = value
+        assert shown.picture.value != before
+        before = shown.picture.value
+    assert len(shown.path) == 1 + 2 * 5
+
+
+def test_the_explorer_says_what_is_not_possible_and_what_leaves_the_picture() -> None:
+    shown = theta_explorer(1, 1, 1.5)
+    assert "leaves the picture" in shown.picture.value and "nan" not in shown.picture.value
+    shown.controls["size"].value, shown.controls["group"].value = 50, 50
+    assert "Not possible" in shown.picture.value and "no whole number of 50 micro-batches" in shown.message
+    assert repr(theta_explorer()) == repr(shown) == shown.invitation
+    with pytest.raises(ValueError, match="group is 3"):
+        theta_explorer(4, 3)

@@ -210,11 +210,14 @@ class LineFit:
         self.x = torch.randn(points, generator=dice, dtype=torch.float64)
         self.y = 1.0 + 2.0 * self.x + noise * torch.randn(points, generator=dice, dtype=torch.float64)
 
+    def moments(self, chosen: slice = slice(None)) -> "Moments":
+        """Means of x, x², y and x·y over the chosen points: all that their gradient depends on."""
+        x, y = self.x[chosen], self.y[chosen]
+        return tuple(mean.mean().item() for mean in (x, x * x, y, x * y))
+
     def slope(self, theta: Point, chosen: slice = slice(None)) -> Point:
         """The gradient of ½·mean of squared errors over the chosen points."""
-        x, y = self.x[chosen], self.y[chosen]
-        off = theta[0] + theta[1] * x - y
-        return off.mean().item(), (off * x).mean().item()
+        return slope(theta, self.moments(chosen))
 
     def loss(self, theta: Point) -> float:
         """½ · mean of squared errors over all points."""
@@ -231,6 +234,15 @@ class LineFit:
         return found[0].item(), found[1].item()
 
 
+Moments = tuple[float, ...]
+
+
+def slope(theta: Point, moments: Moments) -> Point:
+    """The gradient of ½·mean of (θ₀ + θ₁·x − y)², by θ₀ and by θ₁, from the means of x, x², y and x·y."""
+    x, xx, y, xy = moments
+    return theta[0] + theta[1] * x - y, theta[0] * x + theta[1] * xx - xy
+
+
 START: Point = (-1.5, 0.5)
 
 
@@ -242,11 +254,10 @@ def path(fit: LineFit, rate: float, size: int, passes: int, group: int = 1) -> l
     points = len(fit.x)
     if points % (size * group):
         raise ValueError(f"{points} points are no whole number of {group} micro-batches of {size}")
-    walked = [START]
+    walked, parts = [START], [fit.moments(slice(start, start + size)) for start in range(0, points, size)]
     for _ in range(passes):
-        for first in range(0, points, size * group):
-            starts = range(first, first + size * group, size)
-            slopes = [fit.slope(walked[-1], slice(start, start + size)) for start in starts]
+        for first in range(0, len(parts), group):
+            slopes = [slope(walked[-1], part) for part in parts[first : first + group]]
             step = [sum(part) / group for part in zip(*slopes, strict=True)]
             walked.append((walked[-1][0] - rate * step[0], walked[-1][1] - rate * step[1]))
     return walked

@@ -245,6 +245,14 @@ reveal("07.steps", len(paths["a step on each 4, same rate"]) - 1, unit="steps")
 # each sees 4 points only. With a 25th of the rate, 25 steps go about as far as one large one: as long as the gradient
 # hardly changes on the way, 25 steps of η/25 add up the same gradients. Remember this picture: read from right to
 # left, it is the linear scaling rule below.
+#
+# Now try it yourself: which sizes walk the large batch's path at its own rate, whatever fits into memory? And which
+# rate does a step on every single point need?
+
+# %%
+from course_utils.lessons.accumulation_widget import theta_explorer
+
+theta_explorer(size=4, group=1)
 
 # %% [markdown]
 # ## What adds up?
