@@ -153,9 +153,9 @@ last = stage_memory(run, "GPipe", 4, 8, 3)["activations"] - stage_memory(run, "G
 print(f"the last stage's head and loss under GPipe, 8 micro-batches: {format_bytes(last, 'GB', 1)}")
 
 # %% [markdown]
-# Four devices hold what not even an 80 GB card does. Look at the ends. The first stage has the embedding; the last one has the
-# head (a copy of the embedding where they are [tied](../docs/glossary.md#tied-head)) and the loss, whose tensors of
-# s·b·V numbers are there for every micro-batch that it keeps: m of them under GPipe, one under 1F1B.
+# Four devices hold what not even an 80 GB card does. Look at the ends. The first stage has the embedding; the last one
+# has the head (a copy of the embedding where they are [tied](../docs/glossary.md#tied-head)) and the loss, whose
+# tensors of s·b·V numbers are there for every micro-batch that it keeps: m of them under GPipe, one under 1F1B.
 
 # %% [markdown]
 # ## No bubble at all?
