@@ -55,7 +55,7 @@ class CheatSheet:
 
 
 def cheat_sheet(root: Path = ROOT) -> CheatSheet:
-    """The cheat sheet of the lessons in `root`/notebooks. Raises ValueError for a lesson that lacks one of its lines."""
+    """The cheat sheet of the lessons in `root`/notebooks. ValueError for a lesson without one of its lines."""
     paths = sorted(path for path in root.glob("notebooks/[0-9][0-9]_*.ipynb") if ".edited-" not in path.name)
     return CheatSheet(tuple(_entry(path) for path in paths))
 

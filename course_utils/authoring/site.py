@@ -52,7 +52,7 @@ def make(out: Path, root: Path = ROOT) -> Path:
 
 
 def reachable(page: str) -> str:
-    """The page with what Sphinx and its theme leave out: levels of the menu's headings, and code that scrolls by key."""
+    """The page with what Sphinx and its theme leave out: its headings' levels, and keys that scroll code."""
     page = page.replace('<p class="caption" role="heading">', '<p class="caption" role="heading" aria-level="2">')
     return page.replace("<pre>", '<pre tabindex="0">')
 

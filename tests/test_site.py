@@ -1,0 +1,116 @@
+"""Is the website made without a warning, complete, light, and usable by everybody, with no network?"""
+
+import os
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from browser import find_browser
+from playwright.sync_api import sync_playwright
+
+from course_utils.authoring.build import check_cheat_sheet
+from course_utils.authoring.site import make, notebooks
+from course_utils.cheat_sheet import ROOT, cheat_sheet
+
+HEAVIEST = 2_000_000
+LOADED = {"img": "src", "script": "src", "link": "href", "iframe": "src", "source": "src"}
+LOOKED_AT = ("docs/index.html", "notebooks/05_activations.html", "exercises/06_recomputation.html", "docs/api.html")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The website; making it fails for any warning of Sphinx, such as a link or an anchor that leads nowhere."""
+    return make(tmp_path_factory.mktemp("site") / "pages")
+
+
+class Page(HTMLParser):
+    """What a page loads, and its pictures without words."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.loads: list[str] = []
+        self.mute = 0
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        address = found.get(LOADED.get(tag, ""))
+        if address:
+            self.loads.append(address)
+        if tag == "img" and len(found.get("alt") or "") < 20:
+            self.mute += 1
+
+
+def pages(site: Path) -> list[Path]:
+    return sorted(site.rglob("*.html"))
+
+
+def test_every_lesson_and_its_exercises_have_a_page(site: Path) -> None:
+    for folder in ("notebooks", "exercises"):
+        for path in notebooks(ROOT, folder):
+            assert (site / folder / f"{path.stem}.html").exists()
+    index = (site / "docs/index.html").read_text(encoding="utf-8")
+    assert all(f"notebooks/{path.stem}.html" in index for path in notebooks(ROOT, "notebooks"))
+    assert "docs/index.html" in (site / "index.html").read_text(encoding="utf-8")
+
+
+def test_no_page_loads_anything_from_elsewhere_or_is_heavy(site: Path) -> None:
+    for path in pages(site):
+        page = Page(path.read_text(encoding="utf-8"))
+        assert [address for address in page.loads if re.match(r"(https?:)?//", address)] == [], path.name
+        assert path.stat().st_size < HEAVIEST, path.name
+
+
+def test_every_picture_says_what_it_shows(site: Path) -> None:
+    assert {path.name: page.mute for path in pages(site) if (page := Page(path.read_text("utf-8"))).mute} == {}
+
+
+def test_the_reference_has_what_the_package_offers(site: Path) -> None:
+    text = (site / "docs/api.html").read_text(encoding="utf-8")
+    for name in (
+        "TrainingRun",
+        "estimate",
+        "measure",
+        "MemoryBreakdown",
+        "fit",
+        "run_ranks",
+        "korthikanti_block_bytes",
+    ):
+        assert re.search(rf'id="course_utils\.(\w+\.)*{name}"', text), name
+
+
+def test_no_page_names_this_machine(site: Path) -> None:
+    for path in pages(site):
+        assert str(ROOT) not in path.read_text(encoding="utf-8"), path.name
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_an_accessibility_checker_finds_nothing(site: Path, scheme: Any) -> None:
+    """axe-core's rules of WCAG 2 A and AA, in a real browser."""
+    browser = find_browser()
+    if browser is None and os.environ.get("COURSE_REQUIRE_BROWSER") != "1":
+        pytest.skip("no Chromium or Chrome here")
+    assert browser, "no Chromium or Chrome here, and COURSE_REQUIRE_BROWSER asks for one"
+    with sync_playwright() as play:
+        chromium = play.chromium.launch(executable_path=browser, args=["--no-sandbox"])
+        tab = chromium.new_context(color_scheme=scheme).new_page()
+        for name in LOOKED_AT:
+            tab.goto((site / name).as_uri())
+            found = Axe().run(tab, options={"runOnly": ["wcag2a", "wcag2aa"]}).response["violations"]
+            assert [(rule["id"], [node["html"][:200] for node in rule["nodes"][:3]]) for rule in found] == [], name
+        chromium.close()
+
+
+def test_the_cheat_sheet_has_the_lessons_own_lines(tmp_path: Path) -> None:
+    assert check_cheat_sheet(ROOT) == []
+    sheet = cheat_sheet()
+    assert [int(entry.number) for entry in sheet.entries] == sorted(int(entry.number) for entry in sheet.entries)
+    assert len(sheet.entries) == len(notebooks(ROOT, "notebooks"))
+    assert all(entry.line in sheet.markdown and entry.line in str(sheet) for entry in sheet.entries)
+    (tmp_path / "notebooks").mkdir()
+    (tmp_path / "notebooks" / "01_x.ipynb").write_text('{"cells": [{"cell_type": "markdown", "source": "# 01 · X"}]}')
+    with pytest.raises(ValueError, match=r"01_x\.ipynb lacks .*Remember"):
+        cheat_sheet(tmp_path)
