@@ -24,12 +24,14 @@ myst_heading_anchors = 3
 suppress_warnings = ["myst.header"]  # exercises begin each hint at a level of their own
 
 autodoc_member_order = "bysource"
+autodoc_preserve_defaults = True  # or paths of this machine stand in signatures
 autodoc_typehints_format = "short"
 default_role = "code"
 
 html_theme = "furo"
 html_title = project
 html_copy_source = False
+html_domain_indices = False
 html_show_sourcelink = False
 html_static_path = ["_static"]
 html_css_files = ["course.css"]

@@ -52,9 +52,9 @@ def make(out: Path, root: Path = ROOT) -> Path:
 
 
 def reachable(page: str) -> str:
-    """The page with what Sphinx and its theme leave out: its headings' levels, and keys that scroll code."""
+    """The page with what Sphinx and its theme leave out: its headings' levels, and keys that scroll code and tables."""
     page = page.replace('<p class="caption" role="heading">', '<p class="caption" role="heading" aria-level="2">')
-    return page.replace("<pre>", '<pre tabindex="0">')
+    return page.replace("<pre>", '<pre tabindex="0">').replace("<table>", '<table tabindex="0">')
 
 
 def lay_out(stage: Path, root: Path = ROOT) -> None:
