@@ -1,0 +1,262 @@
+"""The meter: what it reads from a GPU's counters, when it ends, what it draws, and a run played back."""
+
+import re
+import threading
+import time
+
+import pytest
+import torch
+
+from course_utils import TrainingRun, measure, replay
+from course_utils.allocator import OutOfMemory
+from course_utils.figure_meter import MOST_POINTS, MeterMark, Sample, meter_figure, thinned
+from course_utils.live_meter import CudaGauge, Meter, Reading, ReplayGauge, live_meter, replay_meter
+from course_utils.measuring.tracker import Tracker
+from course_utils.units import GB, MB
+
+RUN = TrainingRun("tiny-gpt", 2, 64)
+
+
+class Counters:
+    """Stands in for a GPU's counters: memory that a loop fills, and the peak counter beside it."""
+
+    source, capacity, axis = "a stand-in", 10 * GB, "seconds"
+
+    def __init__(self, before: int = 0, peak: int = 0) -> None:
+        self.allocated, self.peak = before, max(before, peak)
+        self.threads: set[str] = set()
+        self.broken = False
+
+    def take(self, size: int) -> None:
+        self.allocated += size
+        self.peak = max(self.peak, self.allocated)
+
+    def read(self, seconds: float) -> Reading:
+        if self.broken:
+            raise RuntimeError("the driver is gone")
+        self.threads.add(threading.current_thread().name)
+        return Reading(self.allocated, self.peak, self.allocated + MB, self.allocated + GB)
+
+
+def meter_of(gauge: Counters) -> Meter:
+    return Meter(gauge, every=0.002)
+
+
+def until(happened, seconds: float = 5.0) -> None:
+    end = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < end, "nothing happened"
+        time.sleep(0.002)
+
+
+def meters_running() -> int:
+    return sum(thread.name == "memory meter" for thread in threading.enumerate())
+
+
+# When it reads, and when it ends
+
+
+def test_it_reads_from_a_thread_of_its_own_while_the_loop_runs():
+    gauge = Counters()
+    with meter_of(gauge) as meter:
+        gauge.take(2 * GB)
+        until(lambda: len(meter.samples) > 5)
+        assert meter.running
+        gauge.take(-GB)
+    assert "memory meter" in gauge.threads
+    assert not meter.running and meters_running() == 0
+    assert meter.samples[-1].allocated == GB and meter.peak == 2 * GB and meter.peak_is_exact
+
+
+def test_a_loop_that_is_left_ends_it():
+    meter = meter_of(Counters())
+    for number in meter.over(range(100)):
+        if number == 3:
+            break
+    assert not meter.running
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, torch.OutOfMemoryError])
+def test_an_interrupt_or_an_error_in_the_loop_ends_it_and_passes(error):
+    meter = meter_of(Counters())
+
+    def loop() -> None:
+        for number in meter.over(range(100)):
+            if number == 3:
+                raise error("on purpose")
+
+    with pytest.raises(error, match="on purpose"):
+        loop()
+    assert not meter.running
+
+
+def test_the_end_of_a_cell_ends_it_even_if_the_cell_was_interrupted():
+    from IPython.core.interactiveshell import InteractiveShell
+    from traitlets.config import Config
+
+    shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
+    try:
+        meter = shell.user_ns["meter"] = meter_of(Counters())
+        done = shell.run_cell("meter.start()\nwas_running = meter.running\nraise KeyboardInterrupt", silent=False)
+        assert isinstance(done.error_in_exec, KeyboardInterrupt) and shell.user_ns["was_running"]
+        assert not meter.running
+        assert not [one for one in shell.events.callbacks["post_run_cell"] if "ended" in one.__name__]
+    finally:
+        InteractiveShell.clear_instance()
+
+
+def test_a_meter_that_everybody_forgot_ends_after_its_longest_time():
+    meter = Meter(Counters(), every=0.002, longest=0.02).start()
+    until(lambda: not meter.running)
+
+
+def test_what_a_reading_raises_comes_out_where_it_can_be_seen():
+    gauge = Counters()
+    meter = meter_of(gauge).start()
+    gauge.broken = True
+    until(lambda: not meter.running)
+    with pytest.raises(RuntimeError, match="the driver is gone"):
+        meter.stop()
+
+
+def test_an_error_of_the_loop_is_not_hidden_by_one_of_the_meter():
+    gauge = Counters()
+    with pytest.raises(KeyError, match="the loop's") as caught, meter_of(gauge) as meter:
+        gauge.broken = True
+        until(lambda: not meter.running)
+        raise KeyError("the loop's")
+    assert caught.value.__notes__ == ["The meter failed, too: the driver is gone"]
+
+
+def test_a_meter_is_used_once():
+    meter = meter_of(Counters())
+    with meter:
+        pass
+    with pytest.raises(RuntimeError, match="make a new one"):
+        meter.start()
+
+
+# What its peak means
+
+
+def test_a_peak_from_before_is_not_taken_for_the_loops_own():
+    gauge = Counters(before=GB, peak=8 * GB)
+    with meter_of(gauge) as meter:
+        gauge.take(2 * GB)
+        until(lambda: meter.samples[-1].allocated == 3 * GB)
+        gauge.take(-2 * GB)
+    assert meter.peak == 3 * GB and not meter.peak_is_exact
+    assert "at least 3.00 GB at the peak" in meter.figure().alt
+
+
+# The GPU's counters
+
+
+@pytest.fixture
+def card(monkeypatch) -> dict[str, int]:
+    """Pretends that torch sees a GPU of 16 GB, and that synchronizing or launching anything is an error."""
+    asked = {"stats": 0}
+    counters = {"allocated_bytes": {"all": {"current": 3 * GB, "peak": 5 * GB}}}
+    counters["reserved_bytes"] = {"all": {"current": 6 * GB, "peak": 6 * GB}}
+
+    def stats(index: int) -> dict:
+        asked["stats"] += 1
+        return counters
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("the meter must not touch the stream")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "Tesla T4")
+    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", stats)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (7 * GB, 16 * GB))
+    for forbidden in ("synchronize", "reset_peak_memory_stats", "empty_cache"):
+        monkeypatch.setattr(torch.cuda, forbidden, refuse)
+    return asked
+
+
+def test_a_gpu_is_read_by_its_counters_alone(card):
+    with live_meter(every=0.002) as meter:
+        until(lambda: card["stats"] > 5)
+    sample = meter.samples[-1]
+    assert (sample.allocated, sample.reserved, sample.driver) == (3 * GB, 6 * GB, 9 * GB)
+    assert meter.gauge.capacity == 16 * GB and "live on Tesla T4" in meter.gauge.source
+
+
+def test_a_tracker_adds_the_kinds(card):
+    with Tracker("cpu") as tracker:
+        weight = torch.ones(1000)
+        tracker.bind("parameters", [weight])
+        tracker.begin("forward")
+        kept = weight * torch.ones(2, 1)
+        reading = CudaGauge(tracker).read(0.0)
+    assert reading.kinds == {"parameters": 4096, "activations": 8192} and kept.numel() == 2000
+
+
+def test_without_a_gpu_it_says_what_works(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match=r"replay_meter\(measure\(run\)\)"):
+        live_meter()
+
+
+# A run played back
+
+
+def test_a_replay_shows_every_phase_and_ends_by_itself():
+    measured = measure(RUN, "simulated")
+    meter = replay_meter(measured, seconds=1.0).start(with_cell=False).wait()
+    phases = [mark.words for mark in meter.marks]
+    assert phases[:4] == ["set-up", "forward", "loss", "backward"] and phases.count("optimizer") == 2
+    assert sum(meter.samples[-1].kinds.values()) > 0 and meters_running() == 0
+    assert "simulated GPU" in meter.gauge.source
+
+
+def test_a_replays_end_is_the_measurements():
+    measured = measure(RUN, "simulated")
+    gauge, replayed = ReplayGauge(measured, 10.0), replay(measured)
+    last = gauge.read(10.0)
+    assert last is not None and gauge.read(10.1) is None
+    assert (last.peak, last.reserved, last.driver) == (max(replayed.allocated), replayed.reserved[-1], None)
+    assert sum(last.kinds.values()) == measured.timeline.totals()[-1]
+
+
+def test_a_gpu_that_is_too_small_ends_the_replay_where_it_fails():
+    measured = measure(RUN, "simulated")
+    gauge = ReplayGauge(measured, 10.0, capacity=measured.peak // 2)
+    last = gauge.read(10.0)
+    assert isinstance(gauge.failure, OutOfMemory)
+    assert last is not None and last.allocated <= measured.peak // 2
+
+
+@pytest.mark.parametrize("seconds", [0, -1.0])
+def test_a_replay_takes_time(seconds):
+    with pytest.raises(ValueError, match="more than 0"):
+        ReplayGauge(measure(RUN, "simulated"), seconds)
+
+
+# The picture
+
+
+def test_the_picture_draws_the_kinds_and_says_the_rest_in_words():
+    samples = [Sample(t / 10, 3 * GB, 4 * GB, 5 * GB, {"parameters": GB, "activations": 2 * GB}) for t in range(30)]
+    figure = meter_figure(samples, [MeterMark(0.5, "backward")], 16 * GB, 6 * GB, "", "a stand-in", "seconds")
+    assert {kind: int(size) for kind, size in re.findall(r'data-kind="(\w+)" data-bytes="(\d+)"', figure.svg)} == {
+        "parameters": GB,
+        "activations": 2 * GB,
+    }
+    for said in ("3.00 GB allocated now, 6.00 GB at the peak", "4.00 GB reserved", "5.00 GB taken", "backward"):
+        assert said in figure.alt
+
+
+def test_thinning_keeps_the_highest_and_the_last():
+    samples = [Sample(float(t), 10 * GB if t == 4321 else t) for t in range(12_000)]
+    kept = thinned(samples)
+    assert len(kept) <= MOST_POINTS and max(sample.allocated for sample in kept) == 10 * GB and kept[-1] == samples[-1]
+
+
+def test_thousands_of_readings_are_drawn_in_little_time():
+    samples = [Sample(t / 20, t * MB, t * MB, t * MB, {"parameters": t * MB}) for t in range(12_000)]
+    begin = time.process_time()
+    figure = meter_figure(samples, [], 16 * GB, GB, "", "", "seconds")
+    assert time.process_time() - begin < 0.25 and len(figure.svg) < 40_000
