@@ -7,27 +7,14 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from checking import Check, passes, said
 from torch.nn.functional import cross_entropy
 
 from course_utils import PRESETS, estimate, gpu
-from course_utils.checks import CheckFailed, NotSolved, lesson_01
+from course_utils.checks import lesson_01
 from course_utils.checks.lesson_01_labs import PEAK_MISTAKES, STEP, suspects
 
 RUN = lesson_01.FIT_RUN
-Check = Callable[..., None]
-
-
-def stub(*_: Any, **__: Any) -> Any:
-    raise NotSolved("Your turn.")
-
-
-def said(check: Check, answer: Any) -> str:
-    """The message with which `check` refuses `answer`."""
-    with pytest.raises(CheckFailed) as failure:
-        check(answer)
-    return str(failure.value)
-
-
 ALL = (
     lesson_01.states,
     lesson_01.weight_gradient,
@@ -39,20 +26,9 @@ ALL = (
 
 
 @pytest.mark.parametrize("check", ALL, ids=lambda check: check.__name__)
-def test_stub_is_an_invitation(check: Check) -> None:
-    with pytest.raises(NotSolved, match="Your turn"):
-        check(stub)
-
-
-@pytest.mark.parametrize("check", ALL, ids=lambda check: check.__name__)
 def test_answers_that_are_no_functions_get_a_hint(check: Check) -> None:
     assert "without parentheses" in said(check, 3)
     assert "does every path end in `return`?" in said(check, lambda *_, **__: None)
-
-
-def passes(check: Check, answer: Any, capsys: pytest.CaptureFixture[str], number: str) -> None:
-    check(answer)
-    assert capsys.readouterr().out.startswith(f"✓ {number} ")
 
 
 # ------------------------------------------------------------------------------------------------------- 01.1: states

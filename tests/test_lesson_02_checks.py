@@ -1,12 +1,12 @@
 """The checks of lesson 02: right answers of every style pass, each planted wrong answer gets the hint it deserves."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from checking import Check, said
 
-from course_utils.checks import CheckFailed, NotSolved, lesson_02
+from course_utils.checks import lesson_02
 from course_utils.checks.lesson_02_labs import (
     RATE_MISTAKES,
     STATE_MISTAKES,
@@ -19,27 +19,8 @@ from course_utils.checks.lesson_02_labs import (
     transient_of,
 )
 
-Check = Callable[..., None]
-
 FUNCTIONS = (lesson_02.state_bytes, lesson_02.best_rate, lesson_02.step_transient)
 ALL = (*FUNCTIONS, lesson_02.adam_step, lesson_02.lean_adam, lesson_02.frugal)
-
-
-def stub(*_: Any, **__: Any) -> Any:
-    raise NotSolved("Your turn.")
-
-
-def said(check: Check, answer: Any) -> str:
-    """The message with which `check` refuses `answer`."""
-    with pytest.raises(CheckFailed) as failure:
-        check(answer)
-    return str(failure.value)
-
-
-@pytest.mark.parametrize("check", ALL, ids=lambda check: check.__name__)
-def test_stub_is_an_invitation(check: Check) -> None:
-    with pytest.raises(NotSolved, match="Your turn"):
-        check(stub)
 
 
 @pytest.mark.parametrize("check", ALL, ids=lambda check: check.__name__)

@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from checking import Check, passes, said
 from torch.nn.utils import clip_grad_norm_
 
 from course_utils import TrainingRun
-from course_utils.checks import CheckFailed, NotSolved, lesson_03
+from course_utils.checks import lesson_03
 from course_utils.checks.lesson_03_labs import CHOICE_MISTAKES, allowed, best_choice, right_step
-
-Check = Callable[..., None]
 
 ALL = (
     lesson_03.limits,
@@ -24,32 +23,10 @@ ALL = (
 )
 
 
-def stub(*_: Any, **__: Any) -> Any:
-    raise NotSolved("Your turn.")
-
-
-def said(check: Check, answer: Any) -> str:
-    """The message with which `check` refuses `answer`."""
-    with pytest.raises(CheckFailed) as failure:
-        check(answer)
-    return str(failure.value)
-
-
-@pytest.mark.parametrize("check", ALL, ids=lambda check: check.__name__)
-def test_stub_is_an_invitation(check: Check) -> None:
-    with pytest.raises(NotSolved, match="Your turn"):
-        check(stub)
-
-
 @pytest.mark.parametrize("check", ALL, ids=lambda check: check.__name__)
 def test_answers_that_are_no_functions_get_a_hint(check: Check) -> None:
     assert "without parentheses" in said(check, 3)
     assert "does every path end in `return`?" in said(check, lambda *_, **__: None)
-
-
-def passes(check: Check, answer: Any, capsys: pytest.CaptureFixture[str], number: str) -> None:
-    check(answer)
-    assert capsys.readouterr().out.startswith(f"✓ {number} ")
 
 
 # ------------------------------------------------------------------------------------------------------- 03.1: limits

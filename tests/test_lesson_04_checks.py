@@ -5,23 +5,10 @@ from math import prod
 from typing import Any
 
 import pytest
+from checking import Check, passes, said
 
-from course_utils.checks import CheckFailed, NotSolved, lesson_04
+from course_utils.checks import lesson_04
 from course_utils.models import PRESETS, parameter_shapes
-
-Check = Callable[..., None]
-
-
-def stub(*_: Any, **__: Any) -> Any:
-    raise NotSolved("Your turn.")
-
-
-def said(check: Check, answer: Any) -> str:
-    """The message with which `check` refuses `answer`."""
-    with pytest.raises(CheckFailed) as failure:
-        check(answer)
-    return str(failure.value)
-
 
 ALL = tuple(
     getattr(lesson_04, name) for name in ("block", "gpt", "llama", "experts", "vocabulary", "widest", "read_shapes")
@@ -29,20 +16,9 @@ ALL = tuple(
 
 
 @pytest.mark.parametrize("check", ALL, ids=lambda check: check.__name__)
-def test_stub_is_an_invitation(check: Check) -> None:
-    with pytest.raises(NotSolved, match="Your turn"):
-        check(stub)
-
-
-@pytest.mark.parametrize("check", ALL, ids=lambda check: check.__name__)
 def test_answers_that_are_no_functions_get_a_hint(check: Check) -> None:
     assert "without parentheses" in said(check, 3)
     assert "does every path end in `return`?" in said(check, lambda *_, **__: None)
-
-
-def passes(check: Check, answer: Any, capsys: pytest.CaptureFixture[str], number: str) -> None:
-    check(answer)
-    assert capsys.readouterr().out.startswith(f"✓ {number} ")
 
 
 def numbers_in(message: str) -> set[str]:

@@ -1,14 +1,14 @@
 """The checks of lesson 05: right answers of every style pass, each planted wrong answer gets the hint it deserves."""
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from checking import Check, passes, said
 
 from course_utils import PRESETS, TrainingRun
-from course_utils.checks import CheckFailed, NotSolved, lesson_05
+from course_utils.checks import lesson_05
 from course_utils.checks.lesson_05_labs import (
     BLOCK_CASES,
     BLOCK_MISTAKES,
@@ -33,7 +33,6 @@ from course_utils.checks.lesson_05_labs import (
 from course_utils.estimating.activations import block_saved
 from course_utils.teaching import saved_by
 
-Check = Callable[..., None]
 ALL = (
     lesson_05.expressions,
     lesson_05.mlp_bytes,
@@ -42,28 +41,6 @@ ALL = (
     lesson_05.read_sweep,
     lesson_05.told,
 )
-
-
-def stub(*_: Any, **__: Any) -> Any:
-    raise NotSolved("Your turn.")
-
-
-def said(check: Check, answer: Any) -> str:
-    """The message with which `check` refuses `answer`."""
-    with pytest.raises(CheckFailed) as failure:
-        check(answer)
-    return str(failure.value)
-
-
-def passes(check: Check, answer: Any, capsys: pytest.CaptureFixture[str], number: str) -> None:
-    check(answer)
-    assert capsys.readouterr().out.startswith(f"✓ {number} ")
-
-
-@pytest.mark.parametrize("check", ALL, ids=lambda check: check.__name__)
-def test_stub_is_an_invitation(check: Check) -> None:
-    with pytest.raises(NotSolved, match="Your turn"):
-        check(stub)
 
 
 @pytest.mark.parametrize("check", ALL, ids=lambda check: check.__name__)

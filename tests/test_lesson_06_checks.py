@@ -6,10 +6,11 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from checking import passes, said
 from torch.utils.checkpoint import checkpoint
 
 from course_utils import estimate, gpu
-from course_utils.checks import CheckFailed, NotSolved, lesson_06
+from course_utils.checks import lesson_06
 from course_utils.checks.lesson_06_labs import (
     CHEAPEST_MISTAKES,
     KNOWN,
@@ -25,46 +26,6 @@ from course_utils.checks.lesson_06_labs import (
     kept_by_forward,
     measured,
 )
-
-Check = Callable[..., None]
-
-ALL = (
-    lesson_06.cost,
-    lesson_06.best_interval,
-    lesson_06.in_groups,
-    lesson_06.added,
-    lesson_06.cheapest,
-    lesson_06.stretches,
-    lesson_06.infer,
-)
-
-
-def stub(*_: Any, **__: Any) -> Any:
-    raise NotSolved("Your turn.")
-
-
-def said(check: Check, answer: Any) -> str:
-    """The message with which `check` refuses `answer`."""
-    with pytest.raises(CheckFailed) as failure:
-        check(answer)
-    return str(failure.value)
-
-
-def passes(check: Check, answer: Any, capsys: pytest.CaptureFixture[str], number: str) -> None:
-    check(answer)
-    assert capsys.readouterr().out.startswith(f"✓ {number} ")
-
-
-@pytest.mark.parametrize("check", ALL, ids=lambda check: check.__name__)
-def test_stub_is_an_invitation(check: Check) -> None:
-    with pytest.raises(NotSolved, match="Your turn"):
-        check(stub)
-
-
-@pytest.mark.parametrize("check", ALL, ids=lambda check: check.__name__)
-def test_answers_that_are_no_functions_get_a_hint(check: Check) -> None:
-    assert "without parentheses" in said(check, 3)
-
 
 # ----------------------------------------------------------------------------------------------------------- 06.1: cost
 

@@ -1,14 +1,15 @@
 """The checks of lesson 07: right answers of every style pass, each planted wrong answer gets the hint it deserves."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
+from checking import passes, said
 
 from course_utils import estimate, gpu
-from course_utils.checks import CheckFailed, NotSolved, lesson_07
+from course_utils.checks import lesson_07
 from course_utils.checks.lesson_07 import FACTOR_MISTAKES, NOISE_MISTAKES, RAMP_MISTAKES, RATE_MISTAKES
 from course_utils.checks.lesson_07_labs import (
     LOOP_MISTAKES,
@@ -24,45 +25,6 @@ from course_utils.checks.lesson_07_labs import (
     scale_right,
 )
 from course_utils.lessons.accumulation import gradient_of, joined, mean_loss, relative_distance
-
-Check = Callable[..., None]
-
-ALL = (
-    lesson_07.one_pass,
-    lesson_07.factors,
-    lesson_07.plan,
-    lesson_07.noise_scale,
-    lesson_07.ramp,
-    lesson_07.rate,
-)
-
-
-def stub(*_: Any, **__: Any) -> Any:
-    raise NotSolved("Your turn.")
-
-
-def said(check: Check, answer: Any) -> str:
-    """The message with which `check` refuses `answer`."""
-    with pytest.raises(CheckFailed) as failure:
-        check(answer)
-    return str(failure.value)
-
-
-def passes(check: Check, answer: Any, capsys: pytest.CaptureFixture[str], number: str) -> None:
-    check(answer)
-    assert capsys.readouterr().out.startswith(f"✓ {number} ")
-
-
-@pytest.mark.parametrize("check", ALL, ids=lambda check: check.__name__)
-def test_stub_is_an_invitation(check: Check) -> None:
-    with pytest.raises(NotSolved, match="Your turn"):
-        check(stub)
-
-
-@pytest.mark.parametrize("check", ALL, ids=lambda check: check.__name__)
-def test_answers_that_are_no_functions_get_a_hint(check: Check) -> None:
-    assert "without parentheses" in said(check, 3)
-
 
 # ------------------------------------------------------------------------------------------------------- 07.1: one pass
 

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from checking import passes, said
 from torch.nn.functional import mse_loss
 
-from course_utils.checks import CheckFailed, NotSolved, lesson_08
+from course_utils.checks import lesson_08
 from course_utils.checks.lesson_08_labs import (
     exposed_right,
     factor_right,
@@ -18,45 +19,6 @@ from course_utils.checks.lesson_08_labs import (
     ring_seconds,
     traffic_right,
 )
-
-Check = Callable[..., None]
-
-ALL = (
-    lesson_08.traffic,
-    lesson_08.ring,
-    lesson_08.loss_factor,
-    lesson_08.mended_step,
-    lesson_08.exposed,
-    lesson_08.most_ranks,
-)
-
-
-def stub(*_: Any, **__: Any) -> Any:
-    raise NotSolved("Your turn.")
-
-
-def said(check: Check, answer: Any) -> str:
-    """The message with which `check` refuses `answer`."""
-    with pytest.raises(CheckFailed) as failure:
-        check(answer)
-    return str(failure.value)
-
-
-def passes(check: Check, answer: Any, capsys: pytest.CaptureFixture[str], number: str) -> None:
-    check(answer)
-    assert capsys.readouterr().out.startswith(f"✓ {number} ")
-
-
-@pytest.mark.parametrize("check", ALL, ids=lambda check: check.__name__)
-def test_stub_is_an_invitation(check: Check) -> None:
-    with pytest.raises(NotSolved, match="Your turn"):
-        check(stub)
-
-
-@pytest.mark.parametrize("check", ALL, ids=lambda check: check.__name__)
-def test_answers_that_are_no_functions_get_a_hint(check: Check) -> None:
-    assert "without parentheses" in said(check, 3)
-
 
 # ------------------------------------------------------------------------------------------------------ 08.1: traffic
 

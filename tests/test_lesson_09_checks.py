@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from checking import passes, said
 
 from course_utils import estimate, gpu
-from course_utils.checks import CheckFailed, NotSolved, lesson_09
+from course_utils.checks import lesson_09
 from course_utils.checks.lesson_09_labs import (
     CHOOSE_CASES,
     CHOOSE_MISTAKES,
@@ -21,45 +22,6 @@ from course_utils.checks.lesson_09_labs import (
     padding_right,
     step_right,
 )
-
-Check = Callable[..., None]
-
-ALL = (
-    lesson_09.rank_bytes,
-    lesson_09.padding,
-    lesson_09.zero_1_step,
-    lesson_09.above,
-    lesson_09.choose,
-    lesson_09.rank_activations,
-)
-
-
-def stub(*_: Any, **__: Any) -> Any:
-    raise NotSolved("Your turn.")
-
-
-def said(check: Check, answer: Any) -> str:
-    """The message with which `check` refuses `answer`."""
-    with pytest.raises(CheckFailed) as failure:
-        check(answer)
-    return str(failure.value)
-
-
-def passes(check: Check, answer: Any, capsys: pytest.CaptureFixture[str], number: str) -> None:
-    check(answer)
-    assert capsys.readouterr().out.startswith(f"✓ {number} ")
-
-
-@pytest.mark.parametrize("check", ALL, ids=lambda check: check.__name__)
-def test_stub_is_an_invitation(check: Check) -> None:
-    with pytest.raises(NotSolved, match="Your turn"):
-        check(stub)
-
-
-@pytest.mark.parametrize("check", ALL, ids=lambda check: check.__name__)
-def test_answers_that_are_no_functions_get_a_hint(check: Check) -> None:
-    assert "without parentheses" in said(check, 3)
-
 
 # ---------------------------------------------------------------------------------------------------- 09.1: rank_bytes
 

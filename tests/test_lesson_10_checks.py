@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 import torch
+from checking import passes, said
 
-from course_utils.checks import CheckFailed, NotSolved, lesson_10
+from course_utils.checks import lesson_10
 from course_utils.checks.lesson_10_labs import (
     ORDER_CASES,
     REQUESTS,
@@ -20,46 +21,6 @@ from course_utils.checks.lesson_10_labs import (
     sweep,
 )
 from course_utils.units import MiB
-
-Check = Callable[..., None]
-
-ALL = (
-    lesson_10.handed_out,
-    lesson_10.lean_norm,
-    lesson_10.peaks,
-    lesson_10.culprit,
-    lesson_10.fragmented,
-    lesson_10.order,
-    lesson_10.leak,
-)
-
-
-def stub(*_: Any, **__: Any) -> Any:
-    raise NotSolved("Your turn.")
-
-
-def said(check: Check, answer: Any) -> str:
-    """The message with which `check` refuses `answer`."""
-    with pytest.raises(CheckFailed) as failure:
-        check(answer)
-    return str(failure.value)
-
-
-def passes(check: Check, answer: Any, capsys: pytest.CaptureFixture[str], number: str) -> None:
-    check(answer)
-    assert capsys.readouterr().out.startswith(f"✓ {number} ")
-
-
-@pytest.mark.parametrize("check", ALL, ids=lambda check: check.__name__)
-def test_stub_is_an_invitation(check: Check) -> None:
-    with pytest.raises(NotSolved, match="Your turn"):
-        check(stub)
-
-
-@pytest.mark.parametrize("check", ALL, ids=lambda check: check.__name__)
-def test_answers_that_are_no_functions_get_a_hint(check: Check) -> None:
-    assert "without parentheses" in said(check, 3)
-
 
 # ----------------------------------------------------------------------------------------------------- 10.1: handed_out
 

@@ -5,42 +5,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from checking import passes, said
 
-from course_utils.checks import CheckFailed, NotSolved, lesson_11
+from course_utils.checks import lesson_11
 from course_utils.checks.lesson_11 import FEWEST_MISTAKES, best_cut, equal_cut, fewest_right, greedy_cut
 from course_utils.lessons.pipeline_memory import stage_memory
 from course_utils.lessons.pipelines import bubble, micro_batches_for, simulate
-
-Check = Callable[..., None]
-ALL = (lesson_11.enough, lesson_11.kept, lesson_11.order, lesson_11.cut, lesson_11.fewest_stages)
-
-
-def stub(*_: Any, **__: Any) -> Any:
-    raise NotSolved("Your turn.")
-
-
-def said(check: Check, answer: Any) -> str:
-    """The message with which `check` refuses `answer`."""
-    with pytest.raises(CheckFailed) as failure:
-        check(answer)
-    return str(failure.value)
-
-
-def passes(check: Check, answer: Any, capsys: pytest.CaptureFixture[str], number: str) -> None:
-    check(answer)
-    assert capsys.readouterr().out.startswith(f"✓ {number} ")
-
-
-@pytest.mark.parametrize("check", ALL, ids=lambda check: check.__name__)
-def test_stub_is_an_invitation(check: Check) -> None:
-    with pytest.raises(NotSolved, match="Your turn"):
-        check(stub)
-
-
-@pytest.mark.parametrize("check", ALL, ids=lambda check: check.__name__)
-def test_answers_that_are_no_functions_get_a_hint(check: Check) -> None:
-    assert "without parentheses" in said(check, 3)
-
 
 # -------------------------------------------------------------------------------------------------------- 11.1: enough
 

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from checking import passes, said
 
 from course_utils import estimate, gpu
-from course_utils.checks import CheckFailed, NotSolved, lesson_12
+from course_utils.checks import lesson_12
 from course_utils.checks.lesson_12 import ACCOUNT_MISTAKES, ADAPTER_MISTAKES
 from course_utils.checks.lesson_12_labs import (
     BEST_MISTAKES,
@@ -19,45 +20,6 @@ from course_utils.checks.lesson_12_labs import (
     normal_float_right,
 )
 from course_utils.networks.frozen import nf4_code
-
-Check = Callable[..., None]
-
-ALL = (
-    lesson_12.adapter,
-    lesson_12.merge,
-    lesson_12.account,
-    lesson_12.quantize,
-    lesson_12.normal_float,
-    lesson_12.best,
-)
-
-
-def stub(*_: Any, **__: Any) -> Any:
-    raise NotSolved("Your turn.")
-
-
-def said(check: Check, answer: Any) -> str:
-    """The message with which `check` refuses `answer`."""
-    with pytest.raises(CheckFailed) as failure:
-        check(answer)
-    return str(failure.value)
-
-
-def passes(check: Check, answer: Any, capsys: pytest.CaptureFixture[str], number: str) -> None:
-    check(answer)
-    assert capsys.readouterr().out.startswith(f"✓ {number} ")
-
-
-@pytest.mark.parametrize("check", ALL, ids=lambda check: check.__name__)
-def test_stub_is_an_invitation(check: Check) -> None:
-    with pytest.raises(NotSolved, match="Your turn"):
-        check(stub)
-
-
-@pytest.mark.parametrize("check", ALL, ids=lambda check: check.__name__)
-def test_answers_that_are_no_functions_get_a_hint(check: Check) -> None:
-    assert "without parentheses" in said(check, 3)
-
 
 # -------------------------------------------------------------------------------------------------------- 12.1: adapter
 

@@ -1,12 +1,12 @@
 """The checks of lesson 13: right answers of every style pass, each planted wrong answer gets the hint it deserves."""
 
-from collections.abc import Callable
 from itertools import count
 from typing import Any
 
 import pytest
+from checking import passes, said
 
-from course_utils.checks import CheckFailed, NotSolved, lesson_13
+from course_utils.checks import lesson_13
 from course_utils.checks.lesson_13_labs import (
     JUDGED,
     SUSPECTS,
@@ -23,38 +23,6 @@ from course_utils.checks.lesson_13_labs import (
 )
 from course_utils.lessons.errata import ERRATA
 from course_utils.units import parse_bytes
-
-Check = Callable[..., None]
-
-ALL = (lesson_13.unit_meant, lesson_13.missing_term, lesson_13.judge, lesson_13.bytes_a_token, lesson_13.erratum)
-
-
-def stub(*_: Any, **__: Any) -> Any:
-    raise NotSolved("Your turn.")
-
-
-def said(check: Check, answer: Any) -> str:
-    """The message with which `check` refuses `answer`."""
-    with pytest.raises(CheckFailed) as failure:
-        check(answer)
-    return str(failure.value)
-
-
-def passes(check: Check, answer: Any, capsys: pytest.CaptureFixture[str], number: str) -> None:
-    check(answer)
-    assert capsys.readouterr().out.startswith(f"✓ {number} ")
-
-
-@pytest.mark.parametrize("check", ALL, ids=lambda check: check.__name__)
-def test_stub_is_an_invitation(check: Check) -> None:
-    with pytest.raises(NotSolved, match="Your turn"):
-        check(stub)
-
-
-@pytest.mark.parametrize("check", ALL, ids=lambda check: check.__name__)
-def test_answers_that_are_no_functions_get_a_hint(check: Check) -> None:
-    assert "without parentheses" in said(check, 3)
-
 
 # ---------------------------------------------------------------------------------------------------- 13.1: unit_meant
 

@@ -37,7 +37,10 @@ class CheckFailed(_OneLine):
 
 
 def exercise(number: str, praise: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Make a function that returns when an answer is right into a check that then says so, and remembers it."""
+    """Make a function that returns when an answer is right into a check that then says so, and remembers it.
+
+    The check has the number as its attribute `exercise`.
+    """
 
     def decorate(check: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(check)
@@ -49,6 +52,7 @@ def exercise(number: str, praise: str) -> Callable[[Callable[..., None]], Callab
             except ValueError as problem:  # the answer is right all the same
                 print(f"  (This is not remembered. {problem})")
 
+        vars(checked)["exercise"] = number
         return checked
 
     return decorate
