@@ -215,6 +215,27 @@ def compare(arguments: list[str]) -> int:
     return print_answer(lambda: compare_bytes(run))
 
 
+def fit(arguments: list[str]) -> int:
+    """Prints the configuration that fits a card and loses least time; needs nothing but Python."""
+    from argparse import ArgumentParser
+
+    from .gpus import GPUS
+    from .planning import MAY_CHANGE
+    from .planning import fit as fit_run
+
+    _, rest = take_flag(arguments, "--here")
+    parser = ArgumentParser(prog="python3 -m course_utils fit", description="Make a training run fit a GPU.")
+    parser.add_argument("model", help="a preset's name, or the path of a Hugging Face config.json")
+    parser.add_argument("--gpu", required=True, help=f"one of {', '.join(GPUS)}")
+    parser.add_argument("--global-batch", type=int, required=True, help="sequences that one step learns from")
+    parser.add_argument("--seq-len", type=int, default=1024, help="tokens in a sequence")
+    parser.add_argument("--world-size", type=int, default=1, help="how many such GPUs share the work")
+    parser.add_argument("--may-change", default="", help=f"what it may change, with commas: {', '.join(MAY_CHANGE)}")
+    asked = vars(parser.parse_args(rest))
+    asked["may_change"] = tuple(name for name in asked["may_change"].split(",") if name)
+    return print_answer(lambda: fit_run(asked.pop("model"), asked.pop("gpu"), **asked))
+
+
 def benchmark(arguments: list[str]) -> int:
     """Prints and saves how right and how fast the engine is; works in the course's environment."""
     from .benchmark import WrongOption, options
@@ -448,6 +469,7 @@ COMMANDS = {
     "doctor": Command("say what this machine can do", doctor),
     "estimate": Command("estimate a training run: estimate gpt2-xl --micro-batch 32 --seq-len 1024", estimate),
     "compare": Command("estimate a run, measure it, show both: compare gpt2-xl --recompute full", compare),
+    "fit": Command("make a run fit a card: fit gpt2-xl --gpu RTX5090-32GB --global-batch 32", fit),
     "benchmark": Command("say how right and how fast the engine is (--table NAME, --quick)", benchmark),
     "record": Command("record the course's runs on this GPU: record --out DIR --minutes 30", record),
     "quiz": Command("ask the questions of a lesson's quiz: quiz 1", quiz),

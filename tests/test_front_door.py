@@ -92,7 +92,7 @@ def test_every_command_is_listed_and_none_that_does_not_work():
     done = course("--help", python=BARE)
     assert done.returncode == 0
     listed = re.findall(r"^  (\w+) +\w", done.stdout, re.MULTILINE)
-    expected = ["lab", "test", "doctor", "estimate", "compare", "benchmark", "record", "quiz"]
+    expected = ["lab", "test", "doctor", "estimate", "compare", "fit", "benchmark", "record", "quiz"]
     assert listed == [*expected, "progress", "release", "grade", "build", "site", "lint"]
 
 
@@ -109,6 +109,21 @@ def test_commands_without_options_refuse_them(command):
 
 def test_here_without_the_packages_says_what_is_missing():
     assert_refused(course("lab", "--here", python=BARE), "--here needs torch>=2.11", "jupyterlab")
+
+
+# fit
+
+
+def test_fit_prints_the_path_to_a_run_that_fits():
+    done = course("fit", "gpt2-xl", "--gpu", "RTX5090-32GB", "--global-batch", "32", python=BARE)
+    assert done.returncode == 0, done.stderr
+    assert "as asked for" in done.stdout and "fits: TrainingRun('gpt2-xl'" in done.stdout
+
+
+def test_fit_refuses_in_one_line():
+    assert_refused(course("fit", "gpt2", "--gpu", "T5", "--global-batch", "8", python=BARE), "unknown GPU 'T5'")
+    typed = ("fit", "gpt2", "--gpu", "T4-16GB", "--global-batch", "8", "--may-change", "loar")
+    assert_refused(course(*typed, python=BARE), "did you mean 'lora'?")
 
 
 # compare
