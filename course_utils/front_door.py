@@ -347,6 +347,31 @@ def site(arguments: list[str]) -> int:
     return make_site(rest)
 
 
+def slides(arguments: list[str]) -> int:
+    """Makes slides of lessons; works in the course's environment for tests. Folders are seen from where you are."""
+    python, rest = prepare("test", arguments)
+    if not is_current(python):
+        out = [] if any(word in HELP or word.startswith("--out") for word in rest) else ["--out", "slides"]
+        given = _paths_from_here([*rest, *out])
+        return hand_over([str(python), "-m", "course_utils", "slides", *given], course_environment())
+    from .authoring.slides import main as make_slides
+
+    return make_slides(rest)
+
+
+def _paths_from_here(arguments: Sequence[str]) -> list[str]:
+    """The arguments with the folder after `--out` in full: what goes on elsewhere would look for it in the root."""
+    before = ["", *arguments]
+    return [
+        str(Path(word).resolve())
+        if last == "--out"
+        else f"--out={Path(word.removeprefix('--out=')).resolve()}"
+        if word.startswith("--out=")
+        else word
+        for last, word in zip(before, arguments, strict=False)
+    ]
+
+
 def print_answer(answer: Callable[[], object]) -> int:
     """Prints what `answer` returns. SetupError for a run that is refused, or too large for this GPU, or that cannot be
     simulated here.
@@ -478,6 +503,7 @@ COMMANDS = {
     "grade": Command("grade a folder of notebooks: grade FOLDER --out grades", grade),
     "build": Command("make the notebooks from their sources (--check: only compare)", build),
     "site": Command("make the website: site --out site", site),
+    "slides": Command("make slides of lessons, with speaker notes: slides 05 --out slides", slides),
     "lint": Command("check format, style, types and spelling", lint),
 }
 

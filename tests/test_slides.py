@@ -1,0 +1,153 @@
+"""Do slides say what their lesson says, carry all of its prose, and work by keys with no network?"""
+
+import json
+import os
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from browser import browser_page, find_browser
+
+from course_utils.authoring.slides import MOST_ROWS, Slide, page, slides, write
+from course_utils.authoring.sources import BuildError
+from course_utils.front_door import ROOT, main
+
+LESSONS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
+LESSON = next(path for path in LESSONS if path.name.startswith("05"))
+SMALLEST = 18
+"""Pixels: the smallest letters of prose and tables on a slide 720 pixels high."""
+
+
+def cells(path: Path) -> list[dict]:
+    return json.loads(path.read_text(encoding="utf-8"))["cells"]
+
+
+def made(path: Path) -> list[Slide]:
+    return slides(cells(path))
+
+
+@pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.name[:2])
+def test_a_lesson_becomes_questions_figures_and_what_to_remember(path):
+    steps = made(path)
+    kinds = [step.kind for step in steps]
+    assert kinds[0] == "title" and kinds[-1] == "closing"
+    assert {"question", "answer", "gap", "figure", "table"}.issuperset(kinds[1:-1])
+    assert {"question", "answer", "figure"} <= set(kinds)
+    assert "Cheat-sheet line" in steps[-1].body
+    assert "locked no guess" not in "".join(step.body for step in steps)
+
+
+@pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.name[:2])
+def test_every_text_is_in_the_notes_once(path):
+    notes = [note for step in made(path) for note in step.notes]
+    for cell in cells(path):
+        if cell["cell_type"] == "markdown":
+            assert notes.count("".join(cell["source"])) == 1
+
+
+@pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.name[:2])
+def test_every_picture_of_the_lesson_is_on_a_slide(path):
+    outputs = [output for cell in cells(path) for output in cell.get("outputs", [])]
+    drawn = [image for output in outputs for image in re.findall(r"<img\b[^>]*>", _html(output))]
+    assert [step.body for step in made(path) if step.kind == "figure"] == drawn
+
+
+def _html(output: dict) -> str:
+    return "".join(output.get("data", {}).get("text/html", ""))
+
+
+class Loads(HTMLParser):
+    """What a page would fetch from anywhere but itself."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        address = dict(attrs).get("href" if tag == "link" else "src")
+        if address and not address.startswith("data:"):
+            self.found.append(address)
+
+
+def test_a_page_fetches_nothing():
+    for path in LESSONS:
+        text = page(path)
+        assert Loads(text).found == [] and "{{" not in text and "@import" not in text, path.name
+
+
+def test_a_long_table_goes_on_with_its_header():
+    rows = "".join(f"<tr><td>{number}</td></tr>" for number in range(2 * MOST_ROWS + 1))
+    output = {"data": {"text/html": f"<table><caption>c</caption><tr><th>n</th></tr>{rows}</table>"}}
+    title = {"cell_type": "markdown", "source": "# 99 · Title\n\n**1 minutes.** Why?"}
+    steps = slides([title, {"cell_type": "code", "source": "table", "outputs": [output]}])[1:]
+    assert [step.body.count("<td>") for step in steps] == [MOST_ROWS, MOST_ROWS, 1]
+    assert all(step.body.count("<th>") == 1 and "<caption>c" in step.body for step in steps)
+
+
+def test_an_answer_stands_under_the_guess_that_it_answers():
+    def code(source: str, shown: str = "") -> dict:
+        return {"cell_type": "code", "source": source, "outputs": [{"data": {"text/html": shown}}]}
+
+    texts = [
+        "# 99 · Title\n\n**1 minutes.** Why?",
+        "## A\nSo far. **Your guess.** How far?",
+        "**Your guess.** How near?",
+    ]
+    title, far, near = ({"cell_type": "markdown", "source": text} for text in texts)
+    answer = code('reveal("99.a", 1)', "<p>It is 1 km. You locked no guess: the next one is worth it.</p>")
+    *_, last = slides([title, far, code('predict("99.a")'), near, code('predict("99.b")'), answer])
+    assert (last.kind, "How far?" in last.body, "How near?" in last.body) == ("answer", True, False)
+    assert "It is 1 km.<" in last.body
+
+
+def test_the_command_writes_the_lessons_named(tmp_path, capsys):
+    assert main(["slides", "--here", "5", "--out", str(tmp_path / "out")]) == 0
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [f"{LESSON.stem}.html"]
+    assert main(["slides", "--here", "77", "--out", str(tmp_path / "none")]) == 1
+    assert "no lesson is called '77'; known: 00, 01" in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()
+
+
+def test_a_notebook_without_a_title_is_refused(tmp_path):
+    (tmp_path / "notebooks").mkdir()
+    (tmp_path / "notebooks" / "01_x.ipynb").write_text('{"cells": [{"cell_type": "markdown", "source": "Hello"}]}')
+    with pytest.raises(BuildError, match=r"01_x\.ipynb does not begin"):
+        write(tmp_path, root=tmp_path)
+
+
+ROOM = f"""() => [...document.querySelectorAll('section')].filter(section => {{
+    const body = section.querySelector('.body');
+    const small = section.className !== 'figure' && parseFloat(body.style.fontSize) < {SMALLEST};
+    return small || body.scrollHeight > body.clientHeight || body.scrollWidth > body.clientWidth;
+}}).map(section => section.id)"""
+"""The slides whose contents have no room, or too small letters."""
+
+
+def test_keys_turn_the_slides_and_show_the_notes(tmp_path):
+    if find_browser() is None and os.environ.get("COURSE_REQUIRE_BROWSER") != "1":
+        pytest.skip("no Chromium or Chrome here")
+    (path,) = write(tmp_path, ["05"])
+    count = len(made(LESSON))
+    with browser_page(width=1280, height=720) as tab:
+        problems: list[str] = []
+        tab.on("pageerror", lambda error: problems.append(str(error)))
+        tab.goto(path.as_uri())
+        assert tab.evaluate(ROOM) == []
+        seen = []
+        for press in ("ArrowRight", " ", "PageUp", "End", "ArrowRight", "Home", "ArrowLeft"):
+            tab.keyboard.press(press)
+            seen.append(tab.evaluate("Number(document.querySelector('section.now').id.slice(1))"))
+        assert seen == [2, 3, 2, count, count, 1, 1]
+        assert not tab.locator("#notes").is_visible()
+        tab.keyboard.press("n")
+        assert "You should know lesson 01" in tab.locator("#notes").inner_text()
+        with tab.expect_popup() as popup:
+            tab.keyboard.press("s")
+        popup.value.keyboard.press("ArrowRight")
+        assert tab.locator("section.now").get_attribute("id") == "s2"
+        assert f"2 / {count}" in popup.value.locator("body").inner_text()
+        tab.keyboard.press("n")
+        pages = re.findall(rb"/Type\s*/Page\b", tab.pdf(prefer_css_page_size=True))
+        assert (len(pages), problems) == (count, [])
