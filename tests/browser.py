@@ -87,6 +87,7 @@ def jupyter_lab(folder: Path) -> Iterator[Server]:
                 process.wait(timeout=15)
             except subprocess.TimeoutExpired:
                 process.kill()
+                process.wait()
 
 
 def _lab_command(server: Server) -> list[str]:
@@ -269,6 +270,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("out", type=Path)
     parser.add_argument("--height", type=int, help="pixels of each picture; without it one picture shows everything")
     parser.add_argument("--width", type=int, default=1280)
+    parser.add_argument("--seconds", type=float, default=180, help="how long its cells may take together")
     parser.add_argument("--as-stored", action="store_true", help="do not run it: show the outputs that it holds")
     options = parser.parse_args(argv)
     with tempfile.TemporaryDirectory(prefix="course-notebook-") as folder, browser_page(options.width) as page:
@@ -276,7 +278,7 @@ def main(argv: list[str] | None = None) -> int:
         with jupyter_lab(Path(folder)) as server:
             open_notebook(page, server, options.notebook.name)
             if not options.as_stored:
-                run_all(page)
+                run_all(page, options.seconds)
             failures = cell_errors(page)
             paths = screenshot(page, options.out, options.height)
     print("\n".join([*map(str, paths), *failures]))

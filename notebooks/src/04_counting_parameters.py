@@ -121,7 +121,7 @@ print(f"biases are {100 * (block - without) / block:.2f} % of a block")
 # Around L blocks there are the table of words, a table of P learned
 # [positions](../docs/glossary.md#learned-and-rotary-positions), and one last norm:
 #
-# $$N = hV + L\,(12h^2 + 13h) + 2h + hP$$
+# **N = hV + L·(12h² + 13h) + 2h + hP**
 #
 # The head, which turns h numbers into V logits, is missing. In GPT-2 it is [tied](../docs/glossary.md#tied-head): the
 # same matrix as the table, used a second time.
