@@ -18,6 +18,7 @@ from .figure_parts import OVER, stop
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Drawing
+    from matplotlib.text import Annotation
 
 LINE_COLOURS = ("#0072B2", "#B34700", "#00704F", "#9B3C78", "#111111", "#7A5C00")
 DASHES = (None, (7, 4), (2, 3), (9, 3, 2, 3), (12, 4), (4, 2, 1, 2))
@@ -82,7 +83,7 @@ def lines(
         for index, line in enumerate(series.values()):
             _draw_line(axes, line, index, markers)
         if level:
-            _draw_level(axes, *level)
+            _draw_level(axes, series, *level)
         _write(drawing, axes, texts, series, top)
         shapes = _shapes(drawing)
     alt = alt or _lines_alt(series, title, xlabel, ylabel)
@@ -209,11 +210,25 @@ def _draw_line(axes: "Axes", line: tuple[Sequence[float], Sequence[float]], inde
     axes.plot(*line, color=color, linewidth=2.2, linestyle=style, clip_on=False, zorder=3, **shown)
 
 
-def _draw_level(axes: "Axes", name: str, value: float) -> None:
+def _draw_level(axes: "Axes", series: Series, name: str, value: float) -> None:
+    """A horizontal line with its name at the left above it, or at the right where that would hide a series."""
     axes.axhline(value, color=OVER, linewidth=1.6, linestyle=(0, (2, 2)), clip_on=False)
     paper = {"facecolor": "#FFFFFF", "edgecolor": "none", "pad": 1.5}
-    place = {"xytext": (8, 6), "textcoords": "offset points", "xycoords": ("axes fraction", "data")}
-    axes.annotate(name, (0, value), **place, color=OVER, fontweight="bold", va="baseline", bbox=paper, zorder=4)
+    style = {"color": OVER, "fontweight": "bold", "va": "baseline", "bbox": paper, "zorder": 4}
+    place = {"textcoords": "offset points", "xycoords": ("axes fraction", "data")}
+    left = axes.annotate(name, (0, value), xytext=(8, 6), **place, **style)
+    if _hides(axes, series, left):
+        right = axes.annotate(name, (1, value), xytext=(-8, 6), ha="right", **place, **style)
+        (right if _hides(axes, series, right) else left).remove()
+
+
+def _hides(axes: "Axes", series: Series, words: "Annotation") -> bool:
+    """Whether a series passes behind `words`."""
+    from matplotlib.path import Path
+
+    box = words.get_window_extent()
+    ways = (Path(axes.transData.transform(list(zip(xs, ys, strict=True)))) for xs, ys in series.values())
+    return any(way.intersects_bbox(box, filled=False) for way in ways)
 
 
 def _write(drawing: "Drawing", axes: "Axes", texts: Texts, series: Series, top: float) -> None:

@@ -127,7 +127,9 @@ def _guess_field(key: str, unit: str) -> Any:
     """A text field, a button that locks what it holds, and a line that answers."""
     import ipywidgets
 
-    field = ipywidgets.Text(placeholder=f"your guess in {unit}", description="Guess", layout={"width": "18em"})
+    asked = f"your guess in {unit}"
+    wide = {"width": f"{max(18, 10 + len(asked) // 2)}em"}  # 10 for the word before the field and its frame
+    field = ipywidgets.Text(placeholder=asked, description="Guess", layout=wide)
     button = ipywidgets.Button(description="Lock it in", tooltip=f"Store this guess in {unit}; then look at the answer")
     answer = ipywidgets.HTML()
 

@@ -365,6 +365,14 @@ def test_lines_are_named_at_their_ends():
         plots.lines({"zero": ([0, 2], [1, 2])}, "Zero", "x", "y", log_x=True)
 
 
+@pytest.mark.parametrize(("ys", "side"), [([20, 15, 10], None), ([74, 30, 10], "end")])
+def test_a_levels_name_hides_no_line(ys: list[float], side: str | None):
+    figure = plots.lines({"falling": ([1, 2, 3], ys), "high": ([1, 2, 3], [90] * 3)}, "t", "x", "y", level=("card", 70))
+    (name,) = (text for text in shapes(figure, "text") if text.text == "card")
+    found = re.search("text-anchor: (end)", name.attrib["style"])
+    assert (found and found[1]) == side
+
+
 def test_lines_are_drawn_where_their_values_are():
     figure = plots.lines({"one": ([1, 2, 4], [30, 60, 120])}, "To scale", "x", "y", log_x=True)
     (line,) = (shape for shape in shapes(figure, "path") if "stroke: #0072b2" in shape.attrib["style"].lower())

@@ -59,7 +59,7 @@ class WatchedDataParallel(nn.DataParallel):
 
 # ------------------------------------------------------------------------------------------- threads under the GIL
 
-ROUNDS, TRIES = 1_000_000, 3
+ROUNDS, TRIES = 1_000_000, 15
 
 
 def python_work() -> None:

@@ -100,7 +100,9 @@ def _axis(canvas: Canvas, span: float, scale: float, y: float, unit: str) -> Non
 
 def _memory(canvas: Canvas, pipeline: Pipeline, top: float, scale: float) -> float:
     """For each stage a row whose height over time is what it keeps; the most of it in words."""
-    canvas.text(MARGIN, top, "micro-batches whose activations are kept", 12, QUIET)
+    keeps_versions = pipeline.schedule == "PipeDream"
+    title = "micro-batches whose activations are kept" + ", and versions of the weights" * keeps_versions
+    canvas.text(MARGIN, top, title, 12, QUIET)
     most = max(pipeline.most_kept(stage) for stage in range(pipeline.stages))
     for stage in range(pipeline.stages):
         base = top + 12 + (stage + 1) * (MEMORY_ROW + 4)
@@ -109,7 +111,7 @@ def _memory(canvas: Canvas, pipeline: Pipeline, top: float, scale: float) -> flo
             height = count / most * MEMORY_ROW
             canvas.rect(LEFT + start * scale, base - height, (end - start) * scale, height, COLOUR[FORWARD])
         canvas.line(LEFT, base, LEFT + pipeline.span * scale, base, RULE)
-        copies = f", {pipeline.versions(stage)} v." if pipeline.schedule == "PipeDream" else ""
+        copies = f" and {pipeline.versions(stage)}" if keeps_versions else ""
         words = f"at most {pipeline.most_kept(stage)}{copies}"
         canvas.text(LEFT + pipeline.span * scale + 8, base - 6, words, 12)
     return top + 12 + pipeline.stages * (MEMORY_ROW + 4) + 8

@@ -202,7 +202,8 @@ from course_utils.lessons.ring_player import ring_player
 ring_player(found, step=3)
 
 # %% [markdown]
-# The larger D, the clearer the difference: the busiest link of server and naive grows with D, the ring's stops at 2·S.
+# The larger D, the clearer the difference. With a server, or naively, the busiest rank sends more with every rank; in
+# the ring it stays below 2·S.
 
 # %%
 Ds = [2, 4, 8, 16, 32, 64]
@@ -311,8 +312,9 @@ overlap_figure(
 # %% [markdown]
 # Compare the ends of the three steps. Hidden is not free here: on a CPU, the exchange needs the same cores as backward
 # does, and so backward itself takes longer. On GPUs it takes some of their multiprocessors and of their memory's
-# bandwidth; the effect is of the same kind. The gap between your guess and the picture has two more parts: a bucket
-# may wait for the one before, and a rank for the slower one.
+# bandwidth; the effect is of the same kind. The picture's percentage is of time, not of bytes. It is above 5/6 where
+# the last bucket, with the cores to itself, travels faster than the others. It is below where a bucket waits for the
+# one before, or a rank for the slower one.
 
 # %% [markdown]
 # ## Do not sync what you accumulate
@@ -402,7 +404,7 @@ seconds = {"1 thread": in_threads(1), "2 threads": in_threads(2),
 threads, processes = seconds["2 threads"] / seconds["1 thread"], seconds["2 processes"] / seconds["1 process"]
 bars({name: 1000 * value for name, value in seconds.items()},
      f"Two threads need {threads:.1f} times as long as one; two processes {processes:.1f} times", unit="ms",
-     provenance="measured: each thread or process runs the same loop, best of 3, on this machine's CPU")  # fmt: skip
+     provenance="measured: each thread or process runs the same loop, best of 15, on this machine's CPU")  # fmt: skip
 
 # %% [markdown]
 # More cores help the processes, never the threads. (If your two processes are no faster than the threads, your cores

@@ -161,7 +161,7 @@ print(f"the last stage's head and loss under GPipe, 8 micro-batches: {format_byt
 # ## No bubble at all?
 # [PipeDream](https://arxiv.org/abs/1806.03377) goes one further. Why wait at the end of a batch? Let micro-batches
 # follow one another for ever, and let every stage update its weights after each backward. Then nobody waits, except
-# once at the very beginning.
+# once at the very beginning, and at the end where there is one.
 
 # %%
 pipeline_figure(simulate("PipeDream", stages=4, micro_batches=20))
@@ -200,7 +200,7 @@ for late in (0, 1, 3, 7, 15):
 steps = list(range(41))
 lines(
     {f"{late} late": (steps, late_descent(0.4, late, 40)) for late in (0, 1, 3)},
-    "At the same learning rate, three updates late means swinging, not settling",
+    "At the same learning rate, one update late does no harm; three swing for long",
     "updates", "w", markers=False, provenance="computed: w ← w − 0.4·w(d updates ago)",
 )  # fmt: skip
 
@@ -349,6 +349,7 @@ for name, found in best.items():
         words = f"{found.plan}, b = {found.micro_batch}"
         print(f"{name:20s} {words:38s} {found.memory / 1e9:5.1f} {found.idle:5.0%} "
               f"{found.messages:8.1f}s {found.total:7.1f}s")  # fmt: skip
+print(f"what each GPU has: {cluster.gpu.room / 1e9:.1f} GB")
 compute = best["anything"].seconds["compute"]
 reveal("11.plan", 100 * (best["anything"].total / compute - 1), unit="%")
 
@@ -387,8 +388,8 @@ quiz(11)
 
 # %% [markdown]
 # ## Take home
-# **Remember** Cutting between layers costs waiting, (p − 1)/(m + p − 1) of the time; 1F1B pays for small bubbles with
-# no memory.
+# **Remember** Cutting between layers costs waiting, (p − 1)/(m + p − 1) of the time; more micro-batches make it
+# less, and under 1F1B they take no more memory.
 #
 # **Breaks when** stages are unequal, when there are few micro-batches, or when gradients are late: then it trains
 # something else.
