@@ -19,6 +19,7 @@ from ..checks.lesson_01_labs import hidden_runs
 from ..fitting import twin
 from ..gpus import gpu
 from ..lessons.activations import block_and_inputs
+from ..lessons.detective import broken_runs
 from ..lessons.zero_units import six_blocks
 from ..measuring import measure, saved_recordings
 from ..measuring.recorded import FILE, key, save
@@ -58,6 +59,7 @@ def lesson_runs() -> list[tuple[TrainingRun, int]]:
         *((run, 2) for run in lesson_09_runs()),
         *((run, 2) for run in lesson_12_runs()),
         *((run, 2) for run in lesson_13_runs()),
+        (TrainingRun("gpt2-xl", 2, 1024, "bf16-master", "adamw-fused", accumulation_steps=16), 2),
     ]
 
 
@@ -108,9 +110,10 @@ def lesson_07_runs() -> list[TrainingRun]:
 
 
 def replayed_runs() -> list[TrainingRun]:
-    """Those of lesson 10, recorded with all their allocations: it sends them through the allocator."""
+    """Those of lessons 10 and 14, recorded with all their allocations: they are sent through the allocator."""
     step = TrainingRun("gpt2", 8, 512)
-    return [step, step.replace(loss_chunks=2)]
+    broken = [run for run in broken_runs().values() if run != step]
+    return [step, step.replace(loss_chunks=2), *broken]
 
 
 def lesson_09_runs() -> list[TrainingRun]:

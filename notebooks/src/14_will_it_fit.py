@@ -1,0 +1,345 @@
+# ---
+# jupyter:
+#   course:
+#     minutes: 60
+#     budget_seconds: 60
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 14 · Will it fit?
+#
+# **60 minutes.** You should know the whole account: states ([lesson 03](03_mixed_precision.ipynb)), activations
+# ([lesson 05](05_activations.ipynb)), recomputation ([lesson 06](06_recomputation.ipynb)), accumulation ([lesson
+# 07](07_gradient_accumulation.ipynb)), sharding ([lesson 09](09_zero_and_fsdp.ipynb)), and how an allocator runs out
+# ([lesson 10](10_allocator_and_fragmentation.ipynb)). No GPU is needed: where a measurement is simulated, it says so.
+#
+# The course opened with a question: can one GPU with 32 GB train GPT-2 XL, 32 sequences a step? You guessed. Now you
+# decide it. You will turn an estimate into a search, predict a peak and be graded on it, fit an 8B model on one card
+# and on eight, and find out what six broken runs died of.
+
+# %% [markdown]
+# ## The room on a card
+# Before you ask what fits, ask into what. Three numbers go by the name of "the memory of the card": the one it is sold
+# by, the one that the driver lists, and the one that a program is told, after the driver has kept its part.
+#
+# **Your guess.** An "A100 80GB". What does a program get, in GB?
+
+# %%
+from course_utils import estimate, fit, format_bytes, gpu, measure
+from course_utils.teaching import predict, reveal
+
+predict("14.room", unit="GB")
+
+# %%
+from course_utils.lessons.plans import catalog
+
+catalog()
+
+# %%
+a100 = gpu("A100-80GB")
+reveal("14.room", a100.room)
+kept = a100.memory - a100.room
+print(
+    f"driver lists {format_bytes(a100.memory, 'GB', 1)}, of which a program does not get {format_bytes(kept, 'GB', 1)}"
+)
+
+# %% [markdown]
+# **The gap** has two causes that pull in opposite directions. Memory cells come in GiB, which are 7 % larger than GB;
+# and the driver keeps some for itself. The third column is from out-of-memory messages of real programs: the last one
+# says in which issue on GitHub each can be read. Where nobody has told, this course does not make up a number; it takes
+# what the driver lists.
+#
+# One more deduction is ours: an estimate has no [fragmentation](../docs/glossary.md#fragmentation) and no workspaces in
+# it. So a plan counts as fitting if it does with 5 % in reserve.
+
+# %% [markdown]
+# ## The course's first question
+# GPT-2 XL, 32 sequences of 1,024 tokens a step, an RTX 5090 with 32 GB. What may you change? Whatever leaves the
+# training what it is: how many sequences are there at once, what is recomputed, which kernel, in how many chunks the
+# loss is taken. `fit` looks through all of these. Each choice has a price in time, worked out from the card's data
+# sheet: arithmetic done again, weights read again, bytes sent over the link.
+#
+# **Your guess.** `fit` takes the plan that loses the least time. How many sequences are in its micro-batch?
+
+# %%
+predict("14.micro", unit="sequences")
+
+# %%
+from course_utils.lessons.plans import plan_figure
+
+plan = fit("gpt2-xl", "RTX5090-32GB", global_batch=32, seq_len=1024)
+plan_figure(plan, "It trains on 32 GB: small micro-batches, and only the cheap operations recomputed")
+
+# %% [markdown]
+# Every dot is a configuration that was estimated. The red line is the card. Of the dots below it, the leftmost loses
+# least. The blue path goes there as an expert would: first what costs nothing, then what saves most for a second lost.
+
+# %%
+from course_utils.lessons.plans import path_table
+
+path_table(plan)
+
+# %%
+reveal("14.micro", plan.best.run.micro_batch, unit="sequences")
+print(plan.best.run.code())
+
+# %% [markdown]
+# **The gap.** One would expect the largest micro-batch that fits with *full* recomputation. Look where the lost seconds
+# come from:
+
+# %%
+from course_utils.estimating.step_time import step_seconds
+
+full = plan.best.run.replace(micro_batch=4, recompute="full", global_batch=32)
+print(f"{'seconds of a step':20s} {'the plan':>9s} {'full, 4 at a time':>18s}")
+plans = [step_seconds(run, plan.card) for run in (plan.best.run, full)]
+for cause in plans[0]:
+    print(f"{cause:20s} {plans[0][cause]:9.3f} {plans[1][cause]:18.3f}")
+print(f"peaks: {format_bytes(plan.best.peak, 'GB', 1)} and {format_bytes(estimate(full).total, 'GB', 1)}")
+
+# %% [markdown]
+# Running all blocks again costs arithmetic in every micro-batch. Reading the weights sixteen times costs bandwidth, and
+# the card has plenty. These are data-sheet rates without overlap: good for ranking plans, never to be quoted as times.
+#
+# ## The recipe, too
+# The opening question spoke of 16-bit weights with [master weights](../docs/glossary.md#master-weights), not of
+# autocast. That changes how gradients are rounded, so `fit` takes it only if you allow it.
+#
+# **Your guess.** With that recipe allowed, how much recomputation does the best plan need? Answer with the percent of
+# forward that runs again: 0 for none, 100 for full.
+
+# %%
+predict("14.recipe", unit="%")
+
+# %%
+masters = fit("gpt2-xl", "RTX5090-32GB", global_batch=32, may_change=("precision",))
+path_table(masters)
+
+# %%
+from course_utils.estimating.step_time import model_flops, recomputed_flops
+
+best = masters.best.run
+reveal("14.recipe", 300 * recomputed_flops(best) / model_flops(best), unit="%")
+print(best.code())
+
+# %% [markdown]
+# **The gap.** The newsletter's "one can barely train it" had full recomputation, the slides' 41 GB had it, too. With
+# two sequences at a time nothing has to be recomputed at all. Both looked at 32 sequences *at once*, which nobody needs
+# ([lesson 07](07_gradient_accumulation.ipynb)). So who is right about 32 GB? It trains, and not barely.
+
+# %% [markdown]
+# ## Predict, lock, run
+# Now without `fit`. This is the run that it has found. Work out its peak with paper and pencil, from the cheat sheet at
+# the end of this notebook if you like. Which moment of the step is the fullest? What is there at that moment? This time
+# your prediction is graded.
+#
+# | grade | error |
+# |---|---|
+# | A | at most 1 % |
+# | B | at most 5 %: within the reserve |
+# | C | at most 15 % |
+# | D | at most 50 % |
+
+# %%
+model = best.model
+print(best.code())
+print(f"N = {model.parameters:,}, L = {model.layers}, h = {model.hidden}, a = {model.heads}, V = {model.vocab:,}")
+predict("14.peak")
+
+# %% [markdown]
+# Locked? Then run it: on your GPU if it is there and large enough, else simulated.
+
+# %%
+from course_utils.lessons.plans import grade
+from course_utils.plots import timeline
+
+measured = measure(best)
+grade("14.peak", measured.peak)
+timeline(measured, "The second step: the peak is where the blocks' activations meet gradients and states", steps=[2],
+         capacity=plan.card)  # fmt: skip
+
+# %%
+from course_utils.plots import compare_bars
+
+reveal("14.peak", measured.peak)
+compare_bars(estimate(best), measured, "The estimate that fit relied on, beside the step that ran")
+
+# %% [markdown]
+# **The gap** of your own prediction: compare it part by part with the bars, as in [lesson 13](13_who_is_right.ipynb).
+# The usual ones: gradients of the micro-batches before are there in every forward but the first; 16-bit recipes have
+# their master weights among the states; the loss's tensors of s·b·V numbers are counted once where there are several.
+
+# %% [markdown]
+# ## Llama-3 8B on one card
+# 80 GB, 8 sequences of 4,096 tokens a step. All weights trained with AdamW under autocast need 16 bytes a parameter,
+# before a single activation.
+#
+# **Your guess.** With everything allowed that leaves the training what it is, how low can the peak be brought?
+
+# %%
+predict("14.one")
+
+# %%
+eight_b = {"model": "llama3-8b", "card": "H100-80GB", "global_batch": 8, "seq_len": 4096}
+alone = fit(**eight_b)
+verdict = "It fits" if alone.best else "Nothing fits"
+plan_figure(alone, f"{verdict}: {len(alone.tried)} estimates, and the lowest needs "
+            f"{format_bytes(alone.nearest.peak, 'GB', 0)}")  # fmt: skip
+
+# %%
+reveal("14.one", alone.nearest.peak)
+print(f"16·N = {format_bytes(16 * alone.start.model.parameters, 'GB', 1)}: no choice of that list touches it")
+
+# %% [markdown]
+# So something has to change in the training itself. One permission at a time:
+
+# %%
+from course_utils.plots import bars
+
+allowed = {name: fit(**eight_b, may_change=(name,)) for name in ("precision", "pure-bf16", "optimizer", "lora")}
+chosen = {name: found.best or found.nearest for name, found in allowed.items()}
+fitting = [name for name, found in allowed.items() if found.best]
+title = f"What may change decides: {', '.join(fitting)} fit, master weights alone do not"
+bars({name: one.peak for name, one in chosen.items()}, title, unit="GB",
+     provenance="estimated peak of the fastest plan that fits, else of the smallest")  # fmt: skip
+
+# %%
+for name, one in chosen.items():
+    print(f"{name:10s} {'fits' if allowed[name].best else 'does not fit'}, {one.lost:.2f} s lost a step\n"
+          f"{'':10s} {one.run.code()}")  # fmt: skip
+
+# %% [markdown]
+# Each has its price. Pure bf16 loses small updates ([lesson 03](03_mixed_precision.ipynb)), Adafactor is another
+# optimizer ([lesson 02](02_adam.ipynb)), LoRA trains a fraction of the weights ([lesson
+# 12](12_lora_and_quantization.ipynb)). `fit` knows bytes and seconds. What the model learns, it does not know.
+#
+# ## … and on eight
+# Eight such cards, linked, 64 sequences a step. Nothing has to change now: states can be shared.
+#
+# **Your guess.** How much does the best plan need on *each* card?
+
+# %%
+predict("14.eight")
+
+# %%
+eight = fit("llama3-8b", "H100-80GB", global_batch=64, seq_len=4096, world_size=8)
+run = eight.best.run
+plan_figure(
+    eight, f"On eight cards it fits as it is: ZeRO-{run.zero_stage}, {run.micro_batch} sequences a card at once"
+)
+
+# %%
+path_table(eight)
+
+# %%
+reveal("14.eight", eight.best.peak)
+N, D = run.model.parameters, run.world_size
+print(f"16·N/D = {format_bytes(16 * N // D, 'GB', 1)} of the {format_bytes(eight.best.peak, 'GB', 1)}")
+print({kind: format_bytes(size, "GB", 1) for kind, size in estimate(run).items() if size})
+
+# %% [markdown]
+# **The gap** between 16·N/D and the peak is a choice, too. With one sequence at a time it would be small; but under
+# ZeRO-3 every micro-batch gathers all weights anew, so `fit` takes all eight sequences at once and recomputes.
+
+# %% [markdown]
+# ## An old card
+# A T4: 16 GB on the label, no bf16, no flash kernel, little bandwidth. `fit` knows that, and begins with autocast in
+# fp16 and the [efficient kernel](../docs/glossary.md#efficient-attention).
+#
+# **Your guess.** GPT-2 comes with 124, 355, 774 and 1,558 million parameters. What is the largest that a T4 trains, all
+# weights, 32 sequences a step? Answer in millions.
+
+# %%
+predict("14.t4", unit="million parameters")
+
+# %%
+found = {name: fit(name, "T4-16GB", global_batch=32) for name in ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")}
+fits = [name for name, one in found.items() if one.best]
+rows = {name: (one.best or one.nearest).peak for name, one in found.items()}
+room = format_bytes(gpu("T4-16GB").room, "GB", 1)
+bars(rows, f"A T4, which gives a program {room}, trains up to {fits[-1]}", highlight=fits[-1],
+     provenance="estimated peak of the fastest plan that fits, else of the smallest")  # fmt: skip
+
+# %%
+reveal("14.t4", round(found[fits[-1]].start.model.parameters / 1e6), unit="million parameters")
+path_table(found[fits[-1]])
+
+# %% [markdown]
+# **The gap** is 16·N again: for XL it is more than the card. For the large one it leaves little, so this plan pays with
+# recomputation. The third exercise asks you to find such a plan with your own hands.
+
+# %% [markdown]
+# ## Six runs that did not fit
+# Plans fail in practice, and then all you have is a message and, if you were careful, a timeline. Here are six runs
+# that ran out of memory. Each really did: its allocations went through the allocator until one found no room. The
+# owners tell you the model and the batch; what they did wrong, they do not know.
+#
+# **Your guess.** First look at this message. The tensor that found no room: how many bytes has it for each token and
+# each entry of the vocabulary?
+
+# %%
+import textwrap
+
+from course_utils.lessons.detective import case
+
+first = case(1)
+print(textwrap.fill(f"{first.told} {first.message}", 110))
+predict("14.request", unit="bytes")
+
+# %%
+seen = first.evidence
+tokens = seen.micro_batch * seen.seq_len
+reveal("14.request", seen.requested / (tokens * seen.vocab), unit="bytes")
+print(f"{format_bytes(seen.requested, 'GiB', 2)} = 4 bytes · {tokens:,} tokens · {seen.vocab:,} words")
+
+# %% [markdown]
+# That is how to read a message: divide what was asked for by what you know. Other clues:
+#
+# | clue | ask |
+# |---|---|
+# | the size that was asked for | is it a multiple of s·b·V? Of b·a·s²? |
+# | the moment | forward, loss, backward, update; first step or later |
+# | what is alive | are the states complete? Do gradients stand beside activations? |
+# | where steps begin | does each begin with more than the one before? |
+# | what is free | more than the request, and by much? A few percent are crumbs, whatever the message says |
+#
+# Your turn: choose a case, look, and name the cause. Four of the six messages speak of fragmentation. How many of
+# those are right?
+
+# %%
+from course_utils.lessons.detective_widget import detective
+
+detective()
+
+# %% [markdown]
+# ## Five questions
+# The next cell asks what you have understood. Each choice answers at once, and tells you why it is right or which
+# mistake leads to it.
+
+# %%
+from course_utils.quizzes import quiz
+
+quiz(14)
+
+# %% [markdown]
+# ## Take home
+# **Remember** First the bytes that no choice touches, then the cheapest choice that saves enough: fewer sequences at
+# once, chunks of the loss, cheap recomputation, sharding; change the training last.
+#
+# **Breaks when** the card is shared or its program gets less than the driver lists, when lengths vary from batch to
+# batch, or when a plan ranked by data-sheet rates is quoted as a time.
+#
+# **Cheat-sheet line** fits if 1.05 · peak ≤ what a program is told · peak = the fullest moment, never the sum of the
+# largest · out of memory: divide the request by s·b·V and by b·a·s², look when, and at where steps begin.
+#
+# Now solve the [exercises of this lesson](../exercises/14_will_it_fit.ipynb). And here is what all lessons have left
+# you, line by line. [The same as a page to print](../docs/cheat_sheet.md), with what to remember and what breaks it.
+
+# %% tags=["nbval-ignore-output"]
+from course_utils.cheat_sheet import cheat_sheet
+
+cheat_sheet()
