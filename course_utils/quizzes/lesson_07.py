@@ -89,6 +89,9 @@ def another_rate() -> Question:
         (
             Choice(f"{k * rate:g}", "That is the linear rule, which is argued for SGD."),
             Choice(f"{rate:g}", "Then each epoch goes less far, with fewer steps of the same length."),
-            Choice(f"{rate / k:g}", "That is the wrong way: a larger batch has less noise, so it may go further."),
+            Choice(
+                f"{rate / k:.8f}".rstrip("0"),
+                "That is the wrong way: a larger batch has less noise, so it may go further.",
+            ),
         ),
     )

@@ -267,7 +267,7 @@ from course_utils.plots import lines
 counts = [1, 2, 4, 8, 16, 32, 64, 128, 256]
 errors = {name: accumulator_errors(counts, kind) for name, kind in (("bf16", torch.bfloat16), ("fp32", torch.float32))}
 series = {name: (counts[1:], [float(f"{100 * error:.1g}") for error in found[1:]]) for name, found in errors.items()}
-lines(series, "A bf16 accumulator gets worse with every doubling; an fp32 one stays exact enough",
+lines(series, "A bf16 accumulator gets worse the more it adds up; an fp32 one stays exact enough",
       "micro-batches added up", "error of the gradient, %", log_x=True, log_y=True,
       provenance="gradients of the small GPT, traced on the CPU")  # fmt: skip
 
@@ -406,8 +406,9 @@ for steps, one in noises.items():
 reveal("07.noise", rounded(noises[300].scale), unit="sequences")
 
 # %% [markdown]
-# **The gap** has two reasons. What all sequences share is learned within a few steps: G shrinks. Then what is left to
-# learn differs from sequence to sequence: the noise grows. So the batch that is worth its price grows during training.
+# **The gap** has two reasons. What all sequences share is learned within a few steps: G shrinks. What is left to learn
+# differs from sequence to sequence: later both grow, but the noise far more. So the batch that is worth its price grows
+# during training.
 #
 # What is it worth? A step on B sequences should gain 1/(1 + B_noise/B) of what the best possible step gains, each with
 # the rate that suits it (section 2.2 of the paper). Try it on the model after 20 steps: steps of several lengths along
