@@ -127,10 +127,12 @@ def _guess_field(key: str, unit: str) -> Any:
     """A text field, a button that locks what it holds, and a line that answers."""
     import ipywidgets
 
-    asked = f"your guess in {unit}"
+    asked = f"your guess {_in(unit)}"
     wide = {"width": f"{max(18, 10 + len(asked) // 2)}em"}  # 10 for the word before the field and its frame
     field = ipywidgets.Text(placeholder=asked, description="Guess", layout=wide)
-    button = ipywidgets.Button(description="Lock it in", tooltip=f"Store this guess in {unit}; then look at the answer")
+    button = ipywidgets.Button(
+        description="Lock it in", tooltip=f"Store this guess {_in(unit)}; then look at the answer"
+    )
     answer = ipywidgets.HTML()
 
     def lock(_: object) -> None:
@@ -144,6 +146,11 @@ def _guess_field(key: str, unit: str) -> Any:
 
     button.on_click(lock)
     return ipywidgets.VBox([ipywidgets.HBox([field, button]), answer])
+
+
+def _in(unit: str) -> str:
+    """ "in GB", but "of two"."""
+    return unit if unit.startswith("of ") else f"in {unit}"
 
 
 def _locked(guess: Guess) -> str:
