@@ -36,7 +36,7 @@ def plan_figure(plan: Plan, title: str) -> Figure:
         _dot(canvas, x(candidate.lost), y(candidate.peak), 3.5, FITS if candidate.fits(plan.card) else TOO_LARGE)
     name = f"{plan.card.name} less {SAFETY - 1:.0%} in reserve: {format_bytes(round(limit), 'GB', 1)}"
     canvas.line(LEFT, y(limit), RIGHT, y(limit), OVER, stroke_width=1.8, data_limit=round(limit))
-    canvas.halo_text(RIGHT, y(limit) - 7, name.replace("%", " %"), 12, fill=OVER, text_anchor="end", font_weight="bold")
+    canvas.halo_text(LEFT + 4, y(limit) - 7, name.replace("%", " %"), 12, fill=OVER, font_weight="bold")
     _path(canvas, plan, x, y)
     note = f"{len(plan.tried)} estimated, {plan.covered:,} decided; times at the data sheet's rates, nothing overlapped"
     end = canvas.note(note, top + HEIGHT + 62)
