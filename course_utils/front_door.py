@@ -255,6 +255,19 @@ def benchmark(arguments: list[str]) -> int:
         raise SetupError(f"{problem}.") from None
 
 
+def rehearse(arguments: list[str]) -> int:
+    """Runs every demo as it will run on this machine, and says what happened; works in the course's environment."""
+    _, rest = take_flag(arguments, "--here")
+    if rest:
+        raise SetupError(f"rehearse takes no {rest[0]!r}: it runs every demo.")
+    python, _ = prepare("lab", arguments)
+    if not is_current(python):
+        return hand_over([str(python), "-m", "course_utils", "rehearse", "--here"], course_environment())
+    from .demos import rehearse as rehearse_demos
+
+    return print_answer(rehearse_demos)
+
+
 def record(arguments: list[str]) -> int:
     """Records the course's runs on the GPU that is here. Makes no environment: this Python needs torch alone."""
     from course_utils.measuring import recorder
@@ -498,6 +511,7 @@ COMMANDS = {
     "fit": Command("make a run fit a card: fit gpt2-xl --gpu RTX5090-32GB --global-batch 32", fit),
     "benchmark": Command("say how right and how fast the engine is (--table NAME, --quick)", benchmark),
     "record": Command("record the course's runs on this GPU: record --out DIR --minutes 30", record),
+    "rehearse": Command("run every demo as it will run on this machine, and say what happens", rehearse),
     "quiz": Command("ask the questions of a lesson's quiz: quiz 1", quiz),
     "progress": Command("show which exercises and quizzes you have done", progress),
     "release": Command("copy the course without solutions: release FOLDER", release),

@@ -92,7 +92,7 @@ def test_every_command_is_listed_and_none_that_does_not_work():
     done = course("--help", python=BARE)
     assert done.returncode == 0
     listed = re.findall(r"^  (\w+) +\w", done.stdout, re.MULTILINE)
-    expected = ["lab", "test", "doctor", "estimate", "compare", "fit", "benchmark", "record", "quiz"]
+    expected = ["lab", "test", "doctor", "estimate", "compare", "fit", "benchmark", "record", "rehearse", "quiz"]
     assert listed == [*expected, "progress", "release", "grade", "build", "site", "slides", "lint"]
 
 
@@ -101,7 +101,7 @@ def test_unknown_command_names_the_nearest(typed, meant):
     assert_refused(course(typed, python=BARE), f"did you mean {meant}?", "lab, test, doctor")
 
 
-@pytest.mark.parametrize("command", ["doctor", "lint", "progress"])
+@pytest.mark.parametrize("command", ["doctor", "lint", "progress", "rehearse"])
 def test_commands_without_options_refuse_them(command):
     with pytest.raises(environment.SetupError, match=f"{command} takes no '--loud'"):
         front_door.COMMANDS[command].run(["--here", "--loud"])
