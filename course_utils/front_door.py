@@ -99,9 +99,9 @@ def usage() -> str:
             "",
             *rows,
             "",
-            "lab, test, compare, benchmark, grade, build, site and lint make the course's own environment in .venv",
-            "when they first need it; with --here they use the Python that runs them. COURSE_TORCH=cpu or cuda chooses",
-            "torch's build.",
+            "lab, test, compare, benchmark, rehearse, grade, build, site and lint make the course's own environment",
+            "in .venv when they first need it; with --here they use the Python that runs them. COURSE_TORCH=cpu or",
+            "cuda chooses torch's build.",
         ]
     )
 
