@@ -342,6 +342,22 @@ def release(arguments: list[str]) -> int:
     return in_words(lambda: release_to(rest))
 
 
+def nbgrader(arguments: list[str]) -> int:
+    """Writes the exercises as nbgrader's source; needs nothing but Python, so that `--here` changes nothing."""
+    from .classroom.nbgrader_course import main as write_course
+
+    _, rest = take_flag(arguments, "--here")
+    return in_words(lambda: write_course(rest))
+
+
+def colab(arguments: list[str]) -> int:
+    """Writes copies of the notebooks for Colab; needs nothing but Python, so that `--here` changes nothing."""
+    from .classroom.colab import main as write_copies
+
+    _, rest = take_flag(arguments, "--here")
+    return in_words(lambda: write_copies(rest))
+
+
 def in_words(work: Callable[[], int]) -> int:
     """What `work` returns. SetupError for what it refuses, and for files that cannot be written."""
     try:
@@ -516,6 +532,8 @@ COMMANDS = {
     "progress": Command("show which exercises and quizzes you have done", progress),
     "release": Command("copy the course without solutions: release FOLDER", release),
     "grade": Command("grade a folder of notebooks: grade FOLDER --out grades", grade),
+    "nbgrader": Command("write the exercises as nbgrader's source: nbgrader FOLDER", nbgrader),
+    "colab": Command("copy the notebooks for Google Colab: colab FOLDER --repository URL", colab),
     "build": Command("make the notebooks from their sources (--check: only compare)", build),
     "site": Command("make the website: site --out site", site),
     "slides": Command("make slides of lessons, with speaker notes: slides 05 --out slides", slides),

@@ -12,6 +12,7 @@ import nbformat
 from nbformat import NotebookNode
 
 from ..cheat_sheet import cheat_sheet
+from ..classroom import syllabi
 from . import pictures
 from .execute import execute
 from .sources import BuildError, Draft, differences, drafts, find_sources, fingerprint
@@ -30,13 +31,15 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     try:
         if options.check:
-            drawn = [] if options.names else [*pictures.check(options.root), *check_cheat_sheet(options.root)]
+            pages = [*check_cheat_sheet(options.root), *check_syllabi(options.root)]
+            drawn = [] if options.names else [*pictures.check(options.root), *pages]
             return _report([*check(options.root, options.names), *drawn])
         for source in find_sources(options.root, options.names):
             build(options.root, source)
         if not options.names:
             pictures.draw(options.root)
         write_cheat_sheet(options.root)
+        write_syllabi(options.root)
     except BuildError as problem:
         print(problem, file=sys.stderr)
         return 1
@@ -55,6 +58,20 @@ def check_cheat_sheet(root: Path) -> list[str]:
     if not page.parent.exists() or (page.exists() and page.read_text(encoding="utf-8") == cheat_sheet(root).markdown):
         return []
     return [f"{CHEAT_SHEET.as_posix()} is not what the lessons say now"]
+
+
+def write_syllabi(root: Path) -> None:
+    """Write the syllabi with the minutes that the lessons state now; a tree without the page has none."""
+    if (root / syllabi.PAGE).exists():
+        (root / syllabi.PAGE).write_text(syllabi.page(root), encoding="utf-8", newline="\n")
+
+
+def check_syllabi(root: Path) -> list[str]:
+    """One line if the syllabi do not have the minutes that the lessons state now, else none."""
+    page = root / syllabi.PAGE
+    if not page.exists() or page.read_text(encoding="utf-8") == syllabi.page(root):
+        return []
+    return [f"{syllabi.PAGE.as_posix()} is not what the lessons say now"]
 
 
 def _report(drift: list[str]) -> int:

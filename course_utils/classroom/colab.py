@@ -1,0 +1,74 @@
+"""Copies of the notebooks for Google Colab: `python3 -m course_utils colab FOLDER --repository URL`.
+
+A copy asks for a GPU in its metadata, and its first cell fetches the course: Colab opens a notebook without the files
+beside it. Put the copies where Colab can open them, on a branch of your repository or in Google Drive.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = ("notebooks", "exercises")
+GPU = {"accelerator": "GPU", "colab": {"gpuType": "T4", "provenance": []}}
+"""What Colab keeps in a notebook's metadata when "T4 GPU" is chosen as the runtime's type."""
+
+SET_UP = """# Fetch the course once in each session; this takes a minute or two.
+import os, sys
+
+COURSE = os.path.abspath("course")
+if not os.path.exists(COURSE):
+    !git clone --quiet --depth 1 --branch {branch} {repository} {{COURSE}}
+    !{{sys.executable}} -m pip install --quiet "{{COURSE}}[lab]"
+os.chdir(os.path.join(COURSE, "{folder}"))
+sys.path.insert(0, COURSE)
+"""
+
+
+def write(folder: Path, repository: str, branch: str = "main", root: Path = ROOT) -> list[Path]:
+    """Write a copy of each notebook and exercise to `folder`, which must be new; returns the copies.
+
+    Raises ValueError if something is there already, and for an address with what a shell would not take as one word.
+    """
+    if folder.exists() and any(folder.iterdir()):
+        raise ValueError(f"{folder} is not empty: name a folder that is new, nothing is overwritten")
+    for word in (repository, branch):
+        if not word or set(word) & set(" '\"\\;&|<>$`(){}\n") or word.startswith("-"):
+            raise ValueError(f"{word!r} is no address of a repository, or no name of a branch")
+    copies = []
+    for name in FOLDERS:
+        for path in sorted((root / name).glob("[0-9][0-9]_*.ipynb")):
+            if ".edited-" not in path.name:
+                copies.append(_copy(path, folder / name / path.name, repository, branch))
+    return copies
+
+
+def _copy(path: Path, target: Path, repository: str, branch: str) -> Path:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    set_up = SET_UP.format(repository=repository, branch=branch, folder=path.parent.name)
+    made = for_colab(json.loads(path.read_text(encoding="utf-8")), set_up)
+    target.write_text(json.dumps(made, ensure_ascii=False, indent=1) + "\n", encoding="utf-8", newline="\n")
+    return target
+
+
+def for_colab(notebook: dict[str, Any], set_up: str) -> dict[str, Any]:
+    """The notebook with a GPU asked for and with the cell `set_up` before its first code."""
+    cell = {"cell_type": "code", "id": "colab-set-up", "source": set_up, "metadata": {}, "outputs": []}
+    cells = list(notebook["cells"])
+    first = next(index for index, one in enumerate(cells) if one["cell_type"] == "code")
+    cells.insert(first, {**cell, "execution_count": None})
+    return {**notebook, "cells": cells, "metadata": {**notebook["metadata"], **GPU}}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """`colab FOLDER --repository URL`: prints what was written."""
+    parser = argparse.ArgumentParser(prog="python3 -m course_utils colab", description="Copies for Google Colab.")
+    parser.add_argument("folder", type=Path, help="a new folder for the copies")
+    parser.add_argument("--repository", required=True, help="address that git clones, of your copy of the course")
+    parser.add_argument("--branch", default="main", help="the branch to fetch (default: main)")
+    options = parser.parse_args(arguments)
+    copies = write(options.folder, options.repository, options.branch)
+    print(f"{len(copies)} notebooks in {options.folder}, each with a cell that fetches {options.repository}")
+    return 0

@@ -1,0 +1,172 @@
+"""Ways through the course for 90 minutes, half a day, two days and alone, by the minutes that lessons state."""
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = Path("docs", "syllabi.md")
+EXERCISE = re.compile(r"^## (\d+) · .+\n\*\*Difficulty\*\* \S+ · \*\*(\d+) minutes", re.MULTILINE)
+TITLE = re.compile(r"^# \d\d · (.+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What a lesson says of itself: where it is, its title, its minutes, and those of its exercises by number."""
+
+    file: str
+    title: str
+    minutes: int
+    exercises: dict[int, int]
+
+    @property
+    def exercise_minutes(self) -> int:
+        return sum(self.exercises.values())
+
+
+@dataclass(frozen=True)
+class Item:
+    """A piece of a syllabus: a lesson, some of its exercises, or something else that takes as many `minutes`."""
+
+    lesson: int | None = None
+    exercises: tuple[int, ...] = ()
+    words: str = ""
+    minutes: int = 0
+
+
+@dataclass(frozen=True)
+class Day:
+    """A syllabus, or a day of one: its title, the minutes that there are, why it is cut so, and what follows what."""
+
+    title: str
+    minutes: int
+    why: str
+    items: tuple[Item, ...]
+
+
+def _lesson(number: int) -> Item:
+    return Item(lesson=number)
+
+
+def _exercises(lesson: int, *numbers: int) -> Item:
+    return Item(lesson=lesson, exercises=numbers)
+
+
+def _other(words: str, minutes: int) -> Item:
+    return Item(words=words, minutes=minutes)
+
+
+DAYS = (
+    Day(
+        "90 minutes",
+        90,
+        "Lesson 01 holds the course's question and its answer. Ask for guesses by show of hands; exercises in pairs. "
+        "Where the lesson is best cut is in the instructor's notes.",
+        (_lesson(1), _exercises(1, 1, 2, 3), _other("Questions; how to go on alone", 7)),
+    ),
+    Day(
+        "Half a day",
+        240,
+        "The question, and its largest part: activations. At the end everybody measures a run of their own.",
+        (
+            _lesson(1), _exercises(1, 1, 2, 3), _other("Break", 15), _lesson(5), _exercises(5, 1, 2),
+            _other("Break", 10), _exercises(1, 4), _other("A run of your own: `estimate`, then `compare`", 25),
+        ),
+    ),
+    Day(
+        "Two days: the first",
+        390,
+        "One GPU: what is kept, in which format, and why. Lesson 00 before you come.",
+        (
+            _lesson(1), _exercises(1, 1, 2, 3, 4), _other("Break", 15), _lesson(2), _exercises(2, 1, 2), _lesson(3),
+            _exercises(3, 1, 2), _other("Break", 15), _lesson(5), _exercises(5, 1, 2), _other("Questions", 22),
+        ),
+    ),
+    Day(
+        "Two days: the second",
+        390,
+        "What to do about it, on one GPU and on many.",
+        (
+            _lesson(6), _exercises(6, 1, 2), _other("Break", 15), _lesson(7), _exercises(7, 1, 2), _lesson(8),
+            _other("Break", 15), _lesson(9), _exercises(9, 1), _other("Questions; what each will change at home", 15),
+        ),
+    ),
+)  # fmt: skip
+
+
+def lessons(root: Path = ROOT) -> dict[int, Lesson]:
+    """Every lesson by number, with the minutes in its own header and in its exercises' headings.
+
+    Raises ValueError for a lesson that does not state its title and minutes.
+    """
+    paths = sorted(path for path in root.glob("notebooks/[0-9][0-9]_*.ipynb") if ".edited-" not in path.name)
+    return {int(path.name[:2]): _read(path, root / "exercises" / path.name) for path in paths}
+
+
+def _read(path: Path, exercises: Path) -> Lesson:
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    title, minutes = TITLE.search(_text(notebook)), notebook["metadata"].get("course", {}).get("minutes")
+    if title is None or not isinstance(minutes, int):
+        raise ValueError(f"{path.name} does not state its title, or its minutes in the header of its source")
+    found = EXERCISE.findall(_text(json.loads(exercises.read_text(encoding="utf-8")))) if exercises.exists() else []
+    return Lesson(path.name, title[1], minutes, {int(number): int(time) for number, time in found})
+
+
+def _text(notebook: dict) -> str:
+    return "\n\n".join("".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "markdown")
+
+
+def minutes(item: Item, known: dict[int, Lesson]) -> int:
+    """The minutes that a piece takes. KeyError for a lesson or an exercise that is not there."""
+    if item.lesson is None:
+        return item.minutes
+    lesson = known[item.lesson]
+    return sum(lesson.exercises[number] for number in item.exercises) if item.exercises else lesson.minutes
+
+
+def page(root: Path = ROOT) -> str:
+    """The page of the website. ValueError for a lesson without its minutes; KeyError for one that is not there."""
+    known = lessons(root)
+    parts = ["# Syllabi", INTRODUCTION, *(_day(day, known) for day in DAYS), _alone(known)]
+    return "\n\n".join(parts) + "\n"
+
+
+INTRODUCTION = """Minutes are those that lessons and exercises state themselves. They are reasoned, from the length
+of the text and what its cells take; no class has been timed yet. Lunch is not counted. For a class, [set the machines
+up beforehand](classroom.md)."""
+
+
+def _day(day: Day, known: dict[int, Lesson]) -> str:
+    rows, clock = [], 0
+    for item in day.items:
+        rows.append(f"| {clock // 60}:{clock % 60:02d} | {_words(item, known)} | {minutes(item, known)} |")
+        clock += minutes(item, known)
+    table = ["| from | what | minutes |", "|---|---|---|", *rows, f"| {clock // 60}:{clock % 60:02d} | end | |"]
+    return "\n".join([f"## {day.title}", day.why, "", *table])
+
+
+def _words(item: Item, known: dict[int, Lesson]) -> str:
+    if item.lesson is None:
+        return item.words
+    lesson = known[item.lesson]
+    if not item.exercises:
+        return f"[Lesson {item.lesson:02d} · {lesson.title}](../notebooks/{lesson.file})"
+    noun = "exercises" if len(item.exercises) > 1 else "exercise"
+    which = ", ".join(map(str, item.exercises))
+    return f"[Lesson {item.lesson:02d}'s {noun}](../exercises/{lesson.file}) {which}"
+
+
+def _alone(known: dict[int, Lesson]) -> str:
+    rows = [
+        f"| [{number:02d} · {lesson.title}](../notebooks/{lesson.file}) | {lesson.minutes} | "
+        f"{lesson.exercise_minutes or ''} |"
+        for number, lesson in known.items()
+    ]
+    total = sum(lesson.minutes for lesson in known.values()), sum(one.exercise_minutes for one in known.values())
+    words = (
+        "In order, a lesson on one evening and its exercises on the next. In a hurry, take 01, 05 and 06; the others "
+        "say at the top what they need."
+    )
+    table = ["| lesson | minutes | its exercises |", "|---|---|---|", *rows, f"| all | {total[0]} | {total[1]} |"]
+    return "\n".join(["## Alone", words, "", *table])

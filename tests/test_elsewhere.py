@@ -1,0 +1,106 @@
+"""Do the copies for nbgrader and Colab hold what these ask for, and do the other platforms' settings fit the course?"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+import yaml
+
+from course_utils.classroom import colab, nbgrader_course
+from course_utils.classroom.grading import check_cells
+from course_utils.front_door import COMMANDS, ROOT, main
+
+ADDRESS = "https://example.org/you/course.git"
+
+
+def read(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def nbgrader_marks(notebook: dict[str, Any], kind: str) -> list[dict[str, Any]]:
+    return [cell for cell in notebook["cells"] if cell["metadata"].get("nbgrader", {}).get(kind)]
+
+
+def test_nbgrader_gets_every_exercise_with_its_marks_and_no_explanations(tmp_path):
+    written = nbgrader_course.write(tmp_path / "course")
+    assert [path.name for path in written] == [path.name for path in sorted((ROOT / "exercises").glob("*.ipynb"))]
+    for path in written:
+        notebook = read(path)
+        assert nbformat.validator.isvalid(nbformat.from_dict(notebook), version=4)
+        marked = [cell["metadata"]["nbgrader"] for cell in notebook["cells"] if "nbgrader" in cell["metadata"]]
+        assert len({mark["grade_id"] for mark in marked}) == len(marked)
+        checks = [cell["id"] for cell in nbgrader_marks(notebook, "grade")]
+        assert checks == list(check_cells(read(ROOT / "exercises" / path.name)))
+        solutions = [cell["id"] for cell in nbgrader_marks(notebook, "solution")]
+        assert solutions == [cell["id"] for cell in notebook["cells"] if "### BEGIN SOLUTION" in cell["source"]]
+        exercise = {cell["id"] for cell in read(ROOT / "exercises" / path.name)["cells"]}
+        assert {cell["id"] for cell in notebook["cells"]} == exercise
+        assert not [cell for cell in notebook["cells"] if cell.get("outputs")]
+
+
+def test_a_colab_copy_asks_for_a_gpu_and_fetches_the_course_first(tmp_path):
+    copies = colab.write(tmp_path / "copies", ADDRESS, "taught")
+    originals = [path for name in colab.FOLDERS for path in sorted((ROOT / name).glob("[0-9][0-9]_*.ipynb"))]
+    assert [path.name for path in copies] == [path.name for path in originals]
+    for path, original in zip(copies, originals, strict=True):
+        notebook = read(path)
+        assert notebook["metadata"]["accelerator"] == "GPU"
+        assert nbformat.validator.isvalid(nbformat.from_dict(notebook), version=4)
+        first, *others = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+        assert f"--branch taught {ADDRESS} {{COURSE}}" in first["source"] and "{{" not in first["source"]
+        assert f'"{original.parent.name}"' in first["source"]
+        assert others == [cell for cell in read(original)["cells"] if cell["cell_type"] == "code"]
+
+
+@pytest.mark.parametrize("address", ["", "a; rm -rf b", "--upload-pack=x", "{x}"])
+def test_an_address_that_a_shell_would_misread_is_refused(address, tmp_path):
+    with pytest.raises(ValueError, match="is no address"):
+        colab.write(tmp_path / "copies", address)
+
+
+@pytest.mark.parametrize("words", [["nbgrader"], ["colab", "--repository", ADDRESS]])
+def test_nothing_is_overwritten(words, tmp_path, capsys):
+    command, *options = words
+    assert main([command, str(tmp_path / "new"), *options]) == 0
+    assert main([command, str(tmp_path / "new"), *options]) == 1
+    assert "is not empty" in capsys.readouterr().err
+
+
+def test_binder_gets_the_torch_that_outputs_were_made_with():
+    locked = re.search(r"^torch==(\S+)$", (ROOT / "requirements.lock").read_text(encoding="utf-8"), re.MULTILINE)
+    assert locked and f"torch=={locked[1]}+cpu\n" in (ROOT / ".binder/requirements.txt").read_text(encoding="utf-8")
+    python = (ROOT / ".binder/runtime.txt").read_text(encoding="utf-8").strip().removeprefix("python-")
+    oldest = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["requires-python"]
+    assert tuple(map(int, python.split("."))) >= tuple(map(int, oldest.removeprefix(">=").split(".")))
+    script = ROOT / ".binder/postBuild"
+    assert subprocess.run(["bash", "-n", script], check=False).returncode == 0
+    assert sys.platform == "win32" or os.access(script, os.X_OK)
+
+
+def test_the_hubs_settings_can_be_read():
+    from traitlets.config.loader import PyFileConfigLoader
+
+    settings = PyFileConfigLoader("jupyterhub_config.py", path=str(ROOT / ".binder")).load_config()
+    assert settings.Spawner.default_url == "/lab" and settings.Spawner.mem_limit.endswith("G")
+
+
+def test_links_of_the_page_open_what_is_there():
+    text = (ROOT / "docs/classroom.md").read_text(encoding="utf-8")
+    paths = re.findall(r"(?:lab/tree/COURSE/|labpath=|/blob/BRANCH/|lab/tree/)(notebooks/[\w.]+)", text)
+    assert len(paths) >= 2 and all((ROOT / path).exists() for path in paths)
+    assert {"release", "grade", "nbgrader", "colab", "slides"} <= set(re.findall(r"course_utils (\w+)", text))
+    assert set(re.findall(r"python3 -m course_utils (\w+)", text)) <= set(COMMANDS)
+
+
+def test_hooks_are_local_and_run_what_lint_runs():
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))
+    assert [repository["repo"] for repository in hooks["repos"]] == ["local"]
+    entries = [hook["entry"] for hook in hooks["repos"][0]["hooks"]]
+    assert "python3 -m course_utils lint" in entries and "python3 -m course_utils build --check" in entries
