@@ -144,7 +144,7 @@ reveal("01.left", four_steps.moments["end of step 4"].total)
 # ## Why are activations kept at all?
 # One linear layer, y = x·Wᵀ. Someone hands you dL/dy, and you want dL/dW. Write it down and see what you need:
 #
-# $$\frac{\partial L}{\partial W} = \left(\frac{\partial L}{\partial y}\right)^{\!\top} x$$
+# **dL/dW = (dL/dy)ᵀ · x**
 #
 # The layer's *input* x is in it. It was there during forward; it has to be there again in backward. Check the formula
 # first.
