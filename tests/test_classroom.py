@@ -74,7 +74,8 @@ def states(one: Graded) -> set[str]:
 
 def test_the_solutions_pass_everything_though_their_checks_are_gone_or_tampered_with(graded: dict[str, Graded]) -> None:
     one = graded["solved"]
-    assert (one.passed, len(one.outcomes), one.problem) == (6, 6, "")
+    count = len(check_cells(notebook()))
+    assert count >= 5 and (one.passed, len(one.outcomes), one.problem) == (count, count, "")
 
 
 def test_a_crash_costs_only_itself(graded: dict[str, Graded]) -> None:

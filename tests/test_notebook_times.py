@@ -44,9 +44,9 @@ def notebooks(tmp_path: Path) -> Path:
 
 
 def test_lessons_are_timed_and_those_over_budget_fail(notebooks: Path) -> None:
-    wait = "import time; time.sleep(1.2)"
-    nbformat.write(lesson(wait, "x = 1", budget_seconds=0.5), notebooks / "01_slow.ipynb")
-    nbformat.write(lesson(wait, budget_seconds=30), notebooks / "02_granted.ipynb")
+    wait = "import time; time.sleep({})"  # far apart: a kernel's start counts, and takes a second or two
+    nbformat.write(lesson(wait.format(6.2), "x = 1", budget_seconds=0.5), notebooks / "01_slow.ipynb")
+    nbformat.write(lesson(wait.format(1.2), budget_seconds=30), notebooks / "02_granted.ipynb")
     nbformat.write(lesson("1 / 0"), notebooks / "03_first.edited-2026-11-21-1030.ipynb")
     code, said = run_pytest(notebooks.parent, *PARALLEL)
     assert code == 1, said
