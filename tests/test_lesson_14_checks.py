@@ -1,12 +1,12 @@
 """The checks of lesson 14: right answers of every style pass, each planted wrong answer gets the hint it deserves."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
+from checking import passes, said
 
 from course_utils import TrainingRun, estimate, fit
-from course_utils.checks import CheckFailed, NotSolved, lesson_14
+from course_utils.checks import lesson_14
 from course_utils.checks.lesson_14_labs import (
     BROKEN,
     CHOOSE_MISTAKES,
@@ -24,40 +24,9 @@ from course_utils.checks.lesson_14_labs import (
     true_peaks,
 )
 
-Check = Callable[..., None]
-
-ALL = (lesson_14.choose, lesson_14.split, lesson_14.on_a_t4, lesson_14.predicted_peak, lesson_14.diagnose)
-
 ON_T4 = TrainingRun(
     "gpt2-large", 4, 1024, "amp-fp16", "adamw-fused", "efficient", "every-2", accumulation_steps=8, loss_chunks=8
 )
-
-
-def stub(*_: Any, **__: Any) -> Any:
-    raise NotSolved("Your turn.")
-
-
-def said(check: Check, answer: Any) -> str:
-    """The message with which `check` refuses `answer`."""
-    with pytest.raises(CheckFailed) as failure:
-        check(answer)
-    return str(failure.value)
-
-
-def passes(check: Check, answer: Any, capsys: pytest.CaptureFixture[str], number: str) -> None:
-    check(answer)
-    assert capsys.readouterr().out.startswith(f"✓ {number} ")
-
-
-@pytest.mark.parametrize("check", ALL, ids=lambda check: check.__name__)
-def test_stub_is_an_invitation(check: Check) -> None:
-    with pytest.raises(NotSolved, match="Your turn"):
-        check(stub)
-
-
-@pytest.mark.parametrize("check", ALL, ids=lambda check: check.__name__)
-def test_answers_that_are_no_functions_get_a_hint(check: Check) -> None:
-    assert "without parentheses" in said(check, 3)
 
 
 # ------------------------------------------------------------------------------------------------------- 14.1: choose
