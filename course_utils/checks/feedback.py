@@ -87,6 +87,19 @@ def call(answer: Any, *arguments: Any, returns: Kinds = Real, **named: Any) -> A
     return of_kind(value, returns, f"Called with {_spelled(arguments, named)}, your function returned")
 
 
+def none_as_text(answer: Any) -> Any:
+    """The learner's function with "None" for None, where that is an answer and no forgotten return."""
+    if not callable(answer):
+        return answer
+
+    @functools.wraps(answer)
+    def spelled(*arguments: Any, **named: Any) -> Any:
+        found = answer(*arguments, **named)
+        return "None" if found is None else found
+
+    return spelled
+
+
 def of_kind(value: Any, kinds: Kinds, opening: str = "Your answer is") -> Any:
     """`value` when it is one of `kinds` (True is no number). Raises CheckFailed saying what it is instead."""
     expect(value is not None, f"{opening} nothing: does every path end in `return`?")

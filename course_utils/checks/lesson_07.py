@@ -11,7 +11,7 @@ import torch
 
 from course_utils.run import TrainingRun
 
-from .feedback import call, exercise, expect, fail, of_kind
+from .feedback import call, exercise, expect, fail, none_as_text, of_kind
 from .lesson_07_labs import (
     LOOP_CASES,
     LOOP_MISTAKES,
@@ -157,24 +157,12 @@ def plan(answer: Any) -> None:
 
 
 def _planned(answer: Any, run: TrainingRun, card: str, tokens: int) -> tuple[int, int] | None:
-    found = call(_spelled(answer), run=run, card=card, tokens=tokens, returns=(tuple, list, str))
+    found = call(none_as_text(answer), run=run, card=card, tokens=tokens, returns=(tuple, list, str))
     if found == "None":
         return None
     expect(not isinstance(found, str) and len(found) == 2, "Return a pair: sequences in a micro-batch, and how many.")
     first, second = (of_kind(value, int, "In your pair there is") for value in found)
     return first, second
-
-
-def _spelled(answer: Any) -> Any:
-    """The learner's function with None as text: here it is an answer, not a forgotten return."""
-    if not callable(answer):
-        return answer
-
-    def spelled(run: TrainingRun, card: str, tokens: int) -> Any:
-        found = answer(run, card, tokens)
-        return "None" if found is None else found
-
-    return spelled
 
 
 def _fits(where: str, something: bool) -> str:

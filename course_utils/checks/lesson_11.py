@@ -9,7 +9,7 @@ from course_utils.lessons.pipeline_memory import stage_memory
 from course_utils.lessons.pipelines import bubble, micro_batches_for, most_kept, simulate
 from course_utils.run import TrainingRun
 
-from .feedback import call, exercise, expect, fail, of_kind
+from .feedback import call, exercise, expect, fail, none_as_text, of_kind
 
 __all__ = ["cut", "enough", "fewest_stages", "kept", "order", "stage_memory"]
 
@@ -271,7 +271,7 @@ def fewest_stages(answer: Any) -> None:
     """`answer(run, sequences, room)` is the smallest number of stages that fits, or None."""
     got = []
     for run, sequences, room in FEWEST_CASES:
-        found = call(_spelled(answer), run=run, sequences=sequences, room=room, returns=(int, str))
+        found = call(none_as_text(answer), run=run, sequences=sequences, room=room, returns=(int, str))
         got.append(None if found == "None" else found)
     right = [fewest_right(*case) for case in FEWEST_CASES]
     if got == right:
@@ -282,18 +282,6 @@ def fewest_stages(answer: Any) -> None:
         expect(got != [mistaken(*case) for case in FEWEST_CASES], message)
     expect(all(p is None for p in got[3:4]), "With 1 GB a stage you find something that fits. None does.")
     fail("Somewhere another number is right: every stage has to fit, and the first of 1, 2, 4, 8, 16 counts.")
-
-
-def _spelled(answer: Any) -> Any:
-    """The learner's function with None as text: here it is an answer, not a forgotten return."""
-    if not callable(answer):
-        return answer
-
-    def spelled(run: TrainingRun, sequences: int, room: int) -> Any:
-        found = answer(run, sequences, room)
-        return "None" if found is None else found
-
-    return spelled
 
 
 def _alike(got: list[Any], other: list[Any]) -> bool:
