@@ -2,9 +2,9 @@
 
 import re
 from dataclasses import replace
-from time import perf_counter
 
 import pytest
+from clock import quickest
 from engine import tiny
 
 from course_utils import PRESETS, TrainingRun, estimate, gpu
@@ -134,9 +134,12 @@ def test_the_map_follows_its_sliders_at_once() -> None:
     shown = activation_map("gpt2", gpu="T4-16GB", seq_len=512)
     before = shown.picture.value
     shown.controls["attention"].value = "eager"
-    began = perf_counter()
-    shown.controls["model"].value = "llama3.2-1b"
-    assert perf_counter() - began < 2, "a control takes tens of milliseconds; this leaves room for a busy machine"
+
+    def another_model() -> None:
+        shown.controls["model"].value = "gpt2"
+        shown.controls["model"].value = "llama3.2-1b"
+
+    assert quickest(another_model) < 1, "two controls, tens of milliseconds each"
     assert shown.run == TrainingRun("llama3.2-1b", 4, 512, "amp-bf16", attention="eager")
     assert shown.picture.value != before and shown.figure and "T4-16GB fits no step of llama3.2-1b" in shown.figure.alt
     assert "run this cell" in repr(shown) and gpu("T4-16GB").name in shown.figure.svg
