@@ -4,6 +4,7 @@ from .estimating import estimate
 from .gpus import Gpu
 from .models import PRESETS
 from .run import TrainingRun
+from .units import format_bytes
 
 SAFETY = 1.05
 """A run counts as fitting if 1.05 times its estimate does: scratch and fragmentation are not in the estimate."""
@@ -28,6 +29,30 @@ def largest_micro_batch(run: TrainingRun, memory: int) -> int:
         else:
             high = middle - 1
     return low
+
+
+def fit_words(total: int, card: Gpu, memory: int | None = None) -> str:
+    """Whether `total` bytes fit on a GPU, in words: "does not fit a V100-32GB by 3.10 GB".
+
+    Judged by `memory` bytes; without them by the card's memory as the driver lists it.
+    """
+    memory = card.memory if memory is None else memory
+    gap = format_bytes(abs(memory - total), "GB", 2)
+    if total > memory:
+        return f"does not fit {named(card)} by {gap}"
+    return f"fits {named(card)} with {gap} to spare"
+
+
+def named(card: Gpu) -> str:
+    """A card with its article: "an A100-80GB", "a V100-32GB"."""
+    return f"{'an' if card.name[0] in 'AEFHILMNORSX' else 'a'} {card.name}"
+
+
+def lacks(run: TrainingRun, card: Gpu) -> str:
+    """What the run asks for that an older GPU does not have, as a sentence, or nothing."""
+    missing = ["bf16"] if "bf16" in run.precision.name else ["tf32"] if run.precision.tf32 else []
+    missing += [f"{run.attention} kernel"] if run.attention in ("flash", "cudnn") else []
+    return f" But this card has no {' and no '.join(missing)}." if missing and not card.has_bf16 else ""
 
 
 def unsupported(run: TrainingRun, capability: tuple[int, int]) -> str:

@@ -14,12 +14,13 @@ import ipywidgets
 from . import estimate
 from .breakdown import MemoryBreakdown
 from .figure import INK, MARGIN, QUIET, RULE, WIDTH, Canvas, Figure, number, ticks
-from .figure_parts import OVER, UNDER, amount_with_unit, segments_of, words
+from .figure_parts import OVER, UNDER
+from .figure_run import peak_stack
+from .fitting import fit_words, lacks
 from .gpus import GPUS, Gpu, gpu
 from .lessons import parameters
 from .lessons.parameter_figures import percent, shares, spelled
 from .models import PRESETS, TransformerConfig, model_config
-from .plots import stack_svg
 from .run import ATTENTIONS, OPTIMIZERS, PRECISIONS, RECOMPUTES, TrainingRun
 from .units import GB, GiB, format_bytes
 
@@ -28,8 +29,6 @@ ACCUMULATION_STEPS = tuple(2**k for k in range(7))
 SEQUENCE_LENGTHS = tuple(2**k for k in range(7, 17))
 DTYPES = {"fp32": 4, "tf32 (stored as fp32)": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int64": 8}
 """Bytes of one element."""
-
-NOT_COUNTED = "not counted: what CUDA itself takes (its context, workspaces)"
 
 
 def explorer(model: str = "gpt2-xl", *, gpu: str = "V100-32GB", **choices: Any) -> "Explorer":
@@ -146,21 +145,14 @@ class Explorer(Explorable):
         """The picture of the chosen run, and the verdict in words with the line of code that makes the run."""
         run, card = self.run, self.gpu
         breakdown = estimate(run)
-        peak = f"{format_bytes(breakdown.total, 'GB', 2)} at the peak, in {words(breakdown.phase)}"
-        several = f"{run.accumulation_steps} micro-batches of " if run.accumulation_steps > 1 else ""
-        title = f"{run.model.name}, {several}{run.micro_batch} × {run.seq_len:,} tokens: {peak}"
         verdict = fit_words(breakdown.total, card)
-        alt = _explorer_alt(run, breakdown, f"{title}. It {verdict}")
-        note = f"estimated from formulas · {NOT_COUNTED}"
-        name = f"{card.name}: {format_bytes(card.memory, 'GB', 1)}"
-        rows = {"": segments_of(breakdown)}
-        svg = stack_svg(rows, title, card.memory, name, note, "GB", None, alt, values_in_legend=True)
+        figure = peak_stack(run, breakdown, card, verdict)
         color = UNDER if breakdown.total <= card.memory else OVER
         message = (
             f"<b style='color:{color}'>{escape(verdict[0].upper() + verdict[1:])}.</b>{escape(lacks(run, card))}"
             f"<br><code style='user-select:all'>{escape(run.code())}</code>"
         )
-        return Figure(svg, alt), message
+        return figure, message
 
 
 class TensorSlider(Explorable):
@@ -282,22 +274,6 @@ def _part_words(part: str) -> str:
     return part if part in ("attention", "positions") else "norms" if part == "norms" else f"the {part}"
 
 
-def fit_words(total: int, card: Gpu) -> str:
-    """Whether `total` bytes fit on a GPU, in words: "does not fit a V100-32GB by 3.10 GB"."""
-    gap = format_bytes(abs(card.memory - total), "GB", 2)
-    article = "an" if card.name[0] in "AEFHILMNORSX" else "a"
-    if total > card.memory:
-        return f"does not fit {article} {card.name} by {gap}"
-    return f"fits {article} {card.name} with {gap} to spare"
-
-
-def lacks(run: TrainingRun, card: Gpu) -> str:
-    """What the run asks for that the GPU does not have, as a sentence, or nothing."""
-    missing = ["bf16"] if "bf16" in run.precision.name else []
-    missing += ["flash kernel"] if run.attention == "flash" else []
-    return f" But this card has no {' and no '.join(missing)}." if missing and not card.has_bf16 else ""
-
-
 def tensor_figure(size: int, title: str) -> Figure:
     """A bar of `size` bytes on an axis where 1 GB and 1 GiB are marked."""
     canvas, largest = Canvas(), max(size, round(1.15 * GiB))
@@ -315,11 +291,6 @@ def tensor_figure(size: int, title: str) -> Figure:
     canvas.text(WIDTH / 2, top + 88, "GB", 12, QUIET, text_anchor="middle")
     alt = f"{title}. A bar on an axis where 1 GB and, 7 percent further, 1 GiB are marked."
     return Figure(canvas.svg(top + 100, title, alt), alt)
-
-
-def _explorer_alt(run: TrainingRun, breakdown: MemoryBreakdown, title: str) -> str:
-    parts = ", ".join(f"{words(kind)} {amount_with_unit(size, 'GB', 2)}" for kind, size in breakdown.items() if size)
-    return f"Estimate for {title}. {run}: {parts}."
 
 
 STYLE, LAYOUT = {"description_width": "104px"}, {"width": "430px"}

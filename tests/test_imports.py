@@ -118,6 +118,16 @@ def test_estimating_never_loads_torch():
     assert python(code).strip() == "set()"
 
 
+def test_the_explorers_core_loads_nothing_but_the_standard_library():
+    """So that a page can run it in a browser."""
+    code = (
+        "import sys; before = set(sys.modules); from course_utils.dashboard import *;"
+        "dashboard({}); next_changes({}); best_plan({});"
+        "print({name.partition('.')[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names))"
+    )
+    assert python(code).strip() == "{'course_utils'}"
+
+
 def test_measuring_loads_no_notebook_libraries():
     code = (
         "import sys, course_utils as c; c.measure(c.TrainingRun('tiny-gpt', seq_len=16), 'simulated', 1);"

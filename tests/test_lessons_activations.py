@@ -9,6 +9,7 @@ from engine import tiny
 
 from course_utils import PRESETS, TrainingRun, estimate, gpu
 from course_utils.estimating.activations import activation_bytes, loss_saved, sum_bytes
+from course_utils.fitting import fit_words
 from course_utils.lessons.activation_map import BATCHES, heat_map, kept_bytes, largest_fitting, lengths
 from course_utils.lessons.activation_widget import activation_map
 from course_utils.lessons.activations import (
@@ -22,7 +23,6 @@ from course_utils.lessons.activations import (
     swept_in_steps,
 )
 from course_utils.units import format_bytes
-from course_utils.widgets import fit_words
 
 SMALL = TrainingRun("gpt2", 2, 64, "bf16-master", attention="eager")
 LLAMA = TrainingRun("llama3.2-1b", 1, 64, "bf16-master")

@@ -10,6 +10,7 @@ import pytest
 from nbclient import NotebookClient
 
 from course_utils import TrainingRun, estimate
+from course_utils.fitting import fit_words
 from course_utils.gpus import gpu
 from course_utils.units import GiB
 from course_utils.widgets import (
@@ -18,7 +19,6 @@ from course_utils.widgets import (
     Explorer,
     TensorSlider,
     explorer,
-    fit_words,
     tensor_slider,
 )
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 from .. import TrainingRun, estimate
 from ..figure import Figure
+from ..figure_run import NOT_COUNTED
 from ..gpus import gpu
 from ..plots import stack
 from ..units import format_bytes
-from ..widgets import NOT_COUNTED
 
 FOLDER = Path("docs", "images")
 

@@ -7,11 +7,12 @@ import ipywidgets
 
 from .. import estimate
 from ..figure import Figure, number
+from ..fitting import fit_words
 from ..gpus import GPUS, Gpu, gpu
 from ..models import PRESETS
 from ..run import TrainingRun
 from ..units import format_bytes
-from ..widgets import LAYOUT, STYLE, Explorable, fit_words
+from ..widgets import LAYOUT, STYLE, Explorable
 from .activation_map import BATCHES, SEQUENCES, Point, heat_map, kept_bytes
 
 MODELS = ("gpt2", "tinyllama-1.1b", "llama3.2-1b", "gpt2-xl", "llama3.2-3b", "llama3-8b")

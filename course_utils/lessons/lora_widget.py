@@ -9,11 +9,12 @@ import ipywidgets
 from .. import estimate
 from ..figure import Figure, number
 from ..figure_parts import OVER, UNDER, segments_of
+from ..fitting import fit_words, lacks
 from ..gpus import GPUS, Gpu, gpu
 from ..plots import stack_svg
 from ..run import TrainingRun
 from ..units import format_bytes
-from ..widgets import LAYOUT, STYLE, Explorable, fit_words, lacks
+from ..widgets import LAYOUT, STYLE, Explorable
 
 MODELS = ("gpt2", "gpt2-xl", "llama3.2-1b", "llama3.2-3b", "llama3-8b", "llama3-70b")
 RANKS = (0, 2, 4, 8, 16, 32, 64)

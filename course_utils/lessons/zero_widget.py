@@ -10,12 +10,13 @@ from ..estimating import estimate
 from ..estimating.published import zero_sharded_state_bytes
 from ..figure import Figure, number
 from ..figure_parts import OVER, UNDER, segments_of
+from ..fitting import fit_words
 from ..gpus import GPUS, Gpu, gpu
 from ..models import model_config
 from ..plots import stack
 from ..run import TrainingRun
 from ..units import format_bytes
-from ..widgets import LAYOUT, STYLE, Explorable, fit_words
+from ..widgets import LAYOUT, STYLE, Explorable
 
 MODELS = ("gpt2", "gpt2-xl", "llama3.2-1b", "llama3.2-3b", "mistral-7b", "llama3-8b", "llama3-70b", "gpt3-175b")
 RANKS = tuple(2**k for k in range(1, 11))

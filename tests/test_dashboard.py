@@ -1,0 +1,193 @@
+"""The Explorer's core: it shows what the closed forms say, offers what can be chosen, and refuses in words."""
+
+import random
+import re
+from typing import Any
+
+import clock
+import pytest
+
+from course_utils import TrainingRun, estimate
+from course_utils.dashboard import (
+    CONTROLS,
+    DEFAULTS,
+    GROUPS,
+    best_plan,
+    card_of,
+    complete,
+    dashboard,
+    next_changes,
+    run_of,
+    verdict_words,
+)
+from course_utils.estimating import moments
+from course_utils.estimating.step_time import step_seconds
+from course_utils.figure_run import in_order, step_columns
+from course_utils.fitting import SAFETY
+from course_utils.gpus import GPUS
+from course_utils.planning import arrange
+
+SHARDED = {"model": "llama3-8b", "micro_batch": 4, "seq_len": 4096, "world_size": 8, "zero_stage": 3}
+
+
+def drawn(count: int, seed: int = 0) -> list[dict[str, Any]]:
+    """Choices drawn at random, half of them near the defaults; many contradict themselves."""
+    lots = random.Random(seed)
+    found = []
+    for number in range(count):
+        names = [control for control in CONTROLS if number % 2 or lots.random() < 0.3]
+        found.append({control.name: lots.choice(control.values) for control in names})
+    return found
+
+
+def possible(count: int) -> list[dict[str, Any]]:
+    """The first of the drawn choices that can be estimated."""
+    found = []
+    for chosen in drawn(30 * count):
+        try:
+            estimate(run_of(chosen))
+        except ValueError:
+            continue
+        found.append(chosen)
+    assert len(found) >= count
+    return found[:count]
+
+
+def test_controls_are_flat_data_that_a_page_can_hold_in_its_address():
+    assert len({control.name for control in CONTROLS}) == len(CONTROLS)
+    assert list(DEFAULTS) == [control.name for control in CONTROLS]
+    for control in CONTROLS:
+        assert control.kind in ("choice", "steps") and control.group in GROUPS and control.label
+        assert DEFAULTS[control.name] in control.values and len(set(control.values)) == len(control.values)
+        assert all(type(value) in (int, str) and text for text, value in control.options)
+    assert [control.group for control in CONTROLS] == sorted([c.group for c in CONTROLS], key=GROUPS.index)
+
+
+def test_it_opens_with_the_puzzle_of_the_course():
+    shown = dashboard({})
+    assert shown.run == TrainingRun("gpt2-xl", micro_batch=32, clip_grad_norm=None) and shown.card.name.endswith("32GB")
+    assert shown.breakdown == estimate(shown.run) and not shown.fits
+    assert "Does not fit an RTX5090-32GB by" in shown.verdict and shown.peak_phase.startswith("The peak comes at")
+
+
+@pytest.mark.parametrize("chosen", possible(24), ids=str)
+def test_it_shows_what_the_closed_forms_say(chosen: dict[str, Any]):
+    shown, said = dashboard(chosen), estimate(run_of(chosen))
+    assert shown.breakdown == said and (shown.breakdown.phase, shown.breakdown.label) == (said.phase, said.label)
+    assert sum(map(int, re.findall(r'data-bytes="(\d+)"', shown.stack.svg))) == said.total
+    columns = sum(map(int, re.findall(r'data-moment-bytes="(\d+)"', shown.timeline.svg)))
+    assert columns == sum(moment.total for moment in moments(shown.run).values())
+    for figure in (shown.stack, shown.timeline):
+        assert f'data-capacity="{shown.card.room}"' in figure.svg and figure.alt
+    pasted: dict[str, Any] = {}
+    exec(shown.code, pasted)
+    assert pasted["run"] == shown.run and eval(shown.code.partition("; ")[2], pasted) == said
+
+
+@pytest.mark.parametrize("chosen", [{}, {"recompute": "full"}, {"gpu": "H200-141GB"}, SHARDED, *possible(4)], ids=str)
+def test_each_change_says_what_it_then_takes(chosen: dict[str, Any]):
+    before, seconds = complete(chosen), sum(step_seconds(run_of(chosen), card_of(chosen)).values())
+    changes = next_changes(chosen)
+    assert len({change.words for change in changes}) == len(changes) <= 10
+    for change in changes:
+        assert complete(change.chosen) == change.chosen != before and change.words
+        run, card = run_of(change.chosen), card_of(change.chosen)
+        assert change.peak == estimate(run).total and change.fits == (change.peak * SAFETY <= card.room)
+        assert change.lost == pytest.approx(sum(step_seconds(run, card).values()) - seconds)
+
+
+def test_what_makes_it_fit_comes_first_by_the_time_that_it_loses():
+    changes = next_changes({"recompute": "full"})
+    fitting = [change for change in changes if change.fits and change.same_training]
+    assert list(changes[: len(fitting)]) == fitting and len(fitting) >= 2
+    assert [change.lost for change in fitting] == sorted(change.lost for change in fitting)
+    assert "8 micro-batches of 4" in [change.words for change in fitting]
+    others = [change for change in changes if not change.fits]
+    assert others == list(changes[-len(others) :])
+    assert [change.peak for change in others] == sorted(change.peak for change in others)
+
+
+def test_smaller_micro_batches_are_the_largest_that_fit_and_keep_the_global_batch():
+    before = run_of({"recompute": "full"})
+    change = next(c for c in next_changes({"recompute": "full"}) if c.words.endswith("micro-batches of 4"))
+    after = run_of(change.chosen)
+    assert after.global_batch == before.global_batch and change.same_training
+    twice = after.replace(micro_batch=8, global_batch=32)
+    assert estimate(twice).total * SAFETY > GPUS["RTX5090-32GB"].room
+
+
+def test_a_run_that_fits_is_told_how_to_be_faster():
+    roomy = {"micro_batch": 1, "accumulation_steps": 32, "recompute": "full", "gpu": "A100-80GB"}
+    changes = next_changes(roomy)
+    assert changes and all(change.fits and change.lost < 0 and change.same_training for change in changes)
+    words = [change.words for change in changes]
+    assert {"no recomputation", "one micro-batch of 32", "optimizer adamw-fused"} <= set(words)
+    assert [change.lost for change in changes] == sorted(change.lost for change in changes)
+
+
+def test_a_card_that_lacks_a_format_is_offered_what_it_has():
+    old = {"model": "gpt2", "micro_batch": 8, "gpu": "T4-16GB"}
+    assert "no bf16 and no flash kernel" in dashboard(old).verdict
+    change = next_changes(old)[0]
+    after = dashboard(change.chosen)
+    assert after.run.precision.name == "amp-fp16" and after.run.attention == "efficient"
+    assert "But" not in after.verdict and not change.same_training
+
+
+def test_sharing_among_ranks_keeps_the_global_batch_where_it_divides():
+    changes = [change for change in next_changes({}) if "ranks" in change.words]
+    assert changes and all(run_of(change.chosen).global_batch == 32 for change in changes)
+    plain = SHARDED | {"zero_stage": 0, "micro_batch": 1}
+    assert not [change for change in next_changes(plain) if "ranks" in change.words]
+    assert [change for change in next_changes(plain) if change.words.startswith("ZeRO-")]
+
+
+def test_the_best_plan_is_that_of_fit():
+    plan, best = best_plan({}), arrange(run_of({}), card_of({})).best
+    assert plan is not None and best is not None
+    assert run_of(plan.chosen) == best.run and plan.peak == best.peak and plan.fits
+    assert best_plan({"model": "gpt3-175b", "micro_batch": 1}) is None
+
+
+def test_close_is_not_said_to_fit_without_a_warning():
+    card = GPUS["A100-80GB"]
+    run = TrainingRun("gpt2-xl")
+    assert "may fail" in verdict_words(run, round(0.99 * card.room), card)
+    assert "may fail" not in verdict_words(run, round(0.9 * card.room), card)
+    assert "may fail" not in verdict_words(run, card.room + 1, card)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "words"),
+    [
+        ({"zero_stage": 3}, "set world_size to 2 or more"),
+        ({"seq_len": 2048}, "longer than the 1,024 positions of gpt2-xl"),
+        ({"trained": "lora-16", "world_size": 2}, "set lora_rank=0"),
+        ({"precision": "fp32"}, "flash kernel computes in 16 bits"),
+        ({"model": "gpt5"}, "unknown model 'gpt5'"),
+        ({"micro_batch": 3}, "unknown micro-batch"),
+        ({"color": 1}, "unknown control 'color'"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_is_refused_in_words(chosen: dict[str, Any], words: str):
+    for call in (dashboard, next_changes, best_plan):
+        with pytest.raises(ValueError, match=re.escape(words)):
+            call(chosen)
+
+
+def test_the_columns_begin_where_the_last_step_ended_and_mark_one_peak():
+    of_step = moments(run_of({}))
+    rows = in_order(of_step)
+    assert rows[0].label == "end of step" and len(rows) == len(of_step)
+    svg = dashboard({}).timeline.svg
+    assert re.findall(r'data-peak="(\d+)"', svg) == [str(max(row.total for row in rows))]
+    with pytest.raises(ValueError, match="without moments"):
+        step_columns({}, GPUS["A100-80GB"])
+
+
+def test_it_is_drawn_within_a_fraction_of_50_milliseconds():
+    near = {"micro_batch": 16}
+    assert clock.quickest(lambda: dashboard({})) < 0.010
+    assert clock.quickest(lambda: next_changes({})) < 0.060
+    assert clock.quickest(lambda: dashboard(near)) < 0.010
