@@ -34,6 +34,7 @@ _HOME = {
     "StepError": "measuring_errors",
     "GpuOutOfMemory": "measuring_errors",
     "SimulationUnavailable": "measuring_errors",
+    "find": "searching",
     "format_bytes": "units",
     "parse_bytes": "units",
 }

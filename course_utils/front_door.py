@@ -321,6 +321,25 @@ def progress(arguments: list[str]) -> int:
     return print_answer(lambda: f"{progress_now()}\nThe file is {course_home() / FILE}.")
 
 
+def find(arguments: list[str]) -> int:
+    """Prints where the course speaks of some words; needs nothing but Python, so that `--here` changes nothing."""
+    from .searching import find as find_words
+
+    _, rest = take_flag(arguments, "--here")
+    if any(word in HELP for word in rest):
+        print("python3 -m course_utils find WORDS: where lessons, exercises, glossary, cheat sheet, errata and quizzes")
+        print("speak of them. No solution is searched.")
+        return 0
+    try:
+        findings = find_words(*rest)
+    except ValueError as problem:
+        raise SetupError(f"{problem}.") from None
+    if not findings.places:
+        raise SetupError(findings.summary)
+    print(findings)
+    return 0
+
+
 def grade(arguments: list[str]) -> int:
     """Grades a folder of notebooks, each in a process of its own; works in the course's environment."""
     _, rest = take_flag(arguments, "--here")
@@ -530,6 +549,7 @@ COMMANDS = {
     "rehearse": Command("run every demo as it will run on this machine, and say what happens", rehearse),
     "quiz": Command("ask the questions of a lesson's quiz: quiz 1", quiz),
     "progress": Command("show which exercises and quizzes you have done", progress),
+    "find": Command("search lessons, glossary and the rest: find reserved memory", find),
     "release": Command("copy the course without solutions: release FOLDER", release),
     "grade": Command("grade a folder of notebooks: grade FOLDER --out grades", grade),
     "nbgrader": Command("write the exercises as nbgrader's source: nbgrader FOLDER", nbgrader),

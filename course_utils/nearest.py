@@ -7,16 +7,19 @@ from difflib import get_close_matches
 def unknown(what: str, name: object, known: Iterable[str]) -> ValueError:
     """A ValueError to raise for `name`, which is no known `what`: lists the known ones and the nearest match."""
     names = list(known)
-    meant = _nearest(_bare(str(name)), names)
+    meant = nearest(str(name), names)
     hint = f": did you mean {meant!r}?" if meant else "."
     return ValueError(f"unknown {what} {name!r}{hint} Known: {', '.join(names)}.")
 
 
-def _nearest(asked: str, names: list[str]) -> str | None:
-    """The first name that begins with what was asked, else the one that resembles it most, else None."""
-    bare = {_bare(name): name for name in names}
+def nearest(name: str, known: Iterable[str], likeness: float = 0.5) -> str | None:
+    """The first name that begins with what was asked, else the one that resembles it most, else None.
+
+    `likeness`, from 0 to 1, is how much it has to.
+    """
+    asked, bare = _bare(name), {_bare(known_name): known_name for known_name in known}
     begins = [name for short, name in bare.items() if asked and short.startswith(asked)]
-    return next(iter(begins or (bare[short] for short in get_close_matches(asked, bare, n=1, cutoff=0.5))), None)
+    return next(iter(begins or (bare[short] for short in get_close_matches(asked, bare, n=1, cutoff=likeness))), None)
 
 
 def _bare(name: str) -> str:

@@ -1,0 +1,169 @@
+"""Does a search find what the course has, best first, quickly, and never an answer?"""
+
+import os
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote
+
+import nbformat
+import pytest
+from clock import quickest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+
+from course_utils.authoring.build import ROOT, committed_notebooks
+from course_utils.front_door import main
+from course_utils.quizzes import quiz
+from course_utils.searchable import plain, sections
+from course_utils.searching import Findings, find
+
+SECTIONS = list(sections(ROOT))
+SECRET = "shibboleth"
+
+
+@pytest.mark.parametrize(
+    ("asked", "best"),
+    [
+        ("reserved memory", "glossary: Allocated and reserved"),
+        ("peak", "glossary: Peak"),
+        ("K", "glossary: K"),
+        ("noise scale", "glossary: Gradient noise scale"),
+        ("microbatches", "glossary: Micro-batch and global batch"),
+        ("max_memory_allocated", "lesson 10"),
+        ("Flash", "glossary: FlashAttention"),
+        ("who is right about 32 GB", "lesson 01"),
+    ],
+)
+def test_the_best_place_comes_first(asked: str, best: str) -> None:
+    assert find(asked).places[0].name.startswith(best)
+
+
+def test_every_kind_of_place_is_searched() -> None:
+    kinds = {section.kind for section in SECTIONS}
+    assert kinds == {"glossary", "cheat sheet", "errata", "lesson", "exercises", "quiz"}
+    for folder in ("notebooks", "exercises"):
+        paths = {path.relative_to(ROOT).as_posix() for path in committed_notebooks(ROOT, folder)}
+        assert paths <= {section.path for section in SECTIONS}
+
+
+def test_terms_of_the_glossary_are_found_by_their_own_names() -> None:
+    for section in [section for section in SECTIONS if section.kind == "glossary"][::12]:
+        assert section in [place.section for place in find(section.heading).places[:3]], section.heading
+
+
+def test_a_question_is_found_and_its_choices_are_not() -> None:
+    shown = {section.text for section in SECTIONS if section.kind == "quiz" and section.page.startswith("quiz 10")}
+    questions = quiz(10).questions
+    assert shown == {plain(question.text) for question in questions}
+    whole = " ".join(section.text + section.code for section in SECTIONS)
+    assert all(plain(question.right.why) not in whole for question in questions)
+
+
+def course(folder: Path) -> Path:
+    """A course of one lesson with a quiz, one exercise with hints and an answer, and a solution."""
+    outputs = [new_output("display_data", {"text/html": f"<p><b>1.</b> A &lt;b&gt;?</p><details>{SECRET}</details>"})]
+    lesson = [
+        new_markdown_cell("# 01 · Bytes\nHere `lives` the **cache**.\n\n## Holes\n[Free](x.md) blocks."),
+        new_code_cell("quiz(1)", outputs=outputs),
+    ]
+    hint = f"<details><summary>Hint 1</summary>\n\n{SECRET}\n\n</details>"
+    exercise = [new_markdown_cell("# Exercises 01 · Bytes\n## 1 · Count\nHow many?"), new_markdown_cell(hint)]
+    exercise.append(new_code_cell(f"{SECRET} = 3"))
+    for name, cells in (("notebooks", lesson), ("exercises", exercise), ("solutions", exercise)):
+        (folder / name).mkdir(parents=True)
+        nbformat.write(new_notebook(cells=cells), folder / name / "01_bytes.ipynb")
+    nbformat.write(new_notebook(cells=lesson), folder / "notebooks" / "01_bytes.edited-2026-01-01.ipynb")
+    return folder
+
+
+def test_no_solution_hint_or_choice_is_searched(tmp_path: Path) -> None:
+    root = course(tmp_path)
+    assert find(SECRET, root=root).places == ()
+    assert [place.name for place in find("count", root=root).places] == ["exercises 01 · Bytes: 1 · Count"]
+    (asked,) = find("A <b>", root=root).places[:1]
+    assert asked.line == "A <b>?" and asked.opens == "python3 -m course_utils quiz 1"
+
+
+def test_what_has_changed_since_is_found_and_copies_are_left_out(tmp_path: Path) -> None:
+    root = course(tmp_path)
+    assert len(find("cache", root=root).places) == 1
+    assert find("segments", root=root).places == ()
+    path = root / "notebooks" / "01_bytes.ipynb"
+    path.write_text(path.read_text().replace("blocks", "segments"))
+    assert find("segments", root=root).places[0].line == "Free segments."
+
+
+def test_quiz_questions_are_computed_where_a_notebook_shows_none(tmp_path: Path) -> None:
+    root = course(tmp_path)
+    path = root / "notebooks" / "01_bytes.ipynb"
+    path.write_text(path.read_text().replace("<b>1.</b>", ""))
+    texts = [section.text for section in sections(root) if section.kind == "quiz"]
+    assert texts == [plain(question.text) for question in quiz(1).questions]
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ("memmory", "did you mean 'memory'?"),
+        ("reserved memmory", "did you mean 'memory' for 'memmory'?"),
+        ("xqzzy", "try another word"),
+        ("quantile bubble adafactor", "ask for fewer words"),
+    ],
+)
+def test_nothing_found_says_what_to_ask(asked: str, words: str) -> None:
+    findings = find(asked)
+    assert findings.places == () and words in findings.summary and words in str(findings)
+    assert "<ol>" not in findings._repr_html_()
+
+
+def test_nothing_asked_is_refused() -> None:
+    with pytest.raises(ValueError, match="name what to look for"):
+        find(" ?!")
+
+
+class Links(HTMLParser):
+    """The addresses of a page's links."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag == "a":
+            self.found.append(unquote(dict(attrs)["href"] or ""))
+
+
+def test_links_lead_from_the_notebooks_folder_to_files_cells_and_headings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT / "notebooks")
+    links = Links(find("reserved memory")._repr_html_()).found
+    assert links[0] == "../docs/glossary.md#Allocated-and-reserved"
+    for link in links:
+        path, fragment = link.split("#")
+        text = Path(path).read_text(encoding="utf-8")
+        if fragment.startswith("cell-id="):
+            assert f'"id": "{fragment.removeprefix("cell-id=")}"' in text
+        else:  # JupyterLab's name of a heading: its text with hyphens for spaces
+            headings = re.findall(r"^## (.+)$", text, re.MULTILINE)
+            assert fragment in {plain(heading).replace(" ", "-") for heading in headings}
+
+
+def test_words_are_shown_as_words() -> None:
+    shown = Findings("<i>", (), Path(), "")._repr_html_()
+    assert "<i>" not in shown and "&lt;i&gt;" in shown
+
+
+def test_a_search_takes_a_fifth_of_a_second() -> None:
+    assert quickest(lambda: find("reserved memory")) < 0.2
+
+
+def test_the_command_needs_python_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    command = [sys.executable, "-S", "-E", "-m", "course_utils", "find", "--here", "reserved", "memory"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, env={**os.environ})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[2] == "glossary: Allocated and reserved" and "docs/glossary.md" in done.stdout
+    assert main(["find", "memmory"]) == 1 and "did you mean 'memory'?" in capsys.readouterr().err
+    assert main(["find"]) == 1 and "name what to look for" in capsys.readouterr().err
+    assert main(["find", "--help"]) == 0 and "No solution" in capsys.readouterr().out
