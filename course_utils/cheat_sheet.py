@@ -34,8 +34,8 @@ class CheatSheet:
         """The page for the website."""
         parts = ["# Cheat sheet", "One entry a lesson, in the lesson's own words. Print it: it needs two pages."]
         for entry in self.entries:
-            parts += [f"## {entry.number} · {entry.title}", f"**{entry.line}**", f"{entry.remember}"]
-            parts += [f"*Breaks when* {entry.breaks}"]
+            parts += [f'<span id="lesson-{entry.number}"></span>', f"## {entry.number} · {entry.title}"]
+            parts += [f"**{entry.line}**", f"{entry.remember}", f"*Breaks when* {entry.breaks}"]
         return "\n\n".join(parts) + "\n"
 
     def __str__(self) -> str:

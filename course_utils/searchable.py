@@ -18,7 +18,7 @@ from .quizzes import quiz
 HEADING = re.compile(r"^#{1,3} +(.+?) *$", re.MULTILINE)
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 HINTS = re.compile(r"<details>.*?</details>", re.DOTALL)
-ANCHOR = re.compile(r"^<span id=.*$", re.MULTILINE)
+ANCHORED = re.compile(r'^<span id="([^"]+)"></span>\n\n## +(.+?) *$', re.MULTILINE)
 QUESTION = re.compile(r"<p><b>\d+\.</b> (.*?)</p>")
 PAGES = (("glossary", "docs/glossary.md"), ("cheat sheet", "docs/cheat_sheet.md"), ("errata", "docs/errata.md"))
 
@@ -53,11 +53,10 @@ def sections(root: Path) -> Iterator[Section]:
 
 
 def _page(kind: str, path: str, text: str) -> Iterator[Section]:
-    """The sections of a page of docs/, its introduction left out."""
-    parts = re.split(r"^## +(.+?) *$", text, flags=re.MULTILINE)
-    for heading, body in zip(parts[1::2], parts[2::2], strict=True):
-        shown = plain(heading)
-        yield Section(kind, kind, shown, path, shown.replace(" ", "-"), plain(ANCHOR.sub("", body)))
+    """The sections of a page of docs/, its introduction left out. Each heading has its anchor above it."""
+    parts = ANCHORED.split(text)
+    for anchor, heading, body in zip(parts[1::3], parts[2::3], parts[3::3], strict=True):
+        yield Section(kind, kind, plain(heading), path, anchor, plain(body))
 
 
 def _notebook(kind: str, path: str, cells: list[dict[str, Any]]) -> Iterator[Section]:

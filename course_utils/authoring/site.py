@@ -18,6 +18,9 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE")
 TITLE = re.compile(r"^# (\d\d · .+)$", re.MULTILINE)
 MINUTES = re.compile(r"\*\*(\d+) minutes")
+ANCHOR = re.compile(r'^<span id="[^"]+"></span>\n\n', re.MULTILINE)
+"""JupyterLab needs these to find a term of the glossary; on the website the heading itself has that name."""
+
 COURSE_FILE = re.compile(r"\.\./(course_utils/[\w/]+\.py)")
 
 
@@ -67,6 +70,8 @@ def lay_out(stage: Path, root: Path = ROOT) -> None:
         for path in notebooks(root, folder):
             shutil.copy2(path, stage / folder / path.name)
             _copy_linked_code(path, root, stage)
+    for page in (stage / "docs").glob("*.md"):
+        page.write_text(ANCHOR.sub("", page.read_text(encoding="utf-8")), encoding="utf-8")
     index = stage / "docs" / "index.md"
     index.write_text(index.read_text(encoding="utf-8").replace("{{LESSONS}}", lessons(root)), encoding="utf-8")
 

@@ -409,7 +409,7 @@ def _entry(number: int, one: Erratum) -> str:
         f"**More:** [lesson {one.lesson:02d}](../notebooks/{notebook}).",
     ]  # fmt: skip
     wrapped = (fill(line, 120, break_long_words=False, break_on_hyphens=False) for line in lines)
-    return f"## {number} · “{one.claim}”\n" + "\n\n".join(wrapped) + "\n"
+    return f'<span id="erratum-{number}"></span>\n\n## {number} · “{one.claim}”\n' + "\n\n".join(wrapped) + "\n"
 
 
 if __name__ == "__main__":

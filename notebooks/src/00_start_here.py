@@ -28,7 +28,8 @@ from course_utils.doctor import report
 report()
 
 # %% [markdown]
-# The lower half is what matters. Every measurement in the course carries a label that says where it comes from:
+# The lower half is what matters. Every measurement in the course carries a [label](../docs/glossary.md#provenance) that
+# says where it comes from:
 #
 # | label | what it is |
 # |---|---|
@@ -37,7 +38,8 @@ report()
 # | *traced on the CPU* | a small model really trained on your processor: real numbers, real losses |
 # | *recorded on …* | measured or simulated earlier, on the device that it names, with its date |
 #
-# There is no fifth. Where a GPU is missing, the course simulates and says so; it never shows you one thing as another.
+# There is no fifth. Where a GPU is missing, the course [simulates](../docs/glossary.md#simulated-gpu) and says so; it
+# never shows you one thing as another.
 
 # %% [markdown]
 # ## How a lesson works
@@ -77,7 +79,8 @@ for name in ("A100-80GB", "H100-80GB"):
 # %% [markdown]
 # ## One tensor's bytes
 # Everything that fills a GPU is a tensor. Here is one that you will meet in every lesson: the numbers that flow between
-# two layers of GPT-2 XL. It has b = 8 sequences of s = 1,024 tokens, and h = 1,600 numbers for each token, in bf16.
+# two layers of GPT-2 XL. It has b = 8 sequences of s = 1,024 tokens, and h = 1,600 numbers for each token, in
+# [bf16](../docs/glossary.md#fp16-and-bf16).
 #
 # **Your guess.** How many MB?
 
@@ -95,7 +98,7 @@ print(f"2 · {b} · {s:,} · {h:,} = {estimated:,} bytes = {format_bytes(estimat
 
 # %% [markdown]
 # ### Measure
-# Make it, and ask PyTorch how large the storage behind it is.
+# Make it, and ask PyTorch how large the [storage](../docs/glossary.md#storage) behind it is.
 
 # %%
 import torch
@@ -123,9 +126,9 @@ reveal("00.scalar", loss.bytes, unit="B")
 print(f"shape {loss.shape}, {loss.dtype}, made by {loss.operation} ({step.provenance})")
 
 # %% [markdown]
-# PyTorch's caching allocator hands out a GPU's memory in multiples of 512 bytes (`kMinBlockSize` in its source), and
-# the simulation applies that rule. For one number it is a waste; for a model it is a rounding error. Remember it: it is
-# the whole gap in some tables of lesson 01.
+# PyTorch's [caching allocator](../docs/glossary.md#caching-allocator) hands out a GPU's memory in multiples of 512
+# bytes (`kMinBlockSize` in its source), and the simulation applies that rule. For one number it is a waste; for a model
+# it is a rounding error. Remember it: it is the whole gap in some tables of lesson 01.
 
 # %% [markdown]
 # ## A slider
@@ -208,6 +211,10 @@ print(f"{len(counters)} optimizer states of a single number: {sum(item.bytes for
 # ## Where you are
 # Each lesson has exercises whose checks tell you at once whether you are right, and a short quiz. The course remembers
 # what you have passed, on this machine alone. Come back to this cell, or type `python3 -m course_utils progress`.
+#
+# Looking for something that you have read? `from course_utils import find`, then `find("reserved memory")`: lessons,
+# exercises, glossary and more, as links. A word that is new to you is a link to the
+# [glossary](../docs/glossary.md) where a lesson first uses it.
 
 # %% tags=["nbval-ignore-output"]
 from course_utils.progress import progress

@@ -43,8 +43,8 @@ print(f"a card sold as 32 GB ({card.name}): {format_bytes(card.memory, 'GB', 1)}
 # So the weights fill a tenth of the card. Two public texts then train this model with Adam, 32 sequences of 1,024
 # tokens at a time, 16-bit arithmetic and [activation checkpointing](../docs/glossary.md#activation-recomputation), on
 # one 32 GB GPU. A newsletter adds up to 32–35 GB and says that one *can barely train it*. A set of slides adds up to 41
-# GB and says that it *cannot be trained*. Their terms go back to the ZeRO paper ([Rajbhandari et al.
-# 2020](https://arxiv.org/abs/1910.02054)).
+# GB and says that it *cannot be trained*. Their terms go back to the [ZeRO](../docs/glossary.md#zero) paper
+# ([Rajbhandari et al. 2020](https://arxiv.org/abs/1910.02054)).
 #
 # **Your guess first.** How much memory is allocated when that training step is at its fullest?
 
@@ -69,7 +69,8 @@ predict("01.puzzle", unit="GB")
 # ```
 #
 # Take a model of a size that you may have at home: Llama 3.2 with 1 billion parameters, four sequences of 1,024 tokens,
-# autocast to bf16, AdamW. Weights, gradients and Adam's two states are four numbers of 4 bytes a parameter.
+# autocast to [bf16](../docs/glossary.md#fp16-and-bf16), AdamW. Weights, gradients and Adam's two states are four
+# numbers of 4 bytes a parameter.
 #
 # **Your guess.** How high does the first training step reach? And the second?
 
@@ -112,8 +113,8 @@ reveal("01.second_step", peaks[2])
 
 # %% [markdown]
 # ### What stays after a step?
-# Four lifetimes explain the picture: *temporary* (a part of one phase), *from forward to backward* (activations), *from
-# backward to zero_grad* (gradients), *the whole training* (parameters and
+# Four lifetimes explain the picture: *[temporary](../docs/glossary.md#temporaries)* (a part of one phase), *from
+# forward to backward* (activations), *from backward to zero_grad* (gradients), *the whole training* (parameters and
 # [optimizer states](../docs/glossary.md#optimizer-states)). **Your guess.** How much is left when a step is over?
 
 # %%
@@ -162,7 +163,7 @@ print("dL/dW by hand equals autograd's:", torch.allclose(by_hand, layer.weight.g
 
 # %% [markdown]
 # Now ask autograd what it kept. Three operations of GPT-2 XL's width, one sequence of 1,024 tokens in bf16: a linear
-# layer, a GELU, and the addition of a residual connection.
+# layer, a GELU, and the addition of a [residual connection](../docs/glossary.md#residual-connection).
 #
 # **Your guess.** How many MB do the three keep together?
 
@@ -189,13 +190,14 @@ reveal("01.kept", sum(measured.values()), unit="MB")
 # %% [markdown]
 # A linear layer keeps its input. GELU keeps its input too, since its slope depends on it. An addition keeps nothing:
 # the gradient of a + b is 1, whatever a and b were. **Activations are not "the outputs of the layers": they are what
-# some backward will ask for.** Lesson 05 goes through a whole transformer block like this.
+# some backward will ask for.** Lesson 05 goes through a whole [transformer
+# block](../docs/glossary.md#transformer-block) like this.
 
 # %% [markdown]
 # ## Sixteen bytes a parameter
 # Back to GPT-2 XL. Mixed-precision Adam, as the ZeRO paper counts it (Rajbhandari et al. 2020, section 3.1), keeps
 # weights and gradients in 16-bit, and a [*master copy*](../docs/glossary.md#master-weights) of the weights in fp32
-# besides its momentum and variance.
+# besides its [momentum](../docs/glossary.md#momentum) and variance.
 #
 # **Your guess.** How many GB is that for 1.56 billion parameters, before any activation?
 
@@ -224,9 +226,10 @@ show_ledger(claimed, {kind: end_of_backward[kind] for kind in claimed})
 print(step.provenance)
 
 # %% [markdown]
-# **The gap.** 16 bytes a parameter it is. The last column is rounding: PyTorch's caching allocator hands out multiples
-# of 512 bytes, and each of GPT-2 XL's tensors is rounded up, once for each of its five numbers. The slides' 24 GB are
-# these 24.9 GB, with 1.5 billion parameters instead of the exact number.
+# **The gap.** 16 bytes a parameter it is. The last column is rounding: PyTorch's [caching
+# allocator](../docs/glossary.md#caching-allocator) hands out multiples of 512 bytes, and each of GPT-2 XL's tensors is
+# rounded up, once for each of its five numbers. The slides' 24 GB are these 24.9 GB, with 1.5 billion parameters
+# instead of the exact number.
 
 # %% [markdown]
 # ## Sixty gigabytes of activations?
@@ -356,19 +359,19 @@ seen = {
 show_ledger({name: size * GB for name, size in eight.items()}, seen, columns=("slides", "measured"))
 
 # %% [markdown]
-# Six of the terms are close. The buffer is twice as large: beside the fp32 gradients stands what a foreach optimizer
-# makes of the same size. And even the sum of what we measured overshoots, in the last line, because *a
-# [peak](../docs/glossary.md#peak) is the largest sum of what is alive at once, not the sum of the largest*. When
-# backward begins, activations are complete and not one gradient exists. When the optimizer runs, gradients are complete
-# and no activation is left. What, then, fills the fullest moment?
+# Six of the terms are close. The buffer is twice as large: beside the fp32 gradients stands what a
+# [foreach](../docs/glossary.md#foreach-for-loop-fused) optimizer makes of the same size. And even the sum of what we
+# measured overshoots, in the last line, because *a [peak](../docs/glossary.md#peak) is the largest sum of what is alive
+# at once, not the sum of the largest*. When backward begins, activations are complete and not one gradient exists. When
+# the optimizer runs, gradients are complete and no activation is left. What, then, fills the fullest moment?
 
 # %%
 for item in step.largest(3):
     print(f"{format_bytes(item.bytes, 'GB', 2)}  {item.kind:12s} {item.dtype} {item.shape} from {item.operation}")
 
 # %% [markdown]
-# The loss. Three tensors of s·b·V numbers at once: log-softmax, which is in the 8 GB, and two gradients on the way to
-# the [logits](../docs/glossary.md#logits), which the slides lack.
+# The loss. Three tensors of s·b·V numbers at once: [log-softmax](../docs/glossary.md#log-softmax), which is in the 8
+# GB, and two gradients on the way to the [logits](../docs/glossary.md#logits), which the slides lack.
 #
 # [Fragmentation](../docs/glossary.md#fragmentation) is not in our figure: the simulation has the allocator's rounding,
 # but not its blocks. Lesson 10 gives it those.
@@ -442,8 +445,9 @@ for precision, attention, recompute in product(("amp-bf16", "bf16-master"), ("fl
     print(f"{precision:12s} {attention:6s} {recompute:5s} {format_bytes(guess, 'GB', 3):>11s} {beside}")
 
 # %% [markdown]
-# With full recomputation the kernel hardly matters; without it, eager attention triples the step. To measure one of
-# those too, ask in a terminal: `python3 -m course_utils compare gpt2-xl --micro-batch 32 --attention eager`.
+# With full recomputation the kernel hardly matters; without it, [eager attention](../docs/glossary.md#eager-attention)
+# triples the step. To measure one of those too, ask in a terminal: `python3 -m course_utils compare gpt2-xl
+# --micro-batch 32 --attention eager`.
 #
 # No gap is left, and that needs a caution. The formulas were worked out until they named every tensor of this
 # simulation, so a gap of 0 says that we understand *it*. What a real card adds, scratch space inside kernels above all,

@@ -232,7 +232,7 @@ reveal("02.small", kept_bytes(ours.optimizer), unit="KB")
 # %% [markdown]
 # ## When do they appear?
 # `torch.optim.AdamW(...)` allocates nothing. The states are made in the first `step()`. Take GPT-2, four sequences of
-# 512 tokens under autocast.
+# 512 tokens under [autocast](../docs/glossary.md#autocast).
 #
 # **Your guess.** How much higher than step 1 does step 2 reach?
 
@@ -336,8 +336,9 @@ print(f"for-loop: {came['loop']:,} bytes, twice the largest parameter's {largest
 # parameter. The **for-loop** has two temporaries of one parameter at a time, and what the one before it has left.
 # **Fused** has none: one kernel reads g, m and v and writes the weight.
 #
-# Does it matter? Only where the optimizer phase owns the peak, with small batches or recomputation. There, `fused=True`
-# is the cheapest saving in this course.
+# Does it matter? Only where the optimizer phase owns the peak, with small batches or
+# [recomputation](../docs/glossary.md#activation-recomputation). There, `fused=True` is the cheapest saving in this
+# course.
 
 # %% [markdown]
 # ## Sixteen bytes that peak at twenty-two
@@ -374,14 +375,15 @@ for name, row in rows.items():
 reveal("02.upcast", rows["step, all at once"].total / N, unit="bytes")
 
 # %% [markdown]
-# **The gap** of six: 2 more for gradients twice as wide, 4 for foreach. Upcasting *one at a time* needs only the
-# largest parameter's share of that, and the 16-bit gradients go as it proceeds. Neither is in the 16.
+# **The gap** of six: 2 more for gradients twice as wide, 4 for foreach. [Upcasting](../docs/glossary.md#upcasting) *one
+# at a time* needs only the largest parameter's share of that, and the 16-bit gradients go as it proceeds. Neither is in
+# the 16.
 
 # %% [markdown]
 # ## K, as ZeRO writes it
-# The ZeRO paper ([Rajbhandari et al. 2020](https://arxiv.org/abs/1910.02054), section 3.1) puts all of the optimizer's
-# bytes a parameter, master weights included, into one letter, [K](../docs/glossary.md#k): a run keeps (2 + 2 + K)·N.
-# For other choices weights and gradients are not 2 bytes each.
+# The [ZeRO](../docs/glossary.md#zero) paper ([Rajbhandari et al. 2020](https://arxiv.org/abs/1910.02054), section 3.1)
+# puts all of the optimizer's bytes a parameter, master weights included, into one letter, [K](../docs/glossary.md#k): a
+# run keeps (2 + 2 + K)·N. For other choices weights and gradients are not 2 bytes each.
 #
 # **Your guess.** What is K for mixed-precision Adam, and how many GB do all states of GPT-2 XL then take?
 

@@ -68,8 +68,9 @@ range_figure("The range of bf16 is that of fp32; fp16 ends at 65,504, and loses 
 # [fp8](../docs/glossary.md#fp8) formats make the same choice once more: E4M3 for precision, E5M2 for range
 # ([Micikevicius et al. 2022](https://arxiv.org/abs/2209.05433)).
 #
-# Now flip bits yourself. Make the largest finite number of fp16. Then the smallest above 0. What do all exponent bits
-# together do? Then type 65520 with fp16, and with bf16.
+# Now flip bits yourself. Make the largest finite number of fp16. Then the smallest above 0, which is a
+# [subnormal number](../docs/glossary.md#subnormal-numbers). What do all exponent bits together do? Then type 65520 with
+# fp16, and with bf16.
 
 # %%
 from course_utils.lessons.bit_flipper import bit_flipper
@@ -389,10 +390,11 @@ for operation, formats in operation_formats(steps["amp-bf16"]).items():
 
 # %% [markdown]
 # Three things to see. **Norms and softmax run in fp32**, and what they keep is fp32: autocast does not trust bf16 with
-# exponentials and sums of squares. **The residual stream is fp32 as well**, because it starts from the fp32 embedding
-# and each `add` takes the wider format; with 16-bit weights it is bf16. And the **loss**: PyTorch's documentation lists
-# `cross_entropy` among what runs in fp32, but the log-softmax inside it runs in the logits' bf16, and only then is
-# copied to fp32. Both stay.
+# exponentials and sums of squares. **The [residual stream](../docs/glossary.md#residual-connection) is fp32 as well**,
+# because it starts from the fp32 embedding and each `add` takes the wider format; with 16-bit weights it is bf16. And
+# the **loss**: PyTorch's documentation lists `cross_entropy` among what runs in fp32, but the
+# [log-softmax](../docs/glossary.md#log-softmax) inside it runs in the [logits](../docs/glossary.md#logits)' bf16, and
+# only then is copied to fp32. Both stay.
 #
 # There is one more cost: the 16-bit *copies* of every weight matrix, kept from forward to backward.
 
@@ -409,7 +411,7 @@ print(f"of these, copies of the weights:                  {copies / 1e6:7.1f} MB
 
 # %% [markdown]
 # ## The sum for each recipe
-# Now the bytes that stay. Lesson 01 had ZeRO's 2 + 2 + 12.
+# Now the bytes that stay. Lesson 01 had [ZeRO](../docs/glossary.md#zero)'s 2 + 2 + 12.
 #
 # **Your guess.** How many GB are weights, gradients and optimizer states of GPT-2 XL (1.56 billion parameters) under
 # *autocast*?

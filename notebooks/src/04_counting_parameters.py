@@ -123,8 +123,8 @@ print(f"biases are {100 * (block - without) / block:.2f} % of a block")
 #
 # **N = hV + L·(12h² + 13h) + 2h + hP**
 #
-# The head, which turns h numbers into V logits, is missing. In GPT-2 it is [tied](../docs/glossary.md#tied-head): the
-# same matrix as the table, used a second time.
+# The head, which turns h numbers into V [logits](../docs/glossary.md#logits), is missing. In GPT-2 it is
+# [tied](../docs/glossary.md#tied-head): the same matrix as the table, used a second time.
 #
 # The GPT-2 paper ([Radford et al.
 # 2019](https://cdn.openai.com/better-language-models/language_models_are_unsupervised_multitask_learners.pdf), table 2)
@@ -270,8 +270,8 @@ Counts(model_terms("llama3-8b"), counted_model(llama_network))
 
 # %% [markdown]
 # Is our network the published one? Each released checkpoint on Hugging Face comes with an index of its files
-# (`model.safetensors.index.json`), whose `total_size` is the number of bytes of all tensors, in bf16. Half of it is N,
-# counted by somebody else.
+# (`model.safetensors.index.json`), whose `total_size` is the number of bytes of all tensors, in
+# [bf16](../docs/glossary.md#fp16-and-bf16). Half of it is N, counted by somebody else.
 
 # %%
 from course_utils.lessons.parameters import CHECKPOINT_BYTES, total

@@ -12,8 +12,9 @@
 # %% [markdown]
 # # 05 · What does each operation keep?
 #
-# **75 minutes.** You should know [lesson 01](01_where_did_the_memory_go.ipynb), what the parts of a transformer block
-# are, and the derivative of a product. No GPU is needed: where a measurement is simulated, it says so.
+# **75 minutes.** You should know [lesson 01](01_where_did_the_memory_go.ipynb), what the parts of a
+# [transformer block](../docs/glossary.md#transformer-block) are, and the derivative of a product. No GPU is needed:
+# where a measurement is simulated, it says so.
 #
 # Lesson 01 left you with a formula: a block keeps s·b·h·(34 + 5·a·s/h) bytes for its backward pass. Here you derive
 # every unit of it, tensor by tensor, and ask autograd each time whether it agrees. Then you can do the same for a block
@@ -25,7 +26,8 @@
 # An operation keeps what its derivative asks for, and nothing else. Eight operations are enough for a GPT. Before you
 # look: write down for each of them what its backward needs, given that the gradient of its output arrives by itself.
 #
-# Each one here works on a tensor of s·b·h numbers in bf16. **Your guess.** How many MB do all eight keep together?
+# Each one here works on a tensor of s·b·h numbers in [bf16](../docs/glossary.md#fp16-and-bf16). **Your guess.** How
+# many MB do all eight keep together?
 
 # %%
 from course_utils import TrainingRun, format_bytes, measure
@@ -85,9 +87,9 @@ for item in kept["LayerNorm"] + kept["dropout"]:
     print(f"{item.name:24s} {item.shape!s:17s} {item.dtype:5s} {item.bytes:>10,} bytes")
 
 # %% [markdown]
-# **The gap** is zero, in every row. Two rows deserve a second look. Dropout's mask takes one byte an element, although
-# one bit would do. And LayerNorm keeps its *statistics* in fp32 whatever its input is: small, but you will need them to
-# close a ledger to the byte.
+# **The gap** is zero, in every row. Two rows deserve a second look. Dropout's [mask](../docs/glossary.md#dropout-mask)
+# takes one byte an element, although one bit would do. And LayerNorm keeps its *statistics* in fp32 whatever its input
+# is: small, but you will need them to close a [ledger](../docs/glossary.md#ledger) to the byte.
 #
 # Those are the kernels of a GPU. Your processor has others, and keeps other things:
 
@@ -263,8 +265,8 @@ bars(found, title, unit="s·b·h", highlight="eager", provenance="from genuine s
 # %% [markdown]
 # ## Logits and loss
 # At the end stands a tensor that no formula of blocks has: the [logits](../docs/glossary.md#logits), V numbers for each
-# token. Llama 3.2 with 1 billion parameters has V = 128,256. Take four sequences of 1,024 tokens under autocast.
-# **Your guess.** How many GB does the *loss* keep for its backward?
+# token. Llama 3.2 with 1 billion parameters has V = 128,256. Take four sequences of 1,024 tokens under
+# [autocast](../docs/glossary.md#autocast). **Your guess.** How many GB does the *loss* keep for its backward?
 
 # %%
 small = TrainingRun("llama3.2-1b", micro_batch=4, seq_len=1024)
@@ -289,9 +291,9 @@ print(
 
 # %% [markdown]
 # **The gap** of 512 bytes is the loss itself, one number in the smallest block that the allocator hands out. And what
-# it keeps is not one tensor but two: log-softmax in 16-bit, and autocast's fp32 copy of it, six bytes for each token
-# and word. With a large vocabulary and a small model, the loss keeps as much as several blocks. The logits
-# themselves are not kept, since log-softmax's backward needs its output alone.
+# it keeps is not one tensor but two: [log-softmax](../docs/glossary.md#log-softmax) in 16-bit, and autocast's fp32 copy
+# of it, six bytes for each token and word. With a large vocabulary and a small model, the loss keeps as much as several
+# blocks. The logits themselves are not kept, since log-softmax's backward needs its output alone.
 
 # %% [markdown]
 # ## Linear in b, quadratic in s
@@ -332,7 +334,7 @@ print(f"estimate minus measured, at every circle: {gaps} bytes")
 # %% [markdown]
 # ## Llama-3 8B: 97, 17 and 1 GiB
 # A lecture, after the [Ultra-Scale Playbook](https://huggingface.co/spaces/nanotron/ultrascale-playbook), gives for one
-# sequence of 4,096 tokens: 97 GiB of activations, 17 GiB with selective
+# sequence of 4,096 tokens: 97 GiB of [activations](../docs/glossary.md#activations), 17 GiB with selective
 # [recomputation](../docs/glossary.md#activation-recomputation), 1 GiB with full. You can make those three numbers.
 # **Your guess.** What does a real Llama-3 8B keep when its forward pass ends, with flash attention, nothing recomputed?
 
@@ -359,7 +361,8 @@ print(f"selective saves {1 - 34 * s * h * L / korthikanti_activation_bytes(llama
 
 # %% [markdown]
 # Every number of the lecture is there, even the "up to 1,500 GB for long sequences". And every one is the formula of a
-# *GPT*: dropout, LayerNorm, GELU, no grouped queries, eager attention. Llama has none of these. Measure the real one.
+# *GPT*: dropout, LayerNorm, GELU, no [grouped queries](../docs/glossary.md#grouped-queries), eager attention. Llama has
+# none of these. Measure the real one.
 
 # %%
 real = measure(llama.replace(attention="flash"))
@@ -377,9 +380,10 @@ reveal("05.llama", real.moments["end of forward"]["activations"], unit="GiB")
 block_ledger(llama.replace(attention="flash"))
 
 # %% [markdown]
-# **The gap.** Flash attention has taken the s² away, and with it what selective recomputation was invented for. What is
-# left is above the lecture's 17 GiB, not below it: SwiGLU's four tensors of width 14,336 are most of a block, more than
-# GELU's two would be. Look at the last four rows.
+# **The gap.** Flash attention has taken the s² away, and with it what [selective
+# recomputation](../docs/glossary.md#selective-recomputation) was invented for. What is left is above the lecture's 17
+# GiB, not below it: SwiGLU's four tensors of width 14,336 are most of a block, more than GELU's two would be. Look at
+# the last four rows.
 #
 # Two more sentences of that lecture: one sequence of 4,096 tokens takes "over 50 GB", and a model of 1 billion
 # parameters needs 16 GB of states and, in all, 25 GB at s = 8,192 with selective recomputation.
@@ -395,8 +399,9 @@ print(f"together: {format_bytes(16 * 10**9 + kept_1b, 'GB', 1)}; that model's ow
 
 # %% [markdown]
 # ## The 60 GB question
-# GPT-2 XL, 32 sequences of 1,024 tokens. ZeRO's footnote says 12·h·b·s·L numbers, the "60 GB" that so many texts repeat
-# ([Rajbhandari et al. 2020](https://arxiv.org/abs/1910.02054), section 3.2). It does not say which twelve.
+# GPT-2 XL, 32 sequences of 1,024 tokens. [ZeRO](../docs/glossary.md#zero)'s footnote says 12·h·b·s·L numbers, the "60
+# GB" that so many texts repeat ([Rajbhandari et al. 2020](https://arxiv.org/abs/1910.02054), section 3.2). It does not
+# say which twelve.
 #
 # Your turn: in the ledger above, choose tensors that make 24 bytes. One choice that makes exactly 24 is in the next
 # cell; then come those that it lacks. **Your guess first.** How many GB does it lack, with flash attention?
@@ -456,7 +461,8 @@ show_ledger(eager_terms, {"measured, eager": with_eager})
 print(f"left over: {with_eager - sum(eager_terms.values()):,} bytes")
 
 # %% [markdown]
-# **The gap** is closed, for both kernels, with every byte under a name. "60 GB" was a count of twelve tensors of equal
+# **The gap** is closed, for both kernels, with every byte under a name; the smallest are flash's
+# [logsumexp](../docs/glossary.md#logsumexp), one number a row and head. "60 GB" was a count of twelve tensors of equal
 # width. A block keeps 34 bytes · s·b·h, and eager attention 5·a·s/h more, which for this model is the larger part by
 # far. The sources that repeat 60 GB repeat a footnote.
 

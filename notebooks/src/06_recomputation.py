@@ -12,8 +12,8 @@
 # # 06 · Recomputation
 #
 # **75 minutes.** You should know what autograd keeps for backward ([lesson
-# 01](01_where_did_the_memory_go.ipynb)) and what a transformer block is. No GPU is needed: where a measurement is
-# simulated, it says so.
+# 01](01_where_did_the_memory_go.ipynb)) and what a [transformer
+# block](../docs/glossary.md#transformer-block) is. No GPU is needed: where a measurement is simulated, it says so.
 #
 # Activations are kept because backward asks for them. But whatever forward computed once, it can compute again. So keep
 # less, and pay in arithmetic: that is [activation recomputation](../docs/glossary.md#activation-recomputation), or
@@ -172,9 +172,9 @@ reveal("06.blocks", best, unit="blocks")
 # | selective-attention | all but what is inside the attention core | q·kᵀ, softmax, dropout, weights·v |
 # | offload | everything, in the *host's* memory | nothing: it copies |
 #
-# The fourth chooses by operator; the fifth is the "selective recomputation" of [Korthikanti et al.
-# 2022](https://arxiv.org/abs/2205.05198), section 5. **Your guess.** GPT-2, 8 sequences of 1,024 tokens, flash
-# attention: below stands its peak with everything kept. And with full recomputation?
+# The fourth chooses by operator; the fifth is the "[selective](../docs/glossary.md#selective-recomputation)
+# recomputation" of [Korthikanti et al. 2022](https://arxiv.org/abs/2205.05198), section 5. **Your guess.** GPT-2, 8
+# sequences of 1,024 tokens, flash attention: below stands its peak with everything kept. And with full recomputation?
 
 # %%
 gpt2 = TrainingRun("gpt2", micro_batch=8, seq_len=1024, precision="bf16-master")
@@ -230,9 +230,9 @@ timeline(measured["full"], "Backward has a tooth for each of the 12 blocks", ste
 predict("06.third", unit="%")
 
 # %% [markdown]
-# Estimate: Korthikanti et al.'s eq. 7 has a step's [FLOPs](../docs/glossary.md#flops), 72·b·L·s·h²(1 + s/6h +
-# V/12hL). Measure: PyTorch can count the FLOPs of each matrix product that it runs. Here is a small GPT with eager
-# attention, really run on your processor.
+# Estimate: Korthikanti et al.'s eq. 7 has a step's [FLOPs](../docs/glossary.md#flops), 72·b·L·s·h²(1 + s/6h + V/12hL).
+# Measure: PyTorch can count the FLOPs of each matrix product that it runs. Here is a small GPT with [eager
+# attention](../docs/glossary.md#eager-attention), really run on your processor.
 
 # %%
 from course_utils.estimating.published import korthikanti_model_flops
@@ -314,14 +314,14 @@ print(f"offload: {format_bytes(estimate(on_host).total, 'GB', 1)} at the peak, n
 print(f"but about {format_bytes(moved, 'GB', 0)} leave for the host and come back in every step")
 
 # %% [markdown]
-# Offloading is not in the picture because it pays in another coin: the link to the host. Whether copies hide behind
-# arithmetic depends on the machine; only a real GPU can say.
+# [Offloading](../docs/glossary.md#offloading) is not in the picture because it pays in another coin: the link to the
+# host. Whether copies hide behind arithmetic depends on the machine; only a real GPU can say.
 
 # %% [markdown]
 # ## "About 8 GB", "50 %"
-# Now judge the claims about GPT-2 XL with 32 sequences. ZeRO: about 60 GB of activations, "about 8 GB" with
-# checkpointing, [*the square root of the total*](https://arxiv.org/abs/1910.02054) (section 3.2). Slides: checkpointing
-# "reduces activations by about 50 %".
+# Now judge the claims about GPT-2 XL with 32 sequences. [ZeRO](../docs/glossary.md#zero): about 60 GB of activations,
+# "about 8 GB" with checkpointing, [*the square root of the total*](https://arxiv.org/abs/1910.02054) (section 3.2).
+# Slides: checkpointing "reduces activations by about 50 %".
 #
 # **Your guess.** By how many percent does full recomputation reduce what is kept when forward ends?
 
@@ -351,9 +351,9 @@ for name in ("none", "selective", "full"):
     print(f"{name:10s} keeps {format_bytes(kept, 'GB', 1):>8s} when forward ends, {kept / before:4.0%} of everything")
 
 # %% [markdown]
-# 60/√48 is near what is really there after the loss, checkpoints and log-softmax, but that is chance: neither is a
-# square root of anything. And 50 % is far off for full recomputation; perhaps somebody read "square root" as "half".
-# What comes nearest to it is the *selective* policy.
+# 60/√48 is near what is really there after the loss, checkpoints and [log-softmax](../docs/glossary.md#log-softmax),
+# but that is chance: neither is a square root of anything. And 50 % is far off for full recomputation; perhaps somebody
+# read "square root" as "half". What comes nearest to it is the *selective* policy.
 
 # %% [markdown]
 # ## By hand

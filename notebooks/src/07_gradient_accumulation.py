@@ -243,8 +243,8 @@ reveal("07.steps", len(paths["a step on each 4, same rate"]) - 1, unit="steps")
 # %% [markdown]
 # **The gap.** At the same rate, many small steps get to the minimum sooner, and then jump around it for ever, because
 # each sees 4 points only. With a 25th of the rate, 25 steps go about as far as one large one: as long as the gradient
-# hardly changes on the way, 25 steps of η/25 add up the same gradients. Remember this picture: read from right to
-# left, it is the linear scaling rule below.
+# hardly changes on the way, 25 steps of η/25 add up the same gradients. Remember this picture: read from right to left,
+# it is the [linear scaling rule](../docs/glossary.md#linear-scaling-rule) below.
 #
 # Now try it yourself: which sizes walk the large batch's path at its own rate, whatever fits into memory? And which
 # rate does a step on every single point need?
@@ -256,9 +256,9 @@ theta_explorer(size=4, group=1)
 
 # %% [markdown]
 # ## What adds up?
-# `.grad` has a number format, and it now adds up many small numbers. In [lesson 03](03_mixed_precision.ipynb) bf16
-# lost small updates to large weights. The same happens here: a sum of k gradients, and one more that is k times
-# smaller. Compare an accumulator in fp32 with one in bf16, both against fp64.
+# `.grad` has a number format, and it now adds up many small numbers. In [lesson 03](03_mixed_precision.ipynb)
+# [bf16](../docs/glossary.md#fp16-and-bf16) lost small updates to large weights. The same happens here: a sum of k
+# gradients, and one more that is k times smaller. Compare an accumulator in fp32 with one in bf16, both against fp64.
 
 # %%
 from course_utils.lessons.accumulation import accumulator_errors
@@ -333,8 +333,8 @@ print(f"2 × 4 minus 25 × 4: {two - peaks[4].total} bytes")
 # %% [markdown]
 # With one micro-batch, gradients appear in backward while activations go, so the two never stand there in full
 # together. From the second micro-batch on they do. A third or a hundredth adds nothing. The arithmetic is the same as
-# for the large batch, so accumulation is free in FLOPs. In time it costs what small matrices cost a GPU: it is less
-# busy. Choose the largest micro-batch that fits.
+# for the large batch, so accumulation is free in [FLOPs](../docs/glossary.md#flops). In time it costs what small
+# matrices cost a GPU: it is less busy. Choose the largest micro-batch that fits.
 #
 # And the puzzle of lesson 01, GPT-2 XL with 32 sequences? Cut it as well:
 
@@ -540,8 +540,9 @@ lines(
 # %% [markdown]
 # ## Try it
 # A classifier on made-up data, four layers, really trained here for 10 epochs, three times with different first
-# weights: batches of 16, and of 512, again k = 32. SGD with momentum; the warm-up takes 3 epochs. Its first weights are
-# larger than usual, so that it starts as steep as a deep network does. The figure puts it beside the published table.
+# weights: batches of 16, and of 512, again k = 32. SGD with [momentum](../docs/glossary.md#momentum); the
+# [warm-up](../docs/glossary.md#warm-up) takes 3 epochs. Its first weights are larger than usual, so that it starts as
+# steep as a deep network does. The figure puts it beside the published table.
 
 # %% tags=["nbval-ignore-output"]
 from course_utils.lessons.accumulation_figures import beside

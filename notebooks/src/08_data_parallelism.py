@@ -25,8 +25,8 @@
 # Each process is called a [rank](../docs/glossary.md#rank), and D is the number of ranks. Each holds a
 # [replica](../docs/glossary.md#replica) of the model: weights, gradients, optimizer states.
 #
-# **Your guess.** GPT-2 XL with Adam under autocast has 16 bytes of states a parameter: see the line below. On 8 ranks,
-# how many GB of states does each one hold?
+# **Your guess.** GPT-2 XL with Adam under [autocast](../docs/glossary.md#autocast) has 16 bytes of states a parameter:
+# see the line below. On 8 ranks, how many GB of states does each one hold?
 
 # %%
 from course_utils import TrainingRun, estimate, format_bytes
@@ -270,8 +270,8 @@ for name, run in runs.items():
 reveal("08.buckets", kept)
 
 # %% [markdown]
-# This is one of the places where ZeRO's "flat fp32 buffer", 6 GB for 1.5 billion parameters, comes from. It is no law:
-# it is a default, and one word switches it off.
+# This is one of the places where [ZeRO](../docs/glossary.md#zero)'s "flat fp32 buffer", 6 GB for 1.5 billion
+# parameters, comes from. It is no law: it is a default, and one word switches it off.
 
 # %% [markdown]
 # ## Overlap
@@ -318,8 +318,8 @@ overlap_figure(
 
 # %% [markdown]
 # ## Do not sync what you accumulate
-# Lesson 07 cut a batch into micro-batches. With DDP, each backward would all-reduce, though only the sum of all is
-# needed. `model.no_sync()` leaves the gradients on the rank:
+# Lesson 07 cut a batch into [micro-batches](../docs/glossary.md#micro-batch-and-global-batch). With DDP, each backward
+# would all-reduce, though only the sum of all is needed. `model.no_sync()` leaves the gradients on the rank:
 #
 # ```python
 # for i, (x, y) in enumerate(micro_batches):

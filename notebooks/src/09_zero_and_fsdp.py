@@ -121,7 +121,8 @@ reveal("09.price", psi["stage 3"] / psi["stage 0"], unit="times")
 # Formulas are promises. Now four processes of your computer train a small GPT together, each tracked. Stage 1 is
 # PyTorch's `ZeroRedundancyOptimizer`; stages 2 and 3 are [FSDP](../docs/glossary.md#fsdp)2, `fully_shard`, with
 # `reshard_after_forward` False and True. They run in fp32: 4 + 4 + 8 bytes a parameter. The sizes are odd on purpose,
-# so that 4 ranks divide almost nothing. A fifth run has mixed precision: it computes in bf16, and its shards are fp32.
+# so that 4 ranks divide almost nothing. A fifth run has mixed precision: it computes in
+# [bf16](../docs/glossary.md#fp16-and-bf16), and its shards are fp32.
 #
 # **Your guess.** Between backward and the optimizer's step, how many MB does rank 0 keep at stage 2?
 
@@ -224,8 +225,9 @@ print(f"stages 0 to 3: {found.lost_alike(*by_stage(run))}")
 # %% [markdown]
 # ## Why is the peak so much higher?
 # Between steps the formula holds. Within a step weights have to be whole somewhere, for a moment. **Your guess.**
-# Llama-3 8B on 64 ranks at stage 3, one sequence of 4,096 tokens on each, full recomputation, so that activations are
-# small. ZeRO's formula is printed below. How many GB does rank 0 take at its peak?
+# Llama-3 8B on 64 ranks at stage 3, one sequence of 4,096 tokens on each, full
+# [recomputation](../docs/glossary.md#activation-recomputation), so that activations are small. ZeRO's formula is
+# printed below. How many GB does rank 0 take at its peak?
 
 # %%
 from course_utils import TrainingRun, estimate, measure
@@ -354,8 +356,9 @@ temporaries = format_bytes(small.breakdown["temporaries"], "GB", 2)
 print(f"its peak is in {small.peak_phase}, where {temporaries} are temporaries")
 
 # %% [markdown]
-# With 8 ranks the step of the optimizer is fullest: its foreach temporaries are 4 bytes for each parameter of the
-# *shard*, 20Ψ/D in all. With 64 it is a gather. Which of the two wins depends on D.
+# With 8 ranks the step of the optimizer is fullest: its [foreach](../docs/glossary.md#foreach-for-loop-fused)
+# temporaries are 4 bytes for each parameter of the *shard*, 20Ψ/D in all. With 64 it is a gather. Which of the two wins
+# depends on D.
 
 # %% [markdown]
 # ## Try it
@@ -376,9 +379,9 @@ for stage in (1, 2, 3):
 
 # %% [markdown]
 # ## When is the price hidden?
-# Sending and computing can overlap. A token costs about 6 FLOPs a parameter ([Kaplan et al.
-# 2020](https://arxiv.org/abs/2001.08361), section 2.1), and a step sends a fixed number of bytes a parameter. So the
-# parameters cancel, and what remains is a number of tokens: with more of them on each rank, arithmetic takes longer
+# Sending and computing can overlap. A token costs about 6 [FLOPs](../docs/glossary.md#flops) a parameter ([Kaplan et
+# al. 2020](https://arxiv.org/abs/2001.08361), section 2.1), and a step sends a fixed number of bytes a parameter. So
+# the parameters cancel, and what remains is a number of tokens: with more of them on each rank, arithmetic takes longer
 # than sending.
 #
 # **Your guess.** An A100 computes at most 312·10¹² FLOPs a second and sends 300 GB/s over NVLink. Stage 3 sends 3Ψ
@@ -405,7 +408,8 @@ print(f"PCIe 4.0 with 16 lanes: 16 · 16 GT/s · 128/130 / 8 = {PCIE_4_X16 / 1e9
 
 # %% [markdown]
 # **The gap** to a real cluster: nobody reaches the rates of data sheets, latency comes on top when shards are small,
-# and accumulation changes the sums. FSDP2 gathers for each micro-batch anew, so stage 3 pays at least 2Ψ for each one.
+# and accumulation changes the sums. FSDP2 gathers for each
+# [micro-batch](../docs/glossary.md#micro-batch-and-global-batch) anew, so stage 3 pays at least 2Ψ for each one.
 
 # %% [markdown]
 # ## Offloading: the host as a rank
@@ -435,11 +439,11 @@ reveal("09.offload", offload(7_500_000_000).seconds(), unit="s")
 # ## What ZeRO does not cut: activations
 # ZeRO shards states. Every rank keeps all activations of its own micro-batch. To cut those, split the *matrices*:
 # [tensor parallelism](../docs/glossary.md#tensor-parallelism). Each of t ranks computes a part of the heads and of the
-# MLP. But norms, their dropout and the inputs of both halves stay whole on every rank. *Sequence parallelism* cuts
-# those along the sequence.
+# MLP. But norms, their dropout and the inputs of both halves stay whole on every rank. *[Sequence
+# parallelism](../docs/glossary.md#sequence-parallelism)* cuts those along the sequence.
 #
-# **Your guess.** GPT-3, one sequence, eager attention: all blocks keep what you see below. With tensor parallelism of
-# 8, by what factor does that fall?
+# **Your guess.** GPT-3, one sequence, [eager attention](../docs/glossary.md#eager-attention): all blocks keep what you
+# see below. With tensor parallelism of 8, by what factor does that fall?
 
 # %%
 from course_utils.estimating.megatron import activation_bytes

@@ -16,16 +16,18 @@
 # 01](01_where_did_the_memory_go.ipynb)) and how an optimizer steps ([lesson 02](02_adam.ipynb)). No GPU is needed:
 # where a measurement is simulated, it says so.
 #
-# So far you have added up tensors. But a GPU can be out of memory when the tensors would fit. The ZeRO paper reports
-# it of very large models, "in some extreme cases" with over 30 % of memory still available ([Rajbhandari et al.
-# 2020](https://arxiv.org/abs/1910.02054), section 3.2). The same section gives 6 GB to one buffer that most texts do
-# not mention. In this lesson you find both, first the buffer, then the missing third.
+# So far you have added up tensors. But a GPU can be [out of memory](../docs/glossary.md#out-of-memory) when the tensors
+# would fit. The [ZeRO](../docs/glossary.md#zero) paper reports it of very large models, "in some extreme cases" with
+# over 30 % of memory still available ([Rajbhandari et al. 2020](https://arxiv.org/abs/1910.02054), section 3.2). The
+# same section gives 6 GB to one buffer that most texts do not mention. In this lesson you find both, first the buffer,
+# then the missing third.
 
 # %% [markdown]
 # ## A buffer for all gradients at once
-# Some operations want all gradients in one piece: an all-reduce over the ranks, or the norm over all of them. The
-# simplest code copies every gradient into one [flat buffer](../docs/glossary.md#flat-buffer), in fp32 for accuracy.
-# The buffer is gone when the operation ends, but it counts where the memory is fullest.
+# Some operations want all gradients in one piece: an [all-reduce](../docs/glossary.md#all-reduce) over the ranks, or
+# the norm over all of them. The simplest code copies every gradient into one [flat
+# buffer](../docs/glossary.md#flat-buffer), in fp32 for accuracy. The buffer is gone when the operation ends, but it
+# counts where the memory is fullest.
 #
 # **Your guess.** How large is that buffer for GPT-2 XL?
 
@@ -63,9 +65,10 @@ bars(makers, title, highlight="a flat fp32 buffer", provenance="estimated from f
 
 # %% [markdown]
 # A [foreach](../docs/glossary.md#foreach-for-loop-fused) optimizer is the flat buffer under another name: it works on
-# all tensors at once, with one temporary for each. With fp32 master weights it needs two, the gradients in fp32 and
-# Adam's denominators. DistributedDataParallel copies gradients into *buckets* before it sends them; a bucket is 25 MiB,
-# but all of them stay. The for-loop, the fused kernel and bucket views show how to do without.
+# all tensors at once, with one temporary for each. With fp32 [master weights](../docs/glossary.md#master-weights) it
+# needs two, the gradients in fp32 and Adam's denominators. DistributedDataParallel copies gradients into *buckets*
+# before it sends them; a bucket is 25 MiB, but all of them stay. The for-loop, the fused kernel and bucket views show
+# how to do without.
 #
 # Now measure. GPT-2, AdamW's three ways to step: formula and simulated step, side by side.
 
@@ -117,7 +120,8 @@ print(f"norm of norms: {format_bytes(lean_bytes)}; both agree to 1 in 10,000: {a
 #
 # ## How memory is handed out
 # Asking the driver for memory is slow, and giving it back makes the program wait for the GPU. So PyTorch asks rarely,
-# for much, and keeps what it gets. This is the *caching allocator*, and it has few rules.
+# for much, and keeps what it gets. This is the *[caching allocator](../docs/glossary.md#caching-allocator)*, and it has
+# few rules.
 #
 # | rule | what it does |
 # |---|---|
@@ -129,9 +133,9 @@ print(f"norm of norms: {format_bytes(lean_bytes)}; both agree to 1 in 10,000: {a
 # | join | a freed block joins free neighbors in its own segment, never across segments |
 # | keep | nothing goes back to the driver, except empty segments when memory runs out or by `empty_cache()` |
 #
-# (Segments of large blocks are rounded up to 2 MiB. The rules are those of `c10/cuda/CUDACachingAllocator.cpp` in
-# PyTorch 2.13, and the [documentation](https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management) tells
-# how to change them.)
+# ([Segments](../docs/glossary.md#block-and-segment) of large blocks are rounded up to 2 MiB. The rules are those of
+# `c10/cuda/CUDACachingAllocator.cpp` in PyTorch 2.13, and the
+# [documentation](https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management) tells how to change them.)
 #
 # **Your guess.** A fresh process makes three tensors of 4 MiB. How many MiB does it take from the driver?
 
@@ -168,13 +172,14 @@ from course_utils.lessons.allocator_player import allocator_player
 allocator_player("a=4 b=4 c=4 d=12 e=512K -b f=2 -a -f g=7 -d h=11 i=13", event=7)
 
 # %% [markdown]
-# Some events are worth a second look. At 10, `g` asks for 7 MiB and gets 8, since a rest of 1 MiB is not split off.
-# At 9 and 11 memory is freed and *reserved* does not fall. At 13 two other segments have free memory, and the driver
-# is asked all the same, since no piece of it is large enough.
+# Some events are worth a second look. At 10, `g` asks for 7 MiB and gets 8, since a rest of 1 MiB is not split off. At
+# 9 and 11 memory is freed and *[reserved](../docs/glossary.md#allocated-and-reserved)* does not fall. At 13 two other
+# segments have free memory, and the driver is asked all the same, since no piece of it is large enough.
 #
 # ## A real step on the map
-# Now a real step: GPT-2, 8 sequences of 512 tokens, autocast, two steps. The simulation lists its allocations
-# in order; the replay puts each at an address. Move the slider through the step. (The map is large: give it a moment.)
+# Now a real step: GPT-2, 8 sequences of 512 tokens, [autocast](../docs/glossary.md#autocast), two steps. The simulation
+# lists its allocations in order; the replay puts each at an address. Move the slider through the step. (The map is
+# large: give it a moment.)
 
 # %%
 from course_utils import memory_map_page
@@ -218,7 +223,8 @@ counters(replayed, moments)
 # * *reserved*: what the allocator has taken from the driver. It grows, until memory runs out or by `empty_cache()`.
 # * *the driver's figure*: everything on the GPU, of all processes. `nvidia-smi` shows it. It is reserved memory, what
 #   libraries take past the allocator, and the contexts.
-# * *the context*: what CUDA itself takes in each process, for its kernels among others, before the first tensor.
+# * *the [context](../docs/glossary.md#context-cuda)*: what CUDA itself takes in each process, for its kernels
+#   among others, before the first tensor.
 #
 # The last two exist on a GPU only. What is known of them here:
 
@@ -296,8 +302,9 @@ for line in hole_keepers(tight, count=2):
 
 # %% [markdown]
 # Here is the reason why step 1 went well and step 2 does not. Adam makes its states in the *first* `optimizer.step()`.
-# By then the logits are gone and their segments are free, so best fit puts the embedding's state into one of them.
-# The state lives as long as the training, and from now on that segment can hold no logits.
+# By then the [logits](../docs/glossary.md#logits) are gone and their segments are free, so best fit puts the
+# embedding's state into one of them. The state lives as long as the training, and from now on that segment can hold no
+# logits.
 #
 # **The gap**, from the tensors' sum to what the card must have:
 
@@ -312,8 +319,9 @@ print(f"at the worst moment {worst:.0%} of what is reserved is stuck between ten
 # %% [markdown]
 # ## Why pieces do not add up
 # The smallest example that behaves like this. Twenty tensors of 4 MiB fill a GPU of 80 MiB. Of each five, the second
-# and the fourth are short-lived and freed. ZeRO's section 6.3 names this pattern: with recomputation, checkpoints stay
-# and what lies between them goes; in backward, gradients of weights stay and gradients of activations go.
+# and the fourth are short-lived and freed. ZeRO's section 6.3 names this pattern: with
+# [recomputation](../docs/glossary.md#activation-recomputation), checkpoints stay and what lies between them goes; in
+# backward, gradients of weights stay and gradients of activations go.
 
 # %%
 from course_utils.lessons.allocator_figures import segments_figure
@@ -435,10 +443,10 @@ print(f"on a card with {format_bytes(card, 'MB', 0)}: {replay(sorted_up, card).r
 
 # %% [markdown]
 # **The gap.** Each batch is a little longer than all before it. Its logits fit into no free block, so a new segment
-# comes, and the old one is empty from now on. That is no fragmentation: hardly anything is stuck, and a full card gets
-# the empty segments back, with a retry for nearly every batch. But no other process can use them, and retries cost
-# time. From long to short each batch fits into the first one's segments. So let the longest batch come first: it also
-# tells you at once whether memory suffices.
+# comes, and the old one is empty from now on. That is no [fragmentation](../docs/glossary.md#fragmentation): hardly
+# anything is stuck, and a full card gets the empty segments back, with a retry for nearly every batch. But no other
+# process can use them, and retries cost time. From long to short each batch fits into the first one's segments. So let
+# the longest batch come first: it also tells you at once whether memory suffices.
 
 # %% [markdown]
 # ## A snapshot, and a leak in it
@@ -491,8 +499,8 @@ print(f"{path.name}: {', '.join(snapshot)}")
 print(f"{len(snapshot['segments'])} segments, a history of {len(snapshot['device_traces'][0])} entries")
 
 # %% [markdown]
-# A snapshot has two halves: the *segments* as they are at the end, with their blocks, and the *history* that led there.
-# For a leak the first half is enough. Who is still alive, and since when?
+# A [snapshot](../docs/glossary.md#memory-snapshot) has two halves: the *segments* as they are at the end, with their
+# blocks, and the *history* that led there. For a leak the first half is enough. Who is still alive, and since when?
 
 # %%
 alive = [

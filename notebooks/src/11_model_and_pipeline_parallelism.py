@@ -310,10 +310,10 @@ for name, found in by_schedule(ranks).items():
 
 # %% [markdown]
 # ## Which parallelism, when?
-# You have met four ways to use many GPUs: replicas, [ZeRO](../docs/glossary.md#zero), cutting every matrix
-# ([tensor parallelism](../docs/glossary.md#tensor-parallelism)), cutting between layers. What each costs depends on the
-# model and the cluster. So compute it: Llama-3 70B, 4,096 tokens, 512 sequences a step, on 8 nodes of 8 H100s. Within a
-# node GPUs talk over NVLink, between nodes over a network of 50 GB/s for each GPU (400 Gb/s).
+# You have met four ways to use many GPUs: [replicas](../docs/glossary.md#replica), [ZeRO](../docs/glossary.md#zero),
+# cutting every matrix ([tensor parallelism](../docs/glossary.md#tensor-parallelism)), cutting between layers. What each
+# costs depends on the model and the cluster. So compute it: Llama-3 70B, 4,096 tokens, 512 sequences a step, on 8 nodes
+# of 8 H100s. Within a node GPUs talk over NVLink, between nodes over a network of 50 GB/s for each GPU (400 Gb/s).
 #
 # **Your guess.** Of the time that these GPUs would need at their peak rate for arithmetic alone, how much more does the
 # best plan that fits take, in percent?

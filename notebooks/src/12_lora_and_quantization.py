@@ -18,8 +18,9 @@
 #
 # Somebody gives you a trained model, and you want to teach it a little more. Do all of its weights have to learn? And
 # those that don't: do they need 16 bits? [LoRA](../docs/glossary.md#lora) answers the first question,
-# [quantization](../docs/glossary.md#quantization) the second, QLoRA both at once. You will build each of them, try
-# them on a small model that has really learned something, and account for what they save and what they do not.
+# [quantization](../docs/glossary.md#quantization) the second, [QLoRA](../docs/glossary.md#qlora) both at once. You will
+# build each of them, try them on a small model that has really learned something, and account for what they save and
+# what they do not.
 
 # %% [markdown]
 # ## Two thin matrices
@@ -129,8 +130,8 @@ reveal("12.factors", sum(alive["paper: B·A, B zero"]), unit="of two")
 # %% [markdown]
 # ## What it saves, and what it does not
 # Gradients and optimizer states exist for parameters that learn. With a percent of them learning, both are nearly gone.
-# And activations? **Your guess.** GPT-2, 4 sequences of 512 tokens, autocast, LoRA of rank 8 on all matrices of the
-# blocks. By how many percent does that lower the activations that forward keeps?
+# And activations? **Your guess.** GPT-2, 4 sequences of 512 tokens, [autocast](../docs/glossary.md#autocast), LoRA of
+# rank 8 on all matrices of the blocks. By how many percent does that lower the activations that forward keeps?
 
 # %%
 predict("12.activations", unit="%")
@@ -180,7 +181,7 @@ for name, layer in layers.items():
 # same input for dL/dA. So LoRA on *every* matrix keeps what full training keeps, and x·Aᵀ on top; all that it saves is
 # the head's input, and what comes before the first factor. LoRA on attention alone spares the MLP's inputs. Everything
 # else (GELU's input, attention's own tensors, the loss) is kept for the gradient that has to travel through. The
-# recomputation of lesson 06 is the cure, with LoRA as without.
+# [recomputation](../docs/glossary.md#activation-recomputation) of lesson 06 is the cure, with LoRA as without.
 #
 # And the rank? It decides what can be learned, and hardly what it costs:
 
@@ -269,8 +270,8 @@ print("same loss on the sonnets:", abs(mean_loss(plain, sonnets()) - tuned[8].ne
 
 # %% [markdown]
 # ## Round to a grid
-# Now the weights that stay. *Absmax* quantization to 4 bits: divide by a scale that maps the largest magnitude to 7,
-# round to whole numbers, store those and the scale.
+# Now the weights that stay. *[Absmax](../docs/glossary.md#absmax-quantization)* quantization to 4 bits: divide by a
+# scale that maps the largest magnitude to 7, round to whole numbers, store those and the scale.
 
 # %%
 w = torch.tensor([0.31, -0.04, 0.12, -0.70, 0.07, 0.45])
@@ -328,8 +329,9 @@ for name, group in groups.items():
 
 # %% [markdown]
 # ### The zero point
-# Absmax is made for numbers around zero. A GELU's output is never below −0.17, so half of the grid lies idle. A *zero
-# point* moves the grid: x ≈ (code − z)·scale ([Jacob et al. 2018](https://arxiv.org/abs/1712.05877), eq. 1).
+# Absmax is made for numbers around zero. A GELU's output is never below −0.17, so half of the grid lies idle. A *[zero
+# point](../docs/glossary.md#zero-point)* moves the grid: x ≈ (code − z)·scale ([Jacob et al.
+# 2018](https://arxiv.org/abs/1712.05877), eq. 1).
 
 # %%
 from course_utils.lessons.quantization import zero_point
@@ -368,7 +370,8 @@ code_picture(scaled, {"absmax, 4 bits": [k / 7 for k in range(-7, 8)], "NF4": nf
              "NF4 puts its values where the weights are")  # fmt: skip
 
 # %% [markdown]
-# **Your guess.** Same blocks of 64, same bits: by how many percent is NF4's error smaller than absmax's?
+# **Your guess.** Same [blocks of 64](../docs/glossary.md#block-wise-quantization), same bits: by how many percent is
+# NF4's error smaller than absmax's?
 
 # %%
 predict("12.nf4", unit="%")
@@ -399,9 +402,10 @@ for name, rounded in {"absmax": absmax(blocks, 4, 64), "NF4": by_nf4, "Lloyd's c
 
 # %% [markdown]
 # ## After training
-# *Post-training quantization* takes a trained model and rounds it, without another step. What counts then is the
-# model's loss. **Your guess.** The language model, all matrices of its blocks rounded by absmax with one scale a row:
-# what is the smallest number of bits that raises its loss by less than 2 %?
+# *[Post-training](../docs/glossary.md#post-training-quantization) quantization* takes a trained model and rounds it,
+# without another step. What counts then is the model's loss. **Your guess.** The language model, all matrices of its
+# blocks rounded by absmax with one scale a row: what is the smallest number of bits that raises its loss by less
+# than 2 %?
 
 # %%
 predict("12.enough", unit="bits")
@@ -432,7 +436,7 @@ reveal("12.enough", enough["each row"], unit="bits")
 # %% [markdown]
 # Weights are half of the scheme. To *compute* in 8 bits, the inputs of each matrix have to be rounded as well, and
 # their scale must be known before. So the model reads some text once, and somebody notes the largest input of each
-# layer: *calibration*.
+# layer: *[calibration](../docs/glossary.md#calibration)*.
 
 # %%
 from course_utils.lessons.quantization import calibrate, with_rounded_inputs
@@ -449,9 +453,9 @@ for k in (8, 6, 4):
 # %% [markdown]
 # ## Two factors that cluster
 # A stranger idea: write W as a sum U + V·Q with Q orthogonal, such that U and V are easy to quantize. In two bases at
-# once (an *overdetermined* basis) a matrix can be written in many ways, and [Merkulov et al.
-# 2024](https://arxiv.org/abs/2404.09737) choose one in which no entry of either factor is large. The entries then
-# gather around a few peaks, and each is replaced by the nearest peak.
+# once (an *[overdetermined](../docs/glossary.md#overdetermined-basis)* basis) a matrix can be written in many ways, and
+# [Merkulov et al. 2024](https://arxiv.org/abs/2404.09737) choose one in which no entry of either factor is large. The
+# entries then gather around a few peaks, and each is replaced by the nearest peak.
 #
 # Ours is a simple version. One step adds ±c to every entry of U, or of V, whichever lowers the remainder R more: the
 # signs of R are the best signs, and the mean of |R| is the best c. Such a step costs one bit a number.
@@ -568,8 +572,8 @@ for b, s in ((1, 512), (1, 2048), (16, 512)):
 reveal("12.qlora", estimate(qlora).total)
 
 # %% [markdown]
-# Both of the paper's figures hold; the 780 are without master weights. But mind the conditions: with 16 sequences at
-# once the activations put it over 48 GB.
+# Both of the paper's figures hold; the 780 are without [master weights](../docs/glossary.md#master-weights). But mind
+# the conditions: with 16 sequences at once the activations put it over 48 GB.
 #
 # An estimate of a model that you cannot run is only as good as one of a model that you can:
 

@@ -23,8 +23,9 @@
 
 # %% [markdown]
 # ## Nine answers to one question
-# The question: Llama 3.1 8B, two sequences of 8,192 tokens, bf16 autocast, AdamW, flash attention, one GPU, nothing
-# recomputed. How much memory does training take?
+# The question: Llama 3.1 8B, two sequences of 8,192 tokens, [bf16](../docs/glossary.md#fp16-and-bf16) autocast, AdamW,
+# [flash attention](../docs/glossary.md#flashattention), one GPU, nothing recomputed. How much memory does training
+# take?
 #
 # **Your guess.** How many times the smallest of nine answers is the largest?
 
@@ -174,8 +175,8 @@ cases = {model: (run, real[model]) for model, run in runs.items()}
 mender(cases, "EleutherAI cookbook")
 
 # %% [markdown]
-# **Your guess.** ZeRO's sum for Llama 3.1 8B: 16 bytes a parameter, and activations of 12·h·b·s·L numbers. Which term
-# is its largest, and how many GB does that term lack?
+# **Your guess.** [ZeRO](../docs/glossary.md#zero)'s sum for Llama 3.1 8B: 16 bytes a parameter, and activations of
+# 12·h·b·s·L numbers. Which term is its largest, and how many GB does that term lack?
 
 # %%
 predict("13.zero", unit="GB")
@@ -244,9 +245,10 @@ print(f"its blocks alone: {off['Korthikanti: blocks']:+.2f} %")
 print(f"it has 4·s·b·V for logits in fp32, the step keeps 2·s·b·V: {200 * s * b * V / counted:+.1f} %")
 
 # %% [markdown]
-# **The gap.** The blocks are right to a fraction of a percent. Korthikanti et al. have logits in fp32, and this step
-# keeps a 16-bit log-softmax: that is the rest. The same formula missed Llama's peak by a factor of three. It was not
-# the formula that changed.
+# **The gap.** The blocks are right to a fraction of a percent. Korthikanti et al. have
+# [logits](../docs/glossary.md#logits) in fp32, and this step keeps a 16-bit
+# [log-softmax](../docs/glossary.md#log-softmax): that is the rest. The same formula missed Llama's peak by a factor of
+# three. It was not the formula that changed.
 #
 # And the others on this run, each compared with what *it* counts:
 
@@ -341,8 +343,8 @@ print(f"{len(ERRATA)} claims, each with its evidence, computed now:")
 errata_table()
 
 # %% [markdown]
-# The same table is a page of its own: [what the sources got wrong](../docs/errata.md), built from the list and kept
-# equal to it by a test. Read it twice. Once for the numbers; and once for the *kinds* of mistake, which are few:
+# Each of them is an [erratum](../docs/glossary.md#erratum). The same table is a page of its own: [what the
+# sources got wrong](../docs/errata.md), built from the list and kept equal to it by a test. Read it twice. Once for the numbers; and once for the *kinds* of mistake, which are few:
 #
 # | kind of mistake | how you notice |
 # |---|---|

@@ -54,7 +54,8 @@ print(
 # what the driver lists.
 #
 # One more deduction is ours: an estimate has no [fragmentation](../docs/glossary.md#fragmentation) and no workspaces in
-# it. So a plan counts as fitting if it does with 5 % in reserve.
+# it. So a [plan](../docs/glossary.md#plan) counts as fitting if it does with 5 % in
+# [reserve](../docs/glossary.md#reserve).
 
 # %% [markdown]
 # ## The course's first question
@@ -63,7 +64,8 @@ print(
 # loss is taken. `fit` looks through all of these. Each choice has a price in time, worked out from the card's data
 # sheet: arithmetic done again, weights read again, bytes sent over the link.
 #
-# **Your guess.** `fit` takes the plan that loses the least time. How many sequences are in its micro-batch?
+# **Your guess.** `fit` takes the plan that loses the least time. How many sequences are in its
+# [micro-batch](../docs/glossary.md#micro-batch-and-global-batch)?
 
 # %%
 predict("14.micro", unit="sequences")
@@ -88,8 +90,8 @@ reveal("14.micro", plan.best.run.micro_batch, unit="sequences")
 print(plan.best.run.code())
 
 # %% [markdown]
-# **The gap.** One would expect the largest micro-batch that fits with *full* recomputation. Look where the lost seconds
-# come from:
+# **The gap.** One would expect the largest micro-batch that fits with *full*
+# [recomputation](../docs/glossary.md#activation-recomputation). Look where the lost seconds come from:
 
 # %%
 from course_utils.estimating.step_time import step_seconds
@@ -107,7 +109,8 @@ print(f"peaks: {format_bytes(plan.best.peak, 'GB', 1)} and {format_bytes(estimat
 #
 # ## The recipe, too
 # The opening question spoke of 16-bit weights with [master weights](../docs/glossary.md#master-weights), not of
-# autocast. That changes how gradients are rounded, so `fit` takes it only if you allow it.
+# [autocast](../docs/glossary.md#autocast). That changes how gradients are rounded, so `fit` takes it only if you allow
+# it.
 #
 # **Your guess.** With that recipe allowed, how much recomputation does the best plan need? Answer with the percent of
 # forward that runs again: 0 for none, 100 for full.
@@ -213,8 +216,9 @@ for name, one in chosen.items():
           f"{'':10s} {one.run.code()}")  # fmt: skip
 
 # %% [markdown]
-# Each has its price. Pure bf16 loses small updates ([lesson 03](03_mixed_precision.ipynb)), Adafactor is another
-# optimizer ([lesson 02](02_adam.ipynb)), LoRA trains a fraction of the weights ([lesson
+# Each has its price. Pure [bf16](../docs/glossary.md#fp16-and-bf16) loses small updates ([lesson
+# 03](03_mixed_precision.ipynb)), [Adafactor](../docs/glossary.md#adafactor) is another optimizer ([lesson
+# 02](02_adam.ipynb)), [LoRA](../docs/glossary.md#lora) trains a fraction of the weights ([lesson
 # 12](12_lora_and_quantization.ipynb)). `fit` knows bytes and seconds. What the model learns, it does not know.
 #
 # ## … and on eight
@@ -247,8 +251,8 @@ print({kind: format_bytes(size, "GB", 1) for kind, size in estimate(run).items()
 
 # %% [markdown]
 # ## An old card
-# A T4: 16 GB on the label, no bf16, no flash kernel, little bandwidth. `fit` knows that, and begins with autocast in
-# fp16 and the [efficient kernel](../docs/glossary.md#efficient-attention).
+# A T4: 16 GB on the label, no bf16, no [flash](../docs/glossary.md#flashattention) kernel, little bandwidth. `fit`
+# knows that, and begins with autocast in fp16 and the [efficient kernel](../docs/glossary.md#efficient-attention).
 #
 # **Your guess.** GPT-2 comes with 124, 355, 774 and 1,558 million parameters. What is the largest that a T4 trains, all
 # weights, 32 sequences a step? Answer in millions.
@@ -275,8 +279,8 @@ path_table(found[fits[-1]])
 # %% [markdown]
 # ## Six runs that did not fit
 # Plans fail in practice, and then all you have is a message and, if you were careful, a timeline. Here are six runs
-# that ran out of memory. Each really did: its allocations went through the allocator until one found no room. The
-# owners tell you the model and the batch; what they did wrong, they do not know.
+# that ran [out of memory](../docs/glossary.md#out-of-memory). Each really did: its allocations went through the
+# allocator until one found no room. The owners tell you the model and the batch; what they did wrong, they do not know.
 #
 # **Your guess.** First look at this message. The tensor that found no room: how many bytes has it for each token and
 # each entry of the vocabulary?

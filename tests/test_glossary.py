@@ -1,0 +1,94 @@
+"""Does each term say what it is and where it is taught, and does each lesson link the terms that it uses?"""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from course_utils.authoring.build import ROOT, committed_notebooks
+
+ENTRY = re.compile(
+    r'^<span id="([^"]+)"></span>\n\n## (.+)\n((?:.+\n)+)\n((?:Letters? .+ · )?)\[lesson (\d\d)\]\((.+)\)$', re.M
+)
+TEXT = (ROOT / "docs/glossary.md").read_text(encoding="utf-8")
+ENTRIES = {
+    anchor: (heading, said, letter, number, path) for anchor, heading, said, letter, number, path in ENTRY.findall(TEXT)
+}
+LINK = re.compile(r"\((?:\.\./)?(?:docs/)?glossary\.md#([^)]+)\)")
+LESSONS = committed_notebooks(ROOT, "notebooks")
+
+ORDINARY = {
+    *("bias", "block", "bucket", "calibration", "checkpoint", "context", "embedding", "for-loop", "fused", "learned"),
+    *("ledger", "peak", "plan", "quantization", "rank", "replica", "reserve", "segment", "shard", "storage"),
+    *("temporaries", "vocabulary"),
+}
+"""Words that also mean something else, or that stand everywhere: linked in the lesson that teaches them."""
+
+FROM_THE_START = {"activations", "gradients", "adam", "adamw", "gib", "optimizer states", "simulated gpu", "provenance"}
+"""Terms that lessons 00 and 01 link and that every later lesson takes for known."""
+
+
+def slug(heading: str) -> str:
+    """What the website and GitHub call a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def markdown(path: Path) -> str:
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    return "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+
+
+def prose(text: str) -> str:
+    """The paragraphs, without headings, tables, lists, code and links."""
+    blocks = [
+        block
+        for block in re.split(r"\n\s*\n", text)
+        if not re.match(r"#|\||[-*+] |\d+\. |<|!\[|\*\*(Rem|Bre|Che)", block)
+    ]
+    return re.sub(r"`[^`]*`|\[[^\]]*\]\([^)]*\)", "·", "\n\n".join(blocks))
+
+
+def names(heading: str) -> list[str]:
+    """The words that stand for a term: "Adam, AdamW" has two."""
+    return [name for name in re.split(r", | and ", re.sub(r" \(.*\)", "", heading)) if len(name) > 2]
+
+
+def test_every_entry_has_anchor_definition_and_lesson() -> None:
+    assert len(ENTRIES) == len(re.findall(r"^## ", TEXT, re.MULTILINE)) >= 100
+    for anchor, (heading, said, _, number, path) in ENTRIES.items():
+        assert anchor == slug(heading)
+        assert said.strip().endswith((".", ")")), heading
+        assert path.startswith(f"../notebooks/{number}_") and (ROOT / "docs" / path).exists(), heading
+    headings = [heading.lower() for heading, *_ in ENTRIES.values()]
+    assert headings == sorted(headings), "terms are in alphabetical order"
+
+
+@pytest.mark.parametrize("anchor", ENTRIES)
+def test_the_lesson_that_teaches_a_term_links_back_to_it(anchor: str) -> None:
+    heading, _, letter, number, path = ENTRIES[anchor]
+    text = markdown(ROOT / "docs" / path)
+    assert anchor in LINK.findall(text), f"lesson {number} does not link {heading}"
+    for name in re.split(r", |·", letter.removesuffix(" · ").partition(" ")[2]):
+        assert name in text + TEXT, f"{heading} has a letter {name} that nobody uses"
+
+
+@pytest.mark.parametrize("path", [*LESSONS, *sorted((ROOT / "docs").glob("*.md"))], ids=lambda path: path.stem)
+def test_every_link_leads_to_a_term(path: Path) -> None:
+    text = markdown(path) if path.suffix == ".ipynb" else path.read_text(encoding="utf-8")
+    assert set(LINK.findall(text)) <= set(ENTRIES)
+
+
+@pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
+def test_a_lesson_links_the_terms_that_it_uses(path: Path) -> None:
+    """Write `[term](../docs/glossary.md#anchor)` where the lesson first uses it; the anchor stands in the glossary."""
+    text = markdown(path)
+    linked, words = set(LINK.findall(text)), prose(text)
+    missing = [
+        f"#{anchor}"
+        for anchor, (heading, *_) in ENTRIES.items()
+        for name in names(heading)
+        if name.lower() not in ORDINARY | FROM_THE_START and anchor not in linked
+        if re.search(rf"(?<![\w/-]){re.escape(name)}(?![\w-])", words, 0 if name == "ZeRO" else re.IGNORECASE)
+    ]
+    assert missing == []

@@ -1,0 +1,39 @@
+"""Has each exercise its three hints, and each lesson its quiz? Where a check only says what is off, these help on."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from course_utils.authoring.build import ROOT, committed_notebooks
+from course_utils.quizzes import lessons as lessons_with_a_quiz
+
+HINT = re.compile(r"<details><summary>Hint (\d): (.+?)</summary>\n\n(.+?)\n\n</details>", re.DOTALL)
+EXERCISES = committed_notebooks(ROOT, "exercises")
+
+
+def cells(path: Path) -> list[dict]:
+    return json.loads(path.read_text(encoding="utf-8"))["cells"]
+
+
+@pytest.mark.parametrize("path", EXERCISES, ids=lambda path: path.stem)
+def test_every_exercise_has_three_hints_that_are_closed_until_opened(path: Path) -> None:
+    text = "\n\n".join("".join(cell["source"]) for cell in cells(path) if cell["cell_type"] == "markdown")
+    _, *parts = re.split(r"^## (?=\d+ · )", text, flags=re.MULTILINE)
+    assert len(parts) >= 4
+    for part in parts:
+        hints = HINT.findall(part)
+        assert [number for number, *_ in hints] == ["1", "2", "3"], part.splitlines()[0]
+        assert part.count("<details") == 3 and "<details open" not in part
+        assert len({summary for _, summary, _ in hints}) == 3 and all(len(said) > 20 for *_, said in hints)
+
+
+def test_every_lesson_that_has_exercises_shows_its_quiz() -> None:
+    numbers = [int(path.name[:2]) for path in EXERCISES]
+    assert numbers == list(range(1, 15)) == lessons_with_a_quiz()
+    for path in committed_notebooks(ROOT, "notebooks")[1:]:
+        shown = [cell for cell in cells(path) if f"quiz({int(path.name[:2])})" in "".join(cell["source"])]
+        assert len(shown) == 1, path.name
+        (output,) = shown[0]["outputs"]
+        assert "".join(output["data"]["text/plain"]).startswith(f"Quiz of lesson {path.name[:2]}")
