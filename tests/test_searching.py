@@ -105,8 +105,8 @@ def test_quiz_questions_are_computed_where_a_notebook_shows_none(tmp_path: Path)
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        ("memmory", "did you mean 'memory'?"),
-        ("reserved memmory", "did you mean 'memory' for 'memmory'?"),
+        ("fragmentatn", "did you mean 'fragmentation'?"),
+        ("reserved fragmentatn", "did you mean 'fragmentation' for 'fragmentatn'?"),
         ("xqzzy", "try another word"),
         ("quantile bubble adafactor", "ask for fewer words"),
     ],
@@ -162,6 +162,6 @@ def test_the_command_needs_python_alone(capsys: pytest.CaptureFixture[str]) -> N
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, env={**os.environ})
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[2] == "glossary: Allocated and reserved" and "docs/glossary.md" in done.stdout
-    assert main(["find", "memmory"]) == 1 and "did you mean 'memory'?" in capsys.readouterr().err
+    assert main(["find", "fragmentatn"]) == 1 and "did you mean 'fragmentation'?" in capsys.readouterr().err
     assert main(["find"]) == 1 and "name what to look for" in capsys.readouterr().err
     assert main(["find", "--help"]) == 0 and "No solution" in capsys.readouterr().out

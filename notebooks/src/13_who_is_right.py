@@ -343,8 +343,9 @@ print(f"{len(ERRATA)} claims, each with its evidence, computed now:")
 errata_table()
 
 # %% [markdown]
-# Each of them is an [erratum](../docs/glossary.md#erratum). The same table is a page of its own: [what the
-# sources got wrong](../docs/errata.md), built from the list and kept equal to it by a test. Read it twice. Once for the numbers; and once for the *kinds* of mistake, which are few:
+# Each of them is an [erratum](../docs/glossary.md#erratum). The same table is a page of its own: [what the sources got
+# wrong](../docs/errata.md), built from the list and kept equal to it by a test. Read it twice. Once for the numbers;
+# and once for the *kinds* of mistake, which are few:
 #
 # | kind of mistake | how you notice |
 # |---|---|
