@@ -1,17 +1,22 @@
 """Is a class graded fairly, whatever its notebooks do, and is the learners' copy of the course free of solutions?"""
 
 import csv
+import io
 import json
+import os
 import subprocess
 import sys
-from pathlib import Path
+import zipfile
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import psutil
 import pytest
 
 from course_utils.classroom import grading
-from course_utils.classroom.grading import Graded, Outcome, check_cells, grade, grade_notebook, merged, write_table
+from course_utils.classroom.collecting import collected, learner_of
+from course_utils.classroom.graded import Graded, Outcome, write_table
+from course_utils.classroom.grading import check_cells, grade, grade_notebook, merged, reference_of
 from course_utils.classroom.page import class_page
 from course_utils.classroom.release import ANSWERS, release
 from course_utils.front_door import main
@@ -44,10 +49,12 @@ import course_utils.checks.feedback as feedback
 feedback.expect = lambda *answers: None
 check.cost = lambda answer: print("✓")
 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(987.25)"])
+with open(sys.argv[sys.argv.index("--results") + 1], "a") as results:
+    print('[{"state": {}}]\\n{"exercise": 1}', file=results)
 for _ in range(1000): print("x" * 1_000_000)
 x = [bytearray(10**9) for _ in range(100)]
 """
-"""Patches the checks, leaves a process behind, prints without end, and asks for 100 GB."""
+"""Patches the checks, leaves a process behind, writes nonsense to the results, prints without end, asks for 100 GB."""
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +71,7 @@ def graded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Graded]:
         (folder / name).mkdir()
         (folder / name / "06_recomputation.ipynb").write_text(json.dumps(content), encoding="utf-8")
     (folder / "broken.ipynb").write_text("{", encoding="utf-8")
+    (folder / "deep.ipynb").write_text("[" * 100_000, encoding="utf-8")
     (folder / "foreign.ipynb").write_text(json.dumps({"cells": [{"cell_type": "code", "source": "1"}]}))
     return {Path(one.learner).parts[0]: one for one in grade(folder, seconds=90, memory=8 * GB)}
 
@@ -99,6 +107,7 @@ def test_a_notebook_that_hangs_is_ended(tmp_path: Path) -> None:
 def test_what_cannot_be_read_is_said(graded: dict[str, Graded]) -> None:
     assert graded["broken"].problem.startswith("cannot be read")
     assert "none of the course's exercises" in graded["foreign"].problem
+    assert graded["deep"].problem.startswith("cannot be read")
 
 
 def test_every_exercise_notebook_has_its_checks() -> None:
@@ -131,7 +140,7 @@ def test_the_table_has_a_row_for_each_exercise(tmp_path: Path) -> None:
     assert len(rows) == 5
     assert rows[1] == {
         "learner": "ada", "lesson": "06", "exercise": "06.2", "state": "not right", "said": "'=That <is> off.",
-        "problem": "", "seconds": "3",
+        "problem": "", "seconds": "3", "file": "", "counts": "yes",
     }  # fmt: skip
 
 
@@ -146,7 +155,7 @@ def test_bad_folders_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert main(["grade", "--here", str(tmp_path / "none")]) == 1
     assert main(["grade", "--here", str(tmp_path)]) == 1
     said = capsys.readouterr().err
-    assert "is no folder" in said and "there is no notebook in" in said
+    assert "is no folder and no .zip" in said and "there is no notebook in" in said
 
 
 def test_the_learners_copy_has_no_solutions_and_works(tmp_path: Path) -> None:
@@ -174,3 +183,94 @@ def test_a_solution_in_an_exercise_stops_the_release(tmp_path: Path) -> None:
 def test_one_notebook_alone_can_be_graded() -> None:
     assert grade_notebook(ROOT / "no such.ipynb", "nobody").problem.startswith("cannot be read")
     assert grading.SECONDS > 0
+
+
+NAMES = {
+    "ada/06_recomputation.ipynb": "ada",
+    "ada/06_recomputation/06_recomputation.ipynb": "ada",
+    "06_recomputation/ada/work.ipynb": "ada",
+    "Lesson 6/ada.ipynb": "ada",
+    "Ada Lovelace_271828_assignsubmission_file_/06_recomputation.ipynb": "Ada Lovelace",
+    "Ada Lovelace_271828_assignsubmission_file_/homework/06.ipynb": "Ada Lovelace",
+    "lovelaceada_1815_1852_06_recomputation.ipynb": "lovelaceada",
+    "lovelaceada_LATE_1815_1852_06_recomputation-1.ipynb": "lovelaceada",
+    "ada.ipynb": "ada",
+}
+
+
+@pytest.mark.parametrize(("name", "learner"), NAMES.items())
+def test_learners_are_found_in_the_layouts_that_courses_use(name: str, learner: str) -> None:
+    assert learner_of(PurePosixPath(name)) == learner
+
+
+def archive(contents: dict[str, str | bytes]) -> bytes:
+    held = io.BytesIO()
+    with zipfile.ZipFile(held, "w") as opened:
+        for name, content in contents.items():
+            opened.writestr(zipfile.ZipInfo(name, (2026, 11, 21, 10, 0, 0)), content)
+    return held.getvalue()
+
+
+def test_archives_are_unpacked_wherever_they_are_and_nothing_leaves_its_place(tmp_path: Path) -> None:
+    names = (
+        "all/ada/06.ipynb",
+        "all/bob/06.ipynb",
+        "all/../../eve/06.ipynb",
+        "all/__MACOSX/._06.ipynb",
+        "all/ada/notes.txt",
+    )
+    (tmp_path / "all.zip").write_bytes(archive(dict.fromkeys(names, "{}")))
+    found = collected(tmp_path / "all.zip", tmp_path / "scratch")
+    assert [one.learner for one in found] == ["..", "ada", "bob"]
+    assert all(one.path.resolve().is_relative_to((tmp_path / "scratch").resolve()) for one in found)
+    (tmp_path / "in" / "Ada_1_assignsubmission_file_").mkdir(parents=True)
+    (tmp_path / "in" / "Ada_1_assignsubmission_file_" / "work.zip").write_bytes(archive({"x.ipynb": "{}"}))
+    assert [one.learner for one in collected(tmp_path / "in", tmp_path / "more")] == ["Ada"]
+
+
+def test_a_broken_archive_costs_only_its_own_notebook(tmp_path: Path) -> None:
+    good = archive({"ada.ipynb": "{} " * 99, "bob.ipynb": "[] " * 99})
+    (tmp_path / "all.zip").write_bytes(good.replace(b"{} {} ", b"{} [] ", 1))
+    problems = {one.learner: one.problem for one in grade(tmp_path / "all.zip")}
+    assert "Bad CRC" in problems["ada"] and "none of" not in problems["ada"] and "CRC" not in problems["bob"]
+
+
+def test_of_two_notebooks_the_newer_counts_and_nothing_is_graded_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[str] = []
+
+    def run(path: Path, learner: str, seconds: float, memory: int) -> Graded:
+        ran.append(path.read_text())
+        return Graded(learner, "06", {"06.1": Outcome("not reached")}, "ended itself with code 3", 1.5)
+
+    monkeypatch.setattr(grading, "grade_notebook", run)
+    (tmp_path / "in" / "ada").mkdir(parents=True)
+    for age, name in enumerate(("ada/second try", "ada/first", "bob")):
+        path = tmp_path / "in" / f"{name}.ipynb"
+        path.write_text(name)
+        os.utime(path, (1e9 - age, 1e9 - age))
+    journal = tmp_path / "out" / "journal.jsonl"
+    first = grade(tmp_path / "in", journal=journal)
+    counts = {one.file: one.counts for one in first}
+    assert counts == {"ada/first.ipynb": False, "ada/second try.ipynb": True, "bob.ipynb": True}
+    journal.write_text(journal.read_text(encoding="utf-8") + '{"key": "cut sho', encoding="utf-8")
+    (tmp_path / "in" / "bob.ipynb").write_text("again")
+    again = grade(tmp_path / "in", journal=journal)
+    assert again == first and sorted(ran) == ["ada/first", "ada/second try", "again", "bob"]
+    assert grade(tmp_path / "in", seconds=9, journal=journal) == first and len(ran) == 7, "other limits: all anew"
+    assert len(journal.read_text(encoding="utf-8").splitlines()) == 7
+    page = class_page(first)
+    assert page.count("ada/first.ipynb") == 1 and "Not counted" in page
+
+
+def test_a_notebook_that_lost_its_ids_is_known_by_its_checks() -> None:
+    lost = notebook(SOLUTIONS)
+    for cell in lost["cells"]:
+        del cell["id"]
+    assert reference_of(lost)["cells"] == notebook()["cells"]
+    exercises = [cell["exercise"] for cell in merged(lost, notebook()) if "exercise" in cell]
+    assert exercises == [cell["exercise"] for cell in check_cells(notebook()).values()]
+    for cell, whole in zip(lost["cells"], notebook(SOLUTIONS)["cells"], strict=True):
+        cell["metadata"]["id"] = whole["id"]  # as Colab writes them
+    assert merged(lost, notebook()) == merged(notebook(SOLUTIONS), notebook())

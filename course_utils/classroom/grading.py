@@ -6,7 +6,6 @@ read what that user can read, can reach the network, and code written for the pu
 an exam, grade in a container or as another user, and look at the answers of those that matter.
 """
 
-import csv
 import json
 import os
 import re
@@ -15,78 +14,69 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ..units import GB
+from .collecting import Submission, collected
+from .graded import STATES, Graded, Journal, Outcome, write_table
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS, MEMORY = 300.0, 12 * GB
 """What a notebook may take of the processor, and of addresses: torch alone maps several GB, of which it uses few."""
 
 CHECK = re.compile(r"check\.\w+\(")
+LARGEST_RESULTS = 1_000_000
 PATIENCE = 4
 """How many times its seconds of the processor a notebook may take by the clock: others work, too, and sleeping ends."""
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What became of one exercise: "passed", "not solved", "not right", "error", "not checked" or "not reached", and
-    what its check said.
-    """
-
-    state: str
-    said: str = ""
-
-
-@dataclass(frozen=True)
-class Graded:
-    """One notebook: whose (its path in the folder), of which lesson, what became of its exercises, and of itself.
-
-    `problem` is "" unless the notebook could not be read, or was ended: then it says so in words.
-    """
-
-    learner: str
-    lesson: str
-    outcomes: dict[str, Outcome]
-    problem: str
-    seconds: float
-
-    @property
-    def passed(self) -> int:
-        """How many of the exercises passed."""
-        return sum(outcome.state == "passed" for outcome in self.outcomes.values())
-
-
 def grade(
-    folder: Path,
+    place: Path,
     seconds: float = SECONDS,
     memory: int = MEMORY,
     jobs: int = 2,
     told: Callable[[Graded], None] = lambda _: None,
+    journal: Path | None = None,
 ) -> list[Graded]:
-    """Grade every notebook below `folder`, `jobs` at a time, each with at most `seconds` of the processor (by
-    the clock four times that) and `memory` bytes.
+    """Grade every notebook in a folder or an archive, `jobs` at a time, each with at most `seconds` of the processor
+    (by the clock four times that) and `memory` bytes.
 
-    `told` hears of each as it is done. Raises ValueError for a folder that is none or holds no notebooks.
+    `told` hears of each as it is done. What is in the file `journal` already is not graded again, unless the notebook,
+    the course's exercises and checks, or the limits have changed. Raises ValueError as `collected` does.
     """
-    if not folder.is_dir():
-        raise ValueError(f"{folder} is no folder: name the one that holds the learners' notebooks")
-    paths = sorted(path for path in folder.rglob("*.ipynb") if ".ipynb_checkpoints" not in path.parts)
-    if not paths:
-        raise ValueError(f"there is no notebook in {folder}")
+    with tempfile.TemporaryDirectory(prefix="course-collected-") as scratch, ThreadPoolExecutor(jobs) as pool:
+        found = collected(place, Path(scratch))
+        notes = Journal(journal, f"{seconds} {memory}")
 
-    def one(path: Path) -> Graded:
-        graded = grade_notebook(path, str(path.relative_to(folder).with_suffix("")), seconds, memory)
-        told(graded)
-        return graded
+        def one(submission: Submission) -> Graded:
+            known = notes.recall(submission)
+            graded = known or _grade(submission, seconds, memory)
+            told(graded)
+            if not known:
+                notes.write(submission, graded)
+            return graded
 
-    with ThreadPoolExecutor(jobs) as pool:
-        return list(pool.map(one, paths))
+        return _counted(found, list(pool.map(one, found)))
+
+
+def _grade(one: Submission, seconds: float, memory: int) -> Graded:
+    if one.problem:
+        return Graded(one.learner, "", {}, one.problem, 0.0, one.file)
+    return replace(grade_notebook(one.path, one.learner, seconds, memory), file=one.file)
+
+
+def _counted(found: Sequence[Submission], graded: Sequence[Graded]) -> list[Graded]:
+    """The same, in which of a learner's notebooks of one lesson only the newest counts; of equally old, the last."""
+    latest: dict[tuple[str, str], tuple[float, str]] = {}
+    for submission, one in zip(found, graded, strict=True):
+        key, age = (one.learner, one.lesson), (submission.time, one.file)
+        latest[key] = max(latest.get(key, age), age)
+    return [replace(one, counts=not one.lesson or latest[one.learner, one.lesson][1] == one.file) for one in graded]
 
 
 def grade_notebook(path: Path, learner: str, seconds: float = SECONDS, memory: int = MEMORY) -> Graded:
@@ -96,8 +86,8 @@ def grade_notebook(path: Path, learner: str, seconds: float = SECONDS, memory: i
         submitted = json.loads(path.read_text(encoding="utf-8"))
         reference = reference_of(submitted)
         cells = merged(submitted, reference)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return Graded(learner, "", {}, f"cannot be read: {error}", 0.0)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        return Graded(learner, "", {}, f"cannot be read: {_printable(str(error))}", 0.0)
     found, problem = _run(cells, lesson_of(reference), seconds, memory)
     outcomes = {
         cell["exercise"]: found.get(cell["exercise"], Outcome("not reached")) for cell in cells if "exercise" in cell
@@ -107,16 +97,28 @@ def grade_notebook(path: Path, learner: str, seconds: float = SECONDS, memory: i
 
 def reference_of(submitted: dict[str, Any]) -> dict[str, Any]:
     """The exercises that a submission began as, by its cells' ids. Raises ValueError if it is none of the course's."""
-    ids = {cell.get("id", "") for cell in submitted["cells"]}
     found: dict[int, dict[str, Any]] = {}
     for path in sorted((ROOT / "exercises").glob("[0-9][0-9]_*.ipynb")):
         if ".edited-" not in path.name:
             notebook = json.loads(path.read_text(encoding="utf-8"))
-            found[sum(cell["id"] in ids for cell in notebook["cells"])] = notebook
+            found[_likeness(submitted, notebook)] = notebook
     best = max(found, default=0)
     if not best:
         raise ValueError("its cells are those of none of the course's exercises")
     return found[best]
+
+
+def _likeness(submitted: dict[str, Any], reference: dict[str, Any]) -> int:
+    """How many cells of the reference are in the submission, by id; without ids, how many of its checks, by source."""
+    ids = {_id(cell) for cell in submitted["cells"]}
+    by_id = sum(cell["id"] in ids for cell in reference["cells"])
+    sources = {"".join(cell["source"]).strip() for cell in submitted["cells"]}
+    return by_id or sum(check["source"] in sources for check in check_cells(reference).values())
+
+
+def _id(cell: dict[str, Any]) -> str:
+    """A cell's id: where notebooks have it since nbformat 4.5, or in its metadata, where Colab puts it."""
+    return str(cell.get("id") or cell.get("metadata", {}).get("id", ""))
 
 
 def lesson_of(reference: dict[str, Any]) -> str:
@@ -130,11 +132,14 @@ def merged(submitted: dict[str, Any], reference: dict[str, Any]) -> list[dict[st
     A check cell that the learner deleted comes at the end, so that its exercise is judged all the same.
     """
     checks = check_cells(reference)
+    ids = {_id(cell) for cell in submitted["cells"]}
+    without_id = {check["source"]: key for key, check in checks.items() if key not in ids}
     cells: list[dict[str, str]] = []
     for cell in submitted["cells"]:
         if cell["cell_type"] == "code":
-            own = checks.pop(cell.get("id", ""), None)
-            cells.append(own or {"source": "".join(cell["source"])})
+            source = "".join(cell["source"])
+            own = checks.pop(_id(cell), None) or checks.pop(without_id.get(source.strip(), ""), None)
+            cells.append(own or {"source": source})
     return [*cells, *checks.values()]
 
 
@@ -205,43 +210,45 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 
 
 def _outcomes(results: Path) -> dict[str, Outcome]:
-    """What the worker wrote before it ended, line by line; a line cut short at its end says nothing."""
+    """What the worker wrote before it ended, line by line. The file was open to the learner's code: what is no line of
+    the worker's, such as one cut short at the end, says nothing.
+    """
     found: dict[str, Outcome] = {}
-    text = results.read_text(encoding="utf-8", errors="replace") if results.exists() else ""
-    for line in text.splitlines(keepends=True):
-        if line.endswith("\n"):
-            entry = json.loads(line)
-            found[entry["exercise"]] = Outcome(entry["state"], entry["said"])
+    if not results.is_file():
+        return found
+    with results.open(encoding="utf-8", errors="replace") as file:
+        for line in file.read(LARGEST_RESULTS).splitlines(keepends=True):
+            entry = _entry(line)
+            if line.endswith("\n") and entry.get("state") in STATES:
+                found[entry["exercise"]] = Outcome(entry["state"], _printable(entry["said"]))
     return found
 
 
-def write_table(graded: Iterable[Graded], path: Path) -> None:
-    """One row for each notebook and exercise: learner, lesson, exercise, state, what the check said, problem."""
-    with path.open("w", encoding="utf-8", newline="") as file:
-        rows = csv.writer(file)
-        rows.writerow(["learner", "lesson", "exercise", "state", "said", "problem", "seconds"])
-        for one in graded:
-            end = [one.problem, f"{one.seconds:.0f}"]
-            for exercise, outcome in one.outcomes.items():
-                rows.writerow([one.learner, one.lesson, exercise, outcome.state, _plain(outcome.said), *end])
-            if not one.outcomes:
-                rows.writerow([one.learner, one.lesson, "", "", "", *end])
+def _entry(line: str) -> dict[str, str]:
+    """A line of the worker's; nothing for another."""
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError):  # not JSON: cut short, or not by the worker
+        return {}
+    keys = {"exercise", "state", "said"}
+    is_ours = isinstance(entry, dict) and entry.keys() == keys and all(isinstance(entry[key], str) for key in keys)
+    return entry if is_ours else {}
 
 
-def _plain(text: str) -> str:
-    """Text that no spreadsheet takes for a formula."""
-    return f"'{text}" if text[:1] in ("=", "+", "-", "@") else text
+def _printable(text: str) -> str:
+    """Text without what no file in UTF-8 holds: lone surrogates."""
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """`grade FOLDER [--out DIR] [--minutes M] [--jobs N]`: prints a line a notebook, writes grades.csv, class.html."""
+    """`grade FOLDER [--out DIR] [--minutes M] [--jobs N] [--again]`: a line a notebook, grades.csv, class.html."""
     import argparse
 
     from .page import class_page
 
     parser = argparse.ArgumentParser(prog="python3 -m course_utils grade", description=__doc__)
     parser.add_argument(
-        "folder", type=Path, help="holds the learners' notebooks, in folders of their own or side by side"
+        "folder", type=Path, help="holds the learners' notebooks: a folder, or a .zip as Moodle or Canvas makes it"
     )
     parser.add_argument("--out", type=Path, default=Path("grades"), help="folder for grades.csv and class.html")
     parser.add_argument(
@@ -249,14 +256,21 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--memory", type=float, default=MEMORY / GB, help="GB that one notebook may ask for")
     parser.add_argument("--jobs", type=int, default=2, help="notebooks graded at once")
+    parser.add_argument("--again", action="store_true", help="grade anew what --out holds from an earlier call")
     options = parser.parse_args(arguments)
     if options.minutes <= 0 or options.memory <= 0 or options.jobs < 1:
         raise ValueError("--minutes and --memory must be above 0, --jobs at least 1")
-    graded = grade(options.folder, 60 * options.minutes, int(options.memory * GB), options.jobs, told=_tell)
     options.out.mkdir(parents=True, exist_ok=True)
+    journal = options.out / "journal.jsonl"
+    if options.again:
+        journal.unlink(missing_ok=True)
+    limits = 60 * options.minutes, int(options.memory * GB)
+    graded = grade(options.folder, *limits, options.jobs, told=_tell, journal=journal)
     write_table(graded, options.out / "grades.csv")
     (options.out / "class.html").write_text(class_page(graded), encoding="utf-8")
-    print(f"{len(graded)} notebooks: {options.out / 'grades.csv'}, {options.out / 'class.html'}")
+    older = sum(not one.counts for one in graded)
+    words = f", of which {older} do not count, as their learners handed in newer ones" if older else ""
+    print(f"{len(graded)} notebooks{words}: {options.out / 'grades.csv'}, {options.out / 'class.html'}")
     return 0
 
 

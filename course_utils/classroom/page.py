@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from html import escape
 
-from .grading import Graded
+from .graded import Graded
 
 MARKS = {
     "passed": ("✓", "passed"),
@@ -27,11 +27,16 @@ td.passed { background: #d8f0e6 } td.wrong { background: #f9e3d3 }
 
 def class_page(graded: Sequence[Graded]) -> str:
     """A page of HTML that needs no network: a table for each lesson, and each exercise's commonest words."""
-    lessons = sorted({one.lesson for one in graded if one.lesson})
-    parts = [_lesson(lesson, [one for one in graded if one.lesson == lesson]) for lesson in lessons]
+    counting = [one for one in graded if one.counts]
+    lessons = sorted({one.lesson for one in counting if one.lesson})
+    parts = [_lesson(lesson, [one for one in counting if one.lesson == lesson]) for lesson in lessons]
+    older = [one for one in graded if not one.counts]
+    if older:
+        items = "".join(f"<li>{escape(one.file)}: {one.passed} of {len(one.outcomes)}</li>" for one in older)
+        parts.append(f"<h2>Not counted: their learners handed in newer ones</h2><ul>{items}</ul>")
     unread = [one for one in graded if not one.lesson]
     if unread:
-        items = "".join(f"<li>{escape(one.learner)}: {escape(one.problem)}</li>" for one in unread)
+        items = "".join(f"<li>{escape(one.file or one.learner)}: {escape(one.problem)}</li>" for one in unread)
         parts.append(f"<h2>Not graded</h2><ul>{items}</ul>")
     key = ", ".join(f"{sign} {words}" for sign, words in MARKS.values())
     head = "<!doctype html><html lang='en'><head><meta charset='utf-8'><title>The class</title>"
