@@ -377,6 +377,14 @@ def colab(arguments: list[str]) -> int:
     return in_words(lambda: write_copies(rest))
 
 
+def links(arguments: list[str]) -> int:
+    """Prints links that open the lessons elsewhere; needs nothing but Python, so that `--here` changes nothing."""
+    from .classroom.links import main as print_links
+
+    _, rest = take_flag(arguments, "--here")
+    return in_words(lambda: print_links(rest))
+
+
 def in_words(work: Callable[[], int]) -> int:
     """What `work` returns. SetupError for what it refuses, and for files that cannot be written."""
     try:
@@ -551,9 +559,10 @@ COMMANDS = {
     "progress": Command("show which exercises and quizzes you have done", progress),
     "find": Command("search lessons, glossary and the rest: find reserved memory", find),
     "release": Command("copy the course without solutions: release FOLDER", release),
-    "grade": Command("grade a folder of notebooks: grade FOLDER --out grades", grade),
+    "grade": Command("grade a folder or a .zip of notebooks: grade FOLDER --out grades", grade),
     "nbgrader": Command("write the exercises as nbgrader's source: nbgrader FOLDER", nbgrader),
     "colab": Command("copy the notebooks for Google Colab: colab FOLDER --repository URL", colab),
+    "links": Command("print links that open the lessons on JupyterHub or Binder: links --repository URL", links),
     "build": Command("make the notebooks from their sources (--check: only compare)", build),
     "site": Command("make the website: site --out site", site),
     "slides": Command("make slides of lessons, with speaker notes: slides 05 --out slides", slides),

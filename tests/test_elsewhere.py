@@ -13,7 +13,7 @@ import nbformat
 import pytest
 import yaml
 
-from course_utils.classroom import colab, nbgrader_course
+from course_utils.classroom import colab, links, nbgrader_course
 from course_utils.classroom.grading import check_cells
 from course_utils.front_door import COMMANDS, ROOT, main
 
@@ -84,19 +84,54 @@ def test_binder_gets_the_torch_that_outputs_were_made_with():
     assert sys.platform == "win32" or os.access(script, os.X_OK)
 
 
-def test_the_hubs_settings_can_be_read():
+REPOSITORY = "https://example.org/you/course.git"
+PULL = "git-pull?repo=https%3A%2F%2Fexample.org%2Fyou%2Fcourse.git&branch=taught&urlpath=lab%2Ftree%2Fcourse%2F"
+
+
+def hub_settings(name: str) -> Any:
     from traitlets.config.loader import PyFileConfigLoader
 
-    settings = PyFileConfigLoader("jupyterhub_config.py", path=str(ROOT / ".binder")).load_config()
+    return PyFileConfigLoader(name, path=str(ROOT / "docs")).load_config()
+
+
+def test_the_hub_pulls_the_course_for_who_logs_in(monkeypatch, tmp_path):
+    monkeypatch.delenv("COURSE_REPOSITORY", raising=False)
+    monkeypatch.setenv("COURSE_ENVIRONMENT", str(tmp_path))
+    settings = hub_settings("jupyterhub_config.py")
     assert settings.Spawner.default_url == "/lab" and settings.Spawner.mem_limit.endswith("G")
+    assert settings.Spawner.cmd == [str(tmp_path / "bin" / "jupyterhub-singleuser")]
+    assert "authenticator_class" not in settings.JupyterHub, "accounts are the hub's own"
+    monkeypatch.setenv("COURSE_REPOSITORY", REPOSITORY)
+    monkeypatch.setenv("COURSE_BRANCH", "taught")
+    pulls = links.pull_path(REPOSITORY, "taught", links.FIRST)
+    assert hub_settings("jupyterhub_config.py").Spawner.default_url == pulls
+    trying = hub_settings("jupyterhub_try.py")
+    assert trying.JupyterHub.bind_url.startswith("http://127.0.0.1:"), "one password for all: for this machine alone"
+    assert trying.Spawner.default_url == pulls
 
 
-def test_links_of_the_page_open_what_is_there():
+def test_links_have_the_forms_that_their_places_ask_for(capsys):
+    assert links.hub_link("https://hub.example.org/", REPOSITORY, "taught") == (
+        f"https://hub.example.org/hub/user-redirect/{PULL}notebooks%2F00_start_here.ipynb"
+    )
+    assert links.binder_link(REPOSITORY, "a/b") == (
+        "https://mybinder.org/v2/git/https%3A%2F%2Fexample.org%2Fyou%2Fcourse.git/a%2Fb"
+        "?labpath=notebooks%2F00_start_here.ipynb"
+    )
+    colab_start = "https://colab.research.google.com/github/you/course/blob/main/notebooks/"
+    assert links.colab_link("https://github.com/you/course.git").startswith(colab_start)
+    assert main(["links", "--repository", REPOSITORY, "--branch", "taught", "--hub", "https://h.example.org"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(list((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))) and all(PULL in x for x in lines)
+    with pytest.raises(ValueError, match="from GitHub"):
+        links.colab_link(REPOSITORY)
+
+
+def test_commands_of_the_page_are_there():
     text = (ROOT / "docs/classroom.md").read_text(encoding="utf-8")
-    paths = re.findall(r"(?:lab/tree/COURSE/|labpath=|/blob/BRANCH/|lab/tree/)(notebooks/[\w.]+)", text)
-    assert len(paths) >= 2 and all((ROOT / path).exists() for path in paths)
-    assert {"release", "grade", "nbgrader", "colab", "slides"} <= set(re.findall(r"course_utils (\w+)", text))
+    assert {"release", "grade", "nbgrader", "colab", "links", "slides"} <= set(re.findall(r"course_utils (\w+)", text))
     assert set(re.findall(r"python3 -m course_utils (\w+)", text)) <= set(COMMANDS)
+    assert all((ROOT / path).exists() for path in re.findall(r"`((?:docs|\.binder|notebooks)/[\w./]+)`", text))
 
 
 def test_hooks_are_local_and_run_what_lint_runs():

@@ -1,9 +1,10 @@
 """Collect and grade a folder of notebooks: each alone in a process with limits, a table and a page for the class.
 
-What the isolation is: a notebook that crashes, hangs, fills memory or the disk, or starts processes costs only itself;
-it runs in an empty folder and with a home of its own. What it is not: a prison. It runs as the user who grades, can
-read what that user can read, can reach the network, and code written for the purpose can report checks as passed. For
-an exam, grade in a container or as another user, and look at the answers of those that matter.
+What the isolation is: a notebook that crashes, hangs, fills memory or the disk, or leaves processes behind costs only
+itself; it runs in an empty folder and with a home of its own. What it is not: a prison. It runs as the user who grades,
+can read and write what that user can, and can reach the network; processes started without end can stop the machine;
+and code written for the purpose can report checks as passed. For an exam, grade in a container or as another user, and
+look at the answers of those that matter.
 """
 
 import json
@@ -170,6 +171,7 @@ def _run(cells: list[dict[str, str]], lesson: str, seconds: float, memory: int) 
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         problem = _wait(process, seconds)
+        _end_strays(home)
         return _outcomes(home / "results"), problem
 
 
@@ -207,6 +209,14 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
     else:
         process.kill()
     process.wait()
+
+
+def _end_strays(home: Path) -> None:
+    """End what the notebook started in sessions of their own, told by the home that they have inherited (Linux)."""
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):  # gone by now, or somebody else's
+            if f"HOME={home}".encode() in environment.read_bytes().split(b"\0"):
+                os.kill(int(environment.parent.name), signal.SIGKILL)
 
 
 def _outcomes(results: Path) -> dict[str, Outcome]:

@@ -1,0 +1,56 @@
+"""Links that open a lesson elsewhere: `python3 -m course_utils links --repository URL [--hub URL]`.
+
+Forms: nbgitpuller's link generator (https://nbgitpuller.readthedocs.io), Binder's for any git repository
+(https://mybinder.readthedocs.io, "v2/git") and Colab's for one on GitHub.
+"""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+from urllib.parse import quote, urlencode, urlsplit
+
+ROOT = Path(__file__).resolve().parents[2]
+FIRST = "notebooks/00_start_here.ipynb"
+
+
+def hub_link(hub: str, repository: str, branch: str = "main", notebook: str = FIRST) -> str:
+    """A link that fetches the course into a learner's home on a JupyterHub, or renews it, and opens a notebook."""
+    return f"{hub.rstrip('/')}/hub/user-redirect{pull_path(repository, branch, notebook)}"
+
+
+def pull_path(repository: str, branch: str, notebook: str) -> str:
+    """What nbgitpuller answers to on a learner's own server. Its folder is the repository's name, as git has it."""
+    folder = PurePosixPath(urlsplit(repository).path.rstrip("/")).name.removesuffix(".git")
+    query = {"repo": repository, "branch": branch, "urlpath": f"lab/tree/{folder}/{notebook}"}
+    return f"/git-pull?{urlencode(query)}"
+
+
+def binder_link(repository: str, branch: str = "main", notebook: str = FIRST) -> str:
+    """A link that builds the course's image on mybinder.org, or finds it built, and opens a notebook."""
+    path = f"{quote(repository, safe='')}/{quote(branch, safe='')}"
+    return f"https://mybinder.org/v2/git/{path}?{urlencode({'labpath': notebook})}"
+
+
+def colab_link(repository: str, branch: str = "main", notebook: str = FIRST) -> str:
+    """A link that opens a notebook in Colab. ValueError for a repository that is not on GitHub."""
+    place = urlsplit(repository)
+    if place.hostname != "github.com":
+        raise ValueError(f"Colab opens notebooks from GitHub, and {repository} is not there")
+    return f"https://colab.research.google.com/github{place.path.removesuffix('.git')}/blob/{branch}/{notebook}"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """`links --repository URL [--branch B] [--hub URL]`: a line of Markdown for each lesson and place."""
+    parser = argparse.ArgumentParser(prog="python3 -m course_utils links", description="Links that open lessons.")
+    parser.add_argument(
+        "--repository", required=True, help="the address that git clones, of a branch without solutions"
+    )
+    parser.add_argument("--branch", default="main", help="its branch (default: main)")
+    parser.add_argument("--hub", help="the address of your JupyterHub; without it, links are for Binder")
+    options = parser.parse_args(arguments)
+    for path in sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb")):
+        if ".edited-" not in path.name:
+            notebook = f"notebooks/{path.name}"
+            where = options.repository, options.branch, notebook
+            print(f"- [{path.stem}]({hub_link(options.hub, *where) if options.hub else binder_link(*where)})")
+    return 0

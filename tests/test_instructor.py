@@ -1,0 +1,74 @@
+"""Do the instructor's notes have every lesson, each with its parts, and do their minutes and names hold?"""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from course_utils.classroom import syllabi
+from course_utils.demos import DEMOS
+from course_utils.front_door import COMMANDS
+
+ROOT = Path(__file__).resolve().parent.parent
+NOTES = (ROOT / "solutions" / "instructor.md").read_text(encoding="utf-8")
+KNOWN = syllabi.lessons()
+ROW = re.compile(r"^\| (\d):(\d\d) \| (.+) \| (\d+) \| (?:\d+ s)? ?\|$", re.MULTILINE)
+PARTS = ("**What goes wrong in heads**", "**Ask**", "**If time is short**", "**Show live**")
+
+
+def notes_of(number: int) -> str:
+    """What the notes say of one lesson."""
+    _, _, rest = NOTES.partition(f"\n## Lesson {number:02d} · {KNOWN[number].title}\n")
+    return re.split(r"^## ", rest, maxsplit=1, flags=re.MULTILINE)[0]
+
+
+def sections_of(number: int) -> list[str]:
+    notebook = json.loads((ROOT / "notebooks" / KNOWN[number].file).read_text(encoding="utf-8"))
+    text = "\n\n".join("".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "markdown")
+    return re.findall(r"^## (.+)$", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("number", KNOWN)
+def test_a_lesson_has_each_part_once(number):
+    notes = notes_of(number)
+    assert [notes.count(part) for part in PARTS] == [1] * len(PARTS)
+    wrong, ask, short, show = re.split("|".join(map(re.escape, PARTS)), notes)[1:]
+    assert wrong.count("\n- ") >= 3 and ask.count("\n- *") >= 2
+    assert all(re.search(r"\?\*(?: |\n)+\w", question) for question in ask.split("\n- ")[1:]), "a question, its answer"
+    assert len(short.split()) >= 10 and len(show.split("\n\n")[0].split()) >= 8
+
+
+@pytest.mark.parametrize("number", KNOWN)
+def test_minutes_by_section_are_of_this_lesson_and_add_up(number):
+    rows = ROW.findall(notes_of(number))
+    assert [section for _, _, section, _ in rows] == sections_of(number)
+    clock = 0
+    for hour, minute, _, minutes in rows:
+        assert 60 * int(hour) + int(minute) == clock
+        clock += int(minutes)
+    assert clock == KNOWN[number].minutes
+
+
+@pytest.mark.parametrize("number", KNOWN)
+def test_sections_that_notes_name_are_the_lessons(number):
+    short = notes_of(number).partition("**If time is short**")[2].partition("**Show live**")[0]
+    named = re.findall(r'"(\S(?:[^"]|(?<=\w)"(?=\w))+)"', " ".join(short.split()))
+    assert named and not [name for name in named if name not in sections_of(number)]
+
+
+def test_quiz_questions_that_notes_name_are_there():
+    from importlib import import_module
+
+    for number in list(KNOWN)[1:]:
+        questions = import_module(f"course_utils.quizzes.lesson_{number:02d}").questions()
+        named = set(map(int, re.findall(r"question\s+(\d)\)", notes_of(number))))
+        assert named and max(named) <= len(questions)
+
+
+def test_what_is_shown_live_is_there():
+    assert set(re.findall(r'demo\("([\w-]+)"\)', NOTES)) == set(DEMOS)
+    assert set(re.findall(r"course_utils (\w+)", NOTES)) <= set(COMMANDS)
+    sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "notebooks" / "src").glob("*.py"))
+    players = set(re.findall(r"`(\w+_(?:player|sliders|builder))`", NOTES))
+    assert len(players) >= 6 and all(player in sources for player in players)
