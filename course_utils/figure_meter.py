@@ -3,11 +3,24 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from .figure import INK, QUIET, RULE, WIDTH, Canvas, Figure, number, sentence, short, spread, text_width, ticks
+from .figure import (
+    INK,
+    MARGIN,
+    QUIET,
+    RULE,
+    WIDTH,
+    Canvas,
+    Figure,
+    number,
+    sentence,
+    short,
+    spread,
+    text_width,
+    ticks,
+)
 from .figure_parts import COLOURS, OVER, amount, digits_for, words
 from .units import GB, UNITS, format_bytes
 
-LEFT, RIGHT, TOP, BOTTOM = 66.0, WIDTH - 190.0, 62.0, 322.0
 MOST_POINTS = 240
 SHORTEST = 2.0
 """Seconds that the axis covers at least."""
@@ -33,15 +46,34 @@ class MeterMark:
 
 
 @dataclass(frozen=True)
+class Look:
+    """Where the plot stands in the picture, and its letters, in pixels."""
+
+    left: float = 66.0
+    right: float = WIDTH - 190.0
+    top: float = 62.0
+    bottom: float = 322.0
+    title: float = 16.5
+    text: float = 12.0
+    mark: float = 11.0
+
+
+PAGE = Look()
+STAGE = Look(left=80.0, right=WIDTH - 268.0, top=84.0, bottom=352.0, title=26.0, text=19.0, mark=16.0)
+"""For a lecture: letters that can be read from the back row."""
+
+
+@dataclass(frozen=True)
 class _Scale:
+    look: Look
     latest: float
     largest: float
 
     def x(self, seconds: float) -> float:
-        return LEFT + (RIGHT - LEFT) * seconds / self.latest
+        return self.look.left + (self.look.right - self.look.left) * seconds / self.latest
 
     def y(self, size: float) -> float:
-        return BOTTOM - (BOTTOM - TOP) * size / self.largest
+        return self.look.bottom - (self.look.bottom - self.look.top) * size / self.largest
 
 
 def meter_figure(
@@ -52,28 +84,31 @@ def meter_figure(
     about: str,
     source: str,
     axis: str,
+    look: Look = PAGE,
 ) -> Figure:
     """Allocated bytes over time (by kind where that is known), with what is reserved, what the driver says, the phases.
 
-    `about` stands before the peak ("at least " where it was only sampled). Raises ValueError without samples.
+    `about` stands before the peak ("at least " where it was only sampled), `look` is `PAGE` or `STAGE`. Raises
+    ValueError without samples.
     """
     if not samples:
         raise ValueError("there is nothing to draw: the meter has not read anything yet")
     last, unit = samples[-1], "GB" if max(peak, capacity or 0) >= GB else "MB"
     title = f"{_shown(last.allocated, unit)} allocated now, {about}{_shown(peak, unit)} at the peak"
     highest = max([peak, capacity or 0, *(max(s.reserved or 0, s.driver or 0) for s in samples)])
-    scale, kept = _Scale(max(SHORTEST, last.seconds), 1.06 * max(1, highest)), thinned(samples)
+    scale, kept = _Scale(look, max(SHORTEST, last.seconds), 1.06 * max(1, highest)), thinned(samples)
     canvas = Canvas()
-    canvas.title(title)
+    canvas.text(MARGIN, 11.5 + look.title, title, look.title, font_weight="bold")
     _axes(canvas, scale, unit, axis)
     _areas(canvas, kept, scale)
     _line(canvas, kept, scale, lambda sample: sample.reserved, "6 3")
     _line(canvas, kept, scale, lambda sample: sample.driver, "2 3")
     _marks(canvas, marks, scale)
     if capacity:
-        canvas.line(LEFT, scale.y(capacity), RIGHT, scale.y(capacity), OVER, stroke_width=2, data_capacity=capacity)
+        y = scale.y(capacity)
+        canvas.line(look.left, y, look.right, y, OVER, stroke_width=2, data_capacity=capacity)
     _labels(canvas, last, capacity, scale, unit)
-    end = canvas.note(source, BOTTOM + 52)
+    end = canvas.note(source, look.bottom + 16 + 3 * look.text)
     alt = f"{title}. {_alt(last, marks, capacity, unit)} {source}."
     return Figure(canvas.svg(end, title, alt), alt)
 
@@ -90,14 +125,15 @@ def _shown(size: int, unit: str) -> str:
 
 
 def _axes(canvas: Canvas, scale: _Scale, unit: str, axis: str) -> None:
+    look, size = scale.look, scale.look.text
     for tick in ticks(0, scale.largest / UNITS[unit], 5):
         y = scale.y(tick * UNITS[unit])
-        canvas.line(LEFT, y, RIGHT, y)
-        canvas.text(LEFT - 8, y + 4, number(tick), 12, QUIET, text_anchor="end")
+        canvas.line(look.left, y, look.right, y)
+        canvas.text(look.left - 8, y + size / 3, number(tick), size, QUIET, text_anchor="end")
     for tick in ticks(0, scale.latest, 8):
-        canvas.text(scale.x(tick), BOTTOM + 18, number(tick), 12, QUIET, text_anchor="middle")
-    canvas.text(LEFT - 8, TOP - 6, unit, 12, QUIET, text_anchor="end")
-    canvas.text(LEFT, BOTTOM + 36, axis, 12, QUIET)
+        canvas.text(scale.x(tick), look.bottom + 6 + size, number(tick), size, QUIET, text_anchor="middle")
+    canvas.text(look.left - 8, look.top - 6, unit, size, QUIET, text_anchor="end")
+    canvas.text(look.left, look.bottom + 12 + 2 * size, axis, size, QUIET)
 
 
 def _areas(canvas: Canvas, samples: Sequence[Sample], scale: _Scale) -> None:
@@ -133,17 +169,18 @@ def _line(
 
 def _marks(canvas: Canvas, marks: Sequence[MeterMark], scale: _Scale) -> None:
     """A line where each phase begins, and its name where there is room for it."""
-    free = LEFT
+    look, free = scale.look, scale.look.left
     for mark in marks:
-        x = scale.x(min(mark.seconds, scale.latest))
-        canvas.line(x, TOP, x, BOTTOM, RULE, stroke_width=1, data_mark=mark.words)
-        if x >= free and x + text_width(mark.words, 11) <= RIGHT:
-            canvas.halo_text(x + 3, TOP - 6, words(mark.words), 11)
-            free = x + text_width(mark.words, 11) + 6
+        x, wide = scale.x(min(mark.seconds, scale.latest)), text_width(mark.words, look.mark)
+        canvas.line(x, look.top, x, look.bottom, RULE, stroke_width=1, data_mark=mark.words)
+        if x >= free and x + wide <= look.right:
+            canvas.halo_text(x + 3, look.top - 6, words(mark.words), look.mark)
+            free = x + wide + 6
 
 
 def _labels(canvas: Canvas, last: Sample, capacity: int | None, scale: _Scale, unit: str) -> None:
     """Direct labels at the right: the kinds in the middle of their areas, the lines at their ends."""
+    look = scale.look
     wanted: list[tuple[float, str, str]] = []
     floor = 0
     for kind in COLOURS:
@@ -158,9 +195,9 @@ def _labels(canvas: Canvas, last: Sample, capacity: int | None, scale: _Scale, u
             wanted.append((scale.y(size), f"{name} {_shown(size, unit)}", INK))
     if capacity:
         wanted.append((scale.y(capacity), f"GPU {_shown(capacity, unit)}", OVER))
-    places = spread([y for y, _, _ in wanted], 15, TOP, BOTTOM)
+    places = spread([y for y, _, _ in wanted], 1.25 * look.text, look.top, look.bottom)
     for y, (_, text, color) in zip(places, wanted, strict=True):
-        canvas.text(RIGHT + 8, y + 4, text, 12, color)
+        canvas.text(look.right + 8, y + look.text / 3, text, look.text, color)
 
 
 def _alt(last: Sample, marks: Sequence[MeterMark], capacity: int | None, unit: str) -> str:

@@ -256,16 +256,27 @@ def benchmark(arguments: list[str]) -> int:
 
 
 def rehearse(arguments: list[str]) -> int:
-    """Runs every demo as it will run on this machine, and says what happened; works in the course's environment."""
+    """Runs every demo as it will run on this machine, and says what happened; works in the course's environment.
+
+    With `--gpu NAME` nothing runs: it says by estimate what would happen there. Returns 1 if anything would not go as
+    the demos say.
+    """
     _, rest = take_flag(arguments, "--here")
-    if rest:
-        raise SetupError(f"rehearse takes no {rest[0]!r}: it runs every demo.")
+    if any(word in HELP for word in rest):
+        print("python3 -m course_utils rehearse: runs every demo here. --gpu T4-16GB: what would happen on that card.")
+        return 0
+    if rest and (len(rest) != 2 or rest[0] != "--gpu"):
+        raise SetupError(f"rehearse takes no {rest[0]!r}: it runs every demo here, or says what --gpu NAME would do.")
     python, _ = prepare("lab", arguments)
     if not is_current(python):
-        return hand_over([str(python), "-m", "course_utils", "rehearse", "--here"], course_environment())
+        return hand_over([str(python), "-m", "course_utils", "rehearse", "--here", *rest], course_environment())
     from .demos import rehearse as rehearse_demos
 
-    return print_answer(rehearse_demos)
+    try:
+        rehearsed = rehearse_demos(gpu_name=rest[1] if rest else "", say=print)
+    except ValueError as problem:
+        raise SetupError(str(problem)) from None
+    return 1 if rehearsed.problems else 0
 
 
 def record(arguments: list[str]) -> int:
@@ -554,7 +565,7 @@ COMMANDS = {
     "fit": Command("make a run fit a card: fit gpt2-xl --gpu RTX5090-32GB --global-batch 32", fit),
     "benchmark": Command("say how right and how fast the engine is (--table NAME, --quick)", benchmark),
     "record": Command("record the course's runs on this GPU: record --out DIR --minutes 30", record),
-    "rehearse": Command("run every demo as it will run on this machine, and say what happens", rehearse),
+    "rehearse": Command("run every demo beforehand, and say what happens (--gpu NAME: by estimate)", rehearse),
     "quiz": Command("ask the questions of a lesson's quiz: quiz 1", quiz),
     "progress": Command("show which exercises and quizzes you have done", progress),
     "find": Command("search lessons, glossary and the rest: find reserved memory", find),

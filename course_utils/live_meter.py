@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 
 from .allocator_replay import Replay, can_be_replayed, replay
 from .figure import Figure
-from .figure_meter import MeterMark, Sample, meter_figure
+from .figure_meter import PAGE, MeterMark, Sample, meter_figure
 from .measurement import Measurement
 
 Item = TypeVar("Item")
@@ -153,6 +153,7 @@ class Meter:
 
     Use it as `with meter:` around a loop, or as `for batch in meter.over(batches):`. `mark("backward")` names a phase.
     Readings miss what happens between two of them; `peak` is the counter's own wherever that is of this time alone.
+    Set `look` to `figure_meter.STAGE` before it is shown for letters that a lecture room can read.
     """
 
     def __init__(self, gauge: Gauge, *, every: float = EVERY, longest: float = LONGEST) -> None:
@@ -162,6 +163,7 @@ class Meter:
         self.samples: list[Sample] = []
         self.marks: list[MeterMark] = []
         self.failure: Exception | None = None
+        self.look = PAGE
         self._first: Reading | None = None
         self._last: Reading | None = None
         self._widget: Any = None
@@ -287,7 +289,8 @@ class Meter:
         peak, about = self.peak, "" if self.peak_is_exact else "at least "
         with self._lock:
             samples, marks = list(self.samples), list(self.marks)
-        return meter_figure(samples, marks, self.gauge.capacity, peak, about, self.gauge.source, self.gauge.axis)
+        gauge = self.gauge
+        return meter_figure(samples, marks, gauge.capacity, peak, about, gauge.source, gauge.axis, self.look)
 
     def show(self) -> "Meter":
         """Show the picture in a notebook; it is drawn anew as the loop goes on."""

@@ -1,21 +1,39 @@
-"""Demos: sizes that follow the card, a failure that is genuine, a rehearsal that runs them all, a button to go on."""
+"""Demos: sizes that follow the card, failures that are genuine, a rehearsal that runs them all, one key a step."""
+
+import gc
+import json
+import subprocess
+import threading
+import weakref
+from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
+import torch
 
-from course_utils import estimate
-from course_utils.allocator import OutOfMemory
-from course_utils.demos import DEMOS, Stage, demo, rehearse
+from course_utils import demos, estimate, front_door
+from course_utils.allocator import CachingAllocator, OutOfMemory
+from course_utils.demos import DEMOS, Stage, demo, fragmentation, holes, rehearse
+from course_utils.demos import stage as stages
+from course_utils.demos.stage import Demo, DemoStep, Foreseen, Outcome
+from course_utils.demos.stage_figures import stage_bars, stage_segments
 from course_utils.gpus import GPUS, Gpu
-from course_utils.live_meter import Meter
-from course_utils.units import MB
+from course_utils.live_meter import Meter, Reading
+from course_utils.measuring import devices, live
+from course_utils.units import MB, MiB, format_bytes
 
 SMALL = Gpu("small card", 2000 * MB, (8, 0))
 """So small that tiny-gpt fills it: a demo then runs in a second."""
 
+FULL = Gpu("full card", 10 * MB, (8, 0))
+
 
 @pytest.fixture(scope="module")
 def rehearsed() -> str:
-    return rehearse(Stage(SMALL, live=False))
+    return str(rehearse(Stage(SMALL, live=False)))
+
+
+# Sizes
 
 
 @pytest.mark.parametrize("card", GPUS.values(), ids=str)
@@ -25,6 +43,13 @@ def test_sizes_are_fractions_of_every_card(card):
     assert 1.2 * card.room < estimate(stage.too_large()).total < 1.6 * card.room
 
 
+@pytest.mark.parametrize("name", GPUS)
+def test_on_every_card_all_demos_do_as_told_by_estimate(name):
+    foreseen = rehearse(gpu_name=name)
+    assert foreseen.problems == () and "nothing was run" in str(foreseen)
+    assert str(foreseen).count("on purpose") >= 5
+
+
 def test_an_old_card_is_asked_for_nothing_that_it_lacks():
     run = Stage(GPUS["T4-16GB"], live=False).run_of(0.6)
     assert (run.precision.name, run.attention) == ("amp-fp16", "efficient")
@@ -32,7 +57,10 @@ def test_an_old_card_is_asked_for_nothing_that_it_lacks():
 
 def test_a_card_without_room_is_told_so():
     with pytest.raises(ValueError, match="no demo fits"):
-        Stage(Gpu("full card", 10 * MB, (8, 0)), live=False).run_of(0.6)
+        Stage(FULL, live=False).run_of(0.6)
+
+
+# Failures on purpose
 
 
 def test_the_failure_is_genuine_and_the_next_run_works():
@@ -48,28 +76,91 @@ def test_a_failure_that_does_not_come_is_an_error():
         stage.fails(stage.run_of(0.5))
 
 
+@pytest.mark.parametrize("card", [SMALL, *GPUS.values()], ids=str)
+def test_pieces_fail_with_half_of_the_memory_free_and_expandable_segments_help(card):
+    stage = Stage(card, live=False)
+    failure = fragmentation.replayed(stage, expandable=False).failure
+    assert failure is not None and failure.free_share > 0.45 and failure.largest_free < failure.requested
+    assert fragmentation.replayed(stage, expandable=True).failure is None
+
+
+# The rehearsal
+
+
 def test_the_rehearsal_runs_every_step_and_names_its_source(rehearsed):
-    for steps in DEMOS.values():
-        for step in steps:
-            assert step.title in rehearsed
-    assert "On a simulated small card" in rehearsed and "simulated GPU" in rehearsed
-    assert "out of GPU memory (in a replay)" in rehearsed
+    told = " ".join(rehearsed.split())
+    for one in DEMOS.values():
+        assert 3 <= len(one.steps) <= 8 and one.shows in told
+        assert all(step.title in told for step in one.steps)
+    assert "demos run on a simulated small card" in told and "simulated GPU" in told
+    assert "out of GPU memory (in a replay)" in told and "(fails on purpose)" in told
+    assert told.endswith("Everything goes as the demos say.")
 
 
-def test_one_press_a_step_and_the_meter_is_shown(rehearsed):
-    stage = Stage(SMALL, live=False, reading_seconds=0.2)
-    shown = demo("out-of-memory", stage)
-    for step in DEMOS["out-of-memory"]:
+def broken(stage: Stage) -> Outcome:
+    raise RuntimeError("the projector is gone")
+
+
+BROKEN = Demo("Broken", "Nothing works.", (DemoStep("One", "", broken),), lambda stage: [Foreseen("a run", True)])
+
+
+def test_what_does_not_go_as_told_is_said_and_the_command_fails(monkeypatch, capsys):
+    monkeypatch.setattr(demos, "DEMOS", {"broken": BROKEN})
+    assert front_door.rehearse(["--here"]) == 1
+    said = capsys.readouterr().out
+    assert "the projector is gone" in said and "1 thing does not go as the demos say" in said
+    assert front_door.rehearse(["--here", "--gpu", "H200-141GB"]) == 0
+    assert "1. One" in capsys.readouterr().out
+
+
+def test_a_card_too_small_is_a_problem_of_every_demo_that_runs():
+    problems = rehearse(Stage(FULL, live=False)).problems
+    assert {problem.partition(":")[0] for problem in problems} >= set(DEMOS) - {"sharding"}
+
+
+def test_the_command_refuses_an_unknown_card_in_words():
+    with pytest.raises(front_door.SetupError, match="unknown GPU 'T5'"):
+        front_door.rehearse(["--here", "--gpu", "T5"])
+
+
+# On the screen
+
+
+def test_one_press_a_step_back_and_again(rehearsed):
+    shown = demo("recomputation", Stage(SMALL, live=False, reading_seconds=0.1))
+    for number, step in enumerate(DEMOS["recomputation"].steps, start=1):
         shown.button.click()
-        assert step.title in shown.page.value and "does not work here" not in shown.page.value
-    assert shown.at == 3 and shown.button.description == "Again"
-    assert "at the peak" in shown.page.value and len(shown.picture.children) == 1
+        assert f"{number} · {step.title}" in shown.heading.value and "does not work" not in shown.page.value
+    assert shown.button.description == "Again" and len(shown.picture.children) == 1
+    last = shown.page.value
+    shown.back.click()
+    assert "5 · Full" in shown.heading.value and "simulated GPU" in shown.page.value
+    shown.button.click()
+    assert shown.page.value == last
+    shown.button.click()
+    assert DEMOS["recomputation"].title in shown.heading.value and shown.button.description == "Start"
 
 
 def test_what_does_not_work_is_said_and_the_step_can_be_tried_again():
-    shown = demo("training-step", Stage(Gpu("full card", 10 * MB, (8, 0)), live=False))
+    shown = demo("training-step", Stage(FULL, live=False))
     shown.button.click()
-    assert "does not work here" in shown.page.value and shown.at == 0 and not shown.button.disabled
+    assert "does not work here" in shown.page.value and shown.shown == 0 and not shown.button.disabled
+
+
+def test_an_interrupt_ends_the_meter_and_leaves_the_button(monkeypatch):
+    stage = Stage(SMALL, live=False, reading_seconds=60.0)
+    shown = demo("training-step", stage)
+    shown.button.click()
+    shown.button.click()
+
+    def interrupted(meter: Meter) -> Meter:
+        assert meter.running and shown.button.disabled
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Meter, "wait", interrupted)
+    shown.button.click()
+    assert "Stopped" in shown.page.value and shown.shown == 2 and not shown.button.disabled
+    assert not any(thread.name == "memory meter" for thread in threading.enumerate())
 
 
 def test_an_unknown_demo_names_the_nearest():
@@ -77,28 +168,133 @@ def test_an_unknown_demo_names_the_nearest():
         demo("out-of-memry")
 
 
-def test_a_live_stage_trains_under_the_meter(monkeypatch):
-    """A stand-in for the GPU: the steps run on the CPU, its counters are made up."""
-    import torch
+def test_pictures_say_in_words_what_they_draw():
+    stage = Stage(SMALL, live=False)
+    run = stage.run_of(0.6)
+    drawn = stage_bars({"so": estimate(run)}, "A title", SMALL.room, {"so": "a note"})
+    assert (
+        f"so {format_bytes(estimate(run).total)} (activations" in drawn.alt
+        and "a note" in drawn.alt
+        and "2.00 GB" in drawn.alt
+    )
+    found = fragmentation.replayed(stage, expandable=False)
+    assert stage_segments(found.blocks_at(len(found)), "In pieces", SMALL.room).alt.count("free: ") == holes.COUNT
+    for draw in (lambda: stage_bars({}, "", 1), lambda: stage_segments([], "", 1)):
+        with pytest.raises(ValueError, match="nothing to draw"):
+            draw()
 
-    from course_utils.demos import stage as stages
-    from course_utils.live_meter import Reading
-    from course_utils.measuring import devices, live
 
-    class Gauge:
-        source, capacity, axis = "live on a stand-in", SMALL.memory, "seconds"
+# On a GPU, which a stand-in plays: steps run on the CPU, and its counters are made up
 
-        def read(self, seconds: float) -> Reading:
-            return Reading(MB, 2 * MB)
 
-    meters: list[Meter] = []
+ASKED = "Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 4.00 GiB of which 1.00 GiB is free."
+
+
+class Gauge:
+    source, capacity, axis = "live on a stand-in", SMALL.memory, "seconds"
+
+    def read(self, seconds: float) -> Reading:
+        return Reading(MB, 2 * MB)
+
+
+@pytest.fixture
+def meters(monkeypatch) -> Iterator[list[Meter]]:
+    """The meters that a live stage has shown."""
     monkeypatch.setattr(stages, "live_meter", lambda: Meter(Gauge()))
     monkeypatch.setattr(devices, "Cuda", devices.Host)
     monkeypatch.setattr(live, "free_bytes", lambda: SMALL.memory)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    yield []
+
+
+def small_run(stage: Stage, micro_batch: int = 1):
+    return stage.run_of(0.3).replace(precision="fp32", attention="eager", micro_batch=micro_batch, seq_len=16)
+
+
+def test_a_live_stage_trains_under_the_meter_and_times_its_steps(meters):
     stage = Stage(SMALL, live=True, show=meters.append)
-    run = stage.run_of(0.3).replace(precision="fp32", attention="eager", micro_batch=1, seq_len=16)
-    outcome = stage.attempt(run)
+    outcome = stage.attempt(small_run(stage))
     phases = [mark.words for mark in meters[0].marks]
     assert phases.count("forward") == stages.LIVE_STEPS and "optimizer" in phases and not meters[0].running
-    assert outcome.source == "live on a stand-in"
+    assert outcome.source == "live on a stand-in" and outcome.step_seconds > 0
+    assert len(outcome.step_peaks) == stages.LIVE_STEPS and "s a step" in outcome.words
+
+
+def test_a_live_failure_in_mid_step_gives_the_memory_back_and_the_next_run_works(meters, monkeypatch):
+    networks = []
+
+    class Cramped(live.Training):
+        """Out of memory in backward of any batch of more than one sequence."""
+
+        def step(self, tracker) -> None:
+            networks.append(weakref.ref(self.network))
+            if self.run.micro_batch > 1:
+                self.network(self.tokens).sum().backward()
+                raise torch.OutOfMemoryError(f"CUDA out of memory. {ASKED}")
+            super().step(tracker)
+
+    monkeypatch.setattr(live, "Training", Cramped)
+    stage = Stage(SMALL, live=True, show=meters.append)
+    told = stage.fails(small_run(stage, micro_batch=2))
+    assert "asked for 2.00 GiB more when 1.00 GiB was free" in told and "would fit" in told
+    gc.collect()
+    assert [network() for network in networks] == [None] and not meters[0].running
+    assert stage.attempt(small_run(stage)).peak == MB
+    assert not meters[1].running
+
+
+def test_tensors_leave_holes_on_any_allocator_alike():
+    """What the program does on a GPU, with the replay's allocator in the GPU's place."""
+    allocator = CachingAllocator(SMALL.room)
+
+    class Tensor:
+        def __init__(self, size: int) -> None:
+            self.address = allocator.malloc(size)
+
+        def __del__(self) -> None:
+            if hasattr(self, "address"):
+                allocator.free(self.address)
+
+    with pytest.raises(OutOfMemory) as caught:
+        holes.play(holes.trace(SMALL.room), Tensor)
+    assert str(caught.value) == str(fragmentation.replayed(Stage(SMALL, live=False), expandable=False).failure)
+
+
+def test_the_program_that_leaves_holes_says_what_happened(monkeypatch, capsys):
+    asked: list[int] = []
+
+    def empty(size: int, **_: object) -> object:
+        asked.append(size)
+        if len(asked) == 2 * holes.COUNT + 1:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return object()
+
+    monkeypatch.setattr(torch, "empty", empty)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1000 * MiB, 1200 * MiB))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla T4")
+    assert holes.main() == 0
+    assert json.loads(capsys.readouterr().out)["message"] == "CUDA out of memory." and sum(asked[:4]) <= 1000 * MiB
+
+
+@pytest.mark.parametrize(("expandable", "message"), [(False, "CUDA out of memory."), (True, "")])
+def test_on_a_gpu_the_tensors_are_real_and_in_a_process_of_their_own(monkeypatch, expandable, message):
+    started = []
+
+    def run(command: list[str], env: dict[str, str], **_: object) -> SimpleNamespace:
+        started.append((command[-1], env["PYTORCH_CUDA_ALLOC_CONF"]))
+        return SimpleNamespace(returncode=0, stdout=json.dumps({"device": "T4", "torch": "2", "message": message}))
+
+    monkeypatch.setattr(subprocess, "run", run)
+    stage = Stage(SMALL, live=True)
+    step = fragmentation.expandable_segments if expandable else fragmentation.failure
+    assert "live on T4" in step(stage).source
+    assert started == [("course_utils.demos.holes", f"expandable_segments:{expandable}")]
+    other = fragmentation.failure if expandable else fragmentation.expandable_segments
+    with pytest.raises(RuntimeError, match="meant to"):
+        other(stage)
+
+
+def test_a_program_that_dies_is_an_error_with_its_last_words(monkeypatch):
+    dead = SimpleNamespace(returncode=1, stdout="", stderr="no driver")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: dead)
+    with pytest.raises(RuntimeError, match="no driver"):
+        fragmentation.failure(Stage(SMALL, live=True))

@@ -3,46 +3,57 @@
 Without a GPU everything runs on a simulated T4 and says so. `rehearse` runs every demo beforehand.
 """
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from ..gpus import gpu
 from ..nearest import unknown
+from .accumulation import ACCUMULATION
+from .fragmentation import FRAGMENTATION
+from .optimizer_states import OPTIMIZER_STATES
 from .out_of_memory import OUT_OF_MEMORY
-from .stage import DemoStep, Outcome, Stage
+from .recomputation import RECOMPUTATION
+from .rehearsal import Rehearsal
+from .sharding import SHARDING
+from .stage import Demo, DemoStep, Outcome, Stage
 from .training_step import TRAINING_STEP
 
 if TYPE_CHECKING:
     from .show import DemoWidget
 
-__all__ = ["DEMOS", "DemoStep", "Outcome", "Stage", "demo", "rehearse"]
+__all__ = ["DEMOS", "Demo", "DemoStep", "Outcome", "Rehearsal", "Stage", "demo", "rehearse"]
 
-DEMOS: dict[str, list[DemoStep]] = {"training-step": TRAINING_STEP, "out-of-memory": OUT_OF_MEMORY}
-
-
-def steps_of(name: str) -> list[DemoStep]:
-    """The demo's steps. Raises ValueError naming the known demos for another name."""
-    if name not in DEMOS:
-        raise unknown("demo", name, DEMOS)
-    return DEMOS[name]
+DEMOS: dict[str, Demo] = {
+    "training-step": TRAINING_STEP,
+    "out-of-memory": OUT_OF_MEMORY,
+    "optimizer-states": OPTIMIZER_STATES,
+    "recomputation": RECOMPUTATION,
+    "accumulation": ACCUMULATION,
+    "fragmentation": FRAGMENTATION,
+    "sharding": SHARDING,
+}
 
 
 def demo(name: str, stage: Stage | None = None) -> "DemoWidget":
-    """The demo in large type; a button that has the keyboard's focus goes on: one key (space) a step.
+    """The demo in large type; a button that has the keyboard's focus goes on: one key (space, Enter) a step.
 
     Raises ValueError naming the known demos for another name.
     """
     from .show import DemoWidget
 
-    steps = steps_of(name)
-    return DemoWidget(steps, stage or Stage.here())
+    if name not in DEMOS:
+        raise unknown("demo", name, DEMOS)
+    return DemoWidget(DEMOS[name], stage or Stage.here())
 
 
-def rehearse(stage: Stage | None = None) -> str:
-    """Runs every demo as it will run on this machine, and says what happened: seconds, peak and source of each step."""
-    stage = stage or Stage.here()
-    lines = [f"On {stage.words}:"]
-    for name, steps in DEMOS.items():
-        lines += ["", name]
-        for number, step in enumerate(steps, start=1):
-            outcome = stage.perform(step)
-            lines += [f"  {number}. {step.title}: {outcome.seconds:.1f} s", f"     {outcome.summary}"]
-    return "\n".join(lines)
+def rehearse(stage: Stage | None = None, gpu_name: str = "", say: Callable[[str], None] | None = None) -> Rehearsal:
+    """Runs every demo as it will run on this machine, and says what happened: sizes, seconds, what fails on purpose.
+
+    With `gpu_name` nothing runs: it says by estimate what would happen on that card. `say` is told each line as soon as
+    it is known. Raises ValueError for a card that is not in the catalog.
+    """
+    from .rehearsal import rehearse as rehearse_all
+
+    if gpu_name:
+        return rehearse_all(DEMOS, Stage(gpu(gpu_name), live=False), run=False, say=say)
+    return rehearse_all(DEMOS, stage or Stage.here(), say=say)

@@ -1,51 +1,135 @@
-"""A demo on the screen: large type, one button, the meter below."""
+"""A demo on the screen: large type, one key a step, the meter or a picture below."""
 
+from asyncio import get_running_loop
 from collections.abc import Sequence
+from contextlib import suppress
 from html import escape
 from typing import Any
 
 import ipywidgets
 
+from ..figure_meter import STAGE
 from ..live_meter import Meter
-from .stage import DemoStep, Stage
+from .stage import Demo, DemoStep, Outcome, Stage
+
+TITLE, TEXT = "font-size:30px;margin:0 0 0 12px;line-height:44px", "font-size:22px;line-height:1.35;margin:8px 0 0"
+
+LOOK = """<style>
+.course-demo {color: var(--jp-ui-font-color1, #111)}
+.course-demo .widget-html, .course-demo .widget-html-content {height: auto; overflow: visible}
+.course-demo img {width: 100%; max-height: 54vh; object-fit: contain; object-position: left}
+.course-demo button:focus {outline: 3px solid var(--jp-brand-color1, #1976d2); outline-offset: 2px}
+</style>"""
+"""A picture takes a little more than half of the window's height, so that text and picture are seen at once."""
+
+LONG = 150
+"""Letters: more than that leave no room for the step's own words beside a picture."""
+
+UNTIL_SHOWN = 0.5
+"""Seconds after which the button takes the keyboard's focus: before that it is not on the page."""
 
 
 class DemoWidget(ipywidgets.VBox):
-    """What `demo` shows. Inherits because only a widget can be shown as one. `at` counts the steps done."""
+    """What `demo` shows. Inherits because only a widget can be shown as one.
 
-    def __init__(self, steps: Sequence[DemoStep], stage: Stage) -> None:
-        self.steps, self.stage, self.at = steps, stage, 0
-        self.page, self.picture = ipywidgets.HTML(), ipywidgets.VBox()
-        self.button = ipywidgets.Button(description="Start", layout={"width": "12em", "height": "3em"})
+    `pages` are what has been shown so far: title, text and picture, the demo's own page first. `shown` is the number of
+    the one on the screen.
+    """
+
+    def __init__(self, demo: Demo, stage: Stage) -> None:
+        self.demo, self.stage = demo, stage
+        self.heading, self.page, self.picture = ipywidgets.HTML(), ipywidgets.HTML(), ipywidgets.VBox()
+        self.back, self.button = _button("Back", "6em"), _button("Start", "9em")
         self.button.on_click(self.go_on)
+        self.back.on_click(self.go_back)
         stage.show = self._show_meter
-        super().__init__([self.page, self.picture, self.button])
-        self._write(f"{len(steps)} steps on {stage.words}", "Each press of the button, or of the space bar, goes on.")
+        self.pages: list[tuple[str, str, tuple[Any, ...]]] = []
+        top = ipywidgets.HBox([self.button, self.back, self.heading])
+        super().__init__([ipywidgets.HTML(LOOK, layout={"display": "none"}), top, self.page, self.picture])
+        self.add_class("course-demo")
+        self._begin()
 
     def go_on(self, _: Any = None) -> None:
-        """Run the next step and show what came of it; after the last one, begin again."""
-        step = self.steps[self.at % len(self.steps)]
+        """Show the page after this one; where there is none yet, run the next step; after the last one, begin again."""
+        if self.shown + 1 < len(self.pages):
+            self._turn_to(self.shown + 1)
+        elif self.shown == len(self.demo.steps):
+            self._begin()
+        else:
+            self._run(self.demo.steps[self.shown])
+        self.button.focus()
+
+    def go_back(self, _: Any = None) -> None:
+        """Show the page before this one once more; nothing is run."""
+        self._turn_to(max(0, self.shown - 1))
+        self.button.focus()
+
+    def _begin(self) -> None:
+        self.pages = []
+        number = len(self.demo.steps)
+        place = f"{number} steps on {self.stage.words}."
+        if not self.stage.live:
+            place += " No GPU is used: each run is simulated, and played back at reading speed."
+        keys = "Space or Enter goes on. Tab leads to the button that goes back."
+        self._keep(self.demo.title, _text(self.demo.shows, place, keys), ())
+
+    def _run(self, step: DemoStep) -> None:
+        """Run a step with the button off, so that a key pressed meanwhile does not count for the next."""
+        self.button.disabled = self.back.disabled = True
+        title = f"{self.shown + 1} · {step.title}"
+        self._write(title, _text(step.words))
         self.picture.children = ()
-        self.button.disabled = True
-        self._write(step.title, step.words)
         try:
             outcome = self.stage.perform(step)
+        except KeyboardInterrupt:
+            self._write(title, _text("Stopped. The next key runs this step once more."))
         except (RuntimeError, ValueError) as problem:  # on a stage, words serve better than a traceback
-            self._write(step.title, f"This step does not work here: {problem}")
-            return
+            self._write(title, _text(f"This step does not work here: {problem}"))
+        else:
+            picture = self._drawn(outcome)
+            crowded = bool(picture) and len(outcome.words) > LONG
+            self._keep(title, _text(*([] if crowded else [step.words]), outcome.words), picture)
         finally:
-            self.button.disabled = False
-            self.button.focus()
-        self.at += 1
-        self.button.description = "Next" if self.at % len(self.steps) else "Again"
-        self._write(step.title, step.words, outcome.summary)
+            self.button.disabled = self.back.disabled = False
+
+    def _drawn(self, outcome: Outcome) -> Sequence[Any]:
+        return (ipywidgets.HTML(outcome.figure.html),) if outcome.figure else self.picture.children
+
+    def _keep(self, title: str, text: str, picture: Sequence[Any]) -> None:
+        self.pages.append((title, text, tuple(picture)))
+        self._turn_to(len(self.pages) - 1)
+
+    def _turn_to(self, number: int) -> None:
+        self.shown = number
+        title, text, self.picture.children = self.pages[number]
+        self._write(title, text)
+        last = number == len(self.demo.steps)
+        self.button.description = "Again" if last else "Next" if number else "Start"
+
+    def _write(self, title: str, text: str) -> None:
+        self.heading.value, self.page.value = f"<h2 style='{TITLE}'>{escape(title)}</h2>", text
 
     def _show_meter(self, meter: Meter) -> None:
+        meter.look = STAGE
         self.picture.children = (meter.widget,)
 
-    def _write(self, title: str, *paragraphs: str) -> None:
-        body = "".join(f"<p style='font-size:1.5em;line-height:1.4'>{escape(text)}</p>" for text in paragraphs)
-        self.page.value = f"<h2 style='font-size:2.4em'>{escape(title)}</h2><div role='status'>{body}</div>"
-
     def __repr__(self) -> str:
-        return "A demo: run this cell to use its button."
+        return f"The demo “{self.demo.title}”: run this cell, then press its button."
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
+        """The widget; its button has the keyboard's focus as soon as it is on the page."""
+        with suppress(RuntimeError):  # without an event loop nobody is there to press keys
+            get_running_loop().call_later(UNTIL_SHOWN, self.button.focus)
+        bundle: Any = super()._repr_mimebundle_(**kwargs)
+        return {**bundle, "text/plain": repr(self)}
+
+
+def _button(words: str, width: str) -> Any:
+    button = ipywidgets.Button(description=words, layout={"width": width, "height": "44px"})
+    button.style.font_size = "22px"
+    return button
+
+
+def _text(*paragraphs: str) -> str:
+    body = "".join(f"<p style='{TEXT}'>{escape(text)}</p>" for text in paragraphs)
+    return f"<div role='status'>{body}</div>"

@@ -3,12 +3,14 @@
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
 
 from ..allocator import OutOfMemory
 from ..estimating import estimate
-from ..fitting import largest_micro_batch
+from ..figure import Figure
+from ..fitting import fits, largest_micro_batch, unsupported
 from ..gpus import Gpu
 from ..live_meter import Meter, ReplayGauge, live_meter
 from ..measuring import card_here, forced_source, measure
@@ -18,36 +20,62 @@ from ..models import PRESETS
 from ..run import TrainingRun
 from ..units import format_bytes
 
+if TYPE_CHECKING:
+    from ..measuring.devices import Device
+
 STATES_SHARE = 0.4
 """Of the GPU's memory: what weights, gradients and Adam's states may take at 16 bytes a parameter."""
 
 MOST_SEQUENCES = 4096
 LIVE_STEPS = 6
+WARM_UP_STEPS = 2
+"""Of the live steps: those that no time is taken of, as kernels are chosen and memory is asked for in them."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a step: `words` to show, the peak in bytes (0 where nothing ran), where it was measured."""
+    """What came of a step: `words` to show, a `figure` in the meter's place if there is one.
+
+    Of a run that was tried: the `peak` in bytes, the `source` that measured it, `step_seconds` of one step (None where
+    nothing was timed), and `step_peaks`, the most bytes allocated up to the end of each step. `seconds` is what it took
+    to come by all this, without the time in which a simulated run is played back.
+    """
 
     words: str
     peak: int = 0
     source: str = ""
     seconds: float = 0.0
-
-    @property
-    def summary(self) -> str:
-        """One line for a rehearsal."""
-        measured = f"{format_bytes(self.peak)} at the peak ({self.source}). " if self.peak else ""
-        return f"{measured}{self.words}"
+    figure: Figure | None = None
+    step_seconds: float | None = None
+    step_peaks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class DemoStep:
-    """One step of a demo: what stands on the screen, and what its key does."""
+    """One step of a demo: what stands on the screen, what its key does, and whether that fails on purpose."""
 
     title: str
     words: str
     run: Callable[["Stage"], Outcome]
+    fails: bool = False
+
+
+@dataclass(frozen=True)
+class Foreseen:
+    """Something that a demo will try on a card, in words, and whether it will go as the demo says."""
+
+    words: str
+    as_told: bool
+
+
+@dataclass(frozen=True)
+class Demo:
+    """A demo: its title, what it shows in a sentence, its steps, and what is foreseen of them, from estimates alone."""
+
+    title: str
+    shows: str
+    steps: tuple[DemoStep, ...]
+    foresee: Callable[["Stage"], list[Foreseen]]
 
 
 class MarkedPhases(Unwatched):
@@ -65,13 +93,16 @@ class MarkedPhases(Unwatched):
 class Stage:
     """A card, whether it is really there, and where its meter is shown (nowhere in a rehearsal).
 
-    `reading_seconds` is how long a simulated run is played back where it is shown.
+    `reading_seconds` is how long a simulated run is played back where it is shown. What was tried is remembered, so
+    that a later step can speak of it.
     """
 
     card: Gpu
     live: bool
     show: Callable[[Meter], None] | None = None
     reading_seconds: float = 15.0
+    tried: dict[TrainingRun, Outcome] = field(default_factory=dict, repr=False)
+    playing: float = field(default=0.0, repr=False)
 
     @classmethod
     def here(cls) -> "Stage":
@@ -88,15 +119,18 @@ class Stage:
 
     def perform(self, step: DemoStep) -> Outcome:
         """Runs the step, and says how long it took."""
-        begin = time.perf_counter()
+        begin, played = time.perf_counter(), self.playing
         outcome = step.run(self)
-        return replace(outcome, seconds=time.perf_counter() - begin)
+        return replace(outcome, seconds=time.perf_counter() - begin - (self.playing - played))
 
     # Sizes
 
-    def run_of(self, share: float) -> TrainingRun:
-        """A run whose peak is estimated at just under `share` of the card. ValueError where not one sequence fits."""
-        base = self._base()
+    def run_of(self, share: float, states: float = STATES_SHARE, **choices: Any) -> TrainingRun:
+        """A run whose peak is estimated at just under `share` of the card, of the largest model whose weights,
+        gradients and states take no more than `states` of it; `choices` are TrainingRun's. ValueError where not one
+        sequence fits.
+        """
+        base = self._base(states).replace(**choices)
         count = largest_micro_batch(base, round(share * self.card.room))
         if not count:
             raise ValueError(f"no demo fits {self.words}: free some of its memory")
@@ -104,23 +138,37 @@ class Stage:
 
     def too_large(self, share: float = 1.4) -> TrainingRun:
         """A run that needs about `share` of the card."""
-        base = self._base()
+        base = self._base(STATES_SHARE)
         return base.replace(micro_batch=1 + largest_micro_batch(base, round(share * self.card.room)))
 
-    def _base(self) -> TrainingRun:
+    def _base(self, states: float) -> TrainingRun:
         models = [model for model in PRESETS.values() if model.family == "gpt2" and not model.experts]
-        small = [model for model in models if 16 * model.parameters <= STATES_SHARE * self.card.room]
+        small = [model for model in models if 16 * model.parameters <= states * self.card.room]
         if not small:
             raise ValueError(f"no demo fits {self.words}: free some of its memory")
         model = max(small, key=lambda model: model.parameters)
         older: dict[str, Any] = {} if self.card.has_bf16 else {"precision": "amp-fp16", "attention": "efficient"}
         return TrainingRun(model, MOST_SEQUENCES, min(512, model.max_positions), **older)
 
+    def foresee(self, run: TrainingRun, fails: bool = False) -> Foreseen:
+        """What the estimate says of a run that is meant to fit this card, or meant to fail there."""
+        need, room = estimate(run).total, self.card.room
+        reason = unsupported(run, self.card.capability)
+        as_told = not reason and (need > room if fails else fits(run, room))
+        told = "is too large, on purpose" if fails else "fits"
+        verdict = told if as_told else reason or f"was meant to be one that {told}, and is not"
+        return Foreseen(f"{run}: {format_bytes(need)} by estimate, {need / room:.0%} of the card, {verdict}", as_told)
+
     # Trying a run
 
     def attempt(self, run: TrainingRun) -> Outcome:
         """Trains a few steps. Raises GpuOutOfMemory (live) or OutOfMemory (the allocator's replay) if too large."""
-        return self._live(run) if self.live else self._simulated(run)
+        self.tried[run] = self._live(run) if self.live else self._simulated(run)
+        return self.tried[run]
+
+    def outcome_of(self, run: TrainingRun) -> Outcome:
+        """What came of a run that was tried before; it is tried now if it was not."""
+        return self.tried[run] if run in self.tried else self.attempt(run)
 
     def fails(self, run: TrainingRun) -> str:
         """What the failure says of a run that is too large. RuntimeError if it fits after all."""
@@ -134,32 +182,60 @@ class Stage:
         measured = measure(run, "simulated")
         gauge = ReplayGauge(measured, self.reading_seconds, self.card.room)
         if self.show is not None:
-            meter = Meter(gauge).start(with_cell=False)
-            self.show(meter)
-            meter.wait()
+            self._play(Meter(gauge), self.show)
         if gauge.failure is not None:
             raise gauge.failure
-        return Outcome(estimated(run), measured.peak, str(measured.provenance))
+        peaks = measured.timeline.step_peaks()
+        so_far = tuple(accumulate((peaks[step] for step in sorted(peaks) if step), max))
+        blocks = gauge.replayed.peak_allocated if gauge.replayed else measured.peak
+        words = f"{beside_estimate(run, measured.peak)} ({format_bytes(blocks)} in blocks) · {measured.provenance}"
+        return Outcome(words, measured.peak, str(measured.provenance), step_peaks=so_far)
+
+    def _play(self, meter: Meter, show: Callable[[Meter], None]) -> None:
+        begin = time.perf_counter()
+        meter.start(with_cell=False)
+        try:
+            show(meter)
+            meter.wait()
+        finally:
+            meter.stop()
+            self.playing += time.perf_counter() - begin
 
     def _live(self, run: TrainingRun) -> Outcome:
-        import torch
-
         from ..measuring.devices import Cuda
-        from ..measuring.live import free_bytes, memory_released, only_kernel, ready
+        from ..measuring.live import free_bytes, memory_released, only_kernel
 
         device = Cuda()
         with memory_released(run, free_bytes), only_kernel(run):
+            device.release()
             device.reset_peaks()
             with live_meter() as meter:
                 if self.show is not None:
                     self.show(meter)
-                training, _ = ready(run, device)
-                for _ in range(LIVE_STEPS):
-                    training.step(MarkedPhases(meter))
-                torch.cuda.synchronize()
-            return Outcome(estimated(run), meter.peak, meter.gauge.source)
+                seconds, peaks = _trained(run, device, meter)
+        words = f"{beside_estimate(run, meter.peak)} · {seconds:.2f} s a step · {meter.gauge.source}"
+        return Outcome(words, meter.peak, meter.gauge.source, step_seconds=seconds, step_peaks=peaks)
+
+
+def _trained(run: TrainingRun, device: "Device", meter: Meter) -> tuple[float, tuple[int, ...]]:
+    """Seconds of a step, and the most allocated up to each step's end. All that it makes is freed when it returns."""
+    from ..measuring.live import ready
+
+    training, _ = ready(run, device)
+    ends, peaks = [], []
+    for _ in range(LIVE_STEPS):
+        training.step(MarkedPhases(meter))
+        device.synchronize()
+        ends.append(time.perf_counter())
+        peaks.append(device.peaks()[0])
+    return (ends[-1] - ends[WARM_UP_STEPS - 1]) / (LIVE_STEPS - WARM_UP_STEPS), tuple(peaks)
 
 
 def estimated(run: TrainingRun) -> str:
     """The run and its estimate in words."""
     return f"{run}: {format_bytes(estimate(run).total)} by estimate."
+
+
+def beside_estimate(run: TrainingRun, peak: int) -> str:
+    """The measured peak and what was estimated, in words."""
+    return f"Estimated {format_bytes(estimate(run).total)}, measured {format_bytes(peak)}"

@@ -1,0 +1,131 @@
+"""A picture for the stage: stacked bars in type that can be read from the back row."""
+
+from collections.abc import Mapping, Sequence
+
+from ..allocator_replay import MemoryBlock, MemorySegment
+from ..breakdown import MemoryBreakdown
+from ..figure import INK, MARGIN, RULE, WIDTH, Canvas, Figure, ink_on, text_width, wrap
+from ..figure_parts import COLOURS, OVER, amount, digits_for, draw_swatch, segments_of, words
+from ..units import GB, format_bytes
+
+TYPE = 20.0
+"""Pixels of the letters; the course's other pictures have 12."""
+
+BAR, STEP = 40.0, 62.0
+
+
+def stage_bars(
+    rows: Mapping[str, MemoryBreakdown], title: str, room: int, notes: Mapping[str, str] | None = None
+) -> Figure:
+    """Breakdowns (bytes by kind) as bars one below the other, a line at `room`, the bytes of the GPU's memory.
+
+    A row's note, if there is one, stands under its bar. Raises ValueError without rows.
+    """
+    if not rows:
+        raise ValueError("there is nothing to draw: a picture needs at least one row")
+    notes = notes or {}
+    canvas = Canvas()
+    lines = wrap(title, 24, WIDTH - 2 * MARGIN, bold=True)
+    for index, line in enumerate(lines):
+        canvas.text(MARGIN, 32 + 30 * index, line, 24, font_weight="bold")
+    top = 40.0 + 30 * len(lines)
+    left = MARGIN + max(text_width(label, TYPE) for label in rows) + 12
+    widest = max(text_width(format_bytes(row.total), TYPE, bold=True) for row in rows.values())
+    scale = (WIDTH - MARGIN - widest - 12 - left) / max(room, *(row.total for row in rows.values()))
+    step = STEP + (14 if notes else 0)
+    bottom = top + step * len(rows)
+    for index, (label, row) in enumerate(rows.items()):
+        _row(canvas, label, row, top + step * index, left, scale, room)
+        canvas.text(left, top + step * index + BAR + 20, notes.get(label, ""), 17)
+    _room_line(canvas, left + room * scale, top, bottom, room)
+    end = _legend(canvas, rows, bottom + 34)
+    return Figure(canvas.svg(end + 12, title, _alt(rows, title, room, notes)), _alt(rows, title, room, notes))
+
+
+def _row(canvas: Canvas, label: str, row: MemoryBreakdown, y: float, left: float, scale: float, room: int) -> None:
+    canvas.text(left - 12, y + BAR / 2 + 7, label, TYPE, text_anchor="end")
+    x, unit = left, "GB" if row.total >= GB else "MB"
+    for part in segments_of(row):
+        tip = f"{part.name}: {format_bytes(part.size)}"
+        draw_swatch(canvas, x, y, part.size * scale, BAR, part.kind, tip, data_kind=part.kind, data_bytes=part.size)
+        shown = amount(part.size, unit, digits_for(part.size, unit))
+        if text_width(shown, 17) + 8 <= part.size * scale:
+            ink, middle = ink_on(COLOURS[part.kind]), x + part.size * scale / 2
+            canvas.text(middle, y + BAR / 2 + 6, shown, 17, ink, text_anchor="middle")
+        x += part.size * scale
+    color = OVER if row.total > room else INK
+    canvas.halo_text(x + 10, y + BAR / 2 + 7, format_bytes(row.total), TYPE, fill=color, font_weight="bold")
+
+
+def _room_line(canvas: Canvas, x: float, top: float, bottom: float, room: int) -> None:
+    canvas.line(x, top - 8, x, bottom, OVER, stroke_width=3, data_capacity=room)
+    canvas.halo_text(x - 6, bottom + 8, f"GPU {format_bytes(room)}", 17, fill=OVER, text_anchor="end")
+
+
+def _legend(canvas: Canvas, rows: Mapping[str, MemoryBreakdown], y: float) -> float:
+    """A swatch and a name for each kind that is at least a fiftieth of a bar; returns the y below it."""
+    shown = [kind for kind in COLOURS if any(row.get(kind, 0) > row.total / 50 for row in rows.values())]
+    x = float(MARGIN)
+    for kind in shown:
+        wide = 26 + text_width(words(kind), 17) + 18
+        if x + wide > WIDTH and x > MARGIN:
+            x, y = float(MARGIN), y + 26
+        draw_swatch(canvas, x, y - 15, 18, 18, kind, stroke=RULE, stroke_width=0.5)
+        canvas.text(x + 26, y, words(kind), 17)
+        x += wide
+    return y + 4
+
+
+def _alt(rows: Mapping[str, MemoryBreakdown], title: str, room: int, notes: Mapping[str, str]) -> str:
+    told = "; ".join(_row_told(label, row, notes.get(label, "")) for label, row in rows.items())
+    return f"{title}. {told}. The GPU has {format_bytes(room)}."
+
+
+def _row_told(label: str, row: MemoryBreakdown, note: str) -> str:
+    """A bar in words: its total, its three largest kinds, its note."""
+    parts = sorted(segments_of(row), key=lambda part: -part.size)[:3]
+    kinds = ", ".join(f"{part.name} {format_bytes(part.size)}" for part in parts)
+    return f"{label or 'In all'} {format_bytes(row.total)} ({kinds}{f'; {note}' if note else ''})"
+
+
+def stage_segments(segments: Sequence[MemorySegment], title: str, room: int) -> Figure:
+    """The allocator's segments one below the other, as wide as they are large; what is free is hatched.
+
+    `room` is the GPU's memory in bytes; what the driver still has of it stands as the last row. ValueError for none.
+    """
+    if not segments:
+        raise ValueError("there is nothing to draw: the allocator holds no segment")
+    canvas, left = Canvas(), MARGIN + text_width("with the driver", TYPE) + 12
+    canvas.text(MARGIN, 32, title, 24, font_weight="bold")
+    unused = room - sum(segment.bytes for segment in segments)
+    scale = (WIDTH - MARGIN - left) / max(unused, *(segment.bytes for segment in segments))
+    for index, segment in enumerate(segments):
+        y = 56.0 + 50 * index
+        canvas.text(left - 12, y + BAR / 2 + 7, f"segment {index + 1}", TYPE, text_anchor="end")
+        for block in segment.blocks:
+            _block(canvas, left + (block.address - segment.address) * scale, y, block, scale)
+    y = 56.0 + 50 * len(segments)
+    canvas.text(left - 12, y + BAR / 2 + 7, "with the driver", TYPE, text_anchor="end")
+    canvas.rect(left, y, unused * scale, BAR, "none", stroke=INK, stroke_width=1.5, stroke_dasharray="4 3")
+    canvas.halo_text(left + 8, y + BAR / 2 + 7, format_bytes(unused), TYPE)
+    told = "; ".join(f"segment {index}: {_told(segment)}" for index, segment in enumerate(segments, start=1))
+    alt = f"{title}. {told}; {format_bytes(unused)} with the driver."
+    return Figure(canvas.svg(y + BAR + 16, title, alt), alt)
+
+
+def _block(canvas: Canvas, x: float, y: float, block: MemoryBlock, scale: float) -> None:
+    width, kind = block.bytes * scale, "optimizer_states" if str(block.name).startswith("state") else "activations"
+    fill = COLOURS[kind] if block.is_allocated else "#FFFFFF"
+    canvas.rect(x, y, width, BAR, fill, stroke=INK, stroke_width=1.5, data_block=block.name or "free")
+    if not block.is_allocated:
+        canvas.hatch(x, y, width, BAR, OVER, gap=10)
+    name = f"{f'{block.name}:' if block.is_allocated else 'free:'} {format_bytes(block.bytes)}"
+    if text_width(name, TYPE) + 12 <= width:
+        canvas.halo_text(x + width / 2, y + BAR / 2 + 7, name, TYPE, fill, fill=ink_on(fill), text_anchor="middle")
+
+
+def _told(segment: MemorySegment) -> str:
+    names = (
+        f"{f'{block.name}:' if block.is_allocated else 'free:'} {format_bytes(block.bytes)}" for block in segment.blocks
+    )
+    return ", ".join(names)
