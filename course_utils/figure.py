@@ -5,6 +5,7 @@ picture, of which a general plotting library takes several times that, and all o
 label goes when a capacity line would cross it. What any plotting library does as well, `lines`, is left to matplotlib.
 """
 
+import re
 from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ WIDTH = 880
 
 MARGIN = 16
 INK, QUIET, RULE, GRID = "#111111", "#555555", "#8A8A8A", "#E4E4E4"
+SCALES_DOWN = "max-width:100%;height:auto"
 FONT = "Helvetica Neue, Helvetica, Arial, DejaVu Sans, sans-serif"
 
 
@@ -123,17 +125,33 @@ class Canvas:
 def framed(shapes: str, height: float, title: str, alt: str, **more: Any) -> str:
     """An SVG of `shapes` on white, as wide as every figure, with its name and description inside."""
     frame = {"width": WIDTH, "height": height, "viewBox": f"0 0 {WIDTH} {short(height)}"}
-    look = {"font_family": FONT, "style": "max-width:100%;height:auto", **more}
+    look = {"font_family": FONT, "style": SCALES_DOWN, **more}
     head = attribute_text({"xmlns": "http://www.w3.org/2000/svg", **frame, "role": "img", "aria-label": alt, **look})
     names = f"<title>{escape(title, quote=False)}</title><desc>{escape(alt, quote=False)}</desc>"
     paper = f'<rect width="{WIDTH}" height="{short(height)}" fill="#FFFFFF"/>'
     return "\n".join([f"<svg {head}>", names, paper, shapes, "</svg>"])
 
 
+def below_one_another(figures: Sequence[Figure], title: str) -> Figure:
+    """Several of the course's figures as one, from top to bottom; its description is theirs, one after another."""
+    placed, y = [], 0.0
+    for figure in figures:
+        height = re.search(r'viewBox="0 0 \d+ ([\d.]+)"', figure.svg)
+        if height is None:
+            raise ValueError(f"a figure without a height cannot be placed: {figure.alt}")
+        placed.append(figure.svg.replace(f'style="{SCALES_DOWN}"', f'y="{short(y)}"', 1))
+        y += float(height[1])
+    alt = " ".join(figure.alt for figure in figures)
+    return Figure(framed("\n".join(placed), y, title, alt), alt)
+
+
 def attribute_text(attributes: Mapping[str, Any]) -> str:
     """`{"stroke_width": 2}` as `stroke-width="2"`; numbers are rounded to a tenth of a pixel."""
-    shown = ((name.replace("_", "-"), value) for name, value in attributes.items() if value is not None)
-    return " ".join(f'{name}="{escape(short(value))}"' for name, value in shown)
+    return " ".join(
+        f'{name.replace("_", "-")}="{escape(value) if isinstance(value, str) else short(value)}"'
+        for name, value in attributes.items()
+        if value is not None
+    )
 
 
 def short(value: Any) -> str:

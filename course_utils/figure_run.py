@@ -114,8 +114,8 @@ def step_columns(moments: Mapping[str, MemoryBreakdown], card: Gpu) -> Figure:
     y = _card_key(canvas, y + 6, card)
     columns = _Columns(len(rows), y + 52, round(1.12 * max(highest, card.memory, 1)))
     _column_axes(canvas, columns)
-    for index, parts in enumerate(stacks):
-        _column(canvas, columns, index, parts, digits)
+    borders = [_column(canvas, columns, index, parts, digits) for index, parts in enumerate(stacks)]
+    canvas.path("".join(borders), stroke="#FFFFFF", stroke_width=1, fill="none")
     _card_lines(canvas, columns, card)
     for index, moment in enumerate(rows):
         _column_total(canvas, columns, index, moment.total, digits, index == peak, moment.total > card.room)
@@ -166,17 +166,18 @@ def _column_axes(canvas: Canvas, columns: _Columns) -> None:
     canvas.line(PLOT[0], columns.bottom, PLOT[1], columns.bottom, RULE)
 
 
-def _column(canvas: Canvas, columns: _Columns, index: int, parts: Sequence[Segment], digits: int) -> None:
+def _column(canvas: Canvas, columns: _Columns, index: int, parts: Sequence[Segment], digits: int) -> str:
+    """Draws a moment's kinds on top of one another; returns the path of the borders between them."""
     width = min(0.74 * columns.slot, 56)
-    below = 0
+    x, below, borders = columns.center(index) - width / 2, 0, ""
     for part in parts:
         y, height = columns.y(below + part.size), PLOT_HEIGHT * part.size / columns.largest
         tip = f"{part.name}: {format_bytes(part.size, UNIT, max(2, digits))}"
-        x = columns.center(index) - width / 2
         canvas.rect(x, y, width, height, COLOURS[part.kind], tip, data_kind=part.kind, data_moment_bytes=part.size)
         if below and height >= 2:
-            canvas.line(x, y + height, x + width, y + height, "#FFFFFF", stroke_width=1)
+            borders += f"M{short(x)} {short(y + height)}h{short(width)}"
         below += part.size
+    return borders
 
 
 def _card_lines(canvas: Canvas, columns: _Columns, card: Gpu) -> None:

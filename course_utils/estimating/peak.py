@@ -1,12 +1,14 @@
 """The peak is the largest of a few moments of the step. Each is stated here; the largest wins and says which it was."""
 
+from functools import lru_cache
 from typing import Any
 
 from ..breakdown import MemoryBreakdown
-from ..run import TrainingRun
+from ..models import TransformerConfig
+from ..run import Optimizer, Precision, TrainingRun
 from ..units import round_up
 from .program import Reading, Totals
-from .sharding import ddp_communication, rank_0_states, zero_1_shares
+from .sharding import ddp_communication, rank_0_states, zero_1_share
 from .states import Trainable, gradient_bytes, optimizer_state_bytes, parameter_bytes
 from .update import clipping, optimizer_step, step_on
 
@@ -132,8 +134,16 @@ def _optimizer_step(run: TrainingRun) -> Totals:
     """What the step adds; with ZeRO-1 rank 0 steps only the parameters of its share."""
     if not run.zero_stage:
         return optimizer_step(run)
-    share = zero_1_shares(run.model, run.world_size)[0]
-    return step_on(run, Trainable(share, {}, 0, {}))
+    clips = run.clip_grad_norm is not None
+    return dict(_zero_1_step(run.model, run.world_size, run.precision, run.optimizer, run.set_to_none, clips))
+
+
+@lru_cache(maxsize=256)
+def _zero_1_step(
+    model: TransformerConfig, ranks: int, precision: Precision, optimizer: Optimizer, set_to_none: bool, clips: bool
+) -> Totals:
+    share = Trainable(dict(zero_1_share(model, ranks)), {}, 0, {})
+    return step_on(precision, optimizer, share, set_to_none, clips)
 
 
 def _plus(first: Totals, second: Totals) -> Totals:

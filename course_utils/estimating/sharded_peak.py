@@ -2,18 +2,19 @@
 
 import dataclasses
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from ..breakdown import MemoryBreakdown
-from ..models import Shapes, block_shapes, outer_shapes
-from ..run import OPTIMIZERS, TrainingRun
+from ..models import Shapes, TransformerConfig, block_shapes, outer_shapes
+from ..run import OPTIMIZERS, Optimizer, Precision, TrainingRun
 from ..units import round_up
 from .peak import named
 from .program import Reading
 from .sharding import Hooks, fsdp_hooks, rank_0_states, shard_shape
 from .states import Trainable
-from .update import clip_walk, plain_walk, scaler_walk
-from .walk import Change, Totals, Walk, highest
+from .update import clip_walk, scaler_walk, step_on
+from .walk import Totals, Walk, highest, highest_and_net
 
 
 def fsdp_moments(run: TrainingRun) -> dict[str, MemoryBreakdown]:
@@ -30,10 +31,11 @@ def fsdp_moments(run: TrainingRun) -> dict[str, MemoryBreakdown]:
             found.setdefault("end of forward", MemoryBreakdown(dict(now), "forward", "end of forward"))
         if part.phase == "backward":
             found.setdefault("after loss", MemoryBreakdown(dict(now), "loss", "after loss"))
-        top = _plus(now, highest(part.walk))
+        highest_here, whole = highest_and_net(part.walk)
+        top = _plus(now, highest_here)
         if part.times == 1 and (part.name not in found or sum(top.values()) > found[part.name].total):
             found[part.name] = MemoryBreakdown(top, part.phase, part.name)
-        for kind, size in part.walk:
+        for kind, size in whole.items():
             now[kind] = now.get(kind, 0) + part.times * size
     return found | _after_backward(run)
 
@@ -81,9 +83,10 @@ def _parts(reading: Reading, hooks: Hooks) -> Iterator[Part]:
         ("backward", "head"): (hooks.before_head_backward, []),
         ("backward", "stem"): ([], hooks.after_backward),
     }
+    last_group = reading.last_group
     for number, stretch in enumerate(stretches):
         before, after = around.get(number) or others.get((stretch.phase, stretch.where), ([], []))
-        phase, name = named((stretch.phase, stretch.where), reading.last_group)
+        phase, name = named((stretch.phase, stretch.where), last_group)
         yield Part(phase, name, [*before, *stretch.walk, *after], stretch.times)
 
 
@@ -111,9 +114,8 @@ def _stretches(reading: Reading) -> Iterator[Stretch]:
             yield Stretch(*last[1], walk, last[2])
             walk = Walk()
         events = program.events[program.pieces[visit.piece].events]
-        walk += [
-            Change(kind, reading.signed[change]) for change, kind in zip(events.changes, events.kinds, strict=True)
-        ]
+        sizes = map(reading.signed.__getitem__, events.changes)
+        walk += zip(events.kinds, sizes, strict=True)
         last = (visit.piece, (phase, where), times)
     yield Stretch(*last[1], walk, last[2])
 
@@ -126,30 +128,36 @@ def _standing(run: TrainingRun, gradients: bool) -> Totals:
 
 def _after_backward(run: TrainingRun) -> dict[str, MemoryBreakdown]:
     """Clipping, the optimizer's step on the shards, and what is left when the step has ended."""
-    stored = run.precision.master or run.precision.weight
-    precision = dataclasses.replace(run.precision, weight=stored, gradient=stored, master=0)
-    shards, full = _shards(run), _standing(run, gradients=True)
-    clips = run.clip_grad_norm is not None
-    unscaled = scaler_walk(precision, OPTIMIZERS["sgd"], clips=False)
-    scaler = scaler_walk(precision, run.optimizer, clips)
-    step = [*scaler, *plain_walk(precision, run.optimizer, shards, run.set_to_none)]
-    moments = {"clipping": ("clip", [*unscaled, *clip_walk(shards.tensors, stored)])} if clips else {}
-    moments |= {"optimizer step": ("optimizer", step)}
-    found = {name: MemoryBreakdown(_plus(full, highest(walk)), phase, name) for name, (phase, walk) in moments.items()}
+    full, clips = _standing(run, gradients=True), run.clip_grad_norm is not None
+    tops = _update_tops(run.model, run.world_size, run.precision, run.optimizer, run.set_to_none, clips)
+    phases = {"clipping": "clip", "optimizer step": "optimizer"}
+    found = {name: MemoryBreakdown(_plus(full, top), phases[name], name) for name, top in tops.items()}
     left = _standing(run, gradients=not run.set_to_none)
     return found | {"end of step": MemoryBreakdown(left, "zero_grad", "end of step")}
 
 
-def _shards(run: TrainingRun) -> Trainable:
+@lru_cache(maxsize=256)
+def _update_tops(
+    model: TransformerConfig, ranks: int, precision: Precision, optimizer: Optimizer, set_to_none: bool, clips: bool
+) -> dict[str, Totals]:
+    """What clipping, if gradients are clipped, and the optimizer's step add to what stands, where they need most."""
+    stored, shards = precision.master or precision.weight, _shards(model, ranks)
+    sharded = dataclasses.replace(precision, weight=stored, gradient=stored, master=0)
+    unscaled = scaler_walk(sharded, OPTIMIZERS["sgd"], clips=False)
+    clipping = {"clipping": highest([*unscaled, *clip_walk(shards.tensors, stored)])} if clips else {}
+    return clipping | {"optimizer step": step_on(sharded, optimizer, shards, set_to_none, clips)}
+
+
+def _shards(model: TransformerConfig, ranks: int) -> Trainable:
     """Rank 0's parts of the parameters, as the optimizer steps them."""
-    outer, last = outer_shapes(run.model), ("norm", "head")
+    outer, last = outer_shapes(model), ("norm", "head")
 
     def cut(shapes: Shapes) -> Shapes:
-        return {name: shard_shape(shape, run.world_size) for name, shape in shapes.items()}
+        return {name: shard_shape(shape, ranks) for name, shape in shapes.items()}
 
     before = {name: shape for name, shape in outer.items() if not name.startswith(last)}
     after = {name: shape for name, shape in outer.items() if name.startswith(last)}
-    return Trainable(cut(before), cut(block_shapes(run.model)), run.model.layers, cut(after))
+    return Trainable(cut(before), cut(block_shapes(model)), model.layers, cut(after))
 
 
 def _plus(first: Totals, second: Totals) -> Totals:

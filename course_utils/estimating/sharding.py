@@ -8,11 +8,13 @@ import dataclasses
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from heapq import heapify, heapreplace
 from math import prod
 from typing import NamedTuple
 
 from ..models import TransformerConfig, block_shapes, outer_shapes, parameter_shapes
-from ..run import Precision, TrainingRun
+from ..run import Optimizer, Precision, TrainingRun
 from ..units import BLOCK, MiB, round_up
 from .states import CODEBOOKS_8BIT, gradient_bytes, optimizer_state_bytes, parameter_bytes, state_sizes
 from .walk import Walk, free, make
@@ -102,11 +104,10 @@ def rank_0_states(run: TrainingRun) -> Totals:
         gradients = 0 if run.bucket_view else gradient_bytes(run)
         gradients += sum(bucket_sizes(run)) if run.bucket_view else 0
         return {"parameters": parameter_bytes(run), "gradients": gradients, "optimizer_states": states}
-    check_fsdp(run)
-    groups = fsdp_groups(run)
+    (outer, block), layers = fsdp_groups(run)[:2], run.model.layers
     return {
-        "parameters": sum(group.parameter_bytes for group in groups),
-        "gradients": sum(group.gradient_bytes for group in groups),
+        "parameters": outer.parameter_bytes + layers * block.parameter_bytes,
+        "gradients": outer.gradient_bytes + layers * block.gradient_bytes,
         "optimizer_states": fsdp_optimizer_bytes(run),
     }
 
@@ -135,8 +136,14 @@ def bucket_sizes(run: TrainingRun, rebuilt: bool = True) -> list[int]:
     In the first step there is one bucket for all; then they are `rebuilt` in the order in which gradients came, which
     is the reverse of the network's but for a tied embedding, whose gradient is complete last either way.
     """
-    sizes = [run.precision.gradient * prod(shape) for shape in reversed(parameter_shapes(run.model).values())]
-    return [round_up(size) for size in ddp_buckets(sizes, (FIRST_BUCKET, BUCKET) if rebuilt else (sys.maxsize,))]
+    return list(_bucket_sizes(run.model, run.precision.gradient, rebuilt))
+
+
+@lru_cache(maxsize=256)
+def _bucket_sizes(model: TransformerConfig, element: int, rebuilt: bool) -> tuple[int, ...]:
+    sizes = [element * prod(shape) for shape in reversed(parameter_shapes(model).values())]
+    caps = (FIRST_BUCKET, BUCKET) if rebuilt else (sys.maxsize,)
+    return tuple(round_up(size) for size in ddp_buckets(sizes, caps))
 
 
 def ddp_communication(run: TrainingRun) -> int:
@@ -153,18 +160,35 @@ def zero_1_shares(model: TransformerConfig, ranks: int) -> list[dict[str, Shape]
     torch's ZeroRedundancyOptimizer shares out whole tensors, so the shares are not even.
     """
     _check_ranks(ranks)
+    return [dict(share) for share in _zero_1_shares(model, ranks)]
+
+
+@lru_cache(maxsize=256)
+def _zero_1_shares(model: TransformerConfig, ranks: int) -> list[dict[str, Shape]]:
     shares: list[dict[str, Shape]] = [{} for _ in range(ranks)]
-    filled = [0] * ranks
+    filled = [(0, rank) for rank in range(ranks)]
+    heapify(filled)
     for name, shape in sorted(parameter_shapes(model).items(), key=lambda item: -prod(item[1])):
-        rank = filled.index(min(filled))
+        elements, rank = filled[0]
         shares[rank][name] = shape
-        filled[rank] += prod(shape)
+        heapreplace(filled, (elements + prod(shape), rank))
     return shares
+
+
+def zero_1_share(model: TransformerConfig, ranks: int) -> Mapping[str, Shape]:
+    """The first of `zero_1_shares`, rank 0's, which estimates ask for again and again."""
+    _check_ranks(ranks)
+    return _zero_1_shares(model, ranks)[0]
 
 
 def zero_1_optimizer_bytes(run: TrainingRun) -> int:
     """Bytes of the optimizer's states on rank 0 with ZeRO-1: of its share of whole tensors only."""
-    return optimizer_bytes_of(run, run.precision, zero_1_shares(run.model, run.world_size)[0])
+    return _zero_1_optimizer_bytes(run.model, run.world_size, run.precision, run.optimizer)
+
+
+@lru_cache(maxsize=256)
+def _zero_1_optimizer_bytes(model: TransformerConfig, ranks: int, precision: Precision, optimizer: Optimizer) -> int:
+    return _kept_bytes(precision, optimizer, zero_1_share(model, ranks)) + _beside_states(precision, optimizer)
 
 
 # FSDP2
@@ -202,29 +226,29 @@ class Gathered:
     reduced_as: int
     gradient: int
 
-    @property
+    @cached_property
     def parameter_bytes(self) -> int:
         """The shards, a tensor for each parameter."""
         return sum(round_up(self.stored * shard) for shard in self.shards)
 
-    @property
+    @cached_property
     def gradient_bytes(self) -> int:
         """The gradients' shards: views of the one flat tensor that the reduce-scatter wrote, or of its copy."""
         return round_up(self.stored * sum(self.shards))
 
-    @property
+    @cached_property
     def gather_input(self) -> int:
         """Rank 0's flat contribution in another number format than its shards'; without one it goes straight into the
         output.
         """
         return round_up(self.gathered_as * sum(self.shards)) if self.gathered_as != self.stored else 0
 
-    @property
+    @cached_property
     def gather_output(self) -> int:
         """The flat buffer that all ranks' pieces arrive in."""
         return round_up(self.gathered_as * self.ranks * sum(self.shards))
 
-    @property
+    @cached_property
     def unsharded(self) -> int:
         """The parameters as the block computes with them, each copied out of that buffer into a tensor of its own."""
         return sum(self.whole(self.gathered_as))
@@ -233,12 +257,12 @@ class Gathered:
         """A tensor for each parameter, padded, at `element` bytes an element."""
         return [round_up(element * self.ranks * shard) for shard in self.shards]
 
-    @property
+    @cached_property
     def reduce_input(self) -> int:
         """The flat buffer that the whole gradients are copied into, padded, in the format of the sum."""
         return round_up(self.reduced_as * self.ranks * sum(self.shards))
 
-    @property
+    @cached_property
     def reduce_output(self) -> int:
         """Rank 0's share of the summed gradients. Where formats agree this becomes the gradients' shards."""
         return round_up(self.reduced_as * sum(self.shards))
@@ -247,16 +271,22 @@ class Gathered:
 def fsdp_groups(run: TrainingRun) -> tuple[Gathered, ...]:
     """What is gathered together: the first is what is outside the blocks, then each block. Raises like `check_fsdp`."""
     check_fsdp(run)
-    block = _gathered(run, block_shapes(run.model))
-    return (_gathered(run, outer_shapes(run.model)), *[block] * run.model.layers)
+    outer, block = _groups(run.model, run.world_size, run.precision)
+    return (outer, *[block] * run.model.layers)
 
 
-def _gathered(run: TrainingRun, shapes: Mapping[str, Shape]) -> Gathered:
-    stored = run.precision.master or run.precision.weight  # the shard is the master weight
-    compute = run.precision.weight  # under autocast what is gathered is fp32; its 16-bit copies are autocast's
+@lru_cache(maxsize=256)
+def _groups(model: TransformerConfig, ranks: int, precision: Precision) -> tuple[Gathered, Gathered]:
+    """What is outside the blocks, and one block."""
+    return _gathered(precision, ranks, outer_shapes(model)), _gathered(precision, ranks, block_shapes(model))
+
+
+def _gathered(precision: Precision, ranks: int, shapes: Mapping[str, Shape]) -> Gathered:
+    stored = precision.master or precision.weight  # the shard is the master weight
+    compute = precision.weight  # under autocast what is gathered is fp32; its 16-bit copies are autocast's
     elements = tuple(prod(shape) for shape in shapes.values())
-    shards = tuple(prod(shard_shape(shape, run.world_size)) for shape in shapes.values())
-    return Gathered(elements, shards, run.world_size, stored, compute, stored, run.precision.weight)
+    shards = tuple(prod(shard_shape(shape, ranks)) for shape in shapes.values())
+    return Gathered(elements, shards, ranks, stored, compute, stored, precision.weight)
 
 
 def shard_shape(shape: Shape, ranks: int) -> Shape:
@@ -267,16 +297,34 @@ def shard_shape(shape: Shape, ranks: int) -> Shape:
 
 def fsdp_optimizer_bytes(run: TrainingRun) -> int:
     """Bytes of the optimizer's states on rank 0: of its shards. The fp32 shards are themselves the master weights."""
-    shards = {name: shard_shape(shape, run.world_size) for name, shape in parameter_shapes(run.model).items()}
-    return optimizer_bytes_of(run, dataclasses.replace(run.precision, master=0), shards)
+    return _fsdp_optimizer_bytes(run.model, run.world_size, run.precision, run.optimizer)
+
+
+@lru_cache(maxsize=256)
+def _fsdp_optimizer_bytes(model: TransformerConfig, ranks: int, precision: Precision, optimizer: Optimizer) -> int:
+    """Of one block's shards for all of them: what is kept of a tensor depends on its shape alone."""
+    precision = dataclasses.replace(precision, master=0)
+    outer, block = (
+        _kept_bytes(precision, optimizer, {name: shard_shape(shape, ranks) for name, shape in shapes.items()})
+        for shapes in (outer_shapes(model), block_shapes(model))
+    )
+    return outer + model.layers * block + _beside_states(precision, optimizer)
 
 
 def optimizer_bytes_of(run: TrainingRun, precision: Precision, shapes: Mapping[str, Shape]) -> int:
     """Bytes of what the optimizer, and a loss scaler, keep for tensors of these names and shapes."""
-    kept = (state_sizes(precision, run.optimizer, name, shape) for name, shape in shapes.items())
-    tables = CODEBOOKS_8BIT if run.optimizer.algorithm == "adam8bit" else ()
-    scaler = 2 * BLOCK if precision.loss_scaling else 0
-    return sum(round_up(size) for sizes in (*kept, tables) for size in sizes) + scaler
+    return _kept_bytes(precision, run.optimizer, shapes) + _beside_states(precision, run.optimizer)
+
+
+def _kept_bytes(precision: Precision, optimizer: Optimizer, shapes: Mapping[str, Shape]) -> int:
+    kept = (state_sizes(precision, optimizer, name, shape) for name, shape in shapes.items())
+    return sum(round_up(size) for sizes in kept for size in sizes)
+
+
+def _beside_states(precision: Precision, optimizer: Optimizer) -> int:
+    """Tables of the 8-bit Adam, and a loss scaler's two numbers."""
+    tables = CODEBOOKS_8BIT if optimizer.algorithm == "adam8bit" else ()
+    return sum(map(round_up, tables)) + (2 * BLOCK if precision.loss_scaling else 0)
 
 
 COMMUNICATION = "communication"
@@ -313,10 +361,13 @@ def fsdp_hooks(run: TrainingRun) -> Hooks:
     backward.
     """
     outer, block = fsdp_groups(run)[:2]
-    stage_3 = run.zero_stage == 3
+    return _hooks(outer, block, run.zero_stage == 3, not run.accumulates)
+
+
+@lru_cache(maxsize=256)
+def _hooks(outer: Gathered, block: Gathered, stage_3: bool, first: bool) -> Hooks:
     gathered = gather(block) if stage_3 else []
     appear = [*unshard(block), free(block.gather_output, COMMUNICATION)] if stage_3 else []
-    first = not run.accumulates
     reduced = reduce_scatter(block, first)
     done = [free(block.reduce_input, COMMUNICATION)]
     return Hooks(

@@ -55,17 +55,13 @@ def _optimizer_step(
     precision, optimizer = PRECISIONS[precision_name], OPTIMIZERS[optimizer_name]
     if precision.name == "fp8":
         return {}
-    trained = trainable(model, rank, targets)
-    walk = master_walk if precision.master else plain_walk
-    scaler = scaler_walk(precision, optimizer, clips)
-    return highest([*scaler, *walk(precision, optimizer, trained, set_to_none)])
+    return step_on(precision, optimizer, trainable(model, rank, targets), set_to_none, clips)
 
 
-def step_on(run: TrainingRun, trained: Trainable) -> Totals:
+def step_on(precision: Precision, optimizer: Optimizer, trained: Trainable, set_to_none: bool, clips: bool) -> Totals:
     """What the step adds where it needs most if it steps only these parameters, one rank's."""
-    walk = master_walk if run.precision.master else plain_walk
-    scaler = scaler_walk(run.precision, run.optimizer, run.clip_grad_norm is not None)
-    return highest([*scaler, *walk(run.precision, run.optimizer, trained, run.set_to_none)])
+    walk = master_walk if precision.master else plain_walk
+    return highest([*scaler_walk(precision, optimizer, clips), *walk(precision, optimizer, trained, set_to_none)])
 
 
 def plain_walk(precision: Precision, optimizer: Optimizer, trained: Trainable, set_to_none: bool = True) -> Walk:

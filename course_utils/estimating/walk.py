@@ -1,6 +1,7 @@
 """A walk: what is made and freed, change by change; its highest point tells when most is there, and of what."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from ..units import round_up
@@ -13,24 +14,30 @@ class Change(NamedTuple):
     bytes: int
 
 
-Walk = list[Change]
+Walk = list[tuple[str, int]]
+"""Changes in order, or plain pairs like them where there are very many."""
+
 Totals = dict[str, int]
 
 
-def highest(walk: Iterable[Change]) -> Totals:
+def highest(walk: Sequence[tuple[str, int]]) -> Totals:
     """Bytes by kind, relative to the start, where a walk stands highest."""
-    now: Totals = {}
-    best: Totals = {}
-    total = top = 0
-    for kind, size in walk:
-        now[kind] = now.get(kind, 0) + size
-        total += size
-        if total > top:
-            top, best = total, dict(now)
-    return best
+    return highest_and_net(walk)[0]
 
 
-def net(walk: Iterable[Change]) -> Totals:
+def highest_and_net(walk: Sequence[tuple[str, int]]) -> tuple[Totals, Totals]:
+    """Bytes by kind where a walk first stands highest, nothing if that is its start, and what the whole of it adds."""
+    heights = list(accumulate(size for _, size in walk))
+    top = max(heights, default=0)
+    ends = heights.index(top) + 1 if top > 0 else 0
+    best = net(walk[:ends])
+    whole = dict(best)
+    for kind, size in walk[ends:]:
+        whole[kind] = whole.get(kind, 0) + size
+    return best, whole
+
+
+def net(walk: Iterable[tuple[str, int]]) -> Totals:
     """Bytes by kind that a whole walk adds."""
     totals: Totals = {}
     for kind, size in walk:
