@@ -4,6 +4,7 @@ widget and by a page that runs these closed forms in the browser, so it needs th
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from math import gcd
 from typing import Any
 
@@ -12,7 +13,7 @@ from .estimating import estimate, moments
 from .estimating.step_time import step_seconds
 from .figure import Figure, number
 from .figure_run import peak_stack, peak_title, place_words, step_columns
-from .fitting import SAFETY, fit_words, lacks, unsupported
+from .fitting import SAFETY, fit_words, lacks, named, unsupported
 from .gpus import GPUS, Gpu, gpu
 from .models import PRESETS
 from .nearest import unknown
@@ -34,7 +35,7 @@ class Control:
     kind: str
     group: str
 
-    @property
+    @cached_property
     def values(self) -> tuple[Any, ...]:
         """What can be chosen."""
         return tuple(value for _, value in self.options)
@@ -66,14 +67,14 @@ TRAINED_WORDS = {
     "lora-8": "LoRA r=16, rest in 8 bits",
     "lora-4": "LoRA r=16, rest in 4 bits",
 }
-STAGES = ("0: nothing", "1: optimizer states", "2: and gradients", "3: and weights")
+STAGES = ("0: nothing", "1: states", "2: + gradients", "3: + weights")
 RECOMPUTE = ("none", "selective-attention", "selective", "every-2", "every-4", "sqrt", "full", "offload")
 
 CONTROLS: tuple[Control, ...] = (
     _choice("model", "model", MODEL, *PRESETS),
-    _steps("micro_batch", "micro-batch (sequences)", MODEL, 0, 9),
+    _steps("micro_batch", "micro-batch", MODEL, 0, 9),
     _steps("accumulation_steps", "micro-batches a step", MODEL, 0, 10),
-    _steps("seq_len", "tokens a sequence", MODEL, 7, 17),
+    _steps("seq_len", "sequence (tokens)", MODEL, 7, 17),
     _choice("precision", "precision", TRAINING, *PRECISIONS),
     _choice("optimizer", "optimizer", TRAINING, *OPTIMIZERS),
     Control("trained", "trained", tuple((TRAINED_WORDS[name], name) for name in TRAINED), "choice", TRAINING),
@@ -82,7 +83,7 @@ CONTROLS: tuple[Control, ...] = (
     _steps("loss_chunks", "chunks of the loss", TRAINING, 0, 5),
     Control("clip_grad_norm", "clip gradients", (("no", 0), ("at norm 1", 1)), "choice", TRAINING),
     _steps("world_size", "ranks (GPUs)", RANKS, 0, 10),
-    Control("zero_stage", "ZeRO stage: shards", tuple((text, i) for i, text in enumerate(STAGES)), "steps", RANKS),
+    Control("zero_stage", "ZeRO shards", tuple((text, i) for i, text in enumerate(STAGES)), "steps", RANKS),
     Control("bucket_view", "gradients", (("beside the buckets", 0), ("views of the buckets", 1)), "choice", RANKS),
     Control("gpu", "GPU", tuple((name, name) for name in GPUS), "choice", CARD),
 )
@@ -396,7 +397,7 @@ def _in_words(different: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     several = f"{number(count)} micro-batches" if count > 1 else "one micro-batch"
     words = {
         "precision": f"precision {after['precision']}",
-        "gpu": f"the card: {after['gpu']}",
+        "gpu": f"{named(GPUS[after['gpu']])} instead",
         "world_size": f"{number(after['world_size'])} ranks",
         "micro_batch": f"{several} of {number(after['micro_batch'])}",
         "zero_stage": f"ZeRO-{after['zero_stage']}" if after["zero_stage"] else "nothing sharded",

@@ -73,10 +73,14 @@ class Explorable(ipywidgets.VBox):
         self.figure: Figure | None = None
         for control in controls.values():
             control.observe(self.update, names="value")
-        columns = [list(controls.values())[side::2] for side in (0, 1)]
-        grid = ipywidgets.HBox([ipywidgets.VBox(column) for column in columns], layout={"flex_flow": "row wrap"})
-        super().__init__([grid, self.picture])
+        super().__init__(self.parts())
         self.update()
+
+    def parts(self) -> list[Any]:
+        """What is shown, from top to bottom: the controls in two columns, or one on a narrow page, and the picture."""
+        columns = [list(self.controls.values())[side::2] for side in (0, 1)]
+        grid = ipywidgets.HBox([ipywidgets.VBox(column) for column in columns], layout={"flex_flow": "row wrap"})
+        return [grid, self.picture]
 
     def update(self, change: object = None) -> None:
         """Draws what the controls say. An impossible combination is explained, and the last picture stays, greyed.
@@ -87,10 +91,13 @@ class Explorable(ipywidgets.VBox):
             self.figure, self.message = self.redraw()
             role, look, drawn = "status", "", self.figure.svg
         except ValueError as error:
-            self.message = f"<b style='color:{OVER}'>Not possible:</b> {escape(str(error))}."
+            self.message = f"<b>✗ Not possible:</b> {escape(str(error))}."
             role, look, drawn = "alert", " style='opacity:0.25'", self.figure.svg if self.figure else ""
-        words_first = f"<div role='{role}' style='line-height:1.6'>{self.message}</div>"
-        self.picture.value = f"{words_first}<div{look}>{drawn}</div>"
+        self.show(f"<div role='{role}' style='line-height:1.6'>{self.message}</div>", f"<div{look}>{drawn}</div>")
+
+    def show(self, said: str, drawn: str) -> None:
+        """Sets words and picture, as HTML, in one message."""
+        self.picture.value = f"{said}{drawn}"
 
     def __repr__(self) -> str:
         return self.invitation

@@ -255,6 +255,15 @@ def test_source_that_is_named_otherwise_is_refused(tmp_path: Path, name: str) ->
         find_sources(tmp_path)
 
 
+def test_the_explorer_has_no_number_and_no_exercises(tmp_path: Path) -> None:
+    write_source(tmp_path, "notebooks", LESSON, "explorer")
+    (source,) = find_sources(tmp_path, ["explorer"])
+    assert [draft.target.name for draft in drafts(tmp_path, source)] == ["explorer.ipynb"]
+    write_source(tmp_path, "solutions", SOLUTION, "explorer")
+    with pytest.raises(BuildError, match="NN_name"):
+        find_sources(tmp_path)
+
+
 def test_unknown_lesson_is_refused_with_the_nearest_name(course: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--root", str(course), "01_frist"]) == 1
     assert "did you mean 01_first?" in capsys.readouterr().err

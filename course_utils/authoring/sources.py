@@ -22,6 +22,9 @@ INVITATION = "Your turn: replace this line by your answer, then run the cell aga
 NOT_SOLVED_IMPORT = "from course_utils.checks import NotSolved"
 KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 STEM = re.compile(r"\d\d_[a-z0-9_]+")
+PAGES = ("explorer",)
+"""Notebooks that are no lessons: without number, exercises and solutions."""
+
 BEGIN = re.compile(r"(?P<indent>[ \t]*)### BEGIN SOLUTION\b[ \t:]*(?P<message>.*?)[ \t]*")
 END = re.compile(r"[ \t]*### END SOLUTION[ \t]*")
 
@@ -48,7 +51,7 @@ def find_sources(root: Path, names: Iterable[str] = ()) -> list[Path]:
         (path for folder in FOLDERS for path in root.glob(f"{folder}/src/*.py")), key=lambda path: path.stem
     )
     for path in sources:
-        if not STEM.fullmatch(path.stem):
+        if not STEM.fullmatch(path.stem) and (path.stem not in PAGES or path.parts[-3] != "notebooks"):
             raise BuildError(f"{path.relative_to(root)}: name a source NN_name.py, as in 01_first_lesson.py")
     wanted = [Path(name).stem for name in names]
     stems = [path.stem for path in sources]

@@ -1,0 +1,111 @@
+# ---
+# jupyter:
+#   course:
+#     minutes: 20
+#   kernelspec:
+#     display_name: Python 3 (ipykernel)
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # The Explorer
+#
+# **20 minutes** for the tour, and as long as you like for your own runs. You should know what lives in a training step
+# ([lesson 01](01_where_did_the_memory_go.ipynb)); each control is explained by the lesson that it belongs to.
+#
+# One page for all choices of a training run. The pictures show its estimated peak and how the step gets there, against
+# what a program really gets of a card. Below the verdict stands what to change next, with what each change saves and
+# what it costs in time.
+
+# %% [markdown]
+# ## One: how many micro-batches?
+# The page below opens with the puzzle of the course: GPT-2 XL, 32 sequences a step, on a card with 32 GB. Nothing is
+# recomputed, and nothing may change but how the 32 sequences are cut into micro-batches of equal size.
+# **How many micro-batches must it be?**
+
+# %%
+from course_utils.teaching import predict, reveal
+
+predict("explorer.micro_batches", unit="micro-batches")
+
+# %% [markdown]
+# ## The page
+# Run the next cell. Everything works by keyboard: **Tab** goes from control to control, the **arrow keys** move a
+# slider, **Enter** presses a button.
+
+# %%
+from course_utils.dashboard_widget import explore
+
+page = explore()
+page
+
+# %% [markdown]
+# What you see is an estimate: closed forms, checked against steps that really run
+# ([lesson 01](01_where_did_the_memory_go.ipynb) shows how). What CUDA itself takes is not in it, so a change counts as
+# *fits* only with 5 % to spare. Seconds are work divided by the data sheet's rates: good for ranking, no promise.
+#
+# Whatever you have chosen is at hand in Python, to measure it or to lay it beside another run:
+
+# %%
+print(page.run)
+print(page.breakdown)
+
+# %% [markdown]
+# And the first question? The list is what the buttons say:
+
+# %%
+from course_utils.dashboard import next_changes
+
+changes = next_changes({})  # of the puzzle
+cut = next(change for change in changes if change.fits and change.chosen["accumulation_steps"] > 1)
+reveal("explorer.micro_batches", cut.chosen["accumulation_steps"], "micro-batches")
+for change in changes:
+    print(f"{change.words}: {change.effect}")
+
+# %% [markdown]
+# Recomputing, which everybody tries first, does not suffice alone: at 32 sequences the logits of one micro-batch and
+# their gradient are too large, and recomputation never touches them.
+#
+# **Your turn:** press *Start over* on the page, then *full recomputation*, and look at what it offers next. Is the peak
+# still at the same column, and of what is it made now?
+
+# %% [markdown]
+# ## Two: how many GPUs?
+# Llama-3 8B, one sequence of 4,096 tokens on each GPU, Adam, every block recomputed, everything sharded (ZeRO-3).
+# One GPU with 40 GB cannot even hold the weights and their gradients in fp32. **How many such GPUs suffice?**
+
+# %%
+predict("explorer.ranks", unit="GPUs")
+
+# %%
+from course_utils.dashboard import dashboard
+
+llama = {"model": "llama3-8b", "micro_batch": 1, "seq_len": 4096, "recompute": "full", "gpu": "A100-40GB"}
+peaks = {ranks: dashboard(llama | {"world_size": ranks, "zero_stage": 3}) for ranks in (2, 4, 8, 16, 32, 64)}
+reveal("explorer.ranks", min(ranks for ranks, shown in peaks.items() if shown.fits), "GPUs")
+for ranks, shown in peaks.items():
+    print(f"{ranks:>3} GPUs: {shown.title.partition(': ')[2]}. {shown.verdict}")
+
+# %% [markdown]
+# Twice the GPUs never halve the peak. What is sharded shrinks; the sequence that each GPU works on, its logits above
+# all, stays as it is. From some number of GPUs on, only a shorter or cheaper micro-batch helps.
+
+# %%
+explore(**llama, world_size=8, zero_stage=3)
+
+# %% [markdown]
+# ## Three: your own
+# Choose the model and the card that you have. Then let *Arrange it for me* look through the configurations of the
+# same training, and read what it changed: it is the plan that `fit` of [lesson 14](14_will_it_fit.ipynb) finds. Copy
+# the line of code, and measure it:
+#
+# ```python
+# from course_utils import compare
+# compare(page.run)
+# ```
+#
+# ## Take home
+# **Remember** First see which moment is the peak and of what it is made. Only a change that touches that moment helps.
+#
+# **Breaks when** an estimate is read as a promise: leave a few percent for what no formula sees, then measure.

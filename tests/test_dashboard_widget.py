@@ -1,0 +1,122 @@
+"""The Explorer in a notebook: it shows the dashboard, applies changes by a press, and refuses in words."""
+
+import asyncio
+import re
+
+import clock
+import pytest
+
+from course_utils import estimate
+from course_utils.dashboard import CONTROLS, DEFAULTS, best_plan, dashboard, next_changes, run_of
+from course_utils.dashboard_widget import SHOWN, DashboardWidget, explore
+from course_utils.figure import Figure, below_one_another
+
+
+def offered(page: DashboardWidget) -> list[str]:
+    """What the buttons say that can be seen."""
+    return [button.description for button in page.buttons if button.layout.display != "none"]
+
+
+def test_it_shows_the_dashboard_of_what_is_chosen():
+    page, said = explore(), dashboard({})
+    assert page.chosen == DEFAULTS and page.run == said.run and page.breakdown == said.breakdown
+    assert page.gpu is said.card
+    assert said.verdict in page.words.value and "user-select: all" in page.children[0].value
+    for figure in (said.stack, said.timeline):
+        assert figure.alt in page._repr_mimebundle_()["text/html"].replace("&#x27;", "'")
+    assert sum(map(int, re.findall(r'data-bytes="(\d+)"', page.picture.value))) == said.breakdown.total
+
+
+def test_every_control_has_its_label_and_all_its_options():
+    page = explore()
+    for control in CONTROLS:
+        widget = page.controls[control.name]
+        assert widget.description == control.label and tuple(widget.options) == control.options
+
+
+def test_a_press_applies_a_change_and_draws_once():
+    page = explore()
+    change = next(change for change in next_changes({}) if "micro-batches of 1" in change.words)
+    drawn: list[object] = []
+    page.picture.observe(drawn.append, names="value")
+    page.buttons[page.changes.index(change)].click()
+    assert page.chosen == change.chosen and len(drawn) == 1
+    assert "✓ Fits an RTX5090-32GB" in page.words.value
+    assert offered(page) and all(text.startswith("✓") for text in offered(page))
+    page.choose(page.first)
+    assert page.run == run_of({}) and len(offered(page)) == SHOWN
+
+
+def test_what_contradicts_itself_is_explained_and_no_change_is_offered():
+    page = explore()
+    before = page.picture.value
+    page.controls["zero_stage"].value = 3
+    assert "set world_size to 2 or more" in page.words.value and "role='alert'" in page.words.value
+    assert offered(page) == [] and "opacity" in page.picture.value
+    page.controls["zero_stage"].value = 0
+    assert page.picture.value == before and offered(page)
+
+
+def test_the_whole_can_be_arranged():
+    page, plan = explore(), best_plan({})
+    assert plan is not None
+    page._arrange(None)
+    assert page.chosen == plan.chosen and plan.words in page.words.value
+    page.choose({"model": "gpt3-175b", "micro_batch": 1, "accumulation_steps": 1})
+    page._arrange(None)
+    assert "No arrangement" in page.words.value
+
+
+def test_pictures_come_before_what_to_change_next():
+    """In a kernel the changes wait until the input rests, and are weighed once."""
+
+    async def presses() -> tuple[list[str], list[str]]:
+        page = explore()
+        await asyncio.sleep(0.2)
+        first = offered(page)
+        page.controls["micro_batch"].value = 16
+        page.controls["micro_batch"].value = 1
+        assert "32.0" not in page.words.value and offered(page) == first
+        await asyncio.sleep(0.2)
+        return first, offered(page)
+
+    before, after = asyncio.run(presses())
+    assert before != after == offered(explore(micro_batch=1))
+
+
+def test_the_first_choices_are_checked_at_once_and_in_words():
+    with pytest.raises(ValueError, match="unknown control 'batch'"):
+        explore(batch=1)
+    with pytest.raises(ValueError, match="set world_size"):
+        explore(zero_stage=1)
+
+
+def test_what_is_stored_is_the_same_each_time():
+    first, second = (explore()._repr_mimebundle_() for _ in range(2))
+    assert first["text/html"] == second["text/html"] and first["text/plain"] == second["text/plain"]
+    assert "run this cell" in first["text/plain"]
+
+
+def test_redrawing_takes_a_fraction_of_50_milliseconds():
+    async def redrawing() -> float:
+        page = explore()
+        sizes = iter((1, 2, 4, 8, 16, 32) * 2)
+
+        def press() -> None:
+            page.controls["micro_batch"].value = next(sizes)
+
+        return clock.quickest(press, tries=8)
+
+    assert asyncio.run(redrawing()) < 0.030
+
+
+def test_figures_stand_below_one_another():
+    page = dashboard({})
+    both = below_one_another([page.stack, page.timeline], "Both")
+    heights = [
+        float(re.findall(r'viewBox="0 0 880 ([\d.]+)"', figure.svg)[0]) for figure in (both, page.stack, page.timeline)
+    ]
+    assert heights[0] == pytest.approx(heights[1] + heights[2]) and page.timeline.alt in both.alt
+    assert estimate(page.run).total == sum(map(int, re.findall(r'data-bytes="(\d+)"', both.svg)))
+    with pytest.raises(ValueError, match="without a height"):
+        below_one_another([Figure("<svg></svg>", "Nothing.")], "None")
