@@ -3,11 +3,15 @@
 import subprocess
 import sys
 from collections.abc import Callable
+from fractions import Fraction
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
 import nbformat
+import numpy as np
 import pytest
+import torch
 from nbformat.v4 import new_code_cell, new_notebook
 
 from course_utils.authoring.execute import run
@@ -87,6 +91,28 @@ def test_not_solved_passes_through() -> None:
 )
 def test_answers_that_are_no_answers_are_named(answer: Any, message: str) -> None:
     assert message in says(lambda: call(answer, size=3))
+
+
+@pytest.mark.parametrize("three", [3, 3.0, np.int64(3), np.float32(3), np.array(3), torch.tensor(3), Fraction(3)])
+@pytest.mark.parametrize("kind", [Real, int, (int, str)])
+def test_a_number_in_another_form_is_the_same_number(three: Any, kind: Any) -> None:
+    got = call(lambda: three, returns=kind)
+    assert got == 3 and (kind is Real or type(got) is int)
+
+
+@pytest.mark.parametrize("pair", [(3, 4), [3, 4], np.array([3, 4]), torch.tensor([3, 4])])
+def test_a_pair_in_another_form_is_the_same_pair(pair: Any) -> None:
+    assert call(lambda: pair, returns=tuple) == (3, 4)
+    assert list(call(lambda: pair, returns=(tuple, list))) == [3, 4]
+
+
+def test_other_forms_are_not_taken_for_what_they_are_not() -> None:
+    tensor = torch.tensor(3.0)
+    assert call(lambda: tensor, returns=torch.Tensor) is tensor
+    assert "not finite" in says(lambda: call(lambda: np.float32("nan")))
+    assert "where a whole number is asked for" in says(lambda: call(lambda: torch.tensor(3.5), returns=int))
+    assert "returned True or False" in says(lambda: call(lambda: np.bool_(True)))
+    assert call(lambda: np.bool_(True), returns=bool) is True
 
 
 def test_arguments_are_spelled_as_a_learner_writes_them() -> None:

@@ -114,7 +114,7 @@ def reader_of_digits(bits: str, e: int) -> Any:
     return -value if digits[0] else value
 
 
-@pytest.mark.parametrize("answer", [reader(), reader_of_digits])
+@pytest.mark.parametrize("answer", [reader(), reader_of_digits, lambda bits, e: torch.tensor(reader()(bits, e))])
 def test_read_bits_takes_right_answers(answer: Any, capsys: pytest.CaptureFixture[str]) -> None:
     passes(lesson_03.read_bits, answer, capsys, "03.2")
 

@@ -121,6 +121,15 @@ def test_llama_takes_right_answers(capsys: pytest.CaptureFixture[str]) -> None:
     passes(lesson_04.llama, lambda **sizes: float(llama(**sizes)), capsys, "04.3")
 
 
+@pytest.mark.parametrize(
+    ("factor", "hint"), [(1e-6, "millions?"), (1e-9, "billions?"), (2, "twice"), (4, "four times"), (16, "16 times")]
+)
+def test_something_else_than_a_number_of_parameters_is_named(factor: float, hint: str) -> None:
+    for check, right in ((lesson_04.block, lesson_04._block), (lesson_04.gpt, lesson_04._gpt)):
+        assert hint in said(check, lambda right=right, **case: factor * right(**case))
+    assert hint in said(lesson_04.llama, lambda **case: factor * lesson_04._llama(**case))
+
+
 def test_the_reference_counts_published_models() -> None:
     for name in ("llama3-8b", "llama3-70b", "llama3.2-1b", "tinyllama-1.1b", "mistral-7b"):
         m = PRESETS[name]

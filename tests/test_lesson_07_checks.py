@@ -150,7 +150,7 @@ def test_plan_names_the_misconception(message: str, mistaken: Any) -> None:
         (lambda run, card, tokens: (tokens, 1), "yours come to"),
         (lambda run, card, tokens: 4, "where a tuple or a list or a text is asked for"),
         (lambda run, card, tokens: (4, 25, 1), "Return a pair"),
-        (lambda run, card, tokens: (2.0, 50), "where a whole number is asked for"),
+        (lambda run, card, tokens: (2.5, 40), "where a whole number is asked for"),
         (
             lambda run, card, tokens: (
                 None if plan_right(run, card, tokens) is None else (2, tokens // run.seq_len // 2)
@@ -216,6 +216,8 @@ def test_ramp_names_the_misconception(message: str, mistaken: Any) -> None:
 def test_ramp_says_what_is_off() -> None:
     assert "Some ramp is off" in said(lesson_07.ramp, lambda first, scales: [(0, first)])
     assert "a list of pairs" in said(lesson_07.ramp, lambda first, scales: [first])
+    assert "a text, where a number is asked" in said(lesson_07.ramp, lambda first, scales: [("0", str(first))])
+    assert "not finite" in said(lesson_07.ramp, lambda first, scales: [(0, float("nan"))])
 
 
 # ----------------------------------------------------------------------------------------------------------- 07.6: rate

@@ -101,12 +101,29 @@ def none_as_text(answer: Any) -> Any:
 
 
 def of_kind(value: Any, kinds: Kinds, opening: str = "Your answer is") -> Any:
-    """`value` when it is one of `kinds` (True is no number). Raises CheckFailed saying what it is instead."""
+    """`value` as one of `kinds` (True is no number). Raises CheckFailed saying what it is instead.
+
+    What says the same in another form is taken: 3.0 for 3, a number or a list of NumPy's or PyTorch's, a list for a
+    tuple.
+    """
     expect(value is not None, f"{opening} nothing: does every path end in `return`?")
-    right = isinstance(value, kinds) and (kinds is bool or not isinstance(value, bool))
-    names = " or ".join(_kind_name(kind) for kind in (kinds if isinstance(kinds, tuple) else (kinds,)))
+    kinds = kinds if isinstance(kinds, tuple) else (kinds,)
+    value = in_other_form(value, kinds)
+    right = isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))
+    names = " or ".join(_kind_name(kind) for kind in kinds)
     expect(right, f"{opening} {_article(value)}, where {names} is asked for.")
     expect(not isinstance(value, float) or math.isfinite(value), f"{opening} a number that is not finite.")
+    return value
+
+
+def in_other_form(value: Any, kinds: tuple[type, ...]) -> Any:
+    """`value` as one of `kinds` where it only looks different: out of an array or a tensor, whole, or as a tuple."""
+    if hasattr(value, "tolist") and (not isinstance(value, kinds) or type(value).__module__ == "numpy"):
+        value = value.tolist()  # without axes it is a number
+    if isinstance(value, list) and tuple in kinds and list not in kinds:
+        return tuple(value)
+    if int in kinds and isinstance(value, Real) and not isinstance(value, kinds) and math.isfinite(value):
+        return math.floor(value) if value == math.floor(value) else value
     return value
 
 
@@ -160,7 +177,8 @@ def _spelled(arguments: tuple[Any, ...], named: Mapping[str, Any]) -> str:
 
 
 def _short(value: Any) -> str:
-    text = f"{value:_}" if isinstance(value, int) and not isinstance(value, bool) else repr(value)
+    number = isinstance(value, int) and not isinstance(value, bool)
+    text = f"{value:_}" if number else " ".join(repr(value).split())
     return text if len(text) <= 60 else text[:57] + "..."
 
 

@@ -14,7 +14,7 @@ from course_utils.lessons.mixed_precision import gradscaler_scales
 from course_utils.lessons.number_formats import NumberFormat, decode
 from course_utils.run import TrainingRun
 
-from .feedback import CheckFailed, call, exercise, expect, fail, of_kind
+from .feedback import CheckFailed, call, exercise, expect, fail, in_other_form, of_kind
 from .lesson_03_labs import (
     CHOICE_MISTAKES,
     CHOICES,
@@ -108,7 +108,7 @@ def _read(answer: Any, form: NumberFormat, pattern: int) -> float:
 
     expect(callable(answer), "Hand over the function itself: its name, without parentheses.")
     call(quiet, bits=f"{pattern:0{form.bits}b}", e=form.exponent)
-    value = found[0]
+    value = in_other_form(found[0], (Real,))
     expect(value is not None, "Your function returned nothing: does every path end in `return`?")
     expect(
         isinstance(value, Real) and not isinstance(value, bool),

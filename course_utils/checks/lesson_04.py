@@ -1,7 +1,8 @@
 """Checks of the exercises of lesson 04, "Counting parameters": each names the misconception, never the answer."""
 
 from collections.abc import Callable, Mapping, Sequence
-from math import prod
+from functools import partial
+from math import isclose, prod
 from numbers import Real
 from typing import Any
 
@@ -24,9 +25,28 @@ def _recognize(answer: Any, cases: Sequence[Case], right: Count, mistakes: Mista
     if answers == [right(**case) for case in cases]:
         return
     for mistaken, message in mistakes:
-        expect(answers != [mistaken(**case) for case in cases], message)
+        alike = all(isclose(got, mistaken(**case), rel_tol=1e-12) for got, case in zip(answers, cases, strict=True))
+        expect(not alike, message)
     wrong = next(case for case, got in zip(cases, answers, strict=True) if got != right(**case))
     fail(f"{otherwise} (The first case that is off: {', '.join(f'{name}={value}' for name, value in wrong.items())}.)")
+
+
+def _and_slips(right: Count, mistakes: Mistakes) -> Mistakes:
+    """`mistakes`, and the slips of who returns something else than a plain number of parameters."""
+    slips = (
+        (1e-6, "millions? Return the number of parameters itself."),
+        (1e-9, "billions? Return the number of parameters itself."),
+        (2, "exactly twice: bytes in 16-bit? Count numbers, not bytes. Or is everything listed twice?"),
+        (4, "exactly four times: bytes in fp32? Count numbers, not bytes."),
+        (16, "exactly 16 times: the bytes of a training's states? Count numbers, not bytes."),
+    )
+    return *mistakes, *(
+        (partial(_times, factor, right), f"All of it is off by a factor: {said}") for factor, said in slips
+    )
+
+
+def _times(factor: float, right: Count, **case: Any) -> float:
+    return factor * right(**case)
 
 
 # -------------------------------------------------------------------------------------------------------- 04.1: block
@@ -89,7 +109,7 @@ BLOCK_MISTAKES: Mistakes = (
 def block(answer: Any) -> None:
     """`answer(h, bias)` is the number of parameters of one block of a GPT."""
     otherwise = "Not yet: write the four linear layers one below the other, then the two norms."
-    _recognize(answer, BLOCKS, _block, BLOCK_MISTAKES, otherwise)
+    _recognize(answer, BLOCKS, _block, _and_slips(_block, BLOCK_MISTAKES), otherwise)
 
 
 # ---------------------------------------------------------------------------------------------------------- 04.2: gpt
@@ -143,7 +163,7 @@ GPT_MISTAKES: Mistakes = (
 def gpt(answer: Any) -> None:
     """`answer(V, P, h, L)` is N of a GPT-2 of these sizes."""
     otherwise = "Not yet: embedding, positions, L blocks, one norm. Which of them is off?"
-    _recognize(answer, GPTS, _gpt, GPT_MISTAKES, otherwise)
+    _recognize(answer, GPTS, _gpt, _and_slips(_gpt, GPT_MISTAKES), otherwise)
 
 
 # -------------------------------------------------------------------------------------------------------- 04.3: llama
@@ -217,7 +237,7 @@ LLAMA_MISTAKES: Mistakes = (
 def llama(answer: Any) -> None:
     """`answer(V, h, L, heads, kv_heads, ffn, tied)` is N of a Llama of these sizes."""
     otherwise = "Not yet: compare your lines with the table of the block of Llama-3 8B in the lesson."
-    _recognize(answer, LLAMAS, _llama, LLAMA_MISTAKES, otherwise)
+    _recognize(answer, LLAMAS, _llama, _and_slips(_llama, LLAMA_MISTAKES), otherwise)
 
 
 # ------------------------------------------------------------------------------------------------------ 04.4: experts

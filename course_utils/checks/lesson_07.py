@@ -290,12 +290,12 @@ def ramp(answer: Any) -> None:
     fail("Some ramp is off. At each measurement: how often can you double before the batch exceeds the scale?")
 
 
-def _pairs(found: Sequence[Any]) -> list[tuple[Any, Any]]:
+def _pairs(found: Sequence[Any]) -> list[tuple[float, ...]]:
     expect(
         all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in found),
         "Return a list of pairs: tokens seen, and the batch from then on.",
     )
-    return [(pair[0], pair[1]) for pair in found]
+    return [tuple(of_kind(value, Real, "In one of your pairs there is") for value in pair) for pair in found]
 
 
 # ----------------------------------------------------------------------------------------------------------- 07.6: rate
