@@ -110,6 +110,17 @@ def test_mlp_bytes_notices_units_and_anything_else() -> None:
     assert "List the tensors" in said(lesson_05.mlp_bytes, lambda s, b, h, ffn: s * b * h * ffn)
 
 
+@pytest.mark.parametrize(("factor", "hint"), [(0.5, "Exactly half"), (2, "Exactly twice")])
+def test_a_factor_of_two_is_named(factor: float, hint: str) -> None:
+    assert hint in said(lesson_05.mlp_bytes, lambda s, b, h, ffn: factor * mlp_bytes_of(s, b, h, ffn))
+    assert hint in said(lesson_05.block_bytes, lambda **case: factor * block_bytes_of(**case))
+
+
+def test_nothing_at_all_is_taken_for_no_formula() -> None:
+    assert "Compare with the lesson's ledger" in said(lesson_05.block_bytes, lambda **case: 0)
+    assert "List the tensors" in said(lesson_05.mlp_bytes, lambda **case: -1)
+
+
 # 05.3
 
 

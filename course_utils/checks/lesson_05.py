@@ -47,6 +47,12 @@ __all__ = [
 
 Mistakes = Mapping[str, Callable[..., Any]]
 
+FACTOR_SLIPS = {
+    0.5: "Exactly half: did you count a 16-bit number as one byte, and a mask as half of one?",
+    2.0: "Exactly twice: numbers have 16 bits here and a mask one byte, in every row.",
+}
+"""What to say to whom everything is off by one factor."""
+
 
 def _recognize(
     got: Sequence[float], cases: Sequence[Sequence[Any]], right: Callable[..., Any], known: Mistakes
@@ -56,7 +62,8 @@ def _recognize(
     def same(function: Callable[..., Any], slack: int = 0) -> bool:
         wanted = [function(*case) for case in cases]
         return all(
-            math.isclose(one, other, rel_tol=1e-9, abs_tol=slack) for one, other in zip(got, wanted, strict=True)
+            other > 0 and math.isclose(one, other, rel_tol=1e-9, abs_tol=slack)
+            for one, other in zip(got, wanted, strict=True)
         )
 
     if same(right, slack=24):  # the state of a kernel's random numbers, which may be counted or not
@@ -65,6 +72,9 @@ def _recognize(
         expect(not same(mistaken, slack=24), message)
     slip = unit_slip(got[0], right(*cases[0]))
     expect(not slip, f"{slip}")
+    ratios = {one / right(*case) for one, case in zip(got, cases, strict=True)}
+    for factor, words in FACTOR_SLIPS.items():
+        expect(ratios != {factor}, words)
     return False
 
 
@@ -155,6 +165,8 @@ def read_sweep(answer: Any) -> None:
         right = [math.isclose(size, mistaken(case.sweep), rel_tol=1e-3) for size, case in zip(got, hidden, strict=True)]
         expect(not all(right), message)
     for size, case in zip(got, hidden, strict=True):
+        slip = unit_slip(size, case.next)
+        expect(not slip, f"The kernels are right; next is {slip}")
         close = math.isclose(size, case.next, rel_tol=1e-2)
         expect(close, f"The kernels are right, but a next size is off, by {case.attention} attention.")
 
@@ -182,8 +194,8 @@ def told(answer: Any) -> None:
     got = call(answer, returns=Mapping)
     missing = [letter for letter in EXPLAINED if letter not in got]
     expect(not missing, f"Your dictionary says nothing of {', '.join(missing)}.")
-    for letter in EXPLAINED:
-        number = of_kind(got[letter], int, f"{letter} is")
+    got = {letter: of_kind(got[letter], int, f"{letter} is") for letter in EXPLAINED}
+    for letter, number in got.items():
         expect(number in STATEMENTS, f"{letter} is {number}: the statements have numbers 1 to {len(STATEMENTS)}.")
     if all(got[letter] == number for letter, number in EXPLAINED.items()):
         return

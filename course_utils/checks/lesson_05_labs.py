@@ -106,6 +106,7 @@ MLP_MISTAKES: Mapping[str, Callable[[int, int, int, int], int]] = {
     "One wide tensor short: a product keeps both factors, the last matrix keeps the product.": lambda s, b, h, ffn: (
         s * b * (3 * h + 6 * ffn)
     ),
+    "That is right for one sequence. There are b of them.": lambda s, b, h, ffn: s * (3 * h + 8 * ffn),
     "That is a GELU MLP without a gate. The product of two branches asks for more.": lambda s, b, h, ffn: (
         s * b * (3 * h + 4 * ffn)
     ),
@@ -156,6 +157,9 @@ BLOCK_MISTAKES: Mapping[str, Callable[[int, int, int, int, str, bool], int]] = {
     "a·s² still counts as with dropout. Its mask goes, and what does the last product keep then?": _core_as_published,
     "a·s²: the mask has gone from your count, but softmax's output and the factor of the next product are one.": (
         lambda *case: block_bytes_of(*case) + 2 * case[3] * case[0] ** 2 * case[1] if not case[5] else -1
+    ),
+    "that is right for one sequence. There are b of them.": lambda *case: (
+        block_bytes_of(case[0], 1, *case[2:]) if case[1] > 1 else block_bytes_of(*case)
     ),
     "the kernel keeps something small that you lack: one fp32 number for each row of each head.": lambda *case: (
         block_bytes_of(*case) - (4 * case[3] * case[0] * case[1] if case[4] == "flash" else 0)

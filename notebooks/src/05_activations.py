@@ -241,6 +241,7 @@ from course_utils.plots import bars
 found = {name: measured_per_token(run) for name, run in runs.items()}
 for name, run in runs.items():
     print(f"{name:25s} {per_token(run):7.3f} estimated, {found[name]:7.3f} measured, in bytes · s·b·h")
+print(f"{'eager, no dropout':25s} {per_token(eager.replace(dropout=0.0)):7.3f} estimated; exercise 3 asks you why")
 
 # %%
 reveal("05.swiglu", found["flash, SwiGLU of 8/3·h"], unit="s·b·h")
@@ -259,8 +260,45 @@ bars(found, title, unit="s·b·h", highlight="eager", provenance="from genuine s
 # - *Autocast*: matrices take 16-bit inputs, but the residual stream and the norms are fp32. Both norms keep 4 bytes a
 #   number where they kept 2. Mixed precision by autocast costs activations here, compared with a model all in 16-bit.
 #
-# *Fused kernels* are the same idea as flash attention: a fused norm computes its output again, a fused SwiGLU its
-# product. What is not written cannot be kept.
+# ### A fused kernel
+# A [fused](../docs/glossary.md#fused-kernel) kernel does several operations as one, and its backward computes again
+# what lay between them. Flash attention is one. SwiGLU's SiLU(gate) · up is another candidate: written out it keeps
+# SiLU's input and both factors. Here it is as one operation of yours. How many wide tensors does it keep, and does the
+# gradient survive?
+
+
+# %%
+class FusedSwiGLU(torch.autograd.Function):
+    """SiLU(gate) · up as one operation: it keeps its two inputs, and computes SiLU again in backward."""
+
+    @staticmethod
+    def forward(ctx, gate, up):
+        ctx.save_for_backward(gate, up)
+        return nn.functional.silu(gate) * up
+
+    @staticmethod
+    def backward(ctx, dy):
+        gate, up = ctx.saved_tensors
+        sigmoid = gate.sigmoid()
+        return dy * up * sigmoid * (1 + gate * (1 - sigmoid)), dy * gate * sigmoid
+
+
+# %%
+def written_out(gate, up):
+    return nn.functional.silu(gate) * up
+
+
+wide = (b, s, 8 * h // 3)
+for name, product in {"written out": written_out, "fused": FusedSwiGLU.apply}.items():
+    kept_wide = sum(item.bytes for item in saved_by(product, wide, wide, dtype="bf16"))
+    print(f"{name:12s} {kept_wide / (2 * s * b * wide[-1]):.0f} wide tensors")
+
+gate, up = (torch.randn(4, 16, dtype=torch.float64, requires_grad=True) for _ in range(2))
+print("its gradient agrees with finite differences:", torch.autograd.gradcheck(FusedSwiGLU.apply, (gate, up)))
+
+# %% [markdown]
+# What is not written cannot be kept. But only what lies *inside* the kernel goes: the product is its output, the next
+# matrix reads it, and so it stays. Of SwiGLU's four wide tensors a fused kernel saves one.
 
 # %% [markdown]
 # ## Logits and loss
@@ -342,7 +380,7 @@ print(f"estimate minus measured, at every circle: {gaps} bytes")
 predict("05.llama", unit="GiB")
 
 # %%
-from course_utils.estimating.activations import activation_bytes
+from course_utils.estimating.activations import activation_bytes, sum_bytes
 from course_utils.estimating.published import checkpoints_bytes, korthikanti_activation_bytes, korthikanti_block_bytes
 
 llama = TrainingRun("llama3-8b", micro_batch=1, seq_len=4096, precision="bf16-master", attention="eager")
@@ -353,6 +391,7 @@ lecture = {
     "selective: L·s·b·h·34": 34 * s * h * L,
     "full: one input a block, 2·s·b·h·L": checkpoints_bytes(llama),
     "left out: the block being recomputed": korthikanti_block_bytes(llama),
+    "left out: what the loss keeps": sum_bytes(loss_saved(llama)),
     "all, at 16,384 tokens": korthikanti_activation_bytes(long),
 }
 for name, size in lecture.items():
@@ -407,7 +446,7 @@ print(f"together: {format_bytes(16 * 10**9 + kept_1b, 'GB', 1)}; that model's ow
 # cell; then come those that it lacks. **Your guess first.** How many GB does it lack, with flash attention?
 
 # %%
-from course_utils.estimating.activations import head_saved, stem_saved, sum_bytes
+from course_utils.estimating.activations import head_saved, stem_saved
 from course_utils.estimating.published import zero_activation_bytes
 
 xl = TrainingRun("gpt2-xl", micro_batch=32, seq_len=1024, precision="bf16-master")
@@ -437,7 +476,17 @@ zero_terms = {
 print(f"these make ZeRO's number: {sum(zero_terms.values()) == zero_activation_bytes(xl)}")
 
 # %% [markdown]
-# What is missing? Go down the ledger of the block, and strike out what you have. The next cell has the answer.
+# What is missing? Go down the ledger of the block, and strike out what you have. Add your terms here, run the cell, and
+# go on until less than a tenth of a GB is left over. (`unit` is s·b·h·L, `token` is s·b.)
+
+# %%
+mine = {
+    # "what it is": 2 * unit,
+}
+show_ledger(zero_terms | mine, {"measured, flash": with_flash})
+
+# %% [markdown]
+# Got them? These are all, the last bytes included.
 
 # %%
 missing = {
