@@ -3,15 +3,17 @@
 import re
 import statistics
 import time
+from dataclasses import replace
 from typing import Any
 
 import nbformat
 import pytest
 from nbclient import NotebookClient
 
-from course_utils import TrainingRun, estimate
+from course_utils import PRESETS, TrainingRun, estimate
 from course_utils.fitting import fit_words
 from course_utils.gpus import gpu
+from course_utils.lessons.layer_widget import layer_slider
 from course_utils.units import GiB
 from course_utils.widgets import (
     ACCUMULATION_STEPS,
@@ -162,3 +164,17 @@ def executed() -> list:
 def test_a_notebook_with_sliders_gives_the_same_outputs_each_time():
     first = executed()
     assert len(first) == 2 and first == executed()
+
+
+@pytest.mark.parametrize(("recompute", "attention"), [("none", "flash"), ("none", "eager"), ("full", "flash")])
+def test_the_layer_slider_adds_one_layer_whatever_the_depth(recompute: str, attention: str):
+    shown = layer_slider(TrainingRun("gpt2-xl", 32, 1024, "bf16-master", attention=attention, recompute=recompute))
+    shallow, deep = shown.runs
+    assert deep.model.layers == shallow.model.layers + 1 == 49
+    assert shown.more == estimate(deep).total - estimate(shallow).total
+    assert drawn_bytes(shown.picture.value) == estimate(deep).total + estimate(shallow).total
+    more = shown.more
+    shown.controls["layers"].value = 12
+    assert shown.runs[0].model.layers == 12 and shown.more == more
+    with pytest.raises(ValueError, match="the slider ends at 96"):
+        layer_slider(TrainingRun(replace(PRESETS["gpt2"], layers=97)))

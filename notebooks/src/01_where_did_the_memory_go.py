@@ -408,9 +408,10 @@ stack(measured, title, capacity=card, provenance=str(step.provenance))
 # With small micro-batches the peak moves into the optimizer phase, where the slides' buffer stands. An optimizer that
 # upcasts *one gradient at a time* does without it, and then it fits, with room to spare.
 #
-# So neither sum is right: 32–35 GB is too little for 32 sequences at once, 41 GB too much. The slides' *verdict* holds
-# for one batch of 32, the newsletter's if the batch is cut and the optimizer steps tensor by tensor. (ZeRO's own card,
-# a V100, is as large; it computes in fp16 and has no flash kernel.)
+# So neither sum is right for 32 sequences at once: 32–35 GB is too little, 41 GB too much. The slides' *verdict* holds
+# for one batch of 32. The newsletter's sum is what the cut batch takes with all gradients upcast, its verdict holds
+# once the optimizer steps tensor by tensor. (ZeRO's own card, a V100, is as large; it computes in fp16 and has no flash
+# kernel.)
 #
 # And the closed form? The course estimates every tensor of these steps from formulas, without PyTorch.
 
@@ -452,6 +453,31 @@ for precision, attention, recompute in product(("amp-bf16", "bf16-master"), ("fl
 # No gap is left, and that needs a caution. The formulas were worked out until they named every tensor of this
 # simulation, so a gap of 0 says that we understand *it*. What a real card adds, scratch space inside kernels above all,
 # only a live run can say: `compare(run, source="live")`.
+
+# %% [markdown]
+# ## One layer more
+# "One more layer costs gigabytes", says the newsletter. **Your guess.** GPT-2 XL with 49 layers in place of 48, nothing
+# recomputed, flash attention, 32 sequences: how much higher is the peak?
+
+# %%
+predict("01.layer", unit="GB")
+
+# %%
+from dataclasses import replace
+
+from course_utils.lessons.layer_widget import layer_slider
+
+deeper = replace(model, layers=L + 1)
+added = {how: estimate(run.replace(model=deeper)).total - estimate(run).total
+         for how, run in {"none": keep_all, "full": keep_all.replace(recompute="full")}.items()}  # fmt: skip
+print({how: format_bytes(size, "GB", 2) for how, size in added.items()})
+reveal("01.layer", added["none"])
+layer_slider(keep_all)
+
+# %% [markdown]
+# **The gap.** Gigabytes it is, as long as all is kept: a layer's activations are several times its states. But both
+# texts recompute, and then a layer leaves its checkpoint alone and costs half a gigabyte, most of it states. Move the
+# slider: what a layer adds does not depend on how many there are. With eager attention, what becomes of it?
 
 # %% [markdown]
 # ## On your own card
@@ -497,9 +523,10 @@ quiz(1)
 # | claim | what you computed here |
 # |---|---|
 # | 41 GB is needed (slides) | the terms are never alive at once |
-# | 32–35 GB is needed (newsletter) | only if the batch is cut, and then it is less |
+# | 32–35 GB is needed (newsletter) | only if the batch is cut; tensor by tensor it is far less |
 # | 12·h·b·s·L elements of activations (ZeRO) | a block keeps 34 bytes · s·b·h, with flash attention, not 24 |
 # | checkpointing leaves the square root (ZeRO) | it leaves one checkpoint a block, and the loss's own tensor |
+# | one more layer costs gigabytes (newsletter) | two and more if all is kept; half of one with recomputation |
 # | activations are kept until the optimizer step | each is freed in backward, as soon as it has been used |
 #
 # ## Take home
