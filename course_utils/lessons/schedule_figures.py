@@ -146,7 +146,7 @@ def _dot_names(
         while any(abs(y - other) < 15 and abs(x - near) < 170 for near, other in taken):
             y += 3
         taken.append((x, y))
-        canvas.halo_text(x + 12, y + 4, f"{name}: {points[name][1] / UNITS[unit]:.1f} {unit}", 12.5)
+        canvas.halo_text(x + 12, y - 3, f"{name}: {points[name][1] / UNITS[unit]:.1f} {unit}", 12.5)
 
 
 def pareto_front(points: Mapping[str, tuple[float, int]]) -> list[str]:

@@ -289,9 +289,23 @@ print(f"q·kᵀ alone, as PyTorch stops early: {core / 2 / step:.2%}")
 reveal("06.core", 100 * core / step, unit="%")
 
 # %% [markdown]
+# The same for all four models of the paper (its section 6); of the third, MT-NLG, it says 65 % and 1.6 %.
+
+# %%
+from course_utils import TransformerConfig
+
+sizes = {"22B": (48, 6144, 64), "GPT-3": (96, 12_288, 96), "MT-NLG 530B": (105, 20_480, 128), "1T": (128, 25_600, 160)}
+for name, (layers, hidden, heads) in sizes.items():
+    of_paper = gpt3.replace(model=TransformerConfig(name, "gpt2", layers, hidden, heads, 51_200, 2048))
+    saves = 5 * heads * s / hidden / (34 + 5 * heads * s / hidden)
+    step = korthikanti_model_flops(of_paper)
+    paper, core = korthikanti_hardware_flops(of_paper) - step, selective_recomputation_flops(of_paper)
+    print(f"{name:12s} saves {saves:.0%}; by eq. 8 for {paper / step:.1%} more, by count for {core / step:.2%}")
+
+# %% [markdown]
 # **The gap.** Memory holds: 70 %. The 2.7 % follow from the paper's eq. 8, where s/6h becomes s/3h: that adds the
 # core's *whole* share of a step, forward and backward, three units, where recomputation runs forward alone. It is
-# cheaper than its authors say. And the count of the small model, above, stays even below our formula.
+# cheaper than its authors say, for every model. And the count of the small model, above, stays even below our formula.
 
 # %% [markdown]
 # ## The front
@@ -320,8 +334,8 @@ print(f"but about {format_bytes(moved, 'GB', 0)} leave for the host and come bac
 # %% [markdown]
 # ## "About 8 GB", "50 %"
 # Now judge the claims about GPT-2 XL with 32 sequences. [ZeRO](../docs/glossary.md#zero): about 60 GB of activations,
-# "about 8 GB" with checkpointing, [*the square root of the total*](https://arxiv.org/abs/1910.02054) (section 3.2).
-# Slides: checkpointing "reduces activations by about 50 %".
+# "about 8 GB" with checkpointing, [*the square root of the total*](https://arxiv.org/abs/1910.02054) (section 3.2). A
+# newsletter: 8–9 GB. Slides: checkpointing "reduces activations by about 50 %".
 #
 # **Your guess.** By how many percent does full recomputation reduce what is kept when forward ends?
 
@@ -330,18 +344,25 @@ predict("06.percent", unit="%")
 
 # %%
 from course_utils.estimating.activations import activation_bytes, loss_saved, sum_bytes
-from course_utils.estimating.published import checkpoints_bytes, zero_activation_bytes, zero_checkpointed_bytes
+from course_utils.estimating.published import (
+    checkpoints_bytes,
+    korthikanti_block_bytes,
+    zero_activation_bytes,
+    zero_checkpointed_bytes,
+)
 
-full = xl.replace(recompute="full")
+full, checkpoints = xl.replace(recompute="full"), checkpoints_bytes(xl)
 for words, size in {
     "ZeRO's total, 12·h·b·s·L elements": zero_activation_bytes(full),
     "over √48, ZeRO's “about 8 GB”": zero_checkpointed_bytes(full),
-    "one checkpoint a block": checkpoints_bytes(full),
+    "one checkpoint a block": checkpoints,
+    "… and a block of ZeRO's 12 elements run again": checkpoints + zero_activation_bytes(full) // L,
+    "… or one of 34 bytes, flash attention": checkpoints + block_bytes(full),
+    "… or one with eager attention": checkpoints + korthikanti_block_bytes(full),
     "kept when forward ends, all blocks": activation_bytes(full),
-    "log-softmax, kept by the loss": sum_bytes(loss_saved(full)),
-    "one block run again": block_bytes(full),
+    "… and log-softmax, kept by the loss": activation_bytes(full) + sum_bytes(loss_saved(full)),
 }.items():
-    print(f"{words:36s} {format_bytes(size, 'GB', 2):>9s}")
+    print(f"{words:46s} {format_bytes(size, 'GB', 2):>9s}")
 
 # %%
 before, after = activation_bytes(xl), activation_bytes(full)
@@ -351,9 +372,10 @@ for name in ("none", "selective", "full"):
     print(f"{name:10s} keeps {format_bytes(kept, 'GB', 1):>8s} when forward ends, {kept / before:4.0%} of everything")
 
 # %% [markdown]
-# 60/√48 is near what is really there after the loss, checkpoints and [log-softmax](../docs/glossary.md#log-softmax),
-# but that is chance: neither is a square root of anything. And 50 % is far off for full recomputation; perhaps somebody
-# read "square root" as "half". What comes nearest to it is the *selective* policy.
+# 60/√48, and the newsletter's 8–9 GB, are near what is really there after the loss, checkpoints and
+# [log-softmax](../docs/glossary.md#log-softmax), but that is chance: neither is a square root of anything. (The block
+# that runs again does not come on top: by then the log-softmax has been used and freed.) And 50 % is far off for full
+# recomputation; perhaps somebody read "square root" as "half". What comes nearest to it is the *selective* policy.
 
 # %% [markdown]
 # ## By hand
@@ -432,7 +454,7 @@ print(f"off by more than a tenth of the gradient's length: {size.item() > 0.1}, 
 from course_utils.lessons.policies import seconds
 
 timed = TrainingRun(small_gpt(layers=4, hidden=256), micro_batch=4, seq_len=128, precision="fp32", attention="eager")
-runs = {name: timed.replace(recompute=name) for name in ("none", "selective", "selective-attention", "full")}
+runs = {name: timed.replace(recompute=name) for name in ("none", "selective", "selective-attention", "full", "every-2")}
 took = seconds(runs)
 for name, run in runs.items():
     more = took[name] / took["none"] - 1
@@ -440,9 +462,10 @@ for name, run in runs.items():
 
 # %% [markdown]
 # Published figures for a GPU lie between 25 and 40 %: a newsletter has 25–30 %, ZeRO 33 %, a lecture 30–40 %. More
-# arithmetic alone explains at most one third. Dropout, norms and GELU run again too, and they wait for memory, not for
-# arithmetic; copies and the Python of `checkpoint` come on top. Times of real GPUs are not in this course yet: they
-# wait for somebody with one. `python3 -m course_utils record` takes them (README, "Where the numbers come from").
+# arithmetic alone explains at most one third. (25 % is one unit of the *new* four.) Dropout, norms and GELU run again
+# too, and they wait for memory, not for arithmetic; copies and the Python of `checkpoint` come on top. Times of real
+# GPUs are not in this course yet: they wait for somebody with one. `python3 -m course_utils record` takes them (README,
+# "Where the numbers come from").
 
 # %% [markdown]
 # ## What the sources got wrong
