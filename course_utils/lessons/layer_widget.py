@@ -73,6 +73,6 @@ class LayerSlider(Explorable):
         svg = stack_svg(bars, title, self.card.memory, capacity, note, "GB", None, alt)
         before, after = rows.values()
         parts = {kind: after[kind] - before[kind] for kind in after if after[kind] > before[kind]}
-        return Figure(svg, alt), "of it " + ", ".join(
+        return Figure(svg, alt), "One layer more: " + ", ".join(
             f"{words(kind)} {format_bytes(size)}" for kind, size in parts.items()
         )

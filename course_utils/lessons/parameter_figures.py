@@ -85,7 +85,7 @@ def spelled(count: int) -> str:
 
 def _alt(models: Mapping[str, Parts], title: str) -> str:
     told = [
-        f"{name}, {spelled(sum(parts.values()))} parameters: "
+        f"{name}{', ' if name else ''}{spelled(sum(parts.values()))} parameters: "
         + ", ".join(f"{part} {percent(count, sum(parts.values()))}" for part, count in parts.items())
         for name, parts in models.items()
     ]

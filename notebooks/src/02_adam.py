@@ -135,8 +135,9 @@ for name, rate in {"gradient descent": best, "momentum": 0.06, "RMSProp": 0.1, "
 # %% [markdown]
 # ## Why bias correction?
 # Both running means begin at zero, and [bias correction](../docs/glossary.md#bias-correction) makes up for it. After
-# one step m = (1 − β1)·g, a tenth of the gradient, and v = (1 − β2)·g², a
-# thousandth of its square. Adam divides them by 1 − β1ᵗ and 1 − β2ᵗ.
+# one step m = (1 − β1)·g, a tenth of the gradient, and v = (1 − β2)·g², a thousandth of its square. After t steps m is
+# a sum of gradients with the weights (1 − β1)·β1ⁱ, the youngest with i = 0. A mean wants weights that add up to 1;
+# these add up to (1 − β1)·(1 + β1 + … + β1ᵗ⁻¹) = 1 − β1ᵗ. So Adam divides m by just that, and v by 1 − β2ᵗ.
 #
 # **Your guess.** Leave that out. How many times too long is the *longest* update, if every gradient is the same?
 
