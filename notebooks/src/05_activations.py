@@ -261,7 +261,7 @@ bars(found, title, unit="s·b·h", highlight="eager", provenance="from genuine s
 #   number where they kept 2. Mixed precision by autocast costs activations here, compared with a model all in 16-bit.
 #
 # ### A fused kernel
-# A [fused](../docs/glossary.md#fused-kernel) kernel does several operations as one, and its backward computes again
+# A [fused](../docs/glossary.md#kernel-fusion) kernel does several operations as one, and its backward computes again
 # what lay between them. Flash attention is one. SwiGLU's SiLU(gate) · up is another candidate: written out it keeps
 # SiLU's input and both factors. Here it is as one operation of yours. How many wide tensors does it keep, and does the
 # gradient survive?
