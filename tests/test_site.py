@@ -5,6 +5,7 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
@@ -27,11 +28,13 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Page(HTMLParser):
-    """What a page loads, and its pictures without words."""
+    """What a page loads and links to, the names that links may end in, and its pictures without words."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
         self.loads: list[str] = []
+        self.links: list[str] = []
+        self.names: set[str] = set()
         self.mute = 0
         self.feed(text)
 
@@ -40,6 +43,9 @@ class Page(HTMLParser):
         address = found.get(LOADED.get(tag, ""))
         if address:
             self.loads.append(address)
+        if tag == "a" and found.get("href"):
+            self.links.append(found["href"] or "")
+        self.names |= {name for name in (found.get("id"), found.get("name")) if name}
         if tag == "img" and len(found.get("alt") or "") < 20:
             self.mute += 1
 
@@ -62,6 +68,29 @@ def test_no_page_loads_anything_from_elsewhere_or_is_heavy(site: Path) -> None:
         page = Page(path.read_text(encoding="utf-8"))
         assert [address for address in page.loads if re.match(r"(https?:)?//", address)] == [], path.name
         assert path.stat().st_size < HEAVIEST, path.name
+
+
+def test_a_lessons_page_weighs_little_with_all_that_it_loads(site: Path) -> None:
+    for path in sorted((site / "notebooks").glob("*.html")):
+        loads = {address.split("?")[0] for address in Page(path.read_text(encoding="utf-8")).loads}
+        files = {path, *((path.parent / address).resolve() for address in loads if not address.startswith("data:"))}
+        assert sum(file.stat().st_size for file in files) < HEAVIEST, path.name
+
+
+def test_no_link_within_the_site_leads_nowhere(site: Path) -> None:
+    read = {path.resolve(): Page(path.read_text(encoding="utf-8")) for path in pages(site)}
+    broken, followed = [], 0
+    for path, page in read.items():
+        for link in page.links:
+            target, _, name = link.partition("#")
+            if re.match(r"[a-z]+:|//", target):
+                continue
+            followed += 1
+            file = (path.parent / unquote(target)).resolve() if target else path
+            if not file.is_file() or (name and file in read and unquote(name) not in read[file].names):
+                broken.append((path.name, link))
+    assert broken == []
+    assert followed > 1000
 
 
 def test_every_picture_says_what_it_shows(site: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import nbformat
 
+from . import explorer_page
 from .sources import BuildError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,19 +23,24 @@ ANCHOR = re.compile(r'^<span id="[^"]+"></span>\n\n', re.MULTILINE)
 """JupyterLab needs these to find a term of the glossary; on the website the heading itself has that name."""
 
 COURSE_FILE = re.compile(r"\.\./(course_utils/[\w/]+\.py)")
+EXPLORER = "explorer"
+"""The explorer's page within the website, and its sources within docs."""
 
 
 def main(arguments: Sequence[str]) -> int:
     """Make the website; 1, with Sphinx's words on stderr, if it warns of anything."""
     parser = argparse.ArgumentParser(prog="python3 -m course_utils site", description=__doc__)
     parser.add_argument("--out", type=Path, default=ROOT / "site", help="folder for the pages")
+    parser.add_argument(
+        "--explorer", action="store_true", help="only the explorer's page, in the folder explorer there"
+    )
     options = parser.parse_args(arguments)
     try:
-        made = make(options.out)
+        made = explorer_page.make(options.out / EXPLORER) if options.explorer else make(options.out)
     except BuildError as problem:
         print(problem, file=sys.stderr)
         return 1
-    print(f"Open {made / 'index.html'}, or put {made} on any static host.")
+    print(f"Put {made} on any static host. To see it here: python3 -m http.server --directory {made}")
     return 0
 
 
@@ -51,6 +57,7 @@ def make(out: Path, root: Path = ROOT) -> Path:
             raise BuildError(f"the website is not clean:\n{done.stderr.strip()}")
     for page in out.rglob("*.html"):
         page.write_text(reachable(page.read_text(encoding="utf-8")), encoding="utf-8")
+    explorer_page.make(out / EXPLORER, root)
     return out
 
 
@@ -62,7 +69,7 @@ def reachable(page: str) -> str:
 
 def lay_out(stage: Path, root: Path = ROOT) -> None:
     """Copy what becomes pages, in the repository's own layout, so that links between them hold."""
-    shutil.copytree(root / "docs", stage / "docs")
+    shutil.copytree(root / "docs", stage / "docs", ignore=shutil.ignore_patterns(EXPLORER))
     for name in PAGES:
         shutil.copy2(root / name, stage / name)
     for folder in ("notebooks", "exercises"):

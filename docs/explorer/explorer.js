@@ -1,0 +1,303 @@
+"use strict";
+// The explorer's page: it makes controls, hands what is chosen to Python, and shows what comes back. Every rule and every
+// figure is Python's, from the course's own modules. The same file is the page's second thread: looking for what to change
+// next takes longer than a picture may, so a Python of its own does it there.
+
+const HERE = new URL(".", typeof document === "undefined" ? location.href : document.currentScript.src).href;
+const WAIT_MS = 150; // how long nothing has to change before what to change next is worked out
+
+async function startPython(say) {
+  say("Loading Python: 13 MB the first time, which your browser keeps …");
+  const { loadPyodide } = await import(HERE + "pyodide/pyodide.mjs");
+  const python = await loadPyodide({ indexURL: HERE + "pyodide/", packageBaseUrl: HERE + "pyodide/" });
+  say("Loading the course's formulas …");
+  const answer = await fetch(HERE + "course_utils.zip");
+  if (!answer.ok) throw new Error(`course_utils.zip: the server answered ${answer.status}`);
+  python.unpackArchive(await answer.arrayBuffer(), "zip");
+  return { python, formulas: python.pyimport("course_utils.dashboard_page") };
+}
+
+// The second thread: one question, one answer.
+
+function answerQuestions() {
+  const started = startPython(() => {});
+  onmessage = async (message) => {
+    const { number, what, chosen } = message.data;
+    try {
+      const { formulas } = await started;
+      postMessage({ number, what, found: JSON.parse(formulas[what](chosen)) });
+    } catch (problem) {
+      postMessage({ number, what, problem: String(problem.message ?? problem) });
+    }
+  };
+}
+
+// The page
+
+const at = (id) => document.getElementById(id);
+
+function made(tag, attributes = {}, ...inside) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  element.append(...inside);
+  return element;
+}
+
+function whyNot() {
+  if (location.protocol === "file:") {
+    return "A browser lets no page that is opened as a file load its parts. Serve the folder instead: run " +
+      "“python3 -m http.server” in it, then open http://localhost:8000/ here.";
+  }
+  if (typeof WebAssembly !== "object") {
+    return "This page runs Python in your browser and needs WebAssembly, which this browser lacks or has switched off. " +
+      "Any current Firefox, Chrome, Edge or Safari has it.";
+  }
+  return "";
+}
+
+function fail(words) {
+  at("loading").textContent = words;
+  at("verdict").dataset.state = "refused";
+}
+
+class Page {
+  constructor(python, formulas) {
+    this.python = python;
+    this.formulas = formulas;
+    this.controls = JSON.parse(formulas.controls());
+    this.first = Object.fromEntries(this.controls.map((control) => [control.name, control.first]));
+    this.shows = {}; // by control: what sets it to a text
+    this.asked = 0;
+    this.searching = false;
+    at("controls").append(...this.madeGroups());
+    this.listen();
+    this.follow(location.hash);
+    at("loading").hidden = true;
+    at("words").hidden = at("page").hidden = false;
+    this.redraw();
+  }
+
+  madeGroups() {
+    const groups = new Map(this.controls.map(({ group }) => [group, made("fieldset", {}, made("legend", {}, group))]));
+    for (const control of this.controls) groups.get(control.group).append(this.madeControl(control));
+    return groups.values();
+  }
+
+  madeControl(control) {
+    const id = `choice-${control.name}`;
+    const label = made("label", { for: id }, control.label);
+    const input = control.kind === "steps" ? this.madeSlider(control, id, label) : this.madeSelect(control, id);
+    return made("div", { class: "control" }, label, input);
+  }
+
+  madeSelect(control, id) {
+    const select = made("select", { id, name: control.name });
+    select.append(...control.options.map(([text, shown]) => made("option", { value: text }, shown)));
+    this.shows[control.name] = (text) => { select.value = text; };
+    select.addEventListener("input", (event) => this.choose(control.name, select.value, event));
+    return select;
+  }
+
+  madeSlider(control, id, label) {
+    const last = control.options.length - 1;
+    const slider = made("input", { id, name: control.name, type: "range", min: 0, max: last, step: 1 });
+    const output = made("output", { for: id });
+    label.append(output);
+    this.shows[control.name] = (text) => {
+      const place = control.options.findIndex(([known]) => known === text);
+      slider.value = place;
+      output.textContent = control.options[place][1];
+      slider.setAttribute("aria-valuetext", control.options[place][1]);
+    };
+    slider.addEventListener("input", (event) => {
+      this.choose(control.name, control.options[Number(slider.value)][0], event);
+    });
+    return slider;
+  }
+
+  listen() {
+    at("controls").addEventListener("submit", (event) => event.preventDefault());
+    at("reset").addEventListener("click", (event) => this.apply(this.first, event));
+    at("plan").addEventListener("click", () => this.lookThroughAll());
+    at("copy").addEventListener("click", () => this.copy(at("code").textContent, at("copied"), at("code")));
+    at("share").addEventListener("click", () => {
+      this.rememberInAddress();
+      this.copy(location.href, at("shared"), null);
+    });
+    addEventListener("hashchange", () => {
+      if (location.hash.replace(/^#/, "") !== this.written) {
+        this.follow(location.hash);
+        this.redraw();
+      }
+    });
+  }
+
+  // What is chosen
+
+  choose(name, text, event) {
+    this.chosen[name] = text;
+    this.shows[name](text);
+    at("refused").hidden = true;
+    this.redraw(event);
+  }
+
+  apply(chosen, event) {
+    this.chosen = { ...chosen };
+    for (const [name, text] of Object.entries(this.chosen)) this.shows[name](text);
+    at("refused").hidden = true;
+    this.redraw(event);
+  }
+
+  follow(hash) {
+    const { chosen, refused } = JSON.parse(this.formulas.linked(hash));
+    this.chosen = chosen;
+    for (const [name, text] of Object.entries(chosen)) this.shows[name](text);
+    at("refused").hidden = refused.length === 0;
+    at("refused").textContent = refused.length ? `Of the link, this is left out: ${refused.join(" ")}` : "";
+  }
+
+  rememberInAddress() {
+    this.written = this.formulas.link(JSON.stringify(this.chosen));
+    history.replaceState(null, "", this.written ? `#${this.written}` : location.pathname + location.search);
+  }
+
+  // What is shown
+
+  drawn() {
+    try {
+      return JSON.parse(this.formulas.draw(JSON.stringify(this.chosen)));
+    } catch (problem) {
+      return { refused: `the formulas failed, which is an error of this page: ${problem.message}` };
+    }
+  }
+
+  redraw(event) {
+    const drawn = this.drawn();
+    for (const id of ["stack", "timeline"]) {
+      at(id).classList.toggle("stale", "refused" in drawn);
+      if (!("refused" in drawn)) at(id).innerHTML = drawn[id];
+    }
+    if ("refused" in drawn) this.say("refused", "Not possible:", ` ${drawn.refused}.`);
+    else this.showWords(drawn);
+    if (event) this.time(event.timeStamp);
+    this.asked += 1;
+    this.questions = [];
+    at("suggested").inert = true; // until it is of this choice
+    clearTimeout(this.timer);
+    this.timer = setTimeout(() => this.afterwards(), WAIT_MS);
+  }
+
+  showWords(drawn) {
+    this.say(drawn.fits ? "fits" : "over", drawn.verdict, ` ${drawn.title}.`);
+    at("phase").textContent = drawn.phase;
+    at("code").textContent = drawn.code;
+    at("rows").replaceChildren(...drawn.rows.map(([kind, bytes, shown]) => (
+      made("tr", {}, made("th", { scope: "row" }, kind), made("td", {}, bytes), made("td", {}, shown)))));
+  }
+
+  say(state, strong, rest) {
+    at("verdict").dataset.state = state;
+    at("words").replaceChildren(made("strong", {}, strong), rest);
+  }
+
+  time(pressed) {
+    requestAnimationFrame(() => {
+      const channel = new MessageChannel(); // its message comes once the frame is painted
+      channel.port1.onmessage = () => {
+        this.tookMs = performance.now() - pressed;
+        at("took").textContent = `Redrawn in ${Math.round(this.tookMs)} ms.`;
+      };
+      channel.port2.postMessage(null);
+    });
+  }
+
+  // What to change next: asked for when nothing has changed for a while, and forgotten when something does.
+
+  startSearcher() {
+    this.searcher = new Worker(HERE + "explorer.js", { type: "module" });
+    this.searcher.onmessage = (message) => this.answered(message.data);
+    this.searcher.onerror = (event) => this.noChanges(event.message ?? "the second thread did not start");
+  }
+
+  afterwards() {
+    this.rememberInAddress();
+    if (!this.searcher) this.startSearcher(); // once the first picture is there: it loads a Python of its own
+    this.questions.push("changes");
+    this.askNext();
+  }
+
+  lookThroughAll() {
+    at("changes-words").textContent = "Looking through hundreds of arrangements …";
+    this.questions.push("plan");
+    this.askNext();
+  }
+
+  askNext() {
+    if (this.searching || !this.questions.length) return;
+    this.searching = true;
+    this.searcher.postMessage({ number: this.asked, what: this.questions.shift(), chosen: JSON.stringify(this.chosen) });
+  }
+
+  answered({ number, what, found, problem }) {
+    this.searching = false;
+    if (problem) this.noChanges(problem);
+    else if (number === this.asked && what === "plan") this.showPlan(found);
+    else if (number === this.asked) this.showChanges(found);
+    this.askNext();
+  }
+
+  noChanges(problem) {
+    at("changes-words").textContent = `What to change next cannot be worked out here: ${problem}`;
+  }
+
+  showChanges(found) {
+    at("suggested").inert = false;
+    at("changes-words").textContent = found.length ? "Press one to make it." : "No single change would help.";
+    at("changes").querySelector("ol").replaceChildren(...found.map((change) => this.madeChange(change)));
+  }
+
+  showPlan(found) {
+    at("changes-words").textContent = found
+      ? "Of all arrangements of the same training on this card, this one fits and loses least time:"
+      : "No arrangement of this training fits this card.";
+    if (found) at("changes").querySelector("ol").prepend(this.madeChange(found));
+  }
+
+  madeChange(change) {
+    const effect = made("span", { class: "quiet" }, change.effect);
+    const button = made("button", { type: "button" }, made("span", {}, change.words), effect);
+    button.addEventListener("click", (event) => {
+      this.apply(change.chosen, event);
+      at("changes-title").focus();
+    });
+    return made("li", {}, button);
+  }
+
+  async copy(text, status, source) {
+    try {
+      await navigator.clipboard.writeText(text);
+      status.textContent = "Copied.";
+    } catch {
+      if (source) getSelection().selectAllChildren(source);
+      status.textContent = source ? "Selected: copy it with your keyboard." : "It is this page's address.";
+    }
+    setTimeout(() => { status.textContent = ""; }, 4000);
+  }
+}
+
+async function startPage() {
+  at("verdict").hidden = false;
+  const cameFrom = document.referrer && new URL(document.referrer);
+  if (cameFrom && cameFrom.origin === location.origin) at("course").href = document.referrer;
+  const reason = whyNot();
+  if (reason) return fail(reason);
+  try {
+    const { python, formulas } = await startPython((words) => { at("loading").textContent = words; });
+    window.explorer = new Page(python, formulas); // for the curious: explorer.python in the browser's console
+  } catch (problem) {
+    fail(`The page could not start: ${problem.message ?? problem}. All files of its folder have to be beside it.`);
+  }
+}
+
+if (typeof document === "undefined") answerQuestions();
+else startPage();

@@ -1,0 +1,295 @@
+"""The explorer's page: made of the course's own modules, right to the byte in a browser, quick, open to everybody."""
+
+import hashlib
+import io
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from browser import browser_page, find_browser
+from explorer_page import READY, key_times, opened, served
+from playwright.sync_api import Page
+
+from course_utils import dashboard_page
+from course_utils.authoring import explorer_page, site
+from course_utils.authoring.sources import BuildError
+from course_utils.benchmark.draw import frozen_runs
+from course_utils.dashboard import CONTROLS, DEFAULTS, next_changes
+
+ROOT = Path(__file__).resolve().parent.parent
+RUNTIME = ROOT / "docs" / "explorer" / "pyodide"
+FIRST = json.dumps(dashboard_page.texts(DEFAULTS))
+LABELS = {control.name: control.label for control in CONTROLS}
+PROMISED_MS = 50
+SIZES = ((1280, 900, "light"), (1280, 900, "dark"), (640, 450, "light"), (360, 780, "dark"))
+"""A desk, at night, the same desk at 200 %, a phone: pixels of the page, and the scheme."""
+
+PUZZLE = {"seq_len": "2048", "micro_batch": "4", "model": "gpt2", "world_size": "8", "zero_stage": "3"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page as a folder, made by the command."""
+    out = tmp_path_factory.mktemp("site")
+    assert site.main(["--explorer", "--out", str(out)]) == 0
+    return out / "explorer"
+
+
+@pytest.fixture(scope="module")
+def address(folder: Path) -> Iterator[str]:
+    with served(folder.parent) as root:
+        yield f"{root}explorer/"
+
+
+@pytest.fixture(scope="module")
+def page(address: str) -> Iterator[Page]:
+    """The page, started once for all tests; what it asked of any server is in `page.asked`."""
+    browser = find_browser()
+    if browser is None and os.environ.get("COURSE_REQUIRE_BROWSER") != "1":
+        pytest.skip("no Chromium or Chrome here")
+    assert browser, "no Chromium or Chrome here, and COURSE_REQUIRE_BROWSER asks for one"
+    with browser_page() as tab:
+        asked: list[str] = []
+        tab.context.on("request", lambda request: asked.append(request.url))
+        vars(tab)["asked"] = asked
+        yield opened(tab, address)
+
+
+@pytest.fixture
+def fresh(page: Page) -> Page:
+    """The page with its first choices."""
+    page.locator("#reset").click()
+    return page
+
+
+def verdict(page: Page) -> str:
+    return page.locator("#words").inner_text()
+
+
+def chosen(page: Page) -> dict[str, str]:
+    return page.evaluate("explorer.chosen")
+
+
+# What the page is made of
+
+
+def test_the_runtime_is_as_its_authors_made_it() -> None:
+    stated = dict(re.findall(r"`([\w.-]+)` \|[^|]*\| `([0-9a-f]{64})`", (RUNTIME / "README.md").read_text("utf-8")))
+    files = {path.name for path in RUNTIME.iterdir()} - {"README.md", "LICENSE-MPL-2.0.txt", "LICENSE-PSF-2.0.txt"}
+    assert {name: hashlib.sha256((RUNTIME / name).read_bytes()).hexdigest() for name in files} == stated
+
+
+def test_the_archive_is_the_same_each_time_and_runs_by_itself(tmp_path: Path) -> None:
+    content = explorer_page.archive()
+    assert content == explorer_page.archive()
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        names = archive.namelist()
+        assert names == sorted(names) and "course_utils/dashboard_page.py" in names
+        assert all(archive.read(name) == (ROOT / name).read_bytes() for name in names)
+    (tmp_path / "course.zip").write_bytes(content)
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path / 'course.zip')!r});"
+        f"from course_utils import dashboard_page as page; drawn = page.draw({FIRST!r});"
+        "print('course.zip' in page.__file__, 'stack' in drawn, page.changes(page.json.dumps({})) != '[]')"
+    )
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["True"] * 3, done.stderr
+
+
+def test_a_module_that_needs_torch_is_refused() -> None:
+    with pytest.raises(BuildError, match="it imports torch"):
+        explorer_page.needed(entry="course_utils.measuring.simulated")
+    with pytest.raises(BuildError, match="not there"):
+        explorer_page.needed(entry="course_utils.nowhere")
+
+
+def test_every_choice_travels_as_text_and_back() -> None:
+    for control in CONTROLS:
+        assert [dashboard_page.value_of(control, str(value)) for value in control.values] == list(control.values)
+    assert all(dashboard_page.values(dashboard_page.texts(change.chosen)) for change in next_changes(DEFAULTS))
+
+
+def test_a_link_says_what_differs_and_is_read_again() -> None:
+    assert dashboard_page.link(FIRST) == ""
+    other = json.dumps(json.loads(FIRST) | PUZZLE)
+    assert json.loads(dashboard_page.linked(f"#{dashboard_page.link(other)}")) == {
+        "chosen": json.loads(other),
+        "refused": [],
+    }
+
+
+def test_what_a_link_may_not_ask_for_is_left_out_in_words() -> None:
+    read = json.loads(dashboard_page.linked("micro_batch=33&gpu=&colour=red&seq_len=2048"))
+    assert read["chosen"] == json.loads(FIRST) | {"seq_len": "2048"}
+    assert [words.split(":")[0] for words in read["refused"]] == [
+        f"{LABELS['micro_batch']} cannot be '33' here",
+        f"{LABELS['gpu']} cannot be '' here",
+        "there is no choice named 'colour' here",
+    ]
+
+
+# In a browser
+
+
+KINDS_OF_RUN = (
+    {},
+    *({"world_size": "8", "zero_stage": stage, "precision": "bf16"} for stage in "123"),
+    *({"trained": trained} for trained in ("lora-16", "lora-8", "lora-4")),
+)
+
+
+def drawn_choices(of_each_kind: int, refused: int) -> list[str]:
+    """Choices drawn from all that the controls offer: so many runs of each kind, and so many that make no run."""
+    dice, runs, not_runs = random.Random(9), list[str](), list[str]()
+    for kind in KINDS_OF_RUN:
+        enough = len(runs) + of_each_kind
+        while len(runs) < enough:
+            drawn = {control.name: str(dice.choice(control.values)) for control in dice.sample(CONTROLS, 5)}
+            choice = json.dumps(json.loads(FIRST) | drawn | kind)
+            (runs if "stack" in json.loads(dashboard_page.draw(choice)) else not_runs).append(choice)
+    return runs + not_runs[:refused]
+
+
+def test_the_browser_computes_the_same_to_the_byte(page: Page) -> None:
+    asked = drawn_choices(9, 10)
+    there = page.evaluate("(asked) => asked.map((chosen) => explorer.formulas.draw(chosen))", asked)
+    assert there == [dashboard_page.draw(one) for one in asked]
+    totals = [json.loads(one).get("total") for one in there]
+    assert len(set(totals[:-10])) > 50 and totals[-10:] == 10 * [None]
+
+
+OUTCOMES = """
+from course_utils import TrainingRun, estimate
+from course_utils.models import TransformerConfig
+
+def outcome(run):
+    try:
+        return estimate(run).total
+    except ValueError as refused:
+        return str(refused)
+
+outcomes = str([outcome(run) for run in [{runs}]])
+"""
+
+
+def test_the_browser_computes_the_benchmarks_runs(page: Page) -> None:
+    code = OUTCOMES.format(runs=", ".join(run.code() for run in frozen_runs()[::8]))
+    here: dict[str, Any] = {}
+    exec(code, here)
+    assert page.evaluate("(code) => explorer.python.runPython(code)", f"{code}\noutcomes") == here["outcomes"]
+    assert sum(isinstance(one, int) for one in eval(here["outcomes"])) > 30
+
+
+def test_keys_alone_are_enough_and_the_picture_follows_at_once(fresh: Page) -> None:
+    assert verdict(fresh).startswith("Does not fit an RTX5090-32GB by")
+    before = fresh.locator("#stack").inner_html()
+    times = [key_times(fresh, "micro_batch", key) for key in 5 * ("ArrowLeft", "ArrowRight")]
+    clock, processor = (min(one[which] for one in times) for which in (0, 1))
+    print(f"key to picture: {clock:.0f} ms, of them the page's own processor time {processor:.0f} ms")
+    assert processor < PROMISED_MS  # by the clock the machine's other work would count
+    assert fresh.locator("#stack").inner_html() == before
+    fresh.keyboard.press("Home")
+    assert chosen(fresh)["micro_batch"] == "1" and fresh.locator("#stack").inner_html() != before
+    assert fresh.locator("#choice-micro_batch").get_attribute("aria-valuetext") == "1"
+    assert "Redrawn in" in fresh.locator("#took").inner_text()
+
+
+def test_a_change_makes_itself(fresh: Page) -> None:
+    fresh.wait_for_function(READY)
+    offered = fresh.locator("#changes li button")
+    assert offered.count() == len(next_changes(DEFAULTS))
+    fitting = offered.filter(has_text=", fits").first
+    fitting.focus()
+    fresh.keyboard.press("Enter")
+    assert verdict(fresh).startswith("Fits")
+    assert chosen(fresh) == dashboard_page.texts(next_changes(DEFAULTS)[0].chosen)
+    assert fresh.evaluate("document.activeElement.id") == "changes-title"
+
+
+def test_all_arrangements_are_looked_through_on_demand(fresh: Page) -> None:
+    fresh.wait_for_function(READY)
+    fresh.locator("#plan").click()
+    fresh.wait_for_function("document.getElementById('changes-words').textContent.startsWith('Of all')", timeout=90_000)
+    expected = json.loads(dashboard_page.plan(FIRST))
+    assert fresh.locator("#changes li button").first.inner_text().split("\n") == [expected["words"], expected["effect"]]
+
+
+def test_a_link_restores_what_was_chosen(fresh: Page) -> None:
+    fresh.evaluate("(hash) => { location.hash = hash; }", "model=gpt2&zero_stage=3&world_size=8&micro_batch=33")
+    fresh.wait_for_function("explorer.chosen.model === 'gpt2'")
+    assert fresh.locator("#choice-zero_stage").input_value() == "3"
+    assert f"{LABELS['micro_batch']} cannot be '33' here" in fresh.locator("#refused").inner_text()
+    fresh.locator("#choice-seq_len").press("ArrowRight")
+    assert not fresh.locator("#refused").is_visible()
+    fresh.wait_for_function("location.hash.includes('seq_len=2048')")
+    fresh.locator("#reset").click()
+    fresh.wait_for_function("location.hash === ''")
+
+
+def test_impossible_choices_are_explained_and_the_last_picture_stays(fresh: Page) -> None:
+    fresh.locator("#choice-zero_stage").press("End")
+    assert verdict(fresh).startswith("Not possible:")
+    assert verdict(fresh).removeprefix("Not possible: ") == (
+        json.loads(dashboard_page.draw(json.dumps(chosen(fresh))))["refused"] + "."
+    )
+    assert "stale" in (fresh.locator("#stack").get_attribute("class") or "")
+    assert fresh.locator("#stack svg").count() == 1
+
+
+def test_the_line_of_code_is_copied(fresh: Page) -> None:
+    fresh.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    fresh.locator("#copy").click()
+    fresh.get_by_text("Copied.").wait_for()
+    line = fresh.evaluate("navigator.clipboard.readText()")
+    assert line == fresh.locator("#code").inner_text()
+    scope: dict[str, Any] = {}
+    exec(line, scope)
+    assert scope["run"].micro_batch == DEFAULTS["micro_batch"]
+
+
+def test_everybody_can_read_it(fresh: Page) -> None:
+    for width, height, scheme in SIZES:
+        fresh.set_viewport_size({"width": width, "height": height})
+        fresh.emulate_media(color_scheme=scheme)  # pyright: ignore[reportArgumentType]
+        assert fresh.evaluate("document.documentElement.scrollWidth") <= width, "it scrolls sideways"
+        found = Axe().run(fresh, options={"runOnly": ["wcag2a", "wcag2aa"]}).response["violations"]
+        assert [(rule["id"], [node["html"][:200] for node in rule["nodes"][:3]]) for rule in found] == []
+    fresh.set_viewport_size({"width": 1280, "height": 900})
+    fresh.emulate_media(color_scheme="light")
+
+
+def test_nothing_is_asked_of_anybody_else(page: Page, address: str) -> None:
+    asked = vars(page)["asked"]
+    assert len(asked) > 6
+    assert [url for url in asked if not url.startswith((address, "data:", "blob:"))] == []
+
+
+def test_it_says_in_words_why_it_cannot_start(page: Page, address: str, folder: Path) -> None:
+    context = page.context
+    tab = context.new_page()
+    tab.goto((folder / "index.html").as_uri())
+    assert "python3 -m http.server" in tab.locator("#verdict").inner_text()
+    tab.add_init_script("delete window.WebAssembly")
+    tab.goto(address)
+    assert "needs WebAssembly" in tab.locator("#verdict").inner_text()
+    tab.close()
+    lacking = context.new_page()
+    lacking.route("**/pyodide.asm.wasm", lambda route: route.abort())
+    lacking.route("**/pyodide.mjs", lambda route: route.fulfill(status=404))
+    lacking.goto(address)
+    lacking.get_by_text("The page could not start").wait_for()
+    lacking.close()
+    assert context.browser
+    silent = context.browser.new_context(java_script_enabled=False).new_page()
+    silent.goto(address)
+    assert "needs JavaScript" in silent.locator("noscript").inner_text() and not silent.locator("#verdict").is_visible()
+    silent.context.close()
