@@ -230,9 +230,20 @@ def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list
     return placed
 
 
+SMALLEST_IN_DECIMALS = 1e-4
+RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
 def number(value: float) -> str:
-    """A number for an axis: thousands with commas, no needless decimals."""
-    return f"{value:,.0f}" if value == int(value) else f"{value:,.10g}"
+    """A number for an axis: thousands with commas, no needless decimals, 10⁻⁵ for what would need too many zeros."""
+    if value == int(value):
+        return f"{value:,.0f}"
+    if abs(value) >= SMALLEST_IN_DECIMALS:
+        return f"{value:,.10g}"
+    digits, _, exponent = f"{value:.10e}".partition("e")
+    power = f"10{str(int(exponent)).translate(RAISED)}"
+    shown = f"{float(digits):.10g}"
+    return power if shown == "1" else f"{shown}·{power}"
 
 
 def sentence(parts: Iterable[str]) -> str:

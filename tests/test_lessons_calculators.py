@@ -269,3 +269,11 @@ def test_autocast_keeps_a_16_bit_log_softmax(steps: dict[str, Measurement]) -> N
     kept = [tensor for tensor in steps["GPT-2"].allocations if tensor.operation == "_log_softmax" and tensor.step == 2]
     assert [tensor.dtype for tensor in kept] == ["bfloat16"]
     assert 16 * PRESETS["llama3-8b"].parameters > 100 * GB
+
+
+@pytest.mark.parametrize("share", [0.05, 0.5, 1.0])
+def test_the_measured_peak_is_named_beside_its_line(share: float) -> None:
+    figure = side_by_side({"one": {"a": {STATES: 10**12}}}, "One", {"one": int(share * 10**12)})
+    line = re.search(r'<line x1="([\d.]+)"[^>]*data-peak', figure.svg)
+    label = re.search(r'<text x="([\d.]+)"[^>]*>measured', figure.svg)
+    assert line and label and abs(float(line[1]) - float(label[1])) < 60

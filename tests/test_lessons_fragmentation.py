@@ -262,3 +262,7 @@ def test_sizes_are_spelled_in_the_allocators_units():
     assert [fragmentation.spelled(size) for size in (512, 1536, 4 * MiB, 3 * 2**29)] == [
         "512 B", "1.5 KiB", "4 MiB", "1.5 GiB",
     ]  # fmt: skip
+
+
+def test_times_are_words():
+    assert [fragmentation.times(count) for count in (1, 2, 3)] == ["once", "twice", "3 times"]

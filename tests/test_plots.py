@@ -17,7 +17,7 @@ from clock import quickest
 from course_utils import TrainingRun, estimate, plots
 from course_utils.authoring import pictures
 from course_utils.breakdown import KINDS, MemoryBreakdown
-from course_utils.figure import WIDTH, Canvas, contrast, ink_on, spread, text_width, ticks, wrap
+from course_utils.figure import WIDTH, Canvas, contrast, ink_on, number, spread, text_width, ticks, wrap
 from course_utils.figure_lines import LINE_COLOURS
 from course_utils.figure_parts import OVER, UNDER
 from course_utils.figure_timeline import MOST_POINTS, TIMELINE_ORDER, thin
@@ -517,3 +517,19 @@ def test_drawing_needs_neither_torch_nor_matplotlib_nor_widgets():
     script = "import sys, course_utils.plots; print(*{'torch', 'matplotlib', 'ipywidgets', 'numpy'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (0, "0"),
+        (1e-5, "10⁻⁵"),
+        (-3e-6, "-3·10⁻⁶"),
+        (2.5e-7, "2.5·10⁻⁷"),
+        (0.0001, "0.0001"),
+        (0.25, "0.25"),
+        (65536, "65,536"),
+    ],
+)
+def test_numbers_on_axes_need_no_letter_e(value: float, shown: str):
+    assert number(value) == shown

@@ -5,6 +5,7 @@ a question, what a cell drew, an answer, the gap. The lesson's whole prose goes 
 """
 
 import argparse
+import ast
 import html
 import json
 import re
@@ -38,6 +39,9 @@ TAG = re.compile(r"<[^>]*>")
 ROW = re.compile(r"<tr\b.*?</tr>", re.DOTALL)
 CAPTION = re.compile(r"<caption\b.*?</caption>", re.DOTALL)
 KEY = r'\(\s*"([^"]+)"'
+
+INVITATION = ": run this cell to "
+"""What the stored text of something with controls says, as "Explorer of training runs: run this cell to use it"."""
 
 LONGEST = 300
 """Letters of prose on a slide; at least one sentence is shown, however long. The rest is in the notes."""
@@ -170,15 +174,24 @@ def _from_outputs(cell: dict[str, Any], section: str, questions: Iterator[str]) 
     """What a cell of code puts on the screen: each picture and table that it drew, and the answers to `questions`."""
     for output in cell["outputs"]:
         text = "".join(output.get("data", {}).get("text/html", ""))
+        has_controls = INVITATION in "".join(output.get("data", {}).get("text/plain", ""))
+        caption = _chosen("".join(cell["source"])) if has_controls else ""
         for drawn in DRAWN.findall(text):
             notes = [html.unescape(match[1])] if (match := re.search(r'alt="([^"]*)"', drawn)) else []
             kind = "figure" if drawn.startswith("<img") else "table"
-            pieces = [drawn] if kind == "figure" else _pieces(drawn)
+            pieces = [drawn + caption] if kind == "figure" else _pieces(drawn)
             yield from (Slide(kind, section, piece, list(notes)) for piece in pieces)
         answer = ANSWER.fullmatch(text)
         if answer:
             asked = f"<div class='small'>{next(questions, '')}</div>"
             yield Slide("answer", section, f"{asked}<p class='number'>{answer[1]}</p>", [])
+
+
+def _chosen(source: str) -> str:
+    """One line under the picture of something with controls: that it is a picture, and what was chosen for it."""
+    call = ast.get_source_segment(source, ast.parse(source).body[-1]) or ""
+    chosen = html.escape(" ".join(call.split()))
+    return f"<p class='small'>A picture: the controls move in the notebook. Chosen: <code>{chosen}</code></p>"
 
 
 def _pieces(table: str) -> list[str]:

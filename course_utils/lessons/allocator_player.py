@@ -43,6 +43,15 @@ class AllocatorPlayer(Explorable):
                 "gpu": ipywidgets.Dropdown(options=list(CAPACITIES), description="the GPU has", **look),
             }
         )
+        self._give_requests_a_line()
+
+    def _give_requests_a_line(self) -> None:
+        """Move the field with the requests above the other controls: in half a line its end could not be seen."""
+        requests, (grid, picture) = self.controls["trace"], self.children
+        requests.layout = {"width": "868px", "max_width": "100%"}
+        for column in grid.children:
+            column.children = [control for control in column.children if control is not requests]
+        self.children = [requests, grid, picture]
 
     @property
     def replayed(self) -> Replay:

@@ -50,7 +50,7 @@ def side_by_side(
     y = _legend(canvas, canvas.title(title) + 8)
     left = MARGIN + 12 + max(text_width(row, 13) for row in rows)
     width = (WIDTH - MARGIN - left - 24 * (len(panels) - 1)) / len(panels)
-    top = y + 40
+    top = y + (56 if peaks else 40)  # above its bars a panel has its name, and above its line the measured peak
     for index, row in enumerate(rows):
         canvas.text(left - 10, top + ROW * index + 17, row, 13, text_anchor="end")
     for index, (name, panel) in enumerate(panels.items()):
@@ -85,10 +85,12 @@ def _panel(canvas: Canvas, name: str, panel: Panel, left: float, top: float, wid
     """One model's bars, each with its total, and the line of its measured peak."""
     totals = {row: sum(parts.values()) for row, parts in panel.items()}
     scale = (width - 78) / max([*totals.values(), peak or 0])
-    canvas.text(left, top - 10, name, 13, font_weight="bold")
+    canvas.text(left, top - (28 if peak else 10), name, 13, font_weight="bold")
     if peak:
         said = f"measured {format_bytes(peak, 'GB', 0)}"
-        canvas.text(left + width, top - 10, said, 12, OVER, text_anchor="end", font_weight="bold")
+        half = text_width(said, 12, bold=True) / 2
+        middle = min(max(left + peak * scale, left + half), left + width - half)
+        canvas.text(middle, top - 10, said, 12, OVER, text_anchor="middle", font_weight="bold")
     bottom = top + ROW * len(panel) - 6
     canvas.line(left, top - 2, left, bottom, RULE)
     ends = [_bar(canvas, parts, left, top + ROW * index, scale) for index, parts in enumerate(panel.values())]

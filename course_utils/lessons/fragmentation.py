@@ -121,6 +121,11 @@ def spelled(size: int) -> str:
 # ------------------------------------------------------------------------------------------- holes of a real step
 
 
+def times(count: int) -> str:
+    """ "once", "twice", "3 times"."""
+    return {1: "once", 2: "twice"}.get(count, f"{count} times")
+
+
 def hole_keepers(replayed: Replay, event: int | None = None, count: int = 3) -> list[str]:
     """The `count` segments with the most free memory beside tensors after `event` (at the end without it), in words.
 

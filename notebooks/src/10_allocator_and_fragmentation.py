@@ -363,11 +363,13 @@ bars(reserved, "Expandable segments help, a smaller largest tensor helps more, a
      provenance=f"most ever reserved, replayed; {replayed.provenance}")  # fmt: skip
 
 # %%
+from course_utils.lessons.fragmentation import states_first, times
+
 reveal("10.expandable", reserved["expandable segments"])
 for name, (source, choices) in trials.items():
     result = replay(source, "6 GiB", **choices)
     verdict = "fits 6 GiB" if result.failure is None else f"fails with {result.failure.free_share:.0%} free"
-    retries = f", after giving back empty segments {result.retries} time(s)" if result.retries else ""
+    retries = f", after giving back empty segments {times(result.retries)}" if result.retries else ""
     print(f"{name:27s} {verdict}{retries}")
 
 # %% [markdown]
@@ -377,11 +379,9 @@ for name, (source, choices) in trials.items():
 # The first cure, order, can be tried on the real step, too: let the optimizer make its states before the first forward.
 
 # %%
-from course_utils.lessons.fragmentation import states_first
-
 early = replay(states_first(measured), "6 GiB")
 verdict = "fits 6 GiB" if early.failure is None else f"fails with {early.failure.free_share:.0%} free"
-print(f"states first: {verdict}, after giving back empty segments {early.retries} time(s)")
+print(f"states first: {verdict}, after giving back empty segments {times(early.retries)}")
 
 # %% [markdown]
 # A retry is slow: it waits for the GPU, returns every empty segment, and those have to be asked for again. If your run
