@@ -46,7 +46,7 @@ def sections(root: Path) -> Iterator[Section]:
         if (root / name).exists():
             yield from _page(kind, name, (root / name).read_text(encoding="utf-8"))
     for kind, folder in (("lesson", "notebooks"), ("exercises", "exercises")):
-        for path in sorted((root / folder).glob("[0-9][0-9]_*.ipynb")):
+        for path in sorted((root / folder).glob("*.ipynb")):
             if ".edited-" not in path.name:
                 cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
                 yield from _notebook(kind, path.relative_to(root).as_posix(), cells)
@@ -61,17 +61,19 @@ def _page(kind: str, path: str, text: str) -> Iterator[Section]:
 
 def _notebook(kind: str, path: str, cells: list[dict[str, Any]]) -> Iterator[Section]:
     """A notebook's sections, one a heading; a lesson's code counts to the section that it stands in."""
-    number, found = Path(path).name[:2], []
+    name = Path(path).stem
+    number, found = name[:2] if re.match(r"\d\d_", name) else "", []
     for cell in cells:
         source = "".join(cell["source"])
         if cell["cell_type"] == "markdown":
             found += [[heading, cell.get("id", ""), body, ""] for heading, body in _headed(source, found)]
         elif found and kind == "lesson":
             found[-1][3] += f"\n{source}"
-    title = found[0][0].split("·", 1)[-1].strip() if found else Path(path).stem
+    title = found[0][0].split("·", 1)[-1].strip() if found else name
+    page = f"{kind} {number} · {title}" if number else f"notebook · {title}"
     for heading, cell_id, body, code in found:
-        yield Section(kind, f"{kind} {number} · {title}", heading, path, f"cell-id={cell_id}", body, code)
-    if kind == "lesson" and int(number) in lessons_with_a_quiz():
+        yield Section(kind, page, heading, path, f"cell-id={cell_id}", body, code)
+    if kind == "lesson" and number and int(number) in lessons_with_a_quiz():
         yield from _quiz(int(number), f"quiz {number} · {title}", path, cells)
 
 

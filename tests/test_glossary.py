@@ -16,7 +16,7 @@ ENTRIES = {
     anchor: (heading, said, letter, number, path) for anchor, heading, said, letter, number, path in ENTRY.findall(TEXT)
 }
 LINK = re.compile(r"\((?:\.\./)?(?:docs/)?glossary\.md#([^)]+)\)")
-LESSONS = committed_notebooks(ROOT, "notebooks")
+LESSONS = [path for path in committed_notebooks(ROOT, "notebooks") if path.name[:2].isdigit()]
 
 ORDINARY = {
     *("bias", "block", "bucket", "calibration", "checkpoint", "context", "embedding", "for-loop", "fused", "learned"),
