@@ -67,7 +67,7 @@ class BitFlipper(Explorable):
         pressed = "".join(str(int(bit.value)) for bit in self.bits[: self.form.bits])
         self.pattern = int(pressed, 2)
         self.asked = self.value
-        self.show("" if not isfinite(self.value) else repr(self.value))
+        self.set_buttons("" if not isfinite(self.value) else repr(self.value))
 
     def update(self, change: object = None) -> None:
         """The format or the number was chosen: round the number anew, then draw."""
@@ -79,7 +79,7 @@ class BitFlipper(Explorable):
             self.pattern = encode(form, self.asked)
         else:
             self.pattern = self._typed(typed, self.pattern)
-        self.show(typed)
+        self.set_buttons(typed)
 
     def _typed(self, typed: str, before: int) -> int:
         """The pattern of the number that was typed; as before where it is no number, which `redraw` then says."""
@@ -89,7 +89,7 @@ class BitFlipper(Explorable):
             return before
         return encode(self.form, self.asked)
 
-    def show(self, typed: str) -> None:
+    def set_buttons(self, typed: str) -> None:
         """Set the buttons and the field to what has been chosen, then draw; nothing of this counts as pressing."""
         self.busy = True
         self.controls["number"].value = typed
