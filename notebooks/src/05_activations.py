@@ -451,6 +451,10 @@ from course_utils.estimating.published import zero_activation_bytes
 
 xl = TrainingRun("gpt2-xl", micro_batch=32, seq_len=1024, precision="bf16-master")
 print(f"ZeRO's formula: {format_bytes(zero_activation_bytes(xl), 'GB', 1)}")
+thousand = xl.replace(seq_len=1000)
+print(f"with s = 1,000: {zero_activation_bytes(thousand) / 2:.3g} numbers, "
+      f"{format_bytes(zero_activation_bytes(thousand), 'GB', 1)}; "
+      f"34 + 5·a·s/h gives {format_bytes(korthikanti_activation_bytes(thousand), 'GB', 1)} there")  # fmt: skip
 predict("05.sixty", unit="GB")
 
 # %%

@@ -61,11 +61,11 @@ from course_utils.lessons.schedules import keep_all, keep_every, keep_none
 none = keep_none(n)
 print(f"formula: {n} + {n}·{n + 1}/2 = {n + n * (n + 1) // 2:,} runs; counted: {none.forwards:,}")
 print(f"values kept at most: {none.memory}, where keeping all takes {keep_all(n).memory}")
+print(f"a b costs two f: {(none.forwards + 2 * n) / (3 * n):.1f} times the work of keeping all")
 reveal("06.none", none.forwards, unit="runs")
 
 # %% [markdown]
-# Memory O(1), the input and one value, but work O(n²). Nobody trains like that: forward and backward of a chain of 48
-# would take many times as long.
+# Memory O(1), the input and one value, but work O(n²), and so nobody trains like that.
 #
 # ## Keep every k-th
 # Between the two: keep a [checkpoint](../docs/glossary.md#checkpoint), a node's input, at every k-th node. In backward
@@ -351,18 +351,27 @@ from course_utils.estimating.published import (
     zero_checkpointed_bytes,
 )
 
-full, checkpoints = xl.replace(recompute="full"), checkpoints_bytes(xl)
-for words, size in {
-    "ZeRO's total, 12·h·b·s·L elements": zero_activation_bytes(full),
-    "over √48, ZeRO's “about 8 GB”": zero_checkpointed_bytes(full),
-    "one checkpoint a block": checkpoints,
-    "… and a block of ZeRO's 12 elements run again": checkpoints + zero_activation_bytes(full) // L,
-    "… or one of 34 bytes, flash attention": checkpoints + block_bytes(full),
-    "… or one with eager attention": checkpoints + korthikanti_block_bytes(full),
-    "kept when forward ends, all blocks": activation_bytes(full),
-    "… and log-softmax, kept by the loss": activation_bytes(full) + sum_bytes(loss_saved(full)),
-}.items():
-    print(f"{words:46s} {format_bytes(size, 'GB', 2):>9s}")
+
+def claimed(run):
+    checkpoints, layer = checkpoints_bytes(run), zero_activation_bytes(run) // L
+    return {
+        "ZeRO's total, 12·h·b·s·L elements": zero_activation_bytes(run),
+        "over √48, ZeRO's “about 8 GB”": zero_checkpointed_bytes(run),
+        "one checkpoint a block": checkpoints,
+        "… and a block of ZeRO's 12 elements run again": checkpoints + layer,
+        "… or one of 34 bytes, flash attention": checkpoints + block_bytes(run),
+        "… or one with eager attention": checkpoints + korthikanti_block_bytes(run),
+        "kept when forward ends, all blocks": activation_bytes(run),
+        "… and log-softmax, kept by the loss": activation_bytes(run) + sum_bytes(loss_saved(run)),
+    }
+
+
+# %%
+full = xl.replace(recompute="full")
+sizes = {s: claimed(full.replace(seq_len=s)) for s in (1000, 1024)}
+print(f"{'':46s} s = 1,000  s = 1,024")
+for words, size in sizes[1024].items():
+    print(f"{words:46s} {format_bytes(sizes[1000][words], 'GB', 2):>9s}  {format_bytes(size, 'GB', 2):>9s}")
 
 # %%
 before, after = activation_bytes(xl), activation_bytes(full)
