@@ -1,7 +1,9 @@
 """Demos: sizes that follow the card, failures that are genuine, a rehearsal that runs them all, one key a step."""
 
+import asyncio
 import gc
 import json
+import signal
 import subprocess
 import threading
 import weakref
@@ -15,6 +17,7 @@ from course_utils import demos, estimate, front_door
 from course_utils.allocator import CachingAllocator, OutOfMemory
 from course_utils.demos import DEMOS, Stage, demo, fragmentation, holes, rehearse
 from course_utils.demos import stage as stages
+from course_utils.demos.show import DemoWidget
 from course_utils.demos.stage import Demo, DemoStep, Foreseen, Outcome
 from course_utils.demos.stage_figures import stage_bars, stage_segments
 from course_utils.gpus import GPUS, Gpu
@@ -161,6 +164,34 @@ def test_an_interrupt_ends_the_meter_and_leaves_the_button(monkeypatch):
     shown.button.click()
     assert "Stopped" in shown.page.value and shown.shown == 2 and not shown.button.disabled
     assert not any(thread.name == "memory meter" for thread in threading.enumerate())
+
+
+def test_a_press_that_comes_on_another_thread_runs_its_step_where_interrupts_arrive():
+    """JupyterLab's presses come on a thread of their own, to which no interrupt goes."""
+    ran: list[threading.Thread] = []
+
+    def until_interrupted(stage: Stage) -> Outcome:
+        ran.append(threading.current_thread())
+        signal.raise_signal(signal.SIGINT)
+        return Outcome("not reached")
+
+    shown = DemoWidget(
+        Demo("One", "", (DemoStep("One", "", until_interrupted),), lambda stage: []), Stage(SMALL, False)
+    )
+
+    async def press() -> None:
+        shown._repr_mimebundle_()
+        await asyncio.to_thread(shown.button.click)
+        await asyncio.sleep(0)
+
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a kernel does while no cell runs
+    try:
+        asyncio.run(press())
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert ran == [threading.main_thread()]
+    assert "Stopped" in shown.page.value and not shown.button.disabled
 
 
 def test_an_unknown_demo_names_the_nearest():

@@ -1,8 +1,14 @@
-"""A demo on the screen: large type, one key a step, the meter or a picture below."""
+"""A demo on the screen: large type, one key a step, the meter or a picture below.
 
-from asyncio import get_running_loop
-from collections.abc import Sequence
-from contextlib import suppress
+JupyterLab hands presses of buttons to a thread beside the kernel's own, which no interrupt reaches and which does not
+wait for cells. So steps run on the kernel's thread: interrupting the kernel ends a step, and cells wait for it.
+"""
+
+import signal
+import threading
+from asyncio import AbstractEventLoop, get_running_loop
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from html import escape
 from typing import Any
 
@@ -40,8 +46,9 @@ class DemoWidget(ipywidgets.VBox):
         self.demo, self.stage = demo, stage
         self.heading, self.page, self.picture = ipywidgets.HTML(), ipywidgets.HTML(), ipywidgets.VBox()
         self.back, self.button = _button("Back", "6em"), _button("Start", "9em")
-        self.button.on_click(self.go_on)
-        self.back.on_click(self.go_back)
+        self.loop: AbstractEventLoop | None = None
+        self.button.on_click(lambda _: self._on_kernels_thread(self.go_on))
+        self.back.on_click(lambda _: self._on_kernels_thread(self.go_back))
         stage.show = self._show_meter
         self.pages: list[tuple[str, str, tuple[Any, ...]]] = []
         top = ipywidgets.HBox([self.button, self.back, self.heading])
@@ -49,7 +56,7 @@ class DemoWidget(ipywidgets.VBox):
         self.add_class("course-demo")
         self._begin()
 
-    def go_on(self, _: Any = None) -> None:
+    def go_on(self) -> None:
         """Show the page after this one; where there is none yet, run the next step; after the last one, begin again."""
         if self.shown + 1 < len(self.pages):
             self._turn_to(self.shown + 1)
@@ -57,12 +64,23 @@ class DemoWidget(ipywidgets.VBox):
             self._begin()
         else:
             self._run(self.demo.steps[self.shown])
-        self.button.focus()
+        self._ready()
 
-    def go_back(self, _: Any = None) -> None:
+    def go_back(self) -> None:
         """Show the page before this one once more; nothing is run."""
         self._turn_to(max(0, self.shown - 1))
+        self._ready()
+
+    def _ready(self) -> None:
+        self.button.disabled = self.back.disabled = False
         self.button.focus()
+
+    def _on_kernels_thread(self, action: Callable[[], None]) -> None:
+        if self.loop is None or threading.current_thread() is threading.main_thread():
+            action()
+        else:
+            self.button.disabled = self.back.disabled = True  # at once, however long a cell still runs
+            self.loop.call_soon_threadsafe(action)
 
     def _begin(self) -> None:
         self.pages = []
@@ -80,7 +98,8 @@ class DemoWidget(ipywidgets.VBox):
         self._write(title, _text(step.words))
         self.picture.children = ()
         try:
-            outcome = self.stage.perform(step)
+            with interruptible():
+                outcome = self.stage.perform(step)
         except KeyboardInterrupt:
             self._write(title, _text("Stopped. The next key runs this step once more."))
         except (RuntimeError, ValueError) as problem:  # on a stage, words serve better than a traceback
@@ -89,8 +108,6 @@ class DemoWidget(ipywidgets.VBox):
             picture = self._drawn(outcome)
             crowded = bool(picture) and len(outcome.words) > LONG
             self._keep(title, _text(*([] if crowded else [step.words]), outcome.words), picture)
-        finally:
-            self.button.disabled = self.back.disabled = False
 
     def _drawn(self, outcome: Outcome) -> Sequence[Any]:
         return (ipywidgets.HTML(outcome.figure.html),) if outcome.figure else self.picture.children
@@ -119,9 +136,23 @@ class DemoWidget(ipywidgets.VBox):
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
         """The widget; its button has the keyboard's focus as soon as it is on the page."""
         with suppress(RuntimeError):  # without an event loop nobody is there to press keys
-            get_running_loop().call_later(UNTIL_SHOWN, self.button.focus)
+            self.loop = get_running_loop()
+            self.loop.call_later(UNTIL_SHOWN, self.button.focus)
         bundle: Any = super()._repr_mimebundle_(**kwargs)
         return {**bundle, "text/plain": repr(self)}
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Inside, an interrupt is a KeyboardInterrupt; a kernel lets interrupts pass while no cell runs."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _button(words: str, width: str) -> Any:
