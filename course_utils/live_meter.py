@@ -1,8 +1,15 @@
 """A meter for demos: a GPU's memory drawn while a training loop runs, and a simulated run's at reading speed.
 
-`live_meter()` reads torch's counters and the driver's from a thread of its own. It never synchronizes and launches
-nothing, so the work in the stream is what it would be without. It ends with its `with` block or loop, and with the
-cell that started it, also when that is interrupted.
+`live_meter()` reads torch's counters and the driver's from a thread of its own. It ends with its `with` block or loop,
+and with the cell that started it, also when that is interrupted.
+
+What it costs. The GPU, nothing: of torch.cuda the thread calls `memory_stats_as_nested_dict` and `mem_get_info` alone.
+They read counters; they launch nothing, record nothing in a stream and wait for no kernel. A test lets every other
+function of torch.cuda fail. (On a real GPU this has not been timed yet.) The CPU, a little: the thread takes the
+interpreter's lock for a moment at each reading, 20 times a second, and, where the picture is shown, for longer at each
+drawing, 4 times a second. Tests hold a reading below a millisecond, a drawing below 50 ms, and a meter that is not
+shown below 2 % of the processor time of the loop beside it. A loop that keeps the GPU's queue filled does not notice;
+one that waits for Python at every kernel can lose a few percent to the picture.
 """
 
 import sys

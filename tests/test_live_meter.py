@@ -10,7 +10,9 @@ from clock import quickest
 
 from course_utils import TrainingRun, measure, replay
 from course_utils.allocator import OutOfMemory
-from course_utils.figure_meter import MOST_POINTS, MeterMark, Sample, meter_figure, thinned
+from course_utils.breakdown import KINDS
+from course_utils.figure import WIDTH, text_width
+from course_utils.figure_meter import MOST_POINTS, STAGE, MeterMark, Sample, meter_figure, thinned
 from course_utils.live_meter import CudaGauge, Meter, Reading, ReplayGauge, live_meter, replay_meter
 from course_utils.measuring.tracker import Tracker
 from course_utils.units import GB, MB
@@ -185,6 +187,23 @@ def test_a_gpu_is_read_by_its_counters_alone(card):
     assert meter.gauge.capacity == 16 * GB and "live on Tesla T4" in meter.gauge.source
 
 
+def test_reading_calls_nothing_of_torch_cuda_but_the_counters(card, monkeypatch):
+    """Whatever could launch, record or wait is a function or a class of torch.cuda: each of the others fails here."""
+    gauge = CudaGauge()
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("the meter must not touch the stream")
+
+    counters = {"memory_stats_as_nested_dict", "mem_get_info"}
+    others = [name for name in dir(torch.cuda) if callable(getattr(torch.cuda, name)) and name not in counters]
+    assert {"synchronize", "Event", "Stream", "current_stream", "empty_cache", "memory_snapshot"} <= set(others)
+    for name in others:
+        monkeypatch.setattr(torch.cuda, name, refuse)
+    with meter_of(gauge) as meter:
+        until(lambda: len(meter.samples) > 5)
+    assert meter.samples[-1].allocated == 3 * GB
+
+
 def test_a_tracker_adds_the_kinds(card):
     with Tracker("cpu") as tracker:
         weight = torch.ones(1000)
@@ -254,6 +273,45 @@ def test_thinning_keeps_the_highest_and_the_last():
     samples = [Sample(float(t), 10 * GB if t == 4321 else t) for t in range(12_000)]
     kept = thinned(samples)
     assert len(kept) <= MOST_POINTS and max(sample.allocated for sample in kept) == 10 * GB and kept[-1] == samples[-1]
+
+
+def test_a_reading_takes_less_than_a_millisecond(card):
+    meter = Meter(CudaGauge())
+    assert quickest(lambda: [meter._sample() for _ in range(100)]) < 100 * 0.001
+
+
+def test_a_meter_that_is_not_shown_takes_a_fiftieth_of_a_loops_time_at_most(card):
+    weight = torch.ones(256, 256)
+
+    def shares() -> float:
+        """The meter's processor time, which is this process's without this thread's, as a share of the loop's."""
+        whole, own = time.process_time(), time.thread_time()
+        with Meter(CudaGauge()):
+            while time.thread_time() - own < 0.4:
+                weight @ weight
+        own = time.thread_time() - own
+        return (time.process_time() - whole - own) / own
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        assert min(shares() for _ in range(3)) < 0.02
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_a_picture_of_every_kind_is_drawn_within_50_ms():
+    samples = [Sample(t / 20, 8 * t * MB, 9 * t * MB, 9 * t * MB, dict.fromkeys(KINDS, t * MB)) for t in range(12_000)]
+    assert quickest(lambda: meter_figure(samples, [], 16 * GB, GB, "", "", "seconds", STAGE)) < 0.05
+
+
+def test_the_stages_letters_are_larger_and_stay_in_the_picture():
+    samples = [Sample(t / 10, 3 * GB, 4 * GB, 5 * GB, dict.fromkeys(KINDS, GB // 2)) for t in range(30)]
+    drawn = meter_figure(samples, [MeterMark(0.5, "backward")], 16 * GB, 6 * GB, "", "", "seconds", STAGE).svg
+    labels = re.findall(rf'<text x="{STAGE.right + 8:g}" [^>]*font-size="([0-9.]+)"[^>]*>([^<]+)<', drawn)
+    assert len(labels) == len(KINDS) + 4  # allocated, reserved, the driver's and the GPU's
+    assert all(STAGE.right + 8 + text_width(words, float(size)) <= WIDTH for size, words in labels)
+    assert min(float(size) for size in re.findall(r'font-size="([0-9.]+)"', drawn)) >= 16
 
 
 def test_thousands_of_readings_are_drawn_in_little_time():
