@@ -10,6 +10,7 @@ from engine import shallow, simulate, tiny
 
 import course_utils.benchmark as benchmark
 from course_utils.benchmark import accuracy, draw, ranks
+from course_utils.benchmark.explorer import CASES, REDRAW_MS, explorer_table
 from course_utils.benchmark.tables import Table
 from course_utils.estimating import estimate
 from course_utils.estimating.published import FORMULAS
@@ -231,6 +232,15 @@ def test_quick_has_a_run_for_every_formula(formula):
 TABLE = Table(
     "a_name", "A title", ("what", "bytes", "%"), (("a | b", 1_234_567, 0.5), ("c", 12, -1.25)), ("a note",), "x"
 )
+
+
+def test_the_explorers_table_times_every_case():
+    table = explorer_table(True, silent)
+    assert [row[0] for row in table.rows] == list(CASES)
+    for row in table.rows:
+        first, median, slowest, size, *changes = (float(cell) for cell in row[1:])
+        assert 0 < median <= slowest and median < REDRAW_MS and first > 0
+        assert size > 10 and all(took > 0 for took in changes)
 
 
 def test_a_table_says_date_machine_and_source():

@@ -37,6 +37,7 @@ CELLS = (
     "predict('00.guess')",
     "reveal('00.guess', 134_500_000_000)",
     "from course_utils.quizzes import quiz\nquiz(1)",
+    "from course_utils.dashboard_widget import explore\nexplore()",
 )
 
 
@@ -152,6 +153,42 @@ def test_a_quiz_is_taken_by_keyboard_and_answers_at_once(playground: browser.Pag
     buttons.nth(order.index(wrong)).focus()
     playground.keyboard.press("Tab")
     assert playground.evaluate("document.activeElement.innerText").endswith(order[order.index(wrong) + 1])
+    assert browser.cell_errors(playground) == []
+
+
+EXPLORER_MS = 150.0
+"""The Explorer's own limit: two pictures and words, on a machine that runs other tests too. Quiet ones take a third."""
+
+
+def test_the_explorer_follows_the_key(playground: browser.Page) -> None:
+    """From the key on a focused slider to the new picture, by the page's own clock."""
+    page = cell(playground, "from course_utils.dashboard_widget")
+    slider = page.locator(browser.SLIDER).first
+    medians: list[float] = []
+    while len(medians) < ROUNDS and (not medians or medians[-1] >= REDRAW_MS):
+        medians.append(statistics.median(redraws(playground, slider)))
+    print(f"from key to the Explorer's picture: {', '.join(f'{took:.0f} ms' for took in medians)}")
+    assert min(medians) < EXPLORER_MS, medians
+
+
+def test_the_explorer_is_used_by_keyboard_alone(playground: browser.Page) -> None:
+    """Arrows move a slider, Tab goes on to the changes in the order of the page, Enter applies one, the focus stays."""
+    page = cell(playground, "from course_utils.dashboard_widget")
+    press, here = playground.keyboard.press, "document.activeElement.innerText"
+    page.get_by_role("button", name="Start over").click()
+    page.get_by_role("status").filter(has_text="Does not fit an RTX5090-32GB by 100.77 GB").wait_for()
+    page.locator(browser.SLIDER).first.focus()
+    press("ArrowLeft")
+    page.get_by_role("status").filter(has_text="micro_batch=16").wait_for()
+    for _ in range(40):
+        press("Tab")
+        if "full recomputation" in playground.evaluate(here):
+            break
+    assert "full recomputation" in playground.evaluate(here)
+    playground.wait_for_timeout(500)
+    press("Enter")
+    page.get_by_role("status").filter(has_text="recompute='full'").wait_for()
+    assert playground.evaluate("document.activeElement.tagName") == "BUTTON"
     assert browser.cell_errors(playground) == []
 
 

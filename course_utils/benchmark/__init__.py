@@ -70,6 +70,13 @@ def _deep(quick: bool, seed: int, report: Report) -> list[Table]:
     return [deep_table()]
 
 
+def _explorer(quick: bool, seed: int, report: Report) -> list[Table]:
+    """The Explorer, from a control's value to the message."""
+    from .explorer import explorer_table
+
+    return [explorer_table(quick, report)]
+
+
 TABLES: dict[str, Callable[[bool, int, Report], list[Table]]] = {
     "accuracy": _accuracy,
     "random": _random_accuracy,
@@ -77,6 +84,7 @@ TABLES: dict[str, Callable[[bool, int, Report], list[Table]]] = {
     "builds": _builds,
     "published": _published,
     "speed": _speed,
+    "explorer": _explorer,
     "deep": _deep,
 }
 """The tables by name; "deep" takes longest and is left out of --quick."""
