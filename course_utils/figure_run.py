@@ -71,6 +71,9 @@ LABELS = {
 }  # fmt: skip
 """What stands under a column, below the name of its phase; others go without "'s backward"."""
 
+FAR = 5
+"""A card of more than so many times the peak is not drawn: the columns would be too small to be told apart."""
+
 PHASES = {"zero_grad": "", "clip": "clipping"}
 
 
@@ -111,12 +114,14 @@ def step_columns(moments: Mapping[str, MemoryBreakdown], card: Gpu) -> Figure:
     stacks = [_from_below(moment) for moment in rows]
     canvas = Canvas()
     y = draw_legend(canvas, [part for parts in stacks for part in parts], canvas.title(title) + 6, UNIT, 0, False)
-    y = _card_key(canvas, y + 6, card)
-    columns = _Columns(len(rows), y + 52, round(1.12 * max(highest, card.memory, 1)))
+    reach = card.memory if card.memory <= FAR * highest else 0
+    y = _card_key(canvas, y + 6, card, beyond=not reach)
+    columns = _Columns(len(rows), y + 52, round(1.12 * max(highest, reach, 1)))
     _column_axes(canvas, columns)
     borders = [_column(canvas, columns, index, parts, digits) for index, parts in enumerate(stacks)]
     canvas.path("".join(borders), stroke="#FFFFFF", stroke_width=1, fill="none")
-    _card_lines(canvas, columns, card)
+    if reach:
+        _card_lines(canvas, columns, card)
     for index, moment in enumerate(rows):
         _column_total(canvas, columns, index, moment.total, digits, index == peak, moment.total > card.room)
     _column_names(canvas, columns, rows)
@@ -148,8 +153,11 @@ def _from_below(moment: MemoryBreakdown) -> list[Segment]:
     return [Segment(words(kind), moment[kind], kind) for kind in TIMELINE_ORDER if moment[kind]]
 
 
-def _card_key(canvas: Canvas, y: float, card: Gpu) -> float:
+def _card_key(canvas: Canvas, y: float, card: Gpu, beyond: bool) -> float:
     """Says above the plot what its lines are, where no column can cover it; returns the y below."""
+    if beyond:
+        canvas.text(MARGIN, y + 12, f"{told_name(card).removesuffix(' (dashed)')}, far above", 12, OVER)
+        return y + 14
     canvas.line(MARGIN, y + 8, MARGIN + 24, y + 8, OVER, stroke_width=2)
     canvas.text(MARGIN + 32, y + 12, told_name(card), 12, OVER, font_weight="bold")
     return y + 14
@@ -224,8 +232,8 @@ def _step_alt(rows: Sequence[MemoryBreakdown], peak: MemoryBreakdown, card: Gpu,
     by_size = sorted(((size, kind) for kind, size in peak.items() if size), reverse=True)[:4]
     parts = sentence(f"{words(kind)} {amount_with_unit(size, UNIT, digits)}" for size, kind in by_size)
     room, above = format_bytes(card.room, UNIT, digits), sum(moment.total > card.room for moment in rows)
+    rise = f"{above or 'none'} of the {len(rows)} columns {'rises' if above == 1 else 'rise'} above that"
     return (
-        f"{title}. Columns stacked by kind of memory, in {UNIT}: {told}. At the peak: {parts}. The line marks the "
-        f"{room} that a program gets of {named(card)}; {above or 'none'} of the {len(rows)} columns "
-        f"{'rises' if above == 1 else 'rise'} above it."
+        f"{title}. Columns stacked by kind of memory, in {UNIT}: {told}. At the peak: {parts}. A program gets {room} "
+        f"of {named(card)}; {rise}."
     )

@@ -22,7 +22,7 @@ from course_utils.dashboard import (
 )
 from course_utils.estimating import moments
 from course_utils.estimating.step_time import step_seconds
-from course_utils.figure_run import in_order, step_columns
+from course_utils.figure_run import FAR, in_order, step_columns
 from course_utils.fitting import SAFETY
 from course_utils.gpus import GPUS
 from course_utils.planning import arrange
@@ -77,8 +77,9 @@ def test_it_shows_what_the_closed_forms_say(chosen: dict[str, Any]):
     assert sum(map(int, re.findall(r'data-bytes="(\d+)"', shown.stack.svg))) == said.total
     columns = sum(map(int, re.findall(r'data-moment-bytes="(\d+)"', shown.timeline.svg)))
     assert columns == sum(moment.total for moment in moments(shown.run).values())
-    for figure in (shown.stack, shown.timeline):
-        assert f'data-capacity="{shown.card.room}"' in figure.svg and figure.alt
+    line = f'data-capacity="{shown.card.room}"'
+    assert line in shown.stack.svg and shown.stack.alt and shown.timeline.alt
+    assert (line in shown.timeline.svg) == (shown.card.memory <= FAR * said.total)
     pasted: dict[str, Any] = {}
     exec(shown.code, pasted)
     assert pasted["run"] == shown.run and eval(shown.code.partition("; ")[2], pasted) == said

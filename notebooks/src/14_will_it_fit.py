@@ -340,7 +340,8 @@ quiz(14)
 # **Cheat-sheet line** fits if 1.05 · peak ≤ what a program is told · peak = the fullest moment, never the sum of the
 # largest · out of memory: divide the request by s·b·V and by b·a·s², look when, and at where steps begin.
 #
-# Now solve the [exercises of this lesson](../exercises/14_will_it_fit.ipynb). And here is what all lessons have left
+# Now solve the [exercises of this lesson](../exercises/14_will_it_fit.ipynb); for runs of your own there is the
+# [Explorer](explorer.ipynb), all choices on one page. And here is what all lessons have left
 # you, line by line. [The same as a page to print](../docs/cheat_sheet.md), with what to remember and what breaks it.
 
 # %% tags=["nbval-ignore-output"]
