@@ -62,6 +62,8 @@ def giving(change: Callable[..., float]) -> Any:
         (lambda N, D, stage, w, g, K: by_table(N, D, stage, g, w, K), "swapped"),
         (lambda N, D, stage, w, g, K: by_table(N, D, stage, w, g, K) / 1000, "KB where bytes were asked"),
         (lambda N, D, stage, w, g, K: by_table(N, D, stage, w, g, K) + (stage == 2), "Stage 2 is off"),
+        (lambda N, D, stage, w, g, K: 2 * by_table(N, D, stage, w, g, K), "twice too much"),
+        (lambda N, D, stage, w, g, K: by_table(N, D, stage, w, g, K) / 2, "half of it"),
     ],
 )
 def test_rank_bytes_names_the_misconception(answer: Any, hint: str) -> None:
@@ -108,6 +110,8 @@ def with_padding(padding: Callable[..., float]) -> Any:
         (with_shard(lambda shapes, D: sum(-(-math.prod(s) // D) for s in shapes)), "numbers one by one"),
         (with_shard(lambda shapes, D: -(-total(shapes) // D)), "one flat piece"),
         (with_shard(lambda shapes, D: sum(-(-s[0] // D) for s in shapes)), "Those are rows"),
+        (with_shard(lambda shapes, D: 2 * padding_right(shapes, D)["shard"]), "bytes in 16 bits"),
+        (with_padding(lambda shapes, D: 4 * padding_right(shapes, D)["padding"]), "bytes in fp32"),
         (with_shard(lambda shapes, D: D * padding_right(shapes, D)["shard"]), "One rank's was asked for"),
         (with_shard(lambda shapes, D: 1), "shard is off"),
         (with_padding(lambda shapes, D: D * padding_right(shapes, D)["shard"]), "real numbers included"),

@@ -77,6 +77,11 @@ BYTES_MISTAKES: Mistakes = (
     (lambda N, D, stage, w, g, K: bytes_right(N, D, stage, g, w, K), "Weights and gradients are swapped."),
 )
 
+SCALED = (
+    (2.0, "Everything is twice too much. `weight`, `gradient` and `optimizer` are bytes already."),
+    (0.5, "Everything is half of it. `weight`, `gradient` and `optimizer` are bytes, and each counts in full."),
+)
+
 
 @exercise("09.1", "One kind more at each stage, and what is not cut stays whole on every rank.")
 def rank_bytes(answer: Any) -> None:
@@ -88,6 +93,8 @@ def rank_bytes(answer: Any) -> None:
     _name_mistake(got, BYTES_CASES, BYTES_MISTAKES)
     slip = unit_slip(got[0], right[0])
     expect(slip is None, f"The first is {slip}")
+    for factor, message in SCALED:
+        expect(not all(_near(value, factor * one) for value, one in zip(got, right, strict=True)), message)
     wrong = next(
         case[2] for case, value, wanted in zip(BYTES_CASES, got, right, strict=True) if not _near(value, wanted)
     )
@@ -121,6 +128,8 @@ SHARD_MISTAKES: tuple[tuple[Callable[[Shapes, int], float], str], ...] = (
         lambda shapes, D: D * padding_right(shapes, D)["shard"],
         "Those are all shards together. One rank's was asked for.",
     ),
+    (lambda shapes, D: 2 * padding_right(shapes, D)["shard"], "Those are bytes in 16 bits. Count numbers."),
+    (lambda shapes, D: 4 * padding_right(shapes, D)["shard"], "Those are bytes in fp32. Count numbers."),
 )
 PADDING_MISTAKES: tuple[tuple[Callable[[Shapes, int], float], str], ...] = (
     (lambda shapes, D: D * padding_right(shapes, D)["shard"], "Those are all shards together, real numbers included."),
@@ -129,6 +138,8 @@ PADDING_MISTAKES: tuple[tuple[Callable[[Shapes, int], float], str], ...] = (
         "That is a D-th of it: all shards' padding was asked for.",
     ),
     (lambda shapes, D: sum(-s[0] % D for s in shapes), "Those are rows of padding. Count their numbers."),
+    (lambda shapes, D: 2 * padding_right(shapes, D)["padding"], "Those are bytes in 16 bits. Count numbers."),
+    (lambda shapes, D: 4 * padding_right(shapes, D)["padding"], "Those are bytes in fp32. Count numbers."),
     (
         lambda shapes, D: sum(math.prod(s) % D for s in shapes),
         "That is the remainder, what is left over. Padding is what is missing to the next multiple.",

@@ -63,7 +63,20 @@ reveal("09.stage3", zero_bytes(N, D, 3))
 
 # %% [markdown]
 # These are the numbers of figure 1 in [Rajbhandari et al. 2020](https://arxiv.org/abs/1910.02054), to rounding: 120,
-# 31.4, 16.6, 1.9 GB. Look at stages 1 and 2 once more: they have a floor that no number of ranks breaks, 4Ψ and 2Ψ.
+# 31.4, 16.6, 1.9 GB. The paper's table 1 goes on to 1,024 ranks and a trillion parameters. Here it is, computed; a star
+# marks what fits the paper's cards of 32 GB.
+
+# %%
+sizes = {"7.5 billion": N, "128 billion": 128 * 10**9, "1 trillion": 10**12}
+print("GB at stage 1, 2, 3")
+print("   D", *(f"{name:>32s}" for name in sizes))
+for d in (1, 4, 16, 64, 256, 1024):
+    cells = [zero_bytes(psi, d, stage) / 1e9 for psi in sizes.values() for stage in (1, 2, 3)]
+    print(f"{d:4d}", *(f"{size:9,.2f}{'*' if size <= 32 else ' '}" for size in cells))
+
+# %% [markdown]
+# Only stage 3 ever brings the two large ones there. Look at stages 1 and 2 once more: they have a floor that no number
+# of ranks breaks, 4Ψ and 2Ψ.
 
 # %%
 from course_utils import gpu
@@ -376,6 +389,9 @@ for stage in (1, 2, 3):
     enough = [d for d, peak in peak_of.items() if peak <= gpu("A100-40GB").memory]
     words = f"from {enough[0]} ranks on" if enough else "on no number of ranks up to 1,024"
     print(f"stage {stage}: Llama-3 8B fits A100s of 40 GB {words}")
+for d in (4, 16, 64, 256):
+    saved = 100 * (1 - peak_of[2 * d] / peak_of[d])
+    print(f"stage 3, from {d} ranks to {2 * d}: the peak falls by {saved:.0f} %")
 
 # %% [markdown]
 # ## When is the price hidden?
@@ -384,8 +400,8 @@ for stage in (1, 2, 3):
 # the parameters cancel, and what remains is a number of tokens: with more of them on each rank, arithmetic takes longer
 # than sending.
 #
-# **Your guess.** An A100 computes at most 312·10¹² FLOPs a second and sends 300 GB/s over NVLink. Stage 3 sends 3Ψ
-# numbers of 2 bytes. How many tokens does each rank need?
+# **Your guess.** An A100 computes at most 312·10¹² FLOPs a second and sends 300 GB/s over NVLink (NVIDIA's data sheet).
+# Stage 3 sends 3Ψ numbers of 2 bytes. How many tokens does each rank need?
 
 # %%
 predict("09.tokens", unit="tokens")
@@ -395,6 +411,7 @@ from course_utils.lessons.zero import A100_FLOPS, A100_NVLINK, PCIE_4_X16, offlo
 
 ways = {
     "stage 3 over NVLink": tokens_to_hide(3 * 2, A100_FLOPS, A100_NVLINK),
+    "… gradients summed in fp32": tokens_to_hide(2 * 2 + 4, A100_FLOPS, A100_NVLINK),
     "stages 0 to 2 over 100 Gbit/s": tokens_to_hide(2 * 2, A100_FLOPS, 100e9 / 8),
     "stage 3 over 100 Gbit/s": tokens_to_hide(3 * 2, A100_FLOPS, 100e9 / 8),
     "offloading over PCIe 4.0": tokens_to_hide(4, A100_FLOPS, PCIE_4_X16),
@@ -407,6 +424,9 @@ reveal("09.tokens", ways["stage 3 over NVLink"], unit="tokens")
 print(f"PCIe 4.0 with 16 lanes: 16 · 16 GT/s · 128/130 / 8 = {PCIE_4_X16 / 1e9:.1f} GB/s each way")
 
 # %% [markdown]
+# The second bar is FSDP2 as you ran it: weights travel in bf16, gradients in fp32. That is 3Ψ *numbers* as before, but
+# 8 bytes a parameter, not 6.
+#
 # **The gap** to a real cluster: nobody reaches the rates of data sheets, latency comes on top when shards are small,
 # and accumulation changes the sums. FSDP2 gathers for each
 # [micro-batch](../docs/glossary.md#micro-batch-and-global-batch) anew, so stage 3 pays at least 2Ψ for each one.
