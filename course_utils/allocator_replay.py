@@ -8,6 +8,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from html import escape
+from numbers import Integral
 from typing import Any, NamedTuple
 
 from .allocator import Block, CachingAllocator, DriverCall, OutOfMemory, releasable_range
@@ -362,9 +363,10 @@ def _listed(events: Any) -> list[Any]:
 def _request(event: Any) -> Request:
     if not isinstance(event, Sequence) or isinstance(event, str) or len(event) != 2:
         raise TypeError(f"{event!r} is no event: a pair of bytes and a name, as in (1024, 'weights')")
-    if not isinstance(event[0], int) or isinstance(event[0], bool):
-        raise TypeError(f"the event {event!r} has {event[0]!r} bytes: a whole number, negative for a free")
-    return Request(*event)
+    size, name = event
+    if not isinstance(size, Integral) or isinstance(size, bool):
+        raise TypeError(f"the event {event!r} has {size!r} bytes: a whole number, negative for a free")
+    return Request(int(size), name)
 
 
 def _checked(events: Timeline | Iterable[tuple[int, Any]]) -> list[Request]:

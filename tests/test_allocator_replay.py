@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+import numpy as np
 import pytest
 from clock import quickest
 from engine import GPT, LLAMA, shallow, simulate, tiny
@@ -191,6 +192,12 @@ def test_capacity_may_be_written_in_words():
         replay(events, capacity="sixty")
     with pytest.raises(TypeError, match=r"capacity is 60000000.0: a whole number of bytes, or a text such as '80 GB'"):
         replay(events, capacity=60e6)  # type: ignore[arg-type]
+
+
+def test_bytes_may_be_any_kind_of_whole_number():
+    assert replay([(np.int64(size), name) for size, name in GROWING]).reserved == replay(GROWING).reserved
+    with pytest.raises(TypeError, match="a whole number"):
+        replay([(512.0, "a")])  # type: ignore[list-item]
 
 
 def test_unknown_settings_name_the_nearest():

@@ -177,7 +177,7 @@ def test_cut_takes_right_answers(answer: Any, capsys: pytest.CaptureFixture[str]
         (lambda times, p: [len(times)], "one for each"),
         (lambda times, p: [0] * (p - 1) + [len(times)], "no layer at all"),
         (lambda times, p: [sum(best_cut(times, p)[: s + 1]) for s in range(p)], "places, not numbers"),
-        (lambda times, p: [n / 1 for n in best_cut(times, p)], "whole numbers"),
+        (lambda times, p: [n + 0.5 for n in best_cut(times, p)], "where a whole number is asked for"),
     ],
 )
 def test_cut_names_the_mistake(answer: Any, words: str) -> None:

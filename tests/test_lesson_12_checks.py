@@ -121,6 +121,7 @@ def test_account_names_the_misconception(part: str, wrong: Any, message: str) ->
     ("answer", "hint"),
     [
         (accounting(states=lambda N, learning, bits, block: learning / 3), "states is off"),
+        (accounting(states=lambda N, learning, bits, block: 8 * learning / 2**30), "states is GiB where bytes"),
         (lambda N, learning, bits, block: {"frozen": N}, "has no 'adapters'"),
         (lambda N, learning, bits, block: N, "where a dictionary is asked for"),
     ],
@@ -233,6 +234,8 @@ def test_normal_float_names_the_misconception(message: str) -> None:
     ("answer", "hint"),
     [
         (lambda bits: nf4_code(), "another number of them"),
+        (lambda bits: [str(value) for value in normal_float_right(bits)], "One of your values is no number"),
+        (lambda bits: [normal_float_right(bits)] * 2**bits, "One of your values is no number"),
         (lambda bits: normal_float_right(bits)[::-1], "should rise"),
         (lambda bits: [2 * value for value in normal_float_right(bits)], "Divide by the largest"),
         (lambda bits: [-1.0, *(0.5 + k / 1000 for k in range(2**bits - 2)), 1.0], "Zero is not among"),

@@ -96,8 +96,8 @@ def test_split_names_the_misconception(message: str) -> None:
         (lambda **case: split_right(**case) and (2, 2), "is another batch"),
         (lambda **case: split_right(**case) and (case["batch"], 1), "is not the largest that fits"),
         (lambda **case: (1, 2, 3), "two whole numbers"),
-        (lambda **case: (1.0, 2.0), "two whole numbers"),
-        (lambda **case: 4, "where a tuple is asked for"),
+        (lambda **case: (1.5, 2), "where a whole number is asked for"),
+        (lambda **case: 4, "where a tuple or a list is asked for"),
     ],
 )
 def test_split_explains_the_rest(answer: Any, hint: str) -> None:

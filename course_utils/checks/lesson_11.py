@@ -210,8 +210,8 @@ def cut(answer: Any) -> None:
 
 
 def _counts(answer: Any, times: list[float], p: int) -> list[int]:
-    got = list(call(answer, times=list(times), p=p, returns=(list, tuple)))
-    expect(all(isinstance(n, int) and not isinstance(n, bool) for n in got), "Return whole numbers of layers.")
+    given = call(answer, times=list(times), p=p, returns=(list, tuple))
+    got = [of_kind(n, int, "One of your numbers of layers is") for n in given]
     expect(len(got) == p, f"You return {len(got)} numbers for {p} stages: one for each, how many layers it gets.")
     expect(
         sum(got) == len(times),

@@ -9,7 +9,7 @@ import torch
 
 from course_utils.run import TrainingRun
 
-from .feedback import call, exercise, expect, fail, of_kind
+from .feedback import call, exercise, expect, fail, of_kind, unit_slip
 from .lesson_12_labs import (
     BEST_CASES,
     BEST_MISTAKES,
@@ -49,6 +49,8 @@ ADAPTER_MISTAKES: tuple[tuple[Callable[[Shapes, int], float], str], ...] = (
     (_summed(lambda n_out, n_in, r: r * (n_out + n_in) + r * r), "There is no r × r matrix between A and B."),
     (_summed(lambda n_out, n_in, r: n_out + n_in), "That is rank 1, whatever r is."),
     (_summed(lambda n_out, n_in, r: r * r * (n_out + n_in)), "r counts twice: each factor has r lines, no more."),
+    (_summed(lambda n_out, n_in, r: 2 * r * (n_out + n_in)), "Those are bytes in 16 bits. Count numbers."),
+    (_summed(lambda n_out, n_in, r: 4 * r * (n_out + n_in)), "Those are bytes in fp32. Count numbers."),
 )
 
 
@@ -115,16 +117,19 @@ ACCOUNT_MISTAKES: dict[str, tuple[tuple[Callable[..., float], str], ...]] = {
         (lambda N, learning, bits, block: N * bits / 8 + 4 * block, "`block` is how many numbers share a scale. How "
          "many blocks are there?"),
         (lambda N, learning, bits, block: 2 * N, "That is the frozen model in 16 bits."),
+        (lambda N, learning, bits, block: N, "That is how many numbers there are. How many bits does each take?"),
     ),
     "adapters": (
         (lambda N, learning, bits, block: learning * bits / 8, "The adapters learn: they are 16-bit, not quantized."),
         (lambda N, learning, bits, block: 4 * learning, "The adapters are 16-bit here, not fp32."),
+        (lambda N, learning, bits, block: learning, "That is how many numbers learn. Bytes were asked for."),
     ),
     "gradients": (
         (lambda N, learning, bits, block: 2 * N, "Frozen parameters get no gradients."),
         (lambda N, learning, bits, block: 2 * (N + learning), "Frozen parameters get no gradients."),
         (lambda N, learning, bits, block: 4 * learning, "Gradients come in the format of what learns: 16 bits."),
         (lambda N, learning, bits, block: 0, "No gradients? Something does learn."),
+        (lambda N, learning, bits, block: learning, "That is how many gradients there are. Bytes were asked for."),
     ),
     "states": (
         (lambda N, learning, bits, block: 8 * N, "The optimizer keeps nothing for what is frozen."),
@@ -150,6 +155,8 @@ def account(answer: Any) -> None:
             continue
         for mistaken, message in ACCOUNT_MISTAKES[part]:
             expect(not _all_near(values, [mistaken(*case) for case in ACCOUNT_CASES]), message)
+        slip = unit_slip(values[0], _account(*ACCOUNT_CASES[0])[part])
+        expect(slip is None, f"{part} is {slip}")
         fail(f"{part} is off. How many numbers are there of it, and how many bytes does each take?")
 
 
@@ -205,7 +212,8 @@ def normal_float(answer: Any) -> None:
     """`answer(bits)` is NormalFloat with 2^bits values, rising from −1 to 1."""
     got: list[list[float]] = []
     for bits in (4, 3, 2, 6):
-        found = [float(value) for value in call(answer, bits=bits, returns=(list, tuple, torch.Tensor))]
+        given = call(answer, bits=bits, returns=(list, tuple, torch.Tensor))
+        found = [float(_value(one)) for one in (given.flatten().tolist() if torch.is_tensor(given) else given)]
         expect(len(found) == 2**bits, f"With {bits} bits there are 2^{bits} values. You return another number of them.")
         got.append(found)
     if _same_codes(got, normal_float_right):
@@ -220,6 +228,13 @@ def normal_float(answer: Any) -> None:
         expect(not _same_codes(got, mistaken), message)
     expect(all(0.0 in found or min(map(abs, found)) < 1e-9 for found in got), "Zero is not among your values.")
     fail("Some value is off. For 4 bits compare with the lesson's, one by one, from the middle outwards.")
+
+
+def _value(given: Any) -> Any:
+    """One of the learner's values: a number, which may be infinite, or a tensor that holds one."""
+    number = given.item() if torch.is_tensor(given) and given.numel() == 1 else given
+    expect(isinstance(number, Real), "One of your values is no number.")
+    return number
 
 
 def _same_codes(got: Sequence[Sequence[float]], function: Callable[[int], Sequence[float]]) -> bool:

@@ -11,7 +11,7 @@ from course_utils.lessons.detective import CAUSES, Evidence, case
 from course_utils.run import TrainingRun
 from course_utils.units import format_bytes
 
-from .feedback import call, exercise, expect, fail
+from .feedback import call, exercise, expect, fail, of_kind
 from .lesson_14_labs import (
     ASKED,
     BROKEN,
@@ -103,10 +103,10 @@ def split(answer: Any) -> None:
 
 
 def _pair(answer: Any, **sizes: float) -> tuple[int, int] | None:
-    got = call(_or_else(answer, ()), returns=tuple, **sizes)
-    whole = len(got) in (0, 2) and all(isinstance(size, int) for size in got)
-    expect(whole, "Return two whole numbers, or None where not even one sequence fits.")
-    return got or None
+    got = call(_or_else(answer, ()), returns=(tuple, list), **sizes)
+    expect(len(got) in (0, 2), "Return two whole numbers, or None where not even one sequence fits.")
+    whole = [of_kind(size, int, "One of your two numbers is") for size in got]
+    return (whole[0], whole[1]) if whole else None
 
 
 # ------------------------------------------------------------------------------------------------------ 14.3: on_a_t4

@@ -97,11 +97,13 @@ def _panel(canvas: Canvas, name: str, panel: Panel, left: float, top: float, wid
     if peak:
         canvas.line(left + peak * scale, top - 4, left + peak * scale, bottom, OVER, stroke_width=2, data_peak=peak)
     for index, (row, x) in enumerate(zip(panel, ends, strict=True)):
-        y = top + ROW * index
-        canvas.halo_text(x + 7, y + (12 if peak else 17), format_bytes(totals[row], "GB", 0), 12, font_weight="bold")
+        y, total = top + ROW * index, format_bytes(totals[row], "GB", 0)
+        line = left + (peak or 0) * scale
+        at = line + 7 if x <= line < x + 12 + text_width(total, 12, bold=True) else x + 7  # beside the line, not on it
+        canvas.halo_text(at, y + (12 if peak else 17), total, 12, font_weight="bold")
         if peak and totals[row] != peak:
             off = totals[row] - peak
-            canvas.halo_text(x + 7, y + 25, signed_percent(off, peak), 11, fill=OVER if off > 0 else SHORT)
+            canvas.halo_text(at, y + 25, signed_percent(off, peak), 11, fill=OVER if off > 0 else SHORT)
 
 
 def _bar(canvas: Canvas, parts: Mapping[str, int], left: float, y: float, scale: float) -> float:

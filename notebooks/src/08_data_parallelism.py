@@ -44,8 +44,9 @@ print({kind: format_bytes(size, "GB", 1) for kind, size in states.items()})
 reveal("08.states", sum(states.values()))
 
 # %% [markdown]
-# Not a byte less. Data parallelism makes training faster, never smaller: what does not fit one GPU does not fit a
-# thousand. (To keep nothing twice is the next lesson.)
+# Not a byte less. More ranks share the *batch*: each has fewer sequences, and fewer activations. But one GPU could have
+# taken those bit by bit, too (lesson 07). What does not fit one GPU with a single sequence does not fit a thousand. (To
+# keep nothing twice is the next lesson.)
 
 # %% [markdown]
 # ## The mean of three gradients is the gradient of all
@@ -216,8 +217,8 @@ lines(
 )  # fmt: skip
 
 # %% [markdown]
-# Nothing can do it with less than 2(D−1)/D · S: the ring is optimal in bytes. In *messages* it is not. It sends 2(D−1)
-# one after the other, and each has to be started. Keep that for the end.
+# No exchange among ranks can do it with less than 2(D−1)/D · S: the ring is optimal in bytes. In *messages* it is not.
+# It sends 2(D−1) one after the other, and each has to be started. Keep that for the end.
 
 # %% [markdown]
 # ## Buckets

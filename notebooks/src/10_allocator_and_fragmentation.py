@@ -282,9 +282,9 @@ print(f"largest hole    {format_bytes(failed.largest_free, 'GB', 3)}")
 print(f"with the driver {format_bytes(at_driver, 'GB', 3)}, {format_bytes(failed.attempted - at_driver)} too few")
 
 # %% [markdown]
-# There it is: over 30 % free, and out of memory, in a plain step of GPT-2. The message is in PyTorch's words. Before it
-# gave up, the allocator had returned every empty segment to the driver, and what the driver has is nearly enough. The
-# larger part of what is free is red in the map: holes beside tensors that are still needed, too small for this one.
+# There it is: over 30 % free, and out of memory, in a plain step of GPT-2. The message says what PyTorch's says. Before
+# it gave up, the allocator had returned every empty segment to the driver, and what the driver has is nearly enough.
+# The larger part of what is free is red in the map: holes beside tensors that are still needed, too small for this one.
 
 # %%
 from course_utils import memory_map
@@ -338,8 +338,8 @@ segments_figure(toy, title=f"{share:.0%} is free, and a request for 8 MiB fails:
 # ## Cures
 # 1. **Order**: allocate what lives long before what lives short.
 # 2. **[Expandable segments](../docs/glossary.md#expandable-segments)**: set the environment variable
-#    `PYTORCH_CUDA_ALLOC_CONF` to `expandable_segments:True`. A segment grows page by page, so the whole pool is one
-#    range of addresses, and free pages can go back one by one.
+#    `PYTORCH_ALLOC_CONF` (its older name is `PYTORCH_CUDA_ALLOC_CONF`) to `expandable_segments:True`. A segment grows
+#    page by page, so the whole pool is one range of addresses, and free pages can go back one by one.
 # 3. **Sizes**: make the largest request smaller, here by a loss in two chunks.
 # 4. **Other settings**: `max_split_size_mb` keeps large blocks whole, `roundup_power2_divisions` makes sizes alike.
 #

@@ -77,8 +77,10 @@ plan = fit("gpt2-xl", "RTX5090-32GB", global_batch=32, seq_len=1024)
 plan_figure(plan, "It trains on 32 GB: small micro-batches, and only the cheap operations recomputed")
 
 # %% [markdown]
-# Every dot is a configuration that was estimated. The red line is the card. Of the dots below it, the leftmost loses
-# least. The blue path goes there as an expert would: first what costs nothing, then what saves most for a second lost.
+# Every dot is a configuration that was estimated. Many more are decided without: where two sequences at once do not
+# fit, four do not either. The red line is the card. Of the dots below it, the leftmost loses least. The blue path goes
+# there as an expert would: first what saves bytes and costs nothing, then what saves most for a second lost, and at the
+# end what saves time alone.
 
 # %%
 from course_utils.lessons.plans import path_table
@@ -201,19 +203,22 @@ print(f"16·N = {format_bytes(16 * alone.start.model.parameters, 'GB', 1)}: no c
 # So something has to change in the training itself. One permission at a time:
 
 # %%
-from course_utils.plots import bars
+from course_utils.fitting import SAFETY
+from course_utils.plots import stack
 
-allowed = {name: fit(**eight_b, may_change=(name,)) for name in ("precision", "pure-bf16", "optimizer", "lora")}
+words = {"precision": "master weights", "pure-bf16": "all in bf16", "optimizer": "Adafactor", "lora": "LoRA"}
+allowed = {name: fit(**eight_b, may_change=(name,)) for name in words}
 chosen = {name: found.best or found.nearest for name, found in allowed.items()}
-fitting = [name for name, found in allowed.items() if found.best]
-title = f"What may change decides: {', '.join(fitting)} fit, master weights alone do not"
-bars({name: one.peak for name, one in chosen.items()}, title, unit="GB",
-     provenance="estimated peak of the fastest plan that fits, else of the smallest")  # fmt: skip
+yes, no = ([words[name] for name, found in allowed.items() if bool(found.best) is fits] for fits in (True, False))
+title = f"What may change decides: {', '.join(yes)} fit, {', '.join(no)} alone do not"
+shown = {words[name]: estimate(one.run) for name, one in chosen.items()}
+stack(shown, title, capacity=round(alone.card.room / SAFETY), capacity_label="the card, less 5 %",
+      provenance="estimated: the fastest plan that fits, else the smallest")  # fmt: skip
 
 # %%
 for name, one in chosen.items():
-    print(f"{name:10s} {'fits' if allowed[name].best else 'does not fit'}, {one.lost:.2f} s lost a step\n"
-          f"{'':10s} {one.run.code()}")  # fmt: skip
+    print(f"{words[name]:14s} {'fits' if allowed[name].best else 'does not fit'}, {one.lost:.2f} s lost a step\n"
+          f"{'':14s} {one.run.code()}")  # fmt: skip
 
 # %% [markdown]
 # Each has its price. Pure [bf16](../docs/glossary.md#fp16-and-bf16) loses small updates ([lesson
@@ -230,14 +235,20 @@ for name, one in chosen.items():
 predict("14.eight")
 
 # %%
+from time import process_time
+
+began = process_time()
 eight = fit("llama3-8b", "H100-80GB", global_batch=64, seq_len=4096, world_size=8)
-run = eight.best.run
+took, run = process_time() - began, eight.best.run
 plan_figure(
     eight, f"On eight cards it fits as it is: ZeRO-{run.zero_stage}, {run.micro_batch} sequences a card at once"
 )
 
 # %%
 path_table(eight)
+
+# %% tags=["nbval-ignore-output"]
+print(f"{eight.covered:,} configurations, decided by {len(eight.tried)} estimates in {took:.2f} s of processor time")
 
 # %%
 reveal("14.eight", eight.best.peak)
@@ -263,10 +274,11 @@ predict("14.t4", unit="million parameters")
 # %%
 found = {name: fit(name, "T4-16GB", global_batch=32) for name in ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")}
 fits = [name for name, one in found.items() if one.best]
-rows = {name: (one.best or one.nearest).peak for name, one in found.items()}
-room = format_bytes(gpu("T4-16GB").room, "GB", 1)
-bars(rows, f"A T4, which gives a program {room}, trains up to {fits[-1]}", highlight=fits[-1],
-     provenance="estimated peak of the fastest plan that fits, else of the smallest")  # fmt: skip
+rows = {name: estimate((one.best or one.nearest).run) for name, one in found.items()}
+room = gpu("T4-16GB").room
+stack(rows, f"A T4, which gives a program {format_bytes(room, 'GB', 1)}, trains up to {fits[-1]}",
+      capacity=round(room / SAFETY), capacity_label="the T4, less 5 %",
+      provenance="estimated: the fastest plan that fits, else the smallest")  # fmt: skip
 
 # %%
 reveal("14.t4", round(found[fits[-1]].start.model.parameters / 1e6), unit="million parameters")
