@@ -71,7 +71,7 @@ def test_each_wrong_segment_differs_from_the_right_one_and_from_the_others() -> 
         (with_segment(lambda size: 2 if size <= MiB else 20), "MiB where bytes were asked"),
         (lambda size: {"block": 512}, "has no 'segment'"),
         (lambda size: 512, "where a dictionary is asked for"),
-        (lambda size: {"block": 512.0, "segment": 1}, "where a whole number is asked for"),
+        (lambda size: {"block": 512.5, "segment": 1}, "where a whole number is asked for"),
     ],
 )
 def test_handed_out_explains_the_rest(answer: Any, hint: str) -> None:

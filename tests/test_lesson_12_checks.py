@@ -194,7 +194,8 @@ def test_quantize_takes_right_answers(answer: Any, capsys: pytest.CaptureFixture
          "the largest *magnitude*"),
         (lambda values, bits, block: (quantizing()(values, bits, block)[0],
          values.view(-1, block).abs().amax(dim=1) / 0), "Don't divide by it"),
-        (lambda values, bits, block: quantizing()(values, bits, block)[0], "where a tuple or a list is asked for"),
+        (lambda values, bits, block: quantizing()(values, bits, block)[0], "Two things were asked for"),
+        (lambda values, bits, block: {"codes": values}, "where a tuple or a list is asked for"),
         (lambda values, bits, block: (1, 2, 3), "Two things"),
     ],
 )  # fmt: skip
