@@ -195,7 +195,7 @@ def test_capacity_may_be_written_in_words():
 
 
 def test_bytes_may_be_any_kind_of_whole_number():
-    assert replay([(np.int64(size), name) for size, name in GROWING]).reserved == replay(GROWING).reserved
+    assert replay([(np.int64(size), name) for size, name in GROWING]).reserved == replay(GROWING).reserved  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="a whole number"):
         replay([(512.0, "a")])  # type: ignore[list-item]
 

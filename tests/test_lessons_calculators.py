@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from course_utils.benchmark.draw import shallow
+from course_utils.figure import text_width
 from course_utils.lessons import calculators, errata
 from course_utils.lessons.calculator_figures import gap_map, mended, side_by_side
 from course_utils.lessons.calculator_widget import mender
@@ -170,6 +171,19 @@ def test_figures_say_every_number_and_draw_the_bytes(real: dict[str, Truth]) -> 
     table = {name: calculators.gaps(name, SMALL["Llama"], real["Llama"]) for name in names}
     cells = [int(size) for size in re.findall(r'data-bytes="(-?\d+)"', gap_map(table, peaks["Llama"], "Gaps").svg)]
     assert cells == [size for found in table.values() for size in (*found.values(), sum(found.values()))]
+
+
+@pytest.mark.parametrize("share", [0.3, 0.5, 0.97, 1.0, 1.2])
+def test_no_label_stands_on_the_line_of_the_peak(share: float) -> None:
+    svg = side_by_side(
+        {"one": {"short": {STATES: 50 * GB}, "long": {STATES: 100 * GB}}}, "Two", {"one": int(share * 100 * GB)}
+    ).svg
+    line = float(re.findall(r'<line x1="([\d.]+)"[^>]*data-peak', svg)[0])
+    labels = [
+        (float(x), text_width(words, 12, bold=True))
+        for x, words in re.findall(r'<text x="([\d.]+)"[^>]*>(\d+ GB)<', svg)
+    ]
+    assert len(labels) == 4 and not any(x <= line <= x + width for x, width in labels)
 
 
 def test_a_figure_needs_the_same_rows_in_every_panel() -> None:

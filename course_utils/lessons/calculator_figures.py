@@ -98,12 +98,16 @@ def _panel(canvas: Canvas, name: str, panel: Panel, left: float, top: float, wid
         canvas.line(left + peak * scale, top - 4, left + peak * scale, bottom, OVER, stroke_width=2, data_peak=peak)
     for index, (row, x) in enumerate(zip(panel, ends, strict=True)):
         y, total = top + ROW * index, format_bytes(totals[row], "GB", 0)
-        line = left + (peak or 0) * scale
-        at = line + 7 if x <= line < x + 12 + text_width(total, 12, bold=True) else x + 7  # beside the line, not on it
+        at = _beside(x, total, 12, left + (peak or 0) * scale)
         canvas.halo_text(at, y + (12 if peak else 17), total, 12, font_weight="bold")
         if peak and totals[row] != peak:
             off = totals[row] - peak
             canvas.halo_text(at, y + 25, signed_percent(off, peak), 11, fill=OVER if off > 0 else SHORT)
+
+
+def _beside(end: float, words: str, size: float, line: float) -> float:
+    """Where the label of a bar that ends at `end` begins: to the right of the peak's line where it would cross that."""
+    return line + 7 if end <= line < end + 12 + text_width(words, size, bold=True) else end + 7
 
 
 def _bar(canvas: Canvas, parts: Mapping[str, int], left: float, y: float, scale: float) -> float:
@@ -157,7 +161,7 @@ def _waterfall(rows: Sequence[tuple[str, int, int]], peak: int, title: str, prov
     x, said = left + peak * scale, f"measured {format_bytes(peak, 'GB', 1)}"
     canvas.line(x, top - 8, x, bottom, OVER, stroke_width=2, data_peak=peak)
     for index, (name, start, end) in enumerate(rows):
-        _step(canvas, name, start, end, left, top + 32 * index, scale, index in (0, len(rows) - 1))
+        _step(canvas, name, start, end, left, top + 32 * index, scale, index in (0, len(rows) - 1), x)
     half = text_width(said, 12, bold=True) / 2
     place = min(max(x, MARGIN + half), WIDTH - MARGIN - half)
     canvas.text(place, top - 13, said, 12, OVER, text_anchor="middle", font_weight="bold")
@@ -167,8 +171,10 @@ def _waterfall(rows: Sequence[tuple[str, int, int]], peak: int, title: str, prov
     return Figure(canvas.svg(end - (2 if provenance else 8), title, alt), alt)
 
 
-def _step(canvas: Canvas, name: str, start: int, end: int, left: float, y: float, scale: float, whole: bool) -> None:
-    """A whole bar from zero, or a change that begins where the row above ended."""
+def _step(
+    canvas: Canvas, name: str, start: int, end: int, left: float, y: float, scale: float, whole: bool, line: float
+) -> None:
+    """A whole bar from zero, or a change that begins where the row above ended; the peak's line is at `line`."""
     fill = WHOLE if whole else SHORT if end > start else OVER
     canvas.text(left - 10, y + 16, name, 13, text_anchor="end", font_weight="bold" if whole else None)
     x, width = left + min(start, end) * scale, abs(end - start) * scale
@@ -176,7 +182,7 @@ def _step(canvas: Canvas, name: str, start: int, end: int, left: float, y: float
     if not whole:
         canvas.line(left + end * scale, y, left + end * scale, y + 32, INK, stroke_width=1)
     shown = format_bytes(end, "GB", 1) if whole else signed(end - start, "GB", 1)
-    canvas.halo_text(x + width + 8, y + 16, shown, 13, font_weight="bold")
+    canvas.halo_text(_beside(x + width, shown, 13, line), y + 16, shown, 13, font_weight="bold")
 
 
 def _in_words(row: tuple[str, int, int], whole: bool) -> str:
