@@ -16,7 +16,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +40,21 @@ MEASURE = f"""() => {{
     return [Math.ceil(content), Math.ceil(window.innerHeight - scroller.clientHeight)];
 }}"""
 """Pixels: from the top of a notebook to the end of its last cell, and of everything around the notebook."""
+
+LISTED = ".jp-DirListing-item"
+WATCH_OPENING = """(count) => { window.courseOpening = new Promise((done) => {
+    const before = new Set(document.querySelectorAll('.jp-NotebookPanel'));
+    let began = null, first = null;
+    document.addEventListener('dblclick', (event) => { began = event.timeStamp; }, {capture: true, once: true});
+    const look = setInterval(() => {
+        const panel = [...document.querySelectorAll('.jp-NotebookPanel')].find((one) => !before.has(one));
+        const drawn = [...(panel?.querySelectorAll('.jp-Cell') ?? [])].filter((cell) => cell.innerText.trim());
+        if (drawn.length && first === null) first = performance.now() - began;
+        if (drawn.length >= count) { clearInterval(look); done([first, performance.now() - began]); }
+    }, 20);
+    setTimeout(() => { clearInterval(look); done(null); }, 60000);
+}); }"""
+"""Waits for a double click, and then for a notebook that was not there before and shows text in `count` cells."""
 
 TALLEST = 16_000
 """Pixels: Chromium draws no picture taller than 16,384."""
@@ -159,6 +174,57 @@ def open_notebook(page: Page, server: Server, notebook: str, seconds: float = 90
     page.goto(server.url(notebook), timeout=seconds * 1000)
     page.locator(CODE_CELLS).first.wait_for(timeout=seconds * 1000)
     page.locator(".jp-StatusBar-Widget, #jp-main-statusbar").get_by_text(IDLE).first.wait_for(timeout=seconds * 1000)
+
+
+@dataclass(frozen=True)
+class Opening:
+    """Milliseconds from the double click: to the first cell, to the last, and the page's processor time meanwhile."""
+
+    first: float
+    last: float
+    processor: float
+
+
+def open_file_browser(page: Page, server: Server, folder: str, seconds: float = 90) -> None:
+    """JupyterLab with no notebook open and `folder` listed."""
+    page.goto(f"{server.address}/lab/tree/{folder}?token={server.token}&reset", timeout=seconds * 1000)
+    page.locator(LISTED).first.wait_for(timeout=seconds * 1000)
+
+
+def opening(page: Page, notebook: Path) -> Opening:
+    """How long a double click on a listed notebook takes to show its cells, all of them drawn."""
+    cells = len(json.loads(notebook.read_text(encoding="utf-8"))["cells"])
+    with processor_milliseconds(page) as spent:
+        page.evaluate(WATCH_OPENING, cells)
+        page.locator(LISTED, has_text=notebook.name).dblclick()
+        shown = page.evaluate("window.courseOpening")
+        if shown is None:
+            raise BrowserProblem(f"{notebook.name} did not show its {cells} cells within a minute")
+        first, last = shown
+        return Opening(first, last, spent())
+
+
+def close_notebook(page: Page) -> None:
+    """Close the notebook in front."""
+    open_now = page.locator(".jp-NotebookPanel").count()
+    page.locator("#jp-main-dock-panel .lm-TabBar-tab.lm-mod-current .lm-TabBar-tabCloseIcon").click()
+    fewer = "(before) => document.querySelectorAll('.jp-NotebookPanel').length < before"
+    page.wait_for_function(fewer, arg=open_now)
+
+
+@contextmanager
+def processor_milliseconds(page: Page) -> Iterator[Callable[[], float]]:
+    """A function that says how much processor time the page's own thread has taken since: other work is not in it."""
+
+    def seconds() -> float:
+        metrics = session.send("Performance.getMetrics")["metrics"]
+        return next(metric["value"] for metric in metrics if metric["name"] == "TaskDuration")
+
+    session = page.context.new_cdp_session(page)
+    session.send("Performance.enable", {"timeDomain": "threadTicks"})
+    began = seconds()  # within one session: each counts from its own beginning
+    yield lambda: 1000 * (seconds() - began)
+    session.detach()
 
 
 def run_all(page: Page, seconds: float = 180) -> None:

@@ -13,7 +13,7 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from browser import browser_page
+from browser import browser_page, processor_milliseconds
 from playwright.sync_api import Page
 
 from course_utils.authoring import explorer_page
@@ -65,20 +65,10 @@ def opened(page: Page, address: str, seconds: float = 120) -> Page:
 def key_times(page: Page, control: str, key: str) -> tuple[float, float]:
     """From `key` on a control to the painted picture: milliseconds of the clock, and of the page's processor time."""
     page.locator(f"#choice-{control}").focus()
-    cdp = page.context.new_cdp_session(page)
-    cdp.send("Performance.enable", {"timeDomain": "threadTicks"})
-    began = _processor_seconds(cdp)
-    page.evaluate(REDRAWN)
-    page.keyboard.press(key)
-    waited = page.evaluate("window.redrawn")
-    took = _processor_seconds(cdp) - began
-    cdp.detach()
-    return waited, 1000 * took
-
-
-def _processor_seconds(cdp: object) -> float:
-    metrics = cdp.send("Performance.getMetrics")["metrics"]  # pyright: ignore[reportAttributeAccessIssue]
-    return next(metric["value"] for metric in metrics if metric["name"] == "TaskDuration")
+    with processor_milliseconds(page) as spent:
+        page.evaluate(REDRAWN)
+        page.keyboard.press(key)
+        return page.evaluate("window.redrawn"), spent()
 
 
 def main() -> int:

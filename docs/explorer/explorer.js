@@ -5,6 +5,7 @@
 
 const HERE = new URL(".", typeof document === "undefined" ? location.href : document.currentScript.src).href;
 const WAIT_MS = 150; // how long nothing has to change before what to change next is worked out
+const OF_A_RUN = ["stack", "timeline", "phase", "code", "rows"];
 
 async function startPython(say) {
   say("Loading Python: 13 MB the first time, which your browser keeps …");
@@ -173,12 +174,11 @@ class Page {
 
   redraw(event) {
     const drawn = this.drawn();
-    for (const id of ["stack", "timeline"]) {
-      at(id).classList.toggle("stale", "refused" in drawn);
-      if (!("refused" in drawn)) at(id).innerHTML = drawn[id];
-    }
-    if ("refused" in drawn) this.say("refused", "Not possible:", ` ${drawn.refused}.`);
-    else this.showWords(drawn);
+    const refused = "refused" in drawn;
+    for (const id of OF_A_RUN) at(id).classList.toggle("stale", refused); // what is seen is of the last run
+    at("copy").disabled = refused;
+    if (refused) this.say("refused", "Not possible:", ` ${drawn.refused}.`);
+    else this.show(drawn);
     if (event) this.time(event.timeStamp);
     this.asked += 1;
     this.questions = [];
@@ -187,7 +187,9 @@ class Page {
     this.timer = setTimeout(() => this.afterwards(), WAIT_MS);
   }
 
-  showWords(drawn) {
+  show(drawn) {
+    at("stack").innerHTML = drawn.stack;
+    at("timeline").innerHTML = drawn.timeline;
     this.say(drawn.fits ? "fits" : "over", drawn.verdict, ` ${drawn.title}.`);
     at("phase").textContent = drawn.phase;
     at("code").textContent = drawn.code;
@@ -252,7 +254,10 @@ class Page {
 
   showChanges(found) {
     at("suggested").inert = false;
-    at("changes-words").textContent = found.length ? "Press one to make it." : "No single change would help.";
+    const refused = at("verdict").dataset.state === "refused";
+    at("plan").hidden = refused;
+    at("changes-words").textContent = refused ? "First choose what is possible." : found.length
+      ? "Press one to make it." : "No single change would help.";
     at("changes").querySelector("ol").replaceChildren(...found.map((change) => this.madeChange(change)));
   }
 
