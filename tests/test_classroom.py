@@ -19,7 +19,7 @@ from course_utils.classroom.graded import Graded, Outcome, write_table
 from course_utils.classroom.grading import check_cells, grade, grade_notebook, merged, reference_of
 from course_utils.classroom.page import class_page
 from course_utils.classroom.release import ANSWERS, release
-from course_utils.front_door import main
+from course_utils.front_door import TEST_OPTIONS, main
 from course_utils.units import GB
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -162,10 +162,12 @@ def test_bad_folders_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_the_learners_copy_has_no_solutions_and_works(tmp_path: Path) -> None:
     target = tmp_path / "copy"
     names = [str(name) for name in release(target)]
-    assert "exercises" in names and not {"solutions", "tests", ".git", ".venv"} & set(names)
+    assert "exercises" in names and not {"solutions", ".git", ".venv"} & set(names)
     text = "".join(path.read_text(encoding="utf-8") for path in target.rglob("*.ipynb"))
     assert not any(mark in text for mark in ANSWERS)
     assert not list(target.rglob("src"))
+    needed = {word for word in TEST_OPTIONS if "/" in word} | {"tests/conftest.py"}
+    assert needed == {path.relative_to(target).as_posix() for path in (target / "tests").iterdir()}
     command = [sys.executable, "-m", "course_utils", "estimate", "gpt2"]
     done = subprocess.run(command, cwd=target, capture_output=True, text=True, check=True)
     assert "optimizer_states" in done.stdout

@@ -115,6 +115,19 @@ def test_an_answer_stands_under_the_guess_that_it_answers():
     assert "It is 1 km.<" in last.body
 
 
+def test_what_a_guess_starts_from_is_on_its_slide_and_two_answers_to_it_are_on_one():
+    def code(source: str, *outputs: dict) -> dict:
+        return {"cell_type": "code", "source": source, "outputs": list(outputs)}
+
+    answers = [{"data": {"text/html": f"<p>It is {number} km.</p>"}} for number in (1, 2)]
+    texts = ["# 99 · Title\n\n**1 minutes.** Why?", "## A\n**Your guess.** How far, and how near?"]
+    title, far = ({"cell_type": "markdown", "source": text} for text in texts)
+    given = code('predict("99.a")\npredict("99.b")', {"name": "stdout", "text": ["s < 3\n"]})
+    *_, question, answer = slides([title, far, given, code('reveal("99.a", 1)\nreveal("99.b", 2)', *answers)])
+    assert "s &lt; 3" in question.body and question.notes[-1].count("s < 3") == 1
+    assert answer.body.count("How far, and how near?") == 1 and answer.body.count("It is") == 2
+
+
 def test_the_command_writes_the_lessons_named(tmp_path, capsys):
     assert main(["slides", "--here", "5", "--out", str(tmp_path / "out")]) == 0
     assert [path.name for path in (tmp_path / "out").iterdir()] == [f"{LESSON.stem}.html"]

@@ -43,6 +43,8 @@ KEY = r'\(\s*"([^"]+)"'
 INVITATION = ": run this cell to "
 """What the stored text of something with controls says, as "Explorer of training runs: run this cell to use it"."""
 
+NUMBER = "<p class='number'>"
+
 LONGEST = 300
 """Letters of prose on a slide; at least one sentence is shown, however long. The rest is in the notes."""
 
@@ -129,12 +131,28 @@ def slides(cells: Iterable[dict[str, Any]]) -> list[Slide]:
             added = list(_from_text(source, section, first=not made))
             (added or made)[0 if added else -1].notes.append(source)
         else:
-            asked |= dict.fromkeys(re.findall(rf"\bpredict{KEY}", source), guess)
+            predicted = re.findall(rf"\bpredict{KEY}", source)
+            asked |= dict.fromkeys(predicted, guess)
+            if predicted and made[-1].kind == "question":
+                made[-1].body += _given(cell)
             questions = [asked.get(key, "") for key in re.findall(rf"\breveal{KEY}", source)]
             added = list(_from_outputs(cell, section, iter(questions)))
             made[-1].notes += _printed(cell)
         made += added
-    return made
+    return _joined(made)
+
+
+def _joined(made: Iterable[Slide]) -> list[Slide]:
+    """The same steps, with answers to one question on one slide."""
+    joined: list[Slide] = []
+    for slide in made:
+        question, mark, answer = slide.body.partition(NUMBER)
+        if slide.kind == "answer" and joined and joined[-1].body.startswith(question + mark):
+            joined[-1].body += mark + answer
+            joined[-1].notes += slide.notes
+        else:
+            joined.append(slide)
+    return joined
 
 
 def _from_text(source: str, section: str, first: bool) -> Iterator[Slide]:
@@ -184,7 +202,7 @@ def _from_outputs(cell: dict[str, Any], section: str, questions: Iterator[str]) 
         answer = ANSWER.fullmatch(text)
         if answer:
             asked = f"<div class='small'>{next(questions, '')}</div>"
-            yield Slide("answer", section, f"{asked}<p class='number'>{answer[1]}</p>", [])
+            yield Slide("answer", section, f"{asked}{NUMBER}{answer[1]}</p>", [])
 
 
 def _chosen(source: str) -> str:
@@ -210,8 +228,21 @@ def _pieces(table: str) -> list[str]:
 
 def _printed(cell: dict[str, Any]) -> list[str]:
     """What a cell printed, for the notes."""
-    text = "".join("".join(output.get("text", "")) for output in cell["outputs"] if output.get("name") == "stdout")
-    return [f"Printed:\n\n```\n{text.rstrip()}\n```"] if text.strip() else []
+    text = _stdout(cell)
+    return [f"Printed:\n\n```\n{text}\n```"] if text.strip() else []
+
+
+def _given(cell: dict[str, Any]) -> str:
+    """What a cell that asks for a guess printed to start from, if it is short: it belongs to the question."""
+    lines = _stdout(cell).splitlines()
+    short = 0 < len(lines) <= 3 and max(map(len, lines)) <= 80
+    return f"<p class='small'>{'<br>'.join(map(html.escape, lines))}</p>" if short else ""
+
+
+def _stdout(cell: dict[str, Any]) -> str:
+    return "".join(
+        "".join(output.get("text", "")) for output in cell["outputs"] if output.get("name") == "stdout"
+    ).rstrip()
 
 
 def _lead(paragraph: str) -> str:

@@ -6,10 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("course_utils", "docs", "exercises", "notebooks")
-FILES = ("CHANGELOG.md", "LICENSE", "README.md", "environment.yml", "pyproject.toml", "requirements.lock")
+FOLDERS = (".binder", "course_utils", "docs", "exercises", "notebooks")
+FILES = (".gitignore", "CHANGELOG.md", "LICENSE", "README.md", "environment.yml", "pyproject.toml", "requirements.lock")
+TESTING = ("tests/conftest.py", "tests/nbval_sanitize.cfg")
+"""What the `test` command needs to run the lessons: no answers are in it."""
+
 LEFT_OUT = ("__pycache__", "*.pyc", ".ipynb_checkpoints", "*.edited-*", "src")
-"""`src` in notebooks/ holds the lessons' sources; solutions/ and tests/ are not copied at all."""
+"""`src` in notebooks/ holds the lessons' sources; solutions/ is not copied at all, of tests/ only `TESTING`."""
 
 ANSWERS = ("### BEGIN SOLUTION", "### END SOLUTION")
 
@@ -28,7 +31,8 @@ def release(target: Path, root: Path = ROOT) -> list[Path]:
     target.mkdir(parents=True, exist_ok=True)
     for name in FOLDERS:
         shutil.copytree(root / name, target / name, ignore=shutil.ignore_patterns(*LEFT_OUT))
-    for name in FILES:
+    (target / "tests").mkdir()
+    for name in (*FILES, *TESTING):
         shutil.copy2(root / name, target / name)
     return sorted(path.relative_to(target) for path in target.iterdir())
 
