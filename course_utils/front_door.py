@@ -572,7 +572,7 @@ COMMANDS = {
     "release": Command("copy the course without solutions: release FOLDER", release),
     "grade": Command("grade a folder or a .zip of notebooks: grade FOLDER --out grades", grade),
     "nbgrader": Command("write the exercises as nbgrader's source: nbgrader FOLDER", nbgrader),
-    "colab": Command("copy the notebooks for Google Colab: colab FOLDER --repository URL", colab),
+    "colab": Command("copy the notebooks for Google Colab: colab FOLDER [--repository URL]", colab),
     "links": Command("print links that open the lessons on JupyterHub or Binder: links --repository URL", links),
     "build": Command("make the notebooks from their sources (--check: only compare)", build),
     "site": Command("make the website: site --out site", site),

@@ -165,7 +165,7 @@ def test_the_learners_copy_has_no_solutions_and_works(tmp_path: Path) -> None:
     assert "exercises" in names and not {"solutions", ".git", ".venv"} & set(names)
     text = "".join(path.read_text(encoding="utf-8") for path in target.rglob("*.ipynb"))
     assert not any(mark in text for mark in ANSWERS)
-    assert not list(target.rglob("src"))
+    assert not list(target.rglob("src")) and not list(target.rglob("skeletons"))
     needed = {word for word in TEST_OPTIONS if "/" in word} | {"tests/conftest.py"}
     assert needed == {path.relative_to(target).as_posix() for path in (target / "tests").iterdir()}
     command = [sys.executable, "-m", "course_utils", "estimate", "gpt2"]

@@ -59,6 +59,21 @@ def test_a_colab_copy_asks_for_a_gpu_and_fetches_the_course_first(tmp_path):
         assert others == [cell for cell in read(original)["cells"] if cell["cell_type"] == "code"]
 
 
+def test_a_first_cell_unpacks_the_course_that_was_uploaded(tmp_path, monkeypatch):
+    (copy, *_) = colab.write(tmp_path / "copies", None)
+    first = next(cell["source"] for cell in read(copy)["cells"] if cell["cell_type"] == "code")
+    lines = [line for line in first.splitlines() if not line.lstrip().startswith("!")]
+    assert len(first.splitlines()) - len(lines) == 1, "only pip is a command of the shell"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with pytest.raises(AssertionError, match="Upload course"):
+        exec("\n".join(lines), {})
+    (tmp_path / "copies" / "course.zip").rename(tmp_path / "course.zip")
+    exec("\n".join(lines), {})
+    assert Path.cwd() == tmp_path / "course" / copy.parent.name and sys.path[0] == str(tmp_path / "course")
+    assert not (tmp_path / "course" / "solutions").exists() and (tmp_path / "course" / "pyproject.toml").exists()
+
+
 @pytest.mark.parametrize("address", ["", "a; rm -rf b", "--upload-pack=x", "{x}"])
 def test_an_address_that_a_shell_would_misread_is_refused(address, tmp_path):
     with pytest.raises(ValueError, match="is no address"):

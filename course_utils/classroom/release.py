@@ -11,8 +11,10 @@ FILES = (".gitignore", "CHANGELOG.md", "LICENSE", "README.md", "environment.yml"
 TESTING = ("tests/conftest.py", "tests/nbval_sanitize.cfg")
 """What the `test` command needs to run the lessons: no answers are in it."""
 
-LEFT_OUT = ("__pycache__", "*.pyc", ".ipynb_checkpoints", "*.edited-*", "src")
-"""`src` in notebooks/ holds the lessons' sources; solutions/ is not copied at all, of tests/ only `TESTING`."""
+LEFT_OUT = ("__pycache__", "*.pyc", ".ipynb_checkpoints", "*.edited-*", "src", "skeletons")
+"""`src` in notebooks/ holds the lessons' sources, `skeletons` in docs/ a solution. solutions/ is not copied at all, and of
+tests/ only `TESTING`.
+"""
 
 ANSWERS = ("### BEGIN SOLUTION", "### END SOLUTION")
 

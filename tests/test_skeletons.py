@@ -1,0 +1,37 @@
+"""Do the sources that CONTRIBUTING.md tells one to copy build as they stand, and say what a lesson has to say?"""
+
+import shutil
+
+import nbformat
+
+from course_utils.authoring.build import build, check
+from course_utils.authoring.slides import slides
+from course_utils.classroom import syllabi
+from course_utils.front_door import ROOT
+
+SKELETONS = ROOT / "docs" / "skeletons"
+
+
+def test_the_skeletons_build_as_they_stand(tmp_path):
+    for name, place in (("15_my_lesson.py", "notebooks"), ("15_my_exercises.py", "solutions")):
+        (tmp_path / place / "src").mkdir(parents=True)
+        source = tmp_path / place / "src" / "15_my_lesson.py"
+        shutil.copy(SKELETONS / name, source)
+        build(tmp_path, source)
+    assert check(tmp_path, ["15"]) == []
+    (lesson,) = syllabi.lessons(tmp_path).values()
+    assert (lesson.title, lesson.minutes, lesson.exercises) == ("My lesson", 30, {1: 5})
+    solved, unsolved = (nbformat.read(tmp_path / name / "15_my_lesson.ipynb", 4) for name in ("solutions", "exercises"))
+    printed = [output.get("text", "") for cell in solved.cells for output in cell.get("outputs", [])]
+    assert any(text.startswith("✓") for text in printed)
+    assert "NotSolved" in str(unsolved) and "BEGIN SOLUTION" not in str(unsolved) and "**Why.**" not in str(unsolved)
+    kinds = [slide.kind for slide in slides(nbformat.read(tmp_path / "notebooks" / "15_my_lesson.ipynb", 4).cells)]
+    assert {"title", "question", "answer", "gap", "table", "closing"} <= set(kinds)
+
+
+def test_the_page_for_contributors_is_one_page_and_names_them():
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert len(text.split()) < 1000
+    for path in SKELETONS.glob("*.py"):
+        assert f"docs/skeletons/{path.name}" in text
+        assert len(path.read_text(encoding="utf-8").splitlines()) <= 60
