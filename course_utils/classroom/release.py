@@ -12,7 +12,7 @@ TESTING = ("tests/conftest.py", "tests/nbval_sanitize.cfg")
 """What the `test` command needs to run the lessons: no answers are in it."""
 
 LEFT_OUT = ("__pycache__", "*.pyc", ".ipynb_checkpoints", "*.edited-*", "src", "skeletons")
-"""`src` in notebooks/ holds the lessons' sources, `skeletons` in docs/ a solution. solutions/ is not copied at all, and of
+"""`src` in notebooks/ holds the sources of lessons, `skeletons` in docs/ a solution. solutions/ is not copied, and of
 tests/ only `TESTING`.
 """
 
