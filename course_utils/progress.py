@@ -1,7 +1,8 @@
 """What a learner has done so far: exercises passed, quizzes finished, guesses locked. It never leaves this machine.
 
 Each event is one line of JSON appended to a file beside the guesses, so that two notebooks can write at once, nothing
-is ever overwritten, and a newer course reads what an older one wrote.
+is ever overwritten, and a newer course reads what an older one wrote. The file is in the learner's own folder, not in
+the course's: the course may be moved, renamed, upgraded or fetched anew. A line that cannot be read costs itself alone.
 """
 
 import html
@@ -41,9 +42,12 @@ def mark_quiz(lesson: int, first_tries: int, questions: int) -> None:
 
 
 def passed() -> dict[str, str]:
-    """The day (ISO date) on which each exercise's check first passed, by number. ValueError for a damaged file."""
+    """The day (ISO date) on which each exercise's check first passed, by number.
+
+    Raises ValueError, in words, for a file that cannot be read at all.
+    """
     days: dict[str, str] = {}
-    for event in _events():
+    for event in _events()[0]:
         if "passed" in event:
             days.setdefault(event["passed"], event["day"])
     return days
@@ -52,11 +56,16 @@ def passed() -> dict[str, str]:
 def quiz_scores() -> dict[int, tuple[int, int]]:
     """The best attempt at each lesson's quiz: questions right at the first try, and questions. Raises like `passed`."""
     best: dict[int, tuple[int, int]] = {}
-    for event in _events():
+    for event in _events()[0]:
         if "quiz" in event:
             score = event["first_tries"], event["questions"]
             best[event["quiz"]] = max(score, best.get(event["quiz"], score))
     return best
+
+
+def damaged_lines() -> list[str]:
+    """A sentence for each line of the file that cannot be read, such as one half-written when a machine went down."""
+    return _events()[1]
 
 
 @dataclass(frozen=True)
@@ -87,6 +96,7 @@ class Progress:
     """How far one has come, lesson by lesson; shows itself as a table."""
 
     lessons: tuple[Lesson, ...]
+    problems: tuple[str, ...] = ()
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -100,9 +110,10 @@ class Progress:
 
     @property
     def summary(self) -> str:
-        """One sentence."""
+        """How far one has come, and what could not be read, in sentences."""
         done, of = self.counts
-        return f"{done} of {of} exercises passed. This is kept on your machine, and nowhere else."
+        kept = f"{done} of {of} exercises passed. This is kept on your machine, and nowhere else."
+        return " ".join([kept, *self.problems])
 
     def __str__(self) -> str:
         rows = [("lesson", "exercises", "quiz", "next"), *self._cells()]
@@ -126,7 +137,7 @@ HEADS = ("lesson", "exercises passed", "quiz", "next exercise")
 
 
 def progress(root: Path = ROOT) -> Progress:
-    """What has been done of the exercises in `root`/exercises and of the quizzes. ValueError for a damaged file."""
+    """What has been done of the exercises in `root`/exercises and of the quizzes. Raises ValueError like `passed`."""
     days, scores = passed(), quiz_scores()
     with_quiz = lessons_with_a_quiz()
     found = []
@@ -136,7 +147,7 @@ def progress(root: Path = ROOT) -> Progress:
         number, title, exercises = _exercises(path)
         mine = {name: days[name] for name in exercises if name in days}
         found.append(Lesson(number, title, exercises, mine, number in with_quiz, scores.get(number)))
-    return Progress(tuple(found))
+    return Progress(tuple(found), tuple(damaged_lines()))
 
 
 def _exercises(path: Path) -> tuple[int, str, dict[str, str]]:
@@ -154,23 +165,31 @@ def _append(event: dict[str, Any]) -> None:
     line = json.dumps({**event, "day": date.today().isoformat(), "course": __version__})
     with problems_in_words("Progress", file.parent):
         file.parent.mkdir(parents=True, exist_ok=True)
-        with file.open("a", encoding="utf-8") as lines:
-            lines.write(line + "\n")
+        with file.open("ab") as lines:  # one write for the whole line, so that two kernels cannot mix theirs
+            lines.write(f"{_break_after_half_a_line(file)}{line}\n".encode())
 
 
-def _events() -> Iterator[dict[str, Any]]:
+def _break_after_half_a_line(file: Path) -> str:
+    """A line break if the file does not end with one: else the next event would be lost with the damaged line."""
+    with file.open("rb") as lines:
+        lines.seek(max(0, file.stat().st_size - 1))
+        return "\n" if lines.read(1) not in (b"", b"\n") else ""
+
+
+def _events() -> tuple[list[dict[str, Any]], list[str]]:
+    """The events that can be read, and a sentence for each line that cannot."""
     file = course_home() / FILE
     with problems_in_words("Progress", file.parent):
-        text = file.read_text(encoding="utf-8") if file.exists() else ""
+        text = file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
+    events, damaged = [], []
     for number, line in enumerate(text.splitlines(), start=1):
         try:
             event = json.loads(line)
             _check(event)
-        except (ValueError, TypeError, KeyError) as error:
-            raise ValueError(
-                f"line {number} of {file} is damaged ({error}): delete that line; the others are kept"
-            ) from error
-        yield event
+            events.append(event)
+        except (ValueError, TypeError, KeyError):
+            damaged.append(f"Line {number} of {file} cannot be read and is not counted: you may delete it.")
+    return events, damaged
 
 
 def _check(event: Any) -> None:

@@ -324,8 +324,8 @@ def screenshot(page: Page, path: Path, height: int | None = None) -> list[Path]:
 
 
 def copy_course(target: Path) -> None:
-    """Copy the notebooks, exercises and solutions of this repository to `target`, where they may be changed."""
-    for folder in ("notebooks", "exercises", "solutions"):
+    """Copy the notebooks, exercises, solutions and docs of this repository to `target`, where they may be changed."""
+    for folder in ("notebooks", "exercises", "solutions", "docs"):
         shutil.copytree(ROOT / folder, target / folder, ignore=shutil.ignore_patterns(".ipynb_checkpoints"))
 
 

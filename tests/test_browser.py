@@ -195,6 +195,18 @@ def test_the_explorer_is_used_by_keyboard_alone(playground: browser.Page) -> Non
     assert browser.cell_errors(playground) == []
 
 
+def test_a_lessons_link_opens_the_glossary_at_its_term(server: browser.Server, chromium: browser.Page) -> None:
+    page = chromium.context.new_page()
+    page.goto(f"{server.address}/lab/tree/notebooks/00_start_here.ipynb?token={server.token}")
+    page.locator('.jp-RenderedMarkdown a[href$="#gb-and-gib"]').first.click()
+    term = page.locator(".jp-MarkdownViewer h2", has_text="GB and GiB")
+    term.wait_for()
+    page.wait_for_timeout(500)
+    place = term.bounding_box()
+    assert place and 0 < place["y"] < 900
+    page.close()
+
+
 PICTURES = """outputs => outputs.flatMap(output => [...output.querySelectorAll('img')])
     .map(image => [image.naturalWidth, image.alt])"""
 

@@ -2,6 +2,7 @@
 
 import os
 import re
+from datetime import date
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from urllib.parse import unquote
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from browser import find_browser
+from browser import browser_page, find_browser
 from playwright.sync_api import sync_playwright
 
 from course_utils.authoring.build import check_cheat_sheet
@@ -18,6 +19,7 @@ from course_utils.cheat_sheet import ROOT, cheat_sheet
 
 HEAVIEST = 2_000_000
 LOADED = {"img": "src", "script": "src", "link": "href", "iframe": "src", "source": "src"}
+TURN = date.today().toordinal()
 LOOKED_AT = ("docs/index.html", "notebooks/05_activations.html", "exercises/06_recomputation.html", "docs/api.html")
 
 
@@ -116,6 +118,18 @@ def test_no_page_names_this_machine(site: Path) -> None:
         assert str(ROOT) not in path.read_text(encoding="utf-8"), path.name
 
 
+def todays(site: Path) -> list[str]:
+    """Two more pages, others each day, since the checker takes seconds for one; all if COURSE_ALL_PAGES is 1."""
+    names = [
+        page.relative_to(site).as_posix()
+        for page in pages(site)
+        if page.parent.name in ("notebooks", "exercises", "docs")
+    ]
+    if os.environ.get("COURSE_ALL_PAGES") == "1":
+        return names
+    return [names[(2 * TURN + step) % len(names)] for step in (0, 1)]
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_an_accessibility_checker_finds_nothing(site: Path, scheme: Any) -> None:
     """axe-core's rules of WCAG 2 A and AA, in a real browser."""
@@ -126,11 +140,28 @@ def test_an_accessibility_checker_finds_nothing(site: Path, scheme: Any) -> None
     with sync_playwright() as play:
         chromium = play.chromium.launch(executable_path=browser, args=["--no-sandbox"])
         tab = chromium.new_context(color_scheme=scheme).new_page()
-        for name in LOOKED_AT:
+        for name in [*LOOKED_AT, *todays(site)]:
             tab.goto((site / name).as_uri())
             found = Axe().run(tab, options={"runOnly": ["wcag2a", "wcag2aa"]}).response["violations"]
             assert [(rule["id"], [node["html"][:200] for node in rule["nodes"][:3]]) for rule in found] == [], name
         chromium.close()
+
+
+def test_every_table_of_a_lesson_has_headers(site: Path) -> None:
+    for path in pages(site):
+        if path.parent.name in ("notebooks", "exercises", "docs"):
+            for table in re.findall(r"<table.*?</table>", path.read_text(encoding="utf-8"), re.DOTALL):
+                assert "<th" in table, f"{path.name}: {table[:200]}"
+
+
+def test_the_websites_own_search_finds_words_and_terms_without_a_network(site: Path) -> None:
+    browser = find_browser()
+    if browser is None and os.environ.get("COURSE_REQUIRE_BROWSER") != "1":
+        pytest.skip("no Chromium or Chrome here")
+    with browser_page() as page:
+        for asked in ("reserved", "Expandable segments"):
+            page.goto(f"{(site / 'search.html').as_uri()}?q={asked}")
+            page.locator('#search-results a[href^="docs/glossary.html"]').first.wait_for()
 
 
 def test_the_cheat_sheet_has_the_lessons_own_lines(tmp_path: Path) -> None:
