@@ -17,6 +17,7 @@ from course_utils.lessons.mixed_precision import (
     five_trainings,
     gradients_of,
     gradscaler_scales,
+    late_training,
     learns_as_well,
     loss_figure,
     repeated_update,
@@ -38,6 +39,13 @@ def test_an_update_vanishes_in_16_bits_and_both_cures_help() -> None:
     assert last["fp32"] == pytest.approx(1.1, rel=1e-3)
     assert last["bf16, fp32 master"] == pytest.approx(1.1, abs=2**-7)
     assert last["bf16, stochastic"] == pytest.approx(1.1, abs=0.05)
+
+
+def test_bf16_alone_freezes_at_the_rates_of_the_end() -> None:
+    fp32, alone, masters = (late_training(name, before=60, steps=40) for name in ("fp32", "bf16", "bf16-master"))
+    assert alone.unmoved > 0.75 and fp32.unmoved < 0.01 and masters.unmoved < alone.unmoved
+    assert alone.gain < 0.5 * fp32.gain and masters.gain > 0.8 * fp32.gain
+    assert late_training("bf16", rate=1e-3, before=60, steps=40).unmoved < 0.2
 
 
 def test_stochastic_rounding_is_right_on_average_and_keeps_what_is_exact() -> None:

@@ -5,13 +5,24 @@ as GPUs do, with fp32 sums and one rounding at the end. Only the speed is not a 
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import cache
 
 import torch
 
 from ..figure import Figure
+from ..networks import Transformer
 from ..plots import lines
-from .language_model import StaticLossScale, Training, language_model, train_language_model
+from .language_model import (
+    FORMATS,
+    StaticLossScale,
+    Training,
+    corpus,
+    language_model,
+    mean_loss,
+    train_language_model,
+)
 
 # --------------------------------------------------------------------------------------- updates that vanish, and cures
 
@@ -211,3 +222,32 @@ def _smoothed(losses: Sequence[float], window: int) -> tuple[list[int], list[flo
 def learns_as_well(training: Training, reference: Training, slack: float = 0.15) -> bool:
     """Whether a training ends within `slack` nats of the reference: less than that, other batches change too."""
     return abs(training.final - reference.final) < slack
+
+
+# ------------------------------------------------------------------------------------------------ the end of a training
+
+
+@dataclass(frozen=True)
+class Late:
+    """Further steps of a trained model: the part of its weights that has not moved, the nats a character it gained."""
+
+    unmoved: float
+    gain: float
+
+
+def late_training(precision: str, rate: float = 1e-5, before: int = 200, steps: int = 100) -> Late:
+    """Go on with a model trained for `before` steps in fp32: `steps` more at `rate`, weights and all in `precision`.
+
+    The gain is that of the mean loss over the whole text, against the trained model in the same format.
+    """
+    model = deepcopy(_trained(before)).to(FORMATS[precision].weights)
+    first = [weight.detach().clone() for weight in model.parameters()]
+    loss = mean_loss(deepcopy(model).float(), corpus())
+    train_language_model("adamw", precision, steps, rate=rate, model=model, seed=1)
+    same = sum((now == old).sum().item() for now, old in zip(model.parameters(), first, strict=True))
+    return Late(same / sum(weight.numel() for weight in first), loss - mean_loss(model.float(), corpus()))
+
+
+@cache
+def _trained(steps: int) -> Transformer:
+    return train_language_model(steps=steps).model

@@ -146,9 +146,13 @@ SIGN, EXPONENT, MANTISSA, UNUSED = "#D55E00", "#E69F00", "#8FD0F7", "#F2F2F2"
 """Colors of the three fields, and of bits that are stored but not read."""
 
 
-def spelled(value: float) -> str:
-    """A number in at most seven digits, as a figure shows it."""
-    return f"{value:.7g}".replace("e-0", "e-").replace("e+0", "e").replace("e+", "e").replace("-", "−")
+def spelled(value: float, digits: int = 7) -> str:
+    """A number in at most `digits` digits, as a figure shows it."""
+    return f"{value:.{digits}g}".replace("e-0", "e-").replace("e+0", "e").replace("e+", "e").replace("-", "−")
+
+
+DIGITS = 10
+"""Enough to tell a tenth from what fp32 stores of it."""
 
 
 def bits_figure(value: float, title: str, formats: Sequence[str] = tuple(FORMATS)) -> Figure:
@@ -160,8 +164,8 @@ def bits_figure(value: float, title: str, formats: Sequence[str] = tuple(FORMATS
         y = top + 40 * index
         canvas.text(86, y + 19, name, 13, text_anchor="end", font_weight="bold")
         end = draw_bits(canvas, number_format(name), encode(name, value), 98, y)
-        canvas.text(end + 10, y + 19, spelled(stored[name]), 13)
-    told = "; ".join(f"{name} holds {spelled(number)}" for name, number in stored.items())
+        canvas.text(end + 10, y + 19, spelled(stored[name], DIGITS), 13)
+    told = "; ".join(f"{name} holds {spelled(number, DIGITS)}" for name, number in stored.items())
     alt = f"{stop(title)} Bits of {spelled(value)}, row by row: {told}."
     return Figure(canvas.svg(top + 40 * len(formats) + 4, title, alt), alt)
 

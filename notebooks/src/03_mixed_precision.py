@@ -138,7 +138,7 @@ for rate in (1e-3, 3e-4, 1e-4, 3e-5, 1e-5):
 
 # %% [markdown]
 # So pure bf16 is no problem while the learning rate is high, and freezes most of the network as it decays. A short
-# trial will not show you that.
+# trial will not show you that; further down you train to the end.
 
 # %% [markdown]
 # ## Second failure: the gradient that underflows
@@ -264,8 +264,34 @@ reveal("03.trained", sum(as_well.values()), unit="of five")
 # fp16 without scaling fails worse than the histogram promised: the gradients on their way through the layers underflow
 # as well, and what is lost there is missing in everything below. (A training counts as equal within 0.15 nats: other
 # batches change it as much.) bf16 needs no scaling: its exponent is fp32's. Why keep the master weights, if bf16 alone
-# learns as well? Look again at the unmoved weights: this training has a high learning rate and 100 steps. And fp16
-# alone?
+# learns as well? Look again at the unmoved weights: this training has a high learning rate, as at a beginning.
+#
+# ### The end of a training
+# At the end the rate has decayed. Take the model after 200 steps in fp32, and go on for 100 steps at a rate of 0.00001:
+# in fp32, in bf16 alone, and in bf16 with master weights. **Your guess.** How many percent of the weights have not
+# moved at all after 100 steps in bf16 alone?
+
+# %%
+predict("03.late", unit="%")
+
+# %% tags=["nbval-ignore-output"]
+from course_utils.lessons.mixed_precision import late_training
+
+late = {name: late_training(name, rate=1e-5) for name in ("fp32", "bf16", "bf16-master")}
+for name, end in late.items():
+    print(f"{name:12s} {end.unmoved:4.0%} of the weights unmoved, {1000 * end.gain:5.1f} thousandths of a nat gained")
+reveal("03.late", round(100 * late["bf16"].unmoved), unit="%")
+
+# %%
+print("bf16 alone gains less than a third of what fp32 gains:", late["bf16"].gain < late["fp32"].gain / 3)
+print("with master weights more than nine tenths:", late["bf16-master"].gain > 0.9 * late["fp32"].gain)
+
+# %% [markdown]
+# **The gap.** Nine in ten weights never move, and most of the progress of these steps is lost: without an error, and
+# with a loss curve that looks as if the training were finished. With master weights the bf16 copies may stand still for
+# a while as well, but the masters move on and take them along.
+#
+# And fp16 alone?
 
 # %%
 everything_in_fp16 = train_language_model("adamw", "fp16", steps=20)
