@@ -352,6 +352,7 @@ from course_utils.estimating.published import (
 )
 
 
+# %%
 def claimed(run):
     checkpoints, layer = checkpoints_bytes(run), zero_activation_bytes(run) // L
     return {
