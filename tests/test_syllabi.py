@@ -36,3 +36,34 @@ def test_a_lesson_without_minutes_is_refused(tmp_path):
     (tmp_path / "notebooks" / "01_x.ipynb").write_text(json.dumps({"cells": cells, "metadata": {}}))
     with pytest.raises(ValueError, match=r"01_x\.ipynb does not state"):
         syllabi.lessons(tmp_path)
+
+
+def needs(number: int) -> set[int]:
+    """The lessons that a lesson says at its top that one should know."""
+    source = (ROOT / "notebooks" / "src" / KNOWN[number].file).with_suffix(".py").read_text(encoding="utf-8")
+    _, _, after = source.partition("You should know")
+    return {int(found) for found in re.findall(r"\]\((\d\d)_\w+\.ipynb\)", after.partition("\n#\n")[0])}
+
+
+WAYS = {"90 minutes": 1, "half a day": 1, "two days": 2}
+
+
+def test_nothing_comes_before_what_it_needs():
+    days = iter(syllabi.DAYS)
+    assert len(syllabi.DAYS) == sum(WAYS.values()) and needs(9) == {3, 8}
+    for way, count in WAYS.items():
+        taught: set[int] = set()
+        for item in (item for _ in range(count) for item in next(days).items):
+            if item.lesson is None:
+                continue
+            if item.exercises:
+                assert item.lesson in taught, f"{way}: exercises before lesson {item.lesson}"
+            else:
+                assert needs(item.lesson) <= taught, f"{way}: lesson {item.lesson} before what it needs"
+                taught.add(item.lesson)
+    assert all(needed < number for number in KNOWN for needed in needs(number)), "alone, lessons come by number"
+
+
+def test_links_of_the_page_lead_to_files():
+    links = re.findall(r"\]\(([^)#]+)", syllabi.page())
+    assert len(links) > 40 and not [link for link in links if not (ROOT / "docs" / link).exists()]
