@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from checking import passes, said
@@ -216,6 +217,10 @@ def filled(capacity: int, size: int, keep: Callable[[int], bool], late: int) -> 
         lambda capacity: filled(capacity, 4 * MiB, lambda index: index % 2 == 0, 8 * MiB),
         lambda capacity: tuple(filled(capacity, 4 * MiB, lambda index: index % 5 in (0, 2, 4), 5 * MiB)),
         lambda capacity: filled(capacity, 2 * MiB, lambda index: index % 10 == 0, 20 * MiB),
+        lambda capacity: [(size / 1, name) for size, name in filled(capacity, 4 * MiB, lambda k: k % 2 == 0, 8 * MiB)],
+        lambda capacity: [
+            [np.int64(size), name] for size, name in filled(capacity, 4 * MiB, lambda k: k % 2 > 0, 8 * MiB)
+        ],
     ],
 )
 def test_fragmented_takes_right_answers(answer: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -166,6 +166,7 @@ def by_bound(times: list[float], p: int) -> list[int]:
 @pytest.mark.parametrize("answer", [best_cut, by_bound, lambda times, p: tuple(best_cut(times, p))])
 def test_cut_takes_right_answers(answer: Any, capsys: pytest.CaptureFixture[str]) -> None:
     passes(lesson_11.cut, answer, capsys, "11.4")
+    passes(lesson_11.cut, lambda times, p: [n / 1 for n in answer(times, p)], capsys, "11.4")
 
 
 @pytest.mark.parametrize(
@@ -211,6 +212,7 @@ def test_fewest_names_the_mistake(words: str) -> None:
     ("answer", "words"),
     [
         (lambda run, sequences, room: 3, "not one of 1, 2, 4, 8, 16"),
+        (lambda run, sequences, room: None, "You find nothing where"),
         (lambda run, sequences, room: fewest_right(run, sequences, room) or 16, "With 1 GB a stage"),
         (lambda run, sequences, room: {4: 8}.get(p := fewest_right(run, sequences, room) or 0, p) or None,
          "another number is right"),

@@ -220,7 +220,9 @@ def test_the_right_code_is_nf4_with_four_bits() -> None:
     assert normal_float_right(4) == pytest.approx(nf4_code(), abs=1e-12)
 
 
-@pytest.mark.parametrize("answer", [normal_float_right, as_tensor])
+@pytest.mark.parametrize(
+    "answer", [normal_float_right, as_tensor, lambda bits: list(as_tensor(bits)), lambda bits: as_tensor(bits).numpy()]
+)
 def test_normal_float_takes_right_answers(answer: Any, capsys: pytest.CaptureFixture[str]) -> None:
     passes(lesson_12.normal_float, answer, capsys, "12.5")
 

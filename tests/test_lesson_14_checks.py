@@ -81,6 +81,7 @@ def from_above(batch: int, fixed: float, each: float, room: float) -> tuple[int,
 @pytest.mark.parametrize("answer", [split_right, from_above])
 def test_split_takes_right_answers(answer: Any, capsys: pytest.CaptureFixture[str]) -> None:
     passes(lesson_14.split, answer, capsys, "14.2")
+    passes(lesson_14.split, lambda **case: [size / 1 for size in answer(**case) or ()] or None, capsys, "14.2")
 
 
 @pytest.mark.parametrize("message", SPLIT_MISTAKES)

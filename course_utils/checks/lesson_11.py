@@ -280,6 +280,8 @@ def fewest_stages(answer: Any) -> None:
     expect(not unknown, f"{', '.join(map(str, unknown))}: not one of 1, 2, 4, 8, 16.")
     for message, mistaken in FEWEST_MISTAKES.items():
         expect(got != [mistaken(*case) for case in FEWEST_CASES], message)
+    lost = any(mine is None and wanted for mine, wanted in zip(got, right, strict=True))
+    expect(not lost, "You find nothing where some number of stages fits: does every case reach its `return`?")
     expect(all(p is None for p in got[3:4]), "With 1 GB a stage you find something that fits. None does.")
     fail("Somewhere another number is right: every stage has to fit, and the first of 1, 2, 4, 8, 16 counts.")
 

@@ -9,7 +9,7 @@ import torch
 
 from course_utils.run import TrainingRun
 
-from .feedback import call, exercise, expect, fail, of_kind, unit_slip
+from .feedback import call, exercise, expect, fail, in_other_form, of_kind, unit_slip
 from .lesson_12_labs import (
     BEST_CASES,
     BEST_MISTAKES,
@@ -232,7 +232,7 @@ def normal_float(answer: Any) -> None:
 
 def _value(given: Any) -> Any:
     """One of the learner's values: a number, which may be infinite, or a tensor that holds one."""
-    number = given.item() if torch.is_tensor(given) and given.numel() == 1 else given
+    number = given.item() if torch.is_tensor(given) and given.numel() == 1 else in_other_form(given, (Real,))
     expect(isinstance(number, Real), "One of your values is no number.")
     return number
 
