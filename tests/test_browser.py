@@ -207,6 +207,31 @@ def test_a_lessons_link_opens_the_glossary_at_its_term(server: browser.Server, c
     page.close()
 
 
+def test_a_demo_takes_the_keyboard_and_goes_on_with_one_key_a_step(
+    server: browser.Server, chromium: browser.Page
+) -> None:
+    """As on a stage: run the cell, touch no mouse. Text and picture fit a projector's 1280 by 720."""
+    code = nbformat.v4.new_code_cell("from course_utils.demos import demo\ndemo('fragmentation')")
+    kernel = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
+    notebook = nbformat.v4.new_notebook(cells=[code], metadata={"kernelspec": kernel})
+    nbformat.write(notebook, server.folder / "stage.ipynb")
+    page = chromium.context.new_page()
+    page.set_viewport_size({"width": 1280, "height": 720})
+    browser.open_notebook(page, server, "stage.ipynb")
+    browser.run_all(page)
+    page.wait_for_function("document.activeElement.innerText === 'Start'")
+    for number, key in enumerate(("Space", "Enter", "Space"), start=1):
+        page.keyboard.press(key)
+        page.get_by_role("heading", name=f"{number} · ").wait_for()
+        page.wait_for_function("document.activeElement.innerText === 'Next'")
+    picture, status = page.locator(".course-demo img"), page.locator(".jp-StatusBar-Widget, #jp-main-statusbar").first
+    picture.wait_for()
+    box, frame = picture.bounding_box(), status.bounding_box()
+    assert box is not None and frame is not None and box["y"] + box["height"] <= frame["y"]
+    assert browser.cell_errors(page) == []
+    page.close()
+
+
 PICTURES = """outputs => outputs.flatMap(output => [...output.querySelectorAll('img')])
     .map(image => [image.naturalWidth, image.alt])"""
 
