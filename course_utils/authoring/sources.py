@@ -22,7 +22,7 @@ INVITATION = "Your turn: replace this line by your answer, then run the cell aga
 NOT_SOLVED_IMPORT = "from course_utils.checks import NotSolved"
 KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 STEM = re.compile(r"\d\d_[a-z0-9_]+")
-PAGES = ("explorer",)
+PAGES = ("explorer", "demos")
 """Notebooks that are no lessons: without number, exercises and solutions."""
 
 BEGIN = re.compile(r"(?P<indent>[ \t]*)### BEGIN SOLUTION\b[ \t:]*(?P<message>.*?)[ \t]*")

@@ -134,12 +134,14 @@ class DemoWidget(ipywidgets.VBox):
         return f"The demo “{self.demo.title}”: run this cell, then press its button."
 
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
-        """The widget; its button has the keyboard's focus as soon as it is on the page."""
+        """The widget, whose button has the keyboard's focus as soon as it is on the page; its text, for readers of the
+        notebook who have no kernel.
+        """
         with suppress(RuntimeError):  # without an event loop nobody is there to press keys
             self.loop = get_running_loop()
             self.loop.call_later(UNTIL_SHOWN, self.button.focus)
         bundle: Any = super()._repr_mimebundle_(**kwargs)
-        return {**bundle, "text/plain": repr(self)}
+        return {**bundle, "text/html": f"{self.heading.value}{self.page.value}", "text/plain": repr(self)}
 
 
 @contextmanager
