@@ -11,12 +11,12 @@
 # %% [markdown]
 # # Demos for the stage
 #
-# **31 minutes** for all seven, three to six for each. For a lecture: each cell below is a demo in large type. Run it, and go
-# on with the space bar. It asks for a guess, then estimates, then runs. The room should know what lives in a training step;
-# the lesson that goes with a demo can come before it or after.
+# **31 minutes** for all seven, three to six for each. For a lecture: each cell below is a demo in large type. Run it,
+# and go on with the space bar. It asks for a guess, then estimates, then runs. The room should know what lives in a
+# training step; the lesson that goes with a demo can come before it or after.
 #
-# Run `python3 -m course_utils rehearse` beforehand: it says what will happen on this machine. Keys, projector, and what to
-# do when a demo fails: [in a classroom](../docs/classroom.md#demos).
+# Run `python3 -m course_utils rehearse` beforehand: it says what will happen on this machine. Keys, projector, and what
+# to do when a demo fails: [in a classroom](../docs/classroom.md#demos).
 
 # %%
 from course_utils.demos import demo
