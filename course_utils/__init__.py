@@ -55,3 +55,15 @@ def __getattr__(name):
 
 def __dir__():
     return __all__
+
+
+def _watch_cells():
+    import sys
+
+    if "IPython" in sys.modules:
+        from .failed_cells import watch_cells
+
+        watch_cells()
+
+
+_watch_cells()

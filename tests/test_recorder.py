@@ -29,6 +29,7 @@ from course_utils.measuring.hardware import (
     scratch_bytes,
     workspace_bytes,
 )
+from course_utils.measuring.histories import unpacked
 from course_utils.measuring.live import KernelRefused, ready
 from course_utils.measuring.recorder import Recorder, RecordingError, chosen, listing, plan, run_process
 from course_utils.measuring.recording_file import Line, append, mend, read_lines
@@ -36,7 +37,7 @@ from course_utils.measuring.recording_list import Task, recording_list, rehearsa
 from course_utils.measuring.recording_work import agreement, perform
 from course_utils.measuring.simulated import simulated_gpu
 from course_utils.run import ATTENTIONS, OPTIMIZERS, PRECISIONS, RECOMPUTES, TrainingRun
-from course_utils.snapshots import snapshot_of
+from course_utils.snapshots import compare_with_gpu, snapshot_of
 from course_utils.units import GB, MB, MiB
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -143,7 +144,7 @@ def test_stopping_ends_the_task_and_leaves_the_file_whole(tmp_path, number):
         "hang += \"open(here, 'w').close()\"\n"
         "recorder.check_torch = lambda: None\n"
         "recorder.device_facts = lambda *_: {**t.H200, 'free': 10**12, 'rehearsal': True}\n"
-        "recorder.work_command = lambda _: t.python(hang)\n"
+        "recorder.work_command = lambda *_: t.python(hang)\n"
         "sys.exit(front_door.main(['record', '--rehearse', '--out', str(out), '--minutes', '5']))"
     )
     started = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE, text=True)
@@ -412,6 +413,8 @@ def test_it_records_where_there_is_neither_jupyter_nor_a_widget_and_goes_on_wher
 class Scripted(Host):
     """The CPU with counters that the test makes up."""
 
+    has_history = True
+
     def __init__(self, allocated: list[int] | None = None, peaks: list[int] | None = None) -> None:
         self.told_allocated, self.told_peaks = iter(allocated or []), iter(peaks or [])
         self.resets = 0
@@ -583,7 +586,7 @@ class Simulated(Host):
 
 def test_attention_alone_is_timed_by_kernel_and_says_which_is_not_there():
     found = {item["kernel"]: item for item in kernel_times(Host(), 64, repetitions=2)}
-    assert list(found) == list(ATTENTIONS)
+    assert list(found) == [*ATTENTIONS, "math"] and found["math"]["milliseconds"]
     assert len(found["eager"]["milliseconds"]["forward"]) == len(found["eager"]["milliseconds"]["backward"]) == 2
     assert found["cudnn"]["refused"].startswith("RuntimeError: No ")
 
@@ -655,3 +658,79 @@ def test_a_driver_that_says_nothing_has_no_version(monkeypatch):
 def test_a_program_that_writes_nothing_has_measured_nothing():
     outcome = run_process(python("pass"), task(), 30)
     assert (outcome.parts, outcome.status, outcome.detail) == ({}, "failed", "it ended without a result")
+
+
+# Times, overhead, histories
+
+
+def test_each_variant_is_timed_with_its_spread_and_its_own_peak(monkeypatch):
+    variants = {"one": SMALL, "none": "this GPU cannot", "two": SMALL.replace(micro_batch=1)}
+    monkeypatch.setattr(recording_work, "rehearsed_variants", lambda topic: variants)
+    one, refused, two = recording_work.variant_times("precision", Host(), most=4, seconds=60)
+    assert refused == {"label": "none", "refused": "this GPU cannot"}
+    for found in (one, two):
+        step = found["step_ms"]
+        assert step["n"] == 4 and 0 < step["least"] <= step["q1"] <= step["median"] <= step["q3"] <= step["most"]
+        assert set(found["phases_ms"]) == {"forward", "loss", "backward", "optimizer", "zero_grad"}
+    assert one["run"] == SMALL.code() != two["run"]
+
+
+def test_watching_is_timed_alone_with_the_meter_under_the_tracker_and_alone_again():
+    parts = parts_of(Task("overhead", "overhead", "", SMALL), Scripted(peaks=[0] * 1000))
+    modes = {mode["mode"]: mode for mode in parts["overhead"]["modes"]}
+    assert list(modes) == ["alone", "with the meter", "under the tracker", "alone, again"]
+    assert modes["with the meter"]["readings"] >= 2 and modes["alone"]["readings"] == 0
+    assert all(mode["step_ms"]["median"] > 0 for mode in modes.values())
+
+
+def test_peaks_of_watched_steps_are_the_devices_own():
+    class Growing(Host):
+        """Each time its peaks are asked for they are one MB higher; 5 MB were there before."""
+
+        def __init__(self) -> None:
+            self.asked = 0
+
+        def allocated(self) -> int:
+            return 5 * MB
+
+        def peaks(self) -> tuple[int, int]:
+            self.asked += 1
+            return (5 + self.asked) * MB, (9 + self.asked) * MB
+
+    parts = parts_of(Task("overhead", "overhead", "", SMALL), Growing())
+    alone = parts["overhead"]["modes"][0]
+    assert (alone["allocated"], alone["reserved"]) == (1 * MB, 10 * MB)
+
+
+def test_a_history_is_kept_and_says_what_was_reserved_at_each_steps_end(monkeypatch):
+    parts = parts_of(Task("history", "history", "", SMALL), Host())
+    found = parts["history"]
+    assert compare_with_gpu(unpacked(found["history"])).exact and found["exact"]
+    [step] = found["steps"]
+    assert step["counted"] == step["history"] == step["replayed"] > 0
+    assert found["equal_moments"] == found["moments"] > 0
+
+
+def test_at_least_ten_histories_fit_a_card_of_40_gb_under_both_settings():
+    settings = [dict(item.environment) for item in recording_list() if item.kind == "history"]
+    fitting = [item for item in recording_list() if item.kind == "history" and not item.obstacle(40 * GB, (8, 0))]
+    assert len(fitting) == len(settings) >= 20
+    assert sum(not found for found in settings) == sum(bool(found) for found in settings) >= 10
+
+
+def test_what_executes_cells_waits_where_jupyter_is_not_there(monkeypatch, tmp_path):
+    monkeypatch.setattr(recorder, "missing_packages", lambda: ["nbclient"])
+    monkeypatch.setattr(recorder, "device_facts", lambda *_: {**H200, "free": 0, "rehearsal": True})
+    monkeypatch.setattr(recorder, "work_command", lambda *_: python("send(part='x')"))
+    said: list[str] = []
+    assert recorder.main(["--rehearse", "--out", str(tmp_path), "--only", "out of memory"], said.append) == 0
+    assert "execute cells and wait for nbclient: see docs/gpu.md" in said[0]
+    assert not (tmp_path / "rehearsal.jsonl").exists()
+
+
+def test_every_kind_of_task_is_rehearsed_but_those_that_need_a_card():
+    listed = {item.kind for item in recording_list()}
+    assert listed - {item.kind for item in rehearsal_list()} == {"context", "scratch", "demos"}
+    assert {item.topic for item in recording_list() if item.kind == "notebook"} >= {
+        "notebooks/05_activations.ipynb", "solutions/05_activations.ipynb",
+    }  # fmt: skip

@@ -13,7 +13,7 @@ from nbformat import NotebookNode
 
 from ..cheat_sheet import cheat_sheet
 from ..classroom import syllabi
-from . import pictures
+from . import gpu_page, pictures
 from .execute import execute
 from .sources import BuildError, Draft, differences, drafts, find_sources, fingerprint
 
@@ -31,7 +31,7 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     try:
         if options.check:
-            pages = [*check_cheat_sheet(options.root), *check_syllabi(options.root)]
+            pages = [*check_cheat_sheet(options.root), *check_syllabi(options.root), *check_gpu_page(options.root)]
             drawn = [] if options.names else [*pictures.check(options.root), *pages]
             return _report([*check(options.root, options.names), *drawn])
         for source in find_sources(options.root, options.names):
@@ -40,6 +40,7 @@ def main(argv: list[str] | None = None) -> int:
             pictures.draw(options.root)
         write_cheat_sheet(options.root)
         write_syllabi(options.root)
+        write_gpu_page(options.root)
     except BuildError as problem:
         print(problem, file=sys.stderr)
         return 1
@@ -72,6 +73,20 @@ def check_syllabi(root: Path) -> list[str]:
     if not page.exists() or page.read_text(encoding="utf-8") == syllabi.page(root):
         return []
     return [f"{syllabi.PAGE.as_posix()} is not what the lessons say now"]
+
+
+def write_gpu_page(root: Path) -> None:
+    """Write the page of what real GPUs have told; a tree without it has none."""
+    if (root / gpu_page.PAGE).exists():
+        (root / gpu_page.PAGE).write_text(gpu_page.gpu_page(), encoding="utf-8", newline="\n")
+
+
+def check_gpu_page(root: Path) -> list[str]:
+    """One line if the page of real GPUs is not what the recordings say now, else none."""
+    page = root / gpu_page.PAGE
+    if not page.exists() or page.read_text(encoding="utf-8") == gpu_page.gpu_page():
+        return []
+    return [f"{gpu_page.PAGE.as_posix()} is not what the recordings say now"]
 
 
 def _report(drift: list[str]) -> int:

@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from nbclient import NotebookClient
@@ -45,10 +46,13 @@ def execute(draft: Draft) -> NotebookNode:
     return notebook
 
 
-def run(notebook: NotebookNode, folder: Path, allow_errors: bool = False) -> NotebookNode:
+def run(
+    notebook: NotebookNode, folder: Path, allow_errors: bool = False, environment: Mapping[str, str] | None = None
+) -> NotebookNode:
     """Execute `notebook` in place with `folder` as its working directory and return it, its metadata as they were.
 
-    Raises BuildError naming the first cell that fails, unless `allow_errors`.
+    `environment` changes variables of the kernel. Raises BuildError naming the first cell that fails, unless
+    `allow_errors`.
     """
     metadata = notebook.metadata.copy()
     with tempfile.TemporaryDirectory(prefix="course-build-", ignore_cleanup_errors=True) as home:
@@ -64,7 +68,7 @@ def run(notebook: NotebookNode, folder: Path, allow_errors: bool = False) -> Not
             resources={"metadata": {"path": str(folder)}},
         )
         try:
-            client.execute(env={**os.environ, **kernel_environment(Path(home))})
+            client.execute(env={**os.environ, **kernel_environment(Path(home)), **(environment or {})})
         except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
             raise BuildError(f"{_place(notebook)}: {error}") from error
     notebook.metadata = metadata  # the kernel's own version would differ between machines

@@ -77,6 +77,41 @@ def _explorer(quick: bool, seed: int, report: Report) -> list[Table]:
     return [explorer_table(quick, report)]
 
 
+def _gpu(quick: bool, seed: int, report: Report) -> list[Table]:
+    """Estimate and simulation against what real GPUs counted, from recordings."""
+    from .gpu import gpu_tables
+
+    return gpu_tables()
+
+
+def _gpu_allocator(quick: bool, seed: int, report: Report) -> list[Table]:
+    """The allocator's model against real GPUs' histories, from recordings."""
+    from .gpu_allocator import gpu_allocator_tables
+
+    return gpu_allocator_tables()
+
+
+def _gpu_times(quick: bool, seed: int, report: Report) -> list[Table]:
+    """Times with their spread, from recordings."""
+    from .gpu_times import gpu_times_tables
+
+    return gpu_times_tables()
+
+
+def _gpu_overhead(quick: bool, seed: int, report: Report) -> list[Table]:
+    """What the meter and the tracker cost, from recordings."""
+    from .gpu_times import gpu_overhead_tables
+
+    return gpu_overhead_tables()
+
+
+def _gpu_live(quick: bool, seed: int, report: Report) -> list[Table]:
+    """The lessons on a GPU, and memory that ran out on purpose, from recordings."""
+    from .gpu_live import gpu_live_tables
+
+    return gpu_live_tables()
+
+
 TABLES: dict[str, Callable[[bool, int, Report], list[Table]]] = {
     "accuracy": _accuracy,
     "random": _random_accuracy,
@@ -86,8 +121,16 @@ TABLES: dict[str, Callable[[bool, int, Report], list[Table]]] = {
     "speed": _speed,
     "explorer": _explorer,
     "deep": _deep,
+    "gpu": _gpu,
+    "gpu-allocator": _gpu_allocator,
+    "gpu-times": _gpu_times,
+    "gpu-overhead": _gpu_overhead,
+    "gpu-live": _gpu_live,
 }
-"""The tables by name; "deep" takes longest and is left out of --quick."""
+"""The tables by name; "deep" takes longest and is left out of --quick, those of a GPU are read from recordings."""
+
+GPU_TABLES = ("gpu", "gpu-allocator", "gpu-times", "gpu-overhead", "gpu-live")
+"""Those that are read from recordings of real GPUs."""
 
 USAGE = f"""python3 -m course_utils benchmark [options]
 

@@ -11,7 +11,7 @@ from typing import Any
 Cell = str | int | float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Table:
     """Rows under headings, the sentence that they show, and notes; `data` is what was measured, for JSON alone."""
 
@@ -26,8 +26,24 @@ class Table:
     def __str__(self) -> str:
         return self.markdown()
 
+    def __repr__(self) -> str:
+        return self.page()
+
+    def _repr_markdown_(self) -> str:
+        return self.page()
+
     def markdown(self) -> str:
         """The table as Markdown: the title, date, machine and source, the rows, the notes."""
+        made = f"{date.today().isoformat()} · {machine()}" + (f" · {self.source}" if self.source else "")
+        return "\n".join([f"## {self.title}", "", made, "", *self._body()])
+
+    def page(self) -> str:
+        """The same for a page that is kept: what it says depends on the results alone, not on the day or machine."""
+        return "\n".join([f"## {self.title}", "", *self._body()])
+
+    def _body(self) -> list[str]:
+        if not self.rows:
+            return [*self.notes]
         shown = [tuple(_shown(cell) for cell in row) for row in self.rows]
         widths = [max(len(row[column]) for row in [self.headings, *shown]) for column in range(len(self.headings))]
         numbers = [all(isinstance(row[column], (int, float)) for row in self.rows) for column in range(len(widths))]
@@ -35,11 +51,8 @@ class Table:
         rule = "|".join(
             ["", *(f"{'-' * (w + 1)}{':' if n else '-'}" for w, n in zip(widths, numbers, strict=True)), ""]
         )
-        made = f"{date.today().isoformat()} · {machine()}" + (f" · {self.source}" if self.source else "")
         notes = [f"- {note}" for note in self.notes]
-        return "\n".join(
-            [f"## {self.title}", "", made, "", lines[0], rule, *lines[1:], *([""] if notes else []), *notes]
-        )
+        return [lines[0], rule, *lines[1:], *([""] if notes else []), *notes]
 
     def save(self, folder: Path) -> None:
         """Write NAME.md and NAME.json into `folder`, which is made if need be."""

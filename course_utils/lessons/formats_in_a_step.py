@@ -105,9 +105,8 @@ def step_times(runs: Mapping[str, TrainingRun]) -> dict[str, float]:
     from ..fitting import unsupported
     from ..measuring.devices import Cuda
 
-    card = torch.cuda.get_device_capability()
     device = Cuda()
-    return {name: median_step(run, device) for name, run in runs.items() if not unsupported(run, card)}
+    return {name: median_step(run, device) for name, run in runs.items() if not unsupported(run, device.capability())}
 
 
 def median_step(run: TrainingRun, device: "Device") -> float:

@@ -1,7 +1,7 @@
 """A step that nothing tracks, seen from outside: the device's own peak in each phase, and how long each phase takes."""
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -101,17 +101,29 @@ def time_steps(training: Training, device: Device, most: int = 10, seconds: floa
     At least 3 repetitions, then more until there are `most` or `seconds` have passed. Steps must have run before, so
     that nothing is set up for the first time.
     """
-    steps: list[float] = []
+    watches: list[TimesByPhase] = []
+
+    def step() -> None:
+        watches.append(TimesByPhase(device))
+        training.step(watches[-1])
+
+    steps = time_calls(step, device, most, seconds)
     phases: dict[str, list[float]] = {}
-    end = time.monotonic() + seconds
-    while len(steps) < 3 or (len(steps) < most and time.monotonic() < end):
-        watch = TimesByPhase(device)
-        device.synchronize()
-        start = device.stamp()
-        training.step(watch)
-        stop = device.stamp()
-        device.synchronize()
-        steps.append(round(device.milliseconds(start, stop), 4))
+    for watch in watches:
         for phase, milliseconds in watch.milliseconds().items():
             phases.setdefault(phase, []).append(round(milliseconds, 4))
     return {"step_ms": steps, "phases_ms": phases}
+
+
+def time_calls(call: Callable[[], object], device: Device, most: int = 10, seconds: float = 8.0) -> list[float]:
+    """How long each call takes on the device, in milliseconds: at least 3, then up to `most` within `seconds`."""
+    times: list[float] = []
+    end = time.monotonic() + seconds
+    while len(times) < 3 or (len(times) < most and time.monotonic() < end):
+        device.synchronize()
+        start = device.stamp()
+        call()
+        stop = device.stamp()
+        device.synchronize()
+        times.append(round(device.milliseconds(start, stop), 4))
+    return times

@@ -4,17 +4,26 @@ import gc
 import platform
 import subprocess
 import time
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+
+from ..gpus import Gpu, card_named
+from ..units import TiB
+from .recording_list import AS
+
+NO_LIMIT = 1024 * TiB
 
 
 class Device(Protocol):
     """A device that steps run on. Sizes are in bytes; those of `peaks` and `in_use` are what the device itself says."""
 
     kind: str
+    has_history: bool
 
     def facts(self) -> dict[str, Any]: ...
+    def capability(self) -> tuple[int, int]: ...
     def free(self) -> int: ...
     def release(self) -> None: ...
     def synchronize(self) -> None: ...
@@ -31,24 +40,36 @@ class Cuda:
     """The current CUDA GPU: torch's counters, the driver's, and CUDA events for a clock."""
 
     kind = "cuda"
+    has_history = True
 
     def facts(self) -> dict[str, Any]:
         """Name, capability, memory and driver of the GPU, and the versions of CUDA and cuDNN that torch brings."""
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+        device = {
+            "name": name_here(properties.name),
+            "capability": [*capability_here((properties.major, properties.minor))],
+            "memory": properties.total_memory,
+            "driver": driver_version(),
+        }
+        limited = {"as_card": _limit.card.name} if _limit.card else {}
         return {
-            "device": {
-                "name": properties.name,
-                "capability": [properties.major, properties.minor],
-                "memory": properties.total_memory,
-                "driver": driver_version(),
-            },
+            "device": device | limited,
             "cuda": torch.version.cuda,
             "cudnn": torch.backends.cudnn.version(),
         }
 
+    def capability(self) -> tuple[int, int]:
+        """CUDA's compute capability, that of the card which this one stands for where that is lower."""
+        return capability_here(torch.cuda.get_device_capability())
+
     def free(self) -> int:
-        """Bytes that a new tensor could get: what the driver has free, and what the allocator has cached."""
-        return torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+        """Bytes that a new tensor could get: what the driver has free, and what the allocator has cached.
+
+        Less where this process may use a part of the memory only (`torch.cuda.set_per_process_memory_fraction`).
+        """
+        allocated = torch.cuda.memory_allocated()
+        there = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - allocated
+        return min(there, allowed_bytes() - allocated)
 
     def release(self) -> None:
         """Give back what nothing uses, the libraries' workspaces too."""
@@ -92,15 +113,65 @@ class Cuda:
         return start.elapsed_time(end)
 
 
+@dataclass
+class _Limit:
+    """The card that this process behaves like; None where it behaves like the GPU that is there."""
+
+    card: Gpu | None = None
+
+
+_limit = _Limit()
+
+
+def as_card(name: str) -> Gpu:
+    """From now on this process has no more of its GPU than the card `name` would have: memory, and what it computes.
+
+    `name` is of the catalog ("T4-16GB") or an amount ("16 GB"). torch's allocator gets no more than that card's
+    `room`, and what needs a newer card is refused. ValueError for an unknown name, or if the GPU is smaller.
+    """
+    here = torch.cuda.get_device_properties(torch.cuda.current_device())
+    card = card_named(name, (here.major, here.minor))
+    if card.room > here.total_memory:
+        raise ValueError(
+            f"{here.name} has {here.total_memory:,} bytes: it cannot stand for {card.name}, which has more"
+        )
+    torch.cuda.set_per_process_memory_fraction(card.room / here.total_memory)
+    _limit.card = card
+    return card
+
+
+def allowed_bytes() -> int:
+    """How much memory this process may use; more than there is where nobody has set a limit."""
+    if not torch.cuda.is_initialized():
+        return NO_LIMIT  # a limit can only be set once CUDA is in use
+    fraction = torch.cuda.get_per_process_memory_fraction()
+    return round(fraction * torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
+
+
+def capability_here(real: tuple[int, int]) -> tuple[int, int]:
+    """The compute capability to go by: the GPU's own, or that of the card which it stands for."""
+    return min(real, _limit.card.capability) if _limit.card else real
+
+
+def name_here(real: str) -> str:
+    """The GPU's name, and what it stands for: "NVIDIA H200 as T4-16GB"."""
+    return f"{real}{AS}{_limit.card.name}" if _limit.card else real
+
+
 class Host:
     """The CPU in a GPU's place, to rehearse a recording: its clock is real, its counters all say 0."""
 
     kind = "cpu"
+    has_history = False  # torch keeps one of CUDA's allocator alone
 
     def facts(self) -> dict[str, Any]:
         """The same facts as a GPU's, named as a rehearsal."""
         device = {"name": f"{platform.machine()} CPU", "capability": [0, 0], "memory": 0, "driver": ""}
         return {"device": device, "cuda": None, "cudnn": None, "rehearsal": True}
+
+    def capability(self) -> tuple[int, int]:
+        """None: a CPU has no such number."""
+        return 0, 0
 
     def free(self) -> int:
         """0: nobody asks a CPU whether a run fits."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch.nn import functional as F
-from torch.nn.attention import sdpa_kernel
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..run import ATTENTIONS
 from .counting import TimesByPhase
@@ -21,6 +21,9 @@ from .live import KERNELS, is_out_of_memory
 from .tracker import Tracker
 
 Operation = tuple[str, Callable[[], Any]]
+
+ALONE = {**KERNELS, "math": SDPBackend.MATH}
+"""What torch's attention can be made to do: its kernels, and operator by operator, as where it has none."""
 
 SECOND_PROGRAM = "import torch; torch.cuda.init(); free, total = torch.cuda.mem_get_info(); print(total - free)"
 """A program that does nothing but make a context, and says what the driver then counts."""
@@ -136,8 +139,8 @@ def _tracked_peak(item: Prepared, device: Device) -> int:
 @contextmanager
 def kernel_alone(kernel: str) -> Iterator[None]:
     """Inside, this attention kernel is the only one allowed; any, where none is named."""
-    if kernel in KERNELS:
-        with sdpa_kernel(KERNELS[kernel]):
+    if kernel in ALONE:
+        with sdpa_kernel(ALONE[kernel]):
             yield
     else:
         yield
@@ -223,7 +226,7 @@ def eager_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.
 
 def kernel_times(device: Device, seq_len: int, repetitions: int = 10) -> list[dict[str, Any]]:
     """For each kind of attention at this length: milliseconds of forward and backward, and the peak in bytes."""
-    return [_kernel_time(device, kernel, seq_len, repetitions) for kernel in ATTENTIONS]
+    return [_kernel_time(device, kernel, seq_len, repetitions) for kernel in (*ATTENTIONS, "math")]
 
 
 def _kernel_time(device: Device, kernel: str, seq_len: int, repetitions: int) -> dict[str, Any]:

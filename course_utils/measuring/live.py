@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from traceback import clear_frames
+from traceback import clear_frames, walk_tb
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -20,7 +20,7 @@ from ..measuring_errors import GpuOutOfMemory
 from ..run import TrainingRun
 from ..units import format_bytes
 from .counting import count_peaks
-from .devices import Cuda, Device
+from .devices import Cuda, Device, name_here
 from .step import Training
 from .tracing import SEED, today, trace
 
@@ -46,13 +46,13 @@ def measure_live(run: TrainingRun, steps: int, note: str) -> Measurement:
 
     Raises ValueError if the GPU lacks the run's number format or attention kernel, GpuOutOfMemory if it is too small.
     """
-    reason = unsupported(run, torch.cuda.get_device_capability())
+    reason = unsupported(run, Cuda().capability())
     if reason:
         raise ValueError(reason)
-    name = torch.cuda.get_device_name()
+    name = name_here(torch.cuda.get_device_name())
     with memory_released(run, free_bytes):
         counters = _count(run, steps)
-        measured = traced(run, steps, "cuda", Provenance("live", name, torch.__version__, today(), note))
+        measured = traced(run, steps, Cuda.kind, Provenance("live", name, torch.__version__, today(), note))
     return replace(measured, counters=counters)
 
 
@@ -65,7 +65,7 @@ def this_gpu() -> Gpu:
     """The current CUDA GPU, its memory being what is free on it now. Raises RuntimeError, torch's own, where there is
     none.
     """
-    return Gpu(torch.cuda.get_device_name(), free_bytes(), torch.cuda.get_device_capability())
+    return Gpu(name_here(torch.cuda.get_device_name()), free_bytes(), Cuda().capability())
 
 
 @contextmanager
@@ -96,6 +96,10 @@ def release(error: BaseException | None) -> None:
     """
     while error is not None:
         clear_frames(error.__traceback__)
+        for frame, _ in walk_tb(error.__traceback__):
+            _ = (
+                frame.f_locals
+            )  # up to Python 3.12 whoever looked at it (IPython does) left a copy: renewed, it is empty
         error.__traceback__ = None
         error = error.__context__
     gc.collect()

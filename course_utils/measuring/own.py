@@ -19,6 +19,7 @@ from ..measurement import Measurement, Provenance
 from ..measuring_errors import GpuOutOfMemory, SimulationUnavailable, StepError
 from ..units import format_bytes
 from .carrying import OwnStep, carried_over, checked
+from .devices import name_here
 from .live import asked_for, free_bytes, is_out_of_memory, peak_counters, release
 from .simulated import availability, simulated_gpu
 from .tracing import SEED, today, torch_release
@@ -60,7 +61,7 @@ def _auto(own: OwnStep, steps: int, attention: str) -> Measurement:
     if simulated.peak * SAFETY <= free_bytes():
         return _measured(own, "live", steps, attention, "")
     needs, free = format_bytes(simulated.peak, "GB", 1), format_bytes(free_bytes(), "GB", 1)
-    return _noted(simulated, f"not live: needs {needs}, {torch.cuda.get_device_name()} has {free} free")
+    return _noted(simulated, f"not live: needs {needs}, {name_here(torch.cuda.get_device_name())} has {free} free")
 
 
 def _measured(own: OwnStep, source: str, steps: int, attention: str, note: str) -> Measurement:
@@ -80,7 +81,7 @@ def _live(own: OwnStep, steps: int, note: str) -> Measurement:
     """Kinds from a pass with the tracker, the device's counters from one without it, each on a copy of its own."""
     if not torch.cuda.is_available():
         raise ValueError("there is no CUDA GPU that this torch can use here: choose source='simulated', or 'auto'")
-    provenance = Provenance("live", torch.cuda.get_device_name(), torch.__version__, today(), note)
+    provenance = Provenance("live", name_here(torch.cuda.get_device_name()), torch.__version__, today(), note)
 
     def advance() -> Callable[[], object]:
         torch.manual_seed(SEED)

@@ -7,7 +7,7 @@ clear error; nothing is interpolated.
 
 import gzip
 import json
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
@@ -20,6 +20,7 @@ from ..nearest import unknown
 from ..run import TrainingRun
 from . import SIMULATED_GPU
 from .recording_file import MEASURED, SETTLED, Line, read_lines
+from .recording_list import AS
 
 SCHEMA = 1
 FILE = "simulated.json.gz"
@@ -47,7 +48,7 @@ class Recording:
 
     @property
     def kind(self) -> str:
-        """ "run", "history", "context", "workspaces", "scratch" or "kernels"."""
+        """As `recording_list.Task` has it: "run", "history", "times", …"""
         return self.line.content["kind"]
 
     @property
@@ -90,9 +91,30 @@ class Recording:
 
 
 def recordings(device: str | None = None) -> tuple[Recording, ...]:
-    """Every result from a real GPU that is shipped, or those of the GPUs whose name contains `device`."""
+    """Every result from a real GPU that is shipped, or those of the GPUs whose name contains `device`.
+
+    A GPU that stood for a smaller card is meant only where `device` says so, as in "H200 as T4-16GB".
+    """
     wanted = (device or "").lower()
-    return tuple(recording for recording in _gpu_recordings() if wanted in recording.device.lower())
+    found = (recording for recording in _gpu_recordings() if wanted in recording.device.lower())
+    return tuple(item for item in found if AS in wanted or AS not in item.device)
+
+
+def newest(kind: str) -> tuple[Recording, ...]:
+    """The newest measured result of each task of a kind on each GPU, those left out that stood for smaller cards."""
+    return _newest_each(item for item in recordings() if item.kind == kind and item.status == MEASURED)
+
+
+def attempts(kind: str) -> tuple[Recording, ...]:
+    """The newest result of each task of a kind, however it ended, also of GPUs that stood for smaller cards."""
+    return _newest_each(item for item in _gpu_recordings() if item.kind == kind)
+
+
+def _newest_each(items: Iterable[Recording]) -> tuple[Recording, ...]:
+    found: dict[tuple[str, str], list[Recording]] = {}
+    for item in items:
+        found.setdefault((item.device, item.task), []).append(item)
+    return tuple(_newest(tries) for tries in found.values())
 
 
 def key(run: TrainingRun, steps: int) -> str:

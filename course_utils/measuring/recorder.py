@@ -20,11 +20,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import date
-from importlib import metadata
+from importlib import metadata, util
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..gpus import GPUS, Gpu
+from ..gpus import GPUS, Gpu, card_named
 from ..units import MiB, format_bytes
 from .recording_file import (
     CRASHED,
@@ -114,13 +114,14 @@ def described(task: Task, outcome: Outcome) -> dict[str, Any]:
 # One task in its process
 
 
-def work_command(rehearse: bool) -> Callable[[Task, Path, float], list[str]]:
+def work_command(rehearse: bool, as_card: str = "") -> Callable[[Task, Path, float], list[str]]:
     """The command line of a task's process."""
 
     def command(task: Task, results: Path, seconds: float) -> list[str]:
-        module = [sys.executable, "-m", "course_utils.measuring.recording_work"]
+        work = "live_checks.work" if task.needs_notebooks else "measuring.recording_work"
         options = ["--task", task.name, "--results", str(results), "--seconds", f"{seconds:.1f}"]
-        return [*module, *options, *(["--rehearse"] if rehearse else [])]
+        more = [*(["--rehearse"] if rehearse else []), *(["--as-card", as_card] if as_card else [])]
+        return [sys.executable, "-m", f"course_utils.{work}", *options, *more]
 
     return command
 
@@ -211,6 +212,14 @@ def signal_name(number: int) -> str:
 
 
 # What is to be done
+
+
+NOTEBOOK_PACKAGES = ("IPython", "nbclient", "ipykernel", "ipywidgets", "matplotlib", "jupytext")
+
+
+def missing_packages() -> list[str]:
+    """What this Python lacks to execute notebooks."""
+    return [name for name in NOTEBOOK_PACKAGES if util.find_spec(name) is None]
 
 
 def check_torch(installed: Callable[[str], str] = metadata.version) -> None:
@@ -313,7 +322,7 @@ def main(arguments: Sequence[str], say: Callable[[str], None] = print) -> int:
 def _record(options: argparse.Namespace, tasks: Sequence[Task], say: Callable[[str], None]) -> int:
     deadline = time.monotonic() + 60 * options.minutes
     check_torch()
-    command = work_command(options.rehearse)
+    command = work_command(options.rehearse, options.as_card)
     found = device_facts(command, min(FACTS_SECONDS, 60 * options.minutes))
     code, file = commit(), options.out / f"{slug(found['device']['name'])}.jsonl"
     if options.rehearse:
@@ -322,7 +331,11 @@ def _record(options: argparse.Namespace, tasks: Sequence[Task], say: Callable[[s
     mended = mend(file)
     if mended:
         say(mended)
-    to_do = plan(tasks, found, read_lines(file) if file.exists() else [], code)
+    absent = missing_packages()
+    possible = [task for task in tasks if not (absent and task.needs_notebooks)]
+    if len(possible) < len(tasks):
+        say(f"{len(tasks) - len(possible)} tasks execute cells and wait for {', '.join(absent)}: see docs/gpu.md.")
+    to_do = plan(possible, found, read_lines(file) if file.exists() else [], code)
     free = format_bytes(found["free"], "GB", 1)
     say(f"{found['device']['name']}, {free} free, torch {found['torch']}: {len(to_do)} of {len(tasks)} tasks to do.")
     origin = {name: value for name, value in found.items() if name != "free"} | {"commit": code}
@@ -386,6 +399,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=30.0, help="stop after so many minutes (30)")
     parser.add_argument("--list", action="store_true", help="print what would be recorded, and record nothing")
     parser.add_argument("--only", default="", metavar="PATTERN", help="only tasks that contain or match this")
+    parser.add_argument("--as-card", default="", metavar="CARD", help="as a smaller card: T4-16GB, or '16 GB'")
     parser.add_argument("--rehearse", action="store_true", help="try the machinery with small runs on the CPU")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)  # it always runs with this Python
     options = parser.parse_args(arguments)
@@ -393,9 +407,19 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
         raise RecordingError("record needs --out and a folder for its results, or --list.")
     if not 0 < options.minutes < 10_000:
         raise RecordingError(f"--minutes is {options.minutes:g}: say how long recording may take, as in --minutes 30.")
+    if options.as_card:
+        card_option(options.as_card)
     if options.out is not None and options.out.exists() and not options.out.is_dir():
         raise RecordingError(f"--out is {options.out}, which is no folder.")
     return options
+
+
+def card_option(name: str) -> Gpu:
+    """The card that the GPU is to stand for. RecordingError, saying what it may be, for another name."""
+    try:
+        return card_named(name, (0, 0))
+    except ValueError as problem:
+        raise RecordingError(f"--as-card: {problem}.") from None
 
 
 @contextmanager

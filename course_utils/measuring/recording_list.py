@@ -1,16 +1,24 @@
-"""What `record` does on a GPU, most telling first: training runs for every choice of the course, and what only hardware
-shows.
+"""What `record` does on a GPU, most telling first: training runs for every choice of the course, what only hardware
+shows, and the lessons themselves.
 """
 
 import dataclasses
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
+from pathlib import Path
 
 from ..estimating import estimate
 from ..fitting import fits, unsupported
 from ..models import PRESETS
 from ..run import TrainingRun
+from .comparisons import COMPARISONS
+
+ROOT = Path(__file__).resolve().parents[2]
+"""Where the course's notebooks lie, in a clone of it."""
+
+AS = " as "
+"""Between the name of a GPU and that of the smaller card which it stood for."""
 
 STEPS = 2
 """Steps of the passes whose memory is recorded; the first has no optimizer states yet."""
@@ -18,14 +26,26 @@ STEPS = 2
 EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 """An environment variable that torch reads once, when its allocator begins: hence a process of its own."""
 
+NOTEBOOK_KINDS = ("cells", "notebook", "demos")
+"""Kinds of tasks that execute cells."""
+
+CELLS = ("measure(run)", "measure(step=…)", "live_meter", "demo", "plain torch")
+"""Kinds of cells that can run out of memory."""
+
+TIMES_OUT_OF_MEMORY = 100
+"""How often in a row each kind of cell runs out of memory."""
+
 
 @dataclass(frozen=True)
 class Task:
     """One thing to record, in a process of its own that may take `seconds`.
 
-    `kind` says how it is done: "run" trains as `run` says, "history" replays its allocator's history, "kernels" runs
-    attention alone for sequences of `seq_len` tokens, "context" and "workspaces" and "scratch" measure what no
-    simulation sees. `environment` is set for the process. `beyond` marks a run that is tried because it does not fit.
+    `kind` says how it is done: "run" trains as `run` says, "history" keeps and replays its allocator's history,
+    "kernels" runs attention alone for sequences of `seq_len` tokens, "times" compares the variants of `topic`,
+    "overhead" says what watching costs, "context" and "workspaces" and "scratch" measure what no simulation sees.
+    "cells" runs out of memory on purpose in cells of the kind `topic`, "notebook" executes the notebook of that path,
+    "demos" rehearses the demos: these three need the course's own environment. `environment` is set for the process.
+    `beyond` marks a run that is tried because it does not fit.
     """
 
     name: str
@@ -33,9 +53,15 @@ class Task:
     why: str
     run: TrainingRun | None = None
     seq_len: int = 0
+    topic: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
     seconds: float = 150.0
     beyond: bool = False
+
+    @property
+    def needs_notebooks(self) -> bool:
+        """Whether it takes Jupyter's packages beside torch."""
+        return self.kind in NOTEBOOK_KINDS
 
     @property
     def predicted(self) -> int:
@@ -64,7 +90,8 @@ def history_task(run: TrainingRun, environment: Mapping[str, str]) -> Task:
 
 def recording_list() -> tuple[Task, ...]:
     """Everything to be recorded, in the order in which it tells most; a GPU does what fits it."""
-    blocks = chain(headlines(), hardware(), attention(), precisions(), recomputation(), optimizers(), rest())
+    first = (headlines(), times(), cells(), histories(), lessons("notebooks"), accuracy(), lessons("solutions"))
+    blocks = chain(*first, hardware(), attention(), precisions(), recomputation(), optimizers(), rest())
     return tuple({task.name: task for task in reversed([*blocks])}.values())[::-1]
 
 
@@ -108,15 +135,70 @@ def headlines() -> Iterator[Task]:
     yield run_task(LLAMA, "a Llama")
 
 
-def hardware() -> Iterator[Task]:
-    """What no simulation sees, and how well the allocator's model does."""
-    yield Task("scratch", "scratch", "what kernels allocate for themselves")
+def times() -> Iterator[Task]:
+    """What only a GPU's clock can tell, and what watching costs."""
+    for topic in COMPARISONS:
+        yield Task(f"times of {topic}", "times", "times with their spread", topic=topic)
+    for seq_len in (1024, 4096):
+        yield kernels_task(seq_len)
+    yield Task("overhead of watching", "overhead", "what the meter and the tracker cost", T4)
+
+
+def cells() -> Iterator[Task]:
+    """Running out of memory on purpose, again and again, and the demos."""
+    for kind in CELLS:
+        why = f"out of memory {TIMES_OUT_OF_MEMORY} times in a row"
+        yield Task(f"out of memory in a cell with {kind}", "cells", why, topic=kind, seconds=400.0)
+    yield Task("rehearsal of the demos", "demos", "every demo as it runs here", seconds=300.0)
+
+
+def histories() -> Iterator[Task]:
+    """The allocator's histories: the same runs under default settings, then with expandable segments."""
     small = GPT2.replace(micro_batch=4, seq_len=512, attention="efficient", precision="amp-fp16")
-    for run in (small, TrainingRun("llama3.2-1b", 1, 512, "bf16"), GPT2.replace(accumulation_steps=2)):
-        yield history_task(run, {})
-        yield history_task(run, EXPANDABLE)
-    for seq_len in (1024, 4096, 512, 2048, 8192, 16384):
-        yield Task(f"attention alone at s={seq_len}", "kernels", "kernels by sequence length", seq_len=seq_len)
+    brief = GPT2.replace(micro_batch=4, seq_len=512)
+    llama = TrainingRun("llama3.2-1b", 1, 512, "bf16")
+    runs = (
+        small, llama, GPT2.replace(accumulation_steps=2), brief.replace(attention="eager"),
+        small.replace(recompute="full"), brief.replace(recompute="selective"), brief.replace(clip_grad_norm=1.0),
+        small.replace(optimizer="adamw-loop"), brief.replace(precision="bf16-master"),
+        llama.replace(loss_chunks=8), llama.replace(lora_rank=8), small.replace(optimizer="momentum", micro_batch=6),
+    )  # fmt: skip
+    for environment in ({}, EXPANDABLE):
+        for run in runs:
+            yield history_task(run, environment)
+
+
+def lessons(folder: str) -> Iterator[Task]:
+    """Every notebook of a folder with the GPU as its source; none where the package lies alone."""
+    for path in sorted((ROOT / folder).glob("[0-9][0-9]_*.ipynb")):
+        if ".edited-" not in path.name:
+            name = f"{folder}/{path.name}"
+            yield Task(f"live: {name}", "notebook", "the lesson, live", topic=name, seconds=240.0)
+
+
+def accuracy() -> Iterator[Task]:
+    """Runs of many kinds that are quick: the first that estimate and simulation are judged by."""
+    yield run_task(GPT2.replace(micro_batch=2), "linear in b")
+    yield run_task(GPT2.replace(accumulation_steps=2), "2 micro-batches")
+    yield run_task(GPT2.replace(precision="bf16-master"), "16-bit weights")
+    yield run_task(GPT2.replace(precision="fp32", attention="efficient"), "everything in fp32")
+    yield run_task(GPT2.replace(recompute="full"), "GPT-2, recomputed")
+    yield run_task(GPT2.replace(clip_grad_norm=1.0), "the buffers of clipping")
+    yield run_task(MEDIUM.replace(optimizer="adamw-fused"), "a fused optimizer")
+    yield run_task(LLAMA.replace(attention="eager"), "a Llama without a fused kernel")
+    yield run_task(LLAMA.replace(lora_rank=8), "LoRA on attention")
+    yield Task("scratch", "scratch", "what kernels allocate for themselves")
+
+
+def hardware() -> Iterator[Task]:
+    """Attention alone at the other lengths."""
+    for seq_len in (512, 2048, 8192, 16384):
+        yield kernels_task(seq_len)
+
+
+def kernels_task(seq_len: int) -> Task:
+    """Time attention alone for sequences of so many tokens."""
+    return Task(f"attention alone at s={seq_len}", "kernels", "kernels by sequence length", seq_len=seq_len)
 
 
 def attention() -> Iterator[Task]:
@@ -189,8 +271,18 @@ def rest() -> Iterator[Task]:
 
 
 def rehearsal_list() -> tuple[Task, ...]:
-    """Small runs that a CPU does in seconds, to try the machinery: they pass through the same code as a GPU's."""
+    """Small tasks of every kind that a CPU does in seconds, to try the machinery: they pass through the same code."""
     gpt = TrainingRun("tiny-gpt", 2, 64, "fp32", attention="eager")
     llama = TrainingRun("tiny-llama", 1, 64, "fp32", attention="eager", clip_grad_norm=1.0)
     runs = (gpt, gpt.replace(recompute="full"), llama, llama.replace(optimizer="adamw-loop", accumulation_steps=2))
-    return tuple(run_task(run, "a rehearsal") for run in runs)
+    others = (
+        Task("workspaces", "workspaces", "a rehearsal"),
+        Task("attention alone at s=64", "kernels", "a rehearsal", seq_len=64),
+        *(Task(f"times of {topic}", "times", "a rehearsal", topic=topic) for topic in COMPARISONS),
+        Task("overhead of watching", "overhead", "a rehearsal", gpt),
+        history_task(gpt, {}),
+        history_task(gpt, EXPANDABLE),
+        *(Task(f"out of memory in a cell with {kind}", "cells", "a rehearsal", topic=kind) for kind in CELLS),
+        *(task for task in lessons("notebooks") if "/00_" in task.topic),
+    )
+    return (*(run_task(run, "a rehearsal") for run in runs), *others)

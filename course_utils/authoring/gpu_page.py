@@ -1,0 +1,20 @@
+"""The page of what real GPUs have told, docs/gpu_results.md: made by `build` from the recordings, and nothing else."""
+
+from pathlib import Path
+
+from ..benchmark import GPU_TABLES, TABLES
+
+PAGE = Path("docs", "gpu_results.md")
+
+HEAD = """# On real GPUs
+
+What this course claims, beside what GPUs counted and how long they took. The tables are made from the recordings in
+`course_utils/recordings` whenever the course is built. [How they are recorded](gpu.md) takes half an hour on any NVIDIA
+GPU.
+"""
+
+
+def gpu_page() -> str:
+    """The page as Markdown, the same whenever and wherever it is made from the same recordings."""
+    tables = [table for name in GPU_TABLES for table in TABLES[name](False, 0, lambda _: None)]
+    return "\n".join([HEAD, *(f"{table.page()}\n" for table in tables)])

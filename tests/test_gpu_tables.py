@@ -1,0 +1,312 @@
+"""Tables and figures of what GPUs recorded, here of a GPU that is made up, whose errors are known."""
+
+import gzip
+from base64 import b64encode
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine import simulate
+
+from course_utils.allocator_replay import replay
+from course_utils.authoring.gpu_page import gpu_page
+from course_utils.benchmark.gpu import WANTED, gpu_tables, verdict
+from course_utils.benchmark.gpu_allocator import gpu_allocator_tables
+from course_utils.benchmark.gpu_live import gpu_live_tables
+from course_utils.benchmark.gpu_times import gpu_overhead_tables, gpu_times_tables
+from course_utils.breakdown import KINDS
+from course_utils.estimating import estimate
+from course_utils.gpus import GPUS
+from course_utils.lessons.recorded_times import TOPICS, recorded_times
+from course_utils.measuring import recorded
+from course_utils.measuring.comparisons import COMPARISONS, MOST_SEQUENCES, sized, spread
+from course_utils.measuring.histories import packed, unpacked
+from course_utils.measuring.recorded import key, read_folder
+from course_utils.measuring.recording_file import append
+from course_utils.measuring.recording_list import EXPANDABLE
+from course_utils.measuring.recording_work import agreement, summary
+from course_utils.run import PRECISIONS, TrainingRun
+from course_utils.snapshots import compare_with_gpu, snapshot_of
+from course_utils.units import GB, MiB
+
+RUNS = [TrainingRun("tiny-gpt", 2, 64), TrainingRun("tiny-llama", 4, 256), TrainingRun("tiny-gpt", 8, 128)]
+WORKSPACES = 3 * MiB
+TABLES = (gpu_tables, gpu_allocator_tables, gpu_times_tables, gpu_overhead_tables, gpu_live_tables)
+
+
+def line(task: str, kind: str, parts: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """What `record` would have left of a task on a GPU that is made up."""
+    device = {"name": changes.pop("device", "NVIDIA H200"), "capability": [9, 0], "memory": 1, "driver": "580"}
+    return {
+        "task": task, "kind": kind, "status": "measured", "device": device, "torch": "2.13.0+cu130",
+        "date": "2026-11-21", "commit": "abc", "steps": 2, "detail": "", "parts": parts,
+    } | changes  # fmt: skip
+
+
+def run_line(run: TrainingRun, off: float = 0.0, kinds_off: int = 0, **changes: Any) -> dict[str, Any]:
+    """A run whose counted peak is `off` per cent above all that is named; its tracked activations are larger by
+    `kinds_off` bytes than the simulated ones.
+    """
+    simulated, formula = simulate(run), estimate(run)
+    blocks = replay(simulated).step_peaks()[2]
+    counted = round((blocks + WORKSPACES) * (1 + off / 100))
+    tracked = {kind: size for kind, size in simulated.breakdown.items() if size}
+    tracked["activations"] += kinds_off
+    parts = {
+        "counters": {"allocated": counted, "reserved": 0, "driver": 0, "phases": {"backward": counted, "clip": 5}},
+        "measured": {"breakdown": [tracked, "backward", "peak"]},
+        "estimate": {"total": formula.total, "by_kind": {kind: size for kind, size in formula.items() if size}},
+        "simulated": {**summary(simulated), "allocated": blocks, "reserved": 0},
+    }
+    return line(key(run, 2), "run", parts, **changes)
+
+
+WORKSPACE_LINE = line("workspaces", "workspaces", {"workspaces": {"kept_after": {}, "together": WORKSPACES}})
+
+
+@pytest.fixture
+def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Ship these lines and no others."""
+
+    def ship(*lines: dict[str, Any]) -> None:
+        for content in lines:
+            append(tmp_path / "gpu.jsonl", content)
+        monkeypatch.setattr(recorded, "_gpu_recordings", lambda: read_folder(tmp_path))
+
+    return ship
+
+
+def rows(tables: Any, name: str) -> dict[Any, tuple[Any, ...]]:
+    """The rows of the table of that name, by their first cell."""
+    return {row[0]: row[1:] for table in tables for row in table.rows if table.name == name}
+
+
+# Estimate and simulation
+
+
+def test_differences_that_were_planted_are_found_with_their_sign(shipped: Any) -> None:
+    shipped(WORKSPACE_LINE, *(run_line(run, off) for run, off in zip(RUNS, (0.0, 1.0, -0.4), strict=True)))
+    found = rows(gpu_tables(), "gpu")
+    count, signed, median, largest, _, kept = found["simulation and named terms"]
+    assert count == 3 and signed == pytest.approx(0.0, abs=1e-4)
+    assert median == pytest.approx(0.4016, abs=0.001) and largest == pytest.approx(0.990, abs=0.001)
+    assert kept == "yes" and float(found["simulation"][1]) < 0  # without its terms it says too little
+
+
+def test_a_bound_that_is_not_kept_is_named(shipped: Any) -> None:
+    shipped(WORKSPACE_LINE, *(run_line(run, off) for run, off in zip(RUNS, (0.1, 2.0, 0.1), strict=True)))
+    assert rows(gpu_tables(), "gpu")["simulation and named terms"][-1] == "no: largest"
+    assert verdict(0.6, 1.6, 0.5, 1.5) == "no: median and largest" and verdict(0.5, 1.5, 0.5, 1.5) == "yes"
+    assert WANTED["estimate"] == (1.0, 2.0)
+
+
+def test_a_kind_that_is_off_is_named_and_the_others_are_exact(shipped: Any) -> None:
+    shipped(WORKSPACE_LINE, run_line(RUNS[0], kinds_off=5120))
+    table = next(table for table in gpu_tables() if table.name == "gpu_by_kind")
+    simulated = {row[0]: row for row in table.rows if row[1] == "simulation"}
+    assert list(simulated) == list(KINDS)
+    assert {kind for kind, row in simulated.items() if row[2] == 0} == {"activations"}
+    assert float(simulated["activations"][3]) < 0
+
+
+def test_what_a_phase_takes_beyond_the_tensors_is_listed_for_phases_that_both_know(shipped: Any) -> None:
+    shipped(WORKSPACE_LINE, run_line(RUNS[0]))
+    found = rows(gpu_tables(), "gpu_by_phase")
+    assert list(found) == ["backward"] and found["backward"][1] >= WORKSPACES
+
+
+def test_the_furthest_off_comes_first_and_only_the_newest_of_a_run_counts(shipped: Any) -> None:
+    later = run_line(RUNS[0], 1.2, date="2026-12-01")
+    shipped(WORKSPACE_LINE, run_line(RUNS[0], 50.0), run_line(RUNS[1], 0.3), later)
+    table = next(table for table in gpu_tables() if table.name == "gpu_runs")
+    assert [row[0] for row in table.rows] == [key(RUNS[0], 2), key(RUNS[1], 2)]
+    assert table.rows[0][5] == pytest.approx(-1.186, abs=0.01)
+
+
+def test_a_gpu_that_stood_for_a_smaller_card_is_left_out(shipped: Any) -> None:
+    shipped(WORKSPACE_LINE, run_line(RUNS[0]), run_line(RUNS[1], 40.0, device="NVIDIA H200 as T4-16GB"))
+    assert rows(gpu_tables(), "gpu")["estimate"][0] == 1
+    assert not recorded.recordings("H200") == recorded.recordings("H200 as T4-16GB") != ()
+
+
+@pytest.mark.parametrize("tables", TABLES, ids=lambda function: function.__name__)
+def test_without_recordings_every_table_says_so_and_names_the_command(shipped: Any, tables: Any) -> None:
+    shipped()
+    [table] = tables()
+    assert "No recording of this kind from a real GPU exists yet" in table.markdown()
+    assert "course_utils record --out" in table.markdown()
+
+
+# The allocator
+
+
+def history_line(environment: dict[str, str], spoiled: bool = False) -> dict[str, Any]:
+    choices = {"expandable_segments": True} if environment else {}
+    replayed = replay(simulate(RUNS[0]), **choices)
+    snapshot = snapshot_of(replayed)
+    if spoiled:
+        taken = next(entry for entry in snapshot["device_traces"][0] if entry["action"] == "segment_alloc")
+        taken["size"] += 2 * MiB
+        next(part for part in snapshot["segments"] if part["address"] == taken["addr"])["total_size"] += 2 * MiB
+    text = packed(snapshot)
+    part = agreement(unpacked(text), [(len(replayed), replayed.reserved[-1])]) | {"history": text}
+    return line("history of a run, default settings", "history", {"history": part}, environment=environment)
+
+
+def test_a_history_survives_being_packed_and_stays_small() -> None:
+    replayed = replay(simulate(RUNS[0]))
+    snapshot = snapshot_of(replayed)
+    text = packed(snapshot)
+    before, after = compare_with_gpu(snapshot), compare_with_gpu(unpacked(text))
+    assert list(before.real) == list(after.real) and list(before.replayed) == list(after.replayed) and after.exact
+    assert len(text) < 8 * len(replayed)  # bytes for each allocation and free
+
+
+@pytest.mark.parametrize("text", ["", "no base 64!", b64encode(gzip.compress(b"{}")).decode(), "H4sI"])
+def test_a_damaged_history_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="this allocation history is damaged"):
+        unpacked(text)
+
+
+def test_the_replay_is_made_anew_and_the_agreement_stated_by_setting(shipped: Any) -> None:
+    shipped(history_line({}), history_line(EXPANDABLE) | {"task": "history of another run, expandable"})
+    [table] = gpu_allocator_tables()
+    (_, default, moments, equal, steps, *_, gap), (_, expandable, *_) = table.rows
+    assert (default, expandable) == ("default", "expandable segments")
+    assert moments == equal != 0 and steps == "1 of 1" and gap == 0
+    assert table.notes[0].startswith("default: 1 of 1 histories equal throughout")
+
+
+def test_a_gpu_that_reserves_more_than_the_model_is_seen(shipped: Any) -> None:
+    shipped(history_line({}, spoiled=True))
+    [table] = gpu_allocator_tables()
+    assert table.rows[0][-1] == -2 * MiB and table.notes[0].startswith("default: 0 of 1 histories equal")
+
+
+# Times
+
+
+STEPS = {"none": 100.0, "selective": 105.0, "full": 130.0}
+
+
+def times_line(topic: str = "recomputation") -> dict[str, Any]:
+    variants: list[dict[str, Any]] = [
+        {"label": label, "run": "", "step_ms": spread([time, time - 1, time + 1]), "phases_ms": {}}
+        for label, time in STEPS.items()
+    ]
+    return line(f"times of {topic}", "times", {"times": {"variants": [*variants, {"label": "x", "refused": "no x"}]}})
+
+
+def test_recorded_times_have_a_figure_and_words_with_their_spread(shipped: Any) -> None:
+    shipped(times_line())
+    found = recorded_times("recomputation")
+    assert "full: 130.0 (half of 3 repetitions within 129.5 to 130.5), 1.300 times the first" in found.words
+    assert "x: no x" in found.words and "NVIDIA H200, 2026-11-21" in found.words
+    assert "full takes 1.30 times as long as none" in found.figures[0].alt and found._repr_html_().startswith("<img")
+
+
+def kernels_line(seq_len: int, eager: float, flash: float) -> dict[str, Any]:
+    kernels = [
+        {"kernel": name, "seq_len": seq_len, "milliseconds": {"forward": [ms, ms], "backward": [2 * ms, 2 * ms]}}
+        for name, ms in (("eager", eager), ("flash", flash))
+    ]
+    refused = {"kernel": "cudnn", "seq_len": seq_len, "refused": "RuntimeError: none"}
+    return line(f"attention alone at s={seq_len}", "kernels", {"kernels": {"kernels": [*kernels, refused]}})
+
+
+def test_attention_is_shown_over_the_length_of_the_sequence(shipped: Any) -> None:
+    shipped(kernels_line(4096, 16.0, 2.0), kernels_line(1024, 1.0, 0.5))
+    found = recorded_times("attention")
+    assert found.words.splitlines() == [
+        "Eager attention takes 8.0 times as long as flash at s=4,096",
+        "Eager attention takes 2.0 times as long as flash at s=1,024",
+    ]
+    assert "eager" in found.figures[0].alt and "flash" in found.figures[0].alt
+
+
+@pytest.mark.parametrize("topic", TOPICS)
+def test_what_is_not_recorded_waits_and_says_for_which_command(shipped: Any, topic: str) -> None:
+    shipped()
+    found = recorded_times(topic)
+    assert found.figures == () and f"No GPU's times of {topic} are recorded yet" in str(found)
+    assert "course_utils record" in found._repr_html_()
+
+
+def test_an_unknown_topic_names_the_nearest() -> None:
+    with pytest.raises(ValueError, match="did you mean 'precision'"):
+        recorded_times("precisoin")
+
+
+def test_the_tables_of_times_and_overhead_say_how_much_longer(shipped: Any) -> None:
+    modes = [
+        {"mode": name, "step_ms": spread([time]), "allocated": peak, "reserved": 0, "readings": 0}
+        for name, time, peak in (("alone", 100.0, 1000), ("with the meter", 101.0, 1000), ("tracked", 180.0, 1512))
+    ]
+    shipped(times_line(), line("overhead of watching", "overhead", {"overhead": {"run": "", "modes": modes}}))
+    assert [row[-1] for row in gpu_times_tables()[0].rows] == ["1.000", "1.050", "1.300", ""]
+    _, meter, tracker = gpu_overhead_tables()[0].rows
+    assert meter[4] == pytest.approx(1.0) and meter[-1] == 0 and tracker[-1] == 512
+
+
+def test_spread_is_median_quartiles_extremes_and_count() -> None:
+    assert spread([4.0, 1.0, 2.0, 3.0, 5.0]) == {"median": 3, "q1": 2, "q3": 4, "least": 1, "most": 5, "n": 5}
+    assert spread([7.0])["q1"] == 7.0
+    with pytest.raises(ValueError, match="nothing was measured"):
+        spread([])
+
+
+# Comparisons sized to a card
+
+
+@pytest.mark.parametrize("topic", COMPARISONS)
+@pytest.mark.parametrize("card", [GPUS["T4-16GB"], GPUS["A100-80GB"]], ids=str)
+def test_every_variant_of_a_comparison_fits_and_trains_the_same_batch(topic: str, card: Any) -> None:
+    from course_utils.fitting import fits, unsupported
+
+    runs = [run for run in sized(topic, card.room, card.capability).values() if isinstance(run, TrainingRun)]
+    assert len(runs) >= 2 and len({run.global_batch for run in runs}) == 1
+    assert all(fits(run, card.room) and not unsupported(run, card.capability) for run in runs)
+    if card.memory > 40 * GB:
+        assert runs[0].global_batch == MOST_SEQUENCES
+
+
+def test_an_old_card_is_told_which_precisions_it_lacks() -> None:
+    found = sized("precision", GPUS["T4-16GB"].room, (7, 5))
+    assert [label for label, run in found.items() if isinstance(run, TrainingRun)] == ["fp32", "amp-fp16"]
+    assert "bf16" in str(found["amp-bf16"]) and set(found) < set(PRECISIONS)
+
+
+def test_a_card_too_small_for_one_sequence_is_refused() -> None:
+    with pytest.raises(ValueError, match="not even one sequence"):
+        sized("optimizer", GB, (8, 0))
+
+
+# Lessons on a GPU, and the page
+
+
+def test_lessons_say_what_passed_how_long_it_took_and_what_was_not_live(shipped: Any) -> None:
+    part = {
+        "seconds": 41.5,
+        "cells": 30,
+        "live": 7,
+        "not_live": ["needs 134.5 GB, a card has 15.0 GB free"],
+        "failed": [],
+    }
+    shipped(
+        line("live: notebooks/01.ipynb", "notebook", {"notebook": part}, device="NVIDIA H200 as T4-16GB"),
+        line("live: notebooks/02.ipynb", "notebook", {"notebook": part}, status="failed", detail="1 cells fail"),
+        line("out of memory in a cell with demo", "cells", {"cells": {"times": 100}}),
+    )
+    tables = gpu_live_tables()
+    first, second = tables[0].rows
+    assert first[1:6] == ("notebooks/01.ipynb", "all 30 cells", 41.5, 7, "needs 134.5 GB, a card has 15.0 GB free")
+    assert second[2] == "failed" and second[-1] == "1 cells fail"
+    assert tables[1].rows[0][1:4] == ("out of memory in a cell with demo", "measured", 100)
+
+
+def test_the_page_says_that_it_waits_and_with_recordings_shows_them(shipped: Any) -> None:
+    shipped()
+    waiting = gpu_page()
+    assert waiting.count("exists yet") == len(TABLES) and "gpu.md" in waiting
+    shipped(WORKSPACE_LINE, run_line(RUNS[0], 0.2), times_line())
+    assert "simulation and named terms" in gpu_page() and gpu_page().count("exists yet") == 3
