@@ -339,7 +339,12 @@ print(f"for-loop: {came['loop']:,} bytes, twice the largest parameter's {largest
 #
 # Does it matter? Only where the optimizer phase owns the peak, with small batches or
 # [recomputation](../docs/glossary.md#activation-recomputation). There, `fused=True` is the cheapest saving in this
-# course.
+# course. And which is the quickest? Only a GPU can say:
+
+# %%
+from course_utils.lessons.recorded_times import recorded_times
+
+recorded_times("optimizer")
 
 # %% [markdown]
 # ## Sixteen bytes that peak at twenty-two

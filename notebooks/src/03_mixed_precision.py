@@ -553,8 +553,12 @@ lines(curves, "The larger the batch, the more 16 bits save", "micro-batch (seque
 # ### And time?
 # Speed is the other half of the reason, and for many the larger one: matrix units multiply 16-bit numbers several times
 # as fast, and half the bytes have to be moved. That is a matter of hardware alone, and **no simulation can tell it**.
-# If this machine has an NVIDIA GPU, the next cell measures it; otherwise it waits for one, and so does the recording
-# that will stand here.
+# What is recorded of real GPUs comes first. If this machine has one, the cell after it measures yours.
+
+# %%
+from course_utils.lessons.recorded_times import recorded_times
+
+recorded_times("precision")
 
 # %% tags=["nbval-ignore-output"]
 from course_utils.lessons.formats_in_a_step import step_times, tell_times

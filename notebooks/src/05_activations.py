@@ -205,6 +205,14 @@ print(f"eager − gone + come − flash: {ledger.found - gone + sum(come.values(
 # **The gap.** All of 5·a·s²·b is gone; one fp32 number a row and head has come, and the seed with which the kernel
 # makes the same dropout mask again instead of storing it. Note that 34 stayed 34: the kernel's output and the input of
 # the next matrix are one storage.
+#
+# Is it slower, as it computes softmax twice? Its authors found it quicker: no s×s matrix travels through the GPU's
+# memory (Dao et al. 2022). Real GPUs, by the length of the sequence:
+
+# %%
+from course_utils.lessons.recorded_times import recorded_times
+
+recorded_times("attention")
 
 # %% [markdown]
 # ## What else changes the bill?

@@ -473,9 +473,13 @@ for name, run in runs.items():
 # %% [markdown]
 # Published figures for a GPU lie between 25 and 40 %: a newsletter has 25–30 %, ZeRO 33 %, a lecture 30–40 %. More
 # arithmetic alone explains at most one third. (25 % is one unit of the *new* four.) Dropout, norms and GELU run again
-# too, and they wait for memory, not for arithmetic; copies and the Python of `checkpoint` come on top. Times of real
-# GPUs are not in this course yet: they wait for somebody with one. `python3 -m course_utils record` takes them (README,
-# "Where the numbers come from").
+# too, and they wait for memory, not for arithmetic; copies and the Python of `checkpoint` come on top. Real GPUs
+# say:
+
+# %%
+from course_utils.lessons.recorded_times import recorded_times
+
+recorded_times("recomputation")
 
 # %% [markdown]
 # ## What the sources got wrong

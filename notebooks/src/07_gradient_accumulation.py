@@ -334,8 +334,15 @@ print(f"2 × 4 minus 25 × 4: {two - peaks[4].total} bytes")
 # With one micro-batch, gradients appear in backward while activations go, so the two never stand there in full
 # together. From the second micro-batch on they do. A third or a hundredth adds nothing. The arithmetic is the same as
 # for the large batch, so accumulation is free in [FLOPs](../docs/glossary.md#flops). In time it costs what small
-# matrices cost a GPU: it is less busy. Choose the largest micro-batch that fits.
-#
+# matrices cost a GPU: it is less busy. Choose the largest micro-batch that fits. How much less
+# busy, only a GPU can say:
+
+# %%
+from course_utils.lessons.recorded_times import recorded_times
+
+recorded_times("accumulation")
+
+# %% [markdown]
 # And the puzzle of lesson 01, GPT-2 XL with 32 sequences? Cut it as well:
 
 # %%
