@@ -18,6 +18,9 @@ SHOWN = 10
 EVERYWHERE = 0.25
 """The share of all sections beyond which a word need not be in each place that is found."""
 
+AGAIN = "The first click may only open a notebook; the second one then goes to the place in it."
+"""JupyterLab 4.6 looks for the place before the notebook is there, unless it opens quickly. Drop this when it waits."""
+
 ALIKE = 0.7
 """How much a word that the course has must be like one that it has not, to be suggested for it."""
 
@@ -85,7 +88,8 @@ class Findings:
             f"{html.escape(place.line)}</li>"
             for place in self.places[:SHOWN]
         )
-        return f"<p>{html.escape(self.summary)}</p>" + (f"<ol>{rows}</ol>" if rows else "")
+        listed = f"<ol>{rows}</ol><p>{AGAIN}</p>" if rows else ""
+        return f"<p>{html.escape(self.summary)}</p>{listed}"
 
     def _link(self, place: Place) -> str:
         path = Path(os.path.relpath(self.root / place.section.path)).as_posix()
