@@ -2,6 +2,8 @@
 
 import json
 import random
+import re
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -291,6 +293,13 @@ def test_pictures_of_steps_and_bands_say_their_numbers() -> None:
     for draw in (lambda: overlap_figure({}, "A title"), lambda: band_figure({}, {}, "A title", "x", "y")):
         with pytest.raises(ValueError, match="at least one"):
             draw()
+
+
+def test_names_of_bands_that_end_together_do_not_overlap() -> None:
+    band = {1.0: (1.0, 1.0, 1.0), 100.0: (4.0, 4.0, 4.0)}
+    svg = band_figure({"one": band, "other": band, "third": band}, {}, "A title", "ranks", "%").svg
+    heights = sorted({float(y) for y in re.findall(r'y="([\d.]+)"[^>]*>(?:one|other|third)<', svg)})
+    assert len(heights) == 3 and all(high - low >= 15 for low, high in pairwise(heights))
 
 
 def test_what_ranks_report_survives_json(found: list[dict[str, Any]]) -> None:

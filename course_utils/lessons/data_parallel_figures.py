@@ -16,6 +16,7 @@ from ..figure import (
     ink_on,
     number,
     sentence,
+    spread,
     text_width,
     ticks,
     wrap,
@@ -248,8 +249,9 @@ def band_figure(
     floor = min(y for y in ys if y > 0) if log_y else 0.0
     place = _Place(left, right, top, bottom, min(xs), max(xs), floor, max(ys), log_y)
     _band_axes(canvas, place, xlabel, ylabel)
-    for index, (name, band) in enumerate(bands.items()):
-        _band(canvas, place, name, band, ("#0072B2", "#B34700")[index % 2])
+    for index, band in enumerate(bands.values()):
+        _band(canvas, place, band, BANDS[index % 2])
+    _band_names(canvas, place, bands)
     for x, y in dots.items():
         canvas.rect(place.x(x) - 4.5, place.y(y) - 4.5, 9, 9, INK, rx=4.5, data_measured=y)
     alt = f"{stop(title)} {_bands_told(bands, dots, xlabel, ylabel)}"
@@ -291,14 +293,23 @@ def _band_axes(canvas: Canvas, place: _Place, xlabel: str, ylabel: str) -> None:
     canvas.text((place.left + place.right) / 2, place.bottom + 42, xlabel, 12, QUIET, text_anchor="middle")
 
 
-def _band(canvas: Canvas, place: _Place, name: str, band: Mapping[float, Band], color: str) -> None:
+BANDS = ("#0072B2", "#B34700")
+
+
+def _band(canvas: Canvas, place: _Place, band: Mapping[float, Band], color: str) -> None:
     lower = [(place.x(x), place.y(low)) for x, (low, _, _) in band.items()]
     upper = [(place.x(x), place.y(high)) for x, (_, _, high) in band.items()]
     middle = [(place.x(x), place.y(value)) for x, (_, value, _) in band.items()]
     canvas.path(_joined([*lower, *reversed(upper)]) + "Z", fill=color, fill_opacity=0.18)
     canvas.path(_joined(middle), fill="none", stroke=color, stroke_width=2.2)
-    x, y = middle[-1]
-    canvas.halo_text(x + 8, y + 4, name, 12.5, fill=color, font_weight="bold")
+
+
+def _band_names(canvas: Canvas, place: _Place, bands: Mapping[str, Mapping[float, Band]]) -> None:
+    """Each line's name at its end, moved up or down where two would overlap."""
+    ends = [list(band.items())[-1] for band in bands.values()]
+    heights = spread([place.y(value) for _, (_, value, _) in ends], 16, place.top, place.bottom)
+    for index, (name, (x, _), y) in enumerate(zip(bands, ends, heights, strict=True)):
+        canvas.halo_text(place.x(x) + 8, y + 4, name, 12.5, fill=BANDS[index % 2], font_weight="bold")
 
 
 def _joined(points: Sequence[tuple[float, float]]) -> str:
