@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import json
+import re
 import signal
 import subprocess
 import threading
@@ -15,11 +16,13 @@ import torch
 
 from course_utils import demos, estimate, front_door
 from course_utils.allocator import CachingAllocator, OutOfMemory
+from course_utils.breakdown import MemoryBreakdown
 from course_utils.demos import DEMOS, Stage, demo, fragmentation, holes, rehearse
 from course_utils.demos import stage as stages
 from course_utils.demos.show import DemoWidget
 from course_utils.demos.stage import Demo, DemoStep, Foreseen, Outcome
-from course_utils.demos.stage_figures import stage_bars, stage_segments
+from course_utils.demos.stage_figures import TYPE, stage_bars, stage_segments
+from course_utils.figure import text_width
 from course_utils.gpus import GPUS, Gpu
 from course_utils.live_meter import Meter, Reading
 from course_utils.measuring import devices, live
@@ -213,6 +216,15 @@ def test_pictures_say_in_words_what_they_draw():
     for draw in (lambda: stage_bars({}, "", 1), lambda: stage_segments([], "", 1)):
         with pytest.raises(ValueError, match="nothing to draw"):
             draw()
+
+
+def test_the_line_of_the_gpus_memory_crosses_no_number():
+    found = MemoryBreakdown({"activations": 1000 * MB})
+    for room in range(1000 * MB, 1400 * MB, 50 * MB):
+        drawn = stage_bars({"so": found}, "A title", room).svg
+        (line,) = re.findall(r'<line x1="([\d.]+)"', drawn)
+        start = float(re.findall(r'<text x="([\d.]+)"[^>]*>1.00 GB<', drawn)[0])
+        assert not start < float(line) < start + text_width("1.00 GB", TYPE, bold=True)
 
 
 # On a GPU, which a stand-in plays: steps run on the CPU, and its counters are made up

@@ -3,6 +3,7 @@ are not here, so that nothing is sent and nothing is measured.
 """
 
 from ..estimating import estimate
+from ..figure import sentence
 from ..fitting import fits
 from ..models import PRESETS
 from ..run import TrainingRun
@@ -60,7 +61,7 @@ def stages(stage: Stage) -> Outcome:
     ranks = made["ZeRO-3"].world_size
     rows = {name: estimate(run) for name, run in made.items()}
     fitting = [name for name, run in made.items() if fits(run, stage.card.room)]
-    figure = stage_bars(rows, f"On {ranks} cards {' and '.join(fitting)} fit, by estimate", stage.card.room)
+    figure = stage_bars(rows, f"On {ranks} cards {sentence(fitting)} fit, by estimate", stage.card.room)
     return Outcome(f"Bytes of one of {ranks} cards. Nothing was measured: those cards are not here.", figure=figure)
 
 

@@ -28,7 +28,7 @@ LOOK = """<style>
 </style>"""
 """A picture takes a little more than half of the window's height, so that text and picture are seen at once."""
 
-LONG = 150
+LONG = 120
 """Letters: more than that leave no room for the step's own words beside a picture."""
 
 UNTIL_SHOWN = 0.5

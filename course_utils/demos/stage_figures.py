@@ -54,7 +54,10 @@ def _row(canvas: Canvas, label: str, row: MemoryBreakdown, y: float, left: float
             canvas.text(middle, y + BAR / 2 + 6, shown, 17, ink, text_anchor="middle")
         x += part.size * scale
     color = OVER if row.total > room else INK
-    canvas.halo_text(x + 10, y + BAR / 2 + 7, format_bytes(row.total), TYPE, fill=color, font_weight="bold")
+    total, line = format_bytes(row.total), left + room * scale
+    if x < line < x + 18 + text_width(total, TYPE, bold=True):
+        x = line  # or the line of the GPU's memory would cross the number
+    canvas.halo_text(x + 10, y + BAR / 2 + 7, total, TYPE, fill=color, font_weight="bold")
 
 
 def _room_line(canvas: Canvas, x: float, top: float, bottom: float, room: int) -> None:
