@@ -47,23 +47,40 @@ def archive(root: Path = ROOT) -> bytes:
 def needed(root: Path = ROOT, entry: str = ENTRY) -> dict[str, Path]:
     """The modules that `entry` leads to by its imports, those within functions too: name to file.
 
-    Raises BuildError if one of them cannot be imported without what is neither the course's nor of the standard
-    library, torch above all. What only a function imports (matplotlib, for pictures that the page never draws)
-    stays outside.
+    Raises BuildError if `entry` cannot be imported without what is neither the course's nor of the standard library,
+    torch above all. What only a function imports, and what has such a need, stays outside: the page never gets there.
     """
-    found: dict[str, Path] = {}
-    waiting = [entry]
+    found, lacking = _imported_with(root, entry)
+    if lacking:
+        raise BuildError(f"the explorer's page cannot have {entry}: {lacking[0]}")
+    waiting = list(found)
     while waiting:
         name = waiting.pop()
-        if name in found:
+        for imported, _ in imports(name, found[name], _offered(root)):
+            if _top(imported) == "course_utils" and imported not in found:
+                more, lacking = _imported_with(root, imported)
+                if not lacking:
+                    waiting += [one for one in more if one not in found]
+                    found |= more
+    return found
+
+
+def _imported_with(root: Path, name: str) -> tuple[dict[str, Path], list[str]]:
+    """The modules that importing `name` imports, itself among them, and what they need that a browser lacks."""
+    found: dict[str, Path] = {}
+    lacking: list[str] = []
+    waiting = [*_packages(name), name]
+    while waiting:
+        one = waiting.pop()
+        if one in found:
             continue
-        found[name] = _file(root, name)
-        for imported, at_once in imports(name, found[name], _offered(root)):
-            if _top(imported) == "course_utils":
+        found[one] = _file(root, one)
+        for imported, at_once in imports(one, found[one], _offered(root)):
+            if at_once and _top(imported) == "course_utils":
                 waiting += [*_packages(imported), imported]
             elif at_once and _top(imported) not in sys.stdlib_module_names:
-                raise BuildError(f"the explorer's page cannot have {name}: it imports {imported}")
-    return found
+                lacking.append(f"{one} imports {imported}")
+    return found, lacking
 
 
 def imports(name: str, path: Path, offered: dict[str, str]) -> list[tuple[str, bool]]:

@@ -26,6 +26,9 @@ COURSE_FILE = re.compile(r"\.\./(course_utils/[\w/]+\.py)")
 EXPLORER = "explorer"
 """The explorer's page within the website, and its sources within docs."""
 
+TOUR = Path("notebooks", "explorer.ipynb")
+"""The explorer's own notebook, which is no lesson; docs/explorer.md lists it."""
+
 
 def main(arguments: Sequence[str]) -> int:
     """Make the website; 1, with Sphinx's words on stderr, if it warns of anything."""
@@ -77,6 +80,7 @@ def lay_out(stage: Path, root: Path = ROOT) -> None:
         for path in notebooks(root, folder):
             shutil.copy2(path, stage / folder / path.name)
             _copy_linked_code(path, root, stage)
+    shutil.copy2(root / TOUR, stage / TOUR)
     for page in (stage / "docs").glob("*.md"):
         page.write_text(ANCHOR.sub("", page.read_text(encoding="utf-8")), encoding="utf-8")
     index = stage / "docs" / "index.md"
