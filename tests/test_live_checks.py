@@ -116,8 +116,8 @@ def code(text: str, *tags: str) -> Any:
 def test_a_notebook_tells_what_was_live_why_not_and_what_failed(tmp_path):
     path = notebook(
         tmp_path,
-        code("import os; print('live on a card', os.environ['COURSE_SOURCE'])"),
-        code("print('needs 134.5 GB, a card has 15.0 GB free')"),
+        code("import os; print('live on a card · torch', os.environ['COURSE_SOURCE'])"),
+        code("print('live on a GPU: no; needs 134.5 GB, a card has 15.0 GB free')"),
         code("1 / 0", "raises-exception"),
         code("# what fails\n{}['x']"),
     )

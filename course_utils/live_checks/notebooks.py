@@ -12,8 +12,8 @@ from ..authoring.execute import run
 
 ROOT = Path(__file__).resolve().parents[2]
 
-LIVE = "live on "
-"""How a measurement begins to say that it was made on a GPU here."""
+LIVE = re.compile(r"live on [^·\n]+ · torch")
+"""How a measurement says that it was made on a GPU here; `doctor` has a row "live on a GPU", which is none."""
 
 NOT_LIVE = re.compile(r"needs [\d.]+ \w+, .+? has [\d.]+ \w+ free|this GPU \(compute capability[^<\n]*")
 """How one says why it was simulated although there is a GPU."""
@@ -37,7 +37,7 @@ def execute_live(path: Path, as_card: str = "", source: str = "auto") -> dict[st
     return {
         "seconds": round(time.monotonic() - start, 1),
         "cells": len(cells),
-        "live": sum(LIVE in text for text in texts),
+        "live": sum(bool(LIVE.search(text)) for text in texts),
         "not_live": sorted({found for text in texts for found in NOT_LIVE.findall(text)}),
         "failed": [problem for cell in cells for problem in problems(cell)],
     }
