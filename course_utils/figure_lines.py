@@ -263,7 +263,12 @@ def _shapes(drawing: "Drawing") -> str:
 
 def _lines_alt(series: Series, title: str, xlabel: str, ylabel: str) -> str:
     told = [
-        f"{name} goes from {ys[0]:,.4g} at {number(xs[0])} to {ys[-1]:,.4g} at {number(xs[-1])}"
+        f"{name} goes from {_read(ys[0])} at {number(xs[0])} to {_read(ys[-1])} at {number(xs[-1])}"
         for name, (xs, ys) in series.items()
     ]
     return f"{stop(title)} Lines of {ylabel} against {xlabel}: {'; '.join(told)}."
+
+
+def _read(value: float) -> str:
+    """A value to four figures, as one reads it aloud."""
+    return number(float(f"{value:.4g}"))

@@ -533,3 +533,8 @@ def test_drawing_needs_neither_torch_nor_matplotlib_nor_widgets():
 )
 def test_numbers_on_axes_need_no_letter_e(value: float, shown: str):
     assert number(value) == shown
+
+
+def test_an_alt_text_reads_small_and_large_values_as_one_says_them() -> None:
+    drawn = plots.lines({"error": ([1, 2], [1.3374e-9, 134_512.0])}, "Errors grow", "steps", "error")
+    assert "error goes from 1.337·10⁻⁹ at 1 to 134,500 at 2" in drawn.alt
