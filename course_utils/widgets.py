@@ -14,7 +14,6 @@ import ipywidgets
 from . import estimate
 from .breakdown import MemoryBreakdown
 from .figure import INK, MARGIN, QUIET, RULE, WIDTH, Canvas, Figure, number, ticks
-from .figure_parts import OVER, UNDER
 from .figure_run import peak_stack
 from .fitting import fit_words, lacks
 from .gpus import GPUS, Gpu, gpu
@@ -154,12 +153,17 @@ class Explorer(Explorable):
         breakdown = estimate(run)
         verdict = fit_words(breakdown.total, card)
         figure = peak_stack(run, breakdown, card, verdict)
-        color = UNDER if breakdown.total <= card.memory else OVER
         message = (
-            f"<b style='color:{color}'>{escape(verdict[0].upper() + verdict[1:])}.</b>{escape(lacks(run, card))}"
+            f"{verdict_html(breakdown.total, card)}{escape(lacks(run, card))}"
             f"<br><code style='user-select:all'>{escape(run.code())}</code>"
         )
         return figure, message
+
+
+def verdict_html(total: int, card: Gpu) -> str:
+    """Whether `total` bytes fit, marked with a sign: in the page's own color, so that a dark theme stays readable."""
+    verdict = fit_words(total, card)
+    return f"<b>{'✓' if total <= card.memory else '✗'} {escape(verdict[0].upper() + verdict[1:])}.</b>"
 
 
 class TensorSlider(Explorable):

@@ -76,6 +76,13 @@ def test_the_verdict_is_in_words():
     assert fit_words(card.memory, card) == "fits an A100-80GB with 0.00 GB to spare"
 
 
+def test_a_verdict_has_a_sign_and_no_color_of_its_own():
+    shown = explorer(gpu="A100-80GB", micro_batch=1)
+    assert "<b>✓ Fits an A100-80GB" in shown.message
+    shown.controls["micro_batch"].value = 512
+    assert "<b>✗ Does not fit" in shown.message and "color" not in shown.message
+
+
 def test_a_card_without_bf16_says_so():
     assert "no bf16 and no flash kernel" in explorer(gpu="V100-32GB").message
     assert "no flash" not in explorer(gpu="V100-32GB", precision="fp32", attention="eager").message

@@ -5,7 +5,6 @@ from html import escape
 import ipywidgets
 
 from ..figure import Figure
-from ..figure_parts import OVER, UNDER
 from ..plots import timeline
 from ..widgets import LAYOUT, STYLE, Explorable
 from .detective import CAUSES, ORDER, Case, case, is_cause
@@ -54,8 +53,8 @@ class Detective(Explorable):
         if not cause:
             return score
         if is_cause(number, cause):
-            return f"<b style='color:{UNDER}'>Yes: {escape(CAUSES[cause])}.</b> {score}"
-        return f"<b style='color:{OVER}'>No.</b> {escape(against(cause, case(number)))} {score}"
+            return f"<b>✓ Yes: {escape(CAUSES[cause])}.</b> {score}"
+        return f"<b>✗ No.</b> {escape(against(cause, case(number)))} {score}"
 
 
 def case_figure(number: int) -> Figure:

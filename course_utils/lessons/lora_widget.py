@@ -8,13 +8,13 @@ import ipywidgets
 
 from .. import estimate
 from ..figure import Figure, number
-from ..figure_parts import OVER, UNDER, segments_of
+from ..figure_parts import segments_of
 from ..fitting import fit_words, lacks
 from ..gpus import GPUS, Gpu, gpu
 from ..plots import stack_svg
 from ..run import TrainingRun
 from ..units import format_bytes
-from ..widgets import LAYOUT, STYLE, Explorable
+from ..widgets import LAYOUT, STYLE, Explorable, verdict_html
 
 MODELS = ("gpt2", "gpt2-xl", "llama3.2-1b", "llama3.2-3b", "llama3-8b", "llama3-70b")
 RANKS = (0, 2, 4, 8, 16, 32, 64)
@@ -68,9 +68,8 @@ class LoraExplorer(Explorable):
         title = f"{run.model.name}, {trained}: {format_bytes(peak.total, 'GB', 1)} at the peak"
         verdict = fit_words(peak.total, card)
         alt = f"Estimate for {title}. {run}. It {verdict}."
-        color = UNDER if peak.total <= card.memory else OVER
         message = (
-            f"<b style='color:{color}'>{escape(verdict[0].upper() + verdict[1:])}.</b>{escape(lacks(run, card))}"
+            f"{verdict_html(peak.total, card)}{escape(lacks(run, card))}"
             f"<br><code style='user-select:all'>{escape(run.code())}</code>"
         )
         return Figure(_picture(peak, title, card, alt), alt), message

@@ -9,14 +9,13 @@ import ipywidgets
 from ..estimating import estimate
 from ..estimating.published import zero_sharded_state_bytes
 from ..figure import Figure, number
-from ..figure_parts import OVER, UNDER, segments_of
-from ..fitting import fit_words
+from ..figure_parts import segments_of
 from ..gpus import GPUS, Gpu, gpu
 from ..models import model_config
 from ..plots import stack
 from ..run import TrainingRun
 from ..units import format_bytes
-from ..widgets import LAYOUT, STYLE, Explorable
+from ..widgets import LAYOUT, STYLE, Explorable, verdict_html
 
 MODELS = ("gpt2", "gpt2-xl", "llama3.2-1b", "llama3.2-3b", "mistral-7b", "llama3-8b", "llama3-70b", "gpt3-175b")
 RANKS = tuple(2**k for k in range(1, 11))
@@ -84,10 +83,8 @@ class ShardSliders(Explorable):
         how = "DistributedDataParallel" if run.zero_stage < 2 else "FSDP2"
         note = f"ZeRO's formula with K = 12 · peak estimated for {how}, in {peak.label}"
         figure = stack(rows, title, capacity=card, provenance=note)
-        verdict = fit_words(peak.total, card)
-        color = UNDER if peak.total <= card.memory else OVER
         return figure, (
-            f"<b style='color:{color}'>{escape(verdict[0].upper() + verdict[1:])}.</b> Together the ranks work on "
+            f"{verdict_html(peak.total, card)} Together the ranks work on "
             f"{run.world_size * run.micro_batch * run.seq_len:,} tokens at a time."
             f"<br><code style='user-select:all'>{escape(run.code())}</code>"
         )
