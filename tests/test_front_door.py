@@ -562,4 +562,8 @@ def test_readme_names_every_label_of_a_measurement():
 def test_pictures_and_pages_that_the_readme_links_are_there():
     targets = [target for target in re.findall(r"\]\(([^)]+)\)", README) if not target.startswith("http")]
     assert len(targets) >= 4
-    assert [target for target in targets if not (ROOT / target).exists()] == []
+    for path, _, anchor in (target.partition("#") for target in targets):
+        assert (ROOT / path).exists(), path
+        headings = re.findall(r"^#+ (.+)$", (ROOT / path).read_text(), re.MULTILINE) if anchor else []
+        slugs = [re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-") for heading in headings]
+        assert not anchor or anchor in slugs, f"{path} has no heading for #{anchor}: {slugs}"
