@@ -2,8 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Collection, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -11,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from course_utils.measurement import Measurement
 from course_utils.measuring import measure
+from course_utils.measuring.counting import Unwatched as Unwatched
 from course_utils.models import PRESETS, TransformerConfig
 from course_utils.run import TrainingRun
 
@@ -48,21 +48,6 @@ def tiny(family: str, **changes: Any) -> TransformerConfig:
 def simulate(run: TrainingRun, steps: int = 2) -> Measurement:
     """`measure(run, "simulated")`, once for each run however many tests ask."""
     return measure(run, "simulated", steps)
-
-
-class Unwatched:
-    """Takes the tracker's place in a step that nothing tracks."""
-
-    micro_batch = 0
-
-    def in_phase(self, phase: str) -> AbstractContextManager[Any]:
-        return nullcontext()
-
-    def bind_states(self) -> None:
-        """There is nobody to tell."""
-
-    def bind(self, kind: str, tensors: Iterable[Any]) -> None:
-        """There is nobody to tell."""
 
 
 class Operators(TorchDispatchMode):

@@ -9,8 +9,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,21 +30,6 @@ DEEP_MODEL, DEEP_BYTES = "llama3-70b", 24 * GiB
 
 RATIO_MODEL = "gpt2-xl"
 """The model whose step is promised to be so many times faster."""
-
-
-class Unwatched:
-    """Takes the tracker's place in a step that nothing tracks."""
-
-    micro_batch = 0
-
-    def in_phase(self, phase: str) -> AbstractContextManager[Any]:
-        return nullcontext()
-
-    def bind_states(self) -> None:
-        """There is nobody to tell."""
-
-    def bind(self, kind: str, tensors: Iterable[Any]) -> None:
-        """There is nobody to tell."""
 
 
 def best(tries: int, measure_once: Callable[[], float]) -> float:
@@ -78,6 +62,8 @@ def _seconds(work: Callable[[], object]) -> float:
 
 
 def _unwatched(training: Any) -> float:
+    from ..measuring.counting import Unwatched
+
     training.step(Unwatched())
     return _seconds(lambda: training.step(Unwatched()))
 
@@ -96,6 +82,8 @@ def _tracked(training: Any) -> float:
 
 def _memtracked(training: Any) -> float:
     from torch.distributed._tools.mem_tracker import MemTracker
+
+    from ..measuring.counting import Unwatched
 
     peer = MemTracker()
     peer.track_external(training.network, training.optimizer, training.tokens, training.targets)

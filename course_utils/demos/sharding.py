@@ -73,11 +73,12 @@ def foresee(stage: Stage) -> list[Foreseen]:
 
 SHARDING = Demo(
     "ZeRO, by estimate",
-    "A model that no single card trains: what replicas keep, and what ZeRO's stages leave. Nothing is run.",
+    "A model that no single card trains: what replicas keep, and what ZeRO's stages leave.",
     (
         DemoStep("Guess first", "A model that is too large.", question),
         DemoStep("More replicas", "The batch is shared. The model is not.", replicas),
         DemoStep("ZeRO", "Shard the states, then the gradients, then the weights.", stages),
     ),
     foresee,
+    runs=False,
 )

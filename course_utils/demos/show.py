@@ -86,7 +86,9 @@ class DemoWidget(ipywidgets.VBox):
         self.pages = []
         number = len(self.demo.steps)
         place = f"{number} steps on {self.stage.words}."
-        if not self.stage.live:
+        if not self.demo.runs:
+            place += " All of it is estimated: nothing is run."
+        elif not self.stage.live:
             place += " No GPU is used: each run is simulated, and played back at reading speed."
         keys = "Space or Enter goes on. Tab leads to the button that goes back."
         self._keep(self.demo.title, _text(self.demo.shows, place, keys), ())

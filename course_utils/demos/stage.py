@@ -70,12 +70,16 @@ class Foreseen:
 
 @dataclass(frozen=True)
 class Demo:
-    """A demo: its title, what it shows in a sentence, its steps, and what is foreseen of them, from estimates alone."""
+    """A demo: its title, what it shows in a sentence, its steps, and what is foreseen of them, from estimates alone.
+
+    `runs` is False for a demo that only estimates.
+    """
 
     title: str
     shows: str
     steps: tuple[DemoStep, ...]
     foresee: Callable[["Stage"], list[Foreseen]]
+    runs: bool = True
 
 
 class MarkedPhases(Unwatched):
