@@ -171,7 +171,8 @@ timeline(measured, "The second step: the peak is where the blocks' activations m
 from course_utils.plots import compare_bars
 
 reveal("14.peak", measured.peak)
-compare_bars(estimate(best), measured, "The estimate that fit relied on, beside the step that ran")
+gap = format_bytes(abs(estimate(best).total - measured.peak))
+compare_bars(estimate(best), measured, f"What fit relied on and the step that ran differ by {gap}")
 
 # %% [markdown]
 # **The gap** of your own prediction: compare it part by part with the bars, as in [lesson 13](13_who_is_right.ipynb).
