@@ -216,8 +216,8 @@ print(f"{len(counters)} optimizer states of a single number: {sum(item.bytes for
 # exercises, glossary and more, as links. A word that is new to you is a link to the
 # [glossary](../docs/glossary.md) where a lesson first uses it.
 #
-# Want to turn every knob at once? [The Explorer](explorer.ipynb) has all choices of a run on one page, its peak beside a
-# card, and what to change next.
+# Want to turn every knob at once? [The Explorer](explorer.ipynb) has all choices of a run on one page, its peak beside
+# a card, and what to change next.
 
 # %% tags=["nbval-ignore-output"]
 from course_utils.progress import progress
