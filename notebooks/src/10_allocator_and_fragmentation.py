@@ -164,7 +164,7 @@ for request in ("a=0.001K", "a=1.2K", "a=1M", "a=1.001M", "a=9.9M", "a=10M", "a=
 # ## Play allocator
 # Below, each rule shows once. Move the slider event by event, and say what will happen before you look. Then type
 # requests of your own: `a=4` allocates 4 MiB, `b=512K` KiB, `-a` frees. Green is allocated, red hatched is free beside
-# a tensor, grey hatched is an empty segment that the driver could have back.
+# a tensor, gray hatched is an empty segment that the driver could have back.
 
 # %%
 from course_utils.lessons.allocator_player import allocator_player
@@ -256,12 +256,13 @@ print(f"gap {format_bytes(blocks - asked, 'MB', 1)}, {(blocks - asked) / asked:.
 # wrong counter.
 #
 # ## Out of memory with a third free
-# The tensors of this run need less than 5.3 GB. Give it a card with 6 GiB for them, which is 6.44 GB.
+# The tensors of this run need less than 5.3 GB. Give it a card with 6 GiB for them, which is 6.44 GB. It fails, with
+# almost a third of that memory free.
 #
-# **Your guess.** It fails. How many percent of that memory hold no tensor when it does?
+# **Your guess.** How large is the largest tensor that would still have found room?
 
 # %%
-predict("10.free", unit="%")
+predict("10.largest", unit="GB")
 
 # %%
 import textwrap
@@ -273,11 +274,10 @@ print(textwrap.fill(tight.message, 110))
 
 # %%
 asked_for = measured.allocations[tight.requests[len(tight)].name]
-reveal("10.free", 100 * failed.free_share, unit="%")
-shape = asked_for.shape
+at_driver, shape = failed.capacity - failed.reserved, asked_for.shape
+reveal("10.largest", max(failed.largest_free, at_driver))
 print(f"asked for       {format_bytes(failed.requested, 'GB', 3)}, {asked_for.dtype} of {shape}: the logits' size")
-at_driver = failed.capacity - failed.reserved
-print(f"free in all     {format_bytes(failed.free, 'GB', 3)}")
+print(f"free in all     {format_bytes(failed.free, 'GB', 3)}, {failed.free_share:.1%} of the card")
 print(f"largest hole    {format_bytes(failed.largest_free, 'GB', 3)}")
 print(f"with the driver {format_bytes(at_driver, 'GB', 3)}, {format_bytes(failed.attempted - at_driver)} too few")
 
@@ -328,8 +328,8 @@ from course_utils.lessons.allocator_figures import segments_figure
 from course_utils.lessons.fragmentation import holes
 
 toy = replay(holes(), "80 MiB")
-share = toy.failure.free_share
-segments_figure(toy, title=f"{share:.0%} is free, and a request for 8 MiB fails: no hole is larger than 4 MiB")
+share = 100 * toy.failure.free_share
+segments_figure(toy, title=f"{share:.0f} % is free, and a request for 8 MiB fails: no hole is larger than 4 MiB")
 
 # %% [markdown]
 # A request fails when no free block is large enough, and the driver cannot give a new segment even after all *empty*

@@ -136,7 +136,8 @@ process = check.process()
 print({batch: format_bytes(size, "MB", 1) for batch, size in check.planted_report().items()})
 print(process.spans)
 title = "Four trainings in one process: each peak is lower than the last, and reserved stays where it was"
-lines(curves(process.replayed), title, "allocations and frees so far", "GB", markers=False)
+lines(curves(process.replayed), title, "allocations and frees so far", "GB", markers=False,
+      provenance=process.replayed.provenance)  # fmt: skip
 
 # %% [markdown]
 # Each span says from which event to which a training went: `process.replayed.allocated[first:last]` are the bytes
@@ -290,7 +291,8 @@ check.fragmented(fragmented)
 
 # %% tags=["solution"]
 broken = replay(fragmented(80 * MiB), 80 * MiB)
-segments_figure(broken, title=f"{broken.failure.free_share:.0%} of the GPU is free, and no hole is larger than 4 MiB")
+share = 100 * broken.failure.free_share
+segments_figure(broken, title=f"{share:.0f} % of the GPU is free, and no hole is larger than 4 MiB")
 
 # %% [markdown]
 # ## 6 · Cure it by order
