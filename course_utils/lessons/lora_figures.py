@@ -6,7 +6,9 @@ from ..figure import INK, MARGIN, QUIET, RULE, WIDTH, Canvas, Figure, number, te
 from ..figure_lines import lines
 from ..figure_parts import COLOURS, stop
 
-FROZEN, LEARNING = COLOURS["temporaries"], COLOURS["optimizer_states"]
+WEIGHTS = COLOURS["parameters"]
+"""All three matrices are parameters; the frozen one is hatched."""
+
 SIDE = 220.0
 """Pixels of the longer side of the matrix."""
 
@@ -22,29 +24,33 @@ def lora_picture(n_out: int, n_in: int, rank: int) -> Figure:
     one = SIDE / max(n_out, n_in)
     height, width, thick = n_out * one, n_in * one, max(2.0, rank * one)
     left = 130.0
-    _matrix(canvas, left, top, width, height, FROZEN, "W, frozen", f"{whole:,} numbers", below=True)
+    _matrix(canvas, left, top, width, height, "W, frozen", f"{whole:,} numbers", frozen=True)
     canvas.text(left + width + 44, top + height / 2 + 8, "+", 28, text_anchor="middle")
     start = left + width + 118
-    _matrix(canvas, start, top, thick, height, LEARNING, "B, zero at first", f"{n_out * rank:,} numbers", below=True)
+    _matrix(canvas, start, top, thick, height, "B, zero at first", f"{n_out * rank:,} numbers")
     canvas.text(start + thick + 36, top + height / 2 + 8, "·", 28, text_anchor="middle")
-    _matrix(canvas, start + thick + 76, top, width, thick, LEARNING, "A, Gaussian", f"{n_in * rank:,} numbers", True)
+    _matrix(canvas, start + thick + 76, top, width, thick, "A, Gaussian", f"{n_in * rank:,} numbers")
     alt = (
-        f"{stop(title)} Drawn to scale: the frozen matrix W with {whole:,} numbers, plus a thin upright factor B, zero "
-        f"at first, times a thin lying factor A, Gaussian at first; together {thin:,} numbers learn."
+        f"{stop(title)} Drawn to scale: the frozen matrix W, hatched, with {whole:,} numbers, plus a thin upright "
+        f"factor B, zero at first, times a thin lying factor A, Gaussian at first; together {thin:,} numbers learn."
     )
     return Figure(canvas.svg(top + height + 40, title, alt), alt)
 
 
 def _matrix(
-    canvas: Canvas, x: float, y: float, width: float, height: float, fill: str, name: str, size: str, below: bool
+    canvas: Canvas, x: float, y: float, width: float, height: float, name: str, size: str, frozen: bool = False
 ) -> None:
+    fill = "#FFFFFF" if frozen else WEIGHTS
     canvas.rect(x, y, width, height, fill, stroke=INK, stroke_width=0.8, data_name=name)
+    if frozen:
+        canvas.hatch(x, y, width, height, WEIGHTS, gap=8)
     canvas.text(x + width / 2, y - 10, name, 13, text_anchor="middle", font_weight="bold")
-    if below:
-        canvas.text(x + width / 2, y + height + 20, size, 12, QUIET, text_anchor="middle")
+    canvas.text(x + width / 2, y + height + 20, size, 12, QUIET, text_anchor="middle")
 
 
-def code_picture(values: Sequence[float], codes: Mapping[str, Sequence[float]], title: str, bins: int = 48) -> Figure:
+def code_picture(
+    values: Sequence[float], codes: Mapping[str, Sequence[float]], title: str, bins: int = 48, provenance: str = ""
+) -> Figure:
     """A histogram of `values` between −1 and 1, and under it each code's values as strokes on the same axis.
 
     Raises ValueError without values or codes.
@@ -75,10 +81,13 @@ def code_picture(values: Sequence[float], codes: Mapping[str, Sequence[float]], 
                 text_anchor="middle")  # fmt: skip
     told = "; ".join(f"{name}: {len(code)} values" for name, code in codes.items())
     alt = f"{stop(title)} A histogram of weights with a peak at zero; below it, on the same axis, strokes. {told}."
-    return Figure(canvas.svg(end + 44, title, alt), alt)
+    bottom = canvas.note(provenance, end + 52) if provenance else end + 44
+    return Figure(canvas.svg(bottom, title, alt), alt)
 
 
-def histograms(series: Mapping[str, Sequence[float]], title: str, reach: float, bins: int = 81) -> Figure:
+def histograms(
+    series: Mapping[str, Sequence[float]], title: str, reach: float, bins: int = 81, provenance: str = ""
+) -> Figure:
     """How often values occur between −reach and reach, a line for each of `series`, in percent of its values."""
     drawn = {}
     for name, values in series.items():
@@ -89,4 +98,4 @@ def histograms(series: Mapping[str, Sequence[float]], title: str, reach: float, 
                 counts[place] += 1
         middles = [reach * (2 * index + 1 - bins) / bins for index in range(bins)]
         drawn[name] = (middles, [100 * count / len(values) for count in counts])
-    return lines(drawn, title, "value of an entry", "percent of the entries", markers=False)
+    return lines(drawn, title, "value of an entry", "percent of the entries", markers=False, provenance=provenance)

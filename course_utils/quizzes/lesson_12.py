@@ -56,7 +56,7 @@ def one_more_bit() -> Question:
     """The step of the grid is max/(2^(bits−1) − 1)."""
     before, after = 2**3 - 1, 2**7 - 1
     return Question(
-        "From 4 bits to 8, rounding by absmax with the same scales: by what factor does the error shrink?",
+        "From 4 bits to 8, rounding by absmax with as many scales: by what factor does the error shrink?",
         Choice(f"{after / before:.0f}", "The largest code goes from 7 to 127, and the step shrinks with it."),
         (
             Choice("2", "That is the ratio of the bits. Each single bit doubles the number of codes."),

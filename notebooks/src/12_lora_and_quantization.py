@@ -54,7 +54,7 @@ share = {
     for name, targets in {"attention": attention, "attention and MLP": everywhere}.items()
 }
 lines(share, "Llama-3 8B: even rank 64 on every matrix trains about 2 % as many numbers",
-      "rank r", "percent of N", log_x=True, log_y=True)  # fmt: skip
+      "rank r", "percent of N", log_x=True, log_y=True, provenance="formula")  # fmt: skip
 
 # %%
 for r in ranks:
@@ -302,7 +302,7 @@ errors = {name: [relative_error(weight, absmax(weight, k, group)) for k in bits]
 drawn = {name: (bits, [100 * error for error in series]) for name, series in errors.items()}
 drawn["Δ/√12, one scale"] = (bits, [100 * uniform_error(weight, k) for k in bits])
 lines(drawn, "Each bit halves the error; a scale for each row is worth one bit more", "bits",
-      "error in % of the weights' size", log_y=True)  # fmt: skip
+      "error in % of the weights' size", log_y=True, provenance="a matrix of a model trained on this CPU")  # fmt: skip
 
 # %%
 factor = (errors["one scale"][2] / errors["one scale"][6]) ** (1 / 4)
@@ -367,7 +367,8 @@ from course_utils.lessons.quantization import grouped
 blocks = grouped(weight, 64)
 scaled = (blocks / blocks.abs().amax(dim=1, keepdim=True)).flatten().tolist()
 code_picture(scaled, {"absmax, 4 bits": [k / 7 for k in range(-7, 8)], "NF4": nf4},
-             "NF4 puts its values where the weights are")  # fmt: skip
+             "NF4 puts its values where the weights are",
+             provenance="a matrix of a model trained on this CPU, in blocks of 64")  # fmt: skip
 
 # %% [markdown]
 # **Your guess.** Same [blocks of 64](../docs/glossary.md#block-wise-quantization), same bits: by how many percent is
@@ -423,7 +424,7 @@ widths = {"one scale": lambda w: None, "each row": lambda w: w.shape[1], "blocks
 loss = {name: [loss_with(lambda w, k=k, group=group: absmax(w, k, group(w))) for k in bits]
         for name, group in widths.items()}  # fmt: skip
 lines({name: (bits, series) for name, series in loss.items()}, "Down to 4 bits hardly anything happens; then much does",
-      "bits", "loss on the text", level=("as trained", start))  # fmt: skip
+      "bits", "loss on the text", level=("as trained", start), provenance="computed on this CPU")  # fmt: skip
 
 # %%
 enough = {name: next(k for k, value in zip(bits, loss[name], strict=True) if value < 1.02 * start) for name in loss}
@@ -466,7 +467,8 @@ from course_utils.lessons.lora_figures import histograms
 
 many = split(weight, 24)
 histograms({"W": weight.flatten().tolist(), "U": many.U.flatten().tolist(), "V": many.V.flatten().tolist()},
-           "W is one hill; the entries of U and V gather around peaks", reach=0.15)  # fmt: skip
+           "W is one hill; the entries of U and V gather around peaks", reach=0.15,
+           provenance="a matrix of a model trained on this CPU, split in 24 steps")  # fmt: skip
 
 # %% [markdown]
 # They do cluster. **Your guess.** Four steps cost four bits, as absmax with four bits does. How large is the error of
@@ -493,7 +495,7 @@ drawn = {"two bases": two, "one basis": one, "absmax by row": row,
          "centroids": [relative_error(weight, clusters(weight, 2**k)) for k in steps]}  # fmt: skip
 lines({name: (steps, [100 * error for error in series]) for name, series in drawn.items()},
       "Two bases beat one; from four bits on a plain grid beats both", "bits", "error in % of the weights' size",
-      log_y=True)  # fmt: skip
+      log_y=True, provenance="a matrix of a model trained on this CPU")  # fmt: skip
 
 # %% [markdown]
 # **The gap.** The second basis does what is promised: with it the same greedy steps leave a smaller remainder than
@@ -529,7 +531,8 @@ trainings = {"Adam": adam, "8-bit, powers of ten": train_language_model("adam8bi
              "8-bit, evenly spaced": train_language_model(even_adam)}  # fmt: skip
 smooth = {name: [sum(done.losses[k : k + 5]) / 5 for k in range(0, 100, 5)] for name, done in trainings.items()}
 lines({name: (list(range(0, 100, 5)), series) for name, series in smooth.items()},
-      "8-bit Adam learns like Adam if its values are where the moments are", "step", "loss", markers=False)  # fmt: skip
+      "8-bit Adam learns like Adam if its values are where the moments are", "step", "loss, mean of 5 steps",
+      markers=False, provenance="trained on this CPU")  # fmt: skip
 
 # %%
 print("powers of ten learn as well as Adam:", abs(trainings["8-bit, powers of ten"].final - adam.final) < 0.1)
