@@ -18,10 +18,11 @@ def pipeline_figure(pipeline: Pipeline, title: str = "") -> Figure:
     title = title or pipeline_title(pipeline)
     canvas = Canvas()
     top = canvas.title(title)
-    _legend(canvas, top + 16)
+    numbered = pipeline.schedule != "naive"
+    _legend(canvas, top + 16, numbered)
     right = WIDTH - MARGIN - 96
     scale = (right - LEFT) / pipeline.span
-    bottom = _works(canvas, pipeline.works, pipeline.stages, top + 34, scale, numbered=pipeline.schedule != "naive")
+    bottom = _works(canvas, pipeline.works, pipeline.stages, top + 34, scale, numbered)
     _axis(canvas, pipeline.span, scale, bottom, "units: forwards of one micro-batch on one stage")
     bottom = _memory(canvas, pipeline, bottom + 62, scale)
     return Figure(canvas.svg(bottom + 8, title, alt := f"{stop(title)} {_told(pipeline)}"), alt)
@@ -61,12 +62,14 @@ def _told(pipeline: Pipeline) -> str:
     )
 
 
-def _legend(canvas: Canvas, y: float) -> None:
-    x = float(MARGIN)
-    for kind, words in WORDS.items():
+def _legend(canvas: Canvas, y: float, numbered: bool = True) -> None:
+    """What the colors mean; a box is of one micro-batch where it is `numbered`, else of the whole batch."""
+    x, whose = float(MARGIN), "micro-batch in the box" if numbered else "whole batch"
+    for kind, word in WORDS.items():
+        words = f"{word} of the {whose}"
         canvas.rect(x, y - 10, 12, 12, COLOUR[kind])
-        canvas.text(x + 17, y, f"{words} of the micro-batch in the box", 12)
-        x += 35 + text_width(f"{words} of the micro-batch in the box", 12)
+        canvas.text(x + 17, y, words, 12)
+        x += 35 + text_width(words, 12)
     canvas.rect(x, y - 10, 12, 12, "#FFFFFF", stroke=RULE, stroke_width=1)
     canvas.text(x + 17, y, "waiting", 12)
 

@@ -361,7 +361,7 @@ reveal("11.plan", 100 * (best["anything"].total / compute - 1), unit="%")
 # |---|---|---|---|
 # | replicas | nothing | gradients, once a step | everything fits on one GPU |
 # | ZeRO, FSDP | states | gradients; stage 3: weights for each micro-batch | the batch is large enough for all ranks |
-# | tensor | each matrix, activations | activations, 4 times a block, each micro-batch | links are fast: within a node |
+# | tensor | each matrix, activations | activations, 4 times a block, 6 if recomputed | links are fast: within a node |
 # | pipeline | layers | activations, once a cut | links are slow: between nodes; m ≫ p |
 #
 # Change the cluster and see what wins: a slow network, older cards, larger ones, fewer of them.
