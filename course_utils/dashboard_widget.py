@@ -39,6 +39,7 @@ CSS = """<style>
 .course-explorer .course-group { flex: 1 1 320px; max-width: 460px; min-width: 0; }
 .course-explorer .course-group > .widget-inline-hbox { width: auto; max-width: 100%; margin: 2px 0; }
 .course-explorer .course-group .widget-label { width: 150px; }
+.course-explorer .course-group .widget-readout { flex: none; width: 96px; max-width: none; }
 .course-explorer .course-heading { font-weight: 600; margin: 6px 0 2px; }
 .course-explorer .course-verdict { border-left: 6px solid #d55e00; padding: 4px 12px; line-height: 1.6; }
 .course-explorer .course-verdict.course-fits { border-left-color: #009e73; }

@@ -88,8 +88,10 @@ for ranks, shown in peaks.items():
     print(f"{ranks:>3} GPUs: {shown.title.partition(': ')[2]}. {shown.verdict}")
 
 # %% [markdown]
-# Twice the GPUs never halve the peak. What is sharded shrinks; the sequence that each GPU works on, its logits above
-# all, stays as it is. From some number of GPUs on, only a shorter or cheaper micro-batch helps.
+# Twice the GPUs never halve the peak. What is sharded shrinks. The rest stays as it is: the sequence that each GPU
+# works on and, larger, the 16-bit copies of all weights that [autocast](../docs/glossary.md#autocast) keeps until the
+# loss is there. From some number of GPUs on, only another recipe or a cheaper micro-batch helps. The page shows it for
+# eight.
 
 # %%
 explore(**llama, world_size=8, zero_stage=3)
