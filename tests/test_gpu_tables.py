@@ -44,7 +44,7 @@ def line(task: str, kind: str, parts: dict[str, Any], **changes: Any) -> dict[st
 
 
 def run_line(run: TrainingRun, off: float = 0.0, kinds_off: int = 0, **changes: Any) -> dict[str, Any]:
-    """A run whose counted peak is `off` per cent above all that is named; its tracked activations are larger by
+    """A run whose counted peak is `off` percent above all that is named; its tracked activations are larger by
     `kinds_off` bytes than the simulated ones.
     """
     simulated, formula = simulate(run), estimate(run)

@@ -59,7 +59,7 @@ class Outcome:
 
     @property
     def percent(self) -> float:
-        """Estimated over simulated peak, less one, in per cent."""
+        """Estimated over simulated peak, less one, in percent."""
         return 100 * (self.estimated / self.simulated - 1)
 
     @property
@@ -165,7 +165,7 @@ def _by_kind(outcomes: Sequence[Outcome], source: str) -> Table:
         shares = [share for _, share in gaps] or [0.0]
         rows.append((kind, exact, statistics.median(shares), min(shares), max(shares)))
     headings = ("kind of memory", "exact", "median, % of peak", "lowest", "highest")
-    note = f"Estimate minus simulation at the peak, over {len(compared)} runs, in per cent of the simulated peak."
+    note = f"Estimate minus simulation at the peak, over {len(compared)} runs, in percent of the simulated peak."
     return Table("accuracy_by_kind", "Signed error of each kind of memory", headings, tuple(rows), (note,), source)
 
 
@@ -199,7 +199,7 @@ class PublishedError:
 
     @property
     def percent(self) -> float:
-        """What it says over the truth, less one, in per cent."""
+        """What it says over the truth, less one, in percent."""
         return 100 * (self.said / self.truth - 1)
 
 
@@ -252,7 +252,7 @@ def published_runs(quick: bool) -> list[TrainingRun]:
 
 
 def published_table(quick: bool, report: Callable[[str], None]) -> Table:
-    """What each formula says of each run, in per cent of the truth: a run a row, a formula a column."""
+    """What each formula says of each run, in percent of the truth: a run a row, a formula a column."""
     runs, rows, all_errors, notes = published_runs(quick), [], [], []
     for run in runs:
         try:
@@ -267,7 +267,7 @@ def published_table(quick: bool, report: Callable[[str], None]) -> Table:
         report(f"{run}")
     notes += [f"{f.name} ({f.source}) counts {f.counts}." for f in FORMULAS]
     notes += [
-        "Signed, in per cent of what a simulated step takes of what the formula counts; empty: it covers no such run."
+        "Signed, in percent of what a simulated step takes of what the formula counts; empty: it covers no such run."
     ]
     headings = ("run", "peak, GB", *(formula.name for formula in FORMULAS))
     return Table(

@@ -43,7 +43,7 @@ class RunOnGpu:
         return known[by] if by in known else self.simulated + sum(self.terms.values())
 
     def percent(self, by: str) -> float:
-        """What was said over what was counted, less one, in per cent."""
+        """What was said over what was counted, less one, in percent."""
         return 100 * (self.said(by) / self.counted - 1)
 
 
@@ -103,7 +103,7 @@ def _summary(runs: Sequence[RunOnGpu]) -> Table:
         rows.append((by, len(runs), signed, statistics.median(off), off[-1], wanted, kept))
     headings = ("peak by", "runs", "signed median, %", "median, %", "largest, %", "wanted", "kept")
     notes = (
-        "In per cent of max_memory_allocated of the last step, counted without the tracker.",
+        "In percent of max_memory_allocated of the last step, counted without the tracker.",
         "Named terms: blocks (the allocator's policy, replayed) and cuBLAS's workspaces (recorded on the same GPU).",
     )
     source = devices([run.recording for run in runs])
@@ -125,7 +125,7 @@ def _by_kind(runs: Sequence[RunOnGpu]) -> Table:
             exact = sum(not gap for gap in gaps)
             rows.append((kind, by, exact, statistics.median(shares), min(shares), max(shares)))
     headings = ("kind of memory", "by", "exact", "median, % of peak", "lowest", "highest")
-    note = f"Said minus tracked on the GPU, at the peak, over {len(runs)} runs, in per cent of the counted peak."
+    note = f"Said minus tracked on the GPU, at the peak, over {len(runs)} runs, in percent of the counted peak."
     return Table("gpu_by_kind", "Signed error of each kind of memory, on a GPU", headings, tuple(rows), (note,))
 
 

@@ -30,7 +30,7 @@ __all__ = ["SUSPECTS", "bytes_a_token", "erratum", "judge", "missing_term", "pos
 # ---------------------------------------------------------------------------------------------------- 13.1: unit_meant
 
 
-@exercise("13.1", "One per cent is nearer than a letter: GB and GiB are 7 % apart.")
+@exercise("13.1", "One percent is nearer than a letter: GB and GiB are 7 % apart.")
 def unit_meant(answer: Any) -> None:
     """`answer(number, size)` is "GB", "GiB" or "neither"."""
     got = [call(answer, number=number, size=size, returns=str) for number, size in UNIT_CASES]
@@ -129,5 +129,5 @@ def _weigh(said: float, first: float, second: float) -> None:
     expect(first != 0, "Your evidence comes to 0: is that really the number in question?")
     expect(
         abs(said / first - 1) > 0.005,
-        "Your evidence gives what was said, to half a per cent. Then the claim holds, and there is nothing to mend.",
+        "Your evidence gives what was said, to half a percent. Then the claim holds, and there is nothing to mend.",
     )

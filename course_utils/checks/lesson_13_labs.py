@@ -52,7 +52,7 @@ UNIT_MISTAKES: dict[str, Callable[[float, int], str]] = {
     "You look at one side alone: a number may be a little too small, or a little too large.": (
         lambda number, size: _first_near(number, size, lambda said, size: said / size - 1 <= 0.01)
     ),
-    "Your tolerance is a fixed amount. One per cent of a small size is less than that, of a large one more.": (
+    "Your tolerance is a fixed amount. One percent of a small size is less than that, of a large one more.": (
         lambda number, size: _first_near(number, size, lambda said, size: abs(said - size) <= 0.01 * GB)
     ),
     "Your tolerance is too wide: some numbers fit neither unit.": (
@@ -74,7 +74,7 @@ def _real() -> Truth:
 
 
 def share_of_peak(name: str, term: str) -> float:
-    """What a calculator has wrong in one term, answer minus truth, in per cent of the measured peak of GPT-2's step."""
+    """What a calculator has wrong in one term, answer minus truth, in percent of the measured peak of GPT-2's step."""
     real = _real()
     return 100 * gaps(name, SMALL, real)[term] / real.peak
 

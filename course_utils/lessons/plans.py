@@ -159,7 +159,7 @@ def path_table(plan: Plan) -> Table:
 
 def catalog(names: Sequence[str] = tuple(GPUS)) -> Table:
     """The cards: what the driver lists, what a program was told, bandwidth and rate, and who saw it."""
-    header = ("card", "driver lists", "program gets", "GB/s", "TFLOP/s", "seen in")
+    header = ("card", "driver lists", "program gets", "GB/s", "16-bit TFLOP/s", "seen in")
     return Table(header, [_card(GPUS[name]) for name in names])
 
 

@@ -66,7 +66,7 @@ from course_utils.plots import lines
 batches = [1, 2, 4, 8]
 spreads = {model: (batches, [spread(run.replace(micro_batch=b)) for b in batches]) for model, run in runs.items()}
 lines(
-    spreads, "The more you train at once, the further the calculators are apart",
+    spreads, "From two sequences on, the more you train at once, the further the calculators are apart",
     "sequences in the micro-batch", "largest answer / smallest answer", log_x=True,
 )  # fmt: skip
 
@@ -326,7 +326,7 @@ for model, run in runs.items():
 # What a simulation cannot see, none of the three has: CUDA's context, workspaces, a kernel's own scratch. They belong
 # to the card, and come on top.
 #
-# So who is right in the end? The card. This is what real GPUs counted, beside what the course had said before:
+# So who is right in the end? The card. What real GPUs have counted so far, beside what the course had said before:
 
 # %%
 from course_utils.benchmark.gpu import gpu_tables

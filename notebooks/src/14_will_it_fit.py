@@ -148,6 +148,7 @@ print(best.code())
 # | B | at most 5 %: within the reserve |
 # | C | at most 15 % |
 # | D | at most 50 % |
+# | E | more |
 
 # %%
 model = best.model
@@ -164,8 +165,9 @@ from course_utils.plots import timeline
 
 measured = measure(best)
 grade("14.peak", measured.peak)
+room = plan.card.room
 timeline(measured, "The second step: the peak is where the blocks' activations meet gradients and states", steps=[2],
-         capacity=plan.card)  # fmt: skip
+         capacity=room, capacity_label=f"what a program gets: {format_bytes(room, 'GB', 1)}")  # fmt: skip
 
 # %%
 from course_utils.plots import compare_bars
@@ -211,7 +213,7 @@ words = {"precision": "master weights", "pure-bf16": "all in bf16", "optimizer":
 allowed = {name: fit(**eight_b, may_change=(name,)) for name in words}
 chosen = {name: found.best or found.nearest for name, found in allowed.items()}
 yes, no = ([words[name] for name, found in allowed.items() if bool(found.best) is fits] for fits in (True, False))
-title = f"What may change decides: {', '.join(yes)} fit, {', '.join(no)} alone do not"
+title = f"What may change decides: {', '.join(yes)} fit; {', '.join(no)} alone do not"
 shown = {words[name]: estimate(one.run) for name, one in chosen.items()}
 stack(shown, title, capacity=round(alone.card.room / SAFETY), capacity_label="the card, less 5 %",
       provenance="estimated: the fastest plan that fits, else the smallest")  # fmt: skip

@@ -65,23 +65,23 @@ check.unit_meant(unit_meant)
 
 # %% [markdown] tags=["explanation"]
 # ### Why
-# The two units differ by 7.4 %, so a tolerance of 1 % can never take one for the other. With figures rounded to whole
-# gigabytes it can no longer be told below about 10 GB: rounding alone then moves them by more than 1 %.
+# The two units differ by 7.4 %, so a tolerance of 1 % can never take one for the other. Of figures rounded to whole
+# gigabytes it cannot always be told: below about 14 GB, where the two differ by less than one, both can give the same.
 
 # %% [markdown]
 # ## 2 · The one term
 # **Difficulty** ●●●○○ · **15 minutes** · **Trains** seeing what a calculator was made for
 #
 # GPT-2, 8 sequences of 1,024 tokens, bf16 autocast, flash attention. For five calculators you see below what their
-# answer consists of, and what is there at the peak. For each, in which *one* term of the closed list is it furthest
-# off, too high or too low? The check tells you how far it is off in the term that you named.
+# answer consists of, and what is there at the peak, by the course's estimate. For each, in which *one* term of the
+# closed list is it furthest off, too high or too low? The check tells you how far it is off in the term that you named.
 
 # %%
 run = TrainingRun("gpt2", micro_batch=8, seq_len=1024, precision="amp-bf16", attention="flash")
-for one in CALCULATORS:
-    if one.name in check.SUSPECTS:
-        print(f"{one.name:18s}", {name: format_bytes(size, "GB", 2) for name, size in one.parts(run).items() if size})
-print(f"{'measured':18s}", {name: format_bytes(size, "GB", 2) for name, size in estimate(run).items() if size})
+answers = {one.name: one.parts(run) for one in CALCULATORS if one.name in check.SUSPECTS}
+for name, parts in (answers | {"the estimated peak": estimate(run)}).items():
+    shown = {part.replace("_", " "): format_bytes(size, "GB", 2) for part, size in parts.items() if size > 10**7}
+    print(f"{name:19s}", ", ".join(f"{part} {size}" for part, size in shown.items()))
 print("terms:", ", ".join(term.name for term in TERMS))
 
 

@@ -238,7 +238,9 @@ for b in (1, 4, 32):
 # %%
 for name, words in check.CAUSES.items():
     print(f"{name:14s} {words}")
-print(check.example())
+print("\nThe evidence of one such run:")
+for name, value in vars(check.example()).items():
+    print(f"{name:13s} {dict(value) if name == 'alive' else value}")
 
 
 # %%
