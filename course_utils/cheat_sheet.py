@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from .notebook_files import numbered
+
 ROOT = Path(__file__).resolve().parent.parent
 TITLE = re.compile(r"^# (\d\d) · (.+)$", re.MULTILINE)
 PARTS = ("Remember", "Breaks when", "Cheat-sheet line")
@@ -56,8 +58,7 @@ class CheatSheet:
 
 def cheat_sheet(root: Path = ROOT) -> CheatSheet:
     """The cheat sheet of the lessons in `root`/notebooks. ValueError for a lesson without one of its lines."""
-    paths = sorted(path for path in root.glob("notebooks/[0-9][0-9]_*.ipynb") if ".edited-" not in path.name)
-    return CheatSheet(tuple(_entry(path) for path in paths))
+    return CheatSheet(tuple(_entry(path) for path in numbered(root / "notebooks")))
 
 
 def _entry(path: Path) -> Entry:

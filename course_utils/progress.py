@@ -16,6 +16,7 @@ from typing import Any
 
 from . import __version__
 from .keeping import course_home, problems_in_words
+from .notebook_files import numbered
 from .quizzes import lessons as lessons_with_a_quiz
 
 FILE = "progress.jsonl"
@@ -141,9 +142,7 @@ def progress(root: Path = ROOT) -> Progress:
     days, scores = passed(), quiz_scores()
     with_quiz = lessons_with_a_quiz()
     found = []
-    for path in sorted(root.glob("exercises/[0-9][0-9]_*.ipynb")):
-        if ".edited-" in path.name:
-            continue
+    for path in numbered(root / "exercises"):
         number, title, exercises = _exercises(path)
         mine = {name: days[name] for name in exercises if name in days}
         found.append(Lesson(number, title, exercises, mine, number in with_quiz, scores.get(number)))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from .notebook_files import notebooks
 from .quizzes import lessons as lessons_with_a_quiz
 from .quizzes import quiz
 
@@ -46,10 +47,9 @@ def sections(root: Path) -> Iterator[Section]:
         if (root / name).exists():
             yield from _page(kind, name, (root / name).read_text(encoding="utf-8"))
     for kind, folder in (("lesson", "notebooks"), ("exercises", "exercises")):
-        for path in sorted((root / folder).glob("*.ipynb")):
-            if ".edited-" not in path.name:
-                cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-                yield from _notebook(kind, path.relative_to(root).as_posix(), cells)
+        for path in notebooks(root / folder):
+            cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+            yield from _notebook(kind, path.relative_to(root).as_posix(), cells)
 
 
 def _page(kind: str, path: str, text: str) -> Iterator[Section]:

@@ -86,7 +86,8 @@ def test_closed_forms_need_the_standard_library_alone(name, path):
     ("name", "path"), those_of("measuring", "networks", "distributed", "ranks", "rank_functions").items(), ids=str
 )
 def test_measuring_runs_on_a_machine_with_torch_alone(name, path):
-    allowed = CLOSED_FORMS | {"measuring", "networks", "distributed", "ranks", "rank_functions", "live_meter"}
+    ours = {"measuring", "networks", "distributed", "ranks", "rank_functions", "live_meter", "notebook_files"}
+    allowed = CLOSED_FORMS | ours
     for imported in imports(path):
         own = within(imported)
         assert own in allowed if own else top(imported) in {"torch", *sys.stdlib_module_names}, (

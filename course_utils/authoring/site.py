@@ -12,6 +12,7 @@ from pathlib import Path
 
 import nbformat
 
+from ..notebook_files import numbered
 from . import explorer_page
 from .sources import BuildError
 
@@ -77,7 +78,7 @@ def lay_out(stage: Path, root: Path = ROOT) -> None:
         shutil.copy2(root / name, stage / name)
     for folder in ("notebooks", "exercises"):
         (stage / folder).mkdir()
-        for path in notebooks(root, folder):
+        for path in numbered(root / folder):
             shutil.copy2(path, stage / folder / path.name)
             _copy_linked_code(path, root, stage)
     shutil.copy2(root / TOUR, stage / TOUR)
@@ -87,15 +88,10 @@ def lay_out(stage: Path, root: Path = ROOT) -> None:
     index.write_text(index.read_text(encoding="utf-8").replace("{{LESSONS}}", lessons(root)), encoding="utf-8")
 
 
-def notebooks(root: Path, folder: str) -> list[Path]:
-    """A folder's notebooks in order, copies of edited ones left out."""
-    return sorted(path for path in (root / folder).glob("[0-9][0-9]_*.ipynb") if ".edited-" not in path.name)
-
-
 def lessons(root: Path) -> str:
     """The list of lessons with their minutes and exercises, and the tree of pages that the site's menu shows."""
     rows, pages = ["| lesson | minutes | |", "|---|---|---|"], []
-    for path in notebooks(root, "notebooks"):
+    for path in numbered(root / "notebooks"):
         text = "\n".join(cell.source for cell in nbformat.read(path, as_version=4).cells[:2])
         title, minutes = TITLE.search(text), MINUTES.search(text)
         if title is None or minutes is None:
@@ -104,7 +100,7 @@ def lessons(root: Path) -> str:
         exercises = f"[exercises](../exercises/{path.name})" if has_exercises else ""
         rows.append(f"| [{title[1]}](../notebooks/{path.name}) | {minutes[1]} | {exercises} |")
         pages.append(f"../notebooks/{path.stem}")
-    exercises = [f"../exercises/{path.stem}" for path in notebooks(root, "exercises")]
+    exercises = [f"../exercises/{path.stem}" for path in numbered(root / "exercises")]
     return "\n".join([*rows, "", *_tree("Lessons", pages), "", *_tree("Exercises", exercises)])
 
 

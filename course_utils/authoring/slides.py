@@ -17,6 +17,7 @@ from typing import Any
 
 from markdown_it import MarkdownIt
 
+from ..notebook_files import numbered
 from .sources import BuildError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,7 +81,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def write(out: Path, lessons: Iterable[str] = (), root: Path = ROOT) -> list[Path]:
     """Write one page of slides a lesson to `out` and return their paths. BuildError for a lesson that is not there."""
-    known = {path.name[:2]: path for path in sorted((root / "notebooks").glob("[0-9][0-9]_*.ipynb")) if _own(path)}
+    known = {path.name[:2]: path for path in numbered(root / "notebooks")}
     wanted = [name.zfill(2) for name in lessons] or list(known)
     missing = [name for name in wanted if name not in known]
     if missing:
@@ -90,10 +91,6 @@ def write(out: Path, lessons: Iterable[str] = (), root: Path = ROOT) -> list[Pat
     for path, text in pages.items():
         path.write_text(text, encoding="utf-8", newline="\n")
     return list(pages)
-
-
-def _own(path: Path) -> bool:
-    return ".edited-" not in path.name
 
 
 def page(notebook: Path) -> str:

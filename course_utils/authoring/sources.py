@@ -14,12 +14,12 @@ import jupytext
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
+from ..notebook_files import NOT_SOLVED_IMPORT, ONLY_IN_SOLUTIONS
+
 FOLDERS = ("notebooks", "solutions")
 """Where sources live: `src/` inside each. What `solutions` holds also becomes an exercise."""
 
-ONLY_IN_SOLUTIONS = frozenset({"solution", "explanation"})
 INVITATION = "Your turn: replace this line by your answer, then run the cell again."
-NOT_SOLVED_IMPORT = "from course_utils.checks import NotSolved"
 KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 STEM = re.compile(r"\d\d_[a-z0-9_]+")
 PAGES = ("explorer", "demos")

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .release import release
+from ..notebook_files import numbered
+from .release import refuse_used, release
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("notebooks", "exercises")
@@ -43,17 +44,12 @@ def write(folder: Path, repository: str | None, branch: str = "main", root: Path
     With None for the repository, course.zip is written beside them, without solutions. Raises ValueError if something
     is there already, and for an address with what a shell would not take as one word.
     """
-    if folder.exists() and any(folder.iterdir()):
-        raise ValueError(f"{folder} is not empty: name a folder that is new, nothing is overwritten")
+    refuse_used(folder)
     for word in () if repository is None else (repository, branch):
         if not word or set(word) & set(" '\"\\;&|<>$`(){}\n") or word.startswith("-"):
             raise ValueError(f"{word!r} is no address of a repository, or no name of a branch")
     fetch = UNPACK if repository is None else CLONE.format(branch=branch, repository=repository)
-    copies = []
-    for name in FOLDERS:
-        for path in sorted((root / name).glob("[0-9][0-9]_*.ipynb")):
-            if ".edited-" not in path.name:
-                copies.append(_copy(path, folder / name / path.name, fetch))
+    copies = [_copy(path, folder / name / path.name, fetch) for name in FOLDERS for path in numbered(root / name)]
     if repository is None:
         _archive(folder / "course.zip", root)
     return copies

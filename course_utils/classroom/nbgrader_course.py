@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..notebook_files import ANSWERS, NOT_SOLVED_IMPORT, ONLY_IN_SOLUTIONS, numbered
 from .grading import check_cells
-from .release import ANSWERS
+from .release import refuse_used
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMA = 3
 """nbgrader's own version of its metadata, as nbgrader 0.9.6 writes it."""
 
-ONLY_FOR_TEACHERS = frozenset({"solution", "explanation"})
 CONFIG = '''"""nbgrader's settings for this course. Run nbgrader in this folder, with the course installed beside it."""
 
 c = get_config()  # noqa: F821, nbgrader defines it
@@ -25,7 +25,6 @@ c.CourseDirectory.course_id = "where-did-the-memory-go"
 c.ClearSolutions.code_stub = {"python": "raise NotSolved('Your turn: replace this line by your answer.')"}
 c.ExecutePreprocessor.timeout = 300  # seconds for a cell; lesson 08's exercises start processes
 '''
-IMPORT = "from course_utils.checks import NotSolved"
 
 
 def write(folder: Path, root: Path = ROOT) -> list[Path]:
@@ -33,12 +32,9 @@ def write(folder: Path, root: Path = ROOT) -> list[Path]:
 
     Raises ValueError if something is there already.
     """
-    if folder.exists() and any(folder.iterdir()):
-        raise ValueError(f"{folder} is not empty: name a folder that is new, nothing is overwritten")
+    refuse_used(folder)
     assignments = []
-    for path in sorted((root / "solutions").glob("[0-9][0-9]_*.ipynb")):
-        if ".edited-" in path.name:
-            continue
+    for path in numbered(root / "solutions"):
         target = folder / "source" / path.stem / path.name
         target.parent.mkdir(parents=True)
         text = json.dumps(assignment(json.loads(path.read_text(encoding="utf-8"))), ensure_ascii=False, indent=1)
@@ -50,7 +46,7 @@ def write(folder: Path, root: Path = ROOT) -> list[Path]:
 
 def assignment(solutions: dict[str, Any]) -> dict[str, Any]:
     """The solutions of a lesson as nbgrader wants them: marked, without outputs and what is for teachers alone."""
-    kept = [cell for cell in solutions["cells"] if not ONLY_FOR_TEACHERS.intersection(cell["metadata"].get("tags", ()))]
+    kept = [cell for cell in solutions["cells"] if not ONLY_IN_SOLUTIONS.intersection(cell["metadata"].get("tags", ()))]
     checks = check_cells({**solutions, "cells": kept})
     return {**solutions, "cells": _with_import([_marked(cell, cell["id"] in checks) for cell in kept])}
 
@@ -71,7 +67,7 @@ def _marked(cell: dict[str, Any], is_check: bool) -> dict[str, Any]:
 def _with_import(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The cells with NotSolved imported in the first that holds code: what nbgrader puts for a solution raises it."""
     first = next(index for index, cell in enumerate(cells) if cell["cell_type"] == "code")
-    cells[first] = {**cells[first], "source": f"{IMPORT}\n{cells[first]['source']}"}
+    cells[first] = {**cells[first], "source": f"{NOT_SOLVED_IMPORT}\n{cells[first]['source']}"}
     return cells
 
 

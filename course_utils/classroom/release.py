@@ -5,18 +5,18 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..notebook_files import ANSWERS, EDITED, notebooks
+
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = (".binder", "course_utils", "docs", "exercises", "notebooks")
 FILES = (".gitignore", "CHANGELOG.md", "LICENSE", "README.md", "environment.yml", "pyproject.toml", "requirements.lock")
 TESTING = ("tests/conftest.py", "tests/nbval_sanitize.cfg")
 """What the `test` command needs to run the lessons: no answers are in it."""
 
-LEFT_OUT = ("__pycache__", "*.pyc", ".ipynb_checkpoints", "*.edited-*", "src", "skeletons")
+LEFT_OUT = ("__pycache__", "*.pyc", ".ipynb_checkpoints", f"*{EDITED}*", "src", "skeletons")
 """`src` in notebooks/ holds the sources of lessons, `skeletons` in docs/ a solution. solutions/ is not copied, and of
 tests/ only `TESTING`.
 """
-
-ANSWERS = ("### BEGIN SOLUTION", "### END SOLUTION")
 
 
 def release(target: Path, root: Path = ROOT) -> list[Path]:
@@ -24,9 +24,8 @@ def release(target: Path, root: Path = ROOT) -> list[Path]:
 
     Raises ValueError if something is there already, or if a notebook to be handed out still holds a solution.
     """
-    if target.exists() and any(target.iterdir()):
-        raise ValueError(f"{target} is not empty: name a folder that is new, nothing is overwritten")
-    for notebook in sorted((root / "exercises").glob("*.ipynb")):
+    refuse_used(target)
+    for notebook in notebooks(root / "exercises"):
         text = notebook.read_text(encoding="utf-8")
         if any(mark in text for mark in ANSWERS):
             raise ValueError(f"{notebook.name} holds a solution: build it again, python3 -m course_utils build")
@@ -37,6 +36,12 @@ def release(target: Path, root: Path = ROOT) -> list[Path]:
     for name in (*FILES, *TESTING):
         shutil.copy2(root / name, target / name)
     return sorted(path.relative_to(target) for path in target.iterdir())
+
+
+def refuse_used(folder: Path) -> None:
+    """Raises ValueError if something is in the folder already."""
+    if folder.exists() and any(folder.iterdir()):
+        raise ValueError(f"{folder} is not empty: name a folder that is new, nothing is overwritten")
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -5,6 +5,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..notebook_files import numbered
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = Path("docs", "syllabi.md")
 EXERCISE = re.compile(r"^## (\d+) · .+\n\*\*Difficulty\*\* \S+ · \*\*(\d+) minutes", re.MULTILINE)
@@ -100,8 +102,7 @@ def lessons(root: Path = ROOT) -> dict[int, Lesson]:
 
     Raises ValueError for a lesson that does not state its title and minutes.
     """
-    paths = sorted(path for path in root.glob("notebooks/[0-9][0-9]_*.ipynb") if ".edited-" not in path.name)
-    return {int(path.name[:2]): _read(path, root / "exercises" / path.name) for path in paths}
+    return {int(path.name[:2]): _read(path, root / "exercises" / path.name) for path in numbered(root / "notebooks")}
 
 
 def _read(path: Path, exercises: Path) -> Lesson:

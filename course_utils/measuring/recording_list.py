@@ -11,6 +11,7 @@ from pathlib import Path
 from ..estimating import estimate
 from ..fitting import fits, unsupported
 from ..models import PRESETS
+from ..notebook_files import numbered
 from ..run import TrainingRun
 from .comparisons import COMPARISONS
 
@@ -170,10 +171,9 @@ def histories() -> Iterator[Task]:
 
 def lessons(folder: str) -> Iterator[Task]:
     """Every notebook of a folder with the GPU as its source; none where the package lies alone."""
-    for path in sorted((ROOT / folder).glob("[0-9][0-9]_*.ipynb")):
-        if ".edited-" not in path.name:
-            name = f"{folder}/{path.name}"
-            yield Task(f"live: {name}", "notebook", "the lesson, live", topic=name, seconds=240.0)
+    for path in numbered(ROOT / folder):
+        name = f"{folder}/{path.name}"
+        yield Task(f"live: {name}", "notebook", "the lesson, live", topic=name, seconds=240.0)
 
 
 def accuracy() -> Iterator[Task]:
