@@ -49,10 +49,16 @@ CLOSED_FORMS_ONLY = (
 
 @dataclass(frozen=True)
 class Command:
-    """One thing that the front door does: `run` takes the arguments after the name and returns an exit code."""
+    """One thing that the front door does: `run` takes the arguments after the name and returns an exit code.
+
+    `sets_up` says that it makes the course's own environment if that is not there, `has_help` that it answers `--help`
+    itself; for the others the summary has to do.
+    """
 
     summary: str
     run: Callable[[list[str]], int]
+    sets_up: bool = False
+    has_help: bool = True
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -85,12 +91,21 @@ def dispatch(arguments: list[str]) -> int:
         close = get_close_matches(name, COMMANDS, n=1)
         hint = f"did you mean {close[0]}? " if close else ""
         raise SetupError(f"There is no command {name!r}: {hint}Known are {', '.join(COMMANDS)}.")
-    return COMMANDS[name].run(rest)
+    command = COMMANDS[name]
+    if not command.has_help and any(word in HELP for word in rest):
+        print(f"python3 -m course_utils {name}: {command.summary}")
+        return 0
+    return command.run(rest)
 
 
 def usage() -> str:
     """The commands, one a line."""
     rows = [f"  {name:<9} {command.summary}" for name, command in COMMANDS.items()]
+    *first, last = [name for name, command in COMMANDS.items() if command.sets_up]
+    setting_up = (
+        f"{', '.join(first)} and {last} make the course's own environment in .venv when they first need it; "
+        "with --here they use the Python that runs them. COURSE_TORCH=cpu or cuda chooses torch's build."
+    )
     return "\n".join(
         [
             "Where Did the GPU Memory Go? A course that accounts for every byte of a training step.",
@@ -99,9 +114,7 @@ def usage() -> str:
             "",
             *rows,
             "",
-            "lab, test, compare, benchmark, rehearse, grade, build, site and lint make the course's own environment",
-            "in .venv when they first need it; with --here they use the Python that runs them. COURSE_TORCH=cpu or",
-            "cuda chooses torch's build.",
+            *_wrapped(setting_up, ""),
         ]
     )
 
@@ -139,9 +152,7 @@ def test_targets(root: Path, arguments: Sequence[str]) -> list[str]:
 
 def build(arguments: list[str]) -> int:
     """Makes notebooks, exercises and solutions from their sources; `--check` only compares."""
-    python, rest = prepare("test", arguments)
-    if not is_current(python):
-        return hand_over([str(python), "-m", "course_utils", "build", *rest], course_environment())
+    rest = entered("test", "build", arguments)
     from .authoring.build import main as build_notebooks
 
     return build_notebooks(rest)
@@ -208,9 +219,7 @@ def compare(arguments: list[str]) -> int:
     if any(word in HELP for word in rest):
         return print_options("compare")
     run = chosen_run("compare", rest)
-    python, _ = prepare("lab", arguments)
-    if not is_current(python):
-        return hand_over([str(python), "-m", "course_utils", "compare", "--here", *rest], course_environment())
+    entered("lab", "compare", arguments)
     from course_utils import compare as compare_bytes
 
     return print_answer(lambda: compare_bytes(run))
@@ -246,10 +255,7 @@ def benchmark(arguments: list[str]) -> int:
     try:
         if not any(word in HELP for word in rest):
             options(rest)  # what is refused should not wait for a set-up
-            python, _ = prepare("lab", arguments)
-            if not is_current(python):
-                command = [str(python), "-m", "course_utils", "benchmark", "--here", *rest]
-                return hand_over(command, course_environment(SAME_ANSWERS))
+            entered("lab", "benchmark", arguments, SAME_ANSWERS)
         return print_tables(rest)
     except WrongOption as problem:
         raise SetupError(f"{problem}.") from None
@@ -261,19 +267,14 @@ def rehearse(arguments: list[str]) -> int:
     With `--gpu NAME` nothing runs: it says by estimate what would happen there. Returns 1 if anything would not go as
     the demos say.
     """
-    _, rest = take_flag(arguments, "--here")
-    if any(word in HELP for word in rest):
-        print("python3 -m course_utils rehearse: runs every demo here. --gpu T4-16GB: what would happen on that card.")
-        return 0
-    if rest and (len(rest) != 2 or rest[0] != "--gpu"):
-        raise SetupError(f"rehearse takes no {rest[0]!r}: it runs every demo here, or says what --gpu NAME would do.")
-    python, _ = prepare("lab", arguments)
-    if not is_current(python):
-        return hand_over([str(python), "-m", "course_utils", "rehearse", "--here", *rest], course_environment())
+    words = _words(take_flag(arguments, "--here")[1])
+    if words and (len(words) != 2 or words[0] != "--gpu"):
+        raise SetupError(f"rehearse takes no {words[0]!r}: it runs every demo here, or says what --gpu NAME would do.")
+    entered("lab", "rehearse", arguments)
     from .demos import rehearse as rehearse_demos
 
     try:
-        rehearsed = rehearse_demos(gpu_name=rest[1] if rest else "", say=print)
+        rehearsed = rehearse_demos(gpu_name=words[1] if words else "", say=print)
     except ValueError as problem:
         raise SetupError(str(problem)) from None
     return 1 if rehearsed.problems else 0
@@ -297,12 +298,9 @@ def quiz(arguments: list[str]) -> int:
     from .quizzes import quiz as quiz_of
 
     _, rest = take_flag(arguments, "--here")
-    usage_line = f"python3 -m course_utils quiz LESSON, where LESSON is one of {', '.join(map(str, lessons()))}."
-    if any(word in HELP for word in rest):
-        print(usage_line)
-        return 0
     if len(rest) != 1 or not rest[0].isdecimal():
-        raise SetupError(f"Name one lesson by its number: {usage_line}")
+        known = ", ".join(map(str, lessons()))
+        raise SetupError(f"Name one lesson by its number, as in: quiz 1. It is one of {known}.")
     try:
         asked = quiz_of(int(rest[0]))
     except ValueError as problem:
@@ -322,11 +320,6 @@ def progress(arguments: list[str]) -> int:
     from .progress import progress as progress_now
 
     _, rest = take_flag(arguments, "--here")
-    if any(word in HELP for word in rest):
-        print(
-            "python3 -m course_utils progress: which exercises and quizzes you have done, kept on this machine alone."
-        )
-        return 0
     if rest:
         raise SetupError(f"progress takes no {rest[0]!r}: it shows all lessons.")
     return print_answer(lambda: f"{progress_now()}\nThe file is {course_home() / FILE}.")
@@ -355,10 +348,7 @@ def grade(arguments: list[str]) -> int:
     """Grades a folder of notebooks, each in a process of its own; works in the course's environment."""
     _, rest = take_flag(arguments, "--here")
     if not any(word in HELP for word in rest):
-        python, _ = prepare("lab", arguments)
-        if not is_current(python):
-            given = [str(Path(word).resolve()) if Path(word).exists() else word for word in rest]
-            return hand_over([str(python), "-m", "course_utils", "grade", "--here", *given], course_environment())
+        entered("lab", "grade", arguments)
     from .classroom.grading import main as grade_folder
 
     return in_words(lambda: grade_folder(rest))
@@ -406,38 +396,18 @@ def in_words(work: Callable[[], int]) -> int:
 
 def site(arguments: list[str]) -> int:
     """Makes the website; works in the course's environment for tests."""
-    python, rest = prepare("test", arguments)
-    if not is_current(python):
-        given = [str(Path(word).resolve()) if Path(word).exists() else word for word in rest]
-        return hand_over([str(python), "-m", "course_utils", "site", *given], course_environment())
+    rest = entered("test", "site", arguments)
     from .authoring.site import main as make_site
 
     return make_site(rest)
 
 
 def slides(arguments: list[str]) -> int:
-    """Makes slides of lessons; works in the course's environment for tests. Folders are seen from where you are."""
-    python, rest = prepare("test", arguments)
-    if not is_current(python):
-        out = [] if any(word in HELP or word.startswith("--out") for word in rest) else ["--out", "slides"]
-        given = _paths_from_here([*rest, *out])
-        return hand_over([str(python), "-m", "course_utils", "slides", *given], course_environment())
+    """Makes slides of lessons; works in the course's environment for tests."""
+    rest = entered("test", "slides", arguments)
     from .authoring.slides import main as make_slides
 
     return make_slides(rest)
-
-
-def _paths_from_here(arguments: Sequence[str]) -> list[str]:
-    """The arguments with the folder after `--out` in full: what goes on elsewhere would look for it in the root."""
-    before = ["", *arguments]
-    return [
-        str(Path(word).resolve())
-        if last == "--out"
-        else f"--out={Path(word.removeprefix('--out=')).resolve()}"
-        if word.startswith("--out=")
-        else word
-        for last, word in zip(before, arguments, strict=False)
-    ]
 
 
 def print_answer(answer: Callable[[], object]) -> int:
@@ -507,7 +477,7 @@ def run_choices(command: str, signature: inspect.Signature, arguments: Sequence[
     Raises SetupError for an option that is none of the parameters, comes twice, or has no value.
     """
     options = _options(signature)
-    words = [part for item in arguments for part in (item.split("=", 1) if item.startswith("--") else [item])]
+    words = _words(arguments)
     if not words or words[0].startswith("-"):
         raise SetupError(
             f"{command} needs a model first, as in: {command} gpt2-xl --micro-batch 32. {_listed(options)}"
@@ -528,6 +498,11 @@ def run_choices(command: str, signature: inspect.Signature, arguments: Sequence[
             raise SetupError(f"{option} is there twice: leave one of them out.")
         choices[options[option]] = _converted(signature.parameters[options[option]], value)
     return choices
+
+
+def _words(arguments: Sequence[str]) -> list[str]:
+    """The arguments with an option and its value apart: `--gpu=T4-16GB` is two words."""
+    return [part for item in arguments for part in (item.split("=", 1) if item.startswith("--") else [item])]
 
 
 def _options(signature: inspect.Signature) -> dict[str, str]:
@@ -557,27 +532,27 @@ def _converted(parameter: inspect.Parameter, text: str) -> Any:
 
 
 COMMANDS = {
-    "lab": Command("open the course in JupyterLab (options go to JupyterLab)", lab),
-    "test": Command("run all tests and notebooks (options and paths go to pytest)", test),
-    "doctor": Command("say what this machine can do", doctor),
+    "lab": Command("open the course in JupyterLab (options go to JupyterLab)", lab, sets_up=True),
+    "test": Command("run all tests and notebooks (options and paths go to pytest)", test, sets_up=True),
+    "doctor": Command("say what this machine can do", doctor, has_help=False),
     "estimate": Command("estimate a training run: estimate gpt2-xl --micro-batch 32 --seq-len 1024", estimate),
-    "compare": Command("estimate a run, measure it, show both: compare gpt2-xl --recompute full", compare),
+    "compare": Command("estimate, measure, show both: compare gpt2-xl --recompute full", compare, sets_up=True),
     "fit": Command("make a run fit a card: fit gpt2-xl --gpu RTX5090-32GB --global-batch 32", fit),
-    "benchmark": Command("say how right and how fast the engine is (--table NAME, --quick)", benchmark),
+    "benchmark": Command("say how right and how fast the engine is (--table NAME, --quick)", benchmark, sets_up=True),
     "record": Command("record the course's runs on this GPU: record --out DIR --minutes 30", record),
-    "rehearse": Command("run every demo beforehand, and say what happens (--gpu NAME: by estimate)", rehearse),
-    "quiz": Command("ask the questions of a lesson's quiz: quiz 1", quiz),
-    "progress": Command("show which exercises and quizzes you have done", progress),
+    "rehearse": Command("run every demo beforehand (--gpu NAME: by estimate)", rehearse, sets_up=True, has_help=False),
+    "quiz": Command("ask the questions of a lesson's quiz: quiz 1", quiz, has_help=False),
+    "progress": Command("show which exercises and quizzes you have done", progress, has_help=False),
     "find": Command("search lessons, glossary and the rest: find reserved memory", find),
     "release": Command("copy the course without solutions: release FOLDER", release),
-    "grade": Command("grade a folder or a .zip of notebooks: grade FOLDER --out grades", grade),
+    "grade": Command("grade a folder or a .zip of notebooks: grade FOLDER --out grades", grade, sets_up=True),
     "nbgrader": Command("write the exercises as nbgrader's source: nbgrader FOLDER", nbgrader),
     "colab": Command("copy the notebooks for Google Colab: colab FOLDER [--repository URL]", colab),
-    "links": Command("print links that open the lessons on JupyterHub or Binder: links --repository URL", links),
-    "build": Command("make the notebooks from their sources (--check: only compare)", build),
-    "site": Command("make the website: site --out site", site),
-    "slides": Command("make slides of lessons, with speaker notes: slides 05 --out slides", slides),
-    "lint": Command("check format, style, types and spelling", lint),
+    "links": Command("print links that open the lessons on JupyterHub, Binder, Colab: links --repository URL", links),
+    "build": Command("make the notebooks from their sources (--check: only compare)", build, sets_up=True),
+    "site": Command("make the website: site --out site", site, sets_up=True),
+    "slides": Command("make slides of lessons, with speaker notes: slides 05 --out slides", slides, sets_up=True),
+    "lint": Command("check format, style, types and spelling", lint, sets_up=True, has_help=False),
 }
 
 
@@ -588,6 +563,17 @@ def prepare(purpose: str, arguments: list[str]) -> tuple[Path, list[str]]:
     """The Python to use, set up if need be, and the arguments without `--here`."""
     here, rest = take_flag(arguments, "--here")
     return interpreter(Home(ROOT), purpose, here), rest
+
+
+def entered(purpose: str, name: str, arguments: list[str], variables: Mapping[str, str] | None = None) -> list[str]:
+    """The arguments without `--here`, once this is the environment for the purpose. Where it is another, this goes on
+    as the same command there, with `variables`, and does not return.
+    """
+    python, rest = prepare(purpose, arguments)
+    if not is_current(python):
+        command = [str(python), "-m", "course_utils", name, "--here", *rest]
+        sys.exit(hand_over(command, course_environment(variables), folder=Path.cwd()))
+    return rest
 
 
 def take_flag(arguments: Sequence[str], flag: str) -> tuple[bool, list[str]]:
@@ -606,11 +592,13 @@ def course_environment(extra: Mapping[str, str] | None = None) -> dict[str, str]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **(extra or {})}
 
 
-def hand_over(command: list[str], environment: Mapping[str, str], system: str = platform.system()) -> int:
-    """Goes on as `command`, in the repository's root; on Windows, which cannot, runs it and returns its exit code."""
+def hand_over(
+    command: list[str], environment: Mapping[str, str], system: str = platform.system(), folder: Path = ROOT
+) -> int:
+    """Goes on as `command` in a folder; on Windows, which cannot, runs it there and returns its exit code."""
     sys.stdout.flush()
     sys.stderr.flush()
     if system != "Windows":
-        os.chdir(ROOT)
+        os.chdir(folder)
         os.execve(command[0], command, dict(environment))
-    return subprocess.run(command, cwd=ROOT, env=dict(environment), check=False).returncode
+    return subprocess.run(command, cwd=folder, env=dict(environment), check=False).returncode

@@ -138,8 +138,10 @@ def test_links_have_the_forms_that_their_places_ask_for(capsys):
     assert main(["links", "--repository", REPOSITORY, "--branch", "taught", "--hub", "https://h.example.org"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == len(list((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))) and all(PULL in x for x in lines)
-    with pytest.raises(ValueError, match="from GitHub"):
-        links.colab_link(REPOSITORY)
+    assert main(["links", "--repository", "https://github.com/you/course.git", "--colab"]) == 0
+    assert capsys.readouterr().out.startswith(f"- [00_start_here]({colab_start}00_start_here.ipynb)\n")
+    assert main(["links", "--repository", REPOSITORY, "--colab"]) == 1
+    assert "from GitHub" in capsys.readouterr().err
 
 
 def test_commands_of_the_page_are_there():

@@ -25,6 +25,7 @@ from course_utils import doctor, environment, front_door
 from course_utils.__main__ import CANDIDATES, refusal
 from course_utils.measuring import recorded
 from course_utils.measuring_errors import GpuOutOfMemory, SimulationUnavailable
+from course_utils.notebook_files import numbered
 from course_utils.run import ATTENTIONS, OPTIMIZERS, PRECISIONS, RECOMPUTES, TrainingRun
 from course_utils.units import GiB
 
@@ -111,6 +112,40 @@ def test_commands_without_options_refuse_them(command):
 
 def test_here_without_the_packages_says_what_is_missing():
     assert_refused(course("lab", "--here", python=BARE), "--here needs torch>=2.11", "jupyterlab")
+
+
+@pytest.mark.parametrize("name", ["doctor", "rehearse", "quiz", "progress", "find", "lint"])
+def test_a_command_without_options_says_what_it_does(name, capsys):
+    assert front_door.main([name, "--help"]) == 0
+    assert capsys.readouterr().out.startswith(f"python3 -m course_utils {name}")
+
+
+def test_help_names_the_commands_that_set_themselves_up(capsys):
+    setting_up = [name for name, one in front_door.COMMANDS.items()
+                  if re.search(r"\b(entered|prepare)\(", inspect.getsource(one.run))]  # fmt: skip
+    assert setting_up == [name for name, one in front_door.COMMANDS.items() if one.sets_up]
+    assert f"{', '.join(setting_up[:-1])} and {setting_up[-1]} make" in " ".join(front_door.usage().split())
+
+
+PATHS = {"compare": ["gpt2"], "grade": ["class", "--out", "out"], "slides": ["05", "--out=out"], "build": ["--check"],
+         "site": ["--out", "out"], "benchmark": ["--out", "out"], "rehearse": ["--gpu", "T4-16GB"]}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "words"), PATHS.items())
+def test_a_command_goes_on_where_it_was_called(name, words, monkeypatch, tmp_path):
+    """Or paths among its arguments would be looked for in the course's folder."""
+    went_on = []
+
+    def hand_over(command, environment, folder):
+        went_on.append((command[1:], folder))
+        return 7
+
+    monkeypatch.setattr(front_door, "interpreter", lambda home, purpose, here: tmp_path / "bin" / "python")
+    monkeypatch.setattr(front_door, "hand_over", hand_over)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match="7"):
+        front_door.main([name, *words])
+    assert went_on == [(["-m", "course_utils", name, "--here", *words], tmp_path)]
 
 
 # fit
@@ -515,9 +550,7 @@ ESTIMATE = re.compile(r"`([a-z0-9.-]+(?: --[a-z-]+ [a-z0-9-]+)+)`[^|\n]*\| ([\d.
 def test_readme_lists_fifteen_lessons_and_marks_those_that_are_there():
     rows = LESSON_ROW.findall(README)
     assert [number for number, _, _ in rows] == [f"{number:02d}" for number in range(15)]
-    built = {
-        path.name[:2]: path for path in (ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb") if ".edited-" not in path.name
-    }
+    built = {path.name[:2]: path for path in numbered(ROOT / "notebooks")}
     assert {number for number, _, status in rows if status == "ready"} == set(built)
     for number, minutes, status in rows:
         if status == "ready":

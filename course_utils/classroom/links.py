@@ -1,4 +1,4 @@
-"""Links that open a lesson elsewhere: `python3 -m course_utils links --repository URL [--hub URL]`.
+"""Links that open a lesson elsewhere: `python3 -m course_utils links --repository URL [--hub URL | --colab]`.
 
 Forms: nbgitpuller's link generator (https://nbgitpuller.readthedocs.io), Binder's for any git repository
 (https://mybinder.readthedocs.io, "v2/git") and Colab's for one on GitHub.
@@ -6,8 +6,11 @@ Forms: nbgitpuller's link generator (https://nbgitpuller.readthedocs.io), Binder
 
 import argparse
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path, PurePosixPath
 from urllib.parse import quote, urlencode, urlsplit
+
+from ..notebook_files import numbered
 
 ROOT = Path(__file__).resolve().parents[2]
 FIRST = "notebooks/00_start_here.ipynb"
@@ -40,17 +43,17 @@ def colab_link(repository: str, branch: str = "main", notebook: str = FIRST) -> 
 
 
 def main(arguments: Sequence[str]) -> int:
-    """`links --repository URL [--branch B] [--hub URL]`: a line of Markdown for each lesson and place."""
+    """`links --repository URL [--branch B] [--hub URL | --colab]`: a line of Markdown for each lesson."""
     parser = argparse.ArgumentParser(prog="python3 -m course_utils links", description="Links that open lessons.")
     parser.add_argument(
         "--repository", required=True, help="the address that git clones, of a branch without solutions"
     )
     parser.add_argument("--branch", default="main", help="its branch (default: main)")
-    parser.add_argument("--hub", help="the address of your JupyterHub; without it, links are for Binder")
+    place = parser.add_mutually_exclusive_group()
+    place.add_argument("--hub", help="the address of your JupyterHub; without it, links are for Binder")
+    place.add_argument("--colab", action="store_true", help="links for Colab, to the copies that `colab` writes")
     options = parser.parse_args(arguments)
-    for path in sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb")):
-        if ".edited-" not in path.name:
-            notebook = f"notebooks/{path.name}"
-            where = options.repository, options.branch, notebook
-            print(f"- [{path.stem}]({hub_link(options.hub, *where) if options.hub else binder_link(*where)})")
+    elsewhere = partial(hub_link, options.hub) if options.hub else colab_link if options.colab else binder_link
+    for path in numbered(ROOT / "notebooks"):
+        print(f"- [{path.stem}]({elsewhere(options.repository, options.branch, f'notebooks/{path.name}')})")
     return 0
