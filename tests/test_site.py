@@ -13,9 +13,10 @@ from axe_playwright_python.sync_playwright import Axe
 from browser import browser_page, find_browser
 from playwright.sync_api import sync_playwright
 
-from course_utils.authoring.build import check_cheat_sheet
-from course_utils.authoring.site import make, notebooks
+from course_utils.authoring.build import check_pages
+from course_utils.authoring.site import make
 from course_utils.cheat_sheet import ROOT, cheat_sheet
+from course_utils.notebook_files import numbered
 
 HEAVIEST = 2_000_000
 LOADED = {"img": "src", "script": "src", "link": "href", "iframe": "src", "source": "src"}
@@ -58,10 +59,10 @@ def pages(site: Path) -> list[Path]:
 
 def test_every_lesson_and_its_exercises_have_a_page(site: Path) -> None:
     for folder in ("notebooks", "exercises"):
-        for path in notebooks(ROOT, folder):
+        for path in numbered(ROOT / folder):
             assert (site / folder / f"{path.stem}.html").exists()
     index = (site / "docs/index.html").read_text(encoding="utf-8")
-    assert all(f"notebooks/{path.stem}.html" in index for path in notebooks(ROOT, "notebooks"))
+    assert all(f"notebooks/{path.stem}.html" in index for path in numbered(ROOT / "notebooks"))
     assert "docs/index.html" in (site / "index.html").read_text(encoding="utf-8")
 
 
@@ -165,10 +166,10 @@ def test_the_websites_own_search_finds_words_and_terms_without_a_network(site: P
 
 
 def test_the_cheat_sheet_has_the_lessons_own_lines(tmp_path: Path) -> None:
-    assert check_cheat_sheet(ROOT) == []
+    assert check_pages(ROOT) == []
     sheet = cheat_sheet()
     assert [int(entry.number) for entry in sheet.entries] == sorted(int(entry.number) for entry in sheet.entries)
-    assert len(sheet.entries) == len(notebooks(ROOT, "notebooks"))
+    assert len(sheet.entries) == len(numbered(ROOT / "notebooks"))
     assert all(entry.line in sheet.markdown and entry.line in str(sheet) for entry in sheet.entries)
     (tmp_path / "notebooks").mkdir()
     (tmp_path / "notebooks" / "01_x.ipynb").write_text('{"cells": [{"cell_type": "markdown", "source": "# 01 · X"}]}')

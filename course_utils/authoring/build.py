@@ -5,6 +5,7 @@ import json
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
@@ -13,13 +14,20 @@ from nbformat import NotebookNode
 
 from ..cheat_sheet import cheat_sheet
 from ..classroom import syllabi
+from ..notebook_files import EDITED, notebooks
 from . import gpu_page, pictures
 from .execute import execute
 from .sources import BuildError, Draft, differences, drafts, find_sources, fingerprint
 
 ROOT = Path(__file__).resolve().parents[2]
 GENERATED = ("notebooks", "exercises", "solutions")
-CHEAT_SHEET = Path("docs", "cheat_sheet.md")
+
+PAGES: dict[Path, tuple[str, Callable[[Path], str]]] = {
+    Path("docs", "cheat_sheet.md"): ("lessons", lambda root: cheat_sheet(root).markdown),
+    syllabi.PAGE: ("lessons", syllabi.page),
+    gpu_page.PAGE: ("recordings", lambda _: gpu_page.gpu_page()),
+}
+"""Pages of docs/ that are made: of what, and how."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -31,62 +39,41 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     try:
         if options.check:
-            pages = [*check_cheat_sheet(options.root), *check_syllabi(options.root), *check_gpu_page(options.root)]
-            drawn = [] if options.names else [*pictures.check(options.root), *pages]
+            drawn = [] if options.names else [*pictures.check(options.root), *check_pages(options.root)]
             return _report([*check(options.root, options.names), *drawn])
         for source in find_sources(options.root, options.names):
             build(options.root, source)
         if not options.names:
             pictures.draw(options.root)
-        write_cheat_sheet(options.root)
-        write_syllabi(options.root)
-        write_gpu_page(options.root)
+        write_pages(options.root)
     except BuildError as problem:
         print(problem, file=sys.stderr)
         return 1
     return 0
 
 
-def write_cheat_sheet(root: Path) -> None:
-    """Write the page of the lessons' own lines; a tree without docs/ has none."""
-    if (root / CHEAT_SHEET).parent.exists():
-        (root / CHEAT_SHEET).write_text(cheat_sheet(root).markdown, encoding="utf-8", newline="\n")
+def write_pages(root: Path) -> None:
+    """Write the pages that are made of lessons and recordings; a tree without docs/ has none."""
+    for page, text in _pages(root).items():
+        (root / page).write_text(text, encoding="utf-8", newline="\n")
 
 
-def check_cheat_sheet(root: Path) -> list[str]:
-    """One line if the page of the lessons' own lines is not what they say now, else none."""
-    page = root / CHEAT_SHEET
-    if not page.parent.exists() or (page.exists() and page.read_text(encoding="utf-8") == cheat_sheet(root).markdown):
-        return []
-    return [f"{CHEAT_SHEET.as_posix()} is not what the lessons say now"]
+def check_pages(root: Path) -> list[str]:
+    """A line for each of those pages that is missing, or not what it would be made now."""
+    stale = [page for page, text in _pages(root).items() if not (root / page).exists() or _text(root / page) != text]
+    return [f"{page.as_posix()} is not what the {PAGES[page][0]} say now" for page in stale]
 
 
-def write_syllabi(root: Path) -> None:
-    """Write the syllabi with the minutes that the lessons state now; a tree without the page has none."""
-    if (root / syllabi.PAGE).exists():
-        (root / syllabi.PAGE).write_text(syllabi.page(root), encoding="utf-8", newline="\n")
+def _pages(root: Path) -> dict[Path, str]:
+    """What each page should say. BuildError for a lesson that does not say what a page takes from it."""
+    try:
+        return {page: made(root) for page, (_, made) in PAGES.items() if (root / page).parent.exists()}
+    except ValueError as problem:
+        raise BuildError(str(problem)) from problem
 
 
-def check_syllabi(root: Path) -> list[str]:
-    """One line if the syllabi do not have the minutes that the lessons state now, else none."""
-    page = root / syllabi.PAGE
-    if not page.exists() or page.read_text(encoding="utf-8") == syllabi.page(root):
-        return []
-    return [f"{syllabi.PAGE.as_posix()} is not what the lessons say now"]
-
-
-def write_gpu_page(root: Path) -> None:
-    """Write the page of what real GPUs have told; a tree without it has none."""
-    if (root / gpu_page.PAGE).exists():
-        (root / gpu_page.PAGE).write_text(gpu_page.gpu_page(), encoding="utf-8", newline="\n")
-
-
-def check_gpu_page(root: Path) -> list[str]:
-    """One line if the page of real GPUs is not what the recordings say now, else none."""
-    page = root / gpu_page.PAGE
-    if not page.exists() or page.read_text(encoding="utf-8") == gpu_page.gpu_page():
-        return []
-    return [f"{gpu_page.PAGE.as_posix()} is not what the recordings say now"]
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
 
 
 def _report(drift: list[str]) -> int:
@@ -143,7 +130,7 @@ def save_edited(target: Path, now: datetime | None = None) -> Path | None:
     """Copy an edited notebook beside itself under a dated name; returns the copy, None if there was nothing to save."""
     if not target.exists() or not is_edited(target):
         return None
-    stem = f"{target.stem}.edited-{now or datetime.now():%Y-%m-%d-%H%M}"
+    stem = f"{target.stem}{EDITED}{now or datetime.now():%Y-%m-%d-%H%M}"
     names = (f"{stem}{suffix}.ipynb" for suffix in ("", *(f"-{count}" for count in range(2, 1000))))
     copy = next(path for name in names if not (path := target.with_name(name)).exists())
     shutil.copy2(target, copy)
@@ -152,8 +139,7 @@ def save_edited(target: Path, now: datetime | None = None) -> Path | None:
 
 def committed_notebooks(root: Path, *folders: str) -> list[Path]:
     """The notebooks that builds made in `folders` (all three without), in order; copies of edited ones left out."""
-    paths = (path for folder in folders or GENERATED for path in (root / folder).glob("*.ipynb"))
-    return sorted(path for path in paths if ".edited-" not in path.name)
+    return sorted(path for folder in folders or GENERATED for path in notebooks(root / folder))
 
 
 def check(root: Path, names: list[str] | None = None) -> list[str]:
