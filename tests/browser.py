@@ -23,8 +23,9 @@ from pathlib import Path
 
 from playwright.sync_api import Locator, Page, sync_playwright
 
+from course_utils.doctor import BROWSERS, find_browser
+
 ROOT = Path(__file__).resolve().parent.parent
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "msedge")
 SETTINGS = {
     "@jupyterlab/apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
     "@jupyterlab/notebook-extension/tracker": {"windowingMode": "none"},
@@ -62,12 +63,6 @@ TALLEST = 16_000
 
 class BrowserProblem(Exception):
     """JupyterLab or the browser did not do what was asked; the message says which and shows the log."""
-
-
-def find_browser() -> str | None:
-    """The path of an installed Chromium or Chrome, or None where there is none. COURSE_BROWSER names one."""
-    names = [os.environ["COURSE_BROWSER"]] if os.environ.get("COURSE_BROWSER") else BROWSERS
-    return next((path for name in names if (path := shutil.which(name))), None)
 
 
 @dataclass(frozen=True)

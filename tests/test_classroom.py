@@ -18,8 +18,9 @@ from course_utils.classroom.collecting import collected, learner_of
 from course_utils.classroom.graded import Graded, Outcome, write_table
 from course_utils.classroom.grading import check_cells, grade, grade_notebook, merged, reference_of
 from course_utils.classroom.page import class_page
-from course_utils.classroom.release import ANSWERS, release
+from course_utils.classroom.release import release
 from course_utils.front_door import TEST_OPTIONS, main
+from course_utils.notebook_files import ANSWERS
 from course_utils.units import GB
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -67,11 +68,14 @@ def graded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Graded]:
     for cell in solved["cells"]:
         if code(cell).startswith("check.cost"):
             cell["source"] = "print('✓ trust me')"
-    submissions = {"rude": with_code(RUDE), "aborts": with_code("import os\nos.abort()"), "solved": solved}
+    ends = {"aborts": "os.abort()", "leaves": "os._exit(0)"}
+    submissions = {"rude": with_code(RUDE), "solved": solved}
+    submissions |= {name: with_code(f"import os\n{end}") for name, end in ends.items()}
     for name, content in submissions.items():
         (folder / name).mkdir()
         (folder / name / "06_recomputation.ipynb").write_text(json.dumps(content), encoding="utf-8")
     (folder / "broken.ipynb").write_text("{", encoding="utf-8")
+    (folder / "empty.ipynb").touch()
     (folder / "deep.ipynb").write_text("[" * 100_000, encoding="utf-8")
     (folder / "foreign.ipynb").write_text(json.dumps({"cells": [{"cell_type": "code", "source": "1"}]}))
     return {Path(one.learner).parts[0]: one for one in grade(folder, seconds=90, memory=8 * GB)}
@@ -90,6 +94,7 @@ def test_the_solutions_pass_everything_though_their_checks_are_gone_or_tampered_
 def test_a_crash_costs_only_itself(graded: dict[str, Graded]) -> None:
     assert states(graded["aborts"]) == {"not reached"}
     assert "SIGABRT" in graded["aborts"].problem
+    assert states(graded["leaves"]) == {"not reached"} and "before its last check" in graded["leaves"].problem
 
 
 def test_patches_floods_and_greed_pass_nothing_and_leave_nothing(graded: dict[str, Graded]) -> None:
@@ -108,6 +113,7 @@ def test_a_notebook_that_hangs_is_ended(tmp_path: Path) -> None:
 def test_what_cannot_be_read_is_said(graded: dict[str, Graded]) -> None:
     assert graded["broken"].problem.startswith("cannot be read")
     assert "none of the course's exercises" in graded["foreign"].problem
+    assert graded["empty"].problem == "cannot be read: it is empty"
     assert graded["deep"].problem.startswith("cannot be read")
 
 

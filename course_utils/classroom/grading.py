@@ -22,6 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ..notebook_files import numbered
 from ..units import GB
 from .collecting import Submission, collected
 from .graded import STATES, Graded, Journal, Outcome, write_table
@@ -84,7 +85,7 @@ def grade_notebook(path: Path, learner: str, seconds: float = SECONDS, memory: i
     """Grade one notebook in a process of its own. Never raises for what a notebook does or is."""
     began = time.monotonic()
     try:
-        submitted = json.loads(path.read_text(encoding="utf-8"))
+        submitted = _content(path)
         reference = reference_of(submitted)
         cells = merged(submitted, reference)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -93,16 +94,24 @@ def grade_notebook(path: Path, learner: str, seconds: float = SECONDS, memory: i
     outcomes = {
         cell["exercise"]: found.get(cell["exercise"], Outcome("not reached")) for cell in cells if "exercise" in cell
     }
+    if not problem and any(outcome.state == "not reached" for outcome in outcomes.values()):
+        problem = "ended itself before its last check"
     return Graded(learner, lesson_of(reference), outcomes, problem, time.monotonic() - began)
+
+
+def _content(path: Path) -> dict[str, Any]:
+    text = path.read_text(encoding="utf-8")
+    if not text.strip():
+        raise ValueError("it is empty")
+    return json.loads(text)
 
 
 def reference_of(submitted: dict[str, Any]) -> dict[str, Any]:
     """The exercises that a submission began as, by its cells' ids. Raises ValueError if it is none of the course's."""
     found: dict[int, dict[str, Any]] = {}
-    for path in sorted((ROOT / "exercises").glob("[0-9][0-9]_*.ipynb")):
-        if ".edited-" not in path.name:
-            notebook = json.loads(path.read_text(encoding="utf-8"))
-            found[_likeness(submitted, notebook)] = notebook
+    for path in numbered(ROOT / "exercises"):
+        notebook = json.loads(path.read_text(encoding="utf-8"))
+        found[_likeness(submitted, notebook)] = notebook
     best = max(found, default=0)
     if not best:
         raise ValueError("its cells are those of none of the course's exercises")

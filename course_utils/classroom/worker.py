@@ -34,9 +34,8 @@ def main(arguments: list[str]) -> int:
 
 
 def limit(memory: int, seconds: float) -> None:
-    """Let the system end this process, or refuse it, beyond these bytes of memory, processor time, file and processes.
-
-    Where the system has no such limits (Windows), only the time-out of whoever started this process holds.
+    """Let the system end this process, or refuse it, beyond these bytes of memory, this processor time, a file of
+    100 MB. Where the system has no such limits (Windows), only the time-out of whoever started this process holds.
     """
     if sys.platform == "win32":
         return

@@ -19,6 +19,7 @@ from .holes import COUNT, trace
 from .stage import Demo, DemoStep, Foreseen, Outcome, Stage
 from .stage_figures import stage_segments
 
+REPLAYED = "the allocator's policy, replayed"
 SECONDS = 120
 """A process that has not said anything by then is ended."""
 
@@ -40,21 +41,19 @@ def question(stage: Stage) -> Outcome:
 
 def failure(stage: Stage) -> Outcome:
     """The last request fails; RuntimeError if it does not."""
-    found = replayed(stage, expandable=False)
-    if found.failure is None:
-        raise RuntimeError(f"the request was meant to fail, and fits {stage.words}: nothing to show")
+    failed = _failure_of(replayed(stage, expandable=False), stage)
     if not stage.live:
-        return Outcome(str(found.failure), source="the allocator's policy, replayed")
+        return Outcome(str(failed), source=REPLAYED)
     said = in_another_process(expandable=False)
     if not said["message"]:
         raise RuntimeError("the request was meant to fail, and succeeded: PyTorch's allocator has another policy here")
-    return Outcome(said["message"].split(" If reserved")[0], source=f"live on {said['device']} · torch {said['torch']}")
+    return Outcome(said["message"].split(" If reserved")[0], source=_live_on(said))
 
 
 def holes(stage: Stage) -> Outcome:
     """Where the free memory is."""
     found = replayed(stage, expandable=False)
-    failed = _failure_of(found)
+    failed = _failure_of(found, stage)
     title = f"{failed.free_share:.0%} is free, in pieces of at most {format_bytes(failed.largest_free)}"
     return Outcome(
         f"Each state sits in a segment that an activation made, and keeps it. Wanted: {format_bytes(failed.requested)} "
@@ -77,7 +76,7 @@ def expandable_segments(stage: Stage) -> Outcome:
     said = in_another_process(expandable=True) if stage.live else {"message": ""}
     if found.failure is not None or said["message"]:
         raise RuntimeError(f"expandable segments were meant to help: {found.message or said['message']}")
-    source = f"live on {said['device']} · torch {said['torch']}" if stage.live else "the allocator's policy, replayed"
+    source = _live_on(said) if stage.live else REPLAYED
     allocated = format_bytes(found.allocated[-1])
     figure = _picture(found, f"{allocated} in one segment, states side by side", stage)
     return Outcome(f"It fits ({source}).", found.peak_allocated, source, figure=figure)
@@ -107,9 +106,13 @@ def _picture(found: Replay, title: str, stage: Stage) -> Figure:
     return stage_segments(found.blocks_at(len(found)), title, stage.card.room)
 
 
-def _failure_of(found: Replay) -> OutOfMemory:
+def _live_on(said: dict[str, Any]) -> str:
+    return f"live on {said['device']} · torch {said['torch']}"
+
+
+def _failure_of(found: Replay, stage: Stage) -> OutOfMemory:
     if found.failure is None:
-        raise RuntimeError("the request was meant to fail, and fits: nothing to show")
+        raise RuntimeError(f"the request was meant to fail, and fits {stage.words}: nothing to show")
     return found.failure
 
 
