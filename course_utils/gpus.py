@@ -76,7 +76,7 @@ def _told(gibibytes: float, issue: str) -> tuple[int, str]:
     return int(gibibytes * GiB), f"https://github.com/{issue}"
 
 
-ADA = "NVIDIA Ada GPU Architecture whitepaper, appendix A"
+ADA = "NVIDIA Ada GPU Architecture whitepaper"
 AMPERE = "NVIDIA A100 Tensor Core GPU data sheet"
 
 # A card sold as "32 GB" holds 32 GiB of memory cells; error correction and the driver keep some of it on some cards.
@@ -85,7 +85,7 @@ GPUS: dict[str, Gpu] = {
     for gpu in (
         Gpu(
             "T4-16GB", 15_360 * MiB, (7, 5), *_told(14.56, "AlphaGPU/leetgpu-challenges/issues/52"),
-            rates=_rates(65, 8.1, 8.1, 320, "NVIDIA T4 data sheet", pcie=3),
+            rates=_rates(65, 8.1, 8.1, 320, "NVIDIA T4 product page (its data sheet has 300 GB/s)", pcie=3),
         ),
         Gpu(
             "V100-16GB", 16_384 * MiB, (7, 0), *_told(15.78, "kchengiva/Shift-GCN/issues/34"),
@@ -95,20 +95,27 @@ GPUS: dict[str, Gpu] = {
             "V100-32GB", 32_768 * MiB, (7, 0), *_told(31.74, "liucongg/ChatGLM-Finetuning/issues/73"),
             rates=_rates(125, 15.7, 15.7, 900, "NVIDIA V100 data sheet (SXM2)", pcie=3, nvlink=300),
         ),
-        Gpu("RTX4080-16GB", 16_376 * MiB, (8, 9), rates=_rates(97.5, 48.7, 48.7, 716.8, ADA, pcie=4)),
+        # 15.99 GiB is all of it, as Windows tells a program; no message from Linux is known
+        Gpu(
+            "RTX4080-16GB", 16_376 * MiB, (8, 9), *_told(15.99, "aigc-apps/sd-webui-EasyPhoto/issues/281"),
+            rates=_rates(97.5, 48.7, 48.7, 716.8, ADA, pcie=4),
+        ),
         Gpu(
             "RTX3090-24GB", 24_576 * MiB, (8, 6), *_told(23.70, "GaoLii/DSP/issues/10"),
             rates=_rates(71, 35.6, 35.6, 936, "NVIDIA Ampere GA102 GPU Architecture whitepaper, table 9", pcie=4),
         ),
         Gpu(
             "RTX4090-24GB", 24_564 * MiB, (8, 9), *_told(23.64, "ali-vilab/VGen/issues/104"),
-            rates=_rates(165.2, 82.6, 82.6, 1008, ADA, pcie=4),
+            rates=_rates(165.2, 82.6, 82.6, 1008, f"{ADA}, appendix A", pcie=4),
         ),
         Gpu(
             "RTX5090-32GB", 32_607 * MiB, (12, 0), *_told(31.37, "Wan-Video/Wan2.1/issues/465"),
             rates=_rates(209.5, 104.8, 104.8, 1792, "NVIDIA RTX Blackwell GPU Architecture whitepaper", pcie=5),
         ),
-        Gpu("L4-24GB", 23_034 * MiB, (8, 9), rates=_rates(121, 60, 30.3, 300, "NVIDIA L4 data sheet", pcie=4)),
+        Gpu(
+            "L4-24GB", 23_034 * MiB, (8, 9), *_told(22.03, "ArcInstitute/evo2/issues/190"),
+            rates=_rates(121, 60, 30.3, 300, "NVIDIA L4 data sheet", pcie=4),
+        ),
         Gpu(
             "A100-40GB", 40_960 * MiB, (8, 0), *_told(39.50, "TianheWu/CoSeR/issues/10"),
             rates=_rates(312, 156, 19.5, 1555, f"{AMPERE} (SXM)", pcie=4, nvlink=600),
@@ -122,7 +129,7 @@ GPUS: dict[str, Gpu] = {
             rates=_rates(989, 495, 67, 3350, "NVIDIA H100 data sheet (SXM)", pcie=5, nvlink=900),
         ),
         Gpu(
-            "H200-141GB", 143_771 * MiB, (9, 0),
+            "H200-141GB", 143_771 * MiB, (9, 0), *_told(139.81, "modelscope/ms-swift/issues/9191"),
             rates=_rates(989, 495, 67, 4800, "NVIDIA H200 data sheet (SXM)", pcie=5, nvlink=900),
         ),
     )

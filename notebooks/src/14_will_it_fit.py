@@ -50,8 +50,9 @@ print(
 # %% [markdown]
 # **The gap** has two causes that pull in opposite directions. Memory cells come in GiB, which are 7 % larger than GB;
 # and the driver keeps some for itself. The third column is from out-of-memory messages of real programs: the last one
-# says in which issue on GitHub each can be read. Where nobody has told, this course does not make up a number; it takes
-# what the driver lists. Bandwidth and arithmetic are the maker's: `a100.rates.source` names the document.
+# says in which issue on GitHub each can be read. Drivers differ: the RTX 4080's message has nearly all of the card, as
+# programs are told on Windows; on Linux it is probably less, as for the others. Bandwidth and arithmetic are the
+# maker's: `a100.rates.source` names the document.
 #
 # One more deduction is ours: an estimate has no [fragmentation](../docs/glossary.md#fragmentation) and no workspaces in
 # it. So a [plan](../docs/glossary.md#plan) counts as fitting if it does with 5 % in
