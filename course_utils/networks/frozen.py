@@ -1,8 +1,8 @@
 """Frozen weights stored in 16, 8 or 4 bits, and made 16-bit again for each product, in forward and in backward.
 
-Eight bits: whole numbers from −127 to 127 and one fp32 scale for each output row (absmax, Dettmers et al. 2022a).
-Four bits: NF4 (Dettmers et al. 2023, QLoRA): the nearest of 16 values for each number, two to a byte, and one fp32
-scale, the largest magnitude, for each block of 64 numbers.
+Eight bits: whole numbers from −127 to 127 and one fp32 scale for each output row (absmax; Dettmers et al. 2022,
+"LLM.int8()"). Four bits: NF4 (Dettmers et al. 2023, QLoRA): the nearest of 16 values for each number, two to a byte,
+and one fp32 scale, the largest magnitude, for each block of 64 numbers.
 """
 
 from functools import lru_cache

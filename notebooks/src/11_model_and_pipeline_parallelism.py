@@ -159,9 +159,9 @@ print(f"the last stage's head and loss under GPipe, 8 micro-batches: {format_byt
 
 # %% [markdown]
 # ## No bubble at all?
-# [PipeDream](https://arxiv.org/abs/1806.03377) goes one further. Why wait at the end of a batch? Let micro-batches
-# follow one another for ever, and let every stage update its weights after each backward. Then nobody waits, except
-# once at the very beginning, and at the end where there is one.
+# PipeDream ([Narayanan et al. 2019](https://doi.org/10.1145/3341301.3359646)) goes one further. Why wait at the end of
+# a batch? Let micro-batches follow one another for ever, and let every stage update its weights after each backward.
+# Then nobody waits, except once at the very beginning, and at the end where there is one.
 
 # %%
 pipeline_figure(simulate("PipeDream", stages=4, micro_batches=20))
@@ -169,7 +169,7 @@ pipeline_figure(simulate("PipeDream", stages=4, micro_batches=20))
 # %% [markdown]
 # But there is a catch. Between a micro-batch's forward and its backward the weights change. A backward with other
 # weights than the forward's is the gradient of nothing. So each stage keeps the *version* that a micro-batch has seen
-# until it comes back: weight stashing (Narayanan et al. 2019, section 3.3).
+# until it comes back: weight stashing (section 3.3 of the paper).
 #
 # **Your guess.** How many versions of its weights does the first of four stages keep?
 
