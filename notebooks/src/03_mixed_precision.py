@@ -306,9 +306,10 @@ print("Adam's epsilon of 1e-8, in fp16:", torch.tensor(1e-8).half().item())
 # *several months* on a model of 104 billion parameters in fp16 whose loss kept diverging, and calls it a complete
 # failure; the teams who had trained the 530 billion of [MT-NLG](https://arxiv.org/abs/2201.11990) gave them the same
 # advice, to use bf16, and [OPT-175B](https://arxiv.org/abs/2205.01068) reported the same trouble ([The Technology
-# Behind BLOOM Training](https://huggingface.co/blog/bloom-megatron-deepspeed)). OPT's paper describes it: when the loss
-# diverged, the dynamic loss scale crashed toward 0 and the activations' norm spiked (section 2.5). Loss scaling
-# protects *gradients*. Nothing protects the *activations* of forward from 65,504, and in larger models they grow.
+# Behind BLOOM Training](https://huggingface.co/blog/bloom-megatron-deepspeed)). OPT's paper (section 2.5) names three
+# signs that came together: the loss runs away, the dynamic loss scale falls to 0, the last layer's activations grow.
+# Loss scaling protects *gradients*. Nothing protects the *activations* of forward from 65,504, and in larger models
+# they grow.
 #
 # BLOOM's 176 billion parameters were then trained in bf16. It takes a card that has it:
 
@@ -491,9 +492,10 @@ for name, terms in conventions.items():
 # Optimizer](https://docs.nvidia.com/megatron-core/developer-guide/latest/distrib_optimizer.html). Its 20 has 16-bit
 # gradients *and* an fp32 copy of them for the optimizer; the [Ultra-Scale
 # Playbook](https://huggingface.co/spaces/nanotron/ultrascale-playbook) arrives at 20 the same way. The BLOOM team
-# planned with 18, for gradients that are added up in fp32. Is the fp32 copy of the gradients kept all through the step,
-# or only made in the optimizer phase? In ZeRO's count it is nowhere, and lesson 02 shows what a step makes of that: 22
-# at its peak.
+# planned with 18 ([its
+# notes](https://github.com/bigscience-workshop/bigscience/blob/master/train/tr11-176B-ml/chronicles-prequel.md)), and
+# then added up gradients in fp32. Is the fp32 copy of the gradients kept all through the step, or only made in the
+# optimizer phase? In ZeRO's count it is nowhere, and lesson 02 shows what a step makes of that: 22 at its peak.
 #
 # ### fp8
 # An fp8 number has so few values that a tensor needs a *scale* of its own to use them. Watch what E4M3 makes of
