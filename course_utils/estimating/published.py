@@ -381,8 +381,9 @@ def _playbook_figure_activation_bytes(run: TrainingRun) -> int:
 def deepspeed_zero2_bytes(parameters: int, ranks: int) -> int:
     """Bytes of model states under ZeRO-2 without offloading: 4N + 16N/D.
 
-    DeepSpeed's documentation, "Memory Requirements" (estimate_zero2_model_states_mem_needs): the gradients are upcast
-    all at once for the update. Of activations, buckets and logits it says that they come on top.
+    DeepSpeed's documentation, "Memory Requirements": the gradients are upcast all at once for the update. Of
+    activations, buckets and logits it says that they come on top. The function behind the page's examples,
+    estimate_zero2_model_states_mem_needs, has become 2N + 18N/D since (commit 02aa38c), the same on one rank.
     """
     return 4 * parameters + 16 * parameters // ranks
 
