@@ -21,8 +21,8 @@ def round_up(size: int, multiple: int = BLOCK) -> int:
 def format_bytes(size: int, unit: str | None = None, digits: int | None = None) -> str:
     """`size` bytes for a reader, always with its unit: `format_bytes(3_115_222_400)` is "3.12 GB".
 
-    `unit` is one of `UNITS`; without it the largest decimal unit that leaves at least 1 is taken.
-    `digits` counts decimals; without it three significant figures are shown (whole bytes stay whole).
+    `unit` is one of `UNITS`; without it the largest decimal unit that leaves at least 1, when rounded, is taken.
+    `digits` counts decimals; without it three significant figures are shown, below 1 three decimals, of bytes none.
     Raises ValueError for a unit that is not known.
     """
     unit = unit or _natural_unit(size)
@@ -30,7 +30,7 @@ def format_bytes(size: int, unit: str | None = None, digits: int | None = None) 
         raise ValueError(f"unknown unit {unit!r}; known: {', '.join(UNITS)}")
     amount = size / UNITS[unit]
     if digits is None:
-        digits = 0 if unit == "B" else max(0, 2 - len(str(int(abs(amount)))) + 1) if abs(amount) >= 1 else 3
+        digits = 0 if unit == "B" else next((n for n in (3, 2, 1) if abs(round(amount, n)) < 10 ** (3 - n)), 0)
     return f"{amount:,.{digits}f} {unit}"
 
 
@@ -44,15 +44,19 @@ def formatter(total: int) -> Callable[[int], str]:
 
 
 def _natural_unit(size: int) -> str:
-    return next((unit for unit in ("TB", "GB", "MB", "KB") if abs(size) >= UNITS[unit]), "B")
+    return next((unit for unit in ("TB", "GB", "MB", "KB") if abs(size) >= 0.9995 * UNITS[unit]), "B")
 
 
 def parse_bytes(text: str | int) -> int:
-    """Bytes meant by "80 GB", "1.5GiB", "512" or an int. Raises ValueError saying what it takes."""
-    if isinstance(text, int):
+    """Bytes meant by "80 GB", "1.5GiB", "512" or an int. Raises ValueError saying what it takes.
+
+    A comma or an underscore parts thousands: "1,5 GB" could mean two things, and is refused.
+    """
+    if isinstance(text, int) and not isinstance(text, bool) and text >= 0:
         return text
-    match = re.fullmatch(r"\s*([0-9][0-9_,]*(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", text)
+    number = r"((?:[0-9]{1,3}(?:[,_][0-9]{3})+|[0-9]+)(?:\.[0-9]+)?)"
+    match = re.fullmatch(rf"\s*{number}\s*([A-Za-z]*)\s*", text) if isinstance(text, str) else None
     unit = {name.lower(): name for name in UNITS}.get((match[2] or "B").lower()) if match else None
     if match is None or unit is None:
         raise ValueError(f"{text!r} is no amount of memory; write a number and a unit, as in '80 GB' or '16 GiB'")
-    return round(float(match[1].replace(",", "").replace("_", "")) * UNITS[unit])
+    return round(float(re.sub("[,_]", "", match[1])) * UNITS[unit])

@@ -1,5 +1,7 @@
 """Bytes in, words out, and back."""
 
+from typing import Any
+
 import pytest
 
 from course_utils.units import GB, UNITS, GiB, format_bytes, formatter, parse_bytes, round_up
@@ -21,7 +23,10 @@ def test_rounds_up_to_another_multiple():
         (999, "999 B"),
         (1_000, "1.00 KB"),
         (3_115_222_400, "3.12 GB"),
+        (9_996_000_000, "10.0 GB"),
         (31_152_224_000, "31.2 GB"),
+        (99_960_000_000, "100 GB"),
+        (999_600_000_000, "1.00 TB"),
         (311_522_240_000, "312 GB"),
         (1_300_000_000_000, "1.30 TB"),
         (-3_115_222_400, "-3.12 GB"),
@@ -50,6 +55,7 @@ def test_unknown_unit_is_named():
         ("1.5 GiB", 3 * GiB // 2),
         ("16gib", 16 * GiB),
         ("1,024 B", 1024),
+        ("1_234_567.5 KB", 1_234_567_500),
         ("512", 512),
         (7, 7),
     ],
@@ -58,8 +64,11 @@ def test_parses_what_people_write(text, size):
     assert parse_bytes(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "GB", "eighty GB", "80 GBs", "80 G B", "-3 GB", "1e9"])
-def test_what_is_no_amount_is_refused(text):
+@pytest.mark.parametrize(
+    "text",
+    ["", "GB", "eighty GB", "80 GBs", "80 G B", "-3 GB", "1e9", "1,5 GB", "12,34 GB", "1__000", -1, True, 1.5, None],
+)
+def test_what_is_no_amount_is_refused(text: Any):
     with pytest.raises(ValueError, match="is no amount of memory"):
         parse_bytes(text)
 
