@@ -21,6 +21,9 @@ SILU = ("silu", "swish")
 ROPE_THETA = {"mixtral": 1_000_000.0}
 """Where transformers takes another base of rotary angles than 10,000 when the file names none."""
 
+SLIDING_WINDOW = {"mistral": 4096, "qwen2": 4096}
+"""The window, in tokens, that transformers takes where the file does not speak of one: MistralConfig, Qwen2Config."""
+
 
 def config_from_file(path: str | PathLike[str]) -> TransformerConfig:
     """The model that a config.json describes, named after its folder; `path` is the file's or the folder's.
@@ -32,16 +35,16 @@ def config_from_file(path: str | PathLike[str]) -> TransformerConfig:
     Raises ValueError that names the file and says what is wrong: missing, truncated, not JSON, of an unknown family,
     without a size or with an impossible one, or of a kind that the course's network is not.
     """
-    file = Path(path).expanduser()
+    file = Path(path)
     try:
-        file = _file(file)
+        file = _file(file.expanduser())
         settings = _settings(file)
         kind = settings.get("model_type")
         if not isinstance(kind, str) or kind not in READERS:
             raise unknown("model_type", kind, READERS)
         name = file.absolute().parent.name if file.name == "config.json" else file.stem
         return READERS[kind](name, settings)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RuntimeError) as error:  # the last for the home of nobody that is known
         reason = error.strerror if isinstance(error, OSError) else error
         raise ValueError(f"cannot read a model from {file}: {reason}") from None
 
@@ -102,7 +105,8 @@ def _not_json(text: str, error: Exception) -> str:
 
 def _gpt2(name: str, settings: Settings) -> TransformerConfig:
     sizes = _sizes(settings, layers="n_layer", hidden="n_embd", heads="n_head", vocab="vocab_size")
-    sizes |= _sizes(settings, max_positions="n_positions" if "n_positions" in settings else "n_ctx")
+    older = "n_ctx" in settings and "n_positions" not in settings
+    sizes |= _sizes(settings, max_positions="n_ctx" if older else "n_positions")
     if settings.get("n_inner") is not None:  # null means 4h
         sizes |= _sizes(settings, ffn="n_inner")
     _check_activation(settings, "activation_function", GELU)
@@ -143,7 +147,9 @@ def _biased_llama(name: str, settings: Settings) -> TransformerConfig:
 
 
 def _mistral(name: str, settings: Settings, **options: Any) -> TransformerConfig:
-    """Mistral's grouped queries have to be named: where the key is missing transformers takes 8, whatever the size."""
+    """Mistral's grouped queries have to be named: where the key is missing transformers takes 8, and for Qwen 32,
+    whatever the size.
+    """
     _require(settings, ["num_key_value_heads"])
     return _llama(name, settings, **options)
 
@@ -195,9 +201,10 @@ def _check_head_size(settings: Settings, hidden: int, heads: int) -> None:
 
 
 def _warn_of_window(name: str, settings: Settings, longest: int) -> None:
-    """Say that attention is full where the model's own looks back less far. Qwen's files name a window that is off."""
-    window = settings.get("sliding_window")
-    if isinstance(window, int) and window < longest and settings.get("use_sliding_window", True):
+    """Say that attention is full where the model's own looks back less far. Qwen's window is off unless it is used."""
+    kind = settings["model_type"]
+    window = settings.get("sliding_window", SLIDING_WINDOW.get(kind))
+    if isinstance(window, int) and window < longest and settings.get("use_sliding_window", kind != "qwen2"):
         _warn(
             name,
             f"sliding_window is {window:,}, but the course's attention is full: every token attends to all those before"
@@ -206,11 +213,11 @@ def _warn_of_window(name: str, settings: Settings, longest: int) -> None:
 
 
 def _rope_theta(settings: Settings) -> Any:
-    """The base of rotary angles, which transformers 5 writes into rope_parameters."""
+    """The base of rotary angles, which transformers 5 writes into rope_parameters; null means the usual one."""
     nested = settings.get("rope_parameters")
-    theta = nested.get("rope_theta") if isinstance(nested, dict) else None
-    standard = ROPE_THETA.get(settings["model_type"], 10_000.0)
-    return settings.get("rope_theta", standard if theta is None else theta)
+    places = [settings, nested] if isinstance(nested, dict) else [settings]
+    said = [place["rope_theta"] for place in places if place.get("rope_theta") is not None]
+    return said[0] if said else ROPE_THETA.get(settings["model_type"], 10_000.0)
 
 
 def _warn(name: str, text: str) -> None:

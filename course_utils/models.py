@@ -55,7 +55,9 @@ class TransformerConfig:
     experts_per_token: int = 0
 
     def __post_init__(self) -> None:
-        if self.family not in FAMILIES:
+        if not isinstance(self.name, str):
+            raise ValueError(f"name is {self.name!r}: what the model is called, a text")
+        if not isinstance(self.family, str) or self.family not in FAMILIES:
             raise unknown("model family", self.family, FAMILIES)
         self._fill_in()
         self._check_sizes()

@@ -86,7 +86,7 @@ def test_a_path_is_a_model_wherever_a_model_is_asked_for(tmp_path, monkeypatch):
         ({key: LLAMA[key] for key in LLAMA if key != "rope_theta"}, {"rope_theta": 10_000.0}),
         (LLAMA | {"attention_bias": True, "mlp_bias": True}, {"bias": True, "qkv_bias": True}),
         (llama_like("qwen2", "qwen2.5-7b"), {"tied": False, "bias": False, "qkv_bias": True}),
-        (llama_like("mistral", "mistral-7b", tie_word_embeddings=True), {"tied": True}),
+        (llama_like("mistral", "mistral-7b", tie_word_embeddings=True, sliding_window=None), {"tied": True}),
     ],
 )
 def test_what_a_file_leaves_out_is_as_in_transformers(tmp_path, settings, expected):
@@ -99,6 +99,7 @@ def test_the_base_of_angles_as_transformers_5_writes_it(tmp_path):
     settings.pop("rope_theta")
     assert config_from_file(write(tmp_path, settings)).rope_theta == 100_000
     assert config_from_file(write(tmp_path, settings | {"rope_parameters": None})).rope_theta == 1_000_000.0
+    assert config_from_file(write(tmp_path, settings | {"rope_theta": None})).rope_theta == 100_000
 
 
 def test_older_gpt2_files_name_the_positions_otherwise(tmp_path):
@@ -116,15 +117,23 @@ def test_dropout_that_differs_is_said(tmp_path):
 
 def test_a_sliding_window_is_said_to_be_left_aside(tmp_path):
     windowed = RELEASED["mistral-7b"] | {"sliding_window": 4096}
-    with pytest.warns(UserWarning, match=r"sliding_window is 4,096, but the course's attention is full"):
-        assert config_from_file(write(tmp_path, windowed)).max_positions == 32_768
+    silent = {key: windowed[key] for key in windowed if key != "sliding_window"}  # transformers then takes 4,096
+    for settings in (windowed, silent):
+        with pytest.warns(UserWarning, match=r"sliding_window is 4,096, but the course's attention is full"):
+            assert config_from_file(write(tmp_path, settings)).max_positions == 32_768
 
 
 @pytest.mark.parametrize(
-    "more", [{"sliding_window": 32_768}, {"sliding_window": 4096, "use_sliding_window": False}, {}]
+    "more",
+    [
+        {"sliding_window": 32_768, "use_sliding_window": True},
+        {"sliding_window": 4096, "use_sliding_window": False},
+        {"sliding_window": 4096},
+        {},
+    ],
 )
 def test_a_window_that_cuts_nothing_is_no_matter(tmp_path, more, recwarn):
-    config_from_file(write(tmp_path, RELEASED["qwen2.5-7b"] | {"max_position_embeddings": 32_768} | more))
+    config_from_file(write(tmp_path, llama_like("qwen2", "qwen2.5-7b", max_position_embeddings=32_768) | more))
     assert not recwarn.list
 
 
@@ -153,6 +162,7 @@ def test_what_is_not_there_is_said(tmp_path):
     refused(tmp_path, "the folder has no config.json; there is other.json")
     with pytest.raises(ValueError, match="no such file or folder"):
         TrainingRun("meta-llama/Llama-3.1-8B")
+    refused("~nobody-of-that-name/config.json", "Could not determine home directory")
 
 
 WHOLE = json.dumps(LLAMA | {"use_cache": True}, indent=2)
@@ -217,6 +227,7 @@ def test_a_byte_order_mark_does_no_harm(tmp_path):
         (GPT2 | {"add_cross_attention": True}, "add_cross_attention is true"),
         (GPT2 | {"resid_pdrop": 2, "embd_pdrop": 2, "attn_pdrop": 2}, "dropout is 2"),
         ({"model_type": "gpt2"}, "n_layer, n_embd, n_head, vocab_size are missing"),
+        ({key: GPT2[key] for key in GPT2 if key != "n_positions"}, "n_positions is missing"),
         ({"model_type": "llama"}, "num_hidden_layers, hidden_size, num_attention_heads are missing"),
         (llama_like("mixtral", "mixtral-8x7b"), "num_local_experts, num_experts_per_tok are missing"),
         (

@@ -136,6 +136,8 @@ GPT = {
         ({"dropout": 1.0}, "dropout is 1.0"),
         ({"dropout": -0.1}, "dropout is -0.1"),
         ({"family": "gpt"}, "did you mean 'gpt2'"),
+        ({"family": ["gpt2"]}, r"unknown model family \['gpt2'\]"),
+        ({"name": 7}, "name is 7"),
         ({"family": "llama", "kv_heads": 3}, "3 key and value heads do not divide 4 query heads"),
         ({"family": "llama", "hidden": 60}, "rotary positions turn pairs"),
     ],
