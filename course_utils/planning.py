@@ -8,13 +8,14 @@ from os import PathLike
 from typing import Any
 
 from .estimating import estimate
+from .estimating.peak import check
 from .estimating.states import gradient_bytes, optimizer_state_bytes, parameter_bytes
 from .estimating.step_time import alone, lost_seconds
-from .fitting import SAFETY, unsupported
+from .fitting import SAFETY, named, unsupported
 from .gpus import Gpu, gpu
 from .models import TransformerConfig
 from .nearest import unknown
-from .run import TrainingRun
+from .run import TrainingRun, check_size
 from .units import format_bytes
 
 FREE = {
@@ -111,27 +112,34 @@ def fit(
     older than Ampere). A configuration fits if its estimate and a reserve of 5 % do. Times are `step_time`'s.
     Raises ValueError for what no TrainingRun can be, and for a card of which no rates are known.
     """
-    card = gpu(card) if isinstance(card, str) else card
+    card = card if isinstance(card, Gpu) else gpu(card)
     older: dict[str, Any] = {} if card.has_bf16 else {"precision": "amp-fp16", "attention": "efficient"}
     given: dict[str, Any] = (
         older | {"global_batch": global_batch, "seq_len": seq_len, "world_size": world_size} | choices
     )
-    if world_size < 1 or global_batch % world_size:
+    check_size("global_batch", global_batch)
+    check_size("world_size", world_size)
+    if global_batch % world_size:
         raise ValueError(f"a global batch of {global_batch} cannot be shared equally by {world_size} ranks")
-    return arrange(TrainingRun(model, global_batch // world_size, **given), card, may_change)
+    return arrange(TrainingRun(model, **({"micro_batch": global_batch // world_size} | given)), card, may_change)
 
 
 def arrange(run: TrainingRun, card: Gpu, may_change: Sequence[str] = ()) -> Plan:
     """`fit` for a run that is there already: the same model, tokens, global batch and ranks, arranged to fit `card`.
 
+    Raises ValueError for a change that is not known, and like `estimate` for runs that no estimate covers.
+
     Branch and bound: for each set of choices the largest micro-batch that fits is found by bisection, as memory grows
     and the time lost shrinks with it; a set that would lose more than the best even with the largest is not looked at.
     """
+    check(run)
     for name in may_change:
         if name not in MAY_CHANGE:
             raise unknown("change", name, MAY_CHANGE)
     sizes = _divisors(run.global_batch // run.world_size)
     shapes = list(_shapes(run, card, may_change))
+    if not shapes:
+        raise ValueError(f"{named(card)} can run none of the choices: {unsupported(run, card.capability)}")
     bounds = sorted((lost_seconds(_resized(shape, sizes[-1]), card), i) for i, shape in enumerate(shapes))
     best, tried = None, []
     for bound, i in bounds:
@@ -150,7 +158,7 @@ def _shapes(run: TrainingRun, card: Gpu, may_change: Sequence[str]) -> Iterator[
     run = _resized(run, 1)
     changes = [{}, *(change for name in may_change for change in MAY_CHANGE[name])]
     for change, recompute, attention, chunks, sharding in product(
-        changes, FREE["recompute"], FREE["attention"], FREE["loss_chunks"], _shardings(run)
+        changes, FREE["recompute"], _attentions(run), FREE["loss_chunks"], _shardings(run)
     ):
         chosen = {"recompute": recompute, "attention": attention, "loss_chunks": chunks} | sharding | change
         for optimizer in _implementations(chosen.get("optimizer", run.optimizer.algorithm)):
@@ -165,6 +173,12 @@ def _possible(run: TrainingRun, choices: dict[str, Any]) -> TrainingRun | None:
         return run.replace(**choices)
     except ValueError:
         return None
+
+
+def _attentions(run: TrainingRun) -> Sequence[str]:
+    """The fused kernels, or the run's own attention where its heads are such that neither takes them."""
+    kernels = FREE["attention"]
+    return kernels if any(_possible(run, {"attention": kernel}) for kernel in kernels) else [run.attention]
 
 
 def _shardings(run: TrainingRun) -> list[dict[str, Any]]:
@@ -277,17 +291,19 @@ def _differences(start: TrainingRun, target: TrainingRun) -> dict[str, dict[str,
         "LoRA": ("lora_rank", "lora_targets", "frozen_bits"),
     }
     return {
-        f"{group}: {_words(group, target)}": {name: getattr(target, name) for name in names}
+        f"{group}: {_words(group, start, target)}": {name: getattr(target, name) for name in names}
         for group, names in groups.items()
         if any(getattr(start, name) != getattr(target, name) for name in names)
     }
 
 
-def _words(group: str, run: TrainingRun) -> str:
+def _words(group: str, start: TrainingRun, run: TrainingRun) -> str:
     if group == "micro-batches":
-        return f"{run.accumulation_steps} of {run.micro_batch} instead of all at once"
+        before = f"{start.accumulation_steps} of {start.micro_batch}" if start.accumulation_steps > 1 else "all at once"
+        return f"{run.accumulation_steps} of {run.micro_batch} instead of {before}"
     if group == "sharding":
-        return f"ZeRO-{run.zero_stage}" if run.zero_stage else "gradients as views of the buckets"
+        views = "gradients as views of the buckets" if run.bucket_view else "none"
+        return f"ZeRO-{run.zero_stage}" if run.zero_stage else views
     if group == "LoRA":
         return f"rank {run.lora_rank}, frozen weights in {run.frozen_bits} bits"
     names = {"precision": run.precision.name, "optimizer": run.optimizer.name, "attention": run.attention}

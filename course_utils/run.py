@@ -166,7 +166,7 @@ class TrainingRun:
         sizes = {"micro_batch": micro_batch, "seq_len": seq_len, "world_size": world_size}
         sizes |= {"tensor_parallel": tensor_parallel, "loss_chunks": loss_chunks}
         for name, value in sizes.items():
-            _check_size(name, value)
+            check_size(name, value)
         chosen: dict[str, Any] = {
             "model": config,
             **sizes,
@@ -212,7 +212,7 @@ class TrainingRun:
             if name not in [*names, "global_batch", "dropout"]:
                 raise unknown("choice of a TrainingRun", name, [*names, "global_batch", "dropout"])
         kept = {name: getattr(self, name) for name in names}
-        if "global_batch" in changes:
+        if changes.get("global_batch") is not None:
             kept.pop("accumulation_steps")
         return TrainingRun(**(kept | changes))
 
@@ -353,9 +353,11 @@ def _lora_targets(targets: Any, rank: Any, model: TransformerConfig) -> tuple[st
     """
     if not rank:
         if targets:
-            raise ValueError("lora_targets without lora_rank: say how many columns LoRA's factors have")
+            raise ValueError(f"lora_targets={targets!r} without LoRA: set lora_rank above 0, or lora_targets=()")
         return ()
-    asked = ("attention",) if not targets else (targets,) if isinstance(targets, str) else tuple(targets)
+    if targets and not isinstance(targets, (str, tuple, list)):
+        raise ValueError(f"lora_targets is {targets!r}: a name, or several in a tuple, such as ('q', 'v')")
+    asked = ("attention",) if not targets else (targets,) if isinstance(targets, str) else targets
     there = [
         name.removesuffix(".weight") for name in [*attention_shapes(model), *mlp_shapes(model)] if "weight" in name
     ]
@@ -366,7 +368,8 @@ def _lora_targets(targets: Any, rank: Any, model: TransformerConfig) -> tuple[st
     return tuple(name for name in there if name in wanted)
 
 
-def _check_size(name: str, value: Any) -> None:
+def check_size(name: str, value: Any) -> None:
+    """Raise ValueError, in words, unless `value` can be the size of that name: a whole number from 1 to LARGEST."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise ValueError(f"{name} is {value!r}: it counts things, so it must be a whole number (an int)")
     if value < 1:
@@ -385,16 +388,16 @@ def _one_of(what: str, value: Any, known: dict[str, Any]) -> Any:
 
 def _accumulation(steps: int | None, global_batch: int | None, micro_batch: int, world_size: int) -> int:
     if global_batch is None:
-        _check_size("accumulation_steps", 1 if steps is None else steps)
+        check_size("accumulation_steps", 1 if steps is None else steps)
         return 1 if steps is None else steps
     if steps is not None:
         raise ValueError("give global_batch or accumulation_steps, not both: one follows from the other")
-    _check_size("global_batch", global_batch)
+    check_size("global_batch", global_batch)
     if global_batch % (micro_batch * world_size):
         raise ValueError(
             f"a global batch of {global_batch} sequences is not a multiple of micro_batch · world_size = "
             f"{micro_batch} · {world_size} = {micro_batch * world_size}"
         )
     steps = global_batch // (micro_batch * world_size)
-    _check_size("accumulation_steps", steps)
+    check_size("accumulation_steps", steps)
     return steps

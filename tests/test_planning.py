@@ -19,6 +19,7 @@ from course_utils.estimating.step_time import (
 )
 from course_utils.fitting import SAFETY
 from course_utils.gpus import Gpu
+from course_utils.models import TransformerConfig
 from course_utils.planning import FREE, arrange
 from course_utils.units import GB
 
@@ -109,9 +110,29 @@ def test_a_thousand_configurations_take_less_than_a_second() -> None:
     pytest.fail(f"seconds of the processor, three times: {tries}")
 
 
+def test_heads_that_no_fused_kernel_takes_are_trained_with_eager_attention() -> None:
+    model = TransformerConfig("odd heads", "gpt2", layers=2, hidden=60, heads=5, vocab=300, max_positions=128)
+    plan = fit(model, "T4-16GB", global_batch=4, seq_len=64, attention="eager")
+    assert plan.best is not None and plan.best.run.attention == "eager"
+
+
+def test_a_path_back_says_where_it_began() -> None:
+    plan = arrange(TrainingRun("gpt2", accumulation_steps=8), GPUS["A100-80GB"])
+    assert "micro-batches: 1 of 8 instead of 8 of 1" in str(plan)
+
+
 def test_bad_questions_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"a T4-16GB can run none of the choices: .* does not compute in bf16"):
+        fit("gpt2", "T4-16GB", global_batch=8, precision="bf16")
     with pytest.raises(ValueError, match="shared equally by 3 ranks"):
         fit("gpt2", "T4-16GB", global_batch=8, world_size=3)
+    for wrong in ({"global_batch": "8"}, {"global_batch": 0}, {"global_batch": 8, "world_size": 0}):
+        with pytest.raises(ValueError, match=f"{list(wrong)[-1]} is "):
+            fit("gpt2", "T4-16GB", **wrong)
+    with pytest.raises(ValueError, match="unknown GPU None"):
+        fit("gpt2", None, global_batch=8)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="several ranks are estimated for a whole model"):
+        fit("gpt2", "A100-80GB", global_batch=8, world_size=2, lora_rank=4)
     with pytest.raises(ValueError, match="did you mean 'lora'"):
         fit("gpt2", "T4-16GB", global_batch=8, may_change=("loar",))
     with pytest.raises(ValueError, match="no rates are known of some card"):

@@ -49,6 +49,7 @@ def test_replace_checks_anew():
 def test_replace_can_set_the_global_batch():
     assert RUN.replace(micro_batch=4, global_batch=32).accumulation_steps == 8
     assert RUN.replace(accumulation_steps=4).replace(global_batch=64).accumulation_steps == 2
+    assert RUN.replace(accumulation_steps=4).replace(global_batch=None).accumulation_steps == 4
 
 
 def test_global_batch_counts_every_rank_and_micro_batch():
@@ -194,6 +195,15 @@ def test_a_changed_dropout_is_shown_and_its_own_is_not():
     assert str(RUN.replace(dropout=0.25)) == f"{RUN} · dropout 0.25" and own != 0.25
     assert str(RUN.replace(dropout=own)) == str(RUN)
     assert "dropout" not in str(TrainingRun(dataclasses.replace(RUN.model, layers=3, dropout=0.3)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [({"lora_rank": 4, "lora_targets": 5}, "lora_targets is 5"), ({"lora_targets": "mlp"}, r"or lora_targets=\(\)")],
+)
+def test_targets_are_names_and_need_a_rank(changes, said):
+    with pytest.raises(ValueError, match=said):
+        TrainingRun("gpt2", **changes)
 
 
 @pytest.mark.parametrize("changes", [{"world_size": 2, "zero_stage": 1.0}, {"lora_rank": 4, "frozen_bits": 8.0}])
