@@ -42,8 +42,8 @@ NOT_OFFERED = ("tensor_parallel", "sequence_parallel")
 """Choices of a run that no command can follow."""
 
 CLOSED_FORMS_ONLY = (
-    "Tensor and sequence parallelism have closed forms only, for the activations of a block: in Python, see "
-    "course_utils.estimating.megatron."
+    "Tensor and sequence parallelism have closed forms only, of what one rank keeps: in Python, see "
+    "course_utils.rank_states and course_utils.estimating.megatron."
 )
 
 

@@ -2,9 +2,9 @@
 
 import sys
 from collections.abc import Callable, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 
+from ..nearest import nearest
 from .tables import Table
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -188,8 +188,8 @@ def options(arguments: Sequence[str]) -> tuple[list[str], bool, int, Path]:
 
 def _table_name(value: str) -> str:
     if value not in TABLES:
-        close = get_close_matches(value, TABLES, n=1)
-        hint = f"did you mean {close[0]}? " if close else ""
+        close = nearest(value, TABLES)
+        hint = f"did you mean {close}? " if close else ""
         raise WrongOption(f"there is no table {value!r}: {hint}known are {', '.join(TABLES)}")
     return value
 

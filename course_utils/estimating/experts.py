@@ -40,23 +40,16 @@ class Experts:
     def route(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """The weights of a token's choices, and these: softmax over all experts, the k largest over their sum."""
         step = self.step
-        chances = probabilities(step, in_fp32(step, call(self.router, tokens)))
+        is_narrow = step.structure.narrow
+        chances = probabilities(step, typed(step, call(self.router, tokens), "4", is_narrow or step.structure.autocast))
         largest, choices = largest_of(step, chances)
         weights = shares_of(step, largest, total(step, largest))
-        low = step.structure.narrow
-        same = Tensor(step.wide, weights.shape, weights.storage, weights.node)
-        weights = cast(step, weights, step.wide) if low else same
-        del same
-        return view(step, weights), choices
+        return view(step, typed(step, weights, step.wide, is_narrow)), choices
 
 
-def in_fp32(step: Step, x: Tensor) -> Tensor:
-    """`x.float()`."""
-    return (
-        cast(step, x, "4")
-        if step.structure.narrow or step.structure.autocast
-        else Tensor("4", x.shape, x.storage, x.node)
-    )
+def typed(step: Step, x: Tensor, element: str, changes: bool) -> Tensor:
+    """`x.to(dtype)`: a copy if the type `changes`; else x itself, under the type's letter."""
+    return cast(step, x, element) if changes else Tensor(element, x.shape, x.storage, x.node)
 
 
 def probabilities(step: Step, x: Tensor) -> Tensor:

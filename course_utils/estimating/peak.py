@@ -7,10 +7,11 @@ from ..breakdown import MemoryBreakdown
 from ..models import TransformerConfig
 from ..run import Optimizer, Precision, TrainingRun
 from ..units import round_up
-from .program import Reading, Totals
+from .program import Reading
 from .sharding import ddp_communication, rank_0_states, zero_1_share
 from .states import Trainable, gradient_bytes, optimizer_state_bytes, parameter_bytes
 from .update import clipping, optimizer_step, step_on
+from .walk import Totals, plus
 
 
 def estimate(run: TrainingRun) -> MemoryBreakdown:
@@ -18,7 +19,8 @@ def estimate(run: TrainingRun) -> MemoryBreakdown:
 
     `phase` names the phase that owns the peak, `label` the moment within it. Raises ValueError for tensor parallelism,
     which has closed forms of its own (`megatron.rank_states`), and for what is not covered on several ranks: LoRA; with
-    FSDP2 (zero_stage 2, 3) optimizers that look at whole tensors, checkpoints of several blocks, models of one block.
+    FSDP2 (zero_stage 2, 3) fp8, optimizers that look at whole tensors, checkpoints of several blocks, models of one
+    block. Raises TypeError for what is no TrainingRun.
     """
     check(run)
     if run.zero_stage >= 2:
@@ -29,7 +31,7 @@ def estimate(run: TrainingRun) -> MemoryBreakdown:
     after = _after_backward(run)
     best = max(after, key=lambda name: sum(after[name][1].values()))
     if sum(between.values()) + top >= sum(after[best][1].values()):
-        parts = _plus(between, reading.at_top_of(visit).parts)
+        parts = plus(between, reading.at_top_of(visit).parts)
         return MemoryBreakdown(parts, *named(reading.place(visit), reading.last_group))
     return MemoryBreakdown(after[best][1], after[best][0], best)
 
@@ -46,13 +48,13 @@ def moments(run: TrainingRun) -> dict[str, MemoryBreakdown]:
     found: dict[str, tuple[str, Totals]] = {}
     for visit in reading.visits():
         phase, name = named(reading.place(visit), reading.last_group)
-        parts = _plus(between, reading.at_top_of(visit).parts)
+        parts = plus(between, reading.at_top_of(visit).parts)
         if name not in found or sum(parts.values()) > sum(found[name][1].values()):
             found[name] = phase, parts
         if name == "loss" and "end of forward" not in found:
-            found["end of forward"] = "forward", _plus(between, reading.before(visit).parts)
+            found["end of forward"] = "forward", plus(between, reading.before(visit).parts)
         if name == "loss's backward" and "after loss" not in found:
-            found["after loss"] = "loss", _plus(between, reading.before(visit).parts)
+            found["after loss"] = "loss", plus(between, reading.before(visit).parts)
     order = ["forward", "end of forward", "loss", "after loss"]
     ordered = {name: found[name] for name in [*order, *(name for name in found if name not in order)]}
     return {
@@ -99,7 +101,7 @@ def _standing(run: TrainingRun, gradients: bool) -> Totals:
 
 
 def _before_forward(run: TrainingRun) -> Totals:
-    """What is there when the micro-batch that needs most begins: of one kind or another, gradients of those before it.
+    """What is there when the micro-batch that needs most begins, the gradients of those before it included.
 
     Of three or more micro-batches with gradients as views of buckets it is not the last, in which the gradients that
     no_sync left beside the buckets go one by one.
@@ -122,10 +124,10 @@ def _replicated(run: TrainingRun, standing: Totals) -> Totals:
 def _after_backward(run: TrainingRun) -> dict[str, tuple[str, Totals]]:
     """Clipping, the optimizer's step, and what is left when the step has ended."""
     full = _standing(run, gradients=True)
-    clip = {"clipping": ("clip", _plus(full, clipping(run)))} if run.clip_grad_norm is not None else {}
+    clip = {"clipping": ("clip", plus(full, clipping(run)))} if run.clip_grad_norm is not None else {}
     return {
         **clip,
-        "optimizer step": ("optimizer", _plus(full, _optimizer_step(run))),
+        "optimizer step": ("optimizer", plus(full, _optimizer_step(run))),
         "end of step": ("zero_grad", _standing(run, gradients=not run.set_to_none)),
     }
 
@@ -144,7 +146,3 @@ def _zero_1_step(
 ) -> Totals:
     share = Trainable(dict(zero_1_share(model, ranks)), {}, 0, {})
     return step_on(precision, optimizer, share, set_to_none, clips)
-
-
-def _plus(first: Totals, second: Totals) -> Totals:
-    return {kind: first.get(kind, 0) + second.get(kind, 0) for kind in {**first, **second}}

@@ -16,8 +16,7 @@ from ..units import round_up
 from .network import tell
 from .structure import Structure, letters, structure
 from .tape import Kept, Record
-
-Totals = dict[str, int]
+from .walk import Totals
 
 
 class Events(NamedTuple):

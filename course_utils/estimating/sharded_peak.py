@@ -6,15 +6,15 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from ..breakdown import MemoryBreakdown
-from ..models import Shapes, TransformerConfig, block_shapes, outer_shapes
+from ..models import Shapes, TransformerConfig
 from ..run import OPTIMIZERS, Optimizer, Precision, TrainingRun
 from ..units import round_up
 from .peak import named
 from .program import Reading
 from .sharding import Hooks, fsdp_hooks, rank_0_states, shard_shape
-from .states import Trainable
+from .states import Trainable, trainable
 from .update import clip_walk, scaler_walk, step_on
-from .walk import Totals, Walk, highest, highest_and_net
+from .walk import Totals, Walk, highest, highest_and_net, plus
 
 
 def fsdp_moments(run: TrainingRun) -> dict[str, MemoryBreakdown]:
@@ -32,7 +32,7 @@ def fsdp_moments(run: TrainingRun) -> dict[str, MemoryBreakdown]:
         if part.phase == "backward":
             found.setdefault("after loss", MemoryBreakdown(dict(now), "loss", "after loss"))
         highest_here, whole = highest_and_net(part.walk)
-        top = _plus(now, highest_here)
+        top = plus(now, highest_here)
         if part.times == 1 and (part.name not in found or sum(top.values()) > found[part.name].total):
             found[part.name] = MemoryBreakdown(top, part.phase, part.name)
         for kind, size in whole.items():
@@ -131,7 +131,7 @@ def _after_backward(run: TrainingRun) -> dict[str, MemoryBreakdown]:
     full, clips = _standing(run, gradients=True), run.clip_grad_norm is not None
     tops = _update_tops(run.model, run.world_size, run.precision, run.optimizer, run.set_to_none, clips)
     phases = {"clipping": "clip", "optimizer step": "optimizer"}
-    found = {name: MemoryBreakdown(_plus(full, top), phases[name], name) for name, top in tops.items()}
+    found = {name: MemoryBreakdown(plus(full, top), phases[name], name) for name, top in tops.items()}
     left = _standing(run, gradients=not run.set_to_none)
     return found | {"end of step": MemoryBreakdown(left, "zero_grad", "end of step")}
 
@@ -150,15 +150,9 @@ def _update_tops(
 
 def _shards(model: TransformerConfig, ranks: int) -> Trainable:
     """Rank 0's parts of the parameters, as the optimizer steps them."""
-    outer, last = outer_shapes(model), ("norm", "head")
+    whole = trainable(model, 0, ())
 
     def cut(shapes: Shapes) -> Shapes:
         return {name: shard_shape(shape, ranks) for name, shape in shapes.items()}
 
-    before = {name: shape for name, shape in outer.items() if not name.startswith(last)}
-    after = {name: shape for name, shape in outer.items() if name.startswith(last)}
-    return Trainable(cut(before), cut(block_shapes(model)), model.layers, cut(after))
-
-
-def _plus(first: Totals, second: Totals) -> Totals:
-    return {kind: first.get(kind, 0) + second.get(kind, 0) for kind in {**first, **second}}
+    return Trainable(cut(whole.before), cut(whole.block), whole.layers, cut(whole.after))

@@ -17,9 +17,8 @@ from ..models import TransformerConfig, block_shapes, outer_shapes, parameter_sh
 from ..run import Optimizer, Precision, TrainingRun
 from ..units import BLOCK, MiB, round_up
 from .states import CODEBOOKS_8BIT, gradient_bytes, optimizer_state_bytes, parameter_bytes, state_sizes
-from .walk import Walk, free, make
+from .walk import Totals, Walk, free, make
 
-Totals = dict[str, int]
 Shape = tuple[int, ...]
 
 FIRST_BUCKET, BUCKET = 1 * MiB, 25 * MiB

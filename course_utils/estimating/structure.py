@@ -13,7 +13,14 @@ SMALLEST_TO_OFFLOAD = 2**20
 
 
 class Structure(NamedTuple):
-    """Runs of equal structure do the same operations, on tensors of other sizes. Equal structures share one tape."""
+    """Runs of equal structure do the same operations, on tensors of other sizes. Equal structures share one tape.
+
+    `larger_experts` is how many experts get one pair more than the rest; `narrow` says that weights and residual stream
+    are of 16 bits, `main_gradients` that backward adds to fp32 gradients of the masters. Gradients are those of
+    `accumulates`, or new and `copied_to_buckets`, or `unsynchronized`: beside the buckets until the last micro-batch.
+    `chunks` is the pieces of the loss, at most 4; `groups` the blocks under each checkpoint (see `groups_of`);
+    `numbers` the run's letters, where the tape depends on them.
+    """
 
     norm: str
     mlp: str

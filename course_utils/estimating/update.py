@@ -53,18 +53,23 @@ def _optimizer_step(
     clips: bool,
 ) -> Totals:
     precision, optimizer = PRECISIONS[precision_name], OPTIMIZERS[optimizer_name]
-    if precision.name == "fp8":
-        return {}
     return step_on(precision, optimizer, trainable(model, rank, targets), set_to_none, clips)
 
 
 def step_on(precision: Precision, optimizer: Optimizer, trained: Trainable, set_to_none: bool, clips: bool) -> Totals:
-    """What the step adds where it needs most if it steps only these parameters, one rank's."""
-    walk = master_walk if precision.master else plain_walk
-    return highest([*scaler_walk(precision, optimizer, clips), *walk(precision, optimizer, trained, set_to_none)])
+    """What the step adds where it needs most if it steps only these parameters, one rank's; nothing is said of fp8's
+    own kernels.
+    """
+    if precision.name == "fp8":
+        return {}
+    if precision.master:
+        walk = master_walk(precision, optimizer, trained, set_to_none)
+    else:
+        walk = plain_walk(precision, optimizer, trained)
+    return highest([*scaler_walk(precision, optimizer, clips), *walk])
 
 
-def plain_walk(precision: Precision, optimizer: Optimizer, trained: Trainable, set_to_none: bool = True) -> Walk:
+def plain_walk(precision: Precision, optimizer: Optimizer, trained: Trainable) -> Walk:
     """The step on the weights themselves. Two blocks stand for all: what one leaves behind meets the next."""
     if optimizer.algorithm in IN_PLACE or optimizer.implementation == "fused":
         return []
@@ -75,7 +80,7 @@ def plain_walk(precision: Precision, optimizer: Optimizer, trained: Trainable, s
     return LOOPS[optimizer.algorithm](tensors, precision.weight)
 
 
-def master_walk(precision: Precision, optimizer: Optimizer, trained: Trainable, set_to_none: bool = True) -> Walk:
+def master_walk(precision: Precision, optimizer: Optimizer, trained: Trainable, set_to_none: bool) -> Walk:
     """The step on fp32 masters: gradient to fp32, the 16-bit one freed, the update's own tensors, the fp32 gradient
     freed.
 

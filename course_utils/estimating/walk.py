@@ -18,6 +18,7 @@ Walk = list[tuple[str, int]]
 """Changes in order, or plain pairs like them where there are very many."""
 
 Totals = dict[str, int]
+"""Bytes by kind of memory."""
 
 
 def highest(walk: Sequence[tuple[str, int]]) -> Totals:
@@ -43,6 +44,11 @@ def net(walk: Iterable[tuple[str, int]]) -> Totals:
     for kind, size in walk:
         totals[kind] = totals.get(kind, 0) + size
     return totals
+
+
+def plus(first: Totals, second: Totals) -> Totals:
+    """Two tables of bytes by kind, added up."""
+    return {kind: first.get(kind, 0) + second.get(kind, 0) for kind in {**first, **second}}
 
 
 def make(size: int, kind: str = "temporaries") -> Change:
