@@ -113,15 +113,14 @@ def fit(
     Raises ValueError for what no TrainingRun can be, and for a card of which no rates are known.
     """
     card = card if isinstance(card, Gpu) else gpu(card)
-    older: dict[str, Any] = {} if card.has_bf16 else {"precision": "amp-fp16", "attention": "efficient"}
-    given: dict[str, Any] = (
-        older | {"global_batch": global_batch, "seq_len": seq_len, "world_size": world_size} | choices
-    )
-    check_size("global_batch", global_batch)
-    check_size("world_size", world_size)
+    sizes = {"global_batch": global_batch, "world_size": world_size}
+    for name, size in sizes.items():
+        check_size(name, size)
     if global_batch % world_size:
         raise ValueError(f"a global batch of {global_batch} cannot be shared equally by {world_size} ranks")
-    return arrange(TrainingRun(model, **({"micro_batch": global_batch // world_size} | given)), card, may_change)
+    older: dict[str, Any] = {} if card.has_bf16 else {"precision": "amp-fp16", "attention": "efficient"}
+    given: dict[str, Any] = older | sizes | {"seq_len": seq_len, "micro_batch": global_batch // world_size} | choices
+    return arrange(TrainingRun(model, **given), card, may_change)
 
 
 def arrange(run: TrainingRun, card: Gpu, may_change: Sequence[str] = ()) -> Plan:
