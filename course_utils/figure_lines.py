@@ -5,7 +5,7 @@ matplotlib is imported when the first lines are drawn: everything else in the co
 
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import StringIO
@@ -65,12 +65,14 @@ def lines(
     log_y: bool = False,
     level: tuple[str, float] | None = None,
     markers: bool = True,
+    circles: Collection[str] = (),
     provenance: str = "",
     alt: str | None = None,
 ) -> Figure:
     """One line for each series (its x values and its y values), each named at its end; units belong into the labels.
 
-    `level` draws a named horizontal line, such as a capacity. Raises ValueError for empty or unequal series, for more
+    `level` draws a named horizontal line, such as a capacity. The series named in `circles` are not joined: they were
+    measured here and there, and nobody knows what lies between. Raises ValueError for empty or unequal series, for more
     than there are colors, and for values that a logarithmic axis cannot show.
     """
     _check_series(series, log_x, log_y)
@@ -80,8 +82,11 @@ def lines(
     with _matplotlib():
         drawing = _drawing(height)
         axes = _axes(drawing, series, level, log_x, log_y, top)
-        for index, line in enumerate(series.values()):
-            _draw_line(axes, line, index, markers)
+        for index, (name, line) in enumerate(series.items()):
+            if name in circles:
+                _draw_circles(axes, line, index)
+            else:
+                _draw_line(axes, line, index, markers)
         if level:
             _draw_level(axes, series, *level)
         _write(drawing, axes, texts, series, top)
@@ -208,6 +213,11 @@ def _draw_line(axes: "Axes", line: tuple[Sequence[float], Sequence[float]], inde
     style = (0, tuple(length / 2.2 for length in dashes)) if dashes else "-"  # matplotlib counts in line widths
     shown = dots if markers and len(line[0]) <= 40 else {}
     axes.plot(*line, color=color, linewidth=2.2, linestyle=style, clip_on=False, zorder=3, **shown)
+
+
+def _draw_circles(axes: "Axes", line: tuple[Sequence[float], Sequence[float]], index: int) -> None:
+    look = {"markersize": 10, "markerfacecolor": "#FFFFFF", "markeredgecolor": LINE_COLOURS[index]}
+    axes.plot(*line, marker="o", markeredgewidth=2.2, linestyle="none", clip_on=False, zorder=4, **look)
 
 
 def _draw_level(axes: "Axes", series: Series, name: str, value: float) -> None:

@@ -352,15 +352,15 @@ def _timeline_peak(canvas: Canvas, measurement: Measurement, view: _View, peak: 
 
 
 def _timeline_letters(canvas: Canvas, letters: Mapping[str, int], totals: Sequence[int], view: _View) -> None:
-    """A pin for each letter: from the axis, where the letter stands, up to the curve."""
+    """A pin for each letter: from the axis up to the curve, above which the letter stands: it hides no number there."""
     for letter, count in letters.items():
         if not view.window.first <= count <= view.window.last:
             raise ValueError(f"{letter} is at event {count}; shown are {view.window.first} to {view.window.last}")
-        x, y = view.x(count), view.y(totals[count])
-        canvas.line(x, view.bottom, x, min(y, view.bottom - 24) - 6, "#FFFFFF", stroke_width=4)
-        canvas.line(x, view.bottom, x, min(y, view.bottom - 24) - 6, INK, stroke_width=1.5, stroke_dasharray="4 3")
-        canvas.rect(x - 9, view.bottom - 9, 18, 18, "#FFFFFF", rx=9, stroke=INK, stroke_width=1.5, data_letter=letter)
-        canvas.text(x, view.bottom + 4.5, letter, 12, text_anchor="middle", font_weight="bold")
+        x, y = view.x(count), view.y(totals[count]) - 6
+        canvas.line(x, view.bottom, x, y, "#FFFFFF", stroke_width=4)
+        canvas.line(x, view.bottom, x, y, INK, stroke_width=1.5, stroke_dasharray="4 3")
+        canvas.rect(x - 9, y - 18, 18, 18, "#FFFFFF", rx=9, stroke=INK, stroke_width=1.5, data_letter=letter)
+        canvas.text(x, y - 4.5, letter, 12, text_anchor="middle", font_weight="bold")
 
 
 def _where(measurement: Measurement, peak: int, window: _Window) -> str:

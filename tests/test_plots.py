@@ -295,6 +295,9 @@ def test_letters_pin_moments_to_the_axis():
     lines = {line.attrib["data-phase"]: float(line.attrib["x1"]) for line in shapes(figure, "line", "data-phase")}
     assert pins == {"A": pytest.approx(lines["forward"], abs=0.2), "B": pytest.approx(lines["loss"], abs=0.2)}
     assert {"A", "B"} <= set(texts(figure))
+    axis = next(float(text.attrib["y"]) for text in shapes(figure, "text") if text.text == "0")
+    low = [float(pin.attrib["y"]) + 18 for pin in shapes(figure, "rect", "data-letter")]
+    assert max(low) <= axis, "a letter hides no number of the axis"
     with pytest.raises(ValueError, match=r"C is at event 0; shown are \d+ to \d+"):
         plots.timeline(run, "Not shown", steps=[2], letters={"C": 0})
 
@@ -362,6 +365,13 @@ def test_lines_are_named_at_their_ends():
         plots.lines({"odd": ([1, 2], [1])}, "Odd", "x", "y")
     with pytest.raises(ValueError, match="logarithmic"):
         plots.lines({"zero": ([0, 2], [1, 2])}, "Zero", "x", "y", log_x=True)
+
+
+def test_circles_are_not_joined():
+    series = {"measured": ([1, 2, 4], [1, 3, 5])}
+    joined = plots.lines(series, "A few", "x", "y", markers=False).svg.count("stroke-width: 2.2")
+    apart = plots.lines(series, "A few", "x", "y", circles=["measured"]).svg.count("stroke-width: 2.2")
+    assert (joined, apart) == (1, 4), "one line; three circles and the shape that they repeat"
 
 
 @pytest.mark.parametrize(("ys", "side"), [([20, 15, 10], None), ([74, 30, 10], "end")])

@@ -255,6 +255,13 @@ from course_utils.lessons.accumulation_widget import theta_explorer
 theta_explorer(size=4, group=1)
 
 # %% [markdown]
+# <details><summary>An answer</summary>
+#
+# Every pair that makes 100: 1 · 100, 4 · 25, 50 · 2 walk the same path, and only the micro-batch is in memory. A step
+# on every single point needs a hundredth of the rate, 0.005.
+#
+# </details>
+#
 # ## What adds up?
 # `.grad` has a number format, and it now adds up many small numbers. In [lesson 03](03_mixed_precision.ipynb)
 # [bf16](../docs/glossary.md#fp16-and-bf16) lost small updates to large weights. The same happens here: a sum of k
@@ -302,7 +309,8 @@ lines(
     f"The same batch of 100, from a peak of {format_bytes(peaks[100].total, 'GB', 1)} down to "
     f"{format_bytes(peaks[1].total, 'GB', 1)}",
     "micro-batches that the batch is cut into", "peak, GB", log_x=True, log_y=True,
-    level=("T4 with 16 GB", gpu("T4-16GB").memory / 1e9), provenance=str(measured[100].provenance),
+    level=("T4 with 16 GB", gpu("T4-16GB").memory / 1e9), circles=["measured"],
+    provenance=str(measured[100].provenance),
 )  # fmt: skip
 
 # %%
@@ -354,7 +362,8 @@ print(f"16 bytes a parameter: {format_bytes(16 * xl.model.parameters, 'GB', 1)}"
 
 # %% [markdown]
 # As 8 micro-batches of 4, the answer of lesson 01, it fits 32 GB. Each further cut saves less: what is left are the
-# states, 16 bytes a parameter, in which the batch plays no part. Find the smallest card for it:
+# states, 16 bytes a parameter, in which the batch plays no part. Cut as you like: which is the smallest card for 32
+# sequences a step?
 
 # %%
 from course_utils.widgets import explorer
@@ -362,6 +371,14 @@ from course_utils.widgets import explorer
 explorer("gpt2-xl", gpu="RTX5090-32GB", micro_batch=4, accumulation_steps=8, precision="bf16-master", recompute="full")
 
 # %% [markdown]
+# <details><summary>An answer</summary>
+#
+# Cut into single sequences, an RTX 4090 or 3090 with 24 GB takes it, by so little that CUDA's own share, which is not
+# counted here, decides. As 8 times 4 it wants 32 GB. And an L4 takes no cut of it: its memory is less than the states
+# alone.
+#
+# </details>
+#
 # ## How large should a batch be?
 # Memory no longer limits the batch, only the micro-batch. So why not take a huge one? A batch's gradient is the mean
 # of its sequences' gradients: the true gradient G, and noise that shrinks as the batch B grows. Its squared length is
