@@ -87,12 +87,13 @@ def fused_attention(step: Step, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     out = step.product("c", "sb·h")
     rows = "b·a·s32" if kernel == "efficient" else "b·a·s"
     names = ("queries", "keys", "values")
+    random = "drop the same again" if step.structure.dropout else "nothing: there is no dropout"
     saved = [
         *(Saving(x, "attention", name, "attention's backward") for x, name in zip((q, k, v), names, strict=True)),
         Saving(out, "attention", "output", "its backward, and the gradient of the next weights"),
         Saving(step.product("4", rows), "attention", "logsumexp", "softmax again, row by row"),
-        Saving(step.product("16", "1"), "attention", "random seed", "drop the same again"),
-        Saving(step.product("8", "1"), "attention", "random offset", "drop the same again"),
+        Saving(step.product("16", "1"), "attention", "random seed", random),
+        Saving(step.product("8", "1"), "attention", "random offset", random),
     ]
     sizes = [q.size, k.size, v.size]
     tape.apply(out, [q, k, v], saved, lambda _: [tape.gradient(size) for size in sizes])

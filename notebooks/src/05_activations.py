@@ -99,6 +99,8 @@ for name in ("dropout", "LayerNorm"):
     print(f"{name}: {format_bytes(on_cpu, 'MB')} on the CPU, {format_bytes(measured[name], 'MB')} on a GPU")
 
 # %% [markdown]
+# There the mask is a bf16 tensor that holds 0 or 1/(1−rate), and the statistics have the input's format.
+#
 # Why does softmax keep its output when GELU keeps its input? Because its derivative can be written with the output
 # alone, as in the table. Check that with real numbers.
 
@@ -247,14 +249,16 @@ from course_utils.lessons.activations import measured_per_token, per_token
 from course_utils.plots import bars
 
 found = {name: measured_per_token(run) for name, run in runs.items()}
-for name, run in runs.items():
-    print(f"{name:25s} {per_token(run):7.3f} estimated, {found[name]:7.3f} measured, in bytes · s·b·h")
-print(f"{'eager, no dropout':25s} {per_token(eager.replace(dropout=0.0)):7.3f} estimated; exercise 3 asks you why")
+title = "The kernel decides; no other choice moves a block by more than a fifth"
+shallow = measure(eager.replace(model=replace(eager.model, layers=2)))
+bars(found, title, unit="s·b·h", highlight="eager",
+     provenance=f"one block of GPT-2 small, s = 512, from genuine steps · {shallow.provenance}")  # fmt: skip
 
 # %%
 reveal("05.swiglu", found["flash, SwiGLU of 8/3·h"], unit="s·b·h")
-title = "The kernel decides; no other choice moves a block by more than a fifth"
-bars(found, title, unit="s·b·h", highlight="eager", provenance="from genuine steps, one block of GPT-2 small, s = 512")
+for name, run in runs.items():
+    print(f"{name:25s} {per_token(run):7.3f} estimated, {found[name]:7.3f} measured, in bytes · s·b·h")
+print(f"{'eager, no dropout':25s} {per_token(eager.replace(dropout=0.0)):7.3f} estimated; exercise 3 asks you why")
 
 # %% [markdown]
 # **The gap**, row by row.
@@ -445,6 +449,9 @@ print(f"together: {format_bytes(16 * 10**9 + kept_1b, 'GB', 1)}; that model's ow
       f"{billion.model.parameters / 10**9:.2f} · 10⁹")  # fmt: skip
 
 # %% [markdown]
+# Both sentences hold, if you know what they leave unsaid. The first is eager attention's. The second adds up two
+# models: the states are those of 10⁹ parameters, the activations those of a model that has more.
+#
 # ## The 60 GB question
 # GPT-2 XL, 32 sequences of 1,024 tokens. [ZeRO](../docs/glossary.md#zero)'s footnote says 12·h·b·s·L numbers, the "60
 # GB" that so many texts repeat ([Rajbhandari et al. 2020](https://arxiv.org/abs/1910.02054), section 3.2). It does not
@@ -466,7 +473,8 @@ print(f"with s = 1,000: {zero_activation_bytes(thousand) / 2:.3g} numbers, "
 predict("05.sixty", unit="GB")
 
 # %%
-with_flash = measure(xl).moments["end of forward"]["activations"]
+flash_step = measure(xl)
+with_flash = flash_step.moments["end of forward"]["activations"]
 with_eager = measure(xl.replace(attention="eager")).moments["end of forward"]["activations"]
 three = {
     "ZeRO: 12·h·b·s·L": zero_activation_bytes(xl),
@@ -474,7 +482,9 @@ three = {
     "34 + 5·a·s/h": korthikanti_activation_bytes(xl),
     "measured, eager": with_eager,
 }
-bars(three, "Sixty gigabytes is neither: two thirds of flash's, a fifth of eager's", highlight="ZeRO: 12·h·b·s·L")
+of_flash, of_eager = (zero_activation_bytes(xl) / size for size in (with_flash, with_eager))
+title = f"Sixty gigabytes is neither: {of_flash:.0%} of what flash keeps, {of_eager:.0%} of eager's"
+bars(three, title, highlight="ZeRO: 12·h·b·s·L", provenance=str(flash_step.provenance))
 
 # %%
 reveal("05.sixty", with_flash - zero_activation_bytes(xl))
