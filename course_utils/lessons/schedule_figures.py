@@ -37,7 +37,8 @@ def schedule_title(schedule: Schedule, at: int) -> str:
     name = f"{schedule.name[0].upper()}{schedule.name[1:]}"
     if at == len(schedule.ticks):
         return f"{name}: {schedule.nodes} nodes cost {most} values of memory and {runs} runs of f"
-    return f"{name}: {done[-1].memory} values kept now, {most} at most so far, {runs} runs of f so far"
+    now = f"{done[-1].memory} value{'s' * (done[-1].memory != 1)} kept now"
+    return f"{name}: {now}, {most} at most so far, {runs} run{'s' * (runs != 1)} of f so far"
 
 
 def _told(schedule: Schedule, at: int) -> str:

@@ -89,7 +89,8 @@ def work(schedule: Schedule, at: int) -> str:
     """What has run up to tick `at`, in words."""
     done = schedule.ticks[:at]
     forward, again = sum(tick.kind == "f" for tick in done), sum(tick.again for tick in done)
-    return f"Work so far: {forward} runs of f, {again} of them repetitions, and {len(done) - forward} of b."
+    runs = f"{forward} run{'s' * (forward != 1)} of f"
+    return f"Work so far: {runs}, {again} of them repetitions, and {len(done) - forward} of b."
 
 
 def made(name: str, nodes: int, k: int) -> Schedule:
