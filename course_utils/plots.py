@@ -377,6 +377,7 @@ def bars(
     *,
     unit: str = "GB",
     digits: int | None = None,
+    kind: str = "parameters",
     highlight: str = "",
     provenance: str = "",
     alt: str | None = None,
@@ -384,7 +385,8 @@ def bars(
     """One horizontal bar for each value, longest scale first to last as given, its value at its end.
 
     Values are bytes where `unit` is one of bytes ("GB", "MiB"); otherwise plain numbers in that unit ("ms", "%").
-    Kinds of memory get their own color; `highlight` names a bar to set off. Raises ValueError for negative values.
+    A bar named after a kind of memory gets that kind's color, all others that of `kind`; `highlight` names a bar to
+    set off. Raises ValueError for negative values.
     """
     if not values or any(value < 0 for value in values.values()):
         raise ValueError("bars need at least one value, and none below zero")
@@ -399,7 +401,7 @@ def bars(
     for index, (name, value) in enumerate(values.items()):
         y, color = (
             top + 34 * index,
-            COLOURS.get(name, COLOURS["parameters" if name == highlight or not highlight else "temporaries"]),
+            COLOURS.get(name, COLOURS[kind if name == highlight or not highlight else "temporaries"]),
         )
         canvas.text(left - 10, y + 18, words(name) if name in COLOURS else name, 13, text_anchor="end")
         canvas.rect(left, y, room * value / one / (largest or 1), 26, color, data_value=value)

@@ -199,7 +199,8 @@ class Revelation:
         return f"{abs(ratio - 1):.0%} {word}.".replace("%", " %") if factor < 1.5 else f"{factor:,.1f} times {word}."
 
     def _spell(self, amount: float) -> str:
-        return format_bytes(round(amount), self.unit, 1) if self.unit in UNITS else f"{amount:,.4g} {self.unit}"
+        digits = 0 if self.unit == "B" else 1
+        return format_bytes(round(amount), self.unit, digits) if self.unit in UNITS else f"{amount:,.4g} {self.unit}"
 
     def __repr__(self) -> str:
         return self.verdict

@@ -353,6 +353,12 @@ def test_bars_print_bytes_and_plain_numbers():
         plots.bars({"lost": -1}, "Negative")
 
 
+def test_bars_take_the_color_of_a_kind():
+    figure = plots.bars({"flash": GB, "eager": 2 * GB}, "Kept", kind="activations", highlight="eager")
+    colors = [bar.attrib["fill"] for bar in shapes(figure, "rect", "data-value")]
+    assert colors == [plots.COLOURS["temporaries"], plots.COLOURS["activations"]]
+
+
 def test_lines_are_named_at_their_ends():
     series = {"eager": ([1, 2, 4], [3.0, 6.0, 12.0]), "flash": ([1, 2, 4], [3.0, 6.0, 11.9])}
     figure = plots.lines(series, "Two slopes", "sequences", "GB", level=("32 GB card", 32))

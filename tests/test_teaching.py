@@ -199,6 +199,7 @@ def test_zero_is_no_division_by_zero() -> None:
 def test_guesses_may_be_of_other_things_than_bytes() -> None:
     assert Revelation("k", 33.3, Guess(30, "%", "")).verdict == "You said 30 %, it is 33.3 %: 10 % too little."
     assert Revelation("k", 2**30, None, "GiB").verdict.startswith("It is 1.0 GiB.")
+    assert Revelation("k", 512, None, "B").verdict.startswith("It is 512 B.")
 
 
 def test_notebook_of_a_fresh_machine_is_the_same_each_time(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ from course_utils.plots import bars
 from course_utils.units import GB, GiB, format_bytes
 
 reveal("00.gib", 80 * GiB)
-bars({"80 GB": 80 * GB, "80 GiB": 80 * GiB}, f"A GiB is {GiB / GB - 1:.1%} more than a GB")
+bars({"80 GB": 80 * GB, "80 GiB": 80 * GiB}, f"A GiB is {100 * (GiB / GB - 1):.1f} % more than a GB")
 
 # %% [markdown]
 # That is the difference between a run that fits and one that dies. So every figure in this course says which of the two
@@ -156,10 +156,19 @@ print(run)
 print(f"its weights alone, in fp32: {format_bytes(4 * run.model.parameters)}")
 predict("00.gpt2", unit="GB")
 
+# %% [markdown]
+# **Estimate.** The table is headed by the moment when the step is at its fullest: the loss has just begun to go
+# backward. Its *weight copies* are the weights once more, in 16 bits, and its
+# [*temporaries*](../docs/glossary.md#temporaries) last for a part of the step only.
+
 # %%
 from course_utils import estimate
 
 estimate(run)
+
+# %% [markdown]
+# **Measure.** The next picture shows one step from left to right: after each allocation, how much there is of each
+# kind.
 
 # %%
 from course_utils.plots import timeline

@@ -296,11 +296,12 @@ title = "Adam keeps 8 bytes a parameter; most others keep half of that or less"
 pairs(a_parameter, title, "bytes a parameter", provenance=str(measured["adamw"].provenance))
 
 # %%
-show_ledger({name: one for name, (one, _) in states.items()}, {name: other for name, (_, other) in states.items()})
+for name, (estimated, found) in states.items():
+    print(f"{name:9s} estimated {estimated:11,} bytes, measured {found:11,}: difference {estimated - found:+,}")
 reveal("02.muon", a_parameter["muon"][1], unit="bytes")
 
 # %% [markdown]
-# To the byte. (The row of totals means nothing here: nobody uses all seven.) Muon's figure is between 4 and 8, because
+# To the byte. Muon's figure is between 4 and 8, because
 # GPT-2's embeddings are a good part of its parameters, and they go to AdamW. SGD, momentum, Adam, Adafactor and Muon
 # are PyTorch's own; Lion and the 8-bit Adam are the course's short versions.
 

@@ -128,10 +128,11 @@ check.best_rate(best_rate)
 from course_utils.lessons.adam import trajectory
 from course_utils.lessons.adam_figures import walks
 
-rates = {"best": best_rate([1.0, 25.0]), "a tenth less": 0.9 * best_rate([1.0, 25.0])}
+best = best_rate([1.0, 25.0])
+rates = {"a tenth less": 0.9 * best, "a tenth more": 1.1 * best}
 walks(
     {name: trajectory("gradient descent", rate, 200) for name, rate in rates.items()},
-    "A tenth below the best rate is only a little slower; a tenth above it would diverge",
+    "A tenth below the best rate is only a little slower than in the lesson; a tenth above it diverges",
 )
 
 # %% [markdown]

@@ -341,8 +341,8 @@ for card in ("T4-16GB", "V100-32GB", "A100-80GB"):
 #
 # Somebody hands you the shapes of all tensors of a Llama (no biases, no experts, three blocks or more), sorted, the
 # names lost. Find `hidden`, `layers`, `vocab`, `ffn`, `kv` (the width of keys) and `tied` (True or False). A linear
-# layer's shape is (outputs, inputs), as in PyTorch. Do not count on the vocabulary being the largest size: a model of
-# bytes has 256 words.
+# layer's shape is (outputs, inputs), as in PyTorch. No two of the four widths are equal, except that `kv` may be
+# `hidden`. Do not count on the vocabulary being the largest size: a model of bytes has 256 words.
 
 # %%
 shapes = check.anonymous_shapes(hidden=8, layers=3, vocab=11, kv=4, ffn=20, tied=False)
