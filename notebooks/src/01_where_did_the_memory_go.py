@@ -61,12 +61,14 @@ predict("01.puzzle", unit="GB")
 # Every step runs the same loop. Next to each line, what it allocates (+) and what it lets go (−):
 #
 # ```python
-# logits = model(tokens)                # + activations, kept for backward
-# loss = cross_entropy(logits, targets) # + log-softmax, kept for backward; − logits
-# loss.backward()                       # + gradients, − activations, one layer after the other
-# optimizer.step()                      # + optimizer states, in the first step only; temporaries come and go
-# optimizer.zero_grad()                 # − gradients
+# loss = cross_entropy(model(tokens), targets) # + activations, kept for backward; the logits come and go
+# loss.backward()                              # + gradients, − activations, one layer after the other
+# optimizer.step()                             # + optimizer states, in the first step only; temporaries come and go
+# optimizer.zero_grad()                        # − gradients
 # ```
+#
+# (Many loops write `logits = model(tokens)` first. Then the name keeps the [logits](../docs/glossary.md#logits), one
+# number for each token and word, all through backward and the next forward: one large tensor more.)
 #
 # Take a model of a size that you may have at home: Llama 3.2 with 1 billion parameters, four sequences of 1,024 tokens,
 # autocast to [bf16](../docs/glossary.md#fp16-and-bf16), AdamW. Weights, gradients and Adam's two states are four
@@ -256,7 +258,8 @@ found = {
     "Korthikanti: 34 + 5·a·s/h": korthikanti_activation_bytes(keep_all),
     "measured, eager attention": eager,
 }
-bars(found, "The kernel of attention decides, and ZeRO's 60 GB is neither", provenance=str(step.provenance))
+title = "The kernel of attention decides, and ZeRO's 60 GB is neither"
+bars(found, title, kind="activations", provenance=str(step.provenance))
 
 # %%
 reveal("01.activations", flash)
@@ -371,7 +374,7 @@ for item in step.largest(3):
 
 # %% [markdown]
 # The loss. Three tensors of s·b·V numbers at once: [log-softmax](../docs/glossary.md#log-softmax), which is in the 8
-# GB, and two gradients on the way to the [logits](../docs/glossary.md#logits), which the slides lack.
+# GB, and two gradients on the way to the logits, which the slides lack.
 #
 # [Fragmentation](../docs/glossary.md#fragmentation) is not in our figure: the simulation has the allocator's rounding,
 # but not its blocks. Lesson 10 gives it those.
@@ -470,7 +473,8 @@ from course_utils.lessons.layer_widget import layer_slider
 deeper = replace(model, layers=L + 1)
 added = {how: estimate(run.replace(model=deeper)).total - estimate(run).total
          for how, run in {"none": keep_all, "full": keep_all.replace(recompute="full")}.items()}  # fmt: skip
-print({how: format_bytes(size, "GB", 2) for how, size in added.items()})
+for how, size in added.items():
+    print(f"one layer more, recompute={how!r}: {format_bytes(size, 'GB', 2)}")
 reveal("01.layer", added["none"])
 layer_slider(keep_all)
 
