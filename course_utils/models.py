@@ -246,7 +246,7 @@ PRESETS: dict[str, TransformerConfig] = {
         _llama("llama3-70b", 80, 8192, 64, 8, 28672, 128256, 8192, tied=False, theta=500_000.0),
         _llama("llama3.2-1b", 16, 2048, 32, 8, 8192, 128256, 131072, tied=True, theta=500_000.0),
         _llama("llama3.2-3b", 28, 3072, 24, 8, 8192, 128256, 131072, tied=True, theta=500_000.0),
-        # Zhang et al. 2024, table 1
+        # Zhang et al. 2024, and the released config.json
         _llama("tinyllama-1.1b", 22, 2048, 32, 4, 5632, 32000, 2048, tied=False, theta=10_000.0),
         # Jiang et al. 2023, table 1, and the released config.json; attention over a window of 4,096 is full here
         _llama("mistral-7b", 32, 4096, 32, 8, 14336, 32000, 32768, tied=False, theta=10_000.0),

@@ -9,7 +9,7 @@ from ..run import OPTIMIZERS, PRECISIONS, Optimizer, Precision, TrainingRun
 from ..units import BLOCK, round_up
 
 BLOCK_8BIT = 256
-"""Elements that share a scale in the 8-bit Adam, as in bitsandbytes; Dettmers et al. 2022, section 2.1, took 2,048."""
+"""Elements that share a scale in the 8-bit Adam, as in bitsandbytes; Dettmers et al. 2022 took 2,048."""
 
 SMALL_8BIT = 4096
 """Parameters with fewer elements keep fp32 moments, as in bitsandbytes (`min_8bit_size`)."""

@@ -1,6 +1,6 @@
 """What a message costs, α + β·n seconds for n bytes: fitted to measured times, carried on to rings of many ranks.
 
-Standard library alone. (Hockney 1994 for the model; Thakur et al. 2005, section 3, for what it gives for collectives.)
+Standard library alone. (Hockney 1994 for the model; Thakur et al. 2005 for what it gives for collectives.)
 """
 
 from collections.abc import Sequence

@@ -193,7 +193,7 @@ class Offload:
 def offload(parameters: int, ranks: int = 1) -> Offload:
     """16-bit weights stay; gradients leave as they come, 2 bytes; the host steps; new weights come back, 2 bytes.
 
-    Each of several ranks moves its share alone, as in ZeRO-2 (Ren et al. 2021, ZeRO-Offload, sections 3 and 4).
+    Each of several ranks moves its share alone, as in ZeRO-2 (Ren et al. 2021, ZeRO-Offload).
     """
     share = -(-parameters // ranks)
     return Offload(gpu=2 * parameters, host=14 * share, link=4 * share)

@@ -148,7 +148,7 @@ class Codebooks(NamedTuple):
 
 
 def make_codebooks(device: torch.device | str) -> Codebooks:
-    """The dynamic tree quantization of Dettmers et al. 2022, section 1.3, for both moments."""
+    """The dynamic tree quantization of Dettmers et al. 2022, for both moments."""
     return Codebooks(_codebook(True, device), _codebook(False, device))
 
 
@@ -167,7 +167,7 @@ def _codebook(signed: bool, device: torch.device | str) -> Codebook:
 
 
 class Adam8bit(torch.optim.Optimizer):
-    """AdamW whose moments are 8-bit codes with one fp32 scale a block (Dettmers et al. 2022, section 2).
+    """AdamW whose moments are 8-bit codes with one fp32 scale a block (Dettmers et al. 2022).
 
     Blocks have 256 elements, as in bitsandbytes today (the paper's have 2,048), and parameters of fewer than 4,096
     elements keep fp32 moments. A fused kernel needs no memory of its own; here large tensors are updated piece by
