@@ -16,7 +16,19 @@ from nbformat.v4 import new_code_cell, new_notebook
 
 from course_utils.authoring.execute import run
 from course_utils.checks import CheckFailed, NotSolved
-from course_utils.checks.feedback import call, exercise, expect, fail, of_kind, seeded_sizes, unit_slip
+from course_utils.checks.feedback import (
+    alike,
+    call,
+    call_for_effect,
+    call_or_none,
+    entries,
+    exercise,
+    expect,
+    fail,
+    of_kind,
+    seeded_sizes,
+    unit_slip,
+)
 
 SECRET = 123_456_789
 
@@ -157,6 +169,40 @@ def test_of_kind_takes_several_kinds() -> None:
     assert of_kind("backward", (str, int)) == "backward"
     assert of_kind(True, bool) is True
     assert "where a text or a whole number is asked for" in says(lambda: of_kind(0.5, (str, int)))
+
+
+def test_none_is_an_answer_where_it_may_be_one() -> None:
+    assert call_or_none(lambda size: None, size=3, returns=tuple) is None
+    assert call_or_none(lambda size: [size, 1], size=3, returns=tuple) == (3, 1)
+    assert "where a text or None is asked for" in says(lambda: call_or_none(lambda size: size, size=3, returns=str))
+    assert "should take (size)" in says(lambda: call_or_none(lambda: None, size=3))
+    with pytest.raises(NotSolved):
+        call_or_none(unsolved, size=3)
+
+
+def test_a_function_may_be_called_for_what_it_does() -> None:
+    seen: list[int] = []
+    call_for_effect(lambda size: seen.append(size), 3)
+    assert seen == [3]
+    assert "ZeroDivisionError" in says(lambda: call_for_effect(broken, size=3))
+    assert "without parentheses" in says(lambda: call_for_effect(None, 3))
+
+
+def test_infinity_is_taken_where_it_is_a_number_like_others() -> None:
+    assert call(lambda: np.float32("inf"), finite=False) == float("inf")
+    assert "where a number is asked for" in says(lambda: call(lambda: "inf", finite=False))
+
+
+def test_entries_are_those_that_were_asked_for() -> None:
+    assert entries({"a": 1, "b": np.float64(2.5), "c": "more"}, ("a", "b")) == {"a": 1, "b": 2.5}
+    assert says(lambda: entries({"a": 1}, ("a", "b", "c"))) == "Your dictionary has no 'b' and no 'c'."
+    assert "a is a text, where a number is asked for" in says(lambda: entries({"a": "1"}, ("a",)))
+    assert entries({"a": True, "b": "text"}, ("a", "b"), object) == {"a": True, "b": "text"}
+
+
+def test_numbers_are_alike_to_rounding() -> None:
+    assert alike([0.1 + 0.2, 0], (0.3, 0.0)) and not alike([1.0], [1.0001])
+    assert alike([1.0], [1.0005], 1e-3) and not alike([0.0], [1e-9])
 
 
 def test_sizes_are_the_same_for_everybody() -> None:

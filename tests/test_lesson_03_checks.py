@@ -130,9 +130,9 @@ def test_read_bits_takes_right_answers(answer: Any, capsys: pytest.CaptureFixtur
         (reader(subnormal_shift=0, subnormal_hidden=1.0), "there is no hidden 1 in front"),
         (reader(subnormal_shift=3), "is subnormal, and your value is off"),
         (reader(special=False), "it is no number any more"),
-        (lambda bits, e: bits, "returned a str"),
-        (lambda bits, e: True, "returned a bool"),
-        (lambda bits: 1.0, "raised TypeError"),
+        (lambda bits, e: bits, "returned a text"),
+        (lambda bits, e: True, "returned True or False"),
+        (lambda bits: 1.0, "should take (bits, e)"),
     ],
 )
 def test_read_bits_names_the_misconception(answer: Any, hint: str) -> None:

@@ -22,10 +22,10 @@ from course_utils.checks.lesson_06_labs import (
     case,
     cheapest_right,
     groups_right,
-    interval_right,
     kept_by_forward,
     measured,
 )
+from course_utils.lessons.schedules import best_interval
 
 # ----------------------------------------------------------------------------------------------------------- 06.1: cost
 
@@ -95,7 +95,7 @@ def test_best_interval_takes_right_answers(capsys: pytest.CaptureFixture[str]) -
 @pytest.mark.parametrize(
     ("answer", "hint"),
     [
-        (lambda n, c: interval_right(n, 1), "You leave c out"),
+        (lambda n, c: best_interval(n), "You leave c out"),
         (lambda n, c: max(1, round(math.sqrt(n / c))), "does not divide n"),
         (lambda n, c: min(divisors(n)[::-1], key=lambda k: n / k + c * k), "the largest of several"),
         (lambda n, c: min(divisors(n), key=lambda k: c * n / k + k), "on the wrong side"),
@@ -257,7 +257,7 @@ def test_cheapest_names_the_misconception(message: str) -> None:
         (lambda run, card: cheapest_right(run, card) or "full", "none of them does there"),
         (lambda run, card: None, "you find nothing, but something fits"),
         (lambda run, card: cheapest_right(run, card) and "full", "You always take the lowest peak"),
-        (lambda run, card: 3, "where a text is asked for"),
+        (lambda run, card: 3, "where a text or None is asked for"),
         (lambda run, card: cheapest_right(run, card) and "every-4", "another that fits adds less arithmetic"),
     ],
 )

@@ -148,7 +148,7 @@ def test_plan_names_the_misconception(message: str, mistaken: Any) -> None:
         (lambda run, card, tokens: None, "you find nothing, but something fits"),
         (lambda run, card, tokens: plan_right(run, card, tokens) or (1, 32), "nothing fits, not even one"),
         (lambda run, card, tokens: (tokens, 1), "yours come to"),
-        (lambda run, card, tokens: 4, "where a tuple or a list or a text is asked for"),
+        (lambda run, card, tokens: 4, "where a tuple or None is asked for"),
         (lambda run, card, tokens: (4, 25, 1), "Return a pair"),
         (lambda run, card, tokens: (2.5, 40), "where a whole number is asked for"),
         (

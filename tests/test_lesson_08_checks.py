@@ -15,7 +15,6 @@ from course_utils.checks.lesson_08_labs import (
     factor_right,
     outcomes,
     ranks_right,
-    ring_right,
     ring_seconds,
     traffic_right,
 )
@@ -69,6 +68,16 @@ def test_traffic_names_the_misconception(answer: Any, hint: str) -> None:
 
 
 # --------------------------------------------------------------------------------------------------------- 08.2: ring
+
+
+def ring_right(parts: Any, rank: int, ranks: int, send: Any, receive: Any) -> Any:
+    """A right answer."""
+    for step in range(2 * (ranks - 1)):
+        leaves, comes = (rank - step) % ranks, (rank - step - 1) % ranks
+        send(parts[leaves], (rank + 1) % ranks)
+        arrived = receive((rank - 1) % ranks)
+        parts[comes] = parts[comes] + arrived if step < ranks - 1 else arrived
+    return parts
 
 
 def in_two_loops(parts: Any, rank: int, ranks: int, send: Any, receive: Any) -> Any:
@@ -198,6 +207,7 @@ def last_step_missing(parts: Any, rank: int, ranks: int, send: Any, receive: Any
         (lambda parts, rank, ranks, send, receive: None, "returned nothing"),
         (lambda parts, rank, ranks, send, receive: receive(9), "Rank 9 is asked"),
         (lambda parts, rank, ranks, send, receive: [1] * ranks, "One of your parts is"),
+        (lambda parts, rank, ranks, send, receive: [part[:2] for part in parts], "another length than it came with"),
     ],
 )
 def test_ring_names_the_misconception(answer: Any, hint: str) -> None:

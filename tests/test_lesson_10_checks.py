@@ -115,6 +115,8 @@ def test_lean_norm_takes_right_answers(answer: Any, capsys: pytest.CaptureFixtur
         (lambda gs: 3 * norm_right(gs), "The norm is off"),
         (in_place, "changes the gradients"),
         (lambda gs: None, "returned nothing"),
+        (lambda gradients: torch.stack([g.norm() for g in gradients]).norm().item(), "In which format do you add up"),
+        (lambda gradients: torch.stack([g.float().norm() for g in gradients]), "You return several numbers"),
     ],
 )  # fmt: skip
 def test_lean_norm_names_the_misconception(answer: Any, hint: str) -> None:
@@ -323,7 +325,7 @@ def test_leak_takes_right_answers(capsys: pytest.CaptureFixture[str]) -> None:
         (lambda snapshot: None if leak_right(snapshot) == "last" else leak_right(snapshot), "You find nothing"),
         (lambda snapshot: leak_right(snapshot) and f"addmm in {leak_right(snapshot)}", "is no module"),
         (lambda snapshot: leak_right(snapshot) and f"exp_avg of {leak_right(snapshot)}.weight", "made in one step"),
-        (lambda snapshot: 3, "where a text is asked for"),
+        (lambda snapshot: 3, "where a text or None is asked for"),
     ],
 )
 def test_leak_names_the_misconception(answer: Any, hint: str) -> None:

@@ -56,8 +56,8 @@ def test_choose_names_the_misconception(message: str) -> None:
         (lambda configurations, room: None, "You find nothing"),
         (lambda configurations, room: choose_right(configurations, room) or 0, "where nothing fits"),
         (lambda configurations, room: 9, "not one of the list"),
-        (lambda configurations, room: "0", "where a whole number or a tuple"),
-        (lambda configurations, room: (1, 2), "Return an index"),
+        (lambda configurations, room: "0", "where a whole number or None is asked for"),
+        (lambda configurations, room: (1, 2), "returned a tuple, where a whole number or None"),
         (
             lambda configurations, room: 0 if room == 84 * 10**9 else choose_right(configurations, room),
             "Some choices are off",
@@ -98,7 +98,7 @@ def test_split_names_the_misconception(message: str) -> None:
         (lambda **case: split_right(**case) and (case["batch"], 1), "is not the largest that fits"),
         (lambda **case: (1, 2, 3), "two whole numbers"),
         (lambda **case: (1.5, 2), "where a whole number is asked for"),
-        (lambda **case: 4, "where a tuple or a list is asked for"),
+        (lambda **case: 4, "where a tuple or None is asked for"),
     ],
 )
 def test_split_explains_the_rest(answer: Any, hint: str) -> None:

@@ -4,7 +4,7 @@ import functools
 import inspect
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Real
 from typing import Any, NoReturn
 
@@ -69,51 +69,74 @@ def expect(condition: object, message: str) -> None:
         fail(message)
 
 
-def call(answer: Any, *arguments: Any, returns: Kinds = Real, **named: Any) -> Any:
+def call(answer: Any, *arguments: Any, returns: Kinds = Real, finite: bool = True, **named: Any) -> Any:
     """What the learner's function `answer` returns for these arguments.
 
     NotSolved and CheckFailed pass through. Raises CheckFailed, in one line, when `answer` is no function, does not
-    take these arguments, raises, or returns something that is no `returns` (any number, unless said otherwise).
+    take these arguments, raises, or returns something that is no `returns` (any number, unless said otherwise), or,
+    unless `finite` is False, a number that is not finite.
     """
+    opening = f"Called with {_spelled(arguments, named)}, your function returned"
+    return of_kind(_returned(answer, arguments, named), returns, opening, finite=finite)
+
+
+def call_or_none(answer: Any, *arguments: Any, returns: Kinds = Real, **named: Any) -> Any:
+    """Like `call`, where None is an answer too, and no forgotten return."""
+    value = _returned(answer, arguments, named)
+    if value is None:
+        return None
+    kinds = (*returns, type(None)) if isinstance(returns, tuple) else (returns, type(None))
+    return of_kind(value, kinds, f"Called with {_spelled(arguments, named)}, your function returned")
+
+
+def call_for_effect(answer: Any, *arguments: Any, **named: Any) -> None:
+    """Call the learner's function for what it does: what it returns, or that it returns nothing, plays no part."""
+    _returned(answer, arguments, named)
+
+
+def _returned(answer: Any, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+    """What the function returns, whatever it is; CheckFailed, in one line, where it cannot be called or raises."""
     expect(callable(answer), f"Hand over the function itself, not {_article(answer)}: its name, without parentheses.")
     _expect_signature(answer, arguments, named)
     try:
-        value = answer(*arguments, **named)
+        return answer(*arguments, **named)
     except (NotSolved, CheckFailed):
         raise
     except Exception as error:  # whatever a learner's code raises is turned into words
         problem = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         raise CheckFailed(f"Called with {_spelled(arguments, named)}, your function raised {problem}") from error
-    return of_kind(value, returns, f"Called with {_spelled(arguments, named)}, your function returned")
 
 
-def none_as_text(answer: Any) -> Any:
-    """The learner's function with "None" for None, where that is an answer and no forgotten return."""
-    if not callable(answer):
-        return answer
-
-    @functools.wraps(answer)
-    def spelled(*arguments: Any, **named: Any) -> Any:
-        found = answer(*arguments, **named)
-        return "None" if found is None else found
-
-    return spelled
-
-
-def of_kind(value: Any, kinds: Kinds, opening: str = "Your answer is") -> Any:
+def of_kind(value: Any, kinds: Kinds, opening: str = "Your answer is", *, finite: bool = True) -> Any:
     """`value` as one of `kinds` (True is no number). Raises CheckFailed saying what it is instead.
 
     What says the same in another form is taken: 3.0 for 3, a number or a list of NumPy's or PyTorch's, a list for a
-    tuple.
+    tuple. Numbers have to be `finite`, unless that is False.
     """
     expect(value is not None, f"{opening} nothing: does every path end in `return`?")
     kinds = kinds if isinstance(kinds, tuple) else (kinds,)
     value = in_other_form(value, kinds)
-    right = isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))
+    right = isinstance(value, kinds) and (bool in kinds or object in kinds or not isinstance(value, bool))
     names = " or ".join(_kind_name(kind) for kind in kinds)
     expect(right, f"{opening} {_article(value)}, where {names} is asked for.")
-    expect(not isinstance(value, float) or math.isfinite(value), f"{opening} a number that is not finite.")
+    is_finite = not finite or not isinstance(value, float) or math.isfinite(value)
+    expect(is_finite, f"{opening} a number that is not finite.")
     return value
+
+
+def entries(got: Mapping[str, Any], names: Sequence[str], kinds: Kinds = Real) -> dict[str, Any]:
+    """The values of a learner's dictionary under these names. Raises CheckFailed for a name that it lacks, and for a
+    value that is none of `kinds`.
+    """
+    missing = [name for name in names if name not in got]
+    expect(not missing, f"Your dictionary has no {' and no '.join(map(repr, missing))}.")
+    return {name: of_kind(got[name], kinds, f"{name} is") for name in names}
+
+
+def alike(got: Iterable[float], wanted: Iterable[float], tolerance: float = 1e-6) -> bool:
+    """Whether two lists of numbers are equal in pairs, to a part of `tolerance`; next to 0, to 10⁻¹²."""
+    pairs = zip(got, wanted, strict=True)
+    return all(math.isclose(one, other, rel_tol=tolerance, abs_tol=1e-12) for one, other in pairs)
 
 
 def in_other_form(value: Any, kinds: tuple[type, ...]) -> Any:
@@ -188,5 +211,5 @@ def _article(value: Any) -> str:
 
 def _kind_name(kind: type) -> str:
     names = {Real: "a number", int: "a whole number", float: "a number", str: "a text", bool: "True or False"}
-    names |= {list: "a list", dict: "a dictionary", tuple: "a tuple", Mapping: "a dictionary", type(None): "nothing"}
+    names |= {list: "a list", dict: "a dictionary", tuple: "a tuple", Mapping: "a dictionary", type(None): "None"}
     return names.get(kind, f"a {kind.__name__}")

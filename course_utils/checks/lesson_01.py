@@ -12,7 +12,7 @@ from course_utils.gpus import gpu
 from course_utils.models import PRESETS
 from course_utils.teaching import saved_by
 
-from .feedback import CheckFailed, call, exercise, expect, fail, of_kind, seeded_sizes, unit_slip
+from .feedback import CheckFailed, call, entries, exercise, expect, fail, of_kind, seeded_sizes, unit_slip
 from .lesson_01_labs import (
     FIT_CASES,
     FIT_MISTAKES,
@@ -370,8 +370,7 @@ def _reading(answer: Any, suspect: Suspect) -> dict[str, Any]:
         "and their moments."
     }
     got = _call_with_hints(answer, hints, measurement=suspect.measurement, seq_len=suspect.run.seq_len, returns=Mapping)
-    missing = [name for name in ASKED if name not in got]
-    expect(not missing, f"Your dictionary has no {' and no '.join(map(repr, missing))}.")
+    entries(got, ASKED, object)
     of_kind(got["micro_batch"], Real, "micro_batch is")
     of_kind(got["precision"], str, "precision is")
     choice = got["recompute"]

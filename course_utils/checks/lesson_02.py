@@ -1,6 +1,5 @@
 """Checks of the exercises of lesson 02, "Adam": each names the misconception, never the answer."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,7 +7,18 @@ import torch
 
 from course_utils.lessons.adam import kept_tensors
 
-from .feedback import CheckFailed, NotSolved, call, exercise, expect, fail, seeded_sizes, unit_slip
+from .feedback import (
+    CheckFailed,
+    NotSolved,
+    alike,
+    call,
+    call_for_effect,
+    exercise,
+    expect,
+    fail,
+    seeded_sizes,
+    unit_slip,
+)
 from .lesson_02_labs import (
     RATE_CASES,
     RATE_MISTAKES,
@@ -49,17 +59,13 @@ def state_bytes(answer: Any) -> None:
     for optimizer in STATES:
         got = [float(call(answer, optimizer=optimizer, rows=rows, columns=columns)) for rows, columns in shapes]
         wanted = [float(state_bytes_of(optimizer, *shape)) for shape in shapes]
-        if _close(got, wanted):
+        if alike(got, wanted, 1e-9):
             continue
         for message, mistaken in STATE_MISTAKES.get(optimizer, {}).items():
-            expect(not _close(got, [float(mistaken(*shape)) for shape in shapes]), f"{optimizer}: {message}")
+            expect(not alike(got, [float(mistaken(*shape)) for shape in shapes], 1e-9), f"{optimizer}: {message}")
         slip = unit_slip(got[0], wanted[0])
         expect(not slip, f"{optimizer}: {slip}")
         fail(f"{optimizer} is off for a matrix of {shapes[0][0]} × {shapes[0][1]} fp32 numbers.")
-
-
-def _close(got: Sequence[float], wanted: Sequence[float]) -> bool:
-    return all(math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-9) for one, other in zip(got, wanted, strict=True))
 
 
 # ---------------------------------------------------------------------------------------------------- 02.2: best_rate
@@ -71,17 +77,13 @@ def best_rate(answer: Any) -> None:
     got = [float(call(answer, curvatures=list(case))) for case in RATE_CASES]
     wanted = [best_rate_of(case) for case in RATE_CASES]
     expect(all(rate > 0 for rate in got), "A learning rate of 0 or less goes nowhere, or uphill.")
-    if _near(got, wanted):
+    if alike(got, wanted, 1e-3):
         return
     for message, mistaken in RATE_MISTAKES.items():
-        expect(not _near(got, [mistaken(case) for case in RATE_CASES]), message)
+        expect(not alike(got, [mistaken(case) for case in RATE_CASES], 1e-3), message)
     for rate, case in zip(got, RATE_CASES, strict=True):
         expect(rate < 2 / max(case), "With your rate the steepest direction grows: each step multiplies it by 1 − η·c.")
     fail("Your walks arrive, but later than they could: in one direction the factor |1 − η·c| is larger than needed.")
-
-
-def _near(got: Sequence[float], wanted: Sequence[float]) -> bool:
-    return all(math.isclose(one, other, rel_tol=1e-3) for one, other in zip(got, wanted, strict=True))
 
 
 # ---------------------------------------------------------------------------------------------------- 02.3: adam_step
@@ -90,7 +92,7 @@ def _near(got: Sequence[float], wanted: Sequence[float]) -> bool:
 @exercise("02.3", "Your Adam walks with PyTorch's, step by step, weights and both states.")
 def adam_step(answer: Any) -> None:
     """`answer(weight, gradient, m, v, step, rate, beta1, beta2, epsilon)` updates weight, m and v in place."""
-    got = walk_with(lambda *given: _call_in_place(answer, *given))
+    got = walk_with(lambda *given: _step(answer, *given))
     start = last_state(walk_with(lambda *_: None))
     now = last_state(got)
     for name, before, after in zip(("weight", "m", "v"), start, now, strict=True):
@@ -108,17 +110,10 @@ def adam_step(answer: Any) -> None:
     _expect_parts(got, right)
 
 
-def _call_in_place(answer: Any, *given: Any) -> None:
-    """Call the learner's function, which may return nothing; errors become one line, as with `call`."""
+def _step(answer: Any, *given: Any) -> None:
+    """One step of the learner's walk."""
     names = ("weight", "gradient", "m", "v", "step", "rate", "beta1", "beta2", "epsilon")
-    returned: list[Any] = []
-
-    def wrapped(**arguments: Any) -> bool:
-        returned.append(answer(**arguments))
-        return True
-
-    expect(callable(answer), "Hand over the function itself: its name, without parentheses.")
-    call(wrapped, **dict(zip(names, given, strict=True)), returns=bool)
+    call_for_effect(answer, **dict(zip(names, given, strict=True)))
 
 
 Walk = Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
@@ -147,10 +142,10 @@ def step_transient(answer: Any) -> None:
     cases = shape_cases()
     for how in ("fused", "foreach", "loop"):
         got = [float(call(answer, sizes=list(sizes), how=how)) for sizes in cases]
-        if _close(got, [float(transient_of(sizes, how)) for sizes in cases]):
+        if alike(got, [float(transient_of(sizes, how)) for sizes in cases], 1e-9):
             continue
         for message, mistaken in TRANSIENT_MISTAKES[how].items():
-            expect(not _close(got, [float(mistaken(sizes)) for sizes in cases]), f"{how}: {message}")
+            expect(not alike(got, [float(mistaken(sizes)) for sizes in cases], 1e-9), f"{how}: {message}")
         fail(f"{how} is off for parameters of {list(cases[0])} numbers: count what is alive, event by event.")
 
 

@@ -10,7 +10,7 @@ from course_utils.gpus import gpu
 from course_utils.lessons.parameters import GPT2_PAPER
 from course_utils.models import PRESETS
 
-from .feedback import call, exercise, expect, fail, of_kind
+from .feedback import call, entries, exercise, expect, fail, of_kind
 
 __all__ = ["PAPER", "anonymous_shapes", "block", "experts", "gpt", "llama", "read_shapes", "vocabulary", "widest"]
 
@@ -466,10 +466,7 @@ def anonymous_shapes(hidden: int, layers: int, vocab: int, kv: int, ffn: int, ti
 def read_shapes(answer: Any) -> None:
     """`answer(shapes)` is a dictionary of the sizes (ASKED) of the Llama whose tensors have these shapes."""
     for sizes in HIDDEN_MODELS:
-        got = call(answer, shapes=anonymous_shapes(**sizes), returns=Mapping)
-        missing = [name for name in ASKED if name not in got]
-        expect(not missing, f"Your dictionary has no {' and no '.join(map(repr, missing))}.")
-        _expect_sizes(got, sizes)
+        _expect_sizes(entries(call(answer, shapes=anonymous_shapes(**sizes), returns=Mapping), ASKED, object), sizes)
 
 
 def _expect_sizes(got: Mapping[str, Any], sizes: Mapping[str, Any]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from course_utils.figure import Figure
 
-from .feedback import call, exercise, expect, fail, of_kind, unit_slip
+from .feedback import call, entries, exercise, expect, fail, of_kind, unit_slip
 from .lesson_05_labs import (
     BLOCK_CASES,
     BLOCK_MISTAKES,
@@ -85,11 +85,9 @@ def _recognize(
 def expressions(answer: Any) -> None:
     """`answer(n)` is a dictionary: bytes kept for each of EXPRESSIONS, x and y being n bf16 numbers."""
     for n in (1024, 4096):
-        got = call(answer, n=n, returns=Mapping)
-        missing = [name for name in EXPRESSIONS if name not in got]
-        expect(not missing, f"Your dictionary has no {' and no '.join(map(repr, missing))}.")
+        got = entries(call(answer, n=n, returns=Mapping), tuple(EXPRESSIONS))
         for name in EXPRESSIONS:
-            size, wanted = float(of_kind(got[name], Real, f"{name} is")), expression_bytes_of(name, n)
+            size, wanted = float(got[name]), expression_bytes_of(name, n)
             if size == wanted:
                 continue
             for message, factor in EXPRESSION_MISTAKES[name].items():
@@ -191,10 +189,7 @@ def story() -> Figure:
 @exercise("05.6", "Every moment has its cause: nothing leaks, and nothing waits for the optimizer but gradients.")
 def told(answer: Any) -> None:
     """`answer()` is a dictionary from each letter to the number of what STATEMENTS says of that moment."""
-    got = call(answer, returns=Mapping)
-    missing = [letter for letter in EXPLAINED if letter not in got]
-    expect(not missing, f"Your dictionary says nothing of {', '.join(missing)}.")
-    got = {letter: of_kind(got[letter], int, f"{letter} is") for letter in EXPLAINED}
+    got = entries(call(answer, returns=Mapping), tuple(EXPLAINED), int)
     for letter, number in got.items():
         expect(number in STATEMENTS, f"{letter} is {number}: the statements have numbers 1 to {len(STATEMENTS)}.")
     if all(got[letter] == number for letter, number in EXPLAINED.items()):

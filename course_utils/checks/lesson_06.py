@@ -8,11 +8,12 @@ from typing import Any
 import torch
 
 from course_utils.estimating.activations import activation_bytes
+from course_utils.lessons import schedules
 from course_utils.lessons.policies import added_percent
 from course_utils.measurement import Measurement
-from course_utils.run import TrainingRun
 
-from .feedback import CheckFailed, NotSolved, call, exercise, expect, fail, of_kind
+from .feedback import CheckFailed, NotSolved, alike, call, call_or_none, entries, exercise, expect, fail, of_kind
+from .lesson_01_labs import divisors
 from .lesson_06_labs import (
     CHEAPEST_CASES,
     CHEAPEST_MISTAKES,
@@ -28,7 +29,6 @@ from .lesson_06_labs import (
     case,
     chain,
     cheapest_right,
-    interval_right,
     measured,
     run_in_groups,
 )
@@ -80,27 +80,17 @@ FORWARD_MISTAKES: tuple[tuple[Callable[[int, int], float], str], ...] = (
 @exercise("06.1", "Memory falls and rises with k, the work stays: one more forward.")
 def cost(answer: Any) -> None:
     """`answer(n, k)` is a dictionary: memory (values kept at most) and forwards (runs of f)."""
-    got = [_both(call(answer, n=n, k=k, returns=Mapping), ("memory", "forwards")) for n, k in COST_CASES]
+    got = [entries(call(answer, n=n, k=k, returns=Mapping), ("memory", "forwards")) for n, k in COST_CASES]
     for name, right, mistakes in (
         ("memory", lambda n, k: n // k + k, MEMORY_MISTAKES),
         ("forwards", lambda n, k: 2 * n, FORWARD_MISTAKES),
     ):
         values = [both[name] for both in got]
-        if all(map(_near, values, (right(*case) for case in COST_CASES))):
+        if alike(values, (right(*case) for case in COST_CASES)):
             continue
         for mistaken, message in mistakes:
-            expect(not all(map(_near, values, (mistaken(*case) for case in COST_CASES))), message)
+            expect(not alike(values, (mistaken(*case) for case in COST_CASES)), message)
         fail(f"{name} is off. Draw a chain of 6 nodes with k = 2 and count.")
-
-
-def _both(got: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, float]:
-    missing = [name for name in names if name not in got]
-    expect(not missing, f"Your dictionary has no {' and no '.join(map(repr, missing))}.")
-    return {name: of_kind(got[name], Real, f"{name} is") for name in names}
-
-
-def _near(one: float, other: float) -> bool:
-    return math.isclose(one, other, rel_tol=1e-6, abs_tol=1e-9)
 
 
 # ------------------------------------------------------------------------------------------------- 06.2: best_interval
@@ -112,12 +102,12 @@ INTERVAL_CASES = ((64, 1), (48, 1), (48, 17), (100, 4), (96, 57), (36, 0.25), (6
 def best_interval(answer: Any) -> None:
     """`answer(n, c)` is the k that divides n with the least n/k + c·k."""
     got = [call(answer, n=n, c=c) for n, c in INTERVAL_CASES]
-    if got == [interval_right(n, c) for n, c in INTERVAL_CASES]:
+    if got == [schedules.best_interval(n, c) for n, c in INTERVAL_CASES]:
         return
     for (n, _), k in zip(INTERVAL_CASES, got, strict=True):
         expect(k >= 1 and n % k == 0, f"Your k for n = {n} does not divide n: stretches would differ in length.")
     mistakes = {
-        "You leave c out: that is the best k for nodes that keep no more than a checkpoint.": interval_right_for_equal,
+        "You leave c out: that is the best k for nodes that keep no more than a checkpoint.": _of_equal_nodes,
         "You took the largest of several equally good k. The smallest was asked for.": _largest_tie,
         "c is on the wrong side: it belongs to the stretch, c·k, not to the checkpoints.": _swapped,
         "That is the k that needs the most. Which needs the least?": _worst,
@@ -128,29 +118,24 @@ def best_interval(answer: Any) -> None:
     fail("Some k is not the best. Try every k that divides n, and work out n/k + c·k for each.")
 
 
-def interval_right_for_equal(n: int, _: float) -> int:
-    """The best k of a plain chain, whatever c is."""
-    return interval_right(n, 1)
-
-
-def _divisors(n: int) -> list[int]:
-    return [k for k in range(1, n + 1) if n % k == 0]
+def _of_equal_nodes(n: int, _: float) -> int:
+    return schedules.best_interval(n)
 
 
 def _largest_tie(n: int, c: float) -> int:
-    return min(reversed(_divisors(n)), key=lambda k: n / k + c * k)
+    return min(reversed(divisors(n)), key=lambda k: n / k + c * k)
 
 
 def _swapped(n: int, c: float) -> int:
-    return min(_divisors(n), key=lambda k: c * n / k + k)
+    return min(divisors(n), key=lambda k: c * n / k + k)
 
 
 def _worst(n: int, c: float) -> int:
-    return max(_divisors(n), key=lambda k: n / k + c * k)
+    return max(divisors(n), key=lambda k: n / k + c * k)
 
 
 def _rounded(n: int, c: float) -> int:
-    return min(_divisors(n), key=lambda k: abs(k - math.sqrt(n / c)))
+    return min(divisors(n), key=lambda k: abs(k - math.sqrt(n / c)))
 
 
 # ----------------------------------------------------------------------------------------------------- 06.3: in_groups
@@ -230,20 +215,16 @@ CORE_MISTAKES: tuple[tuple[Callable[..., float], str], ...] = (
 def added(answer: Any) -> None:
     """`answer(s, h, L, V)` is a dictionary: full and core, percent of the step's FLOPs."""
     got = [
-        _both(call(answer, **dict(zip("shLV", case, strict=True)), returns=Mapping), ("full", "core"))
+        entries(call(answer, **dict(zip("shLV", case, strict=True)), returns=Mapping), ("full", "core"))
         for case in ADDED_CASES
     ]
     for name, mistakes in (("full", FULL_MISTAKES), ("core", CORE_MISTAKES)):
         values = [both[name] for both in got]
-        if all(map(_close, values, (added_right(*case)[name] for case in ADDED_CASES))):
+        if alike(values, (added_right(*case)[name] for case in ADDED_CASES), 1e-3):
             continue
         for mistaken, message in mistakes:
-            expect(not all(map(_close, values, (mistaken(*case) for case in ADDED_CASES))), message)
+            expect(not alike(values, (mistaken(*case) for case in ADDED_CASES), 1e-3), message)
         fail(f"{name} is off: what runs again, divided by forward and backward of all blocks and the head, times 100.")
-
-
-def _close(one: float, other: float) -> bool:
-    return math.isclose(one, other, rel_tol=1e-3)
 
 
 # ------------------------------------------------------------------------------------------------------ 06.5: cheapest
@@ -252,10 +233,7 @@ def _close(one: float, other: float) -> bool:
 @exercise("06.5", "As much recomputation as the card makes you do, and no more.")
 def cheapest(answer: Any) -> None:
     """`answer(run, card)` is the policy that fits with the least arithmetic, then the least memory; or None."""
-    got: list[str | None] = []
-    for run, card in CHEAPEST_CASES:
-        policy = call(_spelled(answer), run=run, card=card, returns=str)
-        got.append(None if policy == "None" else policy)
+    got = [call_or_none(answer, run=run, card=card, returns=str) for run, card in CHEAPEST_CASES]
     right = [cheapest_right(run, card) for run, card in CHEAPEST_CASES]
     if got == right:
         return
@@ -269,18 +247,6 @@ def cheapest(answer: Any) -> None:
         if policy is None and wanted is not None:
             fail(f"On the {card} you find nothing, but something fits. Its memory is `gpu(card).memory`, in bytes.")
     fail("A policy that fits, but another that fits adds less arithmetic, or as much with a lower peak.")
-
-
-def _spelled(answer: Any) -> Any:
-    """The learner's function with None as text: here it is an answer, not a forgotten return."""
-    if not callable(answer):
-        return answer
-
-    def spelled(run: TrainingRun, card: str) -> Any:
-        found = answer(run, card)
-        return "None" if found is None else found
-
-    return spelled
 
 
 # ----------------------------------------------------------------------------------------------------- 06.6: stretches
@@ -339,9 +305,7 @@ def infer(answer: Any) -> None:
 
 
 def _inferred(answer: Any, measurement: Measurement) -> tuple[int, str]:
-    got = call(answer, measurement=measurement, returns=Mapping)
-    for name in ("micro_batch", "recompute"):
-        expect(name in got, f"Your dictionary has no {name!r}.")
+    got = entries(call(answer, measurement=measurement, returns=Mapping), ("micro_batch", "recompute"), (Real, str))
     policy = of_kind(got["recompute"], str, "recompute is")
     expect(policy in SECRET_POLICIES, f"{policy!r}: not one of {', '.join(SECRET_POLICIES)}.")
     batch = of_kind(got["micro_batch"], Real, "micro_batch is")

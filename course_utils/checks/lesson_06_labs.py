@@ -20,14 +20,6 @@ from course_utils.run import TrainingRun
 
 from .lesson_01_labs import anonymous
 
-# ---------------------------------------------------------------------------------------------- 06.2: the best interval
-
-
-def interval_right(n: int, c: float) -> int:
-    """The right answer: the smallest k that divides n with the least n/k + c·k."""
-    return min((k for k in range(1, n + 1) if n % k == 0), key=lambda k: n / k + c * k)
-
-
 # ------------------------------------------------------------------------------------------------------ 06.3: in groups
 
 GROUPS = ((6, 2), (7, 3), (5, 1), (4, 4))

@@ -1,9 +1,9 @@
 """Checks of the exercises of lesson 07, "Gradient accumulation": each names the misconception, never the answer."""
 
-import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
-from math import sqrt
+from math import nextafter, sqrt
 from numbers import Real
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 
 from course_utils.run import TrainingRun
 
-from .feedback import call, exercise, expect, fail, none_as_text, of_kind
+from .feedback import alike, call, call_for_effect, call_or_none, exercise, expect, fail, of_kind
 from .lesson_07_labs import (
     LOOP_CASES,
     LOOP_MISTAKES,
@@ -36,10 +36,6 @@ from .lesson_07_labs import (
 __all__ = ["common_loop", "factors", "noise_scale", "one_pass", "padded_parts", "plan", "ramp", "rate", "trial"]
 
 
-def _near(one: float, other: float) -> bool:
-    return math.isclose(one, other, rel_tol=1e-6, abs_tol=1e-12)
-
-
 # ------------------------------------------------------------------------------------------------------- 07.1: one pass
 
 
@@ -54,7 +50,7 @@ def trial(one_pass: Any, count: int, k: int) -> float:
 @exercise("07.1", "Divided, no group left over, and one graph at a time.")
 def one_pass(answer: Any) -> None:
     """`answer(model, optimizer, parts, k)` steps once for every group of k micro-batches, the last one included."""
-    got = [walked(_silent(answer), count, k) for count, k in LOOP_CASES]
+    got = [walked(partial(call_for_effect, answer), count, k) for count, k in LOOP_CASES]
     tables = [table for table, _ in got]
     if not _same(tables, pass_right):
         for message, loops in LOOP_MISTAKES.items():
@@ -66,23 +62,6 @@ def one_pass(answer: Any) -> None:
             "The numbers are right, the memory is not: several micro-batches go forward before one goes backward, and "
             "all their graphs are kept. When can each be let go?",
         )
-
-
-def _silent(answer: Any) -> Any:
-    """The learner's function, which is allowed to return nothing."""
-
-    def run(*arguments: Any) -> None:
-        call(answer if not callable(answer) else _returning(answer), *arguments, returns=bool)
-
-    return run
-
-
-def _returning(answer: Callable[..., Any]) -> Callable[..., bool]:
-    def run(model: Any, optimizer: Any, parts: Any, k: Any) -> bool:
-        answer(model, optimizer, parts, k)
-        return True
-
-    return run
 
 
 def _same(tables: Sequence[torch.Tensor], loop: Any) -> bool:
@@ -117,11 +96,7 @@ def factors(answer: Any) -> None:
     got = [_numbers(call(answer, counts=list(counts), returns=(list, tuple)), len(counts)) for counts in COUNTS]
 
     def gives(reference: Callable[[Sequence[int]], list[float]]) -> bool:
-        return all(
-            _near(a, b)
-            for mine, counts in zip(got, COUNTS, strict=True)
-            for a, b in zip(mine, reference(counts), strict=True)
-        )
+        return all(alike(mine, reference(counts)) for mine, counts in zip(got, COUNTS, strict=True))
 
     if gives(factors_right):
         return
@@ -157,10 +132,10 @@ def plan(answer: Any) -> None:
 
 
 def _planned(answer: Any, run: TrainingRun, card: str, tokens: int) -> tuple[int, int] | None:
-    found = call(none_as_text(answer), run=run, card=card, tokens=tokens, returns=(tuple, list, str))
-    if found == "None":
+    found = call_or_none(answer, run=run, card=card, tokens=tokens, returns=tuple)
+    if found is None:
         return None
-    expect(not isinstance(found, str) and len(found) == 2, "Return a pair: sequences in a micro-batch, and how many.")
+    expect(len(found) == 2, "Return a pair: sequences in a micro-batch, and how many.")
     first, second = (of_kind(value, int, "In your pair there is") for value in found)
     return first, second
 
@@ -206,10 +181,10 @@ def noise_scale(answer: Any) -> None:
     cases = [(small, big, *lengths(small, big, *truth)) for small, big, *truth in NOISE_CASES]
     names = ("small", "big", "length_small", "length_big")
     got = [call(answer, **dict(zip(names, case, strict=True))) for case in cases]
-    if all(map(_near, got, (scale_right(*case) for case in cases))):
+    if alike(got, (scale_right(*case) for case in cases)):
         return
     for message, mistaken in NOISE_MISTAKES:
-        expect(not all(map(_near, got, (mistaken(*case) for case in cases))), message)
+        expect(not alike(got, (mistaken(*case) for case in cases)), message)
     fail("The scale is off. Write |G|² + tr(Σ)/B for both batches, and solve for the two unknowns.")
 
 
@@ -226,7 +201,7 @@ def _once_only(first: int, scales: Scales) -> list[tuple[int, int]]:
 
 
 def _strictly(first: int, scales: Scales) -> list[tuple[int, int]]:
-    return ramp_right(first, [(seen, math.nextafter(scale, 0)) for seen, scale in scales])
+    return ramp_right(first, [(seen, nextafter(scale, 0)) for seen, scale in scales])
 
 
 def _up_and_down(first: int, scales: Scales) -> list[tuple[int, int]]:
@@ -340,8 +315,8 @@ def rate(answer: Any) -> None:
     """`answer(step, warm, rate, k, optimizer)` is the learning rate of a step for a batch k times as large."""
     names = ("step", "warm", "rate", "k", "optimizer")
     got = [call(answer, **dict(zip(names, case, strict=True))) for case in RATE_CASES]
-    if all(map(_near, got, (rate_right(*case) for case in RATE_CASES))):
+    if alike(got, (rate_right(*case) for case in RATE_CASES)):
         return
     for message, mistaken in RATE_MISTAKES:
-        expect(not all(map(_near, got, (mistaken(*case) for case in RATE_CASES))), message)
+        expect(not alike(got, (mistaken(*case) for case in RATE_CASES)), message)
     fail("Some rate is off: what is it at step 0, what from step `warm` on, and what halfway between?")

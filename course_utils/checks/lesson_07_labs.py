@@ -10,7 +10,15 @@ from torch import nn
 
 from course_utils.estimating import estimate
 from course_utils.gpus import gpu
-from course_utils.lessons.accumulation import IGNORED, MicroBatch, mean_loss
+from course_utils.lessons.accumulation import (
+    IGNORED,
+    MicroBatch,
+    by_batches,
+    dropped,
+    every_micro_batch,
+    mean_loss,
+    undivided,
+)
 from course_utils.run import TrainingRun
 
 # ------------------------------------------------------------------------------------------------------- 07.1: one pass
@@ -52,14 +60,8 @@ def walked(one_pass: Pass, count: int, k: int) -> tuple[torch.Tensor, list[str]]
     return model.table.detach(), model.events
 
 
-def pass_right(model: nn.Module, optimizer: torch.optim.Optimizer, parts: Sequence[MicroBatch], k: int) -> None:
-    """The right answer."""
-    for first in range(0, len(parts), k):
-        group = parts[first : first + k]
-        optimizer.zero_grad()
-        for part in group:
-            (mean_loss(model, part) / len(group)).backward()
-        optimizer.step()
+pass_right: Pass = by_batches
+"""The right answer where all micro-batches are equally large: a group's mean is that of their means."""
 
 
 def common_loop(model: nn.Module, optimizer: torch.optim.Optimizer, parts: Sequence[MicroBatch], k: int) -> None:
@@ -91,18 +93,6 @@ def _divided_by(
     return one_pass
 
 
-def _left_behind(model: nn.Module, optimizer: torch.optim.Optimizer, parts: Sequence[MicroBatch], k: int) -> None:
-    for i, part in enumerate(parts):
-        (mean_loss(model, part) / k).backward()
-        if (i + 1) % k == 0:
-            optimizer.step()
-            optimizer.zero_grad()
-
-
-def _each(model: nn.Module, optimizer: torch.optim.Optimizer, parts: Sequence[MicroBatch], k: int) -> None:
-    _divided_by(lambda group, k, every: 1)(model, optimizer, parts, 1)
-
-
 def _each_divided(model: nn.Module, optimizer: torch.optim.Optimizer, parts: Sequence[MicroBatch], k: int) -> None:
     _divided_by(lambda group, _, every: k)(model, optimizer, parts, 1)
 
@@ -125,10 +115,8 @@ LOOP_MISTAKES: dict[str, tuple[Pass, ...]] = {
         common_loop,
         _divided_by(lambda group, k, every: 1, last=False),
     ),
-    "Losses are added up: with a group of k, the gradient is k times too long.": (
-        _divided_by(lambda group, k, every: 1),
-    ),
-    LEFT_BEHIND: (_left_behind, _divided_by(lambda group, k, every: k, last=False)),
+    "Losses are added up: with a group of k, the gradient is k times too long.": (undivided,),
+    LEFT_BEHIND: (dropped, _divided_by(lambda group, k, every: k, last=False)),
     "You divide the last group by k, too. How many micro-batches does it have?": (
         _divided_by(lambda group, k, every: k),
     ),
@@ -143,7 +131,7 @@ LOOP_MISTAKES: dict[str, tuple[Pass, ...]] = {
     "The gradients of the group before are still in `.grad`: who clears them?": (
         _divided_by(lambda group, k, every: group, clear=False),
     ),
-    EACH: (_each, _each_divided),
+    EACH: (every_micro_batch, _each_divided),
     "You step once for the whole pass. Once for every group was asked for.": (_once,),
     "The parameters have not moved: who calls `optimizer.step()`?": (_nothing,),
 }

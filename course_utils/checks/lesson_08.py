@@ -1,14 +1,12 @@
 """Checks of the exercises of lesson 08, "Data parallelism": each names the misconception, never the answer."""
 
-import functools
 import math
 from collections.abc import Callable, Mapping
-from numbers import Real
 from typing import Any
 
 import torch
 
-from .feedback import call, exercise, expect, fail, of_kind
+from .feedback import alike, call, call_for_effect, entries, exercise, expect, fail, of_kind
 from .lesson_08_labs import (
     DryModel,
     Network,
@@ -56,24 +54,14 @@ TRAFFIC_MISTAKES: dict[str, tuple[tuple[Formula, str], ...]] = {
 @exercise("08.1", "Server and naive grow with D; the ring stays below twice the gradient.")
 def traffic(answer: Any) -> None:
     """`answer(D, S)` is a dictionary: server, naive and ring, in bytes."""
-    got = [_named(call(answer, D=D, S=S, returns=Mapping), ("server", "naive", "ring")) for D, S in TRAFFIC_CASES]
+    got = [entries(call(answer, D=D, S=S, returns=Mapping), tuple(TRAFFIC_MISTAKES)) for D, S in TRAFFIC_CASES]
     for name, mistakes in TRAFFIC_MISTAKES.items():
         values = [one[name] for one in got]
-        if _alike(values, [traffic_right(D, S)[name] for D, S in TRAFFIC_CASES]):
+        if alike(values, [traffic_right(D, S)[name] for D, S in TRAFFIC_CASES]):
             continue
         for mistaken, message in mistakes:
-            expect(not _alike(values, [mistaken(D, S) for D, S in TRAFFIC_CASES]), message)
+            expect(not alike(values, [mistaken(D, S) for D, S in TRAFFIC_CASES]), message)
         fail(f"{name} is off. Draw three machines, and an arrow for each message.")
-
-
-def _named(got: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, float]:
-    missing = [name for name in names if name not in got]
-    expect(not missing, f"Your dictionary has no {' and no '.join(map(repr, missing))}.")
-    return {name: of_kind(got[name], Real, f"{name} is") for name in names}
-
-
-def _alike(one: list[Any], other: list[Any]) -> bool:
-    return all(math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-9) for a, b in zip(one, other, strict=True))
 
 
 # --------------------------------------------------------------------------------------------------------- 08.2: ring
@@ -102,8 +90,9 @@ def ring(answer: Any) -> None:
 def _expect_sums(found: list[Any], wanted: list[torch.Tensor], ranks: int) -> None:
     for parts in found:
         expect(len(parts) == ranks, f"With {ranks} ranks, return the list of all {ranks} parts.")
-        for part in parts:
+        for part, sum_ in zip(parts, wanted, strict=True):
             of_kind(part, torch.Tensor, "One of your parts is")
+            expect(part.shape == sum_.shape, "One of your parts has another length than it came with.")
     whole = [[torch.allclose(part, sum_) for part, sum_ in zip(parts, wanted, strict=True)] for parts in found]
     if all(map(all, whole)):
         return
@@ -161,10 +150,10 @@ FACTOR_MISTAKES: tuple[tuple[FactorFormula, str], ...] = (
 def loss_factor(answer: Any) -> None:
     """`answer(counts, rank)` is what a rank multiplies its mean loss by under DDP."""
     got = [float(call(answer, counts=list(counts), rank=rank)) for counts, rank in FACTOR_CASES]
-    if _alike(got, [factor_right(counts, rank) for counts, rank in FACTOR_CASES]):
+    if alike(got, [factor_right(counts, rank) for counts, rank in FACTOR_CASES]):
         return
     for mistaken, message in FACTOR_MISTAKES:
-        expect(not _alike(got, [mistaken(counts, rank) for counts, rank in FACTOR_CASES]), message)
+        expect(not alike(got, [mistaken(counts, rank) for counts, rank in FACTOR_CASES]), message)
     equal = got[2]
     expect(math.isclose(equal, 1.0), "With equal counts nothing should change: the factor is then 1.")
     fail("The factor is off. Write the gradient over all tokens as a sum over ranks, then as DDP's mean.")
@@ -190,7 +179,7 @@ def mended_step(answer: Any) -> None:
     """`answer(model, optimizer, micro_batches)` is one optimizer step under DDP."""
     dry = DryModel()
     batches = [(torch.ones(2, 8), torch.zeros(2, 8))] * 2
-    call(_returning(answer), dry, torch.optim.SGD(dry.parameters(), lr=0.1), batches, returns=str)
+    call_for_effect(answer, dry, torch.optim.SGD(dry.parameters(), lr=0.1), batches)
     found = on_real_ranks(answer)
     expect("error" not in found, f"On real ranks, your function raised {found.get('error')}")
     four, six = found["4"], found["6"]
@@ -219,19 +208,6 @@ def mended_step(answer: Any) -> None:
             one["exchanged"] < 1.01,
             "All right, but the gradients are exchanged more than once a step. That was `no_sync`'s purpose.",
         )
-
-
-def _returning(answer: Any) -> Any:
-    """The learner's function with a text as its result: it has none, and that is right here."""
-    if not callable(answer):
-        return answer
-
-    @functools.wraps(answer)  # so that its arguments are looked at
-    def stepped(model: Any, optimizer: Any, micro_batches: Any) -> str:
-        answer(model, optimizer, micro_batches)
-        return "done"
-
-    return stepped
 
 
 # ------------------------------------------------------------------------------------------------------- 08.5: exposed
@@ -269,10 +245,10 @@ def _queue(buckets: Buckets) -> float:
 def exposed(answer: Any) -> None:
     """`answer(buckets, computed)` is how long a step waits for the exchange, with (ready, seconds) of each bucket."""
     got = [float(call(answer, buckets=list(buckets), computed=computed)) for buckets, computed in EXPOSED_CASES]
-    if _alike(got, [exposed_right(buckets, computed) for buckets, computed in EXPOSED_CASES]):
+    if alike(got, [exposed_right(buckets, computed) for buckets, computed in EXPOSED_CASES]):
         return
     for mistaken, message in EXPOSED_MISTAKES:
-        expect(not _alike(got, [mistaken(buckets, computed) for buckets, computed in EXPOSED_CASES]), message)
+        expect(not alike(got, [mistaken(buckets, computed) for buckets, computed in EXPOSED_CASES]), message)
     fail("Some wait is off. Draw the buckets on a time line, one below the other, as in the lesson's picture.")
 
 

@@ -128,16 +128,6 @@ def sums_of(inputs: Sequence[list[torch.Tensor]]) -> list[torch.Tensor]:
     return [torch.stack(parts).sum(dim=0) for parts in zip(*inputs, strict=True)]
 
 
-def ring_right(parts: Any, rank: int, ranks: int, send: Any, receive: Any) -> Any:
-    """A right answer."""
-    for step in range(2 * (ranks - 1)):
-        leaves, comes = (rank - step) % ranks, (rank - step - 1) % ranks
-        send(parts[leaves], (rank + 1) % ranks)
-        arrived = receive((rank - 1) % ranks)
-        parts[comes] = parts[comes] + arrived if step < ranks - 1 else arrived
-    return parts
-
-
 # --------------------------------------------------------------------------------------------------- 08.3: loss_factor
 
 

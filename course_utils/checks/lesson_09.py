@@ -2,14 +2,11 @@
 
 import math
 from collections.abc import Callable, Mapping
-from numbers import Real
 from typing import Any
 
 import torch
 
-from course_utils.run import TrainingRun
-
-from .feedback import call, exercise, expect, fail, of_kind, unit_slip
+from .feedback import alike, call, call_or_none, entries, exercise, expect, fail, unit_slip
 from .lesson_09_labs import (
     ABOVE_CASES,
     ACTIVATION_CASES,
@@ -37,15 +34,10 @@ __all__ = ["MICRO_BATCHES", "above", "choose", "padding", "rank_activations", "r
 Mistakes = tuple[tuple[Callable[..., float], str], ...]
 
 
-def _near(one: float, other: float, tolerance: float = 1e-9) -> bool:
-    return math.isclose(one, other, rel_tol=tolerance, abs_tol=1e-9)
-
-
 def _name_mistake(got: list[float], cases: Any, mistakes: Mistakes, tolerance: float = 1e-9) -> None:
     """Fail with the message of the mistake that gives all of `got`, if one does."""
     for mistaken, message in mistakes:
-        same = all(_near(value, mistaken(*case), tolerance) for value, case in zip(got, cases, strict=True))
-        expect(not same, message)
+        expect(not alike(got, (mistaken(*case) for case in cases), tolerance), message)
 
 
 # ---------------------------------------------------------------------------------------------------- 09.1: rank_bytes
@@ -88,15 +80,15 @@ def rank_bytes(answer: Any) -> None:
     """`answer(N, D, stage, weight, gradient, optimizer)` is bytes of states on one rank."""
     got = [float(call(answer, **dict(zip(BYTES_NAMES, case, strict=True)))) for case in BYTES_CASES]
     right = [bytes_right(*case) for case in BYTES_CASES]
-    if all(map(_near, got, right)):
+    if alike(got, right, 1e-9):
         return
     _name_mistake(got, BYTES_CASES, BYTES_MISTAKES)
     slip = unit_slip(got[0], right[0])
     expect(slip is None, f"The first is {slip}")
     for factor, message in SCALED:
-        expect(not all(_near(value, factor * one) for value, one in zip(got, right, strict=True)), message)
+        expect(not alike(got, (factor * one for one in right), 1e-9), message)
     wrong = next(
-        case[2] for case, value, wanted in zip(BYTES_CASES, got, right, strict=True) if not _near(value, wanted)
+        case[2] for case, value, wanted in zip(BYTES_CASES, got, right, strict=True) if not alike([value], [wanted])
     )
     fail(f"Stage {wrong} is off: which of the three kinds does it divide by D?")
 
@@ -151,7 +143,7 @@ PADDING_MISTAKES: tuple[tuple[Callable[[Shapes, int], float], str], ...] = (
 def padding(answer: Any) -> None:
     """`answer(shapes, D)` is a dictionary: shard (numbers of one rank's shard) and padding (in all shards)."""
     got = [
-        _named(call(answer, shapes=list(shapes), D=D, returns=Mapping), ("shard", "padding"))
+        entries(call(answer, shapes=list(shapes), D=D, returns=Mapping), ("shard", "padding"))
         for shapes, D in PADDING_CASES
     ]
     for name, mistakes in (("shard", SHARD_MISTAKES), ("padding", PADDING_MISTAKES)):
@@ -160,12 +152,6 @@ def padding(answer: Any) -> None:
             continue
         _name_mistake(values, PADDING_CASES, mistakes)
         fail(f"{name} is off. Take one parameter of 10 rows on 3 ranks, and draw it.")
-
-
-def _named(got: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, float]:
-    missing = [name for name in names if name not in got]
-    expect(not missing, f"Your dictionary has no {' and no '.join(map(repr, missing))}.")
-    return {name: of_kind(got[name], Real, f"{name} is") for name in names}
 
 
 # --------------------------------------------------------------------------------------------------- 09.3: zero_1_step
@@ -217,18 +203,18 @@ ABOVE_NAMES = ("outer", "block", "next", "reduce")
 def above(answer: Any) -> None:
     """`answer(outer, block)` is a dictionary of bytes: outer, block, next, reduce."""
     sizes = [units(run) for run in ABOVE_CASES]
-    got = [_named(call(answer, outer=outer, block=block, returns=Mapping), ABOVE_NAMES) for outer, block in sizes]
+    got = [entries(call(answer, outer=outer, block=block, returns=Mapping), ABOVE_NAMES) for outer, block in sizes]
     for name in ABOVE_NAMES:
         values = [terms[name] for terms in got]
         wanted = [float(above_right(run)[name]) for run in ABOVE_CASES]
-        if all(_near(value, one, 1e-4) for value, one in zip(values, wanted, strict=True)):
+        if alike(values, wanted, 1e-4):
             continue
         _explain_above(name, values, wanted)
 
 
 def _explain_above(name: str, values: list[float], wanted: list[float]) -> None:
     def is_times(factor: float) -> bool:
-        return all(_near(value, factor * one, 1e-4) for value, one in zip(values, wanted, strict=True))
+        return alike(values, (factor * one for one in wanted), 1e-4)
 
     if name == "reduce":
         expect(
@@ -238,18 +224,13 @@ def _explain_above(name: str, values: list[float], wanted: list[float]) -> None:
         expect(not is_times(2.0), f"`{name}` is twice too much: weights are gathered in 16 bits.")
     expect(not is_times(0.0), f"`{name}` is nothing at your place, but it is there.")
     expect(not is_times(0.5 if name != "reduce" else 0.25), f"`{name}` is in elements, or in one byte each.")
+    pairs = list(zip(wanted, ABOVE_CASES, strict=True))
     expect(
-        not all(
-            _near(value, one / run.world_size, 1e-2)
-            for value, one, run in zip(values, wanted, ABOVE_CASES, strict=True)
-        ),
+        not alike(values, (one / run.world_size for one, run in pairs), 1e-2),
         f"`{name}` is a shard of it. While it is used it is whole: D does not divide it.",
     )
     expect(
-        not all(
-            _near(value, one * run.model.layers, 1e-2)
-            for value, one, run in zip(values, wanted, ABOVE_CASES, strict=True)
-        ),
+        not alike(values, (one * run.model.layers for one, run in pairs), 1e-2),
         f"`{name}` is all blocks at once. At stage 3 the others are let go.",
     )
     fail(f"`{name}` is off: which of the two units is it of, and how many bytes does an element take?")
@@ -261,10 +242,8 @@ def _explain_above(name: str, values: list[float], wanted: list[float]) -> None:
 @exercise("09.5", "As little sharding as the card makes you do, then as many sequences as it takes.")
 def choose(answer: Any) -> None:
     """`answer(run, ranks, card, least)` is (stage, micro_batch), or None if nothing fits."""
-    got: list[Any] = []
-    for run, ranks, card, least in CHOOSE_CASES:
-        found = call(_spelled(answer), run=run, ranks=ranks, card=card, least=least, returns=(tuple, list, str))
-        got.append(None if found == "None" else tuple(found))
+    names = ("run", "ranks", "card", "least")
+    got = [call_or_none(answer, **dict(zip(names, case, strict=True)), returns=tuple) for case in CHOOSE_CASES]
     right = [choose_right(*case) for case in CHOOSE_CASES]
     if got == right:
         return
@@ -287,18 +266,6 @@ def _explain_choice(got: list[Any], right: list[Any]) -> None:
             high = found[0] > wanted[0]
             fail(f"{where} the stage is too {'high: less sharding fits' if high else 'low: it does not fit'}.")
     fail("Every stage is right, and some micro-batch is not the largest that fits there.")
-
-
-def _spelled(answer: Any) -> Any:
-    """The learner's function with None as text: here it is an answer, not a forgotten return."""
-    if not callable(answer):
-        return answer
-
-    def spelled(run: TrainingRun, ranks: int, card: str, least: int) -> Any:
-        found = answer(run, ranks, card, least)
-        return "None" if found is None else found
-
-    return spelled
 
 
 # ---------------------------------------------------------------------------------------------- 09.6: rank_activations
@@ -329,15 +296,14 @@ ACTIVATION_MISTAKES: Mistakes = (
 def rank_activations(answer: Any) -> None:
     """`answer(s, b, h, a, t, sequence)` is bytes that one block keeps on one rank."""
     got = [float(call(answer, **dict(zip(ACTIVATION_NAMES, case, strict=True)))) for case in ACTIVATION_CASES]
-    if all(_near(value, activations_right(*case), 1e-6) for value, case in zip(got, ACTIVATION_CASES, strict=True)):
+    right = [activations_right(*case) for case in ACTIVATION_CASES]
+    if alike(got, right):
         return
     _name_mistake(got, ACTIVATION_CASES, ACTIVATION_MISTAKES, 1e-6)
-    wrong = next(
-        case
-        for value, case in zip(got, ACTIVATION_CASES, strict=True)
-        if not _near(value, activations_right(*case), 1e-6)
+    wrong, mine, wanted = next(
+        found for found in zip(ACTIVATION_CASES, got, right, strict=True) if not alike([found[1]], [found[2]])
     )
-    slip = unit_slip(got[ACTIVATION_CASES.index(wrong)], activations_right(*wrong))
+    slip = unit_slip(mine, wanted)
     expect(slip is None, f"It is {slip}")
     case = "With" if wrong[-1] else "Without"
     fail(f"{case} sequence parallelism it is off: what is split by t, and what stays whole?")

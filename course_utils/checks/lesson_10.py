@@ -1,7 +1,7 @@
 """Checks of lesson 10, "Allocator and fragmentation": each names the misconception, never the answer."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any
 
@@ -12,7 +12,7 @@ from course_utils.lessons.buffers import taken_by
 from course_utils.lessons.fragmentation import Process
 from course_utils.units import MiB
 
-from .feedback import call, exercise, expect, fail, in_other_form, of_kind, unit_slip
+from .feedback import call, call_or_none, entries, exercise, expect, fail, in_other_form, of_kind, unit_slip
 from .lesson_10_labs import (
     BIG,
     CAPACITIES,
@@ -57,7 +57,7 @@ __all__ = [
 @exercise("10.1", "From request to block, from block to segment: two roundings, and the block decides.")
 def handed_out(answer: Any) -> None:
     """`answer(size)` is a dictionary: the block's and the segment's bytes for a first request of `size` bytes."""
-    got = [_both(call(answer, size=size, returns=Mapping)) for size in REQUESTS]
+    got = [entries(call(answer, size=size, returns=Mapping), ("block", "segment"), int) for size in REQUESTS]
     right = [handed_out_right(size) for size in REQUESTS]
     for size, mine, true in zip(REQUESTS, got, right, strict=True):
         slip = unit_slip(mine["segment"], true["segment"])
@@ -73,12 +73,6 @@ def handed_out(answer: Any) -> None:
     fail("Some segment is off. There are three cases: up to 1 MiB, under 10 MiB, and the rest. Which block is which?")
 
 
-def _both(got: Mapping[str, Any]) -> dict[str, int]:
-    missing = [name for name in ("block", "segment") if name not in got]
-    expect(not missing, f"Your dictionary has no {' and no '.join(map(repr, missing))}.")
-    return {name: of_kind(got[name], int, f"{name} is") for name in ("block", "segment")}
-
-
 # ----------------------------------------------------------------------------------------------------- 10.2: lean_norm
 
 
@@ -88,7 +82,9 @@ def lean_norm(answer: Any) -> None:
     for dtype, factor in ((torch.bfloat16, 1.0), (torch.float16, BIG)):
         tensors = gradients(dtype, factor)
         before = [tensor.clone() for tensor in tensors]
-        got, taken = taken_by(lambda given: call(answer, given, returns=(Real, torch.Tensor)), tensors)
+        got, taken = taken_by(lambda given: call(answer, given, returns=(Real, torch.Tensor), finite=False), tensors)
+        one = not isinstance(got, torch.Tensor) or got.numel() == 1
+        expect(one, "You return several numbers. One was asked for: the norm of all gradients together.")
         expect(
             all(map(torch.equal, before, tensors)),
             "Your function changes the gradients. It is to look at them only: the optimizer needs them.",
@@ -276,7 +272,7 @@ def example_snapshot() -> dict[str, Any]:
 def leak(answer: Any) -> None:
     """`answer(snapshot)` is the module whose tensors pile up, or None."""
     contents = [snapshot(module) for module in LEAKS]
-    got = [_module(answer, content) for content in contents]
+    got = [call_or_none(answer, snapshot=content, returns=str) for content in contents]
     if got == [leak_right(content) for content in contents]:
         return
     expect(len(set(got)) > 1, "You give the same answer whatever the snapshot says. The hidden ones differ.")
@@ -297,17 +293,3 @@ def leak(answer: Any) -> None:
         if len(steps[mine]) == 1:
             fail("What you name was made in one step and kept, as weights and states are. What is made in every step?")
     fail("What you name is alive, but it does not pile up: from how many steps are its blocks?")
-
-
-def _module(answer: Callable[..., Any], content: dict[str, Any]) -> str | None:
-    """The learner's answer, in which None is one."""
-    expect(callable(answer), "Hand over the function itself, not its result: its name, without parentheses.")
-    found = call(lambda snapshot: _spelled(answer(snapshot)), snapshot=content, returns=str)
-    return None if found == NOTHING else found
-
-
-NOTHING = "no leak"
-
-
-def _spelled(found: Any) -> Any:
-    return NOTHING if found is None else found

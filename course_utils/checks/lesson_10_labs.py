@@ -130,7 +130,6 @@ def report(process: Process, counter: str) -> dict[str, int]:
 
 # ----------------------------------------------------------------------------------------------- 10.5, 10.6: in pieces
 
-Event = tuple[int, Any]
 CAPACITIES = (80 * MiB, 200 * MiB, 640 * MiB)
 ENOUGH_FREE = 0.30
 

@@ -9,7 +9,7 @@ from course_utils.lessons.pipeline_memory import stage_memory
 from course_utils.lessons.pipelines import bubble, micro_batches_for, most_kept, simulate
 from course_utils.run import TrainingRun
 
-from .feedback import call, exercise, expect, fail, none_as_text, of_kind
+from .feedback import alike, call, call_or_none, exercise, expect, fail, of_kind
 
 __all__ = ["cut", "enough", "fewest_stages", "kept", "order", "stage_memory"]
 
@@ -43,7 +43,7 @@ def enough(answer: Any) -> None:
     if got == [micro_batches_for(*case) for case in ENOUGH_CASES]:
         return
     for mistaken, message in ENOUGH_MISTAKES:
-        expect(not _alike(got, [mistaken(*case) for case in ENOUGH_CASES]), message)
+        expect(not alike(got, [mistaken(*case) for case in ENOUGH_CASES], 1e-9), message)
     for m, (p, idle) in zip(got, ENOUGH_CASES, strict=True):
         expect(m >= 1, f"With {p} stages you answer {m:g}: at least one micro-batch is needed.")
         if bubble(p, math.ceil(m)) > idle + 1e-12:
@@ -119,8 +119,7 @@ def order(answer: Any) -> None:
 
 def _judge_order(got: list[str], right: list[str], p: int, m: int, stage: int) -> None:
     """Say what is wrong with a list that has the right words in another order."""
-    ahead = sum(1 for _ in _before_first_backward(right))
-    mine = sum(1 for _ in _before_first_backward(got))
+    ahead, mine = (next(place for place, work in enumerate(works) if work[0] == "B") for works in (right, got))
     early = [work for work in got if work[0] == "B" and got.index(work) < got.index(f"F{work[1:]}")]
     expect(not early, "A backward stands before its own forward.")
     expect(mine != m or ahead == m, "All forwards come first: that is GPipe. How many may this stage keep?")
@@ -135,13 +134,6 @@ def _judge_order(got: list[str], right: list[str], p: int, m: int, stage: int) -
         "Backwards come in the order of the micro-batches: what went forward first comes back first.",
     )
     fail("The start is right. Then one backward and one forward alternate, until no forward is left.")
-
-
-def _before_first_backward(works: list[str]):
-    for work in works:
-        if work[0] == "B":
-            return
-        yield work
 
 
 # ----------------------------------------------------------------------------------------------------------- 11.4: cut
@@ -271,8 +263,7 @@ def fewest_stages(answer: Any) -> None:
     """`answer(run, sequences, room)` is the smallest number of stages that fits, or None."""
     got = []
     for run, sequences, room in FEWEST_CASES:
-        found = call(none_as_text(answer), run=run, sequences=sequences, room=room, returns=(int, str))
-        got.append(None if found == "None" else found)
+        got.append(call_or_none(answer, run=run, sequences=sequences, room=room, returns=int))
     right = [fewest_right(*case) for case in FEWEST_CASES]
     if got == right:
         return
@@ -284,7 +275,3 @@ def fewest_stages(answer: Any) -> None:
     expect(not lost, "You find nothing where some number of stages fits: does every case reach its `return`?")
     expect(all(p is None for p in got[3:4]), "With 1 GB a stage you find something that fits. None does.")
     fail("Somewhere another number is right: every stage has to fit, and the first of 1, 2, 4, 8, 16 counts.")
-
-
-def _alike(got: list[Any], other: list[Any]) -> bool:
-    return all(math.isclose(a, b, rel_tol=1e-9) for a, b in zip(got, other, strict=True))

@@ -7,9 +7,7 @@ from typing import Any
 
 import torch
 
-from course_utils.run import TrainingRun
-
-from .feedback import call, exercise, expect, fail, in_other_form, of_kind, unit_slip
+from .feedback import alike, call, call_or_none, entries, exercise, expect, fail, in_other_form, of_kind, unit_slip
 from .lesson_12_labs import (
     BEST_CASES,
     BEST_MISTAKES,
@@ -60,7 +58,7 @@ def adapter(answer: Any) -> None:
     got = [call(answer, shapes=list(shapes), r=r) for shapes, r in ADAPTER_CASES]
 
     def agrees(function: Callable[[Shapes, int], float]) -> bool:
-        return all(math.isclose(one, function(*case)) for one, case in zip(got, ADAPTER_CASES, strict=True))
+        return alike(got, (function(*case) for case in ADAPTER_CASES), 1e-9)
 
     if agrees(_summed(lambda n_out, n_in, r: r * (n_out + n_in))):
         return
@@ -145,23 +143,18 @@ ACCOUNT_MISTAKES: dict[str, tuple[tuple[Callable[..., float], str], ...]] = {
 def account(answer: Any) -> None:
     """`answer(N, learning, bits, block)` is a dictionary of bytes: frozen, adapters, gradients, states."""
     names = ("N", "learning", "bits", "block")
-    got = [call(answer, **dict(zip(names, case, strict=True)), returns=Mapping) for case in ACCOUNT_CASES]
-    for one in got:
-        missing = [part for part in PARTS if part not in one]
-        expect(not missing, f"Your dictionary has no {' and no '.join(map(repr, missing))}.")
+    got = [
+        entries(call(answer, **dict(zip(names, case, strict=True)), returns=Mapping), PARTS) for case in ACCOUNT_CASES
+    ]
     for part in PARTS:
-        values = [of_kind(one[part], Real, f"{part} is") for one in got]
-        if _all_near(values, [_account(*case)[part] for case in ACCOUNT_CASES]):
+        values = [one[part] for one in got]
+        if alike(values, [_account(*case)[part] for case in ACCOUNT_CASES]):
             continue
         for mistaken, message in ACCOUNT_MISTAKES[part]:
-            expect(not _all_near(values, [mistaken(*case) for case in ACCOUNT_CASES]), message)
+            expect(not alike(values, [mistaken(*case) for case in ACCOUNT_CASES]), message)
         slip = unit_slip(values[0], _account(*ACCOUNT_CASES[0])[part])
         expect(slip is None, f"{part} is {slip}")
         fail(f"{part} is off. How many numbers are there of it, and how many bytes does each take?")
-
-
-def _all_near(values: Sequence[float], others: Sequence[float]) -> bool:
-    return all(math.isclose(one, other, rel_tol=1e-6) for one, other in zip(values, others, strict=True))
 
 
 # ------------------------------------------------------------------------------------------------------ 12.4: quantize
@@ -251,11 +244,12 @@ def _same_codes(got: Sequence[Sequence[float]], function: Callable[[int], Sequen
 @exercise("12.6", "First as many bits as fit, then as much rank as fits.")
 def best(answer: Any) -> None:
     """`answer(run, card)` is (bits, rank) of BITS and RANKS, or None where nothing fits."""
-    got = [_chosen(answer, run, card) for run, card in BEST_CASES]
+    got = [call_or_none(answer, run=run, card=card, returns=tuple) for run, card in BEST_CASES]
     right = [best_right(run, card) for run, card in BEST_CASES]
     if got == right:
         return
     for one in got:
+        expect(one is None or len(one) == 2, "Return a pair, bits and rank, or None.")
         known = one is None or (one[0] in BITS and one[1] in RANKS)
         expect(known, "That is no pair of one of BITS and one of RANKS.")
     for message, mistaken in BEST_MISTAKES.items():
@@ -264,17 +258,3 @@ def best(answer: Any) -> None:
         expect(one is None or wanted is not None, f"On the {card} you choose something, and nothing fits there.")
         expect(one is not None or wanted is None, f"On the {card} you find nothing, but something fits.")
     fail("Some choice is not the best: a larger number of bits or, with the same bits, a larger rank fits as well.")
-
-
-def _chosen(answer: Any, run: TrainingRun, card: str) -> tuple[int, int] | None:
-    """The learner's choice; None is an answer here, so it travels as an empty tuple."""
-    if not callable(answer):
-        return call(answer, run=run, card=card)
-
-    def spelled(run: TrainingRun, card: str) -> Any:
-        found = answer(run, card)
-        return () if found is None else found
-
-    found = call(spelled, run=run, card=card, returns=(tuple, list))
-    expect(len(found) in (0, 2), "Return a pair, bits and rank, or None.")
-    return (found[0], found[1]) if found else None

@@ -1,13 +1,12 @@
 """Checks of the exercises of lesson 13, "Who is right?": each names the misconception, never the answer."""
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from numbers import Real
 from typing import Any
 
 from course_utils.lessons.errata import ERRATA
 
-from .feedback import call, exercise, expect, fail, of_kind
+from .feedback import alike, call, entries, exercise, expect, fail, of_kind
 from .lesson_13_labs import (
     JUDGED,
     JUDGMENTS,
@@ -92,15 +91,11 @@ def judge(answer: Any) -> None:
 def bytes_a_token(answer: Any) -> None:
     """`answer(h, kv, ffn, a)` is what a Llama's block keeps for one token under autocast."""
     got = [call(answer, **dict(zip(("h", "kv", "ffn", "a"), case, strict=True))) for case in TOKEN_CASES]
-    if _all_near(got, token_right):
+    if alike(got, (token_right(*case) for case in TOKEN_CASES), 1e-9):
         return
     for message, mistaken in TOKEN_MISTAKES.items():
-        expect(not _all_near(got, mistaken), message)
+        expect(not alike(got, (mistaken(*case) for case in TOKEN_CASES), 1e-9), message)
     fail("The bytes are off. Call your function with kv, ffn and a of 0: what is left has h in it, and should be even.")
-
-
-def _all_near(got: list[Any], right: Callable[..., float]) -> bool:
-    return all(math.isclose(value, right(*case), rel_tol=1e-9) for value, case in zip(got, TOKEN_CASES, strict=True))
 
 
 # ------------------------------------------------------------------------------------------------------- 13.5: erratum
@@ -111,9 +106,7 @@ KEYS = ("claim", "source", "said", "evidence", "lesson")
 @exercise("13.5", "A claim, its source, and evidence that anybody can run: that is all an erratum needs.")
 def erratum(answer: Any) -> None:
     """`answer()` is a dictionary: claim, source, said, evidence, lesson."""
-    got = call(answer, returns=Mapping)
-    missing = [key for key in KEYS if key not in got]
-    expect(not missing, f"Your dictionary has no {' and no '.join(map(repr, missing))}.")
+    got = entries(call(answer, returns=Mapping), KEYS, object)
     claim = of_kind(got["claim"], str, "The claim is")
     source = of_kind(got["source"], str, "The source is")
     said, lesson = of_kind(got["said"], Real, "said is"), of_kind(got["lesson"], int, "lesson is")

@@ -1,6 +1,5 @@
 """Checks of the exercises of lesson 14, "Will it fit?": each names the misconception, never the answer."""
 
-import functools
 import math
 from numbers import Real
 from typing import Any
@@ -11,7 +10,7 @@ from course_utils.lessons.detective import CAUSES, Evidence, case
 from course_utils.run import TrainingRun
 from course_utils.units import format_bytes
 
-from .feedback import call, exercise, expect, fail, of_kind
+from .feedback import call, call_or_none, exercise, expect, fail, of_kind
 from .lesson_14_labs import (
     ASKED,
     BROKEN,
@@ -61,23 +60,9 @@ def choose(answer: Any) -> None:
 
 
 def _index(answer: Any, configurations: Any, room: int) -> int | None:
-    got = call(_or_else(answer, ()), configurations=list(configurations), room=room, returns=(int, tuple))
-    expect(got == () or isinstance(got, int), "Return an index of the list, or None.")
-    expect(got == () or 0 <= got < len(configurations), "That index is not one of the list.")
-    return None if got == () else got
-
-
-def _or_else(answer: Any, nothing: Any) -> Any:
-    """The learner's function with `nothing` in place of None, which is an answer in this lesson."""
-    if not callable(answer):
-        return answer
-
-    @functools.wraps(answer)
-    def told(**named: Any) -> Any:
-        value = answer(**named)
-        return nothing if value is None else value
-
-    return told
+    got = call_or_none(answer, configurations=list(configurations), room=room, returns=int)
+    expect(got is None or 0 <= got < len(configurations), "That index is not one of the list.")
+    return got
 
 
 # -------------------------------------------------------------------------------------------------------- 14.2: split
@@ -103,10 +88,12 @@ def split(answer: Any) -> None:
 
 
 def _pair(answer: Any, **sizes: float) -> tuple[int, int] | None:
-    got = call(_or_else(answer, ()), returns=(tuple, list), **sizes)
-    expect(len(got) in (0, 2), "Return two whole numbers, or None where not even one sequence fits.")
-    whole = [of_kind(size, int, "One of your two numbers is") for size in got]
-    return (whole[0], whole[1]) if whole else None
+    got = call_or_none(answer, returns=tuple, **sizes)
+    if got is None:
+        return None
+    expect(len(got) == 2, "Return two whole numbers, or None where not even one sequence fits.")
+    first, second = (of_kind(size, int, "One of your two numbers is") for size in got)
+    return first, second
 
 
 # ------------------------------------------------------------------------------------------------------ 14.3: on_a_t4

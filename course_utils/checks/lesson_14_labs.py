@@ -136,9 +136,6 @@ def lost_on_t4(run: TrainingRun) -> float:
 
 # ---------------------------------------------------------------------------------------------- 14.4: predicted_peak
 
-Letters = tuple[int, int, int, int, int, int, int]
-"""N, L, h, a, V, s, b."""
-
 HIDDEN = tuple(
     TrainingRun(name, b, s, recompute="full", optimizer="adamw-fused", accumulation_steps=4)
     for name, b, s in (
