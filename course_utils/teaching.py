@@ -11,7 +11,8 @@ from datetime import date
 from typing import TYPE_CHECKING, Any
 
 from .keeping import course_home, problems_in_words
-from .units import UNITS, format_bytes
+from .tables import aligned, html_table
+from .units import UNITS, format_bytes, format_signed
 
 if TYPE_CHECKING:
     import torch
@@ -250,32 +251,17 @@ class Ledger:
     def _amounts(self, estimate: int | None, measured: int | None) -> tuple[str, ...]:
         if not self.measured:
             return (self._spell(estimate),)
-        difference = "–" if estimate is None or measured is None else self._signed(estimate - measured)
+        difference = "–" if estimate is None or measured is None else format_signed(estimate - measured)
         return self._spell(estimate), self._spell(measured), difference
 
     def _spell(self, size: int | None) -> str:
         return "–" if size is None else format_bytes(size, self.unit, 0 if self.unit == "B" else 3)
 
-    def _signed(self, size: int) -> str:
-        return "0" if size == 0 else f"{'+' if size > 0 else '−'}{format_bytes(abs(size))}"
-
     def __repr__(self) -> str:
-        table = list(self.cells())
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        return "\n".join(
-            "  ".join([line[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True))])
-            for line in table
-        )
+        return aligned(self.cells())
 
     def _repr_html_(self) -> str:
-        header, *body, total = self.cells()
-        rows = [_html_row("th", header), *(_html_row("td", line) for line in body), _html_row("th", total)]
-        return f"<table>{''.join(rows)}</table>"
-
-
-def _html_row(tag: str, line: Sequence[str]) -> str:
-    first = f"<{tag} style='text-align:left'>{html.escape(line[0])}</{tag}>"
-    return f"<tr>{first}{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in line[1:])}</tr>"
+        return html_table(self.cells(), totals=True)
 
 
 Rows = Mapping[str, int] | Sequence["Saved"]

@@ -34,6 +34,11 @@ def format_bytes(size: int, unit: str | None = None, digits: int | None = None) 
     return f"{amount:,.{digits}f} {unit}"
 
 
+def format_signed(size: int) -> str:
+    """A difference in bytes as `format_bytes` has it, with its sign: "+120 MB"; "0" only where it is exactly that."""
+    return "0" if size == 0 else f"{'+' if size > 0 else '−'}{format_bytes(abs(size))}"
+
+
 def formatter(total: int) -> Callable[[int], str]:
     """How the parts of a total of so many bytes are written: all in one unit that suits it, with three decimals.
 

@@ -11,6 +11,7 @@ from ..figure import INK, MARGIN, QUIET, RULE, WIDTH, Canvas, Figure, number, ti
 from ..figure_parts import COLOURS
 from ..measuring import measure
 from ..run import TrainingRun
+from ..tables import aligned
 from ..teaching import Saved as Found
 from ..teaching import saved_by
 from ..units import UNITS, format_bytes
@@ -61,8 +62,7 @@ class BlockLedger:
 
     def __repr__(self) -> str:
         table = [line[:-1] for line in self.cells()]
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        return "\n".join("  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip() for line in table)
+        return aligned(table, words=len(table[0]))
 
     def _repr_html_(self) -> str:
         header, *body, total = self.cells()

@@ -4,7 +4,6 @@ A calculator's answer and a measured peak are both cut into the same components,
 named terms, to the byte. The formulas are those of `estimating.published`; nothing here is tuned to a measurement.
 """
 
-import html
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,7 +11,8 @@ from ..estimating import published
 from ..measurement import Allocation, Measurement
 from ..nearest import unknown
 from ..run import TrainingRun
-from ..units import format_bytes
+from ..tables import aligned, html_table
+from ..units import format_bytes, format_signed
 
 Parts = dict[str, int]
 
@@ -345,7 +345,7 @@ class ThreeWays:
         yield ("", "closed form", "counted tensors", "measured", "closed form − measured")
         for name in [*self.formula, "total"]:
             sizes = [sum(side.values()) if name == "total" else side[name] for side in self.sides]
-            yield (name, *(format_bytes(size, "GB", 3) for size in sizes), _signed(sizes[0] - sizes[2]))
+            yield (name, *(format_bytes(size, "GB", 3) for size in sizes), format_signed(sizes[0] - sizes[2]))
 
     @property
     def sides(self) -> tuple[Mapping[str, int], ...]:
@@ -353,25 +353,10 @@ class ThreeWays:
         return self.formula, self.counted, self.measured
 
     def __repr__(self) -> str:
-        table = list(self.rows())
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        return "\n".join(
-            "  ".join([line[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True))])
-            for line in table
-        )
+        return aligned(self.rows())
 
     def _repr_html_(self) -> str:
-        header, *body, last = self.rows()
-        return f"<table>{_row('th', header)}{''.join(_row('td', line) for line in body)}{_row('th', last)}</table>"
-
-
-def _row(tag: str, line: Sequence[str]) -> str:
-    first = f"<{tag} style='text-align:left'>{html.escape(line[0])}</{tag}>"
-    return f"<tr>{first}{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in line[1:])}</tr>"
-
-
-def _signed(size: int) -> str:
-    return "0" if size == 0 else f"{'+' if size > 0 else '−'}{format_bytes(abs(size))}"
+        return html_table(self.rows(), totals=True)
 
 
 ACTIVATIONS = "activations"

@@ -8,6 +8,7 @@ from html import escape
 from ..allocator import CachingAllocator
 from ..allocator_replay import MemorySegment, Playback, Replay, Request, check_replay, replay, requests_of
 from ..measurement import Measurement
+from ..tables import aligned
 from ..units import GB, GiB, KiB, MiB, format_bytes
 
 Event = tuple[int, str]
@@ -205,11 +206,7 @@ class Counters:
             yield (counter, how, *shown)
 
     def __repr__(self) -> str:
-        table = list(self._table())
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        return "\n".join(
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table
-        )
+        return aligned(self._table(), words=2 + len(self.moments))
 
     def _repr_html_(self) -> str:
         head, *body = self._table()

@@ -5,13 +5,13 @@ width of keys and of values (kv_heads · h/a), f for the width of the MLP, E for
 shapes: the formulas stand on their own, so that a comparison with real modules can fail.
 """
 
-import html
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ..models import TransformerConfig, model_config
+from ..tables import aligned, html_table
 
 if TYPE_CHECKING:
     from torch import nn
@@ -206,21 +206,10 @@ class Counts:
         return (f"{count:,}", f"{measured:,}", difference) if self.measured is not None else (f"{count:,}",)
 
     def __repr__(self) -> str:
-        table = list(self.cells())
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        return "\n".join(
-            "  ".join(c.ljust(w) if i < 2 else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True)))
-            for line in table
-        )
+        return aligned(self.cells(), words=2)
 
     def _repr_html_(self) -> str:
-        header, *body, last = self.cells()
-        return f"<table>{_row('th', header)}{''.join(_row('td', line) for line in body)}{_row('th', last)}</table>"
-
-
-def _row(tag: str, line: Sequence[str]) -> str:
-    aligned = [f"<{tag} style='text-align:left'>{html.escape(cell)}</{tag}>" for cell in line[:2]]
-    return f"<tr>{''.join(aligned)}{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in line[2:])}</tr>"
+        return html_table(self.cells(), words=2, totals=True)
 
 
 # ------------------------------------------------------------------------------------------------ what others counted

@@ -11,6 +11,7 @@ from ..fitting import SAFETY
 from ..gpus import GPUS, Gpu
 from ..planning import Candidate, Plan
 from ..plots import signed
+from ..tables import aligned, html_table
 from ..teaching import Guess, _show, stored_guesses
 from ..units import GB, format_bytes
 
@@ -124,19 +125,10 @@ class Table:
     rows: Sequence[Sequence[str]]
 
     def __repr__(self) -> str:
-        table = [self.header, *self.rows]
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        return "\n".join(
-            "  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))])
-            for row in table
-        )
+        return aligned([self.header, *self.rows])
 
     def _repr_html_(self) -> str:
-        def line(tag: str, row: Sequence[str]) -> str:
-            first = f"<{tag} style='text-align:left'>{escape(row[0])}</{tag}>"
-            return f"<tr>{first}{''.join(f'<{tag}>{escape(cell)}</{tag}>' for cell in row[1:])}</tr>"
-
-        return f"<table>{line('th', self.header)}{''.join(line('td', row) for row in self.rows)}</table>"
+        return html_table([self.header, *self.rows])
 
 
 def path_table(plan: Plan) -> Table:
