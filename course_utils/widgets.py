@@ -4,7 +4,7 @@ Pictures are SVG strings set into an HTML widget. Unlike `interact` and `Output`
 the same from run to run, and it redraws within milliseconds. Only notebooks import this module.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from html import escape
 from math import prod
 from typing import Any
@@ -117,15 +117,15 @@ class Explorer(Explorable):
         self.first = run
         super().__init__(
             {
-                "model": _dropdown("model", _with(PRESETS, run.model.name), run.model.name),
-                "gpu": _dropdown("GPU", GPUS, gpu(gpu_name).name),
-                "micro_batch": _slider("micro-batch", MICRO_BATCHES, run.micro_batch),
-                "accumulation_steps": _slider("micro-batches", ACCUMULATION_STEPS, run.accumulation_steps),
-                "seq_len": _slider("sequence", SEQUENCE_LENGTHS, run.seq_len),
-                "optimizer": _dropdown("optimizer", OPTIMIZERS, run.optimizer.name),
-                "precision": _dropdown("precision", PRECISIONS, run.precision.name),
-                "attention": _dropdown("attention", ATTENTIONS, run.attention),
-                "recompute": _dropdown("recompute", _with(RECOMPUTES, run.recompute), run.recompute),
+                "model": dropdown("model", PRESETS, run.model.name),
+                "gpu": dropdown("GPU", GPUS, gpu(gpu_name).name),
+                "micro_batch": slider("micro-batch", MICRO_BATCHES, run.micro_batch),
+                "accumulation_steps": slider("micro-batches", ACCUMULATION_STEPS, run.accumulation_steps),
+                "seq_len": slider("sequence", SEQUENCE_LENGTHS, run.seq_len),
+                "optimizer": dropdown("optimizer", OPTIMIZERS, run.optimizer.name),
+                "precision": dropdown("precision", PRECISIONS, run.precision.name),
+                "attention": dropdown("attention", ATTENTIONS, run.attention),
+                "recompute": dropdown("recompute", RECOMPUTES, run.recompute),
             }
         )
 
@@ -180,10 +180,10 @@ class TensorSlider(Explorable):
         widths = (256, 512, 768, 1024, 1280, 1600, 2048, 2560, 4096, 5120, 8192, 12288, 16384)
         super().__init__(
             {
-                "b": _slider("sequences b", MICRO_BATCHES, batch),
-                "s": _slider("tokens s", SEQUENCE_LENGTHS, sequence),
-                "h": _slider("hidden h", widths, hidden),
-                "dtype": _dropdown("format", DTYPES, dtype),
+                "b": slider("sequences b", MICRO_BATCHES, batch),
+                "s": slider("tokens s", SEQUENCE_LENGTHS, sequence),
+                "h": slider("hidden h", widths, hidden),
+                "dtype": dropdown("format", DTYPES, dtype),
             }
         )
 
@@ -224,15 +224,15 @@ class ModelBuilder(Explorable):
         width = next((text for text in MLP_WIDTHS if _of_hidden(text, model.hidden) == model.ffn), str(model.ffn))
         super().__init__(
             {
-                "family": _dropdown("family", ("gpt2", "llama"), model.family),
-                "tied": _dropdown("head", ("tied", "untied"), "tied" if model.tied else "untied"),
-                "layers": _slider("layers L", LAYERS, model.layers),
-                "vocab": _slider("vocabulary V", VOCABULARIES, model.vocab),
-                "hidden": _slider("hidden h", HIDDEN_SIZES, model.hidden),
-                "ffn": _dropdown("MLP width / h", _with(MLP_WIDTHS, width), width),
-                "heads": _slider("heads a", (1, 2, 4, 8, 12, 16, 20, 24, 25, 28, 32, 40, 48, 64, 96, 128), model.heads),
-                "experts": _slider("experts", (1, 2, 4, 8, 16, 32, 64, 128), model.experts or 1),
-                "group": _slider("queries a key", (1, 2, 4, 7, 8, 16, 32), model.heads // model.kv_heads),
+                "family": dropdown("family", ("gpt2", "llama"), model.family),
+                "tied": dropdown("head", ("tied", "untied"), "tied" if model.tied else "untied"),
+                "layers": slider("layers L", LAYERS, model.layers),
+                "vocab": slider("vocabulary V", VOCABULARIES, model.vocab),
+                "hidden": slider("hidden h", HIDDEN_SIZES, model.hidden),
+                "ffn": dropdown("MLP width / h", MLP_WIDTHS, width),
+                "heads": slider("heads a", (1, 2, 4, 8, 12, 16, 20, 24, 25, 28, 32, 40, 48, 64, 96, 128), model.heads),
+                "experts": slider("experts", (1, 2, 4, 8, 16, 32, 64, 128), model.experts or 1),
+                "group": slider("queries a key", (1, 2, 4, 7, 8, 16, 32), model.heads // model.kv_heads),
             }
         )
 
@@ -307,16 +307,18 @@ def tensor_figure(size: int, title: str) -> Figure:
 STYLE, LAYOUT = {"description_width": "104px"}, {"width": "430px"}
 
 
-def _dropdown(description: str, options: Sequence[str] | Mapping[str, Any], value: str) -> ipywidgets.Dropdown:
-    return ipywidgets.Dropdown(options=list(options), value=value, description=description, style=STYLE, layout=LAYOUT)
+def dropdown(description: str, options: Iterable[Any], value: Any) -> ipywidgets.Dropdown:
+    """A list of values, or of (label, value), to choose from; a `value` that is not among them is added."""
+    choices = list(options)
+    labelled = all(isinstance(choice, tuple) for choice in choices)
+    if value not in (choice[1] if labelled else choice for choice in choices):
+        choices.append((str(value), value) if labelled else value)
+    return ipywidgets.Dropdown(options=choices, value=value, description=description, style=STYLE, layout=LAYOUT)
 
 
-def _slider(description: str, options: Sequence[int], value: int) -> ipywidgets.SelectionSlider:
-    choices = [(number(option), option) for option in sorted({*options, value})]
-    return ipywidgets.SelectionSlider(
-        options=choices, value=value, description=description, style=STYLE, layout=LAYOUT, continuous_update=True
-    )
-
-
-def _with(options: Sequence[str] | Mapping[str, Any], value: str) -> list[str]:
-    return [*options, *([] if value in options else [value])]
+def slider(
+    description: str, options: Iterable[float], value: float, spelled: Callable[[float], str] = number
+) -> ipywidgets.SelectionSlider:
+    """A slider over these numbers and, if it is not one of them, the one to begin with, in rising order."""
+    choices = [(spelled(option), option) for option in sorted({*options, value})]
+    return ipywidgets.SelectionSlider(options=choices, value=value, description=description, style=STYLE, layout=LAYOUT)

@@ -3,10 +3,8 @@
 import math
 from collections.abc import Sequence
 
-import ipywidgets
-
 from ..figure import Figure
-from ..widgets import LAYOUT, STYLE, Explorable
+from ..widgets import Explorable, slider
 from .accumulation import START, LineFit, Point, path
 from .accumulation_figures import theta_paths
 
@@ -38,10 +36,10 @@ class ThetaExplorer(Explorable):
         self.fit = LineFit(POINTS)
         super().__init__(
             {
-                "size": _choice("micro-batch", SIZES, size),
-                "group": _choice("micro-batches", SIZES, group),
-                "rate": _choice("learning rate", RATES, rate),
-                "passes": _choice("passes", PASSES, 8),
+                "size": slider("micro-batch", SIZES, size),
+                "group": slider("micro-batches", SIZES, group),
+                "rate": slider("learning rate", RATES, rate, "{:g}".format),
+                "passes": slider("passes", PASSES, 8),
             }
         )
 
@@ -74,8 +72,3 @@ class ThetaExplorer(Explorable):
         if len(self._near(walked)) < len(walked):
             return "and it leaves the picture"
         return f"{self._distance(walked[-1]):.2f} from the minimum"
-
-
-def _choice(description: str, options: Sequence[float], value: float) -> ipywidgets.SelectionSlider:
-    choices = [(f"{option:g}", option) for option in sorted({*options, value})]
-    return ipywidgets.SelectionSlider(options=choices, value=value, description=description, style=STYLE, layout=LAYOUT)

@@ -1,18 +1,18 @@
 """The heat map of lesson 05 with controls. Only notebooks import this module."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import ipywidgets
 
 from .. import estimate
-from ..figure import Figure, number
+from ..figure import Figure
 from ..fitting import fit_words
 from ..gpus import GPUS, Gpu, gpu
 from ..models import PRESETS
 from ..run import TrainingRun
 from ..units import format_bytes
-from ..widgets import LAYOUT, STYLE, Explorable
+from ..widgets import LAYOUT, STYLE, Explorable, dropdown, slider
 from .activation_map import BATCHES, SEQUENCES, Point, heat_map, kept_bytes
 
 MODELS = ("gpt2", "tinyllama-1.1b", "llama3.2-1b", "gpt2-xl", "llama3.2-3b", "llama3-8b")
@@ -46,13 +46,13 @@ class ActivationMap(Explorable):
         cards = sorted(GPUS, key=lambda name: GPUS[name].memory)
         super().__init__(
             {
-                "model": _slider("model", {name: name for name in _with(MODELS, run.model.name)}, run.model.name),
-                "gpu": _slider("GPU", {name: name for name in cards}, gpu(gpu_name).name),
-                "micro_batch": _slider("look at b", {number(b): b for b in BATCHES}, at[0]),
-                "seq_len": _slider("look at s", {number(s): s for s in SEQUENCES}, at[1]),
-                "attention": _dropdown("attention", ATTENTIONS, run.attention),
-                "recompute": _dropdown("recompute", RECOMPUTES, run.recompute),
-                "precision": _dropdown("precision", PRECISIONS, run.precision.name),
+                "model": _names("model", MODELS, run.model.name),
+                "gpu": _names("GPU", cards, gpu(gpu_name).name),
+                "micro_batch": slider("look at b", BATCHES, at[0]),
+                "seq_len": slider("look at s", SEQUENCES, at[1]),
+                "attention": dropdown("attention", ATTENTIONS, run.attention),
+                "recompute": dropdown("recompute", RECOMPUTES, run.recompute),
+                "precision": dropdown("precision", PRECISIONS, run.precision.name),
             }
         )
 
@@ -85,16 +85,7 @@ class ActivationMap(Explorable):
         return heat_map(run, self.gpu, (run.micro_batch, run.seq_len)), message
 
 
-def _slider(description: str, options: Mapping[str, Any], value: Any) -> ipywidgets.SelectionSlider:
-    return ipywidgets.SelectionSlider(
-        options=list(options.items()), value=value, description=description, style=STYLE, layout=LAYOUT
-    )
-
-
-def _dropdown(description: str, options: Sequence[str], value: str) -> ipywidgets.Dropdown:
-    choices = _with(options, value)
-    return ipywidgets.Dropdown(options=choices, value=value, description=description, style=STYLE, layout=LAYOUT)
-
-
-def _with(options: Sequence[str], value: str) -> list[str]:
-    return [*options, *([] if value in options else [value])]
+def _names(description: str, options: Iterable[str], value: str) -> ipywidgets.SelectionSlider:
+    """A slider over names in the order given, the one to begin with last if it is not among them."""
+    names = list(dict.fromkeys([*options, value]))
+    return ipywidgets.SelectionSlider(options=names, value=value, description=description, style=STYLE, layout=LAYOUT)

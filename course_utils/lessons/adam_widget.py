@@ -3,11 +3,9 @@
 from html import escape
 from typing import Any
 
-import ipywidgets
-
 from ..figure import MARGIN, WIDTH, Canvas, Figure
 from ..figure_parts import stop
-from ..widgets import LAYOUT, STYLE, Explorable
+from ..widgets import Explorable, dropdown, slider
 from .adam import RULES, Point, Valley, trajectory
 from .adam_figures import draw_walk, frame_of, outcome
 
@@ -41,14 +39,12 @@ class Walker(Explorable):
     def __init__(self, optimizer: str, rate: float, beta1: float, beta2: float) -> None:
         super().__init__(
             {
-                "optimizer": ipywidgets.Dropdown(
-                    options=list(RULES), value=optimizer, description="optimizer", style=STYLE, layout=LAYOUT
-                ),
-                "rate": _choice("learning rate η", RATES, rate),
-                "beta1": _choice("β1 (of m)", BETAS1, beta1),
-                "beta2": _choice("β2 (of v)", BETAS2, beta2),
-                "steepness": _choice("steepness", STEEPNESS, 25.0),
-                "angle": _choice("turned by °", ANGLES, 0.0),
+                "optimizer": dropdown("optimizer", RULES, optimizer),
+                "rate": slider("learning rate η", RATES, rate, "{:g}".format),
+                "beta1": slider("β1 (of m)", BETAS1, beta1, "{:g}".format),
+                "beta2": slider("β2 (of v)", BETAS2, beta2, "{:g}".format),
+                "steepness": slider("steepness", STEEPNESS, 25.0),
+                "angle": slider("turned by °", ANGLES, 0.0),
             }
         )
 
@@ -75,8 +71,3 @@ class Walker(Explorable):
         kept = {0: "no state", 1: "one state", 2: "two states"}[STATES[name]]
         message = f"<code>{escape(LINES[name])}</code> · {kept} a parameter, {4 * STATES[name]} bytes in fp32"
         return Figure(canvas.svg(frame.y + frame.height + 12, title, alt), alt), message
-
-
-def _choice(description: str, options: tuple[float, ...], value: float) -> ipywidgets.SelectionSlider:
-    choices = [(f"{option:g}", option) for option in sorted({*options, value})]
-    return ipywidgets.SelectionSlider(options=choices, value=value, description=description, style=STYLE, layout=LAYOUT)

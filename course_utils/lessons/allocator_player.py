@@ -8,7 +8,7 @@ import ipywidgets
 from ..allocator_replay import Replay, replay
 from ..figure import Figure
 from ..units import MiB
-from ..widgets import LAYOUT, STYLE, Explorable
+from ..widgets import LAYOUT, STYLE, Explorable, dropdown
 from .allocator_figures import segments_figure
 from .fragmentation import RULES, reasons, trace_of
 
@@ -38,9 +38,9 @@ class AllocatorPlayer(Explorable):
         super().__init__(
             {
                 "trace": ipywidgets.Text(value=trace, description="requests", continuous_update=False, **look),
-                "segments": ipywidgets.Dropdown(options=list(SEGMENTS), description="memory in", **look),
+                "segments": dropdown("memory in", SEGMENTS, next(iter(SEGMENTS))),
                 "event": ipywidgets.IntSlider(min=1, max=most, value=event or most, description="event", **look),
-                "gpu": ipywidgets.Dropdown(options=list(CAPACITIES), description="the GPU has", **look),
+                "gpu": dropdown("the GPU has", CAPACITIES, next(iter(CAPACITIES))),
             }
         )
         self._give_requests_a_line()

@@ -8,7 +8,7 @@ import ipywidgets
 
 from ..figure import INK, QUIET, WIDTH, Canvas, Figure
 from ..figure_parts import stop
-from ..widgets import LAYOUT, STYLE, Explorable
+from ..widgets import LAYOUT, STYLE, Explorable, dropdown
 from .number_formats import (
     FORMATS,
     NumberFormat,
@@ -46,9 +46,7 @@ class BitFlipper(Explorable):
         self.bits = [ipywidgets.ToggleButton(layout={"width": "26px", "padding": "0"}) for _ in range(MOST_BITS)]
         for bit in self.bits:
             bit.observe(self.flip, names="value")
-        choice = ipywidgets.Dropdown(
-            options=list(FORMATS), value=form.name, description="format", style=STYLE, layout=LAYOUT
-        )
+        choice = dropdown("format", FORMATS, form.name)
         number = ipywidgets.Text(value=f"{value:g}", description="number", style=STYLE, layout=LAYOUT)
         number.continuous_update = False
         super().__init__({"format": choice, "number": number})

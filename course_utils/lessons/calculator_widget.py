@@ -8,7 +8,7 @@ import ipywidgets
 from ..figure import Figure
 from ..plots import signed_percent
 from ..run import TrainingRun
-from ..widgets import LAYOUT, STYLE, Explorable
+from ..widgets import Explorable, dropdown
 from .calculator_figures import mended
 from .calculators import CALCULATORS, TERMS, Calculator, Truth, add_back, calculator, gaps
 
@@ -37,10 +37,8 @@ class Mender(Explorable):
         first = calculator(name).name
         super().__init__(
             {
-                "calculator": ipywidgets.Dropdown(
-                    options=names, value=first, description="calculator", style=STYLE, layout=LAYOUT
-                ),
-                "model": ipywidgets.Dropdown(options=list(cases), description="model", style=STYLE, layout=LAYOUT),
+                "calculator": dropdown("calculator", names, first),
+                "model": dropdown("model", cases, next(iter(cases))),
                 **{
                     term.name: ipywidgets.Checkbox(value=False, description=term.name, tooltip=term.why, indent=False)
                     for term in TERMS

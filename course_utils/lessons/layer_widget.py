@@ -12,7 +12,7 @@ from ..gpus import gpu
 from ..plots import stack_svg
 from ..run import TrainingRun
 from ..units import format_bytes
-from ..widgets import LAYOUT, STYLE, Explorable
+from ..widgets import LAYOUT, STYLE, Explorable, dropdown
 
 MOST = 96
 
@@ -38,12 +38,8 @@ class LayerSlider(Explorable):
         super().__init__(
             {
                 "layers": ipywidgets.IntSlider(run.model.layers, 1, MOST, description="layers L", **look),
-                "recompute": ipywidgets.Dropdown(
-                    options=("none", "full"), value=run.recompute, description="recompute", **look
-                ),
-                "attention": ipywidgets.Dropdown(
-                    options=("flash", "eager"), value=run.attention, description="attention", **look
-                ),
+                "recompute": dropdown("recompute", ("none", "full"), run.recompute),
+                "attention": dropdown("attention", ("flash", "eager"), run.attention),
             }
         )
 

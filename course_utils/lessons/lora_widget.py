@@ -1,20 +1,18 @@
 """LoRA's choices with controls, beside a GPU. Only notebooks import this module."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from html import escape
 from typing import Any
 
-import ipywidgets
-
 from .. import estimate
-from ..figure import Figure, number
+from ..figure import Figure
 from ..figure_parts import segments_of
 from ..fitting import fit_words, lacks
 from ..gpus import GPUS, Gpu, gpu
 from ..plots import stack_svg
 from ..run import TrainingRun
 from ..units import format_bytes
-from ..widgets import LAYOUT, STYLE, Explorable, verdict_html
+from ..widgets import Explorable, dropdown, slider, verdict_html
 
 MODELS = ("gpt2", "gpt2-xl", "llama3.2-1b", "llama3.2-3b", "llama3-8b", "llama3-70b")
 RANKS = (0, 2, 4, 8, 16, 32, 64)
@@ -41,14 +39,14 @@ class LoraExplorer(Explorable):
         mlp = any(name in run.lora_targets for name in ("up", "down"))
         super().__init__(
             {
-                "model": _dropdown("model", {name: name for name in MODELS}, run.model.name),
-                "gpu": _dropdown("GPU", {name: name for name in GPUS}, gpu(gpu_name).name),
-                "lora_rank": _slider("rank (0: all)", RANKS, run.lora_rank),
-                "lora_targets": _dropdown("on", TARGETS, TARGETS["attention and MLP" if mlp else "attention"]),
-                "frozen_bits": _dropdown("frozen in", FROZEN, run.frozen_bits),
-                "optimizer": _dropdown("optimizer", {"adamw": "adamw", "adam8bit": "adam8bit"}, run.optimizer.name),
-                "micro_batch": _slider("micro-batch", MICRO_BATCHES, run.micro_batch),
-                "recompute": _dropdown("recompute", {"none": "none", "full": "full"}, run.recompute),
+                "model": dropdown("model", MODELS, run.model.name),
+                "gpu": dropdown("GPU", GPUS, gpu(gpu_name).name),
+                "lora_rank": slider("rank (0: all)", RANKS, run.lora_rank),
+                "lora_targets": dropdown("on", TARGETS.items(), TARGETS["attention and MLP" if mlp else "attention"]),
+                "frozen_bits": dropdown("frozen in", FROZEN.items(), run.frozen_bits),
+                "optimizer": dropdown("optimizer", ("adamw", "adam8bit"), run.optimizer.name),
+                "micro_batch": slider("micro-batch", MICRO_BATCHES, run.micro_batch),
+                "recompute": dropdown("recompute", ("none", "full"), run.recompute),
             }
         )
 
@@ -79,14 +77,3 @@ def _picture(peak: Mapping[str, int], title: str, card: Gpu, alt: str) -> str:
     name = f"{card.name}: {format_bytes(card.memory, 'GB', 1)}"
     rows = {"": segments_of(peak)}
     return stack_svg(rows, title, card.memory, name, "estimated from formulas", "GB", None, alt, values_in_legend=True)
-
-
-def _dropdown(description: str, options: Mapping[str, Any], value: Any) -> ipywidgets.Dropdown:
-    choices = list(options.items())
-    choices += [] if value in options.values() else [(str(value), value)]
-    return ipywidgets.Dropdown(options=choices, value=value, description=description, style=STYLE, layout=LAYOUT)
-
-
-def _slider(description: str, options: Sequence[int], value: int) -> ipywidgets.SelectionSlider:
-    choices = [(number(option), option) for option in sorted({*options, value})]
-    return ipywidgets.SelectionSlider(options=choices, value=value, description=description, style=STYLE, layout=LAYOUT)

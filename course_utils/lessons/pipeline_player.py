@@ -5,7 +5,7 @@ from html import escape
 import ipywidgets
 
 from ..figure import Figure, number
-from ..widgets import LAYOUT, STYLE, Explorable
+from ..widgets import LAYOUT, STYLE, Explorable, dropdown
 from .pipeline_figures import pipeline_figure
 from .pipelines import SCHEDULES, Pipeline, bubble, simulate
 
@@ -37,7 +37,7 @@ class PipelinePlayer(Explorable):
         slider = ipywidgets.IntSlider
         super().__init__(
             {
-                "schedule": ipywidgets.Dropdown(options=SCHEDULES, value=schedule, description="schedule", **look),
+                "schedule": dropdown("schedule", SCHEDULES, schedule),
                 "stages": slider(min=1, max=MOST_STAGES, value=stages, description="stages", **look),
                 "backward": slider(min=1, max=4, value=2, description="backward takes", **look),
                 "micro_batches": slider(

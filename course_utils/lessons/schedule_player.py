@@ -6,7 +6,7 @@ from typing import Any
 import ipywidgets
 
 from ..figure import Figure
-from ..widgets import LAYOUT, STYLE, Explorable
+from ..widgets import LAYOUT, STYLE, Explorable, dropdown
 from .schedule_figures import schedule_figure
 from .schedules import Schedule, keep_all, keep_every, keep_none
 
@@ -45,7 +45,7 @@ class Player(Explorable):
         slider = ipywidgets.IntSlider(min=1, max=most, value=tick or most, description="tick", **look)
         super().__init__(
             {
-                "schedule": ipywidgets.Dropdown(options=SCHEDULES, value=schedule, description="schedule", **look),
+                "schedule": dropdown("schedule", SCHEDULES, schedule),
                 "n": ipywidgets.IntSlider(min=2, max=MOST, value=nodes, description="nodes n", **look),
                 "k": ipywidgets.IntSlider(min=1, max=MOST, value=k, description="keep every k", **look),
                 "tick": slider,

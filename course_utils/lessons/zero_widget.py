@@ -1,10 +1,7 @@
 """Lesson 09's sliders: ranks and stage, and what is left on each GPU. Only notebooks import this module."""
 
-from collections.abc import Sequence
 from html import escape
 from typing import Any
-
-import ipywidgets
 
 from ..estimating import estimate
 from ..estimating.published import zero_sharded_state_bytes
@@ -15,7 +12,7 @@ from ..models import model_config
 from ..plots import stack
 from ..run import TrainingRun
 from ..units import format_bytes
-from ..widgets import LAYOUT, STYLE, Explorable, verdict_html
+from ..widgets import Explorable, dropdown, slider, verdict_html
 
 MODELS = ("gpt2", "gpt2-xl", "llama3.2-1b", "llama3.2-3b", "mistral-7b", "llama3-8b", "llama3-70b", "gpt3-175b")
 RANKS = tuple(2**k for k in range(1, 11))
@@ -45,13 +42,13 @@ class ShardSliders(Explorable):
         self._kernels = {"fp32": "efficient" if run.attention == "flash" else run.attention}
         super().__init__(
             {
-                "world_size": _slider("ranks D", RANKS, run.world_size),
-                "zero_stage": _slider("stage", (0, 1, 2, 3), run.zero_stage),
-                "model": _dropdown("model", MODELS, run.model.name),
-                "gpu": _dropdown("GPU", tuple(GPUS), gpu(gpu_name).name),
-                "micro_batch": _slider("micro-batch", (1, 2, 4, 8, 16, 32), run.micro_batch),
-                "precision": _dropdown("precision", PRECISIONS, run.precision.name),
-                "recompute": _dropdown("recompute", RECOMPUTES, run.recompute),
+                "world_size": slider("ranks D", RANKS, run.world_size),
+                "zero_stage": slider("stage", (0, 1, 2, 3), run.zero_stage),
+                "model": dropdown("model", MODELS, run.model.name),
+                "gpu": dropdown("GPU", GPUS, gpu(gpu_name).name),
+                "micro_batch": slider("micro-batch", (1, 2, 4, 8, 16, 32), run.micro_batch),
+                "precision": dropdown("precision", PRECISIONS, run.precision.name),
+                "recompute": dropdown("recompute", RECOMPUTES, run.recompute),
             }
         )
 
@@ -88,15 +85,3 @@ class ShardSliders(Explorable):
             f"{run.world_size * run.micro_batch * run.seq_len:,} tokens at a time."
             f"<br><code style='user-select:all'>{escape(run.code())}</code>"
         )
-
-
-def _slider(description: str, options: Sequence[int], value: int) -> ipywidgets.SelectionSlider:
-    choices = [(number(option), option) for option in sorted({*options, value})]
-    return ipywidgets.SelectionSlider(
-        options=choices, value=value, description=description, style=STYLE, layout=LAYOUT, continuous_update=True
-    )
-
-
-def _dropdown(description: str, options: Sequence[str], value: str) -> ipywidgets.Dropdown:
-    choices = [*options, *([] if value in options else [value])]
-    return ipywidgets.Dropdown(options=choices, value=value, description=description, style=STYLE, layout=LAYOUT)
