@@ -17,7 +17,6 @@ from course_utils.authoring.build import ROOT
 from course_utils.models import PRESETS, TransformerConfig
 from course_utils.quizzes import Attempt, Choice, Question, Quiz, ask, lessons, quiz
 from course_utils.quizzes.form import QuizForm
-from course_utils.quizzes.lesson_03 import as_fp16, rounded
 
 SMALL = Quiz(
     7,
@@ -150,16 +149,6 @@ def test_bytes_a_parameter_are_the_sum_of_their_parts(place: tuple[int, int], sh
 
 def test_half_of_adam_is_one_number_a_parameter() -> None:
     assert quiz(2).questions[2].right.text == "Lion"
-
-
-def test_formats_round_as_torch_does() -> None:
-    values = [1.003, 1.0039, 1.00391, 0.1, 3.14159, 1e-3, 65504.0]
-    for name, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16), ("fp32", torch.float32)):
-        for value in values:
-            stored = torch.tensor(value, dtype=torch.float64).to(dtype).item()
-            assert rounded(value, name) == stored, (name, value)
-    for value in (1e-8, 2e-8, 4e-8, 1e-7, 0.1):
-        assert as_fp16(value) == torch.tensor(value, dtype=torch.float64).to(torch.float16).item()
 
 
 def test_what_is_stored_and_scaled_is_what_torch_stores() -> None:

@@ -6,7 +6,7 @@ from ..estimating.published import zero_state_bytes
 from ..models import PRESETS
 from ..run import TrainingRun
 from ..units import UNITS, format_bytes
-from .quiz import Choice, Question
+from .quiz import Choice, Question, gb
 
 
 def questions() -> tuple[Question, ...]:
@@ -23,14 +23,14 @@ def states() -> Question:
         f"GPT-2 large has {N:,} parameters. You train it with mixed-precision Adam as the ZeRO paper counts it: "
         "weights and gradients in 16-bit, an optimizer that computes in fp32. How much do weights, gradients and "
         "optimizer states take together?",
-        Choice(_gb(total), "Weights and gradients take 2 bytes a parameter each, and the optimizer's three fp32 "
+        Choice(gb(total), "Weights and gradients take 2 bytes a parameter each, and the optimizer's three fp32 "
                "numbers take 4 each: master weights, momentum, variance."),
         (
-            Choice(_gb(optimizer), "That is the optimizer's share alone. Forward reads weights, and backward writes "
+            Choice(gb(optimizer), "That is the optimizer's share alone. Forward reads weights, and backward writes "
                    "gradients, that are not the optimizer's."),
-            Choice(_gb(total - optimizer), "Those are weights and gradients. What does Adam remember from one step to "
+            Choice(gb(total - optimizer), "Those are weights and gradients. What does Adam remember from one step to "
                    "the next?"),
-            Choice(_gb(2 * len(parts) * N), "The right five tensors, but all of them in 16-bit. Small updates added to "
+            Choice(gb(2 * len(parts) * N), "The right five tensors, but all of them in 16-bit. Small updates added to "
                    "16-bit numbers are lost, so the optimizer keeps its own in fp32."),
             Choice(f"{total / UNITS['GiB']:.1f} GB", "The right bytes, divided by 2³⁰: that gives GiB, not GB."),
         ),
@@ -47,14 +47,14 @@ def after_a_step() -> Question:
         f"TinyLlama, {run.model.parameters:,} parameters, trained under autocast with AdamW: weights, gradients and "
         "both of Adam's states are in fp32. A step has just ended with `optimizer.zero_grad()`. How much is allocated "
         "now?",
-        Choice(_gb(left.total), "Weights and Adam's two states: 4 + 8 bytes a parameter. They stay for the whole "
+        Choice(gb(left.total), "Weights and Adam's two states: 4 + 8 bytes a parameter. They stay for the whole "
                "training."),
         (
-            Choice(_gb(left["parameters"]), "Those are the weights alone. Adam's states arrive in step 1 and never "
+            Choice(gb(left["parameters"]), "Those are the weights alone. Adam's states arrive in step 1 and never "
                    "leave."),
-            Choice(_gb(sum(full[kind] for kind in ("parameters", "gradients", "optimizer_states"))), "That counts the "
+            Choice(gb(sum(full[kind] for kind in ("parameters", "gradients", "optimizer_states"))), "That counts the "
                    "gradients. `zero_grad` sets them to `None`, which frees them."),
-            Choice(_gb(peak.total), "That is the peak. Activations were freed in backward, from the last layer to the "
+            Choice(gb(peak.total), "That is the peak. Activations were freed in backward, from the last layer to the "
                    "first; nothing of them is left when the step is over."),
         ),
     )  # fmt: skip
@@ -90,18 +90,18 @@ def never_at_once() -> Question:
     activations = _tenths(by_name["end of forward"]["activations"])
     gradients = _tenths(max(moment["gradients"] for moment in by_name.values()))
     return Question(
-        f"A step of GPT-2 large keeps {_gb(stays)} all the time. At the end of forward there are {_gb(activations)} of "
-        f"activations besides, and no gradients. At the end of backward there are {_gb(gradients)} of gradients, and "
+        f"A step of GPT-2 large keeps {gb(stays)} all the time. At the end of forward there are {gb(activations)} of "
+        f"activations besides, and no gradients. At the end of backward there are {gb(gradients)} of gradients, and "
         "no activations. How much must the card have for these two moments?",
-        Choice(_gb(stays + max(activations, gradients)), "The larger of two sums: what stays, and the larger of two "
+        Choice(gb(stays + max(activations, gradients)), "The larger of two sums: what stays, and the larger of two "
                "that take turns."),
         (
-            Choice(_gb(stays + activations + gradients), "That adds up things that are never alive together. It is the "
+            Choice(gb(stays + activations + gradients), "That adds up things that are never alive together. It is the "
                    "slides' mistake."),
-            Choice(_gb(stays + min(activations, gradients)), "That is the lower one of the two moments. The card has "
+            Choice(gb(stays + min(activations, gradients)), "That is the lower one of the two moments. The card has "
                    "to survive both."),
-            Choice(_gb(max(activations, gradients)), "What stays is there at both moments: it comes on top."),
-            Choice(_gb(activations + gradients), "These two never meet, and what stays is missing."),
+            Choice(gb(max(activations, gradients)), "What stays is there at both moments: it comes on top."),
+            Choice(gb(activations + gradients), "These two never meet, and what stays is missing."),
         ),
     )  # fmt: skip
 
@@ -138,10 +138,6 @@ def _fullest(run: TrainingRun, kind: str) -> int:
 def _tenths(size: int) -> int:
     """`size` rounded as it is shown, so that what a learner adds up is what a choice says."""
     return round(size, -8)
-
-
-def _gb(size: int) -> str:
-    return format_bytes(size, "GB", 1)
 
 
 def _mb(size: int) -> str:

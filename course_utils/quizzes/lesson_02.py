@@ -8,8 +8,7 @@ from ..estimating.states import gradient_bytes, optimizer_state_bytes, parameter
 from ..estimating.update import optimizer_step
 from ..models import PRESETS
 from ..run import TrainingRun
-from ..units import format_bytes
-from .quiz import Choice, Question
+from .quiz import Choice, Question, gb
 
 MODEL = "gpt2-medium"
 
@@ -26,12 +25,12 @@ def two_states() -> Question:
     return Question(
         f"GPT-2 medium has {run.model.parameters:,} parameters. You train it in plain fp32 with Adam. How much memory "
         "is Adam's own, from one step to the next?",
-        Choice(_gb(states), "Two fp32 numbers a parameter: the running mean of the gradient, and that of its square."),
+        Choice(gb(states), "Two fp32 numbers a parameter: the running mean of the gradient, and that of its square."),
         (
-            Choice(_gb(states // 2), "That is one number a parameter, as momentum keeps it. Adam divides by a second "
+            Choice(gb(states // 2), "That is one number a parameter, as momentum keeps it. Adam divides by a second "
                    "one."),
-            Choice(_gb(states + weights), "That counts the weights too. They would be there with any optimizer."),
-            Choice(_gb(states + weights + gradients), "That is the whole bill: weights, gradients and states. Only the "
+            Choice(gb(states + weights), "That counts the weights too. They would be there with any optimizer."),
+            Choice(gb(states + weights + gradients), "That is the whole bill: weights, gradients and states. Only the "
                    "last of them are Adam's."),
             Choice("nothing", "That is true of plain gradient descent. Adam remembers past gradients, and what is "
                    "freed cannot be remembered."),
@@ -86,14 +85,14 @@ def foreach() -> Question:
         f"GPT-2 medium again, {run.model.parameters:,} parameters in fp32. torch's AdamW with `foreach=True` updates "
         "all tensors together. How much memory does its step need for a moment, on top of weights, gradients and "
         "states?",
-        Choice(_gb(made), "One more number a parameter: Adam's denominator, of all tensors at once, 4 bytes each."),
+        Choice(gb(made), "One more number a parameter: Adam's denominator, of all tensors at once, 4 bytes each."),
         (
-            Choice(_gb(one_by_one), "That is the for-loop, which has the denominator of one tensor at a time: twice "
+            Choice(gb(one_by_one), "That is the for-loop, which has the denominator of one tensor at a time: twice "
                    "the largest tensor. foreach treats all tensors at once."),
             Choice("nothing", "That is `fused=True`, where one kernel does it all without writing anything in "
                    "between."),
-            Choice(_gb(optimizer_state_bytes(run)), "Those are the states. They are not of the moment, they stay."),
-            Choice(_gb(made // 2), "Two bytes a parameter, as if the step computed in 16-bit. Here everything is "
+            Choice(gb(optimizer_state_bytes(run)), "Those are the states. They are not of the moment, they stay."),
+            Choice(gb(made // 2), "Two bytes a parameter, as if the step computed in 16-bit. Here everything is "
                    "fp32."),
         ),
     )  # fmt: skip
@@ -125,10 +124,6 @@ def upcast_at_once() -> Question:
 
 def _fp32(optimizer: str) -> TrainingRun:
     return TrainingRun(PRESETS[MODEL], precision="fp32", optimizer=optimizer, attention="efficient")
-
-
-def _gb(size: int) -> str:
-    return format_bytes(size, "GB", 1)
 
 
 def _bytes(count: int) -> str:

@@ -1,19 +1,13 @@
 """Lesson 03, number formats and mixed precision: what 16 bits lose, what they save, and what they do not."""
 
-import struct
-from math import frexp, ldexp
-
 from ..estimating import moments
 from ..estimating.activations import block_bytes
 from ..estimating.states import gradient_bytes, optimizer_state_bytes, parameter_bytes
+from ..lessons.number_formats import FORMATS, rounded, spacing
 from ..run import TrainingRun
-from ..units import format_bytes
-from .quiz import Choice, Question
+from .quiz import Choice, Question, gb
 
 MODEL = "gpt2-medium"
-SIGNIFICAND = {"fp32": 24, "fp16": 11, "bf16": 8}
-"""Bits of a number's significand, the leading one that is not stored included (IEEE 754; bf16 is fp32's upper half)."""
-
 FIRST_SCALE = 2**16
 """Where torch's GradScaler begins (torch.amp.GradScaler, init_scale)."""
 
@@ -26,8 +20,7 @@ def questions() -> tuple[Question, ...]:
 def vanishing_update() -> Question:
     """An update of less than half the distance to the next number changes nothing."""
     weight, update = 1.0, 0.003
-    result = rounded(weight + update, "bf16")
-    above = ldexp(1, 1 - SIGNIFICAND["bf16"]) + weight
+    result, above = rounded("bf16", weight + update), weight + spacing("bf16", weight)
     return Question(
         f"A weight is exactly {weight}, and is stored in bf16. The optimizer adds {update} to it. What is stored "
         "afterwards?",
@@ -35,7 +28,7 @@ def vanishing_update() -> Question:
                "weight rounds back to where it was. An fp32 master weight would have kept it."),
         (
             Choice(_digits(weight + update), "That takes more digits than bf16 has: 8 bits are two to three decimals."),
-            Choice(_digits(rounded(weight + update, "fp16")), "That is what fp16 stores, with 3 more bits than bf16."),
+            Choice(_digits(rounded("fp16", weight + update)), "That is what fp16 stores, with 3 more bits than bf16."),
             Choice(_digits(above), "That is the next number above. But rounding goes to the nearest, and the old value "
                    "is nearer."),
         ),
@@ -45,8 +38,8 @@ def vanishing_update() -> Question:
 def smallest_scale() -> Question:
     """Loss scaling lifts gradients over the floor of fp16."""
     gradient = 1e-8
-    scale = next(2**k for k in range(64) if as_fp16(gradient * 2**k))
-    normal = next(2**k for k in range(64) if gradient * 2**k >= 2**-14)
+    scale = next(2**k for k in range(64) if rounded("fp16", gradient * 2**k))
+    normal = next(2**k for k in range(64) if gradient * 2**k >= FORMATS["fp16"].smallest_normal)
     return Question(
         "The smallest number that fp16 has is 2⁻²⁴, about 6·10⁻⁸; what is nearer to zero than half of that becomes "
         f"zero. A gradient is {_power(gradient)}. By which power of two must the loss be multiplied, at least, so that "
@@ -73,16 +66,16 @@ def autocast_account() -> Question:
     return Question(
         f"GPT-2 medium, {run.model.parameters:,} parameters, under autocast to bf16 with AdamW. Add up weights, "
         "gradients and Adam's states, and what autocast keeps of the weights from forward to backward.",
-        Choice(_gb(weights + gradients + states + copies), "Everything stays in fp32, 4 + 4 + 8 bytes a parameter. On "
+        Choice(gb(weights + gradients + states + copies), "Everything stays in fp32, 4 + 4 + 8 bytes a parameter. On "
                "top comes a 16-bit copy of every matrix that is multiplied."),
         (
-            Choice(_gb(weights + gradients + states), "That is fp32's account, and autocast has all of it. What do its "
+            Choice(gb(weights + gradients + states), "That is fp32's account, and autocast has all of it. What do its "
                    "matrix products read?"),
-            Choice(_gb(weights // 2 + gradients + states), "That has 16-bit weights in place of fp32 ones. Autocast "
+            Choice(gb(weights // 2 + gradients + states), "That has 16-bit weights in place of fp32 ones. Autocast "
                    "keeps both."),
-            Choice(_gb((weights + gradients) // 2 + states), "Weights and gradients stay in fp32 under autocast; "
+            Choice(gb((weights + gradients) // 2 + states), "Weights and gradients stay in fp32 under autocast; "
                    "16-bit ones belong to recipes with master weights."),
-            Choice(_gb(weights + gradients + states + 2 * copies), "The copies are 16-bit, half as large as the "
+            Choice(gb(weights + gradients + states + 2 * copies), "The copies are 16-bit, half as large as the "
                    "matrices that they stand for."),
         ),
     )  # fmt: skip
@@ -131,24 +124,8 @@ def activations_in_half() -> Question:
     )  # fmt: skip
 
 
-def rounded(value: float, number_format: str) -> float:
-    """`value` rounded to the nearest number of a format, ties to even; for values within its range."""
-    fraction, exponent = frexp(value)
-    bits = SIGNIFICAND[number_format]
-    return ldexp(round(ldexp(fraction, bits)), exponent - bits)
-
-
-def as_fp16(value: float) -> float:
-    """`value` as fp16 stores it, subnormal numbers included. OverflowError above 65,504."""
-    return struct.unpack("e", struct.pack("e", value))[0]
-
-
 def _account(run: TrainingRun) -> int:
     return parameter_bytes(run) + gradient_bytes(run) + optimizer_state_bytes(run)
-
-
-def _gb(size: int) -> str:
-    return format_bytes(size, "GB", 1)
 
 
 def _bytes(count: int) -> str:

@@ -4,7 +4,7 @@ from math import prod
 
 from ..models import PRESETS, block_shapes, mlp_shapes
 from ..units import format_bytes
-from .quiz import Choice, Question
+from .quiz import Choice, Question, percent
 
 
 def questions() -> tuple[Question, ...]:
@@ -19,11 +19,11 @@ def one_block() -> Question:
     mlp = sum(map(prod, mlp_shapes(model).values()))
     return Question(
         "What part of the parameters of one GPT-2 block is in its MLP?",
-        Choice(_percent(mlp / block), "Attention has four matrices of h·h, the MLP two of 4h·h: 8h² of 12h²."),
+        Choice(percent(mlp / block), "Attention has four matrices of h·h, the MLP two of 4h·h: 8h² of 12h²."),
         (
-            Choice(_percent(1 - mlp / block), "That is attention's part: queries, keys, values and the output, 4h²."),
-            Choice(_percent(4 / 8), "That counts one of the MLP's two matrices beside attention's four."),
-            Choice(_percent(8 / 11), "That leaves out the matrix behind attention."),
+            Choice(percent(1 - mlp / block), "That is attention's part: queries, keys, values and the output, 4h²."),
+            Choice(percent(4 / 8), "That counts one of the MLP's two matrices beside attention's four."),
+            Choice(percent(8 / 11), "That leaves out the matrix behind attention."),
         ),
     )
 
@@ -73,13 +73,11 @@ def grouped_queries() -> Question:
     return Question(
         f"Llama 3 with 8 billion parameters has {model.heads} heads of queries and {model.kv_heads} of keys and "
         "values. By what part are the matrices of its attention smaller than with as many heads of keys as of queries?",
-        Choice(_percent(1 - grouped / plain), "Two of the four matrices shrink, to a quarter each."),
+        Choice(percent(1 - grouped / plain), "Two of the four matrices shrink, to a quarter each."),
         (
-            Choice(_percent(1 - k / h), "That holds for the matrices of keys and values alone."),
-            Choice(_percent((1 - k / h) / 4), "That shrinks one matrix. Keys and values are both grouped."),
-            Choice(
-                _percent((1 - k / h) * 3 / 4), "That shrinks the queries, too. There are as many of them as before."
-            ),
+            Choice(percent(1 - k / h), "That holds for the matrices of keys and values alone."),
+            Choice(percent((1 - k / h) / 4), "That shrinks one matrix. Keys and values are both grouped."),
+            Choice(percent((1 - k / h) * 3 / 4), "That shrinks the queries, too. There are as many of them as before."),
         ),
     )
 
@@ -101,10 +99,6 @@ def states_of_experts() -> Question:
             Choice(_gb(2 * model.parameters), "Those are the weights alone, in 16 bits."),
         ),
     )  # fmt: skip
-
-
-def _percent(part: float) -> str:
-    return f"{100 * part:.0f} %"
 
 
 def _times(factor: float) -> str:

@@ -4,7 +4,7 @@ from ..estimating.activations import activation_bytes, block_bytes, loss_saved, 
 from ..estimating.published import korthikanti_block_bytes
 from ..run import TrainingRun
 from ..units import format_bytes
-from .quiz import Choice, Question
+from .quiz import Choice, Question, percent
 
 RUN = TrainingRun("gpt2-xl", 8, 1024, "bf16-master", attention="eager")
 
@@ -34,12 +34,12 @@ def scores_of_a_block() -> Question:
     s, b, h, a = run.seq_len, run.micro_batch, run.model.hidden, run.model.heads
     return Question(
         f"What part of a GPT-2 XL block's activations are attention's s·s tensors, in 16 bits, eager, at s = {s:,}?",
-        Choice(_percent(5 * a * s * s * b / total), "5·a·s/h of 34 + 5·a·s/h."),
+        Choice(percent(5 * a * s * s * b / total), "5·a·s/h of 34 + 5·a·s/h."),
         (
-            Choice(_percent(2 * a * s * s * b / total), "That counts the softmax's output alone. Its dropout mask and "
+            Choice(percent(2 * a * s * s * b / total), "That counts the softmax's output alone. Its dropout mask and "
                    "the dropped weights are there too: 2 + 1 + 2 bytes."),
-            Choice(_percent(34 * s * b * h / total), "That is the rest: everything but the s·s tensors."),
-            Choice(_percent(5 * s / (34 + 5 * s)), "That leaves out the heads and the width: the term is 5·a·s/h."),
+            Choice(percent(34 * s * b * h / total), "That is the rest: everything but the s·s tensors."),
+            Choice(percent(5 * s / (34 + 5 * s)), "That leaves out the heads and the width: the term is 5·a·s/h."),
         ),
     )  # fmt: skip
 
@@ -70,12 +70,12 @@ def without_dropout() -> Question:
     masks = (scores + 2 * RUN.seq_len * RUN.micro_batch * RUN.model.hidden) / block_bytes(RUN)
     return Question(
         "You set dropout to 0 in that block, attention still written out. What part of its activations goes?",
-        Choice(_percent(saved), "Three masks of one byte an element, and the dropped copy of the attention weights: "
+        Choice(percent(saved), "Three masks of one byte an element, and the dropped copy of the attention weights: "
                "without dropout the product reads the softmax's own output."),
         (
-            Choice(_percent(masks), "Those are the masks. One more tensor goes: the weights after dropout."),
-            Choice(_percent(masks / 2), "That counts half a byte an element; a mask is stored as bytes."),
-            Choice(_percent(2 * masks), "That counts two bytes an element; a mask is no number of the compute type."),
+            Choice(percent(masks), "Those are the masks. One more tensor goes: the weights after dropout."),
+            Choice(percent(masks / 2), "That counts half a byte an element; a mask is stored as bytes."),
+            Choice(percent(2 * masks), "That counts two bytes an element; a mask is no number of the compute type."),
         ),
     )  # fmt: skip
 
@@ -98,10 +98,6 @@ def share_of_the_loss() -> Question:
             Choice(format_bytes(inside, "GB", 2), "That is what all blocks keep together before the loss."),
         ),
     )  # fmt: skip
-
-
-def _percent(part: float) -> str:
-    return f"{100 * part:.0f} %"
 
 
 def _times(factor: float) -> str:

@@ -7,7 +7,7 @@ from ..estimating.activations import block_bytes, block_input
 from ..estimating.published import checkpoints_bytes, zero_activation_bytes, zero_checkpointed_bytes
 from ..run import TrainingRun
 from ..units import format_bytes
-from .quiz import Choice, Question
+from .quiz import Choice, Question, percent
 
 RUN = TrainingRun("gpt2-xl", 32, 1024, recompute="full")
 
@@ -37,11 +37,11 @@ def a_third_more() -> Question:
     forward, backward = 1, 2
     return Question(
         "Backward costs twice as much arithmetic as forward. How much more does a step cost with full recomputation?",
-        Choice(_percent(forward / (forward + backward)), "One more forward, on three units."),
+        Choice(percent(forward / (forward + backward)), "One more forward, on three units."),
         (
-            Choice(_percent(forward / backward), "That compares the second forward with backward alone."),
-            Choice(_percent(1.0), "That would be a second step. Only forward is run again."),
-            Choice(_percent(forward / (2 * forward + backward)), "That divides by the new total, in which the second "
+            Choice(percent(forward / backward), "That compares the second forward with backward alone."),
+            Choice(percent(1.0), "That would be a second step. Only forward is run again."),
+            Choice(percent(forward / (2 * forward + backward)), "That divides by the new total, in which the second "
                    "forward is already counted."),
         ),
     )  # fmt: skip
@@ -97,7 +97,3 @@ def what_stays_anyway() -> Question:
             Choice(format_bytes(everything, "GB", 1), "That is the whole peak without recomputation."),
         ),
     )  # fmt: skip
-
-
-def _percent(part: float) -> str:
-    return f"{100 * part:.0f} %"

@@ -96,7 +96,8 @@ def what_stays_whole() -> Question:
         f"{t} and without sequence parallelism, how many of these s·b·h bytes does each rank keep?",
         Choice(
             f"{10 + 24 / t:g}",
-            "Norms, their dropout and the inputs of both halves stay whole on every rank, 10; the rest is split.",
+            "What norms and dropout keep, and the inputs of attention and MLP, stays whole on every rank, 10; the rest "
+            "is split.",
         ),
         (
             Choice(f"{34 / t:g}", "That takes sequence parallelism as well."),

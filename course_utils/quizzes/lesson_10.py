@@ -4,7 +4,7 @@ from ..allocator import CachingAllocator
 from ..allocator_settings import LARGE_SEGMENT_MB
 from ..models import model_config
 from ..units import MiB, format_bytes
-from .quiz import Choice, Question
+from .quiz import Choice, Question, gb
 
 
 def questions() -> tuple[Question, ...]:
@@ -17,11 +17,11 @@ def flat_buffer() -> Question:
     size = model_config("gpt2-large").parameters
     return Question(
         "GPT-2 large has gradients in 16 bits. How large is one flat fp32 buffer for all of them?",
-        Choice(_gb(4 * size), "4 bytes for each parameter: the buffer's format counts."),
+        Choice(gb(4 * size), "4 bytes for each parameter: the buffer's format counts."),
         (
-            Choice(_gb(2 * size), "That is the gradients themselves, in 16 bits."),
-            Choice(_gb(8 * size), "That is two such buffers, as Adam's two moments are."),
-            Choice(_gb(16 * size), "That is everything that mixed-precision Adam keeps, and no buffer at all."),
+            Choice(gb(2 * size), "That is the gradients themselves, in 16 bits."),
+            Choice(gb(8 * size), "That is two such buffers, as Adam's two moments are."),
+            Choice(gb(16 * size), "That is everything that mixed-precision Adam keeps, and no buffer at all."),
         ),
     )
 
@@ -104,10 +104,6 @@ def _fits(size: int, count: int, capacity: int, request: int) -> bool:
         if index % 5 in (1, 3):
             allocator.free(address)
     return request * MiB <= allocator.largest_free
-
-
-def _gb(size: int) -> str:
-    return format_bytes(size, "GB", 1)
 
 
 def _mib(size: int) -> str:

@@ -3,7 +3,7 @@
 from ..lessons.pipelines import bubble, most_kept, simulate
 from ..run import TrainingRun
 from ..units import format_bytes
-from .quiz import Choice, Question
+from .quiz import Choice, Question, percent
 
 RUN = TrainingRun("gpt2-xl", 4, 1024, "bf16-master")
 P, M = 8, 24
@@ -18,11 +18,11 @@ def the_bubble() -> Question:
     """p − 1 of m + p − 1 columns."""
     return Question(
         f"GPipe with {P} equal stages and {M} micro-batches: which part of the time does each stage wait?",
-        Choice(_percent(bubble(P, M)), "p − 1 columns of m + p − 1."),
+        Choice(percent(bubble(P, M)), "p − 1 columns of m + p − 1."),
         (
-            Choice(_percent((P - 1) / M), "That compares waiting with working: the whole time has both."),
-            Choice(_percent(1 - 1 / P), "That is the naive cut, in which one stage works and all others wait."),
-            Choice(_percent(P / (M + P)), "That counts a stage too many: the last one waits for p − 1 others."),
+            Choice(percent((P - 1) / M), "That compares waiting with working: the whole time has both."),
+            Choice(percent(1 - 1 / P), "That is the naive cut, in which one stage works and all others wait."),
+            Choice(percent(P / (M + P)), "That counts a stage too many: the last one waits for p − 1 others."),
         ),
     )
 
@@ -32,11 +32,11 @@ def twice_the_stages() -> Question:
     doubled = bubble(2 * P, M)
     return Question(
         f"You go from {P} stages to {2 * P} and keep {M} micro-batches. Which part of the time is lost now?",
-        Choice(_percent(doubled), "More stages to fill, no more work to fill them with."),
+        Choice(percent(doubled), "More stages to fill, no more work to fill them with."),
         (
-            Choice(_percent(bubble(P, M)), "That was the part before: the pipeline is longer now."),
-            Choice(_percent(2 * bubble(P, M)), "That doubles the fraction, but m + p − 1 grows as well."),
-            Choice(_percent(bubble(P, 2 * M)), "That would be twice the micro-batches, not twice the stages."),
+            Choice(percent(bubble(P, M)), "That was the part before: the pipeline is longer now."),
+            Choice(percent(2 * bubble(P, M)), "That doubles the fraction, but m + p − 1 grows as well."),
+            Choice(percent(bubble(P, 2 * M)), "That would be twice the micro-batches, not twice the stages."),
         ),
     )
 
@@ -90,7 +90,3 @@ def what_crosses_a_cut() -> Question:
                    "where they are."),
         ),
     )  # fmt: skip
-
-
-def _percent(part: float) -> str:
-    return f"{100 * part:.0f} %"

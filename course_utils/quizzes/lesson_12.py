@@ -1,13 +1,11 @@
 """Lesson 12, LoRA and quantization: which bytes go, which stay, and what a bit is worth."""
 
-from math import log2
-
 from ..estimating import estimate
 from ..estimating.states import frozen_matrix_bytes, trainable
 from ..models import PRESETS
 from ..run import TrainingRun
 from ..units import format_bytes
-from .quiz import Choice, Question
+from .quiz import Choice, Question, percent
 
 RUN = TrainingRun("gpt2", 4, 512, lora_rank=8, lora_targets=("attention", "mlp"))
 
@@ -41,12 +39,12 @@ def activations() -> Question:
     return Question(
         "GPT-2 with LoRA of rank 8 on all matrices of the blocks. By how much do the activations that forward keeps "
         "shrink, compared with training every weight?",
-        Choice(_percent(1 - everywhere / full), "The factor A learns from the very input that W would learn from."),
+        Choice(percent(1 - everywhere / full), "The factor A learns from the very input that W would learn from."),
         (
-            Choice(_percent(1 - learning), "That is the part of the parameters that no longer learns: it holds for "
+            Choice(percent(1 - learning), "That is the part of the parameters that no longer learns: it holds for "
                    "gradients and states."),
-            Choice(_percent(1 - attention / full), "That is LoRA on attention alone, which spares the MLP's inputs."),
-            Choice(_percent((gradients + moments) / (weights + gradients + moments)), "That is what gradients and "
+            Choice(percent(1 - attention / full), "That is LoRA on attention alone, which spares the MLP's inputs."),
+            Choice(percent((gradients + moments) / (weights + gradients + moments)), "That is what gradients and "
                    "moments are of fp32 Adam's 16 bytes. Activations are not among those."),
         ),
     )  # fmt: skip
@@ -54,13 +52,17 @@ def activations() -> Question:
 
 def one_more_bit() -> Question:
     """The step of the grid is max/(2^(bits−1) − 1)."""
-    before, after = 2**3 - 1, 2**7 - 1
+    few, many = 4, 8
+    before, after = (2 ** (bits - 1) - 1 for bits in (few, many))
     return Question(
-        "From 4 bits to 8, rounding by absmax with as many scales: by what factor does the error shrink?",
-        Choice(f"{after / before:.0f}", "The largest code goes from 7 to 127, and the step shrinks with it."),
+        f"From {few} bits to {many}, rounding by absmax with as many scales: by what factor does the error shrink?",
+        Choice(
+            f"{after / before:.0f}",
+            f"The largest code goes from {before} to {after}, and the step shrinks with it.",
+        ),
         (
-            Choice("2", "That is the ratio of the bits. Each single bit doubles the number of codes."),
-            Choice(str(int(log2(16))), "That is the number of bits added."),
+            Choice(f"{many // few}", "That is the ratio of the bits. Each single bit doubles the number of codes."),
+            Choice(f"{many - few}", "That is the number of bits added."),
             Choice(f"{(after / before) ** 2:.0f}", "That is by how much the *square* of the error shrinks."),
         ),
     )
@@ -100,7 +102,3 @@ def the_account() -> Question:
             Choice(format_bytes(16 * N, "GB", 1), "That is full training's states."),
         ),
     )  # fmt: skip
-
-
-def _percent(part: float) -> str:
-    return f"{100 * part:.0f} %"

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ..units import format_bytes
+
 CODE = re.compile(r"`([^`]+)`")
 LETTERS = "abcdef"
 
@@ -87,6 +89,16 @@ class Quiz:
                 for choice in question.choices
             ]
         return f"<div>{''.join(parts)}</div>"
+
+
+def gb(size: int) -> str:
+    """Bytes as most choices show them: in GB, with one decimal."""
+    return format_bytes(size, "GB", 1)
+
+
+def percent(part: float) -> str:
+    """A part of 1 in whole percent."""
+    return f"{100 * part:.0f} %"
 
 
 class Attempt:
