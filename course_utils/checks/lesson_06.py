@@ -214,10 +214,7 @@ CORE_MISTAKES: tuple[tuple[Callable[..., float], str], ...] = (
 @exercise("06.4", "One forward against three: a third of the blocks' share, and far less for the core.")
 def added(answer: Any) -> None:
     """`answer(s, h, L, V)` is a dictionary: full and core, percent of the step's FLOPs."""
-    got = [
-        entries(call(answer, **dict(zip("shLV", case, strict=True)), returns=Mapping), ("full", "core"))
-        for case in ADDED_CASES
-    ]
+    got = [entries(call(answer, s=s, h=h, L=L, V=V, returns=Mapping), ("full", "core")) for s, h, L, V in ADDED_CASES]
     for name, mistakes in (("full", FULL_MISTAKES), ("core", CORE_MISTAKES)):
         values = [both[name] for both in got]
         if alike(values, (added_right(*case)[name] for case in ADDED_CASES), 1e-3):

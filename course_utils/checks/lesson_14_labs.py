@@ -148,7 +148,7 @@ HIDDEN = tuple(
 TOLERANCE = 0.05
 
 
-def letters(run: TrainingRun) -> dict[str, int]:
+def letters(run: TrainingRun) -> dict[str, Any]:
     """A run's letters by name."""
     model = run.model
     return {"N": model.parameters, "L": model.layers, "h": model.hidden, "a": model.heads, "V": model.vocab,
