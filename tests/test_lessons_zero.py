@@ -3,10 +3,8 @@
 import pytest
 from engine import tiny
 
-from course_utils import TrainingRun, estimate, measure
+from course_utils import TrainingRun, estimate, gpu, measure
 from course_utils.lessons.zero import (
-    A100_FLOPS,
-    A100_NVLINK,
     all_gather,
     cut_three_ways,
     formula,
@@ -80,8 +78,10 @@ def test_two_halves_make_an_all_reduce() -> None:
 
 
 def test_hiding_takes_as_long_as_it_computes() -> None:
-    tokens, N = tokens_to_hide(6, A100_FLOPS, A100_NVLINK), 7e9
-    assert 6 * N * tokens / A100_FLOPS == pytest.approx(6 * N / A100_NVLINK)
+    rates, N = gpu("A100-80GB").rates, 7e9
+    assert rates is not None
+    tokens = tokens_to_hide(6, rates.tensor, rates.link)
+    assert 6 * N * tokens / rates.tensor == pytest.approx(6 * N / rates.link)
 
 
 def test_offloading_leaves_an_eighth_and_moves_two_bytes_each_way() -> None:

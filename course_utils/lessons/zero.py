@@ -17,18 +17,8 @@ from ..estimating.sharding import (
 )
 from ..estimating.states import parameter_bytes
 from ..models import parameter_shapes
-from ..run import TrainingRun
+from ..run import Precision, TrainingRun
 from ..units import BLOCK
-
-PCIE_4_X16 = 16 * 16e9 * 128 / 130 / 8
-"""Bytes a second and direction of a PCIe 4.0 slot with 16 lanes: 16 GT/s a lane, 128 of 130 bits are data."""
-
-A100_FLOPS = 312e12
-"""Dense bf16 FLOPs a second of an A100 at most (NVIDIA A100 data sheet); trainings reach about half of it."""
-
-A100_NVLINK = 300e9
-"""Bytes a second and direction between A100s of one machine, over NVLink (same source: 600 GB/s both ways)."""
-
 
 # What ZeRO's formula says
 
@@ -43,12 +33,17 @@ def formula(run: TrainingRun) -> dict[str, int]:
     if run.optimizer.algorithm not in ("adam", "adamw"):
         raise ValueError(f"ZeRO's formula is written here for Adam's two moments, not for {run.optimizer.name}")
     N, D, stage, precision = run.model.parameters, run.world_size, run.zero_stage, run.precision
-    K = precision.master + (precision.first_moment or precision.state) + precision.state
+    K = precision.master + _moments(precision)
     return {
         "parameters": precision.weight * N // (D if stage == 3 else 1),
         "gradients": precision.gradient * N // (D if stage >= 2 else 1),
         "optimizer_states": K * N // (D if stage >= 1 else 1),
     }
+
+
+def _moments(precision: Precision) -> int:
+    """Bytes a parameter of Adam's two moments."""
+    return (precision.first_moment or precision.state) + precision.state
 
 
 def cut_three_ways(parameters: int, ranks: int) -> dict[str, dict[str, int]]:
@@ -84,8 +79,7 @@ def _replicated_terms(run: TrainingRun, rank: int) -> dict[str, int]:
     """DistributedDataParallel: shares of whole tensors are not even, and gradients lie in buckets once more."""
     N, precision, shapes = run.model.parameters, run.precision, _stepped(run, rank)
     exact = formula(run)
-    K = precision.master + (precision.first_moment or precision.state) + precision.state
-    share = K * sum(prod(shape) for shape in shapes.values())
+    share = (precision.master + _moments(precision)) * sum(map(prod, shapes.values()))
     states = optimizer_bytes_of(run, precision, shapes)
     weights, gradients = precision.weight * N, precision.gradient * N
     kept = rank_0_states(run)
@@ -105,10 +99,9 @@ def _sharded_terms(run: TrainingRun, rank: int) -> dict[str, int]:
     D = run.world_size
     precision = dataclasses.replace(run.precision, master=0)  # the shard is the master weight
     stored = run.precision.master or run.precision.weight
-    moments = (precision.first_moment or precision.state) + precision.state
     padded = sum(sum(group.shards) for group in fsdp_groups(run))
     own = {name: own_rows(shape, D, rank) for name, shape in parameter_shapes(run.model).items()}
-    exact = 2 * stored * padded + moments * sum(prod(shape) for shape in own.values())
+    exact = 2 * stored * padded + _moments(precision) * sum(map(prod, own.values()))
     kept = rank_0_states(run)
     blocks = kept["parameters"] + kept["gradients"] + optimizer_bytes_of(run, precision, own)
     third = sum(formula(run.replace(zero_stage=3)).values())
@@ -185,7 +178,7 @@ class Offload:
     host: int
     link: int
 
-    def seconds(self, bytes_per_second: float = PCIE_4_X16) -> float:
+    def seconds(self, bytes_per_second: float) -> float:
         """How long the link takes if one direction waits for the other."""
         return self.link / bytes_per_second
 

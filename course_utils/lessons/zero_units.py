@@ -9,7 +9,7 @@ from ..measuring.sharded import ShardedTraining, ShardTracker, simulated_ranks
 from ..measuring.simulated import availability, simulated_gpu
 from ..measuring.tracing import follow, today, torch_release
 from ..models import TransformerConfig
-from ..networks import Transformer, build_network, default_dtype
+from ..networks import Transformer
 from ..run import TrainingRun
 
 
@@ -57,23 +57,15 @@ class TrainingInUnits(ShardedTraining):
         super().__init__(run, mesh)
 
     def _network(self) -> Transformer:
+        from torch.distributed.fsdp import fully_shard
+
         if self.units.whole:
-            return self._one_unit()
+            network, policy = self._whole()
+            return fully_shard(network, mesh=self.mesh, mp_policy=policy)  # type: ignore[return-value]
         network = super()._network()
         if self.units.ahead is not None:
             gather_ahead(network, self.units.ahead)
         return network
-
-    def _one_unit(self) -> Transformer:
-        """Like `ShardedTraining`, but without cutting at blocks."""
-        import torch
-        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-
-        run, low = self.run, getattr(torch, self.run.precision.dtype)
-        policy = MixedPrecisionPolicy(low, torch.float32) if run.precision.master else MixedPrecisionPolicy()
-        with torch.device(self.device), default_dtype(torch.float32 if run.precision.master else low):
-            network = build_network(run.model, run.attention, run.recompute)
-        return fully_shard(network, mesh=self.mesh, mp_policy=policy)  # type: ignore[return-value]
 
 
 def gather_ahead(network: Transformer, ahead: int) -> None:

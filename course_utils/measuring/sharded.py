@@ -111,18 +111,24 @@ class ShardedTraining(Training):
         super().__init__(run, "cuda", simulated=True)
 
     def _network(self) -> Transformer:
-        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+        from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
-        run, low = self.run, getattr(torch, self.run.precision.dtype)
-        policy = MixedPrecisionPolicy(low, torch.float32) if run.precision.master else MixedPrecisionPolicy()
-        with torch.device(self.device), default_dtype(torch.float32 if run.precision.master else low):
-            network = build_network(run.model, run.attention, run.recompute)
+        run, (network, policy) = self.run, self._whole()
         for block in network.blocks:
             fully_shard(block, mesh=self.mesh, mp_policy=policy, reshard_after_forward=run.zero_stage == 3)
         fully_shard(network, mesh=self.mesh, mp_policy=policy)  # these parameters stay until their backward
         if run.loss_chunks > 1:  # then forward ends before the head
             register_fsdp_forward_method(network, "features")
         return network
+
+    def _whole(self) -> tuple[Transformer, Any]:
+        """The network before anything of it is sharded, and in which formats FSDP2 is to gather and to reduce."""
+        from torch.distributed.fsdp import MixedPrecisionPolicy
+
+        run, low = self.run, getattr(torch, self.run.precision.dtype)
+        policy = MixedPrecisionPolicy(low, torch.float32) if run.precision.master else MixedPrecisionPolicy()
+        with torch.device(self.device), default_dtype(torch.float32 if run.precision.master else low):
+            return build_network(run.model, run.attention, run.recompute), policy
 
     def _optimizer(self) -> torch.optim.Optimizer:
         return make_optimizer(self.run.optimizer, list(self.network.named_parameters()))

@@ -407,21 +407,22 @@ for d in (4, 16, 64, 256):
 predict("09.tokens", unit="tokens")
 
 # %%
-from course_utils.lessons.zero import A100_FLOPS, A100_NVLINK, PCIE_4_X16, offload, tokens_to_hide
+from course_utils.lessons.zero import offload, tokens_to_hide
 
+a100 = gpu("A100-80GB").rates  # of its data sheet: FLOP/s, and bytes/s in one direction
 ways = {
-    "stage 3 over NVLink": tokens_to_hide(3 * 2, A100_FLOPS, A100_NVLINK),
-    "… gradients summed in fp32": tokens_to_hide(2 * 2 + 4, A100_FLOPS, A100_NVLINK),
-    "stages 0 to 2 over 100 Gbit/s": tokens_to_hide(2 * 2, A100_FLOPS, 100e9 / 8),
-    "stage 3 over 100 Gbit/s": tokens_to_hide(3 * 2, A100_FLOPS, 100e9 / 8),
-    "offloading over PCIe 4.0": tokens_to_hide(4, A100_FLOPS, PCIE_4_X16),
+    "stage 3 over NVLink": tokens_to_hide(3 * 2, a100.tensor, a100.link),
+    "… gradients summed in fp32": tokens_to_hide(2 * 2 + 4, a100.tensor, a100.link),
+    "stages 0 to 2 over 100 Gbit/s": tokens_to_hide(2 * 2, a100.tensor, 100e9 / 8),
+    "stage 3 over 100 Gbit/s": tokens_to_hide(3 * 2, a100.tensor, 100e9 / 8),
+    "offloading over PCIe 4.0": tokens_to_hide(4, a100.tensor, a100.host),
 }
 bars(ways, "The slower the link, the more tokens each rank needs to hide it", unit="tokens",
      provenance="closed form at the data sheets' rates; real arithmetic and real links both stay below")  # fmt: skip
 
 # %%
 reveal("09.tokens", ways["stage 3 over NVLink"], unit="tokens")
-print(f"PCIe 4.0 with 16 lanes: 16 · 16 GT/s · 128/130 / 8 = {PCIE_4_X16 / 1e9:.1f} GB/s each way")
+print(f"PCIe 4.0 with 16 lanes: 16 · 16 GT/s · 128/130 / 8 = {16 * 16 * 128 / 130 / 8:.1f} GB/s each way")
 
 # %% [markdown]
 # The second bar is FSDP2 as you ran it: weights travel in bf16, gradients in fp32. That is 3Ψ *numbers* as before, but
@@ -447,8 +448,8 @@ for d in (1, 8):
     moved = offload(7_500_000_000, ranks=d)
     print(f"{d} rank{'s' * (d > 1)}: {format_bytes(moved.gpu, 'GB', 1)} stay on each GPU, "
           f"{format_bytes(moved.host, 'GB', 1)} in the host for it, "
-          f"{format_bytes(moved.link, 'GB', 2)} over its link, {moved.seconds():.2f} s")  # fmt: skip
-reveal("09.offload", offload(7_500_000_000).seconds(), unit="s")
+          f"{format_bytes(moved.link, 'GB', 2)} over its link, {moved.seconds(a100.host):.2f} s")  # fmt: skip
+reveal("09.offload", offload(7_500_000_000).seconds(a100.host), unit="s")
 
 # %% [markdown]
 # Eight times less on the GPU: 2 bytes a parameter instead of 16, for 4 bytes a parameter over the link and the
