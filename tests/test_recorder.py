@@ -19,6 +19,7 @@ from course_utils.allocator_replay import replay
 from course_utils.fitting import fits
 from course_utils.gpus import Gpu
 from course_utils.measuring import devices, hardware, recorder, recording_work
+from course_utils.measuring import recording_list as blocks
 from course_utils.measuring.counting import count_peaks, time_steps
 from course_utils.measuring.devices import Cuda, Host
 from course_utils.measuring.hardware import (
@@ -284,6 +285,13 @@ def test_the_list_covers_every_choice_once():
     for name in ("clip_grad_norm", "lora_rank", "loss_chunks", "accumulation_steps", "set_to_none", "model"):
         assert len({getattr(run, name) for run in runs}) > 1
     assert any(run.model.experts for run in runs) and all(run.world_size == 1 for run in runs)
+
+
+def test_what_several_blocks_name_is_done_with_the_first_of_them():
+    order = [item.name for item in recording_list()]
+    quick = {item.name for item in blocks.accuracy()}
+    assert quick & {item.name for item in (*blocks.optimizers(), *blocks.rest())}
+    assert max(map(order.index, quick)) < min(order.index(item.name) for item in blocks.hardware())
 
 
 def test_the_first_tasks_fit_cards_of_every_size():

@@ -48,7 +48,8 @@ def _in_use_seen_by_another() -> int:
         [sys.executable, "-c", SECOND_PROGRAM], capture_output=True, text=True, timeout=60, check=False
     )
     if done.returncode:
-        raise RuntimeError(f"a second program made no context: {done.stderr.strip().splitlines()[-1:]}")
+        last = [line for line in done.stderr.splitlines() if line.strip()][-1:]
+        raise RuntimeError(f"a second program made no context: {''.join(last)}")
     return int(done.stdout)
 
 

@@ -92,8 +92,10 @@ def history_task(run: TrainingRun, environment: Mapping[str, str]) -> Task:
 def recording_list() -> tuple[Task, ...]:
     """Everything to be recorded, in the order in which it tells most; a GPU does what fits it."""
     first = (headlines(), times(), cells(), histories(), lessons("notebooks"), accuracy(), lessons("solutions"))
-    blocks = chain(*first, hardware(), attention(), precisions(), recomputation(), optimizers(), rest())
-    return tuple({task.name: task for task in reversed([*blocks])}.values())[::-1]
+    found: dict[str, Task] = {}
+    for task in chain(*first, hardware(), attention(), precisions(), recomputation(), optimizers(), rest()):
+        found.setdefault(task.name, task)  # where it is named first
+    return tuple(found.values())
 
 
 def tried_in_vain(tasks: tuple[Task, ...], free: int, capability: tuple[int, int]) -> Task | None:
