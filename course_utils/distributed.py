@@ -23,6 +23,11 @@ from .ranks import CALLER, RESULTS, program_lines
 
 MOST_RANKS = 64
 LAST_LINES = 12
+LONGEST_LINE = 500
+"""Characters of a line that a message repeats; a rank may print a whole tensor in one."""
+TAIL_BYTES = 100_000
+"""Of a file that a rank has written, as much as its last lines can be in; it may have printed gigabytes."""
+
 POLL_SECONDS = 0.05
 GRACE_SECONDS = 5.0
 """From a rank's failure to the end of all others; torchrun alone would wait 30 seconds for them."""
@@ -61,6 +66,8 @@ def run_ranks(
     """
     if isinstance(world_size, bool) or not isinstance(world_size, int) or not 1 <= world_size <= MOST_RANKS:
         raise ValueError(f"world_size is {world_size!r}: a number of processes from 1 to {MOST_RANKS}")
+    if not isinstance(timeout_seconds, (int, float)) or not timeout_seconds > 0:
+        raise ValueError(f"timeout_seconds is {timeout_seconds!r}: how long the ranks may take, more than 0")
     with tempfile.TemporaryDirectory(prefix="course-ranks-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         called, words = _words(program, arguments, keywords, folder)
@@ -228,7 +235,9 @@ def _new_lines(folder: Path) -> Iterator[list[str]]:
     while True:
         found = []
         for path in sorted(folder.glob("logs/*/attempt_0/*/stdout.log")):
-            new = path.read_bytes()[read.get(path, 0) :]
+            with path.open("rb") as log:
+                log.seek(read.get(path, 0))
+                new = log.read()
             whole = new[: new.rfind(b"\n") + 1]
             read[path] = read.get(path, 0) + len(whole)
             found += [f"rank {path.parent.name}: {line}" for line in whole.decode(errors="replace").splitlines()]
@@ -255,10 +264,13 @@ class Ranks:
         return [rank for rank in range(self.world_size) if not (self.folder / f"{rank}.{suffix}").is_file()]
 
     def read(self, name: str) -> str:
-        """A file's text, this folder's own name left out; empty if it is not there."""
+        """The end of a file's text, this folder's own name left out; empty if it is not there."""
         path = self.folder / name
-        text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-        return text.replace(f"{self.folder}{os.sep}", "")
+        if not path.is_file():
+            return ""
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+            return file.read().decode(errors="replace").replace(f"{self.folder}{os.sep}", "")
 
     def words(self, rank: int) -> str:
         """The last lines that a rank printed or complained of."""
@@ -320,4 +332,5 @@ def _said(words: str) -> str:
 
 
 def _last_lines(text: str) -> str:
-    return "\n".join(text.strip().splitlines()[-LAST_LINES:])
+    lines = text.strip().splitlines()[-LAST_LINES:]
+    return "\n".join(line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]} …" for line in lines)

@@ -322,6 +322,18 @@ def test_a_group_of_this_process_is_never_signalled(tmp_path, monkeypatch):
     assert sent == [(2**30, signal.SIGKILL)]
 
 
+def test_of_all_that_a_rank_has_printed_a_message_repeats_the_end(tmp_path):
+    (tmp_path / "0.error").write_bytes(b"\xff" * 10_000_000 + b"\n" + b"step\n" * 20 + b"x" * 10_000)
+    said = distributed._failure(distributed.Ranks(tmp_path, "train.py", 1, 60.0))
+    assert said.count("step") == distributed.LAST_LINES - 1 and said.endswith("x …") and len(said) < 1000
+
+
+@pytest.mark.parametrize("seconds", [0, -1.0, float("nan"), "60", None])
+def test_a_time_that_cannot_be(seconds):
+    with pytest.raises(ValueError, match=r"timeout_seconds is .*: how long the ranks may take, more than 0"):
+        run_ranks(one_hangs, 2, timeout_seconds=seconds)
+
+
 def test_nobody_waits_for_a_report_made_elsewhere():
     assert "COURSE_RANK_RESULTS" not in os.environ
     with pytest.raises(RuntimeError, match="run_ranks"):
