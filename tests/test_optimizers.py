@@ -213,6 +213,20 @@ def test_tf32_is_allowed_within_the_step_alone(monkeypatch):
     assert not torch.backends.cuda.matmul.allow_tf32
 
 
+@pytest.mark.parametrize("precision", ["fp32", "tf32"])
+@pytest.mark.parametrize("chosen", ["none", "ieee", "tf32"])
+def test_what_a_learner_has_chosen_for_fp32_products_stays(precision, chosen):
+    """By torch's newer setting, beside which its older one cannot even be read."""
+    matmul = torch.backends.cuda.matmul
+    before = matmul.fp32_precision
+    matmul.fp32_precision = chosen
+    try:
+        step(on_cpu(ON_CPU.replace(precision=precision)))
+        assert matmul.fp32_precision == chosen
+    finally:
+        matmul.fp32_precision = before
+
+
 # Clipping, and gradients that stay
 
 

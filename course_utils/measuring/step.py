@@ -226,10 +226,15 @@ class Training:
 
 @contextmanager
 def _tf32(allowed: bool) -> Iterator[None]:
-    """Inside, fp32 matrix products on the GPU may round their factors to tf32; then all is as it was."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = allowed or before
+    """Inside, where `allowed`, fp32 matrix products on the GPU round their factors to tf32; then all is as it was."""
+    matmul = torch.backends.cuda.matmul
+    before = matmul.fp32_precision
+    if not allowed or before == "tf32":
+        yield
+        return
+    matmul.allow_tf32 = True  # sets what torch's older settings say as well: it refuses to compute where they differ
     try:
         yield
     finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
+        matmul.allow_tf32 = False
+        matmul.fp32_precision = before
