@@ -332,6 +332,24 @@ def test_views_and_empty_tensors_take_nothing():
     assert len(views) == 4 and [size for size, _ in tracker.events] == [round_up(40_000)]
 
 
+def test_what_python_frees_while_a_birth_is_written_down_is_seen_in_its_place():
+    """It looks for cycles of references whenever it likes."""
+
+    class Collecting(list):
+        def append(self, item: Any) -> None:
+            super().append(item)
+            gc.collect()
+
+    with Tracker("cpu") as tracker:
+        tracker.storages = Collecting()
+        cycle: list[Any] = [torch.ones(1000)]
+        cycle.append(cycle)
+        del cycle
+        kept = torch.ones(2000)
+    first, second = tracker.allocations()
+    assert (first.born, first.died, second.born, second.died) == (0, 1, 2, None) and len(kept) == 2000
+
+
 def test_a_storage_that_is_resized_is_freed_and_allocated_anew():
     """As FSDP2 does with the weights that it gathers; what it was for is remembered."""
     with Tracker("cpu") as tracker:

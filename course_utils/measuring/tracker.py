@@ -25,13 +25,11 @@ from torch.utils._pytree import tree_leaves
 
 from ..breakdown import MemoryBreakdown
 from ..measurement import Allocation, Mark, Timeline
+from ..measuring_errors import StepError
 from ..units import round_up
 from .places import Place, calling_place, described
 
 aten = torch.ops.aten
-
-INTO_A_COPY = (aten.add.Tensor, aten.index_put.default, aten.scatter.src)
-"""What autograd does in place of its first argument, unless a dispatch mode watches: then it makes a copy of it."""
 
 ASK_DEVICE = torch.ops.prim.device.default
 newest_node = torch.autograd._get_sequence_nr  # pyright: ignore[reportPrivateImportUsage]
@@ -48,7 +46,7 @@ FORWARD = ("forward", "loss")
 
 @dataclass(slots=True, eq=False)
 class Storage:
-    """One storage from birth to death; `born` and `died` are serial numbers of events."""
+    """One storage from birth to death; `born` and `died` are serial numbers of events, set by `_number_events`."""
 
     key: int
     bytes: int
@@ -60,7 +58,7 @@ class Storage:
     step: int
     micro_batch: int
     recomputation: int
-    born: int
+    born: int = -1
     died: int | None = None
     kept: bool = True
     bound: str = ""
@@ -172,7 +170,13 @@ class Tracker(TorchDispatchMode):
         """The Storage just born with this tensor; None if it is a view of a known one, empty, or on another device."""
         if _device(tensor) != self.device:
             return None
-        storage = tensor.untyped_storage()
+        try:
+            storage = tensor.untyped_storage()
+        except NotImplementedError as error:
+            raise StepError(
+                f"{described(self._place)}: {_operation(func)} makes a tensor of layout {tensor.layout}, and only "
+                "dense ones are measured: for an embedding leave out sparse=True"
+            ) from error
         known, size = self._live.get(storage._cdata), storage.nbytes()
         if known is not None and known[0].exact == size:
             return None
@@ -188,7 +192,7 @@ class Tracker(TorchDispatchMode):
             return None
         born = Storage(
             key, round_up(size), shape, dtype, operation, self._module, self.phase, self.step, self.micro_batch,
-            self._recomputation if self._recomputing else 0, len(self.events), place=self._place, exact=size,
+            self._recomputation if self._recomputing else 0, place=self._place, exact=size,
         )  # fmt: skip
         self.storages.append(born)
         self.events.append((born.bytes, born))
@@ -228,7 +232,6 @@ class Tracker(TorchDispatchMode):
         if self._join is not None and self._join[0] is storage:
             self._undo_join(*self._join)
             return
-        storage.died = len(self.events)
         storage.kept = self._outlived_its_pass(storage)
         self.events.append((-storage.bytes, storage))
 
@@ -260,14 +263,8 @@ class Tracker(TorchDispatchMode):
         Condition of removal: torch's `InputBuffer::accumulate` no longer looks at the dispatch modes.
         """
         self._join = None
-        position = new.born
-        del self.events[position]
-        for size, storage in self.events[position:]:
-            if size < 0 and storage.died is not None:
-                storage.died -= 1
-            else:
-                storage.born -= 1
-        self.storages.remove(new) if self.storages[-1] is not new else self.storages.pop()
+        del self.events[last_index(self.events, (new.bytes, new))]
+        del self.storages[last_index(self.storages, new)]
         _, reference = self._live.pop(new.key)
         self._live[new.key], old.key = (old, reference), new.key
 
@@ -336,10 +333,23 @@ class Tracker(TorchDispatchMode):
         self.phase = phase
         self.marks.append(Mark(len(self.events), self.step, phase))
 
+    def _number_events(self) -> None:
+        """Tell each storage when it was born and when it died.
+
+        Not before: Python looks for cycles of references whenever it likes, also between two lines of this file, and
+        what it then frees is an event of its own.
+        """
+        for index, (size, storage) in enumerate(self.events):
+            if size > 0:
+                storage.born = index
+            else:
+                storage.died = index
+
     def _order_frees(self) -> None:
         """Sort each unbroken run of frees by birth: autocast drops its copies in the order of a hash table, new every
         time.
         """
+        self._number_events()
         borders = {mark.event for mark in self.marks}
         unbroken: list[int] = []
         for event, (size, _) in enumerate([*self.events, (1, None)]):
@@ -347,21 +357,20 @@ class Tracker(TorchDispatchMode):
                 freed = sorted((self.events[index] for index in unbroken), key=lambda item: item[1].born)
                 for index, item in zip(unbroken, freed, strict=True):
                     self.events[index] = item
-                    item[1].died = index
                 unbroken = []
             if size < 0:
                 unbroken.append(event)
 
     def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
         self._patches.close()
         self._closed = True
-        self._order_frees()
         self._live.clear()  # nothing is to be heard of any more, and nothing to be kept alive
         self._states = list
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
-        super().__exit__(*error)
+        self._order_frees()
 
     # Reading
 
@@ -401,6 +410,7 @@ class Tracker(TorchDispatchMode):
 
     def allocations(self) -> list[Allocation]:
         """Every storage, in order of birth."""
+        self._number_events()
         return [
             Allocation(
                 item.kind,
@@ -434,6 +444,11 @@ def _parts(value: Any) -> Iterator[torch.Tensor]:
         return
     for name in value.__tensor_flatten__()[0]:
         yield from _parts(getattr(value, name))
+
+
+def last_index(items: list[Any], wanted: Any) -> int:
+    """Where in a list `wanted` stands last. It is looked for from the end: it has come just now."""
+    return next(index for index in range(len(items) - 1, -1, -1) if items[index] == wanted)
 
 
 def _failure(error: Exception, func: Any, given: Any, place: Place | None) -> Failure:
