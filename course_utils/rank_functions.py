@@ -53,7 +53,7 @@ def _source(function: Any) -> str:
         raise TypeError(f"{name}() uses {kept} of the function around it: {HOW}, and pass {kept} as an argument")
     if "self" in inspect.signature(function).parameters or "<locals>" not in function.__qualname__ != name:
         raise TypeError(f"{name}() is a method, which needs its object: {HOW}")
-    foreign = sorted(_globals_used(function.__code__) - {name} - set(dir(builtins)))
+    foreign = sorted(globals_used(function.__code__) - {name} - set(dir(builtins)))
     if foreign:
         names = ", ".join(foreign)
         raise TypeError(f"{name}() uses {names}, which another process does not know: import or define it inside")
@@ -64,10 +64,10 @@ def _source(function: Any) -> str:
     return "\n" * max(first - 1, 0) + textwrap.dedent("".join(lines))  # so that errors name the lines of the cell
 
 
-def _globals_used(code: CodeType) -> set[str]:
+def globals_used(code: CodeType) -> set[str]:
     """The global names that a function looks up, those of functions inside it included."""
     steps = list(dis.get_instructions(code))
     looked_up = {step.argval for step in steps if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
     found = looked_up - {step.argval for step in steps if step.opname == "STORE_NAME"}  # of a class inside
     inner = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
-    return found.union(*map(_globals_used, inner))
+    return found.union(*map(globals_used, inner))

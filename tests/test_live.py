@@ -216,6 +216,21 @@ def test_other_errors_pass_unchanged():
         raise KeyError("on purpose")
 
 
+def test_a_run_that_is_interrupted_lets_go_of_its_memory_and_keeps_its_traceback():
+    """A notebook keeps the traceback, and with it every tensor of every frame."""
+    held = Held()
+
+    def interrupted() -> None:
+        kept = torch.ones(1000)
+        held.references.append(weakref.ref(kept.untyped_storage()))
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as caught, memory_released(XL, held.free):
+        interrupted()
+    assert caught.traceback[-1].name == "interrupted"
+    assert [reference() for reference in held.references] == [None]
+
+
 def test_nothing_to_release_is_fine():
     release(None)
 

@@ -6,6 +6,7 @@ import json
 import re
 
 import pytest
+import torch
 from engine import GPT, shallow, simulate, tiny
 
 from course_utils import compare, estimate, measure, replay
@@ -96,6 +97,15 @@ def test_the_highest_phase_is_the_peak():
     assert set(found.phase_peaks) <= set(PHASES)
     highest = max(found.phase_peaks.values(), key=lambda moment: moment.total)
     assert (highest.total, highest.phase) == (found.peak, found.peak_phase)
+
+
+@pytest.mark.parametrize("source", ["cpu", "simulated"])
+def test_random_numbers_go_on_as_if_nothing_had_been_measured(source):
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    first = measure(ON_CPU, source, steps=1)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert measure(ON_CPU, source, steps=1).losses == first.losses
 
 
 def test_provenance_says_where_it_ran():

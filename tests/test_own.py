@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from course_utils import measure
 from course_utils.measurement import Measurement
+from course_utils.measuring.own import CELL_BY_CELL
 from course_utils.measuring_errors import StepError
 from course_utils.networks import build_network, loss_of
 from course_utils.run import TrainingRun
@@ -153,7 +154,9 @@ def test_any_model_has_its_phases_and_its_kinds(kind, source):
     assert left["activations"] == left["gradients"] == 0 < measured.moments["end of forward"]["activations"]
     assert measured.moments["end of backward"]["gradients"] == sum(round_up(p.nbytes) for p in model.parameters())
     assert measured.peak == sum(item.bytes for item in measured.alive_at(measured.peak_event))
-    assert measured.provenance.note == ""  # nothing leaks; no value is read but the optimizer's own, which is known
+    by_cells = (kind, source) == ("recurrent", "simulated")
+    # nothing leaks; no value is read but the optimizer's own, which is known
+    assert measured.provenance.note == (CELL_BY_CELL if by_cells else "")
 
 
 def test_losses_are_real_on_the_cpu_and_there_are_none_in_a_simulation():
@@ -191,6 +194,39 @@ def test_an_update_written_by_hand_needs_no_optimizer_and_a_batch_may_be_anythin
     measured = measure(step=step, model=parts["model"], batch=batch, source=source)
     assert phases(measured) == ["forward", "loss", "backward", "optimizer"]
     assert measured.breakdown["inputs"] > 0
+
+
+@EVERYWHERE
+def test_the_moments_are_those_of_training_although_the_step_looks_how_well_it_does_now(source):
+    def step(model, optimizer, batch):
+        train_step(model, optimizer, batch)
+        with torch.no_grad():
+            model(batch[0])
+
+    plain, looking = (measure(step=one, source=source, **made()) for one in (train_step, step))
+    assert phases(looking) == [*PHASES, "forward", "loss"]
+    for name in ("end of forward", "after loss", "end of backward"):
+        assert looking.moments[name] == plain.moments[name]
+
+
+@EVERYWHERE
+def test_an_optimizer_may_keep_a_tensor_alone(source):
+    class Averaging(torch.optim.Optimizer):
+        def __init__(self, parameters: Any) -> None:
+            super().__init__(parameters, {})
+
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> Any:
+            for parameter in self.param_groups[0]["params"]:
+                if parameter not in self.state:
+                    self.state[parameter] = torch.zeros_like(parameter)
+                self.state[parameter].lerp_(parameter.grad, 0.1)
+
+    parts = made()
+    parts["optimizer"] = Averaging(parts["model"].parameters())
+    train_step(**parts)
+    held = sum(round_up(p.nbytes) for p in parts["model"].parameters())
+    assert measure(step=train_step, source=source, **parts).breakdown["optimizer_states"] == held
 
 
 @EVERYWHERE
@@ -514,6 +550,7 @@ class Lazy(nn.Module):
         ({"model": nn.Linear(64, 10)}, ValueError, "the AdamW updates no parameter of this model"),
         ({"model": Lazy(), "optimizer": None}, ValueError, "layer.weight has no shape yet: run the model once"),
         ({"optimizer": 1e-3}, TypeError, "optimizer is a float, not a torch.optim.Optimizer"),
+        ({"batch": (pair for pair in ())}, ValueError, r"batch is a generator that cannot be .*next\(iter\(loader\)\)"),
         ({"source": "recorded"}, ValueError, "a step of your own is never recorded"),
         ({"source": "simulation"}, ValueError, "did you mean 'simulated'"),
         ({"attention": "flesh"}, ValueError, "did you mean 'flash'"),
@@ -532,6 +569,44 @@ def test_what_cannot_be_measured_is_refused_in_words(changes, error, words):
         given["step"] = lambda model, batch: None
     with pytest.raises(error, match=words):
         measure(given.pop("run", None), **given)
+
+
+@pytest.mark.parametrize(("path", "name"), [("", "the model"), ("0", "part 0 of the model")])
+def test_a_compiled_model_is_refused_as_nobody_sees_what_it_keeps(path, name):
+    parts = made()
+    parts["model"].get_submodule(path).compile()
+    with pytest.raises(ValueError, match=f"^{name} is compiled"):
+        measure(step=train_step, source="simulated", **parts)
+
+
+SCALER = torch.amp.GradScaler("cpu")
+
+
+def test_what_the_step_would_change_outside_of_it_is_to_be_handed_over():
+    parts = made()
+    scheduler = torch.optim.lr_scheduler.StepLR(parts["optimizer"], 1, 0.5)
+
+    def scheduled(model, optimizer, batch):
+        train_step(model, optimizer, batch)
+        scheduler.step()
+
+    def scaled(model, optimizer, batch):
+        SCALER.scale(model(batch[0]).mean()).backward()
+
+    for step, name in ((scheduled, "scheduler, a StepLR"), (scaled, "SCALER, a GradScaler")):
+        with pytest.raises(ValueError, match=f"uses {name} from outside.*batch=.x, y, {name.split(',')[0]}"):
+            measure(step=step, source="cpu", **parts)
+    assert scheduler.last_epoch == 0 and SCALER._scale is None
+
+
+@EVERYWHERE
+def test_a_sparse_gradient_is_named_with_its_line(source):
+    model = nn.Sequential(nn.Embedding(100, 8, sparse=True), nn.Flatten(), nn.Linear(32, 10))
+    batch = (torch.randint(100, (2, 4)), torch.randint(10, (2,)))
+    with pytest.raises(
+        StepError, match=r"model\(x\).*makes a tensor of layout torch.sparse_coo.*leave out sparse=True"
+    ):
+        measure(step=train_step, model=model, optimizer=torch.optim.SGD(model.parameters()), batch=batch, source=source)
 
 
 def test_auto_without_a_gpu_simulates(monkeypatch):

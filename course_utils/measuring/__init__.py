@@ -63,9 +63,10 @@ def measure(
 
     A model and a step of your own: `measure(step=step, model=model, optimizer=optimizer, batch=(x, y))` calls
     `step(model, optimizer, batch)` with copies on the device, so yours are left as they are. An optimizer, or a list of
-    them, and a batch of any form may be left out, and are then not passed. Phases are noticed; the step may return its
-    loss. `attention` says which kernel `scaled_dot_product_attention` is on a simulated GPU: "flash", "efficient" or
-    "auto", flash wherever it can run. Raises StepError for a step that cannot be measured; others pass as they are.
+    them, and a batch of any form may be left out, and are then not passed; a scheduler or a loss scaler goes into the
+    batch, as using it changes it. Phases are noticed; the step may return its loss. `attention` says which kernel
+    `scaled_dot_product_attention` is on a simulated GPU: "flash", "efficient" or "auto", flash wherever it can run.
+    Raises StepError for a step that cannot be measured; others pass as they are.
     """
     _check_what(run, {"step": step, "model": model, "optimizer": optimizer, "batch": batch})
     if attention not in OWN_ATTENTIONS:

@@ -4,15 +4,21 @@ import copy
 import inspect
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.nn.parameter import is_lazy
+from torch.optim.lr_scheduler import LRScheduler
+
+from ..rank_functions import globals_used
 
 WRITE = "write it as def step(model, optimizer, batch): …"
 CONTAINERS = (list, tuple, set, frozenset)
+CHANGING = (torch.optim.Optimizer, LRScheduler, torch.amp.GradScaler)
+"""What a step changes by using it, so that it works on a copy only if it was handed over."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +55,7 @@ class OwnStep:
         for optimizer in self.optimizers:
             for owner, state in optimizer.state.items():
                 of = names.get(id(owner), "")
-                for name, value in state.items() if isinstance(state, Mapping) else [("", state)]:
+                for name, value in _entries(state):
                     for tensor in tensors_in(value, set()):
                         yield f"{name} of {of}" if of else str(name), tensor
 
@@ -68,6 +74,7 @@ def checked(step: Any, model: Any, optimizer: Any, batch: Any) -> OwnStep:
     _check_model(model)
     _check_optimizers(own)
     _check_signature(own)
+    _check_outside(step)
     return own
 
 
@@ -78,6 +85,12 @@ def _short(thing: Any) -> str:
 def _check_model(model: torch.nn.Module) -> None:
     if hasattr(model, "_orig_mod"):
         raise ValueError("the model is compiled: hand over the one that torch.compile was given, model._orig_mod")
+    for name, module in model.named_modules():
+        if hasattr(module, "_orig_mod") or module._compiled_call_impl is not None:
+            raise ValueError(
+                f"{f'part {name} of the model' if name else 'the model'} is compiled, and then other tensors are kept "
+                "than your code makes: hand over a model on which neither torch.compile nor .compile() was called"
+            )
     parameters = list(model.parameters())
     if not any(parameter.requires_grad for parameter in parameters):
         raise ValueError(
@@ -126,6 +139,22 @@ def _check_signature(own: OwnStep) -> None:
         ) from None
 
 
+def _check_outside(step: Callable[..., Any]) -> None:
+    """Raise ValueError for a step that would change what it was not given: a scheduler, a scaler, an optimizer."""
+    if not inspect.isfunction(step):  # of a method or a callable object nobody knows what it uses
+        return
+    used = {name: step.__globals__.get(name) for name in globals_used(step.__code__)}
+    for name, cell in zip(step.__code__.co_freevars, step.__closure__ or (), strict=True):
+        with suppress(ValueError):  # of a variable that has no value yet
+            used[name] = cell.cell_contents
+    for name, thing in used.items():
+        if isinstance(thing, CHANGING):
+            raise ValueError(
+                f"{step.__name__} uses {name}, {_short(thing)} from outside, which measuring would change: hand it "
+                f"over too, as in batch=(x, y, {name}), and take it from there"
+            )
+
+
 # Tensors and their stand-ins
 
 
@@ -138,10 +167,21 @@ def carried_over(own: OwnStep, device: str, simulated: bool) -> OwnStep:
         if id(tensor) not in memo:
             memo[id(tensor)] = _stand_in(tensor, "cpu" if stays else device, simulated)
     with unset_fake_temporarily():
-        model = copy.deepcopy(own.model, memo)
+        model = _copied("model", own.model, memo)
         for optimizer in own.optimizers:
             memo[id(optimizer)] = _copied_optimizer(optimizer, memo)
-        return OwnStep(own.step, model, copy.deepcopy(own.optimizer, memo), copy.deepcopy(own.batch, memo))
+        return OwnStep(own.step, model, copy.deepcopy(own.optimizer, memo), _copied("batch", own.batch, memo))
+
+
+def _copied(name: str, thing: Any, memo: dict[int, Any]) -> Any:
+    """A copy. Raises ValueError, in words, for what Python or torch refuses to copy: a generator, a loss's graph."""
+    try:
+        return copy.deepcopy(thing, memo)
+    except torch.OutOfMemoryError:
+        raise
+    except (TypeError, RuntimeError) as error:
+        how = "batch=next(iter(loader))" if name == "batch" else "a model that keeps nothing of an earlier step"
+        raise ValueError(f"{name} is {_short(thing)} that cannot be copied ({error}): hand over {how}") from error
 
 
 def _to_carry(own: OwnStep) -> Iterator[tuple[torch.Tensor, bool]]:
@@ -153,8 +193,7 @@ def _to_carry(own: OwnStep) -> Iterator[tuple[torch.Tensor, bool]]:
             on_device = group.get("capturable") or group.get("fused")
             for parameter in group["params"]:
                 yield parameter, False
-                state = optimizer.state.get(parameter, {})
-                for name, value in state.items():
+                for name, value in _entries(optimizer.state.get(parameter, {})):
                     for tensor in tensors_in(value, set()):
                         yield tensor, name == "step" and not on_device
     for tensor in tensors_in(own.batch, set()):
@@ -176,9 +215,20 @@ def tensors_in(thing: Any, seen: set[int]) -> Iterator[torch.Tensor]:
     elif isinstance(thing, Mapping):
         inner = thing.values()
     else:
-        inner = thing if isinstance(thing, CONTAINERS) else getattr(thing, "__dict__", {}).values()
+        inner = thing if isinstance(thing, CONTAINERS) else _attributes(thing)
     for part in list(inner):
         yield from tensors_in(part, seen)
+
+
+def _attributes(thing: Any) -> list[Any]:
+    """The values of an object's attributes, those in slots too, as a dataclass may have them."""
+    names = [*getattr(thing, "__dict__", {}), *getattr(type(thing), "__slots__", ())]
+    return [getattr(thing, name) for name in names if hasattr(thing, name)]
+
+
+def _entries(state: Any) -> list[tuple[str, Any]]:
+    """What an optimizer keeps for one owner, by name; one of one's own may keep a tensor alone."""
+    return list(state.items()) if isinstance(state, Mapping) else [("", state)]
 
 
 def _parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

@@ -22,7 +22,7 @@ from ..units import format_bytes
 from .counting import count_peaks
 from .devices import Cuda, Device, name_here
 from .step import Training
-from .tracing import SEED, today, trace
+from .tracing import SEED, own_random_numbers, today, trace
 
 KERNELS = {
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -50,7 +50,7 @@ def measure_live(run: TrainingRun, steps: int, note: str) -> Measurement:
     if reason:
         raise ValueError(reason)
     name = name_here(torch.cuda.get_device_name())
-    with memory_released(run, free_bytes):
+    with own_random_numbers(), memory_released(run, free_bytes):
         counters = _count(run, steps)
         measured = traced(run, steps, Cuda.kind, Provenance("live", name, torch.__version__, today(), note))
     return replace(measured, counters=counters)
@@ -70,11 +70,15 @@ def this_gpu() -> Gpu:
 
 @contextmanager
 def memory_released(run: TrainingRun, free: Callable[[], int]) -> Iterator[None]:
-    """Turn running out of memory into GpuOutOfMemory, in words, with everything that the run had allocated released."""
+    """Turn running out of memory into GpuOutOfMemory, in words, with everything that the run had allocated released.
+
+    Whatever else ends the run, an interrupt for one, passes as it is, and keeps no tensor of it alive.
+    """
     try:
         yield
-    except RuntimeError as error:
+    except BaseException as error:
         if not is_out_of_memory(error):
+            let_go(error)
             raise
         asked = asked_for(str(error))
         release(error)
@@ -84,22 +88,32 @@ def memory_released(run: TrainingRun, free: Callable[[], int]) -> Iterator[None]
     raise GpuOutOfMemory(_advice(run, asked, free()))
 
 
-def is_out_of_memory(error: RuntimeError) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
     """Whether this is torch's, the driver's or a library's way of saying that memory has run out."""
-    return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in OUT_OF_MEMORY)
+    return isinstance(error, RuntimeError) and (
+        isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in OUT_OF_MEMORY)
+    )
 
 
-def release(error: BaseException | None) -> None:
-    """Give memory back: an exception's traceback keeps every frame's tensors alive until those frames are cleared.
+def let_go(error: BaseException) -> None:
+    """Let an exception keep no tensor alive: its traceback holds every frame, and each frame what it works on.
 
     Letting go of the traceback is not enough: whoever handles the exception above still holds it.
     """
+    following: BaseException | None = error
+    while following is not None:
+        clear_frames(following.__traceback__)
+        for frame, _ in walk_tb(following.__traceback__):
+            # Up to Python 3.12 whoever looked at it (IPython does) left a copy: renewed, it is empty.
+            _ = frame.f_locals
+        following = following.__context__
+
+
+def release(error: BaseException | None) -> None:
+    """Give memory back: what an exception keeps, what only cycles keep, and what torch has cached of a GPU."""
+    if error is not None:
+        let_go(error)
     while error is not None:
-        clear_frames(error.__traceback__)
-        for frame, _ in walk_tb(error.__traceback__):
-            _ = (
-                frame.f_locals
-            )  # up to Python 3.12 whoever looked at it (IPython does) left a copy: renewed, it is empty
         error.__traceback__ = None
         error = error.__context__
     gc.collect()

@@ -20,14 +20,20 @@ from ..measuring_errors import GpuOutOfMemory, SimulationUnavailable, StepError
 from ..units import format_bytes
 from .carrying import OwnStep, carried_over, checked
 from .devices import name_here
-from .live import asked_for, free_bytes, is_out_of_memory, peak_counters, release
+from .live import asked_for, free_bytes, is_out_of_memory, let_go, peak_counters, release
 from .simulated import availability, simulated_gpu
-from .tracing import SEED, today, torch_release
-from .tracker import Tracker
+from .tracing import SEED, own_random_numbers, today, torch_release
+from .tracker import Tracker, last_index
 from .watching import PLACEHOLDER, Watch
 
 CALLED = {"cpu": "cpu", "live": "cuda", "simulated": "cuda"}
 """The type of device that each source puts the stand-ins on."""
+
+
+CELL_BY_CELL = (
+    "recurrent layers run cell by cell here; on a GPU cuDNN does them in one kernel, with a reserve of its own"
+)
+"""Said of a simulated LSTM, GRU or RNN."""
 
 
 def measure_own(
@@ -56,7 +62,7 @@ def _auto(own: OwnStep, steps: int, attention: str) -> Measurement:
         return _measured(own, "simulated", steps, attention, "")
     try:
         simulated = _measured(own, "simulated", steps, attention, "")
-    except StepError as error:
+    except RuntimeError as error:  # a StepError, or an operator that torch cannot simulate
         return _measured(own, "live", steps, attention, f"not simulated first: {error}")
     if simulated.peak * SAFETY <= free_bytes():
         return _measured(own, "live", steps, attention, "")
@@ -65,16 +71,16 @@ def _auto(own: OwnStep, steps: int, attention: str) -> Measurement:
 
 
 def _measured(own: OwnStep, source: str, steps: int, attention: str, note: str) -> Measurement:
-    with _random_numbers_put_back():
-        if source == "cpu":
+    if source == "live":
+        return _live(own, steps, note)
+    if source == "cpu":
+        with own_random_numbers():
             return _trace(own, Provenance("cpu", "CPU", torch_release(), today(), note), steps)
-        if source == "live":
-            return _live(own, steps, note)
-        works, how = availability()
-        if not works:
-            raise SimulationUnavailable(how)
-        with simulated_gpu(attention):
-            return _trace(own, Provenance("simulated", "simulated GPU", torch_release(), today(), note), steps)
+    works, how = availability()
+    if not works:
+        raise SimulationUnavailable(how)
+    with own_random_numbers(), simulated_gpu(attention):
+        return _trace(own, Provenance("simulated", "simulated GPU", torch_release(), today(), note), steps)
 
 
 def _live(own: OwnStep, steps: int, note: str) -> Measurement:
@@ -88,26 +94,22 @@ def _live(own: OwnStep, steps: int, note: str) -> Measurement:
         return carried_over(own, "cuda", simulated=False).advance
 
     try:
-        with torch.autograd.set_multithreading_enabled(False):  # the tracker is told of operators on its own thread
-            measured = _trace(own, provenance, steps)
-        return replace(measured, counters=peak_counters(advance, steps))
+        with own_random_numbers():
+            with torch.autograd.set_multithreading_enabled(False):  # the tracker is told of operators on its own thread
+                measured = _trace(own, provenance, steps)
+            return replace(measured, counters=peak_counters(advance, steps))
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
         asked = asked_for(str(error))
         release(error)
+    except KeyboardInterrupt as interrupt:
+        let_go(interrupt)
+        raise
     raise GpuOutOfMemory(
         f"your step does not fit this GPU. {asked}. {format_bytes(free_bytes(), 'GB', 1)} is free now that its memory "
         "is released; source='simulated' tells what it would need, on any machine."
     )
-
-
-@contextmanager
-def _random_numbers_put_back() -> Iterator[None]:
-    """Leave torch's random numbers as they were; inside they begin at the course's seed."""
-    with torch.random.fork_rng(devices=[torch.cuda.current_device()] if torch.cuda.is_initialized() else []):
-        torch.manual_seed(SEED)
-        yield
 
 
 def _trace(own: OwnStep, provenance: Provenance, steps: int) -> Measurement:
@@ -133,7 +135,7 @@ def _trace(own: OwnStep, provenance: Provenance, steps: int) -> Measurement:
         tracker.at(peak, "peak"), _moments(tracker, ends), tracker.timeline(), provenance, peak, tracker.allocations(),
         losses, phase_peaks=tracker.phase_peaks(begins[-2]),
     )  # fmt: skip
-    return _noted(measured, *_notes(measured, watch.placeholders, own.optimizer is not None))
+    return _noted(measured, *_notes(measured, own, watch.placeholders))
 
 
 def _values(result: Any) -> list[float]:
@@ -144,27 +146,28 @@ def _values(result: Any) -> list[float]:
 
 
 def _moments(tracker: Tracker, ends: list[int]) -> dict[str, Any]:
-    """The named moments of the last step's last pass, as far as the step had them, and each step's end."""
-    marks = tracker.marks
+    """The named moments of the last pass that had a backward, as far as it had them, and each step's end.
 
-    def first(phase: str, since: int) -> int | None:
-        return next((index for index, mark in enumerate(marks) if index >= since and mark.phase == phase), None)
-
-    last = {mark.phase: index for index, mark in enumerate(marks)}
-    after_forward = first("loss", last["forward"])
-    backward = last["backward"]
-    after_backward = marks[backward + 1].event if backward + 1 < len(marks) else ends[-1]
+    What follows that backward may call the model again, to see how well it does.
+    """
+    phases = [mark.phase for mark in tracker.marks]
+    starts = [*(mark.event for mark in tracker.marks), ends[-1]]
+    backward = last_index(phases, "backward")
+    forward = last_index(phases[:backward], "forward")
+    after_forward = phases.index("loss", forward) if "loss" in phases[forward:backward] else backward
     events = {
-        "end of forward": marks[backward if after_forward is None else after_forward].event,
-        "after loss": marks[backward].event,
-        "end of backward": after_backward,
+        "end of forward": starts[after_forward],
+        "after loss": starts[backward],
+        "end of backward": starts[backward + 1],
         **{f"end of step {step}": end for step, end in enumerate(ends, start=1)},
     }
     return {name: tracker.at(event, name) for name, event in events.items()}
 
 
-def _notes(measured: Measurement, placeholders: bool, optimizer: bool) -> Iterator[str]:
-    if optimizer and not any(mark.phase == "optimizer" for mark in measured.timeline.marks):
+def _notes(measured: Measurement, own: OwnStep, placeholders: bool) -> Iterator[str]:
+    if measured.source == "simulated" and any(isinstance(part, torch.nn.RNNBase) for part in own.model.modules()):
+        yield CELL_BY_CELL
+    if own.optimizers and not any(mark.phase == "optimizer" for mark in measured.timeline.marks):
         yield "the step never called optimizer.step(): nothing was updated, and no optimizer states were made"
     ends = [moment.total for name, moment in measured.moments.items() if name.startswith("end of step")]
     if len(ends) > 1 and ends[-1] > ends[-2]:
@@ -214,9 +217,10 @@ def _words(error: Exception, tracker: Tracker, simulated: bool) -> str | None:
     if failure is None or failure.error != id(error):
         return None
     if isinstance(error, (DataDependentOutputException, DynamicOutputShapeException)):
+        what = "this reads" if failure.operation == "_local_scalar_dense" else f"{failure.operation} depends on"
         return (
-            f"{failure.line}: {failure.operation} depends on the values of a tensor, and a simulated tensor has a "
-            "shape but no values. Leave this out of the step, or measure it with source='cpu' or, on a GPU, 'live'"
+            f"{failure.line}: {what} the values of a tensor, and a simulated tensor has a shape but no values. "
+            "Leave this out of the step, or measure it with source='cpu' or, on a GPU, 'live'"
         )
     devices = {device for shape, device in failure.tensors if shape}
     if len(devices) < 2:

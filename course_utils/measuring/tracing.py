@@ -1,5 +1,7 @@
 """From a run to a Measurement: the step is run for real under the tracker, on any device."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import date
 from functools import lru_cache
 
@@ -34,8 +36,23 @@ def trace_simulated(run: TrainingRun, steps: int, note: str) -> Measurement:
 
 def trace_on_cpu(run: TrainingRun, steps: int, note: str) -> Measurement:
     """The run on the CPU, with real numbers and real losses."""
-    torch.manual_seed(SEED)
-    return trace(run, "cpu", steps, Provenance("cpu", "CPU", torch_release(), today(), note))
+    with own_random_numbers():
+        return trace(run, "cpu", steps, Provenance("cpu", "CPU", torch_release(), today(), note))
+
+
+@contextmanager
+def own_random_numbers() -> Iterator[None]:
+    """Inside, torch's random numbers begin at the course's seed; then they go on as if nothing had happened.
+
+    Those of the current GPU too, if CUDA is in use; if not, nothing is said to it: torch.manual_seed would be
+    remembered for the day on which it is.
+    """
+    gpus = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices=gpus, device_type="cuda"):
+        torch.default_generator.manual_seed(SEED)
+        for gpu in gpus:
+            torch.cuda.default_generators[gpu].manual_seed(SEED)
+        yield
 
 
 def trace(run: TrainingRun, device: str, steps: int, provenance: Provenance) -> Measurement:
