@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -155,7 +156,7 @@ def test_the_page_names_everybody_and_what_was_said() -> None:
     page = class_page(CLASS)
     for words in ("ada", "bob", "eve", "1 of 2", "ended after 45 s", "That &lt;is&gt; off.", "it is empty", "1 ×"):
         assert words in page
-    assert "http" not in page
+    assert "http" not in page and "width=device-width" in page
 
 
 def test_bad_folders_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -174,6 +175,8 @@ def test_the_learners_copy_has_no_solutions_and_works(tmp_path: Path) -> None:
     assert not list(target.rglob("src")) and not list(target.rglob("skeletons"))
     needed = {word for word in TEST_OPTIONS if "/" in word} | {"tests/conftest.py"}
     assert needed == {path.relative_to(target).as_posix() for path in (target / "tests").iterdir()}
+    linked = re.findall(r"\]\(([^)#:]+)[)#]", (target / "README.md").read_text(encoding="utf-8"))
+    assert len(linked) > 5 and not [path for path in linked if not (target / path).exists()]
     command = [sys.executable, "-m", "course_utils", "estimate", "gpt2"]
     done = subprocess.run(command, cwd=target, capture_output=True, text=True, check=True)
     assert "optimizer_states" in done.stdout

@@ -90,7 +90,7 @@ def lay_out(stage: Path, root: Path = ROOT) -> None:
 
 def lessons(root: Path) -> str:
     """The list of lessons with their minutes and exercises, and the tree of pages that the site's menu shows."""
-    rows, pages = ["| lesson | minutes | |", "|---|---|---|"], []
+    rows, pages = ["| lesson | minutes | practice |", "|---|---|---|"], []
     for path in numbered(root / "notebooks"):
         text = "\n".join(cell.source for cell in nbformat.read(path, as_version=4).cells[:2])
         title, minutes = TITLE.search(text), MINUTES.search(text)

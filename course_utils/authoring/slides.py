@@ -66,7 +66,8 @@ class Slide:
 
 def main(arguments: Sequence[str]) -> int:
     """Write the slides of the lessons named, or of all; 1, in words, for a lesson that is not there."""
-    parser = argparse.ArgumentParser(prog="python3 -m course_utils slides", description=(__doc__ or "").split("\n")[2])
+    told = "A lesson as slides, from the notebook as it was executed: one file a lesson, which needs no network."
+    parser = argparse.ArgumentParser(prog="python3 -m course_utils slides", description=told)
     parser.add_argument("lessons", nargs="*", help="lessons by number, as 05; all of them without")
     parser.add_argument("--out", type=Path, default=Path("slides"), help="folder for the slides (default: slides)")
     options = parser.parse_args(arguments)

@@ -21,6 +21,7 @@ body { font: 16px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 60em; 
   background: #fff }
 table { border-collapse: collapse; margin: 1em 0 }
 th, td { border: 1px solid #999; padding: 0.3em 0.6em; text-align: left }
+.wide { overflow-x: auto }
 td.passed { background: #d8f0e6 } td.wrong { background: #f9e3d3 }
 """
 
@@ -40,6 +41,7 @@ def class_page(graded: Sequence[Graded]) -> str:
         parts.append(f"<h2>Not graded</h2><ul>{items}</ul>")
     key = ", ".join(f"{sign} {words}" for sign, words in MARKS.values())
     head = "<!doctype html><html lang='en'><head><meta charset='utf-8'><title>The class</title>"
+    head += "<meta name='viewport' content='width=device-width, initial-scale=1'>"
     return f"{head}<style>{STYLE}</style></head><body><h1>The class</h1><p>{key}</p>{''.join(parts)}</body></html>"
 
 
@@ -50,7 +52,8 @@ def _lesson(lesson: str, graded: Sequence[Graded]) -> str:
     share = "".join(f"<td>{_passed(graded, name)} of {len(graded)}</td>" for name in exercises)
     foot = f"<tr><th scope='row'>passed by</th>{share}<td></td><td></td></tr>"
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody><tfoot>{foot}</tfoot></table>"
-    return f"<h2>Lesson {lesson}</h2>{table}{_words(graded, exercises)}"
+    wide = f"<div class='wide' role='region' aria-label='Lesson {lesson}' tabindex='0'>{table}</div>"
+    return f"<h2>Lesson {lesson}</h2>{wide}{_words(graded, exercises)}"
 
 
 def _row(one: Graded, exercises: Sequence[str]) -> str:

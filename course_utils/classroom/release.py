@@ -9,7 +9,8 @@ from ..notebook_files import ANSWERS, EDITED, notebooks
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = (".binder", "course_utils", "docs", "exercises", "notebooks")
-FILES = (".gitignore", "CHANGELOG.md", "LICENSE", "README.md", "environment.yml", "pyproject.toml", "requirements.lock")
+PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "README.md")
+FILES = (*PAGES, ".gitignore", "environment.yml", "pyproject.toml", "requirements.lock")
 TESTING = ("tests/conftest.py", "tests/nbval_sanitize.cfg")
 """What the `test` command needs to run the lessons: no answers are in it."""
 
