@@ -7,6 +7,7 @@ and code written for the purpose can report checks as passed. For an exam, grade
 look at the answers of those that matter.
 """
 
+import argparse
 import json
 import os
 import re
@@ -261,10 +262,25 @@ def _printable(text: str) -> str:
 
 def main(arguments: Sequence[str]) -> int:
     """`grade FOLDER [--out DIR] [--minutes M] [--jobs N] [--again]`: a line a notebook, grades.csv, class.html."""
-    import argparse
-
     from .page import class_page
 
+    options = _options(arguments)
+    options.out.mkdir(parents=True, exist_ok=True)
+    journal = options.out / "journal.jsonl"
+    if options.again:
+        journal.unlink(missing_ok=True)
+    limits = 60 * options.minutes, int(options.memory * GB)
+    graded = grade(options.folder, *limits, options.jobs, told=_tell, journal=journal)
+    write_table(graded, options.out / "grades.csv")
+    (options.out / "class.html").write_text(class_page(graded), encoding="utf-8")
+    older = sum(not one.counts for one in graded)
+    words = f", of which {older} do not count, as their learners handed in newer ones" if older else ""
+    print(f"{len(graded)} notebooks{words}: {options.out / 'grades.csv'}, {options.out / 'class.html'}")
+    return 0
+
+
+def _options(arguments: Sequence[str]) -> argparse.Namespace:
+    """What the command line asks for. ValueError for limits under which nothing could run."""
     parser = argparse.ArgumentParser(prog="python3 -m course_utils grade", description=__doc__)
     parser.add_argument(
         "folder", type=Path, help="holds the learners' notebooks: a folder, or a .zip as Moodle or Canvas makes it"
@@ -279,18 +295,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     if options.minutes <= 0 or options.memory <= 0 or options.jobs < 1:
         raise ValueError("--minutes and --memory must be above 0, --jobs at least 1")
-    options.out.mkdir(parents=True, exist_ok=True)
-    journal = options.out / "journal.jsonl"
-    if options.again:
-        journal.unlink(missing_ok=True)
-    limits = 60 * options.minutes, int(options.memory * GB)
-    graded = grade(options.folder, *limits, options.jobs, told=_tell, journal=journal)
-    write_table(graded, options.out / "grades.csv")
-    (options.out / "class.html").write_text(class_page(graded), encoding="utf-8")
-    older = sum(not one.counts for one in graded)
-    words = f", of which {older} do not count, as their learners handed in newer ones" if older else ""
-    print(f"{len(graded)} notebooks{words}: {options.out / 'grades.csv'}, {options.out / 'class.html'}")
-    return 0
+    return options
 
 
 def _tell(one: Graded) -> None:
