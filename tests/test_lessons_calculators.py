@@ -221,7 +221,7 @@ def test_the_widget_adds_back_what_is_ticked(real: dict[str, Truth]) -> None:
 
 
 def test_the_page_is_built_from_the_list() -> None:
-    assert errata.PAGE.read_text(encoding="utf-8") == errata.page(), "run python -m course_utils.lessons.errata"
+    assert errata.PAGE.read_text(encoding="utf-8") == errata.page(), "run python3 -m course_utils build"
     assert errata.page().count("**Computed:**") == len(errata.ERRATA)
     assert max(map(len, errata.page().splitlines())) <= 120
 

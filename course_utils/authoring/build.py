@@ -14,6 +14,7 @@ from nbformat import NotebookNode
 
 from ..cheat_sheet import cheat_sheet
 from ..classroom import syllabi
+from ..lessons import errata
 from ..notebook_files import EDITED, notebooks
 from . import gpu_page, pictures
 from .execute import execute
@@ -25,6 +26,7 @@ GENERATED = ("notebooks", "exercises", "solutions")
 PAGES: dict[Path, tuple[str, Callable[[Path], str]]] = {
     Path("docs", "cheat_sheet.md"): ("lessons", lambda root: cheat_sheet(root).markdown),
     syllabi.PAGE: ("lessons", syllabi.page),
+    Path("docs", errata.PAGE.name): ("errata", lambda _: errata.page()),
     gpu_page.PAGE: ("recordings", lambda _: gpu_page.gpu_page()),
 }
 """Pages of docs/ that are made: of what, and how."""

@@ -1,8 +1,7 @@
 """What the sources got wrong: each claim, where it stands, what is right, and a function that computes the evidence.
 
-`python -m course_utils.lessons.errata` writes docs/errata.md from this list; a test keeps the two equal. A claim is
-quoted or shortened, its date or version named where the text has one; no number in the evidence is typed. Nothing here
-needs torch.
+`build` writes docs/errata.md from this list; a test keeps the two equal. A claim is quoted or shortened, its date or
+version named where the text has one; no number in the evidence is typed. Nothing here needs torch.
 """
 
 import html
@@ -14,6 +13,7 @@ from textwrap import fill
 from ..estimating import estimate, moments, published
 from ..estimating.activations import activation_bytes, block_bytes, loss_saved, sum_bytes
 from ..models import PRESETS, parameter_count
+from ..notebook_files import numbered
 from ..run import TrainingRun
 from ..units import GB, format_bytes
 
@@ -406,15 +406,11 @@ def page() -> str:
 
 def _entry(number: int, one: Erratum) -> str:
     """One claim as a section of the page."""
-    notebook = next((PAGE.parent.parent / "notebooks").glob(f"{one.lesson:02d}_*.ipynb")).name
+    notebooks = numbered(PAGE.parent.parent / "notebooks")
+    notebook = next(path.name for path in notebooks if path.name.startswith(f"{one.lesson:02d}_"))
     lines = [
         f"**Where:** {one.source}.", f"**What is right:** {one.right}", f"**Computed:** {one.evidence()}.",
         f"**More:** [lesson {one.lesson:02d}](../notebooks/{notebook}).",
     ]  # fmt: skip
     wrapped = (fill(line, 120, break_long_words=False, break_on_hyphens=False) for line in lines)
     return f'<span id="erratum-{number}"></span>\n\n## {number} · “{one.claim}”\n' + "\n\n".join(wrapped) + "\n"
-
-
-if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
-    print(f"{PAGE.name}: {len(ERRATA)} claims")
