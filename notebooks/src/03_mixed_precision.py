@@ -166,7 +166,8 @@ reveal("03.lost", 100 * lost_share(gradients), unit="%")
 # fp16 has room, but at the other end, where no gradient is. So move the histogram. Multiply the *loss* by a number, and
 # by the chain rule each gradient is multiplied by it; divide before the optimizer sees them. This is [*loss
 # scaling*](../docs/glossary.md#loss-scaling) ([Micikevicius et al. 2018](https://arxiv.org/abs/1710.03740), section
-# 3.2). A power of two changes the exponent alone, so nothing is rounded.
+# 3.2), and *static* as long as the number never changes. A power of two changes the exponent alone, so nothing is
+# rounded.
 
 # %% tags=["nbval-ignore-output"]
 histogram_figure(gradients, "The same gradients times 2^16: moved into fp16's range", scale=2**16)
@@ -311,13 +312,14 @@ print("Adam's epsilon of 1e-8, in fp16:", torch.tensor(1e-8).half().item())
 # Loss scaling protects *gradients*. Nothing protects the *activations* of forward from 65,504, and in larger models
 # they grow.
 #
-# BLOOM's 176 billion parameters were then trained in bf16. It takes a card that has it:
+# BLOOM's 176 billion parameters were then trained in bf16. It takes a card that has it, and of NVIDIA's those are
+# Ampere (2020) and newer:
 
 # %%
 from course_utils import GPUS
 
 for card in GPUS.values():
-    print(f"{card.name:14s} {'has bf16' if card.has_bf16 else 'has no bf16: fp16, with loss scaling, is all there is'}")
+    print(f"{card.name:14s} {'has bf16' if card.has_bf16 else 'has no bf16: its 16 bits are fp16, with loss scaling'}")
 
 # %% [markdown]
 # ## Where each format flows
@@ -402,6 +404,7 @@ bars(
     activation_formats(steps["amp-bf16"]),
     "Much of what forward keeps under autocast is not 16-bit",
     unit="MB",
+    kind="activations",
     provenance=str(steps["amp-bf16"].provenance),
 )
 
@@ -457,10 +460,13 @@ for name, step in steps.items():
     print(f"{name:22s} {per_parameter(formula, N):18s} {per_parameter(found, N):18s} difference {difference:+,} bytes")
 
 # %%
+from course_utils.plots import stack
+
 xl = TrainingRun("gpt2-xl", attention="efficient")  # fp32 has no flash kernel
-states = {name: sum(estimated_states(xl.replace(precision=name)).values()) for name in [*recipes, "fp8"]}
-reveal("03.xl", states["amp-bf16"])
-bars(states, "GPT-2 XL: mixed precision saves nothing on the states until something is left out")
+states = {name: estimated_states(xl.replace(precision=name)) for name in [*recipes, "fp8"]}
+reveal("03.xl", sum(states["amp-bf16"].values()))
+title = "GPT-2 XL: mixed precision saves nothing on the states until something is left out"
+stack(states, title, provenance="estimated from formulas")
 
 # %% [markdown]
 # fp32 is 4 + 4 + 8. Autocast is the same 4 + 4 + 8, not 2 + 2 + 12, though both say 16. (And the 1.5 billion parameters
@@ -526,8 +532,6 @@ for name, stored in (("as they are", plain), ("scaled", fitted)):
 predict("03.peak", unit="% of fp32's")
 
 # %%
-from course_utils.plots import stack
-
 shown = {name: steps[name] for name in ("fp32", "amp-bf16", "bf16-master", "bf16")}
 title = "With a small batch the states decide, and autocast saves little"
 stack(shown, title, provenance=str(steps["fp32"].provenance))
@@ -548,8 +552,9 @@ for name in ("amp-bf16", "bf16-master", "bf16"):
     pairs = [base.replace(precision=which, micro_batch=b) for b in sizes for which in (name, "fp32")]
     totals = [estimate(run).total for run in pairs]
     curves[name] = (sizes, [100 * ours / theirs for ours, theirs in zip(totals[::2], totals[1::2], strict=True)])
-lines(curves, "The larger the batch, the more 16 bits save", "micro-batch (sequences of 256 tokens)",
-      "peak, % of fp32's", log_x=True)  # fmt: skip
+title = "The larger the batch, the more mixed precision saves; bf16 alone always takes about half"
+lines(curves, title, "micro-batch (sequences of 256 tokens)", "peak, % of fp32's", log_x=True,
+      provenance="estimated from formulas")  # fmt: skip
 
 # %% [markdown]
 # ### And time?

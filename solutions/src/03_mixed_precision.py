@@ -174,7 +174,8 @@ dice = torch.Generator().manual_seed(0)
 weight = torch.ones(1000)
 for _ in range(1000):
     weight = round_at_random(weight + 1e-4, 2**-7, torch.rand(weight.shape, generator=dice))
-print(f"1,000 weights of 1, each with 1,000 updates of 0.0001: mean {weight.mean():.2f}, none of it in fp32")
+print(f"1,000 weights of 1, each with 1,000 updates of 0.0001: mean {weight.mean():.2f}")
+print("every one of them a number that bf16 has:", torch.equal(weight, weight.bfloat16().float()))
 
 # %% [markdown]
 # ## 4 · A scale that finds itself
