@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -161,7 +161,7 @@ def _run(command: list[str], folder: Path, deadline: float, show: Callable[[str]
     What it says goes to a file: a pipe would stay open, and be waited for, as long as any process holds its end. It has
     a session of its own, so no signal meant for it or for its ranks can reach this process, nor the other way round.
     """
-    lines = _new_lines(folder)
+    read: dict[Path, int] = {}
     with (folder / "launcher.log").open("wb") as said:
         launcher = subprocess.Popen(
             command, env=_environment(folder), stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT,
@@ -169,7 +169,7 @@ def _run(command: list[str], folder: Path, deadline: float, show: Callable[[str]
         )  # fmt: skip
     try:
         while launcher.poll() is None and not _should_end(folder, deadline):
-            _show(lines, show)
+            _show(folder, read, show)
             time.sleep(POLL_SECONDS)
         code = launcher.poll()
         if code is None and not any(folder.glob("*.error")):
@@ -177,7 +177,7 @@ def _run(command: list[str], folder: Path, deadline: float, show: Callable[[str]
         return code if code is not None else _failed_already(folder)
     finally:
         _end(launcher, folder)
-        _show(lines, show)
+        _show(folder, read, show, ended=True)
 
 
 def _should_end(folder: Path, deadline: float) -> bool:
@@ -229,24 +229,18 @@ def _signal(send: Callable[[int, int], None], target: int, number: int) -> bool:
     return True
 
 
-def _new_lines(folder: Path) -> Iterator[list[str]]:
-    """Each time: the whole lines that ranks have printed since the last time, with their ranks."""
-    read: dict[Path, int] = {}
-    while True:
-        found = []
-        for path in sorted(folder.glob("logs/*/attempt_0/*/stdout.log")):
-            with path.open("rb") as log:
-                log.seek(read.get(path, 0))
-                new = log.read()
-            whole = new[: new.rfind(b"\n") + 1]
-            read[path] = read.get(path, 0) + len(whole)
-            found += [f"rank {path.parent.name}: {line}" for line in whole.decode(errors="replace").splitlines()]
-        yield found
-
-
-def _show(lines: Iterator[list[str]], show: Callable[[str], Any] | None) -> None:
-    for line in next(lines) if show else ():
-        show(line)  # type: ignore[misc]  # it is there
+def _show(folder: Path, read: dict[Path, int], show: Callable[[str], Any] | None, ended: bool = False) -> None:
+    """Show each line that a rank has printed after the bytes `read` of its file; at the end an unfinished one too."""
+    if show is None:
+        return
+    for path in sorted(folder.glob("logs/*/attempt_0/*/stdout.log")):
+        with path.open("rb") as log:
+            log.seek(read.get(path, 0))
+            new = log.read()
+        lines = new if ended else new[: new.rfind(b"\n") + 1]
+        read[path] = read.get(path, 0) + len(lines)
+        for line in lines.decode(errors="replace").splitlines():
+            show(f"rank {path.parent.name}: {line}")
 
 
 # ------------------------------------------------------------------------------------------------------ what went wrong
@@ -296,7 +290,9 @@ def _too_long(ranks: Ranks) -> str:
         return f"{took} before any had started. Give them more time, or see what torchrun says:\n" + _last_lines(
             ranks.read("launcher.log")
         )
-    lines = [took + f". Not finished: {', '.join(f'rank {rank}' for rank in unfinished) or 'torchrun itself'}."]
+    if not unfinished:
+        return f"{took}. The program was through on every rank: end the threads that it starts, or make them daemons."
+    lines = [took + f". Not finished: {', '.join(f'rank {rank}' for rank in unfinished)}."]
     for rank in unfinished:
         where = program_lines(ranks.read(f"{rank}.where"))
         lines.append(f"rank {rank} {'was at ' + where if where else 'gave no sign'}. {_said(ranks.words(rank))}")

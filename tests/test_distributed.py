@@ -95,7 +95,7 @@ def sum_of_ranks(start: int, names: list[str]):
 
     dist.init_process_group("gloo")
     dist.all_reduce(Rank.whole)
-    print(f"{names[Rank.number]} has {Rank.whole.item()}")
+    print(f"{names[Rank.number]} has {Rank.whole.item()}", end="")  # without a line feed: seen all the same
     dist.destroy_process_group()
     return Rank.whole.tolist()
 
@@ -157,6 +157,13 @@ def test_a_time_out_names_who_had_not_finished_and_ends_every_process(monkeypatc
     for words in ("Not finished: rank 1.", f"rank 1 was at one_hangs.py, line {line}, in one_hangs. ", "hello from 1"):
         assert words in str(info.value)
     assert "rank 0" not in str(info.value)
+
+
+def test_a_thread_that_goes_on_is_told_from_a_program_that_hangs(tmp_path):
+    for suffix in ("pid", "done", "json"):
+        (tmp_path / f"0.{suffix}").write_text("1")
+    with pytest.raises(RankFailed, match="The program was through on every rank: end the threads that it starts"):
+        distributed._check(None, distributed.Ranks(tmp_path, "train.py", 1, 60.0))
 
 
 def test_ranks_that_never_start_are_told_from_ranks_that_hang(monkeypatch):
