@@ -36,21 +36,16 @@ from course_utils.lessons.batch_noise import (
 )
 from course_utils.lessons.language_model import language_model
 from course_utils.lessons.large_batches import (
-    GOYAL,
-    RAMP,
     Outcome,
     Setting,
     adam_table,
-    batch_at,
     data,
-    published,
-    ramp_steps,
     scaled,
-    staircase,
     table,
     train,
     warm_up,
 )
+from course_utils.lessons.published_batches import GOYAL, RAMP, batch_at, published, ramp_steps, staircase
 
 # --------------------------------------------------------------------------------------------------------- accumulation
 

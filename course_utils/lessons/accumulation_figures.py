@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from ..figure import INK, MARGIN, QUIET, RULE, WIDTH, Canvas, Figure, number, short, text_width, ticks
 from ..figure_parts import COLOURS, stop
 from .accumulation import START, LineFit, Point
-from .large_batches import Outcome, Published
+from .adam_figures import GOAL, WALK, WALL, through
+from .large_batches import Outcome
+from .published_batches import Published
 
-WALK, WALL, GOAL = "#B34700", "#B9CBD6", "#00624A"
 PANEL_GAP = 18.0
 
 
@@ -36,7 +37,7 @@ def theta_paths(fit: LineFit, paths: Mapping[str, Sequence[Point]], title: str) 
         canvas.text(x, top + 16, name, 13, font_weight="bold")
         canvas.rect(x, y, width, height, "#FFFFFF", stroke=RULE, stroke_width=0.8)
         for ring in rings:
-            canvas.path(_line(map(place, ring)), fill="none", stroke=WALL, stroke_width=1)
+            canvas.path(through(map(place, ring)), fill="none", stroke=WALL, stroke_width=1)
         _walk(canvas, [place(point) for point in walked], place(fit.best()))
     told = "; ".join(f"{name}: {len(walked) - 1} steps" for name, walked in paths.items())
     canvas.text(
@@ -61,7 +62,7 @@ def contour(fit: LineFit, through: Point, part: float) -> list[Point]:
 
 
 def _walk(canvas: Canvas, places: Sequence[Point], goal: Point) -> None:
-    canvas.path(_line(places), fill="none", stroke=WALK, stroke_width=1.3, stroke_linejoin="round")
+    canvas.path(through(places), fill="none", stroke=WALK, stroke_width=1.3, stroke_linejoin="round")
     radius = 3.0 if len(places) < 40 else 1.6
     circle = f"a{radius} {radius} 0 1 0 {2 * radius} 0a{radius} {radius} 0 1 0 -{2 * radius} 0"
     dots = "".join(f"M{short(x - radius)} {short(y)}{circle}" for x, y in places)
@@ -70,10 +71,6 @@ def _walk(canvas: Canvas, places: Sequence[Point], goal: Point) -> None:
     canvas.path(f"M{short(x - 7)} {short(y)}h14M{short(x)} {short(y - 7)}v14", stroke=GOAL, stroke_width=2)
     x, y = places[0]
     canvas.halo_text(x + 7, y + 17, "start", 12)
-
-
-def _line(points: "Sequence[Point] | map[Point]") -> str:
-    return "M" + "L".join(f"{short(float(x))} {short(float(y))}" for x, y in points)
 
 
 # ---------------------------------------------------------------------------------------------- published, and our own

@@ -1,7 +1,7 @@
 """Lesson 02's own pictures: walks down a valley, and estimates beside measurements, a pair of bars for each."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -91,9 +91,9 @@ def draw_walk(canvas: Canvas, frame: Frame, valley: Valley, path: Sequence[Point
     canvas.rect(frame.x, frame.y, frame.width, frame.height, "#FFFFFF", stroke=RULE, stroke_width=0.8)
     for level in LEVELS:
         for piece in _pieces(frame, _contour(valley, level)):
-            canvas.path(_line(piece), fill="none", stroke=WALL, stroke_width=1)
+            canvas.path(through(piece), fill="none", stroke=WALL, stroke_width=1)
     for piece in _pieces(frame, path):
-        canvas.path(_line(piece), fill="none", stroke=WALK, stroke_width=1.6, stroke_linejoin="round")
+        canvas.path(through(piece), fill="none", stroke=WALK, stroke_width=1.6, stroke_linejoin="round")
     dots = [frame.place(point) for point in path if frame.holds(point)]
     circles = "".join(f"M{short(x - 2.4)} {short(y)}a2.4 2.4 0 1 0 4.8 0a2.4 2.4 0 1 0 -4.8 0" for x, y in dots)
     canvas.path(circles, fill=WALK, data_steps=len(path) - 1)
@@ -143,7 +143,8 @@ def _inside(frame: Frame, one: Point, other: Point) -> tuple[Point, Point] | Non
     return (one if enter == 0 else at[0]), (other if leave == 1 else at[1])
 
 
-def _line(points: Sequence[Point]) -> str:
+def through(points: Iterable[Point]) -> str:
+    """A line through these points, in pixels, as the data of an SVG path."""
     return "M" + "L".join(f"{short(float(x))} {short(float(y))}" for x, y in points)
 
 

@@ -6,16 +6,20 @@ version named where the text has one; no number in the evidence is typed. Nothin
 
 import html
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import fill
 
+from ..allocator import CachingAllocator
 from ..estimating import estimate, moments, published
 from ..estimating.activations import activation_bytes, block_bytes, loss_saved, sum_bytes
 from ..models import PRESETS, parameter_count
 from ..notebook_files import numbered
 from ..run import TrainingRun
-from ..units import GB, format_bytes
+from ..units import GB, MiB, format_bytes
+from .parameters import GPT2_PAPER
+from .published_batches import GOYAL, GOYAL_CAPTION, RAMP, batch_at
+from .published_batches import published as goyal
 
 PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "errata.md"
 
@@ -194,29 +198,20 @@ def eight_times_seven() -> str:
     )
 
 
-MINIMAX_RAMP = ((0, 16), (69, 32), (790, 64), (4700, 128))
-"""Tokens seen, in 10⁹, and the batch from there on, in 10⁶ tokens (MiniMax-01, 2025, arXiv 2501.08313)."""
-
-
-def batch_after(seen: float, ramp: Sequence[tuple[float, int]] = MINIMAX_RAMP) -> int:
-    """The batch in 10⁶ tokens when so many 10⁹ tokens have been seen."""
-    return max(batch for start, batch in ramp if seen >= start)
-
-
 def seven_hundred_billion() -> str:
     """The batch between the two numbers."""
-    slip = [(690 if start == 790 else start, batch) for start, batch in MINIMAX_RAMP]
-    return f"after 700 · 10⁹ tokens the batch is {batch_after(700)} M tokens; with the slip, {batch_after(700, slip)} M"
-
-
-GOYAL = {0.05: 23.92, 0.10: 23.60, 0.20: 23.68}
-"""Top-1 error in percent at k·n = 256, by learning rate (Goyal et al. 2017, their table of learning-rate scaling)."""
+    seen = 700 * 10**9
+    slip = [(690 * 10**9 if start == 790 * 10**9 else start, size) for start, size in RAMP]
+    said, read = (batch_at(ramp, seen) // 10**6 for ramp in (RAMP, slip))
+    return f"after 700 · 10⁹ tokens the batch is {said} M tokens; with the slip, {read} M"
 
 
 def wrong_row() -> str:
     """Look the number up."""
-    rate = next(rate for rate, error in GOYAL.items() if error == 23.68)
-    return f"in the paper's table 23.68 % stands at α = {rate:.2f}, and α = 0.10 has {GOYAL[0.10]:.2f} %"
+    rows = [row for row in GOYAL if row.batch == 256]
+    rate = next(row.rate for row in rows if row.error == GOYAL_CAPTION)
+    base = goyal(256, "0.10").error
+    return f"in the paper's table {GOYAL_CAPTION} % stands at α = {rate}, and α = 0.10 has {base:.2f} %"
 
 
 def below_the_largest() -> str:
@@ -240,10 +235,6 @@ GPT1_VOCABULARY = 40_478
 
 def smaller_vocabulary() -> str:
     """N with the vocabulary of the paper's predecessor, in millions."""
-    from dataclasses import replace
-
-    from .parameters import GPT2_PAPER
-
     names = ("gpt2", "gpt2-xl")
     shown = []
     for name in names:
@@ -255,9 +246,6 @@ def smaller_vocabulary() -> str:
 
 def not_split() -> str:
     """A cached block of the large pool whose rest is at most 1 MiB is handed out whole."""
-    from ..allocator import CachingAllocator
-    from ..units import MiB
-
     allocator = CachingAllocator()
     allocator.free(allocator.malloc(12 * MiB))
     allocator.malloc(12 * MiB - MiB // 2)

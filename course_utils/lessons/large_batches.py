@@ -1,4 +1,4 @@
-"""Lesson 07: a large batch needs another learning rate. Published figures, schedules, and a small classifier to try it.
+"""Lesson 07: a large batch needs another learning rate. Schedules, and a small classifier to try it.
 
 The classifier has 10 classes and 20 inputs; a random network made the labels, and some are noise. All runs with the
 same batch size and optimizer train together, as one batched product, so that dozens of trainings take seconds.
@@ -12,73 +12,6 @@ from itertools import pairwise
 
 import torch
 from torch.nn.functional import cross_entropy
-
-# ------------------------------------------------------------------------------------------------------------ published
-
-
-@dataclass(frozen=True)
-class Published:
-    """A row of Goyal et al. 2017, table 2(a): ResNet-50 on ImageNet, top-1 error in percent, mean and deviation."""
-
-    batch: int
-    rate: str
-    error: float
-    spread: float
-
-
-GOYAL = (
-    Published(256, "0.05", 23.92, 0.10),
-    Published(256, "0.10", 23.60, 0.12),
-    Published(256, "0.20", 23.68, 0.09),
-    Published(8192, "0.05·32", 24.27, 0.08),
-    Published(8192, "0.10·32", 23.74, 0.09),
-    Published(8192, "0.20·32", 24.05, 0.18),
-    Published(8192, "0.10", 41.67, 0.10),
-    Published(8192, "0.10·√32", 26.22, 0.03),
-)
-"""Five trainings each. (Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour, arXiv 1706.02677.)"""
-
-GOYAL_CAPTION = 23.68
-"""What the caption calls the error at rate 0.1 and batch 256."""
-
-
-def published(batch: int, rate: str) -> Published:
-    """The row for a batch and a rate as the table spells it. ValueError for a row that it does not have."""
-    for row in GOYAL:
-        if (row.batch, row.rate) == (batch, rate):
-            return row
-    raise ValueError(f"no row for batch {batch} and rate {rate}; rates: {', '.join(row.rate for row in GOYAL)}")
-
-
-RAMP = ((0, 16_000_000), (69_000_000_000, 32_000_000), (790_000_000_000, 64_000_000), (4_700_000_000_000, 128_000_000))
-"""MiniMax-01's batch ramp: (tokens seen, tokens in a batch from then on). (MiniMax 2025, arXiv 2501.08313.)"""
-
-Ramp = Sequence[tuple[int, int]]
-
-
-def batch_at(ramp: Ramp, seen: int) -> int:
-    """Tokens in a batch when `seen` tokens have been seen. ValueError before the ramp begins."""
-    sizes = [size for start, size in ramp if start <= seen]
-    if not sizes:
-        raise ValueError(f"the ramp begins at {ramp[0][0]:,} tokens, after {seen:,}")
-    return sizes[-1]
-
-
-def ramp_steps(ramp: Ramp, total: int) -> float:
-    """Optimizer steps until `total` tokens have been seen."""
-    ends = [start for start, _ in ramp[1:]] + [total]
-    return sum(max(0, min(end, total) - start) / size for (start, size), end in zip(ramp, ends, strict=True))
-
-
-def staircase(ramp: Ramp, total: int, first: int) -> tuple[list[float], list[float]]:
-    """The ramp as a line from `first` to `total` tokens: x in billions of tokens seen, y in millions a batch."""
-    xs, ys = [first / 1e9], [batch_at(ramp, first) / 1e6]
-    for start, size in ramp[1:]:
-        if first < start < total:
-            xs += [start / 1e9, start / 1e9]
-            ys += [ys[-1], size / 1e6]
-    return [*xs, total / 1e9], [*ys, ys[-1]]
-
 
 # ------------------------------------------------------------------------------------------------------------ schedules
 

@@ -481,7 +481,7 @@ lines(series, "At the noise scale you pay twice the least of both; beyond it, ex
 # ([MiniMax 2025](https://arxiv.org/abs/2501.08313)).
 
 # %%
-from course_utils.lessons.large_batches import RAMP, ramp_steps, staircase
+from course_utils.lessons.published_batches import RAMP, ramp_steps, staircase
 
 for seen, size in RAMP:
     print(f"from {seen / 1e9:6,.0f} billion tokens on: {size / 1e6:4.0f} million tokens a batch")
@@ -524,7 +524,7 @@ print(f"and the memory of a batch 8 times as large, 4 sequences at once: {last -
 # Batches of 8,192, the same number of epochs, the rate still 0.10: how many percent?
 
 # %%
-from course_utils.lessons.large_batches import GOYAL, GOYAL_CAPTION, published
+from course_utils.lessons.published_batches import GOYAL, GOYAL_CAPTION, published
 
 predict("07.goyal", unit="%")
 
