@@ -13,8 +13,6 @@ from typing import Any
 import torch
 from torch import nn
 
-Bytes = dict[str, int]
-
 
 class WatchedDataParallel(nn.DataParallel):
     """DataParallel with its own `forward`, on the CPU: its four helpers copy and count instead of asking for GPUs.

@@ -1,7 +1,7 @@
 """Lesson 03's experiments: updates that vanish, gradients that underflow, loss scaling, and five trainings compared.
 
-Everything here runs on the CPU in the genuine 16-bit formats: torch's CPU kernels compute fp16 and bf16 matrix products
-as GPUs do, with fp32 sums and one rounding at the end. Only the speed is not a GPU's.
+Everything here runs on the CPU in the genuine 16-bit formats, with matrix products as GPUs compute them, fp32 sums and
+one rounding at the end: torch's own in bf16, `language_model.HalfProducts` in fp16. Only the speed is not a GPU's.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -6,9 +6,6 @@ import torch
 
 from ..figure import INK, MARGIN, QUIET, RULE, WIDTH, Canvas, Figure
 from ..figure_parts import OVER, stop
-from .number_formats import FORMATS
-
-FP16 = FORMATS["fp16"]
 
 
 def lost_share(gradients: torch.Tensor, scale: float = 1.0) -> float:

@@ -123,8 +123,3 @@ def best_interval(nodes: int, inside: float = 1) -> int:
     """
     divisors = [k for k in range(1, nodes + 1) if nodes % k == 0]
     return min(divisors, key=lambda k: memory_every(nodes, k, inside))
-
-
-def forwards_none(nodes: int) -> int:
-    """Runs of f when nothing is kept: n, and then 1 + 2 + … + n again."""
-    return nodes + nodes * (nodes + 1) // 2
