@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch.distributed.pipelining.schedules import Schedule1F1B, ScheduleGPipe
 
-from course_utils import TrainingRun, gpu
+from course_utils import TrainingRun, estimate, gpu
 from course_utils.breakdown import KINDS
+from course_utils.estimating import moments
 from course_utils.estimating.states import gradient_bytes, optimizer_state_bytes, parameter_bytes
 from course_utils.lessons import pipeline_parts, pipelines, staleness
 from course_utils.lessons.parallel_plans import Cluster, Plan, account, cheapest, plans, step_flops, why_not
@@ -136,8 +137,6 @@ def test_one_stage_has_all_states_and_all_kept_activations():
     whole = stage_memory(XL, "1F1B", 1, 8, 0)
     assert whole["parameters"] == parameter_bytes(XL) and whole["gradients"] == gradient_bytes(XL)
     assert whole["optimizer_states"] == optimizer_state_bytes(XL)
-    from course_utils import estimate
-
     after_loss = estimate(XL)["activations"]
     assert whole["activations"] == pytest.approx(after_loss, rel=0.01)
     assert stage_memory(XL, "GPipe", 1, 8, 0)["activations"] == 8 * whole["activations"]
@@ -146,10 +145,17 @@ def test_one_stage_has_all_states_and_all_kept_activations():
 
 def test_recomputation_keeps_checkpoints_and_one_block():
     none, full = (stage_memory(XL.replace(recompute=how), "1F1B", 4, 8, 1)["activations"] for how in ("none", "full"))
-    block = none // 3 // 12
-    assert full == 3 * 12 * (2 * 1024 * 4 * 1600) + block
+    block, checkpoint = none // 3 // 12, 2 * 1024 * 4 * 1600
+    assert full == (3 * 12 - 1) * checkpoint + block, "the checkpoint of the block that runs again is its input"
     with pytest.raises(ValueError, match="'none' or 'full'"):
         stage_memory(XL.replace(recompute="selective"), "1F1B", 4, 8, 1)
+
+
+@pytest.mark.parametrize("run", [XL, XL.replace(precision="amp-bf16"), TrainingRun("llama3.2-1b", 1, 4096)])
+def test_one_stage_that_recomputes_has_the_activations_of_the_estimate(run: TrainingRun):
+    run = run.replace(recompute="full")
+    of_a_step = max(moment["activations"] for moment in moments(run).values())
+    assert stage_memory(run, "1F1B", 1, 1, 0)["activations"] == pytest.approx(of_a_step, abs=1024)
 
 
 def test_pipedream_pays_for_versions():
@@ -186,6 +192,13 @@ def test_zero_3_sends_the_weights_for_each_micro_batch():
     assert small.seconds["data"] == pytest.approx(17 * share, rel=1e-6)
     assert large.seconds["data"] == pytest.approx(3 * share, rel=1e-6)
     assert small.memory < large.memory < account(LLAMA, CLUSTER, Plan(64), 512).memory / 10
+
+
+@pytest.mark.parametrize("micro_batch", [4, 8])
+def test_zero_3_takes_nearly_what_is_estimated_for_a_rank(micro_batch: int):
+    run = LLAMA.replace(micro_batch=micro_batch)
+    there = account(run, CLUSTER, Plan(64, stage=3), 512).memory
+    assert there == pytest.approx(estimate(run.replace(world_size=64, zero_stage=3)).total, rel=0.05)
 
 
 def test_tensor_parallelism_talks_within_a_node_and_pipelines_between():

@@ -110,7 +110,8 @@ def cheapest(run: TrainingRun, cluster: Cluster, global_batch: int, allowed: Cal
 
 
 def memory(run: TrainingRun, plan: Plan, micro_batches: int) -> int:
-    """Bytes on the fullest GPU: states, kept activations, and with stage 3 the block that is gathered.
+    """Bytes on the fullest GPU: states, kept activations, on the last stage the two tensors of s·b·V numbers that the
+    loss's backward makes, and with ZeRO's stage 3 the block that is gathered.
 
     16 bytes a parameter, sharded as ZeRO has it; tensor parallelism with sequence parallelism divides all of it by t
     (Korthikanti et al. 2022, section 4.2.2).
@@ -150,8 +151,9 @@ def _check(run: TrainingRun, cluster: Cluster, plan: Plan, global_batch: int) ->
 def _stage_bytes(run: TrainingRun, plan: Plan, micro_batches: int, stage: int) -> int:
     own = _parameters(run.model, plan.pipeline, stage) // plan.tensor
     kept = _activations(run, plan.pipeline, min(micro_batches, plan.pipeline), stage)
-    gathered = ELEMENT * _block_parameters(run.model) // plan.tensor if plan.stage == 3 else 0
-    return zero_bytes(own, plan.data, plan.stage) + kept // plan.tensor + gathered
+    passing = 2 * ELEMENT * run.seq_len * run.micro_batch * run.model.vocab if stage == plan.pipeline - 1 else 0
+    gathered = ELEMENT * _block_parameters(run.model) if plan.stage == 3 else 0
+    return zero_bytes(own, plan.data, plan.stage) + (kept + passing + gathered) // plan.tensor
 
 
 def _messages(run: TrainingRun, cluster: Cluster, plan: Plan, micro_batches: int) -> dict[str, float]:

@@ -52,8 +52,9 @@ def stage_memory(run: TrainingRun, schedule: str, stages: int, micro_batches: in
     """Bytes of one stage when it keeps the most micro-batches: its states, and all that forward keeps for backward.
 
     `run.micro_batch` is one micro-batch's sequences. Transients of backward and of the optimizer are not counted.
-    Whole blocks may be recomputed (recompute="full"): then one block's activations are there at a time. PipeDream keeps
-    the weights once for each version in use: the ones beyond the first are `weight_copies`. Raises ValueError for
+    Whole blocks may be recomputed (recompute="full"): then one of them has all of its activations at a time, beside its
+    checkpoint, and on the last stage not before the loss and head of that micro-batch have let theirs go. PipeDream
+    keeps the weights once for each version in use: the ones beyond the first are `weight_copies`. Raises ValueError for
     another kind of recomputation, and for sizes that cannot be.
     """
     if run.recompute not in ("none", "full"):
@@ -61,17 +62,18 @@ def stage_memory(run: TrainingRun, schedule: str, stages: int, micro_batches: in
     shapes, kept = stage_shapes(run.model, stages, stage), most_kept(schedule, stages, micro_batches, stage)
     weights = sum(round_up(run.precision.weight * prod(shape)) for shape in shapes.values())
     blocks = len(blocks_of(run.model.layers, stages, stage))
-    whole = block_bytes(run)
-    a_block, live = (block_input(run).bytes, whole) if run.recompute == "full" else (whole, 0)
-    outside = sum_bytes(stem_saved(run)) if stage == 0 else 0
-    outside += sum_bytes([*head_saved(run), *loss_saved(run)]) if stage == stages - 1 else 0
+    a_block, again = block_bytes(run), 0
+    if run.recompute == "full":
+        a_block, again = block_input(run).bytes, a_block - block_input(run).bytes
+    stem = sum_bytes(stem_saved(run)) if stage == 0 else 0
+    end = sum_bytes([*head_saved(run), *loss_saved(run)]) if stage == stages - 1 else 0
     return MemoryBreakdown(
         {
             "parameters": weights,
             "weight_copies": weights * (kept - 1) if schedule == "PipeDream" else 0,
             "gradients": sum(round_up(run.precision.gradient * prod(shape)) for shape in shapes.values()),
             "optimizer_states": optimizer_bytes_of(run, run.precision, shapes),
-            "activations": kept * (blocks * a_block + outside) + live,
+            "activations": kept * (blocks * a_block + stem + end) + max(0, again - end),
         },
         label=f"stage {stage} of {stages}, {schedule}, {kept} of {micro_batches} micro-batches kept",
     )
