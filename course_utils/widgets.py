@@ -20,6 +20,7 @@ from .gpus import GPUS, Gpu, gpu
 from .lessons import parameters
 from .lessons.parameter_figures import percent, shares, spelled
 from .models import PRESETS, TransformerConfig, model_config
+from .nearest import unknown
 from .run import ATTENTIONS, OPTIMIZERS, PRECISIONS, RECOMPUTES, TrainingRun
 from .units import GB, GiB, format_bytes
 
@@ -173,7 +174,7 @@ class TensorSlider(Explorable):
 
     def __init__(self, batch: int, sequence: int, hidden: int, dtype: str) -> None:
         if dtype not in DTYPES:
-            raise ValueError(f"unknown number format {dtype!r}; known: {', '.join(DTYPES)}")
+            raise unknown("number format", dtype, DTYPES)
         for name, size in (("batch", batch), ("sequence", sequence), ("hidden", hidden)):
             if not isinstance(size, int) or isinstance(size, bool) or size < 1:
                 raise ValueError(f"{name} is {size!r}: it must be a whole number of at least 1")

@@ -102,7 +102,7 @@ def test_a_slow_stage_holds_up_all():
 @pytest.mark.parametrize(
     ("arguments", "named", "words"),
     [
-        (("Gpipe", 2, 2), {}, "unknown schedule 'Gpipe'; known: naive, GPipe"),
+        (("Gpipe", 2, 2), {}, "unknown schedule 'Gpipe': did you mean 'GPipe'?"),
         (("GPipe", 0, 2), {}, "stages is 0: a whole number from 1 to 64"),
         (("GPipe", 2, 1.5), {}, "micro_batches is 1.5"),
         (("GPipe", 2, True), {}, "micro_batches is True"),

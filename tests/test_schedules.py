@@ -85,7 +85,7 @@ def test_player_follows_its_controls() -> None:
 
 def test_player_refuses_what_it_cannot_show() -> None:
     assert [schedule_player(name).schedule.nodes for name in SCHEDULES] == [8, 8, 8]
-    with pytest.raises(ValueError, match="known: keep all"):
+    with pytest.raises(ValueError, match="Known: keep all"):
         schedule_player("keep some")
     with pytest.raises(ValueError, match="nodes is 25"):
         schedule_player(nodes=25)

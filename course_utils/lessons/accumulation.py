@@ -9,6 +9,7 @@ from itertools import pairwise
 import torch
 from torch.nn.functional import cross_entropy
 
+from ..nearest import unknown
 from .language_model import batches, language_model
 
 MicroBatch = tuple[torch.Tensor, torch.Tensor]
@@ -157,7 +158,7 @@ def moved(loop: Loop, parts: Sequence[MicroBatch], k: int, optimizer: str = "sgd
     `optimizer` is "sgd" (rate 0.1) or "adam" (rate 0.001). ValueError for another one.
     """
     if optimizer not in ("sgd", "adam"):
-        raise ValueError(f"unknown optimizer {optimizer!r}; known: sgd, adam")
+        raise unknown("optimizer", optimizer, ("sgd", "adam"))
     model = language_model()
     before = torch.nn.utils.parameters_to_vector(model.parameters()).detach().clone()
     made: torch.optim.Optimizer = (

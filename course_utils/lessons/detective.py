@@ -16,6 +16,7 @@ from ..allocator_replay import Replay, replay
 from ..breakdown import MemoryBreakdown
 from ..measurement import Measurement, Timeline
 from ..measuring import measure
+from ..nearest import unknown
 from ..run import TrainingRun
 from ..units import GiB, MiB
 
@@ -103,7 +104,7 @@ def case(number: int) -> Case:
 def is_cause(number: int, name: str) -> bool:
     """Whether case `number` died of this cause. Raises ValueError for an unknown cause."""
     if name not in CAUSES:
-        raise ValueError(f"unknown cause {name!r}; known: {', '.join(CAUSES)}")
+        raise unknown("cause", name, CAUSES)
     return ORDER[number - 1][0] == name
 
 

@@ -13,6 +13,11 @@ from itertools import pairwise
 import torch
 from torch.nn.functional import cross_entropy
 
+from ..nearest import unknown
+
+KNOWN = ("sgd", "adam")
+"""Optimizers; "sgd" has momentum where it trains."""
+
 # ------------------------------------------------------------------------------------------------------------ schedules
 
 
@@ -20,8 +25,8 @@ def scaled(rate: float, k: float, optimizer: str = "sgd") -> float:
     """The rate for a batch k times as large: k·rate for "sgd" (Goyal et al. 2017), √k·rate for "adam" (Granziol et al.
     2022). ValueError for another optimizer.
     """
-    if optimizer not in ("sgd", "adam"):
-        raise ValueError(f"unknown optimizer {optimizer!r}; known: adam, sgd")
+    if optimizer not in KNOWN:
+        raise unknown("optimizer", optimizer, KNOWN)
     return rate * (k if optimizer == "sgd" else math.sqrt(k))
 
 
@@ -126,9 +131,9 @@ def train(settings: Sequence[Setting], seeds: Sequence[int] = SEEDS, epochs: int
 
     About 5 s for the small batch, whatever the number of settings. ValueError for unknown optimizers.
     """
-    unknown = {setting.optimizer for setting in settings} - {"sgd", "adam"}
-    if unknown:
-        raise ValueError(f"unknown optimizer {', '.join(sorted(unknown))}; known: adam, sgd")
+    for setting in settings:
+        if setting.optimizer not in KNOWN:
+            raise unknown("optimizer", setting.optimizer, KNOWN)
     groups = dict.fromkeys((setting.batch, setting.optimizer) for setting in settings)
     found: dict[Setting, Outcome] = {}
     for group in groups:

@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from ..nearest import unknown
+
 FORWARD, BACKWARD = "F", "B"
 SCHEDULES = ("naive", "GPipe", "1F1B", "PipeDream")
 MOST_STAGES, MOST_MICRO_BATCHES = 64, 512
@@ -141,7 +143,7 @@ def micro_batches_for(stages: int, most_idle: float) -> int:
 
 def _check(schedule: str, stages: int, micro_batches: int, backward: float, slow: Mapping[int, float]) -> None:
     if schedule not in SCHEDULES:
-        raise ValueError(f"unknown schedule {schedule!r}; known: {', '.join(SCHEDULES)}")
+        raise unknown("schedule", schedule, SCHEDULES)
     for name, value, most in (("stages", stages, MOST_STAGES), ("micro_batches", micro_batches, MOST_MICRO_BATCHES)):
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
             raise ValueError(f"{name} is {value!r}: a whole number from 1 to {most}")

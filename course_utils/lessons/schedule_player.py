@@ -6,6 +6,7 @@ from typing import Any
 import ipywidgets
 
 from ..figure import Figure
+from ..nearest import unknown
 from ..widgets import LAYOUT, STYLE, Explorable, dropdown
 from .schedule_figures import schedule_figure
 from .schedules import Schedule, keep_all, keep_every, keep_none
@@ -35,7 +36,7 @@ class Player(Explorable):
 
     def __init__(self, schedule: str, nodes: int, k: int, tick: int | None) -> None:
         if schedule not in SCHEDULES:
-            raise ValueError(f"unknown schedule {schedule!r}; known: {', '.join(SCHEDULES)}")
+            raise unknown("schedule", schedule, SCHEDULES)
         for name, value, least in (("nodes", nodes, 2), ("k", k, 1)):
             if not least <= value <= MOST:
                 raise ValueError(f"{name} is {value}: choose {least} to {MOST}")
