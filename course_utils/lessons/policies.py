@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from time import perf_counter
+from time import process_time
 
 import torch
 from torch.nn.functional import cross_entropy
@@ -65,15 +65,16 @@ def counted_flops(run: TrainingRun) -> tuple[int, int]:
 
 
 def seconds(runs: Mapping[str, TrainingRun], repeats: int = 5) -> dict[str, float]:
-    """The quickest of several forward and backward passes of each run on this machine's CPU, in seconds.
+    """The quickest of several forward and backward passes of each run on this machine's CPU, in seconds of processor
+    time, all threads together: what else runs on a busy machine does not count.
 
-    The runs take turns, so that a busy machine slows all of them alike; a first round to warm up is not counted.
+    The runs take turns, so that what slows the machine slows all of them; a first round to warm up is not counted.
     """
     steps = {name: small_step(run) for name, run in runs.items()}
     took: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(repeats + 1):
         for name, step in steps.items():
-            begin = perf_counter()
+            begin = process_time()
             step().backward()
-            took[name].append(perf_counter() - begin)
+            took[name].append(process_time() - begin)
     return {name: min(times[1:]) for name, times in took.items()}

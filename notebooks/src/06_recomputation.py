@@ -373,6 +373,10 @@ sizes = {s: claimed(full.replace(seq_len=s)) for s in (1000, 1024)}
 print(f"{'':46s} s = 1,000  s = 1,024")
 for words, size in sizes[1024].items():
     print(f"{words:46s} {format_bytes(sizes[1000][words], 'GB', 2):>9s}  {format_bytes(size, 'GB', 2):>9s}")
+real = measure(full)
+after_loss = real.moments["after loss"]["activations"]
+print(f"{f'the same, {real.provenance}':57s} {format_bytes(after_loss, 'GB', 2):>9s}; "
+      f"estimate − measured {size - after_loss:+,} bytes")  # fmt: skip
 
 # %%
 before, after = activation_bytes(xl), activation_bytes(full)
@@ -382,10 +386,11 @@ for name in ("none", "selective", "full"):
     print(f"{name:10s} keeps {format_bytes(kept, 'GB', 1):>8s} when forward ends, {kept / before:4.0%} of everything")
 
 # %% [markdown]
-# 60/√48, and the newsletter's 8–9 GB, are near what is really there after the loss, checkpoints and
-# [log-softmax](../docs/glossary.md#log-softmax), but that is chance: neither is a square root of anything. (The block
-# that runs again does not come on top: by then the log-softmax has been used and freed.) And 50 % is far off for full
-# recomputation; perhaps somebody read "square root" as "half". What comes nearest to it is the *selective* policy.
+# **The gap** of 512 bytes is the loss itself. 60/√48, and the newsletter's 8–9 GB, are near what is really there after
+# the loss, checkpoints and [log-softmax](../docs/glossary.md#log-softmax). But that is chance: neither of these two is
+# the square root of anything. (The block that runs again does not come on top: by then the log-softmax has been used
+# and freed.) And 50 % is far off for full recomputation; perhaps somebody read "square root" as "half". What comes
+# nearest to it is the *selective* policy.
 
 # %% [markdown]
 # ## By hand
@@ -458,7 +463,8 @@ print(f"off by more than a tenth of the gradient's length: {size.item() > 0.1}, 
 
 # %% [markdown]
 # ## And the time?
-# Arithmetic is not time. On your processor, in fp32, the quickest of five passes each (they vary from run to run):
+# Arithmetic is not time. On your processor, in fp32, the quickest of five passes each, in processor time, so that what
+# else it does hardly counts (they still vary a little from run to run):
 
 # %% tags=["nbval-ignore-output"]
 from course_utils.lessons.policies import seconds
