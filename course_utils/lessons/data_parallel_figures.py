@@ -282,7 +282,7 @@ def _band_axes(canvas: Canvas, place: _Place, xlabel: str, ylabel: str) -> None:
         if place.floor <= value <= place.most:
             y = place.y(value)
             canvas.line(place.left, y, place.right, y, GRID)
-            canvas.text(place.left - 8, y + 4, f"{value:g}", 12, QUIET, text_anchor="end")
+            canvas.text(place.left - 8, y + 4, number(value), 12, QUIET, text_anchor="end")
     for value in tens:
         if place.first <= value <= place.last:
             x = place.x(value)
