@@ -33,7 +33,7 @@ class Guess:
     day: str
 
     def __str__(self) -> str:
-        return f"{self.value:,g} {self.unit}"
+        return f"{self.value:,g} {self.unit}".strip()
 
     @property
     def amount(self) -> float:
@@ -90,14 +90,15 @@ def parse_guess(text: str, unit: str) -> float:
         thousands, decimals = match[1].replace(",", "").replace("_", ""), match[1].replace(",", ".")
         raise ValueError(f"{match[1]} can be read in two ways: write {thousands} or {float(decimals)}.")
     if match is None:
-        raise ValueError(f"Write your guess in {unit}, as a number alone.")
+        raise ValueError(f"Write your guess in {unit}, as a number alone." if unit else "Write a number alone.")
     return float(match[1].replace("_", "").replace(",", "."))
 
 
 def predict(key: str, unit: str = "GB", guess: float | None = None) -> None:
     """Show a field for the learner's guess, in `unit`, and store it on this machine under `key` once it is locked.
 
-    `guess` locks one without the field. A locked guess stays until `forget_guess(key)`.
+    `unit` is "" for a number that has none; `guess` locks one without the field. A locked guess stays until
+    `forget_guess(key)`.
     """
     if guess is not None:
         lock_guess(key, guess, unit)
@@ -115,7 +116,7 @@ class Prediction:
         guess = stored_guesses().get(self.key)
         if guess:
             return f"Your guess is locked: {guess}"
-        return f"Your guess, in {self.unit}: run this cell and type it in."
+        return f"Your guess{f', in {self.unit}' if self.unit else ''}: run this cell and type it in."
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
         """The field where widgets can be drawn and no guess is locked yet; always the text, the same on each run."""
@@ -128,11 +129,11 @@ def _guess_field(key: str, unit: str) -> Any:
     """A text field, a button that locks what it holds, and a line that answers."""
     import ipywidgets
 
-    asked = f"your guess {_in(unit)}"
+    asked = f"your guess {_in(unit)}".strip()
     wide = {"width": f"{max(18, 10 + len(asked) // 2)}em"}  # 10 for the word before the field and its frame
     field = ipywidgets.Text(placeholder=asked, description="Guess", layout=wide)
     button = ipywidgets.Button(
-        description="Lock it in", tooltip=f"Store this guess {_in(unit)}; then look at the answer"
+        description="Lock it in", tooltip=f"Store {asked.replace('your', 'this')}; then look at the answer"
     )
     answer = ipywidgets.HTML()
 
@@ -150,8 +151,8 @@ def _guess_field(key: str, unit: str) -> Any:
 
 
 def _in(unit: str) -> str:
-    """ "in GB", but "of two"."""
-    return unit if unit.startswith("of ") else f"in {unit}"
+    """ "in GB", but "of two", and nothing for a plain number."""
+    return unit if not unit or unit.startswith("of ") else f"in {unit}"
 
 
 def _locked(guess: Guess) -> str:
@@ -163,7 +164,7 @@ def reveal(key: str, actual: float, unit: str | None = None) -> None:
 
     `unit` is for the case that no guess was made; GB without it.
     """
-    _show(Revelation(key, actual, stored_guesses().get(key), unit or "GB"))
+    _show(Revelation(key, actual, stored_guesses().get(key), "GB" if unit is None else unit))
 
 
 @dataclass(frozen=True, repr=False)
@@ -200,8 +201,9 @@ class Revelation:
         return f"{abs(ratio - 1):.0%} {word}.".replace("%", " %") if factor < 1.5 else f"{factor:,.1f} times {word}."
 
     def _spell(self, amount: float) -> str:
-        digits = 0 if self.unit == "B" else 1
-        return format_bytes(round(amount), self.unit, digits) if self.unit in UNITS else f"{amount:,.4g} {self.unit}"
+        if self.unit in UNITS:
+            return format_bytes(round(amount), self.unit, 0 if self.unit == "B" else 1)
+        return f"{amount:,.4g} {self.unit}".strip()
 
     def __repr__(self) -> str:
         return self.verdict

@@ -22,7 +22,7 @@ from course_utils.lessons.adam import (
     steps_needed,
     trajectory,
 )
-from course_utils.lessons.adam_figures import outcome, pairs, walks
+from course_utils.lessons.adam_figures import frame_of, outcome, pairs, walks
 from course_utils.lessons.adam_widget import walker
 
 TORCHS = {
@@ -166,6 +166,13 @@ def test_walks_say_how_each_ended_and_stay_inside_their_windows() -> None:
     assert all(15 <= x <= 865 for x, _ in places)
     with pytest.raises(ValueError, match="at least one path"):
         walks({}, "Nothing")
+
+
+@pytest.mark.parametrize("angle", [0.0, 30.0, 45.0])
+def test_a_window_shows_as_far_across_the_valley_as_the_start_is(angle: float) -> None:
+    valley = Valley(angle=angle)
+    window = frame_of(valley, 0, 0, 680, 360)
+    assert all(window.holds(valley.turned((START[0], side * START[1]))) for side in (1, -1))
 
 
 def test_pairs_tell_both_numbers_where_they_differ() -> None:

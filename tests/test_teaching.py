@@ -157,6 +157,17 @@ def test_field_stores_what_is_typed_once_the_button_is_pressed() -> None:
     assert stored_guesses()["01.peak"].value == 41
 
 
+def test_a_guess_may_be_a_plain_number() -> None:
+    box = teaching._guess_field("03.square", "")
+    (field, button), answer = box.children[0].children, box.children[1]
+    assert (field.placeholder, button.tooltip) == ("your guess", "Store this guess; then look at the answer")
+    for typed, said in (("much", "Write a number alone."), ("255", "Your guess is locked: <b>255</b>. Now look.")):
+        field.value = typed
+        button.click()
+        assert answer.value == said
+    assert repr(Prediction("03.ones", "")) == "Your guess: run this cell and type it in."
+
+
 def test_field_has_a_text_that_is_the_same_on_each_run() -> None:
     bundles = [Prediction("01.peak", "GB")._repr_mimebundle_() for _ in range(2)]
     assert bundles[0]["text/plain"] == bundles[1]["text/plain"] == "Your guess, in GB: run this cell and type it in."
@@ -200,6 +211,7 @@ def test_guesses_may_be_of_other_things_than_bytes() -> None:
     assert Revelation("k", 33.3, Guess(30, "%", "")).verdict == "You said 30 %, it is 33.3 %: 10 % too little."
     assert Revelation("k", 2**30, None, "GiB").verdict.startswith("It is 1.0 GiB.")
     assert Revelation("k", 512, None, "B").verdict.startswith("It is 512 B.")
+    assert Revelation("k", 256, Guess(255, "", ""), "").verdict == "You said 255, it is 256: spot on, within 5 %."
 
 
 def test_notebook_of_a_fresh_machine_is_the_same_each_time(tmp_path: Path) -> None:

@@ -40,10 +40,10 @@ class Frame:
 
 
 def frame_of(valley: Valley, x: float, y: float, width: float, height: float) -> Frame:
-    """A window of at most these pixels with start and floor of the valley in it, at one scale for both axes."""
-    start = valley.turned(START)
-    lows = (min(start[0], 0) - 1.2, min(start[1], -2.4) - 0.6)
-    highs = (max(start[0], 0) + 3.4, max(start[1], 2.4) + 0.6)
+    """A window of at most these pixels, at one scale for both axes: the start, the floor, and as far across it."""
+    xs, ys = zip(valley.turned(START), valley.turned((START[0], -START[1])), strict=True)
+    lows = (min(*xs, 0) - 1.2, min(*ys, -2.4) - 0.6)
+    highs = (max(*xs, 0) + 3.4, max(*ys, 2.4) + 0.6)
     scale = min(width / (highs[0] - lows[0]), height / (highs[1] - lows[1]))
     spare = (width / scale - (highs[0] - lows[0])) / 2
     return Frame(x, y, width, scale * (highs[1] - lows[1]), (lows[0] - spare, lows[1]), scale)

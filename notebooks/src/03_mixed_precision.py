@@ -184,14 +184,14 @@ print(f"less than a hundredth is lost with scale 2^16: {lost_share(gradients, 2*
 # **Your guess.** What is the smallest whole number whose square overflows in fp16?
 
 # %%
-predict("03.square", unit="(a whole number)")
+predict("03.square", unit="")
 
 # %%
 for number in (250, 255, 256, 300):
     half, brain = torch.tensor(number).half(), torch.tensor(number).bfloat16()
     print(f"{number}² = {number**2:,}: {(half * half).item():,} in fp16, {(brain * brain).item():,} in bf16")
 first = next(n for n in range(1, 1000) if torch.tensor(float(n)).half().square().isinf())
-reveal("03.square", first, unit="(a whole number)")
+reveal("03.square", first, unit="")
 
 # %% [markdown]
 # The example is off by one, the point is not. And sums overflow sooner than products. A norm adds up the squares of a
@@ -335,14 +335,14 @@ flow_figure("Products are bf16, sums are fp32: whatever is added up many times i
 # bf16. What comes out?
 
 # %%
-predict("03.ones", unit="(a sum)")
+predict("03.ones", unit="")
 
 # %%
 total = torch.zeros((), dtype=torch.bfloat16)
 for _ in range(4096):
     total += 1
 ones = torch.ones(1, 4096, dtype=torch.bfloat16)
-reveal("03.ones", total.item(), unit="(a sum)")
+reveal("03.ones", total.item(), unit="")
 print("a matrix product of the same bf16 ones:", (ones @ ones.T).item())
 
 # %% [markdown]
