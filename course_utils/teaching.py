@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from .keeping import course_home, problems_in_words
 from .tables import aligned, html_table
-from .units import UNITS, format_bytes, format_signed
+from .units import UNITS, format_bytes, format_signed, percent
 
 if TYPE_CHECKING:
     import torch
@@ -198,7 +198,7 @@ class Revelation:
             return "spot on, within 5 %."
         word = "too much" if ratio > 1 else "too little"
         factor = max(ratio, 1 / ratio)
-        return f"{abs(ratio - 1):.0%} {word}.".replace("%", " %") if factor < 1.5 else f"{factor:,.1f} times {word}."
+        return f"{percent(abs(ratio - 1))} {word}." if factor < 1.5 else f"{factor:,.1f} times {word}."
 
     def _spell(self, amount: float) -> str:
         if self.unit in UNITS:

@@ -39,6 +39,11 @@ def format_signed(size: int) -> str:
     return "0" if size == 0 else f"{'+' if size > 0 else '−'}{format_bytes(abs(size))}"
 
 
+def percent(part: float, digits: int = 0) -> str:
+    """A part of 1 as "63 %", with so many decimals."""
+    return f"{100 * part:.{digits}f} %"
+
+
 def formatter(total: int) -> Callable[[int], str]:
     """How the parts of a total of so many bytes are written: all in one unit that suits it, with three decimals.
 

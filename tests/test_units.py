@@ -4,12 +4,16 @@ from typing import Any
 
 import pytest
 
-from course_utils.units import GB, UNITS, GiB, format_bytes, formatter, parse_bytes, round_up
+from course_utils.units import GB, UNITS, GiB, format_bytes, formatter, parse_bytes, percent, round_up
 
 
 @pytest.mark.parametrize(("size", "rounded"), [(0, 0), (1, 512), (511, 512), (512, 512), (513, 1024), (10**12, 10**12)])
 def test_rounds_up_to_the_allocators_blocks(size, rounded):
     assert round_up(size) == rounded
+
+
+def test_a_part_is_said_in_percent():
+    assert (percent(0.625), percent(0.0273, 1), percent(1)) == ("62 %", "2.7 %", "100 %")
 
 
 def test_rounds_up_to_another_multiple():

@@ -2,7 +2,7 @@
 
 from ..estimating import estimate
 from ..run import TrainingRun
-from ..units import format_bytes
+from ..units import format_bytes, percent
 from .stage import Demo, DemoStep, Foreseen, Outcome, Stage
 from .stage_figures import stage_bars
 
@@ -39,7 +39,7 @@ def prediction(stage: Stage) -> Outcome:
     """Both estimates."""
     rows = {"at once": estimate(large(stage)), f"in {PARTS} parts": estimate(in_parts(stage))}
     whole, parts = rows.values()
-    title = f"{parts.total / whole.total:.0%} of the memory, not {1 / PARTS:.0%}, by estimate"
+    title = f"{percent(parts.total / whole.total)} of the memory, not {percent(1 / PARTS)}, by estimate"
     return Outcome("Which kinds did not shrink?", figure=stage_bars(rows, title, stage.card.room))
 
 

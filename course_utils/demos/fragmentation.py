@@ -14,7 +14,7 @@ from ..allocator import OutOfMemory
 from ..allocator_replay import Replay, replay
 from ..figure import Figure
 from ..measuring import ALLOCATOR_VARIABLES
-from ..units import format_bytes
+from ..units import format_bytes, percent
 from .holes import COUNT, trace
 from .stage import Demo, DemoStep, Foreseen, Outcome, Stage
 from .stage_figures import stage_segments
@@ -34,8 +34,9 @@ def question(stage: Stage) -> Outcome:
     events = trace(stage.card.room)
     activation, state, late = events[0][0], events[-2][0], events[-1][0]
     return Outcome(
-        f"{stage.words}. {COUNT} activations of {format_bytes(activation)} come and go. Then {COUNT} of Adam's states "
-        f"of {format_bytes(state)} come, and stay. Now the next activation wants {format_bytes(late)}. Is there room?"
+        f"On {stage.words}, {COUNT} activations of {format_bytes(activation)} come and go. Then {COUNT} of Adam's "
+        f"states of {format_bytes(state)} come, and stay. Now the next activation wants {format_bytes(late)}. "
+        "Is there room?"
     )
 
 
@@ -54,7 +55,7 @@ def holes(stage: Stage) -> Outcome:
     """Where the free memory is."""
     found = replayed(stage, expandable=False)
     failed = _failure_of(found, stage)
-    title = f"{failed.free_share:.0%} is free, in pieces of at most {format_bytes(failed.largest_free)}"
+    title = f"{percent(failed.free_share)} is free, in pieces of at most {format_bytes(failed.largest_free)}"
     return Outcome(
         f"Each state sits in a segment that an activation made, and keeps it. Wanted: {format_bytes(failed.requested)} "
         "in one piece.",
@@ -119,7 +120,7 @@ def _failure_of(found: Replay, stage: Stage) -> OutOfMemory:
 def foresee(stage: Stage) -> list[Foreseen]:
     """The same tensors twice: they fail, then they fit."""
     plain, expandable = replayed(stage, expandable=False), replayed(stage, expandable=True)
-    free = f" with {plain.failure.free_share:.0%} free" if plain.failure else ""
+    free = f" with {percent(plain.failure.free_share)} free" if plain.failure else ""
     return [
         Foreseen(f"{format_bytes(plain.requests[-1].bytes)} more than fit in one piece, on purpose{free}", bool(free)),
         Foreseen("the same tensors in expandable segments fit", expandable.failure is None),

@@ -1,7 +1,7 @@
 """Demo: out of memory on purpose, and back: a batch too large for the card, its end, and the batch that fits."""
 
 from ..estimating import estimate
-from ..units import format_bytes
+from ..units import format_bytes, percent
 from .stage import Demo, DemoStep, Foreseen, Outcome, Stage
 from .stage_figures import stage_bars
 
@@ -26,7 +26,7 @@ def what_fits(stage: Stage) -> Outcome:
     each = (estimate(large).total - estimate(small).total) // (large.micro_batch - small.micro_batch)
     return Outcome(
         f"Each sequence costs {format_bytes(each)}. {large.micro_batch} did not fit. "
-        f"Does the same process still work, and how many fit into {SMALLER:.0%} of the card?"
+        f"Does the same process still work, and how many fit into {percent(SMALLER)} of the card?"
     )
 
 

@@ -3,7 +3,7 @@
 from ..estimating import estimate
 from ..estimating.step_time import model_flops, recomputed_flops
 from ..run import TrainingRun
-from ..units import format_bytes
+from ..units import format_bytes, percent
 from .stage import Demo, DemoStep, Foreseen, Outcome, Stage
 from .stage_figures import stage_bars
 
@@ -36,7 +36,7 @@ def prediction(stage: Stage) -> Outcome:
     rows = {name: estimate(run) for name, run in runs(stage).items()}
     notes = {name: arithmetic(run) for name, run in runs(stage).items()}
     saved = 1 - rows["full"].total / rows["all kept"].total
-    figure = stage_bars(rows, f"Full recomputation needs {saved:.0%} less, by estimate", stage.card.room, notes)
+    figure = stage_bars(rows, f"Full recomputation needs {percent(saved)} less, by estimate", stage.card.room, notes)
     return Outcome(
         "A forward pass is a third of a step's arithmetic; the blocks' part of it comes twice.", figure=figure
     )
@@ -46,7 +46,7 @@ def arithmetic(run: TrainingRun) -> str:
     """What a step computes beyond the model's own products, in words."""
     more = recomputed_flops(run) / model_flops(run)
     if more:
-        return f"{more:.0%} more arithmetic"
+        return f"{percent(more)} more arithmetic"
     return "no product is computed again" if run.recompute == "selective" else "nothing is computed again"
 
 
@@ -67,7 +67,7 @@ def result(stage: Stage) -> Outcome:
              for name, (run, one) in made.items()}  # fmt: skip
     rows = {name: estimate(run) for name, (run, _) in made.items()}
     less = 1 - made["full"][1].peak / made["all kept"][1].peak
-    figure = stage_bars(rows, f"{less:.0%} less memory, for one more forward pass", stage.card.room, notes)
+    figure = stage_bars(rows, f"{percent(less)} less memory, for one more forward pass", stage.card.room, notes)
     told = "timed on this GPU" if stage.live else "without a GPU no time is measured, the arithmetic is counted"
     return Outcome(f"Memory for time: {told}.", figure=figure)
 

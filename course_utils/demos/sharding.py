@@ -50,8 +50,9 @@ def question(stage: Stage) -> Outcome:
 def replicas(stage: Stage) -> Outcome:
     """More replicas do not help."""
     made = runs(stage)["replicas"]
-    rows = {f"{ranks} cards": estimate(made.replace(world_size=ranks)) for ranks in (RANKS[0], made.world_size * 8)}
-    figure = stage_bars(rows, "A replica is as large on a thousand cards, by estimate", stage.card.room)
+    few, many = RANKS[0], made.world_size * 8
+    rows = {f"{ranks} cards": estimate(made.replace(world_size=ranks)) for ranks in (few, many)}
+    figure = stage_bars(rows, f"A replica is as large on {many} cards as on {few}, by estimate", stage.card.room)
     return Outcome("Each card holds everything. What need not be there twice?", figure=figure)
 
 

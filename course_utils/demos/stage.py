@@ -18,7 +18,7 @@ from ..measuring.counting import Unwatched
 from ..measuring_errors import GpuOutOfMemory
 from ..models import PRESETS
 from ..run import TrainingRun
-from ..units import format_bytes
+from ..units import format_bytes, percent
 
 if TYPE_CHECKING:
     from ..measuring.devices import Device
@@ -161,7 +161,9 @@ class Stage:
         as_told = not reason and (need > room if fails else fits(run, room))
         told = "is too large, on purpose" if fails else "fits"
         verdict = told if as_told else reason or f"was meant to be one that {told}, and is not"
-        return Foreseen(f"{run}: {format_bytes(need)} by estimate, {need / room:.0%} of the card, {verdict}", as_told)
+        return Foreseen(
+            f"{run}: {format_bytes(need)} by estimate, {percent(need / room)} of the card, {verdict}", as_told
+        )
 
     # Trying a run
 

@@ -16,7 +16,7 @@ from ..estimating.activations import activation_bytes, block_bytes, loss_saved, 
 from ..models import PRESETS, parameter_count
 from ..notebook_files import numbered
 from ..run import TrainingRun
-from ..units import GB, MiB, format_bytes
+from ..units import GB, MiB, format_bytes, percent
 from .parameters import GPT2_PAPER
 from .published_batches import GOYAL, GOYAL_CAPTION, RAMP, batch_at
 from .published_batches import published as goyal
@@ -94,7 +94,7 @@ def about_eight() -> str:
 def fifty_percent() -> str:
     """What full recomputation leaves of what forward keeps."""
     saved = {kernel: _saved_by_full(kernel) for kernel in ("flash", "eager")}
-    return ", ".join(f"{share:.0%} with {kernel} attention" for kernel, share in saved.items()).replace("%", " %")
+    return ", ".join(f"{percent(share)} with {kernel} attention" for kernel, share in saved.items())
 
 
 def _saved_by_full(kernel: str) -> float:
@@ -105,7 +105,7 @@ def _saved_by_full(kernel: str) -> float:
 def a_third_at_most() -> str:
     """One more forward of the blocks, against the step."""
     shares = {name: _one_more_forward(TrainingRun(name, 1, 1024)) for name in ("gpt2", "gpt2-xl", "gpt3-175b")}
-    return "; ".join(f"{name} {share:.1%}" for name, share in shares.items()).replace("%", " %")
+    return "; ".join(f"{name} {percent(share, 1)}" for name, share in shares.items())
 
 
 def _one_more_forward(run: TrainingRun) -> float:
@@ -147,7 +147,7 @@ def seventy_percent() -> str:
     """5·a·s/h of 34 + 5·a·s/h."""
     shares = {run.model.name: 1 - 34 / (34 + 5 * run.model.heads * run.seq_len / run.model.hidden)
               for run in (GPT3, LLAMA)}  # fmt: skip
-    return "; ".join(f"{name} {share:.0%}" for name, share in shares.items()).replace("%", " %")
+    return "; ".join(f"{name} {percent(share)}" for name, share in shares.items())
 
 
 def gb_and_gib() -> str:

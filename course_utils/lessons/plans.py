@@ -13,7 +13,7 @@ from ..planning import Candidate, Plan
 from ..plots import signed
 from ..tables import aligned, html_table
 from ..teaching import Guess, _show, stored_guesses
-from ..units import GB, format_bytes
+from ..units import GB, format_bytes, percent
 
 TOO_LARGE, FITS, PATH = "#BDBDBD", "#009E73", "#0072B2"
 
@@ -198,8 +198,8 @@ class Graded:
         if self.guess is None:
             return words
         error = self.guess.amount - self.actual
-        percent = f"{'+' if error > 0 else '−'}{abs(error) / self.actual:.1%}".replace("%", " %")
-        return f"Grade {grade}: prediction − measured = {percent}. {words}"
+        off = f"{'+' if error > 0 else '−'}{percent(abs(error) / self.actual, 1)}"
+        return f"Grade {grade}: prediction − measured = {off}. {words}"
 
     def _repr_html_(self) -> str:
         return f"<p style='font-size:115%'>{escape(repr(self))}</p>"

@@ -6,6 +6,7 @@ import torch
 
 from ..figure import INK, MARGIN, QUIET, RULE, WIDTH, Canvas, Figure
 from ..figure_parts import OVER, stop
+from ..units import percent
 
 
 def lost_share(gradients: torch.Tensor, scale: float = 1.0) -> float:
@@ -46,7 +47,7 @@ def histogram_figure(gradients: torch.Tensor, title: str, scale: float = 1.0) ->
     times = f" times {scale:,.0f}" if scale != 1 else ""
     canvas.text((left + right) / 2, bottom + 38, f"absolute gradients{times}, in powers of two", 12, QUIET,
                 text_anchor="middle")  # fmt: skip
-    alt = f"{stop(title)} Histogram: fp16 turns {share:.0%} of the gradients{times} into zero.".replace("%", " %")
+    alt = f"{stop(title)} Histogram: fp16 turns {percent(share)} of the gradients{times} into zero."
     return Figure(canvas.svg(bottom + 48, title, alt), alt)
 
 

@@ -3,8 +3,8 @@
 from math import prod
 
 from ..models import PRESETS, block_shapes, mlp_shapes
-from ..units import format_bytes
-from .quiz import Choice, Question, percent
+from ..units import format_bytes, percent
+from .quiz import Choice, Question
 
 
 def questions() -> tuple[Question, ...]:

@@ -3,8 +3,8 @@
 from ..estimating.activations import activation_bytes, block_bytes, loss_saved, sum_bytes
 from ..estimating.published import korthikanti_block_bytes
 from ..run import TrainingRun
-from ..units import format_bytes
-from .quiz import Choice, Question, percent
+from ..units import format_bytes, percent
+from .quiz import Choice, Question
 
 RUN = TrainingRun("gpt2-xl", 8, 1024, "bf16-master", attention="eager")
 

@@ -6,8 +6,8 @@ from ..estimating import estimate
 from ..estimating.activations import block_bytes, block_input
 from ..estimating.published import checkpoints_bytes, zero_activation_bytes, zero_checkpointed_bytes
 from ..run import TrainingRun
-from ..units import format_bytes
-from .quiz import Choice, Question, percent
+from ..units import format_bytes, percent
+from .quiz import Choice, Question
 
 RUN = TrainingRun("gpt2-xl", 32, 1024, recompute="full")
 

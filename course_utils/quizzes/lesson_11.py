@@ -2,8 +2,8 @@
 
 from ..lessons.pipelines import bubble, most_kept, simulate
 from ..run import TrainingRun
-from ..units import format_bytes
-from .quiz import Choice, Question, percent
+from ..units import format_bytes, percent
+from .quiz import Choice, Question
 
 RUN = TrainingRun("gpt2-xl", 4, 1024, "bf16-master")
 P, M = 8, 24

@@ -4,8 +4,8 @@ from ..estimating import estimate
 from ..estimating.states import frozen_matrix_bytes, trainable
 from ..models import PRESETS
 from ..run import TrainingRun
-from ..units import format_bytes
-from .quiz import Choice, Question, percent
+from ..units import format_bytes, percent
+from .quiz import Choice, Question
 
 RUN = TrainingRun("gpt2", 4, 512, lora_rank=8, lora_targets=("attention", "mlp"))
 

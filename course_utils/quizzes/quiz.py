@@ -96,11 +96,6 @@ def gb(size: int) -> str:
     return format_bytes(size, "GB", 1)
 
 
-def percent(part: float) -> str:
-    """A part of 1 in whole percent."""
-    return f"{100 * part:.0f} %"
-
-
 class Attempt:
     """One learner's way through a quiz. A question counts for the score if its first choice was the right one."""
 
