@@ -75,7 +75,8 @@ def timeline(
     _timeline_areas(canvas, curves, kept, view)
     if limit:
         _timeline_limit(canvas, view, limit, limit_name)
-    _timeline_peak(canvas, measurement, view, peak, totals[peak], unit)
+    taken = PLOT[0] + 16 + text_width(limit_name, 12, bold=True)
+    _timeline_peak(canvas, measurement, view, peak, totals[peak], unit, (view.y(limit), taken) if limit else None)
     _timeline_letters(canvas, letters or {}, totals, view)
     end = canvas.note(str(measurement.provenance), view.bottom + 62)
     return Figure(canvas.svg(end - 2, title, alt), alt)
@@ -342,13 +343,26 @@ def _timeline_limit(canvas: Canvas, view: _View, limit: int, name: str) -> None:
     canvas.halo_text(PLOT[0] + 8, y - 7, name, 12, fill=OVER, font_weight="bold")
 
 
-def _timeline_peak(canvas: Canvas, measurement: Measurement, view: _View, peak: int, size: int, unit: str) -> None:
+def _timeline_peak(
+    canvas: Canvas,
+    measurement: Measurement,
+    view: _View,
+    peak: int,
+    size: int,
+    unit: str,
+    limit: tuple[float, float] | None,
+) -> None:
+    """A mark on the peak and its name, which moves above the capacity's line where that would cross it.
+
+    `limit` is the line's y and the x where its own name ends.
+    """
     label = f"peak {format_bytes(size, unit, digits_for(size, unit))}{_where(measurement, peak, view.window)}"
     half, x, y = text_width(label, 13, bold=True) / 2, view.x(peak), view.y(size)
     canvas.path(f"M{short(x)} {short(y)}m-5 -8h10l-5 7z", fill=INK, data_peak=size)
-    canvas.halo_text(
-        min(max(x, PLOT[0] + half), PLOT[1] - half), y - 13, label, 13, text_anchor="middle", font_weight="bold"
-    )
+    middle, base = min(max(x, PLOT[0] + half), PLOT[1] - half), y - 13
+    if limit and base - 14 < limit[0] < base + 5 and middle - half > limit[1]:
+        base = limit[0] - 7
+    canvas.halo_text(middle, base, label, 13, text_anchor="middle", font_weight="bold")
 
 
 def _timeline_letters(canvas: Canvas, letters: Mapping[str, int], totals: Sequence[int], view: _View) -> None:

@@ -264,6 +264,15 @@ def y_of(figure: Figure, size: float) -> float:
     return labels[low] + (labels[high] - labels[low]) * (size / GB - low) / (high - low)
 
 
+@pytest.mark.parametrize("gb", [4.1, 4.3, 4.4, 4.6, 5.5])
+def test_the_capacity_line_does_not_cross_the_name_of_the_peak(gb):
+    figure = plots.timeline(training(), "Near", capacity=round(gb * GB))
+    (line,) = shapes(figure, "line", "data-capacity")
+    name = next(text for text in shapes(figure, "text") if (text.text or "").startswith("peak 4.06 GB"))
+    over = float(name.attrib["y"]) - float(line.attrib["y1"])
+    assert not -3 < over < 12, "the line runs through the letters, which reach 11 pixels up"
+
+
 def test_the_timeline_names_phases_steps_and_areas():
     shown = texts(plots.timeline(training(), "Named"))
     assert {"forward", "backward", "step 1", "step 2", "activations", "parameters", "optimizer states"} <= set(shown)

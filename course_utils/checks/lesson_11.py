@@ -45,7 +45,7 @@ def enough(answer: Any) -> None:
     for mistaken, message in ENOUGH_MISTAKES:
         expect(not alike(got, [mistaken(*case) for case in ENOUGH_CASES], 1e-9), message)
     for m, (p, idle) in zip(got, ENOUGH_CASES, strict=True):
-        expect(m >= 1, f"With {p} stages you answer {m:g}: at least one micro-batch is needed.")
+        expect(m >= 1, f"With p = {p} you answer {m:g}: at least one micro-batch is needed.")
         if bubble(p, math.ceil(m)) > idle + 1e-12:
             fail(f"With p = {p} and idle = {idle}, your m leaves a larger bubble than that.")
     fail("Your m is enough, but not the smallest: with fewer the bubble is small enough, too.")

@@ -35,6 +35,14 @@ class Detective(Explorable):
             }
         )
 
+    def update(self, change: object = None) -> None:
+        """Draws the case; one that is new says first that it is being run, which takes seconds the first time."""
+        number = self.controls["case"].value
+        if self.figure is not None and number != self.shown:
+            told = f"<div role='status' style='line-height:1.6'>Case {number} is being run: a few seconds.</div>"
+            self.show(told, f"<div style='opacity:0.25'>{self.figure.svg}</div>")
+        super().update(change)
+
     def redraw(self) -> tuple[Figure, str]:
         """The evidence of the case, and what the chosen cause has for and against it."""
         number = self.controls["case"].value

@@ -78,7 +78,7 @@ def what_crosses_a_cut() -> Question:
     s, b, h, L = RUN.seq_len, RUN.micro_batch, RUN.model.hidden, RUN.model.layers
     passed = 2 * s * b * h
     return Question(
-        f"GPT-2 XL in 16 bits, micro-batches of {b} sequences of {s} tokens. What crosses a cut for one micro-batch?",
+        f"GPT-2 XL in 16 bits, micro-batches of {b} sequences of {s:,} tokens. What crosses a cut for one micro-batch?",
         Choice(f"{format_bytes(passed, 'MB', 1)} in each direction", "The residual stream, 2·s·b·h bytes, and later "
                "its gradient, as large."),
         (

@@ -162,11 +162,7 @@ print(f"the last stage's head and loss under GPipe, 8 micro-batches: {format_byt
 # PipeDream ([Narayanan et al. 2019](https://doi.org/10.1145/3341301.3359646)) goes one further. Why wait at the end of
 # a batch? Let micro-batches follow one another for ever, and let every stage update its weights after each backward.
 # Then nobody waits, except once at the very beginning, and at the end where there is one.
-
-# %%
-pipeline_figure(simulate("PipeDream", stages=4, micro_batches=20))
-
-# %% [markdown]
+#
 # But there is a catch. Between a micro-batch's forward and its backward the weights change. A backward with other
 # weights than the forward's is the gradient of nothing. So each stage keeps the *version* that a micro-batch has seen
 # until it comes back: weight stashing (section 3.3 of the paper).
@@ -175,6 +171,9 @@ pipeline_figure(simulate("PipeDream", stages=4, micro_batches=20))
 
 # %%
 predict("11.versions", unit="versions")
+
+# %%
+pipeline_figure(simulate("PipeDream", stages=4, micro_batches=20))
 
 # %%
 endless = simulate("PipeDream", stages=4, micro_batches=200)
@@ -315,8 +314,8 @@ for name, found in by_schedule(ranks).items():
 # costs depends on the model and the cluster. So compute it: Llama-3 70B, 4,096 tokens, 512 sequences a step, on 8 nodes
 # of 8 H100s. Within a node GPUs talk over NVLink, between nodes over a network of 50 GB/s for each GPU (400 Gb/s).
 #
-# **Your guess.** Of the time that these GPUs would need at their peak rate for arithmetic alone, how much more does the
-# best plan that fits take, in percent?
+# **Your guess.** Take the time for the arithmetic alone, at the GPUs' peak rate. By how many percent is a step of the
+# best plan that fits longer than that?
 
 # %%
 predict("11.plan", unit="%")

@@ -258,11 +258,15 @@ print(f"{eight.covered:,} configurations, decided by {len(eight.tried)} estimate
 reveal("14.eight", eight.best.peak)
 N, D = run.model.parameters, run.world_size
 print(f"16·N/D = {format_bytes(16 * N // D, 'GB', 1)} of the {format_bytes(eight.best.peak, 'GB', 1)}")
-print({kind: format_bytes(size, "GB", 1) for kind, size in estimate(run).items() if size})
+for chosen in (run, run.replace(micro_batch=1, accumulation_steps=run.micro_batch)):
+    parts = {kind.replace("_", " "): size for kind, size in estimate(chosen).items() if size > 10**8}
+    print(f"{chosen.micro_batch} at a time, {format_bytes(estimate(chosen).total, 'GB', 1)}:",
+          ", ".join(f"{kind} {format_bytes(size, 'GB', 1)}" for kind, size in parts.items()))  # fmt: skip
 
 # %% [markdown]
-# **The gap** between 16·N/D and the peak is a choice, too. With one sequence at a time it would be small; but under
-# ZeRO-3 every micro-batch gathers all weights anew, so `fit` takes all eight sequences at once and recomputes.
+# **The gap** between 16·N/D and the peak is in part a choice. With one sequence at a time activations would be small;
+# but under ZeRO-3 every micro-batch gathers all weights anew, so `fit` takes all eight at once and recomputes.
+# Autocast's 16-bit copies are there either way: each card makes them of what it has gathered, in the end of all blocks.
 
 # %% [markdown]
 # ## An old card

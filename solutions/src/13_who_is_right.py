@@ -81,7 +81,7 @@ run = TrainingRun("gpt2", micro_batch=8, seq_len=1024, precision="amp-bf16", att
 answers = {one.name: one.parts(run) for one in CALCULATORS if one.name in check.SUSPECTS}
 for name, parts in (answers | {"the estimated peak": estimate(run)}).items():
     shown = {part.replace("_", " "): format_bytes(size, "GB", 2) for part, size in parts.items() if size > 10**7}
-    print(f"{name:19s}", ", ".join(f"{part} {size}" for part, size in shown.items()))
+    print(f"{name:19s}", "; ".join(f"{part} {size}" for part, size in shown.items()))
 print("terms:", ", ".join(term.name for term in TERMS))
 
 
