@@ -306,6 +306,7 @@ lines(
     "Each batch leaves its activations behind",
     "batch whose forward pass begins",
     "MB allocated at that moment",
+    provenance="traced on the CPU",
 )
 
 # %% [markdown]
