@@ -7,7 +7,9 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -243,7 +245,8 @@ def fit(arguments: list[str]) -> int:
     parser.add_argument("--may-change", default="", help=f"what it may change, with commas: {', '.join(MAY_CHANGE)}")
     asked = vars(parser.parse_args(rest))
     asked["may_change"] = tuple(name for name in asked["may_change"].split(",") if name)
-    return print_answer(lambda: fit_run(asked.pop("model"), asked.pop("gpu"), **asked))
+    with warnings_in_words():
+        return print_answer(lambda: fit_run(asked.pop("model"), asked.pop("gpu"), **asked))
 
 
 def benchmark(arguments: list[str]) -> int:
@@ -466,9 +469,18 @@ def chosen_run(command: str, arguments: Sequence[str]) -> "TrainingRun":
     from course_utils.run import TrainingRun
 
     try:
-        return TrainingRun(**run_choices(command, inspect.signature(TrainingRun), arguments))
+        with warnings_in_words():
+            return TrainingRun(**run_choices(command, inspect.signature(TrainingRun), arguments))
     except ValueError as problem:
         raise SetupError(str(problem)) from None
+
+
+@contextmanager
+def warnings_in_words() -> Iterator[None]:
+    """Inside, a warning is a line on stderr, without the line of code that it came from."""
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_: print(message, file=sys.stderr)
+        yield
 
 
 def run_choices(command: str, signature: inspect.Signature, arguments: Sequence[str]) -> dict[str, Any]:

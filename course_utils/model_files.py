@@ -1,6 +1,7 @@
 """A transformer described by a Hugging Face config.json, read with the standard library alone and without a network."""
 
 import json
+import sys
 import warnings
 from os import PathLike
 from pathlib import Path
@@ -221,4 +222,8 @@ def _rope_theta(settings: Settings) -> Any:
 
 
 def _warn(name: str, text: str) -> None:
-    warnings.warn(f"{name}: {text}", stacklevel=5)
+    """Warn, naming the line outside the course that asked for the model."""
+    frame, level = sys._getframe(), 1
+    while frame.f_back is not None and frame.f_globals["__name__"].partition(".")[0] == __package__:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(f"{name}: {text}", stacklevel=level)

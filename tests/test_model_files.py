@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from course_utils.front_door import main
 from course_utils.model_files import LARGEST_FILE, config_from_file
 from course_utils.models import PRESETS, TransformerConfig, model_config
 from course_utils.run import TrainingRun
@@ -119,8 +120,18 @@ def test_a_sliding_window_is_said_to_be_left_aside(tmp_path):
     windowed = RELEASED["mistral-7b"] | {"sliding_window": 4096}
     silent = {key: windowed[key] for key in windowed if key != "sliding_window"}  # transformers then takes 4,096
     for settings in (windowed, silent):
-        with pytest.warns(UserWarning, match=r"sliding_window is 4,096, but the course's attention is full"):
-            assert config_from_file(write(tmp_path, settings)).max_positions == 32_768
+        path = write(tmp_path, settings)
+        with pytest.warns(UserWarning, match=r"sliding_window is 4,096, but the course's attention is full") as said:
+            assert TrainingRun(path).model.max_positions == 32_768
+        assert said[0].filename == __file__
+
+
+@pytest.mark.parametrize("command", [["estimate"], ["fit", "--gpu", "H100-80GB", "--global-batch", "1"]])
+def test_a_command_warns_without_a_line_of_code(tmp_path, command, capsys):
+    path = write(tmp_path / "windowed", RELEASED["mistral-7b"] | {"sliding_window": 512, "num_hidden_layers": 1})
+    assert main([*command, str(path)]) == 0
+    said = capsys.readouterr().err
+    assert said.startswith("windowed: sliding_window is 512, ") and said.count("\n") == 1
 
 
 @pytest.mark.parametrize(
