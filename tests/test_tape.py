@@ -110,6 +110,17 @@ def test_any_model_and_any_run_is_exact(seed):
     assert differences(expected["end of forward"], measured.moments["end of forward"]) == {}, run.code()
 
 
+def test_eager_attention_of_one_head_copies_no_factors():
+    """So narrow that q, k and v by one matrix are another number of blocks than each by itself."""
+    model = TransformerConfig("one head", "gpt2", 2, 8, 1, 31, 256, dropout=0.1)
+    run = TrainingRun(model, 2, 100, "bf16", "sgd", "eager")
+    measured, expected = simulate(run), moments(run)
+    assert differences(expected["end of forward"], measured.moments["end of forward"]) == {}
+    for phase in ("forward", "loss", "backward"):
+        highest = max(moment.total for moment in expected.values() if moment.phase == phase)
+        assert highest == measured.phase_peaks[phase].total, phase
+
+
 def differences(estimated, measured) -> dict[str, int]:
     return {kind: estimated[kind] - measured[kind] for kind in KINDS if estimated[kind] != measured[kind]}
 

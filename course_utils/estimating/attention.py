@@ -108,7 +108,7 @@ def eager_attention(step: Step, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -
     scores = masked(step, scores, mask)
     weights = dropout(step, softmax(step, scores), "attention weights")
     out = product(step, as_factor(step, weights, True), as_factor(step, v, grouped), "sb·h", "weights·v")
-    return view(step, out) if step.structure.one_sequence else relaid(step, out)
+    return view(step, out) if step.structure.factors_are_views else relaid(step, out)
 
 
 def product(step: Step, x: Tensor, y: Tensor, shape: str, name: str) -> Tensor:
@@ -130,9 +130,11 @@ def product(step: Step, x: Tensor, y: Tensor, shape: str, name: str) -> Tensor:
 
 
 def as_factor(step: Step, x: Tensor, in_order: bool = False) -> Tensor:
-    """A factor of a batched product: in 16 bits under autocast, copied unless it is `in_order` or of one sequence."""
+    """A factor of a batched product: in 16 bits under autocast; copied, unless it is `in_order` or the batch is of one
+    sequence or one head.
+    """
     x = lowered(step, x)
-    return view(step, x) if in_order or step.structure.one_sequence else copied(step, x)
+    return view(step, x) if in_order or step.structure.factors_are_views else copied(step, x)
 
 
 def divided(step: Step, x: Tensor) -> Tensor:

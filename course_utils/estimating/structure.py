@@ -18,6 +18,7 @@ class Structure(NamedTuple):
     `larger_experts` is how many experts get one pair more than the rest; `narrow` says that weights and residual stream
     are of 16 bits, `main_gradients` that backward adds to fp32 gradients of the masters. Gradients are those of
     `accumulates`, or new and `copied_to_buckets`, or `unsynchronized`: beside the buckets until the last micro-batch.
+    `factors_are_views`: eager products take q, k and v as they are, where there is one sequence or one head.
     `chunks` is the pieces of the loss, at most 4; `groups` the blocks under each checkpoint (see `groups_of`);
     `numbers` the run's letters, where the tape depends on them.
     """
@@ -42,7 +43,7 @@ class Structure(NamedTuple):
     accumulates: bool
     copied_to_buckets: bool
     unsynchronized: bool
-    one_sequence: bool
+    factors_are_views: bool
     chunks: int
     lora: tuple[str, ...]
     frozen_bits: int
@@ -59,7 +60,7 @@ class Structure(NamedTuple):
 def structure_of(
     model: TransformerConfig, precision: tuple[bool, bool, bool], attention: str, recompute: str,
     accumulates: tuple[bool, bool, bool],
-    one_sequence: bool, chunks: int, lora: tuple[str, ...], frozen_bits: int, blocks: int, larger_experts: int,
+    factors_are_views: bool, chunks: int, lora: tuple[str, ...], frozen_bits: int, blocks: int, larger_experts: int,
     narrow: bool,
 ) -> Structure:  # fmt: skip
     """The structure of a run with these choices; `blocks` of them make one checkpoint."""
@@ -68,7 +69,7 @@ def structure_of(
         model.norm, model.mlp, model.positions, bool(model.bias), bool(model.qkv_bias), model.fused_qkv,
         model.kv_heads < model.heads, model.dropout > 0, model.tied, model.experts, larger_experts, narrow,
         attention, "blocks" if blocks else recompute, autocast, main_gradients, loss_scaling, *accumulates,
-        one_sequence, chunks, lora, frozen_bits, groups_of(model.layers, blocks or 1),
+        factors_are_views, chunks, lora, frozen_bits, groups_of(model.layers, blocks or 1),
     )  # fmt: skip
 
 
@@ -81,7 +82,7 @@ def structure(run: TrainingRun) -> Structure:
     unsynchronized = run.bucket_view and run.accumulation_steps == 2 and run.set_to_none
     gradients = (run.accumulates, run.bucket_view and new_each_time, unsynchronized)
     shape = structure_of(
-        run.model, recipe, run.attention, run.recompute, gradients, run.micro_batch == 1,
+        run.model, recipe, run.attention, run.recompute, gradients, 1 in (run.micro_batch, run.model.heads),
         min(pieces_of_loss(run)[0], 4), run.lora_targets, run.frozen_bits or 0, run.blocks_per_checkpoint,
         pairs_of_experts(run)[0], not precision.autocast and precision.compute == 2,
     )  # fmt: skip
