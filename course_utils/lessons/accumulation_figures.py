@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from ..figure import INK, MARGIN, QUIET, RULE, WIDTH, Canvas, Figure, number, short, text_width, ticks
 from ..figure_parts import COLOURS, stop
@@ -29,22 +30,35 @@ def theta_paths(fit: LineFit, paths: Mapping[str, Sequence[Point]], title: str) 
     scale = (width - 16) / (highs[0] - lows[0])
     height = scale * (highs[1] - lows[1]) + 16
     for index, (name, walked) in enumerate(paths.items()):
-        x, y = MARGIN + index * (width + PANEL_GAP), top + 26
-
-        def place(point: Point, x: float = x, y: float = y) -> Point:
-            return x + 8 + (point[0] - lows[0]) * scale, y + height - 8 - (point[1] - lows[1]) * scale
-
-        canvas.text(x, top + 16, name, 13, font_weight="bold")
-        canvas.rect(x, y, width, height, "#FFFFFF", stroke=RULE, stroke_width=0.8)
+        panel = _Panel(MARGIN + index * (width + PANEL_GAP), top + 26, width, height, (lows[0], lows[1]), scale)
+        canvas.text(panel.x, top + 16, name, 13, font_weight="bold")
+        canvas.rect(panel.x, panel.y, width, height, "#FFFFFF", stroke=RULE, stroke_width=0.8)
         for ring in rings:
-            canvas.path(through(map(place, ring)), fill="none", stroke=WALL, stroke_width=1)
-        _walk(canvas, [place(point) for point in walked], place(fit.best()))
+            canvas.path(through(map(panel.place, ring)), fill="none", stroke=WALL, stroke_width=1)
+        _walk(canvas, [panel.place(point) for point in walked], panel.place(fit.best()))
     told = "; ".join(f"{name}: {len(walked) - 1} steps" for name, walked in paths.items())
     canvas.text(
         MARGIN, top + height + 46, "across θ₀, up θ₁; contour lines of the loss; the cross is its minimum", 11, QUIET
     )
     alt = f"{stop(title)} Paths of two parameters over the contour lines of their loss. {told}."
     return Figure(canvas.svg(top + height + 58, title, alt), alt)
+
+
+@dataclass(frozen=True)
+class _Panel:
+    """Pixels of a panel's corner and size, and the θ at its lower left, 8 pixels inside."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    low: Point
+    scale: float
+
+    def place(self, point: Point) -> Point:
+        """Pixels of a θ; up is up."""
+        x, y = ((value - low) * self.scale for value, low in zip(point, self.low, strict=True))
+        return self.x + 8 + x, self.y + self.height - 8 - y
 
 
 def contour(fit: LineFit, through: Point, part: float) -> list[Point]:
@@ -90,12 +104,8 @@ def beside(theirs: Sequence[Published | None], ours: Sequence[Outcome], title: s
     most = 1.05 * max([outcome.mean + outcome.spread for outcome in ours] + [row.error for row in theirs if row])
     bottom = top + 32 * len(ours)
     for index, head in enumerate(("Goyal et al., ResNet-50 on ImageNet", "here, the small classifier")):
-        left = label + index * half
-        canvas.text(left, top - 14, head, 12.5, font_weight="bold")
-        for tick in ticks(0, most, 5):
-            x = left + (half - 60) * tick / most
-            canvas.line(x, top - 6, x, bottom)
-            canvas.text(x, bottom + 16, number(tick), 11, QUIET, text_anchor="middle")
+        canvas.text(label + index * half, top - 14, head, 12.5, font_weight="bold")
+        _error_axis(canvas, label + index * half, half - 60, most, top, bottom)
     for index, (row, outcome) in enumerate(zip(theirs, ours, strict=True)):
         y = top + 32 * index
         canvas.text(label - 10, y + 16, outcome.setting.name, 13, text_anchor="end")
@@ -109,6 +119,13 @@ def beside(theirs: Sequence[Published | None], ours: Sequence[Outcome], title: s
     alt = f"{stop(title)} Test errors in percent, published and here: {told}."
     end = canvas.note(provenance, bottom + 54)
     return Figure(canvas.svg(end - (2 if provenance else 8), title, alt), alt)
+
+
+def _error_axis(canvas: Canvas, left: float, width: float, most: float, top: float, bottom: float) -> None:
+    for tick in ticks(0, most, 5):
+        x = left + width * tick / most
+        canvas.line(x, top - 6, x, bottom)
+        canvas.text(x, bottom + 16, number(tick), 11, QUIET, text_anchor="middle")
 
 
 def _bar(canvas: Canvas, x: float, y: float, scale: float, value: tuple[float, float] | None, digits: int) -> None:

@@ -57,17 +57,11 @@ def code_picture(
     """
     if not values or not codes:
         raise ValueError("a picture of codes needs values and at least one code")
-    counts = [0] * bins
-    for value in values:
-        counts[min(bins - 1, max(0, int((value + 1) / 2 * bins)))] += 1
     canvas = Canvas()
-    top = canvas.title(title) + 14
+    bottom = canvas.title(title) + 134
     left = MARGIN + 12 + max(text_width(name, 13) for name in codes)
-    room, high, bottom = WIDTH - MARGIN - 20 - left, 120.0, top + 120
-    for index, count in enumerate(counts):
-        size = high * count / max(counts)
-        canvas.rect(left + room * index / bins, bottom - size, room / bins - 1, size, COLOURS["parameters"])
-    canvas.line(left, bottom, left + room, bottom, RULE)
+    room = WIDTH - MARGIN - 20 - left
+    _weight_bars(canvas, values, bins, left, room, bottom)
     for row, (name, code) in enumerate(codes.items()):
         y = bottom + 14 + 40 * row
         canvas.text(left - 10, y + 17, name, 13, text_anchor="end")
@@ -83,6 +77,17 @@ def code_picture(
     alt = f"{stop(title)} A histogram of weights with a peak at zero; below it, on the same axis, strokes. {told}."
     bottom = canvas.note(provenance, end + 52) if provenance else end + 44
     return Figure(canvas.svg(bottom, title, alt), alt)
+
+
+def _weight_bars(canvas: Canvas, values: Sequence[float], bins: int, left: float, room: float, bottom: float) -> None:
+    """How often each part of −1 to 1 occurs; the highest bar is 120 pixels high."""
+    counts = [0] * bins
+    for value in values:
+        counts[min(bins - 1, max(0, int((value + 1) / 2 * bins)))] += 1
+    for index, count in enumerate(counts):
+        size = 120.0 * count / max(counts)
+        canvas.rect(left + room * index / bins, bottom - size, room / bins - 1, size, COLOURS["parameters"])
+    canvas.line(left, bottom, left + room, bottom, RULE)
 
 
 def histograms(

@@ -209,30 +209,38 @@ def range_figure(
 
     `marks` are named numbers, drawn as lines through all rows.
     """
-    canvas, low, high = Canvas(), -46.0, 40.0
+    canvas = Canvas()
     top = canvas.title(title) + (34 if marks else 12)
-    left, right, bottom = 98.0, WIDTH - MARGIN - 8.0, top + 38 * len(formats)
-
-    def at(value: float) -> float:
-        return left + (right - left) * (log10(value) - low) / (high - low)
-
+    left, right, bottom = *RANGE_ENDS, top + 38 * len(formats)
     for power in range(-40, 41, 10):
-        x = at(10.0**power)
+        x = _at(10.0**power)
         canvas.line(x, top - 4, x, bottom, GRID)
         canvas.text(x, bottom + 18, f"1e{power}".replace("-", "−") if power else "1", 12, QUIET, text_anchor="middle")
-    told = []
-    for index, name in enumerate(formats):
-        form, y = number_format(name), top + 38 * index + 4
-        low_x, normal_x, high_x = at(form.smallest), at(form.smallest_normal), at(form.largest)
-        canvas.text(86, y + 17, name, 13, text_anchor="end", font_weight="bold")
-        canvas.rect(low_x, y, normal_x - low_x, 24, "#CFE9F9", f"subnormal from {form.smallest:.3g}")
-        canvas.rect(normal_x, y, high_x - normal_x, 24, "#56B4E9", f"{form.smallest_normal:.3g} to {form.largest:.3g}")
-        told.append(f"{name} {spelled(form.smallest)} to {spelled(form.largest)}")
+    told = [_range_row(canvas, number_format(name), top + 38 * index + 4) for index, name in enumerate(formats)]
     for name, value in (marks or {}).items():
-        canvas.line(at(value), top - 8, at(value), bottom, INK, stroke_width=1.5, stroke_dasharray="5 3")
-        canvas.text(at(value), top - 12, name, 12, text_anchor="middle")
+        canvas.line(_at(value), top - 8, _at(value), bottom, INK, stroke_width=1.5, stroke_dasharray="5 3")
+        canvas.text(_at(value), top - 12, name, 12, text_anchor="middle")
     canvas.line(left, bottom, right, bottom, RULE)
     canvas.text((left + right) / 2, bottom + 38, "positive numbers; pale: subnormal, with fewer digits", 12, QUIET,
                 text_anchor="middle")  # fmt: skip
     alt = f"{stop(title)} Bars on a logarithmic scale: {'; '.join(told)}."
     return Figure(canvas.svg(bottom + 48, title, alt), alt)
+
+
+RANGE_ENDS = (98.0, WIDTH - MARGIN - 8.0)
+"""Pixels at which the axis of powers of ten begins and ends."""
+
+
+def _at(value: float) -> float:
+    """The x of a positive number: 1e-46 is at the left end, 1e40 at the right one."""
+    (left, right), low, high = RANGE_ENDS, -46.0, 40.0
+    return left + (right - left) * (log10(value) - low) / (high - low)
+
+
+def _range_row(canvas: Canvas, form: NumberFormat, y: float) -> str:
+    """One format's bar, its subnormal numbers pale; returns what it shows in words."""
+    low, normal, high = _at(form.smallest), _at(form.smallest_normal), _at(form.largest)
+    canvas.text(86, y + 17, form.name, 13, text_anchor="end", font_weight="bold")
+    canvas.rect(low, y, normal - low, 24, "#CFE9F9", f"subnormal from {form.smallest:.3g}")
+    canvas.rect(normal, y, high - normal, 24, "#56B4E9", f"{form.smallest_normal:.3g} to {form.largest:.3g}")
+    return f"{form.name} {spelled(form.smallest)} to {spelled(form.largest)}"

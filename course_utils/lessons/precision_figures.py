@@ -16,39 +16,52 @@ def lost_share(gradients: torch.Tensor, scale: float = 1.0) -> float:
 
 def histogram_figure(gradients: torch.Tensor, title: str, scale: float = 1.0) -> Figure:
     """How many of `gradients`, times `scale`, have which size, in powers of two; what fp16 makes zero is red."""
-    sizes = torch.log2(gradients.abs() * scale).floor()
-    low, high = -44, 18
-    counts = [int((sizes == power).sum()) for power in range(low, high)]
     canvas = Canvas()
     top = canvas.title(title) + 44
-    left, right, bottom = float(MARGIN + 8), float(WIDTH - MARGIN - 8), top + 190
-    wide = (right - left) / len(counts)
-
-    def at(power: float) -> float:
-        return left + wide * (power - low)
-
-    for index, count in enumerate(counts):
-        height = 180 * count / max(*counts, 1)
-        color = OVER if low + index < -25 else "#8FD0F7" if low + index < -14 else "#0072B2"
-        if low + index >= 16:
-            color = "#E69F00"
-        canvas.rect(at(low + index) + 1, bottom - height, wide - 2, height, color, f"{count:,} of 2^{low + index}")
-    for power in range(low + 4, high, 8):
-        canvas.text(at(power), bottom + 18, f"2^{power}".replace("-", "−"), 12, QUIET, text_anchor="middle")
-        canvas.line(at(power), bottom, at(power), bottom + 4, RULE)
-    limits = {"zero in fp16": (-25, "end", -6), "subnormal": (-19.5, "middle", 0), "normal in fp16": (-14, "start", 6)}
-    for power in (-25, -14, 16):
-        canvas.line(at(power), top - 14, at(power), bottom, INK, stroke_width=1.2, stroke_dasharray="5 3")
-    for name, (power, anchor, aside) in limits.items():
-        canvas.text(at(power) + aside, top - 4, name, 12, text_anchor=anchor)
-    canvas.text(at(16) - 6, top - 20, "infinite above", 12, text_anchor="end")
-    canvas.line(left, bottom, right, bottom, RULE)
-    share = lost_share(gradients, scale)
+    bottom = top + 190
+    _size_bars(canvas, torch.log2(gradients.abs() * scale).floor(), bottom)
+    for power in range(LOWEST + 4, HIGHEST, 8):
+        canvas.text(_at(power), bottom + 18, f"2^{power}".replace("-", "−"), 12, QUIET, text_anchor="middle")
+        canvas.line(_at(power), bottom, _at(power), bottom + 4, RULE)
+    _fp16_limits(canvas, top, bottom)
+    canvas.line(LEFT, bottom, RIGHT, bottom, RULE)
     times = f" times {scale:,.0f}" if scale != 1 else ""
-    canvas.text((left + right) / 2, bottom + 38, f"absolute gradients{times}, in powers of two", 12, QUIET,
+    canvas.text((LEFT + RIGHT) / 2, bottom + 38, f"absolute gradients{times}, in powers of two", 12, QUIET,
                 text_anchor="middle")  # fmt: skip
-    alt = f"{stop(title)} Histogram: fp16 turns {percent(share)} of the gradients{times} into zero."
+    share = percent(lost_share(gradients, scale))
+    alt = f"{stop(title)} Histogram: fp16 turns {share} of the gradients{times} into zero."
     return Figure(canvas.svg(bottom + 48, title, alt), alt)
+
+
+LOWEST, HIGHEST = -44, 18
+"""Powers of two that the histogram's axis spans."""
+
+LEFT, RIGHT = float(MARGIN + 8), float(WIDTH - MARGIN - 8)
+
+
+def _at(power: float) -> float:
+    return LEFT + (RIGHT - LEFT) / (HIGHEST - LOWEST) * (power - LOWEST)
+
+
+def _size_bars(canvas: Canvas, sizes: torch.Tensor, bottom: float) -> None:
+    """A bar for each power of two, colored by what fp16 makes of such numbers."""
+    counts = {power: int((sizes == power).sum()) for power in range(LOWEST, HIGHEST)}
+    for power, count in counts.items():
+        height = 180 * count / max(*counts.values(), 1)
+        small = OVER if power < -25 else "#8FD0F7" if power < -14 else "#0072B2"
+        color = "#E69F00" if power >= 16 else small
+        wide = _at(LOWEST + 1) - _at(LOWEST) - 2
+        canvas.rect(_at(power) + 1, bottom - height, wide, height, color, f"{count:,} of 2^{power}")
+
+
+def _fp16_limits(canvas: Canvas, top: float, bottom: float) -> None:
+    """Where fp16 begins, where its normal numbers begin, and where it ends."""
+    for power in (-25, -14, 16):
+        canvas.line(_at(power), top - 14, _at(power), bottom, INK, stroke_width=1.2, stroke_dasharray="5 3")
+    limits = {"zero in fp16": (-25, "end", -6), "subnormal": (-19.5, "middle", 0), "normal in fp16": (-14, "start", 6)}
+    for name, (power, anchor, aside) in limits.items():
+        canvas.text(_at(power) + aside, top - 4, name, 12, text_anchor=anchor)
+    canvas.text(_at(16) - 6, top - 20, "infinite above", 12, text_anchor="end")
 
 
 # -------------------------------------------------------------------------------------------------------- the data flow

@@ -115,17 +115,7 @@ def pareto(points: Mapping[str, tuple[float, int]], title: str, provenance: str 
     left, right, bottom = 76.0, WIDTH - 250.0, top + 290
     most_x, most_y = max(x for x, _ in points.values()) or 1, max(y for _, y in points.values())
     place = {name: (left + (right - left) * x / most_x, bottom - 280 * y / most_y) for name, (x, y) in points.items()}
-    for tick in ticks(0, most_y / UNITS[unit], 6):
-        y = bottom - 280 * tick * UNITS[unit] / most_y
-        canvas.line(left, y, right, y, GRID)
-        canvas.text(left - 8, y + 4, number(tick), 12, QUIET, text_anchor="end")
-    for tick in ticks(0, most_x, 6):
-        x = left + (right - left) * tick / most_x
-        canvas.text(x, bottom + 20, f"{number(tick)} %", 12, QUIET, text_anchor="middle")
-    canvas.line(left, bottom, right, bottom, RULE)
-    canvas.text(MARGIN, top - 16, f"peak in {unit}", 12, QUIET)
-    canvas.text((left + right) / 2, bottom + 42, "arithmetic run again, in percent of the step's", 12, QUIET,
-                text_anchor="middle")  # fmt: skip
+    _pareto_axes(canvas, (left, right, bottom), most_x, most_y, unit)
     joined = sorted(place[name] for name in front)
     path = "L".join(f"{x:.1f} {y:.1f}" for x, y in joined)
     canvas.path(f"M{path}", fill="none", stroke=KEPT, stroke_width=2.2)
@@ -136,6 +126,21 @@ def pareto(points: Mapping[str, tuple[float, int]], title: str, provenance: str 
     alt = f"{stop(title)} Dots of added arithmetic and peak: {told}. On the front: {', '.join(front)}."
     end = canvas.note(provenance, bottom + 62)
     return Figure(canvas.svg(end, title, alt), alt)
+
+
+def _pareto_axes(canvas: Canvas, place: tuple[float, float, float], most_x: float, most_y: float, unit: str) -> None:
+    left, right, bottom = place
+    for tick in ticks(0, most_y / UNITS[unit], 6):
+        y = bottom - 280 * tick * UNITS[unit] / most_y
+        canvas.line(left, y, right, y, GRID)
+        canvas.text(left - 8, y + 4, number(tick), 12, QUIET, text_anchor="end")
+    for tick in ticks(0, most_x, 6):
+        x = left + (right - left) * tick / most_x
+        canvas.text(x, bottom + 20, f"{number(tick)} %", 12, QUIET, text_anchor="middle")
+    canvas.line(left, bottom, right, bottom, RULE)
+    canvas.text(MARGIN, bottom - 306, f"peak in {unit}", 12, QUIET)
+    words = "arithmetic run again, in percent of the step's"
+    canvas.text((left + right) / 2, bottom + 42, words, 12, QUIET, text_anchor="middle")
 
 
 def _dot_names(
