@@ -609,6 +609,17 @@ def test_a_sparse_gradient_is_named_with_its_line(source):
         measure(step=train_step, model=model, optimizer=torch.optim.SGD(model.parameters()), batch=batch, source=source)
 
 
+def test_weights_of_an_lstm_are_laid_in_one_piece_as_the_move_to_a_gpu_does(monkeypatch):
+    flattened = []
+    monkeypatch.setattr(nn.LSTM, "flatten_parameters", lambda layer: flattened.append(layer))
+    parts = made("recurrent")
+    flattened.clear()  # of its making
+    measure(step=train_step, source="simulated", **parts)
+    assert not flattened and torch.backends.cudnn.enabled
+    measure(step=train_step, source="cpu", **parts)
+    assert len(flattened) == 1 and flattened[0] is not parts["model"].cells
+
+
 def test_auto_without_a_gpu_simulates(monkeypatch):
     monkeypatch.delenv("COURSE_SOURCE", raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

@@ -168,9 +168,18 @@ def carried_over(own: OwnStep, device: str, simulated: bool) -> OwnStep:
             memo[id(tensor)] = _stand_in(tensor, "cpu" if stays else device, simulated)
     with unset_fake_temporarily():
         model = _copied("model", own.model, memo)
+        if not simulated:
+            _flatten_recurrent(model)
         for optimizer in own.optimizers:
             memo[id(optimizer)] = _copied_optimizer(optimizer, memo)
         return OwnStep(own.step, model, copy.deepcopy(own.optimizer, memo), _copied("batch", own.batch, memo))
+
+
+def _flatten_recurrent(model: torch.nn.Module) -> None:
+    """Lay an LSTM's weights in one piece, as model.to(device) does: cuDNN copies them at every call if they are not."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.RNNBase):
+            module.flatten_parameters()
 
 
 def _copied(name: str, thing: Any, memo: dict[int, Any]) -> Any:

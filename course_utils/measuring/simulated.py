@@ -213,9 +213,21 @@ def simulated_gpu(attention: str) -> Iterator[None]:
         # foreach=None looks at the exact type of the parameters, which is FakeTensor here.
         supported = [*torch_optimizer._foreach_supported_types, FakeTensor]
         enter(mock.patch.object(torch_optimizer, "_foreach_supported_types", supported))
+        enter(_without_cudnn())
         enter(torch.autograd.set_multithreading_enabled(False))  # an idle device thread can abort at exit
         enter(FakeTensorMode())
         yield
+
+
+@contextlib.contextmanager
+def _without_cudnn() -> Iterator[None]:
+    """A CUDA build asks cuDNN, and cuDNN the driver, how to run an LSTM; the CPU build runs it cell by cell."""
+    before = torch.backends.cudnn.enabled
+    torch.backends.cudnn.enabled = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.enabled = before
 
 
 def _always_step(scaler: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
