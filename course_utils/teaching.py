@@ -116,7 +116,8 @@ class Prediction:
         guess = stored_guesses().get(self.key)
         if guess:
             return f"Your guess is locked: {guess}"
-        return f"Your guess{f', in {self.unit}' if self.unit else ''}: run this cell and type it in."
+        asked = f"Your guess, {_in(self.unit)}" if self.unit else "Your guess"
+        return f"{asked}: run this cell and type it in."
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
         """The field where widgets can be drawn and no guess is locked yet; always the text, the same on each run."""

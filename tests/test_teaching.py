@@ -166,6 +166,7 @@ def test_a_guess_may_be_a_plain_number() -> None:
         button.click()
         assert answer.value == said
     assert repr(Prediction("03.ones", "")) == "Your guess: run this cell and type it in."
+    assert repr(Prediction("03.trained", "of five")) == "Your guess, of five: run this cell and type it in."
 
 
 def test_field_has_a_text_that_is_the_same_on_each_run() -> None:

@@ -15,7 +15,8 @@
 # 03](../notebooks/03_mixed_precision.ipynb) shows. No GPU is needed.
 #
 # Each exercise asks for one function. Write it, run the cell, then run the check below it. A check tells you what is
-# off, never what the answer is. Stuck? Every exercise has three hints; open one at a time.
+# off, never what the answer is. Stuck? Every exercise has three hints; open one at a time. (“Run All Cells” stops at
+# the first check that is unsolved.)
 
 # %%
 import torch
@@ -85,7 +86,7 @@ for name, bits in {"fp32": (8, 23), "bf16": (8, 7), "fp16": (5, 10), "fp8 E5M2":
 # %%
 def read_bits(bits: str, e: int) -> float:
     """The number that these bits stand for: one sign bit, e exponent bits, the rest mantissa."""
-    ### BEGIN SOLUTION Return a float; float("inf") and float("nan") are floats, too.
+    ### BEGIN SOLUTION Return a float; infinity and NaN are floats, too.
     m, bias = len(bits) - 1 - e, 2 ** (e - 1) - 1
     sign = -1.0 if bits[0] == "1" else 1.0
     exponent, mantissa = int(bits[1 : 1 + e], 2), int(bits[1 + e :], 2)
