@@ -153,7 +153,11 @@ def by_torch(weights: Any, gradients: Any, momenta: Any, lr: float, beta: float)
     return weight
 
 
-@pytest.mark.parametrize("answer", [whole_then_cut, by_torch])
+def in_double(weights: Any, gradients: Any, momenta: Any, lr: float, beta: float) -> torch.Tensor:
+    return whole_then_cut(weights.double(), gradients, momenta, lr, beta)
+
+
+@pytest.mark.parametrize("answer", [whole_then_cut, by_torch, in_double])
 def test_zero_1_step_takes_right_answers(answer: Any, capsys: pytest.CaptureFixture[str]) -> None:
     passes(lesson_09.zero_1_step, answer, capsys, "09.3")
 

@@ -65,7 +65,11 @@ def in_place(W: torch.Tensor, A: torch.Tensor, B: torch.Tensor, alpha: float) ->
     return W
 
 
-@pytest.mark.parametrize("answer", [merge_right, by_columns])
+def in_double(W: torch.Tensor, A: torch.Tensor, B: torch.Tensor, alpha: float) -> torch.Tensor:
+    return merge_right(W.double(), A.double(), B.double(), alpha)
+
+
+@pytest.mark.parametrize("answer", [merge_right, by_columns, in_double])
 def test_merge_takes_right_answers(answer: Any, capsys: pytest.CaptureFixture[str]) -> None:
     passes(lesson_12.merge, answer, capsys, "12.2")
 
@@ -184,6 +188,7 @@ def test_quantize_takes_right_answers(answer: Any, capsys: pytest.CaptureFixture
         (quantizing(to_code=torch.trunc), "above half a step"),
         (quantizing(to_code=lambda x: x, dtype=torch.float32), "Did you forget to round"),
         (quantizing(dtype=torch.float32), "stored as floats"),
+        (quantizing(largest=lambda rows: rows.half().abs().amax(dim=1)), "Your scales are 16-bit"),
         (quantizing(largest=lambda rows: rows.amax(dim=1), dtype=torch.int32), "the largest *magnitude*"),
         (quantizing(to_code=with_lowest), "has no partner above zero"),
         (lambda values, bits, block: (quantizing()(values, bits, block)[0], values.view(-1, block).abs().amax(dim=1)),

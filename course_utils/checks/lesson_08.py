@@ -93,7 +93,9 @@ def _expect_sums(found: list[Any], wanted: list[torch.Tensor], ranks: int) -> No
         for part, sum_ in zip(parts, wanted, strict=True):
             of_kind(part, torch.Tensor, "One of your parts is")
             expect(part.shape == sum_.shape, "One of your parts has another length than it came with.")
-    whole = [[torch.allclose(part, sum_) for part, sum_ in zip(parts, wanted, strict=True)] for parts in found]
+    whole = [
+        [torch.allclose(part.to(sum_.dtype), sum_) for part, sum_ in zip(parts, wanted, strict=True)] for parts in found
+    ]
     if all(map(all, whole)):
         return
     once = [sum(parts) for parts in whole]

@@ -173,7 +173,7 @@ def zero_1_step(answer: Any) -> None:
             found.shape == arguments[0].shape,
             "The new weights have another shape than the old: after the step all slices are gathered.",
         )
-        return found.detach()
+        return found.detach().to(arguments[0].dtype)
 
     results = [several_steps(called, case) for case in STEP_CASES]
     right = [several_steps(step_right, case) for case in STEP_CASES]

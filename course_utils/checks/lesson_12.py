@@ -83,7 +83,7 @@ def merge(answer: Any) -> None:
             "You changed W itself. Who wants to switch the adapter off again needs the old one.",
         )
         expect(found.shape == W.shape, "The merged weight has W's shape, (n_out, n_in). Yours has another.")
-        got.append(found)
+        got.append(found.to(W.dtype))
 
     def agrees(function: Merge) -> bool:
         return all(torch.allclose(one, function(*case), atol=1e-4) for one, case in zip(got, MERGE_CASES, strict=True))
@@ -176,8 +176,10 @@ def _expect_codes(codes: torch.Tensor, scales: torch.Tensor, rows: torch.Tensor,
     expect(scales.numel() != 1 or len(rows) == 1, "You have one scale for all. Each block has its own.")
     expect(scales.numel() == len(rows), "There is one scale for each block. You have another number of scales.")
     expect(torch.equal(codes, codes.round()), "Codes are whole numbers. Did you forget to round?")
+    coarse = "Your scales are 16-bit, which puts an error of its own into every number of a block. Keep them in fp32."
+    expect(scales.dtype.itemsize > 2, coarse)
     expect(bool(torch.isfinite(scales).all()), "A block of zeros has the largest magnitude 0. Don't divide by it.")
-    scales, most, limit = scales.view(-1, 1), codes.abs().max().item(), 2 ** (bits - 1) - 1
+    scales, most, limit = scales.float().reshape(-1, 1), codes.abs().max().item(), 2 ** (bits - 1) - 1
     one_sided = rows.amax(dim=1, keepdim=True) / limit
     misled = not torch.equal(one_sided, steps_right(rows, bits)) and torch.allclose(scales, one_sided)
     expect(bool((scales >= 0).all()) and not misled,
