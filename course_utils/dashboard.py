@@ -19,7 +19,7 @@ from .models import PRESETS
 from .nearest import unknown
 from .planning import FREE, MAY_CHANGE, arrange
 from .run import ATTENTIONS, OPTIMIZERS, PRECISIONS, TrainingRun
-from .units import format_bytes
+from .units import format_bytes, percent
 
 
 @dataclass(frozen=True)
@@ -144,9 +144,8 @@ def verdict_words(run: TrainingRun, total: int, card: Gpu) -> str:
     said = fit_words(total, card, card.room)
     said = f"{said[0].upper()}{said[1:]}."
     if total <= card.room < total * SAFETY:
-        said += (
-            f" That is less than the {SAFETY - 1:.0%} that fragmentation and kernels' scratch may take: it may fail."
-        )
+        scratch = f"the {percent(SAFETY - 1)} that fragmentation and kernels' scratch may take"
+        said += f" That is less than {scratch}: it may fail."
     newer = f" But {refused}." if (refused := unsupported(run, card.capability)) and not lacks(run, card) else ""
     return f"{said}{lacks(run, card)}{newer}"
 

@@ -16,7 +16,7 @@ from .gpus import Gpu, gpu
 from .models import TransformerConfig
 from .nearest import unknown
 from .run import TrainingRun, check_size
-from .units import format_bytes
+from .units import format_bytes, percent
 
 FREE = {
     "recompute": ("none", "selective-attention", "selective", "every-2", "sqrt", "full", "offload"),
@@ -87,7 +87,7 @@ class Plan:
         return tuple(_path(self.start, (self.best or self.nearest).run, self.card))
 
     def __str__(self) -> str:
-        room = f"{self.card.name} gives a program {format_bytes(self.card.room)}; with {SAFETY - 1:.0%} in reserve"
+        room = f"{self.card.name} gives a program {format_bytes(self.card.room)}; with {percent(SAFETY - 1)} in reserve"
         rows = [f"{format_bytes(step.peak):>9}  {step.lost:7.2f} s lost  {step.what}" for step in self.path]
         verdict = f"fits: {self.best.run.code()}" if self.best else f"nothing fits; nearest: {self.nearest.run.code()}"
         return "\n".join([f"{room}, of {self.covered:,} configurations:", *rows, verdict])

@@ -35,7 +35,7 @@ def plan_figure(plan: Plan, title: str) -> Figure:
     _axes(canvas, plan, x, y, top)
     for candidate in sorted(plan.tried, key=lambda one: one.fits(plan.card)):
         _dot(canvas, x(candidate.lost), y(candidate.peak), 3.5, FITS if candidate.fits(plan.card) else TOO_LARGE)
-    name = f"{plan.card.name} less {SAFETY - 1:.0%} in reserve: {format_bytes(round(limit), 'GB', 1)}"
+    name = f"{plan.card.name} less {percent(SAFETY - 1)} in reserve: {format_bytes(round(limit), 'GB', 1)}"
     canvas.line(LEFT, y(limit), RIGHT, y(limit), OVER, stroke_width=1.8, data_limit=round(limit))
     canvas.halo_text(LEFT + 4, y(limit) - 7, name.replace("%", " %"), 12, fill=OVER, font_weight="bold")
     _path(canvas, plan, x, y)
