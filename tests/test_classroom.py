@@ -184,6 +184,13 @@ def test_the_learners_copy_has_no_solutions_and_works(tmp_path: Path) -> None:
         release(target)
 
 
+def test_a_release_into_what_it_copies_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    with pytest.raises(ValueError, match="lies within"):
+        release(tmp_path / "docs" / "copy", tmp_path)
+    assert not (tmp_path / "docs" / "copy").exists()
+
+
 def test_a_solution_in_an_exercise_stops_the_release(tmp_path: Path) -> None:
     (tmp_path / "exercises").mkdir()
     (tmp_path / "exercises" / "06_x.ipynb").write_text("### BEGIN SOLUTION")

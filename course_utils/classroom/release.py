@@ -23,9 +23,12 @@ tests/ only `TESTING`.
 def release(target: Path, root: Path = ROOT) -> list[Path]:
     """Copy the course to `target`, which must not exist or be empty; returns what was copied, by name.
 
-    Raises ValueError if something is there already, or if a notebook to be handed out still holds a solution.
+    Raises ValueError if something is there already, if it lies within what is copied, or if a notebook to be handed out
+    still holds a solution.
     """
     refuse_used(target)
+    if any(target.resolve().is_relative_to((root / name).resolve()) for name in FOLDERS):
+        raise ValueError(f"{target} lies within a folder that is copied: name one beside them")
     for notebook in notebooks(root / "exercises"):
         text = notebook.read_text(encoding="utf-8")
         if any(mark in text for mark in ANSWERS):
