@@ -158,8 +158,12 @@ def test_activations_are_those_of_one_rank(changes):
     assert simulate(run).moments["end of forward"]["activations"] == alone.moments["end of forward"]["activations"]
 
 
+LARGE_VOCABULARY = {"model": tiny("llama", layers=2, vocab=20_000), "micro_batch": 1, "seq_len": 8, "recompute": "full"}
+"""Fullest at the end of backward, where the loss and its gradient still are."""
+
 ESTIMATED = [
     *SHARDED,
+    *({**LARGE_VOCABULARY, "precision": recipe, "world_size": 2} for recipe in ("bf16-master", "fp16-master")),
     {"model": tiny("llama", layers=4), "micro_batch": 8, "recompute": "full", "precision": "bf16-master"},
     {"model": tiny("gpt2", layers=5), "optimizer": "adamw-loop", "clip_grad_norm": 1.0, "seq_len": 8},
     {"model": tiny("gpt2", layers=3), "micro_batch": 8, "recompute": "selective-attention", "loss_chunks": 4},

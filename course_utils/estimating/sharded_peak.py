@@ -26,7 +26,7 @@ def fsdp_moments(run: TrainingRun) -> dict[str, MemoryBreakdown]:
     _check(run)
     reading, found = Reading(_alone(run)), dict[str, MemoryBreakdown]()
     now = _standing(run, gradients=run.accumulates)
-    for part in _parts(reading, fsdp_hooks(run)):
+    for part in _parts(reading, fsdp_hooks(run), held=3 if run.precision.loss_scaling else 2):
         if part.phase == "loss":
             found.setdefault("end of forward", MemoryBreakdown(dict(now), "forward", "end of forward"))
         if part.phase == "backward":
@@ -67,8 +67,12 @@ class Part(NamedTuple):
     times: int
 
 
-def _parts(reading: Reading, hooks: Hooks) -> Iterator[Part]:
-    """The step's parts in order, each with what FSDP2 does before and after it."""
+def _parts(reading: Reading, hooks: Hooks, held: int) -> Iterator[Part]:
+    """The step's parts in order, each with what FSDP2 does before and after it.
+
+    The last reduction is autograd's final callback: the loss, its gradient and, where losses are scaled, the scaled one
+    are still there. `held` is how many these are: the last that goes on the tape.
+    """
     stretches = list(_stretches(reading))
     backward = [number for number, stretch in enumerate(stretches) if stretch.is_block and stretch.phase == "backward"]
     forward = [number for number, stretch in enumerate(stretches) if stretch.is_block and stretch.phase == "forward"]
@@ -81,13 +85,15 @@ def _parts(reading: Reading, hooks: Hooks) -> Iterator[Part]:
         ("forward", "stem"): (hooks.before_stem, []),
         ("forward", "head"): ([], hooks.after_head),
         ("backward", "head"): (hooks.before_head_backward, []),
-        ("backward", "stem"): ([], hooks.after_backward),
     }
     last_group = reading.last_group
     for number, stretch in enumerate(stretches):
         before, after = around.get(number) or others.get((stretch.phase, stretch.where), ([], []))
         phase, name = named((stretch.phase, stretch.where), last_group)
-        yield Part(phase, name, [*before, *stretch.walk, *after], stretch.times)
+        walk = [*before, *stretch.walk, *after]
+        if number == len(stretches) - 1:
+            walk[-held:] = [*hooks.after_backward, *walk[-held:]]
+        yield Part(phase, name, walk, stretch.times)
 
 
 class Stretch(NamedTuple):
