@@ -609,6 +609,25 @@ def test_a_sparse_gradient_is_named_with_its_line(source):
         measure(step=train_step, model=model, optimizer=torch.optim.SGD(model.parameters()), batch=batch, source=source)
 
 
+def test_what_torch_cannot_simulate_is_named_with_its_line():
+    class Gated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cells = nn.GRU(64, 10)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.cells(x)[0]
+
+    parts = made() | {"model": Gated(), "optimizer": None}
+
+    def step(model, batch):
+        F.cross_entropy(model(batch[0]), batch[1]).backward()
+
+    with pytest.raises(StepError, match=r"self\.cells\(x\).*_thnn_fused_gru_cell cannot be simulated.*source='cpu'"):
+        measure(step=step, source="simulated", **parts)
+    assert measure(step=step, source="cpu", **parts).peak > 0
+
+
 def test_weights_of_an_lstm_are_laid_in_one_piece_as_the_move_to_a_gpu_does(monkeypatch):
     flattened = []
     monkeypatch.setattr(nn.LSTM, "flatten_parameters", lambda layer: flattened.append(layer))

@@ -11,7 +11,11 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedOperatorException,
+)
 
 from ..explanation import explained
 from ..fitting import SAFETY
@@ -221,6 +225,11 @@ def _words(error: Exception, tracker: Tracker, simulated: bool) -> str | None:
         return (
             f"{failure.line}: {what} the values of a tensor, and a simulated tensor has a shape but no values. "
             "Leave this out of the step, or measure it with source='cpu' or, on a GPU, 'live'"
+        )
+    if isinstance(error, UnsupportedOperatorException):
+        return (
+            f"{failure.line}: {failure.operation} cannot be simulated, as torch can tell what it makes only by running "
+            "it: measure the step with source='cpu' or, on a GPU, 'live'"
         )
     devices = {device for shape, device in failure.tensors if shape}
     if len(devices) < 2:

@@ -215,7 +215,7 @@ def simulated_gpu(attention: str) -> Iterator[None]:
         enter(mock.patch.object(torch_optimizer, "_foreach_supported_types", supported))
         enter(_without_cudnn())
         enter(torch.autograd.set_multithreading_enabled(False))  # an idle device thread can abort at exit
-        enter(FakeTensorMode())
+        enter(FakeTensorMode(allow_fallback_kernels=False))  # which would run on a real device, with real memory
         yield
 
 
