@@ -7,10 +7,9 @@ import sys
 from collections.abc import Callable, Iterator
 from math import sqrt
 
-import nbformat
 import pytest
 import torch
-from nbclient import NotebookClient
+from shown_widgets import widgets_shown
 
 from course_utils import front_door
 from course_utils.authoring.build import ROOT
@@ -285,20 +284,10 @@ def test_without_a_kernel_each_choice_unfolds_to_its_verdict() -> None:
     assert "<summary>one</summary><p>Not quite. Add.</p>" in page
 
 
-def executed() -> list:
-    """The outputs of a notebook that shows a quiz, without the ids that are random."""
-    cells = ["from course_utils.quizzes import quiz", "quiz(1)", "quiz(2)"]
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in cells])
-    NotebookClient(notebook, timeout=60, kernel_name="python3").execute()
-    outputs = [output for cell in notebook.cells for output in cell.outputs]
-    for output in outputs:
-        output["data"].pop("application/vnd.jupyter.widget-view+json")
-    return outputs
-
-
 def test_a_notebook_with_quizzes_gives_the_same_outputs_each_time() -> None:
-    first = executed()
-    assert len(first) == 2 and first == executed()
+    cells = ("from course_utils.quizzes import quiz", "quiz(1)", "quiz(2)")
+    first = widgets_shown(*cells)
+    assert len(first) == 2 and first == widgets_shown(*cells)
 
 
 def test_questions_need_the_standard_library_alone() -> None:

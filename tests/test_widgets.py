@@ -6,9 +6,8 @@ import time
 from dataclasses import replace
 from typing import Any
 
-import nbformat
 import pytest
-from nbclient import NotebookClient
+from shown_widgets import widgets_shown
 
 from course_utils import PRESETS, TrainingRun, estimate
 from course_utils.fitting import fit_words
@@ -157,20 +156,10 @@ def test_what_is_stored_is_short_the_same_each_time_and_says_what_to_do():
         assert first["text/html"].startswith("<img alt=")
 
 
-def executed() -> list:
-    """The outputs of a notebook that shows both widgets, without the ids that are random."""
-    cells = ["from course_utils.widgets import explorer, tensor_slider", "explorer()", "tensor_slider()"]
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in cells])
-    NotebookClient(notebook, timeout=60, kernel_name="python3").execute()
-    outputs = [output for cell in notebook.cells for output in cell.outputs]
-    for output in outputs:
-        output["data"].pop("application/vnd.jupyter.widget-view+json")
-    return outputs
-
-
 def test_a_notebook_with_sliders_gives_the_same_outputs_each_time():
-    first = executed()
-    assert len(first) == 2 and first == executed()
+    cells = ("from course_utils.widgets import explorer, tensor_slider", "explorer()", "tensor_slider()")
+    first = widgets_shown(*cells)
+    assert len(first) == 2 and first == widgets_shown(*cells)
 
 
 @pytest.mark.parametrize(("recompute", "attention"), [("none", "flash"), ("none", "eager"), ("full", "flash")])
