@@ -67,9 +67,14 @@ def main(arguments: Sequence[str]) -> int:
     """Runs the command line and returns its exit code: 1, with one sentence on stderr, for what cannot be done."""
     accept_any_encoding()
     try:
-        return dispatch(list(arguments))
+        code = dispatch(list(arguments))
+        sys.stdout.flush()
+        return code
     except SetupError as problem:
         print(problem, file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # a reader such as head has seen enough; Python's own last flush would fail too
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
         print("\nStopped.", file=sys.stderr)

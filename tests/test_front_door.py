@@ -322,6 +322,16 @@ def test_what_no_command_can_follow_says_where_it_is_instead(command, option):
     assert_refused(done, f"{command} has no {option}", "course_utils.estimating.megatron")
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="a pipe that nobody reads is another error there")
+def test_a_reader_that_has_seen_enough_is_no_error():
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "course_utils", "estimate", "gpt2"]
+    done = subprocess.run(command, cwd=front_door.ROOT, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
 # doctor
 
 
