@@ -232,7 +232,7 @@ def test_attention_is_shown_over_the_length_of_the_sequence(shipped: Any) -> Non
 def test_what_is_not_recorded_waits_and_says_for_which_command(shipped: Any, topic: str) -> None:
     shipped()
     found = recorded_times(topic)
-    assert found.figures == () and f"No GPU's times of {topic} are recorded yet" in str(found)
+    assert found.figures == () and f"Times on a GPU ({topic}): none are recorded yet" in str(found)
     assert "course_utils record" in found._repr_html_()
 
 

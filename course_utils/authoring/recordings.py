@@ -117,11 +117,14 @@ def replayed_runs() -> list[TrainingRun]:
 
 
 def lesson_09_runs() -> list[TrainingRun]:
-    """FSDP2 as rank 0 of many: six blocks in three ways, Llama-3 8B on 64 ranks and GPT-2 XL on 8."""
+    """FSDP2 as rank 0 of 8 and of 64: Llama-3 8B and GPT-2 XL, and on 64 six blocks in three ways."""
     llama = TrainingRun("llama3-8b", 1, 4096, "bf16-master", recompute="full", world_size=64, zero_stage=3)
-    xl = TrainingRun("gpt2-xl", 1, 1024, "bf16-master", recompute="full", world_size=8, zero_stage=3)
+    xl = TrainingRun("gpt2-xl", 1, 1024, "bf16-master", recompute="full", world_size=64, zero_stage=3)
     six = six_blocks(ranks=64)
-    return [llama, xl, six, six.replace(zero_stage=2), six.replace(precision="fp32", attention="efficient")]
+    return [
+        *(run.replace(world_size=ranks) for run, ranks in product((llama, xl), (8, 64))),
+        six, six.replace(zero_stage=2), six.replace(precision="fp32", attention="efficient"),
+    ]  # fmt: skip
 
 
 def lesson_12_runs() -> list[TrainingRun]:

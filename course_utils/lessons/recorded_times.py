@@ -50,7 +50,7 @@ def recorded_times(topic: str) -> RecordedTimes:
 def _waiting(topic: str, pattern: str) -> RecordedTimes:
     return RecordedTimes(
         topic, (),
-        f"No GPU's times of {topic} are recorded yet, and none are invented here. On a machine with one:\n"
+        f"Times on a GPU ({topic}): none are recorded yet, and none are invented here. On a machine with one:\n"
         f"{COMMAND.format(pattern)}",
     )  # fmt: skip
 

@@ -477,10 +477,11 @@ for name, run in runs.items():
     print(f"{name:20s} {1e3 * took[name]:6.1f} ms, {more:+.0%}; by arithmetic {added_percent(run):+.1f} %")
 
 # %% [markdown]
-# Published figures for a GPU lie between 25 and 40 %: a newsletter has 25–30 %, ZeRO 33 %, a lecture 30–40 %. More
-# arithmetic alone explains at most one third. (25 % is one unit of the *new* four.) Dropout, norms and GELU run again
-# too, and they wait for memory, not for arithmetic; copies and the Python of `checkpoint` come on top. Real GPUs
-# say:
+# Published figures for a GPU lie between 25 and 40 %: a newsletter has 25–30 %, ZeRO 33 %, a lecture 30–40 %.
+# Korthikanti et al. measured 39 % for a layer split over 8 GPUs, whose forward waits for messages that backward hides
+# (their table 4). More arithmetic alone explains at most one third. (25 % is one unit of the *new* four.) Dropout,
+# norms and GELU run again too, and they wait for memory, not for arithmetic; copies and the Python of `checkpoint` come
+# on top. Real GPUs say:
 
 # %%
 from course_utils.lessons.recorded_times import recorded_times
