@@ -461,8 +461,8 @@ band_figure(percent, exchanged, f"Nothing hidden: {percent['nothing hidden'][64]
             provenance="extrapolated from messages between 2 ranks; dot: measured with one bucket on 2")  # fmt: skip
 
 # %% tags=["nbval-ignore-output"]
-expected, seen = percent["nothing hidden"][2][1], exchanged[2]
-print(f"2 ranks: expected {expected:.0f} %, measured {seen:.0f} %; estimate − measured {expected - seen:+.0f}")
+expected, seen = round(percent["nothing hidden"][2][1]), round(exchanged[2])
+print(f"2 ranks: expected {expected} %, measured {seen} %; estimate − measured {expected - seen:+d} points")
 low, expected, high = percent["nothing hidden"][1024]
 print(f"1,024 ranks: expected {expected:.0f} %, and {low:.0f} to {high:.0f} % if only the fit were uncertain")
 reveal("08.efficiency", round(expected), unit="%")
