@@ -169,6 +169,6 @@ def test_a_length_that_the_model_does_not_have_is_brought_back() -> None:
 
 def test_the_sliders_of_the_map_are_in_order() -> None:
     controls = activation_map().controls
-    models, cards = ([value for _, value in controls[name].options] for name in ("model", "gpu"))
+    models, cards = (list(controls[name].options) for name in ("model", "gpu"))
     assert models == sorted(models, key=lambda name: PRESETS[name].parameters)
     assert cards == sorted(cards, key=lambda name: gpu(name).memory) and len(cards) > 5

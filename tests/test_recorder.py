@@ -136,7 +136,8 @@ def test_without_time_nothing_is_begun(tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_stopping_ends_the_task_and_leaves_the_file_whole(tmp_path, number):
     code = (
-        "import sys; sys.path.insert(0, 'tests')\n"
+        "import signal, sys; sys.path.insert(0, 'tests')\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's background jobs begin with it ignored
         "import test_recorder as t; from pathlib import Path; from course_utils import front_door\n"
         "from course_utils.measuring import recorder\n"
         f"out = Path({str(tmp_path)!r})\n"
