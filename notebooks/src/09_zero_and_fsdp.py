@@ -380,9 +380,10 @@ for run in (xl.replace(world_size=64), llama.replace(world_size=8)):
 print(recorded.provenance)
 
 # %% [markdown]
-# With 8 ranks the step of the optimizer is fullest: its [foreach](../docs/glossary.md#foreach-for-loop-fused)
-# temporaries are 4 bytes for each parameter of the *shard*, 20Ψ/D in all. With 64 it is a gather. Which of the two wins
-# depends on D.
+# GPT-2 XL on 8 ranks is fullest in the step of the optimizer: its
+# [foreach](../docs/glossary.md#foreach-for-loop-fused) temporaries are 4 bytes for each parameter of the *shard*, 20Ψ/D
+# in all. On 64 ranks backward is fuller, and for Llama-3 8B on 8 already: a unit that is gathered or reduced there is
+# whole, whatever D is. Which of the two wins depends on D and on the largest unit.
 
 # %% [markdown]
 # ## Try it
