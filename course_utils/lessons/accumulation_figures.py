@@ -2,16 +2,16 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from ..figure import INK, MARGIN, QUIET, RULE, WIDTH, Canvas, Figure, number, short, text_width, ticks
 from ..figure_parts import COLOURS, stop
 from .accumulation import START, LineFit, Point
-from .adam_figures import GOAL, WALK, WALL, through
+from .adam_figures import GOAL, WALK, WALL, Frame, through
 from .large_batches import Outcome
 from .published_batches import Published
 
-PANEL_GAP = 18.0
+PANEL_GAP, INSET = 18.0, 8.0
+"""Pixels between two panels, and from a panel's border to what it shows."""
 
 
 def theta_paths(fit: LineFit, paths: Mapping[str, Sequence[Point]], title: str) -> Figure:
@@ -27,10 +27,11 @@ def theta_paths(fit: LineFit, paths: Mapping[str, Sequence[Point]], title: str) 
     rings = [contour(fit, START, part) for part in (1.0, 0.55, 0.25, 0.07)]
     points = [point for line in [*rings, *paths.values()] for point in line]
     lows, highs = ([choose(point[axis] for point in points) for axis in (0, 1)] for choose in (min, max))
-    scale = (width - 16) / (highs[0] - lows[0])
-    height = scale * (highs[1] - lows[1]) + 16
+    scale = (width - 2 * INSET) / (highs[0] - lows[0])
+    height = scale * (highs[1] - lows[1]) + 2 * INSET
+    corner = (lows[0] - INSET / scale, lows[1] - INSET / scale)
     for index, (name, walked) in enumerate(paths.items()):
-        panel = _Panel(MARGIN + index * (width + PANEL_GAP), top + 26, width, height, (lows[0], lows[1]), scale)
+        panel = Frame(MARGIN + index * (width + PANEL_GAP), top + 26, width, height, corner, scale)
         canvas.text(panel.x, top + 16, name, 13, font_weight="bold")
         canvas.rect(panel.x, panel.y, width, height, "#FFFFFF", stroke=RULE, stroke_width=0.8)
         for ring in rings:
@@ -42,23 +43,6 @@ def theta_paths(fit: LineFit, paths: Mapping[str, Sequence[Point]], title: str) 
     )
     alt = f"{stop(title)} Paths of two parameters over the contour lines of their loss. {told}."
     return Figure(canvas.svg(top + height + 58, title, alt), alt)
-
-
-@dataclass(frozen=True)
-class _Panel:
-    """Pixels of a panel's corner and size, and the θ at its lower left, 8 pixels inside."""
-
-    x: float
-    y: float
-    width: float
-    height: float
-    low: Point
-    scale: float
-
-    def place(self, point: Point) -> Point:
-        """Pixels of a θ; up is up."""
-        x, y = ((value - low) * self.scale for value, low in zip(point, self.low, strict=True))
-        return self.x + 8 + x, self.y + self.height - 8 - y
 
 
 def contour(fit: LineFit, through: Point, part: float) -> list[Point]:
