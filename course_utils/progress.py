@@ -169,7 +169,10 @@ def _append(event: dict[str, Any]) -> None:
 
 
 def _break_after_half_a_line(file: Path) -> str:
-    """A line break if the file does not end with one: else the next event would be lost with the damaged line."""
+    """A line break if the file does not end with one: else the next event would be lost with the damaged line.
+
+    What looks like half a line may be one that another kernel is still writing: then an empty line remains.
+    """
     with file.open("rb") as lines:
         lines.seek(max(0, file.stat().st_size - 1))
         return "\n" if lines.read(1) not in (b"", b"\n") else ""
@@ -182,6 +185,8 @@ def _events() -> tuple[list[dict[str, Any]], list[str]]:
         text = file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
     events, damaged = [], []
     for number, line in enumerate(text.splitlines(), start=1):
+        if not line:
+            continue
         try:
             event = json.loads(line)
             _check(event)

@@ -80,13 +80,21 @@ def test_half_a_line_does_not_spoil_the_next_one(home: Path) -> None:
     assert list(passed()) == ["06.1", "06.3"]
 
 
+def test_the_empty_line_that_two_kernels_may_leave_is_no_damage(home: Path) -> None:
+    mark_passed("06.1")
+    with (home / FILE).open("a") as lines:
+        lines.write("\n")
+    mark_passed("06.2")
+    assert list(passed()) == ["06.1", "06.2"] and "cannot be read" not in str(progress())
+
+
 def test_two_kernels_that_write_at_once_lose_nothing(home: Path) -> None:
     code = (
-        "import sys; from course_utils.progress import mark_passed as m; [m(f'{sys.argv[1]}.{n}') for n in range(60)]"
+        "import sys; from course_utils.progress import mark_passed as m; [m(f'{sys.argv[1]}.{n}') for n in range(300)]"
     )
     both = [subprocess.Popen([sys.executable, "-c", code, name], cwd=ROOT) for name in ("01", "02")]
     assert [kernel.wait(timeout=60) for kernel in both] == [0, 0]
-    assert len(passed()) == 120 and "cannot be read" not in str(progress())
+    assert len(passed()) == 600 and "cannot be read" not in str(progress())
 
 
 def test_a_course_that_was_moved_or_upgraded_finds_it_again(tmp_path: Path) -> None:

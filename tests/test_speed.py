@@ -130,7 +130,7 @@ def test_making_and_changing_a_run_is_quick():
 @pytest.mark.skipif(sys.platform == "win32", reason="nothing is simulated on Windows")
 def test_tracking_a_step_costs_less_than_the_step_itself_and_than_torch_s_own_tracker():
     """How much less than torch's grows with the number of modules: this is the shallow end of it."""
-    times = speed.step_times(TrainingRun(shallow("gpt2", 3), 2, 128), tries=3)
+    times = speed.step_times(TrainingRun(shallow("gpt2", 3), 2, 128), tries=10)
     assert times["tracker"] < 2 * times["nobody"]
     assert times["memtracker"] > 1.5 * times["tracker"]
 
