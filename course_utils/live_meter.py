@@ -9,7 +9,8 @@ function of torch.cuda fail. (On a real GPU this has not been timed yet.) The CP
 interpreter's lock for a moment at each reading, 20 times a second, and, where the picture is shown, for longer at each
 drawing, 4 times a second. Tests hold a reading below a millisecond, a drawing below 50 ms, and a meter that is not
 shown below 2 % of the processor time of the loop beside it. A loop that keeps the GPU's queue filled does not notice;
-one that waits for Python at every kernel can lose a few percent to the picture.
+one that waits for Python at every kernel can lose a few percent to the picture. By kind of memory it costs a hook for
+each parameter that backward reaches, and three passes over all parameters a step.
 """
 
 import sys
@@ -19,12 +20,17 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from .allocator_replay import Replay, can_be_replayed, replay
 from .figure import Figure
 from .figure_meter import PAGE, MeterMark, Sample, meter_figure
 from .measurement import Measurement
+
+if TYPE_CHECKING:
+    import torch
+
+    from .measuring.holdings import Holdings
 
 Item = TypeVar("Item")
 
@@ -65,10 +71,8 @@ class Gauge(Protocol):
     def read(self, seconds: float) -> Reading | None: ...
 
 
-class Tracked(Protocol):
-    """A tracker that is entered around the loop, and knows what each tensor is for."""
-
-    def kinds_now(self) -> Mapping[str, int]: ...
+UNCOUNTED = "weights, gradients and states are counted; the rest is activations, in the update temporaries"
+"""What the picture says where the kinds are by what a training holds."""
 
 
 class CudaGauge:
@@ -79,13 +83,12 @@ class CudaGauge:
 
     axis = "seconds"
 
-    def __init__(self, tracker: Tracked | None = None) -> None:
+    def __init__(self) -> None:
         import torch
 
         self._index = torch.cuda.current_device()  # each thread has a current device of its own
         self._stats = torch.cuda.memory_stats_as_nested_dict
         self._free_and_total = torch.cuda.mem_get_info
-        self._tracker = tracker
         self.capacity = self._free_and_total(self._index)[1]
         self.source = f"live on {torch.cuda.get_device_name(self._index)} · torch {torch.__version__}"
 
@@ -94,8 +97,7 @@ class CudaGauge:
         stats = self._stats(self._index)
         allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
         free, total = self._free_and_total(self._index)
-        kinds = self._tracker.kinds_now() if self._tracker else {}
-        return Reading(allocated["current"], allocated["peak"], reserved["current"], total - free, kinds)
+        return Reading(allocated["current"], allocated["peak"], reserved["current"], total - free)
 
 
 class ReplayGauge:
@@ -171,6 +173,8 @@ class Meter:
         self.marks: list[MeterMark] = []
         self.failure: Exception | None = None
         self.look = PAGE
+        self._held: Holdings | None = None
+        self._note = ""
         self._first: Reading | None = None
         self._last: Reading | None = None
         self._widget: Any = None
@@ -178,12 +182,27 @@ class Meter:
         self._thread: threading.Thread | None = None
         self._forget: Callable[[], None] = lambda: None
 
+    def follow(self, held: "Holdings") -> "Meter":
+        """Color the memory by what a training holds, to the meter's end; call it on the thread that trains."""
+        self._held, self._note = held, UNCOUNTED
+        if self.running:
+            held.start()
+        return self
+
+    def leave(self) -> None:
+        """Follow no longer: nothing of the training is kept alive by the meter."""
+        if self._held is not None:
+            self._held.stop()
+        self._held = None
+
     # From start to stop
 
     def start(self, with_cell: bool = True) -> "Meter":
         """Begin to read. With `with_cell` the cell that runs now ends it, however it ends. RuntimeError if begun."""
         if self._thread is not None:
             raise RuntimeError("this meter has been used: make a new one for each loop")
+        if self._held is not None:
+            self._held.start()
         self._began = time.monotonic()
         self._sample()
         self._thread = threading.Thread(target=self._follow, name="memory meter", daemon=True)
@@ -199,12 +218,17 @@ class Meter:
         self._ended.set()
         self._thread.join()
         self._forget()
-        if self.failure is not None:
-            failure, self.failure = self.failure, None
-            raise failure
-        if running:
-            self._sample()
-            self._draw()
+        try:
+            if self.failure is not None:
+                failure, self.failure = self.failure, None
+                raise failure
+            if running:
+                if self._held is not None:
+                    self._held.count()
+                self._sample()
+                self._draw()
+        finally:
+            self.leave()
 
     def wait(self) -> "Meter":
         """Return when the gauge has no more to say; interrupting the kernel ends it early."""
@@ -267,10 +291,14 @@ class Meter:
             if reading.phase is not None and (not self.marks or self.marks[-1].words != reading.phase):
                 self.marks.append(MeterMark(seconds, reading.phase))
             self._first, self._last = self._first or reading, reading
-            self.samples.append(
-                Sample(seconds, reading.allocated, reading.reserved, reading.driver, dict(reading.kinds))
-            )
+            kinds = self._kinds(reading)
+            self.samples.append(Sample(seconds, reading.allocated, reading.reserved, reading.driver, kinds))
         return True
+
+    def _kinds(self, reading: Reading) -> dict[str, int]:
+        """By the gauge, or by what a training holds and the rest."""
+        held = self._held
+        return dict(reading.kinds) if held is None else held.by_kind(reading.allocated)
 
     # What it has read
 
@@ -297,7 +325,8 @@ class Meter:
         with self._lock:
             samples, marks = list(self.samples), list(self.marks)
         gauge = self.gauge
-        return meter_figure(samples, marks, gauge.capacity, peak, about, gauge.source, gauge.axis, self.look)
+        source = " · ".join(filter(None, [gauge.source, self._note]))
+        return meter_figure(samples, marks, gauge.capacity, peak, about, source, gauge.axis, self.look)
 
     def show(self) -> "Meter":
         """Show the picture in a notebook; it is drawn anew as the loop goes on."""
@@ -324,10 +353,16 @@ class Meter:
         return self.figure().alt if self.samples else f"A meter that has not been started: {self.gauge.source}"
 
 
-def live_meter(tracker: Tracked | None = None, *, every: float = EVERY) -> Meter:
-    """A meter of the current CUDA GPU; with a `tracker` that is entered around the loop, by kind of memory.
+def live_meter(
+    model: "torch.nn.Module | None" = None,
+    optimizer: "torch.optim.Optimizer | None" = None,
+    *,
+    every: float = EVERY,
+) -> Meter:
+    """A meter of the current CUDA GPU, by kind of memory with a `model` and its `optimizer`.
 
-    Raises ValueError, saying what works instead, where there is no GPU.
+    Weights, gradients and states are counted; all else is activations, or temporaries while the optimizer updates.
+    Raises ValueError, saying what works instead, where there is no GPU and where one of the two is missing.
     """
     import torch
 
@@ -335,7 +370,20 @@ def live_meter(tracker: Tracked | None = None, *, every: float = EVERY) -> Meter
         raise ValueError(
             "there is no CUDA GPU to read here: replay_meter(measure(run)) shows a simulated run at reading speed"
         )
-    return Meter(CudaGauge(tracker), every=every)
+    meter = Meter(CudaGauge(), every=every)
+    if model is None and optimizer is None:
+        return meter
+    if not isinstance(model, torch.nn.Module) or not isinstance(optimizer, torch.optim.Optimizer):
+        raise ValueError(
+            f"model and optimizer go together, as live_meter(model, optimizer): {_given(model, optimizer)}"
+        )
+    from .measuring.holdings import Holdings
+
+    return meter.follow(Holdings(model, optimizer))
+
+
+def _given(*given: object) -> str:
+    return "got " + " and ".join(type(one).__name__ for one in given)
 
 
 def replay_meter(measured: Measurement, seconds: float = 20.0, capacity: int | None = None) -> Meter:

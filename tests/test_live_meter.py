@@ -14,8 +14,7 @@ from course_utils.breakdown import KINDS
 from course_utils.figure import WIDTH, text_width
 from course_utils.figure_meter import MOST_POINTS, STAGE, MeterMark, Sample, meter_figure, thinned
 from course_utils.live_meter import CudaGauge, Gauge, Meter, Reading, ReplayGauge, live_meter, replay_meter
-from course_utils.measuring.tracker import Tracker
-from course_utils.units import GB, MB
+from course_utils.units import GB, MB, round_up
 
 RUN = TrainingRun("tiny-gpt", 2, 64)
 
@@ -204,14 +203,26 @@ def test_reading_calls_nothing_of_torch_cuda_but_the_counters(card, monkeypatch)
     assert meter.samples[-1].allocated == 3 * GB
 
 
-def test_a_tracker_adds_the_kinds(card):
-    with Tracker("cpu") as tracker:
-        weight = torch.ones(1000)
-        tracker.bind("parameters", [weight])
-        tracker.begin("forward")
-        kept = weight * torch.ones(2, 1)
-        reading = CudaGauge(tracker).read(0.0)
-    assert reading.kinds == {"parameters": 4096, "activations": 8192} and kept.numel() == 2000
+def test_with_a_model_and_its_optimizer_the_memory_is_shown_by_kind(card):
+    model = torch.nn.Linear(100, 100)
+    optimizer = torch.optim.AdamW(model.parameters())
+    with live_meter(model, optimizer, every=0.002) as meter:
+        until(lambda: len(meter.samples) > 2)
+        model(torch.ones(1, 100)).sum().backward()
+    weights = round_up(4 * 100 * 100) + round_up(4 * 100)
+    assert meter.samples[0].kinds == {
+        "parameters": weights, "gradients": 0, "optimizer_states": 0, "activations": 3 * GB - weights
+    }  # fmt: skip
+    assert meter.samples[-1].kinds["gradients"] == weights
+    assert "weights, gradients and states are counted" in meter.figure().alt
+
+
+@pytest.mark.parametrize("which", [(True, False), (False, True)])
+def test_a_model_without_its_optimizer_is_refused(card, which):
+    model = torch.nn.Linear(2, 2)
+    given = model if which[0] else None, torch.optim.SGD(model.parameters()) if which[1] else None
+    with pytest.raises(ValueError, match=r"go together.*got .*NoneType"):
+        live_meter(*given)
 
 
 def test_without_a_gpu_it_says_what_works(monkeypatch):

@@ -225,15 +225,20 @@ class Stage:
 
 def _trained(run: TrainingRun, device: "Device", meter: Meter) -> tuple[float, tuple[int, ...]]:
     """Seconds of a step, and the most allocated up to each step's end. All that it makes is freed when it returns."""
+    from ..measuring.holdings import Holdings
     from ..measuring.live import ready
 
     training, _ = ready(run, device)
+    meter.follow(Holdings(training.network, training.optimizer, training.states))
     ends, peaks = [], []
-    for _ in range(LIVE_STEPS):
-        training.step(MarkedPhases(meter))
-        device.synchronize()
-        ends.append(time.perf_counter())
-        peaks.append(device.peaks()[0])
+    try:
+        for _ in range(LIVE_STEPS):
+            training.step(MarkedPhases(meter))
+            device.synchronize()
+            ends.append(time.perf_counter())
+            peaks.append(device.peaks()[0])
+    finally:
+        meter.leave()
     return (ends[-1] - ends[WARM_UP_STEPS - 1]) / (LIVE_STEPS - WARM_UP_STEPS), tuple(peaks)
 
 

@@ -18,19 +18,23 @@ COMMAND = "python3 -m course_utils record --out course_utils/recordings --only {
 
 @dataclass(frozen=True)
 class RecordedTimes:
-    """What is recorded of a topic: `figures` to look at and `words` that say what they show. Draws itself."""
+    """What is recorded of a topic: `figures` to look at and `words` that say what they show; or, where nothing is, the
+    `command` that records it. Draws itself.
+    """
 
     topic: str
     figures: Sequence[Figure]
     words: str
+    command: str = ""
 
     def __str__(self) -> str:
-        return self.words
+        return "\n".join(filter(None, [self.words, self.command]))
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return "".join(figure.html for figure in self.figures) + f"<p>{escape(self.words)}</p>"
+        command = f"<pre>{escape(self.command)}</pre>" if self.command else ""
+        return "".join(figure.html for figure in self.figures) + f"<p>{escape(self.words)}</p>{command}"
 
 
 def recorded_times(topic: str) -> RecordedTimes:
@@ -50,8 +54,8 @@ def recorded_times(topic: str) -> RecordedTimes:
 def _waiting(topic: str, pattern: str) -> RecordedTimes:
     return RecordedTimes(
         topic, (),
-        f"Times on a GPU ({topic}): none are recorded yet, and none are invented here. On a machine with one:\n"
-        f"{COMMAND.format(pattern)}",
+        f"Times on a GPU ({topic}): none are recorded yet, and none are invented here. On a machine with one:",
+        COMMAND.format(pattern),
     )  # fmt: skip
 
 

@@ -274,13 +274,6 @@ class Tracker(TorchDispatchMode):
         found = self._live.get(tensor.untyped_storage()._cdata)
         return found[0] if found else None
 
-    def kinds_now(self) -> dict[str, int]:
-        """Bytes alive now by kind, as far as they are bound; another thread may ask while the step runs."""
-        now: Counter[str] = Counter()
-        for storage, _ in list(self._live.values()):  # copied in one go, as the step adds and removes
-            now[storage.kind] += storage.bytes
-        return dict(now)
-
     # Binding storages to what they are for
 
     def bind(self, kind: str, tensors: Iterable[Any], name: str = "") -> None:

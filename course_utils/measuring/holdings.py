@@ -1,0 +1,91 @@
+"""What a training holds by kind, counted without watching its operations: cheap enough for a loop on a stage."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from ..units import round_up
+
+
+class Holdings:
+    """The bytes of a network's weights, of their gradients and of the optimizer's states, as a training goes on.
+
+    They are counted on the training's own threads, so that any thread may ask `by_kind`: everything where the network
+    is called, where backward fills its first gradient and after each update, each further gradient as it is filled.
+    `states` lists what the optimizer keeps, where that is more than its `state`.
+    """
+
+    def __init__(
+        self,
+        network: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        states: Callable[[], Iterable[Any]] | None = None,
+    ) -> None:
+        self._network, self._optimizer, self._weights = network, optimizer, list(network.parameters())
+        self._states = states or self._kept_by_optimizer
+        self._device = self._weights[0].device
+        self._held, self._gradients = {"parameters": 0, "gradients": 0, "optimizer_states": 0}, dict[int, int]()
+        self._updating = self._filling = False
+        self._hooks: list[Any] = []
+
+    def start(self) -> None:
+        """Count, and follow the training until `stop`."""
+        self._hooks = [
+            self._network.register_forward_pre_hook(self._called),
+            *(weight.register_post_accumulate_grad_hook(self._filled) for weight in self._weights),
+            self._optimizer.register_step_pre_hook(self._update_begins),
+            self._optimizer.register_step_post_hook(self.count),
+        ]
+        self.count()
+
+    def stop(self) -> None:
+        """Take the hooks back; what was counted last stays."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    def count(self, *_: Any) -> None:
+        """Count everything anew. For the thread that trains: another could meet a gradient that is being replaced."""
+        self._gradients = {id(weight): _bytes([weight.grad]) for weight in self._weights}
+        self._held = {
+            "parameters": _bytes(self._weights),
+            "gradients": sum(self._gradients.values()),
+            "optimizer_states": _bytes(filter(self._is_beside_the_weights, self._states())),
+        }
+
+    def by_kind(self, allocated: int) -> dict[str, int]:
+        """So many allocated bytes by kind, as last counted.
+
+        What nobody counts are activations from the network's call to the update, with all that operations have at work
+        meanwhile, and temporaries from the update to the next call.
+        """
+        held = self._held
+        return {**held, "temporaries" if self._updating else "activations": max(0, allocated - sum(held.values()))}
+
+    def _kept_by_optimizer(self) -> Iterable[Any]:
+        return [value for state in self._optimizer.state.values() for value in state.values()]
+
+    def _is_beside_the_weights(self, kept: Any) -> bool:
+        return isinstance(kept, torch.Tensor) and kept.device == self._device
+
+    def _called(self, *_: Any) -> None:
+        self._updating = self._filling = False
+        self.count()
+
+    def _filled(self, weight: torch.Tensor) -> None:
+        if not self._filling:
+            self._filling = True
+            self.count()
+            return
+        more = _bytes([weight.grad]) - self._gradients[id(weight)]
+        self._gradients[id(weight)] += more
+        self._held = {**self._held, "gradients": self._held["gradients"] + more}
+
+    def _update_begins(self, *_: Any) -> None:
+        self._updating = True
+
+
+def _bytes(tensors: Iterable[torch.Tensor | None]) -> int:
+    """In blocks, as the allocator counts."""
+    return sum(round_up(tensor.nbytes) for tensor in tensors if tensor is not None)
