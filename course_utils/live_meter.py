@@ -379,7 +379,7 @@ def live_meter(
         )
     from .measuring.holdings import Holdings
 
-    return meter.follow(Holdings(model, optimizer))
+    return meter.follow(Holdings(model, [optimizer]))
 
 
 def _given(*given: object) -> str:

@@ -3,6 +3,7 @@
 import gc
 import weakref
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
@@ -30,35 +31,59 @@ def counted(held: Holdings) -> dict[str, int]:
     return {kind: size for kind, size in held.by_kind(ALLOCATED).items() if kind in COUNTED}
 
 
-@pytest.mark.parametrize("set_to_none", [True, False])
-@pytest.mark.parametrize("optimizer", ["adamw", "adam8bit", "muon", "sgd"])
-def test_what_is_held_is_what_the_tracker_sees_wherever_it_is_counted(optimizer, set_to_none):
-    run = TrainingRun(
-        "tiny-gpt", 2, 64, precision="fp32", attention="eager", optimizer=optimizer, set_to_none=set_to_none
-    )
+class Comparing(Tracker):
+    """Compares where the network is called and where the update begins."""
+
+    def __init__(self, held: Holdings) -> None:
+        super().__init__("cpu")
+        self.held, self.compared = held, list[tuple[dict[str, int], dict[str, int]]]()
+
+    def compare(self, *_: object) -> None:
+        self.compared.append((counted(self.held), alive(self)))
+
+    def in_phase(self, phase: str) -> Any:
+        if phase == "optimizer":
+            self.compare()
+        return super().in_phase(phase)
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        {"optimizer": "adamw"},
+        {"optimizer": "adamw", "set_to_none": False},
+        {"optimizer": "adam8bit"},
+        {"optimizer": "muon"},
+        {"optimizer": "sgd", "precision": "amp-bf16"},
+        {"precision": "bf16-master"},
+        {"precision": "bf16-master-fp32grad", "micro_batch": 1, "accumulation_steps": 2},
+        {"optimizer": "adamw-foreach", "precision": "bf16-master"},
+        {"lora_rank": 4, "lora_targets": ("qkv",), "precision": "amp-bf16"},
+    ],
+    ids=str,
+)
+def test_what_is_held_is_what_the_tracker_sees(choices):
+    run = TrainingRun("tiny-gpt", 2, 64, precision="fp32", attention="eager").replace(**choices)
     training = Training(run, "cpu", simulated=False)
-    held, seen = Holdings(training.network, training.optimizer, training.states), []
-    with Tracker("cpu") as tracker:
+    held = training.holdings()
+    tracker = Comparing(held)
+    with tracker:
         tracker.watch(training.network, training.named_states)
-
-        def compare(*_: object) -> None:
-            seen.append((counted(held), alive(tracker)))
-
         held.start()
-        training.network.register_forward_hook(compare)
-        training.optimizer.register_step_pre_hook(compare)
+        training.network.register_forward_hook(tracker.compare)
         for step in range(3):
             tracker.step = step
             training.step(tracker)
             held.count()
-            compare()
-    assert len(seen) == 9 and len({found["gradients"] for found, _ in seen}) == 2  # none, and all
-    assert [found for found, _ in seen] == [truth for _, truth in seen]
+            tracker.compare()
+    assert len(tracker.compared) == 3 * (2 + run.accumulation_steps)
+    assert [found for found, _ in tracker.compared] == [truth for _, truth in tracker.compared]
+    assert {found["gradients"] > 0 for found, _ in tracker.compared} == {True, False}
 
 
 def test_gradients_are_counted_one_by_one_as_backward_fills_them():
     model = torch.nn.Sequential(*(torch.nn.Linear(10, 10, bias=False) for _ in range(4)))
-    held, sizes = Holdings(model, torch.optim.SGD(model.parameters())), []
+    held, sizes = Holdings(model, [torch.optim.SGD(model.parameters())]), []
     held.start()
     for weight in model.parameters():
         weight.register_post_accumulate_grad_hook(lambda _: sizes.append(held.by_kind(ALLOCATED)["gradients"]))
@@ -71,7 +96,7 @@ def test_gradients_are_counted_one_by_one_as_backward_fills_them():
 def test_the_rest_is_activations_until_the_update_and_temporaries_in_it():
     model = torch.nn.Linear(10, 10)
     optimizer = torch.optim.SGD(model.parameters())
-    held, rest = Holdings(model, optimizer), []
+    held, rest = Holdings(model, [optimizer]), []
 
     def look(*_: object) -> None:
         kinds = held.by_kind(10_000)
@@ -97,10 +122,10 @@ class Counters:
 def test_a_meter_that_has_left_keeps_nothing_of_the_training_alive():
     training = Training(TrainingRun("tiny-gpt", 1, 16, precision="fp32", attention="eager"), "cpu", simulated=False)
     with Meter(Counters(), every=0.002) as meter:
-        meter.follow(Holdings(training.network, training.optimizer, training.states))
+        meter.follow(training.holdings())
         training.step(Unwatched())
         meter.leave()
-        assert not training.network._forward_pre_hooks and not training.optimizer._optimizer_step_pre_hooks
+        assert not training.network._forward_pre_hooks
         network = weakref.ref(training.network)
         del training
         gc.collect()

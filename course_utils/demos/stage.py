@@ -225,11 +225,10 @@ class Stage:
 
 def _trained(run: TrainingRun, device: "Device", meter: Meter) -> tuple[float, tuple[int, ...]]:
     """Seconds of a step, and the most allocated up to each step's end. All that it makes is freed when it returns."""
-    from ..measuring.holdings import Holdings
     from ..measuring.live import ready
 
     training, _ = ready(run, device)
-    meter.follow(Holdings(training.network, training.optimizer, training.states))
+    meter.follow(training.holdings())
     ends, peaks = [], []
     try:
         for _ in range(LIVE_STEPS):

@@ -1,6 +1,6 @@
 """What a training holds by kind, counted without watching its operations: cheap enough for a loop on a stage."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,19 +13,25 @@ class Holdings:
 
     They are counted on the training's own threads, so that any thread may ask `by_kind`: everything where the network
     is called, where backward fills its first gradient and after each update, each further gradient as it is filled.
-    `states` lists what the optimizer keeps, where that is more than its `state`.
+    An update begins with the first of `optimizers` and ends with the last. `states` lists what they keep, where that is
+    more than their `state`, and `gradient_owners` whose `.grad` backward fills, where those are not the trained weights
+    but something in their place, in the same order.
     """
 
     def __init__(
         self,
         network: torch.nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizers: Sequence[torch.optim.Optimizer],
         states: Callable[[], Iterable[Any]] | None = None,
+        gradient_owners: Sequence[torch.Tensor] | None = None,
     ) -> None:
-        self._network, self._optimizer, self._weights = network, optimizer, list(network.parameters())
-        self._states = states or self._kept_by_optimizer
-        self._device = self._weights[0].device
-        self._held, self._gradients = {"parameters": 0, "gradients": 0, "optimizer_states": 0}, dict[int, int]()
+        self._network, self._optimizers, self._weights = network, optimizers, list(network.parameters())
+        self._states = states or self._kept_by_optimizers
+        self._trained = [weight for weight in self._weights if weight.requires_grad]
+        owners = self._trained if gradient_owners is None else gradient_owners
+        self._owners: Mapping[torch.Tensor, torch.Tensor] = dict(zip(self._trained, owners, strict=True))
+        self._held = {"parameters": 0, "gradients": 0, "optimizer_states": 0}
+        self._gradients: dict[torch.Tensor, int] = {}
         self._updating = self._filling = False
         self._hooks: list[Any] = []
 
@@ -33,9 +39,9 @@ class Holdings:
         """Count, and follow the training until `stop`."""
         self._hooks = [
             self._network.register_forward_pre_hook(self._called),
-            *(weight.register_post_accumulate_grad_hook(self._filled) for weight in self._weights),
-            self._optimizer.register_step_pre_hook(self._update_begins),
-            self._optimizer.register_step_post_hook(self.count),
+            *(weight.register_post_accumulate_grad_hook(self._filled) for weight in self._trained),
+            self._optimizers[0].register_step_pre_hook(self._update_begins),
+            self._optimizers[-1].register_step_post_hook(self.count),
         ]
         self.count()
 
@@ -47,7 +53,7 @@ class Holdings:
 
     def count(self, *_: Any) -> None:
         """Count everything anew. For the thread that trains: another could meet a gradient that is being replaced."""
-        self._gradients = {id(weight): _bytes([weight.grad]) for weight in self._weights}
+        self._gradients = {weight: _bytes([owner.grad]) for weight, owner in self._owners.items()}
         self._held = {
             "parameters": _bytes(self._weights),
             "gradients": sum(self._gradients.values()),
@@ -63,11 +69,12 @@ class Holdings:
         held = self._held
         return {**held, "temporaries" if self._updating else "activations": max(0, allocated - sum(held.values()))}
 
-    def _kept_by_optimizer(self) -> Iterable[Any]:
-        return [value for state in self._optimizer.state.values() for value in state.values()]
+    def _kept_by_optimizers(self) -> Iterable[Any]:
+        states = [state for optimizer in self._optimizers for state in optimizer.state.values()]
+        return [value for state in states for value in state.values()]
 
     def _is_beside_the_weights(self, kept: Any) -> bool:
-        return isinstance(kept, torch.Tensor) and kept.device == self._device
+        return isinstance(kept, torch.Tensor) and kept.device == self._weights[0].device
 
     def _called(self, *_: Any) -> None:
         self._updating = self._filling = False
@@ -78,8 +85,8 @@ class Holdings:
             self._filling = True
             self.count()
             return
-        more = _bytes([weight.grad]) - self._gradients[id(weight)]
-        self._gradients[id(weight)] += more
+        more = _bytes([self._owners[weight].grad]) - self._gradients[weight]
+        self._gradients[weight] += more
         self._held = {**self._held, "gradients": self._held["gradients"] + more}
 
     def _update_begins(self, *_: Any) -> None:

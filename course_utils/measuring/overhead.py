@@ -11,7 +11,6 @@ from ..run import TrainingRun
 from .comparisons import spread
 from .counting import Unwatched, time_calls
 from .devices import Device
-from .holdings import Holdings
 from .live import only_kernel, ready
 from .step import Phases, Training
 from .tracker import Tracker
@@ -63,7 +62,7 @@ def _watched(name: str, training: Training, device: Device) -> Iterator[tuple[Ph
     """Who is told of the phases, and how often the meter has read by now."""
     if name == "with the meter":
         gauge: Gauge = CudaGauge() if device.kind == "cuda" else DeviceGauge(device)
-        with Meter(gauge).follow(Holdings(training.network, training.optimizer, training.states)) as meter:
+        with Meter(gauge).follow(training.holdings()) as meter:
             yield Unwatched(), lambda: len(meter.samples)
     elif name == "under the tracker":
         with Tracker(device.kind) as tracker:
