@@ -1,9 +1,11 @@
 """The second verb and the comparison: sources, refusals, fallbacks, and what a measurement says of itself."""
 
 import dataclasses
+import gc
 import gzip
 import json
 import re
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -11,7 +13,7 @@ from engine import GPT, shallow, simulate, tiny
 
 from course_utils import compare, estimate, measure, replay
 from course_utils.breakdown import KINDS
-from course_utils.measuring import Comparison, recorded
+from course_utils.measuring import Comparison, recorded, tracing
 from course_utils.models import TransformerConfig
 from course_utils.run import TrainingRun
 from course_utils.units import GB
@@ -106,6 +108,37 @@ def test_random_numbers_go_on_as_if_nothing_had_been_measured(source):
     first = measure(ON_CPU, source, steps=1)
     assert torch.equal(torch.get_rng_state(), before)
     assert measure(ON_CPU, source, steps=1).losses == first.losses
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize("collecting", [True, False])
+def test_python_looks_for_cycles_afterwards_as_before(collecting, fails, monkeypatch):
+    def seen(run: TrainingRun, *_: object) -> bool:
+        if fails:
+            raise RuntimeError("on purpose")
+        return gc.isenabled()
+
+    monkeypatch.setattr(tracing, "trace", seen)
+    (gc.enable if collecting else gc.disable)()
+    try:
+        with pytest.raises(RuntimeError, match="on purpose") if fails else nullcontext():
+            assert tracing.trace_simulated.__wrapped__(RUN, 2, "") is False
+        assert gc.isenabled() is collecting
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("recompute", ["none", "full", "selective"])
+def test_no_tensor_of_a_step_waits_for_python_to_find_a_cycle(recompute):
+    gc.collect()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        tracing.trace_simulated.__wrapped__(RUN.replace(recompute=recompute), 2, "")
+        gc.collect()
+        assert not [one for one in gc.garbage if isinstance(one, torch.Tensor)]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
 
 
 def test_provenance_says_where_it_ran():

@@ -250,8 +250,7 @@ predict("01.activations", unit="GB")
 # %%
 from course_utils.plots import bars
 
-all_kept = measure(keep_all)
-flash = all_kept.moments["end of forward"]["activations"]
+flash = measure(keep_all).moments["end of forward"]["activations"]
 eager = measure(keep_all.replace(attention="eager")).moments["end of forward"]["activations"]
 found = {
     "ZeRO: 12·h·b·s·L": zero_activation_bytes(keep_all),
@@ -404,7 +403,7 @@ choices = {
     "8 micro-batches of 4": together,
     "…, upcast one by one": together.replace(optimizer="adamw"),
 }
-measured = {name: step if run == puzzle else measure(run) for name, run in choices.items()}
+measured = {name: measure(run) for name, run in choices.items()}
 title = "Smaller micro-batches alone do not do it: the fp32 buffers have to go, too"
 stack(measured, title, capacity=card, provenance=str(step.provenance))
 
@@ -443,13 +442,10 @@ compare_bars(
 # %%
 from itertools import product
 
-known = {keep_all: all_kept} | {run: measured[name] for name, run in choices.items()}
 for precision, attention, recompute in product(("amp-bf16", "bf16-master"), ("flash", "eager"), ("none", "full")):
     run = TrainingRun("gpt2-xl", 32, 1024, precision, attention=attention, recompute=recompute)
-    guess, beside = estimate(run).total, ""
-    if attention == "flash":
-        truth = (known[run] if run in known else measure(run)).peak
-        beside = f"measured {format_bytes(truth, 'GB', 3)}: {guess / truth - 1:+.3%}"
+    guess, truth = estimate(run).total, measure(run).peak if attention == "flash" else None
+    beside = f"measured {format_bytes(truth, 'GB', 3)}: {guess / truth - 1:+.3%}" if truth else ""
     print(f"{precision:12s} {attention:6s} {recompute:5s} {format_bytes(guess, 'GB', 3):>11s} {beside}")
 
 # %% [markdown]
