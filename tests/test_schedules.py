@@ -1,6 +1,7 @@
 """The chain's schedules against their closed forms, their pictures, and what policies cost against counted FLOPs."""
 
 import pytest
+import torch
 
 from course_utils import TrainingRun
 from course_utils.estimating.published import korthikanti_model_flops
@@ -112,8 +113,10 @@ def test_formula_refuses_other_models() -> None:
         recomputed_flops(TrainingRun("tiny-llama", recompute="full"))
 
 
-def test_times_are_positive() -> None:
+def test_times_are_positive_and_the_threads_are_as_before() -> None:
+    threads = torch.get_num_threads()
     assert min(seconds({"none": SMALL}, repeats=1).values()) > 0
+    assert torch.get_num_threads() == threads
 
 
 def test_front_leaves_out_what_is_beaten() -> None:

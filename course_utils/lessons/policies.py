@@ -65,16 +65,22 @@ def counted_flops(run: TrainingRun) -> tuple[int, int]:
 
 
 def seconds(runs: Mapping[str, TrainingRun], repeats: int = 5) -> dict[str, float]:
-    """The quickest of several forward and backward passes of each run on this machine's CPU, in seconds of processor
-    time, all threads together: what else runs on a busy machine does not count.
+    """The quickest of several forward and backward passes of each run on one core of this machine, in seconds of
+    processor time: what else runs on a busy machine does not count.
 
-    The runs take turns, so that what slows the machine slows all of them; a first round to warm up is not counted.
+    One core, as several wait for one another by computing, which counts. The runs take turns, so that what slows the
+    machine slows all of them; a first round to warm up is not counted.
     """
     steps = {name: small_step(run) for name, run in runs.items()}
     took: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(repeats + 1):
-        for name, step in steps.items():
-            begin = process_time()
-            step().backward()
-            took[name].append(process_time() - begin)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for _ in range(repeats + 1):
+            for name, step in steps.items():
+                begin = process_time()
+                step().backward()
+                took[name].append(process_time() - begin)
+    finally:
+        torch.set_num_threads(threads)
     return {name: min(times[1:]) for name, times in took.items()}

@@ -463,8 +463,8 @@ print(f"off by more than a tenth of the gradient's length: {size.item() > 0.1}, 
 
 # %% [markdown]
 # ## And the time?
-# Arithmetic is not time. On your processor, in fp32, the quickest of five passes each, in processor time, so that what
-# else it does hardly counts (they still vary a little from run to run):
+# Arithmetic is not time. On one core of your processor, in fp32, the quickest of five passes each, in processor time,
+# so that what else it does hardly counts (they still vary a little from run to run):
 
 # %% tags=["nbval-ignore-output"]
 from course_utils.lessons.policies import seconds
