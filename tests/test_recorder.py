@@ -559,20 +559,68 @@ def test_a_context_is_what_a_second_program_adds_whatever_else_runs():
     }  # fmt: skip
 
 
+class Late(Host):
+    """A device that counts freed tensors until another thread has let go of them: one at each wait, all in the end."""
+
+    def __init__(self, count: int, falls: list[int]) -> None:
+        self.count, self.falls, self.waited = count, falls, 0
+
+    def allocated(self) -> int:
+        return self.count
+
+    def wait(self) -> None:
+        self.waited += 1
+        self.count -= self.falls.pop(0) if self.falls else 0
+
+    def peaks(self) -> tuple[int, int]:
+        self.count -= sum(self.falls)
+        self.falls.clear()
+        return self.count + 8192 + 512, 0
+
+
+def test_a_counter_that_falls_late_is_read_when_it_has_fallen():
+    device = Late(100, [30, 20, 10])
+    assert hardware.settled_bytes(device, device.wait) == 40
+
+
+def test_a_counter_that_never_rests_is_given_up_after_a_bounded_number_of_readings():
+    device = Late(100_000, [1] * 10_000)
+    with pytest.raises(hardware.Unsettled, match="still change after 200 readings"):
+        hardware.settled_bytes(device, device.wait)
+    assert device.waited == hardware.MOST_READINGS
+
+
 def test_workspaces_are_what_stays_when_the_tensors_are_gone():
-    before, mm, addmm, bmm, single, backward = 100, [100, 900], [900, 900], [900, 900], [900, 950], [950, 1750]
-    device = Scripted(allocated=[before, *mm, *addmm, *bmm, *single, *backward, 1750])
-    found = workspace_bytes(device)
+    before, mm, addmm, bmm, single, backward = 100, 900, 900, 900, 950, 1750
+    late = [value for held in (before, mm, addmm, bmm, single, backward) for value in (held + 4096, held, held)]
+    found = workspace_bytes(Scripted(allocated=late), lambda: None)
     assert found == {"kept_after": {"mm": 800, "addmm": 0, "bmm": 0, "fp32 mm": 50, "backward": 800}, "together": 1650}
 
 
+DOUBLE = Prepared("double", lambda: torch.ones(1000), lambda x: (x + x) * 2)  # two tensors of 4,096 bytes
+
+
 def test_scratch_is_what_the_device_counts_beyond_the_tensors(monkeypatch):
-    double = Prepared("double", lambda: torch.ones(1000), lambda x: (x + x) * 2)  # two tensors of 4,096 bytes
     impossible = Prepared("impossible", lambda: torch.ones(2), lambda x: x @ torch.ones(3))
-    monkeypatch.setattr(hardware, "prepared_operations", lambda _: [double, impossible])
-    told, refused = scratch_bytes(Scripted(allocated=[1000], peaks=[1000 + 8192 + 512]))
+    monkeypatch.setattr(hardware, "prepared_operations", lambda _: [DOUBLE, impossible])
+    told, refused = scratch_bytes(Scripted(allocated=[1000, 1000], peaks=[1000 + 8192 + 512]), lambda: None)
     assert told == {"operation": "double", "counted": 8704, "tracked": 8192, "scratch": 512}
     assert refused["operation"] == "impossible" and refused["refused"].startswith("RuntimeError: ")
+
+
+def test_scratch_does_not_depend_on_tensors_that_are_freed_late(monkeypatch):
+    monkeypatch.setattr(hardware, "prepared_operations", lambda _: [DOUBLE])
+    device = Late(12_582_912 + 1000, [12_582_912])  # the warm-up's tensor is still there when its result has come back
+    assert scratch_bytes(device, device.wait)[0]["scratch"] == 512
+
+
+def test_a_negative_scratch_is_refused_in_that_operations_remark(monkeypatch):
+    monkeypatch.setattr(hardware, "prepared_operations", lambda _: [DOUBLE, DOUBLE])
+    device = Scripted(allocated=[1000] * 4, peaks=[1000, 1000 + 8192])
+    negative, fine = scratch_bytes(device, lambda: None)
+    assert set(negative) == {"operation", "unsettled"}
+    assert "peak of 0 bytes and the tensors alone take 8,192: scratch cannot be negative" in negative["unsettled"]
+    assert fine["scratch"] == 0
 
 
 def test_every_operation_runs_and_its_backward_frees_before_it_peaks():

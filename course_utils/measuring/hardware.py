@@ -1,10 +1,12 @@
 """What no simulation sees, measured on the GPU itself as named terms: the context, workspaces, kernels' scratch.
 
-None of this has run on a GPU yet: the tests put a stand-in with scripted counters in its place.
+None of this has run on a real GPU yet. It has run under torch's CUDA build on a driver whose kernels do nothing: its
+allocator and its threads are genuine, its numbers and times are not.
 """
 
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -53,10 +55,44 @@ def _in_use_seen_by_another() -> int:
     return int(done.stdout)
 
 
+# Counters that autograd's own thread still changes
+
+
+Wait = Callable[[], object]
+
+MOST_READINGS = 200
+"""Readings after which a counter that still changes is given up: 2 seconds with the usual wait."""
+
+
+class Unsettled(RuntimeError):
+    """A counter that another thread keeps changing, so that a difference of two readings means nothing."""
+
+
+def wait_briefly() -> None:
+    """Let the other threads go on for 10 ms."""
+    time.sleep(0.01)
+
+
+def settled_bytes(device: Device, wait: Wait = wait_briefly) -> int:
+    """Bytes allocated, once two successive readings agree. Raises Unsettled if no two do.
+
+    `torch.autograd.grad` returns before autograd's thread has freed the last tensors that it holds.
+    """
+    device.synchronize()
+    before = device.allocated()
+    for _ in range(MOST_READINGS):
+        wait()
+        now = device.allocated()
+        if now == before:
+            return now
+        before = now
+    raise Unsettled(f"the bytes allocated still change after {MOST_READINGS} readings; another thread is at work")
+
+
 # Workspaces
 
 
-def workspace_bytes(device: Device) -> dict[str, Any]:
+def workspace_bytes(device: Device, wait: Wait = wait_briefly) -> dict[str, Any]:
     """What stays allocated after a matrix product whose tensors are gone, in bytes, by operation.
 
     torch gives cuBLAS a workspace for each handle and stream, and keeps it. Autograd's own thread has a handle of its
@@ -72,14 +108,13 @@ def workspace_bytes(device: Device) -> dict[str, Any]:
         ("backward", lambda: torch.autograd.grad((x @ weight).sum(), [x, weight])),
     ]
     device.release()
-    before, kept = device.allocated(), dict[str, int]()
+    before = held = settled_bytes(device, wait)
+    kept: dict[str, int] = {}
     for name, operation in operations:
-        held = device.allocated()
-        result = operation()
-        device.synchronize()
-        del result
-        kept[name] = device.allocated() - held
-    return {"kept_after": kept, "together": device.allocated() - before}
+        operation()
+        now = settled_bytes(device, wait)
+        kept[name], held = now - held, now
+    return {"kept_after": kept, "together": held - before}
 
 
 # Scratch
@@ -95,29 +130,38 @@ class Prepared:
     kernel: str = ""
 
 
-def scratch_bytes(device: Device) -> list[dict[str, Any]]:
+def scratch_bytes(device: Device, wait: Wait = wait_briefly) -> list[dict[str, Any]]:
     """For each operation alone: the device's own peak, the tracker's, and the difference: what its kernel allocates
-    for itself, in bytes. Operations that this GPU cannot do say why.
+    for itself, in bytes. Operations that this GPU cannot do, or whose counters contradict each other, say so.
     """
-    return [_scratch_of(item, device) for item in prepared_operations(device.kind)]
+    return [_scratch_of(item, device, wait) for item in prepared_operations(device.kind)]
 
 
-def _scratch_of(item: Prepared, device: Device) -> dict[str, Any]:
+def _scratch_of(item: Prepared, device: Device, wait: Wait) -> dict[str, Any]:
     try:
         with kernel_alone(item.kernel):
             item.run(item.prepare())  # workspaces and modules are there from now on
-            counted = _counted_peak(item, device)
+            counted = _counted_peak(item, device, wait)
             tracked = _tracked_peak(item, device)
+        return {"operation": item.name, "counted": counted, "tracked": tracked, "scratch": _beyond(counted, tracked)}
     except RuntimeError as error:
         return {"operation": item.name, why_not(error): first_line(error)}
-    return {"operation": item.name, "counted": counted, "tracked": tracked, "scratch": counted - tracked}
 
 
-def _counted_peak(item: Prepared, device: Device) -> int:
+def _beyond(counted: int, tracked: int) -> int:
+    """What the device counted beyond the tensors. Raises Unsettled if that is less than the tensors themselves."""
+    if counted < tracked:
+        raise Unsettled(
+            f"the device counted a peak of {counted:,} bytes and the tensors alone take {tracked:,}: scratch cannot be "
+            "negative, so one of the counters was read while another thread changed it"
+        )
+    return counted - tracked
+
+
+def _counted_peak(item: Prepared, device: Device, wait: Wait) -> int:
     given = item.prepare()
-    device.synchronize()
+    before = settled_bytes(device, wait)
     device.reset_peaks()
-    before = device.allocated()
     result = item.run(given)
     device.synchronize()
     peak = device.peaks()[0] - before
@@ -245,9 +289,8 @@ def _forward_and_backward(device: Device, kernel: str, seq_len: int, repetitions
     given = attention_inputs(device.kind, seq_len)
     times: dict[str, list[float]] = {"forward": [], "backward": []}
     torch.autograd.grad(attend(*given).sum(), given)  # the first is slower: kernels are loaded
-    device.synchronize()
+    before = settled_bytes(device)
     device.reset_peaks()
-    before = device.allocated()
     for _ in range(repetitions):
         watch = TimesByPhase(device)
         with watch.in_phase("forward"):
@@ -263,7 +306,9 @@ def _forward_and_backward(device: Device, kernel: str, seq_len: int, repetitions
 
 
 def why_not(error: RuntimeError) -> str:
-    """What an error of the GPU means: "out_of_memory", or "refused" for what it cannot do."""
+    """What an error means: "out_of_memory", "unsettled" for counters that moved, "refused" for what a GPU cannot do."""
+    if isinstance(error, Unsettled):
+        return "unsettled"
     return "out_of_memory" if is_out_of_memory(error) else "refused"
 
 
