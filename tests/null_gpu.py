@@ -1,0 +1,231 @@
+"""The course on a GPU that does nothing, for machines without one: torch's CUDA build over a stand-in for the driver.
+
+`python3 tests/null_gpu.py` makes an environment of its own (5 GB in `build/null_gpu`), compiles the stand-in
+(`tests/null_gpu/`), and runs live tests, recorder, demos, lessons and solutions on it. Standard library only.
+"""
+
+import argparse
+import contextlib
+import fnmatch
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCES = Path(__file__).with_suffix("")
+TORCH = "torch==2.11.0"
+"""Its default wheel for Linux is a CUDA build, and it is the oldest torch of the course."""
+
+RECORDED = ("context", "workspaces", "scratch", "overhead", "times", "cells", "kernels", "history", "run")
+"""Kinds of the recorder's tasks. Demos and notebooks, which it knows too, are checks of their own here."""
+
+CANNOT: dict[str, str] = {}
+"""What the null GPU cannot do: a pattern of "check: failure", and the reason."""
+
+NOTEBOOK = (
+    "import json, sys; from pathlib import Path; from course_utils.live_checks.notebooks import execute_live; "
+    "print(json.dumps(execute_live(Path(sys.argv[1]))))"
+)
+
+
+@dataclass(frozen=True)
+class Check:
+    """One command: what Python is given, how long it may take, and how its output tells of failures."""
+
+    name: str
+    arguments: Sequence[str]
+    seconds: float
+    failures: Callable[[str], list[str]]
+
+
+# What is checked
+
+
+def checks(folder: Path) -> Iterator[Check]:
+    """Everything that has a live path, by groups: tests, recorder, demos, lessons, solutions."""
+    for path in sorted((ROOT / "tests").glob("test_*.py")):
+        if "torch.cuda" in path.read_text(encoding="utf-8"):
+            command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-rfE", str(path)]
+            yield Check(f"tests/{path.name}", command, 1200, failed_tests)
+    for kind in RECORDED:
+        command = ["-m", "course_utils", "record", "--minutes", "60", "--out", str(folder / "recordings" / kind)]
+        yield Check(f"recorder: {kind}", [*command, "--only", f"{kind}: *"], 3700, failed_tasks)
+    yield Check("demos", ["-m", "course_utils", "rehearse", "--here"], 900, failed_demos)
+    for group in ("notebooks", "solutions"):
+        for path in sorted((ROOT / group).glob("[0-9]*.ipynb")):
+            yield Check(f"{group}/{path.name}", ["-c", NOTEBOOK, str(path)], 900, failed_cells)
+
+
+def failed_tests(output: str) -> list[str]:
+    """The lines of pytest's summary that name a test which failed."""
+    return re.findall(r"^(?:FAILED|ERROR) (.*)$", output, re.MULTILINE)
+
+
+def failed_tasks(output: str) -> list[str]:
+    """The recorder's tasks that ended otherwise than measured, and whether some were left."""
+    tasks = re.findall(r"^\[\d+/\d+, [\d.]+ min left\] (.*)\n {4}(.*)$", output, re.MULTILINE)
+    left = re.findall(r"\d+ are left", output)
+    failed = [f"{task}: {status}" for task, status in tasks if status != "measured"]
+    return failed + left if tasks else ["no task was done"]
+
+
+def failed_demos(output: str) -> list[str]:
+    """What does not go as the demos say, one line each."""
+    _, _, problems = output.partition("not go as the demos say:\n")
+    return [" ".join(problem.split()) for problem in re.split(r"\n(?=  \S)", problems) if problem.strip()]
+
+
+def failed_cells(output: str) -> list[str]:
+    """The cells of a notebook that failed, from the last line of the output."""
+    last = "".join(output.splitlines()[-1:])
+    return json.loads(last)["failed"] if last.startswith("{") else [f"no result: {last[:300]}"]
+
+
+# One check
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of a check: failures that count, failures that `CANNOT` explains with their reasons, and its time."""
+
+    name: str
+    failures: list[str]
+    explained: list[str]
+    seconds: float
+
+    def __str__(self) -> str:
+        lines = [f"{'FAILED' if self.failures else 'passed'} {self.seconds:5.0f} s  {self.name}"]
+        return "\n".join(
+            [*lines, *(f"    {one}" for one in self.failures), *(f"    ({one})" for one in self.explained)]
+        )
+
+
+def perform(check: Check, python: str, environment: dict[str, str], logs: Path) -> Result:
+    """Run a check in a process of its own and keep its output in `logs`."""
+    start = time.monotonic()
+    log = logs / f"{re.sub(r'[^a-z0-9]+', '-', check.name.lower())}.txt"
+    with log.open("w") as stream:
+        code = ended([python, *check.arguments], environment, check.seconds, stream.fileno())
+    failures = judged(check, code, log.read_text(encoding="utf-8", errors="replace"))
+    reasons = {
+        one: [why for what, why in CANNOT.items() if fnmatch.fnmatch(f"{check.name}: {one}", what)] for one in failures
+    }
+    explained = [f"{one} Why: {why[0]}" for one, why in reasons.items() if why]
+    return Result(check.name, [one for one, why in reasons.items() if not why], explained, time.monotonic() - start)
+
+
+def ended(command: list[str], environment: dict[str, str], seconds: float, stream: int) -> int | None:
+    """The exit code of a command; None if it was ended, with all its children, because its time was over."""
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        for number in (signal.SIGTERM, signal.SIGKILL):  # the recorder ends its task when it is asked to end
+            with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                os.killpg(process.pid, number)
+                process.wait(10)
+        return None
+
+
+def judged(check: Check, code: int | None, output: str) -> list[str]:
+    """What failed, one line each; the last line of the output where a command failed and does not say what."""
+    if code is None:
+        return [f"not done after {check.seconds:.0f} s"]
+    last = "".join(output.strip().splitlines()[-1:])
+    return check.failures(output) or ([f"exit code {code}: {last[:300]}"] if code else [])
+
+
+# The stand-in and its environment
+
+
+def missing(site: Path) -> str:
+    """What is missing in that folder of packages to compile and use the stand-in; "" if nothing is."""
+    if not (site / "torch" / "lib" / "libc10_cuda.so").exists():
+        return "this build of torch is not for CUDA"
+    if shutil.which("g++") is None:
+        return "there is no g++ to compile the stand-in with"
+    return "" if all(headers(site)) else "CUDA's headers are not installed"
+
+
+def headers(site: Path) -> tuple[list[Path], list[Path]]:
+    """Folders with headers, as torch's wheels bring them: of CUDA's runtime, and of its compiler, which Triton has."""
+    runtime = site.glob("nvidia/*/include/cuda_runtime_api.h")
+    compiler = [
+        path for where in ("nvidia/*", "triton/backends/*") for path in site.glob(f"{where}/include/crt/host_defines.h")
+    ]
+    return [path.parent for path in runtime], [path.parents[1] for path in compiler]
+
+
+def standing_in(site: Path, folder: Path) -> dict[str, str]:
+    """Compile the stand-in into `folder`; returns the environment in which a program finds it in place of a GPU."""
+    folder.mkdir(parents=True, exist_ok=True)
+    library = folder / "libcuda.so.1"  # the driver's name, by which torch looks for it
+    runtime, compiler = headers(site)
+    folders = [f"-I{path}" for path in (*runtime, *compiler)]
+    command = ["g++", "-std=c++17", "-O1", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", *folders]
+    subprocess.run([*command, *map(str, sorted(SOURCES.glob("*.cpp"))), "-o", str(library)], check=True)
+    ours = {"LD_PRELOAD": str(library), "CUDA_MODULE_LOADING": "LAZY", "PYTHONPATH": str(ROOT)}
+    return {name: value for name, value in os.environ.items() if name != "COURSE_SOURCE"} | ours
+
+
+def own_environment(folder: Path) -> str:
+    """Python of an environment with torch's CUDA build and the course's extras, made in `folder` if it is not there."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    wanted = [TORCH, *project["dependencies"], *extras["lab"], *extras["test"]]
+    python, made = folder / "bin" / "python", folder / "made.json"
+    if not made.exists() or json.loads(made.read_text()) != wanted:
+        base = shutil.which("python3.12") or sys.executable
+        subprocess.run([base, "-m", "venv", "--clear", str(folder)], check=True)
+        subprocess.run([str(python), "-m", "pip", "install", "--quiet", *wanted], check=True)
+        made.write_text(json.dumps(wanted))
+    return str(python)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the checks; 1 if anything failed that `CANNOT` does not explain."""
+    parser = argparse.ArgumentParser(prog="null_gpu.py", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("patterns", nargs="*", help="only checks whose name contains one of these, as in notebooks/03")
+    parser.add_argument("--python", help="use this Python, which has torch's CUDA build and the extras lab and test")
+    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "null_gpu", help="where everything is put")
+    parser.add_argument("--jobs", type=int, default=2, help="checks at a time (2)")
+    parser.add_argument("--list", action="store_true", help="print the names of the checks, and run none")
+    options = parser.parse_args(arguments)
+    chosen = [one for one in checks(options.folder) if any(word in one.name for word in options.patterns or [""])]
+    if options.list or not chosen:
+        print("\n".join(one.name for one in chosen) or "No check has such a name: --list shows them all.")
+        return 0 if chosen else 1
+    python = options.python or own_environment(options.folder / "environment")
+    ask = "import sysconfig; print(sysconfig.get_path('platlib'))"
+    site = Path(subprocess.run([python, "-c", ask], check=True, capture_output=True, text=True).stdout.strip())
+    if reason := missing(site):
+        sys.exit(f"{python}: {reason}.")
+    environment = standing_in(site, options.folder) | {"COURSE_HOME": str(options.folder / "home"), "COLUMNS": "400"}
+    shutil.rmtree(options.folder / "recordings", ignore_errors=True)  # the recorder goes on where it stopped
+    (options.folder / "logs").mkdir(exist_ok=True)
+    with ThreadPoolExecutor(options.jobs) as pool:
+        begun = [pool.submit(perform, one, python, environment, options.folder / "logs") for one in chosen]
+        results = []
+        for done in as_completed(begun):
+            results.append(done.result())
+            print(results[-1], flush=True)
+    failed = [one for one in results if one.failures]
+    print(f"{len(failed)} of {len(results)} checks failed. Their output is in {options.folder / 'logs'}.")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,180 @@
+"""The command that runs the course on a GPU that does nothing, and one live step on it where it can be built."""
+
+import json
+import subprocess
+import sys
+import sysconfig
+import time
+from pathlib import Path
+
+import null_gpu
+import pytest
+from null_gpu import (
+    Check,
+    checks,
+    failed_cells,
+    failed_demos,
+    failed_tasks,
+    failed_tests,
+    missing,
+    perform,
+    standing_in,
+)
+
+from course_utils.measuring.recording_list import recording_list
+
+SITE = Path(sysconfig.get_path("platlib"))
+
+PYTEST = (
+    "..F\n= short test summary info =\nFAILED tests/test_x.py::test_y - assert 1 == 2\nERROR tests/test_z.py\n2 failed"
+)
+TASKS = (
+    "NVIDIA H200, 150.1 GB free: 3 of 3 tasks to do.\n"
+    "[1/3, 9.9 min left] one\n    measured\n[2/3, 9.5 min left] two\n    failed: KeyError: 1\n"
+    "Recorded in /x. 1 are left: run the same command again."
+)
+DEMOS = (
+    "  1. Start: 1.0 s. fine\n\n2 things do not go as the demos say:\n  one: it is\n     broken\n  two: this as well\n"
+)
+
+
+# What failed
+
+
+def test_pytests_summary_names_what_failed():
+    assert failed_tests(PYTEST) == ["tests/test_x.py::test_y - assert 1 == 2", "tests/test_z.py"]
+
+
+def test_the_recorder_names_tasks_that_were_not_measured_and_how_many_are_left():
+    assert failed_tasks(TASKS) == ["two: failed: KeyError: 1", "1 are left"]
+    assert failed_tasks("Nothing is left to do on this GPU.") == ["no task was done"]
+
+
+def test_what_does_not_go_as_the_demos_say_is_one_line_each():
+    assert failed_demos(DEMOS) == ["one: it is broken", "two: this as well"]
+    assert failed_demos("Everything goes as the demos say.\n") == []
+
+
+def test_the_cells_that_failed_are_those_of_the_last_line():
+    assert failed_cells("a warning\n" + json.dumps({"failed": ["x: KeyError"]})) == ["x: KeyError"]
+
+
+# A check
+
+
+def performed(tmp_path: Path, code: str, seconds: float = 60.0) -> null_gpu.Result:
+    check = Check("a check", ["-c", code], seconds, failed_tests)
+    return perform(check, sys.executable, {}, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("code", "failures"),
+    [
+        ("print('fine')", []),
+        ("print('FAILED x - y'); raise SystemExit(1)", ["x - y"]),
+        ("print('FAILED x - y')", ["x - y"]),
+        ("raise KeyError('z')", ["exit code 1: KeyError: 'z'"]),
+        ("import os; os.kill(os.getpid(), 9)", ["exit code -9: "]),
+    ],
+)
+def test_a_check_fails_for_what_it_prints_and_for_its_exit_code(tmp_path, code, failures):
+    result = performed(tmp_path, code)
+    assert result.failures == failures and str(result).startswith("FAILED" if failures else "passed")
+
+
+def test_a_result_that_never_came_is_a_failure(tmp_path):
+    check = Check("a notebook", ["-c", "print('no JSON')"], 60, failed_cells)
+    assert perform(check, sys.executable, {}, tmp_path).failures == ["no result: no JSON"]
+
+
+def test_a_check_that_does_not_end_is_ended_with_its_children(tmp_path):
+    child = "import time; print('here', flush=True); time.sleep(600)"
+    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    start = time.monotonic()
+    assert performed(tmp_path, code, seconds=3).failures == ["not done after 3 s"]
+    assert time.monotonic() - start < 60
+
+
+def test_only_what_the_null_gpu_cannot_do_is_explained_away(tmp_path, monkeypatch):
+    monkeypatch.setattr(null_gpu, "CANNOT", {"a check: x - nan*": "It has no numbers."})
+    result = performed(tmp_path, "print('FAILED x - nan is not 1'); print('FAILED y - nan'); raise SystemExit(1)")
+    assert result.failures == ["y - nan"]
+    assert result.explained == ["x - nan is not 1 Why: It has no numbers."]
+
+
+# Which checks
+
+
+def test_every_live_path_is_checked():
+    names = [one.name for one in checks(Path("folder"))]
+    assert len(names) == len(set(names))
+    assert {"tests/test_live.py", "tests/test_own.py", "tests/test_recorder.py", "demos"} <= set(names)
+    assert {"notebooks/08_data_parallelism.ipynb", "solutions/14_will_it_fit.ipynb"} <= set(names)
+    kinds = {task.kind for task in recording_list()} - {"notebook", "demos"}
+    assert {name.removeprefix("recorder: ") for name in names if name.startswith("recorder: ")} == kinds
+
+
+def test_a_name_that_no_check_has_is_an_error(capsys):
+    assert null_gpu.main(["notebooks/99"]) == 1 and "--list" in capsys.readouterr().out
+    assert null_gpu.main(["--list", "notebooks/03"]) == 0
+    assert capsys.readouterr().out == "notebooks/03_mixed_precision.ipynb\n"
+
+
+def test_an_environment_without_torchs_cuda_build_is_refused_by_name(tmp_path):
+    assert missing(tmp_path) == "this build of torch is not for CUDA"
+
+
+# On the stand-in
+
+ON_IT = """
+import json, sys, torch
+from course_utils import measure
+from course_utils.run import TrainingRun
+blocks = [torch.empty(30 << 20, device="cuda") for _ in range(3)]
+addresses = [block.data_ptr() for block in blocks]
+blocks.clear()
+try:
+    torch.empty(80 << 30, device="cuda")
+    message = ""
+except torch.OutOfMemoryError as error:
+    message = str(error)
+run = TrainingRun("tiny-gpt", 2, 64, "fp32", attention="eager")
+live, simulated = measure(run, "live"), measure(run, "simulated")
+print(json.dumps({
+    "name": torch.cuda.get_device_name(),
+    "capability": torch.cuda.get_device_capability(),
+    "memory": torch.cuda.mem_get_info()[1],
+    "ascending": addresses == sorted(addresses),
+    "message": message,
+    "source": live.source,
+    "equal": live.breakdown == simulated.breakdown and live.moments == simulated.moments,
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory):
+    if reason := missing(SITE):
+        pytest.skip(f"the null GPU cannot be built here: {reason}")
+    return standing_in(SITE, tmp_path_factory.mktemp("null_gpu"))
+
+
+def on_it(environment: dict[str, str], **knobs: str) -> dict[str, object]:
+    done = subprocess.run(
+        [sys.executable, "-c", ON_IT], env=environment | knobs, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_torch_believes_in_an_h200_and_a_live_step_equals_the_simulated_one(environment):
+    found = on_it(environment, NULL_ASC="1")
+    assert found["name"] == "NVIDIA H200 (null)" and found["capability"] == [9, 0]
+    assert found["source"] == "live" and found["equal"] and found["ascending"]
+    assert "GPU 0 has a total capacity of 140.40 GiB" in str(found["message"])
+
+
+def test_it_stands_for_any_other_card_too(environment):
+    found = on_it(environment, NULL_NAME="a card", NULL_CAPABILITY="8.6", NULL_MEMORY=str(24 << 30))
+    assert (found["name"], found["capability"], found["memory"]) == ("a card", [8, 6], 24 << 30)
+    assert "GPU 0 has a total capacity of 24.00 GiB" in str(found["message"])
