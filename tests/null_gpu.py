@@ -177,7 +177,7 @@ def standing_in(site: Path, folder: Path) -> dict[str, str]:
     folders = [f"-I{path}" for path in (*runtime, *compiler)]
     command = ["g++", "-std=c++17", "-O1", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", *folders]
     subprocess.run([*command, *map(str, sorted(SOURCES.glob("*.cpp"))), "-o", str(library)], check=True)
-    ours = {"LD_PRELOAD": str(library), "CUDA_MODULE_LOADING": "LAZY", "PYTHONPATH": str(ROOT)}
+    ours = {"LD_PRELOAD": str(library), "CUDA_MODULE_LOADING": "LAZY", "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
     return {name: value for name, value in os.environ.items() if name != "COURSE_SOURCE"} | ours
 
 
