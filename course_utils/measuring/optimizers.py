@@ -3,13 +3,13 @@
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
-from unittest import mock
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from ..estimating.states import BLOCK_8BIT, PIECE_8BIT, SMALL_8BIT, is_hidden_matrix
 from ..run import Optimizer
+from .patches import on_this_thread
 
 Named = Sequence[tuple[str, torch.nn.Parameter]]
 
@@ -65,7 +65,7 @@ class SimulableAdafactor(torch.optim.Adafactor):
     """torch's Adafactor (Shazeer and Stern 2018), which reads norms on the host: on fake tensors they count as 1."""
 
     def step(self, closure: Any = None) -> Any:
-        with mock.patch.object(FakeTensor, "item", lambda _: 1.0):
+        with on_this_thread(FakeTensor, "item", lambda _: 1.0):
             return super().step(closure)
 
 

@@ -20,6 +20,7 @@ from ..measuring_errors import SimulationUnavailable
 from ..networks import Transformer, build_network, default_dtype
 from ..run import TrainingRun
 from .optimizers import make_optimizer
+from .patches import ONE_AT_A_TIME, on_this_thread
 from .simulated import simulated_gpu
 from .step import Training
 from .tracing import follow, today, torch_release
@@ -73,8 +74,10 @@ def simulated_ranks(ranks: int) -> Iterator[Any]:
         raise RuntimeError("this process belongs to a process group already: end it with destroy_process_group() first")
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    with ExitStack() as stack:
-        stack.enter_context(mock.patch.multiple(torch.cuda, **_streams()))
+    with ONE_AT_A_TIME, ExitStack() as stack:
+        for name, answer in _streams().items():
+            stack.enter_context(on_this_thread(torch.cuda, name, answer))
+        stack.enter_context(mock.patch.multiple(torch.cuda, Stream=_Stream, Event=torch.cpu.Event))
         stack.enter_context(mock.patch.object(sys, "excepthook", sys.excepthook))  # a group puts its rank before errors
         dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
         stack.callback(dist.destroy_process_group)
@@ -82,24 +85,24 @@ def simulated_ranks(ranks: int) -> Iterator[Any]:
         yield dist.device_mesh.init_device_mesh("cuda", (ranks,))
 
 
+class _Stream(torch.cpu.Stream):
+    """The one stream that there is."""
+
+    stream_id = device_index = 0
+    device_type = 1  # of CUDA: newer releases of torch read these three
+
+
 def _streams() -> dict[str, Any]:
     """What FSDP2 asks torch.cuda for, done as on the CPU: every stream is the one that there is, no event waits.
 
     The order of allocations on the host does not depend on streams.
     """
-
-    class Stream(torch.cpu.Stream):
-        stream_id = device_index = 0
-        device_type = 1  # of CUDA: newer releases of torch read these three
-
     return {
         "current_device": lambda: 0,
         "device_count": lambda: 1,
         "set_device": lambda device: None,
-        "Stream": Stream,
         "stream": torch.cpu.stream,
-        "current_stream": lambda *device: Stream(),
-        "Event": torch.cpu.Event,
+        "current_stream": lambda *device: _Stream(),
     }
 
 
@@ -146,7 +149,7 @@ class ShardTracker(Tracker):
 
         super().__init__(device)
         self._planning = False
-        self._plans = mock.patch.object(ShardingPropagator, PLAN, self._unseen(getattr(ShardingPropagator, PLAN)))
+        self._plans = on_this_thread(ShardingPropagator, PLAN, self._unseen(getattr(ShardingPropagator, PLAN)))
 
     def _unseen(self, plan: Callable[..., Any]) -> Callable[..., Any]:
         def planning(*args: Any) -> Any:
@@ -159,13 +162,9 @@ class ShardTracker(Tracker):
         return planning
 
     def __enter__(self) -> "ShardTracker":
-        self._plans.start()
         super().__enter__()
+        self._patches.enter_context(self._plans)
         return self
-
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
-        self._plans.stop()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self._planning:

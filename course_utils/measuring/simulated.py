@@ -22,10 +22,12 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch.cuda.amp.common as amp
 import torch.optim.optimizer as torch_optimizer
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from ..measuring_errors import SimulationUnavailable
+from .patches import ONE_AT_A_TIME, on_this_thread
 
 CUDA, META = 1, 14
 """c10::DeviceType."""
@@ -35,9 +37,14 @@ HOOKS_IS_BUILT, HOOKS_HAS_CONTEXT = 2, 4
 """Slots of at::AcceleratorHooksInterface's table; the first two are its destructors."""
 
 
-@cache
 def availability() -> tuple[bool, str]:
     """Whether a GPU can be simulated here, and how, or why not: (True, "CPU build of torch …") or (False, reason)."""
+    with ONE_AT_A_TIME:  # two threads that ask at once would both set it up
+        return _availability()
+
+
+@cache
+def _availability() -> tuple[bool, str]:
     try:
         return True, self_test()
     except SimulationUnavailable as error:
@@ -201,15 +208,15 @@ def simulated_gpu(attention: str) -> Iterator[None]:
 
     Raises SimulationUnavailable where torch cannot do it.
     """
-    _enable()
-    with contextlib.ExitStack() as stack:
+    with ONE_AT_A_TIME, contextlib.ExitStack() as stack:
+        _enable()
         enter = stack.enter_context
         # Autocast and GradScaler switch themselves off unless told that CUDA is there.
-        enter(mock.patch("torch.cuda.amp.common.amp_definitely_not_available", lambda: False))
-        enter(mock.patch("torch.cuda.is_bf16_supported", lambda *_, **__: True))
+        enter(on_this_thread(amp, "amp_definitely_not_available", lambda: False))
+        enter(on_this_thread(torch.cuda, "is_bf16_supported", lambda *_, **__: True))
         # GradScaler reads on the host whether gradients are finite; fake ones have no value, so it always steps.
-        enter(mock.patch("torch.amp.GradScaler._maybe_opt_step", _always_step))
-        enter(mock.patch("torch.nn.functional.scaled_dot_product_attention", _attention_function(attention)))
+        enter(on_this_thread(torch.amp.GradScaler, "_maybe_opt_step", _always_step))
+        enter(on_this_thread(torch.nn.functional, "scaled_dot_product_attention", _attention_function(attention)))
         # foreach=None looks at the exact type of the parameters, which is FakeTensor here.
         supported = [*torch_optimizer._foreach_supported_types, FakeTensor]
         enter(mock.patch.object(torch_optimizer, "_foreach_supported_types", supported))

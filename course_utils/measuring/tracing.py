@@ -10,6 +10,7 @@ import torch
 
 from ..measurement import Measurement, Provenance
 from ..run import TrainingRun
+from .patches import ONE_AT_A_TIME
 from .simulated import simulated_gpu
 from .step import Training
 from .tracker import Tracker
@@ -64,7 +65,7 @@ def own_random_numbers() -> Iterator[None]:
     remembered for the day on which it is.
     """
     gpus = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
-    with torch.random.fork_rng(devices=gpus, device_type="cuda"):
+    with ONE_AT_A_TIME, torch.random.fork_rng(devices=gpus, device_type="cuda"):
         torch.default_generator.manual_seed(SEED)
         for gpu in gpus:
             torch.cuda.default_generators[gpu].manual_seed(SEED)

@@ -12,7 +12,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
-from unittest import mock
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -27,6 +26,7 @@ from ..breakdown import MemoryBreakdown
 from ..measurement import Allocation, Mark, Timeline
 from ..measuring_errors import StepError
 from ..units import round_up
+from .patches import ONE_AT_A_TIME, on_this_thread
 from .places import Place, calling_place, described
 
 aten = torch.ops.aten
@@ -111,7 +111,8 @@ class Tracker(TorchDispatchMode):
     # Recording
 
     def __enter__(self) -> "Tracker":
-        self._patches.enter_context(mock.patch.object(torch.UntypedStorage, "resize_", self._following_resize()))
+        self._patches.enter_context(ONE_AT_A_TIME)
+        self._patches.enter_context(on_this_thread(torch.UntypedStorage, "resize_", self._following_resize()))
         return super().__enter__()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

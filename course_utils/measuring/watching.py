@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
-from unittest import mock
 
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor
@@ -12,6 +11,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ..measuring_errors import StepError
 from .carrying import OwnStep, tensors_in
+from .patches import on_this_thread
 from .places import calling_place, described
 from .tracker import ASK_DEVICE, Tracker, is_made_of_others
 
@@ -40,15 +40,16 @@ class Watch(TorchDispatchMode):
 
     def __enter__(self) -> "Watch":
         self._bind_all()
-        self._stack.enter_context(
-            mock.patch("torch.autograd.backward", self._followed_backward(torch.autograd.backward))
-        )
+        self._patch(torch.autograd, "backward", self._followed_backward(torch.autograd.backward))
         if self.simulated:
             self._fake = torch.empty(0, device="cuda").fake_mode  # type: ignore[attr-defined]
-            self._stack.enter_context(mock.patch.object(FakeTensor, "__format__", _format, create=True))
-            self._stack.enter_context(mock.patch.object(FakeTensor, "numpy", _no_numpy, create=True))
-            self._stack.enter_context(mock.patch.object(FakeTensor, "__array__", _no_numpy, create=True))
+            self._patch(FakeTensor, "__format__", _format)
+            self._patch(FakeTensor, "numpy", _no_numpy)
+            self._patch(FakeTensor, "__array__", _no_numpy)
         return super().__enter__()
+
+    def _patch(self, owner: Any, name: str, replacement: Any) -> None:
+        self._stack.enter_context(on_this_thread(owner, name, replacement))
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
