@@ -272,5 +272,5 @@ def test_a_self_test_that_fails_makes_it_unavailable_with_the_reason(monkeypatch
         raise error
 
     monkeypatch.setattr(simulated, "simulated_gpu", fails)
-    works, reason = availability.__wrapped__()
+    works, reason = simulated._availability.__wrapped__()
     assert not works and str(error) in reason

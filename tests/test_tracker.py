@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from course_utils import MemoryBreakdown, measure
 from course_utils.estimating.states import trainable_shapes
+from course_utils.measuring.simulated import simulated_gpu
 from course_utils.measuring.step import Training
 from course_utils.measuring.tracker import Tracker
 from course_utils.run import TrainingRun
@@ -445,3 +446,75 @@ def test_rms_norm_keeps_a_normalized_copy_on_the_cpu():
     on_cpu, simulated = end_of_forward(run)
     stream = 4 * run.micro_batch * run.seq_len * run.model.hidden
     assert on_cpu["activations"] - simulated["activations"] == (2 * run.model.layers + 1) * stream
+
+
+# What CUDA kernels do inside
+
+
+N = 64 * 256
+"""Elements of each result below."""
+
+EXPANDED: dict[str, tuple[Callable[[], list[torch.Tensor]], Callable[..., torch.Tensor]]] = {
+    "mm": (lambda: [half(64, 32), half(32, 256)], torch.mm),
+    "bmm": (lambda: [half(4, 16, 32), half(4, 32, 256)], torch.bmm),
+    "layer norm": (
+        lambda: [half(64, 256), half(256), half(256)],
+        lambda x, w, b: torch.nn.functional.layer_norm(x, (256,), w, b),
+    ),
+    "RMSNorm": (lambda: [half(64, 256), half(256)], lambda x, w: torch.nn.functional.rms_norm(x, (256,), w)),
+    "log-softmax": (lambda: [half(64, 256)], lambda x: torch.log_softmax(x, -1)),
+    "GELU": (lambda: [half(64, 256)], torch.nn.functional.gelu),
+}
+
+
+def half(*shape: int) -> torch.Tensor:
+    return torch.empty(*shape, dtype=torch.float16, device="cuda", requires_grad=True)
+
+
+def peak_of_backward(name: str, gradient: Callable[[torch.Tensor], torch.Tensor]) -> int:
+    make, operation = EXPANDED[name]
+    with simulated_gpu("flash"), Tracker("cuda") as tracker:
+        given = make()
+        result = operation(*given)
+        whole = gradient(result)
+        start = len(tracker.events)
+        found = torch.autograd.grad(result, given, whole)
+        del found
+    return tracker.at(tracker.peak_event(since=start)).total - tracker.at(start).total
+
+
+@pytest.mark.parametrize("name", EXPANDED)
+def test_a_kernel_that_needs_a_whole_gradient_copies_an_expanded_one(name):
+    def expanded(y: torch.Tensor) -> torch.Tensor:
+        return y.new_empty(()).expand_as(y)  # what y.sum() hands to backward
+
+    more = peak_of_backward(name, expanded) - peak_of_backward(name, torch.ones_like)
+    assert more == (0 if name == "GELU" else 2 * N)
+
+
+def test_a_gradient_in_another_order_is_copied_by_norms_alone():
+    def turned(y: torch.Tensor) -> torch.Tensor:
+        return y.new_empty(y.shape[::-1]).t()
+
+    assert peak_of_backward("mm", turned) == peak_of_backward("mm", torch.ones_like)
+    assert peak_of_backward("RMSNorm", turned) == peak_of_backward("RMSNorm", torch.ones_like) + 2 * N
+
+
+def test_what_stands_between_a_norm_and_the_sum_makes_the_gradient_whole():
+    def copies(pool: Callable[[torch.Tensor], torch.Tensor]) -> int:
+        def step(model: torch.nn.Module, x: torch.Tensor) -> None:
+            pool(model(x)).backward()
+
+        made = measure(step=step, model=torch.nn.RMSNorm(256), batch=torch.ones(64, 256), source="simulated", steps=1)
+        of_norm = [item for item in made.allocations if item.operation == "_fused_rms_norm_backward"]
+        return sum(item.shape == (64, 256) for item in of_norm)
+
+    assert copies(torch.sum) == copies(lambda y: y.square().mean()) + 1
+
+
+def test_the_efficient_kernel_keeps_its_random_state_on_the_host():
+    run = TrainingRun("tiny-gpt", 1, 64, "fp32", attention="efficient", dropout=0.1)
+    kept = [item for item in measure(run, "simulated").allocations if "efficient_attention" in item.operation]
+    forward = [item.shape for item in kept if item.phase == "forward" and item.step == 1]
+    layers, heads, size = run.model.layers, run.model.heads, run.model.head_size
+    assert sorted(forward) == sorted([(1, heads, 64, size), (1, heads, 64)] * layers)

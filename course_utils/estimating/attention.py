@@ -92,9 +92,10 @@ def fused_attention(step: Step, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         *(Saving(x, "attention", name, "attention's backward") for x, name in zip((q, k, v), names, strict=True)),
         Saving(out, "attention", "output", "its backward, and the gradient of the next weights"),
         Saving(step.product("4", rows), "attention", "logsumexp", "softmax again, row by row"),
-        Saving(step.product("16", "1"), "attention", "random seed", random),
-        Saving(step.product("8", "1"), "attention", "random offset", random),
     ]
+    if kernel != "efficient":  # whose random state is on the host
+        saved.append(Saving(step.product("16", "1"), "attention", "random seed", random))
+        saved.append(Saving(step.product("8", "1"), "attention", "random offset", random))
     sizes = [q.size, k.size, v.size]
     tape.apply(out, [q, k, v], saved, lambda _: [tape.gradient(size) for size in sizes])
     return out

@@ -34,8 +34,36 @@ aten = torch.ops.aten
 ASK_DEVICE = torch.ops.prim.device.default
 newest_node = torch.autograd._get_sequence_nr  # pyright: ignore[reportPrivateImportUsage]
 
-INTO_A_COPY = (aten.add.Tensor, aten.index_put.default, aten.scatter.src)
+INTO_A_COPY = (aten.add.Tensor, aten.index_put.default, aten.scatter.src, aten.index_add.default)
 """What autograd does in place of its first argument, unless a dispatch mode watches: then it makes a copy of it."""
+
+ON_THE_HOST = {aten._scaled_dot_product_efficient_attention.default: (2, 3)}
+"""Results that are on the host on every GPU, though a simulated kernel says otherwise: the state of random numbers."""
+
+CONTIGUOUS_GRADIENT = frozenset(
+    {
+        aten.native_layer_norm_backward.default,
+        aten._fused_rms_norm_backward.default,
+        aten.native_group_norm_backward.default,
+        aten._log_softmax_backward_data.default,
+        aten.embedding_dense_backward.default,
+    }
+)
+"""CUDA kernels that first copy the gradient, their first argument, unless it is contiguous."""
+
+NOT_EXPANDED = frozenset(
+    {
+        aten.mm.default,
+        aten.addmm.default,
+        aten.bmm.default,
+        aten.baddbmm.default,
+        aten._scaled_dot_product_flash_attention_backward.default,
+        aten._scaled_dot_product_efficient_attention_backward.default,
+    }
+)
+"""CUDA kernels that first copy what was expanded, as the gradient of a sum is; any order of dimensions will do.
+
+These and those above are what torch's own allocator counts (torch 2.11 and 2.13)."""
 
 States = Callable[[], Iterable[tuple[str, Any]]]
 """Lists an optimizer's tensors, each with a name that says of which parameter it is what."""
@@ -123,19 +151,38 @@ class Tracker(TorchDispatchMode):
         if func is not aten.detach.default:  # a checkpoint's second forward packs what it saves with gradients off
             self._notice_recomputation()
         self._notice_place()
+        copies = self._copied_inside(func, args)
         try:
             out = func(*args, **(kwargs or {}))
         except Exception as error:
             self.failure = _failure(error, func, (args, kwargs), self._place)
             raise
         newest = None
-        for value in out if isinstance(out, (tuple, list)) else (out,):
+        on_the_host = ON_THE_HOST.get(func, ())
+        for number, value in enumerate(out if isinstance(out, (tuple, list)) else (out,)):
+            if number in on_the_host:
+                continue
             for tensor in tree_leaves(value) if isinstance(value, (tuple, list)) else (value,):
                 if isinstance(tensor, torch.Tensor):
                     newest = self._see(tensor, func) or newest
         if newest is not None:
             self._recognize(func, args, newest)
+        self.events += [(-copy.bytes, copy) for copy in copies]
         return out
+
+    def _copied_inside(self, func: Any, args: Any) -> list[Storage]:
+        """What the GPU's kernel copies before it begins; it goes when the kernel is done."""
+        copied: list[torch.Tensor] = []
+        if self.device == "cuda" and func in CONTIGUOUS_GRADIENT and not args[0].is_contiguous():
+            copied = [args[0]]
+        elif self.device == "cuda" and func in NOT_EXPANDED:
+            copied = [one for one in args if isinstance(one, torch.Tensor) and one.dim() > 1 and _is_expanded(one)]
+        made = [self._storage(0, one.nbytes, tuple(one.shape), _dtype(one), _operation(func)) for one in copied]
+        for copy in made:
+            copy.kept = False
+            self.storages.append(copy)
+            self.events.append((copy.bytes, copy))
+        return made
 
     def _notice_recomputation(self) -> None:
         """The autograd engine runs with gradients off; a checkpoint inside turns them on to run its forward again."""
@@ -183,7 +230,7 @@ class Tracker(TorchDispatchMode):
             return None
         if known is not None:  # resized in place: what was there is gone
             self._free(storage._cdata)
-        return self._born(storage, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), _operation(func))
+        return self._born(storage, tuple(tensor.shape), _dtype(tensor), _operation(func))
 
     def _born(
         self, storage: torch.UntypedStorage, shape: tuple[int, ...], dtype: str, operation: str
@@ -191,14 +238,17 @@ class Tracker(TorchDispatchMode):
         key, size = storage._cdata, storage.nbytes()
         if size == 0:
             return None
-        born = Storage(
-            key, round_up(size), shape, dtype, operation, self._module, self.phase, self.step, self.micro_batch,
-            self._recomputation if self._recomputing else 0, place=self._place, exact=size,
-        )  # fmt: skip
+        born = self._storage(key, size, shape, dtype, operation)
         self.storages.append(born)
         self.events.append((born.bytes, born))
         self._live[key] = (born, weakref.ref(storage, lambda _, key=key: self._free(key)))
         return born
+
+    def _storage(self, key: int, size: int, shape: tuple[int, ...], dtype: str, operation: str) -> Storage:
+        return Storage(
+            key, round_up(size), shape, dtype, operation, self._module, self.phase, self.step, self.micro_batch,
+            self._recomputation if self._recomputing else 0, place=self._place, exact=size,
+        )  # fmt: skip
 
     def _following_resize(self) -> Callable[[torch.UntypedStorage, int], Any]:
         """`UntypedStorage.resize_`, followed: it is no operator, and FSDP2 frees and fills its buffers with it.
@@ -462,6 +512,15 @@ def _device(tensor: torch.Tensor) -> str:
     dispatch.
     """
     return (tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device).type
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _is_expanded(tensor: torch.Tensor) -> bool:
+    """Whether elements that differ in a dimension are one and the same in memory."""
+    return any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
 
 
 def _operation(func: Any) -> str:
