@@ -18,7 +18,7 @@ from engine import simulate
 from course_utils.allocator_replay import replay
 from course_utils.fitting import fits
 from course_utils.gpus import Gpu
-from course_utils.measuring import devices, hardware, recorder, recording_work
+from course_utils.measuring import devices, hardware, recorder, recording_work, wheels
 from course_utils.measuring import recording_list as blocks
 from course_utils.measuring.counting import count_peaks, time_steps
 from course_utils.measuring.devices import Cuda, Host
@@ -33,10 +33,11 @@ from course_utils.measuring.hardware import (
 from course_utils.measuring.histories import unpacked
 from course_utils.measuring.live import KernelRefused, ready
 from course_utils.measuring.recorder import Recorder, RecordingError, chosen, listing, plan, run_process
-from course_utils.measuring.recording_file import Line, append, mend, read_lines
+from course_utils.measuring.recording_file import Line, append, read_lines, repair
 from course_utils.measuring.recording_list import Task, recording_list, rehearsal_list, run_task
 from course_utils.measuring.recording_work import agreement, perform
 from course_utils.measuring.simulated import simulated_gpu
+from course_utils.pip_runner import SetupError
 from course_utils.run import ATTENTIONS, OPTIMIZERS, PRECISIONS, RECOMPUTES, TrainingRun
 from course_utils.snapshots import compare_with_gpu, snapshot_of
 from course_utils.units import GB, MB, MiB
@@ -104,7 +105,7 @@ def test_however_a_task_ends_it_is_recorded_and_the_next_is_done(tmp_path, code,
 def test_a_task_that_hangs_is_ended_with_all_that_it_started_and_what_it_had_is_kept(tmp_path):
     code = (
         "import subprocess\n"
-        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'], start_new_session=True)\n"
         "send(part='first', child=child.pid)\nopen(results, 'a').write('{\"part\": \"half')\ntime.sleep(60)"
     )
     [line], _ = recorded(tmp_path, code, task(seconds=3))
@@ -133,33 +134,89 @@ def test_without_time_nothing_is_begun(tmp_path):
     assert recorded(tmp_path, "send(part='x')", seconds=5) == ([], 1)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_stopping_ends_the_task_and_leaves_the_file_whole(tmp_path, number):
-    code = (
-        "import signal, sys; sys.path.insert(0, 'tests')\n"
-        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's background jobs begin with it ignored
-        "import test_recorder as t; from pathlib import Path; from course_utils import front_door\n"
-        "from course_utils.measuring import recorder\n"
-        f"out = Path({str(tmp_path)!r})\n"
-        "hang = f\"send(part='x')\\nhere = {str(out / 'pid')!r}\\n\"\n"
-        "hang += \"if os.path.exists(here):\\n    open(here, 'w').write(str(os.getpid())); time.sleep(60)\\n\"\n"
-        "hang += \"open(here, 'w').close()\"\n"
-        "recorder.check_torch = lambda: None\n"
-        "recorder.device_facts = lambda *_: {**t.H200, 'free': 10**12, 'rehearsal': True}\n"
-        "recorder.work_command = lambda *_: t.python(hang)\n"
-        "sys.exit(front_door.main(['record', '--rehearse', '--out', str(out), '--minutes', '5']))"
-    )
+HANG = """
+import subprocess
+send(part="x")
+if os.path.exists({pids!r}):  # the second task hangs, and so does a process that it has started in another session
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    open({pids!r}, "w").write(f"{{os.getpid()}} {{child.pid}} end")
+    time.sleep(600)
+open({pids!r}, "w").close()
+"""
+
+RECORDER = """
+import signal, sys; sys.path.insert(0, 'tests')
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs begin with it ignored
+import test_recorder as t
+from course_utils import front_door
+from course_utils.measuring import recorder
+recorder.check_torch = lambda: None
+recorder.commit = lambda: 'abc'
+recorder.device_facts = lambda *_: {{**t.H200, 'free': 10**12, 'rehearsal': True}}
+recorder.work_command = lambda *_: t.python({code!r})
+sys.exit(front_door.main(['record', '--rehearse', '--out', {out!r}, '--minutes', '5', '--only', 'times of']))
+"""
+
+
+def recorder_stopped_within_its_second_task(out: Path, number: int) -> tuple[int, str, list[int]]:
+    """Start a recorder, send it a signal while its second task hangs; returns its exit code, what it said, and the
+    processes of that task.
+    """
+    pids = out / "pids"
+    code = RECORDER.format(code=HANG.format(pids=str(pids)), out=str(out))
     started = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE, text=True)
-    pid = tmp_path / "pid"
-    for _ in range(600):
-        if pid.exists() and pid.read_text():
+    for _ in range(1200):
+        if pids.exists() and pids.read_text().endswith("end"):
             break
         time.sleep(0.1)
     started.send_signal(number)
-    _, said = started.communicate(timeout=30)
-    assert started.returncode == 130 and "Stopped" in said
-    assert not alive(int(pid.read_text()))
+    started.wait(timeout=60)
+    return (
+        started.returncode,
+        started.stderr.read() if started.stderr else "",
+        [*map(int, pids.read_text().split()[:2])],
+    )
+
+
+def ended(process: int) -> bool:
+    """Whether it ends within half a minute; if it does not, it is killed for the sake of what follows."""
+    for _ in range(300):
+        if not alive(process):
+            return True
+        time.sleep(0.1)
+    os.kill(process, signal.SIGKILL)
+    return False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process can outlive a recorder that is killed")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_however_a_recorder_ends_its_task_ends_with_it_and_the_file_stays_whole(tmp_path, number):
+    code, said, processes = recorder_stopped_within_its_second_task(tmp_path, number)
+    assert (code, said) == ((-9, "") if number == signal.SIGKILL else (130, "\nStopped.\n"))
+    assert [ended(process) for process in processes] == [True, True]
     assert [line.content["status"] for line in read_lines(tmp_path / "rehearsal.jsonl")] == ["measured"]
+
+
+def test_a_later_call_does_what_a_killed_one_left_also_after_half_a_line_in_a_copy_that_is_read_only(
+    tmp_path, monkeypatch
+):
+    recorder_stopped_within_its_second_task(tmp_path, signal.SIGKILL)
+    file = tmp_path / "rehearsal.jsonl"
+    whole = file.read_bytes()
+    file.write_bytes(whole + whole[: len(whole) // 2])  # a machine that stopped while it wrote
+    file.chmod(0o444)
+    monkeypatch.setattr(recorder, "commit", lambda: "abc")
+    monkeypatch.setattr(recorder, "device_facts", lambda *_: {**H200, "free": 0, "rehearsal": True})
+    monkeypatch.setattr(recorder, "work_command", lambda *_: python("send(part='x')"))
+    said: list[str] = []
+    again = ["--rehearse", "--out", str(tmp_path), "--minutes", "5", "--only", "times of"]
+    assert recorder.main(again, said.append) == 0
+    assert "last line of rehearsal.jsonl was cut off" in said[0] and "3 of 4 tasks to do" in said[1]
+    assert file.stat().st_mode & 0o777 == 0o644
+    assert file.read_bytes().startswith(whole)
+    wanted = [item.name for item in rehearsal_list() if item.name.startswith("times of")]
+    assert [line.content["task"] for line in read_lines(file)] == wanted
+    assert recorder.main(again, said.append) == 0 and "0 of 4 tasks to do" in said[-2]
 
 
 # The file
@@ -178,8 +235,8 @@ def test_a_half_written_last_line_is_cut_off_and_nothing_else(tmp_path):
     both = file.read_bytes()
     for length in range(len(whole) + 1, len(both) - 1):
         file.write_bytes(both[:length])
-        assert "cut off" in mend(file) and file.read_bytes() == whole
-    assert mend(file) == "" and file.read_bytes() == whole
+        assert "cut off" in repair(file) and file.read_bytes() == whole
+    assert repair(file) == "" and file.read_bytes() == whole
 
 
 def test_a_last_line_that_lacks_its_line_feed_gets_it(tmp_path):
@@ -187,13 +244,13 @@ def test_a_last_line_that_lacks_its_line_feed_gets_it(tmp_path):
     append(file, a_line())
     whole = file.read_bytes()
     file.write_bytes(whole[:-1])
-    assert "line feed" in mend(file) and file.read_bytes() == whole
+    assert "line feed" in repair(file) and file.read_bytes() == whole
 
 
-def test_a_file_that_is_not_there_or_empty_needs_no_mending(tmp_path):
-    assert mend(tmp_path / "none.jsonl") == ""
+def test_a_file_that_is_not_there_or_empty_needs_no_repair(tmp_path):
+    assert repair(tmp_path / "none.jsonl") == ""
     (tmp_path / "empty.jsonl").touch()
-    assert mend(tmp_path / "empty.jsonl") == "" and read_lines(tmp_path / "empty.jsonl") == []
+    assert repair(tmp_path / "empty.jsonl") == "" and read_lines(tmp_path / "empty.jsonl") == []
 
 
 def test_nothing_is_appended_to_a_file_that_is_broken_elsewhere(tmp_path):
@@ -202,7 +259,7 @@ def test_nothing_is_appended_to_a_file_that_is_broken_elsewhere(tmp_path):
     file.write_bytes(b'{"schema":1, "half\n' + file.read_bytes())
     before = file.read_bytes()
     with pytest.raises(ValueError, match=r"gpu\.jsonl, line 1 is not JSON"):
-        mend(file)
+        repair(file)
     assert file.read_bytes() == before
 
 
@@ -274,6 +331,26 @@ def test_what_fails_again_and_again_is_left_alone_in_the_end():
     assert plan(tasks, on_card(GB), there, "abc") == []
 
 
+def test_a_task_that_was_cut_short_is_the_next_calls_first_and_no_failure():
+    first, second = (run_task(SMALL.replace(micro_batch=b), "") for b in (1, 2))
+    there = lines(*[a_line(task=first.name, status="cut short")] * 3)
+    assert plan([first, second], on_card(GB), there, "abc") == [first, second]
+
+
+def test_the_first_six_tasks_take_three_minutes_and_tell_of_runs_workspaces_and_the_allocator():
+    early = recording_list()[:6]
+    assert sum(item.expected for item in early) <= 180
+    assert sorted(item.kind for item in early) == ["history", "run", "run", "run", "run", "workspaces"]
+    assert {item.run.model.name for item in early if item.run is not None} == {"gpt2", "gpt2-xl", "llama3.2-1b"}
+    assert all(item.expected > 0 for item in (*recording_list(), *rehearsal_list()))
+
+
+def test_a_lesson_has_a_limit_of_its_own_three_times_its_budget():
+    limits = {item.topic: item.seconds for item in recording_list() if item.kind == "notebook"}
+    assert limits["notebooks/08_data_parallelism.ipynb"] == 3 * 90
+    assert limits["notebooks/02_adam.ipynb"] == limits["solutions/08_data_parallelism.ipynb"] == 3 * 60
+
+
 def test_the_list_covers_every_choice_once():
     tasks = recording_list()
     runs = [item.run for item in tasks if item.kind == "run" and item.run is not None]
@@ -314,16 +391,21 @@ def test_a_pattern_that_matches_nothing_is_refused():
 
 def test_the_listing_says_what_fits_where():
     text = listing(recording_list(), None)
-    assert len(text.splitlines()) == 1 + len(recording_list())
+    assert len(text.splitlines()) == 2 + len(recording_list()) and "guesses for an H200" in text.splitlines()[-1]
     puzzle = next(line for line in text.splitlines() if "'gpt2-xl', micro_batch=32, seq_len=1024) " in line)
     assert "134.5 GB" in puzzle and "H200" in puzzle
 
 
 def test_on_a_gpu_the_listing_says_what_fits_it():
-    head, columns, *rows = listing(recording_list(), Gpu("Tesla T4", 15 * GB, (7, 5))).splitlines()
-    assert head == "Tesla T4, 15.0 GB free:" and columns.split() == ["peak", "fits", "here", "task"]
+    head, columns, *rows, _ = listing(recording_list(), Gpu("Tesla T4", 15 * GB, (7, 5))).splitlines()
+    assert head == "Tesla T4, 15.0 GB free:"
+    assert columns.split() == ["peak", "fits", "here", "seconds", "done", "by", "task"]
+    seconds = 0.0
     for item, row in zip(recording_list(), rows, strict=True):
-        assert (" yes " in row.partition(item.name)[0]) is not bool(item.obstacle(15 * GB, (7, 5)))
+        said, able = row.partition(item.name)[0], not item.obstacle(15 * GB, (7, 5))
+        assert (" yes " in said) is able
+        seconds += item.expected * able
+        assert said.split()[-1] == (f"{seconds // 60:.0f}:{seconds % 60:02.0f}" if able else "no")
 
 
 @pytest.mark.parametrize(
@@ -414,6 +496,43 @@ def test_it_records_where_there_is_neither_jupyter_nor_a_widget_and_goes_on_wher
     assert all(text not in json.dumps(line.content) for text in (str(tmp_path), str(ROOT)))
     again = record(*arguments, path=tmp_path)
     assert "0 of 1 tasks" in again.stdout and len(read_lines(tmp_path / "out" / "rehearsal.jsonl")) == 1
+
+
+# Wheels for a machine without a network
+
+
+def test_wheels_are_fetched_for_another_python_named_with_their_size_and_how_to_install_them(tmp_path):
+    asked: list[list[str]] = []
+
+    def pip(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        asked.append(command)
+        for name, size in (("nbclient-1-py3-none-any.whl", MB), ("Jedi-2-py3-none-any.whl", 3 * MB)):
+            (tmp_path / "wheels" / name).write_bytes(bytes(size))
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    *rows, total, install = wheels.fetch(tmp_path / "wheels", pip).splitlines()
+    assert [row.split() for row in rows] == [
+        ["3.00", "MB", "Jedi-2-py3-none-any.whl"], ["1.00", "MB", "nbclient-1-py3-none-any.whl"],
+    ]  # fmt: skip
+    assert total.startswith(f"2 wheels, 4.0 MB in {tmp_path / 'wheels'}.")
+    assert "--no-index --find-links" in install and install.endswith(" ".join(wheels.PACKAGES))
+    [command] = asked
+    assert command[command.index("--python-version") + 1] == "3.12" and "--only-binary=:all:" in command
+    assert command[-5:] == [*wheels.PACKAGES] and not {"torch", "numpy", "matplotlib"} & set(command)
+
+
+def test_what_pip_says_is_told_where_it_cannot_have_them(tmp_path):
+    def pip(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(
+            command, 1, "", "WARNING: x\nERROR: No matching distribution found for nbclient\n"
+        )
+
+    with pytest.raises(SetupError, match="could not fetch the wheels: ERROR: No matching distribution"):
+        wheels.fetch(tmp_path, pip)
+
+
+def test_every_package_that_lessons_need_is_among_the_wheels_or_said_to_be_there():
+    assert set(recorder.NOTEBOOK_PACKAGES) == {*wheels.PACKAGES, "IPython", "matplotlib"}
 
 
 # What a task's process does, with a device of which everything is known
@@ -546,7 +665,7 @@ def test_a_task_that_failed_ends_nothing_else_later(tmp_path):
 def test_a_task_that_the_list_does_not_hold_is_an_error():
     with pytest.raises(ValueError, match="no task 'x'"):
         recording_work.find("x")
-    assert recording_work.find("context") == recording_list()[0]
+    assert recording_work.find("workspaces") == recording_list()[0]
 
 
 # What no simulation sees

@@ -1,8 +1,9 @@
 """The command `record`: the course's list of runs on the GPU that is here, within a given time whatever happens.
 
 Each task runs in a process of its own with its own time limit, so that a hang, a crash or an error that CUDA cannot
-recover from ends that task alone. This process uses no torch and holds no GPU memory. It has not met a GPU yet: its
-tests, and `--rehearse`, put the CPU in a GPU's place.
+recover from ends that task alone. Every process of a task ends with the task, and with this process however that ends.
+This process uses no torch and holds no GPU memory. It has not met a real GPU yet: its tests, and `--rehearse`, put the
+CPU in a GPU's place, and all of its list has run under torch's CUDA build on a driver whose kernels do nothing.
 """
 
 import argparse
@@ -17,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import date
 from importlib import metadata, util
@@ -38,12 +39,14 @@ from .recording_file import (
     TIMED_OUT,
     Line,
     append,
-    mend,
     read_lines,
+    repair,
 )
 from .recording_list import STEPS, Task, recording_list, rehearsal_list, tried_in_vain
+from .wheels import PACKAGES, fetch
 
 PACKAGE = Path(__file__).resolve().parent.parent
+GUARD = Path(__file__).with_name("guard.py")
 OLDEST_TORCH = (2, 11)
 FACTS_SECONDS = 120.0
 FACTS = "facts"
@@ -145,7 +148,7 @@ def _wait(command: list[str], task: Task, seconds: float, stream: Any) -> int | 
     paths = [str(PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **task.environment}
     process = subprocess.Popen(
-        command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=stream,
+        guarded(command), env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=stream,
         start_new_session=True,
     )  # fmt: skip
     try:
@@ -156,13 +159,26 @@ def _wait(command: list[str], task: Task, seconds: float, stream: Any) -> int | 
         _kill(process)
 
 
+def guarded(command: list[str]) -> list[str]:
+    """The command line with which nothing that the command starts outlives it, or this process, where Linux can do so.
+
+    Elsewhere the command itself: then a time limit ends the processes of its session, and a killed recorder none.
+    """
+    if sys.platform != "linux":
+        return command
+    return [sys.executable, "-I", "-S", str(GUARD), str(os.getpid()), *command]
+
+
 def _kill(process: subprocess.Popen[bytes]) -> None:
     """End the process and all that it has started; one that the driver does not let go is left to the system."""
+    process.terminate()  # its guard ends every process below it, in whatever session
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=GRACE if sys.platform == "linux" else 0)
     if hasattr(os, "killpg"):
         try:
             os.killpg(process.pid, signal.SIGKILL)
         except ProcessLookupError:
-            return  # it and all that it started have ended by themselves
+            return  # it and all that it started have ended
     else:
         process.kill()
     try:
@@ -214,7 +230,7 @@ def signal_name(number: int) -> str:
 # What is to be done
 
 
-NOTEBOOK_PACKAGES = ("IPython", "nbclient", "ipykernel", "ipywidgets", "matplotlib", "jupytext")
+NOTEBOOK_PACKAGES = ("matplotlib", "IPython", *PACKAGES)
 
 
 def missing_packages() -> list[str]:
@@ -283,8 +299,8 @@ def glob_escaped(text: str) -> str:
 
 
 def plan(tasks: Sequence[Task], found: dict[str, Any], lines: Sequence[Line], commit: str) -> list[Task]:
-    """What is still to be done on this GPU: untried tasks in their order, then what failed before, then one run that
-    is expected to run out of memory.
+    """What is still to be done on this GPU: untried tasks in their order, one that was cut short among them, and one
+    run that is expected to run out of memory; then what failed before.
     """
     free, capability = found["free"], (found["device"]["capability"][0], found["device"]["capability"][1])
     rehearsal = bool(found.get("rehearsal"))
@@ -293,7 +309,7 @@ def plan(tasks: Sequence[Task], found: dict[str, Any], lines: Sequence[Line], co
     origin = (found["device"]["name"], found["torch"], commit)
     before: dict[str, list[str]] = {}
     for line in lines:
-        if line.origin == origin:
+        if line.origin == origin and line.content["status"] != CUT_SHORT:  # that was the time's fault, not the task's
             before.setdefault(line.content["task"], []).append(line.content["status"])
 
     def is_open(task: Task) -> bool:
@@ -308,10 +324,13 @@ def plan(tasks: Sequence[Task], found: dict[str, Any], lines: Sequence[Line], co
 
 
 def main(arguments: Sequence[str], say: Callable[[str], None] = print) -> int:
-    """Do what the command line asks: list, or record. RecordingError, in words, for what cannot be done."""
+    """Do what the command line asks: fetch wheels, list, or record. RecordingError for what cannot be done."""
     options = _options(arguments)
     tasks = list(rehearsal_list() if options.rehearse else recording_list())
     tasks = chosen(tasks, options.only) if options.only else tasks
+    if options.wheels:
+        say(fetch(options.wheels))
+        return 0
     if options.list:
         say(listing(tasks, card_here()))
         return 0
@@ -328,9 +347,9 @@ def _record(options: argparse.Namespace, tasks: Sequence[Task], say: Callable[[s
     if options.rehearse:
         file = options.out / "rehearsal.jsonl"
     options.out.mkdir(parents=True, exist_ok=True)
-    mended = mend(file)
-    if mended:
-        say(mended)
+    repaired = repair(file)
+    if repaired:
+        say(repaired)
     absent = missing_packages()
     possible = [task for task in tasks if not (absent and task.needs_notebooks)]
     if len(possible) < len(tasks):
@@ -348,20 +367,23 @@ def _record(options: argparse.Namespace, tasks: Sequence[Task], say: Callable[[s
 
 def listing(tasks: Sequence[Task], card: Gpu | None) -> str:
     """The list as a table: for each task the predicted peak, the smallest known GPU that can do it and, where there is
-    a GPU, whether that one can.
+    a GPU, whether that one can; the seconds that it may take on an H200, and when it would be done there.
     """
-    head = ["", "peak", "fits", *(["here"] if card else []), "task"]
-    rows = [head]
+    head = ["", "peak", "fits", *(["here"] if card else []), "seconds", "done by", "task"]
+    rows, total = [head], 0.0
     for number, task in enumerate(tasks, start=1):
         peak = format_bytes(task.predicted, "GB", 1) if task.predicted else ""
-        here = [] if card is None else ["no" if task.obstacle(card.memory, card.capability) else "yes"]
-        rows.append([str(number), peak, smallest_gpu(task), *here, f"{task.name}  ({task.why})"])
+        able = card is None or not task.obstacle(card.memory, card.capability)
+        here = [] if card is None else ["yes" if able else "no"]
+        total += task.expected if able else 0.0
+        times = [f"{task.expected:.0f}", f"{total // 60:.0f}:{total % 60:02.0f}"] if able else ["", ""]
+        rows.append([str(number), peak, smallest_gpu(task), *here, *times, f"{task.name}  ({task.why})"])
     widths = [max(len(row[column]) for row in rows) for column in range(len(head) - 1)]
     table = [
         "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]) for row in rows
     ]
     about = [] if card is None else [f"{card.name}, {format_bytes(card.memory, 'GB', 1)} free:"]
-    return "\n".join([*about, *table])
+    return "\n".join([*about, *table, "Seconds, and minutes at the end of each task, are guesses for an H200."])
 
 
 def card_here(ask: Callable[..., Any] = subprocess.run) -> Gpu | None:
@@ -401,9 +423,10 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--only", default="", metavar="PATTERN", help="only tasks that contain or match this")
     parser.add_argument("--as-card", default="", metavar="CARD", help="as a smaller card: T4-16GB, or '16 GB'")
     parser.add_argument("--rehearse", action="store_true", help="try the machinery with small runs on the CPU")
+    parser.add_argument("--wheels", type=Path, metavar="FOLDER", help="fetch what lessons need on a machine offline")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)  # it always runs with this Python
     options = parser.parse_args(arguments)
-    if not options.list and options.out is None:
+    if not (options.list or options.wheels) and options.out is None:
         raise RecordingError("record needs --out and a folder for its results, or --list.")
     if not 0 < options.minutes < 10_000:
         raise RecordingError(f"--minutes is {options.minutes:g}: say how long recording may take, as in --minutes 30.")

@@ -1,11 +1,12 @@
-"""Recordings as JSON lines: one object a line, appended as it comes; a half-written last line is mended, and nothing
-else.
+"""Recordings as JSON lines: one object a line, appended as it comes; a half-written last line is removed, and
+nothing else.
 
 Standard library only: whoever records holds no GPU memory of its own.
 """
 
 import json
 import os
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,8 +72,8 @@ def _checked(raw: bytes, place: str) -> dict[str, Any]:
         content = json.loads(raw)
     except (json.JSONDecodeError, UnicodeDecodeError):
         raise ValueError(
-            f"{place} is not JSON, or was cut off: delete that line, or let `python3 -m course_utils record` mend "
-            "the file if it is the last one"
+            f"{place} is not JSON, or was cut off: delete that line, or let `python3 -m course_utils record` do so "
+            "if it is the last one"
         ) from None
     if not isinstance(content, dict) or "schema" not in content:
         raise ValueError(f"{place} is no recording: each line is a JSON object that names its schema")
@@ -86,14 +87,17 @@ def _checked(raw: bytes, place: str) -> dict[str, Any]:
     return content
 
 
-def mend(path: Path) -> str:
-    """Make a file ready for the next line; returns what was done, in words, "" if nothing had to be.
+def repair(path: Path) -> str:
+    """Make a file ready for the next line; returns a sentence that says what was done, "" if nothing had to be.
 
     A last line without its line feed was being written when the machine stopped: a whole one gets its line feed, half
-    a one is cut off. ValueError, naming the line, if another line is broken: then this is not a file to append to.
+    a one is cut off. A copy that may only be read can be written to afterwards. ValueError, naming the line, if another
+    line is broken: then this is not a file to append to.
     """
     if not path.exists():
         return ""
+    if not (mode := path.stat().st_mode) & stat.S_IWUSR:
+        path.chmod(mode | stat.S_IWUSR)
     content = path.read_bytes()
     whole, feed, last = content.rpartition(b"\n")
     for _ in _lines(path, whole):
@@ -111,7 +115,7 @@ def mend(path: Path) -> str:
 
 
 def append(path: Path, content: dict[str, Any]) -> None:
-    """Add one result, all of it or nothing that a later call could not mend, and see it written to the disk."""
+    """Add one result, all of it or nothing that a later call could not repair, and see it written to the disk."""
     line = json.dumps({"schema": SCHEMA, **content}, separators=(",", ":"), ensure_ascii=False) + "\n"
     with path.open("ab") as file:
         file.write(line.encode())

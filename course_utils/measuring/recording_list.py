@@ -3,13 +3,16 @@ shows, and the lessons themselves.
 """
 
 import dataclasses
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 
 from ..estimating import estimate
+from ..estimating.step_time import step_seconds
 from ..fitting import fits, unsupported
+from ..gpus import GPUS
 from ..models import PRESETS
 from ..notebook_files import numbered
 from ..run import TrainingRun
@@ -35,6 +38,19 @@ CELLS = ("measure(run)", "measure(step=…)", "live_meter", "demo", "plain torch
 
 TIMES_OUT_OF_MEMORY = 100
 """How often in a row each kind of cell runs out of memory."""
+
+LESSON_SECONDS = 60.0
+"""A lesson's budget where its own metadata state none, as in `course: {budget_seconds: 90}`."""
+
+LIVE_FACTOR = 3.0
+"""How many times its budget a lesson may take on a GPU: the budget is for a simulation, and here it trains, too."""
+
+START_SECONDS = 8.0
+EXPECTED_SECONDS = {
+    "context": 12.0, "workspaces": 2.0, "scratch": 4.0, "kernels": 4.0, "times": 28.0, "overhead": 30.0,
+    "cells": 30.0, "demos": 30.0,
+}  # fmt: skip
+"""What a task is expected to take on an H200: Python, torch and CUDA begin, then its kind. Guesses, for the order."""
 
 
 @dataclass(frozen=True)
@@ -69,11 +85,27 @@ class Task:
         """The estimated peak in bytes; 0 for what trains nothing."""
         return estimate(self.run).total if self.run is not None else 0
 
+    @property
+    def expected(self) -> float:
+        """The seconds that it may take on an H200, a guess: a lesson's budget, for a run its steps and simulation."""
+        if self.kind == "notebook":
+            return START_SECONDS + self.seconds / LIVE_FACTOR
+        if self.run is None or self.kind == "overhead":
+            return START_SECONDS + EXPECTED_SECONDS[self.kind]
+        return START_SECONDS + run_seconds(self.run, self.kind == "run")
+
     def obstacle(self, free: int, capability: tuple[int, int]) -> str:
         """Why a GPU with `free` bytes and this compute capability cannot do it, or ""."""
         if self.run is None:
             return ""
         return unsupported(self.run, capability) or ("" if self.beyond or fits(self.run, free) else "does not fit")
+
+
+def run_seconds(run: TrainingRun, timed: bool) -> float:
+    """Seconds of a run's steps on an H200 at half the data sheet's rates, and of its simulation. A guess."""
+    step = 0.1 + 2 * sum(step_seconds(run, GPUS["H200-141GB"]).values())
+    steps = 2 * STEPS + min(10.0, max(3.0, 8.0 / step)) if timed else STEPS
+    return steps * step + 0.2 * run.model.layers * min(run.accumulation_steps, 3)
 
 
 def run_task(run: TrainingRun, why: str) -> Task:
@@ -91,9 +123,10 @@ def history_task(run: TrainingRun, environment: Mapping[str, str]) -> Task:
 
 def recording_list() -> tuple[Task, ...]:
     """Everything to be recorded, in the order in which it tells most; a GPU does what fits it."""
-    first = (headlines(), times(), cells(), histories(), lessons("notebooks"), accuracy(), lessons("solutions"))
+    early = (first(), headlines(), times(), accuracy(), histories({}), cells(), lessons("notebooks"))
+    late = (histories(EXPANDABLE), lessons("solutions"), hardware(), attention(), precisions(), recomputation())
     found: dict[str, Task] = {}
-    for task in chain(*first, hardware(), attention(), precisions(), recomputation(), optimizers(), rest()):
+    for task in chain(*early, *late, optimizers(), rest()):
         found.setdefault(task.name, task)  # where it is named first
     return tuple(found.values())
 
@@ -121,21 +154,30 @@ T4 = TrainingRun("gpt2", 8, 1024, "amp-fp16", attention="efficient")
 ONE_MIXTRAL_BLOCK = dataclasses.replace(PRESETS["mixtral-8x7b"], name="mixtral-8x7b, one block", layers=1)
 
 
-def headlines() -> Iterator[Task]:
-    """What the lessons show first: a small run, the puzzle of 32 GB, a Llama, and where cuBLAS and the context are."""
-    yield Task("context", "context", "what the driver takes before the first tensor")
+PUZZLE = XL.replace(precision="bf16-master", recompute="full", optimizer="adamw-foreach")
+FITS_32_GB = PUZZLE.replace(optimizer="adamw", micro_batch=4, accumulation_steps=8)
+
+
+def first() -> Iterator[Task]:
+    """What tells most, in about three minutes: cuBLAS's workspaces, four runs and a history of the allocator."""
+    yield Task("workspaces", "workspaces", "cuBLAS's workspaces")
     yield run_task(GPT2, "the first run of the course")
+    yield run_task(XL, "the puzzle as asked")
+    yield run_task(LLAMA, "a Llama")
+    yield history_task(history_runs()[0], {})
+    yield run_task(FITS_32_GB, "what fits 32 GB")
+
+
+def headlines() -> Iterator[Task]:
+    """What else the lessons show first: the context, kernels' scratch, a T4's run, the puzzle done otherwise."""
+    yield Task("context", "context", "what the driver takes before the first tensor")
+    yield Task("scratch", "scratch", "what kernels allocate for themselves")
     yield run_task(GPT2.replace(attention="eager"), "what the flash kernel saves")
     yield run_task(T4, "the same on a T4")
-    yield Task("workspaces", "workspaces", "cuBLAS's workspaces")
     yield run_task(XL.replace(recompute="full"), "the puzzle, recomputed")
-    yield run_task(XL, "the puzzle as asked")
-    puzzle = XL.replace(precision="bf16-master", recompute="full", optimizer="adamw-foreach")
-    yield run_task(puzzle, "the puzzle with 16-bit weights, upcast at once")
-    yield run_task(puzzle.replace(optimizer="adamw"), "the puzzle with 16-bit weights")
-    yield run_task(puzzle.replace(optimizer="adamw", micro_batch=4, accumulation_steps=8), "what fits 32 GB")
+    yield run_task(PUZZLE, "the puzzle with 16-bit weights, upcast at once")
+    yield run_task(PUZZLE.replace(optimizer="adamw"), "the puzzle with 16-bit weights")
     yield run_task(XL.replace(micro_batch=4), "the puzzle, smaller")
-    yield run_task(LLAMA, "a Llama")
 
 
 def times() -> Iterator[Task]:
@@ -155,27 +197,36 @@ def cells() -> Iterator[Task]:
     yield Task("rehearsal of the demos", "demos", "every demo as it runs here", seconds=300.0)
 
 
-def histories() -> Iterator[Task]:
-    """The allocator's histories: the same runs under default settings, then with expandable segments."""
+def histories(environment: Mapping[str, str]) -> Iterator[Task]:
+    """The allocator's histories under the settings in `environment`."""
+    for run in history_runs():
+        yield history_task(run, environment)
+
+
+def history_runs() -> tuple[TrainingRun, ...]:
+    """The runs whose allocator histories are kept, the same under default settings and with expandable segments."""
     small = GPT2.replace(micro_batch=4, seq_len=512, attention="efficient", precision="amp-fp16")
     brief = GPT2.replace(micro_batch=4, seq_len=512)
     llama = TrainingRun("llama3.2-1b", 1, 512, "bf16")
-    runs = (
+    return (
         small, llama, GPT2.replace(accumulation_steps=2), brief.replace(attention="eager"),
         small.replace(recompute="full"), brief.replace(recompute="selective"), brief.replace(clip_grad_norm=1.0),
         small.replace(optimizer="adamw-loop"), brief.replace(precision="bf16-master"),
         llama.replace(loss_chunks=8), llama.replace(lora_rank=8), small.replace(optimizer="momentum", micro_batch=6),
     )  # fmt: skip
-    for environment in ({}, EXPANDABLE):
-        for run in runs:
-            yield history_task(run, environment)
 
 
 def lessons(folder: str) -> Iterator[Task]:
     """Every notebook of a folder with the GPU as its source; none where the package lies alone."""
     for path in numbered(ROOT / folder):
         name = f"{folder}/{path.name}"
-        yield Task(f"live: {name}", "notebook", "the lesson, live", topic=name, seconds=240.0)
+        yield Task(f"live: {name}", "notebook", "the lesson, live", topic=name, seconds=LIVE_FACTOR * budget(path))
+
+
+def budget(notebook: Path) -> float:
+    """The seconds that a notebook's metadata grant it, `LESSON_SECONDS` where they grant none."""
+    metadata = json.loads(notebook.read_text(encoding="utf-8"))["metadata"]
+    return float(metadata.get("course", {}).get("budget_seconds", LESSON_SECONDS))
 
 
 def accuracy() -> Iterator[Task]:
@@ -189,7 +240,6 @@ def accuracy() -> Iterator[Task]:
     yield run_task(MEDIUM.replace(optimizer="adamw-fused"), "a fused optimizer")
     yield run_task(LLAMA.replace(attention="eager"), "a Llama without a fused kernel")
     yield run_task(LLAMA.replace(lora_rank=8), "LoRA on attention")
-    yield Task("scratch", "scratch", "what kernels allocate for themselves")
 
 
 def hardware() -> Iterator[Task]:
