@@ -15,9 +15,11 @@ import psutil
 import pytest
 
 from course_utils.classroom import grading
+from course_utils.classroom.alone import limits
 from course_utils.classroom.collecting import collected, learner_of
 from course_utils.classroom.graded import Graded, Outcome, write_table
 from course_utils.classroom.grading import check_cells, grade, grade_notebook, merged, reference_of
+from course_utils.classroom.keeper import Limits
 from course_utils.classroom.page import class_page
 from course_utils.classroom.release import release
 from course_utils.front_door import TEST_OPTIONS, main
@@ -52,8 +54,10 @@ feedback.expect = lambda *answers: None
 check.cost = lambda answer: print("✓")
 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(987.25)"])
 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(987.25)"], start_new_session=True)
-with open(sys.argv[sys.argv.index("--results") + 1], "a") as results:
-    print('[{"state": {}}]\\n{"exercise": 1}', file=results)
+import os
+for file in range(3, 64):
+    try: os.write(file, b'[{"state": {}}]\\n{"exercise": 1}\\n')
+    except OSError: pass
 for _ in range(1000): print("x" * 1_000_000)
 x = [bytearray(10**9) for _ in range(100)]
 """
@@ -106,7 +110,7 @@ def test_patches_floods_and_greed_pass_nothing_and_leave_nothing(graded: dict[st
 
 def test_a_notebook_that_hangs_is_ended(tmp_path: Path) -> None:
     (tmp_path / "06.ipynb").write_text(json.dumps(with_code("while True: pass")), encoding="utf-8")
-    one = grade_notebook(tmp_path / "06.ipynb", "eve", seconds=6)
+    one = grade_notebook(tmp_path / "06.ipynb", "eve", limits(seconds=6))
     assert states(one) == {"not reached"}
     assert one.problem.startswith("ended ") and " s " in one.problem
 
@@ -259,7 +263,7 @@ def test_of_two_notebooks_the_newer_counts_and_nothing_is_graded_twice(
 ) -> None:
     ran: list[str] = []
 
-    def run(path: Path, learner: str, seconds: float, memory: int) -> Graded:
+    def run(path: Path, learner: str, most: Limits) -> Graded:
         ran.append(path.read_text())
         return Graded(learner, "06", {"06.1": Outcome("not reached")}, "ended itself with code 3", 1.5)
 

@@ -7,30 +7,53 @@
 | Canvas, "download submissions" | `lovelaceada_LATE_1815_1852_06_recomputation-1.ipynb` | up to the first number |
 | side by side | `ada.ipynb` | the file's name |
 
-Each of them may be an archive (.zip), and a learner's folder may hold one.
+Each of them may be an archive (.zip), and a learner's folder may hold one. An archive in a learner's archive is not
+opened.
 """
 
+import os
 import re
+import shutil
+import stat
 import zipfile
-import zlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path, PurePosixPath
+
+from ..units import GB, MB
+from .words import printable
 
 MOODLE = re.compile(r"(?P<learner>.+?)_\d+_assignsubmission_\w+?_?")
 CANVAS = re.compile(r"(?P<learner>[^\W_]+)_(?:LATE_)?\d+_\d+_.+")
 LESSON = re.compile(r"(lesson|assignment)?[ _-]*\d\d?([ _-].*)?", re.IGNORECASE)
 """A folder that is called after a lesson is nobody's."""
 
-LARGEST = 50_000_000
-"""Bytes of a notebook: one that is larger is not read."""
+LARGEST = 50 * MB
+"""Bytes of a notebook, or of a learner's archive: one that is larger is not read."""
+
+NOBODYS = frozenset({".ipynb_checkpoints", "__MACOSX"})
+MOST_NOTEBOOKS = 200
+BLOCK = 4096
+
+
+@dataclass(frozen=True)
+class Most:
+    """How many files an archive may list, and how many bytes of notebooks and archives may be unpacked from it."""
+
+    files: int
+    size: int
+
+
+LEARNERS, DOWNLOAD = Most(10_000, 200 * MB), Most(1_000_000, 5 * GB)
+"""Limits of an archive that one learner made, and of the whole class's."""
 
 
 @dataclass(frozen=True)
 class Submission:
-    """One notebook: its learner, what it was called where it was handed in, where it lies, its time in seconds, and
-    why it cannot be read, if so.
+    """One notebook: its learner (until all are found, a name to know the learner by if `file` is not), what it was
+    called where it was handed in, where it lies, its time in seconds, and why it cannot be read, if so.
     """
 
     learner: str
@@ -43,79 +66,170 @@ class Submission:
 def collected(place: Path, scratch: Path) -> list[Submission]:
     """Every notebook in a folder or an archive, by name; archives are unpacked below `scratch`.
 
-    Raises ValueError if `place` is neither, or if no notebook is in it.
+    What cannot be read has a `problem`. Raises ValueError if `place` is neither a folder nor an archive that opens, or
+    if no notebook is in it.
     """
     if not place.is_dir() and not zipfile.is_zipfile(place):
         raise ValueError(f"{place} is no folder and no .zip: name what holds the learners' notebooks")
     if place.is_dir():
         found = list(_in_folder(place, scratch))
     else:
-        found = list(_in_archive(place, PurePosixPath(), scratch / "0"))
+        try:
+            found = list(_in_archive(place, PurePosixPath(), scratch / "0", DOWNLOAD, levels=1))
+        except Exception as error:  # of any kind: zipfile and its decompressors promise none
+            raise ValueError(f"{place} cannot be unpacked: {_said(error)}. Download it again.") from error
     if not found:
         raise ValueError(f"there is no notebook in {place}")
-    return _named(sorted(found, key=lambda one: one.file))
+    return _few_each(_named(sorted(found, key=lambda one: one.file)))
 
 
 def _named(found: Sequence[Submission]) -> list[Submission]:
     """The submissions with their learners, looked for below a folder that holds all of them and is no learner's."""
-    parts = [PurePosixPath(one.file).parts for one in found]
+    parts = [PurePosixPath(one.learner or one.file).parts for one in found]
     around = len({one[0] for one in parts}) == 1 and all(len(one) > 2 for one in parts)
     below = around and len({one[1] for one in parts if not LESSON.fullmatch(one[1])}) > 1
     names = [PurePosixPath(*one[1:] if below else one) for one in parts]
     return [replace(one, learner=learner_of(name)) for one, name in zip(found, names, strict=True)]
 
 
+def _few_each(found: Sequence[Submission]) -> list[Submission]:
+    """The same, but of a learner with too many notebooks only the newest are graded: each takes its minutes."""
+    kept: list[Submission] = []
+    counted: Counter[str] = Counter()
+    for one in sorted(found, key=lambda one: (one.time, one.file), reverse=True):
+        counted[one.learner] += 1
+        too_many = "" if counted[one.learner] <= MOST_NOTEBOOKS else f"not graded: {MOST_NOTEBOOKS} newer ones are"
+        kept.append(replace(one, problem=one.problem or too_many))
+    return sorted(kept, key=lambda one: one.file)
+
+
 def _in_folder(folder: Path, scratch: Path) -> Iterator[Submission]:
-    for count, path in enumerate(sorted(folder.rglob("*"))):
+    unread: list[OSError] = []
+    paths = [
+        Path(place, name)
+        for place, folders, files in os.walk(folder, onerror=unread.append)
+        for name in files + [one for one in folders if one.endswith(".ipynb")]
+    ]
+    for count, path in enumerate(sorted(paths)):
         name = PurePosixPath(path.relative_to(folder).as_posix())
-        if _is_notebook(name) and path.is_file():
-            yield Submission("", _printable(name), path, path.stat().st_mtime, _too_large(path.stat().st_size))
-        elif name.suffix == ".zip" and zipfile.is_zipfile(path):
-            yield from _in_archive(path, name.with_suffix(""), scratch / str(count))
+        if _is_notebook(name):
+            yield _on_disk(path, name)
+        elif _is_archive(name):
+            yield from _archived(path, name, scratch / str(count), levels=2)
+    for error in unread:
+        name = PurePosixPath(Path(error.filename).relative_to(folder).as_posix())
+        yield Submission(f"{name}/x", _printable(name), folder, 0.0, f"cannot be read: {_said(error)}")
 
 
-def _in_archive(archive: Path, inside: PurePosixPath, scratch: Path) -> Iterator[Submission]:
-    """The notebooks of an archive, unpacked under numbers: a name in it decides nothing about where a file goes."""
+def _on_disk(path: Path, name: PurePosixPath) -> Submission:
+    try:
+        found = path.lstat()
+    except OSError as error:
+        return Submission("", _printable(name), path, 0.0, f"cannot be read: {_said(error)}")
+    problem = _no_file(found.st_mode) or _too_large(found.st_size)
+    return Submission("", _printable(name), path, found.st_mtime, f"cannot be read: {problem}" if problem else "")
+
+
+def _no_file(mode: int) -> str:
+    """Why what has this mode is not read: a link may lead anywhere, to the solutions or to another learner's work."""
+    if stat.S_ISLNK(mode):
+        return "it is a link"
+    return "" if stat.S_ISREG(mode) else "it is no file"
+
+
+def _archived(archive: Path, name: PurePosixPath, scratch: Path, levels: int) -> Iterator[Submission]:
+    """The notebooks of an archive that was handed in, or of a lesson's whole download; a remark if it cannot be read.
+
+    All in an archive in a learner's folder is that learner's, whatever the folders in it are called.
+    """
+    inside = name.with_suffix("")
+    of_canvas = CANVAS.fullmatch(name.stem)
+    is_learners = of_canvas or any(not LESSON.fullmatch(folder) for folder in name.parts[:-1])
+    theirs = str(name if of_canvas else inside / "x")
+    try:
+        if problem := _no_file(archive.lstat().st_mode):
+            raise ValueError(problem)
+        if not levels:
+            raise ValueError("it is an archive in an archive")
+        if problem := is_learners and _too_large(archive.stat().st_size):
+            raise ValueError(problem)
+        most, inner = (LEARNERS, 0) if is_learners else (DOWNLOAD, levels - 1)
+        found = list(_in_archive(archive, inside, scratch, most, inner))
+        if not found:
+            raise ValueError("there is no notebook in it")
+    except Exception as error:  # of any kind: zipfile and its decompressors promise none
+        found = [Submission("", _printable(name), archive, 0.0, f"cannot be read: {_said(error)}")]
+    yield from (replace(one, learner=theirs) if is_learners else one for one in found)
+
+
+def _in_archive(archive: Path, inside: PurePosixPath, scratch: Path, most: Most, levels: int) -> Iterator[Submission]:
+    """The notebooks of an archive, unpacked under numbers: a name in it decides nothing about where a file goes.
+
+    Archives in it are opened if `levels` is not 0. May raise anything if the archive's list of files is damaged.
+    """
     scratch.mkdir(parents=True)
+    left = min(most.size, shutil.disk_usage(scratch).free // 2)
     with zipfile.ZipFile(archive) as opened:
+        if len(opened.infolist()) > most.files:
+            raise ValueError(f"it holds more than {most.files} files")
         for count, entry in enumerate(opened.infolist()):
             name = inside / entry.filename.replace("\\", "/").lstrip("/")
-            if entry.is_dir() or not _is_notebook(name):
+            if entry.is_dir() or not (_is_archive(name) or _is_notebook(name)):
                 continue
-            path = scratch / f"{count}.ipynb"
-            problem = _unpack(opened, entry, path)
-            yield Submission("", _printable(name), path, _time(entry), problem)
+            path = scratch / f"{count}{name.suffix}"
+            problem = _unpack(opened, entry, path, left)
+            left -= path.stat().st_size if path.exists() else 0
+            if _is_archive(name) and not problem:
+                yield from _archived(path, name, scratch / str(count), levels)
+            else:
+                yield Submission("", _printable(name), path, _time(entry), problem)
 
 
-def _unpack(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path) -> str:
-    """Write an entry to `path`; returns why that could not be, in words, or ""."""
-    if problem := _too_large(entry.file_size):
-        return problem
+def _unpack(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path, left: int) -> str:
+    """Write an entry to `path`, of at most `left` bytes; returns why that could not be, or ""."""
+    mode = entry.external_attr >> 16  # 0 from programs that know no modes
+    if problem := (_no_file(mode) if stat.S_IFMT(mode) else "") or _too_large(entry.file_size):
+        return f"cannot be read: {problem}"
+    if entry.file_size > left:
+        return "cannot be read: the notebooks of its archive are too large together"
     try:
-        path.write_bytes(archive.read(entry))
-    except (RuntimeError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:  # a password, a broken entry
-        return f"cannot be read: {error}"
+        with archive.open(entry) as source, path.open("wb") as target:
+            while block := source.read(BLOCK):  # in small pieces: bz2 makes 80 MB of four kilobytes
+                target.write(block)
+    except Exception as error:  # of any kind, as above: a password, a broken entry
+        return f"cannot be read: {_said(error)}"
     return ""
 
 
+def _said(error: Exception) -> str:
+    words = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return printable(words or type(error).__name__)
+
+
 def _too_large(size: int) -> str:
-    return f"cannot be read: it is larger than {LARGEST // 10**6} MB" if size > LARGEST else ""
+    return f"it is larger than {LARGEST // MB} MB" if size > LARGEST else ""
 
 
 def _printable(name: PurePosixPath) -> str:
-    """A name that can be written in UTF-8, whatever bytes its file system made it of."""
-    return str(name).encode("utf-8", "replace").decode("utf-8")
+    """A name for tables and terminals, whatever bytes its file system made it of."""
+    return printable(str(name))
 
 
 def _time(entry: zipfile.ZipInfo) -> float:
-    """When the entry was written, in seconds; 0 for one that does not say: some programs put zeros for a date."""
-    year, month, day, hour, minute, second = entry.date_time
-    return datetime(year, month, day, hour, minute, second).timestamp() if month and day else 0.0
+    """When the entry was written, in seconds; 0 if it does not say, or names a day that there is not, such as zeros."""
+    try:
+        return datetime(*entry.date_time).timestamp()
+    except (ValueError, OverflowError, OSError):
+        return 0.0
 
 
 def _is_notebook(name: PurePosixPath) -> bool:
     """A notebook that somebody wrote, no checkpoint of JupyterLab's and no file that macOS adds to archives."""
-    return name.suffix == ".ipynb" and not {".ipynb_checkpoints", "__MACOSX"} & set(name.parts)
+    return name.suffix.lower() == ".ipynb" and not NOBODYS & set(name.parts)
+
+
+def _is_archive(name: PurePosixPath) -> bool:
+    return name.suffix.lower() == ".zip" and not NOBODYS & set(name.parts)
 
 
 def learner_of(name: PurePosixPath) -> str:
@@ -123,7 +237,7 @@ def learner_of(name: PurePosixPath) -> str:
     *folders, _ = name.parts
     for folder in folders:
         if moodle := MOODLE.fullmatch(folder):
-            return moodle["learner"]
+            return printable(moodle["learner"])
     theirs = [folder for folder in folders if not LESSON.fullmatch(folder)]
     canvas = CANVAS.fullmatch(name.stem)
-    return theirs[0] if theirs else canvas["learner"] if canvas else name.stem
+    return printable(theirs[0] if theirs else canvas["learner"] if canvas else name.stem)

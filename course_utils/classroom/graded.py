@@ -3,8 +3,9 @@
 import csv
 import hashlib
 import json
+import re
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from threading import Lock
 
@@ -12,6 +13,12 @@ from .collecting import Submission
 
 ROOT = Path(__file__).resolve().parents[2]
 STATES = ("passed", "not solved", "not right", "error", "not checked", "not reached")
+
+FORMULA = tuple("=+-@＝＋－＠")
+"""What a formula begins with; the wide letters are the same to a Japanese spreadsheet."""
+
+INNER_FORMULA = re.compile(r"([;\t\r\n]\s*)([=+\-@＝＋－＠])")
+"""A formula after what begins a cell for a spreadsheet that splits at semicolons or tabs."""
 
 
 @dataclass(frozen=True)
@@ -62,32 +69,36 @@ class Journal:
             whole, _, cut_short = path.read_text(encoding="utf-8").rpartition("\n")
             if cut_short:
                 path.write_text(f"{whole}\n" if whole else "", encoding="utf-8", newline="\n")
-            self.known = dict(map(_noted, whole.splitlines()))
+            self.known = dict(filter(None, map(_noted, whole.splitlines())))
 
-    def recall(self, one: Submission) -> Graded | None:
-        """What became of this notebook when it was graded before, under whatever name."""
-        known = self.known.get(self._key(one))
-        return known and replace(known, learner=one.learner, file=one.file)
+    def recall(self, key: str) -> Graded | None:
+        """What became of the notebook of this key when it was graded before, under whatever name."""
+        return self.known.get(key)
 
-    def write(self, one: Submission, graded: Graded) -> None:
+    def write(self, key: str, graded: Graded) -> None:
         """Add a line."""
         if self.path is None:
             return
-        line = json.dumps({"key": self._key(one), "graded": asdict(graded)})
+        line = json.dumps({"key": key, "graded": asdict(graded)})
         with self.lock:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a", encoding="utf-8", newline="\n") as file:
                 file.write(line + "\n")
 
-    def _key(self, one: Submission) -> str:
+    def key(self, one: Submission) -> str:
+        """What a notebook is known by: its bytes, and all that its marks depend on. Raises OSError."""
         notebook = one.problem.encode() if one.problem else one.path.read_bytes()
         return hashlib.sha256(self.course + notebook).hexdigest()
 
 
-def _noted(line: str) -> tuple[str, Graded]:
-    entry = json.loads(line)
-    outcomes = {name: Outcome(**outcome) for name, outcome in entry["graded"].pop("outcomes").items()}
-    return entry["key"], Graded(**entry["graded"], outcomes=outcomes)
+def _noted(line: str) -> tuple[str, Graded] | None:
+    """A line of the journal; None for one that is damaged, or of a course with other fields: that is graded anew."""
+    try:
+        entry = json.loads(line)
+        outcomes = {name: Outcome(**outcome) for name, outcome in entry["graded"].pop("outcomes").items()}
+        return entry["key"], Graded(**entry["graded"], outcomes=outcomes)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
 
 
 def write_table(graded: Iterable[Graded], path: Path) -> None:
@@ -107,5 +118,7 @@ def write_table(graded: Iterable[Graded], path: Path) -> None:
 
 
 def _plain(text: str) -> str:
-    """Text that no spreadsheet takes for a formula."""
-    return f"'{text}" if text[:1] in ("=", "+", "-", "@") else text
+    """Text that no spreadsheet takes for a formula, whatever blanks come first, and wherever it splits a line."""
+    inner = INNER_FORMULA.sub(r"\1'\2", text)
+    first = next((letter for letter in text if letter.isprintable() and not letter.isspace()), "")
+    return f"'{inner}" if first in FORMULA or text.startswith(("\t", "\r", "\n")) else inner

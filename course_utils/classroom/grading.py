@@ -1,41 +1,41 @@
 """Collect and grade a folder of notebooks: each alone in a process with limits, a table and a page for the class.
 
-What the isolation is: a notebook that crashes, hangs, fills memory or the disk, or leaves processes behind costs only
-itself; it runs in an empty folder and with a home of its own. What it is not: a prison. It runs as the user who grades,
-can read and write what that user can, and can reach the network; processes started without end can stop the machine;
-and code written for the purpose can report checks as passed. For an exam, grade in a container or as another user, and
-look at the answers of those that matter.
+**Against accidents, everywhere.** A notebook that crashes, hangs, fills memory or its folder, cannot be read, or leaves
+processes behind costs only itself: it gets a remark, and the others are graded. It runs in the learners' copy of the
+course, which has no solutions, with a home of its own and none of the grader's environment but `PATH` and the language.
+
+**Against purpose, behind walls** (Linux where user namespaces are allowed; `walls` says how, `alone` what holds where).
+A notebook sees no solutions, no other submissions and no file of yours, has no network, and cannot end the grading.
+
+**Not at all.** The checks run in the same process as the learner's code. Code written for the purpose can report its
+own checks as passed, and can ask the checks for their reference answers, as every learner has them at home. Memory and
+processor time are limited for each process, not for all of them together. Walls are the kernel's, with its faults.
+
+So a result is evidence among people who know each other. For a course that is open to strangers, grade in a container
+or a virtual machine that is thrown away after each notebook, and look at the code behind the marks that matter.
 """
 
 import argparse
 import json
-import os
 import re
-import signal
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from ..notebook_files import numbered
-from ..units import GB
+from ..units import GB, MB
+from .alone import DISK, MEMORY, ROOT, SECONDS, isolation, limits, run_alone
 from .collecting import Submission, collected
-from .graded import STATES, Graded, Journal, Outcome, write_table
-
-ROOT = Path(__file__).resolve().parents[2]
-SECONDS, MEMORY = 300.0, 12 * GB
-"""What a notebook may take of the processor, and of addresses: torch alone maps several GB, of which it uses few."""
+from .graded import Graded, Journal, Outcome, write_table
+from .keeper import Limits
+from .words import printable
 
 CHECK = re.compile(r"check\.\w+\(")
-LARGEST_RESULTS = 1_000_000
-PATIENCE = 4
-"""How many times its seconds of the processor a notebook may take by the clock: others work, too, and sleeping ends."""
 
 
 def grade(
@@ -45,32 +45,46 @@ def grade(
     jobs: int = 2,
     told: Callable[[Graded], None] = lambda _: None,
     journal: Path | None = None,
+    disk: int = DISK,
 ) -> list[Graded]:
     """Grade every notebook in a folder or an archive, `jobs` at a time, each with at most `seconds` of the processor
-    (by the clock four times that) and `memory` bytes.
+    (by the clock four times that), `memory` bytes for each of its processes and `disk` bytes of files.
 
     `told` hears of each as it is done. What is in the file `journal` already is not graded again, unless the notebook,
-    the course's exercises and checks, or the limits have changed. Raises ValueError as `collected` does.
+    the course's exercises and checks, the limits or the walls have changed. Whatever is wrong with a submission becomes
+    its `problem`. Raises ValueError as `collected` and `isolation` do.
     """
-    with tempfile.TemporaryDirectory(prefix="course-collected-") as scratch, ThreadPoolExecutor(jobs) as pool:
+    most = limits(seconds, memory, disk)
+    with TemporaryDirectory(prefix="course-collected-") as scratch:
         found = collected(place, Path(scratch))
-        notes = Journal(journal, f"{seconds} {memory}")
+        notes = Journal(journal, f"{most} {bool(isolation().shown)}")
 
         def one(submission: Submission) -> Graded:
-            known = notes.recall(submission)
-            graded = known or _grade(submission, seconds, memory)
+            graded = _grade(submission, most, notes)
             told(graded)
-            if not known:
-                notes.write(submission, graded)
             return graded
 
-        return _counted(found, list(pool.map(one, found)))
+        with ThreadPoolExecutor(jobs) as pool:
+            return _counted(found, list(pool.map(one, found)))
 
 
-def _grade(one: Submission, seconds: float, memory: int) -> Graded:
+def _grade(one: Submission, most: Limits, notes: Journal) -> Graded:
+    """What became of a submission, from the journal or by running it. Never raises for what a submission is or does."""
+    try:
+        key = notes.key(one)
+        known = notes.recall(key)
+        graded = known or _graded(one, most)
+    except Exception as error:  # of any kind: the others have to be graded
+        return Graded(one.learner, "", {}, printable(f"cannot be graded: {_said(error)}"), 0.0, one.file)
+    if not known:
+        notes.write(key, graded)
+    return replace(graded, learner=one.learner, file=one.file)
+
+
+def _graded(one: Submission, most: Limits) -> Graded:
     if one.problem:
-        return Graded(one.learner, "", {}, one.problem, 0.0, one.file)
-    return replace(grade_notebook(one.path, one.learner, seconds, memory), file=one.file)
+        return Graded(one.learner, "", {}, one.problem, 0.0)
+    return grade_notebook(one.path, one.learner, most)
 
 
 def _counted(found: Sequence[Submission], graded: Sequence[Graded]) -> list[Graded]:
@@ -82,29 +96,38 @@ def _counted(found: Sequence[Submission], graded: Sequence[Graded]) -> list[Grad
     return [replace(one, counts=not one.lesson or latest[one.learner, one.lesson][1] == one.file) for one in graded]
 
 
-def grade_notebook(path: Path, learner: str, seconds: float = SECONDS, memory: int = MEMORY) -> Graded:
+def grade_notebook(path: Path, learner: str, most: Limits | None = None) -> Graded:
     """Grade one notebook in a process of its own. Never raises for what a notebook does or is."""
     began = time.monotonic()
     try:
         submitted = _content(path)
         reference = reference_of(submitted)
         cells = merged(submitted, reference)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        return Graded(learner, "", {}, f"cannot be read: {_printable(str(error))}", 0.0)
-    found, problem = _run(cells, lesson_of(reference), seconds, memory)
+    except Exception as error:  # of any kind: whatever was handed in
+        return Graded(learner, "", {}, printable(f"cannot be read: {_said(error)}"), 0.0)
+    lesson = lesson_of(reference)
+    found, problem = run_alone(cells, f"course_utils.checks.lesson_{lesson}", most or limits(), isolation())
     outcomes = {
         cell["exercise"]: found.get(cell["exercise"], Outcome("not reached")) for cell in cells if "exercise" in cell
     }
     if not problem and any(outcome.state == "not reached" for outcome in outcomes.values()):
         problem = "ended itself before its last check"
-    return Graded(learner, lesson_of(reference), outcomes, problem, time.monotonic() - began)
+    return Graded(learner, lesson, outcomes, problem, time.monotonic() - began)
+
+
+def _said(error: Exception) -> str:
+    return str(error) or type(error).__name__
 
 
 def _content(path: Path) -> dict[str, Any]:
-    text = path.read_text(encoding="utf-8")
-    if not text.strip():
+    """A notebook's JSON, which may be in UTF-8, with or without a mark of that, in UTF-16 or in UTF-32."""
+    data = path.read_bytes()
+    if not data.strip():
         raise ValueError("it is empty")
-    return json.loads(text)
+    content = json.loads(data)
+    if not isinstance(content, dict) or not isinstance(content.get("cells"), list):
+        raise ValueError("it is JSON, but no notebook: it has no list of cells")
+    return content
 
 
 def reference_of(submitted: dict[str, Any]) -> dict[str, Any]:
@@ -166,100 +189,6 @@ def check_cells(reference: dict[str, Any]) -> dict[str, dict[str, str]]:
     return found
 
 
-def _run(cells: list[dict[str, str]], lesson: str, seconds: float, memory: int) -> tuple[dict[str, Outcome], str]:
-    """What the checks said before the process ended, and why it ended early, if it did."""
-    with tempfile.TemporaryDirectory(prefix="course-grading-", ignore_cleanup_errors=True) as name:
-        home = Path(name)
-        checks = f"course_utils.checks.lesson_{lesson}"
-        task = {"cells": cells, "checks": checks, "memory": memory, "seconds": seconds}
-        (home / "task.json").write_text(json.dumps(task), encoding="utf-8")
-        (home / "work").mkdir()
-        command = [sys.executable, "-m", "course_utils.classroom.worker"]
-        command += ["--task", str(home / "task.json"), "--results", str(home / "results")]
-        process = subprocess.Popen(
-            command, cwd=home / "work", env=_environment(home), start_new_session=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
-        problem = _wait(process, seconds)
-        _end_strays(home)
-        return _outcomes(home / "results"), problem
-
-
-def _environment(home: Path) -> dict[str, str]:
-    """The environment of whoever grades, with a home of the notebook's own, so that it finds and leaves nothing."""
-    own = {"HOME": home, "COURSE_HOME": home / "course", "IPYTHONDIR": home / "ipython", "TMPDIR": home / "work"}
-    paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    fixed = {"COURSE_SOURCE": "simulated", "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
-    return os.environ | {key: str(value) for key, value in own.items()} | fixed
-
-
-def _wait(process: "subprocess.Popen[bytes]", seconds: float) -> str:
-    """Why the process did not end by itself and well, in words; "" if it did. Its whole group is ended."""
-    try:
-        code = process.wait(timeout=PATIENCE * seconds)
-        problem = "" if code == 0 else _ended(code, seconds)
-    except subprocess.TimeoutExpired:
-        problem = f"ended after {PATIENCE * seconds:g} s by the clock"
-    finally:
-        _end(process)
-    return problem
-
-
-def _ended(code: int, seconds: float) -> str:
-    if code in (-getattr(signal, "SIGXCPU", 0), -getattr(signal, "SIGKILL", 0)):
-        return f"ended by the system: more than {seconds:g} s of the processor, or too much memory"
-    return f"crashed ({signal.Signals(-code).name})" if code < 0 else f"ended itself with code {code}"
-
-
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    """End the process and all that it started and did not move to another session."""
-    if hasattr(os, "killpg"):
-        with suppress(ProcessLookupError):  # none of them is left
-            os.killpg(process.pid, signal.SIGKILL)
-    else:
-        process.kill()
-    process.wait()
-
-
-def _end_strays(home: Path) -> None:
-    """End what the notebook started in sessions of their own, told by the home that they have inherited (Linux)."""
-    for environment in Path("/proc").glob("[0-9]*/environ"):
-        with suppress(OSError):  # gone by now, or somebody else's
-            if f"HOME={home}".encode() in environment.read_bytes().split(b"\0"):
-                os.kill(int(environment.parent.name), signal.SIGKILL)
-
-
-def _outcomes(results: Path) -> dict[str, Outcome]:
-    """What the worker wrote before it ended, line by line. The file was open to the learner's code: what is no line of
-    the worker's, such as one cut short at the end, says nothing.
-    """
-    found: dict[str, Outcome] = {}
-    if not results.is_file():
-        return found
-    with results.open(encoding="utf-8", errors="replace") as file:
-        for line in file.read(LARGEST_RESULTS).splitlines(keepends=True):
-            entry = _entry(line)
-            if line.endswith("\n") and entry.get("state") in STATES:
-                found[entry["exercise"]] = Outcome(entry["state"], _printable(entry["said"]))
-    return found
-
-
-def _entry(line: str) -> dict[str, str]:
-    """A line of the worker's; nothing for another."""
-    try:
-        entry = json.loads(line)
-    except (ValueError, RecursionError):  # not JSON: cut short, or not by the worker
-        return {}
-    keys = {"exercise", "state", "said"}
-    is_ours = isinstance(entry, dict) and entry.keys() == keys and all(isinstance(entry[key], str) for key in keys)
-    return entry if is_ours else {}
-
-
-def _printable(text: str) -> str:
-    """Text without what no file in UTF-8 holds: lone surrogates."""
-    return text.encode("utf-8", "replace").decode("utf-8")
-
-
 def main(arguments: Sequence[str]) -> int:
     """`grade FOLDER [--out DIR] [--minutes M] [--jobs N] [--again]`: a line a notebook, grades.csv, class.html."""
     from .page import class_page
@@ -269,10 +198,11 @@ def main(arguments: Sequence[str]) -> int:
     journal = options.out / "journal.jsonl"
     if options.again:
         journal.unlink(missing_ok=True)
-    limits = 60 * options.minutes, int(options.memory * GB)
-    graded = grade(options.folder, *limits, options.jobs, told=_tell, journal=journal)
+    most = {"seconds": 60 * options.minutes, "memory": int(options.memory * GB), "disk": int(options.disk * MB)}
+    graded = grade(options.folder, jobs=options.jobs, told=_tell, journal=journal, **most)
     write_table(graded, options.out / "grades.csv")
-    (options.out / "class.html").write_text(class_page(graded), encoding="utf-8")
+    (options.out / "class.html").write_text(class_page(graded, isolation().words), encoding="utf-8")
+    print(isolation().words)
     older = sum(not one.counts for one in graded)
     words = f", of which {older} do not count, as their learners handed in newer ones" if older else ""
     print(f"{len(graded)} notebooks{words}: {options.out / 'grades.csv'}, {options.out / 'class.html'}")
@@ -290,14 +220,17 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
         "--minutes", type=float, default=SECONDS / 60, help="of the processor that one notebook may take"
     )
     parser.add_argument("--memory", type=float, default=MEMORY / GB, help="GB that one notebook may ask for")
+    parser.add_argument("--disk", type=float, default=DISK / MB, help="MB of files that one notebook may write")
     parser.add_argument("--jobs", type=int, default=2, help="notebooks graded at once")
     parser.add_argument("--again", action="store_true", help="grade anew what --out holds from an earlier call")
     options = parser.parse_args(arguments)
-    if options.minutes <= 0 or options.memory <= 0 or options.jobs < 1:
-        raise ValueError("--minutes and --memory must be above 0, --jobs at least 1")
+    if min(options.minutes, options.memory, options.disk) <= 0 or options.jobs < 1:
+        raise ValueError("--minutes, --memory and --disk must be above 0, --jobs at least 1")
     return options
 
 
 def _tell(one: Graded) -> None:
     count = f"{one.passed} of {len(one.outcomes)}" if one.outcomes else "nothing"
-    print(f"{one.learner}: {count} passed{f' ({one.problem})' if one.problem else ''}", flush=True)
+    line = f"{one.learner}: {count} passed{f' ({one.problem})' if one.problem else ''}"
+    letters = sys.stdout.encoding or "utf-8"  # a name's letters may not be those of a Windows console
+    print(line.encode(letters, "replace").decode(letters), flush=True)

@@ -26,8 +26,10 @@ td.passed { background: #d8f0e6 } td.wrong { background: #f9e3d3 }
 """
 
 
-def class_page(graded: Sequence[Graded]) -> str:
-    """A page of HTML that needs no network: a table for each lesson, and each exercise's commonest words."""
+def class_page(graded: Sequence[Graded], isolation: str = "") -> str:
+    """A page of HTML that needs no network: a table for each lesson, each exercise's commonest words, and what kept the
+    notebooks apart.
+    """
     counting = [one for one in graded if one.counts]
     lessons = sorted({one.lesson for one in counting if one.lesson})
     parts = [_lesson(lesson, [one for one in counting if one.lesson == lesson]) for lesson in lessons]
@@ -39,6 +41,8 @@ def class_page(graded: Sequence[Graded]) -> str:
     if unread:
         items = "".join(f"<li>{escape(one.file or one.learner)}: {escape(one.problem)}</li>" for one in unread)
         parts.append(f"<h2>Not graded</h2><ul>{items}</ul>")
+    if isolation:
+        parts.append(f"<h2>What kept the notebooks apart</h2><p>{escape(isolation)}</p>")
     key = ", ".join(f"{sign} {words}" for sign, words in MARKS.values())
     head = "<!doctype html><html lang='en'><head><meta charset='utf-8'><title>The class</title>"
     head += "<meta name='viewport' content='width=device-width, initial-scale=1'>"

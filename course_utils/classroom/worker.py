@@ -1,10 +1,11 @@
 """Grade one notebook in a process of its own, which nobody else depends on: `python -m course_utils.classroom.worker`.
 
+`keeper` starts it, with the task on stdin and a file for the results as stdout.
+
 The learner's cells run one after another as in a notebook. Each check cell is the course's own, not the learner's copy
 of it, with the functions of the checks put back to what they were before the learner's code ran.
 """
 
-import argparse
 import contextlib
 import importlib
 import io
@@ -12,21 +13,19 @@ import json
 import os
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 
 LONGEST_MESSAGE = 300
 
 
-def main(arguments: list[str]) -> int:
-    """Run the task that a file describes and write what each check said, after each of them, to another file."""
-    parser = argparse.ArgumentParser(prog="classroom.worker")
-    parser.add_argument("--task", type=Path, required=True)
-    parser.add_argument("--results", type=Path, required=True)
-    options = parser.parse_args(arguments)
-    task = json.loads(options.task.read_text(encoding="utf-8"))
-    limit(task["memory"], task["seconds"])
-    with options.results.open("w", encoding="utf-8") as results:
+def main() -> int:
+    """Run the task on stdin, and write what each check said, after each of them, to what was stdout."""
+    task = json.load(sys.stdin)
+    limit(task["limits"]["memory"], task["limits"]["seconds"])
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as results:
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for standard in (0, 1):
+            os.dup2(nowhere, standard)
         for name, outcome in run(task["cells"], importlib.import_module(task["checks"])):
             results.write(json.dumps({"exercise": name, **outcome}) + "\n")
             results.flush()
@@ -107,4 +106,4 @@ class Shortened(io.StringIO):
 
 if __name__ == "__main__":
     os.environ.setdefault("MPLBACKEND", "agg")  # pictures are drawn for nobody here
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -1,0 +1,210 @@
+"""Run a notebook's cells alone: in the learners' copy of the course, which has no solutions, and behind walls.
+
+What code can do that was written for the purpose (honest code, wrong or not, costs only itself on every system):
+
+| | behind walls (Linux with user namespaces) | Linux without | macOS | Windows |
+|---|---|---|---|---|
+| files that it sees | programs, this Python, the copy | yours | yours | yours |
+| network | none | yours | yours | yours |
+| end the grading | no | yes | yes | yes |
+| leave processes | no | if it first ends their keeper | in sessions of their own | yes |
+| fill the disk | no | outside of its own folder | outside of its own folder | outside of its own folder |
+"""
+
+import compileall
+import functools
+import json
+import os
+import site
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from ..units import GB, MB
+from .graded import STATES, Outcome
+from .keeper import Limits, task_for
+from .release import release
+from .words import printable
+
+ROOT = Path(__file__).resolve().parents[2]
+SECONDS, MEMORY, DISK = 300.0, 12 * GB, 200 * MB
+"""What a notebook may take of the processor, of addresses (torch alone maps several GB, of which it uses few), and of
+files that it writes.
+"""
+
+PATIENCE = 4
+"""How many times its seconds of the processor a notebook may take by the clock: others work, too, and sleeping ends."""
+
+LATE_SECONDS = 60.0
+"""How much longer than a notebook's time its keeper may take to end it and all that it started."""
+
+LARGEST_RESULTS = 1_000_000
+PROBE = [{"source": "import torch\nprint('✓')", "exercise": "probe"}]
+
+OF_WINDOWS = (
+    "SYSTEMROOT", "SYSTEMDRIVE", "WINDIR", "COMSPEC", "PATHEXT", "NUMBER_OF_PROCESSORS", "PROCESSOR_ARCHITECTURE",
+)  # fmt: skip
+KEPT = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", *OF_WINDOWS)
+"""The variables of the grader's environment that a notebook gets. Others hold tokens and addresses."""
+
+
+@dataclass(frozen=True)
+class Isolation:
+    """The learners' copy of the course, what is shown behind walls, and, if there are no walls, why."""
+
+    course: Path
+    shown: tuple[str, ...]
+    why_no_walls: str
+
+    @property
+    def words(self) -> str:
+        """What holds here, for the command line and the page."""
+        if self.shown:
+            return (
+                "Each notebook ran behind walls: it saw the course without solutions and nothing else of this "
+                "machine's files, had no network, and what it started ended with it."
+            )
+        leftover = {
+            "linux": "What it started was ended with it, unless it first ended the process that watches it.",
+            "win32": "What it started may still run.",
+        }.get(sys.platform, "What it started was ended with it, but for processes in sessions of their own.")
+        return (
+            f"There were no walls around the notebooks ({self.why_no_walls}). They ran in a copy without solutions, "
+            "but as you: code written for the purpose can find the solutions and your other files, use the network, "
+            f"and end the grading. {leftover} Limits of files hold in a notebook's own folder alone."
+        )
+
+
+def limits(seconds: float = SECONDS, memory: int = MEMORY, disk: int = DISK) -> Limits:
+    """Limits with the time by the clock that goes with these seconds of the processor."""
+    return Limits(seconds, PATIENCE * seconds, memory, disk)
+
+
+@functools.cache
+def isolation() -> Isolation:
+    """What this machine has to keep a notebook alone, found out by running one. Call it before starting threads.
+
+    Raises ValueError if no notebook can run here at all, or if the course cannot be released.
+    """
+    held = tempfile.TemporaryDirectory(prefix="course-copy-", ignore_cleanup_errors=True)
+    _held.append(held)
+    course = Path(held.name).resolve() / "course"
+    release(course)
+    compileall.compile_dir(course / "course_utils", quiet=2)
+    bare = Isolation(course, (), f"{sys.platform} has none" if sys.platform != "linux" else "")
+    problem = ""
+    if sys.platform == "linux":
+        walled = Isolation(course, tuple(map(str, _shown(course))), "")
+        problem = _probe(walled)
+        if not problem:
+            return walled
+        bare = Isolation(course, (), problem)
+    if problem := _probe(bare):
+        raise ValueError(f"no notebook can be graded here, not even one that only imports torch: {problem}")
+    return bare
+
+
+_held: list["tempfile.TemporaryDirectory[str]"] = []
+"""The learners' copy lives as long as this process."""
+
+
+def _probe(isolation: Isolation) -> str:
+    """Why a notebook that imports torch does not run; "" if it does."""
+    found, problem = run_alone(PROBE, "course_utils.checks.feedback", limits(), isolation)
+    probed = found.get("probe", Outcome("not reached"))
+    return "" if probed.state == "passed" else problem or f"{probed.state}: {probed.said}"
+
+
+def run_alone(
+    cells: list[dict[str, str]], checks: str, limits: Limits, isolation: Isolation
+) -> tuple[dict[str, Outcome], str]:
+    """What the checks said before the notebook ended, and why it ended early, if it did."""
+    holder = tempfile.TemporaryDirectory(prefix="course-grading-", ignore_cleanup_errors=True)
+    with tempfile.TemporaryFile() as task, tempfile.TemporaryFile() as report, tempfile.TemporaryFile() as results:
+        home = Path(holder.name).resolve()
+        told = task_for(cells, checks, home, limits, shown=isolation.shown, hidden=str(ROOT))
+        task.write(json.dumps(told).encode())
+        task.seek(0)
+        keeper = subprocess.Popen(
+            [sys.executable, "-m", "course_utils.classroom.keeper"], cwd=home,
+            env=environment(home, isolation.course), stdin=task, stdout=report, stderr=results,
+            start_new_session=True,
+        )  # fmt: skip
+        try:
+            keeper.wait(timeout=limits.clock + LATE_SECONDS)
+            problem = "" if keeper.returncode == 0 else f"ended together with its keeper (code {keeper.returncode})"
+        except subprocess.TimeoutExpired:
+            problem = f"could not be ended in {LATE_SECONDS:g} s"
+        finally:
+            keeper.kill()
+            keeper.wait()
+        said = printable(_read(report))
+        found = _outcomes(_read(results))
+    return found, problem or said or _removed(holder)
+
+
+def _removed(holder: "tempfile.TemporaryDirectory[str]") -> str:
+    """Remove a notebook's folder; returns why it could not be removed, or ""."""
+    try:
+        holder.cleanup()
+    except RecursionError:  # Python before 3.13 removes a folder in each folder by a call in each call
+        return f"left folders too deep to be removed in {holder.name}"
+    return ""
+
+
+def _read(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read(LARGEST_RESULTS).decode("utf-8", "replace")
+
+
+def environment(home: Path, course: Path) -> dict[str, str]:
+    """What a notebook gets for an environment: nothing of the grader's but `KEPT`, and a home of its own."""
+    own = dict.fromkeys(("HOME", "USERPROFILE"), str(home)) | dict.fromkeys(
+        ("TMPDIR", "TEMP", "TMP"), str(home / "work")
+    )
+    own |= {"COURSE_HOME": str(home / "course"), "IPYTHONDIR": str(home / "ipython")}
+    paths = os.pathsep.join([str(course), *map(str, _added_paths())])
+    fixed = {"COURSE_SOURCE": "simulated", "OMP_NUM_THREADS": "1", "MPLBACKEND": "agg", "PYTHONPATH": paths}
+    return {name: os.environ[name] for name in KEPT if name in os.environ} | own | fixed
+
+
+def _added_paths() -> list[Path]:
+    """Folders of packages that this Python was told of by PYTHONPATH, or has for this user; not those of the course."""
+    named = [*os.environ.get("PYTHONPATH", "").split(os.pathsep), site.getusersitepackages()]
+    found = [Path(name).resolve() for name in named if name in sys.path and Path(name).is_dir()]
+    return [path for path in found if not ROOT.is_relative_to(path) and not path.is_relative_to(ROOT)]
+
+
+def _shown(course: Path) -> list[Path]:
+    """What a notebook sees behind walls, in addition to the system's programs."""
+    python = [Path(name) for name in (sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix)]
+    libraries = [Path(name) for name in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep) if name]
+    named = [*python, Path(sys.executable).parent, *libraries, *_added_paths(), course]
+    every = dict.fromkeys(path for one in named for path in (one.absolute(), one.resolve()))
+    return [path for path in every if not ROOT.is_relative_to(path) or path in python]
+
+
+def _outcomes(results: str) -> dict[str, Outcome]:
+    """What the worker wrote before it ended, line by line. The file was open to the learner's code: what is no line of
+    the worker's, such as one cut short at the end, says nothing.
+    """
+    return {
+        entry["exercise"]: Outcome(entry["state"], printable(entry["said"]))
+        for entry in _entries(results)
+        if entry["state"] in STATES
+    }
+
+
+def _entries(results: str) -> Iterator[dict[str, str]]:
+    for line in results.split("\n")[:-1]:
+        try:
+            entry = json.loads(line)
+        except (ValueError, RecursionError):  # not JSON: not by the worker
+            continue
+        keys = {"exercise", "state", "said"}
+        if isinstance(entry, dict) and entry.keys() == keys and all(isinstance(entry[key], str) for key in keys):
+            yield entry

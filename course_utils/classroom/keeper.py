@@ -1,0 +1,176 @@
+"""Keep one notebook that is graded: start its worker, behind walls where there are any, and end all that it started.
+
+Run as `python -m course_utils.classroom.keeper`, with the task on stdin. Prints why the notebook did not end by itself
+and well, or nothing. The worker's results go to stderr, which is a file of the grader's.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+POLL_SECONDS = 0.25
+DISK_MARGIN = 1.25
+"""How much larger the file system behind walls is than what a notebook may write: the remark comes before the error."""
+
+BLOCK = 512
+MOST_PROCESSES = 1000
+"""Processes and threads behind walls, for the kernels that count them there (Linux 5.14, and not for root)."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one notebook may take: seconds of the processor and by the clock, bytes of addresses for each process, bytes
+    of files altogether.
+    """
+
+    seconds: float
+    clock: float
+    memory: int
+    disk: int
+
+
+def main() -> int:
+    """Keep the notebook of the task on stdin."""
+    task = json.load(sys.stdin)
+    os.lseek(0, 0, os.SEEK_SET)  # the worker reads the same file
+    home, limits, shown = Path(task["home"]), Limits(**task["limits"]), task["shown"]
+    try:
+        _prepare(home, limits, shown, Path(task["hidden"]))
+    except OSError as error:
+        print(f"not graded: it could not be isolated ({error})", flush=True)
+        return 0
+    (home / "work").mkdir()
+    print(keep(home, limits, is_walled=bool(shown)), flush=True)
+    return 0
+
+
+def task_for(cells: list[dict[str, str]], checks: str, home: Path, limits: Limits, **walls: Any) -> dict[str, Any]:
+    """A task, as JSON holds it."""
+    return {"cells": cells, "checks": checks, "home": str(home), "limits": asdict(limits), **walls}
+
+
+def _prepare(home: Path, limits: Limits, shown: list[str], hidden: Path) -> None:
+    """Raise walls, if something is to be shown behind them; in any case become the parent of every orphan (Linux)."""
+    if sys.platform != "linux":
+        return
+    import resource
+
+    from .walls import SET_CHILD_SUBREAPER, SET_DUMPABLE, enter, prctl
+
+    Path("/proc/self/oom_score_adj").write_text("1000")  # who is short of memory ends a notebook, not the grader
+    if shown:
+        enter([Path(path) for path in shown], hidden, home, int(limits.disk * DISK_MARGIN))
+        resource.setrlimit(resource.RLIMIT_NPROC, (MOST_PROCESSES, MOST_PROCESSES))
+    prctl(SET_CHILD_SUBREAPER, 1)
+    prctl(SET_DUMPABLE, 0)  # the notebook cannot look into this process, nor write what it prints
+
+
+def keep(home: Path, limits: Limits, is_walled: bool) -> str:
+    """Run the worker to its end; returns why it was ended, or ended badly, or ""."""
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "course_utils.classroom.worker"], cwd=home / "work", stdin=0, stdout=2,
+        stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    try:
+        return _watch(worker, home, limits, is_walled)
+    finally:
+        _end(worker)
+
+
+def _watch(worker: "subprocess.Popen[bytes]", home: Path, limits: Limits, is_walled: bool) -> str:
+    end = time.monotonic() + limits.clock
+    while True:
+        with suppress(subprocess.TimeoutExpired):
+            code = worker.wait(timeout=POLL_SECONDS)
+            return _wrote_too_much(home, limits, is_walled) or ended(code, limits)
+        if why := _wrote_too_much(home, limits, is_walled):
+            return why
+        if time.monotonic() > end:
+            return f"ended after {limits.clock:g} s by the clock"
+
+
+def ended(code: int, limits: Limits) -> str:
+    """What an exit code means; "" for 0."""
+    if code in (-getattr(signal, "SIGXCPU", 0), -getattr(signal, "SIGKILL", 0)) and code:
+        return f"ended by the system: more than {limits.seconds:g} s of the processor, or too much memory"
+    if code >= 0:
+        return f"ended itself with code {code}" if code else ""
+    names = {one.value: one.name for one in signal.Signals}
+    return f"crashed ({names.get(-code, f'signal {-code}')})"
+
+
+def _wrote_too_much(home: Path, limits: Limits, is_walled: bool) -> str:
+    try:
+        used = _used(Path("/")) if is_walled else folder_bytes(home)
+    except OSError as error:  # a folder without permissions, or deeper than a path can be long
+        return f"ended: what it wrote cannot be counted ({error.strerror})"
+    return f"ended: it wrote more than {limits.disk // 10**6} MB of files" if used > limits.disk else ""
+
+
+def _used(root: Path) -> int:
+    """Bytes in use on the file system that the walls enclose."""
+    held = os.statvfs(root)
+    return (held.f_blocks - held.f_bfree) * held.f_frsize
+
+
+def folder_bytes(folder: Path) -> int:
+    """Bytes of the files below a folder, holes left out; an empty file counts as one block. Raises OSError."""
+    total, folders = 0, [str(folder)]
+    while folders:
+        with suppress(FileNotFoundError), os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                total += BLOCK
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+                else:
+                    with suppress(FileNotFoundError):
+                        found = entry.stat(follow_symlinks=False)
+                        total += BLOCK * found.st_blocks if hasattr(found, "st_blocks") else found.st_size
+    return total
+
+
+def _end(worker: "subprocess.Popen[bytes]") -> None:
+    """End the worker and all that it started: its session everywhere but on Windows; on Linux every descendant."""
+    if sys.platform == "win32":
+        worker.kill()
+        worker.wait()
+        return
+    with suppress(ProcessLookupError, PermissionError):  # none of them is left
+        os.killpg(worker.pid, signal.SIGKILL)
+    worker.wait()
+    if sys.platform == "linux":
+        _end_children()
+
+
+def _end_children() -> None:
+    """End the children of this process until there are none: those of a child that ended have become its own."""
+    while True:
+        try:
+            child, _ = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if not child:
+            for one in _children():
+                os.kill(one, signal.SIGKILL)
+            time.sleep(0.01)
+
+
+def _children() -> list[int]:
+    """The processes whose parent is this one, from /proc: the fourth field of stat, the name in parentheses before."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # ended meanwhile
+            if int(status.read_text(errors="replace").rpartition(")")[2].split()[1]) == os.getpid():
+                found.append(int(status.parent.name))
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())
