@@ -160,6 +160,11 @@ class CachingAllocator:
     `AllocatorSettings`, and raise ValueError like it. After each call `allocated` (bytes in blocks that hold a tensor),
     `reserved` (bytes taken from the driver) and `releasable` (free bytes that could be given back now) are current;
     `driver_calls` lists what the driver was asked, `retries` counts allocations that had to give cached memory back.
+
+    `offered` takes (bytes, address) of segments as a GPU's driver placed them. The next new segments of those sizes lie
+    there; any other follows the last. The order counts: of equal free blocks, the one at the lowest address is used.
+    (torch 2.13 uses one of the oldest segment. That is the same where nothing is offered, since addresses ascend.)
+    Expandable segments are not placed: a pool has only one.
     """
 
     def __init__(self, capacity: int | None = None, **choices: Any) -> None:
@@ -171,8 +176,10 @@ class CachingAllocator:
         self.large = Pool(False, self.settings.large_segment)
         self.allocated = self.requested = self.reserved = self.releasable = self.retries = 0
         self.driver_calls: list[DriverCall] = []
+        self.offered: list[tuple[int, int]] = []
         self._live: dict[int, Block] = {}
         self._heads: dict[int, Block] = {}
+        self._ends: dict[int, int] = {}
         self._next_address = FIRST_ADDRESS
 
     # What a program calls
@@ -332,11 +339,25 @@ class CachingAllocator:
         return self.capacity is None or self.reserved + size <= self.capacity
 
     def _new_segment(self, pool: Pool, size: int, expandable: bool = False) -> Block:
-        start = round_up(self._next_address, pool.page if expandable else LARGE_ROUNDING)
+        start = None if expandable else self._offered_address(size)
+        if start is None:
+            start = round_up(self._next_address, pool.page if expandable else LARGE_ROUNDING)
         block = Block(start, size, pool, expandable, mapped=not expandable)
-        self._next_address = block.end
-        self._heads[block.address] = block
+        self._next_address = max(self._next_address, block.end)
+        self._heads[start], self._ends[start] = block, block.end
         return block
+
+    def _offered_address(self, size: int) -> int | None:
+        """Where a GPU's driver placed the next segment of `size` bytes; None if nowhere, or if something lies there."""
+        for offer in self.offered:
+            start, end = offer[1], offer[1] + size
+            if offer[0] == size and not any(start < theirs and other < end for other, theirs in self._ends.items()):
+                self.offered.remove(offer)
+                return start
+        return None
+
+    def _forget(self, start: int) -> None:
+        del self._heads[start], self._ends[start]
 
     def _reserve(self, action: str, block: Block) -> None:
         self.reserved += block.size
@@ -346,7 +367,7 @@ class CachingAllocator:
 
     def _release(self, block: Block) -> None:
         self._uncache(block)
-        del self._heads[block.address]
+        self._forget(block.address)
         self.reserved -= block.size
         self.driver_calls.append(DriverCall("segment_free", block.address, block.size, block.pool.small))
 
@@ -478,7 +499,7 @@ class CachingAllocator:
         self.driver_calls.append(DriverCall("segment_unmap", block.address, block.size, block.pool.small))
         self._join(block)
         if block.is_whole_segment:
-            del self._heads[block.address]
+            self._forget(block.address)
         else:
             block.pool.unmapped[block.address] = block
 

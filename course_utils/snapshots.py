@@ -69,14 +69,31 @@ def compare_with_gpu(snapshot: Mapping[str, Any], device: int = 0) -> Agreement:
     The history must begin before the first tensor: call `_record_memory_history(max_entries=…)` first, with room for
     all entries. Where the GPU gave memory back (`empty_cache()`, or a failed allocation), so does the replay. Raises
     ValueError, in words, for a history that is missing or cut off, and for memory pools of CUDA graphs.
+
+    Of equal free blocks torch 2.11 uses the one at the lowest address, and torch 2.13 one of the oldest segment. A
+    snapshot does not name its torch. So segments lie first where the driver placed them; if that is not exact, in the
+    order in which they came, and the replay with fewer differences is returned.
     """
     history, segments = _history(snapshot, device)
-    allocators = _Streams(_choices(snapshot))
+    held = sum(segment["total_size"] for segment in segments)
+    choices = _choices(snapshot)
+    placed = _follow(history, held, choices, as_placed=True)
+    return placed if placed.exact else min(placed, _follow(history, held, choices, as_placed=False), key=_moments_apart)
+
+
+def _moments_apart(agreement: Agreement) -> int:
+    return sum(map(bool, agreement.differences))
+
+
+def _follow(history: list[dict[str, Any]], held: int, choices: dict[str, Any], as_placed: bool) -> Agreement:
+    allocators = _Streams(choices)
     real, replayed, reserved, allocations, before = list[int](), list[int](), 0, 0, ""
     for entry in history:
         action = entry["action"]
         if action in TAKEN:
             reserved += TAKEN[action] * entry["size"]
+            if as_placed and action == "segment_alloc" and entry["addr"] is not None:  # older recordings have none
+                allocators.offered.append((entry["size"], entry["addr"]))
             if action in GIVEN_BACK and before not in GIVEN_BACK:
                 allocators.empty_cache()
         elif action in ("alloc", "free_completed"):
@@ -85,7 +102,6 @@ def compare_with_gpu(snapshot: Mapping[str, Any], device: int = 0) -> Agreement:
             real.append(reserved)
             replayed.append(allocators.reserved)
         before = action
-    held = sum(segment["total_size"] for segment in segments)
     if reserved != held:
         raise ValueError(_cut_off(f"it accounts for {reserved:,} of the {held:,} bytes that the GPU holds"))
     return Agreement(real, replayed, allocations)
@@ -97,6 +113,7 @@ class _Streams:
     def __init__(self, choices: dict[str, Any]) -> None:
         self.choices = choices
         self.by_stream: dict[int, CachingAllocator] = {}
+        self.offered: list[tuple[int, int]] = []
         self.live: dict[int, tuple[CachingAllocator, int]] = {}
 
     @property
@@ -108,9 +125,14 @@ class _Streams:
             allocator.empty_cache()
 
     def follow(self, entry: Mapping[str, Any]) -> None:
-        """Do what the GPU's allocator did. Raises ValueError for a free without its allocation."""
+        """Do what the GPU's allocator did. Raises ValueError for a free without its allocation.
+
+        A segment that the GPU took for this very allocation is offered to it, and to none after it.
+        """
+        offered, self.offered = self.offered, []
         if entry["action"] == "alloc":
             allocator = self.by_stream.setdefault(entry["stream"], CachingAllocator(**self.choices))
+            allocator.offered = offered
             self.live[entry["addr"]] = (allocator, allocator.malloc(entry["size"]))
             return
         if entry["addr"] not in self.live:
@@ -194,7 +216,7 @@ class _PlainUnpickler(pickle.Unpickler):
         raise _NotPlain("it refers to an object outside the file, which a memory snapshot never does")
 
 
-ENTRY = dict.fromkeys(TAKEN, ("size",)) | dict.fromkeys(("alloc", "free_completed"), ("addr", "size", "stream"))
+ENTRY = dict.fromkeys(TAKEN, ("addr", "size")) | dict.fromkeys(("alloc", "free_completed"), ("addr", "size", "stream"))
 """What is read of an entry of the history, by its action. All are whole numbers."""
 
 

@@ -1,7 +1,8 @@
 // torch's own caching allocator over a driver that is not there. It needs no GPU: what it would ask of CUDA is answered
 // here, and the addresses that it hands out are never touched. Reads lines "a NAME BYTES" (allocate), "f NAME" (free)
 // and "e" (empty the cache); after each writes requested, allocated and reserved bytes, retries, calls of the driver,
-// and 1 if it was out of memory. The argument is the GPU's memory in bytes.
+// and 1 if it was out of memory. The arguments are the GPU's memory in bytes, and "descending" where each segment is to
+// lie below the one before it.
 
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/PeerToPeerAccess.h>
@@ -20,6 +21,7 @@ constexpr size_t kLargestPage = 1ull << 30;
 size_t capacity = 1ull << 50;
 size_t used = 0;
 size_t next_address = 1ull << 45;
+bool descending = false;
 CUmemGenericAllocationHandle next_handle = 1;
 std::map<size_t, size_t> allocations;
 std::map<CUmemGenericAllocationHandle, size_t> handles;
@@ -96,9 +98,11 @@ cudaError_t cudaMalloc(void** address, size_t size) {
     return cudaErrorMemoryAllocation;
   }
   used += size;
-  allocations[next_address] = size;
-  *address = reinterpret_cast<void*>(next_address);
-  next_address += (size + kPage - 1) / kPage * kPage;
+  size_t pages = (size + kPage - 1) / kPage * kPage;
+  size_t placed = descending ? next_address - pages : next_address;
+  allocations[placed] = size;
+  *address = reinterpret_cast<void*>(placed);
+  next_address = descending ? placed : placed + pages;
   return cudaSuccess;
 }
 
@@ -129,9 +133,10 @@ namespace c10::cuda {
 bool get_fabric_access(c10::DeviceIndex) { return false; } // would ask the management library
 } // namespace c10::cuda
 
-int main(int, char** arguments) {
+int main(int count, char** arguments) {
   namespace allocator = c10::cuda::CUDACachingAllocator;
   capacity = std::stoull(arguments[1]);
+  descending = count > 2 && std::string(arguments[2]) == "descending";
   c10::cuda::detail::init_p2p_access_cache(1);
   allocator::init(1);
   std::map<long, void*> live;

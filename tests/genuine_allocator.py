@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from course_utils.allocator import CachingAllocator, OutOfMemory, settings
+from course_utils.allocator import FIRST_ADDRESS, CachingAllocator, OutOfMemory, settings
 from course_utils.units import MiB
 
 ANSWERS = Path(__file__).with_suffix(".json")
@@ -39,6 +39,11 @@ SETTINGS = (
 CAPACITIES = (UNLIMITED, 1000 * MiB, 300 * MiB, 151 * MiB)
 SEEDS = (0, 1)
 CASES = [f"{capacity} {seed} {text}".strip() for text, capacity, seed in product(SETTINGS, CAPACITIES, SEEDS)]
+
+DESCENDING = [case for case in CASES if case.split()[1:] in (["0"], ["1"], ["0", "max_split_size_mb:24"])]
+"""Asked a second time of a driver that puts each segment below the one before it. Equal free blocks are told apart by
+their address in torch 2.11, and by the age of their segment in 2.13, whose answers stay what they were.
+"""
 
 Action = tuple[str, int, int]
 """("a", name, bytes) allocates, ("f", name, 0) frees, ("e", 0, 0) empties the cache."""
@@ -71,15 +76,19 @@ def trace(seed: int, length: int = 2500) -> list[Action]:
     return actions
 
 
-def our_answers(case: str) -> list[str]:
+def our_answers(case: str, descending: bool = False) -> list[str]:
     """After each action: requested, allocated and reserved bytes, retries, calls of the driver, 1 if out of memory."""
     capacity, seed, text = parts(case)
     allocator, live, answers = CachingAllocator(capacity, **settings(text)), dict[int, int](), list[str]()
+    lowest = FIRST_ADDRESS
     for action, name, size in trace(seed):
         failed = 0
         if action == "a":
+            segment = allocator.segment_size(allocator.round_size(size))
+            allocator.offered = [(segment, lowest - segment)] if descending else []
             try:
                 live[name] = allocator.malloc(size)
+                lowest -= 0 if allocator.offered else segment
             except OutOfMemory:
                 failed = 1
         elif action == "f" and name in live:
@@ -133,15 +142,14 @@ def compiled(folder: Path) -> Path:
     return program
 
 
-def genuine_answers(program: Path, case: str) -> list[str]:
+def genuine_answers(program: Path, case: str, descending: bool = False) -> list[str]:
     """What torch's own allocator answers, in the form of `our_answers`."""
     capacity, seed, text = parts(case)
     environment = {name: value for name, value in os.environ.items() if "ALLOC_CONF" not in name}
     environment |= {"PYTORCH_CUDA_ALLOC_CONF": text} if text else {}
     lines = "".join(f"{' '.join(map(str, action)) if action[0] == 'a' else _short(action)}\n" for action in trace(seed))
-    done = subprocess.run(
-        [str(program), str(capacity)], input=lines, env=environment, check=True, capture_output=True, text=True
-    )
+    command = [str(program), str(capacity), *(["descending"] if descending else [])]
+    done = subprocess.run(command, input=lines, env=environment, check=True, capture_output=True, text=True)
     return done.stdout.splitlines()
 
 
@@ -150,13 +158,18 @@ def _short(action: Action) -> str:
 
 
 def main() -> None:
-    """Write the answers of this torch."""
+    """Write the answers of this torch; those on a descending driver where they are others."""
     if reason := why_not():
         sys.exit(reason)
+    kept = json.loads(ANSWERS.read_text(encoding="utf-8"))
     with tempfile.TemporaryDirectory() as folder:
         program = compiled(Path(folder))
         answers = {case: digest(genuine_answers(program, case)) for case in CASES}
-    ANSWERS.write_text(json.dumps({"torch": torch.__version__, "answers": answers}, indent=1) + "\n", encoding="utf-8")
+        descending = {case: digest(genuine_answers(program, case, descending=True)) for case in DESCENDING}
+    kept |= {"torch": torch.__version__, "answers": answers}
+    if any(descending[case] != answers[case] for case in DESCENDING):
+        kept["descending"] = {"torch": torch.__version__, "answers": descending}
+    ANSWERS.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -4,13 +4,16 @@ import copy
 import os
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 from engine import GPT, shallow, simulate
 from torch.cuda import _memory_viz
 
 from course_utils import TrainingRun
+from course_utils.allocator import CachingAllocator
 from course_utils.allocator_replay import Replay, replay
+from course_utils.measuring.histories import packed, unpacked
 from course_utils.snapshots import compare_with_gpu, read_snapshot, save_snapshot, snapshot_of
 from course_utils.units import MiB
 
@@ -72,6 +75,48 @@ def test_streams_do_not_share_blocks(replayed):
     taken = {"action": "segment_alloc", "addr": 1, "size": 20 * MiB, "stream": 0}
     segments = [{"device": 0, "total_size": 40 * MiB}]
     assert compare_with_gpu({"segments": segments, "device_traces": [[taken, one, taken, other]]}).exact
+
+
+def tied_history(first: int, second: int) -> dict[str, Any]:
+    """A history in which two free blocks of 8 MiB tie: the one at the lower address is used, as torch's allocator does.
+
+    Two segments of 20 MiB lie at `first` and `second`, each with two tensors of 8 MiB. The first tensor of both is
+    freed, and another of 8 MiB comes. Where it lies decides whether 16 MiB have room later.
+    """
+    low = min(first, second)
+    other = first + second - low
+    actions = [
+        ("segment_alloc", first, 20), ("alloc", first, 8), ("alloc", first + 8 * MiB, 8),
+        ("segment_alloc", second, 20), ("alloc", second, 8), ("alloc", second + 8 * MiB, 8),
+        ("free_completed", first, 8), ("free_completed", second, 8), ("alloc", low, 8),
+        ("free_completed", other + 8 * MiB, 8), ("alloc", other, 16),
+    ]  # fmt: skip
+    trace = [{"action": action, "addr": addr, "size": mib * MiB, "stream": 0} for action, addr, mib in actions]
+    return {"segments": [{"device": 0, "total_size": 20 * MiB}] * 2, "device_traces": [trace]}
+
+
+@pytest.mark.parametrize(("first", "second"), [(64 * MiB, 128 * MiB), (128 * MiB, 64 * MiB)])
+def test_segments_lie_where_the_driver_placed_them(first, second):
+    snapshot = tied_history(first, second)
+    assert compare_with_gpu(snapshot).exact
+    assert compare_with_gpu(unpacked(packed(snapshot))).exact
+
+
+def test_a_recording_without_addresses_is_replayed_as_before():
+    ascending, descending = (tied_history(*places) for places in ((64 * MiB, 128 * MiB), (128 * MiB, 64 * MiB)))
+    for snapshot in (ascending, descending):
+        for entry in snapshot["device_traces"][0]:
+            if entry["action"] == "segment_alloc":
+                entry["addr"] = None
+    assert compare_with_gpu(ascending).exact and not compare_with_gpu(descending).exact
+
+
+def test_a_segment_is_never_placed_where_another_lies():
+    allocator = CachingAllocator()
+    allocator.offered = [(20 * MiB, 64 * MiB), (20 * MiB, 70 * MiB), (14 * MiB, 1 << 50)]
+    first, second, third, fourth = (allocator.malloc(size * MiB) for size in (8, 20, 14, 30))
+    assert (first, third) == (64 * MiB, 1 << 50)
+    assert second > first + 20 * MiB and fourth >= third + 14 * MiB
 
 
 # Histories that cannot be replayed

@@ -1,7 +1,8 @@
 """A GPU's allocation history as a line of JSON can hold it, and back: what a replay needs of it, and nothing more.
 
 torch's snapshots are pickles of many MB, most of it stacks. Kept here are the settings, the bytes that were held at the
-end and, entry by entry, the action, the bytes, the stream and which allocation it is: some kB for a training step.
+end and, entry by entry, the action, the bytes, the stream, and which allocation it is or where the segment lies: some
+kB for a training step.
 """
 
 import base64
@@ -33,6 +34,7 @@ def packed(snapshot: Mapping[str, Any], device: int = 0) -> str:
         "bytes": [entry["size"] for entry in entries],
         "streams": _numbered([entry.get("stream", 0) for entry in entries]),
         "names": _names(entries),
+        "addresses": [entry.get("addr") for entry in entries if entry["action"] in TAKEN],
     }
     text = json.dumps(content, separators=(",", ":"))
     return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
@@ -42,10 +44,10 @@ def unpacked(text: str) -> dict[str, Any]:
     """The snapshot that `packed` made text of, as far as `compare_with_gpu` reads it. ValueError for a damaged one."""
     try:
         content = json.loads(gzip.decompress(base64.b64decode(text, validate=True)))
-        columns = (content["actions"], content["bytes"], content["streams"], content["names"])
+        columns = (content["actions"], content["bytes"], content["streams"], _with_addresses(content))
         trace = [
-            {"action": ACTIONS[code], "size": size, "stream": stream, "addr": name}
-            for code, size, stream, name in zip(*columns, strict=True)
+            {"action": ACTIONS[code], "size": size, "stream": stream, "addr": address}
+            for code, size, stream, address in zip(*columns, strict=True)
         ]
         settings, segments = content["settings"], content["segments"]
     except (OSError, EOFError, KeyError, TypeError, ValueError) as error:
@@ -65,6 +67,16 @@ def _numbered(values: Sequence[Any]) -> list[int]:
 
 
 def _names(entries: Sequence[Mapping[str, Any]]) -> list[int]:
-    """The address of each allocation and free, numbered; 0 for an action on the driver, whose address is not needed."""
+    """The address of each allocation and free, numbered; 0 for an action on the driver, which has its address apart."""
     numbers: dict[int, int] = {}
     return [0 if entry["action"] in TAKEN else numbers.setdefault(entry["addr"], len(numbers) + 1) for entry in entries]
+
+
+def _with_addresses(content: Mapping[str, Any]) -> list[int | None]:
+    """The names, with a segment's address for an action on the driver; None where an older recording has none."""
+    driver = [ACTIONS[code] in TAKEN for code in content["actions"]]
+    addresses = content.get("addresses", [None] * sum(driver))
+    if len(addresses) != sum(driver):
+        raise ValueError(f"{len(addresses)} addresses for {sum(driver)} actions on the driver")
+    following = iter(addresses)
+    return [next(following) if is_driver else name for is_driver, name in zip(driver, content["names"], strict=True)]
