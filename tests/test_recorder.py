@@ -158,24 +158,24 @@ sys.exit(front_door.main(['record', '--rehearse', '--out', {out!r}, '--minutes',
 """
 
 
-def recorder_stopped_within_its_second_task(out: Path, number: int) -> tuple[int, str, list[int]]:
-    """Start a recorder, send it a signal while its second task hangs; returns its exit code, what it said, and the
-    processes of that task.
+def recorder_stopped_within_its_second_task(out: Path, number: int) -> tuple[int, list[str], list[int]]:
+    """Start a recorder, send it a signal while its second task hangs; returns its exit code, what it wrote to stdout
+    and stderr, and the processes of that task.
     """
     pids = out / "pids"
     code = RECORDER.format(code=HANG.format(pids=str(pids)), out=str(out))
-    started = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with (out / "stdout").open("w") as stdout, (out / "stderr").open("w") as stderr:
+        command = [sys.executable, "-c", code]
+        started = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=stdout, stderr=stderr)
     for _ in range(1200):
         if pids.exists() and pids.read_text().endswith("end"):
             break
         time.sleep(0.1)
     started.send_signal(number)
     started.wait(timeout=60)
-    return (
-        started.returncode,
-        started.stderr.read() if started.stderr else "",
-        [*map(int, pids.read_text().split()[:2])],
-    )
+    said = [(out / name).read_text() for name in ("stdout", "stderr")]
+    return started.returncode, said, [int(number) for number in pids.read_text().split()[:2]]
 
 
 def ended(process: int) -> bool:
@@ -191,8 +191,9 @@ def ended(process: int) -> bool:
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a process can outlive a recorder that is killed")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_however_a_recorder_ends_its_task_ends_with_it_and_the_file_stays_whole(tmp_path, number):
-    code, said, processes = recorder_stopped_within_its_second_task(tmp_path, number)
-    assert (code, said) == ((-9, "") if number == signal.SIGKILL else (130, "\nStopped.\n"))
+    code, (told, errors), processes = recorder_stopped_within_its_second_task(tmp_path, number)
+    assert (code, errors) == ((-9, "") if number == signal.SIGKILL else (130, "\nStopped.\n"))
+    assert "    measured\n[2/4, " in told  # what was said is not lost with the process
     assert [ended(process) for process in processes] == [True, True]
     assert [line.content["status"] for line in read_lines(tmp_path / "rehearsal.jsonl")] == ["measured"]
 

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import date
+from functools import partial
 from importlib import metadata, util
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -58,8 +59,12 @@ GRACE = 5.0
 """Seconds in which a process that was killed has to be gone; a driver that hangs can hold it longer."""
 
 
+say_now = partial(print, flush=True)
+"""Print, and let it be seen also if this process is killed next: a pipe would keep it back."""
+
+
 class RecordingError(Exception):
-    """What keeps a recording from being made, in words for whoever asked for it."""
+    """What keeps a recording from being made, in a sentence for the person who asked for it."""
 
 
 class Outcome(NamedTuple):
@@ -79,7 +84,7 @@ class Recorder:
     origin: dict[str, Any]
     deadline: float
     command: Callable[[Task, Path, float], list[str]]
-    say: Callable[[str], None] = print
+    say: Callable[[str], None] = say_now
     clock: Callable[[], float] = field(default=time.monotonic)
 
     def record(self, tasks: Sequence[Task]) -> int:
@@ -323,7 +328,7 @@ def plan(tasks: Sequence[Task], found: dict[str, Any], lines: Sequence[Line], co
 # The command
 
 
-def main(arguments: Sequence[str], say: Callable[[str], None] = print) -> int:
+def main(arguments: Sequence[str], say: Callable[[str], None] = say_now) -> int:
     """Do what the command line asks: fetch wheels, list, or record. RecordingError for what cannot be done."""
     options = _options(arguments)
     tasks = list(rehearsal_list() if options.rehearse else recording_list())
