@@ -5,6 +5,7 @@ import subprocess
 import sys
 import sysconfig
 import time
+from functools import partial
 from pathlib import Path
 
 import null_gpu
@@ -28,11 +29,13 @@ SITE = Path(sysconfig.get_path("platlib"))
 PYTEST = (
     "..F\n= short test summary info =\nFAILED tests/test_x.py::test_y - assert 1 == 2\nERROR tests/test_z.py\n2 failed"
 )
-TASKS = (
-    "NVIDIA H200, 150.1 GB free: 3 of 3 tasks to do.\n"
-    "[1/3, 9.9 min left] one\n    measured\n[2/3, 9.5 min left] two\n    failed: KeyError: 1\n"
-    "Recorded in /x. 1 are left: run the same command again."
-)
+OPERATIONS = [{"operation": "gelu", "scratch": 0}, {"operation": "linear", "scratch": -4}]
+TASKS = [
+    {"task": "one", "status": "measured", "detail": "", "parts": {"history": {"exact": True}}},
+    {"task": "two", "status": "failed", "detail": "KeyError: 1", "parts": {}},
+    {"task": "three", "status": "measured", "detail": "", "parts": {"history": {"exact": False}}},
+    {"task": "four", "status": "measured", "detail": "", "parts": {"scratch": {"operations": OPERATIONS}}},
+]
 DEMOS = (
     "  1. Start: 1.0 s. fine\n\n2 things do not go as the demos say:\n  one: it is\n     broken\n  two: this as well\n"
 )
@@ -45,9 +48,18 @@ def test_pytests_summary_names_what_failed():
     assert failed_tests(PYTEST) == ["tests/test_x.py::test_y - assert 1 == 2", "tests/test_z.py"]
 
 
-def test_the_recorder_names_tasks_that_were_not_measured_and_how_many_are_left():
-    assert failed_tasks(TASKS) == ["two: failed: KeyError: 1", "1 are left"]
-    assert failed_tasks("Nothing is left to do on this GPU.") == ["no task was done"]
+def test_the_recorder_names_tasks_that_were_not_measured_or_are_wrong_and_how_many_are_left(tmp_path):
+    (tmp_path / "a-gpu.jsonl").write_text("".join(json.dumps(task) + "\n" for task in TASKS))
+    assert failed_tasks(tmp_path, "Recorded in /x. 1 are left: run the same command again.") == [
+        "two: failed KeyError: 1",
+        "three: the replay of the allocator's history is not exact",
+        "four: the scratch of linear is negative",
+        "1 are left",
+    ]
+
+
+def test_a_recorder_that_did_nothing_has_failed(tmp_path):
+    assert failed_tasks(tmp_path, "Nothing is left to do on this GPU.") == ["no task was done"]
 
 
 def test_what_does_not_go_as_the_demos_say_is_one_line_each():
@@ -55,8 +67,18 @@ def test_what_does_not_go_as_the_demos_say_is_one_line_each():
     assert failed_demos("Everything goes as the demos say.\n") == []
 
 
-def test_the_cells_that_failed_are_those_of_the_last_line():
-    assert failed_cells("a warning\n" + json.dumps({"failed": ["x: KeyError"]})) == ["x: KeyError"]
+@pytest.mark.parametrize(
+    ("committed", "live", "failures"),
+    [
+        ("peak (simulated GPU · torch 2.13.0)", 2, ["x: KeyError"]),
+        ("peak (simulated GPU · torch 2.13.0)", 0, ["x: KeyError", "no cell was live"]),
+        ("no measurement", 0, ["x: KeyError"]),
+    ],
+)
+def test_a_notebook_names_cells_that_failed_and_says_if_none_was_live(tmp_path, committed, live, failures):
+    path = tmp_path / "lesson.ipynb"
+    path.write_text(committed, encoding="utf-8")
+    assert failed_cells(path, "a warning\n" + json.dumps({"failed": ["x: KeyError"], "live": live})) == failures
 
 
 # A check
@@ -83,7 +105,7 @@ def test_a_check_fails_for_what_it_prints_and_for_its_exit_code(tmp_path, code, 
 
 
 def test_a_result_that_never_came_is_a_failure(tmp_path):
-    check = Check("a notebook", ["-c", "print('no JSON')"], 60, failed_cells)
+    check = Check("a notebook", ["-c", "print('no JSON')"], 60, partial(failed_cells, tmp_path))
     assert perform(check, sys.executable, {}, tmp_path).failures == ["no result: no JSON"]
 
 
