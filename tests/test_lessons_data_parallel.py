@@ -13,7 +13,7 @@ from torch import nn
 from course_utils.distributed import run_ranks
 from course_utils.estimating import estimate
 from course_utils.estimating.sharding import all_reduce_bytes
-from course_utils.lessons import replicas
+from course_utils.lessons import ddp_training, replicas
 from course_utils.lessons.data_parallel_figures import (
     band_figure,
     hidden_part,
@@ -60,6 +60,35 @@ def on_each_rank() -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def found() -> list[dict[str, Any]]:
     return run_ranks(on_each_rank, RANKS)
+
+
+# ------------------------------------------------------------------------------------------------ where the ranks run
+
+
+@pytest.mark.parametrize(
+    ("gpus", "source", "device", "why"),
+    [
+        (0, "", "cpu", "2 ranks need 2 GPUs, torch finds 0"),
+        (1, "", "cpu", "2 ranks need 2 GPUs, torch finds 1"),
+        (1, "live", "cpu", "2 ranks need 2 GPUs, torch finds 1"),
+        (2, "", "cuda:1", ""),
+        (2, "live", "cuda:1", ""),
+        (2, "simulated", "cpu", "COURSE_SOURCE is simulated"),
+        (2, "cpu", "cpu", "COURSE_SOURCE is cpu"),
+    ],
+)
+def test_ranks_take_gpus_where_each_can_have_its_own(
+    gpus: int, source: str, device: str, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "COURSE_SOURCE": source}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    taken: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    assert ddp_training.device_of_rank() == torch.device(device)
+    assert taken == ([torch.device(device)] if device != "cpu" else [])
+    assert ddp_training.why_on_cpus() == why
 
 
 # ----------------------------------------------------------------------------------------------------- on real ranks

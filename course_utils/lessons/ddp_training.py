@@ -1,4 +1,5 @@
-"""Data-parallel training as it is really written, for one node or many, on CPUs (gloo) or on GPUs (NCCL).
+"""Data-parallel training as it is really written, for one node or many: on GPUs (NCCL) where each rank of a machine can
+have its own, else on CPUs (gloo).
 
     torchrun --standalone --nproc-per-node=2 -m course_utils.lessons.ddp_training
 
@@ -20,6 +21,7 @@ from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
 from ..distributed import RESULTS, report
+from ..measuring import forced_source
 
 LAYERS, WIDTH, SAMPLES = 12, 512, 256
 BUCKET_MB = 2.0
@@ -27,13 +29,32 @@ WARM_UP, TIMED = 2, 5
 MICRO_BATCHES = 4
 
 
+def why_on_cpus() -> str:
+    """Why this machine's ranks run on its CPU; "" where each has its own GPU. NCCL refuses two ranks on one GPU."""
+    source, ranks = forced_source(), int(os.environ["LOCAL_WORLD_SIZE"])
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if source not in ("auto", "live"):
+        return f"COURSE_SOURCE is {source}"
+    return "" if gpus >= ranks else f"{ranks} ranks need {ranks} GPUs, torch finds {gpus}"
+
+
 def device_of_rank() -> torch.device:
-    """This rank's own GPU where there is CUDA, else the CPU."""
-    if not torch.cuda.is_available():
+    """This rank's own GPU where each rank of this machine can have one and COURSE_SOURCE allows it, else the CPU."""
+    if why_on_cpus():
         return torch.device("cpu")
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     torch.cuda.set_device(device)
     return device
+
+
+def where(device: torch.device) -> str:
+    """Where the ranks run, for a figure's provenance."""
+    ranks = dist.get_world_size()
+    return (
+        f"{ranks} processes, each on its own GPU (NCCL)"
+        if device.type == "cuda"
+        else f"{ranks} processes on CPUs (gloo)"
+    )
 
 
 def network(device: torch.device) -> nn.Sequential:
@@ -172,6 +193,7 @@ def one_rank(device: torch.device) -> dict[str, Any]:
     each, every = accumulated(device, with_no_sync=False)
     once, last = accumulated(device, with_no_sync=True)
     return {
+        "where": where(device),
         "many": traced_step(device),
         "one": traced_step(device, bucket_mb=1e6),
         "none": traced_step(device, synchronized=False),
@@ -191,7 +213,8 @@ def main() -> None:
     if RESULTS in os.environ:
         report(found)
     elif dist.get_rank() == 0:
-        print(f"{dist.get_world_size()} ranks, {found['gradients']:,} bytes of gradients")
+        print(": ".join(filter(None, [found["where"], why_on_cpus()])))
+        print(f"{found['gradients']:,} bytes of gradients")
         for name in ("many", "one", "none"):
             print(f"{name:5s} {1000 * found[name]['end']:8.2f} ms, {len(found[name]['buckets'])} buckets")
     dist.destroy_process_group()
