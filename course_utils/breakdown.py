@@ -14,6 +14,7 @@ KINDS = (
     "activations",
     "inputs",
     "communication",
+    "workspaces",
     "temporaries",
 )
 """Every kind of memory in the order in which figures stack them. `plots.COLOURS` has one colour for each."""
@@ -26,6 +27,7 @@ KIND_NOTES = {
     "activations": "what forward keeps for backward",
     "inputs": "token ids and targets",
     "communication": "buckets and gathered shards",
+    "workspaces": "what cuBLAS keeps for its matrix products",
     "temporaries": "made and freed within one phase of the step",
 }
 

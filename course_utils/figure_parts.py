@@ -16,6 +16,7 @@ COLOURS = {
     "activations": "#009E73",
     "inputs": "#F0E442",
     "communication": "#D55E00",
+    "workspaces": "#662200",
     "temporaries": "#BFBFBF",
     "cached": "#E9E9E9",
     "free": "#FFFFFF",

@@ -24,7 +24,7 @@ from .units import UNITS, format_bytes
 
 TIMELINE_ORDER = (
     "parameters", "optimizer_states", "gradients", "weight_copies",
-    "inputs", "communication", "activations", "temporaries",
+    "workspaces", "inputs", "communication", "activations", "temporaries",
 )  # fmt: skip
 """From the bottom: what stays longest lies lowest, so that flat things look flat."""
 

@@ -130,7 +130,7 @@ class Measurement:
     `breakdown` is by kind at the peak of the last step; `phase_peaks` has the peak of each phase of that step.
     `moments` names others: "end of forward", "after loss" and "end of backward" (last micro-batch of the last step),
     and "end of step 1", "end of step 2", …. `counters` holds what the device itself reported ("allocated",
-    "reserved", "driver", in bytes); it is empty unless the run was live.
+    "reserved", "driver" and cuBLAS's "workspaces", in bytes); it is empty unless the run was live.
     """
 
     breakdown: MemoryBreakdown

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from os import PathLike
 from typing import Any
 
+from .gpus import gpu
 from .models import PRESETS, TransformerConfig, attention_shapes, mlp_shapes, model_config
 from .nearest import unknown
 
@@ -111,7 +112,8 @@ class TrainingRun:
     given instead. `world_size` ranks share the data, and with `zero_stage` 1 to 3 the optimizer states, the gradients
     and the parameters too. `loss_chunks` cuts the tokens into as many pieces for the logits and the loss; `dropout`
     overrides the model's own. With `lora_rank` only LoRA's factors on `lora_targets` are trained, and the matrices of
-    the blocks are stored in `frozen_bits`.
+    the blocks are stored in `frozen_bits`. `card`, a name of `gpus.GPUS`, adds what cuBLAS keeps for itself there; left
+    out, that is not counted.
     Raises ValueError, in words, for every choice that is unknown, absurd or contradicts another.
     """
 
@@ -134,6 +136,7 @@ class TrainingRun:
     lora_rank: int = 0
     lora_targets: tuple[str, ...] = ()
     frozen_bits: int | None = None
+    card: str | None = None
 
     def __init__(
         self,
@@ -157,6 +160,7 @@ class TrainingRun:
         lora_rank: int = 0,
         lora_targets: str | tuple[str, ...] = (),
         frozen_bits: int | None = None,
+        card: str | None = None,
         dropout: float | None = None,
         global_batch: int | None = None,
     ) -> None:
@@ -180,6 +184,7 @@ class TrainingRun:
             "lora_rank": lora_rank,
             "lora_targets": _lora_targets(lora_targets, lora_rank, config),
             "frozen_bits": frozen_bits,
+            "card": None if card is None else gpu(card).name,
             "bucket_view": bucket_view,
             "sequence_parallel": sequence_parallel,
             "set_to_none": set_to_none,
@@ -256,6 +261,7 @@ class TrainingRun:
         parts += [f"dropout {self.model.dropout:g}"] if self._changes_dropout() else []
         parts += [f"LoRA of rank {self.lora_rank} on {', '.join(self.lora_targets)}"] if self.lora_rank else []
         parts += [f"frozen in {self.frozen_bits} bits"] if self.frozen_bits else []
+        parts += [f"on {self.card}"] if self.card else []
         return " · ".join(part for part in parts if part)
 
 

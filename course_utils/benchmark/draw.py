@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ..gpus import GPUS
 from ..models import PRESETS, TransformerConfig
 from ..run import OPTIMIZERS, PRECISIONS, RECOMPUTES, TrainingRun
 
@@ -27,6 +28,9 @@ MEASURED_OPTIMIZERS = [name for name in OPTIMIZERS if name not in ("adam8bit", "
 """Those that are in torch. Of the others only the bytes are known; they are drawn less often, as is fp8."""
 
 
+CARDS = list(GPUS)
+
+
 def random_choices(seed: int) -> Choices:
     """What `run_of` makes a run of: the same for the same seed, every choice of TrainingRun among them.
 
@@ -37,7 +41,7 @@ def random_choices(seed: int) -> Choices:
     while True:
         choices = {**_model(dice), **_sizes(dice), **_recipe(dice), **_ranks(dice), **_frozen_weights(dice)}
         if _is_a_run(choices):
-            return choices
+            return choices | _sometimes(random.Random(f"card {seed}"), 0.2, lambda: {"card": CARDS[seed % len(CARDS)]})
 
 
 def random_run(seed: int) -> TrainingRun:

@@ -12,6 +12,7 @@ from .sharding import ddp_communication, rank_0_states, zero_1_share
 from .states import Trainable, gradient_bytes, optimizer_state_bytes, parameter_bytes
 from .update import clipping, optimizer_step, step_on
 from .walk import Totals, plus
+from .workspaces import workspace_bytes
 
 
 def estimate(run: TrainingRun) -> MemoryBreakdown:
@@ -96,6 +97,7 @@ def _standing(run: TrainingRun, gradients: bool) -> Totals:
         "optimizer_states": optimizer_state_bytes(run),
         "inputs": 2 * round_up(8 * run.seq_len * run.micro_batch),  # token ids and targets, int64
         "gradients": gradient_bytes(run) if gradients else 0,
+        "workspaces": workspace_bytes(run),
     }
     return standing if run.world_size == 1 else _replicated(run, standing)
 

@@ -15,6 +15,7 @@ from .sharding import Hooks, fsdp_hooks, rank_0_states, shard_shape
 from .states import Trainable, trainable
 from .update import clip_walk, scaler_walk, step_on
 from .walk import Totals, Walk, highest, highest_and_net, plus
+from .workspaces import workspace_bytes
 
 
 def fsdp_moments(run: TrainingRun) -> dict[str, MemoryBreakdown]:
@@ -129,6 +130,7 @@ def _stretches(reading: Reading) -> Iterator[Stretch]:
 def _standing(run: TrainingRun, gradients: bool) -> Totals:
     states = rank_0_states(run)
     states["inputs"] = 2 * round_up(8 * run.seq_len * run.micro_batch)  # token ids and targets, int64
+    states["workspaces"] = workspace_bytes(run)
     return states | ({} if gradients else {"gradients": 0})
 
 

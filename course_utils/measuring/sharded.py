@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from ..estimating.sharding import check_fsdp
+from ..estimating.workspaces import Workspaces, workspaces_on
 from ..measurement import Measurement, Provenance
 from ..measuring_errors import SimulationUnavailable
 from ..networks import Transformer, build_network, default_dtype
@@ -58,7 +59,7 @@ def _simulate(run: TrainingRun, steps: int, note: str) -> Measurement:
         "simulated", "simulated GPU", torch_release(), today(), "; ".join(part for part in notes if part)
     )
     with simulated_ranks(run.world_size) as mesh, simulated_gpu(run.attention):
-        return follow(ShardedTraining(shown, mesh), ShardTracker("cuda"), steps, provenance)
+        return follow(ShardedTraining(shown, mesh), ShardTracker("cuda", workspaces_on(run.card)), steps, provenance)
 
 
 @contextmanager
@@ -144,10 +145,10 @@ class ShardTracker(Tracker):
     sharded. On a simulated GPU they look like all others, but no GPU ever has them: they are left out.
     """
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, workspaces: Workspaces | None = None) -> None:
         from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
-        super().__init__(device)
+        super().__init__(device, workspaces)
         self._planning = False
         self._plans = on_this_thread(ShardingPropagator, PLAN, self._unseen(getattr(ShardingPropagator, PLAN)))
 

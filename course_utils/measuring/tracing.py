@@ -8,6 +8,7 @@ from functools import lru_cache
 
 import torch
 
+from ..estimating.workspaces import Workspaces, workspaces_of, workspaces_on
 from ..measurement import Measurement, Provenance
 from ..run import TrainingRun
 from .patches import ONE_AT_A_TIME
@@ -75,7 +76,14 @@ def own_random_numbers() -> Iterator[None]:
 def trace(run: TrainingRun, device: str, steps: int, provenance: Provenance) -> Measurement:
     """Run `steps` steps on `device` under the tracker; the peak is that of the last one."""
     training = Training(run, device, simulated=provenance.source == "simulated")
-    return follow(training, Tracker(device), steps, provenance)
+    return follow(training, Tracker(device, _workspaces(run, provenance.source)), steps, provenance)
+
+
+def _workspaces(run: TrainingRun, source: str) -> Workspaces | None:
+    """What cuBLAS keeps a thread: of the run's card, or of the GPU that is there; None where the run names no card."""
+    if run.card and source == "live":
+        return workspaces_of(torch.cuda.get_device_capability())
+    return workspaces_on(run.card) if source == "simulated" else None
 
 
 def follow(training: Training, tracker: Tracker, steps: int, provenance: Provenance) -> Measurement:

@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import (
 from torch.utils._pytree import tree_leaves
 
 from ..breakdown import MemoryBreakdown
+from ..estimating.workspaces import Workspaces
 from ..measurement import Allocation, Mark, Timeline
 from ..measuring_errors import StepError
 from ..units import round_up
@@ -64,6 +65,11 @@ NOT_EXPANDED = frozenset(
 """CUDA kernels that first copy what was expanded, as the gradient of a sum is; any order of dimensions will do.
 
 These and those above are what torch's own allocator counts (torch 2.11 and 2.13)."""
+
+WITH_CUBLAS = frozenset(
+    {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default, aten.mv.default, aten.dot.default}
+)
+"""What makes torch give cuBLAS a workspace, the first time on each thread."""
 
 States = Callable[[], Iterable[tuple[str, Any]]]
 """Lists an optimizer's tensors, each with a name that says of which parameter it is what."""
@@ -112,11 +118,17 @@ class Failure:
 
 
 class Tracker(TorchDispatchMode):
-    """Tracks the storages of one device type while it is entered. Read it through `timeline`, `at`, `allocations`."""
+    """Tracks the storages of one device type while it is entered. Read it through `timeline`, `at`, `allocations`.
 
-    def __init__(self, device: str) -> None:
+    No operator makes cuBLAS's workspaces: where `workspaces` says how large they are, they are written down when torch
+    takes them, once for forward's thread and once for that of backward.
+    """
+
+    def __init__(self, device: str, workspaces: Workspaces | None = None) -> None:
         super().__init__()
         self.device = device
+        self._workspaces = workspaces
+        self._given: set[tuple[bool, str]] = set()
         self.storages: list[Storage] = []
         self.events: list[tuple[int, Storage]] = []
         self.marks: list[Mark] = []
@@ -167,6 +179,8 @@ class Tracker(TorchDispatchMode):
                     newest = self._see(tensor, func) or newest
         if newest is not None:
             self._recognize(func, args, newest)
+        if self._workspaces and func in WITH_CUBLAS and _device(args[0]) == self.device:
+            self._give_workspaces(func, self._workspaces)
         self.events += [(-copy.bytes, copy) for copy in copies]
         return out
 
@@ -177,12 +191,25 @@ class Tracker(TorchDispatchMode):
             copied = [args[0]]
         elif self.device == "cuda" and func in NOT_EXPANDED:
             copied = [one for one in args if isinstance(one, torch.Tensor) and one.dim() > 1 and _is_expanded(one)]
-        made = [self._storage(0, one.nbytes, tuple(one.shape), _dtype(one), _operation(func)) for one in copied]
-        for copy in made:
-            copy.kept = False
-            self.storages.append(copy)
-            self.events.append((copy.bytes, copy))
+        return [self._write_down(one.nbytes, tuple(one.shape), _dtype(one), _operation(func)) for one in copied]
+
+    def _write_down(self, size: int, shape: tuple[int, ...], dtype: str, operation: str, bound: str = "") -> Storage:
+        """What is taken inside a kernel, so that no tensor tells of it."""
+        made = self._storage(0, size, shape, dtype, operation)
+        made.kept, made.bound = False, bound
+        self.storages.append(made)
+        self.events.append((made.bytes, made))
         return made
+
+    def _give_workspaces(self, func: Any, sizes: Workspaces) -> None:
+        in_backward = torch._C._current_graph_task_id() != -1
+        wanted = {"cuBLAS workspace": sizes.cublas}
+        if func is aten.addmm.default:  # a linear layer with a bias
+            wanted["cuBLASLt workspace"] = sizes.lt
+        for name, size in wanted.items():
+            if size and (in_backward, name) not in self._given:
+                self._given.add((in_backward, name))
+                self._write_down(size, (size,), "uint8", name, "workspaces")
 
     def _notice_recomputation(self) -> None:
         """The autograd engine runs with gradients off; a checkpoint inside turns them on to run its forward again."""

@@ -1,0 +1,77 @@
+"""cuBLAS's workspaces: memory that torch takes for each thread that multiplies matrices, and keeps to the end.
+
+torch's rule (`parseChosenWorkspaceSize` and `parseCUDABlasLtWorkspaceSize` in aten/src/ATen/cuda/CublasHandlePool.cpp),
+and what torch 2.11 and 2.13 took by their own counters when asked as a card of each capability. Forward runs on one
+thread and backward on autograd's own, so a training step has two.
+"""
+
+import os
+import re
+from functools import cache
+from importlib import metadata
+from typing import NamedTuple
+
+from ..gpus import GPUS
+from ..run import TrainingRun
+from ..units import KiB, MiB, round_up
+
+VARIABLE = "CUBLAS_WORKSPACE_CONFIG"
+"""Environment variable that sets the size, as ":SIZE:COUNT" in KiB, several times."""
+
+NEWEST = (2, 13)
+"""The release of torch whose rule holds where no torch is installed."""
+
+LARGE, USUAL = 32 * MiB, 8192 * KiB + 128 * KiB
+
+
+class Workspaces(NamedTuple):
+    """Bytes that one thread keeps: `cublas` from its first matrix product on, `lt` from the first that adds a bias."""
+
+    cublas: int
+    lt: int
+
+
+def workspaces_of(capability: tuple[int, int], torch: tuple[int, int] | None = None) -> Workspaces:
+    """What a thread keeps on a GPU of this compute capability, in bytes, under this release of torch (the installed one
+    if it is not said).
+
+    Hopper has 32 MiB, and from torch 2.12 on Blackwell too; every other 8.125 MiB. Until torch 2.11 a product with a
+    bias had 1 MiB of its own. CUBLAS_WORKSPACE_CONFIG goes before.
+    """
+    is_newer = (torch or installed_torch()) >= (2, 12)
+    large = capability[0] in (9, 10, 12) if is_newer else capability == (9, 0)
+    asked = asked_for()
+    return Workspaces((LARGE if large else USUAL) if asked is None else asked, 0 if is_newer else MiB)
+
+
+@cache
+def asked_for() -> int | None:
+    """What CUBLAS_WORKSPACE_CONFIG says, in bytes; None where it says nothing. It is read once, as torch reads it."""
+    pairs = re.findall(r":(\d+):(\d+)", os.environ.get(VARIABLE, ""))
+    return sum(int(size) * int(count) * KiB for size, count in pairs) if pairs else None
+
+
+@cache
+def installed_torch() -> tuple[int, int]:
+    """The release of torch that is installed; the newest that is known where there is none."""
+    try:
+        major, minor = metadata.version("torch").split(".")[:2]
+    except metadata.PackageNotFoundError:
+        return NEWEST
+    return int(major), int(minor)
+
+
+def workspaces_on(card: str | None) -> Workspaces | None:
+    """What a thread keeps on a card of the catalog, in bytes; None where no card is named."""
+    return None if card is None else workspaces_of(GPUS[card].capability)
+
+
+def workspace_bytes(run: TrainingRun) -> int:
+    """Bytes of both threads' workspaces from the second step on; 0 for a run that names no card."""
+    kept = workspaces_on(run.card)
+    if kept is None:
+        return 0
+    biases = run.model.bias or run.model.qkv_bias
+    again = run.recompute == "full" or run.recompute == "sqrt" or run.recompute.startswith("every-")
+    with_bias = (1 + again) * bool(biases)  # forward's, and backward's where it runs whole blocks again
+    return 2 * round_up(kept.cublas) + with_bias * round_up(kept.lt)
