@@ -1,5 +1,6 @@
 """Where a learner's own things are kept: guesses and progress. They never leave this machine."""
 
+import errno
 import os
 import sys
 from collections.abc import Iterator
@@ -30,3 +31,35 @@ def problems_in_words(what: str, folder: Path) -> Iterator[None]:
             f"{what} cannot be kept in {folder} ({error.strerror or error}): "
             "set the environment variable COURSE_HOME to a folder that you may write to."
         ) from error
+
+
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
+"""How a folder on some servers says that nothing in it can be locked."""
+
+
+@contextmanager
+def one_at_a_time(file: Path) -> Iterator[None]:
+    """Let no other kernel in here for the same `file`: it waits. Makes the folder, and a file FILE.lock that stays.
+
+    The system lifts the lock when a kernel ends, however it ends. Where nothing can be locked, nobody waits.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.with_suffix(".lock").open("ab") as lock:
+        try:
+            _take(lock.fileno())
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+        yield  # closing the file gives the lock back
+
+
+def _take(lock: int) -> None:
+    """Wait until this open file is ours alone."""
+    if sys.platform == "win32":
+        import msvcrt
+
+        msvcrt.locking(lock, msvcrt.LK_LOCK, 1)  # tries for 10 seconds
+    else:
+        import fcntl
+
+        fcntl.flock(lock, fcntl.LOCK_EX)

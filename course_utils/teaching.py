@@ -6,11 +6,13 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import date
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .keeping import course_home, problems_in_words
+from .keeping import course_home, one_at_a_time, problems_in_words
 from .tables import aligned, html_table
 from .units import UNITS, format_bytes, format_signed, percent
 
@@ -43,7 +45,7 @@ class Guess:
 
 def stored_guesses() -> dict[str, Guess]:
     """Every guess locked on this machine, by key. ValueError for a file that is damaged or may not be read."""
-    file = course_home() / "guesses.json"
+    file = _guesses_file()
     with problems_in_words("Guesses", file.parent):
         text = file.read_text(encoding="utf-8") if file.exists() else "{}"
     try:
@@ -59,25 +61,38 @@ def lock_guess(key: str, value: float, unit: str) -> Guess:
     """
     guesses = stored_guesses()
     if key not in guesses:
-        guesses[key] = Guess(value, unit, date.today().isoformat())
-        _store(guesses)
+        with _alone():
+            guesses = stored_guesses()  # another kernel may have locked some since
+            guesses.setdefault(key, Guess(value, unit, date.today().isoformat()))
+            _store(guesses)
     return guesses[key]
 
 
 def forget_guess(key: str) -> None:
     """Remove the guess stored under `key`, so that another can be made. KeyError where there is none."""
-    guesses = stored_guesses()
-    del guesses[key]
-    _store(guesses)
+    with _alone():
+        guesses = stored_guesses()
+        del guesses[key]
+        _store(guesses)
+
+
+def _guesses_file() -> Path:
+    return course_home() / "guesses.json"
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Read, change and write the guesses in here: no other kernel does so at the same time, or one would be lost."""
+    with problems_in_words("Guesses", course_home()), one_at_a_time(_guesses_file()):
+        yield
 
 
 def _store(guesses: Mapping[str, Guess]) -> None:
-    file = course_home() / "guesses.json"
+    """Write all guesses; whoever reads finds those before or these. Call it within `_alone`."""
+    file = _guesses_file()
     scratch = file.with_suffix(f".{os.getpid()}.part")
-    with problems_in_words("Guesses", file.parent):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        scratch.write_text(json.dumps({key: vars(guess) for key, guess in guesses.items()}, indent=1), encoding="utf-8")
-        scratch.replace(file)
+    scratch.write_text(json.dumps({key: vars(guess) for key, guess in guesses.items()}, indent=1), encoding="utf-8")
+    scratch.replace(file)
 
 
 def parse_guess(text: str, unit: str) -> float:

@@ -1,6 +1,9 @@
 """Guesses that are kept, ledgers that add up, and a list of what autograd keeps that agrees with arithmetic."""
 
 import copy
+import errno
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -27,6 +30,7 @@ from course_utils.teaching import (
 )
 
 GB = 10**9
+ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +43,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_guess_is_kept_on_this_machine(home: Path) -> None:
     lock_guess("01.peak", 41, "GB")
     assert stored_guesses()["01.peak"].amount == 41 * GB
-    assert [file.name for file in home.iterdir()] == ["guesses.json"]
+    assert sorted(file.name for file in home.iterdir()) == ["guesses.json", "guesses.lock"]
 
 
 def test_first_guess_stays_until_it_is_forgotten() -> None:
@@ -49,6 +53,79 @@ def test_first_guess_stays_until_it_is_forgotten() -> None:
     assert lock_guess("01.peak", 134, "GB").value == 134
     with pytest.raises(KeyError):
         forget_guess("02.other")
+
+
+HELD = """
+import sys
+from course_utils import teaching
+store = teaching._store
+
+def held(guesses):
+    print("has read", flush=True)
+    sys.stdin.readline()
+    store(guesses)
+
+teaching._store = held
+teaching.{change}
+"""
+"""A kernel that stops between reading the guesses and writing them, until it is told to go on."""
+
+WAITING = """
+from course_utils import keeping, teaching
+take = keeping._take
+
+def told(lock):
+    print("is at the lock", flush=True)
+    take(lock)
+
+keeping._take = told
+teaching.lock_guess("{key}", 1, "GB")
+print("is done", flush=True)
+"""
+"""A kernel that says when it is about to wait for its turn."""
+
+
+@pytest.mark.parametrize(
+    ("change", "left"), [('lock_guess("held", 2, "GB")', {"before", "held"}), ('forget_guess("before")', set())]
+)
+def test_no_kernel_loses_what_others_write_between_its_reading_and_its_writing(change: str, left: set[str]) -> None:
+    lock_guess("before", 3, "GB")
+
+    def kernel(code: str) -> "subprocess.Popen[str]":
+        words = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        return subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, **words)
+
+    def says(process: "subprocess.Popen[str]") -> str:
+        assert process.stdout is not None
+        return process.stdout.readline().strip()
+
+    keys = ["one", "two", "three"]
+    with kernel(HELD.format(change=change)) as first:
+        assert says(first) == "has read"
+        others = [kernel(WAITING.format(key=key)) for key in keys]
+        at_once = {says(other) for other in others}  # each is at the lock now, or through without one
+        first.communicate("go on\n")
+    assert [other.wait() for other in others] == [0, 0, 0]
+    for other in others:
+        other.communicate()
+    assert set(stored_guesses()) == {*left, *keys}
+    assert at_once == {"is at the lock"}
+
+
+def test_a_guess_is_kept_where_nothing_can_be_locked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(lock: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(keeping, "_take", refuse)
+    assert lock_guess("01.peak", 41, "GB").value == 41
+    assert stored_guesses()["01.peak"].value == 41
+
+
+def test_another_problem_with_the_lock_is_told_in_words(home: Path) -> None:
+    (home / "guesses.lock").mkdir(parents=True)
+    with pytest.raises(ValueError, match=r"Guesses cannot be kept in .*COURSE_HOME"):
+        lock_guess("01.peak", 41, "GB")
+    assert stored_guesses() == {}
 
 
 def test_damaged_file_is_named(home: Path) -> None:
