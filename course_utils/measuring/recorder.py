@@ -88,7 +88,7 @@ class Recorder:
     clock: Callable[[], float] = field(default=time.monotonic)
 
     def record(self, tasks: Sequence[Task]) -> int:
-        """Do the tasks in order until all are done or time is up; returns how many are left."""
+        """Do the tasks in order until all are done or time is up; returns how many are left, one cut short included."""
         for number, task in enumerate(tasks):
             left = self.deadline - self.clock()
             if left < SHORTEST:
@@ -99,6 +99,8 @@ class Recorder:
                 outcome = outcome._replace(status=CUT_SHORT, detail="the time given was over")
             append(self.file, {**self.origin, **described(task, outcome)})
             self.say(f"    {outcome.status}{f': {outcome.detail}' if outcome.detail else ''}")
+            if outcome.status == CUT_SHORT:
+                return len(tasks) - number
         return 0
 
 
