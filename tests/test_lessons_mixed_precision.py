@@ -6,7 +6,8 @@ import re
 import pytest
 import torch
 
-from course_utils import TrainingRun, measure
+from course_utils import TrainingRun, estimate, measure
+from course_utils.fitting import fits
 from course_utils.lessons import formats_in_a_step as formats
 from course_utils.lessons.bit_flipper import bit_flipper, bit_name, neighbors, sum_of
 from course_utils.lessons.language_model import StaticLossScale, Training, language_model
@@ -28,7 +29,8 @@ from course_utils.lessons.mixed_precision import (
 )
 from course_utils.lessons.number_formats import FORMATS, encode
 from course_utils.lessons.precision_figures import flow_figure, histogram_figure, lost_share
-from course_utils.measuring.devices import Host
+from course_utils.measuring.devices import Cuda, Host
+from course_utils.units import GB
 
 # ---------------------------------------------------------------------------------------------------- updates and cures
 
@@ -293,11 +295,61 @@ def test_bytes_are_told_by_parameter() -> None:
 
 def test_without_a_gpu_no_time_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COURSE_SOURCE", "simulated")
-    assert formats.step_times({"fp32": RUN}) == {}
-    assert "no time to show" in formats.tell_times({}) and "course_utils record" in formats.tell_times({})
+    times = formats.step_times({"fp32": RUN})
+    assert times.milliseconds == {}
+    assert "no time to show" in formats.tell_times(times) and "course_utils record" in formats.tell_times(times)
 
 
 def test_a_step_is_timed_and_told_beside_the_first() -> None:
     assert formats.median_step(RUN.replace(precision="fp32"), Host()) > 0
-    told = formats.tell_times({"fp32": 30.0, "bf16": 10.0}).splitlines()
+    told = formats.tell_times(formats.StepTimes({"fp32": 30.0, "bf16": 10.0})).splitlines()
     assert "1.00 times as fast" in told[0] and "3.00 times as fast" in told[1]
+
+
+WAYS = {name: TrainingRun("gpt2", 4, 1024, name, attention="efficient") for name in ("fp32", "tf32", "amp-bf16")}
+"""What lesson 03 times, or nearly."""
+
+
+@pytest.mark.parametrize(
+    ("memory", "micro_batch", "note"),
+    [
+        (80 * GB, 4, ""),
+        (int(1.06 * estimate(WAYS["fp32"].replace(micro_batch=2)).total), 2, "steps of micro_batch=2, the largest"),
+        (2 * GB, 0, "2.0 GB are free on this GPU: not even one sequence fits"),
+    ],
+)
+def test_steps_that_are_timed_fit_what_is_free(
+    memory: int, micro_batch: int, note: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COURSE_SOURCE", "live")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for name, answer in {"free": memory, "capability": (9, 0), "release": None}.items():
+        monkeypatch.setattr(Cuda, name, lambda self, answer=answer: answer)
+    trained: list[TrainingRun] = []
+    monkeypatch.setattr(formats, "median_step", lambda run, device: trained.append(run) or 10.0)
+    told = formats.tell_times(formats.step_times(WAYS))
+    assert [run.micro_batch for run in trained] == [micro_batch] * len(WAYS) * (micro_batch > 0)
+    assert all(fits(run, memory) for run in trained)
+    assert note in told and told.count("ms a step") == len(trained)
+    assert micro_batch == 4 or len(told.splitlines()) == len(trained) + 1
+
+
+class NoRoom(Host):
+    """A device on which another program takes the memory that was free."""
+
+    def capability(self) -> tuple[int, int]:
+        return 7, 5
+
+    def free(self) -> int:
+        return 80 * GB
+
+
+def test_a_run_that_runs_out_of_memory_all_the_same_is_left_out_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    def step(run: TrainingRun, device: Host) -> float:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has no room.")
+
+    monkeypatch.setattr(formats, "median_step", step)
+    times = formats.times_on(NoRoom(), WAYS)
+    assert times.milliseconds == {} and len(times.notes) == 3
+    assert "fp32 is left out: " in times.notes[2] and "does not fit this GPU" in times.notes[2]
+    assert all("older than Ampere" in note for note in times.notes[:2])

@@ -5,12 +5,16 @@ functions say `NOT_RECORDED` instead.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..estimating.states import gradient_bytes, optimizer_state_bytes, parameter_bytes
+from ..fitting import largest_micro_batch, unsupported
 from ..measurement import Allocation, Measurement
 from ..measuring import forced_source
+from ..measuring_errors import GpuOutOfMemory
 from ..run import TrainingRun
+from ..units import format_bytes
 
 if TYPE_CHECKING:
     from ..measuring.devices import Device
@@ -93,20 +97,61 @@ WAITING = """No GPU is measured here, so there is no time to show: how long a st
 On a machine with an NVIDIA GPU run this cell again, or `python3 -m course_utils record` for the whole course."""
 
 
-def step_times(runs: Mapping[str, TrainingRun]) -> dict[str, float]:
-    """The median milliseconds of one step of each run on the GPU of this machine; empty where none is to be measured.
+@dataclass(frozen=True)
+class StepTimes:
+    """The median milliseconds of one step by name, and what has to be said of them, each in one line."""
 
-    A run that the card cannot compute is left out. COURSE_SOURCE=simulated leaves all out, GPU or not.
+    milliseconds: Mapping[str, float]
+    notes: tuple[str, ...] = ()
+
+
+def step_times(runs: Mapping[str, TrainingRun]) -> StepTimes:
+    """How long one step of each run takes on the GPU of this machine; nothing where none is to be measured.
+
+    All take the largest micro-batch, up to their own, with which each is predicted to fit what is free. A run that the
+    card cannot compute, or that runs out of memory all the same, is left out with a note.
+    COURSE_SOURCE=simulated leaves all out, GPU or not.
     """
     import torch
 
     if not torch.cuda.is_available() or forced_source() not in ("auto", "live"):
-        return {}
-    from ..fitting import unsupported
+        return StepTimes({}, (WAITING,))
     from ..measuring.devices import Cuda
 
     device = Cuda()
-    return {name: median_step(run, device) for name, run in runs.items() if not unsupported(run, device.capability())}
+    device.release()
+    return times_on(device, runs)
+
+
+def times_on(device: "Device", runs: Mapping[str, TrainingRun]) -> StepTimes:
+    """What `step_times` finds on a device (one of `measuring.devices`)."""
+    from ..measuring.live import KernelRefused, memory_released
+
+    fitting, notes = fitted(runs, device.free(), device.capability())
+    times: dict[str, float] = {}
+    for name, run in fitting.items():
+        try:
+            with memory_released(run, device.free):
+                times[name] = median_step(run, device)
+        except (GpuOutOfMemory, KernelRefused) as error:
+            notes.append(f"{name} is left out: {error}")
+    return StepTimes(times, tuple(notes))
+
+
+def fitted(
+    runs: Mapping[str, TrainingRun], free: int, capability: tuple[int, int]
+) -> tuple[dict[str, TrainingRun], list[str]]:
+    """The runs that a GPU with `free` bytes can compute, with the largest micro-batch that fits all, and notes."""
+    reasons = {name: unsupported(run, capability) for name, run in runs.items()}
+    notes = [f"{name} is left out: {reason}" for name, reason in reasons.items() if reason]
+    able = {name: run for name, run in runs.items() if not reasons[name]}
+    micro_batch = min((largest_micro_batch(run, free) for run in able.values()), default=0)
+    there = f"{format_bytes(free, 'GB', 1)} are free on this GPU"
+    if able and not micro_batch:
+        return {}, [*notes, f"{there}: not even one sequence fits. Shut down other kernels that use it, and try again."]
+    if any(run.micro_batch > micro_batch for run in able.values()):
+        notes.append(f"{there}: these are steps of micro_batch={micro_batch}, the largest that fits.")
+    return {name: run.replace(micro_batch=micro_batch) for name, run in able.items()}, notes
 
 
 def median_step(run: TrainingRun, device: "Device") -> float:
@@ -122,11 +167,10 @@ def median_step(run: TrainingRun, device: "Device") -> float:
     return times[len(times) // 2]
 
 
-def tell_times(times: Mapping[str, float]) -> str:
-    """The times as lines of text, each with its ratio to the first; the reason where there are none."""
-    if not times:
-        return WAITING
-    first = next(iter(times.values()))
-    return "\n".join(
-        f"{name:12s} {time:8.1f} ms a step, {first / time:.2f} times as fast" for name, time in times.items()
-    )
+def tell_times(times: StepTimes) -> str:
+    """The times as lines of text, each with its ratio to the first, and the notes."""
+    first = next(iter(times.milliseconds.values()), 0.0)
+    lines = [
+        f"{name:12s} {ms:8.1f} ms a step, {first / ms:.2f} times as fast" for name, ms in times.milliseconds.items()
+    ]
+    return "\n".join([*lines, *times.notes])
