@@ -26,7 +26,7 @@ from typing import IO
 
 from ..units import GB, MB
 from .graded import STATES, Outcome
-from .keeper import Limits, task_for
+from .keeper import NO_WALLS, Limits, task_for
 from .release import release
 from .words import printable
 
@@ -102,7 +102,7 @@ def isolation() -> Isolation:
         problem = _probe(walled)
         if not problem:
             return walled
-        bare = Isolation(course, (), problem)
+        bare = Isolation(course, (), problem.removeprefix(NO_WALLS))
     if problem := _probe(bare):
         raise ValueError(f"no notebook can be graded here, not even one that only imports torch: {problem}")
     return bare
@@ -144,7 +144,8 @@ def run_alone(
             keeper.wait()
         said = printable(_read(report))
         found = _outcomes(_read(results))
-    return found, problem or said or _removed(holder)
+    left = _removed(holder)
+    return found, problem or said or left
 
 
 def _removed(holder: "tempfile.TemporaryDirectory[str]") -> str:

@@ -116,7 +116,10 @@ def grade_notebook(path: Path, learner: str, most: Limits | None = None) -> Grad
 
 
 def _said(error: Exception) -> str:
-    return str(error) or type(error).__name__
+    """What an error means to the one who grades: in the words of this module or the system, or as Python names it."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error) if type(error) is ValueError else f"it is damaged ({type(error).__name__}: {error})"
 
 
 def _content(path: Path) -> dict[str, Any]:

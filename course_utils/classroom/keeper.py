@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+NO_WALLS = "not graded: the system refused to keep it apart: "
 POLL_SECONDS = 0.25
 DISK_MARGIN = 1.25
 """How much larger the file system behind walls is than what a notebook may write: the remark comes before the error."""
@@ -44,7 +45,7 @@ def main() -> int:
     try:
         _prepare(home, limits, shown, Path(task["hidden"]))
     except OSError as error:
-        print(f"not graded: it could not be isolated ({error})", flush=True)
+        print(f"{NO_WALLS}{error.strerror}", flush=True)
         return 0
     (home / "work").mkdir()
     print(keep(home, limits, is_walled=bool(shown)), flush=True)
@@ -99,7 +100,7 @@ def _watch(worker: "subprocess.Popen[bytes]", home: Path, limits: Limits, is_wal
 def ended(code: int, limits: Limits) -> str:
     """What an exit code means; "" for 0."""
     if code in (-getattr(signal, "SIGXCPU", 0), -getattr(signal, "SIGKILL", 0)) and code:
-        return f"ended by the system: more than {limits.seconds:g} s of the processor, or too much memory"
+        return f"ended by a signal: more than {limits.seconds:g} s of the processor, too much memory, or its own doing"
     if code >= 0:
         return f"ended itself with code {code}" if code else ""
     names = {one.value: one.name for one in signal.Signals}
@@ -111,13 +112,13 @@ def _wrote_too_much(home: Path, limits: Limits, is_walled: bool) -> str:
         used = _used(Path("/")) if is_walled else folder_bytes(home)
     except OSError as error:  # a folder without permissions, or deeper than a path can be long
         return f"ended: what it wrote cannot be counted ({error.strerror})"
-    return f"ended: it wrote more than {limits.disk // 10**6} MB of files" if used > limits.disk else ""
+    return f"ended: it wrote more than {limits.disk // 10**6} MB of files, or too many" if used > limits.disk else ""
 
 
 def _used(root: Path) -> int:
-    """Bytes in use on the file system that the walls enclose."""
+    """Bytes in use on the file system that the walls enclose; all that it has if it can hold no more files."""
     held = os.statvfs(root)
-    return (held.f_blocks - held.f_bfree) * held.f_frsize
+    return (held.f_blocks - (held.f_bfree if held.f_ffree else 0)) * held.f_frsize
 
 
 def folder_bytes(folder: Path) -> int:

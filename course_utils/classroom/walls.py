@@ -101,6 +101,7 @@ def _furnish(shown: Sequence[Path], hidden: Path, home: Path, size: int) -> None
             _show(path, root)
     (root / "proc").mkdir()
     _mount("proc", root / "proc", "proc", NO_SET_ID | NO_DEVICES)
+    (root / "proc" / "sys" / "user" / "max_user_namespaces").write_text("0")  # in one more, it had every privilege
     (root / "dev").mkdir()
     for name in DEVICES:
         (root / "dev" / name).touch()

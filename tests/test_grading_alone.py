@@ -1,0 +1,159 @@
+"""Is a notebook that is graded kept from the solutions, the grader's secrets and the rest of the machine?"""
+
+import os
+import socket
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from course_utils.classroom import alone
+from course_utils.classroom.alone import Isolation, isolation, limits, run_alone
+from course_utils.classroom.graded import Outcome
+from course_utils.classroom.keeper import ended, folder_bytes
+from course_utils.units import MB
+
+ROOT = Path(__file__).resolve().parent.parent
+CHECKS = "course_utils.checks.feedback"
+LINUX = sys.platform == "linux"
+
+COPY = """
+import course_utils
+from pathlib import Path
+course = Path(course_utils.__file__).parents[1]
+assert (course / "exercises").is_dir() and not (course / "solutions").exists()
+assert not list(course.rglob("skeletons")) and not list(course.rglob("src"))
+print("✓")
+"""
+SECRET = """
+import os
+assert not [name for name in os.environ if "SECRET" in name or "TOKEN" in name]
+assert os.environ["HOME"] != HOME and os.environ["COURSE_SOURCE"] == "simulated" and "PATH" in os.environ
+print("✓")
+"""
+FILES = """
+import sys
+from pathlib import Path
+places = {ROOT, *map(Path, sys.path), Path(sys.prefix).parent, *Path("/proc").glob("*/root" + str(ROOT))}
+assert not [place for place in places if (place / "solutions").exists() or (place / "tests" / "contract.py").exists()]
+assert not THEIRS.exists()
+print("✓")
+"""
+NETWORK = """
+import socket
+try: socket.create_connection(("127.0.0.1", PORT), timeout=5)
+except OSError: print("✓")
+"""
+GRADER = """
+import os
+assert not os.path.exists(f"/proc/{GRADER}/root/usr") or os.getpid() == GRADER
+try: os.kill(-1, 15)  # all that it may signal
+except ProcessLookupError: pass
+print("✓")
+"""
+WALLS = """
+import ctypes, os
+library = ctypes.CDLL(None)
+assert library.unshare(0x10000000)  # a user namespace, in which it could mount
+assert library.umount2(b"/proc", 2) and library.mount(b"none", b"/usr", None, 32 | 4096, None)
+assert not os.access("/usr/bin", os.W_OK) and not os.access(os.path.dirname(os.__file__), os.W_OK)
+print("✓")
+"""
+OUTLIVES = """
+import os
+if not os.fork():
+    os.setsid()
+    if not os.fork():
+        os.execve("/bin/sleep", ["sleep", "4242.25"], {})
+    os._exit(0)
+os.wait()
+print("✓")
+"""
+WRITES = """
+import time
+for part in range(3):
+    with open(f"part{part}", "wb") as file: file.write(bytes(20_000_000))
+time.sleep(60)
+"""
+
+
+def cells(**sources: str) -> list[dict[str, str]]:
+    """Each source as an exercise, which passes if it prints a check mark."""
+    return [{"source": source, "exercise": name} for name, source in sources.items()]
+
+
+def bare() -> Isolation:
+    """What there is where there are no walls."""
+    return Isolation(isolation().course, (), "they are not tried here")
+
+
+@pytest.fixture(params=["walls", "bare"])
+def held(request: pytest.FixtureRequest) -> Isolation:
+    if request.param == "bare":
+        return bare()
+    if not isolation().shown:
+        pytest.skip(f"no walls here: {isolation().why_no_walls}")
+    return isolation()
+
+
+def test_the_copy_has_no_solutions_and_the_environment_no_secrets(
+    held: Isolation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECRET_OF_MINE", "1")
+    monkeypatch.setenv("GITHUB_TOKEN", "1")
+    home = f"HOME = {os.environ.get('HOME')!r}"
+    found, problem = run_alone(cells(copy=COPY, secret=home + SECRET), CHECKS, limits(), held)
+    assert found == {"copy": Outcome("passed"), "secret": Outcome("passed")} and not problem
+
+
+def test_behind_walls_there_is_nothing_else_to_find(tmp_path: Path) -> None:
+    if not isolation().shown:
+        pytest.skip(f"no walls here: {isolation().why_no_walls}")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        known = f"from pathlib import Path\nROOT, THEIRS = Path({str(ROOT)!r}), Path({str(tmp_path)!r})\n"
+        known += f"PORT, GRADER = {server.getsockname()[1]}, {os.getpid()}\n"
+        sources = {"files": known + FILES, "network": NETWORK, "walls": WALLS, "grader": GRADER}
+        found, problem = run_alone(cells(**sources), CHECKS, limits(), isolation())
+    assert found == dict.fromkeys(sources, Outcome("passed")) and not problem
+
+
+@pytest.mark.skipif(not LINUX, reason="elsewhere a session of its own outlives its notebook, as the page says")
+def test_what_a_notebook_starts_ends_with_it(held: Isolation) -> None:
+    found, problem = run_alone(cells(starts=OUTLIVES), CHECKS, limits(), held)
+    assert found == {"starts": Outcome("passed")} and not problem
+    assert not [one for one in psutil.process_iter(["cmdline"]) if "4242.25" in (one.info["cmdline"] or [])]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no such signals")
+def test_a_signal_without_a_name_and_too_many_bytes_are_remarks(held: Isolation) -> None:
+    found, problem = run_alone(cells(writes=WRITES), CHECKS, limits(disk=40 * MB), held)
+    assert not found and problem == "ended: it wrote more than 40 MB of files, or too many"
+    assert ended(-40, limits()) == "crashed (signal 40)" and not ended(0, limits())
+    if LINUX:
+        signals = cells(signal="import os\nos.kill(os.getpid(), 40)")
+        assert run_alone(signals, CHECKS, limits(), held) == ({}, "crashed (signal 40)")
+
+
+def test_bytes_are_counted_without_following_links(tmp_path: Path) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "b" / "file").write_bytes(bytes(100_000))
+    (tmp_path / "a" / "around").symlink_to(tmp_path)
+    assert 100_000 <= folder_bytes(tmp_path) < 200_000
+
+
+def test_where_there_are_no_walls_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = {}
+    for system in ("linux", "darwin", "win32"):
+        monkeypatch.setattr(alone.sys, "platform", system)
+        said[system] = bare().words
+    assert all("no walls" in words and "can find the solutions" in words for words in said.values())
+    assert "unless it first ended the process that watches it" in said["linux"]
+    assert "sessions of their own" in said["darwin"] and "may still run" in said["win32"]
+    assert "behind walls" in Isolation(ROOT, ("/usr",), "").words
+
+
+def test_without_any_notebook_that_runs_nobody_is_graded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alone, "run_alone", lambda *_: ({}, "crashed (SIGSEGV)"))
+    with pytest.raises(ValueError, match=r"no notebook can be graded here.*SIGSEGV"):
+        isolation.__wrapped__()
