@@ -72,6 +72,34 @@ def unsupported(run: TrainingRun, capability: tuple[int, int]) -> str:
     return ""
 
 
+def not_built(capability: tuple[int, int], architectures: list[str]) -> str:
+    """Why a torch built for `architectures` has no code that a GPU of this capability executes, or "" if it has.
+
+    `architectures` is what `torch.cuda.get_arch_list()` returns; an empty list says nothing. Machine code ("sm_86")
+    executes on GPUs of its major version from its minor version on. PTX ("compute_86") is compiled when it is loaded,
+    for that GPU or any newer one. A suffix "a" restricts both to exactly this GPU, "f" to its major version (CUDA C++
+    Programming Guide, compute capabilities).
+    """
+    if not architectures or any(_executes(name, capability) for name in architectures):
+        return ""
+    return (
+        f"this torch was built for {', '.join(architectures)}, and this GPU has compute capability "
+        f"{capability[0]}.{capability[1]}: install a build of torch that names it"
+    )
+
+
+def _executes(architecture: str, capability: tuple[int, int]) -> bool:
+    """Whether a GPU of this capability executes code that was built for `architecture`, such as "sm_90a"."""
+    kind, _, digits = architecture.partition("_")
+    number = int(digits.rstrip("af"))
+    built = (number // 10, number % 10)
+    if digits.endswith("a"):
+        return capability == built
+    if kind == "sm" or digits.endswith("f"):
+        return capability[0] == built[0] and capability >= built
+    return capability >= built
+
+
 def twin(run: TrainingRun, card: Gpu) -> TrainingRun:
     """The run itself if `card` can run it, else its nearest twin that the card can: the same step, smaller.
 

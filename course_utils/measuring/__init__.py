@@ -12,6 +12,7 @@ from ..estimating import estimate
 from ..fitting import fits, unsupported
 from ..gpus import Gpu, gpu
 from ..measurement import Measurement
+from ..measuring_errors import GpuOutOfMemory
 from ..nearest import unknown
 from ..run import TrainingRun
 from ..units import GB, format_bytes, formatter
@@ -57,9 +58,9 @@ def measure(
 
     `source` is "live" (a CUDA GPU), "simulated" (a GPU that is not there), "cpu" (small models), "recorded" (shipped
     results; `device`, part of a GPU's name, picks one of several), or "auto": live where a GPU is there and the run is
-    predicted to fit it, else simulated, and the provenance says why. The environment variable COURSE_SOURCE settles
-    "auto". Raises ValueError for what a source cannot do and, live, `live.GpuOutOfMemory` for a run that is too large:
-    memory is then released.
+    predicted to fit it, else simulated, and the provenance says why. If the GPU then runs out of memory or refuses a
+    kernel, "auto" simulates, too. The environment variable COURSE_SOURCE settles "auto". Raises ValueError for what a
+    source cannot do and, live, GpuOutOfMemory for a run that is too large: memory is then released.
 
     A model and a step of your own: `measure(step=step, model=model, optimizer=optimizer, batch=(x, y))` calls
     `step(model, optimizer, batch)` with copies on the device, so yours are left as they are. An optimizer, or a list of
@@ -102,9 +103,11 @@ def measure(
         return _of_many_ranks(run, source, steps, device)
     if source == "recorded":
         return _recorded(run, steps, "", device)
-    source, note = choose_source(run) if source == "auto" else (source, "")
-    note = "; ".join(part for part in (note, BALANCED if run.model.experts else "") if part)
-    return {"live": _live, "simulated": _simulated, "cpu": _cpu, "recorded": _recorded}[source](run, steps, note)
+    if source == "auto" and forced_source() == "auto":
+        return _auto(run, steps)
+    source = forced_source() if source == "auto" else source
+    measured_by = {"live": _live, "simulated": _simulated, "cpu": _cpu, "recorded": _recorded}
+    return measured_by[source](run, steps, _notes(run))
 
 
 def _check_what(run: Any, own: dict[str, Any]) -> None:
@@ -128,16 +131,11 @@ def choose_source(run: TrainingRun) -> tuple[str, str]:
     forced = forced_source()
     if forced != "auto":
         return forced, ""
-    import torch
+    from .live import usable_gpu
 
-    if not torch.cuda.is_available():
-        return "simulated", ""
-    from .live import this_gpu
-
-    try:
-        card = this_gpu()
-    except RuntimeError as error:  # no memory is left for a context, or the driver is broken
-        return "simulated", f"the GPU cannot be used: {str(error).splitlines()[0]}"
+    card, reason = usable_gpu()
+    if card is None:
+        return "simulated", reason
     reason = unsupported(run, card.capability)
     if not reason and not fits(run, card.memory):
         asked, there = format_bytes(estimate(run).total, "GB", 1), format_bytes(card.memory, "GB", 1)
@@ -155,13 +153,12 @@ def forced_source() -> str:
 
 def card_here() -> Gpu:
     """The GPU on which "auto" would measure live; where there is none, a T4 of 16 GB stands in for it."""
-    import torch
-
-    if forced_source() not in ("auto", "live") or not torch.cuda.is_available():
+    if forced_source() not in ("auto", "live"):
         return gpu("T4-16GB")
-    from .live import this_gpu
+    from .live import usable_gpu
 
-    return this_gpu()
+    card, _ = usable_gpu()
+    return card or gpu("T4-16GB")
 
 
 def _of_many_ranks(run: TrainingRun, source: str, steps: int, device: str | None) -> Measurement:
@@ -183,13 +180,27 @@ def _of_many_ranks(run: TrainingRun, source: str, steps: int, device: str | None
     )
 
 
-def _live(run: TrainingRun, steps: int, note: str) -> Measurement:
-    import torch
+def _auto(run: TrainingRun, steps: int) -> Measurement:
+    """As `choose_source` says; simulated, too, where the GPU then runs out of memory or refuses a kernel."""
+    source, reason = choose_source(run)
+    if source == "live":
+        from .live import KernelRefused
 
+        try:
+            return _live(run, steps, _notes(run))
+        except (GpuOutOfMemory, KernelRefused) as error:
+            reason = f"not live: {error}"
+    return _simulated(run, steps, _notes(run, reason))
+
+
+def _notes(run: TrainingRun, *notes: str) -> str:
+    """All that a provenance has to say of how a run was measured."""
+    return "; ".join(part for part in (*notes, BALANCED if run.model.experts else "") if part)
+
+
+def _live(run: TrainingRun, steps: int, note: str) -> Measurement:
     from .live import measure_live
 
-    if not torch.cuda.is_available():
-        raise ValueError("there is no CUDA GPU that this torch can use here: choose source='simulated', or 'auto'")
     return measure_live(run, steps, note)
 
 
@@ -199,7 +210,7 @@ def _simulated(run: TrainingRun, steps: int, note: str) -> Measurement:
 
     works, how = availability()
     if not works:
-        return _recorded(run, steps, f"not simulated here: {how}")
+        return _recorded(run, steps, "; ".join(part for part in (note, f"not simulated here: {how}") if part))
     if run.world_size > 1:
         from .sharded import measure_sharded
 
@@ -284,8 +295,10 @@ class Comparison:
         allocated = self.measurement.counters.get("allocated")
         if allocated is None:
             return text
-        beyond = allocated - self.measurement.peak
-        return f"{text} The GPU itself counted {self._formatter()(allocated)}: {self._beyond_the_tensors(beyond)}."
+        workspaces = self.measurement.counters.get("workspaces", 0) - self.measurement.breakdown["workspaces"]
+        beyond = self._beyond_the_tensors(allocated - self.measurement.peak - workspaces)
+        named = f"{workspaces:+,} bytes are cuBLAS's workspaces, " if workspaces else ""
+        return f"{text} The GPU itself counted {self._formatter()(allocated)}: {named}{beyond}."
 
     def _beyond_the_tensors(self, beyond: int) -> str:
         """What torch counts beside the tensors: whole blocks, where one is too small to be split, and scratch space.
@@ -299,6 +312,8 @@ class Comparison:
             return f"{beyond:+,} bytes are {rounding} and {scratch}"
         peaks = replay(self.measurement).step_peaks()
         rounded = peaks[max(peaks)] - self.measurement.peak
+        if beyond < rounded:  # scratch changed which blocks were free, so that the replay's are others
+            return f"{beyond:+,} bytes are {rounding} and {scratch}"
         if not rounded:
             return f"{beyond:+,} bytes are {scratch}"
         return f"{rounded:+,} bytes are {rounding}, {beyond - rounded:+,} bytes {scratch}"

@@ -5,15 +5,14 @@ memory runs out.
 import gc
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
-from traceback import clear_frames, walk_tb
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..estimating import estimate
-from ..fitting import largest_micro_batch, unsupported
+from ..fitting import largest_micro_batch, not_built, unsupported
 from ..gpus import Gpu
 from ..measurement import Measurement, Provenance
 from ..measuring_errors import GpuOutOfMemory
@@ -22,6 +21,7 @@ from ..units import format_bytes
 from .counting import count_peaks
 from .devices import Cuda, Device, name_here
 from .step import Training
+from .tracebacks import chain, emptied, let_go
 from .tracing import SEED, own_random_numbers, today, trace
 
 KERNELS = {
@@ -33,19 +33,27 @@ KERNELS = {
 NO_KERNEL = ("No available kernel", "No viable backend")
 """How torch begins when the one kernel that it may use cannot do what is asked."""
 
+NO_CODE = "no kernel image is available"
+"""What the driver says of a GPU whose architecture torch was not built for."""
+
+NO_GPU = ("No CUDA GPUs are available", "Found no NVIDIA driver")
+"""How torch begins where there is simply no GPU; anything else is something broken."""
+
 OUT_OF_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
 """How such errors read: torch's own, the driver's, those of libraries that could not get their workspace."""
 
 
 class KernelRefused(ValueError):
-    """torch has the attention kernel that was asked for, but not for this run on this GPU."""
+    """torch has no kernel for this run or step on this GPU: the attention kernel, or any at all."""
 
 
 def measure_live(run: TrainingRun, steps: int, note: str) -> Measurement:
     """The run on the current CUDA GPU: `counters` from a pass without the tracker, kinds and timeline from one with it.
 
-    Raises ValueError if the GPU lacks the run's number format or attention kernel, GpuOutOfMemory if it is too small.
+    Raises ValueError if no GPU can be used, or if it lacks the run's number format or attention kernel, and
+    GpuOutOfMemory if it is too small.
     """
+    demand_gpu()
     reason = unsupported(run, Cuda().capability())
     if reason:
         raise ValueError(reason)
@@ -68,24 +76,72 @@ def this_gpu() -> Gpu:
     return Gpu(name_here(torch.cuda.get_device_name()), free_bytes(), Cuda().capability())
 
 
+def usable_gpu() -> tuple[Gpu | None, str]:
+    """The current CUDA GPU, or None and why this torch cannot use it; the reason is "" where there is no GPU."""
+    try:
+        if not torch.cuda.is_available():
+            if torch.version.cuda:
+                torch.cuda.init()  # tells a driver that fails from a GPU that is not there
+            return None, ""
+        card = this_gpu()
+    except (RuntimeError, torch.cuda.DeferredCudaCallError) as error:
+        said = str(error).splitlines()[0]
+        return None, "" if said.startswith(NO_GPU) else f"the GPU cannot be used: {said}"
+    reason = not_built(torch.cuda.get_device_capability(), architectures())
+    return (None, reason) if reason else (card, "")
+
+
+def architectures() -> list[str]:
+    """What this torch was built for, as in ["sm_80", "sm_90"]; nothing where it was not built with CUDA."""
+    return torch.cuda.get_arch_list() if torch.version.cuda else []
+
+
+def demand_gpu() -> None:
+    """Raise ValueError, saying why, where this torch can use no CUDA GPU."""
+    card, reason = usable_gpu()
+    if card is None:
+        reason = reason or "there is no CUDA GPU that this torch can use here"
+        raise ValueError(f"{reason}; choose source='simulated', or 'auto'")
+
+
 @contextmanager
 def memory_released(run: TrainingRun, free: Callable[[], int]) -> Iterator[None]:
-    """Turn running out of memory into GpuOutOfMemory, in words, with everything that the run had allocated released.
+    """`released`, with advice for a run that did not fit `free()` bytes."""
+    with released(lambda asked: _advice(run, asked, free())):
+        yield
 
-    Whatever else ends the run, an interrupt for one, passes as it is, and keeps no tensor of it alive.
+
+@contextmanager
+def released(advice: Callable[[str], str]) -> Iterator[None]:
+    """However what is inside ends, keep nothing that it had allocated.
+
+    Raises GpuOutOfMemory where memory ran out: `advice` makes its message of what was asked for. Raises KernelRefused
+    where torch has no code for this GPU. Every other exception passes as it is. Its traceback still names each line,
+    but the variables of those frames are gone: a notebook keeps the last exception, and they would keep their tensors.
     """
     try:
         yield
     except BaseException as error:
         if not is_out_of_memory(error):
             let_go(error)
+            _give_back()
+            if isinstance(error, RuntimeError) and NO_CODE in str(error):
+                raise KernelRefused(_no_code()) from error
             raise
         asked = asked_for(str(error))
         release(error)
     else:
         release(None)
         return
-    raise GpuOutOfMemory(_advice(run, asked, free()))
+    raise GpuOutOfMemory(advice(asked))
+
+
+def _no_code() -> str:
+    name, (major, minor) = torch.cuda.get_device_name(), torch.cuda.get_device_capability()
+    return (
+        f"torch {torch.__version__} has no code for this {name} (compute capability {major}.{minor}); it was built for "
+        f"{', '.join(architectures())}: install a build of torch that names it"
+    )
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -95,30 +151,28 @@ def is_out_of_memory(error: BaseException) -> bool:
     )
 
 
-def let_go(error: BaseException) -> None:
-    """Let an exception keep no tensor alive: its traceback holds every frame, and each frame what it works on.
-
-    Letting go of the traceback is not enough: whoever handles the exception above still holds it.
-    """
-    following: BaseException | None = error
-    while following is not None:
-        clear_frames(following.__traceback__)
-        for frame, _ in walk_tb(following.__traceback__):
-            # Up to Python 3.12 whoever looked at it (IPython does) left a copy: renewed, it is empty.
-            _ = frame.f_locals
-        following = following.__context__
-
-
 def release(error: BaseException | None) -> None:
     """Give memory back: what an exception keeps, what only cycles keep, and what torch has cached of a GPU."""
-    if error is not None:
-        let_go(error)
-    while error is not None:
-        error.__traceback__ = None
-        error = error.__context__
+    for each in chain(error) if error is not None else []:
+        emptied(each.__traceback__)
+        each.__traceback__ = None
+    empty_queue()
     gc.collect()
     if torch.cuda.is_available():
         Cuda().release()
+
+
+def empty_queue() -> None:
+    """Run a backward of nothing: what a failed one had still to do waits in autograd's queue, with its tensors, until
+    the next one runs on this thread.
+    """
+    torch.ones((), requires_grad=True).backward()
+
+
+def _give_back() -> None:
+    """Release what is left after an error. A GPU that has failed fails again here: the first error says how."""
+    with suppress(RuntimeError):
+        release(None)
 
 
 def asked_for(message: str) -> str:
@@ -157,12 +211,20 @@ def _count(run: TrainingRun, steps: int) -> dict[str, int]:
     with only_kernel(run):
         training, before = ready(run, device)
         counted = count_peaks(training, device, steps, before)
-    return {name: counted[name] for name in ("allocated", "reserved", "driver")}
+    return {name: counted[name] for name in ("allocated", "reserved", "driver")} | {"workspaces": drop_workspaces()}
+
+
+def drop_workspaces() -> int:
+    """Bytes of cuBLAS's workspaces, of all threads: torch lets go of them, and takes new ones when they are needed."""
+    held = torch.cuda.memory_allocated()
+    torch._C._cuda_clearCublasWorkspaces()
+    return held - torch.cuda.memory_allocated()
 
 
 def peak_counters(set_up: Callable[[], Callable[[], object]], steps: int) -> dict[str, int]:
     """What is counted in the last of `steps` steps, in bytes: torch's allocated and reserved, without what was there
-    before, and what the driver says is in use on the whole device, by every program. `set_up` returns the step.
+    before, cuBLAS's workspaces, which are among them, and what the driver says is in use on the whole device, by every
+    program. `set_up` returns the step.
     """
     release(None)
     allocated, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
@@ -176,6 +238,7 @@ def peak_counters(set_up: Callable[[], Callable[[], object]], steps: int) -> dic
         "allocated": torch.cuda.max_memory_allocated() - allocated,
         "reserved": torch.cuda.max_memory_reserved() - reserved,
         "driver": total - free,
+        "workspaces": drop_workspaces(),
     }
 
 
@@ -194,13 +257,20 @@ def only_kernel(run: TrainingRun) -> Iterator[None]:
     Raises KernelRefused where torch refuses the kernel for this run: cuDNN's, for one, takes in some releases of torch
     only dropout that is a multiple of 1/16.
     """
-    with sdpa_kernel(KERNELS[run.attention]) if run.attention in KERNELS else nullcontext():
-        try:
-            yield
-        except RuntimeError as error:
-            if not str(error).startswith(NO_KERNEL):
-                raise
-            raise KernelRefused(
-                f"torch {torch.__version__} has no {run.attention} kernel on this GPU for heads of "
-                f"{run.model.head_size} elements with dropout {run.model.dropout:g}: choose another attention"
-            ) from error
+    asked = (
+        f"{run.attention} kernel on this GPU for heads of {run.model.head_size} elements with dropout "
+        f"{run.model.dropout:g}: choose another attention"
+    )
+    with sdpa_kernel(KERNELS[run.attention]) if run.attention in KERNELS else nullcontext(), refusals_told(asked):
+        yield
+
+
+@contextmanager
+def refusals_told(asked: str) -> Iterator[None]:
+    """Raise KernelRefused, "torch … has no" and then `asked`, where torch refuses every attention kernel allowed."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not str(error).startswith(NO_KERNEL):
+            raise
+        raise KernelRefused(f"torch {torch.__version__} has no {asked}") from error

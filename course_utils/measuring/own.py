@@ -19,13 +19,24 @@ from torch._subclasses.fake_tensor import (
 
 from ..explanation import explained
 from ..fitting import SAFETY
+from ..gpus import Gpu
 from ..measurement import Measurement, Provenance
 from ..measuring_errors import GpuOutOfMemory, SimulationUnavailable, StepError
 from ..units import format_bytes
 from .carrying import OwnStep, carried_over, checked
 from .devices import name_here
-from .live import asked_for, free_bytes, is_out_of_memory, let_go, peak_counters, release
+from .live import (
+    KernelRefused,
+    demand_gpu,
+    empty_queue,
+    free_bytes,
+    peak_counters,
+    refusals_told,
+    released,
+    usable_gpu,
+)
 from .simulated import availability, simulated_gpu
+from .tracebacks import let_go
 from .tracing import SEED, own_random_numbers, today, torch_release
 from .tracker import Tracker, last_index
 from .watching import PLACEHOLDER, Watch
@@ -38,6 +49,9 @@ CELL_BY_CELL = (
     "recurrent layers run cell by cell here; on a GPU cuDNN does them in one kernel, with a reserve of its own"
 )
 """Said of a simulated LSTM, GRU or RNN."""
+
+ANY_KERNEL = "attention kernel on this GPU for what your step asks: allow more of them in its sdpa_kernel(…)"
+"""What torch lacks where a step's own sdpa_kernel allows too little."""
 
 
 def measure_own(
@@ -59,61 +73,71 @@ def measure_own(
 def _auto(own: OwnStep, steps: int, attention: str) -> Measurement:
     """Live where a GPU is there and the simulation fits it; else the simulation, or where there is none, the CPU."""
     works, how = availability()
-    there = torch.cuda.is_available()
-    if not works:
-        return _measured(own, "live" if there else "cpu", steps, attention, f"not simulated: {how}")
-    if not there:
-        return _measured(own, "simulated", steps, attention, "")
+    card, broken = usable_gpu()
+    if card is None:
+        notes = [broken and f"not live: {broken}", "" if works else f"not simulated: {how}"]
+        note = "; ".join(note for note in notes if note)
+        return _measured(own, "simulated" if works else "cpu", steps, attention, note)
+    if works:
+        try:
+            simulated = _measured(own, "simulated", steps, attention, "")
+        except RuntimeError as error:  # a StepError, or an operator that torch cannot simulate
+            how = str(error)
+        else:
+            return _live_if_it_fits(own, steps, simulated, card)
+    return _live(own, steps, f"not simulated first: {how}", f". Nor can it be simulated: {how}")
+
+
+def _live_if_it_fits(own: OwnStep, steps: int, simulated: Measurement, card: Gpu) -> Measurement:
+    """The step live, or its simulation, whose note then says what the GPU could not do."""
+    if simulated.peak * SAFETY > card.memory:
+        needs, free = format_bytes(simulated.peak, "GB", 1), format_bytes(card.memory, "GB", 1)
+        return _noted(simulated, f"not live: needs {needs}, {card.name} has {free} free")
     try:
-        simulated = _measured(own, "simulated", steps, attention, "")
-    except RuntimeError as error:  # a StepError, or an operator that torch cannot simulate
-        return _measured(own, "live", steps, attention, f"not simulated first: {error}")
-    if simulated.peak * SAFETY <= free_bytes():
-        return _measured(own, "live", steps, attention, "")
-    needs, free = format_bytes(simulated.peak, "GB", 1), format_bytes(free_bytes(), "GB", 1)
-    return _noted(simulated, f"not live: needs {needs}, {name_here(torch.cuda.get_device_name())} has {free} free")
+        return _live(own, steps)
+    except (GpuOutOfMemory, KernelRefused) as error:
+        return _noted(simulated, f"not live: {error}")
 
 
 def _measured(own: OwnStep, source: str, steps: int, attention: str, note: str) -> Measurement:
+    """Measured by one source. An exception of the step passes, and keeps no tensor of the copies alive."""
     if source == "live":
-        return _live(own, steps, note)
-    if source == "cpu":
-        with own_random_numbers():
-            return _trace(own, Provenance("cpu", "CPU", torch_release(), today(), note), steps)
-    works, how = availability()
-    if not works:
-        raise SimulationUnavailable(how)
-    with own_random_numbers(), simulated_gpu(attention):
-        return _trace(own, Provenance("simulated", "simulated GPU", torch_release(), today(), note), steps)
+        return _live(own, steps, note, "; source='simulated' tells what it would need, on any machine")
+    try:
+        if source == "cpu":
+            with own_random_numbers():
+                return _trace(own, Provenance("cpu", "CPU", torch_release(), today(), note), steps)
+        works, how = availability()
+        if not works:
+            raise SimulationUnavailable(how)
+        with own_random_numbers(), simulated_gpu(attention):
+            return _trace(own, Provenance("simulated", "simulated GPU", torch_release(), today(), note), steps)
+    except BaseException as error:
+        let_go(error)
+        empty_queue()
+        raise
 
 
-def _live(own: OwnStep, steps: int, note: str) -> Measurement:
-    """Kinds from a pass with the tracker, the device's counters from one without it, each on a copy of its own."""
-    if not torch.cuda.is_available():
-        raise ValueError("there is no CUDA GPU that this torch can use here: choose source='simulated', or 'auto'")
+def _live(own: OwnStep, steps: int, note: str = "", otherwise: str = "") -> Measurement:
+    """Kinds from a pass with the tracker, the device's counters from one without it, each on a copy of its own.
+
+    What the GPU cannot do is said with `otherwise` at the end.
+    """
+    demand_gpu()
     provenance = Provenance("live", name_here(torch.cuda.get_device_name()), torch.__version__, today(), note)
 
     def advance() -> Callable[[], object]:
         torch.manual_seed(SEED)
         return carried_over(own, "cuda", simulated=False).advance
 
-    try:
-        with own_random_numbers():
-            with torch.autograd.set_multithreading_enabled(False):  # the tracker is told of operators on its own thread
-                measured = _trace(own, provenance, steps)
-            return replace(measured, counters=peak_counters(advance, steps))
-    except RuntimeError as error:
-        if not is_out_of_memory(error):
-            raise
-        asked = asked_for(str(error))
-        release(error)
-    except KeyboardInterrupt as interrupt:
-        let_go(interrupt)
-        raise
-    raise GpuOutOfMemory(
-        f"your step does not fit this GPU. {asked}. {format_bytes(free_bytes(), 'GB', 1)} is free now that its memory "
-        "is released; source='simulated' tells what it would need, on any machine."
-    )
+    def advice(asked: str) -> str:
+        free = format_bytes(free_bytes(), "GB", 1)
+        return f"your step does not fit this GPU. {asked}. {free} is free now that its memory is released{otherwise}"
+
+    with released(advice), refusals_told(ANY_KERNEL + otherwise), own_random_numbers():
+        with torch.autograd.set_multithreading_enabled(False):  # the tracker is told of operators on its own thread
+            measured = _trace(own, provenance, steps)
+        return replace(measured, counters=peak_counters(advance, steps))
 
 
 def _trace(own: OwnStep, provenance: Provenance, steps: int) -> Measurement:

@@ -1,0 +1,103 @@
+"""A traceback that can be read and holds nothing. A notebook keeps the last exception, each frame of its traceback what
+it worked on: every tensor of a step that failed.
+"""
+
+import sys
+from dataclasses import dataclass
+from itertools import pairwise
+from types import CellType, CodeType, FrameType, FunctionType, TracebackType
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Line:
+    """Where a frame that has ended was: all that a traceback shows of it."""
+
+    code: CodeType
+    namespace: dict[str, Any]
+    instruction: int
+    number: int
+
+
+class _Stopped(Exception):
+    """A function was entered, and is to go no further."""
+
+
+def let_go(error: BaseException) -> None:
+    """Let an exception keep nothing alive; its traceback still shows every line.
+
+    Clearing the frames is not enough: a frame also holds its function, and the function what it closes over. So frames
+    that have ended are replaced by empty ones of the same code. Entries of frames that still execute stay the same
+    objects, as `contextlib` puts them back.
+    """
+    for each in chain(error):
+        entries = [part if isinstance(part, TracebackType) else _entry(part) for part in emptied(each.__traceback__)]
+        for entry, following in pairwise(entries):
+            entry.tb_next = following
+        each.__traceback__ = entries[0] if entries else None
+
+
+def chain(error: BaseException) -> list[BaseException]:
+    """An exception, those that it was raised from, and those that were being handled; each once."""
+    found = [error]
+    for each in found:
+        for earlier in (each.__cause__, each.__context__):
+            if earlier is not None and not any(earlier is known for known in found):
+                found.append(earlier)
+    return found
+
+
+def emptied(traceback: TracebackType | None) -> list[TracebackType | Line]:
+    """A traceback's entries whose frames still execute, cut loose, and in place of the others the lines that they were
+    at, their frames being cleared.
+
+    No frame is made in here: it would hold this one, and with it what is replaced.
+    """
+    parts: list[TracebackType | Line] = []
+    while traceback is not None:
+        frame, following = traceback.tb_frame, traceback.tb_next
+        if _cleared(frame):
+            parts.append(Line(frame.f_code, frame.f_globals, traceback.tb_lasti, traceback.tb_lineno))
+        else:
+            parts.append(traceback)
+        traceback.tb_next = None  # whoever holds an entry, as contextlib does, holds no other
+        traceback = following
+    return parts
+
+
+def _cleared(frame: FrameType) -> bool:
+    """Clear a frame's variables; False for one that still executes."""
+    try:
+        frame.clear()
+    except RuntimeError:
+        return False
+    # Up to Python 3.12 whoever looked at it (IPython does) left a copy: renewed, it is empty.
+    _ = frame.f_locals
+    return True
+
+
+def _entry(line: Line) -> TracebackType:
+    return TracebackType(None, _empty_frame(line.code, line.namespace), line.instruction, line.number)
+
+
+def _empty_frame(code: CodeType, namespace: dict[str, Any]) -> FrameType:
+    """A frame of this code that holds nothing: its function is entered and stopped before its first line."""
+    frames: list[FrameType] = []
+
+    def stop(frame: FrameType, *_: Any) -> None:
+        frames.append(frame)
+        raise _Stopped
+
+    function = FunctionType(code, namespace, closure=tuple(CellType() for _ in code.co_freevars))
+    named = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
+    before = sys.gettrace()
+    sys.settrace(stop)
+    try:
+        made = function(*[None] * code.co_argcount, **dict.fromkeys(named))
+        frames.append(made.gi_frame)  # a generator is entered only when it is asked for a value
+    except _Stopped:
+        pass
+    finally:
+        sys.settrace(before)
+    frames[0].clear()
+    return frames[0]
