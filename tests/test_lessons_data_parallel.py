@@ -44,6 +44,7 @@ def on_each_rank() -> dict[str, Any]:
     found = {
         "collectives": collectives.one_rank(),
         "uneven": uneven.tolist(),
+        "where": [ddp_training.where(torch.device(kind)) for kind in ("cpu", "cuda")],
         "apart": {name: replicas.train(replicas.network(), mine, s)[:3] for name, s in replicas.SHARING.items()},
         "ddp": {"many": ddp_training.traced_step(torch.device("cpu"), 0.5)},
     }
@@ -102,6 +103,11 @@ def test_all_ways_give_torch_s_sum_and_send_what_their_formulas_say(found: list[
         assert sent["ring"] == all_reduce_bytes(size, RANKS) == 2 * (RANKS - 1) * size // RANKS
         assert sent["naive"] == (RANKS - 1) * size
         assert sent["server"] == (size if rank else (RANKS - 1) * size)
+
+
+def test_where_the_ranks_ran_is_said(found: list[dict[str, Any]]) -> None:
+    cpu, gpus = found[0]["where"]
+    assert cpu == "3 processes on this machine's CPU (gloo)" and gpus == "3 processes each on its own GPU (NCCL)"
 
 
 def test_every_byte_that_is_sent_is_received(found: list[dict[str, Any]]) -> None:

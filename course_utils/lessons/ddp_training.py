@@ -49,12 +49,8 @@ def device_of_rank() -> torch.device:
 
 def where(device: torch.device) -> str:
     """Where the ranks run, for a figure's provenance."""
-    ranks = dist.get_world_size()
-    return (
-        f"{ranks} processes, each on its own GPU (NCCL)"
-        if device.type == "cuda"
-        else f"{ranks} processes on CPUs (gloo)"
-    )
+    place = "each on its own GPU (NCCL)" if device.type == "cuda" else "on this machine's CPU (gloo)"
+    return f"{dist.get_world_size()} processes {place}"
 
 
 def network(device: torch.device) -> nn.Sequential:

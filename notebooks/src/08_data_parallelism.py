@@ -14,7 +14,8 @@
 #
 # **75 minutes.** You should know what a training step keeps ([lesson 01](01_where_did_the_memory_go.ipynb)) and what a
 # micro-batch is. No GPU is needed: the processes of this lesson run on your processor, and they really talk to each
-# other. They need Linux or macOS; on Windows, open the course in WSL2, or read the stored outputs.
+# other. (One experiment uses two GPUs if your machine has them.) The processes need Linux or macOS; on Windows, open the
+# course in WSL2, or read the stored outputs.
 #
 # The simplest way to use many GPUs: each computes on a part of the batch of its own. That is data parallelism. Two
 # questions follow. What does each GPU keep in memory? And what do they have to send one another?
@@ -299,7 +300,8 @@ predict("08.overlap", unit="%")
 # %% [markdown]
 # At best five of six buckets travel while backward still computes; the last one is ready only when backward is
 # through. That makes 5/6. Now two processes train under DDP and note real times: with six buckets, with a single one,
-# and without any exchange.
+# and without any exchange. Each takes a GPU of its own if torch finds two. On a machine with one GPU, or none, both
+# run on the processor: NCCL refuses two ranks on one GPU.
 
 # %%
 trained = run_ranks("course_utils.lessons.ddp_training", world_size=2)
@@ -308,6 +310,7 @@ sizes = {bucket["size"] for bucket in step["buckets"]}
 early = [bucket for bucket in step["buckets"] if bucket["ready"] < step["buckets"][-1]["ready"]]
 print(f"{len(step['buckets'])} buckets of {sizes} bytes, {trained[0]['gradients']:,} bytes of gradients in all")
 print(f"{len(early)} of them were handed over before backward had computed its last gradient")
+print(trained[0]["where"])
 reveal("08.overlap", 100 * len(early) / len(step["buckets"]), unit="%")
 
 # %% tags=["nbval-ignore-output"]
@@ -317,7 +320,7 @@ hidden = {name: 100 * hidden_part(trained[0][name]) for name in ("many", "one")}
 overlap_figure(
     {"six buckets": trained[0]["many"], "one bucket": trained[0]["one"], "no exchange": trained[0]["none"]},
     f"With six buckets {hidden['many']:.0f} % of the exchange hides behind backward, with one {hidden['one']:.0f} %",
-    "measured: rank 0 of 2 processes on this machine's CPU (gloo)",
+    f"measured: rank 0 of {trained[0]['where']}",
 )
 
 # %% [markdown]
@@ -526,7 +529,8 @@ bars(seconds, f"GPT-2 XL on 64 ranks: {format_bytes(gradient, 'GB', 1)} of gradi
 # %% [markdown]
 # ## The same script on GPUs, and on many machines
 # [course_utils/lessons/ddp_training.py](../course_utils/lessons/ddp_training.py), which drew the overlap, takes NCCL
-# and a GPU for each rank where there is CUDA, and gloo on CPUs otherwise. Nothing else differs. On one machine:
+# and a GPU for each rank where the machine has as many GPUs as ranks, and gloo on CPUs otherwise. It prints which.
+# Nothing else differs. On one machine:
 #
 # ```
 # torchrun --standalone --nproc-per-node=4 -m course_utils.lessons.ddp_training
