@@ -3,6 +3,7 @@
 import os
 import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -35,9 +36,23 @@ print("✓")
 FILES = """
 import sys
 from pathlib import Path
+def read(path):
+    try: return path.read_bytes() if path.is_file() else list(path.iterdir())
+    except OSError: return None
 places = {ROOT, *map(Path, sys.path), Path(sys.prefix).parent, *Path("/proc").glob("*/root" + str(ROOT))}
-assert not [place for place in places if (place / "solutions").exists() or (place / "tests" / "contract.py").exists()]
-assert not THEIRS.exists()
+assert not [place for place in places if read(place / "solutions") or read(place / "solutions/instructor.md")]
+assert not [place for place in places if read(place / "tests/contract.py")]
+assert not read(THEIRS) and not read(THEIRS / "theirs") and read(Path(sys.prefix))
+print("✓")
+"""
+OUTSIDE = """
+import os, tempfile
+from pathlib import Path
+with tempfile.NamedTemporaryFile(dir=".") as file: file.write(b"mine")
+for path in (THEIRS / "mine", THEIRS / "theirs", Path(os.__file__), Path("/etc/mine")):
+    try: path.write_text("mine")
+    except OSError: continue
+    raise AssertionError(path)
 print("✓")
 """
 NETWORK = """
@@ -83,18 +98,21 @@ def cells(**sources: str) -> list[dict[str, str]]:
     return [{"source": source, "exercise": name} for name, source in sources.items()]
 
 
-def bare() -> Isolation:
-    """What there is where there are no walls."""
-    return Isolation(isolation().course, (), "they are not tried here")
+def apart(kind: str) -> Isolation:
+    """An isolation of this kind, which may be less than what this machine has."""
+    if kind == "walls" and isolation().kind != "walls":
+        pytest.skip(f"no walls here: {isolation().why_not_more}")
+    tried = replace(isolation(), kind=kind, why_not_more="more is not tried here")
+    if kind == "fence" and "no Landlock" in run_alone([], CHECKS, limits(), tried)[1]:
+        pytest.skip("no Landlock here")
+    return tried
 
 
-@pytest.fixture(params=["walls", "bare"])
+@pytest.fixture(params=["walls", "fence", ""])
 def held(request: pytest.FixtureRequest) -> Isolation:
-    if request.param == "bare":
-        return bare()
-    if not isolation().shown:
-        pytest.skip(f"no walls here: {isolation().why_no_walls}")
-    return isolation()
+    if request.param and not LINUX:
+        pytest.skip("Linux has these")
+    return apart(request.param)
 
 
 def test_the_copy_has_no_solutions_and_the_environment_no_secrets(
@@ -107,15 +125,20 @@ def test_the_copy_has_no_solutions_and_the_environment_no_secrets(
     assert found == {"copy": Outcome("passed"), "secret": Outcome("passed")} and not problem
 
 
-def test_behind_walls_there_is_nothing_else_to_find(tmp_path: Path) -> None:
-    if not isolation().shown:
-        pytest.skip(f"no walls here: {isolation().why_no_walls}")
+@pytest.mark.skipif(not LINUX, reason="Linux has these")
+@pytest.mark.parametrize(
+    ("kind", "tried"),
+    {"walls": ("files", "writes", "network", "grader", "walls"), "fence": ("files", "writes")}.items(),
+)
+def test_there_is_nothing_else_to_find(kind: str, tried: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "theirs").write_text("a grade")
     with socket.create_server(("127.0.0.1", 0)) as server:
         known = f"from pathlib import Path\nROOT, THEIRS = Path({str(ROOT)!r}), Path({str(tmp_path)!r})\n"
         known += f"PORT, GRADER = {server.getsockname()[1]}, {os.getpid()}\n"
-        sources = {"files": known + FILES, "network": NETWORK, "walls": WALLS, "grader": GRADER}
-        found, problem = run_alone(cells(**sources), CHECKS, limits(), isolation())
-    assert found == dict.fromkeys(sources, Outcome("passed")) and not problem
+        sources = {"files": known + FILES, "writes": OUTSIDE, "network": NETWORK, "walls": WALLS, "grader": GRADER}
+        found, problem = run_alone(cells(**{name: sources[name] for name in tried}), CHECKS, limits(), apart(kind))
+    assert found == dict.fromkeys(tried, Outcome("passed")) and not problem
+    assert [path.name for path in tmp_path.iterdir()] == ["theirs"]
 
 
 @pytest.mark.skipif(not LINUX, reason="elsewhere a session of its own outlives its notebook, as the page says")
@@ -146,11 +169,12 @@ def test_where_there_are_no_walls_it_is_said(monkeypatch: pytest.MonkeyPatch) ->
     said = {}
     for system in ("linux", "darwin", "win32"):
         monkeypatch.setattr(alone.sys, "platform", system)
-        said[system] = bare().words
-    assert all("no walls" in words and "can find the solutions" in words for words in said.values())
+        said[system] = Isolation(ROOT, "", (), "it is Tuesday").words
+    assert all("it is Tuesday" in words and "can find the solutions" in words for words in said.values())
     assert "unless it first ended the process that watches it" in said["linux"]
     assert "sessions of their own" in said["darwin"] and "may still run" in said["win32"]
-    assert "behind walls" in Isolation(ROOT, ("/usr",), "").words
+    assert "behind walls" in Isolation(ROOT, "walls").words
+    assert "fence" in Isolation(ROOT, "fence").words and "use the network" in Isolation(ROOT, "fence").words
 
 
 def test_without_any_notebook_that_runs_nobody_is_graded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,7 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         json.dumps(cells).encode()
         return {}, ""
 
-    monkeypatch.setattr(grading, "isolation", lambda: Isolation(ROOT, (), "nothing runs"))
+    monkeypatch.setattr(grading, "isolation", lambda: Isolation(ROOT, "", (), "nothing runs"))
     monkeypatch.setattr(grading, "run_alone", run)
 
 
@@ -235,5 +235,5 @@ def test_names_cannot_write_to_the_terminal_nor_stop_it(tmp_path: Path, monkeypa
     said.seek(0)
     lines = said.read().splitlines()
     assert lines[0].startswith("[31m?uk asz: 0 of ") and "\x1b" not in lines[0]
-    assert lines[1] == Isolation(ROOT, (), "nothing runs").words
+    assert lines[1] == Isolation(ROOT, "", (), "nothing runs").words
     assert lines[1] in (tmp_path / "out" / "class.html").read_text(encoding="utf-8").replace("&#x27;", "'")

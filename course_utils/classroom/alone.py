@@ -1,14 +1,16 @@
-"""Run a notebook's cells alone: in the learners' copy of the course, which has no solutions, and behind walls.
+"""Run a notebook's cells alone: in the learners' copy of the course, which has no solutions, and kept apart.
 
 What code can do that was written for the purpose (honest code, wrong or not, costs only itself on every system):
 
-| | behind walls (Linux with user namespaces) | Linux without | macOS | Windows |
-|---|---|---|---|---|
-| files that it sees | programs, this Python, the copy | yours | yours | yours |
-| network | none | yours | yours | yours |
-| end the grading | no | yes | yes | yes |
-| leave processes | no | if it first ends their keeper | in sessions of their own | yes |
-| fill the disk | no | outside of its own folder | outside of its own folder | outside of its own folder |
+| | walls: Linux with user namespaces | fence: Linux with Landlock alone | nothing: macOS, Windows, other Linux |
+|---|---|---|---|
+| read your files and the solutions | no | no | yes |
+| write outside of its own folder | no | no | yes, as much as fits |
+| use the network | no | yes | yes |
+| end the grading | no | before Linux 6.12 | yes |
+| leave processes | no | if it first ends their keeper | in other sessions; on Windows all; Linux as for a fence |
+
+Where there are walls, they are taken; else the fence, if there is one.
 """
 
 import compileall
@@ -26,7 +28,7 @@ from typing import IO
 
 from ..units import GB, MB
 from .graded import STATES, Outcome
-from .keeper import NO_WALLS, Limits, task_for
+from .keeper import REFUSED, Limits, task_for
 from .release import release
 from .words import printable
 
@@ -43,6 +45,9 @@ LATE_SECONDS = 60.0
 """How much longer than a notebook's time its keeper may take to end it and all that it started."""
 
 LARGEST_RESULTS = 1_000_000
+SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc", "/sys", "/nix", "/gnu")
+"""Where programs and libraries lie that a Python may need."""
+
 PROBE = [{"source": "import torch\nprint('✓')", "exercise": "probe"}]
 
 OF_WINDOWS = (
@@ -54,16 +59,19 @@ KEPT = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH", "DYLD_LIB
 
 @dataclass(frozen=True)
 class Isolation:
-    """The learners' copy of the course, what is shown behind walls, and, if there are no walls, why."""
+    """The learners' copy of the course, what keeps notebooks apart ("walls", "fence" or ""), what is shown there, and
+    why there is not more.
+    """
 
     course: Path
-    shown: tuple[str, ...]
-    why_no_walls: str
+    kind: str
+    shown: tuple[str, ...] = ()
+    why_not_more: str = ""
 
     @property
     def words(self) -> str:
         """What holds here, for the command line and the page."""
-        if self.shown:
+        if self.kind == "walls":
             return (
                 "Each notebook ran behind walls: it saw the course without solutions and nothing else of this "
                 "machine's files, had no network, and what it started ended with it."
@@ -72,10 +80,16 @@ class Isolation:
             "linux": "What it started was ended with it, unless it first ended the process that watches it.",
             "win32": "What it started may still run.",
         }.get(sys.platform, "What it started was ended with it, but for processes in sessions of their own.")
+        if self.kind == "fence":
+            return (
+                f"There was a fence around each notebook, but no walls ({self.why_not_more}). It saw the course "
+                "without solutions and nothing else of this machine's files. Code written for the purpose can use the "
+                f"network and, before Linux 6.12, end the grading. {leftover}"
+            )
         return (
-            f"There were no walls around the notebooks ({self.why_no_walls}). They ran in a copy without solutions, "
+            f"Nothing kept the notebooks from your files ({self.why_not_more}). They ran in a copy without solutions, "
             "but as you: code written for the purpose can find the solutions and your other files, use the network, "
-            f"and end the grading. {leftover} Limits of files hold in a notebook's own folder alone."
+            f"and end the grading. {leftover} The limit of files holds in a notebook's own folder alone."
         )
 
 
@@ -95,14 +109,17 @@ def isolation() -> Isolation:
     course = Path(held.name).resolve() / "course"
     release(course)
     compileall.compile_dir(course / "course_utils", quiet=2)
-    bare = Isolation(course, (), f"{sys.platform} has none" if sys.platform != "linux" else "")
-    problem = ""
-    if sys.platform == "linux":
-        walled = Isolation(course, tuple(map(str, _shown(course))), "")
-        problem = _probe(walled)
-        if not problem:
-            return walled
-        bare = Isolation(course, (), problem.removeprefix(NO_WALLS))
+    shown = tuple(map(str, _shown(course)))
+    problem = f"{sys.platform} has no such thing"
+    for kind in ("walls", "fence") if sys.platform == "linux" else ():
+        tried = Isolation(course, kind, shown, problem)
+        if kind == "fence" and any(ROOT.is_relative_to(path) for path in shown):
+            problem += "; the course lies in a folder that Python needs"
+        elif not (why := _probe(tried)):
+            return tried
+        else:
+            problem = why.removeprefix(REFUSED) if kind == "walls" else f"{problem}; {why.removeprefix(REFUSED)}"
+    bare = Isolation(course, "", (), problem)
     if problem := _probe(bare):
         raise ValueError(f"no notebook can be graded here, not even one that only imports torch: {problem}")
     return bare
@@ -126,7 +143,7 @@ def run_alone(
     holder = tempfile.TemporaryDirectory(prefix="course-grading-", ignore_cleanup_errors=True)
     with tempfile.TemporaryFile() as task, tempfile.TemporaryFile() as report, tempfile.TemporaryFile() as results:
         home = Path(holder.name).resolve()
-        told = task_for(cells, checks, home, limits, shown=isolation.shown, hidden=str(ROOT))
+        told = task_for(cells, checks, home, limits, kind=isolation.kind, shown=isolation.shown, hidden=str(ROOT))
         task.write(json.dumps(told).encode())
         task.seek(0)
         keeper = subprocess.Popen(
@@ -181,12 +198,13 @@ def _added_paths() -> list[Path]:
 
 
 def _shown(course: Path) -> list[Path]:
-    """What a notebook sees behind walls, in addition to the system's programs."""
+    """What a notebook sees of this machine's files: the system's programs, this Python, and the copy."""
     python = [Path(name) for name in (sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix)]
     libraries = [Path(name) for name in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep) if name]
-    named = [*python, Path(sys.executable).parent, *libraries, *_added_paths(), course]
-    every = dict.fromkeys(path for one in named for path in (one.absolute(), one.resolve()))
-    return [path for path in every if not ROOT.is_relative_to(path) or path in python]
+    named = [*map(Path, SYSTEM), *python, Path(sys.executable).parent, *libraries, *_added_paths(), course]
+    every = dict.fromkeys(path for one in named for path in (one.resolve(), one.absolute()) if path.exists())
+    needed = [*map(Path, SYSTEM), *python]
+    return [path for path in every if not ROOT.is_relative_to(path) or path in needed]
 
 
 def _outcomes(results: str) -> dict[str, Outcome]:

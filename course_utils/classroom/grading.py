@@ -4,8 +4,9 @@
 processes behind costs only itself: it gets a remark, and the others are graded. It runs in the learners' copy of the
 course, which has no solutions, with a home of its own and none of the grader's environment but `PATH` and the language.
 
-**Against purpose, behind walls** (Linux where user namespaces are allowed; `walls` says how, `alone` what holds where).
-A notebook sees no solutions, no other submissions and no file of yours, has no network, and cannot end the grading.
+**Against purpose, on Linux** (`walls` where user namespaces are allowed, else a `fence`; `alone` says what holds). A
+notebook sees no solutions, no other submissions and no file of yours. Behind walls it also has no network, and cannot
+end the grading.
 
 **Not at all.** The checks run in the same process as the learner's code. Code written for the purpose can report its
 own checks as passed, and can ask the checks for their reference answers, as every learner has them at home. Memory and
@@ -57,7 +58,7 @@ def grade(
     most = limits(seconds, memory, disk)
     with TemporaryDirectory(prefix="course-collected-") as scratch:
         found = collected(place, Path(scratch))
-        notes = Journal(journal, f"{most} {bool(isolation().shown)}")
+        notes = Journal(journal, f"{most} {isolation().kind}")
 
         def one(submission: Submission) -> Graded:
             graded = _grade(submission, most, notes)

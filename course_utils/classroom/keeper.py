@@ -15,12 +15,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-NO_WALLS = "not graded: the system refused to keep it apart: "
+REFUSED = "not graded: the system refused to keep it apart: "
 POLL_SECONDS = 0.25
 DISK_MARGIN = 1.25
 """How much larger the file system behind walls is than what a notebook may write: the remark comes before the error."""
 
 BLOCK = 512
+NOT_FENCED = 77
+"""The worker's exit code if it could not put up its fence; it has run nothing then."""
+
 MOST_PROCESSES = 1000
 """Processes and threads behind walls, for the kernels that count them there (Linux 5.14, and not for root)."""
 
@@ -41,20 +44,20 @@ def main() -> int:
     """Keep the notebook of the task on stdin."""
     task = json.load(sys.stdin)
     os.lseek(0, 0, os.SEEK_SET)  # the worker reads the same file
-    home, limits, shown = Path(task["home"]), Limits(**task["limits"]), task["shown"]
+    home, limits, is_walled = Path(task["home"]), Limits(**task["limits"]), task["kind"] == "walls"
     try:
-        _prepare(home, limits, shown, Path(task["hidden"]))
+        _prepare(home, limits, task["shown"] if is_walled else [], Path(task["hidden"]))
     except OSError as error:
-        print(f"{NO_WALLS}{error.strerror}", flush=True)
+        print(f"{REFUSED}{error.strerror}", flush=True)
         return 0
     (home / "work").mkdir()
-    print(keep(home, limits, is_walled=bool(shown)), flush=True)
+    print(keep(home, limits, is_walled), flush=True)
     return 0
 
 
-def task_for(cells: list[dict[str, str]], checks: str, home: Path, limits: Limits, **walls: Any) -> dict[str, Any]:
-    """A task, as JSON holds it."""
-    return {"cells": cells, "checks": checks, "home": str(home), "limits": asdict(limits), **walls}
+def task_for(cells: list[dict[str, str]], checks: str, home: Path, limits: Limits, **apart: Any) -> dict[str, Any]:
+    """A task, as JSON holds it; `apart` says what keeps the notebook apart."""
+    return {"cells": cells, "checks": checks, "home": str(home), "limits": asdict(limits), **apart}
 
 
 def _prepare(home: Path, limits: Limits, shown: list[str], hidden: Path) -> None:
@@ -99,6 +102,8 @@ def _watch(worker: "subprocess.Popen[bytes]", home: Path, limits: Limits, is_wal
 
 def ended(code: int, limits: Limits) -> str:
     """What an exit code means; "" for 0."""
+    if code == NOT_FENCED:
+        return f"{REFUSED}there is no Landlock"
     if code in (-getattr(signal, "SIGXCPU", 0), -getattr(signal, "SIGKILL", 0)) and code:
         return f"ended by a signal: more than {limits.seconds:g} s of the processor, too much memory, or its own doing"
     if code >= 0:

@@ -30,9 +30,6 @@ PIVOT_ROOT = {"x86_64": 155, "aarch64": 41, "riscv64": 41}
 LOOPBACK_UP = struct.pack("16sH14s", b"lo", 0x41, b"")  # IFF_UP and IFF_RUNNING
 SET_INTERFACE_FLAGS = 0x8914
 
-SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc", "/sys", "/nix", "/gnu")
-"""Where programs and libraries lie that a Python may need."""
-
 DEVICES = ("null", "zero", "full", "random", "urandom")
 MOST_FILES = 50_000
 ANY_CAPABILITY = range(64)
@@ -41,8 +38,8 @@ ANY_CAPABILITY = range(64)
 def enter(shown: Sequence[Path], hidden: Path, home: Path, size: int) -> None:
     """Go on behind walls, in a child of this process. The process itself waits for it and ends with its exit code.
 
-    Below the new root are the system's folders and those `shown`, but of what lies within `hidden` only what is `shown`
-    by name. `home`, an empty folder, is the one place for files, of `size` bytes with everything else that is written.
+    Below the new root is what is `shown`, but of what lies within `hidden` only what is `shown` by name. `home`, an
+    empty folder, is the one place for files, of `size` bytes with everything else that is written.
     Raises OSError where the system does not allow it.
     """
     user, group = os.getuid(), os.getgid()
@@ -91,8 +88,9 @@ def _furnish(shown: Sequence[Path], hidden: Path, home: Path, size: int) -> None
     _mount("none", Path("/"), None, AND_BELOW | PRIVATE)
     _mount("tmpfs", home, "tmpfs", NO_SET_ID | NO_DEVICES, f"size={size},nr_inodes={MOST_FILES},mode=755")
     root = home
-    for path in [Path(name) for name in SYSTEM] + [path for path in shown if not path.is_relative_to(hidden)]:
-        _show(path, root)
+    for path in shown:
+        if not path.is_relative_to(hidden):
+            _show(path, root)
     covered = _within(root, hidden)
     if covered.exists():  # the course lies in one of the folders that are shown
         _mount("tmpfs", covered, "tmpfs", NO_SET_ID | NO_DEVICES, "size=1m,mode=755")
@@ -121,8 +119,8 @@ def _show(path: Path, root: Path) -> None:
     if target.exists() or not path.exists():
         return
     target.parent.mkdir(parents=True, exist_ok=True)
-    if path.is_symlink() and str(path) in SYSTEM:  # /bin is a part of /usr by now
-        target.symlink_to(path.readlink())
+    if path.is_symlink() and _within(root, path.resolve()).exists():  # /bin is a part of /usr by now
+        target.symlink_to(path.resolve())
         return
     if path.is_dir():
         target.mkdir()

@@ -13,7 +13,10 @@ import json
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
+
+from .keeper import NOT_FENCED
 
 LONGEST_MESSAGE = 300
 
@@ -21,6 +24,13 @@ LONGEST_MESSAGE = 300
 def main() -> int:
     """Run the task on stdin, and write what each check said, after each of them, to what was stdout."""
     task = json.load(sys.stdin)
+    if task["kind"] == "fence":
+        from .fence import enclose
+
+        try:
+            enclose(map(Path, task["shown"]), Path(task["home"]))
+        except OSError:
+            return NOT_FENCED
     limit(task["limits"]["memory"], task["limits"]["seconds"])
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as results:
         nowhere = os.open(os.devnull, os.O_RDWR)
