@@ -3,7 +3,7 @@
 Each task runs in a process of its own with its own time limit, so that a hang, a crash or an error that CUDA cannot
 recover from ends that task alone. Every process of a task ends with the task, and with this process however that ends.
 This process uses no torch and holds no GPU memory. It has not met a real GPU yet: its tests, and `--rehearse`, put the
-CPU in a GPU's place, and all of its list has run under torch's CUDA build on a driver whose kernels do nothing.
+CPU in a GPU's place, and tasks of every kind have run under torch's CUDA build on a driver whose kernels do nothing.
 """
 
 import argparse
