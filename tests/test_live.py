@@ -1,5 +1,6 @@
 """Measuring on a real GPU, and what happens where there is none, an old one or a small one."""
 
+import re
 import weakref
 from collections import namedtuple
 
@@ -8,17 +9,20 @@ import torch
 from engine import tiny
 
 from course_utils import compare, estimate, measure
-from course_utils.fitting import SAFETY, fits, largest_micro_batch, twin, unsupported
+from course_utils.fitting import SAFETY, fits, largest_micro_batch, not_built, twin, unsupported
 from course_utils.gpus import Gpu
-from course_utils.measuring import choose_source
+from course_utils.live_checks.stand_in import stand_in
+from course_utils.measuring import choose_source, live
 from course_utils.measuring.live import (
     KERNELS,
     GpuOutOfMemory,
+    KernelRefused,
     free_bytes,
     memory_released,
     only_kernel,
     release,
 )
+from course_utils.measuring.simulated import availability
 from course_utils.run import ATTENTIONS, TrainingRun
 from course_utils.units import GB, MB, GiB
 
@@ -142,6 +146,141 @@ def test_live_on_an_old_gpu_is_refused_by_name(with_card):
     with_card(Card("Tesla T4", (7, 5), 15 * GB))
     with pytest.raises(ValueError, match="does not compute in bf16"):
         measure(SMALL, "live")
+
+
+# What "auto" does when the GPU then cannot
+
+
+TINY = TrainingRun(tiny("llama"), 2, 32, "fp32", attention="eager")
+NO_IMAGE = "CUDA error: no kernel image is available for execution on the device\nSearch for `cudaErrorNoKernelImage"
+
+
+@pytest.fixture
+def card(monkeypatch):
+    """A GPU that is not there, of 200 MB; a simulation is prepared before, as it looks for a GPU only once."""
+    availability()
+    monkeypatch.delenv("COURSE_SOURCE", raising=False)
+    with stand_in(200 * MB) as memory:
+        yield memory
+
+
+@pytest.mark.parametrize(
+    ("capability", "architectures"),
+    [
+        ((8, 0), ["sm_75", "sm_80"]),
+        ((8, 9), ["sm_75", "sm_86"]),  # machine code runs on later minor versions
+        ((12, 1), ["sm_120"]),
+        ((12, 0), ["sm_90", "compute_90"]),  # PTX is compiled for any newer GPU
+        ((9, 0), ["sm_90a"]),
+        ((10, 3), ["sm_100f"]),
+        ((10, 3), ["compute_100f"]),
+        ((5, 0), []),  # nothing is known
+    ],
+)
+def test_a_gpu_executes_what_torch_was_built_for(capability, architectures):
+    assert not_built(capability, architectures) == ""
+
+
+@pytest.mark.parametrize(
+    ("capability", "architectures"),
+    [
+        ((6, 1), ["sm_75", "sm_80", "sm_90"]),
+        ((8, 0), ["sm_75", "sm_86"]),
+        ((12, 0), ["sm_90", "sm_100"]),
+        ((7, 0), ["compute_75"]),
+        ((10, 3), ["sm_100a", "compute_100a"]),
+        ((12, 0), ["sm_100f", "compute_100f"]),
+    ],
+)
+def test_a_gpu_that_torch_was_not_built_for_is_named(capability, architectures):
+    reason = not_built(capability, architectures)
+    assert f"built for {', '.join(architectures)}, and this GPU has compute capability {capability[0]}." in reason
+
+
+def cannot(monkeypatch, error: Exception) -> None:
+    """Let every step on the GPU end in this error."""
+
+    def ready(*_):
+        raise error
+
+    monkeypatch.setattr(live, "ready", ready)
+
+
+FAILURES = pytest.mark.parametrize(
+    ("error", "expected", "words"),
+    [
+        (torch.OutOfMemoryError(MESSAGE), GpuOutOfMemory, "It asked for 9.38 GiB more when 1.25 GiB was free"),
+        (RuntimeError(NO_IMAGE), KernelRefused, "has no code for this a stand-in (compute capability 8.0)"),
+        (RuntimeError("No available kernel. Aborting execution."), KernelRefused, "has no eager kernel on this GPU"),
+    ],
+    ids=["memory", "architecture", "kernel"],
+)
+
+
+@FAILURES
+def test_auto_simulates_what_the_gpu_turns_out_not_to_do_and_says_why(card, monkeypatch, error, expected, words):
+    cannot(monkeypatch, error)
+    measured = measure(TINY)
+    assert measured.source == "simulated" and measured.peak == measure(TINY, "simulated").peak
+    assert measured.provenance.note.startswith("not live: ") and words in measured.provenance.note
+
+
+@FAILURES
+@pytest.mark.parametrize("forced", [True, False])
+def test_live_that_was_asked_for_is_never_simulated(card, monkeypatch, error, expected, words, forced):
+    cannot(monkeypatch, error)
+    if forced:
+        monkeypatch.setenv("COURSE_SOURCE", "live")
+    with pytest.raises(expected, match=re.escape(words)):
+        measure(TINY, "auto" if forced else "live")
+
+
+def test_auto_passes_every_other_error_of_the_run(card, monkeypatch):
+    cannot(monkeypatch, RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        measure(TINY)
+
+
+def test_a_gpu_that_this_torch_was_not_built_for_is_simulated(card, monkeypatch):
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_86", "sm_90"])
+    note = measure(TINY).provenance.note
+    assert "built for sm_86, sm_90, and this GPU has compute capability 8.0: install a build" in note
+    with pytest.raises(ValueError, match="was built for sm_86, sm_90"):
+        measure(TINY, "live")
+
+
+def test_a_driver_that_fails_is_named_and_no_gpu_at_all_is_not(monkeypatch):
+    def init(said: str):
+        def fails() -> None:
+            raise RuntimeError(said)
+
+        return fails
+
+    monkeypatch.delenv("COURSE_SOURCE", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(
+        torch.cuda, "init", init("The NVIDIA driver on your system is too old (found version 11040).\n")
+    )
+    assert choose_source(TINY) == (
+        "simulated",
+        "the GPU cannot be used: The NVIDIA driver on your system is too old (found version 11040).",
+    )
+    with pytest.raises(ValueError, match=r"driver on your system is too old .* choose source='simulated'"):
+        measure(TINY, "live")
+    for said in ("No CUDA GPUs are available", "Found no NVIDIA driver on your system. Please check"):
+        monkeypatch.setattr(torch.cuda, "init", init(said))
+        assert choose_source(TINY) == ("simulated", "")
+
+
+def test_a_gpu_that_gives_no_context_is_named(card, monkeypatch):
+    def fails(*_):
+        raise RuntimeError("CUDA error: CUDA-capable device(s) is/are busy or unavailable\nMore of it")
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", fails)
+    note = measure(TINY).provenance.note
+    assert note == "the GPU cannot be used: CUDA error: CUDA-capable device(s) is/are busy or unavailable"
 
 
 # Running out of memory

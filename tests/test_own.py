@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import re
 import traceback
 from types import SimpleNamespace
 from typing import Any
@@ -10,15 +11,19 @@ import pytest
 import torch
 from engine import tiny
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional as F
 
 from course_utils import measure
+from course_utils.live_checks.stand_in import LimitedMemory, stand_in
 from course_utils.measurement import Measurement
+from course_utils.measuring.live import KernelRefused
 from course_utils.measuring.own import CELL_BY_CELL
-from course_utils.measuring_errors import StepError
+from course_utils.measuring.simulated import availability
+from course_utils.measuring_errors import GpuOutOfMemory, StepError
 from course_utils.networks import build_network, loss_of
 from course_utils.run import TrainingRun
-from course_utils.units import round_up
+from course_utils.units import MB, round_up
 
 PHASES = ["forward", "loss", "backward", "optimizer", "zero_grad"]
 EVERYWHERE = pytest.mark.parametrize("source", ["simulated", "cpu"])
@@ -661,3 +666,156 @@ def test_live_kinds_equal_the_simulated_ones():
         measure(step=train_step, source=source, **copy.deepcopy(parts)) for source in ("live", "simulated")
     )
     assert live.breakdown == simulated.breakdown and live.counters["allocated"] >= live.peak
+
+
+# What a GPU turns out not to do, and what a step that fails leaves there
+
+
+@pytest.fixture
+def card(monkeypatch):
+    """A GPU that is not there, of 200 MB; a simulation is prepared before, as it looks for a GPU only once."""
+    availability()
+    monkeypatch.delenv("COURSE_SOURCE", raising=False)
+    with stand_in(200 * MB) as memory:
+        yield memory
+
+
+CANNOT = pytest.mark.parametrize(
+    ("failure", "expected", "words"),
+    [
+        (torch.OutOfMemoryError("Out of it. Sorry."), GpuOutOfMemory, "your step does not fit this GPU. Out of it"),
+        (RuntimeError("No available kernel. Aborting."), KernelRefused, "has no attention kernel on this GPU for what"),
+        (RuntimeError("CUDA error: no kernel image is available"), KernelRefused, "has no code for this a stand-in"),
+    ],
+    ids=["memory", "kernel", "architecture"],
+)
+
+
+def failing_live(failure: Exception, before: Any = lambda x: x) -> Any:
+    """A step that fails on real tensors alone, after `before` has looked at its input."""
+
+    def step(model, optimizer, batch):
+        before(batch[0])
+        if not isinstance(batch[0], FakeTensor):
+            raise failure
+        train_step(model, optimizer, batch)
+
+    return step
+
+
+@CANNOT
+def test_auto_simulates_what_the_gpu_turns_out_not_to_do_and_says_why(card, failure, expected, words):
+    measured = measure(step=failing_live(failure), **made())
+    assert measured.source == "simulated" and measured.peak > 0
+    assert measured.provenance.note.startswith("not live: ") and words in measured.provenance.note
+
+
+@CANNOT
+@pytest.mark.parametrize("forced", [True, False])
+def test_live_that_was_asked_for_is_never_simulated(card, monkeypatch, failure, expected, words, forced):
+    if forced:
+        monkeypatch.setenv("COURSE_SOURCE", "live")
+    with pytest.raises(expected, match=re.escape(words)) as caught:
+        measure(step=failing_live(failure), source="auto" if forced else "live", **made())
+    assert "source='simulated' tells what it would need" in str(caught.value)
+
+
+@CANNOT
+def test_what_can_neither_be_simulated_nor_run_says_both(card, failure, expected, words):
+    step = failing_live(failure, lambda x: x[x > 0])
+    with pytest.raises(expected, match=re.escape(words)) as caught:
+        measure(step=step, **made())
+    assert "Nor can it be simulated: test_own.py:" in str(caught.value)
+    assert "has a shape but no values" in str(caught.value) and "source='simulated' tells" not in str(caught.value)
+
+
+def test_a_gpu_whose_driver_fails_is_not_asked_for_a_step_of_ones_own(card, monkeypatch):
+    def fails(*_):
+        raise RuntimeError("CUDA error: busy or unavailable\nMore of it")
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", fails)
+    measured = measure(step=train_step, **made())
+    assert measured.source == "simulated"
+    assert measured.provenance.note == "not live: the GPU cannot be used: CUDA error: busy or unavailable"
+
+
+def fails_in_step(model, optimizer, batch):
+    F.cross_entropy(model(batch[0]), batch[1]).backward()
+    kept = [batch[0] + 1]
+    raise ValueError(f"in the step, with {len(kept)}")
+
+
+def fails_in_forward(model, optimizer, batch):
+    def fails(*_, kept=batch[0] + 1):
+        raise ValueError("in forward")
+
+    model[2].forward = fails
+    train_step(model, optimizer, batch)
+
+
+def fails_in_hook(model, optimizer, batch):
+    hidden = model[0](batch[0])
+
+    def fails(gradient, kept=batch[0] + 1):
+        raise ValueError("in a hook")
+
+    hidden.register_hook(fails)
+    (model(batch[0]).sum() + hidden.sum()).backward()
+
+
+def fails_in_operator(model, optimizer, batch):
+    hidden = model[0](batch[0])
+    hidden @ hidden
+
+
+def is_interrupted(model, optimizer, batch):
+    F.cross_entropy(model(batch[0]), batch[1]).backward()
+    raise KeyboardInterrupt
+
+
+ENDS = pytest.mark.parametrize(
+    ("step", "last"),
+    [
+        (fails_in_step, 'raise ValueError(f"in the step, with {len(kept)}")'),
+        (fails_in_forward, 'raise ValueError("in forward")'),
+        (fails_in_hook, 'raise ValueError("in a hook")'),
+        (fails_in_operator, "hidden @ hidden"),
+        (is_interrupted, "raise KeyboardInterrupt"),
+    ],
+)
+
+
+def left_by(step: Any, source: str, allocated: Any, times: int) -> tuple[set[int], str]:
+    """Bytes that each of many failures leaves while all their exceptions are kept, and the last traceback as text."""
+    parts, kept, left = made(), [], set()
+    gc.collect()
+    before = allocated()
+    for _ in range(times):
+        with pytest.raises((ValueError, RuntimeError, KeyboardInterrupt)) as caught:
+            measure(step=step, source=source, **parts)
+        kept.append(caught.value)
+        left.add(allocated() - before)
+    return left, "".join(traceback.format_tb(kept[-1].__traceback__))
+
+
+@ENDS
+def test_a_step_that_fails_on_a_gpu_leaves_nothing_there_while_its_exception_is_kept(card, step, last):
+    left, shown = left_by(step, "live", lambda: card.allocated, 3)
+    assert left == {0}
+    assert last in shown
+
+
+@ENDS
+def test_a_step_that_fails_on_the_cpu_leaves_nothing_either(step, last):
+    with LimitedMemory(200 * MB) as memory:
+        left, shown = left_by(step, "cpu", lambda: memory.allocated, 3)
+    assert left == {0}
+    assert last in shown
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@ENDS
+def test_a_step_that_fails_leaves_nothing_on_a_real_gpu(step, last):
+    left, shown = left_by(step, "live", torch.cuda.memory_allocated, 20)
+    assert left == {0}
+    assert last in shown

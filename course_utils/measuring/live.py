@@ -112,12 +112,13 @@ def memory_released(run: TrainingRun, free: Callable[[], int]) -> Iterator[None]
 
 
 @contextmanager
-def released(advice: Callable[[str], str]) -> Iterator[None]:
+def released(advice: Callable[[str], str], otherwise: str = "") -> Iterator[None]:
     """However what is inside ends, keep nothing that it had allocated.
 
     Raises GpuOutOfMemory where memory ran out: `advice` makes its message of what was asked for. Raises KernelRefused
-    where torch has no code for this GPU. Every other exception passes as it is. Its traceback still names each line,
-    but the variables of those frames are gone: a notebook keeps the last exception, and they would keep their tensors.
+    where torch has no code for this GPU, with `otherwise` at the end of the message. Every other exception passes as it
+    is. Its traceback still names each line, but the variables of those frames are gone: a notebook keeps the last
+    exception, and they would keep their tensors.
     """
     try:
         yield
@@ -126,7 +127,7 @@ def released(advice: Callable[[str], str]) -> Iterator[None]:
             let_go(error)
             _give_back()
             if isinstance(error, RuntimeError) and NO_CODE in str(error):
-                raise KernelRefused(_no_code()) from error
+                raise KernelRefused(_no_code() + otherwise) from error
             raise
         asked = asked_for(str(error))
         release(error)

@@ -134,7 +134,7 @@ def _live(own: OwnStep, steps: int, note: str = "", otherwise: str = "") -> Meas
         free = format_bytes(free_bytes(), "GB", 1)
         return f"your step does not fit this GPU. {asked}. {free} is free now that its memory is released{otherwise}"
 
-    with released(advice), refusals_told(ANY_KERNEL + otherwise), own_random_numbers():
+    with released(advice, otherwise), refusals_told(ANY_KERNEL + otherwise), own_random_numbers():
         with torch.autograd.set_multithreading_enabled(False):  # the tracker is told of operators on its own thread
             measured = _trace(own, provenance, steps)
         return replace(measured, counters=peak_counters(advance, steps))
