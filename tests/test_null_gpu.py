@@ -68,15 +68,17 @@ def test_what_does_not_go_as_the_demos_say_is_one_line_each():
 
 
 @pytest.mark.parametrize(
-    ("committed", "live", "failures"),
+    ("folder", "committed", "live", "failures"),
     [
-        ("peak (simulated GPU · torch 2.13.0)", 2, ["x: KeyError"]),
-        ("peak (simulated GPU · torch 2.13.0)", 0, ["x: KeyError", "no cell was live"]),
-        ("no measurement", 0, ["x: KeyError"]),
+        ("notebooks", "peak (simulated GPU · torch 2.13.0)", 2, ["x: KeyError"]),
+        ("notebooks", "peak (simulated GPU · torch 2.13.0)", 0, ["x: KeyError", "no cell was live"]),
+        ("notebooks", "no measurement", 0, ["x: KeyError"]),
+        ("solutions", "peak (simulated GPU · torch 2.13.0)", 0, ["x: KeyError"]),
     ],
 )
-def test_a_notebook_names_cells_that_failed_and_says_if_none_was_live(tmp_path, committed, live, failures):
-    path = tmp_path / "lesson.ipynb"
+def test_a_notebook_names_cells_that_failed_and_says_if_none_was_live(tmp_path, folder, committed, live, failures):
+    path = tmp_path / folder / "lesson.ipynb"
+    path.parent.mkdir()
     path.write_text(committed, encoding="utf-8")
     assert failed_cells(path, "a warning\n" + json.dumps({"failed": ["x: KeyError"], "live": live})) == failures
 
