@@ -2,7 +2,7 @@
 
 From then on this process, and all that it starts, can open nothing but what it is shown, can write below its home
 alone, and, from Linux 6.12 on, signals only what it started. The network stays open. Landlock is there since Linux
-5.13, if it was not left out; Ubuntu and Docker allow it. Numbers as in linux/landlock.h.
+5.13, if it was not left out; Docker allows it (moby/moby, pull request 43199). Numbers as in linux/landlock.h.
 """
 
 import ctypes
