@@ -15,6 +15,7 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -24,7 +25,9 @@ from engine import tiny
 from course_utils import distributed, estimate, measure
 from course_utils.breakdown import KINDS
 from course_utils.distributed import RankFailed, RanksUnavailable, report, run_ranks
+from course_utils.estimating import moments
 from course_utils.estimating.sharding import bucket_sizes, ddp_communication, rank_0_states, zero_1_shares
+from course_utils.estimating.states import is_hidden_matrix
 from course_utils.measurement import Measurement
 from course_utils.measuring.data_parallel import check_data_parallel, note_of, whole_batch
 from course_utils.measuring.recorded import from_json
@@ -356,6 +359,19 @@ PEAKS = [
     {"zero_stage": 1, "optimizer": "adamw-loop"}, {"bucket_view": True, "accumulation_steps": 2},
     {"bucket_view": True, "accumulation_steps": 3, "zero_stage": 1},
 ]  # fmt: skip
+RECIPES: list[dict[str, Any]] = [
+    {"optimizer": "adafactor"}, {"optimizer": "muon"}, {"optimizer": "lion"}, {"optimizer": "adam8bit"},
+    {"optimizer": "adafactor", "zero_stage": 1}, {"optimizer": "muon", "zero_stage": 1},
+    {"optimizer": "lion", "zero_stage": 1}, {"optimizer": "adam8bit", "zero_stage": 1},
+    {"precision": "amp-bf16"}, {"precision": "bf16"}, {"precision": "bf16", "zero_stage": 1},
+    {"precision": "amp-fp16", "zero_stage": 1}, {"precision": "fp16-master"},
+    {"precision": "fp16-master", "zero_stage": 1},
+    {"precision": "bf16-master"}, {"precision": "bf16-master", "zero_stage": 1, "optimizer": "adamw-loop"},
+    {"precision": "bf16-master", "optimizer": "adamw-foreach", "bucket_view": True, "accumulation_steps": 2},
+    {"precision": "bf16-master", "optimizer": "sgd", "bucket_view": True, "zero_stage": 1},
+]  # fmt: skip
+"""Every optimizer, and every recipe of formats that torch's reducer takes."""
+
 SETTLING = RUN.replace(bucket_view=True, set_to_none=False, optimizer="sgd")
 
 
@@ -389,6 +405,7 @@ def follow_each(pickled: str):
 def all_measured() -> dict[tuple[TrainingRun, int], Measurement]:
     wanted = [(RUN.replace(**changes), 2) for changes in STATES if changes]
     wanted += [(large_vocabulary(changes), 2) for changes in PEAKS] + [(SETTLING, 2), (SETTLING, 3)]
+    wanted += [(RUN.replace(**changes), 2) for changes in RECIPES]
     pickled = base64.b64encode(pickle.dumps(wanted)).decode()
     found = run_ranks(follow_each, 2, pickled=pickled)[0]
     return {
@@ -437,6 +454,33 @@ def test_the_estimated_peak_is_exact_but_for_step_counters(changes):
     counters = BLOCK * len(zero_1_shares(run.model, 2)[0] if run.zero_stage else parameter_shapes(run.model))
     off = {kind: found[kind] - truth[kind] for kind in KINDS if found[kind] != truth[kind]}
     assert off == {"optimizer_states": -counters} and found.phase == measured(run).peak_phase
+
+
+@pytest.mark.parametrize("changes", RECIPES, ids=str)
+def test_the_optimizers_step_is_exact_for_every_recipe_that_is_estimated(changes):
+    run = RUN.replace(**changes)
+    expected, truth = moments(run)["optimizer step"], measured(run).phase_peaks["optimizer"]
+    off = {kind: truth[kind] - expected[kind] for kind in KINDS if truth[kind] != expected[kind]}
+    names = list(zero_1_shares(run.model, 2)[0] if run.zero_stage else parameter_shapes(run.model))
+    if run.optimizer.algorithm == "muon":
+        names = [name for name in names if not is_hidden_matrix(name, parameter_shapes(run.model)[name])]
+    counters = 0 if run.optimizer.algorithm in ("sgd", "lion", "adam8bit") else BLOCK * len(names)
+    assert off == ({"optimizer_states": counters} if counters else {})
+
+
+@pytest.mark.parametrize("precision", ["bf16-master-fp32grad", "fp8"])
+def test_what_the_reducer_cannot_do_is_not_estimated(precision):
+    for stage in (0, 1):
+        with pytest.raises(ValueError, match="another format than its weights"):
+            estimate(RUN.replace(precision=precision, zero_stage=stage))
+
+
+def test_gradients_that_are_views_stay_with_their_buckets():
+    run = TrainingRun(
+        "qwen2.5-0.5b", 1, 1, "bf16-master", "adamw-foreach", "efficient", "every-2", 8, 64, 0, bucket_view=True
+    )
+    for moment in moments(run).values():
+        assert min(moment.values()) >= 0 and moment["gradients"] >= sum(bucket_sizes(run))
 
 
 def test_with_gradients_that_stay_the_buckets_settle_in_the_third_step():
@@ -497,7 +541,6 @@ def gradients(run: TrainingRun, text: torch.Tensor) -> dict[str, torch.Tensor]:
     ("changes", "words"),
     [
         ({"world_size": 9}, "up to 8 run here; zero_stage=3 is simulated"),
-        ({"optimizer": "muon"}, "not with muon"),
         ({"loss_chunks": 2}, "loss_chunks=1"),
     ],
 )

@@ -16,6 +16,7 @@ from course_utils.measuring.optimizers import (
     make_optimizer,
 )
 from course_utils.measuring.step import MasterOptimizer, Training, clip
+from course_utils.measuring.tracing import trace_on_cpu
 from course_utils.measuring.tracker import Tracker
 from course_utils.run import OPTIMIZERS, TrainingRun
 
@@ -260,3 +261,18 @@ def test_gradients_that_are_not_set_to_none_are_zero(precision):
         assert owner.grad is not None and not owner.grad.any()
     assert all(owner.grad is None for owner in other.gradient_owners())
     assert all(torch.equal(*pair) for pair in zip(weights(training), weights(other), strict=True))
+
+
+@pytest.mark.parametrize("precision", ["fp16-master", "amp-fp16"])
+def test_with_loss_scaling_the_first_update_is_done(precision):
+    run = TrainingRun(tiny("gpt2"), 1, 16, precision, attention="eager")
+    training = Training(run, "cpu", simulated=False)
+    training.step(Unwatched())  # type: ignore[arg-type]
+    names = {name.split(" of ")[0] for name, _ in training.named_states()}
+    assert {"exp_avg", "exp_avg_sq"} <= names and not training.skipped_an_update
+
+
+def test_an_update_that_was_skipped_is_said(monkeypatch):
+    monkeypatch.setattr("course_utils.measuring.step.LOSS_SCALE", 2.0**16)
+    run = TrainingRun(tiny("gpt2"), 1, 16, "fp16-master", attention="eager")
+    assert "an update was skipped" in str(trace_on_cpu(run, 1, "").provenance)

@@ -10,9 +10,12 @@ from ..units import round_up
 from .program import Reading
 from .sharding import ddp_communication, rank_0_states, zero_1_share
 from .states import Trainable, gradient_bytes, optimizer_state_bytes, parameter_bytes
-from .update import clipping, optimizer_step, step_on
+from .update import clipping, lets_gradients_go, optimizer_step, step_on
 from .walk import Totals, plus
 from .workspaces import workspace_bytes
+
+NOT_REDUCED = ("bf16-master-fp32grad", "fp8")
+"""Recipes for which torch has no data parallelism with whole gradients; libraries that have it lay out their own."""
 
 
 def estimate(run: TrainingRun) -> MemoryBreakdown:
@@ -69,6 +72,11 @@ def check(run: TrainingRun) -> None:
         raise TypeError(f"an estimate is of a TrainingRun, not of {run!r}: write estimate(TrainingRun(...))")
     if run.world_size > 1 and run.lora_rank:
         raise ValueError("several ranks are estimated for a whole model: set lora_rank=0, or world_size=1")
+    if run.world_size > 1 and run.zero_stage < 2 and run.precision.name in NOT_REDUCED:
+        raise ValueError(
+            f"{run.precision.name} has gradients in another format than its weights, and DistributedDataParallel "
+            "reduces those of the weights alone: choose 'bf16-master', or zero_stage 2 or 3 (FSDP2)"
+        )
     if run.tensor_parallel > 1:
         raise ValueError(
             "tensor parallelism has closed forms of its own, and no estimate of the peak: "
@@ -139,7 +147,8 @@ def _optimizer_step(run: TrainingRun) -> Totals:
     if not run.zero_stage:
         return optimizer_step(run)
     clips = run.clip_grad_norm is not None
-    return dict(_zero_1_step(run.model, run.world_size, run.precision, run.optimizer, run.set_to_none, clips))
+    names = (run.precision, run.optimizer)
+    return dict(_zero_1_step(run.model, run.world_size, *names, lets_gradients_go(run), clips))
 
 
 @lru_cache(maxsize=256)

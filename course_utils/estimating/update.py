@@ -29,7 +29,12 @@ def optimizer_step(run: TrainingRun) -> Totals:
     """
     clips = run.clip_grad_norm is not None
     names = (run.precision.name, run.optimizer.name)
-    return dict(_optimizer_step(run.model, run.lora_rank, run.lora_targets, *names, run.set_to_none, clips))
+    return dict(_optimizer_step(run.model, run.lora_rank, run.lora_targets, *names, lets_gradients_go(run), clips))
+
+
+def lets_gradients_go(run: TrainingRun) -> bool:
+    """Whether a gradient that is set to None is gone: as a view of a bucket it leaves the bucket where it is."""
+    return run.set_to_none and not run.bucket_view
 
 
 def clipping(run: TrainingRun) -> Totals:

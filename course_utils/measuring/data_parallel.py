@@ -16,17 +16,17 @@ from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from ..distributed import report, run_ranks
+from ..estimating.sharding import zero_1_shares
 from ..measurement import Measurement, Provenance
 from ..networks import Transformer
 from ..run import TrainingRun
-from .optimizers import make_optimizer, named_states_of
+from .optimizers import Named, make_optimizer, named_states_of
 from .recorded import from_json, to_json
-from .step import Phases, Training
+from .step import MasterOptimizer, Phases, Training
 from .tracing import SEED, follow, today, torch_release
 from .tracker import States, Tracker
 
 MOST_PROCESSES = 8
-OPTIMIZERS = ("sgd", "momentum", "adam", "adamw")
 
 
 def measure_data_parallel(run: TrainingRun, steps: int) -> Measurement:
@@ -60,10 +60,32 @@ def check_data_parallel(run: TrainingRun) -> None:
             f"{run.world_size} processes are too many for one computer: up to {MOST_PROCESSES} run here; "
             "zero_stage=3 is simulated for any number of ranks"
         )
-    if run.optimizer.algorithm not in OPTIMIZERS:
-        raise ValueError(f"several processes step with {', '.join(OPTIMIZERS)}, not with {run.optimizer.name}")
     if run.loss_chunks > 1 or run.lora_rank:
         raise ValueError("several processes train a whole model with a whole loss: set loss_chunks=1 and lora_rank=0")
+
+
+class MastersOfShares(MasterOptimizer):
+    """ZeRO-1 with master weights: of its share of whole tensors alone, each then sent to every other rank.
+
+    torch's ZeroRedundancyOptimizer shares out tensors alike, but only to optimizers that step the weights themselves.
+    """
+
+    def __init__(self, run: TrainingRun, named: Named) -> None:
+        self.shares = zero_1_shares(run.model, run.world_size)
+        self.everything = dict(named)
+        mine = self.shares[dist.get_rank()]
+        super().__init__(run, [(name, self.everything[name]) for name in mine], simulated=False)
+
+    def step(self) -> None:
+        super().step()
+        for rank, share in enumerate(self.shares):
+            for name in share:
+                dist.broadcast(self.everything[name].detach(), src=rank)
+
+    @property
+    def gradient_owners(self) -> list[torch.nn.Parameter]:
+        """Every weight: backward gives all of them a gradient on each rank."""
+        return list(self.everything.values())
 
 
 class ReplicatedTraining(Training):
@@ -82,8 +104,10 @@ class ReplicatedTraining(Training):
         replica = DistributedDataParallel(super()._network(), gradient_as_bucket_view=self.run.bucket_view)
         return replica  # type: ignore[return-value]
 
-    def _optimizer(self) -> torch.optim.Optimizer:
+    def _optimizer(self) -> torch.optim.Optimizer | MasterOptimizer:
         named = list(self.network.module.named_parameters())
+        if self.run.precision.master:
+            return MastersOfShares(self.run, named) if self.run.zero_stage else MasterOptimizer(self.run, named, False)
         if not self.run.zero_stage:
             return make_optimizer(self.run.optimizer, named)
         from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -98,8 +122,11 @@ class ReplicatedTraining(Training):
         return ZeroRedundancyOptimizer(weights, optimizer_class=of_share)  # type: ignore[arg-type]
 
     def _optimizer_states(self) -> list[tuple[str, Any]]:
+        names = {id(weight): name for name, weight in self.network.module.named_parameters()}
+        if isinstance(self.optimizer, MasterOptimizer):
+            return self.optimizer.named_states(names)
         optimizer: Any = self.optimizer.optim if self.run.zero_stage else self.optimizer  # type: ignore[union-attr]
-        return named_states_of(optimizer, {id(weight): name for name, weight in self.network.module.named_parameters()})
+        return named_states_of(optimizer, names)
 
     def _forward_and_backward(self, tracker: Phases) -> None:
         """Gradients are reduced with the last micro-batch only."""

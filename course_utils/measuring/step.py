@@ -11,6 +11,10 @@ from ..run import TrainingRun
 from .holdings import Holdings
 from .optimizers import Named, make_codebooks, make_optimizer, named_states_of
 
+LOSS_SCALE = 2.0**12
+"""What a loss is multiplied by at first. torch begins with 65,536, which is no number of fp16 (its largest is 65,504):
+in fp16 the loss's own gradient overflows, and the first update is skipped, so that a second step has no states yet."""
+
 
 class Phases(Protocol):
     """Who is told how far a step has come: the tracker, or a stand-in where nothing is tracked."""
@@ -130,7 +134,7 @@ class Training:
         self.losses: list[float] = []
         self.network = self._network()
         self.optimizer = self._optimizer()
-        self.scaler = torch.amp.GradScaler(device) if run.precision.loss_scaling else None
+        self.scaler = torch.amp.GradScaler(device, init_scale=LOSS_SCALE) if run.precision.loss_scaling else None
         shape = (run.micro_batch, run.seq_len + 1)
         text = torch.randint(run.model.vocab, shape, device=device)
         self.tokens, self.targets = text[:, :-1].clone(), text[:, 1:].clone()
@@ -144,6 +148,11 @@ class Training:
         if self.run.precision.master:
             return MasterOptimizer(self.run, named, self.simulated)
         return make_optimizer(self.run.optimizer, named)
+
+    @property
+    def skipped_an_update(self) -> bool:
+        """Whether the loss scaler found a gradient that overflowed, and left out the update."""
+        return self.scaler is not None and not self.simulated and self.scaler.get_scale() < LOSS_SCALE
 
     def states(self) -> list[Any]:
         """Tensors that the optimizer (and the loss scaler) keeps from step to step, each once."""

@@ -3,6 +3,7 @@
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import date
 from functools import lru_cache
 
@@ -17,6 +18,8 @@ from .step import Training
 from .tracker import Tracker
 
 SEED = 0
+
+SKIPPED = "gradients overflowed in fp16 and an update was skipped: optimizer states may not be there yet"
 
 
 @lru_cache(maxsize=16)
@@ -97,6 +100,8 @@ def follow(training: Training, tracker: Tracker, steps: int, provenance: Provena
             tracker.step, last_step = step, len(tracker.events)
             training.step(tracker)
             ends.append(len(tracker.events))
+    if training.skipped_an_update:
+        provenance = replace(provenance, note="; ".join(filter(None, (provenance.note, SKIPPED))))
     return _measurement(tracker, last_step, ends, training.losses, provenance)
 
 
