@@ -55,6 +55,9 @@ def run(
     `allow_errors`.
     """
     metadata = notebook.metadata.copy()
+    for cell in notebook.cells:  # what an earlier execution left would say of a cell that it has been reached
+        if cell.cell_type == "code":
+            cell.execution_count, cell.outputs = None, []
     with tempfile.TemporaryDirectory(prefix="course-build-", ignore_cleanup_errors=True) as home:
         client = NotebookClient(
             notebook,

@@ -15,6 +15,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+if sys.platform == "linux":
+    from ..guard import end_children
+
 REFUSED = "not graded: the system refused to keep it apart: "
 POLL_SECONDS = 0.25
 DISK_MARGIN = 1.25
@@ -152,30 +155,7 @@ def _end(worker: "subprocess.Popen[bytes]") -> None:
         os.killpg(worker.pid, signal.SIGKILL)
     worker.wait()
     if sys.platform == "linux":
-        _end_children()
-
-
-def _end_children() -> None:
-    """End the children of this process until there are none: those of a child that ended have become its own."""
-    while True:
-        try:
-            child, _ = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return
-        if not child:
-            for one in _children():
-                os.kill(one, signal.SIGKILL)
-            time.sleep(0.01)
-
-
-def _children() -> list[int]:
-    """The processes whose parent is this one, from /proc: the fourth field of stat, the name in parentheses before."""
-    found = []
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # ended meanwhile
-            if int(status.read_text(errors="replace").rpartition(")")[2].split()[1]) == os.getpid():
-                found.append(int(status.parent.name))
-    return found
+        end_children()
 
 
 if __name__ == "__main__":

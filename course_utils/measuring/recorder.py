@@ -47,7 +47,7 @@ from .recording_list import STEPS, Task, recording_list, rehearsal_list, tried_i
 from .wheels import PACKAGES, fetch
 
 PACKAGE = Path(__file__).resolve().parent.parent
-GUARD = Path(__file__).with_name("guard.py")
+GUARD = PACKAGE / "guard.py"
 OLDEST_TORCH = (2, 11)
 FACTS_SECONDS = 120.0
 FACTS = "facts"

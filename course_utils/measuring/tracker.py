@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -449,10 +450,10 @@ class Tracker(TorchDispatchMode):
         """Every allocation and free so far, with its kind."""
         return Timeline([(size, storage.kind) for size, storage in self.events], list(self.marks))
 
-    def peak_event(self, since: int = 0, until: int | None = None) -> int:
-        """How many events had happened when the most bytes were allocated, from event `since` to event `until`."""
+    def peak_event(self, since: int = 0) -> int:
+        """How many events had happened when the most bytes were allocated, from event `since` on."""
         now, peak, event = 0, -1, since
-        for index, (size, _) in enumerate(self.events[:until]):
+        for index, (size, _) in enumerate(self.events):
             now += size
             if index >= since and now > peak:
                 peak, event = now, index + 1
@@ -462,14 +463,15 @@ class Tracker(TorchDispatchMode):
         """The highest point of each phase from event `since` on, by the phase's name; of several of one name, the
         highest.
         """
-        peaks: dict[str, MemoryBreakdown] = {}
+        totals = list(accumulate(size for size, _ in self.events))
         ends = [mark.event for mark in self.marks[1:]] + [len(self.events)]
+        highest: dict[str, int] = {}
         for mark, end in zip(self.marks, ends, strict=True):
             if mark.event >= since and end > mark.event:
-                highest = self.at(self.peak_event(mark.event, end), f"peak of {mark.phase}")
-                if mark.phase not in peaks or highest.total > peaks[mark.phase].total:
-                    peaks[mark.phase] = highest
-        return peaks
+                event = max(range(mark.event, end), key=totals.__getitem__)
+                if mark.phase not in highest or totals[event] > totals[highest[mark.phase]]:
+                    highest[mark.phase] = event
+        return {phase: self.at(event + 1, f"peak of {phase}") for phase, event in highest.items()}
 
     def at(self, event: int, label: str = "") -> MemoryBreakdown:
         """Bytes by kind when `event` events had happened."""
