@@ -37,7 +37,6 @@ from course_utils.measuring.recording_file import Line, append, read_lines, repa
 from course_utils.measuring.recording_list import Task, recording_list, rehearsal_list, run_task
 from course_utils.measuring.recording_work import agreement, perform
 from course_utils.measuring.simulated import simulated_gpu
-from course_utils.pip_runner import SetupError
 from course_utils.run import ATTENTIONS, OPTIMIZERS, PRECISIONS, RECOMPUTES, TrainingRun
 from course_utils.snapshots import compare_with_gpu, snapshot_of
 from course_utils.units import GB, MB, MiB
@@ -528,7 +527,7 @@ def test_what_pip_says_is_told_where_it_cannot_have_them(tmp_path):
             command, 1, "", "WARNING: x\nERROR: No matching distribution found for nbclient\n"
         )
 
-    with pytest.raises(SetupError, match="could not fetch the wheels: ERROR: No matching distribution"):
+    with pytest.raises(RuntimeError, match="could not fetch the wheels: ERROR: No matching distribution"):
         wheels.fetch(tmp_path, pip)
 
 

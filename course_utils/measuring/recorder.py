@@ -336,7 +336,10 @@ def main(arguments: Sequence[str], say: Callable[[str], None] = say_now) -> int:
     tasks = list(rehearsal_list() if options.rehearse else recording_list())
     tasks = chosen(tasks, options.only) if options.only else tasks
     if options.wheels:
-        say(fetch(options.wheels))
+        try:
+            say(fetch(options.wheels))
+        except RuntimeError as problem:
+            raise RecordingError(str(problem)) from None
         return 0
     if options.list:
         say(listing(tasks, card_here()))

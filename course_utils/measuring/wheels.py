@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..pip_runner import SetupError
 from ..units import format_bytes
 
 PACKAGES = ("nbclient", "ipykernel", "ipywidgets", "jupytext", "nbformat")
@@ -22,13 +21,13 @@ LOCK = Path(__file__).resolve().parents[2] / "requirements.lock"
 def fetch(folder: Path, ask: Callable[..., Any] = subprocess.run) -> str:
     """Download the wheels for Python 3.12 on Linux (x86-64) into `folder`; returns their names, sizes and what to do.
 
-    Raises SetupError with pip's own words if it cannot have them.
+    Raises RuntimeError with pip's own words if it cannot have them.
     """
     folder.mkdir(parents=True, exist_ok=True)
     done = ask(pip_command(folder), capture_output=True, text=True, check=False)
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()
-        raise SetupError(f"pip could not fetch the wheels: {' '.join(lines[-1:]) or f'exit code {done.returncode}'}")
+        raise RuntimeError(f"pip could not fetch the wheels: {' '.join(lines[-1:]) or f'exit code {done.returncode}'}")
     wheels = sorted(folder.glob("*.whl"), key=lambda wheel: wheel.name.lower())
     sizes = [wheel.stat().st_size for wheel in wheels]
     rows = [f"{format_bytes(size, 'MB', 2):>9}  {wheel.name}" for wheel, size in zip(wheels, sizes, strict=True)]
