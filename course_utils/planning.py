@@ -165,16 +165,18 @@ def _shapes(run: TrainingRun, card: Gpu, may_change: Sequence[str]) -> Iterator[
     """Every set of choices that the card can run, with a micro-batch of one sequence."""
     run = _resized(run, 1)
     changes = [{}, *(change for name in may_change for change in MAY_CHANGE[name])]
-    for change, recompute, attention, chunks, sharding in product(
-        changes, FREE["recompute"], _attentions(run), FREE["loss_chunks"], _shardings(run)
+    for change, recompute, chunks, sharding in product(
+        changes, FREE["recompute"], FREE["loss_chunks"], _shardings(run)
     ):
         if change and change.items() <= sharding.items():
             continue  # the policy that FSDP2 takes anyway
-        chosen = {"recompute": recompute, "attention": attention, "loss_chunks": chunks} | sharding | change
+        chosen = {"recompute": recompute, "loss_chunks": chunks} | sharding | change
         for optimizer in _implementations(chosen.get("optimizer", run.optimizer.algorithm)):
-            shape = _possible(run, chosen | {"optimizer": optimizer})
-            if shape is not None and not unsupported(shape, card.capability):
-                yield shape
+            kernels = (
+                _possible(run, chosen | {"optimizer": optimizer, "attention": kernel}) for kernel in _attentions(run)
+            )
+            # The first that can run: the efficient kernel is for cards and heads that have no flash kernel.
+            yield from [shape for shape in kernels if shape and not unsupported(shape, card.capability)][:1]
 
 
 def _possible(run: TrainingRun, choices: dict[str, Any]) -> TrainingRun | None:

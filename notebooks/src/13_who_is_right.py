@@ -332,8 +332,8 @@ for model, run in runs.items():
 # statistics of the last norm: both in the list above, neither in the table. The rest is rounding to blocks of 512
 # bytes, and the random numbers' state that a flash kernel keeps. A handful of lines on paper is right to a thousandth.
 #
-# What a simulation cannot see, none of the three has: CUDA's context, workspaces, a kernel's own scratch. They belong
-# to the card, and come on top.
+# What a simulation cannot see, none of the three has: CUDA's context, a kernel's own scratch. They belong to the card,
+# and come on top. So do cuBLAS's workspaces, which a run counts where it names its `card`.
 #
 # So who is right in the end? This lesson has asked a simulation, and judged every formula by it. Only a card's own
 # counters could overrule both. Has a card been asked? The next cell reads what has been recorded on real GPUs, next to

@@ -54,9 +54,40 @@ print(
 # programs are told on Windows; on Linux it is probably less, as for the others. Bandwidth and arithmetic are the
 # maker's: `a100.rates.source` names the document.
 #
-# One more deduction is ours: an estimate has no [fragmentation](../docs/glossary.md#fragmentation) and no workspaces in
-# it. So a [plan](../docs/glossary.md#plan) counts as fitting if it does with 5 % in
-# [reserve](../docs/glossary.md#reserve).
+# One more deduction is ours: an estimate has no [fragmentation](../docs/glossary.md#fragmentation) in it. So a
+# [plan](../docs/glossary.md#plan) counts as fitting if it does with 5 % in [reserve](../docs/glossary.md#reserve).
+#
+# And the library that multiplies matrices, cuBLAS, takes a part: torch gives it a
+# [workspace](../docs/glossary.md#workspace) for each thread that multiplies, and never takes it back. Forward runs on
+# your thread, backward on autograd's own, so there are two. A run that names its `card` counts them.
+#
+# **Your guess.** GPT-2, one sequence of 1,024 tokens, on an H100. How much of the step's peak are the two workspaces?
+
+# %%
+predict("14.workspaces", unit="%")
+
+# %%
+from course_utils import TrainingRun
+
+small = TrainingRun("gpt2", micro_batch=1, seq_len=1024)
+for card in ("A100-80GB", "RTX4090-24GB", "RTX5090-32GB", "H100-80GB"):
+    peak = estimate(small.replace(card=card))
+    share = 100 * peak["workspaces"] / peak.total
+    print(f"{card:14}{format_bytes(peak['workspaces'], 'MiB', 2):>12}{share:6.1f} % of the peak")
+reveal("14.workspaces", share, unit="%")
+
+# %% [markdown]
+# **The gap** between the cards is torch's own rule: 32 MiB a thread on Hopper and, from torch 2.12 on, on Blackwell; on
+# every other card 8.125 MiB. The variable `CUBLAS_WORKSPACE_CONFIG` changes it. On a GPU you can watch it happen:
+#
+# ```python
+# x = torch.randn(512, 512, device="cuda")
+# before = torch.cuda.memory_allocated()
+# y = x @ x
+# print(torch.cuda.memory_allocated() - before - y.nbytes)  # the workspace of this thread
+# ```
+#
+# A fixed sum matters to small runs alone. The plans below leave it to the reserve.
 
 # %% [markdown]
 # ## The course's first question
@@ -139,7 +170,6 @@ print(best.code())
 # 05](05_activations.ipynb)).
 
 # %%
-from course_utils import TrainingRun
 from course_utils.fitting import SAFETY
 
 puzzle, room = TrainingRun("gpt2-xl", 32, 1024, recompute="full"), plan.card.room
