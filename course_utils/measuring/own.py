@@ -35,6 +35,7 @@ from .live import (
     released,
     usable_gpu,
 )
+from .questions import answered
 from .simulated import availability, simulated_gpu
 from .tracebacks import let_go
 from .tracing import SEED, own_random_numbers, today, torch_release
@@ -147,6 +148,8 @@ def _trace(own: OwnStep, provenance: Provenance, steps: int) -> Measurement:
     with ExitStack() as stack:
         work = carried_over(own, device, simulated)
         tracker = stack.enter_context(Tracker(device))
+        if simulated:
+            stack.enter_context(answered(sizes=lambda: [size for size, _ in tracker.events]))
         watch = stack.enter_context(Watch(tracker, work, simulated))
         for number in range(1, steps + 1):
             watch.begin_step(number)

@@ -1,0 +1,412 @@
+"""What a simulated GPU answers when a step asks `torch.cuda` or `torch.accelerator` something.
+
+Three kinds of functions. Those that ask, or tell a GPU to do what a simulated one need not do (wait, give back its
+cache, begin another stream), are answered. Those that need a real GPU raise StepError. The rest works without a GPU.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any, NoReturn
+from unittest import mock
+
+import torch
+from torch._subclasses import fake_tensor
+
+from ..gpus import Gpu, gpu
+from ..measuring_errors import StepError
+from .patches import on_this_thread
+from .places import calling_place, described
+
+CARD = replace(gpu("A100-80GB"), name="simulated GPU")
+"""The card that answers where none is named: it computes in bf16 and has every kernel that the course knows."""
+
+INSTEAD = "Leave this out of the step, or measure it with source='live' on a GPU"
+
+ONE_GPU = 0
+"""The index of the only simulated GPU."""
+
+REFUSED = {
+    "its memory is counted here, but no allocator hands it out": (
+        "CUDAPluggableAllocator MemPool caching_allocator_alloc caching_allocator_delete caching_allocator_disabled "
+        "caching_allocator_enable change_current_allocator host_memory_stats host_memory_stats_as_nested_dict "
+        "memory_snapshot memory_stats_as_nested_dict memory_summary set_per_process_memory_fraction use_mem_pool"
+    ),
+    "nothing is computed, so nothing can be captured": "CUDAGraph graph graph_pool_handle make_graphed_callables",
+    "there is no driver, and no library of NVIDIA's": (
+        "ExternalStream GreenContext check_error cudart current_blas_handle current_solver_handle "
+        "get_stream_from_external"
+    ),
+    "there is no hardware to look at": (
+        "clock_rate device_memory_used list_gpu_processes memory_usage power_draw temperature utilization"
+    ),
+    "there is only one": "can_device_access_peer",
+}
+"""Functions and classes of torch.cuda that need a real GPU, by the reason that the message gives."""
+
+REFUSED_OF_ACCELERATOR = {
+    "nothing is computed, so nothing can be captured": "Graph",
+    "of the formats that a GPU computes in, only bf16 is known": "get_device_capability",
+}
+
+STORAGES = "BFloat16 Bool Byte Char ComplexDouble ComplexFloat Double Float Half Int Long Short"
+
+NEED_NO_ANSWER = {
+    "types of tensors and storages": [name + kind for name in STORAGES.split() for kind in ("Storage", "Tensor")],
+    "errors, and the numbers that they have": [
+        "AcceleratorError", "CudaError", "DeferredCudaCallError", "OutOfMemoryError", "cudaStatus",
+    ],
+    "what torch.cuda itself imports": [
+        "Any", "Callable", "Device", "NewType", "Optional", "Union", "cache", "cast", "classproperty", "deprecated",
+        "lru_cache",
+    ],
+}  # fmt: skip
+"""What can be called in torch.cuda or torch.accelerator and asks no GPU; submodules are not called."""
+
+
+@contextmanager
+def answered(card: Gpu = CARD, sizes: Callable[[], Sequence[int]] = tuple) -> Iterator[None]:
+    """Inside, this thread's questions to torch.cuda and torch.accelerator are answered for `card`; see `answers`."""
+    with ExitStack() as stack:
+        for name, answer in answers(card, sizes).items():
+            path, _, short = name.rpartition(".")
+            stack.enter_context(_in_place_of(_named(path), short, answer))
+        yield
+
+
+def _in_place_of(owner: Any, name: str, answer: Any) -> AbstractContextManager[Any]:
+    if isinstance(answer, type):
+        return mock.patch.object(owner, name, _class_of_this_thread(getattr(owner, name), answer))
+    return on_this_thread(owner, name, answer) if callable(answer) else mock.patch.object(owner, name, answer)
+
+
+def answers(card: Gpu = CARD, sizes: Callable[[], Sequence[int]] = tuple) -> dict[str, Any]:
+    """What to put in place of which name, as in {"torch.cuda.get_device_name": …}, while `card` is simulated.
+
+    `sizes` returns the bytes of every allocation so far, and of every free, negative, in order. Names that this torch
+    lacks are left out.
+    """
+    memory = Memory(sizes, card)
+    cuda = {**_of_card(card), **_of_work(), **memory.told(), **_refusals("torch.cuda", REFUSED)}
+    accelerator = {**_of_accelerator(memory), **_refusals("torch.accelerator", REFUSED_OF_ACCELERATOR)}
+    profiler = {"start": _nothing, "stop": _nothing, "profile": nullcontext}
+    found = {
+        "torch.cuda": cuda,
+        **{f"torch.cuda.{module}": cuda for module in ("memory", "random", "streams", "graphs")},
+        "torch.cuda.nvtx": _marks(),
+        "torch.cuda.profiler": profiler,
+        "torch.accelerator": accelerator,
+        "torch.accelerator.memory": accelerator,
+    }
+    told = {(path, name): answer for path, those in found.items() for name, answer in those.items()}
+    there = {f"{path}.{name}": answer for (path, name), answer in told.items() if hasattr(_named(path), name)}
+    return there | _of_fake_tensors()
+
+
+def _named(path: str) -> Any:
+    """A module or class of torch, as in "torch.cuda.memory"; None if this torch has none of that name."""
+    thing: Any = torch
+    for part in path.split(".")[1:]:
+        thing = getattr(thing, part, None)
+    return thing
+
+
+def _class_of_this_thread(original: Any, answer: type) -> type:
+    """A class that makes `answer` on this thread, on others `original`; what either has made is of this class."""
+    here = threading.get_ident()
+
+    class Chosen(type):
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            return (answer if threading.get_ident() == here else original)(*args, **kwargs)
+
+        def __instancecheck__(cls, thing: Any) -> bool:
+            return isinstance(thing, (original, answer))
+
+    return Chosen(answer.__name__, (), {})
+
+
+def _refusals(module: str, names: dict[str, str]) -> dict[str, Any]:
+    return {name: _refusal(f"{module}.{name}", reason) for reason, several in names.items() for name in several.split()}
+
+
+def _refusal(name: str, reason: str) -> Any:
+    """A function that raises StepError, or a class, as others ask whether a thing is of that class."""
+
+    def refuse(*_: Any, **__: Any) -> NoReturn:
+        raise StepError(_where(f"a simulated GPU has no answer to {name}(): {reason}. {INSTEAD}"))
+
+    short = name.rpartition(".")[2]
+    is_class = isinstance(getattr(torch.cuda, short, None), type)
+    return type(short, (), {"__new__": refuse}) if is_class else refuse
+
+
+def _where(words: str) -> str:
+    place, _ = calling_place()
+    return f"{described(place)}: {words}" if place else words
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """What a simulated GPU does when it is told to wait, or to be another stream: nothing."""
+
+
+def _always(value: Any) -> Callable[..., Any]:
+    return lambda *_, **__: value
+
+
+# The card
+
+
+class Properties:
+    """What `get_device_properties` returns: of the card what is known."""
+
+    def __init__(self, card: Gpu) -> None:
+        self.name, self.total_memory, self.warp_size = card.name, card.room, 32
+        self.major, self.minor = card.capability
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise StepError(_where(f"a simulated GPU has no {name}. {INSTEAD}"))
+
+
+def _of_card(card: Gpu) -> dict[str, Any]:
+    architecture = "".join(map(str, card.capability))
+    return {
+        "is_available": _always(True),
+        "is_initialized": _always(True),
+        "init": _nothing,
+        "device_count": _always(1),
+        "current_device": _always(ONE_GPU),
+        "set_device": _of_one(_nothing),
+        "device": OneDevice,
+        "device_of": nullcontext,
+        "get_device_name": _of_one(_always(card.name)),
+        "get_device_capability": _of_one(_always(card.capability)),
+        "get_device_properties": _of_one(_always(Properties(card))),
+        "get_arch_list": _always([f"sm_{architecture}"]),
+        "get_gencode_flags": _always(f"-gencode compute=compute_{architecture},code=sm_{architecture}"),
+        "is_bf16_supported": _always(card.has_bf16),
+        "is_tf32_supported": _always(card.has_bf16),
+        "get_allocator_backend": _always("native"),
+        "get_per_process_memory_fraction": _of_one(_always(1.0)),
+    }
+
+
+def _of_one(answer: Callable[..., Any]) -> Callable[..., Any]:
+    """An answer about one device, which has to be the only one."""
+
+    def asked(device: Any = None) -> Any:
+        _check_device(device)
+        return answer()
+
+    return asked
+
+
+def _check_device(device: Any) -> None:
+    """Raise StepError for a device that is neither None nor the simulated GPU."""
+    index = device if isinstance(device, int) or device is None else torch.device(device).index
+    kind = "cuda" if isinstance(device, int) or device is None else torch.device(device).type
+    if kind != "cuda" or index not in (None, ONE_GPU, -1):
+        raise StepError(_where(f"{device!r} is not there: one GPU is simulated, cuda:{ONE_GPU}"))
+
+
+class OneDevice:
+    """`torch.cuda.device`: a block on the one device that there is."""
+
+    def __init__(self, device: Any) -> None:
+        _check_device(device)
+        self.idx = self.prev_idx = ONE_GPU
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: Any) -> None:
+        pass
+
+
+# What it is told to do
+
+
+class SimulatedStream:
+    """A stream on which nothing happens, so that all of it has happened."""
+
+    def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
+        _check_device(device)
+        self.device, self.priority = torch.device("cuda", ONE_GPU), priority
+        self.stream_id = self.cuda_stream = self.device_index = 0
+
+    def query(self) -> bool:
+        """True: all work is done."""
+        return True
+
+    def record_event(self, event: Any = None) -> Any:
+        """The event, or a new one, which has passed."""
+        return event or SimulatedEvent()
+
+    def __enter__(self) -> "SimulatedStream":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        pass
+
+    def is_capturing(self) -> bool:
+        """False: no graph is captured."""
+        return False
+
+    synchronize = wait_event = wait_stream = _nothing
+
+
+class SimulatedEvent:
+    """A mark that has been passed at once, and at no time."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.device = torch.device("cuda", ONE_GPU)
+
+    def query(self) -> bool:
+        """True: what came before is done."""
+        return True
+
+    def elapsed_time(self, end_event: Any) -> float:
+        """Raise StepError: a simulation takes no time that a GPU would take."""
+        raise StepError(_where(f"a simulated GPU computes nothing, so no time passes between two events. {INSTEAD}"))
+
+    record = wait = synchronize = _nothing
+
+
+def _of_work() -> dict[str, Any]:
+    return {
+        "synchronize": _of_one(_nothing),
+        "ipc_collect": _nothing,
+        "set_sync_debug_mode": _nothing,
+        "get_sync_debug_mode": _always(0),
+        "Stream": SimulatedStream,
+        "Event": SimulatedEvent,
+        "stream": nullcontext,
+        "StreamContext": nullcontext,
+        "current_stream": _of_one(SimulatedStream),
+        "default_stream": _of_one(SimulatedStream),
+        "set_stream": _nothing,
+        "is_current_stream_capturing": _always(False),
+        **dict.fromkeys(("manual_seed", "manual_seed_all", "seed", "seed_all"), _nothing),
+        "initial_seed": _always(0),
+        "get_rng_state": _rng_state,
+        "get_rng_state_all": lambda: [_rng_state()],
+        "set_rng_state": _nothing,
+        "set_rng_state_all": _nothing,
+    }
+
+
+def _rng_state(*_: Any) -> torch.Tensor:
+    """A seed and an offset, as a GPU's generator has them, in 16 bytes of the host's memory."""
+    return torch.zeros(16, dtype=torch.uint8, device="cpu")
+
+
+def _marks() -> dict[str, Any]:
+    """NVTX: marks for a profiler, which nobody reads."""
+    return {
+        **dict.fromkeys(("range_push", "range_pop", "range_start"), _always(0)),
+        "range": nullcontext,
+        **dict.fromkeys(("range_end", "mark"), _nothing),
+    }
+
+
+# Its memory
+
+
+RESETS = ("reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached")
+RESETS_OF_NOTHING = (
+    "reset_accumulated_memory_stats", "reset_accumulated_host_memory_stats", "reset_peak_host_memory_stats",
+)  # fmt: skip
+
+
+@dataclass
+class Memory:
+    """What the simulation has counted, as torch's own counters say it.
+
+    `reserved` is what was allocated at the highest point since the step began: the allocator keeps what it once had.
+    A real one reserves somewhat more, as it splits and rounds; `course_utils.allocator_replay` says how much.
+    """
+
+    sizes: Callable[[], Sequence[int]]
+    card: Gpu
+    since: int = 0
+
+    def allocated(self) -> int:
+        """Bytes in tensors now."""
+        return sum(self.sizes())
+
+    def peak(self) -> int:
+        """The most bytes in tensors since the peak began anew."""
+        totals = list(accumulate(self.sizes(), initial=0))
+        return max(totals[self.since :])
+
+    def reserved(self) -> int:
+        """The most bytes in tensors since the step began."""
+        return max(accumulate(self.sizes(), initial=0))
+
+    def free(self) -> tuple[int, int]:
+        """Bytes that the card has free, and all that it has."""
+        return self.card.room - self.reserved(), self.card.room
+
+    def reset_peak(self) -> None:
+        """Let the peak begin anew."""
+        self.since = len(self.sizes())
+
+    def statistics(self) -> dict[str, int]:
+        """The counters that `torch.cuda.memory_stats` has, as far as they are known here."""
+        now, peak, reserved = self.allocated(), self.peak(), self.reserved()
+        counted = {"allocated_bytes": (now, peak), "active_bytes": (now, peak), "reserved_bytes": (reserved, reserved)}
+        named = {
+            f"{name}.all.{when}": size
+            for name, both in counted.items()
+            for when, size in zip(("current", "peak"), both, strict=True)
+        }
+        return {**named, "num_alloc_retries": 0, "num_ooms": 0}
+
+    def told(self) -> dict[str, Any]:
+        """What torch.cuda answers of memory."""
+        now, peak, reserved = _of_one(self.allocated), _of_one(self.peak), _of_one(self.reserved)
+        return {
+            "memory_allocated": now,
+            "max_memory_allocated": peak,
+            **dict.fromkeys(("memory_reserved", "max_memory_reserved", "memory_cached", "max_memory_cached"), reserved),
+            "memory_stats": _of_one(self.statistics),
+            "mem_get_info": _of_one(self.free),
+            **dict.fromkeys(RESETS, _of_one(self.reset_peak)),
+            **dict.fromkeys(RESETS_OF_NOTHING, _of_one(_nothing)),
+            "empty_cache": _nothing,
+        }
+
+
+def _of_accelerator(memory: Memory) -> dict[str, Any]:
+    told = memory.told()
+    same = (
+        "memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "memory_stats",
+        "reset_peak_memory_stats", "reset_accumulated_memory_stats", "empty_cache",
+    )  # fmt: skip
+    return {
+        **{name: told[name] for name in same},
+        "empty_host_cache": _nothing,
+        "get_memory_info": told["mem_get_info"],
+        "is_available": _always(True),
+        "current_accelerator": _always(torch.device("cuda")),
+        "device_count": _always(1),
+        **dict.fromkeys(("current_device_index", "current_device_idx"), _always(ONE_GPU)),
+        **dict.fromkeys(("set_device_index", "set_device_idx"), _of_one(_nothing)),
+        "device_index": OneDevice,
+        "current_stream": _of_one(SimulatedStream),
+        "set_stream": _nothing,
+        "synchronize": _of_one(_nothing),
+    }
+
+
+def _of_fake_tensors() -> dict[str, Any]:
+    """torch's fake tensors ask `is_available`, too, and would make a real tensor on a GPU that says yes."""
+    real = torch.cuda.is_available()
+    return {
+        "torch.Tensor.record_stream": _nothing,
+        "torch._subclasses.fake_tensor.FakeTensorMode.avoid_device_init": True,
+        "torch._subclasses.fake_tensor.init_gpu_context": fake_tensor.init_gpu_context if real else _nothing,
+    }

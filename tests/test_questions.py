@@ -1,0 +1,187 @@
+"""What a simulated GPU answers: every question that torch.cuda takes, or a clear message where it has no answer."""
+
+import threading
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from course_utils import measure
+from course_utils.gpus import gpu
+from course_utils.measuring.questions import (
+    CARD,
+    NEED_NO_ANSWER,
+    REFUSED,
+    REFUSED_OF_ACCELERATOR,
+    Memory,
+    OneDevice,
+    answered,
+    answers,
+)
+from course_utils.measuring.simulated import simulated_gpu
+from course_utils.measuring_errors import StepError
+
+MODULES = (torch.cuda, torch.cuda.memory, torch.cuda.random, torch.cuda.nvtx, torch.accelerator)
+
+
+@contextmanager
+def asked(*given: Any):
+    """A simulated GPU that answers."""
+    with simulated_gpu("auto"), answered(*given):
+        yield
+
+
+def found(name: str) -> Any:
+    thing: Any = torch
+    for part in name.split(".")[1:]:
+        thing = getattr(thing, part)
+    return thing
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
+def test_whatever_can_be_called_is_answered_or_refused_or_needs_no_gpu(module):
+    """One that a later torch adds is named here, and wants an answer."""
+    public = getattr(module, "__all__", None) if module in MODULES[1:4] else None
+    names = [name for name in public or dir(module) if not name.startswith("_") and callable(getattr(module, name))]
+    answered, spared = answers(), {name for names in NEED_NO_ANSWER.values() for name in names}
+    assert len(names) > 4
+    assert [name for name in names if f"{module.__name__}.{name}" not in answered and name not in spared] == []
+
+
+def test_nothing_is_answered_that_this_torch_does_not_have_and_nothing_stays_answered():
+    before = {name: found(name) for name in answers()}
+    with asked():
+        assert torch.cuda.is_available()
+        assert {name for name in before if found(name) is before[name]} == set()
+    assert {name for name in before if found(name) is not before[name]} == set()
+
+
+REFUSALS = [("torch.cuda", reason, name) for reason, names in REFUSED.items() for name in names.split()] + [
+    ("torch.accelerator", reason, name) for reason, names in REFUSED_OF_ACCELERATOR.items() for name in names.split()
+]
+
+
+@pytest.mark.parametrize(("module", "reason", "name"), REFUSALS)
+def test_what_needs_a_real_gpu_says_so_with_the_line(module, reason, name):
+    if f"{module}.{name}" not in answers():
+        pytest.skip(f"torch {torch.__version__} has no {module}.{name}")
+    with asked(), pytest.raises(StepError) as caught:
+        found(f"{module}.{name}")()
+    said = str(caught.value)
+    assert said.startswith("test_questions.py:") and f"no answer to {module}.{name}(): {reason}. Leave" in said
+
+
+def test_the_card_says_what_it_is():
+    with asked():
+        assert torch.cuda.get_device_name() == "simulated GPU" and torch.cuda.device_count() == 1
+        assert torch.cuda.get_device_capability(torch.ones(1, device="cuda").device) == (8, 0)
+        assert torch.cuda.is_bf16_supported() and torch.cuda.is_tf32_supported()
+        properties = torch.cuda.get_device_properties(0)
+        assert (properties.major, properties.minor, properties.total_memory) == (8, 0, CARD.room)
+        assert torch.cuda.get_arch_list() == ["sm_80"] and torch.accelerator.current_accelerator().type == "cuda"
+        assert not hasattr(properties, "__wrapped__")
+        with pytest.raises(StepError, match="no multi_processor_count"):
+            _ = properties.multi_processor_count
+    with asked(gpu("T4-16GB")):
+        assert torch.cuda.get_device_capability("cuda:0") == (7, 5) and not torch.cuda.is_bf16_supported()
+
+
+@pytest.mark.parametrize("device", [1, "cuda:1", torch.device("cpu")])
+def test_there_is_one_gpu(device):
+    with asked():
+        for ask in (torch.cuda.get_device_name, torch.cuda.set_device, torch.cuda.device, torch.cuda.Stream):
+            with pytest.raises(StepError, match=r"is not there: one GPU is simulated, cuda:0"):
+                ask(device)
+
+
+def test_streams_events_and_random_numbers_do_nothing():
+    with asked():
+        torch.cuda.manual_seed_all(3)
+        torch.cuda.set_rng_state(torch.cuda.get_rng_state())
+        side, event = torch.cuda.Stream(), torch.cuda.Event(enable_timing=True)
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.device(0), torch.cuda.stream(side), torch.cuda.nvtx.range("a part"):
+            x = torch.ones(4, device="cuda")
+            x.record_stream(side)
+            event.record()
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        assert event.query() and isinstance(side, torch.cuda.Stream) and not side.is_capturing()
+        assert not torch.cuda.is_current_stream_capturing()
+        with pytest.raises(StepError, match="no time passes"):
+            event.elapsed_time(torch.cuda.Event())
+
+
+def test_memory_is_what_has_been_counted_so_far():
+    sizes = [1024]
+    with asked(CARD, lambda: sizes):
+        assert torch.cuda.memory_allocated() == torch.cuda.max_memory_allocated("cuda") == 1024
+        sizes += [4096, -4096]
+        assert (torch.cuda.memory_allocated(), torch.cuda.max_memory_allocated()) == (1024, 5120)
+        torch.cuda.reset_peak_memory_stats()
+        sizes += [512]
+        assert torch.accelerator.max_memory_allocated() == 1536
+        assert torch.cuda.memory_reserved() == 5120
+        assert torch.cuda.mem_get_info() == (CARD.room - 5120, CARD.room)
+        assert torch.cuda.memory_stats()["allocated_bytes.all.peak"] == 1536
+    assert Memory(list, CARD).allocated() == Memory(list, CARD).peak() == 0
+
+
+def test_a_mixture_of_experts_asks_and_is_simulated():
+    """As transformers' grouped experts do: the capability decides, and then one product does all experts."""
+    with asked():
+        x = torch.randn(8, 16, device="cuda", dtype=torch.bfloat16)
+        weight = torch.randn(2, 16, 32, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        ends = torch.tensor([3, 8], dtype=torch.int32).to("cuda")
+        assert torch.cuda.get_device_capability(weight.device) >= (8, 0)
+        F.grouped_mm(x, weight, offs=ends).square().sum().backward()
+        assert weight.grad is not None and weight.grad.shape == weight.shape and weight.grad.device.type == "cuda"
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.SGD])
+def test_the_same_is_made_as_before(optimizer):
+    """torch asks is_available itself: a GPU that says yes must not change what a step makes."""
+
+    def kinds() -> tuple[str, list[tuple[Any, ...]]]:
+        model = torch.nn.Linear(4, 4, device="cuda")
+        used = optimizer(model.parameters())
+        loss = F.mse_loss(model(torch.tensor([[1.0, 2, 3, 4]], device="cuda")), torch.ones(1, 4, device="cuda"))
+        loss.backward()
+        used.step()
+        kept = [value for state in used.state.values() for value in state.values() if value is not None]
+        return type(loss).__name__, [(*value.shape, value.dtype, value.device.type) for value in kept]
+
+    with simulated_gpu("auto"):
+        before = kinds()
+    with asked():
+        assert kinds() == before
+    assert before[0] == "FakeTensor"
+
+
+def test_another_thread_gets_what_torch_says():
+    def said() -> list[Any]:
+        return [torch.cuda.is_available(), torch.cuda.device_count(), type(torch.cuda.device(0))]
+
+    before, heard = said(), []
+    with asked():
+        other = threading.Thread(target=lambda: heard.extend(said()))
+        other.start()
+        other.join()
+        assert said() == [True, 1, OneDevice]
+    assert heard == before
+
+
+def test_a_step_of_ones_own_logs_the_memory_that_the_simulation_has_counted():
+    logged = []
+
+    def step(model, batch):
+        logged.append((torch.cuda.memory_allocated(), torch.cuda.get_device_name()))
+        model(batch).sum().backward()
+        logged.append(torch.cuda.max_memory_allocated())
+
+    model = torch.nn.Linear(256, 256)
+    measured = measure(step=step, model=model, batch=torch.ones(8, 256), source="simulated", steps=1)
+    weights = 4 * (256 * 256 + 256) + 4 * 8 * 256
+    assert logged == [(weights, "simulated GPU"), measured.peak]
