@@ -765,7 +765,7 @@ def fails_in_hook(model, optimizer, batch):
 
 def fails_in_operator(model, optimizer, batch):
     hidden = model[0](batch[0])
-    hidden @ hidden
+    _ = hidden @ hidden
 
 
 def is_interrupted(model, optimizer, batch):

@@ -80,7 +80,8 @@ def test_the_card_says_what_it_is():
         assert torch.cuda.is_bf16_supported() and torch.cuda.is_tf32_supported()
         properties = torch.cuda.get_device_properties(0)
         assert (properties.major, properties.minor, properties.total_memory) == (8, 0, CARD.room)
-        assert torch.cuda.get_arch_list() == ["sm_80"] and torch.accelerator.current_accelerator().type == "cuda"
+        assert torch.cuda.get_arch_list() == ["sm_80"]
+        assert torch.accelerator.current_accelerator() == torch.device("cuda")
         assert not hasattr(properties, "__wrapped__")
         with pytest.raises(StepError, match="no multi_processor_count"):
             _ = properties.multi_processor_count
