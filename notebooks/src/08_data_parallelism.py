@@ -14,8 +14,8 @@
 #
 # **75 minutes.** You should know what a training step keeps ([lesson 01](01_where_did_the_memory_go.ipynb)) and what a
 # micro-batch is. No GPU is needed: the processes of this lesson run on your processor, and they really talk to each
-# other. (One experiment uses two GPUs if your machine has them.) The processes need Linux or macOS; on Windows, open the
-# course in WSL2, or read the stored outputs.
+# other. (One experiment uses two GPUs if your machine has them.) The processes need Linux or macOS; on Windows, open
+# the course in WSL2, or read the stored outputs.
 #
 # The simplest way to use many GPUs: each computes on a part of the batch of its own. That is data parallelism. Two
 # questions follow. What does each GPU keep in memory? And what do they have to send one another?
