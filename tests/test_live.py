@@ -278,8 +278,9 @@ def test_a_gpu_that_gives_no_context_is_named(card, monkeypatch):
     def fails(*_):
         raise RuntimeError("CUDA error: CUDA-capable device(s) is/are busy or unavailable\nMore of it")
 
-    monkeypatch.setattr(torch.cuda, "mem_get_info", fails)
-    note = measure(TINY).provenance.note
+    with monkeypatch.context() as patched:  # undone before the stand-in is
+        patched.setattr(torch.cuda, "mem_get_info", fails)
+        note = measure(TINY).provenance.note
     assert note == "the GPU cannot be used: CUDA error: CUDA-capable device(s) is/are busy or unavailable"
 
 

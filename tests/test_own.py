@@ -733,8 +733,9 @@ def test_a_gpu_whose_driver_fails_is_not_asked_for_a_step_of_ones_own(card, monk
     def fails(*_):
         raise RuntimeError("CUDA error: busy or unavailable\nMore of it")
 
-    monkeypatch.setattr(torch.cuda, "mem_get_info", fails)
-    measured = measure(step=train_step, **made())
+    with monkeypatch.context() as patched:  # undone before the stand-in is
+        patched.setattr(torch.cuda, "mem_get_info", fails)
+        measured = measure(step=train_step, **made())
     assert measured.source == "simulated"
     assert measured.provenance.note == "not live: the GPU cannot be used: CUDA error: busy or unavailable"
 
