@@ -74,7 +74,7 @@ for card in ("A100-80GB", "RTX4090-24GB", "RTX5090-32GB", "H100-80GB"):
     peak = estimate(small.replace(card=card))
     share = 100 * peak["workspaces"] / peak.total
     print(f"{card:14}{format_bytes(peak['workspaces'], 'MiB', 2):>12}{share:6.1f} % of the peak")
-reveal("14.workspaces", share, unit="%")
+reveal("14.workspaces", round(share, 1), unit="%")
 
 # %% [markdown]
 # **The gap** between the cards is torch's own rule: 32 MiB a thread on Hopper and, from torch 2.12 on, on Blackwell; on
