@@ -37,12 +37,14 @@ FAMILIES = {
 def saved_by(run: TrainingRun) -> tuple[Counter[int], Counter[int]]:
     """How many storages of each rounded size autograd keeps: for forward, and for the loss.
 
-    Weights, autocast's copies of them and the batch are there anyway and are left out.
+    Weights, autocast's copies of them and the batch are there anyway and are left out; so is the efficient kernel's
+    random state, which every GPU has on the host.
     """
     kept: dict[int, torch.Tensor] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
-        kept.setdefault(storage_of(tensor), tensor)
+        if tensor.dim() or tensor.dtype != torch.int64:
+            kept.setdefault(storage_of(tensor), tensor)
         return tensor
 
     with simulated_gpu(run.attention):

@@ -130,6 +130,7 @@ class Tracker(TorchDispatchMode):
         self.device = device
         self._workspaces = workspaces
         self._given: set[tuple[bool, str]] = set()
+        self._left_out: dict[int, weakref.ref] = {}
         self.storages: list[Storage] = []
         self.events: list[tuple[int, Storage]] = []
         self.marks: list[Mark] = []
@@ -171,10 +172,9 @@ class Tracker(TorchDispatchMode):
             self.failure = _failure(error, func, (args, kwargs), self._place)
             raise
         newest = None
-        on_the_host = ON_THE_HOST.get(func, ())
-        for number, value in enumerate(out if isinstance(out, (tuple, list)) else (out,)):
-            if number in on_the_host:
-                continue
+        for number in ON_THE_HOST.get(func, ()):
+            self._leave_out(out[number])
+        for value in out if isinstance(out, (tuple, list)) else (out,):
             for tensor in tree_leaves(value) if isinstance(value, (tuple, list)) else (value,):
                 if isinstance(tensor, torch.Tensor):
                     newest = self._see(tensor, func) or newest
@@ -184,6 +184,12 @@ class Tracker(TorchDispatchMode):
             self._give_workspaces(func, self._workspaces)
         self.events += [(-copy.bytes, copy) for copy in copies]
         return out
+
+    def _leave_out(self, tensor: torch.Tensor) -> None:
+        """Never count this tensor, nor a view of it."""
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        self._left_out[key] = weakref.ref(storage, lambda _: self._left_out.pop(key, None))
 
     def _copied_inside(self, func: Any, args: Any) -> list[Storage]:
         """What the GPU's kernel copies before it begins; it goes when the kernel is done."""
@@ -254,7 +260,7 @@ class Tracker(TorchDispatchMode):
                 "dense ones are measured: for an embedding leave out sparse=True"
             ) from error
         known, size = self._live.get(storage._cdata), storage.nbytes()
-        if known is not None and known[0].exact == size:
+        if (known is not None and known[0].exact == size) or storage._cdata in self._left_out:
             return None
         if known is not None:  # resized in place: what was there is gone
             self._free(storage._cdata)
@@ -437,6 +443,7 @@ class Tracker(TorchDispatchMode):
         super().__exit__(*error)
         self._patches.close()
         self._closed = True
+        self._left_out.clear()
         self._live.clear()  # nothing is to be heard of any more, and nothing to be kept alive
         self._states = list
         for hook in self._hooks:
