@@ -74,8 +74,9 @@ def check(run: TrainingRun) -> None:
         raise ValueError("several ranks are estimated for a whole model: set lora_rank=0, or world_size=1")
     if run.world_size > 1 and run.zero_stage < 2 and run.precision.name in NOT_REDUCED:
         raise ValueError(
-            f"{run.precision.name} has gradients in another format than its weights, and DistributedDataParallel "
-            "reduces those of the weights alone: choose 'bf16-master', or zero_stage 2 or 3 (FSDP2)"
+            f"{run.precision.name} with zero_stage={run.zero_stage} on several ranks is not estimated: torch's "
+            "DistributedDataParallel reduces gradients in the format of the weights, and none in fp8; "
+            "choose precision='bf16-master'"
         )
     if run.tensor_parallel > 1:
         raise ValueError(
