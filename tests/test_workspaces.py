@@ -97,8 +97,11 @@ def test_estimate_and_simulation_agree_to_the_byte(monkeypatch, release, choices
         sharded._simulate.cache_clear()
 
 
-def test_they_are_taken_in_the_first_step_and_stay():
+def test_they_are_taken_in_the_first_step_and_stay(monkeypatch):
+    monkeypatch.setattr("course_utils.estimating.workspaces.installed_torch", lambda: (2, 13))
+    tracing.trace_simulated.cache_clear()
     measured = measure(TINY.replace(card="A100-40GB"), "simulated")
+    tracing.trace_simulated.cache_clear()
     taken = [item for item in measured.allocations if item.kind == "workspaces"]
     assert [(item.phase, item.step, item.bytes, item.died) for item in taken][:2] == [
         ("forward", 1, USUAL, None),
