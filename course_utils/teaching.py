@@ -88,7 +88,7 @@ def _alone() -> Iterator[None]:
 
 
 def _store(guesses: Mapping[str, Guess]) -> None:
-    """Write all guesses; whoever reads finds those before or these. Call it within `_alone`."""
+    """Write all guesses; a reader finds those before or these. Call it within `_alone`."""
     file = _guesses_file()
     scratch = file.with_suffix(f".{os.getpid()}.part")
     scratch.write_text(json.dumps({key: vars(guess) for key, guess in guesses.items()}, indent=1), encoding="utf-8")

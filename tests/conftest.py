@@ -85,3 +85,16 @@ def budget_seconds(notebook: Path) -> float:
     """The seconds that a notebook's source grants it; `BUDGET_SECONDS` where it states none."""
     metadata = json.loads(notebook.read_text(encoding="utf-8"))["metadata"]
     return float(metadata.get("course", {}).get("budget_seconds", BUDGET_SECONDS))
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A GPU that is not there, of 200 MB; a simulation is prepared before, as it looks for a GPU only once."""
+    from course_utils.live_checks.stand_in import stand_in
+    from course_utils.measuring.simulated import availability
+    from course_utils.units import MB
+
+    availability()
+    monkeypatch.delenv("COURSE_SOURCE", raising=False)
+    with stand_in(200 * MB) as memory:
+        yield memory

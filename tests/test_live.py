@@ -11,7 +11,6 @@ from engine import tiny
 from course_utils import compare, estimate, measure
 from course_utils.fitting import SAFETY, fits, largest_micro_batch, not_built, twin, unsupported
 from course_utils.gpus import Gpu
-from course_utils.live_checks.stand_in import stand_in
 from course_utils.measuring import choose_source, live
 from course_utils.measuring.live import (
     KERNELS,
@@ -22,7 +21,6 @@ from course_utils.measuring.live import (
     only_kernel,
     release,
 )
-from course_utils.measuring.simulated import availability
 from course_utils.run import ATTENTIONS, TrainingRun
 from course_utils.units import GB, MB, GiB
 
@@ -153,15 +151,6 @@ def test_live_on_an_old_gpu_is_refused_by_name(with_card):
 
 TINY = TrainingRun(tiny("llama"), 2, 32, "fp32", attention="eager")
 NO_IMAGE = "CUDA error: no kernel image is available for execution on the device\nSearch for `cudaErrorNoKernelImage"
-
-
-@pytest.fixture
-def card(monkeypatch):
-    """A GPU that is not there, of 200 MB; a simulation is prepared before, as it looks for a GPU only once."""
-    availability()
-    monkeypatch.delenv("COURSE_SOURCE", raising=False)
-    with stand_in(200 * MB) as memory:
-        yield memory
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional as F
 
 from course_utils import measure
-from course_utils.live_checks.stand_in import LimitedMemory, stand_in
+from course_utils.live_checks.stand_in import LimitedMemory
 from course_utils.measurement import Measurement
 from course_utils.measuring.live import KernelRefused
 from course_utils.measuring.own import CELL_BY_CELL
-from course_utils.measuring.simulated import availability
 from course_utils.measuring_errors import GpuOutOfMemory, StepError
 from course_utils.networks import build_network, loss_of
 from course_utils.run import TrainingRun
@@ -669,15 +668,6 @@ def test_live_kinds_equal_the_simulated_ones():
 
 
 # What a GPU turns out not to do, and what a step that fails leaves there
-
-
-@pytest.fixture
-def card(monkeypatch):
-    """A GPU that is not there, of 200 MB; a simulation is prepared before, as it looks for a GPU only once."""
-    availability()
-    monkeypatch.delenv("COURSE_SOURCE", raising=False)
-    with stand_in(200 * MB) as memory:
-        yield memory
 
 
 CANNOT = pytest.mark.parametrize(

@@ -34,7 +34,7 @@ from .words import printable
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS, MEMORY, DISK = 300.0, 12 * GB, 200 * MB
-"""What a notebook may take of the processor, of addresses (torch alone maps several GB, of which it uses few), and of
+"""What a notebook may take of the processor, of addresses (torch alone maps several GB and uses few), and of
 files that it writes.
 """
 

@@ -60,7 +60,7 @@ def emptied(traceback: TracebackType | None) -> list[TracebackType | Line]:
             parts.append(Line(frame.f_code, frame.f_globals, traceback.tb_lasti, traceback.tb_lineno))
         else:
             parts.append(traceback)
-        traceback.tb_next = None  # whoever holds an entry, as contextlib does, holds no other
+        traceback.tb_next = None  # a holder of one entry, as contextlib is, holds no other
         traceback = following
     return parts
 
@@ -71,7 +71,7 @@ def _cleared(frame: FrameType) -> bool:
         frame.clear()
     except RuntimeError:
         return False
-    # Up to Python 3.12 whoever looked at it (IPython does) left a copy: renewed, it is empty.
+    # Up to Python 3.12 a look at it (IPython takes one) left a copy: renewed, it is empty.
     _ = frame.f_locals
     return True
 
