@@ -1,24 +1,16 @@
-"""The checks of lesson 12: right answers of every style pass, each planted wrong answer gets the hint it deserves."""
+"""The checks of lesson 12: right answers of every style pass, each wrong answer gets the hint it deserves."""
 
 from collections.abc import Callable
 from statistics import NormalDist
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from checking import passes, said
+from checking import Answers, hint, praise, right_answers, wrong_answers
 
-from course_utils import estimate, gpu
-from course_utils.checks import lesson_12
-from course_utils.checks.lesson_12 import ACCOUNT_MISTAKES, ADAPTER_MISTAKES
-from course_utils.checks.lesson_12_labs import (
-    BEST_MISTAKES,
-    CODE_MISTAKES,
-    MERGE_MISTAKES,
-    best_right,
-    merge_right,
-    normal_float_right,
-)
+from course_utils import TrainingRun, estimate, gpu
+from course_utils.checks.lesson_12_labs import normal_float_right
 from course_utils.networks.frozen import nf4_code
 
 # -------------------------------------------------------------------------------------------------------- 12.1: adapter
@@ -29,26 +21,46 @@ def by_tensors(shapes: Any, r: int) -> int:
     return sum(A.numel() + B.numel() for A, B in factors)
 
 
-def test_adapter_takes_right_answers(capsys: pytest.CaptureFixture[str]) -> None:
-    passes(lesson_12.adapter, by_tensors, capsys, "12.1")
+def popped(shapes: Any, r: int) -> int:
+    total = 0
+    while shapes:
+        total += r * sum(shapes.pop())
+    return total
 
 
-@pytest.mark.parametrize(("answer", "message"), ADAPTER_MISTAKES)
-def test_adapter_names_the_misconception(answer: Any, message: str) -> None:
-    assert said(lesson_12.adapter, lambda shapes, r: answer(shapes, r)) == message
+def growing(shapes: Any, r: int, found: list[int] = []) -> int:  # noqa: B006, the slip is the default
+    found += [r * (n + m) for n, m in shapes]
+    return sum(found)
 
 
-@pytest.mark.parametrize(
-    ("answer", "hint"),
-    [
-        (lambda shapes, r: by_tensors(shapes, r) + 1, "Without any matrix"),
-        (lambda shapes, r: 3 * by_tensors(shapes, r), "Some count is off"),
+ADAPTER = Answers(
+    right=[
+        by_tensors,
+        lambda shapes, r: r * sum(map(sum, shapes)),
+        lambda shapes, r: np.array(shapes).sum() * r,
+        lambda shapes, r: float(sum(r * n for shape in shapes for n in shape)),
+    ],
+    wrong=[
+        (lambda shapes, r: sum(n * m for n, m in shapes), "the frozen matrices"),
+        (lambda shapes, r: sum(r * m for n, m in shapes), "That is A alone"),
+        (lambda shapes, r: sum(r * n for n, m in shapes), "That is B alone"),
+        (lambda shapes, r: sum(n * m + r * n + r * m for n, m in shapes), "You count W, too"),
+        (lambda shapes, r: sum(2 * r * m for n, m in shapes), "as wide as the input"),
+        (lambda shapes, r: sum(r * n + r * r + r * m for n, m in shapes), "no r × r matrix"),
+        (lambda shapes, r: sum(n + m for n, m in shapes), "rank 1, whatever r is"),
+        (lambda shapes, r: sum((n * r) * r + r * (r * m) for n, m in shapes), "r counts twice"),
+        (lambda shapes, r: 2 * by_tensors(shapes, r), "bytes in 16 bits"),
+        (lambda shapes, r: 4 * by_tensors(shapes, r), "bytes in fp32"),
+        (lambda shapes, r: r * sum(shapes[0]) if shapes else 0, "the first matrix alone"),
+        (lambda shapes, r: by_tensors(shapes, 16), "Some count is off"),
+        (lambda shapes, r: r * sum(shapes[0]) * len(shapes), "raised IndexError"),
+        (lambda shapes, r: by_tensors(shapes, r) or r, "Without any matrix"),
+        (growing, "Without any matrix"),
+        (popped, "changes 'shapes'"),
+        (lambda shapes, r: [r * (n + m) for n, m in shapes], "a list, where a number is asked for"),
         (lambda shapes, r: None, "returned nothing"),
     ],
 )
-def test_adapter_explains_the_rest(answer: Any, hint: str) -> None:
-    assert hint in said(lesson_12.adapter, answer)
-
 
 # ---------------------------------------------------------------------------------------------------------- 12.2: merge
 
@@ -65,74 +77,82 @@ def in_place(W: torch.Tensor, A: torch.Tensor, B: torch.Tensor, alpha: float) ->
     return W
 
 
-def in_double(W: torch.Tensor, A: torch.Tensor, B: torch.Tensor, alpha: float) -> torch.Tensor:
-    return merge_right(W.double(), A.double(), B.double(), alpha)
-
-
-@pytest.mark.parametrize("answer", [merge_right, by_columns, in_double])
-def test_merge_takes_right_answers(answer: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    passes(lesson_12.merge, answer, capsys, "12.2")
-
-
-@pytest.mark.parametrize("message", MERGE_MISTAKES)
-def test_merge_names_the_misconception(message: str) -> None:
-    wrong = MERGE_MISTAKES[message]
-    assert said(lesson_12.merge, lambda W, A, B, alpha: wrong(W, A, B, alpha)) == message
-
-
-@pytest.mark.parametrize(
-    ("answer", "hint"),
-    [
+MERGE = Answers(
+    right=[
+        by_columns,
+        lambda W, A, B, alpha: torch.addmm(W, B, A, alpha=alpha / A.shape[0]),
+        lambda W, A, B, alpha: W.double() + (A.double().T @ B.double().T).T * alpha / B.shape[1],
+    ],
+    wrong=[
+        (lambda W, A, B, alpha: W + B @ A, "You leave out the scale"),
+        (lambda W, A, B, alpha: W + alpha * B @ A, "You scale by alpha alone"),
+        (lambda W, A, B, alpha: W + B @ A / len(A), "You divide by r alone"),
+        (lambda W, A, B, alpha: W + B @ A * (alpha / A.shape[1]), "You divide alpha by n_in"),
+        (lambda W, A, B, alpha: W + B @ A * (alpha / len(B)), "You divide alpha by n_out"),
+        (lambda W, A, B, alpha: B @ A * (alpha / len(A)), "where is W?"),
+        (lambda W, A, B, alpha: (W + B @ A) * (alpha / len(A)), "You scale W, too"),
+        (lambda W, A, B, alpha: W - B @ A * (alpha / len(A)), "You take the difference away"),
+        (lambda W, A, B, alpha: W + B @ A * (len(A) / alpha), "r over alpha"),
         (in_place, "You changed W itself"),
-        (lambda W, A, B, alpha: A @ B, "has W's shape"),
-        (lambda W, A, B, alpha: A.T @ B, "raised RuntimeError"),
+        (lambda W, A, B, alpha: W.add_(B @ A, alpha=alpha / len(A)), "You changed W itself"),
+        (lambda W, A, B, alpha: W.T + A.T @ B.T * (alpha / len(A)), "has W's shape"),
+        (lambda W, A, B, alpha: W + A @ B * (alpha / len(A)), "raised RuntimeError"),
         (lambda W, A, B, alpha: W, "Pull x out on the left"),
-        (lambda W, A, B, alpha: 3.0, "where a Tensor is asked for"),
+        (lambda W, A, B, alpha: (W, B @ A), "where a Tensor is asked for"),
+        (lambda W, A, B, alpha: None, "returned nothing"),
     ],
 )
-def test_merge_explains_the_rest(answer: Any, hint: str) -> None:
-    assert hint in said(lesson_12.merge, answer)
-
 
 # -------------------------------------------------------------------------------------------------------- 12.3: account
 
 
-def accounting(**changes: Callable[..., float]) -> Any:
-    right: dict[str, Callable[..., float]] = {
-        "frozen": lambda N, learning, bits, block: N / block * (block * bits + 32) / 8,
-        "adapters": lambda N, learning, bits, block: 2 * learning,
-        "gradients": lambda N, learning, bits, block: 2 * learning,
-        "states": lambda N, learning, bits, block: 8 * learning,
-    }
-    return lambda N, learning, bits, block: {
-        part: count(N, learning, bits, block) for part, count in (right | changes).items()
-    }
+def accounting(**changes: Callable[[int, int, int, int], Any]) -> Any:
+    """A learner's account, with some of its entries counted in another way."""
+    counts = {"frozen": lambda N, n, bits, block: N / block * (block * bits + 32) / 8,
+              "adapters": lambda N, n, bits, block: n * 16 / 8,
+              "gradients": lambda N, n, bits, block: n * 16 // 8,
+              "states": lambda N, n, bits, block: 2 * (4 * n)} | changes  # fmt: skip
+    return lambda N, learning, bits, block: {kind: of(N, learning, bits, block) for kind, of in counts.items()}
 
 
-def test_account_takes_right_answers(capsys: pytest.CaptureFixture[str]) -> None:
-    passes(lesson_12.account, accounting(), capsys, "12.3")
+def by_blocks(N: int, learning: int, bits: int, block: int) -> dict[str, int]:
+    blocks = N // block
+    return {"states": 8 * learning, "gradients": 2 * learning, "adapters": 2 * learning,
+            "frozen": blocks * (block * bits // 8 + 4)}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("part", "wrong", "message"),
-    [(part, wrong, message) for part, mistakes in ACCOUNT_MISTAKES.items() for wrong, message in mistakes],
-)
-def test_account_names_the_misconception(part: str, wrong: Any, message: str) -> None:
-    assert said(lesson_12.account, accounting(**{part: wrong})) == message
-
-
-@pytest.mark.parametrize(
-    ("answer", "hint"),
-    [
-        (accounting(states=lambda N, learning, bits, block: learning / 3), "states is off"),
-        (accounting(states=lambda N, learning, bits, block: 8 * learning / 2**30), "states is GiB where bytes"),
+ACCOUNT = Answers(
+    right=[accounting(), by_blocks, lambda **of: {kind: np.float64(n) for kind, n in by_blocks(**of).items()}],
+    wrong=[
+        (accounting(frozen=lambda N, n, bits, block: N * bits // 8), "The scales are missing"),
+        (accounting(frozen=lambda N, n, bits, block: N * bits + N // block * 32), "Those are bits"),
+        (accounting(frozen=lambda N, n, bits, block: N * bits / 8 + N / block), "more than one byte"),
+        (accounting(frozen=lambda N, n, bits, block: N * bits / 8 + 2 * N / block), "fp32, not 16-bit"),
+        (accounting(frozen=lambda N, n, bits, block: N * bits / 8 + 4 * block), "How many blocks are there"),
+        (accounting(frozen=lambda N, n, bits, block: 2 * N), "frozen model in 16 bits"),
+        (accounting(frozen=lambda N, n, bits, block: N), "How many bits does each take"),
+        (accounting(frozen=lambda N, n, bits, block: N / 2 + N / 16), "4 bits in blocks of 64"),
+        (accounting(frozen=lambda N, n, bits, block: (N * bits / 8 + 4 * N / block) / 1e9), "frozen is GB where bytes"),
+        (accounting(adapters=lambda N, n, bits, block: n * bits / 8), "not quantized"),
+        (accounting(adapters=lambda N, n, bits, block: 4 * n), "16-bit here, not fp32"),
+        (accounting(adapters=lambda N, n, bits, block: n), "how many numbers learn"),
+        (accounting(adapters=lambda N, n, bits, block: 16 * n), "adapters is 8 times too much"),
+        (accounting(gradients=lambda N, n, bits, block: 2 * N), "Frozen parameters get no gradients"),
+        (accounting(gradients=lambda N, n, bits, block: 2 * (n + N)), "Frozen parameters get no gradients"),
+        (accounting(gradients=lambda N, n, bits, block: 4 * n), "the format of what learns"),
+        (accounting(gradients=lambda N, n, bits, block: 0), "Something does learn"),
+        (accounting(gradients=lambda N, n, bits, block: n), "how many gradients there are"),
+        (accounting(states=lambda N, n, bits, block: 8 * N), "keeps nothing for what is frozen"),
+        (accounting(states=lambda N, n, bits, block: 8 * (N + n)), "keeps nothing for what is frozen"),
+        (accounting(states=lambda N, n, bits, block: 4 * n), "Half of what Adam keeps"),
+        (accounting(states=lambda N, n, bits, block: 4 * n + 4 * n + 4 * n), "no fp32 master copy"),
+        (accounting(states=lambda N, n, bits, block: 2 * n), "8-bit Adam"),
+        (accounting(states=lambda N, n, bits, block: n / 3), "states is off"),
+        (accounting(states=lambda N, n, bits, block: f"{8 * n} bytes"), "states is a text, where a number"),
         (lambda N, learning, bits, block: {"frozen": N}, "has no 'adapters'"),
-        (lambda N, learning, bits, block: N, "where a dictionary is asked for"),
+        (lambda N, learning, bits, block: sum(by_blocks(N, learning, bits, block).values()), "a dictionary is asked"),
     ],
 )
-def test_account_explains_the_rest(answer: Any, hint: str) -> None:
-    assert hint in said(lesson_12.account, answer)
-
 
 # ------------------------------------------------------------------------------------------------------- 12.4: quantize
 
@@ -142,20 +162,21 @@ def quantizing(
     levels: Any = lambda bits: 2 ** (bits - 1) - 1,
     to_code: Any = torch.round,
     dtype: torch.dtype = torch.int8,
-    floor: float = 1e-30,
+    scale: Any = None,
 ) -> Any:
-    """The right answer, with one thing done in another way."""
+    """The textbook's answer, with one thing done in another way."""
 
     def answer(values: torch.Tensor, bits: int, block: int) -> tuple[torch.Tensor, torch.Tensor]:
         rows = values.view(-1, block)
         scales = largest(rows) / levels(bits)
-        return to_code(rows / scales.clamp_min(floor).unsqueeze(1)).to(dtype), scales
+        codes = to_code(rows / scales.clamp_min(1e-30).unsqueeze(1)).to(dtype)
+        return codes, scales if scale is None else scale(rows)
 
     return answer
 
 
 def as_list(values: torch.Tensor, bits: int, block: int) -> list[torch.Tensor]:
-    """Another right style: a loop over blocks, scales as a column, a block of zeros with the scale 1."""
+    """A loop over blocks, scales as a column, a block of zeros with the scale 1."""
     codes, scales = [], []
     for row in values.split(block):
         scale = row.abs().max() / (2 ** (bits - 1) - 1) or torch.tensor(1.0)
@@ -185,7 +206,7 @@ def unguarded_in_a_loop(values: torch.Tensor, bits: int, block: int) -> tuple[to
 
 
 def cleaned_afterwards(values: torch.Tensor, bits: int, block: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Another right style: the nan becomes zero before any integer is made."""
+    """The nan becomes zero before any integer is made."""
     rows = values.view(-1, block)
     scales = rows.abs().amax(dim=1) / (2 ** (bits - 1) - 1)
     return torch.nan_to_num(rows / scales.unsqueeze(1)).round().to(torch.int8), scales
@@ -208,49 +229,41 @@ def with_lowest(rows: torch.Tensor) -> torch.Tensor:
     return rows.round() - (rows == rows.amin()).float() * (rows.amin() < -6)
 
 
-@pytest.mark.parametrize("answer", [quantizing(), quantizing(dtype=torch.int32), as_list, cleaned_afterwards, by_where])
-def test_quantize_takes_right_answers(answer: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    passes(lesson_12.quantize, answer, capsys, "12.4")
-
-
-@pytest.mark.parametrize(
-    ("answer", "hint"),
-    [
+QUANTIZE = Answers(
+    right=[quantizing(), as_list, cleaned_afterwards, by_where],
+    wrong=[
         (one_scale, "one scale for all"),
         (unguarded, "you divide 0 by 0"),
         (unguarded_in_a_loop, "you divide 0 by 0"),
         (over_its_input, "changes 'values'"),
         (quantizing(levels=lambda bits: 2**bits - 1, dtype=torch.int32), "half of the codes are for negative"),
         (quantizing(levels=lambda bits: 2 ** (bits - 1), dtype=torch.int32), "has no partner above zero"),
-        (quantizing(levels=lambda bits: 2 ** (bits - 2), dtype=torch.int32), "Some scale is off"),
+        (quantizing(levels=lambda bits: 7), "Some scale is off"),
+        (quantizing(levels=lambda bits: 127), "more than `bits` bits"),
         (quantizing(to_code=torch.trunc), "above half a step"),
         (quantizing(to_code=lambda x: x, dtype=torch.float32), "Did you forget to round"),
         (quantizing(dtype=torch.float32), "stored as floats"),
         (quantizing(largest=lambda rows: rows.half().abs().amax(dim=1)), "Your scales are 16-bit"),
         (quantizing(largest=lambda rows: rows.amax(dim=1), dtype=torch.int32), "the largest *magnitude*"),
         (quantizing(to_code=with_lowest), "has no partner above zero"),
-        (lambda values, bits, block: (quantizing()(values, bits, block)[0], values.view(-1, block).abs().amax(dim=1)),
-         "for the largest code to stand for that"),
+        (quantizing(scale=lambda rows: rows.abs().amax(dim=1)), "for the largest code to stand for that"),
+        (quantizing(scale=lambda rows: torch.ones(3)), "another number of scales"),
+        (quantizing(scale=lambda rows: 7 / rows.abs().amax(dim=1)), "Some scale is off"),
+        (quantizing(scale=lambda rows: (rows / quantizing()(rows.flatten(), 4, rows.shape[1])[0]).abs().amax(dim=1)),
+         "divide by what may be 0"),
+        (quantizing(scale=lambda rows: rows.amin(dim=1) / 7), "the largest *magnitude*"),
+        (quantizing(scale=lambda rows: rows.abs().amax().item()), "Your scales are a number, where a Tensor"),
         (lambda values, bits, block: (quantizing()(values, bits, block)[0].flatten(), torch.ones(1)), "one row for"),
-        (lambda values, bits, block: (quantizing()(values, bits, block)[0], torch.ones(3)), "another number of scales"),
-        (lambda values, bits, block: (quantizing()(values, bits, block)[0], -torch.ones(len(values) // block)),
-         "the largest *magnitude*"),
-        (lambda values, bits, block: (quantizing()(values, bits, block)[0],
-         values.view(-1, block).abs().amax(dim=1) / 0), "Don't divide by it"),
         (lambda values, bits, block: quantizing()(values, bits, block)[0], "Two things were asked for"),
         (lambda values, bits, block: {"codes": values}, "where a tuple or a list is asked for"),
-        (lambda values, bits, block: (1, 2, 3), "Two things"),
     ],
 )  # fmt: skip
-def test_quantize_names_the_misconception(answer: Any, hint: str) -> None:
-    assert hint in said(lesson_12.quantize, answer)
-
 
 # --------------------------------------------------------------------------------------------------- 12.5: normal_float
 
 
 def as_tensor(bits: int) -> torch.Tensor:
-    """Another right style, by linspace and the error function's inverse."""
+    """By linspace and the error function's inverse."""
     n = 2**bits
     delta = (1 / n + 1 / (n - 1)) / 4
     low = torch.linspace(delta, 0.5, n // 2, dtype=torch.float64)
@@ -259,74 +272,122 @@ def as_tensor(bits: int) -> torch.Tensor:
     return quantiles / quantiles[-1]
 
 
+def with_delta(delta: Callable[[int], float]) -> Any:
+    """The lesson's cell with another δ for `n` values."""
+
+    def answer(bits: int) -> list[float]:
+        n, half = 2**bits, 2 ** (bits - 1)
+        low = np.linspace(delta(n), 0.5, half)
+        high = np.linspace(0.5, 1 - delta(n), half + 1)[1:]
+        found = [NormalDist().inv_cdf(p) for p in [*low, *high]]
+        return [value / found[-1] for value in found]
+
+    return answer
+
+
+def as_learned(bits: int) -> list[float]:
+    return with_delta(lambda n: (1 / n + 1 / (n - 1)) / 4)(bits)
+
+
+def evenly_in_one(bits: int) -> list[float]:
+    """Probabilities from δ to 1 − δ in one go, without the ½."""
+    delta = (1 / 2**bits + 1 / (2**bits - 1)) / 4
+    found = [NormalDist().inv_cdf(p) for p in np.linspace(delta, 1 - delta, 2**bits)]
+    return [value / max(found) for value in found]
+
+
+NORMAL_FLOAT = Answers(
+    right=[as_learned, as_tensor, lambda bits: list(as_tensor(bits)), lambda bits: as_tensor(bits).numpy()],
+    wrong=[
+        (evenly_in_one, "share the probability ½"),
+        (lambda bits: [-value for value in as_learned(bits)][::-1], "one value more above zero"),
+        (lambda bits: np.linspace(-1, 1, 2**bits).tolist(), "evenly spaced"),
+        (with_delta(lambda n: 1 / (2 * n)), "half a step with 2^bits values"),
+        (with_delta(lambda n: 1 / (2 * (n - 1))), "half a step with 2^bits − 1 values"),
+        (with_delta(lambda n: (1 / 32 + 1 / 30) / 2), "δ is that of 4 bits"),
+        (lambda bits: nf4_code(), "another number of them"),
+        (lambda bits: [str(value) for value in as_learned(bits)], "One of your values is no number"),
+        (lambda bits: [as_learned(bits)] * 2**bits, "One of your values is no number"),
+        (lambda bits: as_learned(bits)[::-1], "should rise"),
+        (lambda bits: [NormalDist().inv_cdf((k + 0.5) / 2**bits) for k in range(2**bits)], "Divide by the largest"),
+        (lambda bits: [-1.0, *(0.5 + k / 1000 for k in range(2**bits - 2)), 1.0], "Zero is not among"),
+        (lambda bits: [NormalDist().inv_cdf(k / (2**bits - 1)) for k in range(2**bits)], "raised StatisticsError"),
+        (lambda bits: torch.special.ndtri(torch.linspace(0, 1, 2**bits)), "infinitely far out"),
+        (lambda bits: [value**3 for value in as_learned(bits)], "Some value is off"),
+        (lambda bits: 2**bits, "is asked for"),
+    ],
+)
+
+
 def test_the_right_code_is_nf4_with_four_bits() -> None:
     assert normal_float_right(4) == pytest.approx(nf4_code(), abs=1e-12)
 
 
-@pytest.mark.parametrize(
-    "answer", [normal_float_right, as_tensor, lambda bits: list(as_tensor(bits)), lambda bits: as_tensor(bits).numpy()]
-)
-def test_normal_float_takes_right_answers(answer: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    passes(lesson_12.normal_float, answer, capsys, "12.5")
-
-
-@pytest.mark.parametrize("message", CODE_MISTAKES)
-def test_normal_float_names_the_misconception(message: str) -> None:
-    wrong = CODE_MISTAKES[message]
-    assert said(lesson_12.normal_float, lambda bits: wrong(bits)) == message
-
-
-@pytest.mark.parametrize(
-    ("answer", "hint"),
-    [
-        (lambda bits: nf4_code(), "another number of them"),
-        (lambda bits: [str(value) for value in normal_float_right(bits)], "One of your values is no number"),
-        (lambda bits: [normal_float_right(bits)] * 2**bits, "One of your values is no number"),
-        (lambda bits: normal_float_right(bits)[::-1], "should rise"),
-        (lambda bits: [2 * value for value in normal_float_right(bits)], "Divide by the largest"),
-        (lambda bits: [-1.0, *(0.5 + k / 1000 for k in range(2**bits - 2)), 1.0], "Zero is not among"),
-        (lambda bits: [NormalDist().inv_cdf(k / (2**bits - 1)) for k in range(2**bits)], "raised StatisticsError"),
-        (lambda bits: [value**3 for value in normal_float_right(bits)], "Some value is off"),
-        (lambda bits: 3, "is asked for"),
-    ],
-)
-def test_normal_float_explains_the_rest(answer: Any, hint: str) -> None:
-    assert hint in said(lesson_12.normal_float, answer)
-
-
 # ----------------------------------------------------------------------------------------------------------- 12.6: best
 
-
-def by_sorting(run: Any, card: str) -> tuple[int, int] | None:
-    pairs = [(bits, rank) for bits in lesson_12.BITS for rank in lesson_12.RANKS]
-    fitting = [
-        pair
-        for pair in pairs
-        if estimate(run.replace(frozen_bits=pair[0], lora_rank=pair[1])).total <= gpu(card).memory
-    ]
-    return max(fitting, default=None)
+BITS, RANKS = (16, 8, 4), (64, 32, 16, 8, 4, 2)
 
 
-def test_best_takes_right_answers(capsys: pytest.CaptureFixture[str]) -> None:
-    passes(lesson_12.best, by_sorting, capsys, "12.6")
+def peak(run: TrainingRun, bits: int, rank: int) -> int:
+    return estimate(run.replace(frozen_bits=bits, lora_rank=rank)).total
 
 
-@pytest.mark.parametrize("message", BEST_MISTAKES)
-def test_best_names_the_misconception(message: str) -> None:
-    wrong = BEST_MISTAKES[message]
-    assert said(lesson_12.best, lambda run, card: wrong(run, card)) == message
+def by_sorting(run: TrainingRun, card: str) -> tuple[int, int] | None:
+    pairs = [(bits, rank) for bits in BITS for rank in RANKS]
+    return max((pair for pair in pairs if peak(run, *pair) <= gpu(card).memory), default=None)
 
 
-@pytest.mark.parametrize(
-    ("answer", "hint"),
-    [
-        (lambda run, card: (5, 2), "one of BITS"),
-        (lambda run, card: best_right(run, card) or (4, 2), "nothing fits there"),
+def from_below(run: TrainingRun, card: str) -> list[int] | None:
+    found = None
+    for bits in sorted(BITS):
+        for rank in sorted(RANKS):
+            if peak(run, bits, rank) <= gpu(card).memory:
+                found = [bits, rank]
+    return found
+
+
+def in_two_steps(run: TrainingRun, card: str) -> tuple[int, int] | None:
+    room = gpu(card).memory
+    bits = next((bits for bits in BITS if peak(run, bits, min(RANKS)) <= room), None)
+    return (bits, next(rank for rank in RANKS if peak(run, bits, rank) <= room)) if bits else None
+
+
+def first_of(pairs: Any, room: Any = lambda card: gpu(card).memory) -> Any:
+    """The first of these pairs that fits."""
+    return lambda run, card: next((pair for pair in pairs if peak(run, *pair) <= room(card)), None)
+
+
+BEST = Answers(
+    right=[by_sorting, from_below, in_two_steps],
+    wrong=[
+        (first_of([(bits, rank) for rank in RANKS for bits in BITS]), "the memory on rank first"),
+        (first_of([(bits, rank) for bits in BITS[::-1] for rank in RANKS]), "the fewest bits that fit"),
+        (first_of([(bits, rank) for bits in BITS for rank in RANKS[::-1]]), "the lowest rank that fits"),
+        (first_of([(bits, rank) for bits in BITS[::-1] for rank in RANKS[::-1]]), "the least of everything"),
+        (first_of([(bits, rank) for bits in BITS for rank in RANKS], lambda card: int(card[:-2].split("-")[1]) * 10**9),
+         "the number in the card's name"),
+        (first_of([(bits, rank) for bits in BITS for rank in RANKS], lambda card: gpu(card).memory / 2**30),
+         "you find nothing"),
+        (lambda run, card: (by_sorting(run, card) or ())[::-1] or None, "first the bits, then the rank"),
+        (lambda run, card: by_sorting(run, card) or (4, 2), "nothing fits there"),
         (lambda run, card: None, "you find nothing"),
-        (lambda run, card: (best_right(run, card) or (0, 0))[:1], "Return a pair"),
-        (lambda run, card: best_right(run, card) and (4, 8), "is not the best"),
+        (lambda run, card: by_sorting(run, card) and (16, 64), "is not the best"),
+        (lambda run, card: (5, 2), "one of BITS"),
+        (lambda run, card: (by_sorting(run, card) or (0, 0))[:1], "Return a pair"),
         (lambda run, card: 3, "is asked for"),
     ],
-)
-def test_best_explains_the_rest(answer: Any, hint: str) -> None:
-    assert hint in said(lesson_12.best, answer)
+)  # fmt: skip
+
+# -------------------------------------------------------------------------------------------------------------- asking
+
+ANSWERS = {"12.1": ADAPTER, "12.2": MERGE, "12.3": ACCOUNT, "12.4": QUANTIZE, "12.5": NORMAL_FLOAT, "12.6": BEST}
+
+
+@pytest.mark.parametrize(("number", "answer"), right_answers(ANSWERS))
+def test_a_right_answer_passes(number: str, answer: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert praise(number, answer, capsys).startswith(f"✓ {number} ")
+
+
+@pytest.mark.parametrize(("number", "answer", "words"), wrong_answers(ANSWERS))
+def test_a_wrong_answer_gets_its_hint(number: str, answer: Any, words: str) -> None:
+    assert words in hint(number, answer)

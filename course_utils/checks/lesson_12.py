@@ -50,6 +50,10 @@ ADAPTER_MISTAKES: tuple[tuple[Callable[[Shapes, int], float], str], ...] = (
     (_summed(lambda n_out, n_in, r: r * r * (n_out + n_in)), "r counts twice: each factor has r lines, no more."),
     (_summed(lambda n_out, n_in, r: 2 * r * (n_out + n_in)), "Those are bytes in 16 bits. Count numbers."),
     (_summed(lambda n_out, n_in, r: 4 * r * (n_out + n_in)), "Those are bytes in fp32. Count numbers."),
+    (
+        lambda shapes, r: sum(r * sum(shape) for shape in shapes[:1]),
+        "That is the first matrix alone. Sum over the list.",
+    ),
 )
 
 
@@ -98,7 +102,7 @@ def merge(answer: Any) -> None:
 
 # ------------------------------------------------------------------------------------------------------- 12.3: account
 
-ACCOUNT_CASES = ((6_500_000_000, 40_000_000, 4, 64), (1_000_000_000, 8_000_000, 8, 4096), (64_000, 1_000, 4, 32))
+ACCOUNT_CASES = ((6_500_000_000, 40_000_000, 4, 64), (1_024_000_000, 8_000_000, 8, 4096), (64_000, 1_000, 4, 32))
 PARTS = ("frozen", "adapters", "gradients", "states")
 
 
@@ -116,6 +120,8 @@ ACCOUNT_MISTAKES: dict[str, tuple[tuple[Callable[..., float], str], ...]] = {
         (lambda N, learning, bits, block: N * bits / 8 + 4 * block, "`block` is how many numbers share a scale. How "
          "many blocks are there?"),
         (lambda N, learning, bits, block: 2 * N, "That is the frozen model in 16 bits."),
+        (lambda N, learning, bits, block: N / 2 + N / 16, "That is 4 bits in blocks of 64, whatever `bits` and `block` "
+         "are."),
         (lambda N, learning, bits, block: N, "That is how many numbers there are. How many bits does each take?"),
     ),
     "adapters": (
@@ -187,7 +193,7 @@ def _expect_codes(codes: torch.Tensor, scales: torch.Tensor, rows: torch.Tensor,
     expect(torch.equal(codes, codes.round()), "Codes are whole numbers. Did you forget to round?")
     coarse = "Your scales are 16-bit, which puts an error of its own into every number of a block. Keep them in fp32."
     expect(scales.dtype.itemsize > 2, coarse)
-    expect(bool(torch.isfinite(scales).all()), "A block of zeros has the largest magnitude 0. Don't divide by it.")
+    expect(bool(torch.isfinite(scales).all()), "Some scale is not finite. Do you divide by what may be 0?")
     scales, most, limit = scales.float().reshape(-1, 1), codes.abs().max().item(), 2 ** (bits - 1) - 1
     one_sided = rows.amax(dim=1, keepdim=True) / limit
     misled = not torch.equal(one_sided, steps_right(rows, bits)) and torch.allclose(scales, one_sided)
@@ -259,12 +265,12 @@ def best(answer: Any) -> None:
     right = [best_right(run, card) for run, card in BEST_CASES]
     if got == right:
         return
+    for message, mistaken in BEST_MISTAKES.items():
+        expect(got != [mistaken(run, card) for run, card in BEST_CASES], message)
     for one in got:
         expect(one is None or len(one) == 2, "Return a pair, bits and rank, or None.")
         known = one is None or (one[0] in BITS and one[1] in RANKS)
         expect(known, "That is no pair of one of BITS and one of RANKS.")
-    for message, mistaken in BEST_MISTAKES.items():
-        expect(got != [mistaken(run, card) for run, card in BEST_CASES], message)
     for one, wanted, (_, card) in zip(got, right, BEST_CASES, strict=True):
         expect(one is None or wanted is not None, f"On the {card} you choose something, and nothing fits there.")
         expect(one is not None or wanted is None, f"On the {card} you find nothing, but something fits.")

@@ -39,8 +39,10 @@ MERGE_MISTAKES: dict[str, Merge] = {
     "You leave out the scale: alpha/r.": lambda W, A, B, alpha: W + B @ A,
     "You scale by alpha alone. It is divided by the rank.": lambda W, A, B, alpha: W + B @ A * alpha,
     "You divide by r alone. What is alpha for?": lambda W, A, B, alpha: W + B @ A / A.shape[0],
-    "You divide alpha by a width of the layer. r is how many rows A has.":
+    "You divide alpha by n_in, how many columns A has. r is how many rows it has.":
         lambda W, A, B, alpha: W + B @ A * (alpha / A.shape[1]),
+    "You divide alpha by n_out, how many rows B has. r is how many columns it has.":
+        lambda W, A, B, alpha: W + B @ A * (alpha / B.shape[0]),
     "The difference alone: where is W?": lambda W, A, B, alpha: B @ A * (alpha / A.shape[0]),
     "You scale W, too. It is what it was.": lambda W, A, B, alpha: (W + B @ A) * (alpha / A.shape[0]),
     "You take the difference away. It is added.": lambda W, A, B, alpha: W - B @ A * (alpha / A.shape[0]),
@@ -193,10 +195,13 @@ def _read_off_the_name(run: TrainingRun, card: str) -> tuple[int, int] | None:
     )
 
 
-BEST_MISTAKES: dict[str, Callable[[TrainingRun, str], tuple[int, int] | None]] = {
+BEST_MISTAKES: dict[str, Callable[[TrainingRun, str], tuple[int, ...] | None]] = {
     "You spend the memory on rank first. Bits come first: the model is in them.": _rank_first,
     "You take the fewest bits that fit. The most were asked for.": _fewest_bits,
     "You take the lowest rank that fits. The highest was asked for.": _lowest_rank,
     "You take the least of everything.": _smallest,
+    "The pair is turned round: first the bits, then the rank.": (
+        lambda run, card: (best_right(run, card) or ())[::-1] or None
+    ),
     "You take the number in the card's name for its memory. Ask `gpu(card).memory`.": _read_off_the_name,
 }
