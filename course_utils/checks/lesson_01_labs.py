@@ -11,7 +11,7 @@ from torch import nn
 
 from course_utils.estimating import estimate
 from course_utils.gpus import gpu
-from course_utils.measurement import Measurement
+from course_utils.measurement import Measurement, Timeline
 from course_utils.measuring import measure
 from course_utils.measuring.tracker import Tracker
 from course_utils.run import TrainingRun
@@ -312,6 +312,12 @@ def hidden_runs() -> list[TrainingRun]:
 def suspects() -> tuple[Suspect, ...]:
     """The hidden runs, measured on a simulated GPU."""
     return tuple(Suspect(run, anonymous(measure(run, source="simulated"))) for run in hidden_runs())
+
+
+def handed(measurement: Measurement) -> Measurement:
+    """The measurement with lists of its own: what an answer changes in them is not missing the next time."""
+    timeline = Timeline(list(measurement.timeline.changes), list(measurement.timeline.marks))
+    return replace(measurement, moments=dict(measurement.moments), timeline=timeline)
 
 
 def anonymous(measurement: Measurement) -> Measurement:
