@@ -48,6 +48,7 @@ def choose(answer: Any) -> None:
         return
     for message, mistaken in CHOOSE_MISTAKES.items():
         expect(got != [mistaken(*one) for one in CHOICES], message)
+    expect(_lost(got) != _lost(right), "Of two that lose the same take the smaller, wherever the list has it.")
     expect(
         not any(mine is None and wanted is not None for mine, wanted in zip(got, right, strict=True)),
         "You find nothing where something fits.",
@@ -63,6 +64,10 @@ def _index(answer: Any, configurations: Any, room: int) -> int | None:
     got = call_or_none(answer, configurations=list(configurations), room=room, returns=int)
     expect(got is None or 0 <= got < len(configurations), "That index is not one of the list.")
     return got
+
+
+def _lost(chosen: list[int | None]) -> list[float | None]:
+    return [None if index is None else case[index][1] for index, (case, _) in zip(chosen, CHOICES, strict=True)]
 
 
 # -------------------------------------------------------------------------------------------------------- 14.2: split
@@ -137,7 +142,7 @@ def predicted_peak(answer: Any) -> None:
         same = all(abs(value / (peak * factor) - 1) <= TOLERANCE for value, peak in zip(got, true_peaks(), strict=True))
         expect(not same, f"Right in {words}; bytes were asked for.")
     for message, mistaken in PEAK_MISTAKES.items():
-        expect(not all(math.isclose(*pair, rel_tol=0.01) for pair in zip(got, peaks(mistaken), strict=True)), message)
+        expect(not all(math.isclose(*pair, rel_tol=0.02) for pair in zip(got, peaks(mistaken), strict=True)), message)
     worst = max(range(len(HIDDEN)), key=lambda index: abs(errors[index]))
     run, error = HIDDEN[worst], f"{errors[worst]:+.0%}".replace("%", " %").replace("-", "−")
     fail(f"{run.model.name} with {run.micro_batch} × {run.seq_len:,} tokens: prediction − peak is {error}.")
@@ -162,8 +167,9 @@ def diagnose(answer: Any) -> None:
     if got == right:
         return
     expect(len(set(got)) > 1, "The same cause for every run: what do you look at?")
-    for message, mistaken in DIAGNOSE_MISTAKES.items():
-        expect(got != [mistaken(one) for one in seen], message)
+    wrong = [(wanted, mine) for wanted, mine in zip(right, got, strict=True) if mine != wanted]
+    for causes, named, message in DIAGNOSE_MISTAKES:
+        expect(not all(wanted in causes and mine in named for wanted, mine in wrong), message)
     for one, mine, wanted in zip(seen, got, right, strict=True):
         where = f"step {one.step}, {one.phase.replace('_', ' ')}, a request of {format_bytes(one.requested)}"
         expect(mine == wanted, f"A run that failed in {where}, did not die of {mine!r}. Which clue speaks for that?")

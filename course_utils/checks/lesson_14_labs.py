@@ -8,7 +8,7 @@ from course_utils.estimating import estimate
 from course_utils.estimating.step_time import lost_seconds
 from course_utils.fitting import SAFETY
 from course_utils.gpus import GPUS
-from course_utils.lessons.detective import Evidence, broken
+from course_utils.lessons.detective import CAUSES, Evidence, broken
 from course_utils.run import TrainingRun
 from course_utils.units import GB, GiB, MiB
 
@@ -24,6 +24,7 @@ CHOICES: tuple[tuple[Configurations, int], ...] = (
     ([(40 * GB, 0.2), (33 * GB, 0.3), (32 * GB, 0.8), (31 * GB, 0.7)], 34 * GB),
     ([(90 * GB, 0.2), (85 * GB, 0.1), (81 * GB, 0.3)], 85 * GB),
     ([(15 * GB, 2.0), (14 * GB, 2.0), (13 * GB, 2.5)], 16 * GB),
+    ([(12 * GB, 2.0), (14 * GB, 2.0), (13 * GB, 2.0)], 16 * GB),
     ([(50 * GB, 0.4), (49 * GB, 0.2)], 84 * GB),
     ([(35 * GB, 0.2), (33 * GB, 0.3), (30 * GB, 0.9)], 34 * GB),
 )
@@ -55,9 +56,6 @@ CHOOSE_MISTAKES: Mapping[str, Choose] = {
     ),
     "You take the fullest of those that fit. Full is not the same as fast.": _best(lambda one: (-one[0], one[1])),
     "You take the first that fits. There may be a better one behind it.": _best(lambda one: 0),
-    "Of two that lose the same you take the larger. Which of them leaves more room?": _best(
-        lambda one: (one[1], -one[0])
-    ),
     "You take 5 % off the wrong side: the estimate with its reserve has to fit the card.": _best(
         lambda one: one[::-1], 1 / SAFETY
     ),
@@ -179,7 +177,7 @@ PEAK_MISTAKES: Mapping[str, Callable[..., float]] = {
     "The gradients are missing: earlier micro-batches have left theirs.": _off(lambda N, **_: -4 * N),
     "You count the gradients twice.": _off(lambda N, **_: 4 * N),
     "Nothing is recomputed in your formula: every block keeps all of its tensors.": _off(
-        lambda L, s, b, h, a, **_: L * s * b * (38 * h + 4 * a)
+        lambda L, s, b, h, a, **_: L * s * b * (34 * h + 4 * a)
     ),
     "The checkpoints are missing: a block's input for each of the L blocks.": _off(
         lambda L, s, b, h, **_: -4 * s * b * h * L
@@ -252,28 +250,18 @@ def diagnose_right(seen: Evidence) -> str:
     return "activations"
 
 
-def _instead(cause: str, said: Callable[[Evidence], str]) -> Callable[[Evidence], str]:
-    """The right answer, but for runs that died of `cause`."""
-    return lambda seen: said(seen) if diagnose_right(seen) == cause else diagnose_right(seen)
-
-
-DIAGNOSE_MISTAKES: Mapping[str, Callable[[Evidence], str]] = {
-    "You call it fragmentation as soon as the request would fit into all that is free. At 1 % free that is no news: "
-    "every full card has crumbs.": lambda seen: (
-        "fragmentation" if seen.free >= seen.requested else diagnose_right(seen)
-    ),
-    "You call all that dies in the optimizer's step the states. Are they complete, 8 bytes a parameter?": _instead(
-        "update", lambda seen: "states"
-    ),
-    "You call all that dies in the optimizer's step copies of the update. Were its states complete?": _instead(
-        "states", lambda seen: "update"
-    ),
-    "You blame the activations for everything that dies in a forward. How large was the request, in b·a·s² or in "
-    "s·b·V?": lambda seen: "activations" if seen.phase in ("forward", "loss") else diagnose_right(seen),
-    "A run whose steps each begin with more than the one before is blamed on its last request.": _instead(
-        "graphs", lambda seen: "activations"
-    ),
-    "You miss fragmentation: free in all was more than the request, and by a lot.": _instead(
-        "fragmentation", lambda seen: "loss"
-    ),
-}
+DIAGNOSE_MISTAKES: tuple[tuple[set[str], set[str], str], ...] = (
+    (set(CAUSES), {"fragmentation"}, "You call it fragmentation as soon as the request would fit into all that is "
+     "free. At 1 % free that is no news: every full card has crumbs."),
+    ({"update"}, {"states"}, "You call all that dies in the optimizer's step the states. Are they complete, 8 bytes a "
+     "parameter?"),
+    ({"states"}, {"update"}, "You call all that dies in the optimizer's step copies of the update. Were its states "
+     "complete?"),
+    ({"loss", "attention"}, {"activations"}, "You blame the activations for what attention or the loss asked for. How "
+     "large was the request, in b·a·s² or in s·b·V?"),
+    (set(CAUSES), {"graphs"}, "Not every later step is a leak: does each one begin with more than the one before?"),
+    ({"graphs"}, set(CAUSES), "A run whose steps each begin with more than the one before is blamed on its last "
+     "request."),
+    ({"fragmentation"}, set(CAUSES), "You miss fragmentation: free in all was more than the request, and by a lot."),
+)  # fmt: skip
+"""What wrong answers are about, and what they say: the runs' causes, the causes named, and the misconception."""
