@@ -1,23 +1,24 @@
-"""The checks of lesson 13: right answers of every style pass, each planted wrong answer gets the hint it deserves."""
+"""The checks of lesson 13: right answers of every style pass, each wrong answer gets the hint it deserves."""
 
+from collections.abc import Callable
 from itertools import count
 from typing import Any
 
+import numpy as np
 import pytest
-from checking import passes, said
+from checking import Answers, hint, praise, right_answers, wrong_answers
 
+from course_utils import TrainingRun, estimate
 from course_utils.checks import lesson_13
 from course_utils.checks.lesson_13_labs import (
     JUDGED,
     SUSPECTS,
     TERM_NAMES,
-    TOKEN_MISTAKES,
     UNIT_CASES,
     UNIT_MISTAKES,
     candidates,
     judged_right,
     share_of_peak,
-    token_right,
     unit_right,
     worst_term,
 )
@@ -26,28 +27,45 @@ from course_utils.units import parse_bytes
 
 # ---------------------------------------------------------------------------------------------------- 13.1: unit_meant
 
+UNITS = {"GB": 10**9, "GiB": 2**30}
+
 
 def by_ratio(number: float, size: int) -> str:
-    """Another right style: from bytes to the unit, with the course's parser."""
+    """From bytes to the unit, with the course's parser."""
     for unit in ("GB", "GiB"):
         if 0.99 <= number / (size / parse_bytes(f"1 {unit}")) <= 1.01:
             return unit
     return "neither"
 
 
-def within(number: float, size: int, tolerance: float) -> str:
-    """The right way, with another tolerance."""
-    units = {"GB": 10**9, "GiB": 2**30}
-    return next((unit for unit, one in units.items() if abs(number * one / size - 1) <= tolerance), "neither")
+def by_distance(number: float, size: int) -> str:
+    off = np.abs(number * np.array([1e9, 2.0**30]) - size)
+    return str(np.array(["GB", "GiB"])[off.argmin()]) if off.min() <= 0.01 * size else "neither"
 
 
-def test_unit_meant_takes_right_answers(capsys: pytest.CaptureFixture[str]) -> None:
-    passes(lesson_13.unit_meant, by_ratio, capsys, "13.1")
+def meant(near: Callable[[float, int], bool]) -> Any:
+    """The first unit in which the number, in bytes, is near the size."""
+    return lambda number, size: next((name for name, one in UNITS.items() if near(number * one, size)), "neither")
 
 
-@pytest.mark.parametrize("message", UNIT_MISTAKES)
-def test_unit_meant_names_the_misconception(message: str) -> None:
-    assert said(lesson_13.unit_meant, UNIT_MISTAKES[message]) == message
+UNIT_MEANT = Answers(
+    right=[by_ratio, by_distance, meant(lambda said, size: abs(said - size) <= 0.01 * size)],
+    wrong=[
+        (lambda number, size: {"GB": "GiB", "GiB": "GB"}.get(by_ratio(number, size), "neither"), "the wrong way round"),
+        (lambda number, size: min(UNITS, key=lambda unit: abs(number * UNITS[unit] - size)), "the nearer of the two"),
+        (meant(lambda said, size: size <= said <= 1.01 * size), "too large, or a little too small"),
+        (meant(lambda said, size: said / size - 1 <= 0.01), "too small, or a little too large"),
+        (meant(lambda said, size: abs(said - size) <= 10**7), "Your tolerance is a fixed amount"),
+        (meant(lambda said, size: abs(said / size - 1) <= 0.05), "Your tolerance is too wide"),
+        (meant(lambda said, size: abs(said / size - 1) <= 0.02), "Some units are off"),
+        (meant(lambda said, size: abs(said / size - 1) <= 0.005), "Some units are off"),
+        (meant(lambda said, size: said == size), "Reports round"),
+        (lambda number, size: by_ratio(number, size) if number > 1 else "neither", "Some units are off"),
+        (lambda number, size: "GB", "The same unit for every report"),
+        (lambda number, size: by_ratio(number, size).lower(), 'the answers are "GB"'),
+        (lambda number, size: number * 1e9 / size, "where a text is asked for"),
+    ],
+)
 
 
 def test_every_mistake_about_units_gives_other_answers() -> None:
@@ -55,30 +73,13 @@ def test_every_mistake_about_units_gives_other_answers() -> None:
     assert len(set(given)) == len(given)
 
 
-@pytest.mark.parametrize(
-    ("answer", "hint"),
-    [
-        (lambda number, size: "gib", 'the answers are "GB"'),
-        (lambda number, size: "GB", "The same unit for every report"),
-        (lambda number, size: "neither" if abs(number * 1e9 - size) > 1 else "GB", "Reports round"),
-        (lambda number, size: within(number, size, 0.02), "Some units are off"),
-        (lambda number, size: within(number, size, 0.005), "Some units are off"),
-        (lambda number, size: unit_right(number, size) if number > 1 else "neither", "Some units are off"),
-        (lambda number, size: 7.4, "where a text is asked for"),
-    ],
-)
-def test_unit_meant_explains_the_rest(answer: Any, hint: str) -> None:
-    assert hint in said(lesson_13.unit_meant, answer)
-
-
 # -------------------------------------------------------------------------------------------------- 13.2: missing_term
 
 
-def test_missing_term_takes_right_answers(capsys: pytest.CaptureFixture[str]) -> None:
-    def by_trying(calculator: str) -> str:
-        return sorted(TERM_NAMES, key=lambda term: -abs(share_of_peak(calculator, term)))[0]
-
-    passes(lesson_13.missing_term, by_trying, capsys, "13.2")
+MISSING_TERM = Answers(
+    right=[lambda calculator: max(TERM_NAMES, key=lambda term: abs(share_of_peak(calculator, term)))],
+    wrong=[(lambda calculator: "overhead", "is not on the list: number of parameters,")],
+)
 
 
 def test_not_all_calculators_lack_the_same() -> None:
@@ -87,56 +88,71 @@ def test_not_all_calculators_lack_the_same() -> None:
 
 @pytest.mark.parametrize("term", TERM_NAMES)
 def test_no_term_is_right_for_all_and_the_hint_does_not_tell_which_is(term: str) -> None:
-    hint = said(lesson_13.missing_term, lambda calculator: term)
-    name = hint.partition(":")[0]
-    assert "In another term it is further off" in hint
-    assert worst_term(name) not in hint.replace(term, "")
-
-
-def test_a_word_of_ones_own_is_refused_with_the_list() -> None:
-    assert "is not on the list: number of parameters," in said(lesson_13.missing_term, lambda calculator: "overhead")
+    message = hint("13.2", lambda calculator: term)
+    name = message.partition(":")[0]
+    assert "In another term it is further off" in message
+    assert worst_term(name) not in message.replace(term, "")
 
 
 # --------------------------------------------------------------------------------------------------------- 13.3: judge
 
 
-def by_nearest(said: float, run: Any) -> str:
-    """Another right style: the nearest candidate, if it is near."""
-    name, value = min(candidates(run).items(), key=lambda item: abs(said / item[1] - 1))
-    return name if abs(said - value) <= 0.01 * value else "unknown"
+def candidate(name: str, run: TrainingRun) -> float:
+    peak, N = estimate(run).total, run.model.parameters
+    eager = estimate(run.replace(attention="eager")).total
+    return {"right": peak / 1e9, "weights": 2 * N / 1e9, "states": 16 * N / 1e9, "eager": eager / 1e9,
+            "GiB": peak / 2**30}[name]  # fmt: skip
 
 
-def test_judge_takes_right_answers(capsys: pytest.CaptureFixture[str]) -> None:
-    passes(lesson_13.judge, by_nearest, capsys, "13.3")
+NAMES = ("right", "weights", "states", "eager", "GiB")
+
+
+def judging(near: Callable[[float], bool] = lambda ratio: 0.99 <= ratio <= 1.01, **changes: Any) -> Any:
+    """The first candidate that is near, some of them computed in another way."""
+
+    def answer(said: float, run: TrainingRun) -> str:
+        values = {name: changes[name](run) if name in changes else candidate(name, run) for name in NAMES}
+        return next((name for name, value in values.items() if near(said / value)), "unknown")
+
+    return answer
+
+
+def nearest(said: float, run: TrainingRun, limit: float = 0.01) -> str:
+    name = min(NAMES, key=lambda name: abs(said / candidate(name, run) - 1))
+    return name if abs(said - candidate(name, run)) <= limit * candidate(name, run) else "unknown"
+
+
+def step_by_step(said: float, run: TrainingRun) -> str:
+    for name in ("GiB", "eager", "states", "weights", "right"):
+        if round(abs(said / candidate(name, run) - 1) * 100, 6) <= 1:
+            return name
+    return "unknown"
+
+
+JUDGE = Answers(
+    right=[judging(), nearest, step_by_step],
+    wrong=[
+        (lambda said, run: "states", "the same answer to every post"),
+        (judging(lambda ratio: 0.99e-9 <= ratio <= 1.01e-9), "do you allow for 1 %"),
+        (judging(lambda ratio: ratio == 1), "do you allow for 1 %"),
+        (lambda said, run: nearest(said, run, limit=1), "more than 1 % off that"),
+        (judging(lambda ratio: abs(ratio - 1) <= 0.1), "more than 1 % off that"),
+        (judging(lambda ratio: 1 <= ratio <= 1.01), "above it or below it"),
+        (judging(GiB=lambda run: estimate(run).total / 1e9), "is one of the five"),
+        (judging(states=lambda run: 12 * run.model.parameters / 1e9), "is one of the five"),
+        (judging(right=lambda run: estimate(run).total / 2**30, GiB=lambda run: estimate(run).total / 1e9),
+         "or in another unit"),
+        (lambda said, run: {"right": "states"}.get(nearest(said, run), nearest(said, run)), "is what the run takes"),
+        (lambda said, run: nearest(said, run).replace("unknown", "wrong"), "not one of right, weights"),
+        (lambda said, run: {candidate(name, run): name for name in NAMES}[said], "raised KeyError"),
+        (lambda said, run: None, "returned nothing"),
+    ],
+)  # fmt: skip
 
 
 def test_every_judgment_occurs_and_the_posts_are_about_the_first_three() -> None:
     assert {judged_right(*case) for case in JUDGED} == {*candidates(JUDGED[0][1]), "unknown"}
     assert all(f"{said:g} GB" in post for post, (said, _) in zip(lesson_13.posts(), JUDGED, strict=False))
-
-
-def nearest_anyway(said: float, run: Any) -> str:
-    return min(candidates(run), key=lambda name: abs(said / candidates(run)[name] - 1))
-
-
-def one_for_another(wrong: str, right: str) -> Any:
-    return lambda said, run: wrong if judged_right(said, run) == right else judged_right(said, run)
-
-
-@pytest.mark.parametrize(
-    ("answer", "hint"),
-    [
-        (lambda said, run: "states", "the same answer to every post"),
-        (nearest_anyway, "more than 1 % off that"),
-        (one_for_another("unknown", "GiB"), "is one of the five"),
-        (one_for_another("states", "right"), "is what the run takes"),
-        (one_for_another("right", "eager"), "compute that candidate again"),
-        (lambda said, run: "wrong", "not one of right, weights"),
-        (lambda said, run: None, "returned nothing"),
-    ],
-)
-def test_judge_names_the_misconception(answer: Any, hint: str) -> None:
-    assert hint in said(lesson_13.judge, answer)
 
 
 # ------------------------------------------------------------------------------------------------- 13.4: bytes_a_token
@@ -147,19 +163,36 @@ def tensor_by_tensor(h: int, kv: int, ffn: int, a: int) -> int:
     return 4 * sum(fp32) + 2 * sum(bf16)
 
 
-@pytest.mark.parametrize("answer", [token_right, tensor_by_tensor, lambda **sizes: float(token_right(**sizes))])
-def test_bytes_a_token_takes_right_answers(answer: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    passes(lesson_13.bytes_a_token, answer, capsys, "13.4")
+def tally(norm: int = 4, statistic: int = 4, copies: int = 5, wide: bool = False, kernel: int = 4, mlp: int = 4) -> Any:
+    """The list, bullet by bullet, with something else for one of them."""
+
+    def answer(h: int, kv: int, ffn: int, a: int) -> int:
+        keys = h if wide else kv
+        return 2 * (norm * h + statistic) + copies * 2 * h + 2 * (h + keys + keys + h) + kernel * a + mlp * 2 * ffn
+
+    return answer
 
 
-@pytest.mark.parametrize("message", TOKEN_MISTAKES)
-def test_bytes_a_token_names_the_misconception(message: str) -> None:
-    assert said(lesson_13.bytes_a_token, TOKEN_MISTAKES[message]) == message
-
-
-def test_bytes_a_token_helps_with_the_rest() -> None:
-    assert "what is left has h in it" in said(lesson_13.bytes_a_token, lambda h, kv, ffn, a: 34 * h)
-
+BYTES_A_TOKEN = Answers(
+    right=[tally(), tensor_by_tensor, lambda h, kv, ffn, a: 2.0 * (11 * h + 2 * kv + 4 * ffn + 2 * a + 4)],
+    wrong=[
+        (tally(copies=0), "right for a pure 16-bit recipe"),
+        (tally(copies=2), "Each matrix makes its own"),
+        (tally(copies=6), "A sixth copy?"),
+        (tally(norm=2), "The residual stream is fp32"),
+        (tally(mlp=2), "that is a GELU MLP"),
+        (tally(mlp=3), "what does the last matrix read"),
+        (tally(wide=True), "Grouped queries make them kv numbers"),
+        (tally(statistic=0), "The norms' statistics are missing"),
+        (tally(statistic=8), "RMSNorm has one"),
+        (tally(kernel=0), "number for each head is missing"),
+        (lambda h, kv, ffn, a: 2 * (h + 1) + 5 * h + 2 * (h + kv) + a + 4 * ffn, "Those are elements"),
+        (lambda h, kv, ffn, a: 34 * h, "what is left has h in it"),
+        (lambda h, kv, ffn, a: tally()(4096, 1024, 14336, 32), "what is left has h in it"),
+        (lambda h, kv, ffn, a: 8 * tally()(h, kv, ffn, a), "8 times too much"),
+        (lambda h, kv, ffn, a: None, "returned nothing"),
+    ],
+)
 
 # ------------------------------------------------------------------------------------------------------- 13.5: erratum
 
@@ -172,25 +205,39 @@ def with_changes(**changes: Any) -> Any:
     return lambda: {key: value for key, value in (GOOD | changes).items() if value != "left out"}
 
 
-def test_erratum_takes_any_claim_that_its_evidence_contradicts(capsys: pytest.CaptureFixture[str]) -> None:
-    passes(lesson_13.erratum, lambda: GOOD, capsys, "13.5")
-    passes(lesson_13.erratum, with_changes(said=-3, evidence=lambda: 0.25), capsys, "13.5")
-
-
-@pytest.mark.parametrize(
-    ("answer", "hint"),
-    [
+ERRATUM = Answers(
+    right=[
+        lambda: GOOD,
+        with_changes(said=-3, evidence=lambda: 0.25),
+        with_changes(said=np.float32(9), evidence=lambda: estimate(TrainingRun("gpt2")).total / 1e9, lesson=4.0),
+    ],
+    wrong=[
         (with_changes(said=2**30), "Then the claim holds"),
         (with_changes(evidence=lambda: 0), "comes to 0"),
         (with_changes(evidence=lambda: next(NUMBERS)), "another number each time"),
         (with_changes(evidence=2**30), "without parentheses"),
+        (with_changes(evidence=lambda run: 2**30), "keep its first line"),
+        (with_changes(said="1 GB"), "said is a text"),
         (with_changes(claim="A GiB is a GB"), "has no number in it"),
         (with_changes(claim=ERRATA[0].claim), "on the course's list already"),
         (with_changes(source="somewhere"), "a little more of the source"),
         (with_changes(lesson=15), "lessons 1 to 14"),
+        (with_changes(lesson=0), "lessons 1 to 14"),
         (with_changes(source="left out", lesson="left out"), "has no 'source' and no 'lesson'"),
         (lambda: "8 GB", "where a dictionary is asked for"),
     ],
 )
-def test_erratum_names_what_is_missing(answer: Any, hint: str) -> None:
-    assert hint in said(lesson_13.erratum, answer)
+
+# -------------------------------------------------------------------------------------------------------------- asking
+
+ANSWERS = {"13.1": UNIT_MEANT, "13.2": MISSING_TERM, "13.3": JUDGE, "13.4": BYTES_A_TOKEN, "13.5": ERRATUM}
+
+
+@pytest.mark.parametrize(("number", "answer"), right_answers(ANSWERS))
+def test_a_right_answer_passes(number: str, answer: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert praise(number, answer, capsys).startswith(f"✓ {number} ")
+
+
+@pytest.mark.parametrize(("number", "answer", "words"), wrong_answers(ANSWERS))
+def test_a_wrong_answer_gets_its_hint(number: str, answer: Any, words: str) -> None:
+    assert words in hint(number, answer)

@@ -6,7 +6,7 @@ from typing import Any
 
 from course_utils.lessons.errata import ERRATA
 
-from .feedback import alike, call, entries, exercise, expect, fail, of_kind
+from .feedback import alike, call, entries, exercise, expect, fail, of_kind, unit_slip
 from .lesson_13_labs import (
     JUDGED,
     JUDGMENTS,
@@ -75,14 +75,15 @@ def judge(answer: Any) -> None:
         return
     unknown = [word for word in got if word not in JUDGMENTS]
     expect(not unknown, f"{', '.join(map(repr, unknown))}: not one of {', '.join(JUDGMENTS)}.")
+    expect(set(got) != {"unknown"}, "Nothing is near enough: are your candidates in GB as well, do you allow for 1 %?")
     expect(len(set(got)) > 1, "You give the same answer to every post. They were written by different people.")
     for said, run, mine, wanted in ((*case, one, two) for case, one, two in zip(JUDGED, got, right, strict=True)):
         if mine == wanted:
             continue
-        expect(wanted != "unknown", f"{said:g} GB for {run}: you call it {mine!r}, but it is more than 1 % off that.")
         expect(wanted != "right", f"{said:g} GB for {run} is what the run takes, and you call it {mine!r}.")
         expect(mine != "unknown", f"{said:g} GB for {run} is one of the five: within 1 %, above it or below it.")
-        fail(f"{said:g} GB for {run} is not {mine!r}: compute that candidate again, and look at its unit.")
+        off = f"{said:g} GB for {run}: you call it {mine!r}, but it is more than 1 % off that."
+        fail(f"{off} Do you allow for more, or compute that candidate otherwise, or in another unit?")
 
 
 # ------------------------------------------------------------------------------------------------- 13.4: bytes_a_token
@@ -96,6 +97,8 @@ def bytes_a_token(answer: Any) -> None:
         return
     for message, mistaken in TOKEN_MISTAKES.items():
         expect(not alike(got, (mistaken(*case) for case in TOKEN_CASES), 1e-9), message)
+    slip = unit_slip(got[0], token_right(*TOKEN_CASES[0]))
+    expect(slip is None, f"Your bytes are {slip}")
     fail("The bytes are off. Call your function with kv, ffn and a of 0: what is left has h in it, and should be even.")
 
 
@@ -123,5 +126,5 @@ def _weigh(said: float, first: float, second: float) -> None:
     expect(first != 0, "Your evidence comes to 0: is that really the number in question?")
     expect(
         abs(said / first - 1) > 0.005,
-        "Your evidence gives what was said, to half a percent. Then the claim holds, and there is nothing to mend.",
+        "Your evidence gives what was said, to half a percent. Then the claim holds, and there is nothing to correct.",
     )
