@@ -143,6 +143,100 @@ def test_the_playbook_s_figure_splits_the_scores_or_not():
     assert both[0] > sequence + scores // 8  # norms and dropout stay whole
 
 
+def test_the_playbook_s_figure_of_a_gpt_on_one_rank_is_korthikanti_s():
+    selective, full = (
+        published.playbook_figure_parts(XL.replace(recompute=r))["activations"] for r in ("selective-attention", "full")
+    )
+    outer, (s, b, h, a, L) = published.korthikanti_outer_bytes(XL), (1024, 4, 1600, 25, 48)
+    assert published.playbook_figure_parts(XL)["activations"] == L * published.korthikanti_block_bytes(XL) + outer
+    assert selective == 34 * s * b * h * L + outer
+    assert full == 2 * s * b * h * L + outer
+    in_fp32 = published.playbook_figure_parts(XL.replace(precision="fp32"))["activations"]
+    # Of 34 bytes 32 are of numbers, 2 of masks; so are 2 + 2 of 5 of the scores, and 4 of 5 outside but the logits.
+    assert in_fp32 == L * s * b * (66 * h + 9 * a * s) + 9 * s * b * h + 4 * s * b * XL.model.vocab
+
+
+def test_the_playbook_s_figure_counts_four_tensors_of_a_swiglu():
+    s, h, a, L, ffn, V = 4096, 4096, 32, 32, 14336, 128256
+    block = (34 - 16) * s * h + 5 * a * s * s + 4 * 2 * s * ffn  # a GELU's two of 4h are 16
+    assert published.playbook_figure_parts(LLAMA)["activations"] == L * block + 5 * s * h + 4 * s * V
+
+
+@pytest.mark.parametrize(("precision", "states"), [("fp32", 4 + 4 + 8), ("bf16-master", 2 + 2 + 12)])
+def test_the_playbook_s_figure_counts_16_bytes_a_parameter(precision, states):
+    parts = published.playbook_figure_parts(XL.replace(precision=precision))
+    h, L = 1600, 48
+    N = h * (50257 + 1024) + L * (12 * h * h + 13 * h) + 2 * h
+    assert sum(parts.values()) - parts["activations"] == states * N
+
+
+@pytest.mark.parametrize(("precision", "gradients"), [("bf16-master", 2), ("bf16-master-fp32grad", 2 + 4)])
+def test_the_playbook_s_text_counts_16_bytes_a_parameter_or_20(precision, gradients):
+    h, L = 1600, 48
+    N = h * 50257 + L * (12 * h * h + 13 * h) + 2 * h
+    parts = published.playbook_parts(XL.replace(precision=precision))
+    assert list(parts.values())[:3] == [2 * N, gradients * N, 12 * N]
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [published.zero_run_state_bytes, published.cookbook_parts, published.llm_analysis_parts]
+    + [published.playbook_figure_parts],
+)
+@pytest.mark.parametrize(
+    ("stage", "sharded"),
+    [
+        (0, ()),
+        (1, ("optimizer_states",)),
+        (2, ("optimizer_states", "gradients")),
+        (3, ("optimizer_states", "gradients", "parameters")),
+    ],
+)
+def test_each_stage_of_zero_shards_one_kind_more(parts, stage, sharded):
+    whole, found = parts(XL), parts(XL.replace(world_size=4, zero_stage=stage))
+    for kind in ("parameters", "gradients", "optimizer_states"):
+        assert found[kind] == whole[kind] // (4 if kind in sharded else 1), kind
+
+
+@pytest.mark.parametrize(("stage", "elements"), [(0, 0), (1, 5e8), (2, 5e8), (3, 15e8)])
+def test_the_cookbook_s_buckets(stage, elements):
+    assert published.cookbook_parts(XL.replace(world_size=4, zero_stage=stage))["communication"] == 2 * elements
+
+
+@pytest.mark.parametrize(
+    "formula",
+    [
+        published.korthikanti_outer_bytes,
+        published.korthikanti_model_flops,
+        published.korthikanti_hardware_flops,
+        published.selective_recomputation_flops,
+        published.checkpoints_bytes,
+        *(
+            lambda run, parts=parts: parts(run)["activations"]
+            for parts in (published.cookbook_parts, published.llm_analysis_parts, published.playbook_parts)
+        ),
+    ],
+)
+def test_three_sequences_are_three_times_one(formula):
+    one = XL.replace(micro_batch=1)
+    assert formula(one.replace(micro_batch=3)) == 3 * formula(one) > 0
+
+
+def test_the_cookbook_s_activations_without_checkpoints():
+    assert published.cookbook_parts(XL)["activations"] == published.korthikanti_activation_bytes(XL)
+
+
+def test_llm_analysis_knows_flash_attention_and_both_recomputations():
+    s, b, h, a, L = 1024, 4, 1600, 25, 48
+    changes = ({}, {"attention": "flash"}, {"recompute": "selective-attention"}, {"recompute": "full"})
+    eager, flash, selective, full = (
+        published.llm_analysis_parts(XL.replace(**change))["activations"] for change in changes
+    )
+    assert eager - selective == L * 4 * a * s * s * b
+    assert flash - selective == L * (4 * s * b * h + 8 * a * s * b)
+    assert full == L * 2 * s * b * h + 2 * s * b * XL.model.vocab + 4 * s * b * h
+
+
 def test_deepspeed_s_own_examples():
     """T5 of 2,851 million parameters on 8 GPUs: 15.93 and 6.09 of what its documentation calls GB."""
     assert published.deepspeed_zero2_bytes(2_851_000_000, 8) / GiB == pytest.approx(15.93, abs=0.005)
@@ -159,6 +253,41 @@ def test_accelerate_takes_the_largest_stage_for_the_whole():
     N = XL.model.parameters
     assert published.accelerate_bytes(XL.replace(precision="fp32")) == 16 * N
     assert published.accelerate_bytes(XL.replace(precision="amp-bf16")) == 8 * N
+    assert list(published.accelerate_stages(XL.replace(precision="amp-bf16")).values()) == [4 * N, 6 * N, 8 * N, 8 * N]
+    assert list(published.accelerate_stages(XL.replace(precision="fp32")).values()) == [4 * N, 4 * N, 8 * N, 16 * N]
+
+
+@pytest.mark.parametrize(
+    ("formula", "changes"),
+    [
+        (published.zero_run_state_bytes, {"tensor_parallel": 5}),
+        (published.cookbook_parts, {"tensor_parallel": 5}),
+        (published.llm_analysis_parts, {"tensor_parallel": 5}),
+        (published.playbook_parts, {"tensor_parallel": 5}),
+        (published.playbook_parts, {"world_size": 2}),
+        (published.deepspeed_zero2_run_bytes, {"tensor_parallel": 5}),
+        (published.deepspeed_zero2_run_bytes, {"world_size": 2}),
+        (published.deepspeed_zero2_run_bytes, {"world_size": 2, "zero_stage": 3}),
+        (published.deepspeed_zero3_run_bytes, {"world_size": 2, "zero_stage": 2}),
+        (published.accelerate_stages, {"precision": "fp32", "tensor_parallel": 5}),
+        (published.accelerate_stages, {"precision": "fp32", "world_size": 2}),
+        (published.accelerate_stages, {"precision": "bf16-master"}),
+        (published.megatron_parts, {"world_size": 2, "zero_stage": 2}),
+        (published.megatron_parts, {"recompute": "full"}),
+    ],
+)
+def test_what_a_source_says_nothing_of_is_refused(formula, changes):
+    with pytest.raises(ValueError, match="says nothing of"):
+        formula(XL.replace(**changes))
+
+
+@pytest.mark.parametrize(
+    ("formula", "stage"), [(published.deepspeed_zero2_run_bytes, 2), (published.deepspeed_zero3_run_bytes, 3)]
+)
+def test_deepspeed_s_estimate_of_a_run(formula, stage):
+    N = XL.model.parameters
+    sharded = {2: 4 * N + 16 * N // 4, 3: 4 * 50257 * 1600 + 18 * N // 4}[stage]
+    assert formula(XL.replace(world_size=4, zero_stage=stage)) == sharded
 
 
 @pytest.mark.parametrize("formula", FORMULAS, ids=lambda formula: formula.name)
@@ -166,7 +295,7 @@ def test_accelerate_takes_the_largest_stage_for_the_whole():
     ("changes", "words"),
     [
         ({"lora_rank": 8}, "LoRA"),
-        ({"loss_chunks": 4}, "loss in chunks"),
+        ({"loss_chunks": 2}, "loss in chunks"),
         ({"recompute": "offload"}, "offloaded"),
         ({"recompute": "every-2"}, "every-2"),
         ({"optimizer": "momentum"}, "momentum"),
