@@ -181,6 +181,8 @@ def lean_adam(answer: Any) -> None:
         "The memory is right. But your weights shrink on their own: that is AdamW. Plain Adam has no weight decay.",
     )
     if _weights_close(got, right):
+        again = _tried(answer, steps=4)
+        expect(_weights_close(again, right), "Right once. A second training ends elsewhere: what is left of the first?")
         return
     expect(
         not _weights_close(got, trial(one_that_counts_parameters, steps=4)),
