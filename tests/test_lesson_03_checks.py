@@ -1,40 +1,29 @@
 """The checks of lesson 03: right answers of every style pass, each planted wrong answer gets the hint it deserves."""
 
 import math
+import struct
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import pytest
 import torch
-from checking import Check, passes, said
-from torch.nn.utils import clip_grad_norm_
+from checking import Answers, hint, praise, right_answers, wrong_answers
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
-from course_utils import TrainingRun
-from course_utils.checks import lesson_03
-from course_utils.checks.lesson_03_labs import CHOICE_MISTAKES, allowed, best_choice, right_step
-
-ALL = (
-    lesson_03.limits,
-    lesson_03.read_bits,
-    lesson_03.round_at_random,
-    lesson_03.next_scale,
-    lesson_03.good_step,
-    lesson_03.choose_precision,
-)
+from course_utils import TrainingRun, estimate, gpu
 
 
-@pytest.mark.parametrize("check", ALL, ids=lambda check: check.__name__)
-def test_answers_that_are_no_functions_get_a_hint(check: Check) -> None:
-    assert "without parentheses" in said(check, 3)
-    assert "does every path end in `return`?" in said(check, lambda *_, **__: None)
+def nothing(*_: Any, **__: Any) -> None:
+    """A function without a return."""
 
 
 # ------------------------------------------------------------------------------------------------------- 03.1: limits
 
 
-def right_limits(e: int, m: int) -> tuple[float, float, float]:
-    bias = 2 ** (e - 1) - 1
-    return 2.0**-m, (2 - 2.0**-m) * 2.0**bias, 2.0 ** (1 - bias)
+def right_limits(e: int, m: int, bias_shift: int = 0) -> tuple[float, float, float]:
+    bias = 2 ** (e - 1) - 1 + bias_shift
+    return 2.0**-m, (2 - 2.0**-m) * 2.0 ** (2**e - 2 - bias), 2.0 ** (1 - bias)
 
 
 def limits_by_sums(e: int, m: int) -> list[float]:
@@ -42,62 +31,66 @@ def limits_by_sums(e: int, m: int) -> list[float]:
     return [math.ldexp(1, -m), mantissa * 2.0 ** (2**e - 2 - (2 ** (e - 1) - 1)), math.ldexp(1, 2 - 2 ** (e - 1))]
 
 
-@pytest.mark.parametrize("answer", [right_limits, limits_by_sums])
-def test_limits_takes_right_answers(answer: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    passes(lesson_03.limits, answer, capsys, "03.1")
+def limits_in_torch(e: int, m: int) -> Any:
+    known = {(5, 10): torch.float16, (8, 7): torch.bfloat16, (8, 23): torch.float32}
+    if (e, m) not in known:
+        return numpy.array(right_limits(e, m))
+    found = torch.finfo(known[e, m])
+    return found.eps, found.max, found.smallest_normal
 
 
-def with_changes(epsilon: float = 1, largest: float = 1, smallest: float = 1) -> Any:
-    """The right answer, each of its numbers multiplied."""
+def other(
+    epsilon: Any = lambda e, m: 2.0**-m,
+    largest: Any = lambda e, m: right_limits(e, m)[1],
+    smallest: Any = lambda e, m: right_limits(e, m)[2],
+) -> Any:
+    """An answer with a formula for each of its three numbers."""
+    return lambda e, m: (epsilon(e, m), largest(e, m), smallest(e, m))
 
-    def answer(e: int, m: int) -> tuple[float, ...]:
-        factors = (epsilon, largest, smallest)
-        return tuple(value * factor for value, factor in zip(right_limits(e, m), factors, strict=True))
 
-    return answer
-
-
-@pytest.mark.parametrize(
-    ("answer", "hint"),
-    [
-        (with_changes(epsilon=0.5), "Half of epsilon"),
-        (with_changes(epsilon=2), "Twice epsilon"),
-        (with_changes(epsilon=3), "Epsilon is off"),
-        (with_changes(largest=2), "set aside for infinity"),
-        (with_changes(largest=0.5), "the largest exponent that is left"),
-        (with_changes(smallest=0.5), "E = 0, which is for subnormal"),
-        (with_changes(smallest=4), "The smallest normal number is off"),
-        (lambda e, m: (2.0**-m, 2.0 ** (2 ** (e - 1)), right_limits(e, m)[2]), "*beyond* the largest"),
-        (lambda e, m: (2.0**-m, 2.0 ** (2 ** (e - 1) - 1), right_limits(e, m)[2]), "a mantissa of zeros"),
-        (lambda e, m: (2.0**-m, 65504.0, 2.0**-14), "The largest number is off"),
-        (lambda e, m: (2.0**-m, right_limits(e, m)[1], right_limits(e, m)[2] * 2.0**-m), "smallest *subnormal*"),
+LIMITS = Answers(
+    right=[right_limits, limits_by_sums, limits_in_torch],
+    wrong=[
+        (other(epsilon=lambda e, m: 2.0 ** -(m + 1)), "Half of epsilon"),
+        (other(epsilon=lambda e, m: 2.0 ** (1 - m)), "Twice epsilon"),
+        (other(epsilon=lambda e, m: 1 + 2.0**-m), "Epsilon is off"),
+        (lambda e, m: (2.0**-10, 65504.0, 2.0**-14), "Epsilon is off"),
+        (other(largest=lambda e, m: 65504.0), "The largest number is off"),
+        (other(largest=lambda e, m: math.inf), "One of your three is a number that is not finite"),
+        (other(largest=lambda e, m: 2 * right_limits(e, m)[1]), "set aside for infinity"),
+        (other(largest=lambda e, m: right_limits(e, m, 1)[1]), "the largest exponent that is left"),
+        (other(largest=lambda e, m: 2.0 ** (2 ** (e - 1))), "*beyond* the largest"),
+        (other(largest=lambda e, m: 2.0 ** (2 ** (e - 1) - 1)), "a mantissa of zeros"),
+        (lambda e, m: right_limits(e, m, 1), "What is it less the bias?"),
+        (other(smallest=lambda e, m: 2.0 ** -(2 ** (e - 1) - 1)), "E = 0, which is for subnormal"),
+        (other(smallest=lambda e, m: right_limits(e, m)[2] * 2.0**-m), "smallest *subnormal*"),
+        (other(smallest=lambda e, m: 2.0**-14), "The smallest normal number is off"),
         (lambda e, m: (2.0**-m, right_limits(e, m)[1]), "2 numbers, where three"),
         (lambda e, m: 2.0**-m, "where a tuple or a list is asked for"),
-        (lambda e, m: ("a", 1.0, 1.0), "One of your three is a text"),
+        (other(epsilon=lambda e, m: "2^-m"), "One of your three is a text"),
+        (nothing, "does every path end in `return`?"),
     ],
 )
-def test_limits_names_the_misconception(answer: Any, hint: str) -> None:
-    assert hint in said(lesson_03.limits, answer)
-
 
 # ---------------------------------------------------------------------------------------------------- 03.2: read_bits
 
 
 def reader(
     bias_shift: int = 0, hidden: float = 1.0, subnormal_shift: int = 1, subnormal_hidden: float = 0.0,
-    signed: bool = True, special: bool = True, scale: float = 1.0,
+    signed: bool = True, special: str = "right", unit: int | None = None, exponent_bits: int | None = None,
 ) -> Callable[[str, int], float]:  # fmt: skip
     """A reader of bits, right by default, with one thing or another changed."""
 
     def read(bits: str, e: int) -> float:
+        e = exponent_bits or e
         m, bias = len(bits) - 1 - e, 2 ** (e - 1) - 1 + bias_shift
         sign = -1.0 if signed and bits[0] == "1" else 1.0
-        exponent, mantissa = int(bits[1 : 1 + e], 2), int(bits[1 + e :], 2)
-        if special and exponent == 2**e - 1:
-            return math.nan if mantissa else sign * math.inf
+        exponent, mantissa = int(bits[1 : 1 + e], 2), int(bits[1 + e :], 2) / (unit or 2**m)
+        if special != "none" and exponent == 2**e - 1:
+            return math.nan if mantissa and special == "right" else sign * math.inf
         if exponent == 0:
-            return sign * 2.0 ** (subnormal_shift - bias) * (subnormal_hidden + mantissa / 2**m)
-        return scale * sign * 2.0 ** (exponent - bias) * (hidden + mantissa / 2**m)
+            return sign * 2.0 ** (subnormal_shift - bias) * (subnormal_hidden + mantissa)
+        return sign * 2.0 ** (exponent - bias) * (hidden + mantissa)
 
     return read
 
@@ -114,30 +107,37 @@ def reader_of_digits(bits: str, e: int) -> Any:
     return -value if digits[0] else value
 
 
-@pytest.mark.parametrize("answer", [reader(), reader_of_digits, lambda bits, e: torch.tensor(reader()(bits, e))])
-def test_read_bits_takes_right_answers(answer: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    passes(lesson_03.read_bits, answer, capsys, "03.2")
+def reader_of_packed_halves(bits: str, e: int) -> float:
+    """Lets the computer read fp16 and bf16."""
+    if e == 5:
+        return struct.unpack(">e", int(bits, 2).to_bytes(2, "big"))[0]
+    return struct.unpack(">f", (int(bits, 2) << 16).to_bytes(4, "big"))[0] if e == 8 else reader()(bits, e)
 
 
-@pytest.mark.parametrize(
-    ("answer", "hint"),
-    [
+READ_BITS = Answers(
+    right=[reader(), reader_of_digits, reader_of_packed_halves, lambda bits, e: torch.tensor(reader()(bits, e))],
+    wrong=[
         (reader(signed=False), "The sign of"),
         (reader(hidden=0.0), "a normal number has a hidden 1"),
         (reader(bias_shift=1), "off by a power of two"),
-        (reader(scale=3.0), "Cut the text into 1, e and m bits"),
+        (reader(unit=1), "Is M divided by 2^m?"),
+        (reader(unit=1024), "Is M divided by 2^m?"),
+        (reader(exponent_bits=4), "Cut the text into 1, e and m bits"),
+        (lambda bits, e: float(int(bits, 2)), "off by a power of two"),
         (reader(subnormal_shift=0), "half of it. Subnormal numbers share the exponent"),
         (reader(subnormal_shift=0, subnormal_hidden=1.0), "there is no hidden 1 in front"),
+        (reader(subnormal_hidden=1.0), "there is no hidden 1 in front"),
         (reader(subnormal_shift=3), "is subnormal, and your value is off"),
-        (reader(special=False), "it is no number any more"),
+        (lambda bits, e: reader()(bits, e) if "1" in bits[1 : 1 + e] else 0.0, "is subnormal, and your value is off"),
+        (reader(special="none"), "it is no number any more"),
+        (reader(special="infinity"), "it is no number any more"),
+        (lambda bits, e: abs(found) if math.isinf(found := reader()(bits, e)) else found, "The sign of"),
         (lambda bits, e: bits, "returned a text"),
         (lambda bits, e: True, "returned True or False"),
         (lambda bits: 1.0, "should take (bits, e)"),
+        (nothing, "does every path end in `return`?"),
     ],
 )
-def test_read_bits_names_the_misconception(answer: Any, hint: str) -> None:
-    assert hint in said(lesson_03.read_bits, answer)
-
 
 # ---------------------------------------------------------------------------------------------- 03.3: round_at_random
 
@@ -151,60 +151,59 @@ def by_coin(values: torch.Tensor, step: float, u: torch.Tensor) -> torch.Tensor:
     return step * torch.where(u < values / step - below, below + 1, below)
 
 
-def by_ceiling(values: torch.Tensor, step: float, u: torch.Tensor) -> torch.Tensor:
-    return step * torch.ceil(values / step - u)
+def coin(chance: Callable[[torch.Tensor], Any], whole: Any = torch.floor) -> Any:
+    """Up with a chance that depends on how far the value is above the whole number below."""
+
+    def answer(values: torch.Tensor, step: float, u: torch.Tensor) -> torch.Tensor:
+        below = whole(values / step)
+        return step * (below + (u < chance(values / step - below)))
+
+    return answer
+
+
+def rolls_its_own(values: torch.Tensor, step: float, u: torch.Tensor) -> torch.Tensor:
+    return by_floor(values, step, torch.rand_like(values))
 
 
 def moves_multiples(values: torch.Tensor, step: float, u: torch.Tensor) -> torch.Tensor:
     return torch.where(values == torch.round(values / step) * step, values + step, by_floor(values, step, u))
 
 
-@pytest.mark.parametrize("answer", [by_floor, by_coin, by_ceiling])
-def test_round_at_random_takes_right_answers(answer: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    passes(lesson_03.round_at_random, answer, capsys, "03.3")
-
-
-@pytest.mark.parametrize(
-    ("answer", "hint"),
-    [
-        (lambda values, step, u: torch.round(values / step) * step, "All results are the same"),
+ROUND_AT_RANDOM = Answers(
+    right=[
+        by_floor,
+        by_coin,
+        lambda values, step, u: step * torch.ceil(values / step - u),
+        lambda values, step, u: torch.from_numpy(numpy.floor(values.numpy() / step + u.numpy()) * step),
+    ],
+    wrong=[
+        (lambda values, step, u: torch.round(values / step) * step, "All results above zero are the same"),
         (lambda values, step, u: torch.floor(values / step + u), "Your results count steps"),
         (lambda values, step, u: values + (u - 0.5) * step, "Not all of your results are multiples"),
-        (lambda values, step, u: torch.round(values / step + u) * step, "On average your results are off"),
+        (lambda values, step, u: torch.floor(values + u), "neither the multiple below nor"),
+        (lambda values, step, u: torch.round(values / step + u) * step, "On average your results are off above zero"),
         (lambda values, step, u: torch.floor(values / step + 2 * u) * step, "neither the multiple below nor"),
-        (lambda values, step, u: (torch.floor(values / step) + (u < 0.5)) * step, "like a fair coin"),
-        (lambda values, step, u: step * (torch.floor(values / step) + (u > values / step % 1)), "Turned round"),
+        (lambda values, step, u: torch.trunc(values / step + u) * step, "neither the multiple below nor"),
+        (coin(lambda fraction: 0.5), "like a fair coin"),
+        (coin(lambda fraction: 1 - fraction), "Turned round"),
+        (coin(lambda fraction: fraction, torch.trunc), "All results below zero are the same"),
+        (coin(lambda fraction: fraction**2), "On average your results are off"),
+        (coin(lambda fraction: 0.3), "On average your results are off"),
+        (rolls_its_own, "u is all the randomness that you may use"),
         (moves_multiples, "a multiple already"),
+        (lambda values, step, u: torch.floor(values.div_(step) + u) * step, "changes 'values', which its caller"),
         (lambda values, step, u: torch.floor(values / step + u)[:5] * step, "has the shape"),
-        (lambda values, step, u: torch.floor(values / step + u * 0.8 + 0.1) * step, "On average your results are off"),
         (lambda values, step, u: 0.0, "where a Tensor is asked for"),
+        (nothing, "does every path end in `return`?"),
     ],
 )
-def test_round_at_random_names_the_misconception(answer: Any, hint: str) -> None:
-    assert hint in said(lesson_03.round_at_random, answer)
-
 
 # --------------------------------------------------------------------------------------------------- 03.4: next_scale
 
 
-def right_scale(scale: float, streak: int, overflowed: bool, interval: int) -> tuple[float, int]:
-    if overflowed:
-        return scale / 2, 0
-    return (scale * 2, 0) if streak + 1 == interval else (scale, streak + 1)
-
-
-def scale_by_arithmetic(scale: float, streak: int, overflowed: bool, interval: int) -> list[float]:
-    streak = (streak + 1) * (not overflowed)
-    full = streak >= interval
-    return [scale * (0.5 if overflowed else 2.0 if full else 1.0), 0 if full else streak]
-
-
-@pytest.mark.parametrize("answer", [right_scale, scale_by_arithmetic])
-def test_next_scale_takes_right_answers(answer: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    passes(lesson_03.next_scale, answer, capsys, "03.4")
-
-
 def scaler(up: float = 2, down: float = 0.5, late: int = 0, keep: bool = False, forget: bool = True) -> Any:
+    """Loss scaling by one rule, right by default."""
+
     def answer(scale: float, streak: int, overflowed: bool, interval: int) -> tuple[float, int]:
         if overflowed:
             return scale * down, streak if keep else 0
@@ -215,6 +214,12 @@ def scaler(up: float = 2, down: float = 0.5, late: int = 0, keep: bool = False, 
     return answer
 
 
+def scale_by_arithmetic(scale: float, streak: int, overflowed: bool, interval: int) -> list[float]:
+    streak = (streak + 1) * (not overflowed)
+    full = streak >= interval
+    return [scale * (0.5 if overflowed else 2.0 if full else 1.0), 0 if full else streak]
+
+
 def growth_first(scale: float, streak: int, overflowed: bool, interval: int) -> tuple[float, int]:
     if streak + 1 == interval:
         return scale * 2, 0
@@ -222,13 +227,13 @@ def growth_first(scale: float, streak: int, overflowed: bool, interval: int) -> 
 
 
 def forgets_long_streaks(scale: float, streak: int, overflowed: bool, interval: int) -> tuple[float, int]:
-    new, count = right_scale(scale, streak, overflowed, interval)
+    new, count = scaler()(scale, streak, overflowed, interval)
     return new, min(count, 1)
 
 
-@pytest.mark.parametrize(
-    ("answer", "hint"),
-    [
+NEXT_SCALE = Answers(
+    right=[scaler(), scale_by_arithmetic],
+    wrong=[
         (scaler(down=2), "You double it"),
         (scaler(down=0.25), "half of what it was"),
         (scaler(keep=True), "counted from the beginning"),
@@ -247,31 +252,33 @@ def forgets_long_streaks(scale: float, streak: int, overflowed: bool, interval: 
         (lambda scale, streak, overflowed, interval: scale, "where a tuple or a list is asked for"),
     ],
 )
-def test_next_scale_names_the_misconception(answer: Any, hint: str) -> None:
-    assert hint in said(lesson_03.next_scale, answer)
-
 
 # ---------------------------------------------------------------------------------------------------- 03.5: good_step
+
+
+def clipped(masters: Any, how: str) -> None:
+    """Clip the masters' gradients in one of several ways."""
+    for group in [[master] for master in masters] if how == "each" else [masters] if how in ("all", "sum") else []:
+        clip_grad_norm_(group, 1.0, norm_type=1 if how == "sum" else 2)
+    if how == "value":
+        clip_grad_value_(masters, 1.0)
 
 
 def step_with(
     scaled: bool = True, upcast_first: bool = True, unscale: str = "before", clip: str = "all", look: bool = True,
     copy: str = "right", clear_weights: bool = True, clear_masters: bool = True, says: str = "right", step: bool = True,
+    factor: float = 1.0,
 ) -> Any:  # fmt: skip
     """A training step, right by default, with one mistake or another."""
 
     def answer(weights: Any, masters: Any, optimizer: Any, loss: Any, scale: float) -> Any:
         (loss * scale if scaled else loss).backward()
         for weight, master in zip(weights, masters, strict=True):
-            factor = scale if unscale == "before" else 1.0
-            master.grad = weight.grad.float() / factor if upcast_first else (weight.grad / factor).float()
+            divisor = scale / factor if unscale == "before" else 1.0
+            master.grad = weight.grad.float() / divisor if upcast_first else (weight.grad / divisor).float()
             weight.grad = None if clear_weights else weight.grad
         finite = all(bool(master.grad.isfinite().all()) for master in masters)
-        if clip == "all":
-            clip_grad_norm_(masters, 1.0)
-        elif clip == "each":
-            for master in masters:
-                clip_grad_norm_([master], 1.0)
+        clipped(masters, clip)
         if unscale == "after":
             for master in masters:
                 master.grad /= scale
@@ -305,9 +312,21 @@ def tidy_step(weights: Any, masters: Any, optimizer: Any, loss: Any, scale: floa
     return True
 
 
-@pytest.mark.parametrize("answer", [right_step, step_with(), tidy_step])
-def test_good_step_takes_right_answers(answer: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    passes(lesson_03.good_step, answer, capsys, "03.5")
+def clips_scaled(weights: Any, masters: Any, optimizer: Any, loss: Any, scale: float) -> bool:
+    """Right as well: clips the scaled gradients at the scale, zeros are left in place of gradients."""
+    loss.mul(scale).backward()
+    for place in range(len(weights)):
+        masters[place].grad = weights[place].grad.to(torch.float32)
+        weights[place].grad.zero_()
+    taken = torch.isfinite(clip_grad_norm_(masters, scale)).item()
+    for master in masters:
+        master.grad.mul_(1 / scale)
+    if taken:
+        optimizer.step()
+        for weight, master in zip(weights, masters, strict=True):
+            weight.data.copy_(master.data)
+    optimizer.zero_grad(set_to_none=False)
+    return bool(taken)
 
 
 def buggy_step(weights: Any, masters: Any, optimizer: Any, loss: Any, scale: float) -> bool:
@@ -322,12 +341,13 @@ def buggy_step(weights: Any, masters: Any, optimizer: Any, loss: Any, scale: flo
     return True
 
 
-def second_step_fails() -> Any:
-    calls = [0]
+def second_step_fails(known: list[Any] = []) -> Any:  # noqa: B006
+    """Goes wrong whenever it sees the same optimizer again."""
 
     def answer(weights: Any, masters: Any, optimizer: Any, loss: Any, scale: float) -> bool:
-        calls[0] += 1
-        return right_step(weights, masters, optimizer, loss * (2 if calls[0] == 6 else 1), scale)
+        again = any(optimizer is seen for seen in known)
+        known.append(optimizer)
+        return step_with(factor=2 if again else 1)(weights, masters, optimizer, loss, scale)
 
     return answer
 
@@ -338,18 +358,20 @@ def copies_with_autograd(weights: Any, masters: Any, optimizer: Any, loss: Any, 
     return True
 
 
-@pytest.mark.parametrize(
-    ("answer", "hint"),
-    [
+GOOD_STEP = Answers(
+    right=[step_with(), tidy_step, clips_scaled],
+    wrong=[
         (buggy_step, "Tiny gradients get lost"),
         (step_with(step=False), "who calls `optimizer.step()`"),
         (step_with(unscale="never", clip="none"), "still scaled when the optimizer"),
         (step_with(unscale="never"), "still scaled when the optimizer"),
         (step_with(scaled=False), "were they ever multiplied"),
-        (step_with(unscale="after"), "were they ever multiplied"),
+        (step_with(unscale="after"), "so you clip what is small enough. Divide first."),
         (step_with(upcast_first=False), "Tiny gradients get lost"),
         (step_with(clip="none"), "Large gradients are not clipped"),
-        (step_with(clip="each"), "Large gradients are not clipped"),
+        (step_with(clip="value"), "Large gradients are not clipped"),
+        (step_with(clip="each"), "each tensor on its own"),
+        (step_with(clip="sum"), "are clipped, but not to a norm of 1"),
         (step_with(look=False), "A step with infinite gradients changes the masters"),
         (step_with(copy="always infinite"), "the fp16 weights do not."),
         (step_with(says="always"), "says that it took a step in which"),
@@ -358,41 +380,116 @@ def copies_with_autograd(weights: Any, masters: Any, optimizer: Any, loss: Any, 
         (step_with(copy="doubled"), "not what the masters round to"),
         (step_with(clear_weights=False), "The weights' gradients are left behind"),
         (step_with(clear_masters=False), "The masters' gradients are left behind"),
+        (step_with(factor=0.75), "what else changes them?"),
         (second_step_fails(), "The first step is right, the second is not"),
         (copies_with_autograd, "put it under torch.no_grad()"),
         (lambda weights, masters, optimizer, loss, scale: "yes", "where True or False is asked for"),
+        (nothing, "does every path end in `return`?"),
     ],
 )
-def test_good_step_names_the_misconception(answer: Any, hint: str) -> None:
-    assert hint in said(lesson_03.good_step, answer)
-
 
 # --------------------------------------------------------------------------------------------- 03.6: choose_precision
 
-
-def test_choose_precision_takes_the_right_answer(capsys: pytest.CaptureFixture[str]) -> None:
-    passes(lesson_03.choose_precision, best_choice, capsys, "03.6")
+Choice = Callable[[dict[str, int]], str]
 
 
-@pytest.mark.parametrize("message", CHOICE_MISTAKES, ids=lambda message: message[:30])
-def test_choose_precision_recognizes_wrong_ideas(message: str) -> None:
-    choice = CHOICE_MISTAKES[message]
-    assert said(lesson_03.choose_precision, choice) == message
+def lowest(peaks: dict[str, int]) -> str:
+    return min(peaks, key=peaks.__getitem__)
 
 
-def never_fits(card: str, run: TrainingRun) -> str:
-    return ""
+def chooser(
+    pick: Choice = lowest,
+    memory: Callable[[str], float] = lambda card: gpu(card).memory,
+    ranks: int = 3,
+    together: bool = False,
+    none: Any = "",
+    attention: str = "efficient",
+) -> Any:
+    """A choice by ranks, right by default."""
+
+    def answer(card: str, run: TrainingRun) -> Any:
+        choices = [["amp-bf16", "bf16-master-fp32grad"], ["bf16-master"], ["bf16"]]
+        if not gpu(card).has_bf16:
+            choices, run = [["amp-fp16"], ["fp16-master"]], run.replace(precision="amp-fp16", attention=attention)
+        for names in [[name for rank in choices for name in rank]] if together else choices[:ranks]:
+            peaks = {name: estimate(run.replace(precision=name)).total for name in names}
+            fitting = {name: peak for name, peak in peaks.items() if peak <= memory(card)}
+            if fitting:
+                return pick(fitting)
+        return none
+
+    return answer
 
 
-@pytest.mark.parametrize(
-    ("answer", "hint"),
-    [
+def in_flat_order(card: str, run: TrainingRun) -> str:
+    """One sorted list of (rank, peak, name)."""
+    bf16 = {"amp-bf16": 1, "bf16-master-fp32grad": 1, "bf16-master": 2, "bf16": 3}
+    ranks = bf16 if gpu(card).has_bf16 else {"amp-fp16": 1, "fp16-master": 2}
+    attention = run.attention if gpu(card).has_bf16 else "efficient"
+    peaks = {name: estimate(run.replace(precision=name, attention=attention)).total for name in ranks}
+    order = sorted((rank, peaks[name], name) for name, rank in ranks.items())
+    return next((name for _, peak, name in order if not peak > gpu(card).memory), "")
+
+
+def case_by_case(card: str, run: TrainingRun) -> str:
+    def peak(name: str) -> int:
+        return estimate(
+            run.replace(precision=name, attention="efficient" if name.count("fp16") else run.attention)
+        ).total
+
+    room = gpu(card).memory
+    if not gpu(card).has_bf16:
+        return "amp-fp16" if peak("amp-fp16") <= room else "fp16-master" if peak("fp16-master") <= room else ""
+    first = min(("amp-bf16", "bf16-master-fp32grad"), key=peak)
+    if peak(first) <= room:
+        return first
+    return "bf16-master" if peak("bf16-master") <= room else "bf16" if peak("bf16") <= room else ""
+
+
+def remembers_the_card(card: str, run: TrainingRun, known: dict[str, str] = {}) -> str:  # noqa: B006
+    return known.setdefault(card, chooser()(card, run))
+
+
+CHOOSE_PRECISION = Answers(
+    right=[chooser(), in_flat_order, case_by_case],
+    wrong=[
+        (chooser(together=True), "You take the lowest peak of all"),
+        (chooser(pick=lambda peaks: next(iter(peaks))), "You take autocast wherever it fits"),
+        (chooser(pick=lambda peaks: max(peaks, key=peaks.__getitem__)), "you take the higher peak"),
+        (chooser(ranks=1), "You give up after the first rank"),
+        (
+            chooser(memory=lambda card: int(card.rpartition("-")[2].removesuffix("GB")) * 10**9),
+            "the number in the card's name for GB",
+        ),
+        (chooser(ranks=2), "there is a better choice than ''"),
+        (chooser(none="bf16"), "has no bf16: you choose 'bf16'"),
+        (chooser(memory=lambda card: math.inf), "does not fit"),
+        (chooser(none=None), "does every path end in `return`?"),
+        (remembers_the_card, "does not fit"),
         (lambda card, run: "bf16", "V100-32GB has no bf16: you choose 'bf16'"),
-        (lambda card, run: allowed(card)[0][0], "does not fit"),
+        (lambda card, run: "amp-bf16" if gpu(card).has_bf16 else "amp-fp16", "does not fit"),
         (lambda card, run: "fp32", "not among the precisions"),
-        (never_fits, "there is a better choice than ''"),
-        (lambda card, run: None, "does every path end in `return`?"),
+        (lambda card, run: "", "there is a better choice than ''"),
     ],
 )
-def test_choose_precision_names_the_misconception(answer: Any, hint: str) -> None:
-    assert hint in said(lesson_03.choose_precision, answer)
+
+# ----------------------------------------------------------------------------------------------------- all of them
+
+ANSWERS = {
+    "03.1": LIMITS,
+    "03.2": READ_BITS,
+    "03.3": ROUND_AT_RANDOM,
+    "03.4": NEXT_SCALE,
+    "03.5": GOOD_STEP,
+    "03.6": CHOOSE_PRECISION,
+}
+
+
+@pytest.mark.parametrize(("number", "answer"), right_answers(ANSWERS))
+def test_a_right_answer_passes(number: str, answer: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert praise(number, answer, capsys).startswith(f"✓ {number} ")
+
+
+@pytest.mark.parametrize(("number", "answer", "words"), wrong_answers(ANSWERS))
+def test_a_wrong_answer_gets_its_hint(number: str, answer: Any, words: str) -> None:
+    assert words in hint(number, answer)

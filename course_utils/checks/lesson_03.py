@@ -65,7 +65,6 @@ def _expect_largest(got: float, form: NumberFormat) -> None:
         (2.0**bias, "That has the largest exponent, but a mantissa of zeros. What makes it larger?"),
         (2 * largest, "Twice too large: did you use the exponent that is set aside for infinity and NaN?"),
         (largest / 2, "Half of it: the largest exponent that is left is 2^e − 2. What is it less the bias?"),
-        (2.0 ** (2**form.exponent - 2 - bias) * 2, "That is a power of two, so its mantissa is zeros: use all bits."),
     ]
     for wrong, message in mistakes:
         expect(got != wrong, message)
@@ -91,7 +90,7 @@ def read_bits(answer: Any) -> None:
     small = READ_FORMATS[-1]
     patterns = [(small, pattern) for pattern in range(2**small.bits)]
     patterns += [(form, pattern) for form in READ_FORMATS[:2] for pattern in range(0, 2**form.bits, 331)]
-    normal_first = sorted(patterns, key=lambda one: _case(*one))
+    normal_first = sorted(patterns, key=lambda one: (_case(*one), one[0].bits, -one[0].fields(one[1])[2]))
     for form, pattern in normal_first:
         got, wanted = _read(answer, form, pattern), decode(form, pattern)
         if not _same(got, wanted):
@@ -123,7 +122,10 @@ def _name_the_misreading(got: float, form: NumberFormat, pattern: int) -> None:
         fail(f"{shown}: all exponent bits are 1, so it is no number any more. Infinity with a mantissa of 0, else NaN.")
     if case == 1:
         whole = 2.0**-form.bias * (1 + mantissa / 2**form.mantissa)
-        expect(abs(got) != whole, f"{shown}: with all exponent bits 0 there is no hidden 1 in front of the mantissa.")
+        expect(
+            abs(got) not in (whole, 2 * whole),
+            f"{shown}: with all exponent bits 0 there is no hidden 1 in front of the mantissa.",
+        )
         expect(
             abs(got) != abs(wanted) / 2,
             f"{shown}: half of it. Subnormal numbers share the exponent of the *smallest normal* ones.",
@@ -133,7 +135,9 @@ def _name_the_misreading(got: float, form: NumberFormat, pattern: int) -> None:
     expect(abs(got) != without_one, f"{shown}: a normal number has a hidden 1 in front of its mantissa.")
     ratio = got / wanted
     power = ratio > 0 and math.log2(ratio).is_integer()
-    expect(not power, f"{shown} is off by a power of two: is the bias 2^(e−1) − 1, and M divided by 2^m?")
+    expect(not power, f"{shown} is off by a power of two: is the bias 2^(e−1) − 1?")
+    part = (abs(ratio) * (2**form.mantissa + mantissa) - 2**form.mantissa) / mantissa if mantissa else 0
+    expect(part <= 0 or not math.log2(part).is_integer(), f"{shown}: its mantissa is off. Is M divided by 2^m?")
     fail(f"{shown}: your value is off. Cut the text into 1, e and m bits, and read each of them as a binary number.")
 
 
@@ -150,7 +154,9 @@ def round_at_random(answer: Any) -> None:
         got = call(answer, values=values.clone(), step=step, u=u.clone(), returns=torch.Tensor)
         expect(got.shape == values.shape, f"Your result has the shape {tuple(got.shape)}; the values' was asked for.")
         _expect_multiples(got, value, step)
-        _expect_no_bias(got, value, step, u)
+        _expect_no_bias(got, value, step)
+        again = call(answer, values=values.clone(), step=step, u=u.clone(), returns=torch.Tensor)
+        expect(torch.equal(got, again), "The same u, another result: u is all the randomness that you may use.")
     exact = call(answer, values=torch.tensor([2.0, -3.0, 0.0]), step=0.5, u=torch.tensor([0.0, 0.999, 0.5]),
                  returns=torch.Tensor)  # fmt: skip
     expect(exact.tolist() == [2.0, -3.0, 0.0], "A value that is a multiple already has to stay as it is.")
@@ -169,18 +175,16 @@ def _expect_multiples(got: torch.Tensor, value: float, step: float) -> None:
     expect(bool(near.all()), "Some results are neither the multiple below nor the one above.")
 
 
-def _expect_no_bias(got: torch.Tensor, value: float, step: float, u: torch.Tensor) -> None:
+def _expect_no_bias(got: torch.Tensor, value: float, step: float) -> None:
+    side = "below" if value < 0 else "above"
     fraction = value / step - math.floor(value / step)
     up = (got > value).float().mean().item()
-    expect(0 < up < 1, "All results are the same: that is no stochastic rounding. Where does u come in?")
+    expect(0 < up < 1, f"All results {side} zero are the same: that is no stochastic rounding. Where does u come in?")
     expect(abs(up - 0.5) > 0.02 or abs(fraction - 0.5) < 0.05, "Up or down like a fair coin: that is right on average "
            "only half-way between the two. How often up, for a value close to the lower one?")  # fmt: skip
     turned = abs(up - (1 - fraction)) < 0.02 < abs(up - fraction)
     expect(not turned, "Turned round: the closer a value is to the multiple above, the more often it goes there.")
-    expect(
-        abs(up - fraction) < 0.02,
-        f"On average your results are off {'below' if value < 0 else 'above'} zero: up with what probability?",
-    )
+    expect(abs(up - fraction) < 0.02, f"On average your results are off {side} zero: up with what probability?")
 
 
 # --------------------------------------------------------------------------------------------------- 03.4: next_scale

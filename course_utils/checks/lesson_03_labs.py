@@ -1,5 +1,6 @@
 """What the checks of lesson 03 try answers on: a training step in fp16, and cards to choose a precision for."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -108,23 +109,33 @@ STEP_MISTAKES: tuple[tuple[str, Differs], ...] = (
         lambda got, right: _norm(got.small) > 2 * _norm(right.small),
     ),
     (
+        "With scaled gradients the norm looks 4,096 times as large, so you clip what is small enough. Divide first.",
+        lambda got, right: (
+            _norm(got.small) < _norm(right.small) / 2 and math.isclose(_norm(got.small), _norm(got.large), rel_tol=1e-3)
+        ),
+    ),
+    (
         "The gradients arrive far too small: they are divided by the scale, but were they ever multiplied by it?",
         lambda got, right: _norm(got.small) < _norm(right.small) / 100,
     ),
     (
-        "With scaled gradients the norm looks 4,096 times as large, so you clip what is small enough. Divide first.",
-        lambda got, right: _norm(got.small) < _norm(right.small) / 2,
+        "Small gradients do not arrive as they are: what else changes them?",
+        lambda got, right: _off(got.small, right.small),
     ),
     (
         "Tiny gradients get lost: something divides by the scale while they are still fp16. Upcast first.",
         lambda got, right: _off(got.tiny, right.tiny),
     ),
     (
+        "Large gradients are clipped, each tensor on its own: the norm of all of them *together* has to be 1 at most.",
+        lambda got, right: math.isclose(_norm(got.large), 2**0.5 * _norm(right.large), rel_tol=1e-3),
+    ),
+    (
         "Large gradients are not clipped: the norm of all of them together, unscaled, has to be 1 at most.",
         lambda got, right: _norm(got.large) > 1.01 * _norm(right.large),
     ),
     (
-        "Large gradients are clipped, but not to a common norm of 1: is each tensor clipped on its own?",
+        "Large gradients are clipped, but not to a norm of 1. Which norm do you take?",
         lambda got, right: _off(got.large, right.large),
     ),
     (
@@ -154,10 +165,6 @@ STEP_MISTAKES: tuple[tuple[str, Differs], ...] = (
         lambda got, right: got.small.left_in_masters or got.infinite.left_in_masters,
     ),
     ("The first step is right, the second is not.", lambda got, right: _off(got.twice, right.twice)),
-    (
-        "Small gradients do not arrive as they are: what else changes them?",
-        lambda got, right: _off(got.small, right.small),
-    ),
 )
 """What to say, and when: the learner's outcome and the right one, in this order."""
 
