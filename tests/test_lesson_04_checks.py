@@ -1,28 +1,20 @@
 """The checks of lesson 04: right answers of every style pass, each planted wrong answer gets the hint it deserves."""
 
+from collections import Counter
 from collections.abc import Callable
 from math import prod
 from typing import Any
 
+import numpy
 import pytest
-from checking import Check, passes, said
+from checking import Answers, hint, praise, right_answers, wrong_answers
 
 from course_utils.checks import lesson_04
 from course_utils.models import PRESETS, parameter_shapes
 
-ALL = tuple(
-    getattr(lesson_04, name) for name in ("block", "gpt", "llama", "experts", "vocabulary", "widest", "read_shapes")
-)
 
-
-@pytest.mark.parametrize("check", ALL, ids=lambda check: check.__name__)
-def test_answers_that_are_no_functions_get_a_hint(check: Check) -> None:
-    assert "without parentheses" in said(check, 3)
-    assert "does every path end in `return`?" in said(check, lambda *_, **__: None)
-
-
-def numbers_in(message: str) -> set[str]:
-    return {word.strip(".,:()") for word in message.split() if word.strip(".,:()").isdigit()}
+def nothing(*_: Any, **__: Any) -> None:
+    """A function without a return."""
 
 
 # ------------------------------------------------------------------------------------------------------- 04.1: block
@@ -37,36 +29,35 @@ def block_by_layers(h: int, bias: bool) -> int:
     return layers + 2 * linear(1, h, False) * (2 if bias else 1)
 
 
-def block_in_floats(h: int, bias: bool) -> float:
-    return float(12 * h * h + (13 * h if bias else 2 * h))
+def blocks(matrices: int = 12, biases: int = 13, norms: int = 2, factor: float = 1) -> Any:
+    """Matrices of h·h, numbers per h with biases, and without."""
+    return lambda h, bias: factor * (matrices * h * h + (biases if bias else norms) * h)
 
 
-@pytest.mark.parametrize("answer", [block_by_layers, block_in_floats])
-def test_block_takes_right_answers(answer: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    passes(lesson_04.block, answer, capsys, "04.1")
-
-
-@pytest.mark.parametrize(
-    ("answer", "hint"),
-    [
-        (lambda h, bias: 12 * h * h, "Those are the matrices."),
-        (lambda h, bias: 12 * h * h + 13 * h, "whether the model has them or not"),
-        (lambda h, bias: 12 * h * h + (9 * h if bias else 0), "The block has two norms"),
-        (lambda h, bias: 12 * h * h + (11 * h if bias else h), "One norm is missing"),
-        (lambda h, bias: 12 * h * h + (11 * h if bias else 2 * h), "where the model has biases it shifts them"),
-        (lambda h, bias: 12 * h * h + (13 * h if bias else 4 * h), "has no shift either"),
-        (lambda h, bias: 12 * h * h + (13 * h if bias else 0), "the norms do not vanish"),
-        (lambda h, bias: 11 * h * h + (12 * h if bias else 2 * h), "one more matrix before the residual"),
-        (lambda h, bias: 10 * h * h + (11 * h if bias else 2 * h), "each of the three has a matrix"),
-        (lambda h, bias: 8 * h * h + (10 * h if bias else 2 * h), "two matrices, not one"),
-        (lambda h, bias: 12 * h * h + (10 * h if bias else 2 * h), "One of the layers has 4h outputs"),
-        (lambda h, bias: 12 * h * h + 17 * h, "The first case that is off: h=1600, bias=True"),
+BLOCK = Answers(
+    right=[block_by_layers, blocks(), blocks(factor=1.0)],
+    wrong=[
+        (blocks(biases=0, norms=0), "Those are the matrices."),
+        (blocks(norms=13), "whether the model has them or not"),
+        (blocks(biases=9, norms=0), "The block has two norms"),
+        (blocks(biases=11, norms=1), "One norm is missing"),
+        (blocks(biases=11), "where the model has biases it shifts them"),
+        (blocks(norms=4), "has no shift either"),
+        (blocks(norms=0), "the norms do not vanish"),
+        (blocks(matrices=11, biases=12), "one more matrix before the residual"),
+        (blocks(matrices=10, biases=11), "each of the three has a matrix"),
+        (blocks(matrices=8, biases=10), "two matrices, not one"),
+        (blocks(biases=10), "One of the layers has 4h outputs"),
+        (blocks(biases=17, norms=17), "The first case that is off: h=1600, bias=True"),
+        (blocks(factor=1e-6), "millions?"),
+        (blocks(factor=1e-9), "billions?"),
+        (blocks(factor=2), "twice"),
+        (blocks(factor=4), "four times"),
+        (blocks(factor=16), "16 times"),
         (lambda h, bias: "12h²", "a text, where a number is asked for"),
+        (nothing, "does every path end in `return`?"),
     ],
 )
-def test_block_names_the_misconception(answer: Any, hint: str) -> None:
-    assert hint in said(lesson_04.block, answer)
-
 
 # --------------------------------------------------------------------------------------------------------- 04.2: gpt
 
@@ -82,30 +73,30 @@ def gpt_by_loop(V: int, P: int, h: int, L: int) -> int:
     return count + 2 * h
 
 
-@pytest.mark.parametrize("answer", [gpt, gpt_by_loop])
-def test_gpt_takes_right_answers(answer: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    passes(lesson_04.gpt, answer, capsys, "04.2")
+def off(wrong: Callable[..., Any]) -> Any:
+    """A count that is off in one part."""
+    return lambda V, P, h, L: wrong(gpt(V, P, h, L), V, P, h, L)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "hint"),
-    [
-        (lambda N, V, P, h, L: 12 * L * h * h, "rule of thumb"),
-        (lambda N, V, P, h, L: N + V * h, "You count the words twice"),
-        (lambda N, V, P, h, L: N - P * h, "The positions are missing"),
-        (lambda N, V, P, h, L: N - 2 * h, "comes one more norm"),
-        (lambda N, V, P, h, L: N - h, "it shifts, too"),
-        (lambda N, V, P, h, L: N - 2 * h - P * h, "Two things outside the blocks"),
-        (lambda N, V, P, h, L: N - V * h, "Where are the words?"),
-        (lambda N, V, P, h, L: N - 13 * h * L, "a block is more than 12h²"),
-        (lambda N, V, P, h, L: N + 2 * h * (L - 1), "is there once, not once a block"),
-        (lambda N, V, P, h, L: N + P * h * (L - 1), "added once, before the first block"),
-        (lambda N, V, P, h, L: N + 1, "Which of them is off?"),
+GPT = Answers(
+    right=[gpt, gpt_by_loop],
+    wrong=[
+        (off(lambda N, V, P, h, L: 12 * L * h * h), "rule of thumb"),
+        (off(lambda N, V, P, h, L: N + V * h), "You count the words twice"),
+        (off(lambda N, V, P, h, L: N - P * h), "The positions are missing"),
+        (off(lambda N, V, P, h, L: N - 2 * h), "comes one more norm"),
+        (off(lambda N, V, P, h, L: N - h), "it shifts, too"),
+        (off(lambda N, V, P, h, L: N - 2 * h - P * h), "Two things outside the blocks"),
+        (off(lambda N, V, P, h, L: N - V * h), "Where are the words?"),
+        (off(lambda N, V, P, h, L: N - 13 * h * L), "a block is more than 12h²"),
+        (off(lambda N, V, P, h, L: N + 2 * h * (L - 1)), "is there once, not once a block"),
+        (off(lambda N, V, P, h, L: N + P * h * (L - 1)), "added once, before the first block"),
+        (off(lambda N, V, P, h, L: N + 1), "Which of them is off?"),
+        (off(lambda N, V, P, h, L: N / 1e6), "millions?"),
+        (off(lambda N, V, P, h, L: 16 * N), "16 times"),
+        (nothing, "does every path end in `return`?"),
     ],
 )
-def test_gpt_names_the_misconception(wrong: Any, hint: str) -> None:
-    assert hint in said(lesson_04.gpt, lambda V, P, h, L: wrong(gpt(V, P, h, L), V, P, h, L))
-
 
 # ------------------------------------------------------------------------------------------------------- 04.3: llama
 
@@ -116,18 +107,57 @@ def llama(V: int, h: int, L: int, heads: int, kv_heads: int, ffn: int, tied: boo
     return (1 if tied else 2) * V * h + L * (attention + 3 * h * ffn + 2 * h) + h
 
 
-def test_llama_takes_right_answers(capsys: pytest.CaptureFixture[str]) -> None:
-    passes(lesson_04.llama, llama, capsys, "04.3")
-    passes(lesson_04.llama, lambda **sizes: float(llama(**sizes)), capsys, "04.3")
+def llama_by_shapes(V: int, h: int, L: int, heads: int, kv_heads: int, ffn: int, tied: bool) -> int:
+    k = h * kv_heads // heads
+    one = [(h, h), (k, h), (k, h), (h, h), (ffn, h), (ffn, h), (h, ffn), (h,), (h,)]
+    shapes = [*[(V, h)] * (1 if tied else 2), *one * L, (h,)]
+    return sum(prod(shape) for shape in shapes)
 
 
-@pytest.mark.parametrize(
-    ("factor", "hint"), [(1e-6, "millions?"), (1e-9, "billions?"), (2, "twice"), (4, "four times"), (16, "16 times")]
+def llama_line_by_line(V: int, h: int, L: int, heads: int, kv_heads: int, ffn: int, tied: bool) -> Any:
+    count = numpy.float64(V * h + h)
+    if not tied:
+        count += V * h
+    for _ in range(L):
+        count += 2.0 * h**2 + 2.0 * h * (kv_heads * h / heads)
+        count += 3.0 * h * ffn
+        count += h + h
+    return count
+
+
+def llamas(wrong: Callable[[dict[str, Any]], Any]) -> Any:
+    """An answer by the sizes as one dictionary."""
+
+    def answer(V: int, h: int, L: int, heads: int, kv_heads: int, ffn: int, tied: bool) -> Any:
+        return wrong({"V": V, "h": h, "L": L, "heads": heads, "kv_heads": kv_heads, "ffn": ffn, "tied": tied})
+
+    return answer
+
+
+LLAMA = Answers(
+    right=[llama, llama_by_shapes, llama_line_by_line],
+    wrong=[
+        (llamas(lambda c: llama(**{**c, "kv_heads": c["heads"]})), "as wide as the queries"),
+        (llamas(lambda c: llama(**{**c, "heads": c["h"]})), "how wide is a head?"),
+        (llamas(lambda c: llama(**c) - c["L"] * c["h"] * c["ffn"]), "SwiGLU has a third"),
+        (llamas(lambda c: llama(**c) + (2 * c["L"] + 1) * c["h"]), "half of a LayerNorm"),
+        (llamas(lambda c: llama(**{**c, "tied": True})), "What does `tied=False` mean"),
+        (llamas(lambda c: llama(**{**c, "tied": False})), "What does `tied=True` say"),
+        (llamas(lambda c: llama(**{**c, "tied": not c["tied"]})), "Turned round"),
+        (llamas(lambda c: llama(**c) - c["h"]), "one more norm"),
+        (llamas(lambda c: llama(**c) - 2 * c["L"] * c["h"]), "two in each"),
+        (llamas(lambda c: llama(**c) - c["L"] * c["h"] ** 2), "a fourth matrix"),
+        (llamas(lambda c: llama(**{**c, "ffn": 4 * c["h"]})), "You take 4h"),
+        (llamas(lambda c: llama(**{**c, "kv_heads": 8, "heads": 32})), "compare your lines"),
+        (llamas(lambda c: 8_030_261_248), "compare your lines"),
+        (llamas(lambda c: llama(**c) / 1e6), "millions?"),
+        (llamas(lambda c: llama(**c) / 1e9), "billions?"),
+        (llamas(lambda c: 2 * llama(**c)), "twice"),
+        (llamas(lambda c: 4 * llama(**c)), "four times"),
+        (llamas(lambda c: 16 * llama(**c)), "16 times"),
+        (nothing, "does every path end in `return`?"),
+    ],
 )
-def test_something_else_than_a_number_of_parameters_is_named(factor: float, hint: str) -> None:
-    for check, right in ((lesson_04.block, lesson_04._block), (lesson_04.gpt, lesson_04._gpt)):
-        assert hint in said(check, lambda right=right, **case: factor * right(**case))
-    assert hint in said(lesson_04.llama, lambda **case: factor * lesson_04._llama(**case))
 
 
 def test_the_reference_counts_published_models() -> None:
@@ -136,115 +166,97 @@ def test_the_reference_counts_published_models() -> None:
         assert llama(m.vocab, m.hidden, m.layers, m.heads, m.kv_heads, m.ffn, m.tied) == m.parameters
 
 
-@pytest.mark.parametrize(
-    ("wrong", "hint"),
-    [
-        (lambda c: llama(**{**c, "kv_heads": c["heads"]}), "as wide as the queries"),
-        (lambda c: llama(**{**c, "heads": c["h"]}), "how wide is a head?"),
-        (lambda c: llama(**c) - c["L"] * c["h"] * c["ffn"], "SwiGLU has a third"),
-        (lambda c: llama(**c) + (2 * c["L"] + 1) * c["h"], "half of a LayerNorm"),
-        (lambda c: llama(**{**c, "tied": True}), "What does `tied=False` mean"),
-        (lambda c: llama(**{**c, "tied": False}), "What does `tied=True` say"),
-        (lambda c: llama(**{**c, "tied": not c["tied"]}), "Turned round"),
-        (lambda c: llama(**c) - c["h"], "one more norm"),
-        (lambda c: llama(**c) - 2 * c["L"] * c["h"], "two in each"),
-        (lambda c: llama(**c) - c["L"] * c["h"] ** 2, "a fourth matrix"),
-        (lambda c: llama(**{**c, "ffn": 4 * c["h"]}), "You take 4h"),
-        (lambda c: 0, "compare your lines"),
-    ],
-)
-def test_llama_names_the_misconception(wrong: Any, hint: str) -> None:
-    def answer(V, h, L, heads, kv_heads, ffn, tied):
-        return wrong({"V": V, "h": h, "L": L, "heads": heads, "kv_heads": kv_heads, "ffn": ffn, "tied": tied})
-
-    assert hint in said(lesson_04.llama, answer)
-
-
 # ----------------------------------------------------------------------------------------------------- 04.4: experts
 
 
-def experts(V, h, L, heads, kv_heads, ffn, E, chosen):
-    dense, one = llama(V, h, L, heads, kv_heads, ffn, False), 3 * h * ffn * L
-    return dense + (E - 1) * one + E * h * L, dense + (chosen - 1) * one + E * h * L
+def mixture(wrong: Callable[..., Any] = lambda s, a, d, r, c: (s, a)) -> Any:
+    """An answer by what is stored and active, the dense model, all routers, and the sizes."""
+
+    def answer(V: int, h: int, L: int, heads: int, kv_heads: int, ffn: int, E: int, chosen: int) -> Any:
+        dense, one, router = llama(V, h, L, heads, kv_heads, ffn, False), 3 * h * ffn * L, E * h * L
+        stored, active = (dense + (count - 1) * one + router for count in (E, chosen))
+        return wrong(stored, active, dense, router, {"V": V, "h": h, "E": E, "chosen": chosen})
+
+    return answer
 
 
-def test_experts_takes_right_answers(capsys: pytest.CaptureFixture[str]) -> None:
-    passes(lesson_04.experts, experts, capsys, "04.4")
-    passes(lesson_04.experts, lambda **sizes: list(experts(**sizes)), capsys, "04.4")
+EXPERTS = Answers(
+    right=[mixture(), mixture(lambda s, a, d, r, c: [s, a])],
+    wrong=[
+        (mixture(lambda s, a, d, r, c: (c["E"] * d, c["chosen"] * d)), "You multiply the whole model"),
+        (mixture(lambda s, a, d, r, c: (c["E"] * d + r, c["chosen"] * d + r)), "You multiply the whole model"),
+        (mixture(lambda s, a, d, r, c: (s - r, a - r)), "each block has a router"),
+        (mixture(lambda s, a, d, r, c: (s, a - r * (c["E"] - c["chosen"]) // c["E"])), "A token uses the whole router"),
+        (mixture(lambda s, a, d, r, c: (s, a - r)), "part of what every token uses"),
+        (mixture(lambda s, a, d, r, c: (s, s * c["chosen"] // c["E"])), "chosen/E of everything"),
+        (mixture(lambda s, a, d, r, c: (a, s)), "what is stored comes first"),
+        (mixture(lambda s, a, d, r, c: (s - c["V"] * c["h"], a - c["V"] * c["h"])), "a head of their own"),
+        (mixture(lambda s, a, d, r, c: (s, a + 1)), "the active ones are not"),
+        (mixture(lambda s, a, d, r, c: (s + 1, a)), "The stored parameters are off"),
+        (mixture(lambda s, a, d, r, c: (s, a, d)), "these are 3"),
+        (mixture(lambda s, a, d, r, c: (s, "some")), "is a text"),
+        (mixture(lambda s, a, d, r, c: s), "where a tuple or a list is asked for"),
+        (nothing, "does every path end in `return`?"),
+    ],
+)
 
 
 def test_the_reference_counts_mixtral() -> None:
     m = PRESETS["mixtral-8x7b"]
-    found = experts(m.vocab, m.hidden, m.layers, m.heads, m.kv_heads, m.ffn, m.experts, m.experts_per_token)
+    found = mixture()(m.vocab, m.hidden, m.layers, m.heads, m.kv_heads, m.ffn, m.experts, m.experts_per_token)
     assert found == (m.parameters, m.active_parameters)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "hint"),
-    [
-        (lambda s, a, d, r, c: (c["E"] * d, c["chosen"] * d), "You multiply the whole model"),
-        (lambda s, a, d, r, c: (c["E"] * d + r, c["chosen"] * d + r), "You multiply the whole model"),
-        (lambda s, a, d, r, c: (s - r, a - r), "each block has a router"),
-        (lambda s, a, d, r, c: (s, a - r * (c["E"] - c["chosen"]) // c["E"]), "A token uses the whole router"),
-        (lambda s, a, d, r, c: (s, a - r), "part of what every token uses"),
-        (lambda s, a, d, r, c: (s, s * c["chosen"] // c["E"]), "chosen/E of everything"),
-        (lambda s, a, d, r, c: (a, s), "what is stored comes first"),
-        (lambda s, a, d, r, c: (s - c["V"] * c["h"], a - c["V"] * c["h"]), "a head of their own"),
-        (lambda s, a, d, r, c: (s, a + 1), "the active ones are not"),
-        (lambda s, a, d, r, c: (s + 1, a), "The stored parameters are off"),
-        (lambda s, a, d, r, c: (s, a, d), "these are 3"),
-        (lambda s, a, d, r, c: (s, "some"), "is a text"),
-        (lambda s, a, d, r, c: s, "where a tuple or a list is asked for"),
-    ],
-)
-def test_experts_names_the_misconception(wrong: Any, hint: str) -> None:
-    def answer(**c: Any) -> Any:
-        dense = llama(**{name: size for name, size in c.items() if name not in ("E", "chosen")}, tied=False)
-        return wrong(*experts(**c), dense, c["L"] * c["E"] * c["h"], c)
-
-    assert hint in said(lesson_04.experts, lambda V, h, L, heads, kv_heads, ffn, E, chosen: answer(
-        V=V, h=h, L=L, heads=heads, kv_heads=kv_heads, ffn=ffn, E=E, chosen=chosen))  # fmt: skip
 
 
 # -------------------------------------------------------------------------------------------------- 04.5: vocabulary
 
 
-def vocabularies(table: Any, half: int = 500_000) -> list[tuple[int, int]]:
+def vocabularies(table: Any, half: int = 500_000, positions: int | None = None) -> list[tuple[int, int]]:
     """For each row the smallest and the largest vocabulary that fits it."""
     found = []
     for row in table:
-        rest = gpt(0, row["P"], row["h"], row["L"])
+        rest = gpt(0, positions or row["P"], row["h"], row["L"])
         low, high = (row["millions"] * 10**6 + sign * half - rest for sign in (-1, 1))
         found.append((-(-low // row["h"]), (high - 1) // row["h"]))
     return found
 
 
-def meeting(rows: list[tuple[int, int]]) -> tuple[int, int]:
-    return max(low for low, _ in rows), min(high for _, high in rows)
+def meeting(rows: list[tuple[int, int]], low: int = 0, high: int = 0) -> tuple[int, int]:
+    """What all rows have in common, its ends moved."""
+    return max(one for one, _ in rows) + low, min(one for _, one in rows) + high
 
 
 def by_trying(table: Any) -> tuple[int, int]:
-    fits = [
-        V
-        for V in range(20_000, 150_000)
-        if all(round(gpt(V, row["P"], row["h"], row["L"]) / 1e6) == row["millions"] for row in table)
-    ]
-    return min(fits), max(fits)
+    def fits(V: int) -> bool:
+        return all(round(gpt(V, row["P"], row["h"], row["L"]) / 1e6) == row["millions"] for row in table)
+
+    found = [V for V in range(20_000, 150_000) if fits(V)]
+    return min(found), max(found)
 
 
-def test_vocabulary_takes_right_answers(capsys: pytest.CaptureFixture[str]) -> None:
-    passes(lesson_04.vocabulary, lambda table: meeting(vocabularies(table)), capsys, "04.5")
-    passes(lesson_04.vocabulary, by_trying, capsys, "04.5")
+def by_numpy(table: Any) -> Any:
+    V = numpy.arange(150_000)
+    fits = numpy.ones(len(V), dtype=bool)
+    for row in table:
+        millions = (V * row["h"] + gpt(0, row["P"], row["h"], row["L"])) / 1e6
+        fits &= (millions >= row["millions"] - 0.5) & (millions < row["millions"] + 0.5)
+    return V[fits][[0, -1]]
 
 
-def test_the_papers_table_fits_the_vocabulary_of_the_first_gpt() -> None:
-    low, high = meeting(vocabularies(lesson_04.PAPER))
-    assert low <= 40_478 <= high < 50_257
+def empties_the_table(table: Any) -> tuple[int, int]:
+    rows = []
+    while table:
+        rows += vocabularies([table.pop()])
+    return meeting(rows)
 
 
-@pytest.mark.parametrize(
-    ("answer", "hint"),
-    [
+def narrows_for_ever(table: Any, seen: list[tuple[int, int]] = []) -> tuple[int, int]:  # noqa: B006
+    seen += vocabularies(table)
+    return meeting(seen)
+
+
+VOCABULARY = Answers(
+    right=[lambda table: meeting(vocabularies(table)), by_trying, by_numpy, lambda table: list(by_numpy(table))],
+    wrong=[
         (lambda table: vocabularies(table)[0], "Only one row"),
         (lambda table: vocabularies(table)[-1], "Only one row"),
         (
@@ -254,44 +266,71 @@ def test_the_papers_table_fits_the_vocabulary_of_the_first_gpt() -> None:
         (lambda table: meeting(vocabularies(table, 1_000_000)), "You allow a whole million"),
         (lambda table: (meeting(vocabularies(table))[0],) * 2, "One vocabulary for each table?"),
         (lambda table: meeting(vocabularies(table))[::-1], "Your smallest is above your largest"),
-        (lambda table: (meeting(vocabularies(table))[0] - 1, meeting(vocabularies(table))[1]), "Off by one at an end"),
+        (narrows_for_ever, "Your smallest is above your largest"),
+        (lambda table: meeting(vocabularies(table), low=-1), "Off by one at an end"),
+        (lambda table: meeting(vocabularies(table), high=1), "Off by one at an end"),
+        (lambda table: meeting(vocabularies(table, positions=1024)), "Your smallest is above your largest"),
         (lambda table: (1, 50_257), "What does it round to?"),
+        (lambda table: meeting(vocabularies(table[place] for place in range(4))), "your function raised IndexError"),
+        (empties_the_table, "changes 'table', which its caller still needs"),
         (lambda table: (1, 2, 3), "these are 3"),
         (lambda table: ("1", 2), "is a text"),
+        (nothing, "does every path end in `return`?"),
     ],
 )
-def test_vocabulary_names_the_misconception(answer: Any, hint: str) -> None:
-    assert hint in said(lesson_04.vocabulary, answer)
+
+
+def test_the_papers_table_fits_the_vocabulary_of_the_first_gpt() -> None:
+    low, high = meeting(vocabularies(lesson_04.PAPER))
+    assert low <= 40_478 <= high < 50_257
 
 
 # ------------------------------------------------------------------------------------------------------ 04.6: widest
 
 
-def largest(memory: int, size: Callable[[int], int]) -> int:
-    return max([0, *(h for h in range(64, 9_000, 64) if size(h) <= memory)])
+def widest(each: float = 16, count: Callable[..., int] = gpt, less: int = 0, wider: int = 0, least: int = 0) -> Any:
+    """The widest of all that fit, at `each` bytes per parameter."""
+
+    def answer(memory: int, V: int, P: int) -> int:
+        fitting = [h for h in range(64, 9_000, 64) if each * count(V, P, h, h // 64) <= memory - less]
+        return max([least, *fitting]) + wider
+
+    return answer
 
 
-def test_widest_takes_right_answers(capsys: pytest.CaptureFixture[str]) -> None:
-    passes(lesson_04.widest, lambda memory, V, P: largest(memory, lambda h: 16 * gpt(V, P, h, h // 64)), capsys, "04.6")
+def widest_step_by_step(memory: int, V: int, P: int) -> int:
+    for h in range(64, 10**6, 64):
+        if gpt(V, P, h, h // 64) > memory // 16:
+            return h - 64
+    return 0
 
 
-@pytest.mark.parametrize(
-    ("answer", "hint"),
-    [
-        (lambda memory, V, P: largest(memory, lambda h: 16 * 12 * h**3 // 64), "12·L·h² alone"),
-        (lambda memory, V, P: largest(memory, lambda h: 2 * gpt(V, P, h, h // 64)), "the 16-bit weights"),
-        (lambda memory, V, P: largest(memory, lambda h: 4 * gpt(V, P, h, h // 64)), "the fp32 weights alone"),
-        (lambda memory, V, P: largest(memory, lambda h: 8 * gpt(V, P, h, h // 64)), "Eight bytes are half of it"),
-        (lambda memory, V, P: largest(memory - 1, lambda h: 16 * gpt(V, P, h, h // 64)), "to the last byte"),
-        (lambda memory, V, P: 64 + largest(memory, lambda h: 16 * gpt(V, P, h, h // 64)), "One step too wide"),
-        (lambda memory, V, P: max(64, largest(memory, lambda h: 16 * gpt(V, P, h, h // 64))), "return 0"),
-        (lambda memory, V, P: largest(memory, lambda h: 16 * (gpt(V, P, h, h // 64) + V * h)), "The head is tied"),
+def widest_by_halves(memory: int, V: int, P: int) -> float:
+    low, high = 0, 1024
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if 16 * gpt(V, P, 64 * middle, middle) <= memory else (low, middle)
+    return 64.0 * low
+
+
+WIDEST = Answers(
+    right=[widest(), widest_step_by_step, widest_by_halves],
+    wrong=[
+        (widest(count=lambda V, P, h, L: 12 * h * h * L), "12·L·h² alone"),
+        (widest(each=2), "the 16-bit weights"),
+        (widest(each=4), "the fp32 weights alone"),
+        (widest(each=8), "Eight bytes are half of it"),
+        (widest(less=1), "to the last byte"),
+        (widest(wider=64), "One step too wide"),
+        (widest(least=64), "return 0"),
+        (widest(count=lambda V, P, h, L: gpt(V, P, h, L) + V * h), "The head is tied"),
+        (widest(count=lambda V, P, h, L: gpt(50257, 1024, h, L)), "is it more for h + 64?"),
+        (widest(count=lambda V, P, h, L: gpt(V, P, h, 12)), "is it more for h + 64?"),
         (lambda memory, V, P: 1024, "is it more for h + 64?"),
+        (lambda memory, V, P: widest()(memory, V, P) or None, "does every path end in `return`?"),
+        (nothing, "does every path end in `return`?"),
     ],
 )
-def test_widest_names_the_misconception(answer: Any, hint: str) -> None:
-    assert hint in said(lesson_04.widest, answer)
-
 
 # ------------------------------------------------------------------------------------------------- 04.7: read_shapes
 
@@ -307,8 +346,70 @@ def read(shapes: Any) -> dict[str, Any]:
     return {"hidden": h, "layers": L, "vocab": V, "ffn": f, "kv": k, "tied": often[(V, h)] == 1}
 
 
-def test_read_shapes_takes_right_answers(capsys: pytest.CaptureFixture[str]) -> None:
-    passes(lesson_04.read_shapes, read, capsys, "04.7")
+def read_with_a_counter(shapes: Any) -> dict[str, Any]:
+    """From the vectors and the one turned matrix, then what each number of rows is left for."""
+    (vector, norms), *_ = Counter(shape for shape in shapes if len(shape) == 1).items()
+    found: dict[str, Any] = {"hidden": vector[0], "layers": norms // 2}
+    rows = Counter(shape[0] for shape in shapes if len(shape) == 2 and shape[1] == found["hidden"])
+    found["ffn"] = next(columns for _, columns in filter(lambda s: len(s) == 2, shapes) if columns != found["hidden"])
+    for size, times in rows.items():
+        if times <= 2:
+            found |= {"vocab": numpy.int64(size), "tied": numpy.bool_(times == 1)}
+    left = set(rows) - {found["hidden"], found["ffn"], int(found["vocab"])}
+    return found | {"kv": float(left.pop()) if left else found["hidden"]}
+
+
+def read_by_building(shapes: Any) -> dict[str, Any]:
+    """Tries what the sizes can be until the same shapes come out."""
+    h = min(shape for shape in shapes if len(shape) == 1)[0]
+    L = sum(len(shape) == 1 for shape in shapes) // 2
+    sizes = {size for shape in shapes for size in shape}
+    for V in sizes:
+        for k in sizes:
+            for f in sizes - {V}:
+                for tied in (True, False):
+                    if lesson_04.anonymous_shapes(h, L, V, k, f, tied) == shapes:
+                        return {"hidden": h, "layers": L, "vocab": V, "kv": k, "ffn": f, "tied": int(tied)}
+    return {}
+
+
+def reads(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
+    """The right sizes, some of them changed."""
+    return lambda shapes: read(shapes) | change(read(shapes))
+
+
+def takes_them_out(shapes: Any) -> dict[str, Any]:
+    found = read(shapes)
+    shapes.remove((found["hidden"],))
+    return found
+
+
+def without_a_default(shapes: Any) -> dict[str, Any]:
+    found = read(shapes)
+    known = [found[name] for name in ("hidden", "ffn", "vocab")]
+    return {**found, "kv": next(shape[0] for shape in shapes if shape[0] not in known)}
+
+
+READ_SHAPES = Answers(
+    right=[read, read_with_a_counter, read_by_building],
+    wrong=[
+        (reads(lambda r: {"hidden": r["ffn"]}), "which size do all vectors have?"),
+        (lambda shapes: {**read(shapes), "hidden": 8, "layers": 3}, "which size do all vectors have?"),
+        (reads(lambda r: {"layers": 2 * r["layers"] + 1}), "Those are the norms."),
+        (reads(lambda r: {"layers": r["layers"] + 1}), "exactly once in a block"),
+        (reads(lambda r: {"vocab": max(r["vocab"], r["ffn"])}), "need not be the largest size"),
+        (reads(lambda r: {"vocab": r["vocab"] + 1}), "only once or twice"),
+        (reads(lambda r: {"ffn": 4 * r["hidden"] + 1}), "ffn is off"),
+        (reads(lambda r: {"kv": r["hidden"] // 4}), "without grouped queries"),
+        (without_a_default, "your function raised StopIteration"),
+        (reads(lambda r: {"tied": True}), "there is one matrix of words"),
+        (reads(lambda r: {"tied": not r["tied"]}), "there is one matrix of words"),
+        (takes_them_out, "changes 'shapes', which its caller still needs"),
+        (lambda shapes: {name: size for name, size in read(shapes).items() if name != "tied"}, "has no 'tied'"),
+        (lambda shapes: tuple(read(shapes).values()), "where a dictionary is asked for"),
+        (nothing, "does every path end in `return`?"),
+    ],
+)
 
 
 def test_anonymous_shapes_are_those_of_the_real_model() -> None:
@@ -318,30 +419,30 @@ def test_anonymous_shapes_are_those_of_the_real_model() -> None:
     assert lesson_04.count_of(shapes) == sum(map(prod, shapes)) == m.parameters
 
 
-@pytest.mark.parametrize(
-    ("change", "hint"),
-    [
-        (lambda r: {"hidden": r["ffn"]}, "which size do all vectors have?"),
-        (lambda r: {"layers": 2 * r["layers"] + 1}, "Those are the norms."),
-        (lambda r: {"layers": r["layers"] + 1}, "exactly once in a block"),
-        (lambda r: {"vocab": max(r["vocab"], r["ffn"])}, "need not be the largest size"),
-        (lambda r: {"vocab": r["vocab"] + 1}, "only once or twice"),
-        (lambda r: {"ffn": 4 * r["hidden"] + 1}, "ffn is off"),
-        (lambda r: {"kv": r["hidden"] // 4}, "without grouped queries"),
-        (lambda r: {"tied": True}, "there is one matrix of words"),
-        (lambda r: {"tied": not r["tied"]}, "there is one matrix of words"),
-    ],
-)
-def test_read_shapes_names_the_misconception(change: Any, hint: str) -> None:
-    assert hint in said(lesson_04.read_shapes, lambda shapes: read(shapes) | change(read(shapes)))
+# ----------------------------------------------------------------------------------------------------- all of them
+
+ANSWERS = {
+    "04.1": BLOCK,
+    "04.2": GPT,
+    "04.3": LLAMA,
+    "04.4": EXPERTS,
+    "04.5": VOCABULARY,
+    "04.6": WIDEST,
+    "04.7": READ_SHAPES,
+}
 
 
-def test_read_shapes_asks_for_every_size() -> None:
-    assert "has no 'tied'" in said(
-        lesson_04.read_shapes, lambda shapes: {name: size for name, size in read(shapes).items() if name != "tied"}
-    )
+@pytest.mark.parametrize(("number", "answer"), right_answers(ANSWERS))
+def test_a_right_answer_passes(number: str, answer: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert praise(number, answer, capsys).startswith(f"✓ {number} ")
+
+
+@pytest.mark.parametrize(("number", "answer", "words"), wrong_answers(ANSWERS))
+def test_a_wrong_answer_gets_its_hint(number: str, answer: Any, words: str) -> None:
+    assert words in hint(number, answer)
 
 
 def test_no_hint_gives_the_answer_away() -> None:
-    assert not {"40468", "40812", "40478"} & numbers_in(said(lesson_04.vocabulary, lambda table: (1, 2)))
-    assert "1557611200" not in said(lesson_04.gpt, lambda V, P, h, L: 0)
+    words = {word.strip(".,:()") for word in hint("04.5", lambda table: (1, 2)).split()}
+    assert not {"40468", "40812", "40478"} & words
+    assert "1557611200" not in hint("04.2", lambda V, P, h, L: 0)
