@@ -1,242 +1,249 @@
 """The checks of lesson 05: right answers of every style pass, each planted wrong answer gets the hint it deserves."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy
 import pytest
-from checking import Check, passes, said
+from checking import Answers, hint, praise, right_answers, wrong_answers
 
 from course_utils import PRESETS, TrainingRun
 from course_utils.checks import lesson_05
-from course_utils.checks.lesson_05_labs import (
-    BLOCK_CASES,
-    BLOCK_MISTAKES,
-    BUDGET_CASES,
-    EXPLAINED,
-    EXPRESSION_MISTAKES,
-    EXPRESSIONS,
-    LENGTH_MISTAKES,
-    MLP_CASES,
-    MLP_MISTAKES,
-    STATEMENTS,
-    STORY_MISTAKES,
-    bilinear_mlp,
-    block_bytes_of,
-    expression_bytes_of,
-    hidden_sweeps,
-    longest_of,
-    mlp_bytes_of,
-    story_letters,
-    story_measured,
-)
+from course_utils.checks.lesson_05_labs import STATEMENTS, hidden_sweeps, story_letters, story_measured
 from course_utils.estimating.activations import block_saved
 from course_utils.teaching import saved_by
 
-ALL = (
-    lesson_05.expressions,
-    lesson_05.mlp_bytes,
-    lesson_05.block_bytes,
-    lesson_05.longest_sequence,
-    lesson_05.read_sweep,
-    lesson_05.told,
+
+def nothing(*_: Any, **__: Any) -> None:
+    """A function without a return."""
+
+
+# ---------------------------------------------------------------------------------------------------- 05.1: expressions
+
+TANH, RELU, SIGMOID, EXP, DIVIDED = lesson_05.EXPRESSIONS
+RIGHT = {TANH: 1, RELU: 1, SIGMOID: 2, EXP: 2, DIVIDED: 1}
+
+
+def counting(changes: dict[str, float], each: float = 2) -> Any:
+    """This many tensors of n numbers of `each` bytes for each expression, all right but `changes`."""
+    return lambda n: {name: each * n * count for name, count in (RIGHT | changes).items()}
+
+
+def asks_autograd(n: int) -> dict[str, int]:
+    kept = {name: saved_by(work, (n,), (n,), dtype="bf16") for name, work in lesson_05.EXPRESSIONS.items()}
+    return {name: sum(item.bytes for item in items) for name, items in kept.items()}
+
+
+EXPRESSIONS = Answers(
+    right=[counting({}), counting({}, each=2.0), asks_autograd,
+           lambda n: dict(zip(RIGHT, numpy.array([2, 2, 4, 4, 2]) * n, strict=True))],
+    wrong=[
+        (counting({TANH: 3}), "an addition asks for neither of its terms; and tanh?"),
+        (counting({TANH: 2}), "so its output is enough; what else did you count?"),
+        (counting({TANH: 0}), "tanh is not a straight line"),
+        (counting({RELU: 2}), "how many storages are these two?"),
+        (counting({RELU: 0}), "depends on what was squared"),
+        (counting({SIGMOID: 3}), "which the product needs too: it is stored once"),
+        (counting({SIGMOID: 1}), "asks for both of its factors"),
+        (counting({EXP: 1}), "Are these the same storage?"),
+        (counting({EXP: 3}), "exp needs its output alone"),
+        (counting({EXP: 4}), "each of the other two keeps one tensor"),
+        (counting({DIVIDED: 2}), "a division by a number keeps nothing, and neither"),
+        (counting({DIVIDED: 3}), "a division by a number and an addition keep nothing at all"),
+        (counting({DIVIDED: 0}), "The sigmoid is not a straight line"),
+        (counting({}, each=1), "A bf16 number takes two"),
+        (counting({}, each=16), "tanh(x + y) is off"),
+        (lambda n: counting({})(4096), "tanh(x + y) is off"),
+        (lambda n: {TANH: 2 * n}, f"has no {RELU!r}"),
+        (lambda n: list(counting({})(n).values()), "where a dictionary is asked for"),
+        (nothing, "does every path end in `return`?"),
+    ],
+)  # fmt: skip
+
+# ------------------------------------------------------------------------------------------------------ 05.2: mlp_bytes
+
+
+def mlp(per_h: float = 3, per_ffn: float = 8, more: float = 0, factor: float = 1) -> Any:
+    """An answer with this many bytes per token and h, and per token and ffn."""
+    return lambda s, b, h, ffn: factor * s * b * (per_h * h + per_ffn * ffn) + more
+
+
+def mlp_by_hooks(s: int, b: int, h: int, ffn: int) -> int:
+    found = saved_by(lesson_05.bilinear_mlp(h, ffn), (b, s, h), dtype="bf16", device="gpu")
+    return sum(item.bytes for item in found)
+
+
+def mlp_by_shapes(s: int, b: int, h: int, ffn: int) -> Any:
+    sizes = {
+        "x": (h, 2),
+        "gelu in": (ffn, 2),
+        "gelu out": (ffn, 2),
+        "up": (ffn, 2),
+        "product": (ffn, 2),
+        "mask": (h, 1),
+    }
+    return numpy.prod([s, b]) * sum(width * each for width, each in sizes.values())
+
+
+MLP_BYTES = Answers(
+    right=[mlp(), mlp(factor=1.0), mlp_by_hooks, mlp_by_shapes],
+    wrong=[
+        (mlp(per_h=5), "is one storage: you count it twice"),
+        (mlp(per_h=4), "Dropout's mask takes one byte an element"),
+        (mlp(per_h=2), "The mask of dropout is missing"),
+        (mlp(per_h=2, per_ffn=9), "A mask of width ffn?"),
+        (mlp(per_ffn=6), "One wide tensor short"),
+        (mlp(per_ffn=10), "One wide tensor too many"),
+        (mlp(per_ffn=4), "a GELU MLP without a gate"),
+        (mlp(per_h=2, per_ffn=4), "You count numbers, or one byte each"),
+        (lambda s, b, h, ffn: s * (3 * h + 8 * ffn), "That is right for one sequence"),
+        (lambda s, b, h, ffn: s * b * (3 * h + 8 * 4 * h), "List the tensors"),
+        (lambda s, b, h, ffn: mlp()(512, 2, 256, 1024), "List the tensors"),
+        (mlp(factor=1e-6), "MB where bytes"),
+        (mlp(factor=8), "bits where bytes"),
+        (mlp(factor=0.5), "Exactly half"),
+        (mlp(factor=2), "Exactly twice"),
+        (mlp(more=100), "a number where a formula belongs"),
+        (mlp(more=-1), "a number where a formula belongs"),
+        (mlp(more=24), "Whose random state"),
+        (mlp(factor=0, more=-1), "List the tensors"),
+        (nothing, "does every path end in `return`?"),
+    ],
 )
 
-
-@pytest.mark.parametrize("check", ALL, ids=lambda check: check.__name__)
-def test_answers_that_are_no_functions_get_a_hint(check: Check) -> None:
-    assert "without parentheses" in said(check, 3)
-    assert "does every path end in `return`?" in said(check, lambda *_, **__: None)
+# ---------------------------------------------------------------------------------------------------- 05.3: block_bytes
 
 
-# 05.1
+def block(
+    masks: Callable[[bool], float] = lambda dropout: 34 if dropout else 32,
+    pairs: Callable[[bool], float] = lambda dropout: 5 if dropout else 2,
+    statistics: int = 16,
+    rows: int = 4,
+    factor: float = 1,
+    more: float = 0,
+    state: float = 0,
+) -> Any:
+    """An answer with bytes per s·b·h and per a·s²·b by dropout, per token, per row of a head; `state` for flash."""
+
+    def answer(s: int, b: int, h: int, a: int, attention: str, dropout: bool) -> float:
+        core = pairs(dropout) * a * s**2 * b if attention == "eager" else rows * a * s * b + state
+        return factor * (masks(dropout) * s * b * h + statistics * s * b + core) + more
+
+    return answer
 
 
-RIGHT = {"tanh(x + y)": 1, "relu(x) ** 2": 1, "x * sigmoid(x)": 2, "exp(x) + sin(x)": 2, "sigmoid(x) / 3 + y": 1}
+def block_of_the_engine(s: int, b: int, h: int, a: int, attention: str, dropout: bool) -> int:
+    """The course's estimate; it counts a flash kernel's random state."""
+    model = replace(PRESETS["gpt2"], hidden=h, heads=a, kv_heads=a, ffn=4 * h, dropout=0.1 if dropout else 0.0)
+    return sum(item.size for item in block_saved(TrainingRun(model, b, s, "bf16-master", attention=attention)))
 
 
-def counting(**changes: int) -> Any:
-    """An answer with this many bf16 tensors of n numbers for each expression, all right but `changes`."""
-    return lambda n: {name: 2 * n * count for name, count in (RIGHT | changes).items()}
+def block_by_lines(s: int, b: int, h: int, a: int, attention: str, dropout: bool) -> int:
+    tokens, total = s * b, 0
+    for width in (h, 3 * h, h, h, 4 * h, 4 * h):  # norm, qkv, output's input, norm, GELU's input, down's input
+        total += 2 * tokens * width
+    for _ in ("qkv's input", "up's input"):
+        total += 2 * tokens * h
+    total += 2 * 2 * tokens * 4
+    total += (tokens * h) * 2 if dropout else 0
+    if attention == "flash":
+        return total + a * tokens * 4 + (24 if dropout else 0)
+    return total + a * tokens * s * (2 + 1 + 2 if dropout else 2)
 
 
-def test_expressions_takes_right_answers(capsys: pytest.CaptureFixture[str]) -> None:
-    passes(lesson_05.expressions, counting(), capsys, "05.1")
-    passes(lesson_05.expressions, lambda n: {k: float(v) for k, v in counting()(n).items()}, capsys, "05.1")
+def published(s: int, b: int, h: int, a: int, attention: str, dropout: bool) -> int:
+    return s * b * (34 * h + 16) + 5 * a * s**2 * b
 
 
-@pytest.mark.parametrize(
-    ("name", "count"), [(name, count) for name, wrong in EXPRESSION_MISTAKES.items() for count in wrong.values()]
+BLOCK_BYTES = Answers(
+    right=[block(), block(factor=1.0, state=24), block_of_the_engine, block_by_lines],
+    wrong=[
+        (published, "With eager attention, without dropout: the published formula, whatever kernel"),
+        (
+            lambda s, b, h, a, attention, dropout: published(s, b, h, a, "", True) - 16 * s * b,
+            "all there but the statistics of the norms",
+        ),
+        (block(statistics=8), "half of the statistics is missing"),
+        (block(masks=lambda dropout: 34), "the masks are still in your 34"),
+        (block(masks=lambda dropout: 34 if dropout else 33), "only one of the masks has gone"),
+        (block(pairs=lambda dropout: 5), "a·s² still counts as with dropout"),
+        (block(pairs=lambda dropout: 5 if dropout else 4), "softmax's output and the factor of the next product"),
+        (lambda s, b, h, a, attention, dropout: block()(s, 1, h, a, attention, dropout), "right for one sequence"),
+        (block(rows=0), "With flash attention, with dropout: the kernel keeps something small"),
+        (block(rows=2), "With flash attention, with dropout it is off"),
+        (lambda s, b, h, a, attention, dropout: block()(s, b, h, a, "eager", dropout), "With flash attention, with"),
+        (lambda s, b, h, a, attention, dropout: block()(s, b, h, 12, attention, dropout), "row by row"),
+        (lambda s, b, h, a, attention, dropout: 0, "Compare with the lesson's ledger"),
+        (block(factor=0.5), "Exactly half"),
+        (block(factor=2), "Exactly twice"),
+        (block(factor=2**-20), "MiB where bytes were asked"),
+        *((block(more=off), "a number where a formula belongs") for off in (1, -1, 8, -24, 100)),
+        (block(more=24), "Whose random state"),
+        (block(state=48), "a number where a formula belongs"),
+        (nothing, "does every path end in `return`?"),
+    ],
 )
-def test_expressions_names_each_miscount(name: str, count: int) -> None:
-    message = next(text for text, wrong in EXPRESSION_MISTAKES[name].items() if wrong == count)
-    assert said(lesson_05.expressions, counting(**{name: count})) == f"{name}: {message}"
+
+# ----------------------------------------------------------------------------------------------- 05.4: longest_sequence
 
 
-def test_expressions_notices_numbers_for_bytes_and_what_is_missing() -> None:
-    assert "A bf16 number takes two" in said(lesson_05.expressions, lambda n: {k: n * v for k, v in RIGHT.items()})
-    assert "has no 'relu(x) ** 2'" in said(lesson_05.expressions, lambda n: {"tanh(x + y)": 2 * n})
-    assert "strike out" in said(lesson_05.expressions, counting(**{"tanh(x + y)": 9}))
+def longest(fits: Callable[[int, int], bool] = lambda kept, budget: kept <= budget, more: float = 0) -> Any:
+    """Doubles, then halves, until the last length that fits is found."""
+
+    def answer(budget: int, b: int, h: int, a: int, L: int) -> float:
+        low, high = 0, 2**40
+        while high - low > 1:
+            middle = (low + high) // 2
+            kept = L * b * middle * (34 * h + 5 * a * middle)
+            low, high = (middle, high) if fits(kept, budget) else (low, middle)
+        return low + more
+
+    return answer
 
 
-def test_no_mistake_about_an_expression_is_the_right_answer() -> None:
-    for name in EXPRESSIONS:
-        assert expression_bytes_of(name, 1024) == 2048 * RIGHT[name]
-        assert 2 * RIGHT[name] not in [2 * count for count in EXPRESSION_MISTAKES[name].values()]
+def longest_by_counting(budget: int, b: int, h: int, a: int, L: int) -> int:
+    s = 0
+    while L * b * (s + 1) * (34 * h + 5 * a * (s + 1)) <= budget:
+        s += 1
+    return s
 
 
-# 05.2
+def longest_by_root(budget: int, b: int, h: int, a: int, L: int) -> float:
+    return float(math.floor((math.sqrt((34 * h) ** 2 + 20 * a * budget / (L * b)) - 34 * h) / (10 * a)))
 
 
-@pytest.mark.parametrize(("s", "b", "h", "ffn"), MLP_CASES)
-def test_the_reference_of_the_mlp_is_what_hooks_find(s: int, b: int, h: int, ffn: int) -> None:
-    found = saved_by(bilinear_mlp(h, ffn), (b, s, h), dtype="bf16", device="gpu")
-    assert sum(item.bytes for item in found) == mlp_bytes_of(s, b, h, ffn)
+def longest_per_width(budget: int, b: int, h: int, a: int, L: int) -> Any:
+    slope = 5 * a / h
+    return numpy.int64((numpy.sqrt(34**2 + 4 * slope * budget / (L * b * h)) - 34) / (2 * slope))
 
 
-def test_mlp_bytes_takes_right_answers(capsys: pytest.CaptureFixture[str]) -> None:
-    passes(lesson_05.mlp_bytes, lambda s, b, h, ffn: 3 * s * b * h + 8 * s * b * ffn, capsys, "05.2")
-    passes(lesson_05.mlp_bytes, lambda s, b, h, ffn: float(s * b * (3 * h + 8 * ffn)), capsys, "05.2")
+LONGEST = Answers(
+    right=[longest(), longest_by_counting, longest_by_root, longest_per_width],
+    wrong=[
+        (longest(lambda kept, budget: kept < budget), "still fits"),
+        (lambda budget, b, h, a, L: budget // (L * b * 34 * h), "only the part that is linear in s"),
+        (lambda budget, b, h, a, L: math.isqrt(budget // (L * b * 5 * a)), "only the part in s²"),
+        (lambda budget, b, h, a, L: longest()(budget, b, h, a, 1), "all L blocks keep their share"),
+        (lambda budget, b, h, a, L: longest()(budget, 1, h, a, L), "There are b of them at once"),
+        (lambda budget, b, h, a, L: longest()(budget * 10**9 // 2**30, b, h, a, L), "GB for GiB"),
+        (longest(more=0.5), "round down"),
+        (longest(more=1), "too long"),
+        (lambda budget, b, h, a, L: max(1, longest()(budget, b, h, a, L)), "too long"),
+        (lambda budget, b, h, a, L: longest()(budget, b, h, a, L) // 2, "a longer sequence fits"),
+        (lambda budget, b, h, a, L: longest()(budget, b, 1600, 25, 48), "a longer sequence fits"),
+        (lambda budget, b, h, a, L: longest()(budget, b, h, a, L) or None, "does every path end in `return`?"),
+        (nothing, "does every path end in `return`?"),
+    ],
+)
+
+# ----------------------------------------------------------------------------------------------------- 05.5: read_sweep
 
 
-@pytest.mark.parametrize("message", MLP_MISTAKES)
-def test_mlp_bytes_names_each_mistake(message: str) -> None:
-    mistaken = MLP_MISTAKES[message]
-    assert said(lesson_05.mlp_bytes, lambda s, b, h, ffn: mistaken(s, b, h, ffn)) == message
-
-
-def test_mlp_bytes_notices_units_and_anything_else() -> None:
-    assert "MB where bytes" in said(lesson_05.mlp_bytes, lambda s, b, h, ffn: mlp_bytes_of(s, b, h, ffn) / 10**6)
-    assert "List the tensors" in said(lesson_05.mlp_bytes, lambda s, b, h, ffn: s * b * h * ffn)
-
-
-@pytest.mark.parametrize(("factor", "hint"), [(0.5, "Exactly half"), (2, "Exactly twice")])
-def test_a_factor_of_two_is_named(factor: float, hint: str) -> None:
-    assert hint in said(lesson_05.mlp_bytes, lambda s, b, h, ffn: factor * mlp_bytes_of(s, b, h, ffn))
-    assert hint in said(lesson_05.block_bytes, lambda **case: factor * block_bytes_of(**case))
-
-
-def test_nothing_at_all_is_taken_for_no_formula() -> None:
-    assert "Compare with the lesson's ledger" in said(lesson_05.block_bytes, lambda **case: 0)
-    assert "List the tensors" in said(lesson_05.mlp_bytes, lambda **case: -1)
-
-
-# 05.3
-
-
-@pytest.mark.parametrize("attention", ["eager", "flash"])
-@pytest.mark.parametrize("dropout", [0.1, 0.0])
-@pytest.mark.parametrize(("s", "b", "h", "a"), BLOCK_CASES)
-def test_the_reference_of_a_block_is_the_engines(
-    s: int, b: int, h: int, a: int, attention: str, dropout: float
-) -> None:
-    model = replace(PRESETS["gpt2"], hidden=h, heads=a, kv_heads=a, ffn=4 * h, dropout=dropout)
-    run = TrainingRun(model, b, s, "bf16-master", attention=attention)
-    size = sum(item.size for item in block_saved(run))
-    assert size - block_bytes_of(s, b, h, a, attention, dropout > 0) == (24 if attention == "flash" else 0)
-
-
-def test_block_bytes_takes_right_answers(capsys: pytest.CaptureFixture[str]) -> None:
-    def other(s: int, b: int, h: int, a: int, attention: str, dropout: bool) -> float:
-        rows = 4 * a * s * b + 24 if attention == "flash" else a * s * s * b * (2 + 3 * dropout)
-        return float(s * b * (h * (32 + 2 * dropout) + 16) + rows)
-
-    def with_state(s: int, b: int, h: int, a: int, attention: str, dropout: bool) -> int:
-        return block_bytes_of(s, b, h, a, attention, dropout) + (24 if attention == "flash" else 0)
-
-    def with_state_of_dropout(s: int, b: int, h: int, a: int, attention: str, dropout: bool) -> int:
-        return block_bytes_of(s, b, h, a, attention, dropout) + (24 if attention == "flash" and dropout else 0)
-
-    for answer in (block_bytes_of, other, with_state, with_state_of_dropout):
-        passes(lesson_05.block_bytes, answer, capsys, "05.3")
-
-
-@pytest.mark.parametrize("off", [1, -1, 8, -24, 100])
-def test_block_bytes_is_asked_to_the_byte(off: int) -> None:
-    words = said(lesson_05.block_bytes, lambda **case: block_bytes_of(**case) + off)
-    assert "a number where a formula belongs" in words
-    mlp = said(lesson_05.mlp_bytes, lambda **case: mlp_bytes_of(**case) + off)
-    assert "a number where a formula belongs" in mlp
-
-
-def test_a_random_state_is_a_flash_kernels_alone() -> None:
-    assert "Whose random state" in said(lesson_05.block_bytes, lambda **case: block_bytes_of(**case) + 24)
-    assert "Whose random state" in said(lesson_05.mlp_bytes, lambda **case: mlp_bytes_of(**case) + 24)
-    twice = lambda **case: block_bytes_of(**case) + (48 if case["attention"] == "flash" else 0)  # noqa: E731
-    assert "a number where a formula belongs" in said(lesson_05.block_bytes, twice)
-
-
-@pytest.mark.parametrize("message", BLOCK_MISTAKES)
-def test_block_bytes_names_each_mistake(message: str) -> None:
-    mistaken = BLOCK_MISTAKES[message]
-
-    def answer(s: int, b: int, h: int, a: int, attention: str, dropout: bool) -> int:
-        wrong = mistaken(s, b, h, a, attention, dropout)
-        return wrong if wrong > 0 else block_bytes_of(s, b, h, a, attention, dropout)
-
-    words = said(lesson_05.block_bytes, answer)
-    assert words.startswith("With ") and words.endswith(message)
-
-
-# 05.4
-
-
-def test_longest_sequence_takes_right_answers(capsys: pytest.CaptureFixture[str]) -> None:
-    def by_counting(budget: int, b: int, h: int, a: int, L: int) -> int:
-        s = 0
-        while L * b * (s + 1) * (34 * h + 5 * a * (s + 1)) <= budget:
-            s += 1
-        return s
-
-    def by_root(budget: int, b: int, h: int, a: int, L: int) -> float:
-        return float(math.floor((math.sqrt((34 * h) ** 2 + 20 * a * budget / (L * b)) - 34 * h) / (10 * a)))
-
-    def by_root_per_width(budget: int, b: int, h: int, a: int, L: int) -> int:
-        slope = 5 * a / h
-        return int((math.sqrt(34**2 + 4 * slope * budget / (L * b * h)) - 34) / (2 * slope))
-
-    for answer in (by_counting, by_root, by_root_per_width):
-        passes(lesson_05.longest_sequence, answer, capsys, "05.4")
-
-
-def test_a_budget_that_is_filled_to_the_byte_is_taken() -> None:
-    def below(budget: int, b: int, h: int, a: int, L: int) -> int:
-        s = 0
-        while L * b * (s + 1) * (34 * h + 5 * a * (s + 1)) < budget:
-            s += 1
-        return s
-
-    assert "still fits" in said(lesson_05.longest_sequence, below)
-    assert longest_of(*BUDGET_CASES[-1]) == 1000
-
-
-@pytest.mark.parametrize("message", LENGTH_MISTAKES)
-def test_longest_sequence_names_each_mistake(message: str) -> None:
-    mistaken = LENGTH_MISTAKES[message]
-    words = said(lesson_05.longest_sequence, lambda budget, b, h, a, L: mistaken(budget, b, h, a, L))
-    assert words == message
-
-
-def test_longest_sequence_notices_fractions_and_lengths_off_by_one() -> None:
-    check = lesson_05.longest_sequence
-    assert "round down" in said(check, lambda budget, b, h, a, L: longest_of(budget, b, h, a, L) + 0.5)
-    assert "too long" in said(check, lambda budget, b, h, a, L: longest_of(budget, b, h, a, L) + 1)
-    assert "a longer sequence fits" in said(check, lambda budget, b, h, a, L: longest_of(budget, b, h, a, L) // 2)
-
-
-@pytest.mark.parametrize(("budget", "b", "h", "a", "L"), BUDGET_CASES)
-def test_the_longest_fits_and_one_more_does_not(budget: int, b: int, h: int, a: int, L: int) -> None:
-    s = longest_of(budget, b, h, a, L)
-    kept = [L * b * length * (34 * h + 5 * a * length) for length in (s, s + 1)]
-    assert kept[0] <= budget < kept[1]
-
-
-# 05.5
-
-
-def fitted(sweep: dict[int, int]) -> dict[str, Any]:
-    """The exact parabola through the smallest and the largest length."""
-    short, long = min(sweep), max(sweep)
+def fitted(sweep: dict[int, int], short: int = 0, long: int = 0) -> dict[str, Any]:
+    """The exact parabola through two lengths, the smallest and the largest unless said otherwise."""
+    short, long = short or min(sweep), long or max(sweep)
     square = (sweep[long] / long - sweep[short] / short) / (long - short)
     linear = sweep[short] / short - square * short
     kernel = "eager" if square * long > 0.02 * linear else "flash"
@@ -245,33 +252,56 @@ def fitted(sweep: dict[int, int]) -> dict[str, Any]:
 
 def by_ratio(sweep: dict[int, int]) -> dict[str, Any]:
     """Another style: bytes a token compared, and a flash kernel's size simply doubled."""
-    right = fitted(sweep)
     tokens = sorted(size / s for s, size in sweep.items())
     if tokens[-1] / tokens[0] > 1.02:
-        return {**right, "attention": "eager"}
+        return {**fitted(sweep), "attention": "eager"}
     return {"attention": "flash", "next": 2 * sweep[max(sweep)]}
 
 
-def test_read_sweep_takes_right_answers(capsys: pytest.CaptureFixture[str]) -> None:
-    passes(lesson_05.read_sweep, fitted, capsys, "05.5")
-    passes(lesson_05.read_sweep, by_ratio, capsys, "05.5")
-    assert fitted(lesson_05.example_sweep())["attention"] == "eager"
+def by_polynomial(sweep: dict[int, int]) -> dict[str, Any]:
+    square, linear = numpy.polyfit(list(sweep), [size / s for s, size in sweep.items()], 1)
+    s = numpy.array(max(sweep))
+    return {
+        "next": linear * 2 * s + square * (2 * s) ** 2,
+        "attention": "flash" if s * square < linear / 50 else "eager",
+    }
 
 
-def test_read_sweep_names_what_is_off() -> None:
-    check = lesson_05.read_sweep
-    assert "whatever the sweep says" in said(check, lambda sweep: {**fitted(sweep), "attention": "flash"})
-    other = {"eager": "flash", "flash": "eager"}
-    assert "Turned round" in said(
-        check, lambda sweep: {**fitted(sweep), "attention": other[fitted(sweep)["attention"]]}
-    )
-    by_size = lambda sweep: {**fitted(sweep), "attention": "eager" if max(sweep.values()) > 2e9 else "flash"}  # noqa: E731
-    assert "by how much is kept" in said(check, by_size)
-    assert "You double" in said(check, lambda sweep: {**fitted(sweep), "next": 2 * sweep[max(sweep)]})
-    assert "four times" in said(check, lambda sweep: {**fitted(sweep), "next": 4 * sweep[max(sweep)]})
-    assert "a next size is off" in said(check, lambda sweep: {**fitted(sweep), "next": 3 * sweep[max(sweep)]})
-    assert "you say 'Flash'" in said(check, lambda sweep: {**fitted(sweep), "attention": "Flash"})
-    assert "has no 'next'" in said(check, lambda sweep: {"attention": "flash"})
+def reads(change: Callable[[dict[int, int], dict[str, Any]], dict[str, Any]]) -> Any:
+    """The right reading, some of it changed."""
+    return lambda sweep: fitted(sweep) | change(sweep, fitted(sweep))
+
+
+def takes_them_out(sweep: dict[int, int]) -> dict[str, Any]:
+    found = fitted(sweep)
+    sweep.pop(max(sweep))
+    return found
+
+
+READ_SWEEP = Answers(
+    right=[fitted, by_ratio, by_polynomial],
+    wrong=[
+        (reads(lambda sweep, right: {"attention": "flash"}), "whatever the sweep says"),
+        (
+            reads(lambda sweep, right: {"attention": {"eager": "flash", "flash": "eager"}[right["attention"]]}),
+            "Turned round",
+        ),
+        (
+            reads(lambda sweep, right: {"attention": "eager" if max(sweep.values()) > 2e9 else "flash"}),
+            "by how much is kept",
+        ),
+        (reads(lambda sweep, right: {"next": 2 * sweep[max(sweep)]}), "You double the last size"),
+        (reads(lambda sweep, right: {"next": 4 * sweep[max(sweep)]}), "You take four times the last size"),
+        (reads(lambda sweep, right: {"next": 3 * sweep[max(sweep)]}), "a next size is off"),
+        (reads(lambda sweep, right: {"next": right["next"] / 10**9}), "next is GB where bytes were asked"),
+        (lambda sweep: fitted(sweep, *[list(sweep)[place] for place in (0, -1)]), "a next size is off, by flash"),
+        (reads(lambda sweep, right: {"attention": "Flash"}), "you say 'Flash'"),
+        (lambda sweep: {"attention": "flash"}, "has no 'next'"),
+        (lambda sweep: fitted(sweep, 32, 128), "your function raised KeyError"),
+        (takes_them_out, "changes 'sweep', which its caller still needs"),
+        (nothing, "does every path end in `return`?"),
+    ],
+)
 
 
 def test_neither_size_nor_order_gives_a_kernel_away() -> None:
@@ -281,30 +311,49 @@ def test_neither_size_nor_order_gives_a_kernel_away() -> None:
     assert any(list(case.sweep) != sorted(case.sweep) for case in hidden)
 
 
-# 05.6
+def test_the_example_is_one_with_eager_attention() -> None:
+    assert fitted(lesson_05.example_sweep())["attention"] == "eager"
 
 
-def telling(**changes: int) -> Any:
+# ------------------------------------------------------------------------------------------------------- 05.6: explain
+
+STORY = {"A": 5, "B": 4, "C": 7, "D": 2, "E": 9, "F": 1}
+
+
+def telling(**changes: Any) -> Any:
     """An answer that is right but for `changes`."""
-    return lambda: EXPLAINED | changes
+    return lambda: STORY | changes
 
 
-def test_told_takes_the_right_answer(capsys: pytest.CaptureFixture[str]) -> None:
-    passes(lesson_05.told, telling(), capsys, "05.6")
-
-
-@pytest.mark.parametrize(("letter", "number"), STORY_MISTAKES)
-def test_told_names_each_misreading(letter: str, number: int) -> None:
-    assert said(lesson_05.told, telling(**{letter: number})) == STORY_MISTAKES[letter, number]
-    assert EXPLAINED[letter] != number
-
-
-def test_told_explains_the_rest() -> None:
-    assert "has no 'B' and no 'C'" in said(lesson_05.told, lambda: {"A": 5, "D": 2, "E": 9, "F": 1})
-    assert "numbers 1 to 9" in said(lesson_05.told, telling(A=10))
-    assert "where a whole number is asked for" in said(lesson_05.told, telling(A="5"))  # type: ignore[arg-type]
-    assert "A and B have the same explanation" in said(lesson_05.told, telling(A=8, B=8))
-    assert "A is off" in said(lesson_05.told, telling(A=8))
+TOLD = Answers(
+    right=[
+        telling(),
+        lambda: dict(zip("FEDCBA", (1, 9, 2, 7, 4, 5), strict=True)),
+        lambda: {letter: numpy.float64(number) for letter, number in STORY.items()},
+    ],
+    wrong=[
+        (telling(E=3), "is it a leak if every later step begins at this height?"),
+        (telling(C=3), "Who will want it when the next micro-batch is through?"),
+        (telling(F=6), "before the optimizer has run"),
+        (telling(B=6), "does any formula of an optimizer ask for an activation?"),
+        (telling(D=8), "They are no copies"),
+        (telling(C=9, E=7), "C lies inside a step"),
+        (telling(E=7), "E lies between two steps"),
+        (telling(D=9), "gradients are still there. What has just come?"),
+        (telling(E=2), "something has gone since D"),
+        (telling(A=9), "the very first step. Which states"),
+        (telling(E=5), "more is there than at A"),
+        (telling(F=4), "Forward is long through"),
+        (telling(B=1), "Has backward begun?"),
+        (lambda: {"A": 5, "D": 2, "E": 9, "F": 1}, "has no 'B' and no 'C'"),
+        (telling(A=10), "numbers 1 to 9"),
+        (telling(A="5"), "where a whole number is asked for"),
+        (telling(A=8, B=8), "A and B have the same explanation"),
+        (telling(A=8), "A is off"),
+        (lambda: [5, 4, 7, 2, 9, 1], "where a dictionary is asked for"),
+        (nothing, "does every path end in `return`?"),
+    ],
+)
 
 
 def test_what_is_said_of_each_moment_is_true_of_the_measured_run() -> None:
@@ -320,9 +369,31 @@ def test_what_is_said_of_each_moment_is_true_of_the_measured_run() -> None:
     assert kinds["E"] == {"parameters", "inputs", "optimizer_states"}
     assert at["D"]["optimizer_states"] > 2 * at["D"]["parameters"] * 0.99
     assert 0.2 < at["F"]["activations"] / max(curves["activations"]) < 0.8 and "gradients" in kinds["F"]
-    assert set(EXPLAINED.values()) < set(STATEMENTS) and len(STATEMENTS) == len(EXPLAINED) + 3
+    assert set(STORY.values()) < set(STATEMENTS) and len(STATEMENTS) == len(STORY) + 3
 
 
 def test_the_story_is_drawn_with_its_letters() -> None:
     svg = lesson_05.story().svg
-    assert all(f'data-letter="{letter}"' in svg for letter in EXPLAINED)
+    assert all(f'data-letter="{letter}"' in svg for letter in STORY)
+
+
+# ----------------------------------------------------------------------------------------------------- all of them
+
+ANSWERS = {
+    "05.1": EXPRESSIONS,
+    "05.2": MLP_BYTES,
+    "05.3": BLOCK_BYTES,
+    "05.4": LONGEST,
+    "05.5": READ_SWEEP,
+    "05.6": TOLD,
+}
+
+
+@pytest.mark.parametrize(("number", "answer"), right_answers(ANSWERS))
+def test_a_right_answer_passes(number: str, answer: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert praise(number, answer, capsys).startswith(f"✓ {number} ")
+
+
+@pytest.mark.parametrize(("number", "answer", "words"), wrong_answers(ANSWERS))
+def test_a_wrong_answer_gets_its_hint(number: str, answer: Any, words: str) -> None:
+    assert words in hint(number, answer)

@@ -135,7 +135,7 @@ def _without_statistics(s: int, b: int, h: int, a: int, attention: str, dropout:
 
 
 def _paper(s: int, b: int, h: int, a: int, attention: str, dropout: bool) -> int:
-    return 34 * s * b * h + 5 * a * s * s * b
+    return 34 * s * b * h + 16 * s * b + 5 * a * s * s * b
 
 
 def _core_as_published(s: int, b: int, h: int, a: int, attention: str, dropout: bool) -> int:
