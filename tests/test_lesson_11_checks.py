@@ -1,54 +1,61 @@
-"""The checks of lesson 11: right answers of every style pass, each planted wrong answer gets the hint it deserves."""
+"""The checks of lesson 11: right answers of every style pass, each wrong answer gets the hint it deserves."""
 
 import math
 from collections.abc import Callable
+from itertools import accumulate, combinations, pairwise
 from typing import Any
 
+import numpy as np
 import pytest
-from checking import passes, said
+from checking import Answers, hint, praise, right_answers, wrong_answers
 
-from course_utils.checks import lesson_11
-from course_utils.checks.lesson_11 import FEWEST_MISTAKES, best_cut, equal_cut, fewest_right, greedy_cut
 from course_utils.lessons.pipeline_memory import stage_memory
-from course_utils.lessons.pipelines import bubble, micro_batches_for, simulate
+from course_utils.lessons.pipelines import simulate
 
 # -------------------------------------------------------------------------------------------------------- 11.1: enough
 
 
-def solved(p: int, idle: float) -> float:
+def solved(p: int, idle: float) -> int:
     return max(1, math.ceil(round((p - 1) * (1 / idle - 1), 9)))
 
 
-@pytest.mark.parametrize(
-    "answer", [lambda p, idle: micro_batches_for(p, idle), solved, lambda p, idle: float(solved(p, idle))]
-)
-def test_enough_takes_right_answers(answer: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    passes(lesson_11.enough, answer, capsys, "11.1")
+def trying(good: Callable[[int, int, float], bool]) -> Any:
+    """The first m that is good."""
+    return lambda p, idle: next(m for m in range(1, 999) if good(p, m, idle))
 
 
-@pytest.mark.parametrize(
-    ("answer", "words"),
-    [
-        (lambda p, idle: next(m for m in range(1, 999) if bubble(p, m) < idle - 1e-12), "At most `idle` was asked for"),
-        (lambda p, idle: next(m for m in range(1, 999) if (p - 1) / m <= idle + 1e-12), "do you divide by m alone"),
-        (lambda p, idle: next(m for m in range(1, 999) if p / (m + p) <= idle + 1e-12), "one too many"),
-        (lambda p, idle: max(1, solved(p, idle) - 1), "One too few"),
+def by_halving(p: int, idle: float) -> int:
+    low, high = 1, 10**6
+    while low < high:
+        m = (low + high) // 2
+        low, high = (low, m) if p - 1 <= idle * (m + p - 1) + 1e-12 else (m + 1, high)
+    return low
+
+
+ENOUGH = Answers(
+    right=[solved, by_halving, trying(lambda p, m, idle: (p - 1) / (m + p - 1) <= idle + 1e-12),
+           lambda p, idle: np.float64(solved(p, idle))],
+    wrong=[
+        (trying(lambda p, m, idle: (p - 1) / (m + p - 1) < idle - 1e-12), "At most `idle` was asked for"),
+        (trying(lambda p, m, idle: (p - 1) / m <= idle + 1e-12), "do you divide by m alone"),
+        (trying(lambda p, m, idle: p / (m + p) <= idle + 1e-12), "one too many"),
+        (lambda p, idle: max(1, math.floor((p - 1) * (1 / idle - 1) - 1e-9)), "One too few"),
         (lambda p, idle: solved(p, idle) + p - 1, "all columns, m + p − 1"),
         (lambda p, idle: 4 * p, "rule of thumb"),
         (lambda p, idle: (p - 1) * (1 / idle - 1), "round up"),
         (lambda p, idle: math.ceil(round((p - 1) * (1 / idle - 1), 9)), "At least one micro-batch"),
+        (lambda p, idle: (p - 1) // idle, "at least one micro-batch"),
         (lambda p, idle: 1, "leaves a larger bubble"),
+        (lambda p, idle: 27, "leaves a larger bubble"),
         (lambda p, idle: 500, "not the smallest"),
+        (lambda p, idle: None, "returned nothing"),
     ],
-)
-def test_enough_names_the_mistake(answer: Any, words: str) -> None:
-    assert words in said(lesson_11.enough, answer)
-
+)  # fmt: skip
 
 # ---------------------------------------------------------------------------------------------------------- 11.2: kept
 
 
-def keeping(one_f: Callable[[int, int, int], int], gpipe: Callable[[int, int, int], int] = lambda p, m, s: m) -> Any:
+def keeping(one_f: Callable[[int, int, int], Any], gpipe: Callable[[int, int, int], Any] = lambda p, m, s: m) -> Any:
     return lambda p, m, stage: {"GPipe": gpipe(p, m, stage), "1F1B": one_f(p, m, stage)}
 
 
@@ -60,18 +67,14 @@ def simulated_kept(p: int, m: int, stage: int) -> dict[str, int]:
     return {name: simulate(name, p, m).most_kept(stage) for name in ("1F1B", "GPipe")}
 
 
-@pytest.mark.parametrize("answer", [keeping(right_kept), simulated_kept])
-def test_kept_takes_right_answers(answer: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    passes(lesson_11.kept, answer, capsys, "11.2")
-
-
-@pytest.mark.parametrize(
-    ("answer", "words"),
-    [
+KEPT = Answers(
+    right=[keeping(right_kept), simulated_kept, keeping(lambda p, m, s: float(len(range(s, p)[:m])))],
+    wrong=[
         (keeping(right_kept, lambda p, m, s: min(m, p)), "however many stages there are"),
         (keeping(right_kept, right_kept), "That is 1F1B"),
         (keeping(right_kept, lambda p, m, s: m - 1), "One is missing"),
         (keeping(right_kept, lambda p, m, s: m * p), "all stages together"),
+        (keeping(right_kept, lambda p, m, s: 8), "GPipe is off somewhere"),
         (keeping(lambda p, m, s: p - s), "m may be small"),
         (keeping(lambda p, m, s: min(m, p)), "That is the first stage"),
         (keeping(lambda p, m, s: p), "That is the first stage"),
@@ -81,12 +84,11 @@ def test_kept_takes_right_answers(answer: Any, capsys: pytest.CaptureFixture[str
         (keeping(lambda p, m, s: min(m, p - s + 1)), "One too many"),
         (keeping(lambda p, m, s: m), "That is GPipe"),
         (keeping(lambda p, m, s: 7), "1F1B is off somewhere"),
+        (keeping(lambda p, m, s: f"{p - s} micro-batches"), "1F1B is a text, where"),
         (lambda p, m, stage: {"GPipe": m}, "exactly the keys"),
+        (lambda p, m, stage: (m, min(m, p - stage)), "where a dictionary is asked for"),
     ],
 )
-def test_kept_names_the_mistake(answer: Any, words: str) -> None:
-    assert words in said(lesson_11.kept, answer)
-
 
 # --------------------------------------------------------------------------------------------------------- 11.3: order
 
@@ -104,51 +106,72 @@ def with_ahead(ahead: Callable[[int, int, int], int]) -> Any:
     return answer
 
 
-def swapped(p: int, m: int, stage: int) -> list[str]:
+def by_counting(p: int, m: int, stage: int) -> list[str]:
+    """Forward while fewer are kept than may be, else backward."""
+    works, forward, backward = [], 0, 0
+    while backward < m:
+        if forward < m and forward - backward < p - stage:
+            works.append(f"F{forward}")
+            forward += 1
+        else:
+            works.append(f"B{backward}")
+            backward += 1
+    return works
+
+
+def forwards_first(p: int, m: int, stage: int) -> list[str]:
     """The right number at first, then all the other forwards."""
-    works = simulate("1F1B", p, m).order(stage)
-    ahead = works.index("B0")
-    rest = works[ahead + 1 :]
-    return [*works[: ahead + 1], *(w for w in rest if w[0] == "F"), *(w for w in rest if w[0] == "B")]
+    ahead, forwards, backwards = min(m, p - stage), [f"F{n}" for n in range(m)], [f"B{n}" for n in range(m)]
+    return [*forwards[:ahead], "B0", *forwards[ahead:], *backwards[1:]]
 
 
-def backwards_reversed(p: int, m: int, stage: int) -> list[str]:
-    works = simulate("1F1B", p, m).order(stage)
-    return [*(w for w in works if w[0] == "F"), *reversed([w for w in works if w[0] == "B"])] if m == 2 else works
+def last_in_first_out(p: int, m: int, stage: int) -> list[str]:
+    """Backwards of what is kept at the end come in the order of a stack."""
+    works = by_counting(p, m, stage)
+    tail = min(m, p - stage)
+    return [*works[:-tail], *works[-tail:][::-1]]
 
 
-@pytest.mark.parametrize(
-    "answer", [with_ahead(right_kept), lambda p, m, stage: tuple(simulate("1F1B", p, m).order(stage))]
-)
-def test_order_takes_right_answers(answer: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    passes(lesson_11.order, answer, capsys, "11.3")
+def remembered(p: int, m: int, stage: int, works: list[str] = []) -> list[str]:  # noqa: B006, the slip is the default
+    works += by_counting(p, m, stage)
+    return works
 
 
-@pytest.mark.parametrize(
-    ("answer", "words"),
-    [
+ORDER = Answers(
+    right=[with_ahead(right_kept), by_counting, lambda p, m, stage: tuple(simulate("1F1B", p, m).order(stage))],
+    wrong=[
         (with_ahead(lambda p, m, s: m), "that is GPipe"),
         (with_ahead(lambda p, m, s: min(m, s + 1)), "Turned round"),
         (with_ahead(lambda p, m, s: min(m, p - s - 1)), "Too few forwards"),
         (with_ahead(lambda p, m, s: min(m, p - s + 1)), "Too many forwards"),
-        (swapped, "alternate"),
-        (backwards_reversed, "in the order of the micro-batches"),
-        (lambda p, m, stage: with_ahead(right_kept)(p, m, stage)[:-1], "1 works are missing"),
-        (lambda p, m, stage: with_ahead(right_kept)(p, m, stage)[::-1], "before its own forward"),
-        (lambda p, m, stage: [*with_ahead(right_kept)(p, m, stage), "B0"], "occurs twice"),
-        (lambda p, m, stage: [*with_ahead(right_kept)(p, m, stage), f"F{m}"], "do not exist"),
-        (lambda p, m, stage: list(range(2 * m)), "list of words"),
+        (with_ahead(lambda p, m, s: p - s), "there are works that do not exist"),
+        (forwards_first, "alternate"),
+        (last_in_first_out, "in the order of the micro-batches"),
+        (remembered, "a work occurs twice"),
+        (lambda p, m, stage: by_counting(p, m, stage)[:-1], "1 works are missing"),
+        (lambda p, m, stage: by_counting(p, m, stage)[::-1], "before its own forward"),
+        (lambda p, m, stage: [work[0] + str(int(work[1:]) + 1) for work in by_counting(p, m, stage)], "are missing"),
+        (lambda p, m, stage: [(work[0], int(work[1:])) for work in by_counting(p, m, stage)], "list of words"),
+        (lambda p, m, stage: " ".join(by_counting(p, m, stage)), "where a list or a tuple is asked for"),
     ],
 )
-def test_order_names_the_mistake(answer: Any, words: str) -> None:
-    assert words in said(lesson_11.order, answer)
-
 
 # ----------------------------------------------------------------------------------------------------------- 11.4: cut
 
 
+def stretches(times: list[float], counts: Any) -> list[float]:
+    edges = [0, *accumulate(counts)]
+    return [sum(times[a:b]) for a, b in pairwise(edges)]
+
+
+def by_combinations(times: list[float], p: int, best: Any = max) -> list[int]:
+    ways = [(0, *cuts, len(times)) for cuts in combinations(range(1, len(times)), p - 1)]
+    counts = [[b - a for a, b in pairwise(edges)] for edges in ways]
+    return min(counts, key=lambda one: best(stretches(times, one)))
+
+
 def by_bound(times: list[float], p: int) -> list[int]:
-    """Another style: the smallest bound under which filling stage after stage leaves no layer over."""
+    """The smallest bound under which filling stage after stage leaves no layer over."""
     n = len(times)
     for bound in sorted({sum(times[a:b]) for a in range(n) for b in range(a + 1, n + 1)}):
         counts, start = [], 0
@@ -163,33 +186,80 @@ def by_bound(times: list[float], p: int) -> list[int]:
     raise AssertionError("the largest bound always fits")
 
 
-@pytest.mark.parametrize("answer", [best_cut, by_bound, lambda times, p: tuple(best_cut(times, p))])
-def test_cut_takes_right_answers(answer: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    passes(lesson_11.cut, answer, capsys, "11.4")
-    passes(lesson_11.cut, lambda times, p: [n / 1 for n in answer(times, p)], capsys, "11.4")
+def by_recursion(times: list[float], p: int) -> list[float]:
+    def best(start: int, stages: int) -> tuple[float, list[float]]:
+        if stages == 1:
+            return sum(times[start:]), [(len(times) - start) / 1]
+        rests = [(end, *best(end, stages - 1)) for end in range(start + 1, len(times) - stages + 2)]
+        return min((max(sum(times[start:end]), slowest), [(end - start) / 1, *rest]) for end, slowest, rest in rests)
+
+    return best(0, p)[1]
 
 
-@pytest.mark.parametrize(
-    ("answer", "words"),
-    [
-        (equal_cut, "equal numbers of layers"),
-        (greedy_cut, "up to the mean"),
+def in_equal_numbers(times: list[float], p: int) -> list[int]:
+    return [len(part) for part in np.array_split(times, p)]
+
+
+def up_to_the_mean(times: list[float], p: int) -> list[int]:
+    mean, counts, total, layers = sum(times) / p, [], 0.0, 0
+    for place, seconds in enumerate(times):
+        total, layers = total + seconds, layers + 1
+        stages_left = p - len(counts) - 1
+        if stages_left and (total >= mean or len(times) - place - 1 == stages_left):
+            counts.append(layers)
+            total, layers = 0.0, 0
+    return [*counts, layers]
+
+
+def popped(times: list[float], p: int) -> list[int]:
+    counts = by_combinations(times, p)
+    while times:
+        times.pop()
+    return counts
+
+
+CUT = Answers(
+    right=[by_combinations, by_bound, by_recursion, lambda times, p: np.array(by_combinations(times, p))],
+    wrong=[
+        (in_equal_numbers, "equal numbers of layers"),
+        (up_to_the_mean, "up to the mean"),
         (lambda times, p: [1] * (p - 1) + [len(times) - p + 1], "another cut is quicker"),
+        (lambda times, p: by_combinations(times, p, best=lambda sums: max(sums) - min(sums)), "another cut is quicker"),
+        (lambda times, p: by_combinations(times, p, best=lambda sums: -min(sums)), "another cut is quicker"),
+        (lambda times, p: by_combinations(sorted(times), p), "another cut is quicker"),
         (lambda times, p: [len(times)], "one for each"),
+        (lambda times, p: [len(times) // p] * p, "Your numbers add up to"),
         (lambda times, p: [0] * (p - 1) + [len(times)], "no layer at all"),
-        (lambda times, p: [sum(best_cut(times, p)[: s + 1]) for s in range(p)], "places, not numbers"),
-        (lambda times, p: [n + 0.5 for n in best_cut(times, p)], "where a whole number is asked for"),
+        (lambda times, p: list(accumulate(by_combinations(times, p))), "places, not numbers"),
+        (lambda times, p: [len(times) / p] * p, "where a whole number is asked for"),
+        (lambda times, p: max(stretches(times, by_combinations(times, p))), "where a list or a tuple is asked for"),
+        (popped, "changes 'times'"),
     ],
 )
-def test_cut_names_the_mistake(answer: Any, words: str) -> None:
-    assert words in said(lesson_11.cut, answer)
-
 
 # ------------------------------------------------------------------------------------------------- 11.5: fewest_stages
 
+STAGES = (1, 2, 4, 8, 16)
+
+
+def sizes(run: Any, m: int, p: int, schedule: str = "1F1B") -> list[int]:
+    return [stage_memory(run, schedule, p, m, stage).total for stage in range(p)] if p <= run.model.layers else [10**99]
+
+
+def fewest(
+    fits: Callable[[list[int], int], bool] = lambda sizes, room: max(sizes) <= room,
+    micro: Callable[[Any, int], int] = lambda run, sequences: sequences // run.micro_batch,
+    stages: Any = STAGES,
+    schedule: str = "1F1B",
+) -> Any:
+    """The first of `stages` that fits, with one thing done in another way."""
+    return lambda run, sequences, room: next(
+        (p for p in stages if fits(sizes(run, micro(run, sequences), p, schedule), room)), None
+    )
+
 
 def backwards_search(run: Any, sequences: int, room: int) -> int | None:
-    """Another style: from many stages to few, as long as they fit."""
+    """From many stages to few, as long as they fit."""
     found = None
     for p in (p for p in (16, 8, 4, 2, 1) if p <= run.model.layers):
         m = sequences // run.micro_batch
@@ -198,25 +268,48 @@ def backwards_search(run: Any, sequences: int, room: int) -> int | None:
     return found
 
 
-@pytest.mark.parametrize("answer", [fewest_right, backwards_search])
-def test_fewest_takes_right_answers(answer: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    passes(lesson_11.fewest_stages, answer, capsys, "11.5")
+def doubling(run: Any, sequences: int, room: int) -> float | None:
+    p = 1.0
+    while any(size > room for size in sizes(run, sequences // run.micro_batch, int(p))):
+        p *= 2
+        if p > 16:
+            return None
+    return p
 
 
-@pytest.mark.parametrize("words", FEWEST_MISTAKES)
-def test_fewest_names_the_mistake(words: str) -> None:
-    assert said(lesson_11.fewest_stages, FEWEST_MISTAKES[words]) == words
-
-
-@pytest.mark.parametrize(
-    ("answer", "words"),
-    [
-        (lambda run, sequences, room: 3, "not one of 1, 2, 4, 8, 16"),
+FEWEST_STAGES = Answers(
+    right=[fewest(), backwards_search, doubling],
+    wrong=[
+        (fewest(lambda sizes, room: sizes[0] <= room), "the first stage alone"),
+        (fewest(lambda sizes, room: sizes[-1] <= room), "what the last one keeps"),
+        (fewest(lambda sizes, room: sum(sizes) <= room), "add up all stages"),
+        (fewest(lambda sizes, room: sum(sizes) / len(sizes) <= room), "the mean of the stages"),
+        (fewest(schedule="GPipe"), "That is GPipe"),
+        (fewest(stages=STAGES[::-1]), "the largest number that fits"),
+        (fewest(micro=lambda run, sequences: sequences), "You count sequences"),
+        (fewest(micro=lambda run, sequences: 1), "what the last one keeps"),
+        (fewest(lambda sizes, room: min(sizes) <= room), "another number is right"),
+        (fewest(lambda sizes, room: max(sizes) < room), "another number is right"),
+        (fewest(lambda sizes, room: max(sizes) * 1.05 <= room), "another number is right"),
+        (fewest(stages=(1, 2, 4, 8)), "You find nothing where"),
+        (fewest(stages=range(1, 17)), "not one of 1, 2, 4, 8, 16"),
+        (fewest(lambda sizes, room: max(sizes) / 2**30 <= room), "With 1 GB a stage"),
+        (lambda run, sequences, room: backwards_search(run, sequences, room) or 16, "With 1 GB a stage"),
         (lambda run, sequences, room: None, "You find nothing where"),
-        (lambda run, sequences, room: fewest_right(run, sequences, room) or 16, "With 1 GB a stage"),
-        (lambda run, sequences, room: {4: 8}.get(p := fewest_right(run, sequences, room) or 0, p) or None,
-         "another number is right"),
+        (lambda run, sequences, room: sizes(run, sequences // run.micro_batch, 4), "a list, where a whole number"),
     ],
-)  # fmt: skip
-def test_fewest_names_other_mistakes(answer: Any, words: str) -> None:
-    assert words in said(lesson_11.fewest_stages, answer)
+)
+
+# -------------------------------------------------------------------------------------------------------------- asking
+
+ANSWERS = {"11.1": ENOUGH, "11.2": KEPT, "11.3": ORDER, "11.4": CUT, "11.5": FEWEST_STAGES}
+
+
+@pytest.mark.parametrize(("number", "answer"), right_answers(ANSWERS))
+def test_a_right_answer_passes(number: str, answer: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert praise(number, answer, capsys).startswith(f"✓ {number} ")
+
+
+@pytest.mark.parametrize(("number", "answer", "words"), wrong_answers(ANSWERS))
+def test_a_wrong_answer_gets_its_hint(number: str, answer: Any, words: str) -> None:
+    assert words in hint(number, answer)

@@ -146,6 +146,7 @@ CUT_CASES: tuple[tuple[list[float], int], ...] = (
     ([4, 1, 3], 3),
     ([3, 1, 2], 1),
     ([9, 1, 1, 1, 9, 1, 1, 1], 4),
+    ([1, 6, 3, 1, 2], 3),  # where the slowest stage is quickest, the stages are not as equal as they can be
 )
 
 
@@ -218,9 +219,10 @@ def _counts(answer: Any, times: list[float], p: int) -> list[int]:
 STAGES = (1, 2, 4, 8, 16)
 XL = TrainingRun("gpt2-xl", 2, 1024, "bf16-master")
 SMALL = TrainingRun("gpt2", 8, 1024, "bf16-master")
+FULL = max(stage_memory(XL, "1F1B", 4, 16, stage).total for stage in range(4))
 FEWEST_CASES = (
     (XL, 32, 80 * 10**9), (XL, 32, 17 * 10**9), (XL, 32, 17_400_000_000), (XL, 32, 10**9), (SMALL, 64, 8_400_000_000),
-    (SMALL, 8, 3_000_000_000), (XL.replace(micro_batch=4), 32, 14_000_000_000),
+    (SMALL, 8, 3_000_000_000), (XL.replace(micro_batch=4), 32, 14_000_000_000), (XL, 32, FULL),
 )  # fmt: skip
 
 
@@ -242,7 +244,7 @@ def _fewest(
 FEWEST_MISTAKES: Mapping[str, Callable[[TrainingRun, int, int], int | None]] = {
     "You look at the first stage alone. The last one has the head and the loss.":
         lambda run, sequences, room: _fewest(run, sequences, lambda sizes: sizes[0] <= room),
-    "You look at the last stage alone. The first one keeps the most micro-batches.":
+    "You count as if each stage kept what the last one keeps, a single micro-batch. The first one keeps the most.":
         lambda run, sequences, room: _fewest(run, sequences, lambda sizes: sizes[-1] <= room),
     "You add up all stages. Each has a card of its own.":
         lambda run, sequences, room: _fewest(run, sequences, lambda sizes: sum(sizes) <= room),
