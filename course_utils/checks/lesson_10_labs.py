@@ -163,10 +163,10 @@ Tensors = list[tuple[str, int, bool]]
 
 
 def tensors_of(pattern: str, sizes: Sequence[int]) -> Tensors:
-    """One tensor for each letter, L for a long life and s for a short one; sizes in MiB, over and over."""
-    return [
-        (f"{letter}{index}", sizes[index % len(sizes)] * MiB, letter == "L") for index, letter in enumerate(pattern)
-    ]
+    """One tensor for each letter, L for a long life and s for a short one; sizes in MiB, over and over. Names do not
+    say which: they would sort by lifetime.
+    """
+    return [(f"t{index}", sizes[index % len(sizes)] * MiB, letter == "L") for index, letter in enumerate(pattern)]
 
 
 ORDER_CASES: tuple[tuple[Tensors, int, int], ...] = (
