@@ -403,14 +403,15 @@ def chooser(
     ranks: int = 3,
     together: bool = False,
     none: Any = "",
-    attention: str = "efficient",
+    attention: str | None = "efficient",
 ) -> Any:
     """A choice by ranks, right by default."""
 
     def answer(card: str, run: TrainingRun) -> Any:
         choices = [["amp-bf16", "bf16-master-fp32grad"], ["bf16-master"], ["bf16"]]
         if not gpu(card).has_bf16:
-            choices, run = [["amp-fp16"], ["fp16-master"]], run.replace(precision="amp-fp16", attention=attention)
+            choices = [["amp-fp16"], ["fp16-master"]]
+            run = run.replace(precision="amp-fp16", attention=attention or run.attention)
         for names in [[name for rank in choices for name in rank]] if together else choices[:ranks]:
             peaks = {name: estimate(run.replace(precision=name)).total for name in names}
             fitting = {name: peak for name, peak in peaks.items() if peak <= memory(card)}
@@ -461,6 +462,7 @@ CHOOSE_PRECISION = Answers(
             chooser(memory=lambda card: int(card.rpartition("-")[2].removesuffix("GB")) * 10**9),
             "the number in the card's name for GB",
         ),
+        (chooser(attention=None), "you keep the run's own kernel of attention"),
         (chooser(ranks=2), "there is a better choice than ''"),
         (chooser(none="bf16"), "has no bf16: you choose 'bf16'"),
         (chooser(memory=lambda card: math.inf), "does not fit"),

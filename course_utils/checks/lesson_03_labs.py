@@ -183,6 +183,7 @@ CHOICES: tuple[tuple[str, TrainingRun], ...] = (
     ("V100-32GB", _XL.replace(micro_batch=48)),
     ("T4-16GB", _XL),
     ("T4-16GB", TrainingRun("gpt2-medium", 8, 1024, recompute="full")),
+    ("T4-16GB", TrainingRun("gpt2-medium", 4, 1024, attention="eager")),
     ("H100-80GB", _XL.replace(micro_batch=32)),
     ("RTX4080-16GB", TrainingRun("llama3-8b", 1, 1024, recompute="full")),
 )
@@ -205,9 +206,13 @@ def best_choice(card: str, run: TrainingRun) -> str:
     return _by_ranks(card, run, lambda peaks: min(peaks, key=peaks.__getitem__), gpu(card).memory)
 
 
-def _by_ranks(card: str, run: TrainingRun, pick: Callable[[dict[str, int]], str], memory: float) -> str:
+def _by_ranks(
+    card: str, run: TrainingRun, pick: Callable[[dict[str, int]], str], memory: float, given: TrainingRun | None = None
+) -> str:
+    """The choice by ranks; `given` is estimated as it is, whatever the card lacks."""
+    base = given or _for_card(card, run)
     for names in allowed(card):
-        peaks = {name: estimate(_for_card(card, run).replace(precision=name)).total for name in names}
+        peaks = {name: estimate(base.replace(precision=name)).total for name in names}
         fitting = {name: peak for name, peak in peaks.items() if peak <= memory}
         if fitting:
             return pick(fitting)
@@ -246,6 +251,9 @@ CHOICE_MISTAKES: dict[str, Callable[[str, TrainingRun], str]] = {
         lambda card, run: _by_ranks(card, run, lambda peaks: max(peaks, key=peaks.__getitem__), gpu(card).memory)
     ),
     "You give up after the first rank: what does not fit with fp32 gradients may fit with masters.": _first_rank_only,
+    "On a card without bf16 you keep the run's own kernel of attention: estimate with `efficient` there.": (
+        lambda card, run: _by_ranks(card, run, lambda peaks: min(peaks, key=peaks.__getitem__), gpu(card).memory, run)
+    ),
     "You took the number in the card's name for GB. Compare with `gpu(card).memory`, in bytes.": _by_name_gb,
 }
 """What to say of choices that a wrong idea makes."""
