@@ -1,4 +1,4 @@
-"""The checks of lesson 09: right answers of every style pass, each planted wrong answer gets the hint it deserves."""
+"""The checks of lesson 09: right answers of every style pass, each wrong answer gets the hint it deserves."""
 
 import math
 from collections.abc import Callable
@@ -6,22 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from checking import passes, said
+from checking import Answers, hint, praise, right_answers, wrong_answers
 
-from course_utils import estimate, gpu
+from course_utils import TrainingRun, estimate, gpu
 from course_utils.checks import lesson_09
-from course_utils.checks.lesson_09_labs import (
-    CHOOSE_CASES,
-    CHOOSE_MISTAKES,
-    MICRO_BATCHES,
-    STEP_CASES,
-    STEP_MISTAKES,
-    activations_right,
-    bytes_right,
-    choose_right,
-    padding_right,
-    step_right,
-)
+from course_utils.checks.lesson_09_labs import ABOVE_CASES, CHOOSE_CASES, STEP_CASES, choose_right
+from course_utils.lessons.zero import formula
 
 # ---------------------------------------------------------------------------------------------------- 09.1: rank_bytes
 
@@ -45,18 +35,18 @@ def each_kind_rounded_up(N: int, D: int, stage: int, weight: int, gradient: int,
     return sum(-(-kind * N // D) if index < stage else kind * N for index, kind in enumerate(kinds))
 
 
-@pytest.mark.parametrize("answer", [by_table, in_whole_bytes, each_kind_rounded_up])
-def test_rank_bytes_takes_right_answers(answer: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    passes(lesson_09.rank_bytes, answer, capsys, "09.1")
-
-
-def giving(change: Callable[..., float]) -> Any:
+def giving(change: Callable[..., Any]) -> Any:
     return lambda N, D, stage, weight, gradient, optimizer: change(N, D, stage, weight, gradient, optimizer)
 
 
-@pytest.mark.parametrize(
-    ("answer", "hint"),
-    [
+def of_whole_shares(N: int, D: int, stage: int, weight: int, gradient: int, optimizer: int) -> int:
+    shares = [N // D if stage >= first else N for first in (3, 2, 1)]
+    return weight * shares[0] + gradient * shares[1] + optimizer * shares[2]
+
+
+RANK_BYTES = Answers(
+    right=[by_table, in_whole_bytes, each_kind_rounded_up],
+    wrong=[(giving(change), words) for change, words in (
         (lambda N, D, stage, w, g, K: (w + g + K) * N, "one rank without sharding"),
         (lambda N, D, stage, w, g, K: (w + g + K) * N / D, "You divide everything"),
         (lambda N, D, stage, w, g, K: by_table(N, D, stage, 2, 2, 12), "You took 2, 2 and 12"),
@@ -72,20 +62,11 @@ def giving(change: Callable[..., float]) -> Any:
         (lambda N, D, stage, w, g, K: by_table(N // D, 1, 3, w, g, K) if stage == 3 else by_table(N, D, stage, w, g, K),
          "Stage 3 is off"),
         (lambda N, D, stage, w, g, K: by_table(N, D, stage, w, g, K) + 1e-5, "Stage 0 is off"),
-        (lambda N, D, stage, w, g, K: (w if stage == 3 else 0) * (N // D) + (g if stage >= 2 else 0) * (N // D)
-         + (K if stage else 0) * (N // D) + (0 if stage == 3 else w * N) + (0 if stage >= 2 else g * N)
-         + (0 if stage else K * N), "You round the share of the parameters"),
-    ],
+        (of_whole_shares, "You round the share of the parameters"),
+        (lambda N, D, stage, w, g, K: {1: N * (w + g)}[stage], "raised KeyError"),
+        (lambda N, D, stage, w, g, K: None, "returned nothing"),
+    )],
 )  # fmt: skip
-def test_rank_bytes_names_the_misconception(answer: Any, hint: str) -> None:
-    assert hint in said(lesson_09.rank_bytes, giving(answer))
-
-
-def test_right_bytes_are_zeros_own() -> None:
-    assert [bytes_right(7_500_000_000, 64, stage, 2, 2, 12) for stage in range(4)] == [
-        by_table(7_500_000_000, 64, stage, 2, 2, 12) for stage in range(4)
-    ]
-
 
 # ------------------------------------------------------------------------------------------------------- 09.2: padding
 
@@ -94,12 +75,6 @@ def by_chunks(shapes: Any, D: int) -> dict[str, int]:
     """As torch does it: the first of its chunks."""
     shard = sum(torch.empty(shape).chunk(D)[0].numel() for shape in shapes)
     return {"padding": shard * D - sum(torch.empty(shape).numel() for shape in shapes), "shard": shard}
-
-
-def test_padding_takes_right_answers(capsys: pytest.CaptureFixture[str]) -> None:
-    passes(lesson_09.padding, by_chunks, capsys, "09.2")
-    passes(lesson_09.padding, lambda shapes, D: padding_right(shapes, D), capsys, "09.2")
-    passes(lesson_09.padding, row_by_row, capsys, "09.2")
 
 
 def row_by_row(shapes: Any, D: int) -> dict[str, int]:
@@ -114,9 +89,16 @@ def row_by_row(shapes: Any, D: int) -> dict[str, int]:
     return {"shard": shard, "padding": padded}
 
 
+def by_matrices(shapes: Any, D: int) -> dict[str, int]:
+    """Whole matrices of numbers, padded with rows."""
+    cut = [torch.nn.functional.pad(torch.ones(s).flatten(1) if s[1:] else torch.ones(s)[:, None], (0, 0, 0, -s[0] % D))
+           for s in shapes]  # fmt: skip
+    return {"shard": sum(one.numel() for one in cut) // D, "padding": sum(int((one == 0).sum()) for one in cut)}
+
+
 def as_matrices(shapes: Any, D: int) -> dict[str, int]:
     """Right for vectors and matrices alone."""
-    return padding_right([shape[:2] for shape in shapes], D)
+    return row_by_row([shape[:2] for shape in shapes], D)
 
 
 def total(shapes: Any) -> int:
@@ -124,42 +106,43 @@ def total(shapes: Any) -> int:
 
 
 def with_shard(shard: Callable[..., float]) -> Any:
-    return lambda shapes, D: {"shard": shard(shapes, D), "padding": padding_right(shapes, D)["padding"]}
+    return lambda shapes, D: {"shard": shard(shapes, D), "padding": row_by_row(shapes, D)["padding"]}
 
 
 def with_padding(padding: Callable[..., float]) -> Any:
-    return lambda shapes, D: {"shard": padding_right(shapes, D)["shard"], "padding": padding(shapes, D)}
+    return lambda shapes, D: {"shard": row_by_row(shapes, D)["shard"], "padding": padding(shapes, D)}
 
 
-@pytest.mark.parametrize(
-    ("answer", "hint"),
-    [
+PADDING = Answers(
+    right=[by_chunks, row_by_row, by_matrices],
+    wrong=[
         (with_shard(lambda shapes, D: total(shapes) // D), "belong to nobody"),
+        (with_shard(lambda shapes, D: sum(s[0] // D * math.prod(s[1:]) for s in shapes)), "belong to nobody"),
         (with_shard(lambda shapes, D: total(shapes) / D), "a fraction"),
         (with_shard(lambda shapes, D: sum(-(-math.prod(s) // D) for s in shapes)), "numbers one by one"),
         (with_shard(lambda shapes, D: -(-total(shapes) // D)), "one flat piece"),
         (with_shard(lambda shapes, D: sum(-(-s[0] // D) for s in shapes)), "Those are rows"),
-        (with_shard(lambda shapes, D: 2 * padding_right(shapes, D)["shard"]), "bytes in 16 bits"),
-        (with_padding(lambda shapes, D: 4 * padding_right(shapes, D)["padding"]), "bytes in fp32"),
-        (with_shard(lambda shapes, D: D * padding_right(shapes, D)["shard"]), "One rank's was asked for"),
-        (with_shard(lambda shapes, D: 1), "shard is off"),
-        (with_padding(lambda shapes, D: D * padding_right(shapes, D)["shard"]), "real numbers included"),
-        (with_padding(lambda shapes, D: padding_right(shapes, D)["padding"] / D), "a D-th of it"),
-        (with_padding(lambda shapes, D: sum(-s[0] % D for s in shapes)), "rows of padding"),
-        (with_padding(lambda shapes, D: sum(math.prod(s) % D for s in shapes)), "the remainder"),
-        (with_padding(lambda shapes, D: 0), "padding is off"),
-        (as_matrices, "A parameter can have more than two dimensions. How many numbers"),
+        (with_shard(lambda shapes, D: D * row_by_row(shapes, D)["shard"]), "One rank's was asked for"),
+        (with_shard(lambda shapes, D: 2 * row_by_row(shapes, D)["shard"]), "bytes in 16 bits"),
+        (with_shard(lambda shapes, D: 4 * row_by_row(shapes, D)["shard"]), "bytes in fp32"),
+        (with_shard(lambda shapes, D: row_by_row(shapes[:1], D)["shard"]), "shard is off"),
         (with_shard(lambda shapes, D: sum(-(-s[0] // D) * (s[-1] if s[1:] else 1) for s in shapes)),
          "A parameter can have more than two dimensions. How many numbers"),
-        (with_padding(lambda shapes, D: D * padding_right(shapes, D)["shard"] - total(s[:2] for s in shapes)),
+        (as_matrices, "A parameter can have more than two dimensions. How many numbers"),
+        (with_padding(lambda shapes, D: D * row_by_row(shapes, D)["shard"]), "real numbers included"),
+        (with_padding(lambda shapes, D: row_by_row(shapes, D)["padding"] / D), "a D-th of it"),
+        (with_padding(lambda shapes, D: sum(-s[0] % D for s in shapes)), "rows of padding"),
+        (with_padding(lambda shapes, D: sum(math.prod(s) % D for s in shapes)), "the remainder"),
+        (with_padding(lambda shapes, D: 2 * row_by_row(shapes, D)["padding"]), "bytes in 16 bits"),
+        (with_padding(lambda shapes, D: 4 * row_by_row(shapes, D)["padding"]), "bytes in fp32"),
+        (with_padding(lambda shapes, D: D * row_by_row(shapes, D)["shard"] - total(s[:2] for s in shapes)),
          "A parameter can have more than two dimensions. How many of its"),
-        (lambda shapes, D: {"shard": 1}, "has no 'padding'"),
-        (lambda shapes, D: 3, "where a dictionary is asked for"),
+        (with_padding(lambda shapes, D: 0), "padding is off"),
+        (lambda shapes, D: {"shard": row_by_row(shapes, D)["shard"]}, "has no 'padding'"),
+        (lambda shapes, D: row_by_row(shapes, D)["shard"], "where a dictionary is asked for"),
+        (lambda shapes, D: row_by_row([shapes.pop()], D), "changes 'shapes'"),
     ],
 )  # fmt: skip
-def test_padding_names_the_misconception(answer: Any, hint: str) -> None:
-    assert hint in said(lesson_09.padding, answer)
-
 
 # --------------------------------------------------------------------------------------------------- 09.3: zero_1_step
 
@@ -219,21 +202,32 @@ def in_double(weights: Any, gradients: Any, momenta: Any, lr: float, beta: float
     return whole_then_cut(weights.double(), gradients, momenta, lr, beta)
 
 
-@pytest.mark.parametrize("answer", [whole_then_cut, in_double, weights_in_place, all_ranks_at_once, by_numpy])
-def test_zero_1_step_takes_right_answers(answer: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    passes(lesson_09.zero_1_step, answer, capsys, "09.3")
+def by_hand(
+    reduce: Callable[[list[Any], int], Any] = lambda slices, rank: sum(slices) / len(slices),
+    share: Callable[[float], float] = lambda beta: 1.0,
+    sign: int = -1,
+) -> Any:
+    """One rank after the other, with one thing done in another way."""
+
+    def answer(weights: Any, gradients: Any, momenta: Any, lr: float, beta: float) -> torch.Tensor:
+        new, D = [], len(momenta)
+        for rank, momentum in enumerate(momenta):
+            reduced = reduce([gradient.chunk(D)[rank] for gradient in gradients], rank)
+            momentum.mul_(beta).add_(share(beta) * reduced)
+            new.append(weights.chunk(D)[rank] + sign * lr * momentum)
+        return torch.cat(new)
+
+    return answer
 
 
-@pytest.mark.parametrize("hint", STEP_MISTAKES)
-def test_zero_1_step_names_the_misconception(hint: str) -> None:
-    mistaken = STEP_MISTAKES[hint]
-    assert said(lesson_09.zero_1_step, lambda weights, gradients, momenta, lr, beta: mistaken(
-        weights, gradients, momenta, lr, beta
-    )) == hint  # fmt: skip
+def not_in_place(weights: Any, gradients: Any, momenta: Any, lr: float, beta: float) -> torch.Tensor:
+    mean, D = torch.stack(gradients).mean(0), len(momenta)
+    moved = [beta * momentum + mean.chunk(D)[rank] for rank, momentum in enumerate(momenta)]
+    return torch.cat([mine - lr * momentum for mine, momentum in zip(weights.chunk(D), moved, strict=True)])
 
 
 def one_slice(weights: Any, gradients: Any, momenta: Any, lr: float, beta: float) -> torch.Tensor:
-    return step_right(weights, gradients, momenta, lr, beta).chunk(len(momenta))[0]
+    return by_hand()(weights, gradients, momenta, lr, beta).chunk(len(momenta))[0]
 
 
 def whole_momentum(weights: Any, gradients: Any, momenta: Any, lr: float, beta: float) -> torch.Tensor:
@@ -242,7 +236,7 @@ def whole_momentum(weights: Any, gradients: Any, momenta: Any, lr: float, beta: 
 
 
 def stepped_before_momentum(weights: Any, gradients: Any, momenta: Any, lr: float, beta: float) -> torch.Tensor:
-    new = step_right(weights, gradients, momenta, lr, beta)
+    new = by_hand()(weights, gradients, momenta, lr, beta)
     for momentum in momenta:
         momentum.mul_(beta)
     return new
@@ -251,14 +245,14 @@ def stepped_before_momentum(weights: Any, gradients: Any, momenta: Any, lr: floa
 def new_tensors(weights: Any, gradients: Any, momenta: Any, lr: float, beta: float) -> torch.Tensor:
     """The list is changed, the tensors in it are not."""
     copies = [momentum.clone() for momentum in momenta]
-    new = step_right(weights, gradients, copies, lr, beta)
+    new = by_hand()(weights, gradients, copies, lr, beta)
     momenta[:] = copies
     return new
 
 
 def new_data(weights: Any, gradients: Any, momenta: Any, lr: float, beta: float) -> torch.Tensor:
     copies = [momentum.clone() for momentum in momenta]
-    new = step_right(weights, gradients, copies, lr, beta)
+    new = by_hand()(weights, gradients, copies, lr, beta)
     for momentum, copy in zip(momenta, copies, strict=True):
         momentum.data = copy
     return new
@@ -287,13 +281,15 @@ class KeptElsewhere:
         return weights - lr * self.momentum
 
 
-def unmoved(weights: Any, gradients: Any, momenta: Any, lr: float, beta: float) -> torch.Tensor:
-    return weights * 2
-
-
-@pytest.mark.parametrize(
-    ("answer", "hint"),
-    [
+ZERO_1_STEP = Answers(
+    right=[by_hand(), whole_then_cut, in_double, weights_in_place, all_ranks_at_once, by_numpy],
+    wrong=[
+        (by_hand(reduce=lambda slices, rank: sum(slices)), "You add the ranks' gradients"),
+        (by_hand(reduce=lambda slices, rank: slices[rank]), "the reduction is missing"),
+        (by_hand(reduce=lambda slices, rank: slices[0]), "You take one rank's gradient"),
+        (by_hand(share=lambda beta: 1 - beta), "without a factor 1 − β"),
+        (by_hand(sign=1), "Weights climb"),
+        (not_in_place, "Momenta are forgotten"),
         (one_slice, "another shape than the old"),
         (whole_momentum, "A momentum has changed its size"),
         (new_tensors, "You put new tensors in the place of momenta"),
@@ -302,12 +298,10 @@ def unmoved(weights: Any, gradients: Any, momenta: Any, lr: float, beta: float) 
         (in_one_matrix, "the momenta of several ranks together"),
         (KeptElsewhere(), "The weights are right. But the momenta"),
         (stepped_before_momentum, "The first step is right"),
-        (unmoved, "already in the first step"),
-        (lambda weights, gradients, momenta, lr, beta: 1.0, "is asked for"),
+        (lambda weights, gradients, momenta, lr, beta: weights, "already in the first step"),
+        (lambda weights, gradients, momenta, lr, beta: (weights, momenta), "is asked for"),
     ],
 )
-def test_zero_1_step_notices_other_mistakes(answer: Any, hint: str) -> None:
-    assert hint in said(lesson_09.zero_1_step, answer)
 
 
 def test_one_rank_alone_is_among_the_cases() -> None:
@@ -327,13 +321,23 @@ def above(**changes: Callable[[int, int], float]) -> Any:
     return lambda outer, block: {name: size(outer, block) for name, size in (right | changes).items()}
 
 
-def test_above_takes_right_answers(capsys: pytest.CaptureFixture[str]) -> None:
-    passes(lesson_09.above, above(), capsys, "09.4")
+def by_units(outer: int, block: int) -> dict[str, float]:
+    gathered = {name: 2.0 * unit for name, unit in (("next", block), ("block", block), ("outer", outer))}
+    return gathered | {"reduce": gathered["block"] + gathered["next"]}
 
 
-@pytest.mark.parametrize(
-    ("answer", "hint"),
-    [
+def of_run(outer: int, block: int) -> TrainingRun:
+    return next(run for run in ABOVE_CASES if lesson_09.units(run) == (outer, block))
+
+
+ABOVE = Answers(
+    right=[above(), by_units, lambda outer, block: {name: unit.numel() * unit.itemsize for name, unit in (
+        ("outer", torch.empty(outer, dtype=torch.bfloat16, device="meta")),
+        ("block", torch.empty(block, dtype=torch.bfloat16, device="meta")),
+        ("next", torch.empty(block, dtype=torch.bfloat16, device="meta")),
+        ("reduce", torch.empty(block, device="meta")),
+    )}],
+    wrong=[
         (above(reduce=lambda outer, block: 2 * block), "summed in another format"),
         (above(outer=lambda outer, block: 4 * outer), "`outer` is twice too much"),
         (above(block=lambda outer, block: block), "`block` is in elements"),
@@ -341,43 +345,23 @@ def test_above_takes_right_answers(capsys: pytest.CaptureFixture[str]) -> None:
         (above(next=lambda outer, block: 0), "`next` is nothing"),
         (above(outer=lambda outer, block: 2 * block), "`outer` is off"),
         (above(block=lambda outer, block: 3 * block), "`block` is off"),
-        (lambda outer, block: {"outer": 1}, "has no 'block'"),
+        (above(outer=lambda outer, block: 2 * outer / of_run(outer, block).world_size), "`outer` is a shard of it"),
+        (above(block=lambda outer, block: 2 * block * of_run(outer, block).model.layers), "`block` is all blocks at"),
+        (lambda outer, block: {"outer": 2 * outer}, "has no 'block'"),
+        (lambda outer, block: 2 * outer + 8 * block, "where a dictionary is asked for"),
     ],
-)
-def test_above_names_the_misconception(answer: Any, hint: str) -> None:
-    assert hint in said(lesson_09.above, answer)
-
-
-def test_above_notices_shards_and_all_blocks() -> None:
-    from course_utils.checks.lesson_09_labs import ABOVE_CASES
-
-    runs = {lesson_09.units(run): run for run in ABOVE_CASES}
-    shard = above(outer=lambda outer, block: 2 * outer / runs[outer, block].world_size)
-    assert "`outer` is a shard of it" in said(lesson_09.above, shard)
-    everything = above(block=lambda outer, block: 2 * block * runs[outer, block].model.layers)
-    assert "`block` is all blocks at once" in said(lesson_09.above, everything)
-
+)  # fmt: skip
 
 # -------------------------------------------------------------------------------------------------------- 09.5: choose
 
 
 def downward(run: Any, ranks: int, card: str, least: int) -> Any:
     for stage in (0, 1, 2, 3):
-        for b in reversed(MICRO_BATCHES):
+        for b in reversed(lesson_09.MICRO_BATCHES):
             candidate = run.replace(micro_batch=b, world_size=ranks, zero_stage=stage)
             if b >= least and estimate(candidate).total <= gpu(card).memory:
                 return [stage, b]
     return None
-
-
-def test_choose_takes_right_answers(capsys: pytest.CaptureFixture[str]) -> None:
-    passes(lesson_09.choose, downward, capsys, "09.5")
-
-
-@pytest.mark.parametrize("hint", CHOOSE_MISTAKES)
-def test_choose_names_the_misconception(hint: str) -> None:
-    mistaken = CHOOSE_MISTAKES[hint]
-    assert said(lesson_09.choose, lambda run, ranks, card, least: mistaken(run, ranks, card, least)) == hint
 
 
 def test_every_stage_and_nothing_are_among_the_right_choices() -> None:
@@ -385,27 +369,62 @@ def test_every_stage_and_nothing_are_among_the_right_choices() -> None:
     assert None in right and {found[0] for found in right if found} == {0, 1, 2, 3}
 
 
-def changed(change: Callable[[Any], Any]) -> Any:
-    return lambda run, ranks, card, least: change(choose_right(run, ranks, card, least))
+def fitting(run: Any, ranks: int, card: str, stage: int, least: int) -> list[int]:
+    sharded = run.replace(world_size=ranks, zero_stage=stage)
+    return [b for b in lesson_09.MICRO_BATCHES
+            if b >= least and estimate(sharded.replace(micro_batch=b)).total <= gpu(card).memory]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("answer", "hint"),
-    [
-        (changed(lambda found: None), "you find nothing, but something fits"),
-        (changed(lambda found: found or (3, 1)), "you choose something, but nothing fits"),
-        (changed(lambda found: found and (3, found[1])), "too high: less sharding fits"),
-        (changed(lambda found: found and (0, found[1])), "too low: it does not fit"),
-        (changed(lambda found: found and (4, found[1])), "There are stages"),
-        (changed(lambda found: found and (found[0], 3)), "none of MICRO_BATCHES"),
-        (changed(lambda found: found and (found[0],)), "two whole numbers"),
-        (changed(lambda found: found and (found[0], max(found[1] // 4, 1))), "some micro-batch is not the largest"),
+def by_formula(run: Any, ranks: int, card: str, least: int) -> Any:
+    room = gpu(card).memory
+    sums = [sum(formula(run.replace(world_size=ranks, zero_stage=stage)).values()) for stage in range(4)]
+    return next(((stage, 32) for stage, bytes_ in enumerate(sums) if bytes_ <= room), None)
+
+
+def stage_by_formula(run: Any, ranks: int, card: str, least: int) -> Any:
+    found = by_formula(run, ranks, card, least)
+    sizes = fitting(run, ranks, card, found[0], least) if found else []
+    return (found[0], max(sizes)) if sizes else None
+
+
+def choosing(take: Callable[[list[tuple[int, int]]], Any], more: Callable[[int], int] = lambda least: least) -> Any:
+    """What `take` takes of all the pairs that fit, lowest stage and smallest micro-batch first."""
+
+    def answer(run: Any, ranks: int, card: str, least: int) -> Any:
+        pairs = [(stage, b) for stage in range(4) for b in fitting(run, ranks, card, stage, more(least))]
+        return take(pairs) if pairs else None
+
+    return answer
+
+
+def lowest(pairs: list[tuple[int, int]]) -> tuple[int, int]:
+    return max(pair for pair in pairs if pair[0] == pairs[0][0])
+
+
+CHOOSE = Answers(
+    right=[downward, choosing(lowest)],
+    wrong=[
+        (by_formula, "You compare ZeRO's formula with the card"),
+        (stage_by_formula, "The stage comes from ZeRO's formula"),
+        (choosing(max), "Shard as little as you must"),
+        (choosing(min), "The stage is right. At that stage"),
+        (choosing(lambda pairs: max(pairs, key=lambda both: (both[1], -both[0]))), "at any stage"),
+        (choosing(lowest, lambda least: 1), "You forget `least`"),
+        (choosing(lowest, lambda least: least + 1), "exactly `least` sequences counts"),
+        (lambda run, ranks, card, least: None, "you find nothing, but something fits"),
+        (
+            lambda run, ranks, card, least: downward(run, ranks, card, least) or (3, 1),
+            "you choose something, but nothing fits",
+        ),
+        (choosing(lambda pairs: (3, lowest(pairs)[1])), "too high: less sharding fits"),
+        (choosing(lambda pairs: (0, lowest(pairs)[1])), "too low: it does not fit"),
+        (choosing(lambda pairs: (4, 1)), "There are stages"),
+        (choosing(lambda pairs: (pairs[0][0], 3)), "none of MICRO_BATCHES"),
+        (choosing(lambda pairs: pairs[0][:1]), "two whole numbers"),
+        (choosing(lambda pairs: (lowest(pairs)[0], max(lowest(pairs)[1] // 4, 1))), "is not the largest"),
         (lambda run, ranks, card, least: 3, "is asked for"),
     ],
 )
-def test_choose_notices_other_mistakes(answer: Any, hint: str) -> None:
-    assert hint in said(lesson_09.choose, answer)
-
 
 # ---------------------------------------------------------------------------------------------- 09.6: rank_activations
 
@@ -415,27 +434,29 @@ def term_by_term(s: int, b: int, h: int, a: int, t: int, sequence: bool) -> floa
     return split + (10 * s * b * h / t if sequence else 10 * s * b * h)
 
 
-def test_rank_activations_takes_right_answers(capsys: pytest.CaptureFixture[str]) -> None:
-    passes(lesson_09.rank_activations, term_by_term, capsys, "09.6")
-    passes(lesson_09.rank_activations, in_whole_numbers, capsys, "09.6")
-
-
 def in_whole_numbers(s: int, b: int, h: int, a: int, t: int, sequence: bool) -> int:
     whole = 0 if sequence else 10 * s * b * h
     return whole + (34 * s * b * h + 5 * a * s * s * b - whole) // t
 
 
-@pytest.mark.parametrize(
-    ("answer", "hint"),
-    [
+def by_parts(s: int, b: int, h: int, a: int, t: int, sequence: bool) -> float:
+    """Each tensor with its bytes, and what it is divided by."""
+    kept = [(10 * h, t if sequence else 1), (24 * h, t), (5 * a * s, t)]
+    return sum(s * b * bytes_ / ranks for bytes_, ranks in kept)
+
+
+def spelled(change: Callable[..., Any]) -> Any:
+    return lambda s, b, h, a, t, sequence: change(s, b, h, a, t, sequence)
+
+
+RANK_ACTIVATIONS = Answers(
+    right=[term_by_term, in_whole_numbers, by_parts],
+    wrong=[(spelled(change), words) for change, words in (
         (lambda s, b, h, a, t, q: term_by_term(s, b, h, a, t, True), "You divide all by t"),
         (lambda s, b, h, a, t, q: term_by_term(s, b, h, a, t, False), "even with sequence parallelism"),
         (lambda s, b, h, a, t, q: term_by_term(s, b, h, a, 1, q), "t is missing"),
         (lambda s, b, h, a, t, q: term_by_term(s, b, h, 0, t, q), "scores are missing"),
-        (
-            lambda s, b, h, a, t, q: term_by_term(s, b, h, 0, t, q) + 5 * a * s * s * b,
-            "Attention scores are split, too",
-        ),
+        (lambda s, b, h, a, t, q: term_by_term(s, b, h, 0, t, q) + 5 * a * s * s * b, "Attention scores are split"),
         (lambda s, b, h, a, t, q: 2 * term_by_term(s, b, h, a, t, q), "no further 2"),
         (lambda s, b, h, a, t, q: term_by_term(s, b, h, a, t, not q), "turned round"),
         (lambda s, b, h, a, t, q: term_by_term(s, 1, h, a, t, q), "That is one sequence"),
@@ -444,12 +465,21 @@ def in_whole_numbers(s: int, b: int, h: int, a: int, t: int, sequence: bool) -> 
         (lambda s, b, h, a, t, q: term_by_term(s, b, h, a, t, q) + 1, "Without sequence parallelism"),
         (lambda s, b, h, a, t, q: term_by_term(s, b, h, a, t, q) * (1 + 1e-8), "Without sequence parallelism"),
         (lambda s, b, h, a, t, q: term_by_term(s, b, h, a, t, q) * (1 if q else 1.2), "Without sequence parallelism"),
-    ],
-)
-def test_rank_activations_names_the_misconception(answer: Any, hint: str) -> None:
-    named = lambda s, b, h, a, t, sequence: answer(s, b, h, a, t, sequence)  # noqa: E731
-    assert hint in said(lesson_09.rank_activations, named)
+        (lambda s, b, h, a, t, q: None, "returned nothing"),
+    )],
+)  # fmt: skip
+
+# -------------------------------------------------------------------------------------------------------------- asking
+
+ANSWERS = {"09.1": RANK_BYTES, "09.2": PADDING, "09.3": ZERO_1_STEP, "09.4": ABOVE, "09.5": CHOOSE,
+           "09.6": RANK_ACTIVATIONS}  # fmt: skip
 
 
-def test_right_activations_are_the_papers() -> None:
-    assert activations_right(2048, 1, 12288, 96, 8, False) == term_by_term(2048, 1, 12288, 96, 8, False)
+@pytest.mark.parametrize(("number", "answer"), right_answers(ANSWERS))
+def test_a_right_answer_passes(number: str, answer: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert praise(number, answer, capsys).startswith(f"✓ {number} ")
+
+
+@pytest.mark.parametrize(("number", "answer", "words"), wrong_answers(ANSWERS))
+def test_a_wrong_answer_gets_its_hint(number: str, answer: Any, words: str) -> None:
+    assert words in hint(number, answer)

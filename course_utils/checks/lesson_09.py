@@ -119,6 +119,10 @@ SHARD_MISTAKES: tuple[tuple[Callable[[Shapes, int], float], str], ...] = (
         "You rounded down: then the last rows belong to nobody.",
     ),
     (
+        lambda shapes, D: sum(s[0] // D * math.prod(s[1:]) for s in shapes),
+        "You rounded down: then the last rows belong to nobody.",
+    ),
+    (
         lambda shapes, D: sum(math.prod(s) for s in shapes) / D,
         "That is an even share of the numbers, a fraction. FSDP2 cuts whole rows.",
     ),
