@@ -33,10 +33,11 @@ SAME_ANSWERS = {"COURSE_SOURCE": "simulated", "OMP_NUM_THREADS": "1", "MKL_NUM_T
 """What makes notebooks print the same on every machine: simulated measurements, one thread for each kernel."""
 
 TEST_TARGETS = ("tests", "notebooks", "solutions")
-# A worker that dies ends the run: pytest-xdist's replacement would start its file again, and may wait for ever.
+# A worker that dies ends the run: pytest-xdist's replacement would start its file again, and may wait for ever. A cell
+# may take ten times what the longest one takes: the limit is for those that hang.
 TEST_OPTIONS = (
-    "-n", "2", "--dist", "loadfile", "--max-worker-restart=0", "--nbval", "--nbval-current-env",
-    "--nbval-sanitize-with", "tests/nbval_sanitize.cfg", "--nbval-cell-timeout=120",
+    "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "--max-worker-restart=0", "--nbval",
+    "--nbval-current-env", "--nbval-sanitize-with", "tests/nbval_sanitize.cfg", "--nbval-cell-timeout=600",
 )  # fmt: skip
 
 

@@ -1,9 +1,9 @@
-"""What every test shares: a machine that nobody has used yet, and how long each lesson takes."""
+"""What every test shares: a machine that nobody has used yet, and how long each lesson took."""
 
-import functools
+import gc
 import importlib
-import json
 import os
+import random
 import tempfile
 from collections import defaultdict
 from pathlib import Path
@@ -11,15 +11,16 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
-BUDGET_SECONDS = 60.0
-"""What a lesson may take when run from top to bottom, unless its source states `course: {budget_seconds: 90}`."""
+LONGEST = ("test_browser.py", "test_site.py", "test_quality.py")
+"""Files that take a minute or so. A worker that is free takes the next file: the last ones should be short."""
 
-SLACK = float(os.environ.get("COURSE_BUDGET_SLACK", "2"))
-"""How much slower than the author's machine this one may be, two lessons at a time included."""
+
+FULL = os.environ.get("COURSE_FULL") == "1"
+"""Whether every parameter set of every sweep is asked for: `python3 -m course_utils test --full`."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "sweep(most): so many of the parameter sets stand for all, which --full runs")
     if not hasattr(config, "workerinput"):  # workers inherit what the controller sets
         _prepare_machine(config)
     config.pluginmanager.register(NotebookTimes(config), "course-notebook-times")
@@ -35,36 +36,40 @@ def _prepare_machine(config: pytest.Config) -> None:
         importlib.import_module("matplotlib.font_manager")  # or the first lesson says on stderr that it looks for fonts
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The longest files first, then the notebooks; of each sweep a sample."""
+    items.sort(key=lambda item: (item.path.name not in LONGEST, item.path.suffix != ".ipynb"))
+    sweeps = defaultdict[tuple[Path, str, int], list[pytest.Item]](list)
+    for item in items:
+        for mark in item.iter_markers("sweep"):
+            sweeps[item.path, getattr(item, "originalname", item.name), mark.args[0]].append(item)
+    drawn = {item for (*_, most), sets in sweeps.items() for item in some(sets, most)}
+    left_out = {item for sets in sweeps.values() for item in sets} - drawn
+    items[:] = [item for item in items if item not in left_out]
+    config.hook.pytest_deselected(items=list(left_out))
+
+
+def some(cases: list[pytest.Item], most: int) -> list[pytest.Item]:
+    """At most that many of the cases, drawn alike each time; with --full all of them."""
+    return cases if FULL or len(cases) <= most else random.Random(16).sample(cases, most)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def what_is_there_need_not_be_searched() -> None:
+    """From each file on, `gc.collect()` looks through what that file made, not through thousands of other tests."""
+    gc.freeze()
+
+
 class NotebookTimes:
-    """Adds up the time of each notebook's cells; a lesson over its budget fails in the cell that crosses it."""
+    """Adds up the time of each notebook's cells and shows it at the end. No time makes a test fail."""
 
     def __init__(self, config: pytest.Config) -> None:
-        self.running: dict[Path, float] = defaultdict(
-            float
-        )  # where the cells run: a worker has all cells of a notebook
-        self.blamed: set[Path] = set()
-        self.finished: dict[str, float] = defaultdict(float)  # where the reports arrive: the controller
         self.config = config
+        self.finished: dict[str, float] = defaultdict(float)
 
     def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
         """Leave out the saved copies of notebooks that a learner has edited."""
         return True if ".edited-" in collection_path.name else None
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
-        report = yield
-        if item.path.suffix == ".ipynb":
-            self.running[item.path] += call.duration
-            allowed = budget_seconds(item.path) * SLACK
-            too_long = self.running[item.path] > allowed and item.path not in self.blamed
-            if too_long and report.when == "call" and report.passed:
-                self.blamed.add(item.path)
-                report.outcome = "failed"
-                report.longrepr = (
-                    f"{item.path.name} takes more than {allowed:.0f} s ({SLACK:g} times its budget). Shorten it, state "
-                    "another budget in its source, or set COURSE_BUDGET_SLACK on a slow machine."
-                )
-        return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         notebook = report.nodeid.partition("::")[0]
@@ -74,17 +79,12 @@ class NotebookTimes:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if not self.finished:
             return
+        budget = importlib.import_module("course_utils.measuring.recording_list").budget
         terminalreporter.section("slowest notebooks")
         for notebook, seconds in sorted(self.finished.items(), key=lambda pair: -pair[1])[:10]:
-            budget = budget_seconds(self.config.rootpath / notebook)
-            terminalreporter.write_line(f"{seconds:6.1f} s of {budget:3.0f} s  {notebook}")
-
-
-@functools.cache
-def budget_seconds(notebook: Path) -> float:
-    """The seconds that a notebook's source grants it; `BUDGET_SECONDS` where it states none."""
-    metadata = json.loads(notebook.read_text(encoding="utf-8"))["metadata"]
-    return float(metadata.get("course", {}).get("budget_seconds", BUDGET_SECONDS))
+            allowed = budget(self.config.rootpath / notebook)
+            over = "  over its budget" if seconds > allowed else ""
+            terminalreporter.write_line(f"{seconds:6.1f} s of {allowed:3.0f} s  {notebook}{over}")
 
 
 @pytest.fixture

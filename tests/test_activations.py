@@ -69,6 +69,7 @@ def sizes_of(saved: list[Saved]) -> Counter[int]:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(("precision", "attention"), RECIPES)
 @pytest.mark.parametrize(("micro_batch", "seq_len"), [(2, 48), (1, 65)])
+@pytest.mark.sweep(16)
 def test_every_tensor_that_autograd_saves_is_listed(family, precision, attention, micro_batch, seq_len):
     run = TrainingRun(FAMILIES[family], micro_batch, seq_len, precision, attention=attention)
     in_forward, in_loss = saved_by(run)
@@ -81,6 +82,7 @@ def test_every_tensor_that_autograd_saves_is_listed(family, precision, attention
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize("recipe", RECIPES[::3])
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
+@pytest.mark.sweep(6)
 def test_saved_tensors_are_what_the_tracker_calls_activations(family, recipe, recompute):
     run = TrainingRun(FAMILIES[family], 2, 48, recipe[0], attention=recipe[1], recompute=recompute)
     measured = simulate(run)

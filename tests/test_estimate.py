@@ -73,11 +73,13 @@ def assert_exact(run: TrainingRun) -> None:
 
 
 @pytest.mark.parametrize("run", SAMPLE, ids=name)
+@pytest.mark.sweep(10)
 def test_chosen_runs_are_exact(run):
     assert_exact(run)
 
 
 @pytest.mark.parametrize("seed", range(30))
+@pytest.mark.sweep(10)
 def test_random_runs_are_exact(seed):
     assert_exact(random_run(seed))
 
@@ -94,6 +96,7 @@ PUZZLE = [
 
 
 @pytest.mark.parametrize("run", PUZZLE, ids=name)
+@pytest.mark.sweep(2)
 def test_gpt2_xl_agrees_eight_ways(run):
     measured = simulate(run)
     assert estimate(run).total == pytest.approx(measured.peak, rel=0.01)  # what is promised
@@ -112,6 +115,7 @@ def test_32_gb_are_too_few_at_32_sequences_but_enough_for_micro_batches_of_4():
 
 @pytest.mark.parametrize("model", [PRESETS["gpt2-xl"], PRESETS["llama3-8b"]], ids=lambda model: model.name)
 @pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.sweep(2)
 def test_depth_adds_the_same_for_every_layer(model: TransformerConfig, recompute):
     def at(layers: int) -> tuple[Measurement, MemoryBreakdown]:
         run = TrainingRun(shallow(model, layers), 2, 256, recompute=recompute)

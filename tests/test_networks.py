@@ -75,6 +75,7 @@ def attention_of(network: Transformer) -> Any:
 
 @pytest.mark.parametrize("family", OPTIONS["family"])
 @pytest.mark.parametrize("experts", OPTIONS["experts"])
+@pytest.mark.sweep(6)
 def test_parameters_of_every_combination_are_those_that_are_counted(family, experts):
     free = {name: values for name, values in OPTIONS.items() if name not in ("family", "experts")}
     for chosen in itertools.product(*free.values()):
@@ -279,6 +280,7 @@ def test_the_router_and_every_expert_learn():
 
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize(("precision", "attention"), RECIPES)
+@pytest.mark.sweep(5)
 def test_experts_are_simulated_in_every_recipe(precision, attention, recompute):
     model = tiny("llama", experts=4, experts_per_token=2)
     run = TrainingRun(model, 2, 64, precision, attention=attention, recompute=recompute)

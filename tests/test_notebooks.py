@@ -62,6 +62,7 @@ def test_exercise_has_gaps_and_no_outputs(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", EXERCISES, ids=name)
+@pytest.mark.sweep(3)
 def test_unsolved_exercise_invites_once_for_each_check(path: Path) -> None:
     """Every cell that checks ends in one line of NotSolved; no other cell fails."""
     notebook = run(read(path), path.parent, allow_errors=True)

@@ -58,6 +58,7 @@ def test_every_precision_learns_a_batch_by_heart(precision):
 
 @pytest.mark.parametrize("optimizer", ["adafactor", "adam8bit", "lion", "muon"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-master-fp32grad"])
+@pytest.mark.sweep(4)
 def test_watching_changes_no_bit(optimizer, precision):
     run = ON_CPU.replace(optimizer=optimizer, precision=precision, clip_grad_norm=0.5, set_to_none=False)
     alone, watched = on_cpu(run), on_cpu(run)

@@ -110,6 +110,7 @@ def course_parts(run: TrainingRun) -> dict[str, Any]:
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize("accumulation_steps", [1, 2])
+@pytest.mark.sweep(3)
 def test_the_courses_network_in_ones_own_step_gives_the_courses_measurement(family, recompute, accumulation_steps):
     """Phases are only noticed here, and named there; weights were made on the CPU here, and on the device there."""
     run = TrainingRun(tiny(family), 2, 64, recompute=recompute, accumulation_steps=accumulation_steps)

@@ -39,6 +39,7 @@ def gradients(run: TrainingRun, autocast: bool = False) -> dict[str, torch.Tenso
 @pytest.mark.parametrize("attention", ["eager", "efficient"])
 @pytest.mark.parametrize("family", DEEP)
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.sweep(20)
 def test_gradients_are_the_same_to_the_bit_with_dropout(kind, family, attention, autocast, offload_everything):
     run = TrainingRun(DEEP[family], 2, 64, "fp32", attention=attention)
     expected, found = gradients(run, autocast), gradients(run.replace(recompute=kind), autocast)
@@ -75,6 +76,7 @@ def activations(run: TrainingRun) -> int:
 @pytest.mark.parametrize(("precision", "attention"), [("amp-bf16", "flash"), ("bf16-master", "eager")])
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 @pytest.mark.parametrize(("kind", "checkpoints"), [("every-2", 3), ("every-3", 2), ("sqrt", 3), ("every-5", 1)])
+@pytest.mark.sweep(5)
 def test_one_stream_is_kept_for_each_group_of_blocks(family, kind, checkpoints, precision, attention):
     run = TrainingRun(model(family), 2, 128, precision, attention=attention, recompute="full")
     stream = round_up((4 if precision.startswith("amp") else 2) * 2 * 128 * run.model.hidden)
@@ -238,6 +240,7 @@ LORA = {"lora_rank": 4, "lora_targets": ("attention", "mlp")}
     [*({"recompute": kind} for kind in KINDS if kind != "every-5"), {"loss_chunks": 3}, LORA],
     ids=lambda choices: "-".join(map(str, choices.values())),
 )
+@pytest.mark.sweep(7)
 def test_every_allocation_is_seen_in_order(choices, accumulation_steps, offload_everything):
     """A policy of selective checkpoints is a dispatch mode too, but none that is there when gradients are joined."""
     run = cpu_run("llama", accumulation_steps=accumulation_steps)

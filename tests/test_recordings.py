@@ -21,6 +21,7 @@ LESSONS = sorted(ROOT.glob("notebooks/src/*.py"))
 
 
 @pytest.mark.parametrize("source", LESSONS, ids=lambda path: path.stem)
+@pytest.mark.sweep(2)
 def test_a_lesson_needs_no_simulation_where_recordings_are_shipped(source: Path, tmp_path: Path) -> None:
     environment = os.environ | {"COURSE_SOURCE": "recorded", "COURSE_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, source], env=environment, capture_output=True, text=True, timeout=180)

@@ -174,6 +174,7 @@ ESTIMATED = [
 
 
 @pytest.mark.parametrize("changes", ESTIMATED, ids=str)
+@pytest.mark.sweep(12)
 def test_the_peak_is_exact(changes):
     run = RUN.replace(**changes)
     expected, found = estimate(run), simulate(run)

@@ -39,6 +39,7 @@ SEQUENCES = [
 
 
 @pytest.mark.parametrize("run", SEQUENCES, ids=str)
+@pytest.mark.sweep(10)
 def test_tape_and_torch_do_the_same_in_the_same_order(run):
     """Every birth and death from forward to the end of backward; what dies in one go is in no order."""
     numbers = letters(run)
@@ -103,6 +104,7 @@ def any_choices(choose) -> dict:
 
 
 @pytest.mark.parametrize("seed", range(24))
+@pytest.mark.sweep(8)
 def test_any_model_and_any_run_is_exact(seed):
     run = anything(seed)
     measured, expected = simulate(run), moments(run)
@@ -141,6 +143,7 @@ def test_groups_of_a_tape(layers, blocks, groups):
 
 @pytest.mark.parametrize("recompute", ["none", "full", "every-3", "every-4", "sqrt", "selective", "offload"])
 @pytest.mark.parametrize("layers", [4, 9, 10, 13])
+@pytest.mark.sweep(7)
 def test_a_deep_model_is_read_as_if_it_were_told_in_full(layers, recompute):
     """Against simulations of every depth, so that remainders and repetitions of every kind occur."""
     model = TransformerConfig("deep", "gpt2", layers, 128, 4, 512, 128, dropout=0.1)

@@ -89,6 +89,7 @@ def running_totals(sizes: list[int]) -> list[int]:
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize("accumulation_steps", [1, 2])
+@pytest.mark.sweep(3)
 def test_every_allocation_of_a_llama_is_seen_in_order(tied, recompute, accumulation_steps):
     run = cpu_run("llama", tied=tied, recompute=recompute, accumulation_steps=accumulation_steps)
     assert tracker_events(run) == allocator_events(run)
@@ -96,6 +97,7 @@ def test_every_allocation_of_a_llama_is_seen_in_order(tied, recompute, accumulat
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.sweep(2)
 def test_every_allocation_of_a_gpt_is_seen_but_scratch_within_one_cpu_kernel(tied, recompute):
     """The CPU's backward of LayerNorm adds up its weights' gradients in two rows a thread, and frees them at once."""
     run = cpu_run("gpt2", tied=tied, recompute=recompute)

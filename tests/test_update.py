@@ -70,6 +70,7 @@ LORA = [
 
 
 @pytest.mark.parametrize("run", [*ALL, *LORA], ids=name)
+@pytest.mark.sweep(25)
 def test_states_and_the_step_are_exact(run):
     measured = simulate(run)
     standing, left = dict(measured.moments["end of backward"]), measured.moments["end of step 2"]
