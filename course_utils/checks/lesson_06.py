@@ -13,7 +13,7 @@ from course_utils.lessons.policies import added_percent
 from course_utils.measurement import Measurement
 
 from .feedback import CheckFailed, NotSolved, alike, call, call_or_none, entries, exercise, expect, fail, of_kind
-from .lesson_01_labs import divisors
+from .lesson_01_labs import divisors, handed
 from .lesson_06_labs import (
     CHEAPEST_CASES,
     CHEAPEST_MISTAKES,
@@ -65,7 +65,6 @@ MEMORY_MISTAKES: tuple[tuple[Callable[[int, int], float], str], ...] = (
         "You let every stretch keep its values. Each is done with before the next one runs again.",
     ),
     (lambda n, k: n // k - 1 + k, "One checkpoint is missing: the first node's input is kept, too."),
-    (lambda n, k: n // k + k - 1, "One value is missing: every node of the stretch leaves one, the last one included."),
     (lambda n, k: 2 * math.sqrt(n), "That holds for the best k alone. The question is about any k."),
 )
 FORWARD_MISTAKES: tuple[tuple[Callable[[int, int], float], str], ...] = (
@@ -150,7 +149,6 @@ def in_groups(answer: Any) -> None:
     for count, k in GROUPS:
         right = run_in_groups(chain(count), k)
         got = _ran(answer, chain(count), k)
-        of_kind(got.output, torch.Tensor, "Your function returned")
         expect(
             got.output.shape == right.output.shape and torch.allclose(got.output, right.output, atol=1e-6),
             "The output is not what the blocks compute one after the other: is each block run, the last ones too, "
@@ -305,7 +303,7 @@ def example() -> Measurement:
 @exercise("06.6", "Read off memory alone: what was run again, and in how many stretches.")
 def stretches(answer: Any) -> None:
     """`answer(measurement)` is how many stretches ran again in backward of the last step."""
-    got = [call(answer, measurement=measured(policy)) for policy in TEETH]
+    got = [call(answer, measurement=handed(measured(policy))) for policy in TEETH]
     right = [TEETH[policy] for policy in TEETH]
     if got == right:
         return
@@ -348,7 +346,9 @@ def infer(answer: Any) -> None:
 
 
 def _inferred(answer: Any, measurement: Measurement) -> tuple[int, str]:
-    got = entries(call(answer, measurement=measurement, returns=Mapping), ("micro_batch", "recompute"), (Real, str))
+    got = entries(
+        call(answer, measurement=handed(measurement), returns=Mapping), ("micro_batch", "recompute"), (Real, str)
+    )
     policy = of_kind(got["recompute"], str, "recompute is")
     expect(policy in SECRET_POLICIES, f"{policy!r}: not one of {', '.join(SECRET_POLICIES)}.")
     batch = of_kind(got["micro_batch"], Real, "micro_batch is")
