@@ -50,7 +50,11 @@ FIRST_SECONDS, SECONDS = 6, 60
 """Tests for one mutant, by what they took alone and under coverage: the first helping, and all of them."""
 
 ENVIRONMENT = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "COURSE_SOURCE": "simulated"}
-"""As the test command has it. With one thread, a process that has loaded torch can fork."""
+ENVIRONMENT |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+"""As the test command has it, without plugins. With one thread, a process that has loaded torch can fork."""
+
+LOADED = ("coverage", "jupytext", "matplotlib.pyplot", "nbclient", "numpy", "torch")
+"""What takes long to import is imported once, not once for each mutant."""
 
 MEMORY = 12 * 2**30
 """Bytes of addresses for one process, because endless loops tend to fill lists."""
@@ -74,7 +78,7 @@ def main() -> int:
     cache = Path(tempfile.gettempdir()) / "course_mutants.json"
     parser.add_argument("--cache", type=Path, default=cache, metavar="FILE", help="which tests reach which lines")
     chosen = parser.parse_args()
-    for module in ("coverage", "numpy", "torch"):  # once, not once for each mutant
+    for module in LOADED:
         importlib.import_module(module)
     with tempfile.TemporaryDirectory(prefix="course-mutants-") as folder:
         pristine, *copies = copies_of(ROOT, chosen.jobs + 1, Path(folder))
@@ -289,26 +293,23 @@ class Imported:
 
 
 class Recorder:
-    """A plugin of pytest that asks coverage which lines each test executes, whatever was computed before."""
+    """A plugin of pytest that asks coverage which lines each test executes, and notes its CPU time."""
 
     def __init__(self, measuring: Any) -> None:
         self.measuring = measuring
-        self.seconds: dict[str, float] = defaultdict(float)
+        self.seconds: dict[str, float] = {}
         self.failed: set[str] = set()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        for name, module in list(sys.modules.items()):
-            if re.match(r"course_utils\.(?!measuring|networks)", name):  # simulating anew takes too long
-                for value in list(vars(module).values()):
-                    getattr(value, "cache_clear", int)()
+        started = time.process_time()
         self.measuring.switch_context(item.nodeid)
         result = yield
         self.measuring.switch_context("")
+        self.seconds[item.nodeid] = time.process_time() - started
         return result
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self.seconds[report.nodeid] += report.duration
         if not report.passed:
             self.failed.add(report.nodeid)
 
@@ -334,7 +335,9 @@ class Tests:
         """The tests to run first, and those to run if the first notice nothing."""
         certain = self._reaching(mutant)
         files = {test.partition("::")[0] for test in certain}
-        others = {test for test in self.seconds if test.partition("::")[0] in files} - certain  # they share fixtures
+        others = {
+            test for test in self.seconds if test.partition("::")[0] in files
+        } - certain  # fixtures and caches are shared
         first, then, taken = [], [], 0.0
         for test in [*self._ordered(certain, mutant), *self._ordered(others, mutant)]:
             taken += self.seconds[test]

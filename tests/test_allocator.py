@@ -243,6 +243,11 @@ def test_a_gpu_that_is_simply_full_is_not_called_fragmented():
     assert "fragmented" not in str(failed.value)
 
 
+def test_free_memory_that_would_just_suffice_is_called_fragmented():
+    with pytest.raises(OutOfMemory, match="fragmented"):
+        fragmented().malloc(32 * MiB)
+
+
 def test_after_a_failure_the_allocator_can_be_used_on():
     allocator = fragmented()
     with pytest.raises(OutOfMemory):
@@ -480,6 +485,11 @@ def test_settings_become_choices():
 def test_an_unknown_setting_names_the_nearest():
     with pytest.raises(ValueError, match="did you mean 'expandable_segments'"):
         settings("expandable_segment:True")
+
+
+def test_what_the_settings_keep_for_themselves_is_no_setting():
+    with pytest.raises(ValueError, match="unknown allocator setting '_divisions'"):
+        settings("_divisions:8")
 
 
 def test_a_setting_that_cannot_be_replayed_says_why():

@@ -79,6 +79,40 @@ def test_words_for_a_run_say_what_is_unusual():
     assert str(more).endswith("full recomputation · 2 micro-batches · 3 ranks")
 
 
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"accumulation_steps": 2}, "2 micro-batches"),
+        ({"world_size": 4, "zero_stage": 1}, "4 ranks · ZeRO-1"),
+        ({"tensor_parallel": 5}, "tensor parallel 5"),
+        ({"tensor_parallel": 5, "sequence_parallel": True, "seq_len": 1020}, "tensor parallel 5 · sequence parallel"),
+        ({"world_size": 2, "bucket_view": True}, "2 ranks · gradients as bucket views"),
+        ({"clip_grad_norm": 1.0}, "gradients clipped at 1"),
+        ({"set_to_none": False}, "gradients zeroed, not freed"),
+        ({"loss_chunks": 2}, "loss in 2 chunks"),
+        ({"lora_rank": 4}, "LoRA of rank 4 on qkv, out"),
+        (
+            {"lora_rank": 4, "lora_targets": ("down", "up"), "frozen_bits": 4},
+            "LoRA of rank 4 on up, down · frozen in 4 bits",
+        ),
+        ({"card": "t4-16gb"}, "on T4-16GB"),
+        ({"recompute": "offload"}, "activations offloaded"),
+        ({"recompute": "every-48"}, "every-48 recomputation"),
+    ],
+    ids=str,
+)
+def test_words_name_each_choice(changes, words):
+    run = RUN.replace(**changes)
+    assert str(run) == f"{RUN.replace(seq_len=run.seq_len)} · {words}"
+
+
+def test_code_names_only_what_differs_from_the_defaults():
+    assert TrainingRun("gpt2").code() == "TrainingRun('gpt2', micro_batch=1, seq_len=1024)"
+    assert RUN.replace(clip_grad_norm=1.0, dropout=0.5).code() == (
+        "TrainingRun('gpt2-xl', micro_batch=32, seq_len=1024, clip_grad_norm=1.0, dropout=0.5)"
+    )
+
+
 @pytest.mark.parametrize("size", ["micro_batch", "seq_len", "accumulation_steps", "world_size", "global_batch"])
 @pytest.mark.parametrize(
     ("value", "said"),
@@ -204,6 +238,62 @@ def test_a_changed_dropout_is_shown_and_its_own_is_not():
 def test_targets_are_names_and_need_a_rank(changes, said):
     with pytest.raises(ValueError, match=said):
         TrainingRun("gpt2", **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"zero_stage": 4, "world_size": 2}, "zero_stage is 4"),
+        ({"zero_stage": -1, "world_size": 2}, "zero_stage is -1"),
+        ({"zero_stage": True, "world_size": 2}, "zero_stage is True"),
+        ({"zero_stage": 1}, "set world_size to 2 or more"),
+        ({"bucket_view": True}, "it needs world_size above 1"),
+        ({"bucket_view": True, "world_size": 2, "zero_stage": 2}, "and zero_stage 0 or 1"),
+        ({"set_to_none": 1}, "set_to_none is 1: it is True or False"),
+        ({"sequence_parallel": True}, "set tensor_parallel above 1"),
+        ({"tensor_parallel": 2}, "does not divide 25 heads"),
+        ({"tensor_parallel": 5, "sequence_parallel": True}, "does not divide a sequence of 1024"),
+        ({"clip_grad_norm": 0}, "clip_grad_norm is 0"),
+        ({"clip_grad_norm": float("inf")}, "clip_grad_norm is inf"),
+        ({"clip_grad_norm": True}, "clip_grad_norm is True"),
+        ({"clip_grad_norm": "1"}, "clip_grad_norm is '1'"),
+        ({"loss_chunks": 5, "micro_batch": 2, "seq_len": 2}, "only 4 tokens"),
+        ({"lora_rank": -1}, "lora_rank is -1"),
+        ({"lora_rank": 1601}, "lora_rank is 1601"),
+        ({"lora_rank": True}, "lora_rank is True"),
+        ({"lora_rank": 4, "frozen_bits": 5}, "frozen_bits is 5"),
+        ({"frozen_bits": 8}, "freeze them with lora_rank above 0"),
+        ({"lora_rank": 4, "frozen_bits": 8, "precision": "fp32", "attention": "eager"}, "needs a 16-bit precision"),
+        ({"lora_rank": 4, "precision": "fp8"}, "not accounted for in fp8"),
+        ({"lora_rank": 4, "model": "mixtral-8x7b"}, "mixture of experts is not covered"),
+        ({"lora_rank": 4, "lora_targets": "head"}, "unknown LoRA target 'head'"),
+        ({"recompute": "every-49"}, "the model has only 48 blocks"),
+        ({"recompute": "every-0"}, "unknown recompute 'every-0'"),
+        ({"dropout": 2.0}, "dropout"),
+    ],
+    ids=str,
+)
+def test_what_contradicts_another_choice_is_refused(changes, said):
+    with pytest.raises(ValueError, match=said):
+        RUN.replace(**changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"zero_stage": stage, "world_size": 2} for stage in (0, 1, 2, 3)),
+        {"bucket_view": True, "world_size": 2, "zero_stage": 1},
+        {"loss_chunks": 4, "micro_batch": 2, "seq_len": 2},
+        {"lora_rank": 1600},
+        *({"lora_rank": 4, "frozen_bits": bits} for bits in (4, 8, 16)),
+        {"micro_batch": 1_000_000},
+        {"micro_batch": 1, "world_size": 1000, "global_batch": 1_000_000_000},
+    ],
+    ids=str,
+)
+def test_what_is_just_possible_is_accepted(changes):
+    run = RUN.replace(**changes)
+    assert {name: getattr(run, name) for name in changes} == changes
 
 
 @pytest.mark.parametrize("changes", [{"world_size": 2, "zero_stage": 1.0}, {"lora_rank": 4, "frozen_bits": 8.0}])
