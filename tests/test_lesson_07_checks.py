@@ -1,47 +1,71 @@
 """The checks of lesson 07: right answers of every style pass, each planted wrong answer gets the hint it deserves."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
+import numpy
 import pytest
 import torch
-from checking import passes, said
+from checking import Answers, hint, praise, right_answers, wrong_answers
 
 from course_utils import estimate, gpu
 from course_utils.checks import lesson_07
-from course_utils.checks.lesson_07 import FACTOR_MISTAKES, NOISE_MISTAKES, RAMP_MISTAKES, RATE_MISTAKES
-from course_utils.checks.lesson_07_labs import (
-    LOOP_MISTAKES,
-    PLAN_MISTAKES,
-    Bigrams,
-    common_loop,
-    factors_right,
-    padded_parts,
-    pass_right,
-    plan_right,
-    ramp_right,
-    rate_right,
-    scale_right,
-)
-from course_utils.lessons.accumulation import gradient_of, joined, mean_loss, relative_distance
+from course_utils.checks.lesson_07_labs import Bigrams
+from course_utils.lessons.accumulation import counted_tokens, gradient_of, joined, mean_loss, relative_distance
+
+
+def nothing(*_: Any, **__: Any) -> None:
+    """A function without a return."""
+
 
 # ------------------------------------------------------------------------------------------------------- 07.1: one pass
 
 
-def with_a_counter(model: Any, optimizer: Any, parts: Sequence[Any], k: int) -> None:
-    """Right in another style: the common loop, mended."""
-    optimizer.zero_grad()
+def loop(
+    divide: Callable[[int, int, int], float] = lambda group, k, every: group,
+    last: bool = True,
+    clear: str = "group",
+    step: str = "group",
+    rate: float | None = None,
+) -> Any:
+    """A loop that divides by a number of (group's size, k, all), and clears and steps where it should, or elsewhere."""
+
+    def one_pass(model: Any, optimizer: Any, parts: Sequence[Any], k: int) -> None:
+        for group in optimizer.param_groups:
+            group["lr"] = rate or group["lr"]
+        for first in range(0, len(parts), k):
+            group = parts[first : first + k]
+            if clear == "group":
+                optimizer.zero_grad()
+            for part in group:
+                if clear == "each" or step == "each":
+                    optimizer.zero_grad()
+                (mean_loss(model, part) / divide(len(group), k, len(parts))).backward()
+                if step == "each":
+                    optimizer.step()
+            if step == "group" and (last or len(group) == k):
+                optimizer.step()
+        if step == "pass":
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return one_pass
+
+
+def with_a_counter(model: Any, optimizer: Any, parts: Sequence[Any], k: int, last: bool = True) -> None:
+    """The common loop, divided; a last group that gets no step stays in the gradients."""
     for i, part in enumerate(parts):
-        size = min(k, len(parts) - i // k * k)
+        size = min(k, len(parts) - i // k * k) if last else k
         (mean_loss(model, part) / size).backward()
-        if (i + 1) % k == 0 or i + 1 == len(parts):
+        if (i + 1) % k == 0 or (last and i + 1 == len(parts)):
             optimizer.step()
             optimizer.zero_grad()
 
 
 def scaled_gradients(model: Any, optimizer: Any, parts: Sequence[Any], k: int) -> str:
-    """Right too: add up first, divide the gradients before the step. What it returns is nobody's business."""
+    """Add up first, divide the gradients before the step. What it returns is nobody's business."""
     for first in range(0, len(parts), k):
         group = parts[first : first + k]
         optimizer.zero_grad()
@@ -53,19 +77,6 @@ def scaled_gradients(model: Any, optimizer: Any, parts: Sequence[Any], k: int) -
     return "done"
 
 
-@pytest.mark.parametrize("answer", [pass_right, with_a_counter, scaled_gradients])
-def test_one_pass_takes_right_answers(answer: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    passes(lesson_07.one_pass, answer, capsys, "07.1")
-
-
-@pytest.mark.parametrize(
-    ("loop", "message"),
-    [(loop, message) for message, loops in LOOP_MISTAKES.items() for loop in loops],
-)
-def test_one_pass_names_the_bug(loop: Any, message: str) -> None:
-    assert message == said(lesson_07.one_pass, loop)
-
-
 def one_backward(model: Any, optimizer: Any, parts: Sequence[Any], k: int) -> None:
     for first in range(0, len(parts), k):
         group = parts[first : first + k]
@@ -74,127 +85,248 @@ def one_backward(model: Any, optimizer: Any, parts: Sequence[Any], k: int) -> No
         optimizer.step()
 
 
-def large_rate(model: Any, optimizer: Any, parts: Sequence[Any], k: int) -> None:
-    for group in optimizer.param_groups:
-        group["lr"] = 0.3
-    pass_right(model, optimizer, parts, k)
-
-
-def test_one_pass_sees_graphs_that_wait_and_what_it_does_not_know() -> None:
-    assert "the memory is not" in said(lesson_07.one_pass, one_backward)
-    assert "end elsewhere" in said(lesson_07.one_pass, large_rate)
-    assert "raised ZeroDivisionError" in said(lesson_07.one_pass, lambda model, optimizer, parts, k: 1 / 0)
+ONE_PASS = Answers(
+    right=[loop(), with_a_counter, scaled_gradients],
+    wrong=[
+        (lesson_07.common_loop, "Both bugs are still in"),
+        (loop(divide=lambda group, k, every: 1, last=False), "Both bugs are still in"),
+        (loop(divide=lambda group, k, every: 1), "Losses are added up"),
+        (loop(divide=lambda group, k, every: k, last=False), "gets no step of its own"),
+        (lambda model, optimizer, parts, k: with_a_counter(model, optimizer, parts, k, last=False), "gets no step"),
+        (loop(divide=lambda group, k, every: k), "You divide the last group by k, too"),
+        (loop(divide=lambda group, k, every: every), "by the number of all micro-batches"),
+        *((loop(divide=by, clear="each"), "zero_grad within a group throws away")
+          for by in (lambda group, k, every: group, lambda group, k, every: k, lambda group, k, every: 1)),
+        (loop(clear="never"), "The gradients of the group before are still in"),
+        (loop(divide=lambda group, k, every: 1, step="each"), "You step on every micro-batch"),
+        (loop(divide=lambda group, k, every: k, step="each"), "You step on every micro-batch"),
+        (loop(divide=lambda group, k, every: every, clear="pass", step="pass"), "You step once for the whole pass"),
+        (loop(divide=lambda group, k, every: k, clear="never", step="never"), "The parameters have not moved"),
+        (one_backward, "the memory is not"),
+        (loop(rate=0.3), "end elsewhere"),
+        (lambda model, optimizer, parts, k: 1 / 0, "raised ZeroDivisionError"),
+    ],
+)  # fmt: skip
 
 
 def test_trial_shows_that_the_common_loop_is_off_and_that_right_loops_are_not() -> None:
-    assert lesson_07.trial(common_loop, 8, 4) > 0.5
+    assert lesson_07.trial(lesson_07.common_loop, 8, 4) > 0.5
     assert lesson_07.trial(with_a_counter, 10, 4) < 1e-12
 
 
 # -------------------------------------------------------------------------------------------------------- 07.2: factors
 
 
-def test_factors_takes_right_answers(capsys: pytest.CaptureFixture[str]) -> None:
-    passes(lesson_07.factors, factors_right, capsys, "07.2")
-    passes(lesson_07.factors, lambda counts: tuple(n / math.fsum(counts) for n in counts), capsys, "07.2")
+def shares_one_by_one(counts: list[int]) -> list[float]:
+    shares = []
+    for place in range(len(counts)):
+        others = counts[:place] + counts[place + 1 :]
+        shares.append(1 / (1 + sum(others) / counts[place]))
+    return shares
+
+
+def shares_of_the_list_itself(counts: list[int]) -> list[float]:
+    every = sum(counts)
+    for place in range(len(counts)):
+        counts[place] /= every  # type: ignore[call-overload]
+    return counts  # type: ignore[return-value]
+
+
+def shares_of_all_calls(counts: list[int], seen: list[int] = []) -> list[float]:  # noqa: B006
+    seen += counts
+    return [count / sum(seen) for count in counts]
+
+
+FACTORS = Answers(
+    right=[
+        lambda counts: tuple(n / math.fsum(counts) for n in counts),
+        lambda counts: numpy.array(counts) / numpy.sum(counts),
+        lambda counts: torch.tensor(counts, dtype=torch.float64).div(sum(counts)),
+        shares_one_by_one,
+    ],
+    wrong=[
+        (lambda counts: [1 / len(counts) for _ in counts], "That is 1/k for each"),
+        (lambda counts: counts[:], "Those are the tokens themselves"),
+        (lambda counts: [n / max(counts) for n in counts], "Compared with the longest"),
+        (lambda counts: [n / numpy.mean(counts) for n in counts], "by the mean number of tokens"),
+        (lambda counts: [1 / n / sum(1 / m for m in counts) for n in counts], "a shorter micro-batch more weight"),
+        (lambda counts: [1 for _ in counts], "All weights are 1"),
+        (lambda counts: [n / sum(counts) / len(counts) for n in counts], "Divided by k once too often"),
+        (lambda counts: [n // sum(counts) for n in counts], "Some weights are off"),
+        (lambda counts: [n / 144 for n in counts], "Some weights are off"),
+        (shares_of_all_calls, "Some weights are off"),
+        (shares_of_the_list_itself, "changes 'counts', which its caller still needs"),
+        (lambda counts: [1.0], "One number for each micro-batch"),
+        (lambda counts: [f"{n / sum(counts):.0%}" for n in counts], "In your list there is a text"),
+        (lambda counts: 0.5, "where a list or a tuple"),
+        (nothing, "does every path end in `return`?"),
+    ],
+)
 
 
 def test_the_right_factors_give_the_gradient_of_the_large_batch() -> None:
     counts = [3, 9, 5]
-    model, parts = Bigrams(), padded_parts(counts)
+    model, parts = Bigrams(), lesson_07.padded_parts(counts)
+    assert [counted_tokens(part) for part in parts] == counts
     large = gradient_of(mean_loss(model, joined(parts)), model)
     weighed = torch.zeros_like(large)
-    for factor, part in zip(factors_right(counts), parts, strict=True):
+    for factor, part in zip(shares_one_by_one(counts), parts, strict=True):
         weighed += factor * gradient_of(mean_loss(model, part), model)
     assert relative_distance(weighed, large) < 1e-12
-
-
-@pytest.mark.parametrize(("message", "mistaken"), FACTOR_MISTAKES)
-def test_factors_names_the_misconception(message: str, mistaken: Any) -> None:
-    assert message == said(lesson_07.factors, lambda counts: mistaken(counts))
-
-
-def test_factors_refuses_lists_of_other_lengths_and_what_it_does_not_know() -> None:
-    assert "One number for each micro-batch" in said(lesson_07.factors, lambda counts: [1.0])
-    assert "Some weights are off" in said(lesson_07.factors, lambda counts: [0.3 for _ in counts])
-    assert "where a list or a tuple" in said(lesson_07.factors, lambda counts: 0.5)
 
 
 # ----------------------------------------------------------------------------------------------------------- 07.3: plan
 
 
-def from_above(run: Any, card: str, tokens: int) -> list[int] | None:
-    """Right in another style: the largest micro-batch first, and a list for a pair."""
+def fitting(run: Any, card: str, tokens: int, memory: int = 0, alone: bool = False) -> list[tuple[int, int]]:
+    """Pairs that fit, the largest micro-batch first."""
     batch = tokens // run.seq_len
-    for size in sorted((b for b in range(1, batch + 1) if batch % b == 0), reverse=True):
-        if estimate(run.replace(micro_batch=size, accumulation_steps=batch // size)).total <= gpu(card).memory:
-            return [size, batch // size]
-    return None
+    pairs = [(batch // steps, steps) for steps in range(1, batch + 1) if batch % steps == 0]
+    runs = [run.replace(micro_batch=size, accumulation_steps=1 if alone else steps) for size, steps in pairs]
+    most = memory or gpu(card).memory
+    return [pair for pair, one in zip(pairs, runs, strict=True) if estimate(one).total <= most]
 
 
-@pytest.mark.parametrize("answer", [plan_right, from_above])
-def test_plan_takes_right_answers(answer: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    passes(lesson_07.plan, answer, capsys, "07.3")
+def from_above(run: Any, card: str, tokens: int) -> list[int] | None:
+    """The largest micro-batch first, and a list for a pair."""
+    return next((list(pair) for pair in fitting(run, card, tokens)), None)
 
 
-@pytest.mark.parametrize(("message", "mistaken"), PLAN_MISTAKES.items())
-def test_plan_names_the_misconception(message: str, mistaken: Any) -> None:
-    assert message == said(lesson_07.plan, mistaken)
+def planned(pick: Callable[[list[tuple[int, int]]], Any] = lambda pairs: pairs[0], **how: Any) -> Any:
+    return lambda run, card, tokens: pick(found) if (found := fitting(run, card, tokens, **how)) else None
 
 
-@pytest.mark.parametrize(
-    ("answer", "hint"),
-    [
+PLAN = Answers(
+    right=[planned(), from_above],
+    wrong=[
+        (planned(alone=True), "You estimate one micro-batch on its own"),
+        (
+            lambda run, card, tokens: next(
+                iter(fitting(run, card, tokens, int(card.rsplit("-", 1)[1].removesuffix("GB")) * 10**9)), None
+            ),
+            "You took the number in the card's name for GB",
+        ),
+        (planned(lambda pairs: pairs[-1]), "You take the smallest micro-batch"),
+        (planned(lambda pairs: next(pair for pair in pairs if pair[0].bit_count() == 1)), "Powers of two alone?"),
+        (planned(lambda pairs: pairs[0][::-1]), "Turned round"),
+        (lambda run, card, tokens: (tokens // run.seq_len, 1), "You return the whole batch"),
         (lambda run, card, tokens: None, "you find nothing, but something fits"),
-        (lambda run, card, tokens: plan_right(run, card, tokens) or (1, 32), "nothing fits, not even one"),
+        (lambda run, card, tokens: planned()(run, card, tokens) or (1, 32), "nothing fits, not even one"),
         (lambda run, card, tokens: (tokens, 1), "yours come to"),
         (lambda run, card, tokens: 4, "where a tuple or None is asked for"),
         (lambda run, card, tokens: (4, 25, 1), "Return a pair"),
         (lambda run, card, tokens: (2.5, 40), "where a whole number is asked for"),
         (
-            lambda run, card, tokens: (
-                None if plan_right(run, card, tokens) is None else (2, tokens // run.seq_len // 2)
-            ),
+            lambda run, card, tokens: planned()(run, card, tokens) and (2, tokens // run.seq_len // 2),
             "Some plan does not fit",
         ),
     ],
 )
-def test_plan_says_what_is_off(answer: Any, hint: str) -> None:
-    assert hint in said(lesson_07.plan, answer)
-
 
 # ---------------------------------------------------------------------------------------------------- 07.4: noise scale
 
 
-def by_signal(small: int, big: int, length_small: float, length_big: float) -> float:
+def parts(small: int, big: int, length_small: float, length_big: float) -> tuple[float, float]:
+    """|G|² and tr(Σ)."""
     signal = (big * length_big - small * length_small) / (big - small)
-    return small * (length_small - signal) / signal
+    return signal, small * (length_small - signal)
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [lambda small, big, length_small, length_big: scale_right(small, big, length_small, length_big), by_signal],
+def by_matrix(small: int, big: int, length_small: float, length_big: float) -> Any:
+    signal, noise = numpy.linalg.solve([[1, 1 / small], [1, 1 / big]], [length_small, length_big])
+    return noise / signal
+
+
+def in_one_line(small: int, big: int, length_small: float, length_big: float) -> float:
+    return (length_small - length_big) * small * big / (big * length_big - small * length_small)
+
+
+def remembers_lengths(
+    small: int, big: int, length_small: float, length_big: float, seen: list[float] = []  # noqa: B006
+) -> float:  # fmt: skip
+    """Averages over all calls, as one would over steps of a training."""
+    seen.append(length_big)
+    return in_one_line(small, big, length_small, sum(seen) / len(seen))
+
+
+NOISE_SCALE = Answers(
+    right=[
+        lambda small, big, length_small, length_big: (
+            parts(small, big, length_small, length_big)[1] / parts(small, big, length_small, length_big)[0]
+        ),
+        by_matrix,
+        in_one_line,
+    ],
+    wrong=[
+        (
+            lambda small, big, length_small, length_big: 1 / in_one_line(small, big, length_small, length_big),
+            "signal over noise",
+        ),
+        (lambda small, big, length_small, length_big: length_small / length_big, "the ratio of the two lengths"),
+        (lambda small, big, length_small, length_big: parts(small, big, length_small, length_big)[1], "That is tr(Σ)"),
+        (lambda small, big, length_small, length_big: parts(small, big, length_small, length_big)[0], "That is |G|²"),
+        (
+            lambda small, big, length_small, length_big: parts(small, big, length_small, length_big)[1] / length_big,
+            "You take the big batch's length for |G|²",
+        ),
+        (
+            lambda small, big, length_small, length_big: (
+                small * (length_small - length_big) / parts(small, big, length_small, length_big)[0]
+            ),
+            "the big one has some of it, too",
+        ),
+        (
+            lambda small, big, length_small, length_big: in_one_line(small, big, length_small**2, length_big**2),
+            "squared already",
+        ),
+        (
+            lambda small, big, length_small, length_big: in_one_line(small, big, length_small**0.5, length_big**0.5),
+            "You took roots first",
+        ),
+        (
+            lambda small, big, length_small, length_big: in_one_line(big, small, length_small, length_big),
+            "The scale is off",
+        ),
+        (lambda small, big, length_small, length_big: 48.0, "The scale is off"),
+        (lambda small, big, length_small, length_big: -in_one_line(small, big, length_small, length_big), "The scale"),
+        (remembers_lengths, "The scale is off"),
+        (nothing, "does every path end in `return`?"),
+    ],
 )
-def test_noise_scale_takes_right_answers(answer: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    passes(lesson_07.noise_scale, answer, capsys, "07.4")
-
-
-@pytest.mark.parametrize(("message", "mistaken"), NOISE_MISTAKES)
-def test_noise_scale_names_the_misconception(message: str, mistaken: Any) -> None:
-    def answer(small: int, big: int, length_small: float, length_big: float) -> float:
-        return mistaken(small, big, length_small, length_big)
-
-    assert message == said(lesson_07.noise_scale, answer)
-
-
-def test_noise_scale_says_where_to_look() -> None:
-    assert "The scale is off" in said(lesson_07.noise_scale, lambda small, big, length_small, length_big: 7.0)
-
 
 # ----------------------------------------------------------------------------------------------------------- 07.5: ramp
 
+Scales = Sequence[tuple[int, float]]
 
-def by_logarithm(first: int, scales: Sequence[tuple[int, float]]) -> list[list[int]]:
+
+def doubled(
+    more: Callable[[int, float], bool] = lambda batch, scale: 2 * batch <= scale,
+    often: int = 99,
+    shrinks: bool = False,
+    lists: str = "changes",
+    begin: Callable[[int, Scales], list[tuple[int, int]]] = lambda first, scales: [(0, first)],
+) -> Any:
+    """A ramp by doubling, right by default; `lists` says when a pair is added."""
+
+    def ramp(first: int, scales: Scales) -> list[tuple[int, int]]:
+        planned, batch = begin(first, scales), first
+        for seen, scale in scales:
+            before = batch
+            batch = first if shrinks else batch
+            for _ in range(often):
+                if not more(batch, scale):
+                    break
+                batch *= 2
+                if lists == "doublings":
+                    planned.append((seen, batch))
+            if lists == "all" or (lists == "changes" and batch != before):
+                planned.append((seen, batch))
+        return planned
+
+    return ramp
+
+
+def by_logarithm(first: int, scales: Scales) -> list[list[int]]:
     ramp = [[0, first]]
     for seen, scale in scales:
         batch = max(ramp[-1][1], first * 2 ** max(0, math.floor(math.log2(scale / first))))
@@ -203,24 +335,81 @@ def by_logarithm(first: int, scales: Sequence[tuple[int, float]]) -> list[list[i
     return ramp
 
 
-@pytest.mark.parametrize("answer", [ramp_right, by_logarithm])
-def test_ramp_takes_right_answers(answer: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    passes(lesson_07.ramp, answer, capsys, "07.5")
+def by_highest(first: int, scales: Scales) -> Any:
+    """Everything at once: the highest scale so far decides."""
+    highest = numpy.maximum.accumulate([first, *[scale for _, scale in scales]])
+    batches = [first * 2 ** int(numpy.log2(scale / first)) for scale in highest]
+    events = [0, *[seen for seen, _ in scales]]
+    changes = [(event, now) for event, (before, now) in zip(events[1:], pairwise(batches), strict=True) if now > before]
+    return ((0, first), *changes)
 
 
-@pytest.mark.parametrize(("message", "mistaken"), RAMP_MISTAKES)
-def test_ramp_names_the_misconception(message: str, mistaken: Any) -> None:
-    assert message == said(lesson_07.ramp, mistaken)
+def takes_the_scale(first: int, scales: Scales) -> list[tuple[int, int]]:
+    planned = [(0, first)]
+    for seen, scale in scales:
+        if scale > planned[-1][1]:
+            planned.append((seen, int(scale)))
+    return planned
 
 
-def test_ramp_says_what_is_off() -> None:
-    assert "Some ramp is off" in said(lesson_07.ramp, lambda first, scales: [(0, first)])
-    assert "a list of pairs" in said(lesson_07.ramp, lambda first, scales: [first])
-    assert "a text, where a number is asked" in said(lesson_07.ramp, lambda first, scales: [("0", str(first))])
-    assert "not finite" in said(lesson_07.ramp, lambda first, scales: [(0, float("nan"))])
+def takes_them_out(first: int, scales: list[tuple[int, float]]) -> list[tuple[int, int]]:
+    found = doubled()(first, list(scales))
+    scales.clear()
+    return found
 
+
+def keeps_the_ramp(first: int, scales: Scales, planned: list[tuple[int, int]] = []) -> list[tuple[int, int]]:  # noqa: B006
+    planned += doubled()(first, scales)
+    return planned
+
+
+RAMP = Answers(
+    right=[doubled(), by_logarithm, by_highest],
+    wrong=[
+        (doubled(often=1), "You double once at most"),
+        (doubled(lambda batch, scale: 2 * batch < scale), "Where twice the batch is exactly the noise scale"),
+        (doubled(shrinks=True), "Your batch shrinks"),
+        (takes_the_scale, "You take the scale itself for the batch"),
+        (doubled(lambda batch, scale: batch < scale), "You double beyond the noise scale"),
+        (doubled(lists="all"), "You list every measurement"),
+        (doubled(lists="doublings"), "You add a pair for each doubling"),
+        (doubled(begin=lambda first, scales: []), "The beginning is missing"),
+        (
+            doubled(begin=lambda first, scales: [(scales[0][0], first)] if scales else [(0, first)]),
+            "Your ramp begins at the first measurement",
+        ),
+        (doubled(begin=lambda first, scales: [(scales[0][0], first)]), "your function raised IndexError"),
+        (doubled(lambda batch, scale: 2 * batch <= scale and batch < 128), "Some ramp is off"),
+        (lambda first, scales: doubled()(16, scales), "Some ramp is off"),
+        (lambda first, scales: [(0, first)], "Some ramp is off"),
+        (keeps_the_ramp, "Some ramp is off"),
+        (takes_them_out, "changes 'scales', which its caller still needs"),
+        (lambda first, scales: [first], "a list of pairs"),
+        (lambda first, scales: [("0", str(first))], "a text, where a number is asked"),
+        (lambda first, scales: [(0, float("nan"))], "not finite"),
+        (nothing, "does every path end in `return`?"),
+    ],
+)
 
 # ----------------------------------------------------------------------------------------------------------- 07.6: rate
+
+
+def warmed(
+    sgd: Callable[[float], float] = float,
+    adam: Callable[[float], float] = math.sqrt,
+    start: float = 1,
+    after: Callable[[float, float, float], float] = lambda rate, peak, part: peak,
+    part: Callable[[int, int], float] = lambda step, warm: step / warm,
+    factor: float = 1,
+) -> Any:
+    """A rule for each optimizer, and a straight line from `start` rates to the peak; right by default."""
+
+    def answer(step: int, warm: int, rate: float, k: int, optimizer: str) -> float:
+        peak = factor * rate * {"sgd": sgd, "adam": adam}[optimizer](k)
+        done = part(step, warm)
+        return after(rate, peak, done) if done >= 1 else start * rate + (peak - start * rate) * done
+
+    return answer
 
 
 def by_part(step: int, warm: int, rate: float, k: int, optimizer: str) -> float:
@@ -228,31 +417,56 @@ def by_part(step: int, warm: int, rate: float, k: int, optimizer: str) -> float:
     return rate * (1 - part) + part * rate * k ** (1 if optimizer == "sgd" else 0.5)
 
 
-@pytest.mark.parametrize("answer", [rate_right, by_part])
-def test_rate_takes_right_answers(answer: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    passes(lesson_07.rate, answer, capsys, "07.6")
+def by_interpolation(step: int, warm: int, rate: float, k: int, optimizer: str) -> Any:
+    return numpy.interp(step, [0, warm], [rate, rate * {"sgd": k, "adam": numpy.sqrt(k)}[optimizer]])
 
 
-@pytest.mark.parametrize(("message", "mistaken"), RATE_MISTAKES)
-def test_rate_names_the_misconception(message: str, mistaken: Any) -> None:
-    def answer(step: int, warm: int, rate: float, k: int, optimizer: str) -> float:
-        return mistaken(step, warm, rate, k, optimizer)
-
-    assert message == said(lesson_07.rate, answer)
+def grows_for_ever(step: int, warm: int, rate: float, k: int, optimizer: str, known: dict[str, float] = {}) -> float:  # noqa: B006
+    """Scales the rate that it had scaled before."""
+    known[optimizer] = known.get(optimizer, rate) * (k if optimizer == "sgd" else math.sqrt(k))
+    return known[optimizer] if step >= warm else rate + (known[optimizer] - rate) * step / warm
 
 
-def test_a_logarithm_is_no_root() -> None:
-    """log₂ 16 is √16: a k for which the two agree would let it pass."""
+RATE = Answers(
+    right=[warmed(), by_part, by_interpolation],
+    wrong=[
+        (warmed(adam=float), "You scale by k for Adam, too"),
+        (warmed(sgd=math.sqrt), "You scale by √k for SGD, too"),
+        (warmed(sgd=math.sqrt, adam=float), "The two rules are exchanged"),
+        (warmed(start=0), "You start from zero"),
+        (warmed(part=lambda step, warm: 1), "There is no warm-up"),
+        (warmed(after=lambda rate, peak, part: rate + (peak - rate) * part), "grows on when the warm-up is over"),
+        (warmed(after=lambda rate, peak, part: rate), "falls back to the small batch's"),
+        (warmed(sgd=lambda k: 1, adam=lambda k: 1), "Your rate never changes"),
+        (lambda step, warm, rate, k, optimizer: rate / k, "not a smaller one"),
+        (warmed(sgd=lambda k: 1 / k, adam=lambda k: 1 / math.sqrt(k)), "not a smaller one"),
+        (warmed(adam=math.log2), "Some rate is off"),  # log₂ 16 is √16: a k for which the two agree would let it pass
+        (warmed(sgd=lambda k: 32), "Some rate is off"),
+        (warmed(part=lambda step, warm: step / 500), "Some rate is off"),
+        (warmed(part=lambda step, warm: (step + 1) / warm), "Some rate is off"),
+        (warmed(factor=2), "Some rate is off"),
+        (grows_for_ever, "Some rate is off"),
+        (nothing, "does every path end in `return`?"),
+    ],
+)
 
-    def answer(step: int, warm: int, rate: float, k: int, optimizer: str) -> float:
-        peak = rate * (k if optimizer == "sgd" else math.log2(k))
-        return peak if step >= warm else rate + (peak - rate) * step / warm
+# ----------------------------------------------------------------------------------------------------- all of them
 
-    assert "Some rate is off" in said(lesson_07.rate, answer)
+ANSWERS = {
+    "07.1": ONE_PASS,
+    "07.2": FACTORS,
+    "07.3": PLAN,
+    "07.4": NOISE_SCALE,
+    "07.5": RAMP,
+    "07.6": RATE,
+}
 
 
-def test_rate_says_where_to_look() -> None:
-    def answer(step: int, warm: int, rate: float, k: int, optimizer: str) -> float:
-        return 2 * rate_right(step, warm, rate, k, optimizer)
+@pytest.mark.parametrize(("number", "answer"), right_answers(ANSWERS))
+def test_a_right_answer_passes(number: str, answer: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert praise(number, answer, capsys).startswith(f"✓ {number} ")
 
-    assert "Some rate is off" in said(lesson_07.rate, answer)
+
+@pytest.mark.parametrize(("number", "answer", "words"), wrong_answers(ANSWERS))
+def test_a_wrong_answer_gets_its_hint(number: str, answer: Any, words: str) -> None:
+    assert words in hint(number, answer)
