@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from itertools import groupby, pairwise
+from itertools import accumulate, groupby, pairwise
 from typing import Any
 
 import numpy
@@ -300,7 +300,9 @@ CHEAPEST = Answers(
 def phase(measurement: Any, begin: str = "backward", end: str = "optimizer", step: int = 2) -> list[int]:
     """Bytes of activations from one mark to another."""
     marks = {mark.phase: mark.event for mark in measurement.timeline.marks if mark.step == step}
-    return measurement.timeline.curves()["activations"][marks[begin] : marks[end]]
+    changes = measurement.timeline.changes[: marks[end]]
+    curve = accumulate(size if kind == "activations" else 0 for size, kind in changes)
+    return list(curve)[marks[begin] :]
 
 
 def climbs(curve: list[int], size: int = 10**7) -> int:
