@@ -3,8 +3,8 @@
 import asyncio
 import re
 
-import clock
 import pytest
+from counting import calls
 
 from course_utils import estimate
 from course_utils.dashboard import CONTROLS, DEFAULTS, best_plan, dashboard, next_changes, run_of
@@ -97,17 +97,18 @@ def test_what_is_stored_is_the_same_each_time():
     assert "run this cell" in first["text/plain"]
 
 
-def test_redrawing_takes_a_fraction_of_50_milliseconds():
-    async def redrawing() -> float:
+def test_redrawing_takes_tens_of_thousands_of_calls():
+    async def redrawing() -> int:
         page = explore()
-        sizes = iter((1, 2, 4, 8, 16, 32) * 2)
+        sizes = iter((1, 2, 4, 8))
 
         def press() -> None:
             page.controls["micro_batch"].value = next(sizes)
 
-        return clock.quickest(press, tries=8)
+        press()
+        return max(calls(press) for _ in range(3))
 
-    assert asyncio.run(redrawing()) < 0.030
+    assert asyncio.run(redrawing()) < 45_000
 
 
 def test_figures_stand_below_one_another():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from clock import quickest
+from counting import calls
 from engine import tiny
 from torch.utils.checkpoint import checkpoint
 
@@ -203,7 +203,8 @@ def test_the_map_follows_its_sliders_at_once() -> None:
         shown.controls["model"].value = "gpt2"
         shown.controls["model"].value = "llama3.2-1b"
 
-    assert quickest(another_model) < 1, "two controls, tens of milliseconds each"
+    another_model()
+    assert calls(another_model) < 120_000, "two controls, tens of milliseconds each"
     assert shown.run == TrainingRun("llama3.2-1b", 4, 512, "amp-bf16", attention="eager")
     assert shown.picture.value != before and shown.figure and "T4-16GB fits no step of llama3.2-1b" in shown.figure.alt
     assert "run this cell" in repr(shown) and gpu("T4-16GB").name in shown.figure.svg

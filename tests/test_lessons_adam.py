@@ -4,11 +4,10 @@ import functools
 import math
 import random
 import re
-import statistics
-import time
 
 import pytest
 import torch
+from counting import calls
 
 from course_utils import TrainingRun, measure
 from course_utils.lessons.adam import (
@@ -253,11 +252,7 @@ def test_the_walkers_text_stays_the_same() -> None:
         walker("adan")
 
 
-def test_every_walk_draws_within_50_milliseconds() -> None:
-    shown, times = walker(), []
-    for angle in (15.0, 45.0):
-        for rule in RULES:
-            begin = time.thread_time()
-            shown.controls["optimizer"].value, shown.controls["angle"].value = rule, angle
-            times.append(time.thread_time() - begin)
-    assert statistics.median(times) / 2 < 0.05  # two controls moved
+@pytest.mark.parametrize("name", RULES)
+def test_every_walk_is_drawn_in_tens_of_thousands_of_calls(name: str) -> None:
+    shown = walker()
+    assert calls(lambda: setattr(shown.controls["optimizer"], "value", name)) < 60_000
