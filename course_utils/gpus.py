@@ -139,7 +139,7 @@ GPUS: dict[str, Gpu] = {
 
 def gpu(name: str) -> Gpu:
     """The GPU of that name. Raises ValueError naming the known ones and the nearest."""
-    if name not in GPUS:
+    if not isinstance(name, str) or name not in GPUS:
         by_lower = {known.lower(): known for known in GPUS}
         if str(name).lower() not in by_lower:
             raise unknown("GPU", name, GPUS)

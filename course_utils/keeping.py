@@ -33,6 +33,20 @@ def problems_in_words(what: str, folder: Path) -> Iterator[None]:
         ) from error
 
 
+def write_whole(file: Path, text: str, newline: str = "\n") -> None:
+    """Write a file in which a reader finds what was there before, or this: never half, and no less on a full disk."""
+    scratch = file.with_name(f"{file.name}.{os.getpid()}.part")
+    try:
+        with scratch.open("w", encoding="utf-8", newline=newline) as written:
+            written.write(text)
+            written.flush()
+            os.fsync(written.fileno())  # or a machine that stops may have the new name, and nothing below it
+        scratch.replace(file)
+    except BaseException:
+        scratch.unlink(missing_ok=True)
+        raise
+
+
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 """How a folder on some servers says that nothing in it can be locked."""
 

@@ -15,6 +15,9 @@ Settings = dict[str, Any]
 LARGEST_FILE = 10_000_000
 """Bytes. A config.json has some thousands: what is larger is the weights, or something else altogether."""
 
+LARGEST_SIZE = 10**9
+"""No size of a transformer is beyond this; `TransformerConfig` knows of each what it can be."""
+
 GELU = ("gelu_new", "gelu", "gelu_fast", "gelu_pytorch_tanh")
 SILU = ("silu", "swish")
 """Activation functions by transformers' names, whose memory is that of the course's own."""
@@ -113,12 +116,12 @@ def _gpt2(name: str, settings: Settings) -> TransformerConfig:
     _check_activation(settings, "activation_function", GELU)
     if settings.get("add_cross_attention"):
         raise ValueError("add_cross_attention is true: the course's network is a decoder alone")
-    dropouts = {key: settings.get(key, 0.1) for key in ("resid_pdrop", "embd_pdrop", "attn_pdrop")}
+    dropouts = {key: _probability(settings, key, 0.1) for key in ("resid_pdrop", "embd_pdrop", "attn_pdrop")}
     dropout = dropouts["resid_pdrop"]
     if any(value != dropout for value in dropouts.values()):
         said = ", ".join(f"{key} {value}" for key, value in dropouts.items())
         _warn(name, f"dropout differs from place to place ({said}): {dropout}, the residual's, is taken everywhere")
-    return TransformerConfig(name, "gpt2", **sizes, dropout=dropout, tied=settings.get("tie_word_embeddings", True))
+    return TransformerConfig(name, "gpt2", **sizes, dropout=dropout, tied=_flag(settings, "tie_word_embeddings", True))
 
 
 def _llama(name: str, settings: Settings, **options: Any) -> TransformerConfig:
@@ -132,13 +135,13 @@ def _llama(name: str, settings: Settings, **options: Any) -> TransformerConfig:
     _warn_of_window(name, settings, sizes["max_positions"])
     if settings.get("attention_dropout"):
         _warn(name, f"attention_dropout is {settings['attention_dropout']}: none is taken, as Llama has none elsewhere")
-    tied, theta = settings.get("tie_word_embeddings", False), _rope_theta(settings)
+    tied, theta = _flag(settings, "tie_word_embeddings", False), _rope_theta(settings)
     return TransformerConfig(name, "llama", **sizes, tied=tied, rope_theta=theta, **options)
 
 
 def _biased_llama(name: str, settings: Settings) -> TransformerConfig:
     """Llama itself, which transformers can also give biases: on all matrices, where it can be one of the course's."""
-    bias = {key: settings.get(key, False) for key in ("attention_bias", "mlp_bias")}
+    bias = {key: _flag(settings, key, False) for key in ("attention_bias", "mlp_bias")}
     if bias["attention_bias"] != bias["mlp_bias"]:
         raise ValueError(
             f"attention_bias is {bias['attention_bias']} and mlp_bias is {bias['mlp_bias']}: the course's blocks have "
@@ -177,6 +180,8 @@ def _sizes(settings: Settings, **keys: str) -> Settings:
         size = settings[key]
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
             raise ValueError(f"{key} is {size!r}: it must be a whole number of at least 1")
+        if size > LARGEST_SIZE:
+            raise ValueError(f"{key} is {size:,}: more than {LARGEST_SIZE:,} cannot be meant")
     return {name: settings[key] for name, key in keys.items()}
 
 
@@ -184,6 +189,20 @@ def _require(settings: Settings, keys: Any) -> None:
     missing = [key for key in keys if key not in settings]
     if missing:
         raise ValueError(f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing")
+
+
+def _flag(settings: Settings, key: str, standard: bool) -> bool:
+    value = settings.get(key, standard)
+    if not isinstance(value, bool):
+        raise ValueError(f"{key} is {value!r}: it is true or false")
+    return value
+
+
+def _probability(settings: Settings, key: str, standard: float) -> float:
+    value = settings.get(key, standard)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
+        raise ValueError(f"{key} is {value!r}: a probability of at least 0 and below 1")
+    return value
 
 
 def _check_activation(settings: Settings, key: str, known: tuple[str, ...]) -> None:

@@ -191,7 +191,7 @@ def _events() -> tuple[list[dict[str, Any]], list[str]]:
             event = json.loads(line)
             _check(event)
             events.append(event)
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, RecursionError):
             damaged.append(f"Line {number} of {file} cannot be read and is not counted: you may delete it.")
     return events, damaged
 

@@ -2,7 +2,7 @@
 
 import html
 import json
-import os
+import math
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,7 +12,7 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .keeping import course_home, one_at_a_time, problems_in_words
+from .keeping import course_home, one_at_a_time, problems_in_words, write_whole
 from .tables import aligned, html_table
 from .units import UNITS, format_bytes, format_signed, percent
 
@@ -89,10 +89,7 @@ def _alone() -> Iterator[None]:
 
 def _store(guesses: Mapping[str, Guess]) -> None:
     """Write all guesses; a reader finds those before or these. Call it within `_alone`."""
-    file = _guesses_file()
-    scratch = file.with_suffix(f".{os.getpid()}.part")
-    scratch.write_text(json.dumps({key: vars(guess) for key, guess in guesses.items()}, indent=1), encoding="utf-8")
-    scratch.replace(file)
+    write_whole(_guesses_file(), json.dumps({key: vars(guess) for key, guess in guesses.items()}, indent=1))
 
 
 def parse_guess(text: str, unit: str) -> float:
@@ -104,9 +101,10 @@ def parse_guess(text: str, unit: str) -> float:
     if match and THOUSANDS_OR_DECIMALS.fullmatch(match[1]):
         thousands, decimals = match[1].replace(",", "").replace("_", ""), match[1].replace(",", ".")
         raise ValueError(f"{match[1]} can be read in two ways: write {thousands} or {float(decimals)}.")
-    if match is None:
+    guess = float(match[1].replace("_", "").replace(",", ".")) if match else math.inf
+    if guess == math.inf:  # no number, or one of hundreds of digits
         raise ValueError(f"Write your guess in {unit}, as a number alone." if unit else "Write a number alone.")
-    return float(match[1].replace("_", "").replace(",", "."))
+    return guess
 
 
 def predict(key: str, unit: str = "GB", guess: float | None = None) -> None:

@@ -1,5 +1,6 @@
 """Bytes inside, GB and GiB only where a person reads them: the one formatter and the one parser."""
 
+import math
 import re
 from collections.abc import Callable
 
@@ -67,6 +68,7 @@ def parse_bytes(text: str | int) -> int:
     number = r"((?:[0-9]{1,3}(?:[,_][0-9]{3})+|[0-9]+)(?:\.[0-9]+)?)"
     match = re.fullmatch(rf"\s*{number}\s*([A-Za-z]*)\s*", text) if isinstance(text, str) else None
     unit = {name.lower(): name for name in UNITS}.get((match[2] or "B").lower()) if match else None
-    if match is None or unit is None:
+    amount = float(re.sub("[,_]", "", match[1])) * UNITS[unit] if match and unit else math.inf
+    if amount == math.inf:
         raise ValueError(f"{text!r} is no amount of memory; write a number and a unit, as in '80 GB' or '16 GiB'")
-    return round(float(re.sub("[,_]", "", match[1])) * UNITS[unit])
+    return round(amount)

@@ -29,6 +29,8 @@ ACCUMULATION_STEPS = tuple(2**k for k in range(7))
 SEQUENCE_LENGTHS = tuple(2**k for k in range(7, 17))
 DTYPES = {"fp32": 4, "tf32 (stored as fp32)": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int64": 8}
 """Bytes of one element."""
+MOST = 10**9
+"""A dimension of a tensor beyond this cannot be meant."""
 
 
 def explorer(model: str = "gpt2-xl", *, gpu: str = "V100-32GB", **choices: Any) -> "Explorer":
@@ -173,11 +175,11 @@ class TensorSlider(Explorable):
     invitation = "Sliders for the bytes of one tensor: run this cell to use them."
 
     def __init__(self, batch: int, sequence: int, hidden: int, dtype: str) -> None:
-        if dtype not in DTYPES:
+        if not isinstance(dtype, str) or dtype not in DTYPES:
             raise unknown("number format", dtype, DTYPES)
         for name, size in (("batch", batch), ("sequence", sequence), ("hidden", hidden)):
-            if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-                raise ValueError(f"{name} is {size!r}: it must be a whole number of at least 1")
+            if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= MOST:
+                raise ValueError(f"{name} is {size!r}: it must be a whole number of at least 1 and at most {MOST:,}")
         widths = (256, 512, 768, 1024, 1280, 1600, 2048, 2560, 4096, 5120, 8192, 12288, 16384)
         super().__init__(
             {
