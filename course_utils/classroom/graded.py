@@ -3,12 +3,15 @@
 import csv
 import hashlib
 import json
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from io import StringIO
 from pathlib import Path
 from threading import Lock
 
+from ..keeping import write_whole
 from .collecting import Submission
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -66,10 +69,10 @@ class Journal:
         self.course = hashlib.sha256(b"".join(part.read_bytes() for part in parts) + limits.encode()).digest()
         self.known: dict[str, Graded] = {}
         if path and path.exists():
-            whole, _, cut_short = path.read_text(encoding="utf-8").rpartition("\n")
+            whole, feed, cut_short = path.read_bytes().rpartition(b"\n")
             if cut_short:
-                path.write_text(f"{whole}\n" if whole else "", encoding="utf-8", newline="\n")
-            self.known = dict(filter(None, map(_noted, whole.splitlines())))
+                os.truncate(path, len(whole) + len(feed))  # on a full disk it could not be written anew
+            self.known = dict(filter(None, map(_noted, whole.split(b"\n"))))
 
     def recall(self, key: str) -> Graded | None:
         """What became of the notebook of this key when it was graded before, under whatever name."""
@@ -91,13 +94,13 @@ class Journal:
         return hashlib.sha256(self.course + notebook).hexdigest()
 
 
-def _noted(line: str) -> tuple[str, Graded] | None:
+def _noted(line: bytes) -> tuple[str, Graded] | None:
     """A line of the journal; None for one that is damaged, or of a course with other fields: that is graded anew."""
     try:
         entry = json.loads(line)
         outcomes = {name: Outcome(**outcome) for name, outcome in entry["graded"].pop("outcomes").items()}
         return entry["key"], Graded(**entry["graded"], outcomes=outcomes)
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 
@@ -105,16 +108,17 @@ def write_table(graded: Iterable[Graded], path: Path) -> None:
     """One row for each notebook and exercise: learner, lesson, exercise, state, what the check said, problem, seconds
     by the clock, the file, and "no" where a newer one counts in its place.
     """
-    with path.open("w", encoding="utf-8", newline="") as file:
-        rows = csv.writer(file)
-        rows.writerow(["learner", "lesson", "exercise", "state", "said", "problem", "seconds", "file", "counts"])
-        for one in graded:
-            end = [_plain(one.problem), f"{one.seconds:.0f}", _plain(one.file), "yes" if one.counts else "no"]
-            learner = _plain(one.learner)
-            for exercise, outcome in one.outcomes.items():
-                rows.writerow([learner, one.lesson, exercise, outcome.state, _plain(outcome.said), *end])
-            if not one.outcomes:
-                rows.writerow([learner, one.lesson, "", "", "", *end])
+    text = StringIO()
+    rows = csv.writer(text)
+    rows.writerow(["learner", "lesson", "exercise", "state", "said", "problem", "seconds", "file", "counts"])
+    for one in graded:
+        end = [_plain(one.problem), f"{one.seconds:.0f}", _plain(one.file), "yes" if one.counts else "no"]
+        learner = _plain(one.learner)
+        for exercise, outcome in one.outcomes.items():
+            rows.writerow([learner, one.lesson, exercise, outcome.state, _plain(outcome.said), *end])
+        if not one.outcomes:
+            rows.writerow([learner, one.lesson, "", "", "", *end])
+    write_whole(path, text.getvalue(), newline="")
 
 
 def _plain(text: str) -> str:

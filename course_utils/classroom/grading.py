@@ -28,6 +28,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from ..keeping import write_whole
 from ..notebook_files import numbered
 from ..units import GB, MB
 from .alone import DISK, MEMORY, ROOT, SECONDS, isolation, limits, run_alone
@@ -205,7 +206,7 @@ def main(arguments: Sequence[str]) -> int:
     most = {"seconds": 60 * options.minutes, "memory": int(options.memory * GB), "disk": int(options.disk * MB)}
     graded = grade(options.folder, jobs=options.jobs, told=_tell, journal=journal, **most)
     write_table(graded, options.out / "grades.csv")
-    (options.out / "class.html").write_text(class_page(graded, isolation().words), encoding="utf-8")
+    write_whole(options.out / "class.html", class_page(graded, isolation().words))
     print(isolation().words)
     older = sum(not one.counts for one in graded)
     words = f", of which {older} do not count, as their learners handed in newer ones" if older else ""
