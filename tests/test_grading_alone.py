@@ -2,7 +2,10 @@
 
 import os
 import socket
+import subprocess
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -146,6 +149,43 @@ def test_what_a_notebook_starts_ends_with_it(held: Isolation) -> None:
     found, problem = run_alone(cells(starts=OUTLIVES), CHECKS, limits(), held)
     assert found == {"starts": Outcome("passed")} and not problem
     assert not [one for one in psutil.process_iter(["cmdline"]) if "4242.25" in (one.info["cmdline"] or [])]
+
+
+SLEEPS = "import os, time\nos.fork() or os.execve('/bin/sleep', ['sleep', '4343.25'], {})\ntime.sleep(600)"
+GRADER_OF_ONE = """
+from pathlib import Path, PosixPath
+from course_utils.classroom.alone import Isolation, limits, run_alone
+run_alone({cells!r}, {checks!r}, limits(), {held!r})
+"""
+
+
+@pytest.mark.skipif(not LINUX, reason="elsewhere a notebook that is graded outlives a grader that is killed")
+def test_nothing_outlives_a_grader_that_is_killed(held: Isolation) -> None:
+    asleep = cells(
+        sleeps="import os, time\nos.fork() or os.execve('/bin/sleep', ['sleep', '4343.25'], {})\ntime.sleep(600)"
+    )
+    code = GRADER_OF_ONE.format(cells=asleep, checks=CHECKS, held=held)
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) as grader:
+        _until(lambda: bool(_sleeping()))
+        assert _sleeping()
+        below = psutil.Process(grader.pid).children(recursive=True)
+        grader.kill()
+    _until(lambda: not any(one.is_running() for one in below))
+    left = [one for one in {*below, *_sleeping()} if one.is_running()]
+    for one in left:
+        one.kill()
+    assert left == []
+
+
+def _sleeping() -> list[psutil.Process]:
+    return [one for one in psutil.process_iter(["cmdline"]) if "4343.25" in (one.info["cmdline"] or [])]
+
+
+def _until(reached: Callable[[], bool]) -> None:
+    for _ in range(600):
+        if reached():
+            return
+        time.sleep(0.1)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no such signals")

@@ -143,7 +143,8 @@ def run_alone(
     holder = tempfile.TemporaryDirectory(prefix="course-grading-", ignore_cleanup_errors=True)
     with tempfile.TemporaryFile() as task, tempfile.TemporaryFile() as report, tempfile.TemporaryFile() as results:
         home = Path(holder.name).resolve()
-        told = task_for(cells, checks, home, limits, kind=isolation.kind, shown=isolation.shown, hidden=str(ROOT))
+        apart = {"kind": isolation.kind, "shown": isolation.shown, "hidden": str(ROOT)}
+        told = task_for(cells, checks, home, limits, grader=os.getpid(), **apart)
         task.write(json.dumps(told).encode())
         task.seek(0)
         keeper = subprocess.Popen(

@@ -13,7 +13,7 @@ import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from ..guard import end_children
 
@@ -47,11 +47,15 @@ def main() -> int:
     task = json.load(sys.stdin)
     os.lseek(0, 0, os.SEEK_SET)  # the worker reads the same file
     home, limits, is_walled = Path(task["home"]), Limits(**task["limits"]), task["kind"] == "walls"
+    if not end_with(task["grader"]):
+        return 1
     try:
         _prepare(home, limits, task["shown"] if is_walled else [], Path(task["hidden"]))
     except OSError as error:
         print(f"{REFUSED}{error.strerror}", flush=True)
         return 0
+    if not is_walled:  # within walls the kernel ends everything with the first process there, which no signal reaches
+        signal.signal(signal.SIGTERM, _stop)
     (home / "work").mkdir()
     print(keep(home, limits, is_walled), flush=True)
     return 0
@@ -60,6 +64,21 @@ def main() -> int:
 def task_for(cells: list[dict[str, str]], checks: str, home: Path, limits: Limits, **apart: Any) -> dict[str, Any]:
     """A task, as JSON holds it; `apart` says what keeps the notebook apart."""
     return {"cells": cells, "checks": checks, "home": str(home), "limits": asdict(limits), **apart}
+
+
+def end_with(grader: int) -> bool:
+    """Have this process told when the grader ends, however that ends (Linux). Returns whether it is still there."""
+    if sys.platform != "linux":
+        return True
+    from .walls import END_WITH_PARENT, prctl
+
+    prctl(END_WITH_PARENT, signal.SIGTERM)
+    return os.getppid() == grader
+
+
+def _stop(*_: Any) -> NoReturn:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.exit(1)
 
 
 def _prepare(home: Path, limits: Limits, shown: list[str], hidden: Path) -> None:

@@ -42,7 +42,7 @@ def enter(shown: Sequence[Path], hidden: Path, home: Path, size: int) -> None:
     empty folder, is the one place for files, of `size` bytes with everything else that is written.
     Raises OSError where the system does not allow it.
     """
-    user, group = os.getuid(), os.getgid()
+    user, group, parent = os.getuid(), os.getgid(), os.getppid()
     _call("unshare", NEW_USER | NEW_MOUNTS | NEW_PIDS | NEW_IPC | NEW_NETWORK)
     Path("/proc/self/setgroups").write_text("deny")
     Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
@@ -50,6 +50,9 @@ def enter(shown: Sequence[Path], hidden: Path, home: Path, size: int) -> None:
     child = os.fork()
     if child:
         prctl(SET_DUMPABLE, 0)
+        prctl(END_WITH_PARENT, signal.SIGKILL)  # again: who gets new privileges has forgotten it
+        if os.getppid() != parent:
+            os.kill(child, signal.SIGKILL)
         os._exit(max(0, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])))
     prctl(END_WITH_PARENT, signal.SIGKILL)
     _raise_loopback()
