@@ -34,6 +34,8 @@ GRACE_SECONDS = 5.0
 
 HOST = "127.0.0.1"
 
+BY_WHOM = "by someone, by this computer for want of memory (use fewer or smaller ranks), or by a crash"
+
 
 class RankFailed(RuntimeError):
     """A rank failed, left no result, or they all took too long. Every process has ended; the message has its words."""
@@ -277,7 +279,7 @@ def _check(code: int | None, ranks: Ranks) -> None:
     if code is None:
         raise RankFailed(_too_long(ranks))
     if code:
-        raise RankFailed(_failure(ranks))
+        raise RankFailed(_failure(code, ranks))
     for rank in ranks.missing("json"):
         raise RankFailed(f"rank {rank} of {ranks.program} ended without a result: let it call report(result)")
 
@@ -300,16 +302,18 @@ def _too_long(ranks: Ranks) -> str:
     return "\n".join(lines) + "more, by timeout_seconds."
 
 
-def _failure(ranks: Ranks) -> str:
-    """Which rank failed first, and its last lines."""
+def _failure(code: int, ranks: Ranks) -> str:
+    """Which rank failed first, and its last lines; or that the launcher was killed, with which all ranks end."""
+    if code < 0:
+        return f"torchrun, which runs the ranks of {ranks.program}, was killed by {_signal_name(-code)}: {BY_WHOM}"
     said = ranks.read("launcher.log")
     found = re.findall(r"rank\s*:\s*(\d+) .*?exitcode\s*:\s*(-?\d+)", said, re.DOTALL)
     codes = {int(rank): int(code) for rank, code in found}
     for rank, code in codes.items():
         if code < 0 and code != -signal.SIGTERM and not (ranks.folder / f"{rank}.error").is_file():
             return (
-                f"rank {rank} of {ranks.program} was killed by {_signal_name(-code)}: by someone, by this computer for "
-                f"want of memory (use fewer or smaller ranks), or by a crash. {_said(ranks.words(rank))}"
+                f"rank {rank} of {ranks.program} was killed by {_signal_name(-code)}: {BY_WHOM}. "
+                f"{_said(ranks.words(rank))}"
             )
     errors = sorted(ranks.folder.glob("*.error"), key=lambda path: path.stat().st_mtime_ns)
     if errors:

@@ -334,8 +334,13 @@ def test_a_group_of_this_process_is_never_signalled(tmp_path, monkeypatch):
 
 def test_of_all_that_a_rank_has_printed_a_message_repeats_the_end(tmp_path):
     (tmp_path / "0.error").write_bytes(b"\xff" * 10_000_000 + b"\n" + b"step\n" * 20 + b"x" * 10_000)
-    said = distributed._failure(distributed.Ranks(tmp_path, "train.py", 1, 60.0))
+    said = distributed._failure(1, distributed.Ranks(tmp_path, "train.py", 1, 60.0))
     assert said.count("step") == distributed.LAST_LINES - 1 and said.endswith("x …") and len(said) < 1000
+
+
+def test_a_launcher_that_was_killed_is_named(tmp_path):
+    said = distributed._failure(-signal.SIGKILL, distributed.Ranks(tmp_path, "train.py", 1, 60.0))
+    assert said.startswith("torchrun, which runs the ranks of train.py, was killed by SIGKILL: by someone, ")
 
 
 @pytest.mark.parametrize("seconds", [0, -1.0, float("nan"), "60", None])
