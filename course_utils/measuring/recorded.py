@@ -7,14 +7,14 @@ clear error; nothing is interpolated.
 
 import gzip
 import json
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from ..breakdown import MemoryBreakdown
+from ..breakdown import KINDS, MemoryBreakdown
 from ..measurement import Allocation, Mark, Measurement, Provenance, Timeline
 from ..nearest import unknown
 from ..run import TrainingRun
@@ -33,6 +33,10 @@ POINTS = 300
 
 MOST_ALLOCATIONS = 150
 """A thinned measurement keeps so many of the allocations alive at the peak, the largest."""
+
+
+MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError)
+"""What reading JSON raises in which something is missing, or is of another type."""
 
 
 @dataclass(frozen=True)
@@ -75,19 +79,51 @@ class Recording:
         """A run's recording as `measure` returns it. ValueError if it was no run, ran out of memory or is damaged."""
         content = self.line.content
         if self.status != MEASURED or "measured" not in self.parts:
-            why = self.parts.get("out_of_memory", {}).get("message") or content.get("detail", "")
+            told = self.parts.get("out_of_memory")
+            why = (isinstance(told, dict) and told.get("message")) or content.get("detail", "")
             raise ValueError(f"{self.task} on {self.device}, {self.date}: {self.status}. {why}".rstrip())
         try:
             measured = from_json({"provenance": ["", "", "", ""], **self.parts["measured"]}, note)
             counters = {name: self.parts["counters"][name] for name in ("allocated", "reserved", "driver")}
-        except (KeyError, TypeError, ValueError) as error:
+            losses = self.parts["measured"].get("losses", ())
+            _check(measured, counters, losses)
+        except MALFORMED as error:
             raise ValueError(f"{self.line.place} is damaged: {type(error).__name__}: {error}") from error
         origin = Provenance("recorded", self.device, content["torch"], self.date, note)
-        return replace(measured, provenance=origin, counters=counters, losses=self.parts["measured"].get("losses", ()))
+        return replace(measured, provenance=origin, counters=counters, losses=losses)
 
     def __str__(self) -> str:
         content = self.line.content
         return f"{self.task}: {self.status} on {self.device} · torch {content['torch']} · {self.date}"
+
+
+def _check(measured: Measurement, counters: Mapping[str, Any], losses: Any) -> None:
+    """Raise ValueError, naming the part, for a recording with which nothing could be drawn or added up."""
+    line, events = measured.timeline, len(measured.timeline.changes)
+    texts = ("kind", "dtype", "operation", "module", "phase", "line")
+    sound = {
+        "breakdown": isinstance(measured.breakdown.phase, str) and isinstance(measured.breakdown.label, str),
+        "changes": all(_is_whole(size) and kind in KINDS for size, kind in line.changes),
+        "marks": all(
+            _is_whole(mark.event) and 0 <= mark.event <= events and _is_whole(mark.step) and isinstance(mark.phase, str)
+            for mark in line.marks
+        ),
+        "peak_event": _is_whole(measured.peak_event) and 0 <= measured.peak_event <= events,
+        "allocations": all(
+            all(isinstance(getattr(one, name), str) for name in texts)
+            and all(map(_is_whole, (one.bytes, one.step, one.born, one.died or 0, *one.shape)))
+            for one in measured.allocations
+        ),
+        "counters": all(map(_is_whole, counters.values())),
+        "losses": all(isinstance(loss, (int, float)) for loss in losses),
+    }
+    for part, is_sound in sound.items():
+        if not is_sound:
+            raise ValueError(f"its {part} cannot be what was measured")
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def recordings(device: str | None = None) -> tuple[Recording, ...]:
@@ -168,11 +204,14 @@ def hardware_terms(device: str) -> dict[str, int]:
 
 
 def _terms(item: Recording) -> dict[str, int]:
-    part = item.parts[item.kind]
-    if item.kind == "scratch":
-        measured = (one for one in part["operations"] if "scratch" in one)
-        return {f"scratch of {one['operation']}": one["scratch"] for one in measured}
-    return {item.kind: part[{"context": "context", "workspaces": "together"}[item.kind]]}
+    try:
+        part = item.parts[item.kind]
+        if item.kind == "scratch":
+            measured = (one for one in part["operations"] if "scratch" in one)
+            return {f"scratch of {one['operation']}": one["scratch"] for one in measured}
+        return {item.kind: part[{"context": "context", "workspaces": "together"}[item.kind]]}
+    except MALFORMED as error:
+        raise ValueError(f"{item.line.place} is damaged: {type(error).__name__}: {error}") from error
 
 
 def _of_run(run: TrainingRun, steps: int, device: str | None) -> tuple[Recording, ...]:
