@@ -155,8 +155,8 @@ class Sites:
         match node:
             case ast.Import() | ast.ImportFrom() | ast.Assign(targets=[ast.Name(id="__all__")]) | ast.JoinedStr():
                 return  # Python 3.11 does not know where in the file the parts of an f-string are
-            case ast.If(test=ast.Name(id="TYPE_CHECKING")):
-                return
+            case ast.If(test=ast.Name(id="TYPE_CHECKING")) | ast.Call(func=ast.Name(id="lru_cache")):
+                return  # how much is kept in a cache changes no result
         statement = node if isinstance(node, ast.stmt) else statement
         for replaced, text in self._edits(node, on_import):
             yield self._mutant(replaced, text, statement, scope, on_import)
@@ -396,7 +396,7 @@ class Trial:
         return self.results
 
     def _job(self, mutant: Mutant, tests: Sequence[str], *rest: Sequence[str]) -> "Job":
-        limit = int(60 + 5 * sum(self.tests.seconds.get(test, 1) for test in tests))  # for endless loops alone
+        limit = int(20 + 5 * sum(self.tests.seconds.get(test, 1) for test in tests))  # for endless loops alone
         return Job(partial(self._run, mutant, tests), partial(self._ran, mutant, tests, rest), limit)
 
     def _run(self, mutant: Mutant, tests: Sequence[str]) -> int:

@@ -1,6 +1,7 @@
 """The caching allocator's rules, each on a case worked out by hand; its invariants on random traces."""
 
 import ctypes
+import dataclasses
 import json
 import random
 import subprocess
@@ -206,6 +207,8 @@ def test_cached_segments_are_given_back_when_the_gpu_is_full_and_the_allocation_
     assert allocator.retries == 1
     assert [call.action for call in allocator.driver_calls] == ["segment_alloc", "segment_free", "segment_alloc"]
     assert allocator.driver_allocations == 2
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        allocator.driver_calls[0].bytes = 0  # type: ignore[misc]
 
 
 def fragmented(**choices: Any) -> CachingAllocator:
