@@ -202,8 +202,10 @@ def _close(got: torch.Tensor, wanted: torch.Tensor) -> bool:
 
 # --------------------------------------------------------------------------------------------------------- 01.3: peak
 
-NONE_COMPARED = "Your function compares an event with None. A tensor whose `died` is None never dies: decide "
-"about it before you compare."
+NONE_COMPARED = (
+    "Your function compares an event with None. A tensor whose `died` is None never dies: decide about it before you "
+    "compare."
+)
 
 
 @exercise("01.3", "The largest sum of what is alive at once, in made-up steps and in one that really ran.")
@@ -239,6 +241,8 @@ def largest_micro_batch(answer: Any) -> None:
 
 
 def _expect_largest(card: str, batch: int, got: int) -> None:
+    nothing = got and not largest_fitting(card, batch)
+    expect(not nothing, f"On {card} not even one sequence fits, with a batch of {batch}: return 0 there.")
     too_large = got and peak_bytes(got, batch) > gpu(card).memory
     expect(
         not too_large, f"On {card}, with a batch of {batch}, your micro-batch does not fit: compare bytes with bytes."

@@ -265,8 +265,10 @@ _STEPPING = (
     "You step after every batch. Those are several small steps, each from other weights; one step on the mean of all "
     "batches was asked for."
 )
-_ONLY_LAST = "The step saw the gradients of the last batch alone: something sets them to zero between the "
-"batches. Let them add up."
+_ONLY_LAST = (
+    "The step saw the gradients of the last batch alone: something sets them to zero between the batches. Let them add "
+    "up."
+)
 
 TRAIN_MISTAKES: tuple[tuple[Callable[..., object], str], ...] = (
     (_train_without_step, "The parameters have not moved. Who calls `optimizer.step()`?"),

@@ -65,7 +65,8 @@ def state_bytes(answer: Any) -> None:
             expect(not alike(got, [float(mistaken(*shape)) for shape in shapes], 1e-9), f"{optimizer}: {message}")
         slip = unit_slip(got[0], wanted[0])
         expect(not slip, f"{optimizer}: {slip}")
-        fail(f"{optimizer} is off for a matrix of {shapes[0][0]} × {shapes[0][1]} fp32 numbers.")
+        rows, columns = next(shape for shape, one, right in zip(shapes, got, wanted, strict=True) if one != right)
+        fail(f"{optimizer} is off for a matrix of {rows} × {columns} fp32 numbers.")
 
 
 # ---------------------------------------------------------------------------------------------------- 02.2: best_rate
@@ -142,11 +143,14 @@ def step_transient(answer: Any) -> None:
     cases = shape_cases()
     for how in ("fused", "foreach", "loop"):
         got = [float(call(answer, sizes=list(sizes), how=how)) for sizes in cases]
-        if alike(got, [float(transient_of(sizes, how)) for sizes in cases], 1e-9):
+        wanted = [float(transient_of(sizes, how)) for sizes in cases]
+        if alike(got, wanted, 1e-9):
             continue
         for message, mistaken in TRANSIENT_MISTAKES[how].items():
             expect(not alike(got, [float(mistaken(sizes)) for sizes in cases], 1e-9), f"{how}: {message}")
-        fail(f"{how} is off for parameters of {list(cases[0])} numbers: count what is alive, event by event.")
+        off = next(sizes for sizes, one, right in zip(cases, got, wanted, strict=True) if one != right)
+        whose = f"parameters of {off} numbers" if len(off) < 9 else "GPT-2's parameters"
+        fail(f"{how} is off for {whose}: count what is alive, event by event.")
 
 
 # ----------------------------------------------------------------------------------------------------- 02.5: lean_adam
