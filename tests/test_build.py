@@ -1,6 +1,7 @@
 """The build: one source, three notebooks, no drift, no learner's work lost."""
 
 import re
+import sys
 import textwrap
 from datetime import datetime
 from pathlib import Path
@@ -223,6 +224,23 @@ def test_failing_cell_is_named_and_nothing_is_written(tmp_path: Path, cell: str,
         build(tmp_path, source)
     assert re.search(says, str(problem.value), re.DOTALL)
     assert list((tmp_path / "notebooks").glob("*.ipynb*")) == []
+
+
+def a_notebook(code: str) -> nbformat.NotebookNode:
+    return nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
+
+
+def test_a_kernel_that_dies_before_it_is_ready_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import os, sys\nif 'ipykernel_launcher' in sys.orig_argv: os._exit(3)")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(BuildError, match="before the first cell: Kernel died"):
+        run(a_notebook("1"), tmp_path)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it is ipykernel that looks for its parent")
+def test_a_kernel_ends_with_the_build(tmp_path: Path) -> None:
+    asked = "import ctypes\nfound = ctypes.c_int()\nctypes.CDLL(None).prctl(2, ctypes.byref(found))\nprint(found.value)"
+    assert run(a_notebook(asked), tmp_path).cells[0].outputs[0].text == "9\n"
 
 
 @pytest.mark.parametrize(

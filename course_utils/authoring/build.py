@@ -14,6 +14,7 @@ from nbformat import NotebookNode
 
 from ..cheat_sheet import cheat_sheet
 from ..classroom import syllabi
+from ..keeping import write_whole
 from ..lessons import errata
 from ..notebook_files import EDITED, notebooks
 from . import gpu_page, pictures
@@ -57,7 +58,7 @@ def main(argv: list[str] | None = None) -> int:
 def write_pages(root: Path) -> None:
     """Write the pages that are made of lessons and recordings; a tree without docs/ has none."""
     for page, text in _pages(root).items():
-        (root / page).write_text(text, encoding="utf-8", newline="\n")
+        write_whole(root / page, text)
 
 
 def check_pages(root: Path) -> list[str]:
@@ -135,8 +136,9 @@ def save_edited(target: Path, now: datetime | None = None) -> Path | None:
     stem = f"{target.stem}{EDITED}{now or datetime.now():%Y-%m-%d-%H%M}"
     names = (f"{stem}{suffix}.ipynb" for suffix in ("", *(f"-{count}" for count in range(2, 1000))))
     copy = next(path for name in names if not (path := target.with_name(name)).exists())
-    shutil.copy2(target, copy)
-    return copy
+    scratch = copy.with_suffix(".ipynb.part")
+    shutil.copy2(target, scratch)
+    return scratch.replace(copy)
 
 
 def committed_notebooks(root: Path, *folders: str) -> list[Path]:

@@ -1,14 +1,19 @@
 """Run a notebook from its first cell to its last, in a fresh kernel, as on a machine that nobody has used yet."""
 
+import atexit
 import os
+import signal
+import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from nbclient import NotebookClient
-from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+from nbclient.exceptions import CellExecutionError, CellTimeoutError
 from nbformat import NotebookNode
 
+from ..guard import SET_PARENT_DEATH_SIGNAL, prctl
 from .sources import BuildError, Draft
 
 PACKAGE_ROOT = Path(__file__).resolve().parents[2]
@@ -71,12 +76,32 @@ def run(
             resources={"metadata": {"path": str(folder)}},
         )
         try:
-            client.execute(env={**os.environ, **kernel_environment(Path(home)), **(environment or {})})
-        except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
+            variables = {**os.environ, **kernel_environment(Path(home)), **(environment or {})}
+            client.execute(env=variables, **_ends_with_this_process())
+        except (CellExecutionError, CellTimeoutError, RuntimeError) as error:  # the last: a kernel died, or never began
+            atexit.unregister(client._cleanup_kernel)  # nbclient leaves it, and it fails, after one that never began
             raise BuildError(f"{_place(notebook)}: {error}") from error
     notebook.metadata = metadata  # the kernel's own version would differ between machines
     _drop_widget_views(notebook)
     return notebook
+
+
+def _ends_with_this_process() -> dict[str, Any]:
+    """How a kernel is started so that it ends when this process is killed (Linux).
+
+    ipykernel looks for its parent only when it is up; one that has lost it by then waits for ever, unless process 1
+    has adopted it, which in a desktop's session is another one.
+    """
+    if sys.platform != "linux":
+        return {}
+    parent = os.getpid()
+
+    def end_with_parent() -> None:
+        prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return {"preexec_fn": end_with_parent}
 
 
 def _place(notebook: NotebookNode) -> str:
