@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import cache
 from itertools import accumulate, combinations, pairwise
 from typing import Any
 
@@ -242,6 +243,7 @@ CUT = Answers(
 STAGES = (1, 2, 4, 8, 16)
 
 
+@cache
 def sizes(run: Any, m: int, p: int, schedule: str = "1F1B") -> list[int]:
     return [stage_memory(run, schedule, p, m, stage).total for stage in range(p)] if p <= run.model.layers else [10**99]
 

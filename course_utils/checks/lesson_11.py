@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from functools import cache
 from itertools import combinations, pairwise
 from typing import Any
 
@@ -231,12 +232,21 @@ def fewest_right(run: TrainingRun, sequences: int, room: int) -> int | None:
     return _fewest(run, sequences, lambda sizes: max(sizes) <= room)
 
 
+@cache
+def _sizes(run: TrainingRun, schedule: str, p: int, micro_batches: int) -> tuple[int, ...]:
+    return tuple(stage_memory(run, schedule, p, micro_batches, stage).total for stage in range(p))
+
+
 def _fewest(
-    run: TrainingRun, sequences: int, fits: Callable[[list[int]], bool], schedule: str = "1F1B", m: int | None = None
+    run: TrainingRun,
+    sequences: int,
+    fits: Callable[[tuple[int, ...]], bool],
+    schedule: str = "1F1B",
+    m: int | None = None,
 ) -> int | None:
     micro_batches = sequences // run.micro_batch if m is None else m
     for p in STAGES:
-        if run.model.layers >= p and fits([stage_memory(run, schedule, p, micro_batches, s).total for s in range(p)]):
+        if run.model.layers >= p and fits(_sizes(run, schedule, p, micro_batches)):
             return p
     return None
 
@@ -253,8 +263,8 @@ FEWEST_MISTAKES: Mapping[str, Callable[[TrainingRun, int, int], int | None]] = {
     "That is GPipe, which keeps all micro-batches. 1F1B was asked for.":
         lambda run, sequences, room: _fewest(run, sequences, lambda sizes: max(sizes) <= room, "GPipe"),
     "You take the largest number that fits. Fewer stages wait less.":
-        lambda run, sequences, room: next((p for p in reversed(STAGES) if run.model.layers >= p and all(
-            stage_memory(run, "1F1B", p, sequences // run.micro_batch, s).total <= room for s in range(p))), None),
+        lambda run, sequences, room: next((p for p in reversed(STAGES) if run.model.layers >= p
+            and max(_sizes(run, "1F1B", p, sequences // run.micro_batch)) <= room), None),
     "You count sequences. How many micro-batches are they?":
         lambda run, sequences, room: _fewest(run, sequences, lambda sizes: max(sizes) <= room, m=sequences),
 }  # fmt: skip
