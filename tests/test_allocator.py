@@ -334,6 +334,7 @@ def check(allocator: CachingAllocator, live: dict[int, int]) -> None:
     assert sum(block.size for block in blocks if block.allocated) == allocator.allocated
     assert allocator.allocated + allocator.cached == allocator.reserved
     assert {block.address: block.requested for block in blocks if block.allocated} == live
+    assert not any(block.requested for block in blocks if not block.allocated)
     assert all(one.end <= other.address for one, other in pairwise(blocks))
     for segment in segments:
         for one, other in pairwise(segment):

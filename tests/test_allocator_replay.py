@@ -1,6 +1,7 @@
 """A run's allocations through the allocator: hand-made events, and measured steps whose totals must come out again."""
 
 import dataclasses
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -136,6 +137,10 @@ def test_moments_are_named_as_the_measurement_names_them():
     assert replayed.moment(1) == "set-up"
     assert replayed.moment(measured.peak_event) == f"step 2, {measured.peak_phase}"
     assert replay(GROWING).moment(2) == ""
+    for mark, later in pairwise(measured.timeline.marks):
+        moment = f"step {mark.step}, {mark.phase.replace('_', ' ')}"
+        for event in range(mark.event + 1, later.event + 1)[:: max(1, later.event - mark.event - 1)]:
+            assert replayed.moment(event) == moment
 
 
 def test_a_capacity_just_below_what_is_reserved_makes_the_allocator_try_again_and_one_below_the_tensors_fails():
