@@ -14,8 +14,6 @@ from course_utils.checks.lesson_14_labs import (
     HIDDEN,
     PEAK_MISTAKES,
     TOLERANCE,
-    diagnose_right,
-    evidence,
     peak_right,
     peaks,
     true_peaks,
@@ -320,7 +318,6 @@ DIAGNOSE = Answers(
 
 def test_hidden_cases_are_of_every_cause_that_can_be_told() -> None:
     assert {cause for cause, _, _ in BROKEN} == set(lesson_14.CAUSES) - {"weights"}
-    assert [diagnose_right(evidence(number)) for number in range(len(BROKEN))] == [cause for cause, _, _ in BROKEN]
     assert lesson_14.example(2).step > 1
 
 

@@ -234,22 +234,6 @@ def evidence(number: int) -> Evidence:
     return broken(name, capacity).evidence
 
 
-def diagnose_right(seen: Evidence) -> str:
-    """The right answer, by the clues that the lesson collects."""
-    starts, tokens = seen.step_starts, seen.micro_batch * seen.seq_len
-    if len(starts) > 3 and starts[-1] > starts[-2] > starts[-3]:
-        return "graphs"
-    if seen.free >= seen.requested and seen.free_share > 0.2:
-        return "fragmentation"
-    if seen.phase == "optimizer":
-        return "update" if seen.alive["optimizer_states"] >= 8 * seen.parameters else "states"
-    if seen.vocab and seen.requested // (tokens * seen.vocab) in (2, 4):
-        return "loss"
-    if seen.heads and seen.requested % (seen.heads * tokens * seen.seq_len) == 0:
-        return "attention"
-    return "activations"
-
-
 DIAGNOSE_MISTAKES: tuple[tuple[set[str], set[str], str], ...] = (
     (set(CAUSES), {"fragmentation"}, "You call it fragmentation as soon as the request would fit into all that is "
      "free. At 1 % free that is no news: every full card has crumbs."),
