@@ -167,6 +167,7 @@ ON_A_T4 = Answers(
         (changing(seq_len=512), "as long as they are"),
         (changing(accumulation_steps=1), "another batch"),
         (changing(world_size=8, accumulation_steps=1), "There is one T4"),
+        (changing(tensor_parallel=4), "There is one T4"),
         (changing(precision="amp-bf16"), "does not compute in bf16"),
         (changing(attention="flash"), "no flash kernel"),
         (changing(precision="fp16-master"), "fp16-master changes the training"),

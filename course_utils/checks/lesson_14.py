@@ -110,7 +110,7 @@ def on_a_t4(answer: Any) -> None:
     run = call(answer, returns=TrainingRun)
     expect(run.model.name == ASKED["model"], f"That is {run.model.name}. {ASKED['model']} was asked for.")
     expect(run.seq_len == ASKED["seq_len"], "The sequences were to stay as long as they are.")
-    expect(run.world_size == 1, "There is one T4.")
+    expect(run.world_size == run.tensor_parallel == 1, "There is one T4.")
     learned = f"{run.micro_batch} × {run.accumulation_steps} is another batch, and another training"
     expect(run.global_batch == ASKED["global_batch"], f"{learned}: {ASKED['global_batch']} sequences a step.")
     refused = unsupported(run, T4.capability)
