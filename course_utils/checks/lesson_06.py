@@ -154,6 +154,8 @@ def in_groups(answer: Any) -> None:
             "The output is not what the blocks compute one after the other: is each block run, the last ones too, "
             "and in order?",
         )
+        reached = got.gradients[0] is not None
+        expect(reached, "No gradient reaches x, so nothing in front of these blocks would learn. Who cuts the graph?")
         expect(len(got.runs) >= 2 * count, _too_few(len(got.runs), count))
         expect(
             _same_gradients(got, right),
