@@ -94,7 +94,7 @@ def jupyter_lab(folder: Path) -> Iterator[Server]:
         finally:
             process.terminate()
             try:
-                process.wait(timeout=15)
+                process.wait(timeout=300)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
@@ -140,7 +140,7 @@ def _wait_until_answering(server: Server, process: subprocess.Popen, log: Path, 
     deadline = time.monotonic() + seconds
     while process.poll() is None and time.monotonic() < deadline:
         try:
-            with direct.open(request, timeout=5):
+            with direct.open(request, timeout=300):
                 return
         except (urllib.error.URLError, OSError):  # nobody listens yet
             time.sleep(0.2)

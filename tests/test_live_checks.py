@@ -32,7 +32,7 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
     """Run it in a process of its own: IPython's shell takes the place of the main module."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COURSE_SOURCE": "auto", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-W", "ignore", "-c", code]
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=400, check=False)
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1200, check=False)
 
 
 # Out of memory, again and again

@@ -44,7 +44,7 @@ def meter_of(gauge: Gauge) -> Meter:
     return Meter(gauge, every=0.002)
 
 
-def until(happened, seconds: float = 5.0) -> None:
+def until(happened, seconds: float = 300.0) -> None:
     end = time.monotonic() + seconds
     while not happened():
         assert time.monotonic() < end, "nothing happened"

@@ -185,7 +185,12 @@ def environment(tmp_path_factory):
 
 def on_it(environment: dict[str, str], **knobs: str) -> dict[str, object]:
     done = subprocess.run(
-        [sys.executable, "-c", ON_IT], env=environment | knobs, capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, "-c", ON_IT],
+        env=environment | knobs,
+        capture_output=True,
+        text=True,
+        timeout=1200,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])

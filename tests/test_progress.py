@@ -93,7 +93,7 @@ def test_two_kernels_that_write_at_once_lose_nothing(home: Path) -> None:
         "import sys; from course_utils.progress import mark_passed as m; [m(f'{sys.argv[1]}.{n}') for n in range(300)]"
     )
     both = [subprocess.Popen([sys.executable, "-c", code, name], cwd=ROOT) for name in ("01", "02")]
-    assert [kernel.wait(timeout=60) for kernel in both] == [0, 0]
+    assert [kernel.wait(timeout=1200) for kernel in both] == [0, 0]
     assert len(passed()) == 600 and "cannot be read" not in str(progress())
 
 

@@ -12,7 +12,7 @@ CHECKS = dict(front_door.checks(Path(sys.executable)))
 
 
 def run(name: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(CHECKS[name], cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(CHECKS[name], cwd=folder, capture_output=True, text=True, timeout=1200, check=False)
 
 
 @pytest.mark.parametrize("name", CHECKS)
