@@ -230,6 +230,12 @@ def test_more_ranks_leave_less_to_each():
     assert sizes == sorted(sizes, reverse=True)
 
 
+def test_shards_in_another_format_are_copied_before_they_are_sent():
+    for precision, element in (("bf16-master", 2), ("bf16", 0), ("amp-bf16", 0)):
+        for group in fsdp_groups(RUN.replace(precision=precision)):
+            assert group.gather_input == round_up(element * sum(group.shards))
+
+
 def test_padding_is_counted():
     """A bias of 256 over 100 ranks: 3 elements a rank, so 300 are gathered."""
     run = RUN.replace(world_size=100, precision="fp32", attention="eager")
