@@ -40,6 +40,11 @@ TEST_OPTIONS = (
     "--nbval-current-env", "--nbval-sanitize-with", "tests/nbval_sanitize.cfg", "--nbval-cell-timeout=600",
 )  # fmt: skip
 
+QUICK_TARGETS = (
+    "notebooks/02_adam.ipynb", "tests/test_own.py", "tests/test_measure.py", "tests/test_estimate.py",
+    "tests/test_breakdown.py", "tests/test_allocator.py", "tests/test_optimizers.py",
+)  # fmt: skip
+"""What tells somebody that the course works on their machine: a lesson, and the engine's core."""
 
 NOT_OFFERED = ("tensor_parallel", "sequence_parallel")
 """Choices of a run that no command can follow."""
@@ -145,10 +150,21 @@ def lab_options() -> list[str]:
 
 
 def test(arguments: list[str]) -> int:
-    """Runs the tests and re-executes the notebooks; other options and paths are pytest's."""
-    python, rest = prepare("test", arguments)
-    command = [str(python), "-m", "pytest", *TEST_OPTIONS, *test_targets(ROOT, rest), *rest]
-    return hand_over(command, course_environment(SAME_ANSWERS))
+    """Runs the tests and re-executes the notebooks; other options and paths are pytest's.
+
+    `--quick` takes `QUICK_TARGETS` after the doctor's report, `--full` every parameter set of every sweep. Raises
+    SetupError for both together.
+    """
+    quick, rest = take_flag(arguments, "--quick")
+    full, rest = take_flag(rest, "--full")
+    if quick and full:
+        raise SetupError("test takes --quick or --full, not both: what tells that it works here, or all there is.")
+    python, rest = prepare("test", rest)
+    environment = course_environment(SAME_ANSWERS | {"COURSE_FULL": str(int(full))})
+    if quick:
+        subprocess.run([str(python), "-m", "course_utils", "doctor", "--here"], cwd=ROOT, env=environment, check=False)
+    targets = QUICK_TARGETS if quick else test_targets(ROOT, rest)
+    return hand_over([str(python), "-m", "pytest", *TEST_OPTIONS, *targets, *rest], environment)
 
 
 def test_targets(root: Path, arguments: Sequence[str]) -> list[str]:
@@ -551,7 +567,9 @@ def _converted(parameter: inspect.Parameter, text: str) -> Any:
 
 COMMANDS = {
     "lab": Command("open the course in JupyterLab (options go to JupyterLab)", lab, sets_up=True),
-    "test": Command("run all tests and notebooks (options and paths go to pytest)", test, sets_up=True),
+    "test": Command(
+        "run all tests and notebooks (--quick, --full; other options and paths go to pytest)", test, sets_up=True
+    ),
     "doctor": Command("say what this machine can do", doctor, has_help=False),
     "estimate": Command("estimate a training run: estimate gpt2-xl --micro-batch 32 --seq-len 1024", estimate),
     "compare": Command("estimate, measure, show both: compare gpt2-xl --recompute full", compare, sets_up=True),

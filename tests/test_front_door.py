@@ -440,6 +440,8 @@ def set_up_course(tmp_path, monkeypatch) -> Path:
     for name in ("jupyterlab", "pytest"):
         (packages / name).mkdir()
         (packages / name / "__main__.py").write_text(tell)
+        (packages / f"{name}-1.0.dist-info").mkdir()
+        (packages / f"{name}-1.0.dist-info" / "METADATA").write_text(f"Name: {name}\nVersion: 1.0\n")
     choice = environment.torch_choice(home.system)
     facts = {**environment.foundations(home, choice), "made_by": "course", "purpose": "test"}
     environment.remember(home, **facts, state="ready", key=environment.fingerprint(home, choice))
@@ -459,9 +461,20 @@ def test_second_start_hands_over_at_once(set_up_course, command, option):
 
 
 def test_tests_run_over_tests_and_notebooks(set_up_course):
-    _, arguments, _, variables = json.loads(course("test", root=set_up_course).stdout)
+    arguments, _, variables = json.loads(course("test", root=set_up_course).stdout)
     assert arguments[-3:] == ["tests", "notebooks", "solutions"]
-    assert variables["OMP_NUM_THREADS"] == "1"
+    assert variables["OMP_NUM_THREADS"] == "1" and variables["COURSE_FULL"] == "0"
+
+
+def test_a_quick_test_takes_a_lesson_and_the_core_after_the_doctor_and_a_full_one_every_sweep(set_up_course):
+    *report, handed = course("test", "--quick", "-x", root=set_up_course).stdout.splitlines()
+    assert any("Python" in line for line in report)
+    arguments = json.loads(handed)[0]
+    assert arguments[-1] == "-x" and arguments[-1 - len(front_door.QUICK_TARGETS) : -1] == [*front_door.QUICK_TARGETS]
+    assert all((front_door.ROOT / name).exists() for name in front_door.QUICK_TARGETS)
+    arguments, _, variables = json.loads(course("test", "--full", root=set_up_course).stdout)
+    assert arguments[-3:] == ["tests", "notebooks", "solutions"] and variables["COURSE_FULL"] == "1"
+    assert "not both" in course("test", "--full", "--quick", root=set_up_course).stderr
 
 
 def test_paths_among_the_arguments_replace_everything(tmp_path):
