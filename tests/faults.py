@@ -1,0 +1,546 @@
+"""Faults: each kind of work is killed at random moments, or its disk fills up. Is all that a learner wrote still there?
+
+`python tests/faults.py --times 100 kernel rank build grader recorder disk` prints a line for each kind, then every
+fault. After each kill: nothing that was there before or was acknowledged is lost, no file is half of one, no process is
+left (and so no port: a port is held by a process), and the same work can go on. Linux only. About a second to ten each.
+"""
+
+import argparse
+import csv
+import ctypes
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+
+import psutil
+from jupyter_client.manager import KernelManager
+from test_build import LESSON, SOLUTION, write_source
+
+from course_utils.authoring.build import write
+from course_utils.authoring.sources import drafts
+from course_utils.classroom import walls
+from course_utils.classroom.collecting import Submission
+from course_utils.classroom.graded import Graded, Journal, Outcome, write_table
+from course_utils.guard import SET_CHILD_SUBREAPER, prctl
+from course_utils.measuring.recording_file import append, read_lines, repair
+from course_utils.progress import damaged_lines, mark_passed, mark_quiz, passed, quiz_scores
+from course_utils.teaching import lock_guess, stored_guesses
+
+ROOT = Path(__file__).resolve().parent.parent
+LATE_SECONDS = 30.0
+"""Within so many seconds of a kill everything that was started has to be gone."""
+
+HEAD = ["learner", "lesson", "exercise", "state", "said", "problem", "seconds", "file", "counts"]
+TRACEBACK = "Traceback (most recent call last)"
+
+
+class Work:
+    """Something that is killed while it works in `folder`. `writes` are patterns of files to which it writes."""
+
+    command: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.said = folder, folder / "said"
+        self.scratch = folder / "tmp"
+        self.scratch.mkdir()
+
+    def before(self, number: int) -> None:
+        """What a learner or a teacher does before the work is started for the `number`th time."""
+
+    def start(self) -> "subprocess.Popen[bytes]":
+        """Begin; what it says goes to a file."""
+        environment = {**os.environ, "TMPDIR": str(self.scratch), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        with self.said.open("wb") as said:
+            return subprocess.Popen(
+                [sys.executable, *self.command], cwd=self.folder, env=environment, stdin=subprocess.DEVNULL,
+                stdout=said, stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+
+    def faults(self) -> Iterator[str]:
+        """What is lost or half written, after a kill."""
+        return iter(())
+
+    def written(self) -> list[tuple[str, int]]:
+        """The files that it writes, with the time of each: another answer means that it has begun to write."""
+        paths = [path for pattern in self.writes for path in self.folder.glob(pattern)]
+        return sorted((str(path), path.stat().st_mtime_ns) for path in paths if path.exists())
+
+
+class Build(Work):
+    """A build of a lesson and its exercises, in which a learner has changed cells since the last build."""
+
+    writes = ("course/*/*.ipynb*",)
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.command = ("-c", "import sys; from course_utils.authoring.build import main; sys.exit(main())",
+                        "--root", str(folder / "course"))  # fmt: skip
+        write_source(folder / "course", "notebooks", LESSON)
+        write_source(folder / "course", "solutions", SOLUTION)
+        self.marks: list[str] = []
+
+    def before(self, number: int) -> None:
+        for path in self.folder.glob("course/*/01_first.ipynb"):
+            notebook = json.loads(path.read_text())
+            mark = f"# learner {number} in {path.parent.name}"
+            notebook["cells"][1]["source"] = [*notebook["cells"][1]["source"], f"\n{mark}"]
+            path.write_text(json.dumps(notebook))
+            self.marks.append(mark)
+
+    def faults(self) -> Iterator[str]:
+        texts = [path.read_text() for path in self.folder.glob("course/*/*.ipynb")]
+        for text in texts:
+            if not _is_json(text):
+                yield f"half a notebook: {text[-80:]!r}"
+        yield from (f"{mark} is lost" for mark in self.marks if not any(mark in text for text in texts))
+
+
+class Ranks(Work):
+    """Two ranks that send each other messages."""
+
+    PROGRAM = """
+import time, torch, torch.distributed as dist
+from course_utils.distributed import report
+dist.init_process_group("gloo")
+for _ in range(20):
+    dist.all_reduce(torch.ones(1000))
+    time.sleep(0.05)
+report(dist.get_rank())
+dist.destroy_process_group()
+"""
+    CALLER = """
+import sys
+from course_utils.distributed import RankFailed, run_ranks
+try: print(run_ranks(sys.argv[1], 2, timeout_seconds=90))
+except RankFailed as failed: print("RankFailed:", failed)
+"""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        (folder / "program.py").write_text(self.PROGRAM)
+        self.command = ("-c", self.CALLER, str(folder / "program.py"))
+
+    def faults(self) -> Iterator[str]:
+        said = self.said.read_text()
+        if said and not said.startswith(("[0, 1]", "RankFailed: rank ", "RankFailed: torchrun, ")):
+            yield f"the caller hears {said!r}"
+        if said and [*self.scratch.glob("course-ranks-*")]:
+            yield "the ranks' folder is left although their caller was not killed"
+
+
+SLOW = "import time; time.sleep(40)\n"
+"""Longer than what is left behind has to end."""
+
+
+class Grader(Work):
+    """A class of three is graded, one of whom has handed in anew."""
+
+    writes = ("out/*",)
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.command = ("-m", "course_utils", "grade", str(folder / "class"), "--out", str(folder / "out"), "--here")
+        self.exercises = json.loads((ROOT / "exercises" / "04_counting_parameters.ipynb").read_text())
+        self.handed_in: dict[Path, bytes] = {}
+        self.journal = b""
+        for number in range(3):
+            self.before(number)
+
+    def before(self, number: int) -> None:
+        path = self.folder / "class" / ("ada", "bob", "eve")[number % 3] / "04.ipynb"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        cells = [
+            *self.exercises["cells"][:2],
+            {"cell_type": "code", "id": "own", "source": SLOW * (number % 8 == 3) + f"own = {number}"},
+        ]
+        path.write_text(json.dumps(self.exercises | {"cells": cells}))
+        self.handed_in[path] = path.read_bytes()
+
+    def faults(self) -> Iterator[str]:
+        yield from (f"{path} was changed" for path, was in self.handed_in.items() if path.read_bytes() != was)
+        journal = self.folder / "out" / "journal.jsonl"
+        whole = journal.read_bytes().rpartition(b"\n")[0] if journal.exists() else b""
+        if not whole.startswith(self.journal):
+            yield "the journal has lost lines"
+        yield from (f"a damaged line: {line!r}" for line in whole.splitlines() if not _is_json(line.decode()))
+        self.journal = whole
+        table, page = self.folder / "out" / "grades.csv", self.folder / "out" / "class.html"
+        if table.exists():
+            with table.open(newline="") as file:
+                rows = list(csv.reader(file))
+            if rows[:1] != [HEAD] or {len(row) for row in rows} != {9} or len({row[0] for row in rows}) != 4:
+                yield f"half a table: {rows[-2:]}"
+        if page.exists() and not page.read_text().rstrip().endswith("</html>"):
+            yield "half a page"
+
+
+class Recording(Work):
+    """One rehearsed run is recorded into a file that holds an older recording."""
+
+    writes = ("out/*",)
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        options = ("--rehearse", "--out", str(folder / "out"), "--minutes", "5", "--only", "recompute")
+        self.command = ("-m", "course_utils", "record", *options)
+        self.file, self.older = folder / "out" / "rehearsal.jsonl", b""
+
+    def before(self, number: int) -> None:
+        if self.file.exists():
+            last = read_lines(self.file)[-1].content
+            self.file.unlink()
+            append(self.file, {**last, "commit": "before"})
+            self.older = self.file.read_bytes()
+
+    def faults(self) -> Iterator[str]:
+        if not self.file.exists():
+            if self.older:
+                yield "the recording is gone"
+            return
+        repair(self.file)
+        if not self.file.read_bytes().startswith(self.older):
+            yield "an older recording is lost"
+        read_lines(self.file)  # raises for a line that is not whole
+
+
+class Kernel(Work):
+    """A notebook's kernel in which a learner passes exercises, finishes quizzes and locks guesses."""
+
+    CELL = """
+import os
+from course_utils.progress import mark_passed, mark_quiz
+from course_utils.teaching import lock_guess
+acknowledged = os.open({said!r}, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+for step in range(25):
+    name = "{number}.%d" % step
+    mark_passed(name); os.write(acknowledged, f"exercise {{name}}\\n".encode())
+    lock_guess(name, step, "GB"); os.write(acknowledged, f"guess {{name}}\\n".encode())
+    mark_quiz(1000 * {number} + step, 1, 2); os.write(acknowledged, f"quiz {{1000 * {number} + step}}\\n".encode())
+"""
+
+    def before(self, number: int) -> None:
+        self.number = number
+        if number % 10 == 0:  # a new machine now and then, as each mark reads all that came before
+            os.environ["COURSE_HOME"] = str(self.folder / f"home{number}")
+            self.acknowledged = list[str]()
+        self.said.write_text("")
+
+    def start(self) -> "subprocess.Popen[bytes]":
+        manager = KernelManager(kernel_name="python3")
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(self.scratch)}
+        manager.start_kernel(env=environment, cwd=str(self.folder), extra_arguments=["--log-level=ERROR"])
+        client = manager.blocking_client()
+        client.start_channels()
+        client.wait_for_ready(timeout=90)
+        client.execute(self.CELL.format(said=str(self.said), number=self.number))
+        while not self.said.stat().st_size and manager.is_alive():
+            time.sleep(0.005)
+        client.stop_channels()
+        return manager.provisioner.process  # pyright: ignore
+
+    def faults(self) -> Iterator[str]:
+        self.acknowledged += self.said.read_text().splitlines()
+        there = {f"exercise {name}" for name in passed()} | {f"guess {name}" for name in stored_guesses()}
+        there |= {f"quiz {number}" for number in quiz_scores()}
+        yield from (f"{line} is lost" for line in self.acknowledged if line not in there)
+        yield from damaged_lines()[10:]  # each kill may leave half a line, which nobody was told was kept
+        mark_passed(f"{self.number}.later")  # and it goes on, without waiting for a lock that nobody holds
+        lock_guess(f"{self.number}.later", 1, "GB")
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+KINDS: dict[str, type[Work]] = {
+    "kernel": Kernel, "rank": Ranks, "build": Build, "grader": Grader, "recorder": Recording,
+}  # fmt: skip
+
+
+# Killing
+
+
+def killed(kind: str, times: int, seed: int) -> tuple[str, list[str]]:
+    """Kill one kind of work so many times; what was done in a line, and what was found."""
+    dice, found, victims = random.Random(f"{kind} {seed}"), [], Counter[str]()
+    with tempfile.TemporaryDirectory(prefix="course-faults-", ignore_cleanup_errors=True) as home:
+        work = KINDS[kind](Path(home))
+        around = _strays()
+        seconds, problem = _unharmed(work, 0)
+        found += problem
+        for number in range(1, times + 1):
+            work.before(number)
+            process = work.start()
+            _wait(process, work, dice, seconds)
+            victims[_kill(process, kind, dice)] += 1
+            if process.poll() != -signal.SIGKILL and TRACEBACK in work.said.read_text():
+                found.append(f"{kind} {number}: {work.said.read_text()[-600:]}")
+            found += [f"{kind} {number}: {fault}" for fault in [*left_behind(), *_in_words(work)]]
+            for folder in work.scratch.iterdir():  # who is killed cannot remove its own; the system does in the end
+                shutil.rmtree(folder, ignore_errors=True)
+        found += _unharmed(work, times + 1)[1]
+        found += [f"{kind}: left in the repository: {path}" for path in _strays() - around]
+    counts = ", ".join(f"{count} {victim}" for victim, count in victims.most_common())
+    return f"{kind}: killed {times} times within {seconds:.1f} s ({counts}): {len(found)} faults", found
+
+
+def _unharmed(work: Work, number: int) -> tuple[float, list[str]]:
+    """Do the work to its end: how long it takes, and what is wrong although nobody was killed."""
+    work.before(number)
+    began = time.monotonic()
+    process = work.start()
+    if isinstance(work, Kernel):
+        began = time.monotonic()
+        while work.said.read_text().count("\n") % 75 or f"guess {number}.24" not in work.said.read_text():
+            time.sleep(0.02)
+        process.kill()
+    process.wait(timeout=300)
+    seconds, said = time.monotonic() - began, work.said.read_text()
+    wrong = [said[-600:]] if process.returncode and not isinstance(work, Kernel) else []
+    return seconds, [f"unharmed: {fault}" for fault in [*wrong, *_in_words(work), *left_behind()]]
+
+
+def _in_words(work: Work) -> list[str]:
+    """The faults, and an error that came while they were looked for, which is one too."""
+    try:
+        return list(work.faults())
+    except Exception as error:
+        return [f"{type(error).__name__}: {error}"]
+
+
+def _wait(process: "subprocess.Popen[bytes]", work: Work, dice: random.Random, seconds: float) -> None:
+    """Until a moment in what the work takes; three times of ten until just after it has begun to write."""
+    until = time.monotonic() + dice.uniform(0, seconds)
+    if work.writes and dice.random() < 0.3:
+        before, until = work.written(), time.monotonic() + 3 * seconds
+        while work.written() == before and process.poll() is None and time.monotonic() < until:
+            time.sleep(0.0005)
+        until = time.monotonic() + dice.uniform(0, 0.02)
+    while time.monotonic() < until and process.poll() is None:
+        time.sleep(0.001)
+
+
+def _kill(process: "subprocess.Popen[bytes]", kind: str, dice: random.Random) -> str:
+    """Kill the work itself or, as often, a process that it has started; then it has to end by itself."""
+    below: list[psutil.Process] = []
+    with suppress(psutil.Error):
+        below = psutil.Process(process.pid).children(recursive=True)
+    if below and dice.random() < 0.5:
+        with suppress(psutil.Error):
+            dice.choice(below).kill()
+        process.wait(timeout=180)
+        return f"a process of the {kind}"
+    process.kill()
+    process.wait()
+    return f"the {kind}" if process.returncode == -signal.SIGKILL else "too late"
+
+
+def left_behind() -> list[str]:
+    """What runs on of all that was started. This process adopts every orphan, whatever session it is in."""
+    until = time.monotonic() + LATE_SECONDS
+    while True:
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        running = psutil.Process().children(recursive=True)
+        if not running or time.monotonic() > until:
+            break
+        time.sleep(0.1)
+    said = []
+    for process in running:
+        with suppress(psutil.Error):
+            said.append(f"left behind: {' '.join(process.cmdline())[:200]}")
+            process.kill()
+    return said
+
+
+def _strays() -> set[Path]:
+    """Files and folders in the repository that look like somebody's scratch."""
+    folders = [top for top in ROOT.iterdir() if top.name not in (".venv", ".git", "build")]
+    paths = [*folders, *(path for top in folders for path in top.rglob("*"))]
+    return {path for path in paths if path.name.startswith(("course-", "tmp")) or ".part" in path.suffixes}
+
+
+# A full disk
+
+
+def disk(times: int, seed: int) -> tuple[str, list[str]]:
+    """Fill up the disk at random bytes while everything that is kept for a learner is written."""
+    dice, found, full = random.Random(f"disk {seed}"), [], Counter[str]()
+    with tempfile.TemporaryDirectory(prefix="course-faults-", ignore_cleanup_errors=True) as folder:
+        fills = {"a limit of a file's size": _limited} | ({"a full tmpfs": _filled} if _mounted(Path(folder)) else {})
+        for number in range(times):
+            home = Path(folder) / str(number)
+            home.mkdir()
+            os.environ["COURSE_HOME"] = str(home)
+            name = dice.choice(list(fills))
+            for step, (what, works) in enumerate(_keepers(home).items()):
+                kept: list[int] = []
+                with fills[name](home, dice.randrange(6000)):
+                    for event in range(40):
+                        try:
+                            works[0](event)
+                        except (ValueError, OSError) as problem:  # and then it is tried once more, as a learner would
+                            full[f"{name}, {what}"] += 1
+                            if not str(problem):
+                                found.append(f"disk {number}: {what} fails without words")
+                            if full[f"{name}, {what}"] % 2 == 0:
+                                break
+                            continue
+                        kept.append(event)
+                for more in ([], [99 + step]):  # as it was left, and when there is room again
+                    for event in more:
+                        works[0](event)
+                    said = works[1]([*kept, *more]) if [*kept, *more] else ()
+                    found += [f"disk {number}: {what}: {fault}" for fault in said]
+            shutil.rmtree(home)
+        with suppress(OSError):
+            walls._call("umount2", os.fsencode(folder), walls.DETACH)
+    return f"disk: {sum(full.values())} times full in {times} trials ({dict(full)}): {len(found)} faults", found
+
+
+@contextmanager
+def _limited(home: Path, room: int) -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@contextmanager
+def _filled(home: Path, room: int) -> Iterator[None]:
+    """All but a few pages, as a file system in memory counts by them."""
+    ballast, free = home / "ballast", os.statvfs(home).f_bavail * os.statvfs(home).f_frsize
+    ballast.write_bytes(bytes(max(0, free - room)))
+    try:
+        yield
+    finally:
+        ballast.unlink()
+
+
+def _mounted(folder: Path) -> bool:
+    """Put a small file system on the folder: as root, or in a namespace of this process's own where that is allowed."""
+    user, group = os.getuid(), os.getgid()
+    try:
+        if user:
+            walls._call("unshare", walls.NEW_USER | walls.NEW_MOUNTS)
+            Path("/proc/self/setgroups").write_text("deny")
+            Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
+            Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
+        else:
+            walls._call("unshare", walls.NEW_MOUNTS)
+        walls._mount("none", Path("/"), None, walls.AND_BELOW | walls.PRIVATE)
+        walls._mount("tmpfs", folder, "tmpfs", 0, "size=4m")
+    except (OSError, ctypes.ArgumentError):
+        return False
+    return True
+
+
+Kept = tuple[Callable[[int], object], Callable[[list[int]], Iterator[str]]]
+"""How an event is written, and what is wrong if these have been."""
+
+
+def _keepers(home: Path) -> dict[str, Kept]:
+    """Everything that the course keeps for a learner or a teacher."""
+    journal, table, recording = home / "journal.jsonl", home / "grades.csv", home / "gpu.jsonl"
+    [draft] = drafts(home, write_source(home, "notebooks", LESSON))
+    draft.target.parent.mkdir(exist_ok=True)
+    line = {"task": "", "kind": "", "status": "", "device": {"name": ""}, "torch": "", "date": "", "commit": ""}
+
+    def graded(event: int) -> Graded:
+        return Graded(str(event), "04", {"04.1": Outcome("passed", "x" * 400)}, "", 1.0)
+
+    def submission(event: int) -> Submission:
+        return Submission("", "", Path(), 0.0, problem=str(event))
+
+    def noted(event: int) -> None:
+        notes = Journal(journal, "")
+        notes.write(notes.key(submission(event)), graded(event))
+
+    def recorded(event: int) -> None:
+        repair(recording)
+        append(recording, {**line, "steps": event, "parts": {"x": "x" * 400}})
+
+    def lesson(event: int) -> None:
+        draft.notebook.cells[1].source = f"# {event}" + " " * 400 * (event % 10)
+        write(draft.notebook, draft.target)
+
+    def expect(there: Callable[[], set[str]]) -> Callable[[list[int]], Iterator[str]]:
+        def missing(kept: list[int]) -> Iterator[str]:
+            gone = set(map(str, kept)) - there()
+            if gone:
+                yield f"{sorted(gone)} of {len(kept)} are lost"
+
+        return missing
+
+    def latest(read: Callable[[], str]) -> Callable[[list[int]], Iterator[str]]:
+        def other(kept: list[int]) -> Iterator[str]:
+            if read() != str(kept[-1]):
+                yield f"it is {read()!r}, and {kept[-1]} was written last"
+
+        return other
+
+    def known() -> set[str]:
+        return {one.learner for one in Journal(journal, "").known.values()}
+
+    def told() -> set[str]:
+        repair(recording)  # as `record` does before it reads
+        return {str(one.content["steps"]) for one in read_lines(recording)}
+
+    def row() -> str:
+        return list(csv.reader(table.read_text().splitlines()))[-1][0]
+
+    def cell() -> str:
+        return json.loads(draft.target.read_text())["cells"][1]["source"][0].removeprefix("# ").strip()
+
+    return {
+        "exercises": (lambda event: mark_passed(str(event)), expect(lambda: set(passed()))),
+        "quizzes": (lambda event: mark_quiz(event, 1, 2), expect(lambda: set(map(str, quiz_scores())))),
+        "guesses": (lambda event: lock_guess(str(event), event, "GB"), expect(lambda: set(stored_guesses()))),
+        "journal": (noted, expect(known)),
+        "table": (lambda event: write_table(map(graded, range(event + 1)), table), latest(row)),
+        "recordings": (recorded, expect(told)),
+        "notebooks": (lesson, latest(cell)),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("kinds", nargs="*", help=f"of {', '.join(KINDS)} and disk; all of them without")
+    parser.add_argument("--times", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    if unknown := set(options.kinds) - {*KINDS, "disk"}:
+        parser.error(f"there is no kind {', '.join(unknown)}")
+    prctl(SET_CHILD_SUBREAPER, 1)  # as a desktop's session does: an orphan's parent is not process 1
+    found = []
+    for kind in options.kinds or [*KINDS, "disk"]:
+        tried = disk if kind == "disk" else partial(killed, kind)
+        line, faults = tried(options.times, options.seed)
+        print(line, flush=True)
+        found += faults
+    print("\n".join(found))
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
