@@ -12,13 +12,14 @@ from course_utils.estimating.states import (
     gradient_bytes,
     optimizer_state_bytes,
     parameter_bytes,
+    state_sizes,
     trainable_shapes,
 )
 from course_utils.estimating.update import optimizer_step
 from course_utils.measuring.simulated import simulated_gpu
 from course_utils.measuring.step import Training
 from course_utils.models import PRESETS, parameter_shapes
-from course_utils.run import OPTIMIZERS, TrainingRun
+from course_utils.run import OPTIMIZERS, PRECISIONS, TrainingRun
 from course_utils.units import round_up
 
 
@@ -82,6 +83,14 @@ def test_optimizers_differ_in_bytes_a_parameter(optimizer, bytes_each):
 def test_adafactor_keeps_next_to_nothing():
     run = TrainingRun("gpt2-xl", optimizer="adafactor")
     assert 0 < optimizer_state_bytes(run) < 0.01 * run.model.parameters
+
+
+@pytest.mark.parametrize(
+    ("shape", "rows", "columns"), [((6, 8), 6, 8), ((4, 6, 8), 4 * 6, 4 * 8)], ids=["matrix", "experts"]
+)
+def test_adafactor_keeps_a_row_and_a_column_of_each_matrix(shape, rows, columns):
+    assert state_sizes(PRECISIONS["fp32"], OPTIMIZERS["adafactor"], "weight", shape) == (4 * rows, 4 * columns)
+    assert state_sizes(PRECISIONS["fp32"], OPTIMIZERS["adafactor"], "bias", shape[:1]) == (4 * shape[0],)
 
 
 def test_muon_keeps_4_bytes_of_the_blocks_matrices_and_8_of_the_rest():
