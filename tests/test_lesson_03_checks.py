@@ -177,7 +177,7 @@ ROUND_AT_RANDOM = Answers(
         lambda values, step, u: torch.from_numpy(numpy.floor(values.numpy() / step + u.numpy()) * step),
     ],
     wrong=[
-        (lambda values, step, u: torch.round(values / step) * step, "All results above zero are the same"),
+        (lambda values, step, u: torch.round(values / step) * step, "All results are the same above zero"),
         (lambda values, step, u: torch.floor(values / step + u), "Your results count steps"),
         (lambda values, step, u: values + (u - 0.5) * step, "Not all of your results are multiples"),
         (lambda values, step, u: torch.floor(values + u), "neither the multiple below nor"),
@@ -186,7 +186,7 @@ ROUND_AT_RANDOM = Answers(
         (lambda values, step, u: torch.trunc(values / step + u) * step, "neither the multiple below nor"),
         (coin(lambda fraction: 0.5), "like a fair coin"),
         (coin(lambda fraction: 1 - fraction), "Turned round"),
-        (coin(lambda fraction: fraction, torch.trunc), "All results below zero are the same"),
+        (coin(lambda fraction: fraction, torch.trunc), "All results are the same below zero"),
         (coin(lambda fraction: fraction**2), "On average your results are off"),
         (coin(lambda fraction: 0.3), "On average your results are off"),
         (rolls_its_own, "u is all the randomness that you may use"),

@@ -179,7 +179,7 @@ def _expect_no_bias(got: torch.Tensor, value: float, step: float) -> None:
     side = "below" if value < 0 else "above"
     fraction = value / step - math.floor(value / step)
     up = (got > value).float().mean().item()
-    expect(0 < up < 1, f"All results {side} zero are the same: that is no stochastic rounding. Where does u come in?")
+    expect(0 < up < 1, f"All results are the same {side} zero: that is no stochastic rounding. Where does u come in?")
     expect(abs(up - 0.5) > 0.02 or abs(fraction - 0.5) < 0.05, "Up or down like a fair coin: that is right on average "
            "only half-way between the two. How often up, for a value close to the lower one?")  # fmt: skip
     turned = abs(up - (1 - fraction)) < 0.02 < abs(up - fraction)
