@@ -72,3 +72,16 @@ def test_what_is_shown_live_is_there():
     sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "notebooks" / "src").glob("*.py"))
     players = set(re.findall(r"`(\w+_(?:player|sliders|builder))`", NOTES))
     assert len(players) >= 6 and all(player in sources for player in players)
+
+
+MADE_UP = {"A mean over …": "A mean over", "changes 'values'": "Your function changes", "Right in GB": "Right in"}
+"""Hints that a check completes with a name, and what stands in its source."""
+
+
+def test_hints_that_notes_quote_are_those_of_the_checks():
+    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "course_utils" / "checks").glob("*.py")]
+    said = re.sub(r"\s+", " ", re.sub(r'"\s*\n\s*f?"', "", "\n".join(sources)))
+    tables = re.findall(r"\| wrong answer \| hint \|\n\|---\|---\|\n((?:\|.*\n)+)", NOTES)
+    quoted = [words for table in tables for row in table.splitlines() for words in re.findall(r'"([^"]+)"', row)]
+    assert len(quoted) > 300
+    assert [words for words in quoted if MADE_UP.get(words, words) not in said] == []
