@@ -157,6 +157,11 @@ class Sites:
                 return  # Python 3.11 does not know where in the file the parts of an f-string are
             case ast.If(test=ast.Name(id="TYPE_CHECKING")) | ast.Call(func=ast.Name(id="lru_cache")):
                 return  # how much is kept in a cache changes no result
+            case ast.keyword(arg="strict"):
+                return  # zip's assertion
+            case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
+                if name.endswith("_CASES"):
+                    return  # what a check asks about: other numbers do as well
         statement = node if isinstance(node, ast.stmt) else statement
         for replaced, text in self._edits(node, on_import):
             yield self._mutant(replaced, text, statement, scope, on_import)

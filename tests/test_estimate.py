@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from engine import LLAMA, RECIPES, shallow, simulate
+from engine import LLAMA, RECIPES, shallow, simulate, tiny
 
 from course_utils import estimate, moments
 from course_utils.breakdown import KINDS, MemoryBreakdown
@@ -82,6 +82,28 @@ def test_chosen_runs_are_exact(run):
 @pytest.mark.sweep(10)
 def test_random_runs_are_exact(seed):
     assert_exact(random_run(seed))
+
+
+UNEVEN = tiny("llama", experts=4, experts_per_token=2)
+"""33 tokens choose 66 times among 4 experts, so that two of them get one more than the others."""
+
+TINY = [
+    TrainingRun(UNEVEN, 1, 33, "fp32", attention="efficient"),
+    TrainingRun(UNEVEN, 3, 11, "amp-bf16"),
+    TrainingRun(UNEVEN, 1, 33, "bf16-master", "muon", "eager"),
+    TrainingRun(tiny("gpt2"), 2, 32, "bf16-master-fp32grad", "adamw-loop"),
+    TrainingRun(tiny("gpt2"), 2, 32, "amp-bf16", lora_rank=4, frozen_bits=8),
+    TrainingRun(tiny("llama"), 2, 32, "amp-bf16", lora_rank=4, lora_targets="mlp", frozen_bits=4),
+    TrainingRun(tiny("llama"), 2, 32, "bf16", recompute="offload"),
+    TrainingRun(tiny("llama", layers=7), 2, 32, recompute="every-2", loss_chunks=3),
+    TrainingRun(tiny("gpt2", layers=8), 2, 32, recompute="every-3", loss_chunks=7),
+    TrainingRun(tiny("gpt2", layers=2), 2, 32, recompute="every-2", loss_chunks=4),
+]
+
+
+@pytest.mark.parametrize("run", TINY, ids=str)
+def test_small_runs_of_every_kind_are_exact(run):
+    assert_exact(run)
 
 
 # The course's opening question
