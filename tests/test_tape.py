@@ -13,7 +13,7 @@ from course_utils.estimating.network import tell
 from course_utils.estimating.operations import root
 from course_utils.estimating.program import compiled
 from course_utils.estimating.structure import groups_of, letters, structure
-from course_utils.estimating.tape import Gradient, Saving, Tape
+from course_utils.estimating.tape import Gradient, Saving, Storage, Tape
 from course_utils.models import TransformerConfig
 from course_utils.run import TrainingRun
 from course_utils.units import round_up
@@ -174,14 +174,21 @@ def test_a_storage_dies_when_nothing_refers_to_it():
     assert sizes(tape) == [("a", 1), ("a", -1)]
 
 
-def test_gradients_that_meet_are_added_in_place_unless_one_is_a_view():
-    def meet(view: bool) -> list[tuple[str, int]]:
+def test_gradients_that_meet_are_added_in_place_unless_one_is_a_view_or_somebody_else_s():
+    def meet(view: bool, shared: bool = False) -> list[tuple[str, int]]:
         tape = Tape()
         kept: list[Gradient] = []
+        others: list[Storage] = []
+
+        def backward(_: list[Gradient]) -> list[Gradient | None]:
+            made = tape.make("4·n")
+            others.extend([made] * shared)
+            return [Gradient(made, "4·n", view)]
+
         leaf = tape.leaf("4", "n", kept.append)
         x, y = tape.tensor("4", "x"), tape.tensor("4", "y")
         for out in (x, y):
-            tape.apply(out, [leaf], [], lambda _: [Gradient(tape.make("4·n"), "4·n", view)])
+            tape.apply(out, [leaf], [], backward)
         top = tape.tensor("4", "1")
         tape.apply(top, [x, y], [], lambda came: [came[0].again(), came[0].again()])
         tape.events.clear()
@@ -190,6 +197,7 @@ def test_gradients_that_meet_are_added_in_place_unless_one_is_a_view():
 
     assert meet(view=False) == [("4·n", 1), ("4·n", 1), ("4·n", -1)]
     assert sorted(meet(view=True)) == sorted([("4·n", 1)] * 3 + [("4·n", -1)] * 2)
+    assert meet(view=False, shared=True) == [("4·n", 1)] * 3
 
 
 def test_what_no_gradient_needs_is_not_kept():
@@ -197,6 +205,18 @@ def test_what_no_gradient_needs_is_not_kept():
     x, out = tape.tensor("4", "x"), tape.tensor("4", "x")
     tape.apply(out, [x], [Saving(x, "f", "input", "gradient")], lambda _: [None])
     assert out.node is None and tape.ledger == {}
+
+
+def test_an_input_is_kept_before_an_operation_only_where_backward_comes():
+    tape = Tape()
+    leaf, x = tape.leaf("4", "n", lambda _: None), tape.tensor("4", "x")
+    saving = [Saving(x, "f", "input", "gradient")]
+    assert tape.keep([x], saving) == []
+    tape.grad_enabled = False
+    assert tape.keep([leaf], saving) == [] and tape.ledger == {}
+    tape.grad_enabled = True
+    (handle,) = tape.keep([leaf], saving)
+    assert handle() is x.storage and len(tape.ledger) == 1
 
 
 def test_an_operation_owes_a_gradient_to_each_input():
