@@ -64,7 +64,8 @@ class TransformerConfig:
         self._check_choices()
 
     def _fill_in(self) -> None:
-        standard: dict[str, Any] = {"kv_heads": self.heads, "ffn": 4 * self.hidden} | FAMILIES[self.family]
+        usual = 4 * self.hidden if isinstance(self.hidden, int) else 0  # what is no size is refused below, by its name
+        standard: dict[str, Any] = {"kv_heads": self.heads, "ffn": usual} | FAMILIES[self.family]
         for name, value in standard.items():
             given = getattr(self, name)
             if given in (0, "", None) and given is not False:  # False equals 0, but it has been chosen

@@ -9,7 +9,7 @@ import stat
 import struct
 import sys
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +207,18 @@ def test_a_damaged_line_of_the_journal_costs_only_itself(tmp_path: Path) -> None
     (tmp_path / "journal").write_text('[]\n{"key": 1}\n{"key": "a", "graded": {"outcomes": {}, "old": 1}}\n' + kept)
     assert grade(tmp_path, journal=tmp_path / "journal") == first
     assert (tmp_path / "journal").read_text(encoding="utf-8").endswith(kept)
+
+
+def test_a_table_that_cannot_be_written_whole_leaves_the_one_before(tmp_path: Path) -> None:
+    def broken_off() -> Iterator[Graded]:
+        yield Graded("ada", "06", {}, "", 0.0)
+        raise OSError(28, "No space left on device")
+
+    write_table([Graded("bob", "06", {}, "", 0.0)], tmp_path / "grades.csv")
+    before = (tmp_path / "grades.csv").read_bytes()
+    with pytest.raises(OSError, match="No space left"):
+        write_table(broken_off(), tmp_path / "grades.csv")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"grades.csv": before}
 
 
 FORMULAS = ("=1", "+1", "-1", "@A1", "\t=1", "\r=1", "\n=1", "  =1", "\0=1", "\ufeff=1", "＝1", "\tharmless")

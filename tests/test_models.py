@@ -127,6 +127,7 @@ GPT = {
     [
         ({"layers": 0}, "layers is 0"),
         ({"hidden": -64}, "hidden is -64"),
+        ({"hidden": None}, "hidden is None"),
         ({"vocab": 100.0}, "vocab is 100.0"),
         ({"max_positions": True}, "max_positions is True"),
         ({"layers": "12"}, "layers is '12'"),

@@ -189,6 +189,19 @@ def test_a_damaged_recording_is_named(shipped: Any) -> None:
         measure(RUN, source="recorded")
 
 
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [("moments", None), ("breakdown", ["x"]), ("changes", [["x", "activations"]]), ("marks", [[10**6, 1, "forward"]]),
+     ("peak_event", -1), ("allocations", [["activations", "x", [1], "", "", "", "", 1, 0, None]]), ("losses", [None])],
+)  # fmt: skip
+def test_no_part_of_a_recording_is_taken_for_what_it_cannot_be(shipped: Any, part: str, value: Any) -> None:
+    damaged = line()
+    damaged["parts"]["measured"][part] = value
+    shipped(damaged)
+    with pytest.raises(ValueError, match=r"0\.jsonl, line 1 is damaged: "):
+        measure(RUN, source="recorded")
+
+
 def test_a_rehearsal_is_no_recording(tmp_path: Path) -> None:
     append(tmp_path / "rehearsal.jsonl", line() | {"rehearsal": True})
     with pytest.raises(ValueError, match=r"rehearsal\.jsonl, line 1 is a rehearsal on a CPU"):

@@ -183,6 +183,12 @@ def test_a_global_batch_that_does_not_divide_is_refused():
         TrainingRun("gpt2", accumulation_steps=2, global_batch=2)
 
 
+def test_a_card_that_is_no_name_is_refused_like_an_unknown_one():
+    nameless: Any = [1]
+    with pytest.raises(ValueError, match=r"unknown GPU \[1\]\. Known: "):
+        TrainingRun("gpt2", card=nameless)
+
+
 @pytest.mark.parametrize("name", GPUS)
 def test_gpus_are_found_in_any_case(name):
     assert gpu(name) is gpu(name.lower()) is GPUS[name]

@@ -205,7 +205,7 @@ def test_numbers_are_read_as_people_write_them(text: str, value: float) -> None:
     assert parse_guess(text, "GB") == value
 
 
-@pytest.mark.parametrize("text", ["", "a lot", "41 GiB", "-3", "1e", "4 1", "inf", "nan"])
+@pytest.mark.parametrize("text", ["", "a lot", "41 GiB", "-3", "1e", "4 1", "9" * 400, "inf", "nan"])
 def test_other_texts_are_refused_in_words(text: str) -> None:
     with pytest.raises(ValueError, match="in GB, as a number alone"):
         parse_guess(text, "GB")

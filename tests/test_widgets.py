@@ -143,7 +143,8 @@ def test_the_tensor_slider_counts_bytes():
 
 
 @pytest.mark.parametrize(
-    ("name", "size"), [("batch", 0), ("batch", -1), ("sequence", True), ("hidden", 1.5), ("hidden", "1600")]
+    ("name", "size"),
+    [("batch", 0), ("batch", -1), ("sequence", True), ("hidden", 1.5), ("hidden", "1600"), ("batch", 10**400)],
 )
 def test_a_shape_that_no_tensor_has_is_refused_in_words(name: str, size: Any):
     with pytest.raises(ValueError, match=rf"{name} is {size!r}: it must be a whole number of at least 1"):
