@@ -27,8 +27,8 @@ from course_utils.notebook_files import ANSWERS
 from course_utils.units import GB
 
 ROOT = Path(__file__).resolve().parent.parent
-EXERCISES = ROOT / "exercises" / "06_recomputation.ipynb"
-SOLUTIONS = ROOT / "solutions" / "06_recomputation.ipynb"
+EXERCISES = ROOT / "exercises" / "03_mixed_precision.ipynb"
+SOLUTIONS = ROOT / "solutions" / "03_mixed_precision.ipynb"
 
 
 def notebook(path: Path = EXERCISES) -> dict[str, Any]:
@@ -51,7 +51,7 @@ RUDE = """
 import subprocess, sys
 import course_utils.checks.feedback as feedback
 feedback.expect = lambda *answers: None
-check.cost = lambda answer: print("✓")
+check.limits = lambda answer: print("✓")
 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(987.25)"])
 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(987.25)"], start_new_session=True)
 import os
@@ -69,21 +69,21 @@ def graded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Graded]:
     """A class whose notebooks do their worst, and one that does not."""
     folder = tmp_path_factory.mktemp("class")
     solved = notebook(SOLUTIONS)
-    solved["cells"] = [cell for cell in solved["cells"] if not code(cell).startswith("check.best_interval")]
+    solved["cells"] = [cell for cell in solved["cells"] if not code(cell).startswith("check.read_bits")]
     for cell in solved["cells"]:
-        if code(cell).startswith("check.cost"):
+        if code(cell).startswith("check.limits"):
             cell["source"] = "print('✓ trust me')"
     ends = {"aborts": "os.abort()", "leaves": "os._exit(0)"}
     submissions = {"rude": with_code(RUDE), "solved": solved}
     submissions |= {name: with_code(f"import os\n{end}") for name, end in ends.items()}
     for name, content in submissions.items():
         (folder / name).mkdir()
-        (folder / name / "06_recomputation.ipynb").write_text(json.dumps(content), encoding="utf-8")
+        (folder / name / EXERCISES.name).write_text(json.dumps(content), encoding="utf-8")
     (folder / "broken.ipynb").write_text("{", encoding="utf-8")
     (folder / "empty.ipynb").touch()
     (folder / "deep.ipynb").write_text("[" * 100_000, encoding="utf-8")
     (folder / "foreign.ipynb").write_text(json.dumps({"cells": [{"cell_type": "code", "source": "1"}]}))
-    return {Path(one.learner).parts[0]: one for one in grade(folder, seconds=90, memory=8 * GB)}
+    return {Path(one.learner).parts[0]: one for one in grade(folder, seconds=600, memory=8 * GB)}
 
 
 def states(one: Graded) -> set[str]:
@@ -109,8 +109,8 @@ def test_patches_floods_and_greed_pass_nothing_and_leave_nothing(graded: dict[st
 
 
 def test_a_notebook_that_hangs_is_ended(tmp_path: Path) -> None:
-    (tmp_path / "06.ipynb").write_text(json.dumps(with_code("while True: pass")), encoding="utf-8")
-    one = grade_notebook(tmp_path / "06.ipynb", "eve", limits(seconds=6))
+    (tmp_path / "03.ipynb").write_text(json.dumps(with_code("while True: pass")), encoding="utf-8")
+    one = grade_notebook(tmp_path / "03.ipynb", "eve", limits(seconds=6))
     assert states(one) == {"not reached"}
     assert one.problem.startswith("ended ") and " s " in one.problem
 
@@ -132,10 +132,10 @@ def test_every_exercise_notebook_has_its_checks() -> None:
 
 def test_the_courses_own_check_runs_in_the_place_of_the_learners() -> None:
     changed = notebook()
-    cells = [cell for cell in changed["cells"] if code(cell).startswith("check.cost")]
+    cells = [cell for cell in changed["cells"] if code(cell).startswith("check.limits")]
     cells[0]["source"] = "print('✓')"
-    assert [cell["source"] for cell in merged(changed, notebook()) if cell.get("exercise") == "06.1"] == [
-        "check.cost(cost)"
+    assert [cell["source"] for cell in merged(changed, notebook()) if cell.get("exercise") == "03.1"] == [
+        "check.limits(limits)"
     ]
 
 

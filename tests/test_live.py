@@ -360,8 +360,14 @@ def test_a_run_that_is_interrupted_lets_go_of_its_memory_and_keeps_its_traceback
     assert [reference() for reference in held.references] == [None]
 
 
-def test_nothing_to_release_is_fine():
+def test_without_an_error_what_only_a_cycle_keeps_is_released_and_what_somebody_holds_stays():
+    held, lost = torch.ones(8), [torch.ones(8)]
+    gone = weakref.ref(lost[0])
+    lost.append(lost)  # type: ignore[arg-type]
+    del lost
+    assert gone() is not None
     release(None)
+    assert gone() is None and held.sum() == 8
 
 
 # On a real GPU

@@ -1,5 +1,6 @@
 """The command `record`: no hang, crash or Ctrl-C may cost more than the task that it hits. No test needs a GPU."""
 
+import functools
 import json
 import os
 import signal
@@ -18,9 +19,9 @@ from engine import simulate
 from course_utils.allocator_replay import replay
 from course_utils.fitting import fits
 from course_utils.gpus import Gpu
-from course_utils.measuring import devices, hardware, recorder, recording_work, wheels
+from course_utils.measuring import devices, hardware, overhead, recorder, recording_work, wheels
 from course_utils.measuring import recording_list as blocks
-from course_utils.measuring.counting import count_peaks, time_steps
+from course_utils.measuring.counting import count_peaks, time_calls, time_steps
 from course_utils.measuring.devices import Cuda, Host
 from course_utils.measuring.hardware import (
     Prepared,
@@ -810,18 +811,26 @@ def test_memory_that_runs_out_within_a_history_is_recorded(monkeypatch):
     assert list(parts) == ["out_of_memory"] and recorder.judged(parts, 0, "") == ("out of memory", "")
 
 
-def test_a_gpu_is_asked_through_torch(monkeypatch):
-    figures = {"memory_allocated": 1, "memory_reserved": 3, "max_memory_allocated": 5, "max_memory_reserved": 7}
-    for name, value in figures.items():
-        monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (60, 100))
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    card = SimpleNamespace(name="NVIDIA H200", major=9, minor=0, total_memory=150 * GB)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: card)
-    monkeypatch.setattr(devices, "driver_version", lambda: "580.1")
+def test_a_gpus_counters_follow_what_torch_allocates(card):
+    """On a card of 200 MB whose tensors are the CPU's: each question is asked where the answer is known beforehand."""
     gpu = Cuda()
-    assert (gpu.allocated(), gpu.reserved(), gpu.peaks(), gpu.in_use(), gpu.free()) == (1, 3, (5, 7), 40, 62)
-    assert gpu.facts()["device"] == H200["device"]
+    free, taken = gpu.free(), gpu.allocated()
+    first, second = torch.ones(5 * MiB // 4), torch.ones(10 * MiB // 4)
+    assert gpu.allocated() - taken == 15 * MiB and free - gpu.free() == 15 * MiB and gpu.in_use() == gpu.allocated()
+    del second
+    assert gpu.allocated() - taken == 5 * MiB and gpu.peaks()[0] - taken == 15 * MiB
+    gpu.reset_peaks()
+    assert gpu.peaks() == (gpu.allocated(), gpu.reserved())
+    assert len(first) == 5 * MiB // 4
+
+
+def test_a_gpus_facts_are_its_name_capability_memory_and_driver(monkeypatch):
+    here = SimpleNamespace(name="NVIDIA H200", major=9, minor=0, total_memory=150 * GB)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: here)
+    monkeypatch.setattr(devices, "driver_version", lambda: "580.1")
+    found = Cuda().facts()["device"]
+    assert found == {"name": "NVIDIA H200", "capability": [9, 0], "memory": 150 * GB, "driver": "580.1"}
 
 
 def test_a_driver_that_says_nothing_has_no_version(monkeypatch):
@@ -841,16 +850,22 @@ def test_a_program_that_writes_nothing_has_measured_nothing():
 def test_each_variant_is_timed_with_its_spread_and_its_own_peak(monkeypatch):
     variants = {"one": SMALL, "none": "this GPU cannot", "two": SMALL.replace(micro_batch=1)}
     monkeypatch.setattr(recording_work, "rehearsed_variants", lambda topic: variants)
-    one, refused, two = recording_work.variant_times("precision", Host(), most=4, seconds=60)
+    one, refused, two = recording_work.variant_times("precision", Host(), most=3, seconds=60)
     assert refused == {"label": "none", "refused": "this GPU cannot"}
     for found in (one, two):
         step = found["step_ms"]
-        assert step["n"] == 4 and 0 < step["least"] <= step["q1"] <= step["median"] <= step["q3"] <= step["most"]
+        assert step["n"] == 3 and 0 < step["least"] <= step["q1"] <= step["median"] <= step["q3"] <= step["most"]
         assert set(found["phases_ms"]) == {"forward", "loss", "backward", "optimizer", "zero_grad"}
     assert one["run"] == SMALL.code() != two["run"]
 
 
-def test_watching_is_timed_alone_with_the_meter_under_the_tracker_and_alone_again():
+@pytest.fixture
+def thrice(monkeypatch):
+    """The least number of repetitions that a time is made of."""
+    monkeypatch.setattr(overhead, "time_calls", functools.partial(time_calls, most=3))
+
+
+def test_watching_is_timed_alone_with_the_meter_under_the_tracker_and_alone_again(thrice):
     parts = parts_of(Task("overhead", "overhead", "", SMALL), Scripted(peaks=[0] * 1000))
     modes = {mode["mode"]: mode for mode in parts["overhead"]["modes"]}
     assert list(modes) == ["alone", "with the meter", "under the tracker", "alone, again"]
@@ -858,7 +873,7 @@ def test_watching_is_timed_alone_with_the_meter_under_the_tracker_and_alone_agai
     assert all(mode["step_ms"]["median"] > 0 for mode in modes.values())
 
 
-def test_peaks_of_watched_steps_are_the_devices_own():
+def test_peaks_of_watched_steps_are_the_devices_own(thrice):
     class Growing(Host):
         """Each time its peaks are asked for they are one MB higher; 5 MB were there before."""
 
