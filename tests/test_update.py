@@ -5,7 +5,8 @@ from engine import simulate, tiny
 
 from course_utils.breakdown import KINDS
 from course_utils.estimating.states import gradient_bytes, optimizer_state_bytes, parameter_bytes
-from course_utils.estimating.update import clipping, optimizer_step
+from course_utils.estimating.update import clipping, newton_schulz, optimizer_step
+from course_utils.estimating.walk import highest, net
 from course_utils.measurement import Measurement
 from course_utils.run import OPTIMIZERS, PRECISIONS, TrainingRun
 
@@ -121,6 +122,15 @@ def test_foreach_adds_4_bytes_a_parameter_and_fused_nothing():
     assert sum(together.values()) == pytest.approx((4 + 4 - 2) * run.model.parameters, rel=1e-3)
     main_gradients = masters.replace(precision="bf16-master-fp32grad")
     assert optimizer_step(main_gradients)["temporaries"] == pytest.approx(4 * largest, rel=1e-3)
+
+
+@pytest.mark.parametrize(("element", "copies"), [(2, 0), (4, 1)])
+def test_muon_starts_from_the_update_itself_if_that_is_in_bf16(element, copies):
+    """One step: X·Xᵀ and its polynomial, each 2 bytes times the shorter side squared, and the next X."""
+    walk = newton_schulz(512, 1024, element, steps=1)
+    x, gram = 2 * 512 * 1024, 2 * 512 * 512
+    assert highest(walk) == {"temporaries": copies * x + 2 * gram + x}
+    assert net(walk) == {"temporaries": x - element * 512 * 1024}
 
 
 def test_clipping_makes_a_block_for_each_gradient():
