@@ -1,5 +1,6 @@
 """What every check does: it invites where nothing is solved yet, and knows an answer that is no function."""
 
+import importlib
 from typing import Any
 
 import pytest
@@ -26,3 +27,15 @@ def test_stub_is_an_invitation(check: Check) -> None:
 @pytest.mark.parametrize("check", every_check().values(), ids=every_check())
 def test_answers_that_are_no_functions_get_a_hint(check: Check) -> None:
     assert "without parentheses" in said(check, 3)
+
+
+TO_BE_REPLACED = "01.1 02.3 03.4 04.1 04.2 04.4 06.1 06.2 06.5 07.1 07.3 08.6 09.5 10.2 13.2".split()
+"""Exercises whose place others will take, with what answers they had."""
+
+
+@pytest.mark.parametrize("number", every_check())
+def test_every_check_is_judged_by_three_right_answers_and_six_wrong_ones(number: str) -> None:
+    answers = importlib.import_module(f"test_lesson_{number[:2]}_checks").ANSWERS[number]
+    right, wrong = (1, 1) if number in TO_BE_REPLACED else (3, 6)
+    assert len(answers.right) >= right and len(answers.wrong) >= wrong
+    assert all(len(words) > 3 for _, words in answers.wrong)
