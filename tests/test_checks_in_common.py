@@ -29,7 +29,10 @@ def test_answers_that_are_no_functions_get_a_hint(check: Check) -> None:
     assert "without parentheses" in said(check, 3)
 
 
-TO_BE_REPLACED = "01.1 02.3 03.4 04.1 04.2 04.4 06.1 06.2 06.5 07.1 07.3 08.6 09.5 10.2 13.2".split()
+TO_BE_REPLACED = {
+    "01.1", "02.3", "03.4", "04.1", "04.2", "04.4", "06.1", "06.2", "06.5", "07.1", "07.3", "08.6", "09.5", "10.2",
+    "13.2",
+}  # fmt: skip
 """Exercises whose place others will take, with what answers they had."""
 
 
