@@ -1,5 +1,6 @@
 """Transformers described by their sizes, and their parameters counted tensor by tensor."""
 
+import sys
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -98,7 +99,7 @@ class TransformerConfig:
             raise ValueError(f"heads of {self.head_size} elements: rotary positions turn pairs, so it must be even")
         if not isinstance(self.dropout, (int, float)) or not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"dropout is {self.dropout!r}: a probability of at least 0 and below 1")
-        if not isinstance(self.rope_theta, (int, float)) or not 1.0 < self.rope_theta < float("inf"):
+        if not isinstance(self.rope_theta, (int, float)) or not 1.0 < self.rope_theta <= sys.float_info.max:
             raise ValueError(f"rope_theta is {self.rope_theta!r}: the base of rotary angles, a number above 1")
         for name in ("tied", "bias", "qkv_bias"):
             if not isinstance(getattr(self, name), bool):

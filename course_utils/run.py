@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import re
+import sys
 from dataclasses import dataclass, fields
 from os import PathLike
 from typing import Any
@@ -98,6 +99,8 @@ attention and computes the rest again; "selective-attention" computes the core o
 """
 
 LORA_ALIASES = {"attention": ("qkv", "q", "k", "v", "out"), "mlp": ("gate", "up", "down")}
+
+LARGEST_FLOAT = sys.float_info.max  # Python's whole numbers go on beyond it
 
 LARGEST = {"seq_len": 100_000_000, "global_batch": 1_000_000_000}
 """Sizes beyond these, and any other beyond a million, are typing errors, not training runs."""
@@ -320,7 +323,9 @@ def _check_parallel(run: TrainingRun) -> None:
 
 def _check_training(run: TrainingRun) -> None:
     norm = run.clip_grad_norm
-    if norm is not None and (isinstance(norm, bool) or not isinstance(norm, (int, float)) or not 0 < norm < math.inf):
+    if norm is not None and (
+        isinstance(norm, bool) or not isinstance(norm, (int, float)) or not 0 < norm <= LARGEST_FLOAT
+    ):
         raise ValueError(f"clip_grad_norm is {norm!r}: the largest norm that gradients may have, a number above 0")
     if run.loss_chunks > run.micro_batch * run.seq_len:
         raise ValueError(

@@ -73,6 +73,8 @@ def spelled(value: Any) -> tuple[str, ...]:
     """A value as a message may write it."""
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}", str(value)
+    if isinstance(value, tuple | list) and value:
+        return repr(value), repr(value[0])
     return (value if isinstance(value, str) else repr(value), repr(value))
 
 

@@ -161,6 +161,7 @@ def test_what_is_left_out_is_as_usual():
         ({"experts": 4}, "give both"),
         ({"dropout": "a"}, "dropout is 'a'"),
         ({"rope_theta": 0}, "rope_theta is 0"),
+        ({"rope_theta": 10**400}, "rope_theta is 1000"),
         ({"tied": "no"}, "tied is 'no'"),
     ],
 )

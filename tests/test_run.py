@@ -261,6 +261,7 @@ def test_targets_are_names_and_need_a_rank(changes, said):
         ({"tensor_parallel": 5, "sequence_parallel": True}, "does not divide a sequence of 1024"),
         ({"clip_grad_norm": 0}, "clip_grad_norm is 0"),
         ({"clip_grad_norm": float("inf")}, "clip_grad_norm is inf"),
+        ({"clip_grad_norm": 10**400}, "clip_grad_norm is 1000"),
         ({"clip_grad_norm": True}, "clip_grad_norm is True"),
         ({"clip_grad_norm": "1"}, "clip_grad_norm is '1'"),
         ({"loss_chunks": 5, "micro_batch": 2, "seq_len": 2}, "only 4 tokens"),
