@@ -5,8 +5,8 @@ from engine import simulate, tiny
 
 from course_utils.breakdown import KINDS
 from course_utils.estimating.states import gradient_bytes, optimizer_state_bytes, parameter_bytes
-from course_utils.estimating.update import clipping, newton_schulz, optimizer_step
-from course_utils.estimating.walk import highest, net
+from course_utils.estimating.update import adam8bit_loop, clipping, newton_schulz, optimizer_step
+from course_utils.estimating.walk import highest, make, net
 from course_utils.measurement import Measurement
 from course_utils.run import OPTIMIZERS, PRECISIONS, TrainingRun
 
@@ -131,6 +131,13 @@ def test_muon_starts_from_the_update_itself_if_that_is_in_bf16(element, copies):
     x, gram = 2 * 512 * 1024, 2 * 512 * 512
     assert highest(walk) == {"temporaries": copies * x + 2 * gram + x}
     assert net(walk) == {"temporaries": x - element * 512 * 1024}
+
+
+def test_the_8_bit_adam_updates_2_to_the_24_elements_at_once():
+    """Three fp32 tensors of them at most; a scale for each 256. Fewer than 4,096 elements take one fp32 tensor."""
+    large, small = adam8bit_loop([("large", (300_000, 256))], 4), adam8bit_loop([("small", (4095,))], 4)
+    assert highest(large) == {"temporaries": 3 * 4 * 2**24} and highest(small) == {"temporaries": 4 * 4096}
+    assert make(4 * 2**24 // 256) in large and net([*large, *small]) == {"temporaries": 0}
 
 
 def test_clipping_makes_a_block_for_each_gradient():
