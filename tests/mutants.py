@@ -400,8 +400,9 @@ class Trial:
         compiled = Job(partial(pytest.main, ["-q", "--collect-only", "-p", "no:cacheprovider", *files]), _control, 600)
         run_all([compiled] * len(self.copies), self.copies)  # once, not once for each mutant
         run_all(self.jobs, self.copies)
-        arguments = ["-q", "--tb=short", "-p", "no:cacheprovider", *sorted(self.killers & self.tests.seconds.keys())]
-        run_all([Job(partial(pytest.main, arguments), _control, 1800)], self.copies)
+        if killers := sorted(self.killers & self.tests.seconds.keys()):
+            arguments = ["-q", "--tb=short", "-p", "no:cacheprovider", *killers]
+            run_all([Job(partial(pytest.main, arguments), _control, 1800)], self.copies)
         return self.results
 
     def _job(self, mutant: Mutant, tests: Sequence[str], *rest: Sequence[str]) -> "Job":

@@ -79,8 +79,13 @@ def test_a_ring_reduces_as_its_formula_says(ranks):
 
 @pytest.mark.parametrize("ranks", [0, -1, 1.5, True, None])
 def test_no_ranks_at_all_are_refused(ranks):
-    with pytest.raises(ValueError, match="ranks: a whole number of at least 1"):
-        all_reduce_bytes(10, ranks)
+    for refuses in (
+        lambda: all_reduce_bytes(10, ranks),
+        lambda: zero_bytes(10, ranks, 1),
+        lambda: zero_1_shares(GPT, ranks),
+    ):
+        with pytest.raises(ValueError, match="ranks: a whole number of at least 1"):
+            refuses()
 
 
 @pytest.mark.parametrize("stage", [-1, 4, 1.5, True, "3"])
