@@ -9,8 +9,9 @@ from engine import simulate
 
 from course_utils.breakdown import KINDS
 from course_utils.estimating import estimate, moments
+from course_utils.estimating.experts import typed
 from course_utils.estimating.network import tell
-from course_utils.estimating.operations import root
+from course_utils.estimating.operations import Step, root
 from course_utils.estimating.program import compiled
 from course_utils.estimating.structure import groups_of, letters, structure
 from course_utils.estimating.tape import Gradient, Saving, Storage, Tape
@@ -217,6 +218,14 @@ def test_an_input_is_kept_before_an_operation_only_where_backward_comes():
     tape.grad_enabled = True
     (handle,) = tape.keep([leaf], saving)
     assert handle() is x.storage and len(tape.ledger) == 1
+
+
+def test_a_type_that_stays_copies_nothing():
+    step = Step(structure(TrainingRun("gpt2")))
+    x = step.tape.tensor("4", "sb·E")
+    same, copy = typed(step, x, "c", changes=False), typed(step, x, "c", changes=True)
+    assert same.storage is x.storage is not copy.storage
+    assert same.size == copy.size == "c·sb·E"
 
 
 def test_an_operation_owes_a_gradient_to_each_input():
