@@ -208,6 +208,7 @@ def test_the_columns_begin_where_the_last_step_ended_and_mark_one_peak():
 
 
 def test_a_picture_takes_tens_of_thousands_of_calls_which_are_milliseconds():
-    dashboard({}), next_changes({})  # formulas of this kind of run are compiled
+    dashboard({})
+    next_changes({})  # formulas of this kind of run are compiled
     assert calls(lambda: dashboard({"micro_batch": 16})) < 50_000
     assert calls(lambda: next_changes({"micro_batch": 16})) < 80_000

@@ -84,4 +84,4 @@ def test_hints_that_notes_quote_are_those_of_the_checks():
     tables = re.findall(r"\| wrong answer \| hint \|\n\|---\|---\|\n((?:\|.*\n)+)", NOTES)
     quoted = [words for table in tables for row in table.splitlines() for words in re.findall(r'"([^"]+)"', row)]
     assert len(quoted) > 300
-    assert [words for words in quoted if MADE_UP.get(words, words) not in said] == []
+    assert [words for words in quoted if (MADE_UP.get(words) or words) not in said] == []
