@@ -2,6 +2,7 @@
 
 import math
 import random
+from collections import Counter
 from itertools import groupby
 
 import pytest
@@ -9,7 +10,7 @@ from engine import simulate
 
 from course_utils.breakdown import KINDS
 from course_utils.estimating import estimate, moments
-from course_utils.estimating.experts import typed
+from course_utils.estimating.experts import shares_of, typed
 from course_utils.estimating.network import tell
 from course_utils.estimating.operations import Step, root
 from course_utils.estimating.program import compiled
@@ -226,6 +227,17 @@ def test_a_type_that_stays_copies_nothing():
     same, copy = typed(step, x, "c", changes=False), typed(step, x, "c", changes=True)
     assert same.storage is x.storage is not copy.storage
     assert same.size == copy.size == "c·sb·E"
+
+
+def test_a_router_s_quotient_makes_three_tensors_on_the_way_to_its_gradients():
+    """d(x/y) = dx/y − (x/y)/y · dy: the quotient, that over y, and minus the gradient; y's is summed in the end."""
+    step = Step(structure(TrainingRun("gpt2")))
+    x, y = step.tape.leaf("4", "sb·K", lambda _: None), step.tape.leaf("4", "sb", lambda _: None)
+    quotient = shares_of(step, x, y)
+    step.tape.events.clear()
+    step.tape.backward(root(quotient), step.tape.gradient("4·sb·K"))
+    births = Counter(size for size, sign in sizes(step.tape) if sign > 0)
+    assert births == {"4·sb·K": 1 + 3 + 2, "4·sb": 1}
 
 
 def test_an_operation_owes_a_gradient_to_each_input():
