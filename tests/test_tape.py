@@ -153,6 +153,14 @@ def test_a_deep_model_is_read_as_if_it_were_told_in_full(layers, recompute):
     assert differences(estimate(run), simulate(run).breakdown) == {}
 
 
+def test_letters_are_the_numbers_of_a_run():
+    """Llama 3 8B: 32 heads of 128 elements, of which 8 are of keys and values."""
+    found = letters(TrainingRun("llama3-8b", 2, 100, "amp-bf16"))
+    expected = {"kv": 1024, "kv/2": 512, "h": 4096, "h/2": 2048, "d": 128, "d/2": 64, "qkv": 4096 + 2048}
+    expected |= {"sb": 200, "s32": 128, "c": 2, "r": 4} | {name: int(name) for name in found if name.isdecimal()}
+    assert {name: found[name] for name in expected} == expected
+
+
 def test_runs_that_differ_in_numbers_alone_share_a_program():
     small, large = TrainingRun("gpt2", 2, 128), TrainingRun("gpt2-xl", 32, 1024)
     assert compiled(structure(small)) is compiled(structure(large))
