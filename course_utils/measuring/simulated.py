@@ -24,10 +24,11 @@ from unittest import mock
 import torch
 import torch.cuda.amp.common as amp
 import torch.optim.optimizer as torch_optimizer
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor
 
 from ..measuring_errors import SimulationUnavailable
 from .patches import ONE_AT_A_TIME, on_this_thread
+from .quick_fake import QuickFakeMode
 
 CUDA, META = 1, 14
 """c10::DeviceType."""
@@ -222,7 +223,7 @@ def simulated_gpu(attention: str) -> Iterator[None]:
         enter(mock.patch.object(torch_optimizer, "_foreach_supported_types", supported))
         enter(_without_cudnn())
         enter(torch.autograd.set_multithreading_enabled(False))  # an idle device thread can abort at exit
-        enter(FakeTensorMode(allow_fallback_kernels=False))  # which would run on a real device, with real memory
+        enter(QuickFakeMode(allow_fallback_kernels=False))  # which would run on a real device, with real memory
         yield
 
 
