@@ -334,7 +334,10 @@ def quiz(arguments: list[str]) -> int:
     if attempt.finished:
         from .progress import mark_quiz
 
-        mark_quiz(asked.lesson, sum(attempt.first_tries), len(attempt.first_tries))
+        try:
+            mark_quiz(asked.lesson, sum(attempt.first_tries), len(attempt.first_tries))
+        except ValueError as problem:  # a full disk, a folder that cannot be written
+            raise SetupError(f"Your result is not kept. {problem}") from None
     return 0
 
 
