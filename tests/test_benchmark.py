@@ -190,6 +190,7 @@ def test_a_message_that_is_too_long_ends_with_a_whole_word(monkeypatch):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="torch has no gloo processes there")
+@pytest.mark.sweep(0)  # test_distributed holds the same of smaller runs
 def test_data_parallel_runs_are_exact_but_for_step_counters():
     runs = ranks.rank_runs(quick=True)
     assert {run.zero_stage for run in runs} == {0, 1} and all(run in ranks.rank_runs(quick=False) for run in runs)

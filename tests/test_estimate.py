@@ -118,7 +118,7 @@ PUZZLE = [
 
 
 @pytest.mark.parametrize("run", PUZZLE, ids=name)
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(1)
 def test_gpt2_xl_agrees_eight_ways(run):
     measured = simulate(run)
     assert estimate(run).total == pytest.approx(measured.peak, rel=0.01)  # what is promised
