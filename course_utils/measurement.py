@@ -93,11 +93,11 @@ class Timeline:
         return totals
 
     def step_peaks(self) -> dict[int, int]:
-        """The most bytes allocated at once within each step, by its number (1 is the first)."""
+        """The most bytes allocated at once within each step, by its number (1 is the first); without marks none."""
         peaks: dict[int, int] = {}
         totals = self.totals()
         ends = [mark.event for mark in self.marks[1:]] + [len(totals)]
-        for mark, end in zip(self.marks, ends, strict=True):
+        for mark, end in zip(self.marks, ends, strict=False):  # without a mark there is an end all the same
             peaks[mark.step] = max([peaks.get(mark.step, 0), *totals[mark.event : end]])
         return peaks
 

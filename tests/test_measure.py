@@ -13,6 +13,7 @@ from engine import GPT, shallow, simulate, tiny
 
 from course_utils import compare, estimate, measure, replay
 from course_utils.breakdown import KINDS
+from course_utils.measurement import Timeline
 from course_utils.measuring import Comparison, recorded, tracing
 from course_utils.models import TransformerConfig
 from course_utils.run import TrainingRun
@@ -264,3 +265,7 @@ def test_a_first_step_alone_is_said_to_be_one():
 def test_a_device_is_a_name():
     with pytest.raises(ValueError, match="a part of a GPU's name"):
         measure(TrainingRun("tiny-gpt", 1, 16), "recorded", device=3)  # type: ignore[arg-type]
+
+
+def test_a_timeline_without_marks_has_no_steps():
+    assert Timeline([(512, "inputs")], []).step_peaks() == {}
