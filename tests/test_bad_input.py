@@ -183,7 +183,7 @@ def keeps_invariants(run: TrainingRun, peak: MemoryBreakdown) -> None:
     assert peak.total == max(stage.total for stage in stages.values()) and set(peak) == set(KINDS)
     # Two choices cut at sizes of their own, so that a larger batch can need less, as the simulation says too. Offloaded
     # is what has a certain size: with one sequence more a tensor reaches it, and leaves the GPU. And 6 tokens in 5
-    # chunks of one size are 3 of 2, fewer than of 5 tokens, each of which takes whole blocks of 512 bytes.
+    # chunks of one size are 3 of 2, fewer than of 5 tokens, and each takes whole blocks of 512 bytes.
     if run.recompute != "offload" and run.micro_batch < 1_000_000:
         larger = run.replace(micro_batch=run.micro_batch + 1)
         needs_more = pieces(larger) < pieces(run) or estimate(larger).total >= peak.total

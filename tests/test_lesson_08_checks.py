@@ -459,7 +459,7 @@ def by_waiting(buckets: Any, computed: float) -> float:
 
 
 def through(buckets: Any) -> float:
-    """When the last bucket is through: whoever is last of all chains that begin with some bucket."""
+    """When the last bucket is through: the latest end of all chains that begin with some bucket."""
     return max(ready + sum(seconds for _, seconds in buckets[place:]) for place, (ready, _) in enumerate(buckets))
 
 

@@ -154,7 +154,7 @@ def test_a_deep_model_is_read_as_if_it_were_told_in_full(layers, recompute):
 
 
 def test_letters_are_the_numbers_of_a_run():
-    """Llama 3 8B: 32 heads of 128 elements, of which 8 are of keys and values."""
+    """Llama 3 8B: 32 heads of 128 elements, 8 heads of keys and of values."""
     found = letters(TrainingRun("llama3-8b", 2, 100, "amp-bf16"))
     expected = {"kv": 1024, "kv/2": 512, "h": 4096, "h/2": 2048, "d": 128, "d/2": 64, "qkv": 4096 + 2048}
     expected |= {"sb": 200, "s32": 128, "c": 2, "r": 4} | {name: int(name) for name in found if name.isdecimal()}

@@ -11,7 +11,7 @@ PLAIN = (int, float, bool, type(None), torch.dtype, torch.device, torch.layout, 
 class QuickFakeMode(FakeTensorMode):
     """A FakeTensorMode whose cache has shorter keys. Inherits because torch takes the key from a method of the mode.
 
-    torch remembers what each operator gives for tensors of which shapes. Its key for a tensor has 17 entries, each
+    torch remembers what each operator gives for the shapes it was given. Its key for a tensor has 17 entries, each
     found by name; here it has those that a dense tensor can differ in. To be removed when torch's own is as quick.
     """
 
