@@ -90,10 +90,11 @@ print("✓")
 """
 WRITES = """
 import time
-for part in range(3):
-    with open(f"part{part}", "wb") as file: file.write(bytes(20_000_000))
-time.sleep(60)
+for part in range(2):
+    with open(f"part{part}", "wb") as file: file.write(bytes(22_000_000))
+time.sleep(600)
 """
+"""More than may be written, less than fits behind walls: nothing fails before somebody looks."""
 
 
 def cells(**sources: str) -> list[dict[str, str]]:
