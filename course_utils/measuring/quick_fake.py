@@ -3,7 +3,14 @@
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
+from torch.utils._mode_utils import no_dispatch
+
+ASK_DEVICE = torch.ops.prim.device.default
+"""Half of all that a simulated step asks: autograd and optimizers look at devices all the time."""
+
+READ_NUMBER = torch.ops.aten._local_scalar_dense.default
+META = torch.device("meta")
 
 PLAIN = (int, float, bool, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
@@ -12,8 +19,39 @@ class QuickFakeMode(FakeTensorMode):
     """A FakeTensorMode whose cache has shorter keys. Inherits because torch takes the key from a method of the mode.
 
     torch remembers what each operator gives for the shapes it was given. Its key for a tensor has 17 entries, each
-    found by name; here it has those that a dense tensor can differ in. To be removed when torch's own is as quick.
+    found by name; here it has those that a dense tensor can differ in. What Adam asks once for each parameter, which is
+    the device, the number of its step and a root, is answered in short. To be removed when torch's own is as quick.
     """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # the wrapper that keeps torch.compile out, which nobody uses here, takes as long as the cache
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """What torch would answer."""
+        if func is ASK_DEVICE:
+            return device_of(args[0])
+        if func is READ_NUMBER and args[0].constant is not None:
+            with no_dispatch():
+                return args[0].constant.item()
+        return self.dispatch(func, types, args, kwargs or {})
+
+    def _dispatch_impl(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        found = super()._dispatch_impl(func, types, args, kwargs)
+        return tuple(found) if isinstance(found, list) else found  # the cache takes tuples, and no lists
+
+    def _get_output_tensor_from_cache_entry(self, state: Any, entry: Any, key: Any, func: Any, args: Any) -> Any:
+        known = entry.metadata
+        if known is None or known.layout is not torch.strided or known.is_conj or known.is_neg or self.shape_env:
+            return super()._get_output_tensor_from_cache_entry(state, entry, key, func, args)
+        with in_kernel_invocation_manager(self):
+            empty = torch.empty_strided(
+                known.shape, known.stride, dtype=known.dtype, device=META, requires_grad=known.requires_grad
+            )
+            if entry.view_idx is not None:
+                storage = args[entry.view_idx].untyped_storage()
+                empty.set_(storage, known.storage_offset, known.shape, known.stride)
+        return FakeTensor(self, empty, known.device)
 
     def _prep_args_for_hash(  # type: ignore[override] (torch's releases differ in what comes last)
         self, result: list[object], args: Any, state: Any, *rest: Any
@@ -36,6 +74,11 @@ class QuickFakeMode(FakeTensorMode):
     def _is_plain(self, item: Any) -> bool:
         dense = type(item) is FakeTensor and item.fake_mode is self and item.layout is torch.strided
         return dense and item.constant is None and self.shape_env is None
+
+
+def device_of(tensor: FakeTensor) -> torch.device:
+    """What a fake tensor says of its device; to torch's own kernels that is "meta"."""
+    return META if tensor.fake_mode.in_kernel_invocation else tensor.fake_device
 
 
 def _of(tensor: FakeTensor) -> tuple[object, ...]:

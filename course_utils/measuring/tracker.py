@@ -30,10 +30,10 @@ from ..measuring_errors import StepError
 from ..units import round_up
 from .patches import ONE_AT_A_TIME, on_this_thread
 from .places import Place, calling_place, described
+from .quick_fake import ASK_DEVICE, device_of
 
 aten = torch.ops.aten
 
-ASK_DEVICE = torch.ops.prim.device.default
 newest_node = torch.autograd._get_sequence_nr  # pyright: ignore[reportPrivateImportUsage]
 
 INTO_A_COPY = (aten.add.Tensor, aten.index_put.default, aten.scatter.src, aten.index_add.default)
@@ -152,6 +152,10 @@ class Tracker(TorchDispatchMode):
 
     # Recording
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # as in quick_fake
+
     def __enter__(self) -> "Tracker":
         self._patches.enter_context(ONE_AT_A_TIME)
         self._patches.enter_context(on_this_thread(torch.UntypedStorage, "resize_", self._following_resize()))
@@ -159,7 +163,7 @@ class Tracker(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is ASK_DEVICE:
-            return func(*args, **(kwargs or {}))
+            return device_of(args[0]) if type(args[0]) is FakeTensor else func(*args)
         if any(is_made_of_others(kind) for kind in types):
             return NotImplemented  # as a DTensor is: let it become operators on its parts first
         if func is not aten.detach.default:  # a checkpoint's second forward packs what it saves with gradients off
