@@ -34,6 +34,9 @@ GRACE_SECONDS = 5.0
 
 HOST = "127.0.0.1"
 
+FORKS = sys.platform == "linux"
+"""Whether torchrun loads torch once for all ranks, which are there in half the time then."""
+
 BY_WHOM = "by someone, by this computer for want of memory (use fewer or smaller ranks), or by a crash"
 
 
@@ -59,8 +62,8 @@ def run_ranks(
 
     `program` is the path of a Python file or the name of a module, which get `arguments` and call `report(result)`, or
     a function, of a notebook too, which gets `keywords` that JSON can hold, imports what it needs by itself, and whose
-    value is its result. They run under `python -m torch.distributed.run`, one thread a rank. `show` is called with each
-    line that a rank prints, as it comes (`show=print`); `port` asks for a fixed one.
+    value is its result. They run under torchrun, one thread a rank; on Linux it forks them (see `ranks.torchrun`).
+    `show` is called with each line that a rank prints, as it comes (`show=print`); `port` asks for a fixed one.
 
     Raises ValueError or TypeError for a program, arguments or a number of ranks that cannot be, RanksUnavailable where
     none can start, RankFailed with the last lines of the rank that failed first, or of those that had not finished
@@ -142,7 +145,8 @@ def _named(program: str | Path) -> list[str]:
 
 def _launcher(world_size: int, folder: Path, port: int | None) -> list[str]:
     """torchrun with one machine: the loopback's address, as many a laptop cannot look up its own name."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={world_size}"]
+    program = ["course_utils.ranks", "torchrun"] if FORKS else ["torch.distributed.run"]
+    torchrun = [sys.executable, "-m", *program, f"--nproc-per-node={world_size}"]
     meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint={HOST}:{port or 0}", f"--local-addr={HOST}"]
     return [*torchrun, *meeting, "--redirects=3", f"--log-dir={folder / 'logs'}"]
 
@@ -307,7 +311,7 @@ def _failure(code: int, ranks: Ranks) -> str:
     if code < 0:
         return f"torchrun, which runs the ranks of {ranks.program}, was killed by {_signal_name(-code)}: {BY_WHOM}"
     said = ranks.read("launcher.log")
-    found = re.findall(r"rank\s*:\s*(\d+) .*?exitcode\s*:\s*(-?\d+)", said, re.DOTALL)
+    found = re.findall(r"^ +rank *: (\d+) .*?^ +exitcode *: (-?\d+)", said, re.DOTALL | re.MULTILINE)
     codes = {int(rank): int(code) for rank, code in found}
     for rank, code in codes.items():
         if code < 0 and code != -signal.SIGTERM and not (ranks.folder / f"{rank}.error").is_file():

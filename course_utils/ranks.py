@@ -1,6 +1,7 @@
 """The side of a rank: run one program, leave word of how it went, and never outlive the one who asked for it.
 
-Run by torchrun as `python -m course_utils.ranks (file|module|function) NAME [ARGUMENTS]`. In the folder that
+Run by torchrun as `python -m course_utils.ranks (file|module|function) NAME [ARGUMENTS]`. As `python -m
+course_utils.ranks torchrun …` it is torchrun itself, which loads torch once for all its ranks. In the folder that
 `RESULTS` names, a rank leaves RANK.pid when it starts, RANK.done when its program has ended well, RANK.error with the
 traceback when it has not, and RANK.where when it is asked (SIGUSR1) at which line it is.
 """
@@ -14,13 +15,15 @@ import os
 import re
 import runpy
 import signal
+import subprocess
 import sys
 import threading
 import time
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
 
 RESULTS = "COURSE_RANK_RESULTS"
 """Names the environment variable that tells each rank where to leave its result."""
@@ -29,6 +32,56 @@ CALLER = "COURSE_RANK_CALLER"
 """Names the environment variable with the process id of the one who waits for the results."""
 
 WATCH_SECONDS = 0.5
+
+
+TORCHRUN_S_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+
+def torchrun() -> None:
+    """Be torchrun, but fork each rank where torchrun starts a Python anew: each would take seconds to load torch.
+
+    Only for Linux: on macOS the system's own libraries do not work in a process that was forked.
+    """
+    import torch._dynamo  # noqa: F401 (which every optimizer loads)
+    from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler import SubprocessHandler
+
+    SubprocessHandler._popen = _fork
+    run.main(sys.argv[2:])
+
+
+def _fork(handler: Any, words: Sequence[str], environment: dict[str, str]) -> "subprocess.Popen[bytes]":
+    """What torchrun's handler does: a process with these words, its own session and files; it never gets to `exec`."""
+    return subprocess.Popen(
+        words, env=environment, stdout=handler._stdout, stderr=handler._stderr, start_new_session=True,
+        preexec_fn=lambda: _be_a_rank(list(words), environment),
+    )  # fmt: skip
+
+
+def _be_a_rank(words: list[str], environment: dict[str, str]) -> NoReturn:
+    """What a new Python would do with these words, in a process that was forked from torchrun."""
+    code = 1
+    try:
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # torchrun's sockets, and the pipe by which it waits for `exec`
+        os.environ.clear()
+        os.environ.update(environment)
+        for number in TORCHRUN_S_SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        sys.argv = words[words.index("course_utils.ranks") :]
+        main()
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        for thread in threading.enumerate():
+            if not (thread.daemon or thread is threading.current_thread()):
+                thread.join()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def main() -> None:
@@ -118,4 +171,4 @@ def _is_there(process: int) -> bool:
 
 
 if __name__ == "__main__":
-    main()
+    torchrun() if sys.argv[1] == "torchrun" else main()

@@ -76,7 +76,9 @@ def nothing_is_left():
 # Launching
 
 
-def test_every_rank_reports_in_order(program):
+@pytest.mark.parametrize("forks", [True, False] if distributed.FORKS else [False])
+def test_every_rank_reports_in_order(program, monkeypatch, forks):
+    monkeypatch.setattr(distributed, "FORKS", forks)
     path = program("""
         import os, sys
         from course_utils.distributed import report
@@ -127,7 +129,8 @@ def one_raises():
     time.sleep(3600)
 
 
-def test_a_failing_rank_is_named_with_its_last_words_although_another_clings_on():
+def test_a_failing_rank_is_named_with_its_last_words_although_another_clings_on(monkeypatch):
+    monkeypatch.setattr(distributed, "GRACE_SECONDS", 1.0)
     with pytest.raises(RankFailed, match=r"(?s)rank 1 of one_raises\(\) failed.*ZeroDivisionError: on purpose") as info:
         run_ranks(one_raises, 2)
     line = one_raises.__code__.co_firstlineno + 6
@@ -330,6 +333,29 @@ def test_of_all_that_a_rank_has_printed_a_message_repeats_the_end(tmp_path):
     (tmp_path / "0.error").write_bytes(b"\xff" * 10_000_000 + b"\n" + b"step\n" * 20 + b"x" * 10_000)
     said = distributed._failure(1, distributed.Ranks(tmp_path, "train.py", 1, 60.0))
     assert said.count("step") == distributed.LAST_LINES - 1 and said.endswith("x …") and len(said) < 1000
+
+
+REPORT = """E1122 20:21:07 api.py:1002] failed (exitcode: 1) local_rank: 0 (pid: 29412) of binary: python
+Failures:
+[1]:
+  time      : 2026-11-22_20:21:07
+  host      : localhost
+  rank      : 1 (local_rank: 1)
+  exitcode  : -9 (pid: 29414)  (SIGKILL)
+Root Cause (first observed failure):
+[0]:
+  host      : localhost
+  rank      : 0 (local_rank: 0)
+  exitcode  : 1 (pid: 29412)
+"""
+
+
+def test_the_killed_rank_is_named_and_not_the_one_that_missed_it(tmp_path):
+    """What torchrun says where it has noticed both, the wrong one first."""
+    (tmp_path / "launcher.log").write_text(REPORT)
+    (tmp_path / "0.error").write_text("RuntimeError: Connection closed by peer")
+    said = distributed._failure(1, distributed.Ranks(tmp_path, "train.py", 2, 60.0))
+    assert said.startswith("rank 1 of train.py was killed by SIGKILL: by someone, ")
 
 
 def test_a_launcher_that_was_killed_is_named(tmp_path):
