@@ -24,7 +24,7 @@ from .optimizers import make_optimizer
 from .patches import ONE_AT_A_TIME, on_this_thread
 from .simulated import simulated_gpu
 from .step import Training
-from .tracing import follow, today, torch_release
+from .tracing import cycles_left_alone, follow, today, torch_release
 from .tracker import FORWARD, Tracker
 
 aten = torch.ops.aten
@@ -58,8 +58,18 @@ def _simulate(run: TrainingRun, steps: int, note: str) -> Measurement:
     provenance = Provenance(
         "simulated", "simulated GPU", torch_release(), today(), "; ".join(part for part in notes if part)
     )
-    with simulated_ranks(run.world_size) as mesh, simulated_gpu(run.attention):
+    with simulated_ranks(run.world_size) as mesh, simulated_gpu(run.attention), cycles_left_alone(), _quick_plans():
         return follow(ShardedTraining(shown, mesh), ShardTracker("cuda", workspaces_on(run.card)), steps, provenance)
+
+
+def _quick_plans() -> Any:
+    """Inside, a DTensor's plan does not ask all tensors, for each of them, for a kind of shard that FSDP2 never makes.
+
+    torch 2.13 does, so that an optimizer's first step takes a time quadratic in the number of tensors.
+    """
+    from torch.distributed.tensor import _sharding_prop
+
+    return mock.patch.object(_sharding_prop, "_propagate_use_strided_shard_flag", lambda *_: None, create=True)
 
 
 @contextmanager
