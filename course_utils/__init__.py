@@ -39,7 +39,7 @@ _HOME = {
     "parse_bytes": "units",
 }
 
-__all__ = sorted(_HOME)  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = sorted(_HOME)
 
 
 def __getattr__(name):

@@ -79,7 +79,9 @@ class DashboardWidget(Explorable):
     invitation = "The Explorer: run this cell to use its controls."
 
     def __init__(self, chosen: Mapping[str, Any]) -> None:
-        self.first, self.changes, self._waiting = dict(chosen), (), None
+        self.first = dict(chosen)
+        self.changes: tuple[Change, ...] = ()
+        self._waiting: asyncio.TimerHandle | None = None
         self._applying = False
         self.now: Dashboard | None = None
         self.words, self.heading = ipywidgets.HTML(), ipywidgets.HTML()

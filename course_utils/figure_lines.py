@@ -209,7 +209,7 @@ def _y(axes: "Axes", value: float, height: float) -> float:
 
 def _draw_line(axes: "Axes", line: tuple[Sequence[float], Sequence[float]], index: int, markers: bool) -> None:
     color, dashes = LINE_COLOURS[index], DASHES[index]
-    dots = {"marker": "o", "markersize": 7, "markeredgecolor": "#FFFFFF", "markeredgewidth": 1}
+    dots: dict[str, Any] = {"marker": "o", "markersize": 7, "markeredgecolor": "#FFFFFF", "markeredgewidth": 1}
     style = (0, tuple(length / 2.2 for length in dashes)) if dashes else "-"  # matplotlib counts in line widths
     shown = dots if markers and len(line[0]) <= 40 else {}
     axes.plot(*line, color=color, linewidth=2.2, linestyle=style, clip_on=False, zorder=3, **shown)

@@ -202,7 +202,7 @@ def checks(python: Path) -> list[tuple[str, list[str]]]:
     return [
         ("ruff check", [*run, "ruff", "check", "--quiet", "."]),
         ("ruff format", [*run, "ruff", "format", "--check", "--quiet", "."]),
-        ("basedpyright", [*run, "basedpyright"]),
+        ("pyrefly", [*run, "pyrefly", "check", "--python-interpreter-path", str(python)]),
         ("codespell", [*run, "codespell_lib"]),
     ]
 
@@ -504,7 +504,7 @@ def chosen_run(command: str, arguments: Sequence[str]) -> "TrainingRun":
 def warnings_in_words() -> Iterator[None]:
     """Inside, a warning is a line on stderr, without the line of code that it came from."""
     with warnings.catch_warnings():
-        warnings.showwarning = lambda message, *_: print(message, file=sys.stderr)
+        warnings.showwarning = lambda message, *_, **__: print(message, file=sys.stderr)
         yield
 
 

@@ -7,6 +7,7 @@ slider. Both show what a sum cannot: that free memory lies in pieces.
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil
+from typing import Any
 
 from .allocator_replay import MemoryBlock, MemorySegment, Replay, check_replay
 from .breakdown import KINDS
@@ -240,7 +241,7 @@ def _legend(canvas: Canvas, spans: Iterable[_Span], y: float, unit: str) -> floa
         wide = 18 + text_width(entry, 12) + 10
         if x + wide > WIDTH and x > MARGIN:
             x, baseline = float(MARGIN), baseline + 19
-        outline = {"stroke": RULE, "stroke_width": 1} if look in (STUCK, WHOLE, BEYOND) else {}
+        outline: dict[str, Any] = {"stroke": RULE, "stroke_width": 1} if look in (STUCK, WHOLE, BEYOND) else {}
         canvas.rect(x, baseline - 10, 12, 12, FILLS[look], **outline)
         if look in HATCHES:
             canvas.hatch(x, baseline - 10, 12, 12, HATCHES[look], gap=5)

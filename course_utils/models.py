@@ -152,13 +152,18 @@ def block_shapes(model: TransformerConfig) -> Shapes:
 
 def norm_shapes(model: TransformerConfig, name: str) -> Shapes:
     """A norm's weight, and the bias that a LayerNorm has where the model has biases."""
-    bias = {f"{name}.bias": (model.hidden,)} if model.norm == "layernorm" and model.bias else {}
-    return {f"{name}.weight": (model.hidden,)} | bias
+    shapes: Shapes = {f"{name}.weight": (model.hidden,)}
+    if model.norm == "layernorm" and model.bias:
+        shapes[f"{name}.bias"] = (model.hidden,)
+    return shapes
 
 
 def linear_shapes(name: str, n_out: int, n_in: int, bias: bool | None) -> Shapes:
     """The matrix of a linear layer, and its bias."""
-    return {f"{name}.weight": (n_out, n_in)} | ({f"{name}.bias": (n_out,)} if bias else {})
+    shapes: Shapes = {f"{name}.weight": (n_out, n_in)}
+    if bias:
+        shapes[f"{name}.bias"] = (n_out,)
+    return shapes
 
 
 def attention_shapes(model: TransformerConfig) -> Shapes:

@@ -170,7 +170,7 @@ def _shapes(run: TrainingRun, card: Gpu, may_change: Sequence[str]) -> Iterator[
     ):
         if change and change.items() <= sharding.items():
             continue  # the policy that FSDP2 takes anyway
-        chosen = {"recompute": recompute, "loss_chunks": chunks} | sharding | change
+        chosen: dict[str, Any] = {"recompute": recompute, "loss_chunks": chunks} | sharding | change
         for optimizer in _implementations(chosen.get("optimizer", run.optimizer.algorithm)):
             kernels = (
                 _possible(run, chosen | {"optimizer": optimizer, "attention": kernel}) for kernel in _attentions(run)

@@ -46,7 +46,7 @@ def torchrun() -> None:
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler import SubprocessHandler
 
-    SubprocessHandler._popen = _fork
+    SubprocessHandler._popen = _fork  # pyrefly: ignore [bad-assignment]
     run.main(sys.argv[2:])
 
 
@@ -58,7 +58,7 @@ def _fork(handler: Any, words: Sequence[str], environment: dict[str, str]) -> "s
     )  # fmt: skip
 
 
-def _be_a_rank(words: list[str], environment: dict[str, str]) -> NoReturn:
+def _be_a_rank(words: list[str], environment: dict[str, str]) -> NoReturn:  # pyrefly: ignore [bad-return]
     """What a new Python would do with these words, in a process that was forked from torchrun."""
     code = 1
     try:

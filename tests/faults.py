@@ -249,7 +249,7 @@ for step in range(25):
         while not self.said.stat().st_size and manager.is_alive():
             time.sleep(0.005)
         client.stop_channels()
-        return manager.provisioner.process  # pyright: ignore
+        return manager.provisioner.process  # pyrefly: ignore [missing-attribute]
 
     def faults(self) -> Iterator[str]:
         self.acknowledged += self.said.read_text().splitlines()

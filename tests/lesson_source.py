@@ -17,7 +17,8 @@ def names_from_cells(lesson: str, *parts: str) -> dict[str, Any]:
     order given, and what they print is dropped.
     """
     (source,) = SOURCES.glob(f"{lesson}_*.py")
-    cells = [cell["source"] for cell in jupytext.read(source, fmt="py:percent").cells if cell["cell_type"] == "code"]
+    notebook: Any = jupytext.read(source, fmt="py:percent")
+    cells = [cell["source"] for cell in notebook.cells if cell["cell_type"] == "code"]
     names: dict[str, Any] = {}
     with redirect_stdout(StringIO()):
         for part in parts:

@@ -59,9 +59,10 @@ LOADED = ("coverage", "jupytext", "matplotlib.pyplot", "nbclient", "numpy", "tor
 MEMORY = 12 * 2**30
 """Bytes of addresses for one process, because endless loops tend to fill lists."""
 
-ARITHMETIC = {ast.Add: "-", ast.Sub: "+", ast.Mult: "//", ast.FloorDiv: "*", ast.Div: "*", ast.Mod: "//", ast.Pow: "*"}
-ARITHMETIC |= {ast.BitAnd: "|", ast.BitOr: "&", ast.LShift: ">>", ast.RShift: "<<"}
-COMPARISONS = {ast.Eq: ("==", "!="), ast.NotEq: ("!=", "=="), ast.Is: ("is", "is not"), ast.IsNot: ("is not", "is")}
+ARITHMETIC: dict[type[ast.AST], str] = {ast.Add: "-", ast.Sub: "+", ast.Mult: "//", ast.FloorDiv: "*", ast.Div: "*"}
+ARITHMETIC |= {ast.Mod: "//", ast.Pow: "*", ast.BitAnd: "|", ast.BitOr: "&", ast.LShift: ">>", ast.RShift: "<<"}
+COMPARISONS: dict[type[ast.AST], tuple[str, str]] = {ast.Eq: ("==", "!="), ast.NotEq: ("!=", "==")}
+COMPARISONS |= {ast.Is: ("is", "is not"), ast.IsNot: ("is not", "is")}
 COMPARISONS |= {ast.Lt: ("<", "<="), ast.LtE: ("<=", "<"), ast.Gt: (">", ">="), ast.GtE: (">=", ">")}
 COMPARISONS |= {ast.In: ("in", "not in"), ast.NotIn: ("not in", "in")}
 EXTREMES = {"min": "max", "max": "min"}
@@ -490,7 +491,7 @@ def run_all(jobs: list[Job], copies: Sequence[Path]) -> None:
                 job.done(os.waitstatus_to_exitcode(status), log_of(copy).read_text(errors="replace"), copy)
 
 
-def fork(job: Job, copy: Path) -> int:
+def fork(job: Job, copy: Path) -> int:  # pyrefly: ignore [bad-return]  # the child ends in `finally`
     """Start a job in a process that has torch and pytest, and nothing of the course."""
     child = os.fork()
     if child:

@@ -208,7 +208,7 @@ def test_cached_segments_are_given_back_when_the_gpu_is_full_and_the_allocation_
     assert [call.action for call in allocator.driver_calls] == ["segment_alloc", "segment_free", "segment_alloc"]
     assert allocator.driver_allocations == 2
     with pytest.raises(dataclasses.FrozenInstanceError):
-        allocator.driver_calls[0].bytes = 0  # type: ignore[misc]
+        allocator.driver_calls[0].bytes = 0  # pyrefly: ignore [read-only]
 
 
 def fragmented(**choices: Any) -> CachingAllocator:

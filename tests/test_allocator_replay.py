@@ -197,13 +197,14 @@ def test_capacity_may_be_written_in_words():
     with pytest.raises(ValueError, match="'sixty' is no amount of memory"):
         replay(events, capacity="sixty")
     with pytest.raises(TypeError, match=r"capacity is 60000000.0: a whole number of bytes, or a text such as '80 GB'"):
-        replay(events, capacity=60e6)  # type: ignore[arg-type]
+        replay(events, capacity=60e6)  # pyrefly: ignore [bad-argument-type]
 
 
 def test_bytes_may_be_any_kind_of_whole_number():
-    assert replay([(np.int64(size), name) for size, name in GROWING]).reserved == replay(GROWING).reserved  # type: ignore[arg-type]
+    numpys: list[Any] = [(np.int64(size), name) for size, name in GROWING]
+    assert replay(numpys).reserved == replay(GROWING).reserved
     with pytest.raises(TypeError, match="a whole number"):
-        replay([(512.0, "a")])  # type: ignore[list-item]
+        replay([(512.0, "a")])  # pyrefly: ignore [bad-argument-type]
 
 
 def test_unknown_settings_name_the_nearest():

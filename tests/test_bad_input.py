@@ -520,5 +520,5 @@ def test_an_amount_is_read_or_refused_in_its_own_words(text: str) -> None:
 def test_what_names_no_mistake_is_found_here() -> None:
     """The property itself can fail: Python's own words for a list that is looked up name neither choice nor value."""
     with pytest.raises(TypeError) as unnamed:
-        {}[[1]]  # pyright: ignore
+        {}[[1]]
     assert not names(str(unnamed.value), "card", *spelled([1]))

@@ -11,7 +11,7 @@ import pytest
 
 from course_utils.authoring.build import ROOT, build, check, committed_notebooks, is_edited, main, save_edited
 from course_utils.authoring.execute import run
-from course_utils.authoring.sources import BuildError, drafts, find_sources
+from course_utils.authoring.sources import BuildError, drafts, find_sources, read_notebook
 
 LESSON = """
 # ---
@@ -66,10 +66,6 @@ def write_source(root: Path, folder: str, text: str, name: str = "01_first") -> 
     return source
 
 
-def read(path: Path) -> nbformat.NotebookNode:
-    return nbformat.read(path, as_version=4)
-
-
 @pytest.fixture(scope="module")
 def course(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A course of one lesson and one exercise, built by the command."""
@@ -84,14 +80,14 @@ def course(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def edited(course: Path, tmp_path: Path) -> Path:
     """A copy of the built exercise in which a learner has solved it."""
     path = tmp_path / "01_first.ipynb"
-    notebook = read(course / "exercises/01_first.ipynb")
+    notebook = read_notebook(course / "exercises/01_first.ipynb")
     notebook.cells[2].source = "def double(size): return size + size"
     nbformat.write(notebook, path)
     return path
 
 
 def test_lesson_is_executed_with_the_simulated_gpu(course: Path) -> None:
-    cells = read(course / "notebooks/01_first.ipynb").cells
+    cells = read_notebook(course / "notebooks/01_first.ipynb").cells
     assert [cell.execution_count for cell in cells[1:]] == [1, 2]
     assert cells[1].outputs[0].text == "simulated\n"
     assert cells[2].outputs[0].data == {"text/plain": "42"}
@@ -99,7 +95,7 @@ def test_lesson_is_executed_with_the_simulated_gpu(course: Path) -> None:
 
 
 def test_ids_and_metadata_do_not_depend_on_the_machine(course: Path) -> None:
-    notebook = read(course / "notebooks/01_first.ipynb")
+    notebook = read_notebook(course / "notebooks/01_first.ipynb")
     assert [cell.id for cell in notebook.cells] == ["01_first-01", "01_first-02", "01_first-03"]
     assert notebook.metadata.language_info == {"name": "python"}
     assert set(notebook.metadata) == {"course", "kernelspec", "language_info"}
@@ -116,7 +112,7 @@ def test_building_again_changes_nothing(course: Path) -> None:
 
 
 def test_exercise_has_the_gap_and_the_solution_the_answer(course: Path) -> None:
-    exercise, solution = (read(course / folder / "01_first.ipynb") for folder in ("exercises", "solutions"))
+    exercise, solution = (read_notebook(course / folder / "01_first.ipynb") for folder in ("exercises", "solutions"))
     assert exercise.cells[2].source.endswith(
         '    """Twice `size`."""\n    raise NotSolved("Return twice the size, in bytes.")'
     )
@@ -127,13 +123,13 @@ def test_exercise_has_the_gap_and_the_solution_the_answer(course: Path) -> None:
 
 
 def test_exercise_leaves_explanations_and_outputs_to_the_solution(course: Path) -> None:
-    exercise = read(course / "exercises/01_first.ipynb")
+    exercise = read_notebook(course / "exercises/01_first.ipynb")
     assert [cell.id for cell in exercise.cells] == [f"01_first-0{number}" for number in (1, 2, 3, 4)]
     assert all(not cell.get("outputs") and not cell.get("execution_count") for cell in exercise.cells)
 
 
 def test_unsolved_exercise_invites_in_one_line(course: Path) -> None:
-    notebook = run(read(course / "exercises/01_first.ipynb"), course, allow_errors=True)
+    notebook = run(read_notebook(course / "exercises/01_first.ipynb"), course, allow_errors=True)
     (error,) = [output for cell in notebook.cells for output in cell.get("outputs", ())]
     assert error.ename == "NotSolved"
     assert error.traceback == ["Not solved yet. Return twice the size, in bytes."]
@@ -170,7 +166,7 @@ def test_check_reports_what_was_never_built_and_what_has_no_source(course: Path,
 
 
 def test_running_a_notebook_is_no_edit(course: Path, tmp_path: Path) -> None:
-    notebook = read(course / "notebooks/01_first.ipynb")
+    notebook = read_notebook(course / "notebooks/01_first.ipynb")
     notebook.cells[1].outputs = []
     notebook.cells[1].execution_count = 17
     notebook.metadata.language_info.version = "3.14.0"

@@ -120,7 +120,7 @@ def test_a_functions_own_backward_is_shown_with_its_own_line():
 
     x = torch.ones(1000, requires_grad=True)
     with Tracker("cpu") as tracker, tracker.in_phase("backward"):
-        Cube.apply(x).sum().backward()  # type: ignore[union-attr]
+        Cube.apply(x).sum().backward()
     lines = [item.line for item in tracker.allocations() if item.operation == "mul"]
     assert len(lines) == 3 and all("return 3 * x * x * gradients[0]" in line for line in lines)
 

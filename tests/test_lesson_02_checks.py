@@ -492,7 +492,7 @@ class OnTheWeightsToo(Design):
             weight.v = torch.zeros_like(weight)
 
     @property
-    def state(self) -> list[torch.Tensor]:
+    def state(self) -> list[torch.Tensor]:  # pyrefly: ignore [bad-override]
         return [weight.v for weight in self.parameters]
 
 

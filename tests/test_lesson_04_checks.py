@@ -148,7 +148,7 @@ LLAMA = Answers(
         (llamas(lambda c: llama(**c) - 2 * c["L"] * c["h"]), "two in each"),
         (llamas(lambda c: llama(**c) - c["L"] * c["h"] ** 2), "a fourth matrix"),
         (llamas(lambda c: llama(**{**c, "ffn": 4 * c["h"]})), "You take 4h"),
-        (llamas(lambda c: llama(**{**c, "kv_heads": 8, "heads": 32})), "compare your lines"),
+        (llamas(lambda c: llama(c["V"], c["h"], c["L"], 32, 8, c["ffn"], c["tied"])), "compare your lines"),
         (llamas(lambda c: 8_030_261_248), "compare your lines"),
         (llamas(lambda c: llama(**c) / 1e6), "millions?"),
         (llamas(lambda c: llama(**c) / 1e9), "billions?"),

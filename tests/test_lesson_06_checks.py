@@ -346,7 +346,7 @@ def empties_the_marks(measurement: Any) -> int:
     return climbs(measurement.timeline.curves()["activations"][marks["backward"] : marks["optimizer"]])
 
 
-def teeth(change: Callable[[int], float]) -> Any:
+def teeth(change: Callable[[int], Any]) -> Any:
     """The right count, changed."""
     return lambda measurement: change(climbs(phase(measurement)))
 
@@ -371,7 +371,7 @@ STRETCHES = Answers(
         (teeth(lambda count: count or 5), "where there is none"),
         (lambda measurement: sum(b > a for a, b in pairwise(phase(measurement))), "More stretches than blocks"),
         (lambda measurement: climbs(phase(measurement), 6 * 10**7), "off somewhere"),
-        (teeth(lambda count: "full" if count == 12 else "none"), "where a number is asked for"),  # type: ignore[arg-type]
+        (teeth(lambda count: "full" if count == 12 else "none"), "where a number is asked for"),
         (nothing, "does every path end in `return`?"),
     ],
 )

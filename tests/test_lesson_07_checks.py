@@ -125,11 +125,11 @@ def shares_one_by_one(counts: list[int]) -> list[float]:
     return shares
 
 
-def shares_of_the_list_itself(counts: list[int]) -> list[float]:
+def shares_of_the_list_itself(counts: list[float]) -> list[float]:
     every = sum(counts)
     for place in range(len(counts)):
-        counts[place] /= every  # type: ignore[call-overload]
-    return counts  # type: ignore[return-value]
+        counts[place] /= every
+    return counts
 
 
 def shares_of_all_calls(counts: list[int], seen: list[int] = []) -> list[float]:  # noqa: B006

@@ -5,6 +5,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -125,10 +126,10 @@ def test_activations_do_not_wear_the_color_of_another_kind() -> None:
     assert len(drawn) == 4 and set(bars) == {COLOURS["activations"], COLOURS["temporaries"]}
 
 
-def lessons_chunked_loss(head: torch.nn.Module, targets: torch.Tensor) -> object:
+def lessons_chunked_loss(head: torch.nn.Module, targets: torch.Tensor) -> Any:
     """The function that lesson 05 writes, from its own text."""
     (text,) = re.findall(r"^def part\(.+?^    return sum\(.+?$", SOURCE, re.DOTALL | re.MULTILINE)
-    names = {"nn": torch.nn, "head": head, "targets": targets, "checkpoint": checkpoint}
+    names: dict[str, Any] = {"nn": torch.nn, "head": head, "targets": targets, "checkpoint": checkpoint}
     exec(text, names)
     return names["chunked_loss"]
 
@@ -138,7 +139,7 @@ def test_the_lessons_loss_in_chunks_is_the_networks(chunks: int) -> None:
     torch.manual_seed(0)
     features = torch.randn(50, 16, dtype=torch.float64, requires_grad=True)
     head, targets = torch.nn.Linear(16, 40, bias=False, dtype=torch.float64), torch.randint(40, (50,))
-    mine = lessons_chunked_loss(head, targets)(features, chunks)  # type: ignore[operator]
+    mine = lessons_chunked_loss(head, targets)(features, chunks)
     theirs = chunked_loss(features[None], head, targets[None], chunks)
     plain = torch.nn.functional.cross_entropy(head(features), targets)
     wanted = torch.autograd.grad(plain, [features, head.weight])

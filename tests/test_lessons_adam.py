@@ -4,6 +4,7 @@ import functools
 import math
 import random
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -93,9 +94,10 @@ def test_a_walk_that_leaves_for_good_ends_early() -> None:
         ({"beta2": -0.1}, "β2 is -0.1"),
     ],
 )
-def test_impossible_walks_are_refused(choice: dict, problem: str) -> None:
+def test_impossible_walks_are_refused(choice: dict[str, Any], problem: str) -> None:
+    walk: dict[str, Any] = {"rule": "Adam", "rate": 0.1} | choice
     with pytest.raises(ValueError, match=re.escape(problem)):
-        trajectory(**{"rule": "Adam", "rate": 0.1} | choice)
+        trajectory(**walk)
     with pytest.raises(ValueError, match="at least as steep"):
         Valley(0.5)
 

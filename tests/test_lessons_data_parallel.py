@@ -40,7 +40,7 @@ def on_each_rank() -> dict[str, Any]:
     uneven = torch.arange(7, dtype=torch.float64) + dist.get_rank()  # parts of 3, 2 and 2 numbers
     collectives.ring_all_reduce(uneven, collectives.Wire())
     mine = replicas.share(replicas.whole_batch(), dist.get_rank(), dist.get_world_size())
-    ddp_training.LAYERS, ddp_training.WIDTH, ddp_training.SAMPLES, ddp_training.WARM_UP = 6, 256, 16, 2
+    vars(ddp_training).update(LAYERS=6, WIDTH=256, SAMPLES=16, WARM_UP=2)
     found = {
         "collectives": collectives.one_rank(),
         "uneven": uneven.tolist(),

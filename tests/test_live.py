@@ -3,6 +3,7 @@
 import re
 import weakref
 from collections import namedtuple
+from typing import Any
 
 import pytest
 import torch
@@ -361,9 +362,10 @@ def test_a_run_that_is_interrupted_lets_go_of_its_memory_and_keeps_its_traceback
 
 
 def test_without_an_error_what_only_a_cycle_keeps_is_released_and_what_somebody_holds_stays():
-    held, lost = torch.ones(8), [torch.ones(8)]
+    held = torch.ones(8)
+    lost: list[Any] = [torch.ones(8)]
     gone = weakref.ref(lost[0])
-    lost.append(lost)  # type: ignore[arg-type]
+    lost.append(lost)
     del lost
     assert gone() is not None
     release(None)

@@ -105,7 +105,7 @@ def test_it_learns_and_nothing_else_moves(precision, bits, recompute):
         if name.rsplit(".", 1)[1] not in ("A", "B")
     }
     for _ in range(8):
-        training.step(Unwatched())  # type: ignore[arg-type]
+        training.step(Unwatched())
     assert training.losses[-1] < training.losses[0]
     after = training.network.state_dict()
     assert all(torch.equal(tensor, after[name]) for name, tensor in frozen.items()) and frozen

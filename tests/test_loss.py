@@ -103,7 +103,7 @@ def test_training_with_a_loss_in_pieces_follows_the_plain_one(family, accumulati
         )
         training = Training(run, "cpu", simulated=False)
         for _ in range(3):
-            training.step(Unwatched())  # type: ignore[arg-type]
+            training.step(Unwatched())
         return training.losses
 
     assert losses(5) == pytest.approx(losses(1), rel=1e-5)

@@ -264,7 +264,7 @@ def test_a_first_step_alone_is_said_to_be_one():
 
 def test_a_device_is_a_name():
     with pytest.raises(ValueError, match="a part of a GPU's name"):
-        measure(TrainingRun("tiny-gpt", 1, 16), "recorded", device=3)  # type: ignore[arg-type]
+        measure(TrainingRun("tiny-gpt", 1, 16), "recorded", device=3)
 
 
 def test_a_timeline_without_marks_has_no_steps():

@@ -35,9 +35,9 @@ OPTIONS: dict[str, tuple[Any, ...]] = {
 def small(**options: Any) -> TransformerConfig:
     """A model of one block whose sizes all differ, so that no two can be exchanged unnoticed."""
     sizes: dict[str, Any] = {"layers": 1, "hidden": 32, "heads": 4, "ffn": 48, "vocab": 61, "max_positions": 24}
-    options = {"family": "llama"} | options
+    sizes["family"] = "llama"
     if options.get("experts"):
-        options = {"experts_per_token": 2} | options
+        sizes["experts_per_token"] = 2
     return TransformerConfig("small", **(sizes | options))
 
 
@@ -171,7 +171,7 @@ def test_logits_are_what_the_formulas_say(name, attention):
 
 @pytest.mark.parametrize("name", MIXED)
 def test_recomputation_changes_no_gradient(name):
-    gradients = []
+    gradients: list[dict[str, Any]] = []
     for recompute in ("none", "full"):
         network = seeded(dataclasses.replace(MIXED[name], dropout=0.2), recompute=recompute)
         torch.manual_seed(1)

@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-import nbformat
 import pytest
 from contract import code_cells, faults, lists_without_a_gap, shows_something
 from nbformat import NotebookNode
@@ -14,6 +13,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 
 from course_utils.authoring.build import ROOT, committed_notebooks
 from course_utils.authoring.execute import run
+from course_utils.authoring.sources import read_notebook
 
 LESSONS = committed_notebooks(ROOT, "notebooks")
 SOLUTIONS = committed_notebooks(ROOT, "solutions")
@@ -28,10 +28,6 @@ def name(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-def read(path: Path) -> NotebookNode:
-    return nbformat.read(path, as_version=4)
-
-
 # ------------------------------------------------------------------------------------------- what is committed
 
 
@@ -43,12 +39,12 @@ def test_there_are_lessons_exercises_and_solutions() -> None:
 
 @pytest.mark.parametrize("path", LESSONS + SOLUTIONS, ids=name)
 def test_notebook_keeps_the_contract(path: Path) -> None:
-    assert faults(read(path), path) == []
+    assert faults(read_notebook(path), path) == []
 
 
 @pytest.mark.parametrize("path", LESSONS + SOLUTIONS, ids=name)
 def test_bytes_of_a_simulated_gpu_are_not_called_measured(path: Path) -> None:
-    outputs = [output for cell in code_cells(read(path)) for output in cell.outputs]
+    outputs = [output for cell in code_cells(read_notebook(path)) for output in cell.outputs]
     said = [text for output in outputs for text in (output.get("text", ""), *output.get("data", {}).values())]
     simulated = [text for text in said if "simulated GPU · torch" in str(text)]
     assert [text for text in simulated if re.search(r"\bmeasured\b", str(text))] == []
@@ -56,7 +52,7 @@ def test_bytes_of_a_simulated_gpu_are_not_called_measured(path: Path) -> None:
 
 @pytest.mark.parametrize("path", EXERCISES, ids=name)
 def test_exercise_has_gaps_and_no_outputs(path: Path) -> None:
-    notebook = read(path)
+    notebook = read_notebook(path)
     source = (ROOT / "solutions/src" / path.with_suffix(".py").name).read_text(encoding="utf-8")
     text = "\n".join(cell.source for cell in notebook.cells)
     assert text.count("raise NotSolved(") == source.count("### BEGIN SOLUTION") > 0
@@ -71,7 +67,7 @@ def test_exercise_has_gaps_and_no_outputs(path: Path) -> None:
 )
 def test_unsolved_exercise_invites_once_for_each_check(path: Path) -> None:
     """Every cell that checks ends in one line of NotSolved; no other cell fails."""
-    notebook = run(read(path), path.parent, allow_errors=True)
+    notebook = run(read_notebook(path), path.parent, allow_errors=True)
     checks = [cell.id for cell in code_cells(notebook) if CHECK_CALL.search(cell.source)]
     errors = {cell.id: errors_of(cell) for cell in code_cells(notebook) if errors_of(cell)}
     assert list(errors) == checks

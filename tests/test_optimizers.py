@@ -32,7 +32,7 @@ def on_cpu(run: TrainingRun) -> Training:
 
 def step(training: Training, steps: int = 1) -> None:
     for _ in range(steps):
-        training.step(Unwatched())  # type: ignore[arg-type]
+        training.step(Unwatched())
 
 
 def weights(training: Training) -> list[torch.Tensor]:
@@ -235,7 +235,7 @@ def test_what_a_learner_has_chosen_for_fp32_products_stays(precision, chosen):
 @pytest.mark.parametrize("precision", ["fp32", "amp-bf16", "bf16", "bf16-master", "bf16-master-fp32grad"])
 def test_gradients_are_clipped_to_the_norm(precision):
     training = on_cpu(ON_CPU.replace(precision=precision, clip_grad_norm=0.01))
-    training._forward_and_backward(Unwatched())  # type: ignore[arg-type]
+    training._forward_and_backward(Unwatched())
     gradients = [owner.grad for owner in training.gradient_owners() if owner.grad is not None]
     assert torch.nn.utils.get_total_norm([gradient.float() for gradient in gradients]) > 0.05
     training._clip(0.01)
@@ -268,7 +268,7 @@ def test_gradients_that_are_not_set_to_none_are_zero(precision):
 def test_with_loss_scaling_the_first_update_is_done(precision):
     run = TrainingRun(tiny("gpt2"), 1, 16, precision, attention="eager")
     training = Training(run, "cpu", simulated=False)
-    training.step(Unwatched())  # type: ignore[arg-type]
+    training.step(Unwatched())
     names = {name.split(" of ")[0] for name, _ in training.named_states()}
     assert {"exp_avg", "exp_avg_sq"} <= names and not training.skipped_an_update
 

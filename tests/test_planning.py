@@ -153,7 +153,7 @@ def test_bad_questions_are_refused() -> None:
         with pytest.raises(ValueError, match=f"{list(wrong)[-1]} is "):
             fit("gpt2", "T4-16GB", **wrong)
     with pytest.raises(ValueError, match="unknown GPU None"):
-        fit("gpt2", None, global_batch=8)  # type: ignore[arg-type]
+        fit("gpt2", None, global_batch=8)
     with pytest.raises(ValueError, match="several ranks are estimated for a whole model"):
         fit("gpt2", "A100-80GB", global_batch=8, world_size=2, lora_rank=4)
     with pytest.raises(ValueError, match="did you mean 'lora'"):

@@ -1,5 +1,6 @@
 """The repository's own checks, as `python3 -m course_utils lint` runs them."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -26,10 +27,18 @@ def test_repository_is_clean(name):
     [
         ("ruff check", "import os\n"),
         ("ruff format", "x = {  'a':1 }\n"),
-        ("basedpyright", "x: int = 'a'\n"),
+        ("pyrefly", "x: int = 'a'\n"),
         ("codespell", "# Teh spelling is wrong\n"),  # codespell:ignore
     ],
 )
 def test_each_check_objects_to_what_it_is_for(name, text, tmp_path):
-    (tmp_path / "wrong.py").write_text(text)
+    """Under the repository's own settings, and to nothing else there."""
+    shutil.copy(front_door.ROOT / "pyproject.toml", tmp_path)
+    for folder in ("course_utils", "tests"):
+        (tmp_path / folder).mkdir()
+    file = tmp_path / "tests" / "test_it.py"
+    file.write_text("x = 1\n")
+    before = run(name, tmp_path)
+    assert before.returncode == 0, before.stdout + before.stderr
+    file.write_text(text)
     assert run(name, tmp_path).returncode != 0

@@ -175,7 +175,7 @@ def test_another_thread_gets_what_torch_says():
 
 
 def test_a_step_of_ones_own_logs_the_memory_that_the_simulation_has_counted():
-    logged = []
+    logged: list[Any] = []
 
     def step(model, batch):
         logged.append((torch.cuda.memory_allocated(), torch.cuda.get_device_name()))

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from math import sqrt
+from typing import Any
 
 import pytest
 import torch
@@ -113,7 +114,7 @@ def test_right_amounts_follow_the_model(
     model = PRESETS[preset]
     if layers:
         sizes = {"hidden": 2048, "heads": 32, "vocab": model.vocab, "max_positions": 2048}
-        family = {"kv_heads": 4, "ffn": 5632, "tied": False} if model.family == "llama" else {}
+        family: dict[str, Any] = {"kv_heads": 4, "ffn": 5632, "tied": False} if model.family == "llama" else {}
         model = TransformerConfig(preset, model.family, layers, **sizes, **family, dropout=model.dropout)
         monkeypatch.setitem(PRESETS, preset, model)
     shown = quiz(place[0]).questions[place[1]].right.text

@@ -128,7 +128,7 @@ def test_selective_attention_runs_a_fused_kernel_twice_and_keeps_none_of_its_res
     with simulated_gpu(run.attention):
         training = Training(run, "cuda", simulated=True)
         with Operators() as operators:
-            training.step(Unwatched())  # type: ignore[arg-type]
+            training.step(Unwatched())
     assert operators.names.count("_scaled_dot_product_flash_attention") == 2 * run.model.layers
     measured = simulate(run)
     flash = [item for item in kept(measured) if "flash" in item.operation]
@@ -142,7 +142,7 @@ def test_dropout_runs_once_more_for_each_recomputed_block_on_a_simulated_gpu(kin
         with simulated_gpu(run.attention):
             training = Training(run, "cuda", simulated=True)
             with Operators() as operators:
-                training.step(Unwatched())  # type: ignore[arg-type]
+                training.step(Unwatched())
         return operators.names.count("native_dropout")
 
     run = TrainingRun(dataclasses.replace(model("gpt2"), dropout=0.1), 2, 128)

@@ -10,10 +10,19 @@ from typing import Any
 import pytest
 from engine import simulate
 
-from course_utils import TrainingRun, measure, recordings
+from course_utils import TrainingRun, measure
 from course_utils.authoring.recordings import lesson_runs
 from course_utils.measuring import recorded
-from course_utils.measuring.recorded import from_json, hardware_terms, key, load, read_folder, thinned, to_json
+from course_utils.measuring.recorded import (
+    from_json,
+    hardware_terms,
+    key,
+    load,
+    read_folder,
+    recordings,
+    thinned,
+    to_json,
+)
 from course_utils.measuring.recording_file import append
 
 ROOT = Path(__file__).parent.parent

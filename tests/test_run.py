@@ -28,7 +28,7 @@ def test_equal_runs_are_one_key():
 
 def test_runs_do_not_change():
     with pytest.raises(dataclasses.FrozenInstanceError):
-        RUN.micro_batch = 4  # type: ignore[misc]
+        RUN.micro_batch = 4  # pyrefly: ignore [read-only]
 
 
 def test_replace_changes_a_copy():

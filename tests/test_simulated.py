@@ -36,7 +36,7 @@ def operators_of_a_step(run: TrainingRun) -> list[str]:
     with simulated_gpu(run.attention):
         training = Training(run, "cuda", simulated=True)
         with Operators() as operators:
-            training.step(Unwatched())  # type: ignore[arg-type]
+            training.step(Unwatched())
     return operators.names
 
 
@@ -220,7 +220,7 @@ def state_of_torch() -> list[Any]:
     return [
         torch.cuda.amp.common.amp_definitely_not_available,
         torch.cuda.is_bf16_supported,
-        torch.amp.GradScaler._maybe_opt_step,  # type: ignore[attr-defined]
+        torch.amp.GradScaler._maybe_opt_step,
         F.scaled_dot_product_attention,
         torch_optimizer._foreach_supported_types,
         torch._C._is_multithreading_enabled(),

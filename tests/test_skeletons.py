@@ -2,10 +2,9 @@
 
 import shutil
 
-import nbformat
-
 from course_utils.authoring.build import build, check
 from course_utils.authoring.slides import slides
+from course_utils.authoring.sources import read_notebook
 from course_utils.classroom import syllabi
 from course_utils.front_door import ROOT
 
@@ -21,11 +20,11 @@ def test_the_skeletons_build_as_they_stand(tmp_path):
     assert check(tmp_path, ["15"]) == []
     (lesson,) = syllabi.lessons(tmp_path).values()
     assert (lesson.title, lesson.minutes, lesson.exercises) == ("My lesson", 30, {1: 5})
-    solved, unsolved = (nbformat.read(tmp_path / name / "15_my_lesson.ipynb", 4) for name in ("solutions", "exercises"))
+    solved, unsolved = (read_notebook(tmp_path / name / "15_my_lesson.ipynb") for name in ("solutions", "exercises"))
     printed = [output.get("text", "") for cell in solved.cells for output in cell.get("outputs", [])]
     assert any(text.startswith("✓") for text in printed)
     assert "NotSolved" in str(unsolved) and "BEGIN SOLUTION" not in str(unsolved) and "**Why.**" not in str(unsolved)
-    kinds = [slide.kind for slide in slides(nbformat.read(tmp_path / "notebooks" / "15_my_lesson.ipynb", 4).cells)]
+    kinds = [slide.kind for slide in slides(read_notebook(tmp_path / "notebooks" / "15_my_lesson.ipynb").cells)]
     assert {"title", "question", "answer", "gap", "table", "closing"} <= set(kinds)
 
 

@@ -38,7 +38,7 @@ def test_states_are_the_optimizers_own_tensors(model, optimizer, precision, atte
     run = TrainingRun(model, 1, 16, precision, optimizer, attention)
     with simulated_gpu(run.attention):
         training = Training(run, "cuda", simulated=True)
-        training.step(Unwatched())  # type: ignore[arg-type]
+        training.step(Unwatched())
         states = [tensor for tensor in training.states() if tensor.device.type == "cuda"]
         sizes = [tensor.untyped_storage().nbytes() for tensor in states]
         weights = [parameter.untyped_storage().nbytes() for parameter in training.network.parameters()]

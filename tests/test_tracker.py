@@ -48,10 +48,10 @@ def allocator_events(run: TrainingRun) -> list[int]:
     """Signed bytes of each allocation and free in the second step, as the CPU's allocator reports them."""
     torch.manual_seed(0)
     training = Training(run, "cpu", simulated=False)
-    training.step(Unwatched())  # type: ignore[arg-type]
+    training.step(Unwatched())
     gc.collect()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        training.step(Unwatched())  # type: ignore[arg-type]
+        training.step(Unwatched())
     assert profiler.profiler is not None and profiler.profiler.kineto_results is not None
     events: list[Any] = profiler.profiler.kineto_results.events()
     return blocks([event.nbytes() for event in events if event.name() == "[memory]"])
@@ -246,7 +246,7 @@ def train(run: TrainingRun, watched: bool) -> tuple[list[torch.Tensor], list[tor
 
     def two_steps() -> None:
         for _ in range(2):
-            training.step(gradients)  # type: ignore[arg-type]
+            training.step(gradients)
 
     if watched:
         with tracked(training):
@@ -279,7 +279,7 @@ def test_a_training_after_measurements_is_the_one_before():
 
 def hooks_of(network: torch.nn.Module) -> int:
     on_modules = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in network.modules())
-    return on_modules + sum(len(p._post_accumulate_grad_hooks or ()) for p in network.parameters())  # type: ignore[attr-defined]
+    return on_modules + sum(len(p._post_accumulate_grad_hooks or ()) for p in network.parameters())
 
 
 def test_hooks_are_there_while_watching_and_gone_afterwards():
@@ -289,7 +289,7 @@ def test_hooks_are_there_while_watching_and_gone_afterwards():
         training.step(tracker)
     assert hooks_of(training.network) == 0
     events = len(tracker.events)
-    training.step(Unwatched())  # type: ignore[arg-type]
+    training.step(Unwatched())
     assert len(tracker.events) == events  # nothing that happens later is written down
 
 

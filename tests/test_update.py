@@ -1,5 +1,7 @@
 """The optimizer's phase, and clipping's: what really runs on a simulated GPU against the walks, kind by kind."""
 
+from typing import Any
+
 import pytest
 from engine import simulate, tiny
 
@@ -14,7 +16,7 @@ MEASURED = [name for name in PRECISIONS if name != "fp8"]
 STEPPERS = [name for name in OPTIMIZERS if name not in ("adam-foreach", "adam-fused", "adam-loop")]
 """Adam and AdamW make the same tensors; one of them is enough for each implementation."""
 
-VARIATIONS = [
+VARIATIONS: list[dict[str, Any]] = [
     {},
     {"clip_grad_norm": 1.0},
     {"set_to_none": False},

@@ -19,7 +19,7 @@ from ..lessons import errata
 from ..notebook_files import EDITED, notebooks
 from . import gpu_page, pictures
 from .execute import execute
-from .sources import BuildError, Draft, differences, drafts, find_sources, fingerprint
+from .sources import BuildError, Draft, differences, drafts, find_sources, fingerprint, read_notebook
 
 ROOT = Path(__file__).resolve().parents[2]
 GENERATED = ("notebooks", "exercises", "solutions")
@@ -126,7 +126,7 @@ def is_edited(target: Path) -> bool:
     except (ValueError, AttributeError):
         return True  # half written, or not a notebook: nothing that a build made, so nothing that it may replace
     stored = metadata.get("course", {}).get("cells_sha256")
-    return stored is None or stored != fingerprint(nbformat.read(target, as_version=4).cells)
+    return stored is None or stored != fingerprint(read_notebook(target).cells)
 
 
 def save_edited(target: Path, now: datetime | None = None) -> Path | None:
@@ -164,6 +164,6 @@ def _drift(root: Path, draft: Draft) -> list[str]:
     name = draft.target.relative_to(root)
     if not draft.target.exists():
         return [f"{name} has not been built"]
-    stored = nbformat.read(draft.target, as_version=4)
+    stored = read_notebook(draft.target)
     why = " (edited by hand)" if is_edited(draft.target) else ""
     return [f"{name}{why}: {line}" for line in differences(draft, stored)]

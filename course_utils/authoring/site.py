@@ -10,11 +10,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-import nbformat
-
 from ..notebook_files import numbered
 from . import explorer_page
-from .sources import BuildError
+from .sources import BuildError, read_notebook
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE")
@@ -92,7 +90,7 @@ def lessons(root: Path) -> str:
     """The list of lessons with their minutes and exercises, and the tree of pages that the site's menu shows."""
     rows, pages = ["| lesson | minutes | practice |", "|---|---|---|"], []
     for path in numbered(root / "notebooks"):
-        text = "\n".join(cell.source for cell in nbformat.read(path, as_version=4).cells[:2])
+        text = "\n".join(cell.source for cell in read_notebook(path).cells[:2])
         title, minutes = TITLE.search(text), MINUTES.search(text)
         if title is None or minutes is None:
             raise BuildError(f"{path.name} does not begin with its number, title and minutes")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import jupytext
+import nbformat
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
@@ -99,7 +100,7 @@ class Cell:
 
 def _read(source: Path) -> tuple[list[Cell], Mapping[str, Any]]:
     """The cells of a source and the `course` settings of its header."""
-    notebook = jupytext.read(source, fmt="py:percent")
+    notebook: Any = jupytext.read(source, fmt="py:percent")
     cells = [
         Cell(position, cell.cell_type, cell.source, tuple(cell.metadata.get("tags", ())))
         for position, cell in enumerate(notebook.cells, start=1)
@@ -122,6 +123,12 @@ def _notebook(stem: str, cells: Iterable[Cell], settings: Mapping[str, Any], ori
     return new_notebook(
         cells=built, metadata={"course": course, "kernelspec": dict(KERNEL), "language_info": {"name": "python"}}
     )
+
+
+def read_notebook(path: Path) -> NotebookNode:
+    """The notebook at `path`, in version 4 of the format."""
+    notebook: Any = nbformat.read(path, as_version=4)
+    return notebook
 
 
 def fingerprint(cells: Iterable[NotebookNode]) -> str:

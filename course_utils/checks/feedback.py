@@ -89,6 +89,11 @@ def call(
     return of_kind(_returned(answer, arguments, named, may_change), returns, opening, finite=finite)
 
 
+def by_name(names: Sequence[str], values: Sequence[Any]) -> dict[str, Any]:
+    """The values under these names, to be unpacked into `call`."""
+    return dict(zip(names, values, strict=True))
+
+
 def call_or_none(answer: Any, *arguments: Any, returns: Kinds = Real, **named: Any) -> Any:
     """Like `call`, where None is an answer too, and no forgotten return."""
     value = _returned(answer, arguments, named, ())

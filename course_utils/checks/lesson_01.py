@@ -153,7 +153,7 @@ def _linear_case(b: int, s: int, inputs: int, outputs: int) -> tuple[torch.Tenso
 def _expect_weights_shape(got: torch.Tensor, x: torch.Tensor, dy: torch.Tensor, wanted: torch.Tensor) -> None:
     b, s, inputs = x.shape
     outputs = dy.size(-1)
-    by_shape = {
+    by_shape: dict[tuple[int, ...], str] = {
         (
             inputs,
             outputs,

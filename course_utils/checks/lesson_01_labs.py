@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 import torch
 from torch import nn
@@ -296,7 +297,7 @@ class Suspect:
     measurement: Measurement
 
 
-SUSPECTS = (
+SUSPECTS: tuple[dict[str, Any], ...] = (
     {"micro_batch": 4, "seq_len": 256, "precision": "amp-bf16", "recompute": "none"},
     {"micro_batch": 2, "seq_len": 512, "precision": "amp-bf16", "recompute": "full"},
     {"micro_batch": 1, "seq_len": 512, "precision": "bf16-master", "recompute": "none"},

@@ -11,6 +11,7 @@ from .feedback import (
     CheckFailed,
     NotSolved,
     alike,
+    by_name,
     call,
     call_for_effect,
     exercise,
@@ -114,7 +115,7 @@ def adam_step(answer: Any) -> None:
 def _step(answer: Any, *given: Any) -> None:
     """One step of the learner's walk."""
     names = ("weight", "gradient", "m", "v", "step", "rate", "beta1", "beta2", "epsilon")
-    call_for_effect(answer, **dict(zip(names, given, strict=True)))
+    call_for_effect(answer, **by_name(names, given))
 
 
 Walk = Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]

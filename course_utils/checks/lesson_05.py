@@ -7,7 +7,7 @@ from typing import Any
 
 from course_utils.figure import Figure
 
-from .feedback import call, entries, exercise, expect, fail, of_kind, unit_slip
+from .feedback import by_name, call, entries, exercise, expect, fail, of_kind, unit_slip
 from .lesson_05_labs import (
     BLOCK_CASES,
     BLOCK_MISTAKES,
@@ -132,7 +132,7 @@ def block_bytes(answer: Any) -> None:
         for dropout in (True, False):
             cases = [(*case, attention, dropout) for case in BLOCK_CASES]
             names = ("s", "b", "h", "a", "attention", "dropout")
-            got = [float(call(answer, **dict(zip(names, case, strict=True)))) for case in cases]
+            got = [float(call(answer, **by_name(names, case))) for case in cases]
             where = f"With {attention} attention, {'with' if dropout else 'without'} dropout"
             known = {f"{where}: {message}": mistake for message, mistake in BLOCK_MISTAKES.items()}
             state = RANDOM_STATE if attention == "flash" else 0
@@ -147,7 +147,7 @@ def block_bytes(answer: Any) -> None:
 def longest_sequence(answer: Any) -> None:
     """`answer(budget, b, h, a, L)` is the largest s whose L eager blocks fit into `budget` bytes."""
     names = ("budget", "b", "h", "a", "L")
-    got = [call(answer, **dict(zip(names, case, strict=True))) for case in BUDGET_CASES]
+    got = [call(answer, **by_name(names, case)) for case in BUDGET_CASES]
     for value in got:
         expect(value == int(value) and value >= 0, "A length is a whole number of tokens; round down what you get.")
     wanted = [longest_of(*case) for case in BUDGET_CASES]

@@ -143,26 +143,34 @@ def _core_as_published(s: int, b: int, h: int, a: int, attention: str, dropout: 
 
 
 BLOCK_MISTAKES: Mapping[str, Callable[[int, int, int, int, str, bool], int]] = {
-    "the published formula, whatever kernel and dropout are. What does each of them change?": lambda *case: (
-        _paper(*case) if case[4:] != ("eager", True) else -1
+    "the published formula, whatever kernel and dropout are. What does each of them change?": (
+        lambda s, b, h, a, attention, dropout: (
+            -1 if (attention, dropout) == ("eager", True) else _paper(s, b, h, a, attention, dropout)
+        )
     ),
     "all there but the statistics of the norms: two norms, two fp32 numbers a token.": _without_statistics,
-    "half of the statistics is missing: a block has two norms, and their numbers are fp32.": lambda *case: (
-        block_bytes_of(*case) - 8 * case[0] * case[1]
+    "half of the statistics is missing: a block has two norms, and their numbers are fp32.": (
+        lambda s, b, h, a, attention, dropout: block_bytes_of(s, b, h, a, attention, dropout) - 8 * s * b
     ),
-    "the masks are still in your 34.": lambda *case: block_bytes_of(*case) + 2 * case[0] * case[1] * case[2],
-    "only one of the masks has gone: attention's output and the MLP's each have one.": lambda *case: (
-        block_bytes_of(*case) + case[0] * case[1] * case[2]
+    "the masks are still in your 34.": (
+        lambda s, b, h, a, attention, dropout: block_bytes_of(s, b, h, a, attention, dropout) + 2 * s * b * h
+    ),
+    "only one of the masks has gone: attention's output and the MLP's each have one.": (
+        lambda s, b, h, a, attention, dropout: block_bytes_of(s, b, h, a, attention, dropout) + s * b * h
     ),
     "a·s² still counts as with dropout. Its mask goes, and what does the last product keep then?": _core_as_published,
     "a·s²: the mask has gone from your count, but softmax's output and the factor of the next product are one.": (
-        lambda *case: block_bytes_of(*case) + 2 * case[3] * case[0] ** 2 * case[1] if not case[5] else -1
+        lambda s, b, h, a, attention, dropout: (
+            -1 if dropout else block_bytes_of(s, b, h, a, attention, dropout) + 2 * a * s**2 * b
+        )
     ),
-    "that is right for one sequence. There are b of them.": lambda *case: (
-        block_bytes_of(case[0], 1, *case[2:]) if case[1] > 1 else block_bytes_of(*case)
+    "that is right for one sequence. There are b of them.": (
+        lambda s, b, h, a, attention, dropout: block_bytes_of(s, 1, h, a, attention, dropout)
     ),
-    "the kernel keeps something small that you lack: one fp32 number for each row of each head.": lambda *case: (
-        block_bytes_of(*case) - (4 * case[3] * case[0] * case[1] if case[4] == "flash" else 0)
+    "the kernel keeps something small that you lack: one fp32 number for each row of each head.": (
+        lambda s, b, h, a, attention, dropout: (
+            block_bytes_of(s, b, h, a, attention, dropout) - (4 * a * s * b if attention == "flash" else 0)
+        )
     ),
 }
 

@@ -11,7 +11,7 @@ import torch
 
 from course_utils.run import TrainingRun
 
-from .feedback import alike, call, call_for_effect, call_or_none, exercise, expect, fail, of_kind
+from .feedback import alike, by_name, call, call_for_effect, call_or_none, exercise, expect, fail, of_kind
 from .lesson_07_labs import (
     LOOP_CASES,
     LOOP_MISTAKES,
@@ -180,7 +180,7 @@ def noise_scale(answer: Any) -> None:
     """`answer(small, big, short, long)` is tr(Σ)/|G|², from the mean |gradient|² of two batch sizes."""
     cases = [(small, big, *lengths(small, big, *truth)) for small, big, *truth in NOISE_CASES]
     names = ("small", "big", "length_small", "length_big")
-    got = [call(answer, **dict(zip(names, case, strict=True))) for case in cases]
+    got = [call(answer, **by_name(names, case)) for case in cases]
     if alike(got, (scale_right(*case) for case in cases)):
         return
     for message, mistaken in NOISE_MISTAKES:
@@ -329,7 +329,7 @@ RATE_MISTAKES: tuple[tuple[str, RateOf], ...] = (
 def rate(answer: Any) -> None:
     """`answer(step, warm, rate, k, optimizer)` is the learning rate of a step for a batch k times as large."""
     names = ("step", "warm", "rate", "k", "optimizer")
-    got = [call(answer, **dict(zip(names, case, strict=True))) for case in RATE_CASES]
+    got = [call(answer, **by_name(names, case)) for case in RATE_CASES]
     if alike(got, (rate_right(*case) for case in RATE_CASES)):
         return
     for message, mistaken in RATE_MISTAKES:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .feedback import alike, call, call_for_effect, entries, exercise, expect, fail, of_kind
+from .feedback import alike, by_name, call, call_for_effect, entries, exercise, expect, fail, of_kind
 from .lesson_08_labs import (
     DryModel,
     Network,
@@ -296,7 +296,7 @@ SECONDS_MISTAKES: tuple[tuple[RanksFormula, str], ...] = (
 def most_ranks(answer: Any) -> None:
     """`answer(alpha, beta, size, compute, floor, limit)` is the largest number of ranks with that efficiency."""
     names = ("alpha", "beta", "size", "compute", "floor", "limit")
-    got = [call(answer, **dict(zip(names, case, strict=True))) for case in RANKS_CASES]
+    got = [call(answer, **by_name(names, case)) for case in RANKS_CASES]
     expect(all(value == int(value) for value in got), "Ranks come in whole numbers.")
     if got == [ranks_right(*case) for case in RANKS_CASES]:
         return

@@ -100,7 +100,9 @@ def reduced(ring: Any, elements: int = 5) -> bool:
     sending = []
 
     def send(tensor: torch.Tensor, to: int) -> None:
-        sending.append((copied := tensor.clone(), dist.isend(copied, to)))  # alive until it has been sent
+        work = dist.isend(copied := tensor.clone(), to)
+        assert work is not None, "every rank is in the group"
+        sending.append((copied, work))  # alive until it has been sent
 
     def receive(source: int) -> torch.Tensor:
         arrived = torch.empty(elements)

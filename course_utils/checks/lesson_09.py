@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .feedback import alike, call, call_or_none, entries, exercise, expect, fail, unit_slip
+from .feedback import alike, by_name, call, call_or_none, entries, exercise, expect, fail, unit_slip
 from .lesson_09_labs import (
     ABOVE_CASES,
     ACTIVATION_CASES,
@@ -84,7 +84,7 @@ SCALED = (
 @exercise("09.1", "One kind more at each stage, and what is not cut stays whole on every rank.")
 def rank_bytes(answer: Any) -> None:
     """`answer(N, D, stage, weight, gradient, optimizer)` is bytes of states on one rank."""
-    got = [float(call(answer, **dict(zip(BYTES_NAMES, case, strict=True)))) for case in BYTES_CASES]
+    got = [float(call(answer, **by_name(BYTES_NAMES, case))) for case in BYTES_CASES]
     right = [bytes_right(*case) for case in BYTES_CASES]
     as_asked = [_to_whole_bytes(*both, stage=case[2]) for *both, case in zip(got, right, BYTES_CASES, strict=True)]
     if all(as_asked):
@@ -295,7 +295,7 @@ def _explain_above(name: str, values: list[float], wanted: list[float]) -> None:
 def choose(answer: Any) -> None:
     """`answer(run, ranks, card, least)` is (stage, micro_batch), or None if nothing fits."""
     names = ("run", "ranks", "card", "least")
-    got = [call_or_none(answer, **dict(zip(names, case, strict=True)), returns=tuple) for case in CHOOSE_CASES]
+    got = [call_or_none(answer, **by_name(names, case), returns=tuple) for case in CHOOSE_CASES]
     right = [choose_right(*case) for case in CHOOSE_CASES]
     if got == right:
         return
@@ -347,7 +347,7 @@ ACTIVATION_MISTAKES: Mistakes = (
 @exercise("09.6", "The matrices' parts are split, the norms' parts only along the sequence.")
 def rank_activations(answer: Any) -> None:
     """`answer(s, b, h, a, t, sequence)` is bytes that one block keeps on one rank."""
-    got = [float(call(answer, **dict(zip(ACTIVATION_NAMES, case, strict=True)))) for case in ACTIVATION_CASES]
+    got = [float(call(answer, **by_name(ACTIVATION_NAMES, case))) for case in ACTIVATION_CASES]
     right = [activations_right(*case) for case in ACTIVATION_CASES]
     if alike(got, right, EXACT):
         return

@@ -253,11 +253,17 @@ CHOOSE_MISTAKES: dict[str, Callable[[TrainingRun, int, str, int], Choice]] = {
         _formula_then_peak
     ),
     "You shard as much as you can. Shard as little as you must: a higher stage sends more.": (
-        lambda *case: min(_fitting(*case), key=lambda both: (-both[0], -both[1]), default=None)
+        lambda run, ranks, card, least: min(
+            _fitting(run, ranks, card, least), key=lambda both: (-both[0], -both[1]), default=None
+        )
     ),
-    "The stage is right. At that stage, a larger micro-batch fits.": (lambda *case: min(_fitting(*case), default=None)),
+    "The stage is right. At that stage, a larger micro-batch fits.": (
+        lambda run, ranks, card, least: min(_fitting(run, ranks, card, least), default=None)
+    ),
     "You take the largest micro-batch that fits at any stage. First the lowest stage, then the micro-batch.": (
-        lambda *case: min(_fitting(*case), key=lambda both: (-both[1], both[0]), default=None)
+        lambda run, ranks, card, least: min(
+            _fitting(run, ranks, card, least), key=lambda both: (-both[1], both[0]), default=None
+        )
     ),
     "You forget `least`: a micro-batch of fewer sequences does not count.": (
         lambda run, ranks, card, least: choose_right(run, ranks, card, 1)

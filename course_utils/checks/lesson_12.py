@@ -7,7 +7,19 @@ from typing import Any
 
 import torch
 
-from .feedback import alike, call, call_or_none, entries, exercise, expect, fail, in_other_form, of_kind, unit_slip
+from .feedback import (
+    alike,
+    by_name,
+    call,
+    call_or_none,
+    entries,
+    exercise,
+    expect,
+    fail,
+    in_other_form,
+    of_kind,
+    unit_slip,
+)
 from .lesson_12_labs import (
     BEST_CASES,
     BEST_MISTAKES,
@@ -150,9 +162,7 @@ ACCOUNT_MISTAKES: dict[str, tuple[tuple[Callable[..., float], str], ...]] = {
 def account(answer: Any) -> None:
     """`answer(N, learning, bits, block)` is a dictionary of bytes: frozen, adapters, gradients, states."""
     names = ("N", "learning", "bits", "block")
-    got = [
-        entries(call(answer, **dict(zip(names, case, strict=True)), returns=Mapping), PARTS) for case in ACCOUNT_CASES
-    ]
+    got = [entries(call(answer, **by_name(names, case), returns=Mapping), PARTS) for case in ACCOUNT_CASES]
     for part in PARTS:
         values = [one[part] for one in got]
         if alike(values, [_account(*case)[part] for case in ACCOUNT_CASES]):

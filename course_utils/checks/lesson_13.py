@@ -6,7 +6,7 @@ from typing import Any
 
 from course_utils.lessons.errata import ERRATA
 
-from .feedback import alike, call, entries, exercise, expect, fail, of_kind, unit_slip
+from .feedback import alike, by_name, call, entries, exercise, expect, fail, of_kind, unit_slip
 from .lesson_13_labs import (
     JUDGED,
     JUDGMENTS,
@@ -92,7 +92,7 @@ def judge(answer: Any) -> None:
 @exercise("13.4", "Every tensor has its bytes, and autocast has more of them than it is said to.")
 def bytes_a_token(answer: Any) -> None:
     """`answer(h, kv, ffn, a)` is what a Llama's block keeps for one token under autocast."""
-    got = [call(answer, **dict(zip(("h", "kv", "ffn", "a"), case, strict=True))) for case in TOKEN_CASES]
+    got = [call(answer, **by_name(("h", "kv", "ffn", "a"), case)) for case in TOKEN_CASES]
     if alike(got, (token_right(*case) for case in TOKEN_CASES), 1e-9):
         return
     for message, mistaken in TOKEN_MISTAKES.items():

@@ -10,7 +10,7 @@ from course_utils.lessons.detective import CAUSES, Evidence, case
 from course_utils.run import TrainingRun
 from course_utils.units import format_bytes
 
-from .feedback import call, call_or_none, exercise, expect, fail, of_kind
+from .feedback import by_name, call, call_or_none, exercise, expect, fail, of_kind
 from .lesson_14_labs import (
     ASKED,
     BROKEN,
@@ -77,7 +77,7 @@ def _lost(chosen: list[int | None]) -> list[float | None]:
 def split(answer: Any) -> None:
     """`answer(batch, fixed, each, room)` is (sequences in a micro-batch, micro-batches), or None."""
     names = ("batch", "fixed", "each", "room")
-    got = [_pair(answer, **dict(zip(names, one, strict=True))) for one in SIZES]
+    got = [_pair(answer, **by_name(names, one)) for one in SIZES]
     right = [split_right(*one) for one in SIZES]
     if got == right:
         return

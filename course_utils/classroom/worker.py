@@ -66,7 +66,8 @@ def run(cells: list[dict[str, str]], checks: ModuleType) -> Iterator[tuple[str, 
 
     genuine = {module: dict(vars(module)) for module in _our_modules()}
     shell = InteractiveShell.instance()
-    shell.history_manager.enabled = False  # pyright: ignore[reportOptionalMemberAccess]
+    if shell.history_manager is not None:
+        shell.history_manager.enabled = False
     for cell in cells:
         name = cell.get("exercise", "")
         if name:

@@ -64,7 +64,9 @@ def trainable(model: TransformerConfig, rank: int, targets: tuple[str, ...]) -> 
     """The same for a model and LoRA's choices; rank 0 trains everything."""
     block = block_shapes(model)
     if rank:
-        matrices = {name: shape for name, shape in block.items() if name.split(".")[-2] in targets and len(shape) == 2}
+        matrices: Shapes = {
+            name: shape for name, shape in block.items() if name.split(".")[-2] in targets and len(shape) == 2
+        }
         return Trainable({}, {f"blocks.{name}": s for name, s in _factors(matrices, rank).items()}, model.layers, {})
     outer = outer_shapes(model)
     before = {name: shape for name, shape in outer.items() if name.startswith(("embedding", "positions"))}

@@ -120,7 +120,7 @@ class Kept(NamedTuple):
     why: str
 
 
-def _holders(storage: Storage) -> int:
+def _holders(storage: object) -> int:
     return sys.getrefcount(storage)
 
 

@@ -115,7 +115,7 @@ class Trace:
 
 def replica(device: torch.device, bucket_mb: float = BUCKET_MB) -> tuple[DistributedDataParallel, Trace]:
     """The network under DistributedDataParallel with buckets of `bucket_mb` MiB, and the trace of its buckets."""
-    model, trace = DistributedDataParallel(network(device), bucket_cap_mb=bucket_mb), Trace(device)  # type: ignore[arg-type]
+    model, trace = DistributedDataParallel(network(device), bucket_cap_mb=bucket_mb), Trace(device)
     model.register_comm_hook(None, trace.hook)
     return model, trace
 

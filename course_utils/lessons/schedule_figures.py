@@ -76,8 +76,10 @@ def _chain(canvas: Canvas, schedule: Schedule, at: int, y: float) -> None:
 
 def _node(canvas: Canvas, x: float, y: float, side: float, kind: str, node: int, fill: str, tick: Tick) -> None:
     working = (tick.kind, tick.node) == (kind, node)
-    outline = {"stroke": RUNNING, "stroke_width": 3.5} if working else {"stroke": RULE, "stroke_width": 1}
-    canvas.rect(x, y, side, side, fill, rx=side / 2, data_node=f"{kind}{node}", **outline)
+    stroke, stroke_width = (RUNNING, 3.5) if working else (RULE, 1)
+    canvas.rect(
+        x, y, side, side, fill, rx=side / 2, data_node=f"{kind}{node}", stroke=stroke, stroke_width=stroke_width
+    )
     size = min(12.0, 0.4 * side)
     if size >= 6:
         canvas.text(x + side / 2, y + side / 2 + 0.36 * size, f"{kind}{node}", size, ink_on(fill), text_anchor="middle")

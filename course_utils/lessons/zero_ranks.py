@@ -23,6 +23,7 @@ from ..measuring.data_parallel import ReplicatedTraining, ReplicaTracker, whole_
 from ..measuring.sharded import ShardedTraining, ShardTracker
 from ..measuring.step import Training
 from ..measuring.tracing import SEED, follow, today, torch_release
+from ..measuring.tracker import Tracker
 from ..models import TransformerConfig
 from ..run import TrainingRun
 from .zero import sent_elements
@@ -135,13 +136,11 @@ class RealShards(ShardedTraining):
         self.tokens, self.targets = mine[:, :-1].clone(), mine[:, 1:].clone()
 
 
-class Counting:
+class Counting(Tracker):
     """Counts the elements of each collective by step. Inherits because a dispatch mode is the one place to see them."""
 
-    step: int
-
     def __init__(self, device: str) -> None:
-        super().__init__(device)  # type: ignore[call-arg]  # the tracker's
+        super().__init__(device)
         self.sent: dict[int, Counter[str]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -149,7 +148,7 @@ class Counting:
             name = func._schema.name.removeprefix("c10d::")
             if name in PASSES:
                 self.sent.setdefault(self.step, Counter())[NAMES[name]] += PASSES[name] * _elements(name, args)
-        return super().__torch_dispatch__(func, types, args, kwargs)  # type: ignore[misc]
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
 
 def _elements(name: str, args: Any) -> int:

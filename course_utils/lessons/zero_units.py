@@ -61,7 +61,8 @@ class TrainingInUnits(ShardedTraining):
 
         if self.units.whole:
             network, policy = self._whole()
-            return fully_shard(network, mesh=self.mesh, mp_policy=policy)  # type: ignore[return-value]
+            fully_shard(network, mesh=self.mesh, mp_policy=policy)
+            return network
         network = super()._network()
         if self.units.ahead is not None:
             gather_ahead(network, self.units.ahead)

@@ -9,6 +9,7 @@ import nbformat
 from nbformat import NotebookNode
 
 from ..authoring.execute import run
+from ..authoring.sources import read_notebook
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -27,7 +28,7 @@ def execute_live(path: Path, as_card: str = "", source: str = "auto") -> dict[st
     Returns its seconds, how many cells ran, in how many a measurement was live, the reasons why others were not, and
     the cells that failed. With `as_card` its kernel first takes no more of the GPU than that card has.
     """
-    notebook = nbformat.read(path, as_version=4)
+    notebook = read_notebook(path)
     if as_card:
         notebook.cells.insert(0, nbformat.v4.new_code_cell(AS_CARD.format(name=as_card)))
     start = time.monotonic()

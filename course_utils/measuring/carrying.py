@@ -276,7 +276,7 @@ def _copied_optimizer(optimizer: torch.optim.Optimizer, memo: dict[int, Any]) ->
     kept = {name: value for name, value in vars(optimizer).items() if name != "step"}
     vars(made).update({name: copy.deepcopy(value, memo) for name, value in kept.items()})
     if "step" in vars(optimizer):
-        made.step = _scheduled_step(weakref.ref(made))  # type: ignore[method-assign]
+        made.step = _scheduled_step(weakref.ref(made))
     return made
 
 

@@ -91,7 +91,8 @@ class MastersOfShares(MasterOptimizer):
 class ReplicatedTraining(Training):
     """The training step of `run` on one of several ranks: the same weights as on all, and its own part of the batch."""
 
-    network: DistributedDataParallel  # type: ignore[assignment]  # it is called as the network in it is
+    # It is called as the network in it is.
+    network: DistributedDataParallel  # pyrefly: ignore [bad-override-mutable-attribute]
 
     def __init__(self, run: TrainingRun) -> None:
         torch.manual_seed(SEED)
@@ -102,7 +103,7 @@ class ReplicatedTraining(Training):
 
     def _network(self) -> Transformer:
         replica = DistributedDataParallel(super()._network(), gradient_as_bucket_view=self.run.bucket_view)
-        return replica  # type: ignore[return-value]
+        return replica  # pyrefly: ignore [bad-return]
 
     def _optimizer(self) -> torch.optim.Optimizer | MasterOptimizer:
         named = list(self.network.module.named_parameters())
@@ -119,13 +120,15 @@ class ReplicatedTraining(Training):
             return make_optimizer(self.run.optimizer, [(names[id(weight)], weight) for weight in share])
 
         weights = [weight for _, weight in named]
-        return ZeroRedundancyOptimizer(weights, optimizer_class=of_share)  # type: ignore[arg-type]
+        return ZeroRedundancyOptimizer(weights, optimizer_class=of_share)  # pyrefly: ignore [bad-argument-type]
 
     def _optimizer_states(self) -> list[tuple[str, Any]]:
         names = {id(weight): name for name, weight in self.network.module.named_parameters()}
         if isinstance(self.optimizer, MasterOptimizer):
             return self.optimizer.named_states(names)
-        optimizer: Any = self.optimizer.optim if self.run.zero_stage else self.optimizer  # type: ignore[union-attr]
+        optimizer: Any = self.optimizer
+        if self.run.zero_stage:
+            optimizer = optimizer.optim  # this rank's share
         return named_states_of(optimizer, names)
 
     def _forward_and_backward(self, tracker: Phases) -> None:

@@ -53,7 +53,7 @@ class QuickFakeMode(FakeTensorMode):
                 empty.set_(storage, known.storage_offset, known.shape, known.stride)
         return FakeTensor(self, empty, known.device)
 
-    def _prep_args_for_hash(  # type: ignore[override] (torch's releases differ in what comes last)
+    def _prep_args_for_hash(  # pyrefly: ignore [bad-override]  # torch's releases differ in what comes last
         self, result: list[object], args: Any, state: Any, *rest: Any
     ) -> None:
         """Add to `result` what stands for `args` in the key; torch itself sees to anything unusual."""

@@ -9,7 +9,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -226,12 +226,12 @@ def _history(run: TrainingRun, device: Device) -> dict[str, Any]:
     return agreement(unpacked(text), ends) | counted | {"history": text}
 
 
-def _real_history(run: TrainingRun, device: Device) -> tuple[dict[str, Any], list[tuple[int, int]], dict[str, int]]:
+def _real_history(run: TrainingRun, device: Device) -> tuple[Mapping[str, Any], list[tuple[int, int]], dict[str, int]]:
     """The snapshot; for each step how many entries the history had at its end and the bytes then reserved; peaks."""
     torch.cuda.init()
     torch.cuda.memory._record_memory_history(max_entries=2_000_000, context=None)
     ends: list[tuple[int, int]] = []
-    snapshot: Any = {}
+    snapshot: Mapping[str, Any] = {}
     with memory_released(run, device.free), only_kernel(run):
         training, _ = ready(run, device)
         for _ in range(STEPS):
@@ -252,7 +252,7 @@ def _rehearsed_history(run: TrainingRun) -> tuple[dict[str, Any], list[tuple[int
     return snapshot, [(_moments(snapshot), replayed.reserved[-1])], counted
 
 
-def _moments(snapshot: dict[str, Any]) -> int:
+def _moments(snapshot: Mapping[str, Any]) -> int:
     """How many allocations and frees a history of GPU 0 holds."""
     return sum(entry["action"] in ("alloc", "free_completed") for entry in snapshot["device_traces"][0])
 

@@ -236,7 +236,7 @@ class Training:
         if self.scaler is None:
             self.optimizer.step()
         else:
-            self.scaler.step(self.optimizer)  # type: ignore[arg-type]  # it needs no more than MasterOptimizer has
+            self.scaler.step(self.optimizer)  # pyrefly: ignore [bad-argument-type]  # MasterOptimizer has what it needs
             self.scaler.update()
 
 

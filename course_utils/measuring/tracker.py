@@ -34,7 +34,7 @@ from .quick_fake import ASK_DEVICE, device_of
 
 aten = torch.ops.aten
 
-newest_node = torch.autograd._get_sequence_nr  # pyright: ignore[reportPrivateImportUsage]
+newest_node = torch.autograd._get_sequence_nr
 
 INTO_A_COPY = (aten.add.Tensor, aten.index_put.default, aten.scatter.src, aten.index_add.default)
 """What autograd does in place of its first argument, unless a dispatch mode watches: then it makes a copy of it."""
@@ -443,8 +443,8 @@ class Tracker(TorchDispatchMode):
             if size < 0:
                 unbroken.append(event)
 
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
+    def __exit__(self, exc_type: Any, exc_val: Any, exc_tb: Any) -> None:
+        super().__exit__(exc_type, exc_val, exc_tb)
         self._patches.close()
         self._closed = True
         self._left_out.clear()

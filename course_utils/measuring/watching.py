@@ -42,7 +42,7 @@ class Watch(TorchDispatchMode):
         self._bind_all()
         self._patch(torch.autograd, "backward", self._followed_backward(torch.autograd.backward))
         if self.simulated:
-            self._fake = torch.empty(0, device="cuda").fake_mode  # type: ignore[attr-defined]
+            self._fake = torch.empty(0, device="cuda").fake_mode  # pyrefly: ignore [missing-attribute]
             self._patch(FakeTensor, "__format__", _format)
             self._patch(FakeTensor, "numpy", _no_numpy)
             self._patch(FakeTensor, "__array__", _no_numpy)
@@ -51,8 +51,8 @@ class Watch(TorchDispatchMode):
     def _patch(self, owner: Any, name: str, replacement: Any) -> None:
         self._stack.enter_context(on_this_thread(owner, name, replacement))
 
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
+    def __exit__(self, exc_type: Any, exc_val: Any, exc_tb: Any) -> None:
+        super().__exit__(exc_type, exc_val, exc_tb)
         self._stack.close()
         for hook in self._hooks:  # or the copies and what watches them would keep each other alive
             hook.remove()
@@ -81,7 +81,7 @@ class Watch(TorchDispatchMode):
             self._hooks.append(optimizer.register_step_pre_hook(lambda *_: self._before_update()))
             self._hooks.append(optimizer.register_step_post_hook(lambda *_: tracker.bind_states()))
         for owner in (work.model, *work.optimizers):
-            owner.zero_grad = self._followed_zero_grad(owner.zero_grad)  # type: ignore[method-assign]
+            owner.zero_grad = self._followed_zero_grad(owner.zero_grad)
 
     def begin_step(self, number: int) -> None:
         """A step begins: what comes before the model is called counts as forward."""
