@@ -4,7 +4,7 @@ import functools
 import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -47,16 +47,8 @@ class Answers:
     wrong: Sequence[tuple[Any, str]]
 
 
-def right_answers(answers: dict[str, Answers]) -> list[Any]:
-    """One parameter set (number, answer) for each right answer."""
-    return [pytest.param(number, given, id=f"{number}-right-{place}")
-            for number, one in answers.items() for place, given in enumerate(one.right, 1)]  # fmt: skip
-
-
-def wrong_answers(answers: dict[str, Answers]) -> list[Any]:
-    """One parameter set (number, answer, words of the hint) for each wrong answer."""
-    return [pytest.param(number, given, words, id=f"{number}-wrong-{place}")
-            for number, one in answers.items() for place, (given, words) in enumerate(one.wrong, 1)]  # fmt: skip
+def nothing(*_: Any, **__: Any) -> None:
+    """A function without a return."""
 
 
 def hint(number: str, answer: Any) -> str:
@@ -68,3 +60,24 @@ def praise(number: str, answer: Any, capsys: pytest.CaptureFixture[str]) -> str:
     """What the check of that exercise prints about `answer`, which has to pass."""
     every_check()[number](answer)
     return capsys.readouterr().out
+
+
+class JudgedAnswers:
+    """The two tests of a lesson's answers. A class, so that they run with the fixtures of the file that inherits it."""
+
+    answers: ClassVar[dict[str, Answers]]
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        wrong = "wrong" in metafunc.fixturenames
+        cases = {
+            f"{number}-{'wrong' if wrong else 'right'}-{place}": (number, *given) if wrong else (number, given)
+            for number, one in self.answers.items()
+            for place, given in enumerate(one.wrong if wrong else one.right, 1)
+        }
+        metafunc.parametrize("number, wrong, words" if wrong else "number, right", cases.values(), ids=cases)
+
+    def test_a_right_answer_passes(self, number: str, right: Any, capsys: pytest.CaptureFixture[str]) -> None:
+        assert f"✓ {number} " in praise(number, right, capsys)
+
+    def test_a_wrong_answer_gets_its_hint(self, number: str, wrong: Any, words: str) -> None:
+        assert words in hint(number, wrong)

@@ -6,9 +6,8 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy
-import pytest
 import torch
-from checking import Answers, hint, praise, right_answers, wrong_answers
+from checking import Answers, JudgedAnswers, hint, nothing
 from torch.nn.functional import cross_entropy
 
 from course_utils import PRESETS, estimate, gpu
@@ -16,10 +15,6 @@ from course_utils.checks import lesson_01
 from course_utils.checks.lesson_01_labs import STEP, suspects
 
 RUN = lesson_01.FIT_RUN
-
-
-def nothing(*_: Any, **__: Any) -> None:
-    """A function without a return."""
 
 
 # ------------------------------------------------------------------------------------------------------- 01.1: states
@@ -575,14 +570,8 @@ ANSWERS = {
 }
 
 
-@pytest.mark.parametrize(("number", "answer"), right_answers(ANSWERS))
-def test_a_right_answer_passes(number: str, answer: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    assert praise(number, answer, capsys).startswith(f"✓ {number} ")
-
-
-@pytest.mark.parametrize(("number", "answer", "words"), wrong_answers(ANSWERS))
-def test_a_wrong_answer_gets_its_hint(number: str, answer: Any, words: str) -> None:
-    assert words in hint(number, answer)
+class TestAnswers(JudgedAnswers):
+    answers = ANSWERS
 
 
 def test_no_message_gives_an_expected_value_away() -> None:

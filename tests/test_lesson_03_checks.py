@@ -6,17 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy
-import pytest
 import torch
-from checking import Answers, hint, praise, right_answers, wrong_answers
+from checking import Answers, JudgedAnswers, nothing
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 from course_utils import TrainingRun, estimate, gpu
-
-
-def nothing(*_: Any, **__: Any) -> None:
-    """A function without a return."""
-
 
 # ------------------------------------------------------------------------------------------------------- 03.1: limits
 
@@ -487,11 +481,5 @@ ANSWERS = {
 }
 
 
-@pytest.mark.parametrize(("number", "answer"), right_answers(ANSWERS))
-def test_a_right_answer_passes(number: str, answer: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    assert praise(number, answer, capsys).startswith(f"✓ {number} ")
-
-
-@pytest.mark.parametrize(("number", "answer", "words"), wrong_answers(ANSWERS))
-def test_a_wrong_answer_gets_its_hint(number: str, answer: Any, words: str) -> None:
-    assert words in hint(number, answer)
+class TestAnswers(JudgedAnswers):
+    answers = ANSWERS

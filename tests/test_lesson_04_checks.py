@@ -6,16 +6,10 @@ from math import prod
 from typing import Any
 
 import numpy
-import pytest
-from checking import Answers, hint, praise, right_answers, wrong_answers
+from checking import Answers, JudgedAnswers, hint, nothing
 
 from course_utils.checks import lesson_04
 from course_utils.models import PRESETS, parameter_shapes
-
-
-def nothing(*_: Any, **__: Any) -> None:
-    """A function without a return."""
-
 
 # ------------------------------------------------------------------------------------------------------- 04.1: block
 
@@ -432,14 +426,8 @@ ANSWERS = {
 }
 
 
-@pytest.mark.parametrize(("number", "answer"), right_answers(ANSWERS))
-def test_a_right_answer_passes(number: str, answer: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    assert praise(number, answer, capsys).startswith(f"✓ {number} ")
-
-
-@pytest.mark.parametrize(("number", "answer", "words"), wrong_answers(ANSWERS))
-def test_a_wrong_answer_gets_its_hint(number: str, answer: Any, words: str) -> None:
-    assert words in hint(number, answer)
+class TestAnswers(JudgedAnswers):
+    answers = ANSWERS
 
 
 def test_no_hint_gives_the_answer_away() -> None:

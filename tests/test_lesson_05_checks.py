@@ -6,19 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 import numpy
-import pytest
-from checking import Answers, hint, praise, right_answers, wrong_answers
+from checking import Answers, JudgedAnswers, nothing
 
 from course_utils import PRESETS, TrainingRun
 from course_utils.checks import lesson_05
 from course_utils.checks.lesson_05_labs import STATEMENTS, hidden_sweeps, story_letters, story_measured
 from course_utils.estimating.activations import block_saved
 from course_utils.teaching import saved_by
-
-
-def nothing(*_: Any, **__: Any) -> None:
-    """A function without a return."""
-
 
 # ---------------------------------------------------------------------------------------------------- 05.1: expressions
 
@@ -389,11 +383,5 @@ ANSWERS = {
 }
 
 
-@pytest.mark.parametrize(("number", "answer"), right_answers(ANSWERS))
-def test_a_right_answer_passes(number: str, answer: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    assert praise(number, answer, capsys).startswith(f"✓ {number} ")
-
-
-@pytest.mark.parametrize(("number", "answer", "words"), wrong_answers(ANSWERS))
-def test_a_wrong_answer_gets_its_hint(number: str, answer: Any, words: str) -> None:
-    assert words in hint(number, answer)
+class TestAnswers(JudgedAnswers):
+    answers = ANSWERS

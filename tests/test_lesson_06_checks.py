@@ -8,7 +8,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from checking import Answers, hint, praise, right_answers, wrong_answers
+from checking import Answers, JudgedAnswers, nothing
 from lesson_source import names_from_cells
 from torch.utils.checkpoint import checkpoint
 
@@ -16,11 +16,6 @@ from course_utils import estimate, gpu
 from course_utils.checks import lesson_06
 from course_utils.checks.lesson_06_labs import SECRET_POLICIES, SECRETS, TEETH, case, kept_by_forward, measured
 from course_utils.estimating.activations import activation_bytes
-
-
-def nothing(*_: Any, **__: Any) -> None:
-    """A function without a return."""
-
 
 # ----------------------------------------------------------------------------------------------------------- 06.1: cost
 
@@ -488,11 +483,5 @@ ANSWERS = {
 }
 
 
-@pytest.mark.parametrize(("number", "answer"), right_answers(ANSWERS))
-def test_a_right_answer_passes(number: str, answer: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    assert praise(number, answer, capsys).startswith(f"✓ {number} ")
-
-
-@pytest.mark.parametrize(("number", "answer", "words"), wrong_answers(ANSWERS))
-def test_a_wrong_answer_gets_its_hint(number: str, answer: Any, words: str) -> None:
-    assert words in hint(number, answer)
+class TestAnswers(JudgedAnswers):
+    answers = ANSWERS

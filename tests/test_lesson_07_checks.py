@@ -6,19 +6,13 @@ from itertools import pairwise
 from typing import Any
 
 import numpy
-import pytest
 import torch
-from checking import Answers, hint, praise, right_answers, wrong_answers
+from checking import Answers, JudgedAnswers, nothing
 
 from course_utils import estimate, gpu
 from course_utils.checks import lesson_07
 from course_utils.checks.lesson_07_labs import Bigrams
 from course_utils.lessons.accumulation import counted_tokens, gradient_of, joined, mean_loss, relative_distance
-
-
-def nothing(*_: Any, **__: Any) -> None:
-    """A function without a return."""
-
 
 # ------------------------------------------------------------------------------------------------------- 07.1: one pass
 
@@ -462,11 +456,5 @@ ANSWERS = {
 }
 
 
-@pytest.mark.parametrize(("number", "answer"), right_answers(ANSWERS))
-def test_a_right_answer_passes(number: str, answer: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    assert praise(number, answer, capsys).startswith(f"✓ {number} ")
-
-
-@pytest.mark.parametrize(("number", "answer", "words"), wrong_answers(ANSWERS))
-def test_a_wrong_answer_gets_its_hint(number: str, answer: Any, words: str) -> None:
-    assert words in hint(number, answer)
+class TestAnswers(JudgedAnswers):
+    answers = ANSWERS

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from checking import Answers, hint, praise, right_answers, wrong_answers
+from checking import Answers, JudgedAnswers
 from torch.nn.functional import mse_loss
 
 from course_utils.checks.lesson_08_labs import factor_right, outcomes
@@ -550,11 +550,5 @@ ANSWERS = {"08.1": TRAFFIC, "08.2": RING, "08.3": LOSS_FACTOR, "08.4": MENDED_ST
            "08.6": MOST_RANKS}  # fmt: skip
 
 
-@pytest.mark.parametrize(("number", "answer"), right_answers(ANSWERS))
-def test_a_right_answer_passes(number: str, answer: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    assert praise(number, answer, capsys).startswith(f"✓ {number} ")
-
-
-@pytest.mark.parametrize(("number", "answer", "words"), wrong_answers(ANSWERS))
-def test_a_wrong_answer_gets_its_hint(number: str, answer: Any, words: str) -> None:
-    assert words in hint(number, answer)
+class TestAnswers(JudgedAnswers):
+    answers = ANSWERS

@@ -4,9 +4,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
-from checking import Answers, hint, praise, right_answers, wrong_answers
+from checking import Answers, JudgedAnswers
 
 from course_utils import TrainingRun, estimate, gpu
 from course_utils.checks import lesson_09
@@ -475,11 +474,5 @@ ANSWERS = {"09.1": RANK_BYTES, "09.2": PADDING, "09.3": ZERO_1_STEP, "09.4": ABO
            "09.6": RANK_ACTIVATIONS}  # fmt: skip
 
 
-@pytest.mark.parametrize(("number", "answer"), right_answers(ANSWERS))
-def test_a_right_answer_passes(number: str, answer: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    assert praise(number, answer, capsys).startswith(f"✓ {number} ")
-
-
-@pytest.mark.parametrize(("number", "answer", "words"), wrong_answers(ANSWERS))
-def test_a_wrong_answer_gets_its_hint(number: str, answer: Any, words: str) -> None:
-    assert words in hint(number, answer)
+class TestAnswers(JudgedAnswers):
+    answers = ANSWERS

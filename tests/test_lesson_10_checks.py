@@ -4,9 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
-from checking import Answers, hint, praise, right_answers, wrong_answers
+from checking import Answers, JudgedAnswers
 
 from course_utils.allocator_replay import replay
 from course_utils.checks import lesson_10
@@ -492,11 +491,5 @@ ANSWERS = {"10.1": HANDED_OUT, "10.2": LEAN_NORM, "10.3": PEAKS, "10.4": CULPRIT
            "10.7": LEAK}  # fmt: skip
 
 
-@pytest.mark.parametrize(("number", "answer"), right_answers(ANSWERS))
-def test_a_right_answer_passes(number: str, answer: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    assert praise(number, answer, capsys).startswith(f"✓ {number} ")
-
-
-@pytest.mark.parametrize(("number", "answer", "words"), wrong_answers(ANSWERS))
-def test_a_wrong_answer_gets_its_hint(number: str, answer: Any, words: str) -> None:
-    assert words in hint(number, answer)
+class TestAnswers(JudgedAnswers):
+    answers = ANSWERS

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from checking import Answers, hint, praise, right_answers, wrong_answers
+from checking import Answers, JudgedAnswers
 
 from course_utils import TrainingRun, estimate, gpu
 from course_utils.checks.lesson_12_labs import normal_float_right
@@ -383,11 +383,5 @@ BEST = Answers(
 ANSWERS = {"12.1": ADAPTER, "12.2": MERGE, "12.3": ACCOUNT, "12.4": QUANTIZE, "12.5": NORMAL_FLOAT, "12.6": BEST}
 
 
-@pytest.mark.parametrize(("number", "answer"), right_answers(ANSWERS))
-def test_a_right_answer_passes(number: str, answer: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    assert praise(number, answer, capsys).startswith(f"✓ {number} ")
-
-
-@pytest.mark.parametrize(("number", "answer", "words"), wrong_answers(ANSWERS))
-def test_a_wrong_answer_gets_its_hint(number: str, answer: Any, words: str) -> None:
-    assert words in hint(number, answer)
+class TestAnswers(JudgedAnswers):
+    answers = ANSWERS

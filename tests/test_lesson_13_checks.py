@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from checking import Answers, hint, praise, right_answers, wrong_answers
+from checking import Answers, JudgedAnswers, hint
 
 from course_utils import TrainingRun, estimate
 from course_utils.checks import lesson_13
@@ -233,11 +233,5 @@ ERRATUM = Answers(
 ANSWERS = {"13.1": UNIT_MEANT, "13.2": MISSING_TERM, "13.3": JUDGE, "13.4": BYTES_A_TOKEN, "13.5": ERRATUM}
 
 
-@pytest.mark.parametrize(("number", "answer"), right_answers(ANSWERS))
-def test_a_right_answer_passes(number: str, answer: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    assert praise(number, answer, capsys).startswith(f"✓ {number} ")
-
-
-@pytest.mark.parametrize(("number", "answer", "words"), wrong_answers(ANSWERS))
-def test_a_wrong_answer_gets_its_hint(number: str, answer: Any, words: str) -> None:
-    assert words in hint(number, answer)
+class TestAnswers(JudgedAnswers):
+    answers = ANSWERS
