@@ -21,7 +21,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from playwright.sync_api import Locator, Page, sync_playwright
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Locator, Page, TimeoutError, sync_playwright
 
 from course_utils.doctor import BROWSERS, find_browser
 
@@ -31,8 +32,9 @@ SETTINGS = {
     "@jupyterlab/notebook-extension/tracker": {"windowingMode": "none"},
 }
 IDLE = "(ipykernel) | Idle"
-CODE_CELLS = ".jp-NotebookPanel:not(.lm-mod-hidden) .jp-CodeCell"
-SCROLLER = ".jp-NotebookPanel:not(.lm-mod-hidden) .jp-WindowedPanel-outer"
+IN_FRONT = ".jp-NotebookPanel:not(.lm-mod-hidden)"
+CODE_CELLS = f"{IN_FRONT} .jp-CodeCell"
+SCROLLER = f"{IN_FRONT} .jp-WindowedPanel-outer"
 SLIDER = '.jp-OutputArea [role="slider"], .jp-OutputArea input[type="range"]'
 MEASURE = f"""() => {{
     const scroller = document.querySelector('{SCROLLER}');
@@ -42,6 +44,18 @@ MEASURE = f"""() => {{
 }}"""
 """Pixels: from the top of a notebook to the end of its last cell, and of everything around the notebook."""
 
+OPEN = """async ([path, ownKernel]) => {
+    const {commands, shell} = jupyterapp, {id, name} = shell.currentWidget.sessionContext.session.kernel;
+    const notebook = await commands.execute('docmanager:open', ownKernel ? {path} : {path, kernel: {id, name}});
+    await Promise.all([notebook.revealed, notebook.sessionContext.ready]);
+}"""
+CLOSE = "() => [...jupyterapp.shell.widgets('main')].slice(1).forEach((opened) => opened.dispose())"
+LIST = "(path) => jupyterapp.commands.execute('filebrowser:open-path', {path})"
+RUN = """() => {
+    window.courseRan = null;
+    jupyterapp.commands.execute('notebook:run-all-cells').catch(String).then((all) => { window.courseRan = [all]; });
+}"""
+DRAWN = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
 LISTED = ".jp-DirListing-item"
 WATCH_OPENING = """(count) => { window.courseOpening = new Promise((done) => {
     const before = new Set(document.querySelectorAll('.jp-NotebookPanel'));
@@ -106,6 +120,7 @@ def _lab_command(server: Server) -> list[str]:
     return [
         *(sys.executable, "-m", "jupyterlab", "--no-browser", "--ip=127.0.0.1", f"--port={port}"),
         *("--ServerApp.port_retries=0", f"--IdentityProvider.token={server.token}"),
+        *("--LabApp.expose_app_in_browser=True", "--KernelManager.shutdown_wait_time=0.1"),
         *(f"--ServerApp.root_dir={server.folder}", *root),
     ]
 
@@ -182,15 +197,25 @@ class Opening:
     processor: float
 
 
-def open_file_browser(page: Page, server: Server, folder: str, seconds: float = 300) -> None:
-    """JupyterLab with no notebook open and `folder` listed."""
-    page.goto(f"{server.address}/lab/tree/{folder}?token={server.token}&reset", timeout=seconds * 1000)
-    page.locator(LISTED).first.wait_for(timeout=seconds * 1000)
+@contextmanager
+def opened(page: Page, notebook: str | None = None, own_kernel: bool = False) -> Iterator[None]:
+    """`notebook`, or what is opened meanwhile, in front of the first one and in its page, which took seconds to start.
+
+    A named one shares the first one's kernel or starts its own. At the end all but the first are closed, saved or not.
+    """
+    try:
+        if notebook:
+            page.evaluate(OPEN, [notebook, own_kernel])
+        yield
+    finally:
+        page.evaluate(CLOSE)
 
 
 def opening(page: Page, notebook: Path) -> Opening:
-    """How long a double click on a listed notebook takes to show its cells, all of them drawn."""
+    """How long a double click on a notebook, listed in its folder, takes to show its cells, all of them drawn."""
     cells = len(json.loads(notebook.read_text(encoding="utf-8"))["cells"])
+    page.evaluate(LIST, notebook.parent.name)
+    page.locator(LISTED, has_text=notebook.name).wait_for()
     with processor_milliseconds(page) as spent:
         page.evaluate(WATCH_OPENING, cells)
         page.locator(LISTED, has_text=notebook.name).dblclick()
@@ -199,14 +224,6 @@ def opening(page: Page, notebook: Path) -> Opening:
             raise BrowserProblem(f"{notebook.name} did not show its {cells} cells within a minute")
         first, last = shown
         return Opening(first, last, spent())
-
-
-def close_notebook(page: Page) -> None:
-    """Close the notebook in front."""
-    open_now = page.locator(".jp-NotebookPanel").count()
-    page.locator("#jp-main-dock-panel .lm-TabBar-tab.lm-mod-current .lm-TabBar-tabCloseIcon").click()
-    fewer = "(before) => document.querySelectorAll('.jp-NotebookPanel').length < before"
-    page.wait_for_function(fewer, arg=open_now)
 
 
 @contextmanager
@@ -226,32 +243,14 @@ def processor_milliseconds(page: Page) -> Iterator[Callable[[], float]]:
 
 def run_all(page: Page, seconds: float = 900) -> None:
     """Run every cell and wait until all have finished or one has failed. Raises BrowserProblem after `seconds`."""
-    page.locator(".lm-MenuBar-item", has_text="Edit").first.wait_for()
-    page.get_by_role("menuitem", name="Run", exact=True).click()
-    page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        page.wait_for_timeout(300)
-        waiting = _prompts(page, "[*]:")
-        if not waiting and _is_idle(page) and (not _prompts(page, "[ ]:") or cell_errors(page)):
-            page.wait_for_timeout(500)  # the last output is drawn
-            return
-    raise BrowserProblem(
-        f"cells still waiting after {seconds:.0f} s: {_prompts(page, '[*]:') + _prompts(page, '[ ]:')}"
-    )
-
-
-def _prompts(page: Page, prompt: str) -> list[str]:
-    """The first line of each code cell that has something in it and shows `prompt`."""
-    script = """(cells, prompt) => cells
-        .filter(cell => cell.querySelector('.jp-InputPrompt')?.textContent.trim() === prompt)
-        .map(cell => cell.querySelector('.jp-InputArea-editor')?.innerText.split('\\n')[0].trim() ?? '')
-        .filter(line => line.length)"""
-    return page.locator(CODE_CELLS).evaluate_all(script, prompt)
-
-
-def _is_idle(page: Page) -> bool:
-    return page.get_by_text(IDLE).count() > 0
+    page.evaluate(RUN)
+    try:
+        [ran] = page.wait_for_function("window.courseRan", polling=50, timeout=seconds * 1000).json_value()
+    except TimeoutError as problem:
+        waiting = page.locator(CODE_CELLS, has_text="[*]:").all_inner_texts()
+        raise BrowserProblem(f"cells still waiting after {seconds:.0f} s: {waiting}") from problem
+    if ran is not True and not cell_errors(page):
+        raise BrowserProblem(f"the cells did not run: {ran}")
 
 
 def cell_errors(page: Page) -> list[str]:
@@ -309,15 +308,21 @@ def screenshot(page: Page, path: Path, height: int | None = None) -> list[Path]:
     content, frame = page.evaluate(MEASURE)
     tall = min(content, height or TALLEST, TALLEST)
     page.set_viewport_size({"width": width, "height": tall + frame})
-    page.wait_for_timeout(500)
     starts = range(0, content, tall)
     paths = [path if len(starts) == 1 else path.with_stem(f"{path.stem}-{i + 1}") for i in range(len(starts))]
     for start, target in zip(starts, paths, strict=True):
         page.evaluate(f"() => {{ document.querySelector('{SCROLLER}').scrollTop = {start}; }}")
-        page.wait_for_timeout(300)
+        page.evaluate(DRAWN)
         target.parent.mkdir(parents=True, exist_ok=True)
         page.screenshot(path=target)
     return paths
+
+
+def violations(page: Page) -> list[tuple[str, list[str]]]:
+    """The rules of WCAG 2 A and AA that the page breaks, as axe-core finds them, and where."""
+    options = {"runOnly": ["wcag2a", "wcag2aa"], "resultTypes": ["violations"]}  # what holds is counted, not listed
+    found = Axe().run(page, options=options).response["violations"]
+    return [(rule["id"], [node["html"][:200] for node in rule["nodes"][:3]]) for rule in found]
 
 
 def copy_course(target: Path) -> None:

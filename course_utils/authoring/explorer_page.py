@@ -7,9 +7,14 @@ import io
 import shutil
 import sys
 import zipfile
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 
 from .sources import BuildError
+
+Imports = Callable[[str, Path], list[tuple[str, bool]]]
+"""`imports` within one package; each module is read once."""
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = Path("docs", "explorer")
@@ -50,22 +55,23 @@ def needed(root: Path = ROOT, entry: str = ENTRY) -> dict[str, Path]:
     Raises BuildError if `entry` cannot be imported without what is neither the course's nor of the standard library,
     torch above all. What only a function imports, and what has such a need, stays outside: the page never gets there.
     """
-    found, lacking = _imported_with(root, entry)
+    read = cache(partial(imports, offered=_offered(root)))
+    found, lacking = _imported_with(root, entry, read)
     if lacking:
         raise BuildError(f"the explorer's page cannot have {entry}: {lacking[0]}")
     waiting = list(found)
     while waiting:
         name = waiting.pop()
-        for imported, _ in imports(name, found[name], _offered(root)):
+        for imported, _ in read(name, found[name]):
             if _top(imported) == "course_utils" and imported not in found:
-                more, lacking = _imported_with(root, imported)
+                more, lacking = _imported_with(root, imported, read)
                 if not lacking:
                     waiting += [one for one in more if one not in found]
                     found |= more
     return found
 
 
-def _imported_with(root: Path, name: str) -> tuple[dict[str, Path], list[str]]:
+def _imported_with(root: Path, name: str, read: Imports) -> tuple[dict[str, Path], list[str]]:
     """The modules that importing `name` imports, itself among them, and what they need that a browser lacks."""
     found: dict[str, Path] = {}
     lacking: list[str] = []
@@ -75,7 +81,7 @@ def _imported_with(root: Path, name: str) -> tuple[dict[str, Path], list[str]]:
         if one in found:
             continue
         found[one] = _file(root, one)
-        for imported, at_once in imports(one, found[one], _offered(root)):
+        for imported, at_once in read(one, found[one]):
             if at_once and _top(imported) == "course_utils":
                 waiting += [*_packages(imported), imported]
             elif at_once and _top(imported) not in sys.stdlib_module_names:
