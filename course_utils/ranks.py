@@ -68,6 +68,7 @@ def _be_a_rank(words: list[str], environment: dict[str, str]) -> NoReturn:  # py
         for number in TORCHRUN_S_SIGNALS:
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        _keep_groups()
         sys.argv = words[words.index("course_utils.ranks") :]
         main()
         code = 0
@@ -82,6 +83,24 @@ def _be_a_rank(words: list[str], environment: dict[str, str]) -> NoReturn:  # py
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def _keep_groups() -> None:
+    """Let every process group live as long as this rank, though the program destroys it.
+
+    Where a DistributedDataParallel is the last to hold one, torch 2.13 may wait for ever: the group's end waits for a
+    thread that waits for Python.
+    """
+    import torch.distributed as dist
+
+    groups: Any = dist.distributed_c10d
+    destroy, kept = dist.destroy_process_group, list[Any]()
+
+    def destroying(group: Any = None) -> None:
+        kept.extend(groups._world.pg_map)
+        destroy(group)
+
+    dist.destroy_process_group = groups.destroy_process_group = destroying
 
 
 def main() -> None:

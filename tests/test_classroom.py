@@ -58,8 +58,8 @@ import os
 for file in range(3, 64):
     try: os.write(file, b'[{"state": {}}]\\n{"exercise": 1}\\n')
     except OSError: pass
-for _ in range(1000): print("x" * 1_000_000)
-x = [bytearray(10**9) for _ in range(100)]
+for _ in range(100): print("x" * 1_000_000)
+x = [bytes(10**9) for _ in range(100)]
 """
 """Patches the checks, leaves processes behind, writes nonsense to the results, prints without end, asks for 100 GB."""
 

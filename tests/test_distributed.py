@@ -118,6 +118,22 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
+def holds_its_group_to_the_end():
+    import weakref
+
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    group = weakref.ref(dist.distributed_c10d._get_default_group())
+    dist.destroy_process_group()
+    return group() is not None, dist.is_initialized()
+
+
+@pytest.mark.skipif(not distributed.FORKS, reason="only ranks that are forked do")
+def test_no_group_ends_before_its_rank_as_torch_may_wait_for_ever_then():
+    assert run_ranks(holds_its_group_to_the_end, 1) == [[True, False]]
+
+
 def one_raises():
     import os
     import signal

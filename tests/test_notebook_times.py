@@ -50,7 +50,8 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> str:
         nbformat.write(notebook, folder / "notebooks" / f"{name}.ipynb")
     (folder / "pytest.ini").write_text("[pytest]\n")
     environment = {**os.environ, "PYTHONPATH": str(TESTS.parent)}
-    command = [sys.executable, "-m", "pytest", *TEST_OPTIONS, "-p", "no:cacheprovider", "tests", "notebooks"]
+    options = [*TEST_OPTIONS, "-n", "0", "-p", "no:cacheprovider"]  # one process is enough
+    command = [sys.executable, "-m", "pytest", *options, "tests", "notebooks"]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stdout + done.stderr
     return done.stdout
