@@ -9,6 +9,7 @@ traceback when it has not, and RANK.where when it is asked (SIGUSR1) at which li
 import __future__
 
 import faulthandler
+import gc
 import importlib
 import json
 import os
@@ -42,10 +43,13 @@ def torchrun() -> None:
 
     Only for Linux: on macOS the system's own libraries do not work in a process that was forked.
     """
+    gc.disable()
     import torch._dynamo  # noqa: F401 (which every optimizer loads)
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler import SubprocessHandler
 
+    gc.freeze()  # or Python searches all this for cycles, as it loads and again as it ends: more than a second
+    gc.enable()
     SubprocessHandler._popen = _fork  # pyrefly: ignore [bad-assignment]
     run.main(sys.argv[2:])
 

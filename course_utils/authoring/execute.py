@@ -72,6 +72,7 @@ def run(
             record_timing=False,
             store_widget_state=False,
             coalesce_streams=True,
+            shutdown_kernel="immediate",  # what it holds is not wanted any more, and to end by itself takes a second
             extra_arguments=["--log-level=ERROR"],  # or each kernel warns about its connection
             resources={"metadata": {"path": str(folder)}},
         )
