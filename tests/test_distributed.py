@@ -418,7 +418,7 @@ SETTLING = RUN.replace(bucket_view=True, set_to_none=False, optimizer="sgd")
 
 def large_vocabulary(changes: dict) -> TrainingRun:
     """A run whose peak owes nothing to what CPU kernels do otherwise: no dropout, a large vocabulary."""
-    return RUN.replace(model=tiny("gpt2", vocab=16384), **changes)
+    return RUN.replace(model=tiny("gpt2", vocab=8192), **changes)
 
 
 def follow_each(pickled: str):
