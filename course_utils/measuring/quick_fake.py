@@ -23,6 +23,10 @@ class QuickFakeMode(FakeTensorMode):
     the device, the number of its step and a root, is answered in short. To be removed when torch's own is as quick.
     """
 
+    def __init__(self, **choices: Any) -> None:
+        super().__init__(**choices)
+        self._attributes: dict[torch.device, dict[str, Any]] = {}
+
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # the wrapper that keeps torch.compile out, which nobody uses here, takes as long as the cache
@@ -51,7 +55,18 @@ class QuickFakeMode(FakeTensorMode):
             if entry.view_idx is not None:
                 storage = args[entry.view_idx].untyped_storage()
                 empty.set_(storage, known.storage_offset, known.shape, known.stride)
-        return FakeTensor(self, empty, known.device)
+        return self._faked(empty, known.device)
+
+    def _faked(self, empty: torch.Tensor, device: torch.device) -> FakeTensor:
+        """FakeTensor(self, empty, device), with the attributes of the first one that was made for this device."""
+        if device not in self._attributes:
+            self._attributes[device] = dict(vars(FakeTensor(self, empty, device)))
+        made = torch.Tensor._make_subclass(
+            FakeTensor, empty, empty.requires_grad, dispatch_device=True, device_for_backend_keys=device
+        )
+        torch._C._set_throw_on_mutable_data_ptr(made)
+        vars(made).update(self._attributes[device])
+        return made
 
     def _prep_args_for_hash(  # pyrefly: ignore [bad-override]  # torch's releases differ in what comes last
         self, result: list[object], args: Any, state: Any, *rest: Any
