@@ -20,6 +20,7 @@ FULL = os.environ.get("COURSE_FULL") == "1"
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    gc.disable()  # until all tests are there: a third of collecting them was the search for cycles among them
     config.addinivalue_line("markers", "sweep(most): so many of the parameter sets stand for all, which --full runs")
     if not hasattr(config, "workerinput"):  # workers inherit what the controller sets
         _prepare_machine(config)
@@ -47,6 +48,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = {item for sets in sweeps.values() for item in sets} - drawn
     items[:] = [item for item in items if item not in left_out]
     config.hook.pytest_deselected(items=list(left_out))
+
+
+def pytest_collection_finish() -> None:
+    gc.enable()
 
 
 def some(cases: list[pytest.Item], most: int) -> list[pytest.Item]:
