@@ -36,7 +36,7 @@ aten = torch.ops.aten
 
 newest_node = torch.autograd._get_sequence_nr
 
-INTO_A_COPY = (aten.add.Tensor, aten.index_put.default, aten.scatter.src, aten.index_add.default)
+INTO_A_COPY = frozenset({aten.add.Tensor, aten.index_put.default, aten.scatter.src, aten.index_add.default})
 """What autograd does in place of its first argument, unless a dispatch mode watches: then it makes a copy of it."""
 
 ON_THE_HOST = {aten._scaled_dot_product_efficient_attention.default: (2, 3)}
@@ -71,6 +71,9 @@ WITH_CUBLAS = frozenset(
     {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default, aten.mv.default, aten.dot.default}
 )
 """What makes torch give cuBLAS a workspace, the first time on each thread."""
+
+SPECIAL = CONTIGUOUS_GRADIENT | NOT_EXPANDED | WITH_CUBLAS | ON_THE_HOST.keys()
+"""All these: most operators are none of them, which one look tells."""
 
 States = Callable[[], Iterable[tuple[str, Any]]]
 """Lists an optimizer's tensors, each with a name that says of which parameter it is what."""
@@ -164,29 +167,30 @@ class Tracker(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is ASK_DEVICE:
             return device_of(args[0]) if type(args[0]) is FakeTensor else func(*args)
-        if any(is_made_of_others(kind) for kind in types):
+        if has_made_of_others(types):
             return NotImplemented  # as a DTensor is: let it become operators on its parts first
         if func is not aten.detach.default:  # a checkpoint's second forward packs what it saves with gradients off
             self._notice_recomputation()
         self._notice_place()
-        copies = self._copied_inside(func, args)
+        special = func in SPECIAL
+        copies = self._copied_inside(func, args) if special else ()
         try:
             out = func(*args, **(kwargs or {}))
         except Exception as error:
             self.failure = _failure(error, func, (args, kwargs), self._place)
             raise
         newest = None
-        for number in ON_THE_HOST.get(func, ()):
-            self._leave_out(out[number])
-        for value in out if isinstance(out, (tuple, list)) else (out,):
-            for tensor in tree_leaves(value) if isinstance(value, (tuple, list)) else (value,):
-                if isinstance(tensor, torch.Tensor):
-                    newest = self._see(tensor, func) or newest
+        if special:
+            for number in ON_THE_HOST.get(func, ()):
+                self._leave_out(out[number])
+        for tensor in (out,) if type(out) is FakeTensor else _tensors(out):
+            newest = self._see(tensor, func) or newest
         if newest is not None:
             self._recognize(func, args, newest)
-        if self._workspaces and func in WITH_CUBLAS and _device(args[0]) == self.device:
-            self._give_workspaces(func, self._workspaces)
-        self.events += [(-copy.bytes, copy) for copy in copies]
+        if special:
+            if self._workspaces and func in WITH_CUBLAS and _device(args[0]) == self.device:
+                self._give_workspaces(func, self._workspaces)
+            self.events += [(-copy.bytes, copy) for copy in copies]
         return out
 
     def _leave_out(self, tensor: torch.Tensor) -> None:
@@ -202,7 +206,7 @@ class Tracker(TorchDispatchMode):
             copied = [args[0]]
         elif self.device == "cuda" and func in NOT_EXPANDED:
             copied = [one for one in args if isinstance(one, torch.Tensor) and one.dim() > 1 and _is_expanded(one)]
-        return [self._write_down(one.nbytes, tuple(one.shape), _dtype(one), _operation(func)) for one in copied]
+        return [self._write_down(one.nbytes, tuple(one.shape), _name(one.dtype), _operation(func)) for one in copied]
 
     def _write_down(self, size: int, shape: tuple[int, ...], dtype: str, operation: str, bound: str = "") -> Storage:
         """What is taken inside a kernel, so that no tensor tells of it."""
@@ -232,8 +236,8 @@ class Tracker(TorchDispatchMode):
 
     def _runs_forward_in_backward(self) -> bool:
         """Within a module it is forward even where a function of its own switches gradients off."""
-        inside = torch.is_grad_enabled() or len(self._modules) > 1
-        return inside and torch._C._current_graph_task_id() != -1
+        in_engine = torch._C._current_graph_task_id() != -1
+        return in_engine and (torch.is_grad_enabled() or self._modules[-1] != "")
 
     def _notice_place(self) -> None:
         """Where in the measured code this operator runs, and in which module; in backward, those of its forward.
@@ -241,7 +245,7 @@ class Tracker(TorchDispatchMode):
         autograd numbers a node before the operator that it belongs to runs, so here the newest number is that node's.
         """
         self._place, in_engine = calling_place()
-        self._module = self._running()
+        self._module = self._modules[-1] or self._running()
         if in_engine:
             node = torch._C._current_autograd_node()
             self._place, self._module = self._made.get(node._sequence_nr() if node else -1, (None, self._module))
@@ -268,7 +272,7 @@ class Tracker(TorchDispatchMode):
             return None
         if known is not None:  # resized in place: what was there is gone
             self._free(storage._cdata)
-        return self._born(storage, tuple(tensor.shape), _dtype(tensor), _operation(func))
+        return self._born(storage, tuple(tensor.shape), _name(tensor.dtype), _operation(func))
 
     def _born(
         self, storage: torch.UntypedStorage, shape: tuple[int, ...], dtype: str, operation: str
@@ -332,7 +336,8 @@ class Tracker(TorchDispatchMode):
 
     def _recognize(self, func: Any, args: Any, newest: Storage) -> None:
         """Note what only the operator can tell: autocast's copy of a weight, and two gradients being joined."""
-        source = self._known(args[0]) if args and isinstance(args[0], torch.Tensor) else None
+        self._join = None
+        source = self._known(args[0]) if func in INTO_A_COPY or func is aten._to_copy.default else None
         if source is None:
             return
         if (
@@ -343,7 +348,8 @@ class Tracker(TorchDispatchMode):
         ):
             newest.bound = "weight_copies"
         joining = func in INTO_A_COPY and self.phase == "backward" and not self._recomputing
-        self._join = (source, newest) if joining and source.bytes == newest.bytes and not args[0]._is_view() else None
+        if joining and source.bytes == newest.bytes and not args[0]._is_view():
+            self._join = source, newest
 
     def _undo_join(self, old: Storage, new: Storage) -> None:
         """Under any dispatch mode autograd adds two gradients out of place, without one in place of the older.
@@ -514,9 +520,9 @@ class Tracker(TorchDispatchMode):
 
 
 @cache
-def is_made_of_others(kind: type) -> bool:
-    """Whether tensors of this class hold no data but other tensors, and turn each operator into some on those."""
-    return issubclass(kind, torch.Tensor) and is_traceable_wrapper_subclass_type(kind)
+def has_made_of_others(kinds: tuple[type, ...]) -> bool:
+    """Whether one of these classes has tensors that hold other tensors and turn each operator into some on those."""
+    return any(issubclass(kind, torch.Tensor) and is_traceable_wrapper_subclass_type(kind) for kind in kinds)
 
 
 def _parts(value: Any) -> Iterator[torch.Tensor]:
@@ -528,6 +534,15 @@ def _parts(value: Any) -> Iterator[torch.Tensor]:
         return
     for name in value.__tensor_flatten__()[0]:
         yield from _parts(getattr(value, name))
+
+
+def _tensors(out: Any) -> Iterator[torch.Tensor]:
+    """The tensors of an operator's result; it may be a list of lists."""
+    for value in out if isinstance(out, (tuple, list)) else (out,):
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (tuple, list)):
+            yield from _tensors(value)
 
 
 def last_index(items: list[Any], wanted: Any) -> int:
@@ -551,11 +566,12 @@ def _device(tensor: torch.Tensor) -> str:
     """The type of a tensor's device. A fake tensor's `.device` is an operator of its own, and asking costs a
     dispatch.
     """
-    return (tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device).type
+    return (tensor.fake_device if type(tensor) is FakeTensor else tensor.device).type
 
 
-def _dtype(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
+@cache
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _is_expanded(tensor: torch.Tensor) -> bool:
@@ -563,5 +579,6 @@ def _is_expanded(tensor: torch.Tensor) -> bool:
     return any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
 
 
+@cache
 def _operation(func: Any) -> str:
     return str(func).removeprefix("aten.").rsplit(".", 1)[0] if func is not None else "set-up"

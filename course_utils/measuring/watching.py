@@ -13,7 +13,7 @@ from ..measuring_errors import StepError
 from .carrying import OwnStep, tensors_in
 from .patches import on_this_thread
 from .places import calling_place, described
-from .tracker import ASK_DEVICE, Tracker, is_made_of_others
+from .tracker import ASK_DEVICE, Tracker, has_made_of_others
 
 PLACEHOLDER = 1.0
 """What a simulated loss.item() gives: finite, and safe to divide by."""
@@ -161,7 +161,7 @@ class Watch(TorchDispatchMode):
         kwargs = kwargs or {}
         if func is ASK_DEVICE:
             return func(*args, **kwargs)
-        if any(is_made_of_others(kind) for kind in types):
+        if has_made_of_others(types):
             return NotImplemented
         if self._in_backward():
             self._begin_backward()
