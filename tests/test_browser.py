@@ -119,14 +119,17 @@ def run(code: browser.Locator) -> None:
     code.page.keyboard.press("Shift+Enter")
 
 
+def lock_in(ask: browser.Locator, guess: str, says: str) -> None:
+    """Type a guess, press the button and wait for what the field says."""
+    ask.get_by_placeholder("your guess in GB").fill(guess)
+    ask.get_by_role("button", name="Lock it in").click()
+    ask.get_by_text(says).wait_for()
+
+
 def test_guess_is_locked_and_laid_beside_the_answer(playground: browser.Page) -> None:
     ask, answer = cell(playground, "predict"), cell(playground, "reveal")
-    ask.get_by_placeholder("your guess in GB").fill("forty")
-    ask.get_by_role("button", name="Lock it in").click()
-    ask.get_by_text("as a number alone").wait_for()
-    ask.get_by_placeholder("your guess in GB").fill("41")
-    ask.get_by_role("button", name="Lock it in").click()
-    ask.get_by_text("Your guess is locked").wait_for()
+    lock_in(ask, "forty", says="as a number alone")
+    lock_in(ask, "41", says="Your guess is locked")
     run(ask)
     run(answer)
     answer.get_by_text("You said 41 GB, it is 134.5 GB").wait_for()
@@ -252,9 +255,7 @@ def test_guess_locked_in_the_first_lesson_is_laid_beside_its_answer(playground: 
         code = playground.locator(browser.CODE_CELLS)
         ask, answer = code.filter(has_text='predict("00.gib"'), code.filter(has_text='reveal("00.gib"')
         answer.get_by_text("You locked no guess").wait_for()
-        ask.get_by_placeholder("your guess in GB").fill("80")
-        ask.get_by_role("button", name="Lock it in").click()
-        ask.get_by_text("Your guess is locked: 80 GB").wait_for()
+        lock_in(ask, "80", says="Your guess is locked: 80 GB")
         run(ask)
         run(answer)
         answer.get_by_text("You said 80 GB, it is 85.9 GB").wait_for()
