@@ -205,6 +205,7 @@ CHOOSE_CASES = (
     (XL, 8, "A100-80GB", 1),
     (XL, 8, "RTX5090-32GB", 4),
     (XL, 8, "A100-40GB", 4),
+    (XL, 4, "T4-16GB", 2),
     (LLAMA, 8, "A100-40GB", 1),
     (LLAMA, 8, "RTX5090-32GB", 4),
     (LLAMA, 4, "RTX4080-16GB", 1),
