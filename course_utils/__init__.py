@@ -21,20 +21,20 @@ _HOME = {
     "compare": "measuring",
     "card_here": "measuring",
     "recordings": "measuring.recorded",
-    "twin": "fitting",
-    "fit": "planning",
-    "arrange": "planning",
-    "CachingAllocator": "allocator",
-    "replay": "allocator_replay",
-    "memory_map": "memory_maps",
-    "memory_map_page": "memory_maps",
-    "read_snapshot": "snapshots",
-    "save_snapshot": "snapshots",
-    "compare_with_gpu": "snapshots",
-    "StepError": "measuring_errors",
-    "GpuOutOfMemory": "measuring_errors",
-    "SimulationUnavailable": "measuring_errors",
-    "find": "searching",
+    "twin": "planning.twin",
+    "fit": "planning.fit",
+    "arrange": "planning.fit",
+    "CachingAllocator": "allocator.policy",
+    "replay": "allocator.replay",
+    "memory_map": "allocator.memory_map",
+    "memory_map_page": "allocator.memory_map",
+    "read_snapshot": "allocator.snapshots",
+    "save_snapshot": "allocator.snapshots",
+    "compare_with_gpu": "allocator.snapshots",
+    "StepError": "errors",
+    "GpuOutOfMemory": "errors",
+    "SimulationUnavailable": "errors",
+    "find": "lessons.shared.search",
     "format_bytes": "units",
     "parse_bytes": "units",
 }
@@ -61,7 +61,7 @@ def _watch_cells():
     import sys
 
     if "IPython" in sys.modules:
-        from .failed_cells import watch_cells
+        from .interactive.failed_cells import watch_cells
 
         watch_cells()
 

@@ -41,6 +41,6 @@ if __name__ == "__main__":
         sys.stderr.write(REFUSAL + "\n")
         sys.exit(1)
 
-    from course_utils.front_door import main
+    from .cli.main import main
 
     sys.exit(main(sys.argv[1:]))

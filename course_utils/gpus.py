@@ -6,7 +6,7 @@ no program reaches: they serve to compare choices, not to promise times.
 
 from dataclasses import dataclass
 
-from .nearest import unknown
+from .errors import unknown
 from .units import GB, GiB, MiB, parse_bytes
 
 TERA = 10**12

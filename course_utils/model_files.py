@@ -7,8 +7,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from .errors import unknown
 from .models import TransformerConfig
-from .nearest import unknown
 
 Settings = dict[str, Any]
 

@@ -7,7 +7,7 @@ from math import prod
 from os import PathLike, altsep, sep
 from typing import Any
 
-from .nearest import unknown
+from .errors import unknown
 
 FAMILIES = {
     "gpt2": {"positions": "learned", "norm": "layernorm", "mlp": "gelu", "bias": True},

@@ -8,9 +8,9 @@ from dataclasses import dataclass, fields
 from os import PathLike
 from typing import Any
 
+from .errors import unknown
 from .gpus import gpu
 from .models import PRESETS, TransformerConfig, attention_shapes, mlp_shapes, model_config
-from .nearest import unknown
 
 
 @dataclass(frozen=True)

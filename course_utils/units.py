@@ -2,7 +2,8 @@
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from html import escape
 
 KB, MB, GB, TB = 10**3, 10**6, 10**9, 10**12
 KiB, MiB, GiB, TiB = 2**10, 2**20, 2**30, 2**40
@@ -72,3 +73,36 @@ def parse_bytes(text: str | int) -> int:
     if amount == math.inf:
         raise ValueError(f"{text!r} is no amount of memory; write a number and a unit, as in '80 GB' or '16 GiB'")
     return round(amount)
+
+
+# --------------------------------------------------------------------------------------------------------- tables
+
+Cells = Sequence[str]
+
+
+def aligned(rows: Iterable[Cells], words: int = 1) -> str:
+    """The rows below one another, two spaces between columns; the first `words` columns begin, the others end, in line.
+
+    All rows have as many cells. Raises ValueError otherwise.
+    """
+    table = [tuple(row) for row in rows]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return "\n".join(_line(row, widths, words) for row in table)
+
+
+def _line(row: Cells, widths: Sequence[int], words: int) -> str:
+    columns = enumerate(zip(row, widths, strict=True))
+    return "  ".join(cell.ljust(w) if index < words else cell.rjust(w) for index, (cell, w) in columns).rstrip()
+
+
+def html_table(rows: Iterable[Cells], words: int = 1, *, totals: bool = False) -> str:
+    """The same as HTML; with `totals` the last row stands out like the header."""
+    header, *body = rows
+    last = [body.pop()] if totals else []
+    lines = [_html_line("th", header, words), *(_html_line("td", row, words) for row in body)]
+    return f"<table>{''.join([*lines, *(_html_line('th', row, words) for row in last)])}</table>"
+
+
+def _html_line(tag: str, row: Cells, words: int) -> str:
+    left = [f"<{tag} style='text-align:left'>{escape(cell)}</{tag}>" for cell in row[:words]]
+    return f"<tr>{''.join([*left, *(f'<{tag}>{escape(cell)}</{tag}>' for cell in row[words:])])}</tr>"

@@ -31,7 +31,7 @@ def _prepare_machine(config: pytest.Config) -> None:
     """Give this process, its workers and their kernels the environment in which the stored outputs were made."""
     home = tempfile.TemporaryDirectory(prefix="course-tests-", ignore_cleanup_errors=True)
     config.add_cleanup(home.cleanup)
-    build = importlib.import_module("course_utils.authoring.execute")
+    build = importlib.import_module("course_utils.recording.notebooks")
     os.environ.update(build.kernel_environment(Path(home.name)))
     if config.getoption("--nbval", default=False):
         importlib.import_module("matplotlib.font_manager")  # or the first lesson says on stderr that it looks for fonts
@@ -84,7 +84,7 @@ class NotebookTimes:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         if not self.finished:
             return
-        budget = importlib.import_module("course_utils.measuring.recording_list").budget
+        budget = importlib.import_module("course_utils.recording.tasks").budget
         terminalreporter.section("slowest notebooks")
         for notebook, seconds in sorted(self.finished.items(), key=lambda pair: -pair[1])[:10]:
             allowed = budget(self.config.rootpath / notebook)
@@ -95,8 +95,8 @@ class NotebookTimes:
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A GPU that is not there, of 200 MB; a simulation is prepared before, as it looks for a GPU only once."""
-    from course_utils.live_checks.stand_in import stand_in
     from course_utils.measuring.simulated import availability
+    from course_utils.recording.stand_in import stand_in
     from course_utils.units import MB
 
     availability()

@@ -33,10 +33,10 @@ from course_utils.authoring.sources import drafts
 from course_utils.classroom import walls
 from course_utils.classroom.collecting import Submission
 from course_utils.classroom.graded import Graded, Journal, Outcome, write_table
-from course_utils.guard import SET_CHILD_SUBREAPER, prctl
+from course_utils.interactive.guesses import lock_guess, stored_guesses
+from course_utils.interactive.progress import damaged_lines, mark_passed, mark_quiz, passed, quiz_scores
 from course_utils.measuring.recording_file import append, read_lines, repair
-from course_utils.progress import damaged_lines, mark_passed, mark_quiz, passed, quiz_scores
-from course_utils.teaching import lock_guess, stored_guesses
+from course_utils.ranks.guard import SET_CHILD_SUBREAPER, prctl
 
 ROOT = Path(__file__).resolve().parent.parent
 LATE_SECONDS = 30.0
@@ -113,7 +113,7 @@ class Ranks(Work):
 
     PROGRAM = """
 import time, torch, torch.distributed as dist
-from course_utils.distributed import report
+from course_utils.ranks.launch import report
 dist.init_process_group("gloo")
 for _ in range(20):
     dist.all_reduce(torch.ones(1000))
@@ -123,7 +123,7 @@ dist.destroy_process_group()
 """
     CALLER = """
 import sys
-from course_utils.distributed import RankFailed, run_ranks
+from course_utils.ranks.launch import RankFailed, run_ranks
 try: print(run_ranks(sys.argv[1], 2, timeout_seconds=90))
 except RankFailed as failed: print("RankFailed:", failed)
 """
@@ -221,8 +221,8 @@ class Kernel(Work):
 
     CELL = """
 import os
-from course_utils.progress import mark_passed, mark_quiz
-from course_utils.teaching import lock_guess
+from course_utils.interactive.progress import mark_passed, mark_quiz
+from course_utils.interactive.guesses import lock_guess
 acknowledged = os.open({said!r}, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 for step in range(25):
     name = "{number}.%d" % step

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from course_utils.allocator import FIRST_ADDRESS, CachingAllocator, OutOfMemory, settings
+from course_utils.allocator.policy import FIRST_ADDRESS, CachingAllocator, OutOfMemory, settings
 from course_utils.units import MiB
 
 ANSWERS = Path(__file__).with_suffix(".json")

@@ -31,8 +31,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 MUTATED = (
-    *("course_utils/estimating/*.py", "course_utils/allocator*.py", "course_utils/run.py"),
-    *(f"course_utils/checks/lesson_{lesson}*.py" for lesson in ("02", "09", "12")),
+    *("course_utils/estimating/**/*.py", "course_utils/allocator/*.py", "course_utils/run.py"),
+    *(f"course_utils/lessons/{lesson}/*.py" for lesson in ("adam", "sharding", "lora")),
 )
 TESTS = (
     *("activations", "allocator*", "benchmark", "breakdown", "checks_in_common", "dashboard", "distributed"),

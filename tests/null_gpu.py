@@ -40,7 +40,7 @@ CANNOT = {
 """What the null GPU cannot do: a pattern of "check: failure", and the reason."""
 
 NOTEBOOK = (
-    "import json, sys; from pathlib import Path; from course_utils.live_checks.notebooks import execute_live; "
+    "import json, sys; from pathlib import Path; from course_utils.recording.notebooks import execute_live; "
     "print(json.dumps(execute_live(Path(sys.argv[1]))))"
 )
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from engine import GPT, LLAMA, RECIPES, Operators, shallow, simulate, storage_of, tiny
 
-from course_utils.estimating.activations import (
+from course_utils.estimating.exact.activations import (
     Saved,
     activation_bytes,
     block_bytes,

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from course_utils.allocator import CachingAllocator, OutOfMemory, settings
-from course_utils.allocator_settings import AllocatorSettings
+from course_utils.allocator.policy import CachingAllocator, OutOfMemory, settings
+from course_utils.allocator.settings import AllocatorSettings
 from course_utils.units import KiB, MiB
 
 ROOT = Path(__file__).resolve().parent.parent

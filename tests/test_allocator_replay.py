@@ -10,8 +10,8 @@ from counting import calls
 from engine import GPT, LLAMA, shallow, simulate, tiny
 
 from course_utils import PRESETS, TrainingRun, memory_map, memory_map_page, save_snapshot
-from course_utils.allocator import settings
-from course_utils.allocator_replay import replay
+from course_utils.allocator.replay import replay
+from course_utils.allocator.settings import settings
 from course_utils.measuring.recorded import from_json, to_json
 from course_utils.units import MiB
 

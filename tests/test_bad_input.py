@@ -30,17 +30,18 @@ from course_utils.classroom.alone import Isolation
 from course_utils.classroom.graded import STATES, Outcome, write_table
 from course_utils.classroom.grading import grade_notebook
 from course_utils.classroom.page import class_page
-from course_utils.dashboard import CONTROLS, dashboard
-from course_utils.dashboard_page import changes, draw, link, linked
 from course_utils.estimating.sharding import rank_0_states, zero_1_shares, zero_bytes
 from course_utils.gpus import GPUS
+from course_utils.interactive.explorer import CONTROLS, dashboard
+from course_utils.interactive.explorer_page import changes, draw, link, linked
+from course_utils.interactive.guesses import parse_guess
+from course_utils.interactive.widgets import DTYPES, explorer, tensor_slider
+from course_utils.lessons.parameters.widget import model_builder
 from course_utils.measuring.recorded import key, read_folder, thinned, to_json
 from course_utils.measuring.recording_file import append, repair
 from course_utils.models import CHOICES, FAMILIES, PRESETS, TransformerConfig, model_config, parameter_shapes
 from course_utils.run import ATTENTIONS, LORA_ALIASES, OPTIMIZERS, PRECISIONS, RECOMPUTES, TrainingRun
-from course_utils.teaching import parse_guess
 from course_utils.units import parse_bytes
-from course_utils.widgets import DTYPES, explorer, model_builder, tensor_slider
 
 FULL = os.environ.get("COURSE_FULL") == "1"
 SEEN: Counter[str] = Counter()

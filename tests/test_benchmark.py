@@ -12,9 +12,9 @@ import course_utils.benchmark as benchmark
 from course_utils.benchmark import accuracy, draw, ranks
 from course_utils.benchmark.explorer import CASES, REDRAW_MS, explorer_table
 from course_utils.benchmark.tables import Table
+from course_utils.cli.main import COMMANDS, main
 from course_utils.estimating import estimate
 from course_utils.estimating.published import FORMULAS
-from course_utils.front_door import COMMANDS, main
 from course_utils.measurement import Measurement
 from course_utils.models import TransformerConfig
 from course_utils.run import ATTENTIONS, OPTIMIZERS, PRECISIONS, RECOMPUTES, TrainingRun

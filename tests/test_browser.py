@@ -8,10 +8,10 @@ import nbformat
 import pytest
 
 from course_utils.authoring.build import ROOT, committed_notebooks
-from course_utils.dashboard import complete, next_changes
-from course_utils.figure import WIDTH
-from course_utils.plots import bars, lines
-from course_utils.quizzes import quiz
+from course_utils.figures import bars, lines
+from course_utils.figures.canvas import WIDTH
+from course_utils.interactive.explorer import complete, next_changes
+from course_utils.lessons import quiz
 
 REQUIRED = os.environ.get("COURSE_REQUIRE_BROWSER") == "1"
 playwright = None if REQUIRED else pytest.importorskip("playwright", reason="playwright is not installed")
@@ -28,19 +28,20 @@ PICTURE_BYTES = 200_000
 """What a key may draw. How long that takes is printed: `pytest -s`, on a machine with nothing else to do."""
 
 WIDGETS, FIRST = "playground.ipynb", "notebooks/00_start_here.ipynb"
-EXPLORER = "from course_utils.dashboard_widget"
+EXPLORER = "from course_utils.interactive.explorer_widget"
 CELLS = (
-    "from course_utils.teaching import predict, reveal\nfrom course_utils.widgets import explorer, tensor_slider\n"
-    "from course_utils.lessons.adam_widget import walker\n"
-    "from course_utils.lessons.activation_widget import activation_map",
+    "from course_utils.interactive.guesses import predict, reveal\n"
+    "from course_utils.interactive.widgets import explorer, tensor_slider\n"
+    "from course_utils.lessons.adam.widget import walker\n"
+    "from course_utils.lessons.activations.widget import activation_map",
     "explorer()",
     "tensor_slider()",
     "walker(beta2=0.99)",
     "activation_map()",
     "predict('00.guess')",
     "reveal('00.guess', 134_500_000_000)",
-    "from course_utils.quizzes import quiz\nquiz(1)",
-    "from course_utils.dashboard_widget import explore\nexplore()",
+    "from course_utils.lessons import quiz\nquiz(1)",
+    "from course_utils.interactive.explorer_widget import explore\nexplore()",
 )
 
 
@@ -138,7 +139,7 @@ def test_guess_is_locked_and_laid_beside_the_answer(playground: browser.Page) ->
 
 def test_a_quiz_is_taken_by_keyboard_and_answers_at_once(playground: browser.Page) -> None:
     """Enter and the space bar choose, the focus stays, and the verdict is one that a screen reader announces."""
-    cell_of_quiz = cell(playground, "from course_utils.quizzes")
+    cell_of_quiz = cell(playground, "from course_utils.lessons")
     question = quiz(1).questions[0]
     order = [choice.text for choice in question.choices]
     buttons, said = cell_of_quiz.locator("button.course-choice"), cell_of_quiz.get_by_role("status")

@@ -10,8 +10,8 @@ import nbformat
 import pytest
 
 from course_utils.authoring.build import ROOT, build, check, committed_notebooks, is_edited, main, save_edited
-from course_utils.authoring.execute import run
-from course_utils.authoring.sources import BuildError, drafts, find_sources, read_notebook
+from course_utils.authoring.sources import drafts, find_sources
+from course_utils.recording.notebooks import BuildError, read_notebook, run
 
 LESSON = """
 # ---
@@ -36,7 +36,7 @@ SOLUTION = '''
 # # An exercise
 
 # %%
-from course_utils.checks.feedback import call, expect
+from course_utils.interactive.feedback import call, expect
 
 
 # %%
@@ -116,7 +116,7 @@ def test_exercise_has_the_gap_and_the_solution_the_answer(course: Path) -> None:
     assert exercise.cells[2].source.endswith(
         '    """Twice `size`."""\n    raise NotSolved("Return twice the size, in bytes.")'
     )
-    assert exercise.cells[1].source.splitlines()[0] == "from course_utils.checks import NotSolved"
+    assert exercise.cells[1].source.splitlines()[0] == "from course_utils.interactive.feedback import NotSolved"
     assert "return twice" in solution.cells[2].source
     assert "NotSolved" not in solution.cells[1].source
     assert solution.cells[5].outputs[0].data["text/plain"] == "42"

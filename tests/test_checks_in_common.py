@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from checking import Check, every_check, said
 
-from course_utils.checks import NotSolved
-from course_utils.progress import progress
+from course_utils.interactive.feedback import NotSolved
+from course_utils.interactive.progress import progress
 
 
 def stub(*_: Any, **__: Any) -> Any:

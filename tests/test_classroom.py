@@ -22,8 +22,8 @@ from course_utils.classroom.grading import check_cells, grade, grade_notebook, m
 from course_utils.classroom.keeper import Limits
 from course_utils.classroom.page import class_page
 from course_utils.classroom.release import release
-from course_utils.front_door import TEST_OPTIONS, main
-from course_utils.notebook_files import ANSWERS
+from course_utils.cli.main import TEST_OPTIONS, main
+from course_utils.interactive.course_files import ANSWERS
 from course_utils.units import GB
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -49,7 +49,7 @@ def with_code(added: str) -> dict[str, Any]:
 
 RUDE = """
 import subprocess, sys
-import course_utils.checks.feedback as feedback
+import course_utils.interactive.feedback as feedback
 feedback.expect = lambda *answers: None
 check.limits = lambda answer: print("✓")
 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(987.25)"])

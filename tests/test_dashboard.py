@@ -8,7 +8,11 @@ import pytest
 from counting import calls
 
 from course_utils import TrainingRun, estimate
-from course_utils.dashboard import (
+from course_utils.estimating import moments
+from course_utils.estimating.step_time import step_seconds
+from course_utils.figures.runs import FAR, in_order, step_columns
+from course_utils.gpus import GPUS
+from course_utils.interactive.explorer import (
     CONTROLS,
     DEFAULTS,
     GROUPS,
@@ -20,12 +24,8 @@ from course_utils.dashboard import (
     run_of,
     verdict_words,
 )
-from course_utils.estimating import moments
-from course_utils.estimating.step_time import step_seconds
-from course_utils.figure_run import FAR, in_order, step_columns
-from course_utils.fitting import SAFETY
-from course_utils.gpus import GPUS
-from course_utils.planning import arrange
+from course_utils.planning.fit import arrange
+from course_utils.planning.twin import SAFETY
 
 SHARDED = {"model": "llama3-8b", "micro_batch": 4, "seq_len": 4096, "world_size": 8, "zero_stage": 3}
 

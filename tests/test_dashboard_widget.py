@@ -7,9 +7,9 @@ import pytest
 from counting import calls
 
 from course_utils import estimate
-from course_utils.dashboard import CONTROLS, DEFAULTS, best_plan, dashboard, next_changes, run_of
-from course_utils.dashboard_widget import SHOWN, DashboardWidget, explore
-from course_utils.figure import Figure, below_one_another
+from course_utils.figures.canvas import Figure, below_one_another
+from course_utils.interactive.explorer import CONTROLS, DEFAULTS, best_plan, dashboard, next_changes, run_of
+from course_utils.interactive.explorer_widget import SHOWN, DashboardWidget, explore
 
 
 def offered(page: DashboardWidget) -> list[str]:

@@ -14,17 +14,18 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from course_utils import demos, estimate, front_door
-from course_utils.allocator import CachingAllocator, OutOfMemory
+from course_utils import demos, estimate
+from course_utils.allocator.policy import CachingAllocator, OutOfMemory
 from course_utils.breakdown import MemoryBreakdown
+from course_utils.cli import main as front_door
 from course_utils.demos import DEMOS, Stage, demo, fragmentation, holes, rehearse
 from course_utils.demos import stage as stages
 from course_utils.demos.show import DemoWidget
 from course_utils.demos.stage import Demo, DemoStep, Foreseen, Outcome
 from course_utils.demos.stage_figures import TYPE, stage_bars, stage_segments
-from course_utils.figure import text_width
+from course_utils.figures.canvas import text_width
 from course_utils.gpus import GPUS, Gpu
-from course_utils.live_meter import Meter, Reading
+from course_utils.interactive.meter import Meter, Reading
 from course_utils.measuring import devices, live
 from course_utils.units import MB, MiB, format_bytes
 

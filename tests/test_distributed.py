@@ -22,9 +22,8 @@ import pytest
 import torch
 from engine import tiny
 
-from course_utils import distributed, estimate, measure
+from course_utils import estimate, measure
 from course_utils.breakdown import KINDS
-from course_utils.distributed import RankFailed, RanksUnavailable, report, run_ranks
 from course_utils.estimating import moments
 from course_utils.estimating.sharding import bucket_sizes, ddp_communication, rank_0_states, zero_1_shares
 from course_utils.estimating.states import is_hidden_matrix
@@ -35,7 +34,9 @@ from course_utils.measuring.step import Training
 from course_utils.measuring.tracing import SEED
 from course_utils.models import parameter_shapes
 from course_utils.networks import loss_of
-from course_utils.ranks import CALLER
+from course_utils.ranks import launch as distributed
+from course_utils.ranks.launch import RankFailed, RanksUnavailable, report, run_ranks
+from course_utils.ranks.worker import CALLER
 from course_utils.run import TrainingRun
 from course_utils.units import BLOCK
 
@@ -81,7 +82,7 @@ def test_every_rank_reports_in_order(program, monkeypatch, forks):
     monkeypatch.setattr(distributed, "FORKS", forks)
     path = program("""
         import os, sys
-        from course_utils.distributed import report
+        from course_utils.ranks.launch import report
         assert __name__ == "__main__"
         report({"rank": int(os.environ["RANK"]), "of": int(os.environ["WORLD_SIZE"]), "argument": sys.argv[1]})
     """)
@@ -239,7 +240,7 @@ def test_ranks_do_not_outlive_a_caller_that_is_killed():
 def test_a_rank_without_a_result_is_named(program):
     path = program("""
         import os
-        from course_utils.distributed import report
+        from course_utils.ranks.launch import report
         if os.environ["RANK"] == "0":
             report(None)
     """)
@@ -545,7 +546,7 @@ def test_zero_1_learns_the_same_as_replicas():
 def test_gradients_are_those_of_the_whole_batch(program):
     path = program("""
         import torch.distributed as dist
-        from course_utils.distributed import report
+        from course_utils.ranks.launch import report
         from course_utils.measuring.data_parallel import ReplicatedTraining
         from course_utils.models import TransformerConfig
         from course_utils.networks import loss_of

@@ -14,9 +14,9 @@ import pytest
 import rattler
 import yaml
 
-from course_utils import environment
-from course_utils.environment import Home, SetupError
-from course_utils.pip_runner import Pip, explain_failure
+from course_utils.cli import environment
+from course_utils.cli.environment import Home, SetupError
+from course_utils.cli.pip_runner import Pip, explain_failure
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]

@@ -178,7 +178,7 @@ def test_it_draws_itself_without_letting_code_become_markup():
     assert kept is not None and "if 1 < 2 else None" in made.line
     html = simulate(RUN).explain(3)._repr_html_()
     assert html.count("<tr>") == 4 and "zeros_like" in html
-    from course_utils.explanation import explained
+    from course_utils.measurement import explained
 
     assert "1 &lt; 2" in explained([made], 1, "title")._repr_html_()
 

@@ -18,11 +18,11 @@ from browser import browser_page, find_browser, violations
 from explorer_page import READY, key_times, opened, served
 from playwright.sync_api import Page
 
-from course_utils import dashboard_page
 from course_utils.authoring import explorer_page, site
-from course_utils.authoring.sources import BuildError
 from course_utils.benchmark.draw import frozen_runs
-from course_utils.dashboard import CONTROLS, DEFAULTS, next_changes
+from course_utils.interactive import explorer_page as dashboard_page
+from course_utils.interactive.explorer import CONTROLS, DEFAULTS, next_changes
+from course_utils.recording.notebooks import BuildError
 
 ROOT = Path(__file__).resolve().parent.parent
 RUNTIME = ROOT / "docs" / "explorer" / "pyodide"
@@ -91,7 +91,7 @@ def test_the_archive_is_the_same_each_time_and_runs_by_itself(tmp_path: Path) ->
     assert content == explorer_page.archive()
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         names = archive.namelist()
-        assert names == sorted(names) and "course_utils/dashboard_page.py" in names
+        assert names == sorted(names) and "course_utils/interactive/explorer_page.py" in names
         assert all(archive.read(name) == (ROOT / name).read_bytes() for name in names)
     (tmp_path / "course.zip").write_bytes(content)
     code = (

@@ -14,9 +14,9 @@ import pytest
 import torch
 from nbformat.v4 import new_code_cell, new_notebook
 
-from course_utils.authoring.execute import run
-from course_utils.checks import CheckFailed, NotSolved
-from course_utils.checks.feedback import (
+from course_utils.interactive.feedback import (
+    CheckFailed,
+    NotSolved,
     alike,
     call,
     call_for_effect,
@@ -29,6 +29,7 @@ from course_utils.checks.feedback import (
     seeded_sizes,
     unit_slip,
 )
+from course_utils.recording.notebooks import run
 
 SECRET = 123_456_789
 
@@ -86,14 +87,15 @@ def test_what_an_answer_may_change_is_no_mistake() -> None:
 
 @pytest.mark.parametrize(("name", "opening"), [("NotSolved", "Not solved yet."), ("CheckFailed", "Not quite.")])
 def test_notebook_shows_one_line_and_no_traceback(tmp_path: Path, name: str, opening: str) -> None:
-    code = f"from course_utils.checks import {name}\n\ndef answer():\n    raise {name}('Look\\n  again.')\n\nanswer()"
+    code = f"from course_utils.interactive.feedback import {name}\n\ndef answer():\n"
+    code += f"    raise {name}('Look\\n  again.')\n\nanswer()"
     output = show(code, tmp_path)
     assert output.ename == name
     assert output.traceback == [f"{opening} Look again."]
 
 
 def test_failure_caused_by_the_learners_own_code_is_one_line_too(tmp_path: Path) -> None:
-    code = "from course_utils.checks.feedback import call\n\ncall(lambda size: size / 0, size=3)"
+    code = "from course_utils.interactive.feedback import call\n\ncall(lambda size: size / 0, size=3)"
     assert show(code, tmp_path).traceback == [
         "Not quite. Called with size=3, your function raised ZeroDivisionError: division by zero"
     ]
@@ -243,5 +245,5 @@ def test_sizes_are_the_same_for_everybody() -> None:
 
 
 def test_checks_import_no_torch() -> None:
-    code = "import sys, course_utils.checks.feedback; sys.exit('torch' in sys.modules)"
+    code = "import sys, course_utils.interactive.feedback; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -21,11 +21,12 @@ from typing import Any
 
 import pytest
 
-from course_utils import doctor, environment, front_door
 from course_utils.__main__ import CANDIDATES, refusal
+from course_utils.cli import doctor, environment
+from course_utils.cli import main as front_door
+from course_utils.errors import GpuOutOfMemory, SimulationUnavailable
+from course_utils.interactive.course_files import numbered
 from course_utils.measuring import recorded
-from course_utils.measuring_errors import GpuOutOfMemory, SimulationUnavailable
-from course_utils.notebook_files import numbered
 from course_utils.run import ATTENTIONS, OPTIMIZERS, PRECISIONS, RECOMPUTES, TrainingRun
 from course_utils.units import GiB
 

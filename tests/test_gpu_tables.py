@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from engine import simulate
 
-from course_utils.allocator_replay import replay
+from course_utils.allocator.replay import replay
+from course_utils.allocator.snapshots import compare_with_gpu, snapshot_of
 from course_utils.authoring.gpu_page import gpu_page
 from course_utils.benchmark.gpu import WANTED, gpu_tables, verdict
 from course_utils.benchmark.gpu_allocator import gpu_allocator_tables
@@ -16,16 +17,15 @@ from course_utils.benchmark.gpu_live import gpu_live_tables
 from course_utils.benchmark.gpu_times import gpu_overhead_tables, gpu_times_tables
 from course_utils.breakdown import KINDS
 from course_utils.gpus import GPUS
-from course_utils.lessons.recorded_times import TOPICS, recorded_times
+from course_utils.lessons.shared.recorded_times import TOPICS, recorded_times
 from course_utils.measuring import recorded
-from course_utils.measuring.comparisons import COMPARISONS, MOST_SEQUENCES, sized, spread
-from course_utils.measuring.histories import packed, unpacked
 from course_utils.measuring.recorded import key, read_folder
 from course_utils.measuring.recording_file import append
-from course_utils.measuring.recording_list import EXPANDABLE
-from course_utils.measuring.recording_work import agreement
+from course_utils.recording.comparisons import COMPARISONS, MOST_SEQUENCES, sized, spread
+from course_utils.recording.histories import packed, unpacked
+from course_utils.recording.tasks import EXPANDABLE
+from course_utils.recording.work import agreement
 from course_utils.run import PRECISIONS, TrainingRun
-from course_utils.snapshots import compare_with_gpu, snapshot_of
 from course_utils.units import GB, MB, MiB
 
 RUNS = [TrainingRun("tiny-gpt", 2, 64), TrainingRun("tiny-llama", 4, 256), TrainingRun("tiny-gpt", 8, 128)]
@@ -276,7 +276,7 @@ def test_spread_is_median_quartiles_extremes_and_count() -> None:
 @pytest.mark.parametrize("topic", COMPARISONS)
 @pytest.mark.parametrize("card", [GPUS["T4-16GB"], GPUS["A100-80GB"]], ids=str)
 def test_every_variant_of_a_comparison_fits_and_trains_the_same_batch(topic: str, card: Any) -> None:
-    from course_utils.fitting import fits, unsupported
+    from course_utils.planning.twin import fits, unsupported
 
     runs = [run for run in sized(topic, card.room, card.capability).values() if isinstance(run, TrainingRun)]
     assert len(runs) >= 2 and len({run.global_batch for run in runs}) == 1

@@ -19,7 +19,7 @@ from course_utils.classroom.keeper import ended, folder_bytes
 from course_utils.units import MB
 
 ROOT = Path(__file__).resolve().parent.parent
-CHECKS = "course_utils.checks.feedback"
+CHECKS = "course_utils.interactive.feedback"
 LINUX = sys.platform == "linux"
 
 COPY = """

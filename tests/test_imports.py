@@ -122,7 +122,7 @@ def test_estimating_never_loads_torch():
 def test_the_explorers_core_loads_nothing_but_the_standard_library():
     """So that a page can run it in a browser."""
     code = (
-        "import sys; before = set(sys.modules); from course_utils.dashboard import *;"
+        "import sys; before = set(sys.modules); from course_utils.interactive.explorer import *;"
         "dashboard({}); next_changes({}); best_plan({});"
         "print({name.partition('.')[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names))"
     )

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from course_utils.classroom import syllabi
+from course_utils.cli.main import COMMANDS
 from course_utils.demos import DEMOS
-from course_utils.front_door import COMMANDS
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTES = (ROOT / "solutions" / "instructor.md").read_text(encoding="utf-8")
@@ -61,7 +61,7 @@ def test_quiz_questions_that_notes_name_are_there():
     from importlib import import_module
 
     for number in list(KNOWN)[1:]:
-        questions = import_module(f"course_utils.quizzes.lesson_{number:02d}").questions()
+        questions = import_module(f"course_utils.lessons.lesson_{number:02d}").questions()
         named = set(map(int, re.findall(r"question\s+(\d)\)", notes_of(number))))
         assert named and max(named) <= len(questions)
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.nn.functional import linear
 
-from course_utils.lessons import language_model as lm
-from course_utils.lessons.language_model import (
+from course_utils.lessons.shared import language_model as lm
+from course_utils.lessons.shared.language_model import (
     FORMATS,
     HalfProducts,
     batches,

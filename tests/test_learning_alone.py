@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from course_utils.authoring.build import ROOT, committed_notebooks
-from course_utils.quizzes import lessons as lessons_with_a_quiz
+from course_utils.lessons import lessons as lessons_with_a_quiz
 
 HINT = re.compile(r"<details><summary>Hint (\d): (.+?)</summary>\n\n(.+?)\n\n</details>", re.DOTALL)
 EXERCISES = committed_notebooks(ROOT, "exercises")

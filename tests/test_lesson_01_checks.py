@@ -11,8 +11,8 @@ from checking import Answers, JudgedAnswers, hint, nothing
 from torch.nn.functional import cross_entropy
 
 from course_utils import PRESETS, estimate, gpu
-from course_utils.checks import lesson_01
-from course_utils.checks.lesson_01_labs import STEP, suspects
+from course_utils.lessons.one_step import checks as lesson_01
+from course_utils.lessons.one_step.labs import STEP, suspects
 
 RUN = lesson_01.FIT_RUN
 

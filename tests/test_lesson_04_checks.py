@@ -8,7 +8,7 @@ from typing import Any
 import numpy
 from checking import Answers, JudgedAnswers, hint, nothing
 
-from course_utils.checks import lesson_04
+from course_utils.lessons.parameters import checks as lesson_04
 from course_utils.models import PRESETS, parameter_shapes
 
 # ------------------------------------------------------------------------------------------------------- 04.1: block

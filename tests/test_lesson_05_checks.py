@@ -9,10 +9,10 @@ import numpy
 from checking import Answers, JudgedAnswers, nothing
 
 from course_utils import PRESETS, TrainingRun
-from course_utils.checks import lesson_05
-from course_utils.checks.lesson_05_labs import STATEMENTS, hidden_sweeps, story_letters, story_measured
-from course_utils.estimating.activations import block_saved
-from course_utils.teaching import saved_by
+from course_utils.estimating.exact.activations import block_saved
+from course_utils.interactive.saved import saved_by
+from course_utils.lessons.activations import checks as lesson_05
+from course_utils.lessons.activations.labs import STATEMENTS, hidden_sweeps, story_letters, story_measured
 
 # ---------------------------------------------------------------------------------------------------- 05.1: expressions
 

@@ -10,9 +10,15 @@ import torch
 from checking import Answers, JudgedAnswers, nothing
 
 from course_utils import estimate, gpu
-from course_utils.checks import lesson_07
-from course_utils.checks.lesson_07_labs import Bigrams
-from course_utils.lessons.accumulation import counted_tokens, gradient_of, joined, mean_loss, relative_distance
+from course_utils.lessons.accumulation import checks as lesson_07
+from course_utils.lessons.accumulation.labs import Bigrams
+from course_utils.lessons.accumulation.micro_batches import (
+    counted_tokens,
+    gradient_of,
+    joined,
+    mean_loss,
+    relative_distance,
+)
 
 # ------------------------------------------------------------------------------------------------------- 07.1: one pass
 

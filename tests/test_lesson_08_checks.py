@@ -10,7 +10,7 @@ import torch
 from checking import Answers, JudgedAnswers
 from torch.nn.functional import mse_loss
 
-from course_utils.checks.lesson_08_labs import factor_right, outcomes
+from course_utils.lessons.data_parallelism.labs import factor_right, outcomes
 
 # ------------------------------------------------------------------------------------------------------ 08.1: traffic
 

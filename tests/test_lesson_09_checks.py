@@ -8,9 +8,9 @@ import torch
 from checking import Answers, JudgedAnswers
 
 from course_utils import TrainingRun, estimate, gpu
-from course_utils.checks import lesson_09
-from course_utils.checks.lesson_09_labs import ABOVE_CASES, CHOOSE_CASES, STEP_CASES, choose_right
-from course_utils.lessons.zero import formula
+from course_utils.lessons.sharding import checks as lesson_09
+from course_utils.lessons.sharding.labs import ABOVE_CASES, CHOOSE_CASES, STEP_CASES, choose_right
+from course_utils.lessons.sharding.zero import formula
 
 # ---------------------------------------------------------------------------------------------------- 09.1: rank_bytes
 

@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from checking import Answers, JudgedAnswers
 
-from course_utils.allocator_replay import replay
-from course_utils.checks import lesson_10
-from course_utils.checks.lesson_10_labs import (
+from course_utils.allocator.replay import replay
+from course_utils.lessons.allocator import checks as lesson_10
+from course_utils.lessons.allocator.labs import (
     ORDER_CASES,
     REQUESTS,
     SEGMENT_MISTAKES,

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from checking import Answers, JudgedAnswers
 
-from course_utils.lessons.pipeline_memory import stage_memory
-from course_utils.lessons.pipelines import simulate
+from course_utils.lessons.pipelines.memory import stage_memory
+from course_utils.lessons.pipelines.schedules import simulate
 
 # -------------------------------------------------------------------------------------------------------- 11.1: enough
 

@@ -10,7 +10,7 @@ import torch
 from checking import Answers, JudgedAnswers
 
 from course_utils import TrainingRun, estimate, gpu
-from course_utils.checks.lesson_12_labs import normal_float_right
+from course_utils.lessons.lora.labs import normal_float_right
 from course_utils.networks.frozen import nf4_code
 
 # -------------------------------------------------------------------------------------------------------- 12.1: adapter

@@ -9,8 +9,9 @@ import pytest
 from checking import Answers, JudgedAnswers, hint
 
 from course_utils import TrainingRun, estimate
-from course_utils.checks import lesson_13
-from course_utils.checks.lesson_13_labs import (
+from course_utils.lessons.calculators import checks as lesson_13
+from course_utils.lessons.calculators.errata import ERRATA
+from course_utils.lessons.calculators.labs import (
     JUDGED,
     SUSPECTS,
     TERM_NAMES,
@@ -22,7 +23,6 @@ from course_utils.checks.lesson_13_labs import (
     unit_right,
     worst_term,
 )
-from course_utils.lessons.errata import ERRATA
 from course_utils.units import parse_bytes
 
 # ---------------------------------------------------------------------------------------------------- 13.1: unit_meant

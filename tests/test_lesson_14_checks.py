@@ -8,8 +8,8 @@ import pytest
 from checking import Answers, JudgedAnswers
 
 from course_utils import TrainingRun, estimate, fit
-from course_utils.checks import lesson_14
-from course_utils.checks.lesson_14_labs import (
+from course_utils.lessons.plans import checks as lesson_14
+from course_utils.lessons.plans.labs import (
     BROKEN,
     HIDDEN,
     PEAK_MISTAKES,

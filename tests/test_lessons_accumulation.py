@@ -7,7 +7,29 @@ import torch
 
 from course_utils.estimating import estimate
 from course_utils.gpus import gpu
-from course_utils.lessons.accumulation import (
+from course_utils.lessons.accumulation.batch_noise import (
+    Noise,
+    from_two,
+    gains,
+    noise_of,
+    progress,
+    rounded,
+    sequence_gradients,
+    squared_lengths,
+    steps_and_examples,
+)
+from course_utils.lessons.accumulation.figures import beside, contour, theta_paths
+from course_utils.lessons.accumulation.large_batches import (
+    Outcome,
+    Setting,
+    adam_table,
+    data,
+    scaled,
+    table,
+    train,
+    warm_up,
+)
+from course_utils.lessons.accumulation.micro_batches import (
     IGNORED,
     LOOPS,
     START,
@@ -24,31 +46,7 @@ from course_utils.lessons.accumulation import (
     path,
     uneven,
 )
-from course_utils.lessons.accumulation_figures import beside, contour, theta_paths
-from course_utils.lessons.accumulation_widget import theta_explorer
-from course_utils.lessons.batch_noise import (
-    Noise,
-    from_two,
-    gains,
-    noise_of,
-    progress,
-    rounded,
-    sequence_gradients,
-    squared_lengths,
-    steps_and_examples,
-)
-from course_utils.lessons.language_model import language_model, train_language_model
-from course_utils.lessons.large_batches import (
-    Outcome,
-    Setting,
-    adam_table,
-    data,
-    scaled,
-    table,
-    train,
-    warm_up,
-)
-from course_utils.lessons.published_batches import (
+from course_utils.lessons.accumulation.published_batches import (
     GOYAL,
     KAPLAN,
     MINIMAX_LOSSES,
@@ -60,6 +58,8 @@ from course_utils.lessons.published_batches import (
     ramp_steps,
     staircase,
 )
+from course_utils.lessons.accumulation.widget import theta_explorer
+from course_utils.lessons.shared.language_model import language_model, train_language_model
 from course_utils.run import TrainingRun
 
 # --------------------------------------------------------------------------------------------------------- accumulation

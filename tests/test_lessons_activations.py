@@ -14,12 +14,10 @@ from engine import tiny
 from torch.utils.checkpoint import checkpoint
 
 from course_utils import PRESETS, TrainingRun, estimate, gpu
-from course_utils.estimating.activations import activation_bytes, loss_saved, sum_bytes
-from course_utils.figure_parts import COLOURS
-from course_utils.fitting import fit_words
-from course_utils.lessons.activation_map import BATCHES, heat_map, kept_bytes, largest_fitting, lengths
-from course_utils.lessons.activation_widget import activation_map
-from course_utils.lessons.activations import (
+from course_utils.estimating.exact.activations import activation_bytes, loss_saved, sum_bytes
+from course_utils.figures.axes import COLOURS
+from course_utils.lessons.activations.heat_map import BATCHES, heat_map, kept_bytes, largest_fitting, lengths
+from course_utils.lessons.activations.ledgers import (
     EAGER,
     FLASH,
     block_ledger,
@@ -31,8 +29,10 @@ from course_utils.lessons.activations import (
     swept,
     swept_in_steps,
 )
+from course_utils.lessons.activations.widget import activation_map
 from course_utils.measuring import measure
 from course_utils.networks import chunked_loss
+from course_utils.planning.twin import fit_words
 from course_utils.units import format_bytes
 
 ROOT = Path(__file__).resolve().parent.parent

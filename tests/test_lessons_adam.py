@@ -11,7 +11,7 @@ import torch
 from counting import calls
 
 from course_utils import TrainingRun, measure
-from course_utils.lessons.adam import (
+from course_utils.lessons.adam.by_hand import (
     RULES,
     START,
     HandAdamW,
@@ -25,9 +25,9 @@ from course_utils.lessons.adam import (
     steps_needed,
     trajectory,
 )
-from course_utils.lessons.adam_figures import frame_of, outcome, pairs, walks
-from course_utils.lessons.adam_widget import walker
-from course_utils.lessons.language_model import language_model, train_language_model
+from course_utils.lessons.adam.figures import frame_of, outcome, pairs, walks
+from course_utils.lessons.adam.widget import walker
+from course_utils.lessons.shared.language_model import language_model, train_language_model
 
 TORCHS = {
     "gradient descent": lambda tensors: torch.optim.SGD(tensors, lr=0.05),

@@ -8,11 +8,19 @@ import torch
 
 from course_utils.benchmark.draw import shallow
 from course_utils.estimating import estimate
-from course_utils.figure import text_width
-from course_utils.lessons import calculators, errata
-from course_utils.lessons.calculator_figures import gap_map, mended, side_by_side
-from course_utils.lessons.calculator_widget import mender
-from course_utils.lessons.calculators import CALCULATORS, COMPONENTS, OUTSIDE, SCORES, STATES, TERMS, Truth
+from course_utils.figures.canvas import text_width
+from course_utils.lessons.calculators import calculators, errata
+from course_utils.lessons.calculators.calculators import (
+    CALCULATORS,
+    COMPONENTS,
+    OUTSIDE,
+    SCORES,
+    STATES,
+    TERMS,
+    Truth,
+)
+from course_utils.lessons.calculators.figures import gap_map, mended, side_by_side
+from course_utils.lessons.calculators.widget import mender
 from course_utils.measurement import Measurement
 from course_utils.measuring import measure
 from course_utils.measuring.recorded import from_json, to_json

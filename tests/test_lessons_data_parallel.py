@@ -10,20 +10,20 @@ import pytest
 import torch
 from torch import nn
 
-from course_utils.distributed import run_ranks
 from course_utils.estimating import estimate
 from course_utils.estimating.sharding import all_reduce_bytes
-from course_utils.lessons import ddp_training, replicas
-from course_utils.lessons.data_parallel_figures import (
+from course_utils.lessons.data_parallelism import ddp_training, replicas
+from course_utils.lessons.data_parallelism.data_parallel_module import WatchedDataParallel, in_processes, in_threads
+from course_utils.lessons.data_parallelism.figures import (
     band_figure,
     hidden_part,
     overlap_figure,
     ring_figure,
     server_figure,
 )
-from course_utils.lessons.data_parallel_module import WatchedDataParallel, in_processes, in_threads
-from course_utils.lessons.links import Link, fit_link
-from course_utils.lessons.ring_player import ring_player
+from course_utils.lessons.data_parallelism.links import Link, fit_link
+from course_utils.lessons.data_parallelism.widget import ring_player
+from course_utils.ranks.launch import run_ranks
 from course_utils.run import TrainingRun
 
 RANKS = 3
@@ -34,7 +34,7 @@ def on_each_rank() -> dict[str, Any]:
     import torch
     import torch.distributed as dist
 
-    from course_utils.lessons import collectives, ddp_training, message_times, replicas
+    from course_utils.lessons.data_parallelism import collectives, ddp_training, message_times, replicas
 
     dist.init_process_group("gloo")
     uneven = torch.arange(7, dtype=torch.float64) + dist.get_rank()  # parts of 3, 2 and 2 numbers
@@ -256,7 +256,7 @@ def test_data_parallel_s_own_forward_replicates_each_time_and_computes_the_same(
 
 
 def test_the_same_python_is_timed_in_threads_and_in_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("course_utils.lessons.data_parallel_module.ROUNDS", 1000)
+    monkeypatch.setattr("course_utils.lessons.data_parallelism.data_parallel_module.ROUNDS", 1000)
     assert 0 < in_threads(2) < 30 and 0 < in_processes(2) < 30
 
 

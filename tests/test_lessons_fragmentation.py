@@ -8,12 +8,12 @@ import torch
 from engine import GPT, shallow, simulate
 
 from course_utils import TrainingRun
-from course_utils.allocator_replay import can_be_replayed, replay
-from course_utils.lessons import fragmentation
-from course_utils.lessons.allocator_figures import segments_figure
-from course_utils.lessons.allocator_player import allocator_player
-from course_utils.lessons.buffers import buffer_makers, flat_buffer_bytes, gradients_of, taken_by
-from course_utils.lessons.fragmentation import (
+from course_utils.allocator.replay import can_be_replayed, replay
+from course_utils.lessons.allocator import traces as fragmentation
+from course_utils.lessons.allocator.buffers import buffer_makers, flat_buffer_bytes, gradients_of, taken_by
+from course_utils.lessons.allocator.figures import segments_figure
+from course_utils.lessons.allocator.lengths import trained_on
+from course_utils.lessons.allocator.traces import (
     RULES,
     beyond_simulation,
     counters,
@@ -26,7 +26,7 @@ from course_utils.lessons.fragmentation import (
     states_first,
     trace_of,
 )
-from course_utils.lessons.lengths import trained_on
+from course_utils.lessons.allocator.widget import allocator_player
 from course_utils.measuring import recorded
 from course_utils.measuring.recorded import from_json, to_json
 from course_utils.models import PRESETS

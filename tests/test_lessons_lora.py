@@ -11,12 +11,12 @@ from course_utils import estimate
 from course_utils.benchmark.draw import shallow
 from course_utils.estimating.states import frozen_matrix_bytes
 from course_utils.estimating.step_time import model_flops
-from course_utils.lessons import lora_by_hand, quantization
-from course_utils.lessons.factored_quantization import orthogonal, split
-from course_utils.lessons.language_model import batches, corpus, encode, language_model, mean_loss, vocabulary
-from course_utils.lessons.lora_by_hand import adapter_parameters, fine_tune, merged, sonnets, with_lora
-from course_utils.lessons.lora_figures import code_picture, histograms, lora_picture
-from course_utils.lessons.quantization import (
+from course_utils.lessons.lora import by_hand as lora_by_hand
+from course_utils.lessons.lora import quantization
+from course_utils.lessons.lora.by_hand import adapter_parameters, fine_tune, merged, sonnets, with_lora
+from course_utils.lessons.lora.factored import orthogonal, split
+from course_utils.lessons.lora.figures import code_picture, histograms, lora_picture
+from course_utils.lessons.lora.quantization import (
     absmax,
     bits_per_number,
     block_matrices,
@@ -29,6 +29,7 @@ from course_utils.lessons.quantization import (
     with_rounded_inputs,
     zero_point,
 )
+from course_utils.lessons.shared.language_model import batches, corpus, encode, language_model, mean_loss, vocabulary
 from course_utils.models import PRESETS
 from course_utils.networks import build_network
 from course_utils.networks.frozen import FrozenLinear, nf4_code, nf4_pairs
@@ -279,7 +280,7 @@ def test_histograms_count_every_value_within_reach() -> None:
 
 
 def test_the_controls_draw_what_they_say() -> None:
-    from course_utils.lessons.lora_widget import lora_explorer
+    from course_utils.lessons.lora.widget import lora_explorer
 
     shown = lora_explorer("llama3-8b", micro_batch=1, seq_len=512, precision="bf16", lora_rank=16, frozen_bits=4)
     assert f"{estimate(shown.run).total / 1e9:.1f} GB" in shown.picture.value and "Fits" in shown.picture.value
@@ -301,7 +302,7 @@ def test_an_adapted_model_begins_as_the_old_one() -> None:
 
 
 def test_the_quiz_counts_as_tensors_do() -> None:
-    from course_utils.quizzes import quiz
+    from course_utils.lessons import quiz
 
     learn, _, bit, four, _ = (question.right.text for question in quiz(12).questions)
     layer = LoraLinear(nn.Linear(4096, 11008, device="meta"), 16, torch.float32)

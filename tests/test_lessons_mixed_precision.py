@@ -7,11 +7,8 @@ import pytest
 import torch
 
 from course_utils import TrainingRun, estimate, measure
-from course_utils.fitting import fits
-from course_utils.lessons import formats_in_a_step as formats
-from course_utils.lessons.bit_flipper import bit_flipper, bit_name, neighbors, sum_of
-from course_utils.lessons.language_model import StaticLossScale, Training, language_model
-from course_utils.lessons.mixed_precision import (
+from course_utils.lessons.precision import formats_in_a_step as formats
+from course_utils.lessons.precision.experiments import (
     PARTS,
     DynamicLossScale,
     OneOfMany,
@@ -27,9 +24,12 @@ from course_utils.lessons.mixed_precision import (
     unmoved_share,
     update_figure,
 )
-from course_utils.lessons.number_formats import FORMATS, encode
-from course_utils.lessons.precision_figures import flow_figure, histogram_figure, lost_share
+from course_utils.lessons.precision.figures import flow_figure, histogram_figure, lost_share
+from course_utils.lessons.precision.number_formats import FORMATS, encode
+from course_utils.lessons.precision.widget import bit_flipper, bit_name, neighbors, sum_of
+from course_utils.lessons.shared.language_model import StaticLossScale, Training, language_model
 from course_utils.measuring.devices import Cuda, Host
+from course_utils.planning.twin import fits
 from course_utils.units import GB
 
 # ---------------------------------------------------------------------------------------------------- updates and cures

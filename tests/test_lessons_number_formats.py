@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from course_utils.lessons.number_formats import (
+from course_utils.lessons.precision.number_formats import (
     FORMATS,
     NumberFormat,
     bits_figure,

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from course_utils.lessons.parameter_figures import percent, shares, spelled
-from course_utils.lessons.parameters import (
+from course_utils.lessons.parameters.counting import (
     ATTENTION,
     CHECKPOINT_BYTES,
     GPT2_CORRECTED,
@@ -27,6 +26,7 @@ from course_utils.lessons.parameters import (
     total,
     with_embedding,
 )
+from course_utils.lessons.parameters.figures import percent, shares, spelled
 from course_utils.models import PRESETS, TransformerConfig
 
 ODD = TransformerConfig(
@@ -166,7 +166,7 @@ def test_percents_have_digits_that_tell():
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_the_builder_begins_with_a_preset_to_the_unit(name):
-    from course_utils.widgets import model_builder
+    from course_utils.lessons.parameters.widget import model_builder
 
     shown = model_builder(name)
     assert shown.model.parameters == PRESETS[name].parameters
@@ -174,7 +174,7 @@ def test_the_builder_begins_with_a_preset_to_the_unit(name):
 
 
 def test_moving_a_control_builds_another_model():
-    from course_utils.widgets import model_builder
+    from course_utils.lessons.parameters.widget import model_builder
 
     shown = model_builder("llama3-8b")
     for name, value in (("family", "gpt2"), ("layers", 4), ("hidden", 2048), ("vocab", 256), ("tied", "tied"),
@@ -187,7 +187,7 @@ def test_moving_a_control_builds_another_model():
 
 
 def test_what_makes_no_transformer_is_said_in_words():
-    from course_utils.widgets import model_builder
+    from course_utils.lessons.parameters.widget import model_builder
 
     shown = model_builder("llama3-8b")
     shown.controls["group"].value = 7
@@ -204,7 +204,7 @@ def test_what_makes_no_transformer_is_said_in_words():
 
 
 def test_the_quiz_counts_as_the_modules_do():
-    from course_utils.quizzes import quiz
+    from course_utils.lessons import quiz
 
     block, tied, wide, grouped, experts = (question.right.text for question in quiz(4).questions)
     one = counted_block(network_without_memory("gpt2-xl"))

@@ -3,10 +3,10 @@
 import pytest
 
 from course_utils import GPUS, fit
-from course_utils.lessons.detective import CAUSES, ORDER, broken, case, is_cause
-from course_utils.lessons.detective_widget import NOTHING, against, detective
-from course_utils.lessons.plans import Graded, catalog, grade, path_table, plan_figure
-from course_utils.teaching import Guess
+from course_utils.interactive.guesses import Guess
+from course_utils.lessons.plans.detective import CAUSES, ORDER, broken, case, is_cause
+from course_utils.lessons.plans.plans import Graded, catalog, grade, path_table, plan_figure
+from course_utils.lessons.plans.widget import NOTHING, against, detective
 from course_utils.units import GB
 
 PLAN = fit("gpt2-medium", "T4-16GB", global_batch=32)

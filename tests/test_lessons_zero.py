@@ -4,7 +4,10 @@ import pytest
 from engine import tiny
 
 from course_utils import TrainingRun, estimate, gpu, measure
-from course_utils.lessons.zero import (
+from course_utils.lessons.sharding.real_ranks import Found, Rank, by_stage, on_real_ranks, small_run
+from course_utils.lessons.sharding.units import Units, in_units, six_blocks
+from course_utils.lessons.sharding.widget import shard_sliders
+from course_utils.lessons.sharding.zero import (
     all_gather,
     cut_three_ways,
     formula,
@@ -17,9 +20,6 @@ from course_utils.lessons.zero import (
     state_terms,
     tokens_to_hide,
 )
-from course_utils.lessons.zero_ranks import Found, Rank, by_stage, on_real_ranks, small_run
-from course_utils.lessons.zero_units import Units, in_units, six_blocks
-from course_utils.lessons.zero_widget import shard_sliders
 from course_utils.units import GB
 
 # ------------------------------------------------------------------------------------------------------ closed forms
@@ -128,7 +128,7 @@ def test_runs_of_several_world_sizes_are_refused() -> None:
 
 
 def test_where_no_ranks_run_the_closed_forms_answer_and_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("course_utils.lessons.zero_ranks.why_no_ranks", lambda: "no processes here")
+    monkeypatch.setattr("course_utils.lessons.sharding.real_ranks.why_no_ranks", lambda: "no processes here")
     runs = by_stage(small_run(4))
     answer = on_real_ranks(runs)
     assert not answer.real and answer.provenance.endswith("instead: no processes here")
@@ -164,7 +164,7 @@ def test_autocast_copies_what_resharding_frees() -> None:
 def test_where_nothing_can_be_simulated_it_is_said(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("course_utils.lessons.zero_units.availability", lambda: (False, "no CUDA hooks"))
+    monkeypatch.setattr("course_utils.lessons.sharding.units.availability", lambda: (False, "no CUDA hooks"))
     assert in_units(six_blocks(64), {"2 blocks ahead": Units(ahead=2)}) == {}
     assert "left out" in capsys.readouterr().out
 

@@ -10,7 +10,6 @@ import torch
 from engine import tiny
 
 from course_utils import compare, estimate, measure
-from course_utils.fitting import SAFETY, fits, largest_micro_batch, not_built, twin, unsupported
 from course_utils.gpus import Gpu
 from course_utils.measuring import choose_source, live
 from course_utils.measuring.live import (
@@ -22,6 +21,7 @@ from course_utils.measuring.live import (
     only_kernel,
     release,
 )
+from course_utils.planning.twin import SAFETY, fits, largest_micro_batch, not_built, twin, unsupported
 from course_utils.run import ATTENTIONS, TrainingRun
 from course_utils.units import GB, MB, GiB
 

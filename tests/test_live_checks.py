@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from course_utils.gpus import GPUS
-from course_utils.live_checks.notebooks import execute_live, problems
-from course_utils.live_checks.stand_in import LimitedMemory, stand_in
 from course_utils.measuring import choose_source, devices
 from course_utils.measuring.devices import Cuda, as_card
 from course_utils.measuring.live import this_gpu
-from course_utils.measuring.recorder import RecordingError, card_option, read_parts, work_command
-from course_utils.measuring.recording_list import CELLS, TIMES_OUT_OF_MEMORY, Task, rehearsal_list
+from course_utils.recording.notebooks import execute_live, problems
+from course_utils.recording.recorder import RecordingError, card_option, read_parts, work_command
+from course_utils.recording.stand_in import LimitedMemory, stand_in
+from course_utils.recording.tasks import CELLS, TIMES_OUT_OF_MEMORY, Task, rehearsal_list
 from course_utils.run import TrainingRun
 from course_utils.units import GB, MB
 
@@ -39,9 +39,9 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
 
 LOOP = """
 import json
-from course_utils.failed_cells import watch_cells
-from course_utils.live_checks import cells
-from course_utils.live_checks.stand_in import stand_in
+from course_utils.interactive.failed_cells import watch_cells
+from course_utils.recording.gone import cells
+from course_utils.recording.stand_in import stand_in
 from course_utils.measuring.devices import Cuda
 found = {}
 for kind, times, room in json.loads(%r):
@@ -194,7 +194,7 @@ def test_a_card_that_nobody_knows_is_refused_before_anything_starts(given, said)
 def test_a_task_that_executes_cells_gets_the_process_that_can(tmp_path):
     command = work_command(True, "T4-16GB")
     by_kind = {task.kind: command(task, tmp_path, 5.0) for task in rehearsal_list()}
-    assert {kind for kind, words in by_kind.items() if "course_utils.live_checks.work" in words} == {
+    assert {kind for kind, words in by_kind.items() if "course_utils.recording.live_work" in words} == {
         "cells",
         "notebook",
     }

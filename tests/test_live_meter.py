@@ -9,11 +9,20 @@ import torch
 from counting import calls
 
 from course_utils import TrainingRun, measure, replay
-from course_utils.allocator import OutOfMemory
+from course_utils.allocator.policy import OutOfMemory
 from course_utils.breakdown import KINDS
-from course_utils.figure import WIDTH, text_width
-from course_utils.figure_meter import MOST_POINTS, STAGE, MeterMark, Sample, meter_figure, thinned
-from course_utils.live_meter import EVERY, CudaGauge, Gauge, Meter, Reading, ReplayGauge, live_meter, replay_meter
+from course_utils.figures.canvas import WIDTH, text_width
+from course_utils.figures.meters import MOST_POINTS, STAGE, MeterMark, Sample, meter_figure, thinned
+from course_utils.interactive.meter import (
+    EVERY,
+    CudaGauge,
+    Gauge,
+    Meter,
+    Reading,
+    ReplayGauge,
+    live_meter,
+    replay_meter,
+)
 from course_utils.units import GB, MB, round_up
 
 RUN = TrainingRun("tiny-gpt", 2, 64)

@@ -14,10 +14,10 @@ import pytest
 from engine import GPT, shallow, simulate
 
 from course_utils import TrainingRun
-from course_utils.allocator_replay import Replay, replay
-from course_utils.figure import MARGIN, WIDTH, Figure
-from course_utils.memory_maps import FILLS, LOOKS, ROW_STEP, memory_map, memory_map_page
-from course_utils.memory_maps_page import page_data
+from course_utils.allocator.memory_map import FILLS, LOOKS, ROW_STEP, memory_map, memory_map_page
+from course_utils.allocator.memory_map_page import page_data
+from course_utils.allocator.replay import Replay, replay
+from course_utils.figures.canvas import MARGIN, WIDTH, Figure
 from course_utils.units import BLOCK, MiB
 
 SVG = "{http://www.w3.org/2000/svg}"

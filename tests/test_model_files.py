@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from course_utils.front_door import main
+from course_utils.cli.main import main
 from course_utils.model_files import LARGEST_FILE, config_from_file
 from course_utils.models import PRESETS, TransformerConfig, model_config
 from course_utils.run import TrainingRun

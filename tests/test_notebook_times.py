@@ -11,7 +11,7 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
-from course_utils.front_door import TEST_OPTIONS
+from course_utils.cli.main import TEST_OPTIONS
 
 TESTS = Path(__file__).resolve().parent
 
@@ -27,7 +27,7 @@ def lesson(*sources: str, text: str = "", **course: object) -> nbformat.Notebook
 
 
 ASK = "import os; print(os.environ['COURSE_SOURCE'])"
-FRESH = "from course_utils.teaching import stored_guesses; print(stored_guesses(), 'torch 2.13.0+cpu')"
+FRESH = "from course_utils.interactive.guesses import stored_guesses; print(stored_guesses(), 'torch 2.13.0+cpu')"
 NOTEBOOKS = {
     "01_slow": lesson("import time; time.sleep(1.2)", "x = 1", budget_seconds=0.5),
     "02_granted": lesson("x = 1", budget_seconds=1000),

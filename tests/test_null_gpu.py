@@ -22,7 +22,7 @@ from null_gpu import (
     standing_in,
 )
 
-from course_utils.measuring.recording_list import recording_list
+from course_utils.recording.tasks import recording_list
 
 SITE = Path(sysconfig.get_path("platlib"))
 

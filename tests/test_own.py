@@ -15,12 +15,12 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional as F
 
 from course_utils import measure
-from course_utils.live_checks.stand_in import LimitedMemory
+from course_utils.errors import GpuOutOfMemory, StepError
 from course_utils.measurement import Measurement
 from course_utils.measuring.live import KernelRefused
 from course_utils.measuring.own import CELL_BY_CELL
-from course_utils.measuring_errors import GpuOutOfMemory, StepError
 from course_utils.networks import build_network, loss_of
+from course_utils.recording.stand_in import LimitedMemory
 from course_utils.run import TrainingRun
 from course_utils.units import MB, round_up
 

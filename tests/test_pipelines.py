@@ -12,12 +12,14 @@ from course_utils.breakdown import KINDS
 from course_utils.estimating import moments
 from course_utils.estimating.states import gradient_bytes, optimizer_state_bytes, parameter_bytes
 from course_utils.estimating.step_time import communicated
-from course_utils.lessons import pipeline_parts, pipelines, staleness
-from course_utils.lessons.parallel_plans import Cluster, Plan, account, cheapest, plans, step_flops, why_not
-from course_utils.lessons.pipeline_figures import pipeline_figure, timelines
-from course_utils.lessons.pipeline_memory import blocks_of, parameters_of, stage_memory, stage_shapes
-from course_utils.lessons.pipeline_player import pipeline_player
-from course_utils.lessons.pipelines import BACKWARD, FORWARD, SCHEDULES, bubble, most_kept, simulate
+from course_utils.lessons.pipelines import real_ranks as pipeline_parts
+from course_utils.lessons.pipelines import schedules as pipelines
+from course_utils.lessons.pipelines import staleness
+from course_utils.lessons.pipelines.figures import pipeline_figure, timelines
+from course_utils.lessons.pipelines.memory import blocks_of, parameters_of, stage_memory, stage_shapes
+from course_utils.lessons.pipelines.plans import Cluster, Plan, account, cheapest, plans, step_flops, why_not
+from course_utils.lessons.pipelines.schedules import BACKWARD, FORWARD, SCHEDULES, bubble, most_kept, simulate
+from course_utils.lessons.pipelines.widget import pipeline_player
 from course_utils.models import model_config, parameter_shapes
 
 SIZES = [(p, m) for p in (1, 2, 3, 4, 8) for m in (1, 2, 4, 9, 16)]

@@ -19,10 +19,10 @@ from course_utils.estimating.step_time import (
     recomputed_flops,
     step_seconds,
 )
-from course_utils.fitting import SAFETY
 from course_utils.gpus import Gpu, Rates
 from course_utils.models import TransformerConfig, outer_shapes
-from course_utils.planning import FREE, FSDP_POLICY, arrange, precision_at
+from course_utils.planning.fit import FREE, FSDP_POLICY, arrange, precision_at
+from course_utils.planning.twin import SAFETY
 from course_utils.units import GB
 
 ROOT = Path(__file__).resolve().parent.parent

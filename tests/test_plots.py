@@ -14,16 +14,17 @@ from pathlib import Path
 import pytest
 from counting import calls
 
-from course_utils import TrainingRun, estimate, plots
+from course_utils import TrainingRun, estimate
+from course_utils import figures as plots
 from course_utils.authoring import pictures
 from course_utils.breakdown import KINDS, MemoryBreakdown
-from course_utils.figure import WIDTH, Canvas, contrast, ink_on, number, spread, text_width, ticks, wrap
-from course_utils.figure_lines import LINE_COLOURS
-from course_utils.figure_parts import OVER, UNDER
-from course_utils.figure_timeline import MOST_POINTS, TIMELINE_ORDER, thin
+from course_utils.figures import COLOURS, Figure, Segment
+from course_utils.figures.axes import OVER, UNDER
+from course_utils.figures.canvas import WIDTH, Canvas, contrast, ink_on, number, spread, text_width, ticks, wrap
+from course_utils.figures.curves import LINE_COLOURS
+from course_utils.figures.timelines import MOST_POINTS, TIMELINE_ORDER, thin
 from course_utils.gpus import GPUS
 from course_utils.measurement import WORDS, Mark, Measurement, Provenance, Timeline
-from course_utils.plots import COLOURS, Figure, Segment
 from course_utils.units import GB, MB, format_bytes
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -435,7 +436,7 @@ def test_lines_leave_matplotlib_as_it_was_and_do_not_heed_its_settings():
 
 
 def test_lines_are_silent_and_the_same_on_a_machine_where_matplotlib_is_new(tmp_path):
-    script = "import course_utils.plots as p; print(p.lines({'one': ([1, 2], [3, 4])}, 'New', 'x', 'y').svg)"
+    script = "import course_utils.figures as p; print(p.lines({'one': ([1, 2], [3, 4])}, 'New', 'x', 'y').svg)"
     fresh = {**os.environ, "MPLCONFIGDIR": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=fresh)
     assert done.stderr == ""
@@ -555,7 +556,9 @@ def test_hatching_stays_inside_its_rectangle():
 
 
 def test_drawing_needs_neither_torch_nor_matplotlib_nor_widgets():
-    script = "import sys, course_utils.plots; print(*{'torch', 'matplotlib', 'ipywidgets', 'numpy'} & set(sys.modules))"
+    script = (
+        "import sys, course_utils.figures; print(*{'torch', 'matplotlib', 'ipywidgets', 'numpy'} & set(sys.modules))"
+    )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
 

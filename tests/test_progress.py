@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from course_utils import progress as module
-from course_utils.checks.feedback import CheckFailed, exercise, fail
-from course_utils.front_door import main
-from course_utils.progress import FILE, ROOT, mark_passed, mark_quiz, passed, progress, quiz_scores
-from course_utils.quizzes import quiz
-from course_utils.quizzes.form import QuizForm
+from course_utils.cli.main import main
+from course_utils.interactive import progress as module
+from course_utils.interactive.feedback import CheckFailed, exercise, fail
+from course_utils.interactive.progress import FILE, ROOT, mark_passed, mark_quiz, passed, progress, quiz_scores
+from course_utils.interactive.quiz_form import QuizForm
+from course_utils.lessons import quiz
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +43,7 @@ def test_another_process_sees_it_and_a_newer_course_reads_it(home: Path) -> None
     mark_passed("06.1")
     with (home / FILE).open("a") as lines:
         lines.write(json.dumps({"seen": "a kind of event to come", "day": "2030-01-01", "course": "9.9"}) + "\n")
-    code = "from course_utils.progress import mark_passed, passed; mark_passed('06.2'); print(*passed())"
+    code = "from course_utils.interactive.progress import mark_passed, passed; mark_passed('06.2'); print(*passed())"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["06.1", "06.2"]
     assert list(passed()) == ["06.1", "06.2"]
@@ -89,9 +89,8 @@ def test_the_empty_line_that_two_kernels_may_leave_is_no_damage(home: Path) -> N
 
 
 def test_two_kernels_that_write_at_once_lose_nothing(home: Path) -> None:
-    code = (
-        "import sys; from course_utils.progress import mark_passed as m; [m(f'{sys.argv[1]}.{n}') for n in range(300)]"
-    )
+    code = "import sys; from course_utils.interactive.progress import mark_passed as m; "
+    code += "[m(f'{sys.argv[1]}.{n}') for n in range(300)]"
     both = [subprocess.Popen([sys.executable, "-c", code, name], cwd=ROOT) for name in ("01", "02")]
     assert [kernel.wait(timeout=1200) for kernel in both] == [0, 0]
     assert len(passed()) == 600 and "cannot be read" not in str(progress())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from course_utils import front_door
+from course_utils.cli import main as front_door
 
 CHECKS = dict(front_door.checks(Path(sys.executable)))
 

@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from course_utils import measure
+from course_utils.errors import StepError
 from course_utils.gpus import gpu
 from course_utils.measuring.questions import (
     CARD,
@@ -21,7 +22,6 @@ from course_utils.measuring.questions import (
     answers,
 )
 from course_utils.measuring.simulated import simulated_gpu
-from course_utils.measuring_errors import StepError
 
 MODULES = (torch.cuda, torch.cuda.memory, torch.cuda.random, torch.cuda.nvtx, torch.accelerator)
 

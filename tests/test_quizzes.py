@@ -12,11 +12,12 @@ import pytest
 import torch
 from shown_widgets import widgets_shown
 
-from course_utils import front_door
 from course_utils.authoring.build import ROOT
+from course_utils.cli import main as front_door
+from course_utils.interactive.quiz import Attempt, Choice, Question, Quiz, ask
+from course_utils.interactive.quiz_form import QuizForm
+from course_utils.lessons import lessons, quiz
 from course_utils.models import PRESETS, TransformerConfig
-from course_utils.quizzes import Attempt, Choice, Question, Quiz, ask, lessons, quiz
-from course_utils.quizzes.form import QuizForm
 
 SMALL = Quiz(
     7,
@@ -286,14 +287,14 @@ def test_without_a_kernel_each_choice_unfolds_to_its_verdict() -> None:
 
 
 def test_a_notebook_with_quizzes_gives_the_same_outputs_each_time() -> None:
-    cells = ("from course_utils.quizzes import quiz", "quiz(1)", "quiz(2)")
+    cells = ("from course_utils.lessons import quiz", "quiz(1)", "quiz(2)")
     first = widgets_shown(*cells)
     assert len(first) == 2 and first == widgets_shown(*cells)
 
 
 def test_questions_need_the_standard_library_alone() -> None:
     code = (
-        "import sys; from course_utils.quizzes import lessons, quiz; print(*(str(quiz(n)) for n in lessons()));"
+        "import sys; from course_utils.lessons import lessons, quiz; print(*(str(quiz(n)) for n in lessons()));"
         "assert not {'torch', 'numpy', 'ipywidgets', 'IPython'} & set(sys.modules), 'too much is imported'"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=1200)

@@ -16,14 +16,20 @@ import pytest
 import torch
 from engine import simulate
 
-from course_utils.allocator_replay import replay
-from course_utils.fitting import fits
+from course_utils.allocator.replay import replay
+from course_utils.allocator.snapshots import compare_with_gpu, snapshot_of
 from course_utils.gpus import Gpu
-from course_utils.measuring import devices, hardware, overhead, recorder, recording_work, wheels
-from course_utils.measuring import recording_list as blocks
+from course_utils.measuring import devices
 from course_utils.measuring.counting import count_peaks, time_calls, time_steps
 from course_utils.measuring.devices import Cuda, Host
-from course_utils.measuring.hardware import (
+from course_utils.measuring.live import KernelRefused, ready
+from course_utils.measuring.recording_file import Line, append, read_lines, repair
+from course_utils.measuring.simulated import simulated_gpu
+from course_utils.planning.twin import fits
+from course_utils.recording import hardware, overhead, recorder, wheels
+from course_utils.recording import tasks as blocks
+from course_utils.recording import work as recording_work
+from course_utils.recording.hardware import (
     Prepared,
     context_bytes,
     kernel_times,
@@ -31,15 +37,11 @@ from course_utils.measuring.hardware import (
     scratch_bytes,
     workspace_bytes,
 )
-from course_utils.measuring.histories import unpacked
-from course_utils.measuring.live import KernelRefused, ready
-from course_utils.measuring.recorder import Recorder, RecordingError, chosen, listing, plan, run_process
-from course_utils.measuring.recording_file import Line, append, read_lines, repair
-from course_utils.measuring.recording_list import Task, recording_list, rehearsal_list, run_task
-from course_utils.measuring.recording_work import agreement, perform
-from course_utils.measuring.simulated import simulated_gpu
+from course_utils.recording.histories import unpacked
+from course_utils.recording.recorder import Recorder, RecordingError, chosen, listing, plan, run_process
+from course_utils.recording.tasks import Task, recording_list, rehearsal_list, run_task
+from course_utils.recording.work import agreement, perform
 from course_utils.run import ATTENTIONS, OPTIMIZERS, PRECISIONS, RECOMPUTES, TrainingRun
-from course_utils.snapshots import compare_with_gpu, snapshot_of
 from course_utils.units import GB, MB, MiB
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -654,7 +656,7 @@ def test_other_errors_are_told_in_one_line_and_end_the_task(monkeypatch, tmp_pat
 
 def test_a_task_that_failed_ends_nothing_else_later(tmp_path):
     code = (
-        "import sys, time; from course_utils.measuring.recording_work import main; "
+        "import sys, time; from course_utils.recording.work import main; "
         "print(main(sys.argv[1:])); time.sleep(4); print('alive')"
     )
     arguments = ["--results", str(tmp_path / "parts"), "--seconds", "3", "--rehearse", "--task", "unknown"]

@@ -10,10 +10,10 @@ from torch import nn
 
 from course_utils import SimulationUnavailable, TrainingRun
 from course_utils.authoring.recordings import answers
-from course_utils.lessons.activations import block_ledger
+from course_utils.interactive.saved import saved_by
+from course_utils.lessons.activations.ledgers import block_ledger
 from course_utils.measuring import saved_recordings, simulated
 from course_utils.measuring.saved_recordings import load, spelled
-from course_utils.teaching import saved_by
 
 SHAPE = (4, 1024, 1024)
 

@@ -15,10 +15,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from course_utils import TrainingRun, estimate, gpu
 from course_utils.estimating.published import korthikanti_model_flops
 from course_utils.estimating.step_time import step_seconds
-from course_utils.lessons.policies import counted_flops, recomputed_flops, seconds, small_gpt
-from course_utils.lessons.schedule_figures import pareto, pareto_front, schedule_figure
-from course_utils.lessons.schedule_player import SCHEDULES, schedule_player
-from course_utils.lessons.schedules import (
+from course_utils.lessons.recomputation.figures import pareto, pareto_front, schedule_figure
+from course_utils.lessons.recomputation.policies import counted_flops, recomputed_flops, seconds, small_gpt
+from course_utils.lessons.recomputation.schedules import (
     Schedule,
     best_interval,
     keep_all,
@@ -26,6 +25,7 @@ from course_utils.lessons.schedules import (
     keep_none,
     memory_every,
 )
+from course_utils.lessons.recomputation.widget import SCHEDULES, schedule_player
 
 SMALL = TrainingRun(small_gpt(layers=4, hidden=64, vocab=100), 2, 32, "fp32", attention="eager")
 

@@ -13,10 +13,10 @@ from counting import calls
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from course_utils.authoring.build import ROOT, committed_notebooks
-from course_utils.front_door import main
-from course_utils.quizzes import quiz
-from course_utils.searchable import plain, sections
-from course_utils.searching import Findings, find
+from course_utils.cli.main import main
+from course_utils.lessons import quiz
+from course_utils.lessons.shared.search import Findings, find
+from course_utils.lessons.shared.searchable import plain, sections
 
 SECTIONS = list(sections(ROOT))
 SECRET = "shibboleth"

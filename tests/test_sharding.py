@@ -12,7 +12,7 @@ from torch._C import _distributed_c10d as distributed_c10d
 
 from course_utils import estimate, measure, rank_states
 from course_utils.estimating import megatron
-from course_utils.estimating.sharded_peak import fsdp_moments
+from course_utils.estimating.exact.sharded_peak import fsdp_moments
 from course_utils.estimating.sharding import (
     BUCKET,
     FIRST_BUCKET,

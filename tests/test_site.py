@@ -14,8 +14,8 @@ from playwright.sync_api import Page
 
 from course_utils.authoring.build import check_pages
 from course_utils.authoring.site import make
-from course_utils.cheat_sheet import ROOT, cheat_sheet
-from course_utils.notebook_files import numbered
+from course_utils.interactive.course_files import numbered
+from course_utils.lessons.shared.cheat_sheet import ROOT, cheat_sheet
 
 HEAVIEST = 2_000_000
 LOADED = {"img": "src", "script": "src", "link": "href", "iframe": "src", "source": "src"}

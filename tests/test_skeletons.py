@@ -4,9 +4,9 @@ import shutil
 
 from course_utils.authoring.build import build, check
 from course_utils.authoring.slides import slides
-from course_utils.authoring.sources import read_notebook
 from course_utils.classroom import syllabi
-from course_utils.front_door import ROOT
+from course_utils.cli.main import ROOT
+from course_utils.recording.notebooks import read_notebook
 
 SKELETONS = ROOT / "docs" / "skeletons"
 

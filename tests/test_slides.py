@@ -11,8 +11,8 @@ import pytest
 from browser import browser_page, find_browser
 
 from course_utils.authoring.slides import MOST_ROWS, Slide, page, slides, write
-from course_utils.authoring.sources import BuildError
-from course_utils.front_door import ROOT, main
+from course_utils.cli.main import ROOT, main
+from course_utils.recording.notebooks import BuildError
 
 LESSONS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
 LESSON = next(path for path in LESSONS if path.name.startswith("05"))

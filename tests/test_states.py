@@ -6,6 +6,7 @@ import pytest
 from engine import GPT, Unwatched, shallow, tiny
 
 from course_utils import measure, moments
+from course_utils.estimating.exact.update import optimizer_step
 from course_utils.estimating.states import (
     PAIRS_4BIT,
     frozen_matrix_bytes,
@@ -15,7 +16,6 @@ from course_utils.estimating.states import (
     state_sizes,
     trainable_shapes,
 )
-from course_utils.estimating.update import optimizer_step
 from course_utils.measuring.simulated import simulated_gpu
 from course_utils.measuring.step import Training
 from course_utils.models import PRESETS, parameter_shapes

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from course_utils.classroom import syllabi
-from course_utils.front_door import ROOT
+from course_utils.cli.main import ROOT
 
 KNOWN = syllabi.lessons()
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from course_utils.tables import aligned, html_table
+from course_utils.units import aligned, html_table
 
 ROWS = (("", "GB"), ("weights & more", "3.1"), ("total", "12.0"))
 

@@ -10,12 +10,12 @@ from engine import simulate
 
 from course_utils.breakdown import KINDS
 from course_utils.estimating import estimate, moments
-from course_utils.estimating.experts import shares_of, typed
-from course_utils.estimating.network import tell
-from course_utils.estimating.operations import Step, root
-from course_utils.estimating.program import compiled
-from course_utils.estimating.structure import groups_of, letters, structure
-from course_utils.estimating.tape import Gradient, Saving, Storage, Tape
+from course_utils.estimating.exact.experts import shares_of, typed
+from course_utils.estimating.exact.network import tell
+from course_utils.estimating.exact.operations import Step, root
+from course_utils.estimating.exact.program import compiled
+from course_utils.estimating.exact.structure import groups_of, letters, structure
+from course_utils.estimating.exact.tape import Gradient, Saving, Storage, Tape
 from course_utils.models import TransformerConfig
 from course_utils.run import TrainingRun
 from course_utils.units import round_up

@@ -11,23 +11,21 @@ import torch
 from nbformat.v4 import new_code_cell, new_notebook
 from torch import nn
 
-from course_utils import keeping, teaching
-from course_utils.authoring.execute import run
-from course_utils.teaching import (
+from course_utils.interactive import guesses, keeping
+from course_utils.interactive.guesses import (
     Guess,
     Prediction,
     Revelation,
-    Saved,
     forget_guess,
-    ledger,
     lock_guess,
     parse_guess,
     predict,
     reveal,
-    saved_by,
-    show_ledger,
     stored_guesses,
 )
+from course_utils.interactive.ledgers import ledger, show_ledger
+from course_utils.interactive.saved import Saved, saved_by
+from course_utils.recording.notebooks import run
 
 GB = 10**9
 ROOT = Path(__file__).parent.parent
@@ -57,7 +55,7 @@ def test_first_guess_stays_until_it_is_forgotten() -> None:
 
 HELD = """
 import sys
-from course_utils import teaching
+from course_utils.interactive import guesses as teaching
 store = teaching._store
 
 def held(guesses):
@@ -71,7 +69,7 @@ teaching.{change}
 """A kernel that stops between reading the guesses and writing them, until it is told to go on."""
 
 WAITING = """
-from course_utils import keeping, teaching
+from course_utils.interactive import guesses as teaching, keeping
 take = keeping._take
 
 def told(lock):
@@ -151,7 +149,7 @@ def test_guess_that_cannot_be_kept_is_refused_in_words(no_folder: Path) -> None:
 
 
 def test_field_says_that_a_guess_cannot_be_kept(no_folder: Path) -> None:
-    box = teaching._guess_field("01.peak", "GB")
+    box = guesses._guess_field("01.peak", "GB")
     (field, button), answer = box.children[0].children, box.children[1]
     field.value = "41"
     button.click()
@@ -221,7 +219,7 @@ def test_comma_of_two_readings_is_refused(text: str, readings: str) -> None:
 
 
 def test_field_stores_what_is_typed_once_the_button_is_pressed() -> None:
-    box = teaching._guess_field("01.peak", "GB")
+    box = guesses._guess_field("01.peak", "GB")
     (field, button), answer = box.children[0].children, box.children[1]
     field.value = "much"
     button.click()
@@ -235,7 +233,7 @@ def test_field_stores_what_is_typed_once_the_button_is_pressed() -> None:
 
 
 def test_a_guess_may_be_a_plain_number() -> None:
-    box = teaching._guess_field("03.square", "")
+    box = guesses._guess_field("03.square", "")
     (field, button), answer = box.children[0].children, box.children[1]
     assert (field.placeholder, button.tooltip) == ("your guess", "Store this guess; then look at the answer")
     for typed, said in (("much", "Write a number alone."), ("255", "Your guess is locked: <b>255</b>. Now look.")):
@@ -295,7 +293,7 @@ def test_guesses_may_be_of_other_things_than_bytes() -> None:
 def test_notebook_of_a_fresh_machine_is_the_same_each_time(tmp_path: Path) -> None:
     lock_guess("01.peak", 41, "GB")  # the builder's own guess, which nobody else should see
     code = [
-        "from course_utils.teaching import *",
+        "from course_utils.interactive.teaching import *",
         "predict('01.peak')",
         "reveal('01.peak', 134.5e9)",
         "show_ledger({'a': 1})",

@@ -6,9 +6,9 @@ import pytest
 from engine import simulate, tiny
 
 from course_utils.breakdown import KINDS
+from course_utils.estimating.exact.update import adam8bit_loop, clipping, newton_schulz, optimizer_step
+from course_utils.estimating.exact.walk import highest, make, net
 from course_utils.estimating.states import gradient_bytes, optimizer_state_bytes, parameter_bytes
-from course_utils.estimating.update import adam8bit_loop, clipping, newton_schulz, optimizer_step
-from course_utils.estimating.walk import highest, make, net
 from course_utils.measurement import Measurement
 from course_utils.run import OPTIMIZERS, PRECISIONS, TrainingRun
 

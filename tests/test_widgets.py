@@ -9,11 +9,8 @@ from counting import calls
 from shown_widgets import widgets_shown
 
 from course_utils import PRESETS, TrainingRun, estimate
-from course_utils.fitting import fit_words
 from course_utils.gpus import gpu
-from course_utils.lessons.layer_widget import layer_slider
-from course_utils.units import GiB
-from course_utils.widgets import (
+from course_utils.interactive.widgets import (
     ACCUMULATION_STEPS,
     MICRO_BATCHES,
     Explorer,
@@ -21,6 +18,9 @@ from course_utils.widgets import (
     explorer,
     tensor_slider,
 )
+from course_utils.lessons.one_step.widget import layer_slider
+from course_utils.planning.twin import fit_words
+from course_utils.units import GiB
 
 
 def drawn_bytes(svg: str) -> int:
@@ -161,7 +161,7 @@ def test_what_is_stored_is_short_the_same_each_time_and_says_what_to_do():
 
 
 def test_a_notebook_with_sliders_gives_the_same_outputs_each_time():
-    cells = ("from course_utils.widgets import explorer, tensor_slider", "explorer()", "tensor_slider()")
+    cells = ("from course_utils.interactive.widgets import explorer, tensor_slider", "explorer()", "tensor_slider()")
     first = widgets_shown(*cells)
     assert len(first) == 2 and first == widgets_shown(*cells)
 

@@ -12,16 +12,15 @@ from pathlib import Path
 import nbformat
 from nbformat import NotebookNode
 
-from ..cheat_sheet import cheat_sheet
 from ..classroom import syllabi
-from ..keeping import write_whole
-from ..lessons import errata
-from ..notebook_files import EDITED, notebooks
+from ..interactive.course_files import EDITED, ROOT, notebooks
+from ..interactive.keeping import write_whole
+from ..lessons.calculators import errata
+from ..lessons.shared.cheat_sheet import cheat_sheet
+from ..recording.notebooks import BuildError, cell_name, read_notebook, run
 from . import gpu_page, pictures
-from .execute import execute
-from .sources import BuildError, Draft, differences, drafts, find_sources, fingerprint, read_notebook
+from .sources import Draft, differences, drafts, find_sources, fingerprint
 
-ROOT = Path(__file__).resolve().parents[2]
 GENERATED = ("notebooks", "exercises", "solutions")
 
 PAGES: dict[Path, tuple[str, Callable[[Path], str]]] = {
@@ -167,3 +166,16 @@ def _drift(root: Path, draft: Draft) -> list[str]:
     stored = read_notebook(draft.target)
     why = " (edited by hand)" if is_edited(draft.target) else ""
     return [f"{name}{why}: {line}" for line in differences(draft, stored)]
+
+
+def execute(draft: Draft) -> NotebookNode:
+    """The notebook with the outputs of every cell, run in its own folder.
+
+    Raises BuildError naming the cell that failed, ran too long or wrote to stderr.
+    """
+    notebook = run(draft.notebook, draft.target.parent)
+    for cell in notebook.cells:
+        for output in cell.get("outputs", ()):
+            if output.get("name") == "stderr":
+                raise BuildError(f"{draft.target.name}: {cell_name(cell)} writes to stderr:\n{output['text']}")
+    return notebook

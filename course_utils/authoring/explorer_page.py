@@ -11,14 +11,14 @@ from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 
-from .sources import BuildError
+from ..interactive.course_files import ROOT
+from ..recording.notebooks import BuildError
 
 Imports = Callable[[str, Path], list[tuple[str, bool]]]
 """`imports` within one package; each module is read once."""
 
-ROOT = Path(__file__).resolve().parents[2]
 PAGE = Path("docs", "explorer")
-ENTRY = "course_utils.dashboard_page"
+ENTRY = "course_utils.interactive.explorer_page"
 ARCHIVE = "course_utils.zip"
 LONG_AGO = (1980, 1, 1, 0, 0, 0)
 """The date of every file in the archive: the same sources make the same bytes."""

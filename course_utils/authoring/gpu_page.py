@@ -9,8 +9,8 @@ PAGE = Path("docs", "gpu_results.md")
 HEAD = """# On real GPUs
 
 What this course claims, beside what GPUs counted and how long they took. The tables are made from the recordings in
-`course_utils/recordings` whenever the course is built. [How they are recorded](gpu.md) takes half an hour on any NVIDIA
-GPU.
+`course_utils/measuring/recordings` whenever the course is built. [How they are recorded](gpu.md) takes half an hour on
+any NVIDIA GPU.
 """
 
 

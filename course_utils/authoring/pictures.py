@@ -4,10 +4,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from .. import TrainingRun, estimate
-from ..figure import Figure
-from ..figure_run import NOT_COUNTED
+from ..figures import stack
+from ..figures.canvas import Figure
+from ..figures.runs import NOT_COUNTED
 from ..gpus import gpu
-from ..plots import stack
 from ..units import format_bytes
 
 FOLDER = Path("docs", "images")

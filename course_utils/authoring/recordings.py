@@ -1,33 +1,34 @@
 """Simulate the runs of the lessons and ship the results, for platforms that cannot simulate a GPU (Windows).
 
 `python -m course_utils.authoring.recordings` writes `simulated.json.gz` and `saved.json.gz` in
-`course_utils/recordings`. A test runs every lesson from recordings alone, so a run that is missing here is found.
+`course_utils/measuring/recordings`. A test runs every lesson from recordings alone, so a missing run is found.
 """
 
 from dataclasses import astuple, replace
 from datetime import date
 from functools import partial
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from ..checks import lesson_05_labs, lesson_06_labs
-from ..checks.lesson_01_labs import hidden_runs
-from ..fitting import twin
 from ..gpus import gpu
-from ..lessons.activations import block_and_inputs
-from ..lessons.detective import broken_runs
-from ..lessons.zero_units import six_blocks
+from ..interactive.course_files import ROOT
+from ..interactive.saved import saved_by
+from ..lessons.activations import labs as lesson_05_labs
+from ..lessons.activations.ledgers import block_and_inputs
+from ..lessons.one_step.labs import hidden_runs
+from ..lessons.plans.detective import broken_runs
+from ..lessons.recomputation import labs as lesson_06_labs
+from ..lessons.sharding.units import six_blocks
 from ..measuring import measure, saved_recordings
 from ..measuring.recorded import FILE, key, save
 from ..measuring.saved_recordings import Question, Row
+from ..planning.twin import twin
 from ..run import TrainingRun
-from ..teaching import saved_by
 
-FOLDER = Path(__file__).parent.parent / "recordings"
+FOLDER = ROOT / "course_utils" / "measuring" / "recordings"
 
 LESSON_03 = ("fp32", "amp-bf16", "bf16-master", "bf16-master-fp32grad", "bf16")
 """Recipes of number formats that lesson 03 measures."""

@@ -10,11 +10,10 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..notebook_files import numbered
+from ..interactive.course_files import ROOT, numbered
+from ..recording.notebooks import BuildError, read_notebook
 from . import explorer_page
-from .sources import BuildError, read_notebook
 
-ROOT = Path(__file__).resolve().parents[2]
 PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE")
 TITLE = re.compile(r"^# (\d\d · .+)$", re.MULTILINE)
 MINUTES = re.compile(r"\*\*(\d+) minutes")

@@ -17,10 +17,9 @@ from typing import Any
 
 from markdown_it import MarkdownIt
 
-from ..notebook_files import numbered
-from .sources import BuildError
+from ..interactive.course_files import ROOT, numbered
+from ..recording.notebooks import BuildError
 
-ROOT = Path(__file__).resolve().parents[2]
 PAGE = Path(__file__).with_name("slides_page.html")
 MARKDOWN = MarkdownIt("commonmark").enable("table")
 

@@ -11,27 +11,24 @@ from pathlib import Path
 from typing import Any
 
 import jupytext
-import nbformat
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-from ..notebook_files import NOT_SOLVED_IMPORT, ONLY_IN_SOLUTIONS
+from ..interactive.course_files import NOT_SOLVED_IMPORT, ONLY_IN_SOLUTIONS
+from ..recording.notebooks import BuildError
 
 FOLDERS = ("notebooks", "solutions")
 """Where sources live: `src/` inside each. What `solutions` holds also becomes an exercise."""
 
 INVITATION = "Your turn: replace this line by your answer, then run the cell again."
 KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
+CHECKS_IMPORT = re.compile(r"from course_utils\.lessons\.\w+ import checks")
 STEM = re.compile(r"\d\d_[a-z0-9_]+")
 PAGES = ("explorer", "demos")
 """Notebooks that are no lessons: without number, exercises and solutions."""
 
 BEGIN = re.compile(r"(?P<indent>[ \t]*)### BEGIN SOLUTION\b[ \t:]*(?P<message>.*?)[ \t]*")
 END = re.compile(r"[ \t]*### END SOLUTION[ \t]*")
-
-
-class BuildError(Exception):
-    """A source or a notebook that cannot be built; the message names the file, the place and what to do."""
 
 
 @dataclass(frozen=True)
@@ -125,12 +122,6 @@ def _notebook(stem: str, cells: Iterable[Cell], settings: Mapping[str, Any], ori
     )
 
 
-def read_notebook(path: Path) -> NotebookNode:
-    """The notebook at `path`, in version 4 of the format."""
-    notebook: Any = nbformat.read(path, as_version=4)
-    return notebook
-
-
 def fingerprint(cells: Iterable[NotebookNode]) -> str:
     """SHA-256 of what a person can edit in `cells`: their order, kinds and text; outputs do not count."""
     text = json.dumps([[cell["cell_type"], cell["source"]] for cell in cells], ensure_ascii=False)
@@ -173,7 +164,7 @@ def _with_import(cells: list[Cell]) -> list[Cell]:
     first = next(index for index, cell in enumerate(cells) if cell.kind == "code")
     lines = cells[first].source.splitlines()
     if NOT_SOLVED_IMPORT not in lines:
-        before = next((i for i, line in enumerate(lines) if line.startswith("from course_utils.checks import ")), 0)
+        before = next((i for i, line in enumerate(lines) if CHECKS_IMPORT.match(line)), 0)
         lines.insert(before, NOT_SOLVED_IMPORT)
     cell = Cell(cells[first].position, "code", "\n".join(lines), cells[first].tags)
     return [*cells[:first], cell, *cells[first + 1 :]]

@@ -4,10 +4,9 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ..nearest import nearest
+from ..errors import nearest
+from ..interactive.course_files import ROOT
 from .tables import Table
-
-ROOT = Path(__file__).resolve().parent.parent.parent
 
 OUT = ROOT / "build" / "benchmark"
 """Where tables are saved unless told otherwise; git ignores it."""

@@ -8,15 +8,13 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
+from ..interactive.course_files import ROOT
 from ..measuring import measure
 from ..run import TrainingRun
 from .draw import shallow
 from .tables import Table
-
-ROOT = Path(__file__).resolve().parent.parent.parent
 
 OTHERS = "COURSE_OTHER_PYTHON"
 """The environment variable that names other interpreters to compare, each with a torch of its own."""

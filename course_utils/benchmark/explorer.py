@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ..dashboard import DEFAULTS, dashboard, next_changes, run_of
+from ..interactive.explorer import DEFAULTS, dashboard, next_changes, run_of
 from .tables import Cell, Table
 
 CASES: dict[str, dict[str, Any]] = {
@@ -61,7 +61,7 @@ async def _moving(chosen: dict[str, Any], rounds: int) -> tuple[float, list[floa
 
     It runs in an event loop, as in a kernel, so that what to change next waits.
     """
-    from ..dashboard_widget import DashboardWidget
+    from ..interactive.explorer_widget import DashboardWidget
 
     run_of(chosen)
     first = _milliseconds(lambda: dashboard(chosen))

@@ -12,7 +12,7 @@ from ..breakdown import KINDS
 from ..measuring.recorded import Recording, newest
 from .tables import Cell, Table
 
-COMMAND = "python3 -m course_utils record --out course_utils/recordings --minutes 30"
+COMMAND = "python3 -m course_utils record --out course_utils/measuring/recordings --minutes 30"
 
 NONE_YET = f"No recording of this kind from a real GPU exists yet. On a machine with one: `{COMMAND}` (docs/gpu.md)."
 

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..measuring.histories import unpacked
+from ..allocator.snapshots import Agreement, compare_with_gpu
 from ..measuring.recorded import Recording, newest
-from ..measuring.recording_list import EXPANDABLE
-from ..snapshots import Agreement, compare_with_gpu
+from ..recording.histories import unpacked
+from ..recording.tasks import EXPANDABLE
 from .gpu import devices, nothing
 from .tables import Cell, Table
 

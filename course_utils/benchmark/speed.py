@@ -11,15 +11,13 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from ..estimating import estimate
+from ..interactive.course_files import ROOT
 from ..run import TrainingRun
 from ..units import GB, GiB
 from .tables import Cell, Table
-
-ROOT = Path(__file__).resolve().parent.parent.parent
 
 TIMES_FASTER = 15
 ESTIMATE_US, SWEEP_SECONDS, SWEEP_RUNS, IMPORT_MS, RUN_US = 100, 1.0, 10_000, 50, 15

@@ -26,13 +26,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from ..interactive.course_files import ROOT
 from ..units import GB, MB
 from .graded import STATES, Outcome
 from .keeper import REFUSED, Limits, task_for
 from .release import release
 from .words import printable
 
-ROOT = Path(__file__).resolve().parents[2]
 SECONDS, MEMORY, DISK = 300.0, 12 * GB, 200 * MB
 """What a notebook may take of the processor, of addresses (torch alone maps several GB and uses few), and of
 files that it writes.
@@ -131,7 +131,7 @@ _held: list["tempfile.TemporaryDirectory[str]"] = []
 
 def _probe(isolation: Isolation) -> str:
     """Why a notebook that imports torch does not run; "" if it does."""
-    found, problem = run_alone(PROBE, "course_utils.checks.feedback", limits(), isolation)
+    found, problem = run_alone(PROBE, "course_utils.interactive.feedback", limits(), isolation)
     probed = found.get("probe", Outcome("not reached"))
     return "" if probed.state == "passed" else problem or f"{probed.state}: {probed.said}"
 

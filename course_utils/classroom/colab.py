@@ -13,10 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..notebook_files import numbered
+from ..interactive.course_files import ROOT, numbered
 from .release import refuse_used, release
 
-ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("notebooks", "exercises")
 GPU = {"accelerator": "GPU", "colab": {"gpuType": "T4", "provenance": []}}
 """What Colab keeps in a notebook's metadata when "T4 GPU" is chosen as the runtime's type."""

@@ -11,10 +11,10 @@ from io import StringIO
 from pathlib import Path
 from threading import Lock
 
-from ..keeping import write_whole
+from ..interactive.course_files import ROOT
+from ..interactive.keeping import write_whole
 from .collecting import Submission
 
-ROOT = Path(__file__).resolve().parents[2]
 STATES = ("passed", "not solved", "not right", "error", "not checked", "not reached")
 
 FORMULA = tuple("=+-@＝＋－＠")
@@ -65,7 +65,7 @@ class Journal:
 
     def __init__(self, path: Path | None, limits: str) -> None:
         self.path, self.lock = path, Lock()
-        parts = sorted([*(ROOT / "exercises").glob("*.ipynb"), *(ROOT / "course_utils" / "checks").glob("*.py")])
+        parts = sorted([*(ROOT / "exercises").glob("*.ipynb"), *(ROOT / "course_utils" / "lessons").rglob("*.py")])
         self.course = hashlib.sha256(b"".join(part.read_bytes() for part in parts) + limits.encode()).digest()
         self.known: dict[str, Graded] = {}
         if path and path.exists():

@@ -28,8 +28,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from ..keeping import write_whole
-from ..notebook_files import numbered
+from ..interactive.course_files import LESSONS, numbered
+from ..interactive.keeping import write_whole
 from ..units import GB, MB
 from .alone import DISK, MEMORY, ROOT, SECONDS, isolation, limits, run_alone
 from .collecting import Submission, collected
@@ -108,7 +108,8 @@ def grade_notebook(path: Path, learner: str, most: Limits | None = None) -> Grad
     except Exception as error:  # of any kind: whatever was handed in
         return Graded(learner, "", {}, printable(f"cannot be read: {_said(error)}"), 0.0)
     lesson = lesson_of(reference)
-    found, problem = run_alone(cells, f"course_utils.checks.lesson_{lesson}", most or limits(), isolation())
+    checks = f"course_utils.lessons.{LESSONS[int(lesson)]}.checks"
+    found, problem = run_alone(cells, checks, most or limits(), isolation())
     outcomes = {
         cell["exercise"]: found.get(cell["exercise"], Outcome("not reached")) for cell in cells if "exercise" in cell
     }

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ..guard import end_children
+from ..ranks.guard import end_children
 
 REFUSED = "not graded: the system refused to keep it apart: "
 POLL_SECONDS = 0.25

@@ -7,12 +7,11 @@ Forms: nbgitpuller's link generator (https://nbgitpuller.readthedocs.io), Binder
 import argparse
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from urllib.parse import quote, urlencode, urlsplit
 
-from ..notebook_files import numbered
+from ..interactive.course_files import ROOT, numbered
 
-ROOT = Path(__file__).resolve().parents[2]
 FIRST = "notebooks/00_start_here.ipynb"
 
 

@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..notebook_files import ANSWERS, NOT_SOLVED_IMPORT, ONLY_IN_SOLUTIONS, numbered
+from ..interactive.course_files import ANSWERS, NOT_SOLVED_IMPORT, ONLY_IN_SOLUTIONS, ROOT, numbered
 from .grading import check_cells
 from .release import refuse_used
 
-ROOT = Path(__file__).resolve().parents[2]
 SCHEMA = 3
 """nbgrader's own version of its metadata, as nbgrader 0.9.6 writes it."""
 

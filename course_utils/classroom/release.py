@@ -5,9 +5,8 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..notebook_files import ANSWERS, EDITED, notebooks
+from ..interactive.course_files import ANSWERS, EDITED, ROOT, notebooks
 
-ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = (".binder", "course_utils", "docs", "exercises", "notebooks")
 PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "README.md")
 FILES = (*PAGES, ".gitignore", "environment.yml", "pyproject.toml", "requirements.lock")

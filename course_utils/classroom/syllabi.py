@@ -5,9 +5,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..notebook_files import numbered
+from ..interactive.course_files import ROOT, numbered
 
-ROOT = Path(__file__).resolve().parents[2]
 PAGE = Path("docs", "syllabi.md")
 EXERCISE = re.compile(r"^## (\d+) · .+\n\*\*Difficulty\*\* \S+ · \*\*(\d+) minutes", re.MULTILINE)
 TITLE = re.compile(r"^# \d\d · (.+)$", re.MULTILINE)

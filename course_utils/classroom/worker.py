@@ -86,7 +86,7 @@ def _our_modules() -> list[ModuleType]:
 
 def outcome(error: BaseException | None, said: str) -> dict[str, str]:
     """What a check's end means, and its words for the learner."""
-    from course_utils.checks.feedback import CheckFailed, NotSolved
+    from ..interactive.feedback import CheckFailed, NotSolved
 
     if error is None:
         return {"state": "passed" if said.lstrip().startswith("✓") else "not checked", "said": ""}

@@ -6,8 +6,8 @@ Without a GPU everything runs on a simulated T4 and says so. `rehearse` runs eve
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from ..errors import unknown
 from ..gpus import gpu
-from ..nearest import unknown
 from .accumulation import ACCUMULATION
 from .fragmentation import FRAGMENTATION
 from .optimizer_states import OPTIMIZER_STATES

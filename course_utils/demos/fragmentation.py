@@ -10,9 +10,9 @@ import subprocess
 import sys
 from typing import Any
 
-from ..allocator import OutOfMemory
-from ..allocator_replay import Replay, replay
-from ..figure import Figure
+from ..allocator.policy import OutOfMemory
+from ..allocator.replay import Replay, replay
+from ..figures.canvas import Figure
 from ..measuring import ALLOCATOR_VARIABLES
 from ..units import format_bytes, percent
 from .holes import COUNT, trace

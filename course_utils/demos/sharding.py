@@ -3,9 +3,9 @@ are not here, so that nothing is sent and nothing is measured.
 """
 
 from ..estimating import estimate
-from ..figure import sentence
-from ..fitting import fits
+from ..figures.canvas import sentence
 from ..models import PRESETS
+from ..planning.twin import fits
 from ..run import TrainingRun
 from ..units import format_bytes
 from .stage import Demo, DemoStep, Foreseen, Outcome, Stage

@@ -14,8 +14,8 @@ from typing import Any
 
 import ipywidgets
 
-from ..figure_meter import STAGE
-from ..live_meter import Meter
+from ..figures.meters import STAGE
+from ..interactive.meter import Meter
 from .stage import Demo, DemoStep, Outcome, Stage
 
 TITLE, TEXT = "font-size:30px;margin:0 0 0 12px;line-height:44px", "font-size:22px;line-height:1.35;margin:8px 0 0"

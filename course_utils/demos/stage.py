@@ -7,17 +7,17 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from ..allocator import OutOfMemory
+from ..allocator.policy import OutOfMemory
+from ..errors import GpuOutOfMemory
 from ..estimating import estimate
-from ..figure import Figure
-from ..fitting import fits, largest_micro_batch, unsupported
+from ..figures.canvas import Figure
 from ..gpus import Gpu
-from ..live_meter import Meter, ReplayGauge, live_meter
+from ..interactive.meter import Meter, ReplayGauge, live_meter
 from ..measurement import WORDS
 from ..measuring import card_here, forced_source, measure
 from ..measuring.counting import Unwatched
-from ..measuring_errors import GpuOutOfMemory
 from ..models import PRESETS
+from ..planning.twin import fits, largest_micro_batch, unsupported
 from ..run import TrainingRun
 from ..units import format_bytes, percent
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 
-from ..allocator_replay import MemoryBlock, MemorySegment
+from ..allocator.replay import MemoryBlock, MemorySegment
 from ..breakdown import MemoryBreakdown
-from ..figure import INK, MARGIN, RULE, WIDTH, Canvas, Figure, ink_on, text_width, wrap
-from ..figure_parts import COLOURS, OVER, amount, digits_for, draw_swatch, segments_of, words
+from ..figures.axes import COLOURS, OVER, amount, digits_for, draw_swatch, segments_of, words
+from ..figures.canvas import INK, MARGIN, RULE, WIDTH, Canvas, Figure, ink_on, text_width, wrap
 from ..units import GB, format_bytes
 
 TYPE = 20.0

@@ -1,5 +1,5 @@
 """Closed forms: what a training step needs, answered in microseconds and without torch."""
 
-from .peak import estimate, moments
+from .exact.peak import estimate, moments
 
 __all__ = ["estimate", "moments"]

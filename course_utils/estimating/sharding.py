@@ -16,8 +16,8 @@ from typing import NamedTuple
 from ..models import TransformerConfig, block_shapes, outer_shapes, parameter_shapes
 from ..run import Optimizer, Precision, TrainingRun
 from ..units import BLOCK, MiB, round_up
+from .exact.walk import Totals, Walk, free, make
 from .states import CODEBOOKS_8BIT, gradient_bytes, optimizer_state_bytes, parameter_bytes, state_sizes
-from .walk import Totals, Walk, free, make
 
 Shape = tuple[int, ...]
 

@@ -1,1 +1,25 @@
-"""Code that belongs to single lessons, so that notebooks hold ideas and not helpers; one module a subject."""
+"""One folder a lesson: its model code, figures, widget, checks and quiz; `shared` has what several lessons use."""
+
+from importlib import import_module
+
+from ..errors import unknown
+from ..interactive.course_files import LESSONS, has_quiz
+from ..interactive.quiz import Quiz
+
+__all__ = ["lessons", "quiz"]
+
+
+def quiz(lesson: int) -> Quiz:
+    """The quiz of a lesson, by its number: in a notebook it draws itself, and `ask` puts it in a terminal.
+
+    Its questions are computed by `lessons/FOLDER/quiz.py`, without torch; drawing it in a notebook needs ipywidgets.
+    Raises ValueError for a lesson that has no quiz; the message lists those that have one.
+    """
+    if lesson not in lessons():
+        raise unknown("quiz", lesson, map(str, lessons()))
+    return Quiz(lesson, import_module(f".{LESSONS[lesson]}.quiz", __name__).questions())
+
+
+def lessons() -> list[int]:
+    """The numbers of the lessons that have a quiz, in order."""
+    return [number for number in LESSONS if has_quiz(number)]

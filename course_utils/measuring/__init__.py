@@ -6,14 +6,13 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from ..allocator_replay import can_be_replayed, replay
+from ..allocator.replay import can_be_replayed, replay
 from ..breakdown import KINDS, MemoryBreakdown
+from ..errors import GpuOutOfMemory, unknown
 from ..estimating import estimate
-from ..fitting import fits, unsupported
 from ..gpus import Gpu, gpu
 from ..measurement import Measurement
-from ..measuring_errors import GpuOutOfMemory
-from ..nearest import unknown
+from ..planning.twin import fits, unsupported
 from ..run import TrainingRun
 from ..units import GB, format_bytes, formatter
 

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.nn.parameter import is_lazy
 from torch.optim.lr_scheduler import LRScheduler
 
-from ..rank_functions import globals_used
+from ..ranks.functions import globals_used
 
 WRITE = "write it as def step(model, optimizer, batch): …"
 CONTAINERS = (list, tuple, set, frozenset)

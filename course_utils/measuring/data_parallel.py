@@ -1,6 +1,6 @@
 """DistributedDataParallel and ZeRO-1 on real processes of the CPU, each tracked: its reducer wants real gradients.
 
-Run as a module by `course_utils.distributed`, once for each rank.
+Run as a module by `course_utils.ranks.launch`, once for each rank.
 """
 
 import base64
@@ -15,10 +15,10 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
-from ..distributed import report, run_ranks
 from ..estimating.sharding import zero_1_shares
 from ..measurement import Measurement, Provenance
 from ..networks import Transformer
+from ..ranks.launch import report, run_ranks
 from ..run import TrainingRun
 from .optimizers import Named, make_optimizer, named_states_of
 from .recorded import from_json, to_json

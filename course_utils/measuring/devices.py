@@ -11,7 +11,9 @@ import torch
 
 from ..gpus import Gpu, card_named
 from ..units import TiB
-from .recording_list import AS
+
+AS = " as "
+"""Between the name of a GPU and that of the smaller card which it stood for."""
 
 NO_LIMIT = 1024 * TiB
 

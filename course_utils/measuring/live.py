@@ -11,11 +11,11 @@ from dataclasses import replace
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from ..errors import GpuOutOfMemory
 from ..estimating import estimate
-from ..fitting import largest_micro_batch, not_built, unsupported
 from ..gpus import Gpu
 from ..measurement import Measurement, Provenance
-from ..measuring_errors import GpuOutOfMemory
+from ..planning.twin import largest_micro_batch, not_built, unsupported
 from ..run import TrainingRun
 from ..units import format_bytes
 from .counting import count_peaks

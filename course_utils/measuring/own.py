@@ -17,11 +17,10 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 
-from ..explanation import explained
-from ..fitting import SAFETY
+from ..errors import GpuOutOfMemory, SimulationUnavailable, StepError
 from ..gpus import Gpu
-from ..measurement import Measurement, Provenance
-from ..measuring_errors import GpuOutOfMemory, SimulationUnavailable, StepError
+from ..measurement import Measurement, Provenance, explained
+from ..planning.twin import SAFETY
 from ..units import format_bytes
 from .carrying import OwnStep, carried_over, checked
 from .devices import name_here

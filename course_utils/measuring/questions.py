@@ -15,8 +15,8 @@ from unittest import mock
 import torch
 from torch._subclasses import fake_tensor
 
+from ..errors import StepError
 from ..gpus import Gpu, gpu
-from ..measuring_errors import StepError
 from .patches import on_this_thread
 from .places import calling_place, described
 
@@ -326,7 +326,7 @@ class Memory:
     """What the simulation has counted, as torch's own counters say it.
 
     `reserved` is what was allocated at the highest point since the step began: the allocator keeps what it once had.
-    A real one reserves somewhat more, as it splits and rounds; `course_utils.allocator_replay` says how much.
+    A real one reserves somewhat more, as it splits and rounds; `course_utils.allocator.replay` says how much.
     """
 
     sizes: Callable[[], Sequence[int]]

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from ..breakdown import KINDS, MemoryBreakdown
+from ..errors import unknown
 from ..measurement import Allocation, Mark, Measurement, Provenance, Timeline
-from ..nearest import unknown
 from ..run import TrainingRun
 from . import SIMULATED_GPU
+from .devices import AS
 from .recording_file import MEASURED, SETTLED, Line, read_lines
-from .recording_list import AS
 
 SCHEMA = 1
 FILE = "simulated.json.gz"
@@ -234,7 +234,7 @@ def _not_recorded_on(device: str, run: TrainingRun, steps: int) -> ValueError:
 
 @cache
 def _gpu_recordings() -> tuple[Recording, ...]:
-    return read_folder(Path(str(files("course_utils").joinpath("recordings"))))
+    return read_folder(Path(str(files("course_utils.measuring").joinpath("recordings"))))
 
 
 def read_folder(folder: Path) -> tuple[Recording, ...]:
@@ -254,7 +254,7 @@ def read_recording(line: Line) -> Recording:
 @cache
 def load() -> dict[str, Any]:
     """All shipped simulations by key. Raises ValueError for a file of another schema."""
-    packed = files("course_utils").joinpath("recordings", FILE).read_bytes()
+    packed = files("course_utils.measuring").joinpath("recordings", FILE).read_bytes()
     content = json.loads(gzip.decompress(packed))
     if content.get("schema") != SCHEMA:
         raise ValueError(f"{FILE} has schema {content.get('schema')!r}; this version of the course reads {SCHEMA}")

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
+from ..errors import SimulationUnavailable
 from ..measurement import Provenance
-from ..measuring_errors import SimulationUnavailable
 from . import SIMULATED_GPU, forced_source
 
 SCHEMA = 1
@@ -100,7 +100,7 @@ def _say_once(line: str) -> None:
 @cache
 def load() -> Mapping[str, Any]:
     """The shipped file. Raises ValueError for one of another schema."""
-    packed = files("course_utils").joinpath("recordings", FILE).read_bytes()
+    packed = files("course_utils.measuring").joinpath("recordings", FILE).read_bytes()
     content = json.loads(gzip.decompress(packed))
     if content.get("schema") != SCHEMA:
         raise ValueError(f"{FILE} has schema {content.get('schema')!r}; this version of the course reads {SCHEMA}")

@@ -14,10 +14,10 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
+from ..errors import SimulationUnavailable
 from ..estimating.sharding import check_fsdp
 from ..estimating.workspaces import Workspaces, workspaces_on
 from ..measurement import Measurement, Provenance
-from ..measuring_errors import SimulationUnavailable
 from ..networks import Transformer, build_network, default_dtype
 from ..run import TrainingRun
 from .optimizers import make_optimizer

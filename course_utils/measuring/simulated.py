@@ -26,7 +26,7 @@ import torch.cuda.amp.common as amp
 import torch.optim.optimizer as torch_optimizer
 from torch._subclasses.fake_tensor import FakeTensor
 
-from ..measuring_errors import SimulationUnavailable
+from ..errors import SimulationUnavailable
 from .patches import ONE_AT_A_TIME, on_this_thread
 from .quick_fake import QuickFakeMode
 

@@ -24,9 +24,9 @@ from torch.utils._python_dispatch import (
 from torch.utils._pytree import tree_leaves
 
 from ..breakdown import MemoryBreakdown
+from ..errors import StepError
 from ..estimating.workspaces import Workspaces
 from ..measurement import Allocation, Mark, Timeline
-from ..measuring_errors import StepError
 from ..units import round_up
 from .patches import ONE_AT_A_TIME, on_this_thread
 from .places import Place, calling_place, described

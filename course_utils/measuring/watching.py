@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from ..measuring_errors import StepError
+from ..errors import StepError
 from .carrying import OwnStep, tensors_in
 from .patches import on_this_thread
 from .places import calling_place, described

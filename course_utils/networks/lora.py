@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ..nearest import unknown
+from ..errors import unknown
 from .frozen import FrozenLinear
 
 

@@ -15,7 +15,7 @@ async function startPython(say) {
   const answer = await fetch(HERE + "course_utils.zip");
   if (!answer.ok) throw new Error(`course_utils.zip: the server answered ${answer.status}`);
   python.unpackArchive(await answer.arrayBuffer(), "zip");
-  return { python, formulas: python.pyimport("course_utils.dashboard_page") };
+  return { python, formulas: python.pyimport("course_utils.interactive.explorer_page") };
 }
 
 // The second thread: one question, one answer.

@@ -14,7 +14,7 @@
 # **10 minutes.** You should know what [lesson 15](../notebooks/15_my_lesson.ipynb) shows.
 
 # %%
-from course_utils.checks import lesson_04 as check  # yours: lesson_15, a module that you write
+from course_utils.lessons.parameters import checks as check  # yours: a folder that you add
 
 # %% [markdown]
 # ## 1 · One block

@@ -22,7 +22,7 @@
 
 # %%
 from course_utils import TrainingRun, compare, estimate
-from course_utils.teaching import predict, reveal
+from course_utils.interactive.guesses import predict, reveal
 
 predict("15.first", unit="GB")
 

@@ -23,7 +23,7 @@
 # ## What can this machine do?
 
 # %% tags=["nbval-ignore-output"]
-from course_utils.doctor import report
+from course_utils.cli.doctor import report
 
 report()
 
@@ -51,12 +51,12 @@ report()
 # two: about 80 [*GiB*](../docs/glossary.md#gb-and-gib), of 2³⁰ bytes each. **How many GB (10⁹ bytes) are 80 GiB?**
 
 # %%
-from course_utils.teaching import predict, reveal
+from course_utils.interactive.guesses import predict, reveal
 
 predict("00.gib", unit="GB")
 
 # %%
-from course_utils.plots import bars
+from course_utils.figures import bars
 from course_utils.units import GB, GiB, format_bytes
 
 reveal("00.gib", 80 * GiB)
@@ -138,7 +138,7 @@ print(f"shape {loss.shape}, {loss.dtype}, made by {loss.operation} ({step.proven
 # keys**; in a menu, **Space** opens it.
 
 # %%
-from course_utils.widgets import tensor_slider
+from course_utils.interactive.widgets import tensor_slider
 
 tensor_slider(batch=8, sequence=1024, hidden=1600, dtype="bf16")
 
@@ -173,7 +173,7 @@ estimate(run)
 # kind.
 
 # %%
-from course_utils.plots import timeline
+from course_utils.figures import timeline
 
 ran = measure(run)
 reveal("00.gpt2", ran.peak)
@@ -231,7 +231,7 @@ print(f"{len(counters)} optimizer states of a single number: {sum(item.bytes for
 # a card, and what to change next.
 
 # %% tags=["nbval-ignore-output"]
-from course_utils.progress import progress
+from course_utils.interactive.progress import progress
 
 progress()
 

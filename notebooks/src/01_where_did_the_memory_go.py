@@ -54,7 +54,7 @@ print(f"what a program gets of it: {format_bytes(card.room, 'GB', 1)}")
 # two states in fp32, all 32 sequences at once. How much is allocated when that step is at its fullest?
 
 # %%
-from course_utils.teaching import predict, reveal
+from course_utils.interactive.guesses import predict, reveal
 
 predict("01.puzzle", unit="GB")
 
@@ -98,7 +98,7 @@ for question in ("first_step", "second_step", "left"):
 
 # %%
 from course_utils import measure
-from course_utils.plots import timeline
+from course_utils.figures import timeline
 
 four_steps = measure(small, steps=4)
 timeline(four_steps, "Optimizer states arrive at the end of step 1 and never leave")
@@ -128,7 +128,7 @@ reveal("01.second_step", peaks[2])
 # optimizer](../docs/glossary.md#foreach-for-loop-fused) computes for all parameters at once. The batch is there, too.
 
 # %%
-from course_utils.teaching import show_ledger
+from course_utils.interactive.ledgers import show_ledger
 
 per_parameter = {"weights": 4, "gradients": 4, "momentum": 4, "variance": 4, "square roots of the variance": 4}
 first = {name: size * small.model.parameters for name, size in per_parameter.items()}
@@ -161,7 +161,7 @@ print(
 # You have guessed it already. Here is what exists at four moments.
 
 # %%
-from course_utils.plots import stack
+from course_utils.figures import stack
 
 names = ("end of step 1", "end of forward", "end of backward", "end of step 4")
 stack(
@@ -217,7 +217,7 @@ print(f"one tensor of s·b·h numbers in bf16: {format_bytes(2 * s * b * h, 'MB'
 predict("01.kept", unit="MB")
 
 # %%
-from course_utils.teaching import saved_by
+from course_utils.interactive.saved import saved_by
 
 shape = (b, s, h)
 kept = {
@@ -301,7 +301,7 @@ print(f"ZeRO's formula: {format_bytes(zero_activation_bytes(keep_all), 'GB', 1)}
 predict("01.activations", unit="GB")
 
 # %%
-from course_utils.plots import bars
+from course_utils.figures import bars
 
 flash = measure(keep_all).moments["end of forward"]["activations"]
 eager = measure(keep_all.replace(attention="eager")).moments["end of forward"]["activations"]
@@ -531,7 +531,7 @@ for name, run in choices.items():
 # tensors, the other counts what PyTorch allocates. Here is one of them, kind by kind.
 
 # %%
-from course_utils.plots import compare_bars
+from course_utils.figures import compare_bars
 
 compare_bars(
     estimate(choices["autocast"]), ran["autocast"], "Under autocast: the estimate names every byte of the peak"
@@ -572,7 +572,7 @@ predict("01.layer", unit="GB")
 # %%
 from dataclasses import replace
 
-from course_utils.lessons.layer_widget import layer_slider
+from course_utils.lessons.one_step.widget import layer_slider
 
 deeper = replace(model, layers=L + 1)
 added = {how: estimate(run.replace(model=deeper)).total - estimate(run).total
@@ -615,7 +615,7 @@ compare(twin(keep_all, card_here()))
 # </details>
 
 # %%
-from course_utils.widgets import explorer
+from course_utils.interactive.widgets import explorer
 
 explorer("gpt2-xl", gpu="RTX5090-32GB", micro_batch=32, precision="bf16-master", recompute="full")
 
@@ -625,7 +625,7 @@ explorer("gpt2-xl", gpu="RTX5090-32GB", micro_batch=32, precision="bf16-master",
 # mistake leads to it; a question counts for your score if you get it at the first try. A pocket calculator helps.
 
 # %%
-from course_utils.quizzes import quiz
+from course_utils.lessons import quiz
 
 quiz(1)
 

@@ -31,7 +31,7 @@
 # %?
 
 # %%
-from course_utils.teaching import predict, reveal
+from course_utils.interactive.guesses import predict, reveal
 
 predict("02.valley", unit="steps")
 
@@ -57,8 +57,8 @@ print(f"steps to 1 %: {estimated}")
 # Now walk, with four step sizes.
 
 # %%
-from course_utils.lessons.adam import steps_needed, trajectory
-from course_utils.lessons.adam_figures import walks
+from course_utils.lessons.adam.by_hand import steps_needed, trajectory
+from course_utils.lessons.adam.figures import walks
 
 paths = {f"η = {rate:.4f}": trajectory("gradient descent", rate, 500) for rate in (0.01, 0.04, best, 0.082)}
 walks(paths, "One step size for two directions: too short along the valley, or too long across it")
@@ -87,7 +87,7 @@ print(f"estimated minus counted: {estimated - measured} steps")
 # %%
 from inspect import getsource
 
-from course_utils.lessons.adam import RULES
+from course_utils.lessons.adam.by_hand import RULES
 
 for rule in RULES.values():
     print(getsource(rule))
@@ -116,7 +116,7 @@ reveal("02.adam_steps", steps_needed(four["Adam"]), unit="steps")
 # nothing else. Gradients grow a thousandfold. What happens to each walk?
 
 # %%
-from course_utils.lessons.adam import Knobs, Memory
+from course_utils.lessons.adam.by_hand import Knobs, Memory
 
 for name, rate in {"gradient descent": best, "momentum": 0.06, "RMSProp": 0.1, "Adam": 0.5}.items():
     knobs = Knobs(rate)
@@ -135,7 +135,7 @@ for name, rate in {"gradient descent": best, "momentum": 0.06, "RMSProp": 0.1, "
 # %%
 from random import Random
 
-from course_utils.lessons.adam import mean_update
+from course_utils.lessons.adam.by_hand import mean_update
 
 for noise in (0, 1, 10):
     dice = Random(0)
@@ -168,8 +168,8 @@ for noise in (0, 1, 10):
 predict("02.bias", unit="learning rates")
 
 # %%
-from course_utils.lessons.adam import first_updates
-from course_utils.plots import lines
+from course_utils.lessons.adam.by_hand import first_updates
+from course_utils.figures import lines
 
 ages = range(1, 3001)
 raw, corrected = first_updates(3000, corrected=False), first_updates(3000)
@@ -217,7 +217,7 @@ for g in (1e-4, 1e-7, 1e-8, 1e-9, 1e-11):
 # 2019](https://arxiv.org/abs/1711.05101).)
 
 # %%
-from course_utils.lessons.adam import HandAdamW, adamw_step
+from course_utils.lessons.adam.by_hand import HandAdamW, adamw_step
 
 print(getsource(adamw_step))
 
@@ -228,7 +228,7 @@ print(getsource(adamw_step))
 # **Your guess.** The model has about a hundred thousand parameters in fp32. How many KB does Adam keep for it?
 
 # %%
-from course_utils.lessons.language_model import language_model, train_language_model
+from course_utils.lessons.shared.language_model import language_model, train_language_model
 
 n = sum(weight.numel() for weight in language_model().parameters())
 print(f"{n:,} parameters")
@@ -278,8 +278,8 @@ for epsilon, trained in (("1e-08", theirs), ("1e-16", tiny)):
 # Now the bytes.
 
 # %%
-from course_utils.lessons.adam import kept_by_name, kept_bytes
-from course_utils.teaching import show_ledger
+from course_utils.lessons.adam.by_hand import kept_by_name, kept_bytes
+from course_utils.interactive.ledgers import show_ledger
 
 show_ledger({"exp_avg": 4 * n, "exp_avg_sq": 4 * n}, kept_by_name(theirs.optimizer))
 reveal("02.small", kept_bytes(ours.optimizer), unit="KB")
@@ -304,7 +304,7 @@ print(f"N = {N:,}")
 predict("02.second_step", unit="MB")
 
 # %%
-from course_utils.plots import timeline
+from course_utils.figures import timeline
 
 three_steps = measure(run, steps=3)
 timeline(three_steps, "The two states appear at the end of step 1, and the peak rises by just their size")
@@ -339,7 +339,7 @@ predict("02.muon", unit="bytes")
 
 # %%
 from course_utils import estimate
-from course_utils.lessons.adam_figures import pairs
+from course_utils.lessons.adam.figures import pairs
 
 plain = TrainingRun("gpt2", micro_batch=1, seq_len=128, precision="fp32", attention="efficient")
 names = ("sgd", "adafactor", "adam8bit", "momentum", "lion", "muon", "adamw")
@@ -382,8 +382,8 @@ reveal("02.muon", a_parameter["muon"][1], unit="bytes")
 predict("02.transient", unit="bytes")
 
 # %%
-from course_utils.estimating.update import optimizer_step
-from course_utils.lessons.adam import step_temporaries
+from course_utils.estimating.exact.update import optimizer_step
+from course_utils.lessons.adam.by_hand import step_temporaries
 
 ways = {way: plain.replace(optimizer=f"adamw-{way}") for way in ("loop", "foreach", "fused")}
 came = {way: step_temporaries(measure(choice)) for way, choice in ways.items()}
@@ -407,7 +407,7 @@ print(f"for-loop: {came['loop']:,} bytes, twice the largest parameter's {largest
 # course. And which is the quickest? Only a GPU can say:
 
 # %%
-from course_utils.lessons.recorded_times import recorded_times
+from course_utils.lessons.shared.recorded_times import recorded_times
 
 recorded_times("optimizer")
 
@@ -427,7 +427,7 @@ paper = {"weights": 2, "gradients in fp32": 4, "master weights": 4, "m and v": 8
 print(" + ".join(f"{size} ({name})" for name, size in paper.items()), "=", sum(paper.values()))
 
 # %%
-from course_utils.plots import stack
+from course_utils.figures import stack
 
 masters = TrainingRun("gpt2", micro_batch=1, seq_len=128, precision="bf16-master")
 one_by_one, at_once = measure(masters), measure(masters.replace(optimizer="adamw-foreach"))
@@ -494,7 +494,7 @@ print(f"with 1.5 billion parameters, as ZeRO rounds: {format_bytes(sum(zero_stat
 # </details>
 
 # %%
-from course_utils.lessons.adam_widget import walker
+from course_utils.lessons.adam.widget import walker
 
 walker("Adam", rate=0.5)
 
@@ -504,7 +504,7 @@ walker("Adam", rate=0.5)
 # mistake leads to it.
 
 # %%
-from course_utils.quizzes import quiz
+from course_utils.lessons import quiz
 
 quiz(2)
 

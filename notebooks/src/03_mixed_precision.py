@@ -28,12 +28,12 @@
 # **Your guess.** What is the next number after 1 in bf16? Say by how many thousandths it is larger.
 
 # %%
-from course_utils.teaching import predict, reveal
+from course_utils.interactive.guesses import predict, reveal
 
 predict("03.next", unit="thousandths")
 
 # %%
-from course_utils.lessons.number_formats import bits_figure, range_figure
+from course_utils.lessons.precision.number_formats import bits_figure, range_figure
 
 bits_figure(0.1, "A tenth is in none of the formats, and further off the fewer mantissa bits there are")
 
@@ -45,7 +45,7 @@ bits_figure(0.1, "A tenth is in none of the formats, and further off the fewer m
 # %%
 import torch
 
-from course_utils.lessons.number_formats import FORMATS
+from course_utils.lessons.precision.number_formats import FORMATS
 
 known = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16,
          "fp8-e4m3": torch.float8_e4m3fn, "fp8-e5m2": torch.float8_e5m2}  # fmt: skip
@@ -74,7 +74,7 @@ range_figure("The range of bf16 is that of fp32; fp16 ends at 65,504, and loses 
 # fp16, and with bf16.
 
 # %%
-from course_utils.lessons.bit_flipper import bit_flipper
+from course_utils.lessons.precision.widget import bit_flipper
 
 bit_flipper("fp16", 0.1)
 
@@ -89,13 +89,13 @@ bit_flipper("fp16", 0.1)
 predict("03.moved", unit="thousandths")
 
 # %%
-from course_utils.lessons.mixed_precision import repeated_update, update_figure
+from course_utils.lessons.precision.experiments import repeated_update, update_figure
 
 weights = repeated_update(start=1.0, update=1e-4, steps=1000)
 update_figure(weights, "In 16 bits alone the weight never moves; a master copy or random rounding lets it")
 
 # %%
-from course_utils.lessons.number_formats import spacing
+from course_utils.lessons.precision.number_formats import spacing
 
 reveal("03.moved", 1000 * (weights["bf16"][-1] - 1), unit="thousandths")
 for name in ("fp16", "bf16"):
@@ -116,7 +116,7 @@ for name, values in weights.items():
 # noise to the lower half and cut it off.
 
 # %%
-from course_utils.lessons.mixed_precision import round_stochastically
+from course_utils.lessons.precision.experiments import round_stochastically
 
 dice = torch.Generator().manual_seed(0)
 between = torch.full((100_000,), 1.001)  # bf16 has 1 and 1.0078125, nothing between
@@ -131,7 +131,7 @@ print(f"mean {landed.mean():.3f}, while rounding to nearest always gives {betwee
 # of them stay where they are when something as large as the learning rate is added?
 
 # %%
-from course_utils.lessons.mixed_precision import unmoved_share
+from course_utils.lessons.precision.experiments import unmoved_share
 
 for rate in (1e-3, 3e-4, 1e-4, 3e-5, 1e-5):
     in_fp16, in_bf16 = (unmoved_share(rate, dtype) for dtype in (torch.float16, torch.bfloat16))
@@ -152,14 +152,14 @@ for rate in (1e-3, 3e-4, 1e-4, 3e-5, 1e-5):
 # the division by 4,096, which is 2^12.
 
 # %% tags=["nbval-ignore-output"]
-from course_utils.lessons.mixed_precision import PARTS, gradients_of
+from course_utils.lessons.precision.experiments import PARTS, gradients_of
 
 undivided = gradients_of(steps=50)
 print(f"undivided, half of the gradients are larger than 2^{undivided.abs().median().log2():.0f}")
 predict("03.lost", unit="%")
 
 # %% tags=["nbval-ignore-output"]
-from course_utils.lessons.precision_figures import histogram_figure, lost_share
+from course_utils.lessons.precision.figures import histogram_figure, lost_share
 
 gradients = undivided / PARTS
 histogram_figure(gradients, "Red is lost: fp16 turns these gradients into 0, and keeps few digits of the pale ones")
@@ -239,7 +239,7 @@ for name, way in ways.items():
 # %%
 from inspect import getsource
 
-from course_utils.lessons.mixed_precision import DynamicLossScale, gradscaler_scales
+from course_utils.lessons.precision.experiments import DynamicLossScale, gradscaler_scales
 
 print(getsource(DynamicLossScale.update))
 overflows = [step in (1, 5, 6, 40) for step in range(100)]
@@ -253,8 +253,8 @@ print("the same scale as GradScaler after each of 100 steps:", ours == gradscale
 # Now a real training in fp16. GradScaler waits 2,000 steps before it doubles; we have 100, so ours waits 10.
 
 # %% tags=["nbval-ignore-output"]
-from course_utils.lessons.language_model import train_language_model
-from course_utils.lessons.mixed_precision import scale_figure
+from course_utils.lessons.shared.language_model import train_language_model
+from course_utils.lessons.precision.experiments import scale_figure
 
 scale = DynamicLossScale(interval=10)
 scaled = train_language_model("adamw", "fp16-master", steps=100, loss_scale=scale)
@@ -276,13 +276,13 @@ print("and it learned:", scaled.final < scaled.losses[0] - 1)
 predict("03.trained", unit="of five")
 
 # %% tags=["nbval-ignore-output"]
-from course_utils.lessons.mixed_precision import five_trainings, loss_figure
+from course_utils.lessons.precision.experiments import five_trainings, loss_figure
 
 trainings = five_trainings(steps=100)
 loss_figure(trainings, "Without scaling fp16 stays behind; scaled, or in bf16, 16 bits learn like 32")
 
 # %%
-from course_utils.lessons.mixed_precision import learns_as_well
+from course_utils.lessons.precision.experiments import learns_as_well
 
 as_well = {name: learns_as_well(training, trainings["fp32"]) for name, training in trainings.items()}
 for name, answer in as_well.items():
@@ -304,7 +304,7 @@ reveal("03.trained", sum(as_well.values()), unit="of five")
 predict("03.late", unit="%")
 
 # %% tags=["nbval-ignore-output"]
-from course_utils.lessons.mixed_precision import late_training
+from course_utils.lessons.precision.experiments import late_training
 
 late = {name: late_training(name, rate=1e-5) for name in ("fp32", "bf16", "bf16-master")}
 for name, end in late.items():
@@ -354,7 +354,7 @@ for card in GPUS.values():
 # The recipe that has won, with bf16 weights, fp32 gradients and fp32 masters:
 
 # %%
-from course_utils.lessons.precision_figures import flow_figure
+from course_utils.lessons.precision.figures import flow_figure
 
 flow_figure("Each product is added up in fp32, then rounded to bf16 once: y, dL/dW, dL/dx")
 
@@ -404,7 +404,7 @@ print({name: str(tensor.dtype).removeprefix("torch.") for name, tensor in tensor
 
 # %%
 from course_utils import TrainingRun, measure
-from course_utils.lessons.formats_in_a_step import state_formats
+from course_utils.lessons.precision.formats_in_a_step import state_formats
 
 base = TrainingRun("gpt2", micro_batch=4, seq_len=256, attention="eager")
 recipes = ("fp32", "amp-bf16", "bf16-master", "bf16-master-fp32grad", "bf16")
@@ -431,8 +431,8 @@ for name in ("fp32", "amp-bf16", "bf16-master"):
     print(f"{name:12s} {after_forward[name] / 1e6:6.1f} MB of activations, {share:.0%}")
 
 # %%
-from course_utils.lessons.formats_in_a_step import activation_formats
-from course_utils.plots import bars
+from course_utils.lessons.precision.formats_in_a_step import activation_formats
+from course_utils.figures import bars
 
 bars(
     activation_formats(steps["amp-bf16"]),
@@ -446,7 +446,7 @@ bars(
 # Which operations are they? The list, from the step that ran, beside the same step in pure 16-bit:
 
 # %%
-from course_utils.lessons.formats_in_a_step import operation_formats
+from course_utils.lessons.precision.formats_in_a_step import operation_formats
 
 pure = operation_formats(steps["bf16-master"])
 for operation, formats in operation_formats(steps["amp-bf16"]).items():
@@ -484,7 +484,7 @@ print(f"of these, copies of the weights:                  {copies / 1e6:7.1f} MB
 predict("03.xl", unit="GB")
 
 # %%
-from course_utils.lessons.formats_in_a_step import estimated_states, measured_states, per_parameter
+from course_utils.lessons.precision.formats_in_a_step import estimated_states, measured_states, per_parameter
 
 N = base.model.parameters
 print(f"{'bytes per parameter':22s} {'estimated':18s} {steps['fp32'].word}")
@@ -494,7 +494,7 @@ for name, step in steps.items():
     print(f"{name:22s} {per_parameter(formula, N):18s} {per_parameter(found, N):18s} gap {difference:+,} bytes")
 
 # %%
-from course_utils.plots import stack
+from course_utils.figures import stack
 
 xl = TrainingRun("gpt2-xl", attention="efficient")  # fp32 has no flash kernel
 states = {name: estimated_states(xl.replace(precision=name)) for name in [*recipes, "fp8"]}
@@ -594,7 +594,7 @@ reveal("03.peak", 100 * steps["bf16-master"].peak / steps["fp32"].peak, unit="% 
 
 # %%
 from course_utils import estimate
-from course_utils.plots import lines
+from course_utils.figures import lines
 
 sizes = (1, 2, 4, 8, 16, 32, 64)
 curves = {}
@@ -613,12 +613,12 @@ lines(curves, title, "micro-batch (sequences of 256 tokens)", "peak, % of fp32's
 # What is recorded of real GPUs comes first. If this machine has one, the cell after it measures yours.
 
 # %%
-from course_utils.lessons.recorded_times import recorded_times
+from course_utils.lessons.shared.recorded_times import recorded_times
 
 recorded_times("precision")
 
 # %% tags=["nbval-ignore-output"]
-from course_utils.lessons.formats_in_a_step import step_times, tell_times
+from course_utils.lessons.precision.formats_in_a_step import step_times, tell_times
 
 timed = TrainingRun("gpt2", micro_batch=4, seq_len=1024, attention="efficient")
 ways = ("fp32", "tf32", "amp-bf16", "bf16-master")
@@ -641,7 +641,7 @@ print(tell_times(step_times({name: timed.replace(precision=name) for name in way
 # mistake leads to it.
 
 # %%
-from course_utils.quizzes import quiz
+from course_utils.lessons import quiz
 
 quiz(3)
 

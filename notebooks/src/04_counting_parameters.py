@@ -28,7 +28,7 @@
 
 # %%
 from course_utils import PRESETS
-from course_utils.teaching import predict, reveal
+from course_utils.interactive.guesses import predict, reveal
 
 small = PRESETS["gpt2"]
 V, h, L = small.vocab, small.hidden, small.layers
@@ -45,7 +45,7 @@ predict("04.embedding", unit="%")
 # shape and a type but no memory behind it. So even GPT-3 fits on your laptop, as long as you only count.
 
 # %%
-from course_utils.lessons.parameters import network_without_memory
+from course_utils.lessons.parameters.counting import network_without_memory
 
 network = network_without_memory("gpt2")
 everything = sum(parameter.numel() for parameter in network.parameters())
@@ -96,7 +96,7 @@ print(f"a block: {block:,}; 12h² + 13h = {12 * h**2 + 13 * h:,}")
 # **Measure.** Every tensor of the first block of the real network, added up line by line.
 
 # %%
-from course_utils.lessons.parameters import Counts, block_terms, counted_block
+from course_utils.lessons.parameters.counting import Counts, block_terms, counted_block
 
 xl = network_without_memory("gpt2-xl")
 Counts(block_terms("gpt2-xl"), counted_block(xl))
@@ -134,7 +134,7 @@ print(f"biases are {100 * (block - without) / block:.2f} % of a block")
 predict("04.paper", unit="million")
 
 # %%
-from course_utils.lessons.parameters import GPT2_CORRECTED, GPT2_PAPER
+from course_utils.lessons.parameters.counting import GPT2_CORRECTED, GPT2_PAPER
 
 for name, said in GPT2_PAPER.items():
     model = PRESETS[name]
@@ -155,7 +155,7 @@ reveal("04.paper", N / 1e6 - GPT2_PAPER["gpt2-xl"], unit="million")
 # error". It does not say which error. You will find one that fits in the exercises.
 
 # %%
-from course_utils.lessons.parameters import counted_model, model_terms
+from course_utils.lessons.parameters.counting import counted_model, model_terms
 
 Counts(model_terms("gpt2-xl"), counted_model(xl))
 
@@ -191,7 +191,7 @@ reveal("04.tied", (saved - listed) / 1e6, unit="million")
 predict("04.rule", unit="%")
 
 # %%
-from course_utils.lessons.parameters import blocks_alone, with_embedding
+from course_utils.lessons.parameters.counting import blocks_alone, with_embedding
 
 for name in ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "gpt3-175b"):
     model = PRESETS[name]
@@ -206,8 +206,8 @@ reveal("04.rule", 100 * (1 - blocks_alone(PRESETS["gpt3-175b"]) / PRESETS["gpt3-
 # 8,192 with a layer for each 64 of width, once with GPT-2's vocabulary and once with the 128,256 words of Llama 3.
 
 # %%
-from course_utils.lessons.parameters import gpt_ladder, rule_errors
-from course_utils.plots import lines
+from course_utils.lessons.parameters.counting import gpt_ladder, rule_errors
+from course_utils.figures import lines
 
 errors = {
     "12Lh², V = 50,257": rule_errors(blocks_alone, gpt_ladder(50257)),
@@ -275,7 +275,7 @@ Counts(model_terms("llama3-8b"), counted_model(llama_network))
 # [bf16](../docs/glossary.md#fp16-and-bf16). Half of it is N, counted by somebody else.
 
 # %%
-from course_utils.lessons.parameters import CHECKPOINT_BYTES, total
+from course_utils.lessons.parameters.counting import CHECKPOINT_BYTES, total
 
 for name in ("llama3-8b", "llama3-70b", "mistral-7b", "qwen2.5-7b"):
     N, counted = total(model_terms(name)), CHECKPOINT_BYTES[name] // 2
@@ -351,8 +351,8 @@ print(f"plus the routers: {8 * mistral - 7 * shared + router:,}")
 # Everything so far in one picture, each model as 100 %. Mixtral's bar shows what is stored.
 
 # %%
-from course_utils.lessons.parameter_figures import percent, shares
-from course_utils.lessons.parameters import parts
+from course_utils.lessons.parameters.figures import percent, shares
+from course_utils.lessons.parameters.counting import parts
 
 names = ("gpt2", "gpt2-xl", "gpt3-175b", "llama3.2-1b", "llama3-8b", "llama3-70b", "mixtral-8x7b")
 found = {name: parts(name) for name in names}
@@ -409,7 +409,7 @@ print(f"together with 4·N: {format_bytes(4 * N + sum(512 - size % 512 for size 
 # </details>
 
 # %%
-from course_utils.widgets import model_builder
+from course_utils.lessons.parameters.widget import model_builder
 
 model_builder("gpt2")
 
@@ -419,7 +419,7 @@ model_builder("gpt2")
 # mistake leads to it. A pocket calculator helps.
 
 # %%
-from course_utils.quizzes import quiz
+from course_utils.lessons import quiz
 
 quiz(4)
 

@@ -31,7 +31,7 @@
 
 # %%
 from course_utils import PRESETS, TrainingRun, format_bytes, measure
-from course_utils.teaching import predict, reveal
+from course_utils.interactive.guesses import predict, reveal
 
 s, b, h = 1024, 4, 1024
 print(f"one tensor of s·b·h numbers in bf16: {format_bytes(2 * s * b * h, 'MB')}")
@@ -70,7 +70,8 @@ from functools import partial
 import torch
 from torch import nn
 
-from course_utils.teaching import saved_by, show_ledger
+from course_utils.interactive.saved import saved_by
+from course_utils.interactive.ledgers import show_ledger
 
 operations = {
     "addition": torch.add, "division by a number": partial(torch.div, other=8), "linear layer": nn.Linear(h, h),
@@ -183,7 +184,7 @@ predict("05.block", unit="s·b·h")
 # numbers, g heads of d; in GPT-2 that is h. ffn is 4h.)
 
 # %%
-from course_utils.lessons.activations import block_ledger
+from course_utils.lessons.activations.ledgers import block_ledger
 
 ledger = block_ledger(eager)
 ledger
@@ -240,7 +241,7 @@ print(f"eager − gone + come − flash: {ledger.found - gone + sum(come.values(
 # memory (Dao et al. 2022). Real GPUs, by the length of the sequence:
 
 # %%
-from course_utils.lessons.recorded_times import recorded_times
+from course_utils.lessons.shared.recorded_times import recorded_times
 
 recorded_times("attention")
 
@@ -273,8 +274,8 @@ runs["eager"], runs["flash, autocast"] = eager, base.replace(precision="amp-bf16
 # The simulation runs two genuine steps of each, with two blocks and with three: the difference is one block.
 
 # %%
-from course_utils.lessons.activations import measured_per_token, per_token
-from course_utils.plots import bars
+from course_utils.lessons.activations.ledgers import measured_per_token, per_token
+from course_utils.figures import bars
 
 found = {name: measured_per_token(run) for name, run in runs.items()}
 title = "The kernel decides; no other choice moves a block by more than a fifth"
@@ -352,7 +353,7 @@ print(f"one tensor of s·b·V numbers in bf16: {format_bytes(2 * small.seq_len *
 predict("05.loss", unit="GB")
 
 # %%
-from course_utils.estimating.activations import block_bytes, loss_saved
+from course_utils.estimating.exact.activations import block_bytes, loss_saved
 
 step = measure(small, steps=4)
 end, after = step.moments["end of forward"], step.moments["after loss"]
@@ -499,7 +500,7 @@ print(
 predict("05.double", unit="times")
 
 # %%
-from course_utils.lessons.activations import sweep_figure, swept, swept_in_steps
+from course_utils.lessons.activations.ledgers import sweep_figure, swept, swept_in_steps
 
 axes = {"micro-batch b, s = 128": ("micro_batch", range(1, 17), (2, 6, 10, 16)),
         "sequence length s, b = 4": ("seq_len", range(16, 257, 16), (64, 128, 192, 256))}  # fmt: skip
@@ -534,7 +535,7 @@ print(f"estimate − {measure(tiny).word}, at every circle: {gaps} bytes")
 predict("05.llama", unit="GiB")
 
 # %%
-from course_utils.estimating.activations import activation_bytes, sum_bytes
+from course_utils.estimating.exact.activations import activation_bytes, sum_bytes
 from course_utils.estimating.published import checkpoints_bytes, korthikanti_activation_bytes, korthikanti_block_bytes
 
 llama = TrainingRun("llama3-8b", micro_batch=1, seq_len=4096, precision="bf16-master", attention="eager")
@@ -611,7 +612,7 @@ print(f"s = 8,192: 34·s·b·h·L is {format_bytes(kept_1b, 'GiB', 1)} = {format
 # guess, and then what it lacks. **Your guess first.** How many GB does ZeRO's number lack, with flash attention?
 
 # %%
-from course_utils.estimating.activations import head_saved, stem_saved
+from course_utils.estimating.exact.activations import head_saved, stem_saved
 from course_utils.estimating.published import zero_activation_bytes
 
 print(f"ZeRO's formula: {format_bytes(zero_activation_bytes(xl), 'GB', 1)}")
@@ -696,7 +697,7 @@ print(f"left over: {with_eager - sum(eager_terms.values()):,} bytes")
 # elsewhere, and with which kernel? What moves it more on a small card, the precision or the recomputation?
 
 # %%
-from course_utils.lessons.activation_widget import activation_map
+from course_utils.lessons.activations.widget import activation_map
 
 activation_map("llama3.2-1b", gpu="A100-80GB")
 
@@ -727,7 +728,7 @@ activation_map("llama3.2-1b", gpu="A100-80GB")
 # mistake leads to it.
 
 # %%
-from course_utils.quizzes import quiz
+from course_utils.lessons import quiz
 
 quiz(5)
 

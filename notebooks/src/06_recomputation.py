@@ -29,7 +29,7 @@
 # Step through it with the slider or the play button: backward starts when the last f is through.
 
 # %%
-from course_utils.lessons.schedule_player import schedule_player
+from course_utils.lessons.recomputation.widget import schedule_player
 
 schedule_player("keep all", nodes=8)
 
@@ -43,7 +43,7 @@ schedule_player("keep all", nodes=8)
 # first 48 included?
 
 # %%
-from course_utils.teaching import predict, reveal
+from course_utils.interactive.guesses import predict, reveal
 
 n = 48
 predict("06.none", unit="runs")
@@ -56,7 +56,7 @@ schedule_player("keep none", nodes=8)
 # schedule, node by node:
 
 # %%
-from course_utils.lessons.schedules import keep_all, keep_every, keep_none
+from course_utils.lessons.recomputation.schedules import keep_all, keep_every, keep_none
 
 none = keep_none(n)
 print(f"formula: {n} + {n}·{n + 1}/2 = {n + n * (n + 1) // 2:,} runs; counted: {none.forwards:,}")
@@ -86,8 +86,8 @@ predict("06.k", unit="nodes")
 # with k, the other rises. Their sum n/k + k is least where its slope −n/k² + 1 is zero.
 
 # %%
-from course_utils.lessons.schedules import best_interval, memory_every
-from course_utils.plots import lines
+from course_utils.lessons.recomputation.schedules import best_interval, memory_every
+from course_utils.figures import lines
 
 ks = [1, 2, 4, 8, 16, 32, 64]
 counted = [keep_every(64, k).memory for k in ks]
@@ -117,7 +117,7 @@ reveal("06.k", best_interval(64), unit="nodes")
 
 # %%
 from course_utils import TrainingRun, estimate, format_bytes
-from course_utils.estimating.activations import block_bytes, block_input
+from course_utils.estimating.exact.activations import block_bytes, block_input
 
 xl = TrainingRun("gpt2-xl", micro_batch=32, seq_len=1024, precision="bf16-master")
 checkpoint_size = block_input(xl).bytes
@@ -184,7 +184,7 @@ predict("06.full", unit="GB")
 
 # %%
 from course_utils import measure
-from course_utils.plots import stack
+from course_utils.figures import stack
 
 policies = ("none", "selective-attention", "selective", "full", "every-3", "offload")
 steps = {name: measure(gpt2.replace(recompute=name)) for name in policies}
@@ -214,7 +214,7 @@ for name, peak in eager.items():
 # In the timeline full recomputation leaves its signature: one tooth for each block. Count them.
 
 # %%
-from course_utils.plots import timeline
+from course_utils.figures import timeline
 
 timeline(steps["full"], "Backward has a tooth for each of the 12 blocks", steps=[2])
 
@@ -226,7 +226,7 @@ timeline(steps["full"], "Backward has a tooth for each of the 12 blocks", steps=
 # **Your guess.** By how many percent does that raise the arithmetic of a whole step of this small GPT?
 
 # %%
-from course_utils.lessons.policies import small_gpt
+from course_utils.lessons.recomputation.policies import small_gpt
 
 small = TrainingRun(small_gpt(), micro_batch=2, seq_len=128, precision="fp32", attention="eager")
 print(small, "·", small.model.layers, "blocks of width", small.model.hidden, "· vocabulary of", small.model.vocab)
@@ -239,7 +239,7 @@ predict("06.third", unit="%")
 
 # %%
 from course_utils.estimating.published import korthikanti_model_flops
-from course_utils.lessons.policies import counted_flops, recomputed_flops
+from course_utils.lessons.recomputation.policies import counted_flops, recomputed_flops
 
 forward, backward = counted_flops(small)
 print(f"counted: forward {forward:,}, backward {backward:,}: {backward / forward:g} times forward")
@@ -316,8 +316,8 @@ for name, (layers, hidden, heads) in sizes.items():
 # to run again.
 
 # %%
-from course_utils.lessons.policies import added_percent
-from course_utils.lessons.schedule_figures import pareto
+from course_utils.lessons.recomputation.policies import added_percent
+from course_utils.lessons.recomputation.figures import pareto
 
 names = ("none", "selective", "full", f"every-{best}", "sqrt")
 points = {name: (added_percent(run := xl.replace(recompute=name)), estimate(run).total) for name in names}
@@ -374,7 +374,7 @@ for name, (card, rate) in links.items():
 predict("06.percent", unit="%")
 
 # %%
-from course_utils.estimating.activations import activation_bytes, loss_saved, sum_bytes
+from course_utils.estimating.exact.activations import activation_bytes, loss_saved, sum_bytes
 from course_utils.estimating.published import (
     checkpoints_bytes,
     korthikanti_block_bytes,
@@ -556,7 +556,7 @@ print(f"off by more than a tenth of the gradient's length: {size.item() > 0.1}, 
 # so that what else it does hardly counts (they still vary a little from run to run):
 
 # %% tags=["nbval-ignore-output"]
-from course_utils.lessons.policies import seconds
+from course_utils.lessons.recomputation.policies import seconds
 
 timed = TrainingRun(small_gpt(layers=4, hidden=256), micro_batch=4, seq_len=128, precision="fp32", attention="eager")
 runs = {name: timed.replace(recompute=name) for name in ("none", "selective", "selective-attention", "full", "every-2")}
@@ -573,7 +573,7 @@ for name, run in runs.items():
 # on top. Real GPUs say:
 
 # %%
-from course_utils.lessons.recorded_times import recorded_times
+from course_utils.lessons.shared.recorded_times import recorded_times
 
 recorded_times("recomputation")
 
@@ -593,7 +593,7 @@ recorded_times("recomputation")
 # mistake leads to it.
 
 # %%
-from course_utils.quizzes import quiz
+from course_utils.lessons import quiz
 
 quiz(6)
 

@@ -29,7 +29,7 @@
 
 # %%
 from course_utils import TrainingRun, estimate, format_bytes, gpu, measure
-from course_utils.teaching import predict, reveal
+from course_utils.interactive.guesses import predict, reveal
 
 run = TrainingRun("gpt2", micro_batch=4, seq_len=1024, accumulation_steps=25)
 print(f"{run.accumulation_steps} micro-batches of {run.micro_batch} sequences: a batch of {run.global_batch}")
@@ -66,8 +66,15 @@ predict("07.factor", unit="times")
 # Try it on a real model, a small GPT over characters, with random weights:
 
 # %%
-from course_utils.lessons.accumulation import gradient, gradient_of, joined, mean_loss, micro_batches, relative_distance
-from course_utils.lessons.language_model import language_model
+from course_utils.lessons.accumulation.micro_batches import (
+    gradient,
+    gradient_of,
+    joined,
+    mean_loss,
+    micro_batches,
+    relative_distance,
+)
+from course_utils.lessons.shared.language_model import language_model
 
 model, parts = language_model(), micro_batches(count=25, size=4)
 large = gradient_of(mean_loss(model, joined(parts)), model)  # all 100 sequences at once
@@ -102,7 +109,7 @@ reveal("07.factor", round(factor, 3), unit="times")
 # This loop, or one like it, is in many tutorials. It has two bugs.
 
 # %%
-from course_utils.lessons.accumulation import moved
+from course_utils.lessons.accumulation.micro_batches import moved
 
 
 def common_loop(model, optimizer, parts, k):
@@ -145,7 +152,7 @@ def right_loop(model, optimizer, parts, k):
 # %%
 import torch
 
-from course_utils.lessons.accumulation import large_batch
+from course_utils.lessons.accumulation.micro_batches import large_batch
 
 ten = micro_batches(count=10)
 reference = moved(large_batch, ten, k=4)
@@ -171,7 +178,7 @@ print(f"left in .grad when the epoch is over: a gradient of length {gradient(mod
 predict("07.weight", unit="times")
 
 # %%
-from course_utils.lessons.accumulation import counted_tokens, uneven
+from course_utils.lessons.accumulation.micro_batches import counted_tokens, uneven
 
 padded = uneven(count=10)
 counts = [counted_tokens(part) for part in padded]
@@ -190,8 +197,8 @@ reveal("07.weight", max(counts) / min(counts), unit="times")
 # micro-batches, k = 4, ends from where the large batches end, in parts of the way that those go.
 
 # %%
-from course_utils.lessons.accumulation import distances
-from course_utils.plots import bars
+from course_utils.lessons.accumulation.micro_batches import distances
+from course_utils.figures import bars
 
 sgd = distances(padded, k=4)
 shown = {name: round(100 * off) for name, off in sgd.items()}
@@ -226,8 +233,8 @@ print(f"length of the gradient of 100 sequences: {large.norm():.1f}; undivided {
 predict("07.steps", unit="steps")
 
 # %%
-from course_utils.lessons.accumulation import LineFit, path
-from course_utils.lessons.accumulation_figures import theta_paths
+from course_utils.lessons.accumulation.micro_batches import LineFit, path
+from course_utils.lessons.accumulation.figures import theta_paths
 
 fit, rate = LineFit(), 0.5
 together = path(fit, rate, size=100, passes=8)
@@ -254,7 +261,7 @@ reveal("07.steps", len(paths["a step on each 4, same rate"]) - 1, unit="steps")
 # rate does a step on every single point need?
 
 # %%
-from course_utils.lessons.accumulation_widget import theta_explorer
+from course_utils.lessons.accumulation.widget import theta_explorer
 
 theta_explorer(size=4, group=1)
 
@@ -272,8 +279,8 @@ theta_explorer(size=4, group=1)
 # gradients, and one more that is k times smaller. Compare an accumulator in fp32 with one in bf16, both against fp64.
 
 # %%
-from course_utils.lessons.accumulation import accumulator_errors
-from course_utils.plots import lines
+from course_utils.lessons.accumulation.micro_batches import accumulator_errors
+from course_utils.figures import lines
 
 counts = [1, 2, 4, 8, 16, 32, 64, 128, 256]
 errors = {name: accumulator_errors(counts, kind) for name, kind in (("bf16", torch.bfloat16), ("fp32", torch.float32))}
@@ -331,7 +338,7 @@ for b, one in found.items():
 # sequences alone.
 
 # %%
-from course_utils.plots import stack
+from course_utils.figures import stack
 
 alone = measure(whole.replace(micro_batch=4))
 title = "Accumulation costs gradients that stay: they are there while the next micro-batch runs"
@@ -351,7 +358,7 @@ print(f"2 × 4 minus 25 × 4: {two - peaks[4].total} bytes")
 # less busy. Choose the largest micro-batch that fits. How much less busy, only a GPU can say:
 
 # %%
-from course_utils.lessons.recorded_times import recorded_times
+from course_utils.lessons.shared.recorded_times import recorded_times
 
 recorded_times("accumulation")
 
@@ -385,7 +392,7 @@ for card in ("RTX5090-32GB", "RTX3090-24GB", "RTX4090-24GB", "L4-24GB"):
 # smallest card for 32 sequences per step?
 
 # %%
-from course_utils.widgets import explorer
+from course_utils.interactive.widgets import explorer
 
 explorer(
     "gpt2-xl",
@@ -417,7 +424,13 @@ explorer(
 # First the formula, on 256 sequences and the small GPT with random weights:
 
 # %%
-from course_utils.lessons.batch_noise import from_two, noise_of, rounded, sequence_gradients, squared_lengths
+from course_utils.lessons.accumulation.batch_noise import (
+    from_two,
+    noise_of,
+    rounded,
+    sequence_gradients,
+    squared_lengths,
+)
 
 each = sequence_gradients(language_model())
 noise, sizes = noise_of(each), [1, 2, 4, 8, 16, 32]
@@ -448,7 +461,7 @@ print(f"from B = 2 and 32:   |G|² = {by_two.signal:.1f}, tr(Σ) = {by_two.noise
 predict("07.noise", unit="sequences")
 
 # %%
-from course_utils.lessons.language_model import train_language_model
+from course_utils.lessons.shared.language_model import train_language_model
 
 trained = {steps: language_model() if not steps else train_language_model(steps=steps).model for steps in (0, 20, 300)}
 noises = {steps: noise_of(sequence_gradients(one)) for steps, one in trained.items()}
@@ -470,7 +483,7 @@ reveal("07.noise", rounded(noises[300].scale), unit="sequences")
 # lowers the loss most on average.
 
 # %% tags=["nbval-ignore-output"]
-from course_utils.lessons.batch_noise import gains, progress
+from course_utils.lessons.accumulation.batch_noise import gains, progress
 
 sizes, scale = [2, 4, 8, 16], noises[20].scale
 gained = gains(trained[20], sizes)
@@ -501,7 +514,7 @@ print("the steps see more noise than tr(Σ)/|G|²:", implied > scale)
 # B/B_noise times the least number of examples (section 2.3).
 
 # %%
-from course_utils.lessons.batch_noise import steps_and_examples
+from course_utils.lessons.accumulation.batch_noise import steps_and_examples
 
 ratios = [2**power for power in range(-4, 5)]
 costs = [steps_and_examples(ratio, 1.0) for ratio in ratios]
@@ -522,7 +535,7 @@ lines(series, "At the noise scale you pay twice the least of both; beyond it, ex
 # 2025](https://arxiv.org/abs/2501.08313), section 4.2 and figure 13).
 
 # %%
-from course_utils.lessons.published_batches import KAPLAN, MINIMAX_LOSSES, critical_batch, exponent_between
+from course_utils.lessons.accumulation.published_batches import KAPLAN, MINIMAX_LOSSES, critical_batch, exponent_between
 
 for loss in (4.0, *MINIMAX_LOSSES):
     theirs = f", MiniMax-01 {MINIMAX_LOSSES[loss] / 1e6:.0f} million" if loss in MINIMAX_LOSSES else ""
@@ -535,7 +548,7 @@ for name, alpha in {"Kaplan et al.": KAPLAN.exponent, "MiniMax-01": exponent_bet
 # own law, and do not borrow theirs. Here is what MiniMax-01's doubling comes to:
 
 # %%
-from course_utils.lessons.published_batches import RAMP, ramp_steps, staircase
+from course_utils.lessons.accumulation.published_batches import RAMP, ramp_steps, staircase
 
 for seen, size in RAMP:
     print(f"from {seen / 1e9:6,.0f} billion tokens on: {size / 1e6:4.0f} million tokens a batch")
@@ -578,7 +591,7 @@ print(f"and the memory of a batch 8 times as large, 4 sequences at once: {last -
 # Batches of 8,192, the same number of epochs, the rate still 0.10: how many percent?
 
 # %%
-from course_utils.lessons.published_batches import GOYAL, GOYAL_CAPTION, published
+from course_utils.lessons.accumulation.published_batches import GOYAL, GOYAL_CAPTION, published
 
 predict("07.goyal", unit="%")
 
@@ -600,7 +613,7 @@ print(f"and {GOYAL_CAPTION} belongs to rate {next(row.rate for row in GOYAL if r
 # batch's rate.
 
 # %%
-from course_utils.lessons.large_batches import scaled, warm_up
+from course_utils.lessons.accumulation.large_batches import scaled, warm_up
 
 epochs, small = [epoch / 2 for epoch in range(17)], 0.1
 by_k, by_root = scaled(small, 32, "sgd"), scaled(small, 32, "adam")
@@ -623,8 +636,8 @@ lines(
 # steep as a deep network does. The figure puts it beside the published table.
 
 # %% tags=["nbval-ignore-output"]
-from course_utils.lessons.accumulation_figures import beside
-from course_utils.lessons.large_batches import table, train
+from course_utils.lessons.accumulation.figures import beside
+from course_utils.lessons.accumulation.large_batches import table, train
 
 ours = train(table())
 title = "The same shape: scaled by k with a warm-up it holds, by √k it lags, unscaled it fails"
@@ -645,7 +658,7 @@ print("without one, some run breaks:", worst["32n, 32·2η, no warm-up"] > small
 # And Adam: unscaled, by √k, by k, without a warm-up, and by k with one.
 
 # %% tags=["nbval-ignore-output"]
-from course_utils.lessons.large_batches import adam_table
+from course_utils.lessons.accumulation.large_batches import adam_table
 
 by_adam = {outcome.setting.name: outcome.mean for outcome in train(adam_table())}
 bars(by_adam, "Adam: by √k the large batch keeps up at once, by k only after a warm-up", unit="%",
@@ -679,7 +692,7 @@ print("by 32 with a warm-up within 3 points:", abs(by_adam["32n, 32·η, warm-up
 # mistake leads to it.
 
 # %%
-from course_utils.quizzes import quiz
+from course_utils.lessons import quiz
 
 quiz(7)
 

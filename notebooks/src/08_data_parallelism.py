@@ -32,7 +32,7 @@
 # %%
 from course_utils import TrainingRun, estimate, format_bytes
 from course_utils.estimating.sharding import rank_0_states
-from course_utils.teaching import predict, reveal
+from course_utils.interactive.guesses import predict, reveal
 
 xl = TrainingRun("gpt2-xl", micro_batch=4, seq_len=1024, precision="amp-bf16", recompute="full")
 alone = sum(rank_0_states(xl).values())
@@ -67,7 +67,7 @@ print(f"{b} · {k} · {D} = {shared.global_batch} sequences per step, {shared.gl
 # %%
 import torch
 
-from course_utils.lessons.replicas import gradients, network, share, whole_batch
+from course_utils.lessons.data_parallelism.replicas import gradients, network, share, whole_batch
 
 batch = whole_batch()
 parts = [gradients(network(), share(batch, rank, ranks=3)) for rank in range(3)]
@@ -86,7 +86,7 @@ def on_each_rank():
     """What each of the processes runs: its own gradient, the sum of all, and three short trainings."""
     import torch.distributed as dist
 
-    from course_utils.lessons.replicas import SHARING, gradients, network, share, train, whole_batch
+    from course_utils.lessons.data_parallelism.replicas import SHARING, gradients, network, share, train, whole_batch
 
     dist.init_process_group("gloo")
     mine = share(whole_batch(), dist.get_rank(), dist.get_world_size())
@@ -99,7 +99,7 @@ def on_each_rank():
 
 
 # %%
-from course_utils.distributed import run_ranks
+from course_utils.ranks.launch import run_ranks
 
 ranks = run_ranks(on_each_rank, world_size=3)
 own, sums = ([torch.tensor(rank[name]) for rank in ranks] for name in ("own", "sum"))
@@ -124,7 +124,7 @@ print("gap of its third to the whole batch's gradient, relative, below one in a 
 predict("08.drift", unit="%")
 
 # %% tags=["nbval-ignore-output"]
-from course_utils.plots import lines
+from course_utils.figures import lines
 
 apart = ranks[0]["apart"]
 steps = list(range(1, len(apart["no gradient"]) + 1))
@@ -152,7 +152,7 @@ reveal("08.drift", round(100 * left_out / nothing, -1), unit="%")
 # al. 2014](https://www.usenix.org/conference/osdi14/technical-sessions/presentation/li_mu)), in four steps.
 
 # %%
-from course_utils.lessons.data_parallel_figures import server_figure
+from course_utils.lessons.data_parallelism.figures import server_figure
 
 server_figure(workers=3)
 
@@ -174,7 +174,7 @@ server_figure(workers=3)
 # %%
 import inspect
 
-from course_utils.lessons.collectives import ring_all_reduce
+from course_utils.lessons.data_parallelism.collectives import ring_all_reduce
 
 print(inspect.getsource(ring_all_reduce))
 
@@ -191,7 +191,7 @@ predict("08.ring", unit="KB")
 # %%
 from course_utils.estimating.sharding import all_reduce_bytes
 
-found = run_ranks("course_utils.lessons.collectives", world_size=4)
+found = run_ranks("course_utils.lessons.data_parallelism.collectives", world_size=4)
 S, D = found[0]["size"], len(found)
 formula = {"server": (D - 1) * S, "naive": (D - 1) * S, "ring": 2 * (D - 1) * S // D}
 for way, expected in formula.items():
@@ -209,7 +209,7 @@ reveal("08.ring", found[0]["ring"]["sent"], unit="KB")
 # that these processes ran, with one number for each part.
 
 # %%
-from course_utils.lessons.ring_player import ring_player
+from course_utils.lessons.data_parallelism.widget import ring_player
 
 ring_player(found, step=3)
 
@@ -265,7 +265,7 @@ for name in runs:
 # window into a bucket instead of a tensor of its own, and the bytes are there once.
 
 # %%
-from course_utils.plots import stack
+from course_utils.figures import stack
 
 columns = {"one GPU": xl, "DDP, 8 GPUs": xl.replace(world_size=8),
            "DDP, gradients as views": xl.replace(world_size=8, bucket_view=True)}  # fmt: skip
@@ -304,7 +304,7 @@ predict("08.overlap", unit="%")
 # run on the processor: NCCL refuses two ranks on one GPU.
 
 # %%
-trained = run_ranks("course_utils.lessons.ddp_training", world_size=2)
+trained = run_ranks("course_utils.lessons.data_parallelism.ddp_training", world_size=2)
 step = trained[0]["many"]
 sizes = {bucket["size"] for bucket in step["buckets"]}
 early = [bucket for bucket in step["buckets"] if bucket["ready"] < step["buckets"][-1]["ready"]]
@@ -314,7 +314,7 @@ print(trained[0]["where"])
 reveal("08.overlap", 100 * len(early) / len(step["buckets"]), unit="%")
 
 # %% tags=["nbval-ignore-output"]
-from course_utils.lessons.data_parallel_figures import hidden_part, overlap_figure
+from course_utils.lessons.data_parallelism.figures import hidden_part, overlap_figure
 
 hidden = {name: 100 * hidden_part(trained[0][name]) for name in ("many", "one")}
 overlap_figure(
@@ -405,7 +405,7 @@ for count, to_none in ((1, True), (2, True), (2, False)):
 predict("08.replicate", unit="MB")
 
 # %%
-from course_utils.lessons.data_parallel_module import WatchedDataParallel
+from course_utils.lessons.data_parallelism.data_parallel_module import WatchedDataParallel
 
 layers = [torch.nn.Linear(512, 512) for _ in range(12)]
 model = WatchedDataParallel(torch.nn.Sequential(*layers), devices=4)
@@ -428,8 +428,8 @@ reveal("08.replicate", model.bytes["replicate"], unit="MB")
 # Python at a time:
 
 # %% tags=["nbval-ignore-output"]
-from course_utils.lessons.data_parallel_module import in_processes, in_threads
-from course_utils.plots import bars
+from course_utils.lessons.data_parallelism.data_parallel_module import in_processes, in_threads
+from course_utils.figures import bars
 
 seconds = {"1 thread": in_threads(1), "2 threads": in_threads(2),
            "1 process": in_processes(1), "2 processes": in_processes(2)}  # fmt: skip
@@ -450,14 +450,14 @@ bars({name: 1000 * value for name, value in seconds.items()},
 # small messages count as much as large ones. Its uncertainty is the band.
 
 # %%
-timed = run_ranks("course_utils.lessons.message_times", world_size=2)[0]["seconds"]
+timed = run_ranks("course_utils.lessons.data_parallelism.message_times", world_size=2)[0]["seconds"]
 print(f"{len(timed)} sizes from {timed[0][0]} to {timed[-1][0]:,} bytes, {len(timed[0][1])} messages each")
 
 # %% tags=["nbval-ignore-output"]
 from statistics import median
 
-from course_utils.lessons.data_parallel_figures import band_figure
-from course_utils.lessons.links import fit_link
+from course_utils.lessons.data_parallelism.figures import band_figure
+from course_utils.lessons.data_parallelism.links import fit_link
 
 link = fit_link(timed)
 band_figure(
@@ -528,12 +528,12 @@ bars(seconds, f"GPT-2 XL on 64 ranks: {format_bytes(gradient, 'GB', 1)} of gradi
 
 # %% [markdown]
 # ## The same script on GPUs, and on many machines
-# [course_utils/lessons/ddp_training.py](../course_utils/lessons/ddp_training.py), which drew the overlap, takes NCCL
+# [ddp_training.py](../course_utils/lessons/data_parallelism/ddp_training.py), which drew the overlap, takes NCCL
 # and a GPU for each rank where the machine has as many GPUs as ranks, and gloo on CPUs otherwise. It prints which.
 # Nothing else differs. On one machine:
 #
 # ```
-# torchrun --standalone --nproc-per-node=4 -m course_utils.lessons.ddp_training
+# torchrun --standalone --nproc-per-node=4 -m course_utils.lessons.data_parallelism.ddp_training
 # ```
 #
 # On two machines with 8 GPUs each, run this on both, with the first machine's name for HOST. `torchrun` gives each
@@ -542,7 +542,7 @@ bars(seconds, f"GPT-2 XL on 64 ranks: {format_bytes(gradient, 'GB', 1)} of gradi
 # ```
 # torchrun --nnodes=2 --nproc-per-node=8 --rdzv-id=lesson08 \
 #     --rdzv-backend=c10d --rdzv-endpoint=HOST:29500 \
-#     -m course_utils.lessons.ddp_training
+#     -m course_utils.lessons.data_parallelism.ddp_training
 # ```
 #
 # Both want the course installed, or to be started from its folder. `NCCL_DEBUG=INFO` in front says which links are
@@ -554,7 +554,7 @@ bars(seconds, f"GPT-2 XL on 64 ranks: {format_bytes(gradient, 'GB', 1)} of gradi
 # mistake leads to it.
 
 # %%
-from course_utils.quizzes import quiz
+from course_utils.lessons import quiz
 
 quiz(8)
 

@@ -31,7 +31,7 @@
 # rank keep when all three are cut?
 
 # %%
-from course_utils.teaching import predict, reveal
+from course_utils.interactive.guesses import predict, reveal
 
 N, D = 7_500_000_000, 64
 print(f"nothing cut: (2 + 2 + 12)·Ψ = {16 * N / 1e9:.0f} GB on every rank")
@@ -46,8 +46,8 @@ predict("09.stage3", unit="GB")
 # | 3 | and parameters | (4 + K)Ψ/D |
 
 # %%
-from course_utils.lessons.zero import cut_three_ways
-from course_utils.plots import stack
+from course_utils.lessons.sharding.zero import cut_three_ways
+from course_utils.figures import stack
 
 rows = cut_three_ways(N, D)
 cited = "formulas of Rajbhandari et al. 2020, section 5"
@@ -80,7 +80,7 @@ for d in (1, 4, 16, 64, 256, 1024):
 
 # %%
 from course_utils import gpu
-from course_utils.plots import lines
+from course_utils.figures import lines
 
 ranks = [2**k for k in range(11)]
 lines(
@@ -104,7 +104,7 @@ predict("09.price", unit="times")
 # that factor out, as the paper does).
 
 # %%
-from course_utils.lessons.zero import all_gather, reduce_scatter
+from course_utils.lessons.sharding.zero import all_gather, reduce_scatter
 
 gradients = [[1.0, 2.0, 3.0, 4.0], [3.0, 6.0, 9.0, 0.0]]  # of four parameters, on two ranks
 slices = reduce_scatter(gradients)
@@ -120,7 +120,7 @@ print("after the all-gather:    ", *(f"rank {rank} has {whole}" for rank, whole 
 
 # %%
 from course_utils.estimating.sharding import zero_communication_elements
-from course_utils.plots import bars
+from course_utils.figures import bars
 
 psi = {f"stage {stage}": zero_communication_elements(N, stage) / N for stage in range(4)}
 bars(psi, "Stage 3 sends half as much again; the other stages cost nothing more", unit="Ψ", highlight="stage 3",
@@ -141,8 +141,8 @@ reveal("09.price", psi["stage 3"] / psi["stage 0"], unit="times")
 
 # %%
 from course_utils import format_bytes
-from course_utils.lessons.zero import formula, padded_elements, sent_elements, state_terms
-from course_utils.lessons.zero_ranks import by_stage, on_real_ranks, small_run
+from course_utils.lessons.sharding.zero import formula, padded_elements, sent_elements, state_terms
+from course_utils.lessons.sharding.real_ranks import by_stage, on_real_ranks, small_run
 
 runs = by_stage(small_run(ranks=4))
 runs["stage 3, bf16"] = runs["stage 3"].replace(precision="bf16-master")
@@ -261,7 +261,7 @@ stack(rows, f"The peak is {rank.peak / sum(formula(llama).values()):.1f} times t
       provenance=str(rank.provenance))  # fmt: skip
 
 # %%
-from course_utils.lessons.zero import gathered_terms
+from course_utils.lessons.sharding.zero import gathered_terms
 
 reveal("09.peak", rank.peak)
 print(f"estimate − {rank.word}: {estimate(llama).total - rank.peak:+,} bytes")
@@ -293,7 +293,7 @@ lines({name: (ranks, values) for name, values in sizes.items()},
 # ranks: with a unit for each block, the peak is what you see below. What is it if the whole model is *one* unit?
 
 # %%
-from course_utils.lessons.zero_units import Units, in_units, six_blocks
+from course_utils.lessons.sharding.units import Units, in_units, six_blocks
 
 six = six_blocks(ranks=64)
 blocks = measure(six)
@@ -344,7 +344,7 @@ for precision, words in (("bf16-master", "FSDP2's policy"), ("amp-bf16", "autoca
 # staircase.
 
 # %%
-from course_utils.plots import timeline
+from course_utils.figures import timeline
 
 timeline(blocks, "Stage 3: each of the 6 blocks comes and goes twice", unit="MB", steps=[2])
 
@@ -404,7 +404,7 @@ print(recorded.provenance)
 # And from where on does it not help to add ranks at stage 3?
 
 # %%
-from course_utils.lessons.zero_widget import shard_sliders
+from course_utils.lessons.sharding.widget import shard_sliders
 
 shard_sliders("llama3-8b", ranks=8, stage=2, gpu="A100-40GB", seq_len=4096)
 
@@ -432,7 +432,7 @@ for d in (4, 16, 64, 256):
 predict("09.tokens", unit="tokens")
 
 # %%
-from course_utils.lessons.zero import offload, tokens_to_hide
+from course_utils.lessons.sharding.zero import offload, tokens_to_hide
 
 a100 = gpu("A100-80GB").rates  # of its data sheet: FLOP/s, and bytes/s in one direction
 ways = {
@@ -551,7 +551,7 @@ for degree in (2, 4, 8, 16):
 # mistake leads to it.
 
 # %%
-from course_utils.quizzes import quiz
+from course_utils.lessons import quiz
 
 quiz(9)
 

@@ -32,7 +32,7 @@
 # **Your guess.** How large is that buffer for GPT-2 XL?
 
 # %%
-from course_utils.teaching import predict, reveal
+from course_utils.interactive.guesses import predict, reveal
 
 predict("10.buffer", unit="GB")
 
@@ -42,7 +42,7 @@ predict("10.buffer", unit="GB")
 
 # %%
 from course_utils import PRESETS, format_bytes
-from course_utils.lessons.buffers import buffer_makers, flat_buffer_bytes
+from course_utils.lessons.allocator.buffers import buffer_makers, flat_buffer_bytes
 
 N = PRESETS["gpt2-xl"].parameters
 for rounded in (1.5e9, 3e9):
@@ -56,7 +56,7 @@ reveal("10.buffer", flat_buffer_bytes(N))
 # gradients and states, and compare the sizes.
 
 # %%
-from course_utils.plots import bars
+from course_utils.figures import bars
 
 makers = buffer_makers("gpt2-xl")
 full_size = [name for name, size in makers.items() if size > 0.99 * flat_buffer_bytes(N)]
@@ -74,7 +74,7 @@ bars(makers, title, highlight="a flat fp32 buffer", provenance="estimated from f
 
 # %%
 from course_utils import TrainingRun, measure
-from course_utils.estimating.update import optimizer_step
+from course_utils.estimating.exact.update import optimizer_step
 
 small = TrainingRun("gpt2", 1, 128, "fp32", attention="efficient")
 for way in ("adamw-loop", "adamw-foreach", "adamw-fused"):
@@ -96,7 +96,7 @@ for way in ("adamw-loop", "adamw-foreach", "adamw-fused"):
 # %%
 import torch
 
-from course_utils.lessons.buffers import gradients_of, taken_by
+from course_utils.lessons.allocator.buffers import gradients_of, taken_by
 
 
 def flat_norm(gradients):
@@ -149,7 +149,7 @@ predict("10.three", unit="MiB")
 
 # %%
 from course_utils import replay
-from course_utils.lessons.fragmentation import trace_of
+from course_utils.lessons.allocator.traces import trace_of
 
 three = replay(trace_of("a=4 b=4 c=4"))
 print(f"allocated {format_bytes(three.allocated[-1], 'MiB', 0)}, reserved {format_bytes(three.reserved[-1], 'MiB', 0)}")
@@ -172,7 +172,7 @@ for request in ("a=0.001K", "a=1.2K", "a=1M", "a=1.001M", "a=9.9M", "a=10M", "a=
 # a tensor, gray hatched is an empty segment that the driver could have back.
 
 # %%
-from course_utils.lessons.allocator_player import allocator_player
+from course_utils.lessons.allocator.widget import allocator_player
 
 allocator_player("a=4 b=4 c=4 d=12 e=512K -b f=2 -a -f g=7 -d h=11 i=13", event=7)
 
@@ -211,8 +211,8 @@ memory_map_page(replayed)
 # What the allocator had reserved and allocated after each event of the two steps:
 
 # %%
-from course_utils.lessons.fragmentation import counters, curves
-from course_utils.plots import lines
+from course_utils.lessons.allocator.traces import counters, curves
+from course_utils.figures import lines
 
 lines(
     curves(replayed),
@@ -239,7 +239,7 @@ counters(replayed, moments)
 # The last two exist on a GPU only. What is known of them here:
 
 # %% tags=["nbval-ignore-output"]
-from course_utils.lessons.fragmentation import beyond_simulation, live_counters
+from course_utils.lessons.allocator.traces import beyond_simulation, live_counters
 
 print(live_counters(measured))
 print(beyond_simulation())
@@ -306,7 +306,7 @@ memory_map(tight)
 # Which tensors keep the largest holes from being given back?
 
 # %%
-from course_utils.lessons.fragmentation import hole_keepers
+from course_utils.lessons.allocator.traces import hole_keepers
 
 for line in hole_keepers(tight, count=2):
     print(line)
@@ -335,8 +335,8 @@ print(f"at the worst moment {worst:.0%} of what is reserved is stuck between ten
 # backward, gradients of weights stay and gradients of activations go.
 
 # %%
-from course_utils.lessons.allocator_figures import segments_figure
-from course_utils.lessons.fragmentation import holes
+from course_utils.lessons.allocator.figures import segments_figure
+from course_utils.lessons.allocator.traces import holes
 
 toy = replay(holes(), "80 MiB")
 share = 100 * toy.failure.free_share
@@ -375,7 +375,7 @@ bars(reserved, "Expandable segments help, a smaller largest tensor helps more, a
      provenance=f"most ever reserved, replayed; {replayed.provenance}")  # fmt: skip
 
 # %%
-from course_utils.lessons.fragmentation import states_first, times
+from course_utils.lessons.allocator.traces import states_first, times
 
 reveal("10.expandable", reserved["expandable segments"])
 for name, (source, choices) in trials.items():
@@ -421,7 +421,7 @@ for name, events, expandable in (
 # length. Here is a small model, an embedding and a head, on six such batches.
 
 # %%
-from course_utils.lessons.lengths import trained_on
+from course_utils.lessons.allocator.lengths import trained_on
 
 rising = [300, 350, 400, 430, 470, 512]
 sorted_up = trained_on(rising)
@@ -572,7 +572,7 @@ for name, result in (("before", steps), ("mended", again)):
 # mistake leads to it.
 
 # %%
-from course_utils.quizzes import quiz
+from course_utils.lessons import quiz
 
 quiz(10)
 

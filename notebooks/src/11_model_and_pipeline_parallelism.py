@@ -28,13 +28,13 @@
 # **Your guess.** What percentage of the time does each device work?
 
 # %%
-from course_utils.teaching import predict, reveal
+from course_utils.interactive.guesses import predict, reveal
 
 predict("11.naive", unit="%")
 
 # %%
-from course_utils.lessons.pipeline_figures import pipeline_figure
-from course_utils.lessons.pipelines import simulate
+from course_utils.lessons.pipelines.figures import pipeline_figure
+from course_utils.lessons.pipelines.schedules import simulate
 
 naive = simulate("naive", stages=4, micro_batches=8)
 pipeline_figure(naive)
@@ -63,7 +63,7 @@ predict("11.micro", unit="micro-batches")
 # Now drive it:
 
 # %%
-from course_utils.lessons.pipeline_player import pipeline_player
+from course_utils.lessons.pipelines.widget import pipeline_player
 
 pipeline_player("GPipe", stages=4, micro_batches=8)
 
@@ -73,8 +73,8 @@ pipeline_player("GPipe", stages=4, micro_batches=8)
 # (p − 1)/(m + p − 1) of the time is lost (Huang et al. 2019, section 2.3).
 
 # %%
-from course_utils.lessons.pipelines import bubble, micro_batches_for
-from course_utils.plots import lines
+from course_utils.lessons.pipelines.schedules import bubble, micro_batches_for
+from course_utils.figures import lines
 
 m = [1, 2, 4, 8, 16, 32, 64, 128]
 lines(
@@ -134,8 +134,8 @@ reveal("11.kept", one_one.most_kept(0), unit="micro-batches")
 
 # %%
 from course_utils import TrainingRun, format_bytes
-from course_utils.lessons.pipeline_memory import stage_memory
-from course_utils.plots import stack
+from course_utils.lessons.pipelines.memory import stage_memory
+from course_utils.figures import stack
 
 run = TrainingRun("gpt2-xl", micro_batch=4, seq_len=1024, precision="bf16-master")
 rows = {
@@ -218,7 +218,7 @@ reveal("11.versions", endless.versions(0), unit="versions")
 # does that do? Take the simplest valley, w²/2, and gradients that are d updates late: w ← w − α·w(d updates ago).
 
 # %%
-from course_utils.lessons.staleness import found_rate, largest_rate, late_descent
+from course_utils.lessons.pipelines.staleness import found_rate, largest_rate, late_descent
 
 print("late  largest rate that settles: by trying, by formula 2·cos(d·π/(2d + 1))")
 for late in (0, 1, 3, 7, 15):
@@ -244,7 +244,7 @@ def one_rank(micro_batches, seconds):
     import torch.distributed as dist
     from torch.distributed import pipelining
 
-    from course_utils.lessons.pipeline_parts import Clock, batch, gradients, loss, part
+    from course_utils.lessons.pipelines.real_ranks import Clock, batch, gradients, loss, part
 
     dist.init_process_group("gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
@@ -267,8 +267,8 @@ def one_rank(micro_batches, seconds):
 # work, and lets four stages work at once.
 
 # %%
-from course_utils.distributed import run_ranks, why_no_ranks
-from course_utils.lessons.pipeline_parts import by_schedule, difference, whole_gradients
+from course_utils.ranks.launch import run_ranks, why_no_ranks
+from course_utils.lessons.pipelines.real_ranks import by_schedule, difference, whole_gradients
 
 ranks = [] if why_no_ranks() else run_ranks(one_rank, 4, micro_batches=8, seconds=0.05)
 print(why_no_ranks() or f"{len(ranks)} processes have trained one step under each schedule")
@@ -310,8 +310,8 @@ reveal("11.time", simulate("GPipe", p, m).span * 50, unit="ms")
 # Predicted above, measured below; the measured ones are your own machine's, and vary.
 
 # %% tags=["nbval-ignore-output"]
-from course_utils.lessons.pipeline_figures import timelines
-from course_utils.lessons.pipeline_parts import in_milliseconds, works
+from course_utils.lessons.pipelines.figures import timelines
+from course_utils.lessons.pipelines.real_ranks import in_milliseconds, works
 
 panels = {}
 for name in ("GPipe", "1F1B"):
@@ -322,7 +322,7 @@ timelines(panels, "Four processes keep the predicted schedule, a little late",
           provenance="measured: 4 processes (gloo) on this processor")  # fmt: skip
 
 # %% tags=["nbval-ignore-output"]
-from course_utils.lessons.pipeline_parts import measured_span
+from course_utils.lessons.pipelines.real_ranks import measured_span
 
 for name, found in by_schedule(ranks).items():
     took, idle = measured_span([rank["noted"] for rank in found])
@@ -349,7 +349,7 @@ predict("11.plan", unit="%")
 
 # %%
 from course_utils import gpu
-from course_utils.lessons.parallel_plans import Cluster, Plan, account, cheapest
+from course_utils.lessons.pipelines.plans import Cluster, Plan, account, cheapest
 
 llama = TrainingRun("llama3-70b", micro_batch=1, seq_len=4096, precision="bf16-master", recompute="full")
 cluster = Cluster(gpu("H100-80GB"), nodes=8, per_node=8, network=50e9)
@@ -437,7 +437,7 @@ for name, other in {
 # mistake leads to it.
 
 # %%
-from course_utils.quizzes import quiz
+from course_utils.lessons import quiz
 
 quiz(11)
 

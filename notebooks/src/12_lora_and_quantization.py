@@ -28,7 +28,7 @@
 # columns and A has r rows ([Hu et al. 2022](https://arxiv.org/abs/2106.09685), section 4.1). The rank r is small.
 
 # %%
-from course_utils.lessons.lora_figures import lora_picture
+from course_utils.lessons.lora.figures import lora_picture
 
 lora_picture(n_out=4096, n_in=4096, rank=64)
 
@@ -37,14 +37,14 @@ lora_picture(n_out=4096, n_in=4096, rank=64)
 # matrices of attention in every block (q, k, v, out). How many percent of the model's parameters learn?
 
 # %%
-from course_utils.teaching import predict, reveal
+from course_utils.interactive.guesses import predict, reveal
 
 predict("12.percent", unit="%")
 
 # %%
 from course_utils import TrainingRun
-from course_utils.lessons.lora_by_hand import adapter_parameters
-from course_utils.plots import lines
+from course_utils.lessons.lora.by_hand import adapter_parameters
+from course_utils.figures import lines
 
 llama = TrainingRun("llama3-8b").model
 attention, everywhere = ("q", "k", "v", "out"), ("q", "k", "v", "out", "gate", "up", "down")
@@ -146,7 +146,7 @@ predict("12.activations", unit="%")
 
 # %%
 from course_utils import measure
-from course_utils.plots import stack
+from course_utils.figures import stack
 
 full = TrainingRun("gpt2", micro_batch=4, seq_len=512, precision="amp-bf16")
 runs = {
@@ -175,7 +175,7 @@ reveal("12.activations", 100 * (1 - kept["LoRA on all matrices"] / kept["all wei
 
 # %%
 from course_utils.networks.lora import LoraLinear
-from course_utils.teaching import saved_by
+from course_utils.interactive.saved import saved_by
 
 h, tokens = 768, (4, 512, 768)
 layers = {"plain": nn.Linear(h, h), "frozen": nn.Linear(h, h).requires_grad_(False),
@@ -298,8 +298,8 @@ print(f"Hu et al., GPT-3: 32.5 tokens per second and GPU become 43.1: {1 - 32.5 
 predict("12.won", unit="%")
 
 # %%
-from course_utils.lessons.language_model import corpus, mean_loss
-from course_utils.lessons.lora_by_hand import fine_tune, pretrained, sonnets
+from course_utils.lessons.shared.language_model import corpus, mean_loss
+from course_utils.lessons.lora.by_hand import fine_tune, pretrained, sonnets
 
 model = pretrained()
 before = {"new": mean_loss(model, sonnets()), "old": mean_loss(model, corpus())}
@@ -309,7 +309,7 @@ for rank, done in tuned.items():
           f"({done.trained / tuned[0].trained:3.0%}) at a learning rate of {done.rate:g}")  # fmt: skip
 
 # %% tags=["nbval-ignore-output"]
-from course_utils.plots import bars
+from course_utils.figures import bars
 
 won = {rank: 100 * (before["new"] - done.new) / (before["new"] - tuned[0].new) for rank, done in tuned.items()}
 lost = {rank: 100 * (done.old - before["old"]) / (tuned[0].old - before["old"]) for rank, done in tuned.items()}
@@ -355,7 +355,7 @@ print("both at 0.01, rank 8 would seem to learn more than all weights:", factors
 # models. And merged, ours is one plain model again:
 
 # %%
-from course_utils.lessons.lora_by_hand import merged as merge_all
+from course_utils.lessons.lora.by_hand import merged as merge_all
 
 plain = merge_all(tuned[8].model)
 print("parameters as before:", sum(w.numel() for w in plain.parameters()) == sum(w.numel() for w in model.parameters()))
@@ -386,7 +386,7 @@ predict("12.bit", unit="times")
 # (*per channel*), one for each block of 32 numbers.
 
 # %% tags=["nbval-ignore-output"]
-from course_utils.lessons.quantization import absmax, block_matrices, relative_error, uniform_error
+from course_utils.lessons.lora.quantization import absmax, block_matrices, relative_error, uniform_error
 
 weight = block_matrices(model)["blocks.0.mlp.up.weight"]
 bits = [2, 3, 4, 5, 6, 7, 8]
@@ -427,7 +427,7 @@ for name, group in groups.items():
 # 2018](https://arxiv.org/abs/1712.05877), eq. 1).
 
 # %%
-from course_utils.lessons.quantization import zero_point
+from course_utils.lessons.lora.quantization import zero_point
 
 torch.manual_seed(0)
 activation = nn.functional.gelu(torch.randn(100_000))
@@ -454,8 +454,8 @@ nf4 = [quantile / quantiles[-1] for quantile in quantiles]
 print(" ".join(f"{value:.4f}" for value in nf4))
 
 # %% tags=["nbval-ignore-output"]
-from course_utils.lessons.lora_figures import code_picture
-from course_utils.lessons.quantization import grouped
+from course_utils.lessons.lora.figures import code_picture
+from course_utils.lessons.lora.quantization import grouped
 
 blocks = grouped(weight, 64)
 scaled = (blocks / blocks.abs().amax(dim=1, keepdim=True)).flatten().tolist()
@@ -471,7 +471,7 @@ code_picture(scaled, {"absmax, 4 bits": [k / 7 for k in range(-7, 8)], "NF4": nf
 predict("12.nf4", unit="%")
 
 # %%
-from course_utils.lessons.quantization import bits_per_number, nearest
+from course_utils.lessons.lora.quantization import bits_per_number, nearest
 
 even, normal = relative_error(weight, absmax(weight, 4, 64)), relative_error(weight, nearest(weight, nf4, 64))
 reveal("12.nf4", round(100 * (1 - normal / even), -1), unit="%")
@@ -485,7 +485,7 @@ print(f"with QLoRA's 8-bit scales, and an fp32 one for 256 of those: {4 + 8 / 64
 # move until the squared error is least (Lloyd's algorithm).
 
 # %%
-from course_utils.lessons.quantization import clusters
+from course_utils.lessons.lora.quantization import clusters
 
 torch.manual_seed(0)
 blocks = torch.randn(4096, 64)
@@ -505,7 +505,7 @@ for name, rounded in {"absmax": absmax(blocks, 4, 64), "NF4": by_nf4, "Lloyd's c
 predict("12.enough", unit="bits")
 
 # %% tags=["nbval-ignore-output"]
-from course_utils.lessons.quantization import with_rounded_blocks
+from course_utils.lessons.lora.quantization import with_rounded_blocks
 
 
 def loss_with(rounding):
@@ -533,7 +533,7 @@ reveal("12.enough", enough["each row"], unit="bits")
 # layer: *[calibration](../docs/glossary.md#calibration)*.
 
 # %%
-from course_utils.lessons.quantization import calibrate, with_rounded_inputs
+from course_utils.lessons.lora.quantization import calibrate, with_rounded_inputs
 
 rounded = with_rounded_blocks(model, lambda w: absmax(w, 8, w.shape[1]))
 largest = calibrate(rounded, corpus()[:1000])
@@ -555,8 +555,8 @@ for k in (8, 6, 4):
 # signs of R are the best signs, and the mean of |R| is the best c. Such a step costs one bit a number.
 
 # %% tags=["nbval-ignore-output"]
-from course_utils.lessons.factored_quantization import split
-from course_utils.lessons.lora_figures import histograms
+from course_utils.lessons.lora.factored import split
+from course_utils.lessons.lora.figures import histograms
 
 many = split(weight, 24)
 histograms({"W": weight.flatten().tolist(), "U": many.U.flatten().tolist(), "V": many.V.flatten().tolist()},
@@ -608,8 +608,8 @@ lines({name: (steps, [100 * error for error in series]) for name, series in draw
 predict("12.zeros", unit="of 1,000")
 
 # %%
-from course_utils.lessons.language_model import train_language_model
-from course_utils.lessons.quantization import even_adam, zeros_in_second_moment
+from course_utils.lessons.shared.language_model import train_language_model
+from course_utils.lessons.lora.quantization import even_adam, zeros_in_second_moment
 
 adam = train_language_model("adamw")
 evenly, dynamic = zeros_in_second_moment(adam.optimizer)
@@ -682,7 +682,7 @@ reveal("12.qlora", estimate(qlora).total)
 # An estimate of a model that you cannot run is only as good as one of a model that you can:
 
 # %%
-from course_utils.plots import compare_bars
+from course_utils.figures import compare_bars
 
 small = TrainingRun("tiny-llama", 4, 256, "bf16", recompute="full", lora_rank=16, lora_targets=("attention", "mlp"),
                     frozen_bits=4, optimizer="adam8bit")  # fmt: skip
@@ -712,7 +712,7 @@ reveal("12.beside", 100 * part["NF4"], unit="%")
 # Now you. Which is the largest Llama that you can fine-tune on an RTX 4090 in 16 bits? In 4?
 
 # %%
-from course_utils.lessons.lora_widget import lora_explorer
+from course_utils.lessons.lora.widget import lora_explorer
 
 lora_explorer("llama3-8b", micro_batch=1, seq_len=1024, precision="bf16", lora_rank=16, frozen_bits=4, recompute="full")
 
@@ -730,7 +730,7 @@ lora_explorer("llama3-8b", micro_batch=1, seq_len=1024, precision="bf16", lora_r
 # mistake leads to it.
 
 # %%
-from course_utils.quizzes import quiz
+from course_utils.lessons import quiz
 
 quiz(12)
 

@@ -37,15 +37,15 @@
 
 # %%
 from course_utils import TrainingRun, format_bytes
-from course_utils.teaching import predict, reveal
+from course_utils.interactive.guesses import predict, reveal
 
 llama = TrainingRun("llama3.1-8b", micro_batch=2, seq_len=8192, precision="amp-bf16")
 xl = TrainingRun("gpt2-xl", micro_batch=32, seq_len=1024, precision="amp-bf16")
 predict("13.fold", unit="times")
 
 # %%
-from course_utils.lessons.calculator_figures import side_by_side
-from course_utils.lessons.calculators import answers, calculator, spread
+from course_utils.lessons.calculators.figures import side_by_side
+from course_utils.lessons.calculators.calculators import answers, calculator, spread
 
 runs = {"Llama 3.1 8B": llama, "GPT-2 XL": xl}
 order = [name for part in ("states", "activations", "a step") for name in answers(llama, part)]
@@ -68,7 +68,7 @@ for model, run in runs.items():
 # constant: it grows with the batch.
 
 # %%
-from course_utils.plots import lines
+from course_utils.figures import lines
 
 batches = [1, 2, 4, 8]
 spreads = {model: (batches, [spread(run.replace(micro_batch=b), "a step") for b in batches])
@@ -99,7 +99,7 @@ predict("13.within", unit="calculators")
 
 # %%
 from course_utils import measure
-from course_utils.lessons.calculators import truth
+from course_utils.lessons.calculators.calculators import truth
 
 measured = {model: measure(run) for model, run in runs.items()}
 real = {model: truth(measurement) for model, measurement in measured.items()}
@@ -114,7 +114,7 @@ title = f"With the s×s matrices, answers are two to four times the {word} peak"
 side_by_side(with_truth, title, peaks, real["GPT-2 XL"].provenance, word)
 
 # %%
-from course_utils.lessons.calculators import percent_off
+from course_utils.lessons.calculators.calculators import percent_off
 
 near = {
     model: [name for name, size in answers(run, "a step").items() if abs(percent_off(size, real[model].peak)) <= 10]
@@ -146,13 +146,13 @@ predict("13.cancel", unit="GB")
 # add up to the whole gap, to the byte:
 
 # %%
-from course_utils.lessons.calculators import TERMS, gaps
+from course_utils.lessons.calculators.calculators import TERMS, gaps
 
 for term in TERMS:
     print(f"{term.name:24s} {term.why}")
 
 # %%
-from course_utils.lessons.calculator_figures import gap_map
+from course_utils.lessons.calculators.figures import gap_map
 
 table = {name: gaps(name, xl, real["GPT-2 XL"]) for name in order}
 title = f"GPT-2 XL, answer minus {word} peak in GB: llm-analysis is near because its errors cancel"
@@ -178,7 +178,7 @@ for name, found in table.items():
 # tick on until it is exact.
 
 # %%
-from course_utils.lessons.calculator_widget import mender
+from course_utils.lessons.calculators.widget import mender
 
 cases = {model: (run, real[model]) for model, run in runs.items()}
 mender(cases, "EleutherAI cookbook")
@@ -191,8 +191,8 @@ mender(cases, "EleutherAI cookbook")
 predict("13.zero", unit="GB")
 
 # %%
-from course_utils.lessons.calculator_figures import mended
-from course_utils.lessons.calculators import largest_gap
+from course_utils.lessons.calculators.figures import mended
+from course_utils.lessons.calculators.calculators import largest_gap
 
 worst = largest_gap("ZeRO", llama, real["Llama 3.1 8B"])
 lacks = -gaps("ZeRO", llama, real["Llama 3.1 8B"])[worst]
@@ -210,7 +210,7 @@ print(f"ZeRO: 24·h = {24 * h:,} bytes a token and block; under autocast a Llama
 # **The gap** of each of the nine, with its largest term, and what is left when that one term is put right:
 
 # %%
-from course_utils.lessons.calculators import add_back
+from course_utils.lessons.calculators.calculators import add_back
 
 found = {name: gaps(name, llama, real["Llama 3.1 8B"]) for name in order}
 title = f"Llama 3.1 8B, answer minus {word} peak in GB: one column makes the four highest answers"
@@ -309,7 +309,7 @@ for unit, factor in {"KiB": 2**10 / 1e3, "MiB": 2**20 / 1e6, "GiB": 2**30 / 1e9,
 predict("13.ledger", unit="MB")
 
 # %%
-from course_utils.lessons.calculators import three_ways
+from course_utils.lessons.calculators.calculators import three_ways
 
 three_ways(xl, measured["GPT-2 XL"])
 
@@ -318,7 +318,7 @@ three_ways(llama, measured["Llama 3.1 8B"])
 
 # %%
 from course_utils import estimate
-from course_utils.lessons.calculators import autocast_formula, outside_blocks
+from course_utils.lessons.calculators.calculators import autocast_formula, outside_blocks
 
 missing = real["GPT-2 XL"].peak - sum(autocast_formula(xl).values())
 reveal("13.ledger", missing, unit="MB")
@@ -353,7 +353,7 @@ gpu_tables()[0]
 predict("13.states", unit="GB")
 
 # %%
-from course_utils.lessons.errata import ERRATA, errata_table
+from course_utils.lessons.calculators.errata import ERRATA, errata_table
 
 reveal("13.states", 16 * llama.model.parameters)
 print(f"{len(ERRATA)} claims, each with its evidence, computed now:")
@@ -380,7 +380,7 @@ errata_table()
 # mistake leads to it.
 
 # %%
-from course_utils.quizzes import quiz
+from course_utils.lessons import quiz
 
 quiz(13)
 

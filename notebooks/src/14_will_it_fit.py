@@ -30,12 +30,12 @@
 
 # %%
 from course_utils import estimate, fit, format_bytes, gpu, measure
-from course_utils.teaching import predict, reveal
+from course_utils.interactive.guesses import predict, reveal
 
 predict("14.room", unit="GB")
 
 # %%
-from course_utils.lessons.plans import catalog
+from course_utils.lessons.plans.plans import catalog
 
 catalog()
 
@@ -104,7 +104,7 @@ reveal("14.workspaces", round(share, 1), unit="%")
 predict("14.micro", unit="sequences")
 
 # %%
-from course_utils.lessons.plans import plan_figure
+from course_utils.lessons.plans.plans import plan_figure
 
 plan = fit("gpt2-xl", "RTX5090-32GB", global_batch=32, seq_len=1024)
 plan_figure(plan, "It trains on 32 GB: small micro-batches, and only the cheap operations recomputed")
@@ -116,7 +116,7 @@ plan_figure(plan, "It trains on 32 GB: small micro-batches, and only the cheap o
 # end what saves time alone.
 
 # %%
-from course_utils.lessons.plans import path_table
+from course_utils.lessons.plans.plans import path_table
 
 path_table(plan)
 
@@ -170,7 +170,7 @@ print(best.code())
 # 05](05_activations.ipynb)).
 
 # %%
-from course_utils.fitting import SAFETY
+from course_utils.planning.twin import SAFETY
 
 puzzle, room = TrainingRun("gpt2-xl", 32, 1024, recompute="full"), plan.card.room
 ways = {
@@ -217,8 +217,8 @@ predict("14.peak")
 # Locked? Then run it: on your GPU if it is there and large enough, else simulated.
 
 # %%
-from course_utils.lessons.plans import grade
-from course_utils.plots import timeline
+from course_utils.lessons.plans.plans import grade
+from course_utils.figures import timeline
 
 measured = measure(single)
 grade("14.peak", measured.peak, measured.word)
@@ -226,7 +226,7 @@ timeline(measured, "The second step: the peak is where the blocks' activations m
          capacity=room, capacity_label=f"what a program gets: {format_bytes(room, 'GB', 1)}")  # fmt: skip
 
 # %%
-from course_utils.plots import compare_bars
+from course_utils.figures import compare_bars
 
 reveal("14.peak", measured.peak)
 gap = format_bytes(abs(estimate(single).total - measured.peak))
@@ -261,7 +261,7 @@ print(f"16·N = {format_bytes(16 * alone.start.model.parameters, 'GB', 1)}: no c
 # So something has to change in the training itself. One permission at a time:
 
 # %%
-from course_utils.plots import stack
+from course_utils.figures import stack
 
 words = {"precision": "master weights", "pure-bf16": "all in bf16", "optimizer": "Adafactor", "lora": "LoRA"}
 allowed = {name: fit(**eight_b, may_change=(name,)) for name in words}
@@ -389,7 +389,7 @@ path_table(found[fits[-1]])
 # %%
 import textwrap
 
-from course_utils.lessons.detective import case
+from course_utils.lessons.plans.detective import case
 
 first = case(1)
 print(textwrap.fill(f"{first.told} {first.message}", 110))
@@ -416,7 +416,7 @@ print(f"{format_bytes(seen.requested, 'GiB', 2)} = 4 bytes · {tokens:,} tokens 
 # those are right?
 
 # %%
-from course_utils.lessons.detective_widget import detective
+from course_utils.lessons.plans.widget import detective
 
 detective()
 
@@ -426,7 +426,7 @@ detective()
 # mistake leads to it.
 
 # %%
-from course_utils.quizzes import quiz
+from course_utils.lessons import quiz
 
 quiz(14)
 
@@ -446,6 +446,6 @@ quiz(14)
 # you, line by line. [The same as a page to print](../docs/cheat_sheet.md), with what to remember and what breaks it.
 
 # %% tags=["nbval-ignore-output"]
-from course_utils.cheat_sheet import cheat_sheet
+from course_utils.lessons.shared.cheat_sheet import cheat_sheet
 
 cheat_sheet()

@@ -25,7 +25,7 @@
 # **How many micro-batches must it be?**
 
 # %%
-from course_utils.teaching import predict, reveal
+from course_utils.interactive.guesses import predict, reveal
 
 predict("explorer.micro_batches", unit="micro-batches")
 
@@ -35,7 +35,7 @@ predict("explorer.micro_batches", unit="micro-batches")
 # slider, **Enter** presses a button.
 
 # %%
-from course_utils.dashboard_widget import explore
+from course_utils.interactive.explorer_widget import explore
 
 page = explore()
 page
@@ -55,7 +55,7 @@ print(page.breakdown)
 # And the first question? The list is what the buttons say:
 
 # %%
-from course_utils.dashboard import next_changes
+from course_utils.interactive.explorer import next_changes
 
 changes = next_changes({})  # of the puzzle
 cut = next(change for change in changes if change.fits and change.chosen["accumulation_steps"] > 1)
@@ -82,7 +82,7 @@ predict("explorer.ranks", unit="GPUs")
 
 # %%
 from course_utils import format_bytes
-from course_utils.dashboard import dashboard
+from course_utils.interactive.explorer import dashboard
 
 llama = {"model": "llama3-8b", "micro_batch": 1, "seq_len": 4096, "recompute": "full", "gpu": "A100-40GB"}
 llama |= {"zero_stage": 3, "precision": "bf16-master"}

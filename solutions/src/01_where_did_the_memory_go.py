@@ -20,8 +20,8 @@
 
 # %%
 from course_utils import TrainingRun, estimate, format_bytes, gpu, measure
-from course_utils.checks import lesson_01 as check
-from course_utils.plots import lines, timeline
+from course_utils.lessons.one_step import checks as check
+from course_utils.figures import lines, timeline
 
 # %% [markdown]
 # ## 1 · Sixteen bytes, five tensors

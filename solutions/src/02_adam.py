@@ -21,7 +21,7 @@
 # %%
 import torch
 
-from course_utils.checks import lesson_02 as check
+from course_utils.lessons.adam import checks as check
 
 # %% [markdown]
 # ## 1 · What each one remembers
@@ -125,8 +125,8 @@ check.best_rate(best_rate)
 # below is the lesson's. Adam's v gives each axis a step of its own, so that no η has to serve two curvatures.
 
 # %% tags=["solution"]
-from course_utils.lessons.adam import trajectory
-from course_utils.lessons.adam_figures import walks
+from course_utils.lessons.adam.by_hand import trajectory
+from course_utils.lessons.adam.figures import walks
 
 best = best_rate([1.0, 25.0])
 rates = {"a tenth less": 0.9 * best, "a tenth more": 1.1 * best}
@@ -245,7 +245,7 @@ check.step_transient(step_transient)
 
 # %% tags=["solution"]
 from course_utils import TrainingRun, measure
-from course_utils.lessons.adam import step_temporaries
+from course_utils.lessons.adam.by_hand import step_temporaries
 
 sizes = check.gpt2_shapes()
 for how in ("fused", "foreach", "loop"):

@@ -22,7 +22,7 @@
 import torch
 
 from course_utils import TrainingRun, estimate, gpu
-from course_utils.checks import lesson_03 as check
+from course_utils.lessons.precision import checks as check
 
 # %% [markdown]
 # ## 1 · A format from its bits

@@ -20,7 +20,7 @@
 
 # %%
 from course_utils import PRESETS, format_bytes, gpu
-from course_utils.checks import lesson_04 as check
+from course_utils.lessons.parameters import checks as check
 
 # %% [markdown]
 # ## 1 · One block

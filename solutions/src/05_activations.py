@@ -20,8 +20,9 @@
 
 # %%
 from course_utils import TrainingRun, format_bytes
-from course_utils.checks import lesson_05 as check
-from course_utils.teaching import saved_by, show_ledger
+from course_utils.lessons.activations import checks as check
+from course_utils.interactive.saved import saved_by
+from course_utils.interactive.ledgers import show_ledger
 
 # %% [markdown]
 # ## 1 · Operations never seen before
@@ -190,7 +191,7 @@ check.block_bytes(block_bytes)
 from dataclasses import replace
 
 from course_utils import PRESETS
-from course_utils.estimating.activations import block_saved
+from course_utils.estimating.exact.activations import block_saved
 
 for rate in (0.1, 0.0):
     for attention in ("eager", "flash"):

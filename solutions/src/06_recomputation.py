@@ -22,8 +22,8 @@
 from torch.utils.checkpoint import checkpoint
 
 from course_utils import TrainingRun, estimate, format_bytes, gpu
-from course_utils.checks import lesson_06 as check
-from course_utils.plots import timeline
+from course_utils.lessons.recomputation import checks as check
+from course_utils.figures import timeline
 
 # %% [markdown]
 # ## 1 · The cost of every k-th
@@ -371,7 +371,7 @@ timeline(check.mystery(3), "Mystery 3: the activations of one step", unit="MB", 
 # the formulas, and `stretches` from exercise 6 will help.
 
 # %%
-from course_utils.estimating.activations import activation_bytes
+from course_utils.estimating.exact.activations import activation_bytes
 
 
 def infer(measurement) -> dict:

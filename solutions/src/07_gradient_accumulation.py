@@ -22,8 +22,8 @@
 from math import sqrt
 
 from course_utils import TrainingRun, estimate, format_bytes, gpu
-from course_utils.checks import lesson_07 as check
-from course_utils.lessons.accumulation import mean_loss
+from course_utils.lessons.accumulation import checks as check
+from course_utils.lessons.accumulation.micro_batches import mean_loss
 
 # %% [markdown]
 # ## 1 · Two bugs in the common loop

@@ -24,7 +24,7 @@ from contextlib import nullcontext
 from torch.nn.functional import mse_loss
 
 from course_utils import format_bytes
-from course_utils.checks import lesson_08 as check
+from course_utils.lessons.data_parallelism import checks as check
 
 # %% [markdown]
 # ## 1 · Three ways, in bytes

@@ -24,7 +24,7 @@ from math import prod
 import torch
 
 from course_utils import TrainingRun, estimate, format_bytes, gpu
-from course_utils.checks import lesson_09 as check
+from course_utils.lessons.sharding import checks as check
 
 # %% [markdown]
 # ## 1 · One rank's bytes

@@ -22,10 +22,10 @@
 import torch
 
 from course_utils import format_bytes, replay
-from course_utils.checks import lesson_10 as check
-from course_utils.lessons.allocator_figures import segments_figure
-from course_utils.lessons.fragmentation import curves
-from course_utils.plots import lines
+from course_utils.lessons.allocator import checks as check
+from course_utils.lessons.allocator.figures import segments_figure
+from course_utils.lessons.allocator.traces import curves
+from course_utils.figures import lines
 
 KiB, MiB = 2**10, 2**20
 

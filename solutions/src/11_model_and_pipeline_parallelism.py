@@ -22,9 +22,9 @@
 from itertools import pairwise
 
 from course_utils import TrainingRun, format_bytes
-from course_utils.checks import lesson_11 as check
-from course_utils.lessons.pipeline_figures import pipeline_figure
-from course_utils.lessons.pipelines import simulate
+from course_utils.lessons.pipelines import checks as check
+from course_utils.lessons.pipelines.figures import pipeline_figure
+from course_utils.lessons.pipelines.schedules import simulate
 
 # %% [markdown]
 # ## 1 · Enough micro-batches

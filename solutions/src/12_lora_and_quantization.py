@@ -24,7 +24,7 @@ from statistics import NormalDist
 import torch
 
 from course_utils import TrainingRun, estimate, format_bytes, gpu
-from course_utils.checks import lesson_12 as check
+from course_utils.lessons.lora import checks as check
 
 # %% [markdown]
 # ## 1 · What learns

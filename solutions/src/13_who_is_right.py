@@ -20,8 +20,8 @@
 
 # %%
 from course_utils import TrainingRun, estimate, format_bytes
-from course_utils.checks import lesson_13 as check
-from course_utils.lessons.calculators import CALCULATORS, TERMS
+from course_utils.lessons.calculators import checks as check
+from course_utils.lessons.calculators.calculators import CALCULATORS, TERMS
 
 # %% [markdown]
 # ## 1 · Which unit did they mean?

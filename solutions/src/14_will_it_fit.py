@@ -20,8 +20,8 @@
 
 # %%
 from course_utils import TrainingRun, estimate, fit, format_bytes, gpu
-from course_utils.checks import lesson_14 as check
-from course_utils.fitting import SAFETY
+from course_utils.lessons.plans import checks as check
+from course_utils.planning.twin import SAFETY
 
 # %% [markdown]
 # ## 1 · Choose

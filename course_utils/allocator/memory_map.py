@@ -1,0 +1,264 @@
+"""The memory map: a GPU's memory by address, as the allocator has laid it out at one event.
+
+`memory_map(replayed)` draws every segment and block, `memory_map_page(replayed)` is the same for every event, with a
+slider. Both show what a sum cannot: that free memory lies in pieces.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+from ..breakdown import KINDS
+from ..figures.axes import COLOURS, amount_with_unit, digits_for, stop, words
+from ..figures.canvas import INK, MARGIN, QUIET, RULE, WIDTH, Canvas, Figure, ink_on, text_width
+from ..units import GB, format_bytes
+from .memory_map_page import Page, bytes_in_a_row, page_of
+from .replay import MemoryBlock, MemorySegment, Replay, check_replay
+
+__all__ = ["memory_map", "memory_map_page"]
+
+ROW_HEIGHT, ROW_STEP = 24, 29
+ROW_WIDTH = float(WIDTH - 2 * MARGIN)
+FINEST = 2.0
+"""Pixels: neighbors narrower than this are drawn as one, in the color of what most of them is."""
+
+WORTH_A_TIP = 12.0
+"""Pixels: what is narrower is hard to point at, and words for thousands of blocks would make the picture large."""
+
+STUCK, WHOLE, BEYOND, UNKNOWN = "stuck", "cached", "beyond", "tensors"
+LOOKS = {kind: words(kind) for kind in KINDS} | {
+    UNKNOWN: "tensors",
+    STUCK: "free, but stuck beside tensors",
+    WHOLE: "free, and could be given back",
+    BEYOND: "not reserved",
+}
+"""How a stretch of memory is drawn, and what the legend calls it, in the legend's order."""
+
+FILLS = COLOURS | {STUCK: "#FFFFFF", BEYOND: "#FFFFFF", UNKNOWN: "#009E73"}
+HATCHES = {STUCK: "#A8071A", WHOLE: "#B5B5B5"}
+
+
+def memory_map(
+    replayed: Replay,
+    event: int | None = None,
+    title: str | None = None,
+    *,
+    unit: str | None = None,
+    alt: str | None = None,
+) -> Figure:
+    """The memory at `event` (without it: at the peak, or where memory ran out), by address from left to right.
+
+    Rows follow each other like lines of text. Colors are the kinds of memory; hatched is free: red where a tensor in
+    the same segment keeps it from being given back, grey where nothing does. `unit` prints sizes ("GB" or "MB" by
+    itself). Raises ValueError for an event that the replay has not reached, and where nothing is reserved, TypeError
+    for what is no replay, and for what is no event.
+    """
+    check_replay(replayed)
+    event = _telling_event(replayed) if event is None else event
+    segments = replayed.blocks_at(event)
+    if not segments:
+        raise ValueError(
+            f"nothing is reserved after event {event}, so there is no memory to draw; choose a later event"
+        )
+    reserved = sum(segment.bytes for segment in segments)
+    unit = unit or ("GB" if reserved >= GB else "MB")
+    spans = list(_spans(segments, replayed.capacity))
+    title = title or conclusion(replayed, event, unit)
+    alt = alt or _alt(replayed, event, segments, spans, title, unit)
+    canvas = Canvas()
+    top = _legend(canvas, spans, canvas.title(title) + 6, unit) + 14
+    row_bytes = bytes_in_a_row([segment.bytes for segment in segments], spans[-1].end)
+    for piece in _pieces(_merged(spans, FINEST * row_bytes / ROW_WIDTH), row_bytes):
+        _draw(canvas, piece, top, unit)
+    bottom = top + ROW_STEP * ceil(spans[-1].end / row_bytes)
+    note = " · ".join(filter(None, (f"each row is {format_bytes(row_bytes, unit, 2)}", replayed.provenance)))
+    return Figure(canvas.svg(canvas.note(note, bottom + 12) - 2, title, alt), alt)
+
+
+def memory_map_page(replayed: Replay, title: str | None = None) -> Page:
+    """A page that steps through the memory map event by event with a slider; it needs no network and no kernel.
+
+    In a notebook it shows itself; `.save("map.html")` writes it. Raises ValueError for a replay without events,
+    TypeError for what is no replay.
+    """
+    check_replay(replayed)
+    if not len(replayed):
+        raise ValueError("this replay holds no events, so there is nothing to step through")
+    still = memory_map(replayed)
+    return page_of(replayed, title or conclusion(replayed, _telling_event(replayed), None), still, FILLS, HATCHES)
+
+
+def conclusion(replayed: Replay, event: int, unit: str | None) -> str:
+    """What the memory looks like after `event`, in a sentence."""
+    at = event - 1
+    reserved, allocated, stuck = replayed.reserved[at], replayed.allocated[at], replayed.stuck[at]
+    unit = unit or ("GB" if reserved >= GB else "MB")
+    digits = digits_for(reserved, unit)
+    shown = [format_bytes(size, unit, digits) for size in (reserved, allocated, stuck)]
+    text = f"{shown[0]} reserved, {shown[1]} of it in use"
+    if not stuck:
+        return f"{text}; what is free could all be given back"
+    largest = format_bytes(replayed.largest_free[at], unit, max(digits, 2))
+    share = f"{100 * stuck / reserved:.1f} %"
+    return f"{text}; {shown[2]} ({share}) is stuck between tensors, the largest free piece {largest}"
+
+
+def _telling_event(replayed: Replay) -> int:
+    return len(replayed) if replayed.failure is not None else replayed.peak_event
+
+
+@dataclass(frozen=True)
+class _Span:
+    """A stretch of memory that looks alike: bytes from the start of the map, and what it is."""
+
+    start: int
+    bytes: int
+    look: str
+    tip: str = ""
+    begins_segment: bool = False
+
+    @property
+    def end(self) -> int:
+        return self.start + self.bytes
+
+
+def _spans(segments: Iterable[MemorySegment], capacity: int | None) -> Iterator[_Span]:
+    """Segments one after the other, without the gaps between their addresses; then what the GPU has left."""
+    start = 0
+    for segment in segments:
+        for position, block in enumerate(segment.blocks):
+            for number, (size, look) in enumerate(_looks(block)):
+                yield _Span(start, size, look, _tip(block, look, size), position == number == 0)
+                start += size
+    if capacity is not None and capacity > start:
+        yield _Span(start, capacity - start, BEYOND, f"not reserved: {format_bytes(capacity - start)}", True)
+
+
+def _looks(block: MemoryBlock) -> Iterator[tuple[int, str]]:
+    """A block's bytes by how they look: a free one may be stuck at both ends of the pages that could be given back."""
+    if block.is_allocated:
+        yield block.bytes, block.kind or UNKNOWN
+        return
+    first, last = block.releasable
+    end = block.address + block.bytes
+    for size, look in ((first - block.address, STUCK), (last - first, WHOLE), (end - last, STUCK)):
+        if size:
+            yield size, look
+
+
+def _tip(block: MemoryBlock, look: str, size: int) -> str:
+    made_by = (
+        f", {block.allocation.operation} in {block.allocation.module or 'the network'}" if block.allocation else ""
+    )
+    name = f" {block.name}" if block.is_allocated and block.allocation is None else ""
+    return f"{LOOKS[look]}{name}: {format_bytes(size)}{made_by}"
+
+
+def _merged(spans: Iterable[_Span], least: float) -> Iterator[_Span]:
+    """The same stretch with neighbors of less than `least` bytes joined until they are that wide."""
+    crowd: list[_Span] = []
+    for span in spans:
+        if crowd and (span.bytes >= least or sum(one.bytes for one in crowd) >= least):
+            yield _joined(crowd)
+            crowd = []
+        if span.bytes >= least:
+            yield span
+        else:
+            crowd.append(span)
+    if crowd:
+        yield _joined(crowd)
+
+
+def _joined(crowd: Sequence[_Span]) -> _Span:
+    by_look: dict[str, int] = {}
+    for span in crowd:
+        by_look[span.look] = by_look.get(span.look, 0) + span.bytes
+    most = max(by_look, key=lambda look: by_look[look])
+    size = sum(by_look.values())
+    tip = f"{len(crowd)} blocks, most of them {LOOKS[most]}: {format_bytes(size)}" if len(crowd) > 1 else crowd[0].tip
+    return _Span(crowd[0].start, size, most, tip, any(span.begins_segment for span in crowd))
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """The part of a span that lies in one row, in pixels."""
+
+    span: _Span
+    row: int
+    left: float
+    width: float
+    is_first: bool
+
+
+def _pieces(spans: Iterable[_Span], row_bytes: int) -> Iterator[_Piece]:
+    for span in spans:
+        for row in range(span.start // row_bytes, (span.end - 1) // row_bytes + 1):
+            first, last = max(span.start, row * row_bytes), min(span.end, (row + 1) * row_bytes)
+            left = MARGIN + ROW_WIDTH * (first - row * row_bytes) / row_bytes
+            yield _Piece(span, row, left, ROW_WIDTH * (last - first) / row_bytes, first == span.start)
+
+
+def _draw(canvas: Canvas, piece: _Piece, top: float, unit: str) -> None:
+    span, y = piece.span, top + ROW_STEP * piece.row
+    outline = {"stroke": RULE, "stroke_width": 0.5} if span.look in (STUCK, WHOLE, BEYOND) else {}
+    tip = span.tip if piece.width >= WORTH_A_TIP else ""
+    canvas.rect(piece.left, y, piece.width, ROW_HEIGHT, FILLS[span.look], tip, data_look=span.look, **outline)
+    if span.look in HATCHES and piece.width >= 2:
+        canvas.hatch(piece.left, y, piece.width, ROW_HEIGHT, HATCHES[span.look], gap=5)
+    if piece.is_first:
+        ink, reach = (INK, 3) if span.begins_segment else ("#FFFFFF", 0)
+        if piece.width >= 3:
+            canvas.line(piece.left, y - reach, piece.left, y + ROW_HEIGHT + reach, ink, stroke_width=0.8)
+        _label(canvas, piece, y, unit)
+
+
+def _label(canvas: Canvas, piece: _Piece, y: float, unit: str) -> None:
+    """Its name and size inside, as far as there is room."""
+    size = format_bytes(piece.span.bytes, unit, 2)
+    name = {STUCK: "free", WHOLE: "free"}.get(piece.span.look, LOOKS[piece.span.look])
+    fill = FILLS[piece.span.look]
+    for text in (f"{name} {size}", size):
+        if text_width(text, 11) + 8 <= piece.width:
+            canvas.halo_text(
+                piece.left + piece.width / 2, y + 16, text, 11, fill, fill=ink_on(fill), text_anchor="middle"
+            )
+            return
+
+
+def _totals(spans: Iterable[_Span]) -> dict[str, int]:
+    totals = dict.fromkeys(LOOKS, 0)
+    for span in spans:
+        totals[span.look] += span.bytes
+    return {look: size for look, size in totals.items() if size}
+
+
+def _legend(canvas: Canvas, spans: Iterable[_Span], y: float, unit: str) -> float:
+    """Swatches with the bytes of each look; returns the y below them."""
+    x, baseline = float(MARGIN), y + 12
+    for look, size in _totals(spans).items():
+        entry = f"{LOOKS[look]} {amount_with_unit(size, unit, 2)}"
+        wide = 18 + text_width(entry, 12) + 10
+        if x + wide > WIDTH and x > MARGIN:
+            x, baseline = float(MARGIN), baseline + 19
+        outline: dict[str, Any] = {"stroke": RULE, "stroke_width": 1} if look in (STUCK, WHOLE, BEYOND) else {}
+        canvas.rect(x, baseline - 10, 12, 12, FILLS[look], **outline)
+        if look in HATCHES:
+            canvas.hatch(x, baseline - 10, 12, 12, HATCHES[look], gap=5)
+        canvas.text(x + 18, baseline, entry, fill=QUIET if look == BEYOND else INK)
+        x += wide
+    return baseline + 6
+
+
+def _alt(
+    replayed: Replay, event: int, segments: Sequence[MemorySegment], spans: Sequence[_Span], title: str, unit: str
+) -> str:
+    where = replayed.moment(event)
+    parts = ", ".join(f"{LOOKS[look]} {amount_with_unit(size, unit, 2)}" for look, size in _totals(spans).items())
+    failed = (
+        f" {replayed.message[0].upper()}{replayed.message[1:]}" if event == len(replayed) and replayed.failure else ""
+    )
+    return (
+        f"{stop(title)} A map of the GPU's memory by address after event {event:,}{f' ({where})' if where else ''}: "
+        f"{len(segments):,} segments, {parts}.{failed}"
+    )

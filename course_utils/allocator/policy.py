@@ -1,0 +1,549 @@
+"""The policy of torch's caching allocator, in plain Python: where each tensor's bytes would lie on a GPU.
+
+One GPU, one stream. Read it beside c10/cuda/CUDACachingAllocator.cpp of torch 2.13, whose `malloc`, `free_block` and
+`release_cached_blocks` it follows; sizes are bytes. tests/genuine_allocator.py asks that very code, compiled, what it
+does on thousands of allocations: the same, byte for byte. Nothing here needs torch. `allocator_replay.replay` sends
+the allocations of a whole training step through it.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ..units import BLOCK, GiB, KiB, MiB, TiB, round_up
+from .settings import AllocatorSettings, settings
+
+__all__ = ["CachingAllocator", "DriverCall", "OutOfMemory", "settings"]
+
+SMALL_REQUEST = 1 * MiB
+"""Requests up to here are served from the small pool (kSmallSize)."""
+
+SMALL_SEGMENT = 2 * MiB
+"""What the small pool asks the driver for at once (kSmallBuffer)."""
+
+LARGE_REQUEST = 10 * MiB
+"""Requests from here on get a segment of their own size (kMinLargeAlloc)."""
+
+LARGE_ROUNDING = 2 * MiB
+"""… rounded up to a multiple of this, the GPU's page size (kRoundLarge)."""
+
+FIRST_ADDRESS = 1 << 45
+"""Where the first segment lies; any address would do."""
+
+ADDRESS_SPACE = 16 * TiB
+"""What an expandable segment sets aside where no capacity is given; addresses cost nothing."""
+
+
+class OutOfMemory(RuntimeError):
+    """The allocator found no room, not even after giving back all that it could. Sizes in bytes, as it failed.
+
+    `requested` is what was asked for, `attempted` what that came to, rounded up to what the driver hands out.
+    """
+
+    def __init__(self, requested: int, attempted: int, allocator: "CachingAllocator") -> None:
+        self.requested, self.attempted = requested, attempted
+        self.capacity = allocator.capacity or 0
+        self.allocated, self.reserved = allocator.allocated, allocator.reserved
+        self.largest_free = allocator.largest_free
+        super().__init__(self._message())
+
+    @property
+    def free(self) -> int:
+        """Bytes of the GPU that hold no tensor: what the driver has left, and what is reserved but unallocated."""
+        return self.capacity - self.allocated
+
+    @property
+    def free_share(self) -> float:
+        """`free` as a share of the capacity, from 0 to 1."""
+        return self.free / self.capacity
+
+    def _message(self) -> str:
+        unused = self.reserved - self.allocated
+        text = (
+            f"out of GPU memory (in a replay). Tried to allocate {binary(self.attempted)}. "
+            f"The GPU has a total capacity of {binary(self.capacity)}, "
+            f"of which {binary(self.capacity - self.reserved)} is free. "
+            f"{binary(self.allocated)} is allocated to tensors, and {binary(unused)} is reserved but unallocated, "
+            f"its largest piece {binary(self.largest_free)}."
+        )
+        if self.free < self.requested:
+            return text
+        return (
+            f"{text} In all {100 * self.free_share:.0f} % of the GPU holds no tensor, which would be enough in one "
+            "piece: the memory is fragmented, and expandable_segments:True may help."
+        )
+
+
+def binary(size: int) -> str:
+    """`size` bytes as torch's own message prints them: in bytes, KiB, MiB or GiB with two decimals."""
+    for unit, name in ((GiB, "GiB"), (MiB, "MiB"), (KiB, "KiB")):
+        if size > unit:
+            return f"{size / unit:,.2f} {name}"
+    return f"{size} bytes"
+
+
+@dataclass(frozen=True, slots=True)
+class DriverCall:
+    """Memory taken from the driver or given back to it.
+
+    `action` is torch's word: "segment_alloc" (cudaMalloc), "segment_free" (cudaFree), "segment_map", "segment_unmap".
+    """
+
+    action: str
+    address: int
+    bytes: int
+    small: bool
+
+
+@dataclass(slots=True, eq=False)
+class Block:
+    """A range of addresses within a segment: allocated, or free, or (in an expandable segment) not mapped yet.
+
+    `previous` and `next` are its neighbors in the segment. Two free neighbors are always joined into one.
+    """
+
+    address: int
+    size: int
+    pool: "Pool"
+    expandable: bool = False
+    previous: "Block | None" = None
+    next: "Block | None" = None
+    requested: int = 0
+    allocated: bool = False
+    mapped: bool = True
+
+    @property
+    def end(self) -> int:
+        return self.address + self.size
+
+    @property
+    def is_whole_segment(self) -> bool:
+        return self.previous is None and self.next is None
+
+
+class Pool:
+    """The free blocks of one pool, found by size; equal sizes by address (BlockComparatorSize)."""
+
+    def __init__(self, small: bool, page: int) -> None:
+        self.small = small
+        self.page = page
+        self.by_size: list[tuple[int, int]] = []
+        self.free: dict[int, Block] = {}
+        self.unmapped: dict[int, Block] = {}
+
+    def add(self, block: Block) -> None:
+        """Make a free block available. Its neighbors must be linked already."""
+        insort(self.by_size, (block.size, block.address))
+        self.free[block.address] = block
+
+    def take(self, block: Block) -> None:
+        """Remove a block that is about to be used, joined or given back."""
+        del self.by_size[bisect_left(self.by_size, (block.size, block.address))]
+        del self.free[block.address]
+
+    def from_size(self, size: int) -> Iterator[Block]:
+        """Free blocks of at least `size` bytes, smallest first."""
+        for index in range(bisect_left(self.by_size, (size, 0)), len(self.by_size)):
+            yield self.free[self.by_size[index][1]]
+
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest free block; 0 where there is none."""
+        return self.by_size[-1][0] if self.by_size else 0
+
+
+class CachingAllocator:
+    """torch's caching allocator without a GPU.
+
+    `capacity` is what the driver can give (bytes; None for no limit); the other choices are those of an
+    `AllocatorSettings`, and raise ValueError like it. After each call `allocated` (bytes in blocks that hold a tensor),
+    `reserved` (bytes taken from the driver) and `releasable` (free bytes that could be given back now) are current;
+    `driver_calls` lists what the driver was asked, `retries` counts allocations that had to give cached memory back.
+
+    `offered` takes (bytes, address) of segments as a GPU's driver placed them. The next new segments of those sizes lie
+    there; any other follows the last. The order counts: of equal free blocks, the one at the lowest address is used.
+    (torch 2.13 uses one of the oldest segment. That is the same where nothing is offered, since addresses ascend.)
+    Expandable segments are not placed: a pool has only one.
+    """
+
+    def __init__(self, capacity: int | None = None, **choices: Any) -> None:
+        if capacity is not None and (not isinstance(capacity, int) or isinstance(capacity, bool) or capacity < 1):
+            raise ValueError(f"capacity is {capacity!r}: it takes whole bytes, at least 1, or None for no limit")
+        self.capacity = capacity
+        self.settings = AllocatorSettings(**choices)
+        self.small = Pool(True, SMALL_SEGMENT)
+        self.large = Pool(False, self.settings.large_segment)
+        self.allocated = self.requested = self.reserved = self.releasable = self.retries = 0
+        self.driver_calls: list[DriverCall] = []
+        self.offered: list[tuple[int, int]] = []
+        self._live: dict[int, Block] = {}
+        self._heads: dict[int, Block] = {}
+        self._ends: dict[int, int] = {}
+        self._next_address = FIRST_ADDRESS
+
+    # What a program calls
+
+    def malloc(self, size: int) -> int:
+        """The address of a block for `size` bytes. Raises OutOfMemory if the GPU has no room for it."""
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            raise ValueError(f"size is {size!r}: an allocation takes at least 1 byte (torch skips empty tensors)")
+        rounded = self.round_size(size)
+        pool = self.small if rounded <= SMALL_REQUEST else self.large
+        block = self._best_fit(pool, rounded) or self._new_block(pool, rounded)
+        if block is None:
+            raise OutOfMemory(size, self.segment_size(rounded), self)
+        if self._should_split(block, rounded):
+            self._split(block, rounded)
+        block.allocated, block.requested = True, size
+        self._live[block.address] = block
+        self.allocated += block.size
+        self.requested += size
+        return block.address
+
+    def free(self, address: int) -> None:
+        """Return a block to its pool, joined with free neighbors; the driver gets nothing back.
+
+        Raises ValueError for an address at which nothing is allocated.
+        """
+        block = self._live.pop(address, None)
+        if block is None:
+            raise ValueError(f"nothing is allocated at address {address}: free what malloc returned, and once")
+        self.allocated -= block.size
+        self.requested -= block.requested
+        block.allocated, block.requested = False, 0
+        self._join(block)
+        self._cache(block)
+
+    def empty_cache(self) -> None:
+        """Give every segment without an allocation back to the driver (expandable: every page without one)."""
+        for pool in (self.large, self.small):
+            for block in [pool.free[address] for _, address in pool.by_size]:
+                if block.expandable:
+                    self._unmap(block)
+                elif block.is_whole_segment:
+                    self._release(block)
+
+    # Reading
+
+    @property
+    def cached(self) -> int:
+        """Bytes reserved that hold no tensor."""
+        return self.reserved - self.allocated
+
+    @property
+    def stuck(self) -> int:
+        """Free bytes that cannot be given back, because something is allocated in the same segment (or page)."""
+        return self.cached - self.releasable
+
+    @property
+    def largest_free(self) -> int:
+        """Bytes of the largest free block."""
+        return max(self.small.largest, self.large.largest)
+
+    @property
+    def driver_allocations(self) -> int:
+        """How often memory was taken from the driver (cudaMalloc, or mapping pages)."""
+        return sum(call.action in ("segment_alloc", "segment_map") for call in self.driver_calls)
+
+    def block_size(self, address: int) -> int:
+        """Bytes of the block that is allocated at `address`: at least what was requested."""
+        return self._live[address].size
+
+    def segments(self) -> list[list[Block]]:
+        """The blocks of each segment by address; each unbroken mapped range of an expandable segment counts as one."""
+        runs: list[list[Block]] = []
+        for address in sorted(self._heads):
+            run: list[Block] = []
+            block: Block | None = self._heads[address]
+            while block is not None:
+                if block.mapped:
+                    run.append(block)
+                elif run:
+                    runs.append(run)
+                    run = []
+                block = block.next
+            runs += [run] if run else []
+        return runs
+
+    # Sizes
+
+    def round_size(self, size: int) -> int:
+        """What a request of `size` bytes takes: a multiple of 512, or the next of the power of two's divisions."""
+        divisions = self.settings.divisions(size)
+        if divisions > 1 and size > BLOCK * divisions:
+            return round_up(size, (1 << size.bit_length() - 1) // divisions)
+        return round_up(size, BLOCK)
+
+    def segment_size(self, rounded: int) -> int:
+        """Bytes to ask the driver for, where `rounded` bytes find no free block (get_allocation_size)."""
+        if rounded <= SMALL_REQUEST:
+            return SMALL_SEGMENT
+        return self.settings.large_segment if rounded < LARGE_REQUEST else round_up(rounded, LARGE_ROUNDING)
+
+    def _should_split(self, block: Block, rounded: int) -> bool:
+        rest, limit = block.size - rounded, self.settings.max_split_size
+        if block.pool.small or self.settings.expandable_segments:
+            return rest >= BLOCK
+        return rest > SMALL_REQUEST and (limit is None or rounded < limit)
+
+    # Finding a block
+
+    def _best_fit(self, pool: Pool, rounded: int) -> Block | None:
+        """The smallest free block that holds `rounded` bytes, taken out of its pool; None if there is none to use."""
+        candidates = pool.from_size(rounded)
+        best = next(candidates, None)
+        if best is None:
+            return None
+        if self.settings.expandable_segments:
+            for larger in candidates:
+                if _growable_size(larger) >= _growable_size(best):
+                    break
+                best = larger
+        if self._is_oversized(best, rounded):
+            return None
+        self._uncache(best)
+        return best
+
+    def _is_oversized(self, block: Block, rounded: int) -> bool:
+        """Whether `max_split_size_mb` keeps this block for others: it cannot be split, so too much would be lost."""
+        limit = self.settings.max_split_size
+        if limit is None:
+            return False
+        if rounded < limit:
+            return block.size >= limit
+        return block.size >= rounded + self.settings.max_non_split_rounding
+
+    def _new_block(self, pool: Pool, rounded: int) -> Block | None:
+        """A block in new memory: at once, or after giving back the blocks that suffice, or all that can be."""
+        block = self._grow(pool, rounded)
+        if block is None and self._release_oversized(pool, rounded):
+            block = self._grow(pool, rounded)
+        if block is None:
+            self.retries += 1
+            self.empty_cache()
+            block = self._grow(pool, rounded)
+        return block
+
+    def _grow(self, pool: Pool, rounded: int) -> Block | None:
+        if self.settings.expandable_segments:
+            return self._grow_expandable(pool, rounded)
+        size = self.segment_size(rounded)
+        if not self._driver_has(size):
+            return None
+        block = self._new_segment(pool, size)
+        self._reserve("segment_alloc", block)
+        return block
+
+    def _driver_has(self, size: int) -> bool:
+        return self.capacity is None or self.reserved + size <= self.capacity
+
+    def _new_segment(self, pool: Pool, size: int, expandable: bool = False) -> Block:
+        start = None if expandable else self._offered_address(size)
+        if start is None:
+            start = round_up(self._next_address, pool.page if expandable else LARGE_ROUNDING)
+        block = Block(start, size, pool, expandable, mapped=not expandable)
+        self._next_address = max(self._next_address, block.end)
+        self._heads[start], self._ends[start] = block, block.end
+        return block
+
+    def _offered_address(self, size: int) -> int | None:
+        """Where a GPU's driver placed the next segment of `size` bytes; None if nowhere, or if something lies there."""
+        for offer in self.offered:
+            start, end = offer[1], offer[1] + size
+            if offer[0] == size and not any(start < theirs and other < end for other, theirs in self._ends.items()):
+                self.offered.remove(offer)
+                return start
+        return None
+
+    def _forget(self, start: int) -> None:
+        del self._heads[start], self._ends[start]
+
+    def _reserve(self, action: str, block: Block) -> None:
+        self.reserved += block.size
+        self.driver_calls.append(DriverCall(action, block.address, block.size, block.pool.small))
+
+    # Giving back to the driver
+
+    def _release(self, block: Block) -> None:
+        self._uncache(block)
+        self._forget(block.address)
+        self.reserved -= block.size
+        self.driver_calls.append(DriverCall("segment_free", block.address, block.size, block.pool.small))
+
+    def _release_oversized(self, pool: Pool, rounded: int) -> bool:
+        """With `max_split_size_mb`: give back unsplit blocks that together hold the request, and say whether it may do.
+
+        The smallest that suffices alone, else the largest ones first (release_available_cached_blocks).
+        """
+        limit = self.settings.max_split_size
+        if limit is None or self.settings.expandable_segments:  # whose blocks are no segments, to be given back whole
+            return False
+        wanted = max(rounded, limit)
+        single = next(pool.from_size(wanted), None)
+        if single is not None:
+            self._release(single)
+            return True
+        released = 0
+        while released < wanted and pool.largest >= limit:
+            block = pool.free[pool.by_size[-1][1]]
+            released += block.size
+            self._release(block)
+        return released >= wanted
+
+    # Splitting and joining
+
+    def _split(self, block: Block, size: int) -> None:
+        """Shorten a block that is in no pool to `size` bytes; what is left becomes a free block after it."""
+        rest = Block(block.address + size, block.size - size, block.pool, block.expandable)
+        block.size = size
+        _link(block, rest, block.next)
+        self._cache(rest)
+
+    def _join(self, block: Block) -> None:
+        """Add the neighbors that are free, and mapped alike, to a block that is in no pool (try_merge_blocks)."""
+        for neighbor in (block.previous, block.next):
+            if neighbor is None or neighbor.allocated or neighbor.mapped != block.mapped:
+                continue
+            if neighbor.mapped:
+                self._uncache(neighbor)
+            else:
+                del block.pool.unmapped[neighbor.address]
+            if neighbor is block.previous:
+                self._move_start(block, neighbor.address)
+                _link(neighbor.previous, block, block.next)
+            else:
+                _link(block.previous, block, neighbor.next)
+            block.size += neighbor.size
+
+    def _move_start(self, block: Block, address: int) -> None:
+        if address in self._heads:
+            self._heads[address] = block
+        block.address = address
+
+    def _cache(self, block: Block) -> None:
+        block.pool.add(block)
+        self.releasable += _releasable(block)
+
+    def _uncache(self, block: Block) -> None:
+        block.pool.take(block)
+        self.releasable -= _releasable(block)
+
+    # Expandable segments
+
+    def _grow_expandable(self, pool: Pool, rounded: int) -> Block | None:
+        """Map pages behind what is free, at the lowest address where the request fits (try_allocate_expandable_block).
+
+        What was mapped before the driver ran out stays mapped, as a free block.
+        """
+        block = self._expandable_room(pool, rounded)
+        if not block.mapped and not self._map(block, min(block.size, rounded)):
+            return None
+        while block.size < rounded:
+            following = block.next
+            assert following is not None  # _expandable_room has found enough addresses
+            if not self._map(following, min(rounded - block.size, following.size)):
+                return None
+            block = following  # which has taken the free block before it in
+        self._uncache(block)
+        return block
+
+    def _expandable_room(self, pool: Pool, rounded: int) -> Block:
+        """The first of the free and unmapped neighbors that have room together; else a new segment (unmapped)."""
+        for address in sorted(pool.unmapped):
+            first = pool.unmapped[address]
+            if first.previous is not None and not first.previous.allocated:
+                first = first.previous
+            if _has_room(first, rounded):
+                return first
+        # 1 1/8 of the GPU, as torch: some pages at the front may be given back and mapped again at the end.
+        space = ADDRESS_SPACE if self.capacity is None else self.capacity + self.capacity // 8
+        block = self._new_segment(pool, round_up(max(space, rounded), pool.page), expandable=True)
+        pool.unmapped[block.address] = block
+        return block
+
+    def _map(self, block: Block, size: int) -> bool:
+        """Back the first `size` bytes of an unmapped block with pages, and join it with free neighbors."""
+        mapped = round_up(size, block.pool.page)
+        if not self._driver_has(mapped):
+            return False
+        del block.pool.unmapped[block.address]
+        if mapped < block.size:
+            rest = Block(block.address + mapped, block.size - mapped, block.pool, True, mapped=False)
+            block.size = mapped
+            _link(block, rest, block.next)
+            block.pool.unmapped[rest.address] = rest
+        block.mapped = True
+        self._reserve("segment_map", block)
+        self._join(block)
+        self._cache(block)
+        return True
+
+    def _unmap(self, block: Block) -> None:
+        """Give the pages that lie wholly in a free block back to the driver; what is left of it stays free."""
+        first, last = _whole_pages(block)
+        if last <= first:
+            return
+        self._uncache(block)
+        if block.address < first:
+            before = Block(block.address, first - block.address, block.pool, True)
+            self._move_start(before, block.address)
+            _link(block.previous, before, block)
+            self._cache(before)
+        if last < block.end:
+            after = Block(last, block.end - last, block.pool, True)
+            _link(block, after, block.next)
+            self._cache(after)
+        block.address, block.size, block.mapped = first, last - first, False
+        self.reserved -= block.size
+        self.driver_calls.append(DriverCall("segment_unmap", block.address, block.size, block.pool.small))
+        self._join(block)
+        if block.is_whole_segment:
+            self._forget(block.address)
+        else:
+            block.pool.unmapped[block.address] = block
+
+
+def _link(before: Block | None, block: Block, after: Block | None) -> None:
+    """Make `block` the neighbor of both."""
+    block.previous, block.next = before, after
+    if before is not None:
+        before.next = block
+    if after is not None:
+        after.previous = block
+
+
+def _growable_size(block: Block) -> int:
+    """Bytes that a free block of an expandable segment has or can get: best fit spares the one that can still grow."""
+    following = block.next
+    return block.size + (following.size if following is not None and not following.mapped else 0)
+
+
+def _has_room(first: Block, rounded: int) -> bool:
+    room, block = 0, first
+    while room < rounded and block is not None and not block.allocated:
+        room += block.size
+        block = block.next
+    return room >= rounded
+
+
+def _whole_pages(block: Block) -> tuple[int, int]:
+    """The addresses of the first and past the last page that lie wholly in a block."""
+    page = block.pool.page
+    return round_up(block.address, page), block.end // page * page
+
+
+def releasable_range(block: Block) -> tuple[int, int]:
+    """From where to where a free block could be given back to the driver now: a whole segment, or whole pages.
+
+    Where nothing can, both are the block's address.
+    """
+    if block.expandable:
+        first, last = _whole_pages(block)
+        return (first, last) if first < last else (block.address, block.address)
+    return block.address, block.end if block.is_whole_segment else block.address
+
+
+def _releasable(block: Block) -> int:
+    first, last = releasable_range(block)
+    return last - first

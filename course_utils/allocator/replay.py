@@ -1,0 +1,388 @@
+"""A training step's allocations sent through the caching allocator: what it reserves, and where every tensor lies.
+
+`replay(measured)` says what no sum of tensors can: how much more than the tensors the allocator takes from the GPU, in
+what pieces the rest is free, and whether the step would have fitted a GPU of a given size.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from html import escape
+from numbers import Integral
+from typing import Any, NamedTuple
+
+from ..errors import unknown
+from ..measurement import Allocation, Mark, Measurement, Timeline
+from ..units import format_bytes, parse_bytes
+from .policy import Block, CachingAllocator, DriverCall, OutOfMemory, releasable_range
+from .settings import AllocatorSettings
+
+__all__ = ["MemoryBlock", "MemorySegment", "Replay", "replay"]
+
+
+class Request(NamedTuple):
+    """One event: `bytes` allocated (positive) or freed (negative) under a `name` that is the same for both."""
+
+    bytes: int
+    name: Any
+
+
+@dataclass(frozen=True)
+class MemoryBlock:
+    """A block at some event: its address, its bytes, and what lies in it.
+
+    `kind` is the kind of memory, "free" for a free block, "" where the events did not say. `requested` is what was
+    asked for, `allocation` what a measurement knows of it. Of a free block, `releasable` are the addresses from and to
+    which it could be given back to the driver.
+    """
+
+    address: int
+    bytes: int
+    kind: str
+    requested: int = 0
+    name: Any = None
+    allocation: Allocation | None = None
+    releasable: tuple[int, int] = (0, 0)
+
+    @property
+    def is_allocated(self) -> bool:
+        """Whether it holds a tensor."""
+        return self.kind != "free"
+
+
+@dataclass(frozen=True)
+class MemorySegment:
+    """An unbroken range of memory that the allocator holds, and its blocks in order of their addresses."""
+
+    address: int
+    bytes: int
+    small: bool
+    expandable: bool
+    blocks: Sequence[MemoryBlock]
+
+    @property
+    def allocated(self) -> int:
+        """Bytes of its blocks that hold a tensor."""
+        return sum(block.bytes for block in self.blocks if block.is_allocated)
+
+    @property
+    def is_free(self) -> bool:
+        """Whether nothing in it is allocated, so that the driver could have it back."""
+        return not any(block.is_allocated for block in self.blocks)
+
+
+@dataclass(frozen=True, repr=False)
+class Replay:
+    """What the allocator did with a run's allocations. Every list has one value for each event, in bytes.
+
+    `requested`: what the tensors asked for; `allocated`: the blocks that hold them (torch.cuda.memory_allocated);
+    `reserved`: what was taken from the driver (torch.cuda.memory_reserved); `stuck`: free, but not to be given back,
+    as something is allocated in the same segment; `largest_free`: the largest free block. Where the GPU was too small,
+    the lists end before the event that failed, and `failure` is the error.
+    """
+
+    requests: Sequence[Request] = field(repr=False)
+    capacity: int | None
+    choices: dict[str, Any]
+    requested: Sequence[int]
+    allocated: Sequence[int]
+    reserved: Sequence[int]
+    stuck: Sequence[int]
+    largest_free: Sequence[int]
+    driver_calls: Sequence[DriverCall]
+    retries: int
+    failure: OutOfMemory | None = None
+    allocations: Sequence[Allocation] = ()
+    marks: Sequence[Mark] = ()
+    provenance: str = ""
+
+    def __len__(self) -> int:
+        return len(self.reserved)
+
+    @property
+    def peak_allocated(self) -> int:
+        """The most bytes in allocated blocks at once (torch.cuda.max_memory_allocated)."""
+        return max(self.allocated, default=0)
+
+    @property
+    def peak_reserved(self) -> int:
+        """The most bytes reserved at once (torch.cuda.max_memory_reserved)."""
+        return max(self.reserved, default=0)
+
+    @property
+    def peak_event(self) -> int:
+        """How many events had happened when the most bytes were allocated."""
+        return self.allocated.index(self.peak_allocated) + 1 if self.allocated else 0
+
+    @property
+    def cached(self) -> list[int]:
+        """Reserved minus allocated, after each event."""
+        return [reserved - allocated for reserved, allocated in zip(self.reserved, self.allocated, strict=True)]
+
+    @property
+    def fragmentation(self) -> list[float]:
+        """`stuck` / `reserved` after each event: the share of the reserved memory that is free but cannot be returned.
+
+        0 where every segment is either full or empty. A request that is larger than `largest_free` cannot use it.
+        """
+        return [
+            stuck / reserved if reserved else 0.0 for stuck, reserved in zip(self.stuck, self.reserved, strict=True)
+        ]
+
+    @property
+    def driver_allocations(self) -> int:
+        """How often memory was taken from the driver (cudaMalloc, or mapping pages)."""
+        return sum(call.action in ("segment_alloc", "segment_map") for call in self.driver_calls)
+
+    @property
+    def failed_at(self) -> int | None:
+        """The number of the event that found no room (the first event is 1); None if all did."""
+        return None if self.failure is None else len(self) + 1
+
+    @property
+    def message(self) -> str:
+        """What the allocator said when it found no room; "" if it always did."""
+        return "" if self.failure is None else str(self.failure)
+
+    def step_peaks(self) -> dict[int, int]:
+        """The most bytes in allocated blocks within each step, by its number; needs the marks of a measurement."""
+        peaks: dict[int, int] = {}
+        ends = [mark.event for mark in self.marks[1:]] + [len(self)]
+        for mark, end in zip(self.marks, ends, strict=True):
+            peaks[mark.step] = max([peaks.get(mark.step, 0), *self.allocated[mark.event : end]])
+        return peaks
+
+    def moment(self, event: int) -> str:
+        """Where in the training `event` lies: "step 2, backward"; "set-up" before the first step, "" without marks."""
+        index = bisect_right([mark.event for mark in self.marks], event - 1) - 1
+        if index < 0:
+            return "set-up" if self.marks else ""
+        return f"step {self.marks[index].step}, {self.marks[index].phase.replace('_', ' ')}"
+
+    def blocks_at(self, event: int | None = None) -> list[MemorySegment]:
+        """The segments and their blocks when `event` events have happened (without it: at the peak), by address.
+
+        Raises ValueError for an event that the replay has not reached.
+        """
+        event = self.peak_event if event is None else event
+        if not isinstance(event, int) or isinstance(event, bool):
+            raise TypeError(f"event is {event!r}: a number of events, 0 to {len(self)}; leave it out for the peak")
+        return next(self.states([event]))
+
+    def states(self, events: Iterable[int]) -> Iterator[list[MemorySegment]]:
+        """`blocks_at` of several events, in ascending order, in one pass."""
+        wanted = sorted(set(events))
+        for event in wanted:
+            if not 0 <= event <= len(self):
+                raise ValueError(f"event {event} asked for: this replay has events 0 to {len(self)}")
+        run = Playback(CachingAllocator(self.capacity, **self.choices))
+        done = 0
+        for event in wanted:
+            for request in self.requests[done:event]:
+                run.perform(request)
+            done = event
+            yield [self._segment(blocks, run) for blocks in run.allocator.segments()]
+
+    def _segment(self, blocks: list[Block], run: "Playback") -> MemorySegment:
+        first = blocks[0]
+        described = [self._block(block, run) for block in blocks]
+        return MemorySegment(
+            first.address, blocks[-1].end - first.address, first.pool.small, first.expandable, described
+        )
+
+    def _block(self, block: Block, run: "Playback") -> MemoryBlock:
+        if not block.allocated:
+            return MemoryBlock(block.address, block.size, "free", releasable=releasable_range(block))
+        name = run.names[block.address]
+        known = self.allocations[name] if self.allocations else None
+        return MemoryBlock(block.address, block.size, known.kind if known else "", block.requested, name, known)
+
+    def __repr__(self) -> str:
+        return "\n".join(f"{name:<28}{value}" for name, value in self._rows()) + (
+            f"\n{self.message}" if self.failure else ""
+        )
+
+    def _repr_html_(self) -> str:
+        rows = self._rows()
+        body = "".join(f"<tr><td style='text-align:left'>{name}</td><td>{value}</td></tr>" for name, value in rows)
+        return f"<table>{body}</table>" + (f"<p>{escape(self.message)}</p>" if self.failure else "")
+
+    def _rows(self) -> list[tuple[str, str]]:
+        at = self.peak_event - 1
+        if at < 0:
+            return [("events", "0")]
+        stuck = f"{format_bytes(self.stuck[at], 'GB', 3)} ({100 * self.fragmentation[at]:.1f} %)"
+        tensors = sum(request.bytes > 0 for request in self.requests[: len(self)])
+        return [
+            ("allocated at the peak", format_bytes(self.allocated[at], "GB", 3)),
+            ("reserved then", format_bytes(self.reserved[at], "GB", 3)),
+            ("stuck in used segments", stuck),
+            ("largest free block", format_bytes(self.largest_free[at], "GB", 3)),
+            ("most ever reserved", format_bytes(self.peak_reserved, "GB", 3)),
+            ("calls for driver memory", f"{self.driver_allocations:,} for {tensors:,} tensors"),
+            ("retries", f"{self.retries:,}"),
+        ]
+
+
+def replay(
+    source: Measurement | Timeline | Iterable[tuple[int, Any]], capacity: int | str | None = None, **choices: Any
+) -> Replay:
+    """Send every allocation and free of `source` through a `CachingAllocator` and note what happens.
+
+    `source` is a measurement that knows all its allocations, or events: (bytes, name) pairs, positive to allocate and
+    negative to free under the same name. `capacity` is the GPU's memory for tensors, in bytes or as in "60 MB"; the
+    others are those of `AllocatorSettings`: `replay(measured, gpu("V100-32GB").memory, expandable_segments=True)`. A
+    GPU that is too small ends the replay: see `failed_at` and `message`. Raises ValueError for a measurement that has
+    kept only part of its allocations, for events that free what is not there, and for an unknown choice; TypeError for
+    what is neither a measurement nor events.
+    """
+    _check_choices(choices)
+    capacity = _capacity(capacity)
+    measured = source if isinstance(source, Measurement) else None
+    requests = requests_of(source) if isinstance(source, Measurement) else _checked(source)
+    run, failure = Playback(CachingAllocator(capacity, **choices)), None
+    try:
+        for request in requests:
+            run.perform(request)
+            run.note()
+    except OutOfMemory as error:
+        failure = error
+    return Replay(
+        requests=requests,
+        capacity=capacity,
+        choices=choices,
+        **run.curves,
+        driver_calls=run.allocator.driver_calls,
+        retries=run.allocator.retries,
+        failure=failure,
+        allocations=measured.allocations if measured else (),
+        marks=measured.timeline.marks if measured else (),
+        provenance=str(measured.provenance) if measured else "",
+    )
+
+
+def _check_choices(choices: Iterable[str]) -> None:
+    known = [choice.name for choice in fields(AllocatorSettings) if choice.init]
+    for name in choices:
+        if name not in known:
+            raise unknown("allocator setting", name, known)
+
+
+def _capacity(given: Any) -> int | None:
+    """Bytes of a GPU's memory, from a number or words. Raises TypeError and ValueError, saying what it takes."""
+    if given is None or (isinstance(given, int) and not isinstance(given, bool)):
+        return given
+    if not isinstance(given, str):
+        raise TypeError(f"capacity is {given!r}: a whole number of bytes, or a text such as '80 GB'")
+    return parse_bytes(given)
+
+
+def check_replay(replayed: Any) -> None:
+    """Raises TypeError, saying what to write, unless this is what `replay` returns."""
+    if isinstance(replayed, Replay):
+        return
+    how = {
+        "Measurement": "replay it first: replayed = replay(measured)",
+        "TrainingRun": "measure it and replay that: replayed = replay(measure(run))",
+    }
+    known = how.get(type(replayed).__name__, "it has to be what replay(measured) returns")
+    raise TypeError(f"this takes a replay, and was given a {type(replayed).__name__}: {known}")
+
+
+CURVES = ("requested", "allocated", "reserved", "stuck", "largest_free")
+"""What of the allocator is noted after each event, under the names that `Replay` gives it."""
+
+
+class Playback:
+    """An allocator on its way through the events: which name lies at which address, and the curves so far."""
+
+    def __init__(self, allocator: CachingAllocator) -> None:
+        self.allocator = allocator
+        self.addresses: dict[Any, int] = {}
+        self.names: dict[int, Any] = {}
+        self.curves: dict[str, list[int]] = {name: [] for name in CURVES}
+
+    def perform(self, request: Request) -> int:
+        """Allocate or free; returns the address."""
+        if request.bytes > 0:
+            address = self.addresses[request.name] = self.allocator.malloc(request.bytes)
+            self.names[address] = request.name
+            return address
+        address = self.addresses.pop(request.name)
+        del self.names[address]
+        self.allocator.free(address)
+        return address
+
+    def note(self) -> None:
+        """Add the state after an event to the curves."""
+        for name, curve in self.curves.items():
+            curve.append(getattr(self.allocator, name))
+
+
+def requests_of(measured: Measurement) -> list[Request]:
+    """Every event of a measurement with the number of the allocation that it begins or ends.
+
+    Raises ValueError unless the measurement kept all its allocations (recorded ones keep those alive at the peak).
+    """
+    events = _events_of(measured)
+    missing = events.count(None)
+    if missing:
+        raise ValueError(
+            f"this measurement ({measured.provenance}) does not say which allocation begins or ends at {missing:,} of "
+            f"its {len(events):,} events, so they cannot be replayed. Recorded measurements keep only what was alive "
+            "at the peak: measure the run with source='simulated' (or 'live') and replay that."
+        )
+    return [event for event in events if event is not None]
+
+
+def can_be_replayed(measured: Measurement) -> bool:
+    """Whether a measurement kept all its allocations."""
+    return None not in _events_of(measured)
+
+
+def _events_of(measured: Measurement) -> list[Request | None]:
+    """Every event with its allocation's number; None where no allocation that was kept begins or ends."""
+    events: list[Request | None] = [None] * len(measured.timeline)
+    changes = measured.timeline.changes
+    for number, item in enumerate(measured.allocations):
+        for event, size in ((item.born, item.bytes), (item.died, -item.bytes)):
+            if event is not None and event < len(events) and changes[event][0] == size:
+                events[event] = Request(size, number)
+    return events
+
+
+def _listed(events: Any) -> list[Any]:
+    """The events, if there are any to go through. Raises TypeError, saying what to hand over instead."""
+    if isinstance(events, Iterable) and not isinstance(events, (str, bytes, Mapping)):
+        return list(events)
+    is_run = type(events).__name__ == "TrainingRun"
+    how = "measured = measure(run) first, then replay(measured)" if is_run else "a measurement, or (bytes, name) pairs"
+    raise TypeError(f"replay takes what a step allocated, and was given a {type(events).__name__}: {how}")
+
+
+def _request(event: Any) -> Request:
+    if not isinstance(event, Sequence) or isinstance(event, str) or len(event) != 2:
+        raise TypeError(f"{event!r} is no event: a pair of bytes and a name, as in (1024, 'weights')")
+    size, name = event
+    if not isinstance(size, Integral) or isinstance(size, bool):
+        raise TypeError(f"the event {event!r} has {size!r} bytes: a whole number, negative for a free")
+    return Request(int(size), name)
+
+
+def _checked(events: Timeline | Iterable[tuple[int, Any]]) -> list[Request]:
+    if isinstance(events, Timeline):
+        raise ValueError(
+            "a timeline alone does not say which allocation a free ends: replay the measurement it is from"
+        )
+    requests = [_request(event) for event in _listed(events)]
+    live: dict[Any, int] = {}
+    for number, (size, name) in enumerate(requests, start=1):
+        if size > 0 and name in live:
+            raise ValueError(f"event {number} allocates {name!r}, which is allocated already: free it first")
+        if size > 0:
+            live[name] = size
+        elif live.pop(name, 0) != -size or size == 0:
+            raise ValueError(
+                f"event {number} is ({size}, {name!r}): a free is minus the bytes that {name!r} was allocated with"
+            )
+    return requests

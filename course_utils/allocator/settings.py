@@ -1,0 +1,189 @@
+"""What PYTORCH_CUDA_ALLOC_CONF can say about the caching allocator's policy, read as torch reads it.
+
+Source of every limit: c10/core/AllocatorConfig of torch 2.13; a test asks torch itself.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from ..errors import unknown
+from ..units import MiB
+
+LARGE_SEGMENT_MB = 20
+"""MiB (torch writes MB): requests of 1 to 10 MiB share buffers of this size."""
+
+LARGE_REQUEST_MB = 10
+"""MiB: from here on a request gets a segment of its own (kMinLargeAlloc)."""
+
+INTERVALS = 16
+"""`roundup_power2_divisions` has one value for sizes from 1 MiB, one from 2 MiB, … and one from 32 GiB on."""
+
+NOT_REPLAYED = {
+    "garbage_collection_threshold": "it frees by the age of blocks, and only where a memory fraction is set",
+    "backend": "another backend is another allocator",
+    "per_process_memory_fraction": "give the fraction of the GPU's memory as `capacity`",
+}
+"""Settings that torch knows and a replay does not follow, with the reason."""
+
+IRRELEVANT = {
+    "graph_capture_record_stream_reuse",
+    "pinned_free_catch_all",
+    "pinned_max_cached_size_mb",
+    "pinned_max_round_threshold_mb",
+    "pinned_num_register_threads",
+    "pinned_reserve_segment_size_mb",
+    "pinned_use_background_threads",
+    "pinned_use_cuda_host_register",
+    "release_lock_on_cudamalloc",
+    "throw_on_cudamalloc_oom",
+}
+"""Settings of host memory, threads and graphs: they change nothing in a replay, so they are read and left out."""
+
+Divisions = int | Mapping[int | str, int]
+
+
+@dataclass(frozen=True)
+class AllocatorSettings:
+    """The policy's choices; sizes in MiB, as in torch, whose names end in `_mb` nevertheless.
+
+    `max_split_size_mb`: larger blocks are never split, and serve large requests only. `roundup_power2_divisions`: round
+    sizes up to this many steps between powers of two; a mapping gives it by the interval's start in MiB, with ">" for
+    all later ones. `max_non_split_rounding_mb`: how much larger than the request an unsplittable block may be.
+    Raises ValueError, in words, for values that torch refuses too.
+    """
+
+    expandable_segments: bool = False
+    max_split_size_mb: int | None = None
+    roundup_power2_divisions: Divisions | None = None
+    large_segment_size_mb: int = LARGE_SEGMENT_MB
+    max_non_split_rounding_mb: int | None = None
+    _divisions: tuple[int, ...] = field(init=False, repr=False, compare=False, default=())
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.expandable_segments, bool):
+            raise ValueError(f"expandable_segments is {self.expandable_segments!r}: it is True or False")
+        _check_size("large_segment_size_mb", self.large_segment_size_mb, LARGE_REQUEST_MB + 1)
+        for name in ("max_split_size_mb", "max_non_split_rounding_mb"):
+            if getattr(self, name) is not None:
+                _check_size(name, getattr(self, name), self.large_segment_size_mb)
+        object.__setattr__(self, "_divisions", _divisions_by_interval(self.roundup_power2_divisions))
+
+    @property
+    def large_segment(self) -> int:
+        """Bytes of the segments that requests of 1 to 10 MiB share, and of an expandable segment's large pages."""
+        return self.large_segment_size_mb * MiB
+
+    @property
+    def max_split_size(self) -> int | None:
+        """Bytes from which a block is never split; None where every block may be."""
+        return None if self.max_split_size_mb is None else self.max_split_size_mb * MiB
+
+    @property
+    def max_non_split_rounding(self) -> int:
+        """Bytes by which an unsplittable block may exceed the request that it serves."""
+        return self.large_segment if self.max_non_split_rounding_mb is None else self.max_non_split_rounding_mb * MiB
+
+    def divisions(self, size: int) -> int:
+        """Into how many steps the interval between the powers of two around `size` bytes is divided; 0 for none."""
+        interval = size.bit_length() - MiB.bit_length()
+        return self._divisions[min(max(interval, 0), INTERVALS - 1)]
+
+
+def settings(text: str) -> dict[str, Any]:
+    """The choices of an `AllocatorSettings` that a value of PYTORCH_CUDA_ALLOC_CONF makes.
+
+    `settings("expandable_segments:True,max_split_size_mb:128")` is meant for `replay(measured, **settings(…))`.
+    What concerns host memory and threads alone is left out. Raises ValueError, in words, for an unknown name (with
+    the nearest), for a value that torch refuses, and for a setting that a replay cannot follow.
+    """
+    found: dict[str, Any] = {}
+    for part in re.split(r",(?![^\[]*\])", "".join(text.split())):
+        if not part:
+            continue
+        name, colon, value = part.partition(":")
+        if name in IRRELEVANT:
+            continue
+        if name in NOT_REPLAYED and not (name, value) == ("backend", "native"):
+            raise ValueError(f"{name} is not replayed: {NOT_REPLAYED[name]}")
+        if name == "backend":
+            continue
+        known = [choice.name for choice in fields(AllocatorSettings) if choice.init]
+        if name not in known:
+            raise unknown("allocator setting", name, known)
+        if not colon or not value:
+            raise ValueError(f"{name} has no value: write {name}:{EXAMPLES[name]}")
+        found[name] = _value(name, value)
+    AllocatorSettings(**found)
+    return found
+
+
+EXAMPLES = {
+    "expandable_segments": "True",
+    "max_split_size_mb": "128",
+    "roundup_power2_divisions": "8 or [256:1,512:2,>:4]",
+    "large_segment_size_mb": "20",
+    "max_non_split_rounding_mb": "20",
+}
+
+
+def _value(name: str, text: str) -> Any:
+    if name == "expandable_segments":
+        if text not in ("True", "False"):
+            raise ValueError(f"expandable_segments is {text!r}: torch takes True or False, with a capital letter")
+        return text == "True"
+    if name == "roundup_power2_divisions" and text.startswith("["):
+        return _divisions_in(text)
+    return _whole(name, text)
+
+
+def _divisions_in(text: str) -> dict[int | str, int]:
+    """ "[256:1,>:8]" as `{256: 1, ">": 8}`."""
+    found: dict[int | str, int] = {}
+    for part in filter(None, text.strip("[]").split(",")):
+        start, _, count = part.partition(":")
+        key = start if start == ">" else _whole("roundup_power2_divisions", start)
+        found[key] = _whole("roundup_power2_divisions", count)
+    return found
+
+
+def _whole(name: str, text: str) -> int:
+    if not text.isdecimal():
+        raise ValueError(f"{name} has {text!r} where a whole number belongs: write {name}:{EXAMPLES[name]}")
+    return int(text)
+
+
+def _check_size(name: str, value: object, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ValueError(f"{name} is {value!r}: it takes a whole number of MiB")
+    if value < least:
+        raise ValueError(f"{name} is {value}: torch takes {least} or more")
+
+
+def _divisions_by_interval(chosen: Divisions | None) -> tuple[int, ...]:
+    """One number of divisions for each interval. As in torch, the first start given also rules all smaller sizes."""
+    if chosen is None:
+        return (0,) * INTERVALS
+    if not isinstance(chosen, Mapping):
+        if not _is_power_of_two(chosen):
+            raise ValueError(f"roundup_power2_divisions is {chosen!r}: it must be a power of two, such as 8")
+        return (chosen,) * INTERVALS
+    found, last, first = [0] * INTERVALS, 0, True
+    for start, count in chosen.items():
+        if count != 0 and not _is_power_of_two(count):
+            raise ValueError(f"roundup_power2_divisions has {count!r} for {start}: it must be 0 or a power of two")
+        if start == ">":
+            found[last + 1 :] = [count] * (INTERVALS - last - 1)
+            continue
+        if not _is_power_of_two(start):
+            raise ValueError(f"roundup_power2_divisions starts an interval at {start!r}: a power of two in MiB, or '>'")
+        last = min(int(start).bit_length() - 1, INTERVALS - 1)
+        if first:
+            found[:last] = [count] * last
+        found[last], first = count, False
+    return tuple(found)
+
+
+def _is_power_of_two(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0 and value & (value - 1) == 0

@@ -1,0 +1,343 @@
+"""torch's memory snapshots: a real GPU's history replayed through our allocator, and our replays written for torch.
+
+A snapshot is what `torch.cuda.memory._dump_snapshot(path)` writes after `_record_memory_history()`. It is a pickle, and
+a pickle can run anything: `read_snapshot` takes the plain containers, numbers and texts of a snapshot and nothing else.
+`save_snapshot` writes one from a replay, for https://pytorch.org/memory_viz and for `torch.cuda._memory_viz`.
+"""
+
+import io
+import pickle
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from ..measurement import Allocation
+from ..units import MiB, format_bytes
+from .policy import CachingAllocator, DriverCall, settings
+from .replay import MemorySegment, Playback, Replay, check_replay
+
+TAKEN = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
+"""Actions on the driver, by torch's names, and whether each takes memory from it or gives it back."""
+
+GIVEN_BACK = ("segment_free", "segment_unmap")
+DEFAULT_POOL = (0, 0)
+
+
+@dataclass(frozen=True, repr=False)
+class Agreement:
+    """A GPU's history beside its replay: `real` and `replayed` bytes reserved after each allocation and free."""
+
+    real: Sequence[int] = field(repr=False)
+    replayed: Sequence[int] = field(repr=False)
+    allocations: int
+
+    @property
+    def differences(self) -> list[int]:
+        """Replayed minus real, in bytes, after each allocation and free."""
+        return [ours - theirs for ours, theirs in zip(self.replayed, self.real, strict=True)]
+
+    @property
+    def exact(self) -> bool:
+        """Whether the replay reserved the same bytes at every moment."""
+        return not any(self.differences)
+
+    @property
+    def largest_difference(self) -> int:
+        """The difference that is farthest from zero, in bytes, with its sign."""
+        return max(self.differences, key=abs, default=0)
+
+    @property
+    def first_difference(self) -> int | None:
+        """After how many allocations and frees the two first differ; None if they never do."""
+        return next((number for number, gap in enumerate(self.differences, start=1) if gap), None)
+
+    def __repr__(self) -> str:
+        peak, ours = max(self.real, default=0), max(self.replayed, default=0)
+        compared = f"{len(self.real):,} moments, {self.allocations:,} allocations"
+        peaks = f"most reserved {format_bytes(peak, 'GB', 3)}, replayed {format_bytes(ours, 'GB', 3)}"
+        if self.exact:
+            return f"equal at every one of {compared}; {peaks}"
+        gap = f"differs by up to {self.largest_difference:+,} B, first at {self.first_difference:,}"
+        return f"{gap} of {compared}; {peaks}"
+
+
+def compare_with_gpu(snapshot: Mapping[str, Any], device: int = 0) -> Agreement:
+    """Replay the history in a snapshot under the settings that it names, and compare what is reserved.
+
+    The history must begin before the first tensor: call `_record_memory_history(max_entries=…)` first, with room for
+    all entries. Where the GPU gave memory back (`empty_cache()`, or a failed allocation), so does the replay. Raises
+    ValueError, in words, for a history that is missing or cut off, and for memory pools of CUDA graphs.
+
+    Of equal free blocks torch 2.11 uses the one at the lowest address, and torch 2.13 one of the oldest segment. A
+    snapshot does not name its torch. So segments lie first where the driver placed them; if that is not exact, in the
+    order in which they came, and the replay with fewer differences is returned.
+    """
+    history, segments = _history(snapshot, device)
+    held = sum(segment["total_size"] for segment in segments)
+    choices = _choices(snapshot)
+    placed = _follow(history, held, choices, as_placed=True)
+    return placed if placed.exact else min(placed, _follow(history, held, choices, as_placed=False), key=_moments_apart)
+
+
+def _moments_apart(agreement: Agreement) -> int:
+    return sum(map(bool, agreement.differences))
+
+
+def _follow(history: list[dict[str, Any]], held: int, choices: dict[str, Any], as_placed: bool) -> Agreement:
+    allocators = _Streams(choices)
+    real, replayed, reserved, allocations, before = list[int](), list[int](), 0, 0, ""
+    for entry in history:
+        action = entry["action"]
+        if action in TAKEN:
+            reserved += TAKEN[action] * entry["size"]
+            if as_placed and action == "segment_alloc" and entry["addr"] is not None:  # older recordings have none
+                allocators.offered.append((entry["size"], entry["addr"]))
+            if action in GIVEN_BACK and before not in GIVEN_BACK:
+                allocators.empty_cache()
+        elif action in ("alloc", "free_completed"):
+            allocators.follow(entry)
+            allocations += action == "alloc"
+            real.append(reserved)
+            replayed.append(allocators.reserved)
+        before = action
+    if reserved != held:
+        raise ValueError(_cut_off(f"it accounts for {reserved:,} of the {held:,} bytes that the GPU holds"))
+    return Agreement(real, replayed, allocations)
+
+
+class _Streams:
+    """One allocator for each CUDA stream, as torch shares no free block between streams."""
+
+    def __init__(self, choices: dict[str, Any]) -> None:
+        self.choices = choices
+        self.by_stream: dict[int, CachingAllocator] = {}
+        self.offered: list[tuple[int, int]] = []
+        self.live: dict[int, tuple[CachingAllocator, int]] = {}
+
+    @property
+    def reserved(self) -> int:
+        return sum(allocator.reserved for allocator in self.by_stream.values())
+
+    def empty_cache(self) -> None:
+        for allocator in self.by_stream.values():
+            allocator.empty_cache()
+
+    def follow(self, entry: Mapping[str, Any]) -> None:
+        """Do what the GPU's allocator did. Raises ValueError for a free without its allocation.
+
+        A segment that the GPU took for this very allocation is offered to it, and to none after it.
+        """
+        offered, self.offered = self.offered, []
+        if entry["action"] == "alloc":
+            allocator = self.by_stream.setdefault(entry["stream"], CachingAllocator(**self.choices))
+            allocator.offered = offered
+            self.live[entry["addr"]] = (allocator, allocator.malloc(entry["size"]))
+            return
+        if entry["addr"] not in self.live:
+            raise ValueError(_cut_off(f"it frees address {entry['addr']}, whose allocation it does not hold"))
+        allocator, address = self.live.pop(entry["addr"])
+        allocator.free(address)
+
+
+def _cut_off(evidence: str) -> str:
+    return (
+        f"this history does not begin at the beginning: {evidence}. Call "
+        "torch.cuda.memory._record_memory_history(max_entries=1_000_000) before the first tensor is made."
+    )
+
+
+def _history(snapshot: Mapping[str, Any], device: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    traces = snapshot["device_traces"]
+    if not 0 <= device < len(traces) or not traces[device]:
+        raise ValueError(
+            f"this snapshot holds no history of GPU {device}: call torch.cuda.memory._record_memory_history() first"
+        )
+    segments = [segment for segment in snapshot["segments"] if segment["device"] == device]
+    for segment in segments:
+        pool = tuple(segment.get("segment_pool_id", DEFAULT_POOL))
+        if pool != DEFAULT_POOL:
+            raise ValueError(
+                f"this snapshot has a memory pool of its own {pool}, as CUDA graphs make; it is not replayed"
+            )
+    return traces[device], segments
+
+
+def _choices(snapshot: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings under which the GPU's allocator ran: the text that was set, or the values that were in force."""
+    told = snapshot.get("allocator_settings", {})
+    if told.get("PYTORCH_CUDA_ALLOC_CONF"):
+        return settings(told["PYTORCH_CUDA_ALLOC_CONF"])
+    chosen: dict[str, Any] = {"expandable_segments": told.get("expandable_segments", False)}
+    limit = told.get("max_split_size", -1)
+    if 0 < limit < 1 << 44:  # torch writes its "no limit" as -1, or as nearly all addresses
+        chosen["max_split_size_mb"] = limit // MiB
+    return chosen
+
+
+# Reading
+
+
+def read_snapshot(path: str | Path) -> dict[str, Any]:
+    """The snapshot in a file, as a dictionary. Raises ValueError, in words, for anything that is not one.
+
+    Nothing in the file is run: whatever is not a plain container, number or text is refused.
+    """
+    path = Path(path)
+    try:
+        content = _PlainUnpickler(io.BytesIO(path.read_bytes())).load()
+    except FileNotFoundError:
+        raise ValueError(f"there is no file {path.name!r} to read a snapshot from") from None
+    except _NotPlain as error:
+        raise ValueError(f"{path.name}: {error}") from None
+    except Exception as error:  # a damaged pickle can fail in any way: with IndexError, KeyError, UnicodeDecodeError, …
+        raise ValueError(
+            f"{path.name} is no memory snapshot, or a damaged one ({type(error).__name__}: {error})"
+        ) from None
+    _check(content, path.name)
+    return content
+
+
+class _NotPlain(Exception):
+    """The file wants more than containers, numbers and texts."""
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Unpickles what needs no import, and so runs no code. Inherits because pickle asks for it."""
+
+    def find_class(self, module_name: str, global_name: str) -> Any:
+        raise _NotPlain(
+            f"it asks for {module_name}.{global_name}, which a memory snapshot never needs. A pickle can run anything; "
+            "this file was not opened."
+        )
+
+    def persistent_load(self, pid: Any) -> Any:
+        raise _NotPlain("it refers to an object outside the file, which a memory snapshot never does")
+
+
+ENTRY = dict.fromkeys(TAKEN, ("addr", "size")) | dict.fromkeys(("alloc", "free_completed"), ("addr", "size", "stream"))
+"""What is read of an entry of the history, by its action. All are whole numbers."""
+
+
+def _check(content: Any, name: str) -> None:
+    if not isinstance(content, dict) or not {"segments", "device_traces"} <= content.keys():
+        raise ValueError(f"{name} holds no memory snapshot: that is a dictionary with 'segments' and 'device_traces'")
+    for segment in _dictionaries(content["segments"], name, "segments"):
+        _check_whole_numbers(segment, ("device", "total_size"), f"{name}: a segment")
+    if not isinstance(content["device_traces"], list):
+        raise ValueError(f"{name}: 'device_traces' is no list")
+    for trace in content["device_traces"]:
+        for entry in _dictionaries(trace, name, "a device's history"):
+            _check_whole_numbers(entry, ENTRY.get(str(entry.get("action")), ()), f"{name}: an entry of the history")
+            if "action" not in entry:
+                raise ValueError(f"{name}: an entry of the history has no 'action'")
+
+
+def _dictionaries(items: Any, name: str, what: str) -> Iterator[dict[str, Any]]:
+    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+        raise ValueError(f"{name}: {what} must be a list of dictionaries")
+    yield from items
+
+
+def _check_whole_numbers(item: dict[str, Any], keys: Sequence[str], what: str) -> None:
+    for key in keys:
+        if not isinstance(item.get(key), int):
+            raise ValueError(f"{what} has {item.get(key)!r} for {key!r}, which must be a whole number")
+
+
+# Writing
+
+
+def snapshot_of(replayed: Replay) -> dict[str, Any]:
+    """A snapshot such as `torch.cuda.memory._snapshot()` returns: the state at the end of a replay, and its history.
+
+    In the place of Python's stack, each entry says which operation of which module made the tensor, in which phase.
+    """
+    return {
+        "segments": [_segment(segment) for segment in replayed.blocks_at(len(replayed))],
+        "device_traces": [list(_entries(replayed))],
+        "external_annotations": [],
+        "allocator_settings": {"expandable_segments": bool(replayed.choices.get("expandable_segments", False))}
+        | {"PYTORCH_CUDA_ALLOC_CONF": _settings_text(replayed.choices)},
+    }
+
+
+def save_snapshot(replayed: Replay, path: str | Path) -> Path:
+    """Write `snapshot_of(replayed)` to `path` and return that path. Raises ValueError unless it ends in .pickle,
+    TypeError for what is no replay.
+    """
+    check_replay(replayed)
+    path = Path(path)
+    if path.suffix != ".pickle":
+        raise ValueError(f"{path.name!r}: torch's viewer takes snapshots whose names end in .pickle")
+    path.write_bytes(pickle.dumps(snapshot_of(replayed), protocol=4))
+    return path
+
+
+def _settings_text(choices: Mapping[str, Any]) -> str:
+    """Choices as PYTORCH_CUDA_ALLOC_CONF would say them."""
+
+    def shown(value: Any) -> str:
+        inside = ",".join(f"{key}:{part}" for key, part in value.items()) if isinstance(value, Mapping) else ""
+        return f"[{inside}]" if isinstance(value, Mapping) else str(value)
+
+    return ",".join(f"{name}:{shown(value)}" for name, value in choices.items() if value is not None)
+
+
+def _segment(segment: MemorySegment) -> dict[str, Any]:
+    requested = sum(block.requested for block in segment.blocks)
+    return {
+        "device": 0,
+        "address": segment.address,
+        "total_size": segment.bytes,
+        "stream": 0,
+        "segment_type": "small" if segment.small else "large",
+        "segment_pool_id": DEFAULT_POOL,
+        "is_expandable": segment.expandable,
+        "allocated_size": segment.allocated,
+        "active_size": segment.allocated,
+        "requested_size": requested,
+        "frames": [],
+        "blocks": [
+            {
+                "address": block.address,
+                "size": block.bytes,
+                "requested_size": block.requested,
+                "state": "active_allocated" if block.is_allocated else "inactive",
+                "frames": _frames(block.allocation, block.name) if block.is_allocated else [],
+            }
+            for block in segment.blocks
+        ],
+    }
+
+
+def _entries(replayed: Replay) -> Iterator[dict[str, Any]]:
+    playback, clock = Playback(CachingAllocator(replayed.capacity, **replayed.choices)), count()
+    calls = playback.allocator.driver_calls
+    for request in replayed.requests[: len(replayed)]:
+        allocation = replayed.allocations[request.name] if replayed.allocations else None
+        known, done = {"stream": 0, "frames": _frames(allocation, request.name), "user_metadata": ""}, len(calls)
+        address = playback.perform(request)
+        yield from ({**_driver_entry(call), **known, "time_us": next(clock)} for call in calls[done:])
+        actions = ("alloc",) if request.bytes > 0 else ("free_requested", "free_completed")
+        for action in actions:
+            yield {"action": action, "addr": address, "size": abs(request.bytes), **known, "time_us": next(clock)}
+    if replayed.failure is not None:
+        free = replayed.failure.capacity - replayed.failure.reserved
+        oom = {"action": "oom", "device_free": free, "size": replayed.failure.requested}
+        yield oom | {"stream": 0, "frames": [], "user_metadata": "", "time_us": next(clock)}
+
+
+def _driver_entry(call: DriverCall) -> dict[str, Any]:
+    return {"action": call.action, "addr": call.address, "size": call.bytes}
+
+
+def _frames(allocation: Allocation | None, name: Any) -> list[dict[str, Any]]:
+    """Where a tensor comes from, in the form of a stack: innermost first."""
+    if allocation is None:
+        return [{"name": str(name), "filename": "event", "line": 0}]
+    return [
+        {"name": allocation.operation, "filename": allocation.module or "network", "line": 0},
+        {"name": allocation.kind, "filename": f"step {allocation.step} {allocation.phase}".strip(), "line": 0},
+    ]

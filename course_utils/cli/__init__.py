@@ -1,0 +1,1 @@
+"""The command line: `python3 -m course_utils COMMAND`."""

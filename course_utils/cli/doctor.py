@@ -1,0 +1,226 @@
+"""What this machine can do for the course: which parts are live here, which simulated, and what is missing.
+
+Standard library only, and torch where it is installed.
+"""
+
+import os
+import platform
+import shutil
+import sys
+from dataclasses import dataclass
+from html import escape
+from importlib import metadata, util
+from pathlib import Path
+from types import ModuleType
+
+from ..units import format_bytes
+from .environment import nvidia_driver
+
+YES, NO, NOTE = "yes", "no", "note"
+SIGNS = {YES: "✓", NO: "✗", NOTE: "·"}
+PACKAGES = ("jupyterlab", "ipywidgets", "matplotlib", "numpy", "pytest", "nbval")
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "msedge")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing looked at: its name, whether it is there (`YES`, `NO`, or `NOTE` for neither), and what was found."""
+
+    name: str
+    verdict: str
+    text: str
+
+
+@dataclass(frozen=True)
+class DoctorReport:
+    """What was found on this machine, and from that, where each part of the course gets its numbers."""
+
+    machine: tuple[Finding, ...]
+    course: tuple[Finding, ...]
+
+    @property
+    def sections(self) -> dict[str, tuple[Finding, ...]]:
+        """The findings under their headings."""
+        return {"This machine": self.machine, "The course on it": self.course}
+
+    def __str__(self) -> str:
+        width = max(len(finding.name) for finding in (*self.machine, *self.course))
+        return "\n\n".join("\n".join([title, *_text_rows(part, width)]) for title, part in self.sections.items())
+
+    def _repr_html_(self) -> str:
+        head = "<tr><th colspan='3' style='text-align:left'>{}</th></tr>"
+        rows = "".join(head.format(title) + _html_rows(part) for title, part in self.sections.items())
+        return f"<table>{rows}</table>"
+
+
+def _text_rows(findings: tuple[Finding, ...], width: int) -> list[str]:
+    return [f"  {SIGNS[finding.verdict]} {finding.name:<{width}}  {finding.text}" for finding in findings]
+
+
+def _html_rows(findings: tuple[Finding, ...]) -> str:
+    left = "<td style='text-align:left'>"
+    return "".join(
+        f"<tr><td>{SIGNS[finding.verdict]}</td>{left}{escape(finding.name)}</td>{left}{escape(finding.text)}</td></tr>"
+        for finding in findings
+    )
+
+
+def report() -> DoctorReport:
+    """Looks at this machine, from the Python that runs it. Takes as long as importing torch."""
+    torch, problem = load_torch()
+    gpus = gpu_findings(torch) if torch else ()
+    has_gpu = any(finding.verdict == YES for finding in gpus)
+    rest = (memory_finding(), packages_finding(), browser_finding())
+    machine = (python_finding(), torch_finding(torch, problem), *gpus, *rest)
+    return DoctorReport(machine, course_findings(torch is not None, has_gpu, simulated_gpu(torch)))
+
+
+# The machine
+
+
+def load_torch() -> tuple[ModuleType | None, str]:
+    """torch, or None and the reason why it is not to be had."""
+    if util.find_spec("torch") is None:
+        return None, "not installed: `python3 -m course_utils lab` installs it"
+    try:
+        import torch
+    except (ImportError, OSError) as problem:  # OSError: one of its libraries is missing on this system
+        return None, f"installed, but does not load: {problem}"
+    return torch, ""
+
+
+def python_finding() -> Finding:
+    """The Python in use, and whether it is the course's own."""
+    own = Path(sys.prefix).name == ".venv" and (Path(sys.prefix) / "course-setup.json").exists()
+    whose = "the course's own environment" if own else "not the environment that the course makes for itself"
+    return Finding("Python", NOTE, f"{platform.python_version()} on {platform.system()} {platform.machine()}, {whose}")
+
+
+def torch_finding(torch: ModuleType | None, problem: str) -> Finding:
+    """torch's version and what it was built for."""
+    if torch is None:
+        return Finding("torch", NO, problem)
+    build = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built for the CPU"
+    return Finding("torch", YES, f"{torch.__version__}, {build}")
+
+
+def gpu_findings(torch: ModuleType) -> tuple[Finding, ...]:
+    """One finding for each GPU that torch can use; one that says why there is none otherwise."""
+    if torch.version.cuda and torch.cuda.is_available():
+        return tuple(gpu_finding(torch, index) for index in range(torch.cuda.device_count()))
+    return (Finding("GPU", NO, no_gpu(torch.version.cuda, nvidia_driver())),)
+
+
+def no_gpu(cuda: str | None, driver: bool) -> str:
+    """Why torch, built for that version of CUDA or for none, has no GPU, and what to do about it."""
+    if driver and not cuda:
+        return "a driver, but torch is built for the CPU: set COURSE_TORCH=cuda and run `python3 -m course_utils lab`"
+    if driver:
+        return f"torch cannot use it: the driver is probably too old for CUDA {cuda}; update the driver"
+    return "no NVIDIA GPU: nothing is measured live, everything else works"
+
+
+def gpu_finding(torch: ModuleType, index: int) -> Finding:
+    """Name, memory, compute capability and number formats of one GPU; memory as the driver has it now."""
+    try:
+        free, total = torch.cuda.mem_get_info(index)
+    except RuntimeError as problem:  # full, or held by another process alone
+        return Finding(f"GPU {index}", NO, f"does not answer: {str(problem).splitlines()[0]}")
+    capability = torch.cuda.get_device_capability(index)
+    memory = f"{format_bytes(total, 'GiB', 1)}, {format_bytes(free, 'GiB', 1)} free"
+    name = torch.cuda.get_device_name(index)
+    return Finding(f"GPU {index}", YES, f"{name}, {memory}, {capability_text(capability)}")
+
+
+def capability_text(capability: tuple[int, int]) -> str:
+    """What a GPU of that compute capability can run."""
+    newer = capability >= (8, 0)  # Ampere
+    can = "bf16 and flash attention" if newer else "fp16 and efficient attention; no bf16, no flash attention"
+    return f"compute capability {capability[0]}.{capability[1]}: {can}"
+
+
+def memory_finding() -> Finding:
+    """The memory of the machine itself; simulating needs about one GB of it."""
+    free, total = host_memory()
+    if total == 0:
+        return Finding("memory", NOTE, "this system does not say how much it has")
+    text = f"{format_bytes(total, 'GB', 1)}" + (f", {format_bytes(free, 'GB', 1)} free" if free else "")
+    return Finding("memory", NOTE, text)
+
+
+def host_memory() -> tuple[int, int]:
+    """Bytes free and in total, zero for what the system does not tell without extra packages."""
+    names = getattr(os, "sysconf_names", {})
+    if "SC_PHYS_PAGES" not in names:
+        return 0, 0
+    page = os.sysconf("SC_PAGE_SIZE")
+    available = _meminfo("MemAvailable") or (os.sysconf("SC_AVPHYS_PAGES") * page if "SC_AVPHYS_PAGES" in names else 0)
+    return available, os.sysconf("SC_PHYS_PAGES") * page
+
+
+def _meminfo(name: str) -> int:
+    """Bytes under that name in Linux's /proc/meminfo (which counts reclaimable caches as available), or 0."""
+    table = Path("/proc/meminfo")
+    if not table.exists():
+        return 0
+    rows = (line.split() for line in table.read_text(encoding="ascii").splitlines())
+    return next((int(row[1]) * 1024 for row in rows if row[0] == f"{name}:"), 0)
+
+
+def packages_finding() -> Finding:
+    """Versions of what the lessons and tests use."""
+    present = {name: metadata.version(name) for name in PACKAGES if util.find_spec(name)}
+    absent = [name for name in PACKAGES if name not in present]
+    text = ", ".join(f"{name} {version}" for name, version in present.items()) or "none"
+    return Finding("packages", NOTE, text + (f"; not here: {', '.join(absent)}" if absent else ""))
+
+
+def find_browser() -> str | None:
+    """The path of an installed Chromium or Chrome, or None where there is none. COURSE_BROWSER names one."""
+    names = [os.environ["COURSE_BROWSER"]] if os.environ.get("COURSE_BROWSER") else BROWSERS
+    return next((path for name in names if (path := shutil.which(name))), None)
+
+
+def browser_finding() -> Finding:
+    """Whether the browser test can run."""
+    browser = find_browser()
+    if browser is None:
+        return Finding("test browser", NOTE, "no Chromium or Chrome: the browser test is skipped")
+    return Finding("test browser", YES, Path(browser).name)
+
+
+# The course
+
+
+def simulated_gpu(torch: ModuleType | None) -> tuple[bool, str]:
+    """Whether GPUs can be simulated here, and how or why not."""
+    if torch is None:
+        return False, "needs torch"
+    from ..measuring.simulated import availability
+
+    return availability()
+
+
+def course_findings(torch: bool, live: bool, simulated: tuple[bool, str]) -> tuple[Finding, ...]:
+    """Where each part of the course gets its numbers on a machine with that much of what it needs."""
+    here = "every run that fits its memory" if live else "no GPU that torch can use"
+    return (
+        Finding("estimates", YES, "computed from formulas, for any model and GPU"),
+        Finding("simulated GPU", YES if simulated[0] else NO, simulated[1]),
+        Finding("traced on the CPU", YES if torch else NO, "small models, really trained" if torch else "needs torch"),
+        Finding("live on a GPU", YES if live else NO, here),
+        recorded_finding(),
+    )
+
+
+def recorded_finding() -> Finding:
+    """How many measurements are shipped with the course, and what they were made on."""
+    from ..measuring.recorded import load
+
+    try:
+        origins = [recording["provenance"][0] for recording in load().values()]
+    except (OSError, EOFError, ValueError) as problem:  # absent, cut short, or of another version
+        return Finding("recorded", NO, f"cannot be read: {problem}")
+    live = origins.count("live")
+    simulated = f"{len(origins) - live} simulated runs"
+    return Finding("recorded", YES, f"{simulated}; {live or 'none'} from real GPUs{'' if live else ' yet'}")

@@ -1,0 +1,39 @@
+"""Errors that import without torch, and the refusal of an unknown name: what is known, and what was probably meant."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+def unknown(what: str, name: object, known: Iterable[str]) -> ValueError:
+    """A ValueError to raise for `name`, which is no known `what`: lists the known ones and the nearest match."""
+    names = list(known)
+    meant = nearest(str(name), names)
+    hint = f": did you mean {meant!r}?" if meant else "."
+    return ValueError(f"unknown {what} {name!r}{hint} Known: {', '.join(names)}.")
+
+
+def nearest(name: str, known: Iterable[str], likeness: float = 0.5) -> str | None:
+    """The first name that begins with what was asked, else the one that resembles it most, else None.
+
+    `likeness`, from 0 to 1, is how much it has to.
+    """
+    asked, bare = _bare(name), {_bare(known_name): known_name for known_name in known}
+    begins = [name for short, name in bare.items() if asked and short.startswith(asked)]
+    return next(iter(begins or (bare[short] for short in get_close_matches(asked, bare, n=1, cutoff=likeness))), None)
+
+
+def _bare(name: str) -> str:
+    """The letters and digits alone, so that "GPT2_XL" is "gpt2-xl" and "a100" begins "A100-40GB"."""
+    return "".join(letter for letter in name.lower() if letter.isalnum())
+
+
+class GpuOutOfMemory(RuntimeError):
+    """The GPU was too small for a run. Its memory has been released; the message says what would fit."""
+
+
+class StepError(RuntimeError):
+    """A step of a learner's own cannot be measured as it is; the message says in which line, and what to write."""
+
+
+class SimulationUnavailable(RuntimeError):
+    """This build of torch, or this platform, cannot simulate a GPU; the message says why."""

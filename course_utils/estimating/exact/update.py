@@ -1,0 +1,259 @@
+"""What comes and goes when gradients are clipped and when the optimizer steps: each algorithm walked as torch runs it.
+
+Every walk is over shapes, so a part of the parameters, such as one rank's, can be walked like the whole.
+"""
+
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from itertools import chain
+from math import prod
+
+from course_utils.models import TransformerConfig
+from course_utils.run import OPTIMIZERS, PRECISIONS, Optimizer, Precision, TrainingRun
+
+from ..states import BLOCK_8BIT, PIECE_8BIT, SMALL_8BIT, Trainable, is_hidden_matrix, trainable
+from .walk import Change, Totals, Walk, free, highest, make, net
+
+Tensors = Iterable[tuple[str, tuple[int, ...]]]
+"""Names and shapes of parameters, in the order of the step."""
+
+IN_PLACE = ("sgd", "momentum")
+"""Algorithms whose update needs no tensor beside the gradient and the states."""
+
+
+def optimizer_step(run: TrainingRun) -> Totals:
+    """What the step adds to weights, gradients and states where it needs most: signed bytes by kind.
+
+    foreach makes one tensor for each parameter, 4N bytes in fp32; the for-loop makes two for one parameter at a time;
+    fused makes none; momentum works in place. Master weights take their gradients in fp32: one at a time, or all at
+    once. What fp8's own kernels need is not known, and counts as nothing.
+    """
+    clips = run.clip_grad_norm is not None
+    names = (run.precision.name, run.optimizer.name)
+    return dict(_optimizer_step(run.model, run.lora_rank, run.lora_targets, *names, lets_gradients_go(run), clips))
+
+
+def lets_gradients_go(run: TrainingRun) -> bool:
+    """Whether a gradient that is set to None is gone: as a view of a bucket it leaves the bucket where it is."""
+    return run.set_to_none and not run.bucket_view
+
+
+def clipping(run: TrainingRun) -> Totals:
+    """What clipping adds to weights, gradients and states where it needs most: a norm for each gradient, and few more.
+
+    Nothing where gradients are not clipped.
+    """
+    if run.clip_grad_norm is None:
+        return {}
+    return dict(_clipping(run.model, run.lora_rank, run.lora_targets, run.precision.name))
+
+
+@lru_cache(maxsize=1024)
+def _optimizer_step(
+    model: TransformerConfig,
+    rank: int,
+    targets: tuple[str, ...],
+    precision_name: str,
+    optimizer_name: str,
+    set_to_none: bool,
+    clips: bool,
+) -> Totals:
+    precision, optimizer = PRECISIONS[precision_name], OPTIMIZERS[optimizer_name]
+    return step_on(precision, optimizer, trainable(model, rank, targets), set_to_none, clips)
+
+
+def step_on(precision: Precision, optimizer: Optimizer, trained: Trainable, set_to_none: bool, clips: bool) -> Totals:
+    """What the step adds where it needs most if it steps only these parameters, one rank's; nothing is said of fp8's
+    own kernels.
+    """
+    if precision.name == "fp8":
+        return {}
+    if precision.master:
+        walk = master_walk(precision, optimizer, trained, set_to_none)
+    else:
+        walk = plain_walk(precision, optimizer, trained)
+    return highest([*scaler_walk(precision, optimizer, clips), *walk])
+
+
+def plain_walk(precision: Precision, optimizer: Optimizer, trained: Trainable) -> Walk:
+    """The step on the weights themselves. Two blocks stand for all: what one leaves behind meets the next."""
+    if optimizer.algorithm in IN_PLACE or optimizer.implementation == "fused":
+        return []
+    if optimizer.implementation == "foreach":
+        return [Change("temporaries", trained.bytes(precision.weight))]
+    blocks = [trained.block.items()] * min(2, trained.layers)
+    tensors = chain(trained.before.items(), *blocks, trained.after.items())
+    return LOOPS[optimizer.algorithm](tensors, precision.weight)
+
+
+def master_walk(precision: Precision, optimizer: Optimizer, trained: Trainable, set_to_none: bool) -> Walk:
+    """The step on fp32 masters: gradient to fp32, the 16-bit one freed, the update's own tensors, the fp32 gradient
+    freed.
+
+    Main gradients are fp32 before it begins. If 16-bit gradients are not set to none, they stay.
+    """
+    upcasts = precision.gradient < precision.master
+    frees = upcasts and set_to_none
+    if optimizer.forced and optimizer.implementation == "foreach":
+        gone = -trained.bytes(precision.gradient) if frees else 0
+        copies = (1 if upcasts else 0) + 1
+        return [Change("gradients", gone), Change("temporaries", copies * trained.bytes(precision.master))]
+
+    def one_by_one(tensors: Tensors) -> Walk:
+        walk: Walk = []
+        for name, shape in tensors:
+            walk += [make(4 * prod(shape))] if upcasts else []
+            walk += [free(precision.gradient * prod(shape), "gradients")] if frees else []
+            walk += _alone(optimizer, name, shape)
+            walk += [free(4 * prod(shape))] if upcasts else []
+        return walk
+
+    block = one_by_one(trained.block.items())
+    others = [Change(kind, size * (trained.layers - 1)) for kind, size in net(block).items()]
+    return [*one_by_one(trained.before.items()), *block, *others, *one_by_one(trained.after.items())]
+
+
+def _alone(optimizer: Optimizer, name: str, shape: tuple[int, ...]) -> Walk:
+    """The update of one fp32 parameter by an optimizer of its own."""
+    if optimizer.algorithm in IN_PLACE or optimizer.implementation == "fused":
+        return []
+    if optimizer.implementation == "foreach":
+        return [make(4 * prod(shape)), free(4 * prod(shape))]
+    return LOOPS[optimizer.algorithm]([(name, shape)], 4)
+
+
+# One algorithm after another, parameter by parameter. What a variable holds is freed when it gets its next value.
+
+
+def adam_loop(tensors: Tensors, element: int) -> Walk:
+    """Adam's denominator takes two tensors to compute; the one before is let go when the next is there."""
+    walk: Walk = []
+    before = 0
+    for _, shape in tensors:
+        size = element * prod(shape)
+        walk += [make(size), make(size), free(size), free(before)]
+        before = size
+    return [*walk, free(before)]
+
+
+def lion_loop(tensors: Tensors, element: int) -> Walk:
+    """Lion's direction, one tensor."""
+    sizes = [element * prod(shape) for _, shape in tensors]
+    return [change for size in sizes for change in (make(size), free(size))]
+
+
+def adafactor_loop(tensors: Tensors, element: int) -> Walk:
+    """A matrix's variance is the product of its row and its column, as large as the matrix, and becomes the update;
+    the one before it goes only then. A vector's gradient is squared, and its variance copied.
+    """
+    walk: Walk = []
+    row = column = square = update = 0
+    for _, shape in tensors:
+        size = element * prod(shape)
+        walk += [make(element), free(element)]  # the weight's norm
+        if len(shape) > 1:
+            rows, columns = size // shape[-1], size // shape[-2]
+            walk += [make(rows), free(row), make(columns), free(column), make(size), make(element), free(element)]
+            row, column = rows, columns
+        else:
+            walk += [make(size), free(square), make(size)]
+            square = size
+        walk += [free(update), make(element), free(element)]  # the update's norm
+        update = size
+    return [*walk, free(row), free(column), free(square), free(update)]
+
+
+def muon_loop(tensors: Tensors, element: int) -> Walk:
+    """Muon on the blocks' matrices, then AdamW's loop on everything else."""
+    known = list(tensors)
+    walk: Walk = []
+    before = 0
+    for _, (rows, columns) in (item for item in known if is_hidden_matrix(*item)):
+        walk += [make(element * rows * columns), free(before), *newton_schulz(rows, columns, element)]
+        before = 2 * rows * columns
+    return [*walk, free(before), *adam_loop((item for item in known if not is_hidden_matrix(*item)), element)]
+
+
+def newton_schulz(rows: int, columns: int, element: int, steps: int = 5) -> Walk:
+    """Orthogonalize an update of `element` bytes an element, which goes in the end; its result, in bf16, stays.
+
+    Each step makes X·Xᵀ, a polynomial of it, and the next X (Jordan et al. 2024); the last ones go as new ones come.
+    """
+    x, gram = 2 * rows * columns, 2 * min(rows, columns) ** 2
+    copied = element != 2  # an update in bf16 is the first X itself
+    walk = [make(x)] if copied else []
+    walk += [make(2), make(2), free(2), free(2)]  # its norm
+    walk += [make(gram), make(gram), make(x), *([free(x)] if copied else [])]
+    walk += [make(gram), free(gram), make(gram), free(gram), make(x), free(x)] * (steps - 1)
+    return [*walk, free(gram), free(gram), free(element * rows * columns)]
+
+
+def adam8bit_loop(tensors: Tensors, element: int) -> Walk:
+    """The course's own 8-bit Adam: both moments of a piece in fp32, and one tensor more, at a time."""
+    walk: Walk = []
+    for _, shape in tensors:
+        elements = prod(shape)
+        if elements < SMALL_8BIT:
+            walk += [make(4 * elements), free(4 * elements)]
+            continue
+        walk += adam8bit_piece(min(elements, PIECE_8BIT))  # the first piece is the largest
+    return walk
+
+
+def adam8bit_piece(elements: int) -> Walk:
+    """Codes to indices to fp32 for both moments; Adam's root; then each moment's scale and its new codes."""
+    blocks = -(-elements // BLOCK_8BIT)
+    moment, scales = 4 * BLOCK_8BIT * blocks, 4 * blocks
+    decode = [make(moment), make(moment), free(moment)]
+    encode = [make(scales), free(scales), make(moment), free(moment)]
+    return [*decode, *decode, make(4 * elements), free(4 * elements), *encode, *encode, free(moment), free(moment)]
+
+
+LOOPS: dict[str, Callable[[Tensors, int], Walk]] = {
+    "adam": adam_loop,
+    "adamw": adam_loop,
+    "lion": lion_loop,
+    "adafactor": adafactor_loop,
+    "muon": muon_loop,
+    "adam8bit": adam8bit_loop,
+}
+
+
+# The loss scaler, and clipping
+
+
+def scaler_walk(precision: Precision, optimizer: Optimizer, clips: bool) -> Walk:
+    """What a loss scaler makes before the step, a block for each number; whether a gradient overflowed stays.
+
+    Fused steps and master weights are told the scale instead of having their gradients unscaled. Where gradients are
+    clipped they were unscaled before.
+    """
+    if not precision.loss_scaling:
+        return []
+    told = bool(precision.master) or optimizer.implementation == "fused"
+    if clips and not precision.master:
+        return [make(4)] * (2 if told else 1)
+    checked = [*[make(4)] * 4, *[free(4)] * 3]
+    inverse = [make(8), make(8), free(8), make(4), free(8)] if precision.master else []
+    return [*checked, *([make(4)] * 2 if told else []), *inverse]
+
+
+@lru_cache(maxsize=1024)
+def _clipping(model: TransformerConfig, rank: int, targets: tuple[str, ...], precision_name: str) -> Totals:
+    precision, count = PRECISIONS[precision_name], trainable(model, rank, targets).tensors
+    scaled = precision.loss_scaling and bool(precision.master)
+    unscaled = scaler_walk(precision, OPTIMIZERS["sgd"], clips=False) if precision.loss_scaling and not scaled else []
+    return highest([*unscaled, *clip_walk(count, 4 if scaled else precision.gradient, keeps_norms=scaled)])
+
+
+def clip_walk(count: int, element: int, keeps_norms: bool = False) -> Walk:
+    """The norm of each of `count` gradients, a block each; all of them in one tensor; their norm; the factor.
+
+    The scratch space of the GPU's own kernel is not among it.
+    """
+    norms, together = [make(element)] * count, make(element * count)
+    gone = [free(element)] * count
+    end = [] if keeps_norms else [free(element * count)]
+    total = [*gone, make(element)] if keeps_norms else [make(element), *gone]
+    factor = [make(element)] * 3 + [free(element)] * 2 + [make(element)]
+    return [*norms, together, *total, *end, *factor]

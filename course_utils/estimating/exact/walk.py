@@ -1,0 +1,61 @@
+"""A walk: what is made and freed, change by change; its highest point tells when most is there, and of what."""
+
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+from course_utils.units import round_up
+
+
+class Change(NamedTuple):
+    """Signed bytes of one kind of memory."""
+
+    kind: str
+    bytes: int
+
+
+Walk = list[tuple[str, int]]
+"""Changes in order, or plain pairs like them where there are very many."""
+
+Totals = dict[str, int]
+"""Bytes by kind of memory."""
+
+
+def highest(walk: Sequence[tuple[str, int]]) -> Totals:
+    """Bytes by kind, relative to the start, where a walk stands highest."""
+    return highest_and_net(walk)[0]
+
+
+def highest_and_net(walk: Sequence[tuple[str, int]]) -> tuple[Totals, Totals]:
+    """Bytes by kind where a walk first stands highest, nothing if that is its start, and what the whole of it adds."""
+    heights = list(accumulate(size for _, size in walk))
+    top = max(heights, default=0)
+    ends = heights.index(top) + 1 if top > 0 else 0
+    best = net(walk[:ends])
+    whole = dict(best)
+    for kind, size in walk[ends:]:
+        whole[kind] = whole.get(kind, 0) + size
+    return best, whole
+
+
+def net(walk: Iterable[tuple[str, int]]) -> Totals:
+    """Bytes by kind that a whole walk adds."""
+    totals: Totals = {}
+    for kind, size in walk:
+        totals[kind] = totals.get(kind, 0) + size
+    return totals
+
+
+def plus(first: Totals, second: Totals) -> Totals:
+    """Two tables of bytes by kind, added up."""
+    return {kind: first.get(kind, 0) + second.get(kind, 0) for kind in {**first, **second}}
+
+
+def make(size: int, kind: str = "temporaries") -> Change:
+    """A tensor of `size` bytes appears."""
+    return Change(kind, round_up(size))
+
+
+def free(size: int, kind: str = "temporaries") -> Change:
+    """A tensor of `size` bytes goes."""
+    return Change(kind, -round_up(size))

@@ -1,0 +1,127 @@
+"""What the course's figures share: one color for each kind of memory, names, numbers, legends."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ..gpus import Gpu
+from ..measurement import Measurement
+from ..units import UNITS, format_bytes
+from .canvas import MARGIN, RULE, WIDTH, Canvas, number, text_width
+
+COLOURS = {
+    "parameters": "#0072B2",
+    "weight_copies": "#12305E",
+    "gradients": "#8FD0F7",
+    "optimizer_states": "#E69F00",
+    "activations": "#009E73",
+    "inputs": "#F0E442",
+    "communication": "#D55E00",
+    "workspaces": "#662200",
+    "temporaries": "#BFBFBF",
+    "cached": "#E9E9E9",
+    "free": "#FFFFFF",
+}
+"""One color for each kind of memory, after Okabe and Ito's palette; `cached` and `free` belong to the allocator.
+
+Told apart with each kind of color blindness, and neighbors in a stack by their lightness alone, as in grey print.
+"""
+
+OVER, UNDER = "#A8071A", "#00624A"
+
+UNIT_NOTES = {
+    "KB": "1 KB = 10³ bytes", "MB": "1 MB = 10⁶ bytes", "GB": "1 GB = 10⁹ bytes", "TB": "1 TB = 10¹² bytes",
+    "KiB": "1 KiB = 2¹⁰ bytes", "MiB": "1 MiB = 2²⁰ bytes", "GiB": "1 GiB = 2³⁰ bytes", "TiB": "1 TiB = 2⁴⁰ bytes",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A part of a stack under a name of its own ("fp32 momentum"), `size` bytes, in the color of its `kind`."""
+
+    name: str
+    size: int
+    kind: str
+
+    def __post_init__(self) -> None:
+        if self.kind not in COLOURS:
+            raise ValueError(f"unknown kind of memory {self.kind!r}; known: {', '.join(COLOURS)}")
+
+
+Row = Mapping[str, int] | Sequence[Segment] | Measurement
+
+
+def segments_of(row: Row) -> list[Segment]:
+    """The parts of one bar that are not empty, in stacking order. Raises ValueError for unknown kinds."""
+    if isinstance(row, Measurement):
+        row = row.breakdown
+    if isinstance(row, Mapping):
+        parts = [Segment(words(kind), size, kind) for kind, size in row.items()]
+        row = sorted(parts, key=lambda part: list(COLOURS).index(part.kind))
+    return [part for part in row if part.size > 0]
+
+
+def words(kind: str) -> str:
+    """A kind of memory as it is written in a sentence: "optimizer states"."""
+    return kind.replace("_", " ")
+
+
+def named_capacity(capacity: int | Gpu | None, label: str, unit: str) -> tuple[int | None, str]:
+    if isinstance(capacity, Gpu):
+        return capacity.memory, label or f"{capacity.name}: {format_bytes(capacity.memory, unit, 1)}"
+    return capacity, label or (f"{number(round(capacity / UNITS[unit], 1))} {unit} GPU" if capacity else "")
+
+
+def total_of(segments: Sequence[Segment]) -> int:
+    return sum(part.size for part in segments)
+
+
+def digits_for(largest: int, unit: str) -> int:
+    amount = largest / UNITS[unit]
+    return 0 if unit == "B" or amount >= 1000 else 1 if amount >= 10 else 2 if amount >= 1 else 3
+
+
+def amount(size: int, unit: str, digits: int) -> str:
+    return f"{size / UNITS[unit]:,.{digits}f}"
+
+
+def amount_with_unit(size: int, unit: str, digits: int) -> str:
+    """As `format_bytes`, but what would be rounded to nothing is shown in a smaller unit instead."""
+    vanishes = size != 0 and round(abs(size) / UNITS[unit], digits) == 0
+    return format_bytes(size) if vanishes else format_bytes(size, unit, digits)
+
+
+def draw_legend(
+    canvas: Canvas, parts: Sequence[Segment], y: float, unit: str, digits: int, values: bool, left: float = MARGIN
+) -> float:
+    """Draws a swatch for each kind with the names of its parts, breaking lines as needed; returns the y below it."""
+    x, baseline = left, y + 12
+    for kind, entry in _legend_entries(parts, unit, digits, values).items():
+        wide = 18 + text_width(entry, 12) + 10
+        if x + wide > WIDTH and x > left:
+            x, baseline = left, baseline + 19
+        draw_swatch(canvas, x, baseline - 10, 12, 12, kind)
+        canvas.text(x + 18, baseline, entry)
+        x += wide
+    return baseline + 6
+
+
+def _legend_entries(parts: Sequence[Segment], unit: str, digits: int, values: bool) -> dict[str, str]:
+    ordered = sorted(parts, key=lambda part: list(COLOURS).index(part.kind))
+    names: dict[str, dict[str, None]] = {}
+    for part in ordered:
+        shown = f"{part.name} {amount_with_unit(part.size, unit, digits)}" if values else part.name
+        names.setdefault(part.kind, {})[shown] = None
+    return {kind: ", ".join(shown) for kind, shown in names.items()}
+
+
+def draw_swatch(
+    canvas: Canvas, x: float, y: float, width: float, height: float, kind: str, tip: str = "", **more
+) -> None:
+    outline = {"stroke": RULE, "stroke_width": 1} if kind in ("cached", "free") else {}
+    canvas.rect(x, y, width, height, COLOURS[kind], tip, **outline, **more)
+    if kind == "cached":
+        canvas.hatch(x, y, width, height, "#B5B5B5")
+
+
+def stop(title: str) -> str:
+    return title if title.endswith((".", "!", "?")) else f"{title}."

@@ -1,0 +1,284 @@
+"""Lines: how one quantity grows with another, each line named at its end. Drawn by matplotlib, as any library would.
+
+matplotlib is imported when the first lines are drawn: everything else in the course does without it.
+"""
+
+import logging
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from io import StringIO
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from .axes import OVER, stop
+from .canvas import GRID, INK, MARGIN, QUIET, RULE, WIDTH, Figure, framed, number, spread, text_width, wrap
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Drawing
+    from matplotlib.text import Annotation
+
+LINE_COLOURS = ("#0072B2", "#B34700", "#00704F", "#9B3C78", "#111111", "#7A5C00")
+DASHES = (None, (7, 4), (2, 3), (9, 3, 2, 3), (12, 4), (4, 2, 1, 2))
+"""Pixels of stroke and gap: lines are told apart in grey print too."""
+
+PLOT_HEIGHT = 290
+LAYOUT_FONT = "DejaVu Sans"
+"""matplotlib brings this font along, so that it lays texts out alike everywhere; the picture then names no font."""
+
+LOOK: dict[Any, Any] = {
+    "font.family": [LAYOUT_FONT],
+    "font.size": 12,
+    "text.color": INK,
+    "text.parse_math": False,
+    "axes.edgecolor": RULE,
+    "axes.formatter.use_mathtext": False,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "course",
+}
+FRAME = {"stroke_linejoin": "round", "xmlns:xlink": "http://www.w3.org/1999/xlink"}
+NO_METADATA = {"Creator": None, "Date": None, "Format": None, "Type": None}
+
+Series = Mapping[str, tuple[Sequence[float], Sequence[float]]]
+Level = tuple[str, float] | None
+
+
+@dataclass(frozen=True)
+class Texts:
+    """The words around the axes; title and small print broken into lines."""
+
+    heading: Sequence[str]
+    small_print: Sequence[str]
+    xlabel: str
+    ylabel: str
+
+
+def lines(
+    series: Series,
+    title: str,
+    xlabel: str,
+    ylabel: str,
+    *,
+    log_x: bool = False,
+    log_y: bool = False,
+    level: tuple[str, float] | None = None,
+    markers: bool = True,
+    circles: Collection[str] = (),
+    provenance: str = "",
+    alt: str | None = None,
+) -> Figure:
+    """One line for each series (its x values and its y values), each named at its end; units belong into the labels.
+
+    `level` draws a named horizontal line, such as a capacity. The series named in `circles` are not joined: they were
+    measured here and there, and nobody knows what lies between. Raises ValueError for empty or unequal series, for more
+    than there are colors, and for values that a logarithmic axis cannot show.
+    """
+    _check_series(series, log_x, log_y)
+    texts = Texts(_wrapped(title, 16.5, bold=True), _wrapped(provenance, 11), xlabel, ylabel)
+    top = 49 + 21 * len(texts.heading)
+    height = top + PLOT_HEIGHT + (60 + 14 * len(texts.small_print) if provenance else 52)
+    with _matplotlib():
+        drawing = _drawing(height)
+        axes = _axes(drawing, series, level, log_x, log_y, top)
+        for index, (name, line) in enumerate(series.items()):
+            if name in circles:
+                _draw_circles(axes, line, index)
+            else:
+                _draw_line(axes, line, index, markers)
+        if level:
+            _draw_level(axes, series, *level)
+        _write(drawing, axes, texts, series, top)
+        shapes = _shapes(drawing)
+    alt = alt or _lines_alt(series, title, xlabel, ylabel)
+    return Figure(framed(shapes, height, title, alt, **FRAME), alt)
+
+
+def _wrapped(words: str, size: float, bold: bool = False) -> list[str]:
+    return wrap(words, size, WIDTH - 2 * MARGIN, bold)
+
+
+def _check_series(series: Series, log_x: bool, log_y: bool) -> None:
+    if not series or len(series) > len(LINE_COLOURS):
+        raise ValueError(f"{len(series)} lines: a figure shows 1 to {len(LINE_COLOURS)} that can be told apart")
+    for name, (xs, ys) in series.items():
+        if len(xs) != len(ys) or not xs:
+            raise ValueError(f"{name!r} has {len(xs)} x values and {len(ys)} y values: they go in pairs, at least one")
+        if (log_x and min(xs) <= 0) or (log_y and min(ys) <= 0):
+            raise ValueError(f"{name!r} has a value that is not above zero, which a logarithmic axis cannot show")
+
+
+@contextmanager
+def _matplotlib() -> Iterator[None]:
+    """matplotlib imported, with our look and nothing of the learner's own settings; both are as before afterwards.
+
+    Its log is silent meanwhile: the first import of all says on stderr, and so in a lesson, that it looks for fonts.
+    """
+    log = logging.getLogger("matplotlib")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        import matplotlib
+        import matplotlib.font_manager
+
+        with matplotlib.rc_context():
+            matplotlib.rcdefaults()
+            matplotlib.rcParams.update(LOOK)
+            yield
+    finally:
+        log.setLevel(level)
+
+
+def _drawing(height: float) -> "Drawing":
+    """An empty drawing, see-through, in which one point is one pixel of ours."""
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure as Drawing
+
+    drawing = Drawing(figsize=(WIDTH / 72, height / 72), dpi=72, facecolor="none")
+    FigureCanvasSVG(drawing)
+    return drawing
+
+
+def _height(drawing: "Drawing") -> float:
+    """Pixels."""
+    return float(drawing.get_figheight() * 72)
+
+
+def _axes(drawing: "Drawing", series: Series, level: Level, log_x: bool, log_y: bool, top: float) -> "Axes":
+    """Axes between the widest number on their left and the longest name on their right, with ticks and grid."""
+    xs = [x for line, _ in series.values() for x in line]
+    ys = [y for _, line in series.values() for y in line] + ([level[1]] if level else [])
+    (left_end, right_end), (low, high) = _range(xs, log_x, from_zero=False), _range(ys, log_y, from_zero=True)
+    heights = _ticks(low, high, log_y)
+    left = 40 + max(text_width(number(tick), 12) for tick in heights)
+    right = WIDTH - MARGIN - 12 - max(text_width(name, 12.5, bold=True) for name in series)
+    height = _height(drawing)
+    box = (left / WIDTH, 1 - (top + PLOT_HEIGHT) / height, (right - left) / WIDTH, PLOT_HEIGHT / height)
+    axes = drawing.add_axes(box, facecolor="none", xlim=(left_end, right_end), ylim=(low, high))
+    axes.set(xscale="log" if log_x else "linear", yscale="log" if log_y else "linear")
+    axes.set_yticks(heights, [number(tick) for tick in heights], minor=False)
+    places = _points_or_ticks(xs, axes, log_x)
+    axes.set_xticks(places, [number(tick) for tick in places], minor=False)
+    axes.minorticks_off()
+    axes.tick_params("x", length=5, width=1, pad=7, color=RULE, labelcolor=QUIET)
+    axes.tick_params("y", length=0, pad=8, labelcolor=QUIET)
+    axes.grid(axis="y", color=GRID, linewidth=1, clip_on=False)
+    axes.spines[["left", "top", "right"]].set_visible(False)
+    axes.set_axisbelow(True)
+    return axes
+
+
+def _range(values: Sequence[float], log: bool, from_zero: bool) -> tuple[float, float]:
+    """The lowest and the highest value to show."""
+    low, high = min(values), max(values)
+    if log:
+        return low, high if high > low else low * 10
+    low = min(0.0, low) if from_zero else low
+    high = high + 0.06 * (high - low) if from_zero else high
+    return low, high if high > low else low + 1
+
+
+def _ticks(low: float, high: float, log: bool) -> list[float]:
+    """Round numbers; on a logarithmic axis powers of two where the range is small, powers of ten where it is large."""
+    from matplotlib.ticker import LogLocator, MaxNLocator
+
+    powers = LogLocator(base=2 if high / low <= 2**10 else 10, numticks=12) if log else None
+    found = (powers or MaxNLocator(nbins=7, steps=[1, 2, 5, 10])).tick_values(low, high)
+    margin = 1e-9 * (high - low)
+    return [float(tick) for tick in found if low - margin <= tick <= high + margin] or [low, high]
+
+
+def _points_or_ticks(xs: Sequence[float], axes: "Axes", log: bool) -> list[float]:
+    """The x values themselves where they are few and far enough apart to be printed, round numbers otherwise."""
+    points = sorted(set(xs))
+    widest = max(text_width(number(point), 12) for point in points)
+    roomy = all(_x(axes, right) - _x(axes, left) > widest + 10 for left, right in pairwise(points))
+    return points if len(points) <= 12 and roomy else _ticks(*axes.get_xlim(), log)
+
+
+def _x(axes: "Axes", value: float) -> float:
+    """Where the axes put an x value, in pixels from the left."""
+    return float(axes.transData.transform((value, axes.get_ylim()[0]))[0])
+
+
+def _y(axes: "Axes", value: float, height: float) -> float:
+    """Where the axes put a y value, in pixels from the top."""
+    return height - float(axes.transData.transform((axes.get_xlim()[0], value))[1])
+
+
+def _draw_line(axes: "Axes", line: tuple[Sequence[float], Sequence[float]], index: int, markers: bool) -> None:
+    color, dashes = LINE_COLOURS[index], DASHES[index]
+    dots: dict[str, Any] = {"marker": "o", "markersize": 7, "markeredgecolor": "#FFFFFF", "markeredgewidth": 1}
+    style = (0, tuple(length / 2.2 for length in dashes)) if dashes else "-"  # matplotlib counts in line widths
+    shown = dots if markers and len(line[0]) <= 40 else {}
+    axes.plot(*line, color=color, linewidth=2.2, linestyle=style, clip_on=False, zorder=3, **shown)
+
+
+def _draw_circles(axes: "Axes", line: tuple[Sequence[float], Sequence[float]], index: int) -> None:
+    look = {"markersize": 10, "markerfacecolor": "#FFFFFF", "markeredgecolor": LINE_COLOURS[index]}
+    axes.plot(*line, marker="o", markeredgewidth=2.2, linestyle="none", clip_on=False, zorder=4, **look)
+
+
+def _draw_level(axes: "Axes", series: Series, name: str, value: float) -> None:
+    """A horizontal line with its name at the left above it, or at the right where that would hide a series."""
+    axes.axhline(value, color=OVER, linewidth=1.6, linestyle=(0, (2, 2)), clip_on=False)
+    paper = {"facecolor": "#FFFFFF", "edgecolor": "none", "pad": 1.5}
+    style = {"color": OVER, "fontweight": "bold", "va": "baseline", "bbox": paper, "zorder": 4}
+    place = {"textcoords": "offset points", "xycoords": ("axes fraction", "data")}
+    left = axes.annotate(name, (0, value), xytext=(8, 6), **place, **style)
+    if _hides(axes, series, left):
+        right = axes.annotate(name, (1, value), xytext=(-8, 6), ha="right", **place, **style)
+        (right if _hides(axes, series, right) else left).remove()
+
+
+def _hides(axes: "Axes", series: Series, words: "Annotation") -> bool:
+    """Whether a series passes behind `words`."""
+    from matplotlib.path import Path
+
+    box = words.get_window_extent()
+    ways = (Path(axes.transData.transform(list(zip(xs, ys, strict=True)))) for xs, ys in series.values())
+    return any(way.intersects_bbox(box, filled=False) for way in ways)
+
+
+def _write(drawing: "Drawing", axes: "Axes", texts: Texts, series: Series, top: float) -> None:
+    """Everything in words around the axes: title, labels, the lines' names at their ends, the small print."""
+    height, bottom = _height(drawing), top + PLOT_HEIGHT
+    left, right = (_x(axes, value) for value in axes.get_xlim())
+
+    def put(x: float, y: float, words: str, size: float = 12, color: str = QUIET, **more: Any) -> None:
+        drawing.text(x / WIDTH, 1 - y / height, words, fontsize=size, color=color, va="baseline", **more)
+
+    for index, line in enumerate(texts.heading):
+        put(MARGIN, 28 + 21 * index, line, 16.5, INK, fontweight="bold")
+    put(MARGIN, top - 16, texts.ylabel)
+    put((left + right) / 2, bottom + 40, texts.xlabel, ha="center")
+    for index, line in enumerate(texts.small_print):
+        put(WIDTH - MARGIN, bottom + 62 + 14 * index, line, 11, ha="right")
+    ends = [_y(axes, ys[max(range(len(xs)), key=xs.__getitem__)], height) for xs, ys in series.values()]
+    for index, (name, y) in enumerate(zip(series, spread(ends, 17, top, bottom), strict=True)):
+        put(right + 10, y + 4, name, 12.5, LINE_COLOURS[index], fontweight="bold")
+
+
+def _shapes(drawing: "Drawing") -> str:
+    """What matplotlib draws, without its frame: no style sheet, which would reach beyond the picture, and no font."""
+    page = StringIO()
+    drawing.savefig(page, format="svg", metadata=NO_METADATA)
+    inside = re.search(r"<svg[^>]*>(.*)</svg>", page.getvalue(), re.DOTALL)
+    if inside is None:
+        raise RuntimeError("matplotlib wrote no <svg>: course_utils/figures/curves.py does not know this version")
+    plain = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", inside[1], count=1, flags=re.DOTALL)
+    return plain.replace(f" font-family: '{LAYOUT_FONT}';", "").strip()
+
+
+def _lines_alt(series: Series, title: str, xlabel: str, ylabel: str) -> str:
+    told = [
+        f"{name} goes from {_read(ys[0])} at {number(xs[0])} to {_read(ys[-1])} at {number(xs[-1])}"
+        for name, (xs, ys) in series.items()
+    ]
+    return f"{stop(title)} Lines of {ylabel} against {xlabel}: {'; '.join(told)}."
+
+
+def _read(value: float) -> str:
+    """A value to four figures, as one reads it aloud."""
+    return number(float(f"{value:.4g}"))

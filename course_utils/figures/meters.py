@@ -1,0 +1,197 @@
+"""The meter's picture: memory by the second, redrawn several times a second and therefore kept small."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ..units import GB, UNITS, format_bytes
+from .axes import COLOURS, OVER, amount, digits_for, words
+from .canvas import INK, MARGIN, QUIET, RULE, WIDTH, Canvas, Figure, number, sentence, short, spread, text_width, ticks
+
+MOST_POINTS = 240
+SHORTEST = 2.0
+"""Seconds that the axis covers at least."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Bytes read `seconds` after the start; None where nobody can know."""
+
+    seconds: float
+    allocated: int
+    reserved: int | None = None
+    driver: int | None = None
+    kinds: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class MeterMark:
+    """What begins `seconds` after the start, in words."""
+
+    seconds: float
+    words: str
+
+
+@dataclass(frozen=True)
+class Look:
+    """Where the plot stands in the picture, and its letters, in pixels."""
+
+    left: float = 66.0
+    right: float = WIDTH - 190.0
+    top: float = 62.0
+    bottom: float = 322.0
+    title: float = 16.5
+    text: float = 12.0
+    mark: float = 11.0
+
+
+PAGE = Look()
+STAGE = Look(left=80.0, right=WIDTH - 268.0, top=84.0, bottom=352.0, title=26.0, text=19.0, mark=16.0)
+"""For a lecture: letters that can be read from the back row."""
+
+
+@dataclass(frozen=True)
+class _Scale:
+    look: Look
+    latest: float
+    largest: float
+
+    def x(self, seconds: float) -> float:
+        return self.look.left + (self.look.right - self.look.left) * seconds / self.latest
+
+    def y(self, size: float) -> float:
+        return self.look.bottom - (self.look.bottom - self.look.top) * size / self.largest
+
+
+def meter_figure(
+    samples: Sequence[Sample],
+    marks: Sequence[MeterMark],
+    capacity: int | None,
+    peak: int,
+    about: str,
+    source: str,
+    axis: str,
+    look: Look = PAGE,
+) -> Figure:
+    """Allocated bytes over time (by kind where that is known), with what is reserved, what the driver says, the phases.
+
+    `about` stands before the peak ("at least " where it was only sampled), `look` is `PAGE` or `STAGE`. Raises
+    ValueError without samples.
+    """
+    if not samples:
+        raise ValueError("there is nothing to draw: the meter has not read anything yet")
+    last, unit = samples[-1], "GB" if max(peak, capacity or 0) >= GB else "MB"
+    title = f"{_shown(last.allocated, unit)} allocated now, {about}{_shown(peak, unit)} at the peak"
+    highest = max([peak, capacity or 0, *(max(s.reserved or 0, s.driver or 0) for s in samples)])
+    scale, kept = _Scale(look, max(SHORTEST, last.seconds), 1.06 * max(1, highest)), thinned(samples)
+    canvas = Canvas()
+    canvas.text(MARGIN, 11.5 + look.title, title, look.title, font_weight="bold")
+    _axes(canvas, scale, unit, axis)
+    _areas(canvas, kept, scale)
+    _line(canvas, kept, scale, lambda sample: sample.reserved, "6 3")
+    _line(canvas, kept, scale, lambda sample: sample.driver, "2 3")
+    _marks(canvas, marks, scale)
+    if capacity:
+        y = scale.y(capacity)
+        canvas.line(look.left, y, look.right, y, OVER, stroke_width=2, data_capacity=capacity)
+    _labels(canvas, last, capacity, scale, unit)
+    end = canvas.note(source, look.bottom + 16 + 3 * look.text)
+    alt = f"{title}. {_alt(last, marks, capacity, unit)} {source}."
+    return Figure(canvas.svg(end, title, alt), alt)
+
+
+def thinned(samples: Sequence[Sample]) -> list[Sample]:
+    """At most `MOST_POINTS` samples: of each stretch the highest, and always the last, so that no peak is lost."""
+    stretch = max(1, -(-(len(samples) - 1) // (MOST_POINTS - 1)))
+    groups = [samples[start : start + stretch] for start in range(0, len(samples) - 1, stretch)]
+    return [*(max(group, key=lambda sample: sample.allocated) for group in groups), samples[-1]]
+
+
+def _shown(size: int, unit: str) -> str:
+    return format_bytes(size, unit, digits_for(size, unit))
+
+
+def _axes(canvas: Canvas, scale: _Scale, unit: str, axis: str) -> None:
+    look, size = scale.look, scale.look.text
+    for tick in ticks(0, scale.largest / UNITS[unit], 5):
+        y = scale.y(tick * UNITS[unit])
+        canvas.line(look.left, y, look.right, y)
+        canvas.text(look.left - 8, y + size / 3, number(tick), size, QUIET, text_anchor="end")
+    for tick in ticks(0, scale.latest, 8):
+        canvas.text(scale.x(tick), look.bottom + 6 + size, number(tick), size, QUIET, text_anchor="middle")
+    canvas.text(look.left - 8, look.top - 6, unit, size, QUIET, text_anchor="end")
+    canvas.text(look.left, look.bottom + 12 + 2 * size, axis, size, QUIET)
+
+
+def _areas(canvas: Canvas, samples: Sequence[Sample], scale: _Scale) -> None:
+    """Stacked by kind where the samples know it; in one neutral color otherwise."""
+    known = [kind for kind in COLOURS if any(sample.kinds.get(kind) for sample in samples)]
+    floor = [0] * len(samples)
+    for kind in known:
+        top = [low + sample.kinds.get(kind, 0) for low, sample in zip(floor, samples, strict=True)]
+        _area(canvas, samples, scale, floor, top, COLOURS[kind], kind)
+        floor = top
+    if not known:
+        _area(canvas, samples, scale, floor, [s.allocated for s in samples], COLOURS["temporaries"], "allocated")
+    else:
+        _line(canvas, samples, scale, lambda sample: sample.allocated, "")
+
+
+def _area(
+    canvas: Canvas, samples: Sequence[Sample], scale: _Scale, low: list[int], high: list[int], fill: str, name: str
+) -> None:
+    there = [f"{short(scale.x(s.seconds))} {short(scale.y(size))}" for s, size in zip(samples, high, strict=True)]
+    back = [f"{short(scale.x(s.seconds))} {short(scale.y(size))}" for s, size in zip(samples, low, strict=True)][::-1]
+    canvas.path("M" + "L".join(there + back) + "Z", fill=fill, data_kind=name, data_bytes=high[-1] - low[-1])
+
+
+def _line(
+    canvas: Canvas, samples: Sequence[Sample], scale: _Scale, of: Callable[[Sample], int | None], dashes: str
+) -> None:
+    points = [(sample.seconds, of(sample)) for sample in samples]
+    known = [f"{short(scale.x(at))} {short(scale.y(size))}" for at, size in points if size is not None]
+    if known:
+        canvas.path("M" + "L".join(known), fill="none", stroke=INK, stroke_width=1.5, stroke_dasharray=dashes or None)
+
+
+def _marks(canvas: Canvas, marks: Sequence[MeterMark], scale: _Scale) -> None:
+    """A line where each phase begins, and its name where there is room for it."""
+    look, free = scale.look, scale.look.left
+    for mark in marks:
+        x, wide = scale.x(min(mark.seconds, scale.latest)), text_width(mark.words, look.mark)
+        canvas.line(x, look.top, x, look.bottom, RULE, stroke_width=1, data_mark=mark.words)
+        if x >= free and x + wide <= look.right:
+            canvas.halo_text(x + 3, look.top - 6, words(mark.words), look.mark)
+            free = x + wide + 6
+
+
+def _labels(canvas: Canvas, last: Sample, capacity: int | None, scale: _Scale, unit: str) -> None:
+    """Direct labels at the right: the kinds in the middle of their areas, the lines at their ends."""
+    look = scale.look
+    wanted: list[tuple[float, str, str]] = []
+    floor = 0
+    for kind in COLOURS:
+        size = last.kinds.get(kind, 0)
+        if size > 0.02 * scale.largest:
+            wanted.append(
+                (scale.y(floor + size / 2), f"{words(kind)} {amount(size, unit, digits_for(size, unit))}", INK)
+            )
+        floor += size
+    for name, size in (("allocated", last.allocated), ("reserved – –", last.reserved), ("driver ····", last.driver)):
+        if size is not None:
+            wanted.append((scale.y(size), f"{name} {_shown(size, unit)}", INK))
+    if capacity:
+        wanted.append((scale.y(capacity), f"GPU {_shown(capacity, unit)}", OVER))
+    places = spread([y for y, _, _ in wanted], 1.25 * look.text, look.top, look.bottom)
+    for y, (_, text, color) in zip(places, wanted, strict=True):
+        canvas.text(look.right + 8, y + look.text / 3, text, look.text, color)
+
+
+def _alt(last: Sample, marks: Sequence[MeterMark], capacity: int | None, unit: str) -> str:
+    parts = [f"{last.seconds:.1f} seconds so far"]
+    parts += [f"{_shown(last.reserved, unit)} reserved"] if last.reserved is not None else []
+    parts += [f"{_shown(last.driver, unit)} taken by all programs"] if last.driver is not None else []
+    parts += [f"the GPU has {_shown(capacity, unit)}"] if capacity else []
+    by_size = sorted(((size, kind) for kind, size in last.kinds.items() if size), reverse=True)[:3]
+    parts += [f"most of it {sentence(words(kind) for _, kind in by_size)}"] if by_size else []
+    begun = f" The last phase is {marks[-1].words}." if marks else ""
+    return f"{sentence(parts)}.{begun}"

@@ -1,0 +1,226 @@
+"""One run in two pictures: its peak as a bar beside a GPU, and its step moment by moment."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from ..breakdown import MemoryBreakdown
+from ..gpus import Gpu
+from ..planning.twin import named
+from ..run import TrainingRun
+from ..units import UNITS, format_bytes
+from . import stack_svg
+from .axes import COLOURS, OVER, Segment, amount, amount_with_unit, digits_for, draw_legend, segments_of, words
+from .canvas import INK, MARGIN, QUIET, RULE, WIDTH, Canvas, Figure, number, sentence, short, text_width, ticks, wrap
+from .timelines import TIMELINE_ORDER
+
+NOT_COUNTED = "not counted: what CUDA itself takes (its context, workspaces)"
+UNIT = "GB"
+
+
+def peak_stack(run: TrainingRun, breakdown: MemoryBreakdown, card: Gpu, verdict: str) -> Figure:
+    """The run's peak by kind, with a line at what a program gets of the GPU.
+
+    `verdict` continues "It …", for those who do not see the picture.
+    """
+    title = peak_title(run, breakdown)
+    parts = ", ".join(f"{words(kind)} {amount_with_unit(size, UNIT, 2)}" for kind, size in breakdown.items() if size)
+    alt = f"Estimate for {title}. It {verdict}. {run}: {parts}."
+    note, rows = f"estimated from formulas · {NOT_COUNTED}", {"": segments_of(breakdown)}
+    svg = stack_svg(
+        rows, title, card.room, told_name(card), note, UNIT, None, alt, values_in_legend=True, nominal=card.memory
+    )
+    return Figure(svg, alt)
+
+
+def peak_title(run: TrainingRun, breakdown: MemoryBreakdown) -> str:
+    """What is trained, and what it takes: "gpt2-xl, 32 × 1,024 tokens: 134.45 GB at the peak, in backward"."""
+    several = f"{run.accumulation_steps} micro-batches of " if run.accumulation_steps > 1 else ""
+    peak = f"{format_bytes(breakdown.total, UNIT, 2)} at the peak, in {words(breakdown.phase)}"
+    return f"{run.model.name}, {several}{run.micro_batch} × {run.seq_len:,} tokens: {peak}"
+
+
+def told_name(card: Gpu) -> str:
+    """A card with what a program is told it has, and what the driver lists where that is more."""
+    room = format_bytes(card.room, UNIT, 1)
+    if card.room == card.memory:
+        return f"{card.name}: {room}"
+    return f"{card.name}: a program gets {room} of {format_bytes(card.memory, UNIT, 1)} (dashed)"
+
+
+# The step, moment by moment
+
+PLOT = (66.0, WIDTH - 22.0)
+PLOT_HEIGHT = 250.0
+LABELS = {
+    "end of step": "step begins", "forward": "highest", "end of forward": "end", "loss": "highest",
+    "after loss": "end", "clipping": "norm", "optimizer step": "highest",
+}  # fmt: skip
+"""What stands under a column, below the name of its phase; others go without "'s backward"."""
+
+FAR = 5
+"""A card of more than so many times the peak is not drawn: the columns would be too small to be told apart."""
+
+PHASES = {"zero_grad": "", "clip": "clipping"}
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """Moments and bytes to pixels: a column for each moment, `largest` bytes as high as the plot."""
+
+    count: int
+    top: float
+    largest: int
+
+    @property
+    def slot(self) -> float:
+        return (PLOT[1] - PLOT[0]) / self.count
+
+    @property
+    def bottom(self) -> float:
+        return self.top + PLOT_HEIGHT
+
+    def center(self, index: int) -> float:
+        return PLOT[0] + self.slot * (index + 0.5)
+
+    def y(self, size: float) -> float:
+        return self.bottom - PLOT_HEIGHT * size / self.largest
+
+
+def step_columns(moments: Mapping[str, MemoryBreakdown], card: Gpu) -> Figure:
+    """The moments of a step, as `moments(run)` gives them, as columns stacked by kind, with the card's line through.
+
+    The end of a step comes first: it is how the next one begins. Raises ValueError without moments.
+    """
+    if not moments:
+        raise ValueError("a step without moments cannot be drawn")
+    rows = in_order(moments)
+    peak = max(range(len(rows)), key=lambda index: rows[index].total)
+    highest = rows[peak].total
+    title, digits = _step_title(rows[peak]), digits_for(highest, UNIT)
+    stacks = [_from_below(moment) for moment in rows]
+    canvas = Canvas()
+    y = draw_legend(canvas, [part for parts in stacks for part in parts], canvas.title(title) + 6, UNIT, 0, False)
+    reach = card.memory if card.memory <= FAR * highest else 0
+    y = _card_key(canvas, y + 6, card, beyond=not reach)
+    columns = _Columns(len(rows), y + 52, round(1.12 * max(highest, reach, 1)))
+    _column_axes(canvas, columns)
+    borders = [_column(canvas, columns, index, parts, digits) for index, parts in enumerate(stacks)]
+    canvas.path("".join(borders), stroke="#FFFFFF", stroke_width=1, fill="none")
+    if reach:
+        _card_lines(canvas, columns, card)
+    for index, moment in enumerate(rows):
+        _column_total(canvas, columns, index, moment.total, digits, index == peak, moment.total > card.room)
+    _column_names(canvas, columns, rows)
+    alt = _step_alt(rows, rows[peak], card, title, digits)
+    return Figure(canvas.svg(columns.bottom + 54, title, alt), alt)
+
+
+def in_order(moments: Mapping[str, MemoryBreakdown]) -> list[MemoryBreakdown]:
+    """The moments in the order in which they are drawn: from the beginning of a step, which is the last one's end."""
+    last = [moments["end of step"]] if "end of step" in moments else []
+    return last + [moment for name, moment in moments.items() if name != "end of step"]
+
+
+def _step_title(peak: MemoryBreakdown) -> str:
+    """What the step's highest column says, as a sentence."""
+    largest = max(peak, key=lambda kind: peak[kind])
+    share = f"{100 * peak[largest] / max(1, peak.total):.0f} %"
+    return f"The step is highest at {place_words(peak)}, and {share} of that are {words(largest)}"
+
+
+def place_words(peak: MemoryBreakdown) -> str:
+    """Where in the step a moment of `moments(run)` is: "the loss's backward", "the optimizer step"."""
+    return {"forward": "forward", "after loss": "the end of the loss", "clipping": "clipping"}.get(
+        peak.label, f"the {peak.label}"
+    )
+
+
+def _from_below(moment: MemoryBreakdown) -> list[Segment]:
+    return [Segment(words(kind), moment[kind], kind) for kind in TIMELINE_ORDER if moment[kind]]
+
+
+def _card_key(canvas: Canvas, y: float, card: Gpu, beyond: bool) -> float:
+    """Says above the plot what its lines are, where no column can cover it; returns the y below."""
+    if beyond:
+        canvas.text(MARGIN, y + 12, f"{told_name(card).removesuffix(' (dashed)')}, far above", 12, OVER)
+        return y + 14
+    canvas.line(MARGIN, y + 8, MARGIN + 24, y + 8, OVER, stroke_width=2)
+    canvas.text(MARGIN + 32, y + 12, told_name(card), 12, OVER, font_weight="bold")
+    return y + 14
+
+
+def _column_axes(canvas: Canvas, columns: _Columns) -> None:
+    for tick in ticks(0, columns.largest / UNITS[UNIT], 5):
+        y = columns.y(tick * UNITS[UNIT])
+        canvas.line(PLOT[0], y, PLOT[1], y)
+        canvas.text(PLOT[0] - 8, y + 4, number(tick), 12, QUIET, text_anchor="end")
+    middle = (columns.top + columns.bottom) / 2
+    turn = f"rotate(-90 20 {short(middle)})"
+    canvas.text(20, middle, f"{UNIT} (10⁹ bytes)", 12, QUIET, text_anchor="middle", transform=turn)
+    canvas.line(PLOT[0], columns.bottom, PLOT[1], columns.bottom, RULE)
+
+
+def _column(canvas: Canvas, columns: _Columns, index: int, parts: Sequence[Segment], digits: int) -> str:
+    """Draws a moment's kinds on top of one another; returns the path of the borders between them."""
+    width = min(0.74 * columns.slot, 56)
+    x, below, borders = columns.center(index) - width / 2, 0, ""
+    for part in parts:
+        y, height = columns.y(below + part.size), PLOT_HEIGHT * part.size / columns.largest
+        tip = f"{part.name}: {format_bytes(part.size, UNIT, max(2, digits))}"
+        canvas.rect(x, y, width, height, COLOURS[part.kind], tip, data_kind=part.kind, data_moment_bytes=part.size)
+        if below and height >= 2:
+            borders += f"M{short(x)} {short(y + height)}h{short(width)}"
+        below += part.size
+    return borders
+
+
+def _card_lines(canvas: Canvas, columns: _Columns, card: Gpu) -> None:
+    y = columns.y(card.room)
+    canvas.line(PLOT[0], y, PLOT[1], y, "#FFFFFF", stroke_width=5)
+    canvas.line(PLOT[0], y, PLOT[1], y, OVER, stroke_width=2, data_capacity=card.room)
+    if card.memory != card.room:
+        y = columns.y(card.memory)
+        canvas.line(PLOT[0], y, PLOT[1], y, OVER, stroke_width=1, stroke_dasharray="4 3", data_nominal=card.memory)
+
+
+def _column_total(
+    canvas: Canvas, columns: _Columns, index: int, total: int, digits: int, is_peak: bool, is_over: bool
+) -> None:
+    """The number above a column; over the one that is the peak, the word and a mark."""
+    x, y = columns.center(index), columns.y(total)
+    shown, size = amount(total, UNIT, digits), 11.0
+    if is_peak:
+        canvas.path(f"M{short(x)} {short(y)}m-5 -8h10l-5 7z", fill=INK, data_peak=total)
+        shown, size, y = f"peak {format_bytes(total, UNIT, digits)}", 13.0, y - 9
+    half = text_width(shown, size, bold=is_peak) / 2
+    x = min(max(x, PLOT[0] + half), WIDTH - 6 - half)
+    more = {"font_weight": "bold"} if is_peak else {}
+    canvas.halo_text(x, y - 5, shown, size, fill=OVER if is_over else INK, text_anchor="middle", **more)
+
+
+def _column_names(canvas: Canvas, columns: _Columns, rows: Sequence[MemoryBreakdown]) -> None:
+    """Each moment's name below its column, each phase's above the plot, with a line where it begins."""
+    for index, moment in enumerate(rows):
+        name = LABELS.get(moment.label, moment.label.removesuffix("'s backward"))
+        for line, text in enumerate(wrap(name, 11.5, columns.slot - 2)):
+            canvas.text(columns.center(index), columns.bottom + 16 + 14 * line, text, 11.5, text_anchor="middle")
+    for phase, members in groupby(range(len(rows)), lambda index: rows[index].phase):
+        inside = list(members)
+        left, right = columns.center(inside[0]) - columns.slot / 2, columns.center(inside[-1]) + columns.slot / 2
+        if inside[0]:
+            canvas.line(left, columns.top - 30, left, columns.bottom, "#C9C9C9", data_phase=phase)
+        name = PHASES.get(phase, words(phase))
+        canvas.text((left + right) / 2, columns.top - 20, name, 12, QUIET, text_anchor="middle")
+
+
+def _step_alt(rows: Sequence[MemoryBreakdown], peak: MemoryBreakdown, card: Gpu, title: str, digits: int) -> str:
+    told = sentence(f"{place_words(moment)} {amount(moment.total, UNIT, digits)}" for moment in rows)
+    by_size = sorted(((size, kind) for kind, size in peak.items() if size), reverse=True)[:4]
+    parts = sentence(f"{words(kind)} {amount_with_unit(size, UNIT, digits)}" for size, kind in by_size)
+    room, above = format_bytes(card.room, UNIT, digits), sum(moment.total > card.room for moment in rows)
+    rise = f"{above or 'none'} of the {len(rows)} columns {'rises' if above == 1 else 'rise'} above that"
+    return (
+        f"{title}. Columns stacked by kind of memory, in {UNIT}: {told}. At the peak: {parts}. A program gets {room} "
+        f"of {named(card)}; {rise}."
+    )

@@ -1,0 +1,38 @@
+"""The course's notebooks on disk, in order, and the marks of solutions in them."""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+"""The folder of the course: notebooks, exercises, docs and this package lie in it."""
+
+LESSONS = {
+    1: "one_step", 2: "adam", 3: "precision", 4: "parameters", 5: "activations", 6: "recomputation", 7: "accumulation",
+    8: "data_parallelism", 9: "sharding", 10: "allocator", 11: "pipelines", 12: "lora", 13: "calculators", 14: "plans",
+}  # fmt: skip
+"""Each lesson's number and its folder in `course_utils/lessons`: to add a lesson, add a line."""
+
+EDITED = ".edited-"
+"""What the name of a copy has in it that `build` saved of a notebook because somebody had edited it."""
+
+ANSWERS = ("### BEGIN SOLUTION", "### END SOLUTION")
+ONLY_IN_SOLUTIONS = frozenset({"solution", "explanation"})
+"""Tags of cells that learners do not get."""
+
+NOT_SOLVED_IMPORT = "from course_utils.interactive.feedback import NotSolved"
+"""What learners' notebooks need in place of the solutions."""
+
+
+def notebooks(folder: Path) -> list[Path]:
+    """A folder's notebooks, copies of edited ones left out; none where there is no such folder."""
+    return sorted(path for path in folder.glob("*.ipynb") if EDITED not in path.name)
+
+
+def numbered(folder: Path) -> list[Path]:
+    """Those of a folder's notebooks that are a lesson or its exercises: 06_recomputation.ipynb."""
+    return [path for path in notebooks(folder) if re.match(r"\d\d_", path.name)]
+
+
+def has_quiz(lesson: int) -> bool:
+    """Whether the lesson of this number has a quiz."""
+    return lesson in LESSONS and (ROOT / "course_utils" / "lessons" / LESSONS[lesson] / "quiz.py").exists()

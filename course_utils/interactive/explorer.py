@@ -1,0 +1,417 @@
+"""The Explorer's core: what can be chosen, what a choice looks like, and what to change next. Shown by a notebook's
+widget and by a page that runs these closed forms in the browser, so it needs the standard library alone.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import gcd
+from typing import Any
+
+from ..breakdown import MemoryBreakdown
+from ..errors import unknown
+from ..estimating import estimate, moments
+from ..estimating.step_time import step_seconds
+from ..figures.canvas import Figure, number
+from ..figures.runs import peak_stack, peak_title, place_words, step_columns
+from ..gpus import GPUS, Gpu, gpu
+from ..models import PRESETS
+from ..planning.fit import FREE, FSDP_POLICY, MAY_CHANGE, arrange, precision_at
+from ..planning.twin import SAFETY, fit_words, lacks, named, unsupported
+from ..run import ATTENTIONS, OPTIMIZERS, PRECISIONS, TrainingRun
+from ..units import format_bytes, percent
+
+
+@dataclass(frozen=True)
+class Control:
+    """Something to choose: `options` are (text, value), values whole numbers or strings; "steps" go from few to many.
+
+    `group` is one of `GROUPS`.
+    """
+
+    name: str
+    label: str
+    options: tuple[tuple[str, Any], ...]
+    kind: str
+    group: str
+
+    @cached_property
+    def values(self) -> tuple[Any, ...]:
+        """What can be chosen."""
+        return tuple(value for _, value in self.options)
+
+
+GROUPS = ("Model and data", "How it is trained", "Across GPUs", "The card")
+MODEL, TRAINING, RANKS, CARD = GROUPS
+
+
+def _steps(name: str, label: str, group: str, first: int, last: int) -> Control:
+    """A slider over the powers of two from 2^first to 2^last."""
+    sizes = (2**power for power in range(first, last + 1))
+    return Control(name, label, tuple((number(size), size) for size in sizes), "steps", group)
+
+
+def _choice(name: str, label: str, group: str, *options: str) -> Control:
+    return Control(name, label, tuple((option, option) for option in options), "choice", group)
+
+
+TRAINED = {
+    "all": {"lora_rank": 0, "frozen_bits": None},
+    "lora-16": {"lora_rank": 16, "frozen_bits": 16},
+    "lora-8": {"lora_rank": 16, "frozen_bits": 8},
+    "lora-4": {"lora_rank": 16, "frozen_bits": 4},
+}
+TRAINED_WORDS = {
+    "all": "every weight",
+    "lora-16": "LoRA r=16, rest in 16 bits",
+    "lora-8": "LoRA r=16, rest in 8 bits",
+    "lora-4": "LoRA r=16, rest in 4 bits",
+}
+STAGES = ("0: nothing", "1: states", "2: + gradients", "3: + weights")
+RECOMPUTE = ("none", "selective-attention", "selective", "every-2", "every-4", "sqrt", "full", "offload")
+
+CONTROLS: tuple[Control, ...] = (
+    _choice("model", "model", MODEL, *PRESETS),
+    _steps("micro_batch", "micro-batch", MODEL, 0, 9),
+    _steps("accumulation_steps", "micro-batches a step", MODEL, 0, 10),
+    _steps("seq_len", "sequence (tokens)", MODEL, 7, 17),
+    _choice("precision", "precision", TRAINING, *PRECISIONS),
+    _choice("optimizer", "optimizer", TRAINING, *OPTIMIZERS),
+    Control("trained", "trained", tuple((TRAINED_WORDS[name], name) for name in TRAINED), "choice", TRAINING),
+    _choice("attention", "attention", TRAINING, *ATTENTIONS),
+    _choice("recompute", "recompute", TRAINING, *RECOMPUTE),
+    _steps("loss_chunks", "chunks of the loss", TRAINING, 0, 5),
+    Control("clip_grad_norm", "clip gradients", (("no", 0), ("at norm 1", 1)), "choice", TRAINING),
+    _steps("world_size", "ranks (GPUs)", RANKS, 0, 10),
+    Control("zero_stage", "ZeRO shards", tuple((text, i) for i, text in enumerate(STAGES)), "steps", RANKS),
+    Control("bucket_view", "gradients", (("beside the buckets", 0), ("views of the buckets", 1)), "choice", RANKS),
+    Control("gpu", "GPU", tuple((name, name) for name in GPUS), "choice", CARD),
+)
+"""In the order in which a learner thinks: model and data, how it is trained, across GPUs, the card."""
+
+DEFAULTS: dict[str, Any] = {
+    "model": "gpt2-xl", "micro_batch": 32, "accumulation_steps": 1, "seq_len": 1024, "precision": "amp-bf16",
+    "optimizer": "adamw", "trained": "all", "attention": "flash", "recompute": "none", "loss_chunks": 1,
+    "clip_grad_norm": 0, "world_size": 1, "zero_stage": 0, "bucket_view": 0, "gpu": "RTX5090-32GB",
+}  # fmt: skip
+"""The puzzle that the course opens with."""
+
+
+@dataclass(frozen=True)
+class Dashboard:
+    """All that is shown of one choice: the run and the card, two pictures, and what they mean in words.
+
+    `verdict` says whether it fits what a program gets of the card, `peak_phase` which moment of the step needs most,
+    `code` is a line of Python that makes the run and estimates it.
+    """
+
+    run: TrainingRun
+    card: Gpu
+    breakdown: MemoryBreakdown
+    stack: Figure
+    timeline: Figure
+    title: str
+    verdict: str
+    peak_phase: str
+    code: str
+
+    @property
+    def fits(self) -> bool:
+        """Whether the peak is no larger than what a program gets of the card."""
+        return self.breakdown.total <= self.card.room
+
+
+def dashboard(chosen: Mapping[str, Any]) -> Dashboard:
+    """What a choice looks like. What is missing in `chosen` is as in `DEFAULTS`.
+
+    Raises ValueError, in words, for unknown names and values, and where choices contradict one another.
+    """
+    run, card = run_of(chosen), card_of(chosen)
+    of_step = moments(run)
+    breakdown = max(of_step.values(), key=lambda moment: moment.total)
+    stack = peak_stack(run, breakdown, card, fit_words(breakdown.total, card))
+    verdict = verdict_words(run, breakdown.total, card)
+    phase = f"The peak comes {'in' if breakdown.label in ('forward', 'clipping') else 'at'} {place_words(breakdown)}."
+    title = peak_title(run, breakdown)
+    code = f"from course_utils import TrainingRun, estimate; estimate(run := {run.code()})"
+    return Dashboard(run, card, breakdown, stack, step_columns(of_step, card), title, verdict, phase, code)
+
+
+def verdict_words(run: TrainingRun, total: int, card: Gpu) -> str:
+    """Whether a run that peaks at `total` bytes fits what a program gets of the card, with a warning where it is
+    close, and what the card lacks.
+    """
+    said = fit_words(total, card)
+    said = f"{said[0].upper()}{said[1:]}."
+    if total <= card.room < total * SAFETY:
+        scratch = f"the {percent(SAFETY - 1)} that fragmentation and kernels' scratch may take"
+        said += f" That is less than {scratch}: it may fail."
+    newer = f" But {refused}." if (refused := unsupported(run, card.capability)) and not lacks(run, card) else ""
+    return f"{said}{lacks(run, card)}{newer}"
+
+
+def complete(chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """Every control's value, in order. Raises ValueError for names and values that no control has."""
+    names = [control.name for control in CONTROLS]
+    for name in chosen:
+        if name not in names:
+            raise unknown("control", name, names)
+    found = {name: chosen.get(name, DEFAULTS[name]) for name in names}
+    for control in CONTROLS:
+        if found[control.name] not in control.values:
+            raise unknown(control.label, str(found[control.name]), map(str, control.values))
+    return found
+
+
+def run_of(chosen: Mapping[str, Any]) -> TrainingRun:
+    """The run that has been chosen. Raises ValueError like `dashboard`."""
+    choices = complete(chosen)
+    choices.pop("gpu")
+    clip = choices.pop("clip_grad_norm")
+    choices |= TRAINED[choices.pop("trained")]
+    choices |= {"clip_grad_norm": float(clip) if clip else None, "bucket_view": bool(choices["bucket_view"])}
+    return TrainingRun(**choices)
+
+
+def card_of(chosen: Mapping[str, Any]) -> Gpu:
+    """The GPU that has been chosen. Raises ValueError like `dashboard`."""
+    return gpu(complete(chosen)["gpu"])
+
+
+# What to change next
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change of one choice: `chosen` is what is chosen after it, `peak` what the run then needs (bytes).
+
+    `lost` is the seconds that a step then takes more (less if negative) at the data sheet's rates, see `step_time`;
+    `same_training` says that what is learned stays the same but for rounding.
+    """
+
+    words: str
+    chosen: dict[str, Any]
+    peak: int
+    fits: bool
+    lost: float
+    same_training: bool = True
+
+    @property
+    def effect(self) -> str:
+        """What it does, in words: "26.8 GB, fits, 0.21 s a step slower"."""
+        fits = "fits" if self.fits else "does not fit"
+        way = "slower" if self.lost > 0 else "faster"
+        time = f"{seconds_words(abs(self.lost))} a step {way}" if abs(self.lost) >= 1e-4 else "as fast"
+        learns = "" if self.same_training else ", another training"
+        return f"{format_bytes(self.peak, 'GB', 1)}, {fits}, {time}{learns}"
+
+
+MOST = 10
+"""So many changes are offered at most."""
+
+LOWERS = 0.99
+"""A change that does not make a run fit is worth a line if it leaves at most this share of the peak."""
+
+WORTH_WHILE = 0.001
+"""A change that makes a run faster is worth a line if it saves more than this share of the step."""
+
+
+def next_changes(chosen: Mapping[str, Any]) -> tuple[Change, ...]:
+    """Single changes worth trying, best first: what makes the run fit, by the time that it loses, then what lowers it
+    most. Of a run that fits already: what makes it faster and still fits; of one that asks for what the card does not
+    have: what the card can run.
+
+    A run fits with `fitting.SAFETY` in reserve, as for `fit`. Changes that leave the training what it is come before
+    those that do not. Raises ValueError like `dashboard`.
+    """
+    now = _Weighing(complete(chosen))
+    options = list(now.changes())
+    if now.refused:
+        return tuple(sorted(options, key=lambda change: (not change.fits, change.lost)))
+    if now.fits:
+        quicker = [change for change in options if change.fits and change.same_training and now.gains(change)]
+        return tuple(sorted(quicker, key=lambda change: change.lost)[:MOST])
+    fitting = [change for change in options if change.fits]
+    lowering = [change for change in options if not change.fits and change.peak <= LOWERS * now.peak]
+    fitting.sort(key=lambda change: (not change.same_training, change.lost))
+    lowering.sort(key=lambda change: change.peak)
+    return tuple((fitting + lowering)[:MOST])
+
+
+def best_plan(chosen: Mapping[str, Any]) -> Change | None:
+    """The arrangement of the same training that fits and loses least time, several choices changed at once; None if
+    none fits, or if it is best as it is. It may take a second: `planning.arrange` looks through hundreds of them.
+
+    Raises ValueError like `dashboard`, and where none of them can be estimated.
+    """
+    now = _Weighing(complete(chosen))
+    best = arrange(run_of(chosen), now.card).best
+    if best is None:
+        return None
+    run = best.run
+    names = ("micro_batch", "accumulation_steps", "recompute", "attention", "loss_chunks", "zero_stage")
+    after = {name: getattr(run, name) for name in names} | {"precision": run.precision.name}
+    after |= {"optimizer": run.optimizer.name, "bucket_view": int(run.bucket_view)}
+    return now.weigh(after)
+
+
+def seconds_words(seconds: float) -> str:
+    """A time of few figures: "1,750 s", "0.21 s", "4.1 ms"."""
+    if seconds >= 10:
+        return f"{seconds:,.0f} s"
+    return f"{seconds:.2g} s" if seconds >= 0.1 else f"{1000 * seconds:.2g} ms"
+
+
+class _Weighing:
+    """One choice and its weight, to hold others against."""
+
+    def __init__(self, chosen: dict[str, Any]) -> None:
+        self.chosen, self.card = chosen, card_of(chosen)
+        run = run_of(chosen)
+        self.peak = estimate(run).total
+        self.refused = unsupported(run, self.card.capability)
+        self.fits = self.peak * SAFETY <= self.card.room
+        self.seconds = sum(step_seconds(run, self.card).values())
+
+    def gains(self, change: Change) -> bool:
+        """Whether a change makes a step faster, by a share that is worth a line."""
+        return change.lost < -self.seconds * WORTH_WHILE
+
+    def weigh(self, asked: Mapping[str, Any]) -> Change | None:
+        """This choice with something else; None if nothing is different, if it contradicts the rest, if it is not
+        covered, or if the card lacks it.
+        """
+        different = {name: value for name, value in asked.items() if self.chosen[name] != value}
+        after = self.chosen | different
+        run, card = _possible(after), GPUS[after["gpu"]]
+        if not different or run is None or unsupported(run, card.capability):
+            return None
+        peak = _peak(run)
+        if peak is None:
+            return None
+        fits, lost = peak * SAFETY <= card.room, sum(step_seconds(run, card).values()) - self.seconds
+        same = _same_training(self.chosen, after)
+        return Change(_in_words(different, after), after, peak, fits, lost, same)
+
+    def changes(self) -> Iterator[Change]:
+        """Every change of one choice that is possible; of sizes and cards the one that goes just far enough."""
+        alternatives = [[different] for different in _single(self.chosen, self.card)]
+        for row in [*alternatives, *_rows(self.chosen, self.card, self.fits)]:
+            found = None
+            for different in row:
+                change = self.weigh(different)
+                if self.fits and (change is None or not change.fits):
+                    break  # of what makes a run faster, the last that still fits
+                found = change or found
+                if not self.fits and change is not None and change.fits:
+                    break  # of what makes it smaller, the first that fits
+            if found is not None:
+                yield found
+
+
+def _possible(chosen: Mapping[str, Any]) -> TrainingRun | None:
+    """The run; None if its choices contradict each other, as TrainingRun says."""
+    try:
+        return run_of(chosen)
+    except ValueError:
+        return None
+
+
+def _peak(run: TrainingRun) -> int | None:
+    """Bytes at the peak; None if `estimate` refuses the run, in words, as it does for some pairs of choices."""
+    try:
+        return estimate(run).total
+    except ValueError:
+        return None
+
+
+def _single(chosen: Mapping[str, Any], card: Gpu) -> Iterator[dict[str, Any]]:
+    """Choices that `planning.fit` knows too, each changed alone."""
+    if not card.has_bf16 and unsupported(run_of(chosen), card.capability):
+        yield {"precision": "amp-fp16", "attention": "efficient"}
+    for name in ("recompute", "attention", "loss_chunks"):
+        yield from ({name: value} for value in FREE[name])
+    algorithm = OPTIMIZERS[chosen["optimizer"]].algorithm
+    if algorithm in ("adam", "adamw"):
+        yield from ({"optimizer": f"{algorithm}-{how}"} for how in FREE["implementation"])
+    if chosen["world_size"] > 1:
+        yield from ({"bucket_view": int(value)} for value in FREE["bucket_view"])
+        yield from ({"zero_stage": stage, "bucket_view": 0} | _formats(chosen, stage) for stage in FREE["zero_stage"])
+    for name in ("precision", "pure-bf16", "optimizer"):
+        yield from (dict(change) for change in MAY_CHANGE[name] if change != _formats(chosen, chosen["zero_stage"]))
+    yield from ({"trained": name} for name in TRAINED)
+
+
+def _formats(chosen: Mapping[str, Any], stage: int) -> dict[str, Any]:
+    """The recipe that learns the same at another of ZeRO's stages, as `planning.FSDP_POLICY` has it."""
+    return {"precision": precision_at(stage, chosen["precision"], chosen["zero_stage"])}
+
+
+def _rows(chosen: Mapping[str, Any], card: Gpu, fits: bool) -> Iterator[list[dict[str, Any]]]:
+    """Sizes in order, from the nearest: micro-batches of one global batch, and for what does not fit, ranks and cards.
+
+    For a run that fits the micro-batches grow, else they shrink.
+    """
+    sizes, steps = _control("micro_batch").values, _control("accumulation_steps").values
+    batch = chosen["micro_batch"] * chosen["accumulation_steps"]
+    others = [size for size in sizes if (size > chosen["micro_batch"]) == fits and size != chosen["micro_batch"]]
+    pairs = [(size, batch // size) for size in others if batch % size == 0 and batch // size in steps]
+    row = [{"micro_batch": size, "accumulation_steps": count} for size, count in pairs]
+    yield row if fits else row[::-1]
+    if not fits:
+        more = [ranks for ranks in _control("world_size").values if ranks > chosen["world_size"]]
+        divided = [ranks for ranks in more if batch * chosen["world_size"] % ranks == 0]
+        yield [_on_ranks(chosen, ranks) for ranks in (more if chosen["zero_stage"] else divided)]
+        larger = sorted((other for other in GPUS.values() if other.room > card.room), key=lambda other: other.room)
+        yield [{"gpu": other.name} for other in larger]
+
+
+def _on_ranks(chosen: Mapping[str, Any], ranks: int) -> dict[str, Any]:
+    """The same global batch on more ranks: fewer micro-batches on each, or smaller ones, as far as they divide."""
+    times = ranks // chosen["world_size"]
+    fewer = gcd(times, chosen["accumulation_steps"])
+    smaller = gcd(times // fewer, chosen["micro_batch"])
+    return {
+        "world_size": ranks,
+        "accumulation_steps": chosen["accumulation_steps"] // fewer,
+        "micro_batch": chosen["micro_batch"] // smaller,
+    }
+
+
+def _control(name: str) -> Control:
+    return next(control for control in CONTROLS if control.name == name)
+
+
+def _same_training(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    """Whether the same is learned but for rounding and the order of sums, as of `planning.FREE`'s choices."""
+
+    def learned(chosen: Mapping[str, Any]) -> list[Any]:
+        batch = chosen["micro_batch"] * chosen["accumulation_steps"] * chosen["world_size"]
+        kept = [chosen[name] for name in ("model", "seq_len", "trained", "clip_grad_norm")]
+        return [batch, OPTIMIZERS[chosen["optimizer"]].algorithm, *kept]
+
+    formats = (before["precision"], _formats(before, after["zero_stage"])["precision"])
+    return learned(before) == learned(after) and after["precision"] in formats
+
+
+def _in_words(different: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """What is changed: "8 micro-batches of 4", "full recomputation"."""
+    recompute = {"none": "no recomputation", "offload": "activations offloaded to the host"}
+    chunks = f"the loss in {after['loss_chunks']} chunks" if after["loss_chunks"] > 1 else "the loss in one piece"
+    count = after["accumulation_steps"]
+    policy = after["zero_stage"] > 1 and after["precision"] in FSDP_POLICY.values()
+    several = f"{number(count)} micro-batches" if count > 1 else "one micro-batch"
+    words = {
+        "zero_stage": f"ZeRO-{after['zero_stage']}" if after["zero_stage"] else "nothing sharded",
+        "precision": f"FSDP2's mixed precision ({after['precision']})" if policy else f"precision {after['precision']}",
+        "gpu": f"{named(GPUS[after['gpu']])} instead",
+        "world_size": f"{number(after['world_size'])} ranks",
+        "micro_batch": f"{several} of {number(after['micro_batch'])}",
+        "bucket_view": f"gradients {_control('bucket_view').options[after['bucket_view']][0]}",
+        "recompute": recompute.get(after["recompute"], f"{after['recompute']} recomputation"),
+        "attention": f"{after['attention']} attention",
+        "loss_chunks": chunks,
+        "optimizer": f"optimizer {after['optimizer']}",
+        "trained": TRAINED_WORDS[after["trained"]],
+    }
+    return ", ".join(text for name, text in words.items() if name in different)

@@ -1,0 +1,126 @@
+"""The dashboard for a web page: JSON in, JSON out, so that the page's script holds no rule and no figure of its own.
+
+Runs under Pyodide, and leans on closed forms alone. What is chosen travels as text, by control: `{"seq_len": "1024"}`.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import parse_qsl, urlencode
+
+from ..units import format_bytes
+from .explorer import CONTROLS, DEFAULTS, Change, Control, Dashboard, best_plan, dashboard, next_changes
+
+Texts = dict[str, str]
+"""What is chosen, as text by control."""
+
+
+def controls() -> str:
+    """The controls in order: name, label, kind, group, the options as pairs of text and words, and the first choice."""
+    first = texts(DEFAULTS)
+    return json.dumps(
+        [
+            {
+                "name": control.name,
+                "label": control.label,
+                "kind": control.kind,
+                "group": control.group,
+                "options": [[str(value), shown] for shown, value in control.options],
+                "first": first[control.name],
+            }
+            for control in CONTROLS
+        ]
+    )
+
+
+def draw(chosen: str) -> str:
+    """The dashboard of what is chosen, or `{"refused": words}` for choices that make no run."""
+    try:
+        drawn = dashboard(values(json.loads(chosen)))
+    except ValueError as problem:
+        return json.dumps({"refused": str(problem)}, ensure_ascii=False)
+    return json.dumps(_content(drawn), ensure_ascii=False)
+
+
+def changes(chosen: str) -> str:
+    """What to change next: words, what it does, and what is then chosen. Nothing for choices that make no run."""
+    try:
+        found = next_changes(values(json.loads(chosen)))
+    except ValueError:  # `draw` has said why
+        return "[]"
+    return json.dumps([_change(change) for change in found], ensure_ascii=False)
+
+
+def plan(chosen: str) -> str:
+    """The arrangement that fits and loses least time, as one of `changes`, or null where none fits. Takes seconds."""
+    try:
+        best = best_plan(values(json.loads(chosen)))
+    except ValueError:  # `draw` has said why
+        return "null"
+    return json.dumps(_change(best) if best else None, ensure_ascii=False)
+
+
+def link(chosen: str) -> str:
+    """What a link to these choices has after its #: those that differ from the first ones."""
+    first = texts(DEFAULTS)
+    return urlencode({name: text for name, text in json.loads(chosen).items() if text != first[name]})
+
+
+def linked(fragment: str) -> str:
+    """The choices that a link asks for, and in `refused` a sentence for each that this page does not offer."""
+    chosen, refused = texts(DEFAULTS), []
+    for name, text in parse_qsl(fragment.removeprefix("#"), keep_blank_values=True):
+        try:
+            value_of(_control(name), text)
+        except ValueError as problem:
+            refused.append(f"{problem}.")
+        else:
+            chosen[name] = text
+    return json.dumps({"chosen": chosen, "refused": refused}, ensure_ascii=False)
+
+
+def texts(chosen: Mapping[str, Any]) -> Texts:
+    """Choices as text, in the order of the controls."""
+    return {control.name: str(chosen[control.name]) for control in CONTROLS}
+
+
+def values(chosen: Mapping[str, str]) -> dict[str, Any]:
+    """Choices as `dashboard` takes them. Raises ValueError for what no control offers."""
+    return {name: value_of(_control(name), text) for name, text in chosen.items()}
+
+
+def value_of(control: Control, text: str) -> Any:
+    """The option that `text` stands for. Raises ValueError, with the options, where none does."""
+    by_text = {str(value): value for value in control.values}
+    if text not in by_text:
+        raise ValueError(f"{control.label} cannot be {text!r} here: there is {', '.join(by_text)}")
+    return by_text[text]
+
+
+def _control(name: str) -> Control:
+    found = {control.name: control for control in CONTROLS}
+    if name not in found:
+        raise ValueError(f"there is no choice named {name!r} here: there is {', '.join(found)}")
+    return found[name]
+
+
+def _change(change: Change) -> dict[str, Any]:
+    return {"words": change.words, "effect": change.effect, "chosen": texts(change.chosen)}
+
+
+def _content(drawn: Dashboard) -> dict[str, Any]:
+    return {
+        "title": drawn.title,
+        "verdict": drawn.verdict,
+        "fits": drawn.fits,
+        "phase": drawn.peak_phase,
+        "code": drawn.code,
+        "stack": drawn.stack.svg,
+        "timeline": drawn.timeline.svg,
+        "total": drawn.breakdown.total,
+        "rows": [
+            [kind.replace("_", " "), f"{size:,}", format_bytes(size, "GB", 2)]
+            for kind, size in [*drawn.breakdown.items(), ("total", drawn.breakdown.total)]
+            if size
+        ],
+    }

@@ -1,0 +1,214 @@
+"""The Explorer in a notebook: all choices of a training run on one page, and what to change next as buttons.
+
+What it shows is made by `dashboard`, as on the page in the browser. Only notebooks import this module.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from html import escape
+from typing import Any
+
+import ipywidgets
+
+from ..breakdown import MemoryBreakdown
+from ..figures.canvas import Figure, below_one_another
+from ..gpus import Gpu
+from ..run import TrainingRun
+from .explorer import CONTROLS, GROUPS, Change, Control, Dashboard, best_plan, complete, dashboard, next_changes
+from .widgets import Explorable
+
+SHOWN = 8
+"""So many changes are offered at most."""
+
+PAUSE = 0.12
+"""Seconds without input after which it is weighed what to change next: pictures come first."""
+
+CSS = """<style>
+.course-explorer { color: var(--jp-content-font-color1, #111); }
+.course-explorer .course-groups { display: flex; flex-flow: row wrap; column-gap: 24px; }
+.course-explorer .course-group { flex: 1 1 320px; max-width: 460px; min-width: 0; }
+.course-explorer .course-group > .widget-inline-hbox { width: auto; max-width: 100%; margin: 2px 0; }
+.course-explorer .course-group .widget-label { width: 150px; }
+.course-explorer .course-group .widget-readout { flex: none; width: 96px; max-width: none; }
+.course-explorer .course-heading { font-weight: 600; margin: 6px 0 2px; }
+.course-explorer .course-verdict { border-left: 6px solid #d55e00; padding: 4px 12px; line-height: 1.6; }
+.course-explorer .course-verdict.course-fits { border-left-color: #009e73; }
+.course-explorer .course-verdict code { user-select: all; overflow-wrap: anywhere; white-space: normal; }
+.course-explorer .widget-html, .course-explorer .widget-html-content { max-width: 100%; height: auto; }
+.course-explorer .course-changes {
+  display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 380px), 1fr));
+}
+.course-explorer button.course-change {
+  width: auto; max-width: 100%; height: auto; margin: 3px 2px; padding: 6px 12px; border-radius: 4px;
+  white-space: normal; text-align: left; line-height: 1.4; font-size: 14px;
+  border: 1px solid var(--jp-border-color0, #767676); border-left: 6px solid #d55e00;
+  background: var(--jp-layout-color1, #fff); color: var(--jp-ui-font-color1, #111);
+}
+.course-explorer button.course-change.course-fits { border-left-color: #009e73; }
+.course-explorer button.course-change.course-plain { border-left: 1px solid var(--jp-border-color0, #767676); }
+.course-explorer button.course-change:hover { background: var(--jp-layout-color2, #eee); }
+.course-explorer button.course-change:focus-visible { outline: 3px solid #3399e6; outline-offset: 1px; }
+</style>"""
+"""Colors of text are those of JupyterLab's theme, so that a dark one stays readable; pictures are on white."""
+
+
+def explore(**chosen: Any) -> "DashboardWidget":
+    """The Explorer: controls for a training run and a GPU, its peak, its step, and what to change next.
+
+    `chosen` are values of `dashboard.CONTROLS` to begin with, the rest is the course's puzzle. In the next cell, `.run`
+    and `.breakdown` are what has been chosen. Raises ValueError, in words, for first choices that are unknown or
+    contradict one another.
+    """
+    dashboard(chosen)
+    return DashboardWidget(complete(chosen))
+
+
+class DashboardWidget(Explorable):
+    """What `explore` shows. `changes` are what the buttons offer now."""
+
+    invitation = "The Explorer: run this cell to use its controls."
+
+    def __init__(self, chosen: Mapping[str, Any]) -> None:
+        self.first = dict(chosen)
+        self.changes: tuple[Change, ...] = ()
+        self._waiting: asyncio.TimerHandle | None = None
+        self._applying = False
+        self.now: Dashboard | None = None
+        self.words, self.heading = ipywidgets.HTML(), ipywidgets.HTML()
+        self.buttons = [_button("", self._apply) for _ in range(SHOWN)]
+        super().__init__({control.name: _widget(control, chosen[control.name]) for control in CONTROLS})
+        self.add_class("course-explorer")
+
+    def parts(self) -> list[Any]:
+        """Groups of controls, the verdict with the code, the changes, the pictures."""
+        *columns, ranks, card = [self._group(name) for name in GROUPS]
+        last = ipywidgets.VBox([*ranks.children, *card.children]).add_class("course-group")
+        groups = ipywidgets.Box([*columns, last]).add_class("course-groups")
+        changes = ipywidgets.Box(self.buttons).add_class("course-changes")
+        arrange = _button("Arrange it for me (about a second)", self._arrange)
+        reset = _button("Start over", lambda _: self.choose(self.first))
+        for button in (arrange, reset):
+            button.add_class("course-plain")
+        row = ipywidgets.Box([arrange, reset], layout={"flex_flow": "row wrap"})
+        style = ipywidgets.HTML(CSS, layout={"display": "none"})
+        return [style, groups, self.words, self.heading, changes, row, self.picture]
+
+    def _group(self, name: str) -> ipywidgets.VBox:
+        heading = ipywidgets.HTML(f"<div class='course-heading' role='heading' aria-level='4'>{name}</div>")
+        members = [self.controls[control.name] for control in CONTROLS if control.group == name]
+        return ipywidgets.VBox([heading, *members]).add_class("course-group")
+
+    @property
+    def chosen(self) -> dict[str, Any]:
+        """Every control's value."""
+        return {name: control.value for name, control in self.controls.items()}
+
+    @property
+    def run(self) -> TrainingRun:
+        """The run that has been chosen. Raises ValueError, in words, where the choices contradict each other."""
+        return dashboard(self.chosen).run
+
+    @property
+    def gpu(self) -> Gpu:
+        """The GPU that has been chosen. Raises like `run`."""
+        return dashboard(self.chosen).card
+
+    @property
+    def breakdown(self) -> MemoryBreakdown:
+        """The estimate at the peak of the chosen run. Raises like `run`."""
+        return dashboard(self.chosen).breakdown
+
+    def choose(self, chosen: Mapping[str, Any]) -> None:
+        """Set several controls and draw once."""
+        self._applying = True
+        try:
+            for name, value in chosen.items():
+                self.controls[name].value = value
+        finally:
+            self._applying = False
+        self.update()
+
+    def update(self, change: object = None) -> None:
+        """Draws what the controls say; what to change next follows when the input rests."""
+        if self._applying:
+            return
+        super().update(change)
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:  # a script or a test, where nothing would come back to it
+            self.show_changes()
+        else:
+            self._waiting = loop.call_later(PAUSE, self.show_changes)
+
+    def redraw(self) -> tuple[Figure, str]:
+        """Both pictures as one, and the verdict in words with the line of code that makes the run."""
+        self.now = None
+        self.now = now = dashboard(self.chosen)
+        look, mark = ("course-fits", "✓") if now.fits else ("", "✗")
+        said = f"<b>{mark} {escape(now.verdict)}</b> {escape(now.peak_phase)}"
+        code = f"<br><code>{escape(now.code)}</code>"
+        return below_one_another([now.stack, now.timeline], now.title), (
+            f"<div class='course-verdict {look}'>{said}{code}</div>"
+        )
+
+    def show(self, said: str, drawn: str) -> None:
+        """Sets the words above the buttons and the pictures below them."""
+        self.picture.value, self.words.value = drawn, said
+
+    def show_changes(self) -> None:
+        """Offers what to change next; nothing while the choices contradict each other."""
+        self._waiting = None
+        self.changes = next_changes(self.chosen)[:SHOWN] if self.now else ()
+        if self.now is None:
+            told = "What to change next is said of a run that is possible."
+        elif not self.changes:
+            told = "No single change of what is offered here makes it better."
+        else:
+            told = "What to change next: press a button to apply it"
+        self.heading.value = f"<div class='course-heading' role='heading' aria-level='4'>{told}</div>"
+        for index, button in enumerate(self.buttons):
+            _label(button, self.changes[index] if index < len(self.changes) else None)
+
+    def _apply(self, button: ipywidgets.Button) -> None:
+        self.choose(self.changes[self.buttons.index(button)].chosen)
+
+    def _arrange(self, _: object) -> None:
+        """Takes the arrangement of the same training that fits and loses least time; says so where there is none."""
+        try:
+            plan = best_plan(self.chosen)
+        except ValueError as error:
+            self._note(f"Not possible: {error}.")
+            return
+        if plan is None:
+            self._note("No arrangement of this training that is better fits this card.")
+        else:
+            self.choose(plan.chosen)
+            self._note(f"Arranged: {plan.words} ({plan.effect}).")
+
+    def _note(self, words: str) -> None:
+        self.words.value += f"<div role='status' style='line-height:1.6'>{escape(words)}</div>"
+
+
+def _label(button: ipywidgets.Button, change: Change | None) -> None:
+    """What a button says; it is away without a change."""
+    button.layout.display = "none" if change is None else ""
+    if change is not None:
+        button.description = f"{'✓' if change.fits else '✗'} {change.words}: {change.effect}"
+        (button.add_class if change.fits else button.remove_class)("course-fits")
+
+
+def _button(text: str, pressed: Any) -> ipywidgets.Button:
+    button = ipywidgets.Button(description=text, layout={"width": "auto", "height": "auto"})
+    button.on_click(pressed)
+    return button.add_class("course-change")
+
+
+def _widget(control: Control, value: Any) -> ipywidgets.Widget:
+    """A slider for what goes from few to many, a dropdown for the rest."""
+    kind = ipywidgets.SelectionSlider if control.kind == "steps" else ipywidgets.Dropdown
+    style = {"description_width": "150px"}
+    layout = {"width": "auto"}
+    return kind(options=control.options, value=value, description=control.label, style=style, layout=layout)

@@ -1,0 +1,29 @@
+"""A cell that ran out of GPU memory gives it back. IPython keeps the last traceback, whose frames keep every tensor.
+
+Without this a cell of plain torch that fails leaves the GPU full until the kernel is started anew.
+"""
+
+import sys
+from typing import Any
+
+WATCHED = "_course_watches_cells"
+
+
+def watch_cells() -> None:
+    """From now on, in a notebook, let go of what a cell held that ran out of memory; elsewhere nothing happens."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    if shell is not None and not getattr(shell, WATCHED, False):
+        setattr(shell, WATCHED, True)
+        shell.events.register("post_run_cell", give_back)
+
+
+def give_back(result: Any) -> None:
+    """Free what the frames of a cell's error hold, if that error is memory running out; its message stays."""
+    error = result.error_in_exec
+    if not isinstance(error, RuntimeError) or "torch" not in sys.modules:
+        return
+    from ..measuring.live import is_out_of_memory, release
+
+    if is_out_of_memory(error):
+        release(error)

@@ -1,0 +1,235 @@
+"""A learner's guess: stored before the answer is shown, then drawn next to it."""
+
+import html
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..units import UNITS, format_bytes, percent
+from .keeping import course_home, one_at_a_time, problems_in_words, write_whole
+
+if TYPE_CHECKING:
+    pass
+
+from .ledgers import show
+
+NUMBER = re.compile(r"\s*([0-9][0-9_]*(?:[.,][0-9]+)?|[.,][0-9]+)\s*")
+THOUSANDS_OR_DECIMALS = re.compile(r"[1-9][0-9_]*,[0-9]{3}")
+
+
+@dataclass(frozen=True)
+class Guess:
+    """What a learner said before looking: `value` in `unit`, locked on `day` (ISO date)."""
+
+    value: float
+    unit: str
+    day: str
+
+    def __str__(self) -> str:
+        return f"{self.value:,g} {self.unit}".strip()
+
+    @property
+    def amount(self) -> float:
+        """In bytes where `unit` is one of memory, else `value` as it is."""
+        return self.value * UNITS.get(self.unit, 1)
+
+
+def stored_guesses() -> dict[str, Guess]:
+    """Every guess locked on this machine, by key. ValueError for a file that is damaged or may not be read."""
+    file = _guesses_file()
+    with problems_in_words("Guesses", file.parent):
+        text = file.read_text(encoding="utf-8") if file.exists() else "{}"
+    try:
+        return {key: Guess(**entry) for key, entry in json.loads(text).items()}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ValueError(f"{file} is damaged ({error}); delete it to start over with your guesses") from error
+
+
+def lock_guess(key: str, value: float, unit: str) -> Guess:
+    """Store a guess and return it. The first one stays: with a guess locked already, that one is returned.
+
+    ValueError where it cannot be kept: the message names the folder and how to choose another.
+    """
+    guesses = stored_guesses()
+    if key not in guesses:
+        with _alone():
+            guesses = stored_guesses()  # another kernel may have locked some since
+            guesses.setdefault(key, Guess(value, unit, date.today().isoformat()))
+            _store(guesses)
+    return guesses[key]
+
+
+def forget_guess(key: str) -> None:
+    """Remove the guess stored under `key`, so that another can be made. KeyError where there is none."""
+    with _alone():
+        guesses = stored_guesses()
+        del guesses[key]
+        _store(guesses)
+
+
+def _guesses_file() -> Path:
+    return course_home() / "guesses.json"
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Read, change and write the guesses in here: no other kernel does so at the same time, or one would be lost."""
+    with problems_in_words("Guesses", course_home()), one_at_a_time(_guesses_file()):
+        yield
+
+
+def _store(guesses: Mapping[str, Guess]) -> None:
+    """Write all guesses; a reader finds those before or these. Call it within `_alone`."""
+    write_whole(_guesses_file(), json.dumps({key: vars(guess) for key, guess in guesses.items()}, indent=1))
+
+
+def parse_guess(text: str, unit: str) -> float:
+    """The number in "41", "41.5", "41,5" or, with the unit asked for, "41 GB". ValueError says what is taken.
+
+    "1,000" is refused, being a thousand to some and one to others: a locked guess should not rest on a reading.
+    """
+    match = NUMBER.fullmatch(text.strip().removesuffix(unit))
+    if match and THOUSANDS_OR_DECIMALS.fullmatch(match[1]):
+        thousands, decimals = match[1].replace(",", "").replace("_", ""), match[1].replace(",", ".")
+        raise ValueError(f"{match[1]} can be read in two ways: write {thousands} or {float(decimals)}.")
+    guess = float(match[1].replace("_", "").replace(",", ".")) if match else math.inf
+    if guess == math.inf:  # no number, or one of hundreds of digits
+        raise ValueError(f"Write your guess in {unit}, as a number alone." if unit else "Write a number alone.")
+    return guess
+
+
+def predict(key: str, unit: str = "GB", guess: float | None = None) -> None:
+    """Show a field for the learner's guess, in `unit`, and store it on this machine under `key` once it is locked.
+
+    `unit` is "" for a number that has none; `guess` locks one without the field. A locked guess stays until
+    `forget_guess(key)`.
+    """
+    if guess is not None:
+        lock_guess(key, guess, unit)
+    show(Prediction(key, unit))
+
+
+@dataclass(frozen=True, repr=False)
+class Prediction:
+    """A question for a guess: draws itself as a field and a button, or as the guess that has been locked."""
+
+    key: str
+    unit: str
+
+    def __repr__(self) -> str:
+        guess = stored_guesses().get(self.key)
+        if guess:
+            return f"Your guess is locked: {guess}"
+        asked = f"Your guess, {_in(self.unit)}" if self.unit else "Your guess"
+        return f"{asked}: run this cell and type it in."
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
+        """The field where widgets can be drawn and no guess is locked yet; always the text, the same on each run."""
+        if self.key in stored_guesses():
+            return {"text/plain": repr(self), "text/html": _locked(stored_guesses()[self.key])}
+        return {**_guess_field(self.key, self.unit)._repr_mimebundle_(), "text/plain": repr(self)}
+
+
+def _guess_field(key: str, unit: str) -> Any:
+    """A text field, a button that locks what it holds, and a line that answers."""
+    import ipywidgets
+
+    asked = f"your guess {_in(unit)}".strip()
+    wide = {"width": f"{max(18, 10 + len(asked) // 2)}em"}  # 10 for the word before the field and its frame
+    field = ipywidgets.Text(placeholder=asked, description="Guess", layout=wide)
+    button = ipywidgets.Button(
+        description="Lock it in", tooltip=f"Store {asked.replace('your', 'this')}; then look at the answer"
+    )
+    answer = ipywidgets.HTML()
+
+    def lock(_: object) -> None:
+        try:
+            guess = lock_guess(key, parse_guess(field.value, unit), unit)
+        except ValueError as problem:
+            answer.value = html.escape(str(problem))
+            return
+        field.disabled = button.disabled = True
+        answer.value = _locked(guess)
+
+    button.on_click(lock)
+    return ipywidgets.VBox([ipywidgets.HBox([field, button]), answer])
+
+
+def _in(unit: str) -> str:
+    """ "in GB", but "of two", and nothing for a plain number."""
+    return unit if not unit or unit.startswith("of ") else f"in {unit}"
+
+
+def _locked(guess: Guess) -> str:
+    return f"Your guess is locked: <b>{html.escape(str(guess))}</b>. Now look."
+
+
+def reveal(key: str, actual: float, unit: str | None = None) -> None:
+    """Show the guess stored under `key` beside `actual` (bytes, or whatever the guess's unit counts) and their ratio.
+
+    `unit` is for the case that no guess was made; GB without it.
+    """
+    show(Revelation(key, actual, stored_guesses().get(key), "GB" if unit is None else unit))
+
+
+@dataclass(frozen=True, repr=False)
+class Revelation:
+    """A guess beside the truth: `actual` in bytes where the unit is one of memory, `guess` None if none was made."""
+
+    key: str
+    actual: float
+    guess: Guess | None
+    default_unit: str = "GB"
+
+    @property
+    def unit(self) -> str:
+        """The unit of the guess, or the one that the lesson asks in."""
+        return self.guess.unit if self.guess else self.default_unit
+
+    @property
+    def verdict(self) -> str:
+        """One sentence: how far off the guess was, or an invitation where there is none."""
+        if self.guess is None:
+            return (
+                f"It is {self._spell(self.actual)}. You locked no guess: the next one is worth making before you look."
+            )
+        return f"You said {self.guess}, it is {self._spell(self.actual)}: {self._distance(self.guess.amount)}"
+
+    def _distance(self, amount: float) -> str:
+        if not (amount and self.actual):
+            return "right." if amount == self.actual else "one of the two is nothing at all."
+        ratio = amount / self.actual
+        if abs(ratio - 1) <= 0.05:
+            return "spot on, within 5 %."
+        word = "too much" if ratio > 1 else "too little"
+        factor = max(ratio, 1 / ratio)
+        return f"{percent(abs(ratio - 1))} {word}." if factor < 1.5 else f"{factor:,.1f} times {word}."
+
+    def _spell(self, amount: float) -> str:
+        if self.unit in UNITS:
+            return format_bytes(round(amount), self.unit, 0 if self.unit == "B" else 1)
+        return f"{amount:,.4g} {self.unit}".strip()
+
+    def __repr__(self) -> str:
+        return self.verdict
+
+    def _repr_html_(self) -> str:
+        return f"<p>{html.escape(self.verdict)}</p>{self._bars() if self.guess else ''}"
+
+    def _bars(self) -> str:
+        """Two bars on one scale: the guess above, the truth below."""
+        assert self.guess is not None
+        most = max(self.guess.amount, self.actual, 1e-300)
+        rows = (("guess", self.guess.amount, "#c8c8c8"), ("answer", self.actual, "#56b4e9"))
+        return "".join(
+            f"<div style='display:flex;gap:.6em'><span style='width:4em'>{name}</span>"
+            f"<span style='background:{colour};width:{amount / most * 60:.2f}%'>&nbsp;</span>"
+            f"<span>{html.escape(self._spell(amount))}</span></div>"
+            for name, amount, colour in rows
+        )

@@ -1,0 +1,104 @@
+"""A quiz as buttons in a notebook. Only notebooks import this module."""
+
+from typing import Any
+
+import ipywidgets
+
+from .progress import mark_quiz
+from .quiz import Attempt, Choice, Quiz, marked
+
+STYLE = """<style>
+.course-quiz { max-width: 48em; color: var(--jp-content-font-color1, #111); font-size: 14px; }
+.course-quiz .course-text { line-height: 1.5; margin: 0; }
+.course-quiz .course-question { margin-top: 18px; }
+.course-quiz button.course-choice {
+  width: auto; height: auto; margin: 3px 2px; padding: 7px 12px 7px 10px; border-radius: 4px;
+  white-space: normal; text-align: left; line-height: 1.4; font-size: 14px;
+  border: 1px solid var(--jp-border-color0, #767676); border-left-width: 6px;
+  background: var(--jp-layout-color1, #fff); color: var(--jp-ui-font-color1, #111);
+}
+.course-quiz button.course-choice:hover { background: var(--jp-layout-color2, #eee); }
+.course-quiz button.course-choice:focus-visible { outline: 3px solid #3399e6; outline-offset: 1px; }
+.course-quiz button.course-choice.course-right { border-left-color: #009e73; font-weight: 600; }
+.course-quiz button.course-choice.course-wrong { border-left-color: #d55e00; }
+.course-quiz .course-said {
+  padding: 4px 12px; border-left: 6px solid #d55e00; background: var(--jp-layout-color2, #eee);
+}
+.course-quiz .course-said.course-right { border-left-color: #009e73; }
+</style>"""
+"""Colors are those of JupyterLab's theme, so that a dark one stays readable; without one, black on white."""
+
+
+class QuizForm(ipywidgets.VBox):
+    """Questions one under the other, a button for each choice. Inherits because only a widget can be shown as one.
+
+    `buttons` holds those of each question; `said` and `score` are what is answered, as HTML.
+    """
+
+    def __init__(self, quiz: Quiz) -> None:
+        self.quiz, self.attempt, self.remembered = quiz, Attempt(quiz), False
+        self.buttons: list[list[ipywidgets.Button]] = []
+        self.said: list[ipywidgets.HTML] = []
+        parts = [part for number in range(len(quiz.questions)) for part in self._question(number)]
+        self.score, self.restart = ipywidgets.HTML(), _button("Start over")
+        self.restart.on_click(self._start_over)
+        self._start_over()
+        style = ipywidgets.HTML(STYLE, layout={"display": "none"})
+        super().__init__([style, *parts, self.score, self.restart])
+        self.add_class("course-quiz")
+
+    def _question(self, number: int) -> list[Any]:
+        """The text of a question, its buttons, and what is said of the last choice."""
+        question = self.quiz.questions[number]
+        text = f"<b>{number + 1}.</b> {marked(question.text)}"
+        heading = ipywidgets.HTML(
+            f"<div class='course-text course-question' role='heading' aria-level='4'>{text}</div>"
+        )
+        buttons = [_button(choice.text) for choice in question.choices]
+        for button, choice in zip(buttons, question.choices, strict=True):
+            button.on_click(lambda pressed, choice=choice: self._choose(number, pressed, choice))
+        self.buttons.append(buttons)
+        self.said.append(ipywidgets.HTML())
+        return [heading, *buttons, self.said[-1]]
+
+    def _choose(self, number: int, button: ipywidgets.Button, choice: Choice) -> None:
+        """Say at once what is right or wrong with a choice. A button stays enabled, so that the keyboard keeps it."""
+        words = self.attempt.choose(number, choice)
+        right = choice == self.quiz.questions[number].right
+        mark, look = ("✓", "course-right") if right else ("✗", "course-wrong")
+        button.description = f"{mark} {choice.text}"
+        button.add_class(look)
+        self.said[number].value = f"<div class='course-text course-said {look}' role='status'>{marked(words)}</div>"
+        self._show_score()
+        if right and self.attempt.finished and not self.remembered:
+            self.remembered = True
+            self._remember()
+
+    def _remember(self) -> None:
+        tries = self.attempt.first_tries
+        try:
+            mark_quiz(self.quiz.lesson, sum(tries), len(tries))
+        except ValueError as problem:
+            self.score.value += f"<div class='course-text' role='alert'>{marked(str(problem))}</div>"
+
+    def _start_over(self, _: object = None) -> None:
+        """Forget all choices."""
+        self.attempt, self.remembered = Attempt(self.quiz), False
+        for question, buttons, said in zip(self.quiz.questions, self.buttons, self.said, strict=True):
+            said.value = ""
+            for button, choice in zip(buttons, question.choices, strict=True):
+                button.description = choice.text
+                button.remove_class("course-right").remove_class("course-wrong")
+        self._show_score()
+
+    def _show_score(self) -> None:
+        self.score.value = f"<div class='course-text course-question' role='status'><b>{self.attempt.score}</b></div>"
+        self.restart.layout.display = "" if any(self.attempt.chosen) else "none"
+
+    def __repr__(self) -> str:
+        return repr(self.quiz)
+
+
+def _button(text: str) -> ipywidgets.Button:
+    button = ipywidgets.Button(description=text, layout={"width": "auto", "height": "auto"})
+    return button.add_class("course-choice")

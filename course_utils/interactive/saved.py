@@ -1,0 +1,155 @@
+"""What autograd keeps for backward, storage by storage: `saved_by` asks torch's own hooks."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Saved:
+    """One storage that autograd keeps for backward: which operation keeps it, its shape, its dtype, its bytes."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+
+
+DTYPES = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+
+
+def saved_by(
+    operation: Callable[..., Any],
+    *inputs: "Sequence[int] | torch.Tensor",
+    dtype: str = "fp32",
+    device: str = "cpu",
+    names: Sequence[str] | None = None,
+) -> list[Saved]:
+    """Run `operation` (a module or a function) and list each storage that autograd keeps for backward, once each.
+
+    `inputs` are tensors, or shapes of random tensors of `dtype` that need gradients, as a layer in the middle of a
+    network gets them; a module runs with its weights in `dtype`. Those weights are left out: they are there anyway.
+    `device` is "cpu", or "gpu" for a simulated one, whose kernels may keep other things (statistics in fp32, masks of
+    one byte). Where no GPU can be simulated, shipped recordings answer the lessons' own questions, and a line says so.
+    `names` replaces the names in order. Raises ValueError for an unknown dtype or device, and for names that don't
+    pair up; SimulationUnavailable for what is neither simulated here nor recorded.
+    """
+    for value, known, what in ((dtype, DTYPES, "dtype"), (device, ("cpu", "gpu"), "device")):
+        if value not in known:
+            raise ValueError(f"unknown {what} {value!r}; known: {', '.join(known)}")
+    saved = (
+        _recorded_or_now(operation, inputs, dtype) if device == "gpu" else _saved_now(operation, inputs, dtype, device)
+    )
+    if names is None:
+        return saved
+    if len(names) != len(saved):
+        raise ValueError(f"{len(names)} names for {len(saved)} storages: {', '.join(item.name for item in saved)}")
+    return [replace(item, name=name) for name, item in zip(names, saved, strict=True)]
+
+
+def _recorded_or_now(
+    operation: Callable[..., Any], inputs: "Sequence[Sequence[int] | torch.Tensor]", dtype: str
+) -> list[Saved]:
+    """On a simulated GPU where there can be one, else as it was recorded."""
+    from ..measuring.saved_recordings import Question, find, why_recorded
+    from ..measuring.simulated import simulated_gpu
+
+    why = why_recorded()
+    if why:
+        return [Saved(*row) for row in find(Question(operation, inputs, dtype), why)]
+    with simulated_gpu("flash" if dtype in ("fp16", "bf16") else "efficient"):
+        return _saved_now(operation, inputs, dtype, "gpu")
+
+
+def _saved_now(
+    operation: Callable[..., Any], inputs: "Sequence[Sequence[int] | torch.Tensor]", dtype: str, device: str
+) -> list[Saved]:
+    import torch
+
+    tensors = [_tensor(item, dtype, device) for item in inputs]
+    weights: dict[str, torch.Tensor] = {}
+    run = operation
+    if isinstance(operation, torch.nn.Module):
+        module, state = operation, {**dict(operation.named_parameters()), **dict(operation.named_buffers())}
+        weights = {name: _moved(tensor, dtype, device) for name, tensor in state.items()}
+        run = lambda *arguments: torch.func.functional_call(module, weights, arguments)  # noqa: E731
+    kept, result = _kept_by(run, tensors)
+    own = {_storage(tensor) for tensor in weights.values()}
+    labels = _labels(result)
+    return [_saved(labels.get(key, "saved"), tensor) for key, tensor in kept.items() if key not in own]
+
+
+def _tensor(item: "Sequence[int] | torch.Tensor", dtype: str, device: str) -> "torch.Tensor":
+    """A given tensor, or a random one of the given shape that needs a gradient."""
+    import torch
+
+    if isinstance(item, torch.Tensor):
+        return _moved(item, None, device)
+    shape, kind = tuple(item), getattr(torch, DTYPES[dtype])
+    if device == "gpu":
+        return torch.empty(shape, dtype=kind, device="cuda", requires_grad=True)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(kind).requires_grad_()
+
+
+def _moved(tensor: "torch.Tensor", dtype: str | None, device: str) -> "torch.Tensor":
+    """`tensor` in `dtype` (None, or one that holds no fractions, keeps its own) on the CPU or on the simulated GPU."""
+    import torch
+
+    kind = getattr(torch, DTYPES[dtype]) if dtype and tensor.is_floating_point() else tensor.dtype
+    if device == "gpu":
+        return torch.empty(tensor.shape, dtype=kind, device="cuda", requires_grad=tensor.requires_grad)
+    return tensor if tensor.dtype == kind else tensor.detach().to(kind).requires_grad_(tensor.requires_grad)
+
+
+def _kept_by(operation: Callable[..., Any], tensors: list["torch.Tensor"]) -> tuple[dict[int, "torch.Tensor"], Any]:
+    """The tensors kept, by storage and in order, and the result that keeps them alive."""
+    import torch
+
+    kept: dict[int, torch.Tensor] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept.setdefault(_storage(tensor), tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        result = operation(*tensors)
+    return kept, result
+
+
+def _storage(tensor: "torch.Tensor") -> int:
+    """What tells one storage from another while both are alive."""
+    return tensor.untyped_storage()._cdata
+
+
+def _saved(name: str, tensor: "torch.Tensor") -> Saved:
+    short = {long: short for short, long in DTYPES.items()}
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    return Saved(name, tuple(tensor.shape), short.get(dtype, dtype), tensor.untyped_storage().nbytes())
+
+
+def _labels(result: Any) -> dict[int, str]:
+    """A name for each storage kept: the operation in whose backward it is used first, and what it is there."""
+    labels: dict[int, str] = {}
+    for node in _nodes(result):
+        operation = node.name().rstrip("0123456789").removesuffix("Backward")
+        for attribute in sorted(name for name in dir(node) if name.startswith("_saved_")):
+            tensor = getattr(node, attribute)
+            if hasattr(tensor, "untyped_storage"):
+                labels.setdefault(_storage(tensor), f"{operation}: {attribute.removeprefix('_saved_')}")
+    return labels
+
+
+def _nodes(result: Any) -> Iterator[Any]:
+    """Every node of the graph behind `result` (a tensor or several), last operation first."""
+    outputs = result if isinstance(result, tuple | list) else [result]
+    waiting = [output.grad_fn for output in outputs if getattr(output, "grad_fn", None) is not None]
+    seen = set()
+    while waiting:
+        node = waiting.pop(0)
+        if node not in seen:
+            seen.add(node)
+            yield node
+            waiting += [parent for parent, _ in node.next_functions if parent is not None]

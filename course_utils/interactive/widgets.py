@@ -1,0 +1,239 @@
+"""Sliders for lessons: an explorer of training runs, and the bytes of one tensor.
+
+Pictures are SVG strings set into an HTML widget. Unlike `interact` and `Output`, that keeps a notebook's stored outputs
+the same from run to run, and it redraws within milliseconds. Only notebooks import this module.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from html import escape
+from math import prod
+from typing import Any
+
+import ipywidgets
+
+from .. import estimate
+from ..breakdown import MemoryBreakdown
+from ..errors import unknown
+from ..figures.canvas import INK, MARGIN, QUIET, RULE, WIDTH, Canvas, Figure, number, ticks
+from ..figures.runs import peak_stack
+from ..gpus import GPUS, Gpu, gpu
+from ..models import PRESETS
+from ..planning.twin import fit_words, lacks
+from ..run import ATTENTIONS, OPTIMIZERS, PRECISIONS, RECOMPUTES, TrainingRun
+from ..units import GB, GiB, format_bytes
+
+MICRO_BATCHES = tuple(2**k for k in range(10))
+ACCUMULATION_STEPS = tuple(2**k for k in range(7))
+SEQUENCE_LENGTHS = tuple(2**k for k in range(7, 17))
+DTYPES = {"fp32": 4, "tf32 (stored as fp32)": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int64": 8}
+"""Bytes of one element."""
+MOST = 10**9
+"""A dimension of a tensor beyond this cannot be meant."""
+
+
+def explorer(model: str = "gpt2-xl", *, gpu: str = "V100-32GB", **choices: Any) -> "Explorer":
+    """Controls for a training run, and a picture of its estimated memory beside a GPU's capacity.
+
+    `choices` are those of a `TrainingRun` (micro_batch=32, precision="amp-bf16", …) to begin with. In the next cell,
+    `.run` is what has been chosen. Raises ValueError like `TrainingRun` if the first choices are impossible.
+    """
+    first: dict[str, Any] = {"micro_batch": 32} | choices
+    return Explorer(TrainingRun(model, **first), gpu)
+
+
+def tensor_slider(batch: int = 8, sequence: int = 1024, hidden: int = 1600, dtype: str = "bf16") -> "TensorSlider":
+    """Controls for the shape and the format of one tensor, and its bytes beside 1 GB and 1 GiB.
+
+    Raises ValueError, in words, for a size that is no whole number of at least 1, and for an unknown format.
+    """
+    return TensorSlider(batch, sequence, hidden, dtype)
+
+
+class Explorable(ipywidgets.VBox):
+    """Controls above a picture. Inherits because only a widget can be shown as one.
+
+    A subclass sets `controls` (name to widget) and defines `redraw`, which returns the picture and words about it.
+    """
+
+    invitation = ""
+    redraw: Callable[[], tuple[Figure, str]]
+
+    def __init__(self, controls: Mapping[str, Any]) -> None:
+        self.controls = controls
+        self.picture = ipywidgets.HTML()
+        self.message = ""
+        self.figure: Figure | None = None
+        for control in controls.values():
+            control.observe(self.update, names="value")
+        super().__init__(self.parts())
+        self.update()
+
+    def parts(self) -> list[Any]:
+        """What is shown, from top to bottom: the controls in two columns, or one on a narrow page, and the picture."""
+        columns = [list(self.controls.values())[side::2] for side in (0, 1)]
+        grid = ipywidgets.HBox([ipywidgets.VBox(column) for column in columns], layout={"flex_flow": "row wrap"})
+        return [grid, self.picture]
+
+    def update(self, change: object = None) -> None:
+        """Draws what the controls say. An impossible combination is explained, and the last picture stays, greyed.
+
+        Words and picture go out in one message, so that they never contradict each other on the page.
+        """
+        try:
+            self.figure, self.message = self.redraw()
+            role, look, drawn = "status", "", self.figure.svg
+        except ValueError as error:
+            self.message = f"<b>✗ Not possible:</b> {escape(str(error))}."
+            role, look, drawn = "alert", " style='opacity:0.25'", self.figure.svg if self.figure else ""
+        self.show(f"<div role='{role}' style='line-height:1.6'>{self.message}</div>", f"<div{look}>{drawn}</div>")
+
+    def show(self, said: str, drawn: str) -> None:
+        """Sets words and picture, as HTML, in one message."""
+        self.picture.value = f"{said}{drawn}"
+
+    def __repr__(self) -> str:
+        return self.invitation
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
+        """The widget, and its picture for readers of the notebook who have no kernel."""
+        bundle: Any = super()._repr_mimebundle_(**kwargs)
+        stored = self.figure._repr_mimebundle_() if self.figure else {}
+        return {**stored, **bundle, "text/plain": self.invitation}
+
+
+class Explorer(Explorable):
+    """What `explorer` shows; `.run` and `.gpu` are what has been chosen, `.breakdown` is the estimate."""
+
+    invitation = "Explorer of training runs: run this cell to use its sliders."
+
+    def __init__(self, run: TrainingRun, gpu_name: str) -> None:
+        self.first = run
+        super().__init__(
+            {
+                "model": dropdown("model", PRESETS, run.model.name),
+                "gpu": dropdown("GPU", GPUS, gpu(gpu_name).name),
+                "micro_batch": slider("micro-batch", MICRO_BATCHES, run.micro_batch),
+                "accumulation_steps": slider("micro-batches", ACCUMULATION_STEPS, run.accumulation_steps),
+                "seq_len": slider("sequence", SEQUENCE_LENGTHS, run.seq_len),
+                "optimizer": dropdown("optimizer", OPTIMIZERS, run.optimizer.name),
+                "precision": dropdown("precision", PRECISIONS, run.precision.name),
+                "attention": dropdown("attention", ATTENTIONS, run.attention),
+                "recompute": dropdown("recompute", RECOMPUTES, run.recompute),
+            }
+        )
+
+    @property
+    def gpu(self) -> Gpu:
+        """The GPU that has been chosen."""
+        return GPUS[self.controls["gpu"].value]
+
+    @property
+    def run(self) -> TrainingRun:
+        """The run that has been chosen. Raises ValueError, in words, where the choices contradict each other."""
+        chosen = {name: control.value for name, control in self.controls.items() if name != "gpu"}
+        if chosen["model"] == self.first.model.name:
+            chosen["model"] = self.first.model  # a configuration of the learner's own is known by no name
+        return self.first.replace(**chosen)
+
+    @property
+    def breakdown(self) -> MemoryBreakdown:
+        """The estimate at the peak of the chosen run."""
+        return estimate(self.run)
+
+    def redraw(self) -> tuple[Figure, str]:
+        """The picture of the chosen run, and the verdict in words with the line of code that makes the run."""
+        run, card = self.run, self.gpu
+        breakdown = estimate(run)
+        verdict = fit_words(breakdown.total, card)
+        figure = peak_stack(run, breakdown, card, verdict)
+        message = (
+            f"{verdict_html(breakdown.total, card)}{escape(lacks(run, card))}"
+            f"<br><code style='user-select:all'>{escape(run.code())}</code>"
+        )
+        return figure, message
+
+
+def verdict_html(total: int, card: Gpu) -> str:
+    """Whether `total` bytes fit, marked with a sign: in the page's own color, so that a dark theme stays readable."""
+    verdict = fit_words(total, card)
+    return f"<b>{'✓' if total <= card.room else '✗'} {escape(verdict[0].upper() + verdict[1:])}.</b>"
+
+
+class TensorSlider(Explorable):
+    """What `tensor_slider` shows; `.bytes` is the size of the tensor."""
+
+    invitation = "Sliders for the bytes of one tensor: run this cell to use them."
+
+    def __init__(self, batch: int, sequence: int, hidden: int, dtype: str) -> None:
+        if not isinstance(dtype, str) or dtype not in DTYPES:
+            raise unknown("number format", dtype, DTYPES)
+        for name, size in (("batch", batch), ("sequence", sequence), ("hidden", hidden)):
+            if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= MOST:
+                raise ValueError(f"{name} is {size!r}: it must be a whole number of at least 1 and at most {MOST:,}")
+        widths = (256, 512, 768, 1024, 1280, 1600, 2048, 2560, 4096, 5120, 8192, 12288, 16384)
+        super().__init__(
+            {
+                "b": slider("sequences b", MICRO_BATCHES, batch),
+                "s": slider("tokens s", SEQUENCE_LENGTHS, sequence),
+                "h": slider("hidden h", widths, hidden),
+                "dtype": dropdown("format", DTYPES, dtype),
+            }
+        )
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(b, s, h) as chosen."""
+        return self.controls["b"].value, self.controls["s"].value, self.controls["h"].value
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the tensor."""
+        return prod(self.shape) * DTYPES[self.controls["dtype"].value]
+
+    def redraw(self) -> tuple[Figure, str]:
+        """The tensor as a bar against 1 GB and 1 GiB, and its bytes worked out."""
+        element = DTYPES[self.controls["dtype"].value]
+        factors = " · ".join(number(factor) for factor in (*self.shape, element))
+        in_units = f"{format_bytes(self.bytes, 'GB', 4)} = {format_bytes(self.bytes, 'GiB', 4)}"
+        title = f"A tensor of {' × '.join(number(size) for size in self.shape)} takes {in_units}"
+        message = f"b · s · h · bytes of an element = {factors} = <b>{self.bytes:,} bytes</b> = {in_units}"
+        return tensor_figure(self.bytes, title), message
+
+
+def tensor_figure(size: int, title: str) -> Figure:
+    """A bar of `size` bytes on an axis where 1 GB and 1 GiB are marked."""
+    canvas, largest = Canvas(), max(size, round(1.15 * GiB))
+    scale = (WIDTH - 2 * MARGIN - 40) / largest
+    top = canvas.title(title) + 34
+    for tick in ticks(0, largest / GB):
+        canvas.line(MARGIN + tick * GB * scale, top - 6, MARGIN + tick * GB * scale, top + 55)
+        canvas.text(MARGIN + tick * GB * scale, top + 70, number(tick), 12, QUIET, text_anchor="middle")
+    canvas.rect(MARGIN, top, size * scale, 42, "#009E73", data_bytes=size)
+    for unit, name, anchor, aside in ((GB, "1 GB", "end", -5), (GiB, "1 GiB", "start", 5)):
+        x = MARGIN + unit * scale
+        canvas.line(x, top - 12, x, top + 50, INK, stroke_width=1.5, data_unit=unit)
+        canvas.halo_text(max(x + aside, 52 if anchor == "end" else 0), top - 12, name, 12, text_anchor=anchor)
+    canvas.line(MARGIN, top + 50, WIDTH - MARGIN - 40, top + 50, RULE)
+    canvas.text(WIDTH / 2, top + 88, "GB", 12, QUIET, text_anchor="middle")
+    alt = f"{title}. A bar on an axis where 1 GB and, 7 percent further, 1 GiB are marked."
+    return Figure(canvas.svg(top + 100, title, alt), alt)
+
+
+STYLE, LAYOUT = {"description_width": "104px"}, {"width": "430px"}
+
+
+def dropdown(description: str, options: Iterable[Any], value: Any) -> ipywidgets.Dropdown:
+    """A list of values, or of (label, value), to choose from; a `value` that is not among them is added."""
+    choices = list(options)
+    labelled = all(isinstance(choice, tuple) for choice in choices)
+    if value not in (choice[1] if labelled else choice for choice in choices):
+        choices.append((str(value), value) if labelled else value)
+    return ipywidgets.Dropdown(options=choices, value=value, description=description, style=STYLE, layout=LAYOUT)
+
+
+def slider(
+    description: str, options: Iterable[float], value: float, spelled: Callable[[float], str] = number
+) -> ipywidgets.SelectionSlider:
+    """A slider over these numbers and, if it is not one of them, the one to begin with, in rising order."""
+    choices = [(spelled(option), option) for option in sorted({*options, value})]
+    return ipywidgets.SelectionSlider(options=choices, value=value, description=description, style=STYLE, layout=LAYOUT)

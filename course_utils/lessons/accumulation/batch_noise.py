@@ -1,0 +1,121 @@
+"""Lesson 07: how noisy the gradient of a batch is, and how large a batch is worth it (McCandlish et al. 2018).
+
+One sequence's gradient is G + noise, where G is the gradient over all data and tr(Σ) the noise's mean squared length.
+A batch of B averages: E|G_B|² = |G|² + tr(Σ)/B. Signal and noise are equally long at the simple noise scale
+B_simple = tr(Σ)/|G|² (their section 2.2), counted in whatever B counts, here sequences. What a step gains depends on
+B_noise = tr(HΣ)/(GᵀHG), where H holds the loss's second derivatives; the two are equal where H is a multiple of 1.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from .micro_batches import gradient_of, joined, mean_loss, micro_batches
+
+
+@dataclass(frozen=True)
+class Noise:
+    """The squared length of the true gradient, `signal` = |G|², and of one sequence's noise, `noise` = tr(Σ)."""
+
+    signal: float
+    noise: float
+
+    @property
+    def scale(self) -> float:
+        """B_simple, in sequences: the batch whose noise is as long as its signal."""
+        return self.noise / self.signal
+
+    def squared_length(self, batch: float) -> float:
+        """E|G_B|², what the squared length of a batch's gradient is on average."""
+        return self.signal + self.noise / batch
+
+
+def sequence_gradients(model: torch.nn.Module, count: int = 256, seed: int = 1) -> torch.Tensor:
+    """The gradient of each of `count` sequences on its own, one a row (fp32)."""
+    parts = micro_batches(count, size=1, seed=seed)
+    return torch.stack([gradient_of(mean_loss(model, part), model) for part in parts])
+
+
+def noise_of(gradients: torch.Tensor) -> Noise:
+    """Both figures, without bias, from each sequence's own gradient."""
+    count = len(gradients)
+    mean = gradients.double().mean(0)
+    noise = (gradients.square().sum().double() - count * mean.square().sum()).item() / (count - 1)
+    return Noise(mean.square().sum().item() - noise / count, noise)
+
+
+def squared_lengths(gradients: torch.Tensor, sizes: Sequence[int]) -> list[float]:
+    """For each batch size, the mean of |G_B|² over the batches that the sequences make, in order."""
+    found = []
+    for size in sizes:
+        whole = len(gradients) // size * size
+        means = gradients[:whole].reshape(-1, size, gradients.shape[1]).mean(1)
+        found.append(means.square().sum(1).double().mean().item())
+    return found
+
+
+def from_two(small: int, big: int, small_length: float, big_length: float) -> Noise:
+    """Both figures from the mean |G_B|² of two batch sizes alone (McCandlish et al. 2018, appendix A.1).
+
+    ValueError unless `big` is larger than `small`.
+    """
+    if not big > small > 0:
+        raise ValueError(f"batches of {small} and {big}: the second has to be the larger one")
+    signal = (big * big_length - small * small_length) / (big - small)
+    return Noise(signal, (small_length - big_length) / (1 / small - 1 / big))
+
+
+def progress(batch: float, scale: float) -> float:
+    """Part of the best possible step's gain that one step on `batch` makes: 1/(1 + B_noise/B), their section 2.2."""
+    return 1 / (1 + scale / batch)
+
+
+def steps_and_examples(batch: float, scale: float) -> tuple[float, float]:
+    """Steps, and examples, to a given loss: both in units of the least possible. Their section 2.3."""
+    return 1 + scale / batch, 1 + batch / scale
+
+
+STEP = 0.02
+"""The length of the step that is tried, in gradients: from it and the slope follows the parabola."""
+
+
+def gains(
+    model: torch.nn.Module, sizes: Sequence[int], count: int = 128, draws: int = 40, seed: int = 0
+) -> list[float]:
+    """How much one step along a batch's gradient lowers the loss, in parts of what a step along that of all can.
+
+    For each of `sizes` the mean over `draws` random batches, with the length of step that is best for that size. The
+    loss is that of the `count` sequences from which the batches are drawn; it is taken for a parabola along each step.
+    """
+    rows, everything = sequence_gradients(model, count), joined(micro_batches(count, size=1, seed=1))
+    start = torch.nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+    whole, dice = rows.mean(0), torch.Generator().manual_seed(seed)
+
+    def loss(theta: torch.Tensor) -> float:
+        torch.nn.utils.vector_to_parameters(theta, model.parameters())
+        with torch.no_grad():
+            return mean_loss(model, everything).item()
+
+    def best(ways: Sequence[torch.Tensor]) -> float:
+        """The top of the parabola slope·r − bend·r²: what steps of the best length r gain on average."""
+        slopes = [(whole @ way).item() for way in ways]
+        bends = [
+            (slope * STEP - before + loss(start - STEP * way)) / STEP**2
+            for slope, way in zip(slopes, ways, strict=True)
+        ]
+        slope, bend = sum(slopes) / len(ways), sum(bends) / len(ways)
+        return slope**2 / (4 * bend)
+
+    before = loss(start)
+    most = best([whole])
+    drawn = [[rows[torch.randint(count, (size,), generator=dice)].mean(0) for _ in range(draws)] for size in sizes]
+    found = [best(ways) / most for ways in drawn]
+    loss(start)  # the model as it was
+    return found
+
+
+def rounded(value: float) -> float:
+    """The nearest power of two, on a logarithmic scale: what of a noisy figure is the same on every processor."""
+    return 2.0 ** round(math.log2(value))

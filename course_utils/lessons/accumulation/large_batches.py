@@ -1,0 +1,218 @@
+"""Lesson 07: a large batch needs another learning rate. Schedules, and a small classifier to try it.
+
+The classifier has 10 classes and 20 inputs; a random network made the labels, and some are noise. All runs with the
+same batch size and optimizer train together, as one batched product, so that dozens of trainings take seconds.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from course_utils.errors import unknown
+
+KNOWN = ("sgd", "adam")
+"""Optimizers; "sgd" has momentum where it trains."""
+
+# ------------------------------------------------------------------------------------------------------------ schedules
+
+
+def scaled(rate: float, k: float, optimizer: str = "sgd") -> float:
+    """The rate for a batch k times as large: k·rate for "sgd" (Goyal et al. 2017), √k·rate for "adam" (Granziol et al.
+    2022). ValueError for another optimizer.
+    """
+    if optimizer not in KNOWN:
+        raise unknown("optimizer", optimizer, KNOWN)
+    return rate * (k if optimizer == "sgd" else math.sqrt(k))
+
+
+def warm_up(t: float, steps: float, peak: float, start: float = 0.0) -> float:
+    """The rate of step t: from `start` straight up to `peak` at step `steps`, then constant.
+
+    From 0 it is α_max·t/T_w; from the small batch's rate it is Goyal et al.'s gradual warm-up (their section 2.2).
+    """
+    return peak if t >= steps else start + (peak - start) * t / steps
+
+
+# ------------------------------------------------------------------------------------------------------- the classifier
+
+SMALL, K = 16, 32
+"""The small batch, and how many times as large the large one is: 16 and 512, as Goyal et al.'s 256 and 8,192."""
+
+BASE, ADAM_BASE = 0.01, 0.006
+"""Rates at which the small batch learns well, with momentum and with Adam."""
+
+EXAMPLES, TESTS, INPUTS, CLASSES, WIDTH, LAYERS = 8192, 4096, 20, 10, 64, 4
+EPOCHS, WARM_EPOCHS = 10, 3
+SEEDS = (0, 1, 2)
+GAIN = 1.3
+"""First weights are this much larger than He et al. 2015 advise: such a network is steep at first, and needs a warm-up
+as a deep one does."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One way to train: examples in a batch, peak learning rate, and the rate to warm up from, None for no warm-up."""
+
+    name: str
+    batch: int
+    rate: float
+    warm_from: float | None = None
+    optimizer: str = "sgd"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Test errors in percent, one for each seed; guessing gives about 84, as classes differ in size."""
+
+    setting: Setting
+    errors: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """Percent."""
+        return sum(self.errors) / len(self.errors)
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation over the seeds, percent."""
+        return math.sqrt(sum((error - self.mean) ** 2 for error in self.errors) / (len(self.errors) - 1))
+
+
+def table(base: float = BASE, optimizer: str = "sgd") -> list[Setting]:
+    """The rows of Goyal et al.'s table for this classifier, and one more: the scaled rate without a warm-up.
+
+    n stands for the small batch and η for `base`.
+    """
+
+    small = {"η/2": 0.5, "η": 1.0, "2η": 2.0}
+
+    def large(words: str, factor: float, warm: float | None) -> Setting:
+        start = None if warm is None else warm * base
+        return Setting(f"{K}n, {words}", SMALL * K, factor * base, start, optimizer)
+
+    return [
+        *(Setting(f"n, {words}", SMALL, factor * base, None, optimizer) for words, factor in small.items()),
+        *(large(f"{K}·{words}", factor * K, factor) for words, factor in small.items()),
+        large("η", 1, None),
+        large(f"√{K}·η", math.sqrt(K), 1),
+        large(f"{K}·2η, no warm-up", 2 * K, None),
+    ]
+
+
+def adam_table(base: float = ADAM_BASE) -> list[Setting]:
+    """Adam's: the small batch, and the large one unscaled, by √k and by k without a warm-up, and by k with one."""
+    factors = {"η": 1.0, f"√{K}·η": math.sqrt(K), f"{K}·η": float(K)}
+    large = [Setting(f"{K}n, {words}", SMALL * K, f * base, None, "adam") for words, f in factors.items()]
+    return [
+        Setting("n, η", SMALL, base, None, "adam"),
+        *large,
+        Setting(f"{K}n, {K}·η, warm-up", SMALL * K, K * base, base, "adam"),
+    ]
+
+
+@cache
+def data() -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs and labels, for training first, then for the test: a random network's favorites, after some noise."""
+    dice = torch.Generator().manual_seed(0)
+    x = torch.randn(EXAMPLES + TESTS, INPUTS, generator=dice)
+    first = 1.5 * torch.randn(INPUTS, 32, generator=dice) / math.sqrt(INPUTS)
+    second = torch.randn(32, CLASSES, generator=dice)
+    scores = torch.tanh(x @ first) @ second + 0.3 * torch.randn(len(x), CLASSES, generator=dice)
+    return x, scores.argmax(1)
+
+
+def train(settings: Sequence[Setting], seeds: Sequence[int] = SEEDS, epochs: int = EPOCHS) -> list[Outcome]:
+    """Train a classifier for each setting and seed, and test it. Rates fall to a tenth halfway and again at 80 %.
+
+    About 5 s for the small batch, whatever the number of settings. ValueError for unknown optimizers.
+    """
+    for setting in settings:
+        if setting.optimizer not in KNOWN:
+            raise unknown("optimizer", setting.optimizer, KNOWN)
+    groups = dict.fromkeys((setting.batch, setting.optimizer) for setting in settings)
+    found: dict[Setting, Outcome] = {}
+    for group in groups:
+        alike = [setting for setting in settings if (setting.batch, setting.optimizer) == group]
+        found |= {outcome.setting: outcome for outcome in _trained(alike, seeds, epochs)}
+    return [found[setting] for setting in settings]
+
+
+def _trained(settings: Sequence[Setting], seeds: Sequence[int], epochs: int) -> list[Outcome]:
+    replicas = [(setting, seed) for setting in settings for seed in seeds]
+    weights = _first_weights([seed for _, seed in replicas])
+    update = _momentum if settings[0].optimizer == "sgd" else _adam
+    states = [(torch.zeros_like(weight), torch.zeros_like(weight)) for weight in weights]
+    x, y = data()
+    for step, (epoch, chosen) in enumerate(_batches(settings[0].batch, epochs), 1):
+        out = _network(weights, x[chosen].expand(len(replicas), -1, -1))
+        targets = y[chosen].expand(len(replicas), -1)
+        loss = cross_entropy(out.flatten(0, 1), targets.flatten(), reduction="sum") / len(chosen)
+        slopes = torch.autograd.grad(loss, weights)
+        rates = _rates([setting for setting, _ in replicas], step, epoch, epochs)
+        with torch.no_grad():
+            for weight, slope, state in zip(weights, slopes, states, strict=True):
+                update(weight, slope, state, rates, step)
+    errors = _errors(weights)
+    return [
+        Outcome(setting, tuple(errors[i * len(seeds) : (i + 1) * len(seeds)])) for i, setting in enumerate(settings)
+    ]
+
+
+def _first_weights(seeds: Sequence[int]) -> list[torch.Tensor]:
+    """Matrices and biases of all layers, one slice for each replica: the same for the same seed."""
+    sizes, weights = [INPUTS, *[WIDTH] * (LAYERS - 1), CLASSES], []
+    for layer, (inputs, outputs) in enumerate(pairwise(sizes)):
+        dice = [torch.Generator().manual_seed(100 * seed + layer) for seed in seeds]
+        drawn = torch.stack([torch.randn(inputs, outputs, generator=one) for one in dice])
+        weights += [drawn * GAIN * math.sqrt(2 / inputs), torch.zeros(len(seeds), 1, outputs)]
+    return [weight.requires_grad_() for weight in weights]
+
+
+def _network(weights: Sequence[torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+    for layer in range(0, len(weights), 2):
+        x = torch.baddbmm(weights[layer + 1], x.relu() if layer else x, weights[layer])
+    return x
+
+
+def _batches(size: int, epochs: int) -> Iterator[tuple[int, torch.Tensor]]:
+    """(epoch, indices) of each batch; every epoch shuffles anew, the same for everybody."""
+    for epoch in range(epochs):
+        order = torch.randperm(EXAMPLES, generator=torch.Generator().manual_seed(epoch))
+        for chosen in order.split(size):
+            yield epoch, chosen
+
+
+def _rates(settings: Sequence[Setting], step: int, epoch: int, epochs: int) -> torch.Tensor:
+    """The learning rate of each replica at this step, (replicas, 1, 1)."""
+    decay = 1.0 if epoch < epochs * 0.5 else 0.1 if epoch < epochs * 0.8 else 0.01
+    warm = WARM_EPOCHS * EXAMPLES // settings[0].batch
+    now = [s.rate if s.warm_from is None else warm_up(step, warm, s.rate, s.warm_from) for s in settings]
+    return decay * torch.tensor(now).view(-1, 1, 1)
+
+
+State = tuple[torch.Tensor, torch.Tensor]
+
+
+def _momentum(weight: torch.Tensor, slope: torch.Tensor, state: State, rates: torch.Tensor, step: int) -> None:
+    state[0].mul_(0.9).add_(slope)
+    weight.sub_(rates * state[0])
+
+
+def _adam(weight: torch.Tensor, slope: torch.Tensor, state: State, rates: torch.Tensor, step: int) -> None:
+    m, v = state
+    m.mul_(0.9).add_(slope, alpha=0.1)
+    v.mul_(0.999).addcmul_(slope, slope, value=0.001)
+    weight.sub_(rates * (m / (1 - 0.9**step)) / ((v / (1 - 0.999**step)).sqrt() + 1e-8))
+
+
+@torch.no_grad()
+def _errors(weights: Sequence[torch.Tensor]) -> list[float]:
+    """Percent of the test's labels that each replica misses. Scores that are no numbers favor class 0: a guess."""
+    x, y = data()
+    out = _network(weights, x[EXAMPLES:].expand(len(weights[0]), -1, -1)).nan_to_num()
+    return (100 * (out.argmax(-1) != y[EXAMPLES:]).double().mean(1)).tolist()

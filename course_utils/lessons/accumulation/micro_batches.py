@@ -1,0 +1,270 @@
+"""Lesson 07: gradients of micro-batches added up, four ways to do it wrong, 16-bit accumulators, and paths of θ.
+
+The model is the course's character model of `language_model`, a genuine GPT of 110,656 parameters, on the CPU in fp32.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from course_utils.errors import unknown
+
+from ..shared.language_model import batches, language_model
+
+MicroBatch = tuple[torch.Tensor, torch.Tensor]
+"""Token ids and the ids that should follow them, each (b, s)."""
+
+IGNORED = -100
+"""The target that cross-entropy leaves out: here stands padding. torch's default for `ignore_index`."""
+
+RATE = 0.1
+
+
+# ------------------------------------------------------------------------------------------------------------- batches
+
+
+def micro_batches(count: int, size: int = 4, seq_len: int = 32, seed: int = 0) -> list[MicroBatch]:
+    """`count` micro-batches of `size` sequences each, the same for the same `seed`."""
+    return [(tokens, targets) for tokens, targets in batches(count, size, seq_len, seed)]
+
+
+def uneven(count: int, size: int = 4, seq_len: int = 32, seed: int = 0) -> list[MicroBatch]:
+    """The same, but of each micro-batch's sequences only the first part is text, and the rest is padding.
+
+    The part differs from micro-batch to micro-batch: from an eighth of the length to all of it.
+    """
+    made = []
+    for index, (tokens, targets) in enumerate(micro_batches(count, size, seq_len, seed)):
+        kept = max(1, seq_len * (1 + 7 * index // max(count - 1, 1)) // 8)
+        made.append((tokens, targets.masked_fill(torch.arange(seq_len) >= kept, IGNORED)))
+    return made
+
+
+def joined(parts: Iterable[MicroBatch]) -> MicroBatch:
+    """All micro-batches as one large batch."""
+    tokens, targets = zip(*parts, strict=True)
+    return torch.cat(tokens), torch.cat(targets)
+
+
+def counted_tokens(part: MicroBatch) -> int:
+    """Tokens that the loss counts: those that are no padding."""
+    return int((part[1] != IGNORED).sum())
+
+
+# ------------------------------------------------------------------------------------------------- losses and gradients
+
+
+def mean_loss(model: torch.nn.Module, part: MicroBatch) -> torch.Tensor:
+    """The mean cross-entropy over the tokens that count, as every library computes it by default."""
+    tokens, targets = part
+    return cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
+
+
+def gradient(model: torch.nn.Module) -> torch.Tensor:
+    """The gradients that all parameters hold now, as one long vector; zeros where there is none."""
+    held = [p.grad if p.grad is not None else torch.zeros_like(p) for p in model.parameters()]
+    return torch.cat([grad.flatten() for grad in held]).clone()
+
+
+def gradient_of(loss: torch.Tensor, model: torch.nn.Module) -> torch.Tensor:
+    """The gradient of `loss`, as one long vector; what the parameters held before is forgotten."""
+    model.zero_grad()
+    loss.backward()
+    return gradient(model)
+
+
+def relative_distance(one: torch.Tensor, other: torch.Tensor) -> float:
+    """The length of the difference, as a part of the length of `other`."""
+    return ((one - other).norm() / other.norm()).item()
+
+
+# ------------------------------------------------------------------------------------------------ right, and four wrong
+
+Loop = Callable[[torch.nn.Module, torch.optim.Optimizer, Sequence[MicroBatch], int], None]
+"""One pass over micro-batches that steps once for every group of k of them."""
+
+
+def large_batch(model: torch.nn.Module, optimizer: torch.optim.Optimizer, parts: Sequence[MicroBatch], k: int) -> None:
+    """What all others are compared with: each group as one batch, the last with what is left."""
+    for first in range(0, len(parts), k):
+        optimizer.zero_grad()
+        mean_loss(model, joined(parts[first : first + k])).backward()
+        optimizer.step()
+
+
+def accumulated(model: torch.nn.Module, optimizer: torch.optim.Optimizer, parts: Sequence[MicroBatch], k: int) -> None:
+    """Right for any lengths: a micro-batch weighs as much as it has tokens, and the last group is smaller."""
+    for first in range(0, len(parts), k):
+        group = parts[first : first + k]
+        total = sum(map(counted_tokens, group))
+        optimizer.zero_grad()
+        for part in group:
+            (mean_loss(model, part) * (counted_tokens(part) / total)).backward()
+        optimizer.step()
+
+
+def undivided(model: torch.nn.Module, optimizer: torch.optim.Optimizer, parts: Sequence[MicroBatch], k: int) -> None:
+    """The first mistake: losses are added up, not averaged."""
+    for first in range(0, len(parts), k):
+        optimizer.zero_grad()
+        for part in parts[first : first + k]:
+            mean_loss(model, part).backward()
+        optimizer.step()
+
+
+def dropped(model: torch.nn.Module, optimizer: torch.optim.Optimizer, parts: Sequence[MicroBatch], k: int) -> None:
+    """The second: nobody steps on the last, incomplete group."""
+    for i, part in enumerate(parts):
+        (mean_loss(model, part) / k).backward()
+        if (i + 1) % k == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def by_batches(model: torch.nn.Module, optimizer: torch.optim.Optimizer, parts: Sequence[MicroBatch], k: int) -> None:
+    """The third: a mean of the micro-batches' means, however many tokens each has."""
+    for first in range(0, len(parts), k):
+        group = parts[first : first + k]
+        optimizer.zero_grad()
+        for part in group:
+            (mean_loss(model, part) / len(group)).backward()
+        optimizer.step()
+
+
+def every_micro_batch(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, parts: Sequence[MicroBatch], k: int
+) -> None:
+    """The fourth: a step on each micro-batch. These are small batches, with small batches' noise."""
+    for part in parts:
+        optimizer.zero_grad()
+        mean_loss(model, part).backward()
+        optimizer.step()
+
+
+LOOPS: dict[str, Loop] = {
+    "accumulated, by tokens": accumulated,
+    "not divided": undivided,
+    "last group dropped": dropped,
+    "averaged over batches": by_batches,
+    "a step on each": every_micro_batch,
+}
+"""By the names that figures use; the first one is right."""
+
+
+def moved(loop: Loop, parts: Sequence[MicroBatch], k: int, optimizer: str = "sgd") -> torch.Tensor:
+    """How far one pass with `loop` moves the parameters of a fresh character model, as one long vector.
+
+    `optimizer` is "sgd" (rate 0.1) or "adam" (rate 0.001). ValueError for another one.
+    """
+    if optimizer not in ("sgd", "adam"):
+        raise unknown("optimizer", optimizer, ("sgd", "adam"))
+    model = language_model()
+    before = torch.nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+    made: torch.optim.Optimizer = (
+        torch.optim.SGD(model.parameters(), lr=RATE)
+        if optimizer == "sgd"
+        else torch.optim.Adam(model.parameters(), lr=1e-3)
+    )
+    loop(model, made, parts, k)
+    return torch.nn.utils.parameters_to_vector(model.parameters()).detach() - before
+
+
+def distances(parts: Sequence[MicroBatch], k: int, optimizer: str = "sgd") -> dict[str, float]:
+    """For each of `LOOPS`, how far its pass ends from that of the large batch, in parts of the large batch's way."""
+    right = moved(large_batch, parts, k, optimizer)
+    return {name: relative_distance(moved(loop, parts, k, optimizer), right) for name, loop in LOOPS.items()}
+
+
+# ------------------------------------------------------------------------------------------------ 16-bit accumulators
+
+
+def accumulator_errors(counts: Sequence[int], dtype: torch.dtype, size: int = 4) -> list[float]:
+    """Relative error of a gradient added up over so many micro-batches in an accumulator of `dtype`.
+
+    Each micro-batch's gradient is computed in fp32 and rounded to `dtype` when it is added, as a backward pass adds to
+    `.grad`; it is compared with the same sum in fp64.
+    """
+    model, most = language_model(), max(counts)
+    weights = sum(p.numel() for p in model.parameters())
+    exact, sums = torch.zeros(weights, dtype=torch.float64), torch.zeros(weights, dtype=dtype)
+    errors = {}
+    for number, part in enumerate(micro_batches(most, size), 1):
+        one = gradient_of(mean_loss(model, part), model)
+        exact += one
+        sums += one.to(dtype)
+        if number in counts:
+            errors[number] = relative_distance(sums.double(), exact)
+    return [errors[count] for count in counts]
+
+
+# ---------------------------------------------------------------------------------------------------------- paths of θ
+
+Point = tuple[float, float]
+
+
+class LineFit:
+    """Fitting y = θ₀ + θ₁·x to 100 noisy points: a loss with two parameters, so that its path can be drawn."""
+
+    def __init__(self, points: int = 100, noise: float = 1.0, seed: int = 0) -> None:
+        dice = torch.Generator().manual_seed(seed)
+        self.x = torch.randn(points, generator=dice, dtype=torch.float64)
+        self.y = 1.0 + 2.0 * self.x + noise * torch.randn(points, generator=dice, dtype=torch.float64)
+
+    def moments(self, chosen: slice = slice(None)) -> "Moments":
+        """Means of x, x², y and x·y over the chosen points: all that their gradient depends on."""
+        x, y = self.x[chosen], self.y[chosen]
+        return tuple(mean.mean().item() for mean in (x, x * x, y, x * y))
+
+    def slope(self, theta: Point, chosen: slice = slice(None)) -> Point:
+        """The gradient of ½·mean of squared errors over the chosen points."""
+        return slope(theta, self.moments(chosen))
+
+    def loss(self, theta: Point) -> float:
+        """½ · mean of squared errors over all points."""
+        return 0.5 * (theta[0] + theta[1] * self.x - self.y).square().mean().item()
+
+    def curvature(self) -> tuple[float, float, float]:
+        """The loss's second derivatives: by θ₀ twice, by both, by θ₁ twice."""
+        return 1.0, self.x.mean().item(), self.x.square().mean().item()
+
+    def best(self) -> Point:
+        """The θ with the least loss: the least-squares line."""
+        columns = torch.stack([torch.ones_like(self.x), self.x], 1)
+        found = torch.linalg.lstsq(columns, self.y.unsqueeze(1)).solution.flatten()
+        return found[0].item(), found[1].item()
+
+
+Moments = tuple[float, ...]
+
+
+def slope(theta: Point, moments: Moments) -> Point:
+    """The gradient of ½·mean of (θ₀ + θ₁·x − y)², by θ₀ and by θ₁, from the means of x, x², y and x·y."""
+    x, xx, y, xy = moments
+    return theta[0] + theta[1] * x - y, theta[0] * x + theta[1] * xx - xy
+
+
+START: Point = (-1.5, 0.5)
+
+
+def path(fit: LineFit, rate: float, size: int, passes: int, group: int = 1) -> list[Point]:
+    """Where θ goes: micro-batches of `size` points in order, a step of `rate` after every `group` of them.
+
+    Gradients within a group are averaged. ValueError unless the points come out even.
+    """
+    points = len(fit.x)
+    if points % (size * group):
+        raise ValueError(f"{points} points are no whole number of {group} micro-batches of {size}")
+    walked, parts = [START], [fit.moments(slice(start, start + size)) for start in range(0, points, size)]
+    for _ in range(passes):
+        for first in range(0, len(parts), group):
+            slopes = [slope(walked[-1], part) for part in parts[first : first + group]]
+            step = [sum(part) / group for part in zip(*slopes, strict=True)]
+            walked.append((walked[-1][0] - rate * step[0], walked[-1][1] - rate * step[1]))
+    return walked
+
+
+def length(walked: Sequence[Point]) -> float:
+    """How long a path is."""
+    return sum(((x - a) ** 2 + (y - b) ** 2) ** 0.5 for (a, b), (x, y) in pairwise(walked))

@@ -1,0 +1,167 @@
+"""Activation memory over micro-batch and sequence length as a heat map, with a GPU's limit as a line."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import log
+
+from course_utils import estimate
+from course_utils.estimating.exact.activations import activation_bytes, loss_saved, sum_bytes
+from course_utils.figures.canvas import INK, MARGIN, QUIET, WIDTH, Canvas, Figure, ink_on, number
+from course_utils.gpus import Gpu, gpu
+from course_utils.run import TrainingRun
+from course_utils.units import UNITS, format_bytes
+
+BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+SEQUENCES = (128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384, 24576, 32768)
+Point = tuple[int, int]
+"""b and s."""
+
+LIGHT, DARK = (0xF2, 0xFA, 0xF7), (0x00, 0x4D, 0x3A)
+"""From little to much, in the green of activations."""
+
+FRAME = "#B3261E"
+"""Of the cell that is looked at."""
+
+CELL_HEIGHT = 27
+
+
+def kept_bytes(run: TrainingRun) -> int:
+    """Bytes that forward and loss keep for backward, nothing else counted."""
+    return activation_bytes(run) + sum_bytes(loss_saved(run))
+
+
+def largest_fitting(run: TrainingRun, memory: int, batches: Sequence[int] = BATCHES) -> int:
+    """How many of `batches`, smallest first, have a step whose estimated peak fits into `memory` bytes."""
+    low, high = 0, len(batches)
+    while low < high:  # a larger micro-batch never takes less
+        middle = (low + high) // 2
+        if estimate(run.replace(micro_batch=batches[middle])).total <= memory:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def lengths(run: TrainingRun) -> list[int]:
+    """The sequence lengths that the run's model takes."""
+    return [s for s in SEQUENCES if s <= run.model.max_positions]
+
+
+@lru_cache(maxsize=32)
+def cells(run: TrainingRun) -> Mapping[Point, int]:
+    """What `run` keeps at each (b, s) of the map, in bytes. Remembered, so that moving about the map is quick."""
+    return {(b, s): kept_bytes(run.replace(micro_batch=b, seq_len=s)) for b in BATCHES for s in lengths(run)}
+
+
+@lru_cache(maxsize=64)
+def limits(run: TrainingRun, memory: int) -> Sequence[int]:
+    """For each length of the map, how many of BATCHES fit into `memory` bytes."""
+    return [largest_fitting(run.replace(seq_len=s), memory) for s in lengths(run)]
+
+
+def heat_map(run: TrainingRun, card: str | Gpu, at: Point | None = None) -> Figure:
+    """Activations of `run` at many (b, s), and the line above which the whole step no longer fits `card`.
+
+    Each cell's color and number are what forward and loss keep, without recomputation's second run; the line is drawn
+    where the estimated peak of the step, states included, crosses what a program gets of the card. The cell `at` (b, s)
+    is framed.
+    """
+    card = gpu(card) if isinstance(card, str) else card
+    run = run.replace(micro_batch=1, seq_len=SEQUENCES[0])
+    columns, sizes, fitting = lengths(run), cells(run), limits(run, card.room)
+    title = _title(run, card, columns, fitting)
+    canvas = Canvas()
+    top = canvas.title(title) + 24
+    canvas.text(MARGIN, top - 8, "GB of activations; below the line, the whole step fits", 12, QUIET)
+    left, bottom = MARGIN + 46.0, top + CELL_HEIGHT * len(BATCHES)
+    grid = _Grid(columns, left, bottom, (WIDTH - MARGIN - left) / len(columns))
+    _paint(canvas, sizes, grid)
+    _axes(canvas, columns, left, bottom, grid.width)
+    _limit(canvas, fitting, left, bottom, grid.width)
+    if at is not None and at in sizes:
+        _frame(canvas, at, grid)
+    room = format_bytes(card.room, "GB", 1)
+    note = f"estimated from formulas · {card.name}: a program gets {room} · {run.attention} attention"
+    end = canvas.note(f"{note}, recompute {run.recompute}, {run.precision.name}", bottom + 58)
+    alt = _alt(title, columns, fitting, sizes)
+    return Figure(canvas.svg(end + 2, title, alt), alt)
+
+
+@dataclass(frozen=True)
+class _Grid:
+    """Where the cells are, in pixels: their lengths, the lower left corner of all, the width of one."""
+
+    columns: Sequence[int]
+    left: float
+    bottom: float
+    width: float
+
+    def corner(self, at: Point) -> tuple[float, float]:
+        """The upper left corner of the cell at (b, s)."""
+        row, column = BATCHES.index(at[0]), self.columns.index(at[1])
+        return self.left + self.width * column, self.bottom - CELL_HEIGHT * (row + 1)
+
+
+def _paint(canvas: Canvas, sizes: Mapping[Point, int], grid: _Grid) -> None:
+    """Each cell in its color, with its number."""
+    low, high = log(min(sizes.values())), log(max(sizes.values()))
+    for at, size in sizes.items():
+        x, y = grid.corner(at)
+        color = _shade((log(size) - low) / ((high - low) or 1))
+        tip = f"b = {at[0]}, s = {at[1]:,}: {format_bytes(size, 'GB', 2)}"
+        canvas.rect(x, y, grid.width, CELL_HEIGHT, color, tip, data_bytes=size)
+        canvas.text(x + grid.width / 2, y + 18, _brief(size), 11, ink_on(color), text_anchor="middle")
+
+
+def _axes(canvas: Canvas, columns: Sequence[int], left: float, bottom: float, width: float) -> None:
+    for row, b in enumerate(BATCHES):
+        canvas.text(left - 8, bottom - CELL_HEIGHT * row - 9, number(b), 12, QUIET, text_anchor="end")
+    for column, s in enumerate(columns):
+        canvas.text(left + width * (column + 0.5), bottom + 17, number(s), 11, QUIET, text_anchor="middle")
+    canvas.text((left + WIDTH - MARGIN) / 2, bottom + 36, "sequence length s (tokens)", 12, INK, text_anchor="middle")
+    x, y = MARGIN + 8.0, bottom - CELL_HEIGHT * len(BATCHES) / 2
+    canvas.text(x, y, "micro-batch b", 12, INK, text_anchor="middle", transform=f"rotate(-90 {x:.0f} {y:.0f})")
+
+
+def _limit(canvas: Canvas, fitting: Sequence[int], left: float, bottom: float, width: float) -> None:
+    """A staircase above the largest micro-batch that fits, column by column."""
+    path = ""
+    for column, count in enumerate(fitting):
+        y = bottom - CELL_HEIGHT * count
+        path += f"{'L' if path else 'M'}{left + width * column:.1f} {y:.1f}L{left + width * (column + 1):.1f} {y:.1f}"
+    canvas.path(path, stroke="#FFFFFF", stroke_width=6, fill="none")
+    canvas.path(path, stroke=INK, stroke_width=3, fill="none", data_limit="yes")
+
+
+def _frame(canvas: Canvas, at: Point, grid: _Grid) -> None:
+    """A frame just inside the cell at (b, s)."""
+    x, y = grid.corner(at)
+    look = {"fill_opacity": 0, "stroke": FRAME, "stroke_width": 3.5, "data_at": f"{at[0]},{at[1]}"}
+    canvas.rect(x + 1, y + 1, grid.width - 2, CELL_HEIGHT - 2, FRAME, **look)
+
+
+def _brief(size: int) -> str:
+    """Gigabytes in at most four characters, as a cell has room for."""
+    value = size / UNITS["GB"]
+    return f"{value:,.0f}" if value >= 9.95 else f"{value:.1f}" if value >= 0.095 else f"{value:.2f}"
+
+
+def _shade(part: float) -> str:
+    """The color at `part` of the way from light to dark, as "#RRGGBB"."""
+    return "#" + "".join(f"{round(a + (b - a) * part):02X}" for a, b in zip(LIGHT, DARK, strict=True))
+
+
+def _title(run: TrainingRun, card: Gpu, columns: Sequence[int], fitting: Sequence[int]) -> str:
+    if not any(fitting):
+        return f"{card.name} fits no step of {run.model.name}, whatever the length: its states are too large"
+    longest = max(s for s, count in zip(columns, fitting, strict=True) if count)
+    batch = BATCHES[fitting[columns.index(longest)] - 1]
+    few = f"{batch} sequence{'s' * (batch > 1)} at a time"
+    return f"{card.name} takes {run.model.name} up to {longest:,} tokens, {few}"
+
+
+def _alt(title: str, columns: Sequence[int], fitting: Sequence[int], sizes: Mapping[Point, int]) -> str:
+    line = ", ".join(f"{BATCHES[n - 1] if n else 'none'} at {s:,}" for s, n in zip(columns, fitting, strict=True))
+    smallest, largest = (format_bytes(size, "GB", 2) for size in (min(sizes.values()), max(sizes.values())))
+    return f"{title}. A heat map from {smallest} to {largest} of activations; the largest that fits: {line} tokens."

@@ -1,0 +1,92 @@
+"""The heat map of lesson 05 with controls. Only notebooks import this module."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import ipywidgets
+
+from course_utils import estimate
+from course_utils.figures.canvas import Figure
+from course_utils.gpus import GPUS, Gpu, gpu
+from course_utils.interactive.widgets import LAYOUT, STYLE, Explorable, dropdown, slider
+from course_utils.models import PRESETS
+from course_utils.planning.twin import fit_words
+from course_utils.run import TrainingRun
+from course_utils.units import format_bytes
+
+from .heat_map import BATCHES, SEQUENCES, Point, heat_map, kept_bytes
+
+MODELS = ("gpt2", "tinyllama-1.1b", "llama3.2-1b", "gpt2-xl", "llama3.2-3b", "llama3-8b")
+"""By their number of parameters."""
+
+PRECISIONS = ("amp-bf16", "bf16-master", "fp32")
+ATTENTIONS = ("eager", "flash", "efficient")
+RECOMPUTES = ("none", "selective-attention", "full")
+
+
+def activation_map(
+    model: str = "llama3.2-1b", *, gpu: str = "A100-80GB", micro_batch: int = 4, seq_len: int = 2048, **choices: Any
+) -> "ActivationMap":
+    """Sliders for model, GPU and a cell of the map, choices for the kernel and the recipe, and the heat map of them.
+
+    `choices` are those of a `TrainingRun` to begin with. Raises ValueError like `TrainingRun` if they are impossible,
+    and for a `micro_batch` or `seq_len` that the map does not have.
+    """
+    for value, known, name in ((micro_batch, BATCHES, "micro_batch"), (seq_len, SEQUENCES, "seq_len")):
+        if value not in known:
+            raise ValueError(f"{name} is {value}; the map has {', '.join(map(str, known))}")
+    return ActivationMap(TrainingRun(model, **choices), gpu, (micro_batch, seq_len))
+
+
+class ActivationMap(Explorable):
+    """What `activation_map` shows; `.run` is what has been chosen."""
+
+    invitation = "Heat map of activations over b and s: run this cell to use its sliders."
+
+    def __init__(self, run: TrainingRun, gpu_name: str, at: Point) -> None:
+        cards = sorted(GPUS, key=lambda name: GPUS[name].memory)
+        super().__init__(
+            {
+                "model": _names("model", MODELS, run.model.name),
+                "gpu": _names("GPU", cards, gpu(gpu_name).name),
+                "micro_batch": slider("look at b", BATCHES, at[0]),
+                "seq_len": slider("look at s", SEQUENCES, at[1]),
+                "attention": dropdown("attention", ATTENTIONS, run.attention),
+                "recompute": dropdown("recompute", RECOMPUTES, run.recompute),
+                "precision": dropdown("precision", PRECISIONS, run.precision.name),
+            }
+        )
+
+    @property
+    def gpu(self) -> Gpu:
+        """The GPU that has been chosen."""
+        return GPUS[self.controls["gpu"].value]
+
+    @property
+    def run(self) -> TrainingRun:
+        """The run at the cell looked at, at most as long as the model takes. ValueError, in words, where choices
+        contradict each other.
+        """
+        chosen = {name: control.value for name, control in self.controls.items() if name != "gpu"}
+        model = PRESETS[chosen.pop("model")]
+        chosen["seq_len"] = max(s for s in SEQUENCES if s <= min(chosen["seq_len"], model.max_positions))
+        return TrainingRun(model, **chosen)
+
+    def redraw(self) -> tuple[Figure, str]:
+        """The heat map of what has been chosen, and the cell looked at in words and as a line of code."""
+        run = self.run
+        step, asked = estimate(run), self.controls["seq_len"].value
+        shorter = f"{run.model.name} has no {asked:,} positions, so: " if asked > run.seq_len else ""
+        message = (
+            f"{shorter}{run.micro_batch} × {run.seq_len:,} tokens: forward and loss keep "
+            f"<b>{format_bytes(kept_bytes(run), 'GB', 2)}</b>; the whole step takes "
+            f"{format_bytes(step.total, 'GB', 2)} and {fit_words(step.total, self.gpu)}."
+            f"<br><code style='user-select:all'>{run.code()}</code>"
+        )
+        return heat_map(run, self.gpu, (run.micro_batch, run.seq_len)), message
+
+
+def _names(description: str, options: Iterable[str], value: str) -> ipywidgets.SelectionSlider:
+    """A slider over names in the order given, the one to begin with last if it is not among them."""
+    names = list(dict.fromkeys([*options, value]))
+    return ipywidgets.SelectionSlider(options=names, value=value, description=description, style=STYLE, layout=LAYOUT)

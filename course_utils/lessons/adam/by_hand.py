@@ -1,0 +1,249 @@
+"""Lesson 02: a narrow valley to walk down, four optimizers for one coordinate, and Adam by hand on tensors."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from course_utils.errors import unknown
+from course_utils.measurement import Measurement
+from course_utils.measuring.carrying import tensors_in
+
+Point = tuple[float, float]
+
+START: Point = (-10.0, 2.0)
+"""Where every walk begins, in the valley's own axes: far out along it, and up one wall."""
+
+
+# ---------------------------------------------------------------------------------------------- a valley to walk down
+
+
+@dataclass(frozen=True)
+class Valley:
+    """The loss ½·(x² + steepness·y²), turned by `angle` degrees: a long valley whose floor lies at the origin.
+
+    Its curvature is 1 along and `steepness` across. Raises ValueError unless the steepness is at least 1.
+    """
+
+    steepness: float = 25.0
+    angle: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.steepness >= 1:
+            raise ValueError(f"a steepness of {self.steepness}: the wall is at least as steep as the floor, 1 or more")
+
+    def turned(self, point: Point) -> Point:
+        """A point given in the valley's own axes, on the map."""
+        return _rotate(point, self.angle)
+
+    def loss(self, point: Point) -> float:
+        """The height at a point of the map."""
+        x, y = _rotate(point, -self.angle)
+        return 0.5 * (x * x + self.steepness * y * y)
+
+    def slope(self, point: Point) -> Point:
+        """The gradient at a point of the map."""
+        x, y = _rotate(point, -self.angle)
+        return _rotate((x, self.steepness * y), self.angle)
+
+
+def _rotate(point: Point, degrees: float) -> Point:
+    (x, y), turn = point, math.radians(degrees)
+    return x * math.cos(turn) - y * math.sin(turn), x * math.sin(turn) + y * math.cos(turn)
+
+
+# -------------------------------------------------------------------------------- four optimizers, for one coordinate
+
+
+@dataclass
+class Memory:
+    """What an optimizer remembers of one coordinate from step to step; both are zero before the first."""
+
+    m: float = 0.0
+    v: float = 0.0
+
+
+@dataclass(frozen=True)
+class Knobs:
+    """What one chooses: the learning rate η, how much of m and of v is kept from step to step (β1, β2), and ε."""
+
+    rate: float
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+
+
+def gradient_descent(g: float, memory: Memory, step: int, knobs: Knobs) -> float:
+    """How far to go against the gradient g: η·g. Remembers nothing."""
+    return knobs.rate * g
+
+
+def momentum(g: float, memory: Memory, step: int, knobs: Knobs) -> float:
+    """η·m, m being the sum of all gradients, older ones fading by β1 each step (Polyak 1964, in torch's form)."""
+    memory.m = knobs.beta1 * memory.m + g
+    return knobs.rate * memory.m
+
+
+def rmsprop(g: float, memory: Memory, step: int, knobs: Knobs) -> float:
+    """η·g/(√v + ε), v being the running mean of g² (Tieleman and Hinton 2012, lecture 6.5)."""
+    memory.v = knobs.beta2 * memory.v + (1 - knobs.beta2) * g * g
+    return knobs.rate * g / (math.sqrt(memory.v) + knobs.epsilon)
+
+
+def adam(g: float, memory: Memory, step: int, knobs: Knobs) -> float:
+    """η·m̂/(√v̂ + ε), both running means corrected for having begun at zero (Kingma and Ba 2015, algorithm 1)."""
+    memory.m = knobs.beta1 * memory.m + (1 - knobs.beta1) * g
+    memory.v = knobs.beta2 * memory.v + (1 - knobs.beta2) * g * g
+    m_hat = memory.m / (1 - knobs.beta1**step)
+    v_hat = memory.v / (1 - knobs.beta2**step)
+    return knobs.rate * m_hat / (math.sqrt(v_hat) + knobs.epsilon)
+
+
+Rule = Callable[[float, Memory, int, Knobs], float]
+
+RULES: dict[str, Rule] = {
+    "gradient descent": gradient_descent,
+    "momentum": momentum,
+    "RMSProp": rmsprop,
+    "Adam": adam,
+}
+
+
+def trajectory(
+    rule: str, rate: float, steps: int = 100, *, beta1: float = 0.9, beta2: float = 0.999, valley: Valley | None = None
+) -> list[Point]:
+    """The places that an optimizer of `RULES` visits on the map, the start first; ends early if it leaves for good.
+
+    Raises ValueError for an unknown rule, a rate that is not above 0, and a β outside of 0 to 1.
+    """
+    if rule not in RULES:
+        raise unknown("optimizer", rule, RULES)
+    if not rate > 0:
+        raise ValueError(f"a learning rate of {rate}: it must be above 0")
+    for name, beta in (("β1", beta1), ("β2", beta2)):
+        if not 0 <= beta < 1:
+            raise ValueError(f"{name} is {beta}: it must be at least 0 and below 1")
+    valley, knobs, memories = valley or Valley(), Knobs(rate, beta1, beta2), (Memory(), Memory())
+    path = [valley.turned(START)]
+    for step in range(1, steps + 1):
+        moves = [
+            RULES[rule](g, memory, step, knobs) for g, memory in zip(valley.slope(path[-1]), memories, strict=True)
+        ]
+        path.append((path[-1][0] - moves[0], path[-1][1] - moves[1]))
+        if math.hypot(*path[-1]) > 1e6:
+            break
+    return path
+
+
+def steps_needed(path: Sequence[Point], part: float = 0.01) -> int | None:
+    """After how many steps a walk has come within `part` of its first distance from the floor, to stay; None if never.
+
+    Within means at a distance of at most that, up to the last bits of rounding.
+    """
+    goal = part * math.hypot(*path[0]) * (1 + 1e-9)
+    outside = [step for step, point in enumerate(path) if math.hypot(*point) > goal]
+    return outside[-1] + 1 if outside and outside[-1] + 1 < len(path) else None
+
+
+def first_updates(count: int, beta1: float = 0.9, beta2: float = 0.999, corrected: bool = True) -> list[float]:
+    """Lengths of Adam's first `count` updates, in learning rates, if every gradient is 1; bias-corrected or not."""
+    lengths = []
+    for step in range(1, count + 1):
+        m, v = 1 - beta1**step, 1 - beta2**step  # running means of ones that began at zero
+        lengths.append(1.0 if corrected else m / math.sqrt(v))
+    return lengths
+
+
+def mean_update(rule: str, gradients: Sequence[float], rate: float = 1.0) -> float:
+    """Return the mean length of the updates that a rule of `RULES` makes of one coordinate's gradients, step by step.
+
+    With a `rate` of 1 it counts learning rates. Raises ValueError for an unknown rule or no gradient.
+    """
+    if rule not in RULES:
+        raise unknown("optimizer", rule, RULES)
+    if not gradients:
+        raise ValueError("mean_update needs at least one gradient")
+    memory, knobs = Memory(), Knobs(rate)
+    return sum(abs(RULES[rule](g, memory, step, knobs)) for step, g in enumerate(gradients, 1)) / len(gradients)
+
+
+# ----------------------------------------------------------------------------------------------- Adam, on real tensors
+
+
+@torch.no_grad()
+def adamw_step(
+    weight: torch.Tensor,
+    gradient: torch.Tensor,
+    m: torch.Tensor,
+    v: torch.Tensor,
+    step: int,
+    rate: float = 1e-3,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    epsilon: float = 1e-8,
+    weight_decay: float = 0.01,
+) -> None:
+    """One AdamW update of one tensor, in place (Loshchilov and Hutter 2019, algorithm 2); `step` is 1 at first."""
+    weight.mul_(1 - rate * weight_decay)  # AdamW: decay the weight itself, not by way of the gradient
+    m.mul_(beta1).add_(gradient, alpha=1 - beta1)  # which way, on average
+    v.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)  # how large, on average, squared
+    m_hat = m / (1 - beta1**step)  # both began at zero: make up for it
+    v_hat = v / (1 - beta2**step)
+    weight.sub_(rate * m_hat / (v_hat.sqrt() + epsilon))
+
+
+class HandAdamW:
+    """AdamW in plain tensors: two states for each parameter, made when the first gradient is there."""
+
+    def __init__(self, parameters: Sequence[torch.Tensor], rate: float = 1e-3) -> None:
+        self.parameters, self.rate, self.steps = list(parameters), rate, 0
+        self.m: list[torch.Tensor] = []
+        self.v: list[torch.Tensor] = []
+
+    def step(self) -> None:
+        """Update every parameter from its gradient."""
+        if not self.steps:
+            self.m = [torch.zeros_like(weight, requires_grad=False) for weight in self.parameters]
+            self.v = [torch.zeros_like(weight, requires_grad=False) for weight in self.parameters]
+        self.steps += 1
+        for weight, m, v in zip(self.parameters, self.m, self.v, strict=True):
+            if weight.grad is not None:
+                adamw_step(weight, weight.grad, m, v, self.steps, self.rate)
+
+
+def kept_bytes(optimizer: Any) -> int:
+    """Bytes of every tensor that an optimizer keeps beside parameters and their gradients, each storage once.
+
+    It may be torch's or any object of one's own that keeps them in attributes, lists or dictionaries.
+    """
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept_tensors(optimizer))
+
+
+def kept_tensors(optimizer: Any) -> list[torch.Tensor]:
+    """The tensors that an optimizer keeps beside parameters and their gradients, one for each storage."""
+    things: Any = optimizer.state if isinstance(optimizer, torch.optim.Optimizer) else vars(optimizer)
+    kept: dict[int, torch.Tensor] = {}
+    for tensor in tensors_in(things, set()):
+        if not isinstance(tensor, torch.nn.Parameter):
+            kept.setdefault(tensor.untyped_storage().data_ptr(), tensor)
+    gradients = {tensor.grad for tensor in tensors_in(things, set()) if tensor.is_leaf and tensor.grad is not None}
+    theirs = {gradient.untyped_storage().data_ptr() for gradient in gradients}
+    return [tensor for place, tensor in kept.items() if place not in theirs]
+
+
+def kept_by_name(optimizer: torch.optim.Optimizer) -> Mapping[str, int]:
+    """Bytes of a torch optimizer's states, by the names that it gives them ("exp_avg", …)."""
+    sizes: dict[str, int] = {}
+    for state in optimizer.state.values():
+        for name, value in state.items():
+            if isinstance(value, torch.Tensor):
+                sizes[name] = sizes.get(name, 0) + value.untyped_storage().nbytes()
+    return sizes
+
+
+def step_temporaries(measured: Measurement) -> int:
+    """Bytes that come and go in the optimizer's step at its fullest; 0 for a step that allocates nothing."""
+    fullest = measured.phase_peaks.get("optimizer")  # a phase without an event has no peak of its own
+    return fullest["temporaries"] if fullest is not None else 0

@@ -1,0 +1,208 @@
+"""Lesson 02's own pictures: walks down a valley, and estimates beside measurements, a pair of bars for each."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from course_utils.figures.axes import COLOURS, stop
+from course_utils.figures.canvas import INK, MARGIN, QUIET, RULE, WIDTH, Canvas, Figure, number, short, text_width
+
+from .by_hand import START, Point, Valley, steps_needed
+
+LEVELS = (2.0, 8.0, 20.0, 45.0, 80.0, 130.0, 200.0)
+"""Heights of the contour lines."""
+
+WALK, WALL, GOAL = "#B34700", "#B9CBD6", "#00624A"
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A window on the map: pixels of its corner and size, and the part of the map that it shows."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    low: Point
+    scale: float
+
+    def place(self, point: Point) -> Point:
+        """Pixels of a point of the map; up is up."""
+        return (
+            self.x + (point[0] - self.low[0]) * self.scale,
+            self.y + self.height - (point[1] - self.low[1]) * self.scale,
+        )
+
+    def holds(self, point: Point) -> bool:
+        """Whether a point of the map is inside."""
+        x, y = self.place(point)
+        return self.x <= x <= self.x + self.width and self.y <= y <= self.y + self.height
+
+
+def frame_of(valley: Valley, x: float, y: float, width: float, height: float) -> Frame:
+    """A window of at most these pixels, at one scale for both axes: the start, the floor, and as far across it."""
+    xs, ys = zip(valley.turned(START), valley.turned((START[0], -START[1])), strict=True)
+    lows = (min(*xs, 0) - 1.2, min(*ys, -2.4) - 0.6)
+    highs = (max(*xs, 0) + 3.4, max(*ys, 2.4) + 0.6)
+    scale = min(width / (highs[0] - lows[0]), height / (highs[1] - lows[1]))
+    spare = (width / scale - (highs[0] - lows[0])) / 2
+    return Frame(x, y, width, scale * (highs[1] - lows[1]), (lows[0] - spare, lows[1]), scale)
+
+
+def walks(paths: Mapping[str, Sequence[Point]], title: str, *, valley: Valley | None = None) -> Figure:
+    """Walks down one valley seen from above, two panels in a row, each with its name and the steps that it needed.
+
+    Dots are steps; a walk that leaves the picture is cut at its border. Raises ValueError without any path.
+    """
+    if not paths:
+        raise ValueError("walks needs at least one path")
+    canvas, valley = Canvas(), valley or Valley()
+    top = canvas.title(title) + 12
+    columns = 1 if len(paths) == 1 else 2
+    width = (WIDTH - 2 * MARGIN - 16 * (columns - 1)) / columns
+    bottom = top
+    for index, (name, path) in enumerate(paths.items()):
+        row, column = divmod(index, columns)
+        if column == 0:
+            top = bottom + (14 if row else 0)
+        frame = frame_of(valley, MARGIN + column * (width + 16), top + 22, width, 400)
+        canvas.text(frame.x, top + 14, name, 13, WALK, font_weight="bold")
+        canvas.text(frame.x + width, top + 14, outcome(path), 12, QUIET, text_anchor="end")
+        draw_walk(canvas, frame, valley, path)
+        bottom = frame.y + frame.height
+    canvas.text(MARGIN, bottom + 18, "contour lines of the loss; a dot is a step; the cross is the minimum", 11, QUIET)
+    told = "; ".join(f"{name}: {outcome(path)}" for name, path in paths.items())
+    alt = f"{stop(title)} Walks over the contour lines of a narrow valley. {told}."
+    return Figure(canvas.svg(bottom + 30, title, alt), alt)
+
+
+def outcome(path: Sequence[Point]) -> str:
+    """How a walk ended, in words."""
+    needed = steps_needed(path)
+    if needed is not None:
+        return f"99 % of the way in {needed:,} steps"
+    if math.hypot(*path[-1]) > math.hypot(*path[0]):
+        return "leaves the valley"
+    return f"not there after {len(path) - 1:,} steps"
+
+
+def draw_walk(canvas: Canvas, frame: Frame, valley: Valley, path: Sequence[Point]) -> None:
+    """Contour lines, the walk, its start and the minimum, inside a window."""
+    canvas.rect(frame.x, frame.y, frame.width, frame.height, "#FFFFFF", stroke=RULE, stroke_width=0.8)
+    for level in LEVELS:
+        for piece in _pieces(frame, _contour(valley, level)):
+            canvas.path(through(piece), fill="none", stroke=WALL, stroke_width=1)
+    for piece in _pieces(frame, path):
+        canvas.path(through(piece), fill="none", stroke=WALK, stroke_width=1.6, stroke_linejoin="round")
+    dots = [frame.place(point) for point in path if frame.holds(point)]
+    circles = "".join(f"M{short(x - 2.4)} {short(y)}a2.4 2.4 0 1 0 4.8 0a2.4 2.4 0 1 0 -4.8 0" for x, y in dots)
+    canvas.path(circles, fill=WALK, data_steps=len(path) - 1)
+    x, y = frame.place((0.0, 0.0))
+    canvas.path(f"M{short(x - 6)} {short(y)}h12M{short(x)} {short(y - 6)}v12", stroke=GOAL, stroke_width=2)
+    x, y = frame.place(path[0])
+    canvas.halo_text(x + 7, y - 7 if path[0][1] >= 0 else y + 17, "start", 12)
+
+
+def _contour(valley: Valley, level: float) -> list[Point]:
+    """A closed line of equal loss: an ellipse."""
+    along, across = math.sqrt(2 * level), math.sqrt(2 * level / valley.steepness)
+    turns = (2 * math.pi * step / 96 for step in range(97))
+    return [valley.turned((along * math.cos(turn), across * math.sin(turn))) for turn in turns]
+
+
+def _pieces(frame: Frame, points: Sequence[Point]) -> list[list[Point]]:
+    """The parts of a line that lie inside the window, in pixels, cut exactly at its border."""
+    pieces: list[list[Point]] = []
+    placed = [frame.place(point) for point in points]
+    for one, other in pairwise(placed):
+        cut = _inside(frame, one, other)
+        if cut is None:
+            continue
+        if pieces and pieces[-1][-1] == cut[0]:
+            pieces[-1].append(cut[1])
+        else:
+            pieces.append(list(cut))
+    return pieces
+
+
+def _inside(frame: Frame, one: Point, other: Point) -> tuple[Point, Point] | None:
+    """The part of a segment inside the window, after Liang and Barsky 1984; None if there is none."""
+    enter, leave = 0.0, 1.0
+    box = ((frame.x, frame.x + frame.width), (frame.y, frame.y + frame.height))
+    for axis in (0, 1):
+        (low, high), start, move = box[axis], one[axis], other[axis] - one[axis]
+        if move == 0:
+            if not low <= start <= high:
+                return None
+            continue
+        first, last = sorted(((low - start) / move, (high - start) / move))
+        enter, leave = max(enter, first), min(leave, last)
+    if enter > leave:
+        return None
+    at = [(one[0] + t * (other[0] - one[0]), one[1] + t * (other[1] - one[1])) for t in (enter, leave)]
+    return (one if enter == 0 else at[0]), (other if leave == 1 else at[1])
+
+
+def through(points: Iterable[Point]) -> str:
+    """A line through these points, in pixels, as the data of an SVG path."""
+    return "M" + "L".join(f"{short(float(x))} {short(float(y))}" for x, y in points)
+
+
+# --------------------------------------------------------------------------------------- an estimate, a measurement
+
+
+def pairs(
+    values: Mapping[str, tuple[float, float]],
+    title: str,
+    unit: str,
+    *,
+    kind: str = "optimizer_states",
+    digits: int = 2,
+    provenance: str = "",
+    word: str = "measured",
+) -> Figure:
+    """For each name its estimate above (hatched) and its measurement below, as plain numbers in `unit`.
+
+    `word` says what the lower bars are: "measured", "simulated" or "recorded". Raises ValueError for no values or one
+    below zero.
+    """
+    if not values or any(value < 0 for pair in values.values() for value in pair):
+        raise ValueError("pairs need at least one value, and none below zero")
+    canvas = Canvas()
+    top = canvas.title(title) + 22
+    _legend(canvas, top, kind, word)
+    left = MARGIN + 12 + max(text_width(name, 13) for name in values)
+    shown = {name: _shown(pair, unit, digits) for name, pair in values.items()}
+    room = WIDTH - left - MARGIN - 14 - max(text_width(text, 13, bold=True) for text in shown.values())
+    largest = max(value for pair in values.values() for value in pair) or 1
+    for index, (name, pair) in enumerate(values.items()):
+        y = top + 18 + 38 * index
+        canvas.text(left - 10, y + 18, name, 13, text_anchor="end")
+        _pair(canvas, left, y, [room * value / largest for value in pair], pair, kind)
+        canvas.text(left + room * max(pair) / largest + 8, y + 18, shown[name], 13, font_weight="bold")
+    bottom = top + 18 + 38 * len(values)
+    canvas.line(left, top + 12, left, bottom - 4, RULE)
+    alt = f"{stop(title)} Bars, estimated and {word}: {'; '.join(f'{n} {text}' for n, text in shown.items())}."
+    end = canvas.note(provenance, bottom + 16)
+    return Figure(canvas.svg(end - (2 if provenance else 8), title, alt), alt)
+
+
+def _legend(canvas: Canvas, y: float, kind: str, word: str) -> None:
+    canvas.rect(MARGIN, y - 10, 22, 10, "#FFFFFF", stroke=INK, stroke_width=1)
+    canvas.hatch(MARGIN, y - 10, 22, 10, INK)
+    canvas.text(MARGIN + 29, y, "estimated", 12)
+    canvas.rect(MARGIN + 115, y - 10, 22, 10, COLOURS[kind])
+    canvas.text(MARGIN + 144, y, word, 12)
+
+
+def _pair(canvas: Canvas, x: float, y: float, widths: Sequence[float], pair: tuple[float, float], kind: str) -> None:
+    canvas.rect(x, y, widths[0], 12, "#FFFFFF", stroke=INK, stroke_width=0.8, data_estimated=pair[0])
+    canvas.hatch(x, y, widths[0], 12, INK)
+    canvas.rect(x, y + 14, widths[1], 12, COLOURS[kind], data_measured=pair[1])
+
+
+def _shown(pair: tuple[float, float], unit: str, digits: int) -> str:
+    """One number where both read alike, else both."""
+    first, second = (f"{number(round(value, digits))}" for value in pair)
+    return f"{first} {unit}" if first == second else f"{first} and {second} {unit}"

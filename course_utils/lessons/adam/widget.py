@@ -1,0 +1,74 @@
+"""A walk down the valley under four controls and two more: optimizer, learning rate, β1, β2, steepness, direction."""
+
+from html import escape
+from typing import Any
+
+from course_utils.figures.axes import stop
+from course_utils.figures.canvas import MARGIN, WIDTH, Canvas, Figure
+from course_utils.interactive.widgets import Explorable, dropdown, slider
+
+from .by_hand import RULES, Point, Valley, trajectory
+from .figures import draw_walk, frame_of, outcome
+
+RATES = (0.002, 0.005, 0.01, 0.02, 0.04, 0.06, 0.076, 0.08, 0.082, 0.1, 0.2, 0.5, 1.0, 2.0)
+BETAS1 = (0.0, 0.2, 0.45, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
+BETAS2 = (0.0, 0.5, 0.9, 0.95, 0.99, 0.999)
+STEEPNESS = (1.0, 4.0, 25.0, 100.0, 400.0)
+ANGLES = (0.0, 15.0, 30.0, 45.0)
+STEPS = 200
+
+LINES = {
+    "gradient descent": "θ ← θ − η·g",
+    "momentum": "m ← β1·m + g;  θ ← θ − η·m",
+    "RMSProp": "v ← β2·v + (1 − β2)·g²;  θ ← θ − η·g/√v",
+    "Adam": "m ← β1·m + (1 − β1)·g;  v ← β2·v + (1 − β2)·g²;  θ ← θ − η·m̂/√v̂",
+}
+STATES = {"gradient descent": 0, "momentum": 1, "RMSProp": 1, "Adam": 2}
+
+
+def walker(optimizer: str = "Adam", rate: float = 0.5, beta1: float = 0.9, beta2: float = 0.999) -> "Walker":
+    """Controls for a walk down the valley, and its picture. Raises ValueError like `trajectory`."""
+    trajectory(optimizer, rate, 1, beta1=beta1, beta2=beta2)
+    return Walker(optimizer, rate, beta1, beta2)
+
+
+class Walker(Explorable):
+    """What `walker` shows; `.path` is the walk that has been chosen, `.valley` what it goes down."""
+
+    invitation = "Sliders for a walk down the valley: run this cell to use them."
+
+    def __init__(self, optimizer: str, rate: float, beta1: float, beta2: float) -> None:
+        super().__init__(
+            {
+                "optimizer": dropdown("optimizer", RULES, optimizer),
+                "rate": slider("learning rate η", RATES, rate, "{:g}".format),
+                "beta1": slider("β1 (of m)", BETAS1, beta1, "{:g}".format),
+                "beta2": slider("β2 (of v)", BETAS2, beta2, "{:g}".format),
+                "steepness": slider("steepness", STEEPNESS, 25.0),
+                "angle": slider("turned by °", ANGLES, 0.0),
+            }
+        )
+
+    @property
+    def valley(self) -> Valley:
+        """The valley that has been chosen."""
+        return Valley(self.controls["steepness"].value, self.controls["angle"].value)
+
+    @property
+    def path(self) -> list[Point]:
+        """The walk that has been chosen, 200 steps at most."""
+        chosen: dict[str, Any] = {name: self.controls[name].value for name in ("beta1", "beta2")}
+        rule, rate = self.controls["optimizer"].value, self.controls["rate"].value
+        return trajectory(rule, rate, STEPS, valley=self.valley, **chosen)
+
+    def redraw(self) -> tuple[Figure, str]:
+        """The picture of the walk, and the rule with its number of states."""
+        name, path, valley = self.controls["optimizer"].value, self.path, self.valley
+        title = f"{name[0].upper() + name[1:]} at η = {self.controls['rate'].value:g}: {outcome(path)}"
+        canvas = Canvas()
+        frame = frame_of(valley, MARGIN, canvas.title(title) + 10, WIDTH - 2 * MARGIN, 360)
+        draw_walk(canvas, frame, valley, path)
+        alt = f"{stop(title)} A walk over the contour lines of a valley of steepness {valley.steepness:g}."
+        kept = {0: "no state", 1: "one state", 2: "two states"}[STATES[name]]
+        message = f"<code>{escape(LINES[name])}</code> · {kept} a parameter, {4 * STATES[name]} bytes in fp32"
+        return Figure(canvas.svg(frame.y + frame.height + 12, title, alt), alt), message

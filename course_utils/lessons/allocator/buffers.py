@@ -1,0 +1,55 @@
+"""Lesson 10: buffers as large as all gradients, who makes one in a real step, and what an operation takes by itself."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from course_utils.estimating import estimate
+from course_utils.estimating.exact.update import clipping, optimizer_step
+from course_utils.measuring.tracker import Tracker
+from course_utils.models import TransformerConfig
+from course_utils.run import TrainingRun
+
+
+def flat_buffer_bytes(parameters: float) -> int:
+    """Bytes of one flat fp32 buffer for that many gradients (ZeRO, Rajbhandari et al. 2020, section 3.2)."""
+    return round(4 * parameters)
+
+
+def buffer_makers(model: str | TransformerConfig) -> dict[str, int]:
+    """What each part of a step makes beside weights, gradients and states, for this model; bytes by name."""
+    plain = TrainingRun(model, 1, 128, "amp-bf16")
+    masters = plain.replace(precision="bf16-master")
+    ranks = plain.replace(world_size=8)
+
+    def step(run: TrainingRun, optimizer: str) -> int:
+        return optimizer_step(run.replace(optimizer=optimizer)).get("temporaries", 0)
+
+    return {
+        "a flat fp32 buffer": flat_buffer_bytes(plain.model.parameters),
+        "AdamW, foreach": step(plain, "adamw-foreach"),
+        "AdamW, foreach, fp32 masters": step(masters, "adamw-foreach"),
+        "AdamW, for-loop": step(plain, "adamw-loop"),
+        "AdamW, fused": step(plain, "adamw-fused"),
+        "clip_grad_norm_": clipping(plain.replace(clip_grad_norm=1.0)).get("temporaries", 0),
+        "DDP's buckets": estimate(ranks)["communication"],
+        "DDP, gradients as bucket views": estimate(ranks.replace(bucket_view=True))["communication"],
+    }
+
+
+def taken_by(operation: Callable[..., Any], *arguments: Any) -> tuple[Any, int]:
+    """What `operation(*arguments)` returns, and the most bytes that it had allocated at once on the CPU.
+
+    What was there before is not counted; sizes are whole blocks of 512 bytes, as on a GPU.
+    """
+    with torch.autograd.set_multithreading_enabled(False), Tracker("cpu") as tracker:
+        result = operation(*arguments)
+        peak = tracker.at(tracker.peak_event()).total if tracker.events else 0
+    return result, peak
+
+
+def gradients_of(sizes: Sequence[int], seed: int = 0) -> list[torch.Tensor]:
+    """Random fp32 gradients with that many elements each, the same for everybody."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(size, generator=generator) for size in sizes]

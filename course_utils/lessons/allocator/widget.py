@@ -1,0 +1,87 @@
+"""An allocator to play with: requests as text, a slider over them, and what it did at each. For notebooks only."""
+
+from html import escape
+from typing import Any
+
+import ipywidgets
+
+from course_utils.allocator.replay import Replay, replay
+from course_utils.figures.canvas import Figure
+from course_utils.interactive.widgets import LAYOUT, STYLE, Explorable, dropdown
+from course_utils.units import MiB
+
+from .figures import segments_figure
+from .traces import RULES, reasons, trace_of
+
+CAPACITIES = {"as much as is asked for": None} | {f"{size} MiB": size * MiB for size in (24, 40, 60, 80)}
+SEGMENTS = {"segments of a fixed size": False, "expandable segments": True}
+
+
+def allocator_player(trace: str = RULES, event: int | None = None) -> "AllocatorPlayer":
+    """Go through `trace` ("a=4 b=512K -a": MiB, KiB, free) event by event, or type another.
+
+    Begins at `event`, at the last where it is None. In the next cell, `.replayed` is the replay of what has been typed.
+    Raises ValueError, in words, for a trace that is none.
+    """
+    return AllocatorPlayer(trace, event)
+
+
+class AllocatorPlayer(Explorable):
+    """What `allocator_player` shows."""
+
+    invitation = "An allocator to play with: run this cell to step through its events."
+
+    def __init__(self, trace: str, event: int | None) -> None:
+        look: dict[str, Any] = {"style": STYLE, "layout": LAYOUT}
+        most = len(trace_of(trace))
+        if event is not None and not 1 <= event <= most:
+            raise ValueError(f"event is {event}: this trace has events 1 to {most}")
+        super().__init__(
+            {
+                "trace": ipywidgets.Text(value=trace, description="requests", continuous_update=False, **look),
+                "segments": dropdown("memory in", SEGMENTS, next(iter(SEGMENTS))),
+                "event": ipywidgets.IntSlider(min=1, max=most, value=event or most, description="event", **look),
+                "gpu": dropdown("the GPU has", CAPACITIES, next(iter(CAPACITIES))),
+            }
+        )
+        self._give_requests_a_line()
+
+    def _give_requests_a_line(self) -> None:
+        """Move the field with the requests above the other controls: in half a line its end could not be seen."""
+        requests, (grid, picture) = self.controls["trace"], self.children
+        requests.layout = {"width": "868px", "max_width": "100%"}
+        for column in grid.children:
+            column.children = [control for control in column.children if control is not requests]
+        self.children = [requests, grid, picture]
+
+    @property
+    def replayed(self) -> Replay:
+        """The replay of what has been typed. Raises ValueError, in words, for what is no trace."""
+        chosen = {name: control.value for name, control in self.controls.items()}
+        events = trace_of(chosen["trace"])
+        if not events:
+            raise ValueError("no requests: write a=4 to allocate 4 MiB, b=512K for KiB, -a to free")
+        return replay(events, CAPACITIES[chosen["gpu"]], expandable_segments=SEGMENTS[chosen["segments"]])
+
+    def update(self, change: Any = None) -> None:
+        """Draw; the slider ends with the trace, or where memory ran out."""
+        slider = self.controls["event"]
+        try:
+            most = max(1, len(self.replayed))
+        except ValueError:
+            most = slider.max
+        if slider.max != most:
+            with slider.hold_trait_notifications():
+                slider.max, slider.value = most, min(slider.value, most)
+        super().update(change)
+
+    def redraw(self) -> tuple[Figure, str]:
+        """The segments after the chosen event, and what happened there in words."""
+        replayed = self.replayed
+        if not len(replayed):
+            raise ValueError("the first request already fails: " + replayed.message.removesuffix("."))
+        at = min(self.controls["event"].value, len(replayed))
+        told = f"Event {at} of {len(replayed.requests)}: {escape(reasons(replayed)[at - 1])}"
+        if replayed.failure is not None and at == len(replayed):
+            told += f" <b>The next one fails:</b> {escape(replayed.message)}"
+        return segments_figure(replayed, at), told

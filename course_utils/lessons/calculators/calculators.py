@@ -1,0 +1,405 @@
+"""Lesson 13: public calculators of training memory side by side, and what separates each from a simulated step.
+
+A calculator's answer and a step's peak are both cut into the same components, so that their difference is a sum of
+named terms, to the byte. The formulas are those of `estimating.published`; nothing here is tuned to the step.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from course_utils.errors import unknown
+from course_utils.estimating import published
+from course_utils.measurement import Allocation, Measurement
+from course_utils.run import TrainingRun
+from course_utils.units import aligned, format_bytes, format_signed, html_table
+
+Parts = dict[str, int]
+
+STATES, SCORES, BLOCKS, OUTSIDE = "states", "attention scores", "rest of the blocks", "embedding, logits, loss"
+COPIES, PASSING = "weight copies", "temporaries, inputs"
+
+COMPONENTS = (STATES, SCORES, BLOCKS, OUTSIDE, COPIES, PASSING)
+"""What every answer and every measurement is cut into: all of it, nothing twice."""
+
+
+@dataclass(frozen=True)
+class Calculator:
+    """One public formula or tool: what it was made for, where it stands, and how its answer is cut.
+
+    `formula` names its entry in `published.FORMULAS`; `counted` is its own number of parameters N; `scores` and
+    `outside` are its bytes for eager attention's s×s matrices, and for what lies outside the blocks. `counts` says
+    what its answer is of: "a step", or a part of one ("states", "activations").
+    """
+
+    name: str
+    formula: str
+    made_for: str
+    source: str
+    counted: Callable[[TrainingRun], int]
+    states: Callable[[TrainingRun], int]
+    scores: Callable[[TrainingRun], int] = lambda run: 0
+    outside: Callable[[TrainingRun], int] = lambda run: 0
+    counts: str = "a step"
+
+    @property
+    def label(self) -> str:
+        """Its name, with what it counts where that is a part of a step alone."""
+        return self.name if self.counts == "a step" else f"{self.name} ({self.counts} alone)"
+
+    def total(self, run: TrainingRun) -> int:
+        """Bytes that it says for a run. Raises ValueError for runs of which it says nothing."""
+        return next(formula.bytes(run) for formula in published.FORMULAS if formula.name == self.formula)
+
+    def parts(self, run: TrainingRun) -> Parts:
+        """The same cut into `COMPONENTS`; none of these calculators knows of weight copies or temporaries."""
+        total = self.total(run)
+        apart = {STATES: self.states(run), SCORES: self.scores(run), OUTSIDE: self.outside(run)}
+        parts = apart | {BLOCKS: total - sum(apart.values())}
+        return {name: parts.get(name, 0) for name in COMPONENTS}
+
+
+def _exact(run: TrainingRun) -> int:
+    return run.model.parameters
+
+
+def _states_of(parts: Callable[[TrainingRun], Parts]) -> Callable[[TrainingRun], int]:
+    """What a formula has for weights, gradients and optimizer states."""
+    names = ("parameters", "gradients", "optimizer_states", "weights and optimizer")
+    return lambda run: sum(parts(run).get(name, 0) for name in names)
+
+
+def _scores(per_score: int) -> Callable[[TrainingRun], int]:
+    """So many bytes for each of the a·s²·b scores of every block, whichever kernel runs."""
+
+    def size(run: TrainingRun) -> int:
+        kept = run.recompute == "none"
+        return per_score * run.model.heads * run.seq_len**2 * run.micro_batch * run.model.layers * kept
+
+    return size
+
+
+def _analysis_scores(run: TrainingRun) -> int:
+    """llm-analysis has a formula of its own for flash attention."""
+    return _scores(4)(run) if run.attention == "eager" else 0
+
+
+def _analysis_outside(run: TrainingRun) -> int:
+    sb = run.seq_len * run.micro_batch
+    return 2 * sb * run.model.vocab + 4 * sb * run.model.hidden
+
+
+def _megatron_outside(run: TrainingRun) -> int:
+    """All but 34·s·b·h a block, with the 5 % that Megatron-LM's report puts on top of everything."""
+    blocks = 34 * run.seq_len * run.micro_batch * run.model.hidden * run.model.layers
+    return published.megatron_parts(run)["activations"] - blocks * 105 // 100
+
+
+def _figure_outside(run: TrainingRun) -> int:
+    sb, h, c = run.seq_len * run.micro_batch, run.model.hidden, run.precision.compute
+    return sb * h + 2 * c * sb * h + 4 * sb * run.model.vocab
+
+
+def _playbook_count(run: TrainingRun) -> int:
+    h, L = run.model.hidden, run.model.layers
+    return h * run.model.vocab + L * (12 * h * h + 13 * h) + 2 * h
+
+
+def _figure_count(run: TrainingRun) -> int:
+    """With a position for each token of the sequence."""
+    return _playbook_count(run) + run.model.hidden * run.seq_len
+
+
+CALCULATORS = (
+    Calculator(
+        "accelerate", "accelerate", "the size of a checkpoint, and what loading and Adam add to it",
+        "Hugging Face accelerate, commands/estimate.py", _exact, published.accelerate_bytes, counts="states",
+    ),
+    Calculator(
+        "ZeRO", "ZeRO: all", "showing where the memory goes, to shard it", "Rajbhandari et al. 2020, section 3",
+        _exact, _states_of(published.zero_bytes),
+    ),
+    Calculator(
+        "DeepSpeed ZeRO-2", "DeepSpeed ZeRO-2", "model states under ZeRO, activations expressly left out",
+        "DeepSpeed's documentation, Memory Requirements", _exact, published.deepspeed_zero2_run_bytes, counts="states",
+    ),
+    Calculator(
+        "Megatron-LM", "Megatron-LM", "a line in the log before training starts",
+        "Megatron-LM, theoretical_memory_usage.py", published.megatron_parameter_count,
+        _states_of(published.megatron_parts), outside=_megatron_outside,
+    ),
+    Calculator(
+        "llm-analysis", "llm-analysis", "latency and memory of many configurations without running one",
+        "llm-analysis, analysis.py", _exact, _states_of(published.llm_analysis_parts), _analysis_scores,
+        _analysis_outside,
+    ),
+    Calculator(
+        "Korthikanti et al.", "Korthikanti: all", "activations of GPTs in 2022, to recompute fewer of them",
+        "Korthikanti et al. 2022, sections 4.1 and 4.3", _exact, lambda run: 0, _scores(5),
+        published.korthikanti_outer_bytes, counts="activations",
+    ),
+    Calculator(
+        "Ultra-Scale Playbook, text", "Ultra-Scale Playbook: text", "teaching the formulas of a GPT",
+        "Tazi et al. 2025", _playbook_count, _states_of(published.playbook_parts), _scores(5),
+    ),
+    Calculator(
+        "Ultra-Scale Playbook, figure", "Ultra-Scale Playbook: figure", "turning the Playbook's knobs in a browser",
+        "Tazi et al. 2025, src/memory.js", _figure_count, _states_of(published.playbook_figure_parts), _scores(5),
+        _figure_outside,
+    ),
+    Calculator(
+        "EleutherAI cookbook", "EleutherAI cookbook", "planning GPT-NeoX trainings on a cluster",
+        "EleutherAI cookbook, calc_transformer_mem.py", published.cookbook_parameter_count,
+        _states_of(published.cookbook_parts), _scores(5),
+    ),
+)  # fmt: skip
+"""Nine calculators, as `published` has them."""
+
+
+def calculator(name: str) -> Calculator:
+    """The calculator of that name. Raises ValueError listing those that are known, and the nearest."""
+    found = next((one for one in CALCULATORS if one.name == name), None)
+    if found is None:
+        raise unknown("calculator", name, [one.name for one in CALCULATORS])
+    return found
+
+
+def answers(run: TrainingRun, counts: str = "") -> Parts:
+    """Total of every calculator for a run, in bytes, smallest first; only of those that count `counts`, if given."""
+    said = {one.name: one.total(run) for one in CALCULATORS if counts in ("", one.counts)}
+    return dict(sorted(said.items(), key=lambda item: item[1]))
+
+
+def spread(run: TrainingRun, counts: str = "") -> float:
+    """The largest of these answers over the smallest."""
+    said = answers(run, counts).values()
+    return max(said) / min(said)
+
+
+# ------------------------------------------------------------------------------------------------- what really is there
+
+
+@dataclass(frozen=True)
+class Truth:
+    """A step cut into `COMPONENTS` at its peak, and its states in full, at the end of backward; in bytes.
+
+    `word` says what the bytes are: "simulated", "measured" or "recorded".
+    """
+
+    parts: Mapping[str, int]
+    states_in_full: int
+    provenance: str
+    word: str = "simulated"
+
+    @property
+    def peak(self) -> int:
+        """Bytes at the peak: all parts."""
+        return sum(self.parts.values())
+
+
+def truth(measured: Measurement) -> Truth:
+    """Count the tensors that are alive at the step's peak. Raises ValueError where their list is not there."""
+    counted = counted_at_peak(measured)
+    after = measured.moments["end of backward"]
+    in_full = sum(after[kind] for kind in ("parameters", "gradients", "optimizer_states"))
+    return Truth(counted, in_full, str(measured.provenance), measured.word)
+
+
+def counted_at_peak(measured: Measurement) -> Parts:
+    """Bytes of all tensors alive at the peak, by component, tensor by tensor."""
+    if not measured.allocations:
+        raise ValueError("this measurement keeps no list of its tensors")
+    parts: Parts = dict.fromkeys(COMPONENTS, 0)
+    for tensor in measured.alive_at(measured.peak_event):
+        parts[component_of(tensor)] += tensor.bytes
+    return parts
+
+
+ON_SCORES = ("_softmax", "native_dropout", "_to_copy")
+"""Operations of eager attention whose results are kept: q and k of as many tokens as a head has elements are none."""
+
+
+def component_of(tensor: Allocation) -> str:
+    """Which component a tensor belongs to. Scores have the sequence twice at the end of their shape."""
+    if tensor.kind == "activations":
+        in_block = tensor.module.startswith("blocks.")
+        square = len(tensor.shape) == 4 and tensor.shape[-1] == tensor.shape[-2] and tensor.operation in ON_SCORES
+        return (SCORES if square else BLOCKS) if in_block else OUTSIDE
+    kinds = {"parameters": STATES, "gradients": STATES, "optimizer_states": STATES, "weight_copies": COPIES}
+    return kinds.get(tensor.kind, PASSING)
+
+
+# -------------------------------------------------------------------------------------------------- the missing terms
+
+Amount = Callable[[Calculator, TrainingRun, Truth], int]
+
+
+@dataclass(frozen=True)
+class Term:
+    """One reason why an answer differs from a step's peak; `amount` is signed bytes, answer minus truth."""
+
+    name: str
+    why: str
+    amount: Amount
+
+
+def _bytes_a_parameter(one: Calculator, run: TrainingRun) -> int:
+    return one.states(run) // one.counted(run)
+
+
+def _miscounted(one: Calculator, run: TrainingRun, real: Truth) -> int:
+    return one.states(run) - _bytes_a_parameter(one, run) * run.model.parameters
+
+
+def _recipe(one: Calculator, run: TrainingRun, real: Truth) -> int:
+    return _bytes_a_parameter(one, run) * run.model.parameters - real.states_in_full
+
+
+def _not_yet(one: Calculator, run: TrainingRun, real: Truth) -> int:
+    return real.states_in_full - real.parts[STATES]
+
+
+def _component(name: str) -> Amount:
+    return lambda one, run, real: one.parts(run)[name] - real.parts[name]
+
+
+TERMS = (
+    Term("number of parameters", "N is counted for another architecture", _miscounted),
+    Term("bytes a parameter", "another recipe of weights, gradients and states, or none at all", _recipe),
+    Term("gradients at the peak", "where the step peaks, backward has made no gradients yet", _not_yet),
+    Term(SCORES, "5·a·s² a block, which a flash kernel never writes", _component(SCORES)),
+    Term("linear part of a block", "dropout, norms, MLP and queries of another model, or nothing", _component(BLOCKS)),
+    Term("logits and loss", "what is kept outside the blocks: embedding, head and loss", _component(OUTSIDE)),
+    Term("weight copies", "autocast keeps the weights in 16 bits besides", _component(COPIES)),
+    Term("temporaries", "the gradient of the loss: there for a moment, and at the peak", _component(PASSING)),
+)
+"""The closed list. For every calculator and every run the eight add up to answer minus the step's peak, to the byte."""
+
+
+def gaps(one: Calculator | str, run: TrainingRun, real: Truth) -> Parts:
+    """Signed bytes of each term, answer minus truth, in the order of `TERMS`."""
+    one = calculator(one) if isinstance(one, str) else one
+    return {term.name: term.amount(one, run, real) for term in TERMS}
+
+
+def largest_gap(one: Calculator | str, run: TrainingRun, real: Truth) -> str:
+    """The name of the term that counts most, whatever its sign."""
+    found = gaps(one, run, real)
+    return max(found, key=lambda name: abs(found[name]))
+
+
+def add_back(one: Calculator | str, terms: Sequence[str], run: TrainingRun, real: Truth) -> int:
+    """What the calculator would say, in bytes, had it these terms right. Raises ValueError for terms not listed."""
+    one = calculator(one) if isinstance(one, str) else one
+    found = gaps(one, run, real)
+    for name in terms:
+        if name not in found:
+            raise unknown("term", name, found)
+    return one.total(run) - sum(found[name] for name in set(terms))
+
+
+def percent_off(said: int, peak: int) -> float:
+    """Signed error of an answer, in percent of the peak."""
+    return 100 * (said / peak - 1)
+
+
+# -------------------------------------------------------------------------------------------- a closed form, in letters
+
+
+def autocast_formula(run: TrainingRun) -> Parts:
+    """The peak of a bf16-autocast step with a flash kernel, in letters, by component: bytes before any rounding.
+
+    At the start of the loss's backward: 4 + 8 bytes a parameter, a 16-bit copy of each matrix that a product uses, what
+    the blocks keep (fp32 residual stream, 16-bit copies of it for each matrix), 6·s·b·V kept by the loss, 4·s·b·V of
+    its gradient. Norms' weights and biases' copies are left out, so the residual has a name. Raises ValueError for
+    runs that it does not describe.
+    """
+    if run.precision.name != "amp-bf16" or run.attention != "flash" or run.recompute != "none" or run.world_size > 1:
+        raise ValueError("this closed form is for bf16 autocast with flash attention, nothing recomputed, on one GPU")
+    model, sb = run.model, run.seq_len * run.micro_batch
+    h, V, L = model.hidden, model.vocab, model.layers
+    matrices = L * (2 * h * (h + model.kv) + (3 if model.mlp == "swiglu" else 2) * h * model.ffn) + V * h
+    return {
+        STATES: 12 * model.parameters,
+        SCORES: 0,
+        BLOCKS: L * sb * block_bytes_a_token(run),
+        OUTSIDE: sb * (6 * h + 6 * V),
+        COPIES: 2 * matrices,
+        PASSING: 4 * sb * V,
+    }
+
+
+def block_bytes_a_token(run: TrainingRun) -> int:
+    """What a block keeps for each token under autocast with flash attention: 38h + 4a + 16, or Llama's list."""
+    h, a, f, kv = run.model.hidden, run.model.heads, run.model.ffn, run.model.kv
+    if run.model.mlp == "swiglu":
+        return 22 * h + 4 * kv + 8 * f + 4 * a + 8
+    return 22 * h + 4 * f + 4 * a + 16
+
+
+# ----------------------------------------------------------------------------------------------------------- the ledger
+
+
+@dataclass(frozen=True, repr=False)
+class ThreeWays:
+    """Components by a closed form, by counted tensors, and as the step's kinds, in bytes; draws itself as a table.
+
+    The last column is the closed form minus the step. Counted and measured agree where both see the same. `word` says
+    what the step was: "simulated", "measured" or "recorded".
+    """
+
+    formula: Mapping[str, int]
+    counted: Mapping[str, int]
+    measured: Mapping[str, int]
+    word: str = "simulated"
+
+    def rows(self) -> Iterator[tuple[str, ...]]:
+        """The table as text: a header, a row for each component, a row of totals."""
+        yield ("", "closed form", "counted tensors", self.word, f"closed form − {self.word}")
+        for name in [*self.formula, "total"]:
+            sizes = [sum(side.values()) if name == "total" else side[name] for side in self.sides]
+            yield (name, *(format_bytes(size, "GB", 3) for size in sizes), format_signed(sizes[0] - sizes[2]))
+
+    @property
+    def sides(self) -> tuple[Mapping[str, int], ...]:
+        """The three accounts."""
+        return self.formula, self.counted, self.measured
+
+    def __repr__(self) -> str:
+        return aligned(self.rows())
+
+    def _repr_html_(self) -> str:
+        return html_table(self.rows(), totals=True)
+
+
+ACTIVATIONS = "activations"
+
+
+def three_ways(run: TrainingRun, measured: Measurement) -> ThreeWays:
+    """The ledger of a run: `autocast_formula`, the tensors alive at the peak, and the peak's breakdown by kind.
+
+    A breakdown has one entry for all activations, so those components are joined in it. Raises ValueError like
+    `autocast_formula` and `counted_at_peak`.
+    """
+    peak = measured.breakdown
+    kinds = {
+        STATES: peak["parameters"] + peak["gradients"] + peak["optimizer_states"],
+        ACTIVATIONS: peak["activations"],
+        COPIES: peak["weight_copies"],
+        PASSING: peak["temporaries"] + peak["inputs"],
+    }
+    return ThreeWays(_joined(autocast_formula(run)), _joined(counted_at_peak(measured)), kinds, measured.word)
+
+
+def _joined(parts: Mapping[str, int]) -> Parts:
+    joined = sum(parts[name] for name in (SCORES, BLOCKS, OUTSIDE))
+    return {STATES: parts[STATES], ACTIVATIONS: joined, COPIES: parts[COPIES], PASSING: parts[PASSING]}
+
+
+def outside_blocks(measured: Measurement) -> Parts:
+    """Bytes of the activations alive at the peak that no block owns, by module and operation."""
+    found: Parts = {}
+    for tensor in measured.alive_at(measured.peak_event):
+        if component_of(tensor) == OUTSIDE:
+            name = f"{tensor.module}: {tensor.operation}, {tensor.dtype}"
+            found[name] = found.get(name, 0) + tensor.bytes
+    return found

@@ -1,0 +1,73 @@
+"""A calculator to mend by hand: tick the terms that it has wrong, and watch its answer move. For notebooks only."""
+
+from collections.abc import Mapping
+from html import escape
+
+import ipywidgets
+
+from course_utils.figures import signed_percent
+from course_utils.figures.canvas import Figure
+from course_utils.interactive.widgets import Explorable, dropdown
+from course_utils.run import TrainingRun
+
+from .calculators import CALCULATORS, TERMS, Calculator, Truth, add_back, calculator, gaps
+from .figures import mended
+
+Cases = Mapping[str, tuple[TrainingRun, Truth]]
+
+
+def mender(cases: Cases, calculator: str = "ZeRO") -> "Mender":
+    """Controls for a calculator, a model and the closed list of terms, and the answer that they make.
+
+    `cases` maps a model's name to its run and its step's peak. In the next cell, `.terms` is what has been
+    ticked. Raises ValueError for an unknown calculator, or without any case.
+    """
+    return Mender(cases, calculator)
+
+
+class Mender(Explorable):
+    """What `mender` shows."""
+
+    invitation = "A calculator to mend, term by term: run this cell to tick the terms."
+
+    def __init__(self, cases: Cases, name: str) -> None:
+        if not cases:
+            raise ValueError("no step is given to correct a calculator by")
+        self.cases = cases
+        names = [one.name for one in CALCULATORS]
+        first = calculator(name).name
+        super().__init__(
+            {
+                "calculator": dropdown("calculator", names, first),
+                "model": dropdown("model", cases, next(iter(cases))),
+                **{
+                    term.name: ipywidgets.Checkbox(value=False, description=term.name, tooltip=term.why, indent=False)
+                    for term in TERMS
+                },
+            }
+        )
+
+    @property
+    def terms(self) -> list[str]:
+        """The names of the terms that are ticked."""
+        return [term.name for term in TERMS if self.controls[term.name].value]
+
+    def _rank(self, one: Calculator, run: TrainingRun, real: Truth) -> str:
+        """Where one ticked term stands among all by its size, whatever its sign; nothing for several."""
+        if len(self.terms) != 1:
+            return ""
+        sizes = {name: abs(size) for name, size in gaps(one, run, real).items()}
+        larger = sum(size > sizes[self.terms[0]] for size in sizes.values())
+        return f"Of the eight it is number {larger + 1} by size."
+
+    def redraw(self) -> tuple[Figure, str]:
+        """The answer, mended step by step, and how far off it is now."""
+        name, model = self.controls["calculator"].value, self.controls["model"].value
+        run, real = self.cases[model]
+        one = calculator(name)
+        said, now = one.total(run), add_back(one, self.terms, run, real)
+        before, after = (signed_percent(size - real.peak, real.peak) for size in (said, now))
+        after = "exact" if now == real.peak else after
+        title = f"{name}, {model}: {before}, with {len(self.terms)} of {len(TERMS)} terms put right {after}"
+        message = f"Made for: {escape(one.made_for)}. Off by {before}; now <b>{after}</b>. {self._rank(one, run, real)}"
+        return mended(one, self.terms, run, real, title, real.provenance), message

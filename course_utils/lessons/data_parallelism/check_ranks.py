@@ -1,0 +1,140 @@
+"""Runs learners' rings, and training steps under DDP, on real ranks; a program, started by `lesson_08_labs`."""
+
+import __future__
+
+import json
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._C._distributed_c10d import GradBucket
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+
+from course_utils.ranks.launch import report
+
+STEPS, RATE, WIDTH, SEQUENCES = 3, 0.1, 8, 2
+COUNTS = (4, 6)
+"""Micro-batches of a step: a multiple of four, and not."""
+
+NAMES = {
+    "torch": torch,
+    "nn": nn,
+    "F": functional,
+    "mse_loss": functional.mse_loss,
+    "nullcontext": nullcontext,
+    "dist": dist,
+}
+"""What a learner's step may refer to."""
+
+Batches = list[tuple[torch.Tensor, torch.Tensor]]
+
+
+def network() -> nn.Module:
+    """The same small network on every rank."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
+
+
+def micro_batches(rank: int, step: int, count: int) -> Batches:
+    """What one rank sees in one step: other numbers on every rank."""
+    generator = torch.Generator().manual_seed(1000 * rank + step)
+    shape = (SEQUENCES, WIDTH)
+    return [(torch.randn(shape, generator=generator), torch.randn(shape, generator=generator)) for _ in range(count)]
+
+
+def trained(step: Any, count: int) -> dict[str, Any]:
+    """A few optimizer steps: how far the ranks are apart after each, how far from right, and what was exchanged."""
+    model = DistributedDataParallel(network())
+    exchanged: list[int] = []
+
+    def reduce(_: None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        exchanged.append(bucket.buffer().nbytes)
+        work = dist.all_reduce(bucket.buffer().div_(dist.get_world_size()), async_op=True)
+        assert work is not None, "every rank is in the group"
+        return work.get_future().then(lambda reduced: reduced.value()[0])
+
+    model.register_comm_hook(None, reduce)
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    apart, off = [], []
+    for number, right in enumerate(right_weights(count)):
+        step(model, optimizer, micro_batches(dist.get_rank(), number, count))
+        own = weights(model)
+        highest, lowest = own.clone(), own.clone()
+        dist.all_reduce(highest, op=dist.ReduceOp.MAX)
+        dist.all_reduce(lowest, op=dist.ReduceOp.MIN)
+        apart.append((highest - lowest).max().item())
+        off.append((own - right).abs().max().item())
+    whole = sum(weight.nbytes for weight in model.parameters())
+    return {"apart": apart, "off": off, "exchanged": sum(exchanged) / whole / STEPS}
+
+
+def right_weights(count: int) -> list[torch.Tensor]:
+    """The weights after each step of one process that sees all ranks' micro-batches as one large batch."""
+    model, found = network(), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    for number in range(STEPS):
+        batches = [pair for rank in range(dist.get_world_size()) for pair in micro_batches(rank, number, count)]
+        inputs, targets = (torch.cat(tensors) for tensors in zip(*batches, strict=True))
+        functional.mse_loss(model(inputs), targets).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(weights(model))
+    return found
+
+
+def weights(model: nn.Module) -> torch.Tensor:
+    """All weights as one vector, copied."""
+    return torch.cat([weight.detach().flatten() for weight in model.parameters()])
+
+
+def reduced(ring: Any, elements: int = 5) -> bool:
+    """What a learner's ring comes to, or training step for each number of micro-batches; what it raises, in words."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    parts = [torch.full((elements,), float(10**rank + part)) for part in range(ranks)]
+    wanted = [sum(10**other + part for other in range(ranks)) for part in range(ranks)]
+    sending = []
+
+    def send(tensor: torch.Tensor, to: int) -> None:
+        work = dist.isend(copied := tensor.clone(), to)
+        assert work is not None, "every rank is in the group"
+        sending.append((copied, work))  # alive until it has been sent
+
+    def receive(source: int) -> torch.Tensor:
+        arrived = torch.empty(elements)
+        dist.recv(arrived, source)
+        return arrived
+
+    found = ring(parts, rank, ranks, send, receive)
+    for _, work in sending:
+        work.wait()
+    return [part.tolist() for part in found] == [[float(number)] * elements for number in wanted]
+
+
+def outcome(kind: str, source: str, name: str) -> dict[str, Any]:
+    """What a learner's ring, or training step for each number of micro-batches, comes to; what it raises, in words."""
+    namespace: dict[str, Any] = dict(NAMES)
+    try:
+        exec(compile(source, "<your function>", "exec", __future__.annotations.compiler_flag), namespace)
+        if kind == "ring":
+            return {"reduced": reduced(namespace[name])}
+        return {str(count): trained(namespace[name], count) for count in COUNTS}
+    except Exception as error:  # a learner's code may raise anything: it is said in words where the check runs
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+def main() -> None:
+    """What one rank does: every function of the file that it is given, one after the other."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    functions = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    report([outcome(*function) for function in functions])
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""Three ways to add up what every rank has, written with send and receive alone; every message is counted.
+
+Run by torchrun it is a program: each rank adds up with each of the three, and reports what it sent and what it got.
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from course_utils.ranks.launch import report
+
+AfterStep = Callable[[], None] | None
+
+
+@dataclass(frozen=True)
+class Message:
+    """`size` bytes that `sender` really handed over for `receiver` in a `step` (from 1), as part `chunk` (from 0)."""
+
+    step: int
+    sender: int
+    receiver: int
+    chunk: int
+    size: int
+
+
+class Wire:
+    """A rank's connection to the others: sends and receives tensors, and keeps a list of what went out and came in."""
+
+    def __init__(self) -> None:
+        self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
+        self.sent: list[Message] = []
+        self.received = 0
+        self.step = 0
+
+    def start(self, tensor: torch.Tensor, to: int, chunk: int = 0) -> dist.Work:
+        """Begin to send `tensor`; it must not change before `wait()` of what is returned has come back."""
+        self.sent.append(Message(self.step, self.rank, to, chunk, tensor.nbytes))
+        work = dist.isend(tensor, to)
+        assert work is not None, "every rank is in the group"
+        return work
+
+    def receive(self, like: torch.Tensor, source: int) -> torch.Tensor:
+        """What `source` sent: a new tensor of the shape and dtype of `like`."""
+        arrived = torch.empty_like(like)
+        dist.recv(arrived, source)
+        self.received += arrived.nbytes
+        return arrived
+
+
+def server_all_reduce(tensor: torch.Tensor, wire: Wire) -> None:
+    """`tensor` becomes the sum over all ranks: rank 0 is a server that collects, adds, and hands the sum out."""
+    if wire.rank == 0:
+        wire.step = 1
+        for worker in range(1, wire.ranks):
+            tensor += wire.receive(tensor, worker)
+        wire.step = 2
+        for work in [wire.start(tensor, worker) for worker in range(1, wire.ranks)]:
+            work.wait()
+    else:
+        wire.step = 1
+        wire.start(tensor, to=0).wait()
+        tensor.copy_(wire.receive(tensor, 0))
+
+
+def naive_all_reduce(tensor: torch.Tensor, wire: Wire) -> None:
+    """`tensor` becomes the sum over all ranks: everybody sends everything to everybody, and adds up what comes."""
+    wire.step = 1
+    own, others = tensor.clone(), [rank for rank in range(wire.ranks) if rank != wire.rank]
+    sending = [wire.start(own, other) for other in others]
+    for other in others:
+        tensor += wire.receive(tensor, other)
+    for work in sending:
+        work.wait()
+
+
+def ring_all_reduce(tensor: torch.Tensor, wire: Wire, after_step: AfterStep = None) -> None:
+    """`tensor` becomes the sum over all ranks: its D parts travel around a ring.
+
+    Patarasuk and Yuan 2009. `after_step`, if given, is called after each of 2(D−1) steps.
+    """
+    me, D = wire.rank, wire.ranks
+    right, left = (me + 1) % D, (me - 1) % D
+    parts = tensor.tensor_split(D)  # views: what is added to a part is added to the tensor
+    for step in range(2 * (D - 1)):
+        wire.step, leaves, comes = step + 1, (me - step) % D, (me - step - 1) % D
+        sending = wire.start(parts[leaves], to=right, chunk=leaves)
+        arrived = wire.receive(parts[comes], source=left)
+        sending.wait()
+        if step < D - 1:
+            parts[comes].add_(arrived)  # the sum of one rank more
+        else:
+            parts[comes].copy_(arrived)  # the whole sum, from the rank that has it
+        if after_step:
+            after_step()
+
+
+WAYS = {"server": server_all_reduce, "naive": naive_all_reduce, "ring": ring_all_reduce}
+ELEMENTS = 120_000
+"""Divisible by each number of ranks up to 6, so that the ring's parts are equal: 480 kB in fp32."""
+
+
+def part_by_part(wire: Wire) -> list[list[int]]:
+    """The ring with one number a part, 10^r on rank r: what each part holds at first and after each step.
+
+    The digits of a number say whose contributions are in it. Up to 9 ranks.
+    """
+    tensor = torch.full((wire.ranks,), float(10**wire.rank), dtype=torch.float64)
+    seen = [[round(value) for value in tensor.tolist()]]
+    ring_all_reduce(tensor, wire, lambda: seen.append([round(value) for value in tensor.tolist()]))
+    return seen
+
+
+def one_rank() -> dict[str, Any]:
+    """What a rank finds: for each way what it sent and received, and whether the sum is that of torch's all_reduce."""
+    own = torch.randn(ELEMENTS, generator=torch.Generator().manual_seed(dist.get_rank()))
+    wanted = own.clone()
+    dist.all_reduce(wanted)
+    found: dict[str, Any] = {"size": own.nbytes}
+    for name, all_reduce in WAYS.items():
+        tensor, wire = own.clone(), Wire()
+        all_reduce(tensor, wire)
+        sent = sum(message.size for message in wire.sent)
+        equal = torch.allclose(tensor, wanted, rtol=1e-5, atol=1e-5)
+        found[name] = {"equal": equal, "sent": sent, "received": wire.received, "messages": len(wire.sent)}
+    wire = Wire()
+    found["parts"] = part_by_part(wire)
+    found["steps"] = [asdict(message) for message in wire.sent]
+    return found
+
+
+def main() -> None:
+    """What one rank does."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    report(one_rank())
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,220 @@
+"""Data-parallel training as it is really written, for one node or many: on GPUs (NCCL) where each rank of a machine can
+have its own, else on CPUs (gloo).
+
+    torchrun --standalone --nproc-per-node=2 -m course_utils.lessons.data_parallelism.ddp_training
+
+trains a small network under DistributedDataParallel and prints how long a step takes with many buckets, one, and none.
+In a notebook, `run_ranks` returns more: when each bucket was ready and when its mean was there, what was sent with and
+without `no_sync`, and whether gradients that accumulate lie in the buckets.
+"""
+
+import os
+from contextlib import nullcontext
+from time import perf_counter
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._C._distributed_c10d import GradBucket
+from torch.nn.functional import mse_loss
+from torch.nn.parallel import DistributedDataParallel
+
+from course_utils.measuring import forced_source
+from course_utils.ranks.launch import RESULTS, report
+
+LAYERS, WIDTH, SAMPLES = 12, 512, 256
+BUCKET_MB = 2.0
+WARM_UP, TIMED = 2, 5
+MICRO_BATCHES = 4
+
+
+def why_on_cpus() -> str:
+    """Why this machine's ranks run on its CPU; "" where each has its own GPU. NCCL refuses two ranks on one GPU."""
+    source, ranks = forced_source(), int(os.environ["LOCAL_WORLD_SIZE"])
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if source not in ("auto", "live"):
+        return f"COURSE_SOURCE is {source}"
+    return "" if gpus >= ranks else f"{ranks} ranks need {ranks} GPUs, torch finds {gpus}"
+
+
+def device_of_rank() -> torch.device:
+    """This rank's own GPU where each rank of this machine can have one and COURSE_SOURCE allows it, else the CPU."""
+    if why_on_cpus():
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+    return device
+
+
+def where(device: torch.device) -> str:
+    """Where the ranks run, for a figure's provenance."""
+    place = "each on its own GPU (NCCL)" if device.type == "cuda" else "on this machine's CPU (gloo)"
+    return f"{dist.get_world_size()} processes {place}"
+
+
+def network(device: torch.device) -> nn.Sequential:
+    """Twelve equal layers; the same weights on every rank, as DistributedDataParallel sends rank 0's to all."""
+    torch.manual_seed(dist.get_rank())
+    layers: list[nn.Module] = []
+    for _ in range(LAYERS):
+        layers += [nn.Linear(WIDTH, WIDTH), nn.GELU()]
+    return nn.Sequential(*layers).to(device)
+
+
+def averaging(bucket: GradBucket) -> torch.futures.Future[list[torch.Tensor]]:
+    """A bucket's mean over all ranks, to be waited for: what DDP computes by itself."""
+    work = dist.all_reduce(bucket.buffer().div_(dist.get_world_size()), async_op=True)
+    assert work is not None, "every rank is in the group"
+    return work.get_future()
+
+
+class Trace:
+    """A DDP communication hook that averages as DDP does by itself, and notes each bucket: bytes, ready, done.
+
+    Times are in seconds since `begin()`; on a GPU they are those of CUDA events, in the order of its own work.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.cuda = device.type == "cuda"
+        self.buckets: list[dict[str, Any]] = []
+        self.begin()
+
+    def begin(self) -> None:
+        """Time zero, with nothing noted."""
+        self.buckets, self.zero = [], self.mark()
+
+    def mark(self) -> Any:
+        """Now: a number, or on a GPU an event that will have a time when the GPU gets there."""
+        if not self.cuda:
+            return perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def since_begin(self, mark: Any) -> float:
+        """Seconds from time zero to `mark`."""
+        return self.zero.elapsed_time(mark) / 1000 if self.cuda else mark - self.zero
+
+    def hook(self, _: None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """The mean of a bucket over all ranks; called by DDP as soon as all gradients of the bucket are there."""
+        noted = {"size": bucket.buffer().nbytes, "ready": self.mark()}
+        self.buckets.append(noted)
+
+        def note_the_end(reduced: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+            noted["done"] = self.mark()
+            return reduced.value()[0]
+
+        return averaging(bucket).then(note_the_end)
+
+    def seconds(self) -> list[dict[str, float]]:
+        """The buckets in the order in which they left, with times in seconds."""
+        times = ("ready", "done")
+        return [noted | {name: self.since_begin(noted[name]) for name in times} for noted in self.buckets]
+
+
+def replica(device: torch.device, bucket_mb: float = BUCKET_MB) -> tuple[DistributedDataParallel, Trace]:
+    """The network under DistributedDataParallel with buckets of `bucket_mb` MiB, and the trace of its buckets."""
+    model, trace = DistributedDataParallel(network(device), bucket_cap_mb=bucket_mb), Trace(device)
+    model.register_comm_hook(None, trace.hook)
+    return model, trace
+
+
+def samples(device: torch.device, count: int = SAMPLES) -> torch.Tensor:
+    """This rank's own data: what the network has to give back."""
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    return torch.randn(count, WIDTH, generator=generator).to(device)
+
+
+def traced_step(device: torch.device, bucket_mb: float = BUCKET_MB, synchronized: bool = True) -> dict[str, Any]:
+    """Of a few steps the one of median length: when forward and backward ended, in seconds, and its buckets."""
+    (model, trace), batch, steps = replica(device, bucket_mb), samples(device), []
+    for _ in range(WARM_UP + TIMED):
+        dist.barrier()
+        trace.begin()
+        with nullcontext() if synchronized else model.no_sync():
+            loss = mse_loss(model(batch), batch)
+            forward = trace.mark()
+            loss.backward()
+        end = trace.mark()
+        if trace.cuda:
+            torch.cuda.synchronize(device)
+        times = {"forward": trace.since_begin(forward), "end": trace.since_begin(end)}
+        steps.append({**times, "buckets": trace.seconds()})
+        model.zero_grad()
+    return sorted(steps[WARM_UP:], key=lambda step: step["end"])[TIMED // 2]
+
+
+def accumulated(device: torch.device, with_no_sync: bool) -> tuple[int, torch.Tensor]:
+    """Bytes that this rank handed over to be reduced for one batch in several micro-batches, and its first gradient."""
+    model, trace = replica(device)
+    parts = samples(device).chunk(MICRO_BATCHES)
+    for index, part in enumerate(parts):
+        waits = with_no_sync and index < len(parts) - 1
+        with model.no_sync() if waits else nullcontext():  # forward, too: DDP decides there whether to reduce
+            loss = mse_loss(model(part), part) / len(parts)
+            loss.backward()
+    first = next(model.parameters()).grad
+    assert first is not None
+    return sum(bucket["size"] for bucket in trace.buckets), first
+
+
+def beside_buckets(device: torch.device, set_to_none: bool, steps: int = 3) -> int:
+    """Bytes of gradients that lie outside of DDP's buckets after a backward under `no_sync`, with gradients as views.
+
+    In the last of some steps, between which `zero_grad(set_to_none)` clears: DDP arranges its buckets in the first two.
+    """
+    model = DistributedDataParallel(network(device), gradient_as_bucket_view=True)
+    weights, batch, outside = list(model.parameters()), samples(device, 8), 0
+    buckets: set[int] = set()
+
+    def note(_: None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        buckets.add(bucket.buffer().untyped_storage().data_ptr())
+        return averaging(bucket).then(lambda reduced: reduced.value()[0])
+
+    model.register_comm_hook(None, note)
+    for _ in range(steps):
+        with model.no_sync():
+            mse_loss(model(batch), batch).backward()
+        held = [weight.grad for weight in weights if weight.grad is not None]
+        outside = sum(grad.nbytes for grad in held if grad.untyped_storage().data_ptr() not in buckets)
+        buckets.clear()  # the last micro-batch notes them anew
+        mse_loss(model(batch), batch).backward()
+        model.zero_grad(set_to_none=set_to_none)
+    return outside
+
+
+def one_rank(device: torch.device) -> dict[str, Any]:
+    """What a rank finds: steps with small buckets, with one for all and with none, and the bytes of accumulation."""
+    each, every = accumulated(device, with_no_sync=False)
+    once, last = accumulated(device, with_no_sync=True)
+    return {
+        "where": where(device),
+        "many": traced_step(device),
+        "one": traced_step(device, bucket_mb=1e6),
+        "none": traced_step(device, synchronized=False),
+        "gradients": sum(4 * weight.numel() for weight in network(device).parameters()),
+        "sent": {"each micro-batch": each, "no_sync": once},
+        "beside": {f"set_to_none={choice}": beside_buckets(device, choice) for choice in (True, False)},
+        "equal": torch.allclose(every, last, rtol=1e-4, atol=1e-6 * every.abs().max().item()),
+    }
+
+
+def main() -> None:
+    """What one rank does; rank 0 prints it unless a notebook waits for it."""
+    torch.set_num_threads(1)
+    device = device_of_rank()
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    found = one_rank(device)
+    if RESULTS in os.environ:
+        report(found)
+    elif dist.get_rank() == 0:
+        print(": ".join(filter(None, [found["where"], why_on_cpus()])))
+        print(f"{found['gradients']:,} bytes of gradients")
+        for name in ("many", "one", "none"):
+            print(f"{name:5s} {1000 * found[name]['end']:8.2f} ms, {len(found[name]['buckets'])} buckets")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""How long messages take between two ranks: a tensor goes there and back, in sizes from 4 bytes to several megabytes.
+
+Run by torchrun it is a program of two ranks; more ranks would only wait.
+"""
+
+from time import perf_counter
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from course_utils.ranks.launch import report
+
+SIZES = tuple(4 * 4**power for power in range(12))
+"""Bytes, 4 to 16 MiB."""
+
+REPEATS, WARM_UP = 15, 3
+
+
+def there_and_back(tensor: torch.Tensor) -> float:
+    """Seconds that `tensor` takes from rank 0 to rank 1: half the way there and back. Both ranks call it."""
+    other, began = 1 - dist.get_rank(), perf_counter()
+    for sender in (0, 1):
+        if dist.get_rank() == sender:
+            dist.send(tensor, other)
+        else:
+            dist.recv(tensor, other)
+    return (perf_counter() - began) / 2
+
+
+def timed(size: int) -> list[float]:
+    """Seconds of one message of `size` bytes, several times over, as rank 0 sees them."""
+    tensor = torch.zeros(size, dtype=torch.uint8)
+    times = []
+    for _ in range(WARM_UP + REPEATS):
+        dist.barrier()
+        times.append(there_and_back(tensor))
+    return times[WARM_UP:]
+
+
+def one_rank() -> dict[str, Any]:
+    """What a rank finds: seconds by size, largest size last."""
+    return {"seconds": [[size, timed(size)] for size in SIZES]}
+
+
+def main() -> None:
+    """What one rank does."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    if dist.get_world_size() != 2:
+        raise ValueError(f"{dist.get_world_size()} ranks: a message goes between two")
+    report(one_rank())
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

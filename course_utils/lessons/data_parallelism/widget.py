@@ -1,0 +1,49 @@
+"""A recorded ring to step through: a slider and a play button for its steps. For notebooks only."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ipywidgets
+
+from course_utils.figures.canvas import Figure
+from course_utils.interactive.widgets import LAYOUT, STYLE, Explorable
+
+from .figures import ring_figure
+
+FRAME = 1200
+"""Milliseconds from one step to the next while it plays."""
+
+
+def ring_player(found: Sequence[Mapping[str, Any]], step: int = 1) -> "RingPlayer":
+    """Play what the ranks of `lessons.collectives` recorded of their ring, beginning at `step`, from 0.
+
+    Raises ValueError for a step that was not recorded.
+    """
+    return RingPlayer(found, step)
+
+
+class RingPlayer(Explorable):
+    """What `ring_player` shows."""
+
+    invitation = "A ring to step through: run this cell to play it."
+
+    def __init__(self, found: Sequence[Mapping[str, Any]], step: int) -> None:
+        ring_figure(found, step)  # refuses a step that is not there: a slider would silently move it
+        self.found, last = found, 2 * (len(found) - 1)
+        look: dict[str, Any] = {"style": STYLE, "layout": LAYOUT}
+        super().__init__({"step": ipywidgets.IntSlider(min=0, max=last, value=step, description="step", **look)})
+        self.play = ipywidgets.Play(min=0, max=last, value=0, interval=FRAME, description="play")
+        self.play.observe(self._follow, names="value")
+        self.children = (self.play, *tuple(self.children))
+
+    def redraw(self) -> tuple[Figure, str]:
+        """The ring after the chosen step, and what is sent in it."""
+        step = self.controls["step"].value
+        sent = [message for one in self.found for message in one["steps"] if message["step"] == step]
+        words = (
+            f"{len(sent)} messages at once, one from each rank to its right neighbor." if sent else "Nothing sent yet."
+        )
+        return ring_figure(self.found, step), words
+
+    def _follow(self, change: Any) -> None:
+        self.controls["step"].value = change["new"]

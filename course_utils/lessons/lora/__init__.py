@@ -1,0 +1,1 @@
+"""Lesson 12: its model code, figures, widget, checks and quiz."""

@@ -1,0 +1,111 @@
+"""Lesson 12, first half: a small language model that has learned one text, taught another, all of it or by LoRA."""
+
+import copy
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+from course_utils.estimating.states import trainable
+from course_utils.models import TransformerConfig
+from course_utils.networks import Transformer
+from course_utils.networks.lora import LoraLinear, add_lora, merge
+
+from ..shared.language_model import CORPUS, corpus, mean_loss, train_language_model
+
+SONNETS = CORPUS.with_name("sonnets.txt")
+"""Five of Shakespeare's sonnets (18, 29, 73, 116, 130; 1609, public domain)."""
+
+STEPS = 300
+"""Of training on the first text: enough for a loss of less than half of the first one."""
+
+TARGETS = {"attention": ("qkv", "out"), "mlp": ("up", "down"), "all": ("qkv", "out", "up", "down")}
+"""Names of a GPT-2 block's matrices, by the words of the lesson."""
+
+FULL_RATE, FACTOR_RATE = 3e-3, 1e-2
+"""Learning rates of all weights and of LoRA's factors, each near its best on this task (lesson 12 tries others).
+
+Adam's first step moves each number by the rate η. So a weight moves by η. But B·A, with B zero, moves by about
+η·√(r/n_in), because A's entries are of size 1/√n_in.
+"""
+
+
+@cache
+def sonnets() -> str:
+    """The second text, in the first one's characters: lower case, full stops for other ends, i for j as in 1609."""
+    ends = str.maketrans({";": ".", "?": ".", "!": ".", "-": " ", "'": "", "j": "i"})
+    return " ".join(SONNETS.read_text(encoding="utf-8").lower().translate(ends).split())
+
+
+@cache
+def _pretrained() -> Transformer:
+    return train_language_model(steps=STEPS).model
+
+
+def pretrained() -> Transformer:
+    """A copy of the character model that has learned the course's own text; trained once, in a few seconds."""
+    return copy.deepcopy(_pretrained())
+
+
+def with_lora(model: Transformer, rank: int, targets: str = "all", seed: int = 0) -> Transformer:
+    """A copy of `model`, frozen, with factors of `rank` beside the `targets` of each block: a key of `TARGETS`."""
+    adapted = copy.deepcopy(model)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        add_lora(adapted, rank, TARGETS[targets], torch.float32)
+    return adapted
+
+
+@dataclass(frozen=True)
+class FineTuning:
+    """What a fine-tuning gave: the model, how many numbers it trained at which rate, its losses on both texts."""
+
+    model: Transformer
+    trained: int
+    rate: float
+    new: float
+    old: float
+
+
+def fine_tune(
+    rank: int = 0,
+    targets: str = "all",
+    steps: int = 100,
+    model: Transformer | None = None,
+    rate: float | None = None,
+) -> FineTuning:
+    """Teach the pretrained model (or `model`) the sonnets: all of its weights, or LoRA's factors of `rank` alone.
+
+    The learning rate is `FULL_RATE` or `FACTOR_RATE` unless given.
+    """
+    model = model or pretrained()
+    learner = with_lora(model, rank, targets) if rank else model
+    rate = rate or (FACTOR_RATE if rank else FULL_RATE)
+    train_language_model(model=learner, steps=steps, rate=rate, text=sonnets())
+    trained = sum(weight.numel() for weight in learner.parameters() if weight.requires_grad)
+    return FineTuning(learner, trained, rate, mean_loss(learner, sonnets()), mean_loss(learner, corpus()))
+
+
+def merged(model: Transformer) -> Transformer:
+    """A copy of `model` with each LoRA layer replaced by one plain linear layer of the same effect."""
+    plain = copy.deepcopy(model)
+    for parent in list(plain.modules()):
+        for name, layer in list(parent.named_children()):
+            if isinstance(layer, LoraLinear):
+                setattr(parent, name, _merged_layer(layer))
+    return plain
+
+
+def _merged_layer(layer: LoraLinear) -> torch.nn.Linear:
+    bias = layer.base.bias
+    linear = torch.nn.Linear(layer.base.in_features, layer.base.out_features, bias=bias is not None)
+    with torch.no_grad():
+        linear.weight.copy_(merge(layer))
+        if bias is not None:
+            linear.bias.copy_(bias)
+    return linear
+
+
+def adapter_parameters(model: TransformerConfig, rank: int, targets: tuple[str, ...]) -> int:
+    """Numbers in LoRA's factors: r·(n_in + n_out) for each matrix of `targets` in each block."""
+    return trainable(model, rank, targets).parameters

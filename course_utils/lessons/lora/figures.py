@@ -1,0 +1,106 @@
+"""Pictures of lesson 12: a matrix beside LoRA's factors, to scale; a code's values under the numbers they serve."""
+
+from collections.abc import Mapping, Sequence
+
+from course_utils.figures.axes import COLOURS, stop
+from course_utils.figures.canvas import INK, MARGIN, QUIET, RULE, WIDTH, Canvas, Figure, number, text_width
+from course_utils.figures.curves import lines
+
+WEIGHTS = COLOURS["parameters"]
+"""All three matrices are parameters; the frozen one is hatched."""
+
+SIDE = 220.0
+"""Pixels of the longer side of the matrix."""
+
+
+def lora_picture(n_out: int, n_in: int, rank: int) -> Figure:
+    """W (n_out, n_in) beside B (n_out, r) and A (r, n_in), all to one scale. ValueError for a rank below 1."""
+    if rank < 1:
+        raise ValueError(f"a rank of {rank}: LoRA's factors have at least one column")
+    whole, thin = n_out * n_in, rank * (n_out + n_in)
+    title = f"Rank {rank} on a matrix of {n_out:,} × {n_in:,}: {100 * thin / whole:.2g} % of its numbers learn"
+    canvas = Canvas()
+    top = canvas.title(title) + 40
+    one = SIDE / max(n_out, n_in)
+    height, width, thick = n_out * one, n_in * one, max(2.0, rank * one)
+    left = 130.0
+    _matrix(canvas, left, top, width, height, "W, frozen", f"{whole:,} numbers", frozen=True)
+    canvas.text(left + width + 44, top + height / 2 + 8, "+", 28, text_anchor="middle")
+    start = left + width + 118
+    _matrix(canvas, start, top, thick, height, "B, zero at first", f"{n_out * rank:,} numbers")
+    canvas.text(start + thick + 36, top + height / 2 + 8, "·", 28, text_anchor="middle")
+    _matrix(canvas, start + thick + 76, top, width, thick, "A, Gaussian", f"{n_in * rank:,} numbers")
+    alt = (
+        f"{stop(title)} Drawn to scale: the frozen matrix W, hatched, with {whole:,} numbers, plus a thin upright "
+        f"factor B, zero at first, times a thin lying factor A, Gaussian at first; together {thin:,} numbers learn."
+    )
+    return Figure(canvas.svg(top + height + 40, title, alt), alt)
+
+
+def _matrix(
+    canvas: Canvas, x: float, y: float, width: float, height: float, name: str, size: str, frozen: bool = False
+) -> None:
+    fill = "#FFFFFF" if frozen else WEIGHTS
+    canvas.rect(x, y, width, height, fill, stroke=INK, stroke_width=0.8, data_name=name)
+    if frozen:
+        canvas.hatch(x, y, width, height, WEIGHTS, gap=8)
+    canvas.text(x + width / 2, y - 10, name, 13, text_anchor="middle", font_weight="bold")
+    canvas.text(x + width / 2, y + height + 20, size, 12, QUIET, text_anchor="middle")
+
+
+def code_picture(
+    values: Sequence[float], codes: Mapping[str, Sequence[float]], title: str, bins: int = 48, provenance: str = ""
+) -> Figure:
+    """A histogram of `values` between −1 and 1, and under it each code's values as strokes on the same axis.
+
+    Raises ValueError without values or codes.
+    """
+    if not values or not codes:
+        raise ValueError("a picture of codes needs values and at least one code")
+    canvas = Canvas()
+    bottom = canvas.title(title) + 134
+    left = MARGIN + 12 + max(text_width(name, 13) for name in codes)
+    room = WIDTH - MARGIN - 20 - left
+    _weight_bars(canvas, values, bins, left, room, bottom)
+    for row, (name, code) in enumerate(codes.items()):
+        y = bottom + 14 + 40 * row
+        canvas.text(left - 10, y + 17, name, 13, text_anchor="end")
+        for value in code:
+            x = left + room * (value + 1) / 2
+            canvas.line(x, y, x, y + 24, INK, stroke_width=2.4, data_code=value)
+    end = bottom + 14 + 40 * len(codes)
+    for tick in (-1, -0.5, 0, 0.5, 1):
+        canvas.text(left + room * (tick + 1) / 2, end + 12, number(tick), 12, QUIET, text_anchor="middle")
+    canvas.text(left + room / 2, end + 32, "weight, in parts of the largest of its block", 12, QUIET,
+                text_anchor="middle")  # fmt: skip
+    told = "; ".join(f"{name}: {len(code)} values" for name, code in codes.items())
+    alt = f"{stop(title)} A histogram of weights with a peak at zero; below it, on the same axis, strokes. {told}."
+    bottom = canvas.note(provenance, end + 52) if provenance else end + 44
+    return Figure(canvas.svg(bottom, title, alt), alt)
+
+
+def _weight_bars(canvas: Canvas, values: Sequence[float], bins: int, left: float, room: float, bottom: float) -> None:
+    """How often each part of −1 to 1 occurs; the highest bar is 120 pixels high."""
+    counts = [0] * bins
+    for value in values:
+        counts[min(bins - 1, max(0, int((value + 1) / 2 * bins)))] += 1
+    for index, count in enumerate(counts):
+        size = 120.0 * count / max(counts)
+        canvas.rect(left + room * index / bins, bottom - size, room / bins - 1, size, COLOURS["parameters"])
+    canvas.line(left, bottom, left + room, bottom, RULE)
+
+
+def histograms(
+    series: Mapping[str, Sequence[float]], title: str, reach: float, bins: int = 81, provenance: str = ""
+) -> Figure:
+    """How often values occur between −reach and reach, a line for each of `series`, in percent of its values."""
+    drawn = {}
+    for name, values in series.items():
+        counts = [0] * bins
+        for value in values:
+            place = int((value + reach) / (2 * reach) * bins)
+            if 0 <= place < bins:
+                counts[place] += 1
+        middles = [reach * (2 * index + 1 - bins) / bins for index in range(bins)]
+        drawn[name] = (middles, [100 * count / len(values) for count in counts])
+    return lines(drawn, title, "value of an entry", "percent of the entries", markers=False, provenance=provenance)

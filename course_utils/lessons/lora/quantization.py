@@ -1,0 +1,195 @@
+"""Lesson 12, second half: numbers rounded to few bits, and what a trained model makes of it.
+
+Every function here returns what the stored codes stand for, in the type of its input: that is all that errors need.
+How codes are packed into bytes is in `networks/frozen.py`.
+"""
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import nn
+
+from course_utils.estimating.states import BLOCK_8BIT, SMALL_8BIT
+from course_utils.measuring.optimizers import Adam8bit, Codebook, Codebooks, make_codebooks
+from course_utils.networks import Transformer
+
+from ..shared.language_model import mean_loss
+
+Rounding = Callable[[torch.Tensor], torch.Tensor]
+
+TINY = torch.finfo(torch.float32).tiny
+
+
+def absmax(values: torch.Tensor, bits: int, group: int | None = None) -> torch.Tensor:
+    """`values` rounded to whole multiples of a scale that maps the largest magnitude to 2^(bits−1) − 1.
+
+    `group` neighbors share a scale; None means all of them. Of the 2^bits codes one stays unused, so that both signs
+    reach equally far. Raises ValueError for fewer than 2 bits and for a group that does not divide the count.
+    """
+    if bits < 2:
+        raise ValueError(f"{bits} bits: absmax needs 2 at least, for −1, 0 and 1")
+    rows = grouped(values, group)
+    scale = rows.abs().amax(dim=1, keepdim=True).clamp_min(TINY) / (2 ** (bits - 1) - 1)
+    return ((rows / scale).round() * scale).view(values.shape)
+
+
+def zero_point(values: torch.Tensor, bits: int, group: int | None = None) -> torch.Tensor:
+    """`values` rounded to one of 2^bits evenly spaced ones from the smallest to the largest, 0 among them.
+
+    x ≈ (code − z)·scale with z a code: the zero point (Jacob et al. 2018, eq. 1). The range is widened to hold 0.
+    """
+    rows = grouped(values, group)
+    low = rows.amin(dim=1, keepdim=True).clamp_max(0)
+    high = rows.amax(dim=1, keepdim=True).clamp_min(0)
+    scale = (high - low).clamp_min(TINY) / (2**bits - 1)
+    zero = (-low / scale).round()
+    codes = (rows / scale + zero).round().clamp(0, 2**bits - 1)
+    return ((codes - zero) * scale).view(values.shape)
+
+
+def nearest(values: torch.Tensor, code: Sequence[float], group: int | None = None) -> torch.Tensor:
+    """Each value as the nearest number of `code` (rising, from −1 to 1), times its group's largest magnitude."""
+    rows, levels = grouped(values, group), torch.tensor(code, dtype=values.dtype)
+    scale = rows.abs().amax(dim=1, keepdim=True).clamp_min(TINY)
+    return (levels[torch.bucketize(rows / scale, (levels[1:] + levels[:-1]) / 2)] * scale).view(values.shape)
+
+
+def clusters(values: torch.Tensor, count: int, rounds: int = 40) -> torch.Tensor:
+    """Each value as the nearest of `count` centroids, which Lloyd's algorithm fits to these values.
+
+    It starts at evenly spaced quantiles; a centroid without values stays where it is (Lloyd 1982).
+    """
+    flat = values.flatten()
+    centers = torch.quantile(flat, (torch.arange(count) + 0.5) / count)
+    for _ in range(rounds):
+        owner = torch.bucketize(flat, (centers[1:] + centers[:-1]) / 2)
+        sums = torch.zeros(count).index_add(0, owner, flat)
+        sizes = torch.bincount(owner, minlength=count)
+        centers = torch.where(sizes > 0, sums / sizes.clamp_min(1), centers)
+    return centers[torch.bucketize(flat, (centers[1:] + centers[:-1]) / 2)].view(values.shape)
+
+
+def grouped(values: torch.Tensor, group: int | None) -> torch.Tensor:
+    """`values` as rows of `group` neighbors, or as one row. Raises ValueError where they cannot be cut evenly."""
+    if group is not None and (group < 1 or values.numel() % group):
+        raise ValueError(f"{values.numel()} numbers cannot be cut into groups of {group}")
+    return values.reshape(1 if group is None else -1, values.numel() if group is None else group)
+
+
+def bits_per_number(bits: float, group: int, scale_bits: float = 32) -> float:
+    """What a stored number takes on average: its code, and its share of the group's scale."""
+    return bits + scale_bits / group
+
+
+def relative_error(values: torch.Tensor, rounded: torch.Tensor) -> float:
+    """Root mean square of the error, in parts of the root mean square of the values."""
+    return ((rounded - values).norm() / values.norm()).item()
+
+
+def uniform_error(values: torch.Tensor, bits: int) -> float:
+    """What `absmax` with one scale should give: steps of Δ leave errors of Δ/√12 where the error is spread evenly."""
+    step = values.abs().max() / (2 ** (bits - 1) - 1)
+    return (step / math.sqrt(12) / values.square().mean().sqrt()).item()
+
+
+# ------------------------------------------------------------------------------------------------------- in a model
+
+
+def block_matrices(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The matrices of the blocks, by name: what is quantized. Embeddings, norms and biases are not among them."""
+    return {
+        name: weight.detach()
+        for name, weight in model.named_parameters()
+        if name.startswith("blocks.") and weight.dim() == 2
+    }
+
+
+def with_rounded_blocks(model: Transformer, rounding: Rounding) -> Transformer:
+    """A copy of `model` whose blocks' matrices are what `rounding` makes of each."""
+    rounded = copy.deepcopy(model)
+    with torch.no_grad():
+        for weight in block_matrices(rounded).values():
+            weight.copy_(rounding(weight))
+    return rounded
+
+
+def linear_layers(model: nn.Module) -> dict[str, nn.Linear]:
+    """The blocks' linear layers by name."""
+    return {
+        name: layer
+        for name, layer in model.named_modules()
+        if name.startswith("blocks.") and isinstance(layer, nn.Linear)
+    }
+
+
+def calibrate(model: nn.Module, text: str) -> dict[str, float]:
+    """The largest magnitude of each linear layer's input while the model reads `text`: nothing is trained."""
+    largest: dict[str, float] = {}
+
+    def watch(name: str) -> Callable[..., None]:
+        def hook(_: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+            largest[name] = max(largest.get(name, 0.0), inputs[0].abs().max().item())
+
+        return hook
+
+    hooks = [layer.register_forward_pre_hook(watch(name)) for name, layer in linear_layers(model).items()]
+    try:
+        mean_loss(model, text)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return largest
+
+
+def with_rounded_inputs(model: Transformer, largest: dict[str, float], bits: int) -> Transformer:
+    """A copy whose linear layers round their inputs to `bits`, by scales fixed beforehand; what is larger is cut off.
+
+    That is static quantization per tensor: no scale is looked for while the model runs.
+    """
+    limit, rounded = 2 ** (bits - 1) - 1, copy.deepcopy(model)
+    for name, layer in linear_layers(rounded).items():
+        scale = largest[name] / limit
+
+        def hook(
+            _: nn.Module, inputs: tuple[torch.Tensor, ...], scale: float = scale
+        ) -> tuple[torch.Tensor, ...]:  # bound now: the loop goes on
+            return ((inputs[0] / scale).round().clamp(-limit, limit) * scale,)
+
+        layer.register_forward_pre_hook(hook)
+    return rounded
+
+
+# ------------------------------------------------------------------------------------------------ optimizer states
+
+
+def zeros_in_second_moment(optimizer: torch.optim.Optimizer) -> tuple[float, float]:
+    """Parts of Adam's second moments that 8 bits turn into zero: with even codes from 0 to 1, and with dynamic ones.
+
+    Blocks of 256 as in the 8-bit Adam; numbers that are zero already, and parameters smaller than it quantizes, are
+    left out. The even code spends all 8 bits above zero, as squares have no sign.
+    """
+    codebook = make_codebooks("cpu").unsigned
+    even = dynamic = count = 0
+    for state in optimizer.state.values():
+        moment = state["exp_avg_sq"]
+        if moment.numel() < SMALL_8BIT:
+            continue
+        blocks = nn.functional.pad(moment.flatten(), (0, -moment.numel() % BLOCK_8BIT)).view(-1, BLOCK_8BIT)
+        scaled = blocks / blocks.amax(dim=1, keepdim=True).clamp_min(TINY)
+        there = blocks > 0
+        even += int(((scaled * 255).round()[there] == 0).sum())
+        dynamic += int((codebook.values[torch.bucketize(scaled, codebook.borders)][there] == 0).sum())
+        count += int(there.sum())
+    return even / count, dynamic / count
+
+
+def even_adam(weights: Sequence[nn.Parameter]) -> Adam8bit:
+    """The 8-bit Adam with evenly spaced values in place of those by powers of ten: from −1 to 1, and from 0 to 1."""
+    return Adam8bit(weights, 3e-3, codebooks=Codebooks(_even(torch.arange(-127, 128)), _even(torch.arange(256))))
+
+
+def _even(numbers: torch.Tensor) -> Codebook:
+    values = numbers / numbers.max()
+    return Codebook(values, (values[1:] + values[:-1]) / 2)

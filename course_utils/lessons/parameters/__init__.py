@@ -1,0 +1,1 @@
+"""Lesson 04: its model code, figures, widget, checks and quiz."""

@@ -1,0 +1,92 @@
+"""Lesson 04's picture: what the parameters of models belong to, one bar a model."""
+
+from collections.abc import Mapping
+from itertools import accumulate
+
+from course_utils.figures.axes import stop
+from course_utils.figures.canvas import INK, MARGIN, RULE, WIDTH, Canvas, Figure, contrast, text_width
+
+Parts = Mapping[str, int]
+
+PART_COLOURS = {
+    "embedding": "#882255",
+    "positions": "#DDCC77",
+    "attention": "#8CCBC1",
+    "MLP": "#332288",
+    "norms": "#117733",
+    "head": "#D98A96",
+}
+"""After Paul Tol's muted palette; none is a kind of memory's color, since all of these are parameters."""
+
+BAR, STEP, TOP = 38, 52, 34
+
+
+def shares(models: Mapping[str, Parts], title: str, *, to_scale: bool = False, alt: str | None = None) -> Figure:
+    """One bar for each model, cut into its parts: each bar 100 % wide, or `to_scale` of the largest.
+
+    Raises ValueError without a model, and for parts that have no color.
+    """
+    if not models or not all(models.values()):
+        raise ValueError("shares need at least one model, and each model at least one part")
+    unknown = {name for parts in models.values() for name in parts} - set(PART_COLOURS)
+    if unknown:
+        raise ValueError(f"no color for {', '.join(sorted(unknown))}; known: {', '.join(PART_COLOURS)}")
+    canvas = Canvas()
+    top = canvas.title(title) + 14
+    _legend(canvas, {name for parts in models.values() for name in parts}, top)
+    totals = {name: sum(parts.values()) for name, parts in models.items()}
+    left = MARGIN + 10 + max(text_width(name, 13) for name in models)
+    right = WIDTH - MARGIN - 10 - max(text_width(spelled(count), 13, bold=True) for count in totals.values())
+    for index, (name, parts) in enumerate(models.items()):
+        y, whole = top + TOP + STEP * index, max(totals.values()) if to_scale else totals[name]
+        canvas.text(left - 10, y + 24, name, 13, text_anchor="end")
+        end = _bar(canvas, parts, left, (right - left) / whole, y)
+        canvas.text(end + 10, y + 24, spelled(totals[name]), 13, font_weight="bold")
+    bottom = top + TOP + STEP * len(models)
+    canvas.line(left, top + TOP - 6, left, bottom - 8, RULE)
+    alt = alt or _alt(models, title)
+    return Figure(canvas.svg(bottom + 4, title, alt), alt)
+
+
+def _legend(canvas: Canvas, names: set[str], y: float) -> None:
+    x: float = MARGIN
+    for name in (name for name in PART_COLOURS if name in names):
+        canvas.rect(x, y, 13, 13, PART_COLOURS[name])
+        canvas.text(x + 19, y + 11, name, 12)
+        x += 19 + text_width(name, 12) + 22
+
+
+def _bar(canvas: Canvas, parts: Parts, left: float, scale: float, y: float) -> float:
+    """Draws the segments, with their shares inside where there is room; returns where the bar ends."""
+    whole, ends = sum(parts.values()), [0, *accumulate(parts.values())]
+    for (name, count), start in zip(parts.items(), ends, strict=False):
+        x, width, fill, share = left + scale * start, scale * count, PART_COLOURS[name], percent(count, whole)
+        canvas.rect(x, y, width, BAR, fill, f"{name}: {count:,} ({share})", data_parameters=count)
+        if text_width(share, 12, bold=True) + 8 <= width:
+            ink = max((INK, "#FFFFFF"), key=lambda color: contrast(color, fill))
+            canvas.text(x + width / 2, y + 24, share, 12, ink, text_anchor="middle", font_weight="bold")
+    return left + scale * whole
+
+
+def percent(count: int, whole: int) -> str:
+    """A share with as many digits as tell something: "34 %", "2.9 %", "0.02 %"."""
+    share = 100 * count / whole
+    return f"{share:.0f} %" if share >= 9.95 else f"{share:.1f} %" if share >= 0.95 else f"{share:.2g} %"
+
+
+def spelled(count: int) -> str:
+    """A number of parameters as people say it: "124 M", "1.56 B"."""
+    for size, letter in ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K")):
+        if count >= 0.9995 * size:
+            value = count / size
+            return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f} {letter}"
+    return f"{count:,}"
+
+
+def _alt(models: Mapping[str, Parts], title: str) -> str:
+    told = [
+        f"{name}{', ' if name else ''}{spelled(sum(parts.values()))} parameters: "
+        + ", ".join(f"{part} {percent(count, sum(parts.values()))}" for part, count in parts.items())
+        for name, parts in models.items()
+    ]
+    return f"{stop(title)} Bars cut into parts. {'; '.join(told)}."

@@ -1,0 +1,95 @@
+"""Sliders that build a transformer, and a picture of its parameters. Only notebooks import this module."""
+
+from course_utils.figures.canvas import Figure
+from course_utils.interactive.widgets import Explorable, dropdown, slider
+from course_utils.models import TransformerConfig, model_config
+from course_utils.units import format_bytes
+
+from . import counting as parameters
+from .figures import percent, shares, spelled
+
+
+def model_builder(start: str = "gpt2") -> "ModelBuilder":
+    """Controls for the sizes of a transformer, and a picture of where its parameters sit, beginning with a preset.
+
+    In the next cell, `.model` is what has been built. Raises ValueError for a preset that is not known.
+    """
+    return ModelBuilder(model_config(start))
+
+
+LAYERS = (1, 2, 4, 6, 8, 12, 16, 22, 24, 28, 32, 36, 48, 64, 80, 96, 128)
+HIDDEN_SIZES = (128, 256, 512, 768, 1024, 1280, 1600, 2048, 2560, 3072, 3584, 4096, 5120, 6144, 8192, 12288, 16384)
+VOCABULARIES = (256, 1000, 4096, 16000, 32000, 50257, 65536, 100_000, 128_256, 152_064, 200_000, 256_000)
+MLP_WIDTHS = ("8/3", "2.75", "3", "3.5", "4", "5.5")
+"""Of the hidden size; 8/3 is what leaves SwiGLU's three matrices as large as GELU's two at 4."""
+
+
+class ModelBuilder(Explorable):
+    """What `model_builder` shows; `.model` is the transformer that has been built."""
+
+    invitation = "Sliders that build a model: run this cell to use them."
+
+    def __init__(self, model: TransformerConfig) -> None:
+        self.first = model
+        width = next((text for text in MLP_WIDTHS if _of_hidden(text, model.hidden) == model.ffn), str(model.ffn))
+        super().__init__(
+            {
+                "family": dropdown("family", ("gpt2", "llama"), model.family),
+                "tied": dropdown("head", ("tied", "untied"), "tied" if model.tied else "untied"),
+                "layers": slider("layers L", LAYERS, model.layers),
+                "vocab": slider("vocabulary V", VOCABULARIES, model.vocab),
+                "hidden": slider("hidden h", HIDDEN_SIZES, model.hidden),
+                "ffn": dropdown("MLP width / h", MLP_WIDTHS, width),
+                "heads": slider("heads a", (1, 2, 4, 8, 12, 16, 20, 24, 25, 28, 32, 40, 48, 64, 96, 128), model.heads),
+                "experts": slider("experts", (1, 2, 4, 8, 16, 32, 64, 128), model.experts or 1),
+                "group": slider("queries a key", (1, 2, 4, 7, 8, 16, 32), model.heads // model.kv_heads),
+            }
+        )
+
+    @property
+    def model(self) -> TransformerConfig:
+        """The transformer that has been chosen. Raises ValueError, in words, for sizes that make none."""
+        chosen = {name: control.value for name, control in self.controls.items()}
+        heads, group, experts = chosen["heads"], chosen["group"], chosen["experts"]
+        if heads % group:
+            raise ValueError(f"{heads} query heads do not come in groups of {group}")
+        return TransformerConfig(
+            "built",
+            chosen["family"],
+            chosen["layers"],
+            chosen["hidden"],
+            heads,
+            chosen["vocab"],
+            self.first.max_positions,
+            kv_heads=heads // group,
+            ffn=_of_hidden(chosen["ffn"], chosen["hidden"]),
+            tied=chosen["tied"] == "tied",
+            qkv_bias=self.first.qkv_bias if chosen["family"] == self.first.family else None,
+            experts=experts if experts > 1 else 0,
+            experts_per_token=min(2, experts) if experts > 1 else 0,
+        )
+
+    def redraw(self) -> tuple[Figure, str]:
+        """The model's parts as a bar, and its count in words beside what 12Lh² would say."""
+        model, parts = self.model, parameters.parts(self.model)
+        N, rule = model.parameters, parameters.blocks_alone(model)
+        largest = max(parts, key=parts.__getitem__)
+        title = f"{spelled(N)} parameters, {percent(parts[largest], N)} of them in {_part_words(largest)}"
+        active = f", of which a token uses {model.active_parameters:,}" if model.experts else ""
+        message = (
+            f"<b>N = {N:,}</b>{active}. 12·L·h² says {rule:,}: {100 * (rule / N - 1):+.1f} % off."
+            f"<br>Trained with Adam at 16 bytes a parameter: {format_bytes(16 * N, 'GB', 1)} of weights, gradients and "
+            "states."
+        ).replace("-", "−")
+        return shares({"": parts}, title), message
+
+
+def _of_hidden(width: str, hidden: int) -> int:
+    """A width in numbers of a token: "8/3" and the like are factors of `hidden`, numbers from 64 on are not."""
+    over, _, under = width.partition("/")
+    factor = float(over) / float(under or 1)
+    return round(factor * hidden) if factor < 64 else round(factor)
+
+
+def _part_words(part: str) -> str:
+    return part if part in ("attention", "positions") else "norms" if part == "norms" else f"the {part}"

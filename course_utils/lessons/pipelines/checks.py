@@ -1,0 +1,289 @@
+"""Checks of the exercises of lesson 11, "Model and pipeline parallelism": each names the misconception."""
+
+import math
+from collections.abc import Callable, Mapping
+from functools import cache
+from itertools import combinations, pairwise
+from typing import Any
+
+from course_utils.interactive.feedback import alike, call, call_or_none, exercise, expect, fail, of_kind
+from course_utils.run import TrainingRun
+
+from .memory import stage_memory
+from .schedules import bubble, micro_batches_for, most_kept, simulate
+
+__all__ = ["cut", "enough", "fewest_stages", "kept", "order", "stage_memory"]
+
+# -------------------------------------------------------------------------------------------------------- 11.1: enough
+
+ENOUGH_CASES = ((4, 0.1), (8, 0.2), (2, 0.25), (4, 0.5), (16, 0.3), (1, 0.1), (3, 0.9))
+
+
+def _strictly(p: int, idle: float) -> int:
+    return next(m for m in range(1, 10_000) if bubble(p, m) < idle - 1e-12)
+
+
+ENOUGH_MISTAKES: tuple[tuple[Callable[[int, float], float], str], ...] = (
+    (_strictly, "Where the bubble is exactly `idle` you go one further. At most `idle` was asked for."),
+    (lambda p, idle: next(m for m in range(1, 10_000) if (p - 1) / m <= idle + 1e-12),
+     "Those are all columns, m + p − 1, of which m do the work. (Or do you divide by m alone?)"),
+    (lambda p, idle: next(m for m in range(1, 10_000) if p / (m + p) <= idle + 1e-12),
+     "p stages wait for p − 1 others: you count one too many."),
+    (lambda p, idle: max(1, micro_batches_for(p, idle) - 1), "One too few: the bubble is still larger than `idle`."),
+    (lambda p, idle: 4 * p, "4·p is GPipe's rule of thumb. Which m does this `idle` need?"),
+    (lambda p, idle: (p - 1) * (1 / idle - 1), "Micro-batches come whole, and at least one: round up."),
+    (lambda p, idle: math.ceil(round((p - 1) * (1 / idle - 1), 9)),
+     "At least one micro-batch is needed, whatever the formula says."),
+)  # fmt: skip
+
+
+@exercise("11.1", "The bubble turned round: as many micro-batches as it takes.")
+def enough(answer: Any) -> None:
+    """`answer(p, idle)` is the smallest m with (p − 1)/(m + p − 1) ≤ idle."""
+    got = [call(answer, p=p, idle=idle) for p, idle in ENOUGH_CASES]
+    if got == [micro_batches_for(*case) for case in ENOUGH_CASES]:
+        return
+    for mistaken, message in ENOUGH_MISTAKES:
+        expect(not alike(got, [mistaken(*case) for case in ENOUGH_CASES], 1e-9), message)
+    for m, (p, idle) in zip(got, ENOUGH_CASES, strict=True):
+        expect(m >= 1, f"With p = {p} you answer {m:g}: at least one micro-batch is needed.")
+        if bubble(p, math.ceil(m)) > idle + 1e-12:
+            fail(f"With p = {p} and idle = {idle}, your m leaves a larger bubble than that.")
+    fail("Your m is enough, but not the smallest: with fewer the bubble is small enough, too.")
+
+
+# ---------------------------------------------------------------------------------------------------------- 11.2: kept
+
+KEPT_CASES = ((4, 8, 0), (4, 8, 1), (4, 8, 3), (8, 3, 0), (8, 3, 6), (1, 5, 0), (6, 6, 2))
+
+GPIPE_MISTAKES: tuple[tuple[Callable[[int, int, int], int], str], ...] = (
+    (lambda p, m, stage: min(m, p), "GPipe takes none backward before all are forward, however many stages there are."),
+    (lambda p, m, stage: min(m, p - stage), "That is 1F1B. GPipe takes none backward before all are forward."),
+    (lambda p, m, stage: m - 1, "One is missing: the last one's forward is done before the first one's backward."),
+    (lambda p, m, stage: m * p, "That is all stages together. One stage was asked for."),
+)
+ONE_F_MISTAKES: tuple[tuple[Callable[[int, int, int], int], str], ...] = (
+    (lambda p, m, stage: p - stage, "No stage keeps more micro-batches than there are: m may be small."),
+    (lambda p, m, stage: min(m, p), "That is the first stage. Those after it wait less for their first backward."),
+    (lambda p, m, stage: p, "That is the first stage. Those after it wait less for their first backward."),
+    (lambda p, m, stage: min(m, stage + 1), "Turned round: the first stage keeps the most, the last one a single one."),
+    (lambda p, m, stage: stage + 1, "Turned round: the first stage keeps the most, the last one a single one."),
+    (lambda p, m, stage: min(m, p - stage - 1), "One too few: the one that the stage works on is kept, too."),
+    (lambda p, m, stage: min(m, p - stage + 1), "One too many. The last stage goes backward at once: it keeps a single "
+     "one."),
+    (lambda p, m, stage: m, "That is GPipe. 1F1B goes backward as soon as it can."),
+)  # fmt: skip
+
+
+@exercise("11.2", "GPipe keeps all; 1F1B as many as stages from here to the end.")
+def kept(answer: Any) -> None:
+    """`answer(p, m, stage)` is a dictionary: GPipe and 1F1B, micro-batches kept at most."""
+    got = []
+    for p, m, stage in KEPT_CASES:
+        both = call(answer, p=p, m=m, stage=stage, returns=Mapping)
+        expect(set(both) == {"GPipe", "1F1B"}, "Return a dictionary with exactly the keys GPipe and 1F1B.")
+        got.append({name: of_kind(both[name], (int, float), f"{name} is") for name in both})
+    for name, mistakes in (("GPipe", GPIPE_MISTAKES), ("1F1B", ONE_F_MISTAKES)):
+        values = [both[name] for both in got]
+        if values == [most_kept(name, *case) for case in KEPT_CASES]:
+            continue
+        for mistaken, message in mistakes:
+            expect(values != [mistaken(*case) for case in KEPT_CASES], message)
+        fail(f"{name} is off somewhere. Draw it with pipeline_figure(simulate({name!r}, 4, 8)), and count in a row.")
+
+
+# --------------------------------------------------------------------------------------------------------- 11.3: order
+
+ORDER_CASES = ((4, 6, 0), (4, 6, 1), (4, 6, 3), (4, 2, 0), (1, 3, 0), (3, 8, 1))
+
+
+@exercise("11.3", "The same order in which PyTorch's stages work.")
+def order(answer: Any) -> None:
+    """`answer(p, m, stage)` is the list of a stage's works under 1F1B."""
+    for p, m, stage in ORDER_CASES:
+        got = list(call(answer, p=p, m=m, stage=stage, returns=(list, tuple)))
+        right = simulate("1F1B", p, m).order(stage)
+        if got == right:
+            continue
+        where = f"stage {stage} of {p}, {m} micro-batches: "
+        expect(all(isinstance(work, str) for work in got), "Return a list of words such as F0 and B0.")
+        expect(len(got) == len(set(got)), f"{where}a work occurs twice.")
+        missing = sorted(set(right) - set(got))
+        expect(
+            not missing, f"{where}{len(missing)} works are missing: every micro-batch goes forward and backward once."
+        )
+        expect(
+            set(got) == set(right), f"{where}there are works that do not exist: micro-batches count from 0 to m − 1."
+        )
+        _judge_order(got, right, p, m, stage)
+
+
+def _judge_order(got: list[str], right: list[str], p: int, m: int, stage: int) -> None:
+    """Say what is wrong with a list that has the right words in another order."""
+    ahead, mine = (next(place for place, work in enumerate(works) if work[0] == "B") for works in (right, got))
+    early = [work for work in got if work[0] == "B" and got.index(work) < got.index(f"F{work[1:]}")]
+    expect(not early, "A backward stands before its own forward.")
+    expect(mine != m or ahead == m, "All forwards come first: that is GPipe. How many may this stage keep?")
+    expect(
+        mine != min(m, stage + 1) or mine == ahead, "Turned round: the *first* stage goes forward most often at first."
+    )
+    expect(mine >= ahead, "Too few forwards at first: the stages after this one would wait for work.")
+    expect(mine <= ahead, "Too many forwards at first: the stage keeps more micro-batches than 1F1B needs.")
+    backwards = [work for work in got if work[0] == "B"]
+    expect(
+        backwards == [work for work in right if work[0] == "B"],
+        "Backwards come in the order of the micro-batches: what went forward first comes back first.",
+    )
+    fail("The start is right. Then one backward and one forward alternate, until no forward is left.")
+
+
+# ----------------------------------------------------------------------------------------------------------- 11.4: cut
+
+CUT_CASES: tuple[tuple[list[float], int], ...] = (
+    ([1, 1, 1, 1, 1, 1, 1, 1], 4),
+    ([1, 1, 1, 1, 1, 1, 4], 3),
+    ([5, 1, 1, 1, 1, 1, 1, 2], 3),
+    ([2, 3, 1, 4, 2, 2, 1, 3, 5, 1], 4),
+    ([4, 1, 3], 3),
+    ([3, 1, 2], 1),
+    ([9, 1, 1, 1, 9, 1, 1, 1], 4),
+    ([1, 6, 3, 1, 2], 3),  # where the slowest stage is quickest, the stages are not as equal as they can be
+)
+
+
+def slowest(times: list[float], counts: list[int]) -> float:
+    """The time of the slowest stage."""
+    edges = [sum(counts[:stage]) for stage in range(len(counts) + 1)]
+    return max(sum(times[a:b]) for a, b in pairwise(edges))
+
+
+def best_cut(times: list[float], p: int) -> list[int]:
+    """The cut whose slowest stage is quickest, by trying all."""
+    ways = ((0, *cuts, len(times)) for cuts in combinations(range(1, len(times)), p - 1))
+    return min(([b - a for a, b in pairwise(edges)] for edges in ways), key=lambda counts: slowest(times, counts))
+
+
+def equal_cut(times: list[float], p: int) -> list[int]:
+    """As many layers for each stage, the first ones one more."""
+    each, more = divmod(len(times), p)
+    return [each + (stage < more) for stage in range(p)]
+
+
+def greedy_cut(times: list[float], p: int) -> list[int]:
+    """Fill each stage until it has reached the mean; the last one gets the rest."""
+    mean, counts, start = sum(times) / p, [], 0
+    for stage in range(p - 1):
+        end = start + 1
+        while sum(times[start:end]) < mean and len(times) - end > p - stage - 1:
+            end += 1
+        counts.append(end - start)
+        start = end
+    return [*counts, len(times) - start]
+
+
+@exercise("11.4", "The slowest stage is as quick as it can be.")
+def cut(answer: Any) -> None:
+    """`answer(times, p)` is a list of p numbers of layers."""
+    found = [(times, p, _counts(answer, times, p)) for times, p in CUT_CASES]
+    off = [
+        (times, p, got) for times, p, got in found if slowest(times, got) > slowest(times, best_cut(times, p)) + 1e-9
+    ]
+    if not off:
+        return
+    expect(
+        any(got != equal_cut(times, p) for times, p, got in found),
+        "You cut into equal numbers of layers. They do not take equally long.",
+    )
+    expect(
+        any(got != greedy_cut(times, p) for times, p, got in found),
+        "You fill one stage after the other up to the mean. What is left for the last one may be too much: compare "
+        "whole cuts.",
+    )
+    times, p, got = off[0]
+    fail(f"For {times} and p = {p} your slowest stage takes {slowest(times, got):g}; another cut is quicker.")
+
+
+def _counts(answer: Any, times: list[float], p: int) -> list[int]:
+    given = call(answer, times=list(times), p=p, returns=(list, tuple))
+    got = [of_kind(n, int, "One of your numbers of layers is") for n in given]
+    expect(len(got) == p, f"You return {len(got)} numbers for {p} stages: one for each, how many layers it gets.")
+    expect(
+        sum(got) == len(times),
+        f"Your numbers add up to {sum(got)}, and there are {len(times)} layers. Do you return places, not numbers?",
+    )
+    expect(min(got) >= 1, "A stage gets no layer at all.")
+    return got
+
+
+# ------------------------------------------------------------------------------------------------- 11.5: fewest_stages
+
+STAGES = (1, 2, 4, 8, 16)
+XL = TrainingRun("gpt2-xl", 2, 1024, "bf16-master")
+SMALL = TrainingRun("gpt2", 8, 1024, "bf16-master")
+FULL = max(stage_memory(XL, "1F1B", 4, 16, stage).total for stage in range(4))
+FEWEST_CASES = (
+    (XL, 32, 80 * 10**9), (XL, 32, 17 * 10**9), (XL, 32, 17_400_000_000), (XL, 32, 10**9), (SMALL, 64, 8_400_000_000),
+    (SMALL, 8, 3_000_000_000), (XL.replace(micro_batch=4), 32, 14_000_000_000), (XL, 32, FULL),
+)  # fmt: skip
+
+
+def fewest_right(run: TrainingRun, sequences: int, room: int) -> int | None:
+    """The smallest number of stages of which each fits."""
+    return _fewest(run, sequences, lambda sizes: max(sizes) <= room)
+
+
+@cache
+def _sizes(run: TrainingRun, schedule: str, p: int, micro_batches: int) -> tuple[int, ...]:
+    return tuple(stage_memory(run, schedule, p, micro_batches, stage).total for stage in range(p))
+
+
+def _fewest(
+    run: TrainingRun,
+    sequences: int,
+    fits: Callable[[tuple[int, ...]], bool],
+    schedule: str = "1F1B",
+    m: int | None = None,
+) -> int | None:
+    micro_batches = sequences // run.micro_batch if m is None else m
+    for p in STAGES:
+        if run.model.layers >= p and fits(_sizes(run, schedule, p, micro_batches)):
+            return p
+    return None
+
+
+FEWEST_MISTAKES: Mapping[str, Callable[[TrainingRun, int, int], int | None]] = {
+    "You look at the first stage alone. The last one has the head and the loss.":
+        lambda run, sequences, room: _fewest(run, sequences, lambda sizes: sizes[0] <= room),
+    "You count as if each stage kept what the last one keeps, a single micro-batch. The first one keeps the most.":
+        lambda run, sequences, room: _fewest(run, sequences, lambda sizes: sizes[-1] <= room),
+    "You add up all stages. Each has a card of its own.":
+        lambda run, sequences, room: _fewest(run, sequences, lambda sizes: sum(sizes) <= room),
+    "You compare with the mean of the stages. The fullest one decides.":
+        lambda run, sequences, room: _fewest(run, sequences, lambda sizes: sum(sizes) <= room * len(sizes)),
+    "That is GPipe, which keeps all micro-batches. 1F1B was asked for.":
+        lambda run, sequences, room: _fewest(run, sequences, lambda sizes: max(sizes) <= room, "GPipe"),
+    "You take the largest number that fits. Fewer stages wait less.":
+        lambda run, sequences, room: next((p for p in reversed(STAGES) if run.model.layers >= p
+            and max(_sizes(run, "1F1B", p, sequences // run.micro_batch)) <= room), None),
+    "You count sequences. How many micro-batches are they?":
+        lambda run, sequences, room: _fewest(run, sequences, lambda sizes: max(sizes) <= room, m=sequences),
+}  # fmt: skip
+
+
+@exercise("11.5", "As few stages as the card allows: no deeper than needed.")
+def fewest_stages(answer: Any) -> None:
+    """`answer(run, sequences, room)` is the smallest number of stages that fits, or None."""
+    got = []
+    for run, sequences, room in FEWEST_CASES:
+        got.append(call_or_none(answer, run=run, sequences=sequences, room=room, returns=int))
+    right = [fewest_right(*case) for case in FEWEST_CASES]
+    if got == right:
+        return
+    unknown = [p for p in got if p is not None and p not in STAGES]
+    expect(not unknown, f"{', '.join(map(str, unknown))}: not one of 1, 2, 4, 8, 16.")
+    for message, mistaken in FEWEST_MISTAKES.items():
+        expect(got != [mistaken(*case) for case in FEWEST_CASES], message)
+    lost = any(mine is None and wanted for mine, wanted in zip(got, right, strict=True))
+    expect(not lost, "You find nothing where some number of stages fits: does every case reach its `return`?")
+    expect(all(p is None for p in got[3:4]), "With 1 GB a stage you find something that fits. None does.")
+    fail("Somewhere another number is right: every stage has to fit, and the first of 1, 2, 4, 8, 16 counts.")

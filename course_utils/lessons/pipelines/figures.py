@@ -1,0 +1,145 @@
+"""Pictures of lesson 11: who works when, on which micro-batch, and what each stage keeps meanwhile."""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+from course_utils.figures.axes import COLOURS, stop
+from course_utils.figures.canvas import (
+    GRID,
+    MARGIN,
+    QUIET,
+    RULE,
+    WIDTH,
+    Canvas,
+    Figure,
+    ink_on,
+    number,
+    text_width,
+    ticks,
+)
+
+from .schedules import FORWARD, Pipeline, Work
+
+COLOUR = {"F": COLOURS["activations"], "B": COLOURS["gradients"]}
+WORDS = {"F": "forward", "B": "backward"}
+ROW, MEMORY_ROW = 26.0, 30.0
+LEFT = MARGIN + 66.0
+
+
+def pipeline_figure(pipeline: Pipeline, title: str = "") -> Figure:
+    """Each stage's works over time, and under them the micro-batches that it keeps."""
+    title = title or pipeline_title(pipeline)
+    canvas = Canvas()
+    top = canvas.title(title)
+    numbered = pipeline.schedule != "naive"
+    _legend(canvas, top + 16, numbered)
+    right = WIDTH - MARGIN - 96
+    scale = (right - LEFT) / pipeline.span
+    bottom = _works(canvas, pipeline.works, pipeline.stages, top + 34, scale, numbered)
+    _axis(canvas, pipeline.span, scale, bottom, "units: forwards of one micro-batch on one stage")
+    bottom = _memory(canvas, pipeline, bottom + 62, scale)
+    return Figure(canvas.svg(bottom + 8, title, alt := f"{stop(title)} {_told(pipeline)}"), alt)
+
+
+def pipeline_title(pipeline: Pipeline) -> str:
+    """What the schedule costs: its idle part, and what its first stage keeps."""
+    kept = pipeline.most_kept(0)
+    batches = f"{kept} micro-batch{'es' if kept > 1 else ''}"
+    copies = f" and {pipeline.versions(0)} versions of its weights" if pipeline.versions(0) > 1 else ""
+    name = f"{pipeline.schedule[0].upper()}{pipeline.schedule[1:]}"
+    return f"{name}: stages wait {100 * pipeline.idle:.0f} % of the time; the first keeps {batches}{copies}"
+
+
+def timelines(panels: Mapping[str, Sequence[Work]], title: str, *, unit: str = "ms", provenance: str = "") -> Figure:
+    """Several timelines of the same stages, one under the other on one axis: a prediction and measurements of it."""
+    canvas = Canvas()
+    y = canvas.title(title) + 16
+    _legend(canvas, y)
+    span = max(work.end for works in panels.values() for work in works)
+    scale, told = (WIDTH - MARGIN - LEFT) / span, []
+    for name, works in panels.items():
+        canvas.text(MARGIN, y + 36, name, 13, font_weight="bold")
+        y = _works(canvas, works, 1 + max(work.stage for work in works), y + 46, scale)
+        told.append(f"{name}: {max(work.end for work in works):.0f} {unit}")
+    _axis(canvas, span, scale, y, unit)
+    alt = f"{stop(title)} Works of each stage over time, from the first to the last. {'; '.join(told)}."
+    end = canvas.note(provenance, y + 62) if provenance else y + 46
+    return Figure(canvas.svg(end, title, alt), alt)
+
+
+def _told(pipeline: Pipeline) -> str:
+    kept = ", ".join(str(pipeline.most_kept(stage)) for stage in range(pipeline.stages))
+    return (
+        f"{pipeline.micro_batches} micro-batches on {pipeline.stages} stages take {number(pipeline.span)} units. "
+        f"Micro-batches kept at most, from the first stage to the last: {kept}."
+    )
+
+
+def _legend(canvas: Canvas, y: float, numbered: bool = True) -> None:
+    """What the colors mean; a box is of one micro-batch where it is `numbered`, else of the whole batch."""
+    x, whose = float(MARGIN), "micro-batch in the box" if numbered else "whole batch"
+    for kind, word in WORDS.items():
+        words = f"{word} of the {whose}"
+        canvas.rect(x, y - 10, 12, 12, COLOUR[kind])
+        canvas.text(x + 17, y, words, 12)
+        x += 35 + text_width(words, 12)
+    canvas.rect(x, y - 10, 12, 12, "#FFFFFF", stroke=RULE, stroke_width=1)
+    canvas.text(x + 17, y, "waiting", 12)
+
+
+def _works(
+    canvas: Canvas, works: Sequence[Work], stages: int, top: float, scale: float, numbered: bool = True
+) -> float:
+    """One row for each stage; returns the y below them."""
+    end = max(work.end for work in works)
+    for stage in range(stages):
+        y = top + stage * (ROW + 4)
+        canvas.text(LEFT - 8, y + 17, f"stage {stage}", 12, text_anchor="end")
+        canvas.rect(LEFT, y, end * scale, ROW, "#FFFFFF", stroke=GRID, stroke_width=1)
+        for work in (work for work in works if work.stage == stage):
+            x, width = LEFT + work.start * scale, (work.end - work.start) * scale
+            canvas.rect(x, y, max(width - 0.8, 0.4), ROW, COLOUR[work.kind], data_work=f"{work.kind}{work.micro}")
+            label = str(work.micro) if numbered else WORDS[work.kind]
+            if text_width(label, 11) + 2 <= width:
+                canvas.text(x + width / 2, y + 17, label, 11, ink_on(COLOUR[work.kind]), text_anchor="middle")
+    return top + stages * (ROW + 4)
+
+
+def _axis(canvas: Canvas, span: float, scale: float, y: float, unit: str) -> None:
+    canvas.line(LEFT, y + 2, LEFT + span * scale, y + 2, RULE)
+    for tick in ticks(0, span, 8):
+        if tick <= span:
+            canvas.line(LEFT + tick * scale, y + 2, LEFT + tick * scale, y + 7, RULE)
+            canvas.text(LEFT + tick * scale, y + 20, number(tick), 11, QUIET, text_anchor="middle")
+    canvas.text(LEFT + span * scale / 2, y + 36, unit, 12, QUIET, text_anchor="middle")
+
+
+def _memory(canvas: Canvas, pipeline: Pipeline, top: float, scale: float) -> float:
+    """For each stage a row whose height over time is what it keeps; the most of it in words."""
+    keeps_versions = pipeline.schedule == "PipeDream"
+    title = "micro-batches whose activations are kept" + ", and versions of the weights" * keeps_versions
+    canvas.text(MARGIN, top, title, 12, QUIET)
+    most = max(pipeline.most_kept(stage) for stage in range(pipeline.stages))
+    for stage in range(pipeline.stages):
+        base = top + 12 + (stage + 1) * (MEMORY_ROW + 4)
+        canvas.text(LEFT - 8, base - 6, f"stage {stage}", 12, text_anchor="end")
+        for start, end, count in _levels(pipeline, stage):
+            height = count / most * MEMORY_ROW
+            canvas.rect(LEFT + start * scale, base - height, (end - start) * scale, height, COLOUR[FORWARD])
+        canvas.line(LEFT, base, LEFT + pipeline.span * scale, base, RULE)
+        copies = f" and {pipeline.versions(stage)}" if keeps_versions else ""
+        words = f"at most {pipeline.most_kept(stage)}{copies}"
+        canvas.text(LEFT + pipeline.span * scale + 8, base - 6, words, 12)
+    return top + 12 + pipeline.stages * (MEMORY_ROW + 4) + 8
+
+
+def _levels(pipeline: Pipeline, stage: int) -> list[tuple[float, float, int]]:
+    """(from, to, micro-batches kept) wherever that is not 0, equal neighbors joined."""
+    changes = [*dict(pipeline.kept(stage)).items(), (pipeline.span, 0)]  # of several at a moment, the last counts
+    found: list[tuple[float, float, int]] = []
+    for (start, count), (end, _) in pairwise(changes):
+        if found and found[-1][1:] == (start, count):
+            found[-1] = (found[-1][0], end, count)
+        elif count and end > start:
+            found.append((start, end, count))
+    return found

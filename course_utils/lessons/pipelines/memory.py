@@ -1,0 +1,89 @@
+"""What one stage of a pipeline keeps: the states of its layers, and the activations of the micro-batches in flight."""
+
+from math import prod
+
+from course_utils.breakdown import MemoryBreakdown
+from course_utils.estimating.exact.activations import (
+    block_bytes,
+    block_input,
+    head_saved,
+    loss_saved,
+    stem_saved,
+    sum_bytes,
+)
+from course_utils.estimating.sharding import optimizer_bytes_of
+from course_utils.models import Shapes, TransformerConfig, parameter_shapes
+from course_utils.run import TrainingRun
+from course_utils.units import round_up
+
+from .schedules import most_kept
+
+
+def blocks_of(layers: int, stages: int, stage: int) -> range:
+    """The blocks of one stage: as many as of any other, or one more in the first stages. ValueError for too many."""
+    if not 1 <= stages <= layers:
+        raise ValueError(f"{layers} blocks cannot be cut into {stages} stages")
+    if stage not in range(stages):
+        raise ValueError(f"stage {stage}: they count from 0 to {stages - 1}")
+    each, more = divmod(layers, stages)
+    first = stage * each + min(stage, more)
+    return range(first, first + each + (stage < more))
+
+
+def stage_shapes(model: TransformerConfig, stages: int, stage: int) -> Shapes:
+    """The parameters of one stage, by name and shape.
+
+    The embedding is the first stage's, norm and head are the last one's. A tied head is both: each of the two stages
+    keeps a copy, as in Megatron-LM, and their gradients have to be added up.
+    """
+    mine, last = blocks_of(model.layers, stages, stage), stages - 1
+    found = {}
+    for name, shape in parameter_shapes(model).items():
+        place = name.split(".")
+        if place[0] == "blocks":
+            owners = {stage} if int(place[1]) in mine else set()
+        elif place[0] == "embedding":
+            owners = {0, last} if model.tied else {0}
+        else:
+            owners = {0} if place[0] == "positions" else {last}
+        if stage in owners:
+            found[name] = shape
+    return found
+
+
+def parameters_of(model: TransformerConfig, stages: int, stage: int) -> int:
+    """How many parameters a stage has."""
+    return sum(map(prod, stage_shapes(model, stages, stage).values()))
+
+
+def stage_memory(run: TrainingRun, schedule: str, stages: int, micro_batches: int, stage: int) -> MemoryBreakdown:
+    """Bytes of one stage when it keeps the most micro-batches: its states, and all that forward keeps for backward.
+
+    `run.micro_batch` is one micro-batch's sequences. Transients of backward and of the optimizer are not counted.
+    Whole blocks may be recomputed, K of them from one checkpoint ("full": 1; with all of a stage's it is GPipe's own
+    way): then one stretch of them has all of its activations at a time, beside its checkpoint, and on the last stage
+    not before the loss and head of that micro-batch have let theirs go. PipeDream keeps the weights once for each
+    version in use: the ones beyond the first are `weight_copies`. Raises ValueError for another kind of recomputation,
+    and for sizes that cannot be.
+    """
+    if not run.blocks_per_checkpoint and run.recompute != "none":
+        raise ValueError(f"recompute={run.recompute!r}: a stage is counted with 'none' or 'full', or 'every-K' blocks")
+    shapes, kept = stage_shapes(run.model, stages, stage), most_kept(schedule, stages, micro_batches, stage)
+    weights = sum(round_up(run.precision.weight * prod(shape)) for shape in shapes.values())
+    blocks, checkpoint = len(blocks_of(run.model.layers, stages, stage)), block_input(run).bytes
+    own, again = blocks * block_bytes(run), 0
+    if run.blocks_per_checkpoint:
+        together = min(run.blocks_per_checkpoint, blocks)
+        own, again = -(-blocks // together) * checkpoint, together * block_bytes(run) - checkpoint
+    stem = sum_bytes(stem_saved(run)) if stage == 0 else 0
+    end = sum_bytes([*head_saved(run), *loss_saved(run)]) if stage == stages - 1 else 0
+    return MemoryBreakdown(
+        {
+            "parameters": weights,
+            "weight_copies": weights * (kept - 1) if schedule == "PipeDream" else 0,
+            "gradients": sum(round_up(run.precision.gradient * prod(shape)) for shape in shapes.values()),
+            "optimizer_states": optimizer_bytes_of(run, run.precision, shapes),
+            "activations": kept * (own + stem + end) + max(0, again - end),
+        },
+        label=f"stage {stage} of {stages}, {schedule}, {kept} of {micro_batches} micro-batches kept",
+    )

@@ -1,0 +1,219 @@
+"""Which parallelism, for a given model on a given cluster: memory, messages and idling of each plan, by formula.
+
+Ranks are laid out as Megatron-LM does by default: tensor parallelism innermost, then data, then pipeline. A group that
+fits into one node talks over the GPUs' own links, any other over the network. Times are at the data sheets' peak rates,
+with messages in turn with arithmetic or hidden behind it, so they rank plans and promise nothing.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import product
+from math import prod
+
+from course_utils.estimating.sharding import all_reduce_bytes, zero_bytes
+from course_utils.estimating.step_time import data_parallel_bytes
+from course_utils.gpus import Gpu, Rates
+from course_utils.models import TransformerConfig, parameter_shapes
+from course_utils.run import TrainingRun
+
+from .memory import parameters_of, stage_memory
+from .schedules import bubble
+
+ELEMENT = 2
+"""Bytes of a weight, a gradient and an activation that is sent: 16 bits, as ZeRO counts them."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """`nodes` machines of `per_node` GPUs of one kind; `network` is each GPU's bytes/s to other nodes, one way."""
+
+    gpu: Gpu
+    nodes: int
+    per_node: int
+    network: float
+
+    @property
+    def gpus(self) -> int:
+        """GPUs in all."""
+        return self.nodes * self.per_node
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the ranks are used: `data` · `tensor` · `pipeline` of them, with ZeRO of that `stage` over `data`."""
+
+    data: int
+    tensor: int = 1
+    pipeline: int = 1
+    stage: int = 0
+
+    def __str__(self) -> str:
+        parts = [f"{name} {count}" for name, count in vars(self).items() if count > 1 and name != "stage"]
+        return " × ".join(parts or ["one GPU"]) + (f", ZeRO-{self.stage}" if self.stage else "")
+
+
+@dataclass(frozen=True)
+class Account:
+    """What a plan comes to: bytes on the fullest GPU, the part of the time that it idles, and seconds of a step.
+
+    `seconds` has compute (with what is run again), bubble, and the messages of tensor, data and pipeline parallelism.
+    """
+
+    plan: Plan
+    micro_batch: int
+    memory: int
+    idle: float
+    seconds: dict[str, float]
+
+    @property
+    def total(self) -> float:
+        """Seconds of a step at peak rates when messages and arithmetic take turns."""
+        return sum(self.seconds.values())
+
+    @property
+    def overlapped(self) -> float:
+        """Seconds at best: messages of data and pipeline parallelism hidden behind the arithmetic as far as it lasts.
+
+        Those of tensor parallelism cannot hide: the next matrix product needs the sum that they bring.
+        """
+        alone = self.seconds["compute"] + self.seconds["bubble"] + self.seconds["tensor"]
+        return max(alone, self.seconds["data"] + self.seconds["pipeline"])
+
+    @property
+    def messages(self) -> float:
+        """Seconds of all messages."""
+        return sum(self.seconds[name] for name in ("tensor", "data", "pipeline"))
+
+
+def account(run: TrainingRun, cluster: Cluster, plan: Plan, global_batch: int) -> Account:
+    """The account of one plan for steps of `global_batch` sequences, `run.micro_batch` at a time.
+
+    Raises ValueError for a plan that does not use all GPUs, or does not divide the model or the batch.
+    """
+    _check(run, cluster, plan, global_batch)
+    micro_batches = global_batch // (plan.data * run.micro_batch)
+    flops = step_flops(run, global_batch) / cluster.gpus
+    compute = flops / _rates(cluster).tensor
+    idle = bubble(plan.pipeline, micro_batches)
+    seconds = {"compute": compute, "bubble": compute * idle / (1 - idle)}
+    seconds |= _messages(run, cluster, plan, micro_batches)
+    return Account(plan, run.micro_batch, memory(run, plan, micro_batches), idle, seconds)
+
+
+def plans(run: TrainingRun, cluster: Cluster, global_batch: int) -> Iterator[Account]:
+    """The accounts of all plans that divide model, batch and cluster, tensor parallelism within a node alone.
+
+    With micro-batches of 1 to 8 sequences each: a larger one gathers less often, and leaves a longer bubble.
+    """
+    for tensor, micro_batch in product(_divisors(cluster.per_node), (1, 2, 4, 8)):
+        sized = run.replace(micro_batch=micro_batch)
+        for pipeline, stage in product(_divisors(cluster.gpus // tensor), (0, 1, 2, 3)):
+            plan = Plan(cluster.gpus // tensor // pipeline, tensor, pipeline, stage)
+            if not why_not(sized, cluster, plan, global_batch):
+                yield account(sized, cluster, plan, global_batch)
+
+
+def cheapest(
+    run: TrainingRun, cluster: Cluster, global_batch: int, allowed: Callable[[Plan], bool], overlapped: bool = False
+) -> Account | None:
+    """The plan of those `allowed` that fits the cards in the fewest seconds, then in the least memory; None if none.
+
+    With `overlapped` in the fewest seconds at best, when all messages hide that can; then in the fewest without.
+    """
+    found = (one for one in plans(run, cluster, global_batch) if allowed(one.plan) and one.memory <= cluster.gpu.room)
+    return min(
+        found,
+        key=lambda one: (round(one.overlapped, 6) if overlapped else 0, round(one.total, 6), one.memory),
+        default=None,
+    )
+
+
+def memory(run: TrainingRun, plan: Plan, micro_batches: int) -> int:
+    """Bytes on the fullest GPU: states, kept activations, on the last stage the two tensors of s·b·V numbers that the
+    loss's backward makes, and with ZeRO's stage 3 the block that is gathered.
+
+    16 bytes a parameter, sharded as ZeRO has it; tensor parallelism with sequence parallelism divides all of it by t
+    (Korthikanti et al. 2022, section 4.2.2).
+    """
+    return max(_stage_bytes(run, plan, micro_batches, stage) for stage in {0, plan.pipeline // 2, plan.pipeline - 1})
+
+
+def step_flops(run: TrainingRun, sequences: int) -> float:
+    """6·N for each token (Kaplan et al. 2020, section 2.1) and 12·s·h·L for attention; a third more if recomputed."""
+    s, h, L = run.seq_len, run.model.hidden, run.model.layers
+    step = sequences * s * (6 * run.model.active_parameters + 12 * s * h * L)
+    return step * 4 / 3 if run.recompute == "full" else step
+
+
+def why_not(run: TrainingRun, cluster: Cluster, plan: Plan, global_batch: int) -> str:
+    """Why a plan cannot be, or empty."""
+    model, t, p = run.model, plan.tensor, plan.pipeline
+    if plan.data * t * p != cluster.gpus:
+        return f"{plan} takes {plan.data * t * p} GPUs, the cluster has {cluster.gpus}"
+    if model.kv_heads % t or model.heads % t or model.ffn % t:
+        return f"tensor {t} does not divide {model.heads} heads, {model.kv_heads} of keys and values, or the MLP"
+    if model.layers % p:
+        return f"pipeline {p} does not divide {model.layers} blocks"
+    if global_batch % (plan.data * run.micro_batch):
+        return f"{plan.data} data-parallel ranks of {run.micro_batch} do not divide a batch of {global_batch}"
+    if plan.stage > 1 and p > 1:
+        return "ZeRO-2 and 3 would reduce or gather for every micro-batch of a pipeline"
+    return "ZeRO shards over data-parallel ranks, and there is one" if plan.stage and plan.data == 1 else ""
+
+
+def _check(run: TrainingRun, cluster: Cluster, plan: Plan, global_batch: int) -> None:
+    problem = why_not(run, cluster, plan, global_batch)
+    if problem:
+        raise ValueError(problem)
+
+
+def _stage_bytes(run: TrainingRun, plan: Plan, micro_batches: int, stage: int) -> int:
+    own = _parameters(run.model, plan.pipeline, stage) // plan.tensor
+    kept = _activations(run, plan.pipeline, min(micro_batches, plan.pipeline), stage)
+    passing = 2 * ELEMENT * run.seq_len * run.micro_batch * run.model.vocab if stage == plan.pipeline - 1 else 0
+    gathered = ELEMENT * _block_parameters(run.model) if plan.stage == 3 else 0
+    return zero_bytes(own, plan.data, plan.stage) + (kept + passing + gathered) // plan.tensor
+
+
+def _messages(run: TrainingRun, cluster: Cluster, plan: Plan, micro_batches: int) -> dict[str, float]:
+    """Seconds of the busiest GPU's messages, by what they are for."""
+    passed = ELEMENT * run.seq_len * run.micro_batch * run.model.hidden
+    layers = run.model.layers // plan.pipeline
+    joins = 6 if run.recompute == "full" else 4  # a block's all-reduces: 2 forward, 2 backward, 2 if run again
+    tensor = micro_batches * layers * joins * all_reduce_bytes(passed, plan.tensor)
+    weights = ELEMENT * _parameters(run.model, plan.pipeline, 0) // plan.tensor
+    data = data_parallel_bytes(weights, weights, plan.data, plan.stage, micro_batches)
+    pipeline = 2 * micro_batches * passed // plan.tensor if plan.pipeline > 1 else 0
+    sent = {"tensor": (tensor, plan.tensor), "data": (data, plan.tensor * plan.data), "pipeline": (pipeline, 10**9)}
+    own = _rates(cluster).link
+    whole = cluster.gpus <= cluster.per_node
+    return {
+        name: size / (own if whole or ranks <= cluster.per_node else cluster.network)
+        for name, (size, ranks) in sent.items()
+    }
+
+
+def _rates(cluster: Cluster) -> Rates:
+    if cluster.gpu.rates is None:
+        raise ValueError(f"{cluster.gpu.name}: its rates are not known")
+    return cluster.gpu.rates
+
+
+@lru_cache(maxsize=1024)
+def _parameters(model: TransformerConfig, stages: int, stage: int) -> int:
+    return parameters_of(model, stages, stage)
+
+
+@lru_cache(maxsize=64)
+def _block_parameters(model: TransformerConfig) -> int:
+    return sum(prod(shape) for name, shape in parameter_shapes(model).items() if name.startswith("blocks.0."))
+
+
+@lru_cache(maxsize=1024)
+def _activations(run: TrainingRun, stages: int, micro_batches: int, stage: int) -> int:
+    return stage_memory(run, "1F1B", stages, micro_batches, stage)["activations"]
+
+
+def _divisors(number: int) -> list[int]:
+    return [value for value in range(1, number + 1) if number % value == 0]

@@ -1,0 +1,194 @@
+"""A model cut into p stages, and m micro-batches sent through it: who works when, who waits, who keeps what.
+
+Four ways, each a list of works for every stage that it does in this order, as soon as what it needs has arrived:
+naive (the whole batch at once, one stage after another), GPipe (Huang et al. 2019: all forwards, then all backwards),
+1F1B (Narayanan et al. 2021, section 2.2: one forward, one backward, and a flush at the end of each batch), and
+PipeDream (Narayanan et al. 2019: the same without a flush, each stage updating its weights after every backward).
+
+One unit of time is one forward of one micro-batch on one stage; sending takes none. Stages and micro-batches count
+from 0.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from course_utils.errors import unknown
+
+FORWARD, BACKWARD = "F", "B"
+SCHEDULES = ("naive", "GPipe", "1F1B", "PipeDream")
+MOST_STAGES, MOST_MICRO_BATCHES = 64, 512
+
+
+@dataclass(frozen=True)
+class Work:
+    """A forward ("F") or a backward ("B") of one micro-batch on one stage, from `start` to `end` in units.
+
+    `version` counts the updates of the stage's weights that a forward sees, and that its backward sees again; `late` of
+    a backward is how many updates the weights have had since that forward. `micro` is −1 for a whole batch at once.
+    """
+
+    kind: str
+    stage: int
+    micro: int
+    start: float
+    end: float
+    version: int = 0
+    late: int = 0
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """What `simulate` found: `works` in the order in which they began."""
+
+    schedule: str
+    stages: int
+    micro_batches: int
+    works: Sequence[Work]
+
+    @cached_property
+    def span(self) -> float:
+        """Units from the first work's start to the last one's end."""
+        return max(work.end for work in self.works)
+
+    @property
+    def idle(self) -> float:
+        """The part of all stages' time in which they wait: the bubble."""
+        return 1 - sum(work.end - work.start for work in self.works) / (self.stages * self.span)
+
+    def of_stage(self, stage: int) -> list[Work]:
+        """The works of one stage, in order."""
+        return [work for work in self.works if work.stage == stage]
+
+    def order(self, stage: int) -> list[str]:
+        """The same as words: F0, F1, B0, …"""
+        return [f"{work.kind}{work.micro}" for work in self.of_stage(stage)]
+
+    def kept(self, stage: int) -> list[tuple[float, int]]:
+        """(time, micro-batches whose activations the stage keeps from then on): one more as a forward begins."""
+        size = self.micro_batches if self.schedule == "naive" else 1
+        changes = [
+            (work.start, size) if work.kind == FORWARD else (work.end, -size)
+            for work in self.of_stage(stage)
+        ]  # fmt: skip
+        found, now = [(0.0, 0)], 0
+        for time, change in sorted(changes):  # what is freed at a moment is free for what begins in it
+            now += change
+            found.append((time, now))
+        return found
+
+    def most_kept(self, stage: int) -> int:
+        """Micro-batches whose activations the stage keeps at its fullest moment."""
+        return max(count for _, count in self.kept(stage))
+
+    def versions(self, stage: int) -> int:
+        """Copies of its weights that the stage keeps at most: one for each version that a backward still needs."""
+        forwards = {work.micro: work for work in self.of_stage(stage) if work.kind == FORWARD}
+        backwards = {work.micro: work for work in self.of_stage(stage) if work.kind == BACKWARD}
+        return max(
+            len({f.version for micro, f in forwards.items() if f.start <= work.start < backwards[micro].end})
+            for work in self.of_stage(stage)
+        )
+
+    def late(self, stage: int) -> int:
+        """Updates between a micro-batch's forward and its own update, at most: the staleness of its gradient."""
+        return max(work.late for work in self.of_stage(stage))
+
+
+def simulate(
+    schedule: str, stages: int, micro_batches: int, *, backward: float = 2.0, slow: Mapping[int, float] | None = None
+) -> Pipeline:
+    """One batch of m micro-batches through p stages; PipeDream's run without an end, cut after m.
+
+    A backward takes `backward` units; `slow` says how many times as long a stage takes for its work (1 unless named).
+    Raises ValueError for an unknown schedule, sizes below 1 or too large to draw, and times that are not above 0.
+    """
+    _check(schedule, stages, micro_batches, backward, slow or {})
+    factor = [(slow or {}).get(stage, 1.0) for stage in range(stages)]
+    if schedule == "naive":
+        return Pipeline(schedule, stages, micro_batches, _one_after_another(factor, micro_batches, backward))
+    orders = [order(schedule, stages, micro_batches, stage) for stage in range(stages)]
+    return Pipeline(schedule, stages, micro_batches, _run(orders, factor, backward, schedule == "PipeDream"))
+
+
+def order(schedule: str, stages: int, micro_batches: int, stage: int) -> list[tuple[str, int]]:
+    """What one stage does, in order: (F or B, micro-batch). Not for "naive", which knows no micro-batches."""
+    every = range(micro_batches)
+    if schedule == "GPipe":
+        return [*((FORWARD, micro) for micro in every), *((BACKWARD, micro) for micro in every)]
+    ahead = min(micro_batches, stages - stage)  # the first stage has to fill the pipeline, the last is fed by it
+    works = [(FORWARD, micro) for micro in range(ahead)]
+    for micro in every:
+        works.append((BACKWARD, micro))
+        if micro + ahead < micro_batches:
+            works.append((FORWARD, micro + ahead))
+    return works
+
+
+def bubble(stages: int, micro_batches: int) -> float:
+    """The part of the time that a stage waits, GPipe and 1F1B alike: (p − 1)/(m + p − 1) (Huang et al. 2019, 2.3)."""
+    p, m = stages, micro_batches
+    return (p - 1) / (m + p - 1)
+
+
+def most_kept(schedule: str, stages: int, micro_batches: int, stage: int) -> int:
+    """Micro-batches whose activations a stage keeps at most: all m, or no more than the stages from it to the end."""
+    return micro_batches if schedule in ("naive", "GPipe") else min(micro_batches, stages - stage)
+
+
+def micro_batches_for(stages: int, most_idle: float) -> int:
+    """The fewest micro-batches whose bubble is no more than `most_idle` (a part of 1, above 0)."""
+    return next(m for m in range(1, 10**6) if bubble(stages, m) <= most_idle + 1e-12)
+
+
+def _check(schedule: str, stages: int, micro_batches: int, backward: float, slow: Mapping[int, float]) -> None:
+    if schedule not in SCHEDULES:
+        raise unknown("schedule", schedule, SCHEDULES)
+    for name, value, most in (("stages", stages, MOST_STAGES), ("micro_batches", micro_batches, MOST_MICRO_BATCHES)):
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+            raise ValueError(f"{name} is {value!r}: a whole number from 1 to {most}")
+    if not backward > 0 or any(not factor > 0 for factor in slow.values()):
+        raise ValueError("work takes time: backward, and every factor in slow, has to be above 0")
+    if any(stage not in range(stages) for stage in slow):
+        raise ValueError(f"slow names stages {sorted(slow)}: they count from 0 to {stages - 1}")
+
+
+def _one_after_another(factor: Sequence[float], size: int, backward: float) -> list[Work]:
+    works, now = [], 0.0
+    for kind, units, stages in ((FORWARD, 1.0, range(len(factor))), (BACKWARD, backward, reversed(range(len(factor))))):
+        for stage in stages:
+            works.append(Work(kind, stage, -1, now, now + units * size * factor[stage]))
+            now = works[-1].end
+    return works
+
+
+def _run(
+    orders: Sequence[Sequence[tuple[str, int]]], factor: Sequence[float], backward: float, updates: bool
+) -> list[Work]:
+    """Let every stage do its works as early as its order and the others' results allow."""
+    done: dict[tuple[str, int, int], Work] = {}
+    free, nexts = [0.0] * len(orders), [0] * len(orders)
+    while len(done) < sum(map(len, orders)):
+        for stage, works in enumerate(orders):
+            while nexts[stage] < len(works):
+                kind, micro = works[nexts[stage]]
+                ready = _ready(done, kind, stage, micro, len(orders))
+                if ready is None:
+                    break
+                start, units = max(ready, free[stage]), (1.0 if kind == FORWARD else backward) * factor[stage]
+                updated = sum(earlier == BACKWARD for earlier, _ in works[: nexts[stage]]) if updates else 0
+                seen = done[FORWARD, stage, micro].version if kind == BACKWARD else updated
+                done[kind, stage, micro] = Work(kind, stage, micro, start, start + units, seen, updated - seen)
+                free[stage], nexts[stage] = start + units, nexts[stage] + 1
+    return sorted(done.values(), key=lambda work: (work.start, work.stage))
+
+
+def _ready(done: Mapping[tuple[str, int, int], Work], kind: str, stage: int, micro: int, stages: int) -> float | None:
+    """When what a work needs is there: from the stage before in forward, from the one after in backward; or not yet."""
+    if kind == FORWARD:
+        needed = (FORWARD, stage - 1, micro) if stage else None
+    else:
+        needed = (BACKWARD, stage + 1, micro) if stage + 1 < stages else (FORWARD, stage, micro)
+    if needed is None:
+        return 0.0
+    return done[needed].end if needed in done else None

@@ -1,0 +1,199 @@
+"""Lesson 14's detective: six runs that ran out of memory, each with what a victim would see of it.
+
+Every case really happens: a simulated step's allocations go through the allocator's replay on a card that is too small,
+until it finds no room. What is shown ends there. Nothing in a case says which choice broke it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from course_utils.allocator.replay import Replay, replay
+from course_utils.breakdown import MemoryBreakdown
+from course_utils.errors import unknown
+from course_utils.measurement import Measurement, Timeline
+from course_utils.measuring import measure
+from course_utils.run import TrainingRun
+from course_utils.units import GiB, MiB
+
+CAUSES: Mapping[str, str] = {
+    "activations": "too many sequences at once: the blocks keep more for backward than there is room for",
+    "attention": "attention is written out: its s×s matrices take the room",
+    "loss": "the logits and the loss, tensors of s·b·V numbers",
+    "states": "the optimizer's states, which the first update makes",
+    "update": "copies that the update makes, when its states are there already",
+    "fragmentation": "enough is free, but in no single piece",
+    "graphs": "graphs that are kept from step to step",
+    "weights": "the weights alone are too large",
+}
+"""What a run can die of, by the name to answer with."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known of a run that is out of memory. Sizes in bytes, as it failed.
+
+    `step` and `phase` say when; `requested` is what found no room, `free` all that held no tensor (`free_share` of the
+    card), `largest_free` the largest piece of it that was reserved. `alive` has the bytes of each kind of memory then,
+    `step_starts` all that was allocated when each step began. `parameters`, `micro_batch`, `seq_len`, `heads` and
+    `vocab` describe the run; heads and vocab are 0 for a model without.
+    """
+
+    step: int
+    phase: str
+    requested: int
+    free: int
+    free_share: float
+    largest_free: int
+    alive: MemoryBreakdown
+    step_starts: tuple[int, ...]
+    parameters: int
+    micro_batch: int
+    seq_len: int
+    heads: int
+    vocab: int
+
+
+@dataclass(frozen=True)
+class Case:
+    """A broken run: what its owner says of it, the message, the evidence, and the timeline up to the failure."""
+
+    told: str
+    message: str
+    evidence: Evidence
+    measured: Measurement = field(repr=False)
+
+
+GPT2 = TrainingRun("gpt2", 16, 1024)
+MEDIUM = TrainingRun("gpt2-medium", 1, 512)
+
+
+def broken_runs() -> dict[str, TrainingRun]:
+    """The runs behind the cases, by what they are broken by; the sixth is a program of its own."""
+    return {
+        "loss": GPT2.replace(recompute="full"),
+        "states": MEDIUM,
+        "attention": GPT2.replace(micro_batch=4, attention="eager"),
+        "fragmentation": GPT2.replace(micro_batch=8, seq_len=512),
+        "activations": GPT2,
+    }
+
+
+ORDER: Sequence[tuple[str, int]] = (
+    ("loss", 6 * GiB),
+    ("graphs", 144 * MiB),
+    ("states", 4 * GiB),
+    ("attention", 6 * GiB),
+    ("fragmentation", 6 * GiB),
+    ("activations", 6 * GiB),
+)
+"""The six cases: the run, and the memory for tensors on its card."""
+
+
+def case(number: int) -> Case:
+    """One of the six cases, by its number from 1. Raises ValueError for a number that there is none of."""
+    if number not in range(1, len(ORDER) + 1):
+        raise ValueError(f"case {number}: there are cases 1 to {len(ORDER)}")
+    return broken(*ORDER[number - 1])
+
+
+def is_cause(number: int, name: str) -> bool:
+    """Whether case `number` died of this cause. Raises ValueError for an unknown cause."""
+    if name not in CAUSES:
+        raise unknown("cause", name, CAUSES)
+    return ORDER[number - 1][0] == name
+
+
+@cache
+def broken(name: str, capacity: int) -> Case:
+    """The run of that name on a card with `capacity` bytes for tensors. Raises ValueError if it fits."""
+    run = broken_runs().get(name)
+    measured = _measured(name)
+    replayed = replay(measured, capacity)
+    if replayed.failure is None:
+        raise ValueError(f"{name} fits {capacity:,} bytes")
+    told = (
+        f"“{run.model.name}, {run.micro_batch} × {run.seq_len:,} tokens, autocast in bf16, AdamW.”" if run else PROGRAM
+    )
+    return Case(told, replayed.message, _evidence(replayed, measured, run), until_failure(measured, len(replayed)))
+
+
+@cache
+def _measured(name: str) -> Measurement:
+    return leaking() if name == "graphs" else measure(broken_runs()[name], source="simulated")
+
+
+def until_failure(measured: Measurement, events: int) -> Measurement:
+    """The first `events` events of a measurement, without what would name tensors; its peak is theirs."""
+    marks = [mark for mark in measured.timeline.marks if mark.event < events]
+    line = Timeline(measured.timeline.changes[:events], marks)
+    totals = line.totals()
+    peak = totals.index(max(totals)) + 1
+    at_peak = MemoryBreakdown({kind: curve[peak - 1] for kind, curve in line.curves().items()}, marks[-1].phase, "")
+    quiet = replace(measured.provenance, note="")  # a note may say what grows, and in which line
+    return replace(measured, breakdown=at_peak, moments={}, timeline=line, peak_event=peak, allocations=(), losses=(),
+                   phase_peaks={}, provenance=quiet)  # fmt: skip
+
+
+def _evidence(replayed: Replay, measured: Measurement, run: TrainingRun | None) -> Evidence:
+    failure, end = replayed.failure, len(replayed)
+    assert failure is not None
+    marks = [mark for mark in measured.timeline.marks if mark.event <= end]
+    starts = {mark.step: replayed.allocated[mark.event - 1] for mark in reversed(marks)}
+    curves = measured.timeline.curves()
+    return Evidence(
+        step=marks[-1].step,
+        phase=marks[-1].phase,
+        requested=failure.requested,
+        free=failure.free,
+        free_share=failure.free_share,
+        largest_free=failure.largest_free,
+        alive=MemoryBreakdown({kind: curve[end - 1] for kind, curve in curves.items()}),
+        step_starts=tuple(starts[step] for step in sorted(starts)),
+        parameters=run.model.parameters if run else sum(weight.numel() for weight in perceptron().parameters()),
+        micro_batch=run.micro_batch if run else ROWS,
+        seq_len=run.seq_len if run else 1,
+        heads=run.model.heads if run else 0,
+        vocab=run.model.vocab if run else 0,
+    )
+
+
+# ------------------------------------------------------------------------------- a program that keeps its graphs
+
+WIDTH, LAYERS, ROWS = 512, 6, 1024
+PROGRAM = (
+    f"“A plain network of {LAYERS} layers, {ROWS:,} rows of {WIDTH} numbers, fp32, AdamW. The first steps went well.”"
+)
+
+
+def perceptron() -> nn.Sequential:
+    """The program's network: layers and GELUs in turn."""
+    return nn.Sequential(*(layer for _ in range(LAYERS) for layer in (nn.Linear(WIDTH, WIDTH), nn.GELU())))
+
+
+def leaking() -> Measurement:
+    """A training that validates after each step, and keeps the losses as they come, to print them in the end.
+
+    Simulated; on the CPU where no GPU can be simulated.
+    """
+    from course_utils.measuring.simulated import availability
+
+    kept: list[Any] = []
+    model = perceptron()
+    optimizer = torch.optim.AdamW(model.parameters())
+    source = "simulated" if availability()[0] else "cpu"
+    step: Callable[..., Any] = partial(_train_and_validate, kept)
+    return measure(step=step, model=model, optimizer=optimizer, batch=torch.zeros(ROWS, WIDTH), source=source, steps=8)
+
+
+def _train_and_validate(kept: list[Any], model: Any, optimizer: Any, batch: Any) -> Any:
+    loss = model(batch).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    kept.append(model(batch).square().mean())  # no torch.no_grad(), and no .item(): the bug
+    return loss

@@ -1,0 +1,90 @@
+"""Six broken runs to diagnose by hand: choose a case, look at its timeline and its message, name a cause."""
+
+from html import escape
+
+import ipywidgets
+
+from course_utils.figures import timeline
+from course_utils.figures.canvas import Figure
+from course_utils.interactive.widgets import LAYOUT, STYLE, Explorable
+
+from .detective import CAUSES, ORDER, Case, case, is_cause
+
+NOTHING = "choose when you are sure"
+
+
+def detective() -> "Detective":
+    """The six cases with their evidence, and a list of causes to choose from; `.solved` are those got right."""
+    return Detective()
+
+
+class Detective(Explorable):
+    """What `detective` shows."""
+
+    invitation = "Six runs that are out of memory: run this cell to diagnose them."
+
+    def __init__(self) -> None:
+        self.solved: set[int] = set()
+        self.shown = 1
+        numbers = [(f"case {number}", number) for number in range(1, len(ORDER) + 1)]
+        causes = [(NOTHING, ""), *((words, name) for name, words in CAUSES.items())]
+        wide = {**LAYOUT, "width": "640px"}
+        super().__init__(
+            {
+                "case": ipywidgets.Dropdown(options=numbers, value=1, description="case", style=STYLE, layout=LAYOUT),
+                "cause": ipywidgets.Dropdown(options=causes, value="", description="cause", style=STYLE, layout=wide),
+            }
+        )
+
+    def update(self, change: object = None) -> None:
+        """Draws the case; one that is new says first that it is being run, which takes seconds the first time."""
+        number = self.controls["case"].value
+        if self.figure is not None and number != self.shown:
+            told = f"<div role='status' style='line-height:1.6'>Case {number} is being run: a few seconds.</div>"
+            self.show(told, f"<div style='opacity:0.25'>{self.figure.svg}</div>")
+        super().update(change)
+
+    def redraw(self) -> tuple[Figure, str]:
+        """The evidence of the case, and what the chosen cause has for and against it."""
+        number = self.controls["case"].value
+        if number != self.shown:  # a new case begins without a diagnosis
+            self.shown = number
+            self.controls["cause"].value = ""
+        found = case(number)
+        cause = self.controls["cause"].value
+        if cause and is_cause(number, cause):
+            self.solved.add(number)
+        message = f"{escape(found.told)}<br><code>{escape(found.message)}</code><br>{self._verdict(number, cause)}"
+        return case_figure(number), message
+
+    def _verdict(self, number: int, cause: str) -> str:
+        score = f"Solved: {len(self.solved)} of {len(ORDER)}."
+        if not cause:
+            return score
+        if is_cause(number, cause):
+            return f"<b>✓ Yes: {escape(CAUSES[cause])}.</b> {score}"
+        return f"<b>✗ No.</b> {escape(against(cause, case(number)))} {score}"
+
+
+def case_figure(number: int) -> Figure:
+    """The timeline of a case up to its failure, its title what can be seen and no more."""
+    found = case(number)
+    where = f"step {found.evidence.step}, {found.evidence.phase.replace('_', ' ')}"
+    title = f"Case {number}: out of memory in {where}"
+    return timeline(found.measured, title, unit="GB" if found.measured.peak > 10**9 else "MB")
+
+
+def against(cause: str, found: Case) -> str:
+    """What in the evidence speaks against a cause that is wrong for this case: where to look, not the answer."""
+    seen = found.evidence
+    where = f"step {seen.step}, {seen.phase.replace('_', ' ')}"
+    return {
+        "activations": f"Does the green area explain the request that failed, and the moment: {where}?",
+        "attention": "An s×s matrix has b·a·s² numbers. Compare that with the bytes in the message.",
+        "loss": "A tensor of the loss has s·b·V numbers. Compare that with the bytes in the message.",
+        "states": f"States are made in the first update. It failed in {where}.",
+        "update": "Then the states would be complete, 8 bytes a parameter, and the update under way.",
+        "fragmentation": f"No tensor is in {100 * seen.free_share:.0f} % of the card. Would one piece of it have done?",
+        "graphs": "Then each step would begin with more than the one before. Where does each begin?",
+        "weights": "Look at the lowest band: how much of the card do the weights take?",
+    }[cause]

@@ -1,0 +1,176 @@
+"""Which number formats a measured step really used: per operation, per byte, and per parameter.
+
+A recording keeps no tensors but those of its peak, so that it cannot tell: where one stands in for a simulation, these
+functions say `NOT_RECORDED` instead.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from course_utils.errors import GpuOutOfMemory
+from course_utils.estimating.states import gradient_bytes, optimizer_state_bytes, parameter_bytes
+from course_utils.measurement import Allocation, Measurement
+from course_utils.measuring import forced_source
+from course_utils.planning.twin import largest_micro_batch, unsupported
+from course_utils.run import TrainingRun
+from course_utils.units import format_bytes
+
+if TYPE_CHECKING:
+    from course_utils.measuring.devices import Device
+
+SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "bool": "bool", "int64": "int64"}
+
+STATES = ("parameters", "gradients", "optimizer_states")
+
+NOT_RECORDED = "format not recorded"
+
+
+def short(dtype: str) -> str:
+    """torch's name of a format as the course writes it; unknown names stay."""
+    return SHORT.get(dtype, dtype)
+
+
+def kept_after_forward(measured: Measurement) -> list[Allocation]:
+    """Everything alive when forward of the last step is over."""
+    event = next(mark.event for mark in reversed(measured.timeline.marks) if mark.phase == "loss")
+    return list(measured.alive_at(event))
+
+
+def activation_formats(measured: Measurement) -> dict[str, int]:
+    """Bytes of the activations that the last forward keeps, by number format, the largest first."""
+    if measured.source == "recorded":
+        return {NOT_RECORDED: measured.moments["end of forward"]["activations"]}
+    sizes: dict[str, int] = {}
+    for item in kept_after_forward(measured):
+        if item.kind == "activations":
+            sizes[short(item.dtype)] = sizes.get(short(item.dtype), 0) + item.bytes
+    return dict(sorted(sizes.items(), key=lambda pair: -pair[1]))
+
+
+def operation_formats(measured: Measurement) -> dict[str, str]:
+    """For each operation of the last step's forward and loss, the formats of what it makes: "bf16" or "bf16, fp32".
+
+    Weight copies are left out, and so is what has no format to choose: masks and indices.
+    """
+    if measured.source == "recorded":
+        return {"all": NOT_RECORDED}
+    last = max(mark.step for mark in measured.timeline.marks)
+    formats: dict[str, set[str]] = {}
+    for item in measured.allocations:
+        made_then = item.step == last and item.phase in ("forward", "loss") and item.kind != "weight_copies"
+        if made_then and item.dtype.startswith(("float", "bfloat")):
+            formats.setdefault(f"{item.phase}: {item.operation}", set()).add(short(item.dtype))
+    return {name: ", ".join(sorted(found)) for name, found in sorted(formats.items())}
+
+
+def state_formats(measured: Measurement) -> dict[str, str]:
+    """The formats of parameters, gradients and optimizer states at the end of the last step's backward.
+
+    What has less than 1,024 bytes is left out: step counters and the like.
+    """
+    if measured.source == "recorded":
+        return dict.fromkeys(STATES, NOT_RECORDED)
+    event = [mark.event for mark in measured.timeline.marks if mark.phase == "optimizer"][-1]
+    alive = [item for item in measured.alive_at(event) if item.bytes >= 1024]
+    return {kind: ", ".join(sorted({short(item.dtype) for item in alive if item.kind == kind})) for kind in STATES}
+
+
+def estimated_states(run: TrainingRun) -> dict[str, int]:
+    """Bytes of parameters, gradients and optimizer states from the course's closed forms."""
+    return dict(zip(STATES, (parameter_bytes(run), gradient_bytes(run), optimizer_state_bytes(run)), strict=True))
+
+
+def measured_states(measured: Measurement) -> dict[str, int]:
+    """Bytes of the same three at the end of backward, when all of them are there."""
+    moment = measured.moments["end of backward"]
+    return {kind: moment[kind] for kind in STATES}
+
+
+def per_parameter(states: Mapping[str, int], parameters: int) -> str:
+    """States as bytes a parameter: "2 + 2 + 12 = 16"."""
+    shares = [size / parameters for size in states.values()]
+    return f"{' + '.join(f'{share:.3g}' for share in shares)} = {sum(shares):.3g}"
+
+
+WAITING = """No GPU is measured here, so there is no time to show: how long a step takes is a matter of hardware alone.
+On a machine with an NVIDIA GPU run this cell again, or `python3 -m course_utils record` for the whole course."""
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """The median milliseconds of one step by name, and what has to be said of them, each in one line."""
+
+    milliseconds: Mapping[str, float]
+    notes: tuple[str, ...] = ()
+
+
+def step_times(runs: Mapping[str, TrainingRun]) -> StepTimes:
+    """How long one step of each run takes on the GPU of this machine; nothing where none is to be measured.
+
+    All take the largest micro-batch, up to their own, with which each is predicted to fit what is free. A run that the
+    card cannot compute, or that runs out of memory all the same, is left out with a note.
+    COURSE_SOURCE=simulated leaves all out, GPU or not.
+    """
+    import torch
+
+    if not torch.cuda.is_available() or forced_source() not in ("auto", "live"):
+        return StepTimes({}, (WAITING,))
+    from course_utils.measuring.devices import Cuda
+
+    device = Cuda()
+    device.release()
+    return times_on(device, runs)
+
+
+def times_on(device: "Device", runs: Mapping[str, TrainingRun]) -> StepTimes:
+    """What `step_times` finds on a device (one of `measuring.devices`)."""
+    from course_utils.measuring.live import KernelRefused, memory_released
+
+    fitting, notes = fitted(runs, device.free(), device.capability())
+    times: dict[str, float] = {}
+    for name, run in fitting.items():
+        try:
+            with memory_released(run, device.free):
+                times[name] = median_step(run, device)
+        except (GpuOutOfMemory, KernelRefused) as error:
+            notes.append(f"{name} is left out: {error}")
+    return StepTimes(times, tuple(notes))
+
+
+def fitted(
+    runs: Mapping[str, TrainingRun], free: int, capability: tuple[int, int]
+) -> tuple[dict[str, TrainingRun], list[str]]:
+    """The runs that a GPU with `free` bytes can compute, with the largest micro-batch that fits all, and notes."""
+    reasons = {name: unsupported(run, capability) for name, run in runs.items()}
+    notes = [f"{name} is left out: {reason}" for name, reason in reasons.items() if reason]
+    able = {name: run for name, run in runs.items() if not reasons[name]}
+    micro_batch = min((largest_micro_batch(run, free) for run in able.values()), default=0)
+    there = f"{format_bytes(free, 'GB', 1)} are free on this GPU"
+    if able and not micro_batch:
+        return {}, [*notes, f"{there}: not even one sequence fits. Shut down other kernels that use it, and try again."]
+    if any(run.micro_batch > micro_batch for run in able.values()):
+        notes.append(f"{there}: these are steps of micro_batch={micro_batch}, the largest that fits.")
+    return {name: run.replace(micro_batch=micro_batch) for name, run in able.items()}, notes
+
+
+def median_step(run: TrainingRun, device: "Device") -> float:
+    """The median milliseconds of a step of `run` on a device (one of `measuring.devices`), two steps run before."""
+    from course_utils.measuring.counting import Unwatched, time_steps
+    from course_utils.measuring.live import only_kernel, ready
+
+    with only_kernel(run):
+        training, _ = ready(run, device)
+        for _ in range(2):
+            training.step(Unwatched())
+        times = sorted(time_steps(training, device)["step_ms"])
+    return times[len(times) // 2]
+
+
+def tell_times(times: StepTimes) -> str:
+    """The times as lines of text, each with its ratio to the first, and the notes."""
+    first = next(iter(times.milliseconds.values()), 0.0)
+    lines = [
+        f"{name:12s} {ms:8.1f} ms a step, {first / ms:.2f} times as fast" for name, ms in times.milliseconds.items()
+    ]
+    return "\n".join([*lines, *times.notes])

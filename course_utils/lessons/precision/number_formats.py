@@ -1,0 +1,246 @@
+"""Floating-point formats bit by bit: numbers encoded and decoded exactly, and drawn.
+
+A pattern is the integer that a number's bits make, sign first. A normal number is (−1)^s · 2^(E − bias) · (1 + M/2^m),
+E and M being the exponent's and the mantissa's bits; with E = 0 it is *subnormal*, (−1)^s · 2^(1 − bias) · M/2^m
+(IEEE 754-2019, section 3.4). Every number of these formats is a Python float too, so nothing here is rounded unless a
+function says so.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import copysign, frexp, inf, isinf, isnan, ldexp, log10, nan
+
+from course_utils.errors import unknown
+from course_utils.figures.axes import stop
+from course_utils.figures.canvas import GRID, INK, MARGIN, QUIET, RULE, WIDTH, Canvas, Figure, text_width
+
+
+@dataclass(frozen=True)
+class NumberFormat:
+    """A format with `exponent` and `mantissa` bits beside its sign, which takes `bytes` in memory.
+
+    `infinite` says whether its largest exponent stands for infinity and NaN, as in IEEE 754. fp8 E4M3 gives it to
+    numbers, and keeps one pattern for NaN (Micikevicius et al. 2022, "FP8 Formats for Deep Learning", table 1).
+    """
+
+    name: str
+    exponent: int
+    mantissa: int
+    bytes: int
+    infinite: bool = True
+
+    @property
+    def bits(self) -> int:
+        """Bits that carry information: 19 for tf32, though it is stored in 32."""
+        return 1 + self.exponent + self.mantissa
+
+    @property
+    def bias(self) -> int:
+        """What is subtracted from the exponent's bits."""
+        return 2 ** (self.exponent - 1) - 1
+
+    @property
+    def epsilon(self) -> float:
+        """The distance from 1 to the next larger number: 2^−m."""
+        return 2.0**-self.mantissa
+
+    @property
+    def largest(self) -> float:
+        """The largest finite number."""
+        return decode(self, self.largest_pattern)
+
+    @property
+    def smallest_normal(self) -> float:
+        """The smallest number with all its mantissa bits."""
+        return 2.0 ** (1 - self.bias)
+
+    @property
+    def smallest(self) -> float:
+        """The smallest number above zero, a subnormal."""
+        return 2.0 ** (1 - self.bias - self.mantissa)
+
+    @property
+    def largest_pattern(self) -> int:
+        """The pattern of the largest finite number."""
+        everything = 2 ** (self.exponent + self.mantissa) - 1
+        return everything - (2**self.mantissa if self.infinite else 1)
+
+    def fields(self, pattern: int) -> tuple[int, int, int]:
+        """Sign, exponent and mantissa bits of a pattern. ValueError for one that does not fit."""
+        if not 0 <= pattern < 2**self.bits:
+            raise ValueError(f"{pattern} is no pattern of {self.name}: it has {self.bits} bits")
+        magnitude = pattern & (2 ** (self.bits - 1) - 1)
+        return pattern >> (self.bits - 1), magnitude >> self.mantissa, magnitude & (2**self.mantissa - 1)
+
+
+FORMATS = {
+    one.name: one
+    for one in (
+        NumberFormat("fp32", 8, 23, 4),
+        NumberFormat("tf32", 8, 10, 4),  # what Ampere's matrix units read of an fp32 number; memory holds all 32 bits
+        NumberFormat("bf16", 8, 7, 2),
+        NumberFormat("fp16", 5, 10, 2),
+        NumberFormat("fp8-e4m3", 4, 3, 1, infinite=False),
+        NumberFormat("fp8-e5m2", 5, 2, 1),
+    )
+}
+"""The formats of training, by name."""
+
+
+def number_format(name: str | NumberFormat) -> NumberFormat:
+    """The format of that name. Raises ValueError for a name that is not known."""
+    if isinstance(name, NumberFormat):
+        return name
+    if name not in FORMATS:
+        raise unknown("number format", name, FORMATS)
+    return FORMATS[name]
+
+
+def decode(form: str | NumberFormat, pattern: int) -> float:
+    """The number that a pattern stands for, exactly; infinity or NaN where the format means that."""
+    form = number_format(form)
+    sign, exponent, mantissa = form.fields(pattern)
+    magnitude = pattern & (2 ** (form.bits - 1) - 1)
+    if magnitude > form.largest_pattern:
+        return copysign(inf, -sign) if form.infinite and mantissa == 0 else nan
+    whole = mantissa + 2**form.mantissa if exponent else mantissa
+    return copysign(ldexp(whole, max(exponent, 1) - form.bias - form.mantissa), -sign if sign else 1)
+
+
+def encode(form: str | NumberFormat, value: float) -> int:
+    """The pattern nearest to `value`, the even one of two that are as near (IEEE 754's default rounding).
+
+    What rounds beyond the largest number becomes infinity, or NaN in a format without infinity.
+    """
+    form = number_format(form)
+    sign = int(copysign(1.0, value) < 0) << (form.bits - 1)
+    if isnan(value):
+        return 2 ** (form.bits - 1) - 1
+    beyond = form.largest_pattern + 1  # infinity's pattern; in E4M3, that of NaN
+    if isinf(value):
+        return sign | beyond
+    exponent = max(frexp(abs(value))[1] - 1, 1 - form.bias) if value else 1 - form.bias
+    units = round(ldexp(abs(value), form.mantissa - exponent))  # Python's round takes the even one of two as near
+    pattern = ((exponent + form.bias) << form.mantissa) + units - 2**form.mantissa
+    return sign | min(pattern, beyond)
+
+
+def rounded(form: str | NumberFormat, value: float) -> float:
+    """`value` as the format holds it."""
+    return decode(form, encode(form, value))
+
+
+def spacing(form: str | NumberFormat, value: float) -> float:
+    """The distance from a finite `value`, rounded, to the next number away from zero."""
+    form = number_format(form)
+    pattern = encode(form, abs(value))
+    if pattern > form.largest_pattern:
+        return nan
+    _, exponent, _ = form.fields(pattern)
+    return 2.0 ** (max(exponent, 1) - form.bias - form.mantissa)
+
+
+# ------------------------------------------------------------------------------------------------------------- figures
+
+SIGN, EXPONENT, MANTISSA, UNUSED = "#D55E00", "#E69F00", "#8FD0F7", "#F2F2F2"
+"""Colors of the three fields, and of bits that are stored but not read."""
+
+
+def spelled(value: float, digits: int = 7) -> str:
+    """A number in at most `digits` digits, as a figure shows it."""
+    return f"{value:.{digits}g}".replace("e-0", "e-").replace("e+0", "e").replace("e+", "e").replace("-", "−")
+
+
+DIGITS = 10
+"""Enough to tell a tenth from what fp32 stores of it."""
+
+
+def bits_figure(value: float, title: str, formats: Sequence[str] = tuple(FORMATS)) -> Figure:
+    """`value` in each format, a row of bits each, with the number that is really stored."""
+    canvas = Canvas()
+    top = _field_legend(canvas, canvas.title(title) + 16) + 10
+    stored = {name: rounded(name, value) for name in formats}
+    for index, name in enumerate(formats):
+        y = top + 40 * index
+        canvas.text(86, y + 19, name, 13, text_anchor="end", font_weight="bold")
+        end = draw_bits(canvas, number_format(name), encode(name, value), 98, y)
+        canvas.text(end + 10, y + 19, spelled(stored[name], DIGITS), 13)
+    told = "; ".join(f"{name} holds {spelled(number, DIGITS)}" for name, number in stored.items())
+    alt = f"{stop(title)} Bits of {spelled(value)}, row by row: {told}."
+    return Figure(canvas.svg(top + 40 * len(formats) + 4, title, alt), alt)
+
+
+CELL = 18
+"""Pixels of one bit."""
+
+
+def draw_bits(canvas: Canvas, form: NumberFormat, pattern: int, x: float, y: float, cell: float = CELL) -> float:
+    """Draw a pattern's bits, colored by field, and what is stored unread; returns the x at their right end."""
+    stored = max(form.bits, 8 * form.bytes)
+    for index in range(stored):
+        color = field_color(form, index)
+        bit = str(pattern >> (form.bits - 1 - index) & 1) if index < form.bits else ""
+        canvas.rect(x + cell * index, y, cell, 28, color, stroke="#FFFFFF", stroke_width=1, data_bit=bit)
+        canvas.text(x + cell * (index + 0.5), y + 19, bit, 12, text_anchor="middle")
+    return x + cell * stored
+
+
+def field_color(form: NumberFormat, index: int) -> str:
+    """The color of the bit at `index`, 0 being the sign."""
+    if index >= form.bits:
+        return UNUSED
+    return SIGN if index == 0 else EXPONENT if index <= form.exponent else MANTISSA
+
+
+def _field_legend(canvas: Canvas, y: float) -> float:
+    x: float = MARGIN
+    names = {"sign": SIGN, "exponent: range": EXPONENT, "mantissa: precision": MANTISSA, "stored, not read": UNUSED}
+    for name, color in names.items():
+        canvas.rect(x, y - 10, 12, 12, color, stroke=RULE, stroke_width=0.5)
+        canvas.text(x + 18, y, name)
+        x += 36 + text_width(name, 12)
+    return y
+
+
+def range_figure(
+    title: str, formats: Sequence[str] = tuple(FORMATS), marks: Mapping[str, float] | None = None
+) -> Figure:
+    """From the smallest to the largest number of each format, on a scale of powers of ten; subnormals are pale.
+
+    `marks` are named numbers, drawn as lines through all rows.
+    """
+    canvas = Canvas()
+    top = canvas.title(title) + (34 if marks else 12)
+    left, right, bottom = *RANGE_ENDS, top + 38 * len(formats)
+    for power in range(-40, 41, 10):
+        x = _at(10.0**power)
+        canvas.line(x, top - 4, x, bottom, GRID)
+        canvas.text(x, bottom + 18, f"1e{power}".replace("-", "−") if power else "1", 12, QUIET, text_anchor="middle")
+    told = [_range_row(canvas, number_format(name), top + 38 * index + 4) for index, name in enumerate(formats)]
+    for name, value in (marks or {}).items():
+        canvas.line(_at(value), top - 8, _at(value), bottom, INK, stroke_width=1.5, stroke_dasharray="5 3")
+        canvas.text(_at(value), top - 12, name, 12, text_anchor="middle")
+    canvas.line(left, bottom, right, bottom, RULE)
+    canvas.text((left + right) / 2, bottom + 38, "positive numbers; pale: subnormal, with fewer digits", 12, QUIET,
+                text_anchor="middle")  # fmt: skip
+    alt = f"{stop(title)} Bars on a logarithmic scale: {'; '.join(told)}."
+    return Figure(canvas.svg(bottom + 48, title, alt), alt)
+
+
+RANGE_ENDS = (98.0, WIDTH - MARGIN - 8.0)
+"""Pixels at which the axis of powers of ten begins and ends."""
+
+
+def _at(value: float) -> float:
+    """The x of a positive number: 1e-46 is at the left end, 1e40 at the right one."""
+    (left, right), low, high = RANGE_ENDS, -46.0, 40.0
+    return left + (right - left) * (log10(value) - low) / (high - low)
+
+
+def _range_row(canvas: Canvas, form: NumberFormat, y: float) -> str:
+    """One format's bar, its subnormal numbers pale; returns what it shows in words."""
+    low, normal, high = _at(form.smallest), _at(form.smallest_normal), _at(form.largest)
+    canvas.text(86, y + 17, form.name, 13, text_anchor="end", font_weight="bold")
+    canvas.rect(low, y, normal - low, 24, "#CFE9F9", f"subnormal from {form.smallest:.3g}")
+    canvas.rect(normal, y, high - normal, 24, "#56B4E9", f"{form.smallest_normal:.3g} to {form.largest:.3g}")
+    return f"{form.name} {spelled(form.smallest)} to {spelled(form.largest)}"

@@ -1,0 +1,160 @@
+"""The bit-flipper: a number in a format, each of its bits a button. Only notebooks import this module."""
+
+from html import escape
+from math import isfinite
+from typing import Any
+
+import ipywidgets
+
+from course_utils.figures.axes import stop
+from course_utils.figures.canvas import INK, QUIET, WIDTH, Canvas, Figure
+from course_utils.interactive.widgets import LAYOUT, STYLE, Explorable, dropdown
+
+from .number_formats import (
+    FORMATS,
+    NumberFormat,
+    decode,
+    draw_bits,
+    encode,
+    field_color,
+    number_format,
+    rounded,
+    spelled,
+)
+
+MOST_BITS = max(form.bits for form in FORMATS.values())
+
+
+def bit_flipper(form: str = "bf16", value: float = 1.0) -> "BitFlipper":
+    """Buttons for the bits of one number, a field for its value and a choice of formats; in the next cell, `.value` is
+    the number. Raises ValueError for an unknown format.
+    """
+    return BitFlipper(number_format(form), value)
+
+
+class BitFlipper(Explorable):
+    """What `bit_flipper` shows: `.form` and `.pattern` are what has been chosen, `.value` the number they make.
+
+    Changing the format keeps the number asked for, rounded anew; flipping a bit makes another number.
+    """
+
+    invitation = "Bits to flip: run this cell to use them."
+
+    def __init__(self, form: NumberFormat, value: float) -> None:
+        self.asked = float(value)
+        self.form, self.pattern = form, encode(form, value)
+        self.busy = False
+        self.bits = [ipywidgets.ToggleButton(layout={"width": "26px", "padding": "0"}) for _ in range(MOST_BITS)]
+        for bit in self.bits:
+            bit.observe(self.flip, names="value")
+        choice = dropdown("format", FORMATS, form.name)
+        number = ipywidgets.Text(value=f"{value:g}", description="number", style=STYLE, layout=LAYOUT)
+        number.continuous_update = False
+        super().__init__({"format": choice, "number": number})
+        row = ipywidgets.HBox(self.bits, layout={"flex_flow": "row wrap"})
+        self.children = (ipywidgets.HBox([choice, number], layout={"flex_flow": "row wrap"}), row, self.picture)
+
+    @property
+    def value(self) -> float:
+        """The number that the bits make."""
+        return decode(self.form, self.pattern)
+
+    def flip(self, change: Any) -> None:
+        """A bit's button was pressed: take the pattern from the buttons."""
+        if self.busy:
+            return
+        pressed = "".join(str(int(bit.value)) for bit in self.bits[: self.form.bits])
+        self.pattern = int(pressed, 2)
+        self.asked = self.value
+        self.set_buttons("" if not isfinite(self.value) else repr(self.value))
+
+    def update(self, change: object = None) -> None:
+        """The format or the number was chosen: round the number anew, then draw."""
+        if self.busy:
+            return
+        form, typed = number_format(self.controls["format"].value), self.controls["number"].value
+        changed_format, self.form = form is not self.form, form
+        if changed_format:
+            self.pattern = encode(form, self.asked)
+        else:
+            self.pattern = self._typed(typed, self.pattern)
+        self.set_buttons(typed)
+
+    def _typed(self, typed: str, before: int) -> int:
+        """The pattern of the number that was typed; as before where it is no number, which `redraw` then says."""
+        try:
+            self.asked = float(typed)
+        except ValueError:
+            return before
+        return encode(self.form, self.asked)
+
+    def set_buttons(self, typed: str) -> None:
+        """Set the buttons and the field to what has been chosen, then draw; nothing of this counts as pressing."""
+        self.busy = True
+        self.controls["number"].value = typed
+        for index, bit in enumerate(self.bits):
+            bit.layout.display = None if index < self.form.bits else "none"
+            if index < self.form.bits:
+                bit.value = bool(self.pattern >> (self.form.bits - 1 - index) & 1)
+                bit.description = str(int(bit.value))
+                bit.style.button_color = field_color(self.form, index)
+                bit.tooltip = bit_name(self.form, index)
+        self.busy = False
+        super().update()
+
+    def redraw(self) -> tuple[Figure, str]:
+        """The bits with the sum that they stand for, and the numbers on either side. ValueError for what is no
+        number.
+        """
+        typed = self.controls["number"].value
+        if typed:
+            try:
+                float(typed)
+            except ValueError:
+                raise ValueError(f"{typed!r} is no number: write 0.1 or 1e-8") from None
+        return flipped_figure(self.form, self.pattern, self.asked), escape(neighbors(self.form, self.pattern))
+
+
+def bit_name(form: NumberFormat, index: int) -> str:
+    """What the bit at `index` is worth, 0 being the sign."""
+    if index == 0:
+        return "sign: minus when it is 1"
+    if index <= form.exponent:
+        return f"exponent: counts {2 ** (form.exponent - index):,}"
+    return f"mantissa: counts 1/{2 ** (index - form.exponent):,}"
+
+
+def sum_of(form: NumberFormat, pattern: int) -> str:
+    """A pattern's number as the formula has it: "+ 2^(127 − 127) · (1 + 26/128)"."""
+    sign, exponent, mantissa = form.fields(pattern)
+    plus, whole = "−" if sign else "+", 2**form.mantissa
+    if pattern & (2 ** (form.bits - 1) - 1) > form.largest_pattern:
+        return f"{plus}: the largest exponent is set aside for infinity and NaN" if form.infinite else "NaN"
+    if exponent == 0:
+        return f"{plus} 2^(1 − {form.bias}) · {mantissa:,}/{whole:,}, a subnormal number" if mantissa else f"{plus} 0"
+    return f"{plus} 2^({exponent} − {form.bias}) · (1 + {mantissa:,}/{whole:,})"
+
+
+def neighbors(form: NumberFormat, pattern: int) -> str:
+    """The next numbers toward and away from zero, in words."""
+    sign, magnitude = pattern >> (form.bits - 1) << (form.bits - 1), pattern & (2 ** (form.bits - 1) - 1)
+    if magnitude > form.largest_pattern:
+        return f"The largest finite number of {form.name} is {spelled(form.largest)}."
+    away = spelled(decode(form, sign | (magnitude + 1)))
+    toward = f"Next toward zero: {spelled(decode(form, sign | (magnitude - 1)))}. " if magnitude else ""
+    return f"{toward}Next away from zero: {away}."
+
+
+def flipped_figure(form: NumberFormat, pattern: int, asked: float) -> Figure:
+    """One number's bits, large, with its sum below."""
+    canvas, value = Canvas(), decode(form, pattern)
+    kept = "" if asked == rounded(form, asked) or asked != asked else f", the nearest to {spelled(asked)}"
+    title = f"In {form.name}: {spelled(value)}{kept}"
+    top = canvas.title(title) + 12
+    cell = min(40.0, (WIDTH - 32) / max(form.bits, 8 * form.bytes))
+    draw_bits(canvas, form, pattern, 16, top, cell)
+    canvas.text(16, top + 52, sum_of(form, pattern), 15, INK)
+    ulp = "" if value != value else f"epsilon {spelled(form.epsilon)} · largest {spelled(form.largest)} · smallest "
+    canvas.text(16, top + 74, f"{ulp}{spelled(form.smallest)}" if ulp else "not a number", 12, QUIET)
+    alt = f"{stop(title)} Its {form.bits} bits stand for {sum_of(form, pattern)}."
+    return Figure(canvas.svg(top + 86, title, alt), alt)

@@ -1,0 +1,102 @@
+"""A schedule to step through: controls for the chain, a slider and a play button for its ticks. For notebooks only."""
+
+from html import escape
+from typing import Any
+
+import ipywidgets
+
+from course_utils.errors import unknown
+from course_utils.figures.canvas import Figure
+from course_utils.interactive.widgets import LAYOUT, STYLE, Explorable, dropdown
+
+from .figures import schedule_figure
+from .schedules import Schedule, keep_all, keep_every, keep_none
+
+EVERY = "keep every k"
+SCHEDULES = ("keep all", "keep none", EVERY)
+MOST = 24
+"""Nodes that can be told apart in the picture."""
+
+FRAME = 400
+"""Milliseconds from one tick to the next while it plays."""
+
+
+def schedule_player(schedule: str = "keep all", nodes: int = 8, k: int = 3, tick: int | None = None) -> "Player":
+    """Run a chain tick by tick under one of the three schedules, with controls for n and k.
+
+    Begins at `tick`, at the last where it is None. In the next cell, `.schedule` is what has been chosen. Raises
+    ValueError for an unknown schedule, or for sizes that no picture holds.
+    """
+    return Player(schedule, nodes, k, tick)
+
+
+class Player(Explorable):
+    """What `schedule_player` shows."""
+
+    invitation = "A chain to step through: run this cell to play it."
+
+    def __init__(self, schedule: str, nodes: int, k: int, tick: int | None) -> None:
+        if schedule not in SCHEDULES:
+            raise unknown("schedule", schedule, SCHEDULES)
+        for name, value, least in (("nodes", nodes, 2), ("k", k, 1)):
+            if not least <= value <= MOST:
+                raise ValueError(f"{name} is {value}: choose {least} to {MOST}")
+        look: dict[str, Any] = {"style": STYLE, "layout": LAYOUT}
+        first = made(schedule, nodes, k)
+        most = len(first.ticks)
+        slider = ipywidgets.IntSlider(min=1, max=most, value=tick or most, description="tick", **look)
+        super().__init__(
+            {
+                "schedule": dropdown("schedule", SCHEDULES, schedule),
+                "n": ipywidgets.IntSlider(min=2, max=MOST, value=nodes, description="nodes n", **look),
+                "k": ipywidgets.IntSlider(min=1, max=MOST, value=k, description="keep every k", **look),
+                "tick": slider,
+            }
+        )
+        play = ipywidgets.Play(min=1, max=most, value=1, interval=FRAME, description="play")
+        play.observe(self._follow, names="value")
+        self.play = play
+        self.children = (play, *tuple(self.children))
+
+    @property
+    def schedule(self) -> Schedule:
+        """The schedule that has been chosen."""
+        return made(self.controls["schedule"].value, self.controls["n"].value, self.controls["k"].value)
+
+    def update(self, change: Any = None) -> None:
+        """Draw; a new chain begins at its end, where its totals stand. k can be moved only where it counts."""
+        self.controls["k"].disabled = self.controls["schedule"].value != EVERY
+        slider, most = self.controls["tick"], len(self.schedule.ticks)
+        if slider.max != most:
+            with slider.hold_trait_notifications():
+                slider.max, slider.value = most, most
+            self.play.max = most
+        super().update(change)
+
+    def redraw(self) -> tuple[Figure, str]:
+        """The chain at the chosen tick, and what happens there in words."""
+        schedule, at = self.schedule, self.controls["tick"].value
+        tick = schedule.ticks[at - 1]
+        again = " <b>again</b>" if tick.again else ""
+        message = (
+            f"Tick {at} of {len(schedule.ticks)}: {escape(tick.kind)}{tick.node} runs{again}. {work(schedule, at)}"
+        )
+        return schedule_figure(schedule, at), message
+
+    def _follow(self, change: Any) -> None:
+        self.controls["tick"].value = min(change["new"], self.controls["tick"].max)
+
+
+def work(schedule: Schedule, at: int) -> str:
+    """What has run up to tick `at`, in words."""
+    done = schedule.ticks[:at]
+    forward, again = sum(tick.kind == "f" for tick in done), sum(tick.again for tick in done)
+    runs = f"{forward} run{'s' * (forward != 1)} of f"
+    return f"Work so far: {runs}, {again} of them repetitions, and {len(done) - forward} of b."
+
+
+def made(name: str, nodes: int, k: int) -> Schedule:
+    """The schedule of that name; k counts only where it keeps every k-th."""
+    if name == EVERY:
+        return keep_every(nodes, min(k, nodes))
+    return {"keep all": keep_all, "keep none": keep_none}[name](nodes)

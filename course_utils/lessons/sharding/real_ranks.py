@@ -1,0 +1,204 @@
+"""ZeRO's stages on real processes of the CPU: what each rank keeps, by kind, and what it hands to its collectives.
+
+Stages 0 and 1 are DistributedDataParallel without and with ZeroRedundancyOptimizer, stages 2 and 3 `fully_shard` with
+reshard_after_forward False and True. Run as a module by `course_utils.ranks.launch`, once for each rank.
+"""
+
+import base64
+import pickle
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+from course_utils.estimating.sharding import ddp_communication, optimizer_bytes_of, rank_0_states, zero_1_shares
+from course_utils.measurement import Measurement, Provenance
+from course_utils.measuring.data_parallel import ReplicatedTraining, ReplicaTracker, whole_batch
+from course_utils.measuring.sharded import ShardedTraining, ShardTracker
+from course_utils.measuring.step import Training
+from course_utils.measuring.tracing import SEED, follow, today, torch_release
+from course_utils.measuring.tracker import Tracker
+from course_utils.models import TransformerConfig
+from course_utils.ranks.launch import report, run_ranks, why_no_ranks
+from course_utils.run import TrainingRun
+
+from .zero import sent_elements
+
+STEPS = 3
+"""The third step is looked at: in the first there are no states yet, in the second buckets are made anew."""
+
+PASSES = {"allreduce_": 2, "_allgather_base_": 1, "_reduce_scatter_base_": 1, "broadcast_": 1}
+"""How many elements a rank sends for each element of a collective, (D−1)/D left out: an all-reduce is two of the
+others (Rajbhandari et al. 2020, section 7.1).
+"""
+
+NAMES = {
+    "allreduce_": "all-reduce", "_allgather_base_": "all-gather", "_reduce_scatter_base_": "reduce-scatter",
+    "broadcast_": "broadcast",
+}  # fmt: skip
+
+
+def small_run(ranks: int = 4) -> TrainingRun:
+    """A GPT that every laptop trains on several processes; 4 does not divide its sizes, so that shards are padded."""
+    model = TransformerConfig("small GPT", "gpt2", layers=4, hidden=250, heads=5, vocab=4001, max_positions=64)
+    return TrainingRun(model, 1, 64, "fp32", attention="eager", world_size=ranks)
+
+
+def by_stage(run: TrainingRun) -> dict[str, TrainingRun]:
+    """The run at each of ZeRO's stages, by name."""
+    return {f"stage {stage}": run.replace(zero_stage=stage) for stage in range(4)}
+
+
+@dataclass(frozen=True)
+class Rank:
+    """What one process found out of its last step: `states`, bytes by kind between backward and the optimizer's step.
+
+    `sent` counts elements by collective, as ZeRO counts them; `losses` has one for each step.
+    """
+
+    states: Mapping[str, int]
+    sent: Mapping[str, int]
+    losses: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Found:
+    """What every rank of several runs found, by the run's name and the rank; `provenance` says where and how."""
+
+    ranks: Mapping[str, Sequence[Rank]]
+    provenance: str
+    real: bool
+
+    @property
+    def word(self) -> str:
+        """What a heading calls these bytes: "measured", or "computed" where closed forms answered."""
+        return "measured" if self.real else "computed"
+
+    def lost_alike(self, *names: str) -> str:
+        """Whether these runs had the same losses, to rounding, on every rank and in every step: in words."""
+        if not self.real:
+            return "no losses to compare, as nothing was trained"
+        runs = [[loss for rank in ranks for loss in rank.losses] for ranks in map(self.ranks.__getitem__, names)]
+        apart = max(abs(one - other) for losses in runs for one, other in zip(losses, runs[0], strict=True))
+        return f"losses differ by less than a ten-thousandth, in every step, on every rank: {apart < 1e-4}"
+
+
+def on_real_ranks(runs: Mapping[str, TrainingRun]) -> Found:
+    """Each of `runs`, trained for three steps by real processes that talk through gloo.
+
+    All runs have one world_size; the processes start once. Where torchrun does not run, as on Windows, the closed forms
+    answer in their place, and the provenance says so. Raises ValueError for runs of several world sizes,
+    `distributed.RankFailed` for a rank that fails.
+    """
+    sizes = {run.world_size for run in runs.values()}
+    if len(sizes) != 1:
+        raise ValueError(f"these runs want {sorted(sizes)} ranks: start runs of one world_size together")
+    ranks = sizes.pop()
+    why = why_no_ranks()
+    if why:
+        answers = {name: [_by_formula(run, rank) for rank in range(ranks)] for name, run in runs.items()}
+        return Found(answers, f"NOT MEASURED, the closed forms instead: {why}", False)
+    content = base64.b64encode(pickle.dumps(list(runs.values()))).decode()
+    results = run_ranks(__name__, ranks, [content])
+    found = {name: [_rank(of_rank[index]) for of_rank in results] for index, name in enumerate(runs)}
+    return Found(found, f"{ranks} processes on a CPU (gloo) · torch {torch_release()}", True)
+
+
+def _rank(found: Mapping[str, Any]) -> Rank:
+    return Rank(found["states"], found["sent"], tuple(found["losses"]))
+
+
+def _by_formula(run: TrainingRun, rank: int) -> Rank:
+    states = rank_0_states(run)
+    if run.zero_stage == 1:
+        share = zero_1_shares(run.model, run.world_size)[rank]
+        states["optimizer_states"] = optimizer_bytes_of(run, run.precision, share)
+    buckets = ddp_communication(run) if run.zero_stage < 2 else 0
+    return Rank(states | {"communication": buckets}, sent_elements(run), ())
+
+
+# What one process does
+
+
+class RealShards(ShardedTraining):
+    """FSDP2's step on one of several real ranks of the CPU, on its own part of the batch."""
+
+    def __init__(self, run: TrainingRun, mesh: Any) -> None:
+        self.mesh = mesh
+        torch.manual_seed(SEED)
+        Training.__init__(self, run, "cpu", simulated=False)
+        rank, b = dist.get_rank(), run.micro_batch
+        mine = whole_batch(run)[rank * b : (rank + 1) * b]
+        self.tokens, self.targets = mine[:, :-1].clone(), mine[:, 1:].clone()
+
+
+class Counting(Tracker):
+    """Counts the elements of each collective by step. Inherits because a dispatch mode is the one place to see them."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__(device)
+        self.sent: dict[int, Counter[str]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "c10d":
+            name = func._schema.name.removeprefix("c10d::")
+            if name in PASSES:
+                self.sent.setdefault(self.step, Counter())[NAMES[name]] += PASSES[name] * _elements(name, args)
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+def _elements(name: str, args: Any) -> int:
+    """Elements of the whole tensor that a collective is about: what is gathered, or what is summed."""
+    if name == "_allgather_base_":
+        return args[0].numel()
+    if name == "_reduce_scatter_base_":
+        return args[1].numel()
+    return sum(tensor.numel() for tensor in args[0])
+
+
+class CountingShards(Counting, ShardTracker):
+    """The tracker of stages 2 and 3."""
+
+
+class CountingReplicas(Counting, ReplicaTracker):
+    """The tracker of stages 0 and 1."""
+
+
+def trained(run: TrainingRun) -> dict[str, Any]:
+    """This rank's steps of `run`, as what JSON can hold."""
+    provenance = Provenance("cpu", "CPU", torch_release(), today())
+    if run.zero_stage < 2:
+        tracker: Any = CountingReplicas("cpu")
+        measured = follow(ReplicatedTraining(run), tracker, STEPS, provenance)
+    else:
+        tracker = CountingShards("cpu")
+        mesh = init_device_mesh("cpu", (run.world_size,))
+        measured = follow(RealShards(run, mesh), tracker, STEPS, provenance)
+    return _as_json(measured, tracker.sent[STEPS])
+
+
+def _as_json(measured: Measurement, sent: Mapping[str, int]) -> dict[str, Any]:
+    kept = measured.moments["end of backward"]
+    return {
+        "states": {kind: kept[kind] for kind in ("parameters", "gradients", "optimizer_states", "communication")},
+        "sent": dict(sent),
+        "losses": list(measured.losses),
+    }
+
+
+def main() -> None:
+    """What one rank does: train each run, tracked, and report."""
+    runs = pickle.loads(base64.b64decode(sys.argv[1]))
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    report([trained(run) for run in runs])
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

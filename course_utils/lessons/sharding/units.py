@@ -1,0 +1,77 @@
+"""FSDP2 in other units, and gathering further ahead than torch does by itself: rank 0 of many simulated ranks."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from course_utils.measurement import Measurement, Provenance
+from course_utils.measuring.sharded import ShardedTraining, ShardTracker, simulated_ranks
+from course_utils.measuring.simulated import availability, simulated_gpu
+from course_utils.measuring.tracing import follow, today, torch_release
+from course_utils.models import TransformerConfig
+from course_utils.networks import Transformer
+from course_utils.run import TrainingRun
+
+
+def six_blocks(ranks: int = 64) -> TrainingRun:
+    """A GPT of six wide blocks and few words, at stage 3: small to simulate, and nearly all of it is in blocks."""
+    model = TransformerConfig("GPT of six blocks", "gpt2", 6, 1024, heads=16, vocab=1000, max_positions=128)
+    return TrainingRun(model, 1, 128, "bf16-master", world_size=ranks, zero_stage=3)
+
+
+@dataclass(frozen=True)
+class Units:
+    """How a network is cut into what is gathered at once: each block, or with `whole` everything as one unit.
+
+    `ahead` blocks are gathered before they are needed, in forward and in backward; None leaves it to torch, which in
+    backward gathers the next one.
+    """
+
+    ahead: int | None = None
+    whole: bool = False
+
+
+def in_units(run: TrainingRun, choices: Mapping[str, Units]) -> dict[str, Measurement]:
+    """A measurement of `run` for each of the choices, by name. Where this computer cannot simulate, prints why, and
+    gives none.
+    """
+    works, why = availability()
+    if not works:
+        print(f"left out, as this computer cannot simulate them ({why}): {', '.join(choices)}")
+        return {}
+    return {name: _simulated(run, units) for name, units in choices.items()}
+
+
+def _simulated(run: TrainingRun, units: Units) -> Measurement:
+    note = f"rank 0 of {run.world_size} simulated ranks"
+    provenance = Provenance("simulated", "simulated GPU", torch_release(), today(), note)
+    with simulated_ranks(run.world_size) as mesh, simulated_gpu(run.attention):
+        return follow(TrainingInUnits(run, mesh, units), ShardTracker("cuda"), 2, provenance)
+
+
+class TrainingInUnits(ShardedTraining):
+    """The sharded step with other units, or other prefetching."""
+
+    def __init__(self, run: TrainingRun, mesh: Any, units: Units) -> None:
+        self.units = units
+        super().__init__(run, mesh)
+
+    def _network(self) -> Transformer:
+        from torch.distributed.fsdp import fully_shard
+
+        if self.units.whole:
+            network, policy = self._whole()
+            fully_shard(network, mesh=self.mesh, mp_policy=policy)
+            return network
+        network = super()._network()
+        if self.units.ahead is not None:
+            gather_ahead(network, self.units.ahead)
+        return network
+
+
+def gather_ahead(network: Transformer, ahead: int) -> None:
+    """Ask each block to have the next `ahead` ones gathered while it computes, in forward and in backward."""
+    blocks: list[Any] = list(network.blocks)
+    for index, block in enumerate(blocks):
+        block.set_modules_to_forward_prefetch(blocks[index + 1 : index + 1 + ahead])
+        block.set_modules_to_backward_prefetch(blocks[max(0, index - ahead) : index][::-1])

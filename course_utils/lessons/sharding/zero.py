@@ -1,0 +1,213 @@
+"""Lesson 09's closed forms: what ZeRO says that a rank keeps and sends, and each term by which torch differs."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from course_utils.estimating.published import zero_sharded_state_bytes
+from course_utils.estimating.sharding import (
+    check_fsdp,
+    ddp_communication,
+    fsdp_groups,
+    optimizer_bytes_of,
+    rank_0_states,
+    shard_shape,
+    zero_1_shares,
+)
+from course_utils.estimating.states import parameter_bytes
+from course_utils.models import parameter_shapes
+from course_utils.run import Precision, TrainingRun
+from course_utils.units import BLOCK
+
+# What ZeRO's formula says
+
+
+def formula(run: TrainingRun) -> dict[str, int]:
+    """Bytes of states of one rank by ZeRO's formula, by kind, with the run's own bytes a parameter.
+
+    Weights, gradients and K of the optimizer: 2 + 2 + 12 in the paper, 4 + 4 + 8 in fp32. Stage 1 divides K by the
+    number of ranks, stage 2 the gradients too, stage 3 all (Rajbhandari et al. 2020, section 5). Raises ValueError for
+    an optimizer other than Adam's.
+    """
+    if run.optimizer.algorithm not in ("adam", "adamw"):
+        raise ValueError(f"ZeRO's formula is written here for Adam's two moments, not for {run.optimizer.name}")
+    N, D, stage, precision = run.model.parameters, run.world_size, run.zero_stage, run.precision
+    K = precision.master + _moments(precision)
+    return {
+        "parameters": precision.weight * N // (D if stage == 3 else 1),
+        "gradients": precision.gradient * N // (D if stage >= 2 else 1),
+        "optimizer_states": K * N // (D if stage >= 1 else 1),
+    }
+
+
+def _moments(precision: Precision) -> int:
+    """Bytes a parameter of Adam's two moments."""
+    return (precision.first_moment or precision.state) + precision.state
+
+
+def cut_three_ways(parameters: int, ranks: int) -> dict[str, dict[str, int]]:
+    """Bytes by kind of one rank with mixed-precision Adam, for no sharding and ZeRO's three stages, by name."""
+    names = ("nothing cut", "stage 1: optimizer", "stage 2: + gradients", "stage 3: + parameters")
+    return {name: zero_sharded_state_bytes(parameters, stage, ranks) for stage, name in enumerate(names)}
+
+
+# What torch adds to it
+
+
+def state_terms(run: TrainingRun, rank: int = 0, counters: bool = True) -> dict[str, int]:
+    """What `rank` keeps between backward and the optimizer's step: ZeRO's formula, then each term by which torch
+    differs, signed bytes by name; together they are what is measured.
+
+    `counters` are Adam's counts of steps, a block of 512 bytes for each tensor, which stand in the traced memory of a
+    CPU only. Stages 2 and 3 are FSDP2, which keeps no whole parameter between steps, whatever the stage. Raises
+    ValueError like `formula`, and for a run that FSDP2 is not covered for.
+    """
+    terms = {"ZeRO's formula": sum(formula(run).values())}
+    terms |= _sharded_terms(run, rank) if run.zero_stage >= 2 else _replicated_terms(run, rank)
+    if counters:
+        terms["step counters, on a CPU"] = BLOCK * len(_stepped(run, rank))
+    return {name: size for name, size in terms.items() if size}
+
+
+def _stepped(run: TrainingRun, rank: int) -> Mapping[str, tuple[int, ...]]:
+    """The tensors that this rank's optimizer steps, by name."""
+    return zero_1_shares(run.model, run.world_size)[rank] if run.zero_stage == 1 else parameter_shapes(run.model)
+
+
+def _replicated_terms(run: TrainingRun, rank: int) -> dict[str, int]:
+    """DistributedDataParallel: shares of whole tensors are not even, and gradients lie in buckets once more."""
+    N, precision, shapes = run.model.parameters, run.precision, _stepped(run, rank)
+    exact = formula(run)
+    share = (precision.master + _moments(precision)) * sum(map(prod, shapes.values()))
+    states = optimizer_bytes_of(run, precision, shapes)
+    weights, gradients = precision.weight * N, precision.gradient * N
+    kept = rank_0_states(run)
+    return {
+        "uneven shares": share - exact["optimizer_states"],
+        "blocks of 512 bytes": parameter_bytes(run) - weights + kept["gradients"] - gradients + states - share,
+        "buckets": ddp_communication(run),
+    }
+
+
+def _sharded_terms(run: TrainingRun, rank: int) -> dict[str, int]:
+    """FSDP2: weights and gradients are padded until the ranks divide their rows; Adam's moments are of own rows alone.
+
+    At stage 2, too, parameters are sharded between steps.
+    """
+    check_fsdp(run)
+    D = run.world_size
+    precision = dataclasses.replace(run.precision, master=0)  # the shard is the master weight
+    stored = run.precision.master or run.precision.weight
+    padded = sum(sum(group.shards) for group in fsdp_groups(run))
+    own = {name: own_rows(shape, D, rank) for name, shape in parameter_shapes(run.model).items()}
+    exact = 2 * stored * padded + _moments(precision) * sum(map(prod, own.values()))
+    kept = rank_0_states(run)
+    blocks = kept["parameters"] + kept["gradients"] + optimizer_bytes_of(run, precision, own)
+    third = sum(formula(run.replace(zero_stage=3)).values())
+    return {
+        "parameters sharded, too": third - sum(formula(run).values()),
+        "padding": exact - third,
+        "blocks of 512 bytes": blocks - exact,
+    }
+
+
+def own_rows(shape: tuple[int, ...], ranks: int, rank: int) -> tuple[int, ...]:
+    """The piece of a parameter that `rank` owns: ⌈rows / D⌉ rows, of which the last ranks may have fewer, or none."""
+    each = shard_shape(shape, ranks)[0]
+    return (max(0, min(each, shape[0] - rank * each)), *shape[1:])
+
+
+def padded_elements(run: TrainingRun) -> tuple[int, int]:
+    """Elements of all ranks' shards together, and how many of them are padding."""
+    shapes = parameter_shapes(run.model).values()
+    all_shards = run.world_size * sum(prod(shard_shape(shape, run.world_size)) for shape in shapes)
+    return all_shards, all_shards - run.model.parameters
+
+
+def gathered_terms(run: TrainingRun) -> dict[str, int]:
+    """Bytes of communication while a block goes backward at stage 3 of FSDP2, by name: that kind at the peak.
+
+    What is outside the blocks is one unit, gathered from forward to the end of backward. Raises like `fsdp_groups`.
+    """
+    outer, block = fsdp_groups(run)[:2]
+    return {
+        "embedding and head, gathered": outer.unsharded,
+        "a block, gathered": block.unsharded,
+        "the next block, on its way": block.gather_output,
+        "the last block's gradients, flat": block.reduce_input,
+    }
+
+
+# What it sends
+
+
+def sent_elements(run: TrainingRun) -> dict[str, int]:
+    """Elements that each rank sends in a step of one micro-batch, by collective, (D−1)/D left out as ZeRO does.
+
+    As torch does it: DistributedDataParallel all-reduces, two elements for each; ZeroRedundancyOptimizer's ranks then
+    broadcast what they have stepped; FSDP2 gathers a unit for forward and, at stage 3, each block once more for
+    backward, and reduce-scatters it once, all with padding.
+    """
+    N = run.model.parameters
+    if run.zero_stage < 2:
+        return {"all-reduce": 2 * N} | ({"broadcast": N} if run.zero_stage else {})
+    outer, *blocks = (group.ranks * sum(group.shards) for group in fsdp_groups(run))
+    again = sum(blocks) if run.zero_stage == 3 else 0
+    return {"all-gather": outer + sum(blocks) + again, "reduce-scatter": outer + sum(blocks)}
+
+
+def tokens_to_hide(bytes_each: float, flops_per_second: float, bytes_per_second: float) -> float:
+    """Tokens that a rank has to work on in a step until arithmetic takes as long as sending `bytes_each` a parameter.
+
+    A token takes 6 FLOPs a parameter, forward and backward (Kaplan et al. 2020, section 2.1): N cancels.
+    """
+    return bytes_each / bytes_per_second * flops_per_second / 6
+
+
+# Offloading
+
+
+@dataclass(frozen=True)
+class Offload:
+    """ZeRO-Offload: bytes that stay on each GPU, bytes in the host's memory for each GPU, bytes over each GPU's link
+    in a step, both directions together.
+    """
+
+    gpu: int
+    host: int
+    link: int
+
+    def seconds(self, bytes_per_second: float) -> float:
+        """How long the link takes if one direction waits for the other."""
+        return self.link / bytes_per_second
+
+
+def offload(parameters: int, ranks: int = 1) -> Offload:
+    """16-bit weights stay; gradients leave as they come, 2 bytes; the host steps; new weights come back, 2 bytes.
+
+    Each of several ranks moves its share alone, as in ZeRO-2 (Ren et al. 2021, ZeRO-Offload).
+    """
+    share = -(-parameters // ranks)
+    return Offload(gpu=2 * parameters, host=14 * share, link=4 * share)
+
+
+# All-reduce in two halves
+
+
+def reduce_scatter(gradients: Sequence[Sequence[float]]) -> list[list[float]]:
+    """What each rank holds after a reduce-scatter of these lists, one a rank: its slice of their mean.
+
+    Raises ValueError unless the ranks divide the length.
+    """
+    D, n = len(gradients), len(gradients[0])
+    if n % D:
+        raise ValueError(f"{D} ranks do not divide {n} numbers: pad them first")
+    mean = [sum(column) / D for column in zip(*gradients, strict=True)]
+    return [mean[rank * n // D : (rank + 1) * n // D] for rank in range(D)]
+
+
+def all_gather(slices: Sequence[Sequence[float]]) -> list[list[float]]:
+    """What each rank holds after an all-gather: everybody's slices in the order of ranks."""
+    whole = [value for part in slices for value in part]
+    return [list(whole) for _ in slices]

@@ -1,0 +1,1 @@
+"""Parts that several lessons use: a small language model, texts, recorded times, search, the cheat sheet."""

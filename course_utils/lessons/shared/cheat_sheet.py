@@ -1,0 +1,72 @@
+"""The cheat sheet: what each lesson says to remember, how it breaks, and its line, collected from the lessons."""
+
+import html
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from course_utils.interactive.course_files import ROOT, numbered
+
+TITLE = re.compile(r"^# (\d\d) · (.+)$", re.MULTILINE)
+PARTS = ("Remember", "Breaks when", "Cheat-sheet line")
+LINK = re.compile(r"\[([^\]]+)\]\([^)]+\)")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What one lesson leaves behind: its number, its title, and three sentences in the lesson's own words."""
+
+    number: str
+    title: str
+    remember: str
+    breaks: str
+    line: str
+
+
+@dataclass(frozen=True, repr=False)
+class CheatSheet:
+    """All lessons' entries; shows itself as a page that fits on paper."""
+
+    entries: tuple[Entry, ...]
+
+    @property
+    def markdown(self) -> str:
+        """The page for the website."""
+        parts = ["# Cheat sheet", "One entry a lesson, in the lesson's own words. Print it: it needs two pages."]
+        for entry in self.entries:
+            parts += [f'<span id="lesson-{entry.number}"></span>', f"## {entry.number} · {entry.title}"]
+            parts += [f"**{entry.line}**", f"{entry.remember}", f"*Breaks when* {entry.breaks}"]
+        return "\n\n".join(parts) + "\n"
+
+    def __str__(self) -> str:
+        return "\n\n".join(f"{entry.number} {entry.title}\n  {entry.line}" for entry in self.entries)
+
+    def __repr__(self) -> str:
+        return f"The cheat sheet: the lines of {len(self.entries)} lessons."
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><th scope='row' style='text-align:left;vertical-align:top'>{entry.number} {html.escape(entry.title)}"
+            f"</th><td style='text-align:left'>{html.escape(entry.line)}</td></tr>"
+            for entry in self.entries
+        )
+        head = "<th scope='col' style='text-align:left'>lesson</th><th scope='col' style='text-align:left'>line</th>"
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+
+
+def cheat_sheet(root: Path = ROOT) -> CheatSheet:
+    """The cheat sheet of the lessons in `root`/notebooks. ValueError for a lesson without one of its lines."""
+    return CheatSheet(tuple(_entry(path) for path in numbered(root / "notebooks")))
+
+
+def _entry(path: Path) -> Entry:
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    text = "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+    title = TITLE.search(text)
+    found = [re.search(rf"^\*\*{part}\*\* (.+?)(?:\n\s*\n|\Z)", text, re.MULTILINE | re.DOTALL) for part in PARTS]
+    if title is None or not all(found):
+        missing = [part for part, match in zip(PARTS, found, strict=True) if match is None]
+        raise ValueError(f"{path.name} lacks its title or {', '.join(missing)}")
+    said = [LINK.sub(r"\1", " ".join(match[1].split())) for match in found if match]
+    return Entry(title[1], title[2], *said)

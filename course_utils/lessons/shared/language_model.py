@@ -1,0 +1,273 @@
+"""A character-level language model small enough to train on a CPU in a second or two, and a text to train it on.
+
+`train_language_model` is the one call; lesson 02 varies its optimizer, lesson 03 its number formats.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch.nn.functional import cross_entropy
+from torch.overrides import TorchFunctionMode
+
+from course_utils.errors import unknown
+from course_utils.measuring.optimizers import make_optimizer
+from course_utils.models import TransformerConfig
+from course_utils.networks import Transformer, build_network, default_dtype
+from course_utils.run import OPTIMIZERS
+
+CORPUS = Path(__file__).with_name("corpus.txt")
+
+RATES = {"sgd": 0.3, "momentum": 0.1, "lion": 3e-4, "adafactor": 3e-2, "muon": 1e-2}
+"""Learning rates at which this model learns well in 100 steps; every optimizer not named takes 3e-3."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """Where a recipe keeps which numbers: the weights' dtype, autocast's dtype if it uses autocast, fp32 masters."""
+
+    weights: torch.dtype
+    autocast: torch.dtype | None = None
+    master: bool = False
+
+
+FORMATS = {
+    "fp32": Format(torch.float32),
+    "fp16": Format(torch.float16),
+    "bf16": Format(torch.bfloat16),
+    "fp16-master": Format(torch.float16, master=True),
+    "bf16-master": Format(torch.bfloat16, master=True),
+    "amp-fp16": Format(torch.float32, autocast=torch.float16),
+    "amp-bf16": Format(torch.float32, autocast=torch.bfloat16),
+}
+"""The recipes that `train_language_model` takes; "fp16" and "bf16" keep everything in 16 bits, Adam's states too."""
+
+
+class Steps(Protocol):
+    """What training asks of an optimizer, torch's or a learner's own."""
+
+    def step(self) -> Any:
+        """Update the parameters from their gradients. Gradients are cleared by the training itself."""
+
+
+class LossScale(Protocol):
+    """What training asks of a loss scaler: the factor of the loss, and to be told whether a gradient overflowed."""
+
+    scale: float
+
+    def update(self, overflowed: bool) -> None:
+        """Told after each backward; may change `scale` for the next."""
+
+
+@dataclass
+class StaticLossScale:
+    """The same factor for ever. 1.0 is no scaling at all."""
+
+    scale: float = 1.0
+
+    def update(self, overflowed: bool) -> None:
+        """Nothing changes; the step with the overflow is skipped all the same, unless the scale is 1."""
+
+
+@dataclass
+class Training:
+    """What a training gave: the loss before each step, the model, its optimizer, the number of skipped steps."""
+
+    losses: list[float]
+    model: Transformer
+    optimizer: Steps
+    skipped: int = 0
+
+    @property
+    def final(self) -> float:
+        """The mean of the last ten losses, nan if one of them is: single losses jump with their batch."""
+        last = self.losses[-10:]
+        return sum(last) / len(last)
+
+    @property
+    def diverged(self) -> bool:
+        """Whether the end is no finite number, or no better than the beginning."""
+        return not math.isfinite(self.final) or self.final >= self.losses[0]
+
+
+@cache
+def corpus() -> str:
+    """The course's short text, a few thousand characters, written for this purpose."""
+    return " ".join(CORPUS.read_text(encoding="utf-8").split())
+
+
+@cache
+def vocabulary() -> str:
+    """Every character of the text once, in order; a token is a place in it."""
+    return "".join(sorted(set(corpus())))
+
+
+def encode(text: str) -> torch.Tensor:
+    """Token ids of `text`, one for each character. Raises ValueError for one that the corpus does not have."""
+    strange = sorted(set(text) - set(vocabulary()))
+    if strange:
+        raise ValueError(f"the corpus has no {', '.join(map(repr, strange))}; it has {vocabulary()!r}")
+    return torch.tensor([vocabulary().index(character) for character in text])
+
+
+def batches(
+    steps: int, micro_batch: int = 16, seq_len: int = 32, seed: int = 0, text: str | None = None
+) -> Iterator[tuple[torch.Tensor, ...]]:
+    """For each step the token ids of random windows of the text and the ids that follow them, each (b, s).
+
+    The text is the course's own unless given.
+    """
+    tokens, dice = encode(corpus() if text is None else text), torch.Generator().manual_seed(seed)
+    for _ in range(steps):
+        starts = torch.randint(len(tokens) - seq_len, (micro_batch, 1), generator=dice)
+        windows = tokens[starts + torch.arange(seq_len + 1)]
+        yield windows[:, :-1], windows[:, 1:]
+
+
+def language_model(
+    layers: int = 2, hidden: int = 64, *, seed: int = 0, dtype: torch.dtype = torch.float32
+) -> Transformer:
+    """GPT-2's design at a toy's size, over characters; the same `seed` gives the same weights in every `dtype`."""
+    config = TransformerConfig(
+        "characters", "gpt2", layers, hidden, heads=4, vocab=len(vocabulary()), max_positions=128
+    )
+    with torch.random.fork_rng(devices=[]), default_dtype(torch.float32):
+        torch.manual_seed(seed)
+        return build_network(config, "eager").to(dtype)
+
+
+def train_language_model(
+    optimizer: str | Callable[[Sequence[torch.nn.Parameter]], Steps] = "adamw",
+    precision: str = "fp32",
+    steps: int = 100,
+    *,
+    rate: float | None = None,
+    loss_scale: float | LossScale = 1.0,
+    model: Transformer | None = None,
+    seed: int = 0,
+    watch: Callable[[int, Transformer], None] | None = None,
+    text: str | None = None,
+) -> Training:
+    """Train the character model on the CPU, about 4 ms a step in fp32, and return its losses.
+
+    `optimizer` is a name of `OPTIMIZERS` or a function that makes one of a list of parameters; `rate` overrides the
+    named one's learning rate. `precision` is one of `FORMATS`. With a `loss_scale` the loss is multiplied before
+    backward, the gradients are divided in fp32 (masters) or in their own format, and a step whose gradients are not
+    finite is skipped. `watch(step, model)` is called when each backward is over, before the step. `text` replaces the
+    course's own; frozen parameters of `model` stay as they are.
+    Raises ValueError for an unknown optimizer or precision, TypeError for a rate that would not be used.
+    """
+    if precision not in FORMATS:
+        raise unknown("precision", precision, FORMATS)
+    recipe = FORMATS[precision]
+    model = model or language_model(seed=seed, dtype=recipe.weights)
+    weights = list(model.parameters())
+    masters = [torch.nn.Parameter(weight.detach().float()) for weight in weights] if recipe.master else weights
+    names = [name for name, _ in model.named_parameters()]
+    stepper = _optimizer(optimizer, names, masters, rate)
+    scaler = StaticLossScale(loss_scale) if isinstance(loss_scale, float | int) else loss_scale
+    done = Training([], model, stepper)
+    for number, (tokens, targets) in enumerate(batches(steps, seed=seed, text=text), 1):
+        with _autocast(recipe), HalfProducts():
+            loss = cross_entropy(model(tokens).float().flatten(0, 1), targets.flatten())
+        (loss * scaler.scale).backward()
+        done.losses.append(loss.item())
+        if watch:
+            watch(number, model)
+        _step(stepper, weights, masters, scaler, done)
+    return done
+
+
+def mean_loss(model: torch.nn.Module, text: str, seq_len: int = 32) -> float:
+    """The mean loss of `model` over the whole text, cut into windows of `seq_len` characters; the rest is left out."""
+    tokens = encode(text)
+    count = (len(tokens) - 1) // seq_len * seq_len
+    inputs, targets = tokens[:count].view(-1, seq_len), tokens[1 : count + 1]
+    with torch.no_grad():
+        return cross_entropy(model(inputs).flatten(0, 1), targets).item()
+
+
+def _step(
+    optimizer: Steps,
+    weights: Sequence[torch.nn.Parameter],
+    masters: Sequence[torch.nn.Parameter],
+    scaler: LossScale,
+    done: Training,
+) -> None:
+    """Bring the gradients to the masters, undo the scale, step unless a scaled gradient overflowed, clear them."""
+    for weight, master in zip(weights, masters, strict=True):
+        if master is not weight and weight.grad is not None:
+            master.grad, weight.grad = weight.grad.float(), None
+    gradients = [master.grad for master in masters if master.grad is not None]
+    scales = not (isinstance(scaler, StaticLossScale) and scaler.scale == 1)
+    overflowed = scales and not all(bool(gradient.isfinite().all()) for gradient in gradients)
+    if overflowed:
+        done.skipped += 1
+    else:
+        if scales:
+            for gradient in gradients:
+                gradient.div_(scaler.scale)
+        optimizer.step()
+        with torch.no_grad():
+            for weight, master in zip(weights, masters, strict=True):
+                if master is not weight:
+                    weight.copy_(master)
+    scaler.update(overflowed)
+    for master in masters:
+        master.grad = None
+
+
+def _optimizer(
+    choice: str | Callable[[Sequence[torch.nn.Parameter]], Steps],
+    names: Sequence[str],
+    tensors: Sequence[torch.nn.Parameter],
+    rate: float | None,
+) -> Steps:
+    if not isinstance(choice, str):
+        if rate is not None:
+            raise TypeError("rate is for optimizers given by name: a function of yours sets its own")
+        return choice(tensors)
+    if choice not in OPTIMIZERS:
+        raise unknown("optimizer", choice, OPTIMIZERS)
+    made = make_optimizer(OPTIMIZERS[choice], list(zip(names, tensors, strict=True)))
+    chosen = rate if rate is not None else RATES.get(OPTIMIZERS[choice].algorithm, 3e-3)
+    for part in (made, *getattr(made, "parts", ())):
+        for group in part.param_groups:
+            group["lr"] = chosen
+    return made
+
+
+def _autocast(recipe: Format) -> AbstractContextManager[Any]:
+    return torch.autocast("cpu", dtype=recipe.autocast) if recipe.autocast else nullcontext()
+
+
+class HalfProducts(TorchFunctionMode):
+    """Products of fp16 matrices as tensor cores make them: multiplied, added up in fp32, rounded to fp16 once.
+
+    CPUs without fp16 instructions take ten times as long for torch's own. Backward follows by itself: its products run
+    in fp32 too, and each gradient is rounded to fp16 where forward's operand was widened. Under autocast to fp16 it
+    rounds fp32 operands first, as autocast would.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        options = kwargs or {}
+        if func not in PRODUCTS:
+            return func(*args, **options)
+        casts = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.float16
+        if not casts and not any(_is_half(value) for value in args):
+            return func(*args, **options)
+        wide = [value.half().float() if isinstance(value, torch.Tensor) else value for value in args]
+        with torch.autocast("cpu", enabled=False):
+            return func(*wide, **options).half()
+
+
+PRODUCTS = frozenset({torch.nn.functional.linear, torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__})
+
+
+def _is_half(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.dtype == torch.float16

@@ -1,1 +1,0 @@
-"""What `record` does beyond measuring: lessons executed live, memory that runs out in every kind of cell, demos."""

@@ -1,0 +1,335 @@
+"""Make a training run fit a GPU: `fit` looks through the choices for the one that loses least time, and says how."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from os import PathLike
+from typing import Any
+
+from ..errors import unknown
+from ..estimating import estimate
+from ..estimating.exact.peak import check
+from ..estimating.states import gradient_bytes, optimizer_state_bytes, parameter_bytes
+from ..estimating.step_time import alone, lost_seconds
+from ..gpus import Gpu, gpu
+from ..models import TransformerConfig
+from ..run import TrainingRun, check_size
+from ..units import format_bytes, percent
+from .twin import SAFETY, named, unsupported
+
+FREE = {
+    "recompute": ("none", "selective-attention", "selective", "every-2", "sqrt", "full", "offload"),
+    "attention": ("flash", "efficient"),
+    "implementation": ("fused", "foreach", "loop"),
+    "loss_chunks": (1, 8),
+    "bucket_view": (False, True),
+    "zero_stage": (0, 1, 2, 3),
+}
+"""Choices that leave the training what it is: the same numbers but for rounding and the order of sums."""
+
+FSDP_POLICY = {"amp-bf16": "bf16-master", "amp-fp16": "fp16-master"}
+"""FSDP2's mixed-precision policy in place of autocast, wherever the weights are sharded (ZeRO stages 2 and 3).
+
+Shards, sums of gradients and optimizer states are fp32 with either. So the policy, too, leaves the training what it is:
+only what flows from one product to the next is now rounded to 16 bits. On whole weights "bf16-master" is another
+training, as it adds up gradients in 16 bits.
+"""
+
+MAY_CHANGE: dict[str, tuple[dict[str, Any], ...]] = {
+    "precision": ({"precision": "bf16-master"},),
+    "pure-bf16": ({"precision": "bf16"},),
+    "optimizer": ({"optimizer": "adam8bit"}, {"optimizer": "adafactor"}, {"optimizer": "momentum"}),
+    "lora": (
+        {"lora_rank": 16, "frozen_bits": 16},
+        {"lora_rank": 16, "frozen_bits": 8},
+        {"lora_rank": 16, "frozen_bits": 4},
+    ),
+}
+"""Choices that change what is learned, or how exactly, tried only if allowed."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A configuration that was looked at: its run, the bytes of its estimated peak, and the seconds a step loses."""
+
+    run: TrainingRun
+    peak: int
+    lost: float
+
+    def fits(self, card: Gpu) -> bool:
+        """Whether it is predicted to fit the card with the margin of `fitting.SAFETY`."""
+        return self.peak * SAFETY <= card.room
+
+
+@dataclass(frozen=True)
+class Change:
+    """One step of an expert's path: what is changed, and what the run then needs and loses."""
+
+    what: str
+    run: TrainingRun
+    peak: int
+    lost: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `fit` found: `best` is None if nothing fits. `tried` are all configurations that were estimated, `covered`
+    counts those that were decided, by their own estimate or because a smaller one of their kind was already too large.
+    """
+
+    start: TrainingRun
+    card: Gpu
+    best: Candidate | None
+    tried: tuple[Candidate, ...]
+    covered: int
+
+    @property
+    def nearest(self) -> Candidate:
+        """The configuration that needs least memory, whether it fits or not."""
+        return min(self.tried, key=lambda candidate: candidate.peak)
+
+    @cached_property
+    def path(self) -> tuple[Change, ...]:
+        """From the run as it was asked for to the best (or the nearest), one choice at a time, the cheapest first."""
+        return tuple(_path(self.start, (self.best or self.nearest).run, self.card))
+
+    def __str__(self) -> str:
+        room = f"{self.card.name} gives a program {format_bytes(self.card.room)}; with {percent(SAFETY - 1)} in reserve"
+        rows = [f"{format_bytes(step.peak):>9}  {step.lost:7.2f} s lost  {step.what}" for step in self.path]
+        verdict = f"fits: {self.best.run.code()}" if self.best else f"nothing fits; nearest: {self.nearest.run.code()}"
+        return "\n".join([f"{room}, of {self.covered:,} configurations:", *rows, verdict])
+
+
+def fit(
+    model: str | PathLike[str] | TransformerConfig,
+    card: str | Gpu,
+    *,
+    global_batch: int,
+    seq_len: int = 1024,
+    world_size: int = 1,
+    may_change: Sequence[str] = (),
+    **choices: Any,
+) -> Plan:
+    """The configuration of this training that fits the card and loses least time, and the path to it.
+
+    The training is `global_batch` sequences of `seq_len` tokens a step, on `world_size` such cards. Searched are the
+    micro-batch, what is recomputed or offloaded, attention's kernel, the optimizer's implementation, chunks of the loss
+    and, on several ranks, what is sharded, with `FSDP_POLICY` in place of autocast; with `may_change` also what changes
+    the training: "precision", "pure-bf16", "optimizer", "lora". `choices` are TrainingRun's, for the run to start from
+    (autocast in bf16, or fp16 on cards older than Ampere). A configuration fits if its estimate and a reserve of 5 %
+    do. Times are `step_time`'s.
+    Raises ValueError for what no TrainingRun can be, and for a card of which no rates are known.
+    """
+    card = card if isinstance(card, Gpu) else gpu(card)
+    sizes = {"global_batch": global_batch, "world_size": world_size}
+    for name, size in sizes.items():
+        check_size(name, size)
+    if global_batch % world_size:
+        raise ValueError(f"a global batch of {global_batch} cannot be shared equally by {world_size} ranks")
+    older: dict[str, Any] = {} if card.has_bf16 else {"precision": "amp-fp16", "attention": "efficient"}
+    given: dict[str, Any] = older | sizes | {"seq_len": seq_len, "micro_batch": global_batch // world_size} | choices
+    return arrange(TrainingRun(model, **given), card, may_change)
+
+
+def arrange(run: TrainingRun, card: Gpu, may_change: Sequence[str] = ()) -> Plan:
+    """`fit` for a run that is there already: the same model, tokens, global batch and ranks, arranged to fit `card`.
+
+    Raises ValueError for a change that is not known, and like `estimate` for runs that no estimate covers.
+
+    Branch and bound: for each set of choices the largest micro-batch that fits is found by bisection, as memory grows
+    and the time lost shrinks with it; a set that would lose more than the best even with the largest is not looked at.
+    """
+    check(run)
+    for name in may_change:
+        if name not in MAY_CHANGE:
+            raise unknown("change", name, MAY_CHANGE)
+    sizes = _divisors(run.global_batch // run.world_size)
+    shapes = list(_shapes(run, card, may_change))
+    if not shapes:
+        raise ValueError(f"{named(card)} can run none of the choices: {unsupported(run, card.capability)}")
+    bounds = sorted((lost_seconds(_resized(shape, sizes[-1]), card), i) for i, shape in enumerate(shapes))
+    best, tried = None, []
+    for bound, i in bounds:
+        if best is None or bound < best.lost:
+            found = _largest_that_fits(shapes[i], sizes, card, tried)
+            best = found if found and (best is None or found.lost < best.lost) else best
+    if best is None:
+        tried += _smallest(shapes, card)
+    if not tried:
+        raise ValueError(f"none of the choices can be estimated for {run}")
+    return Plan(run, card, best, tuple(tried), len(shapes) * len(sizes))
+
+
+def _shapes(run: TrainingRun, card: Gpu, may_change: Sequence[str]) -> Iterator[TrainingRun]:
+    """Every set of choices that the card can run, with a micro-batch of one sequence."""
+    run = _resized(run, 1)
+    changes = [{}, *(change for name in may_change for change in MAY_CHANGE[name])]
+    for change, recompute, chunks, sharding in product(
+        changes, FREE["recompute"], FREE["loss_chunks"], _shardings(run)
+    ):
+        if change and change.items() <= sharding.items():
+            continue  # the policy that FSDP2 takes anyway
+        chosen: dict[str, Any] = {"recompute": recompute, "loss_chunks": chunks} | sharding | change
+        for optimizer in _implementations(chosen.get("optimizer", run.optimizer.algorithm)):
+            kernels = (
+                _possible(run, chosen | {"optimizer": optimizer, "attention": kernel}) for kernel in _attentions(run)
+            )
+            # The first that can run: the efficient kernel is for cards and heads that have no flash kernel.
+            yield from [shape for shape in kernels if shape and not unsupported(shape, card.capability)][:1]
+
+
+def _possible(run: TrainingRun, choices: dict[str, Any]) -> TrainingRun | None:
+    """The run with these choices; None if they contradict each other, as TrainingRun says."""
+    try:
+        return run.replace(**choices)
+    except ValueError:
+        return None
+
+
+def _attentions(run: TrainingRun) -> Sequence[str]:
+    """The fused kernels, or the run's own attention where its heads are such that neither takes them."""
+    kernels = FREE["attention"]
+    return kernels if any(_possible(run, {"attention": kernel}) for kernel in kernels) else [run.attention]
+
+
+def _shardings(run: TrainingRun) -> list[dict[str, Any]]:
+    if run.world_size == 1:
+        return [{}]
+    views = [{"zero_stage": 0, "bucket_view": view} for view in FREE["bucket_view"]]
+    stages = views + [{"zero_stage": stage, "bucket_view": False} for stage in FREE["zero_stage"] if stage]
+    name = run.precision.name
+    return [one | {"precision": precision_at(one["zero_stage"], name, run.zero_stage)} for one in stages]
+
+
+def precision_at(stage: int, name: str, before: int) -> str:
+    """The recipe that learns at ZeRO's `stage` what `name` learned at stage `before`: `FSDP_POLICY` or autocast."""
+    if stage > 1:
+        return FSDP_POLICY.get(name, name)
+    autocast = {policy: name for name, policy in FSDP_POLICY.items()}
+    return autocast.get(name, name) if before > 1 else name
+
+
+def _implementations(algorithm: str) -> list[str]:
+    """The names of an optimizer: torch's AdamW in each of its implementations, others as they are."""
+    if algorithm not in ("adam", "adamw"):
+        return [algorithm]
+    return [f"{algorithm}-{how}" for how in FREE["implementation"]]
+
+
+def _divisors(number: int) -> list[int]:
+    return [size for size in range(1, number + 1) if number % size == 0]
+
+
+def _resized(run: TrainingRun, micro_batch: int) -> TrainingRun:
+    """The same global batch in micro-batches of this size."""
+    return run.replace(micro_batch=micro_batch, global_batch=run.global_batch)
+
+
+def _largest_that_fits(shape: TrainingRun, sizes: list[int], card: Gpu, tried: list[Candidate]) -> Candidate | None:
+    """The largest of `sizes` for which `shape` fits; None if none does. What is estimated is added to `tried`."""
+    if _floor(shape) * SAFETY > card.room:
+        return None
+    best, low, high = None, 0, len(sizes) - 1
+    middle = 0  # the smallest first: most sets of choices that do not fit are known by it
+    while low <= high:
+        candidate = _estimated(_resized(shape, sizes[middle]), card)
+        if candidate is None:
+            return None
+        tried.append(candidate)
+        if candidate.fits(card):
+            best, low = candidate, middle + 1
+        else:
+            high = middle - 1
+        middle = (low + high + 1) // 2
+    return best
+
+
+def _smallest(shapes: list[TrainingRun], card: Gpu) -> list[Candidate]:
+    """Where nothing fits: those that keep least between the passes, with a micro-batch of one sequence."""
+    floors = [_floor(shape) for shape in shapes]
+    least = [shape for shape, floor in zip(shapes, floors, strict=True) if floor == min(floors)]
+    return [found for found in (_estimated(shape, card) for shape in least) if found is not None]
+
+
+def _estimated(run: TrainingRun, card: Gpu) -> Candidate | None:
+    """The run with its estimate; None if `estimate` refuses it, in words, as it does for some pairs of choices."""
+    try:
+        return Candidate(run, estimate(run).total, lost_seconds(run, card))
+    except ValueError:
+        return None
+
+
+def _floor(run: TrainingRun) -> int:
+    """Bytes that the peak cannot be below: weights, gradients and states are all there when backward ends."""
+    whole = alone(run)
+    kept = (optimizer_state_bytes(whole), gradient_bytes(whole), parameter_bytes(whole))
+    return sum(size // (run.world_size if run.zero_stage > stage else 1) for stage, size in enumerate(kept))
+
+
+# The expert's path
+
+
+def _path(start: TrainingRun, target: TrainingRun, card: Gpu) -> Iterator[Change]:
+    """One group of choices after another: first what costs no time, then what saves most bytes for a second lost."""
+    now = _estimated(start, card)
+    if now is None:
+        raise ValueError(f"{start} cannot be estimated")
+    yield Change("as asked for", start, now.peak, now.lost)
+    left = _differences(start, target)
+    while left:
+        options = {what: _estimated(run, card) for what, run in _next_runs(now.run, left)}
+        found = {what: option for what, option in options.items() if option is not None}
+        here = now  # for the function below, which is called before `now` changes
+        what = max(found, key=lambda name: _worth(here, found[name]))
+        now = found[what]
+        left.pop(what)
+        yield Change(what, now.run, now.peak, now.lost)
+
+
+def _next_runs(run: TrainingRun, left: dict[str, dict[str, Any]]) -> Iterator[tuple[str, TrainingRun]]:
+    for what, choices in left.items():
+        following = _possible(run, choices)
+        if following is not None:
+            yield what, following
+
+
+def _worth(now: Candidate, then: Candidate) -> tuple[bool, float]:
+    """How good a change is: those that lose no time come first, the others by bytes saved for each second lost."""
+    saved, lost = now.peak - then.peak, then.lost - now.lost
+    return (lost <= 0 and saved >= 0, saved if lost <= 0 else saved / lost)
+
+
+def _differences(start: TrainingRun, target: TrainingRun) -> dict[str, dict[str, Any]]:
+    """What has to be changed, in words, and the choices that change it."""
+    follows = target.precision.name == precision_at(target.zero_stage, start.precision.name, start.zero_stage)
+    groups = {
+        "micro-batches": ("micro_batch", "accumulation_steps"),
+        "precision": () if follows else ("precision",),
+        "optimizer": ("optimizer",),
+        "attention": ("attention",),
+        "recomputation": ("recompute",),
+        "chunks of the loss": ("loss_chunks",),
+        "sharding": ("zero_stage", "bucket_view", *(("precision",) if follows else ())),
+        "LoRA": ("lora_rank", "lora_targets", "frozen_bits"),
+    }
+    return {
+        f"{group}: {_words(group, start, target)}": {name: getattr(target, name) for name in names}
+        for group, names in groups.items()
+        if any(getattr(start, name) != getattr(target, name) for name in names)
+    }
+
+
+def _words(group: str, start: TrainingRun, run: TrainingRun) -> str:
+    if group == "micro-batches":
+        before = f"{start.accumulation_steps} of {start.micro_batch}" if start.accumulation_steps > 1 else "all at once"
+        return f"{run.accumulation_steps} of {run.micro_batch} instead of {before}"
+    if group == "sharding":
+        views = "gradients as views of the buckets" if run.bucket_view else "none"
+        policy = " in FSDP2's mixed precision" if start.precision != run.precision and run.zero_stage > 1 else ""
+        return f"ZeRO-{run.zero_stage}{policy}" if run.zero_stage else views
+    if group == "LoRA":
+        return f"rank {run.lora_rank}, frozen weights in {run.frozen_bits} bits"
+    names = {"precision": run.precision.name, "optimizer": run.optimizer.name, "attention": run.attention}
+    names |= {"recomputation": run.recompute, "chunks of the loss": str(run.loss_chunks)}
+    return names[group]

@@ -1,0 +1,122 @@
+"""Does a run fit a card, and if not, which of its smaller twins does? Answered from estimates, without torch."""
+
+from ..estimating import estimate
+from ..gpus import Gpu
+from ..models import PRESETS
+from ..run import TrainingRun
+from ..units import format_bytes
+
+SAFETY = 1.05
+"""A run counts as fitting if 1.05 times its estimate does: scratch and fragmentation are not in the estimate."""
+
+
+NEWEST_CUDNN = (12, 1)
+"""The newest compute capability that torch's cuDNN attention takes."""
+
+
+def fits(run: TrainingRun, memory: int) -> bool:
+    """Whether `run` is predicted to fit `memory` bytes with a margin of 5 %."""
+    return estimate(run).total * SAFETY <= memory
+
+
+def largest_micro_batch(run: TrainingRun, memory: int) -> int:
+    """The largest micro-batch, up to the run's own, that fits `memory` bytes; 0 if none does."""
+    low, high = 0, run.micro_batch
+    while low < high:
+        middle = (low + high + 1) // 2
+        if fits(run.replace(micro_batch=middle), memory):
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def fit_words(total: int, card: Gpu) -> str:
+    """Whether `total` bytes fit into what a program gets of a GPU: "does not fit a V100-32GB by 3.10 GB"."""
+    gap = format_bytes(abs(card.room - total), "GB", 2)
+    if total > card.room:
+        return f"does not fit {named(card)} by {gap}"
+    return f"fits {named(card)} with {gap} to spare"
+
+
+def named(card: Gpu) -> str:
+    """A card with its article: "an A100-80GB", "a V100-32GB"."""
+    return f"{'an' if card.name[0] in 'AEFHILMNORSX' else 'a'} {card.name}"
+
+
+def lacks(run: TrainingRun, card: Gpu) -> str:
+    """What the run asks for that an older GPU does not have, as a sentence, or nothing."""
+    missing = ["bf16"] if "bf16" in run.precision.name else ["tf32"] if run.precision.tf32 else []
+    missing += [f"{run.attention} kernel"] if run.attention in ("flash", "cudnn") else []
+    return f" But this card has no {' and no '.join(missing)}." if missing and not card.has_bf16 else ""
+
+
+def unsupported(run: TrainingRun, capability: tuple[int, int]) -> str:
+    """Why a GPU of this compute capability cannot run `run`, or "" if it can.
+
+    NVIDIA Ampere (8.0) brought bf16 and tf32. torch's flash and cuDNN kernels need it too, and the latter is refused
+    beyond 12.1 (`check_cudnn_hardware_support` in torch's sdp_utils.cpp).
+    """
+    this = f"this GPU (compute capability {capability[0]}.{capability[1]})"
+    if run.attention == "cudnn" and capability > NEWEST_CUDNN:
+        return f"{this} is newer than those that torch's cuDNN kernel takes: choose attention='flash'"
+    if capability >= (8, 0):
+        return ""
+    older = f"{this} is older than Ampere (8.0)"
+    if "bf16" in run.precision.name:
+        return f"{older} and does not compute in bf16: choose precision='amp-fp16' or 'fp32'"
+    if run.precision.tf32:
+        return f"{older} and does not compute in tf32: choose precision='fp32'"
+    if run.attention in ("flash", "cudnn"):
+        return f"{older}, for which torch has no {run.attention} kernel: choose attention='efficient' or 'eager'"
+    return ""
+
+
+def not_built(capability: tuple[int, int], architectures: list[str]) -> str:
+    """Why a torch built for `architectures` has no code that a GPU of this capability executes, or "" if it has.
+
+    `architectures` is what `torch.cuda.get_arch_list()` returns; an empty list says nothing. Machine code ("sm_86")
+    executes on GPUs of its major version from its minor version on. PTX ("compute_86") is compiled when it is loaded,
+    for that GPU or any newer one. A suffix "a" restricts both to exactly this GPU, "f" to its major version (CUDA C++
+    Programming Guide, compute capabilities).
+    """
+    if not architectures or any(_executes(name, capability) for name in architectures):
+        return ""
+    return (
+        f"this torch was built for {', '.join(architectures)}, and this GPU has compute capability "
+        f"{capability[0]}.{capability[1]}: install a build of torch that names it"
+    )
+
+
+def _executes(architecture: str, capability: tuple[int, int]) -> bool:
+    """Whether a GPU of this capability executes code that was built for `architecture`, such as "sm_90a"."""
+    kind, _, digits = architecture.partition("_")
+    number = int(digits.rstrip("af"))
+    built = (number // 10, number % 10)
+    if digits.endswith("a"):
+        return capability == built
+    if kind == "sm" or digits.endswith("f"):
+        return capability[0] == built[0] and capability >= built
+    return capability >= built
+
+
+def twin(run: TrainingRun, card: Gpu) -> TrainingRun:
+    """The run itself if `card` can run it, else its nearest twin that the card can: the same step, smaller.
+
+    An older card gets fp16 under autocast and the efficient kernel. The micro-batch shrinks as far as it must; only
+    then does a smaller preset of the same family take the model's place. Raises ValueError if not even that fits.
+    """
+    if run.attention == "cudnn" and card.capability > NEWEST_CUDNN:
+        run = run.replace(attention="flash")
+    if unsupported(run, card.capability):
+        kernel = "efficient" if run.attention in ("flash", "cudnn") else run.attention
+        run = run.replace(precision="amp-fp16", attention=kernel)
+    family, experts = run.model.family, (0, run.model.experts)  # a run of a model without experts never gets them
+    smaller = [model for model in PRESETS.values() if model.family == family and model.experts in experts]
+    for model in sorted([run.model, *smaller], key=lambda model: -model.parameters):
+        if model.parameters <= run.model.parameters and run.seq_len <= model.max_positions:
+            candidate = run.replace(model=model)
+            micro_batch = largest_micro_batch(candidate, card.memory)
+            if micro_batch:
+                return candidate.replace(micro_batch=micro_batch)
+    raise ValueError(f"no twin of {run} fits a {card.name} of {card.memory:,} bytes: shorten its sequences")

@@ -1,0 +1,1 @@
+"""Real processes from a notebook: torchrun, and the report of each rank."""

@@ -1,0 +1,340 @@
+"""Real processes from a notebook: a program run by torchrun as several ranks, and what each of them reports.
+
+A process that has used torch cannot be forked, and a notebook's function cannot be pickled for another process. So a
+program is a file, a module, or the source of a function; what it finds out comes back as JSON. Whatever happens to a
+rank, the caller gets one error with its words, and no process outlives the call: see `ranks` for the other side.
+"""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from .functions import packed
+from .worker import CALLER, RESULTS, program_lines
+
+MOST_RANKS = 64
+LAST_LINES = 12
+LONGEST_LINE = 500
+"""Characters of a line that a message repeats; a rank may print a whole tensor in one."""
+TAIL_BYTES = 100_000
+"""Of a file that a rank has written, as much as its last lines can be in; it may have printed gigabytes."""
+
+POLL_SECONDS = 0.05
+GRACE_SECONDS = 5.0
+"""From a rank's failure to the end of all others; torchrun alone would wait 30 seconds for them."""
+
+HOST = "127.0.0.1"
+
+FORKS = sys.platform == "linux"
+"""Whether torchrun loads torch once for all ranks, which are there in half the time then."""
+
+BY_WHOM = "by someone, by this computer for want of memory (use fewer or smaller ranks), or by a crash"
+
+
+class RankFailed(RuntimeError):
+    """A rank failed, left no result, or they all took too long. Every process has ended; the message has its words."""
+
+
+class RanksUnavailable(RuntimeError):
+    """No ranks can be started on this computer, or not at this port: says what to do instead."""
+
+
+def run_ranks(
+    program: str | Path | Callable[..., Any],
+    world_size: int,
+    arguments: Sequence[str] = (),
+    timeout_seconds: float = 300.0,
+    *,
+    show: Callable[[str], Any] | None = None,
+    port: int | None = None,
+    **keywords: Any,
+) -> list[Any]:
+    """What each rank of `program` reported, by rank.
+
+    `program` is the path of a Python file or the name of a module, which get `arguments` and call `report(result)`, or
+    a function, of a notebook too, which gets `keywords` that JSON can hold, imports what it needs by itself, and whose
+    value is its result. They run under torchrun, one thread a rank; on Linux it forks them (see `ranks.torchrun`).
+    `show` is called with each line that a rank prints, as it comes (`show=print`); `port` asks for a fixed one.
+
+    Raises ValueError or TypeError for a program, arguments or a number of ranks that cannot be, RanksUnavailable where
+    none can start, RankFailed with the last lines of the rank that failed first, or of those that had not finished
+    in time. No process is left in any case, nor when interrupted.
+    """
+    if isinstance(world_size, bool) or not isinstance(world_size, int) or not 1 <= world_size <= MOST_RANKS:
+        raise ValueError(f"world_size is {world_size!r}: a number of processes from 1 to {MOST_RANKS}")
+    if not isinstance(timeout_seconds, (int, float)) or not timeout_seconds > 0:
+        raise ValueError(f"timeout_seconds is {timeout_seconds!r}: how long the ranks may take, more than 0")
+    with tempfile.TemporaryDirectory(prefix="course-ranks-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        called, words = _words(program, arguments, keywords, folder)
+        why = why_no_ranks(port)
+        if why:
+            raise RanksUnavailable(why)
+        command = [*_launcher(world_size, folder, port), *words]
+        code = _run(command, folder, time.monotonic() + timeout_seconds, show)
+        _check(code, Ranks(folder, called, world_size, timeout_seconds))
+        return [json.loads((folder / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(world_size)]
+
+
+def report(result: Any) -> None:
+    """Hand back this rank's result, anything that JSON can hold. Raises RuntimeError outside of `run_ranks`."""
+    folder = os.environ.get(RESULTS)
+    if folder is None:
+        raise RuntimeError("nobody waits for this report: start this program with course_utils.ranks.launch.run_ranks")
+    whole = Path(folder, f"{os.environ['RANK']}.json")
+    partial = whole.with_suffix(".partial")
+    partial.write_text(json.dumps(result), encoding="utf-8")
+    partial.replace(whole)
+
+
+def why_no_ranks(port: int | None = None) -> str:
+    """Why no ranks can start here, and what to do; empty if they can."""
+    if sys.platform == "win32":
+        return (
+            "torchrun's processes do not run reliably on Windows. Open this course in WSL2 (`wsl --install`, then "
+            "clone it there), or look at the stored outputs."
+        )
+    try:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((HOST, port or 0))
+    except OSError as error:
+        if port is None:
+            return f"this computer opens no port at {HOST}, by which ranks find each other: {error.strerror}"
+        return f"port {port} cannot be had ({error.strerror}): leave `port` out, and a free one is found"
+    return ""
+
+
+# ------------------------------------------------------------------------------------------------------------ starting
+
+
+def _words(
+    program: str | Path | Callable[..., Any], arguments: Sequence[str], keywords: dict[str, Any], folder: Path
+) -> tuple[str, list[str]]:
+    """What the program is called, and torchrun's words for it. `course_utils.ranks.worker` runs it, and keeps watch."""
+    if callable(program):
+        if arguments:
+            raise ValueError("a function takes its arguments by name: run_ranks(function, 2, steps=3)")
+        path = folder / "function.json"
+        path.write_text(json.dumps(packed(program, keywords, folder)), encoding="utf-8")
+        return f"{program.__name__}()", ["-m", "course_utils.ranks.worker", "function", str(path)]
+    if keywords:
+        raise ValueError(f"{program} is no function: its arguments are a list of strings, not {', '.join(keywords)}=")
+    return str(program), ["-m", "course_utils.ranks.worker", *_named(program), *map(str, arguments)]
+
+
+def _named(program: str | Path) -> list[str]:
+    path = Path(program)
+    if path.suffix == ".py":
+        if not path.is_file():
+            raise ValueError(f"there is no program {program}")
+        return ["file", str(path)]
+    if not re.fullmatch(r"\w+(\.\w+)*", str(program)):
+        raise ValueError(f"{str(program)!r} is neither the path of a .py file nor the name of a module")
+    return ["module", str(program)]
+
+
+def _launcher(world_size: int, folder: Path, port: int | None) -> list[str]:
+    """torchrun with one machine: the loopback's address, as many a laptop cannot look up its own name."""
+    program = ["course_utils.ranks.worker", "torchrun"] if FORKS else ["torch.distributed.run"]
+    torchrun = [sys.executable, "-m", *program, f"--nproc-per-node={world_size}"]
+    meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint={HOST}:{port or 0}", f"--local-addr={HOST}"]
+    return [*torchrun, *meeting, "--redirects=3", f"--log-dir={folder / 'logs'}"]
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    package = str(Path(__file__).resolve().parents[2])
+    paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
+    ours = {RESULTS: str(folder), CALLER: str(os.getpid()), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    return os.environ | ours | {"PYTHONPATH": os.pathsep.join(paths)}
+
+
+# ------------------------------------------------------------------------------------------- waiting, and ending it all
+
+
+def _run(command: list[str], folder: Path, deadline: float, show: Callable[[str], Any] | None) -> int | None:
+    """The launcher's exit code; None if it took too long.
+
+    What it says goes to a file: a pipe would stay open, and be waited for, as long as any process holds its end. It has
+    a session of its own, so no signal meant for it or for its ranks can reach this process, nor the other way round.
+    """
+    read: dict[Path, int] = {}
+    with (folder / "launcher.log").open("wb") as said:
+        launcher = subprocess.Popen(
+            command, env=_environment(folder), stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )  # fmt: skip
+    try:
+        while launcher.poll() is None and not _should_end(folder, deadline):
+            _show(folder, read, show)
+            time.sleep(POLL_SECONDS)
+        code = launcher.poll()
+        if code is None and not any(folder.glob("*.error")):
+            _ask_where(folder)
+        return code if code is not None else _failed_already(folder)
+    finally:
+        _end(launcher, folder)
+        _show(folder, read, show, ended=True)
+
+
+def _should_end(folder: Path, deadline: float) -> bool:
+    """Whether time is up, or a rank failed and the others had the time that they get to end by themselves."""
+    failed = [path.stat().st_mtime for path in folder.glob("*.error")]
+    return time.monotonic() > deadline or bool(failed and time.time() - min(failed) > GRACE_SECONDS)
+
+
+def _failed_already(folder: Path) -> int | None:
+    return 1 if any(folder.glob("*.error")) else None
+
+
+def _ask_where(folder: Path) -> None:
+    """Let each rank that still runs write down which line it is at (`ranks` has seen to that)."""
+    for path in folder.glob("*.pid"):
+        if not path.with_suffix(".done").exists():
+            _signal(os.kill, int(path.read_text()), signal.SIGUSR1)
+    time.sleep(0.3)
+
+
+def _end(launcher: subprocess.Popen[bytes], folder: Path) -> None:
+    """End the launcher and every rank, with all processes that ranks have started: within seconds, or give up."""
+    if launcher.poll() is None:
+        launcher.terminate()
+    deadline = time.monotonic() + GRACE_SECONDS
+    while _kill_ranks(folder) or launcher.poll() is None:
+        if time.monotonic() > deadline:
+            if launcher.poll() is None:
+                _signal(os.killpg, launcher.pid, signal.SIGKILL)
+            _kill_ranks(folder)
+            launcher.wait(GRACE_SECONDS)
+            return
+        time.sleep(POLL_SECONDS)
+
+
+def _kill_ranks(folder: Path) -> bool:
+    """Kill each rank's process group, and say whether any was there. torchrun gives each rank a session of its own."""
+    groups = {int(path.read_text()) for path in folder.glob("*.pid")} - {0, 1, os.getpgrp()}
+    killed = [group for group in groups if _signal(os.killpg, group, signal.SIGKILL)]
+    return bool(killed)
+
+
+def _signal(send: Callable[[int, int], None], target: int, number: int) -> bool:
+    """Whether there was anything to send a signal to; macOS says PermissionError of processes that have ended."""
+    try:
+        send(target, number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def _show(folder: Path, read: dict[Path, int], show: Callable[[str], Any] | None, ended: bool = False) -> None:
+    """Show each line that a rank has printed after the bytes `read` of its file; at the end an unfinished one too."""
+    if show is None:
+        return
+    for path in sorted(folder.glob("logs/*/attempt_0/*/stdout.log")):
+        with path.open("rb") as log:
+            log.seek(read.get(path, 0))
+            new = log.read()
+        lines = new if ended else new[: new.rfind(b"\n") + 1]
+        read[path] = read.get(path, 0) + len(lines)
+        for line in lines.decode(errors="replace").splitlines():
+            show(f"rank {path.parent.name}: {line}")
+
+
+# ------------------------------------------------------------------------------------------------------ what went wrong
+
+
+class Ranks:
+    """What is known of the ranks of a run that has ended, from the files that they left in its folder."""
+
+    def __init__(self, folder: Path, program: str, world_size: int, timeout_seconds: float) -> None:
+        self.folder, self.program, self.world_size = folder, program, world_size
+        self.timeout_seconds = timeout_seconds
+
+    def missing(self, suffix: str) -> list[int]:
+        """The ranks that left no such file: json with a result, done at their end, pid at their start."""
+        return [rank for rank in range(self.world_size) if not (self.folder / f"{rank}.{suffix}").is_file()]
+
+    def read(self, name: str) -> str:
+        """The end of a file's text, this folder's own name left out; empty if it is not there."""
+        path = self.folder / name
+        if not path.is_file():
+            return ""
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+            return file.read().decode(errors="replace").replace(f"{self.folder}{os.sep}", "")
+
+    def words(self, rank: int) -> str:
+        """The last lines that a rank printed or complained of."""
+        logs = sorted(self.folder.glob(f"logs/*/attempt_*/{rank}/std*.log"), reverse=True)  # first stdout, then stderr
+        return _last_lines("".join(self.read(str(log.relative_to(self.folder))) for log in logs))
+
+
+def _check(code: int | None, ranks: Ranks) -> None:
+    """Raise RankFailed unless the launcher ended well and every rank has left a result."""
+    if code is None:
+        raise RankFailed(_too_long(ranks))
+    if code:
+        raise RankFailed(_failure(code, ranks))
+    for rank in ranks.missing("json"):
+        raise RankFailed(f"rank {rank} of {ranks.program} ended without a result: let it call report(result)")
+
+
+def _too_long(ranks: Ranks) -> str:
+    """Names the ranks that had not finished, and the line that each was at."""
+    took = f"the {ranks.world_size} ranks of {ranks.program} took more than {ranks.timeout_seconds:g} s and were ended"
+    unfinished, unborn = ranks.missing("done"), ranks.missing("pid")
+    if len(unborn) == ranks.world_size:
+        return f"{took} before any had started. Give them more time, or see what torchrun says:\n" + _last_lines(
+            ranks.read("launcher.log")
+        )
+    if not unfinished:
+        return f"{took}. The program was through on every rank: end the threads that it starts, or make them daemons."
+    lines = [took + f". Not finished: {', '.join(f'rank {rank}' for rank in unfinished)}."]
+    for rank in unfinished:
+        where = program_lines(ranks.read(f"{rank}.where"))
+        lines.append(f"rank {rank} {'was at ' + where if where else 'gave no sign'}. {_said(ranks.words(rank))}")
+    lines.append("If it waits for another rank: do all ranks make the same calls, in the same order? If not: allow it ")
+    return "\n".join(lines) + "more, by timeout_seconds."
+
+
+def _failure(code: int, ranks: Ranks) -> str:
+    """Which rank failed first, and its last lines; or that the launcher was killed, with which all ranks end."""
+    if code < 0:
+        return f"torchrun, which runs the ranks of {ranks.program}, was killed by {_signal_name(-code)}: {BY_WHOM}"
+    said = ranks.read("launcher.log")
+    found = re.findall(r"^ +rank *: (\d+) .*?^ +exitcode *: (-?\d+)", said, re.DOTALL | re.MULTILINE)
+    codes = {int(rank): int(code) for rank, code in found}
+    for rank, code in codes.items():
+        if code < 0 and code != -signal.SIGTERM and not (ranks.folder / f"{rank}.error").is_file():
+            return (
+                f"rank {rank} of {ranks.program} was killed by {_signal_name(-code)}: {BY_WHOM}. "
+                f"{_said(ranks.words(rank))}"
+            )
+    errors = sorted(ranks.folder.glob("*.error"), key=lambda path: path.stat().st_mtime_ns)
+    if errors:
+        return f"rank {errors[0].stem} of {ranks.program} failed:\n{_last_lines(ranks.read(errors[0].name))}"
+    for rank, code in codes.items():
+        return f"rank {rank} of {ranks.program} ended with exit code {code}. {_said(ranks.words(rank))}"
+    return f"{ranks.program} could not be started:\n{_last_lines(said)}"
+
+
+def _signal_name(number: int) -> str:
+    return signal.Signals(number).name if number in {known.value for known in signal.Signals} else f"signal {number}"
+
+
+def _said(words: str) -> str:
+    return f"The last that it said:\n{words}" if words else "It said nothing."
+
+
+def _last_lines(text: str) -> str:
+    lines = text.strip().splitlines()[-LAST_LINES:]
+    return "\n".join(line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]} …" for line in lines)

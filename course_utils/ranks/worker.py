@@ -1,0 +1,197 @@
+"""The side of a rank: run one program, leave word of how it went, and never outlive the one who asked for it.
+
+Run by torchrun as `python -m course_utils.ranks.worker (file|module|function) NAME [ARGUMENTS]`. With `torchrun …` as
+its arguments it is torchrun itself, which loads torch once for all its ranks. In the folder that `RESULTS` names, a
+rank leaves RANK.pid when it starts, RANK.done when its program has ended well, RANK.error with the traceback when it
+has not, and RANK.where when it is asked (SIGUSR1) at which line it is.
+"""
+
+import __future__
+
+import faulthandler
+import gc
+import importlib
+import json
+import os
+import re
+import runpy
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn
+
+RESULTS = "COURSE_RANK_RESULTS"
+"""Names the environment variable that tells each rank where to leave its result."""
+
+CALLER = "COURSE_RANK_CALLER"
+"""Names the environment variable with the process id of the one who waits for the results."""
+
+WATCH_SECONDS = 0.5
+
+
+TORCHRUN_S_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+
+def torchrun() -> None:
+    """Be torchrun, but fork each rank where torchrun starts a Python anew: each would take seconds to load torch.
+
+    Only for Linux: on macOS the system's own libraries do not work in a process that was forked.
+    """
+    gc.disable()
+    import torch._dynamo  # noqa: F401 (which every optimizer loads)
+    from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler import SubprocessHandler
+
+    gc.freeze()  # or Python searches all this for cycles, as it loads and again as it ends: more than a second
+    gc.enable()
+    SubprocessHandler._popen = _fork  # pyrefly: ignore [bad-assignment]
+    run.main(sys.argv[2:])
+
+
+def _fork(handler: Any, words: Sequence[str], environment: dict[str, str]) -> "subprocess.Popen[bytes]":
+    """What torchrun's handler does: a process with these words, its own session and files; it never gets to `exec`."""
+    return subprocess.Popen(
+        words, env=environment, stdout=handler._stdout, stderr=handler._stderr, start_new_session=True,
+        preexec_fn=lambda: _be_a_rank(list(words), environment),
+    )  # fmt: skip
+
+
+def _be_a_rank(words: list[str], environment: dict[str, str]) -> NoReturn:  # pyrefly: ignore [bad-return]
+    """What a new Python would do with these words, in a process that was forked from torchrun."""
+    code = 1
+    try:
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # torchrun's sockets, and the pipe by which it waits for `exec`
+        os.environ.clear()
+        os.environ.update(environment)
+        for number in TORCHRUN_S_SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        _keep_groups()
+        sys.argv = words[words.index("course_utils.ranks.worker") :]
+        main()
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        for thread in threading.enumerate():
+            if not (thread.daemon or thread is threading.current_thread()):
+                thread.join()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _keep_groups() -> None:
+    """Let every process group live as long as this rank, though the program destroys it.
+
+    Where a DistributedDataParallel is the last to hold one, torch 2.13 may wait for ever: the group's end waits for a
+    thread that waits for Python.
+    """
+    import torch.distributed as dist
+
+    groups: Any = dist.distributed_c10d
+    destroy, kept = dist.destroy_process_group, list[Any]()
+
+    def destroying(group: Any = None) -> None:
+        kept.extend(groups._world.pg_map)
+        destroy(group)
+
+    dist.destroy_process_group = groups.destroy_process_group = destroying
+
+
+def main() -> None:
+    """Run the program that the command line names, on this rank."""
+    folder, rank = Path(os.environ[RESULTS]), os.environ["RANK"]
+    leave(folder / f"{rank}.pid", str(os.getpid()))
+    where = (folder / f"{rank}.where").open("w", encoding="utf-8")
+    faulthandler.register(signal.SIGUSR1, file=where, all_threads=True)
+    threading.Thread(target=_watch, args=(folder, os.getppid(), int(os.environ[CALLER])), daemon=True).start()
+    try:
+        _run(*sys.argv[1:3])
+    except BaseException as error:
+        if not (isinstance(error, SystemExit) and error.code in (None, 0)):
+            leave(folder / f"{rank}.error", _traceback(error))
+            raise
+    leave(folder / f"{rank}.done", "")
+
+
+def leave(path: Path, text: str) -> None:
+    """Write a file that is either whole or not there."""
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
+
+
+def program_lines(where: str) -> str:
+    """The lines of the program, innermost first, that a faulthandler's report of the main thread shows."""
+    main_thread = where.rpartition("(most recent call first):")[2]
+    frames = re.findall(r'File "([^"]+)", line (\d+) in (\S+)', main_thread)
+    ours = [
+        f"{Path(file).name}, line {line}, in {name}"
+        for file, line, name in frames
+        if "site-packages" not in file and not file.startswith((sys.base_prefix, "<frozen"))
+        and Path(file) != Path(__file__)
+    ]  # fmt: skip
+    return ", called from ".join(ours[:2])
+
+
+def _run(kind: str, name: str) -> None:
+    sys.argv = sys.argv[2:]
+    if kind == "file":
+        sys.path[0] = str(Path(name).resolve().parent)  # as `python FILE` has it
+        runpy.run_path(name, run_name="__main__")
+    elif kind == "module":
+        runpy.run_module(name, run_name="__main__", alter_sys=True)
+    else:
+        _call(json.loads(Path(name).read_text(encoding="utf-8")))
+
+
+def _call(function: dict[str, Any]) -> None:
+    """Call a function that `rank_functions.packed` has packed, and report what it returns."""
+    from .launch import report
+
+    if function["file"]:
+        found: dict[str, Any] = {"__name__": "rank_function"}
+        source, flags = Path(function["file"]).read_text(encoding="utf-8"), __future__.annotations.compiler_flag
+        exec(compile(source, function["file"], "exec", flags=flags), found)  # types in its signature are left as text
+    else:
+        found = vars(importlib.import_module(function["module"]))
+    report(found[function["name"]](**function["keywords"]))
+
+
+def _traceback(error: BaseException) -> str:
+    """An error as Python prints it, from the program's own first line on."""
+    skipped = {str(Path(__file__)), "<frozen runpy>", runpy.__file__}
+    first: TracebackType | None = error.__traceback__
+    while first is not None and first.tb_frame.f_code.co_filename in skipped:
+        first = first.tb_next
+    return "".join(traceback.format_exception(type(error), error, first))
+
+
+def _watch(folder: Path, launcher: int, caller: int) -> None:
+    """End this rank, and all that it has started, once nobody is there who could use what it finds."""
+    while os.getppid() == launcher and folder.is_dir() and _is_there(caller):
+        time.sleep(WATCH_SECONDS)
+    if os.getpgrp() == os.getpid():  # as torchrun starts it: the leader of its own group
+        os.killpg(os.getpid(), signal.SIGKILL)
+    os._exit(1)
+
+
+def _is_there(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    torchrun() if sys.argv[1] == "torchrun" else main()

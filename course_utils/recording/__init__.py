@@ -1,0 +1,1 @@
+"""The command `record`: tasks for a real GPU, and lessons executed live."""

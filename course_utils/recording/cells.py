@@ -1,0 +1,132 @@
+"""Running out of memory on purpose in each kind of cell, many times: is the memory back, does the next cell work?"""
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.utils.capture import capture_output
+
+from ..errors import GpuOutOfMemory
+from ..gpus import Gpu
+from ..measuring.devices import Cuda, Device
+from ..run import TrainingRun
+from ..units import GB, MB, MiB
+from .stand_in import stand_in
+
+ROOM = 2 * GB
+"""Bytes that the process may use of a GPU: little, so that it is full quickly."""
+
+REHEARSAL_ROOM = 400 * MB
+REHEARSAL_TIMES = 2
+
+PREPARED = """
+import torch
+from course_utils import TrainingRun, measure
+from course_utils.demos import demo
+from course_utils.interactive.meter import live_meter
+
+def fill():
+    kept = [torch.ones(2**22, device=device)]
+    while True:
+        kept.append(kept[-1] + 1)
+
+def step(model, optimizer, batch):
+    kept = [batch]
+    while True:
+        kept.append(model(kept[-1]))
+"""
+
+FAILING = {
+    "measure(run)": "measure(too_large, 'live')",
+    "measure(step=…)": "measure(step=step, model=model, optimizer=optimizer, batch=batch, source='live')",
+    "live_meter": "with live_meter():\n    fill()",
+    "demo": (
+        "shown = demo('out-of-memory', stage())\nfor _ in shown.demo.steps:\n    shown.button.click()\n"
+        "assert shown.shown == len(shown.demo.steps), shown.page.value"
+    ),
+    "plain torch": "fill()",
+}
+"""What stands in the cell, by its kind. A demo catches its own failure, and has failed if it did not get to its end."""
+
+WORKING = "assert (torch.ones(1000, device=device).sum() == 1000).item()"
+
+
+def run_out(kind: str, device: Device, times: int) -> dict[str, Any]:
+    """Run a failing cell of this kind `times` times in a row, and after each a cell that works.
+
+    Returns how often, and for the last time the bytes that were allocated before and after. RuntimeError as soon as a
+    cell fails otherwise, or not at all, keeps a byte, or leaves a kernel that does not work.
+    """
+    shell = prepared_shell(device)
+    device.release()
+    gc.freeze()  # what is there now need not be looked through again and again
+    before, after = device.allocated(), 0
+    for number in range(1, times + 1):
+        failing_cell(shell, kind)
+        working_cell(shell)
+        device.release()
+        after = device.allocated()
+        if after != before:
+            raise RuntimeError(f"time {number}: {after - before:+,} bytes are left by a cell with {kind}")
+    return {"cell": kind, "times": times, "before": before, "after": after}
+
+
+def prepared_shell(device: Device) -> InteractiveShell:
+    """The shell that notebooks run in, with what the cells use."""
+    shell = InteractiveShell.instance()
+    shell.user_ns.update(
+        device=device.kind,
+        too_large=TrainingRun("tiny-gpt", 4096, 64, "fp32", attention="eager"),
+        model=torch.nn.Linear(1024, 1024),
+        batch=torch.ones(2 * MiB // 1024, 1024),
+        stage=lambda: small_stage(device),
+    )
+    shell.user_ns["optimizer"] = torch.optim.SGD(shell.user_ns["model"].parameters(), lr=0.1)
+    run_cell(shell, PREPARED)
+    working_cell(shell)
+    return shell
+
+
+def small_stage(device: Device) -> Any:
+    """The stage of a demo on as much memory as there is: live, and no larger than this process may use."""
+    from ..demos import Stage
+
+    card = Gpu(f"{device.free() / GB:.1f} GB", device.free(), device.capability())
+    return Stage(card, live=True)
+
+
+def failing_cell(shell: InteractiveShell, kind: str) -> None:
+    """Run it. RuntimeError unless it runs out of memory; a demo has to come to its end."""
+    error = run_cell(shell, FAILING[kind])
+    expected = error is None if kind == "demo" else isinstance(error, torch.OutOfMemoryError | GpuOutOfMemory)
+    if not expected:
+        raise RuntimeError(f"a cell with {kind} was to run out of memory, and: {error!r}")
+
+
+def working_cell(shell: InteractiveShell) -> None:
+    """Run a cell that works. RuntimeError if it does not."""
+    error = run_cell(shell, WORKING)
+    if error is not None:
+        raise RuntimeError(f"the next cell does not work: {error!r}")
+
+
+def run_cell(shell: InteractiveShell, code: str) -> BaseException | None:
+    """Run a cell, its output going nowhere; returns what it raised."""
+    with capture_output():
+        result = shell.run_cell(code, store_history=False)
+    return result.error_before_exec or result.error_in_exec
+
+
+@contextmanager
+def little_memory(rehearse: bool) -> Iterator[tuple[Device, Callable[[int], int]]]:
+    """A device with little memory, and how many times of those wanted to run out of it there."""
+    if rehearse:
+        with stand_in(REHEARSAL_ROOM):
+            yield Cuda(), lambda wanted: min(wanted, REHEARSAL_TIMES)
+        return
+    total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+    torch.cuda.set_per_process_memory_fraction(ROOM / total)
+    yield Cuda(), lambda wanted: wanted

@@ -1,0 +1,317 @@
+"""What no simulation sees, measured on the GPU itself as named terms: the context, workspaces, kernels' scratch.
+
+None of this has run on a real GPU yet. It has run under torch's CUDA build on a driver whose kernels do nothing: its
+allocator and its threads are genuine, its numbers and times are not.
+"""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from ..measuring.counting import TimesByPhase
+from ..measuring.devices import Device
+from ..measuring.live import KERNELS, is_out_of_memory
+from ..measuring.tracker import Tracker
+from ..run import ATTENTIONS
+
+Operation = tuple[str, Callable[[], Any]]
+
+ALONE = {**KERNELS, "math": SDPBackend.MATH}
+"""What torch's attention can be made to do: its kernels, and operator by operator, as where it has none."""
+
+SECOND_PROGRAM = "import torch; torch.cuda.init(); free, total = torch.cuda.mem_get_info(); print(total - free)"
+"""A program that does nothing but make a context, and says what the driver then counts."""
+
+
+def context_bytes(device: Device, second: Callable[[], int] | None = None) -> dict[str, Any]:
+    """What a context takes of the GPU before the first tensor, in bytes.
+
+    This program makes its own context and reads what is in use, then lets a second program that does nothing else read
+    it: the difference is the second one's context, whatever else runs on the GPU. Three readings.
+    """
+    device.synchronize()
+    readings = []
+    for _ in range(3):
+        before = device.in_use()
+        readings.append((second or _in_use_seen_by_another)() - before)
+    return {"context": sorted(readings)[1], "readings": readings, "reserved": device.reserved()}
+
+
+def _in_use_seen_by_another() -> int:
+    done = subprocess.run(
+        [sys.executable, "-c", SECOND_PROGRAM], capture_output=True, text=True, timeout=60, check=False
+    )
+    if done.returncode:
+        last = [line for line in done.stderr.splitlines() if line.strip()][-1:]
+        raise RuntimeError(f"a second program made no context: {''.join(last)}")
+    return int(done.stdout)
+
+
+# Counters that autograd's own thread still changes
+
+
+Wait = Callable[[], object]
+
+MOST_READINGS = 200
+"""Readings after which a counter that still changes is given up: 2 seconds with the usual wait."""
+
+
+class Unsettled(RuntimeError):
+    """A counter that another thread keeps changing, so that a difference of two readings means nothing."""
+
+
+def wait_briefly() -> None:
+    """Let the other threads go on for 10 ms."""
+    time.sleep(0.01)
+
+
+def settled_bytes(device: Device, wait: Wait = wait_briefly) -> int:
+    """Bytes allocated, once two successive readings agree. Raises Unsettled if no two do.
+
+    `torch.autograd.grad` returns before autograd's thread has freed the last tensors that it holds.
+    """
+    device.synchronize()
+    before = device.allocated()
+    for _ in range(MOST_READINGS):
+        wait()
+        now = device.allocated()
+        if now == before:
+            return now
+        before = now
+    raise Unsettled(f"the bytes allocated still change after {MOST_READINGS} readings; another thread is at work")
+
+
+# Workspaces
+
+
+def workspace_bytes(device: Device, wait: Wait = wait_briefly) -> dict[str, Any]:
+    """What stays allocated after a matrix product whose tensors are gone, in bytes, by operation.
+
+    torch gives cuBLAS a workspace for each handle and stream, and keeps it. Autograd's own thread has a handle of its
+    own, so that a backward pass may add one. All of them together are the last figure.
+    """
+    x, weight = (torch.randn(1024, 1024, device=device.kind, dtype=torch.float16, requires_grad=True) for _ in range(2))
+    bias = torch.randn(1024, device=device.kind, dtype=torch.float16)
+    operations: list[Operation] = [
+        ("mm", lambda: x @ weight),
+        ("addmm", lambda: F.linear(x, weight, bias)),
+        ("bmm", lambda: x.view(4, 256, 1024) @ weight.view(4, 1024, 256)),
+        ("fp32 mm", lambda: x.detach().float() @ weight.detach().float()),
+        ("backward", lambda: torch.autograd.grad((x @ weight).sum(), [x, weight])),
+    ]
+    device.release()
+    before = held = settled_bytes(device, wait)
+    kept: dict[str, int] = {}
+    for name, operation in operations:
+        operation()
+        now = settled_bytes(device, wait)
+        kept[name], held = now - held, now
+    return {"kept_after": kept, "together": held - before}
+
+
+# Scratch
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """An operation ready to run: `run` is given what `prepare` made, which is not counted."""
+
+    name: str
+    prepare: Callable[[], Any]
+    run: Callable[[Any], Any]
+    kernel: str = ""
+
+
+def scratch_bytes(device: Device, wait: Wait = wait_briefly) -> list[dict[str, Any]]:
+    """For each operation alone: the device's own peak, the tracker's, and the difference: what its kernel allocates
+    for itself, in bytes. Operations that this GPU cannot do, or whose counters contradict each other, say so.
+    """
+    return [_scratch_of(item, device, wait) for item in prepared_operations(device.kind)]
+
+
+def _scratch_of(item: Prepared, device: Device, wait: Wait) -> dict[str, Any]:
+    try:
+        with kernel_alone(item.kernel):
+            item.run(item.prepare())  # workspaces and modules are there from now on
+            counted = _counted_peak(item, device, wait)
+            tracked = _tracked_peak(item, device)
+        return {"operation": item.name, "counted": counted, "tracked": tracked, "scratch": _beyond(counted, tracked)}
+    except RuntimeError as error:
+        return {"operation": item.name, why_not(error): first_line(error)}
+
+
+def _beyond(counted: int, tracked: int) -> int:
+    """What the device counted beyond the tensors. Raises Unsettled if that is less than the tensors themselves."""
+    if counted < tracked:
+        raise Unsettled(
+            f"the device counted a peak of {counted:,} bytes and the tensors alone take {tracked:,}: scratch cannot be "
+            "negative, so one of the counters was read while another thread changed it"
+        )
+    return counted - tracked
+
+
+def _counted_peak(item: Prepared, device: Device, wait: Wait) -> int:
+    given = item.prepare()
+    before = settled_bytes(device, wait)
+    device.reset_peaks()
+    result = item.run(given)
+    device.synchronize()
+    peak = device.peaks()[0] - before
+    del result
+    return peak
+
+
+def _tracked_peak(item: Prepared, device: Device) -> int:
+    """The same as the tracker sees it, which is told of what is freed only if it has seen it born."""
+    # Backward on this thread: the tracker is told of operators on the thread that entered it.
+    with torch.autograd.set_multithreading_enabled(False), Tracker(device.kind) as tracker:
+        given = item.prepare()
+        start = len(tracker.events)
+        result = item.run(given)
+        del result
+    before, peak = tracker.at(start).total, tracker.at(tracker.peak_event(since=start)).total
+    return max(0, peak - before)
+
+
+@contextmanager
+def kernel_alone(kernel: str) -> Iterator[None]:
+    """Inside, this attention kernel is the only one allowed; any, where none is named."""
+    if kernel in ALONE:
+        with sdpa_kernel(ALONE[kernel]):
+            yield
+    else:
+        yield
+
+
+def prepared_operations(device: str) -> list[Prepared]:
+    """The operations of a training step one by one, at GPT-2's sizes: b=8, s=1024, h=768, 16 bits unless said."""
+    half = {"device": device, "dtype": torch.float16, "requires_grad": True}
+    rows, hidden, vocab = 8 * 1024, 768, 50257
+
+    def states() -> torch.Tensor:
+        return torch.randn(rows, hidden, **half)
+
+    def weights(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, **half)
+
+    makers: list[tuple[str, Callable[[], tuple[Any, ...]], Callable[..., torch.Tensor]]] = [
+        ("linear", lambda: (states(), weights(hidden, hidden), weights(hidden)), F.linear),
+        ("layer_norm", lambda: (states(), weights(hidden), weights(hidden)), _layer_norm),
+        ("rms_norm", lambda: (states(), weights(hidden)), lambda x, w: F.rms_norm(x, (x.size(-1),), w)),
+        ("gelu", lambda: (states(),), F.gelu),
+        ("dropout", lambda: (states(),), lambda x: F.dropout(x, 0.1)),
+        ("embedding", lambda: (_tokens(rows, vocab, device), weights(vocab, hidden)), F.embedding),
+        (
+            "cross_entropy",
+            lambda: (weights(rows, vocab), _tokens(rows, vocab, device)),
+            lambda logits, targets: F.cross_entropy(logits.float(), targets),
+        ),
+    ]
+    found = [operation for maker in makers for operation in _both_ways(*maker)]
+    for kernel in KERNELS:
+        for seq_len in (1024, 4096):
+            name = f"attention, {kernel}, s={seq_len:,}"
+            found += _both_ways(name, lambda s=seq_len: attention_inputs(device, s), causal_attention, kernel)
+    return found
+
+
+def _layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return F.layer_norm(x, (x.size(-1),), weight, bias)
+
+
+def _tokens(count: int, vocab: int, device: str) -> torch.Tensor:
+    return torch.randint(vocab, (count,), device=device)
+
+
+def _both_ways(
+    name: str, make: Callable[[], tuple[Any, ...]], operation: Callable[..., torch.Tensor], kernel: str = ""
+) -> list[Prepared]:
+    """The operation's forward, and its backward alone."""
+
+    def forward_done() -> tuple[torch.Tensor, list[torch.Tensor], torch.Tensor]:
+        given = make()
+        result = operation(*given)
+        wanted = [tensor for tensor in given if tensor.requires_grad]
+        return result, wanted, torch.ones_like(result)
+
+    return [
+        Prepared(f"{name}, forward", make, lambda given: operation(*given), kernel),
+        Prepared(f"{name}, backward", forward_done, lambda given: torch.autograd.grad(*given), kernel),
+    ]
+
+
+# Attention by the length of the sequence
+
+
+def attention_inputs(device: str, seq_len: int, heads: int = 16, size: int = 64) -> tuple[torch.Tensor, ...]:
+    """Queries, keys and values of one sequence (1, a, s, h/a) in 16 bits."""
+    options: dict[str, Any] = {"device": device, "dtype": torch.float16, "requires_grad": True}
+    return tuple(torch.randn(1, heads, seq_len, size, **options) for _ in range(3))
+
+
+def causal_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """torch's attention, by the kernel that is allowed."""
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def eager_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """The same written out."""
+    mask = torch.ones(q.size(2), q.size(2), dtype=torch.bool, device=q.device).triu(1)
+    scores = (q @ k.transpose(-2, -1)) / q.size(-1) ** 0.5
+    return F.softmax(scores.masked_fill(mask, float("-inf")), dim=-1) @ v
+
+
+def kernel_times(device: Device, seq_len: int, repetitions: int = 10) -> list[dict[str, Any]]:
+    """For each kind of attention at this length: milliseconds of forward and backward, and the peak in bytes."""
+    return [_kernel_time(device, kernel, seq_len, repetitions) for kernel in (*ATTENTIONS, "math")]
+
+
+def _kernel_time(device: Device, kernel: str, seq_len: int, repetitions: int) -> dict[str, Any]:
+    found: dict[str, Any] = {"kernel": kernel, "seq_len": seq_len}
+    device.release()
+    try:
+        with kernel_alone(kernel):
+            return found | _forward_and_backward(device, kernel, seq_len, repetitions)
+    except RuntimeError as error:
+        return found | {why_not(error): first_line(error)}
+
+
+def _forward_and_backward(device: Device, kernel: str, seq_len: int, repetitions: int) -> dict[str, Any]:
+    attend = eager_attention if kernel == "eager" else causal_attention
+    given = attention_inputs(device.kind, seq_len)
+    times: dict[str, list[float]] = {"forward": [], "backward": []}
+    torch.autograd.grad(attend(*given).sum(), given)  # the first is slower: kernels are loaded
+    before = settled_bytes(device)
+    device.reset_peaks()
+    for _ in range(repetitions):
+        watch = TimesByPhase(device)
+        with watch.in_phase("forward"):
+            result = attend(*given)
+        gradient = torch.ones_like(result)
+        with watch.in_phase("backward"):
+            torch.autograd.grad(result, given, gradient)
+        del result, gradient
+        device.synchronize()
+        for phase, milliseconds in watch.milliseconds().items():
+            times[phase].append(round(milliseconds, 4))
+    return {"milliseconds": times, "peak": device.peaks()[0] - before}
+
+
+def why_not(error: RuntimeError) -> str:
+    """What an error means: "out_of_memory", "unsettled" for counters that moved, "refused" for what a GPU cannot do."""
+    if isinstance(error, Unsettled):
+        return "unsettled"
+    return "out_of_memory" if is_out_of_memory(error) else "refused"
+
+
+def first_line(error: BaseException) -> str:
+    """An error in one line: its kind and what it says first."""
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:300]}"

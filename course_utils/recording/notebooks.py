@@ -1,0 +1,173 @@
+"""Notebooks executed in a fresh kernel, as on a machine that nobody has used yet; lessons also live on a GPU."""
+
+import atexit
+import os
+import re
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError, CellTimeoutError
+from nbformat import NotebookNode
+
+from ..interactive.course_files import ROOT
+from ..ranks.guard import SET_PARENT_DEATH_SIGNAL, prctl
+
+CELL_SECONDS = 300
+WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
+
+LIVE = re.compile(r"live on [^·\n]+ · torch")
+"""How a measurement says that it was made on a GPU here; `doctor` has a row "live on a GPU", which is none."""
+
+NOT_LIVE = re.compile(r"needs [\d.]+ \w+, .+? has [\d.]+ \w+ free|this GPU \(compute capability[^<\n]*")
+"""How one says why it was simulated although there is a GPU."""
+
+AS_CARD = "from course_utils.measuring.devices import as_card\n_ = as_card({name!r})"
+
+
+class BuildError(Exception):
+    """A source or a notebook that cannot be built; the message names the file, the place and what to do."""
+
+
+def read_notebook(path: Path) -> NotebookNode:
+    """The notebook at `path`, in version 4 of the format."""
+    notebook: Any = nbformat.read(path, as_version=4)
+    return notebook
+
+
+def execute_live(path: Path, as_card: str = "", source: str = "auto") -> dict[str, Any]:
+    """Execute a notebook, `source` deciding where "auto" measures. Nothing is written.
+
+    Returns its seconds, how many cells ran, in how many a measurement was live, the reasons why others were not, and
+    the cells that failed. With `as_card` its kernel first takes no more of the GPU than that card has.
+    """
+    notebook = read_notebook(path)
+    if as_card:
+        notebook.cells.insert(0, nbformat.v4.new_code_cell(AS_CARD.format(name=as_card)))
+    start = time.monotonic()
+    run(notebook, path.parent, allow_errors=True, environment={"COURSE_SOURCE": source})
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    texts = [text_of(cell) for cell in cells]
+    return {
+        "seconds": round(time.monotonic() - start, 1),
+        "cells": len(cells),
+        "live": sum(bool(LIVE.search(text)) for text in texts),
+        "not_live": sorted({found for text in texts for found in NOT_LIVE.findall(text)}),
+        "failed": [problem for cell in cells for problem in problems(cell)],
+    }
+
+
+def text_of(cell: NotebookNode) -> str:
+    """All text that a cell has put out."""
+    parts: list[str] = []
+    for output in cell.outputs:
+        parts.append(output.get("text", ""))
+        parts += [str(value) for kind, value in output.get("data", {}).items() if kind.startswith("text/")]
+    return "\n".join(parts)
+
+
+def problems(cell: NotebookNode) -> list[str]:
+    """What a cell raised that its source does not announce, and checks that did not pass, each in one line."""
+    if "raises-exception" in cell.metadata.get("tags", ()):
+        return []
+    first = next(iter(cell.source.splitlines()), "")
+    return [
+        f"{first}: {output.ename}: {output.evalue.partition(chr(10))[0][:200]}"
+        for output in cell.outputs
+        if output.output_type == "error"
+    ]
+
+
+def kernel_environment(home: Path) -> dict[str, str]:
+    """Variables under which lessons give the same outputs everywhere: to be added to the environment of a kernel.
+
+    The GPU is simulated, no guess has been made yet (`home` stands in for the learner's own folder), one thread
+    computes, and sets are ordered alike.
+    """
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    return {
+        "COURSE_SOURCE": "simulated",
+        "COURSE_HOME": str(home / "course"),
+        "IPYTHONDIR": str(home / "ipython"),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONHASHSEED": "0",
+        "PYTHONPATH": path,
+    }
+
+
+def run(
+    notebook: NotebookNode, folder: Path, allow_errors: bool = False, environment: Mapping[str, str] | None = None
+) -> NotebookNode:
+    """Execute `notebook` in place with `folder` as its working directory and return it, its metadata as they were.
+
+    `environment` changes variables of the kernel. Raises BuildError naming the first cell that fails, unless
+    `allow_errors`.
+    """
+    metadata = notebook.metadata.copy()
+    for cell in notebook.cells:  # what an earlier execution left would say of a cell that it has been reached
+        if cell.cell_type == "code":
+            cell.execution_count, cell.outputs = None, []
+    with tempfile.TemporaryDirectory(prefix="course-build-", ignore_cleanup_errors=True) as home:
+        client = NotebookClient(
+            notebook,
+            timeout=CELL_SECONDS,
+            kernel_name="python3",
+            allow_errors=allow_errors,
+            record_timing=False,
+            store_widget_state=False,
+            coalesce_streams=True,
+            shutdown_kernel="immediate",  # what it holds is not wanted any more, and to end by itself takes a second
+            extra_arguments=["--log-level=ERROR"],  # or each kernel warns about its connection
+            resources={"metadata": {"path": str(folder)}},
+        )
+        try:
+            variables = {**os.environ, **kernel_environment(Path(home)), **(environment or {})}
+            client.execute(env=variables, **_ends_with_this_process())
+        except (CellExecutionError, CellTimeoutError, RuntimeError) as error:  # the last: a kernel died, or never began
+            atexit.unregister(client._cleanup_kernel)  # nbclient leaves it, and it fails, after one that never began
+            raise BuildError(f"{_place(notebook)}: {error}") from error
+    notebook.metadata = metadata  # the kernel's own version would differ between machines
+    _drop_widget_views(notebook)
+    return notebook
+
+
+def _ends_with_this_process() -> dict[str, Any]:
+    """How a kernel is started so that it ends when this process is killed (Linux).
+
+    ipykernel looks for its parent only when it is up; one that has lost it by then waits for ever, unless process 1
+    has adopted it, which in a desktop's session is another one.
+    """
+    if sys.platform != "linux":
+        return {}
+    parent = os.getpid()
+
+    def end_with_parent() -> None:
+        prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return {"preexec_fn": end_with_parent}
+
+
+def _place(notebook: NotebookNode) -> str:
+    """Which cell was running when execution stopped: the last that was given to the kernel."""
+    started = [cell for cell in notebook.cells if cell.cell_type == "code" and (cell.execution_count or cell.outputs)]
+    return cell_name(started[-1]) if started else "before the first cell"
+
+
+def cell_name(cell: NotebookNode) -> str:
+    first_line = next(iter(cell.source.splitlines()), "")
+    return f"cell {cell.id} ({first_line})"
+
+
+def _drop_widget_views(notebook: NotebookNode) -> None:
+    """Leave only a widget's text: its view names a model that is gone, by an id that is new each time."""
+    for cell in notebook.cells:
+        for output in cell.get("outputs", ()):
+            output.get("data", {}).pop(WIDGET_VIEW, None)

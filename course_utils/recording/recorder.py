@@ -1,0 +1,470 @@
+"""The command `record`: the course's list of runs on the GPU that is here, within a given time whatever happens.
+
+Each task runs in a process of its own with its own time limit, so that a hang, a crash or an error that CUDA cannot
+recover from ends that task alone. Every process of a task ends with the task, and with this process however that ends.
+This process uses no torch and holds no GPU memory. It has not met a real GPU yet: its tests, and `--rehearse`, put the
+CPU in a GPU's place, and tasks of every kind have run under torch's CUDA build on a driver whose kernels do nothing.
+"""
+
+import argparse
+import fnmatch
+import hashlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import date
+from functools import partial
+from importlib import metadata, util
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..gpus import GPUS, Gpu, card_named
+from ..interactive.course_files import ROOT
+from ..measuring.recording_file import (
+    CRASHED,
+    CUT_SHORT,
+    FAILED,
+    MEASURED,
+    MOST_TRIES,
+    OUT_OF_MEMORY,
+    REFUSED,
+    SETTLED,
+    TIMED_OUT,
+    Line,
+    append,
+    read_lines,
+    repair,
+)
+from ..units import MiB, format_bytes
+from .tasks import STEPS, Task, recording_list, rehearsal_list, tried_in_vain
+from .wheels import PACKAGES, fetch
+
+PACKAGE = ROOT / "course_utils"
+GUARD = PACKAGE / "ranks" / "guard.py"
+OLDEST_TORCH = (2, 11)
+FACTS_SECONDS = 120.0
+FACTS = "facts"
+
+SHORTEST = 10.0
+"""Seconds: with less than this left, no further task is begun."""
+
+GRACE = 5.0
+"""Seconds in which a process that was killed has to be gone; a driver that hangs can hold it longer."""
+
+
+say_now = partial(print, flush=True)
+"""Print, and let it be seen also if this process is killed next: a pipe would keep it back."""
+
+
+class RecordingError(Exception):
+    """What keeps a recording from being made, in a sentence for the person who asked for it."""
+
+
+class Outcome(NamedTuple):
+    """What a task's process left behind: its parts by name, how it ended, and what there is to say of that."""
+
+    parts: dict[str, Any]
+    status: str
+    detail: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Recorder:
+    """Where results go, when to stop, and how a task's process is started."""
+
+    file: Path
+    origin: dict[str, Any]
+    deadline: float
+    command: Callable[[Task, Path, float], list[str]]
+    say: Callable[[str], None] = say_now
+    clock: Callable[[], float] = field(default=time.monotonic)
+
+    def record(self, tasks: Sequence[Task]) -> int:
+        """Do the tasks in order until all are done or time is up; returns how many are left, one cut short included."""
+        for number, task in enumerate(tasks):
+            left = self.deadline - self.clock()
+            if left < SHORTEST:
+                return len(tasks) - number
+            self.say(f"[{number + 1}/{len(tasks)}, {left / 60:.1f} min left] {task.name}")
+            outcome = run_process(self.command, task, min(task.seconds, left - GRACE))
+            if outcome.status == TIMED_OUT and left - GRACE < task.seconds:
+                outcome = outcome._replace(status=CUT_SHORT, detail="the time given was over")
+            append(self.file, {**self.origin, **described(task, outcome)})
+            self.say(f"    {outcome.status}{f': {outcome.detail}' if outcome.detail else ''}")
+            if outcome.status == CUT_SHORT:
+                return len(tasks) - number
+        return 0
+
+
+def described(task: Task, outcome: Outcome) -> dict[str, Any]:
+    """What a line says of its task and of how it went."""
+    return {
+        "task": task.name,
+        "kind": task.kind,
+        "why": task.why,
+        "environment": dict(task.environment),
+        "steps": STEPS,
+        "predicted": task.predicted,
+        "date": date.today().isoformat(),
+        "status": outcome.status,
+        "detail": outcome.detail,
+        "seconds": round(outcome.seconds, 1),
+        "parts": outcome.parts,
+    }
+
+
+# One task in its process
+
+
+def work_command(rehearse: bool, as_card: str = "") -> Callable[[Task, Path, float], list[str]]:
+    """The command line of a task's process."""
+
+    def command(task: Task, results: Path, seconds: float) -> list[str]:
+        work = "live_work" if task.needs_notebooks else "work"
+        options = ["--task", task.name, "--results", str(results), "--seconds", f"{seconds:.1f}"]
+        more = [*(["--rehearse"] if rehearse else []), *(["--as-card", as_card] if as_card else [])]
+        return [sys.executable, "-m", f"course_utils.recording.{work}", *options, *more]
+
+    return command
+
+
+def run_process(command: Callable[[Task, Path, float], list[str]], task: Task, seconds: float) -> Outcome:
+    """Do a task in a process of its own that is killed after `seconds`, and read what it has written."""
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        results, errors = Path(folder) / "parts.jsonl", Path(folder) / "stderr"
+        with errors.open("wb") as stream:
+            code = _wait(command(task, results, seconds), task, seconds, stream)
+        parts = read_parts(results)
+        status, detail = judged(parts, code, errors.read_text(errors="replace"))
+    if status == TIMED_OUT:
+        detail = f"after {seconds:.0f} s"
+    return Outcome(parts, status, detail, time.monotonic() - start)
+
+
+def _wait(command: list[str], task: Task, seconds: float, stream: Any) -> int | None:
+    """The process's exit code, negative for a signal; None if it had to be killed. Never leaves it running."""
+    paths = [str(PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **task.environment}
+    process = subprocess.Popen(
+        guarded(command), env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=stream,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        return process.wait(timeout=max(seconds, 0.1))
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        _kill(process)
+
+
+def guarded(command: list[str]) -> list[str]:
+    """The command line with which nothing that the command starts outlives it, or this process, where Linux can do so.
+
+    Elsewhere the command itself: then a time limit ends the processes of its session, and a killed recorder none.
+    """
+    if sys.platform != "linux":
+        return command
+    return [sys.executable, "-I", "-S", str(GUARD), str(os.getpid()), *command]
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """End the process and all that it has started; one that the driver does not let go is left to the system."""
+    process.terminate()  # its guard ends every process below it, in whatever session
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=GRACE if sys.platform == "linux" else 0)
+    if hasattr(os, "killpg"):
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return  # it and all that it started have ended
+    else:
+        process.kill()
+    try:
+        process.wait(timeout=GRACE)
+    except subprocess.TimeoutExpired:
+        print(f"Process {process.pid} does not end although it was killed; going on without it.", file=sys.stderr)
+
+
+def read_parts(path: Path) -> dict[str, Any]:
+    """The parts that a task's process wrote, by name; a last one that it did not finish is left out."""
+    if not path.exists():
+        return {}
+    whole, _, _ = path.read_bytes().rpartition(b"\n")
+    parts = {}
+    for line in whole.splitlines():
+        content = json.loads(line)
+        parts[content.pop("part")] = content
+    return parts
+
+
+def judged(parts: dict[str, Any], code: int | None, errors: str) -> tuple[str, str]:
+    """How a task ended, from what it wrote and its exit code, and a line that says more."""
+    error = parts.pop("error", {}).get("error", "")
+    if code is None:
+        return TIMED_OUT, ""
+    if error:
+        return FAILED, error
+    if code < 0:
+        return CRASHED, f"ended by {signal_name(-code)}"
+    if code > 0:
+        last = [line for line in errors.splitlines() if line.strip()][-1:]
+        timed_out = "Timeout (" in errors  # the words of faulthandler, which ends a process that hangs
+        return (TIMED_OUT, "") if timed_out else (CRASHED, f"exit code {code}; {' '.join(last)[:300]}")
+    if not parts:
+        return FAILED, "it ended without a result"
+    if "refused" in parts:
+        return REFUSED, parts["refused"]["message"]
+    return (OUT_OF_MEMORY, "") if "out_of_memory" in parts else (MEASURED, "")
+
+
+def signal_name(number: int) -> str:
+    """The name of a signal, "signal 99" for one that has none here."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+# What is to be done
+
+
+NOTEBOOK_PACKAGES = ("matplotlib", "IPython", *PACKAGES)
+
+
+def missing_packages() -> list[str]:
+    """What this Python lacks to execute notebooks."""
+    return [name for name in NOTEBOOK_PACKAGES if util.find_spec(name) is None]
+
+
+def check_torch(installed: Callable[[str], str] = metadata.version) -> None:
+    """RecordingError unless a torch that is new enough is installed for this Python."""
+    wanted = f"Recording needs torch {'.'.join(map(str, OLDEST_TORCH))} or newer in {sys.executable}"
+    try:
+        version = installed("torch")
+    except metadata.PackageNotFoundError:
+        raise RecordingError(f"{wanted}, where there is none.") from None
+    if tuple(int(number) for number in re.findall(r"\d+", version)[:2]) < OLDEST_TORCH:
+        raise RecordingError(f"{wanted}, not {version}.")
+
+
+def device_facts(command: Callable[[Task, Path, float], list[str]], seconds: float) -> dict[str, Any]:
+    """What a process of its own finds out about the GPU and torch. RecordingError if there is none to record on."""
+    outcome = run_process(command, Task(FACTS, FACTS, ""), seconds)
+    if outcome.status != MEASURED:
+        raise RecordingError(
+            f"There is no GPU to record on: {outcome.detail or outcome.status}. --list shows what would be recorded, "
+            "and --rehearse tries it on the CPU."
+        )
+    return outcome.parts[FACTS]
+
+
+def commit() -> str:
+    """The commit of the course's code, with a hash of the code itself where it was changed or git is not there."""
+    options = {"cwd": PACKAGE, "capture_output": True, "text": True, "check": False, "timeout": 20}
+    try:
+        head = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], **options)
+        changed = subprocess.run(["git", "status", "--porcelain", "--", "*.py"], **options)
+    except (OSError, subprocess.TimeoutExpired):
+        return f"code {code_hash()}"
+    if head.returncode or changed.returncode:
+        return f"code {code_hash()}"
+    return f"{head.stdout.strip()} changed, code {code_hash()}" if changed.stdout.strip() else head.stdout.strip()
+
+
+def code_hash() -> str:
+    """A hash of every module of the package."""
+    digest = hashlib.sha256()
+    for path in sorted(PACKAGE.rglob("*.py")):
+        digest.update(str(path.relative_to(PACKAGE)).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def chosen(tasks: Sequence[Task], pattern: str) -> list[Task]:
+    """The tasks whose name, kind or reason contains `pattern`, or matches it where it has a * or ?.
+
+    RecordingError if none does.
+    """
+    wanted = pattern.lower() if set(pattern) & set("*?[") else f"*{glob_escaped(pattern.lower())}*"
+    found = [task for task in tasks if fnmatch.fnmatch(f"{task.kind}: {task.name}: {task.why}".lower(), wanted)]
+    if not found:
+        raise RecordingError(f"No task matches {pattern!r}: --list shows them all.")
+    return found
+
+
+def glob_escaped(text: str) -> str:
+    """`text` as a pattern that matches itself alone."""
+    return re.sub(r"([*?[])", r"[\1]", text)
+
+
+def plan(tasks: Sequence[Task], found: dict[str, Any], lines: Sequence[Line], commit: str) -> list[Task]:
+    """What is still to be done on this GPU: untried tasks in their order, one that was cut short among them, and one
+    run that is expected to run out of memory; then what failed before.
+    """
+    free, capability = found["free"], (found["device"]["capability"][0], found["device"]["capability"][1])
+    rehearsal = bool(found.get("rehearsal"))
+    possible = [task for task in tasks if rehearsal or not task.obstacle(free, capability)]
+    vain = None if rehearsal else tried_in_vain(tuple(tasks), free, capability)
+    origin = (found["device"]["name"], found["torch"], commit)
+    before: dict[str, list[str]] = {}
+    for line in lines:
+        if line.origin == origin and line.content["status"] != CUT_SHORT:  # that was the time's fault, not the task's
+            before.setdefault(line.content["task"], []).append(line.content["status"])
+
+    def is_open(task: Task) -> bool:
+        tries = before.get(task.name, [])
+        return len(tries) < MOST_TRIES and not any(status in SETTLED for status in tries)
+
+    wanted = [task for task in [*possible, *([vain] if vain else [])] if is_open(task)]
+    return sorted(wanted, key=lambda task: len(before.get(task.name, [])))
+
+
+# The command
+
+
+def main(arguments: Sequence[str], say: Callable[[str], None] = say_now) -> int:
+    """Do what the command line asks: fetch wheels, list, or record. RecordingError for what cannot be done."""
+    options = _options(arguments)
+    tasks = list(rehearsal_list() if options.rehearse else recording_list())
+    tasks = chosen(tasks, options.only) if options.only else tasks
+    if options.wheels:
+        try:
+            say(fetch(options.wheels))
+        except RuntimeError as problem:
+            raise RecordingError(str(problem)) from None
+        return 0
+    if options.list:
+        say(listing(tasks, card_here()))
+        return 0
+    with _termination_as_interrupt():
+        return _record(options, tasks, say)
+
+
+def _record(options: argparse.Namespace, tasks: Sequence[Task], say: Callable[[str], None]) -> int:
+    deadline = time.monotonic() + 60 * options.minutes
+    check_torch()
+    command = work_command(options.rehearse, options.as_card)
+    found = device_facts(command, min(FACTS_SECONDS, 60 * options.minutes))
+    code, file = commit(), options.out / f"{slug(found['device']['name'])}.jsonl"
+    if options.rehearse:
+        file = options.out / "rehearsal.jsonl"
+    options.out.mkdir(parents=True, exist_ok=True)
+    repaired = repair(file)
+    if repaired:
+        say(repaired)
+    absent = missing_packages()
+    possible = [task for task in tasks if not (absent and task.needs_notebooks)]
+    if len(possible) < len(tasks):
+        say(f"{len(tasks) - len(possible)} tasks execute cells and wait for {', '.join(absent)}: see docs/gpu.md.")
+    to_do = plan(possible, found, read_lines(file) if file.exists() else [], code)
+    free = format_bytes(found["free"], "GB", 1)
+    say(f"{found['device']['name']}, {free} free, torch {found['torch']}: {len(to_do)} of {len(tasks)} tasks to do.")
+    origin = {name: value for name, value in found.items() if name != "free"} | {"commit": code}
+    recorder = Recorder(file, origin, deadline, command, say)
+    left = recorder.record(to_do)
+    then = f"{left} are left: run the same command again." if left else "Nothing is left to do on this GPU."
+    say(f"Recorded in {file}. {then}")
+    return 0
+
+
+def listing(tasks: Sequence[Task], card: Gpu | None) -> str:
+    """The list as a table: for each task the predicted peak, the smallest known GPU that can do it and, where there is
+    a GPU, whether that one can; the seconds that it may take on an H200, and when it would be done there.
+    """
+    head = ["", "peak", "fits", *(["here"] if card else []), "seconds", "done by", "task"]
+    rows, total = [head], 0.0
+    for number, task in enumerate(tasks, start=1):
+        peak = format_bytes(task.predicted, "GB", 1) if task.predicted else ""
+        able = card is None or not task.obstacle(card.memory, card.capability)
+        here = [] if card is None else ["yes" if able else "no"]
+        total += task.expected if able else 0.0
+        times = [f"{task.expected:.0f}", f"{total // 60:.0f}:{total % 60:02.0f}"] if able else ["", ""]
+        rows.append([str(number), peak, smallest_gpu(task), *here, *times, f"{task.name}  ({task.why})"])
+    widths = [max(len(row[column]) for row in rows) for column in range(len(head) - 1)]
+    table = [
+        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]) for row in rows
+    ]
+    about = [] if card is None else [f"{card.name}, {format_bytes(card.memory, 'GB', 1)} free:"]
+    return "\n".join([*about, *table, "Seconds, and minutes at the end of each task, are guesses for an H200."])
+
+
+def card_here(ask: Callable[..., Any] = subprocess.run) -> Gpu | None:
+    """The first GPU that nvidia-smi names, its memory being what is free on it now; None where there is none."""
+    options = ["--query-gpu=name,memory.free,compute_cap", "--format=csv,noheader,nounits"]
+    try:
+        done = ask(["nvidia-smi", *options], capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    found = re.match(r"(.+), (\d+), (\d+)\.(\d+)$", done.stdout.partition("\n")[0].strip())
+    if done.returncode or not found:
+        return None
+    return Gpu(found[1], int(found[2]) * MiB, (int(found[3]), int(found[4])))
+
+
+def smallest_gpu(task: Task) -> str:
+    """The smallest GPU of the course's catalog that can do it; "none known" if none can."""
+    able = [card for card in GPUS.values() if not task.obstacle(card.memory, card.capability)]
+    return min(able, key=lambda card: card.memory).name if able else "none known"
+
+
+def slug(name: str) -> str:
+    """A device's name as a file's: "NVIDIA H100 80GB HBM3" becomes "nvidia-h100-80gb-hbm3"."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "gpu"
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> Any:
+        raise RecordingError(f"record: {message}. {' '.join(self.format_usage().split())}")
+
+
+def _options(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = _Parser(prog="python3 -m course_utils record", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--out", type=Path, help="the folder of the recordings, one file for each GPU")
+    parser.add_argument("--minutes", type=float, default=30.0, help="stop after so many minutes (30)")
+    parser.add_argument("--list", action="store_true", help="print what would be recorded, and record nothing")
+    parser.add_argument("--only", default="", metavar="PATTERN", help="only tasks that contain or match this")
+    parser.add_argument("--as-card", default="", metavar="CARD", help="as a smaller card: T4-16GB, or '16 GB'")
+    parser.add_argument("--rehearse", action="store_true", help="try the machinery with small runs on the CPU")
+    parser.add_argument("--wheels", type=Path, metavar="FOLDER", help="fetch what lessons need on a machine offline")
+    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)  # it always runs with this Python
+    options = parser.parse_args(arguments)
+    if not (options.list or options.wheels) and options.out is None:
+        raise RecordingError("record needs --out and a folder for its results, or --list.")
+    if not 0 < options.minutes < 10_000:
+        raise RecordingError(f"--minutes is {options.minutes:g}: say how long recording may take, as in --minutes 30.")
+    if options.as_card:
+        card_option(options.as_card)
+    if options.out is not None and options.out.exists() and not options.out.is_dir():
+        raise RecordingError(f"--out is {options.out}, which is no folder.")
+    return options
+
+
+def card_option(name: str) -> Gpu:
+    """The card that the GPU is to stand for. RecordingError, saying what it may be, for another name."""
+    try:
+        return card_named(name, (0, 0))
+    except ValueError as problem:
+        raise RecordingError(f"--as-card: {problem}.") from None
+
+
+@contextmanager
+def _termination_as_interrupt() -> Iterator[None]:
+    """Inside, being asked to end is like Ctrl-C: the task's process is ended too, and the file stays whole."""
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,336 @@
+"""What `record` does on a GPU, most telling first: training runs for every choice of the course, what only hardware
+shows, and the lessons themselves.
+"""
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+
+from ..estimating import estimate
+from ..estimating.step_time import step_seconds
+from ..gpus import GPUS
+from ..interactive.course_files import ROOT, numbered
+from ..models import PRESETS
+from ..planning.twin import fits, unsupported
+from ..run import TrainingRun
+from .comparisons import COMPARISONS
+
+"""Where the course's notebooks lie, in a clone of it."""
+
+STEPS = 2
+"""Steps of the passes whose memory is recorded; the first has no optimizer states yet."""
+
+EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+"""An environment variable that torch reads once, when its allocator begins: hence a process of its own."""
+
+NOTEBOOK_KINDS = ("cells", "notebook", "demos")
+"""Kinds of tasks that execute cells."""
+
+CELLS = ("measure(run)", "measure(step=…)", "live_meter", "demo", "plain torch")
+"""Kinds of cells that can run out of memory."""
+
+TIMES_OUT_OF_MEMORY = 100
+"""How often in a row each kind of cell runs out of memory."""
+
+LESSON_SECONDS = 60.0
+"""A lesson's budget where its own metadata state none, as in `course: {budget_seconds: 90}`."""
+
+LIVE_FACTOR = 3.0
+"""How many times its budget a lesson may take on a GPU: the budget is for a simulation, and here it trains, too."""
+
+START_SECONDS = 8.0
+EXPECTED_SECONDS = {
+    "context": 12.0, "workspaces": 2.0, "scratch": 4.0, "kernels": 4.0, "times": 28.0, "overhead": 30.0,
+    "cells": 30.0, "demos": 30.0,
+}  # fmt: skip
+"""What a task is expected to take on an H200: Python, torch and CUDA begin, then its kind. Guesses, for the order."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One thing to record, in a process of its own that may take `seconds`.
+
+    `kind` says how it is done: "run" trains as `run` says, "history" keeps and replays its allocator's history,
+    "kernels" runs attention alone for sequences of `seq_len` tokens, "times" compares the variants of `topic`,
+    "overhead" says what watching costs, "context" and "workspaces" and "scratch" measure what no simulation sees.
+    "cells" runs out of memory on purpose in cells of the kind `topic`, "notebook" executes the notebook of that path,
+    "demos" rehearses the demos: these three need the course's own environment. `environment` is set for the process.
+    `beyond` marks a run that is tried because it does not fit.
+    """
+
+    name: str
+    kind: str
+    why: str
+    run: TrainingRun | None = None
+    seq_len: int = 0
+    topic: str = ""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    seconds: float = 150.0
+    beyond: bool = False
+
+    @property
+    def needs_notebooks(self) -> bool:
+        """Whether it takes Jupyter's packages beside torch."""
+        return self.kind in NOTEBOOK_KINDS
+
+    @property
+    def predicted(self) -> int:
+        """The estimated peak in bytes; 0 for what trains nothing."""
+        return estimate(self.run).total if self.run is not None else 0
+
+    @property
+    def expected(self) -> float:
+        """The seconds that it may take on an H200, a guess: a lesson's budget, for a run its steps and simulation."""
+        if self.kind == "notebook":
+            return START_SECONDS + self.seconds / LIVE_FACTOR
+        if self.run is None or self.kind == "overhead":
+            return START_SECONDS + EXPECTED_SECONDS[self.kind]
+        return START_SECONDS + run_seconds(self.run, self.kind == "run")
+
+    def obstacle(self, free: int, capability: tuple[int, int]) -> str:
+        """Why a GPU with `free` bytes and this compute capability cannot do it, or ""."""
+        if self.run is None:
+            return ""
+        return unsupported(self.run, capability) or ("" if self.beyond or fits(self.run, free) else "does not fit")
+
+
+def run_seconds(run: TrainingRun, timed: bool) -> float:
+    """Seconds of a run's steps on an H200 at half the data sheet's rates, and of its simulation. A guess."""
+    step = 0.1 + 2 * sum(step_seconds(run, GPUS["H200-141GB"]).values())
+    steps = 2 * STEPS + min(10.0, max(3.0, 8.0 / step)) if timed else STEPS
+    return steps * step + 0.2 * run.model.layers * min(run.accumulation_steps, 3)
+
+
+def run_task(run: TrainingRun, why: str) -> Task:
+    """Record a training run: its name is what its recording is filed under."""
+    return Task(f"{run.code()} steps={STEPS}", "run", why, run)
+
+
+def history_task(run: TrainingRun, environment: Mapping[str, str]) -> Task:
+    """Record a run's allocation history and replay it, under the settings in `environment`."""
+    settings = ",".join(environment.values()) or "default settings"
+    return Task(
+        f"history of {run.code()}, {settings}", "history", "the allocator's model", run, environment=environment
+    )
+
+
+def recording_list() -> tuple[Task, ...]:
+    """Everything to be recorded, in the order in which it tells most; a GPU does what fits it."""
+    early = (first(), headlines(), times(), accuracy(), histories({}), cells(), lessons("notebooks"))
+    late = (histories(EXPANDABLE), lessons("solutions"), hardware(), attention(), precisions(), recomputation())
+    found: dict[str, Task] = {}
+    for task in chain(*early, *late, optimizers(), rest()):
+        found.setdefault(task.name, task)  # where it is named first
+    return tuple(found.values())
+
+
+def tried_in_vain(tasks: tuple[Task, ...], free: int, capability: tuple[int, int]) -> Task | None:
+    """The smallest run of the list that does not fit, to be tried all the same: running out of memory is recorded."""
+    too_large = [
+        task
+        for task in tasks
+        if task.kind == "run" and task.run is not None and task.obstacle(free, capability) == "does not fit"
+    ]
+    smallest = min(too_large, key=lambda task: task.predicted, default=None)
+    if smallest is None:
+        return None
+    return Task(smallest.name, "run", "tried to see memory run out", smallest.run, beyond=True)
+
+
+GPT2 = TrainingRun("gpt2", 8, 1024)
+MEDIUM = TrainingRun("gpt2-medium", 8, 1024)
+XL = TrainingRun("gpt2-xl", 32, 1024)
+LLAMA = TrainingRun("llama3.2-1b", 4, 1024)
+LLAMA_8B = TrainingRun("llama3-8b", 1, 2048)
+T4 = TrainingRun("gpt2", 8, 1024, "amp-fp16", attention="efficient")
+"""What a GPU older than Ampere can do too."""
+ONE_MIXTRAL_BLOCK = dataclasses.replace(PRESETS["mixtral-8x7b"], name="mixtral-8x7b, one block", layers=1)
+
+
+PUZZLE = XL.replace(precision="bf16-master", recompute="full", optimizer="adamw-foreach")
+FITS_32_GB = PUZZLE.replace(optimizer="adamw", micro_batch=4, accumulation_steps=8)
+
+
+def first() -> Iterator[Task]:
+    """What tells most, in about three minutes: cuBLAS's workspaces, four runs and a history of the allocator."""
+    yield Task("workspaces", "workspaces", "cuBLAS's workspaces")
+    yield run_task(GPT2, "the first run of the course")
+    yield run_task(XL, "the puzzle as asked")
+    yield run_task(LLAMA, "a Llama")
+    yield history_task(history_runs()[0], {})
+    yield run_task(FITS_32_GB, "what fits 32 GB")
+
+
+def headlines() -> Iterator[Task]:
+    """What else the lessons show first: the context, kernels' scratch, a T4's run, the puzzle done otherwise."""
+    yield Task("context", "context", "what the driver takes before the first tensor")
+    yield Task("scratch", "scratch", "what kernels allocate for themselves")
+    yield run_task(GPT2.replace(attention="eager"), "what the flash kernel saves")
+    yield run_task(T4, "the same on a T4")
+    yield run_task(XL.replace(recompute="full"), "the puzzle, recomputed")
+    yield run_task(PUZZLE, "the puzzle with 16-bit weights, upcast at once")
+    yield run_task(PUZZLE.replace(optimizer="adamw"), "the puzzle with 16-bit weights")
+    yield run_task(XL.replace(micro_batch=4), "the puzzle, smaller")
+
+
+def times() -> Iterator[Task]:
+    """What only a GPU's clock can tell, and what watching costs."""
+    for topic in COMPARISONS:
+        yield Task(f"times of {topic}", "times", "times with their spread", topic=topic)
+    for seq_len in (1024, 4096):
+        yield kernels_task(seq_len)
+    yield Task("overhead of watching", "overhead", "what the meter and the tracker cost", T4)
+
+
+def cells() -> Iterator[Task]:
+    """Running out of memory on purpose, again and again, and the demos."""
+    for kind in CELLS:
+        why = f"out of memory {TIMES_OUT_OF_MEMORY} times in a row"
+        yield Task(f"out of memory in a cell with {kind}", "cells", why, topic=kind, seconds=400.0)
+    yield Task("rehearsal of the demos", "demos", "every demo as it runs here", seconds=300.0)
+
+
+def histories(environment: Mapping[str, str]) -> Iterator[Task]:
+    """The allocator's histories under the settings in `environment`."""
+    for run in history_runs():
+        yield history_task(run, environment)
+
+
+def history_runs() -> tuple[TrainingRun, ...]:
+    """The runs whose allocator histories are kept, the same under default settings and with expandable segments."""
+    small = GPT2.replace(micro_batch=4, seq_len=512, attention="efficient", precision="amp-fp16")
+    brief = GPT2.replace(micro_batch=4, seq_len=512)
+    llama = TrainingRun("llama3.2-1b", 1, 512, "bf16")
+    return (
+        small, llama, GPT2.replace(accumulation_steps=2), brief.replace(attention="eager"),
+        small.replace(recompute="full"), brief.replace(recompute="selective"), brief.replace(clip_grad_norm=1.0),
+        small.replace(optimizer="adamw-loop"), brief.replace(precision="bf16-master"),
+        llama.replace(loss_chunks=8), llama.replace(lora_rank=8), small.replace(optimizer="momentum", micro_batch=6),
+    )  # fmt: skip
+
+
+def lessons(folder: str) -> Iterator[Task]:
+    """Every notebook of a folder with the GPU as its source; none where the package lies alone."""
+    for path in numbered(ROOT / folder):
+        name = f"{folder}/{path.name}"
+        yield Task(f"live: {name}", "notebook", "the lesson, live", topic=name, seconds=LIVE_FACTOR * budget(path))
+
+
+def budget(notebook: Path) -> float:
+    """The seconds that a notebook's metadata grant it, `LESSON_SECONDS` where they grant none."""
+    metadata = json.loads(notebook.read_text(encoding="utf-8"))["metadata"]
+    return float(metadata.get("course", {}).get("budget_seconds", LESSON_SECONDS))
+
+
+def accuracy() -> Iterator[Task]:
+    """Runs of many kinds that are quick: the first that estimate and simulation are judged by."""
+    yield run_task(GPT2.replace(micro_batch=2), "linear in b")
+    yield run_task(GPT2.replace(accumulation_steps=2), "2 micro-batches")
+    yield run_task(GPT2.replace(precision="bf16-master"), "16-bit weights")
+    yield run_task(GPT2.replace(precision="fp32", attention="efficient"), "everything in fp32")
+    yield run_task(GPT2.replace(recompute="full"), "GPT-2, recomputed")
+    yield run_task(GPT2.replace(clip_grad_norm=1.0), "the buffers of clipping")
+    yield run_task(MEDIUM.replace(optimizer="adamw-fused"), "a fused optimizer")
+    yield run_task(LLAMA.replace(attention="eager"), "a Llama without a fused kernel")
+    yield run_task(LLAMA.replace(lora_rank=8), "LoRA on attention")
+
+
+def hardware() -> Iterator[Task]:
+    """Attention alone at the other lengths."""
+    for seq_len in (512, 2048, 8192, 16384):
+        yield kernels_task(seq_len)
+
+
+def kernels_task(seq_len: int) -> Task:
+    """Time attention alone for sequences of so many tokens."""
+    return Task(f"attention alone at s={seq_len}", "kernels", "kernels by sequence length", seq_len=seq_len)
+
+
+def attention() -> Iterator[Task]:
+    """Every kernel, with and without grouped queries, and by the length of the sequence."""
+    yield run_task(GPT2.replace(attention="efficient"), "the efficient kernel")
+    yield run_task(GPT2.replace(attention="cudnn", dropout=0.0), "cuDNN's kernel, which may refuse GPT-2's dropout")
+    for kernel in ("eager", "efficient", "cudnn"):
+        yield run_task(LLAMA.replace(attention=kernel), f"grouped queries, {kernel}")
+    for seq_len in (4096, 8192, 16384):
+        yield run_task(LLAMA.replace(micro_batch=1, seq_len=seq_len), "linear in s with flash")
+    yield run_task(LLAMA.replace(micro_batch=1, seq_len=4096, attention="eager"), "quadratic in s without")
+
+
+def precisions() -> Iterator[Task]:
+    """Every recipe with the same kernel: what each saves in bytes and in time."""
+    same_kernel = GPT2.replace(attention="efficient")
+    for name in ("fp32", "tf32", "bf16", "bf16-master", "bf16-master-fp32grad"):
+        yield run_task(same_kernel.replace(precision=name), f"{name} beside the others")
+    yield run_task(same_kernel.replace(precision="fp16-master"), "fp16 with a loss scaler and master weights")
+    yield run_task(GPT2.replace(precision="amp-fp16"), "fp16 with flash")
+    yield run_task(LLAMA.replace(precision="bf16-master"), "a Llama in ZeRO's recipe")
+    yield run_task(LLAMA.replace(precision="bf16"), "a Llama in 16 bits alone")
+
+
+def recomputation() -> Iterator[Task]:
+    """Every way to keep less, on the same run: bytes saved, and time paid."""
+    yield run_task(MEDIUM, "nothing recomputed")
+    for recompute in ("full", "selective", "sqrt", "every-4", "offload"):
+        yield run_task(MEDIUM.replace(recompute=recompute), f"{recompute} beside the others")
+    eager = MEDIUM.replace(attention="eager")
+    yield run_task(eager, "eager attention, kept")
+    yield run_task(eager.replace(recompute="selective-attention"), "Korthikanti's selective recomputation")
+    yield run_task(LLAMA.replace(recompute="full"), "a Llama, recomputed")
+    yield run_task(LLAMA.replace(recompute="selective"), "a Llama, selectively")
+
+
+def optimizers() -> Iterator[Task]:
+    """Every optimizer on the same run, whose peak is the optimizer's."""
+    small = MEDIUM.replace(micro_batch=1)
+    names = ("adamw-loop", "adamw-foreach", "adamw-fused", "sgd", "momentum", "adam", "adafactor", "adam8bit")
+    for name in (*names, "lion", "muon"):
+        yield run_task(small.replace(optimizer=name), f"{name} beside the others")
+    yield run_task(GPT2.replace(clip_grad_norm=1.0), "the buffers of clipping")
+    yield run_task(small.replace(clip_grad_norm=1.0), "the buffers of clipping at the peak")
+    yield run_task(small.replace(set_to_none=False), "gradients zeroed, not freed")
+
+
+def rest() -> Iterator[Task]:
+    """Accumulation, the loss in pieces, LoRA, other models and sizes."""
+    for steps in (2, 4, 16):
+        yield run_task(GPT2.replace(micro_batch=2, accumulation_steps=steps), f"{steps} micro-batches of 2")
+    for chunks in (8, 32):
+        yield run_task(LLAMA.replace(loss_chunks=chunks), "the logits in pieces")
+    yield run_task(GPT2.replace(loss_chunks=8), "GPT-2's logits in pieces")
+    yield run_task(LLAMA.replace(lora_rank=8), "LoRA on attention")
+    yield run_task(LLAMA.replace(lora_rank=16, lora_targets=("attention", "mlp")), "LoRA on every matrix")
+    lora = LLAMA_8B.replace(lora_rank=16, recompute="full")
+    for bits in (16, 8, 4):
+        yield run_task(lora.replace(frozen_bits=bits), f"LoRA on an 8B model frozen in {bits} bits")
+    for model in ("tinyllama-1.1b", "qwen2.5-0.5b", "gpt2-large"):
+        yield run_task(TrainingRun(model, 4, 1024), "another model")
+    yield run_task(TrainingRun("llama3.2-3b", 1, 2048), "a 3B model")
+    yield run_task(LLAMA_8B.replace(precision="bf16"), "an 8B model in 16 bits alone")
+    yield run_task(LLAMA_8B.replace(precision="bf16-master", recompute="full", seq_len=1024), "an 8B model, all of it")
+    yield run_task(TrainingRun("mistral-7b", 1, 4096, "bf16", recompute="full"), "a 7B model at s=4,096")
+    yield run_task(TrainingRun(ONE_MIXTRAL_BLOCK, 1, 1024), "a mixture of experts, one block of it")
+    yield run_task(MEDIUM.replace(micro_batch=4, precision="amp-fp16", attention="efficient"), "the most for a T4")
+    for micro_batch in (1, 2, 4, 16):
+        yield run_task(GPT2.replace(micro_batch=micro_batch), "linear in b")
+
+
+def rehearsal_list() -> tuple[Task, ...]:
+    """Small tasks of every kind that a CPU does in seconds, to try the machinery: they pass through the same code."""
+    gpt = TrainingRun("tiny-gpt", 2, 64, "fp32", attention="eager")
+    llama = TrainingRun("tiny-llama", 1, 64, "fp32", attention="eager", clip_grad_norm=1.0)
+    runs = (gpt, gpt.replace(recompute="full"), llama, llama.replace(optimizer="adamw-loop", accumulation_steps=2))
+    others = (
+        Task("workspaces", "workspaces", "a rehearsal"),
+        Task("attention alone at s=64", "kernels", "a rehearsal", seq_len=64),
+        *(Task(f"times of {topic}", "times", "a rehearsal", topic=topic) for topic in COMPARISONS),
+        Task("overhead of watching", "overhead", "a rehearsal", gpt),
+        history_task(gpt, {}),
+        history_task(gpt, EXPANDABLE),
+        *(Task(f"out of memory in a cell with {kind}", "cells", "a rehearsal", topic=kind) for kind in CELLS),
+        *(task for task in lessons("notebooks") if "/00_" in task.topic),
+    )
+    return (*(run_task(run, "a rehearsal") for run in runs), *others)

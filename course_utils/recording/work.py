@@ -1,0 +1,283 @@
+"""One task of a recording, done in a process of its own: whatever happens to it, the others go on.
+
+Results are written as they come, one JSON object a line: `{"part": "counters", …}`. `recorder.py` reads them.
+"""
+
+import argparse
+import faulthandler
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..allocator.policy import settings
+from ..allocator.replay import replay
+from ..allocator.snapshots import compare_with_gpu, snapshot_of
+from ..errors import GpuOutOfMemory
+from ..estimating import estimate
+from ..measurement import Measurement, Provenance
+from ..measuring.counting import Unwatched, count_peaks, time_steps
+from ..measuring.devices import Cuda, Device, Host, as_card
+from ..measuring.live import KernelRefused, memory_released, only_kernel, ready, traced
+from ..measuring.recorded import thinned, to_json
+from ..measuring.tracing import today, torch_release, trace_simulated
+from ..run import TrainingRun
+from .comparisons import COMPARISONS, sized, spread
+from .hardware import context_bytes, first_line, kernel_times, scratch_bytes, workspace_bytes
+from .histories import packed, unpacked
+from .overhead import watching_costs
+from .tasks import STEPS, Task, recording_list, rehearsal_list
+
+Send = Callable[..., None]
+Perform = Callable[[Task, Device, Send], None]
+
+FACTS = "facts"
+"""The task that comes before all others: it tells what device this is, and that torch can use it."""
+
+
+def main(arguments: Sequence[str], work: Perform | None = None) -> int:
+    """Do the task that the arguments name and write its parts; 1 if it failed, which a part then says."""
+    options = _options(arguments)
+    faulthandler.dump_traceback_later(options.seconds, exit=True)  # even a hang inside a library ends
+    device = Host() if options.rehearse else Cuda()
+
+    def send(part: str, **content: Any) -> None:
+        with options.results.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"part": part, **content}, separators=(",", ":")) + "\n")
+
+    try:
+        if options.as_card and not options.rehearse:
+            as_card(options.as_card)
+        if options.task == FACTS:
+            send(FACTS, **facts(device))
+        else:
+            (work or perform)(find(options.task, options.rehearse), device, send)
+    except Exception as error:  # told to whoever records; a traceback would name this machine's folders
+        send("error", error=first_line(error))
+        return 1
+    finally:
+        faulthandler.cancel_dump_traceback_later()  # or it would end whatever process goes on after this
+    return 0
+
+
+def _options(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="work")
+    parser.add_argument("--task", required=True)
+    parser.add_argument("--results", type=Path, required=True)
+    parser.add_argument("--seconds", type=float, required=True)
+    parser.add_argument("--rehearse", action="store_true")
+    parser.add_argument("--as-card", default="")
+    return parser.parse_args(arguments)
+
+
+def find(name: str, rehearse: bool = False) -> Task:
+    """The task of that name. Raises ValueError if there is none."""
+    for task in rehearsal_list() if rehearse else recording_list():
+        if task.name == name:
+            return task
+    raise ValueError(f"there is no task {name!r}")
+
+
+def facts(device: Device) -> dict[str, Any]:
+    """What every line of a recording says of its origin, and how many bytes are free. RuntimeError without a GPU."""
+    if device.kind == "cuda" and not torch.cuda.is_available():
+        raise RuntimeError(f"torch {torch.__version__} can use no CUDA GPU here")
+    version = sys.version_info
+    python = f"{version.major}.{version.minor}.{version.micro}"
+    return {**device.facts(), "torch": torch.__version__, "python": python, "free": device.free()}
+
+
+def perform(task: Task, device: Device, send: Send) -> None:
+    """Do one task and send each of its parts as soon as it is there."""
+    if task.run is not None:
+        of_run: dict[str, Callable[..., None]] = {
+            "run": record_run, "history": record_history, "overhead": record_overhead,
+        }  # fmt: skip
+        of_run[task.kind](task.run, device, send)
+        return
+    measure: dict[str, Callable[[], Any]] = {
+        "context": lambda: context_bytes(device),
+        "workspaces": lambda: workspace_bytes(device),
+        "scratch": lambda: {"operations": scratch_bytes(device)},
+        "kernels": lambda: {"kernels": kernel_times(device, task.seq_len)},
+        "times": lambda: {"variants": variant_times(task.topic, device)},
+    }
+    send(task.kind, **measure[task.kind]())
+
+
+# Times
+
+
+def variant_times(topic: str, device: Device, most: int = 20, seconds: float = 6.0) -> list[dict[str, Any]]:
+    """For each variant of a comparison: milliseconds of a step with their spread, and its peak in bytes."""
+    variants = sized(topic, device.free(), device.capability()) if device.kind == "cuda" else rehearsed_variants(topic)
+    return [_variant(label, run, device, most, seconds) for label, run in variants.items()]
+
+
+def rehearsed_variants(topic: str) -> dict[str, TrainingRun | str]:
+    """The same variants of a model that a CPU trains in milliseconds, in the one recipe that it has."""
+    found: dict[str, TrainingRun | str] = {}
+    for label, run in COMPARISONS[topic](2).items():
+        found[label] = run.replace(model="tiny-gpt", seq_len=32, precision="fp32", attention="eager")
+    return found
+
+
+def _variant(label: str, run: TrainingRun | str, device: Device, most: int, seconds: float) -> dict[str, Any]:
+    if isinstance(run, str):
+        return {"label": label, "refused": run}
+    with memory_released(run, device.free), only_kernel(run):
+        training, before = ready(run, device)
+        counted = count_peaks(training, device, STEPS, before)
+        times = time_steps(training, device, most, seconds)
+    phases = {phase: spread(found)["median"] for phase, found in times["phases_ms"].items()}
+    found = {"label": label, "run": run.code(), "step_ms": spread(times["step_ms"]), "phases_ms": phases}
+    return found | {"allocated": counted["allocated"]}
+
+
+def record_overhead(run: TrainingRun, device: Device, send: Send) -> None:
+    """Part "overhead": what watching costs; "out_of_memory" in its place where memory runs out."""
+    try:
+        with memory_released(run, device.free):
+            send("overhead", **watching_costs(run, device))
+    except GpuOutOfMemory as error:
+        send("out_of_memory", message=str(error), free=device.free())
+
+
+# A training run
+
+
+def record_run(run: TrainingRun, device: Device, send: Send) -> None:
+    """Parts "counters" and "times" without the tracker, "measured" with it, "simulated" on a GPU that is not there.
+
+    Where memory runs out, "out_of_memory" takes the place of what is then missing, and "refused" where torch has not
+    the kernel that the run asks for.
+    """
+    try:
+        with memory_released(run, device.free):
+            _untracked(run, device, send)
+        with memory_released(run, device.free):
+            provenance = Provenance("cpu" if device.kind == "cpu" else "live", "", torch.__version__, today())
+            start = time.perf_counter()
+            measured = traced(run, STEPS, device.kind, provenance)
+            seconds = time.perf_counter() - start
+        send("measured", **to_json(thinned(measured)), losses=list(measured.losses), seconds=seconds)
+    except GpuOutOfMemory as error:
+        send("out_of_memory", message=str(error), free=device.free())
+    except KernelRefused as error:
+        send("refused", message=str(error))
+    _simulated(run, send)
+
+
+def _untracked(run: TrainingRun, device: Device, send: Send) -> None:
+    device.release()
+    in_use = device.in_use()
+    start = time.perf_counter()
+    with only_kernel(run):
+        training, before = ready(run, device)
+        counted = count_peaks(training, device, STEPS, before)
+        seconds = time.perf_counter() - start  # beside "measured": the same steps, and what the tracker costs
+        send("counters", **counted, driver_before=in_use, seconds=seconds)
+        send("times", **time_steps(training, device), losses=training.losses)
+
+
+def _simulated(run: TrainingRun, send: Send) -> None:
+    """The same run simulated under the same torch, what the allocator's model reserves for it, and the estimate."""
+    formula = estimate(run)
+    send("estimate", total=formula.total, by_kind={kind: size for kind, size in formula.items() if size})
+    try:
+        simulated = trace_simulated(run, STEPS, "")
+    except RuntimeError as error:  # what the GPU has told stands, with or without it
+        send("simulated", unavailable=first_line(error))
+        return
+    replayed = replay(simulated)
+    blocks = {"allocated": replayed.step_peaks()[STEPS], "reserved": replayed.peak_reserved}
+    send("simulated", torch=torch_release(), **summary(simulated), **blocks)
+
+
+def summary(measured: Measurement) -> dict[str, Any]:
+    """A measurement's breakdowns as JSON, without its timeline and allocations."""
+    full = to_json(measured)
+    return {name: full[name] for name in ("breakdown", "moments", "phase_peaks")}
+
+
+# The allocator's history
+
+
+def record_history(run: TrainingRun, device: Device, send: Send) -> None:
+    """Record the allocator's history of a run from its first tensor on, and replay it through the allocator's model.
+
+    Where memory runs out, that is what is recorded.
+    """
+    try:
+        send("history", **_history(run, device))
+    except GpuOutOfMemory as error:
+        send("out_of_memory", message=str(error), free=device.free())
+
+
+def _history(run: TrainingRun, device: Device) -> dict[str, Any]:
+    """The history as text, how its replay agrees, and beside both what the GPU counts at the end of each step."""
+    snapshot, ends, counted = _real_history(run, device) if device.has_history else _rehearsed_history(run)
+    text = packed(snapshot)
+    return agreement(unpacked(text), ends) | counted | {"history": text}
+
+
+def _real_history(run: TrainingRun, device: Device) -> tuple[Mapping[str, Any], list[tuple[int, int]], dict[str, int]]:
+    """The snapshot; for each step how many entries the history had at its end and the bytes then reserved; peaks."""
+    torch.cuda.init()
+    torch.cuda.memory._record_memory_history(max_entries=2_000_000, context=None)
+    ends: list[tuple[int, int]] = []
+    snapshot: Mapping[str, Any] = {}
+    with memory_released(run, device.free), only_kernel(run):
+        training, _ = ready(run, device)
+        for _ in range(STEPS):
+            training.step(Unwatched())
+            device.synchronize()
+            snapshot = torch.cuda.memory._snapshot()
+            ends.append((_moments(snapshot), device.reserved()))
+        allocated, reserved = device.peaks()
+    return snapshot, ends, {"counted_allocated": allocated, "counted_reserved": reserved}
+
+
+def _rehearsed_history(run: TrainingRun) -> tuple[dict[str, Any], list[tuple[int, int]], dict[str, int]]:
+    """The same from a replay of the simulated run, under the settings of this process."""
+    choices = settings(os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""))
+    replayed = replay(trace_simulated(run, STEPS, ""), **choices)
+    snapshot = snapshot_of(replayed)
+    counted = {"counted_allocated": replayed.peak_allocated, "counted_reserved": replayed.peak_reserved}
+    return snapshot, [(_moments(snapshot), replayed.reserved[-1])], counted
+
+
+def _moments(snapshot: Mapping[str, Any]) -> int:
+    """How many allocations and frees a history of GPU 0 holds."""
+    return sum(entry["action"] in ("alloc", "free_completed") for entry in snapshot["device_traces"][0])
+
+
+def agreement(snapshot: dict[str, Any], ends: Sequence[tuple[int, int]] = ()) -> dict[str, Any]:
+    """How the replay of a snapshot's history compares with what it says was reserved, in bytes.
+
+    `ends` says for each training step after how many allocations and frees it ended, and what the GPU counted then.
+    """
+    compared = compare_with_gpu(snapshot)
+    return {
+        "steps": [
+            {"counted": counted, "history": compared.real[at - 1], "replayed": compared.replayed[at - 1]}
+            for at, counted in ends
+        ],
+        "equal_moments": sum(not gap for gap in compared.differences),
+        "exact": compared.exact,
+        "moments": len(compared.real),
+        "allocations": compared.allocations,
+        "reserved": max(compared.real, default=0),
+        "replayed": max(compared.replayed, default=0),
+        "largest_difference": compared.largest_difference,
+        "first_difference": compared.first_difference,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
