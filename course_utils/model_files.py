@@ -3,12 +3,12 @@
 import json
 import sys
 import warnings
-from os import PathLike
+from os import PathLike, altsep, sep
 from pathlib import Path
 from typing import Any
 
 from .errors import unknown
-from .models import TransformerConfig
+from .models import PRESETS, TransformerConfig
 
 Settings = dict[str, Any]
 
@@ -246,3 +246,27 @@ def _warn(name: str, text: str) -> None:
     while frame.f_back is not None and frame.f_globals["__name__"].partition(".")[0] == __package__:
         frame, level = frame.f_back, level + 1
     warnings.warn(f"{name}: {text}", stacklevel=level)
+
+
+def model_config(model: str | PathLike[str] | TransformerConfig) -> TransformerConfig:
+    """The config of a preset's name or of a Hugging Face config.json's path; a config is returned as it is.
+
+    A string is a path if it ends in .json or has a separator in it ("./llama", "models/config.json").
+    Raises ValueError naming the known presets and the nearest, or what is wrong with the file; TypeError for anything
+    else.
+    """
+    if isinstance(model, TransformerConfig):
+        return model
+    if isinstance(model, PathLike) or (isinstance(model, str) and _is_path(model)):
+        return config_from_file(model)
+    if not isinstance(model, str):
+        raise TypeError(
+            f"a model is a preset's name, the path of a config.json or a TransformerConfig, not {type(model).__name__}"
+        )
+    if model not in PRESETS:
+        raise unknown("model", model, PRESETS)
+    return PRESETS[model]
+
+
+def _is_path(model: str) -> bool:
+    return model.lower().endswith(".json") or any(mark in model for mark in ("/", sep, altsep or sep))

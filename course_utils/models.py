@@ -4,7 +4,6 @@ import sys
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
-from os import PathLike, altsep, sep
 from typing import Any
 
 from .errors import unknown
@@ -268,29 +267,3 @@ PRESETS: dict[str, TransformerConfig] = {
     )
 }
 """Models by name, with the source of their sizes."""
-
-
-def model_config(model: str | PathLike[str] | TransformerConfig) -> TransformerConfig:
-    """The config of a preset's name or of a Hugging Face config.json's path; a config is returned as it is.
-
-    A string is a path if it ends in .json or has a separator in it ("./llama", "models/config.json").
-    Raises ValueError naming the known presets and the nearest, or what is wrong with the file; TypeError for anything
-    else.
-    """
-    if isinstance(model, TransformerConfig):
-        return model
-    if isinstance(model, PathLike) or (isinstance(model, str) and _is_path(model)):
-        from .model_files import config_from_file  # it leans on this module, and few runs need it
-
-        return config_from_file(model)
-    if not isinstance(model, str):
-        raise TypeError(
-            f"a model is a preset's name, the path of a config.json or a TransformerConfig, not {type(model).__name__}"
-        )
-    if model not in PRESETS:
-        raise unknown("model", model, PRESETS)
-    return PRESETS[model]
-
-
-def _is_path(model: str) -> bool:
-    return model.lower().endswith(".json") or any(mark in model for mark in ("/", sep, altsep or sep))

@@ -10,7 +10,8 @@ from typing import Any
 
 from .errors import unknown
 from .gpus import gpu
-from .models import PRESETS, TransformerConfig, attention_shapes, mlp_shapes, model_config
+from .model_files import model_config
+from .models import PRESETS, TransformerConfig, attention_shapes, mlp_shapes
 
 
 @dataclass(frozen=True)

@@ -106,3 +106,11 @@ def html_table(rows: Iterable[Cells], words: int = 1, *, totals: bool = False) -
 def _html_line(tag: str, row: Cells, words: int) -> str:
     left = [f"<{tag} style='text-align:left'>{escape(cell)}</{tag}>" for cell in row[:words]]
     return f"<tr>{''.join([*left, *(f'<{tag}>{escape(cell)}</{tag}>' for cell in row[words:])])}</tr>"
+
+
+CODE = re.compile(r"`([^`]+)`")
+
+
+def marked(text: str) -> str:
+    """`text` as HTML, with code between backticks marked as such."""
+    return CODE.sub(r"<code>\1</code>", escape(text))

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from course_utils.interactive.course_files import LESSONS
 from course_utils.interactive.feedback import CheckFailed
 from course_utils.interactive.progress import progress
 
@@ -31,7 +32,7 @@ def every_check() -> dict[str, Check]:
     """The check of every exercise of the course, by its number."""
     found: dict[str, Check] = {}
     for lesson in progress().lessons:
-        module = importlib.import_module(f"course_utils.interactive.feedback.lesson_{lesson.number:02d}")
+        module = importlib.import_module(f"course_utils.lessons.{LESSONS[lesson.number]}.checks")
         found |= {thing.exercise: thing for thing in vars(module).values() if hasattr(thing, "exercise")}
     return found
 

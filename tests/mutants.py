@@ -36,7 +36,7 @@ MUTATED = (
 )
 TESTS = (
     *("activations", "allocator*", "benchmark", "breakdown", "checks_in_common", "dashboard", "distributed"),
-    *("estimate", "explain", "feedback", "genuine_allocator", "gpu_tables", "holdings", "imports", "language_model"),
+    *("estimate", "explain", "feedback", "genuine_allocator", "gpu_tables", "holdings", "house", "language_model"),
     *("lesson_02_checks", "lesson_09_checks", "lesson_12_checks", "lessons_*", "lora", "loss", "memory_map"),
     *("model_files", "models", "networks", "optimizers", "pipelines", "planning", "published", "questions"),
     *("recompute", "run", "schedules", "sharding", "simulated", "snapshots", "states", "tape", "tracker"),

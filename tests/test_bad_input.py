@@ -39,7 +39,8 @@ from course_utils.interactive.widgets import DTYPES, explorer, tensor_slider
 from course_utils.lessons.parameters.widget import model_builder
 from course_utils.measuring.recorded import key, read_folder, thinned, to_json
 from course_utils.measuring.recording_file import append, repair
-from course_utils.models import CHOICES, FAMILIES, PRESETS, TransformerConfig, model_config, parameter_shapes
+from course_utils.model_files import model_config
+from course_utils.models import CHOICES, FAMILIES, PRESETS, TransformerConfig, parameter_shapes
 from course_utils.run import ATTENTIONS, LORA_ALIASES, OPTIMIZERS, PRECISIONS, RECOMPUTES, TrainingRun
 from course_utils.units import parse_bytes
 

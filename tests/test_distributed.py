@@ -35,8 +35,8 @@ from course_utils.measuring.tracing import SEED
 from course_utils.models import parameter_shapes
 from course_utils.networks import loss_of
 from course_utils.ranks import launch as distributed
-from course_utils.ranks.launch import RankFailed, RanksUnavailable, report, run_ranks
-from course_utils.ranks.worker import CALLER
+from course_utils.ranks.launch import RankFailed, RanksUnavailable, run_ranks
+from course_utils.ranks.worker import CALLER, report
 from course_utils.run import TrainingRun
 from course_utils.units import BLOCK
 

@@ -79,7 +79,7 @@ MADE_UP = {"A mean over …": "A mean over", "changes 'values'": "Your function 
 
 
 def test_hints_that_notes_quote_are_those_of_the_checks():
-    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "course_utils" / "checks").glob("*.py")]
+    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "course_utils" / "lessons").glob("*/checks.py")]
     said = re.sub(r"\s+", " ", re.sub(r'"\s*\n\s*f?"', "", "\n".join(sources)))
     tables = re.findall(r"\| wrong answer \| hint \|\n\|---\|---\|\n((?:\|.*\n)+)", NOTES)
     quoted = [words for table in tables for row in table.splitlines() for words in re.findall(r'"([^"]+)"', row)]

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from course_utils.cli.main import main
-from course_utils.model_files import LARGEST_FILE, config_from_file
-from course_utils.models import PRESETS, TransformerConfig, model_config
+from course_utils.model_files import LARGEST_FILE, config_from_file, model_config
+from course_utils.models import PRESETS, TransformerConfig
 from course_utils.run import TrainingRun
 
 GPT2 = {"model_type": "gpt2", "n_layer": 12, "n_embd": 768, "n_head": 12, "vocab_size": 50257, "n_positions": 1024}

@@ -6,11 +6,11 @@ from math import prod
 import pytest
 import torch
 
+from course_utils.model_files import model_config
 from course_utils.models import (
     PRESETS,
     TransformerConfig,
     block_shapes,
-    model_config,
     outer_shapes,
     parameter_count,
     parameter_shapes,

@@ -20,7 +20,8 @@ from course_utils.lessons.pipelines.memory import blocks_of, parameters_of, stag
 from course_utils.lessons.pipelines.plans import Cluster, Plan, account, cheapest, plans, step_flops, why_not
 from course_utils.lessons.pipelines.schedules import BACKWARD, FORWARD, SCHEDULES, bubble, most_kept, simulate
 from course_utils.lessons.pipelines.widget import pipeline_player
-from course_utils.models import model_config, parameter_shapes
+from course_utils.model_files import model_config
+from course_utils.models import parameter_shapes
 
 SIZES = [(p, m) for p in (1, 2, 3, 4, 8) for m in (1, 2, 4, 9, 16)]
 

@@ -10,6 +10,7 @@ import pytest
 
 from course_utils.cli.main import main
 from course_utils.interactive import progress as module
+from course_utils.interactive.course_files import LESSONS
 from course_utils.interactive.feedback import CheckFailed, exercise, fail
 from course_utils.interactive.progress import FILE, ROOT, mark_passed, mark_quiz, passed, progress, quiz_scores
 from course_utils.interactive.quiz_form import QuizForm
@@ -132,7 +133,7 @@ def test_every_exercise_of_the_course_is_listed() -> None:
 
 def test_numbers_in_headings_are_those_of_the_checks() -> None:
     for lesson in progress().lessons:
-        source = (ROOT / f"course_utils/checks/lesson_{lesson.number:02d}.py").read_text(encoding="utf-8")
+        source = (ROOT / f"course_utils/lessons/{LESSONS[lesson.number]}/checks.py").read_text(encoding="utf-8")
         assert re.findall(r'@exercise\(\s*"([\d.]+)"', source) == list(lesson.exercises)
 
 

@@ -7,9 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ..units import format_bytes
+from ..units import format_bytes, marked
 
-CODE = re.compile(r"`([^`]+)`")
 LETTERS = "abcdef"
 
 
@@ -79,6 +78,10 @@ class Quiz:
         form: Any = QuizForm(self)._repr_mimebundle_()
         return {**form, "text/plain": repr(self), "text/html": self.page()}
 
+    def attempt(self) -> "Attempt":
+        """A new way through this quiz."""
+        return Attempt(self)
+
     def page(self) -> str:
         """The quiz as HTML that needs no kernel and no script: each choice unfolds to what is to be said about it."""
         parts = [f"<p><b>{html.escape(self.title)}</b>. Open a choice to see whether it is right.</p>"]
@@ -146,11 +149,6 @@ class Attempt:
 def verdict(question: Question, choice: Choice) -> str:
     """Whether `choice` is right, and why, or what is wrong with it."""
     return f"{'Right.' if choice == question.right else 'Not quite.'} {choice.why}"
-
-
-def marked(text: str) -> str:
-    """`text` as HTML, with code between backticks marked as such."""
-    return CODE.sub(r"<code>\1</code>", html.escape(text))
 
 
 def ask(quiz: Quiz, read: Callable[[str], str] = input, write: Callable[[str], None] = print) -> Attempt:

@@ -4,8 +4,8 @@ from typing import Any
 
 import ipywidgets
 
+from ..units import marked
 from .progress import mark_quiz
-from .quiz import Attempt, Choice, Quiz, marked
 
 STYLE = """<style>
 .course-quiz { max-width: 48em; color: var(--jp-content-font-color1, #111); font-size: 14px; }
@@ -35,8 +35,8 @@ class QuizForm(ipywidgets.VBox):
     `buttons` holds those of each question; `said` and `score` are what is answered, as HTML.
     """
 
-    def __init__(self, quiz: Quiz) -> None:
-        self.quiz, self.attempt, self.remembered = quiz, Attempt(quiz), False
+    def __init__(self, quiz: Any) -> None:
+        self.quiz, self.attempt, self.remembered = quiz, quiz.attempt(), False
         self.buttons: list[list[ipywidgets.Button]] = []
         self.said: list[ipywidgets.HTML] = []
         parts = [part for number in range(len(quiz.questions)) for part in self._question(number)]
@@ -61,7 +61,7 @@ class QuizForm(ipywidgets.VBox):
         self.said.append(ipywidgets.HTML())
         return [heading, *buttons, self.said[-1]]
 
-    def _choose(self, number: int, button: ipywidgets.Button, choice: Choice) -> None:
+    def _choose(self, number: int, button: ipywidgets.Button, choice: Any) -> None:
         """Say at once what is right or wrong with a choice. A button stays enabled, so that the keyboard keeps it."""
         words = self.attempt.choose(number, choice)
         right = choice == self.quiz.questions[number].right
@@ -83,7 +83,7 @@ class QuizForm(ipywidgets.VBox):
 
     def _start_over(self, _: object = None) -> None:
         """Forget all choices."""
-        self.attempt, self.remembered = Attempt(self.quiz), False
+        self.attempt, self.remembered = self.quiz.attempt(), False
         for question, buttons, said in zip(self.quiz.questions, self.buttons, self.said, strict=True):
             said.value = ""
             for button, choice in zip(buttons, question.choices, strict=True):

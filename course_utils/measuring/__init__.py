@@ -15,6 +15,7 @@ from ..measurement import Measurement
 from ..planning.twin import fits, unsupported
 from ..run import TrainingRun
 from ..units import GB, format_bytes, formatter
+from .recording_file import SIMULATED_GPU
 
 SOURCES = ("auto", "live", "simulated", "cpu", "recorded")
 
@@ -30,9 +31,6 @@ ON_THE_CPU = (
     "A CPU differs from a GPU in three ways: dropout masks take 4 bytes an element, RMSNorm keeps a normalized copy, "
     "and AdamW's step counters stand in the same memory."
 )
-
-SIMULATED_GPU = "simulated GPU"
-"""The device under which simulated runs are recorded."""
 
 BALANCED = "balanced experts: each computes b·s·k/E pairs of a token and a choice, a real router's load differs"
 """Said wherever a mixture of experts is measured: its capacity is fixed, so that no shape depends on the data."""

@@ -18,7 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 from ..estimating.sharding import zero_1_shares
 from ..measurement import Measurement, Provenance
 from ..networks import Transformer
-from ..ranks.launch import report, run_ranks
+from ..ranks.launch import run_ranks
+from ..ranks.worker import report
 from ..run import TrainingRun
 from .optimizers import Named, make_optimizer, named_states_of
 from .recorded import from_json, to_json

@@ -11,9 +11,7 @@ import torch
 
 from ..gpus import Gpu, card_named
 from ..units import TiB
-
-AS = " as "
-"""Between the name of a GPU and that of the smaller card which it stood for."""
+from .recording_file import AS
 
 NO_LIMIT = 1024 * TiB
 

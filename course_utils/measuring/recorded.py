@@ -18,9 +18,7 @@ from ..breakdown import KINDS, MemoryBreakdown
 from ..errors import unknown
 from ..measurement import Allocation, Mark, Measurement, Provenance, Timeline
 from ..run import TrainingRun
-from . import SIMULATED_GPU
-from .devices import AS
-from .recording_file import MEASURED, SETTLED, Line, read_lines
+from .recording_file import AS, MEASURED, SETTLED, SIMULATED_GPU, Line, read_lines
 
 SCHEMA = 1
 FILE = "simulated.json.gz"

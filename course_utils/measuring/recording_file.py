@@ -12,6 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+AS = " as "
+"""Between the name of a GPU and that of the smaller card which it stood for."""
+
+SIMULATED_GPU = "simulated GPU"
+"""The device under which simulated runs are recorded."""
+
 SCHEMA = 1
 
 MEASURED, OUT_OF_MEMORY, REFUSED = "measured", "out of memory", "refused"

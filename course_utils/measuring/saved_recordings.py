@@ -16,7 +16,8 @@ import torch
 
 from ..errors import SimulationUnavailable
 from ..measurement import Provenance
-from . import SIMULATED_GPU, forced_source
+from . import forced_source
+from .recording_file import SIMULATED_GPU
 
 SCHEMA = 1
 FILE = "saved.json.gz"

@@ -85,17 +85,6 @@ def run_ranks(
         return [json.loads((folder / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(world_size)]
 
 
-def report(result: Any) -> None:
-    """Hand back this rank's result, anything that JSON can hold. Raises RuntimeError outside of `run_ranks`."""
-    folder = os.environ.get(RESULTS)
-    if folder is None:
-        raise RuntimeError("nobody waits for this report: start this program with course_utils.ranks.launch.run_ranks")
-    whole = Path(folder, f"{os.environ['RANK']}.json")
-    partial = whole.with_suffix(".partial")
-    partial.write_text(json.dumps(result), encoding="utf-8")
-    partial.replace(whole)
-
-
 def why_no_ranks(port: int | None = None) -> str:
     """Why no ranks can start here, and what to do; empty if they can."""
     if sys.platform == "win32":

@@ -38,6 +38,17 @@ WATCH_SECONDS = 0.5
 TORCHRUN_S_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
+def report(result: Any) -> None:
+    """Hand back this rank's result, anything that JSON can hold. Raises RuntimeError outside of `run_ranks`."""
+    folder = os.environ.get(RESULTS)
+    if folder is None:
+        raise RuntimeError("nobody waits for this report: start this program with course_utils.ranks.launch.run_ranks")
+    whole = Path(folder, f"{os.environ['RANK']}.json")
+    partial = whole.with_suffix(".partial")
+    partial.write_text(json.dumps(result), encoding="utf-8")
+    partial.replace(whole)
+
+
 def torchrun() -> None:
     """Be torchrun, but fork each rank where torchrun starts a Python anew: each would take seconds to load torch.
 
@@ -156,8 +167,6 @@ def _run(kind: str, name: str) -> None:
 
 def _call(function: dict[str, Any]) -> None:
     """Call a function that `rank_functions.packed` has packed, and report what it returns."""
-    from .launch import report
-
     if function["file"]:
         found: dict[str, Any] = {"__name__": "rank_function"}
         source, flags = Path(function["file"]).read_text(encoding="utf-8"), __future__.annotations.compiler_flag

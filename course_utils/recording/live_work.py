@@ -7,7 +7,8 @@ import sys
 from typing import Any
 
 from ..interactive.course_files import ROOT
-from ..measuring.devices import AS, Device
+from ..measuring.devices import Device
+from ..measuring.recording_file import AS
 from .tasks import TIMES_OUT_OF_MEMORY, Task
 from .work import Send, main
 

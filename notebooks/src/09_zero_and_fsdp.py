@@ -200,7 +200,7 @@ for name, run in runs.items():
 # would keep them whole. Do these networks have any?
 
 # %%
-from course_utils.models import model_config
+from course_utils.model_files import model_config
 from course_utils.networks import build_network
 
 for config in (model, model_config("tiny-llama")):

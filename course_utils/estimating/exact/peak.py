@@ -1,7 +1,6 @@
 """The peak is the largest of a few moments of the step. Each is stated here; the largest wins and says which it was."""
 
 from functools import lru_cache
-from typing import Any
 
 from course_utils.breakdown import MemoryBreakdown
 from course_utils.models import TransformerConfig
@@ -11,7 +10,7 @@ from course_utils.units import round_up
 from ..sharding import ddp_communication, rank_0_states, zero_1_share
 from ..states import Trainable, gradient_bytes, optimizer_state_bytes, parameter_bytes
 from ..workspaces import workspace_bytes
-from .program import Reading
+from .program import Reading, named
 from .update import clipping, lets_gradients_go, optimizer_step, step_on
 from .walk import Totals, plus
 
@@ -84,20 +83,6 @@ def check(run: TrainingRun) -> None:
             "tensor parallelism has closed forms of its own, and no estimate of the peak: "
             "course_utils.rank_states(run) says what one rank keeps; or set tensor_parallel=1"
         )
-
-
-def named(place: tuple[str, Any], last_group: int) -> tuple[str, str]:
-    """The phase and the name of a place of the tape."""
-    phase, where = place
-    if phase in ("forward", "loss"):
-        return phase, phase
-    names = {"loss": "loss's backward", "head": "head's backward", "stem": "embedding's backward"}
-    if not isinstance(where, tuple):
-        return "backward", names[where]
-    if where[0] == "piece":
-        return "backward", names["loss"]
-    which = "last" if where[1] == last_group else "first" if where[1] == 0 else "middle"
-    return "backward", f"{which} block's backward"
 
 
 def _standing(run: TrainingRun, gradients: bool) -> Totals:

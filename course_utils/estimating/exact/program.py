@@ -266,3 +266,17 @@ class Reading:
 
     def _events(self, visit: Visit) -> Events:
         return self.program.events[self.program.pieces[visit.piece].events]
+
+
+def named(place: tuple[str, Any], last_group: int) -> tuple[str, str]:
+    """The phase and the name of a place of the tape."""
+    phase, where = place
+    if phase in ("forward", "loss"):
+        return phase, phase
+    names = {"loss": "loss's backward", "head": "head's backward", "stem": "embedding's backward"}
+    if not isinstance(where, tuple):
+        return "backward", names[where]
+    if where[0] == "piece":
+        return "backward", names["loss"]
+    which = "last" if where[1] == last_group else "first" if where[1] == 0 else "middle"
+    return "backward", f"{which} block's backward"

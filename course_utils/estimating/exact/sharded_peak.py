@@ -13,8 +13,7 @@ from course_utils.units import round_up
 from ..sharding import Hooks, fsdp_hooks, rank_0_states, shard_shape
 from ..states import Trainable, trainable
 from ..workspaces import workspace_bytes
-from .peak import named
-from .program import Reading
+from .program import Reading, named
 from .update import clip_walk, scaler_walk, step_on
 from .walk import Totals, Walk, highest, highest_and_net, plus
 

@@ -3,7 +3,7 @@
 from course_utils.allocator.policy import CachingAllocator
 from course_utils.allocator.settings import LARGE_SEGMENT_MB
 from course_utils.interactive.quiz import Choice, Question, gb
-from course_utils.models import model_config
+from course_utils.model_files import model_config
 from course_utils.units import MiB, format_bytes
 
 

@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import GradBucket
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from course_utils.ranks.launch import report
+from course_utils.ranks.worker import report
 
 STEPS, RATE, WIDTH, SEQUENCES = 3, 0.1, 8, 2
 COUNTS = (4, 6)

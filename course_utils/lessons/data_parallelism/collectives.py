@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from course_utils.ranks.launch import report
+from course_utils.ranks.worker import report
 
 AfterStep = Callable[[], None] | None
 

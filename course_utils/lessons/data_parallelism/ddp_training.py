@@ -21,7 +21,8 @@ from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
 from course_utils.measuring import forced_source
-from course_utils.ranks.launch import RESULTS, report
+from course_utils.ranks.launch import RESULTS
+from course_utils.ranks.worker import report
 
 LAYERS, WIDTH, SAMPLES = 12, 512, 256
 BUCKET_MB = 2.0

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from course_utils.ranks.launch import report
+from course_utils.ranks.worker import report
 
 SIZES = tuple(4 * 4**power for power in range(12))
 """Bytes, 4 to 16 MiB."""

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from course_utils.models import TransformerConfig, model_config
+from course_utils.model_files import model_config
+from course_utils.models import TransformerConfig
 from course_utils.units import aligned, html_table
 
 if TYPE_CHECKING:

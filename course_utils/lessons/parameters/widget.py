@@ -2,7 +2,8 @@
 
 from course_utils.figures.canvas import Figure
 from course_utils.interactive.widgets import Explorable, dropdown, slider
-from course_utils.models import TransformerConfig, model_config
+from course_utils.model_files import model_config
+from course_utils.models import TransformerConfig
 from course_utils.units import format_bytes
 
 from . import counting as parameters

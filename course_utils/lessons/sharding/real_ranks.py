@@ -24,7 +24,8 @@ from course_utils.measuring.step import Training
 from course_utils.measuring.tracing import SEED, follow, today, torch_release
 from course_utils.measuring.tracker import Tracker
 from course_utils.models import TransformerConfig
-from course_utils.ranks.launch import report, run_ranks, why_no_ranks
+from course_utils.ranks.launch import run_ranks, why_no_ranks
+from course_utils.ranks.worker import report
 from course_utils.run import TrainingRun
 
 from .zero import sent_elements

@@ -11,7 +11,7 @@ from course_utils.figures.canvas import Figure, number
 from course_utils.figures.runs import told_name
 from course_utils.gpus import GPUS, Gpu, gpu
 from course_utils.interactive.widgets import Explorable, dropdown, slider, verdict_html
-from course_utils.models import model_config
+from course_utils.model_files import model_config
 from course_utils.run import TrainingRun
 from course_utils.units import format_bytes
 

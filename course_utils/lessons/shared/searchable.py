@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from course_utils.interactive.course_files import notebooks
-from course_utils.lessons import quiz
 
 from .. import lessons as lessons_with_a_quiz
+from .. import quiz
 
 HEADING = re.compile(r"^#{1,3} +(.+?) *$", re.MULTILINE)
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)

@@ -1,0 +1,111 @@
+"""The order of the house: every import points down, none goes in a circle, and each folder needs what it may need."""
+
+import subprocess
+import sys
+
+import house
+
+MOST_LINES = 48_500
+
+STANDARD_LIBRARY_ALONE = ("estimating", "planning", *house.NOUNS)
+"""These answer without torch: they run before anything is installed, and in a browser."""
+
+TORCH_ALONE = ("measuring", "allocator", "networks", "ranks")
+"""These run on a GPU machine that has torch and nothing else."""
+
+
+def test_imports_are_read_as_python_reads_them() -> None:
+    assert "estimating.states" in house.imports("estimating.exact.peak")
+    assert "estimating" in house.imports("cli.main"), "a name that the package offers"
+    assert "measuring.live" in house.imports("measuring"), "within a function"
+    assert "torch" in house.imports("measuring.tracker")
+
+
+def test_the_top_of_the_package_has_the_folders_and_the_nouns_alone() -> None:
+    there = {path.stem for path in house.PACKAGE.iterdir() if path.suffix == ".py" or any(path.rglob("*.py"))}
+    assert there == {*house.FLOORS, *house.NOUNS, "__init__", "__main__"}
+    assert not there & set(house._offered()), "an imported module would hide what the package offers by that name"
+
+
+def test_every_import_points_down() -> None:
+    upward = {
+        (name, other)
+        for name in house.modules()
+        for other in house.ours(name)
+        if house.floor(other) < house.floor(name)
+    }
+    assert {arrow for arrow in upward if arrow[0] not in ("", "__main__")} == set()
+
+
+def test_no_imports_go_in_a_circle() -> None:
+    assert house.circles() == []
+
+
+def foreign(folders: tuple[str, ...]) -> set[str]:
+    """The packages outside of the standard library that modules in these folders import, and the course's own."""
+    names = [name for name in house.modules() if house.place(name) in folders]
+    assert {house.place(name) for name in names} == set(folders)
+    others = {other.partition(".")[0] for name in names for other in house.imports(name) - house.ours(name)}
+    return others - {*sys.stdlib_module_names, "course_utils"}
+
+
+def test_estimates_need_the_standard_library_alone() -> None:
+    assert foreign(STANDARD_LIBRARY_ALONE) == set()
+
+
+def test_measuring_runs_on_a_machine_with_torch_alone() -> None:
+    assert foreign(TORCH_ALONE) == {"torch"}
+
+
+def test_the_package_stays_small() -> None:
+    assert house.lines().total() < MOST_LINES
+
+
+def python(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], cwd=house.ROOT, capture_output=True, text=True, timeout=1200)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_estimating_never_loads_torch() -> None:
+    code = (
+        "import sys, course_utils as c; c.estimate(c.TrainingRun('gpt2-xl', micro_batch=32));"
+        "print({'torch', 'numpy', 'matplotlib', 'ipywidgets', 'IPython'} & set(sys.modules))"
+    )
+    assert python(code).strip() == "set()"
+
+
+def test_the_explorers_core_loads_nothing_but_the_standard_library() -> None:
+    """So that a page can run it in a browser."""
+    code = (
+        "import sys; before = set(sys.modules); from course_utils.interactive.explorer import *;"
+        "dashboard({}); next_changes({}); best_plan({});"
+        "print({name.partition('.')[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names))"
+    )
+    assert python(code).strip() == "{'course_utils'}"
+
+
+def test_measuring_loads_no_notebook_libraries() -> None:
+    code = (
+        "import sys, course_utils as c; c.measure(c.TrainingRun('tiny-gpt', seq_len=16), 'simulated', 1);"
+        "print({'matplotlib', 'ipywidgets', 'IPython'} & set(sys.modules))"
+    )
+    assert python(code).strip() == "set()"
+
+
+def test_what_the_package_offers_is_there() -> None:
+    code = "import course_utils as c; print([n for n in c.__all__ if getattr(c, n) is None], dir(c) == c.__all__)"
+    assert python(code).strip() == "[] True"
+
+
+def test_what_is_worked_with_in_notebooks_is_offered() -> None:
+    offered = ("memory_map", "memory_map_page", "read_snapshot", "save_snapshot", "compare_with_gpu")
+    errors = ("StepError", "GpuOutOfMemory", "SimulationUnavailable")
+    code = f"import course_utils as c; print([callable(getattr(c, name)) for name in {offered + errors}])"
+    assert python(code).strip() == str([True] * 8)
+
+
+def test_an_unknown_name_lists_what_there_is() -> None:
+    code = "import course_utils\ntry: course_utils.estimat\nexcept AttributeError as error: print(error)"
+    said = python(code)
+    assert "has no 'estimat'" in said and "estimate" in said
