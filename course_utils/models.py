@@ -14,11 +14,7 @@ FAMILIES = {
 }
 """What a family's models have unless they say otherwise. GPT-2's make q, k and v by one matrix, Llama's by three."""
 
-CHOICES = {
-    "positions": ("learned", "rotary", "none"),
-    "norm": ("layernorm", "rmsnorm"),
-    "mlp": ("gelu", "swiglu"),
-}
+CHOICES = {"positions": ("learned", "rotary", "none"), "norm": ("layernorm", "rmsnorm"), "mlp": ("gelu", "swiglu")}
 
 LARGEST = {"layers": 10_000, "vocab": 100_000_000, "max_positions": 1_000_000_000}
 """Sizes beyond these, and widths beyond a million, are typing errors, not transformers."""

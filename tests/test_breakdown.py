@@ -78,11 +78,7 @@ def test_small_totals_are_shown_in_small_units():
 
 def test_curves_add_up_to_the_totals():
     curves = TIMELINE.curves()
-    assert curves == {
-        "parameters": [1024] * 5,
-        "activations": [0, 512, 512, 512, 0],
-        "temporaries": [0, 0, 512, 0, 0],
-    }
+    assert curves == {"parameters": [1024] * 5, "activations": [0, 512, 512, 512, 0], "temporaries": [0, 0, 512, 0, 0]}
     assert [sum(values) for values in zip(*curves.values(), strict=True)] == TIMELINE.totals()
 
 

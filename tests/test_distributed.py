@@ -581,10 +581,7 @@ def gradients(run: TrainingRun, text: torch.Tensor) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize(
     ("changes", "words"),
-    [
-        ({"world_size": 9}, "up to 8 run here; zero_stage=3 is simulated"),
-        ({"loss_chunks": 2}, "loss_chunks=1"),
-    ],
+    [({"world_size": 9}, "up to 8 run here; zero_stage=3 is simulated"), ({"loss_chunks": 2}, "loss_chunks=1")],
 )
 def test_what_processes_are_not_covered_for(changes, words):
     with pytest.raises(ValueError, match=words):

@@ -560,14 +560,7 @@ def test_hidden_runs_leave_no_shortcut() -> None:
 
 # ----------------------------------------------------------------------------------------------------- all of them
 
-ANSWERS = {
-    "01.1": STATES,
-    "01.2": WEIGHT_GRADIENT,
-    "01.3": PEAK,
-    "01.4": FITTING,
-    "01.5": TRAIN,
-    "01.6": TIMELINE,
-}
+ANSWERS = {"01.1": STATES, "01.2": WEIGHT_GRADIENT, "01.3": PEAK, "01.4": FITTING, "01.5": TRAIN, "01.6": TIMELINE}
 
 
 class TestAnswers(JudgedAnswers):

@@ -251,10 +251,7 @@ ADDED = Answers(
         (percent(core=lambda blocks, core, head: core / (300 * (blocks + head))), "parts of 1"),
         (percent(core=lambda blocks, core, head: core / 2 / (3 * (blocks + head))), "One product is missing"),
         (percent(core=lambda blocks, core, head: core / (3 * blocks)), "core is off"),
-        (
-            lambda s, h, L, V: {**percent()(s, h, L, V), "core": percent()(s, h, 1, V)["core"]},
-            "The model has L blocks",
-        ),
+        (lambda s, h, L, V: {**percent()(s, h, L, V), "core": percent()(s, h, 1, V)["core"]}, "The model has L blocks"),
         (lambda s, h, L, V: {"full": percent()(s, h, L, V)["full"]}, "has no 'core'"),
         (lambda s, h, L, V: tuple(percent()(s, h, L, V).values()), "where a dictionary is asked for"),
         (nothing, "does every path end in `return`?"),
@@ -359,10 +356,7 @@ STRETCHES = Answers(
         (teeth(lambda count: 12 // count if count else 0), "count blocks in a stretch"),
         (teeth(lambda count: max(count - 1, 0)), "One tooth is missing"),
         (lambda measurement: climbs(phase(measurement, "forward")), "forward's climb is no recomputation"),
-        (
-            lambda measurement: climbs(phase(measurement)) + climbs(phase(measurement, step=1)),
-            "the teeth of all steps",
-        ),
+        (lambda measurement: climbs(phase(measurement)) + climbs(phase(measurement, step=1)), "the teeth of all steps"),
         (teeth(lambda count: count or 5), "where there is none"),
         (lambda measurement: sum(b > a for a, b in pairwise(phase(measurement))), "More stretches than blocks"),
         (lambda measurement: climbs(phase(measurement), 6 * 10**7), "off somewhere"),

@@ -452,14 +452,7 @@ RATE = Answers(
 
 # ----------------------------------------------------------------------------------------------------- all of them
 
-ANSWERS = {
-    "07.1": ONE_PASS,
-    "07.2": FACTORS,
-    "07.3": PLAN,
-    "07.4": NOISE_SCALE,
-    "07.5": RAMP,
-    "07.6": RATE,
-}
+ANSWERS = {"07.1": ONE_PASS, "07.2": FACTORS, "07.3": PLAN, "07.4": NOISE_SCALE, "07.5": RAMP, "07.6": RATE}
 
 
 class TestAnswers(JudgedAnswers):

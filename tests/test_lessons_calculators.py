@@ -10,15 +10,7 @@ from course_utils.benchmark.draw import shallow
 from course_utils.estimating import estimate
 from course_utils.figures.canvas import text_width
 from course_utils.lessons.calculators import calculators, errata
-from course_utils.lessons.calculators.calculators import (
-    CALCULATORS,
-    COMPONENTS,
-    OUTSIDE,
-    SCORES,
-    STATES,
-    TERMS,
-    Truth,
-)
+from course_utils.lessons.calculators.calculators import CALCULATORS, COMPONENTS, OUTSIDE, SCORES, STATES, TERMS, Truth
 from course_utils.lessons.calculators.figures import gap_map, mended, side_by_side
 from course_utils.lessons.calculators.widget import mender
 from course_utils.measurement import Measurement
@@ -35,10 +27,7 @@ RUNS = (
     TrainingRun("gpt2", 4, 512, attention="eager"),
     TrainingRun("llama3-8b", 1, 4096),
 )
-SMALL = {
-    "GPT-2": TrainingRun(shallow("gpt2", 2), 4, 1024),
-    "Llama": TrainingRun(shallow("llama3.2-1b", 2), 2, 4096),
-}
+SMALL = {"GPT-2": TrainingRun(shallow("gpt2", 2), 4, 1024), "Llama": TrainingRun(shallow("llama3.2-1b", 2), 2, 4096)}
 
 
 @pytest.fixture(scope="module")

@@ -173,10 +173,7 @@ SPOILED: dict[str, tuple[Callable[[NotebookNode], None], str]] = {
     "answer first": (source_of(1, "predict", "reveal"), "does not ask for a guess"),
     "no exercise": (source_of(5, "../exercises/01_first.ipynb", "later"), "has no link to ../exercises"),
     "skipped": (set_item(4, "metadata", {"tags": ["nbval-skip"]}), "is not tested at all"),
-    "uncompared": (
-        leave_uncompared,
-        "leaves the outputs of 2 of 4 code cells uncompared",
-    ),
+    "uncompared": (leave_uncompared, "leaves the outputs of 2 of 4 code cells uncompared"),
 }
 
 

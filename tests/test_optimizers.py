@@ -7,14 +7,7 @@ import torch
 from engine import Unwatched, tiny
 from torch import nn
 
-from course_utils.measuring.optimizers import (
-    Adam8bit,
-    Lion,
-    _decode,
-    _encode,
-    make_codebooks,
-    make_optimizer,
-)
+from course_utils.measuring.optimizers import Adam8bit, Lion, _decode, _encode, make_codebooks, make_optimizer
 from course_utils.measuring.step import MasterOptimizer, Training, clip
 from course_utils.measuring.tracing import trace_on_cpu
 from course_utils.measuring.tracker import Tracker

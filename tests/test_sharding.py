@@ -254,11 +254,7 @@ def test_padding_is_counted():
 
 @pytest.mark.parametrize(
     ("changes", "words"),
-    [
-        ({"precision": "fp8"}, "fp8"),
-        ({"optimizer": "muon"}, "muon"),
-        ({"lora_rank": 4}, "lora_rank=0"),
-    ],
+    [({"precision": "fp8"}, "fp8"), ({"optimizer": "muon"}, "muon"), ({"lora_rank": 4}, "lora_rank=0")],
 )
 def test_what_fsdp_is_not_covered_for(changes, words):
     with pytest.raises(ValueError, match=words):

@@ -321,11 +321,7 @@ def test_kinds_come_from_what_a_tensor_is_for():
         ("mul", "activations"),
         ("gelu", "activations"),
         ("empty.memory_format", "temporaries"),
-    } or found == {
-        ("mul", "activations"),
-        ("gelu", "activations"),
-        ("empty", "temporaries"),
-    }
+    } or found == {("mul", "activations"), ("gelu", "activations"), ("empty", "temporaries")}
 
 
 def test_views_and_empty_tensors_take_nothing():

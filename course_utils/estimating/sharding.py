@@ -381,12 +381,7 @@ def _hooks(outer: Gathered, block: Gathered, stage_3: bool, first: bool) -> Hook
         appear,
         [*reshard(block), *reduced],
         [*reshard(block), *done, *reduced],
-        [
-            *reshard(outer),
-            *done,
-            *reduce_scatter(outer, first),
-            free(outer.reduce_input, COMMUNICATION),
-        ],
+        [*reshard(outer), *done, *reduce_scatter(outer, first), free(outer.reduce_input, COMMUNICATION)],
     )
 
 

@@ -189,6 +189,32 @@ def alike(got: Iterable[float], wanted: Iterable[float], tolerance: float = 1e-6
     return all(math.isclose(one, other, rel_tol=tolerance, abs_tol=1e-12) for one, other in pairs)
 
 
+Mistakes = Mapping[str, Callable[..., Any]]
+"""The one shape of all tables of mistakes: what is said to a learner, and the function that is wrong in this way."""
+
+
+def recognized(
+    got: Sequence[Any],
+    cases: Iterable[Sequence[Any]],
+    right: Callable[..., Any],
+    mistakes: Mistakes,
+    otherwise: str = "",
+    same: Callable[[Sequence[Any], Sequence[Any]], bool] = alike,
+) -> bool:
+    """Whether `got`, a learner's answers for `cases` (each the arguments of one call), are those of `right`.
+
+    Raises CheckFailed with the message of the first mistake that gives these answers; if none does, with `otherwise`,
+    unless that is empty. `same` compares two lists of answers: as numbers, to a part in a million, unless given.
+    """
+    cases = list(cases)
+    if same(got, [right(*case) for case in cases]):
+        return True
+    for message, mistaken in mistakes.items():
+        expect(not same(got, [mistaken(*case) for case in cases]), message)
+    expect(not otherwise, otherwise)
+    return False
+
+
 def in_other_form(value: Any, kinds: tuple[type, ...]) -> Any:
     """`value` as one of `kinds` where it only looks different: out of an array or a tensor, whole, or as a tuple."""
     if hasattr(value, "tolist") and (not isinstance(value, kinds) or type(value).__module__ == "numpy"):

@@ -354,10 +354,7 @@ class Meter:
 
 
 def live_meter(
-    model: "torch.nn.Module | None" = None,
-    optimizer: "torch.optim.Optimizer | None" = None,
-    *,
-    every: float = EVERY,
+    model: "torch.nn.Module | None" = None, optimizer: "torch.optim.Optimizer | None" = None, *, every: float = EVERY
 ) -> Meter:
     """A meter of the current CUDA GPU, by kind of memory with a `model` and its `optimizer`.
 

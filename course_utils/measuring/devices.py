@@ -52,11 +52,7 @@ class Cuda:
             "driver": driver_version(),
         }
         limited = {"as_card": _limit.card.name} if _limit.card else {}
-        return {
-            "device": device | limited,
-            "cuda": torch.version.cuda,
-            "cudnn": torch.backends.cudnn.version(),
-        }
+        return {"device": device | limited, "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
 
     def capability(self) -> tuple[int, int]:
         """CUDA's compute capability, that of the card which this one stands for where that is lower."""

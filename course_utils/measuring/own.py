@@ -24,16 +24,7 @@ from ..planning.twin import SAFETY
 from ..units import format_bytes
 from .carrying import OwnStep, carried_over, checked
 from .devices import name_here
-from .live import (
-    KernelRefused,
-    demand_gpu,
-    empty_queue,
-    free_bytes,
-    peak_counters,
-    refusals_told,
-    released,
-    usable_gpu,
-)
+from .live import KernelRefused, demand_gpu, empty_queue, free_bytes, peak_counters, refusals_told, released, usable_gpu
 from .questions import answered
 from .simulated import availability, simulated_gpu
 from .tracebacks import let_go

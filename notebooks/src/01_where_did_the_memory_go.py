@@ -495,10 +495,9 @@ stack(ran, title, capacity=card, provenance=str(step.provenance))
 # %%
 from course_utils.units import format_signed
 
-others = {
-    "upcast one by one": puzzle.replace(optimizer="adamw"),
-    "loss in 8 chunks": puzzle.replace(loss_chunks=8),
-} | {f"autocast, loss in {chunks} chunks": choices["autocast"].replace(loss_chunks=chunks) for chunks in (8, 16, 32)}
+others = {"upcast one by one": puzzle.replace(optimizer="adamw"), "loss in 8 chunks": puzzle.replace(loss_chunks=8)} | {
+    f"autocast, loss in {chunks} chunks": choices["autocast"].replace(loss_chunks=chunks) for chunks in (8, 16, 32)
+}
 for name, run in others.items():
     total = estimate(run).total
     print(f"{name:27s} {format_bytes(total, 'GB', 2)}, room left: {format_signed(card.room - total)}")

@@ -54,11 +54,7 @@ def rotate(step: Step, x: Tensor, shared: Shared, width: str) -> Tensor:
     """Rotary positions: a head times the cosine, plus its halves swapped, the second negated, times the sine."""
     first, second = split(step, x, [f"sb·{width}/2"] * 2)
     cosine, sine = shared[:2]
-    return add(
-        step,
-        _turn(step, x, cosine),
-        _turn(step, join(step, negative(step, second), first, x.shape), sine),
-    )
+    return add(step, _turn(step, x, cosine), _turn(step, join(step, negative(step, second), first, x.shape), sine))
 
 
 def _turn(step: Step, x: Tensor, angles: Tensor) -> Tensor:

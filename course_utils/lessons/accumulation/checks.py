@@ -161,10 +161,7 @@ def _fits(where: str, something: bool) -> str:
 NOISE_MISTAKES: tuple[tuple[str, Callable[[int, int, float, float], float]], ...] = (
     ("Turned round: that is signal over noise.", lambda b, B, p, q: 1 / scale_right(b, B, p, q)),
     ("That is the ratio of the two lengths. In each of them are signal *and* noise.", lambda b, B, p, q: p / q),
-    (
-        "That is tr(Σ), the noise of one sequence. Compared with what?",
-        lambda b, B, p, q: (p - q) / (1 / b - 1 / B),
-    ),
+    ("That is tr(Σ), the noise of one sequence. Compared with what?", lambda b, B, p, q: (p - q) / (1 / b - 1 / B)),
     ("That is |G|². How does the noise compare with it?", lambda b, B, p, q: (B * q - b * p) / (B - b)),
     (
         "You take the big batch's length for |G|²: it still has a little noise in it.",

@@ -103,12 +103,7 @@ def adam(g: float, memory: Memory, step: int, knobs: Knobs) -> float:
 
 Rule = Callable[[float, Memory, int, Knobs], float]
 
-RULES: dict[str, Rule] = {
-    "gradient descent": gradient_descent,
-    "momentum": momentum,
-    "RMSProp": rmsprop,
-    "Adam": adam,
-}
+RULES: dict[str, Rule] = {"gradient descent": gradient_descent, "momentum": momentum, "RMSProp": rmsprop, "Adam": adam}
 
 
 def trajectory(

@@ -39,16 +39,7 @@ from .labs import (
     walk_with,
 )
 
-__all__ = [
-    "adam_step",
-    "best_rate",
-    "frugal",
-    "gpt2_shapes",
-    "lean_adam",
-    "state_bytes",
-    "step_transient",
-    "trial",
-]
+__all__ = ["adam_step", "best_rate", "frugal", "gpt2_shapes", "lean_adam", "state_bytes", "step_transient", "trial"]
 
 # -------------------------------------------------------------------------------------------------- 02.1: state_bytes
 

@@ -6,15 +6,7 @@ from dataclasses import dataclass, field
 from html import escape
 
 from course_utils.allocator.policy import CachingAllocator
-from course_utils.allocator.replay import (
-    MemorySegment,
-    Playback,
-    Replay,
-    Request,
-    check_replay,
-    replay,
-    requests_of,
-)
+from course_utils.allocator.replay import MemorySegment, Playback, Replay, Request, check_replay, replay, requests_of
 from course_utils.measurement import Measurement
 from course_utils.units import GB, GiB, KiB, MiB, aligned, format_bytes
 

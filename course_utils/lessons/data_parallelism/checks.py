@@ -224,8 +224,7 @@ def mended_step(answer: Any) -> None:
             "The ranks agree, but their step is not that of the large batch: by how much is the loss divided?",
         )
         expect(
-            max(one["off"]) < TOLERANCE,
-            "The first step is right, the next one is not: what does a step leave behind?",
+            max(one["off"]) < TOLERANCE, "The first step is right, the next one is not: what does a step leave behind?"
         )
         expect(
             one["exchanged"] < 1.01,

@@ -68,11 +68,7 @@ class FineTuning:
 
 
 def fine_tune(
-    rank: int = 0,
-    targets: str = "all",
-    steps: int = 100,
-    model: Transformer | None = None,
-    rate: float | None = None,
+    rank: int = 0, targets: str = "all", steps: int = 100, model: Transformer | None = None, rate: float | None = None
 ) -> FineTuning:
     """Teach the pretrained model (or `model`) the sonnets: all of its weights, or LoRA's factors of `rank` alone.
 

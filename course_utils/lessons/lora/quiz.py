@@ -57,8 +57,7 @@ def one_more_bit() -> Question:
     return Question(
         f"From {few} bits to {many}, rounding by absmax with as many scales: by what factor does the error shrink?",
         Choice(
-            f"{after / before:.0f}",
-            f"The largest code goes from {before} to {after}, and the step shrinks with it.",
+            f"{after / before:.0f}", f"The largest code goes from {before} to {after}, and the step shrinks with it."
         ),
         (
             Choice(f"{many // few}", "That is the ratio of the bits. Each single bit doubles the number of codes."),

@@ -82,10 +82,7 @@ BLOCK_MISTAKES: Mistakes = (
         lambda h, bias: _block(h, bias, plain_norms=4),
         "Without biases a LayerNorm has no shift either. What is left of it?",
     ),
-    (
-        lambda h, bias: _block(h, bias, plain_norms=0),
-        "Without biases the norms do not vanish: they still scale.",
-    ),
+    (lambda h, bias: _block(h, bias, plain_norms=0), "Without biases the norms do not vanish: they still scale."),
     (
         lambda h, bias: _block(h, bias, matrices=11, biases=8),
         "A layer is missing: what attention has gathered goes through one more matrix before the residual is added.",
@@ -416,18 +413,12 @@ WIDEST_MISTAKES: Mistakes = (
         lambda memory, V, P: _widest(memory, V, P, per_parameter=8),
         "Eight bytes are half of it: weights and gradients, or Adam's two states, but not both.",
     ),
-    (
-        lambda memory, V, P: _widest(memory - 1, V, P),
-        "A model that fills the memory to the last byte still fits.",
-    ),
+    (lambda memory, V, P: _widest(memory - 1, V, P), "A model that fills the memory to the last byte still fits."),
     (
         lambda memory, V, P: _widest(memory, V, P) + 64,
         "One step too wide: you return the first width that does not fit any more.",
     ),
-    (
-        lambda memory, V, P: max(64, _widest(memory, V, P)),
-        "Where not even the narrowest fits, return 0.",
-    ),
+    (lambda memory, V, P: max(64, _widest(memory, V, P)), "Where not even the narrowest fits, return 0."),
     (
         lambda memory, V, P: _widest(memory, V, P, lambda V, P, h, L: _gpt(V, P, h, L) + V * h),
         "The head is tied: its matrix is the embedding, and is there once.",
