@@ -6,9 +6,11 @@ import math
 import random
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from numbers import Real
 from typing import Any, NoReturn
 
+from ..measurement import Measurement, Timeline
 from ..units import UNITS
 from .progress import mark_passed
 
@@ -76,6 +78,7 @@ def call(
     returns: Kinds = Real,
     finite: bool = True,
     may_change: Collection[int | str] = (),
+    hints: Mapping[str, str] = {},
     **named: Any,
 ) -> Any:
     """What the learner's function `answer` returns for these arguments.
@@ -83,10 +86,11 @@ def call(
     NotSolved and CheckFailed pass through. Raises CheckFailed, in one line, when `answer` is no function, does not
     take these arguments, raises, changes a list, dictionary or tensor that it was given (those named in `may_change`,
     or at these positions, excepted), or returns something that is no `returns` (any number, unless said otherwise),
-    or, unless `finite` is False, a number that is not finite.
+    or, unless `finite` is False, a number that is not finite. `hints` maps a part of an error's text to the message
+    that replaces the error.
     """
     opening = f"Called with {_spelled(arguments, named)}, your function returned"
-    return of_kind(_returned(answer, arguments, named, may_change), returns, opening, finite=finite)
+    return of_kind(_returned(answer, arguments, named, may_change, hints), returns, opening, finite=finite)
 
 
 def by_name(names: Sequence[str], values: Sequence[Any]) -> dict[str, Any]:
@@ -109,7 +113,11 @@ def call_for_effect(answer: Any, *arguments: Any, **named: Any) -> None:
 
 
 def _returned(
-    answer: Any, arguments: tuple[Any, ...], named: Mapping[str, Any], may_change: Collection[int | str] | None
+    answer: Any,
+    arguments: tuple[Any, ...],
+    named: Mapping[str, Any],
+    may_change: Collection[int | str] | None,
+    hints: Mapping[str, str] = {},
 ) -> Any:
     """What the function returns, whatever it is; CheckFailed, in one line, where it cannot be called, raises, or
     changes what it may not. With None for `may_change` it may change everything.
@@ -124,7 +132,8 @@ def _returned(
         raise
     except Exception as error:  # whatever a learner's code raises is turned into words
         problem = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        raise CheckFailed(f"Called with {_spelled(arguments, named)}, your function raised {problem}") from error
+        raised = f"Called with {_spelled(arguments, named)}, your function raised {problem}"
+        raise CheckFailed(next((hint for part, hint in hints.items() if part in problem), raised)) from error
     for key, (now, before) in guarded.items():
         name = repr(key) if isinstance(key, str) else f"argument {key + 1}"
         expect(_same(now, before), f"Your function changes {name}, which its caller still needs: work on a copy.")
@@ -255,6 +264,17 @@ _SLIPS = _unit_slips()
 def seeded_sizes(count: int, low: int = 2, high: int = 100_000, seed: int = 0) -> list[int]:
     """`count` different sizes from `low` to `high`, the same for everybody. ValueError if there are too few."""
     return random.Random(seed).sample(range(low, high + 1), count)
+
+
+def divisors(number: int) -> list[int]:
+    """Every whole number that divides `number`, smallest first."""
+    return [candidate for candidate in range(1, number + 1) if number % candidate == 0]
+
+
+def handed(measurement: Measurement) -> Measurement:
+    """Return a copy to hand to a learner's function, whose changes to its lists do not reach `measurement`."""
+    timeline = Timeline(list(measurement.timeline.changes), list(measurement.timeline.marks))
+    return replace(measurement, moments=dict(measurement.moments), timeline=timeline)
 
 
 def _expect_signature(answer: Any, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
