@@ -12,7 +12,7 @@ from course_utils import PRESETS, TrainingRun
 from course_utils.estimating.exact.activations import block_saved
 from course_utils.interactive.saved import saved_by
 from course_utils.lessons.activations import checks as lesson_05
-from course_utils.lessons.activations.labs import STATEMENTS, hidden_sweeps, story_letters, story_measured
+from course_utils.lessons.activations.checks import STATEMENTS, hidden_sweeps, story_letters, story_measured
 
 # ---------------------------------------------------------------------------------------------------- 05.1: expressions
 

@@ -16,7 +16,7 @@ from torch import nn
 from ..gpus import gpu
 from ..interactive.course_files import ROOT
 from ..interactive.saved import saved_by
-from ..lessons.activations import labs as lesson_05_labs
+from ..lessons.activations.checks import STORY, BilinearMLP
 from ..lessons.activations.ledgers import block_and_inputs
 from ..lessons.one_step.labs import hidden_runs
 from ..lessons.plans.detective import broken_runs
@@ -96,7 +96,7 @@ def activation_runs() -> list[tuple[TrainingRun, int]]:
         *((tiny.replace(attention=kernel, **size), 2) for kernel in ("eager", "flash") for size in sizes),
         (TrainingRun("llama3-8b", 1, 4096, "bf16-master"), 2),
         (TrainingRun("gpt2-xl", 32, 1024, "bf16-master", loss_chunks=8), 2),
-        (lesson_05_labs.STORY, 2),
+        (STORY, 2),
     ]
 
 
@@ -161,7 +161,7 @@ def saved_questions() -> list[Question]:
         *(Question(operation, [(b, s, h)], "bf16") for operation in (*alone, *mlps)),
         *(Question(operation, [(b, s, h)] * 2, "bf16") for operation in (torch.add, torch.mul)),
         *(Question(*block_and_inputs(run)) for run in blocks),
-        Question(lesson_05_labs.bilinear_mlp(256, 1024), [(2, 512, 256)], "bf16"),
+        Question(BilinearMLP(256, 1024), [(2, 512, 256)], "bf16"),
     ]
 
 
