@@ -10,7 +10,7 @@ import torch
 from checking import Answers, JudgedAnswers
 from torch.nn.functional import mse_loss
 
-from course_utils.lessons.data_parallelism.labs import factor_right, outcomes
+from course_utils.lessons.data_parallelism.checks import outcomes
 
 # ------------------------------------------------------------------------------------------------------ 08.1: traffic
 
@@ -46,13 +46,11 @@ TRAFFIC = Answers(
         (with_one("naive", lambda D, S: D * (D - 1) * S), "all ranks send together"),
         (with_one("naive", lambda D, S: 2 * (D - 1) * S), "what is received, too"),
         (with_one("naive", lambda D, S: S), "one message"),
-        (with_one("naive", lambda D, S: S / D), "naive is off"),
         (with_one("ring", lambda D, S: (D - 1) * S / D), "half of the way"),
         (with_one("ring", lambda D, S: 2 * (D - 1) * S), "one part, not the whole"),
         (with_one("ring", lambda D, S: 2 * S), "the limit of very many ranks"),
         (with_one("ring", lambda D, S: 2 * S / D), "two messages"),
         (with_one("ring", lambda D, S: 4 * (D - 1) * S / D), "what is received, too"),
-        (with_one("ring", lambda D, S: (D - 1) * S), "ring is off"),
         (lambda D, S: {"server": 2 * D * S}, "has no 'naive' and no 'ring'"),
         (lambda D, S: 2 * D * S, "where a dictionary is asked for"),
     ],
@@ -62,7 +60,6 @@ TRAFFIC = Answers(
 
 
 def ring_right(parts: Any, rank: int, ranks: int, send: Any, receive: Any) -> Any:
-    """A right answer."""
     for step in range(2 * (ranks - 1)):
         leaves, comes = (rank - step) % ranks, (rank - step - 1) % ranks
         send(parts[leaves], (rank + 1) % ranks)
@@ -95,25 +92,20 @@ def by_a_list(parts: Any, rank: int, ranks: int, send: Any, receive: Any) -> Any
     return mine
 
 
-def first_half(parts: Any, rank: int, ranks: int, send: Any, receive: Any) -> Any:
-    for step in range(ranks - 1):
-        send(parts[(rank - step) % ranks], (rank + 1) % ranks)
-        parts[(rank - step - 1) % ranks] += receive((rank - 1) % ranks)
-    return parts
+def ring_of(steps: Callable[[int], int], added: int = 1, moves: int = 1, more: int = 0) -> Any:
+    """A ring of other steps, which adds in `added` halves; a part that `moves` on with each, `more` messages."""
 
+    def answer(parts: Any, rank: int, ranks: int, send: Any, receive: Any) -> Any:
+        right, left = (rank + 1) % ranks, (rank - 1) % ranks
+        for step in range(steps(ranks)):
+            leaves, comes = (rank - step * moves) % ranks, (rank - (step + 1) * moves) % ranks
+            send(parts[leaves], right)
+            parts[comes] = receive(left) + (parts[comes] if step < added * (ranks - 1) else 0)
+        for _ in range(more):
+            send(parts[0], right)
+        return parts
 
-def added_twice(parts: Any, rank: int, ranks: int, send: Any, receive: Any) -> Any:
-    for step in range(2 * (ranks - 1)):
-        send(parts[(rank - step) % ranks], (rank + 1) % ranks)
-        parts[(rank - step - 1) % ranks] += receive((rank - 1) % ranks)
-    return parts
-
-
-def receive_first(parts: Any, rank: int, ranks: int, send: Any, receive: Any) -> Any:
-    for step in range(2 * (ranks - 1)):
-        parts[(rank - step - 1) % ranks] = receive((rank - 1) % ranks)
-        send(parts[(rank - step) % ranks], (rank + 1) % ranks)
-    return parts
+    return answer
 
 
 def to_everybody(parts: Any, rank: int, ranks: int, send: Any, receive: Any) -> Any:
@@ -135,13 +127,6 @@ def open_ring(parts: Any, rank: int, ranks: int, send: Any, receive: Any) -> Any
 
 def whole_list(parts: Any, rank: int, ranks: int, send: Any, receive: Any) -> Any:
     send(parts, (rank + 1) % ranks)
-    return parts
-
-
-def same_part_always(parts: Any, rank: int, ranks: int, send: Any, receive: Any) -> Any:
-    for _ in range(ranks - 1):
-        send(parts[rank], (rank + 1) % ranks)
-        parts[rank] = parts[rank] + receive((rank - 1) % ranks)
     return parts
 
 
@@ -174,16 +159,6 @@ def typed_in(parts: Any, rank: int, ranks: int, send: Any, receive: Any) -> Any:
     return [torch.full_like(part, float(whole)) for part, whole in zip(parts, sums, strict=True)]
 
 
-def one_more_message(parts: Any, rank: int, ranks: int, send: Any, receive: Any) -> Any:
-    found = ring_right(parts, rank, ranks, send, receive)
-    send(found[0], (rank + 1) % ranks)
-    return found
-
-
-def one_part(parts: Any, rank: int, ranks: int, send: Any, receive: Any) -> Any:
-    return ring_right(parts, rank, ranks, send, receive)[:1]
-
-
 def with_a_helper(parts: Any, rank: int, ranks: int, send: Any, receive: Any) -> Any:
     """Right, but for real ranks, which do not get what stands outside of it."""
     return in_two_loops(parts, rank, ranks, send, receive)
@@ -198,32 +173,26 @@ def in_one_box(parts: Any, rank: int, ranks: int, send: Any, receive: Any, box: 
     return [sum(kept[part] for (size, _), kept in box.items() if size == ranks) for part in range(ranks)]
 
 
-def last_step_missing(parts: Any, rank: int, ranks: int, send: Any, receive: Any) -> Any:
-    for step in range(2 * (ranks - 1) - (ranks > 2)):
-        send(parts[(rank - step) % ranks], (rank + 1) % ranks)
-        arrived, comes = receive((rank - 1) % ranks), (rank - step - 1) % ranks
-        parts[comes] = parts[comes] + arrived if step < ranks - 1 else arrived
-    return parts
-
-
 RING = Answers(
     right=[ring_right, in_two_loops, by_a_list],
     wrong=[
-        (first_half, "first half of the way"),
-        (added_twice, "more than once"),
-        (receive_first, "Standstill: rank 0 waits for a message from rank 3"),
+        (ring_of(lambda D: D - 1), "first half of the way"),
+        (ring_of(lambda D: 2 * D - 2, added=2), "more than once"),
+        (ring_of(lambda D: 2 * D - 2 - (D > 2)), "on some ranks only"),
+        (ring_of(lambda D: 2 * D - 2, more=1), "never received"),
+        (ring_of(lambda D: D - 1, moves=0), "no part is a whole sum"),
         (to_everybody, "that is no ring"),
         (open_ring, "a ring closes with `% ranks`"),
         (whole_list, "not a list"),
-        (same_part_always, "no part is a whole sum"),
         (around_and_around, "a rank sends 12 messages"),
         (whole_gradients, "larger than a part"),
         (typed_in, "a rank sends nothing"),
-        (one_more_message, "never received"),
-        (one_part, "all 4 parts"),
-        (last_step_missing, "on some ranks only"),
-        (lambda parts, rank, ranks, send, receive: None, "returned nothing"),
+        (
+            lambda parts, rank, ranks, send, receive: receive((rank - 1) % ranks),
+            "Standstill: rank 0 waits for a message from rank 3",
+        ),
         (lambda parts, rank, ranks, send, receive: receive(9), "Rank 9 is asked"),
+        (lambda parts, rank, ranks, send, receive: parts[:1], "all 4 parts"),
         (lambda parts, rank, ranks, send, receive: [1] * ranks, "One of your parts is"),
         (lambda parts, rank, ranks, send, receive: [part[:2] for part in parts], "another length than it came with"),
         (in_one_box, "but not on real ranks: do you keep anything outside"),
@@ -253,13 +222,12 @@ LOSS_FACTOR = Answers(
     wrong=[
         (lambda counts, rank: 1, "leaves the loss as it is"),
         (lambda counts, rank: counts[rank] / sum(counts), "DDP takes the mean"),
-        (lambda counts, rank: sum(counts) / len(counts) / counts[rank], "Upside down"),
-        (lambda counts, rank: sum(counts) / counts[rank], "Upside down"),
+        (lambda counts, rank: sum(counts) / len(counts) / counts[rank], "a rank with more tokens"),
+        (lambda counts, rank: sum(counts) / counts[rank], "And DDP takes the mean"),
         (lambda counts, rank: counts[rank], "a sum over tokens"),
         (lambda counts, rank: counts[rank] / max(counts), "with the largest"),
         (lambda counts, rank: 1 / counts[rank], "over the rank's tokens already"),
         (lambda counts, rank: 1 / len(counts), "by itself"),
-        (lambda counts, rank: 2.0, "the factor is then 1"),
         (lambda counts, rank: 2 * counts[rank] / sum(counts), "the factor is then 1"),
         (lambda counts, rank: len(counts) * counts[rank] // sum(counts), "The factor is off"),
         (lambda counts, rank: [len(counts) * n / sum(counts) for n in counts], "where a number is asked for"),
@@ -273,7 +241,7 @@ def test_the_factor_makes_ddp_s_mean_the_mean_over_all_tokens() -> None:
     weight, counts = torch.ones(5, requires_grad=True), [2, 7, 3]
     tokens = [torch.randn(n, 5, generator=torch.Generator().manual_seed(n)) for n in counts]
     losses = [(part @ weight).square().mean() for part in tokens]
-    scaled = [factor_right(counts, rank) * loss for rank, loss in enumerate(losses)]
+    scaled = [by_mean(counts, rank) * loss for rank, loss in enumerate(losses)]
     (mean,) = torch.autograd.grad(torch.stack(scaled).mean(), weight, retain_graph=True)
     (whole,) = torch.autograd.grad((torch.cat(tokens) @ weight).square().mean(), weight)
     torch.testing.assert_close(mean, whole)
@@ -306,14 +274,6 @@ def two_blocks(model: Any, optimizer: Any, micro_batches: Any) -> None:
 def past_ddp(model: Any, optimizer: Any, micro_batches: Any) -> None:
     for x, y in micro_batches:
         (mse_loss(model.module(x), y) / len(micro_batches)).backward()
-    optimizer.step()
-    optimizer.zero_grad()
-
-
-def never_last(model: Any, optimizer: Any, micro_batches: Any) -> None:
-    with model.no_sync():
-        for x, y in micro_batches:
-            (mse_loss(model(x), y) / len(micro_batches)).backward()
     optimizer.step()
     optimizer.zero_grad()
 
@@ -370,15 +330,6 @@ def scaled_gradients(model: Any, optimizer: Any, micro_batches: Any) -> None:
     optimizer.zero_grad()
 
 
-def forward_outside(model: Any, optimizer: Any, micro_batches: Any) -> None:
-    for index, (x, y) in enumerate(micro_batches):
-        loss = mse_loss(model(x), y) / len(micro_batches)
-        with nullcontext() if index == len(micro_batches) - 1 else model.no_sync():
-            loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-
-
 def joined(model: Any, optimizer: Any, micro_batches: Any) -> None:
     inputs, targets = (torch.cat(parts) for parts in zip(*micro_batches, strict=True))
     mse_loss(model(inputs), targets).backward()
@@ -418,13 +369,11 @@ MENDED_STEP = Answers(
     right=[right, two_blocks, scaled_gradients],
     wrong=[
         (past_ddp, "No gradient is exchanged at all"),
-        (never_last, "No gradient is exchanged at all"),
         (every_fourth, "With one number of micro-batches"),
         (first_one, "The ranks drift apart, though gradients are exchanged"),
         (divided_by_four, "by how much is the loss divided?"),
         (gradients_stay, "what does a step leave behind?"),
         (synced_each_time, "more than once a step"),
-        (forward_outside, "more than once a step"),
         (joined, "the memory is not"),
         (losses_added, "the memory is not"),
         (a_step_on_each, "You step more than once"),
@@ -488,8 +437,6 @@ EXPOSED = Answers(
         (lambda buckets, computed: through(buckets), "when the exchange ends"),
         (lambda buckets, computed: max(0, buckets[0][0] + sum(t for _, t in buckets) - computed), "without a gap"),
         (lambda buckets, computed: max(0, sum(buckets[-1]) - computed), "Some wait is off"),
-        (lambda buckets, computed: 0.0, "Some wait is off"),
-        (lambda buckets, computed: max(through(buckets) - computed, buckets[-1][1]), "Some wait is off"),
         (emptied, "changes 'buckets'"),
         (lambda buckets, computed: None, "returned nothing"),
     ],

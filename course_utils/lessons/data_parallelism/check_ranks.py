@@ -1,4 +1,4 @@
-"""Runs learners' rings, and training steps under DDP, on real ranks; a program, started by `lesson_08_labs`."""
+"""Runs learners' rings, and training steps under DDP, on real ranks; a program that `checks` starts."""
 
 import __future__
 
