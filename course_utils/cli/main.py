@@ -368,7 +368,7 @@ def find(arguments: list[str]) -> int:
     except ValueError as problem:
         raise SetupError(f"{problem}.") from None
     if not findings.places:
-        raise SetupError(findings.summary)
+        raise SetupError(repr(findings))
     print(findings)
     return 0
 
