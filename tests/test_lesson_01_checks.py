@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from course_utils import PRESETS, estimate, gpu
 from course_utils.lessons.one_step import checks as lesson_01
-from course_utils.lessons.one_step.labs import STEP, suspects
+from course_utils.lessons.one_step.checks import STEP, suspects
 
 RUN = lesson_01.FIT_RUN
 

@@ -18,7 +18,7 @@ from ..interactive.course_files import ROOT
 from ..interactive.saved import saved_by
 from ..lessons.activations.checks import STORY, BilinearMLP
 from ..lessons.activations.ledgers import block_and_inputs
-from ..lessons.one_step.labs import hidden_runs
+from ..lessons.one_step.checks import HIDDEN_RUNS
 from ..lessons.plans.detective import broken_runs
 from ..lessons.recomputation import labs as lesson_06_labs
 from ..lessons.sharding.units import six_blocks
@@ -51,7 +51,7 @@ def lesson_runs() -> list[tuple[TrainingRun, int]]:
         *((TrainingRun("gpt2-xl", 32, 1024, precision, recompute=recompute), 2) for precision, recompute in ways),
         (TrainingRun("gpt2", 4, 256, "amp-bf16"), 2),
         (TrainingRun("gpt2", 8, 512, "bf16-master", recompute="full"), 2),
-        *((run, 2) for run in hidden_runs()),
+        *((run, 2) for run in HIDDEN_RUNS),
         *adam_runs(),
         *((TrainingRun("gpt2", 4, 256, precision, attention="eager"), 2) for precision in LESSON_03),
         *activation_runs(),

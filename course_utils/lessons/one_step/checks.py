@@ -1,100 +1,68 @@
 """Checks of the exercises of lesson 01, "Where did the memory go?": each names the misconception, never the answer."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import random
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import cache, partial
 from numbers import Real
-from typing import Any
+from operator import eq
+from typing import Any, NamedTuple
 
 import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
 
+from course_utils.estimating import estimate
 from course_utils.estimating.published import zero_state_bytes
 from course_utils.gpus import gpu
 from course_utils.interactive.feedback import (
-    CheckFailed,
+    Mistakes,
+    alike,
     call,
+    divisors,
     entries,
     exercise,
     expect,
     fail,
+    handed,
     of_kind,
+    recognized,
     seeded_sizes,
     unit_slip,
 )
 from course_utils.interactive.saved import saved_by
+from course_utils.measurement import Measurement
+from course_utils.measuring import measure
+from course_utils.measuring.tracker import Tracker
 from course_utils.models import PRESETS
-
-from .labs import (
-    FIT_CASES,
-    FIT_MISTAKES,
-    FIT_RUN,
-    PEAK_MISTAKES,
-    STEP,
-    TRAIN_MISTAKES,
-    Suspect,
-    anonymous,
-    handed,
-    largest_fitting,
-    memory_while_training,
-    parameters_after,
-    peak_bytes,
-    peak_cases,
-    peak_of,
-    real_step,
-    small_training,
-    suspects,
-    train_right,
-    watch,
-)
-
-__all__ = [
-    "FIT_RUN",
-    "STEP",
-    "anonymous",
-    "largest_micro_batch",
-    "memory_while_training",
-    "peak",
-    "read_timeline",
-    "real_step",
-    "small_training",
-    "states",
-    "train",
-    "weight_gradient",
-]
+from course_utils.run import TrainingRun
+from course_utils.units import GB
 
 # ------------------------------------------------------------------------------------------------------- 01.1: states
 
 STATES = ("weights", "gradients", "master_weights", "momentum", "variance")
 
-Condition = Callable[[Mapping[str, float]], bool]
-
-STATE_MISTAKES: tuple[tuple[Condition, str], ...] = (
-    (
-        lambda per: per["weights"] == 4 and per["master_weights"] == 0,
-        "That is plain fp32 Adam. Its total happens to be the same, but nothing in it is 16-bit: which two of the five "
-        "are, and what is the fp32 copy for?",
+STATE_MISTAKES: Mistakes = {
+    "That is plain fp32 Adam. Its total happens to be the same, but nothing in it is 16-bit: which two of the five "
+    "are, and what is the fp32 copy for?": lambda per: per["weights"] == 4 and per["master_weights"] == 0,
+    "A copy is missing: small updates vanish in 16-bit weights, so the optimizer adds them to a copy of its own.": (
+        lambda per: per["master_weights"] == 0
     ),
-    (
-        lambda per: per["master_weights"] == 0,
-        "A copy is missing: small updates vanish in 16-bit weights, so the optimizer adds them to a copy of its own.",
+    "Your master weights are 16-bit. They exist because 16 bits are too coarse to add small updates to.": (
+        lambda per: per["master_weights"] == 2
     ),
-    (
-        lambda per: per["master_weights"] == 2,
-        "Your master weights are 16-bit. They exist because 16 bits are too coarse to add small updates to.",
+    "Forward and backward multiply 16-bit weights here: count those, not fp32 ones.": lambda per: per["weights"] == 4,
+    "No gradients? They are complete at the end of backward, one per parameter.": lambda per: per["gradients"] == 0,
+    "ZeRO keeps each gradient in the format of the weight that it belongs to.": lambda per: per["gradients"] == 4,
+    "Half of what Adam keeps. Either you count one of its two states, or you store both in 16-bit; it keeps two, in "
+    "the optimizer's own precision.": lambda per: per["momentum"] + per["variance"] == 4,
+    "Eight bytes for one of Adam's states: that is the two of them together. They are listed one by one here.": (
+        lambda per: 8 in (per["momentum"], per["variance"])
     ),
-    (lambda per: per["weights"] == 4, "Forward and backward multiply 16-bit weights here: count those, not fp32 ones."),
-    (lambda per: per["gradients"] == 0, "No gradients? They are complete at the end of backward, one a parameter."),
-    (lambda per: per["gradients"] == 4, "ZeRO keeps each gradient in the format of the weight that it belongs to."),
-    (
-        lambda per: per["momentum"] + per["variance"] == 4,
-        "Half of what Adam keeps. Either you count one of its two states, or you store both in 16-bit; it keeps "
-        "two, in "
-        "the optimizer's own precision.",
-    ),
-    (
-        lambda per: per["momentum"] == 8 or per["variance"] == 8,
-        "Eight bytes for one of Adam's states: that is the two of them together. They are listed one by one here.",
-    ),
-)
+}
+"""What to say where the bytes per parameter meet a condition."""
 
 
 @exercise("01.1", "Five tensors a parameter, each in its own precision, and it holds for any N.")
@@ -102,134 +70,233 @@ def states(answer: Any) -> None:
     """`answer(N)` is a dictionary: bytes of the five things that mixed-precision Adam keeps for N parameters."""
     size = 1_000
     got = _states_of(answer, size)
-    wanted = dict(zip(STATES, zero_state_bytes(size).values(), strict=True))
-    slip = unit_slip(sum(got.values()), sum(wanted.values()))
+    slip = unit_slip(sum(got.values()), sum(zero_state_bytes(size).values()))
     expect(not slip, f"The total is {slip}")
     per_parameter = {name: round(value / size, 6) for name, value in got.items()}
-    _name_the_mistake(STATE_MISTAKES, per_parameter)
+    for message, holds in STATE_MISTAKES.items():
+        expect(not holds(per_parameter), message)
     for count in [size, *seeded_sizes(3), PRESETS["gpt2-xl"].parameters]:
         got, wanted = _states_of(answer, count), zero_state_bytes(count).values()
         for name, right in zip(STATES, wanted, strict=True):
-            expect(
-                math.isclose(got[name], right, rel_tol=1e-9), f"{name} is off for N={count:_}: bytes times N, no more."
-            )
+            off = f"{name} is off for N={count:_}: bytes times N, no more."
+            expect(math.isclose(got[name], right, rel_tol=1e-9), off)
 
 
 def _states_of(answer: Any, count: int) -> dict[str, float]:
     got = call(answer, N=count, returns=Mapping)
-    missing = [name for name in STATES if name not in got]
-    expect(not missing, f"Your dictionary has no {' and no '.join(map(repr, missing))}: give each of the five a line.")
+    found = entries(got, STATES)
     extra = [str(name) for name in got if name not in STATES]
     expect(not extra, f"{', '.join(extra)}: not one of the five. Activations and totals are counted elsewhere.")
-    return {name: of_kind(got[name], Real, f"{name} is") for name in STATES}
-
-
-def _name_the_mistake(mistakes: Iterable[tuple[Condition, str]], found: Mapping[str, float]) -> None:
-    for condition, message in mistakes:
-        expect(not condition(found), message)
+    return found
 
 
 # ---------------------------------------------------------------------------------------------- 01.2: weight_gradient
 
 SHAPES = ((3, 4, 5, 2), (1, 6, 2, 7), (2, 3, 4, 4))
-"""Batch, sequence, inputs and outputs of a linear layer."""
+"""Batch b, sequence s, inputs i and outputs o of a linear layer."""
 
-SHAPE_ERROR = (
-    "Your function multiplies the two element by element. Each weight joins one input to one output, so every input "
-    "meets every output: that is a matrix product."
-)
+WRONG_SHAPES = {
+    "io": "The shape is turned round: W has a row for each output, as in y = x·Wᵀ. So has its gradient.",
+    "boi": "One gradient for each sequence. They share one W, so their gradients add up.",
+    "bsoi": "One gradient for each token. They share one W, so their gradients add up.",
+    "bsi": "That has the shape of x: is it dL/dx? The question is dL/dW.",
+    "bio": "One gradient for each sequence, turned round too. They share one W: add them up.",
+}
+
+MEAN = "If the loss is a mean, dL/dy has that factor in it already: add up, don't average."
+
+GRADIENT_MISTAKES: Mistakes = {
+    f"A mean over all tokens. {MEAN}": lambda x, dy: _gradient(x, dy) / x.shape[:2].numel(),
+    f"A mean over the sequences. {MEAN}": lambda x, dy: _gradient(x, dy) / x.size(0),
+    f"A mean over the positions. {MEAN}": lambda x, dy: _gradient(x, dy) / x.size(1),
+    "Only the first sequence of the batch is in it. Every token used W, so every token has a say.": (
+        lambda x, dy: _gradient(x[:1], dy[:1])
+    ),
+    "Only the last token of each sequence is in it. Every token used W, so every token has a say.": (
+        lambda x, dy: _gradient(x[:, -1:], dy[:, -1:])
+    ),
+    "The sign is turned round: this is the gradient, not the step that goes against it.": (
+        lambda x, dy: -_gradient(x, dy)
+    ),
+    "Turned round: with as many inputs as outputs the shape cannot tell you, the values do.": (
+        lambda x, dy: _gradient(x, dy).T if x.size(2) == dy.size(2) else _gradient(x, dy)
+    ),
+}
 
 
 @exercise("01.2", "The same as autograd's, from x and dL/dy alone. That x is what forward had to keep.")
 def weight_gradient(answer: Any) -> None:
     """`answer(x, dy)` is dL/dW of y = x·Wᵀ for x of shape (b, s, inputs) and dL/dy of shape (b, s, outputs)."""
-    for shape in SHAPES:
-        x, dy, wanted = _linear_case(*shape)
-        hints = {"at non-singleton dimension 2": SHAPE_ERROR}
-        got = _call_with_hints(answer, hints, x=x, dy=dy, returns=torch.Tensor).detach()
-        _expect_weights_shape(got, x, dy, wanted)
-        _expect_weights_gradient(got, x, dy, wanted)
-
-
-def _linear_case(b: int, s: int, inputs: int, outputs: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Random x and dL/dy, and autograd's dL/dW."""
-    dice = torch.Generator().manual_seed(b + s)
-    x, dy = torch.randn(b, s, inputs, generator=dice), torch.randn(b, s, outputs, generator=dice)
-    weight = torch.zeros(outputs, inputs, requires_grad=True)
-    (wanted,) = torch.autograd.grad(torch.nn.functional.linear(x, weight), weight, dy)
-    return x, dy, wanted
-
-
-def _expect_weights_shape(got: torch.Tensor, x: torch.Tensor, dy: torch.Tensor, wanted: torch.Tensor) -> None:
-    b, s, inputs = x.shape
-    outputs = dy.size(-1)
-    by_shape: dict[tuple[int, ...], str] = {
-        (
-            inputs,
-            outputs,
-        ): "The shape is turned round: W has a row for each output, as in y = x·Wᵀ. So has its gradient.",
-        (b, outputs, inputs): "One gradient for each sequence. They share one W, so their gradients add up.",
-        (b, s, outputs, inputs): "One gradient for each token. They share one W, so their gradients add up.",
-        (b, s, inputs): "That has the shape of x: is it dL/dx? The question is dL/dW.",
-        (b, inputs, outputs): "One gradient for each sequence, turned round too. They share one W: add them up.",
+    hints = {
+        "at non-singleton dimension 2": "Your function multiplies the two element by element. Each weight joins one "
+        "input to one output, so every input meets every output: that is a matrix product."
     }
-    shape = tuple(got.shape)
-    if shape != tuple(wanted.shape):
-        fail(
-            by_shape.get(
-                shape, f"Your gradient has the shape {shape}. A gradient has the shape of what it belongs to: W."
-            )
-        )
+    cases, answers = [], []
+    for shape in SHAPES:
+        dice, sizes = torch.Generator().manual_seed(sum(shape[:2])), dict(zip("bsio", shape, strict=True))
+        x, dy = (torch.randn([sizes[axis] for axis in axes], generator=dice) for axes in ("bsi", "bso"))
+        got = call(answer, hints=hints, x=x, dy=dy, returns=torch.Tensor).detach()
+        _expect_shape(tuple(got.shape), sizes)
+        cases.append((x, dy))
+        answers.append(got)
+    otherwise = (
+        "The shape is right, the values are not those of autograd. Compare one entry by hand: outputs o, inputs i."
+    )
+    recognized(answers, cases, _gradient, GRADIENT_MISTAKES, otherwise, _all_close)
 
 
-def _expect_weights_gradient(got: torch.Tensor, x: torch.Tensor, dy: torch.Tensor, wanted: torch.Tensor) -> None:
-    b, s = x.shape[:2]
-    first = torch.einsum("so,si->oi", dy[0], x[0])
-    last = torch.einsum("bo,bi->oi", dy[:, -1], x[:, -1])
-    mean = "A mean over {}. If the loss is a mean, dL/dy has that factor in it already: add up, don't average."
-    mistakes = [
-        (wanted / (b * s), mean.format("all tokens")),
-        (wanted / b, mean.format("the sequences")),
-        (wanted / s, mean.format("the positions")),
-        (first, "Only the first sequence of the batch is in it. Every token used W, so every token has a say."),
-        (last, "Only the last token of each sequence is in it. Every token used W, so every token has a say."),
-        (-wanted, "The sign is turned round: this is the gradient, not the step that goes against it."),
-    ]
-    if wanted.size(0) == wanted.size(1):
-        mistakes.append(
-            (wanted.T, "Turned round: with as many inputs as outputs the shape cannot tell you, the values do.")
-        )
-    if _close(got, wanted):
-        return
-    for wrong, message in mistakes:
-        expect(not _close(got, wrong), message)
-    fail("The shape is right, the values are not those of autograd. Compare one entry by hand: outputs o, inputs i.")
+def _expect_shape(got: tuple[int, ...], sizes: Mapping[str, int]) -> None:
+    """Raise CheckFailed unless the shape is (outputs, inputs)."""
+    if got != (sizes["o"], sizes["i"]):
+        known = {tuple(sizes[axis] for axis in axes): message for axes, message in WRONG_SHAPES.items()}
+        otherwise = f"Your gradient has the shape {got}. A gradient has the shape of what it belongs to: W."
+        fail(known.get(got, otherwise))
 
 
-def _close(got: torch.Tensor, wanted: torch.Tensor) -> bool:
-    return torch.allclose(got.to(wanted.dtype), wanted, rtol=1e-4, atol=1e-5)
+def _gradient(x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
+    return torch.einsum("bsi,bso->oi", x, dy)
+
+
+def _all_close(got: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> bool:
+    pairs = zip(got, wanted, strict=True)
+    return all(torch.allclose(one.to(other.dtype), other, rtol=1e-4, atol=1e-5) for one, other in pairs)
 
 
 # --------------------------------------------------------------------------------------------------------- 01.3: peak
 
-NONE_COMPARED = (
-    "Your function compares an event with None. A tensor whose `died` is None never dies: decide about it before you "
-    "compare."
-)
+Life = tuple[str, int, int, int | None]
+"""A tensor's name, its bytes, the event at which it is born, the event at which it dies (None: it stays)."""
+
+STEP: list[Life] = [
+    ("weights", 40, 0, None),
+    ("input", 10, 0, None),
+    ("activation 1", 30, 1, 6),
+    ("scratch of layer 1", 60, 1, 2),
+    ("activation 2", 30, 2, 5),
+    ("logits", 50, 3, 4),
+    ("gradient of the logits", 50, 4, 5),
+    ("gradient 2", 20, 5, None),
+    ("gradient 1", 20, 6, None),
+]
+"""A small made-up step, to count on one's fingers."""
+
+Alive = Callable[[int, int, float], bool]
+
+
+def peak_of(lives: Sequence[Life], alive: Alive = lambda born, event, died: born <= event < died) -> int:
+    """Return the most bytes of tensors that are `alive` together at an event at which some tensor is born."""
+    known = [(size, born, math.inf if died is None else died) for _, size, born, died in lives]
+    return max(sum(size for size, born, died in known if alive(born, event, died)) for _, event, _ in known)
+
+
+def _when_the_largest_is_born(lives: Sequence[Life]) -> int:
+    event = max(lives, key=lambda life: life[1])[2]
+    return sum(size for _, size, born, died in lives if born <= event and (died is None or event < died))
+
+
+PEAK_MISTAKES: Mistakes = {
+    "That is everything that ever lived, added up. Two tensors of which one dies before the other is born never share "
+    "the memory.": lambda lives: sum(life[1] for life in lives),
+    "That is the largest single tensor. A small one on top of many others may be what overflows.": (
+        lambda lives: max(life[1] for life in lives)
+    ),
+    "That is what is left when everything is over. The peak may be long past by then.": (
+        lambda lives: sum(life[1] for life in lives if life[3] is None)
+    ),
+    "You let a tensor take memory at the very event at which it dies. By the rule, its bytes are free again before "
+    "anything is born there.": lambda lives: peak_of(lives, lambda born, event, died: born <= event <= died),
+    "A tensor of yours takes no memory yet at the event at which it is born. It does, from then on.": (
+        lambda lives: peak_of(lives, lambda born, event, died: born < event < died)
+    ),
+    "Tensors whose `died` is None are missing from your sum: they are the ones that stay, so they always count.": (
+        lambda lives: peak_of(lives, lambda born, event, died: born <= event < died < math.inf)
+    ),
+    "You looked at the moment when the largest tensor is born. The sum may well be larger at another.": (
+        _when_the_largest_is_born
+    ),
+    "That is how many tensors are alive at once, not how many bytes they take.": (
+        lambda lives: peak_of([(name, 1, born, died) for name, _, born, died in lives])
+    ),
+}
 
 
 @exercise("01.3", "The largest sum of what is alive at once, in made-up steps and in one that really ran.")
 def peak(answer: Any) -> None:
     """`answer(tensors)` is the most bytes alive at once; tensors are (name, bytes, born, died), `died` may be None."""
-    cases = peak_cases()
-    hints = {"NoneType": NONE_COMPARED}
-    answers = [_call_with_hints(answer, hints, tensors=list(case)) for case in cases]
-    _recognize(answers, [(case,) for case in cases], peak_of, PEAK_MISTAKES)
+    hints = {
+        "NoneType": "Your function compares an event with None. A tensor whose `died` is None never dies: decide "
+        "about it before you compare."
+    }
+    dice = random.Random(1)
+    cases = [STEP, *([_random_life(dice, number) for number in range(14)] for _ in range(3)), list(real_step()[0])]
+    answers = [call(answer, hints=hints, tensors=list(case)) for case in cases]
+    recognized(answers, [(case,) for case in cases], peak_of, PEAK_MISTAKES, same=eq)
     for case, got in zip(cases, answers, strict=True):
         expect(got == peak_of(case), f"Not right yet for a list of {len(case)} tensors: draw each one's life as a bar.")
 
 
+def _random_life(dice: random.Random, number: int) -> Life:
+    born = dice.randrange(0, 12)
+    died = None if dice.random() < 0.2 else born + dice.randint(1, 5)
+    return f"tensor {number}", dice.randint(1, 100), born, died
+
+
+@cache
+def real_step() -> tuple[tuple[Life, ...], int]:
+    """Return every tensor of two training steps of a tiny GPT on the CPU, and the most bytes allocated at once."""
+    run = TrainingRun("tiny-gpt", micro_batch=2, seq_len=32, precision="fp32", attention="eager")
+    measured = measure(run, source="cpu")
+    lives = tuple((item.operation, item.bytes, item.born, item.died) for item in measured.allocations)
+    return lives, max(measured.timeline.totals())
+
+
 # ------------------------------------------------------------------------------------------ 01.4: largest_micro_batch
+
+FIT_RUN = TrainingRun("gpt2-xl", seq_len=1024, precision="bf16-master", attention="flash", recompute="full")
+"""The run that has to fit: everything but its batch."""
+
+FIT_CASES = (
+    ("V100-32GB", 32), ("V100-32GB", 40), ("V100-32GB", 37), ("A100-40GB", 48),
+    ("RTX3090-24GB", 32), ("T4-16GB", 32), ("A100-80GB", 64),
+)  # fmt: skip
+
+
+def _peak_bytes(micro_batch: int, global_batch: int, accumulate: bool = True) -> int:
+    """Bytes at the estimated peak; without `accumulate`, those of a step that is one micro-batch."""
+    steps = global_batch // micro_batch if accumulate else 1
+    return estimate(FIT_RUN.replace(micro_batch=micro_batch, accumulation_steps=steps)).total
+
+
+def _fitting(card: str, global_batch: int, memory: int | None = None, accumulate: bool = True) -> list[int]:
+    """The micro-batches that divide `global_batch` and fit into `memory` (by default the card's), smallest first."""
+    limit = gpu(card).memory if memory is None else memory
+    return [size for size in divisors(global_batch) if _peak_bytes(size, global_batch, accumulate) <= limit]
+
+
+def _largest_fitting(card: str, global_batch: int, **choices: Any) -> int:
+    return max(_fitting(card, global_batch, **choices), default=0)
+
+
+FIT_MISTAKES: Mistakes = {
+    "You estimated one micro-batch on its own. From the second one on, the gradients of those before it are there "
+    "while it runs forward: tell the run how many there are.": partial(_largest_fitting, accumulate=False),
+    "You took the number in the card's name for GB. A card sold as 32 GB holds GiB, which is more: "
+    "ask `gpu(card).memory` for bytes.": lambda card, batch: _largest_fitting(
+        card, batch, memory=GB * int(re.findall(r"(\d+)GB", card)[0])
+    ),
+    "You returned the smallest that fits. Small pieces keep a GPU waiting: the largest was asked for.": (
+        lambda card, batch: min(_fitting(card, batch), default=0)
+    ),
+    "That is how many micro-batches there are. The question is how many sequences each of them holds.": (
+        lambda card, batch: batch // (_largest_fitting(card, batch) or math.inf)
+    ),
+    "You returned the whole batch whether it fits or not: compare the estimate with the card's bytes.": (
+        lambda card, batch: batch
+    ),
+    "You tried powers of two alone. Other numbers divide a batch, too.": (
+        lambda card, batch: max((size for size in _fitting(card, batch) if size.bit_count() == 1), default=0)
+    ),
+}
 
 NOTHING_FITS = "Your function stumbles where nothing fits at all: think of a card that is too small, and return 0."
 
@@ -237,130 +304,201 @@ NOTHING_FITS = "Your function stumbles where nothing fits at all: think of a car
 @exercise("01.4", "The largest micro-batch that fits, on cards from 16 to 80 GB, its companions' gradients included.")
 def largest_micro_batch(answer: Any) -> None:
     """`answer(card, global_batch)` is the largest micro-batch of FIT_RUN that divides the batch and fits; 0 if none."""
-    hints = {"is empty": NOTHING_FITS, "empty sequence": NOTHING_FITS, "list index out of range": NOTHING_FITS}
-    answers = [_call_with_hints(answer, hints, card=card, global_batch=batch) for card, batch in FIT_CASES]
+    hints = dict.fromkeys(("is empty", "empty sequence", "list index out of range"), NOTHING_FITS)
+    answers = [call(answer, hints=hints, card=card, global_batch=batch) for card, batch in FIT_CASES]
     for (card, batch), got in zip(FIT_CASES, answers, strict=True):
         expect(got == int(got) and got >= 0, f"A micro-batch is a whole number of sequences, for {card} too.")
-        whole = not got or batch % int(got) == 0
-        expect(
-            whole, f"Your micro-batch for {card} does not divide the batch of {batch}: the last one would be smaller."
-        )
-    _recognize(answers, FIT_CASES, largest_fitting, FIT_MISTAKES)
+        divides = not got or batch % got == 0
+        last = f"Your micro-batch for {card} does not divide the batch of {batch}: the last one would be smaller."
+        expect(divides, last)
+    recognized(answers, FIT_CASES, _largest_fitting, FIT_MISTAKES, same=eq)
     for (card, batch), got in zip(FIT_CASES, answers, strict=True):
-        _expect_largest(card, batch, int(got))
-
-
-def _expect_largest(card: str, batch: int, got: int) -> None:
-    nothing = got and not largest_fitting(card, batch)
-    expect(not nothing, f"On {card} not even one sequence fits, with a batch of {batch}: return 0 there.")
-    too_large = got and peak_bytes(got, batch) > gpu(card).memory
-    expect(
-        not too_large, f"On {card}, with a batch of {batch}, your micro-batch does not fit: compare bytes with bytes."
-    )
-    expect(
-        got >= largest_fitting(card, batch), f"On {card}, with a batch of {batch}, a larger micro-batch fits as well."
-    )
+        right, where = _largest_fitting(card, batch), f"On {card}, with a batch of {batch},"
+        expect(right or not got, f"On {card} not even one sequence fits, with a batch of {batch}: return 0 there.")
+        fits = not got or _peak_bytes(int(got), batch) <= gpu(card).memory
+        expect(fits, f"{where} your micro-batch does not fit: compare bytes with bytes.")
+        expect(got >= right, f"{where} a larger micro-batch fits as well.")
 
 
 # -------------------------------------------------------------------------------------------------------- 01.5: train
 
+Batches = list[tuple[torch.Tensor, torch.Tensor]]
+
+ROWS, WIDTHS, LEARNING_RATE = 64, (32, 256, 256, 64), 0.5
+
+
+def small_training(batches: int = 6) -> tuple[nn.Sequential, Batches, torch.optim.Optimizer]:
+    """Return a small network, `batches` batches of (inputs, classes), and an SGD optimizer: always the same."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        first, second, third, last = WIDTHS
+        layers = [nn.Linear(first, second), nn.GELU(), nn.Linear(second, third), nn.GELU(), nn.Linear(third, last)]
+        model = nn.Sequential(*layers)
+        data = [(torch.randn(ROWS, first), torch.randint(last, (ROWS,))) for _ in range(batches)]
+    return model, data, torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+
+
+def memory_while_training(train: Callable[..., object], batches: int = 6) -> list[int]:
+    """Return the bytes allocated as each forward pass of `train(model, batches, optimizer)` begins, and at the end."""
+    return _watched(train, batches)[0]
+
+
+def _watched(train: Callable[..., object], batches: int) -> tuple[list[int], int]:
+    """What `memory_while_training` returns, and the bytes at the peak without the inputs, by the course's tracker."""
+    model, data, optimizer = small_training(batches)
+    with Tracker("cpu") as tracker:
+        tracker.watch(model, list)
+        tracker.bind("inputs", [tensor for pair in data for tensor in pair])
+        begins: list[int] = []
+        model.register_forward_pre_hook(lambda *_: begins.append(len(tracker.events)))
+        train(model, data, optimizer)
+        ends = [*begins, len(tracker.events)]
+    peak = tracker.at(tracker.peak_event())
+    return [tracker.at(event).total for event in ends], peak.total - peak["inputs"]
+
+
+def _train_right(
+    model: nn.Module, batches: Batches, optimizer: torch.optim.Optimizer, parts: int = 0, stepping: bool = False
+) -> float:
+    """Send each loss, divided by `parts` (by default the number of batches), backward; step at the end or each time."""
+    total = 0.0
+    for inputs, targets in batches:
+        loss = cross_entropy(model(inputs), targets) / (parts or len(batches))
+        loss.backward()
+        total += loss.item()
+        if stepping:
+            optimizer.step()
+            optimizer.zero_grad()
+    optimizer.step()
+    optimizer.zero_grad()
+    return total
+
+
+TRAIN_MISTAKES: Mistakes = {
+    "The parameters have not moved. Who calls `optimizer.step()`?": lambda *given, parts: None,
+    "The parameters moved too far. Gradients of several batches add up to a sum, and a mean was asked for: divide "
+    "each loss before it goes backward.": _train_right,
+    "You step after every batch. Those are several small steps, each from other weights; one step on the mean of all "
+    "batches was asked for.": partial(_train_right, stepping=True),
+    "The step saw the gradients of the last batch alone: something sets them to zero between the batches. Let them "
+    "add up.": lambda model, batches, optimizer, parts: _train_right(model, batches[-1:], optimizer, parts),
+}
+"""Other ways to train, each tried on whole losses and on parts of them."""
+
+LOSS_MISTAKES: Mistakes = {
+    "You return the last batch's loss. The mean of all was asked for.": lambda losses: losses[-1],
+    "You return the last batch's part of the loss. The mean of all was asked for.": (
+        lambda losses: losses[-1] / len(losses)
+    ),
+    "You return the sum of the losses. Their mean was asked for.": sum,
+    "The mean that you return is divided twice: the losses that you add up are parts already.": (
+        lambda losses: sum(losses) / len(losses) ** 2
+    ),
+}
+
 TRAIN_HINTS = {
-    "does not require grad": (
-        "There is nothing left to differentiate: what you call backward() on has lost its graph. Let each "
-        "batch's loss go "
-        "backward before you turn it into a plain number."
-    ),
-    "through the graph a second time": (
-        "You send a batch's graph backward twice: your running total carries the graphs of all batches before. "
-        "Send each "
-        "batch's own loss backward, and add up plain numbers."
-    ),
+    "does not require grad": "There is nothing left to differentiate: what you call backward() on has lost its graph. "
+    "Let each batch's loss go backward before you turn it into a plain number.",
+    "through the graph a second time": "You send a batch's graph backward twice: your running total carries the graphs "
+    "of all batches before. Send each batch's own loss backward, and add up plain numbers.",
 }
 
 
 @exercise("01.5", "One batch's activations at a time, the same step to rounding, and the right mean loss.")
 def train(answer: Any) -> None:
     """`answer(model, batches, optimizer)` takes one step on the mean loss of all batches and returns that mean."""
-    got = _train_result(answer)
+    model, batches, optimizer = small_training(4)
+    losses = [cross_entropy(model(inputs), targets).item() for inputs, targets in batches]
+    given: dict[str, Any] = {"model": model, "batches": batches, "optimizer": optimizer}
+    got = call(answer, hints=TRAIN_HINTS, **given, returns=(Real, torch.Tensor))
+    if isinstance(got, torch.Tensor):
+        graph = "You return a tensor with its graph behind it: its caller keeps all that. `.item()` makes it a number."
+        expect(not got.requires_grad, graph)
+        expect(got.numel() == 1, "You return several losses. Their mean, one number, was asked for.")
     _expect_no_leak(answer)
     _expect_parameters(answer)
-    _expect_mean_loss(got)
-
-
-def _train_result(answer: Any) -> float:
-    """What the learner's function returns, as a plain number."""
-    model, batches, optimizer = small_training(4)
-    kinds = (Real, torch.Tensor)
-    got = _call_with_hints(answer, TRAIN_HINTS, model=model, batches=batches, optimizer=optimizer, returns=kinds)
-    if isinstance(got, torch.Tensor):
-        expect(
-            not got.requires_grad,
-            "You return a tensor with its graph behind it: whoever keeps it keeps all that. `.item()` makes it "
-            "a number.",
-        )
-        expect(got.numel() == 1, "You return several losses. Their mean, one number, was asked for.")
-    return float(got)
+    otherwise = "The parameters are right, the loss that you return is not the mean of the batches' losses."
+    close = partial(alike, tolerance=1e-4)
+    recognized([float(got)], [(losses,)], lambda each: sum(each) / len(each), LOSS_MISTAKES, otherwise, close)
 
 
 def _expect_no_leak(answer: Callable[..., object]) -> None:
     model, batches, _ = small_training(1)
     one_batch = sum(item.bytes for item in saved_by(model, batches[0][0]))
-    few, many, right = watch(answer, 2), watch(answer, 6), watch(train_right, 6)
-    growth = (many.peak - few.peak) / 4
-    begins, wanted = (max(watched.moments[1:-1], default=0) for watched in (many, right))
+    (_, few), (moments, many), (wanted, _) = _watched(answer, 2), _watched(answer, 6), _watched(_train_right, 6)
+    growth = (many - few) / 4
+    waiting = max(moments[1:-1], default=0) - max(wanted[1:-1])
     expect(
-        len(many.moments) > 2 or growth < one_batch / 2,
+        len(moments) > 2 or growth < one_batch / 2,
         "All batches go forward as one. Then all their activations are alive at once, too: take them one by one.",
     )
     expect(
         growth < one_batch / 2,
-        "Each batch adds its activations to those of all before: the leak is still there. Who holds on to a "
-        "loss that has "
-        "its graph behind it? Adding to it, or storing it, keeps the graph; `del` of another name does not free it.",
+        "Each batch adds its activations to those of all before: the leak is still there. Who holds on to a loss that "
+        "has its graph behind it? Adding to it, or storing it, keeps the graph; `del` of another name does not free "
+        "it.",
     )
     expect(growth < one_batch / 50, "Something small still grows with each batch: do you collect outputs in a list?")
     expect(
-        begins - wanted < one_batch / 4,
-        "Nothing grows any more, but two batches' activations are alive at once. Who still holds the graph of "
-        "the batch "
-        "before? Backward frees it, unless it is told to retain it.",
+        waiting < one_batch / 4,
+        "Nothing grows any more, but two batches' activations are alive at once. Who still holds the graph of the "
+        "batch before? Backward frees it, unless it is told to retain it.",
     )
 
 
 def _expect_parameters(answer: Callable[..., object]) -> None:
-    got, wanted = parameters_after(answer), parameters_after(train_right)
-    if not _close(got, wanted):
-        for other, message in TRAIN_MISTAKES:
-            expect(not _close(got, parameters_after(other)), message)
+    def close(other: Callable[..., object], calls: int = 1) -> bool:
+        return _all_close([_parameters_after(answer, calls)], [_parameters_after(other, calls)])
+
+    if not close(_train_right):
+        for message, other in TRAIN_MISTAKES.items():
+            expect(not close(partial(other, parts=1)) and not close(partial(other, parts=4)), message)
         fail("The parameters differ from those after one step on the mean loss of all batches. What else changes them?")
-    expect(
-        _close(parameters_after(answer, calls=2), parameters_after(train_right, calls=2)),
-        "The first call is right, the second is not: it starts with gradients that the first one left behind.",
-    )
+    again = "The first call is right, the second is not: it starts with gradients that the first one left behind."
+    expect(close(_train_right, calls=2), again)
 
 
-def _expect_mean_loss(got: float) -> None:
-    model, batches, _ = small_training(4)
-    losses = [torch.nn.functional.cross_entropy(model(inputs), targets).item() for inputs, targets in batches]
-    mean = sum(losses) / len(losses)
-    mistakes = [
-        (losses[-1], "You return the last batch's loss. The mean of all was asked for."),
-        (losses[-1] / len(losses), "You return the last batch's part of the loss. The mean of all was asked for."),
-        (sum(losses), "You return the sum of the losses. Their mean was asked for."),
-        (
-            mean / len(losses),
-            "The mean that you return is divided twice: the losses that you add up are parts already.",
-        ),
-    ]
-    if not math.isclose(got, mean, rel_tol=1e-4):
-        for wrong, message in mistakes:
-            expect(not math.isclose(got, wrong, rel_tol=1e-4), message)
-        fail("The parameters are right, the loss that you return is not the mean of the batches' losses.")
+def _parameters_after(train: Callable[..., object], calls: int) -> torch.Tensor:
+    """All parameters in one row after `calls` calls of `train` on four batches."""
+    model, data, optimizer = small_training(4)
+    for _ in range(calls):
+        train(model, data, optimizer)
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
 # ------------------------------------------------------------------------------------------------ 01.6: read_timeline
 
-ASKED = ("micro_batch", "precision", "recompute")
+HIDDEN_RUNS = (
+    TrainingRun("gpt2", 4, 256, "amp-bf16"),
+    TrainingRun("gpt2", 2, 512, "amp-bf16", recompute="full"),
+    TrainingRun("gpt2", 1, 512, "bf16-master"),
+    TrainingRun("gpt2", 3, 256, "fp32", attention="efficient", recompute="full"),
+)
+"""Chosen so that no shortcut works: equal tokens in unlike batches; neither peaks nor lengths tell who recomputes."""
+
+
+class Suspect(NamedTuple):
+    """A hidden run and its measurement without the list of tensors."""
+
+    run: TrainingRun
+    measurement: Measurement
+
+
+@cache
+def suspects() -> tuple[Suspect, ...]:
+    """Return the hidden runs, measured on a simulated GPU."""
+    measured = ((run, measure(run, source="simulated")) for run in HIDDEN_RUNS)
+    return tuple(Suspect(run, replace(measurement, allocations=())) for run, measurement in measured)
+
+
+BATCH_MISTAKES: Mistakes = {
+    "Those are tokens, s·b. How many sequences is that?": lambda b, s: b * s,
+    "Twice too many: are the token ids all that there is among the inputs?": lambda b, s: 2 * b,
+    "Half of it: how many bytes does one token id take, and how many tensors are there?": lambda b, s: b / 2,
+    "Eight times too many: how many bytes does one token id take?": lambda b, s: 8 * b,
+    "Sixteen times too many: you took bytes for tokens, and two tensors for one.": lambda b, s: 16 * b,
+    "Those are the bytes of the inputs. How many sequences is that?": lambda b, s: 16 * b * s,
+}
 
 
 @exercise("01.6", "Batch, precision and recomputation of every hidden run, read off its memory alone.")
@@ -368,113 +506,59 @@ def read_timeline(answer: Any) -> None:
     """`answer(measurement, seq_len)` is a dictionary: micro_batch, precision, recompute, as a TrainingRun has them."""
     hidden = suspects()
     answers = [_reading(answer, suspect) for suspect in hidden]
-    expect(
-        any(other != answers[0] for other in answers),
-        "You give the same answer whatever the measurement says. The hidden runs differ.",
+    different = any(other != answers[0] for other in answers)
+    expect(different, "You give the same answer whatever the measurement says. The hidden runs differ.")
+    batches = [reading["micro_batch"] for reading in answers]
+    cases = [(run.micro_batch, run.seq_len) for run in HIDDEN_RUNS]
+    otherwise = (
+        "The micro-batch is off. Which kind of memory depends on s and b alone, whatever the model and its precision "
+        "are?"
     )
-    _expect_micro_batches([reading["micro_batch"] for reading in answers], hidden)
-    for reading, suspect in zip(answers, hidden, strict=True):
-        _expect_precision(str(reading["precision"]), suspect.run.precision.name)
-    _expect_recompute([str(reading["recompute"]) for reading in answers], hidden)
+    recognized(batches, cases, lambda b, s: b, BATCH_MISTAKES, otherwise, eq)
+    for reading, run in zip(answers, HIDDEN_RUNS, strict=True):
+        _expect_precision(reading["precision"], run.precision.name)
+    _expect_recompute([reading["recompute"] for reading in answers])
 
 
 def _reading(answer: Any, suspect: Suspect) -> dict[str, Any]:
     """The learner's dictionary for one hidden run, True and False spelled as "full" and "none"."""
     hints = {
-        "index out of range": "The list of tensors has been taken out of these measurements: use their timeline "
-        "and their moments."
+        "index out of range": "The list of tensors has been taken out of these measurements: use their timeline and "
+        "their moments."
     }
     given = {"measurement": handed(suspect.measurement), "seq_len": suspect.run.seq_len}
-    got = _call_with_hints(answer, hints, **given, returns=Mapping)
-    entries(got, ASKED, object)
-    of_kind(got["micro_batch"], Real, "micro_batch is")
-    of_kind(got["precision"], str, "precision is")
-    choice = got["recompute"]
+    got = call(answer, hints=hints, **given, returns=Mapping)
+    found = entries(got, ("micro_batch", "precision", "recompute"), object)
+    of_kind(found["micro_batch"], Real, "micro_batch is")
+    of_kind(found["precision"], str, "precision is")
+    choice = found["recompute"]
     spelled = ("full" if choice else "none") if isinstance(choice, bool) else of_kind(choice, str, "recompute is")
     expect(spelled in ("full", "none"), "recompute is 'full' or 'none', as in a TrainingRun.")
-    return {**got, "recompute": spelled}
-
-
-def _expect_micro_batches(got: Sequence[float], hidden: Sequence[Suspect]) -> None:
-    right = [suspect.run.micro_batch for suspect in hidden]
-    tokens = [suspect.run.micro_batch * suspect.run.seq_len for suspect in hidden]
-    mistakes = [
-        (tokens, "Those are tokens, s·b. How many sequences is that?"),
-        ([2 * size for size in right], "Twice too many: are the token ids all that there is among the inputs?"),
-        (
-            [size / 2 for size in right],
-            "Half of it: how many bytes does one token id take, and how many tensors are there?",
-        ),
-        ([8 * size for size in right], "Eight times too many: how many bytes does one token id take?"),
-        ([16 * size for size in right], "Sixteen times too many: you took bytes for tokens, and two tensors for one."),
-        ([16 * count for count in tokens], "Those are the bytes of the inputs. How many sequences is that?"),
-    ]
-    if list(got) == right:
-        return
-    for wrong, message in mistakes:
-        expect(list(got) != wrong, message)
-    fail(
-        "The micro-batch is off. Which kind of memory depends on s and b alone, whatever the model and its "
-        "precision are?"
-    )
+    return {**found, "recompute": spelled}
 
 
 def _expect_precision(got: str, right: str) -> None:
-    if got == right:
-        return
     known = ("fp32", "amp-bf16", "bf16-master")
     expect(got in known, f"The precisions to choose from are {', '.join(known)}; you say {got!r}.")
     expect(
-        "bf16-master" in (got, right),
+        got == right or "bf16-master" in (got, right),
         "You take autocast for fp32, or the reverse. Weights, gradients and states are alike in both: which kind of "
         "memory exists under only one of them, and at which moment?",
     )
-    fail("The precision is off: how many times as large as the parameters are the optimizer's states, and why?")
+    states = "The precision is off: how many times as large as the parameters are the optimizer's states, and why?"
+    expect(got == right, states)
 
 
-def _expect_recompute(got: Sequence[str], hidden: Sequence[Suspect]) -> None:
-    right = [suspect.run.recompute for suspect in hidden]
-    if list(got) == right:
+def _expect_recompute(got: Collection[str]) -> None:
+    right = [suspect.run.recompute for suspect in suspects()]
+    if got == right:
         return
-    opposite = ["none" if choice == "full" else "full" for choice in right]
-    expect(list(got) != opposite, "Turned round: you say 'full' exactly where nothing is recomputed.")
-    peaks = {
-        choice: [suspect.measurement.peak for suspect, said in zip(hidden, got, strict=True) if said == choice]
-        for choice in ("none", "full")
-    }
-    if not peaks["none"] or not peaks["full"]:
-        fail(
-            "You say the same about recomputation in every run. In some of them activations come back during backward."
-        )
-    judged = max(peaks["full"]) < min(peaks["none"])
-    expect(
-        not judged, "You seem to judge by the height of the peak. A small batch is low, too; look at backward instead."
-    )
+    opposite = all(one != other for one, other in zip(got, right, strict=True))
+    expect(not opposite, "Turned round: you say 'full' exactly where nothing is recomputed.")
+    same = "You say the same about recomputation in every run. In some of them activations come back during backward."
+    expect(len(set(got)) > 1, same)
+    peaks = [(suspect.measurement.peak, said) for suspect, said in zip(suspects(), got, strict=True)]
+    highest, lowest = max(peak for peak, said in peaks if said == "full"), min(p for p, said in peaks if said == "none")
+    judged = "You seem to judge by the height of the peak. A small batch is low, too; look at backward instead."
+    expect(highest >= lowest, judged)
     fail("Recomputation is off: what do the activations do during backward when a block's forward runs a second time?")
-
-
-# ------------------------------------------------------------------------------------------------------ shared by some
-
-
-def _call_with_hints(answer: Any, hints: Mapping[str, str], **arguments: Any) -> Any:
-    """`call`, with telling errors explained: `hints` maps a part of an error's text to what to say instead."""
-    try:
-        return call(answer, **arguments)
-    except CheckFailed as problem:
-        for part, message in hints.items():
-            if part in str(problem) and problem.__cause__ is not None:
-                raise CheckFailed(message) from problem
-        raise
-
-
-def _recognize(
-    answers: Sequence[Any],
-    cases: Sequence[tuple[Any, ...]],
-    right: Callable[..., Any],
-    mistakes: Mapping[str, Callable[..., Any]],
-) -> None:
-    """Raise CheckFailed with the message of the mistake that gives these very answers, unless they are all right."""
-    if list(answers) == [right(*case) for case in cases]:
-        return
-    for message, mistaken in mistakes.items():
-        expect(list(answers) != [mistaken(*case) for case in cases], message)

@@ -1,16 +1,15 @@
-"""A slider over the number of layers: what one layer more adds to the peak of a step."""
+"""The Explorer with a slider over layers: what one layer more adds to the peak of a step."""
 
 from dataclasses import replace
 
 import ipywidgets
 
 from course_utils import estimate
-from course_utils.figures import stack_svg
-from course_utils.figures.axes import segments_of, words
+from course_utils.figures import stack
+from course_utils.figures.axes import words
 from course_utils.figures.canvas import Figure
 from course_utils.figures.runs import NOT_COUNTED
-from course_utils.gpus import gpu
-from course_utils.interactive.widgets import LAYOUT, STYLE, Explorable, dropdown
+from course_utils.interactive.widgets import LAYOUT, STYLE, Explorer
 from course_utils.run import TrainingRun
 from course_utils.units import format_bytes
 
@@ -22,34 +21,26 @@ def layer_slider(run: TrainingRun, *, card: str = "RTX5090-32GB") -> "LayerSlide
 
     ValueError for an unknown card, and for a model with more layers than the slider has.
     """
-    if run.model.layers > MOST:
-        raise ValueError(f"{run.model.name} has {run.model.layers} layers: the slider ends at {MOST}")
-    return LayerSlider(run, card)
+    layers = run.model.layers
+    if layers > MOST:
+        raise ValueError(f"{run.model.name} has {layers} layers: the slider ends at {MOST}")
+    slider = ipywidgets.IntSlider(layers, 1, MOST, description="layers L", style=STYLE, layout=LAYOUT)
+    return LayerSlider(run, card, {"layers": slider})
 
 
-class LayerSlider(Explorable):
+class LayerSlider(Explorer):
     """What `layer_slider` shows; `.runs` are the chosen run and the one that is a layer deeper."""
 
     invitation = "A slider over layers: run this cell to use it."
-
-    def __init__(self, run: TrainingRun, card: str) -> None:
-        self.first, self.card = run, gpu(card)
-        look = {"style": STYLE, "layout": LAYOUT}
-        super().__init__(
-            {
-                "layers": ipywidgets.IntSlider(run.model.layers, 1, MOST, description="layers L", **look),
-                "recompute": dropdown("recompute", ("none", "full"), run.recompute),
-                "attention": dropdown("attention", ("flash", "eager"), run.attention),
-            }
-        )
+    names = ("layers", "recompute", "attention")
 
     @property
     def runs(self) -> tuple[TrainingRun, TrainingRun]:
         """With L layers, and with L + 1."""
-        layers, recompute, attention = (control.value for control in self.controls.values())
-        chosen = self.first.replace(recompute=recompute, attention=attention)
+        chosen = self.chosen
+        layers = chosen.pop("layers")
         shallow, deep = (replace(self.first.model, layers=L) for L in (layers, layers + 1))
-        return chosen.replace(model=shallow), chosen.replace(model=deep)
+        return self.first.replace(**chosen, model=shallow), self.first.replace(**chosen, model=deep)
 
     @property
     def more(self) -> int:
@@ -58,17 +49,15 @@ class LayerSlider(Explorable):
         return after - before
 
     def redraw(self) -> tuple[Figure, str]:
-        """Both runs as bars, and what the layer adds, in words."""
+        """Both runs as bars, and what the layer adds, by kind."""
         rows = {f"L = {run.model.layers}": estimate(run) for run in self.runs}
         title = f"One layer more adds {format_bytes(self.more, 'GB', 2)} to the estimated peak"
         totals = "; ".join(f"{name}: {format_bytes(row.total, 'GB', 2)}" for name, row in rows.items())
         capacity = f"{self.card.name}: {format_bytes(self.card.memory, 'GB', 1)}"
         alt = f"{title}. Stacked bars. {totals}. The line marks {capacity}."
-        bars = {name: segments_of(row) for name, row in rows.items()}
         note = f"estimated from formulas · {NOT_COUNTED}"
-        svg = stack_svg(bars, title, self.card.memory, capacity, note, "GB", None, alt)
         before, after = rows.values()
-        parts = {kind: after[kind] - before[kind] for kind in after if after[kind] > before[kind]}
-        return Figure(svg, alt), "One layer more: " + ", ".join(
-            f"{words(kind)} {format_bytes(size)}" for kind, size in parts.items()
-        )
+        parts = (f"{words(kind)} {format_bytes(after[kind] - before[kind])}"
+                 for kind in after if after[kind] > before[kind])  # fmt: skip
+        figure = stack(rows, title, capacity=self.card.memory, capacity_label=capacity, provenance=note, alt=alt)
+        return figure, f"One layer more: {', '.join(parts)}"

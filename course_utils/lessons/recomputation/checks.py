@@ -14,15 +14,16 @@ from course_utils.interactive.feedback import (
     alike,
     call,
     call_or_none,
+    divisors,
     entries,
     exercise,
     expect,
     fail,
+    handed,
     of_kind,
 )
 from course_utils.measurement import Measurement
 
-from ..one_step.labs import divisors, handed
 from . import schedules
 from .labs import (
     CHEAPEST_CASES,
