@@ -133,7 +133,8 @@ def weight_gradient(answer: Any) -> None:
     }
     cases, answers = [], []
     for shape in SHAPES:
-        dice, sizes = torch.Generator().manual_seed(sum(shape[:2])), dict(zip("bsio", shape, strict=True))
+        dice = torch.Generator().manual_seed(sum(shape[:2]))
+        sizes: dict[str, int] = dict(zip("bsio", shape, strict=True))
         x, dy = (torch.randn([sizes[axis] for axis in axes], generator=dice) for axes in ("bsi", "bso"))
         got = call(answer, hints=hints, x=x, dy=dy, returns=torch.Tensor).detach()
         _expect_shape(tuple(got.shape), sizes)
