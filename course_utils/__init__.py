@@ -17,9 +17,9 @@ _HOME = {
     "estimate": "estimating",
     "moments": "estimating",
     "rank_states": "estimating.megatron",
-    "measure": "measuring",
-    "compare": "measuring",
-    "card_here": "measuring",
+    "measure": "measuring.sources",
+    "compare": "measuring.comparing",
+    "card_here": "measuring.sources",
     "recordings": "measuring.recorded",
     "twin": "planning.twin",
     "fit": "planning.fit",
@@ -55,15 +55,3 @@ def __getattr__(name):
 
 def __dir__():
     return __all__
-
-
-def _watch_cells():
-    import sys
-
-    if "IPython" in sys.modules:
-        from .interactive.failed_cells import watch_cells
-
-        watch_cells()
-
-
-_watch_cells()

@@ -43,7 +43,7 @@ def test_a_press_applies_a_change_and_draws_once():
     assert page.chosen == change.chosen and len(drawn) == 1
     assert "✓ Fits an RTX5090-32GB" in page.words.value
     assert offered(page) and all(text.startswith("✓") for text in offered(page))
-    page.choose(page.first)
+    page.choose(page.begin)
     assert page.run == run_of({}) and len(offered(page)) == SHOWN
 
 

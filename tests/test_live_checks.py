@@ -65,7 +65,7 @@ def test_memory_is_back_and_the_kernel_works_after_every_failure(often):
 
 
 def test_a_cell_that_keeps_its_memory_is_found_out():
-    spoiled = "from course_utils import failed_cells\nfailed_cells.give_back = lambda result: None\n"
+    spoiled = "from course_utils.interactive import failed_cells\nfailed_cells.give_back = lambda result: None\n"
     once = LOOP % json.dumps([["plain torch", 1, 150 * MB]])
     done = python(spoiled + once)
     assert done.returncode == 1 and "bytes are left by a cell with plain torch" in done.stderr

@@ -293,7 +293,7 @@ def test_guesses_may_be_of_other_things_than_bytes() -> None:
 def test_notebook_of_a_fresh_machine_is_the_same_each_time(tmp_path: Path) -> None:
     lock_guess("01.peak", 41, "GB")  # the builder's own guess, which nobody else should see
     code = [
-        "from course_utils.interactive.teaching import *",
+        "from course_utils.interactive.guesses import *\nfrom course_utils.interactive.ledgers import show_ledger",
         "predict('01.peak')",
         "reveal('01.peak', 134.5e9)",
         "show_ledger({'a': 1})",
@@ -305,6 +305,21 @@ def test_notebook_of_a_fresh_machine_is_the_same_each_time(tmp_path: Path) -> No
     assert field == {"text/plain": "Your guess, in GB: run this cell and type it in."}
     assert "You locked no guess" in answer["text/html"]
     assert table["text/html"].startswith("<table>")
+
+
+def test_cells_are_watched_from_the_first_guess_or_demo_on_and_not_by_an_import() -> None:
+    code = """
+from IPython.core.interactiveshell import InteractiveShell
+shell = InteractiveShell.instance()
+import course_utils, course_utils.interactive.guesses, course_utils.demos
+from course_utils.interactive.failed_cells import give_back
+assert give_back not in shell.events.callbacks["post_run_cell"]
+{first}
+{first}
+assert shell.events.callbacks["post_run_cell"].count(give_back) == 1
+"""
+    for first in ("course_utils.interactive.guesses.predict('01.peak')", "course_utils.demos.demo('sharding')"):
+        subprocess.run([sys.executable, "-c", code.format(first=first)], cwd=ROOT, check=True, capture_output=True)
 
 
 def test_ledger_sums_exactly() -> None:

@@ -10,14 +10,8 @@ from shown_widgets import widgets_shown
 
 from course_utils import PRESETS, TrainingRun, estimate
 from course_utils.gpus import gpu
-from course_utils.interactive.widgets import (
-    ACCUMULATION_STEPS,
-    MICRO_BATCHES,
-    Explorer,
-    TensorSlider,
-    explorer,
-    tensor_slider,
-)
+from course_utils.interactive.explorer import CONTROL
+from course_utils.interactive.widgets import Explorer, TensorSlider, explorer, tensor_slider
 from course_utils.lessons.one_step.widget import layer_slider
 from course_utils.planning.twin import fit_words
 from course_utils.units import GiB
@@ -52,7 +46,7 @@ def test_micro_batches_are_those_of_one_step():
     assert "8 micro-batches of 4 × 1,024 tokens" in shown.picture.value
     assert drawn_bytes(shown.picture.value) == estimate(shown.run).total
     offered = [option[1] for option in shown.controls["accumulation_steps"].options]
-    assert offered == [1, 2, 4, 8, 16, 32, 64]
+    assert offered == list(CONTROL["accumulation_steps"].values)
 
 
 def test_every_control_changes_the_run_or_the_card():
@@ -117,13 +111,13 @@ def test_the_first_choices_are_checked_at_once():
 
 def test_a_batch_that_is_no_power_of_two_is_offered_too():
     shown = explorer(micro_batch=12)
-    assert 12 not in MICRO_BATCHES and shown.run.micro_batch == 12
+    assert 12 not in CONTROL["micro_batch"].values and shown.run.micro_batch == 12
 
 
 def test_redrawing_takes_thousands_of_calls():
     shown = explorer(gpu="A100-80GB")
-    for name, values in (("micro_batch", MICRO_BATCHES), ("accumulation_steps", ACCUMULATION_STEPS)):
-        for value in values:
+    for name in ("micro_batch", "accumulation_steps"):
+        for value in CONTROL[name].values:
             assert calls(lambda name=name, value=value: setattr(shown.controls[name], "value", value)) < 15_000
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import unknown
 from ..gpus import gpu
+from ..interactive.failed_cells import watch_cells
 from .accumulation import ACCUMULATION
 from .fragmentation import FRAGMENTATION
 from .optimizer_states import OPTIMIZER_STATES
@@ -41,6 +42,7 @@ def demo(name: str, stage: Stage | None = None) -> "DemoWidget":
     """
     from .show import DemoWidget
 
+    watch_cells()
     if name not in DEMOS:
         raise unknown("demo", name, DEMOS)
     return DemoWidget(DEMOS[name], stage or Stage.here())

@@ -13,7 +13,7 @@ from typing import Any
 from ..allocator.policy import OutOfMemory
 from ..allocator.replay import Replay, replay
 from ..figures.canvas import Figure
-from ..measuring import ALLOCATOR_VARIABLES
+from ..measuring.comparing import ALLOCATOR_VARIABLES
 from ..units import format_bytes, percent
 from .holes import COUNT, trace
 from .stage import Demo, DemoStep, Foreseen, Outcome, Stage

@@ -37,7 +37,8 @@ def peak_title(run: TrainingRun, breakdown: MemoryBreakdown) -> str:
     """What is trained, and what it takes: "gpt2-xl, 32 × 1,024 tokens: 134.45 GB at the peak, in backward"."""
     several = f"{run.accumulation_steps} micro-batches of " if run.accumulation_steps > 1 else ""
     peak = f"{format_bytes(breakdown.total, UNIT, 2)} at the peak, in {words(breakdown.phase)}"
-    return f"{run.model.name}, {several}{run.micro_batch} × {run.seq_len:,} tokens: {peak}"
+    trained = f"LoRA r={run.lora_rank}, " if run.lora_rank else ""
+    return f"{run.model.name}, {trained}{several}{run.micro_batch} × {run.seq_len:,} tokens: {peak}"
 
 
 def told_name(card: Gpu) -> str:

@@ -89,6 +89,8 @@ CONTROLS: tuple[Control, ...] = (
 )
 """In the order in which a learner thinks: model and data, how it is trained, across GPUs, the card."""
 
+CONTROL = {control.name: control for control in CONTROLS}
+
 DEFAULTS: dict[str, Any] = {
     "model": "gpt2-xl", "micro_batch": 32, "accumulation_steps": 1, "seq_len": 1024, "precision": "amp-bf16",
     "optimizer": "adamw", "trained": "all", "attention": "flash", "recompute": "none", "loss_chunks": 1,
@@ -352,14 +354,14 @@ def _rows(chosen: Mapping[str, Any], card: Gpu, fits: bool) -> Iterator[list[dic
 
     For a run that fits the micro-batches grow, else they shrink.
     """
-    sizes, steps = _control("micro_batch").values, _control("accumulation_steps").values
+    sizes, steps = CONTROL["micro_batch"].values, CONTROL["accumulation_steps"].values
     batch = chosen["micro_batch"] * chosen["accumulation_steps"]
     others = [size for size in sizes if (size > chosen["micro_batch"]) == fits and size != chosen["micro_batch"]]
     pairs = [(size, batch // size) for size in others if batch % size == 0 and batch // size in steps]
     row = [{"micro_batch": size, "accumulation_steps": count} for size, count in pairs]
     yield row if fits else row[::-1]
     if not fits:
-        more = [ranks for ranks in _control("world_size").values if ranks > chosen["world_size"]]
+        more = [ranks for ranks in CONTROL["world_size"].values if ranks > chosen["world_size"]]
         divided = [ranks for ranks in more if batch * chosen["world_size"] % ranks == 0]
         yield [_on_ranks(chosen, ranks) for ranks in (more if chosen["zero_stage"] else divided)]
         larger = sorted((other for other in GPUS.values() if other.room > card.room), key=lambda other: other.room)
@@ -376,10 +378,6 @@ def _on_ranks(chosen: Mapping[str, Any], ranks: int) -> dict[str, Any]:
         "accumulation_steps": chosen["accumulation_steps"] // fewer,
         "micro_batch": chosen["micro_batch"] // smaller,
     }
-
-
-def _control(name: str) -> Control:
-    return next(control for control in CONTROLS if control.name == name)
 
 
 def _same_training(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
@@ -407,7 +405,7 @@ def _in_words(different: Mapping[str, Any], after: Mapping[str, Any]) -> str:
         "gpu": f"{named(GPUS[after['gpu']])} instead",
         "world_size": f"{number(after['world_size'])} ranks",
         "micro_batch": f"{several} of {number(after['micro_batch'])}",
-        "bucket_view": f"gradients {_control('bucket_view').options[after['bucket_view']][0]}",
+        "bucket_view": f"gradients {CONTROL['bucket_view'].options[after['bucket_view']][0]}",
         "recompute": recompute.get(after["recompute"], f"{after['recompute']} recomputation"),
         "attention": f"{after['attention']} attention",
         "loss_chunks": chunks,

@@ -6,16 +6,14 @@ What it shows is made by `dashboard`, as on the page in the browser. Only notebo
 import asyncio
 from collections.abc import Mapping
 from html import escape
-from typing import Any
+from typing import Any, ClassVar
 
 import ipywidgets
 
-from ..breakdown import MemoryBreakdown
 from ..figures.canvas import Figure, below_one_another
-from ..gpus import Gpu
 from ..run import TrainingRun
-from .explorer import CONTROLS, GROUPS, Change, Control, Dashboard, best_plan, complete, dashboard, next_changes
-from .widgets import Explorable
+from .explorer import CONTROLS, GROUPS, Change, Dashboard, best_plan, complete, dashboard, next_changes, run_of
+from .widgets import Explorer
 
 SHOWN = 8
 """So many changes are offered at most."""
@@ -63,21 +61,27 @@ def explore(**chosen: Any) -> "DashboardWidget":
     return DashboardWidget(complete(chosen))
 
 
-class DashboardWidget(Explorable):
+class DashboardWidget(Explorer):
     """What `explore` shows. `changes` are what the buttons offer now."""
 
     invitation = "The Explorer: run this cell to use its controls."
+    names = tuple(control.name for control in CONTROLS)
+    width: ClassVar = {"width": "auto"}
 
     def __init__(self, chosen: Mapping[str, Any]) -> None:
-        self.first = dict(chosen)
+        self.begin = dict(chosen)
         self.changes: tuple[Change, ...] = ()
         self._waiting: asyncio.TimerHandle | None = None
         self._applying = False
         self.now: Dashboard | None = None
         self.words, self.heading = ipywidgets.HTML(), ipywidgets.HTML()
         self.buttons = [_button("", self._apply) for _ in range(SHOWN)]
-        super().__init__({control.name: _widget(control, chosen[control.name]) for control in CONTROLS})
+        super().__init__(run_of(chosen), chosen["gpu"])
         self.add_class("course-explorer")
+
+    def begins_with(self, name: str) -> Any:
+        """The value that a control has at the beginning."""
+        return self.begin[name]
 
     def parts(self) -> list[Any]:
         """Groups of controls, the verdict with the code, the changes, the pictures."""
@@ -86,7 +90,7 @@ class DashboardWidget(Explorable):
         groups = ipywidgets.Box([*columns, last]).add_class("course-groups")
         changes = ipywidgets.Box(self.buttons).add_class("course-changes")
         arrange = _button("Arrange it for me (about a second)", self._arrange)
-        reset = _button("Start over", lambda _: self.choose(self.first))
+        reset = _button("Start over", lambda _: self.choose(self.begin))
         for button in (arrange, reset):
             button.add_class("course-plain")
         row = ipywidgets.Box([arrange, reset], layout={"flex_flow": "row wrap"})
@@ -99,24 +103,9 @@ class DashboardWidget(Explorable):
         return ipywidgets.VBox([heading, *members]).add_class("course-group")
 
     @property
-    def chosen(self) -> dict[str, Any]:
-        """Every control's value."""
-        return {name: control.value for name, control in self.controls.items()}
-
-    @property
     def run(self) -> TrainingRun:
-        """The run that has been chosen. Raises ValueError, in words, where the choices contradict each other."""
-        return dashboard(self.chosen).run
-
-    @property
-    def gpu(self) -> Gpu:
-        """The GPU that has been chosen. Raises like `run`."""
-        return dashboard(self.chosen).card
-
-    @property
-    def breakdown(self) -> MemoryBreakdown:
-        """The estimate at the peak of the chosen run. Raises like `run`."""
-        return dashboard(self.chosen).breakdown
+        """The run that has been chosen. Raises ValueError, saying why, where the choices contradict each other."""
+        return run_of(self.chosen)
 
     def choose(self, chosen: Mapping[str, Any]) -> None:
         """Set several controls and draw once."""
@@ -204,11 +193,3 @@ def _button(text: str, pressed: Any) -> ipywidgets.Button:
     button = ipywidgets.Button(description=text, layout={"width": "auto", "height": "auto"})
     button.on_click(pressed)
     return button.add_class("course-change")
-
-
-def _widget(control: Control, value: Any) -> ipywidgets.Widget:
-    """A slider for what goes from few to many, a dropdown for the rest."""
-    kind = ipywidgets.SelectionSlider if control.kind == "steps" else ipywidgets.Dropdown
-    style = {"description_width": "150px"}
-    layout = {"width": "auto"}
-    return kind(options=control.options, value=value, description=control.label, style=style, layout=layout)

@@ -9,14 +9,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..units import UNITS, format_bytes, percent
+from .failed_cells import watch_cells
 from .keeping import course_home, one_at_a_time, problems_in_words, write_whole
-
-if TYPE_CHECKING:
-    pass
-
 from .ledgers import show
 
 NUMBER = re.compile(r"\s*([0-9][0-9_]*(?:[.,][0-9]+)?|[.,][0-9]+)\s*")
@@ -108,8 +105,9 @@ def predict(key: str, unit: str = "GB", guess: float | None = None) -> None:
     """Show a field for the learner's guess, in `unit`, and store it on this machine under `key` once it is locked.
 
     `unit` is "" for a number that has none; `guess` locks one without the field. A locked guess stays until
-    `forget_guess(key)`.
+    `forget_guess(key)`. From then on a cell that runs out of GPU memory gives it back: see `failed_cells`.
     """
+    watch_cells()
     if guess is not None:
         lock_guess(key, guess, unit)
     show(Prediction(key, unit))

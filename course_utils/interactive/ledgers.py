@@ -3,13 +3,8 @@
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ..units import UNITS, aligned, format_bytes, format_signed, html_table
-
-if TYPE_CHECKING:
-    pass
-
 from .saved import Saved
 
 

@@ -1,4 +1,4 @@
-"""Sliders for lessons: an explorer of training runs, and the bytes of one tensor.
+"""Sliders for lessons: the Explorer of training runs, and the bytes of one tensor.
 
 Pictures are SVG strings set into an HTML widget. Unlike `interact` and `Output`, that keeps a notebook's stored outputs
 the same from run to run, and it redraws within milliseconds. Only notebooks import this module.
@@ -7,7 +7,7 @@ the same from run to run, and it redraws within milliseconds. Only notebooks imp
 from collections.abc import Callable, Iterable, Mapping
 from html import escape
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 import ipywidgets
 
@@ -16,23 +16,21 @@ from ..breakdown import MemoryBreakdown
 from ..errors import unknown
 from ..figures.canvas import INK, MARGIN, QUIET, RULE, WIDTH, Canvas, Figure, number, ticks
 from ..figures.runs import peak_stack
-from ..gpus import GPUS, Gpu, gpu
-from ..models import PRESETS
+from ..gpus import Gpu, gpu
 from ..planning.twin import fit_words, lacks
-from ..run import ATTENTIONS, OPTIMIZERS, PRECISIONS, RECOMPUTES, TrainingRun
+from ..run import TrainingRun
 from ..units import GB, GiB, format_bytes
+from .explorer import CONTROL, Control
 
-MICRO_BATCHES = tuple(2**k for k in range(10))
-ACCUMULATION_STEPS = tuple(2**k for k in range(7))
-SEQUENCE_LENGTHS = tuple(2**k for k in range(7, 17))
 DTYPES = {"fp32": 4, "tf32 (stored as fp32)": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int64": 8}
 """Bytes of one element."""
+STYLE, LAYOUT = {"description_width": "104px"}, {"width": "430px"}
 MOST = 10**9
-"""A dimension of a tensor beyond this cannot be meant."""
+"""The largest dimension of a tensor that is accepted."""
 
 
 def explorer(model: str = "gpt2-xl", *, gpu: str = "V100-32GB", **choices: Any) -> "Explorer":
-    """Controls for a training run, and a picture of its estimated memory beside a GPU's capacity.
+    """Controls for a training run, and a picture of its estimated memory with a GPU's capacity.
 
     `choices` are those of a `TrainingRun` (micro_batch=32, precision="amp-bf16", …) to begin with. In the next cell,
     `.run` is what has been chosen. Raises ValueError like `TrainingRun` if the first choices are impossible.
@@ -102,37 +100,57 @@ class Explorable(ipywidgets.VBox):
 
 
 class Explorer(Explorable):
-    """What `explorer` shows; `.run` and `.gpu` are what has been chosen, `.breakdown` is the estimate."""
+    """The Explorer: choices of a training run as controls, and its estimate in a picture.
+
+    `names` are the controls to offer, of `explorer.CONTROLS` or of `own`: a lesson's own widgets by choice of a
+    `TrainingRun`. `.run` and `.gpu` are what has been chosen, `.breakdown` is the estimate at the peak.
+    """
 
     invitation = "Explorer of training runs: run this cell to use its sliders."
+    names: tuple[str, ...] = (
+        "model", "gpu", "micro_batch", "accumulation_steps", "seq_len", "optimizer", "precision", "attention",
+        "recompute",
+    )  # fmt: skip
+    width: ClassVar[Mapping[str, str]] = LAYOUT
 
-    def __init__(self, run: TrainingRun, gpu_name: str) -> None:
-        self.first = run
-        super().__init__(
-            {
-                "model": dropdown("model", PRESETS, run.model.name),
-                "gpu": dropdown("GPU", GPUS, gpu(gpu_name).name),
-                "micro_batch": slider("micro-batch", MICRO_BATCHES, run.micro_batch),
-                "accumulation_steps": slider("micro-batches", ACCUMULATION_STEPS, run.accumulation_steps),
-                "seq_len": slider("sequence", SEQUENCE_LENGTHS, run.seq_len),
-                "optimizer": dropdown("optimizer", OPTIMIZERS, run.optimizer.name),
-                "precision": dropdown("precision", PRECISIONS, run.precision.name),
-                "attention": dropdown("attention", ATTENTIONS, run.attention),
-                "recompute": dropdown("recompute", RECOMPUTES, run.recompute),
-            }
-        )
+    def __init__(self, run: TrainingRun, card: str, own: Mapping[str, Any] | None = None) -> None:
+        self.first, self.card, own = run, gpu(card), own or {}
+        super().__init__({name: own.get(name) or self._widget(CONTROL[name]) for name in self.names})
+
+    def _widget(self, control: Control) -> ipywidgets.Widget:
+        """A slider for what goes from few to many, a dropdown for the rest; the first value is added if missing."""
+        options, value = list(control.options), self.begins_with(control.name)
+        if value not in control.values:
+            options.append((str(value), value))
+        if control.kind == "steps":
+            options.sort(key=lambda option: option[1])
+        kind = ipywidgets.SelectionSlider if control.kind == "steps" else ipywidgets.Dropdown
+        style = {"description_width": "150px"}
+        return kind(options=options, value=value, description=control.label, style=style, layout=self.width)
+
+    def begins_with(self, name: str) -> Any:
+        """The value that a control has at the beginning."""
+        value = self.card if name == "gpu" else getattr(self.first, name)
+        return getattr(value, "name", value)
+
+    @property
+    def chosen(self) -> dict[str, Any]:
+        """Every control's value."""
+        return {name: control.value for name, control in self.controls.items()}
 
     @property
     def gpu(self) -> Gpu:
         """The GPU that has been chosen."""
-        return GPUS[self.controls["gpu"].value]
+        return gpu(self.chosen.get("gpu", self.card.name))
 
     @property
     def run(self) -> TrainingRun:
-        """The run that has been chosen. Raises ValueError, in words, where the choices contradict each other."""
-        chosen = {name: control.value for name, control in self.controls.items() if name != "gpu"}
-        if chosen["model"] == self.first.model.name:
+        """The run that has been chosen. Raises ValueError, saying why, where the choices contradict each other."""
+        chosen = {name: value for name, value in self.chosen.items() if name != "gpu"}
+        if chosen.get("model") == self.first.model.name:
             chosen["model"] = self.first.model  # a configuration of the learner's own is known by no name
+        if chosen.get("lora_rank") == 0:
+            chosen["lora_targets"] = ()
         return self.first.replace(**chosen)
 
     @property
@@ -141,22 +159,21 @@ class Explorer(Explorable):
         return estimate(self.run)
 
     def redraw(self) -> tuple[Figure, str]:
-        """The picture of the chosen run, and the verdict in words with the line of code that makes the run."""
-        run, card = self.run, self.gpu
-        breakdown = estimate(run)
-        verdict = fit_words(breakdown.total, card)
-        figure = peak_stack(run, breakdown, card, verdict)
-        message = (
-            f"{verdict_html(breakdown.total, card)}{escape(lacks(run, card))}"
-            f"<br><code style='user-select:all'>{escape(run.code())}</code>"
-        )
-        return figure, message
+        """The picture of the chosen run, and the verdict with the line of code that makes the run."""
+        run, card, breakdown = self.run, self.gpu, self.breakdown
+        figure = peak_stack(run, breakdown, card, fit_words(breakdown.total, card))
+        return figure, f"{verdict_html(breakdown.total, card)}{escape(lacks(run, card))}{code_html(run)}"
 
 
 def verdict_html(total: int, card: Gpu) -> str:
     """Whether `total` bytes fit, marked with a sign: in the page's own color, so that a dark theme stays readable."""
     verdict = fit_words(total, card)
     return f"<b>{'✓' if total <= card.room else '✗'} {escape(verdict[0].upper() + verdict[1:])}.</b>"
+
+
+def code_html(run: TrainingRun) -> str:
+    """The line of code that makes a run, to be selected with one click."""
+    return f"<br><code style='user-select:all'>{escape(run.code())}</code>"
 
 
 class TensorSlider(Explorable):
@@ -173,8 +190,8 @@ class TensorSlider(Explorable):
         widths = (256, 512, 768, 1024, 1280, 1600, 2048, 2560, 4096, 5120, 8192, 12288, 16384)
         super().__init__(
             {
-                "b": slider("sequences b", MICRO_BATCHES, batch),
-                "s": slider("tokens s", SEQUENCE_LENGTHS, sequence),
+                "b": slider("sequences b", CONTROL["micro_batch"].values, batch),
+                "s": slider("tokens s", CONTROL["seq_len"].values, sequence),
                 "h": slider("hidden h", widths, hidden),
                 "dtype": dropdown("format", DTYPES, dtype),
             }
@@ -217,9 +234,6 @@ def tensor_figure(size: int, title: str) -> Figure:
     canvas.text(WIDTH / 2, top + 88, "GB", 12, QUIET, text_anchor="middle")
     alt = f"{title}. A bar on an axis where 1 GB and, 7 percent further, 1 GiB are marked."
     return Figure(canvas.svg(top + 100, title, alt), alt)
-
-
-STYLE, LAYOUT = {"description_width": "104px"}, {"width": "430px"}
 
 
 def dropdown(description: str, options: Iterable[Any], value: Any) -> ipywidgets.Dropdown:

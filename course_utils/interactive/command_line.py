@@ -1,0 +1,39 @@
+"""How every command reads its options: argparse, with refusals of one sentence."""
+
+from argparse import SUPPRESS, ArgumentParser
+from typing import Any, NoReturn
+
+from ..errors import nearest
+
+
+class WrongOption(ValueError):
+    """An option of the command line that cannot be used; the message says which would."""
+
+
+class Parser(ArgumentParser):
+    """The options of one command, `--help` and `--here` included. Raises WrongOption for others.
+
+    `here` describes `--here`; without it the option is accepted but not listed: the command needs nothing but Python.
+    """
+
+    def __init__(self, command: str, summary: str, here: str | None = None, **options: Any) -> None:
+        super().__init__(f"python3 -m course_utils {command}", description=summary, allow_abbrev=False, **options)
+        self.add_argument("--here", action="store_true", help=here or SUPPRESS)
+
+    def error(self, message: str) -> NoReturn:
+        """Raise WrongOption with argparse's message, or with the nearest name of an unknown option."""
+        command = self.prog.split()[-1]
+        unknown = message.partition("unrecognized arguments: ")[2].split()
+        if not unknown:
+            said = message.removeprefix("argument ")
+            raise WrongOption(f"{command}: {said}. See `{self.prog} --help`.")
+        name = unknown[0].partition("=")[0]
+        if not name.startswith("-"):
+            raise WrongOption(f"{command} does not take {name!r}. See `{self.prog} --help`.")
+        known = [option for option in self._option_string_actions if option.startswith("--")]
+        close = nearest(name, known)
+        raise WrongOption(f"Unknown option {name}. {f'Did you mean {close}?' if close else _listed(known)}")
+
+
+def _listed(options: list[str]) -> str:
+    return f"Options: {', '.join(options)}."
