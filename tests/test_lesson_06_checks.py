@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from course_utils import estimate, gpu
 from course_utils.estimating.exact.activations import activation_bytes
 from course_utils.lessons.recomputation import checks as lesson_06
-from course_utils.lessons.recomputation.labs import SECRET_POLICIES, SECRETS, TEETH, case, kept_by_forward, measured
+from course_utils.lessons.recomputation.checks import SECRET_POLICIES, SECRETS, TEETH, case, kept_by_forward, measured
 
 # ----------------------------------------------------------------------------------------------------------- 06.1: cost
 

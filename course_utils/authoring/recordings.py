@@ -20,7 +20,7 @@ from ..lessons.activations.checks import STORY, BilinearMLP
 from ..lessons.activations.ledgers import block_and_inputs
 from ..lessons.one_step.checks import HIDDEN_RUNS
 from ..lessons.plans.detective import broken_runs
-from ..lessons.recomputation import labs as lesson_06_labs
+from ..lessons.recomputation import checks as lesson_06_checks
 from ..lessons.sharding.units import six_blocks
 from ..measuring import measure, saved_recordings
 from ..measuring.recorded import FILE, key, save
@@ -104,7 +104,7 @@ def lesson_06_runs() -> list[TrainingRun]:
     """GPT-2 under each policy of recomputation, and the runs behind the hidden timelines."""
     gpt2 = TrainingRun("gpt2", 8, 1024, "bf16-master")
     policies = ("none", "selective-attention", "selective", "full", "every-3", "offload")
-    hidden = [*lesson_06_labs.hidden_runs(), *lesson_06_labs.secret_runs()]
+    hidden = [*lesson_06_checks.hidden_runs(), *lesson_06_checks.secret_runs()]
     return [*(gpt2.replace(recompute=policy) for policy in policies), *hidden]
 
 

@@ -1,15 +1,25 @@
 """Checks of the exercises of lesson 06, "Recomputation": each names the misconception, never the answer."""
 
 import math
-from collections.abc import Callable, Mapping
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import cache, partial
+from itertools import accumulate, pairwise
 from numbers import Real
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
 
+from course_utils.breakdown import MemoryBreakdown
+from course_utils.estimating import estimate
 from course_utils.estimating.exact.activations import activation_bytes
+from course_utils.gpus import gpu
 from course_utils.interactive.feedback import (
     CheckFailed,
+    Mistakes,
     NotSolved,
     alike,
     call,
@@ -21,74 +31,38 @@ from course_utils.interactive.feedback import (
     fail,
     handed,
     of_kind,
+    recognized,
 )
-from course_utils.measurement import Measurement
+from course_utils.measurement import Mark, Measurement, Timeline
+from course_utils.measuring import measure
+from course_utils.run import TrainingRun
 
 from . import schedules
-from .labs import (
-    CHEAPEST_CASES,
-    CHEAPEST_MISTAKES,
-    DROPOUT,
-    GROUPS,
-    KNOWN,
-    POLICIES,
-    SECRET_POLICIES,
-    SECRETS,
-    TEETH,
-    Chain,
-    Ran,
-    added_right,
-    batch_if,
-    case,
-    chain,
-    cheapest_right,
-    measured,
-    rerun_in_groups,
-    run_in_groups,
-)
-from .policies import added_percent
-
-__all__ = [
-    "KNOWN",
-    "POLICIES",
-    "SECRET_POLICIES",
-    "added",
-    "added_percent",
-    "best_interval",
-    "cheapest",
-    "cost",
-    "example",
-    "in_groups",
-    "infer",
-    "mystery",
-    "stretches",
-]
+from .policies import added_percent, small_gpt
 
 # ---------------------------------------------------------------------------------------------------------- 06.1: cost
 
 COST_CASES = ((12, 3), (48, 4), (64, 8), (10, 10), (10, 1), (60, 5))
 
-MEMORY_MISTAKES: tuple[tuple[Callable[[int, int], float], str], ...] = (
-    (lambda n, k: n // k, "Those are the checkpoints alone. In backward a stretch runs again and leaves its values."),
-    (lambda n, k: k, "That is one stretch alone. The checkpoints are kept all the while."),
-    (lambda n, k: n, "That is a chain that keeps all. What do the checkpoints save?"),
-    (
+MEMORY_MISTAKES: Mistakes = {
+    "Those are the checkpoints alone. In backward a stretch runs again and leaves its values.": lambda n, k: n // k,
+    "That is one stretch alone. The checkpoints are kept all the while.": lambda n, k: k,
+    "That is a chain that keeps all. What do the checkpoints save?": lambda n, k: n,
+    "You let every stretch keep its values. Each is done with before the next one runs again.":
         lambda n, k: n + n // k,
-        "You let every stretch keep its values. Each is done with before the next one runs again.",
-    ),
-    (lambda n, k: n // k - 1 + k, "One checkpoint is missing: the first node's input is kept, too."),
-    (lambda n, k: 2 * math.sqrt(n), "That holds for the best k alone. The question is about any k."),
-)
-FORWARD_MISTAKES: tuple[tuple[Callable[[int, int], float], str], ...] = (
-    (lambda n, k: n, "That is one forward pass: either the first one or the repetition is missing."),
-    (lambda n, k: 3 * n, "You seem to count backward too. `forwards` counts runs of f alone."),
-    (lambda n, k: n + k, "You run one stretch again. All stretches have to, each when backward comes to it."),
-    (lambda n, k: n + n // k, "You run one node of each stretch again. All of them have to leave their values."),
-    (lambda n, k: n + n * (n + 1) // 2,
-     "That is what keeping nothing costs. From a checkpoint, a stretch alone runs again."),
-    (lambda n, k: n + n // k * (k * (k + 1) // 2),
-     "You run a stretch again for each of its nodes. Once leaves all values."),
-)  # fmt: skip
+    "One checkpoint is missing: the first node's input is kept, too.": lambda n, k: n // k - 1 + k,
+    "That holds for the best k alone. The question is about any k.": lambda n, k: 2 * math.sqrt(n),
+}  # fmt: skip
+FORWARD_MISTAKES: Mistakes = {
+    "That is one forward pass: either the first one or the repetition is missing.": lambda n, k: n,
+    "You seem to count backward too. `forwards` counts runs of f alone.": lambda n, k: 3 * n,
+    "You run one stretch again. All stretches have to, each when backward comes to it.": lambda n, k: n + k,
+    "You run one node of each stretch again. All of them have to leave their values.": lambda n, k: n + n // k,
+    "That is what keeping nothing costs. From a checkpoint, a stretch alone runs again.":
+        lambda n, k: n + n * (n + 1) // 2,
+    "You run a stretch again for each of its nodes. Once leaves all values.":
+        lambda n, k: n + n // k * (k * (k + 1) // 2),
+}  # fmt: skip
 
 
 @exercise("06.1", "Memory falls and rises with k, the work stays: one more forward.")
@@ -99,60 +73,120 @@ def cost(answer: Any) -> None:
         ("memory", lambda n, k: n // k + k, MEMORY_MISTAKES),
         ("forwards", lambda n, k: 2 * n, FORWARD_MISTAKES),
     ):
-        values = [both[name] for both in got]
-        if alike(values, (right(*case) for case in COST_CASES)):
-            continue
-        for mistaken, message in mistakes:
-            expect(not alike(values, (mistaken(*case) for case in COST_CASES)), message)
-        fail(f"{name} is off. Draw a chain of 6 nodes with k = 2 and count.")
+        otherwise = f"{name} is off. Draw a chain of 6 nodes with k = 2 and count."
+        recognized([both[name] for both in got], COST_CASES, right, mistakes, otherwise)
 
 
 # ------------------------------------------------------------------------------------------------- 06.2: best_interval
 
 INTERVAL_CASES = ((64, 1), (48, 1), (48, 17), (100, 4), (96, 57), (36, 0.25), (60, 2.4), (72, 1), (7, 3), (10, 0.918))
 
+INTERVAL_MISTAKES: Mistakes = {
+    "You leave c out: that is the best k for nodes that keep no more than a checkpoint.":
+        lambda n, c: schedules.best_interval(n),
+    "You took the largest of several equally good k. The smallest was asked for.":
+        lambda n, c: min(reversed(divisors(n)), key=lambda k: n / k + c * k),
+    "c is on the wrong side: it belongs to the stretch, c·k, not to the checkpoints.":
+        lambda n, c: min(divisors(n), key=lambda k: c * n / k + k),
+    "That is the k that needs the most. Which needs the least?":
+        lambda n, c: max(divisors(n), key=lambda k: n / k + c * k),
+    "You rounded √(n/c) to a divisor. The sum is not symmetric: compare what each k really needs.":
+        lambda n, c: min(divisors(n), key=lambda k: abs(k - math.sqrt(n / c))),
+}  # fmt: skip
+
 
 @exercise("06.2", "Tried, not assumed: the square root belongs to equal nodes alone.")
 def best_interval(answer: Any) -> None:
     """`answer(n, c)` is the k that divides n with the least n/k + c·k."""
     got = [call(answer, n=n, c=c) for n, c in INTERVAL_CASES]
-    if got == [schedules.best_interval(n, c) for n, c in INTERVAL_CASES]:
-        return
     for (n, _), k in zip(INTERVAL_CASES, got, strict=True):
         expect(k >= 1 and n % k == 0, f"Your k for n = {n} does not divide n: stretches would differ in length.")
-    mistakes = {
-        "You leave c out: that is the best k for nodes that keep no more than a checkpoint.": _of_equal_nodes,
-        "You took the largest of several equally good k. The smallest was asked for.": _largest_tie,
-        "c is on the wrong side: it belongs to the stretch, c·k, not to the checkpoints.": _swapped,
-        "That is the k that needs the most. Which needs the least?": _worst,
-        "You rounded √(n/c) to a divisor. The sum is not symmetric: compare what each k really needs.": _rounded,
-    }
-    for message, mistaken in mistakes.items():
-        expect(got != [mistaken(n, c) for n, c in INTERVAL_CASES], message)
-    fail("Some k is not the best. Try every k that divides n, and work out n/k + c·k for each.")
-
-
-def _of_equal_nodes(n: int, _: float) -> int:
-    return schedules.best_interval(n)
-
-
-def _largest_tie(n: int, c: float) -> int:
-    return min(reversed(divisors(n)), key=lambda k: n / k + c * k)
-
-
-def _swapped(n: int, c: float) -> int:
-    return min(divisors(n), key=lambda k: c * n / k + k)
-
-
-def _worst(n: int, c: float) -> int:
-    return max(divisors(n), key=lambda k: n / k + c * k)
-
-
-def _rounded(n: int, c: float) -> int:
-    return min(divisors(n), key=lambda k: abs(k - math.sqrt(n / c)))
+    otherwise = "Some k is not the best. Try every k that divides n, and work out n/k + c·k for each."
+    recognized(got, INTERVAL_CASES, schedules.best_interval, INTERVAL_MISTAKES, otherwise)
 
 
 # ----------------------------------------------------------------------------------------------------- 06.3: in_groups
+
+GROUPS = ((6, 2), (7, 3), (5, 1), (4, 4))
+"""Number of blocks, and how many of them share a checkpoint."""
+
+DROPOUT = 0.5
+WIDTH = 16
+
+
+class Noted(nn.Module):
+    """A small block that appends its number to `runs` whenever it runs, with dropout if that is not 0."""
+
+    def __init__(self, number: int, runs: list[int], dropout: float) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.number, self.runs, self.dropout = number, runs, dropout
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.runs.append(self.number)
+        y = torch.tanh(self.linear(x))
+        return x + (nn.functional.dropout(y, self.dropout, self.training) if self.dropout else y)
+
+
+Chain = list[Noted]
+
+
+def chain(count: int, dropout: float = 0.0) -> Chain:
+    """`count` blocks, the same for everybody. They share one list of runs."""
+    runs: list[int] = []
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(count)
+        return [Noted(number, runs, dropout) for number in range(count)]
+
+
+class Ran(NamedTuple):
+    """One forward and backward: output, gradients, the blocks that ran, in order, and the number of tensors that were
+    kept between the two.
+    """
+
+    output: Any
+    gradients: list[torch.Tensor | None]
+    runs: list[int]
+    kept: int
+
+
+def _one_by_one(blocks: Chain, x: torch.Tensor, _: int = 0) -> torch.Tensor:
+    for block in blocks:
+        x = block(x)
+    return x
+
+
+def groups_right(blocks: Chain, x: Any, k: int) -> Any:
+    """The right answer: each group of k through one checkpoint, handed over as an argument."""
+    for first in range(0, len(blocks), k):
+        x = checkpoint(_one_by_one, blocks[first : first + k], x, use_reentrant=False)
+    return x
+
+
+def run_in_groups(blocks: Chain, k: int, answer: Callable[..., Any] = groups_right) -> Ran:
+    """Forward and backward through `answer(blocks, x, k)`, watched, with the same random numbers each time."""
+    mine, runs = list(blocks), blocks[0].runs
+    x = torch.linspace(-1, 1, 4 * WIDTH).reshape(4, WIDTH).requires_grad_()
+    inputs: list[torch.Tensor] = []
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        inputs.extend([tensor] * (tensor.shape == x.shape))
+        return tensor
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            output = answer(blocks, x, k)
+        if isinstance(output, torch.Tensor) and output.requires_grad:
+            output.square().sum().backward()
+    gradients = [x.grad, *(weight.grad for block in mine for weight in block.parameters())]
+    return Ran(output, gradients, runs, len(inputs))
+
+
+def rerun_in_groups(sizes: Iterable[int]) -> list[int]:
+    """The blocks in the order in which backward runs them again: the last group first, each from its first block."""
+    groups = list(pairwise(accumulate(sizes, initial=0)))
+    return [block for first, end in reversed(groups) for block in range(first, end)]
 
 
 @exercise("06.3", "Same output, same gradients, and nothing kept but a checkpoint for each group.")
@@ -168,17 +202,31 @@ def in_groups(answer: Any) -> None:
         )
         reached = got.gradients[0] is not None
         expect(reached, "No gradient reaches x, so nothing in front of these blocks would learn. Who cuts the graph?")
-        expect(len(got.runs) >= 2 * count, _too_few(len(got.runs), count))
+        expect(
+            len(got.runs) != count,
+            "Nothing is run again: every block keeps all that it computes. Where is `checkpoint`?",
+        )
+        expect(
+            len(got.runs) >= 2 * count,
+            "Some blocks run again, others do not: does the last, smaller group go through `checkpoint`, too?",
+        )
         expect(
             _same_gradients(got, right),
             "The output is right and the gradients are not. Your function runs again in backward, when the loop is "
             "over: what do its variables refer to by then?",
         )
+        where = f"With {count} blocks and k = {k}, "
+        expect(got.kept == right.kept, f"{where}the number of checkpoints is not one for each group of k.")
+        whole, rest = divmod(count, k)
         expect(
-            got.kept == right.kept,
-            f"With {count} blocks and k = {k}, the number of checkpoints is not one for each group of k.",
+            not rest or got.runs[count:] != rerun_in_groups([rest, *[k] * whole]),
+            f"{where}your smaller group is the first one. Begin with a whole group of k: what is left over comes last.",
         )
-        _expect_groups(got.runs[count:], count, k)
+        expect(
+            got.runs[count:] == rerun_in_groups([*[k] * whole, *[rest] * bool(rest)]),
+            f"{where}the number of checkpoints is right, but they are in other places: every group but the last has k "
+            "blocks.",
+        )
     _expect_same_masks(answer)
 
 
@@ -187,25 +235,10 @@ def _same_gradients(one: Ran, other: Ran) -> bool:
     return all(a is not None and b is not None and torch.allclose(a, b, atol=1e-5) for a, b in pairs)
 
 
-def _expect_groups(again: list[int], count: int, k: int) -> None:
-    """CheckFailed unless backward has run the blocks `again` in groups of k from the first block on."""
-    whole, rest = divmod(count, k)
-    expect(
-        not rest or again != rerun_in_groups([rest, *[k] * whole]),
-        f"With {count} blocks and k = {k}, your smaller group is the first one. Begin with a whole group of k: what is "
-        "left over comes last.",
-    )
-    expect(
-        again == rerun_in_groups([*[k] * whole, *[rest] * bool(rest)]),
-        f"With {count} blocks and k = {k}, the number of checkpoints is right, but they are in other places: every "
-        "group but the last has k blocks.",
-    )
-
-
 def _expect_same_masks(answer: Any) -> None:
-    """CheckFailed unless the second forward pass draws the same masks of dropout as the first."""
+    """Raise CheckFailed unless the second forward pass draws the same masks of dropout as the first."""
     count, k = GROUPS[0]
-    got, kept = _ran(answer, chain(count, DROPOUT), k), run_in_groups(chain(count, DROPOUT), k, _nothing_again)
+    got, kept = _ran(answer, chain(count, DROPOUT), k), run_in_groups(chain(count, DROPOUT), k, _one_by_one)
     expect(
         torch.allclose(got.output, kept.output, atol=1e-6),
         "Right so far, but with dropout in the blocks your output is another. Seed nothing, and leave the blocks in "
@@ -216,12 +249,6 @@ def _expect_same_masks(answer: Any) -> None:
         "Right so far, but not with dropout in the blocks: the second forward draws other masks than the first, so the "
         "gradients are those of another network. What do you tell `checkpoint` about the random state?",
     )
-
-
-def _nothing_again(blocks: Chain, x: torch.Tensor, _: int) -> torch.Tensor:
-    for block in blocks:
-        x = block(x)
-    return x
 
 
 def _ran(answer: Any, blocks: Chain, k: int) -> Ran:
@@ -239,67 +266,98 @@ def _ran(answer: Any, blocks: Chain, k: int) -> Ran:
         ) from error
 
 
-def _too_few(called: int, count: int) -> str:
-    if called == count:
-        return "Nothing is run again: every block keeps all that it computes. Where is `checkpoint`?"
-    return "Some blocks run again, others do not: does the last, smaller group go through `checkpoint`, too?"
-
-
 # --------------------------------------------------------------------------------------------------------- 06.4: added
 
 ADDED_CASES = ((1024, 768, 12, 50257), (2048, 12288, 96, 50257), (4096, 1024, 4, 1000))
 
-FULL_MISTAKES: tuple[tuple[Callable[..., float], str], ...] = (
-    (lambda s, h, L, V: 100 / 3, "A third exactly: that runs the head again, too, which lies outside the blocks."),
-    (lambda s, h, L, V: 100.0, "You run the step's whole forward against itself. The step has backward, too."),
-    (
-        lambda s, h, L, V: 3 * added_right(s, h, L, V)["full"],
-        "You divide by forward alone. The step has backward, too.",
-    ),
-    (lambda s, h, L, V: added_right(s, h, L, V)["full"] / 100, "Those are parts of 1. Percent were asked for."),
-    (lambda s, h, L, V: 1.5 * added_right(s, h, L, V)["full"], "Backward takes twice forward's FLOPs, not once."),
-    (lambda s, h, L, V: added_right(s, h, 1, V)["full"], "You count one block and one head. The model has L blocks."),
-)
-CORE_MISTAKES: tuple[tuple[Callable[..., float], str], ...] = (
-    (lambda s, h, L, V: 3 * added_right(s, h, L, V)["core"],
-     "Three times too much, as in the paper's eq. 8: the core runs *forward* once more, its backward once as ever."),
-    (lambda s, h, L, V: added_right(s, h, L, V)["core"] / 100, "Those are parts of 1. Percent were asked for."),
-    (lambda s, h, L, V: added_right(s, h, L, V)["core"] / 2, "One product is missing: q·kᵀ and weights·v run again."),
-    (lambda s, h, L, V: added_right(s, h, 1, V)["core"], "You count one block and one head. The model has L blocks."),
-)  # fmt: skip
+
+def full_right(s: int, h: int, L: int, V: int) -> float:
+    """Percent: one forward of the blocks against three of everything."""
+    blocks = L * (24 * h * h + 4 * s * h)
+    return 100 * blocks / (3 * (blocks + 2 * h * V))
+
+
+def core_right(s: int, h: int, L: int, V: int) -> float:
+    """Percent: one forward of the cores of attention against three of everything."""
+    return full_right(s, h, L, V) * 4 * s * h / (24 * h * h + 4 * s * h)
+
+
+FULL_MISTAKES: Mistakes = {
+    "A third exactly: that runs the head again, too, which lies outside the blocks.": lambda *_: 100 / 3,
+    "You run the step's whole forward against itself. The step has backward, too.": lambda *_: 100.0,
+    "You divide by forward alone. The step has backward, too.": lambda *case: 3 * full_right(*case),
+    "Those are parts of 1. Percent were asked for.": lambda *case: full_right(*case) / 100,
+    "Backward takes twice forward's FLOPs, not once.": lambda *case: 1.5 * full_right(*case),
+    "You count one block and one head. The model has L blocks.": lambda s, h, L, V: full_right(s, h, 1, V),
+}
+CORE_MISTAKES: Mistakes = {
+    "Three times too much, as in the paper's eq. 8: the core runs *forward* once more, its backward once as ever.":
+        lambda *case: 3 * core_right(*case),
+    "Those are parts of 1. Percent were asked for.": lambda *case: core_right(*case) / 100,
+    "One product is missing: q·kᵀ and weights·v run again.": lambda *case: core_right(*case) / 2,
+    "You count one block and one head. The model has L blocks.": lambda s, h, L, V: core_right(s, h, 1, V),
+}  # fmt: skip
 
 
 @exercise("06.4", "One forward against three: a third of the blocks' share, and far less for the core.")
 def added(answer: Any) -> None:
     """`answer(s, h, L, V)` is a dictionary: full and core, percent of the step's FLOPs."""
     got = [entries(call(answer, s=s, h=h, L=L, V=V, returns=Mapping), ("full", "core")) for s, h, L, V in ADDED_CASES]
-    for name, mistakes in (("full", FULL_MISTAKES), ("core", CORE_MISTAKES)):
-        values = [both[name] for both in got]
-        if alike(values, (added_right(*case)[name] for case in ADDED_CASES), 1e-3):
-            continue
-        for mistaken, message in mistakes:
-            expect(not alike(values, (mistaken(*case) for case in ADDED_CASES), 1e-3), message)
-        fail(f"{name} is off: what runs again, divided by forward and backward of all blocks and the head, times 100.")
+    same = partial(alike, tolerance=1e-3)
+    for name, right, mistakes in (("full", full_right, FULL_MISTAKES), ("core", core_right, CORE_MISTAKES)):
+        what = "what runs again, divided by forward and backward of all blocks and the head, times 100."
+        recognized([both[name] for both in got], ADDED_CASES, right, mistakes, f"{name} is off: {what}", same)
 
 
 # ------------------------------------------------------------------------------------------------------ 06.5: cheapest
+
+POLICIES = ("none", "selective-attention", "every-12", "every-6", "every-4", "full")
+"""To choose from: whole blocks in stretches of several lengths, the attention core, nothing."""
+
+EAGER = TrainingRun("gpt2-xl", 8, 1024, "bf16-master", attention="eager")
+CHEAPEST_CASES = (
+    (EAGER, "H200-141GB"),
+    (EAGER, "A100-80GB"),
+    (EAGER, "A100-40GB"),
+    (EAGER, "T4-16GB"),
+    (EAGER.replace(micro_batch=16), "A100-80GB"),
+    (EAGER.replace(micro_batch=2), "A100-80GB"),
+)
+
+
+def _costs(run: TrainingRun, card: str = "") -> list[tuple[float, int, str]]:
+    """(percent added, peak bytes, policy) for each policy that fits the card, if one is named."""
+    runs = [run.replace(recompute=policy) for policy in POLICIES]
+    costs = [(added_percent(one), estimate(one).total, one.recompute) for one in runs]
+    return [cost for cost in costs if not card or cost[1] <= gpu(card).memory]
+
+
+def cheapest_right(run: TrainingRun, card: str) -> str | None:
+    """The right answer: the first in percent, then in peak."""
+    return min(_costs(run, card), default=(None,))[-1]
+
+
+CHEAPEST_MISTAKES: Mistakes = {
+    "You always take the lowest peak. Where more fits, that recomputes for nothing.":
+        lambda run, card: min(_costs(run, card), key=lambda cost: cost[1], default=(None,))[-1],
+    "You take the first that fits. Several policies cost the same: among those, the lowest peak was asked for.":
+        lambda run, card: next(iter(_costs(run, card)), (None,))[-1],
+    "You look at the arithmetic alone: does the policy fit the card?": lambda run, card: min(_costs(run))[-1],
+}  # fmt: skip
 
 
 @exercise("06.5", "As much recomputation as the card makes you do, and no more.")
 def cheapest(answer: Any) -> None:
     """`answer(run, card)` is the policy that fits with the least arithmetic, then the least memory; or None."""
     got = [call_or_none(answer, run=run, card=card, returns=str) for run, card in CHEAPEST_CASES]
-    right = [cheapest_right(run, card) for run, card in CHEAPEST_CASES]
-    if got == right:
-        return
-    unknown = [policy for policy in got if policy is not None and policy not in POLICIES]
+    unknown = [policy for policy in got if policy not in (None, *POLICIES)]
     expect(not unknown, f"{', '.join(map(repr, unknown))}: not one of POLICIES.")
-    for message, mistaken in CHEAPEST_MISTAKES.items():
-        expect(got != [mistaken(run, card) for run, card in CHEAPEST_CASES], message)
-    for policy, wanted, (_, card) in zip(got, right, CHEAPEST_CASES, strict=True):
-        if policy is not None and wanted is None:
+    if recognized(got, CHEAPEST_CASES, cheapest_right, CHEAPEST_MISTAKES, same=operator.eq):
+        return
+    for policy, (run, card) in zip(got, CHEAPEST_CASES, strict=True):
+        if policy is not None and not _costs(run, card):
             fail(f"On the {card} you choose a policy that does not fit: none of them does there.")
-        if policy is None and wanted is not None:
+        if policy is None and _costs(run, card):
             fail(f"On the {card} you find nothing, but something fits. Its memory is `gpu(card).memory`, in bytes.")
     fail("A policy that fits, but another that fits adds less arithmetic, or as much with a lower peak.")
 
@@ -307,6 +365,28 @@ def cheapest(answer: Any) -> None:
 # ----------------------------------------------------------------------------------------------------- 06.6: stretches
 
 BLOCKS = 12
+TEETH = {"every-3": 4, "none": 0, "full": 12, "every-6": 2, "every-4": 3}
+"""Stretches of GPT-2's 12 blocks that run again under each hidden policy."""
+
+HIDDEN = TrainingRun("gpt2", 2, 256, "amp-bf16")
+
+TEETH_MISTAKES: Mistakes = {
+    "You count blocks in a stretch. How many stretches are there?": lambda _, teeth: BLOCKS // teeth if teeth else 0,
+    "One tooth is missing: does your loop end before the last is counted?": lambda _, teeth: max(teeth - 1, 0),
+    "One too many: forward's climb is no recomputation.": lambda _, teeth: teeth + 1,
+    "You count the teeth of all steps. The last one was asked for.": lambda _, teeth: 2 * teeth,
+}
+
+
+def hidden_runs() -> list[TrainingRun]:
+    """The runs behind the hidden measurements."""
+    return [HIDDEN.replace(recompute=policy) for policy in TEETH]
+
+
+@cache
+def measured(policy: str) -> Measurement:
+    """One of them, simulated, without its tensors' names."""
+    return replace(measure(HIDDEN.replace(recompute=policy), source="simulated"), allocations=())
 
 
 def example() -> Measurement:
@@ -318,19 +398,11 @@ def example() -> Measurement:
 def stretches(answer: Any) -> None:
     """`answer(measurement)` is how many stretches ran again in backward of the last step."""
     got = [call(answer, measurement=handed(measured(policy))) for policy in TEETH]
-    right = [TEETH[policy] for policy in TEETH]
-    if got == right:
-        return
     expect(len(set(got)) > 1, "You give the same answer whatever the measurement says. The hidden runs differ.")
-    mistakes = {
-        "You count blocks in a stretch. How many stretches are there?": lambda teeth: BLOCKS // teeth if teeth else 0,
-        "One tooth is missing: does your loop end before the last is counted?": lambda teeth: max(teeth - 1, 0),
-        "One too many: forward's climb is no recomputation.": lambda teeth: teeth + 1,
-        "You count the teeth of all steps. The last one was asked for.": lambda teeth: 2 * teeth,
-    }
-    for message, mistaken in mistakes.items():
-        expect(got != [mistaken(teeth) for teeth in right], message)
-    expect(got[right.index(0)] == 0, "You find recomputation where there is none: do activations ever rise there?")
+    if recognized(got, TEETH.items(), lambda _, teeth: teeth, TEETH_MISTAKES):
+        return
+    none = got[list(TEETH).index("none")]
+    expect(none == 0, "You find recomputation where there is none: do activations ever rise there?")
     expect(
         max(got) <= BLOCKS,
         "More stretches than blocks: small tensors come and go within a tooth. Count only climbs of about its height.",
@@ -340,10 +412,53 @@ def stretches(answer: Any) -> None:
 
 # --------------------------------------------------------------------------------------------------------- 06.7: infer
 
+KNOWN = TrainingRun(small_gpt(), 1, 128, "bf16-master")
+"""All but the two secrets: micro-batch and policy."""
+
+SECRETS = {1: (12, "every-2"), 2: (2, "none"), 3: (24, "full"), 4: (20, "every-3"), 5: (5, "none"), 6: (7, "full")}
+"""Micro-batch and policy of each case. Neither the peak nor what forward keeps puts the policies in order."""
+
+SECRET_POLICIES = ("none", "full", "every-2", "every-3")
+SWAPPED = {"every-2": "every-3", "every-3": "every-2"}
+
+
+def secret_runs() -> list[TrainingRun]:
+    """The runs behind the cases."""
+    return [KNOWN.replace(micro_batch=b, recompute=policy) for b, policy in SECRETS.values()]
+
 
 def mystery(seed: int) -> Measurement:
     """One of the hidden runs, by any whole number: the timeline of its activations, and nothing else."""
     return case(1 + (seed - 1) % len(SECRETS))
+
+
+@cache
+def case(number: int) -> Measurement:
+    """The simulated run of a case with the events of its activations and without all others, its peak theirs."""
+    measurement = measure(secret_runs()[number - 1], source="simulated")
+    changes, before = [], [0]
+    for size, kind in measurement.timeline.changes:
+        if kind == "activations":
+            changes.append((size, kind))
+        before.append(len(changes))
+    line = Timeline(changes, [Mark(before[mark.event], mark.step, mark.phase) for mark in measurement.timeline.marks])
+    totals = line.totals()
+    highest = MemoryBreakdown({"activations": max(totals)}, "", "the most activations at once")
+    peak = totals.index(max(totals)) + 1
+    return replace(
+        measurement, breakdown=highest, moments={}, timeline=line, peak_event=peak, allocations=(), phase_peaks={}
+    )
+
+
+def kept_by_forward(measurement: Measurement) -> int:
+    """Bytes of activations when the last step's forward is through."""
+    starts = {mark.phase: mark.event for mark in measurement.timeline.marks}
+    return measurement.timeline.curves()["activations"][starts["loss"] - 1]
+
+
+def _batch_of(size: int, policy: str) -> int:
+    """The micro-batch whose forward keeps about `size` bytes under this policy."""
+    return max(1, round(size / activation_bytes(KNOWN.replace(recompute=policy))))
 
 
 @exercise("06.7", "Both secrets of every hidden run, from one curve.")
@@ -351,18 +466,25 @@ def infer(answer: Any) -> None:
     """`answer(measurement)` is {"micro_batch": b, "recompute": policy} of a run like KNOWN."""
     answers = {number: _inferred(answer, case(number)) for number in SECRETS}
     policies = {number: policy for number, (_, policy) in answers.items()}
-    right = {number: policy for number, (_, policy) in SECRETS.items()}
     expect(len(set(policies.values())) > 1, "You name the same policy for every curve. The hidden runs differ.")
-    if policies != right:
-        _explain_policies(policies, right)
+    swapped = {number: SWAPPED.get(policy, policy) for number, (_, policy) in SECRETS.items()}
+    expect(policies != swapped, "Turned round: three teeth of two blocks each, or two teeth of three blocks each?")
+    for number, (_, policy) in SECRETS.items():
+        expect(
+            (policies[number] == "none") == (policy == "none"),
+            f"mystery({number}): does the curve ever climb between the beginning of backward and its end?",
+        )
+    expect(
+        all(policies[number] == policy for number, (_, policy) in SECRETS.items()),
+        "Who recomputes is right, but not in what stretches: the model has 6 blocks; count the climbs in backward.",
+    )
     for number, (batch, _) in answers.items():
         _explain_batch(number, batch)
 
 
 def _inferred(answer: Any, measurement: Measurement) -> tuple[int, str]:
-    got = entries(
-        call(answer, measurement=handed(measurement), returns=Mapping), ("micro_batch", "recompute"), (Real, str)
-    )
+    given = call(answer, measurement=handed(measurement), returns=Mapping)
+    got = entries(given, ("micro_batch", "recompute"), (Real, str))
     policy = of_kind(got["recompute"], str, "recompute is")
     expect(policy in SECRET_POLICIES, f"{policy!r}: not one of {', '.join(SECRET_POLICIES)}.")
     batch = of_kind(got["micro_batch"], Real, "micro_batch is")
@@ -370,32 +492,18 @@ def _inferred(answer: Any, measurement: Measurement) -> tuple[int, str]:
     return int(batch), policy
 
 
-SWAPPED = {"every-2": "every-3", "every-3": "every-2"}
-
-
-def _explain_policies(got: Mapping[int, str], right: Mapping[int, str]) -> None:
-    """CheckFailed in the words that a wrong list of policies deserves."""
-    turned = {number: SWAPPED.get(policy, policy) for number, policy in right.items()}
-    expect(got != turned, "Turned round: three teeth of two blocks each, or two teeth of three blocks each?")
-    for number, policy in right.items():
-        if (got[number] == "none") != (policy == "none"):
-            fail(f"mystery({number}): does the curve ever climb between the beginning of backward and its end?")
-    fail("Who recomputes is right, but not in what stretches: the model has 6 blocks; count the climbs in backward.")
-
-
 def _explain_batch(number: int, batch: int) -> None:
     wanted, policy = SECRETS[number]
     if batch == wanted:
         return
     expect(
-        policy == "none" or batch != batch_if("none", case(number)),
+        policy == "none" or batch != _batch_of(kept_by_forward(case(number)), "none"),
         f"mystery({number}): you divide as if everything were kept, but its forward keeps checkpoints.",
     )
     expect(
         abs(batch - wanted) > 1,
         f"mystery({number}): off by one sequence. Round to the nearest, and take the end of forward, before the loss.",
     )
-    peak = max(case(number).timeline.totals())
-    by_peak = round(peak / activation_bytes(KNOWN.replace(recompute=policy)))
+    by_peak = _batch_of(max(case(number).timeline.totals()), policy)
     expect(batch != by_peak, f"mystery({number}): that is from the highest point. There the loss stands on top.")
     fail(f"mystery({number}): the policy is right, the micro-batch is off. What does one sequence keep under it?")
