@@ -9,7 +9,7 @@ from checking import Answers, JudgedAnswers
 
 from course_utils import TrainingRun, estimate, gpu
 from course_utils.lessons.sharding import checks as lesson_09
-from course_utils.lessons.sharding.labs import ABOVE_CASES, CHOOSE_CASES, STEP_CASES, choose_right
+from course_utils.lessons.sharding.checks import ABOVE_CASES, CHOOSE_CASES, STEP_CASES, choose_right
 from course_utils.lessons.sharding.zero import formula
 
 # ---------------------------------------------------------------------------------------------------- 09.1: rank_bytes
@@ -58,8 +58,6 @@ RANK_BYTES = Answers(
         (lambda N, D, stage, w, g, K: by_table(N, D, stage, w, g, K) + (stage == 2), "Stage 2 is off"),
         (lambda N, D, stage, w, g, K: 2 * by_table(N, D, stage, w, g, K), "twice too much"),
         (lambda N, D, stage, w, g, K: by_table(N, D, stage, w, g, K) / 2, "half of it"),
-        (lambda N, D, stage, w, g, K: by_table(N // D, 1, 3, w, g, K) if stage == 3 else by_table(N, D, stage, w, g, K),
-         "Stage 3 is off"),
         (lambda N, D, stage, w, g, K: by_table(N, D, stage, w, g, K) + 1e-5, "Stage 0 is off"),
         (of_whole_shares, "You round the share of the parameters"),
         (lambda N, D, stage, w, g, K: {1: N * (w + g)}[stage], "raised KeyError"),
@@ -115,8 +113,8 @@ def with_padding(padding: Callable[..., float]) -> Any:
 PADDING = Answers(
     right=[by_chunks, row_by_row, by_matrices],
     wrong=[
-        (with_shard(lambda shapes, D: total(shapes) // D), "belong to nobody"),
-        (with_shard(lambda shapes, D: sum(s[0] // D * math.prod(s[1:]) for s in shapes)), "belong to nobody"),
+        (with_shard(lambda shapes, D: total(shapes) // D), "last numbers belong to nobody"),
+        (with_shard(lambda shapes, D: sum(s[0] // D * math.prod(s[1:]) for s in shapes)), "last rows belong to nobody"),
         (with_shard(lambda shapes, D: total(shapes) / D), "a fraction"),
         (with_shard(lambda shapes, D: sum(-(-math.prod(s) // D) for s in shapes)), "numbers one by one"),
         (with_shard(lambda shapes, D: -(-total(shapes) // D)), "one flat piece"),
@@ -126,7 +124,7 @@ PADDING = Answers(
         (with_shard(lambda shapes, D: 4 * row_by_row(shapes, D)["shard"]), "bytes in fp32"),
         (with_shard(lambda shapes, D: row_by_row(shapes[:1], D)["shard"]), "shard is off"),
         (with_shard(lambda shapes, D: sum(-(-s[0] // D) * (s[-1] if s[1:] else 1) for s in shapes)),
-         "A parameter can have more than two dimensions. How many numbers"),
+         "A parameter can have more than two dimensions. The last one"),
         (as_matrices, "A parameter can have more than two dimensions. How many numbers"),
         (with_padding(lambda shapes, D: D * row_by_row(shapes, D)["shard"]), "real numbers included"),
         (with_padding(lambda shapes, D: row_by_row(shapes, D)["padding"] / D), "a D-th of it"),
@@ -136,7 +134,6 @@ PADDING = Answers(
         (with_padding(lambda shapes, D: 4 * row_by_row(shapes, D)["padding"]), "bytes in fp32"),
         (with_padding(lambda shapes, D: D * row_by_row(shapes, D)["shard"] - total(s[:2] for s in shapes)),
          "A parameter can have more than two dimensions. How many of its"),
-        (with_padding(lambda shapes, D: 0), "padding is off"),
         (lambda shapes, D: {"shard": row_by_row(shapes, D)["shard"]}, "has no 'padding'"),
         (lambda shapes, D: row_by_row(shapes, D)["shard"], "where a dictionary is asked for"),
         (lambda shapes, D: row_by_row([shapes.pop()], D), "changes 'shapes'"),
@@ -173,28 +170,6 @@ def all_ranks_at_once(weights: Any, gradients: Any, momenta: Any, lr: float, bet
     for momentum, new in zip(momenta, listed._foreach_add(listed._foreach_mul(momenta, beta), mean), strict=True):
         momentum[:] = new
     return torch.cat(listed._foreach_sub(list(weights.chunk(len(momenta))), listed._foreach_mul(momenta, lr)))
-
-
-def by_numpy(weights: Any, gradients: Any, momenta: Any, lr: float, beta: float) -> torch.Tensor:
-    new, size = weights.numpy().copy(), len(momenta[0])
-    for rank, momentum in enumerate(momenta):
-        mine = slice(rank * size, rank * size + size)
-        kept = momentum.numpy()
-        kept[:] = beta * kept + sum(gradient.numpy()[mine] for gradient in gradients) / len(momenta)
-        new[mine] -= lr * kept
-    return torch.from_numpy(new)
-
-
-def by_torch(weights: Any, gradients: Any, momenta: Any, lr: float, beta: float) -> torch.Tensor:
-    """torch's own SGD on the whole, its momentum handed back in slices: nothing is sharded."""
-    weight = torch.nn.Parameter(weights.clone())
-    optimizer = torch.optim.SGD([weight], lr=lr, momentum=beta)
-    optimizer.state[weight]["momentum_buffer"] = torch.cat(momenta)
-    weight.grad = torch.stack(gradients).mean(0)
-    optimizer.step()
-    for momentum, new in zip(momenta, optimizer.state[weight]["momentum_buffer"].chunk(len(momenta)), strict=True):
-        momentum.copy_(new)
-    return weight
 
 
 def in_double(weights: Any, gradients: Any, momenta: Any, lr: float, beta: float) -> torch.Tensor:
@@ -241,14 +216,6 @@ def stepped_before_momentum(weights: Any, gradients: Any, momenta: Any, lr: floa
     return new
 
 
-def new_tensors(weights: Any, gradients: Any, momenta: Any, lr: float, beta: float) -> torch.Tensor:
-    """The list is changed, the tensors in it are not."""
-    copies = [momentum.clone() for momentum in momenta]
-    new = by_hand()(weights, gradients, copies, lr, beta)
-    momenta[:] = copies
-    return new
-
-
 def new_data(weights: Any, gradients: Any, momenta: Any, lr: float, beta: float) -> torch.Tensor:
     copies = [momentum.clone() for momentum in momenta]
     new = by_hand()(weights, gradients, copies, lr, beta)
@@ -265,23 +232,18 @@ def in_one_matrix(weights: Any, gradients: Any, momenta: Any, lr: float, beta: f
     return weights - lr * rows.flatten()
 
 
-class KeptElsewhere:
-    """The whole momentum in a place of its own, the ranks' untouched."""
-
-    def __init__(self) -> None:
-        self.momentum: Any = None
-        self.steps = 0
-
-    def __call__(self, weights: Any, gradients: Any, momenta: Any, lr: float, beta: float) -> torch.Tensor:
-        first = not self.steps % 3
-        self.steps += 1
-        mean = torch.stack(gradients).mean(0)
-        self.momentum = mean if first else beta * self.momentum + mean
-        return weights - lr * self.momentum
+def kept_negative(weights: Any, gradients: Any, momenta: Any, lr: float, beta: float) -> torch.Tensor:
+    """The right weights, and momenta of the wrong sign in between."""
+    for momentum in momenta:
+        momentum.neg_()
+    new = by_hand()(weights, gradients, momenta, lr, beta)
+    for momentum in momenta:
+        momentum.neg_()
+    return new
 
 
 ZERO_1_STEP = Answers(
-    right=[by_hand(), whole_then_cut, in_double, weights_in_place, all_ranks_at_once, by_numpy],
+    right=[by_hand(), in_double, weights_in_place, all_ranks_at_once],
     wrong=[
         (by_hand(reduce=lambda slices, rank: sum(slices)), "You add the ranks' gradients"),
         (by_hand(reduce=lambda slices, rank: slices[rank]), "the reduction is missing"),
@@ -291,11 +253,9 @@ ZERO_1_STEP = Answers(
         (not_in_place, "Momenta are forgotten"),
         (one_slice, "another shape than the old"),
         (whole_momentum, "A momentum has changed its size"),
-        (new_tensors, "You put new tensors in the place of momenta"),
         (new_data, "You put new tensors in the place of momenta"),
-        (by_torch, "the momenta of several ranks together"),
         (in_one_matrix, "the momenta of several ranks together"),
-        (KeptElsewhere(), "The weights are right. But the momenta"),
+        (kept_negative, "The weights are right. But the momenta"),
         (stepped_before_momentum, "The first step is right"),
         (lambda weights, gradients, momenta, lr, beta: weights, "already in the first step"),
         (lambda weights, gradients, momenta, lr, beta: (weights, momenta), "is asked for"),
@@ -343,7 +303,6 @@ ABOVE = Answers(
         (above(reduce=lambda outer, block: block), "`reduce` is in elements"),
         (above(next=lambda outer, block: 0), "`next` is nothing"),
         (above(outer=lambda outer, block: 2 * block), "`outer` is off"),
-        (above(block=lambda outer, block: 3 * block), "`block` is off"),
         (above(outer=lambda outer, block: 2 * outer / of_run(outer, block).world_size), "`outer` is a shard of it"),
         (above(block=lambda outer, block: 2 * block * of_run(outer, block).model.layers), "`block` is all blocks at"),
         (lambda outer, block: {"outer": 2 * outer}, "has no 'block'"),
@@ -461,9 +420,7 @@ RANK_ACTIVATIONS = Answers(
         (lambda s, b, h, a, t, q: term_by_term(s, 1, h, a, t, q), "That is one sequence"),
         (lambda s, b, h, a, t, q: term_by_term(s, b, h, a, t, q) / 1e9, "GB where bytes were asked"),
         (lambda s, b, h, a, t, q: term_by_term(s, b, h, a, t, q) * (1.2 if q else 1), "With sequence parallelism"),
-        (lambda s, b, h, a, t, q: term_by_term(s, b, h, a, t, q) + 1, "Without sequence parallelism"),
         (lambda s, b, h, a, t, q: term_by_term(s, b, h, a, t, q) * (1 + 1e-8), "Without sequence parallelism"),
-        (lambda s, b, h, a, t, q: term_by_term(s, b, h, a, t, q) * (1 if q else 1.2), "Without sequence parallelism"),
         (lambda s, b, h, a, t, q: None, "returned nothing"),
     )],
 )  # fmt: skip

@@ -1,12 +1,20 @@
 """Checks of the exercises of lesson 09, "ZeRO and FSDP": each names the misconception, never the answer."""
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache, partial
+from math import prod
+from operator import eq
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
+from course_utils.estimating import estimate
+from course_utils.estimating.sharding import fsdp_groups
+from course_utils.gpus import gpu
 from course_utils.interactive.feedback import (
+    Mistakes,
     alike,
     by_name,
     call,
@@ -15,173 +23,153 @@ from course_utils.interactive.feedback import (
     exercise,
     expect,
     fail,
+    recognized,
     unit_slip,
 )
+from course_utils.run import TrainingRun
 
-from .labs import (
-    ABOVE_CASES,
-    ACTIVATION_CASES,
-    BYTES_CASES,
-    CHOOSE_CASES,
-    CHOOSE_MISTAKES,
-    MICRO_BATCHES,
-    PADDING_CASES,
-    STEP_CASES,
-    STEP_MISTAKES,
-    STEPS,
-    RanksApart,
-    Shapes,
-    above_right,
-    activations_right,
-    bytes_right,
-    choose_right,
-    padding_right,
-    rounded_share,
-    several_steps,
-    step_right,
-    units,
-)
+from .zero import formula, gathered_terms
 
-__all__ = ["MICRO_BATCHES", "above", "choose", "padding", "rank_activations", "rank_bytes", "units", "zero_1_step"]
-
-Mistakes = tuple[tuple[Callable[..., float], str], ...]
-
-EXACT = 1e-12
-"""What floating-point arithmetic may leave of a difference."""
-
-
-def _name_mistake(got: list[float], cases: Any, mistakes: Mistakes, tolerance: float = 1e-9) -> None:
-    """Fail with the message of the mistake that gives all of `got`, if one does."""
-    for mistaken, message in mistakes:
-        expect(not alike(got, (mistaken(*case) for case in cases), tolerance), message)
-
+exactly = partial(alike, tolerance=1e-12)
+"""Compare numbers that may differ by the rounding of floating-point arithmetic alone."""
 
 # ---------------------------------------------------------------------------------------------------- 09.1: rank_bytes
 
 BYTES_NAMES = ("N", "D", "stage", "weight", "gradient", "optimizer")
-BYTES_MISTAKES: Mistakes = (
-    (lambda N, D, stage, w, g, K: (w + g + K) * N, "That is one rank without sharding, whatever the stage is."),
-    (lambda N, D, stage, w, g, K: (w + g + K) * N / D, "You divide everything, whatever the stage is."),
-    (
-        lambda N, D, stage, w, g, K: bytes_right(N, D, stage, 2, 2, 12),
-        "You took 2, 2 and 12 for granted: use what you were given.",
-    ),
-    (
-        lambda N, D, stage, w, g, K: D * bytes_right(N, D, stage, w, g, K),
-        "Those are all ranks together. One rank's was asked for.",
-    ),
-    (
-        lambda N, D, stage, w, g, K: bytes_right(N, D, {0: 0, 1: 1, 2: 2, 3: 2}[stage], w, g, K),
-        "At stage 3 weights are divided, too.",
-    ),
-    (
-        lambda N, D, stage, w, g, K: bytes_right(N, D, stage + 1 if stage < 3 else 3, w, g, K),
-        "You cut one kind more than the stage says: stage 1 cuts the optimizer's states alone.",
-    ),
-    (
-        lambda N, D, stage, w, g, K: bytes_right(N, D, stage, K, g, w),
-        "The order is off: the optimizer's states go first, the weights last.",
-    ),
-    (lambda N, D, stage, w, g, K: bytes_right(N, D, stage, g, w, K), "Weights and gradients are swapped."),
-    (rounded_share, "You round the share of the parameters, and lose some bytes of each: round last, if at all."),
-)
+BYTES_CASES = (
+    (1000, 4, 0, 2, 2, 12), (1000, 4, 1, 2, 2, 12), (1000, 4, 2, 2, 2, 12), (1000, 4, 3, 2, 2, 12),
+    (64_000, 8, 1, 4, 4, 8), (64_000, 8, 2, 2, 4, 12), (64_000, 8, 3, 4, 2, 6),
+    (1001, 32, 1, 2, 2, 12), (1001, 32, 3, 2, 2, 12),
+)  # fmt: skip
+"""Bytes per parameter that differ, so that none is mistaken for another; at the end shares of no whole bytes."""
 
-SCALED = (
-    (2.0, "Everything is twice too much. `weight`, `gradient` and `optimizer` are bytes already."),
-    (0.5, "Everything is half of it. `weight`, `gradient` and `optimizer` are bytes, and each counts in full."),
-)
+
+def bytes_right(N: int, D: int, stage: int, weight: int, gradient: int, optimizer: int, whole: bool = False) -> float:
+    """Bytes of states on one rank: from each stage on, one kind more is divided by D.
+
+    With `whole`, the parameters of a share are first rounded down to whole ones, a mistake.
+    """
+    share = N // D if whole else N / D
+    kinds = ((3, weight), (2, gradient), (1, optimizer))
+    return sum(each * (share if stage >= first else N) for first, each in kinds)
+
+
+BYTES_MISTAKES: Mistakes = {
+    "That is one rank without sharding, whatever the stage is.": lambda N, D, stage, w, g, K: (w + g + K) * N,
+    "You divide everything, whatever the stage is.": lambda N, D, stage, w, g, K: (w + g + K) * N / D,
+    "You took 2, 2 and 12 for granted: use what you were given.": (
+        lambda N, D, stage, w, g, K: bytes_right(N, D, stage, 2, 2, 12)
+    ),
+    "Those are all ranks together. One rank's was asked for.": lambda N, D, *rest: D * bytes_right(N, D, *rest),
+    "At stage 3 weights are divided, too.": lambda N, D, stage, *rest: bytes_right(N, D, min(stage, 2), *rest),
+    "You cut one kind more than the stage says: stage 1 cuts the optimizer's states alone.": (
+        lambda N, D, stage, *rest: bytes_right(N, D, stage + 1, *rest)
+    ),
+    "The order is off: the optimizer's states go first, the weights last.": (
+        lambda N, D, stage, w, g, K: bytes_right(N, D, stage, K, g, w)
+    ),
+    "Weights and gradients are swapped.": lambda N, D, stage, w, g, K: bytes_right(N, D, stage, g, w, K),
+    "You round the share of the parameters, and lose some bytes of each: round last, if at all.": partial(
+        bytes_right, whole=True
+    ),
+    "Everything is twice too much. `weight`, `gradient` and `optimizer` are bytes already.": (
+        lambda *case: 2 * bytes_right(*case)
+    ),
+    "Everything is half of it. `weight`, `gradient` and `optimizer` are bytes, and each counts in full.": (
+        lambda *case: bytes_right(*case) / 2
+    ),
+}
 
 
 @exercise("09.1", "One kind more at each stage, and what is not cut stays whole on every rank.")
 def rank_bytes(answer: Any) -> None:
     """`answer(N, D, stage, weight, gradient, optimizer)` is bytes of states on one rank."""
     got = [float(call(answer, **by_name(BYTES_NAMES, case))) for case in BYTES_CASES]
-    right = [bytes_right(*case) for case in BYTES_CASES]
-    as_asked = [_to_whole_bytes(*both, stage=case[2]) for *both, case in zip(got, right, BYTES_CASES, strict=True)]
-    if all(as_asked):
-        return
-    _name_mistake(got, BYTES_CASES, BYTES_MISTAKES)
-    slip = unit_slip(got[0], right[0])
-    expect(slip is None, f"The first is {slip}")
-    for factor, message in SCALED:
-        expect(not alike(got, (factor * one for one in right), 1e-9), message)
-    wrong = next(case[2] for case, good in zip(BYTES_CASES, as_asked, strict=True) if not good)
-    fail(f"Stage {wrong} is off: which of the three kinds does it divide by D?")
+    right = [float(bytes_right(*case)) for case in BYTES_CASES]
+    answered = zip(got, right, BYTES_CASES, strict=True)
+    wrong = [case[2] for mine, wanted, case in answered if not _whole_or_equal(mine, wanted, case[2])]
+    if wrong and not recognized(got, BYTES_CASES, bytes_right, BYTES_MISTAKES, same=exactly):
+        slip = unit_slip(got[0], right[0])
+        expect(slip is None, f"The first is {slip}")
+        fail(f"Stage {wrong[0]} is off: which of the three kinds does it divide by D?")
 
 
-def _to_whole_bytes(got: float, right: float, stage: int) -> bool:
-    """Whether an answer is right; a share that is no whole bytes may be rounded, once for each kind that is divided."""
-    if alike([got], [right], EXACT):
-        return True
-    return not right.is_integer() and got.is_integer() and abs(got - right) < stage
+def _whole_or_equal(got: float, right: float, stage: int) -> bool:
+    """True if right; a share of no whole bytes may be rounded, once for each kind that is divided."""
+    rounded = not right.is_integer() and got.is_integer() and abs(got - right) < stage
+    return rounded or exactly([got], [right])
 
 
 # ------------------------------------------------------------------------------------------------------- 09.2: padding
 
-
-def _as_matrix(shape: tuple[int, ...]) -> int:
-    """Numbers in a parameter for somebody who thinks of vectors and matrices alone."""
-    return math.prod(shape[:2])
-
-
-SHARD_MISTAKES: tuple[tuple[Callable[[Shapes, int], float], str], ...] = (
-    (
-        lambda shapes, D: sum(math.prod(s) for s in shapes) // D,
-        "You rounded down: then the last rows belong to nobody.",
-    ),
-    (
-        lambda shapes, D: sum(s[0] // D * math.prod(s[1:]) for s in shapes),
-        "You rounded down: then the last rows belong to nobody.",
-    ),
-    (
-        lambda shapes, D: sum(math.prod(s) for s in shapes) / D,
-        "That is an even share of the numbers, a fraction. FSDP2 cuts whole rows.",
-    ),
-    (
-        lambda shapes, D: sum(-(-math.prod(s) // D) for s in shapes),
-        "You cut the numbers one by one. FSDP2 cuts whole rows, along the first dimension.",
-    ),
-    (
-        lambda shapes, D: -(-sum(math.prod(s) for s in shapes) // D),
-        "You cut all parameters as one flat piece. FSDP2 cuts each parameter by itself.",
-    ),
-    (
-        lambda shapes, D: sum(-(-s[0] // D) for s in shapes),
-        "Those are rows. Each has as many numbers as the other dimensions say.",
-    ),
-    (
-        lambda shapes, D: sum(-(-s[0] // D) * _as_matrix(s) // s[0] for s in shapes),
-        "A parameter can have more than two dimensions. How many numbers does a row hold then?",
-    ),
-    (
-        lambda shapes, D: sum(-(-s[0] // D) * (s[-1] if len(s) > 1 else 1) for s in shapes),
-        "A parameter can have more than two dimensions. How many numbers does a row hold then?",
-    ),
-    (
-        lambda shapes, D: D * padding_right(shapes, D)["shard"],
-        "Those are all shards together. One rank's was asked for.",
-    ),
-    (lambda shapes, D: 2 * padding_right(shapes, D)["shard"], "Those are bytes in 16 bits. Count numbers."),
-    (lambda shapes, D: 4 * padding_right(shapes, D)["shard"], "Those are bytes in fp32. Count numbers."),
+Shapes = Sequence[tuple[int, ...]]
+PADDING_CASES: tuple[tuple[Shapes, int], ...] = (
+    ([(50257, 768), (768,)], 64),
+    ([(250, 1000), (250,), (4001, 250)], 4),
+    ([(3,)], 8),
+    ([(10, 6), (7, 2)], 3),
+    ([(64, 64)], 8),
+    ([(10, 4, 3), (7, 2, 3, 5)], 4),
 )
-PADDING_MISTAKES: tuple[tuple[Callable[[Shapes, int], float], str], ...] = (
-    (lambda shapes, D: D * padding_right(shapes, D)["shard"], "Those are all shards together, real numbers included."),
-    (
-        lambda shapes, D: padding_right(shapes, D)["padding"] / D,
-        "That is a D-th of it: all shards' padding was asked for.",
+
+
+def _rows(shape: tuple[int, ...], D: int) -> int:
+    """Rows of one rank's shard, rounded up."""
+    return -(-shape[0] // D)
+
+
+def _numbers(shapes: Shapes) -> int:
+    return sum(map(prod, shapes))
+
+
+def shard_right(shapes: Shapes, D: int) -> int:
+    """Numbers of one rank's shard."""
+    return sum(_rows(s, D) * prod(s[1:]) for s in shapes)
+
+
+def padding_right(shapes: Shapes, D: int) -> int:
+    """Numbers that pad all shards together."""
+    return D * shard_right(shapes, D) - _numbers(shapes)
+
+
+SHARD_MISTAKES: Mistakes = {
+    "You rounded down: then the last numbers belong to nobody.": lambda shapes, D: _numbers(shapes) // D,
+    "You rounded down: then the last rows belong to nobody.": (
+        lambda shapes, D: sum(s[0] // D * prod(s[1:]) for s in shapes)
     ),
-    (lambda shapes, D: sum(-s[0] % D for s in shapes), "Those are rows of padding. Count their numbers."),
-    (lambda shapes, D: 2 * padding_right(shapes, D)["padding"], "Those are bytes in 16 bits. Count numbers."),
-    (lambda shapes, D: 4 * padding_right(shapes, D)["padding"], "Those are bytes in fp32. Count numbers."),
-    (
-        lambda shapes, D: D * padding_right(shapes, D)["shard"] - sum(map(_as_matrix, shapes)),
-        "A parameter can have more than two dimensions. How many of its numbers are real?",
+    "That is an even share of the numbers, a fraction. FSDP2 cuts whole rows.": lambda shapes, D: _numbers(shapes) / D,
+    "You cut the numbers one by one. FSDP2 cuts whole rows, along the first dimension.": (
+        lambda shapes, D: sum(-(-prod(s) // D) for s in shapes)
     ),
-    (
-        lambda shapes, D: sum(math.prod(s) % D for s in shapes),
-        "That is the remainder, what is left over. Padding is what is missing to the next multiple.",
+    "You cut all parameters as one flat piece. FSDP2 cuts each parameter by itself.": (
+        lambda shapes, D: -(-_numbers(shapes) // D)
     ),
-)
+    "Those are rows. Each has as many numbers as the other dimensions say.": (
+        lambda shapes, D: sum(_rows(s, D) for s in shapes)
+    ),
+    "A parameter can have more than two dimensions. How many numbers does a row hold then?": (
+        lambda shapes, D: sum(_rows(s, D) * prod(s[1:2]) for s in shapes)
+    ),
+    "A parameter can have more than two dimensions. The last one alone is no row.": (
+        lambda shapes, D: sum(_rows(s, D) * prod(s[1:][-1:]) for s in shapes)
+    ),
+    "Those are all shards together. One rank's was asked for.": lambda shapes, D: D * shard_right(shapes, D),
+    "Those are bytes in 16 bits. Count numbers.": lambda shapes, D: 2 * shard_right(shapes, D),
+    "Those are bytes in fp32. Count numbers.": lambda shapes, D: 4 * shard_right(shapes, D),
+}
+PADDING_MISTAKES: Mistakes = {
+    "Those are all shards together, real numbers included.": lambda shapes, D: D * shard_right(shapes, D),
+    "That is a D-th of it: all shards' padding was asked for.": lambda shapes, D: padding_right(shapes, D) / D,
+    "Those are rows of padding. Count their numbers.": lambda shapes, D: sum(-s[0] % D for s in shapes),
+    "Those are bytes in 16 bits. Count numbers.": lambda shapes, D: 2 * padding_right(shapes, D),
+    "Those are bytes in fp32. Count numbers.": lambda shapes, D: 4 * padding_right(shapes, D),
+    "A parameter can have more than two dimensions. How many of its numbers are real?": (
+        lambda shapes, D: D * shard_right(shapes, D) - sum(prod(s[:2]) for s in shapes)
+    ),
+    "That is the remainder, what is left over. Padding is what is missing to the next multiple.": (
+        lambda shapes, D: sum(prod(s) % D for s in shapes)
+    ),
+}
 
 
 @exercise("09.2", "Whole rows, rounded up, for each parameter by itself.")
@@ -191,75 +179,202 @@ def padding(answer: Any) -> None:
         entries(call(answer, shapes=list(shapes), D=D, returns=Mapping), ("shard", "padding"))
         for shapes, D in PADDING_CASES
     ]
-    for name, mistakes in (("shard", SHARD_MISTAKES), ("padding", PADDING_MISTAKES)):
-        values = [both[name] for both in got]
-        if values == [padding_right(shapes, D)[name] for shapes, D in PADDING_CASES]:
-            continue
-        _name_mistake(values, PADDING_CASES, mistakes)
-        fail(f"{name} is off. Take one parameter of 10 rows on 3 ranks, and draw it.")
+    for name, right, mistakes in (("shard", shard_right, SHARD_MISTAKES), ("padding", padding_right, PADDING_MISTAKES)):
+        otherwise = f"{name} is off. Take one parameter of 10 rows on 3 ranks, and draw it."
+        recognized([both[name] for both in got], PADDING_CASES, right, mistakes, otherwise, exactly)
 
 
 # --------------------------------------------------------------------------------------------------- 09.3: zero_1_step
+
+STEP_CASES = ((4, 2), (12, 3), (8, 4), (5, 1))
+"""Numbers of parameters, and ranks."""
+
+RATE, BETA, STEPS = 0.1, 0.9, 3
+
+Tensors = list[torch.Tensor]
+Step = Callable[[torch.Tensor, Tensors, Tensors, float, float], torch.Tensor]
+
+
+def step_right(weights: torch.Tensor, gradients: Tensors, momenta: Tensors, rate: float, beta: float) -> torch.Tensor:
+    """New weights: mean, a slice for each rank, its momentum and its weights, all slices together."""
+    parts = []
+    mean = torch.stack(gradients).mean(0)
+    for part, gradient, momentum in zip(weights.chunk(len(momenta)), mean.chunk(len(momenta)), momenta, strict=True):
+        momentum.mul_(beta).add_(gradient)
+        parts.append(part - rate * momentum)
+    return torch.cat(parts)
+
+
+def several_steps(step: Step, N: int, D: int, steps: int = STEPS) -> tuple[torch.Tensor, Tensors]:
+    """Weights and momenta after some steps from zero momentum, with the same gradients for everybody."""
+    weights, momenta = torch.linspace(-1, 1, N), [torch.zeros(N // D) for _ in range(D)]
+    for number in range(steps):
+        generator = torch.Generator().manual_seed(100 * N + number)
+        gradients = [torch.randn(N, generator=generator) for _ in range(D)]
+        weights = step(weights, gradients, momenta, RATE, BETA)
+    return weights, momenta
+
+
+def _with_gradients(change: Callable[[Tensors, float], Tensors], sign: float = 1.0) -> Any:
+    """Several steps of somebody who changes the gradients, or the rate's sign."""
+
+    def step(weights: torch.Tensor, gradients: Tensors, momenta: Tensors, rate: float, beta: float) -> torch.Tensor:
+        return step_right(weights, change(gradients, beta), momenta, sign * rate, beta)
+
+    return partial(several_steps, step)
+
+
+def _forgotten(weights: torch.Tensor, gradients: Tensors, momenta: Tensors, rate: float, beta: float) -> torch.Tensor:
+    return step_right(weights, gradients, [momentum.clone() for momentum in momenta], rate, beta)
+
+
+STEP_MISTAKES: Mistakes = {
+    "You add the ranks' gradients. Data parallelism takes their mean.": _with_gradients(
+        lambda gradients, beta: [len(gradients) * gradient for gradient in gradients]
+    ),
+    "Each slice is stepped with its own rank's gradient alone: the reduction is missing.": _with_gradients(
+        lambda gradients, beta: [torch.cat([one.chunk(len(gradients))[rank] for rank, one in enumerate(gradients)])]
+    ),
+    "You take one rank's gradient for all: the others' data are lost.": _with_gradients(
+        lambda gradients, beta: gradients[:1]
+    ),
+    "Momenta are forgotten from step to step: change the tensors that you were given, in place.": partial(
+        several_steps, _forgotten
+    ),
+    "The gradient enters the momentum whole here: m ← β·m + g, without a factor 1 − β.": _with_gradients(
+        lambda gradients, beta: [(1 - beta) * gradient for gradient in gradients]
+    ),
+    "Weights climb: a step goes against the gradient.": _with_gradients(lambda gradients, beta: gradients, sign=-1.0),
+}
+
+
+class RanksApart(TorchDispatchMode):
+    """Watches a step: `mixed` is True once some rank's momentum was computed from another rank's.
+
+    Each storage is followed with the ranks whose momenta it was computed from. A dispatch mode sees every operation.
+    """
+
+    def __init__(self, momenta: Tensors) -> None:
+        super().__init__()
+        self.mixed = False
+        self._owner = {self._key(momentum): rank for rank, momentum in enumerate(momenta)}
+        self._sources = {key: {rank} for key, rank in self._owner.items()}
+        self._alive = list(momenta)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if func._schema.name.startswith("aten::_foreach"):  # a list of tensors, each by itself
+            lists = [argument for argument in args if isinstance(argument, (list, tuple))]
+            for index, output in enumerate(found or ()):
+                self._follow([one[index] for one in lists], output)
+        else:
+            for output in tree_leaves(found):
+                self._follow(tree_leaves((args, kwargs)), output)
+        return found
+
+    def _follow(self, inputs: Iterable[Any], output: Any) -> None:
+        if not isinstance(output, torch.Tensor):
+            return
+        self._alive.append(output)  # so that no other storage gets its address
+        key = self._key(output)
+        tensors = [output, *(tensor for tensor in inputs if isinstance(tensor, torch.Tensor))]
+        self._sources[key] = set().union(*(self._sources.get(self._key(tensor), ()) for tensor in tensors))
+        self.mixed |= key in self._owner and self._sources[key] != {self._owner[key]}
+
+    @staticmethod
+    def _key(tensor: torch.Tensor) -> int:
+        return tensor.untyped_storage()._cdata
 
 
 @exercise("09.3", "ZeRO-1 by hand: the weights of plain data parallelism, and a D-th of the momentum on each rank.")
 def zero_1_step(answer: Any) -> None:
     """`answer(weights, gradients, momenta, lr, beta)` gives the new weights; each rank's momentum changes in place."""
-
-    def called(*arguments: Any) -> torch.Tensor:
-        momenta = list(arguments[2])
-        places = [(momentum.shape, momentum.data_ptr()) for momentum in momenta]
-        names = ("weights", "gradients", "momenta", "lr", "beta")
-        with RanksApart(momenta) as watched:
-            given = dict(zip(names, arguments, strict=True))
-            found = call(answer, **given, returns=torch.Tensor, may_change=("weights", "momenta"))
-        expect(
-            [momentum.shape for momentum in arguments[2]] == [shape for shape, _ in places],
-            "A momentum has changed its size: each rank keeps that of its own slice, and no more.",
-        )
-        expect(
-            [(momentum.shape, momentum.data_ptr()) for momentum in arguments[2]] == places,
-            "You put new tensors in the place of momenta, so that for a moment there are two. Change those that you "
-            "were given.",
-        )
-        expect(
-            not watched.mixed,
-            "Somewhere your step has the momenta of several ranks together, and no rank has more than its own. Take "
-            "one rank after the other.",
-        )
-        expect(
-            found.shape == arguments[0].shape,
-            "The new weights have another shape than the old: after the step all slices are gathered.",
-        )
-        return found.detach().to(arguments[0].dtype)
-
-    results = [several_steps(called, case) for case in STEP_CASES]
-    right = [several_steps(step_right, case) for case in STEP_CASES]
-    if all(_same(mine[:1], wanted[:1]) for mine, wanted in zip(results, right, strict=True)):
-        kept = all(_same(mine[1], wanted[1]) for mine, wanted in zip(results, right, strict=True))
+    step = partial(_watched_step, answer)
+    results = [several_steps(step, *case) for case in STEP_CASES]
+    right = partial(several_steps, step_right)
+    if recognized(results, STEP_CASES, right, STEP_MISTAKES, same=_same_weights):
+        pairs = [(mine, right(*case)[1]) for (_, mine), case in zip(results, STEP_CASES, strict=True)]
+        kept = all(torch.allclose(torch.cat(mine), torch.cat(wanted), atol=1e-5) for mine, wanted in pairs)
         expect(
             kept, "The weights are right. But the momenta that you were given are not: each rank keeps its own there."
         )
         return
-    for message, mistaken in STEP_MISTAKES.items():
-        wrong = [several_steps(mistaken, case) for case in STEP_CASES]
-        same = all(_same(mine[:1], other[:1]) for mine, other in zip(results, wrong, strict=True))
-        expect(not same, message)
-    first = [several_steps(called, case, steps=1)[0] for case in STEP_CASES]
-    if all(
-        torch.allclose(one, several_steps(step_right, case, 1)[0]) for one, case in zip(first, STEP_CASES, strict=True)
-    ):
+    if _same_weights([several_steps(step, *case, 1) for case in STEP_CASES], [right(*case, 1) for case in STEP_CASES]):
         fail(f"The first step is right; after {STEPS} they are not. What should be left in momenta from step to step?")
     fail("The new weights are off already in the first step. Go through it with 4 weights on 2 ranks, by hand.")
 
 
-def _same(some: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
-    return all(torch.allclose(one, other, atol=1e-5) for one, other in zip(some, others, strict=True))
+def _same_weights(some: Sequence[Any], others: Sequence[Any]) -> bool:
+    return all(torch.allclose(one, other, atol=1e-5) for (one, _), (other, _) in zip(some, others, strict=True))
+
+
+def _watched_step(answer: Any, *arguments: Any) -> torch.Tensor:
+    """The new weights by the learner's step. Raises CheckFailed where momenta are replaced, or mixed."""
+    weights, _, momenta = arguments[:3]
+    before = [(momentum.shape, momentum.data_ptr()) for momentum in momenta]
+    given = by_name(("weights", "gradients", "momenta", "lr", "beta"), arguments)
+    with RanksApart(momenta) as watched:
+        found = call(answer, **given, returns=torch.Tensor, may_change=("weights", "momenta"))
+    expect(
+        [momentum.shape for momentum in momenta] == [shape for shape, _ in before],
+        "A momentum has changed its size: each rank keeps that of its own slice, and no more.",
+    )
+    expect(
+        [(momentum.shape, momentum.data_ptr()) for momentum in momenta] == before,
+        "You put new tensors in the place of momenta, so that for a moment there are two. Change those that you "
+        "were given.",
+    )
+    expect(
+        not watched.mixed,
+        "Somewhere your step has the momenta of several ranks together, and no rank has more than its own. Take "
+        "one rank after the other.",
+    )
+    expect(
+        found.shape == weights.shape,
+        "The new weights have another shape than the old: after the step all slices are gathered.",
+    )
+    return found.detach().to(weights.dtype)
 
 
 # --------------------------------------------------------------------------------------------------------- 09.4: above
 
 ABOVE_NAMES = ("outer", "block", "next", "reduce")
+ABOVE_CASES = (
+    TrainingRun("llama3-8b", 1, 4096, "bf16-master", recompute="full", world_size=64, zero_stage=3),
+    TrainingRun("gpt2-xl", 1, 1024, "bf16-master", recompute="full", world_size=64, zero_stage=3),
+    TrainingRun("mistral-7b", 1, 2048, "bf16-master", recompute="full", world_size=16, zero_stage=3),
+)
+
+
+def units(run: TrainingRun) -> tuple[int, int]:
+    """Elements, with padding, of the two units of FSDP2: what is outside the blocks, and one block."""
+    outer, block = fsdp_groups(run)[:2]
+    return outer.ranks * sum(outer.shards), block.ranks * sum(block.shards)
+
+
+def _above_right(name: str, run: TrainingRun) -> int:
+    """Bytes of one term, exact but for blocks of 512."""
+    return dict(zip(ABOVE_NAMES, gathered_terms(run).values(), strict=True))[name]
+
+
+def _above_mistakes(name: str) -> Mistakes:
+    def times(factor: Callable[[TrainingRun], float]) -> Callable[[TrainingRun], float]:
+        return lambda run: factor(run) * _above_right(name, run)
+
+    if name == "reduce":
+        mistakes = {
+            "Gradients are summed in another format than weights are gathered in: how many bytes?": times(lambda _: 0.5)
+        }
+    else:
+        mistakes = {f"`{name}` is twice too much: weights are gathered in 16 bits.": times(lambda _: 2.0)}
+    return mistakes | {
+        f"`{name}` is nothing at your place, but it is there.": times(lambda _: 0.0),
+        f"`{name}` is in elements, or in one byte each.": times(lambda _: 0.25 if name == "reduce" else 0.5),
+        f"`{name}` is a shard of it. While it is used it is whole: D does not divide it.": times(
+            lambda run: 1 / run.world_size
+        ),
+        f"`{name}` is all blocks at once. At stage 3 the others are let go.": times(lambda run: run.model.layers),
+    }
 
 
 @exercise("09.4", "Four things that are whole for a moment, and none of them shrinks with D.")
@@ -268,38 +383,96 @@ def above(answer: Any) -> None:
     sizes = [units(run) for run in ABOVE_CASES]
     got = [entries(call(answer, outer=outer, block=block, returns=Mapping), ABOVE_NAMES) for outer, block in sizes]
     for name in ABOVE_NAMES:
-        values = [terms[name] for terms in got]
-        wanted = [float(above_right(run)[name]) for run in ABOVE_CASES]
-        if alike(values, wanted, 1e-4):
-            continue
-        _explain_above(name, values, wanted)
-
-
-def _explain_above(name: str, values: list[float], wanted: list[float]) -> None:
-    def is_times(factor: float) -> bool:
-        return alike(values, (factor * one for one in wanted), 1e-4)
-
-    if name == "reduce":
-        expect(
-            not is_times(0.5), "Gradients are summed in another format than weights are gathered in: how many bytes?"
+        otherwise = f"`{name}` is off: which of the two units is it of, and how many bytes does an element take?"
+        recognized(
+            [terms[name] for terms in got],
+            [(run,) for run in ABOVE_CASES],
+            partial(_above_right, name),
+            _above_mistakes(name),
+            otherwise,
+            partial(alike, tolerance=1e-4),
         )
-    else:
-        expect(not is_times(2.0), f"`{name}` is twice too much: weights are gathered in 16 bits.")
-    expect(not is_times(0.0), f"`{name}` is nothing at your place, but it is there.")
-    expect(not is_times(0.5 if name != "reduce" else 0.25), f"`{name}` is in elements, or in one byte each.")
-    pairs = list(zip(wanted, ABOVE_CASES, strict=True))
-    expect(
-        not alike(values, (one / run.world_size for one, run in pairs), 1e-2),
-        f"`{name}` is a shard of it. While it is used it is whole: D does not divide it.",
-    )
-    expect(
-        not alike(values, (one * run.model.layers for one, run in pairs), 1e-2),
-        f"`{name}` is all blocks at once. At stage 3 the others are let go.",
-    )
-    fail(f"`{name}` is off: which of the two units is it of, and how many bytes does an element take?")
 
 
 # -------------------------------------------------------------------------------------------------------- 09.5: choose
+
+MICRO_BATCHES = (1, 2, 4, 8, 16, 32)
+
+XL = TrainingRun("gpt2-xl", 1, 1024, "bf16-master")
+LLAMA = TrainingRun("llama3-8b", 1, 2048, "bf16-master", recompute="full")
+CHOOSE_CASES = (
+    (XL, 8, "A100-80GB", 1),
+    (XL, 8, "RTX5090-32GB", 4),
+    (XL, 8, "A100-40GB", 4),
+    (XL, 4, "T4-16GB", 2),
+    (LLAMA, 8, "A100-40GB", 1),
+    (LLAMA, 8, "RTX5090-32GB", 4),
+    (LLAMA, 4, "RTX4080-16GB", 1),
+    (LLAMA, 64, "RTX4080-16GB", 1),
+)
+"""(run, ranks, card, fewest sequences of a micro-batch)."""
+
+Choice = tuple[int, int]
+
+
+@cache
+def peak(run: TrainingRun, ranks: int, stage: int, micro_batch: int) -> int:
+    """Estimated bytes at the peak of rank 0."""
+    return estimate(run.replace(micro_batch=micro_batch, world_size=ranks, zero_stage=stage)).total
+
+
+def _first(by: Callable[[Choice], Any], more: Callable[[int], int] = lambda least: least) -> Any:
+    """Choose the (stage, micro-batch) that fits and is first in the order of `by`."""
+
+    def chosen(run: TrainingRun, ranks: int, card: str, least: int) -> Choice | None:
+        sizes = [b for b in MICRO_BATCHES if b >= more(least)]
+        room = gpu(card).memory
+        fitting = [(stage, b) for stage in range(4) for b in sizes if peak(run, ranks, stage, b) <= room]
+        return min(fitting, key=by, default=None)
+
+    return chosen
+
+
+def _lowest_stage(both: Choice) -> Choice:
+    return both[0], -both[1]
+
+
+choose_right = _first(_lowest_stage)
+
+
+def _formula_stage(run: TrainingRun, ranks: int, card: str) -> int | None:
+    sharded = [run.replace(world_size=ranks, zero_stage=stage) for stage in range(4)]
+    return next((one.zero_stage for one in sharded if sum(formula(one).values()) <= gpu(card).memory), None)
+
+
+def _by_formula(run: TrainingRun, ranks: int, card: str, least: int) -> Choice | None:
+    stage = _formula_stage(run, ranks, card)
+    return None if stage is None else (stage, MICRO_BATCHES[-1])
+
+
+def _formula_then_peak(run: TrainingRun, ranks: int, card: str, least: int) -> Choice | None:
+    stage = _formula_stage(run, ranks, card)
+    found = _first(lambda both: (both[0] != stage, -both[1]))(run, ranks, card, least)
+    return found if found and found[0] == stage else None
+
+
+CHOOSE_MISTAKES: Mistakes = {
+    "You compare ZeRO's formula with the card. Activations, buckets, gathered weights need room, too: estimate.": (
+        _by_formula
+    ),
+    "The stage comes from ZeRO's formula. Activations, buckets, gathered weights need room, too: estimate.": (
+        _formula_then_peak
+    ),
+    "You shard as much as you can. Shard as little as you must: a higher stage sends more.": _first(
+        lambda both: (-both[0], -both[1])
+    ),
+    "The stage is right. At that stage, a larger micro-batch fits.": _first(lambda both: both),
+    "You take the largest micro-batch that fits at any stage. First the lowest stage, then the micro-batch.": _first(
+        lambda both: (-both[1], both[0])
+    ),
+    "You forget `least`: a micro-batch of fewer sequences does not count.": _first(_lowest_stage, lambda least: 1),
+    "A micro-batch of exactly `least` sequences counts, too.": _first(_lowest_stage, lambda least: least + 1),
+}
 
 
 @exercise("09.5", "As little sharding as the card makes you do, then as many sequences as it takes.")
@@ -307,22 +480,16 @@ def choose(answer: Any) -> None:
     """`answer(run, ranks, card, least)` is (stage, micro_batch), or None if nothing fits."""
     names = ("run", "ranks", "card", "least")
     got = [call_or_none(answer, **by_name(names, case), returns=tuple) for case in CHOOSE_CASES]
-    right = [choose_right(*case) for case in CHOOSE_CASES]
-    if got == right:
+    for found in got:
+        if found is not None:
+            whole = len(found) == 2 and all(isinstance(part, int) and not isinstance(part, bool) for part in found)
+            expect(whole, "Return two whole numbers, (stage, micro_batch), or None.")
+            expect(found[0] in range(4), "There are stages 0, 1, 2 and 3.")
+            expect(found[1] in MICRO_BATCHES, "That micro-batch is none of MICRO_BATCHES.")
+    if recognized(got, CHOOSE_CASES, choose_right, CHOOSE_MISTAKES, same=eq):
         return
-    for found in (one for one in got if one is not None):
-        whole = len(found) == 2 and all(isinstance(part, int) and not isinstance(part, bool) for part in found)
-        expect(whole, "Return two whole numbers, (stage, micro_batch), or None.")
-        expect(found[0] in range(4), "There are stages 0, 1, 2 and 3.")
-        expect(found[1] in MICRO_BATCHES, "That micro-batch is none of MICRO_BATCHES.")
-    for message, mistaken in CHOOSE_MISTAKES.items():
-        expect(got != [mistaken(*case) for case in CHOOSE_CASES], message)
-    _explain_choice(got, right)
-
-
-def _explain_choice(got: list[Any], right: list[Any]) -> None:
-    for found, wanted, (_, ranks, card, _) in zip(got, right, CHOOSE_CASES, strict=True):
-        where = f"On {ranks} cards {card}"
+    for found, (run, ranks, card, least) in zip(got, CHOOSE_CASES, strict=True):
+        wanted, where = choose_right(run, ranks, card, least), f"On {ranks} cards {card}"
         expect(found is None or wanted is not None, f"{where} you choose something, but nothing fits there.")
         expect(found is not None or wanted is None, f"{where} you find nothing, but something fits.")
         if found is not None and wanted is not None and found[0] != wanted[0]:
@@ -334,39 +501,45 @@ def _explain_choice(got: list[Any], right: list[Any]) -> None:
 # ---------------------------------------------------------------------------------------------- 09.6: rank_activations
 
 ACTIVATION_NAMES = ("s", "b", "h", "a", "t", "sequence")
-ACTIVATION_MISTAKES: Mistakes = (
-    (
-        lambda s, b, h, a, t, q: s * b * h * (34 + 5 * a * s / h) / t,
-        "You divide all by t, with sequence parallelism and without. What stays whole on every rank without it?",
+ACTIVATION_CASES = (
+    (2048, 1, 12288, 96, 8, False), (2048, 1, 12288, 96, 8, True), (1024, 4, 1600, 25, 5, False),
+    (1024, 4, 1600, 25, 5, True), (512, 2, 1024, 16, 1, False), (128, 3, 384, 6, 3, False), (128, 3, 384, 6, 3, True),
+)  # fmt: skip
+"""Whole bytes, all of them."""
+
+
+def activations_right(s: int, b: int, h: int, a: int, t: int, sequence: bool) -> float:
+    """Bytes that one block keeps on one rank: Korthikanti et al. 2022, table 2."""
+    whole = 0 if sequence else 10
+    return s * b * h * (whole + (34 - whole + 5 * a * s / h) / t)
+
+
+ACTIVATION_MISTAKES: Mistakes = {
+    "You divide all by t, with sequence parallelism and without. What stays whole on every rank without it?": (
+        lambda s, b, h, a, t, q: activations_right(s, b, h, a, t, True)
     ),
-    (
-        lambda s, b, h, a, t, q: s * b * h * (10 + 24 / t + 5 * a * s / h / t),
-        "You keep the 10 whole even with sequence parallelism. It is what that splits.",
+    "You keep the 10 whole even with sequence parallelism. It is what that splits.": (
+        lambda s, b, h, a, t, q: activations_right(s, b, h, a, t, False)
     ),
-    (lambda s, b, h, a, t, q: s * b * h * (34 + 5 * a * s / h), "That is one GPU: t is missing."),
-    (lambda s, b, h, a, t, q: activations_right(s, b, h, 0, t, q), "The attention scores are missing: 5·a·s²·b bytes."),
-    (
-        lambda s, b, h, a, t, q: activations_right(s, b, h, 0, t, q) + 5 * a * s * s * b,
-        "Attention scores are split, too: each rank has a part of the heads.",
+    "That is one GPU: t is missing.": lambda s, b, h, a, t, q: activations_right(s, b, h, a, 1, q),
+    "The attention scores are missing: 5·a·s²·b bytes.": (lambda s, b, h, a, t, q: activations_right(s, b, h, 0, t, q)),
+    "Attention scores are split, too: each rank has a part of the heads.": (
+        lambda s, b, h, a, t, q: activations_right(s, b, h, 0, t, q) + 5 * a * s * s * b
     ),
-    (lambda s, b, h, a, t, q: 2 * activations_right(s, b, h, a, t, q), "34 is in bytes already: no further 2."),
-    (lambda s, b, h, a, t, q: activations_right(s, b, h, a, t, not q), "The two cases are turned round."),
-    (lambda s, b, h, a, t, q: activations_right(s, 1, h, a, t, q), "That is one sequence. There are b of them."),
-)
+    "34 is in bytes already: no further 2.": lambda *case: 2 * activations_right(*case),
+    "The two cases are turned round.": lambda s, b, h, a, t, q: activations_right(s, b, h, a, t, not q),
+    "That is one sequence. There are b of them.": lambda s, b, h, a, t, q: activations_right(s, 1, h, a, t, q),
+}
 
 
 @exercise("09.6", "The matrices' parts are split, the norms' parts only along the sequence.")
 def rank_activations(answer: Any) -> None:
     """`answer(s, b, h, a, t, sequence)` is bytes that one block keeps on one rank."""
     got = [float(call(answer, **by_name(ACTIVATION_NAMES, case))) for case in ACTIVATION_CASES]
-    right = [activations_right(*case) for case in ACTIVATION_CASES]
-    if alike(got, right, EXACT):
-        return
-    _name_mistake(got, ACTIVATION_CASES, ACTIVATION_MISTAKES)
-    wrong, mine, wanted = next(
-        found for found in zip(ACTIVATION_CASES, got, right, strict=True) if not alike([found[1]], [found[2]], EXACT)
-    )
-    slip = unit_slip(mine, wanted)
-    expect(slip is None, f"It is {slip}")
-    case = "With" if wrong[-1] else "Without"
-    fail(f"{case} sequence parallelism it is off: what is split by t, and what stays whole?")
+    if not recognized(got, ACTIVATION_CASES, activations_right, ACTIVATION_MISTAKES, same=exactly):
+        pairs = [(mine, activations_right(*case), case[-1]) for mine, case in zip(got, ACTIVATION_CASES, strict=True)]
+        mine, wanted, sequence = next(one for one in pairs if not exactly(one[:1], one[1:2]))
+        slip = unit_slip(mine, wanted)
+        expect(slip is None, f"It is {slip}")
+        case = "With" if sequence else "Without"
+        fail(f"{case} sequence parallelism it is off: what is split by t, and what stays whole?")
