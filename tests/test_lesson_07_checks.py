@@ -11,7 +11,7 @@ from checking import Answers, JudgedAnswers, nothing
 
 from course_utils import estimate, gpu
 from course_utils.lessons.accumulation import checks as lesson_07
-from course_utils.lessons.accumulation.labs import Bigrams
+from course_utils.lessons.accumulation.checks import Bigrams
 from course_utils.lessons.accumulation.micro_batches import (
     counted_tokens,
     gradient_of,

@@ -1,103 +1,189 @@
 """Checks of the exercises of lesson 07, "Gradient accumulation": each names the misconception, never the answer."""
 
+import operator
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 from math import nextafter, sqrt
 from numbers import Real
 from typing import Any
 
 import torch
+from torch import nn
 
+from course_utils.estimating import estimate
+from course_utils.gpus import gpu
 from course_utils.interactive.feedback import (
+    Mistakes,
     alike,
     by_name,
     call,
     call_for_effect,
     call_or_none,
+    divisors,
     exercise,
     expect,
     fail,
     of_kind,
+    recognized,
 )
 from course_utils.run import TrainingRun
 
-from .labs import (
-    LOOP_CASES,
-    LOOP_MISTAKES,
-    NOISE_CASES,
-    PLAN_CASES,
-    PLAN_MISTAKES,
-    RAMP_CASES,
-    RATE_CASES,
-    Scales,
-    common_loop,
-    factors_right,
-    lengths,
-    padded_parts,
-    pass_right,
-    plan_right,
-    ramp_right,
-    rate_right,
-    scale_right,
-    walked,
-)
-
-__all__ = ["common_loop", "factors", "noise_scale", "one_pass", "padded_parts", "plan", "ramp", "rate", "trial"]
-
+from .batch_noise import Noise, from_two
+from .large_batches import scaled, warm_up
+from .micro_batches import IGNORED, MicroBatch, by_batches, dropped, every_micro_batch, mean_loss, undivided
 
 # ------------------------------------------------------------------------------------------------------- 07.1: one pass
+
+WORDS = 7
+LOOP_CASES = ((10, 4), (8, 4), (3, 4), (5, 1))
+"""Micro-batches in a pass, and how many make a group."""
+
+Pass = Callable[[nn.Module, torch.optim.Optimizer, Sequence[MicroBatch], int], Any]
+
+
+class Bigrams(nn.Module):
+    """A model with one table, in fp64, that notes when it goes forward and when backward reaches it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.linspace(-1, 1, WORDS * WORDS, dtype=torch.float64).reshape(WORDS, WORDS))
+        self.events: list[str] = []
+        self.table.register_hook(lambda _: self.events.append("backward"))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        self.events.append("forward")
+        return self.table[tokens]
+
+
+def tiny_parts(count: int) -> list[MicroBatch]:
+    """Micro-batches of 2 sequences of 3 tokens, the same for everybody."""
+    drawn = torch.randint(WORDS, (count, 2, 4), generator=torch.Generator().manual_seed(count))
+    return [(tokens[:, :-1], tokens[:, 1:]) for tokens in drawn]
+
+
+def walked(one_pass: Pass, count: int, k: int) -> tuple[torch.Tensor, list[str]]:
+    """The table after two passes with `one_pass`, as two epochs make, and what the model noted."""
+    model = Bigrams()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    for _ in range(2):
+        one_pass(model, optimizer, tiny_parts(count), k)
+    return model.table.detach(), model.events
+
+
+def common_loop(model: nn.Module, optimizer: torch.optim.Optimizer, parts: Sequence[MicroBatch], k: int) -> None:
+    """The loop that the exercise shows, with its two bugs."""
+    for i, part in enumerate(parts):
+        mean_loss(model, part).backward()
+        if (i + 1) % k == 0:
+            optimizer.step()
+            optimizer.zero_grad()
 
 
 def trial(one_pass: Any, count: int, k: int) -> float:
     """How far two passes with `one_pass` end from where the large batches end, in parts of their way."""
-    start, _ = walked(lambda *_: None, count, k)
-    right, _ = walked(pass_right, count, k)
-    got, _ = walked(one_pass, count, k)
+    start, right, got = (walked(loop, count, k)[0] for loop in (lambda *_: None, by_batches, one_pass))
     return ((got - right).norm() / (right - start).norm()).item()
+
+
+def _divided_by(
+    number: Callable[[int, int, int], int],
+    last: bool = True,
+    clear: str = "group",
+    steps: bool = True,
+    regroup: Callable[[int, int], int] = lambda k, every: k,
+) -> Pass:
+    """A loop that divides by `number(group size, k, all)`, and that clears and steps where it should, or elsewhere."""
+
+    def one_pass(model: nn.Module, optimizer: torch.optim.Optimizer, parts: Sequence[MicroBatch], k: int) -> None:
+        together = regroup(k, len(parts))
+        for first in range(0, len(parts), together):
+            group = parts[first : first + together]
+            if clear == "group":
+                optimizer.zero_grad()
+            for part in group:
+                if clear == "each":
+                    optimizer.zero_grad()
+                (mean_loss(model, part) / number(len(group), k, len(parts))).backward()
+            if steps and (last or len(group) == k):
+                optimizer.step()
+
+    return one_pass
+
+
+LOOP_MISTAKES: dict[str, tuple[Pass, ...]] = {
+    "Both bugs are still in: nobody divides, and nobody steps on the last group.":
+        (common_loop, _divided_by(lambda group, k, every: 1, last=False)),
+    "Losses are added up: with a group of k, the gradient is k times too long.": (undivided,),
+    "The last, incomplete group gets no step of its own: those sequences are never learned from in their epoch.":
+        (dropped, _divided_by(lambda group, k, every: k, last=False)),
+    "You divide the last group by k, too. How many micro-batches does it have?":
+        (_divided_by(lambda group, k, every: k),),
+    "You divide by the number of all micro-batches. The mean is over one group.":
+        (_divided_by(lambda group, k, every: every),),
+    "zero_grad within a group throws away what has been added up: only its last micro-batch is left.": (
+        _divided_by(lambda group, k, every: group, clear="each"),
+        _divided_by(lambda group, k, every: k, clear="each"),
+        _divided_by(lambda group, k, every: 1, clear="each"),
+    ),
+    "The gradients of the group before are still in `.grad`: who clears them?":
+        (_divided_by(lambda group, k, every: group, clear="never"),),
+    "You step on every micro-batch: those are small batches, and their path is another one.":
+        (every_micro_batch, _divided_by(lambda group, k, every: k, regroup=lambda k, every: 1)),
+    "You step once for the whole pass. Once for every group was asked for.":
+        (_divided_by(lambda group, k, every: every, regroup=lambda k, every: every),),
+    "The parameters have not moved: who calls `optimizer.step()`?":
+        (_divided_by(lambda group, k, every: k, steps=False),),
+}  # fmt: skip
+"""Loops that a learner can write instead, by the hint that they get."""
 
 
 @exercise("07.1", "Divided, no group left over, and one graph at a time.")
 def one_pass(answer: Any) -> None:
     """`answer(model, optimizer, parts, k)` steps once for every group of k micro-batches, the last one included."""
     got = [walked(partial(call_for_effect, answer), count, k) for count, k in LOOP_CASES]
-    tables = [table for table, _ in got]
-    if not _same(tables, pass_right):
+
+    def same(loop: Pass) -> bool:
+        tables = [walked(loop, count, k)[0] for count, k in LOOP_CASES]
+        return all(torch.allclose(one, other, atol=1e-10) for (one, _), other in zip(got, tables, strict=True))
+
+    if not same(by_batches):  # right where all micro-batches are equally large
         for message, loops in LOOP_MISTAKES.items():
-            expect(not any(_same(tables, loop) for loop in loops), message)
+            expect(not any(map(same, loops)), message)
         fail("The parameters end elsewhere than with large batches. Go through 3 micro-batches with k = 2 by hand.")
     for _, events in got:
         expect(
-            not any(pair == ("forward", "forward") for pair in pairwise(events)),
+            ("forward", "forward") not in pairwise(events),
             "The numbers are right, the memory is not: several micro-batches go forward before one goes backward, and "
             "all their graphs are kept. When can each be let go?",
         )
-
-
-def _same(tables: Sequence[torch.Tensor], loop: Any) -> bool:
-    others = (walked(loop, count, k)[0] for count, k in LOOP_CASES)
-    return all(torch.allclose(one, other, atol=1e-10) for one, other in zip(tables, others, strict=True))
 
 
 # -------------------------------------------------------------------------------------------------------- 07.2: factors
 
 COUNTS = ((16, 128), (100, 100, 100), (5, 10, 25, 60), (7,), (1, 999))
 
-FACTOR_MISTAKES: tuple[tuple[str, Callable[[Sequence[int]], list[float]]], ...] = (
-    ("That is 1/k for each: a mean of means, whatever their lengths.", lambda c: [1 / len(c)] * len(c)),
-    ("Those are the tokens themselves. What do the weights of a mean add up to?", lambda c: [float(n) for n in c]),
-    ("Compared with the longest. The weights of a mean add up to 1.", lambda c: [n / max(c) for n in c]),
-    (
-        "You divide by the mean number of tokens: k times too much. The weights of a mean add up to 1.",
-        lambda c: [n * len(c) / sum(c) for n in c],
-    ),
-    (
-        "You give a shorter micro-batch more weight: each token of it already has more say in its own mean.",
-        lambda c: [(1 / n) / sum(1 / m for m in c) for n in c],
-    ),
-    ("All weights are 1: then the means are added up.", lambda c: [1.0] * len(c)),
-    ("Divided by k once too often: shares of tokens are weights already.", lambda c: [n / sum(c) / len(c) for n in c]),
-)
+FACTOR_MISTAKES: Mistakes = {
+    "That is 1/k for each: a mean of means, whatever their lengths.": lambda *c: [1 / len(c)] * len(c),
+    "Those are the tokens themselves. What do the weights of a mean add up to?": lambda *c: c,
+    "Compared with the longest. The weights of a mean add up to 1.": lambda *c: [n / max(c) for n in c],
+    "You divide by the mean number of tokens: k times too much. The weights of a mean add up to 1.":
+        lambda *c: [n * len(c) / sum(c) for n in c],
+    "You give a shorter micro-batch more weight: each token of it already has more say in its own mean.":
+        lambda *c: [(1 / n) / sum(1 / m for m in c) for n in c],
+    "All weights are 1: then the means are added up.": lambda *c: [1.0] * len(c),
+    "Divided by k once too often: shares of tokens are weights already.": lambda *c: [n / sum(c) / len(c) for n in c],
+}  # fmt: skip
+
+
+def padded_parts(counts: Sequence[int]) -> list[MicroBatch]:
+    """Micro-batches with so many real tokens, for a demonstration."""
+    longest = max(counts)
+    drawn = torch.randint(WORDS, (len(counts), 1, longest + 1), generator=torch.Generator().manual_seed(0))
+    return [
+        (one[:, :-1], one[:, 1:].masked_fill(torch.arange(longest) >= count, IGNORED))
+        for one, count in zip(drawn, counts, strict=True)
+    ]
 
 
 @exercise("07.2", "A token is a token, whichever micro-batch it is in.")
@@ -105,14 +191,11 @@ def factors(answer: Any) -> None:
     """`answer(counts)` lists by what each micro-batch's mean loss is multiplied before its backward."""
     got = [_numbers(call(answer, counts=list(counts), returns=(list, tuple)), len(counts)) for counts in COUNTS]
 
-    def gives(reference: Callable[[Sequence[int]], list[float]]) -> bool:
-        return all(alike(mine, reference(counts)) for mine, counts in zip(got, COUNTS, strict=True))
+    def same(got: Sequence[Any], wanted: Sequence[Any]) -> bool:
+        return all(map(alike, got, wanted))
 
-    if gives(factors_right):
-        return
-    for message, mistaken in FACTOR_MISTAKES:
-        expect(not gives(mistaken), message)
-    fail("Some weights are off. Write the mean over all tokens as a sum of means, each times something.")
+    otherwise = "Some weights are off. Write the mean over all tokens as a sum of means, each times something."
+    recognized(got, COUNTS, lambda *c: [n / sum(c) for n in c], FACTOR_MISTAKES, otherwise, same)
 
 
 def _numbers(values: Sequence[Any], count: int) -> list[float]:
@@ -122,26 +205,72 @@ def _numbers(values: Sequence[Any], count: int) -> list[float]:
 
 # ----------------------------------------------------------------------------------------------------------- 07.3: plan
 
+XL = TrainingRun("gpt2-xl", 1, 1024, "bf16-master", recompute="full")
+GPT2 = TrainingRun("gpt2", 1, 1024)
+PLAN_CASES = (
+    (GPT2, "T4-16GB", 102_400),
+    (GPT2, "L4-24GB", 409_600),
+    (XL, "V100-32GB", 32_768),
+    (XL, "T4-16GB", 32_768),
+    (GPT2.replace(seq_len=512), "A100-80GB", 12_288),
+    (TrainingRun("gpt2-large", 1, 1024), "RTX4090-24GB", 24_576),
+)
+"""Run, card, tokens per step."""
+
+Plan = tuple[int, int] | None
+
+
+@cache
+def _peak(run: TrainingRun, micro_batch: int, steps: int) -> int:
+    return estimate(run.replace(micro_batch=micro_batch, accumulation_steps=steps)).total
+
+
+def _largest(run: TrainingRun, tokens: int, capacity: int, alone: bool = False, among: Any = None) -> Plan:
+    """The largest micro-batch of `among`, all divisors of the batch if None, whose peak is within `capacity` bytes."""
+    batch = tokens // run.seq_len
+    for size in reversed(among or divisors(batch)):
+        if batch % size == 0 and _peak(run, size, 1 if alone else batch // size) <= capacity:
+            return size, batch // size
+    return None
+
+
+def plan_right(run: TrainingRun, card: str, tokens: int) -> Plan:
+    """The right answer."""
+    return _largest(run, tokens, gpu(card).memory)
+
+
+PLAN_MISTAKES: Mistakes = {
+    "You estimate one micro-batch on its own. From the second on, all gradients are there while it runs: "
+    "`accumulation_steps`.": lambda run, card, tokens: _largest(run, tokens, gpu(card).memory, alone=True),
+    "You took the number in the card's name for GB. Its memory is `gpu(card).memory`, in bytes.":
+        lambda run, card, tokens: _largest(run, tokens, int(card.rsplit("-", 1)[1].removesuffix("GB")) * 10**9),
+    "You take the smallest micro-batch, and with it the most of them. The fewest were asked for.":
+        lambda run, card, tokens: _largest(run, tokens, gpu(card).memory, among=[1]),
+    "Powers of two alone? Other numbers divide a batch, too.":
+        lambda run, card, tokens: _largest(run, tokens, gpu(card).memory, among=[2**power for power in range(10)]),
+    "Turned round: the size of a micro-batch comes first, their number second.":
+        lambda *case: (found := plan_right(*case)) and found[::-1],
+    "You return the whole batch, whether it fits or not.": lambda run, card, tokens: (tokens // run.seq_len, 1),
+}  # fmt: skip
+
 
 @exercise("07.3", "As few micro-batches as the card allows, gradients included.")
 def plan(answer: Any) -> None:
     """`answer(run, card, tokens)` is (micro-batch, accumulation steps), the fewest steps that fit, or None."""
     got = [_planned(answer, *case) for case in PLAN_CASES]
-    right = [plan_right(*case) for case in PLAN_CASES]
-    if got == right:
+    if recognized(got, PLAN_CASES, plan_right, PLAN_MISTAKES, same=operator.eq):
         return
-    for message, mistaken in PLAN_MISTAKES.items():
-        expect(got != [mistaken(*case) for case in PLAN_CASES], message)
-    for found, wanted, (run, card, tokens) in zip(got, right, PLAN_CASES, strict=True):
+    for found, (run, card, tokens) in zip(got, PLAN_CASES, strict=True):
         where = f"{run.model.name} on the {card} with {tokens:,} tokens a step"
-        expect((found is None) == (wanted is None), _fits(where, wanted is not None))
-        if found is not None:
-            made = found[0] * found[1] * run.seq_len
-            expect(made == tokens, f"{where}: yours come to {made:,} tokens a step.")
+        fits = plan_right(run, card, tokens) is not None
+        expect(found is not None or not fits, f"{where}: you find nothing, but something fits.")
+        expect(fits or found is None, f"{where}: nothing fits, not even one sequence at a time. Return None there.")
+        made = found[0] * found[1] * run.seq_len if found else tokens
+        expect(made == tokens, f"{where}: yours come to {made:,} tokens a step.")
     fail("Some plan does not fit, or another needs fewer micro-batches. Try every number that divides the batch.")
 
 
-def _planned(answer: Any, run: TrainingRun, card: str, tokens: int) -> tuple[int, int] | None:
+def _planned(answer: Any, run: TrainingRun, card: str, tokens: int) -> Plan:
     found = call_or_none(answer, run=run, card=card, tokens=tokens, returns=tuple)
     if found is None:
         return None
@@ -150,142 +279,110 @@ def _planned(answer: Any, run: TrainingRun, card: str, tokens: int) -> tuple[int
     return first, second
 
 
-def _fits(where: str, something: bool) -> str:
-    if something:
-        return f"{where}: you find nothing, but something fits."
-    return f"{where}: nothing fits, not even one sequence at a time. Return None there."
-
-
 # ---------------------------------------------------------------------------------------------------- 07.4: noise scale
 
-NOISE_MISTAKES: tuple[tuple[str, Callable[[int, int, float, float], float]], ...] = (
-    ("Turned round: that is signal over noise.", lambda b, B, p, q: 1 / scale_right(b, B, p, q)),
-    ("That is the ratio of the two lengths. In each of them are signal *and* noise.", lambda b, B, p, q: p / q),
-    ("That is tr(Σ), the noise of one sequence. Compared with what?", lambda b, B, p, q: (p - q) / (1 / b - 1 / B)),
-    ("That is |G|². How does the noise compare with it?", lambda b, B, p, q: (B * q - b * p) / (B - b)),
-    (
-        "You take the big batch's length for |G|²: it still has a little noise in it.",
-        lambda b, B, p, q: (p - q) / (1 / b - 1 / B) / q,
-    ),
-    (
-        "You take all that the small batch has more for b times its noise: the big one has some of it, too.",
-        lambda b, B, p, q: b * (p - q) / ((B * q - b * p) / (B - b)),
-    ),
-    (
-        "The lengths are squared already.",
-        lambda b, B, p, q: (p * p - q * q) / (1 / b - 1 / B) / ((B * q * q - b * p * p) / (B - b)),
-    ),
-    (
-        "You took roots first. The two equations hold for squared lengths.",
-        lambda b, B, p, q: (sqrt(p) - sqrt(q)) / (1 / b - 1 / B) / ((B * sqrt(q) - b * sqrt(p)) / (B - b)),
-    ),
-)
+NOISE_CASES = tuple(
+    (small, big, truth.squared_length(small), truth.squared_length(big))
+    for small, big, truth in (
+        (4, 64, Noise(2.0, 96.0)), (1, 2, Noise(0.5, 3.0)), (8, 512, Noise(7.4, 1.5)), (16, 24, Noise(1.0, 1000.0))
+    )
+)  # fmt: skip
+"""Small batch, big batch, and the mean squared lengths of their gradients."""
+
+NOISE_MISTAKES: Mistakes = {
+    "Turned round: that is signal over noise.": lambda *case: 1 / from_two(*case).scale,
+    "That is the ratio of the two lengths. In each of them are signal *and* noise.": lambda b, B, p, q: p / q,
+    "That is tr(Σ), the noise of one sequence. Compared with what?": lambda *case: from_two(*case).noise,
+    "That is |G|². How does the noise compare with it?": lambda *case: from_two(*case).signal,
+    "You take the big batch's length for |G|²: it still has a little noise in it.":
+        lambda b, B, p, q: from_two(b, B, p, q).noise / q,
+    "You take all that the small batch has more for b times its noise: the big one has some of it, too.":
+        lambda b, B, p, q: b * (p - q) / from_two(b, B, p, q).signal,
+    "The lengths are squared already.": lambda b, B, p, q: from_two(b, B, p * p, q * q).scale,
+    "You took roots first. The two equations hold for squared lengths.":
+        lambda b, B, p, q: from_two(b, B, sqrt(p), sqrt(q)).scale,
+}  # fmt: skip
 
 
 @exercise("07.4", "Two batch sizes, two equations, and the noise scale for nothing.")
 def noise_scale(answer: Any) -> None:
     """`answer(small, big, short, long)` is tr(Σ)/|G|², from the mean |gradient|² of two batch sizes."""
-    cases = [(small, big, *lengths(small, big, *truth)) for small, big, *truth in NOISE_CASES]
     names = ("small", "big", "length_small", "length_big")
-    got = [call(answer, **by_name(names, case)) for case in cases]
-    if alike(got, (scale_right(*case) for case in cases)):
-        return
-    for message, mistaken in NOISE_MISTAKES:
-        expect(not alike(got, (mistaken(*case) for case in cases)), message)
-    fail("The scale is off. Write |G|² + tr(Σ)/B for both batches, and solve for the two unknowns.")
+    got = [call(answer, **by_name(names, case)) for case in NOISE_CASES]
+    otherwise = "The scale is off. Write |G|² + tr(Σ)/B for both batches, and solve for the two unknowns."
+    recognized(got, NOISE_CASES, lambda *case: from_two(*case).scale, NOISE_MISTAKES, otherwise)
 
 
 # ----------------------------------------------------------------------------------------------------------- 07.5: ramp
 
+Scales = Sequence[tuple[int, float]]
+Ramp = list[tuple[int, int]]
 
-def _once_only(first: int, scales: Scales) -> list[tuple[int, int]]:
-    planned, batch = [(0, first)], first
-    for seen, scale in scales:
-        if 2 * batch <= scale:
-            batch *= 2
-            planned.append((seen, batch))
-    return planned
-
-
-def _strictly(first: int, scales: Scales) -> list[tuple[int, int]]:
-    return ramp_right(first, [(seen, nextafter(scale, 0)) for seen, scale in scales])
-
-
-def _up_and_down(first: int, scales: Scales) -> list[tuple[int, int]]:
-    planned = [(0, first)]
-    for seen, scale in scales:
-        batch = first
-        while 2 * batch <= scale:
-            batch *= 2
-        if batch != planned[-1][1]:
-            planned.append((seen, batch))
-    return planned
-
-
-def _exact(first: int, scales: Scales) -> list[tuple[int, int]]:
-    planned = [(0, first)]
-    for seen, scale in scales:
-        if scale > planned[-1][1]:
-            planned.append((seen, int(scale)))
-    return planned
-
-
-def _beyond(first: int, scales: Scales) -> list[tuple[int, int]]:
-    planned, batch = [(0, first)], first
-    for seen, scale in scales:
-        before = batch
-        while batch < scale:
-            batch *= 2
-        if batch != before:
-            planned.append((seen, batch))
-    return planned
-
-
-def _each_doubling(first: int, scales: Scales) -> list[tuple[int, int]]:
-    planned, batch = [(0, first)], first
-    for seen, scale in scales:
-        while 2 * batch <= scale:
-            batch *= 2
-            planned.append((seen, batch))
-    return planned
-
-
-def _from_the_first(first: int, scales: Scales) -> list[tuple[int, int]]:
-    begin = scales[0][0] if scales else 0
-    return [(begin, first), *ramp_right(first, scales)[1:]]
-
-
-def _every_line(first: int, scales: Scales) -> list[tuple[int, int]]:
-    planned = [(0, first)]
-    for index in range(len(scales)):
-        planned.append((scales[index][0], ramp_right(first, scales[: index + 1])[-1][1]))
-    return planned
-
-
-RAMP_MISTAKES: tuple[tuple[str, Callable[[int, Scales], list[tuple[int, int]]]], ...] = (
-    ("You double once at most. The scale may have grown fourfold since the last look.", _once_only),
-    ("Where twice the batch is exactly the noise scale, it is still worth it.", _strictly),
-    ("Your batch shrinks where a noisy measurement is low. It should never shrink.", _up_and_down),
-    ("You take the scale itself for the batch. It should grow by doubling.", _exact),
-    ("You double beyond the noise scale: twice the batch has to be within it *before* you double.", _beyond),
-    ("You list every measurement. Only changes were asked for.", _every_line),
-    ("You add a pair for each doubling. A measurement at which the batch changes makes one pair.", _each_doubling),
-    ("The beginning is missing: (0, first).", lambda first, scales: ramp_right(first, scales)[1:]),
-    ("Your ramp begins at the first measurement. It begins before any token is seen.", _from_the_first),
+RAMP_CASES: tuple[tuple[int, Scales], ...] = (
+    (1000, ((10, 900.0), (20, 2100.0), (30, 3900.0), (40, 4000.0))),
+    (512, ((5, 5000.0), (9, 5100.0))),
+    (100, ((1, 250.0), (2, 90.0), (3, 420.0), (4, 150.0))),
+    (64, ((7, 10.0), (8, 63.0))),
+    (10, ()),
 )
+
+
+def _doubled(batch: int, scale: float) -> int:
+    while 2 * batch <= scale:
+        batch *= 2
+    return batch
+
+
+def _ramp(first: int, scales: Scales, grown: Callable[[int, float], int] = _doubled, every: bool = False) -> Ramp:
+    """(tokens seen, batch) for the beginning and each change, or `every` measurement; `grown` is the next batch."""
+    planned, batch = [(0, first)], first
+    for seen, scale in scales:
+        before, batch = batch, grown(batch, scale)
+        if every or batch != before:
+            planned.append((seen, batch))
+    return planned
+
+
+def _each_doubling(first: int, scales: Scales) -> Ramp:
+    planned, batch = [(0, first)], first
+    for seen, scale in scales:
+        while 2 * batch <= scale:
+            batch *= 2
+            planned.append((seen, batch))
+    return planned
+
+
+def _beyond(batch: int, scale: float) -> int:
+    while batch < scale:
+        batch *= 2
+    return batch
+
+
+RAMP_MISTAKES: Mistakes = {
+    "You double once at most. The scale may have grown fourfold since the last look.":
+        lambda *case: _ramp(*case, grown=lambda batch, scale: batch * 2 if 2 * batch <= scale else batch),
+    "Where twice the batch is exactly the noise scale, it is still worth it.":
+        lambda *case: _ramp(*case, grown=lambda batch, scale: _doubled(batch, nextafter(scale, 0))),
+    "Your batch shrinks where a noisy measurement is low. It should never shrink.":
+        lambda first, scales: _ramp(first, scales, lambda _, scale: _doubled(first, scale)),
+    "You take the scale itself for the batch. It should grow by doubling.":
+        lambda *case: _ramp(*case, grown=lambda batch, scale: max(batch, int(scale))),
+    "You double beyond the noise scale: twice the batch has to be within it *before* you double.":
+        lambda *case: _ramp(*case, grown=_beyond),
+    "You list every measurement. Only changes were asked for.": lambda *case: _ramp(*case, every=True),
+    "You add a pair for each doubling. A measurement at which the batch changes makes one pair.": _each_doubling,
+    "The beginning is missing: (0, first).": lambda *case: _ramp(*case)[1:],
+    "Your ramp begins at the first measurement. It begins before any token is seen.":
+        lambda first, scales: [(scales[0][0] if scales else 0, first), *_ramp(first, scales)[1:]],
+}  # fmt: skip
 
 
 @exercise("07.5", "The batch doubles when it is worth it, and never before.")
 def ramp(answer: Any) -> None:
     """`answer(first, scales)` lists (tokens seen, batch) for the beginning and for each change."""
-    got = [
-        _pairs(call(answer, first=first, scales=list(scales), returns=(list, tuple))) for first, scales in RAMP_CASES
-    ]
-    if got == [ramp_right(*case) for case in RAMP_CASES]:
-        return
-    for message, mistaken in RAMP_MISTAKES:
-        expect(got != [mistaken(*case) for case in RAMP_CASES], message)
-    fail("Some ramp is off. At each measurement: how often can you double before the batch exceeds the scale?")
+    returned = [call(answer, first=first, scales=list(scales), returns=(list, tuple)) for first, scales in RAMP_CASES]
+    otherwise = "Some ramp is off. At each measurement: how often can you double before the batch exceeds the scale?"
+    recognized([_pairs(found) for found in returned], RAMP_CASES, _ramp, RAMP_MISTAKES, otherwise, operator.eq)
 
 
 def _pairs(found: Sequence[Any]) -> list[tuple[float, ...]]:
@@ -298,49 +395,44 @@ def _pairs(found: Sequence[Any]) -> list[tuple[float, ...]]:
 
 # ----------------------------------------------------------------------------------------------------------- 07.6: rate
 
-RateOf = Callable[[int, int, float, int, str], float]
+RATE_CASES = (
+    (0, 500, 0.1, 32, "sgd"),
+    (250, 500, 0.1, 32, "sgd"),
+    (500, 500, 0.1, 32, "sgd"),
+    (900, 500, 0.1, 32, "sgd"),
+    (0, 200, 3e-4, 36, "adam"),
+    (50, 200, 3e-4, 36, "adam"),
+    (201, 200, 3e-4, 36, "adam"),
+    (10, 40, 0.02, 4, "sgd"),
+)
 
 
-def _from_zero(step: int, warm: int, rate: float, k: int, optimizer: str) -> float:
-    peak = rate_right(warm, warm, rate, k, optimizer)
-    return peak * min(1, step / warm)
+def rate_right(step: int, warm: int, rate: float, k: int, optimizer: str) -> float:
+    """The right answer: from the small batch's rate to k or √k times it, then constant."""
+    return warm_up(step, warm, scaled(rate, k, optimizer), rate)
 
 
-def _without_warm_up(step: int, warm: int, rate: float, k: int, optimizer: str) -> float:
-    return rate_right(warm, warm, rate, k, optimizer)
-
-
-def _for_ever(step: int, warm: int, rate: float, k: int, optimizer: str) -> float:
-    peak = rate_right(warm, warm, rate, k, optimizer)
-    return rate + (peak - rate) * step / warm
-
-
-def _back(step: int, warm: int, rate: float, k: int, optimizer: str) -> float:
-    return rate_right(step, warm, rate, k, optimizer) if step < warm else rate
-
-
-RATE_MISTAKES: tuple[tuple[str, RateOf], ...] = (
-    ("You scale by k for Adam, too. For adaptive optimizers the rule is another one.",
-     lambda t, w, r, k, o: rate_right(t, w, r, k, "sgd")),
-    ("You scale by √k for SGD, too. There the rule is linear.", lambda t, w, r, k, o: rate_right(t, w, r, k, "adam")),
-    ("The two rules are exchanged.", lambda t, w, r, k, o: rate_right(t, w, r, k, "adam" if o == "sgd" else "sgd")),
-    ("You start from zero. Here the warm-up starts from the small batch's rate.", _from_zero),
-    ("There is no warm-up: your rate is at its peak from the first step.", _without_warm_up),
-    ("Your rate grows on when the warm-up is over.", _for_ever),
-    ("After the warm-up your rate falls back to the small batch's.", _back),
-    ("Your rate never changes: k plays no part.", lambda t, w, r, k, o: r),
-)  # fmt: skip
+RATE_MISTAKES: Mistakes = {
+    "You scale by k for Adam, too. For adaptive optimizers the rule is another one.":
+        lambda t, w, r, k, o: rate_right(t, w, r, k, "sgd"),
+    "You scale by √k for SGD, too. There the rule is linear.": lambda t, w, r, k, o: rate_right(t, w, r, k, "adam"),
+    "The two rules are exchanged.": lambda t, w, r, k, o: rate_right(t, w, r, k, "adam" if o == "sgd" else "sgd"),
+    "You start from zero. Here the warm-up starts from the small batch's rate.":
+        lambda t, w, r, k, o: warm_up(t, w, scaled(r, k, o)),
+    "There is no warm-up: your rate is at its peak from the first step.": lambda t, w, r, k, o: scaled(r, k, o),
+    "Your rate grows on when the warm-up is over.": lambda t, w, r, k, o: r + (scaled(r, k, o) - r) * t / w,
+    "After the warm-up your rate falls back to the small batch's.":
+        lambda t, w, r, k, o: rate_right(t, w, r, k, o) if t < w else r,
+    "Your rate never changes: k plays no part.": lambda t, w, r, k, o: r,
+}  # fmt: skip
 
 
 @exercise("07.6", "Linear or √k, and gently at first.")
 def rate(answer: Any) -> None:
     """`answer(step, warm, rate, k, optimizer)` is the learning rate of a step for a batch k times as large."""
-    names = ("step", "warm", "rate", "k", "optimizer")
-    got = [call(answer, **by_name(names, case)) for case in RATE_CASES]
-    if alike(got, (rate_right(*case) for case in RATE_CASES)):
+    got = [call(answer, **by_name(("step", "warm", "rate", "k", "optimizer"), case)) for case in RATE_CASES]
+    if recognized(got, RATE_CASES, rate_right, RATE_MISTAKES):
         return
-    for message, mistaken in RATE_MISTAKES:
-        expect(not alike(got, (mistaken(*case) for case in RATE_CASES)), message)
     larger = any(mine > 1.001 * case[2] for mine, case in zip(got, RATE_CASES, strict=True))
     expect(larger, "A larger batch asks for a larger rate, not a smaller one.")
     fail("Some rate is off: what is it at step 0, what from step `warm` on, and what halfway between?")
