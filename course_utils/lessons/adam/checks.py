@@ -1,12 +1,22 @@
 """Checks of the exercises of lesson 02, "Adam": each names the misconception, never the answer."""
 
-from collections.abc import Sequence
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import count, pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
+from course_utils.estimating.states import BLOCK_8BIT
 from course_utils.interactive.feedback import (
     CheckFailed,
+    Mistakes,
     NotSolved,
     alike,
     by_name,
@@ -15,65 +25,106 @@ from course_utils.interactive.feedback import (
     exercise,
     expect,
     fail,
+    recognized,
     seeded_sizes,
     unit_slip,
 )
+from course_utils.models import PRESETS, parameter_shapes
 
-from .by_hand import kept_tensors
-from .labs import (
-    RATE_CASES,
-    RATE_MISTAKES,
-    STATE_MISTAKES,
-    STATES,
-    STEP_MISTAKES,
-    TRANSIENT_MISTAKES,
-    Trial,
-    best_rate_of,
-    gpt2_shapes,
-    last_state,
-    one_adam_step,
-    shape_cases,
-    state_bytes_of,
-    transient_of,
-    trial,
-    walk_with,
-)
+from ..shared.language_model import language_model, train_language_model
+from .by_hand import kept_bytes, kept_tensors
 
-__all__ = ["adam_step", "best_rate", "frugal", "gpt2_shapes", "lean_adam", "state_bytes", "step_transient", "trial"]
+EXACTLY = partial(alike, tolerance=1e-9)
 
 # -------------------------------------------------------------------------------------------------- 02.1: state_bytes
+
+STATE_BYTES: Mapping[str, Callable[[int, int], int]] = {
+    "sgd": lambda r, c: 0,
+    "momentum": lambda r, c: 4 * r * c,
+    "adam": lambda r, c: 8 * r * c,
+    "adafactor": lambda r, c: 4 * (r + c),
+    "adam8bit": lambda r, c: 2 * r * c + 2 * 4 * (r * c // BLOCK_8BIT),
+}
+"""Bytes of the states of an fp32 matrix; the 8-bit Adam has an fp32 scale for each block of either moment."""
+
+STATE_MISTAKES: Mapping[str, Mistakes] = {
+    "sgd": {
+        "that is the gradient. SGD uses it up and remembers nothing of it.": lambda r, c: 4 * r * c,
+        "weight and gradient are not the optimizer's: only what it remembers counts.": lambda r, c: 8 * r * c,
+    },
+    "momentum": {
+        "numbers, not bytes: each takes four.": lambda r, c: r * c,
+        "two states? One running sum is all that momentum has.": lambda r, c: 8 * r * c,
+        "in 16 bits? The states have the format of the weights, fp32 here.": lambda r, c: 2 * r * c,
+        "the optimizer's own bytes alone: neither weights nor gradients.": lambda r, c: 12 * r * c,
+    },
+    "adam": {
+        "half of it: either you counted one of its two states, or you stored both in 16 bits.": lambda r, c: 4 * r * c,
+        "that also counts the weights, or a master copy: nobody keeps one in plain fp32.": lambda r, c: 12 * r * c,
+        "that is the whole bill, weights and gradients included.": lambda r, c: 16 * r * c,
+        "numbers, not bytes: each takes four.": lambda r, c: 2 * r * c,
+    },
+    "adafactor": {
+        "a row *and* a column stand for the whole matrix: their product is never kept.": lambda r, c: 4 * r * c,
+        "numbers, not bytes: each takes four.": lambda r, c: r + c,
+        "a row alone, or a column alone, cannot tell one row from another.": lambda r, c: 4 * r,
+        "a row alone, or a column alone, cannot tell one column from another.": lambda r, c: 4 * c,
+        "it keeps v alone: there is no momentum in it, unless one asks.": lambda r, c: 8 * (r + c),
+        "it keeps no momentum, unless one asks: a row and a column for v are all.": lambda r, c: 4 * (r * c + r + c),
+    },
+    "adam8bit": {
+        "codes without their scales: how large was the block's largest number?": lambda r, c: 2 * r * c,
+        "one moment only: Adam has two, also in 8 bits.": lambda r, c: r * c + 4 * (r * c // BLOCK_8BIT),
+        "both moments have scales of their own.": lambda r, c: 2 * r * c + 4 * (r * c // BLOCK_8BIT),
+        "a scale is an fp32 number: four bytes.": lambda r, c: 2 * r * c + 2 * (r * c // BLOCK_8BIT),
+        "8 bits are one byte, not eight.": lambda r, c: 16 * r * c,
+    },
+}
 
 
 @exercise("02.1", "Five optimizers, from nothing to two numbers a parameter, for a matrix of any shape.")
 def state_bytes(answer: Any) -> None:
     """`answer(optimizer, rows, columns)` is the bytes of an fp32 matrix's optimizer states."""
     shapes = [(512, 1024), *((256 * count, 768) for count in seeded_sizes(3, 2, 200))]
-    for optimizer in STATES:
+    for optimizer, right in STATE_BYTES.items():
         got = [float(call(answer, optimizer=optimizer, rows=rows, columns=columns)) for rows, columns in shapes]
-        wanted = [float(state_bytes_of(optimizer, *shape)) for shape in shapes]
-        if alike(got, wanted, 1e-9):
+        mistakes = {f"{optimizer}: {message}": mistaken for message, mistaken in STATE_MISTAKES[optimizer].items()}
+        if recognized(got, shapes, right, mistakes, same=EXACTLY):
             continue
-        for message, mistaken in STATE_MISTAKES.get(optimizer, {}).items():
-            expect(not alike(got, [float(mistaken(*shape)) for shape in shapes], 1e-9), f"{optimizer}: {message}")
-        slip = unit_slip(got[0], wanted[0])
+        slip = unit_slip(got[0], right(*shapes[0]))
         expect(not slip, f"{optimizer}: {slip}")
-        rows, columns = next(shape for shape, one, right in zip(shapes, got, wanted, strict=True) if one != right)
+        rows, columns = next(shape for shape, one in zip(shapes, got, strict=True) if one != right(*shape))
         fail(f"{optimizer} is off for a matrix of {rows} × {columns} fp32 numbers.")
 
 
 # ---------------------------------------------------------------------------------------------------- 02.2: best_rate
+
+RATE_CASES: tuple[tuple[float, ...], ...] = ((1.0, 25.0), (25.0, 1.0, 4.0), (0.5, 8.0, 300.0), (2.0,), (3.0, 3.0, 7.0))
+
+RATE_MISTAKES: Mistakes = {
+    "That is the edge: the steepest direction jumps from side to side for ever and never shrinks.": (
+        lambda *c: 2 / max(c)
+    ),
+    "At that rate the steepest direction is done in one step, and the flattest is slower than it has to be.": (
+        lambda *c: 1 / max(c)
+    ),
+    "That suits the flattest direction; along the steepest it diverges.": lambda *c: 1 / min(c),
+    "Only the two extremes matter: directions in between shrink faster than both.": lambda *c: len(c) / sum(c),
+    "Half of it. The mean of the extremes is their sum divided by two, so where does the two go?": (
+        lambda *c: 1 / (min(c) + max(c))
+    ),
+    "You took the first and the last curvature; the list is in no order.": lambda *c: 2 / (c[0] + c[-1]),
+}
 
 
 @exercise("02.2", "The best step size for any curvatures, and your walks get there in no more steps than ours.")
 def best_rate(answer: Any) -> None:
     """`answer(curvatures)` is the learning rate at which gradient descent shrinks its worst direction the most."""
     got = [float(call(answer, curvatures=list(case))) for case in RATE_CASES]
-    wanted = [best_rate_of(case) for case in RATE_CASES]
     expect(all(rate > 0 for rate in got), "A learning rate of 0 or less goes nowhere, or uphill.")
-    if alike(got, wanted, 1e-3):
+    close = partial(alike, tolerance=1e-3)
+    if recognized(got, RATE_CASES, lambda *c: 2 / (min(c) + max(c)), RATE_MISTAKES, same=close):
         return
-    for message, mistaken in RATE_MISTAKES.items():
-        expect(not alike(got, [mistaken(case) for case in RATE_CASES], 1e-3), message)
     for rate, case in zip(got, RATE_CASES, strict=True):
         expect(rate < 2 / max(case), "With your rate the steepest direction grows: each step multiplies it by 1 − η·c.")
     fail("Your walks arrive, but later than they could: in one direction the factor |1 − η·c| is larger than needed.")
@@ -81,68 +132,249 @@ def best_rate(answer: Any) -> None:
 
 # ---------------------------------------------------------------------------------------------------- 02.3: adam_step
 
+GIVEN = ("weight", "gradient", "m", "v", "step", "rate", "beta1", "beta2", "epsilon")
+
+
+def _adam(
+    weight: torch.Tensor, gradient: Any, m: torch.Tensor, v: torch.Tensor, step: int,
+    rate: float, beta1: float, beta2: float, epsilon: float, *, mistake: str = "",
+) -> None:  # fmt: skip
+    """Do the right update (Kingma and Ba 2015, algorithm 1) or, by name of the mistake, a wrong one."""
+    if mistake == "betas swapped":
+        beta1, beta2 = beta2, beta1
+    m.mul_(beta1).add_(gradient * (1 if mistake == "adds" else 1 - beta1))
+    v.mul_(beta2).add_((gradient.abs() if mistake == "not squared" else gradient * gradient) * (1 - beta2))
+    number = step + 1 if mistake == "counts from 2" else step
+    m_hat = m if mistake in ("no correction", "v alone") else m / (1 - beta1**number)
+    v_hat = v if mistake in ("no correction", "m alone") else v / (1 - beta2**number)
+    inside = mistake == "epsilon inside"
+    root = v_hat + epsilon if mistake == "no root" else (v_hat + epsilon).sqrt() if inside else v_hat.sqrt() + epsilon
+    if mistake == "corrects the states":
+        m.copy_(m_hat)
+        v.copy_(v_hat)
+    weight.sub_(rate * m_hat / root, alpha=-1 if mistake == "uphill" else 1)
+
+
+STEP_MISTAKES: Mapping[str, str] = {
+    "Without bias correction: m and v began at zero, so the first steps have the wrong length.": "no correction",
+    "You corrected m and not v: both began at zero.": "m alone",
+    "You corrected v and not m: both began at zero.": "v alone",
+    "ε stands outside of the root: √v̂ + ε.": "epsilon inside",
+    "You divide by v̂; it is the mean of *squares*, so its root has the gradient's size.": "no root",
+    "v is the mean of the gradient's squares, not of its absolute values.": "not squared",
+    "β1 belongs to m and β2 to v: you have them the other way round.": "betas swapped",
+    "m takes the whole gradient each time. That is momentum's sum; a running mean takes 1 − β1 of it.": "adds",
+    "`step` is 1 in the first step: no need to add one.": "counts from 2",
+    "You wrote m̂ and v̂ back into m and v: correct a copy, and leave the running means alone.": "corrects the states",
+    "It walks uphill: subtract the update.": "uphill",
+}
+
 
 @exercise("02.3", "Your Adam walks with PyTorch's, step by step, weights and both states.")
 def adam_step(answer: Any) -> None:
     """`answer(weight, gradient, m, v, step, rate, beta1, beta2, epsilon)` updates weight, m and v in place."""
-    got = walk_with(lambda *given: _step(answer, *given))
-    start = last_state(walk_with(lambda *_: None))
-    now = last_state(got)
-    for name, before, after in zip(("weight", "m", "v"), start, now, strict=True):
+    got, right = _walk(lambda *given: call_for_effect(answer, **by_name(GIVEN, given))), _walk(_adam)
+    start = _walk(lambda *_: None)[-1]
+    for name, before, after in zip(("weight", "m", "v"), start, got[-1], strict=True):
         expect(after.isfinite().all(), f"{name} holds numbers that are not finite: what do you divide by?")
         expect(
             not torch.equal(before, after),
             f"{name} has not changed. `{name} = …` makes a new tensor; to change the one that was handed over use "
             "methods that end in _, such as mul_ and add_.",
         )
-    right = walk_with(one_adam_step)
-    if _same(got, right):
+    if _close(got, right):
         return
-    for message, mistaken in STEP_MISTAKES.items():
-        expect(not _same(got, walk_with(mistaken)), message)
-    _expect_parts(got, right)
-
-
-def _step(answer: Any, *given: Any) -> None:
-    """One step of the learner's walk."""
-    names = ("weight", "gradient", "m", "v", "step", "rate", "beta1", "beta2", "epsilon")
-    call_for_effect(answer, **by_name(names, given))
-
-
-Walk = Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
-
-
-def _same(one: Walk, other: Walk) -> bool:
-    pairs = zip(one, other, strict=True)
-    return all(torch.allclose(a, b, rtol=1e-4, atol=1e-7) for x, y in pairs for a, b in zip(x, y, strict=True))
-
-
-def _expect_parts(got: Walk, right: Walk) -> None:
+    for message, mistake in STEP_MISTAKES.items():
+        expect(not _close(got, _walk(partial(_adam, mistake=mistake))), message)
     for index, name in ((1, "m"), (2, "v")):
-        close = all(torch.allclose(x[index], y[index], rtol=1e-4, atol=1e-7) for x, y in zip(got, right, strict=True))
-        expect(close, f"{name} is off: a running mean keeps β of itself and takes 1 − β of what is new.")
-    first = torch.allclose(got[0][0], right[0][0], rtol=1e-4, atol=1e-7)
-    expect(first, "m and v are right, the weight is off from the first step on.")
+        mean = f"{name} is off: a running mean keeps β of itself and takes 1 − β of what is new."
+        expect(_close(got[:, index], right[:, index]), mean)
+    expect(_close(got[0], right[0]), "m and v are right, the weight is off from the first step on.")
     fail("The first step is right, later ones are not: what in the update depends on the number of the step?")
 
+
+def _walk(step: Callable[..., Any]) -> torch.Tensor:
+    """Weight, m and v, each (5, 3), after each of four steps from the same start: (4, 3, 5, 3)."""
+    dice = torch.Generator().manual_seed(2)
+    weight, m, v = torch.randn(5, 3, generator=dice), torch.zeros(5, 3), torch.zeros(5, 3)
+    states = []
+    for number in range(1, 5):
+        gradient = 0.01 * torch.randn(5, 3, generator=dice)
+        with torch.no_grad():
+            step(weight, gradient, m, v, number, 0.01, 0.9, 0.99, 1e-4)
+        states.append(torch.stack([weight, m, v]))
+    return torch.stack(states)
+
+
+_close = partial(torch.allclose, rtol=1e-4, atol=1e-7)
 
 # ----------------------------------------------------------------------------------------------- 02.4: step_transient
 
 
+def _loop(sizes: Sequence[int]) -> int:
+    """Two tensors of one parameter, and one that the parameter before has left."""
+    return 4 * max(before + 2 * size for before, size in pairwise([0, *sizes]))
+
+
+TRANSIENTS: Mapping[str, Callable[[Sequence[int]], int]] = {
+    "fused": lambda s: 0,
+    "foreach": lambda s: 4 * sum(s),
+    "loop": _loop,
+}
+"""The most bytes alive at once next to weights, gradients and states, by the number of elements of each parameter."""
+
+TRANSIENT_MISTAKES: Mapping[str, Mistakes] = {
+    "fused": {
+        "one kernel reads and writes everything in place: what would it need a tensor for?": lambda s: 4 * sum(s),
+        "not even for one parameter: its kernel needs no tensor.": lambda s: 4 * max(s),
+    },
+    "foreach": {
+        "it makes the roots of *all* parameters before it uses the first.": lambda s: 4 * max(s),
+        "numbers, not bytes.": sum,
+        "one tensor for each parameter, not two.": lambda s: 8 * sum(s),
+        "that is 16-bit; the roots have the format of the states.": lambda s: 2 * sum(s),
+    },
+    "loop": {
+        "two of the largest, but what the parameter before has left behind is still there.": lambda s: 8 * max(s),
+        "for one parameter at a time, there are two at once.": lambda s: 4 * max(s),
+        "what one parameter needs is let go before long: it never adds up over all.": lambda s: 8 * sum(s),
+        "one parameter after the other: not all of them at once.": lambda s: 4 * sum(s),
+        "three of the largest would be right if the one before it were as large.": lambda s: 12 * max(s),
+        "numbers, not bytes.": lambda s: _loop(s) // 4,
+    },
+}
+
+
 @exercise("02.4", "What comes and goes in the step, three ways, for any list of parameters.")
 def step_transient(answer: Any) -> None:
-    """`answer(sizes, how)` is the most bytes alive at once beside weights, gradients and states."""
-    cases = shape_cases()
-    for how in ("fused", "foreach", "loop"):
-        got = [float(call(answer, sizes=list(sizes), how=how)) for sizes in cases]
-        wanted = [float(transient_of(sizes, how)) for sizes in cases]
-        if alike(got, wanted, 1e-9):
-            continue
-        for message, mistaken in TRANSIENT_MISTAKES[how].items():
-            expect(not alike(got, [float(mistaken(sizes)) for sizes in cases], 1e-9), f"{how}: {message}")
-        off = next(sizes for sizes, one, right in zip(cases, got, wanted, strict=True) if one != right)
-        whose = f"parameters of {off} numbers" if len(off) < 9 else "GPT-2's parameters"
-        fail(f"{how} is off for {whose}: count what is alive, event by event.")
+    """`answer(sizes, how)` is the most bytes alive at once next to weights, gradients and states."""
+    cases = [([100, 300, 200],), ([400, 390, 10],), ([10, 10, 500],), ([256],), (gpt2_shapes(),)]
+    for how, right in TRANSIENTS.items():
+        got = [float(call(answer, sizes=list(sizes), how=how)) for (sizes,) in cases]
+        mistakes = {f"{how}: {message}": mistaken for message, mistaken in TRANSIENT_MISTAKES[how].items()}
+        if not recognized(got, cases, right, mistakes, same=EXACTLY):
+            off = next(sizes for (sizes,), one in zip(cases, got, strict=True) if one != right(sizes))
+            whose = f"parameters of {off} numbers" if len(off) < 9 else "GPT-2's parameters"
+            fail(f"{how} is off for {whose}: count what is alive, event by event.")
+
+
+def gpt2_shapes() -> list[int]:
+    """Return how many numbers each of GPT-2's parameters has, in the order of the step."""
+    return [math.prod(shape) for shape in parameter_shapes(PRESETS["gpt2"]).values()]
+
+
+# ----------------------------------------------------------------------------- 02.5 and 02.6: an optimizer in training
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a short training with somebody's optimizer showed.
+
+    `kept` counts the bytes that survive from one step to the next: those that the optimizer holds, and `hidden` ones,
+    which its last step reads from anywhere else (an attribute of a weight, a global, a closure). What it holds `grows`
+    if it is more at the end than halfway through. `formats` are the formats of everything kept, `final` is the mean of
+    the last losses.
+    """
+
+    optimizer: Any
+    parameters: int
+    kept: int
+    hidden: int
+    grows: bool
+    formats: set[torch.dtype]
+    weights: list[torch.Tensor]
+    moved: bool
+    final: float
+
+    @property
+    def diverged(self) -> bool:
+        """True if a weight or the loss is no finite number."""
+        return not (math.isfinite(self.final) and all(bool(weight.isfinite().all()) for weight in self.weights))
+
+
+def trial(make: Callable[..., Any], steps: int = 4, louder: float = 1.0, rate: float = 3e-3) -> Trial:
+    """Train a small character model with what `make(parameters, rate)` or `make(parameters)` returns.
+
+    `louder` multiplies every gradient, as a loss that much larger would.
+    """
+    model = language_model(1, 32)
+    weights = list(model.parameters())
+    start = [weight.detach().clone() for weight in weights]
+    optimizer = make(weights, rate) if "rate" in inspect.signature(make).parameters else make(weights)
+    reads, taken, halfway = _Reads(), count(1), 0
+
+    def step() -> None:
+        nonlocal halfway
+        number, gradients = next(taken), [weight.grad for weight in weights if weight.grad is not None]
+        for gradient in gradients:
+            gradient.mul_(louder)
+        if number == steps // 2 + 1:
+            halfway = kept_bytes(optimizer)
+        if number < steps:
+            optimizer.step()
+            return
+        reads.known = {_place(tensor) for tensor in (*weights, *gradients, *kept_tensors(optimizer))}
+        with reads:
+            optimizer.step()
+
+    trained = train_language_model(lambda _: SimpleNamespace(step=step), steps=steps, model=model)
+    end = [weight.detach().clone() for weight in weights]
+    held, hidden = kept_bytes(optimizer), sum(size for size, _ in reads.found.values())
+    formats = {tensor.dtype for tensor in kept_tensors(optimizer)} | {dtype for _, dtype in reads.found.values()}
+    moved = any(not torch.equal(one, other) for one, other in zip(start, end, strict=True))
+    parameters, grows = sum(weight.numel() for weight in weights), 0 < halfway < held
+    return Trial(optimizer, parameters, held + hidden, hidden, grows, formats, end, moved, trained.final)
+
+
+class _Reads(TorchDispatchMode):
+    """Notes bytes and format of each storage that an operation uses, unless it was made here or its place is `known`.
+
+    What is found was there before the step: it is remembered, wherever it is kept.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known: set[int] = set()
+        self.found: dict[int, tuple[int, torch.dtype]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for tensor in _tensors((args, kwargs or {})):
+            size, place = tensor.untyped_storage().nbytes(), _place(tensor)
+            if size and place not in self.known:
+                self.found.setdefault(place, (size, tensor.dtype))
+        made = func(*args, **(kwargs or {}))
+        self.known |= {_place(tensor) for tensor in _tensors(made)} - self.found.keys()
+        return made
+
+
+def _tensors(thing: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(thing) if isinstance(leaf, torch.Tensor)]
+
+
+def _place(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _tried(answer: Any, **how: Any) -> Trial:
+    """Train with the learner's optimizer; whatever goes wrong in it becomes one line."""
+    expect(callable(answer), "Hand over the class itself: its name, without parentheses.")
+    try:
+        got = trial(answer, **how)
+    except (NotSolved, CheckFailed):
+        raise
+    except Exception as error:  # whatever a learner's code raises is turned into words
+        if isinstance(error, AttributeError) and "'step'" in str(error):
+            raise CheckFailed("What you hand over makes nothing that has a `step()`: hand over the class.") from error
+        raise CheckFailed(f"In training, your optimizer raised {type(error).__name__}: {error}") from error
+    expect(got.moved, "The weights do not move: change them in place, as weight.sub_(…) does, under torch.no_grad().")
+    return got
+
+
+def _expect_clean(got: Trial) -> None:
+    expect(not got.diverged, "The weights are not finite any more: what do you divide by?")
+    graphs = any(tensor.grad_fn is not None for tensor in kept_tensors(got.optimizer))
+    expect(not graphs, "A state has a graph behind it, which keeps more alive each step: put step under no_grad.")
+    expect(not got.grows, "What it keeps grows from step to step: is something appended to a list?")
 
 
 # ----------------------------------------------------------------------------------------------------- 02.5: lean_adam
@@ -157,92 +389,45 @@ LEAN_BYTES = {
 @exercise("02.5", "Two states per parameter and not one more, and the weights are those of plain Adam.")
 def lean_adam(answer: Any) -> None:
     """`answer(parameters, rate)` makes a plain Adam with a `step()` and 8 bytes per parameter."""
-    right, got = trial(one_by_hand, steps=4), _tried(answer, steps=4)
+    got, right = _tried(answer, steps=4), trial(lambda weights, rate: torch.optim.Adam(weights, rate, foreach=False))
     _expect_clean(got)
     per = got.kept / got.parameters
     expect(
-        per > 7.5 or not _has_16_bits(got),
+        per > 7.5 or not any(dtype.is_floating_point and dtype.itemsize == 2 for dtype in got.formats),
         f"{per:.1f} bytes per parameter: you store moments in 16 bits. Here each takes 4 bytes, as in PyTorch: v moves "
         "by a thousandth of its distance in a step, and bf16 is too coarse for that.",
     )
     for bytes_each, message in LEAN_BYTES.items():
         expect(abs(per - bytes_each) > 0.5, message)
     expect(per < 8.5, f"It keeps {per:.1f} bytes per parameter after four steps. Which tensors does it hold on to?")
-    expect(
-        per > 7.5, f"It keeps {per:.1f} bytes per parameter from step to step. Where are m and v of every parameter?"
-    )
-    decayed = trial(one_that_decays, steps=4)
+    lost = f"It keeps {per:.1f} bytes per parameter from step to step. Where are m and v of every parameter?"
+    expect(per > 7.5, lost)
+    decayed = trial(lambda weights, rate: torch.optim.AdamW(weights, rate, foreach=False))
     expect(
         _distance(got, decayed) >= 0.1 * _distance(got, right),
         "The memory is right. But your weights shrink on their own: that is AdamW. Plain Adam has no weight decay.",
     )
-    if _weights_close(got, right):
-        again = _tried(answer, steps=4)
-        expect(_weights_close(again, right), "Right once. A second training ends elsewhere: what is left of the first?")
-        return
-    expect(
-        not _weights_close(got, trial(one_that_counts_parameters, steps=4)),
-        "The memory is right. The weights are not: they are those of the colleague's. What counts the steps, and how "
-        "often is it told?",
-    )
-    fail("The memory is right, but the weights are not Adam's after four steps.")
+    if not _weights_close(got, right):
+        expect(
+            not _weights_close(got, trial(_counting_parameters)),
+            "The memory is right. The weights are not: they are those of the colleague's. What counts the steps, and "
+            "how often is it told?",
+        )
+        fail("The memory is right, but the weights are not Adam's after four steps.")
+    again = "Right once. A second training ends elsewhere: what is left of the first?"
+    expect(_weights_close(_tried(answer, steps=4), right), again)
 
 
-def one_by_hand(parameters: Sequence[torch.Tensor], rate: float) -> Any:
-    """An Adam that is right."""
-    return torch.optim.Adam(parameters, lr=rate, foreach=False)
+def _counting_parameters(parameters: Sequence[torch.Tensor], rate: float) -> Any:
+    """The colleague's Adam: one step is counted for each parameter."""
+    states = [(weight, torch.zeros_like(weight), torch.zeros_like(weight)) for weight in parameters]
+    steps = count(1)
 
+    def step() -> None:
+        for weight, m, v in states:
+            _adam(weight.data, weight.grad, m, v, next(steps), rate, 0.9, 0.999, 1e-8)
 
-def one_that_decays(parameters: Sequence[torch.Tensor], rate: float) -> Any:
-    """AdamW with torch's weight decay, where plain Adam is asked for."""
-    return torch.optim.AdamW(parameters, lr=rate, foreach=False)
-
-
-def one_that_counts_parameters(parameters: Sequence[torch.Tensor], rate: float) -> Any:
-    """The colleague's mistake in arithmetic: one step is counted for each parameter."""
-    return _CountsParameters(parameters, rate)
-
-
-class _CountsParameters:
-    def __init__(self, parameters: Sequence[torch.Tensor], rate: float) -> None:
-        self.parameters, self.rate, self.steps = list(parameters), rate, 0
-        self.m = [torch.zeros_like(weight) for weight in self.parameters]
-        self.v = [torch.zeros_like(weight) for weight in self.parameters]
-
-    def step(self) -> None:
-        for weight, m, v in zip(self.parameters, self.m, self.v, strict=True):
-            self.steps += 1
-            one_adam_step(weight.data, weight.grad, m, v, self.steps, self.rate, 0.9, 0.999, 1e-8)
-
-
-def _tried(answer: Any, **how: Any) -> Trial:
-    """Train with the learner's optimizer; whatever goes wrong in it becomes one line."""
-    expect(callable(answer), "Hand over the class itself: its name, without parentheses.")
-    try:
-        return trial(answer, **how)
-    except (NotSolved, CheckFailed):
-        raise
-    except AttributeError as error:
-        if "'step'" in str(error):
-            raise CheckFailed("What you hand over makes nothing that has a `step()`: hand over the class.") from error
-        raise CheckFailed(f"In training, your optimizer raised AttributeError: {error}") from error
-    except Exception as error:  # whatever a learner's code raises is turned into words
-        raise CheckFailed(f"In training, your optimizer raised {type(error).__name__}: {error}") from error
-
-
-def _expect_clean(got: Trial) -> None:
-    expect(got.moved, "The weights do not move: change them in place, as weight.sub_(…) does, under torch.no_grad().")
-    expect(not got.diverged, "The weights are not finite any more: what do you divide by?")
-    graphs = any(tensor.grad_fn is not None for tensor in kept_tensors(got.optimizer))
-    expect(not graphs, "A state has a graph behind it, which keeps more alive each step: put step under no_grad.")
-    expect(
-        got.held <= got.held_before or not got.held_before,
-        "What it keeps grows from step to step: is something appended to a list?",
-    )
-
-
-def _has_16_bits(got: Trial) -> bool:
-    return any(dtype.is_floating_point and dtype.itemsize == 2 for dtype in got.formats)
+    return SimpleNamespace(step=step)
 
 
 def _distance(one: Trial, other: Trial) -> float:
