@@ -31,8 +31,7 @@ from test_build import LESSON, SOLUTION, write_source
 from course_utils.authoring.build import write
 from course_utils.authoring.sources import drafts
 from course_utils.classroom import walls
-from course_utils.classroom.collecting import Submission
-from course_utils.classroom.graded import Graded, Journal, Outcome, write_table
+from course_utils.classroom.graded import Graded, Outcome, write_table
 from course_utils.interactive.guesses import lock_guess, stored_guesses
 from course_utils.interactive.progress import damaged_lines, mark_passed, mark_quiz, passed, quiz_scores
 from course_utils.measuring.recording_file import append, read_lines, repair
@@ -113,7 +112,7 @@ class Ranks(Work):
 
     PROGRAM = """
 import time, torch, torch.distributed as dist
-from course_utils.ranks.launch import report
+from course_utils.ranks.worker import report
 dist.init_process_group("gloo")
 for _ in range(20):
     dist.all_reduce(torch.ones(1000))
@@ -155,7 +154,6 @@ class Grader(Work):
         self.command = ("-m", "course_utils", "grade", str(folder / "class"), "--out", str(folder / "out"), "--here")
         self.exercises = json.loads((ROOT / "exercises" / "04_counting_parameters.ipynb").read_text())
         self.handed_in: dict[Path, bytes] = {}
-        self.journal = b""
         for number in range(3):
             self.before(number)
 
@@ -171,12 +169,6 @@ class Grader(Work):
 
     def faults(self) -> Iterator[str]:
         yield from (f"{path} was changed" for path, was in self.handed_in.items() if path.read_bytes() != was)
-        journal = self.folder / "out" / "journal.jsonl"
-        whole = journal.read_bytes().rpartition(b"\n")[0] if journal.exists() else b""
-        if not whole.startswith(self.journal):
-            yield "the journal has lost lines"
-        yield from (f"a damaged line: {line!r}" for line in whole.splitlines() if not _is_json(line.decode()))
-        self.journal = whole
         table, page = self.folder / "out" / "grades.csv", self.folder / "out" / "class.html"
         if table.exists():
             with table.open(newline="") as file:
@@ -461,20 +453,13 @@ Kept = tuple[Callable[[int], object], Callable[[list[int]], Iterator[str]]]
 
 def _keepers(home: Path) -> dict[str, Kept]:
     """Everything that the course keeps for a learner or a teacher."""
-    journal, table, recording = home / "journal.jsonl", home / "grades.csv", home / "gpu.jsonl"
+    table, recording = home / "grades.csv", home / "gpu.jsonl"
     [draft] = drafts(home, write_source(home, "notebooks", LESSON))
     draft.target.parent.mkdir(exist_ok=True)
     line = {"task": "", "kind": "", "status": "", "device": {"name": ""}, "torch": "", "date": "", "commit": ""}
 
     def graded(event: int) -> Graded:
         return Graded(str(event), "04", {"04.1": Outcome("passed", "x" * 400)}, "", 1.0)
-
-    def submission(event: int) -> Submission:
-        return Submission("", "", Path(), 0.0, problem=str(event))
-
-    def noted(event: int) -> None:
-        notes = Journal(journal, "")
-        notes.write(notes.key(submission(event)), graded(event))
 
     def recorded(event: int) -> None:
         repair(recording)
@@ -499,9 +484,6 @@ def _keepers(home: Path) -> dict[str, Kept]:
 
         return other
 
-    def known() -> set[str]:
-        return {one.learner for one in Journal(journal, "").known.values()}
-
     def told() -> set[str]:
         repair(recording)  # as `record` does before it reads
         return {str(one.content["steps"]) for one in read_lines(recording)}
@@ -516,7 +498,6 @@ def _keepers(home: Path) -> dict[str, Kept]:
         "exercises": (lambda event: mark_passed(str(event)), expect(lambda: set(passed()))),
         "quizzes": (lambda event: mark_quiz(event, 1, 2), expect(lambda: set(map(str, quiz_scores())))),
         "guesses": (lambda event: lock_guess(str(event), event, "GB"), expect(lambda: set(stored_guesses()))),
-        "journal": (noted, expect(known)),
         "table": (lambda event: write_table(map(graded, range(event + 1)), table), latest(row)),
         "recordings": (recorded, expect(told)),
         "notebooks": (lesson, latest(cell)),

@@ -18,7 +18,7 @@ import pytest
 from course_utils.classroom import collecting, grading
 from course_utils.classroom.alone import Isolation
 from course_utils.classroom.collecting import Most, collected
-from course_utils.classroom.graded import Graded, Journal, Outcome, write_table
+from course_utils.classroom.graded import Graded, Outcome, write_table
 from course_utils.classroom.grading import grade
 from course_utils.classroom.page import class_page
 
@@ -87,7 +87,7 @@ def test_a_damaged_archive_is_a_remark_and_the_others_are_graded(
         (tmp_path / "class" / learner).mkdir(parents=True)
     (tmp_path / "class" / "ada" / "06.ipynb").write_bytes(EXERCISES)
     (tmp_path / "class" / "eve" / "work.zip").write_bytes(made())
-    ada, eve = grade(tmp_path / "class", journal=tmp_path / "journal")
+    ada, eve = grade(tmp_path / "class")
     assert ada.learner == "ada" and ada.lesson == "06"
     assert eve.learner == "eve" and eve.problem.startswith(f"cannot be read: {problem}")
 
@@ -144,15 +144,15 @@ def test_links_and_pipes_are_not_read(tmp_path: Path) -> None:
 def test_whatever_goes_wrong_is_a_remark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("ada", "eve"):
         (tmp_path / f"{name}.ipynb").write_bytes(EXERCISES)
-    as_it_was = Journal.key
+    told = iter([None, PermissionError(13, "Permission denied")])
 
-    def key(journal: Journal, one: collecting.Submission) -> str:
-        if one.learner == "eve":
-            raise PermissionError(13, "Permission denied")
-        return as_it_was(journal, one)
+    def run(*_: Any) -> tuple[dict[str, Outcome], str]:
+        if problem := next(told):
+            raise problem
+        return {}, ""
 
-    monkeypatch.setattr(Journal, "key", key)
-    ada, eve = grade(tmp_path)
+    monkeypatch.setattr(grading, "run_alone", run)
+    ada, eve = grade(tmp_path, jobs=1)
     assert ada.lesson == "06" and eve.problem == "cannot be graded: Permission denied"
 
 
@@ -193,20 +193,11 @@ def test_hundreds_of_faults_at_random_cost_only_themselves(tmp_path: Path) -> No
             archive[chance.randrange(len(archive))] = chance.randrange(256)
         (tmp_path / f"z{number}").mkdir()
         (tmp_path / f"z{number}" / "work.zip").write_bytes(archive)
-    graded = grade(tmp_path, journal=tmp_path / "journal")
+    graded = grade(tmp_path)
     assert {one.learner for one in graded} == {"ada"} | {f"{kind}{one}" for kind in "nz" for one in range(150)}
     assert sum("it is damaged" in one.problem for one in graded) > 50
     write_table(graded, tmp_path / "grades.csv")
     assert class_page(graded).encode()
-
-
-def test_a_damaged_line_of_the_journal_costs_only_itself(tmp_path: Path) -> None:
-    (tmp_path / "ada.ipynb").write_bytes(EXERCISES)
-    first = grade(tmp_path, journal=tmp_path / "journal")
-    kept = (tmp_path / "journal").read_text(encoding="utf-8")
-    (tmp_path / "journal").write_text('[]\n{"key": 1}\n{"key": "a", "graded": {"outcomes": {}, "old": 1}}\n' + kept)
-    assert grade(tmp_path, journal=tmp_path / "journal") == first
-    assert (tmp_path / "journal").read_text(encoding="utf-8").endswith(kept)
 
 
 def test_a_table_that_cannot_be_written_whole_leaves_the_one_before(tmp_path: Path) -> None:

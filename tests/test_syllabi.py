@@ -6,7 +6,7 @@ import re
 import pytest
 
 from course_utils.classroom import syllabi
-from course_utils.cli.main import ROOT
+from course_utils.interactive.course_files import ROOT
 
 KNOWN = syllabi.lessons()
 
@@ -53,14 +53,14 @@ def test_nothing_comes_before_what_it_needs():
     assert len(syllabi.DAYS) == sum(WAYS.values()) and needs(9) == {3, 8}
     for way, count in WAYS.items():
         taught: set[int] = set()
-        for item in (item for _ in range(count) for item in next(days).items):
-            if item.lesson is None:
+        for lesson, exercises in (item for _ in range(count) for item in next(days).items):
+            if isinstance(lesson, str):
                 continue
-            if item.exercises:
-                assert item.lesson in taught, f"{way}: exercises before lesson {item.lesson}"
+            if exercises:
+                assert lesson in taught, f"{way}: exercises before lesson {lesson}"
             else:
-                assert needs(item.lesson) <= taught, f"{way}: lesson {item.lesson} before what it needs"
-                taught.add(item.lesson)
+                assert needs(lesson) <= taught, f"{way}: lesson {lesson} before what it needs"
+                taught.add(lesson)
     assert all(needed < number for number in KNOWN for needed in needs(number)), "alone, lessons come by number"
 
 

@@ -14,6 +14,7 @@ Where there are walls, they are taken; else the fence, if there is one.
 """
 
 import compileall
+import contextlib
 import functools
 import json
 import os
@@ -21,17 +22,15 @@ import site
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
 
 from ..interactive.course_files import ROOT
 from ..units import GB, MB
-from .graded import STATES, Outcome
-from .keeper import REFUSED, Limits, task_for
+from .graded import STATES, Outcome, printable
+from .keeper import REFUSED, Limits
 from .release import release
-from .words import printable
 
 SECONDS, MEMORY, DISK = 300.0, 12 * GB, 200 * MB
 """What a notebook may take of the processor, of addresses (torch alone maps several GB and uses few), and of
@@ -143,9 +142,9 @@ def run_alone(
     holder = tempfile.TemporaryDirectory(prefix="course-grading-", ignore_cleanup_errors=True)
     with tempfile.TemporaryFile() as task, tempfile.TemporaryFile() as report, tempfile.TemporaryFile() as results:
         home = Path(holder.name).resolve()
-        apart = {"kind": isolation.kind, "shown": isolation.shown, "hidden": str(ROOT)}
-        told = task_for(cells, checks, home, limits, grader=os.getpid(), **apart)
-        task.write(json.dumps(told).encode())
+        asked = {"cells": cells, "checks": checks, "home": str(home), "limits": asdict(limits), "grader": os.getpid()}
+        asked |= {"kind": isolation.kind, "shown": isolation.shown, "hidden": str(ROOT)}
+        task.write(json.dumps(asked).encode())
         task.seek(0)
         keeper = subprocess.Popen(
             [sys.executable, "-m", "course_utils.classroom.keeper"], cwd=home,
@@ -162,17 +161,11 @@ def run_alone(
             keeper.wait()
         said = printable(_read(report))
         found = _outcomes(_read(results))
-    left = _removed(holder)
-    return found, problem or said or left
-
-
-def _removed(holder: "tempfile.TemporaryDirectory[str]") -> str:
-    """Remove a notebook's folder; returns why it could not be removed, or ""."""
     try:
         holder.cleanup()
     except RecursionError:  # Python before 3.13 removes a folder in each folder by a call in each call
-        return f"left folders too deep to be removed in {holder.name}"
-    return ""
+        said = said or f"left folders too deep to be removed in {holder.name}"
+    return found, problem or said
 
 
 def _read(file: IO[bytes]) -> str:
@@ -209,22 +202,14 @@ def _shown(course: Path) -> list[Path]:
 
 
 def _outcomes(results: str) -> dict[str, Outcome]:
-    """What the worker wrote before it ended, line by line. The file was open to the learner's code: what is no line of
-    the worker's, such as one cut short at the end, says nothing.
+    """Results that the worker wrote before it ended, line by line. The file was open to the learner's code: a line that
+    is not the worker's, or is cut short, is ignored.
     """
-    return {
-        entry["exercise"]: Outcome(entry["state"], printable(entry["said"]))
-        for entry in _entries(results)
-        if entry["state"] in STATES
-    }
-
-
-def _entries(results: str) -> Iterator[dict[str, str]]:
+    found = {}
     for line in results.split("\n")[:-1]:
-        try:
+        with contextlib.suppress(ValueError, RecursionError, TypeError, KeyError):
             entry = json.loads(line)
-        except (ValueError, RecursionError):  # not JSON: not by the worker
-            continue
-        keys = {"exercise", "state", "said"}
-        if isinstance(entry, dict) and entry.keys() == keys and all(isinstance(entry[key], str) for key in keys):
-            yield entry
+            exercise, state, said = entry["exercise"], entry["state"], entry["said"]
+            if isinstance(exercise, str) and isinstance(said, str) and state in STATES:
+                found[exercise] = Outcome(state, printable(said))
+    return found

@@ -23,7 +23,7 @@ from datetime import datetime
 from pathlib import Path, PurePosixPath
 
 from ..units import GB, MB
-from .words import printable
+from .graded import printable
 
 MOODLE = re.compile(r"(?P<learner>.+?)_\d+_assignsubmission_\w+?_?")
 CANVAS = re.compile(r"(?P<learner>[^\W_]+)_(?:LATE_)?\d+_\d+_.+")
@@ -52,8 +52,8 @@ LEARNERS, DOWNLOAD = Most(10_000, 200 * MB), Most(1_000_000, 5 * GB)
 
 @dataclass(frozen=True)
 class Submission:
-    """One notebook: its learner (until all are found, a name to know the learner by if `file` is not), what it was
-    called where it was handed in, where it lies, its time in seconds, and why it cannot be read, if so.
+    """One notebook: its learner (until all are found, a path to find the learner by, if not `file`), its name where it
+    was handed in, where it lies, its time in seconds, and why it cannot be read, if so.
     """
 
     learner: str
@@ -77,7 +77,7 @@ def collected(place: Path, scratch: Path) -> list[Submission]:
         try:
             found = list(_in_archive(place, PurePosixPath(), scratch / "0", DOWNLOAD, levels=1))
         except Exception as error:  # of any kind: zipfile and its decompressors promise none
-            raise ValueError(f"{place} cannot be unpacked: {_said(error)}. Download it again.") from error
+            raise ValueError(f"{place} cannot be unpacked: {problem_of(error)}. Download it again.") from error
     if not found:
         raise ValueError(f"there is no notebook in {place}")
     return _few_each(_named(sorted(found, key=lambda one: one.file)))
@@ -112,22 +112,27 @@ def _in_folder(folder: Path, scratch: Path) -> Iterator[Submission]:
     ]
     for count, path in enumerate(sorted(paths)):
         name = PurePosixPath(path.relative_to(folder).as_posix())
-        if _is_notebook(name):
+        if _kind(name) == ".ipynb":
             yield _on_disk(path, name)
-        elif _is_archive(name):
+        elif _kind(name) == ".zip":
             yield from _archived(path, name, scratch / str(count), levels=2)
     for error in unread:
         name = PurePosixPath(Path(error.filename).relative_to(folder).as_posix())
-        yield Submission(f"{name}/x", _printable(name), folder, 0.0, f"cannot be read: {_said(error)}")
+        yield _unread(name, folder, problem_of(error), learner=f"{name}/x")
 
 
 def _on_disk(path: Path, name: PurePosixPath) -> Submission:
     try:
         found = path.lstat()
     except OSError as error:
-        return Submission("", _printable(name), path, 0.0, f"cannot be read: {_said(error)}")
-    problem = _no_file(found.st_mode) or _too_large(found.st_size)
-    return Submission("", _printable(name), path, found.st_mtime, f"cannot be read: {problem}" if problem else "")
+        return _unread(name, path, problem_of(error))
+    if problem := _no_file(found.st_mode) or _too_large(found.st_size):
+        return _unread(name, path, problem, time=found.st_mtime)
+    return Submission("", printable(str(name)), path, found.st_mtime)
+
+
+def _unread(name: PurePosixPath, path: Path, problem: str, learner: str = "", time: float = 0.0) -> Submission:
+    return Submission(learner, printable(str(name)), path, time, f"cannot be read: {problem}")
 
 
 def _no_file(mode: int) -> str:
@@ -147,18 +152,16 @@ def _archived(archive: Path, name: PurePosixPath, scratch: Path, levels: int) ->
     is_learners = of_canvas or any(not LESSON.fullmatch(folder) for folder in name.parts[:-1])
     theirs = str(name if of_canvas else inside / "x")
     try:
-        if problem := _no_file(archive.lstat().st_mode):
-            raise ValueError(problem)
-        if not levels:
-            raise ValueError("it is an archive in an archive")
-        if problem := is_learners and _too_large(archive.stat().st_size):
+        held = archive.lstat()
+        problem = _no_file(held.st_mode) or ("" if levels else "it is an archive in an archive")
+        if problem := problem or (is_learners and _too_large(held.st_size)):
             raise ValueError(problem)
         most, inner = (LEARNERS, 0) if is_learners else (DOWNLOAD, levels - 1)
         found = list(_in_archive(archive, inside, scratch, most, inner))
         if not found:
             raise ValueError("there is no notebook in it")
     except Exception as error:  # of any kind: zipfile and its decompressors promise none
-        found = [Submission("", _printable(name), archive, 0.0, f"cannot be read: {_said(error)}")]
+        found = [_unread(name, archive, problem_of(error))]
     yield from (replace(one, learner=theirs) if is_learners else one for one in found)
 
 
@@ -174,50 +177,46 @@ def _in_archive(archive: Path, inside: PurePosixPath, scratch: Path, most: Most,
             raise ValueError(f"it holds more than {most.files} files")
         for count, entry in enumerate(opened.infolist()):
             name = inside / entry.filename.replace("\\", "/").lstrip("/")
-            if entry.is_dir() or not (_is_archive(name) or _is_notebook(name)):
+            if entry.is_dir() or not _kind(name):
                 continue
             path = scratch / f"{count}{name.suffix}"
             problem = _unpack(opened, entry, path, left)
             left -= path.stat().st_size if path.exists() else 0
-            if _is_archive(name) and not problem:
+            if problem:
+                yield _unread(name, path, problem, time=_time(entry))
+            elif _kind(name) == ".zip":
                 yield from _archived(path, name, scratch / str(count), levels)
             else:
-                yield Submission("", _printable(name), path, _time(entry), problem)
+                yield Submission("", printable(str(name)), path, _time(entry))
 
 
 def _unpack(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path, left: int) -> str:
     """Write an entry to `path`, of at most `left` bytes; returns why that could not be, or ""."""
     mode = entry.external_attr >> 16  # 0 from programs that know no modes
     if problem := (_no_file(mode) if stat.S_IFMT(mode) else "") or _too_large(entry.file_size):
-        return f"cannot be read: {problem}"
+        return problem
     if entry.file_size > left:
-        return "cannot be read: the notebooks of its archive are too large together"
+        return "the notebooks of its archive are too large together"
     try:
         with archive.open(entry) as source, path.open("wb") as target:
             while block := source.read(BLOCK):  # in small pieces: bz2 makes 80 MB of four kilobytes
                 target.write(block)
     except Exception as error:  # of any kind, as above: a password, a broken entry
-        return f"cannot be read: {_said(error)}"
+        return problem_of(error)
     return ""
 
 
-def _said(error: Exception) -> str:
-    """What an error means to the one who grades. Decompressors raise errors of many kinds, some without words."""
+def problem_of(error: Exception) -> str:
+    """The remark on an error while a submission is read. Decompressors raise errors of many kinds."""
     if isinstance(error, RuntimeError) and "password" in str(error):
         return "it is protected by a password"
-    if isinstance(error, PermissionError | FileNotFoundError):
-        return str(error.strerror)
-    ours = type(error) is ValueError
-    return printable(str(error) if ours else f"it is damaged ({type(error).__name__}: {error})")
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return printable(str(error) if type(error) is ValueError else f"it is damaged ({type(error).__name__}: {error})")
 
 
 def _too_large(size: int) -> str:
     return f"it is larger than {LARGEST // MB} MB" if size > LARGEST else ""
-
-
-def _printable(name: PurePosixPath) -> str:
-    """A name for tables and terminals, whatever bytes its file system made it of."""
-    return printable(str(name))
 
 
 def _time(entry: zipfile.ZipInfo) -> float:
@@ -228,13 +227,10 @@ def _time(entry: zipfile.ZipInfo) -> float:
         return 0.0
 
 
-def _is_notebook(name: PurePosixPath) -> bool:
-    """A notebook that somebody wrote, no checkpoint of JupyterLab's and no file that macOS adds to archives."""
-    return name.suffix.lower() == ".ipynb" and not NOBODYS & set(name.parts)
-
-
-def _is_archive(name: PurePosixPath) -> bool:
-    return name.suffix.lower() == ".zip" and not NOBODYS & set(name.parts)
+def _kind(name: PurePosixPath) -> str:
+    """ ".ipynb" or ".zip" for a file that somebody handed in; "" for others, checkpoints, and files that macOS adds."""
+    suffix = name.suffix.lower()
+    return suffix if suffix in (".ipynb", ".zip") and not NOBODYS & set(name.parts) else ""
 
 
 def learner_of(name: PurePosixPath) -> str:

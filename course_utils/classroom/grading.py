@@ -28,14 +28,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from ..interactive.command_line import Parser
 from ..interactive.course_files import LESSONS, numbered
 from ..interactive.keeping import write_whole
 from ..units import GB, MB
 from .alone import DISK, MEMORY, ROOT, SECONDS, isolation, limits, run_alone
-from .collecting import Submission, collected
-from .graded import Graded, Journal, Outcome, write_table
+from .collecting import Submission, collected, problem_of
+from .graded import Graded, Outcome, write_table
 from .keeper import Limits
-from .words import printable
 
 CHECK = re.compile(r"check\.\w+\(")
 
@@ -46,23 +46,21 @@ def grade(
     memory: int = MEMORY,
     jobs: int = 2,
     told: Callable[[Graded], None] = lambda _: None,
-    journal: Path | None = None,
     disk: int = DISK,
 ) -> list[Graded]:
     """Grade every notebook in a folder or an archive, `jobs` at a time, each with at most `seconds` of the processor
     (by the clock four times that), `memory` bytes for each of its processes and `disk` bytes of files.
 
-    `told` hears of each as it is done. What is in the file `journal` already is not graded again, unless the notebook,
-    the course's exercises and checks, the limits or the walls have changed. Whatever is wrong with a submission becomes
-    its `problem`. Raises ValueError as `collected` and `isolation` do.
+    `told` is called with each as it is done. Whatever is wrong with a submission becomes its `problem`. Raises
+    ValueError as `collected` and `isolation` do.
     """
     most = limits(seconds, memory, disk)
     with TemporaryDirectory(prefix="course-collected-") as scratch:
         found = collected(place, Path(scratch))
-        notes = Journal(journal, f"{most} {isolation().kind}")
+        isolation()
 
         def one(submission: Submission) -> Graded:
-            graded = _grade(submission, most, notes)
+            graded = replace(_grade(submission, most), file=submission.file)
             told(graded)
             return graded
 
@@ -70,23 +68,15 @@ def grade(
             return _counted(found, list(pool.map(one, found)))
 
 
-def _grade(one: Submission, most: Limits, notes: Journal) -> Graded:
-    """What became of a submission, from the journal or by running it. Never raises for what a submission is or does."""
+def _grade(one: Submission, most: Limits) -> Graded:
+    """Grade a submission. Never raises for what it is or does."""
     try:
-        key = notes.key(one)
-        known = notes.recall(key)
-        graded = known or _graded(one, most)
+        if not one.problem:
+            return grade_notebook(one.path, one.learner, most)
+        problem = one.problem
     except Exception as error:  # of any kind: the others have to be graded
-        return Graded(one.learner, "", {}, printable(f"cannot be graded: {_said(error)}"), 0.0, one.file)
-    if not known:
-        notes.write(key, graded)
-    return replace(graded, learner=one.learner, file=one.file)
-
-
-def _graded(one: Submission, most: Limits) -> Graded:
-    if one.problem:
-        return Graded(one.learner, "", {}, one.problem, 0.0)
-    return grade_notebook(one.path, one.learner, most)
+        problem = f"cannot be graded: {problem_of(error)}"
+    return Graded(one.learner, "", {}, problem, 0.0)
 
 
 def _counted(found: Sequence[Submission], graded: Sequence[Graded]) -> list[Graded]:
@@ -106,7 +96,7 @@ def grade_notebook(path: Path, learner: str, most: Limits | None = None) -> Grad
         reference = reference_of(submitted)
         cells = merged(submitted, reference)
     except Exception as error:  # of any kind: whatever was handed in
-        return Graded(learner, "", {}, printable(f"cannot be read: {_said(error)}"), 0.0)
+        return Graded(learner, "", {}, f"cannot be read: {problem_of(error)}", 0.0)
     lesson = lesson_of(reference)
     checks = f"course_utils.lessons.{LESSONS[int(lesson)]}.checks"
     found, problem = run_alone(cells, checks, most or limits(), isolation())
@@ -116,13 +106,6 @@ def grade_notebook(path: Path, learner: str, most: Limits | None = None) -> Grad
     if not problem and any(outcome.state == "not reached" for outcome in outcomes.values()):
         problem = "ended itself before its last check"
     return Graded(learner, lesson, outcomes, problem, time.monotonic() - began)
-
-
-def _said(error: Exception) -> str:
-    """What an error means to the one who grades: in the words of this module or the system, or as Python names it."""
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return str(error) if type(error) is ValueError else f"it is damaged ({type(error).__name__}: {error})"
 
 
 def _content(path: Path) -> dict[str, Any]:
@@ -196,39 +179,32 @@ def check_cells(reference: dict[str, Any]) -> dict[str, dict[str, str]]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """`grade FOLDER [--out DIR] [--minutes M] [--jobs N] [--again]`: a line a notebook, grades.csv, class.html."""
+    """`grade FOLDER [--out DIR] [--minutes M] [--jobs N]`: a line a notebook, grades.csv, class.html."""
     from .page import class_page
 
     options = _options(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
-    journal = options.out / "journal.jsonl"
-    if options.again:
-        journal.unlink(missing_ok=True)
     most = {"seconds": 60 * options.minutes, "memory": int(options.memory * GB), "disk": int(options.disk * MB)}
-    graded = grade(options.folder, jobs=options.jobs, told=_tell, journal=journal, **most)
+    graded = grade(options.folder, jobs=options.jobs, told=_tell, **most)
     write_table(graded, options.out / "grades.csv")
     write_whole(options.out / "class.html", class_page(graded, isolation().words))
     print(isolation().words)
     older = sum(not one.counts for one in graded)
-    words = f", of which {older} do not count, as their learners handed in newer ones" if older else ""
+    words = f", {older} of them not counted: their learners handed in newer ones" if older else ""
     print(f"{len(graded)} notebooks{words}: {options.out / 'grades.csv'}, {options.out / 'class.html'}")
     return 0
 
 
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
-    """What the command line asks for. ValueError for limits under which nothing could run."""
-    parser = argparse.ArgumentParser(prog="python3 -m course_utils grade", description=__doc__)
-    parser.add_argument(
-        "folder", type=Path, help="holds the learners' notebooks: a folder, or a .zip as Moodle or Canvas makes it"
-    )
-    parser.add_argument("--out", type=Path, default=Path("grades"), help="folder for grades.csv and class.html")
-    parser.add_argument(
-        "--minutes", type=float, default=SECONDS / 60, help="of the processor that one notebook may take"
-    )
-    parser.add_argument("--memory", type=float, default=MEMORY / GB, help="GB that one notebook may ask for")
-    parser.add_argument("--disk", type=float, default=DISK / MB, help="MB of files that one notebook may write")
-    parser.add_argument("--jobs", type=int, default=2, help="notebooks graded at once")
-    parser.add_argument("--again", action="store_true", help="grade anew what --out holds from an earlier call")
+    """The options of the command line. ValueError for limits under which nothing could run."""
+    parser = Parser("grade", __doc__)
+    add = parser.add_argument
+    add("folder", type=Path, help="holds the learners' notebooks: a folder, or a .zip as Moodle or Canvas makes it")
+    add("--out", type=Path, default=Path("grades"), help="folder for grades.csv and class.html")
+    add("--minutes", type=float, default=SECONDS / 60, help="of the processor that one notebook may take")
+    add("--memory", type=float, default=MEMORY / GB, help="GB that one notebook may ask for")
+    add("--disk", type=float, default=DISK / MB, help="MB of files that one notebook may write")
+    add("--jobs", type=int, default=2, help="notebooks graded at once")
     options = parser.parse_args(arguments)
     if min(options.minutes, options.memory, options.disk) <= 0 or options.jobs < 1:
         raise ValueError("--minutes, --memory and --disk must be above 0, --jobs at least 1")
@@ -238,5 +214,5 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
 def _tell(one: Graded) -> None:
     count = f"{one.passed} of {len(one.outcomes)}" if one.outcomes else "nothing"
     line = f"{one.learner}: {count} passed{f' ({one.problem})' if one.problem else ''}"
-    letters = sys.stdout.encoding or "utf-8"  # a name's letters may not be those of a Windows console
-    print(line.encode(letters, "replace").decode(letters), flush=True)
+    encoding = sys.stdout.encoding or "utf-8"  # a Windows console may lack characters of a name
+    print(line.encode(encoding, "replace").decode(encoding), flush=True)

@@ -11,11 +11,11 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ..ranks.guard import end_children
+from ..ranks.guard import SET_CHILD_SUBREAPER, SET_PARENT_DEATH_SIGNAL, end_children, prctl
 
 REFUSED = "not graded: the system refused to keep it apart: "
 POLL_SECONDS = 0.25
@@ -32,8 +32,8 @@ MOST_PROCESSES = 1000
 
 @dataclass(frozen=True)
 class Limits:
-    """What one notebook may take: seconds of the processor and by the clock, bytes of addresses for each process, bytes
-    of files altogether.
+    """Limits of one notebook: seconds of the processor and by the clock, bytes of addresses for each process, bytes of
+    files altogether.
     """
 
     seconds: float
@@ -47,33 +47,20 @@ def main() -> int:
     task = json.load(sys.stdin)
     os.lseek(0, 0, os.SEEK_SET)  # the worker reads the same file
     home, limits, is_walled = Path(task["home"]), Limits(**task["limits"]), task["kind"] == "walls"
-    if not end_with(task["grader"]):
-        return 1
-    try:
-        _prepare(home, limits, task["shown"] if is_walled else [], Path(task["hidden"]))
-    except OSError as error:
-        print(f"{REFUSED}{error.strerror}", flush=True)
-        return 0
+    if sys.platform == "linux":
+        prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)  # however the grader ends
+        if os.getppid() != task["grader"]:
+            return 1
+        try:
+            _prepare(home, limits, task["shown"] if is_walled else [], Path(task["hidden"]))
+        except OSError as error:
+            print(f"{REFUSED}{error.strerror}", flush=True)
+            return 0
     if not is_walled:  # within walls the kernel ends everything with the first process there, which no signal reaches
         signal.signal(signal.SIGTERM, _stop)
     (home / "work").mkdir()
-    print(keep(home, limits, is_walled), flush=True)
+    print(_keep(home, limits, is_walled), flush=True)
     return 0
-
-
-def task_for(cells: list[dict[str, str]], checks: str, home: Path, limits: Limits, **apart: Any) -> dict[str, Any]:
-    """A task, as JSON holds it; `apart` says what keeps the notebook apart."""
-    return {"cells": cells, "checks": checks, "home": str(home), "limits": asdict(limits), **apart}
-
-
-def end_with(grader: int) -> bool:
-    """Have this process told when the grader ends, however that ends (Linux). Returns whether it is still there."""
-    if sys.platform != "linux":
-        return True
-    from .walls import END_WITH_PARENT, prctl
-
-    prctl(END_WITH_PARENT, signal.SIGTERM)
-    return os.getppid() == grader
 
 
 def _stop(*_: Any) -> NoReturn:
@@ -83,11 +70,9 @@ def _stop(*_: Any) -> NoReturn:
 
 def _prepare(home: Path, limits: Limits, shown: list[str], hidden: Path) -> None:
     """Raise walls, if something is to be shown behind them; in any case become the parent of every orphan (Linux)."""
-    if sys.platform != "linux":
-        return
     import resource
 
-    from .walls import SET_CHILD_SUBREAPER, SET_DUMPABLE, enter, prctl
+    from .walls import SET_DUMPABLE, enter
 
     Path("/proc/self/oom_score_adj").write_text("1000")  # who is short of memory ends a notebook, not the grader
     if shown:
@@ -97,32 +82,27 @@ def _prepare(home: Path, limits: Limits, shown: list[str], hidden: Path) -> None
     prctl(SET_DUMPABLE, 0)  # the notebook cannot look into this process, nor write what it prints
 
 
-def keep(home: Path, limits: Limits, is_walled: bool) -> str:
+def _keep(home: Path, limits: Limits, is_walled: bool) -> str:
     """Run the worker to its end; returns why it was ended, or ended badly, or ""."""
     worker = subprocess.Popen(
         [sys.executable, "-m", "course_utils.classroom.worker"], cwd=home / "work", stdin=0, stdout=2,
         stderr=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
+    end = time.monotonic() + limits.clock
     try:
-        return _watch(worker, home, limits, is_walled)
+        while time.monotonic() <= end:
+            with suppress(subprocess.TimeoutExpired):
+                code = worker.wait(timeout=POLL_SECONDS)
+                return _wrote_too_much(home, limits, is_walled) or ended(code, limits)
+            if why := _wrote_too_much(home, limits, is_walled):
+                return why
+        return f"ended after {limits.clock:g} s by the clock"
     finally:
         _end(worker)
 
 
-def _watch(worker: "subprocess.Popen[bytes]", home: Path, limits: Limits, is_walled: bool) -> str:
-    end = time.monotonic() + limits.clock
-    while True:
-        with suppress(subprocess.TimeoutExpired):
-            code = worker.wait(timeout=POLL_SECONDS)
-            return _wrote_too_much(home, limits, is_walled) or ended(code, limits)
-        if why := _wrote_too_much(home, limits, is_walled):
-            return why
-        if time.monotonic() > end:
-            return f"ended after {limits.clock:g} s by the clock"
-
-
 def ended(code: int, limits: Limits) -> str:
-    """What an exit code means; "" for 0."""
+    """The remark on an exit code; "" for 0."""
     if code == NOT_FENCED:
         return f"{REFUSED}there is no Landlock"
     if code in (-getattr(signal, "SIGXCPU", 0), -getattr(signal, "SIGKILL", 0)) and code:
@@ -135,15 +115,15 @@ def ended(code: int, limits: Limits) -> str:
 
 def _wrote_too_much(home: Path, limits: Limits, is_walled: bool) -> str:
     try:
-        used = _used(Path("/")) if is_walled else folder_bytes(home)
+        used = _used() if is_walled else folder_bytes(home)
     except OSError as error:  # a folder without permissions, or deeper than a path can be long
         return f"ended: what it wrote cannot be counted ({error.strerror})"
     return f"ended: it wrote more than {limits.disk // 10**6} MB of files, or too many" if used > limits.disk else ""
 
 
-def _used(root: Path) -> int:
+def _used() -> int:
     """Bytes in use on the file system that the walls enclose; all that it has if it can hold no more files."""
-    held = os.statvfs(root)
+    held = os.statvfs("/")
     return (held.f_blocks - (held.f_bfree if held.f_ffree else 0)) * held.f_frsize
 
 

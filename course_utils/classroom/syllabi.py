@@ -14,48 +14,28 @@ TITLE = re.compile(r"^# \d\d · (.+)$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Lesson:
-    """What a lesson says of itself: where it is, its title, its minutes, and those of its exercises by number."""
+    """What a lesson states: its file, its title, its minutes, and those of its exercises by number."""
 
     file: str
     title: str
     minutes: int
     exercises: dict[int, int]
 
-    @property
-    def exercise_minutes(self) -> int:
-        return sum(self.exercises.values())
 
-
-@dataclass(frozen=True)
-class Item:
-    """A piece of a syllabus: a lesson, some of its exercises, or something else that takes as many `minutes`."""
-
-    lesson: int | None = None
-    exercises: tuple[int, ...] = ()
-    words: str = ""
-    minutes: int = 0
+Item = tuple[int, tuple[int, ...]] | tuple[str, int]
+"""A piece of a syllabus: a lesson's number with some of its exercises, or none for the lesson itself; or something else
+and its minutes.
+"""
 
 
 @dataclass(frozen=True)
 class Day:
-    """A syllabus, or a day of one: its title, the minutes that there are, why it is cut so, and what follows what."""
+    """A syllabus, or a day of one: its title, the minutes that there are, why it is cut so, and its pieces in order."""
 
     title: str
     minutes: int
     why: str
     items: tuple[Item, ...]
-
-
-def _lesson(number: int) -> Item:
-    return Item(lesson=number)
-
-
-def _exercises(lesson: int, *numbers: int) -> Item:
-    return Item(lesson=lesson, exercises=numbers)
-
-
-def _other(words: str, minutes: int) -> Item:
-    return Item(words=words, minutes=minutes)
 
 
 DAYS = (
@@ -64,15 +44,15 @@ DAYS = (
         90,
         "Lesson 01 holds the course's question and its answer. Ask for guesses by show of hands; exercises in pairs. "
         "Where the lesson is best cut is in the instructor's notes.",
-        (_lesson(1), _exercises(1, 1, 2, 3), _other("Questions; how to go on alone", 7)),
+        ((1, ()), (1, (1, 2, 3)), ("Questions; how to go on alone", 7)),
     ),
     Day(
         "Half a day",
         240,
         "The question, and its largest part: activations. At the end everybody measures a run of their own.",
         (
-            _lesson(1), _exercises(1, 1, 2, 3), _other("Break", 15), _lesson(5), _exercises(5, 1, 2),
-            _other("Break", 10), _exercises(1, 4), _other("A run of your own: `estimate`, then `compare`", 25),
+            (1, ()), (1, (1, 2, 3)), ("Break", 15), (5, ()), (5, (1, 2)), ("Break", 10), (1, (4,)),
+            ("A run of your own: `estimate`, then `compare`", 25),
         ),
     ),
     Day(
@@ -80,8 +60,8 @@ DAYS = (
         390,
         "One GPU: what is kept, in which format, and why. Lesson 00 before you come.",
         (
-            _lesson(1), _exercises(1, 1, 2, 3, 4), _other("Break", 15), _lesson(2), _exercises(2, 1, 2), _lesson(3),
-            _exercises(3, 1, 2), _other("Break", 15), _lesson(5), _exercises(5, 1, 2), _other("Questions", 22),
+            (1, ()), (1, (1, 2, 3, 4)), ("Break", 15), (2, ()), (2, (1, 2)), (3, ()), (3, (1, 2)), ("Break", 15),
+            (5, ()), (5, (1, 2)), ("Questions", 22),
         ),
     ),
     Day(
@@ -89,8 +69,8 @@ DAYS = (
         390,
         "What to do about it, on one GPU and on many.",
         (
-            _lesson(6), _exercises(6, 1, 2), _other("Break", 15), _lesson(7), _exercises(7, 1, 2), _lesson(8),
-            _other("Break", 15), _lesson(9), _exercises(9, 1), _other("Questions; what each will change at home", 15),
+            (6, ()), (6, (1, 2)), ("Break", 15), (7, ()), (7, (1, 2)), (8, ()), ("Break", 15), (9, ()), (9, (1,)),
+            ("Questions; what each will change at home", 15),
         ),
     ),
 )  # fmt: skip
@@ -119,10 +99,11 @@ def _text(notebook: dict) -> str:
 
 def minutes(item: Item, known: dict[int, Lesson]) -> int:
     """The minutes that a piece takes. KeyError for a lesson or an exercise that is not there."""
-    if item.lesson is None:
-        return item.minutes
-    lesson = known[item.lesson]
-    return sum(lesson.exercises[number] for number in item.exercises) if item.exercises else lesson.minutes
+    what, exercises = item
+    if isinstance(exercises, int):
+        return exercises
+    lesson = known[int(what)]
+    return sum(lesson.exercises[number] for number in exercises) if exercises else lesson.minutes
 
 
 def page(root: Path = ROOT) -> str:
@@ -147,26 +128,25 @@ def _day(day: Day, known: dict[int, Lesson]) -> str:
 
 
 def _words(item: Item, known: dict[int, Lesson]) -> str:
-    if item.lesson is None:
-        return item.words
-    lesson = known[item.lesson]
-    if not item.exercises:
-        return f"[Lesson {item.lesson:02d} · {lesson.title}](../notebooks/{lesson.file})"
-    noun = "exercises" if len(item.exercises) > 1 else "exercise"
-    which = ", ".join(map(str, item.exercises))
-    return f"[Lesson {item.lesson:02d}'s {noun}](../exercises/{lesson.file}) {which}"
+    what, exercises = item
+    if isinstance(what, str) or isinstance(exercises, int):
+        return str(what)
+    lesson = known[what]
+    if not exercises:
+        return f"[Lesson {what:02d} · {lesson.title}](../notebooks/{lesson.file})"
+    noun = "exercises" if len(exercises) > 1 else "exercise"
+    return f"[Lesson {what:02d}'s {noun}](../exercises/{lesson.file}) {', '.join(map(str, exercises))}"
 
 
 def _alone(known: dict[int, Lesson]) -> str:
+    practice = {number: sum(lesson.exercises.values()) for number, lesson in known.items()}
     rows = [
-        f"| [{number:02d} · {lesson.title}](../notebooks/{lesson.file}) | {lesson.minutes} | "
-        f"{lesson.exercise_minutes or ''} |"
+        f"| [{number:02d} · {lesson.title}](../notebooks/{lesson.file}) | {lesson.minutes} | {practice[number] or ''} |"
         for number, lesson in known.items()
     ]
-    total = sum(lesson.minutes for lesson in known.values()), sum(one.exercise_minutes for one in known.values())
+    total = f"| all | {sum(lesson.minutes for lesson in known.values())} | {sum(practice.values())} |"
     words = (
         "In order, a lesson on one evening and its exercises on the next. In a hurry, take 01, 05 and 06; the others "
         "say at the top what they need."
     )
-    table = ["| lesson | minutes | its exercises |", "|---|---|---|", *rows, f"| all | {total[0]} | {total[1]} |"]
-    return "\n".join(["## Alone", words, "", *table])
+    return "\n".join(["## Alone", words, "", "| lesson | minutes | its exercises |", "|---|---|---|", *rows, total])

@@ -25,7 +25,7 @@ def main() -> int:
     """Run the task on stdin, and write what each check said, after each of them, to what was stdout."""
     task = json.load(sys.stdin)
     if task["kind"] == "fence":
-        from .fence import enclose
+        from .walls import enclose
 
         try:
             enclose(map(Path, task["shown"]), Path(task["home"]))
