@@ -1,54 +1,62 @@
 """Checks of the exercises of lesson 11, "Model and pipeline parallelism": each names the misconception."""
 
 import math
+import operator
 from collections.abc import Callable, Mapping
-from functools import cache
-from itertools import combinations, pairwise
+from functools import cache, partial
+from itertools import accumulate, combinations, pairwise
 from typing import Any
 
-from course_utils.interactive.feedback import alike, call, call_or_none, exercise, expect, fail, of_kind
+from course_utils.interactive.feedback import (
+    Mistakes,
+    by_name,
+    call,
+    call_or_none,
+    entries,
+    exercise,
+    expect,
+    fail,
+    of_kind,
+    recognized,
+)
 from course_utils.run import TrainingRun
 
 from .memory import stage_memory
 from .schedules import bubble, micro_batches_for, most_kept, simulate
-
-__all__ = ["cut", "enough", "fewest_stages", "kept", "order", "stage_memory"]
 
 # -------------------------------------------------------------------------------------------------------- 11.1: enough
 
 ENOUGH_CASES = ((4, 0.1), (8, 0.2), (2, 0.25), (4, 0.5), (16, 0.3), (1, 0.1), (3, 0.9))
 
 
-def _strictly(p: int, idle: float) -> int:
-    return next(m for m in range(1, 10_000) if bubble(p, m) < idle - 1e-12)
+def _first(good: Callable[[int, int, float], bool]) -> Callable[[int, float], int]:
+    return lambda p, idle: next(m for m in range(1, 10_000) if good(p, m, idle))
 
 
-ENOUGH_MISTAKES: tuple[tuple[Callable[[int, float], float], str], ...] = (
-    (_strictly, "Where the bubble is exactly `idle` you go one further. At most `idle` was asked for."),
-    (lambda p, idle: next(m for m in range(1, 10_000) if (p - 1) / m <= idle + 1e-12),
-     "Those are all columns, m + p − 1, of which m do the work. (Or do you divide by m alone?)"),
-    (lambda p, idle: next(m for m in range(1, 10_000) if p / (m + p) <= idle + 1e-12),
-     "p stages wait for p − 1 others: you count one too many."),
-    (lambda p, idle: max(1, micro_batches_for(p, idle) - 1), "One too few: the bubble is still larger than `idle`."),
-    (lambda p, idle: 4 * p, "4·p is GPipe's rule of thumb. Which m does this `idle` need?"),
-    (lambda p, idle: (p - 1) * (1 / idle - 1), "Micro-batches come whole, and at least one: round up."),
-    (lambda p, idle: math.ceil(round((p - 1) * (1 / idle - 1), 9)),
-     "At least one micro-batch is needed, whatever the formula says."),
-)  # fmt: skip
+ENOUGH_MISTAKES: Mistakes = {
+    "Where the bubble is exactly `idle` you go one further. At most `idle` was asked for.":
+        _first(lambda p, m, idle: bubble(p, m) < idle - 1e-12),
+    "Those are all columns, m + p − 1, of which m do the work. (Or do you divide by m alone?)":
+        _first(lambda p, m, idle: (p - 1) / m <= idle + 1e-12),
+    "p stages wait for p − 1 others: you count one too many.": _first(lambda p, m, idle: p / (m + p) <= idle + 1e-12),
+    "One too few: the bubble is still larger than `idle`.": lambda p, idle: max(1, micro_batches_for(p, idle) - 1),
+    "4·p is GPipe's rule of thumb. Which m does this `idle` need?": lambda p, idle: 4 * p,
+    "Micro-batches come whole, and at least one: round up.": lambda p, idle: (p - 1) * (1 / idle - 1),
+    "At least one micro-batch is needed, whatever the formula says.":
+        lambda p, idle: math.ceil(round((p - 1) * (1 / idle - 1), 9)),
+}  # fmt: skip
 
 
 @exercise("11.1", "The bubble turned round: as many micro-batches as it takes.")
 def enough(answer: Any) -> None:
     """`answer(p, idle)` is the smallest m with (p − 1)/(m + p − 1) ≤ idle."""
     got = [call(answer, p=p, idle=idle) for p, idle in ENOUGH_CASES]
-    if got == [micro_batches_for(*case) for case in ENOUGH_CASES]:
+    if recognized(got, ENOUGH_CASES, micro_batches_for, ENOUGH_MISTAKES):
         return
-    for mistaken, message in ENOUGH_MISTAKES:
-        expect(not alike(got, [mistaken(*case) for case in ENOUGH_CASES], 1e-9), message)
     for m, (p, idle) in zip(got, ENOUGH_CASES, strict=True):
         expect(m >= 1, f"With p = {p} you answer {m:g}: at least one micro-batch is needed.")
-        if bubble(p, math.ceil(m)) > idle + 1e-12:
-            fail(f"With p = {p} and idle = {idle}, your m leaves a larger bubble than that.")
+        small = bubble(p, math.ceil(m)) <= idle + 1e-12
+        expect(small, f"With p = {p} and idle = {idle}, your m leaves a larger bubble than that.")
     fail("Your m is enough, but not the smallest: with fewer the bubble is small enough, too.")
 
 
@@ -56,23 +64,25 @@ def enough(answer: Any) -> None:
 
 KEPT_CASES = ((4, 8, 0), (4, 8, 1), (4, 8, 3), (8, 3, 0), (8, 3, 6), (1, 5, 0), (6, 6, 2))
 
-GPIPE_MISTAKES: tuple[tuple[Callable[[int, int, int], int], str], ...] = (
-    (lambda p, m, stage: min(m, p), "GPipe takes none backward before all are forward, however many stages there are."),
-    (lambda p, m, stage: min(m, p - stage), "That is 1F1B. GPipe takes none backward before all are forward."),
-    (lambda p, m, stage: m - 1, "One is missing: the last one's forward is done before the first one's backward."),
-    (lambda p, m, stage: m * p, "That is all stages together. One stage was asked for."),
-)
-ONE_F_MISTAKES: tuple[tuple[Callable[[int, int, int], int], str], ...] = (
-    (lambda p, m, stage: p - stage, "No stage keeps more micro-batches than there are: m may be small."),
-    (lambda p, m, stage: min(m, p), "That is the first stage. Those after it wait less for their first backward."),
-    (lambda p, m, stage: p, "That is the first stage. Those after it wait less for their first backward."),
-    (lambda p, m, stage: min(m, stage + 1), "Turned round: the first stage keeps the most, the last one a single one."),
-    (lambda p, m, stage: stage + 1, "Turned round: the first stage keeps the most, the last one a single one."),
-    (lambda p, m, stage: min(m, p - stage - 1), "One too few: the one that the stage works on is kept, too."),
-    (lambda p, m, stage: min(m, p - stage + 1), "One too many. The last stage goes backward at once: it keeps a single "
-     "one."),
-    (lambda p, m, stage: m, "That is GPipe. 1F1B goes backward as soon as it can."),
-)  # fmt: skip
+GPIPE_MISTAKES: Mistakes = {
+    "GPipe takes none backward before all are forward, however many stages there are.": lambda p, m, stage: min(m, p),
+    "That is 1F1B. GPipe takes none backward before all are forward.": lambda p, m, stage: min(m, p - stage),
+    "One is missing: the last one's forward is done before the first one's backward.": lambda p, m, stage: m - 1,
+    "That is all stages together. One stage was asked for.": lambda p, m, stage: m * p,
+}
+ONE_F_MISTAKES: Mistakes = {
+    "No stage keeps more micro-batches than there are: m may be small.": lambda p, m, stage: p - stage,
+    "That is the first stage. Those after it wait less for their first backward.": lambda p, m, stage: min(m, p),
+    "Turned round: the first stage keeps the most, the last one a single one.": lambda p, m, stage: min(m, stage + 1),
+    "That is the first stage, and m may be small. Those after it wait less for their first backward.":
+        lambda p, m, stage: p,
+    "Turned round, and m may be small: the first stage keeps the most, the last one a single one.":
+        lambda p, m, stage: stage + 1,
+    "One too few: the one that the stage works on is kept, too.": lambda p, m, stage: min(m, p - stage - 1),
+    "One too many. The last stage goes backward at once: it keeps a single one.":
+        lambda p, m, stage: min(m, p - stage + 1),
+    "That is GPipe. 1F1B goes backward as soon as it can.": lambda p, m, stage: m,
+}  # fmt: skip
 
 
 @exercise("11.2", "GPipe keeps all; 1F1B as many as stages from here to the end.")
@@ -82,14 +92,12 @@ def kept(answer: Any) -> None:
     for p, m, stage in KEPT_CASES:
         both = call(answer, p=p, m=m, stage=stage, returns=Mapping)
         expect(set(both) == {"GPipe", "1F1B"}, "Return a dictionary with exactly the keys GPipe and 1F1B.")
-        got.append({name: of_kind(both[name], (int, float), f"{name} is") for name in both})
+        got.append(entries(both, ("GPipe", "1F1B")))
     for name, mistakes in (("GPipe", GPIPE_MISTAKES), ("1F1B", ONE_F_MISTAKES)):
-        values = [both[name] for both in got]
-        if values == [most_kept(name, *case) for case in KEPT_CASES]:
-            continue
-        for mistaken, message in mistakes:
-            expect(values != [mistaken(*case) for case in KEPT_CASES], message)
-        fail(f"{name} is off somewhere. Draw it with pipeline_figure(simulate({name!r}, 4, 8)), and count in a row.")
+        otherwise = (
+            f"{name} is off somewhere. Draw it with pipeline_figure(simulate({name!r}, 4, 8)), and count in a row."
+        )
+        recognized([both[name] for both in got], KEPT_CASES, partial(most_kept, name), mistakes, otherwise)
 
 
 # --------------------------------------------------------------------------------------------------------- 11.3: order
@@ -153,8 +161,7 @@ CUT_CASES: tuple[tuple[list[float], int], ...] = (
 
 def slowest(times: list[float], counts: list[int]) -> float:
     """The time of the slowest stage."""
-    edges = [sum(counts[:stage]) for stage in range(len(counts) + 1)]
-    return max(sum(times[a:b]) for a, b in pairwise(edges))
+    return max(sum(times[a:b]) for a, b in pairwise(accumulate(counts, initial=0)))
 
 
 def best_cut(times: list[float], p: int) -> list[int]:
@@ -181,26 +188,25 @@ def greedy_cut(times: list[float], p: int) -> list[int]:
     return [*counts, len(times) - start]
 
 
+CUT_MISTAKES: Mistakes = {
+    "You cut into equal numbers of layers. They do not take equally long.": equal_cut,
+    "You fill one stage after the other up to the mean. What is left for the last one may be too much: compare whole "
+    "cuts.": greedy_cut,
+}
+
+
 @exercise("11.4", "The slowest stage is as quick as it can be.")
 def cut(answer: Any) -> None:
     """`answer(times, p)` is a list of p numbers of layers."""
-    found = [(times, p, _counts(answer, times, p)) for times, p in CUT_CASES]
-    off = [
-        (times, p, got) for times, p, got in found if slowest(times, got) > slowest(times, best_cut(times, p)) + 1e-9
-    ]
+    got = [_counts(answer, times, p) for times, p in CUT_CASES]
+    slow = [slowest(times, counts) for counts, (times, _) in zip(got, CUT_CASES, strict=True)]
+    best = [slowest(times, best_cut(times, p)) for times, p in CUT_CASES]
+    off = [place for place, (mine, least) in enumerate(zip(slow, best, strict=True)) if mine > least + 1e-9]
     if not off:
         return
-    expect(
-        any(got != equal_cut(times, p) for times, p, got in found),
-        "You cut into equal numbers of layers. They do not take equally long.",
-    )
-    expect(
-        any(got != greedy_cut(times, p) for times, p, got in found),
-        "You fill one stage after the other up to the mean. What is left for the last one may be too much: compare "
-        "whole cuts.",
-    )
-    times, p, got = off[0]
-    fail(f"For {times} and p = {p} your slowest stage takes {slowest(times, got):g}; another cut is quicker.")
+    recognized(got, CUT_CASES, best_cut, CUT_MISTAKES, same=operator.eq)
+    times, p = CUT_CASES[off[0]]
+    fail(f"For {times} and p = {p} your slowest stage takes {slow[off[0]]:g}; another cut is quicker.")
 
 
 def _counts(answer: Any, times: list[float], p: int) -> list[int]:
@@ -227,63 +233,58 @@ FEWEST_CASES = (
 )  # fmt: skip
 
 
-def fewest_right(run: TrainingRun, sequences: int, room: int) -> int | None:
-    """The smallest number of stages of which each fits."""
-    return _fewest(run, sequences, lambda sizes: max(sizes) <= room)
-
-
 @cache
 def _sizes(run: TrainingRun, schedule: str, p: int, micro_batches: int) -> tuple[int, ...]:
     return tuple(stage_memory(run, schedule, p, micro_batches, stage).total for stage in range(p))
 
 
 def _fewest(
-    run: TrainingRun,
-    sequences: int,
-    fits: Callable[[tuple[int, ...]], bool],
+    fits: Callable[[tuple[int, ...], int], bool],
     schedule: str = "1F1B",
-    m: int | None = None,
-) -> int | None:
-    micro_batches = sequences // run.micro_batch if m is None else m
-    for p in STAGES:
-        if run.model.layers >= p and fits(_sizes(run, schedule, p, micro_batches)):
-            return p
-    return None
+    stages: tuple[int, ...] = STAGES,
+    each: int = 0,
+) -> Callable[[TrainingRun, int, int], int | None]:
+    """A function that returns the first of `stages` that fits; `each` sequences in a micro-batch, or the run's."""
+
+    def answer(run: TrainingRun, sequences: int, room: int) -> int | None:
+        micro_batches = sequences // (each or run.micro_batch)
+        cuts = (p for p in stages if p <= run.model.layers)
+        return next((p for p in cuts if fits(_sizes(run, schedule, p, micro_batches), room)), None)
+
+    return answer
 
 
-FEWEST_MISTAKES: Mapping[str, Callable[[TrainingRun, int, int], int | None]] = {
+def _fullest_fits(sizes: tuple[int, ...], room: int) -> bool:
+    return max(sizes) <= room
+
+
+fewest_right = _fewest(_fullest_fits)
+"""The right answer: the smallest number of stages that all fit."""
+
+FEWEST_MISTAKES: Mistakes = {
     "You look at the first stage alone. The last one has the head and the loss.":
-        lambda run, sequences, room: _fewest(run, sequences, lambda sizes: sizes[0] <= room),
+        _fewest(lambda sizes, room: sizes[0] <= room),
     "You count as if each stage kept what the last one keeps, a single micro-batch. The first one keeps the most.":
-        lambda run, sequences, room: _fewest(run, sequences, lambda sizes: sizes[-1] <= room),
-    "You add up all stages. Each has a card of its own.":
-        lambda run, sequences, room: _fewest(run, sequences, lambda sizes: sum(sizes) <= room),
+        _fewest(lambda sizes, room: sizes[-1] <= room),
+    "You add up all stages. Each has a card of its own.": _fewest(lambda sizes, room: sum(sizes) <= room),
     "You compare with the mean of the stages. The fullest one decides.":
-        lambda run, sequences, room: _fewest(run, sequences, lambda sizes: sum(sizes) <= room * len(sizes)),
-    "That is GPipe, which keeps all micro-batches. 1F1B was asked for.":
-        lambda run, sequences, room: _fewest(run, sequences, lambda sizes: max(sizes) <= room, "GPipe"),
-    "You take the largest number that fits. Fewer stages wait less.":
-        lambda run, sequences, room: next((p for p in reversed(STAGES) if run.model.layers >= p
-            and max(_sizes(run, "1F1B", p, sequences // run.micro_batch)) <= room), None),
-    "You count sequences. How many micro-batches are they?":
-        lambda run, sequences, room: _fewest(run, sequences, lambda sizes: max(sizes) <= room, m=sequences),
+        _fewest(lambda sizes, room: sum(sizes) <= room * len(sizes)),
+    "That is GPipe, which keeps all micro-batches. 1F1B was asked for.": _fewest(_fullest_fits, "GPipe"),
+    "You take the largest number that fits. Fewer stages wait less.": _fewest(_fullest_fits, stages=STAGES[::-1]),
+    "You count sequences. How many micro-batches are they?": _fewest(_fullest_fits, each=1),
 }  # fmt: skip
 
 
 @exercise("11.5", "As few stages as the card allows: no deeper than needed.")
 def fewest_stages(answer: Any) -> None:
     """`answer(run, sequences, room)` is the smallest number of stages that fits, or None."""
-    got = []
-    for run, sequences, room in FEWEST_CASES:
-        got.append(call_or_none(answer, run=run, sequences=sequences, room=room, returns=int))
-    right = [fewest_right(*case) for case in FEWEST_CASES]
-    if got == right:
-        return
-    unknown = [p for p in got if p is not None and p not in STAGES]
+    names = ("run", "sequences", "room")
+    got = [call_or_none(answer, **by_name(names, case), returns=int) for case in FEWEST_CASES]
+    unknown = [p for p in got if p not in (None, *STAGES)]
     expect(not unknown, f"{', '.join(map(str, unknown))}: not one of 1, 2, 4, 8, 16.")
-    for message, mistaken in FEWEST_MISTAKES.items():
-        expect(got != [mistaken(*case) for case in FEWEST_CASES], message)
-    lost = any(mine is None and wanted for mine, wanted in zip(got, right, strict=True))
+    if recognized(got, FEWEST_CASES, fewest_right, FEWEST_MISTAKES, same=operator.eq):
+        return
+    lost = any(mine is None and fewest_right(*case) for mine, case in zip(got, FEWEST_CASES, strict=True))
     expect(not lost, "You find nothing where some number of stages fits: does every case reach its `return`?")
-    expect(all(p is None for p in got[3:4]), "With 1 GB a stage you find something that fits. None does.")
+    expect(got[3] is None, "With 1 GB a stage you find something that fits. None does.")
     fail("Somewhere another number is right: every stage has to fit, and the first of 1, 2, 4, 8, 16 counts.")
