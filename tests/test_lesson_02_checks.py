@@ -1,7 +1,6 @@
 """The checks of lesson 02: right answers of every style pass, each planted wrong answer gets the hint it deserves."""
 
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
 import numpy
@@ -37,25 +36,8 @@ def by_hand(optimizer: str, rows: int, columns: int) -> float:
     return {"momentum": 4, "adam": 8}[optimizer] * rows * columns
 
 
-def by_tensors(optimizer: str, rows: int, columns: int) -> int:
-    """Bytes of tensors on the meta device."""
-    like, scales = torch.empty(rows, columns, device="meta"), torch.empty(-(-rows * columns // 256), device="meta")
-    codes = like.to(torch.uint8)
-    kept = {"momentum": [like], "adam": [like] * 2, "adafactor": [like[0], like[:, 0]], "adam8bit": [codes, scales] * 2}
-    return sum(tensor.nbytes for tensor in kept.get(optimizer, []))
-
-
-def remembered(optimizer: str, rows: int, columns: int, known: dict[str, float] = {}) -> float:  # noqa: B006
-    return known.setdefault(optimizer, by_hand(optimizer, rows, columns))
-
-
 STATE_BYTES = Answers(
-    right=[
-        states(),
-        by_hand,
-        by_tensors,
-        lambda optimizer, rows, columns: numpy.float64(by_hand(optimizer, rows, columns)),
-    ],
+    right=[states(), by_hand, lambda optimizer, rows, columns: numpy.float64(by_hand(optimizer, rows, columns))],
     wrong=[
         (states(sgd=lambda r, c: 4 * r * c), "sgd: that is the gradient"),
         (states(sgd=lambda r, c: 8 * r * c), "sgd: weight and gradient are not the optimizer's"),
@@ -81,10 +63,7 @@ STATE_BYTES = Answers(
         (states(adam8bit=lambda r, c: 2 * r * c + 4 * (r * c // 256)), "adam8bit: both moments have scales"),
         (states(adam8bit=lambda r, c: 2 * (r * c + r * c // 256)), "a scale is an fp32 number"),
         (states(adam8bit=lambda r, c: 16 * r * c), "8 bits are one byte, not eight"),
-        (lambda optimizer, rows, columns: by_hand(optimizer, rows, columns) / 10**6, "momentum: MB where bytes"),
         (lambda optimizer, rows, columns: by_hand(optimizer, 512, 1024), "momentum is off for a matrix of 25"),
-        (remembered, "momentum is off"),
-        (nothing, "does every path end in `return`?"),
     ],
 )
 
@@ -99,16 +78,6 @@ def by_search(curvatures: list[float]) -> float:
         worst = [max(abs(1 - rate * c) for c in curvatures) for rate in (one, other)]
         low, high = (low, other) if worst[0] < worst[1] else (one, high)
     return low
-
-
-def sorts_the_list_itself(curvatures: list[float]) -> float:
-    curvatures.sort()
-    return 2 / (curvatures[0] + curvatures[-1])
-
-
-def remembers_the_steepest(curvatures: list[float], seen: list[float] = []) -> float:  # noqa: B006
-    seen += curvatures
-    return 2 / (min(seen) + max(seen))
 
 
 BEST_RATE = Answers(
@@ -127,13 +96,7 @@ BEST_RATE = Answers(
         (lambda curvatures: 2 / (curvatures[0] + curvatures[-1]), "You took the first and the last curvature"),
         (lambda curvatures: -2 / (min(curvatures) + max(curvatures)), "uphill"),
         (lambda curvatures: 2 / 26, "the steepest direction grows"),
-        (lambda curvatures: 2.5 / max(curvatures), "the steepest direction grows"),
-        (lambda curvatures: (min(curvatures) * max(curvatures)) ** -0.5, "the steepest direction grows"),
         (lambda curvatures: 1.4 / (min(curvatures) + max(curvatures)), "later than they could"),
-        (remembers_the_steepest, "later than they could"),
-        (sorts_the_list_itself, "changes 'curvatures', which its caller still needs"),
-        (lambda curvatures: [1 / c for c in curvatures], "where a number is asked for"),
-        (nothing, "does every path end in `return`?"),
     ],
 )
 
@@ -201,9 +164,7 @@ ADAM_STEP = Answers(
         (adam(update=lambda m, v, e: m / (v + e)), "You divide by v̂"),
         (adam(new_v=lambda v, g, b1, b2: b2 * v + (1 - b2) * g.abs()), "not of its absolute values"),
         (
-            lambda weight, gradient, m, v, step, rate, beta1, beta2, epsilon: one_adam_step(
-                weight, gradient, m, v, step, rate, beta2, beta1, epsilon
-            ),
+            lambda **given: one_adam_step(**{**given, "beta1": given["beta2"], "beta2": given["beta1"]}),
             "you have them the other way round",
         ),
         (adam(new_m=lambda m, g, b1, b2: b1 * m + g), "m takes the whole gradient each time"),
@@ -215,7 +176,6 @@ ADAM_STEP = Answers(
         ),
         (adam(keeps="corrected"), "You wrote m̂ and v̂ back into m and v"),
         (adam(update=lambda m, v, e: -m / (v.sqrt() + e)), "It walks uphill"),
-        (nothing, "weight has not changed"),
         (adam(keeps="weight"), "weight has not changed"),
         (adam(keeps="m"), "m has not changed"),
         (adam(new_m=lambda m, g, b1, b2: m + (1 - b1) * g), "m is off: a running mean keeps β of itself"),
@@ -225,21 +185,20 @@ ADAM_STEP = Answers(
             "depends on the number of the step?",
         ),
         (adam(m_hat=lambda m, t, b1, b2: m / (1 - b1 ** (t - 1) + 0 * m)), "what do you divide by?"),
-        (lambda **given: given["m"] + "1", "your function raised TypeError"),
     ],
 )
 
 # ----------------------------------------------------------------------------------------------- 02.4: step_transient
 
 
-def event_by_event(sizes: list[int], how: str, first: int = 0, times: int = 2) -> int:
+def event_by_event(sizes: list[int], how: str) -> int:
     if how != "loop":
         return {"fused": 0, "foreach": sum(4 * size for size in sizes)}[how]
-    now = most = before = first
+    now = most = before = 0
     for size in sizes:
-        now += times * size
+        now += 2 * size
         most = max(most, now)
-        now -= (times - 1) * size + before
+        now -= size + before
         before = size
     return 4 * most
 
@@ -250,38 +209,15 @@ def ways(fused: Any = lambda s: 0, foreach: Any = lambda s: 4 * sum(s), loop: An
     return lambda sizes, how: formulas[how](sizes)
 
 
-def in_numpy(sizes: list[int], how: str) -> Any:
-    numbers = numpy.array(sizes)
-    pairs = numpy.concatenate([[0], numbers[:-1]]) + 2 * numbers
-    return 4 * {"fused": numpy.int64(0), "foreach": numbers.sum(), "loop": pairs.max()}[how]
-
-
-def empties_the_list(sizes: list[int], how: str) -> int:
-    most = before = 0
-    while how == "loop" and sizes:
-        size = sizes.pop(0)
-        most, before = max(most, before + 2 * size), size
-    return 4 * (most if how == "loop" else event_by_event(sizes, how) // 4)
-
-
-def keeps_the_most(sizes: list[int], how: str, most: list[int] = [0]) -> int:  # noqa: B006
-    if how == "loop":
-        most[0] = max(most[0], event_by_event(sizes, how))
-        return most[0]
-    return event_by_event(sizes, how)
-
-
 STEP_TRANSIENT = Answers(
     right=[
         event_by_event,
         ways(loop=lambda s: 4 * max(a + 2 * b for a, b in zip([0, *s], s, strict=False))),
-        in_numpy,
         lambda sizes, how: float(event_by_event(sizes, how)),
     ],
     wrong=[
         (ways(fused=lambda s: 4 * sum(s)), "fused: one kernel reads and writes everything in place"),
         (ways(fused=lambda s: 4 * max(s)), "fused: not even for one parameter"),
-        (ways(fused=lambda s: None), "does every path end in `return`?"),
         (ways(foreach=lambda s: 4 * max(s)), "of *all* parameters before it uses the first"),
         (ways(foreach=sum), "foreach: numbers, not bytes"),
         (ways(foreach=lambda s: 8 * sum(s)), "foreach: one tensor for each parameter, not two"),
@@ -292,14 +228,9 @@ STEP_TRANSIENT = Answers(
         (ways(loop=lambda s: 4 * sum(s)), "not all of them at once"),
         (ways(loop=lambda s: 12 * max(s)), "three of the largest would be right if"),
         (ways(loop=lambda s: event_by_event(s, "loop") / 4), "loop: numbers, not bytes"),
-        (ways(loop=lambda s: 4 * max(a + 2 * b for a, b in pairwise(s))), "raised ValueError"),
-        (ways(loop=lambda s: event_by_event(s, "loop", first=s[0])), "loop is off"),
         (ways(loop=lambda s: 4 * max(2 * a + b for a, b in zip(s, [*s[1:], 0], strict=True))), "loop is off"),
         (ways(loop=lambda s: event_by_event([100, 300, 200], "loop")), "off for parameters of [400, 390, 10]"),
         (ways(loop=lambda s: event_by_event(s[:3], "loop") + (len(s) > 3)), "loop is off for GPT-2's parameters"),
-        (keeps_the_most, "off for parameters of [10, 10, 500]"),
-        (empties_the_list, "changes 'sizes', which its caller still needs"),
-        (nothing, "does every path end in `return`?"),
     ],
 )
 
@@ -313,7 +244,6 @@ class Own:
     counts = "steps"
     dtype = torch.float32
     faster = 1
-    shrink = 1.0
 
     def __init__(self, parameters: Any, rate: float = 1e-3) -> None:
         self.parameters, self.rate, self.steps = list(parameters), rate * self.faster, 0
@@ -328,7 +258,6 @@ class Own:
             for name in ("m", "v", *self.keeps):
                 state.setdefault(name, torch.zeros_like(weight, dtype=self.dtype))
             m, v = state["m"].float(), state["v"].float()
-            weight.mul_(self.shrink)
             one_adam_step(weight, weight.grad, m, v, self.steps, self.rate, 0.9, 0.999, 1e-8)
             state["m"].copy_(m)
             state["v"].copy_(v)
@@ -367,17 +296,6 @@ class OnTheWeights(Own):
         self.states = []
 
 
-class Stacked(Own):
-    """Both moments of a parameter as one tensor, the arithmetic in another order."""
-
-    @torch.no_grad()
-    def step(self) -> None:
-        self.steps += 1
-        for weight, state in zip(self.parameters, self.states, strict=True):
-            both = state.setdefault("both", torch.zeros(2, *weight.shape))
-            in_torchs_order(weight, weight.grad, both[0], both[1], self.steps, self.rate, 0.9, 0.999, 1e-8)
-
-
 class Explodes(Own):
     @torch.no_grad()
     def step(self) -> None:
@@ -401,7 +319,6 @@ LEAN_ADAM = Answers(
         Own,
         own(after=lambda self, weight, state: state.update({name: value.clone() for name, value in state.items()})),
         OnTheWeights,
-        Stacked,
         lambda parameters, rate: torch.optim.Adam(parameters, lr=rate, foreach=True),
     ],
     wrong=[
@@ -415,7 +332,6 @@ LEAN_ADAM = Answers(
         ),
         (NothingKept, "It keeps 0.0 bytes per parameter from step to step"),
         (lambda parameters, rate: torch.optim.AdamW(parameters, lr=rate), "that is AdamW"),
-        (own(shrink=1 - 3e-5), "that is AdamW"),
         (own(keeps=("a", "b", "c")), "keeps 20.0 bytes per parameter"),
         (own(counts="parameters"), "What counts the steps"),
         (own(faster=2), "the weights are not Adam's"),
@@ -429,7 +345,6 @@ LEAN_ADAM = Answers(
         (Explodes, "not finite any more"),
         (own(step=lambda self: self.parameter), "raised AttributeError"),
         (lambda parameters, rate: None, "nothing that has a `step()`"),
-        (lambda: None, "raised TypeError"),
     ],
 )
 
@@ -454,14 +369,6 @@ class Design:
     def one(self, weight: torch.Tensor, g: Any, state: torch.Tensor) -> None:
         state.mul_(0.99).addcmul_(g, g, value=0.01)
         weight.sub_(self.rate * g / ((state / (1 - 0.99**self.steps)).sqrt() + 1e-12))
-
-
-class LikeLion(Design):
-    rate = 2e-3
-
-    def one(self, weight: torch.Tensor, g: Any, state: torch.Tensor) -> None:
-        weight.sub_(torch.sign(0.9 * state + 0.1 * g), alpha=self.rate)
-        state.mul_(0.99).add_(g, alpha=0.01)
 
 
 class BothInBf16(Design):
@@ -507,11 +414,6 @@ def descends(self: Any, weight: torch.Tensor, g: Any, state: torch.Tensor) -> No
     weight.sub_(0.3 * g)
 
 
-def divides_by_a_coarse_root(self: Any, weight: torch.Tensor, g: Any, state: torch.Tensor) -> None:
-    state.mul_(0.99).addcmul_(g, g, value=0.01)
-    weight.sub_(self.rate * g / ((state / (1 - 0.99**self.steps)).sqrt() + 0.1))
-
-
 class Hides:
     """All of Adam's states, kept by `place` and out of sight: by default on the weights."""
 
@@ -546,14 +448,6 @@ class HidesInAGlobal(Hides):
         return GLOBAL.setdefault(place, (torch.zeros_like(like), torch.zeros_like(like)))
 
 
-class HidesInTheClass(Hides):
-    states: dict[int, list[torch.Tensor]] = {}  # noqa: RUF012
-
-    def moments(self, place: int) -> Any:
-        like = self.parameters[place]
-        return self.states.setdefault(place, [torch.zeros_like(like), torch.zeros_like(like)])
-
-
 class HidesAsParameters(Hides):
     """A state that calls itself a parameter is none of the model's."""
 
@@ -579,17 +473,15 @@ class HidesHalf(Hides):
 
 
 FRUGAL = Answers(
-    right=[Design, LikeLion, BothInBf16, OnTheWeightsToo, Signs],
+    right=[Design, BothInBf16, OnTheWeightsToo, Signs],
     wrong=[
         (lambda parameters: torch.optim.Adam(parameters, lr=3e-3), "the limit is 4.5"),
         (own(Design, one=descends), "the length of your step follows the size of the gradient"),
-        (own(Design, one=divides_by_a_coarse_root), "the length of your step follows the size of the gradient"),
         (own(Design, rate=1e-5), "is the rate too small"),
         (own(Design, step=nothing), "The weights do not move"),
         (Hides, "reads 8.00 bytes per parameter that outlive the step outside of the optimizer"),
         (HidesInAGlobal, "on the weights, in a global or in a closure"),
         (HidesInAGlobal, "memory all the same"),  # found again in a second try
-        (HidesInTheClass, "reads 8.00 bytes per parameter that outlive the step outside of the optimizer"),
         (HidesAsParameters, "reads 8.00 bytes per parameter that outlive the step outside of the optimizer"),
         (HidesInAnotherOptimizer, "memory all the same"),
         (HidesHalf, "reads 4.00 bytes per parameter that outlive the step outside of the optimizer"),
