@@ -1,0 +1,331 @@
+"""The closed form of a training step's memory: plain arithmetic that a reader follows with a pencil.
+
+Symbols: N parameters, V vocabulary, h hidden size, L blocks, a heads, k width of keys, f width of the MLP, s tokens of
+a sequence, b sequences, t = b·s, D ranks. Bytes per element: c of matrix products, r of the residual stream. The peak
+is the largest of a few moments of the step; all sizes are in bytes. Lesson 05 has the activations as a table, lesson 14
+the moments.
+
+On one rank, over the benchmark's frozen runs of GPT-2's and Llama's families, the peak is within 0.01 % of the
+simulated one at the median and 1.1 % at most (`python3 -m course_utils benchmark formula`). On several ranks it is within
+5 % for deep models and 13 % for models of 2 to 4 blocks, where FSDP2's buffers overlap in ways that are left out. LoRA,
+experts, offloading, "selective", fp8 and tensor parallelism are not covered.
+"""
+
+from dataclasses import replace
+from itertools import product
+from math import prod
+
+from ..breakdown import MemoryBreakdown
+from ..models import block_shapes, parameter_shapes
+from ..run import TrainingRun
+from .workspaces import workspace_bytes
+
+Bytes = dict[str, int]
+"""Bytes by kind of memory."""
+
+
+def estimate(run: TrainingRun) -> MemoryBreakdown:
+    """Bytes by kind at the peak, the largest of the moments. Raises ValueError for a run that is not covered."""
+    return max(moments(run).values(), key=lambda moment: moment.total)
+
+
+# -------------------------------------------------------------------------- states: what persists from step to step
+
+
+def states(run: TrainingRun) -> Bytes:
+    """Weights, gradients and optimizer states of rank 0: (w + g + K)·N, where K is the master weights and the moments.
+
+    Rajbhandari et al. 2020 (ZeRO), sections 3.1 and 5: stages 1, 2 and 3 divide K, then g, then w by D. FSDP2 shards
+    all three in stages 2 and 3, and its shards are the master weights; ZeRO-1 gives each rank whole tensors.
+    """
+    N, D, p = run.model.parameters, run.world_size, run.precision
+    moments = p.state * moment_numbers(run)
+    if run.zero_stage >= 2:
+        shard = (p.master or p.weight) * N // D
+        return {"parameters": shard, "gradients": shard, "optimizer_states": moments // D}
+    share = max(N // D, largest(run)) if run.zero_stage else N
+    K = (p.master * N + moments) * share // N
+    return {"parameters": p.weight * N, "gradients": p.gradient * N, "optimizer_states": K}
+
+
+def moment_numbers(run: TrainingRun) -> int:
+    """Numbers that the optimizer keeps: 2N for Adam (Kingma and Ba 2015), N for momentum and Lion (Chen et al. 2023).
+
+    Adafactor keeps the rows and columns of a matrix (Shazeer and Stern 2018), Muon one number for each weight of the
+    blocks' matrices and two for all others (Jordan et al. 2024), 8-bit Adam two bytes for each weight and two fp32
+    scales for 256 of them (Dettmers et al. 2022).
+    """
+    N = run.model.parameters
+    match run.optimizer.algorithm:
+        case "sgd":
+            return 0
+        case "momentum" | "lion":
+            return N
+        case "adafactor":
+            return sum(map(sum, parameter_shapes(run.model).values()))
+        case "muon":
+            return 2 * N - run.model.layers * block_matrices(run)
+        case "adam8bit":
+            return (2 * N + 8 * N // 256) // run.precision.state
+    return 2 * N
+
+
+def update_bytes(run: TrainingRun) -> int:
+    """Temporaries of the optimizer step. Fused: none. Foreach: a tensor for each parameter, 4N in fp32. For-loop: two
+    for one parameter at a time. With master weights one parameter at a time, its gradient copied to fp32 first.
+    """
+    p, how, D = run.precision, run.optimizer.implementation, run.world_size if run.zero_stage else 1
+    if run.zero_stage >= 2 and p.master:
+        p = replace(p, weight=p.master, master=0)
+    tensors = 0 if how == "fused" else 1 if how == "foreach" else 2
+    tensors = {"sgd": 0, "momentum": 0, "lion": 1, "adafactor": 1, "adam8bit": 3}.get(run.optimizer.algorithm, tensors)
+    elements = largest(run) // (D if run.zero_stage >= 2 else 1)  # FSDP2 cuts each parameter, ZeRO-1 none
+    if how == "foreach" and (run.optimizer.forced or not p.master):
+        elements = max(run.model.parameters // D, elements)
+    upcast = p.master * elements if p.gradient < p.master else 0
+    freed = upcast * p.gradient // p.master if upcast and run.set_to_none and tensors else 0
+    at_once = min(elements, 2**24) if run.optimizer.algorithm == "adam8bit" else elements
+    return tensors * (p.master or p.weight) * at_once + upcast - freed
+
+
+# ------------------------------------------------------------ activations: what forward keeps for backward, per block
+
+
+def block(run: TrainingRun) -> int:
+    """One block: in 16 bits s·b·h·(34 + 5·a·s/h) for GPT-2 (Korthikanti et al. 2022, table 2), plus norms' statistics.
+
+    Two norms keep their inputs; the projection to q, k and v, attention's output and the MLP keep theirs, under autocast
+    each of their matrices a 16-bit copy of its own; two dropouts keep a byte per element.
+    """
+    m, t, c, r = run.model, run.micro_batch * run.seq_len, run.precision.compute, residual(run)
+    norms = 2 * t * (r * m.hidden + statistics(run))
+    matrices = (1 if m.fused_qkv else 3) + 1 + (2 if m.mlp == "swiglu" else 1) if run.precision.autocast else 3
+    inputs = matrices * c * t * m.hidden
+    masks = 2 * t * m.hidden if m.dropout else 0
+    return norms + inputs + masks + sum(attention(run).values()) + mlp(run)
+
+
+def attention(run: TrainingRun) -> Bytes:
+    """Attention between its projections: q, k, v, and what comes of the scores.
+
+    Fused kernels keep one fp32 logsumexp per row and head (Dao et al. 2022). Eager attention keeps the softmax, the
+    dropout mask and the weights after dropout: 5·a·s²·b in 16 bits (Korthikanti et al. 2022, section 4.1), 7·a·s²·b
+    under autocast, whose softmax is in fp32.
+    """
+    m, t, c, r = run.model, run.micro_batch * run.seq_len, run.precision.compute, residual(run)
+    repeated = run.attention in ("eager", "efficient")  # keys and values, for every query head
+    qkv = c * t * (3 * m.hidden if repeated else m.hidden + 2 * m.kv)
+    if run.attention != "eager":
+        return {"qkv": qkv, "logsumexp": 4 * t * m.heads}
+    weights = c if m.dropout or r != c else 0  # as the product with v takes them
+    return {"qkv": qkv, "scores": t * m.heads * run.seq_len * (r + bool(m.dropout) + weights)}
+
+
+def mlp(run: TrainingRun) -> int:
+    """GELU keeps two tensors of width f, SwiGLU four: its gate before and after SiLU, up, and their product."""
+    tensors = 4 if run.model.mlp == "swiglu" else 2
+    return tensors * run.precision.compute * run.micro_batch * run.seq_len * run.model.ffn
+
+
+def all_blocks(run: TrainingRun) -> int:
+    """L blocks, or the input of every K-th (Chen et al. 2016), or all but attention's core ("selective-attention":
+    Korthikanti et al. 2022, section 5).
+    """
+    m, K = run.model, run.blocks_per_checkpoint
+    if K:
+        return -(-m.layers // K) * residual(run) * run.micro_batch * run.seq_len * m.hidden
+    return m.layers * (block(run) - recomputed_core(run))
+
+
+def recomputed_core(run: TrainingRun) -> int:
+    """What "selective-attention" does not keep of a block: all of attention but q, k and v as they were projected."""
+    if run.recompute != "selective-attention":
+        return 0
+    kept = run.precision.compute * run.micro_batch * run.seq_len * (run.model.hidden + 2 * run.model.kv)
+    return sum(attention(run).values()) - kept
+
+
+def outside_blocks(run: TrainingRun) -> int:
+    """The embedding's dropout mask, the inputs of the last norm and of the head, and what all blocks share."""
+    m, s, t, c = run.model, run.seq_len, run.micro_batch * run.seq_len, run.precision.compute
+    positions = 2 * c * s * m.head_size if m.positions == "rotary" else 8 * s
+    mask = s * s if run.attention == "eager" else 0
+    dropout = t * m.hidden if m.dropout else 0
+    return dropout + t * ((residual(run) + c) * m.hidden + statistics(run)) + positions + mask
+
+
+def residual(run: TrainingRun) -> int:
+    """r, bytes per element of the residual stream: fp32 under autocast."""
+    return 4 if run.precision.autocast else run.precision.compute
+
+
+def statistics(run: TrainingRun) -> int:
+    """Bytes per token of a norm's fp32 statistics: mean and deviation, or RMSNorm's one number."""
+    return 8 if run.model.norm == "layernorm" else 4
+
+
+def weight_copies(run: TrainingRun) -> tuple[int, int]:
+    """Bytes of the 16-bit copies that autocast keeps until backward: of one block's matrices, and of the head."""
+    c = run.precision.compute if run.precision.autocast else 0
+    return c * block_matrices(run), c * run.model.vocab * run.model.hidden
+
+
+# ------------------------------------------------------------------------------------------- the moments of a step
+
+
+def moments(run: TrainingRun) -> dict[str, MemoryBreakdown]:
+    """Bytes by kind at the moments at which memory may peak, by name. Raises ValueError for a run not covered."""
+    check(run)
+    full = states(run) | {"inputs": 16 * run.micro_batch * run.seq_len, "workspaces": workspace_bytes(run)}
+    if run.world_size > 1 and run.zero_stage < 2 and not run.bucket_view:
+        full["communication"] = run.precision.gradient * run.model.parameters  # DistributedDataParallel's buckets
+    there = run.accumulates or run.bucket_view  # gradients of the micro-batch before, or the buckets that hold them
+    start = full if there else full | {"gradients": 0}
+    if run.zero_stage >= 2:
+        return sharded_moments(run, start, full)
+    during = [*loss_moments(run), *block_moments(run, there)]
+    after = {"embedding's backward": embedding_backward(run), "optimizer step": update_bytes(run)}
+    return {name: plus(name, start, parts) for name, parts in during} | {
+        name: plus(name, full, {"temporaries": size}) for name, size in after.items()
+    }
+
+
+def loss_moments(run: TrainingRun) -> list[tuple[str, Bytes]]:
+    """The t·V logits: c bytes each, as much for their log-softmax, under autocast 4 more for its fp32 copy; in
+    backward twice the loss's type for gradients. A loss in n chunks has t·V/n at a time, and sums the head's gradient.
+    """
+    m, t, n, c = run.model, run.micro_batch * run.seq_len, run.loss_chunks, run.precision.compute
+    logits, Vh, autocast = t * m.vocab // n, m.vocab * m.hidden, bool(run.precision.autocast)
+    block_copies, head_copy = weight_copies(run)
+    all_copies = m.layers * block_copies
+    held = 0 if run.blocks_per_checkpoint else all_copies  # recomputed blocks cast their weights again
+    kept, softmax = all_blocks(run) + outside_blocks(run), (c + 4 * autocast) * logits
+    head = {"weight_copies": held + head_copy, "activations": kept}
+    gradients = (4 if autocast else 2 * c) * logits + (c * Vh if n > 1 else 0)
+    found = [
+        ("loss", {"weight_copies": all_copies + head_copy, "activations": kept + softmax, "temporaries": c * logits}),
+        ("loss's backward", head | {"activations": kept + softmax, "temporaries": gradients}),
+    ]
+    if n > 1:
+        summed = 2 * c * Vh + c * logits if autocast else 3 * c * Vh
+        return [*found, ("head's backward", head | {"temporaries": summed})]
+    found.append(("head's backward", head | {"temporaries": c * (t * m.hidden + logits + Vh)}))
+    cast = {"weight_copies": held, "activations": kept, "temporaries": c * t * m.hidden + (c + 4) * Vh}
+    return [*found, ("head's gradient in fp32", cast)] if autocast else found
+
+
+def block_moments(run: TrainingRun, there: bool) -> list[tuple[str, Bytes]]:
+    """Backward of the last block, when all activations are kept, and of the first, when nearly all gradients are
+    there; each within the MLP and within attention. A recomputed block keeps everything during its own backward.
+    """
+    m, p, K, L = run.model, run.precision, run.blocks_per_checkpoint, run.model.layers
+    block_copies, own, Vh = weight_copies(run)[0], block_weights(run), m.vocab * m.hidden
+    checkpoint = residual(run) * run.micro_batch * run.seq_len * m.hidden
+    last, first = ((L - 1) % K + 1, min(K, L)) if K else (1, 1)  # blocks under the last checkpoint, and the first
+    ends = (
+        ("last", last, all_blocks(run), L * block_copies, 0),
+        ("first", first, checkpoint if K else all_blocks(run) // L, block_copies, (L - first) * own),
+    )
+    waiting = p.compute * Vh if there and m.tied and not p.autocast else 0  # the head's, for the embedding's
+    tops = {"MLP": mlp_backward(run, there), "attention": attention_backward(run, there)}
+    found = []
+    for (which, together, kept, copies, done), (part, top) in product(ends, tops.items()):
+        for left in {together, 1}:  # of the blocks under this checkpoint
+            arrived = 0 if there else p.gradient * (Vh + done + (together - left) * own)
+            again = left * block(run) - checkpoint if K else 0
+            sizes = {"weight_copies": left * block_copies if K else copies, "gradients": arrived}
+            sizes |= {"activations": kept + again, "temporaries": top + waiting}
+            found.append((f"{which} block's backward, {part}, {left} left", sizes))
+    return found
+
+
+def mlp_backward(run: TrainingRun, there: bool) -> int:
+    """Added when backward has passed the MLP's last matrix: the gradients of the residual stream, of the wide tensor
+    (for SwiGLU of both its factors, when their product is gone) and of the matrix.
+    """
+    m, t, c = run.model, run.micro_batch * run.seq_len, run.precision.compute
+    wide, matrix = c * t * m.ffn, m.hidden * m.ffn
+    narrow = c * t * m.hidden if m.dropout or run.precision.autocast else 0
+    down = narrow + wide + c * matrix
+    factors = 2 * wide + (0 if there else run.precision.gradient * matrix) if m.mlp == "swiglu" else 0
+    return residual(run) * t * m.hidden + max(down, factors)
+
+
+def attention_backward(run: TrainingRun, there: bool) -> int:
+    """The same within attention, whose scores have gradients in the softmax's type: the MLP's activations are gone, the
+    gradients of its matrices and of attention's output have arrived.
+    """
+    m, t, c, r = run.model, run.micro_batch * run.seq_len, run.precision.compute, residual(run)
+    gone = mlp(run) + t * ((r + c) * m.hidden + statistics(run) + (m.hidden if m.dropout else 0))
+    matrices = (3 if m.mlp == "swiglu" else 2) * m.hidden * m.ffn + m.hidden**2
+    arrived = 0 if there else run.precision.gradient * matrices
+    core, added = attention(run), r * t * m.hidden + recomputed_core(run) + arrived - gone
+    if run.attention != "eager":
+        return added + core["qkv"]
+    scores = t * m.heads * run.seq_len
+    return added + max(c * scores, (3 * r + bool(m.dropout)) * scores - core["scores"])
+
+
+def embedding_backward(run: TrainingRun) -> int:
+    """The embedding's gradient is dense; a tied one meets the head's, in a third tensor unless autocast cast that."""
+    m, p = run.model, run.precision
+    tensors = m.tied + run.accumulates + (m.tied and not p.autocast and run.loss_chunks == 1)
+    upcast = p.gradient > p.weight and not run.accumulates  # into the fp32 gradient, which counts already
+    size = max((tensors + 1) * p.weight - p.gradient, p.weight) if upcast else tensors * p.weight
+    return size * m.vocab * m.hidden + residual(run) * run.micro_batch * run.seq_len * m.hidden
+
+
+def sharded_moments(run: TrainingRun, start: Bytes, full: Bytes) -> dict[str, MemoryBreakdown]:
+    """With FSDP2 whole weights for a while: what is outside the blocks all the time, of the blocks the one at work and
+    the next (stage 2: all). Whole gradients are summed in the shards' type, then scattered (Zhao et al. 2023).
+    """
+    m, p, own, stage_2 = run.model, run.precision, block_weights(run), run.zero_stage == 2
+    stored, outer = p.master or p.weight, m.parameters - m.layers * own
+    whole = p.weight * (m.parameters if stage_2 else outer)
+    found = {name: plus(name, start, parts | {"communication": whole}) for name, parts in loss_moments(run)}
+    for name, parts in block_moments(run, True):
+        last = "last" in name
+        gathered = whole + (0 if stage_2 else 2 * p.weight * own) if last else p.weight * (outer + own)
+        arrived = p.weight * (m.vocab * m.hidden + own) - (0 if last else stored * outer // run.world_size)
+        parts |= {"communication": gathered + stored * own, "gradients": arrived}
+        found[name] = plus(name, start if last else full, parts)
+    stem = {"communication": whole + p.weight * own if stage_2 else 2 * p.weight * (outer + own)}
+    scattered = {"communication": stored * outer, "gradients": p.weight * (outer + own)}
+    update = {"temporaries": update_bytes(run)}
+    others = {"stem": (start, stem), "embedding's backward": (full, scattered), "optimizer step": (full, update)}
+    return found | {name: plus(name, there, parts) for name, (there, parts) in others.items()}
+
+
+def plus(name: str, start: Bytes, parts: Bytes) -> MemoryBreakdown:
+    """A moment: what was there, and what it adds."""
+    phase = next((phase for phase in ("backward", "optimizer", "loss") if phase in name), "backward")
+    return MemoryBreakdown({kind: start.get(kind, 0) + parts.get(kind, 0) for kind in start | parts}, phase, name)
+
+
+def largest(run: TrainingRun) -> int:
+    """Weights of the largest parameter."""
+    return max(map(prod, parameter_shapes(run.model).values()))
+
+
+def block_weights(run: TrainingRun) -> int:
+    """Weights of one block."""
+    return sum(map(prod, block_shapes(run.model).values()))
+
+
+def block_matrices(run: TrainingRun) -> int:
+    """Weights of one block's matrices."""
+    return sum(prod(shape) for shape in block_shapes(run.model).values() if len(shape) == 2)
+
+
+def check(run: TrainingRun) -> None:
+    """Raise ValueError for a run that the closed form does not cover."""
+    outside = {
+        "LoRA": run.lora_rank,
+        "a mixture of experts": run.model.experts,
+        f"recompute={run.recompute!r}": run.recompute in ("offload", "selective"),
+        "fp8": run.precision.name == "fp8",
+        "tensor parallelism": run.tensor_parallel > 1,
+    }
+    for choice, chosen in outside.items():
+        if chosen:
+            raise ValueError(f"the closed form does not cover {choice}: leave out method='formula'")
