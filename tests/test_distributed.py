@@ -82,7 +82,7 @@ def test_every_rank_reports_in_order(program, monkeypatch, forks):
     monkeypatch.setattr(distributed, "FORKS", forks)
     path = program("""
         import os, sys
-        from course_utils.ranks.launch import report
+        from course_utils.ranks.worker import report
         assert __name__ == "__main__"
         report({"rank": int(os.environ["RANK"]), "of": int(os.environ["WORLD_SIZE"]), "argument": sys.argv[1]})
     """)
@@ -240,7 +240,7 @@ def test_ranks_do_not_outlive_a_caller_that_is_killed():
 def test_a_rank_without_a_result_is_named(program):
     path = program("""
         import os
-        from course_utils.ranks.launch import report
+        from course_utils.ranks.worker import report
         if os.environ["RANK"] == "0":
             report(None)
     """)
@@ -546,7 +546,7 @@ def test_zero_1_learns_the_same_as_replicas():
 def test_gradients_are_those_of_the_whole_batch(program):
     path = program("""
         import torch.distributed as dist
-        from course_utils.ranks.launch import report
+        from course_utils.ranks.worker import report
         from course_utils.measuring.data_parallel import ReplicatedTraining
         from course_utils.models import TransformerConfig
         from course_utils.networks import loss_of

@@ -40,7 +40,7 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
 LOOP = """
 import json
 from course_utils.interactive.failed_cells import watch_cells
-from course_utils.recording.gone import cells
+from course_utils.recording import cells
 from course_utils.recording.stand_in import stand_in
 from course_utils.measuring.devices import Cuda
 found = {}

@@ -149,8 +149,8 @@ RECORDER = """
 import signal, sys; sys.path.insert(0, 'tests')
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs begin with it ignored
 import test_recorder as t
-from course_utils import front_door
-from course_utils.measuring import recorder
+from course_utils.cli import main as front_door
+from course_utils.recording import recorder
 recorder.check_torch = lambda: None
 recorder.commit = lambda: 'abc'
 recorder.device_facts = lambda *_: {{**t.H200, 'free': 10**12, 'rehearsal': True}}
@@ -452,7 +452,7 @@ def test_the_list_needs_no_torch():
         ((), "needs --out"),
         (("--out", "x", "--minutes", "0"), "say how long"),
         (("--out", "x", "--minutes", "soon"), "invalid float value"),
-        (("--loud",), "unrecognized arguments: --loud"),
+        (("--loud",), "Unknown option --loud"),
         (("--out", "README.md"), "which is no folder"),
         (("--out", "x", "--only", "gpt5"), "No task matches"),
     ],

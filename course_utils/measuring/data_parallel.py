@@ -16,7 +16,7 @@ from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from ..estimating.sharding import zero_1_shares
-from ..measurement import Measurement, Provenance
+from ..measurement import Measurement
 from ..networks import Transformer
 from ..ranks.launch import run_ranks
 from ..ranks.worker import report
@@ -24,7 +24,7 @@ from ..run import TrainingRun
 from .optimizers import Named, make_optimizer, named_states_of
 from .recorded import from_json, to_json
 from .step import MasterOptimizer, Phases, Training
-from .tracing import SEED, follow, today, torch_release
+from .tracing import SEED, follow, provenance_of
 from .tracker import States, Tracker
 
 MOST_PROCESSES = 8
@@ -38,12 +38,8 @@ def measure_data_parallel(run: TrainingRun, steps: int) -> Measurement:
     check_data_parallel(run)
     content = base64.b64encode(pickle.dumps((run, steps))).decode()
     found = run_ranks(__name__, run.world_size, [content])[0]
-    note = note_of(run, steps)
-    return dataclasses.replace(
-        from_json(found["measurement"], ""),
-        provenance=Provenance("cpu", "CPU", torch_release(), today(), note),
-        losses=found["losses"],
-    )
+    provenance = provenance_of("cpu", note_of(run, steps))
+    return dataclasses.replace(from_json(found["measurement"], ""), provenance=provenance, losses=found["losses"])
 
 
 def note_of(run: TrainingRun, steps: int) -> str:
@@ -170,8 +166,7 @@ def main() -> None:
     run, steps = pickle.loads(base64.b64decode(sys.argv[1]))
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    provenance = Provenance("cpu", "CPU", torch_release(), today())
-    measured = follow(ReplicatedTraining(run), ReplicaTracker("cpu"), steps, provenance)
+    measured = follow(ReplicatedTraining(run), ReplicaTracker("cpu"), steps, provenance_of("cpu"))
     report({"measurement": to_json(measured), "losses": list(measured.losses)})
     dist.destroy_process_group()
 

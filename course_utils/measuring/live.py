@@ -22,7 +22,7 @@ from .counting import count_peaks
 from .devices import Cuda, Device, name_here
 from .step import Training
 from .tracebacks import chain, emptied, let_go
-from .tracing import SEED, own_random_numbers, today, trace
+from .tracing import SEED, own_random_numbers, provenance_of, trace
 
 KERNELS = {
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -57,10 +57,9 @@ def measure_live(run: TrainingRun, steps: int, note: str) -> Measurement:
     reason = unsupported(run, Cuda().capability())
     if reason:
         raise ValueError(reason)
-    name = name_here(torch.cuda.get_device_name())
     with own_random_numbers(), memory_released(run, free_bytes):
         counters = _count(run, steps)
-        measured = traced(run, steps, Cuda.kind, Provenance("live", name, torch.__version__, today(), note))
+        measured = traced(run, steps, Cuda.kind, provenance_of("live", note))
     return replace(measured, counters=counters)
 
 

@@ -6,7 +6,7 @@ The step works on a copy of the model, the optimizer and the batch, in which eac
 
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -23,13 +23,12 @@ from ..measurement import Measurement, Provenance, explained
 from ..planning.twin import SAFETY
 from ..units import format_bytes
 from .carrying import OwnStep, carried_over, checked
-from .devices import name_here
 from .live import KernelRefused, demand_gpu, empty_queue, free_bytes, peak_counters, refusals_told, released, usable_gpu
 from .questions import answered
 from .simulated import availability, simulated_gpu
 from .tracebacks import let_go
-from .tracing import SEED, own_random_numbers, today, torch_release
-from .tracker import Tracker, last_index
+from .tracing import SEED, measurement_of, own_random_numbers, provenance_of
+from .tracker import Tracker
 from .watching import PLACEHOLDER, Watch
 
 CALLED = {"cpu": "cpu", "live": "cuda", "simulated": "cuda"}
@@ -58,7 +57,7 @@ def measure_own(
         raise ValueError("a step of your own is never recorded: choose source='simulated', 'cpu', 'live' or 'auto'")
     if source == "auto":
         return _auto(own, steps, attention)
-    return _measured(own, source, steps, attention, "")
+    return _measured(own, source, steps, attention)
 
 
 def _auto(own: OwnStep, steps: int, attention: str) -> Measurement:
@@ -66,12 +65,11 @@ def _auto(own: OwnStep, steps: int, attention: str) -> Measurement:
     works, how = availability()
     card, broken = usable_gpu()
     if card is None:
-        notes = [broken and f"not live: {broken}", "" if works else f"not simulated: {how}"]
-        note = "; ".join(note for note in notes if note)
-        return _measured(own, "simulated" if works else "cpu", steps, attention, note)
+        notes = (broken and f"not live: {broken}", "" if works else f"not simulated: {how}")
+        return _measured(own, "simulated" if works else "cpu", steps, attention, *notes)
     if works:
         try:
-            simulated = _measured(own, "simulated", steps, attention, "")
+            simulated = _measured(own, "simulated", steps, attention)
         except RuntimeError as error:  # a StepError, or an operator that torch cannot simulate
             how = str(error)
         else:
@@ -90,19 +88,15 @@ def _live_if_it_fits(own: OwnStep, steps: int, simulated: Measurement, card: Gpu
         return _noted(simulated, f"not live: {error}")
 
 
-def _measured(own: OwnStep, source: str, steps: int, attention: str, note: str) -> Measurement:
-    """Measured by one source. An exception of the step passes, and keeps no tensor of the copies alive."""
+def _measured(own: OwnStep, source: str, steps: int, attention: str, *notes: str) -> Measurement:
+    """Measure with one source. An exception of the step passes, and keeps no tensor of the copies alive."""
     if source == "live":
-        return _live(own, steps, note, "; source='simulated' tells what it would need, on any machine")
+        return _live(own, steps, otherwise="; source='simulated' tells what it would need, on any machine")
     try:
-        if source == "cpu":
-            with own_random_numbers():
-                return _trace(own, Provenance("cpu", "CPU", torch_release(), today(), note), steps)
-        works, how = availability()
-        if not works:
-            raise SimulationUnavailable(how)
-        with own_random_numbers(), simulated_gpu(attention):
-            return _trace(own, Provenance("simulated", "simulated GPU", torch_release(), today(), note), steps)
+        if source == "simulated" and not (found := availability())[0]:
+            raise SimulationUnavailable(found[1])
+        with own_random_numbers(), simulated_gpu(attention) if source == "simulated" else nullcontext():
+            return _trace(own, provenance_of(source, *notes), steps)
     except BaseException as error:
         let_go(error)
         empty_queue()
@@ -115,7 +109,6 @@ def _live(own: OwnStep, steps: int, note: str = "", otherwise: str = "") -> Meas
     What the GPU cannot do is said with `otherwise` at the end.
     """
     demand_gpu()
-    provenance = Provenance("live", name_here(torch.cuda.get_device_name()), torch.__version__, today(), note)
 
     def advance() -> Callable[[], object]:
         torch.manual_seed(SEED)
@@ -127,14 +120,14 @@ def _live(own: OwnStep, steps: int, note: str = "", otherwise: str = "") -> Meas
 
     with released(advice, otherwise), refusals_told(ANY_KERNEL + otherwise), own_random_numbers():
         with torch.autograd.set_multithreading_enabled(False):  # the tracker is told of operators on its own thread
-            measured = _trace(own, provenance, steps)
+            measured = _trace(own, provenance_of("live", note), steps)
         return replace(measured, counters=peak_counters(advance, steps))
 
 
 def _trace(own: OwnStep, provenance: Provenance, steps: int) -> Measurement:
     device, simulated = CALLED[provenance.source], provenance.source == "simulated"
     losses: list[float] = []
-    begins, ends = [0], []
+    ends: list[int] = []
     with ExitStack() as stack:
         work = carried_over(own, device, simulated)
         tracker = stack.enter_context(Tracker(device))
@@ -143,19 +136,14 @@ def _trace(own: OwnStep, provenance: Provenance, steps: int) -> Measurement:
         watch = stack.enter_context(Watch(tracker, work, simulated))
         for number in range(1, steps + 1):
             watch.begin_step(number)
-            with _in_words(tracker, simulated):
+            with _explained(tracker, simulated):
                 result = work.advance()
             losses += [] if simulated else _values(result)
             del result  # a loss holds its graph
             watch.end_step()
             gc.collect()  # what only a cycle of references keeps is not a leak
             ends.append(len(tracker.events))
-            begins.append(ends[-1])
-    peak = tracker.peak_event(since=begins[-2])
-    measured = Measurement(
-        tracker.at(peak, "peak"), _moments(tracker, ends), tracker.timeline(), provenance, peak, tracker.allocations(),
-        losses, phase_peaks=tracker.phase_peaks(begins[-2]),
-    )  # fmt: skip
+    measured = measurement_of(tracker, ends, losses, provenance)
     return _noted(measured, *_notes(measured, own, watch.placeholders))
 
 
@@ -164,25 +152,6 @@ def _values(result: Any) -> list[float]:
     if isinstance(result, torch.Tensor) and result.numel() == 1:
         return [float(result.detach())]
     return [float(result)] if isinstance(result, (int, float)) and not isinstance(result, bool) else []
-
-
-def _moments(tracker: Tracker, ends: list[int]) -> dict[str, Any]:
-    """The named moments of the last pass that had a backward, as far as it had them, and each step's end.
-
-    What follows that backward may call the model again, to see how well it does.
-    """
-    phases = [mark.phase for mark in tracker.marks]
-    starts = [*(mark.event for mark in tracker.marks), ends[-1]]
-    backward = last_index(phases, "backward")
-    forward = last_index(phases[:backward], "forward")
-    after_forward = phases.index("loss", forward) if "loss" in phases[forward:backward] else backward
-    events = {
-        "end of forward": starts[after_forward],
-        "after loss": starts[backward],
-        "end of backward": starts[backward + 1],
-        **{f"end of step {step}": end for step, end in enumerate(ends, start=1)},
-    }
-    return {name: tracker.at(event, name) for name, event in events.items()}
 
 
 def _notes(measured: Measurement, own: OwnStep, placeholders: bool) -> Iterator[str]:
@@ -214,26 +183,26 @@ def _named(row: Any) -> str:
 
 
 def _noted(measured: Measurement, *notes: str) -> Measurement:
-    kept = [note for note in (measured.provenance.note, *notes) if note]
-    return replace(measured, provenance=replace(measured.provenance, note="; ".join(kept)))
+    note = "; ".join(filter(None, (measured.provenance.note, *notes)))
+    return replace(measured, provenance=replace(measured.provenance, note=note))
 
 
-# What a step does wrong, in words
+# What a step does wrong
 
 
 @contextmanager
-def _in_words(tracker: Tracker, simulated: bool) -> Iterator[None]:
-    """Say what can be said better than torch does; every other exception passes as it is."""
+def _explained(tracker: Tracker, simulated: bool) -> Iterator[None]:
+    """Raise StepError where a message can say more than torch's; every other exception passes as it is."""
     try:
         yield
     except Exception as error:
-        words = _words(error, tracker, simulated)
-        if words is None:
+        message = _message(error, tracker, simulated)
+        if message is None:
             raise
-        raise StepError(words) from error
+        raise StepError(message) from error
 
 
-def _words(error: Exception, tracker: Tracker, simulated: bool) -> str | None:
+def _message(error: Exception, tracker: Tracker, simulated: bool) -> str | None:
     failure = tracker.failure
     if failure is None or failure.error != id(error):
         return None

@@ -16,8 +16,8 @@ import torch
 
 from ..errors import SimulationUnavailable
 from ..measurement import Provenance
-from . import forced_source
 from .recording_file import SIMULATED_GPU
+from .sources import forced_source
 
 SCHEMA = 1
 FILE = "saved.json.gz"

@@ -5,7 +5,7 @@ nothing on a simulated GPU has, but every buffer of the genuine `fully_shard` is
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from typing import Any
@@ -16,21 +16,16 @@ import torch.distributed as dist
 
 from ..errors import SimulationUnavailable
 from ..estimating.sharding import check_fsdp
-from ..estimating.workspaces import Workspaces, workspaces_on
-from ..measurement import Measurement, Provenance
+from ..estimating.workspaces import workspaces_on
+from ..measurement import Measurement
 from ..networks import Transformer, build_network, default_dtype
 from ..run import TrainingRun
 from .optimizers import make_optimizer
 from .patches import ONE_AT_A_TIME, on_this_thread
+from .shard_tracker import ShardTracker
 from .simulated import simulated_gpu
 from .step import Training
-from .tracing import cycles_left_alone, follow, today, torch_release
-from .tracker import FORWARD, Tracker
-
-aten = torch.ops.aten
-
-PLAN = "_propagate_tensor_meta_non_cached"
-"""The method with which torch's ShardingPropagator finds out the shapes that an operator gives."""
+from .tracing import cycles_left_alone, follow, provenance_of, shortened
 
 
 def measure_sharded(run: TrainingRun, steps: int, note: str) -> Measurement:
@@ -49,15 +44,11 @@ def measure_sharded(run: TrainingRun, steps: int, note: str) -> Measurement:
 
 @lru_cache(maxsize=16)
 def _simulate(run: TrainingRun, steps: int, note: str) -> Measurement:
-    notes, shown = [note, f"rank 0 of {run.world_size} simulated ranks"], run
-    if run.accumulation_steps > 2:
-        shown = run.replace(accumulation_steps=2)
-        notes.append(f"2 of {run.accumulation_steps} micro-batches run, the others repeat the second")
+    shown, fewer = shortened(run)
+    notes = [note, f"rank 0 of {run.world_size} simulated ranks", fewer]
     if run.precision.master:
         notes.append("the fp32 shards are the master weights, and gradients are fp32 shards too")
-    provenance = Provenance(
-        "simulated", "simulated GPU", torch_release(), today(), "; ".join(part for part in notes if part)
-    )
+    provenance = provenance_of("simulated", *notes)
     with simulated_ranks(run.world_size) as mesh, simulated_gpu(run.attention), cycles_left_alone(), _quick_plans():
         return follow(ShardedTraining(shown, mesh), ShardTracker("cuda", workspaces_on(run.card)), steps, provenance)
 
@@ -146,64 +137,3 @@ class ShardedTraining(Training):
 
     def _optimizer(self) -> torch.optim.Optimizer:
         return make_optimizer(self.run.optimizer, list(self.network.named_parameters()))
-
-
-class ShardTracker(Tracker):
-    """Knows FSDP2's buffers by the operators that fill and empty them: they are communication.
-
-    Before a DTensor does an operation for the first time, it plans it on fake tensors as large as if nothing were
-    sharded. On a simulated GPU they look like all others, but no GPU ever has them: they are left out.
-    """
-
-    def __init__(self, device: str, workspaces: Workspaces | None = None) -> None:
-        from torch.distributed.tensor._sharding_prop import ShardingPropagator
-
-        super().__init__(device, workspaces)
-        self._planning = False
-        self._plans = on_this_thread(ShardingPropagator, PLAN, self._unseen(getattr(ShardingPropagator, PLAN)))
-
-    def _unseen(self, plan: Callable[..., Any]) -> Callable[..., Any]:
-        def planning(*args: Any) -> Any:
-            self._planning = True
-            try:
-                return plan(*args)
-            finally:
-                self._planning = False
-
-        return planning
-
-    def __enter__(self) -> "ShardTracker":
-        super().__enter__()
-        self._patches.enter_context(self._plans)
-        return self
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self._planning:
-            return func(*args, **(kwargs or {}))
-        out = super().__torch_dispatch__(func, types, args, kwargs)
-        if out is NotImplemented:
-            return out
-        if func.namespace == "fsdp":
-            self._bind_buffers(func, args, kwargs or {})
-        elif func.namespace == "c10d" and "reduce_scatter" in func._schema.name:
-            self.bind("communication", [args[0]])  # the share of rank 0, until it becomes its gradients
-        elif func is aten._to_copy.default and (self.phase in FORWARD or self._recomputing):
-            source, copy = self._known(args[0]), self._known(out)
-            if source is not None and copy is not None and source.bound == "communication" and source is not copy:
-                copy.bound = "weight_copies"  # autocast's, of a gathered weight
-        return out
-
-    def _bind_buffers(self, func: Any, args: Any, kwargs: Any) -> None:
-        operator = func._schema.name.removeprefix("fsdp::")
-        if operator == "all_gather_copy_in":
-            shards, gathered = args[0], args[1]
-            self.bind("communication", [gathered, *(shard for shard in shards if self._is_unbound(shard))])
-        elif operator == "split_with_sizes_copy":
-            self.bind("communication", kwargs["out"])
-        elif operator == "chunk_cat":
-            self.bind("gradients", (gradient for gradient in args[0] if self._is_unbound(gradient)))
-            self.bind("communication", [kwargs["out"]])
-
-    def _is_unbound(self, tensor: torch.Tensor) -> bool:
-        storage = self._known(tensor)
-        return storage is not None and not storage.bound

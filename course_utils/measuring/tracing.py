@@ -10,17 +10,22 @@ from functools import lru_cache
 
 import torch
 
+from ..breakdown import MemoryBreakdown
 from ..estimating.workspaces import Workspaces, workspaces_of, workspaces_on
 from ..measurement import Measurement, Provenance
 from ..run import TrainingRun
+from .devices import name_here
 from .patches import ONE_AT_A_TIME
 from .simulated import simulated_gpu
 from .step import Training
-from .tracker import Tracker
+from .tracker import Tracker, last_index
 
 atexit.register(gc.freeze)  # or Python, as it ends, searches all of torch for cycles: most of a second
 
 SEED = 0
+
+DEVICES = {"simulated": "simulated GPU", "cpu": "CPU"}
+"""The name of the device in a provenance; a live one's is the GPU's own."""
 
 SKIPPED = "gradients overflowed in fp16 and an update was skipped: optimizer states may not be there yet"
 
@@ -31,16 +36,17 @@ def trace_simulated(run: TrainingRun, steps: int, note: str) -> Measurement:
 
     A simulation depends on nothing but the run, so one that this process has done already is given again.
     """
-    shown = run
-    if run.accumulation_steps > 2:
-        shown = run.replace(accumulation_steps=2)
-        note = "; ".join(
-            part
-            for part in (note, f"2 of {run.accumulation_steps} micro-batches run, the others repeat the second")
-            if part
-        )
+    shown, fewer = shortened(run)
     with simulated_gpu(run.attention), cycles_left_alone():
-        return trace(shown, "cuda", steps, Provenance("simulated", "simulated GPU", torch_release(), today(), note))
+        return trace(shown, "cuda", steps, provenance_of("simulated", note, fewer))
+
+
+def shortened(run: TrainingRun) -> tuple[TrainingRun, str]:
+    """The run with at most two micro-batches, and the note that says so."""
+    if run.accumulation_steps <= 2:
+        return run, ""
+    note = f"2 of {run.accumulation_steps} micro-batches run, the others repeat the second"
+    return run.replace(accumulation_steps=2), note
 
 
 @contextmanager
@@ -61,7 +67,7 @@ def cycles_left_alone() -> Iterator[None]:
 def trace_on_cpu(run: TrainingRun, steps: int, note: str) -> Measurement:
     """The run on the CPU, with real numbers and real losses."""
     with own_random_numbers():
-        return trace(run, "cpu", steps, Provenance("cpu", "CPU", torch_release(), today(), note))
+        return trace(run, "cpu", steps, provenance_of("cpu", note))
 
 
 @contextmanager
@@ -86,7 +92,7 @@ def trace(run: TrainingRun, device: str, steps: int, provenance: Provenance) -> 
 
 
 def _workspaces(run: TrainingRun, source: str) -> Workspaces | None:
-    """What cuBLAS keeps a thread: of the run's card, or of the GPU that is there; None where the run names no card."""
+    """cuBLAS's workspaces per thread, on the run's card or the GPU that is there; None if the run names no card."""
     if run.card and source == "live":
         return workspaces_of(torch.cuda.get_device_capability())
     return workspaces_on(run.card) if source == "simulated" else None
@@ -97,32 +103,50 @@ def follow(training: Training, tracker: Tracker, steps: int, provenance: Provena
     with tracker:
         tracker.watch(training.network, training.named_states)
         tracker.bind("inputs", [training.tokens, training.targets])
-        last_step = 0
         ends = []
-        for step in range(1, steps + 1):
-            tracker.step, last_step = step, len(tracker.events)
+        for tracker.step in range(1, steps + 1):
             training.step(tracker)
             ends.append(len(tracker.events))
     if training.skipped_an_update:
         provenance = replace(provenance, note="; ".join(filter(None, (provenance.note, SKIPPED))))
-    return _measurement(tracker, last_step, ends, training.losses, provenance)
+    return measurement_of(tracker, ends, training.losses, provenance)
 
 
-def _measurement(
-    tracker: Tracker, last_step: int, ends: list[int], losses: list[float], provenance: Provenance
-) -> Measurement:
-    begins = {mark.phase: mark.event for mark in tracker.marks}  # the last of each name wins: the last micro-batch
-    moments = {
-        "end of forward": tracker.at(begins["loss"], "end of forward"),
-        "after loss": tracker.at(begins["backward"], "after loss"),
-        "end of backward": tracker.at(begins.get("clip", begins["optimizer"]), "end of backward"),
-        **{f"end of step {step}": tracker.at(end, f"end of step {step}") for step, end in enumerate(ends, start=1)},
-    }
+def measurement_of(tracker: Tracker, ends: list[int], losses: list[float], provenance: Provenance) -> Measurement:
+    """The measurement of the steps that ended at these event counts."""
+    last_step = ends[-2] if len(ends) > 1 else 0
     peak = tracker.peak_event(since=last_step)
     return Measurement(
-        tracker.at(peak, "peak"), moments, tracker.timeline(), provenance, peak, tracker.allocations(), losses,
-        phase_peaks=tracker.phase_peaks(last_step),
+        tracker.at(peak, "peak"), _moments(tracker, ends), tracker.timeline(), provenance, peak, tracker.allocations(),
+        losses, phase_peaks=tracker.phase_peaks(last_step),
     )  # fmt: skip
+
+
+def _moments(tracker: Tracker, ends: list[int]) -> dict[str, MemoryBreakdown]:
+    """The named moments of the last pass that had a backward, as far as it had them, and each step's end.
+
+    A learner's step may call the model again after that backward, to see how well it does.
+    """
+    phases = [mark.phase for mark in tracker.marks]
+    starts = [*(mark.event for mark in tracker.marks), ends[-1]]
+    backward = last_index(phases, "backward")
+    forward = last_index(phases[:backward], "forward")
+    after_forward = phases.index("loss", forward) if "loss" in phases[forward:backward] else backward
+    events = {
+        "end of forward": starts[after_forward],
+        "after loss": starts[backward],
+        "end of backward": starts[backward + 1],
+        **{f"end of step {step}": end for step, end in enumerate(ends, start=1)},
+    }
+    return {name: tracker.at(event, name) for name, event in events.items()}
+
+
+def provenance_of(source: str, *notes: str) -> Provenance:
+    """The provenance of what is measured now; of the notes those that are not empty."""
+    note = "; ".join(filter(None, notes))
+    if source == "live":
+        return Provenance(source, name_here(torch.cuda.get_device_name()), torch.__version__, today(), note)
+    return Provenance(source, DEVICES[source], torch_release(), today(), note)
 
 
 def torch_release() -> str:

@@ -1,0 +1,117 @@
+"""An estimate and a measurement of one run next to each other, with the gap explained."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from html import escape
+
+from ..allocator.replay import can_be_replayed, replay
+from ..breakdown import KINDS, MemoryBreakdown
+from ..estimating import estimate
+from ..measurement import Measurement
+from ..run import TrainingRun
+from ..units import formatter
+from .sources import measure
+
+ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""Environment variables that set the policy of torch's allocator."""
+
+ON_THE_CPU = (
+    "A CPU differs from a GPU in three ways: dropout masks take 4 bytes an element, RMSNorm keeps a normalized copy, "
+    "and AdamW's step counters stand in the same memory."
+)
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison:
+    """An estimate and a measurement of one run."""
+
+    run: TrainingRun
+    estimate: MemoryBreakdown
+    measurement: Measurement
+
+    @property
+    def differences(self) -> dict[str, int]:
+        """Estimate minus measurement at the peak, in bytes, by kind."""
+        return {kind: self.estimate[kind] - self.measurement.breakdown[kind] for kind in KINDS}
+
+    @property
+    def ratio(self) -> float:
+        """Estimated peak over measured peak."""
+        return self.estimate.total / self.measurement.peak
+
+    def rows(self) -> list[tuple[str, int, int, int]]:
+        """(kind, estimated, measured, difference) in bytes for each kind that occurs, then the total."""
+        found, truth = self.estimate, self.measurement.breakdown
+        rows = [(kind, found[kind], truth[kind]) for kind in KINDS if found[kind] or truth[kind]]
+        return [(name, one, other, one - other) for name, one, other in [*rows, ("total", found.total, truth.total)]]
+
+    def explanation(self) -> str:
+        """Sentences that say how large the gap is, and what causes it."""
+        measured, counters = self.measurement, self.measurement.counters
+        gap = self.estimate.total - measured.peak
+        if gap == 0:
+            text = "Nothing is left between them: every tensor at the peak is in the formula."
+        else:
+            kind = max(self.differences, key=lambda name: abs(self.differences[name]))
+            text = (
+                f"{gap:+,} bytes are left ({100 * (self.ratio - 1):+.3f} %), "
+                f"most of it in {kind.replace('_', ' ')} ({self.differences[kind]:+,})."
+            )
+        if max((mark.step for mark in measured.timeline.marks), default=0) == 1:
+            text += f" Only the first step was {measured.word}, at whose beginning there are no optimizer states yet."
+        if measured.source == "cpu":
+            text += f" {ON_THE_CPU}"
+        if "allocated" not in counters:
+            return text
+        workspaces = counters.get("workspaces", 0) - measured.breakdown["workspaces"]
+        beyond = self._beyond_the_tensors(counters["allocated"] - measured.peak - workspaces)
+        named = f"{workspaces:+,} bytes are cuBLAS's workspaces, " if workspaces else ""
+        return f"{text} The GPU itself counted {self._formatter()(counters['allocated'])}: {named}{beyond}."
+
+    def _beyond_the_tensors(self, beyond: int) -> str:
+        """Name what torch counts beyond the tensors: whole blocks that are too small to be split, and scratch space.
+
+        A replay under torch's default policy separates the two, unless a measurement kept part of its allocations, or
+        the policy is set to another.
+        """
+        scratch, rounding = "scratch space inside kernels", "rounding to blocks that were not split"
+        policy_is_set = any(os.environ.get(name) for name in ALLOCATOR_VARIABLES)
+        if policy_is_set or not can_be_replayed(self.measurement):
+            return f"{beyond:+,} bytes are {rounding} and {scratch}"
+        peaks = replay(self.measurement).step_peaks()
+        rounded = peaks[max(peaks)] - self.measurement.peak
+        if beyond < rounded:  # scratch changed which blocks were free, so that the replay's are others
+            return f"{beyond:+,} bytes are {rounding} and {scratch}"
+        if not rounded:
+            return f"{beyond:+,} bytes are {scratch}"
+        return f"{rounded:+,} bytes are {rounding}, {beyond - rounded:+,} bytes {scratch}"
+
+    def _formatter(self) -> Callable[[int], str]:
+        """One unit for both columns, chosen by the larger total."""
+        return formatter(max(self.estimate.total, self.measurement.peak))
+
+    def __repr__(self) -> str:
+        shown, word = self._formatter(), self.measurement.word
+        lines = [f"{'':18}{'estimate':>12}{word:>12}{f'estimate − {word}':>22}"]
+        lines += [
+            f"{kind:18}{shown(found):>12}{shown(truth):>12}{gap:>+20,} B" for kind, found, truth, gap in self.rows()
+        ]
+        return "\n".join([str(self.run), *lines, self.explanation(), str(self.measurement.provenance)])
+
+    def _repr_html_(self) -> str:
+        shown, word = self._formatter(), self.measurement.word
+        head = f"<tr><th></th><th>estimate</th><th>{word}</th><th>estimate − {word}</th></tr>"
+        body = "".join(
+            f"<tr><td style='text-align:left'>{kind.replace('_', ' ')}</td><td>{shown(found)}</td>"
+            f"<td>{shown(truth)}</td><td>{gap:+,} B</td></tr>"
+            for kind, found, truth, gap in self.rows()
+        )
+        notes = f"<p>{escape(self.explanation())}<br><small>{escape(str(self.measurement.provenance))}</small></p>"
+        caption = f"<caption style='text-align:left;white-space:nowrap'>{escape(str(self.run))}</caption>"
+        return f"<table>{caption}{head}{body}</table>{notes}"
+
+
+def compare(run: TrainingRun, source: str = "auto", steps: int = 2) -> Comparison:
+    """Estimate and measure `run`; the result shows the signed difference of each kind. Raises like `measure`."""
+    return Comparison(run, estimate(run), measure(run, source, steps))

@@ -1,0 +1,225 @@
+"""Choosing where a training step is measured: on a GPU, a simulated GPU, the CPU, or from a recording."""
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from ..errors import GpuOutOfMemory, unknown
+from ..estimating import estimate
+from ..gpus import Gpu, gpu
+from ..measurement import Measurement
+from ..planning.twin import fits, unsupported
+from ..run import TrainingRun
+from ..units import GB, format_bytes
+from .recording_file import SIMULATED_GPU
+
+SOURCES = ("auto", "live", "simulated", "cpu", "recorded")
+
+OWN_ATTENTIONS = ("auto", "flash", "efficient")
+"""Kernels that scaled_dot_product_attention can stand for in a learner's own model on a simulated GPU."""
+
+MOST_STEPS = 1000
+
+BALANCED = "balanced experts: each computes b·s·k/E pairs of a token and a choice, a real router's load differs"
+"""Note for every mixture of experts: its capacity is fixed, so that no shape depends on the data."""
+
+CPU_LIMIT = 4 * GB
+"""Larger runs are not traced on the CPU: they would take minutes, and memory that a laptop needs."""
+
+
+def measure(
+    run: TrainingRun | None = None,
+    source: str = "auto",
+    steps: int = 2,
+    *,
+    step: Callable[..., Any] | None = None,
+    model: Any = None,
+    optimizer: Any = None,
+    batch: Any = None,
+    attention: str = "auto",
+    device: str | None = None,
+) -> Measurement:
+    """Run `steps` training steps of `run` and return where each byte went; the peak is that of the last step.
+
+    `source` is "live" (a CUDA GPU), "simulated" (a GPU that is not there), "cpu" (small models), "recorded" (shipped
+    results; `device`, part of a GPU's name, picks one of several), or "auto": live where a GPU is there and the run is
+    predicted to fit it, else simulated, and the provenance says why. If the GPU then runs out of memory or refuses a
+    kernel, "auto" simulates, too. The environment variable COURSE_SOURCE settles "auto". Raises ValueError for what a
+    source cannot do and, live, GpuOutOfMemory for a run that is too large: memory is then released.
+
+    A model and a step of your own: `measure(step=step, model=model, optimizer=optimizer, batch=(x, y))` calls
+    `step(model, optimizer, batch)` with copies on the device, so yours are left as they are. An optimizer, or a list of
+    them, and a batch of any form may be left out, and are then not passed; a scheduler or a loss scaler goes into the
+    batch, as using it changes it. Phases are noticed; the step may return its loss. `attention` says which kernel
+    `scaled_dot_product_attention` is on a simulated GPU: "flash", "efficient" or "auto", flash wherever it can run.
+    Raises StepError for a step that cannot be measured; others pass as they are.
+    """
+    _check_what(run, {"step": step, "model": model, "optimizer": optimizer, "batch": batch})
+    if attention not in OWN_ATTENTIONS:
+        raise unknown("attention", attention, OWN_ATTENTIONS)
+    if run is not None and attention != "auto":
+        raise ValueError(f"attention={attention!r} is for a step of your own: a run says its kernel itself")
+    if source not in SOURCES:
+        raise unknown("source", source, SOURCES)
+    if not isinstance(steps, int) or isinstance(steps, bool) or not 1 <= steps <= MOST_STEPS:
+        raise ValueError(
+            f"steps is {steps!r}: a whole number from 1 to {MOST_STEPS}; 2 is usual, as the first has no states yet"
+        )
+    if device is not None and not isinstance(device, str):
+        raise ValueError(f"device is {device!r}: a part of a GPU's name, such as 'H200'")
+    if device is not None and source != "recorded":
+        raise ValueError(f"device={device!r} picks a recording: it goes with source='recorded', not {source!r}")
+    chosen = forced_source() if source == "auto" else source
+    if run is None:
+        from .own import measure_own
+
+        return measure_own(step, model, optimizer, batch, chosen, steps, attention)
+    _check_measurable(run)
+    if run.world_size > 1:
+        chosen = _source_of_ranks(run, chosen)
+    note = BALANCED if run.model.experts else ""
+    if source == "recorded":
+        return _recorded(run, steps, "", device)
+    measured_by = {"auto": _auto, "live": _live, "simulated": _simulated, "cpu": _cpu, "recorded": _recorded}
+    return measured_by[chosen](run, steps, note)
+
+
+def _check_what(run: Any, own: dict[str, Any]) -> None:
+    """Raise TypeError, saying what to write, unless there is either a TrainingRun or a step with a model."""
+    given = [name for name, value in own.items() if value is not None]
+    if run is None and ("step" not in given or "model" not in given):
+        raise TypeError(
+            "measure takes a TrainingRun, measure(run), or a step of your own with the model that it trains, "
+            "measure(step=step, model=model, optimizer=optimizer, batch=batch)"
+        )
+    if run is not None and not isinstance(run, TrainingRun):
+        raise TypeError(
+            f"run is a {type(run).__name__}: a TrainingRun; a model of your own goes with measure(step=…, model=…)"
+        )
+    if run is not None and given:
+        raise TypeError(f"a TrainingRun says all there is to measure: leave out {', '.join(given)}, or the run")
+
+
+def _check_measurable(run: TrainingRun) -> None:
+    if run.precision.name == "fp8":
+        raise ValueError(
+            "fp8 is not measured: torch by itself trains nothing in fp8, libraries such as MS-AMP do; estimate(run) "
+            "accounts for its states; choose precision='bf16-master' to measure the nearest recipe"
+        )
+    if run.tensor_parallel > 1:
+        raise ValueError(
+            "tensor parallelism has closed forms only: course_utils.rank_states(run) says what one rank keeps; "
+            "or set tensor_parallel=1"
+        )
+
+
+def choose_source(run: TrainingRun) -> tuple[str, str]:
+    """The source that "auto" takes for `run` on this machine, and why."""
+    forced = forced_source()
+    if forced != "auto":
+        return forced, ""
+    from .live import usable_gpu
+
+    card, reason = usable_gpu()
+    if card is None:
+        return "simulated", reason
+    reason = unsupported(run, card.capability)
+    if not reason and not fits(run, card.memory):
+        asked, there = format_bytes(estimate(run).total, "GB", 1), format_bytes(card.memory, "GB", 1)
+        reason = f"needs {asked}, {card.name} has {there} free"
+    return ("simulated", reason) if reason else ("live", "")
+
+
+def forced_source() -> str:
+    """The source that the environment variable COURSE_SOURCE names; "auto" if it is not set, or empty."""
+    forced = os.environ.get("COURSE_SOURCE") or "auto"
+    if forced not in SOURCES:
+        raise unknown("COURSE_SOURCE", forced, SOURCES)
+    return forced
+
+
+def card_here() -> Gpu:
+    """The GPU on which "auto" would measure live; where there is none, a T4 of 16 GB takes its place."""
+    if forced_source() not in ("auto", "live"):
+        return gpu("T4-16GB")
+    from .live import usable_gpu
+
+    card, _ = usable_gpu()
+    return card or gpu("T4-16GB")
+
+
+def _source_of_ranks(run: TrainingRun, source: str) -> str:
+    """The source for rank 0 of several: FSDP2 (zero_stage 2 and 3) is simulated, DistributedDataParallel runs on the
+    CPU. Raises ValueError, naming what works, for another one.
+    """
+    if source == "recorded" or (run.zero_stage < 2 and source == "cpu"):
+        return source
+    if run.zero_stage >= 2 and source in ("auto", "simulated"):
+        return "simulated"
+    raise ValueError(
+        f"{run.world_size} ranks with zero_stage={run.zero_stage} cannot be measured with source={source!r}: "
+        "zero_stage 2 and 3 (FSDP2) work with source='simulated', 0 and 1 (DistributedDataParallel, whose reducer "
+        "wants real gradients) with source='cpu' and a small model in fp32 with eager attention"
+    )
+
+
+def _auto(run: TrainingRun, steps: int, note: str) -> Measurement:
+    """As `choose_source` says; simulated, too, where the GPU then runs out of memory or refuses a kernel."""
+    source, reason = choose_source(run)
+    if source == "live":
+        from .live import KernelRefused
+
+        try:
+            return _live(run, steps, note)
+        except (GpuOutOfMemory, KernelRefused) as error:
+            reason = f"not live: {error}"
+    return _simulated(run, steps, "; ".join(filter(None, (reason, note))))
+
+
+def _live(run: TrainingRun, steps: int, note: str) -> Measurement:
+    from .live import measure_live
+
+    return measure_live(run, steps, note)
+
+
+def _simulated(run: TrainingRun, steps: int, note: str) -> Measurement:
+    from .simulated import availability
+
+    works, how = availability()
+    if not works:
+        return _recorded(run, steps, "; ".join(filter(None, (note, f"not simulated here: {how}"))))
+    if run.world_size > 1:
+        from .sharded import measure_sharded
+
+        return measure_sharded(run, steps, note)
+    from .tracing import trace_simulated
+
+    return trace_simulated(run, steps, note)
+
+
+def _cpu(run: TrainingRun, steps: int, note: str) -> Measurement:
+    if run.precision.name != "fp32" or run.attention != "eager":
+        raise ValueError(
+            f"on the CPU the course runs precision='fp32' with attention='eager' only; this run has "
+            f"{run.precision.name} and {run.attention}, whose CPU kernels keep quite other tensors: simulate it instead"
+        )
+    needed = run.world_size * estimate(run.replace(world_size=1, zero_stage=0, bucket_view=False)).total
+    if needed > CPU_LIMIT:
+        raise ValueError(
+            f"{run} needs about {format_bytes(needed, 'GB', 1)} of host memory; on the CPU the course runs up to "
+            f"{format_bytes(CPU_LIMIT, 'GB', 0)}: choose a smaller model such as 'tiny-gpt', or simulate it"
+        )
+    if run.world_size > 1:
+        from .data_parallel import measure_data_parallel
+
+        return measure_data_parallel(run, steps)
+    from .tracing import trace_on_cpu
+
+    return trace_on_cpu(run, steps, note)
+
+
+def _recorded(run: TrainingRun, steps: int, note: str, device: str | None = SIMULATED_GPU) -> Measurement:
+    """A shipped result; unless a learner asked for recordings, the result that the simulation would have given."""
+    from .recorded import find
+
+    return find(run, steps, note, device)
