@@ -6,9 +6,9 @@ is the largest of a few moments of the step; all sizes are in bytes. Lesson 05 h
 the moments.
 
 On one rank, over the benchmark's frozen runs of GPT-2's and Llama's families, the peak is within 0.01 % of the
-simulated one at the median and 1.1 % at most (`python3 -m course_utils benchmark formula`). On several ranks it is within
-5 % for deep models and 13 % for models of 2 to 4 blocks, where FSDP2's buffers overlap in ways that are left out. LoRA,
-experts, offloading, "selective", fp8 and tensor parallelism are not covered.
+simulated one at the median and 1.1 % at most (`python3 -m course_utils benchmark formula`). On several ranks it is
+within 5 % for deep models and 13 % for models of 2 to 4 blocks, where FSDP2's buffers overlap in ways that are left
+out. LoRA, experts, offloading, "selective", fp8 and tensor parallelism are not covered.
 """
 
 from dataclasses import replace
@@ -94,8 +94,8 @@ def update_bytes(run: TrainingRun) -> int:
 def block(run: TrainingRun) -> int:
     """One block: in 16 bits s·b·h·(34 + 5·a·s/h) for GPT-2 (Korthikanti et al. 2022, table 2), plus norms' statistics.
 
-    Two norms keep their inputs; the projection to q, k and v, attention's output and the MLP keep theirs, under autocast
-    each of their matrices a 16-bit copy of its own; two dropouts keep a byte per element.
+    Two norms keep their inputs; the projection to q, k and v, attention's output and the MLP keep theirs, and under
+    autocast each of their matrices its own 16-bit copy; two dropouts keep a byte per element.
     """
     m, t, c, r = run.model, run.micro_batch * run.seq_len, run.precision.compute, residual(run)
     norms = 2 * t * (r * m.hidden + statistics(run))
