@@ -2,13 +2,21 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
+from itertools import count
 from numbers import Real
+from operator import eq
 from typing import Any
 
 import torch
+from torch import nn
 
-from course_utils.allocator.replay import Replay, replay
+from course_utils.allocator.policy import CachingAllocator
+from course_utils.allocator.replay import replay
+from course_utils.allocator.snapshots import snapshot_of
 from course_utils.interactive.feedback import (
+    Mistakes,
+    alike,
     call,
     call_or_none,
     entries,
@@ -17,51 +25,64 @@ from course_utils.interactive.feedback import (
     fail,
     in_other_form,
     of_kind,
+    recognized,
     unit_slip,
 )
-from course_utils.units import MiB
+from course_utils.measurement import Measurement
+from course_utils.measuring import measure
+from course_utils.models import TransformerConfig
+from course_utils.run import TrainingRun
+from course_utils.units import KiB, MiB, round_up
 
 from .buffers import taken_by
-from .labs import (
-    BIG,
-    BLOCK_MISTAKES,
-    CAPACITIES,
-    COUNTERS,
-    ENOUGH_FREE,
-    LEAKS,
-    NORM_LIMIT,
-    ORDER_CASES,
-    REQUESTS,
-    SEGMENT_MISTAKES,
-    Tensors,
-    gradients,
-    handed_out_right,
-    late_fits,
-    leak_right,
-    leak_steps,
-    norm_right,
-    processes,
-    report,
-    snapshot,
-    sweep,
-)
-from .traces import Process
-
-__all__ = [
-    "COUNTERS",
-    "culprit",
-    "example_snapshot",
-    "fragmented",
-    "handed_out",
-    "leak",
-    "lean_norm",
-    "order",
-    "peaks",
-    "planted_report",
-    "process",
-]
+from .traces import Process, in_one_process
 
 # ---------------------------------------------------------------------------------------------------- 10.1: handed_out
+
+REQUESTS = (1, 512, 513, 700 * KiB, MiB, MiB + 1, 5 * MiB, 10 * MiB - 512, 10 * MiB - 511, 10 * MiB, 11 * MiB - 512,
+            11 * MiB, 11 * MiB + 1, 12 * MiB + 5, 786 * MiB + 3, 787 * MiB + 3)  # fmt: skip
+"""Bytes. Of a segment for a large block up to 2 MiB are left over; from 11 MiB on it is too little to be split off."""
+
+
+def handed_out_right(size: int) -> dict[str, int]:
+    """Bytes of block and segment for a first request; the block has what is not split off."""
+    allocator = CachingAllocator()
+    address = allocator.malloc(size)
+    return {"block": allocator.block_size(address), "segment": allocator.reserved}
+
+
+def _segment(size: int, small: int = MiB, large: int = 10 * MiB, step: int = 2 * MiB) -> int:
+    """The segment for a first request, by the two limits and the step of large segments."""
+    block = round_up(size)
+    return 2 * MiB if block <= small else 20 * MiB if block < large else round_up(block, step)
+
+
+def _unsplit(size: int, limit: int) -> int:
+    """The block of a first request if a rest has to be more than `limit` bytes to be split off in the large pool."""
+    block, segment = round_up(size), _segment(size)
+    return block if block <= MiB or segment - block > limit else segment
+
+
+BLOCK_MISTAKES: Mistakes = {
+    "Your block is the request, rounded. But does the allocator split every segment? A rest that it does not split off "
+    "belongs to the block.": round_up,
+    "Your block is the whole segment. The allocator splits it, and the rest is free.": _segment,
+    "A rest of 1 MiB exactly is not split off.": partial(_unsplit, limit=MiB - 1),
+    "You keep large rests with the block: what is larger than 1 MiB is split off.": partial(_unsplit, limit=2 * MiB),
+}
+SEGMENT_MISTAKES: Mistakes = {
+    "You give each block a segment of its own size. Small blocks share segments, so more is asked for at once.": (
+        round_up
+    ),
+    "Large segments come in multiples of 2 MiB.": partial(_segment, step=512),
+    "A block of 1 MiB exactly still belongs to the small pool.": partial(_segment, small=MiB - 512),
+    "A block of 10 MiB exactly gets a segment of its own.": partial(_segment, large=10 * MiB + 512),
+    "You choose by the request. The *block* decides, and it is larger.": (
+        lambda size: 2 * MiB if size <= MiB else 20 * MiB if size < 10 * MiB else round_up(size, 2 * MiB)
+    ),
+    "The small pool takes 2 MiB at once; you give it the large pool's 20.": partial(_segment, small=0),
+    "Large blocks get a segment of their own; 20 MiB are for those under 10 MiB.": partial(_segment, step=20 * MiB),
+}
 
 
 @exercise("10.1", "From request to segment, from segment to block: two roundings, and a rest too small to split off.")
@@ -70,24 +91,28 @@ def handed_out(answer: Any) -> None:
     *got, again = [
         entries(call(answer, size=size, returns=Mapping), ("block", "segment"), int) for size in (*REQUESTS, 1)
     ]
-    expect(again == got[0], "Asked again for the same size, your function answers differently: each call is a fresh "
-           "process.")  # fmt: skip
+    expect(
+        again == got[0],
+        "Asked again for the same size, your function answers differently: each call is a fresh process.",
+    )
     right = [handed_out_right(size) for size in REQUESTS]
     for size, mine, true in zip(REQUESTS, got, right, strict=True):
         slip = unit_slip(mine["segment"], true["segment"])
-        expect(slip is None or mine["segment"] == true["segment"], f"{slip}")
+        expect(slip is None, f"{slip}")
         expect(mine["block"] >= size, "A block has to hold what was asked for: round up.")
         expect(mine["block"] % 512 == 0, "Blocks are multiples of 512 bytes.")
-    segments, blocks = [mine["segment"] for mine in got], [mine["block"] for mine in got]
-    if segments != [true["segment"] for true in right]:
-        for message, mistaken in SEGMENT_MISTAKES.items():
-            expect(segments != [mistaken(size) for size in REQUESTS], message)
-        fail(
-            "Some segment is off. There are three cases for the rounded request: up to 1 MiB, under 10 MiB, and more. "
-            "Which is which?"
-        )
-    for message, mistaken in BLOCK_MISTAKES.items():
-        expect(blocks != [mistaken(size) for size in REQUESTS], message)
+    requests = [(size,) for size in REQUESTS]
+    recognized(
+        [mine["segment"] for mine in got],
+        requests,
+        lambda size: handed_out_right(size)["segment"],
+        SEGMENT_MISTAKES,
+        "Some segment is off. There are three cases for the rounded request: up to 1 MiB, under 10 MiB, and more. "
+        "Which is which?",
+        eq,
+    )
+    blocks = [mine["block"] for mine in got]
+    recognized(blocks, requests, lambda size: handed_out_right(size)["block"], BLOCK_MISTAKES, same=eq)
     pairs = [(mine, true["block"]) for mine, true in zip(blocks, right, strict=True)]
     expect(
         all(mine <= true for mine, true in pairs),
@@ -102,17 +127,37 @@ def handed_out(answer: Any) -> None:
 
 # ----------------------------------------------------------------------------------------------------- 10.2: lean_norm
 
+NORM_SIZES = (300_000, 1_000, 150_000, 300_000, 7, 250_000, 300_000)
+NORM_LIMIT = round(2.2 * 4 * max(NORM_SIZES))
+"""Bytes: one gradient in fp32, its square, and some room; all gradients in fp32 are more than twice that."""
+
+BIG = 200.0
+"""Factor of a second set of gradients, whose squares no 16-bit float holds."""
+
+
+def _norms(tensors: Sequence[torch.Tensor]) -> list[float]:
+    return [float(tensor.float().norm()) for tensor in tensors]
+
+
+NORM_MISTAKES: Mistakes = {
+    "You add the norms. The norm of all is not their sum: what adds up is squares.": lambda gs: sum(_norms(gs)),
+    "That is the square of the norm: a root is missing.": lambda gs: math.hypot(*_norms(gs)) ** 2,
+    "That is the largest gradient's norm alone.": lambda gs: max(_norms(gs)),
+    "One gradient is missing: the first or the last.": lambda gs: math.hypot(*_norms(gs)[1:]),  # equally large
+    "That is the mean of the norms. What adds up is squares.": lambda gs: sum(_norms(gs)) / len(gs),
+}
+
 
 @exercise("10.2", "The same norm, in fp32, and never more than one gradient's copy at a time.")
 def lean_norm(answer: Any) -> None:
     """`answer(gradients)` is the norm of all gradients together, computed in fp32 without a buffer for all of them."""
     for dtype, factor in ((torch.bfloat16, 1.0), (torch.float16, BIG)):
-        tensors = gradients(dtype, factor)
+        generator = torch.Generator().manual_seed(10)
+        tensors = [(factor * torch.randn(size, generator=generator)).to(dtype) for size in NORM_SIZES]
         before = [tensor.clone() for tensor in tensors]
         got = call(answer, tensors, returns=(Real, torch.Tensor), finite=False, may_change=(0,))
-        untouched = len(tensors) == len(before) and all(map(torch.equal, before, tensors))
         expect(
-            untouched,
+            len(tensors) == len(before) and all(map(torch.equal, before, tensors)),
             "Your function changes the gradients, or their list. It is to look at them only: the optimizer needs them.",
         )
         one = not isinstance(got, torch.Tensor) or got.numel() == 1
@@ -125,35 +170,72 @@ def lean_norm(answer: Any) -> None:
         )
 
 
-def _check_norm(got: float, tensors: Sequence[torch.Tensor]) -> None:
-    right = float(norm_right(tensors))
+def _check_norm(got: float, tensors: list[torch.Tensor]) -> None:
     expect(
         math.isfinite(got),
         "Your norm of large gradients in fp16 is not finite: a sum of squares leaves the range of 16 bits. In which "
         "format do you add up?",
     )
-    if math.isclose(got, right, rel_tol=1e-4):
-        return
-    norms = [float(tensor.float().norm()) for tensor in tensors]
-    mistakes = {
-        "You add the norms. The norm of all is not their sum: what adds up is squares.": sum(norms),
-        "That is the square of the norm: a root is missing.": right**2,
-        "That is the largest gradient's norm alone.": max(norms),
-        "One gradient is missing: the first or the last.": min(
-            (math.sqrt(right**2 - norms[index] ** 2) for index in (0, -1)), key=lambda norm: abs(norm - got)
-        ),
-        "That is the mean of the norms. What adds up is squares.": sum(norms) / len(norms),
-    }
-    for message, mistaken in mistakes.items():
-        expect(not math.isclose(got, mistaken, rel_tol=1e-4), message)
-    expect(
-        not math.isclose(got, right, rel_tol=1e-2),
-        "Nearly right, in the first digits only: that is a norm added up in 16 bits. In which format do you add up?",
-    )
-    fail("The norm is off: the root of the sum of all squares of all gradients.")
+    right = math.hypot(*_norms(tensors))
+    if not recognized([got], [(tensors,)], lambda _: right, NORM_MISTAKES, same=partial(alike, tolerance=1e-4)):
+        expect(
+            not math.isclose(got, right, rel_tol=1e-2),
+            "Nearly right, in the first digits only: that is a norm added up in 16 bits. In which format do you add "
+            "up?",
+        )
+        fail("The norm is off: the root of the sum of all squares of all gradients.")
 
 
 # ------------------------------------------------------------------------------------------------ 10.3, 10.4: counters
+
+SMALL = TransformerConfig("small", "gpt2", 2, hidden=128, heads=4, vocab=4000, max_positions=128)
+
+
+@cache
+def sweep(batches: tuple[int, ...] = (32, 16, 8, 4), seq_len: int = 64) -> Process:
+    """A small GPT trained with one batch size after the other in one process, on the CPU, through one allocator."""
+    return in_one_process({str(batch): _trained(batch, seq_len) for batch in batches})
+
+
+@cache
+def _trained(batch: int, seq_len: int) -> Measurement:
+    return measure(TrainingRun(SMALL, batch, seq_len, "fp32", attention="eager"), source="cpu")
+
+
+def _processes() -> tuple[Process, Process]:
+    """The process that learners see, where batches fall, and a hidden one, where they grow. No peak is in both."""
+    return sweep(), sweep((4, 8, 32), seq_len=48)
+
+
+def _span(process: Process, curve: Sequence[int], label: str) -> Sequence[int]:
+    first, last = process.spans[label]
+    return curve[first:last]
+
+
+PEAK, FLAT, KEPT = "peak allocated", "max_memory_allocated, never reset", "memory_reserved after the step"
+COUNTERS: dict[str, Callable[[Process, str], int]] = {
+    PEAK: lambda process, label: max(_span(process, process.replayed.allocated, label)),
+    FLAT: lambda process, label: max(process.replayed.allocated[: process.spans[label][1]]),
+    "memory_allocated after the step": lambda process, label: _span(process, process.replayed.allocated, label)[-1],
+    KEPT: lambda process, label: _span(process, process.replayed.reserved, label)[-1],
+}
+"""Bytes that each counter shows for the run with a label."""
+
+PEAK_MISTAKES: Mistakes = {
+    "Your figures are one: a maximum since the process began. Each batch size has a span of its own.": COUNTERS[FLAT],
+    "That is what is left when a run has ended: weights and states. Where was it fullest?": COUNTERS[
+        "memory_allocated after the step"
+    ],
+    "That is `reserved`, which keeps what the first run took. Which curve knows tensors?": COUNTERS[KEPT],
+    "Those are the peaks of the process above, and your function was given another: compute them from its argument.": (
+        lambda process, label: report(sweep(), PEAK).get(label)
+    ),
+}
+
+
+def report(process: Process, counter: str) -> dict[str, int]:
+    """Report of somebody who reads this counter once for each batch size: bytes by label."""
+    return {label: COUNTERS[counter](process, label) for label in process.spans}
 
 
 def process() -> Process:
@@ -162,48 +244,29 @@ def process() -> Process:
 
 
 def planted_report() -> dict[str, int]:
-    """What a colleague reported of it."""
-    return report(sweep(), "max_memory_allocated, never reset")
-
-
-PEAK_HINTS = {
-    "max_memory_allocated, never reset": "Your figures are one: a maximum since the process began. Each batch size "
-    "has a span of its own.",
-    "memory_allocated after the step": "That is what is left when a run has ended: weights and states. Where was it "
-    "fullest?",
-    "memory_reserved after the step": "That is `reserved`, which keeps what the first run took. Which curve knows "
-    "tensors?",
-}
+    """A colleague's report of that process."""
+    return report(sweep(), FLAT)
 
 
 @exercise("10.3", "Each batch size by its own peak: the counter for the question.")
 def peaks(answer: Any) -> None:
     """`answer(process)` maps each label to the most bytes allocated at once during its run."""
-    visible = report(sweep(), "peak allocated")
-    for given in processes():
+    for given in _processes():
         got = call(answer, process=given, returns=Mapping)
         missing = [label for label in given.spans if label not in got]
         expect(not missing, f"Your report lacks {', '.join(map(repr, missing))}: its keys are those of process.spans.")
-        mine = {label: of_kind(got[label], Real, f"The peak of {label} is") for label in given.spans}
-        right = report(given, "peak allocated")
-        if mine == right:
-            continue
-        slip = unit_slip(*(next(iter(one.values())) for one in (mine, right)))
+        mine = [of_kind(got[label], Real, f"The peak of {label} is") for label in given.spans]
+        cases = [(given, label) for label in given.spans]
+        slip = unit_slip(mine[0], COUNTERS[PEAK](*cases[0]))
         expect(slip is None, f"{slip}")
-        for counter, message in PEAK_HINTS.items():
-            expect(mine != report(given, counter), message)
-        expect(
-            mine != {label: visible.get(label) for label in mine},
-            "Those are the peaks of the process above, and your function was given another: compute them from its "
-            "argument.",
-        )
-        fail("Some peak is off: for each label, cut `allocated` to its span and take the maximum.")
+        otherwise = "Some peak is off: for each label, cut `allocated` to its span and take the maximum."
+        recognized(mine, cases, COUNTERS[PEAK], PEAK_MISTAKES, otherwise, eq)
 
 
 @exercise("10.4", "A report that does not move tells which counter it read.")
 def culprit(answer: Any) -> None:
     """`answer(process, report)` is the name of the counter, one of COUNTERS, that gives this report."""
-    cases = [(given, name) for given in processes() for name in COUNTERS]
+    cases = [(given, name) for given in _processes() for name in COUNTERS]
     got = [call(answer, process=given, report=report(given, name), returns=str) for given, name in cases]
     unknown = sorted({name for name in got if name not in COUNTERS})
     expect(not unknown, f"{', '.join(map(repr, unknown))}: not one of COUNTERS.")
@@ -211,12 +274,10 @@ def culprit(answer: Any) -> None:
     for mine, (given, name) in zip(got, cases, strict=True):
         if report(given, mine) == report(given, name):  # where batches grow, two counters agree
             continue
-        if {mine, name} == {"max_memory_allocated, never reset", "memory_reserved after the step"}:
+        if {mine, name} == {FLAT, KEPT}:
             fail("Two counters never fall within a process, and you take one for the other: compare the bytes.")
-        if mine != "peak allocated" and name == "peak allocated":
-            fail("You accuse an honest report: one in which each batch size has its own peak.")
-        if mine == "peak allocated":
-            fail("You let a wrong report pass as right: is it the peak of each batch size, byte for byte?")
+        expect(name != PEAK, "You accuse an honest report: one in which each batch size has its own peak.")
+        expect(mine != PEAK, "You let a wrong report pass as right: is it the peak of each batch size, byte for byte?")
         fail("Some report is from another counter: what would each one have said? Compute all four, then compare.")
 
 
@@ -226,10 +287,32 @@ def culprit(answer: Any) -> None:
 @exercise("10.5", "Out of memory with over 30 % free: you know how to make it, so you know how it is made.")
 def fragmented(answer: Any) -> None:
     """`answer(capacity)` is a list of events of which the last, a request, fails with more than 30 % free."""
-    for capacity in CAPACITIES:
+    for capacity in (80 * MiB, 200 * MiB, 640 * MiB):
         events = [_in_whole_bytes(event) for event in call(answer, capacity=capacity, returns=(list, tuple))]
         expect(events, "Your list is empty.")
-        _check_failure(_replayed(events, capacity), events, capacity)
+        try:
+            result = replay(events, capacity)
+        except (TypeError, ValueError) as error:
+            fail(f"These are no events for a GPU of {capacity // MiB} MiB: {error}")
+        gpu, failure = f"On a GPU of {capacity // MiB} MiB", result.failure
+        if failure is None:
+            fail(f"{gpu} everything fits, the last request included.")
+        expect(
+            len(result) == len(events) - 1,
+            f"{gpu} memory runs out before the last request, at event {len(result) + 1}.",
+        )
+        expect(
+            failure.requested <= failure.free,
+            f"{gpu} the last request asks for more than is free in all: that is a full GPU, no fragmented one.",
+        )
+        expect(
+            failure.free_share > 0.30,
+            f"{gpu} it fails, but no more than 30 % is free then. Leave larger holes, or more of them.",
+        )
+        expect(
+            failure.requested < failure.free,
+            f"{gpu} the last request asks for all that is free. Let it fail although more is free than it asks for.",
+        )
 
 
 def _in_whole_bytes(event: Any) -> Any:
@@ -238,36 +321,41 @@ def _in_whole_bytes(event: Any) -> Any:
     return (in_other_form(event[0], (int,)), event[1]) if pair else event
 
 
-def _replayed(events: list[Any], capacity: int) -> Replay:
-    try:
-        return replay(events, capacity)
-    except (TypeError, ValueError) as error:
-        fail(f"These are no events for a GPU of {capacity // MiB} MiB: {error}")
-
-
-def _check_failure(result: Replay, events: Sequence[Any], capacity: int) -> None:
-    gpu = f"On a GPU of {capacity // MiB} MiB"
-    failure = result.failure
-    if failure is None:
-        fail(f"{gpu} everything fits, the last request included.")
-    expect(
-        len(result) == len(events) - 1, f"{gpu} memory runs out before the last request, at event {len(result) + 1}."
-    )
-    expect(
-        failure.requested <= failure.free,
-        f"{gpu} the last request asks for more than is free in all: that is a full GPU, no fragmented one.",
-    )
-    expect(
-        failure.free_share > ENOUGH_FREE,
-        f"{gpu} it fails, but no more than 30 % is free then. Leave larger holes, or more of them.",
-    )
-    expect(
-        failure.requested < failure.free,
-        f"{gpu} the last request asks for all that is free. Let it fail although more is free than it asks for.",
-    )
-
-
 # --------------------------------------------------------------------------------------------------------- 10.6: order
+
+Tensors = list[tuple[str, int, bool]]
+"""Name, bytes, and True for one that lives long."""
+
+
+def _tensors(pattern: str, sizes: Sequence[int]) -> Tensors:
+    """One tensor for each letter, L for a long life and s for a short one; sizes in MiB, over and over.
+
+    Names do not say which: they would sort by lifetime.
+    """
+    return [(f"t{index}", sizes[index % len(sizes)] * MiB, letter == "L") for index, letter in enumerate(pattern)]
+
+
+ORDER_CASES: tuple[tuple[Tensors, int, int], ...] = (
+    (_tensors("LsLsL" * 4, (6, 2, 7, 4)), 20 * MiB, 100 * MiB),
+    (_tensors("LsLsL" * 4, (4,)), 8 * MiB, 80 * MiB),
+    (_tensors("sLLsL" * 3, (4,)), 24 * MiB, 80 * MiB),
+    (_tensors("sL" * 8, (9, 2)), 60 * MiB, 120 * MiB),
+)
+"""Tensors in the order of the step, the late request, and the GPU's memory, both in bytes. With all long-lived ones
+first it fits, in whatever order each kind is.
+"""
+
+
+def _sorted_by(key: Callable[[tuple[str, int, bool]], Any]) -> Callable[[Tensors, int, int], list[str]]:
+    return lambda tensors, late, capacity: [name for name, _, _ in sorted(tensors, key=key)]
+
+
+ORDER_MISTAKES: Mistakes = {
+    "That is the order of the step, in which it fails.": _sorted_by(lambda tensor: 0),
+    "You sort by size. What matters is how long a tensor lives.": _sorted_by(lambda tensor: tensor[1]),
+    "You sort by size, turned round. What matters is how long a tensor lives.": _sorted_by(lambda tensor: -tensor[1]),
+    "Turned round it is as mixed as before.": lambda tensors, late, capacity: [name for name, _, _ in tensors[::-1]],
+}
 
 
 @exercise("10.6", "Nothing moved, nothing shrunk: only what lives alike now lies together.")
@@ -276,42 +364,82 @@ def order(answer: Any) -> None:
     orders = []
     for tensors, _, _ in ORDER_CASES:
         got = list(call(answer, tensors=list(tensors), returns=(list, tuple)))
-        names = [name for name, _, _ in tensors]
         expect(all(isinstance(name, str) for name in got), "Return names alone, the first item of each tensor.")
-        expect(sorted(got) == sorted(names), "Each tensor has to be made once: some name is missing, twice, or new.")
+        complete = sorted(got) == sorted(name for name, _, _ in tensors)
+        expect(complete, "Each tensor has to be made once: some name is missing, twice, or new.")
         orders.append(got)
-    if all(late_fits(tensors, got, *sizes) for (tensors, *sizes), got in zip(ORDER_CASES, orders, strict=True)):
+    if all(late_fits(got, *case) for got, case in zip(orders, ORDER_CASES, strict=True)):
         return
-    for message, key in ORDER_MISTAKES.items():
-        expect(orders != [_names(sorted(tensors, key=key)) for tensors, _, _ in ORDER_CASES], message)
-    expect(orders != [_names(tensors[::-1]) for tensors, _, _ in ORDER_CASES], "Turned round it is as mixed as before.")
-    short_first = all(_short_first(tensors, got) for (tensors, _, _), got in zip(ORDER_CASES, orders, strict=True))
+    recognized(orders, ORDER_CASES, _sorted_by(lambda tensor: not tensor[2]), ORDER_MISTAKES, same=eq)
     expect(
-        not short_first,
+        not all(_short_first(got, tensors) for got, (tensors, *_) in zip(orders, ORDER_CASES, strict=True)),
         "You sort by lifetime, the short-lived ones first, and the late request still fails: best fit puts long-lived "
         "tensors into what is left of their segments, and there they stay.",
     )
     fail("The late request still fails: short and long lives share segments. How few such segments can there be?")
 
 
-ORDER_MISTAKES: dict[str, Callable[[tuple[str, int, bool]], int]] = {
-    "That is the order of the step, in which it fails.": lambda tensor: 0,
-    "You sort by size. What matters is how long a tensor lives.": lambda tensor: tensor[1],
-    "You sort by size, turned round. What matters is how long a tensor lives.": lambda tensor: -tensor[1],
-}
+def late_fits(order: Sequence[str], tensors: Tensors, late: int, capacity: int) -> bool:
+    """True if a late request fits when the tensors are made in this order and the short-lived ones are freed."""
+    size = {name: bytes_ for name, bytes_, _ in tensors}
+    made = [(size[name], name) for name in order]
+    freed = [(-bytes_, name) for name, bytes_, long in tensors if not long]
+    return replay([*made, *freed, (late, "late")], capacity).failure is None
 
 
-def _names(tensors: Tensors) -> list[str]:
-    return [name for name, _, _ in tensors]
-
-
-def _short_first(tensors: Tensors, order: Sequence[str]) -> bool:
-    long = {name for name, _, lives_long in tensors if lives_long}
-    lives = [name in long for name in order]
+def _short_first(order: Sequence[str], tensors: Tensors) -> bool:
+    lives = [name in {name for name, _, lives_long in tensors if lives_long} for name in order]
     return lives == sorted(lives)
 
 
 # ---------------------------------------------------------------------------------------------------------- 10.7: leak
+
+
+class Chain(nn.Module):
+    """Three layers with names, for steps that keep too much."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.act, self.last = nn.Linear(96, 640), nn.GELU(), nn.Linear(640, 48)
+
+
+LEAKS: tuple[str | None, ...] = ("last", None, "first")
+"""For each hidden snapshot the module whose tensors pile up in it; None where none do."""
+
+
+def _leaky_step(leak: str | None, kept: list[Any]) -> Callable[..., None]:
+    """A step that keeps what `leak` makes, and in step 3 alone something of another module, as a decoy.
+
+    The decoy is one large tensor, or of `last` several, at lower addresses than all that is large.
+    """
+    numbers = count(1)
+
+    def step(model: Chain, optimizer: Any, x: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        hidden = model.first(x)
+        active = model.act(hidden)
+        output = model.last(active)
+        if next(numbers) == 3:
+            decoys = {"last": [hidden], None: [active]}.get(leak) or [model.last(active) for _ in range(6)]
+            kept.extend(tensor.detach() for tensor in decoys)
+        output.square().mean().backward()
+        optimizer.step()
+        if leak is not None:
+            kept.append({"first": hidden, "last": output}[leak].detach())
+
+    return step
+
+
+@cache
+def snapshot(leak: str | None, steps: int = 5) -> dict[str, Any]:
+    """A few steps with one of the leaks, traced on the CPU, as a snapshot such as `read_snapshot` gives."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(10)
+        model, x = Chain(), torch.randn(512, 96)
+    optimizer = torch.optim.AdamW(model.parameters())
+    step = _leaky_step(leak, [])
+    measured = measure(step=step, model=model, optimizer=optimizer, batch=x, steps=steps, source="cpu")
+    return snapshot_of(replay(measured))
 
 
 def example_snapshot() -> dict[str, Any]:
@@ -319,31 +447,46 @@ def example_snapshot() -> dict[str, Any]:
     return snapshot(LEAKS[0])
 
 
+def leak_right(content: dict[str, Any]) -> str | None:
+    """The module whose living blocks come from the most steps, three at least."""
+    steps = leak_steps(content)
+    module = max(steps, key=lambda name: len(steps[name]))
+    return module if len(steps[module]) > 2 else None
+
+
+def leak_steps(content: dict[str, Any]) -> dict[str, set[str]]:
+    """For each module the steps from which it has living blocks."""
+    steps: dict[str, set[str]] = {}
+    for segment in content["segments"]:
+        for block in segment["blocks"]:
+            if block["state"] == "active_allocated":
+                made_by, kind = block["frames"]
+                steps.setdefault(made_by["filename"], set()).add(kind["filename"].split()[1])
+    return steps
+
+
 @exercise("10.7", "Not the largest, not the oldest: the one that is there from every step.")
 def leak(answer: Any) -> None:
     """`answer(snapshot)` is the module whose tensors pile up, or None."""
     contents = [snapshot(module) for module in LEAKS]
     got = [call_or_none(answer, snapshot=content, returns=str) for content in contents]
-    if got == [leak_right(content) for content in contents]:
-        return
     expect(len(set(got)) > 1, "You give the same answer whatever the snapshot says. The hidden ones differ.")
-    for mine, content in sorted(zip(got, contents, strict=True), key=lambda both: leak_right(both[1]) is not None):
-        right, steps = leak_right(content), leak_steps(content)
-        if mine == right:
-            continue
-        if right is None:
-            fail(
-                "You find a leak where there is none. Gradients of the last step share a name with weights, and a "
-                "program may keep tensors of one step: from how many steps are a leak's blocks?"
-            )
+    wrong = [(mine, content) for mine, content in zip(got, contents, strict=True) if mine != leak_right(content)]
+    expect(
+        all(leak_right(content) is not None for _, content in wrong),
+        "You find a leak where there is none. Gradients of the last step share a name with weights, and a program may "
+        "keep tensors of one step: from how many steps are a leak's blocks?",
+    )
+    for mine, content in wrong:
         if mine is None:
             fail(
                 "You find nothing where something piles up: count, for each module, the steps its living blocks are of."
             )
-        expect(mine in steps, f"{mine!r} is no module of a living block: it stands in frames[0]['filename'].")
-        if len(steps[mine]) == 1:
-            fail(
-                "What you name was made in one step and kept, as states are, or an output for a plot. What is made in "
-                "every step?"
-            )
-    fail("What you name is alive, but it does not pile up: from how many steps are its blocks?")
+        steps = leak_steps(content)
+        expect(mine in steps, f"{mine!r} is no module of a living block: its name is frames[0]['filename'].")
+        expect(
+            len(steps[mine]) > 1,
+            "What you name was made in one step and kept, as states are, or an output for a plot. What is made in "
+            "every step?",
+        )
+    expect(not wrong, "What you name is alive, but it does not pile up: from how many steps are its blocks?")
