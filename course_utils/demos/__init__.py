@@ -9,15 +9,10 @@ from typing import TYPE_CHECKING
 from ..errors import unknown
 from ..gpus import gpu
 from ..interactive.failed_cells import watch_cells
-from .accumulation import ACCUMULATION
 from .fragmentation import FRAGMENTATION
-from .optimizer_states import OPTIMIZER_STATES
-from .out_of_memory import OUT_OF_MEMORY
-from .recomputation import RECOMPUTATION
 from .rehearsal import Rehearsal
-from .sharding import SHARDING
+from .scenes import ACCUMULATION, OPTIMIZER_STATES, OUT_OF_MEMORY, RECOMPUTATION, SHARDING, TRAINING_STEP
 from .stage import Demo, DemoStep, Outcome, Stage
-from .training_step import TRAINING_STEP
 
 if TYPE_CHECKING:
     from .show import DemoWidget

@@ -8,11 +8,9 @@ import json
 import os
 import subprocess
 import sys
-from typing import Any
 
 from ..allocator.policy import OutOfMemory
 from ..allocator.replay import Replay, replay
-from ..figures.canvas import Figure
 from ..measuring.comparing import ALLOCATOR_VARIABLES
 from ..units import format_bytes, percent
 from .holes import COUNT, trace
@@ -20,6 +18,10 @@ from .stage import Demo, DemoStep, Foreseen, Outcome, Stage
 from .stage_figures import stage_segments
 
 REPLAYED = "the allocator's policy, replayed"
+CURE = (
+    "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True makes one segment that grows page by page. "
+    "Same tensors, same order: does the last one fit now?"
+)
 SECONDS = 120
 """A process that has not said anything by then is ended."""
 
@@ -30,7 +32,6 @@ def replayed(stage: Stage, expandable: bool) -> Replay:
 
 
 def question(stage: Stage) -> Outcome:
-    """What is asked."""
     events = trace(stage.card.room)
     activation, state, late = events[0][0], events[-2][0], events[-1][0]
     return Outcome(
@@ -48,26 +49,17 @@ def failure(stage: Stage) -> Outcome:
     said = in_another_process(expandable=False)
     if not said["message"]:
         raise RuntimeError("the request was meant to fail, and succeeded: PyTorch's allocator has another policy here")
-    return Outcome(said["message"].split(" If reserved")[0], source=_live_on(said))
+    return Outcome(said["message"].split(" If reserved")[0], source=said["source"])
 
 
 def holes(stage: Stage) -> Outcome:
-    """Where the free memory is."""
     found = replayed(stage, expandable=False)
     failed = _failure_of(found, stage)
     title = f"{percent(failed.free_share)} is free, in pieces of at most {format_bytes(failed.largest_free)}"
     return Outcome(
         f"Each state sits in a segment that an activation made, and keeps it. Wanted: {format_bytes(failed.requested)} "
         "in one piece.",
-        figure=_picture(found, title, stage),
-    )
-
-
-def cure(stage: Stage) -> Outcome:
-    """What is asked about the setting."""
-    return Outcome(
-        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True makes one segment that grows page by page. "
-        "Same tensors, same order: does the last one fit now?"
+        figure=stage_segments(found.blocks_at(len(found)), title, stage.card.room),
     )
 
 
@@ -77,14 +69,14 @@ def expandable_segments(stage: Stage) -> Outcome:
     said = in_another_process(expandable=True) if stage.live else {"message": ""}
     if found.failure is not None or said["message"]:
         raise RuntimeError(f"expandable segments were meant to help: {found.message or said['message']}")
-    source = _live_on(said) if stage.live else REPLAYED
-    allocated = format_bytes(found.allocated[-1])
-    figure = _picture(found, f"{allocated} in one segment, states side by side", stage)
+    source = said["source"] if stage.live else REPLAYED
+    title = f"{format_bytes(found.allocated[-1])} in one segment, states side by side"
+    figure = stage_segments(found.blocks_at(len(found)), title, stage.card.room)
     return Outcome(f"It fits ({source}).", found.peak_allocated, source, figure=figure)
 
 
-def in_another_process(expandable: bool) -> dict[str, Any]:
-    """What a program that asks the GPU for these tensors says. RuntimeError, with its last words, if it fails."""
+def in_another_process(expandable: bool) -> dict[str, str]:
+    """The `message` and `source` of a program that asks the GPU for these tensors; RuntimeError if it fails."""
     from ..measuring.live import release
 
     release(None)  # what this process has cached is room that the other one needs
@@ -100,15 +92,8 @@ def in_another_process(expandable: bool) -> dict[str, Any]:
     )
     if done.returncode:
         raise RuntimeError(f"the program with the tensors ended with {done.returncode}: {done.stderr[-300:].strip()}")
-    return json.loads(done.stdout)
-
-
-def _picture(found: Replay, title: str, stage: Stage) -> Figure:
-    return stage_segments(found.blocks_at(len(found)), title, stage.card.room)
-
-
-def _live_on(said: dict[str, Any]) -> str:
-    return f"live on {said['device']} · torch {said['torch']}"
+    said = json.loads(done.stdout)
+    return {"message": said["message"], "source": f"live on {said['device']} · torch {said['torch']}"}
 
 
 def _failure_of(found: Replay, stage: Stage) -> OutOfMemory:
@@ -134,7 +119,7 @@ FRAGMENTATION = Demo(
         DemoStep("Guess first", "Is there room for one more tensor?", question),
         DemoStep("Out of memory", "The request fails.", failure, fails=True),
         DemoStep("Where the free memory is", "Free memory in used segments helps nobody.", holes),
-        DemoStep("A setting", "A segment of fixed size cannot grow. Another kind can.", cure),
+        DemoStep("A setting", "A segment of fixed size cannot grow. Another kind can.", lambda _: Outcome(CURE)),
         DemoStep("Expandable segments", "The states lie side by side, and behind them is room.", expandable_segments),
     ),
     foresee,

@@ -1,6 +1,6 @@
 """The course's figures: colors fixed once for each kind of memory, a title that states the conclusion, alt text always.
 
-`stack` and `timeline` show where the bytes are, `compare_bars` lays an estimate beside a measurement, `bars` and
+`stack` and `timeline` show where the bytes are, `compare_bars` puts an estimate next to a measurement, `bars` and
 `lines` show the rest. Each returns a `Figure`. Sizes are bytes; `unit` says how to print them.
 """
 
@@ -23,18 +23,20 @@ from .axes import (
     amount_with_unit,
     digits_for,
     draw_legend,
+    draw_limit,
     draw_swatch,
     named_capacity,
     segments_of,
     stop,
-    total_of,
     words,
 )
 from .canvas import INK, MARGIN, QUIET, RULE, WIDTH, Canvas, Figure, ink_on, number, text_width, ticks, wrap
 from .curves import lines
 from .timelines import timeline
 
-__all__ = ["COLOURS", "Figure", "Segment", "bars", "compare_bars", "lines", "stack", "stack_svg", "timeline"]
+__all__ = ["COLOURS", "Figure", "Segment", "bars", "compare_bars", "lines", "stack", "timeline"]
+
+BAR_HEIGHT, BAR_STEP = 46, 62
 
 
 def stack(
@@ -43,74 +45,82 @@ def stack(
     *,
     capacity: int | Gpu | None = None,
     capacity_label: str = "",
+    nominal: int | None = None,
     provenance: str = "",
     unit: str = "GB",
     digits: int | None = None,
+    values_in_legend: bool = False,
     alt: str | None = None,
 ) -> Figure:
     """Horizontal bars stacked by kind, one for each row, with their totals and a GPU's capacity marked.
 
     A row is a breakdown (any mapping from kinds to bytes), a measurement, or a list of `Segment`s; `rows` maps labels
-    to them, or lists breakdowns that carry labels. `capacity` is bytes or a `Gpu`. Raises ValueError without any row.
+    to them, or lists breakdowns that carry labels. `capacity` is bytes or a `Gpu`; `nominal` bytes, where they are not
+    the capacity, get a dashed line of their own. Raises ValueError without any row. It takes about a millisecond.
     """
-    named = _named_rows(rows)
+    if not rows:
+        raise ValueError("a stack needs at least one row")
+    if not isinstance(rows, Mapping):
+        rows = {row.label or f"{index}": row for index, row in enumerate(rows, 1)}
+    named = {label: segments_of(row) for label, row in rows.items()}
     limit, limit_name = named_capacity(capacity, capacity_label, unit)
-    alt = alt or _stack_alt(named, title, limit, limit_name, unit, digits)
-    return Figure(stack_svg(named, title, limit, limit_name, provenance, unit, digits, alt), alt)
-
-
-def stack_svg(
-    rows: Mapping[str, Sequence[Segment]],
-    title: str,
-    limit: int | None,
-    limit_name: str,
-    provenance: str,
-    unit: str,
-    digits: int | None,
-    alt: str,
-    values_in_legend: bool = False,
-    nominal: int | None = None,
-) -> str:
-    """The SVG of `stack`; the explorer calls it at each key, so it takes about a millisecond.
-
-    `nominal` bytes, where they are not the limit, get a dashed line of their own.
-    """
+    totals = {label: sum(part.size for part in parts) for label, parts in named.items()}
+    largest = max([*totals.values(), limit or 0])
+    digits = digits_for(largest, unit) if digits is None else digits
     canvas = Canvas()
-    totals = {label: total_of(segments) for label, segments in rows.items()}
-    digits = digits_for(max([*totals.values(), limit or 0]), unit) if digits is None else digits
-    scale = _stack_scale(rows, totals, limit, unit, digits, nominal or 0)
+    draw = _Stack.between_words(canvas, unit, digits, limit, totals, max(largest, nominal or 0))
     y = canvas.title(title)
-    if values_in_legend or not all(_all_named(segments, scale) for segments in rows.values()):
-        parts = [part for row in rows.values() for part in row if values_in_legend or scale.width(part.size) >= 0.5]
+    if values_in_legend or not all(draw.name_lines(*spot) for parts in named.values() for spot in draw.spots(parts)):
+        parts = [part for row in named.values() for part in row if values_in_legend or draw.width(part.size) >= 0.5]
         y = draw_legend(canvas, parts, y + 6, unit, digits, values_in_legend)
     top = y + (30 if limit else 14)
-    bottom = top + len(rows) * BAR_STEP - (BAR_STEP - BAR_HEIGHT) + 8
-    _value_axis(canvas, scale, top - 6, bottom, unit)
-    for index, (label, segments) in enumerate(rows.items()):
-        _bar(canvas, label, segments, scale, top + index * BAR_STEP, unit)
+    bottom = top + len(named) * BAR_STEP - (BAR_STEP - BAR_HEIGHT) + 8
+    draw.axis(top - 6, bottom)
+    for index, (label, parts) in enumerate(named.items()):
+        draw.bar(label, parts, top + index * BAR_STEP)
     if limit:
-        _limit_line(canvas, scale, limit, f"{limit_name}", top - 6, bottom)
+        draw.limit_line(limit, limit_name, top - 6, bottom)
     if nominal and nominal != limit:
-        x = scale.x(nominal)
+        x = draw.x(nominal)
         canvas.line(x, top - 6, x, bottom, OVER, stroke_width=1, stroke_dasharray="4 3", data_nominal=nominal)
-    for index, (label, segments) in enumerate(rows.items()):
-        _labels_inside(canvas, segments, scale, top + index * BAR_STEP, digits, unit)
-        _bar_total(canvas, totals[label], scale, top + index * BAR_STEP, digits, unit)
-    end = canvas.note(provenance, bottom + 62)
-    return canvas.svg(end - (2 if provenance else 10), title, alt)
+    for index, (label, parts) in enumerate(named.items()):
+        draw.labels_inside(parts, top + index * BAR_STEP)
+        draw.total(totals[label], top + index * BAR_STEP)
+    if alt is None:
+        marked = f" The line marks {limit_name}." if limit else ""
+        alt = (
+            f"{stop(title)} Stacked bars. {'; '.join(map(draw.told, named, named.values(), totals.values()))}.{marked}"
+        )
+    return canvas.figure(bottom, title, alt, provenance)
 
 
-BAR_HEIGHT, BAR_STEP = 46, 62
+CLEAR = 4.0
+"""Pixels that texts keep away from the line that marks the capacity."""
 
 
 @dataclass(frozen=True)
-class _Scale:
-    """Bytes to pixels along a bar: zero is at `left`, `largest` bytes at `right`; a line may mark `limit` bytes."""
+class _Stack:
+    """Draws bars: zero is at `left`, `largest` bytes at `right` (pixels); a line may mark `limit` bytes."""
 
+    canvas: Canvas
+    unit: str
+    digits: int
+    limit: int | None
     left: float
     right: float
     largest: int
-    limit: int | None = None
+
+    @classmethod
+    def between_words(
+        cls, canvas: Canvas, unit: str, digits: int, limit: int | None, totals: Mapping[str, int], largest: int
+    ) -> "_Stack":
+        """Bars between the widest label on their left and the widest total, with its verdict, on their right."""
+        draw = cls(canvas, unit, digits, limit, 0, 0, largest)
+        widest = max((text_width(line, 13) for label in totals for line in wrap(label, 13, 190)), default=0)
+        ends = [text_width(format_bytes(total, unit, digits), 14, bold=True) for total in totals.values()]
+        ends += [text_width(draw.verdict(total), 11) for total in totals.values()] if limit else []
+        left = MARGIN + (widest + 12 if widest else 0)
+        return cls(canvas, unit, digits, limit, left, WIDTH - 12 - max(ends), largest)
 
     def x(self, size: float) -> float:
         return self.left + self.width(size)
@@ -118,149 +128,101 @@ class _Scale:
     def width(self, size: float) -> float:
         return (self.right - self.left) * size / max(1, self.largest)
 
+    def verdict(self, total: int) -> str:
+        assert self.limit is not None
+        gap = format_bytes(abs(self.limit - total), self.unit, self.digits)
+        return f"{gap} too much" if total > self.limit else f"{gap} free"
 
-def _named_rows(rows: Mapping[str, Row] | Sequence[MemoryBreakdown]) -> dict[str, list[Segment]]:
-    if not rows:
-        raise ValueError("a stack needs at least one row")
-    if not isinstance(rows, Mapping):
-        rows = {row.label or f"{index}": row for index, row in enumerate(rows, 1)}
-    return {label: segments_of(row) for label, row in rows.items()}
+    def spots(self, parts: Sequence[Segment]) -> list[tuple[Segment, float, float]]:
+        """Each segment, and the ends in pixels of the room for its label: the wider side where the line crosses it."""
+        found = []
+        for start, part in zip(_starts(parts), parts, strict=True):
+            left, right = self.x(start), self.x(start + part.size)
+            if self.limit is not None and left < (line := self.x(self.limit)) < right:
+                sides = (left, line - CLEAR + 2), (line + CLEAR - 2, right)
+                left, right = max(sides, key=lambda side: side[1] - side[0])
+            found.append((part, left, right))
+        return found
 
+    @staticmethod
+    def name_lines(part: Segment, left: float, right: float) -> list[str]:
+        """The segment's name on the one or two lines that fit between two pixels, or nothing."""
+        room = right - left - 8
+        lines = wrap(part.name, 11, room)
+        return lines if len(lines) <= 2 and all(text_width(line, 11) <= room for line in lines) else []
 
-def _stack_scale(
-    rows: Mapping[str, Sequence[Segment]],
-    totals: Mapping[str, int],
-    limit: int | None,
-    unit: str,
-    digits: int,
-    nominal: int,
-) -> _Scale:
-    """Bars between the widest label on their left and the widest total, with its verdict, on their right."""
-    widest = max((text_width(line, 13) for label in rows for line in wrap(label, 13, 190)), default=0)
-    beside = [text_width(format_bytes(total, unit, digits), 14, bold=True) for total in totals.values()]
-    beside += [text_width(_verdict(total, limit, unit, digits), 11) for total in totals.values()] if limit else []
-    left = MARGIN + (widest + 12 if widest else 0)
-    return _Scale(left, WIDTH - 12 - max(beside), max([*totals.values(), limit or 0, nominal]), limit)
+    def axis(self, top: float, bottom: float) -> None:
+        for tick in ticks(0, self.largest / UNITS[self.unit]):
+            x = self.x(tick * UNITS[self.unit])
+            self.canvas.line(x, top, x, bottom + 5)
+            self.canvas.text(x, bottom + 20, number(tick), 12, QUIET, text_anchor="middle")
+        self.canvas.line(self.left, top, self.left, bottom, RULE)
+        self.canvas.line(self.left, bottom, self.right, bottom, RULE)
+        label = f"{self.unit} ({UNIT_NOTES[self.unit]})" if self.unit in UNIT_NOTES else "bytes"
+        self.canvas.text((self.left + self.right) / 2, bottom + 40, label, 12, QUIET, text_anchor="middle")
 
-
-def _starts(segments: Sequence[Segment]) -> list[int]:
-    """Where each segment begins, in bytes."""
-    return [0, *accumulate(part.size for part in segments)][:-1]
-
-
-CLEAR = 4.0
-"""Pixels that texts keep away from the line that marks the capacity."""
-
-
-def _spot(start: int, part: Segment, scale: _Scale) -> tuple[float, float]:
-    """Left and right end, in pixels, of the room for a segment's label: the wider side where the line crosses it."""
-    left, right = scale.x(start), scale.x(start + part.size)
-    if scale.limit is None or not left < (line := scale.x(scale.limit)) < right:
-        return left, right
-    return max((left, line - CLEAR + 2), (line + CLEAR - 2, right), key=lambda side: side[1] - side[0])
-
-
-def _name_lines(part: Segment, room: float) -> list[str]:
-    """The segment's name on the one or two lines that fit into `room` pixels, or nothing."""
-    lines = wrap(part.name, 11, room - 8)
-    return lines if len(lines) <= 2 and all(text_width(line, 11) <= room - 8 for line in lines) else []
-
-
-def _all_named(segments: Sequence[Segment], scale: _Scale) -> bool:
-    spots = (_spot(start, part, scale) for start, part in zip(_starts(segments), segments, strict=True))
-    return all(_name_lines(part, right - left) for part, (left, right) in zip(segments, spots, strict=True))
-
-
-def _bar(canvas: Canvas, label: str, segments: Sequence[Segment], scale: _Scale, y: float, unit: str) -> None:
-    lines = wrap(label, 13, 190)
-    for index, line in enumerate(lines):
-        offset = y + BAR_HEIGHT / 2 + 4.5 + 15 * (index - (len(lines) - 1) / 2)
-        canvas.text(scale.left - 10, offset, line, 13, text_anchor="end")
-    for start, part in zip(_starts(segments), segments, strict=True):
-        x, width = scale.x(start), scale.width(part.size)
-        tip = f"{part.name}: {format_bytes(part.size, unit, 3)}"
-        draw_swatch(canvas, x, y, width, BAR_HEIGHT, part.kind, tip, data_kind=part.kind, data_bytes=part.size)
-        if start:
-            canvas.line(x, y, x, y + BAR_HEIGHT, "#FFFFFF", stroke_width=1)
-
-
-def _labels_inside(
-    canvas: Canvas, segments: Sequence[Segment], scale: _Scale, y: float, digits: int, unit: str
-) -> None:
-    for start, part in zip(_starts(segments), segments, strict=True):
-        left, right = _spot(start, part, scale)
-        shown = amount(part.size, unit, digits)
-        if text_width(shown, 12) + 4 <= right - left:
-            _label_inside(canvas, part, (left + right) / 2, right - left, y, shown)
-        elif text_width(shown, 12) + 4 <= scale.width(part.size):  # no side of the line has room: write over it
-            fill, center = COLOURS[part.kind], scale.x(start + part.size / 2)
-            canvas.halo_text(center, y + BAR_HEIGHT / 2 + 4.5, shown, 12, fill, fill=ink_on(fill), text_anchor="middle")
-
-
-def _label_inside(canvas: Canvas, part: Segment, center: float, room: float, y: float, amount: str) -> None:
-    ink = ink_on(COLOURS[part.kind])
-    lines = _name_lines(part, room)
-    if lines:
-        first = y + (19 if len(lines) == 1 else 14)
+    def bar(self, label: str, parts: Sequence[Segment], y: float) -> None:
+        lines = wrap(label, 13, 190)
         for index, line in enumerate(lines):
-            canvas.text(center, first + 12 * index, line, 11, ink, text_anchor="middle")
-        canvas.text(center, first + 12 * len(lines) + 4, amount, 13, ink, text_anchor="middle", font_weight="bold")
-    else:
-        canvas.text(center, y + BAR_HEIGHT / 2 + 4.5, amount, 12, ink, text_anchor="middle")
+            offset = y + BAR_HEIGHT / 2 + 4.5 + 15 * (index - (len(lines) - 1) / 2)
+            self.canvas.text(self.left - 10, offset, line, 13, text_anchor="end")
+        for start, part in zip(_starts(parts), parts, strict=True):
+            x, width, tip = (
+                self.x(start),
+                self.width(part.size),
+                f"{part.name}: {format_bytes(part.size, self.unit, 3)}",
+            )
+            look = {"data_kind": part.kind, "data_bytes": part.size}
+            draw_swatch(self.canvas, x, y, width, BAR_HEIGHT, part.kind, tip, **look)
+            if start:
+                self.canvas.line(x, y, x, y + BAR_HEIGHT, "#FFFFFF", stroke_width=1)
+
+    def limit_line(self, limit: int, name: str, top: float, bottom: float) -> None:
+        x, half = self.x(limit), text_width(name, 12, bold=True) / 2
+        draw_limit(self.canvas, x, top, x, bottom, limit)
+        x = min(max(x, MARGIN + half), WIDTH - MARGIN - half)
+        self.canvas.text(x, top - 6, name, 12, OVER, text_anchor="middle", font_weight="bold")
+
+    def labels_inside(self, parts: Sequence[Segment], y: float) -> None:
+        for start, (part, left, right) in zip(_starts(parts), self.spots(parts), strict=True):
+            fill, shown = COLOURS[part.kind], amount(part.size, self.unit, self.digits)
+            ink, width, center = ink_on(fill), text_width(shown, 12) + 4, (left + right) / 2
+            if width <= right - left:
+                names = self.name_lines(part, left, right)
+                first = y + (19 if len(names) == 1 else 14)
+                for index, line in enumerate(names):
+                    self.canvas.text(center, first + 12 * index, line, 11, ink, text_anchor="middle")
+                place, bold = (first + 12 * len(names) + 4, "bold") if names else (y + BAR_HEIGHT / 2 + 4.5, None)
+                size = 13 if names else 12
+                self.canvas.text(center, place, shown, size, ink, text_anchor="middle", font_weight=bold)
+            elif width <= self.width(part.size):  # no side of the line has room: write over it
+                center = self.x(start + part.size / 2)
+                self.canvas.halo_text(center, y + BAR_HEIGHT / 2 + 4.5, shown, 12, fill, fill=ink, text_anchor="middle")
+
+    def total(self, total: int, y: float) -> None:
+        """The total at the end of its bar, or beyond the capacity's line if that would run through the words."""
+        x, shown = self.x(total) + 8, format_bytes(total, self.unit, self.digits)
+        if self.limit is None:
+            self.canvas.halo_text(x, y + BAR_HEIGHT / 2 + 5, shown, 14, font_weight="bold")
+            return
+        verdict, line = self.verdict(total), self.x(self.limit)
+        width = max(text_width(shown, 14, bold=True), text_width(verdict, 11))
+        if x - CLEAR - 2 <= line <= x + width + CLEAR:
+            x = line + 8
+        self.canvas.halo_text(x, y + 21, shown, 14, font_weight="bold")
+        self.canvas.halo_text(x, y + 37, verdict, 11, fill=OVER if total > self.limit else UNDER)
+
+    def told(self, label: str, parts: Sequence[Segment], total: int) -> str:
+        """A bar in the description: its total, its largest kind, whether it fits."""
+        largest = max(parts, key=lambda part: part.size, default=None)
+        most = f", most of it {largest.name} ({amount(largest.size, self.unit, self.digits)})" if largest else ""
+        fits = f", {self.verdict(total)}" if self.limit else ""
+        return f"{label + ': ' if label else ''}{format_bytes(total, self.unit, self.digits)}{most}{fits}"
 
 
-def _bar_total(canvas: Canvas, total: int, scale: _Scale, y: float, digits: int, unit: str) -> None:
-    """The total beside its bar, or beyond the line that marks the capacity if it would run through the words."""
-    limit, shown = scale.limit, format_bytes(total, unit, digits)
-    if limit is None:
-        canvas.halo_text(scale.x(total) + 8, y + BAR_HEIGHT / 2 + 5, shown, 14, font_weight="bold")
-        return
-    verdict = _verdict(total, limit, unit, digits)
-    x, line = scale.x(total) + 8, scale.x(limit)
-    width = max(text_width(shown, 14, bold=True), text_width(verdict, 11))
-    if x - CLEAR - 2 <= line <= x + width + CLEAR:
-        x = line + 8
-    canvas.halo_text(x, y + 21, shown, 14, font_weight="bold")
-    canvas.halo_text(x, y + 37, verdict, 11, fill=OVER if total > limit else UNDER)
-
-
-def _verdict(total: int, limit: int, unit: str, digits: int) -> str:
-    gap = format_bytes(abs(limit - total), unit, digits)
-    return f"{gap} too much" if total > limit else f"{gap} free"
-
-
-def _limit_line(canvas: Canvas, scale: _Scale, limit: int, name: str, top: float, bottom: float) -> None:
-    x, half = scale.x(limit), text_width(name, 12, bold=True) / 2
-    canvas.line(x, top, x, bottom, "#FFFFFF", stroke_width=5)
-    canvas.line(x, top, x, bottom, OVER, stroke_width=2, data_capacity=limit)
-    x = min(max(x, MARGIN + half), WIDTH - MARGIN - half)
-    canvas.text(x, top - 6, name, 12, OVER, text_anchor="middle", font_weight="bold")
-
-
-def _value_axis(canvas: Canvas, scale: _Scale, top: float, bottom: float, unit: str) -> None:
-    for tick in ticks(0, scale.largest / UNITS[unit]):
-        x = scale.x(tick * UNITS[unit])
-        canvas.line(x, top, x, bottom + 5)
-        canvas.text(x, bottom + 20, number(tick), 12, QUIET, text_anchor="middle")
-    canvas.line(scale.left, top, scale.left, bottom, RULE)
-    canvas.line(scale.left, bottom, scale.right, bottom, RULE)
-    label = f"{unit} ({UNIT_NOTES[unit]})" if unit in UNIT_NOTES else "bytes"
-    canvas.text((scale.left + scale.right) / 2, bottom + 40, label, 12, QUIET, text_anchor="middle")
-
-
-def _stack_alt(
-    rows: Mapping[str, Sequence[Segment]], title: str, limit: int | None, limit_name: str, unit: str, digits: int | None
-) -> str:
-    digits = digits_for(max([*map(total_of, rows.values()), limit or 0]), unit) if digits is None else digits
-    told = []
-    for label, segments in rows.items():
-        total = total_of(segments)
-        largest = max(segments, key=lambda part: part.size, default=None)
-        most = f", most of it {largest.name} ({amount(largest.size, unit, digits)})" if largest and total else ""
-        fits = f", {_verdict(total, limit, unit, digits)}" if limit else ""
-        told.append(f"{label + ': ' if label else ''}{format_bytes(total, unit, digits)}{most}{fits}")
-    marked = f" The line marks {limit_name}." if limit else ""
-    return f"{stop(title)} Stacked bars. {'; '.join(told)}.{marked}"
+def _starts(parts: Sequence[Segment]) -> list[int]:
+    """The byte at which each segment begins."""
+    return [0, *accumulate(part.size for part in parts)][:-1]
 
 
 def compare_bars(
@@ -285,21 +247,32 @@ def compare_bars(
     pairs = {kind: pair for kind, pair in pairs.items() if any(pair)}
     totals = (sum(pair[0] for pair in pairs.values()), sum(pair[1] for pair in pairs.values()))
     digits = digits_for(max(totals), unit) + 1 if digits is None else digits
+    scale = 340 / max([1, *(size for pair in pairs.values() for size in pair)])
     canvas = Canvas()
     top = canvas.title(title) + 22
-    scale = _Scale(150, 490, max([size for pair in pairs.values() for size in pair], default=0))
     _ledger_head(canvas, top, word)
     for index, (kind, pair) in enumerate(pairs.items()):
-        _ledger_row(canvas, kind, pair, top + 14 + 40 * index, scale, unit, digits)
+        _ledger_row(canvas, kind, pair, top + 14 + 40 * index, scale)
+        _ledger_numbers(canvas, pair, top + 37 + 40 * index, unit, digits)
     bottom = top + 14 + 40 * len(pairs)
-    _ledger_total(canvas, totals, bottom, unit, digits)
-    alt = alt or _compare_alt(pairs, totals, title, word, unit, digits)
-    end = canvas.note(provenance, bottom + 52)
-    return Figure(canvas.svg(end - (2 if provenance else 10), title, alt), alt)
+    canvas.line(MARGIN, bottom + 4, WIDTH - MARGIN, bottom + 4, RULE)
+    canvas.text(140, bottom + 25, "total", 13, text_anchor="end", font_weight="bold")
+    _ledger_numbers(canvas, totals, bottom + 25, unit, digits, font_weight="bold")
+    if alt is None:
+        told = (f"{words(kind)} {' and '.join(amount(size, unit, digits) for size in pair)}"
+                for kind, pair in pairs.items())  # fmt: skip
+        both = " and ".join(
+            f"{format_bytes(size, unit, digits)} {name}" for size, name in zip(totals, ("estimated", word), strict=True)
+        )
+        alt = (
+            f"{stop(title)} Estimated and {word}, in {unit}: {'; '.join(told)}. In total {both}, "
+            f"a difference of {signed(totals[0] - totals[1], unit, digits)}."
+        )
+    return canvas.figure(bottom - 10, title, alt, provenance)
 
 
 LEDGER_COLUMNS = (590, 685, 785, WIDTH - MARGIN)
-"""Where the columns estimated, measured (or simulated), difference and relative end, in pixels."""
+"""The right ends, in pixels, of the columns estimated, measured (or simulated), difference and relative."""
 
 
 def _ledger_head(canvas: Canvas, y: float, word: str) -> None:
@@ -313,26 +286,14 @@ def _ledger_head(canvas: Canvas, y: float, word: str) -> None:
     canvas.line(MARGIN, y + 9, WIDTH - MARGIN, y + 9, RULE)
 
 
-def _ledger_row(
-    canvas: Canvas, kind: str, pair: tuple[int, int], y: float, scale: _Scale, unit: str, digits: int
-) -> None:
-    estimated, measured = pair
-    color = COLOURS[kind]
+def _ledger_row(canvas: Canvas, kind: str, pair: tuple[int, int], y: float, scale: float) -> None:
+    color, (estimated, measured) = COLOURS[kind], (scale * size for size in pair)
     outline = color if kind == "weight_copies" else INK
     canvas.text(140, y + 23, words(kind), 13, text_anchor="end")
-    canvas.rect(
-        150, y + 5, scale.width(estimated), 12, "#FFFFFF", stroke=outline, stroke_width=0.8, data_estimated=estimated
-    )
-    canvas.rect(150, y + 5, scale.width(estimated), 12, color, fill_opacity=0.35)
-    canvas.hatch(150, y + 5, scale.width(estimated), 12, outline)
-    canvas.rect(150, y + 19, scale.width(measured), 12, color, data_measured=measured, data_kind=kind)
-    _ledger_numbers(canvas, pair, y + 23, unit, digits)
-
-
-def _ledger_total(canvas: Canvas, totals: tuple[int, int], y: float, unit: str, digits: int) -> None:
-    canvas.line(MARGIN, y + 4, WIDTH - MARGIN, y + 4, RULE)
-    canvas.text(140, y + 25, "total", 13, text_anchor="end", font_weight="bold")
-    _ledger_numbers(canvas, totals, y + 25, unit, digits, font_weight="bold")
+    canvas.rect(150, y + 5, estimated, 12, "#FFFFFF", stroke=outline, stroke_width=0.8, data_estimated=pair[0])
+    canvas.rect(150, y + 5, estimated, 12, color, fill_opacity=0.35)
+    canvas.hatch(150, y + 5, estimated, 12, outline)
+    canvas.rect(150, y + 19, measured, 12, color, data_measured=pair[1], data_kind=kind)
 
 
 def _ledger_numbers(canvas: Canvas, pair: tuple[int, int], y: float, unit: str, digits: int, **more) -> None:
@@ -355,23 +316,6 @@ def signed_percent(difference: int, whole: int) -> str:
     percent = abs(100 * difference / whole)
     shown = f"{percent:,.0f}" if percent >= 10 else f"{percent:.2g}" if percent >= 0.01 else "<0.01"
     return f"{'+' if difference > 0 else '−'}{shown} %"
-
-
-def _compare_alt(
-    pairs: Mapping[str, tuple[int, int]], totals: tuple[int, int], title: str, word: str, unit: str, digits: int
-) -> str:
-    told = [
-        f"{words(kind)} {amount(one, unit, digits)} and {amount(other, unit, digits)}"
-        for kind, (one, other) in pairs.items()
-    ]
-    return (
-        f"{stop(title)} Estimated and {word}, in {unit}: {'; '.join(told)}. In total "
-        f"{format_bytes(totals[0], unit, digits)} estimated and {format_bytes(totals[1], unit, digits)} {word}, "
-        f"a difference of {signed(totals[0] - totals[1], unit, digits)}."
-    )
-
-
-# ------------------------------------------------------------------------------------------------------- bars and lines
 
 
 def bars(
@@ -402,13 +346,11 @@ def bars(
     left = MARGIN + 12 + max(text_width(name, 13) for name in values)
     room = WIDTH - left - MARGIN - 14 - max(text_width(text, 13, bold=True) for text in shown.values())
     for index, (name, value) in enumerate(values.items()):
-        y, color = (
-            top + 34 * index,
-            COLOURS.get(name, COLOURS[kind if name == highlight or not highlight else "temporaries"]),
-        )
+        y, width = top + 34 * index, room * value / one / (largest or 1)
+        color = COLOURS.get(name, COLOURS[kind if name == highlight or not highlight else "temporaries"])
         canvas.text(left - 10, y + 18, words(name) if name in COLOURS else name, 13, text_anchor="end")
-        canvas.rect(left, y, room * value / one / (largest or 1), 26, color, data_value=value)
-        canvas.text(left + room * value / one / (largest or 1) + 8, y + 18, shown[name], 13, font_weight="bold")
+        canvas.rect(left, y, width, 26, color, data_value=value)
+        canvas.text(left + width + 8, y + 18, shown[name], 13, font_weight="bold")
     bottom = top + 34 * len(values)
     canvas.line(left, top - 4, left, bottom - 4, RULE)
     alt = alt or f"{stop(title)} Bars: {'; '.join(f'{name} {text}' for name, text in shown.items())}."

@@ -1,12 +1,12 @@
 """What the course's figures share: one color for each kind of memory, names, numbers, legends."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..gpus import Gpu
 from ..measurement import Measurement
 from ..units import UNITS, format_bytes
-from .canvas import MARGIN, RULE, WIDTH, Canvas, number, text_width
+from .canvas import INK, MARGIN, QUIET, RULE, WIDTH, Canvas, number, short, text_width, ticks
 
 COLOURS = {
     "parameters": "#0072B2",
@@ -71,10 +71,6 @@ def named_capacity(capacity: int | Gpu | None, label: str, unit: str) -> tuple[i
     return capacity, label or (f"{number(round(capacity / UNITS[unit], 1))} {unit} GPU" if capacity else "")
 
 
-def total_of(segments: Sequence[Segment]) -> int:
-    return sum(part.size for part in segments)
-
-
 def digits_for(largest: int, unit: str) -> int:
     amount = largest / UNITS[unit]
     return 0 if unit == "B" or amount >= 1000 else 1 if amount >= 10 else 2 if amount >= 1 else 3
@@ -121,6 +117,39 @@ def draw_swatch(
     canvas.rect(x, y, width, height, COLOURS[kind], tip, **outline, **more)
     if kind == "cached":
         canvas.hatch(x, y, width, height, "#B5B5B5")
+
+
+def draw_limit(canvas: Canvas, x1: float, y1: float, x2: float, y2: float, limit: int) -> None:
+    """The line at the end of a GPU's memory, `limit` bytes."""
+    canvas.line(x1, y1, x2, y2, "#FFFFFF", stroke_width=5)
+    canvas.line(x1, y1, x2, y2, OVER, stroke_width=2, data_capacity=limit)
+
+
+def draw_peak(canvas: Canvas, x: float, y: float, size: int) -> None:
+    """A mark on a peak of `size` bytes, its tip just above (x, y)."""
+    canvas.path(f"M{short(x)} {short(y)}m-5 -8h10l-5 7z", fill=INK, data_peak=size)
+
+
+def value_axis(
+    canvas: Canvas,
+    y: Callable[[float], float],
+    largest: float,
+    unit: str,
+    left: float,
+    right: float,
+    count: int = 5,
+    size: float = 12,
+) -> None:
+    """Horizontal grid lines from `left` to `right` (pixels) with their values in `unit`; `y` maps bytes to pixels."""
+    for tick in ticks(0, largest / UNITS[unit], count):
+        at = y(tick * UNITS[unit])
+        canvas.line(left, at, right, at)
+        canvas.text(left - 8, at + size / 3, number(tick), size, QUIET, text_anchor="end")
+
+
+def largest_kinds(sizes: Mapping[str, int], count: int = 4) -> list[str]:
+    """The kinds that take most, largest first; none that takes nothing."""
+    return [kind for size, kind in sorted(((size, kind) for kind, size in sizes.items() if size), reverse=True)[:count]]
 
 
 def stop(title: str) -> str:

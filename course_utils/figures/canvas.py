@@ -93,6 +93,10 @@ class Canvas:
         self.text(x, y, words, size, stroke=halo, stroke_width=4, stroke_linejoin="round", **more)
         self.text(x, y, words, size, **more)
 
+    def upright(self, x: float, y: float, words: str) -> None:
+        """Words that read from bottom to top, their middle at (x, y): what a vertical axis shows."""
+        self.text(x, y, words, 12, QUIET, text_anchor="middle", transform=f"rotate(-90 {short(x)} {short(y)})")
+
     def hatch(self, x: float, y: float, width: float, height: float, stroke: str, gap: float = 6) -> None:
         """Diagonal strokes inside a rectangle (drawn, as sanitizers drop patterns)."""
         strokes = []
@@ -116,6 +120,11 @@ class Canvas:
         for index, line in enumerate(lines):
             self.text(width - MARGIN, y + 14 * index, line, 11, QUIET, text_anchor="end")
         return y + 14 * len(lines)
+
+    def figure(self, bottom: float, title: str, alt: str, provenance: str) -> Figure:
+        """The whole as a figure with an axis at `bottom`, room for its numbers and label, and the small print."""
+        end = self.note(provenance, bottom + 62)
+        return Figure(self.svg(end - (2 if provenance else 10), title, alt), alt)
 
     def svg(self, height: float, title: str, alt: str) -> str:
         """The whole picture on white, with its name and description inside."""

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..units import GB, UNITS, format_bytes
-from .axes import COLOURS, OVER, amount, digits_for, words
+from ..units import GB, format_bytes
+from .axes import COLOURS, OVER, amount, digits_for, largest_kinds, value_axis, words
 from .canvas import INK, MARGIN, QUIET, RULE, WIDTH, Canvas, Figure, number, sentence, short, spread, text_width, ticks
 
 MOST_POINTS = 240
@@ -112,10 +112,7 @@ def _shown(size: int, unit: str) -> str:
 
 def _axes(canvas: Canvas, scale: _Scale, unit: str, axis: str) -> None:
     look, size = scale.look, scale.look.text
-    for tick in ticks(0, scale.largest / UNITS[unit], 5):
-        y = scale.y(tick * UNITS[unit])
-        canvas.line(look.left, y, look.right, y)
-        canvas.text(look.left - 8, y + size / 3, number(tick), size, QUIET, text_anchor="end")
+    value_axis(canvas, scale.y, scale.largest, unit, look.left, look.right, size=size)
     for tick in ticks(0, scale.latest, 8):
         canvas.text(scale.x(tick), look.bottom + 6 + size, number(tick), size, QUIET, text_anchor="middle")
     canvas.text(look.left - 8, look.top - 6, unit, size, QUIET, text_anchor="end")
@@ -191,7 +188,7 @@ def _alt(last: Sample, marks: Sequence[MeterMark], capacity: int | None, unit: s
     parts += [f"{_shown(last.reserved, unit)} reserved"] if last.reserved is not None else []
     parts += [f"{_shown(last.driver, unit)} taken by all programs"] if last.driver is not None else []
     parts += [f"the GPU has {_shown(capacity, unit)}"] if capacity else []
-    by_size = sorted(((size, kind) for kind, size in last.kinds.items() if size), reverse=True)[:3]
-    parts += [f"most of it {sentence(words(kind) for _, kind in by_size)}"] if by_size else []
+    kinds = largest_kinds(last.kinds, 3)
+    parts += [f"most of it {sentence(map(words, kinds))}"] if kinds else []
     begun = f" The last phase is {marks[-1].words}." if marks else ""
     return f"{sentence(parts)}.{begun}"

@@ -8,10 +8,23 @@ from ..breakdown import MemoryBreakdown
 from ..gpus import Gpu
 from ..planning.twin import named
 from ..run import TrainingRun
-from ..units import UNITS, format_bytes
-from . import stack_svg
-from .axes import COLOURS, OVER, Segment, amount, amount_with_unit, digits_for, draw_legend, segments_of, words
-from .canvas import INK, MARGIN, QUIET, RULE, WIDTH, Canvas, Figure, number, sentence, short, text_width, ticks, wrap
+from ..units import format_bytes
+from . import stack
+from .axes import (
+    COLOURS,
+    OVER,
+    Segment,
+    amount,
+    amount_with_unit,
+    digits_for,
+    draw_legend,
+    draw_limit,
+    draw_peak,
+    largest_kinds,
+    value_axis,
+    words,
+)
+from .canvas import INK, MARGIN, QUIET, RULE, WIDTH, Canvas, Figure, sentence, short, text_width, wrap
 from .timelines import TIMELINE_ORDER
 
 NOT_COUNTED = "not counted: what CUDA itself takes (its context, workspaces)"
@@ -26,11 +39,16 @@ def peak_stack(run: TrainingRun, breakdown: MemoryBreakdown, card: Gpu, verdict:
     title = peak_title(run, breakdown)
     parts = ", ".join(f"{words(kind)} {amount_with_unit(size, UNIT, 2)}" for kind, size in breakdown.items() if size)
     alt = f"Estimate for {title}. It {verdict}. {run}: {parts}."
-    note, rows = f"estimated from formulas · {NOT_COUNTED}", {"": segments_of(breakdown)}
-    svg = stack_svg(
-        rows, title, card.room, told_name(card), note, UNIT, None, alt, values_in_legend=True, nominal=card.memory
+    return stack(
+        {"": breakdown},
+        title,
+        capacity=card.room,
+        capacity_label=told_name(card),
+        nominal=card.memory,
+        provenance=f"estimated from formulas · {NOT_COUNTED}",
+        values_in_legend=True,
+        alt=alt,
     )
-    return Figure(svg, alt)
 
 
 def peak_title(run: TrainingRun, breakdown: MemoryBreakdown) -> str:
@@ -105,7 +123,9 @@ def step_columns(moments: Mapping[str, MemoryBreakdown], card: Gpu) -> Figure:
     reach = card.memory if card.memory <= FAR * highest else 0
     y = _card_key(canvas, y + 6, card, beyond=not reach)
     columns = _Columns(len(rows), y + 52, round(1.12 * max(highest, reach, 1)))
-    _column_axes(canvas, columns)
+    value_axis(canvas, columns.y, columns.largest, UNIT, *PLOT)
+    canvas.upright(20, (columns.top + columns.bottom) / 2, f"{UNIT} (10⁹ bytes)")
+    canvas.line(PLOT[0], columns.bottom, PLOT[1], columns.bottom, RULE)
     borders = [_column(canvas, columns, index, parts, digits) for index, parts in enumerate(stacks)]
     canvas.path("".join(borders), stroke="#FFFFFF", stroke_width=1, fill="none")
     if reach:
@@ -151,17 +171,6 @@ def _card_key(canvas: Canvas, y: float, card: Gpu, beyond: bool) -> float:
     return y + 14
 
 
-def _column_axes(canvas: Canvas, columns: _Columns) -> None:
-    for tick in ticks(0, columns.largest / UNITS[UNIT], 5):
-        y = columns.y(tick * UNITS[UNIT])
-        canvas.line(PLOT[0], y, PLOT[1], y)
-        canvas.text(PLOT[0] - 8, y + 4, number(tick), 12, QUIET, text_anchor="end")
-    middle = (columns.top + columns.bottom) / 2
-    turn = f"rotate(-90 20 {short(middle)})"
-    canvas.text(20, middle, f"{UNIT} (10⁹ bytes)", 12, QUIET, text_anchor="middle", transform=turn)
-    canvas.line(PLOT[0], columns.bottom, PLOT[1], columns.bottom, RULE)
-
-
 def _column(canvas: Canvas, columns: _Columns, index: int, parts: Sequence[Segment], digits: int) -> str:
     """Draws a moment's kinds on top of one another; returns the path of the borders between them."""
     width = min(0.74 * columns.slot, 56)
@@ -178,8 +187,7 @@ def _column(canvas: Canvas, columns: _Columns, index: int, parts: Sequence[Segme
 
 def _card_lines(canvas: Canvas, columns: _Columns, card: Gpu) -> None:
     y = columns.y(card.room)
-    canvas.line(PLOT[0], y, PLOT[1], y, "#FFFFFF", stroke_width=5)
-    canvas.line(PLOT[0], y, PLOT[1], y, OVER, stroke_width=2, data_capacity=card.room)
+    draw_limit(canvas, PLOT[0], y, PLOT[1], y, card.room)
     if card.memory != card.room:
         y = columns.y(card.memory)
         canvas.line(PLOT[0], y, PLOT[1], y, OVER, stroke_width=1, stroke_dasharray="4 3", data_nominal=card.memory)
@@ -192,7 +200,7 @@ def _column_total(
     x, y = columns.center(index), columns.y(total)
     shown, size = amount(total, UNIT, digits), 11.0
     if is_peak:
-        canvas.path(f"M{short(x)} {short(y)}m-5 -8h10l-5 7z", fill=INK, data_peak=total)
+        draw_peak(canvas, x, y, total)
         shown, size, y = f"peak {format_bytes(total, UNIT, digits)}", 13.0, y - 9
     half = text_width(shown, size, bold=is_peak) / 2
     x = min(max(x, PLOT[0] + half), WIDTH - 6 - half)
@@ -217,8 +225,7 @@ def _column_names(canvas: Canvas, columns: _Columns, rows: Sequence[MemoryBreakd
 
 def _step_alt(rows: Sequence[MemoryBreakdown], peak: MemoryBreakdown, card: Gpu, title: str, digits: int) -> str:
     told = sentence(f"{place_words(moment)} {amount(moment.total, UNIT, digits)}" for moment in rows)
-    by_size = sorted(((size, kind) for kind, size in peak.items() if size), reverse=True)[:4]
-    parts = sentence(f"{words(kind)} {amount_with_unit(size, UNIT, digits)}" for size, kind in by_size)
+    parts = sentence(f"{words(kind)} {amount_with_unit(peak[kind], UNIT, digits)}" for kind in largest_kinds(peak))
     room, above = format_bytes(card.room, UNIT, digits), sum(moment.total > card.room for moment in rows)
     rise = f"{above or 'none'} of the {len(rows)} columns {'rises' if above == 1 else 'rise'} above that"
     return (

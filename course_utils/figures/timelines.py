@@ -8,9 +8,23 @@ from typing import TypeVar
 
 from ..gpus import Gpu
 from ..measurement import Mark, Measurement
-from ..units import UNITS, format_bytes
-from .axes import COLOURS, OVER, Segment, amount, digits_for, draw_legend, named_capacity, stop, words  # fmt: skip
-from .canvas import INK, QUIET, RULE, WIDTH, Canvas, Figure, ink_on, number, sentence, short, text_width, ticks
+from ..units import format_bytes
+from .axes import (
+    COLOURS,
+    OVER,
+    Segment,
+    amount,
+    digits_for,
+    draw_legend,
+    draw_limit,
+    draw_peak,
+    largest_kinds,
+    named_capacity,
+    stop,
+    value_axis,
+    words,
+)
+from .canvas import INK, QUIET, RULE, WIDTH, Canvas, Figure, ink_on, number, sentence, short, text_width
 
 TIMELINE_ORDER = (
     "parameters", "optimizer_states", "gradients", "weight_copies",
@@ -21,7 +35,7 @@ TIMELINE_ORDER = (
 Name = TypeVar("Name")
 
 MOST_POINTS = 1500
-PLOT = (66.0, WIDTH - 22.0)
+LEFT, RIGHT = 66.0, WIDTH - 22.0
 PLOT_HEIGHT = 300.0
 NARROWEST = 32.0
 """Pixels that each phase gets at least, where a third of the width suffices for that."""
@@ -47,54 +61,56 @@ def timeline(
     moments, by how many events have happened, with a pin on the axis. Raises ValueError for steps that were not
     measured, for a timeline without events, and for a letter outside what is shown.
     """
-    window = _window(measurement, steps)
-    curves = {
-        kind: curve
-        for kind, curve in _ordered_curves(measurement).items()
-        if any(curve[window.first : window.last + 1])
-    }
+    first, last = _window(measurement, steps)
+    curves = {kind: [0, *curve] for kind, curve in measurement.timeline.curves().items()}
+    curves = {kind: curves[kind] for kind in TIMELINE_ORDER if any(curves.get(kind, ())[first : last + 1])}
     totals = [sum(at) for at in zip(*curves.values(), strict=True)]
-    peak = _peak_count(measurement, totals, window)
-    kept = thin(totals, window.first, window.last, [peak, *(mark.event for mark in measurement.timeline.marks)])
-    alt = alt or _timeline_alt(measurement, title, curves, totals, peak, window, unit)
+    peak = _peak_count(measurement, totals, first, last)
+    kept = thin(totals, first, last, [peak, *(mark.event for mark in measurement.timeline.marks)])
     limit, limit_name = named_capacity(capacity, capacity_label, unit)
-    canvas, view = Canvas(), _View(_knots(measurement, window), 0.0, max(totals[peak] * 1.17, (limit or 0) * 1.09, 1.0))
-    view = replace(view, top=_timeline_head(canvas, measurement, title, curves, kept, view, totals[peak], unit))
-    _timeline_axes(canvas, view, unit)
-    _timeline_phases(canvas, measurement, view)
-    _timeline_areas(canvas, curves, kept, view)
+    largest = max(totals[peak] * 1.17, (limit or 0) * 1.09, 1.0)
+    canvas = Canvas()
+    view = _View(canvas, measurement, _knots(measurement, first, last), 0.0, largest, unit, curves, kept)
+    view = replace(view, top=view.head(title))
+    view.axes()
+    view.phases()
+    view.areas()
     if limit:
-        _timeline_limit(canvas, view, limit, limit_name)
-    taken = PLOT[0] + 16 + text_width(limit_name, 12, bold=True)
-    _timeline_peak(canvas, measurement, view, peak, totals[peak], unit, (view.y(limit), taken) if limit else None)
-    _timeline_letters(canvas, letters or {}, totals, view)
+        draw_limit(canvas, LEFT, view.y(limit), RIGHT, view.y(limit), limit)
+        canvas.halo_text(LEFT + 8, view.y(limit) - 7, limit_name, 12, fill=OVER, font_weight="bold")
+    taken = LEFT + 16 + text_width(limit_name, 12, bold=True)
+    view.peak(peak, totals[peak], (view.y(limit), taken) if limit else None)
+    view.letters(letters or {}, totals)
+    alt = alt or view.alt(title, totals, peak)
     end = canvas.note(str(measurement.provenance), view.bottom + 62)
     return Figure(canvas.svg(end - 2, title, alt), alt)
 
 
 @dataclass(frozen=True)
-class _Window:
-    """The part of a timeline that is shown, as event counts: from `first` to `last` events having happened."""
-
-    first: int
-    last: int
-
-
-@dataclass(frozen=True)
 class _View:
-    """Event counts and bytes to pixels.
+    """Draws a part of a timeline: event counts to x, bytes to y, in pixels.
 
     `knots` maps counts to x: evenly within a phase, but with room for every phase, or the loss, a few events long and
-    often the peak, would be thinner than a pixel.
+    often the peak, would be thinner than a pixel. `curves` are bytes by kind from the bottom up; element k is what is
+    allocated when k events have happened. `kept` are the counts that are drawn.
     """
 
+    canvas: Canvas
+    measurement: Measurement
     knots: Sequence[tuple[int, float]]
     top: float
     largest: float
+    unit: str
+    curves: Mapping[str, Sequence[int]]
+    kept: Sequence[int]
 
     @property
-    def window(self) -> _Window:
-        return _Window(self.knots[0][0], self.knots[-1][0])
+    def first(self) -> int:
+        return self.knots[0][0]
+
+    @property
+    def last(self) -> int:
+        return self.knots[-1][0]
 
     @property
     def bottom(self) -> float:
@@ -108,45 +124,173 @@ class _View:
     def y(self, size: float) -> float:
         return self.bottom - PLOT_HEIGHT * size / self.largest
 
+    def spans(self, name: Callable[[Mark], Name]) -> list[tuple[int, int, Name]]:
+        return _spans(self.measurement, self.first, self.last, name)
 
-def _knots(measurement: Measurement, window: _Window) -> list[tuple[int, float]]:
-    left, right = PLOT
-    starts = {
-        window.first,
-        *(start for start, _, _ in _spans(measurement, window, lambda mark: (mark.step, mark.phase))),
-    }
-    counts = sorted({*starts, window.last})
-    shares = [end - start for start, end in pairwise(counts)]
-    least = min(NARROWEST, (right - left) / 3 / max(1, len(shares)))
-    wide = [max(least, (right - left) * share / max(1, window.last - window.first)) for share in shares]
-    spare = right - left - least * len(wide)
-    beyond = sum(width - least for width in wide) or 1.0
-    widths = [least + (width - least) * spare / beyond for width in wide]
-    return list(zip(counts, accumulate(widths, initial=left), strict=True))
+    def head(self, title: str) -> float:
+        """Draws title and, for areas too small for a name inside, a legend; returns the y where the plot begins."""
+        y, places = self.canvas.title(title), self.places()
+        tallest = {kind: max(curve[count] for count in self.kept) for kind, curve in self.curves.items()}
+        small = [kind for kind, size in tallest.items() if places[kind] is None and PLOT_HEIGHT * size >= self.largest]
+        if small:
+            parts = [Segment(words(kind), 1, kind) for kind in small]
+            y = draw_legend(self.canvas, parts, y + 6, self.unit, 0, values=False, left=LEFT)
+        return y + 48
+
+    def axes(self) -> None:
+        value_axis(self.canvas, self.y, self.largest, self.unit, LEFT, RIGHT, 6)
+        shown: list[int] = []
+        for count, x in [self.knots[-1], *self.knots[:-1]]:
+            if all(abs(x - self.x(other)) > 60 for other in shown):
+                shown.append(count)
+        for count in sorted(shown):
+            self.canvas.line(self.x(count), self.bottom, self.x(count), self.bottom + 5, RULE)
+            self.canvas.text(self.x(count), self.bottom + 20, number(count), 12, QUIET, text_anchor="middle")
+        label = "allocations and frees, in order (short phases drawn wider)"
+        self.canvas.text((LEFT + RIGHT) / 2, self.bottom + 40, label, 12, QUIET, text_anchor="middle")
+        self.canvas.upright(20, (self.top + self.bottom) / 2, f"{self.unit} allocated")
+
+    def phases(self) -> None:
+        """Names steps and phases above the plot, with a line where each begins."""
+        for start, end, (_, phase) in self.spans(lambda mark: (mark.step, mark.phase)):
+            self.span(start, end, PHASE_WORDS.get(phase, (phase,)), 5, 11, QUIET, "#C9C9C9", data_phase=phase)
+        for start, end, step in self.spans(lambda mark: mark.step):
+            self.span(start, end, (f"step {step}", f"{step}") if step else ("set-up",), 23, 12, INK, "#7A7A7A")
+
+    def span(
+        self, start: int, end: int, names: Sequence[str], above: int, size: int, ink: str, rule: str, **more: str
+    ) -> None:
+        """A line where a span begins, and the first of its names that has room."""
+        left, right = self.x(start), self.x(end)
+        self.canvas.line(left, self.top - above - (11 if size == 11 else 13), left, self.bottom, rule, **more)
+        shown = next((name for name in names if text_width(name, 11) <= right - left), "")
+        bold = None if size == 11 else "bold"
+        middle = (left + right) / 2
+        self.canvas.text(middle, self.top - above, shown, size, ink, text_anchor="middle", font_weight=bold)
+
+    def edges(self) -> dict[str, list[int]]:
+        """For each kind the upper edge of its area, in bytes, at the counts that are drawn."""
+        edges, below = {}, [0] * len(self.kept)
+        for kind, curve in self.curves.items():
+            below = edges[kind] = [low + curve[count] for low, count in zip(below, self.kept, strict=True)]
+        return edges
+
+    def areas(self) -> None:
+        """Draws each area down to the axis, the topmost first, so that the next covers all but its band; then names."""
+        for kind, edge in reversed(self.edges().items()):
+            # The outline keeps a spike of one event, thinner than a pixel, in sight.
+            color = COLOURS[kind]
+            self.canvas.path(self.area(edge), fill=color, stroke=color, stroke_width=1, data_kind=kind)
+        self.canvas.line(LEFT, self.bottom, RIGHT, self.bottom, RULE)
+        for kind, place in self.places().items():
+            if place:
+                x, y = place
+                ink = ink_on(COLOURS[kind])
+                self.canvas.text(x, y + 4, words(kind), 12.5, ink, text_anchor="middle", font_weight="bold")
+
+    def area(self, edge: Sequence[int]) -> str:
+        points = [(short(self.x(count)), short(self.y(size))) for count, size in zip(self.kept, edge, strict=True)]
+        inner = [b for a, b, c in zip(points, points[1:], points[2:], strict=False) if not a[1] == b[1] == c[1]]
+        path = " ".join(f"{x} {y}" for x, y in [points[0], *inner, points[-1]])
+        return f"M{points[0][0]} {short(self.bottom)}L{path} {points[-1][0]} {short(self.bottom)}Z"
+
+    def places(self) -> dict[str, tuple[float, float] | None]:
+        """The center of the roomiest spot for each area's name, in pixels, or None where no spot is high enough."""
+        xs = [self.x(count) for count in self.kept]
+        places: dict[str, tuple[float, float] | None] = {}
+        low = [self.y(0)] * len(xs)
+        for kind, edge in self.edges().items():
+            high = [self.y(size) for size in edge]
+            places[kind] = _roomiest(xs, low, high, text_width(words(kind), 12.5, bold=True) + 10)
+            low = high
+        return places
+
+    def peak(self, count: int, size: int, limit: tuple[float, float] | None) -> None:
+        """A mark on the peak and its name, which moves above the capacity's line where that would cross it.
+
+        `limit` is the line's y and the x where its own name ends.
+        """
+        label = f"peak {format_bytes(size, self.unit, digits_for(size, self.unit))}{self.where(count)}"
+        half, x, y = text_width(label, 13, bold=True) / 2, self.x(count), self.y(size)
+        draw_peak(self.canvas, x, y, size)
+        middle, base = min(max(x, LEFT + half), RIGHT - half), y - 13
+        if limit and base - 14 < limit[0] < base + 5 and middle - half > limit[1]:
+            base = limit[0] - 7
+        self.canvas.halo_text(middle, base, label, 13, text_anchor="middle", font_weight="bold")
+
+    def letters(self, letters: Mapping[str, int], totals: Sequence[int]) -> None:
+        """A pin for each letter, from the axis to above the curve: there it hides no number."""
+        for letter, count in letters.items():
+            if not self.first <= count <= self.last:
+                raise ValueError(f"{letter} is at event {count}; shown are {self.first} to {self.last}")
+            x, y = self.x(count), self.y(totals[count]) - 6
+            self.canvas.line(x, self.bottom, x, y, "#FFFFFF", stroke_width=4)
+            self.canvas.line(x, self.bottom, x, y, INK, stroke_width=1.5, stroke_dasharray="4 3")
+            self.canvas.rect(x - 9, y - 18, 18, 18, "#FFFFFF", rx=9, stroke=INK, stroke_width=1.5, data_letter=letter)
+            self.canvas.text(x, y - 4.5, letter, 12, text_anchor="middle", font_weight="bold")
+
+    def where(self, count: int) -> str:
+        """The phase of the event that reached the peak: " in loss, step 2"; the step only where several are shown."""
+        before = [mark for mark in self.measurement.timeline.marks if mark.event < count]
+        if not before:
+            return " in set-up"
+        mark = max(before, key=lambda mark: mark.event)
+        several = len({step for _, _, step in self.spans(lambda mark: mark.step)}) > 1
+        return f" in {mark.phase}" + (f", step {mark.step}" if several else "")
+
+    def alt(self, title: str, totals: Sequence[int], peak: int) -> str:
+        digits = digits_for(totals[peak], self.unit)
+        at_peak = {kind: curve[peak] for kind, curve in self.curves.items()}
+        parts = sentence(f"{words(kind)} {amount(at_peak[kind], self.unit, digits)}" for kind in largest_kinds(at_peak))
+        return (
+            f"{stop(title)} Areas by kind of memory over {self.last - self.first:,} allocations and frees. The peak is "
+            f"{format_bytes(totals[peak], self.unit, digits)}{self.where(peak)}: {parts}. "
+            f"It ends at {format_bytes(totals[self.last], self.unit, digits)}. {self.measurement.provenance}."
+        )
 
 
-def _window(measurement: Measurement, steps: Sequence[int] | None) -> _Window:
+def _window(measurement: Measurement, steps: Sequence[int] | None) -> tuple[int, int]:
+    """The part of a timeline that is shown: how many events have happened at its beginning and at its end."""
     marks, events = measurement.timeline.marks, len(measurement.timeline)
     if not events:
         raise ValueError("this timeline holds no events, so there is nothing to draw")
     if steps is None:
-        return _Window(0, events)
+        return 0, events
     known = {mark.step for mark in marks}
     if not steps or not set(steps) <= known:
         raise ValueError(f"steps {list(steps)} asked for; measured were {sorted(known)}")
     first = min(mark.event for mark in marks if mark.step in steps)
     after = [mark.event for mark in marks if mark.event > first and mark.step > max(steps)]
-    return _Window(first, min(after, default=events))
+    return first, min(after, default=events)
 
 
-def _ordered_curves(measurement: Measurement) -> dict[str, list[int]]:
-    """Bytes by kind, from the bottom up; element k is what is allocated when k events have happened."""
-    curves = measurement.timeline.curves()
-    return {kind: [0, *curves[kind]] for kind in TIMELINE_ORDER if kind in curves}
+def _knots(measurement: Measurement, first: int, last: int) -> list[tuple[int, float]]:
+    spans = _spans(measurement, first, last, lambda mark: (mark.step, mark.phase))
+    counts = sorted({first, *(start for start, _, _ in spans), last})
+    shares = [end - start for start, end in pairwise(counts)]
+    least = min(NARROWEST, (RIGHT - LEFT) / 3 / max(1, len(shares)))
+    wide = [max(least, (RIGHT - LEFT) * share / max(1, last - first)) for share in shares]
+    spare = RIGHT - LEFT - least * len(wide)
+    beyond = sum(width - least for width in wide) or 1.0
+    widths = [least + (width - least) * spare / beyond for width in wide]
+    return list(zip(counts, accumulate(widths, initial=LEFT), strict=True))
 
 
-def _peak_count(measurement: Measurement, totals: Sequence[int], window: _Window) -> int:
-    shown = range(window.first, window.last + 1)
+def _spans(
+    measurement: Measurement, first: int, last: int, name: Callable[[Mark], Name]
+) -> list[tuple[int, int, Name]]:
+    """Start and end of each named stretch between two counts; what comes before the first mark has no name."""
+    starts: list[tuple[int, Name]] = []
+    for mark in sorted(measurement.timeline.marks, key=lambda mark: mark.event):
+        if not starts or starts[-1][1] != name(mark):
+            starts.append((mark.event, name(mark)))
+    ends = [*(start for start, _ in starts[1:]), len(measurement.timeline)]
+    stretches = [(max(start, first), min(end, last), called) for (start, called), end in zip(starts, ends, strict=True)]
+    return [stretch for stretch in stretches if stretch[0] < stretch[1]]
+
+
+def _peak_count(measurement: Measurement, totals: Sequence[int], first: int, last: int) -> int:
+    shown = range(first, last + 1)
     highest = max(totals[count] for count in shown)
     if measurement.peak_event in shown and totals[measurement.peak_event] == highest:
         return measurement.peak_event
@@ -170,152 +314,30 @@ def thin(totals: Sequence[int], first: int, last: int, keep: Sequence[int] = (),
     return sorted(fixed)
 
 
-def _stacked(curves: Mapping[str, Sequence[int]], counts: Sequence[int]) -> dict[str, list[int]]:
-    """For each kind the upper edge of its area, in bytes, at the given event counts."""
-    edges, below = {}, [0] * len(counts)
-    for kind, curve in curves.items():
-        below = [low + curve[count] for low, count in zip(below, counts, strict=True)]
-        edges[kind] = below
-    return edges
-
-
-def _timeline_head(
-    canvas: Canvas,
-    measurement: Measurement,
-    title: str,
-    curves: Mapping[str, Sequence[int]],
-    kept: Sequence[int],
-    view: _View,
-    peak: int,
-    unit: str,
-) -> float:
-    """Draws title and, for areas too small for a name inside, a legend; returns the y where the plot begins."""
-    y = canvas.title(title)
-    tallest = {kind: PLOT_HEIGHT * max(curve[count] for count in kept) / view.largest for kind, curve in curves.items()}
-    places = _places(curves, kept, view)
-    left_over = [kind for kind in curves if places[kind] is None and tallest[kind] >= 1]
-    if left_over:
-        parts = [Segment(words(kind), 1, kind) for kind in left_over]
-        y = draw_legend(canvas, parts, y + 6, unit, 0, values=False, left=PLOT[0])
-    return y + 48
-
-
-def _timeline_axes(canvas: Canvas, view: _View, unit: str) -> None:
-    left, right = PLOT
-    for tick in ticks(0, view.largest / UNITS[unit], 6):
-        y = view.y(tick * UNITS[unit])
-        canvas.line(left, y, right, y)
-        canvas.text(left - 8, y + 4, number(tick), 12, QUIET, text_anchor="end")
-    for tick in _event_ticks(view):
-        canvas.line(view.x(tick), view.bottom, view.x(tick), view.bottom + 5, RULE)
-        canvas.text(view.x(tick), view.bottom + 20, number(tick), 12, QUIET, text_anchor="middle")
-    label = "allocations and frees, in order (short phases drawn wider)"
-    canvas.text((left + right) / 2, view.bottom + 40, label, 12, QUIET, text_anchor="middle")
-    middle = (view.top + view.bottom) / 2
-    canvas.text(
-        20, middle, f"{unit} allocated", 12, QUIET, text_anchor="middle", transform=f"rotate(-90 20 {short(middle)})"
-    )
-
-
-def _event_ticks(view: _View) -> list[int]:
-    """Event counts at the knots that leave room for their numbers, the last one always."""
-    shown: list[int] = []
-    for count, x in [view.knots[-1], *view.knots[:-1]]:
-        if all(abs(x - view.x(other)) > 60 for other in shown):
-            shown.append(count)
-    return sorted(shown)
-
-
-def _timeline_phases(canvas: Canvas, measurement: Measurement, view: _View) -> None:
-    """Names steps and phases above the plot, with a line where each begins."""
-    for start, end, name in _spans(measurement, view.window, lambda mark: (mark.step, mark.phase)):
-        canvas.line(view.x(start), view.top - 16, view.x(start), view.bottom, "#C9C9C9", data_phase=name[1])
-        shown = _fitting(PHASE_WORDS.get(name[1], (name[1],)), view.x(end) - view.x(start))
-        canvas.text((view.x(start) + view.x(end)) / 2, view.top - 5, shown, 11, QUIET, text_anchor="middle")
-    for start, end, step in _spans(measurement, view.window, lambda mark: mark.step):
-        canvas.line(view.x(start), view.top - 36, view.x(start), view.bottom, "#7A7A7A")
-        shown = _fitting((f"step {step}", f"{step}") if step else ("set-up",), view.x(end) - view.x(start))
-        canvas.text(
-            (view.x(start) + view.x(end)) / 2, view.top - 23, shown, 12, text_anchor="middle", font_weight="bold"
-        )
-
-
-def _spans(measurement: Measurement, window: _Window, name: Callable[[Mark], Name]) -> list[tuple[int, int, Name]]:
-    """Where each named stretch of the window starts and ends; what comes before the first mark has no name."""
-    starts: list[tuple[int, Name]] = []
-    for mark in sorted(measurement.timeline.marks, key=lambda mark: mark.event):
-        if not starts or starts[-1][1] != name(mark):
-            starts.append((mark.event, name(mark)))
-    ends = [*(start for start, _ in starts[1:]), len(measurement.timeline)]
-    stretches = [(start, end, called) for (start, called), end in zip(starts, ends, strict=True)]
-    clipped = [(max(start, window.first), min(end, window.last), called) for start, end, called in stretches]
-    return [(start, end, called) for start, end, called in clipped if start < end]
-
-
-def _fitting(choices: Sequence[str], width: float) -> str:
-    return next((choice for choice in choices if text_width(choice, 11) <= width), "")
-
-
-def _timeline_areas(canvas: Canvas, curves: Mapping[str, Sequence[int]], kept: Sequence[int], view: _View) -> None:
-    """Draws each area down to the axis, the topmost first, so that the next covers all but its band; then names."""
-    for kind, edge in reversed(_stacked(curves, kept).items()):
-        # The outline keeps a spike of one event, thinner than a pixel, in sight.
-        color = COLOURS[kind]
-        canvas.path(_area(kept, edge, view), fill=color, stroke=color, stroke_width=1, data_kind=kind)
-    canvas.line(PLOT[0], view.bottom, PLOT[1], view.bottom, RULE)
-    for kind, place in _places(curves, kept, view).items():
-        if place:
-            x, y = place
-            canvas.text(x, y + 4, words(kind), 12.5, ink_on(COLOURS[kind]), text_anchor="middle", font_weight="bold")
-
-
-def _area(counts: Sequence[int], edge: Sequence[int], view: _View) -> str:
-    points = [(short(view.x(count)), short(view.y(size))) for count, size in zip(counts, edge, strict=True)]
-    inner = [b for a, b, c in zip(points, points[1:], points[2:], strict=False) if not a[1] == b[1] == c[1]]
-    path = " ".join(f"{x} {y}" for x, y in [points[0], *inner, points[-1]])
-    return f"M{points[0][0]} {short(view.bottom)}L{path} {points[-1][0]} {short(view.bottom)}Z"
-
-
-def _places(
-    curves: Mapping[str, Sequence[int]], kept: Sequence[int], view: _View
-) -> dict[str, tuple[float, float] | None]:
-    """The center of the roomiest spot for each area's name, in pixels, or None where no spot is high enough."""
-    xs = [view.x(count) for count in kept]
-    places: dict[str, tuple[float, float] | None] = {}
-    below = [0] * len(kept)
-    for kind, edge in _stacked(curves, kept).items():
-        low, high = [view.y(size) for size in below], [view.y(size) for size in edge]
-        places[kind] = _roomiest(xs, low, high, text_width(words(kind), 12.5, bold=True) + 10)
-        below = edge
-    return places
-
-
 COLUMN = 4.0
 
 
 def _roomiest(
     xs: Sequence[float], low: Sequence[float], high: Sequence[float], width: float
 ) -> tuple[float, float] | None:
-    """Where a box of `width` and a line's height fits best between two edges, given in pixels downward."""
-    left, right = PLOT
-    columns = int((right - left) / COLUMN)
+    """The center of the best place for a box of `width` and a line's height between two edges, in pixels downward."""
+    columns = int((RIGHT - LEFT) / COLUMN)
     floors, roofs = _columns(xs, low, columns, min), _columns(xs, high, columns, max)
     span = int(width / COLUMN) + 1
     best = (16.0, None)
     for start in range(columns - span):
         floor, roof = min(floors[start : start + span]), max(roofs[start : start + span])
         if floor - roof > best[0]:
-            best = (floor - roof, (left + (start + span / 2) * COLUMN, (floor + roof) / 2))
+            best = (floor - roof, (LEFT + (start + span / 2) * COLUMN, (floor + roof) / 2))
     return best[1]
 
 
 def _columns(xs: Sequence[float], ys: Sequence[float], columns: int, worst: Callable) -> list[float]:
     """The tightest y in each column of pixels, of the points in it and of the line through them at its edges."""
-    left = PLOT[0]
-    at_edge = [_interpolate(xs, ys, left + k * COLUMN) for k in range(columns + 1)]
+    at_edge = [_interpolate(xs, ys, LEFT + k * COLUMN) for k in range(columns + 1)]
     inside: list[list[float]] = [[at_edge[k], at_edge[k + 1]] for k in range(columns)]
     for x, y in zip(xs, ys, strict=True):
-        inside[min(columns - 1, int((x - left) / COLUMN))].append(y)
+        inside[min(columns - 1, int((x - LEFT) / COLUMN))].append(y)
     return [worst(column) for column in inside]
 
 
@@ -324,73 +346,3 @@ def _interpolate(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
     gap = xs[right] - xs[right - 1]
     share = (x - xs[right - 1]) / gap if gap else 0.0
     return ys[right - 1] + (ys[right] - ys[right - 1]) * share
-
-
-def _timeline_limit(canvas: Canvas, view: _View, limit: int, name: str) -> None:
-    y = view.y(limit)
-    canvas.line(PLOT[0], y, PLOT[1], y, "#FFFFFF", stroke_width=5)
-    canvas.line(PLOT[0], y, PLOT[1], y, OVER, stroke_width=2, data_capacity=limit)
-    canvas.halo_text(PLOT[0] + 8, y - 7, name, 12, fill=OVER, font_weight="bold")
-
-
-def _timeline_peak(
-    canvas: Canvas,
-    measurement: Measurement,
-    view: _View,
-    peak: int,
-    size: int,
-    unit: str,
-    limit: tuple[float, float] | None,
-) -> None:
-    """A mark on the peak and its name, which moves above the capacity's line where that would cross it.
-
-    `limit` is the line's y and the x where its own name ends.
-    """
-    label = f"peak {format_bytes(size, unit, digits_for(size, unit))}{_where(measurement, peak, view.window)}"
-    half, x, y = text_width(label, 13, bold=True) / 2, view.x(peak), view.y(size)
-    canvas.path(f"M{short(x)} {short(y)}m-5 -8h10l-5 7z", fill=INK, data_peak=size)
-    middle, base = min(max(x, PLOT[0] + half), PLOT[1] - half), y - 13
-    if limit and base - 14 < limit[0] < base + 5 and middle - half > limit[1]:
-        base = limit[0] - 7
-    canvas.halo_text(middle, base, label, 13, text_anchor="middle", font_weight="bold")
-
-
-def _timeline_letters(canvas: Canvas, letters: Mapping[str, int], totals: Sequence[int], view: _View) -> None:
-    """A pin for each letter: from the axis up to the curve, above which the letter stands: it hides no number there."""
-    for letter, count in letters.items():
-        if not view.window.first <= count <= view.window.last:
-            raise ValueError(f"{letter} is at event {count}; shown are {view.window.first} to {view.window.last}")
-        x, y = view.x(count), view.y(totals[count]) - 6
-        canvas.line(x, view.bottom, x, y, "#FFFFFF", stroke_width=4)
-        canvas.line(x, view.bottom, x, y, INK, stroke_width=1.5, stroke_dasharray="4 3")
-        canvas.rect(x - 9, y - 18, 18, 18, "#FFFFFF", rx=9, stroke=INK, stroke_width=1.5, data_letter=letter)
-        canvas.text(x, y - 4.5, letter, 12, text_anchor="middle", font_weight="bold")
-
-
-def _where(measurement: Measurement, peak: int, window: _Window) -> str:
-    """The phase of the event that reached the peak: " in loss, step 2"; the step only where several are shown."""
-    before = [mark for mark in measurement.timeline.marks if mark.event < peak]
-    if not before:
-        return " in set-up"
-    mark = max(before, key=lambda mark: mark.event)
-    several = len({step for _, _, step in _spans(measurement, window, lambda mark: mark.step)}) > 1
-    return f" in {mark.phase}" + (f", step {mark.step}" if several else "")
-
-
-def _timeline_alt(
-    measurement: Measurement,
-    title: str,
-    curves: Mapping[str, Sequence[int]],
-    totals: Sequence[int],
-    peak: int,
-    window: _Window,
-    unit: str,
-) -> str:
-    digits = digits_for(totals[peak], unit)
-    by_size = sorted(((curve[peak], kind) for kind, curve in curves.items() if curve[peak]), reverse=True)[:4]
-    parts = sentence(f"{words(kind)} {amount(size, unit, digits)}" for size, kind in by_size)
-    return (
-        f"{stop(title)} Areas by kind of memory over {window.last - window.first:,} allocations and frees. The peak is "
-        f"{format_bytes(totals[peak], unit, digits)}{_where(measurement, peak, window)}: {parts}. "
-        f"It ends at {format_bytes(totals[window.last], unit, digits)}. {measurement.provenance}."
-    )

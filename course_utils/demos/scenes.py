@@ -1,0 +1,364 @@
+"""The demos that try training runs on the card, or estimate them, one step at a time; see also `fragmentation`."""
+
+from collections.abc import Mapping
+
+from ..breakdown import MemoryBreakdown
+from ..estimating import estimate
+from ..estimating.step_time import model_flops, recomputed_flops
+from ..figures.canvas import sentence
+from ..measurement import WORDS
+from ..models import PRESETS
+from ..planning.twin import fits
+from ..run import TrainingRun
+from ..units import format_bytes, percent
+from .stage import Demo, DemoStep, Outcome, Stage
+from .stage_figures import stage_bars
+
+
+def _drawn(
+    stage: Stage, words: str, rows: Mapping[str, MemoryBreakdown], title: str, notes: Mapping[str, str] | None = None
+) -> Outcome:
+    """Estimates as bars with the card's line."""
+    return Outcome(words, figure=stage_bars(rows, title, stage.card.room, notes))
+
+
+def _takes(run: TrainingRun) -> str:
+    return f"{run} takes {format_bytes(estimate(run).total)} by estimate"
+
+
+# One training step, at six tenths of the card
+
+SIX_TENTHS = 0.6
+
+
+def _step_question(stage: Stage) -> Outcome:
+    run = stage.run_of(SIX_TENTHS)
+    states = format_bytes(16 * run.model.parameters)
+    return Outcome(f"{run} on {stage.words}. At 16 bytes a parameter its states take {states}. What is the peak?")
+
+
+def _step_prediction(stage: Stage) -> Outcome:
+    found = estimate(stage.run_of(SIX_TENTHS))
+    title = f"{format_bytes(found.total)} by estimate, in {found.phase}"
+    return _drawn(stage, "Which of these stay when the step is over?", {"": found}, title)
+
+
+def _what_stays(stage: Stage) -> Outcome:
+    run = stage.run_of(SIX_TENTHS)
+    stays = format_bytes(estimate(run)["parameters"] + estimate(run)["optimizer_states"])
+    peak = format_bytes(stage.outcome_of(run).peak)
+    return Outcome(f"Between two steps {stays} stay: weights and Adam's states. The rest of {peak} comes and goes.")
+
+
+TRAINING_STEP = Demo(
+    "One training step",
+    "What rises in forward, falls in backward, and stays.",
+    (
+        DemoStep("Guess first", "How much memory does this training step take? Write your guess down.", _step_question),
+        DemoStep("The estimate", "Add up what is alive at the worst moment.", _step_prediction),
+        DemoStep(
+            "The step itself",
+            "Watch what rises in forward and falls in backward, and what stays.",
+            lambda stage: stage.attempt(stage.run_of(SIX_TENTHS)),
+        ),
+        DemoStep("What stays", "The step is over.", _what_stays),
+    ),
+    lambda stage: [stage.foresee(stage.run_of(SIX_TENTHS))],
+)
+
+
+# Out of memory on purpose, and back
+
+
+def _too_large(stage: Stage) -> Outcome:
+    run = stage.too_large()
+    title = f"{run.micro_batch} sequences do not fit, by estimate"
+    return _drawn(stage, f"{run} on {stage.words}. Where in the step will it fail?", {"": estimate(run)}, title)
+
+
+def _what_fits(stage: Stage) -> Outcome:
+    large, small = stage.too_large(), stage.run_of(SIX_TENTHS)
+    each = (estimate(large).total - estimate(small).total) // (large.micro_batch - small.micro_batch)
+    return Outcome(
+        f"Each sequence costs {format_bytes(each)}. {large.micro_batch} did not fit. "
+        f"Does the same process still work, and how many fit into {percent(SIX_TENTHS)} of the card?"
+    )
+
+
+OUT_OF_MEMORY = Demo(
+    "Out of memory, and back",
+    "A batch that is too large fails on purpose; the memory comes back, and the same process trains on.",
+    (
+        DemoStep("Too large on purpose", "This batch needs more memory than the GPU has.", _too_large),
+        DemoStep(
+            "Out of memory",
+            "The allocator looks for room, gives back what it has cached, and gives up.",
+            lambda stage: Outcome(stage.fails(stage.too_large())),
+            fails=True,
+        ),
+        DemoStep("What now?", "The failed step's memory has been given back.", _what_fits),
+        DemoStep(  # a batch that fits even where the memory is fragmented
+            "And back",
+            "The same process trains on, with fewer sequences.",
+            lambda stage: stage.attempt(stage.run_of(SIX_TENTHS)),
+        ),
+    ),
+    lambda stage: [stage.foresee(stage.too_large(), fails=True), stage.foresee(stage.run_of(SIX_TENTHS))],
+)
+
+
+# SGD against Adam on one model and batch, and when Adam's states appear
+
+OPTIMIZERS = {"SGD": "sgd", "momentum": "momentum", "AdamW": "adamw"}
+
+
+def _optimized(stage: Stage) -> dict[str, TrainingRun]:
+    """The run with each optimizer; the batch is what AdamW leaves room for."""
+    base = stage.run_of(SIX_TENTHS)
+    return {name: base.replace(optimizer=optimizer) for name, optimizer in OPTIMIZERS.items()}
+
+
+def _optimizer_question(stage: Stage) -> Outcome:
+    run = _optimized(stage)["SGD"]
+    return Outcome(
+        f"{_takes(run)}, with {run.model.parameters / 1e6:,.0f} M "
+        "parameters in fp32. How much more with AdamW, and from which moment on?"
+    )
+
+
+def _optimizer_prediction(stage: Stage) -> Outcome:
+    rows = {name: estimate(run) for name, run in _optimized(stage).items()}
+    title = f"AdamW takes {format_bytes(rows['AdamW'].total - rows['SGD'].total)} more than SGD, by estimate"
+    return _drawn(stage, "One number a parameter for momentum, two for Adam.", rows, title)
+
+
+def _first_step(stage: Stage) -> Outcome:
+    peaks = stage.outcome_of(_optimized(stage)["AdamW"]).step_peaks
+    first, later = format_bytes(peaks[0]), format_bytes(peaks[-1])
+    return Outcome(
+        f"AdamW's first step peaked at {first}, later ones at {later}. A batch that passes one step may still fail in "
+        "the second: always try two."
+    )
+
+
+OPTIMIZER_STATES = Demo(
+    "What Adam remembers",
+    "SGD and AdamW on the same batch: how much more, and when the states appear.",
+    (
+        DemoStep("Guess first", "The same model, the same batch, another optimizer.", _optimizer_question),
+        DemoStep("The estimate", "What each optimizer keeps for every parameter.", _optimizer_prediction),
+        DemoStep("SGD", "Between steps the weights are alone.", lambda stage: stage.attempt(_optimized(stage)["SGD"])),
+        DemoStep(
+            "AdamW", "Watch the first step of the optimizer.", lambda stage: stage.attempt(_optimized(stage)["AdamW"])
+        ),
+        DemoStep("The first step differs", "Forward began without states once, and never again.", _first_step),
+    ),
+    lambda stage: [stage.foresee(_optimized(stage)[name]) for name in ("SGD", "AdamW")],
+)
+
+
+# The same batch under three policies of recomputation
+
+MOSTLY_ACTIVATIONS = {"share": 0.7, "states": 0.2}
+"""Shares of the card: the run with everything kept, and its states; the rest is activations."""
+
+CHUNKS = 8
+"""Pieces of the loss, so that logits, which no policy touches, do not hide the blocks."""
+
+POLICIES = {
+    "all kept": ("none", "Activations rise until the loss is there."),
+    "selective": ("selective", "Matrix products and attention stay; what is cheap is computed again."),
+    "full": ("full", "Only each block's input stays. Watch backward: one block at a time comes back."),
+}
+
+
+def _recomputing(stage: Stage) -> dict[str, TrainingRun]:
+    base = stage.run_of(**MOSTLY_ACTIVATIONS, loss_chunks=CHUNKS)
+    return {name: base.replace(recompute=policy) for name, (policy, _) in POLICIES.items()}
+
+
+def _recompute_question(stage: Stage) -> Outcome:
+    return Outcome(
+        f"{_takes(_recomputing(stage)['all kept'])}. Keep only each block's input, and compute the "
+        "block again in backward: how much is left, and how much longer is a step?"
+    )
+
+
+def _recompute_prediction(stage: Stage) -> Outcome:
+    rows = {name: estimate(run) for name, run in _recomputing(stage).items()}
+    notes = {name: _arithmetic(run) for name, run in _recomputing(stage).items()}
+    title = f"Full recomputation needs {percent(1 - rows['full'].total / rows['all kept'].total)} less, by estimate"
+    words = "A forward pass is a third of a step's arithmetic; the blocks' part of it comes twice."
+    return _drawn(stage, words, rows, title, notes)
+
+
+def _arithmetic(run: TrainingRun) -> str:
+    """The arithmetic of a step beyond the model's own products."""
+    more = recomputed_flops(run) / model_flops(run)
+    if more:
+        return f"{percent(more)} more arithmetic"
+    return "no product is computed again" if run.recompute == "selective" else "nothing is computed again"
+
+
+def _trying(name: str, words: str) -> DemoStep:
+    return DemoStep(name.capitalize(), words, lambda stage: stage.attempt(_recomputing(stage)[name]))
+
+
+def _price(stage: Stage) -> Outcome:
+    """Peaks and times side by side: times are measured on a GPU alone."""
+    made = {name: (run, stage.outcome_of(run)) for name, run in _recomputing(stage).items()}
+    word, first = WORDS["live" if stage.live else "simulated"], made["all kept"][1]
+    notes = {name: f"{format_bytes(one.peak)} {word}, {_time(run, one, first)}" for name, (run, one) in made.items()}
+    rows = {name: estimate(run) for name, (run, _) in made.items()}
+    title = f"{percent(1 - made['full'][1].peak / first.peak)} less memory, for one more forward pass"
+    told = "timed on this GPU" if stage.live else "without a GPU no time is measured, the arithmetic is counted"
+    return _drawn(stage, f"Memory for time: {told}.", rows, title, notes)
+
+
+def _time(run: TrainingRun, tried: Outcome, first: Outcome) -> str:
+    if tried.step_seconds is None or first.step_seconds is None:
+        return _arithmetic(run)
+    return f"{tried.step_seconds:.2f} s a step, {tried.step_seconds / first.step_seconds - 1:+.0%}"
+
+
+RECOMPUTATION = Demo(
+    "Recomputation",
+    "One batch under three policies: what each keeps, and what it computes again.",
+    (
+        DemoStep("Guess first", "The same batch, three ways.", _recompute_question),
+        DemoStep("The estimate", "Three policies, one batch.", _recompute_prediction),
+        *(_trying(name, words) for name, (_, words) in POLICIES.items()),
+        DemoStep("The price", "The peak fell. What did it cost?", _price),
+    ),
+    lambda stage: [stage.foresee(run) for run in _recomputing(stage).values()],
+)
+
+
+# One large batch, the same as micro-batches, and one ten times as large that takes no more
+
+PARTS, TIMES = 4, 10
+
+
+def _large(stage: Stage) -> TrainingRun:
+    """A batch at eight tenths of the card; its sequences can be shared by the micro-batches."""
+    run = stage.run_of(0.8, 0.2)
+    if run.micro_batch < PARTS:
+        raise ValueError(f"only {run.micro_batch} sequences fit {stage.words}: free some of its memory")
+    return run.replace(micro_batch=run.micro_batch // PARTS * PARTS)
+
+
+def _in_parts(stage: Stage, times: int = 1) -> TrainingRun:
+    """The same batch, or `times` as many sequences, in micro-batches."""
+    run = _large(stage)
+    return run.replace(micro_batch=run.micro_batch // PARTS, accumulation_steps=PARTS * times)
+
+
+def _batch_question(stage: Stage) -> Outcome:
+    run = _large(stage)
+    return Outcome(
+        f"{_takes(run)}. The same {run.micro_batch} sequences in {PARTS} "
+        f"micro-batches of {run.micro_batch // PARTS}, gradients added up: does that take a quarter?"
+    )
+
+
+def _batch_prediction(stage: Stage) -> Outcome:
+    whole, parts = estimate(_large(stage)), estimate(_in_parts(stage))
+    title = f"{percent(parts.total / whole.total)} of the memory, not {percent(1 / PARTS)}, by estimate"
+    return _drawn(stage, "Which kinds did not shrink?", {"at once": whole, f"in {PARTS} parts": parts}, title)
+
+
+def _ten_times(stage: Stage) -> Outcome:
+    """A batch that would never fit at once, by estimate."""
+    run, more = _large(stage), _in_parts(stage, TIMES)
+    rows = {
+        f"{more.global_batch} at once": estimate(run.replace(micro_batch=more.global_batch)),
+        f"in {more.accumulation_steps} parts": estimate(more),
+    }
+    same = estimate(more).total == estimate(_in_parts(stage)).total
+    title = f"{TIMES} times the batch takes {'the same memory' if same else 'hardly more memory'}, by estimate"
+    return _drawn(stage, "Only time grows with the batch.", rows, title)
+
+
+ACCUMULATION = Demo(
+    "Gradient accumulation",
+    "A large batch at once and in micro-batches: what shrinks, and what does not.",
+    (
+        DemoStep("Guess first", "The same batch, in one piece and in several.", _batch_question),
+        DemoStep("The estimate", "Activations are one micro-batch's.", _batch_prediction),
+        DemoStep("One large batch", "All sequences at once.", lambda stage: stage.attempt(_large(stage))),
+        DemoStep(
+            "Micro-batches",
+            "Gradients stay from one to the next, activations do not.",
+            lambda stage: stage.attempt(_in_parts(stage)),
+        ),
+        DemoStep("Ten times the batch", "Ten times as many sequences a step. How much memory?", _ten_times),
+    ),
+    lambda stage: [stage.foresee(_large(stage)), stage.foresee(_in_parts(stage))],
+)
+
+
+# ZeRO's three stages for a model whose states no single card holds: estimates alone, as the other cards are not here
+
+RANKS = (8, 16, 32, 64)
+STAGES = {"replicas": 0, "ZeRO-1": 1, "ZeRO-2": 2, "ZeRO-3": 3}
+
+
+def _sharded(stage: Stage) -> dict[str, TrainingRun]:
+    """The run at each of ZeRO's stages, on as few cards as the third needs. ValueError where none of `RANKS` do."""
+    base = _too_large_for_one(stage)
+    for ranks in RANKS:
+        made = {name: base.replace(world_size=ranks, zero_stage=number) for name, number in STAGES.items()}
+        if fits(made["ZeRO-3"], stage.card.room):
+            return made
+    raise ValueError(f"{base.model.name} does not fit {RANKS[-1]} of {stage.words}: nothing to show")
+
+
+def _too_large_for_one(stage: Stage) -> TrainingRun:
+    """One sequence of the smallest dense model whose 16 bytes a parameter are more than the card holds.
+
+    Its precision is ZeRO's own, 2 + 2 + 12 bytes: autocast would keep a whole 16-bit copy of the weights on each card.
+    """
+    large = [one for one in PRESETS.values() if not one.experts and 16 * one.parameters > stage.card.room]
+    if not large:
+        raise ValueError(f"no preset is too large for {stage.words}: nothing to show")
+    model = min(large, key=lambda one: one.parameters)
+    precision, attention = ("bf16-master", "flash") if stage.card.has_bf16 else ("fp16-master", "efficient")
+    return TrainingRun(model, 1, min(512, model.max_positions), precision, attention=attention, recompute="full")
+
+
+def _cards_question(stage: Stage) -> Outcome:
+    model = _too_large_for_one(stage).model
+    return Outcome(
+        f"{model.name} on {stage.words}: at 16 bytes a parameter its states take "
+        f"{format_bytes(16 * model.parameters)}. How many such cards does it take, if each keeps a copy?"
+    )
+
+
+def _replicas(stage: Stage) -> Outcome:
+    made = _sharded(stage)["replicas"]
+    few, many = RANKS[0], made.world_size * 8
+    rows = {f"{ranks} cards": estimate(made.replace(world_size=ranks)) for ranks in (few, many)}
+    title = f"A replica is as large on {many} cards as on {few}, by estimate"
+    return _drawn(stage, "Each card holds everything. What need not be there twice?", rows, title)
+
+
+def _stages(stage: Stage) -> Outcome:
+    made = _sharded(stage)
+    ranks = made["ZeRO-3"].world_size
+    rows = {name: estimate(run) for name, run in made.items()}
+    fitting = [name for name, run in made.items() if fits(run, stage.card.room)]
+    words = f"Bytes of one of {ranks} cards. Nothing was measured: those cards are not here."
+    return _drawn(stage, words, rows, f"On {ranks} cards {sentence(fitting)} fit, by estimate")
+
+
+SHARDING = Demo(
+    "ZeRO, by estimate",
+    "A model that no single card trains: what replicas keep, and what ZeRO's stages leave.",
+    (
+        DemoStep("Guess first", "A model that is too large.", _cards_question),
+        DemoStep("More replicas", "The batch is shared. The model is not.", _replicas),
+        DemoStep("ZeRO", "Shard the states, then the gradients, then the weights.", _stages),
+    ),
+    lambda stage: [stage.foresee(_sharded(stage)["replicas"], fails=True), stage.foresee(_sharded(stage)["ZeRO-3"])],
+    runs=False,
+)
