@@ -1,73 +1,76 @@
 """Checks of the exercises of lesson 03, "Mixed precision": each names the misconception, never the answer."""
 
 import math
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from numbers import Real
-from typing import Any
+from operator import eq
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import torch
+from torch.nn.utils import clip_grad_norm_
 
 from course_utils.estimating import estimate
 from course_utils.gpus import gpu
-from course_utils.interactive.feedback import CheckFailed, call, exercise, expect, fail, of_kind
+from course_utils.interactive.feedback import (
+    Mistakes,
+    alike,
+    by_name,
+    call,
+    exercise,
+    expect,
+    fail,
+    of_kind,
+    recognized,
+)
 from course_utils.run import TrainingRun
+from course_utils.units import GB
 
 from .experiments import gradscaler_scales
-from .labs import CHOICE_MISTAKES, CHOICES, STEP_MISTAKES, Outcome, allowed, best_choice, outcome_of, right_step
 from .number_formats import NumberFormat, decode
-
-__all__ = ["choose_precision", "good_step", "limits", "next_scale", "read_bits", "round_at_random"]
 
 # ------------------------------------------------------------------------------------------------------- 03.1: limits
 
 WIDTHS = ((5, 10), (8, 7), (8, 23), (5, 2), (3, 4), (6, 9))
 """Exponent and mantissa bits."""
 
+EPSILON_MISTAKES: Mistakes = {
+    "Half of epsilon: that is the largest error of rounding near 1, not the next number.": lambda f: f.epsilon / 2,
+    "Twice epsilon. How many different mantissas are there from 1 up to 2?": lambda f: f.epsilon * 2,
+}
+
+LARGEST_MISTAKES: Mistakes = {
+    "That is the first power of two *beyond* the largest number: all mantissa bits are 1, not 2.": (
+        lambda f: 2.0 ** (f.bias + 1)
+    ),
+    "That has the largest exponent, but a mantissa of zeros. What makes it larger?": lambda f: 2.0**f.bias,
+    "Twice too large: did you use the exponent that is set aside for infinity and NaN?": lambda f: 2 * f.largest,
+    "Half of it: the largest exponent that is left is 2^e − 2. What is it less the bias?": lambda f: f.largest / 2,
+}
+
+SMALLEST_MISTAKES: Mistakes = {
+    "That is the smallest *subnormal* number. Normal ones have E = 1 at least.": lambda f: f.smallest,
+    "That has E = 0, which is for subnormal numbers.": lambda f: f.smallest_normal / 2,
+}
+
 
 @exercise("03.1", "Range from the exponent's bits, precision from the mantissa's: you need not remember any format.")
 def limits(answer: Any) -> None:
     """`answer(e, m)` is epsilon, the largest finite and the smallest normal number of a format of e and m bits."""
+    answers = []
     for e, m in WIDTHS:
         got = call(answer, e=e, m=m, returns=(tuple, list))
         expect(len(got) == 3, f"{len(got)} numbers, where three were asked for: epsilon, largest, smallest normal.")
-        epsilon, largest, smallest = (of_kind(value, Real, "One of your three is") for value in got)
-        form = NumberFormat("asked", e, m, 4)
-        _expect_epsilon(epsilon, m)
-        _expect_largest(largest, form)
-        _expect_smallest(smallest, form)
-
-
-def _expect_epsilon(got: float, m: int) -> None:
-    expect(
-        got != 2.0 ** -(m + 1), "Half of epsilon: that is the largest error of rounding near 1, not the next number."
-    )
-    expect(got != 2.0 ** -(m - 1), "Twice epsilon. How many different mantissas are there from 1 up to 2?")
-    expect(got == 2.0**-m, "Epsilon is off. It depends on the mantissa's bits alone: change the last of them in 1.")
-
-
-def _expect_largest(got: float, form: NumberFormat) -> None:
-    bias, largest = form.bias, form.largest
-    mistakes = [
-        (
-            2.0 ** (bias + 1),
-            "That is the first power of two *beyond* the largest number: all mantissa bits are 1, not 2.",
-        ),
-        (2.0**bias, "That has the largest exponent, but a mantissa of zeros. What makes it larger?"),
-        (2 * largest, "Twice too large: did you use the exponent that is set aside for infinity and NaN?"),
-        (largest / 2, "Half of it: the largest exponent that is left is 2^e − 2. What is it less the bias?"),
-    ]
-    for wrong, message in mistakes:
-        expect(got != wrong, message)
-    expect(
-        math.isclose(got, largest, rel_tol=1e-12), "The largest number is off: largest exponent, all mantissa bits 1."
-    )
-
-
-def _expect_smallest(got: float, form: NumberFormat) -> None:
-    expect(got != form.smallest, "That is the smallest *subnormal* number. Normal ones have E = 1 at least.")
-    expect(got != form.smallest_normal / 2, "That has E = 0, which is for subnormal numbers.")
-    expect(got == form.smallest_normal, "The smallest normal number is off: E is 1, and the mantissa is 0.")
+        answers.append([of_kind(value, Real, "One of your three is") for value in got])
+    epsilons, largest, smallest = map(list, zip(*answers, strict=True))
+    forms = [(NumberFormat("asked", e, m, 4),) for e, m in WIDTHS]
+    off = "Epsilon is off. It depends on the mantissa's bits alone: change the last of them in 1."
+    recognized(epsilons, forms, lambda f: f.epsilon, EPSILON_MISTAKES, off, eq)
+    off, close = "The largest number is off: largest exponent, all mantissa bits 1.", partial(alike, tolerance=1e-12)
+    recognized(largest, forms, lambda f: f.largest, LARGEST_MISTAKES, off, close)
+    off = "The smallest normal number is off: E is 1, and the mantissa is 0."
+    recognized(smallest, forms, lambda f: f.smallest_normal, SMALLEST_MISTAKES, off, eq)
 
 
 # ---------------------------------------------------------------------------------------------------- 03.2: read_bits
@@ -78,57 +81,41 @@ READ_FORMATS = (NumberFormat("fp16", 5, 10, 2), NumberFormat("bf16", 8, 7, 2), N
 @exercise("03.2", "Every pattern of three formats, subnormal, infinite and not a number.")
 def read_bits(answer: Any) -> None:
     """`answer(bits, e)` is the number that the text of bits stands for, with e exponent bits."""
-    small = READ_FORMATS[-1]
-    patterns = [(small, pattern) for pattern in range(2**small.bits)]
-    patterns += [(form, pattern) for form in READ_FORMATS[:2] for pattern in range(0, 2**form.bits, 331)]
-    normal_first = sorted(patterns, key=lambda one: (_case(*one), one[0].bits, -one[0].fields(one[1])[2]))
-    for form, pattern in normal_first:
-        got, wanted = _read(answer, form, pattern), decode(form, pattern)
-        if not _same(got, wanted):
-            _name_the_misreading(got, form, pattern)
+    patterns = [(form, one) for form in READ_FORMATS for one in range(0, 2**form.bits, 331 if form.bits > 8 else 1)]
+    for form, pattern in sorted(patterns, key=_normal_first):
+        bits, wanted = f"{pattern:0{form.bits}b}", decode(form, pattern)
+        got = float(call(answer, bits=bits, e=form.exponent, finite=False))
+        if got != wanted and not (math.isnan(got) and math.isnan(wanted)):
+            _name_the_misreading(got, wanted, form, pattern)
 
 
-def _read(answer: Any, form: NumberFormat, pattern: int) -> float:
-    """The learner's number; infinity and NaN are fine here."""
-    return float(call(answer, bits=f"{pattern:0{form.bits}b}", e=form.exponent, finite=False))
+def _normal_first(one: tuple[NumberFormat, int]) -> tuple[int, int, int]:
+    """Normal numbers, then subnormal ones, then infinity and NaN; within each kind, large mantissas first."""
+    form, pattern = one
+    _, exponent, mantissa = form.fields(pattern)
+    kind = 2 if exponent == 2**form.exponent - 1 else 1 if exponent == 0 else 0
+    return kind, form.bits, -mantissa
 
 
-def _case(form: NumberFormat, pattern: int) -> int:
-    _, exponent, _ = form.fields(pattern)
-    return 2 if exponent == 2**form.exponent - 1 else 1 if exponent == 0 else 0
-
-
-def _same(got: float, wanted: float) -> bool:
-    if math.isnan(wanted) or math.isnan(got):
-        return math.isnan(wanted) and math.isnan(got)
-    return got == wanted
-
-
-def _name_the_misreading(got: float, form: NumberFormat, pattern: int) -> None:
+def _name_the_misreading(got: float, wanted: float, form: NumberFormat, pattern: int) -> None:
     sign, exponent, mantissa = form.fields(pattern)
-    wanted, case = decode(form, pattern), _case(form, pattern)
-    shown = f"{sign} {exponent:0{form.exponent}b} {mantissa:0{form.mantissa}b}"
+    part, shown = mantissa / 2**form.mantissa, f"{sign} {exponent:0{form.exponent}b} {mantissa:0{form.mantissa}b}"
     expect(got != -wanted or wanted == 0, f"The sign of {shown} is turned round, or forgotten: 1 means minus.")
-    if case == 2:
+    if exponent == 2**form.exponent - 1:
         fail(f"{shown}: all exponent bits are 1, so it is no number any more. Infinity with a mantissa of 0, else NaN.")
-    if case == 1:
-        whole = 2.0**-form.bias * (1 + mantissa / 2**form.mantissa)
-        expect(
-            abs(got) not in (whole, 2 * whole),
-            f"{shown}: with all exponent bits 0 there is no hidden 1 in front of the mantissa.",
-        )
-        expect(
-            abs(got) != abs(wanted) / 2,
-            f"{shown}: half of it. Subnormal numbers share the exponent of the *smallest normal* ones.",
-        )
+    if exponent == 0:
+        hidden = f"{shown}: with all exponent bits 0 there is no hidden 1 in front of the mantissa."
+        expect(abs(got) not in [2.0 ** (power - form.bias) * (1 + part) for power in (0, 1)], hidden)
+        half = f"{shown}: half of it. Subnormal numbers share the exponent of the *smallest normal* ones."
+        expect(abs(got) != abs(wanted) / 2, half)
         fail(f"{shown} is subnormal, and your value is off: what is its exponent, and is there a hidden 1?")
-    without_one = 2.0 ** (exponent - form.bias) * mantissa / 2**form.mantissa
+    without_one = 2.0 ** (exponent - form.bias) * part
     expect(abs(got) != without_one, f"{shown}: a normal number has a hidden 1 in front of its mantissa.")
     ratio = got / wanted
     power = ratio > 0 and math.log2(ratio).is_integer()
     expect(not power, f"{shown} is off by a power of two: is the bias 2^(e−1) − 1?")
-    part = (abs(ratio) * (2**form.mantissa + mantissa) - 2**form.mantissa) / mantissa if mantissa else 0
-    expect(part <= 0 or not math.log2(part).is_integer(), f"{shown}: its mantissa is off. Is M divided by 2^m?")
+    read = (abs(ratio) * (1 + part) - 1) / part if mantissa else 0  # the mantissa that the learner added, over part
+    expect(read <= 0 or not math.log2(read).is_integer(), f"{shown}: its mantissa is off. Is M divided by 2^m?")
     fail(f"{shown}: your value is off. Cut the text into 1, e and m bits, and read each of them as a binary number.")
 
 
@@ -140,27 +127,23 @@ def round_at_random(answer: Any) -> None:
     """`answer(values, step, u)` rounds to multiples of step, up or down by u, without bias."""
     dice = torch.Generator().manual_seed(0)
     for value, step in ((0.3, 1.0), (1.001, 2.0**-7), (-0.7, 0.5), (0.9, 0.25)):
-        values = torch.full((40_000,), value)
-        u = torch.rand(values.shape, generator=dice)
-        got = call(answer, values=values.clone(), step=step, u=u.clone(), returns=torch.Tensor)
+        values, u = torch.full((40_000,), value), torch.rand(40_000, generator=dice)
+        got, again = (call(answer, values=values, step=step, u=u, returns=torch.Tensor) for _ in range(2))
         expect(got.shape == values.shape, f"Your result has the shape {tuple(got.shape)}; the values' was asked for.")
         _expect_multiples(got, value, step)
         _expect_no_bias(got, value, step)
-        again = call(answer, values=values.clone(), step=step, u=u.clone(), returns=torch.Tensor)
         expect(torch.equal(got, again), "The same u, another result: u is all the randomness that you may use.")
-    exact = call(answer, values=torch.tensor([2.0, -3.0, 0.0]), step=0.5, u=torch.tensor([0.0, 0.999, 0.5]),
-                 returns=torch.Tensor)  # fmt: skip
-    expect(exact.tolist() == [2.0, -3.0, 0.0], "A value that is a multiple already has to stay as it is.")
+    exact, u = torch.tensor([2.0, -3.0, 0.0]), torch.tensor([0.0, 0.999, 0.5])
+    got = call(answer, values=exact, step=0.5, u=u, returns=torch.Tensor)
+    expect(got.tolist() == exact.tolist(), "A value that is a multiple already has to stay as it is.")
 
 
 def _expect_multiples(got: torch.Tensor, value: float, step: float) -> None:
     units = got / step
     counted = step < 0.1 and bool(((got - value / step).abs() <= 1).all())
     expect(not counted, "Your results count steps. The multiples themselves were asked for: multiply at the end.")
-    expect(
-        bool((units - units.round()).abs().max() < 1e-4),
-        "Not all of your results are multiples of `step`. Divide by it first, multiply by it last.",
-    )
+    whole = bool((units - units.round()).abs().max() < 1e-4)
+    expect(whole, "Not all of your results are multiples of `step`. Divide by it first, multiply by it last.")
     below = math.floor(value / step) * step
     near = ((got - below).abs() < 1e-6) | ((got - below - step).abs() < 1e-6)
     expect(bool(near.all()), "Some results are neither the multiple below nor the one above.")
@@ -171,8 +154,11 @@ def _expect_no_bias(got: torch.Tensor, value: float, step: float) -> None:
     fraction = value / step - math.floor(value / step)
     up = (got > value).float().mean().item()
     expect(0 < up < 1, f"All results are the same {side} zero: that is no stochastic rounding. Where does u come in?")
-    expect(abs(up - 0.5) > 0.02 or abs(fraction - 0.5) < 0.05, "Up or down like a fair coin: that is right on average "
-           "only half-way between the two. How often up, for a value close to the lower one?")  # fmt: skip
+    expect(
+        abs(up - 0.5) > 0.02 or abs(fraction - 0.5) < 0.05,
+        "Up or down like a fair coin: that is right on average only half-way between the two. How often up, for a "
+        "value close to the lower one?",
+    )
     turned = abs(up - (1 - fraction)) < 0.02 < abs(up - fraction)
     expect(not turned, "Turned round: the closer a value is to the multiple above, the more often it goes there.")
     expect(abs(up - fraction) < 0.02, f"On average your results are off {side} zero: up with what probability?")
@@ -186,11 +172,17 @@ OVERFLOWS = tuple(step in (0, 7, 8, 21, 40, 44) for step in range(60))
 @exercise("03.4", "Step by step the same scale as PyTorch's own GradScaler.")
 def next_scale(answer: Any) -> None:
     """`answer(scale, streak, overflowed, interval)` is the scale and the streak after a step."""
+
+    def following(scale: float, streak: int, overflowed: bool) -> tuple[float, int]:
+        got = call(answer, scale=scale, streak=streak, overflowed=overflowed, interval=interval, returns=(tuple, list))
+        expect(len(got) == 2, f"{len(got)} values, where two were asked for: the scale and the streak.")
+        return of_kind(got[0], Real, "Your scale is"), of_kind(got[1], Real, "Your streak is")
+
     for interval in (3, 5):
-        _expect_single_steps(answer, interval)
+        _expect_single_steps(following, interval)
         scale, streak, found = 1024.0, 0, []
         for overflowed in OVERFLOWS:
-            scale, streak = _next(answer, scale, streak, overflowed, interval)
+            scale, streak = following(scale, streak, overflowed)
             found.append(scale)
         expect(
             found == gradscaler_scales(OVERFLOWS, 1024.0, interval),
@@ -198,31 +190,97 @@ def next_scale(answer: Any) -> None:
         )
 
 
-def _next(answer: Any, scale: float, streak: int, overflowed: bool, interval: int) -> tuple[float, int]:
-    got = call(answer, scale=scale, streak=streak, overflowed=overflowed, interval=interval, returns=(tuple, list))
-    expect(len(got) == 2, f"{len(got)} values, where two were asked for: the scale and the streak.")
-    return of_kind(got[0], Real, "Your scale is"), of_kind(got[1], Real, "Your streak is")
-
-
-def _expect_single_steps(answer: Any, interval: int) -> None:
-    scale, streak = _next(answer, 1024.0, 1, True, interval)
+def _expect_single_steps(following: Callable[[float, int, bool], tuple[float, int]], interval: int) -> None:
+    scale, streak = following(1024.0, 1, True)
     expect(scale != 2048, "An overflow means that the scale is too large. You double it.")
     expect(scale == 512, "After an overflow the scale is half of what it was, however long the streak is.")
     expect(streak == 0, "After an overflow the good steps have to be counted from the beginning.")
-    scale, streak = _next(answer, 1024.0, 0, False, interval)
+    scale, streak = following(1024.0, 0, False)
     expect(scale == 1024, "A good step changes the scale only where it completes the interval.")
     expect(streak == 1, "A good step makes the streak longer by one, and you were given the streak before it.")
-    scale, streak = _next(answer, 1024.0, interval - 1, False, interval)
+    scale, streak = following(1024.0, interval - 1, False)
     expect(scale != 1024, "One step too late: with this good step the interval is complete.")
     expect(scale == 2048, "When the interval is complete the scale doubles.")
     expect(streak == 0, "The scale has doubled, so the streak begins anew; yours would double at every step.")
-    scale, _ = _next(answer, 1024.0, interval - 2, False, interval)
+    scale, _ = following(1024.0, interval - 2, False)
     expect(scale == 1024, "One step too early: with this good step the interval is not complete yet.")
-    scale, _ = _next(answer, 1024.0, interval - 1, True, interval)
+    scale, _ = following(1024.0, interval - 1, True)
     expect(scale == 512, "An overflow in the step that would have completed the interval is an overflow all the same.")
 
 
 # ---------------------------------------------------------------------------------------------------- 03.5: good_step
+
+SCALE, RATE = 2.0**12, 0.5
+
+
+class Left(NamedTuple):
+    """What one step left behind: how far masters and weights moved, if it was said to be taken, gradients still there.
+
+    `norm` is that of the masters.
+    """
+
+    masters: torch.Tensor
+    weights: torch.Tensor
+    taken: bool
+    gradients_of_weights: bool
+    gradients_of_masters: bool
+
+    @property
+    def norm(self) -> float:
+        return self.masters.norm().item()
+
+    def off(self, right: "Left") -> bool:
+        return not torch.allclose(self.masters, right.masters, rtol=1e-3, atol=1e-12)
+
+
+STEP_MISTAKES: Mistakes = {
+    "The masters do not move: who calls `optimizer.step()`?": lambda got, right: not got.small.masters.any(),
+    "The masters move 4,096 times too far, or to the limit of clipping: the gradients are still scaled when the "
+    "optimizer, or the clipping, sees them.": lambda got, right: got.small.norm > 2 * right.small.norm,
+    "With scaled gradients the norm looks 4,096 times as large, so you clip what is small enough. Divide first.": (
+        lambda got, right: (
+            got.small.norm < right.small.norm / 2 and math.isclose(got.small.norm, got.large.norm, rel_tol=1e-3)
+        )
+    ),
+    "The gradients arrive far too small: they are divided by the scale, but were they ever multiplied by it?": (
+        lambda got, right: got.small.norm < right.small.norm / 100
+    ),
+    "Small gradients do not arrive as they are: what else changes them?": (
+        lambda got, right: got.small.off(right.small)
+    ),
+    "Tiny gradients get lost: something divides by the scale while they are still fp16. Upcast first.": (
+        lambda got, right: got.tiny.off(right.tiny)
+    ),
+    "Large gradients are clipped, each tensor on its own: the norm of all of them *together* has to be 1 at most.": (
+        lambda got, right: math.isclose(got.large.norm, 2**0.5 * right.large.norm, rel_tol=1e-3)
+    ),
+    "Large gradients are not clipped: the norm of all of them together, unscaled, has to be 1 at most.": (
+        lambda got, right: got.large.norm > 1.01 * right.large.norm
+    ),
+    "Large gradients are clipped, but not to a norm of 1. Which norm do you take?": (
+        lambda got, right: got.large.off(right.large)
+    ),
+    "A step with infinite gradients changes the masters: look whether they are finite before the optimizer steps.": (
+        lambda got, right: got.infinite.masters.any()
+    ),
+    "The masters survive infinite gradients, the fp16 weights do not.": lambda got, right: got.infinite.weights.any(),
+    "Your function says that it took a step in which gradients were infinite.": lambda got, right: got.infinite.taken,
+    "Your function says that a good step was not taken.": lambda got, right: not got.small.taken,
+    "The masters move, the fp16 weights do not: the next forward pass reads the weights. Who copies?": (
+        lambda got, right: not got.small.weights.any()
+    ),
+    "The fp16 weights are not what the masters round to.": (
+        lambda got, right: not torch.equal(got.small.weights, got.small.masters.half().float())
+    ),
+    "The weights' gradients are left behind, and backward will add to them.": (
+        lambda got, right: got.small.gradients_of_weights or got.infinite.gradients_of_weights
+    ),
+    "The masters' gradients are left behind: 4 bytes per parameter, all through the next forward pass.": (
+        lambda got, right: got.small.gradients_of_masters or got.infinite.gradients_of_masters
+    ),
+    "The first step is right, the second is not.": lambda got, right: got.twice.off(right.twice),
+}
+"""What to say where the learner's steps and the right ones, in every situation, meet a condition; in this order."""
 
 
 @exercise(
@@ -230,29 +288,137 @@ def _expect_single_steps(answer: Any, interval: int) -> None:
 )
 def good_step(answer: Any) -> None:
     """`answer(weights, masters, optimizer, loss, scale)` takes one step in fp16, or none, and says which."""
-    taught = _outcome(answer)
-    right = outcome_of(right_step)
-    for message, differs in STEP_MISTAKES:
-        expect(not differs(taught, right), message)
+    names = ("weights", "masters", "optimizer", "loss", "scale")
+    hints = {
+        "leaf Variable that requires grad": "You copy into a weight while autograd watches: put it under "
+        "torch.no_grad()."
+    }
+    may_change = ("weights", "masters")
+
+    def called(*given: Any) -> bool:
+        return call(answer, **by_name(names, given), returns=bool, may_change=may_change, hints=hints)
+
+    got, right = _in_every_situation(called), _in_every_situation(_right_step)
+    for message, holds in STEP_MISTAKES.items():
+        expect(not holds(got, right), message)
 
 
-def _outcome(answer: Any) -> Outcome:
-    def called(*arguments: Any) -> Any:
-        names = ("weights", "masters", "optimizer", "loss", "scale")
-        given = dict(zip(names, arguments, strict=True))
-        return call(answer, **given, returns=bool, may_change=("weights", "masters"))
+def _in_every_situation(step: Callable[..., bool]) -> SimpleNamespace:
+    """What `step` leaves with small, tiny, large and infinite gradients, and twice in a row."""
+    sizes = {"small": 0.03, "tiny": 2.0**-27, "large": 1.5, "infinite": 100.0}
+    return SimpleNamespace(**{name: _left(step, size) for name, size in sizes.items()}, twice=_left(step, 0.03, 2))
 
-    try:
-        return outcome_of(called)
-    except CheckFailed as problem:
-        if "leaf Variable that requires grad" in str(problem):
-            raise CheckFailed(
-                "You copy into a weight while autograd watches: put it under torch.no_grad()."
-            ) from problem
-        raise
+
+def _left(step: Callable[..., bool], size: float, times: int = 1) -> Left:
+    """Take `times` steps on two fp16 weights of two numbers each, whose true gradients are `size` · (1, 2, 3, 4)."""
+    weights: list[torch.Tensor] = [torch.nn.Parameter(torch.zeros(2, dtype=torch.float16)) for _ in range(2)]
+    masters: list[torch.Tensor] = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
+    optimizer = torch.optim.SGD(masters, lr=RATE)
+    taken = True
+    for _ in range(times):
+        loss = (torch.cat(weights).float() * torch.tensor([1.0, 2.0, 3.0, 4.0])).sum() * size
+        taken = step(weights, masters, optimizer, loss, SCALE)
+
+    def moved(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        return torch.cat([tensor.detach().float() for tensor in tensors])
+
+    def graded(tensors: Sequence[torch.Tensor]) -> bool:
+        return any(tensor.grad is not None and bool(tensor.grad.any()) for tensor in tensors)
+
+    return Left(moved(masters), moved(weights), taken, graded(weights), graded(masters))
+
+
+def _right_step(weights: Any, masters: Any, optimizer: Any, loss: Any, scale: float) -> bool:
+    """One step in fp16 with master weights, loss scaling and clipping at a norm of 1."""
+    (loss * scale).backward()
+    for weight, master in zip(weights, masters, strict=True):
+        master.grad, weight.grad = weight.grad.float() / scale, None
+    taken = bool(clip_grad_norm_(masters, 1.0).isfinite())
+    if taken:
+        optimizer.step()
+        for weight, master in zip(weights, masters, strict=True):
+            weight.data.copy_(master.data)
+    optimizer.zero_grad()
+    return taken
 
 
 # --------------------------------------------------------------------------------------------- 03.6: choose_precision
+
+_XL = TrainingRun("gpt2-xl", recompute="full")
+
+CHOICES: tuple[tuple[str, TrainingRun], ...] = (
+    ("A100-40GB", _XL.replace(micro_batch=16)),
+    ("A100-40GB", _XL.replace(optimizer="adamw-fused")),
+    ("RTX3090-24GB", _XL),
+    ("RTX3090-24GB", _XL.replace(micro_batch=32)),
+    ("RTX4080-16GB", _XL.replace(micro_batch=16)),
+    ("V100-32GB", _XL.replace(micro_batch=16)),
+    ("V100-32GB", _XL.replace(micro_batch=20)),
+    ("V100-32GB", _XL.replace(micro_batch=48)),
+    ("T4-16GB", _XL),
+    ("T4-16GB", TrainingRun("gpt2-medium", 8, 1024, recompute="full")),
+    ("T4-16GB", TrainingRun("gpt2-medium", 4, 1024, attention="eager")),
+    ("H100-80GB", _XL.replace(micro_batch=32)),
+    ("RTX4080-16GB", TrainingRun("llama3-8b", 1, 1024, recompute="full")),
+)
+"""Cards and runs to choose a precision for."""
+
+
+def _ranks(card: str) -> list[list[str]]:
+    """The precisions to choose from on a card, by rank."""
+    if gpu(card).has_bf16:
+        return [["amp-bf16", "bf16-master-fp32grad"], ["bf16-master"], ["bf16"]]
+    return [["amp-fp16"], ["fp16-master"]]
+
+
+def _lowest(peaks: Mapping[str, int]) -> str:
+    return min(peaks, key=peaks.__getitem__)
+
+
+def _choose(
+    card: str,
+    run: TrainingRun,
+    pick: Callable[[Mapping[str, int]], str] = _lowest,
+    ranks: Callable[[str], Sequence[Sequence[str]]] = _ranks,
+    memory: Callable[[str], int] = lambda card: gpu(card).memory,
+    kernel: str = "efficient",
+) -> str:
+    """Return what is picked from the first rank in which anything fits, "" if nothing does."""
+    for names in ranks(card):
+        peaks = {name: _peak(card, run, name, kernel) for name in names}
+        fitting = {name: peak for name, peak in peaks.items() if peak <= memory(card)}
+        if fitting:
+            return pick(fitting)
+    return ""
+
+
+@cache
+def _peak(card: str, run: TrainingRun, precision: str, kernel: str = "efficient") -> int:
+    """Bytes at the peak, with that kernel of attention ("": the run's own) on a card without bf16."""
+    attention = run.attention if gpu(card).has_bf16 or not kernel else kernel
+    return estimate(run.replace(precision=precision, attention=attention)).total
+
+
+CHOICE_MISTAKES: Mistakes = {
+    "You take the lowest peak of all. What fits is enough: prefer the precision that adds up more in fp32.": (
+        partial(_choose, ranks=lambda card: [[name for rank in _ranks(card) for name in rank]])
+    ),
+    "You take autocast wherever it fits. In the first rank two names compete, and the lower peak wins.": (
+        partial(_choose, pick=lambda peaks: next(iter(peaks)))
+    ),
+    "In the first rank you take the higher peak: the lower one leaves more room.": (
+        partial(_choose, pick=lambda peaks: max(peaks, key=peaks.__getitem__))
+    ),
+    "You give up after the first rank: what does not fit with fp32 gradients may fit with masters.": (
+        partial(_choose, ranks=lambda card: _ranks(card)[:1])
+    ),
+    "On a card without bf16 you keep the run's own kernel of attention: estimate with `efficient` there.": (
+        partial(_choose, kernel="")
+    ),
+    "You took the number in the card's name for GB. Compare with `gpu(card).memory`, in bytes.": (
+        partial(_choose, memory=lambda card: int(card.rpartition("-")[2].removesuffix("GB")) * GB)
+    ),
+}
 
 
 @exercise("03.6", "The best sums that each card can afford, from a T4 to an H100.")
@@ -260,30 +426,12 @@ def choose_precision(answer: Any) -> None:
     """`answer(card, run)` is the best precision in which the run fits the card, or ""."""
     got = [call(answer, card=card, run=run, returns=str) for card, run in CHOICES]
     for (card, run), name in zip(CHOICES, got, strict=True):
-        known = [*(choice for rank in allowed(card) for choice in rank), ""]
         bf16 = "bf16" in name and not gpu(card).has_bf16
         expect(not bf16, f"{card} has no bf16: you choose {name!r} for it.")
-        expect(name in known, f"{name!r} is not among the precisions to choose from for {card}.")
+        known = any(name in rank for rank in ([""], *_ranks(card)))
+        expect(known, f"{name!r} is not among the precisions to choose from for {card}.")
         expect(not name or _peak(card, run, name) <= gpu(card).memory, f"{name!r} does not fit {card} for {run}.")
-    wanted = [_wanted(index) for index in range(len(CHOICES))]
-    _recognize(got, wanted)
-    for (card, run), name, right in zip(CHOICES, got, wanted, strict=True):
-        expect(name == right, f"For {run} on {card} there is a better choice than {name!r} by the order of preference.")
-
-
-def _peak(card: str, run: TrainingRun, name: str) -> int:
-    attention = run.attention if gpu(card).has_bf16 else "efficient"
-    return estimate(run.replace(precision=name, attention=attention)).total
-
-
-@cache
-def _wanted(index: int) -> str:
-    return best_choice(*CHOICES[index])
-
-
-def _recognize(got: Sequence[str], wanted: Sequence[str]) -> None:
-    if list(got) == list(wanted):
-        return
-    choice: Callable[[str, TrainingRun], str]
-    for message, choice in CHOICE_MISTAKES.items():
-        expect(list(got) != [choice(card, run) for card, run in CHOICES], message)
+    recognized(got, CHOICES, _choose, CHOICE_MISTAKES, same=eq)
+    for (card, run), name in zip(CHOICES, got, strict=True):
+        better = f"For {run} on {card} there is a better choice than {name!r} by the order of preference."
+        expect(name == _choose(card, run), better)
