@@ -25,8 +25,8 @@ def estimate(run: TrainingRun, method: str = "exact") -> MemoryBreakdown:
 
     Raises ValueError for what a method does not cover. For both that is tensor parallelism (see `rank_states`); for the
     exact engine, on several ranks, LoRA, and with FSDP2 (zero_stage 2 and 3) fp8, optimizers that need whole tensors,
-    checkpoints of several blocks and models of one block; for the closed form LoRA, experts, offloading, "selective"
-    and fp8. Raises TypeError for anything but a TrainingRun.
+    checkpoints of several blocks and models of one block; for the closed form LoRA, experts, offloading and
+    fp8. Raises TypeError for anything but a TrainingRun.
     """
     return _chosen(run, method).estimate(run)
 

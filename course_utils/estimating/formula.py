@@ -8,7 +8,7 @@ the moments.
 On one rank, over the benchmark's frozen runs of GPT-2's and Llama's families, the peak is within 0.01 % of the
 simulated one at the median and 1.1 % at most (`python3 -m course_utils benchmark formula`). On several ranks it is
 within 5 % for deep models and 13 % for models of 2 to 4 blocks, where FSDP2's buffers overlap in ways that are left
-out. LoRA, experts, offloading, "selective", fp8 and tensor parallelism are not covered.
+out. LoRA, experts, offloading, fp8 and tensor parallelism are not covered.
 """
 
 from dataclasses import replace
@@ -85,7 +85,12 @@ def update_bytes(run: TrainingRun) -> int:
     upcast = p.master * elements if p.gradient < p.master else 0
     freed = upcast * p.gradient // p.master if upcast and run.set_to_none and tensors else 0
     at_once = min(elements, 2**24) if run.optimizer.algorithm == "adam8bit" else elements
-    return tensors * (p.master or p.weight) * at_once + upcast - freed
+    element = p.master or p.weight
+    new = tensors * element * at_once
+    if run.optimizer.algorithm == "muon":  # X in bf16 twice and two Gram matrices of it (Jordan et al. 2024)
+        h, f = run.model.hidden, run.model.ffn
+        new = max(new, (element + 4) * h * f + 4 * min(h, f) ** 2)
+    return new + upcast - freed
 
 
 # ------------------------------------------------------------ activations: what forward keeps for backward, per block
@@ -128,13 +133,29 @@ def mlp(run: TrainingRun) -> int:
 
 
 def all_blocks(run: TrainingRun) -> int:
-    """L blocks, or the input of every K-th (Chen et al. 2016), or all but attention's core ("selective-attention":
-    Korthikanti et al. 2022, section 5).
+    """L blocks, or the input of every K-th (Chen et al. 2016); with "selective" also the results of matrix products, with
+    "selective-attention" all but attention's core (Korthikanti et al. 2022, section 5).
     """
-    m, K = run.model, run.blocks_per_checkpoint
+    m, K = run.model, blocks_together(run)
     if K:
-        return -(-m.layers // K) * residual(run) * run.micro_batch * run.seq_len * m.hidden
+        checkpoint = residual(run) * run.micro_batch * run.seq_len * m.hidden
+        return -(-m.layers // K) * checkpoint + m.layers * products(run)
     return m.layers * (block(run) - recomputed_core(run))
+
+
+def blocks_together(run: TrainingRun) -> int:
+    """K, the blocks under one checkpoint; 0 if none is recomputed as a whole."""
+    return 1 if run.recompute == "selective" else run.blocks_per_checkpoint
+
+
+def products(run: TrainingRun) -> int:
+    """What "selective" keeps of a block besides its input: the results of six or seven products, and of attention."""
+    if run.recompute != "selective":
+        return 0
+    m, t, c = run.model, run.micro_batch * run.seq_len, run.precision.compute
+    wide = (2 if m.mlp == "swiglu" else 1) * m.ffn
+    scores = c * t * m.heads * run.seq_len if run.attention == "eager" else 4 * t * m.heads
+    return c * t * (4 * m.hidden + 2 * m.kv + wide) + scores
 
 
 def recomputed_core(run: TrainingRun) -> int:
@@ -198,7 +219,7 @@ def loss_moments(run: TrainingRun) -> list[tuple[str, Bytes]]:
     logits, Vh, autocast = t * m.vocab // n, m.vocab * m.hidden, bool(run.precision.autocast)
     block_copies, head_copy = weight_copies(run)
     all_copies = m.layers * block_copies
-    held = 0 if run.blocks_per_checkpoint else all_copies  # recomputed blocks cast their weights again
+    held = 0 if blocks_together(run) else all_copies  # recomputed blocks cast their weights again
     kept, softmax = all_blocks(run) + outside_blocks(run), (c + 4 * autocast) * logits
     head = {"weight_copies": held + head_copy, "activations": kept}
     gradients = (4 if autocast else 2 * c) * logits + (c * Vh if n > 1 else 0)
@@ -218,21 +239,23 @@ def block_moments(run: TrainingRun, there: bool) -> list[tuple[str, Bytes]]:
     """Backward of the last block, when all activations are kept, and of the first, when nearly all gradients are
     there; each within the MLP and within attention. A recomputed block keeps everything during its own backward.
     """
-    m, p, K, L = run.model, run.precision, run.blocks_per_checkpoint, run.model.layers
+    m, p, K, L = run.model, run.precision, blocks_together(run), run.model.layers
     block_copies, own, Vh = weight_copies(run)[0], block_weights(run), m.vocab * m.hidden
     checkpoint = residual(run) * run.micro_batch * run.seq_len * m.hidden
     last, first = ((L - 1) % K + 1, min(K, L)) if K else (1, 1)  # blocks under the last checkpoint, and the first
     ends = (
         ("last", last, all_blocks(run), L * block_copies, 0),
-        ("first", first, checkpoint if K else all_blocks(run) // L, block_copies, (L - first) * own),
+        ("first", first, checkpoint + products(run) if K else all_blocks(run) // L, block_copies, (L - first) * own),
     )
     waiting = p.compute * Vh if there and m.tied and not p.autocast else 0  # the head's, for the embedding's
     tops = {"MLP": mlp_backward(run, there), "attention": attention_backward(run, there)}
+    # of the products kept, those that backward needs count in `block`; the outputs of attention and of the MLP do not
+    found_again = max(0, products(run) - 2 * p.compute * run.micro_batch * run.seq_len * m.hidden)
     found = []
     for (which, together, kept, copies, done), (part, top) in product(ends, tops.items()):
         for left in {together, 1}:  # of the blocks under this checkpoint
             arrived = 0 if there else p.gradient * (Vh + done + (together - left) * own)
-            again = left * block(run) - checkpoint if K else 0
+            again = left * block(run) - checkpoint - found_again if K else 0
             sizes = {"weight_copies": left * block_copies if K else copies, "gradients": arrived}
             sizes |= {"activations": kept + again, "temporaries": top + waiting}
             found.append((f"{which} block's backward, {part}, {left} left", sizes))
@@ -322,7 +345,7 @@ def check(run: TrainingRun) -> None:
     outside = {
         "LoRA": run.lora_rank,
         "a mixture of experts": run.model.experts,
-        f"recompute={run.recompute!r}": run.recompute in ("offload", "selective"),
+        "offloading": run.recompute == "offload",
         "fp8": run.precision.name == "fp8",
         "tensor parallelism": run.tensor_parallel > 1,
     }
