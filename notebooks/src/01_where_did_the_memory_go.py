@@ -517,17 +517,19 @@ for name, run in others.items():
 # Cut both, and GPT-2 XL trains on this card. (ZeRO's own card, a V100, is as large; it computes in fp16 and has no
 # flash kernel.)
 #
-# And the closed form? The course estimates every tensor of these steps from formulas, without PyTorch.
+# And without PyTorch? The course estimates these steps in two ways. The *closed form* is arithmetic that you can follow
+# with a pencil: [formula.py](../course_utils/estimating/formula.py) is one file. The *exact engine* goes through the
+# step tensor by tensor, in a model of PyTorch's autograd. `estimate(run)` is exact unless you ask for the formula.
 
 # %%
 for name, run in choices.items():
-    guess, truth = estimate(run), ran[name].peak
-    print(f"{name:47s} {format_bytes(guess.total, 'GB', 3)}, estimate − {step.word} {guess.total - truth:+,} bytes, "
-          f"in {guess.label}")  # fmt: skip
+    closed, exact, truth = estimate(run, method="formula"), estimate(run), ran[name].peak
+    print(f"{name:47s} closed form {format_bytes(closed.total, 'GB', 3)} ({closed.total / truth - 1:+.3%}), "
+          f"exact engine − {step.word}: {exact.total - truth:+,} bytes, in {exact.label}")  # fmt: skip
 
 # %% [markdown]
-# The two share the description of the model and the 512-byte rule, and nothing else: one adds up a list of named
-# tensors, the other counts what PyTorch allocates. Here is one of them, kind by kind.
+# The exact engine and the simulation share the description of the model and the 512-byte rule, and nothing else: one
+# adds up named tensors, the other counts what PyTorch allocates. Here is one run, kind by kind.
 
 # %%
 from course_utils.figures import compare_bars
@@ -556,7 +558,7 @@ for precision, attention, recompute in product(("amp-bf16", "bf16-master"), ("fl
 # triples the step. To measure one of those too, ask in a terminal: `python3 -m course_utils compare gpt2-xl
 # --micro-batch 32 --attention eager`.
 #
-# No gap is left, and that needs a caution. The formulas were worked out until they named every tensor of this
+# No gap is left, and that needs a caution. The exact engine was worked out until it named every tensor of this
 # simulation, so a gap of 0 says that we understand *it*. What a real card adds, scratch space inside kernels above all,
 # only a live run can say: `compare(run, source="live")`.
 

@@ -41,7 +41,7 @@ page = explore()
 page
 
 # %% [markdown]
-# What you see is an estimate: closed forms, checked against steps that really run
+# What you see is an estimate by the course's exact engine, checked against steps that really run
 # ([lesson 01](01_where_did_the_memory_go.ipynb) shows how). What CUDA itself takes is not in it, so a change counts as
 # *fits* only with 5 % to spare. Seconds are work divided by the data sheet's rates: good for ranking, no promise.
 #
