@@ -12,14 +12,9 @@ RUN = TrainingRun("gpt2", 4, 1024, accumulation_steps=25)
 
 def questions() -> tuple[Question, ...]:
     """The questions in the order of the lesson."""
-    return last_group(), a_long_sequence(), what_stays(), noise_scale(), another_rate()
-
-
-def last_group() -> Question:
-    """Micro-batches left over by a loop that steps on whole groups alone."""
     count, k = 103, 8
     steps = -(-count // k)
-    return Question(
+    last_group = Question(
         f"An epoch has {count} micro-batches, and the optimizer steps once for every {k} of them. How many steps does "
         "an epoch take if none is left out?",
         Choice(str(steps), f"{count // k} whole groups, and one of {count % k}, divided by its own number."),
@@ -29,12 +24,8 @@ def last_group() -> Question:
             Choice(str(count % k), "That is how many are left over."),
         ),
     )
-
-
-def a_long_sequence() -> Question:
-    """The weight of a micro-batch is its share of tokens."""
     short, long = 100, 700
-    return Question(
+    a_long_sequence = Question(
         f"Two micro-batches, one with {short} real tokens, one with {long}. By what do you multiply the mean loss of "
         "the first before its backward, to get the gradient of both as one batch?",
         Choice(f"{short / (short + long):g}", "Its share of all tokens."),
@@ -44,13 +35,9 @@ def a_long_sequence() -> Question:
             Choice(f"{long / (short + long):g}", "That is the other one's share."),
         ),
     )
-
-
-def what_stays() -> Question:
-    """Gradients that wait for the next micro-batch."""
     alone = estimate(RUN.replace(accumulation_steps=1)).total
     extra = estimate(RUN).total - alone
-    return Question(
+    what_stays = Question(
         "GPT-2 under autocast: 25 micro-batches of 4 sequences. How much more does that take at its peak than one step "
         "on 4 sequences?",
         Choice(format_bytes(extra, "MB", 0), "All gradients in fp32: they wait while the next micro-batch runs."),
@@ -61,13 +48,9 @@ def what_stays() -> Question:
                    "That is what all 100 at once would cost more."),
         ),
     )  # fmt: skip
-
-
-def noise_scale() -> Question:
-    """Signal and noise from two batch sizes."""
     small, big, signal, noise = 4, 64, 2.0, 96.0
     short, long = signal + noise / small, signal + noise / big
-    return Question(
+    noise_scale = Question(
         f"The squared length of the gradient is {short:g} on average for batches of {small}, and {long:g} for batches "
         f"of {big}. What is the noise scale, tr(Σ)/|G|²?",
         Choice(f"{noise / signal:g}", f"|G|² is {signal:g} and tr(Σ) is {noise:g}: both lengths follow from them."),
@@ -77,12 +60,8 @@ def noise_scale() -> Question:
             Choice(f"{signal / noise:.2g}", "That is turned round: signal over noise."),
         ),
     )
-
-
-def another_rate() -> Question:
-    """√k for optimizers that divide by the gradient's size."""
     k, rate = 16, 3e-4
-    return Question(
+    another_rate = Question(
         f"Adam learns well with a rate of {rate:g} and a certain batch. You make the batch {k} times as large. Which "
         "rate does the rule for adaptive optimizers suggest?",
         Choice(f"{sqrt(k) * rate:g}", "√k: Adam divides by the gradient's size, in which the noise is."),
@@ -95,3 +74,4 @@ def another_rate() -> Question:
             ),
         ),
     )
+    return last_group, a_long_sequence, what_stays, noise_scale, another_rate

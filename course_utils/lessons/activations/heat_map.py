@@ -1,9 +1,10 @@
-"""Activation memory over micro-batch and sequence length as a heat map, with a GPU's limit as a line."""
+"""Heat map of activation memory over micro-batch and sequence length, with a GPU's limit as a line."""
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from math import log
+from typing import NamedTuple
 
 from course_utils import estimate
 from course_utils.estimating.exact.activations import activation_bytes, loss_saved, sum_bytes
@@ -21,7 +22,7 @@ LIGHT, DARK = (0xF2, 0xFA, 0xF7), (0x00, 0x4D, 0x3A)
 """From little to much, in the green of activations."""
 
 FRAME = "#B3261E"
-"""Of the cell that is looked at."""
+"""Around the cell that is looked at."""
 
 CELL_HEIGHT = 27
 
@@ -32,15 +33,8 @@ def kept_bytes(run: TrainingRun) -> int:
 
 
 def largest_fitting(run: TrainingRun, memory: int, batches: Sequence[int] = BATCHES) -> int:
-    """How many of `batches`, smallest first, have a step whose estimated peak fits into `memory` bytes."""
-    low, high = 0, len(batches)
-    while low < high:  # a larger micro-batch never takes less
-        middle = (low + high) // 2
-        if estimate(run.replace(micro_batch=batches[middle])).total <= memory:
-            low = middle + 1
-        else:
-            high = middle
-    return low
+    """Number of `batches`, smallest first, whose step has an estimated peak of no more than `memory` bytes."""
+    return bisect_right(batches, memory, key=lambda b: estimate(run.replace(micro_batch=b)).total)
 
 
 def lengths(run: TrainingRun) -> list[int]:
@@ -50,13 +44,13 @@ def lengths(run: TrainingRun) -> list[int]:
 
 @lru_cache(maxsize=32)
 def cells(run: TrainingRun) -> Mapping[Point, int]:
-    """What `run` keeps at each (b, s) of the map, in bytes. Remembered, so that moving about the map is quick."""
+    """Bytes that `run` keeps at each (b, s) of the map. Cached, so that moving about the map is quick."""
     return {(b, s): kept_bytes(run.replace(micro_batch=b, seq_len=s)) for b in BATCHES for s in lengths(run)}
 
 
 @lru_cache(maxsize=64)
 def limits(run: TrainingRun, memory: int) -> Sequence[int]:
-    """For each length of the map, how many of BATCHES fit into `memory` bytes."""
+    """For each length of the map, the number of BATCHES that fit into `memory` bytes."""
     return [largest_fitting(run.replace(seq_len=s), memory) for s in lengths(run)]
 
 
@@ -77,10 +71,12 @@ def heat_map(run: TrainingRun, card: str | Gpu, at: Point | None = None) -> Figu
     left, bottom = MARGIN + 46.0, top + CELL_HEIGHT * len(BATCHES)
     grid = _Grid(columns, left, bottom, (WIDTH - MARGIN - left) / len(columns))
     _paint(canvas, sizes, grid)
-    _axes(canvas, columns, left, bottom, grid.width)
-    _limit(canvas, fitting, left, bottom, grid.width)
+    _axes(canvas, grid)
+    _limit(canvas, fitting, grid)
     if at is not None and at in sizes:
-        _frame(canvas, at, grid)
+        x, y = grid.corner(at)
+        look = {"fill_opacity": 0, "stroke": FRAME, "stroke_width": 3.5, "data_at": f"{at[0]},{at[1]}"}
+        canvas.rect(x + 1, y + 1, grid.width - 2, CELL_HEIGHT - 2, FRAME, **look)
     room = format_bytes(card.room, "GB", 1)
     note = f"estimated from formulas · {card.name}: a program gets {room} · {run.attention} attention"
     end = canvas.note(f"{note}, recompute {run.recompute}, {run.precision.name}", bottom + 58)
@@ -88,9 +84,8 @@ def heat_map(run: TrainingRun, card: str | Gpu, at: Point | None = None) -> Figu
     return Figure(canvas.svg(end + 2, title, alt), alt)
 
 
-@dataclass(frozen=True)
-class _Grid:
-    """Where the cells are, in pixels: their lengths, the lower left corner of all, the width of one."""
+class _Grid(NamedTuple):
+    """The cells in pixels: their lengths, the lower left corner of all, the width of one."""
 
     columns: Sequence[int]
     left: float
@@ -114,7 +109,8 @@ def _paint(canvas: Canvas, sizes: Mapping[Point, int], grid: _Grid) -> None:
         canvas.text(x + grid.width / 2, y + 18, _brief(size), 11, ink_on(color), text_anchor="middle")
 
 
-def _axes(canvas: Canvas, columns: Sequence[int], left: float, bottom: float, width: float) -> None:
+def _axes(canvas: Canvas, grid: _Grid) -> None:
+    columns, left, bottom, width = grid
     for row, b in enumerate(BATCHES):
         canvas.text(left - 8, bottom - CELL_HEIGHT * row - 9, number(b), 12, QUIET, text_anchor="end")
     for column, s in enumerate(columns):
@@ -124,21 +120,15 @@ def _axes(canvas: Canvas, columns: Sequence[int], left: float, bottom: float, wi
     canvas.text(x, y, "micro-batch b", 12, INK, text_anchor="middle", transform=f"rotate(-90 {x:.0f} {y:.0f})")
 
 
-def _limit(canvas: Canvas, fitting: Sequence[int], left: float, bottom: float, width: float) -> None:
+def _limit(canvas: Canvas, fitting: Sequence[int], grid: _Grid) -> None:
     """A staircase above the largest micro-batch that fits, column by column."""
-    path = ""
+    corners = []
     for column, count in enumerate(fitting):
-        y = bottom - CELL_HEIGHT * count
-        path += f"{'L' if path else 'M'}{left + width * column:.1f} {y:.1f}L{left + width * (column + 1):.1f} {y:.1f}"
+        y = grid.bottom - CELL_HEIGHT * count
+        corners += [f"{grid.left + grid.width * end:.1f} {y:.1f}" for end in (column, column + 1)]
+    path = f"M{'L'.join(corners)}"
     canvas.path(path, stroke="#FFFFFF", stroke_width=6, fill="none")
     canvas.path(path, stroke=INK, stroke_width=3, fill="none", data_limit="yes")
-
-
-def _frame(canvas: Canvas, at: Point, grid: _Grid) -> None:
-    """A frame just inside the cell at (b, s)."""
-    x, y = grid.corner(at)
-    look = {"fill_opacity": 0, "stroke": FRAME, "stroke_width": 3.5, "data_at": f"{at[0]},{at[1]}"}
-    canvas.rect(x + 1, y + 1, grid.width - 2, CELL_HEIGHT - 2, FRAME, **look)
 
 
 def _brief(size: int) -> str:
@@ -155,9 +145,8 @@ def _shade(part: float) -> str:
 def _title(run: TrainingRun, card: Gpu, columns: Sequence[int], fitting: Sequence[int]) -> str:
     if not any(fitting):
         return f"{card.name} fits no step of {run.model.name}, whatever the length: its states are too large"
-    longest = max(s for s, count in zip(columns, fitting, strict=True) if count)
-    batch = BATCHES[fitting[columns.index(longest)] - 1]
-    few = f"{batch} sequence{'s' * (batch > 1)} at a time"
+    longest, count = max((s, count) for s, count in zip(columns, fitting, strict=True) if count)
+    few = f"{BATCHES[count - 1]} sequence{'s' * (count > 1)} at a time"
     return f"{card.name} takes {run.model.name} up to {longest:,} tokens, {few}"
 
 

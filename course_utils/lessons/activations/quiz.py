@@ -11,12 +11,7 @@ RUN = TrainingRun("gpt2-xl", 8, 1024, "bf16-master", attention="eager")
 
 def questions() -> tuple[Question, ...]:
     """The questions in the order of the lesson."""
-    return what_addition_keeps(), scores_of_a_block(), twice_the_sequence(), without_dropout(), share_of_the_loss()
-
-
-def what_addition_keeps() -> Question:
-    """The derivative of a sum needs none of its terms."""
-    return Question(
+    what_addition_keeps = Question(
         "What does the residual addition x + f(x) keep for its own backward?",
         Choice("nothing", "Its derivative is 1 whatever x is; the gradient is handed on as it is."),
         (
@@ -25,14 +20,10 @@ def what_addition_keeps() -> Question:
             Choice("their sum", "The sum is kept, but by the next norm, which needs its input."),
         ),
     )
-
-
-def scores_of_a_block() -> Question:
-    """5·a·s/h against 34."""
     run = RUN
     total = korthikanti_block_bytes(run)
     s, b, h, a = run.seq_len, run.micro_batch, run.model.hidden, run.model.heads
-    return Question(
+    scores_of_a_block = Question(
         f"What part of a GPT-2 XL block's activations are attention's s·s tensors, in 16 bits, eager, at s = {s:,}?",
         Choice(percent(5 * a * s * s * b / total), "5·a·s/h of 34 + 5·a·s/h."),
         (
@@ -42,13 +33,9 @@ def scores_of_a_block() -> Question:
             Choice(percent(5 * s / (34 + 5 * s)), "That leaves out the heads and the width: the term is 5·a·s/h."),
         ),
     )  # fmt: skip
-
-
-def twice_the_sequence() -> Question:
-    """Linear with a fused kernel, more than linear without."""
     flash = TrainingRun("gpt2-xl", 8, 512, "bf16-master", attention="flash")
     eager = flash.replace(attention="eager")
-    return Question(
+    twice_the_sequence = Question(
         "With flash attention you train on sequences of 1,024 tokens instead of 512, with the same micro-batch. By "
         "what factor do a block's activations grow?",
         Choice(_times(block_bytes(flash.replace(seq_len=1024)) / block_bytes(flash)), "Nothing that the kernel keeps "
@@ -60,15 +47,11 @@ def twice_the_sequence() -> Question:
             Choice(_times(1.0), "The kernel hides the s·s tensors, not the tokens."),
         ),
     )  # fmt: skip
-
-
-def without_dropout() -> Question:
-    """Masks are one byte an element, and of the weights there is one tensor less."""
     dry = RUN.replace(dropout=0.0)
     saved = 1 - block_bytes(dry) / block_bytes(RUN)
     scores = RUN.model.heads * RUN.seq_len * RUN.seq_len * RUN.micro_batch
     masks = (scores + 2 * RUN.seq_len * RUN.micro_batch * RUN.model.hidden) / block_bytes(RUN)
-    return Question(
+    without_dropout = Question(
         "You set dropout to 0 in that block, attention still written out. What part of its activations goes?",
         Choice(percent(saved), "Three masks of one byte an element, and the dropped copy of the attention weights: "
                "without dropout the product reads the softmax's own output."),
@@ -78,14 +61,10 @@ def without_dropout() -> Question:
             Choice(percent(2 * masks), "That counts two bytes an element; a mask is no number of the compute type."),
         ),
     )  # fmt: skip
-
-
-def share_of_the_loss() -> Question:
-    """The logits are gone; what cross-entropy keeps is not."""
     run = TrainingRun("llama3.2-1b", 4, 2048, "amp-bf16")
     kept, inside = sum_bytes(loss_saved(run)), activation_bytes(run)
     V, tokens = run.model.vocab, run.micro_batch * run.seq_len
-    return Question(
+    share_of_the_loss = Question(
         f"Llama-3.2 1B, autocast, {run.micro_batch} sequences of {run.seq_len:,} tokens: how many bytes does the loss "
         f"alone keep until backward?",
         Choice(format_bytes(kept, "GB", 2), "Log-softmax in 16 bits, 2·V bytes a token, and the fp32 copy of it that "
@@ -98,6 +77,7 @@ def share_of_the_loss() -> Question:
             Choice(format_bytes(inside, "GB", 2), "That is what all blocks keep together before the loss."),
         ),
     )  # fmt: skip
+    return what_addition_keeps, scores_of_a_block, twice_the_sequence, without_dropout, share_of_the_loss
 
 
 def _times(factor: float) -> str:

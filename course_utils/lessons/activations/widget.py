@@ -1,6 +1,6 @@
-"""The heat map of lesson 05 with controls. Only notebooks import this module."""
+"""Heat map of lesson 05 with controls. Only notebooks import this module."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import ipywidgets
@@ -47,7 +47,7 @@ class ActivationMap(Explorable):
         cards = sorted(GPUS, key=lambda name: GPUS[name].memory)
         super().__init__(
             {
-                "model": _names("model", MODELS, run.model.name),
+                "model": _names("model", [*MODELS, run.model.name], run.model.name),
                 "gpu": _names("GPU", cards, gpu(gpu_name).name),
                 "micro_batch": slider("look at b", BATCHES, at[0]),
                 "seq_len": slider("look at s", SEQUENCES, at[1]),
@@ -64,16 +64,14 @@ class ActivationMap(Explorable):
 
     @property
     def run(self) -> TrainingRun:
-        """The run at the cell looked at, at most as long as the model takes. ValueError, in words, where choices
-        contradict each other.
-        """
+        """The run at the cell looked at, at most as long as the model takes. ValueError where choices contradict."""
         chosen = {name: control.value for name, control in self.controls.items() if name != "gpu"}
         model = PRESETS[chosen.pop("model")]
         chosen["seq_len"] = max(s for s in SEQUENCES if s <= min(chosen["seq_len"], model.max_positions))
         return TrainingRun(model, **chosen)
 
     def redraw(self) -> tuple[Figure, str]:
-        """The heat map of what has been chosen, and the cell looked at in words and as a line of code."""
+        """The heat map of what has been chosen, and a sentence and a line of code about the cell looked at."""
         run = self.run
         step, asked = estimate(run), self.controls["seq_len"].value
         shorter = f"{run.model.name} has no {asked:,} positions, so: " if asked > run.seq_len else ""
@@ -86,7 +84,6 @@ class ActivationMap(Explorable):
         return heat_map(run, self.gpu, (run.micro_batch, run.seq_len)), message
 
 
-def _names(description: str, options: Iterable[str], value: str) -> ipywidgets.SelectionSlider:
-    """A slider over names in the order given, the one to begin with last if it is not among them."""
-    names = list(dict.fromkeys([*options, value]))
-    return ipywidgets.SelectionSlider(options=names, value=value, description=description, style=STYLE, layout=LAYOUT)
+def _names(description: str, names: Sequence[str], value: str) -> ipywidgets.SelectionSlider:
+    options = list(dict.fromkeys(names))
+    return ipywidgets.SelectionSlider(options=options, value=value, description=description, style=STYLE, layout=LAYOUT)

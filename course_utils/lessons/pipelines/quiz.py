@@ -12,12 +12,7 @@ P, M = 8, 24
 
 def questions() -> tuple[Question, ...]:
     """The questions in the order of the lesson."""
-    return the_bubble(), twice_the_stages(), what_1f1b_keeps(), how_late(), what_crosses_a_cut()
-
-
-def the_bubble() -> Question:
-    """p − 1 of m + p − 1 columns."""
-    return Question(
+    the_bubble = Question(
         f"GPipe with {P} equal stages and {M} micro-batches: which part of the time does each stage wait?",
         Choice(percent(bubble(P, M)), "p − 1 columns of m + p − 1."),
         (
@@ -26,12 +21,8 @@ def the_bubble() -> Question:
             Choice(percent(P / (M + P)), "That counts a stage too many: the last one waits for p − 1 others."),
         ),
     )
-
-
-def twice_the_stages() -> Question:
-    """Both sides of the fraction grow."""
     doubled = bubble(2 * P, M)
-    return Question(
+    twice_the_stages = Question(
         f"You go from {P} stages to {2 * P} and keep {M} micro-batches. Which part of the time is lost now?",
         Choice(percent(doubled), "More stages to fill, no more work to fill them with."),
         (
@@ -40,13 +31,9 @@ def twice_the_stages() -> Question:
             Choice(percent(bubble(P, 2 * M)), "That would be twice the micro-batches, not twice the stages."),
         ),
     )
-
-
-def what_1f1b_keeps() -> Question:
-    """As many as stages from it to the end."""
     stage = 2
     right = most_kept("1F1B", P, M, stage)
-    return Question(
+    what_1f1b_keeps = Question(
         f"1F1B, {P} stages counted from 0, {M} micro-batches: how many micro-batches does stage {stage} keep at most?",
         Choice(str(right), "It sends p − stage forward before the first comes back; then one in, one out."),
         (
@@ -57,12 +44,8 @@ def what_1f1b_keeps() -> Question:
             Choice(str(stage + 1), "That counts the stages before it. It waits for those after it."),
         ),
     )
-
-
-def how_late() -> Question:
-    """Updates between forward and backward, from the schedule itself."""
     pipeline, stage = simulate("PipeDream", 5, 40), 2
-    return Question(
+    how_late = Question(
         f"PipeDream with 5 stages counted from 0: how many updates have the weights of stage {stage} had between a "
         "micro-batch's forward and its backward?",
         Choice(str(pipeline.late(stage)), "p − 1 − stage: the other micro-batches in flight come back first."),
@@ -72,13 +55,9 @@ def how_late() -> Question:
             Choice(str(simulate("1F1B", 5, 40).late(stage)), "That holds with a flush, where all wait for the update."),
         ),
     )
-
-
-def what_crosses_a_cut() -> Question:
-    """The residual stream of one micro-batch."""
     s, b, h, L = RUN.seq_len, RUN.micro_batch, RUN.model.hidden, RUN.model.layers
     passed = 2 * s * b * h
-    return Question(
+    what_crosses_a_cut = Question(
         f"GPT-2 XL in 16 bits, micro-batches of {b} sequences of {s:,} tokens. What crosses a cut for one micro-batch?",
         Choice(f"{format_bytes(passed, 'MB', 1)} in each direction", "The residual stream, 2·s·b·h bytes, and later "
                "its gradient, as large."),
@@ -91,3 +70,4 @@ def what_crosses_a_cut() -> Question:
                    "where they are."),
         ),
     )  # fmt: skip
+    return the_bubble, twice_the_stages, what_1f1b_keeps, how_late, what_crosses_a_cut

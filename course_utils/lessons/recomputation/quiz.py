@@ -14,14 +14,9 @@ RUN = TrainingRun("gpt2-xl", 32, 1024, recompute="full")
 
 def questions() -> tuple[Question, ...]:
     """The questions in the order of the lesson."""
-    return square_root(), a_third_more(), where_8_gb_come_from(), what_stays_alive(), what_stays_anyway()
-
-
-def square_root() -> Question:
-    """n/k + k is smallest where both are equal."""
     n = 64
     best = isqrt(n)
-    return Question(
+    square_root = Question(
         f"A chain of {n} equal nodes, a checkpoint every k-th: how many tensors are alive at most if k is chosen best?",
         Choice(str(n // best + best), f"n/k + k with k = {best}: the checkpoints, and the stretch that is run again."),
         (
@@ -30,12 +25,8 @@ def square_root() -> Question:
             Choice(str(n // 2 + 2), "That is a checkpoint at every second node: few to run again, many to keep."),
         ),
     )
-
-
-def a_third_more() -> Question:
-    """Forward is one unit, backward two."""
     forward, backward = 1, 2
-    return Question(
+    a_third_more = Question(
         "Backward costs twice as much arithmetic as forward. How much more does a step cost with full recomputation?",
         Choice(percent(forward / (forward + backward)), "One more forward, on three units."),
         (
@@ -45,12 +36,8 @@ def a_third_more() -> Question:
                    "forward is already counted."),
         ),
     )  # fmt: skip
-
-
-def where_8_gb_come_from() -> Question:
-    """ZeRO's square root of the total, and a checkpoint for each block."""
     sixty = TrainingRun("gpt2-xl", 32, 1000, attention="eager")
-    return Question(
+    where_8_gb_come_from = Question(
         "GPT-2 XL, 32 sequences of about 1,000 tokens, 16 bits: how much are all blocks' checkpoints, one for each?",
         Choice(format_bytes(checkpoints_bytes(sixty), "GB", 1), "2·s·b·h bytes for each of 48 blocks."),
         (
@@ -60,13 +47,9 @@ def where_8_gb_come_from() -> Question:
             Choice(format_bytes(checkpoints_bytes(sixty) // sixty.model.layers, "GB", 1), "That is one block's."),
         ),
     )  # fmt: skip
-
-
-def what_stays_alive() -> Question:
-    """The block that is being recomputed is there in full."""
     keep = RUN.replace(recompute="none")
     live, stream = block_bytes(keep), block_input(keep).bytes
-    return Question(
+    what_stays_alive = Question(
         "GPT-2 XL under autocast with flash attention, 32 sequences, full recomputation. How much of a block is alive "
         "while its backward begins?",
         Choice(format_bytes(live, "GB", 2), "All that it would have kept: recomputing makes it again, one block at a "
@@ -78,14 +61,10 @@ def what_stays_alive() -> Question:
             Choice(format_bytes(live * keep.model.layers, "GB", 2), "That would be all blocks at once."),
         ),
     )  # fmt: skip
-
-
-def what_stays_anyway() -> Question:
-    """Recomputation frees activations and nothing else."""
     rest = {kind: size for kind, size in estimate(RUN).items() if kind != "activations"}
     states = rest["parameters"] + rest["gradients"] + rest["optimizer_states"]
     everything = estimate(RUN.replace(recompute="none")).total
-    return Question(
+    what_stays_anyway = Question(
         "At the peak of that run with full recomputation, how much is there that recomputation cannot free: weights, "
         "gradients and optimizer states?",
         Choice(format_bytes(states, "GB", 1), "At this peak, in the loss's backward, there are no gradients yet: 4 "
@@ -97,3 +76,4 @@ def what_stays_anyway() -> Question:
             Choice(format_bytes(everything, "GB", 1), "That is the whole peak without recomputation."),
         ),
     )  # fmt: skip
+    return square_root, a_third_more, where_8_gb_come_from, what_stays_alive, what_stays_anyway
