@@ -200,6 +200,8 @@ print(f"predicted minus found: {ledger.predicted - ledger.found:,} bytes")
 # 6, GELU's input 8, two norms' inputs 4, two masks 2. The rest has one number for each *pair* of tokens in each head:
 # softmax's output 2, its mask 1, the result of dropout 2. So s·b·h·34 + 5·a·s²·b, which is equation 1 of [Korthikanti
 # et al. 2022](https://arxiv.org/abs/2205.05198), section 4.1.
+# The course's own closed form adds up the same terms for every kernel, norm and MLP: `block` in
+# [formula.py](../course_utils/estimating/formula.py).
 
 # %%
 formula = {"34·s·b·h": 34 * s * b * h, "5·a·s²·b": 5 * a * s * s * b}

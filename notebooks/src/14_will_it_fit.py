@@ -142,6 +142,18 @@ print(f"peaks: {format_bytes(plan.best.peak, 'GB', 1)} and {format_bytes(estimat
 # Running all blocks again costs arithmetic in every micro-batch. Reading the weights sixteen times costs bandwidth, and
 # the card has plenty. These are data-sheet rates without overlap: good for ranking plans, never to be quoted as times.
 #
+# Could a pencil find this peak? The closed form has one function for each moment of the step
+# ([formula.py](../course_utils/estimating/formula.py)). The peak is the largest of them:
+
+# %%
+from course_utils import moments
+
+closed = moments(plan.best.run, method="formula")
+for name, moment in sorted(closed.items(), key=lambda item: -item[1].total)[:5]:
+    print(f"{name:42s} {format_bytes(moment.total, 'GB', 3)}")
+print(f"{'the peak by the exact engine':42s} {format_bytes(plan.best.peak, 'GB', 3)}")
+
+# %% [markdown]
 # ## The recipe, too
 # The opening question spoke of 16-bit weights with [master weights](../docs/glossary.md#master-weights), not of
 # [autocast](../docs/glossary.md#autocast). That changes how gradients are rounded, so `fit` takes it only if you allow
