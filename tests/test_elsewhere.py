@@ -15,7 +15,8 @@ import yaml
 
 from course_utils.classroom import colab, links, nbgrader_course
 from course_utils.classroom.grading import check_cells
-from course_utils.cli.main import COMMANDS, ROOT, main
+from course_utils.cli.main import COMMANDS, main
+from course_utils.interactive.course_files import ROOT
 
 ADDRESS = "https://example.org/you/course.git"
 

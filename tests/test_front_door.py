@@ -22,15 +22,16 @@ from typing import Any
 import pytest
 
 from course_utils.__main__ import CANDIDATES, refusal
-from course_utils.cli import doctor, environment
+from course_utils.cli import command as commands
+from course_utils.cli import doctor, environment, learn, maintain
 from course_utils.cli import main as front_door
 from course_utils.errors import GpuOutOfMemory, SimulationUnavailable
-from course_utils.interactive.course_files import numbered
+from course_utils.interactive.command_line import WrongOption
+from course_utils.interactive.course_files import ROOT, numbered
 from course_utils.measuring import recorded
 from course_utils.run import ATTENTIONS, OPTIMIZERS, PRECISIONS, RECOMPUTES, TrainingRun
 from course_utils.units import GiB
 
-ROOT = Path(__file__).resolve().parent.parent
 BARE = [sys.executable, "-S", "-E"]
 """A Python without its installed packages: nothing but the standard library."""
 
@@ -94,38 +95,42 @@ def test_every_command_is_listed_and_none_that_does_not_work():
     done = course("--help", python=BARE)
     assert done.returncode == 0
     listed = re.findall(r"^  (\w+) +\w", done.stdout, re.MULTILINE)
-    expected = ["lab", "test", "doctor", "estimate", "compare", "fit", "benchmark", "record", "rehearse", "quiz"]
-    expected += ["progress", "find", "release", "grade", "nbgrader", "colab", "links"]
-    expected += ["build", "site", "slides", "lint"]
-    assert listed == expected
+    assert listed == list(front_door.COMMANDS) and len(listed) == 21
+    assert max(map(len, done.stdout.splitlines())) <= 105
 
 
 @pytest.mark.parametrize(("typed", "meant"), [("tset", "test"), ("Lab", "lab"), ("doctr", "doctor")])
 def test_unknown_command_names_the_nearest(typed, meant):
-    assert_refused(course(typed, python=BARE), f"did you mean {meant}?", "lab, test, doctor")
+    assert_refused(course(typed, python=BARE), f"Did you mean {meant}?", "lab, doctor, estimate")
 
 
-@pytest.mark.parametrize("command", ["doctor", "lint", "progress", "rehearse"])
-def test_commands_without_options_refuse_them(command):
-    with pytest.raises(environment.SetupError, match=f"{command} takes no '--loud'"):
-        front_door.COMMANDS[command].run(["--here", "--loud"])
+@pytest.mark.parametrize("command", ["doctor", "lint", "progress", "rehearse", "fit", "release", "slides", "build"])
+def test_an_unknown_option_is_refused_before_anything_is_set_up(command, capsys):
+    required = {"fit": ["gpt2", "--gpu", "T4-16GB", "--global-batch", "8"], "release": ["x"]}
+    assert front_door.main([command, "--here", *required.get(command, []), "--zzz=3"]) == 1
+    assert capsys.readouterr().err.startswith("Unknown option --zzz. Options: --help")
+
+
+@pytest.mark.parametrize("command", ["doctor", "progress"])
+def test_a_word_too_many_is_refused(command, capsys):
+    assert front_door.main([command, "--here", "please"]) == 1
+    assert f"{command} does not take 'please'" in capsys.readouterr().err
 
 
 def test_here_without_the_packages_says_what_is_missing():
     assert_refused(course("lab", "--here", python=BARE), "--here needs torch>=2.11", "jupyterlab")
 
 
-@pytest.mark.parametrize("name", ["doctor", "rehearse", "quiz", "progress", "find", "lint"])
-def test_a_command_without_options_says_what_it_does(name, capsys):
+@pytest.mark.parametrize("name", front_door.COMMANDS)
+def test_every_command_says_what_it_does(name, capsys):
     assert front_door.main([name, "--help"]) == 0
-    assert capsys.readouterr().out.startswith(f"python3 -m course_utils {name}")
+    assert capsys.readouterr().out.startswith(f"usage: python3 -m course_utils {name}")
 
 
-def test_help_names_the_commands_that_set_themselves_up(capsys):
-    setting_up = [name for name, one in front_door.COMMANDS.items()
-                  if re.search(r"\b(entered|prepare)\(", inspect.getsource(one.run))]  # fmt: skip
-    assert setting_up == [name for name, one in front_door.COMMANDS.items() if one.sets_up]
-    assert f"{', '.join(setting_up[:-1])} and {setting_up[-1]} make" in " ".join(front_door.usage().split())
+def test_help_names_the_commands_that_set_themselves_up():
+    *first, last = [name for name, one in front_door.COMMANDS.items() if one.purpose]
+    assert {*first, last} >= {"lab", "compare", "grade", "test", "lint"}
+    assert f"{', '.join(first)} and {last} make" in " ".join(front_door.usage().split())
 
 
 PATHS = {"compare": ["gpt2"], "grade": ["class", "--out", "out"], "slides": ["05", "--out=out"], "build": ["--check"],
@@ -141,12 +146,22 @@ def test_a_command_goes_on_where_it_was_called(name, words, monkeypatch, tmp_pat
         went_on.append((command[1:], folder))
         return 7
 
-    monkeypatch.setattr(front_door, "interpreter", lambda home, purpose, here: tmp_path / "bin" / "python")
-    monkeypatch.setattr(front_door, "hand_over", hand_over)
+    monkeypatch.setattr(commands, "interpreter", lambda home, purpose, here: tmp_path / "bin" / "python")
+    monkeypatch.setattr(commands, "hand_over", hand_over)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit, match="7"):
-        front_door.main([name, *words])
+    assert front_door.main([name, *words]) == 7
     assert went_on == [(["-m", "course_utils", name, "--here", *words], tmp_path)]
+
+
+def test_a_fault_in_a_maintainers_command_keeps_its_traceback(monkeypatch, capsys):
+    def fault(_):
+        raise ValueError("a fault")
+
+    for name in ("progress", "benchmark"):
+        monkeypatch.setitem(front_door.COMMANDS, name, commands.Command("", list, fault))
+    assert front_door.main(["progress"]) == 1 and capsys.readouterr().err == "a fault.\n"
+    with pytest.raises(ValueError, match="a fault"):
+        front_door.main(["benchmark"])
 
 
 # fit
@@ -183,7 +198,7 @@ def test_compare_refuses_in_words():
 
 @pytest.mark.parametrize(
     "problem",
-    [GpuOutOfMemory("gpt2-xl does not fit this GPU."), SimulationUnavailable("a step fails:\nno such device")],
+    [GpuOutOfMemory("gpt2-xl does not fit this GPU."), SimulationUnavailable("a step fails:\nno such device.")],
 )
 def test_compare_tells_in_one_line_what_cannot_be_measured(problem, monkeypatch, capsys):
     def refuse(run):
@@ -206,18 +221,17 @@ def test_compare_reads_the_run_before_it_sets_anything_up(tmp_path):
 def test_help_lists_models_options_and_defaults(command, words):
     done = course(command, *words, python=BARE)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "gpt2-xl" in done.stdout
-    listed = dict(re.findall(r"^  (--[a-z-]+) *(\S*)$", done.stdout, re.MULTILINE))
-    assert list(listed) == [
+    listed = dict(re.findall(r"^  (--[a-z-]+) VALUE *(.*)$", done.stdout, re.MULTILINE))
+    assert [name for name in listed if name not in ("--here",)] == [
         f"--{name.replace('_', '-')}"
         for name in inspect.signature(TrainingRun).parameters
         if name not in ("model", "tensor_parallel", "sequence_parallel")
     ]
-    assert (listed["--lora-targets"], listed["--clip-grad-norm"]) == ("attention", "")
+    assert listed["--lora-targets"] == "(default: attention)" and listed["--seq-len"] == "(default: 1024)"
     words_of_help = set(re.split(r"[\s,]+|\.\s", done.stdout))
-    assert {*PRECISIONS, *OPTIMIZERS, *ATTENTIONS, *RECOMPUTES, "every-K", "config.json"} <= words_of_help
+    values = {*PRECISIONS, *OPTIMIZERS, *ATTENTIONS, *RECOMPUTES, "every-K", "config.json", "gpt2-xl", "tiny-gpt"}
+    assert values <= words_of_help and "(default: amp-bf16)" in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 100
-    assert (listed["--precision"], listed["--seq-len"]) == ("amp-bf16", "1024")
 
 
 # estimate
@@ -254,16 +268,15 @@ def test_estimate_needs_the_standard_library_only():
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "needs a model first"),
-        (["--micro-batch", "4"], "needs a model first"),
+        (["--micro-batch", "4"], "required: MODEL"),
+        (["gpt2-xl", "--zero", "3"], "Unknown option --zero. Did you mean --zero-stage?"),
         (["gpt2-xll"], "did you mean 'gpt2-xl'?"),
-        (["gpt2-xl", "--micro-bacth", "4"], "did you mean --micro-batch?"),
-        (["gpt2-xl", "--micro-batch"], "--micro-batch needs a value"),
+        (["gpt2-xl", "--micro-bacth", "4"], "Did you mean --micro-batch?"),
+        (["gpt2-xl", "--micro-batch"], "--micro-batch: expected one argument"),
         (["gpt2-xl", "--micro-batch", "four"], "must be a whole number"),
         (["gpt2-xl", "--micro-batch", "+-5"], "must be a whole number"),
         (["gpt2-xl", "--micro-batch", "-5"], "at least 1"),
         (["gpt2-xl", "--micro-batch", "0"], "at least 1"),
-        (["gpt2-xl", "--micro-batch", "4", "--micro-batch=8"], "--micro-batch is there twice"),
         (["gpt2-xl", "--precision", "fp33"], "did you mean 'fp32'?"),
     ],
 )
@@ -294,8 +307,7 @@ def test_every_choice_of_a_run_can_be_made_on_the_command_line():
     words = [
         word for name in given if name != "model" for word in (f"--{name.replace('_', '-')}", spelled(given[name]))
     ]
-    choices = front_door.run_choices("estimate", signature, ["gpt2", *words])
-    assert TrainingRun(**choices) == CHOSEN
+    assert learn.read_run("estimate", ["gpt2", *words]) == CHOSEN
     assert not [
         name for name in given if name != "dropout" and getattr(CHOSEN, name) == getattr(TrainingRun("gpt2"), name)
     ]
@@ -303,24 +315,23 @@ def test_every_choice_of_a_run_can_be_made_on_the_command_line():
 
 def test_none_and_single_names_can_be_typed():
     words = ["gpt2", "--clip-grad-norm", "none", "--lora-targets", "mlp", "--lora-rank", "4"]
-    choices = front_door.run_choices("estimate", inspect.signature(TrainingRun), words)
-    assert TrainingRun(**choices) == TrainingRun("gpt2", lora_rank=4, lora_targets="mlp")
+    assert learn.read_run("estimate", words) == TrainingRun("gpt2", lora_rank=4, lora_targets="mlp")
 
 
 @pytest.mark.parametrize(
     ("typed", "norm"), [("1e-1", 0.1), ("1E2", 100.0), (".5", 0.5), ("2", 2), ("5.", 5.0), ("+2.5e+1", 25.0)]
 )
 def test_numbers_can_be_typed_as_python_writes_them(typed, norm):
-    words = ["gpt2", "--clip-grad-norm", typed]
-    choices = front_door.run_choices("estimate", inspect.signature(TrainingRun), words)
-    assert choices["clip_grad_norm"] == norm and not isinstance(choices["clip_grad_norm"], str)
+    found = learn.read_run("estimate", ["gpt2", "--clip-grad-norm", typed]).clip_grad_norm
+    assert found == norm and not isinstance(found, str)
 
 
-@pytest.mark.parametrize("command", ["estimate", "compare"])
-@pytest.mark.parametrize("option", ["--tensor-parallel", "--sequence-parallel"])
-def test_what_no_command_can_follow_says_where_it_is_instead(command, option):
-    done = course(command, "gpt2", option, "2", python=BARE)
-    assert_refused(done, f"{command} has no {option}", "course_utils.estimating.megatron")
+@pytest.mark.parametrize("option", ["--tensor-parallel=2", "--sequence-parallel"])
+def test_what_no_command_supports_says_where_it_is_instead(option):
+    with pytest.raises(
+        WrongOption, match=f"compare has no {option.partition('=')[0]}.*course_utils.estimating.megatron"
+    ):
+        learn.read_run("compare", ["gpt2", option])
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a pipe that nobody reads is another error there")
@@ -328,7 +339,7 @@ def test_a_reader_that_has_seen_enough_is_no_error():
     reading, writing = os.pipe()
     os.close(reading)
     command = [sys.executable, "-m", "course_utils", "estimate", "gpt2"]
-    done = subprocess.run(command, cwd=front_door.ROOT, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run(command, cwd=ROOT, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
     os.close(writing)
     assert (done.returncode, done.stderr) == (1, "")
 
@@ -427,12 +438,12 @@ def test_doctor_shows_the_same_in_a_notebook_and_a_terminal():
 @pytest.fixture
 def set_up_course(tmp_path, monkeypatch) -> Path:
     """A copy of the course whose environment is finished; its jupyterlab and pytest only say how they were called."""
-    for name in ("COURSE_TORCH", *front_door.SAME_ANSWERS):
+    for name in ("COURSE_TORCH", *commands.SAME_ANSWERS):
         monkeypatch.delenv(name, raising=False)
     shutil.copytree(ROOT / "course_utils", tmp_path / "course_utils", ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "requirements.lock"):
         shutil.copy(ROOT / name, tmp_path / name)
-    for name in front_door.TEST_TARGETS:
+    for name in maintain.TEST_TARGETS:
         (tmp_path / name).mkdir()
     home = environment.Home(tmp_path)
     venv.create(home.folder, with_pip=False, symlinks=os.name != "nt")
@@ -441,8 +452,10 @@ def set_up_course(tmp_path, monkeypatch) -> Path:
     for name in ("jupyterlab", "pytest"):
         (packages / name).mkdir()
         (packages / name / "__main__.py").write_text(tell)
-        (packages / f"{name}-1.0.dist-info").mkdir()
-        (packages / f"{name}-1.0.dist-info" / "METADATA").write_text(f"Name: {name}\nVersion: 1.0\n")
+    for name in environment.requirements(tmp_path, "test"):
+        information = packages / f"{name.replace('-', '_')}-9999.dist-info"
+        information.mkdir()
+        (information / "METADATA").write_text(f"Name: {name}\nVersion: 9999\n")
     choice = environment.torch_choice(home.system)
     facts = {**environment.foundations(home, choice), "made_by": "course", "purpose": "test"}
     environment.remember(home, **facts, state="ready", key=environment.fingerprint(home, choice))
@@ -471,25 +484,25 @@ def test_a_quick_test_takes_a_lesson_and_the_core_after_the_doctor_and_a_full_on
     *report, handed = course("test", "--quick", "-x", root=set_up_course).stdout.splitlines()
     assert any("Python" in line for line in report)
     arguments = json.loads(handed)[0]
-    assert arguments[-1] == "-x" and arguments[-1 - len(front_door.QUICK_TARGETS) : -1] == [*front_door.QUICK_TARGETS]
-    assert all((front_door.ROOT / name).exists() for name in front_door.QUICK_TARGETS)
+    assert arguments[-1] == "-x" and arguments[-1 - len(maintain.QUICK_TARGETS) : -1] == [*maintain.QUICK_TARGETS]
+    assert all((ROOT / name).exists() for name in maintain.QUICK_TARGETS)
     arguments, _, variables = json.loads(course("test", "--full", root=set_up_course).stdout)
     assert arguments[-3:] == ["tests", "notebooks", "solutions"] and variables["COURSE_FULL"] == "1"
-    assert "not both" in course("test", "--full", "--quick", root=set_up_course).stderr
+    assert "not allowed with" in course("test", "--full", "--quick", root=set_up_course).stderr
 
 
 def test_paths_among_the_arguments_replace_everything(tmp_path):
     for name in ("tests", "notebooks"):
         (tmp_path / name).mkdir()
     (tmp_path / "tests" / "test_units.py").touch()
-    assert front_door.test_targets(tmp_path, ["-x", "-k", "units"]) == ["tests", "notebooks"]
-    assert front_door.test_targets(tmp_path, ["tests/test_units.py::test_one"]) == []
+    assert maintain.test_targets(tmp_path, ["-x", "-k", "units"]) == ["tests", "notebooks"]
+    assert maintain.test_targets(tmp_path, ["tests/test_units.py::test_one"]) == []
 
 
 def test_windows_waits_for_what_it_starts(capfd):
     say = "import os; print(os.environ['COURSE_SOURCE']); raise SystemExit(7)"
-    code = front_door.hand_over(
-        [sys.executable, "-c", say], front_door.course_environment(front_door.SAME_ANSWERS), "Windows"
+    code = commands.hand_over(
+        [sys.executable, "-c", say], commands.course_environment(commands.SAME_ANSWERS), "Windows"
     )
     assert code == 7
     assert capfd.readouterr().out.strip() == "simulated"
@@ -588,9 +601,7 @@ def test_readme_figures_are_what_the_course_estimates_and_fit_their_gpu():
     for row in rows:
         smallest = next((name for mark, name in cards.items() if mark in row), smallest)
         words, figure = ESTIMATE.findall(row)[0]
-        peak = estimate(
-            TrainingRun(**front_door.run_choices("estimate", inspect.signature(TrainingRun), words.split()))
-        ).total
+        peak = estimate(learn.read_run("estimate", words.split())).total
         assert f"{peak / 1e9:.1f}" == figure, row
         assert peak < 0.9 * gpu(smallest).memory, row
 
@@ -599,9 +610,7 @@ def test_readme_says_what_does_not_fit():
     from course_utils import GPUS, estimate
 
     figure, words = re.findall(r"takes ([\d.]+) GB\s+by\s+estimate \(`([^`]+)`\)", README)[0]
-    peak = estimate(
-        TrainingRun(**front_door.run_choices("estimate", inspect.signature(TrainingRun), words.split()))
-    ).total
+    peak = estimate(learn.read_run("estimate", words.split())).total
     assert f"{peak / 1e9:.1f}" == figure
     assert peak > GPUS["A100-80GB"].memory
 

@@ -11,10 +11,15 @@ from engine import simulate
 from course_utils.allocator.replay import replay
 from course_utils.allocator.snapshots import compare_with_gpu, snapshot_of
 from course_utils.authoring.gpu_page import gpu_page
-from course_utils.benchmark.gpu import WANTED, gpu_tables, verdict
-from course_utils.benchmark.gpu_allocator import gpu_allocator_tables
-from course_utils.benchmark.gpu_live import gpu_live_tables
-from course_utils.benchmark.gpu_times import gpu_overhead_tables, gpu_times_tables
+from course_utils.benchmark.gpu import (
+    WANTED,
+    gpu_allocator_tables,
+    gpu_live_tables,
+    gpu_overhead_tables,
+    gpu_tables,
+    gpu_times_tables,
+    verdict,
+)
 from course_utils.breakdown import KINDS
 from course_utils.gpus import GPUS
 from course_utils.lessons.shared.recorded_times import TOPICS, recorded_times

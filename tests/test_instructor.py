@@ -9,6 +9,7 @@ import pytest
 from course_utils.classroom import syllabi
 from course_utils.cli.main import COMMANDS
 from course_utils.demos import DEMOS
+from course_utils.lessons import quiz
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTES = (ROOT / "solutions" / "instructor.md").read_text(encoding="utf-8")
@@ -58,10 +59,8 @@ def test_sections_that_notes_name_are_the_lessons(number):
 
 
 def test_quiz_questions_that_notes_name_are_there():
-    from importlib import import_module
-
     for number in list(KNOWN)[1:]:
-        questions = import_module(f"course_utils.lessons.lesson_{number:02d}").questions()
+        questions = quiz(number).questions
         named = set(map(int, re.findall(r"question\s+(\d)\)", notes_of(number))))
         assert named and max(named) <= len(questions)
 
@@ -79,7 +78,8 @@ MADE_UP = {"A mean over …": "A mean over", "changes 'values'": "Your function 
 
 
 def test_hints_that_notes_quote_are_those_of_the_checks():
-    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "course_utils" / "lessons").glob("*/checks.py")]
+    paths = [*(ROOT / "course_utils/lessons").glob("*/*.py"), *(ROOT / "course_utils/interactive").glob("*.py")]
+    sources = [path.read_text(encoding="utf-8") for path in paths]
     said = re.sub(r"\s+", " ", re.sub(r'"\s*\n\s*f?"', "", "\n".join(sources)))
     tables = re.findall(r"\| wrong answer \| hint \|\n\|---\|---\|\n((?:\|.*\n)+)", NOTES)
     quoted = [words for table in tables for row in table.splitlines() for words in re.findall(r'"([^"]+)"', row)]

@@ -11,7 +11,7 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
-from course_utils.cli.main import TEST_OPTIONS
+from course_utils.cli.maintain import TEST_OPTIONS
 
 TESTS = Path(__file__).resolve().parent
 

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from course_utils.cli import main as front_door
+from course_utils.cli.maintain import checks
+from course_utils.interactive.course_files import ROOT
 
-CHECKS = dict(front_door.checks(Path(sys.executable)))
+CHECKS = dict(checks(Path(sys.executable)))
 
 
 def run(name: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -18,7 +19,7 @@ def run(name: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("name", CHECKS)
 def test_repository_is_clean(name):
-    done = run(name, front_door.ROOT)
+    done = run(name, ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -33,7 +34,7 @@ def test_repository_is_clean(name):
 )
 def test_each_check_objects_to_what_it_is_for(name, text, tmp_path):
     """Under the repository's own settings, and to nothing else there."""
-    shutil.copy(front_door.ROOT / "pyproject.toml", tmp_path)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
     for folder in ("course_utils", "tests"):
         (tmp_path / folder).mkdir()
     file = tmp_path / "tests" / "test_it.py"

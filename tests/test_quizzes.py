@@ -256,7 +256,7 @@ def test_the_command_asks_a_lesson_and_refuses_what_is_none(capsys: pytest.Captu
         patch.setattr("sys.stdin", io.StringIO())
         assert front_door.main(["quiz", "2"]) == 0
     assert capsys.readouterr().out.startswith("Quiz of lesson 02")
-    for arguments, words in ((["99"], "unknown quiz 99"), ([], "Name one lesson"), (["one"], "one of 1, 2, 3")):
+    for arguments, words in ((["99"], "choose from 1, 2"), ([], "required: LESSON"), (["one"], "invalid int value")):
         assert front_door.main(["quiz", *arguments]) == 1
         assert words in capsys.readouterr().err
 

@@ -570,7 +570,7 @@ def test_peaks_are_those_of_the_last_step_without_what_was_there_before():
     # Before each phase its predecessor's peak is read: nothing before "forward", then five phases, the last at the end.
     device = Scripted(peaks=[0, 900, 900, 900, 900, 900, 0, 50, 60, 90, 80, 40])
     training, _ = ready(SMALL, device)
-    counted = count_peaks(training, device, steps=2, before=(10, 30))
+    counted = count_peaks(training.step, device, steps=2, before=(10, 30))
     phases = {"forward": 40, "loss": 50, "backward": 80, "optimizer": 70, "zero_grad": 30}
     assert counted == {"allocated": 80, "reserved": 150, "driver": 7 * MB, "phases": phases}
 
@@ -578,7 +578,7 @@ def test_peaks_are_those_of_the_last_step_without_what_was_there_before():
 def test_each_micro_batch_counts_to_its_phase():
     device = Scripted(peaks=[0, 50, 60, 70, 80, 20, 95, 40, 30])
     training, _ = ready(SMALL.replace(accumulation_steps=2), device)
-    counted = count_peaks(training, device, steps=1, before=(0, 0))
+    counted = count_peaks(training.step, device, steps=1, before=(0, 0))
     assert counted["phases"] == {"forward": 80, "loss": 60, "backward": 95, "optimizer": 40, "zero_grad": 30}
 
 

@@ -5,7 +5,7 @@ import shutil
 from course_utils.authoring.build import build, check
 from course_utils.authoring.slides import slides
 from course_utils.classroom import syllabi
-from course_utils.cli.main import ROOT
+from course_utils.interactive.course_files import ROOT
 from course_utils.recording.notebooks import read_notebook
 
 SKELETONS = ROOT / "docs" / "skeletons"

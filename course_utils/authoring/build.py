@@ -13,6 +13,7 @@ import nbformat
 from nbformat import NotebookNode
 
 from ..classroom import syllabi
+from ..interactive.command_line import Parser
 from ..interactive.course_files import EDITED, ROOT, notebooks
 from ..interactive.keeping import write_whole
 from ..lessons.calculators import errata
@@ -34,7 +35,7 @@ PAGES: dict[Path, tuple[str, Callable[[Path], str]]] = {
 
 def main(argv: list[str] | None = None) -> int:
     """Build all lessons, or those named. Returns 1 when a source is wrong, a cell fails or `--check` finds drift."""
-    parser = argparse.ArgumentParser(prog="course_utils build", description=__doc__)
+    parser = Parser("build", __doc__)
     parser.add_argument("names", nargs="*", help="lessons to build, as 01 or 01_name; all of them without")
     parser.add_argument("--check", action="store_true", help="run and write nothing: compare cells with sources")
     parser.add_argument("--root", type=Path, default=ROOT, help=argparse.SUPPRESS)

@@ -1,6 +1,5 @@
 """`python -m course_utils site`: the website, made of what is in the repository. It needs no network."""
 
-import argparse
 import os
 import re
 import shutil
@@ -10,6 +9,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..interactive.command_line import Parser
 from ..interactive.course_files import ROOT, numbered
 from ..recording.notebooks import BuildError, read_notebook
 from . import explorer_page
@@ -30,7 +30,7 @@ TOUR = Path("notebooks", "explorer.ipynb")
 
 def main(arguments: Sequence[str]) -> int:
     """Make the website; 1, with Sphinx's words on stderr, if it warns of anything."""
-    parser = argparse.ArgumentParser(prog="python3 -m course_utils site", description=__doc__)
+    parser = Parser("site", __doc__)
     parser.add_argument("--out", type=Path, default=ROOT / "site", help="folder for the pages")
     parser.add_argument(
         "--explorer", action="store_true", help="only the explorer's page, in the folder explorer there"

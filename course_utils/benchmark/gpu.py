@@ -5,11 +5,15 @@ that its line names, so that nothing could be fitted to the result afterwards.
 """
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ..allocator.snapshots import Agreement, compare_with_gpu
 from ..breakdown import KINDS
-from ..measuring.recorded import Recording, newest
+from ..measuring.recorded import Recording, attempts, newest
+from ..measuring.recording_file import MEASURED
+from ..recording.histories import unpacked
+from ..recording.tasks import EXPANDABLE
 from .tables import Cell, Table
 
 COMMAND = "python3 -m course_utils record --out course_utils/measuring/recordings --minutes 30"
@@ -153,3 +157,163 @@ def _each(runs: Sequence[RunOnGpu]) -> Table:
     )  # fmt: skip
     headings = ("run", "GPU", "counted, bytes", "estimate, %", "simulation, %", "with terms, %", "left, bytes")
     return Table("gpu_runs", "Each recorded run, the furthest off first", headings, rows)
+
+
+# The allocator's model
+
+ALLOCATOR_TITLE = "The allocator's model against real histories"
+
+
+@dataclass(frozen=True)
+class History:
+    """A recorded history and its replay, made now; `steps` has the bytes reserved at each training step's end:
+    counted by the GPU, in its history, in the replay as it was recorded.
+    """
+
+    recording: Recording
+    agreement: Agreement
+    steps: Sequence[dict[str, int]]
+
+    @property
+    def equal(self) -> int:
+        """After how many of all allocations and frees the same bytes are reserved."""
+        return sum(not gap for gap in self.agreement.differences)
+
+    @property
+    def settings(self) -> str:
+        """ "default", or what was set."""
+        environment = self.recording.line.content.get("environment", {})
+        return "expandable segments" if environment == EXPANDABLE else ", ".join(environment.values()) or "default"
+
+    @property
+    def steps_equal(self) -> int:
+        """At how many training steps' ends counter, history and replay say the same."""
+        return sum(len({step["counted"], step["history"], step["replayed"]}) == 1 for step in self.steps)
+
+
+def histories() -> list[History]:
+    """Every history that is kept, replayed. ValueError for one that is damaged."""
+    found = [(item, item.parts["history"]) for item in newest("history") if "history" in item.parts.get("history", {})]
+    return [History(item, compare_with_gpu(unpacked(part["history"])), part.get("steps", ())) for item, part in found]
+
+
+def gpu_allocator_tables() -> list[Table]:
+    """For each history: at how many moments the replay reserves what the GPU reserved, and the largest difference."""
+    found = histories()
+    if not found:
+        return [nothing("gpu-allocator", ALLOCATOR_TITLE)]
+    rows: list[tuple[Cell, ...]] = []
+    for history in found:
+        told = history.agreement
+        steps = f"{history.steps_equal} of {len(history.steps)}"
+        peaks = (max(told.real, default=0), max(told.replayed, default=0))
+        name = history.recording.task.removeprefix("history of ").rpartition(", ")[0]
+        rows.append((name, history.settings, len(told.real), history.equal, steps, *peaks, told.largest_difference))
+    headings = ("run", "settings", "moments", "equal", "steps equal", "most reserved", "replayed", "largest difference")
+    source = devices([history.recording for history in found])
+    return [Table("gpu-allocator", ALLOCATOR_TITLE, headings, tuple(rows), (_agreement(found),), source)]
+
+
+def _agreement(found: Sequence[History]) -> str:
+    """The agreement in a sentence for each setting."""
+    parts = []
+    for settings in dict.fromkeys(history.settings for history in found):
+        those = [history for history in found if history.settings == settings]
+        moments, equal = sum(len(one.agreement.real) for one in those), sum(one.equal for one in those)
+        exact = sum(one.agreement.exact for one in those)
+        parts.append(
+            f"{settings}: {exact} of {len(those)} histories equal throughout, {equal:,} of {moments:,} moments"
+        )
+    return "; ".join(parts) + "."
+
+
+# Times
+
+
+def gpu_times_tables() -> list[Table]:
+    """Each comparison's variants on each GPU: median and quartiles of a step, repetitions, ratio to the first."""
+    found = newest("times")
+    if not found:
+        return [nothing("gpu-times", "Times on a GPU")]
+    rows: list[tuple[Cell, ...]] = []
+    for item in found:
+        first = 0.0
+        for variant in item.parts["times"]["variants"]:
+            topic = item.task.removeprefix("times of ")
+            if "refused" in variant:
+                rows.append((item.device, topic, variant["label"], variant["refused"], "", "", ""))
+                continue
+            step = variant["step_ms"]
+            first = first or step["median"]
+            quartiles = f"{step['q1']:,.2f} to {step['q3']:,.2f}"
+            ratio = f"{step['median'] / first:.3f}"
+            rows.append(
+                (item.device, topic, variant["label"], f"{step['median']:,.2f}", quartiles, str(step["n"]), ratio)
+            )
+    headings = ("GPU", "comparison", "variant", "median, ms", "quartiles, ms", "repetitions", "to the first")
+    return [Table("gpu-times", "Times on a GPU", headings, tuple(rows), (), devices(found))]
+
+
+def gpu_overhead_tables() -> list[Table]:
+    """What the meter and the tracker add to a step's time and to its peak."""
+    found = newest("overhead")
+    if not found:
+        return [nothing("gpu-overhead", "What watching costs on a GPU")]
+    rows: list[tuple[Cell, ...]] = []
+    for item in found:
+        modes = item.parts["overhead"]["modes"]
+        alone = modes[0]
+        for mode in modes:
+            step = mode["step_ms"]
+            slower = 100 * (step["median"] / alone["step_ms"]["median"] - 1)
+            more = mode["allocated"] - alone["allocated"]
+            quartiles = f"{step['q1']:,.2f} to {step['q3']:,.2f}"
+            rows.append((item.device, mode["mode"], step["median"], quartiles, slower, mode["allocated"], more))
+    headings = ("GPU", "", "median, ms", "quartiles, ms", "slower, %", "peak, bytes", "more, bytes")
+    notes = ("As the course uses them, the meter and the counters see a step that no tracker watches.",)
+    return [Table("gpu-overhead", "What watching costs on a GPU", headings, tuple(rows), notes, devices(found))]
+
+
+# Lessons executed live
+
+LIVE_TITLE = "The lessons on a GPU"
+
+
+def gpu_live_tables() -> list[Table]:
+    """Each notebook with its seconds and what failed; each kind of cell that ran out of memory, and how often."""
+    found = [item for kind in ("notebook", "cells", "demos") for item in attempts(kind)]
+    if not found:
+        return [nothing("gpu-live", LIVE_TITLE)]
+    lessons = tuple(_lesson(item) for item in found if item.kind == "notebook")
+    cells = tuple(_cell(item) for item in found if item.kind != "notebook")
+    tables = []
+    if lessons:
+        headings = ("GPU", "notebook", "passes", "seconds", "live cells", "not live because", "what failed")
+        tables.append(Table("gpu-live", LIVE_TITLE, headings, lessons))
+    if cells:
+        headings = ("GPU", "what", "result", "times in a row", "what failed")
+        tables.append(Table("gpu-cells", "Out of memory on purpose, and the demos", headings, cells))
+    return tables
+
+
+def _lesson(item: Recording) -> tuple[Cell, ...]:
+    part = item.parts.get("notebook", {})
+    passes = f"all {part['cells']} cells" if item.status == MEASURED else item.status
+    why = "; ".join(part.get("not_live", ()))
+    name, detail = item.task.removeprefix("live: "), item.line.content.get("detail", "")
+    return item.device, name, passes, part.get("seconds", ""), part.get("live", ""), why, detail
+
+
+def _cell(item: Recording) -> tuple[Cell, ...]:
+    times = item.parts.get("cells", {}).get("times", "")
+    return item.device, item.task, item.status, times, item.line.content.get("detail", "")
+
+
+GPU_TABLES: dict[str, Callable[[], list[Table]]] = {
+    "gpu": gpu_tables,
+    "gpu-allocator": gpu_allocator_tables,
+    "gpu-times": gpu_times_tables,
+    "gpu-overhead": gpu_overhead_tables,
+    "gpu-live": gpu_live_tables,
+}
+"""The tables that are made from recordings of real GPUs."""

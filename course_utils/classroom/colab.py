@@ -5,7 +5,6 @@ beside it. Put the copies where Colab can open them, on a branch of your reposit
 repository the course comes as course.zip, which is uploaded to each session.
 """
 
-import argparse
 import json
 import shutil
 import tempfile
@@ -13,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..interactive.command_line import Parser
 from ..interactive.course_files import ROOT, numbered
 from .release import refuse_used, release
 
@@ -79,7 +79,7 @@ def for_colab(notebook: dict[str, Any], set_up: str) -> dict[str, Any]:
 
 def main(arguments: Sequence[str]) -> int:
     """`colab FOLDER [--repository URL]`: prints what was written."""
-    parser = argparse.ArgumentParser(prog="python3 -m course_utils colab", description="Copies for Google Colab.")
+    parser = Parser("colab", "Copies for Google Colab.")
     parser.add_argument("folder", type=Path, help="a new folder for the copies")
     parser.add_argument("--repository", help="address that git clones; without it, course.zip is made for an upload")
     parser.add_argument("--branch", default="main", help="the branch to fetch (default: main)")

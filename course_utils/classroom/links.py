@@ -4,12 +4,12 @@ Forms: nbgitpuller's link generator (https://nbgitpuller.readthedocs.io), Binder
 (https://mybinder.readthedocs.io, "v2/git") and Colab's for one on GitHub.
 """
 
-import argparse
 from collections.abc import Sequence
 from functools import partial
 from pathlib import PurePosixPath
 from urllib.parse import quote, urlencode, urlsplit
 
+from ..interactive.command_line import Parser
 from ..interactive.course_files import ROOT, numbered
 
 FIRST = "notebooks/00_start_here.ipynb"
@@ -43,7 +43,7 @@ def colab_link(repository: str, branch: str = "main", notebook: str = FIRST) -> 
 
 def main(arguments: Sequence[str]) -> int:
     """`links --repository URL [--branch B] [--hub URL | --colab]`: a line of Markdown for each lesson."""
-    parser = argparse.ArgumentParser(prog="python3 -m course_utils links", description="Links that open lessons.")
+    parser = Parser("links", "Links that open lessons.")
     parser.add_argument(
         "--repository", required=True, help="the address that git clones, of a branch without solutions"
     )

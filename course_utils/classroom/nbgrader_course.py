@@ -4,12 +4,12 @@ Solutions keep the course's own marks, `### BEGIN SOLUTION` and `### END SOLUTIO
 what nbgrader keeps in a cell's metadata: what is to be solved, and which check is worth a point.
 """
 
-import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..interactive.command_line import Parser
 from ..interactive.course_files import ANSWERS, NOT_SOLVED_IMPORT, ONLY_IN_SOLUTIONS, ROOT, numbered
 from .grading import check_cells
 from .release import refuse_used
@@ -72,7 +72,7 @@ def _with_import(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def main(arguments: Sequence[str]) -> int:
     """`nbgrader FOLDER`: prints what was written."""
-    parser = argparse.ArgumentParser(prog="python3 -m course_utils nbgrader", description="The exercises for nbgrader.")
+    parser = Parser("nbgrader", "The exercises for nbgrader.")
     parser.add_argument("folder", type=Path, help="a new folder for nbgrader's course")
     options = parser.parse_args(arguments)
     written = write(options.folder)

@@ -1,10 +1,10 @@
 """A copy of the course for learners: everything but solutions, their sources and the tests that hold answers."""
 
-import argparse
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..interactive.command_line import Parser
 from ..interactive.course_files import ANSWERS, EDITED, ROOT, notebooks
 
 FOLDERS = (".binder", "course_utils", "docs", "exercises", "notebooks")
@@ -49,7 +49,7 @@ def refuse_used(folder: Path) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """`release FOLDER`: prints what was copied."""
-    parser = argparse.ArgumentParser(prog="python3 -m course_utils release", description=__doc__)
+    parser = Parser("release", __doc__)
     parser.add_argument("folder", type=Path, help="a new folder for the learners' copy")
     options = parser.parse_args(arguments)
     names = release(options.folder)

@@ -1,6 +1,7 @@
 """How every command reads its options: argparse, with refusals of one sentence."""
 
-from argparse import SUPPRESS, ArgumentParser
+from argparse import SUPPRESS, ArgumentParser, HelpFormatter
+from textwrap import wrap
 from typing import Any, NoReturn
 
 from ..errors import nearest
@@ -10,14 +11,27 @@ class WrongOption(ValueError):
     """An option of the command line that cannot be used; the message says which would."""
 
 
+class Help(HelpFormatter):
+    """Help of up to 100 columns that never breaks a name at its hyphen."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=28, width=100)
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return wrap(text, width, break_on_hyphens=False)
+
+
 class Parser(ArgumentParser):
     """The options of one command, `--help` and `--here` included. Raises WrongOption for others.
 
     `here` describes `--here`; without it the option is accepted but not listed: the command needs nothing but Python.
     """
 
-    def __init__(self, command: str, summary: str, here: str | None = None, **options: Any) -> None:
-        super().__init__(f"python3 -m course_utils {command}", description=summary, allow_abbrev=False, **options)
+    def __init__(
+        self, command: str, summary: str | None, here: str | None = None, formatter: Any = Help, **options: Any
+    ) -> None:
+        prog = f"python3 -m course_utils {command}"
+        super().__init__(prog, description=summary, allow_abbrev=False, formatter_class=formatter, **options)
         self.add_argument("--here", action="store_true", help=here or SUPPRESS)
 
     def error(self, message: str) -> NoReturn:

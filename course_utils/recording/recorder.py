@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..gpus import GPUS, Gpu, card_named
+from ..interactive.command_line import Parser
 from ..interactive.course_files import ROOT
 from ..measuring.recording_file import (
     CRASHED,
@@ -421,13 +422,8 @@ def slug(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") or "gpu"
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> Any:
-        raise RecordingError(f"record: {message}. {' '.join(self.format_usage().split())}")
-
-
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = _Parser(prog="python3 -m course_utils record", description=(__doc__ or "").partition("\n")[0])
+    parser = Parser("record", (__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, help="the folder of the recordings, one file for each GPU")
     parser.add_argument("--minutes", type=float, default=30.0, help="stop after so many minutes (30)")
     parser.add_argument("--list", action="store_true", help="print what would be recorded, and record nothing")
@@ -435,7 +431,6 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--as-card", default="", metavar="CARD", help="as a smaller card: T4-16GB, or '16 GB'")
     parser.add_argument("--rehearse", action="store_true", help="try the machinery with small runs on the CPU")
     parser.add_argument("--wheels", type=Path, metavar="FOLDER", help="fetch what lessons need on a machine offline")
-    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)  # it always runs with this Python
     options = parser.parse_args(arguments)
     if not (options.list or options.wheels) and options.out is None:
         raise RecordingError("record needs --out and a folder for its results, or --list.")

@@ -1,0 +1,39 @@
+"""All tables by name, and the functions that make them."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from . import gpu
+from .accuracy import accuracy_tables, drawn_runs, frozen_accuracy, published_table
+from .builds import builds_table
+from .explorer import explorer_table
+from .ranks import rank_runs, ranks_table
+from .speed import deep_table, speed_table
+from .tables import Table
+
+Report = Callable[[str], None]
+
+RANDOM_RUNS = 100
+
+
+def _random_accuracy(quick: bool, seed: int, report: Report) -> list[Table]:
+    count = 20 if quick else RANDOM_RUNS
+    source = f"simulated GPU, seeds {seed} to {seed + count - 1}"
+    return [replace(t, name=f"random_{t.name}") for t in accuracy_tables(drawn_runs(seed, count), source, report)]
+
+
+def _recorded(tables: Callable[[], list[Table]]) -> Callable[[bool, int, Report], list[Table]]:
+    return lambda *_: tables()
+
+
+MADE: dict[str, Callable[[bool, int, Report], list[Table]]] = {
+    "accuracy": lambda quick, seed, report: frozen_accuracy(quick, report),
+    "random": _random_accuracy,
+    "ranks": lambda quick, seed, report: [ranks_table(rank_runs(quick), report)],
+    "builds": lambda *_: [builds_table()],
+    "published": lambda quick, seed, report: [published_table(quick, report)],
+    "speed": lambda quick, seed, report: [speed_table(quick, report)],
+    "explorer": lambda quick, seed, report: [explorer_table(quick, report)],
+    "deep": lambda *_: [deep_table()],
+    **{name: _recorded(tables) for name, tables in gpu.GPU_TABLES.items()},
+}
