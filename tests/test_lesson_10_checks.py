@@ -77,7 +77,7 @@ HANDED_OUT = Answers(
         (allocating(segment=lambda size: segment_of(size, step=512)), "multiples of 2 MiB"),
         (allocating(segment=lambda size: segment_of(size, small=MiB - 512)), "still belongs to the small"),
         (allocating(segment=lambda size: segment_of(size, large=10 * MiB + 512)), "10 MiB exactly gets"),
-        (allocating(segment=lambda size: 2 * MiB if size <= MiB else 20 * MiB if size < 10 * MiB else up(size, 2 * MiB)),
+        (allocating(segment=lambda n: 2 * MiB if n <= MiB else 20 * MiB if n < 10 * MiB else up(n, 2 * MiB)),
          "You choose by the request"),
         (allocating(segment=lambda size: segment_of(size, small=0)), "The small pool takes"),
         (allocating(segment=lambda size: segment_of(size, step=20 * MiB)), "for those under 10 MiB"),
