@@ -11,7 +11,8 @@ import pytest
 from browser import browser_page, find_browser
 
 from course_utils.authoring.slides import MOST_ROWS, Slide, page, slides, write
-from course_utils.cli.main import ROOT, main
+from course_utils.cli.main import main
+from course_utils.interactive.course_files import ROOT
 from course_utils.recording.notebooks import BuildError
 
 LESSONS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
@@ -25,7 +26,7 @@ def cells(path: Path) -> list[dict]:
 
 
 def made(path: Path) -> list[Slide]:
-    return slides(cells(path))
+    return slides(json.loads(path.read_text(encoding="utf-8")))
 
 
 @pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.name[:2])
@@ -90,40 +91,63 @@ def test_a_page_fetches_nothing():
         assert Loads(text).found == [] and "{{" not in text and "@import" not in text, path.name
 
 
+def text(source: str, *tags: str) -> dict:
+    return {"cell_type": "markdown", "source": source, "metadata": {"tags": list(tags)}}
+
+
+def code(source: str, *outputs: dict) -> dict:
+    return {"cell_type": "code", "source": source, "outputs": list(outputs)}
+
+
+def shown(html: str) -> dict:
+    return {"data": {"text/html": html}}
+
+
+def steps_of(*cells: dict) -> list[Slide]:
+    """The slides of a lesson of one minute, but for its title."""
+    title, *steps = slides({"cells": [text("# 99 · Title\n\nWhy?"), *cells], "metadata": {"course": {"minutes": 1}}})
+    assert title.body == "<h1>99 · Title</h1><p class='small'>1 minutes</p><p>Why?</p>\n"
+    return steps
+
+
 def test_a_long_table_goes_on_with_its_header():
     rows = "".join(f"<tr><td>{number}</td></tr>" for number in range(2 * MOST_ROWS + 1))
-    output = {"data": {"text/html": f"<table><caption>c</caption><tr><th>n</th></tr>{rows}</table>"}}
-    title = {"cell_type": "markdown", "source": "# 99 · Title\n\n**1 minutes.** Why?"}
-    steps = slides([title, {"cell_type": "code", "source": "table", "outputs": [output]}])[1:]
+    steps = steps_of(code("table", shown(f"<table><caption>c</caption><tr><th>n</th></tr>{rows}</table>")))
     assert [step.body.count("<td>") for step in steps] == [MOST_ROWS, MOST_ROWS, 1]
     assert all(step.body.count("<th>") == 1 and "<caption>c" in step.body for step in steps)
 
 
-def test_an_answer_stands_under_the_guess_that_it_answers():
-    def code(source: str, shown: str = "") -> dict:
-        return {"cell_type": "code", "source": source, "outputs": [{"data": {"text/html": shown}}]}
+def test_tags_choose_what_a_text_shows_and_a_heading_has_no_table_of_its_own():
+    table = "| a | b |\n|---|---|\n| 1 | 2 |"
+    asks = text("## A\nSo [far](x.md).\n\n**Your guess.** How *far*?", "question")
+    gap = text("Before.\n\n**The gap** is small.\n\nAfter.", "gap")
+    closing = text(f"## B\n{table}\n\n## Home\n**Remember** a\n\n**Breaks when** b\n\nGo on.", "closing")
+    plain = text(f"## C\n{table}\n\n## D\nMore.")
+    steps = steps_of(asks, gap, text("Nothing."), closing, plain)
+    assert [(step.kind, step.section) for step in steps] == [
+        ("question", "A"), ("gap", "A"), ("table", "B"), ("closing", "B"), ("question", "C"), ("table", "C"),
+    ]  # fmt: skip
+    bodies = [re.sub(r"<[^>]+>|\n", "", step.body) for step in steps]
+    assert bodies == ["AYour guess. How far?", "The gap is small.", "ab12", "Remember aBreaks when b", "C", "ab12"]
+    assert steps[1].notes[1] == "Nothing."
 
-    texts = [
-        "# 99 · Title\n\n**1 minutes.** Why?",
-        "## A\nSo far. **Your guess.** How far?",
-        "**Your guess.** How near?",
-    ]
-    title, far, near = ({"cell_type": "markdown", "source": text} for text in texts)
-    answer = code('reveal("99.a", 1)', "<p>It is 1 km. You locked no guess: the next one is worth it.</p>")
-    *_, last = slides([title, far, code('predict("99.a")'), near, code('predict("99.b")'), answer])
+
+def test_an_answer_stands_under_the_guess_that_it_answers():
+    far, near = (
+        text("## A\nSo far. **Your guess.** How far?", "question"),
+        text("**Your guess.** How near?", "question"),
+    )
+    answer = shown("<p>It is 1 km. You locked no guess: the next one is worth it.</p>")
+    *_, last = steps_of(far, code('predict("99.a")'), near, code('predict("99.b")'), code('reveal("99.a", 1)', answer))
     assert (last.kind, "How far?" in last.body, "How near?" in last.body) == ("answer", True, False)
     assert "It is 1 km.<" in last.body
 
 
 def test_what_a_guess_starts_from_is_on_its_slide_and_two_answers_to_it_are_on_one():
-    def code(source: str, *outputs: dict) -> dict:
-        return {"cell_type": "code", "source": source, "outputs": list(outputs)}
-
-    answers = [{"data": {"text/html": f"<p>It is {number} km.</p>"}} for number in (1, 2)]
-    texts = ["# 99 · Title\n\n**1 minutes.** Why?", "## A\n**Your guess.** How far, and how near?"]
-    title, far = ({"cell_type": "markdown", "source": text} for text in texts)
+    far = text("## A\n**Your guess.** How far, and how near?", "question")
     given = code('predict("99.a")\npredict("99.b")', {"name": "stdout", "text": ["s < 3\n"]})
-    *_, question, answer = slides([title, far, given, code('reveal("99.a", 1)\nreveal("99.b", 2)', *answers)])
+    answers = code('reveal("99.a", 1)\nreveal("99.b", 2)', *(shown(f"<p>It is {number} km.</p>") for number in (1, 2)))
+    question, answer = steps_of(far, given, answers)
     assert "s &lt; 3" in question.body and question.notes[-1].count("s < 3") == 1
     assert answer.body.count("How far, and how near?") == 1 and answer.body.count("It is") == 2
 

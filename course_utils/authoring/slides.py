@@ -1,10 +1,10 @@
 """`python3 -m course_utils slides 05 --out slides`: a lesson as slides, from the notebook as it was executed.
 
 One file a lesson, with its pictures, style and script inside: it needs no network. A slide is one step of the lesson:
-a question, what a cell drew, an answer, the gap. The lesson's whole prose goes with them, as notes for whoever speaks.
+a question, what a cell drew, an answer, the gap. Tags of cells, which `sources` adds, say which text is which. The
+lesson's whole prose goes with them, as notes for the speaker.
 """
 
-import argparse
 import ast
 import html
 import json
@@ -12,50 +12,41 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from markdown_it import MarkdownIt
 
+from ..interactive.command_line import Parser
 from ..interactive.course_files import ROOT, numbered
 from ..recording.notebooks import BuildError
+from .sources import SLIDE_TAGS
 
 PAGE = Path(__file__).with_name("slides_page.html")
 MARKDOWN = MarkdownIt("commonmark").enable("table")
+for _rule in ("link_open", "link_close"):
+    MARKDOWN.add_render_rule(_rule, lambda *_: "")  # a slide shows the words of a link alone
 
-TITLE = re.compile(r"# (\d\d · .+)")
-MINUTES = re.compile(r"\*\*(\d+ minutes)\.?\*\*")
-HEADING = re.compile(r"^##+ (.+)$", re.MULTILINE)
-GUESS = re.compile(r"\*\*Your guess")
-GAP = re.compile(r"\*\*The gap")
-CLOSING = re.compile(r"\*\*(?:Remember|Breaks when|Cheat-sheet line)\*\*")
-TABLE = re.compile(r"^\|.+(?:\n\|.+)+", re.MULTILINE)
-LINK = re.compile(r"(?<!!)\[([^\]]+)\]\([^)]+\)")
 DRAWN = re.compile(r"<img\b[^>]*>|<table\b.*?</table>", re.DOTALL)
 ANSWER = re.compile(r"<p>(It is .+?)(?: You locked no guess.*)?</p>", re.DOTALL)
+PART = re.compile(r"(?P<row><tr\b.*?</tr>)|<caption\b.*?</caption>", re.DOTALL)
 SENTENCE_END = re.compile(r"(?<=[.?!:])\s+(?=[A-Z“*`])")
-
-TAG = re.compile(r"<[^>]*>")
-ROW = re.compile(r"<tr\b.*?</tr>", re.DOTALL)
-CAPTION = re.compile(r"<caption\b.*?</caption>", re.DOTALL)
-KEY = r'\(\s*"([^"]+)"'
-
 INVITATION = ": run this cell to "
-"""What the stored text of something with controls says, as "Explorer of training runs: run this cell to use it"."""
+"""Part of the stored text of something with controls, as "Explorer of training runs: run this cell to use it"."""
 
 NUMBER = "<p class='number'>"
 
 LONGEST = 300
-"""Letters of prose on a slide; at least one sentence is shown, however long. The rest is in the notes."""
+"""Characters of prose on a slide; at least one sentence is shown, however long. The rest is in the notes."""
 
-MOST_ROWS = 11
-MOST_LETTERS = 900
-"""What a slide has room for of a table; a longer one goes on, under its header, on the next slide."""
+MOST_ROWS, MOST_CHARACTERS = 11, 900
+"""A slide's room for a table; a longer one goes on, under its header, on the next slide."""
 
 
 @dataclass
 class Slide:
-    """One step: its kind, the section that it is in, what it shows (HTML), and what is said meanwhile (Markdown)."""
+    """One step: its kind, its section, the HTML that it shows, and the Markdown of its notes."""
 
     kind: str
     section: str
@@ -64,9 +55,9 @@ class Slide:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write the slides of the lessons named, or of all; 1, in words, for a lesson that is not there."""
+    """Write the slides of the lessons named, or of all; 1, with a message, for a lesson that is not there."""
     told = "A lesson as slides, from the notebook as it was executed: one file a lesson, which needs no network."
-    parser = argparse.ArgumentParser(prog="python3 -m course_utils slides", description=told)
+    parser = Parser("slides", told)
     parser.add_argument("lessons", nargs="*", help="lessons by number, as 05; all of them without")
     parser.add_argument("--out", type=Path, default=Path("slides"), help="folder for the slides (default: slides)")
     options = parser.parse_args(arguments)
@@ -83,8 +74,7 @@ def write(out: Path, lessons: Iterable[str] = (), root: Path = ROOT) -> list[Pat
     """Write one page of slides a lesson to `out` and return their paths. BuildError for a lesson that is not there."""
     known = {path.name[:2]: path for path in numbered(root / "notebooks")}
     wanted = [name.zfill(2) for name in lessons] or list(known)
-    missing = [name for name in wanted if name not in known]
-    if missing:
+    if missing := [name for name in wanted if name not in known]:
         raise BuildError(f"no lesson is called {missing[0]!r}; known: {', '.join(known)}")
     pages = {out / f"{known[name].stem}.html": page(known[name]) for name in wanted}
     out.mkdir(parents=True, exist_ok=True)
@@ -95,98 +85,88 @@ def write(out: Path, lessons: Iterable[str] = (), root: Path = ROOT) -> list[Pat
 
 def page(notebook: Path) -> str:
     """The slides of a lesson as one page of HTML. BuildError for a notebook that begins without number and title."""
-    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
-    title = TITLE.match("".join(cells[0]["source"]))
-    if title is None:
+    content = json.loads(notebook.read_text(encoding="utf-8"))
+    first, *_ = "".join(content["cells"][0]["source"]).splitlines()
+    if not re.match(r"# \d\d · ", first):
         raise BuildError(f"{notebook.name} does not begin with its number and title")
-    made = slides(cells)
-    shown = "\n".join(_section(slide, title[1], number, len(made)) for number, slide in enumerate(made, start=1))
-    return PAGE.read_text(encoding="utf-8").replace("{{TITLE}}", html.escape(title[1])).replace("{{SLIDES}}", shown)
+    title, made = html.escape(first[2:]), slides(content)
+    shown = []
+    for number, slide in enumerate(made, start=1):
+        above = title if slide.kind == "title" else f"{title} — {html.escape(slide.section)}"
+        notes = "".join(map(MARKDOWN.render, slide.notes))
+        shown.append(
+            f'<section class="{slide.kind}" id="s{number}" aria-label="{number} of {len(made)}">'
+            f'<header>{above}</header><div class="body">{slide.body}</div>'
+            f'<footer>{number} / {len(made)}</footer><aside class="notes">{notes}</aside></section>'
+        )
+    return PAGE.read_text(encoding="utf-8").replace("{{TITLE}}", title).replace("{{SLIDES}}", "\n".join(shown))
 
 
-def _section(slide: Slide, title: str, number: int, count: int) -> str:
-    above = html.escape(title if slide.kind == "title" else f"{title} — {slide.section}")
-    notes = "".join(MARKDOWN.render(_unlinked(text)) for text in slide.notes)
-    return (
-        f'<section class="{slide.kind}" id="s{number}" aria-label="{number} of {count}">'
-        f'<header>{above}</header><div class="body">{slide.body}</div>'
-        f'<footer>{number} / {count}</footer><aside class="notes">{notes}</aside></section>'
-    )
-
-
-def slides(cells: Iterable[dict[str, Any]]) -> list[Slide]:
+def slides(notebook: dict[str, Any]) -> list[Slide]:
     """The steps of a lesson in its own order. Every cell of text is in the notes of one of them, and of one only."""
-    made: list[Slide] = []
+    title, *cells = notebook["cells"]
+    first = "".join(title["source"])
+    minutes = f"<p class='small'>{notebook['metadata']['course']['minutes']} minutes</p>"
+    heading = f"<h1>{MARKDOWN.renderInline(first.splitlines()[0][2:])}</h1>"
+    made = [Slide("title", "", f"{heading}{minutes}{_lead(_blocks(first)[-1][1])}", [first])]
     section, guess = "", ""
     asked: dict[str, str] = {}  # the guess that each predict() asked for, for the slide with its answer
     for cell in cells:
         source = "".join(cell["source"])
         if cell["cell_type"] == "markdown":
-            heading = re.match(r"## (.+)", source)
-            section = heading[1] if heading else section
-            guess = _guess(source) or guess
-            added = list(_from_text(source, section, first=not made))
+            section = source.splitlines()[0][3:] if source.startswith("## ") else section
+            guess = source.partition(SLIDE_TAGS["question"])[2].partition("**")[2].strip() or guess
+            added = list(_from_text(cell, source, section))
             (added or made)[0 if added else -1].notes.append(source)
         else:
-            predicted = re.findall(rf"\bpredict{KEY}", source)
-            asked |= dict.fromkeys(predicted, guess)
+            predicted, revealed = (re.findall(rf'\b{name}\(\s*"([^"]+)"', source) for name in ("predict", "reveal"))
+            asked |= dict.fromkeys(predicted, MARKDOWN.render(guess))
+            printed = "".join("".join(one["text"]) for one in cell["outputs"] if one.get("name") == "stdout").rstrip()
             if predicted and made[-1].kind == "question":
-                made[-1].body += _given(cell)
-            questions = [asked.get(key, "") for key in re.findall(rf"\breveal{KEY}", source)]
-            added = list(_from_outputs(cell, section, iter(questions)))
-            made[-1].notes += _printed(cell)
-        made += added
-    return _joined(made)
+                made[-1].body += _given(printed.splitlines())
+            made[-1].notes += [f"Printed:\n\n```\n{printed}\n```"] * bool(printed)
+            added = list(_from_outputs(cell, section, iter([asked.get(key, "") for key in revealed])))
+        for slide in added:
+            question, mark, answer = slide.body.partition(NUMBER)
+            if slide.kind == "answer" and made[-1].body.startswith(question + mark):
+                made[-1].body += mark + answer  # answers to one question are on one slide
+            else:
+                made.append(slide)
+    return made
 
 
-def _joined(made: Iterable[Slide]) -> list[Slide]:
-    """The same steps, with answers to one question on one slide."""
-    joined: list[Slide] = []
-    for slide in made:
-        question, mark, answer = slide.body.partition(NUMBER)
-        if slide.kind == "answer" and joined and joined[-1].body.startswith(question + mark):
-            joined[-1].body += mark + answer
-            joined[-1].notes += slide.notes
-        else:
-            joined.append(slide)
-    return joined
+def _from_text(cell: dict[str, Any], source: str, section: str) -> Iterator[Slide]:
+    """The slides of a cell of text: its heading or the guess that it asks for, tables, the gap, what to remember."""
+    blocks, tags = _blocks(source), cell["metadata"].get("tags", ())
+    bold = [text for kind, text in blocks if kind == "bold"]
+    if "question" in tags or (source.startswith("## ") and "closing" not in tags):
+        heading = next((text for kind, text in blocks if kind == "heading"), section)
+        part = takewhile(lambda block: block[0] != "heading", blocks[1:])
+        opening = [text for kind, text in part if kind == "text" and not text.startswith("$")][:1]
+        body = MARKDOWN.render(blocks[-1][1]) if "question" in tags else "".join(map(_lead, opening))
+        yield Slide("question", section, f"<h2>{MARKDOWN.renderInline(heading.lstrip('# '))}</h2>{body}", [])
+    for kind, text in blocks:
+        if kind == "table":
+            yield from (Slide("table", section, piece, []) for piece in _pieces(MARKDOWN.render(text)))
+    if "gap" in tags:
+        yield Slide("gap", section, _lead(bold[0]), [])
+    if "closing" in tags:
+        yield Slide("closing", section, "".join(map(MARKDOWN.render, bold)), [])
 
 
-def _from_text(source: str, section: str, first: bool) -> Iterator[Slide]:
-    """What a cell of text puts on the screen: the title, a heading or a guess, a table, the gap, what to remember."""
-    prose = [part for part in re.split(r"\n\s*\n", HEADING.sub("", source)) if part.strip()]
-    heading = HEADING.search(source)
-    guess = next((part for part in prose if GUESS.search(part)), "")
-    if first:
-        minutes = MINUTES.search(source)
-        note = f"<p class='small'>{minutes[1]}</p>" if minutes else ""
-        yield Slide("title", section, f"<h1>{_inline(source.splitlines()[0][2:])}</h1>{note}{_lead(prose[-1])}", [])
-    elif guess or source.startswith("## "):
-        body = _rendered(guess) if guess else _lead(_opening(prose))
-        yield Slide("question", section, f"<h2>{_inline(heading[1] if heading else section)}</h2>{body}", [])
-    for table in TABLE.finditer(source):
-        yield from (Slide("table", section, piece, []) for piece in _pieces(_rendered(table[0])))
-    for part in prose:
-        if GAP.match(part):
-            yield Slide("gap", section, _lead(part), [])
-    closing = "".join(_rendered(part) for part in prose if CLOSING.match(part))
-    if closing:
-        yield Slide("closing", section, closing, [])
-
-
-def _opening(prose: list[str]) -> str:
-    """The first paragraph of plain text, if there is one."""
-    return next((part for part in prose if not re.match(r"[|`$<\-]|\*\*The gap", part)), "")
-
-
-def _guess(source: str) -> str:
-    """The guess that a text asks for, without what stands before it, as HTML; empty where it asks for none."""
-    match = re.search(r"\*\*Your guess.*?\*\*(.+?)(?:\n\s*\n|\Z)", source, re.DOTALL)
-    return _rendered(match[1].strip()) if match else ""
+def _blocks(source: str) -> list[tuple[str, str]]:
+    """The parts of a Markdown text: "heading", "table", "text", and "bold" for a paragraph that begins bold."""
+    lines, found = source.splitlines(), []
+    for token in MARKDOWN.parse(source):
+        if token.level == 0 and token.map:
+            text = "\n".join(lines[slice(*token.map)])
+            kind = {"heading_open": "heading", "table_open": "table", "paragraph_open": "text"}.get(token.type, "other")
+            found.append(("bold" if kind == "text" and text.startswith("**") else kind, text))
+    return found
 
 
 def _from_outputs(cell: dict[str, Any], section: str, questions: Iterator[str]) -> Iterator[Slide]:
-    """What a cell of code puts on the screen: each picture and table that it drew, and the answers to `questions`."""
+    """The slides of a cell of code: each picture and table that it drew, and the answers to `questions`."""
     for output in cell["outputs"]:
         text = "".join(output.get("data", {}).get("text/html", ""))
         has_controls = INVITATION in "".join(output.get("data", {}).get("text/plain", ""))
@@ -196,8 +176,7 @@ def _from_outputs(cell: dict[str, Any], section: str, questions: Iterator[str]) 
             kind = "figure" if drawn.startswith("<img") else "table"
             pieces = [drawn + caption] if kind == "figure" else _pieces(drawn)
             yield from (Slide(kind, section, piece, list(notes)) for piece in pieces)
-        answer = ANSWER.fullmatch(text)
-        if answer:
+        if answer := ANSWER.fullmatch(text):
             asked = f"<div class='small'>{next(questions, '')}</div>"
             yield Slide("answer", section, f"{asked}{NUMBER}{answer[1]}</p>", [])
 
@@ -211,35 +190,22 @@ def _chosen(source: str) -> str:
 
 def _pieces(table: str) -> list[str]:
     """A table in HTML, cut into as many as slides need: each has the caption, the header and some of the rows."""
-    rows = ROW.findall(table)
+    parts = list(PART.finditer(table))
+    rows, caption = [part[0] for part in parts if part["row"]], "".join(part[0] for part in parts if not part["row"])
     head = rows.pop(0) if "<td" not in rows[0] else ""
     pieces: list[list[str]] = [[]]
     for row in rows:
-        letters = sum(len(TAG.sub("", kept)) for kept in [*pieces[-1], row])
-        if pieces[-1] and (len(pieces[-1]) == MOST_ROWS or letters > MOST_LETTERS):
+        characters = sum(len(re.sub(r"<[^>]*>", "", kept)) for kept in [*pieces[-1], row])
+        if pieces[-1] and (len(pieces[-1]) == MOST_ROWS or characters > MOST_CHARACTERS):
             pieces.append([])
         pieces[-1].append(row)
-    caption = "".join(CAPTION.findall(table))
     return [f"<table>{caption}<thead>{head}</thead><tbody>{''.join(piece)}</tbody></table>" for piece in pieces]
 
 
-def _printed(cell: dict[str, Any]) -> list[str]:
-    """What a cell printed, for the notes."""
-    text = _stdout(cell)
-    return [f"Printed:\n\n```\n{text}\n```"] if text.strip() else []
-
-
-def _given(cell: dict[str, Any]) -> str:
-    """What a cell that asks for a guess printed to start from, if it is short: it belongs to the question."""
-    lines = _stdout(cell).splitlines()
+def _given(lines: Sequence[str]) -> str:
+    """Output of a cell that asks for a guess, if it is short: it belongs to the question."""
     short = 0 < len(lines) <= 3 and max(map(len, lines)) <= 80
     return f"<p class='small'>{'<br>'.join(map(html.escape, lines))}</p>" if short else ""
-
-
-def _stdout(cell: dict[str, Any]) -> str:
-    return "".join(
-        "".join(output.get("text", "")) for output in cell["outputs"] if output.get("name") == "stdout"
-    ).rstrip()
 
 
 def _lead(paragraph: str) -> str:
@@ -249,17 +215,4 @@ def _lead(paragraph: str) -> str:
         if len(first) + len(sentence) > LONGEST:
             break
         first = f"{first} {sentence}"
-    return _rendered(first)
-
-
-def _rendered(text: str) -> str:
-    return MARKDOWN.render(_unlinked(text))
-
-
-def _inline(text: str) -> str:
-    return MARKDOWN.renderInline(_unlinked(text))
-
-
-def _unlinked(text: str) -> str:
-    """The text with the words of its links alone: what they lead to is not on a stage."""
-    return LINK.sub(r"\1", text)
+    return MARKDOWN.render(first)

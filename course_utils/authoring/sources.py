@@ -27,6 +27,9 @@ STEM = re.compile(r"\d\d_[a-z0-9_]+")
 PAGES = ("explorer", "demos")
 """Notebooks that are no lessons: without number, exercises and solutions."""
 
+SLIDE_TAGS = {"question": "**Your guess", "gap": "\n**The gap", "closing": "\n**Cheat-sheet line**"}
+"""Tags of a lesson's Markdown cells that its slides are made by, and the words in a cell that give it the tag."""
+
 BEGIN = re.compile(r"(?P<indent>[ \t]*)### BEGIN SOLUTION\b[ \t:]*(?P<message>.*?)[ \t]*")
 END = re.compile(r"[ \t]*### END SOLUTION[ \t]*")
 
@@ -99,12 +102,17 @@ def _read(source: Path) -> tuple[list[Cell], Mapping[str, Any]]:
     """The cells of a source and the `course` settings of its header."""
     notebook: Any = jupytext.read(source, fmt="py:percent")
     cells = [
-        Cell(position, cell.cell_type, cell.source, tuple(cell.metadata.get("tags", ())))
+        Cell(position, cell.cell_type, cell.source, (*cell.metadata.get("tags", ()), *_slide_tags(source, cell)))
         for position, cell in enumerate(notebook.cells, start=1)
     ]
     if not cells:
         raise BuildError(f"{source.name}: holds no cell; begin each with a line `# %%` or `# %% [markdown]`")
     return cells, notebook.metadata.get("course", {})
+
+
+def _slide_tags(source: Path, cell: NotebookNode) -> list[str]:
+    is_text = cell.cell_type == "markdown" and source.parts[-3] == "notebooks"
+    return [tag for tag, words in SLIDE_TAGS.items() if is_text and words in f"\n{cell.source}"]
 
 
 def _notebook(stem: str, cells: Iterable[Cell], settings: Mapping[str, Any], origin: Path) -> NotebookNode:
