@@ -4,19 +4,16 @@
 slider. Both show what a sum cannot: that free memory lies in pieces.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from math import ceil
-from typing import Any
+from typing import NamedTuple
 
 from ..breakdown import KINDS
-from ..figures.axes import COLOURS, amount_with_unit, digits_for, stop, words
-from ..figures.canvas import INK, MARGIN, QUIET, RULE, WIDTH, Canvas, Figure, ink_on, text_width
-from ..units import GB, format_bytes
+from ..figures.axes import COLOURS, amount_with_unit, digits_for, legend, stop, words
+from ..figures.canvas import INK, MARGIN, RULE, WIDTH, Canvas, Figure, ink_on, text_width
+from ..units import GB, format_bytes, percent
 from .memory_map_page import Page, bytes_in_a_row, page_of
 from .replay import MemoryBlock, MemorySegment, Replay, check_replay
-
-__all__ = ["memory_map", "memory_map_page"]
 
 ROW_HEIGHT, ROW_STEP = 24, 29
 ROW_WIDTH = float(WIDTH - 2 * MARGIN)
@@ -61,16 +58,28 @@ def memory_map(
         raise ValueError(
             f"nothing is reserved after event {event}, so there is no memory to draw; choose a later event"
         )
-    reserved = sum(segment.bytes for segment in segments)
-    unit = unit or ("GB" if reserved >= GB else "MB")
+    unit = unit or _unit(sum(segment.bytes for segment in segments))
     spans = list(_spans(segments, replayed.capacity))
     title = title or conclusion(replayed, event, unit)
-    alt = alt or _alt(replayed, event, segments, spans, title, unit)
+    totals = dict.fromkeys(LOOKS, 0)
+    for span in spans:
+        totals[span.look] += span.bytes
+    told = {look: f"{LOOKS[look]} {amount_with_unit(size, unit, 2)}" for look, size in totals.items() if size}
+    if alt is None:
+        moment = f" ({replayed.moment(event)})" if replayed.moment(event) else ""
+        where = f"A map of the GPU's memory by address after event {event:,}{moment}"
+        alt = f"{stop(title)} {where}: {len(segments):,} segments, {', '.join(told.values())}."
+        if event == len(replayed) and replayed.failure is not None:
+            alt += f" {replayed.message[0].upper()}{replayed.message[1:]}"
     canvas = Canvas()
-    top = _legend(canvas, spans, canvas.title(title) + 6, unit) + 14
+
+    def swatch(x: float, y: float, size: float, look: str) -> None:
+        _fill(canvas, x, y, size, size, look, stroke_width=1)
+
+    top = legend(canvas, told.items(), canvas.title(title) + 6, swatch, quiet=[BEYOND]) + 14
     row_bytes = bytes_in_a_row([segment.bytes for segment in segments], spans[-1].end)
-    for piece in _pieces(_merged(spans, FINEST * row_bytes / ROW_WIDTH), row_bytes):
-        _draw(canvas, piece, top, unit)
+    for span in _merged(spans, FINEST * row_bytes / ROW_WIDTH):
+        _draw(canvas, span, top, row_bytes, unit)
     bottom = top + ROW_STEP * ceil(spans[-1].end / row_bytes)
     note = " · ".join(filter(None, (f"each row is {format_bytes(row_bytes, unit, 2)}", replayed.provenance)))
     return Figure(canvas.svg(canvas.note(note, bottom + 12) - 2, title, alt), alt)
@@ -86,31 +95,33 @@ def memory_map_page(replayed: Replay, title: str | None = None) -> Page:
     if not len(replayed):
         raise ValueError("this replay holds no events, so there is nothing to step through")
     still = memory_map(replayed)
-    return page_of(replayed, title or conclusion(replayed, _telling_event(replayed), None), still, FILLS, HATCHES)
+    return page_of(replayed, title or conclusion(replayed, _telling_event(replayed)), still, FILLS, HATCHES)
 
 
-def conclusion(replayed: Replay, event: int, unit: str | None) -> str:
-    """What the memory looks like after `event`, in a sentence."""
+def conclusion(replayed: Replay, event: int, unit: str | None = None) -> str:
+    """A sentence on how much is reserved after `event`, how much is in use, and how much is stuck between tensors."""
     at = event - 1
-    reserved, allocated, stuck = replayed.reserved[at], replayed.allocated[at], replayed.stuck[at]
-    unit = unit or ("GB" if reserved >= GB else "MB")
+    reserved, stuck = replayed.reserved[at], replayed.stuck[at]
+    unit = unit or _unit(reserved)
     digits = digits_for(reserved, unit)
-    shown = [format_bytes(size, unit, digits) for size in (reserved, allocated, stuck)]
+    shown = [format_bytes(size, unit, digits) for size in (reserved, replayed.allocated[at], stuck)]
     text = f"{shown[0]} reserved, {shown[1]} of it in use"
     if not stuck:
         return f"{text}; what is free could all be given back"
-    largest = format_bytes(replayed.largest_free[at], unit, max(digits, 2))
-    share = f"{100 * stuck / reserved:.1f} %"
-    return f"{text}; {shown[2]} ({share}) is stuck between tensors, the largest free piece {largest}"
+    text += f"; {shown[2]} ({percent(stuck / reserved, 1)}) is stuck between tensors"
+    return f"{text}, the largest free piece {format_bytes(replayed.largest_free[at], unit, max(digits, 2))}"
+
+
+def _unit(reserved: int) -> str:
+    return "GB" if reserved >= GB else "MB"
 
 
 def _telling_event(replayed: Replay) -> int:
     return len(replayed) if replayed.failure is not None else replayed.peak_event
 
 
-@dataclass(frozen=True)
-class _Span:
-    """A stretch of memory that looks alike: bytes from the start of the map, and what it is."""
+class _Span(NamedTuple):
+    """A stretch of memory that looks alike: the byte of the map at which it starts, and what it is."""
 
     start: int
     bytes: int
@@ -148,10 +159,9 @@ def _looks(block: MemoryBlock) -> Iterator[tuple[int, str]]:
 
 
 def _tip(block: MemoryBlock, look: str, size: int) -> str:
-    made_by = (
-        f", {block.allocation.operation} in {block.allocation.module or 'the network'}" if block.allocation else ""
-    )
-    name = f" {block.name}" if block.is_allocated and block.allocation is None else ""
+    made = block.allocation
+    name = f" {block.name}" if block.is_allocated and made is None else ""
+    made_by = f", {made.operation} in {made.module or 'the network'}" if made else ""
     return f"{LOOKS[look]}{name}: {format_bytes(size)}{made_by}"
 
 
@@ -170,95 +180,40 @@ def _merged(spans: Iterable[_Span], least: float) -> Iterator[_Span]:
         yield _joined(crowd)
 
 
-def _joined(crowd: Sequence[_Span]) -> _Span:
+def _joined(crowd: list[_Span]) -> _Span:
     by_look: dict[str, int] = {}
     for span in crowd:
         by_look[span.look] = by_look.get(span.look, 0) + span.bytes
-    most = max(by_look, key=lambda look: by_look[look])
-    size = sum(by_look.values())
+    most, size = max(by_look, key=lambda look: by_look[look]), sum(by_look.values())
     tip = f"{len(crowd)} blocks, most of them {LOOKS[most]}: {format_bytes(size)}" if len(crowd) > 1 else crowd[0].tip
     return _Span(crowd[0].start, size, most, tip, any(span.begins_segment for span in crowd))
 
 
-@dataclass(frozen=True)
-class _Piece:
-    """The part of a span that lies in one row, in pixels."""
-
-    span: _Span
-    row: int
-    left: float
-    width: float
-    is_first: bool
-
-
-def _pieces(spans: Iterable[_Span], row_bytes: int) -> Iterator[_Piece]:
-    for span in spans:
-        for row in range(span.start // row_bytes, (span.end - 1) // row_bytes + 1):
-            first, last = max(span.start, row * row_bytes), min(span.end, (row + 1) * row_bytes)
-            left = MARGIN + ROW_WIDTH * (first - row * row_bytes) / row_bytes
-            yield _Piece(span, row, left, ROW_WIDTH * (last - first) / row_bytes, first == span.start)
-
-
-def _draw(canvas: Canvas, piece: _Piece, top: float, unit: str) -> None:
-    span, y = piece.span, top + ROW_STEP * piece.row
-    outline = {"stroke": RULE, "stroke_width": 0.5} if span.look in (STUCK, WHOLE, BEYOND) else {}
-    tip = span.tip if piece.width >= WORTH_A_TIP else ""
-    canvas.rect(piece.left, y, piece.width, ROW_HEIGHT, FILLS[span.look], tip, data_look=span.look, **outline)
-    if span.look in HATCHES and piece.width >= 2:
-        canvas.hatch(piece.left, y, piece.width, ROW_HEIGHT, HATCHES[span.look], gap=5)
-    if piece.is_first:
-        ink, reach = (INK, 3) if span.begins_segment else ("#FFFFFF", 0)
-        if piece.width >= 3:
-            canvas.line(piece.left, y - reach, piece.left, y + ROW_HEIGHT + reach, ink, stroke_width=0.8)
-        _label(canvas, piece, y, unit)
+def _draw(canvas: Canvas, span: _Span, top: float, row_bytes: int, unit: str) -> None:
+    """A span in the rows in which it lies; its name and size in the first, as far as there is room."""
+    for row in range(span.start // row_bytes, (span.end - 1) // row_bytes + 1):
+        first, last = max(span.start, row * row_bytes), min(span.end, (row + 1) * row_bytes)
+        left, width = MARGIN + ROW_WIDTH * (first - row * row_bytes) / row_bytes, ROW_WIDTH * (last - first) / row_bytes
+        y, tip = top + ROW_STEP * row, span.tip if width >= WORTH_A_TIP else ""
+        _fill(canvas, left, y, width, ROW_HEIGHT, span.look, tip, data_look=span.look, stroke_width=0.5)
+        if first > span.start:
+            continue
+        if width >= 3:
+            ink, reach = (INK, 3) if span.begins_segment else ("#FFFFFF", 0)
+            canvas.line(left, y - reach, left, y + ROW_HEIGHT + reach, ink, stroke_width=0.8)
+        size, fill = format_bytes(span.bytes, unit, 2), FILLS[span.look]
+        name = "free" if span.look in (STUCK, WHOLE) else LOOKS[span.look]
+        shown = next((text for text in (f"{name} {size}", size) if text_width(text, 11) + 8 <= width), "")
+        if shown:
+            canvas.halo_text(left + width / 2, y + 16, shown, 11, fill, fill=ink_on(fill), text_anchor="middle")
 
 
-def _label(canvas: Canvas, piece: _Piece, y: float, unit: str) -> None:
-    """Its name and size inside, as far as there is room."""
-    size = format_bytes(piece.span.bytes, unit, 2)
-    name = {STUCK: "free", WHOLE: "free"}.get(piece.span.look, LOOKS[piece.span.look])
-    fill = FILLS[piece.span.look]
-    for text in (f"{name} {size}", size):
-        if text_width(text, 11) + 8 <= piece.width:
-            canvas.halo_text(
-                piece.left + piece.width / 2, y + 16, text, 11, fill, fill=ink_on(fill), text_anchor="middle"
-            )
-            return
-
-
-def _totals(spans: Iterable[_Span]) -> dict[str, int]:
-    totals = dict.fromkeys(LOOKS, 0)
-    for span in spans:
-        totals[span.look] += span.bytes
-    return {look: size for look, size in totals.items() if size}
-
-
-def _legend(canvas: Canvas, spans: Iterable[_Span], y: float, unit: str) -> float:
-    """Swatches with the bytes of each look; returns the y below them."""
-    x, baseline = float(MARGIN), y + 12
-    for look, size in _totals(spans).items():
-        entry = f"{LOOKS[look]} {amount_with_unit(size, unit, 2)}"
-        wide = 18 + text_width(entry, 12) + 10
-        if x + wide > WIDTH and x > MARGIN:
-            x, baseline = float(MARGIN), baseline + 19
-        outline: dict[str, Any] = {"stroke": RULE, "stroke_width": 1} if look in (STUCK, WHOLE, BEYOND) else {}
-        canvas.rect(x, baseline - 10, 12, 12, FILLS[look], **outline)
-        if look in HATCHES:
-            canvas.hatch(x, baseline - 10, 12, 12, HATCHES[look], gap=5)
-        canvas.text(x + 18, baseline, entry, fill=QUIET if look == BEYOND else INK)
-        x += wide
-    return baseline + 6
-
-
-def _alt(
-    replayed: Replay, event: int, segments: Sequence[MemorySegment], spans: Sequence[_Span], title: str, unit: str
-) -> str:
-    where = replayed.moment(event)
-    parts = ", ".join(f"{LOOKS[look]} {amount_with_unit(size, unit, 2)}" for look, size in _totals(spans).items())
-    failed = (
-        f" {replayed.message[0].upper()}{replayed.message[1:]}" if event == len(replayed) and replayed.failure else ""
-    )
-    return (
-        f"{stop(title)} A map of the GPU's memory by address after event {event:,}{f' ({where})' if where else ''}: "
-        f"{len(segments):,} segments, {parts}.{failed}"
-    )
+def _fill(
+    canvas: Canvas, x: float, y: float, width: float, height: float, look: str, tip: str = "", *,
+    stroke_width: float, **more: str,
+) -> None:  # fmt: skip
+    """A rectangle that looks as the memory does."""
+    outline = {"stroke": RULE, "stroke_width": stroke_width} if look in (STUCK, WHOLE, BEYOND) else {}
+    canvas.rect(x, y, width, height, FILLS[look], tip, **more, **outline)
+    if look in HATCHES and width >= 2:
+        canvas.hatch(x, y, width, height, HATCHES[look], gap=5)

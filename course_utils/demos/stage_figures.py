@@ -1,10 +1,11 @@
 """A picture for the stage: stacked bars in type that can be read from the back row."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from ..allocator.replay import MemoryBlock, MemorySegment
 from ..breakdown import MemoryBreakdown
-from ..figures.axes import COLOURS, OVER, amount, digits_for, draw_swatch, segments_of, words
+from ..figures.axes import COLOURS, OVER, amount, digits_for, draw_swatch, legend, segments_of, words
 from ..figures.canvas import INK, MARGIN, RULE, WIDTH, Canvas, Figure, ink_on, text_width, wrap
 from ..units import GB, format_bytes
 
@@ -37,9 +38,19 @@ def stage_bars(
     for index, (label, row) in enumerate(rows.items()):
         _row(canvas, label, row, top + step * index, left, scale, room)
         canvas.text(left, top + step * index + BAR + 20, notes.get(label, ""), 17)
-    _room_line(canvas, left + room * scale, top, bottom, room)
-    end = _legend(canvas, rows, bottom + 34)
-    return Figure(canvas.svg(end + 12, title, _alt(rows, title, room, notes)), _alt(rows, title, room, notes))
+    x = left + room * scale
+    canvas.line(x, top - 8, x, bottom, OVER, stroke_width=3, data_capacity=room)
+    canvas.halo_text(x - 6, bottom + 8, f"GPU {format_bytes(room)}", 17, fill=OVER, text_anchor="end")
+    shown = [kind for kind in COLOURS if any(row.get(kind, 0) > row.total / 50 for row in rows.values())]
+    swatch = partial(_swatch, canvas)
+    end = legend(canvas, [(kind, words(kind)) for kind in shown], bottom + 16, swatch, scale=1.5)
+    told = "; ".join(_row_told(label, row, notes.get(label, "")) for label, row in rows.items())
+    alt = f"{title}. {told}. The GPU has {format_bytes(room)}."
+    return Figure(canvas.svg(end + 8, title, alt), alt)
+
+
+def _swatch(canvas: Canvas, x: float, y: float, size: float, kind: str) -> None:
+    draw_swatch(canvas, x, y, size, size, kind, stroke=RULE, stroke_width=0.5)
 
 
 def _row(canvas: Canvas, label: str, row: MemoryBreakdown, y: float, left: float, scale: float, room: int) -> None:
@@ -58,30 +69,6 @@ def _row(canvas: Canvas, label: str, row: MemoryBreakdown, y: float, left: float
     if x < line < x + 18 + text_width(total, TYPE, bold=True):
         x = line  # or the line of the GPU's memory would cross the number
     canvas.halo_text(x + 10, y + BAR / 2 + 7, total, TYPE, fill=color, font_weight="bold")
-
-
-def _room_line(canvas: Canvas, x: float, top: float, bottom: float, room: int) -> None:
-    canvas.line(x, top - 8, x, bottom, OVER, stroke_width=3, data_capacity=room)
-    canvas.halo_text(x - 6, bottom + 8, f"GPU {format_bytes(room)}", 17, fill=OVER, text_anchor="end")
-
-
-def _legend(canvas: Canvas, rows: Mapping[str, MemoryBreakdown], y: float) -> float:
-    """A swatch and a name for each kind that is at least a fiftieth of a bar; returns the y below it."""
-    shown = [kind for kind in COLOURS if any(row.get(kind, 0) > row.total / 50 for row in rows.values())]
-    x = float(MARGIN)
-    for kind in shown:
-        wide = 26 + text_width(words(kind), 17) + 18
-        if x + wide > WIDTH and x > MARGIN:
-            x, y = float(MARGIN), y + 26
-        draw_swatch(canvas, x, y - 15, 18, 18, kind, stroke=RULE, stroke_width=0.5)
-        canvas.text(x + 26, y, words(kind), 17)
-        x += wide
-    return y + 4
-
-
-def _alt(rows: Mapping[str, MemoryBreakdown], title: str, room: int, notes: Mapping[str, str]) -> str:
-    told = "; ".join(_row_told(label, row, notes.get(label, "")) for label, row in rows.items())
-    return f"{title}. {told}. The GPU has {format_bytes(room)}."
 
 
 def _row_told(label: str, row: MemoryBreakdown, note: str) -> str:
@@ -111,7 +98,9 @@ def stage_segments(segments: Sequence[MemorySegment], title: str, room: int) -> 
     canvas.text(left - 12, y + BAR / 2 + 7, "with the driver", TYPE, text_anchor="end")
     canvas.rect(left, y, unused * scale, BAR, "none", stroke=INK, stroke_width=1.5, stroke_dasharray="4 3")
     canvas.halo_text(left + 8, y + BAR / 2 + 7, format_bytes(unused), TYPE)
-    told = "; ".join(f"segment {index}: {_told(segment)}" for index, segment in enumerate(segments, start=1))
+    told = "; ".join(
+        f"segment {index}: {', '.join(map(_name, segment.blocks))}" for index, segment in enumerate(segments, start=1)
+    )
     alt = f"{title}. {told}; {format_bytes(unused)} with the driver."
     return Figure(canvas.svg(y + BAR + 16, title, alt), alt)
 
@@ -122,13 +111,10 @@ def _block(canvas: Canvas, x: float, y: float, block: MemoryBlock, scale: float)
     canvas.rect(x, y, width, BAR, fill, stroke=INK, stroke_width=1.5, data_block=block.name or "free")
     if not block.is_allocated:
         canvas.hatch(x, y, width, BAR, OVER, gap=10)
-    name = f"{f'{block.name}:' if block.is_allocated else 'free:'} {format_bytes(block.bytes)}"
+    name = _name(block)
     if text_width(name, TYPE) + 12 <= width:
         canvas.halo_text(x + width / 2, y + BAR / 2 + 7, name, TYPE, fill, fill=ink_on(fill), text_anchor="middle")
 
 
-def _told(segment: MemorySegment) -> str:
-    names = (
-        f"{f'{block.name}:' if block.is_allocated else 'free:'} {format_bytes(block.bytes)}" for block in segment.blocks
-    )
-    return ", ".join(names)
+def _name(block: MemoryBlock) -> str:
+    return f"{block.name if block.is_allocated else 'free'}: {format_bytes(block.bytes)}"

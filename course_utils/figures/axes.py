@@ -1,6 +1,6 @@
 """What the course's figures share: one color for each kind of memory, names, numbers, legends."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..gpus import Gpu
@@ -89,25 +89,34 @@ def amount_with_unit(size: int, unit: str, digits: int) -> str:
 def draw_legend(
     canvas: Canvas, parts: Sequence[Segment], y: float, unit: str, digits: int, values: bool, left: float = MARGIN
 ) -> float:
-    """Draws a swatch for each kind with the names of its parts, breaking lines as needed; returns the y below it."""
-    x, baseline = left, y + 12
-    for kind, entry in _legend_entries(parts, unit, digits, values).items():
-        wide = 18 + text_width(entry, 12) + 10
-        if x + wide > WIDTH and x > left:
-            x, baseline = left, baseline + 19
-        draw_swatch(canvas, x, baseline - 10, 12, 12, kind)
-        canvas.text(x + 18, baseline, entry)
-        x += wide
-    return baseline + 6
-
-
-def _legend_entries(parts: Sequence[Segment], unit: str, digits: int, values: bool) -> dict[str, str]:
-    ordered = sorted(parts, key=lambda part: list(COLOURS).index(part.kind))
+    """Draws a swatch for each kind with the names of its parts, and their sizes with `values`; returns the y below."""
     names: dict[str, dict[str, None]] = {}
-    for part in ordered:
+    for part in sorted(parts, key=lambda part: list(COLOURS).index(part.kind)):
         shown = f"{part.name} {amount_with_unit(part.size, unit, digits)}" if values else part.name
         names.setdefault(part.kind, {})[shown] = None
-    return {kind: ", ".join(shown) for kind, shown in names.items()}
+    entries = ((kind, ", ".join(shown)) for kind, shown in names.items())
+    return legend(canvas, entries, y, lambda x, y, size, kind: draw_swatch(canvas, x, y, size, size, kind), left)
+
+
+def legend(
+    canvas: Canvas,
+    entries: Iterable[tuple[str, str]],
+    y: float,
+    swatch: Callable[[float, float, float, str], object],
+    left: float = MARGIN,
+    scale: float = 1,
+    quiet: Collection[str] = (),
+) -> float:
+    """Draws swatches with words, breaking lines as needed; returns the y below. `swatch` takes x, y, size, entry."""
+    x, baseline = float(left), y + 12 * scale
+    for name, words in entries:
+        wide = 28 * scale + text_width(words, 12 * scale)
+        if x + wide > WIDTH and x > left:
+            x, baseline = float(left), baseline + 19 * scale
+        swatch(x, baseline - 10 * scale, 12 * scale, name)
+        canvas.text(x + 18 * scale, baseline, words, 12 * scale, QUIET if name in quiet else INK)
+        x += wide
+    return baseline + 6 * scale
 
 
 def draw_swatch(
