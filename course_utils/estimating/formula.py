@@ -133,8 +133,8 @@ def mlp(run: TrainingRun) -> int:
 
 
 def all_blocks(run: TrainingRun) -> int:
-    """L blocks, or the input of every K-th (Chen et al. 2016); with "selective" also the results of matrix products, with
-    "selective-attention" all but attention's core (Korthikanti et al. 2022, section 5).
+    """L blocks, or the input of every K-th (Chen et al. 2016); with "selective" also the results of matrix products;
+    with "selective-attention" all but attention's core (Korthikanti et al. 2022, section 5).
     """
     m, K = run.model, blocks_together(run)
     if K:
@@ -258,7 +258,8 @@ def block_moments(run: TrainingRun, there: bool) -> list[tuple[str, Bytes]]:
             again = left * block(run) - checkpoint - found_again if K else 0
             sizes = {"weight_copies": left * block_copies if K else copies, "gradients": arrived}
             sizes |= {"activations": kept + again, "temporaries": top + waiting}
-            found.append((f"{which} block's backward, {part}, {left} left", sizes))
+            which_blocks = f", {left} of {together} recomputed blocks left" if together > 1 else ""
+            found.append((f"{which} block's backward, {part}{which_blocks}", sizes))
     return found
 
 
