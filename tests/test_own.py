@@ -668,6 +668,15 @@ def test_live_kinds_equal_the_simulated_ones():
     assert live.breakdown == simulated.breakdown and live.counters["allocated"] >= live.peak
 
 
+def test_a_live_step_is_counted_without_the_tracker_too(card):
+    def step(model, batch):  # without an optimizer, which would ask the CUDA that is not there
+        F.cross_entropy(model(batch[0]), batch[1]).backward()
+
+    measured = measure(step=step, source="live", **made() | {"optimizer": None})
+    assert measured.counters["allocated"] == measured.counters["reserved"] == measured.peak
+    assert str(measured.provenance).startswith("live on a stand-in")
+
+
 # What a GPU turns out not to do, and what a step that fails leaves there
 
 

@@ -1,4 +1,4 @@
-"""A step that nothing tracks, seen from outside: the device's own peak in each phase, and how long each phase takes."""
+"""Counters and clocks of a step that nothing tracks: the device's own peak in each phase, and each phase's time."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -6,36 +6,31 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from .devices import Device
-from .step import Training
+from .step import Phases, Training
 
 
 class Unwatched:
-    """Takes the tracker's place where nothing is tracked."""
+    """Takes the tracker's place where nothing is tracked: it ignores all that it is told."""
 
     micro_batch = 0
 
     def in_phase(self, phase: str) -> AbstractContextManager[Any]:
-        """Nobody is told."""
         return nullcontext()
 
-    def bind_states(self) -> None:
-        """Nothing is tracked, so nothing is bound."""
+    def bind_states(self) -> None: ...
 
-    def bind(self, kind: str, tensors: Iterable[Any]) -> None:
-        """Nothing is tracked, so nothing is bound."""
+    def bind(self, kind: str, tensors: Iterable[Any]) -> None: ...
 
 
 class PeaksByPhase(Unwatched):
     """Asks the device for its peaks at the end of each phase; what happens between two phases counts to the earlier."""
 
     def __init__(self, device: Device) -> None:
-        self.device = device
+        self.device, self.reserved = device, 0
         self.allocated: dict[str, int] = {}
-        self.reserved = 0
         self._phase = ""
 
     def in_phase(self, phase: str) -> AbstractContextManager[Any]:
-        """Ends the phase before and begins this one."""
         self.end_phase()
         self._phase = phase
         return nullcontext()
@@ -43,8 +38,7 @@ class PeaksByPhase(Unwatched):
     def end_phase(self) -> None:
         """Read the peaks of the phase that has just ended, and let the next one's begin."""
         allocated, reserved = self.device.peaks()
-        if self._phase:
-            self.allocated[self._phase] = max(allocated, self.allocated.get(self._phase, 0))
+        self.allocated[self._phase] = max(allocated, self.allocated.get(self._phase, 0))
         self.reserved = max(self.reserved, reserved)
         self.device.reset_peaks()
 
@@ -58,7 +52,6 @@ class TimesByPhase(Unwatched):
 
     @contextmanager
     def in_phase(self, phase: str) -> Iterator[None]:
-        """Times what happens inside."""
         start = self.device.stamp()
         yield
         self.spans.append((phase, start, self.device.stamp()))
@@ -71,32 +64,33 @@ class TimesByPhase(Unwatched):
         return times
 
 
-def count_peaks(training: Training, device: Device, steps: int, before: tuple[int, int]) -> dict[str, Any]:
-    """What the device counts in the last of `steps` steps, in bytes.
+def count_peaks(
+    step: Callable[[Phases], object], device: Device, steps: int, before: tuple[int, int]
+) -> dict[str, Any]:
+    """The device's counters in the last of `steps` steps, in bytes.
 
     "allocated" and "reserved" are peaks without what was there `before` (allocated, reserved), "phases" the peak
-    allocated in each phase, "driver" what is in use on the whole device after the step, by every program: torch gives
-    nothing back within a step, so that this is its peak too.
+    allocated in each phase that the step names, "driver" what is in use on the whole device after the step, by every
+    program: torch gives nothing back within a step, so that this is its peak too.
     """
     watch = PeaksByPhase(device)
     for _ in range(steps):
         device.synchronize()
         device.reset_peaks()
         watch = PeaksByPhase(device)
-        training.step(watch)
+        step(watch)
         watch.end_phase()
     device.synchronize()
-    phases = {phase: peak - before[0] for phase, peak in watch.allocated.items()}
     return {
-        "allocated": max(phases.values()),
+        "allocated": max(watch.allocated.values()) - before[0],
         "reserved": watch.reserved - before[1],
         "driver": device.in_use(),
-        "phases": phases,
+        "phases": {phase: peak - before[0] for phase, peak in watch.allocated.items() if phase},
     }
 
 
 def time_steps(training: Training, device: Device, most: int = 10, seconds: float = 8.0) -> dict[str, Any]:
-    """How long a step and each of its phases take, in milliseconds, once for each repetition.
+    """Milliseconds of a step and of each of its phases, once for each repetition.
 
     At least 3 repetitions, then more until there are `most` or `seconds` have passed. Steps must have run before, so
     that nothing is set up for the first time.
@@ -116,7 +110,7 @@ def time_steps(training: Training, device: Device, most: int = 10, seconds: floa
 
 
 def time_calls(call: Callable[[], object], device: Device, most: int = 10, seconds: float = 8.0) -> list[float]:
-    """How long each call takes on the device, in milliseconds: at least 3, then up to `most` within `seconds`."""
+    """Milliseconds of each call on the device: at least 3 calls, then up to `most` within `seconds`."""
     times: list[float] = []
     end = time.monotonic() + seconds
     while len(times) < 3 or (len(times) < most and time.monotonic() < end):

@@ -1,11 +1,11 @@
-"""What a recording asks of a device: its counters, its clock, its name. The CPU stands in for a GPU in a rehearsal."""
+"""Devices that steps run on: counters, clock and name. In a rehearsal the CPU takes the GPU's place."""
 
 import gc
 import platform
 import subprocess
 import time
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -14,26 +14,6 @@ from ..units import TiB
 from .recording_file import AS
 
 NO_LIMIT = 1024 * TiB
-
-
-class Device(Protocol):
-    """A device that steps run on. Sizes are in bytes; those of `peaks` and `in_use` are what the device itself says."""
-
-    kind: str
-    has_history: bool
-
-    def facts(self) -> dict[str, Any]: ...
-    def capability(self) -> tuple[int, int]: ...
-    def free(self) -> int: ...
-    def release(self) -> None: ...
-    def synchronize(self) -> None: ...
-    def allocated(self) -> int: ...
-    def reserved(self) -> int: ...
-    def reset_peaks(self) -> None: ...
-    def peaks(self) -> tuple[int, int]: ...
-    def in_use(self) -> int: ...
-    def stamp(self) -> Any: ...
-    def milliseconds(self, start: Any, end: Any) -> float: ...
 
 
 class Cuda:
@@ -74,19 +54,15 @@ class Cuda:
         torch.cuda.empty_cache()
 
     def synchronize(self) -> None:
-        """Wait until the GPU has done all that it was told."""
         torch.cuda.synchronize()
 
     def allocated(self) -> int:
-        """Bytes in tensors and workspaces now."""
         return torch.cuda.memory_allocated()
 
     def reserved(self) -> int:
-        """Bytes that the allocator holds now."""
         return torch.cuda.memory_reserved()
 
     def reset_peaks(self) -> None:
-        """Let both peaks begin anew."""
         torch.cuda.reset_peak_memory_stats()
 
     def peaks(self) -> tuple[int, int]:
@@ -111,7 +87,7 @@ class Cuda:
 
 @dataclass
 class _Limit:
-    """The card that this process behaves like; None where it behaves like the GPU that is there."""
+    """The card that this process imitates; None where it is the GPU that is there."""
 
     card: Gpu | None = None
 
@@ -166,32 +142,22 @@ class Host:
         return {"device": device, "cuda": None, "cudnn": None, "rehearsal": True}
 
     def capability(self) -> tuple[int, int]:
-        """None: a CPU has no such number."""
         return 0, 0
-
-    def free(self) -> int:
-        """0: nobody asks a CPU whether a run fits."""
-        return 0
 
     def release(self) -> None:
-        """Collect what is in cycles."""
         gc.collect()
 
-    def synchronize(self) -> None:
-        """Nothing to wait for: a CPU is done when the call returns."""
-
     def allocated(self) -> int:
-        """0: torch does not count on a CPU."""
         return 0
 
-    reserved = in_use = allocated
-
-    def reset_peaks(self) -> None:
-        """Nothing to reset."""
+    free = reserved = in_use = allocated
 
     def peaks(self) -> tuple[int, int]:
-        """0 and 0: torch does not count on a CPU."""
         return 0, 0
+
+    def synchronize(self) -> None: ...
+
+    def reset_peaks(self) -> None: ...
 
     def stamp(self) -> float:
         """Now, in seconds."""
@@ -200,6 +166,10 @@ class Host:
     def milliseconds(self, start: float, end: float) -> float:
         """The time between two stamps, in milliseconds."""
         return 1000 * (end - start)
+
+
+Device = Cuda | Host
+"""A device that steps run on. Sizes are in bytes; those of `peaks` and `in_use` are what the device itself says."""
 
 
 def driver_version() -> str:

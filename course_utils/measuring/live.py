@@ -20,7 +20,7 @@ from ..run import TrainingRun
 from ..units import format_bytes
 from .counting import count_peaks
 from .devices import Cuda, Device, name_here
-from .step import Training
+from .step import Phases, Training
 from .tracebacks import chain, emptied, let_go
 from .tracing import SEED, own_random_numbers, provenance_of, trace
 
@@ -58,9 +58,12 @@ def measure_live(run: TrainingRun, steps: int, note: str) -> Measurement:
     if reason:
         raise ValueError(reason)
     with own_random_numbers(), memory_released(run, free_bytes):
-        counters = _count(run, steps)
+        with only_kernel(run):
+            training, before = ready(run, Cuda())
+            counted = counters(training.step, steps, before)
+            del training
         measured = traced(run, steps, Cuda.kind, provenance_of("live", note))
-    return replace(measured, counters=counters)
+    return replace(measured, counters=counted)
 
 
 def free_bytes() -> int:
@@ -205,41 +208,13 @@ def ready(run: TrainingRun, device: Device) -> tuple[Training, tuple[int, int]]:
     return Training(run, device.kind, simulated=False), before
 
 
-def _count(run: TrainingRun, steps: int) -> dict[str, int]:
-    """What is counted in the last of `steps` steps of the run, in bytes."""
-    device = Cuda()
-    with only_kernel(run):
-        training, before = ready(run, device)
-        counted = count_peaks(training, device, steps, before)
-    return {name: counted[name] for name in ("allocated", "reserved", "driver")} | {"workspaces": drop_workspaces()}
-
-
-def drop_workspaces() -> int:
-    """Bytes of cuBLAS's workspaces, of all threads: torch lets go of them, and takes new ones when they are needed."""
+def counters(step: Callable[[Phases], object], steps: int, before: tuple[int, int]) -> dict[str, int]:
+    """The GPU's counters in the last of `steps` steps, in bytes, cuBLAS's workspaces among the allocated ones."""
+    counted = count_peaks(step, Cuda(), steps, before)
     held = torch.cuda.memory_allocated()
-    torch._C._cuda_clearCublasWorkspaces()
-    return held - torch.cuda.memory_allocated()
-
-
-def peak_counters(set_up: Callable[[], Callable[[], object]], steps: int) -> dict[str, int]:
-    """What is counted in the last of `steps` steps, in bytes: torch's allocated and reserved, without what was there
-    before, cuBLAS's workspaces, which are among them, and what the driver says is in use on the whole device, by every
-    program. `set_up` returns the step.
-    """
-    release(None)
-    allocated, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
-    step = set_up()
-    for _ in range(steps):
-        torch.cuda.reset_peak_memory_stats()
-        step()
-    torch.cuda.synchronize()
-    free, total = torch.cuda.mem_get_info()
-    return {
-        "allocated": torch.cuda.max_memory_allocated() - allocated,
-        "reserved": torch.cuda.max_memory_reserved() - reserved,
-        "driver": total - free,
-        "workspaces": drop_workspaces(),
-    }
+    torch._C._cuda_clearCublasWorkspaces()  # torch takes new ones when they are needed
+    workspaces = held - torch.cuda.memory_allocated()
+    return {name: counted[name] for name in ("allocated", "reserved", "driver")} | {"workspaces": workspaces}
 
 
 def traced(run: TrainingRun, steps: int, device: str, provenance: Provenance) -> Measurement:

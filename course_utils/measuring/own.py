@@ -5,7 +5,7 @@ The step works on a copy of the model, the optimizer and the batch, in which eac
 """
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -22,8 +22,8 @@ from ..gpus import Gpu
 from ..measurement import Measurement, Provenance, explained
 from ..planning.twin import SAFETY
 from ..units import format_bytes
+from . import live
 from .carrying import OwnStep, carried_over, checked
-from .live import KernelRefused, demand_gpu, empty_queue, free_bytes, peak_counters, refusals_told, released, usable_gpu
 from .questions import answered
 from .simulated import availability, simulated_gpu
 from .tracebacks import let_go
@@ -63,7 +63,7 @@ def measure_own(
 def _auto(own: OwnStep, steps: int, attention: str) -> Measurement:
     """Live where a GPU is there and the simulation fits it; else the simulation, or where there is none, the CPU."""
     works, how = availability()
-    card, broken = usable_gpu()
+    card, broken = live.usable_gpu()
     if card is None:
         notes = (broken and f"not live: {broken}", "" if works else f"not simulated: {how}")
         return _measured(own, "simulated" if works else "cpu", steps, attention, *notes)
@@ -84,7 +84,7 @@ def _live_if_it_fits(own: OwnStep, steps: int, simulated: Measurement, card: Gpu
         return _noted(simulated, f"not live: needs {needs}, {card.name} has {free} free")
     try:
         return _live(own, steps)
-    except (GpuOutOfMemory, KernelRefused) as error:
+    except (GpuOutOfMemory, live.KernelRefused) as error:
         return _noted(simulated, f"not live: {error}")
 
 
@@ -99,7 +99,7 @@ def _measured(own: OwnStep, source: str, steps: int, attention: str, *notes: str
             return _trace(own, provenance_of(source, *notes), steps)
     except BaseException as error:
         let_go(error)
-        empty_queue()
+        live.empty_queue()
         raise
 
 
@@ -108,20 +108,20 @@ def _live(own: OwnStep, steps: int, note: str = "", otherwise: str = "") -> Meas
 
     What the GPU cannot do is said with `otherwise` at the end.
     """
-    demand_gpu()
-
-    def advance() -> Callable[[], object]:
-        torch.manual_seed(SEED)
-        return carried_over(own, "cuda", simulated=False).advance
+    live.demand_gpu()
 
     def advice(asked: str) -> str:
-        free = format_bytes(free_bytes(), "GB", 1)
+        free = format_bytes(live.free_bytes(), "GB", 1)
         return f"your step does not fit this GPU. {asked}. {free} is free now that its memory is released{otherwise}"
 
-    with released(advice, otherwise), refusals_told(ANY_KERNEL + otherwise), own_random_numbers():
+    with live.released(advice, otherwise), live.refusals_told(ANY_KERNEL + otherwise), own_random_numbers():
         with torch.autograd.set_multithreading_enabled(False):  # the tracker is told of operators on its own thread
             measured = _trace(own, provenance_of("live", note), steps)
-        return replace(measured, counters=peak_counters(advance, steps))
+        live.release(None)
+        before = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+        torch.manual_seed(SEED)
+        work = carried_over(own, CALLED["live"], simulated=False)
+        return replace(measured, counters=live.counters(lambda _: work.advance(), steps, before))
 
 
 def _trace(own: OwnStep, provenance: Provenance, steps: int) -> Measurement:

@@ -132,7 +132,7 @@ def _variant(label: str, run: TrainingRun | str, device: Device, most: int, seco
         return {"label": label, "refused": run}
     with memory_released(run, device.free), only_kernel(run):
         training, before = ready(run, device)
-        counted = count_peaks(training, device, STEPS, before)
+        counted = count_peaks(training.step, device, STEPS, before)
         times = time_steps(training, device, most, seconds)
     phases = {phase: spread(found)["median"] for phase, found in times["phases_ms"].items()}
     found = {"label": label, "run": run.code(), "step_ms": spread(times["step_ms"]), "phases_ms": phases}
@@ -179,7 +179,7 @@ def _untracked(run: TrainingRun, device: Device, send: Send) -> None:
     start = time.perf_counter()
     with only_kernel(run):
         training, before = ready(run, device)
-        counted = count_peaks(training, device, STEPS, before)
+        counted = count_peaks(training.step, device, STEPS, before)
         seconds = time.perf_counter() - start  # beside "measured": the same steps, and what the tracker costs
         send("counters", **counted, driver_before=in_use, seconds=seconds)
         send("times", **time_steps(training, device), losses=training.losses)
