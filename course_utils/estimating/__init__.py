@@ -1,4 +1,4 @@
-"""What a training step needs, answered without torch, in two ways.
+"""Estimates of a training step's memory, without torch, by two methods.
 
 `formula.py` is the closed form: arithmetic to follow with a pencil, its error stated. `exact/` executes a model of
 autograd and is right to the byte wherever a simulation can check it. Lessons compare both with measurements.

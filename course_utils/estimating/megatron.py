@@ -60,7 +60,7 @@ def parameters_per_rank(model: TransformerConfig, ranks: int) -> int:
 
 
 def replicated_parameters(model: TransformerConfig) -> int:
-    """How many parameters every tensor-parallel rank keeps whole."""
+    """The number of parameters that every tensor-parallel rank keeps whole."""
     whole = {name: shape for name, shape in parameter_shapes(model).items() if rank_shape(name, shape, 2) == shape}
     return sum(prod(shape) for shape in whole.values())
 

@@ -154,7 +154,7 @@ def ddp_communication(run: TrainingRun) -> int:
 
 
 def zero_1_shares(model: TransformerConfig, ranks: int) -> list[dict[str, Shape]]:
-    """Which parameters each rank's optimizer steps: the largest first, each to the rank that has least so far.
+    """The parameters that each rank's optimizer steps, by rank: the largest first, each to the rank that has least so far.
 
     torch's ZeroRedundancyOptimizer shares out whole tensors, so the shares are not even.
     """
@@ -210,7 +210,7 @@ def check_fsdp(run: TrainingRun) -> None:
 
 @dataclass(frozen=True)
 class Gathered:
-    """What FSDP2 gathers and reduces together, one block or what is outside the blocks, in bytes on rank 0.
+    """Parameters that FSDP2 gathers and reduces together (a block, or all outside the blocks), in bytes on rank 0.
 
     Each parameter of so many `elements` is cut along its first dimension into D pieces of as many rows, the last ones
     padded: `shards` are the elements of rank 0's pieces, so D times as many are gathered. Bytes an element: `stored` in
@@ -268,7 +268,7 @@ class Gathered:
 
 
 def fsdp_groups(run: TrainingRun) -> tuple[Gathered, ...]:
-    """What is gathered together: the first is what is outside the blocks, then each block. Raises like `check_fsdp`."""
+    """The groups that FSDP2 gathers: first the parameters outside the blocks, then each block. Raises like `check_fsdp`."""
     check_fsdp(run)
     outer, block = _groups(run.model, run.world_size, run.precision)
     return (outer, *[block] * run.model.layers)
@@ -276,7 +276,7 @@ def fsdp_groups(run: TrainingRun) -> tuple[Gathered, ...]:
 
 @lru_cache(maxsize=256)
 def _groups(model: TransformerConfig, ranks: int, precision: Precision) -> tuple[Gathered, Gathered]:
-    """What is outside the blocks, and one block."""
+    """The parameters outside the blocks, and one block."""
     return _gathered(precision, ranks, outer_shapes(model)), _gathered(precision, ranks, block_shapes(model))
 
 
@@ -330,7 +330,7 @@ COMMUNICATION = "communication"
 
 
 class Hooks(NamedTuple):
-    """What FSDP2 allocates and frees around the parts of a network, in their order through one micro-batch.
+    """Allocations and frees of FSDP2 around the parts of a network, in their order through one micro-batch.
 
     Of blocks, those after the first, or before the last, are alike. Whole gradients appear within backward, as the
     layers' own; what frees them is here.
@@ -351,7 +351,7 @@ class Hooks(NamedTuple):
 
 
 def fsdp_hooks(run: TrainingRun) -> Hooks:
-    """What FSDP2 does around each part of a network of at least two blocks. Raises like `check_fsdp`.
+    """FSDP2's allocations around each part of a network of at least two blocks. Raises like `check_fsdp`.
 
     Forward: a group's flat buffer stays until the next group's parameters have been copied out, so that copying
     overlaps with gathering; for a moment two flat buffers and the parameters are there. Backward: it goes at once, but

@@ -1,4 +1,4 @@
-"""What stays from step to step: weights, gradients, optimizer states; each tensor rounded up as the allocator does."""
+"""Bytes that persist between steps: weights, gradients, optimizer states; each tensor rounded up as the allocator does."""
 
 from functools import lru_cache
 from math import prod
@@ -36,12 +36,12 @@ class Trainable(NamedTuple):
 
     @property
     def tensors(self) -> int:
-        """How many tensors they are."""
+        """The number of tensors."""
         return len(self.before) + self.layers * len(self.block) + len(self.after)
 
     @property
     def parameters(self) -> int:
-        """How many numbers they are."""
+        """The number of elements."""
         return self.bytes(1, multiple=1)
 
     def bytes(self, element: int, multiple: int = BLOCK) -> int:
@@ -51,7 +51,7 @@ class Trainable(NamedTuple):
 
 
 def trainable_shapes(run: TrainingRun) -> Trainable:
-    """What `run` trains: every parameter or, with `lora_rank`, the two factors of each matrix of `lora_targets`.
+    """The parameters that `run` trains: all or, with `lora_rank`, the two factors of each matrix of `lora_targets`.
 
     W becomes W + B·A with A (r, n_in) and B (n_out, r) (Hu et al. 2022, section 4.1). Blocks' names begin with
     "blocks.".
@@ -190,7 +190,7 @@ def state_sizes(precision: Precision, optimizer: Optimizer, name: str, shape: tu
 
 
 def is_hidden_matrix(name: str, shape: tuple[int, ...]) -> bool:
-    """Whether Muon takes this parameter: a matrix of one of the blocks."""
+    """Return True for the parameters that Muon steps: matrices of the blocks."""
     return name.startswith("blocks.") and len(shape) == 2
 
 

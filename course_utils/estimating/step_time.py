@@ -1,4 +1,4 @@
-"""How long a step must take at least, term by term: to rank configurations by the time that their saving costs.
+"""A lower bound of a step's time, term by term: to rank configurations by the time that their saving costs.
 
 Every term is work divided by a peak rate of the card's data sheet, and the terms are added as if nothing overlapped: no
 promise of a time, but the same yardstick for every choice. What is counted is said in each function; launches of

@@ -32,8 +32,8 @@ class Workspaces(NamedTuple):
 
 
 def workspaces_of(capability: tuple[int, int], torch: tuple[int, int] | None = None) -> Workspaces:
-    """What a thread keeps on a GPU of this compute capability, in bytes, under this release of torch (the installed one
-    if it is not said).
+    """Bytes that a thread keeps on a GPU of this compute capability under this release of torch (by default the
+    installed one).
 
     Hopper has 32 MiB, and from torch 2.12 on Blackwell too; every other 8.125 MiB. Until torch 2.11 a product with a
     bias had 1 MiB of its own. CUBLAS_WORKSPACE_CONFIG goes before.
@@ -46,7 +46,7 @@ def workspaces_of(capability: tuple[int, int], torch: tuple[int, int] | None = N
 
 @cache
 def asked_for() -> int | None:
-    """What CUBLAS_WORKSPACE_CONFIG says, in bytes; None where it says nothing. It is read once, as torch reads it."""
+    """Bytes that CUBLAS_WORKSPACE_CONFIG asks for; None if it is not set. It is read once, as torch reads it."""
     pairs = re.findall(r":(\d+):(\d+)", os.environ.get(VARIABLE, ""))
     return sum(int(size) * int(count) * KiB for size, count in pairs) if pairs else None
 
@@ -62,7 +62,7 @@ def installed_torch() -> tuple[int, int]:
 
 
 def workspaces_on(card: str | None) -> Workspaces | None:
-    """What a thread keeps on a card of the catalog, in bytes; None where no card is named."""
+    """Bytes that a thread keeps on a card of the catalog; None if no card is named."""
     return None if card is None else workspaces_of(GPUS[card].capability)
 
 
