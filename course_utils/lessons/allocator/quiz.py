@@ -9,13 +9,8 @@ from course_utils.units import MiB, format_bytes
 
 def questions() -> tuple[Question, ...]:
     """The questions in the order of the lesson."""
-    return flat_buffer(), segments(), what_others_cannot_have(), largest_hole(), whole_pages()
-
-
-def flat_buffer() -> Question:
-    """Four bytes for each gradient, whatever the gradients' format."""
     size = model_config("gpt2-large").parameters
-    return Question(
+    flat_buffer = Question(
         "GPT-2 large has gradients in 16 bits. How large is one flat fp32 buffer for all of them?",
         Choice(gb(4 * size), "4 bytes for each parameter: the buffer's format counts."),
         (
@@ -24,33 +19,23 @@ def flat_buffer() -> Question:
             Choice(gb(16 * size), "That is everything that mixed-precision Adam keeps, and no buffer at all."),
         ),
     )
-
-
-def segments() -> Question:
-    """Requests of 1 to 10 MiB share segments, and none straddles two."""
     allocator, size, count = CachingAllocator(), 6, 5
     for _ in range(count):
         allocator.malloc(size * MiB)
-    return Question(
+    segments = Question(
         f"A fresh process makes {count} tensors of {size} MiB. How much does it take from the driver?",
-        Choice(
-            _mib(allocator.reserved),
-            f"Segments of {LARGE_SEGMENT_MB} MiB, of which each has room for {LARGE_SEGMENT_MB // size} of them.",
-        ),
+        Choice(_mib(allocator.reserved), f"Segments of {LARGE_SEGMENT_MB} MiB, of which each has room for "
+               f"{LARGE_SEGMENT_MB // size} of them."),
         (
             Choice(_mib(count * size * MiB), "That is what the tensors ask for. The driver is asked for more at once."),
             Choice(_mib(count * LARGE_SEGMENT_MB * MiB), "That gives each tensor a segment. They share."),
             Choice(_mib(LARGE_SEGMENT_MB * MiB), "One segment alone is too small for all of them."),
         ),
-    )
-
-
-def what_others_cannot_have() -> Question:
-    """Reserved memory is taken, whoever uses it."""
+    )  # fmt: skip
     allocator, weights, activations = CachingAllocator(), 120, 400
     allocator.malloc(weights * MiB)
     allocator.free(allocator.malloc(activations * MiB))
-    return Question(
+    what_others_cannot_have = Question(
         f"A process has {weights} MiB of weights and has just freed {activations} MiB of activations, the most that it "
         "ever needs. How much of the GPU can no other process have, its context aside?",
         Choice(_mib(allocator.reserved), "What is reserved: freed memory stays with the process."),
@@ -61,15 +46,11 @@ def what_others_cannot_have() -> Question:
             Choice(_mib(0), "Tensors that live cannot move away."),
         ),
     )  # fmt: skip
-
-
-def largest_hole() -> Question:
-    """Holes do not add up."""
     size, count = 4, 20
     capacity = size * count * MiB
     freed = sum(index % 5 in (1, 3) for index in range(count)) * size
     largest = max(mib for mib in range(1, 41) if _fits(size, count, capacity, mib))
-    return Question(
+    largest_hole = Question(
         f"{count} tensors of {size} MiB fill a GPU of {capacity // MiB} MiB. Of each five, the second and the fourth "
         "are freed. How large a tensor can be made now?",
         Choice(_mib(largest * MiB), "As large as one hole: no neighbors of it are free."),
@@ -79,12 +60,8 @@ def largest_hole() -> Question:
             Choice(_mib(LARGE_SEGMENT_MB * MiB), "No segment is empty, so none goes back to the driver."),
         ),
     )
-
-
-def whole_pages() -> Question:
-    """An expandable segment gives back whole pages."""
     page, hole = LARGE_SEGMENT_MB, 38
-    return Question(
+    whole_pages = Question(
         f"In an expandable segment, whose pages are {page} MiB, a hole of {hole} MiB lies between two tensors. How "
         "much of it can go back to the driver at most?",
         Choice(_mib(hole // page * page * MiB), "Whole pages only, and no two of them fit into the hole."),
@@ -94,10 +71,11 @@ def whole_pages() -> Question:
             Choice(_mib(0), "That is how a segment of a fixed size behaves, as long as a tensor is in it."),
         ),
     )
+    return flat_buffer, segments, what_others_cannot_have, largest_hole, whole_pages
 
 
 def _fits(size: int, count: int, capacity: int, request: int) -> bool:
-    """Whether a request of so many MiB fits between the tensors that stay."""
+    """True if a request of so many MiB fits between the tensors that stay."""
     allocator = CachingAllocator(capacity)
     addresses = [allocator.malloc(size * MiB) for _ in range(count)]
     for index, address in enumerate(addresses):

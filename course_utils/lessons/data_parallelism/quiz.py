@@ -11,108 +11,70 @@ RUN = TrainingRun("gpt2-medium", 4, 1024, "amp-bf16", world_size=8)
 
 def questions() -> tuple[Question, ...]:
     """The questions in the order of the lesson."""
-    return states_of_a_rank(), bytes_of_a_ring(), buckets(), what_no_sync_saves(), steps_of_a_ring()
-
-
-def states_of_a_rank() -> Question:
-    """Replicas keep everything."""
     whole = sum(rank_0_states(RUN).values())
-    return Question(
+    states_of_a_rank = Question(
         f"GPT-2 medium with AdamW under autocast on {RUN.world_size} ranks with plain data parallelism. How "
         "much memory do weights, gradients and optimizer states take on one rank?",
         Choice(format_bytes(whole, "GB", 1), "Sixteen bytes a parameter, on every rank: only the batch is shared out."),
         (
-            Choice(
-                format_bytes(whole // RUN.world_size, "GB", 1), "That shares the states out, which is what ZeRO does."
-            ),
-            Choice(
-                format_bytes(whole * 3 // 4, "GB", 1),
-                "That leaves the gradients out. They leave no rank: it is their mean that all get.",
-            ),
-            Choice(
-                format_bytes(whole // 2, "GB", 1), "That leaves Adam's two moments out. Each replica steps by itself."
-            ),
+            Choice(format_bytes(whole // RUN.world_size, "GB", 1), "That shares the states out, which is what ZeRO "
+                   "does."),
+            Choice(format_bytes(whole * 3 // 4, "GB", 1), "That leaves the gradients out. They leave no rank: it is "
+                   "their mean that all get."),
+            Choice(format_bytes(whole // 2, "GB", 1), "That leaves Adam's two moments out. Each replica steps by "
+                   "itself."),
         ),
-    )
-
-
-def bytes_of_a_ring() -> Question:
-    """2(D−1)/D · S for each rank."""
+    )  # fmt: skip
     ranks, size = 5, 200_000_000
     sent = all_reduce_bytes(size, ranks)
-    return Question(
+    bytes_of_a_ring = Question(
         f"{ranks} ranks all-reduce 200 MB each, in a ring. How much does each of them send?",
         Choice(format_bytes(sent, "MB", 0), "2(D−1) messages of one D-th each."),
         (
-            Choice(
-                format_bytes(sent // 2, "MB", 0), "That is half of the way: complete parts have to be handed out, too."
-            ),
+            Choice(format_bytes(sent // 2, "MB", 0), "That is half of the way: complete parts have to be handed out, "
+                   "too."),
             Choice(format_bytes((ranks - 1) * size, "MB", 0), "That is everybody sending everything to everybody."),
             Choice(format_bytes(2 * size, "MB", 0), "That is what it comes near to with very many ranks."),
-            Choice(
-                format_bytes(2 * size // ranks, "MB", 0), "That is two messages. A part has to visit every other rank."
-            ),
+            Choice(format_bytes(2 * size // ranks, "MB", 0), "That is two messages. A part has to visit every other "
+                   "rank."),
         ),
-    )
-
-
-def buckets() -> Question:
-    """As much as the gradients, unless these are views."""
+    )  # fmt: skip
     held = estimate(RUN)["communication"]
-    return Question(
+    buckets = Question(
         "The same run, under DistributedDataParallel as it comes. How much memory do its buckets take on each rank?",
-        Choice(
-            format_bytes(held, "GB", 2),
-            "Each gradient has a place in a bucket, and buckets stay: `gradient_as_bucket_view=True` would make "
-            "both one.",
-        ),
+        Choice(format_bytes(held, "GB", 2), "Each gradient has a place in a bucket, and buckets stay: "
+               "`gradient_as_bucket_view=True` would make both one."),
         (
             Choice(format_bytes(max(bucket_sizes(RUN)), "GB", 2), "That is the largest one. They all stay."),
             Choice(format_bytes(held // 2, "GB", 2), "That is for 16-bit gradients. Under autocast they have 32 bits."),
-            Choice(
-                format_bytes(held // RUN.world_size, "GB", 2),
-                "That is a share of them. Every rank reduces all gradients.",
-            ),
+            Choice(format_bytes(held // RUN.world_size, "GB", 2), "That is a share of them. Every rank reduces all "
+                   "gradients."),
         ),
-    )
-
-
-def what_no_sync_saves() -> Question:
-    """One exchange for all micro-batches."""
+    )  # fmt: skip
     micro_batches, size = 8, 300_000_000
-    return Question(
+    what_no_sync_saves = Question(
         f"{micro_batches} micro-batches a step, 300 MB of gradients. How much less has to be all-reduced in a "
         "step if all but the last backward run under `no_sync`?",
         Choice(format_bytes((micro_batches - 1) * size, "MB", 0), "One exchange is left, of gradients added up."),
         (
-            Choice(
-                format_bytes(micro_batches * size, "MB", 0),
-                "Then nothing would be exchanged, and the replicas would drift apart.",
-            ),
+            Choice(format_bytes(micro_batches * size, "MB", 0), "Then nothing would be exchanged, and the replicas "
+                   "would drift apart."),
             Choice(format_bytes(size, "MB", 0), "That is what remains to be exchanged."),
-            Choice(
-                format_bytes(size // micro_batches, "MB", 0),
-                "A micro-batch's gradients are as large as those of a whole batch.",
-            ),
+            Choice(format_bytes(size // micro_batches, "MB", 0), "A micro-batch's gradients are as large as those of a "
+                   "whole batch."),
         ),
-    )
-
-
-def steps_of_a_ring() -> Question:
-    """What grows with D is the number of messages."""
+    )  # fmt: skip
     few, many = 8, 64
-    return Question(
+    steps_of_a_ring = Question(
         f"Tiny gradients: all that counts is α, the time to start a message. A ring grows from {few} to {many} "
         "ranks. How many times as long does its all-reduce take?",
         Choice(f"{(many - 1) / (few - 1):g} times", "2(D−1) messages one after the other, in proportion to D−1."),
         (
-            Choice(
-                "as long as before", "That holds for the bytes of a large gradient, nearly. Messages are counted here."
-            ),
+            Choice("as long as before", "That holds for the bytes of a large gradient, nearly. Messages are counted "
+                   "here."),
             Choice(f"{many // few} times", "Close: but how many steps has a ring of D ranks?"),
-            Choice(
-                f"{(many * (many - 1)) / (few * (few - 1)):.0f} times",
-                "That counts all messages of all ranks. They travel at the same time.",
-            ),
+            Choice(f"{(many * (many - 1)) / (few * (few - 1)):.0f} times", "That counts all messages of all ranks. "
+                   "They travel at the same time."),
         ),
-    )
+    )  # fmt: skip
+    return states_of_a_rank, bytes_of_a_ring, buckets, what_no_sync_saves, steps_of_a_ring

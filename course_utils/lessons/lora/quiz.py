@@ -12,13 +12,8 @@ RUN = TrainingRun("gpt2", 4, 512, lora_rank=8, lora_targets=("attention", "mlp")
 
 def questions() -> tuple[Question, ...]:
     """The questions in the order of the lesson."""
-    return numbers_that_learn(), activations(), one_more_bit(), four_bits(), the_account()
-
-
-def numbers_that_learn() -> Question:
-    """r·(n_in + n_out)."""
     n_out, n_in, r = 11008, 4096, 16
-    return Question(
+    numbers_that_learn = Question(
         f"A matrix of {n_out:,} × {n_in:,}, LoRA of rank {r}: how many numbers learn?",
         Choice(f"{r * (n_out + n_in):,}", "Each factor has r lines, one as long as the input, one as the output."),
         (
@@ -27,16 +22,12 @@ def numbers_that_learn() -> Question:
             Choice(f"{n_out * n_in // r:,}", "That divides W by r. More rank means more numbers, not fewer."),
         ),
     )
-
-
-def activations() -> Question:
-    """LoRA on all matrices needs the inputs that full training needs."""
     full = estimate(RUN.replace(lora_rank=0, lora_targets=()))["activations"]
     everywhere = estimate(RUN)["activations"]
     attention = estimate(RUN.replace(lora_targets=("attention",)))["activations"]
     learning = trainable(RUN.model, RUN.lora_rank, RUN.lora_targets).parameters / RUN.model.parameters
     weights, gradients, moments = 4, 4, 8
-    return Question(
+    activations = Question(
         "GPT-2 with LoRA of rank 8 on all matrices of the blocks. By how much do the activations that forward keeps "
         "shrink, compared with training every weight?",
         Choice(percent(1 - everywhere / full), "The factor A learns from the very input that W would learn from."),
@@ -48,30 +39,21 @@ def activations() -> Question:
                    "moments are of fp32 Adam's 16 bytes. Activations are not among those."),
         ),
     )  # fmt: skip
-
-
-def one_more_bit() -> Question:
-    """The step of the grid is max/(2^(bits−1) − 1)."""
     few, many = 4, 8
     before, after = (2 ** (bits - 1) - 1 for bits in (few, many))
-    return Question(
+    one_more_bit = Question(
         f"From {few} bits to {many}, rounding by absmax with as many scales: by what factor does the error shrink?",
-        Choice(
-            f"{after / before:.0f}", f"The largest code goes from {before} to {after}, and the step shrinks with it."
-        ),
+        Choice(f"{after / before:.0f}", f"The largest code goes from {before} to {after}, and the step shrinks with "
+               f"it."),
         (
             Choice(f"{many // few}", "That is the ratio of the bits. Each single bit doubles the number of codes."),
             Choice(f"{many - few}", "That is the number of bits added."),
             Choice(f"{(after / before) ** 2:.0f}", "That is by how much the *square* of the error shrinks."),
         ),
-    )
-
-
-def four_bits() -> Question:
-    """Codes and scales of one Llama matrix."""
+    )  # fmt: skip
     shape = (14336, 4096)
     stored, elements = frozen_matrix_bytes(shape, 4), shape[0] * shape[1]
-    return Question(
+    four_bits = Question(
         f"A matrix of {shape[0]:,} × {shape[1]:,} in NF4, an fp32 scale for each 64 numbers: how much memory?",
         Choice(format_bytes(stored, "MB", 1), "Half a byte a number, and 4 bytes for 64 of them."),
         (
@@ -81,14 +63,10 @@ def four_bits() -> Question:
                    "is used."),
         ),
     )  # fmt: skip
-
-
-def the_account() -> Question:
-    """QLoRA of Llama-3 8B: what stays of 16 bytes a parameter."""
     run = TrainingRun("llama3-8b", 1, 1024, "bf16", recompute="full", lora_rank=16, lora_targets=("attention", "mlp"),
                       frozen_bits=4)  # fmt: skip
     N = PRESETS["llama3-8b"].parameters
-    return Question(
+    the_account = Question(
         "Llama-3 8B, QLoRA of rank 16 on all matrices, one sequence of 1,024 tokens, full recomputation. Which is "
         "nearest to the peak?",
         Choice(format_bytes(estimate(run).total, "GB", 1), "Blocks in 4.5 bits, embedding and head in 16, little that "
@@ -101,3 +79,4 @@ def the_account() -> Question:
             Choice(format_bytes(16 * N, "GB", 1), "That is full training's states."),
         ),
     )  # fmt: skip
+    return numbers_that_learn, activations, one_more_bit, four_bits, the_account
