@@ -1,4 +1,4 @@
-"""The field's published formulas, each as its source has it: for lessons and the benchmark to lay beside the course's
+"""The field's published formulas, each as its source has it: for lessons and the benchmark to compare with the course's
 own, never tuned to it.
 
 A formula that takes a run returns bytes, or a mapping of parts to bytes, and raises ValueError for runs of which its
@@ -17,7 +17,7 @@ Parts = dict[str, int]
 
 
 def _refuse(formula: str, *reasons: tuple[object, str]) -> None:
-    """Raise ValueError for the first of the reasons, each a condition and the choice that it stands for, that holds."""
+    """Raise ValueError for the first of the reasons, each a condition and the choice that it describes, that holds."""
     for holds, choice in reasons:
         if holds:
             raise ValueError(f"{formula} says nothing of {choice}")
@@ -460,7 +460,7 @@ def accelerate_bytes(run: TrainingRun) -> int:
 
 @dataclass(frozen=True)
 class Formula:
-    """One published formula: what its authors call it, what it counts, where it stands, how it is computed.
+    """One published formula: what its authors call it, what it counts, its source, how it is computed.
 
     `counts` is "states" (weights, gradients, optimizer states), "activations" (kept when forward ends), "activations
     and loss" (kept when the loss is there), or "total" (the peak of a step).

@@ -154,7 +154,7 @@ def ddp_communication(run: TrainingRun) -> int:
 
 
 def zero_1_shares(model: TransformerConfig, ranks: int) -> list[dict[str, Shape]]:
-    """The parameters that each rank's optimizer steps, by rank: the largest first, each to the rank that has least so far.
+    """Parameters that each rank's optimizer steps: the largest first, each to the rank that has least so far.
 
     torch's ZeroRedundancyOptimizer shares out whole tensors, so the shares are not even.
     """
@@ -187,7 +187,7 @@ def zero_1_optimizer_bytes(run: TrainingRun) -> int:
 
 @lru_cache(maxsize=256)
 def _zero_1_optimizer_bytes(model: TransformerConfig, ranks: int, precision: Precision, optimizer: Optimizer) -> int:
-    return _kept_bytes(precision, optimizer, zero_1_share(model, ranks)) + _beside_states(precision, optimizer)
+    return _kept_bytes(precision, optimizer, zero_1_share(model, ranks)) + _extra_state_bytes(precision, optimizer)
 
 
 # FSDP2
@@ -268,7 +268,7 @@ class Gathered:
 
 
 def fsdp_groups(run: TrainingRun) -> tuple[Gathered, ...]:
-    """The groups that FSDP2 gathers: first the parameters outside the blocks, then each block. Raises like `check_fsdp`."""
+    """Groups that FSDP2 gathers: the parameters outside the blocks, then each block. Raises like `check_fsdp`."""
     check_fsdp(run)
     outer, block = _groups(run.model, run.world_size, run.precision)
     return (outer, *[block] * run.model.layers)
@@ -307,12 +307,12 @@ def _fsdp_optimizer_bytes(model: TransformerConfig, ranks: int, precision: Preci
         _kept_bytes(precision, optimizer, {name: shard_shape(shape, ranks) for name, shape in shapes.items()})
         for shapes in (outer_shapes(model), block_shapes(model))
     )
-    return outer + model.layers * block + _beside_states(precision, optimizer)
+    return outer + model.layers * block + _extra_state_bytes(precision, optimizer)
 
 
 def optimizer_bytes_of(run: TrainingRun, precision: Precision, shapes: Mapping[str, Shape]) -> int:
     """Bytes of what the optimizer, and a loss scaler, keep for tensors of these names and shapes."""
-    return _kept_bytes(precision, run.optimizer, shapes) + _beside_states(precision, run.optimizer)
+    return _kept_bytes(precision, run.optimizer, shapes) + _extra_state_bytes(precision, run.optimizer)
 
 
 def _kept_bytes(precision: Precision, optimizer: Optimizer, shapes: Mapping[str, Shape]) -> int:
@@ -320,7 +320,7 @@ def _kept_bytes(precision: Precision, optimizer: Optimizer, shapes: Mapping[str,
     return sum(round_up(size) for sizes in kept for size in sizes)
 
 
-def _beside_states(precision: Precision, optimizer: Optimizer) -> int:
+def _extra_state_bytes(precision: Precision, optimizer: Optimizer) -> int:
     """Tables of the 8-bit Adam, and a loss scaler's two numbers."""
     tables = CODEBOOKS_8BIT if optimizer.algorithm == "adam8bit" else ()
     return sum(map(round_up, tables)) + (2 * BLOCK if precision.loss_scaling else 0)

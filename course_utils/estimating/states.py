@@ -1,4 +1,4 @@
-"""Bytes that persist between steps: weights, gradients, optimizer states; each tensor rounded up as the allocator does."""
+"""Bytes that persist between steps: weights, gradients, optimizer states; each tensor rounded up to 512."""
 
 from functools import lru_cache
 from math import prod
@@ -21,7 +21,7 @@ CODEBOOKS_8BIT = (1024, 1020, 1024, 1020)
 """Bytes of its tables: for each moment 256 fp32 numbers and the 255 borders between them."""
 
 PAIRS_4BIT = 2 * 256 * 2
-"""Bytes of the table of the two 16-bit values that each byte of a 4-bit weight stands for; one for all matrices."""
+"""Bytes of the table of the two 16-bit values behind each byte of a 4-bit weight; one for all matrices."""
 
 
 class Trainable(NamedTuple):
