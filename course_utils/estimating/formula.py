@@ -149,7 +149,7 @@ def blocks_together(run: TrainingRun) -> int:
 
 
 def products(run: TrainingRun) -> int:
-    """Bytes that "selective" keeps of a block in addition to its input: the results of six or seven products, and of attention."""
+    """Bytes that "selective" keeps of a block in addition to its input: results of matrix products and of attention."""
     if run.recompute != "selective":
         return 0
     m, t, c = run.model, run.micro_batch * run.seq_len, run.precision.compute
@@ -159,7 +159,7 @@ def products(run: TrainingRun) -> int:
 
 
 def recomputed_core(run: TrainingRun) -> int:
-    """Bytes that "selective-attention" does not keep of a block: all of attention but q, k and v as they were projected."""
+    """Bytes that "selective-attention" does not keep of a block: attention without q, k and v as projected."""
     if run.recompute != "selective-attention":
         return 0
     kept = run.precision.compute * run.micro_batch * run.seq_len * (run.model.hidden + 2 * run.model.kv)
