@@ -2,182 +2,166 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from math import isclose, prod
+from math import prod
 from numbers import Real
-from typing import Any
+from operator import eq
+from typing import Any, NamedTuple
 
 from course_utils.gpus import gpu
-from course_utils.interactive.feedback import call, entries, exercise, expect, fail, of_kind
+from course_utils.interactive.feedback import (
+    Mistakes,
+    alike,
+    by_name,
+    call,
+    entries,
+    exercise,
+    expect,
+    fail,
+    of_kind,
+    recognized,
+)
 from course_utils.models import PRESETS
 
 from .counting import GPT2_PAPER
 
-__all__ = ["PAPER", "anonymous_shapes", "block", "experts", "gpt", "llama", "read_shapes", "vocabulary", "widest"]
+Case = tuple[Any, ...]
+Count = Callable[..., int]
 
-Case = Mapping[str, Any]
-Count = Callable[..., Any]
-Mistakes = Sequence[tuple[Count, str]]
-
-
-def _recognize(answer: Any, cases: Sequence[Case], right: Count, mistakes: Mistakes, otherwise: str) -> None:
-    """CheckFailed with the message of the first mistake that explains every answer, or with `otherwise`."""
-    answers = [call(answer, **case) for case in cases]
-    if answers == [right(**case) for case in cases]:
-        return
-    for mistaken, message in mistakes:
-        alike = all(isclose(got, mistaken(**case), rel_tol=1e-12) for got, case in zip(answers, cases, strict=True))
-        expect(not alike, message)
-    wrong = next(case for case, got in zip(cases, answers, strict=True) if got != right(**case))
-    fail(f"{otherwise} (The first case that is off: {', '.join(f'{name}={value}' for name, value in wrong.items())}.)")
+SLIPS = {
+    1e-6: "millions? Return the number of parameters itself.",
+    1e-9: "billions? Return the number of parameters itself.",
+    2: "exactly twice: bytes in 16-bit? Count numbers, not bytes. Or is everything listed twice?",
+    4: "exactly four times: bytes in fp32? Count numbers, not bytes.",
+    16: "exactly 16 times: the bytes of a training's states? Count numbers, not bytes.",
+}
 
 
-def _and_slips(right: Count, mistakes: Mistakes) -> Mistakes:
-    """`mistakes`, and the slips of who returns something else than a plain number of parameters."""
-    slips = (
-        (1e-6, "millions? Return the number of parameters itself."),
-        (1e-9, "billions? Return the number of parameters itself."),
-        (2, "exactly twice: bytes in 16-bit? Count numbers, not bytes. Or is everything listed twice?"),
-        (4, "exactly four times: bytes in fp32? Count numbers, not bytes."),
-        (16, "exactly 16 times: the bytes of a training's states? Count numbers, not bytes."),
-    )
-    return *mistakes, *(
-        (partial(_times, factor, right), f"All of it is off by a factor: {said}") for factor, said in slips
-    )
+def _expect_counts(
+    answer: Any, names: Sequence[str], cases: Sequence[Case], right: Count, mistakes: Mistakes, otherwise: str
+) -> None:
+    """Raise CheckFailed unless the counts are right: with the message of a mistake, or with `otherwise`."""
+    got = [call(answer, **by_name(names, case)) for case in cases]
+    if not recognized(got, cases, right, mistakes, same=partial(alike, tolerance=1e-12)):
+        off = by_name(names, next(case for case, one in zip(cases, got, strict=True) if one != right(*case)))
+        fail(f"{otherwise} (The first case that is off: {', '.join(f'{name}={off[name]}' for name in names)}.)")
 
 
-def _times(factor: float, right: Count, **case: Any) -> float:
-    return factor * right(**case)
+def _slips(right: Count) -> Mistakes:
+    """The mistakes of learners who return something else than a plain number of parameters."""
+    return {
+        f"All of it is off by a factor: {said}": lambda *case, factor=factor: factor * right(*case)
+        for factor, said in SLIPS.items()
+    }
+
+
+def _pair(answer: Any, names: str, **given: Any) -> tuple[Any, ...]:
+    """The two numbers that the learner's function returns, `names` being what they are."""
+    got = call(answer, **given, returns=(tuple, list))
+    expect(len(got) == 2, f"Return two numbers, {names}; these are {len(got)}.")
+    return tuple(of_kind(number, Real, "One of the two is") for number in got)
 
 
 # -------------------------------------------------------------------------------------------------------- 04.1: block
 
-BLOCKS: tuple[Case, ...] = tuple(
-    {"h": h, "bias": bias} for h, bias in ((1600, True), (7, True), (768, True), (1600, False), (96, False))
-)
+BLOCKS: tuple[Case, ...] = ((1600, True), (7, True), (768, True), (1600, False), (96, False))
 
 
 def _block(h: int, bias: bool, matrices: int = 12, biases: int = 9, norms: int = 4, plain_norms: int = 2) -> int:
     return matrices * h**2 + (biases * h + norms * h if bias else plain_norms * h)
 
 
-BLOCK_MISTAKES: Mistakes = (
-    (lambda h, bias: 12 * h**2, "Those are the matrices. Each has biases where there are any, and two norms are left."),
-    (
-        lambda h, bias: _block(h, True),
-        "You count the biases whether the model has them or not. What does `bias=False` take away, in the norms too?",
+BLOCK_MISTAKES: Mistakes = {
+    "Those are the matrices. Each has biases where there are any, and two norms are left.": lambda h, bias: 12 * h**2,
+    "You count the biases whether the model has them or not. What does `bias=False` take away, in the norms too?": (
+        lambda h, bias: _block(h, True)
     ),
-    (
-        lambda h, bias: _block(h, bias, norms=0, plain_norms=0),
-        "The block has two norms, and they have parameters of their own: how many for each of the h numbers?",
+    "The block has two norms, and they have parameters of their own: how many for each of the h numbers?": (
+        partial(_block, norms=0, plain_norms=0)
     ),
-    (
-        lambda h, bias: _block(h, bias, norms=2, plain_norms=1),
-        "One norm is missing: a block has one before attention and one before the MLP.",
+    "One norm is missing: a block has one before attention and one before the MLP.": (
+        partial(_block, norms=2, plain_norms=1)
     ),
-    (
-        lambda h, bias: _block(h, bias, norms=2),
-        "A LayerNorm scales each of the h numbers, and where the model has biases it shifts them, too.",
+    "A LayerNorm scales each of the h numbers, and where the model has biases it shifts them, too.": (
+        partial(_block, norms=2)
     ),
-    (
-        lambda h, bias: _block(h, bias, plain_norms=4),
-        "Without biases a LayerNorm has no shift either. What is left of it?",
+    "Without biases a LayerNorm has no shift either. What is left of it?": partial(_block, plain_norms=4),
+    "Without biases the norms do not vanish: they still scale.": partial(_block, plain_norms=0),
+    "A layer is missing: what attention has gathered goes through one more matrix before the residual is added.": (
+        partial(_block, matrices=11, biases=8)
     ),
-    (lambda h, bias: _block(h, bias, plain_norms=0), "Without biases the norms do not vanish: they still scale."),
-    (
-        lambda h, bias: _block(h, bias, matrices=11, biases=8),
-        "A layer is missing: what attention has gathered goes through one more matrix before the residual is added.",
-    ),
-    (
-        lambda h, bias: _block(h, bias, matrices=10, biases=7),
-        "Queries, keys and values: each of the three has a matrix of its own.",
-    ),
-    (
-        lambda h, bias: _block(h, bias, matrices=8, biases=6),
-        "The MLP goes up to 4h and comes back down: two matrices, not one.",
-    ),
-    (
-        lambda h, bias: _block(h, bias, biases=6),
-        "A bias has one number for each output. One of the layers has 4h outputs.",
-    ),
-)
+    "Queries, keys and values: each of the three has a matrix of its own.": partial(_block, matrices=10, biases=7),
+    "The MLP goes up to 4h and comes back down: two matrices, not one.": partial(_block, matrices=8, biases=6),
+    "A bias has one number for each output. One of the layers has 4h outputs.": partial(_block, biases=6),
+}
 
 
 @exercise("04.1", "Matrices, biases and norms, for every width, with and without biases.")
 def block(answer: Any) -> None:
     """`answer(h, bias)` is the number of parameters of one block of a GPT."""
     otherwise = "Not yet: write the four linear layers one below the other, then the two norms."
-    _recognize(answer, BLOCKS, _block, _and_slips(_block, BLOCK_MISTAKES), otherwise)
+    _expect_counts(answer, ("h", "bias"), BLOCKS, _block, {**BLOCK_MISTAKES, **_slips(_block)}, otherwise)
 
 
 # ---------------------------------------------------------------------------------------------------------- 04.2: gpt
 
-GPTS: tuple[Case, ...] = (
-    *(
-        {"V": m.vocab, "P": m.max_positions, "h": m.hidden, "L": m.layers}
-        for m in (PRESETS["gpt2"], PRESETS["gpt2-xl"], PRESETS["gpt3-175b"])
-    ),
-    {"V": 101, "P": 7, "h": 12, "L": 3},
-)
+_GPT_PRESETS = (PRESETS["gpt2"], PRESETS["gpt2-xl"], PRESETS["gpt3-175b"])
+GPTS: tuple[Case, ...] = (*((m.vocab, m.max_positions, m.hidden, m.layers) for m in _GPT_PRESETS), (101, 7, 12, 3))
 
 
 def _gpt(V: int, P: int, h: int, L: int) -> int:
     return V * h + P * h + L * (12 * h**2 + 13 * h) + 2 * h
 
 
-GPT_MISTAKES: Mistakes = (
-    (
-        lambda V, P, h, L: 12 * L * h**2,
-        "That is the rule of thumb, the blocks' matrices alone. Here every unit counts.",
+GPT_MISTAKES: Mistakes = {
+    "That is the rule of thumb, the blocks' matrices alone. Here every unit counts.": lambda V, P, h, L: 12 * L * h**2,
+    "You count the words twice. The head is tied: it is the same matrix, used a second time.": (
+        lambda V, P, h, L: _gpt(2 * V, P, h, L)
     ),
-    (
-        lambda V, P, h, L: _gpt(V, P, h, L) + V * h,
-        "You count the words twice. The head is tied: it is the same matrix, used a second time.",
+    "The positions are missing. GPT-2 learns a vector for each.": lambda V, P, h, L: _gpt(V, 0, h, L),
+    "After the last block comes one more norm.": lambda V, P, h, L: _gpt(V, P, h, L) - 2 * h,
+    "The last norm is a LayerNorm like the others: it shifts, too.": lambda V, P, h, L: _gpt(V, P, h, L) - h,
+    "Two things outside the blocks are missing: the positions, and a norm after the last block.": (
+        lambda V, P, h, L: _gpt(V, 0, h, L) - 2 * h
     ),
-    (lambda V, P, h, L: _gpt(V, P, h, L) - P * h, "The positions are missing. GPT-2 learns a vector for each."),
-    (lambda V, P, h, L: _gpt(V, P, h, L) - 2 * h, "After the last block comes one more norm."),
-    (lambda V, P, h, L: _gpt(V, P, h, L) - h, "The last norm is a LayerNorm like the others: it shifts, too."),
-    (
-        lambda V, P, h, L: _gpt(V, P, h, L) - P * h - 2 * h,
-        "Two things outside the blocks are missing: the positions, and a norm after the last block.",
+    "Where are the words? The embedding is a matrix as well.": lambda V, P, h, L: _gpt(0, P, h, L),
+    "The blocks are counted without their biases and norms: a block is more than 12h².": (
+        lambda V, P, h, L: _gpt(V, P, h, L) - L * 13 * h
     ),
-    (lambda V, P, h, L: _gpt(V, P, h, L) - V * h, "Where are the words? The embedding is a matrix as well."),
-    (
-        lambda V, P, h, L: V * h + P * h + 12 * L * h**2 + 2 * h,
-        "The blocks are counted without their biases and norms: a block is more than 12h².",
+    "The norm after the last block is there once, not once a block.": (
+        lambda V, P, h, L: _gpt(V, P, h, L) + (L - 1) * 2 * h
     ),
-    (
-        lambda V, P, h, L: _gpt(V, P, h, L) + (L - 1) * 2 * h,
-        "The norm after the last block is there once, not once a block.",
-    ),
-    (
-        lambda V, P, h, L: _gpt(V, P, h, L) + (L - 1) * P * h,
-        "The positions are added once, before the first block, not in each.",
-    ),
-)
+    "The positions are added once, before the first block, not in each.": lambda V, P, h, L: _gpt(V, L * P, h, L),
+}
 
 
 @exercise("04.2", "To the unit, from a toy to GPT-3.")
 def gpt(answer: Any) -> None:
     """`answer(V, P, h, L)` is N of a GPT-2 of these sizes."""
     otherwise = "Not yet: embedding, positions, L blocks, one norm. Which of them is off?"
-    _recognize(answer, GPTS, _gpt, _and_slips(_gpt, GPT_MISTAKES), otherwise)
+    _expect_counts(answer, ("V", "P", "h", "L"), GPTS, _gpt, {**GPT_MISTAKES, **_slips(_gpt)}, otherwise)
 
 
 # -------------------------------------------------------------------------------------------------------- 04.3: llama
 
 
-def _llama_case(name: str) -> Case:
+class Sizes(NamedTuple):
+    """The sizes of a Llama, as the exercise names them."""
+
+    V: int
+    h: int
+    L: int
+    heads: int
+    kv_heads: int
+    ffn: int
+    tied: bool = False
+
+
+def _sizes(name: str) -> Sizes:
     m = PRESETS[name]
-    sizes = {"V": m.vocab, "h": m.hidden, "L": m.layers, "heads": m.heads, "kv_heads": m.kv_heads}
-    return sizes | {"ffn": m.ffn, "tied": m.tied}
+    return Sizes(m.vocab, m.hidden, m.layers, m.heads, m.kv_heads, m.ffn, m.tied)
 
 
-LLAMAS: tuple[Case, ...] = (
-    _llama_case("llama3-8b"),
-    _llama_case("llama3.2-1b"),
-    _llama_case("tinyllama-1.1b"),
-    {"V": 50, "h": 24, "L": 2, "heads": 4, "kv_heads": 4, "ffn": 37, "tied": True},
-)
+LLAMAS = (*map(_sizes, ("llama3-8b", "llama3.2-1b", "tinyllama-1.1b")), Sizes(50, 24, 2, 4, 4, 37, tied=True))
 
 
 def _llama(
@@ -188,130 +172,112 @@ def _llama(
     return words + L * (2 * h**2 + 2 * h * k + mlp * ffn * h + 2 * norm * h) + norm * h
 
 
-LLAMA_MISTAKES: Mistakes = (
-    (
-        lambda **case: _llama(**{**case, "kv_heads": case["heads"]}),
-        "Keys and values are as wide as the queries in your count. They have `kv_heads` heads of h/heads numbers each.",
+def _llama_with(change: Callable[[Sizes], dict[str, Any]]) -> Count:
+    """The count of a Llama of other sizes."""
+    return lambda *sizes: _llama(*Sizes(*sizes)._replace(**change(Sizes(*sizes))))
+
+
+LLAMA_MISTAKES: Mistakes = {
+    "Keys and values are as wide as the queries in your count. They have `kv_heads` heads of h/heads numbers each.": (
+        _llama_with(lambda m: {"kv_heads": m.heads})
     ),
-    (
-        lambda **case: _llama(**{**case, "heads": case["h"]}),
-        "You take `kv_heads` for the width of keys and values. It is how many heads there are; how wide is a head?",
+    "You take `kv_heads` for the width of keys and values. It is how many heads there are; how wide is a head?": (
+        _llama_with(lambda m: {"heads": m.h})
     ),
-    (
-        lambda **case: _llama(**case, mlp=2),
-        "Two matrices in the MLP. SwiGLU has a third: one branch gates the other before they come back down.",
+    "Two matrices in the MLP. SwiGLU has a third: one branch gates the other before they come back down.": (
+        partial(_llama, mlp=2)
     ),
-    (lambda **case: _llama(**case, norm=2), "RMSNorm scales and does not shift: it is half of a LayerNorm."),
-    (
-        lambda **case: _llama(**{**case, "tied": True}),
-        "You count the words once in every model. What does `tied=False` mean for the head?",
+    "RMSNorm scales and does not shift: it is half of a LayerNorm.": partial(_llama, norm=2),
+    "You count the words once in every model. What does `tied=False` mean for the head?": (
+        _llama_with(lambda m: {"tied": True})
     ),
-    (
-        lambda **case: _llama(**{**case, "tied": False}),
-        "You count a head in every model. What does `tied=True` say about it?",
+    "You count a head in every model. What does `tied=True` say about it?": _llama_with(lambda m: {"tied": False}),
+    "Turned round: a tied head is the embedding itself, an untied one is a matrix more.": (
+        _llama_with(lambda m: {"tied": not m.tied})
     ),
-    (
-        lambda **case: _llama(**{**case, "tied": not case["tied"]}),
-        "Turned round: a tied head is the embedding itself, an untied one is a matrix more.",
+    "After the last block comes one more norm.": lambda V, h, *sizes: _llama(V, h, *sizes) - h,
+    "The norms inside the blocks are missing: two in each.": (
+        lambda V, h, L, *sizes: _llama(V, h, L, *sizes) - 2 * L * h
     ),
-    (lambda **case: _llama(**case) - case["h"], "After the last block comes one more norm."),
-    (
-        lambda **case: _llama(**case) - 2 * case["L"] * case["h"],
-        "The norms inside the blocks are missing: two in each.",
+    "Attention has a fourth matrix: its output goes through one before the residual is added.": (
+        lambda V, h, L, *sizes: _llama(V, h, L, *sizes) - L * h**2
     ),
-    (
-        lambda **case: _llama(**case) - case["L"] * case["h"] ** 2,
-        "Attention has a fourth matrix: its output goes through one before the residual is added.",
+    "You take 4h for the width of the MLP. Llama's has a width of its own: `ffn`.": (
+        _llama_with(lambda m: {"ffn": 4 * m.h})
     ),
-    (
-        lambda **case: _llama(**{**case, "ffn": 4 * case["h"]}),
-        "You take 4h for the width of the MLP. Llama's has a width of its own: `ffn`.",
-    ),
-)
+}
 
 
 @exercise("04.3", "Grouped queries, SwiGLU, RMSNorm, tied or not: as published, to the unit.")
 def llama(answer: Any) -> None:
     """`answer(V, h, L, heads, kv_heads, ffn, tied)` is N of a Llama of these sizes."""
     otherwise = "Not yet: compare your lines with the table of the block of Llama-3 8B in the lesson."
-    _recognize(answer, LLAMAS, _llama, _and_slips(_llama, LLAMA_MISTAKES), otherwise)
+    _expect_counts(answer, Sizes._fields, LLAMAS, _llama, {**LLAMA_MISTAKES, **_slips(_llama)}, otherwise)
 
 
 # ------------------------------------------------------------------------------------------------------ 04.4: experts
 
-EXPERTS: tuple[Case, ...] = (
-    {**{name: size for name, size in _llama_case("mixtral-8x7b").items() if name != "tied"}, "E": 8, "chosen": 2},
-    {"V": 60, "h": 24, "L": 3, "heads": 4, "kv_heads": 2, "ffn": 40, "E": 16, "chosen": 3},
-    {"V": 200, "h": 48, "L": 2, "heads": 6, "kv_heads": 6, "ffn": 20, "E": 4, "chosen": 1},
+EXPERTS: tuple[tuple[Sizes, int, int], ...] = (
+    (_sizes("mixtral-8x7b"), 8, 2),
+    (Sizes(60, 24, 3, 4, 2, 40), 16, 3),
+    (Sizes(200, 48, 2, 6, 6, 20), 4, 1),
 )
+"""A Llama, how many experts it has, and how many of them a token uses."""
 
 
-def _experts(V: int, h: int, L: int, heads: int, kv_heads: int, ffn: int, E: int, chosen: int) -> tuple[int, int]:
-    rest = _llama(V, h, L, heads, kv_heads, ffn, False) - L * 3 * h * ffn + L * E * h
-    return rest + L * E * 3 * h * ffn, rest + L * chosen * 3 * h * ffn
+def _experts(m: Sizes, E: int, chosen: int, routers: int = 1) -> tuple[int, int]:
+    """What is stored, and what is active."""
+    one = 3 * m.h * m.ffn * m.L
+    rest = _llama(*m) - one + routers * _router(m, E)
+    return rest + E * one, rest + chosen * one
 
 
-def _dense(case: Case) -> int:
-    return _llama(**{name: size for name, size in case.items() if name not in ("E", "chosen")}, tied=False)
+def _router(m: Sizes, experts: int) -> int:
+    return m.L * experts * m.h
 
 
-def _router(case: Case, experts: int) -> int:
-    return case["L"] * experts * case["h"]
+def _stored_and(active: Callable[[int, int, Sizes, int, int], int]) -> Callable[..., tuple[int, int]]:
+    """The right count of what is stored, and another one of what is active."""
+    return lambda m, E, chosen: (_experts(m, E, chosen)[0], active(*_experts(m, E, chosen), m, E, chosen))
 
 
-EXPERT_MISTAKES: Mistakes = (
-    (
-        lambda **case: tuple(case[many] * _dense(case) for many in ("E", "chosen")),
-        "You multiply the whole model. Which parts are there once for each expert, and which once for all?",
+WHOLE = "Which parts are there once for each expert, and which once for all?"
+
+EXPERT_MISTAKES: Mistakes = {
+    f"You multiply the whole model. {WHOLE}": lambda m, E, chosen: (E * _llama(*m), chosen * _llama(*m)),
+    f"You multiply the whole model, and add a router. {WHOLE}": (
+        lambda m, E, chosen: tuple(count * _llama(*m) + _router(m, E) for count in (E, chosen))
     ),
-    (
-        lambda **case: tuple(case[many] * _dense(case) + _router(case, case["E"]) for many in ("E", "chosen")),
-        "You multiply the whole model. Which parts are there once for each expert, and which once for all?",
+    "Somebody has to decide which experts a token visits: each block has a router, a row of h for each expert.": (
+        partial(_experts, routers=0)
     ),
-    (
-        lambda **case: tuple(count - _router(case, case["E"]) for count in _experts(**case)),
-        "Somebody has to decide which experts a token visits: each block has a router, a row of h for each expert.",
+    "A token uses the whole router, the rows of experts that are then not chosen, too: how else would it choose?": (
+        _stored_and(lambda stored, active, m, E, chosen: active - _router(m, E - chosen))
     ),
-    (
-        lambda **case: (_experts(**case)[0], _experts(**case)[1] - _router(case, case["E"] - case["chosen"])),
-        "A token uses the whole router, the rows of experts that are then not chosen, too: how else would it choose?",
+    "The router is part of what every token uses: it is there to choose.": (
+        _stored_and(lambda stored, active, m, E, chosen: active - _router(m, E))
     ),
-    (
-        lambda **case: (_experts(**case)[0], _experts(**case)[1] - _router(case, case["E"])),
-        "The router is part of what every token uses: it is there to choose.",
+    "You take chosen/E of everything as active. Attention and words are active for every token.": (
+        _stored_and(lambda stored, active, m, E, chosen: stored * chosen // E)
     ),
-    (
-        lambda **case: (_experts(**case)[0], _experts(**case)[0] * case["chosen"] // case["E"]),
-        "You take chosen/E of everything as active. Attention and words are active for every token.",
+    "Turned round: what is stored comes first, what is active second.": lambda *case: _experts(*case)[::-1],
+    "These models have a head of their own: the words are counted twice.": (
+        lambda m, E, chosen: _experts(m._replace(tied=True), E, chosen)
     ),
-    (lambda **case: _experts(**case)[::-1], "Turned round: what is stored comes first, what is active second."),
-    (
-        lambda **case: tuple(count - case["V"] * case["h"] for count in _experts(**case)),
-        "These models have a head of their own: the words are counted twice.",
-    ),
-)
+}
 
 
 @exercise("04.4", "Stored and active: experts share everything but their MLPs.")
 def experts(answer: Any) -> None:
     """`answer(V, h, L, heads, kv_heads, ffn, E, chosen)` is (stored, active) of a Llama with experts, untied."""
-
-    def pair(**case: Any) -> tuple[Any, ...]:
-        got = call(answer, **case, returns=(tuple, list))
-        expect(len(got) == 2, f"Return two numbers, (stored, active); these are {len(got)}.")
-        return tuple(of_kind(number, Real, "One of the two is") for number in got)
-
-    answers = [pair(**case) for case in EXPERTS]
-    right = [_experts(**case) for case in EXPERTS]
-    if answers == right:
-        return
-    for mistaken, message in EXPERT_MISTAKES:
-        expect(answers != [tuple(mistaken(**case)) for case in EXPERTS], message)
-    expect(
-        any(got[0] == wanted[0] for got, wanted in zip(answers, right, strict=True)),
-        "The stored parameters are off: take a Llama, and see which of its lines there is E times.",
-    )
-    fail("The stored parameters are right, the active ones are not: which experts does one token not visit?")
+    answers = []
+    for m, E, chosen in EXPERTS:
+        given = by_name(Sizes._fields[:-1], m[:-1])
+        answers.append(_pair(answer, "(stored, active)", **given, E=E, chosen=chosen))
+    if not recognized(answers, EXPERTS, _experts, EXPERT_MISTAKES, same=eq):
+        stored = any(got[0] == _experts(*case)[0] for got, case in zip(answers, EXPERTS, strict=True))
+        expect(stored, "The stored parameters are off: take a Llama, and see which of its lines there is E times.")
+        fail("The stored parameters are right, the active ones are not: which experts does one token not visit?")
 
 
 # --------------------------------------------------------------------------------------------------- 04.5: vocabulary
@@ -345,37 +311,36 @@ def _interval(table: Sequence[Mapping[str, int]], half: float = 0.5) -> tuple[in
     return max(lows), min(highs)
 
 
+def _union(table: Sequence[Mapping[str, int]]) -> tuple[int, int]:
+    lows, highs = zip(*(_interval([row]) for row in table), strict=True)
+    return min(lows), max(highs)
+
+
+VOCABULARY_MISTAKES: Mistakes = {
+    "Only one row is in it. Each row leaves an interval; a vocabulary has to lie in all of them.": (
+        lambda table: _interval(table[:1])
+    ),
+    "Only one row is in it, the last. Each row leaves an interval; a vocabulary has to lie in all of them.": (
+        lambda table: _interval(table[-1:])
+    ),
+    "Your interval holds what fits *some* row. What fits every row is narrower.": _union,
+    "You allow a whole million to either side. A number that is printed in millions was rounded to the nearest.": (
+        partial(_interval, half=1.0)
+    ),
+}
+
+
 @exercise("04.5", "The vocabularies that fit every row at once. One of them is famous.")
 def vocabulary(answer: Any) -> None:
     """`answer(table)` is (smallest, largest) vocabulary with which every row's N rounds to the printed millions."""
-    answers = []
-    for table in TABLES:
-        got = call(answer, table=[dict(row) for row in table], returns=(tuple, list))
-        expect(len(got) == 2, f"Return two numbers, (smallest, largest); these are {len(got)}.")
-        answers.append(tuple(of_kind(number, Real, "One of the two is") for number in got))
-    wanted = [_interval(table) for table in TABLES]
-    if answers == wanted:
+    answers = [_pair(answer, "(smallest, largest)", table=[dict(row) for row in table]) for table in TABLES]
+    if recognized(answers, [(table,) for table in TABLES], _interval, VOCABULARY_MISTAKES, same=eq):
         return
-    expect(
-        answers != [_interval(table[:1]) for table in TABLES]
-        and answers != [_interval(table[-1:]) for table in TABLES],
-        "Only one row is in it. Each row leaves an interval; a vocabulary has to lie in all of them.",
-    )
-    union = [(min(_interval([row])[0] for row in table), max(_interval([row])[1] for row in table)) for table in TABLES]
-    expect(answers != union, "Your interval holds what fits *some* row. What fits every row is narrower.")
-    expect(
-        answers != [_interval(table, half=1.0) for table in TABLES],
-        "You allow a whole million to either side. A number that is printed in millions was rounded to the nearest.",
-    )
-    expect(
-        any(low != high for low, high in answers),
-        "One vocabulary for each table? Rounding leaves room: find the smallest and the largest.",
-    )
+    one = "One vocabulary for each table? Rounding leaves room: find the smallest and the largest."
+    expect(any(low != high for low, high in answers), one)
     expect(all(low <= high for low, high in answers), "Your smallest is above your largest in one of the tables.")
-    near = all(
-        abs(low - right_low) <= 1 and abs(high - right_high) <= 1
-        for (low, high), (right_low, right_high) in zip(answers, wanted, strict=True)
-    )
+    ends = zip(sum(answers, ()), sum(map(_interval, TABLES), ()), strict=True)
+    near = all(abs(got - right) <= 1 for got, right in ends)
     expect(not near, "Off by one at an end: does the vocabulary that you return still round to the printed number?")
     fail("Not yet: put one vocabulary that you return back into N for the first row. What does it round to?")
 
@@ -383,11 +348,11 @@ def vocabulary(answer: Any) -> None:
 # ------------------------------------------------------------------------------------------------------- 04.6: widest
 
 CARDS: tuple[Case, ...] = (
-    {"memory": gpu("V100-32GB").memory, "V": 50257, "P": 1024},
-    {"memory": gpu("A100-80GB").memory, "V": 50257, "P": 1024},
-    {"memory": gpu("A100-80GB").memory, "V": 128256, "P": 4096},
-    {"memory": 16 * _gpt(1000, 64, 128, 2), "V": 1000, "P": 64},
-    {"memory": 1_000_000, "V": 50257, "P": 1024},
+    (gpu("V100-32GB").memory, 50257, 1024),
+    (gpu("A100-80GB").memory, 50257, 1024),
+    (gpu("A100-80GB").memory, 128256, 4096),
+    (16 * _gpt(1000, 64, 128, 2), 1000, 64),
+    (1_000_000, 50257, 1024),
 )
 
 
@@ -399,38 +364,31 @@ def _widest(memory: int, V: int, P: int, count: Count = _gpt, per_parameter: int
     return h
 
 
-WIDEST_MISTAKES: Mistakes = (
-    (
-        lambda memory, V, P: _widest(memory, V, P, lambda V, P, h, L: 12 * L * h**2),
-        "You count 12·L·h² alone: the words take their bytes, too.",
+WIDEST_MISTAKES: Mistakes = {
+    "You count 12·L·h² alone: the words take their bytes, too.": partial(
+        _widest, count=lambda V, P, h, L: 12 * L * h**2
     ),
-    (lambda memory, V, P: _widest(memory, V, P, per_parameter=2), "Those are the 16-bit weights. Training keeps more."),
-    (
-        lambda memory, V, P: _widest(memory, V, P, per_parameter=4),
-        "Those are the fp32 weights alone: gradients and Adam's two states stand beside them.",
+    "Those are the 16-bit weights. Training keeps more.": partial(_widest, per_parameter=2),
+    "Those are the fp32 weights alone: gradients and Adam's two states come on top of them.": (
+        partial(_widest, per_parameter=4)
     ),
-    (
-        lambda memory, V, P: _widest(memory, V, P, per_parameter=8),
-        "Eight bytes are half of it: weights and gradients, or Adam's two states, but not both.",
+    "Eight bytes are half of it: weights and gradients, or Adam's two states, but not both.": (
+        partial(_widest, per_parameter=8)
     ),
-    (lambda memory, V, P: _widest(memory - 1, V, P), "A model that fills the memory to the last byte still fits."),
-    (
-        lambda memory, V, P: _widest(memory, V, P) + 64,
-        "One step too wide: you return the first width that does not fit any more.",
+    "A model that fills the memory to the last byte still fits.": lambda memory, V, P: _widest(memory - 1, V, P),
+    "One step too wide: you return the first width that does not fit any more.": lambda *case: _widest(*case) + 64,
+    "Where not even the narrowest fits, return 0.": lambda *case: max(64, _widest(*case)),
+    "The head is tied: its matrix is the embedding, and is there once.": (
+        partial(_widest, count=lambda V, P, h, L: _gpt(2 * V, P, h, L))
     ),
-    (lambda memory, V, P: max(64, _widest(memory, V, P)), "Where not even the narrowest fits, return 0."),
-    (
-        lambda memory, V, P: _widest(memory, V, P, lambda V, P, h, L: _gpt(V, P, h, L) + V * h),
-        "The head is tied: its matrix is the embedding, and is there once.",
-    ),
-)
+}
 
 
 @exercise("04.6", "The widest model whose weights, gradients and states fit, and not 64 more.")
 def widest(answer: Any) -> None:
     """`answer(memory, V, P)` is the largest h, a multiple of 64 with L = h/64, whose 16·N bytes fit into `memory`."""
     otherwise = "Not yet: for your h, is 16·N at most the memory, and is it more for h + 64?"
-    _recognize(answer, CARDS, _widest, WIDEST_MISTAKES, otherwise)
+    _expect_counts(answer, ("memory", "V", "P"), CARDS, _widest, WIDEST_MISTAKES, otherwise)
 
 
 # -------------------------------------------------------------------------------------------------- 04.7: read_shapes
