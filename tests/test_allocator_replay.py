@@ -20,7 +20,8 @@ GROWING = [(40 * MiB, "a"), (-40 * MiB, "a"), (12 * MiB, "b"), (30 * MiB, "c")]
 
 
 def run(**choices: Any) -> TrainingRun:
-    return TrainingRun(**{"model": shallow(GPT, 3), "micro_batch": 4, "seq_len": 256} | choices)
+    usual: dict[str, Any] = {"model": shallow(GPT, 3), "micro_batch": 4, "seq_len": 256}
+    return TrainingRun(**usual | choices)
 
 
 def test_each_event_has_its_figures():

@@ -1,5 +1,6 @@
 """The order of the house: every import points down, none goes in a circle, and each folder needs what it may need."""
 
+import ast
 import subprocess
 import sys
 
@@ -96,6 +97,13 @@ def test_measuring_loads_no_notebook_libraries() -> None:
 def test_what_the_package_offers_is_there() -> None:
     code = "import course_utils as c; print([n for n in c.__all__ if getattr(c, n) is None], dir(c) == c.__all__)"
     assert python(code).strip() == "[] True"
+
+
+def test_type_checkers_see_what_the_package_offers() -> None:
+    tree = ast.parse(house.modules()[""].read_text(encoding="utf-8"))
+    typed = [line for node in tree.body if isinstance(node, ast.If) for line in node.body]
+    seen = {name.name: line.module for line in typed if isinstance(line, ast.ImportFrom) for name in line.names}
+    assert seen == house._offered()
 
 
 def test_what_is_worked_with_in_notebooks_is_offered() -> None:

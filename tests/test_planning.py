@@ -149,11 +149,12 @@ def test_bad_questions_are_refused() -> None:
         fit("gpt2", "T4-16GB", global_batch=8, precision="bf16")
     with pytest.raises(ValueError, match="shared equally by 3 ranks"):
         fit("gpt2", "T4-16GB", global_batch=8, world_size=3)
-    for wrong in ({"global_batch": "8"}, {"global_batch": 0}, {"global_batch": 8, "world_size": 0}):
+    wrongs: list[dict[str, Any]] = [{"global_batch": "8"}, {"global_batch": 0}, {"global_batch": 8, "world_size": 0}]
+    for wrong in wrongs:
         with pytest.raises(ValueError, match=f"{list(wrong)[-1]} is "):
             fit("gpt2", "T4-16GB", **wrong)
     with pytest.raises(ValueError, match="unknown GPU None"):
-        fit("gpt2", None, global_batch=8)
+        fit("gpt2", None, global_batch=8)  # pyrefly: ignore[bad-argument-type]
     with pytest.raises(ValueError, match="several ranks are estimated for a whole model"):
         fit("gpt2", "A100-80GB", global_batch=8, world_size=2, lora_rank=4)
     with pytest.raises(ValueError, match="did you mean 'lora'"):
