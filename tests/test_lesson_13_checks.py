@@ -10,8 +10,7 @@ from checking import Answers, JudgedAnswers, hint
 
 from course_utils import TrainingRun, estimate
 from course_utils.lessons.calculators import checks as lesson_13
-from course_utils.lessons.calculators.errata import ERRATA
-from course_utils.lessons.calculators.labs import (
+from course_utils.lessons.calculators.checks import (
     JUDGED,
     SUSPECTS,
     TERM_NAMES,
@@ -23,6 +22,7 @@ from course_utils.lessons.calculators.labs import (
     unit_right,
     worst_term,
 )
+from course_utils.lessons.calculators.errata import ERRATA
 from course_utils.units import parse_bytes
 
 # ---------------------------------------------------------------------------------------------------- 13.1: unit_meant

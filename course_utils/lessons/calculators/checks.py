@@ -1,50 +1,98 @@
 """Checks of the exercises of lesson 13, "Who is right?": each names the misconception, never the answer."""
 
-from collections.abc import Mapping
+import operator
+from collections.abc import Callable, Mapping
+from functools import cache
 from numbers import Real
 from typing import Any
 
-from course_utils.interactive.feedback import alike, by_name, call, entries, exercise, expect, fail, of_kind, unit_slip
-
-from .errata import ERRATA
-from .labs import (
-    JUDGED,
-    JUDGMENTS,
-    POSTS,
-    SUSPECTS,
-    TERM_NAMES,
-    TOKEN_CASES,
-    TOKEN_MISTAKES,
-    UNIT_CASES,
-    UNIT_MISTAKES,
-    judged_right,
-    share_of_peak,
-    token_right,
-    unit_right,
-    worst_term,
+from course_utils.estimating import estimate
+from course_utils.interactive.feedback import (
+    Mistakes,
+    alike,
+    by_name,
+    call,
+    entries,
+    exercise,
+    expect,
+    fail,
+    of_kind,
+    recognized,
+    unit_slip,
 )
+from course_utils.measuring import measure
+from course_utils.run import TrainingRun
+from course_utils.units import GB, GiB
 
-__all__ = ["SUSPECTS", "bytes_a_token", "erratum", "judge", "missing_term", "posts", "share_of_peak", "unit_meant"]
+from .calculators import TERMS, Truth, gaps, largest_gap, truth
+from .errata import ERRATA
 
 # ---------------------------------------------------------------------------------------------------- 13.1: unit_meant
+
+UNIT_CASES = (
+    (15.93, 17_106_000_000), (17.11, 17_106_000_000), (24.9, 24_921_779_200), (23.2, 24_921_779_200),
+    (24.0, 24_921_779_200), (26.8, 24_921_779_200), (24.55, 24_921_779_200), (23.57, 24_921_779_200),
+    (0.497, 497_759_232), (0.4636, 497_759_232), (1303.9, 1_400_000_000_000), (1390.0, 1_400_000_000_000),
+    (1350.0, 1_400_000_000_000),
+)  # fmt: skip
+
+
+def _first_near(near: Callable[[float, int], bool]) -> Callable[[float, int], str]:
+    """An answer: the first unit in which a number, in bytes, is near the size."""
+    units = (("GB", GB), ("GiB", GiB))
+    return lambda number, size: next((name for name, unit in units if near(number * unit, size)), "neither")
+
+
+unit_right = _first_near(lambda said, size: abs(said / size - 1) <= 0.01)
+
+UNIT_MISTAKES: Mistakes = {
+    "You have the two units the wrong way round: 1 GiB is the larger one.":
+        lambda number, size: {"GB": "GiB", "GiB": "GB"}.get(unit_right(number, size), "neither"),
+    "You always take the nearer of the two. Some numbers fit neither.":
+        lambda number, size: "GB" if abs(number * GB - size) <= abs(number * GiB - size) else "GiB",
+    "You look at one side alone: a number may be a little too large, or a little too small.":
+        _first_near(lambda said, size: 0 <= said / size - 1 <= 0.01),
+    "You look at one side alone: a number may be a little too small, or a little too large.":
+        _first_near(lambda said, size: said / size - 1 <= 0.01),
+    "Your tolerance is a fixed amount. One percent of a small size is less than that, of a large one more.":
+        _first_near(lambda said, size: abs(said - size) <= 0.01 * GB),
+    "Your tolerance is too wide: some numbers fit neither unit.":
+        _first_near(lambda said, size: abs(said / size - 1) <= 0.05),
+}  # fmt: skip
 
 
 @exercise("13.1", "One percent is nearer than a letter: GB and GiB are 7 % apart.")
 def unit_meant(answer: Any) -> None:
     """`answer(number, size)` is "GB", "GiB" or "neither"."""
     got = [call(answer, number=number, size=size, returns=str) for number, size in UNIT_CASES]
-    if got == [unit_right(*case) for case in UNIT_CASES]:
-        return
     unknown = [word for word in got if word not in ("GB", "GiB", "neither")]
     expect(not unknown, f'{", ".join(map(repr, unknown))}: the answers are "GB", "GiB" and "neither".')
     expect(set(got) != {"neither"}, "Reports round their numbers: give each a tolerance, and say neither beyond it.")
     expect(len(set(got)) > 1, "The same unit for every report: do you compare at all, or is GB as good as GiB to you?")
-    for message, mistaken in UNIT_MISTAKES.items():
-        expect(got != [mistaken(*case) for case in UNIT_CASES], message)
-    fail("Some units are off. Turn the number into bytes both ways, and compare each with the size as a ratio.")
+    otherwise = "Some units are off. Turn the number into bytes both ways, and compare each with the size as a ratio."
+    recognized(got, UNIT_CASES, unit_right, UNIT_MISTAKES, otherwise, operator.eq)
 
 
 # -------------------------------------------------------------------------------------------------- 13.2: missing_term
+
+SUSPECTS = ("accelerate", "DeepSpeed ZeRO-2", "ZeRO", "Korthikanti et al.", "EleutherAI cookbook")
+TERM_NAMES = tuple(term.name for term in TERMS)
+SMALL = TrainingRun("gpt2", 8, 1024)
+
+
+@cache
+def _real() -> Truth:
+    return truth(measure(SMALL, source="simulated"))
+
+
+def share_of_peak(name: str, term: str) -> float:
+    """A calculator's error in one term, answer minus truth, in percent of the simulated peak of GPT-2's step."""
+    return 100 * gaps(name, SMALL, _real())[term] / _real().peak
+
+
+def worst_term(name: str) -> str:
+    """The right answer: the term that is furthest off, whatever its sign."""
+    return largest_gap(name, SMALL, _real())
 
 
 @exercise("13.2", "Five calculators, and what each was not made for.")
@@ -60,46 +108,112 @@ def missing_term(answer: Any) -> None:
 
 # --------------------------------------------------------------------------------------------------------- 13.3: judge
 
+JUDGMENTS = ("right", "weights", "states", "eager", "GiB", "unknown")
+
+LLAMA_1B = TrainingRun("llama3.2-1b", 4, 2048)
+MEDIUM = TrainingRun("gpt2-medium", 8, 1024, "bf16-master")
+LARGE = TrainingRun("gpt2-large", 2, 1024)
+
+
+def candidates(run: TrainingRun) -> dict[str, float]:
+    """Each candidate as the number that somebody would call GB."""
+    peak, N = estimate(run).total, run.model.parameters
+    eager = estimate(run.replace(attention="eager")).total
+    return {"right": peak / GB, "weights": 2 * N / GB, "states": 16 * N / GB, "eager": eager / GB, "GiB": peak / GiB}
+
+
+def judged_right(said: float, run: TrainingRun) -> str:
+    """The right answer."""
+    return next((name for name, value in candidates(run).items() if abs(said / value - 1) <= 0.01), "unknown")
+
+
+JUDGED = tuple(
+    (round(candidates(run)[name] * factor, 2), run)
+    for name, run, factor in (
+        ("weights", LLAMA_1B, 1), ("eager", MEDIUM, 1), ("GiB", LARGE, 1), ("states", MEDIUM, 1),
+        ("right", LLAMA_1B, 1), ("right", MEDIUM, 1.05), ("eager", LARGE, 0.993), ("GiB", LLAMA_1B, 1.006),
+        ("states", LARGE, 2),
+    )
+)  # fmt: skip
+"""Numbers of posts, the first three of which are shown, and the runs that they are about."""
+
 
 def posts() -> tuple[str, ...]:
     """Some answers of a forum that does not exist."""
-    return POSTS
+    (easy, llama), (computed, medium), (script, large) = JUDGED[:3]
+    return (
+        f"“{llama.model.name} at batch 4? Easy, {easy:g} GB, it runs on anything.”",
+        f"“I computed it for {medium.model.name}: {computed:g} GB. Attention is quadratic, you know.”",
+        f"“My script says {script:g} GB for {large.model.name}, straight from the byte counter.”",
+    )
 
 
 @exercise("13.3", "Every wrong number is the right answer to another question.")
 def judge(answer: Any) -> None:
     """`answer(said, run)` names what a number is."""
     got = [call(answer, said=said, run=run, returns=str) for said, run in JUDGED]
-    right = [judged_right(said, run) for said, run in JUDGED]
-    if got == right:
-        return
     unknown = [word for word in got if word not in JUDGMENTS]
     expect(not unknown, f"{', '.join(map(repr, unknown))}: not one of {', '.join(JUDGMENTS)}.")
     expect(set(got) != {"unknown"}, "Nothing is near enough: are your candidates in GB as well, do you allow for 1 %?")
     expect(len(set(got)) > 1, "You give the same answer to every post. They were written by different people.")
-    for said, run, mine, wanted in ((*case, one, two) for case, one, two in zip(JUDGED, got, right, strict=True)):
-        if mine == wanted:
-            continue
-        expect(wanted != "right", f"{said:g} GB for {run} is what the run takes, and you call it {mine!r}.")
-        expect(mine != "unknown", f"{said:g} GB for {run} is one of the five: within 1 %, above it or below it.")
-        off = f"{said:g} GB for {run}: you call it {mine!r}, but it is more than 1 % off that."
-        fail(f"{off} Do you allow for more, or compute that candidate otherwise, or in another unit?")
+    for (said, run), mine in zip(JUDGED, got, strict=True):
+        if mine != judged_right(said, run):
+            is_right = judged_right(said, run) == "right"
+            expect(not is_right, f"{said:g} GB for {run} is what the run takes, and you call it {mine!r}.")
+            expect(mine != "unknown", f"{said:g} GB for {run} is one of the five: within 1 %, above it or below it.")
+            off = f"{said:g} GB for {run}: you call it {mine!r}, but it is more than 1 % off that."
+            fail(f"{off} Do you allow for more, or compute that candidate otherwise, or in another unit?")
 
 
 # ------------------------------------------------------------------------------------------------- 13.4: bytes_a_token
+
+TOKEN_CASES = ((4096, 1024, 14336, 32), (2048, 512, 8192, 32), (3584, 512, 18944, 28), (1000, 1000, 2700, 10))
+
+
+def token_right(h: int, kv: int, ffn: int, a: int) -> int:
+    """The right answer: 22h + 4kv + 8ffn + 4a + 8."""
+    return 22 * h + 4 * kv + 8 * ffn + 4 * a + 8
+
+
+TOKEN_MISTAKES: Mistakes = {
+    "That is 12·h, right for a pure 16-bit recipe. Under autocast five matrices keep a copy of their input besides.":
+        lambda h, kv, ffn, a: token_right(h, kv, ffn, a) - 10 * h,
+    "One copy for q, k and v together, one for gate and up? Each matrix makes its own.":
+        lambda h, kv, ffn, a: token_right(h, kv, ffn, a) - 6 * h,
+    "A sixth copy? The matrix after attention reads what is 16-bit already, and mlp's last one too.":
+        lambda h, kv, ffn, a: token_right(h, kv, ffn, a) + 2 * h,
+    "Your norms keep their input in 16 bits. The residual stream is fp32.":
+        lambda h, kv, ffn, a: token_right(h, kv, ffn, a) - 4 * h,
+    "Two tensors of width ffn: that is a GELU MLP. SwiGLU keeps four.":
+        lambda h, kv, ffn, a: token_right(h, kv, ffn, a) - 4 * ffn,
+    "Three tensors of width ffn: what does the last matrix read?":
+        lambda h, kv, ffn, a: token_right(h, kv, ffn, a) - 2 * ffn,
+    "Your keys and values are as wide as the queries. Grouped queries make them kv numbers each.":
+        lambda h, kv, ffn, a: token_right(h, h, ffn, a),
+    "The norms' statistics are missing: one fp32 number a token for each of two.":
+        lambda h, kv, ffn, a: token_right(h, kv, ffn, a) - 8,
+    "Two statistics for each norm are LayerNorm's. RMSNorm has one.":
+        lambda h, kv, ffn, a: token_right(h, kv, ffn, a) + 8,
+    "The flash kernel's fp32 number for each head is missing.":
+        lambda h, kv, ffn, a: token_right(h, kv, ffn, a) - 4 * a,
+    "Those are elements. Bytes were asked for: which tensors have 2, which 4 for each?":
+        lambda h, kv, ffn, a: 9 * h + 2 * kv + 4 * ffn + a + 2,
+}  # fmt: skip
 
 
 @exercise("13.4", "Every tensor has its bytes, and autocast has more of them than it is said to.")
 def bytes_a_token(answer: Any) -> None:
     """`answer(h, kv, ffn, a)` is what a Llama's block keeps for one token under autocast."""
     got = [call(answer, **by_name(("h", "kv", "ffn", "a"), case)) for case in TOKEN_CASES]
-    if alike(got, (token_right(*case) for case in TOKEN_CASES), 1e-9):
-        return
-    for message, mistaken in TOKEN_MISTAKES.items():
-        expect(not alike(got, (mistaken(*case) for case in TOKEN_CASES), 1e-9), message)
-    slip = unit_slip(got[0], token_right(*TOKEN_CASES[0]))
-    expect(slip is None, f"Your bytes are {slip}")
-    fail("The bytes are off. Call your function with kv, ffn and a of 0: what is left has h in it, and should be even.")
+    if not recognized(got, TOKEN_CASES, token_right, TOKEN_MISTAKES, same=_to_the_byte):
+        slip = unit_slip(got[0], token_right(*TOKEN_CASES[0]))
+        expect(slip is None, f"Your bytes are {slip}")
+        fail("The bytes are off. Call your function with kv, ffn and a of 0: what is left has h in it, and should be "
+             "even.")  # fmt: skip
+
+
+def _to_the_byte(got: Any, wanted: Any) -> bool:
+    return alike(got, wanted, 1e-9)
 
 
 # ------------------------------------------------------------------------------------------------------- 13.5: erratum
@@ -118,10 +232,7 @@ def erratum(answer: Any) -> None:
     expect(len(source.split()) >= 2, "Say a little more of the source: where does the claim stand, and when was that?")
     expect(claim not in [one.claim for one in ERRATA], "That one is on the course's list already. Find your own.")
     expect(1 <= lesson <= 14, "There are lessons 1 to 14.")
-    _weigh(said, call(got["evidence"]), call(got["evidence"]))
-
-
-def _weigh(said: float, first: float, second: float) -> None:
+    first, second = call(got["evidence"]), call(got["evidence"])
     expect(first == second, "Your evidence gives another number each time. Fix what is random in it.")
     expect(first != 0, "Your evidence comes to 0: is that really the number in question?")
     expect(
