@@ -1,12 +1,11 @@
 """The checks of lesson 04: right answers of every style pass, each planted wrong answer gets the hint it deserves."""
 
-from collections import Counter
 from collections.abc import Callable
 from math import prod
 from typing import Any
 
 import numpy
-from checking import Answers, JudgedAnswers, hint, nothing
+from checking import Answers, JudgedAnswers, hint
 
 from course_utils.lessons.parameters import checks as lesson_04
 from course_utils.models import PRESETS, parameter_shapes
@@ -48,8 +47,6 @@ BLOCK = Answers(
         (blocks(factor=2), "twice"),
         (blocks(factor=4), "four times"),
         (blocks(factor=16), "16 times"),
-        (lambda h, bias: "12h²", "a text, where a number is asked for"),
-        (nothing, "does every path end in `return`?"),
     ],
 )
 
@@ -87,8 +84,6 @@ GPT = Answers(
         (off(lambda N, V, P, h, L: N + P * h * (L - 1)), "added once, before the first block"),
         (off(lambda N, V, P, h, L: N + 1), "Which of them is off?"),
         (off(lambda N, V, P, h, L: N / 1e6), "millions?"),
-        (off(lambda N, V, P, h, L: 16 * N), "16 times"),
-        (nothing, "does every path end in `return`?"),
     ],
 )
 
@@ -108,17 +103,6 @@ def llama_by_shapes(V: int, h: int, L: int, heads: int, kv_heads: int, ffn: int,
     return sum(prod(shape) for shape in shapes)
 
 
-def llama_line_by_line(V: int, h: int, L: int, heads: int, kv_heads: int, ffn: int, tied: bool) -> Any:
-    count = numpy.float64(V * h + h)
-    if not tied:
-        count += V * h
-    for _ in range(L):
-        count += 2.0 * h**2 + 2.0 * h * (kv_heads * h / heads)
-        count += 3.0 * h * ffn
-        count += h + h
-    return count
-
-
 def llamas(wrong: Callable[[dict[str, Any]], Any]) -> Any:
     """An answer by the sizes as one dictionary."""
 
@@ -129,7 +113,7 @@ def llamas(wrong: Callable[[dict[str, Any]], Any]) -> Any:
 
 
 LLAMA = Answers(
-    right=[llama, llama_by_shapes, llama_line_by_line],
+    right=[llama, llama_by_shapes, lambda **sizes: numpy.float64(llama(**sizes))],
     wrong=[
         (llamas(lambda c: llama(**{**c, "kv_heads": c["heads"]})), "as wide as the queries"),
         (llamas(lambda c: llama(**{**c, "heads": c["h"]})), "how wide is a head?"),
@@ -143,13 +127,7 @@ LLAMA = Answers(
         (llamas(lambda c: llama(**c) - c["L"] * c["h"] ** 2), "a fourth matrix"),
         (llamas(lambda c: llama(**{**c, "ffn": 4 * c["h"]})), "You take 4h"),
         (llamas(lambda c: llama(c["V"], c["h"], c["L"], 32, 8, c["ffn"], c["tied"])), "compare your lines"),
-        (llamas(lambda c: 8_030_261_248), "compare your lines"),
         (llamas(lambda c: llama(**c) / 1e6), "millions?"),
-        (llamas(lambda c: llama(**c) / 1e9), "billions?"),
-        (llamas(lambda c: 2 * llama(**c)), "twice"),
-        (llamas(lambda c: 4 * llama(**c)), "four times"),
-        (llamas(lambda c: 16 * llama(**c)), "16 times"),
-        (nothing, "does every path end in `return`?"),
     ],
 )
 
@@ -188,9 +166,6 @@ EXPERTS = Answers(
         (mixture(lambda s, a, d, r, c: (s, a + 1)), "the active ones are not"),
         (mixture(lambda s, a, d, r, c: (s + 1, a)), "The stored parameters are off"),
         (mixture(lambda s, a, d, r, c: (s, a, d)), "these are 3"),
-        (mixture(lambda s, a, d, r, c: (s, "some")), "is a text"),
-        (mixture(lambda s, a, d, r, c: s), "where a tuple or a list is asked for"),
-        (nothing, "does every path end in `return`?"),
     ],
 )
 
@@ -204,11 +179,11 @@ def test_the_reference_counts_mixtral() -> None:
 # -------------------------------------------------------------------------------------------------- 04.5: vocabulary
 
 
-def vocabularies(table: Any, half: int = 500_000, positions: int | None = None) -> list[tuple[int, int]]:
+def vocabularies(table: Any, half: int = 500_000) -> list[tuple[int, int]]:
     """For each row the smallest and the largest vocabulary that fits it."""
     found = []
     for row in table:
-        rest = gpt(0, positions or row["P"], row["h"], row["L"])
+        rest = gpt(0, row["P"], row["h"], row["L"])
         low, high = (row["millions"] * 10**6 + sign * half - rest for sign in (-1, 1))
         found.append((-(-low // row["h"]), (high - 1) // row["h"]))
     return found
@@ -236,20 +211,8 @@ def by_numpy(table: Any) -> Any:
     return V[fits][[0, -1]]
 
 
-def empties_the_table(table: Any) -> tuple[int, int]:
-    rows = []
-    while table:
-        rows += vocabularies([table.pop()])
-    return meeting(rows)
-
-
-def narrows_for_ever(table: Any, seen: list[tuple[int, int]] = []) -> tuple[int, int]:  # noqa: B006
-    seen += vocabularies(table)
-    return meeting(seen)
-
-
 VOCABULARY = Answers(
-    right=[lambda table: meeting(vocabularies(table)), by_trying, by_numpy, lambda table: list(by_numpy(table))],
+    right=[lambda table: meeting(vocabularies(table)), by_trying, by_numpy],
     wrong=[
         (lambda table: vocabularies(table)[0], "Only one row"),
         (lambda table: vocabularies(table)[-1], "Only one row"),
@@ -260,16 +223,9 @@ VOCABULARY = Answers(
         (lambda table: meeting(vocabularies(table, 1_000_000)), "You allow a whole million"),
         (lambda table: (meeting(vocabularies(table))[0],) * 2, "One vocabulary for each table?"),
         (lambda table: meeting(vocabularies(table))[::-1], "Your smallest is above your largest"),
-        (narrows_for_ever, "Your smallest is above your largest"),
         (lambda table: meeting(vocabularies(table), low=-1), "Off by one at an end"),
         (lambda table: meeting(vocabularies(table), high=1), "Off by one at an end"),
-        (lambda table: meeting(vocabularies(table, positions=1024)), "Your smallest is above your largest"),
         (lambda table: (1, 50_257), "What does it round to?"),
-        (lambda table: meeting(vocabularies(table[place] for place in range(4))), "your function raised IndexError"),
-        (empties_the_table, "changes 'table', which its caller still needs"),
-        (lambda table: (1, 2, 3), "these are 3"),
-        (lambda table: ("1", 2), "is a text"),
-        (nothing, "does every path end in `return`?"),
     ],
 )
 
@@ -319,10 +275,6 @@ WIDEST = Answers(
         (widest(least=64), "return 0"),
         (widest(count=lambda V, P, h, L: gpt(V, P, h, L) + V * h), "The head is tied"),
         (widest(count=lambda V, P, h, L: gpt(50257, 1024, h, L)), "is it more for h + 64?"),
-        (widest(count=lambda V, P, h, L: gpt(V, P, h, 12)), "is it more for h + 64?"),
-        (lambda memory, V, P: 1024, "is it more for h + 64?"),
-        (lambda memory, V, P: widest()(memory, V, P) or None, "does every path end in `return`?"),
-        (nothing, "does every path end in `return`?"),
     ],
 )
 
@@ -338,19 +290,6 @@ def read(shapes: Any) -> dict[str, Any]:
     f = next(shape[1] for shape, times in often.items() if len(shape) == 2 and shape[1] != h)
     k = next((shape[0] for shape, times in often.items() if shape[1:] == (h,) and shape[0] not in (h, f, V)), h)
     return {"hidden": h, "layers": L, "vocab": V, "ffn": f, "kv": k, "tied": often[(V, h)] == 1}
-
-
-def read_with_a_counter(shapes: Any) -> dict[str, Any]:
-    """From the vectors and the one turned matrix, then what each number of rows is left for."""
-    (vector, norms), *_ = Counter(shape for shape in shapes if len(shape) == 1).items()
-    found: dict[str, Any] = {"hidden": vector[0], "layers": norms // 2}
-    rows = Counter(shape[0] for shape in shapes if len(shape) == 2 and shape[1] == found["hidden"])
-    found["ffn"] = next(columns for _, columns in filter(lambda s: len(s) == 2, shapes) if columns != found["hidden"])
-    for size, times in rows.items():
-        if times <= 2:
-            found |= {"vocab": numpy.int64(size), "tied": numpy.bool_(times == 1)}
-    left = set(rows) - {found["hidden"], found["ffn"], int(found["vocab"])}
-    return found | {"kv": float(left.pop()) if left else found["hidden"]}
 
 
 def read_by_building(shapes: Any) -> dict[str, Any]:
@@ -372,36 +311,17 @@ def reads(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
     return lambda shapes: read(shapes) | change(read(shapes))
 
 
-def takes_them_out(shapes: Any) -> dict[str, Any]:
-    found = read(shapes)
-    shapes.remove((found["hidden"],))
-    return found
-
-
-def without_a_default(shapes: Any) -> dict[str, Any]:
-    found = read(shapes)
-    known = [found[name] for name in ("hidden", "ffn", "vocab")]
-    return {**found, "kv": next(shape[0] for shape in shapes if shape[0] not in known)}
-
-
 READ_SHAPES = Answers(
-    right=[read, read_with_a_counter, read_by_building],
+    right=[read, read_by_building, lambda shapes: {name: numpy.int64(size) for name, size in read(shapes).items()}],
     wrong=[
         (reads(lambda r: {"hidden": r["ffn"]}), "which size do all vectors have?"),
-        (lambda shapes: {**read(shapes), "hidden": 8, "layers": 3}, "which size do all vectors have?"),
         (reads(lambda r: {"layers": 2 * r["layers"] + 1}), "Those are the norms."),
         (reads(lambda r: {"layers": r["layers"] + 1}), "exactly once in a block"),
         (reads(lambda r: {"vocab": max(r["vocab"], r["ffn"])}), "need not be the largest size"),
         (reads(lambda r: {"vocab": r["vocab"] + 1}), "only once or twice"),
         (reads(lambda r: {"ffn": 4 * r["hidden"] + 1}), "ffn is off"),
         (reads(lambda r: {"kv": r["hidden"] // 4}), "without grouped queries"),
-        (without_a_default, "your function raised StopIteration"),
         (reads(lambda r: {"tied": True}), "there is one matrix of words"),
-        (reads(lambda r: {"tied": not r["tied"]}), "there is one matrix of words"),
-        (takes_them_out, "changes 'shapes', which its caller still needs"),
-        (lambda shapes: {name: size for name, size in read(shapes).items() if name != "tied"}, "has no 'tied'"),
-        (lambda shapes: tuple(read(shapes).values()), "where a dictionary is asked for"),
-        (nothing, "does every path end in `return`?"),
     ],
 )
 
