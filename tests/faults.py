@@ -33,7 +33,7 @@ from course_utils.authoring.sources import drafts
 from course_utils.classroom import walls
 from course_utils.classroom.graded import Graded, Outcome, write_table
 from course_utils.interactive.guesses import lock_guess, stored_guesses
-from course_utils.interactive.progress import damaged_lines, mark_passed, mark_quiz, passed, quiz_scores
+from course_utils.interactive.progress import mark_passed, mark_quiz, passed, progress, quiz_scores
 from course_utils.measuring.recording_file import append, read_lines, repair
 from course_utils.ranks.guard import SET_CHILD_SUBREAPER, prctl
 
@@ -248,7 +248,7 @@ for step in range(25):
         there = {f"exercise {name}" for name in passed()} | {f"guess {name}" for name in stored_guesses()}
         there |= {f"quiz {number}" for number in quiz_scores()}
         yield from (f"{line} is lost" for line in self.acknowledged if line not in there)
-        yield from damaged_lines()[10:]  # each kill may leave half a line, which nobody was told was kept
+        yield from progress().problems[10:]  # each kill may leave half a line, which nobody was told was kept
         mark_passed(f"{self.number}.later")  # and it goes on, without waiting for a lock that nobody holds
         lock_guess(f"{self.number}.later", 1, "GB")
 

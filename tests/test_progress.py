@@ -146,7 +146,7 @@ def test_the_page_shows_what_is_done_and_what_is_next() -> None:
     assert lesson.next.startswith("06.2 ") and lesson.score == (5, 5)
     for text in (str(shown), shown._repr_html_()):
         assert "5 of 5 at the first try" in text and "not taken" in text and lesson.next in text
-    assert "scope='col'" in shown._repr_html_()
+    assert shown._repr_html_().startswith("<table>")
 
 
 def test_copies_of_edited_exercises_are_not_counted_twice(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ class Control:
 
     @cached_property
     def values(self) -> tuple[Any, ...]:
-        """What can be chosen."""
+        """The values of all options."""
         return tuple(value for _, value in self.options)
 
 
@@ -101,9 +101,9 @@ DEFAULTS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Dashboard:
-    """All that is shown of one choice: the run and the card, two pictures, and what they mean in words.
+    """All that is shown of one choice: the run and the card, two pictures, and sentences about them.
 
-    `verdict` says whether it fits what a program gets of the card, `peak_phase` which moment of the step needs most,
+    `verdict` says if the run fits what a program gets of the card, `peak_phase` which moment of the step needs most,
     `code` is a line of Python that makes the run and estimates it.
     """
 
@@ -119,14 +119,14 @@ class Dashboard:
 
     @property
     def fits(self) -> bool:
-        """Whether the peak is no larger than what a program gets of the card."""
+        """True if the peak is no larger than what a program gets of the card."""
         return self.breakdown.total <= self.card.room
 
 
 def dashboard(chosen: Mapping[str, Any]) -> Dashboard:
-    """What a choice looks like. What is missing in `chosen` is as in `DEFAULTS`.
+    """Draw a choice. What is missing in `chosen` is as in `DEFAULTS`.
 
-    Raises ValueError, in words, for unknown names and values, and where choices contradict one another.
+    Raises ValueError for unknown names and values, and where choices contradict one another.
     """
     run, card = run_of(chosen), card_of(chosen)
     of_step = moments(run)
@@ -140,8 +140,8 @@ def dashboard(chosen: Mapping[str, Any]) -> Dashboard:
 
 
 def verdict_words(run: TrainingRun, total: int, card: Gpu) -> str:
-    """Whether a run that peaks at `total` bytes fits what a program gets of the card, with a warning where it is
-    close, and what the card lacks.
+    """Say if a run that peaks at `total` bytes fits what a program gets of the card, with a warning where it is close,
+    and what the card lacks.
     """
     said = fit_words(total, card)
     said = f"{said[0].upper()}{said[1:]}."
@@ -180,15 +180,12 @@ def card_of(chosen: Mapping[str, Any]) -> Gpu:
     return gpu(complete(chosen)["gpu"])
 
 
-# What to change next
-
-
 @dataclass(frozen=True)
-class Change:
+class Suggestion:
     """A change of one choice: `chosen` is what is chosen after it, `peak` what the run then needs (bytes).
 
-    `lost` is the seconds that a step then takes more (less if negative) at the data sheet's rates, see `step_time`;
-    `same_training` says that what is learned stays the same but for rounding.
+    `lost` is by how many seconds a step becomes longer (shorter if negative) at the data sheet's rates, see
+    `step_time`; `same_training` is True if what is learned stays the same but for rounding.
     """
 
     words: str
@@ -200,7 +197,7 @@ class Change:
 
     @property
     def effect(self) -> str:
-        """What it does, in words: "26.8 GB, fits, 0.21 s a step slower"."""
+        """What the change does: "26.8 GB, fits, 0.21 s a step slower"."""
         fits = "fits" if self.fits else "does not fit"
         way = "slower" if self.lost > 0 else "faster"
         time = f"{seconds_words(abs(self.lost))} a step {way}" if abs(self.lost) >= 1e-4 else "as fast"
@@ -218,20 +215,21 @@ WORTH_WHILE = 0.001
 """A change that makes a run faster is worth a line if it saves more than this share of the step."""
 
 
-def next_changes(chosen: Mapping[str, Any]) -> tuple[Change, ...]:
+def next_changes(chosen: Mapping[str, Any]) -> tuple[Suggestion, ...]:
     """Single changes worth trying, best first: what makes the run fit, by the time that it loses, then what lowers it
     most. Of a run that fits already: what makes it faster and still fits; of one that asks for what the card does not
     have: what the card can run.
 
-    A run fits with `fitting.SAFETY` in reserve, as for `fit`. Changes that leave the training what it is come before
+    A run fits with `twin.SAFETY` in reserve, as for `fit`. Changes that leave the training what it is come before
     those that do not. Raises ValueError like `dashboard`.
     """
-    now = _Weighing(complete(chosen))
+    now = _Choice(complete(chosen))
     options = list(now.changes())
     if now.refused:
         return tuple(sorted(options, key=lambda change: (not change.fits, change.lost)))
     if now.fits:
-        quicker = [change for change in options if change.fits and change.same_training and now.gains(change)]
+        least = -now.seconds * WORTH_WHILE
+        quicker = [change for change in options if change.fits and change.same_training and change.lost < least]
         return tuple(sorted(quicker, key=lambda change: change.lost)[:MOST])
     fitting = [change for change in options if change.fits]
     lowering = [change for change in options if not change.fits and change.peak <= LOWERS * now.peak]
@@ -240,13 +238,13 @@ def next_changes(chosen: Mapping[str, Any]) -> tuple[Change, ...]:
     return tuple((fitting + lowering)[:MOST])
 
 
-def best_plan(chosen: Mapping[str, Any]) -> Change | None:
+def best_plan(chosen: Mapping[str, Any]) -> Suggestion | None:
     """The arrangement of the same training that fits and loses least time, several choices changed at once; None if
     none fits, or if it is best as it is. It may take a second: `planning.arrange` looks through hundreds of them.
 
     Raises ValueError like `dashboard`, and where none of them can be estimated.
     """
-    now = _Weighing(complete(chosen))
+    now = _Choice(complete(chosen))
     best = arrange(run_of(chosen), now.card).best
     if best is None:
         return None
@@ -264,8 +262,8 @@ def seconds_words(seconds: float) -> str:
     return f"{seconds:.2g} s" if seconds >= 0.1 else f"{1000 * seconds:.2g} ms"
 
 
-class _Weighing:
-    """One choice and its weight, to hold others against."""
+class _Choice:
+    """One choice, what it needs and how long a step takes: other choices are compared with it."""
 
     def __init__(self, chosen: dict[str, Any]) -> None:
         self.chosen, self.card = chosen, card_of(chosen)
@@ -275,27 +273,22 @@ class _Weighing:
         self.fits = self.peak * SAFETY <= self.card.room
         self.seconds = sum(step_seconds(run, self.card).values())
 
-    def gains(self, change: Change) -> bool:
-        """Whether a change makes a step faster, by a share that is worth a line."""
-        return change.lost < -self.seconds * WORTH_WHILE
-
-    def weigh(self, asked: Mapping[str, Any]) -> Change | None:
-        """This choice with something else; None if nothing is different, if it contradicts the rest, if it is not
-        covered, or if the card lacks it.
-        """
+    def weigh(self, asked: Mapping[str, Any]) -> Suggestion | None:
+        """This choice with other values; None if they change nothing, are refused, or the card lacks them."""
         different = {name: value for name, value in asked.items() if self.chosen[name] != value}
         after = self.chosen | different
-        run, card = _possible(after), GPUS[after["gpu"]]
-        if not different or run is None or unsupported(run, card.capability):
-            return None
-        peak = _peak(run)
-        if peak is None:
+        card = GPUS[after["gpu"]]
+        try:
+            run = run_of(after)
+            if not different or unsupported(run, card.capability):
+                return None
+            peak = estimate(run).total
+        except ValueError:
             return None
         fits, lost = peak * SAFETY <= card.room, sum(step_seconds(run, card).values()) - self.seconds
-        same = _same_training(self.chosen, after)
-        return Change(_in_words(different, after), after, peak, fits, lost, same)
+        return Suggestion(_spelled(different, after), after, peak, fits, lost, _same_training(self.chosen, after))
 
-    def changes(self) -> Iterator[Change]:
+    def changes(self) -> Iterator[Suggestion]:
         """Every change of one choice that is possible; of sizes and cards the one that goes just far enough."""
         alternatives = [[different] for different in _single(self.chosen, self.card)]
         for row in [*alternatives, *_rows(self.chosen, self.card, self.fits)]:
@@ -309,22 +302,6 @@ class _Weighing:
                     break  # of what makes it smaller, the first that fits
             if found is not None:
                 yield found
-
-
-def _possible(chosen: Mapping[str, Any]) -> TrainingRun | None:
-    """The run; None if its choices contradict each other, as TrainingRun says."""
-    try:
-        return run_of(chosen)
-    except ValueError:
-        return None
-
-
-def _peak(run: TrainingRun) -> int | None:
-    """Bytes at the peak; None if `estimate` refuses the run, in words, as it does for some pairs of choices."""
-    try:
-        return estimate(run).total
-    except ValueError:
-        return None
 
 
 def _single(chosen: Mapping[str, Any], card: Gpu) -> Iterator[dict[str, Any]]:
@@ -381,7 +358,7 @@ def _on_ranks(chosen: Mapping[str, Any], ranks: int) -> dict[str, Any]:
 
 
 def _same_training(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
-    """Whether the same is learned but for rounding and the order of sums, as of `planning.FREE`'s choices."""
+    """True if the same is learned but for rounding and the order of sums, as of `planning.FREE`'s choices."""
 
     def learned(chosen: Mapping[str, Any]) -> list[Any]:
         batch = chosen["micro_batch"] * chosen["accumulation_steps"] * chosen["world_size"]
@@ -392,8 +369,8 @@ def _same_training(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
     return learned(before) == learned(after) and after["precision"] in formats
 
 
-def _in_words(different: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    """What is changed: "8 micro-batches of 4", "full recomputation"."""
+def _spelled(different: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """The changed choices as text: "8 micro-batches of 4", "full recomputation"."""
     recompute = {"none": "no recomputation", "offload": "activations offloaded to the host"}
     chunks = f"the loss in {after['loss_chunks']} chunks" if after["loss_chunks"] > 1 else "the loss in one piece"
     count = after["accumulation_steps"]

@@ -1,6 +1,6 @@
 """The dashboard for a web page: JSON in, JSON out, so that the page's script holds no rule and no figure of its own.
 
-Runs under Pyodide, and leans on closed forms alone. What is chosen travels as text, by control: `{"seq_len": "1024"}`.
+Runs under Pyodide, with closed forms alone. Choices are passed as text, by control: `{"seq_len": "1024"}`.
 """
 
 import json
@@ -8,11 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
+from ..figures.axes import words
 from ..units import format_bytes
-from .explorer import CONTROLS, DEFAULTS, Change, Control, Dashboard, best_plan, dashboard, next_changes
-
-Texts = dict[str, str]
-"""What is chosen, as text by control."""
+from .explorer import CONTROL, CONTROLS, DEFAULTS, Suggestion, best_plan, dashboard, next_changes
 
 
 def controls() -> str:
@@ -39,7 +37,23 @@ def draw(chosen: str) -> str:
         drawn = dashboard(values(json.loads(chosen)))
     except ValueError as problem:
         return json.dumps({"refused": str(problem)}, ensure_ascii=False)
-    return json.dumps(_content(drawn), ensure_ascii=False)
+    total = drawn.breakdown.total
+    content = {
+        "title": drawn.title,
+        "verdict": drawn.verdict,
+        "fits": drawn.fits,
+        "phase": drawn.peak_phase,
+        "code": drawn.code,
+        "stack": drawn.stack.svg,
+        "timeline": drawn.timeline.svg,
+        "total": total,
+        "rows": [
+            [words(kind), f"{size:,}", format_bytes(size, "GB", 2)]
+            for kind, size in [*drawn.breakdown.items(), ("total", total)]
+            if size
+        ],
+    }
+    return json.dumps(content, ensure_ascii=False)
 
 
 def changes(chosen: str) -> str:
@@ -71,7 +85,7 @@ def linked(fragment: str) -> str:
     chosen, refused = texts(DEFAULTS), []
     for name, text in parse_qsl(fragment.removeprefix("#"), keep_blank_values=True):
         try:
-            value_of(_control(name), text)
+            _value(name, text)
         except ValueError as problem:
             refused.append(f"{problem}.")
         else:
@@ -79,48 +93,25 @@ def linked(fragment: str) -> str:
     return json.dumps({"chosen": chosen, "refused": refused}, ensure_ascii=False)
 
 
-def texts(chosen: Mapping[str, Any]) -> Texts:
+def texts(chosen: Mapping[str, Any]) -> dict[str, str]:
     """Choices as text, in the order of the controls."""
     return {control.name: str(chosen[control.name]) for control in CONTROLS}
 
 
 def values(chosen: Mapping[str, str]) -> dict[str, Any]:
     """Choices as `dashboard` takes them. Raises ValueError for what no control offers."""
-    return {name: value_of(_control(name), text) for name, text in chosen.items()}
+    return {name: _value(name, text) for name, text in chosen.items()}
 
 
-def value_of(control: Control, text: str) -> Any:
-    """The option that `text` stands for. Raises ValueError, with the options, where none does."""
-    by_text = {str(value): value for value in control.values}
+def _value(name: str, text: str) -> Any:
+    """The option with this text. Raises ValueError, with all that there are, for an unknown name or text."""
+    if name not in CONTROL:
+        raise ValueError(f"there is no choice named {name!r} here: there is {', '.join(CONTROL)}")
+    by_text = {str(value): value for value in CONTROL[name].values}
     if text not in by_text:
-        raise ValueError(f"{control.label} cannot be {text!r} here: there is {', '.join(by_text)}")
+        raise ValueError(f"{CONTROL[name].label} cannot be {text!r} here: there is {', '.join(by_text)}")
     return by_text[text]
 
 
-def _control(name: str) -> Control:
-    found = {control.name: control for control in CONTROLS}
-    if name not in found:
-        raise ValueError(f"there is no choice named {name!r} here: there is {', '.join(found)}")
-    return found[name]
-
-
-def _change(change: Change) -> dict[str, Any]:
+def _change(change: Suggestion) -> dict[str, Any]:
     return {"words": change.words, "effect": change.effect, "chosen": texts(change.chosen)}
-
-
-def _content(drawn: Dashboard) -> dict[str, Any]:
-    return {
-        "title": drawn.title,
-        "verdict": drawn.verdict,
-        "fits": drawn.fits,
-        "phase": drawn.peak_phase,
-        "code": drawn.code,
-        "stack": drawn.stack.svg,
-        "timeline": drawn.timeline.svg,
-        "total": drawn.breakdown.total,
-        "rows": [
-            [kind.replace("_", " "), f"{size:,}", format_bytes(size, "GB", 2)]
-            for kind, size in [*drawn.breakdown.items(), ("total", drawn.breakdown.total)]
-            if size
-        ],
-    }

@@ -12,7 +12,7 @@ import ipywidgets
 
 from ..figures.canvas import Figure, below_one_another
 from ..run import TrainingRun
-from .explorer import CONTROLS, GROUPS, Change, Dashboard, best_plan, complete, dashboard, next_changes, run_of
+from .explorer import CONTROLS, GROUPS, Dashboard, Suggestion, best_plan, complete, dashboard, next_changes, run_of
 from .widgets import Explorer
 
 SHOWN = 8
@@ -53,9 +53,9 @@ CSS = """<style>
 def explore(**chosen: Any) -> "DashboardWidget":
     """The Explorer: controls for a training run and a GPU, its peak, its step, and what to change next.
 
-    `chosen` are values of `dashboard.CONTROLS` to begin with, the rest is the course's puzzle. In the next cell, `.run`
-    and `.breakdown` are what has been chosen. Raises ValueError, in words, for first choices that are unknown or
-    contradict one another.
+    `chosen` are values of `explorer.CONTROLS` to begin with, the rest is the course's puzzle. In the next cell, `.run`
+    and `.breakdown` are what has been chosen. Raises ValueError for first choices that are unknown or contradict one
+    another.
     """
     dashboard(chosen)
     return DashboardWidget(complete(chosen))
@@ -70,7 +70,7 @@ class DashboardWidget(Explorer):
 
     def __init__(self, chosen: Mapping[str, Any]) -> None:
         self.begin = dict(chosen)
-        self.changes: tuple[Change, ...] = ()
+        self.changes: tuple[Suggestion, ...] = ()
         self._waiting: asyncio.TimerHandle | None = None
         self._applying = False
         self.now: Dashboard | None = None
@@ -181,7 +181,7 @@ class DashboardWidget(Explorer):
         self.words.value += f"<div role='status' style='line-height:1.6'>{escape(words)}</div>"
 
 
-def _label(button: ipywidgets.Button, change: Change | None) -> None:
+def _label(button: ipywidgets.Button, change: Suggestion | None) -> None:
     """What a button says; it is away without a change."""
     button.layout.display = "none" if change is None else ""
     if change is not None:

@@ -1,20 +1,20 @@
 """What a learner has done so far: exercises passed, quizzes finished, guesses locked. It never leaves this machine.
 
-Each event is one line of JSON appended to a file beside the guesses, so that two notebooks can write at once, nothing
+Each event is one line of JSON appended to a file next to the guesses, so that two notebooks can write at once, nothing
 is ever overwritten, and a newer course reads what an older one wrote. The file is in the learner's own folder, not in
 the course's: the course may be moved, renamed, upgraded or fetched anew. A line that cannot be read costs itself alone.
 """
 
-import html
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date
+from html import escape
 from pathlib import Path
 from typing import Any
 
 from .. import __version__
+from ..units import aligned, html_table
 from .course_files import ROOT, has_quiz, numbered
 from .keeping import course_home, problems_in_words
 
@@ -24,10 +24,7 @@ TITLE = re.compile(r"^# \w+ (\d\d) · (.+)$", re.MULTILINE)
 
 
 def mark_passed(exercise: str) -> None:
-    """Remember that the check of an exercise ("06.1") has passed; the first time counts.
-
-    Raises ValueError, in words, where nothing can be kept.
-    """
+    """Remember that the check of an exercise ("06.1") has passed; the first time counts. ValueError if it cannot."""
     if exercise not in passed():
         _append({"passed": exercise})
 
@@ -35,7 +32,7 @@ def mark_passed(exercise: str) -> None:
 def mark_quiz(lesson: int, first_tries: int, questions: int) -> None:
     """Remember that a lesson's quiz was finished, and how many of its questions were right at the first try.
 
-    Raises ValueError, in words, where nothing can be kept.
+    Raises ValueError where nothing can be kept.
     """
     _append({"quiz": lesson, "first_tries": first_tries, "questions": questions})
 
@@ -43,7 +40,7 @@ def mark_quiz(lesson: int, first_tries: int, questions: int) -> None:
 def passed() -> dict[str, str]:
     """The day (ISO date) on which each exercise's check first passed, by number.
 
-    Raises ValueError, in words, for a file that cannot be read at all.
+    Raises ValueError for a file that cannot be read at all.
     """
     days: dict[str, str] = {}
     for event in _events()[0]:
@@ -62,11 +59,6 @@ def quiz_scores() -> dict[int, tuple[int, int]]:
     return best
 
 
-def damaged_lines() -> list[str]:
-    """A sentence for each line of the file that cannot be read, such as one half-written when a machine went down."""
-    return _events()[1]
-
-
 @dataclass(frozen=True)
 class Lesson:
     """A lesson's exercises (number to title) and what has been done: their days, and the quiz's best score, if any."""
@@ -83,16 +75,17 @@ class Lesson:
         """The first exercise that has not been passed yet, as "06.2 The best interval"; "" if there is none."""
         return next((f"{n} {title}" for n, title in self.exercises.items() if n not in self.passed), "")
 
-    def quiz_in_words(self) -> str:
-        """ "4 of 5 at the first try", "not taken", or "" for a lesson that has no quiz."""
-        if not self.has_quiz:
-            return ""
-        return f"{self.score[0]} of {self.score[1]} at the first try" if self.score else "not taken"
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """The lesson's row in the table."""
+        quiz = f"{self.score[0]} of {self.score[1]} at the first try" if self.score else "not taken"
+        done = f"{len(self.passed)} of {len(self.exercises)}"
+        return f"{self.number:02d} {self.title}", done, quiz if self.has_quiz else "", self.next or "all passed"
 
 
 @dataclass(frozen=True, repr=False)
 class Progress:
-    """How far one has come, lesson by lesson; shows itself as a table."""
+    """The exercises passed and the quizzes taken, lesson by lesson; shows itself as a table."""
 
     lessons: tuple[Lesson, ...]
     problems: tuple[str, ...] = ()
@@ -102,37 +95,26 @@ class Progress:
         """Exercises passed, and exercises."""
         return sum(len(lesson.passed) for lesson in self.lessons), sum(len(lesson.exercises) for lesson in self.lessons)
 
-    def _cells(self) -> Iterator[tuple[str, ...]]:
-        for lesson in self.lessons:
-            done = f"{len(lesson.passed)} of {len(lesson.exercises)}"
-            yield f"{lesson.number:02d} {lesson.title}", done, lesson.quiz_in_words(), lesson.next or "all passed"
+    @property
+    def rows(self) -> list[tuple[str, ...]]:
+        """The table, its header first."""
+        return [("lesson", "exercises passed", "quiz", "next exercise"), *(lesson.cells for lesson in self.lessons)]
 
     @property
     def summary(self) -> str:
-        """How far one has come, and what could not be read, in sentences."""
+        """How many exercises have been passed, and what could not be read, in sentences."""
         done, of = self.counts
         kept = f"{done} of {of} exercises passed. This is kept on your machine, and nowhere else."
         return " ".join([kept, *self.problems])
 
     def __str__(self) -> str:
-        rows = [("lesson", "exercises", "quiz", "next"), *self._cells()]
-        widths = [max(len(row[column]) for row in rows) for column in range(4)]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-        return "\n".join([*lines, "", self.summary])
+        return f"{aligned(self.rows, 4)}\n\n{self.summary}"
 
     def __repr__(self) -> str:
         return "Your progress, lesson by lesson. Run this cell to see it."
 
     def _repr_html_(self) -> str:
-        head = "".join(f"<th scope='col' style='text-align:left'>{name}</th>" for name in HEADS)
-        rows = "".join(
-            "<tr>" + "".join(f"<td style='text-align:left'>{html.escape(cell)}</td>" for cell in row) + "</tr>"
-            for row in self._cells()
-        )
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table><p>{html.escape(self.summary)}</p>"
-
-
-HEADS = ("lesson", "exercises passed", "quiz", "next exercise")
+        return f"{html_table(self.rows, 4)}<p>{escape(self.summary)}</p>"
 
 
 def progress(root: Path = ROOT) -> Progress:
@@ -143,7 +125,7 @@ def progress(root: Path = ROOT) -> Progress:
         number, title, exercises = _exercises(path)
         mine = {name: days[name] for name in exercises if name in days}
         found.append(Lesson(number, title, exercises, mine, has_quiz(number), scores.get(number)))
-    return Progress(tuple(found), tuple(damaged_lines()))
+    return Progress(tuple(found), tuple(_events()[1]))
 
 
 def _exercises(path: Path) -> tuple[int, str, dict[str, str]]:
