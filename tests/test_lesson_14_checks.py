@@ -9,7 +9,7 @@ from checking import Answers, JudgedAnswers
 
 from course_utils import TrainingRun, estimate, fit
 from course_utils.lessons.plans import checks as lesson_14
-from course_utils.lessons.plans.labs import BROKEN, HIDDEN, PEAK_MISTAKES, TOLERANCE, peak_right, peaks, true_peaks
+from course_utils.lessons.plans.checks import BROKEN, HIDDEN, PEAK_MISTAKES, TOLERANCE, peak_right, peaks, true_peaks
 
 # ------------------------------------------------------------------------------------------------------- 14.1: choose
 
