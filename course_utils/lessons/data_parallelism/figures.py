@@ -1,7 +1,7 @@
 """Pictures of lesson 08: a server's four steps, a ring at one of its steps, buckets in time, a model and its band."""
 
-from collections.abc import Mapping, Sequence
-from math import log10
+from collections.abc import Callable, Mapping, Sequence
+from math import hypot, log10
 from typing import Any
 
 from course_utils.figures.axes import COLOURS, stop
@@ -46,18 +46,18 @@ def server_figure(workers: int = 3) -> Figure:
     title = f"Four steps, and in two of them {workers} messages pass through one machine"
     canvas, wide = Canvas(), (WIDTH - 2 * MARGIN) / 4
     top = canvas.title(title) + 26
-    for index in range(len(SERVER_STEPS)):
-        _server_panel(canvas, MARGIN + wide * index, top, wide - 14, index, workers)
+    for index, (name, what) in enumerate(SERVER_STEPS):
+        x = MARGIN + wide * index
+        canvas.text(x, top, name, 13, font_weight="bold")
+        for line, part in enumerate(wrap(what, 11, wide - 14)):
+            canvas.text(x, top + 184 + 14 * line, part, 11, QUIET)
+        _server_and_workers(canvas, x, top, wide - 14, index, workers)
     told = "; ".join(f"{name.replace(' · ', ', ')}: {what}" for name, what in SERVER_STEPS)
     alt = f"{stop(title)} A server above, {workers} workers below. {told[0].upper()}{told[1:]}."
     return Figure(canvas.svg(top + 222, title, alt), alt)
 
 
-def _server_panel(canvas: Canvas, x: float, y: float, wide: float, index: int, workers: int) -> None:
-    name, what = SERVER_STEPS[index]
-    canvas.text(x, y, name, 13, font_weight="bold")
-    for line, part in enumerate(wrap(what, 11, wide)):
-        canvas.text(x, y + 184 + 14 * line, part, 11, QUIET)
+def _server_and_workers(canvas: Canvas, x: float, y: float, wide: float, index: int, workers: int) -> None:
     center, pitch, side = x + wide / 2, wide / workers, min(46.0, wide / workers - 8)
     fill = COLOURS["optimizer_states"] if index == 2 else "#FFFFFF"
     canvas.rect(center - 38, y + 22, 76, 32, fill, stroke=INK, stroke_width=1.2)
@@ -67,24 +67,40 @@ def _server_panel(canvas: Canvas, x: float, y: float, wide: float, index: int, w
         busy = COLOURS["gradients"] if index == 0 else "#FFFFFF"
         canvas.rect(middle - side / 2, y + 130, side, 32, busy, stroke=INK, stroke_width=1.2)
         canvas.text(middle, y + 151, f"G{worker + 1}" if index < 2 else "θ", 12, text_anchor="middle")
-        ends = (middle, y + 126), (center + (worker - (workers - 1) / 2) * 18, y + 58)
+        below, above = (middle, y + 126), (center + (worker - (workers - 1) / 2) * 18, y + 58)
         if index == 1:
-            _arrow(canvas, *ends[0], *ends[1], COLOURS["communication"])
+            _arrow(canvas, *below, *above, COLOURS["communication"])
         elif index == 3:
-            _arrow(canvas, *ends[1], *ends[0], COLOURS["parameters"])
+            _arrow(canvas, *above, *below, COLOURS["parameters"])
 
 
 def _arrow(canvas: Canvas, x1: float, y1: float, x2: float, y2: float, color: str) -> None:
     """A line with a head at its end."""
-    length = ((x2 - x1) ** 2 + (y2 - y1) ** 2) ** 0.5
+    length = hypot(x2 - x1, y2 - y1)
     ux, uy = (x2 - x1) / length, (y2 - y1) / length
     canvas.line(x1, y1, x2 - 6 * ux, y2 - 6 * uy, color, stroke_width=2.2)
-    corners = [
-        (x2, y2),
-        (x2 - 9 * ux - 4.5 * uy, y2 - 9 * uy + 4.5 * ux),
-        (x2 - 9 * ux + 4.5 * uy, y2 - 9 * uy - 4.5 * ux),
-    ]
-    canvas.path("M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in corners) + "Z", fill=color)
+    sides = [(x2 - 9 * ux - turn * uy, y2 - 9 * uy + turn * ux) for turn in (4.5, -4.5)]
+    canvas.path(f"{_joined([(x2, y2), *sides])}Z", fill=color)
+
+
+def _joined(points: Sequence[tuple[float, float]]) -> str:
+    return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+
+
+def _x_axis(
+    canvas: Canvas,
+    values: Sequence[float],
+    x: Callable[[float], float],
+    ends: tuple[float, float],
+    y: float,
+    label: str,
+) -> None:
+    """A rule at `y` with these values; `x` maps them to pixels."""
+    for value in values:
+        canvas.line(x(value), y, x(value), y + 5, RULE)
+        canvas.text(x(value), y + 20, number(value), 12, QUIET, text_anchor="middle")
+    canvas.line(ends[0], y, ends[1], y, RULE)
+    canvas.text(sum(ends) / 2, y + 42, label, 12, QUIET, text_anchor="middle")
 
 
 # ------------------------------------------------------------------------------------------------------------ the ring
@@ -95,42 +111,34 @@ CELL = 40.0
 def ring_figure(found: Sequence[Mapping[str, Any]], step: int) -> Figure:
     """What each part of each rank holds after `step` steps of a recorded ring, and the messages of that step.
 
-    `found` is what the ranks of `lessons.collectives` report. ValueError for a step that was not recorded.
+    `found` is what the ranks of `collectives` report. ValueError for a step that was not recorded.
     """
-    ranks = len(found)
-    last = 2 * (ranks - 1)
+    ranks, last = len(found), 2 * (len(found) - 1)
     if not 0 <= step <= last:
         raise ValueError(f"step {step}: this ring has steps 0 to {last}")
-    title, canvas = ring_title(found, step), Canvas()
+    held = [one["parts"][step] for one in found]
+    sent = [message for one in found for message in one["steps"] if message["step"] == step]
+    title, canvas = f"Before the first step: {ranks} ranks, each with {ranks} parts of its own", Canvas()
+    if step:
+        half = "adding up" if step < ranks else "handing out"
+        whole = sum(value == int("1" * ranks) for parts in held for value in parts)
+        title = f"Step {step} of {last}, {half}: {whole} of {ranks * ranks} parts are complete sums"
     top = canvas.title(title) + 22
     pitch, wide = (WIDTH - 2 * MARGIN) / ranks, min(96.0, 0.52 * (WIDTH - 2 * MARGIN) / ranks)
-    for rank, one in enumerate(found):
+    for rank, parts in enumerate(held):
         x = MARGIN + pitch * (rank + 0.5) - wide / 2
         canvas.text(x + wide / 2, top, f"rank {rank}", 13, font_weight="bold", text_anchor="middle")
-        for part, value in enumerate(one["parts"][step]):
+        for part, value in enumerate(parts):
             _part(canvas, x, top + 12 + CELL * part, wide, value, ranks)
-    for message in (m for one in found for m in one["steps"] if m["step"] == step):
-        _message(canvas, message, top, pitch, wide, ranks)
+    for message in sent:
+        _message(canvas, message, top, pitch, wide)
     bottom = top + 12 + CELL * ranks
     canvas.text(MARGIN, bottom + 24, "Each rank began with one digit of its own, 1, 10, 100 and so on: the digits say "
                 "whose numbers are in a sum.", 12, QUIET)  # fmt: skip
-    alt = f"{stop(title)} {_ring_told(found, step)}"
+    arrows = ", ".join(f"rank {m['sender']} sends part {m['chunk']} to rank {m['receiver']}" for m in sent)
+    sums = "; ".join(f"rank {rank} holds {sentence(map(str, parts))}" for rank, parts in enumerate(held))
+    alt = f"{stop(title)} R{arrows[1:]}. Then {sums}." if arrows else f"{stop(title)} R{sums[1:]}."
     return Figure(canvas.svg(bottom + 38, title, alt), alt)
-
-
-def ring_title(found: Sequence[Mapping[str, Any]], step: int) -> str:
-    """What has been reached after `step` steps."""
-    ranks = len(found)
-    whole = sum(value == _complete(ranks) for one in found for value in one["parts"][step])
-    if step == 0:
-        return f"Before the first step: {ranks} ranks, each with {ranks} parts of its own"
-    half = "adding up" if step < ranks else "handing out"
-    return f"Step {step} of {2 * (ranks - 1)}, {half}: {whole} of {ranks * ranks} parts are complete sums"
-
-
-def _complete(ranks: int) -> int:
-    """The number in which every rank's digit is."""
-    return sum(10**rank for rank in range(ranks))
 
 
 def _part(canvas: Canvas, x: float, y: float, wide: float, value: int, ranks: int) -> None:
@@ -140,7 +148,7 @@ def _part(canvas: Canvas, x: float, y: float, wide: float, value: int, ranks: in
     canvas.text(x + wide / 2, y + 22, f"{value:0{ranks}d}", 14, ink_on(fill), text_anchor="middle")
 
 
-def _message(canvas: Canvas, message: Mapping[str, Any], top: float, pitch: float, wide: float, ranks: int) -> None:
+def _message(canvas: Canvas, message: Mapping[str, Any], top: float, pitch: float, wide: float) -> None:
     """An arrow from the sender's part to the same part of its right neighbor; the last rank's leaves and comes in."""
     y = top + 12 + CELL * message["chunk"] + 17
     left = MARGIN + pitch * (message["sender"] + 0.5) + wide / 2 + 3
@@ -150,13 +158,6 @@ def _message(canvas: Canvas, message: Mapping[str, Any], top: float, pitch: floa
     else:
         _arrow(canvas, left, y, WIDTH - MARGIN + 12, y, SENT)
         _arrow(canvas, MARGIN - 12, y, right, y, SENT)
-
-
-def _ring_told(found: Sequence[Mapping[str, Any]], step: int) -> str:
-    sent = [m for one in found for m in one["steps"] if m["step"] == step]
-    arrows = ", ".join(f"rank {m['sender']} sends part {m['chunk']} to rank {m['receiver']}" for m in sent)
-    held = "; ".join(f"rank {rank} holds {sentence(map(str, one['parts'][step]))}" for rank, one in enumerate(found))
-    return f"{arrows[0].upper()}{arrows[1:]}. Then {held}." if arrows else f"{held[0].upper()}{held[1:]}."
 
 
 # --------------------------------------------------------------------------------------------------- buckets in time
@@ -174,7 +175,7 @@ def hidden_part(step: Mapping[str, Any]) -> float:
 def overlap_figure(steps: Mapping[str, Mapping[str, Any]], title: str, provenance: str = "") -> Figure:
     """Training steps in time, one below the other: forward, backward, and each bucket from ready to reduced.
 
-    `steps` maps names to what `lessons.ddp_training` reports. ValueError without any.
+    `steps` maps names to what `ddp_training` reports. ValueError without any.
     """
     if not steps:
         raise ValueError("a picture of steps needs at least one")
@@ -183,16 +184,10 @@ def overlap_figure(steps: Mapping[str, Mapping[str, Any]], title: str, provenanc
     scale = (right - left) / most
     for name, step in steps.items():
         y = _one_step(canvas, name, step, y, left, scale)
-    for tick in ticks(0, 1000 * most, 8):
-        x = left + tick / 1000 * scale
-        canvas.line(x, y, x, y + 5, RULE)
-        canvas.text(x, y + 20, number(tick), 12, QUIET, text_anchor="middle")
-    canvas.line(left, y, right, y, RULE)
-    canvas.text((left + right) / 2, y + 40, "ms since the step began", 12, QUIET, text_anchor="middle")
+    milliseconds = ticks(0, 1000 * most, 8)
+    _x_axis(canvas, milliseconds, lambda ms: left + ms / 1000 * scale, (left, right), y, "ms since the step began")
     told = "; ".join(f"{name}: {_step_told(step)}" for name, step in steps.items())
-    alt = f"{stop(title)} {told[0].upper()}{told[1:]}."
-    end = canvas.note(provenance, y + 60)
-    return Figure(canvas.svg(end, title, alt), alt)
+    return canvas.figure(y, title, f"{stop(title)} {told[0].upper()}{told[1:]}.", provenance)
 
 
 def _one_step(canvas: Canvas, name: str, step: Mapping[str, Any], y: float, left: float, scale: float) -> float:
@@ -228,6 +223,8 @@ def _step_told(step: Mapping[str, Any]) -> str:
 
 # ------------------------------------------------------------------------------------------------- a model and its band
 
+BANDS = ("#0072B2", "#B34700")
+
 
 def band_figure(
     bands: Mapping[str, Mapping[float, Band]],
@@ -247,82 +244,36 @@ def band_figure(
     bottom = top + 270
     xs = [x for band in bands.values() for x in band]
     ys = [y for band in bands.values() for low, _, high in band.values() for y in (low, high)] + list(dots.values())
-    floor = min(y for y in ys if y > 0) if log_y else 0.0
-    place = _Place(left, right, top, bottom, min(xs), max(xs), floor, max(ys), log_y)
-    _band_axes(canvas, place, xlabel, ylabel)
-    for index, band in enumerate(bands.values()):
-        _band(canvas, place, band, BANDS[index % 2])
-    _band_names(canvas, place, bands)
-    for x, y in dots.items():
-        canvas.rect(place.x(x) - 4.5, place.y(y) - 4.5, 9, 9, INK, rx=4.5, data_measured=y)
-    alt = f"{stop(title)} {_bands_told(bands, dots, xlabel, ylabel)}"
-    end = canvas.note(provenance, bottom + 62)
-    return Figure(canvas.svg(end + (0 if provenance else 4), title, alt), alt)
+    first, last, floor, most = min(xs), max(xs), min(y for y in ys if y > 0) if log_y else 0.0, max(ys)
 
+    def x_of(value: float) -> float:
+        return left + (right - left) * log10(value / first) / log10(last / first)
 
-class _Place:
-    """Values to pixels: x logarithmic, y linear from zero or logarithmic from `floor`."""
+    def y_of(value: float) -> float:
+        share = log10(max(value, floor) / floor) / log10(most / floor) if log_y else value / most
+        return bottom - (bottom - top) * share
 
-    def __init__(self, left: float, right: float, top: float, bottom: float, *rest: Any) -> None:
-        self.left, self.right, self.top, self.bottom = left, right, top, bottom
-        self.first, self.last, self.floor, self.most, self.log_y = rest
-
-    def x(self, value: float) -> float:
-        return self.left + (self.right - self.left) * log10(value / self.first) / log10(self.last / self.first)
-
-    def y(self, value: float) -> float:
-        share = value / self.most
-        if self.log_y:
-            share = log10(max(value, self.floor) / self.floor) / log10(self.most / self.floor)
-        return self.bottom - (self.bottom - self.top) * share
-
-
-def _band_axes(canvas: Canvas, place: _Place, xlabel: str, ylabel: str) -> None:
     tens = [10.0**power for power in range(-9, 13)]
-    for value in tens if place.log_y else ticks(0, place.most, 5):
-        if place.floor <= value <= place.most:
-            y = place.y(value)
-            canvas.line(place.left, y, place.right, y, GRID)
-            canvas.text(place.left - 8, y + 4, number(value), 12, QUIET, text_anchor="end")
-    for value in tens:
-        if place.first <= value <= place.last:
-            x = place.x(value)
-            canvas.line(x, place.bottom, x, place.bottom + 5, RULE)
-            canvas.text(x, place.bottom + 20, number(value), 12, QUIET, text_anchor="middle")
-    canvas.line(place.left, place.bottom, place.right, place.bottom, RULE)
-    canvas.text(MARGIN, place.top - 14, ylabel, 12, QUIET)
-    canvas.text((place.left + place.right) / 2, place.bottom + 42, xlabel, 12, QUIET, text_anchor="middle")
-
-
-BANDS = ("#0072B2", "#B34700")
-
-
-def _band(canvas: Canvas, place: _Place, band: Mapping[float, Band], color: str) -> None:
-    lower = [(place.x(x), place.y(low)) for x, (low, _, _) in band.items()]
-    upper = [(place.x(x), place.y(high)) for x, (_, _, high) in band.items()]
-    middle = [(place.x(x), place.y(value)) for x, (_, value, _) in band.items()]
-    canvas.path(_joined([*lower, *reversed(upper)]) + "Z", fill=color, fill_opacity=0.18)
-    canvas.path(_joined(middle), fill="none", stroke=color, stroke_width=2.2)
-
-
-def _band_names(canvas: Canvas, place: _Place, bands: Mapping[str, Mapping[float, Band]]) -> None:
-    """Each line's name at its end, moved up or down where two would overlap."""
+    for value in tens if log_y else ticks(0, most, 5):
+        if floor <= value <= most:
+            canvas.line(left, y_of(value), right, y_of(value), GRID)
+            canvas.text(left - 8, y_of(value) + 4, number(value), 12, QUIET, text_anchor="end")
+    _x_axis(canvas, [value for value in tens if first <= value <= last], x_of, (left, right), bottom, xlabel)
+    canvas.text(MARGIN, top - 14, ylabel, 12, QUIET)
     ends = [list(band.items())[-1] for band in bands.values()]
-    heights = spread([place.y(value) for _, (_, value, _) in ends], 16, place.top, place.bottom)
-    for index, (name, (x, _), y) in enumerate(zip(bands, ends, heights, strict=True)):
-        canvas.halo_text(place.x(x) + 8, y + 4, name, 12.5, fill=BANDS[index % 2], font_weight="bold")
-
-
-def _joined(points: Sequence[tuple[float, float]]) -> str:
-    return "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
-
-
-def _bands_told(
-    bands: Mapping[str, Mapping[float, Band]], dots: Mapping[float, float], xlabel: str, ylabel: str
-) -> str:
-    told = []
-    for name, band in bands.items():
-        x, (low, value, high) = list(band.items())[-1]
-        told.append(f"{name} reaches {value:.3g}, between {low:.3g} and {high:.3g}, at {number(round(x))}")
+    heights = spread([y_of(value) for _, (_, value, _) in ends], 16, top, bottom)  # names do not overlap
+    for index, (name, band) in enumerate(bands.items()):
+        low, middle, high = ([(x_of(x), y_of(three[which])) for x, three in band.items()] for which in range(3))
+        color = BANDS[index % 2]
+        canvas.path(_joined([*low, *reversed(high)]) + "Z", fill=color, fill_opacity=0.18)
+        canvas.path(_joined(middle), fill="none", stroke=color, stroke_width=2.2)
+        x, y = x_of(ends[index][0]) + 8, heights[index] + 4
+        canvas.halo_text(x, y, name, 12.5, fill=color, font_weight="bold")
+    for value, measured in dots.items():
+        canvas.rect(x_of(value) - 4.5, y_of(measured) - 4.5, 9, 9, INK, rx=4.5, data_measured=measured)
+    told = "; ".join(
+        f"{name} reaches {value:.3g}, between {low:.3g} and {high:.3g}, at {number(round(x))}"
+        for name, (x, (low, value, high)) in zip(bands, ends, strict=True)
+    )
     seen = f" Measured: {', '.join(f'{y:.3g} at {number(x)}' for x, y in dots.items())}." if dots else ""
-    return f"Shown is {ylabel} against {xlabel}: {'; '.join(told)}.{seen}"
+    return canvas.figure(bottom, title, f"{stop(title)} Shown is {ylabel} against {xlabel}: {told}.{seen}", provenance)
