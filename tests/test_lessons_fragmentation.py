@@ -132,13 +132,14 @@ def test_without_recordings_of_a_gpu_no_figure_is_invented(monkeypatch: pytest.M
 
 def test_with_recordings_their_figures_are_given(monkeypatch: pytest.MonkeyPatch):
     content = {
+        "task": "context",
         "kind": "context",
         "status": "measured",
         "date": "2026-12-01",
         "parts": {"context": {"context": 5 * MiB}},
     }
     line: Any = type("Line", (), {"content": content, "device": "Card"})
-    monkeypatch.setattr(recorded, "_gpu_recordings", lambda: (recorded.Recording(line),))
+    monkeypatch.setattr(recorded, "_gpu_recordings", lambda: (recorded.read_recording(line),))
     assert beyond_simulation() == "Card, context: 5.24 MB"
 
 

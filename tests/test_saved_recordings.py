@@ -72,6 +72,6 @@ def test_only_operations_that_words_tell_apart_are_spelled() -> None:
 
 def test_a_file_of_another_schema_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     load.cache_clear()
-    monkeypatch.setattr(saved_recordings, "SCHEMA", 99)
+    monkeypatch.setattr("course_utils.measuring.recording_file.SCHEMA", 99)
     with pytest.raises(ValueError, match="has schema 1; this version of the course reads 99"):
         load()

@@ -5,12 +5,9 @@ clear error; nothing is interpolated.
 `python3 -m course_utils record`.
 """
 
-import gzip
-import json
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +15,8 @@ from ..breakdown import KINDS, MemoryBreakdown
 from ..errors import unknown
 from ..measurement import Allocation, Mark, Measurement, Provenance, Timeline
 from ..run import TrainingRun
-from .recording_file import AS, MEASURED, SETTLED, SIMULATED_GPU, Line, read_lines
+from .recording_file import AS, FOLDER, MEASURED, SETTLED, SIMULATED_GPU, Line, packed, read_lines, unpacked
 
-SCHEMA = 1
 FILE = "simulated.json.gz"
 
 TERMS = ("context", "workspaces", "scratch")
@@ -28,6 +24,9 @@ TERMS = ("context", "workspaces", "scratch")
 
 POINTS = 300
 """A thinned timeline keeps about so many moments."""
+
+FIELDS = tuple(field.name for field in fields(Allocation))
+"""What a recording keeps of an allocation, in this order."""
 
 MOST_ALLOCATIONS = 150
 """A thinned measurement keeps so many of the allocations alive at the peak, the largest."""
@@ -39,39 +38,20 @@ MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError)
 
 @dataclass(frozen=True)
 class Recording:
-    """One result from a real GPU. `parts` is what was measured, as JSON, by name; `status` says how it ended."""
+    """One result from a real GPU, as `record` wrote it.
+
+    `task` of a run is its code and its number of steps, `kind` as `recording.tasks.Task` has it. `status` is
+    "measured", "out of memory" or why there is no result. `parts` holds results as JSON by name: those of a run are
+    "counters", "times", "measured", "estimate" and "simulated".
+    """
 
     line: Line
-
-    @property
-    def task(self) -> str:
-        """What was done: for a run, its code and its number of steps."""
-        return self.line.content["task"]
-
-    @property
-    def kind(self) -> str:
-        """As `recording_list.Task` has it: "run", "history", "times", …"""
-        return self.line.content["kind"]
-
-    @property
-    def device(self) -> str:
-        """The GPU's name."""
-        return self.line.device
-
-    @property
-    def date(self) -> str:
-        """The day, as 2026-11-21."""
-        return self.line.content["date"]
-
-    @property
-    def status(self) -> str:
-        """ "measured", "out of memory", or why there is no result."""
-        return self.line.content["status"]
-
-    @property
-    def parts(self) -> dict[str, Any]:
-        """What was measured: for a run "counters", "times", "measured", "estimate" and "simulated"."""
-        return self.line.content["parts"]
+    task: str
+    kind: str
+    device: str
+    date: str
+    status: str
+    parts: dict[str, Any]
 
     def measurement(self, note: str = "") -> Measurement:
         """A run's recording as `measure` returns it. ValueError if it was no run, ran out of memory or is damaged."""
@@ -232,7 +212,7 @@ def _not_recorded_on(device: str, run: TrainingRun, steps: int) -> ValueError:
 
 @cache
 def _gpu_recordings() -> tuple[Recording, ...]:
-    return read_folder(Path(str(files("course_utils.measuring").joinpath("recordings"))))
+    return read_folder(FOLDER)
 
 
 def read_folder(folder: Path) -> tuple[Recording, ...]:
@@ -246,23 +226,19 @@ def read_recording(line: Line) -> Recording:
     """The recording in a line. ValueError for a rehearsal, which was never on a GPU."""
     if line.content.get("rehearsal"):
         raise ValueError(f"{line.place} is a rehearsal on a CPU, no recording of a GPU: take the file away")
-    return Recording(line)
+    content = {name: line.content[name] for name in ("task", "kind", "date", "status", "parts")}
+    return Recording(line, device=line.device, **content)
 
 
 @cache
 def load() -> dict[str, Any]:
     """All shipped simulations by key. Raises ValueError for a file of another schema."""
-    packed = files("course_utils.measuring").joinpath("recordings", FILE).read_bytes()
-    content = json.loads(gzip.decompress(packed))
-    if content.get("schema") != SCHEMA:
-        raise ValueError(f"{FILE} has schema {content.get('schema')!r}; this version of the course reads {SCHEMA}")
-    return content["runs"]
+    return unpacked(FILE)["runs"]
 
 
 def save(measurements: dict[str, Measurement], whole: Container[str] = ()) -> bytes:
     """The bytes of a recordings file that holds these measurements by key; those in `whole` can be replayed."""
-    content = {"schema": SCHEMA, "runs": {name: to_json(item, name in whole) for name, item in measurements.items()}}
-    return gzip.compress(json.dumps(content, separators=(",", ":")).encode(), mtime=0)
+    return packed({"runs": {name: to_json(item, name in whole) for name, item in measurements.items()}})
 
 
 def to_json(measured: Measurement, whole: bool = False) -> dict[str, Any]:
@@ -277,8 +253,8 @@ def to_json(measured: Measurement, whole: bool = False) -> dict[str, Any]:
         "marks": [[mark.event, mark.step, mark.phase] for mark in measured.timeline.marks],
         "peak_event": measured.peak_event,
         "allocations": [
-            [a.kind, a.bytes, list(a.shape), a.dtype, a.operation, a.module, a.phase, a.step, a.born, a.died, a.line]
-            for a in (measured.allocations if whole else measured.alive_at(measured.peak_event))
+            [getattr(item, name) for name in FIELDS]
+            for item in (measured.allocations if whole else measured.alive_at(measured.peak_event))
         ],
     }
 
@@ -286,9 +262,8 @@ def to_json(measured: Measurement, whole: bool = False) -> dict[str, Any]:
 def from_json(content: dict[str, Any], note: str) -> Measurement:
     """The measurement that `to_json` wrote, marked as recorded."""
     source, _, torch_version, date = content["provenance"]
-    allocations = [
-        Allocation(kind, size, tuple(shape), *described) for kind, size, shape, *described in content["allocations"]
-    ]
+    allocations = [Allocation(**dict(zip(FIELDS, values, strict=False))) for values in content["allocations"]]
+    allocations = [replace(item, shape=tuple(item.shape)) for item in allocations]
     return Measurement(
         MemoryBreakdown(*content["breakdown"]),
         {name: MemoryBreakdown(*moment) for name, moment in content["moments"].items()},

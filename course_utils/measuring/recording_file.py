@@ -4,6 +4,7 @@ nothing else.
 Standard library only: whoever records holds no GPU memory of its own.
 """
 
+import gzip
 import json
 import os
 import stat
@@ -39,9 +40,26 @@ FIELDS: dict[str, type | tuple[type, ...]] = {
 }
 
 
+FOLDER = Path(__file__).with_name("recordings")
+"""The shipped recordings: `*.json.gz` of simulations, `*.jsonl` of real GPUs."""
+
+
+def unpacked(name: str) -> dict[str, Any]:
+    """The content of a shipped `.json.gz`. Raises ValueError for one of another schema."""
+    content = json.loads(gzip.decompress((FOLDER / name).read_bytes()))
+    if content.get("schema") != SCHEMA:
+        raise ValueError(f"{name} has schema {content.get('schema')!r}; this version of the course reads {SCHEMA}")
+    return content
+
+
+def packed(content: dict[str, Any]) -> bytes:
+    """The bytes of a `.json.gz` with this content."""
+    return gzip.compress(json.dumps({"schema": SCHEMA, **content}, separators=(",", ":")).encode(), mtime=0)
+
+
 @dataclass(frozen=True)
 class Line:
-    """One result as it stands in a file; `content` is what JSON says."""
+    """One result in a file of recordings; `content` is the JSON object."""
 
     file: Path
     number: int

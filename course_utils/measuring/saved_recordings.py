@@ -4,22 +4,18 @@ clear error; nothing is guessed.
 `saved.json.gz` is written by `python -m course_utils.authoring.recordings`.
 """
 
-import gzip
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from importlib.resources import files
 from typing import Any
 
 import torch
 
 from ..errors import SimulationUnavailable
 from ..measurement import Provenance
-from .recording_file import SIMULATED_GPU
+from .recording_file import SIMULATED_GPU, packed, unpacked
 from .sources import forced_source
 
-SCHEMA = 1
 FILE = "saved.json.gz"
 
 KNOWN = ("torch.nn.", "course_utils.")
@@ -39,7 +35,7 @@ class Question:
 
     @property
     def key(self) -> str | None:
-        """The question in words that mean the same anywhere, or None for an operation of which no words are enough."""
+        """The question as text, the same on every machine; None for an operation that text cannot describe."""
         name = spelled(self.operation)
         if name is None:
             return None
@@ -48,7 +44,9 @@ class Question:
 
 
 def spelled(operation: Callable[..., Any]) -> str | None:
-    """A module of torch's or of the course's own, a function of torch's, or a partial one of these; else None."""
+    """The operation as text if it is a module of torch or of the course, a function of torch or a partial one of these;
+    else None.
+    """
     if isinstance(operation, torch.nn.Module):
         alike = all(type(part).__module__.startswith(KNOWN) and part.training for part in operation.modules())
         trained = all(weight.requires_grad for weight in operation.parameters())
@@ -101,14 +99,9 @@ def _say_once(line: str) -> None:
 @cache
 def load() -> Mapping[str, Any]:
     """The shipped file. Raises ValueError for one of another schema."""
-    packed = files("course_utils.measuring").joinpath("recordings", FILE).read_bytes()
-    content = json.loads(gzip.decompress(packed))
-    if content.get("schema") != SCHEMA:
-        raise ValueError(f"{FILE} has schema {content.get('schema')!r}; this version of the course reads {SCHEMA}")
-    return content
+    return unpacked(FILE)
 
 
 def save(found: Mapping[str, Sequence[Row]], date: str) -> bytes:
     """The bytes of a file that holds these answers by key, found on this torch on that day."""
-    content = {"schema": SCHEMA, "torch": torch.__version__.split("+")[0], "date": date, "found": dict(found)}
-    return gzip.compress(json.dumps(content, separators=(",", ":")).encode(), mtime=0)
+    return packed({"torch": torch.__version__.split("+")[0], "date": date, "found": dict(found)})
