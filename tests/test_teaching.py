@@ -272,22 +272,22 @@ def test_predict_and_reveal_speak_in_a_terminal(capsys: pytest.CaptureFixture[st
     [(100, "spot on"), (104, "spot on"), (120, "20 % too much"), (80, "20 % too little"), (350, "3.5 times too much")],
 )
 def test_distance_is_put_in_words(guess: float, words: str) -> None:
-    revelation = Revelation("k", 100 * GB, Guess(guess, "GB", "2026-11-21"))
+    revelation = Revelation(100 * GB, Guess(guess, "GB", "2026-11-21"))
     assert words in revelation.verdict
     assert words in revelation._repr_html_()
 
 
 def test_zero_is_no_division_by_zero() -> None:
-    assert "nothing at all" in Revelation("k", 5 * GB, Guess(0, "GB", "")).verdict
-    assert "right" in Revelation("k", 0, Guess(0, "GB", "")).verdict
-    assert "<div" in Revelation("k", 0, Guess(0, "GB", ""))._repr_html_()
+    assert "nothing at all" in Revelation(5 * GB, Guess(0, "GB", "")).verdict
+    assert "right" in Revelation(0, Guess(0, "GB", "")).verdict
+    assert "<div" in Revelation(0, Guess(0, "GB", ""))._repr_html_()
 
 
 def test_guesses_may_be_of_other_things_than_bytes() -> None:
-    assert Revelation("k", 33.3, Guess(30, "%", "")).verdict == "You said 30 %, it is 33.3 %: 10 % too little."
-    assert Revelation("k", 2**30, None, "GiB").verdict.startswith("It is 1.0 GiB.")
-    assert Revelation("k", 512, None, "B").verdict.startswith("It is 512 B.")
-    assert Revelation("k", 256, Guess(255, "", ""), "").verdict == "You said 255, it is 256: spot on, within 5 %."
+    assert Revelation(33.3, Guess(30, "%", ""), "%").verdict == "You said 30 %, it is 33.3 %: 10 % too little."
+    assert Revelation(2**30, None, "GiB").verdict.startswith("It is 1.0 GiB.")
+    assert Revelation(512, None, "B").verdict.startswith("It is 512 B.")
+    assert Revelation(256, Guess(255, "", ""), "").verdict == "You said 255, it is 256: spot on, within 5 %."
 
 
 def test_notebook_of_a_fresh_machine_is_the_same_each_time(tmp_path: Path) -> None:

@@ -76,13 +76,12 @@ def _guesses_file() -> Path:
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Read, change and write the guesses in here: no other kernel does so at the same time, or one would be lost."""
+    """Let no other kernel change the guesses meanwhile, or one would be lost."""
     with problems_in_words("Guesses", course_home()), one_at_a_time(_guesses_file()):
         yield
 
 
 def _store(guesses: Mapping[str, Guess]) -> None:
-    """Write all guesses; a reader finds those before or these. Call it within `_alone`."""
     write_whole(_guesses_file(), json.dumps({key: vars(guess) for key, guess in guesses.items()}, indent=1))
 
 
@@ -169,34 +168,28 @@ def _locked(guess: Guess) -> str:
 
 
 def reveal(key: str, actual: float, unit: str | None = None) -> None:
-    """Show the guess stored under `key` beside `actual` (bytes, or whatever the guess's unit counts) and their ratio.
+    """Show the guess stored under `key` next to `actual` (bytes, or in the guess's unit) and their ratio.
 
     `unit` is for the case that no guess was made; GB without it.
     """
-    show(Revelation(key, actual, stored_guesses().get(key), "GB" if unit is None else unit))
+    guess = stored_guesses().get(key)
+    show(Revelation(actual, guess, guess.unit if guess else "GB" if unit is None else unit))
 
 
 @dataclass(frozen=True, repr=False)
 class Revelation:
-    """A guess beside the truth: `actual` in bytes where the unit is one of memory, `guess` None if none was made."""
+    """A guess next to the answer: `actual` in bytes where the unit is one of memory, `guess` None if none was made."""
 
-    key: str
     actual: float
     guess: Guess | None
-    default_unit: str = "GB"
-
-    @property
-    def unit(self) -> str:
-        """The unit of the guess, or the one that the lesson asks in."""
-        return self.guess.unit if self.guess else self.default_unit
+    unit: str = "GB"
 
     @property
     def verdict(self) -> str:
         """One sentence: how far off the guess was, or an invitation where there is none."""
         if self.guess is None:
-            return (
-                f"It is {self._spell(self.actual)}. You locked no guess: the next one is worth making before you look."
-            )
+            advice = "You locked no guess: the next one is worth making before you look."
+            return f"It is {self._spell(self.actual)}. {advice}"
         return f"You said {self.guess}, it is {self._spell(self.actual)}: {self._distance(self.guess.amount)}"
 
     def _distance(self, amount: float) -> str:
@@ -218,14 +211,13 @@ class Revelation:
         return self.verdict
 
     def _repr_html_(self) -> str:
-        return f"<p>{html.escape(self.verdict)}</p>{self._bars() if self.guess else ''}"
-
-    def _bars(self) -> str:
-        """Two bars on one scale: the guess above, the truth below."""
-        assert self.guess is not None
+        """The verdict, and two bars on one scale: the guess above, the answer below."""
+        verdict = f"<p>{html.escape(self.verdict)}</p>"
+        if self.guess is None:
+            return verdict
         most = max(self.guess.amount, self.actual, 1e-300)
         rows = (("guess", self.guess.amount, "#c8c8c8"), ("answer", self.actual, "#56b4e9"))
-        return "".join(
+        return verdict + "".join(
             f"<div style='display:flex;gap:.6em'><span style='width:4em'>{name}</span>"
             f"<span style='background:{colour};width:{amount / most * 60:.2f}%'>&nbsp;</span>"
             f"<span>{html.escape(self._spell(amount))}</span></div>"

@@ -3,14 +3,12 @@
 `live_meter()` reads torch's counters and the driver's from a thread of its own. It ends with its `with` block or loop,
 and with the cell that started it, also when that is interrupted.
 
-What it costs. The GPU, nothing: of torch.cuda the thread calls `memory_stats_as_nested_dict` and `mem_get_info` alone.
-They read counters; they launch nothing, record nothing in a stream and wait for no kernel. A test lets every other
-function of torch.cuda fail. (On a real GPU this has not been timed yet.) The CPU, a little: the thread takes the
-interpreter's lock for a moment at each reading, 20 times a second, and, where the picture is shown, for longer at each
-drawing, 4 times a second. Tests hold a reading below a millisecond, a drawing below 50 ms, and a meter that is not
-shown below 2 % of the processor time of the loop beside it. A loop that keeps the GPU's queue filled does not notice;
-one that waits for Python at every kernel can lose a few percent to the picture. By kind of memory it costs a hook for
-each parameter that backward reaches, and three passes over all parameters a step.
+Cost. On the GPU, none: of torch.cuda the thread calls `memory_stats_as_nested_dict` and `mem_get_info` alone, which
+read counters; they launch nothing, record nothing in a stream and wait for no kernel. (On a real GPU this has not been
+timed yet.) On the CPU, little: the thread takes the interpreter's lock for less than a millisecond 20 times per second,
+and, where the picture is shown, for less than 50 ms 4 times per second. A loop that keeps the GPU's queue filled does
+not notice; one that waits for Python at every kernel can lose a few percent to the picture. By kind of memory it costs
+a hook for each parameter that backward reaches, and three passes over all parameters per step.
 """
 
 import sys
@@ -46,9 +44,9 @@ LONGEST = 600.0
 
 @dataclass(frozen=True)
 class Reading:
-    """What a gauge says at a moment, in bytes. `peak` is the most allocated since its counter was last reset.
+    """One reading of a gauge, in bytes. `peak` is the most allocated since its counter was last reset.
 
-    `driver` is what every program on the GPU has taken together; it and `reserved` are None where nobody can know.
+    `driver` is what all programs on the GPU have taken together; it and `reserved` are None where they are unknown.
     """
 
     allocated: int
@@ -60,7 +58,7 @@ class Reading:
 
 
 class Gauge(Protocol):
-    """Where a meter reads: a GPU, or a run that is played back. `read` returns None when there is no more to come."""
+    """The source of a meter: a GPU, or a run that is played back. `read` returns None when there is no more to come."""
 
     @property
     def source(self) -> str: ...
@@ -72,7 +70,6 @@ class Gauge(Protocol):
 
 
 UNCOUNTED = "weights, gradients and states are counted; the rest is activations, in the update temporaries"
-"""What the picture says where the kinds are by what a training holds."""
 
 
 class CudaGauge:
@@ -114,11 +111,9 @@ class ReplayGauge:
             raise ValueError(f"seconds is {seconds!r}: how long the replay takes, more than 0")
         self.capacity, self.source = capacity, f"{measured.provenance} · replayed"
         self.replayed: Replay | None = replay(measured, capacity) if can_be_replayed(measured) else None
-        self._curves = measured.timeline.curves()
-        self._marks = measured.timeline.marks
-        self._events = len(self.replayed) if self.replayed else len(measured.timeline)
-        totals = self.replayed.allocated if self.replayed else measured.timeline.totals()
-        self._totals, self._peaks = totals, list(accumulate(totals, max))
+        self._curves, self._marks = measured.timeline.curves(), measured.timeline.marks
+        self._totals = self.replayed.allocated if self.replayed else measured.timeline.totals()
+        self._peaks, self._events = list(accumulate(self._totals, max)), len(self._totals)
         self._times, self._starts = _schedule([mark.event for mark in self._marks], self._events, seconds)
         self._seconds = seconds
 
@@ -127,8 +122,8 @@ class ReplayGauge:
         """What the allocator raised when the GPU was too small, or None."""
         return self.replayed.failure if self.replayed else None
 
-    def event_at(self, seconds: float) -> int:
-        """How many events have happened after so many seconds."""
+    def _event_at(self, seconds: float) -> int:
+        """The number of events that have happened after so many seconds."""
         index = min(bisect_right(self._times, seconds) - 1, len(self._times) - 2)
         begin, end = self._times[index], self._times[index + 1]
         share = min(1.0, (seconds - begin) / (end - begin))
@@ -138,7 +133,7 @@ class ReplayGauge:
         """The run's state then; None after its end."""
         if seconds > self._seconds or not self._events:
             return None
-        at = max(1, self.event_at(seconds)) - 1
+        at = max(1, self._event_at(seconds)) - 1
         begun = [mark for mark in self._marks if mark.event <= at]
         return Reading(
             self._totals[at],
@@ -162,7 +157,7 @@ class Meter:
 
     Use it as `with meter:` around a loop, or as `for batch in meter.over(batches):`. `mark("backward")` names a phase.
     Readings miss what happens between two of them; `peak` is the counter's own wherever that is of this time alone.
-    Set `look` to `figure_meter.STAGE` before it is shown for letters that a lecture room can read.
+    Set `look` to `figures.meters.STAGE` before it is shown, for text that a lecture room can read.
     """
 
     def __init__(self, gauge: Gauge, *, every: float = EVERY, longest: float = LONGEST) -> None:
@@ -178,7 +173,8 @@ class Meter:
         self._first: Reading | None = None
         self._last: Reading | None = None
         self._widget: Any = None
-        self._ended, self._lock, self._began, self._drawn = threading.Event(), threading.Lock(), 0.0, 0.0
+        self._ended, self._lock = threading.Event(), threading.Lock()
+        self._began = self._drawn = 0.0
         self._thread: threading.Thread | None = None
         self._forget: Callable[[], None] = lambda: None
 
@@ -190,12 +186,10 @@ class Meter:
         return self
 
     def leave(self) -> None:
-        """Follow no longer: nothing of the training is kept alive by the meter."""
+        """Stop following, so that the meter keeps nothing of the training alive."""
         if self._held is not None:
             self._held.stop()
         self._held = None
-
-    # From start to stop
 
     def start(self, with_cell: bool = True) -> "Meter":
         """Begin to read. With `with_cell` the cell that runs now ends it, however it ends. RuntimeError if begun."""
@@ -241,7 +235,7 @@ class Meter:
 
     @property
     def running(self) -> bool:
-        """Whether it still reads."""
+        """True while it reads."""
         return self._thread is not None and self._thread.is_alive()
 
     def mark(self, words: str) -> None:
@@ -264,8 +258,6 @@ class Meter:
             if error is None:
                 raise
             error.add_note(f"The meter failed, too: {problem}")  # the loop's own error says more
-
-    # Reading
 
     def _follow(self) -> None:
         try:
@@ -291,16 +283,10 @@ class Meter:
             if reading.phase is not None and (not self.marks or self.marks[-1].words != reading.phase):
                 self.marks.append(MeterMark(seconds, reading.phase))
             self._first, self._last = self._first or reading, reading
-            kinds = self._kinds(reading)
+            held = self._held
+            kinds = reading.kinds if held is None else held.by_kind(reading.allocated)
             self.samples.append(Sample(seconds, reading.allocated, reading.reserved, reading.driver, kinds))
         return True
-
-    def _kinds(self, reading: Reading) -> dict[str, int]:
-        """By the gauge, or by what a training holds and the rest."""
-        held = self._held
-        return dict(reading.kinds) if held is None else held.by_kind(reading.allocated)
-
-    # What it has read
 
     @property
     def peak(self) -> int:
@@ -310,7 +296,7 @@ class Meter:
 
     @property
     def peak_is_exact(self) -> bool:
-        """Whether `peak` is the counter's own: not where the counter still shows something higher from before."""
+        """True if `peak` is the counter's own: not where the counter still shows something higher from before."""
         first, last = self._bounds()
         return last.peak > first.peak or first.peak == first.allocated
 
@@ -371,16 +357,11 @@ def live_meter(
     if model is None and optimizer is None:
         return meter
     if not isinstance(model, torch.nn.Module) or not isinstance(optimizer, torch.optim.Optimizer):
-        raise ValueError(
-            f"model and optimizer go together, as live_meter(model, optimizer): {_given(model, optimizer)}"
-        )
+        got = " and ".join(type(one).__name__ for one in (model, optimizer))
+        raise ValueError(f"model and optimizer go together, as live_meter(model, optimizer): got {got}")
     from ..measuring.holdings import Holdings
 
     return meter.follow(Holdings(model, [optimizer]))
-
-
-def _given(*given: object) -> str:
-    return "got " + " and ".join(type(one).__name__ for one in given)
 
 
 def replay_meter(measured: Measurement, seconds: float = 20.0, capacity: int | None = None) -> Meter:
