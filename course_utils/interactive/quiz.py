@@ -49,6 +49,14 @@ class Question:
         return tuple(mixed)
 
 
+Answer = tuple[str, str]
+
+
+def question(text: str, right: Answer, *wrong: Answer) -> Question:
+    """A question from its answers, each the text of a choice and why it is right or wrong."""
+    return Question(text, Choice(*right), tuple(Choice(*answer) for answer in wrong))
+
+
 @dataclass(frozen=True, repr=False)
 class Quiz:
     """The questions of one lesson. In a notebook it draws itself as buttons that answer at once."""

@@ -3,7 +3,7 @@
 from math import sqrt
 
 from course_utils.estimating import estimate
-from course_utils.interactive.quiz import Choice, Question
+from course_utils.interactive.quiz import Question, question
 from course_utils.run import TrainingRun
 from course_utils.units import format_bytes
 
@@ -14,64 +14,51 @@ def questions() -> tuple[Question, ...]:
     """The questions in the order of the lesson."""
     count, k = 103, 8
     steps = -(-count // k)
-    last_group = Question(
+    last_group = question(
         f"An epoch has {count} micro-batches, and the optimizer steps once for every {k} of them. How many steps does "
         "an epoch take if none is left out?",
-        Choice(str(steps), f"{count // k} whole groups, and one of {count % k}, divided by its own number."),
-        (
-            Choice(str(count // k), "That leaves the last, incomplete group out, and its gradients in `.grad`."),
-            Choice(str(count), "That is a step on each micro-batch: small batches, with their noise."),
-            Choice(str(count % k), "That is how many are left over."),
-        ),
-    )
+        (str(steps), f"{count // k} whole groups, and one of {count % k}, divided by its own number."),
+        (str(count // k), "That leaves the last, incomplete group out, and its gradients in `.grad`."),
+        (str(count), "That is a step on each micro-batch: small batches, with their noise."),
+        (str(count % k), "That is how many are left over."),
+    )  # fmt: skip
     short, long = 100, 700
-    a_long_sequence = Question(
+    a_long_sequence = question(
         f"Two micro-batches, one with {short} real tokens, one with {long}. By what do you multiply the mean loss of "
         "the first before its backward, to get the gradient of both as one batch?",
-        Choice(f"{short / (short + long):g}", "Its share of all tokens."),
-        (
-            Choice(f"{1 / 2:g}", "That gives every token of the short one more say than one of the long one."),
-            Choice(f"{short / long:.3g}", "That compares the two with each other. What do both weights add up to?"),
-            Choice(f"{long / (short + long):g}", "That is the other one's share."),
-        ),
-    )
+        (f"{short / (short + long):g}", "Its share of all tokens."),
+        (f"{1 / 2:g}", "That gives every token of the short one more say than one of the long one."),
+        (f"{short / long:.3g}", "That compares the two with each other. What do both weights add up to?"),
+        (f"{long / (short + long):g}", "That is the other one's share."),
+    )  # fmt: skip
     alone = estimate(RUN.replace(accumulation_steps=1)).total
     extra = estimate(RUN).total - alone
-    what_stays = Question(
+    what_stays = question(
         "GPT-2 under autocast: 25 micro-batches of 4 sequences. How much more does that take at its peak than one step "
         "on 4 sequences?",
-        Choice(format_bytes(extra, "MB", 0), "All gradients in fp32: they wait while the next micro-batch runs."),
-        (
-            Choice("nothing", "Where are the gradients of the first micro-batch while the second goes forward?"),
-            Choice(format_bytes(25 * extra, "MB", 0), "Each micro-batch adds to the same gradients: there is one set."),
-            Choice(format_bytes(estimate(RUN.replace(micro_batch=100, accumulation_steps=1)).total - alone, "MB", 0),
-                   "That is what all 100 at once would cost more."),
-        ),
+        (format_bytes(extra, "MB", 0), "All gradients in fp32: they wait while the next micro-batch runs."),
+        ("nothing", "Where are the gradients of the first micro-batch while the second goes forward?"),
+        (format_bytes(25 * extra, "MB", 0), "Each micro-batch adds to the same gradients: there is one set."),
+        (format_bytes(estimate(RUN.replace(micro_batch=100, accumulation_steps=1)).total - alone, "MB", 0),
+         "That is what all 100 at once would cost more."),
     )  # fmt: skip
     small, big, signal, noise = 4, 64, 2.0, 96.0
     short, long = signal + noise / small, signal + noise / big
-    noise_scale = Question(
+    noise_scale = question(
         f"The squared length of the gradient is {short:g} on average for batches of {small}, and {long:g} for batches "
         f"of {big}. What is the noise scale, tr(Σ)/|G|²?",
-        Choice(f"{noise / signal:g}", f"|G|² is {signal:g} and tr(Σ) is {noise:g}: both lengths follow from them."),
-        (
-            Choice(f"{noise:g}", "That is tr(Σ), the squared noise of one example. Compared with what?"),
-            Choice(f"{short / long:.3g}", "That is the ratio of the two lengths, each with noise in it."),
-            Choice(f"{signal / noise:.2g}", "That is turned round: signal over noise."),
-        ),
-    )
+        (f"{noise / signal:g}", f"|G|² is {signal:g} and tr(Σ) is {noise:g}: both lengths follow from them."),
+        (f"{noise:g}", "That is tr(Σ), the squared noise of one example. Compared with what?"),
+        (f"{short / long:.3g}", "That is the ratio of the two lengths, each with noise in it."),
+        (f"{signal / noise:.2g}", "That is turned round: signal over noise."),
+    )  # fmt: skip
     k, rate = 16, 3e-4
-    another_rate = Question(
+    another_rate = question(
         f"Adam learns well with a rate of {rate:g} and a certain batch. You make the batch {k} times as large. Which "
         "rate does the rule for adaptive optimizers suggest?",
-        Choice(f"{sqrt(k) * rate:g}", "√k: Adam divides by the gradient's size, in which the noise is."),
-        (
-            Choice(f"{k * rate:g}", "That is the linear rule, which is argued for SGD."),
-            Choice(f"{rate:g}", "Then each epoch goes less far, with fewer steps of the same length."),
-            Choice(
-                f"{rate / k:.8f}".rstrip("0"),
-                "That is the wrong way: a larger batch has less noise, so it may go further.",
-            ),
-        ),
-    )
+        (f"{sqrt(k) * rate:g}", "√k: Adam divides by the gradient's size, in which the noise is."),
+        (f"{k * rate:g}", "That is the linear rule, which is argued for SGD."),
+        (f"{rate:g}", "Then each epoch goes less far, with fewer steps of the same length."),
+        (f"{rate / k:.8f}".rstrip("0"), "That is the wrong way: a larger batch has less noise, so it may go further."),
+    )  # fmt: skip
     return last_group, a_long_sequence, what_stays, noise_scale, another_rate

@@ -2,7 +2,7 @@
 
 from course_utils.estimating.exact.activations import activation_bytes, block_bytes, loss_saved, sum_bytes
 from course_utils.estimating.published import korthikanti_block_bytes
-from course_utils.interactive.quiz import Choice, Question
+from course_utils.interactive.quiz import Question, question
 from course_utils.run import TrainingRun
 from course_utils.units import format_bytes, percent
 
@@ -11,71 +11,60 @@ RUN = TrainingRun("gpt2-xl", 8, 1024, "bf16-master", attention="eager")
 
 def questions() -> tuple[Question, ...]:
     """The questions in the order of the lesson."""
-    what_addition_keeps = Question(
+    what_addition_keeps = question(
         "What does the residual addition x + f(x) keep for its own backward?",
-        Choice("nothing", "Its derivative is 1 whatever x is; the gradient is handed on as it is."),
-        (
-            Choice("x", "A product would need its other factor; a sum does not. The norm that reads x keeps it."),
-            Choice("x and f(x)", "Those would be needed if the two were multiplied, as in SwiGLU's gate."),
-            Choice("their sum", "The sum is kept, but by the next norm, which needs its input."),
-        ),
-    )
+        ("nothing", "Its derivative is 1 whatever x is; the gradient is handed on as it is."),
+        ("x", "A product would need its other factor; a sum does not. The norm that reads x keeps it."),
+        ("x and f(x)", "Those would be needed if the two were multiplied, as in SwiGLU's gate."),
+        ("their sum", "The sum is kept, but by the next norm, which needs its input."),
+    )  # fmt: skip
     run = RUN
     total = korthikanti_block_bytes(run)
     s, b, h, a = run.seq_len, run.micro_batch, run.model.hidden, run.model.heads
-    scores_of_a_block = Question(
+    scores_of_a_block = question(
         f"What part of a GPT-2 XL block's activations are attention's s·s tensors, in 16 bits, eager, at s = {s:,}?",
-        Choice(percent(5 * a * s * s * b / total), "5·a·s/h of 34 + 5·a·s/h."),
-        (
-            Choice(percent(2 * a * s * s * b / total), "That counts the softmax's output alone. Its dropout mask and "
-                   "the dropped weights are there too: 2 + 1 + 2 bytes."),
-            Choice(percent(34 * s * b * h / total), "That is the rest: everything but the s·s tensors."),
-            Choice(percent(5 * s / (34 + 5 * s)), "That leaves out the heads and the width: the term is 5·a·s/h."),
-        ),
+        (percent(5 * a * s * s * b / total), "5·a·s/h of 34 + 5·a·s/h."),
+        (percent(2 * a * s * s * b / total), "That counts the softmax's output alone. Its dropout mask and the dropped "
+         "weights are there too: 2 + 1 + 2 bytes."),
+        (percent(34 * s * b * h / total), "That is the rest: everything but the s·s tensors."),
+        (percent(5 * s / (34 + 5 * s)), "That leaves out the heads and the width: the term is 5·a·s/h."),
     )  # fmt: skip
     flash = TrainingRun("gpt2-xl", 8, 512, "bf16-master", attention="flash")
     eager = flash.replace(attention="eager")
-    twice_the_sequence = Question(
+    twice_the_sequence = question(
         "With flash attention you train on sequences of 1,024 tokens instead of 512, with the same micro-batch. By "
         "what factor do a block's activations grow?",
-        Choice(_times(block_bytes(flash.replace(seq_len=1024)) / block_bytes(flash)), "Nothing that the kernel keeps "
-               "has s·s elements: everything grows with the tokens."),
-        (
-            Choice(_times(block_bytes(eager.replace(seq_len=1024)) / block_bytes(eager)), "That is eager attention, "
-                   "part of which grows with the square."),
-            Choice(_times(4.0), "That would be so if all of it had s·s elements."),
-            Choice(_times(1.0), "The kernel hides the s·s tensors, not the tokens."),
-        ),
+        (_times(block_bytes(flash.replace(seq_len=1024)) / block_bytes(flash)), "Nothing that the kernel keeps has s·s "
+         "elements: everything grows with the tokens."),
+        (_times(block_bytes(eager.replace(seq_len=1024)) / block_bytes(eager)), "That is eager attention, part of "
+         "which grows with the square."),
+        (_times(4.0), "That would be so if all of it had s·s elements."),
+        (_times(1.0), "The kernel hides the s·s tensors, not the tokens."),
     )  # fmt: skip
     dry = RUN.replace(dropout=0.0)
     saved = 1 - block_bytes(dry) / block_bytes(RUN)
     scores = RUN.model.heads * RUN.seq_len * RUN.seq_len * RUN.micro_batch
     masks = (scores + 2 * RUN.seq_len * RUN.micro_batch * RUN.model.hidden) / block_bytes(RUN)
-    without_dropout = Question(
+    without_dropout = question(
         "You set dropout to 0 in that block, attention still written out. What part of its activations goes?",
-        Choice(percent(saved), "Three masks of one byte an element, and the dropped copy of the attention weights: "
-               "without dropout the product reads the softmax's own output."),
-        (
-            Choice(percent(masks), "Those are the masks. One more tensor goes: the weights after dropout."),
-            Choice(percent(masks / 2), "That counts half a byte an element; a mask is stored as bytes."),
-            Choice(percent(2 * masks), "That counts two bytes an element; a mask is no number of the compute type."),
-        ),
+        (percent(saved), "Three masks of one byte an element, and the dropped copy of the attention weights: without "
+         "dropout the product reads the softmax's own output."),
+        (percent(masks), "Those are the masks. One more tensor goes: the weights after dropout."),
+        (percent(masks / 2), "That counts half a byte an element; a mask is stored as bytes."),
+        (percent(2 * masks), "That counts two bytes an element; a mask is no number of the compute type."),
     )  # fmt: skip
     run = TrainingRun("llama3.2-1b", 4, 2048, "amp-bf16")
     kept, inside = sum_bytes(loss_saved(run)), activation_bytes(run)
     V, tokens = run.model.vocab, run.micro_batch * run.seq_len
-    share_of_the_loss = Question(
+    share_of_the_loss = question(
         f"Llama-3.2 1B, autocast, {run.micro_batch} sequences of {run.seq_len:,} tokens: how many bytes does the loss "
-        f"alone keep until backward?",
-        Choice(format_bytes(kept, "GB", 2), "Log-softmax in 16 bits, 2·V bytes a token, and the fp32 copy of it that "
-               "autocast makes for the loss, 4·V."),
-        (
-            Choice(format_bytes(2 * tokens * V, "GB", 2), "That is the log-softmax in 16 bits; autocast adds a copy in "
-                   "fp32."),
-            Choice(format_bytes(8 * tokens * V, "GB", 2), "That counts the logits as well: they are let go when the "
-                   "loss is computed."),
-            Choice(format_bytes(inside, "GB", 2), "That is what all blocks keep together before the loss."),
-        ),
+        "alone keep until backward?",
+        (format_bytes(kept, "GB", 2), "Log-softmax in 16 bits, 2·V bytes a token, and the fp32 copy of it that "
+         "autocast makes for the loss, 4·V."),
+        (format_bytes(2 * tokens * V, "GB", 2), "That is the log-softmax in 16 bits; autocast adds a copy in fp32."),
+        (format_bytes(8 * tokens * V, "GB", 2), "That counts the logits as well: they are let go when the loss is "
+         "computed."),
+        (format_bytes(inside, "GB", 2), "That is what all blocks keep together before the loss."),
     )  # fmt: skip
     return what_addition_keeps, scores_of_a_block, twice_the_sequence, without_dropout, share_of_the_loss
 

@@ -6,7 +6,7 @@ from course_utils.estimating import moments
 from course_utils.estimating.exact.update import optimizer_step
 from course_utils.estimating.published import zero_state_bytes
 from course_utils.estimating.states import gradient_bytes, optimizer_state_bytes, parameter_bytes
-from course_utils.interactive.quiz import Choice, Question, gb
+from course_utils.interactive.quiz import Question, gb, question
 from course_utils.models import PRESETS
 from course_utils.run import TrainingRun
 
@@ -15,50 +15,34 @@ MODEL = "gpt2-medium"
 
 def questions() -> tuple[Question, ...]:
     """The questions in the order of the lesson."""
-    return two_states(), first_update(), half_of_adam(), foreach(), upcast_at_once()
-
-
-def two_states() -> Question:
-    """Two numbers a parameter (Kingma and Ba 2015, algorithm 1)."""
+    # Two numbers a parameter (Kingma and Ba 2015, algorithm 1).
     run = _fp32("adamw")
     states, weights, gradients = optimizer_state_bytes(run), parameter_bytes(run), gradient_bytes(run)
-    return Question(
+    two_states = question(
         f"GPT-2 medium has {run.model.parameters:,} parameters. You train it in plain fp32 with Adam. How much memory "
         "is Adam's own, from one step to the next?",
-        Choice(gb(states), "Two fp32 numbers a parameter: the running mean of the gradient, and that of its square."),
-        (
-            Choice(gb(states // 2), "That is one number a parameter, as momentum keeps it. Adam divides by a second "
-                   "one."),
-            Choice(gb(states + weights), "That counts the weights too. They would be there with any optimizer."),
-            Choice(gb(states + weights + gradients), "That is the whole bill: weights, gradients and states. Only the "
-                   "last of them are Adam's."),
-            Choice("nothing", "That is true of plain gradient descent. Adam remembers past gradients, and what is "
-                   "freed cannot be remembered."),
-        ),
+        (gb(states), "Two fp32 numbers a parameter: the running mean of the gradient, and that of its square."),
+        (gb(states // 2), "That is one number a parameter, as momentum keeps it. Adam divides by a second one."),
+        (gb(states + weights), "That counts the weights too. They would be there with any optimizer."),
+        (gb(states + weights + gradients), "That is the whole bill: weights, gradients and states. Only the last of "
+         "them are Adam's."),
+        ("nothing", "That is true of plain gradient descent. Adam remembers past gradients, and what is freed cannot "
+         "be remembered."),
     )  # fmt: skip
-
-
-def first_update() -> Question:
-    """Without bias correction the first update is too long, not too short (Kingma and Ba 2015, section 3)."""
+    # Without bias correction the first update is too long, not too short (Kingma and Ba 2015, section 3).
     beta1, beta2 = 0.9, 0.999
     mean, square = 1 - beta1, 1 - beta2  # after one step from zero, in units of g and of g²
-    return Question(
+    first_update = question(
         f"Adam with β1 = {beta1}, β2 = {beta2} and learning rate η, but without bias correction. Both states start at "
         "zero. How long is the very first update of a weight, whatever its gradient (ε is negligible)?",
-        Choice(_eta(mean / sqrt(square)), "m is (1 − β1)·g and v is (1 − β2)·g². Both are too small, but the root of v "
-               "is much more so, and the update is too long. Bias correction makes it η."),
-        (
-            Choice(_eta(1), "That is what bias correction achieves. Left out, m and v are still close to the zero from "
-                   "which they started."),
-            Choice(_eta(mean), "That is m's start alone. The root of v, by which it is divided, is too small as well."),
-            Choice(_eta(mean / square), "That divides m by v. Adam divides by the root of v."),
-            Choice(_eta(sqrt(square) / mean), "Turned round: m is divided by the root of v, not the reverse."),
-        ),
+        (_eta(mean / sqrt(square)), "m is (1 − β1)·g and v is (1 − β2)·g². Both are too small, but the root of v is "
+         "much more so, and the update is too long. Bias correction makes it η."),
+        (_eta(1), "That is what bias correction achieves. Left out, m and v are still close to the zero from which "
+         "they started."),
+        (_eta(mean), "That is m's start alone. The root of v, by which it is divided, is too small as well."),
+        (_eta(mean / square), "That divides m by v. Adam divides by the root of v."),
+        (_eta(sqrt(square) / mean), "Turned round: m is divided by the root of v, not the reverse."),
     )  # fmt: skip
-
-
-def half_of_adam() -> Question:
-    """The states of Adam's relatives beside its own."""
     whys = {
         "lion": ("Lion", "It keeps a momentum and takes only the sign of it: one number a parameter."),
         "sgd": ("SGD without momentum", "It keeps nothing at all from step to step."),
@@ -68,58 +52,42 @@ def half_of_adam() -> Question:
     adam = optimizer_state_bytes(_fp32("adamw"))
     part = {name: optimizer_state_bytes(_fp32(name)) / adam for name in whys}
     right = min(whys, key=lambda name: abs(part[name] - 1 / 2))
-    choices = {name: Choice(*words) for name, words in whys.items()}
-    return Question(
+    half_of_adam = question(
         "You want optimizer states half as large as Adam's, for fp32 weights. Which optimizer comes closest to half?",
-        choices.pop(right),
-        tuple(choices.values()),
+        whys.pop(right),
+        *whys.values(),
     )
-
-
-def foreach() -> Question:
-    """What the step makes and frees: one tensor a parameter, two tensors, or none."""
     run = _fp32("adamw-foreach")
     made = optimizer_step(run)["temporaries"]
     one_by_one = optimizer_step(_fp32("adamw-loop"))["temporaries"]
-    return Question(
+    foreach = question(
         f"GPT-2 medium again, {run.model.parameters:,} parameters in fp32. torch's AdamW with `foreach=True` updates "
         "all tensors together. How much memory does its step need for a moment, on top of weights, gradients and "
         "states?",
-        Choice(gb(made), "One more number a parameter: Adam's denominator, of all tensors at once, 4 bytes each."),
-        (
-            Choice(gb(one_by_one), "That is the for-loop, which has the denominator of one tensor at a time: twice "
-                   "the largest tensor. foreach treats all tensors at once."),
-            Choice("nothing", "That is `fused=True`, where one kernel does it all without writing anything in "
-                   "between."),
-            Choice(gb(optimizer_state_bytes(run)), "Those are the states. They are not of the moment, they stay."),
-            Choice(gb(made // 2), "Two bytes a parameter, as if the step computed in 16-bit. Here everything is "
-                   "fp32."),
-        ),
+        (gb(made), "One more number a parameter: Adam's denominator, of all tensors at once, 4 bytes each."),
+        (gb(one_by_one), "That is the for-loop, which has the denominator of one tensor at a time: twice the largest "
+         "tensor. foreach treats all tensors at once."),
+        ("nothing", "That is `fused=True`, where one kernel does it all without writing anything in between."),
+        (gb(optimizer_state_bytes(run)), "Those are the states. They are not of the moment, they stay."),
+        (gb(made // 2), "Two bytes a parameter, as if the step computed in 16-bit. Here everything is fp32."),
     )  # fmt: skip
-
-
-def upcast_at_once() -> Question:
-    """Sixteen bytes a parameter that peak at more."""
     run = TrainingRun(MODEL, precision="bf16-master", optimizer="adamw-foreach")
     N = run.model.parameters
     peak = round(moments(run)["optimizer step"].total / N)
     kept = round(sum(zero_state_bytes(N).values()) / N)
-    return Question(
+    upcast_at_once = question(
         "Mixed precision with master weights: 16-bit weights and gradients, and in fp32 master weights and two "
         "moments. Before the step all gradients are upcast to fp32 at once, the 16-bit ones are freed, then AdamW "
         "steps with `foreach=True`. How many bytes a parameter are alive at the fullest moment of the step?",
-        Choice(_bytes(peak), "16-bit weights and twelve bytes of the optimizer's stay. The fp32 gradients add 4, and "
-               "what foreach makes on the way adds 4 again."),
-        (
-            Choice(_bytes(kept), "That is the sum at rest, the one that everybody quotes. During this step the "
-                   "gradients take more than 2 bytes, and the update needs room as well."),
-            Choice(_bytes(peak - 4), "You have the gradients in fp32. What does foreach itself make, one for each "
-                   "parameter?"),
-            Choice(_bytes(peak + 2), "That still counts the 16-bit gradients, which were freed when their fp32 copies "
-                   "stood."),
-            Choice(_bytes(peak + 4), "That counts the fp32 gradients twice, or a second tensor of the update's own."),
-        ),
+        (_bytes(peak), "16-bit weights and twelve bytes of the optimizer's stay. The fp32 gradients add 4, and what "
+         "foreach makes on the way adds 4 again."),
+        (_bytes(kept), "That is the sum at rest, the one that everybody quotes. During this step the gradients take "
+         "more than 2 bytes, and the update needs room as well."),
+        (_bytes(peak - 4), "You have the gradients in fp32. What does foreach itself make, one for each parameter?"),
+        (_bytes(peak + 2), "That still counts the 16-bit gradients, which were freed when their fp32 copies stood."),
+        (_bytes(peak + 4), "That counts the fp32 gradients twice, or a second tensor of the update's own."),
     )  # fmt: skip
+    return two_states, first_update, half_of_adam, foreach, upcast_at_once
 
 
 def _fp32(optimizer: str) -> TrainingRun:

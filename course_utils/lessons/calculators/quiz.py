@@ -1,6 +1,6 @@
 """Lesson 13, who is right: formulas outside their range, parts that are never there at once, units, lucky totals."""
 
-from course_utils.interactive.quiz import Choice, Question
+from course_utils.interactive.quiz import Question, question
 from course_utils.run import TrainingRun
 from course_utils.units import GB, GiB, format_bytes
 
@@ -12,89 +12,55 @@ XL = TrainingRun("gpt2-xl", 32, 1024)
 
 def questions() -> tuple[Question, ...]:
     """The questions in the order of the lesson."""
-    return not_there(), at_once(), unit(), by_chance(), copies()
-
-
-def not_there() -> Question:
-    """5·a·s² a block for a flash kernel."""
     a, s, L = LLAMA.model.heads, LLAMA.seq_len, LLAMA.model.layers
     scores = a * s * s
-    return Question(
+    not_there = question(
         f"A formula for GPTs adds 5·a·s² bytes a block. Llama 3.1 8B has a = {a} and L = {L}; with one sequence of "
         f"{s:,} tokens and flash attention, how much of the answer is not there?",
-        Choice(format_bytes(5 * scores * L, "GB", 1), "All of that term: a flash kernel writes no s×s matrix."),
-        (
-            Choice(format_bytes(5 * scores, "GB", 1), "That is one block's. The model has more of them."),
-            Choice(format_bytes(3 * scores * L, "GB", 1), "That lets the scores of an attention without dropout stand. "
-                   "A flash kernel keeps none."),
-            Choice(format_bytes(0, "GB", 1), "That would be so if the kernel wrote its matrix of scores to memory."),
-        ),
+        (format_bytes(5 * scores * L, "GB", 1), "All of that term: a flash kernel writes no s×s matrix."),
+        (format_bytes(5 * scores, "GB", 1), "That is one block's. The model has more of them."),
+        (format_bytes(3 * scores * L, "GB", 1), "That lets the scores of an attention without dropout stand. A flash "
+         "kernel keeps none."),
+        (format_bytes(0, "GB", 1), "That would be so if the kernel wrote its matrix of scores to memory."),
     )  # fmt: skip
-
-
-def at_once() -> Question:
-    """Gradients are not there when the loss goes backward."""
     N = LLAMA.model.parameters
-    return Question(
+    at_once = question(
         "The same model under autocast. Its step peaks where the loss goes backward. How much do weights, gradients "
         "and Adam's moments take there?",
-        Choice(format_bytes(12 * N, "GB", 1), "4 + 8 bytes a parameter: backward has made no gradients yet."),
-        (
-            Choice(format_bytes(16 * N, "GB", 1), "That adds up what is never there at once: which of the three comes "
-                   "later?"),
-            Choice(format_bytes(18 * N, "GB", 1), "That is the recipe with 16-bit weights, master weights and fp32 "
-                   "gradients."),
-            Choice(format_bytes(8 * N, "GB", 1), "Those are the moments alone. The weights are there, too."),
-        ),
+        (format_bytes(12 * N, "GB", 1), "4 + 8 bytes a parameter: backward has made no gradients yet."),
+        (format_bytes(16 * N, "GB", 1), "That adds up what is never there at once: which of the three comes later?"),
+        (format_bytes(18 * N, "GB", 1), "That is the recipe with 16-bit weights, master weights and fp32 gradients."),
+        (format_bytes(8 * N, "GB", 1), "Those are the moments alone. The weights are there, too."),
     )  # fmt: skip
-
-
-def unit() -> Question:
-    """80 GiB in GB."""
     size = 80 * GiB
-    return Question(
+    unit = question(
         "A card's “80 GB” are 80 GiB. How many GB is that?",
-        Choice(format_bytes(size, "GB", 1), "2³⁰ / 10⁹ for each of them."),
-        (
-            Choice(format_bytes(80 * GB, "GB", 1), "That takes the letter i for decoration."),
-            Choice(f"{80 * GB / GiB:.1f} GB", "You went the other way: a GiB is the larger of the two."),
-            Choice(f"{80 * 1.024:.1f} GB", "1.024 is the factor between KiB and KB. It grows with the prefix."),
-        ),
-    )
-
-
-def by_chance() -> Question:
-    """Errors of parts cancel for one batch and not for the next."""
+        (format_bytes(size, "GB", 1), "2³⁰ / 10⁹ for each of them."),
+        (format_bytes(80 * GB, "GB", 1), "That takes the letter i for decoration."),
+        (f"{80 * GB / GiB:.1f} GB", "You went the other way: a GiB is the larger of the two."),
+        (f"{80 * 1.024:.1f} GB", "1.024 is the factor between KiB and KB. It grows with the prefix."),
+    )  # fmt: skip
     states, blocks, loss = 6, 5, -10
-    return Question(
+    by_chance = question(
         f"A calculator is {states:+d} GB off in the states, {blocks:+d} GB in the blocks, −{-loss} GB in the loss: "
         f"{states + blocks + loss:+d} GB in all. How far is it off with twice the batch?",
-        Choice(_signed(states + 2 * (blocks + loss)), "Activations and loss double, and so do their errors; the states "
-               "stay."),
-        (
-            Choice(_signed(states + blocks + loss), "That would be so if no part grew with the batch."),
-            Choice(_signed(2 * (states + blocks + loss)), "That doubles the states' error, too, and they do not see "
-                   "the batch."),
-            Choice(_signed(states + blocks + 2 * loss), "The blocks grow with the batch as well as the loss."),
-        ),
+        (_signed(states + 2 * (blocks + loss)), "Activations and loss double, and so do their errors; the states "
+         "stay."),
+        (_signed(states + blocks + loss), "That would be so if no part grew with the batch."),
+        (_signed(2 * (states + blocks + loss)), "That doubles the states' error, too, and they do not see the batch."),
+        (_signed(states + blocks + 2 * loss), "The blocks grow with the batch as well as the loss."),
     )  # fmt: skip
+    kept = autocast_formula(XL)[COPIES]
+    copies = question(
+        "None of the nine calculators has autocast's weight copies. How much are they for GPT-2 XL?",
+        (format_bytes(kept, "GB", 1), "Two bytes for each number in a matrix, the tied head's included."),
+        (format_bytes(0, "GB", 1), "That would be so if matrices were converted in place: but the fp32 ones stay."),
+        (format_bytes(2 * kept, "GB", 1), "Those would be fp32 copies. What do the products read?"),
+        (format_bytes(kept // XL.model.layers, "GB", 2), "That is one block's share. Copies are kept until the region "
+         "ends."),
+    )  # fmt: skip
+    return not_there, at_once, unit, by_chance, copies
 
 
 def _signed(amount: int) -> str:
     return f"{'+' if amount > 0 else '−'}{abs(amount)} GB"
-
-
-def copies() -> Question:
-    """Autocast keeps a 16-bit copy of each matrix."""
-    kept = autocast_formula(XL)[COPIES]
-    return Question(
-        "None of the nine calculators has autocast's weight copies. How much are they for GPT-2 XL?",
-        Choice(format_bytes(kept, "GB", 1), "Two bytes for each number in a matrix, the tied head's included."),
-        (
-            Choice(format_bytes(0, "GB", 1), "That would be so if matrices were converted in place: but the fp32 ones "
-                   "stay."),
-            Choice(format_bytes(2 * kept, "GB", 1), "Those would be fp32 copies. What do the products read?"),
-            Choice(format_bytes(kept // XL.model.layers, "GB", 2), "That is one block's share. Copies are kept until "
-                   "the region ends."),
-        ),
-    )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from course_utils.estimating import estimate
 from course_utils.estimating.states import frozen_matrix_bytes, trainable
-from course_utils.interactive.quiz import Choice, Question
+from course_utils.interactive.quiz import Question, question
 from course_utils.models import PRESETS
 from course_utils.run import TrainingRun
 from course_utils.units import format_bytes, percent
@@ -13,70 +13,58 @@ RUN = TrainingRun("gpt2", 4, 512, lora_rank=8, lora_targets=("attention", "mlp")
 def questions() -> tuple[Question, ...]:
     """The questions in the order of the lesson."""
     n_out, n_in, r = 11008, 4096, 16
-    numbers_that_learn = Question(
+    numbers_that_learn = question(
         f"A matrix of {n_out:,} × {n_in:,}, LoRA of rank {r}: how many numbers learn?",
-        Choice(f"{r * (n_out + n_in):,}", "Each factor has r lines, one as long as the input, one as the output."),
-        (
-            Choice(f"{r * n_in:,}", "That is one of the two factors."),
-            Choice(f"{r * r:,}", "That is r × r, the size of A·B. The factors meet in W's shape: B·A."),
-            Choice(f"{n_out * n_in // r:,}", "That divides W by r. More rank means more numbers, not fewer."),
-        ),
-    )
+        (f"{r * (n_out + n_in):,}", "Each factor has r lines, one as long as the input, one as the output."),
+        (f"{r * n_in:,}", "That is one of the two factors."),
+        (f"{r * r:,}", "That is r × r, the size of A·B. The factors meet in W's shape: B·A."),
+        (f"{n_out * n_in // r:,}", "That divides W by r. More rank means more numbers, not fewer."),
+    )  # fmt: skip
     full = estimate(RUN.replace(lora_rank=0, lora_targets=()))["activations"]
     everywhere = estimate(RUN)["activations"]
     attention = estimate(RUN.replace(lora_targets=("attention",)))["activations"]
     learning = trainable(RUN.model, RUN.lora_rank, RUN.lora_targets).parameters / RUN.model.parameters
     weights, gradients, moments = 4, 4, 8
-    activations = Question(
+    activations = question(
         "GPT-2 with LoRA of rank 8 on all matrices of the blocks. By how much do the activations that forward keeps "
         "shrink, compared with training every weight?",
-        Choice(percent(1 - everywhere / full), "The factor A learns from the very input that W would learn from."),
-        (
-            Choice(percent(1 - learning), "That is the part of the parameters that no longer learns: it holds for "
-                   "gradients and states."),
-            Choice(percent(1 - attention / full), "That is LoRA on attention alone, which spares the MLP's inputs."),
-            Choice(percent((gradients + moments) / (weights + gradients + moments)), "That is what gradients and "
-                   "moments are of fp32 Adam's 16 bytes. Activations are not among those."),
-        ),
+        (percent(1 - everywhere / full), "The factor A learns from the very input that W would learn from."),
+        (percent(1 - learning), "That is the part of the parameters that no longer learns: it holds for gradients and "
+         "states."),
+        (percent(1 - attention / full), "That is LoRA on attention alone, which spares the MLP's inputs."),
+        (percent((gradients + moments) / (weights + gradients + moments)), "That is what gradients and moments are of "
+         "fp32 Adam's 16 bytes. Activations are not among those."),
     )  # fmt: skip
     few, many = 4, 8
     before, after = (2 ** (bits - 1) - 1 for bits in (few, many))
-    one_more_bit = Question(
+    one_more_bit = question(
         f"From {few} bits to {many}, rounding by absmax with as many scales: by what factor does the error shrink?",
-        Choice(f"{after / before:.0f}", f"The largest code goes from {before} to {after}, and the step shrinks with "
-               f"it."),
-        (
-            Choice(f"{many // few}", "That is the ratio of the bits. Each single bit doubles the number of codes."),
-            Choice(f"{many - few}", "That is the number of bits added."),
-            Choice(f"{(after / before) ** 2:.0f}", "That is by how much the *square* of the error shrinks."),
-        ),
+        (f"{after / before:.0f}", f"The largest code goes from {before} to {after}, and the step shrinks with it."),
+        (f"{many // few}", "That is the ratio of the bits. Each single bit doubles the number of codes."),
+        (f"{many - few}", "That is the number of bits added."),
+        (f"{(after / before) ** 2:.0f}", "That is by how much the *square* of the error shrinks."),
     )  # fmt: skip
     shape = (14336, 4096)
     stored, elements = frozen_matrix_bytes(shape, 4), shape[0] * shape[1]
-    four_bits = Question(
+    four_bits = question(
         f"A matrix of {shape[0]:,} × {shape[1]:,} in NF4, an fp32 scale for each 64 numbers: how much memory?",
-        Choice(format_bytes(stored, "MB", 1), "Half a byte a number, and 4 bytes for 64 of them."),
-        (
-            Choice(format_bytes(elements // 2, "MB", 1), "Those are the codes. What maps them back to weights?"),
-            Choice(format_bytes(4 * elements, "MB", 1), "That takes four bits for four bytes."),
-            Choice(format_bytes(2 * elements, "MB", 1), "That is the matrix in 16 bits, as it is for a moment while it "
-                   "is used."),
-        ),
+        (format_bytes(stored, "MB", 1), "Half a byte a number, and 4 bytes for 64 of them."),
+        (format_bytes(elements // 2, "MB", 1), "Those are the codes. What maps them back to weights?"),
+        (format_bytes(4 * elements, "MB", 1), "That takes four bits for four bytes."),
+        (format_bytes(2 * elements, "MB", 1), "That is the matrix in 16 bits, as it is for a moment while it is used."),
     )  # fmt: skip
     run = TrainingRun("llama3-8b", 1, 1024, "bf16", recompute="full", lora_rank=16, lora_targets=("attention", "mlp"),
                       frozen_bits=4)  # fmt: skip
     N = PRESETS["llama3-8b"].parameters
-    the_account = Question(
+    the_account = question(
         "Llama-3 8B, QLoRA of rank 16 on all matrices, one sequence of 1,024 tokens, full recomputation. Which is "
         "nearest to the peak?",
-        Choice(format_bytes(estimate(run).total, "GB", 1), "Blocks in 4.5 bits, embedding and head in 16, little that "
-               "learns, and the loss over a large vocabulary."),
-        (
-            Choice(format_bytes(N // 2, "GB", 1), "Half a byte for every parameter: but embedding and head stay in 16 "
-                   "bits, and a step has more than weights."),
-            Choice(format_bytes(estimate(run.replace(frozen_bits=16)).total, "GB", 1), "That is LoRA with the weights "
-                   "in 16 bits."),
-            Choice(format_bytes(16 * N, "GB", 1), "That is full training's states."),
-        ),
+        (format_bytes(estimate(run).total, "GB", 1), "Blocks in 4.5 bits, embedding and head in 16, little that "
+         "learns, and the loss over a large vocabulary."),
+        (format_bytes(N // 2, "GB", 1), "Half a byte for every parameter: but embedding and head stay in 16 bits, and "
+         "a step has more than weights."),
+        (format_bytes(estimate(run.replace(frozen_bits=16)).total, "GB", 1), "That is LoRA with the weights in 16 "
+         "bits."),
+        (format_bytes(16 * N, "GB", 1), "That is full training's states."),
     )  # fmt: skip
     return numbers_that_learn, activations, one_more_bit, four_bits, the_account

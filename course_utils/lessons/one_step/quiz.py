@@ -3,7 +3,7 @@
 from course_utils.estimating import moments
 from course_utils.estimating.exact.activations import block_saved
 from course_utils.estimating.published import zero_state_bytes
-from course_utils.interactive.quiz import Choice, Question, gb
+from course_utils.interactive.quiz import Question, gb, question
 from course_utils.models import PRESETS
 from course_utils.run import TrainingRun
 from course_utils.units import UNITS, format_bytes
@@ -11,103 +11,71 @@ from course_utils.units import UNITS, format_bytes
 
 def questions() -> tuple[Question, ...]:
     """The questions in the order of the lesson."""
-    return states(), after_a_step(), kept_by_gelu(), never_at_once(), what_micro_batches_shrink()
-
-
-def states() -> Question:
-    """Sixteen bytes a parameter (Rajbhandari et al. 2020, section 3.1)."""
+    # Sixteen bytes a parameter (Rajbhandari et al. 2020, section 3.1).
     N = PRESETS["gpt2-large"].parameters
     parts = zero_state_bytes(N)
     total, optimizer = sum(parts.values()), sum(size for name, size in parts.items() if "fp32" in name)
-    return Question(
+    states = question(
         f"GPT-2 large has {N:,} parameters. You train it with mixed-precision Adam as the ZeRO paper counts it: "
         "weights and gradients in 16-bit, an optimizer that computes in fp32. How much do weights, gradients and "
         "optimizer states take together?",
-        Choice(gb(total), "Weights and gradients take 2 bytes a parameter each, and the optimizer's three fp32 "
-               "numbers take 4 each: master weights, momentum, variance."),
-        (
-            Choice(gb(optimizer), "That is the optimizer's share alone. Forward reads weights, and backward writes "
-                   "gradients, that are not the optimizer's."),
-            Choice(gb(total - optimizer), "Those are weights and gradients. What does Adam remember from one step to "
-                   "the next?"),
-            Choice(gb(2 * len(parts) * N), "The right five tensors, but all of them in 16-bit. Small updates added to "
-                   "16-bit numbers are lost, so the optimizer keeps its own in fp32."),
-            Choice(f"{total / UNITS['GiB']:.1f} GB", "The right bytes, divided by 2³⁰: that gives GiB, not GB."),
-        ),
+        (gb(total), "Weights and gradients take 2 bytes a parameter each, and the optimizer's three fp32 numbers take "
+         "4 each: master weights, momentum, variance."),
+        (gb(optimizer), "That is the optimizer's share alone. Forward reads weights, and backward writes gradients, "
+         "that are not the optimizer's."),
+        (gb(total - optimizer), "Those are weights and gradients. What does Adam remember from one step to the next?"),
+        (gb(2 * len(parts) * N), "The right five tensors, but all of them in 16-bit. Small updates added to 16-bit "
+         "numbers are lost, so the optimizer keeps its own in fp32."),
+        (f"{total / UNITS['GiB']:.1f} GB", "The right bytes, divided by 2³⁰: that gives GiB, not GB."),
     )  # fmt: skip
-
-
-def after_a_step() -> Question:
-    """Parameters and optimizer states stay, gradients and activations go."""
     run = TrainingRun("tinyllama-1.1b", micro_batch=2, seq_len=1024)
     by_name = moments(run)
     left, full = by_name["end of step"], by_name["optimizer step"]
     peak = max(by_name.values(), key=lambda moment: moment.total)
-    return Question(
+    after_a_step = question(
         f"TinyLlama, {run.model.parameters:,} parameters, trained under autocast with AdamW: weights, gradients and "
         "both of Adam's states are in fp32. A step has just ended with `optimizer.zero_grad()`. How much is allocated "
         "now?",
-        Choice(gb(left.total), "Weights and Adam's two states: 4 + 8 bytes a parameter. They stay for the whole "
-               "training."),
-        (
-            Choice(gb(left["parameters"]), "Those are the weights alone. Adam's states arrive in step 1 and never "
-                   "leave."),
-            Choice(gb(sum(full[kind] for kind in ("parameters", "gradients", "optimizer_states"))), "That counts the "
-                   "gradients. `zero_grad` sets them to `None`, which frees them."),
-            Choice(gb(peak.total), "That is the peak. Activations were freed in backward, from the last layer to the "
-                   "first; nothing of them is left when the step is over."),
-        ),
+        (gb(left.total), "Weights and Adam's two states: 4 + 8 bytes a parameter. They stay for the whole training."),
+        (gb(left["parameters"]), "Those are the weights alone. Adam's states arrive in step 1 and never leave."),
+        (gb(sum(full[kind] for kind in ("parameters", "gradients", "optimizer_states"))), "That counts the gradients. "
+         "`zero_grad` sets them to `None`, which frees them."),
+        (gb(peak.total), "That is the peak. Activations were freed in backward, from the last layer to the first; "
+         "nothing of them is left when the step is over."),
     )  # fmt: skip
-
-
-def kept_by_gelu() -> Question:
-    """An activation is what some backward will ask for."""
     run = TrainingRun("gpt2-large", micro_batch=1, seq_len=1024, precision="bf16-master")
     (kept,) = (item.size for item in block_saved(run) if item.operation == "gelu")
     h, wide = run.model.hidden, run.model.ffn
-    return Question(
+    kept_by_gelu = question(
         f"In GPT-2 large's MLP a matrix widens each token's vector from {h:,} to {wide:,} numbers, then comes GELU, "
         f"then a matrix back to {h:,}. One sequence of {run.seq_len:,} tokens, everything in bf16. How much does GELU "
         "itself keep for backward?",
-        Choice(_mb(kept), "Its input, 2 bytes for each of s · 4h numbers: how steep GELU is depends on where it was."),
-        (
-            Choice("nothing", "An addition keeps nothing, because its slope is the same everywhere. GELU's is not."),
-            Choice(_mb(kept * h // wide), "That is a tensor of width h. GELU stands between the two matrices, where "
-                   "vectors are at their widest."),
-            Choice(_mb(2 * kept), "That is its input and its output. The output is kept too, but by the next matrix, "
-                   "whose input it is; GELU's own backward does not ask for it."),
-            Choice(_mb(kept // 2), "One byte an element is what dropout's mask takes. GELU's slope needs the number "
-                   "itself."),
-        ),
+        (_mb(kept), "Its input, 2 bytes for each of s · 4h numbers: how steep GELU is depends on where it was."),
+        ("nothing", "An addition keeps nothing, because its slope is the same everywhere. GELU's is not."),
+        (_mb(kept * h // wide), "That is a tensor of width h. GELU stands between the two matrices, where vectors are "
+         "at their widest."),
+        (_mb(2 * kept), "That is its input and its output. The output is kept too, but by the next matrix, whose input "
+         "it is; GELU's own backward does not ask for it."),
+        (_mb(kept // 2), "One byte an element is what dropout's mask takes. GELU's slope needs the number itself."),
     )  # fmt: skip
-
-
-def never_at_once() -> Question:
-    """A peak is the largest sum of what is alive together."""
     run = TrainingRun("gpt2-large", micro_batch=8, seq_len=1024, precision="bf16-master")
     by_name = moments(run)
     stays = _tenths(by_name["end of step"].total)
     activations = _tenths(by_name["end of forward"]["activations"])
     gradients = _tenths(max(moment["gradients"] for moment in by_name.values()))
-    return Question(
+    never_at_once = question(
         f"A step of GPT-2 large keeps {gb(stays)} all the time. At the end of forward there are {gb(activations)} of "
-        f"activations besides, and no gradients. At the end of backward there are {gb(gradients)} of gradients, and "
-        "no activations. How much must the card have for these two moments?",
-        Choice(gb(stays + max(activations, gradients)), "The larger of two sums: what stays, and the larger of two "
-               "that take turns."),
-        (
-            Choice(gb(stays + activations + gradients), "That adds up things that are never alive together. It is the "
-                   "slides' mistake."),
-            Choice(gb(stays + min(activations, gradients)), "That is the lower one of the two moments. The card has "
-                   "to survive both."),
-            Choice(gb(max(activations, gradients)), "What stays is there at both moments: it comes on top."),
-            Choice(gb(activations + gradients), "These two never meet, and what stays is missing."),
-        ),
+        f"activations besides, and no gradients. At the end of backward there are {gb(gradients)} of gradients, and no "
+        "activations. How much must the card have for these two moments?",
+        (gb(stays + max(activations, gradients)), "The larger of two sums: what stays, and the larger of two that take "
+         "turns."),
+        (gb(stays + activations + gradients), "That adds up things that are never alive together. It is the slides' "
+         "mistake."),
+        (gb(stays + min(activations, gradients)), "That is the lower one of the two moments. The card has to survive "
+         "both."),
+        (gb(max(activations, gradients)), "What stays is there at both moments: it comes on top."),
+        (gb(activations + gradients), "These two never meet, and what stays is missing."),
     )  # fmt: skip
-
-
-def what_micro_batches_shrink() -> Question:
-    """Only what depends on the number of tokens gets smaller."""
     whole = TrainingRun("gpt2-large", micro_batch=16, seq_len=1024)
     cut = whole.replace(micro_batch=4, accumulation_steps=4)
     whys = {
@@ -120,14 +88,15 @@ def what_micro_batches_shrink() -> Question:
     }
     shrunk = {kind: _fullest(cut, kind) / _fullest(whole, kind) for kind in whys}
     right = min(whys, key=lambda kind: abs(shrunk[kind] - cut.micro_batch / whole.micro_batch))
-    choices = {kind: Choice(kind.replace("_", " "), why) for kind, why in whys.items()}
-    return Question(
+    choices = {kind: (kind.replace("_", " "), why) for kind, why in whys.items()}
+    what_micro_batches_shrink = question(
         f"{whole.micro_batch} sequences do not fit your card. So you take them as {cut.accumulation_steps} "
         f"micro-batches of {cut.micro_batch}, add up their gradients, and step once. Which kind of memory, at its "
         "fullest, falls to a quarter?",
         choices.pop(right),
-        tuple(choices.values()),
+        *choices.values(),
     )
+    return states, after_a_step, kept_by_gelu, never_at_once, what_micro_batches_shrink
 
 
 def _fullest(run: TrainingRun, kind: str) -> int:

@@ -2,103 +2,72 @@
 
 from math import prod
 
-from course_utils.interactive.quiz import Choice, Question
+from course_utils.interactive.quiz import Question, question
 from course_utils.models import PRESETS, block_shapes, mlp_shapes
 from course_utils.units import format_bytes, percent
 
 
 def questions() -> tuple[Question, ...]:
     """The questions in the order of the lesson."""
-    return one_block(), tied_head(), twice_as_wide(), grouped_queries(), states_of_experts()
-
-
-def one_block() -> Question:
-    """Two thirds of a GPT block are its MLP."""
     model = PRESETS["gpt2-xl"]
     block = sum(map(prod, block_shapes(model).values()))
     mlp = sum(map(prod, mlp_shapes(model).values()))
-    return Question(
+    one_block = question(
         "What part of the parameters of one GPT-2 block is in its MLP?",
-        Choice(percent(mlp / block), "Attention has four matrices of h·h, the MLP two of 4h·h: 8h² of 12h²."),
-        (
-            Choice(percent(1 - mlp / block), "That is attention's part: queries, keys, values and the output, 4h²."),
-            Choice(percent(4 / 8), "That counts one of the MLP's two matrices beside attention's four."),
-            Choice(percent(8 / 11), "That leaves out the matrix behind attention."),
-        ),
-    )
-
-
-def tied_head() -> Question:
-    """A tied head is one tensor under two names."""
+        (percent(mlp / block), "Attention has four matrices of h·h, the MLP two of 4h·h: 8h² of 12h²."),
+        (percent(1 - mlp / block), "That is attention's part: queries, keys, values and the output, 4h²."),
+        (percent(4 / 8), "That counts one of the MLP's two matrices beside attention's four."),
+        (percent(8 / 11), "That leaves out the matrix behind attention."),
+    )  # fmt: skip
     model = PRESETS["gpt2"]
     words, N = model.vocab * model.hidden, model.parameters
-    return Question(
+    tied_head = question(
         "You add up the sizes of everything in the `state_dict()` of the smallest GPT-2, whose head is tied. What do "
         "you get, and how many parameters does it have?",
-        Choice(f"{_millions(N + words)} and {_millions(N)}", "A state dict lists names. The table of words has two, so "
-               "it is added twice; in memory it is there once."),
-        (
-            Choice(f"{_millions(N)} and {_millions(N)}", "That would be so if each tensor had one name."),
-            Choice(f"{_millions(N + words)} and {_millions(N + words)}", "A tied head has no numbers of its own to "
-                   "train, no gradient and no states."),
-            Choice(f"{_millions(N)} and {_millions(N - words)}", "Tied means that the head has no matrix of its own, "
-                   "not that the model does without a table of words."),
-        ),
+        (f"{_millions(N + words)} and {_millions(N)}", "A state dict lists names. The table of words has two, so it is "
+         "added twice; in memory it is there once."),
+        (f"{_millions(N)} and {_millions(N)}", "That would be so if each tensor had one name."),
+        (f"{_millions(N + words)} and {_millions(N + words)}", "A tied head has no numbers of its own to train, no "
+         "gradient and no states."),
+        (f"{_millions(N)} and {_millions(N - words)}", "Tied means that the head has no matrix of its own, not that "
+         "the model does without a table of words."),
     )  # fmt: skip
-
-
-def twice_as_wide() -> Question:
-    """Blocks grow with the square of the width, the table of words does not."""
     model = PRESETS["gpt2"]
     words, blocks = model.vocab * model.hidden, 12 * model.layers * model.hidden**2
     N = words + blocks
-    return Question(
+    twice_as_wide = question(
         "You double the hidden size of the smallest GPT-2 and change nothing else. By what factor does N grow, biases, "
         "norms and positions left aside?",
-        Choice(_times((2 * words + 4 * blocks) / N), "The blocks grow four times, the table of words, which is a third "
-               "of this model, twice."),
-        (
-            Choice(_times(4), "That holds for the blocks. Something else here grows more slowly."),
-            Choice(_times(2), "That holds for the table of words. A matrix from h to h grows on both sides."),
-            Choice(_times(8), "That would be so if depth grew with the width. It stays the same here."),
-        ),
+        (_times((2 * words + 4 * blocks) / N), "The blocks grow four times, the table of words, which is a third of "
+         "this model, twice."),
+        (_times(4), "That holds for the blocks. Something else here grows more slowly."),
+        (_times(2), "That holds for the table of words. A matrix from h to h grows on both sides."),
+        (_times(8), "That would be so if depth grew with the width. It stays the same here."),
     )  # fmt: skip
-
-
-def grouped_queries() -> Question:
-    """Keys and values shrink; queries and the output do not."""
     model = PRESETS["llama3-8b"]
     h, k = model.hidden, model.kv
     grouped, plain = 2 * h * h + 2 * h * k, 4 * h * h
-    return Question(
+    grouped_queries = question(
         f"Llama 3 with 8 billion parameters has {model.heads} heads of queries and {model.kv_heads} of keys and "
         "values. By what part are the matrices of its attention smaller than with as many heads of keys as of queries?",
-        Choice(percent(1 - grouped / plain), "Two of the four matrices shrink, to a quarter each."),
-        (
-            Choice(percent(1 - k / h), "That holds for the matrices of keys and values alone."),
-            Choice(percent((1 - k / h) / 4), "That shrinks one matrix. Keys and values are both grouped."),
-            Choice(percent((1 - k / h) * 3 / 4), "That shrinks the queries, too. There are as many of them as before."),
-        ),
-    )
-
-
-def states_of_experts() -> Question:
-    """Memory holds every expert."""
+        (percent(1 - grouped / plain), "Two of the four matrices shrink, to a quarter each."),
+        (percent(1 - k / h), "That holds for the matrices of keys and values alone."),
+        (percent((1 - k / h) / 4), "That shrinks one matrix. Keys and values are both grouped."),
+        (percent((1 - k / h) * 3 / 4), "That shrinks the queries, too. There are as many of them as before."),
+    )  # fmt: skip
     model = PRESETS["mixtral-8x7b"]
     dense = PRESETS["mistral-7b"]
-    return Question(
+    states_of_experts = question(
         "Mixtral-8x7B has eight experts, of which a token visits two. How much do weights, gradients and Adam's states "
         "take, at 16 bytes a parameter?",
-        Choice(_gb(16 * model.parameters), "Every expert is stored with its gradient and its states, and the rest of "
-               "the model is there once."),
-        (
-            Choice(_gb(16 * model.active_parameters), "Those are the parameters that one token uses. Another token "
-                   "uses others, and all of them are trained."),
-            Choice(_gb(16 * 8 * dense.parameters), "That is eight whole models. Experts share everything but their "
-                   "MLPs."),
-            Choice(_gb(2 * model.parameters), "Those are the weights alone, in 16 bits."),
-        ),
+        (_gb(16 * model.parameters), "Every expert is stored with its gradient and its states, and the rest of the "
+         "model is there once."),
+        (_gb(16 * model.active_parameters), "Those are the parameters that one token uses. Another token uses others, "
+         "and all of them are trained."),
+        (_gb(16 * 8 * dense.parameters), "That is eight whole models. Experts share everything but their MLPs."),
+        (_gb(2 * model.parameters), "Those are the weights alone, in 16 bits."),
     )  # fmt: skip
+    return one_block, tied_head, twice_as_wide, grouped_queries, states_of_experts
 
 
 def _times(factor: float) -> str:

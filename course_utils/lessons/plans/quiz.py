@@ -2,7 +2,7 @@
 
 from course_utils.estimating import estimate
 from course_utils.gpus import gpu
-from course_utils.interactive.quiz import Choice, Question
+from course_utils.interactive.quiz import Question, question
 from course_utils.planning.twin import SAFETY
 from course_utils.run import TrainingRun
 from course_utils.units import GB, GiB, format_bytes
@@ -12,91 +12,57 @@ XL = TrainingRun("gpt2-xl", 32, 1024)
 
 def questions() -> tuple[Question, ...]:
     """The questions in the order of the lesson."""
-    return room(), smaller(), untouched(), request(), crumbs()
-
-
-def room() -> Question:
-    """The largest peak that fits with the reserve."""
     card = gpu("A100-80GB")
-    return Question(
+    room = question(
         "How large may the estimated peak of a plan for an A100 80GB be, with 5 % in reserve?",
-        Choice(format_bytes(round(card.room / SAFETY), "GB", 1), "What a program is told, divided by 1.05."),
-        (
-            Choice(format_bytes(card.room, "GB", 1), "That fills the card to the last byte. An estimate has no scratch "
-                   "buffers and no fragmentation in it."),
-            Choice(format_bytes(80 * GB, "GB", 1), "That is the number on the label, read as GB. The cells are GiB."),
-            Choice(format_bytes(round(80 * GiB / SAFETY), "GB", 1), "The driver keeps a part: a program never sees all "
-                   "80 GiB."),
-        ),
+        (format_bytes(round(card.room / SAFETY), "GB", 1), "What a program is told, divided by 1.05."),
+        (format_bytes(card.room, "GB", 1), "That fills the card to the last byte. An estimate has no scratch buffers "
+         "and no fragmentation in it."),
+        (format_bytes(80 * GB, "GB", 1), "That is the number on the label, read as GB. The cells are GiB."),
+        (format_bytes(round(80 * GiB / SAFETY), "GB", 1), "The driver keeps a part: a program never sees all 80 GiB."),
     )  # fmt: skip
-
-
-def smaller() -> Question:
-    """Eight times smaller micro-batches."""
     small = XL.replace(micro_batch=4, accumulation_steps=8)
-    return Question(
+    smaller = question(
         f"GPT-2 XL under autocast peaks at {format_bytes(estimate(XL).total, 'GB', 0)} with 32 sequences at once. And "
         "with 8 micro-batches of 4?",
-        Choice(format_bytes(estimate(small).total, "GB", 0), "Activations shrink to an eighth; the weights, gradients "
-               "and moments stay, and the gradients are now there in forward, too."),
-        (
-            Choice(format_bytes(estimate(XL).total // 8, "GB", 0), "That divides the states, too, and they do not see "
-                   "the batch."),
-            Choice(format_bytes(estimate(XL).total, "GB", 0), "That would be so if all micro-batches were there at "
-                   "once. Each is gone before the next begins."),
-            Choice(format_bytes(estimate(XL.replace(micro_batch=4)).total, "GB", 0), "That is one micro-batch alone. "
-                   "Those before it have left their gradients."),
-        ),
+        (format_bytes(estimate(small).total, "GB", 0), "Activations shrink to an eighth; the weights, gradients and "
+         "moments stay, and the gradients are now there in forward, too."),
+        (format_bytes(estimate(XL).total // 8, "GB", 0), "That divides the states, too, and they do not see the "
+         "batch."),
+        (format_bytes(estimate(XL).total, "GB", 0), "That would be so if all micro-batches were there at once. Each is "
+         "gone before the next begins."),
+        (format_bytes(estimate(XL.replace(micro_batch=4)).total, "GB", 0), "That is one micro-batch alone. Those "
+         "before it have left their gradients."),
     )  # fmt: skip
-
-
-def untouched() -> Question:
-    """Recomputation does not touch the states."""
     N = TrainingRun("llama3-8b").model.parameters
-    return Question(
+    untouched = question(
         "Llama-3 8B, all weights trained with AdamW under autocast on one card. Which peak can no recomputation, no "
         "kernel and no micro-batch bring it below?",
-        Choice(format_bytes(16 * N, "GB", 0), "Weights, gradients and two moments in fp32, all there when backward "
-               "ends."),
-        (
-            Choice(format_bytes(2 * N, "GB", 0), "Those are weights in 16 bits alone."),
-            Choice(format_bytes(12 * N, "GB", 0), "The gradients are missing: when backward ends they are all there."),
-            Choice(format_bytes(18 * N, "GB", 0), "Autocast's copies are gone when backward ends. They are no floor."),
-        ),
+        (format_bytes(16 * N, "GB", 0), "Weights, gradients and two moments in fp32, all there when backward ends."),
+        (format_bytes(2 * N, "GB", 0), "Those are weights in 16 bits alone."),
+        (format_bytes(12 * N, "GB", 0), "The gradients are missing: when backward ends they are all there."),
+        (format_bytes(18 * N, "GB", 0), "Autocast's copies are gone when backward ends. They are no floor."),
     )  # fmt: skip
-
-
-def request() -> Question:
-    """Reading a message."""
     b, s, a, h, V = 4, 1024, 12, 768, 50257
-    return Question(
+    request = question(
         f"A run with b = {b}, s = {s:,}, a = {a}, h = {h} and V = {V:,} fails in forward: “Tried to allocate "
         f"{format_bytes(4 * b * a * s * s, 'MiB', 0)}”. What is the tensor?",
-        Choice("a score matrix in fp32", "4·b·a·s² bytes: attention is written out."),
-        (
-            Choice("the logits", f"s·b·V numbers of two bytes would be {format_bytes(2 * b * s * V, 'MiB', 0)}."),
-            Choice("the wide tensor of an MLP", "4·s·b·h numbers of two bytes would be "
-                   f"{format_bytes(8 * b * s * h, 'MiB', 0)}."),
-            Choice("the input of a block", "s·b·h numbers of four bytes would be "
-                   f"{format_bytes(4 * b * s * h, 'MiB', 0)}."),
-        ),
+        ("a score matrix in fp32", "4·b·a·s² bytes: attention is written out."),
+        ("the logits", f"s·b·V numbers of two bytes would be {format_bytes(2 * b * s * V, 'MiB', 0)}."),
+        ("the wide tensor of an MLP", "4·s·b·h numbers of two bytes would be "
+         f"{format_bytes(8 * b * s * h, 'MiB', 0)}."),
+        ("the input of a block", f"s·b·h numbers of four bytes would be {format_bytes(4 * b * s * h, 'MiB', 0)}."),
     )  # fmt: skip
-
-
-def crumbs() -> Question:
-    """When a message may speak of fragmentation."""
     capacity, asked = 6 * GiB, 20 * 2**20
-    return Question(
+    crumbs = question(
         f"On a card of {format_bytes(capacity, 'GiB', 0)} a request for {format_bytes(asked, 'MiB', 0)} fails, and the "
         "message says that 2 % of the card holds no tensor, “which would be enough in one piece”. What do you do?",
-        Choice("make the run smaller", f"2 % are {format_bytes(capacity // 50, 'MiB', 0)} in crumbs: every full card "
-               "has such. The next request would have failed anyway."),
-        (
-            Choice("set expandable_segments:True and go on", "That would win 2 % at most. It is the cure where a third "
-                   "of the card is free."),
-            Choice("call torch.cuda.empty_cache() in each step", "The allocator has given back every empty segment "
-                   "before it says so."),
-            Choice("take another attention kernel", "Nothing here speaks of scores: the request is small, and the card "
-                   "is full."),
-        ),
+        ("make the run smaller", f"2 % are {format_bytes(capacity // 50, 'MiB', 0)} in crumbs: every full card has "
+         "such. The next request would have failed anyway."),
+        ("set expandable_segments:True and go on", "That would win 2 % at most. It is the cure where a third of the "
+         "card is free."),
+        ("call torch.cuda.empty_cache() in each step", "The allocator has given back every empty segment before it "
+         "says so."),
+        ("take another attention kernel", "Nothing here speaks of scores: the request is small, and the card is full."),
     )  # fmt: skip
+    return room, smaller, untouched, request, crumbs

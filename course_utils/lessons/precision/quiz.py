@@ -3,7 +3,7 @@
 from course_utils.estimating import moments
 from course_utils.estimating.exact.activations import block_bytes
 from course_utils.estimating.states import gradient_bytes, optimizer_state_bytes, parameter_bytes
-from course_utils.interactive.quiz import Choice, Question, gb
+from course_utils.interactive.quiz import Question, gb, question
 from course_utils.run import TrainingRun
 
 from .number_formats import FORMATS, rounded, spacing
@@ -15,114 +15,81 @@ FIRST_SCALE = 2**16
 
 def questions() -> tuple[Question, ...]:
     """The questions in the order of the lesson."""
-    return vanishing_update(), smallest_scale(), autocast_account(), main_gradients(), activations_in_half()
-
-
-def vanishing_update() -> Question:
-    """An update of less than half the distance to the next number changes nothing."""
     weight, update = 1.0, 0.003
     result, above = rounded("bf16", weight + update), weight + spacing("bf16", weight)
-    return Question(
+    vanishing_update = question(
         f"A weight is exactly {weight}, and is stored in bf16. The optimizer adds {update} to it. What is stored "
         "afterwards?",
-        Choice(_digits(result), "Near one, bf16's numbers are 2⁻⁷ apart. The update is less than half of that, so the "
-               "weight rounds back to where it was. An fp32 master weight would have kept it."),
-        (
-            Choice(_digits(weight + update), "That takes more digits than bf16 has: 8 bits are two to three decimals."),
-            Choice(_digits(rounded("fp16", weight + update)), "That is what fp16 stores, with 3 more bits than bf16."),
-            Choice(_digits(above), "That is the next number above. But rounding goes to the nearest, and the old value "
-                   "is nearer."),
-        ),
+        (_digits(result), "Near one, bf16's numbers are 2⁻⁷ apart. The update is less than half of that, so the weight "
+         "rounds back to where it was. An fp32 master weight would have kept it."),
+        (_digits(weight + update), "That takes more digits than bf16 has: 8 bits are two to three decimals."),
+        (_digits(rounded("fp16", weight + update)), "That is what fp16 stores, with 3 more bits than bf16."),
+        (_digits(above), "That is the next number above. But rounding goes to the nearest, and the old value is "
+         "nearer."),
     )  # fmt: skip
-
-
-def smallest_scale() -> Question:
-    """Loss scaling lifts gradients over the floor of fp16."""
     gradient = 1e-8
     scale = next(2**k for k in range(64) if rounded("fp16", gradient * 2**k))
     normal = next(2**k for k in range(64) if gradient * 2**k >= FORMATS["fp16"].smallest_normal)
-    return Question(
+    smallest_scale = question(
         "The smallest number that fp16 has is 2⁻²⁴, about 6·10⁻⁸; what is nearer to zero than half of that becomes "
         f"zero. A gradient is {_power(gradient)}. By which power of two must the loss be multiplied, at least, so that "
         "this gradient is not zero in fp16?",
-        Choice(f"{scale:,}", "Scaled, the gradient is more than half of the smallest number, so it rounds to that. It "
-               "has lost most of its digits, but it is there."),
-        (
-            Choice(f"{scale // 2:,}", "Scaled so, it is still less than half of the smallest number, and rounds to "
-                   "zero."),
-            Choice("1", "That is no scaling at all: the gradient is less than half of the smallest number."),
-            Choice(f"{normal:,}", "This makes it a normal number, with all of its digits: better, but more than was "
-                   "asked for."),
-            Choice(f"{FIRST_SCALE:,}", "GradScaler begins there, and it works. It is far more than this gradient "
-                   "needs, though, and large gradients overflow sooner."),
-        ),
+        (f"{scale:,}", "Scaled, the gradient is more than half of the smallest number, so it rounds to that. It has "
+         "lost most of its digits, but it is there."),
+        (f"{scale // 2:,}", "Scaled so, it is still less than half of the smallest number, and rounds to zero."),
+        ("1", "That is no scaling at all: the gradient is less than half of the smallest number."),
+        (f"{normal:,}", "This makes it a normal number, with all of its digits: better, but more than was asked for."),
+        (f"{FIRST_SCALE:,}", "GradScaler begins there, and it works. It is far more than this gradient needs, though, "
+         "and large gradients overflow sooner."),
     )  # fmt: skip
-
-
-def autocast_account() -> Question:
-    """Autocast saves nothing on the states, and keeps 16-bit copies besides."""
     run = TrainingRun(MODEL, precision="amp-bf16")
     weights, gradients, states = parameter_bytes(run), gradient_bytes(run), optimizer_state_bytes(run)
     copies = moments(run)["after loss"]["weight_copies"]
-    return Question(
+    autocast_account = question(
         f"GPT-2 medium, {run.model.parameters:,} parameters, under autocast to bf16 with AdamW. Add up weights, "
         "gradients and Adam's states, and what autocast keeps of the weights from forward to backward.",
-        Choice(gb(weights + gradients + states + copies), "Everything stays in fp32, 4 + 4 + 8 bytes a parameter. On "
-               "top comes a 16-bit copy of every matrix that is multiplied."),
-        (
-            Choice(gb(weights + gradients + states), "That is fp32's account, and autocast has all of it. What do its "
-                   "matrix products read?"),
-            Choice(gb(weights // 2 + gradients + states), "That has 16-bit weights in place of fp32 ones. Autocast "
-                   "keeps both."),
-            Choice(gb((weights + gradients) // 2 + states), "Weights and gradients stay in fp32 under autocast; "
-                   "16-bit ones belong to recipes with master weights."),
-            Choice(gb(weights + gradients + states + 2 * copies), "The copies are 16-bit, half as large as the "
-                   "matrices that they stand for."),
-        ),
+        (gb(weights + gradients + states + copies), "Everything stays in fp32, 4 + 4 + 8 bytes a parameter. On top "
+         "comes a 16-bit copy of every matrix that is multiplied."),
+        (gb(weights + gradients + states), "That is fp32's account, and autocast has all of it. What do its matrix "
+         "products read?"),
+        (gb(weights // 2 + gradients + states), "That has 16-bit weights in place of fp32 ones. Autocast keeps both."),
+        (gb((weights + gradients) // 2 + states), "Weights and gradients stay in fp32 under autocast; 16-bit ones "
+         "belong to recipes with master weights."),
+        (gb(weights + gradients + states + 2 * copies), "The copies are 16-bit, half as large as the matrices that "
+         "they stand for."),
     )  # fmt: skip
-
-
-def main_gradients() -> Question:
-    """The conventions of 16, 18 and 20 bytes a parameter."""
     run = TrainingRun(MODEL, precision="bf16-master-fp32grad")
     N = run.model.parameters
     in_half = run.replace(precision="bf16-master")
     total, both_half = (round(_account(choice) / N) for choice in (run, in_half))
     half_gradients = round(gradient_bytes(in_half) / N)
-    return Question(
+    main_gradients = question(
         "A recipe keeps bf16 weights, adds up its gradients in fp32 (and keeps no others), and has fp32 master weights "
         "and Adam's two moments in fp32. How many bytes a parameter is that?",
-        Choice(_bytes(total), "2 for the weights, 4 for the gradients, and 4 + 8 for the optimizer."),
-        (
-            Choice(_bytes(both_half), "That has 16-bit gradients, as the ZeRO paper counts. Here they are fp32, "
-                   "because many micro-batches are added up in them."),
-            Choice(_bytes(total + half_gradients), "That has gradients twice, in bf16 and in fp32. Some recipes do "
-                   "keep both; this one does not."),
-            Choice(_bytes(total - run.precision.master), "The master weights are missing."),
-            Choice(_bytes(round(optimizer_state_bytes(run) / N)), "That is the optimizer's share alone: its copy of "
-                   "the weights, and its moments."),
-        ),
+        (_bytes(total), "2 for the weights, 4 for the gradients, and 4 + 8 for the optimizer."),
+        (_bytes(both_half), "That has 16-bit gradients, as the ZeRO paper counts. Here they are fp32, because many "
+         "micro-batches are added up in them."),
+        (_bytes(total + half_gradients), "That has gradients twice, in bf16 and in fp32. Some recipes do keep both; "
+         "this one does not."),
+        (_bytes(total - run.precision.master), "The master weights are missing."),
+        (_bytes(round(optimizer_state_bytes(run) / N)), "That is the optimizer's share alone: its copy of the weights, "
+         "and its moments."),
     )  # fmt: skip
-
-
-def activations_in_half() -> Question:
-    """Masks are one byte an element in every precision."""
     half = TrainingRun(MODEL, precision="bf16-master", attention="efficient")
     single = half.replace(precision="fp32")
     token = half.seq_len * half.micro_batch * half.model.hidden
     in_half, in_single = (round(block_bytes(run) / token) for run in (half, single))
     masks = 2 * in_half - in_single
-    return Question(
+    activations_in_half = question(
         f"In 16-bit, and with an attention kernel that keeps no scores, a block of GPT-2 keeps {in_half}·s·b·h bytes "
         f"for backward. Dropout's two masks are {masks} of the {in_half}. What does the block keep in fp32?",
-        Choice(f"{in_single}·s·b·h", "Every number doubles, and the masks do not: they are one byte an element in "
-               "either format."),
-        (
-            Choice(f"{2 * in_half}·s·b·h", "That doubles everything. A mask says only whether an element was dropped."),
-            Choice(f"{in_half}·s·b·h", "That is the 16-bit figure. Activations are what 16 bits save."),
-            Choice(f"{in_single - masks}·s·b·h", "The numbers are right, the masks are missing."),
-        ),
+        (f"{in_single}·s·b·h", "Every number doubles, and the masks do not: they are one byte an element in either "
+         "format."),
+        (f"{2 * in_half}·s·b·h", "That doubles everything. A mask says only whether an element was dropped."),
+        (f"{in_half}·s·b·h", "That is the 16-bit figure. Activations are what 16 bits save."),
+        (f"{in_single - masks}·s·b·h", "The numbers are right, the masks are missing."),
     )  # fmt: skip
+    return vanishing_update, smallest_scale, autocast_account, main_gradients, activations_in_half
 
 
 def _account(run: TrainingRun) -> int:

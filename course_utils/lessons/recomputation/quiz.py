@@ -5,7 +5,7 @@ from math import isqrt
 from course_utils.estimating import estimate
 from course_utils.estimating.exact.activations import block_bytes, block_input
 from course_utils.estimating.published import checkpoints_bytes, zero_activation_bytes, zero_checkpointed_bytes
-from course_utils.interactive.quiz import Choice, Question
+from course_utils.interactive.quiz import Question, question
 from course_utils.run import TrainingRun
 from course_utils.units import format_bytes, percent
 
@@ -16,64 +16,52 @@ def questions() -> tuple[Question, ...]:
     """The questions in the order of the lesson."""
     n = 64
     best = isqrt(n)
-    square_root = Question(
+    square_root = question(
         f"A chain of {n} equal nodes, a checkpoint every k-th: how many tensors are alive at most if k is chosen best?",
-        Choice(str(n // best + best), f"n/k + k with k = {best}: the checkpoints, and the stretch that is run again."),
-        (
-            Choice(str(best), "That counts the checkpoints alone. The stretch that is run again is there as well."),
-            Choice(str(n), "That is keeping everything."),
-            Choice(str(n // 2 + 2), "That is a checkpoint at every second node: few to run again, many to keep."),
-        ),
-    )
+        (str(n // best + best), f"n/k + k with k = {best}: the checkpoints, and the stretch that is run again."),
+        (str(best), "That counts the checkpoints alone. The stretch that is run again is there as well."),
+        (str(n), "That is keeping everything."),
+        (str(n // 2 + 2), "That is a checkpoint at every second node: few to run again, many to keep."),
+    )  # fmt: skip
     forward, backward = 1, 2
-    a_third_more = Question(
+    a_third_more = question(
         "Backward costs twice as much arithmetic as forward. How much more does a step cost with full recomputation?",
-        Choice(percent(forward / (forward + backward)), "One more forward, on three units."),
-        (
-            Choice(percent(forward / backward), "That compares the second forward with backward alone."),
-            Choice(percent(1.0), "That would be a second step. Only forward is run again."),
-            Choice(percent(forward / (2 * forward + backward)), "That divides by the new total, in which the second "
-                   "forward is already counted."),
-        ),
+        (percent(forward / (forward + backward)), "One more forward, on three units."),
+        (percent(forward / backward), "That compares the second forward with backward alone."),
+        (percent(1.0), "That would be a second step. Only forward is run again."),
+        (percent(forward / (2 * forward + backward)), "That divides by the new total, in which the second forward is "
+         "already counted."),
     )  # fmt: skip
     sixty = TrainingRun("gpt2-xl", 32, 1000, attention="eager")
-    where_8_gb_come_from = Question(
+    where_8_gb_come_from = question(
         "GPT-2 XL, 32 sequences of about 1,000 tokens, 16 bits: how much are all blocks' checkpoints, one for each?",
-        Choice(format_bytes(checkpoints_bytes(sixty), "GB", 1), "2·s·b·h bytes for each of 48 blocks."),
-        (
-            Choice(format_bytes(zero_checkpointed_bytes(sixty), "GB", 1), "That is ZeRO's figure, the total over √L: "
-                   "it is not what a checkpoint per block takes."),
-            Choice(format_bytes(zero_activation_bytes(sixty), "GB", 1), "That is everything kept, as ZeRO counts it."),
-            Choice(format_bytes(checkpoints_bytes(sixty) // sixty.model.layers, "GB", 1), "That is one block's."),
-        ),
+        (format_bytes(checkpoints_bytes(sixty), "GB", 1), "2·s·b·h bytes for each of 48 blocks."),
+        (format_bytes(zero_checkpointed_bytes(sixty), "GB", 1), "That is ZeRO's figure, the total over √L: it is not "
+         "what a checkpoint per block takes."),
+        (format_bytes(zero_activation_bytes(sixty), "GB", 1), "That is everything kept, as ZeRO counts it."),
+        (format_bytes(checkpoints_bytes(sixty) // sixty.model.layers, "GB", 1), "That is one block's."),
     )  # fmt: skip
     keep = RUN.replace(recompute="none")
     live, stream = block_bytes(keep), block_input(keep).bytes
-    what_stays_alive = Question(
+    what_stays_alive = question(
         "GPT-2 XL under autocast with flash attention, 32 sequences, full recomputation. How much of a block is alive "
         "while its backward begins?",
-        Choice(format_bytes(live, "GB", 2), "All that it would have kept: recomputing makes it again, one block at a "
-               "time."),
-        (
-            Choice(format_bytes(stream, "GB", 2), "That is its checkpoint, before it is run again."),
-            Choice(format_bytes(live - 2 * stream, "GB", 2), "That leaves out the residual stream, which the norms "
-                   "keep."),
-            Choice(format_bytes(live * keep.model.layers, "GB", 2), "That would be all blocks at once."),
-        ),
+        (format_bytes(live, "GB", 2), "All that it would have kept: recomputing makes it again, one block at a time."),
+        (format_bytes(stream, "GB", 2), "That is its checkpoint, before it is run again."),
+        (format_bytes(live - 2 * stream, "GB", 2), "That leaves out the residual stream, which the norms keep."),
+        (format_bytes(live * keep.model.layers, "GB", 2), "That would be all blocks at once."),
     )  # fmt: skip
     rest = {kind: size for kind, size in estimate(RUN).items() if kind != "activations"}
     states = rest["parameters"] + rest["gradients"] + rest["optimizer_states"]
     everything = estimate(RUN.replace(recompute="none")).total
-    what_stays_anyway = Question(
+    what_stays_anyway = question(
         "At the peak of that run with full recomputation, how much is there that recomputation cannot free: weights, "
         "gradients and optimizer states?",
-        Choice(format_bytes(states, "GB", 1), "At this peak, in the loss's backward, there are no gradients yet: 4 "
-               "bytes a parameter of weights and 8 of Adam's moments."),
-        (
-            Choice(format_bytes(16 * RUN.model.parameters, "GB", 1), "At 16 bytes a parameter: but where this run "
-                   "peaks, backward has made no gradients yet."),
-            Choice(format_bytes(2 * RUN.model.parameters, "GB", 1), "That is the weights in 16 bits alone."),
-            Choice(format_bytes(everything, "GB", 1), "That is the whole peak without recomputation."),
-        ),
+        (format_bytes(states, "GB", 1), "At this peak, in the loss's backward, there are no gradients yet: 4 bytes a "
+         "parameter of weights and 8 of Adam's moments."),
+        (format_bytes(16 * RUN.model.parameters, "GB", 1), "At 16 bytes a parameter: but where this run peaks, "
+         "backward has made no gradients yet."),
+        (format_bytes(2 * RUN.model.parameters, "GB", 1), "That is the weights in 16 bits alone."),
+        (format_bytes(everything, "GB", 1), "That is the whole peak without recomputation."),
     )  # fmt: skip
     return square_root, a_third_more, where_8_gb_come_from, what_stays_alive, what_stays_anyway
