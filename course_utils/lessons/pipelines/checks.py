@@ -3,7 +3,7 @@
 import math
 import operator
 from collections.abc import Callable, Mapping
-from functools import cache, partial
+from functools import partial
 from itertools import accumulate, combinations, pairwise
 from typing import Any
 
@@ -233,28 +233,23 @@ FEWEST_CASES = (
 )  # fmt: skip
 
 
-@cache
-def _sizes(run: TrainingRun, schedule: str, p: int, micro_batches: int) -> tuple[int, ...]:
-    return tuple(stage_memory(run, schedule, p, micro_batches, stage).total for stage in range(p))
-
-
 def _fewest(
-    fits: Callable[[tuple[int, ...], int], bool],
-    schedule: str = "1F1B",
-    stages: tuple[int, ...] = STAGES,
-    each: int = 0,
+    fits: Callable[[list[int], int], bool], schedule: str = "1F1B", stages: tuple[int, ...] = STAGES, each: int = 0
 ) -> Callable[[TrainingRun, int, int], int | None]:
     """A function that returns the first of `stages` that fits; `each` sequences in a micro-batch, or the run's."""
 
     def answer(run: TrainingRun, sequences: int, room: int) -> int | None:
         micro_batches = sequences // (each or run.micro_batch)
         cuts = (p for p in stages if p <= run.model.layers)
-        return next((p for p in cuts if fits(_sizes(run, schedule, p, micro_batches), room)), None)
+        return next(
+            (p for p in cuts if fits([stage_memory(run, schedule, p, micro_batches, s).total for s in range(p)], room)),
+            None,
+        )
 
     return answer
 
 
-def _fullest_fits(sizes: tuple[int, ...], room: int) -> bool:
+def _fullest_fits(sizes: list[int], room: int) -> bool:
     return max(sizes) <= room
 
 

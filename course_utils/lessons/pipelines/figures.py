@@ -1,4 +1,4 @@
-"""Pictures of lesson 11: who works when, on which micro-batch, and what each stage keeps meanwhile."""
+"""Figures of lesson 11: each stage's works over time, and the micro-batches that it keeps meanwhile."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -35,14 +35,19 @@ def pipeline_figure(pipeline: Pipeline, title: str = "") -> Figure:
     _legend(canvas, top + 16, numbered)
     right = WIDTH - MARGIN - 96
     scale = (right - LEFT) / pipeline.span
-    bottom = _works(canvas, pipeline.works, pipeline.stages, top + 34, scale, numbered)
+    bottom = _works(canvas, pipeline.works, top + 34, scale, numbered)
     _axis(canvas, pipeline.span, scale, bottom, "units: forwards of one micro-batch on one stage")
     bottom = _memory(canvas, pipeline, bottom + 62, scale)
-    return Figure(canvas.svg(bottom + 8, title, alt := f"{stop(title)} {_told(pipeline)}"), alt)
+    kept = ", ".join(str(pipeline.most_kept(stage)) for stage in range(pipeline.stages))
+    alt = (
+        f"{stop(title)} {pipeline.micro_batches} micro-batches on {pipeline.stages} stages take "
+        f"{number(pipeline.span)} units. Micro-batches kept at most, from the first stage to the last: {kept}."
+    )
+    return Figure(canvas.svg(bottom + 8, title, alt), alt)
 
 
 def pipeline_title(pipeline: Pipeline) -> str:
-    """What the schedule costs: its idle part, and what its first stage keeps."""
+    """The schedule's costs: its idle part, and what its first stage keeps."""
     kept = pipeline.most_kept(0)
     batches = f"{kept} micro-batch{'es' if kept > 1 else ''}"
     copies = f" and {pipeline.versions(0)} versions of its weights" if pipeline.versions(0) > 1 else ""
@@ -59,7 +64,7 @@ def timelines(panels: Mapping[str, Sequence[Work]], title: str, *, unit: str = "
     scale, told = (WIDTH - MARGIN - LEFT) / span, []
     for name, works in panels.items():
         canvas.text(MARGIN, y + 36, name, 13, font_weight="bold")
-        y = _works(canvas, works, 1 + max(work.stage for work in works), y + 46, scale)
+        y = _works(canvas, works, y + 46, scale)
         told.append(f"{name}: {max(work.end for work in works):.0f} {unit}")
     _axis(canvas, span, scale, y, unit)
     alt = f"{stop(title)} Works of each stage over time, from the first to the last. {'; '.join(told)}."
@@ -67,16 +72,8 @@ def timelines(panels: Mapping[str, Sequence[Work]], title: str, *, unit: str = "
     return Figure(canvas.svg(end, title, alt), alt)
 
 
-def _told(pipeline: Pipeline) -> str:
-    kept = ", ".join(str(pipeline.most_kept(stage)) for stage in range(pipeline.stages))
-    return (
-        f"{pipeline.micro_batches} micro-batches on {pipeline.stages} stages take {number(pipeline.span)} units. "
-        f"Micro-batches kept at most, from the first stage to the last: {kept}."
-    )
-
-
 def _legend(canvas: Canvas, y: float, numbered: bool = True) -> None:
-    """What the colors mean; a box is of one micro-batch where it is `numbered`, else of the whole batch."""
+    """The meaning of the colors; a box is of one micro-batch where it is `numbered`, else of the whole batch."""
     x, whose = float(MARGIN), "micro-batch in the box" if numbered else "whole batch"
     for kind, word in WORDS.items():
         words = f"{word} of the {whose}"
@@ -87,11 +84,9 @@ def _legend(canvas: Canvas, y: float, numbered: bool = True) -> None:
     canvas.text(x + 17, y, "waiting", 12)
 
 
-def _works(
-    canvas: Canvas, works: Sequence[Work], stages: int, top: float, scale: float, numbered: bool = True
-) -> float:
+def _works(canvas: Canvas, works: Sequence[Work], top: float, scale: float, numbered: bool = True) -> float:
     """One row for each stage; returns the y below them."""
-    end = max(work.end for work in works)
+    end, stages = max(work.end for work in works), 1 + max(work.stage for work in works)
     for stage in range(stages):
         y = top + stage * (ROW + 4)
         canvas.text(LEFT - 8, y + 17, f"stage {stage}", 12, text_anchor="end")
@@ -115,7 +110,7 @@ def _axis(canvas: Canvas, span: float, scale: float, y: float, unit: str) -> Non
 
 
 def _memory(canvas: Canvas, pipeline: Pipeline, top: float, scale: float) -> float:
-    """For each stage a row whose height over time is what it keeps; the most of it in words."""
+    """For each stage a row whose height over time is the number that it keeps, and the most of it as text."""
     keeps_versions = pipeline.schedule == "PipeDream"
     title = "micro-batches whose activations are kept" + ", and versions of the weights" * keeps_versions
     canvas.text(MARGIN, top, title, 12, QUIET)

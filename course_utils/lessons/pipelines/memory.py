@@ -1,5 +1,6 @@
-"""What one stage of a pipeline keeps: the states of its layers, and the activations of the micro-batches in flight."""
+"""Memory of one stage of a pipeline: the states of its layers, and activations of the micro-batches in flight."""
 
+from functools import lru_cache
 from math import prod
 
 from course_utils.breakdown import MemoryBreakdown
@@ -51,11 +52,13 @@ def stage_shapes(model: TransformerConfig, stages: int, stage: int) -> Shapes:
     return found
 
 
+@lru_cache(maxsize=1024)
 def parameters_of(model: TransformerConfig, stages: int, stage: int) -> int:
-    """How many parameters a stage has."""
+    """The number of parameters of a stage."""
     return sum(map(prod, stage_shapes(model, stages, stage).values()))
 
 
+@lru_cache(maxsize=4096)
 def stage_memory(run: TrainingRun, schedule: str, stages: int, micro_batches: int, stage: int) -> MemoryBreakdown:
     """Bytes of one stage when it keeps the most micro-batches: its states, and all that forward keeps for backward.
 

@@ -1,4 +1,4 @@
-"""Which parallelism, for a given model on a given cluster: memory, messages and idling of each plan, by formula.
+"""Plans of parallelism for a given model on a given cluster: memory, messages and idling of each, by formula.
 
 Ranks are laid out as Megatron-LM does by default: tensor parallelism innermost, then data, then pipeline. A group that
 fits into one node talks over the GPUs' own links, any other over the network. Times are at the data sheets' peak rates,
@@ -7,14 +7,14 @@ with messages in turn with arithmetic or hidden behind it, so they rank plans an
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import product
 from math import prod
 
 from course_utils.estimating.sharding import all_reduce_bytes, zero_bytes
 from course_utils.estimating.step_time import data_parallel_bytes
-from course_utils.gpus import Gpu, Rates
-from course_utils.models import TransformerConfig, parameter_shapes
+from course_utils.gpus import Gpu
+from course_utils.interactive.feedback import divisors
+from course_utils.models import parameter_shapes
 from course_utils.run import TrainingRun
 
 from .memory import parameters_of, stage_memory
@@ -41,7 +41,7 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Plan:
-    """How the ranks are used: `data` · `tensor` · `pipeline` of them, with ZeRO of that `stage` over `data`."""
+    """A use of the ranks: `data` · `tensor` · `pipeline` of them, with ZeRO of that `stage` over `data`."""
 
     data: int
     tensor: int = 1
@@ -55,7 +55,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Account:
-    """What a plan comes to: bytes on the fullest GPU, the part of the time that it idles, and seconds of a step.
+    """Costs of a plan: bytes on the fullest GPU, the part of the time that it idles, and seconds of a step.
 
     `seconds` has compute (with what is run again), bubble, and the messages of tensor, data and pipeline parallelism.
     """
@@ -91,13 +91,18 @@ def account(run: TrainingRun, cluster: Cluster, plan: Plan, global_batch: int) -
 
     Raises ValueError for a plan that does not use all GPUs, or does not divide the model or the batch.
     """
-    _check(run, cluster, plan, global_batch)
+    problem = why_not(run, cluster, plan, global_batch)
+    if problem:
+        raise ValueError(problem)
+    if cluster.gpu.rates is None:
+        raise ValueError(f"{cluster.gpu.name}: its rates are not known")
     micro_batches = global_batch // (plan.data * run.micro_batch)
-    flops = step_flops(run, global_batch) / cluster.gpus
-    compute = flops / _rates(cluster).tensor
+    compute = step_flops(run, global_batch) / cluster.gpus / cluster.gpu.rates.tensor
     idle = bubble(plan.pipeline, micro_batches)
     seconds = {"compute": compute, "bubble": compute * idle / (1 - idle)}
-    seconds |= _messages(run, cluster, plan, micro_batches)
+    for name, (size, ranks) in _messages(run, plan, micro_batches).items():
+        within = cluster.gpus <= cluster.per_node or ranks <= cluster.per_node
+        seconds[name] = size / (cluster.gpu.rates.link if within else cluster.network)
     return Account(plan, run.micro_batch, memory(run, plan, micro_batches), idle, seconds)
 
 
@@ -106,9 +111,9 @@ def plans(run: TrainingRun, cluster: Cluster, global_batch: int) -> Iterator[Acc
 
     With micro-batches of 1 to 8 sequences each: a larger one gathers less often, and leaves a longer bubble.
     """
-    for tensor, micro_batch in product(_divisors(cluster.per_node), (1, 2, 4, 8)):
+    for tensor, micro_batch in product(divisors(cluster.per_node), (1, 2, 4, 8)):
         sized = run.replace(micro_batch=micro_batch)
-        for pipeline, stage in product(_divisors(cluster.gpus // tensor), (0, 1, 2, 3)):
+        for pipeline, stage in product(divisors(cluster.gpus // tensor), (0, 1, 2, 3)):
             plan = Plan(cluster.gpus // tensor // pipeline, tensor, pipeline, stage)
             if not why_not(sized, cluster, plan, global_batch):
                 yield account(sized, cluster, plan, global_batch)
@@ -147,7 +152,7 @@ def step_flops(run: TrainingRun, sequences: int) -> float:
 
 
 def why_not(run: TrainingRun, cluster: Cluster, plan: Plan, global_batch: int) -> str:
-    """Why a plan cannot be, or empty."""
+    """The reason why a plan cannot be, or an empty text."""
     model, t, p = run.model, plan.tensor, plan.pipeline
     if plan.data * t * p != cluster.gpus:
         return f"{plan} takes {plan.data * t * p} GPUs, the cluster has {cluster.gpus}"
@@ -162,58 +167,22 @@ def why_not(run: TrainingRun, cluster: Cluster, plan: Plan, global_batch: int) -
     return "ZeRO shards over data-parallel ranks, and there is one" if plan.stage and plan.data == 1 else ""
 
 
-def _check(run: TrainingRun, cluster: Cluster, plan: Plan, global_batch: int) -> None:
-    problem = why_not(run, cluster, plan, global_batch)
-    if problem:
-        raise ValueError(problem)
-
-
 def _stage_bytes(run: TrainingRun, plan: Plan, micro_batches: int, stage: int) -> int:
-    own = _parameters(run.model, plan.pipeline, stage) // plan.tensor
-    kept = _activations(run, plan.pipeline, min(micro_batches, plan.pipeline), stage)
+    own = parameters_of(run.model, plan.pipeline, stage) // plan.tensor
+    kept = stage_memory(run, "1F1B", plan.pipeline, min(micro_batches, plan.pipeline), stage)["activations"]
     passing = 2 * ELEMENT * run.seq_len * run.micro_batch * run.model.vocab if stage == plan.pipeline - 1 else 0
-    gathered = ELEMENT * _block_parameters(run.model) if plan.stage == 3 else 0
+    block = (prod(shape) for name, shape in parameter_shapes(run.model).items() if name.startswith("blocks.0."))
+    gathered = ELEMENT * sum(block) if plan.stage == 3 else 0
     return zero_bytes(own, plan.data, plan.stage) + (kept + passing + gathered) // plan.tensor
 
 
-def _messages(run: TrainingRun, cluster: Cluster, plan: Plan, micro_batches: int) -> dict[str, float]:
-    """Seconds of the busiest GPU's messages, by what they are for."""
+def _messages(run: TrainingRun, plan: Plan, micro_batches: int) -> dict[str, tuple[float, int]]:
+    """Bytes of the busiest GPU's messages and the span of ranks that they cross, by what they are for."""
     passed = ELEMENT * run.seq_len * run.micro_batch * run.model.hidden
     layers = run.model.layers // plan.pipeline
     joins = 6 if run.recompute == "full" else 4  # a block's all-reduces: 2 forward, 2 backward, 2 if run again
     tensor = micro_batches * layers * joins * all_reduce_bytes(passed, plan.tensor)
-    weights = ELEMENT * _parameters(run.model, plan.pipeline, 0) // plan.tensor
+    weights = ELEMENT * parameters_of(run.model, plan.pipeline, 0) // plan.tensor
     data = data_parallel_bytes(weights, weights, plan.data, plan.stage, micro_batches)
     pipeline = 2 * micro_batches * passed // plan.tensor if plan.pipeline > 1 else 0
-    sent = {"tensor": (tensor, plan.tensor), "data": (data, plan.tensor * plan.data), "pipeline": (pipeline, 10**9)}
-    own = _rates(cluster).link
-    whole = cluster.gpus <= cluster.per_node
-    return {
-        name: size / (own if whole or ranks <= cluster.per_node else cluster.network)
-        for name, (size, ranks) in sent.items()
-    }
-
-
-def _rates(cluster: Cluster) -> Rates:
-    if cluster.gpu.rates is None:
-        raise ValueError(f"{cluster.gpu.name}: its rates are not known")
-    return cluster.gpu.rates
-
-
-@lru_cache(maxsize=1024)
-def _parameters(model: TransformerConfig, stages: int, stage: int) -> int:
-    return parameters_of(model, stages, stage)
-
-
-@lru_cache(maxsize=64)
-def _block_parameters(model: TransformerConfig) -> int:
-    return sum(prod(shape) for name, shape in parameter_shapes(model).items() if name.startswith("blocks.0."))
-
-
-@lru_cache(maxsize=1024)
-def _activations(run: TrainingRun, stages: int, micro_batches: int, stage: int) -> int:
-    return stage_memory(run, "1F1B", stages, micro_batches, stage)["activations"]
-
-
-def _divisors(number: int) -> list[int]:
-    return [value for value in range(1, number + 1) if number % value == 0]
+    return {"tensor": (tensor, plan.tensor), "data": (data, plan.tensor * plan.data), "pipeline": (pipeline, 10**9)}

@@ -1,4 +1,4 @@
-"""What the ranks of lesson 11 share: a small network in equal layers, its batch, and a clock on every work.
+"""Code that the ranks of lesson 11 share: a small network in equal layers, its batch, and a clock on every work.
 
 Each layer waits a fixed time besides its arithmetic, forward once and backward twice as long: that stands for a GPU at
 work, which leaves the processor free, so that more stages than there are cores can work at once. Everything that is
@@ -7,6 +7,7 @@ computed and sent is real.
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,6 +18,8 @@ from .schedules import BACKWARD, FORWARD, Work
 
 LAYERS, WIDTH, SEQUENCES = 8, 16, 32
 SEED = 11
+
+loss = mse_loss
 
 
 class _Wait(torch.autograd.Function):
@@ -65,11 +68,6 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(SEQUENCES, WIDTH, generator=generator), torch.randn(SEQUENCES, WIDTH, generator=generator)
 
 
-def loss(y: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """The mean squared error."""
-    return mse_loss(y, target)
-
-
 def gradients(layers: nn.Module) -> list[list[float]]:
     """The gradient of each parameter, flat, as JSON can hold it."""
     return [weight.grad.flatten().tolist() for weight in layers.parameters() if weight.grad is not None]
@@ -92,13 +90,15 @@ class Clock:
     """Notes when a `PipelineStage` begins and ends each forward and backward, and how many batches it keeps."""
 
     def __init__(self, stage: Any) -> None:
-        self.stage, self.noted, self.most_kept = stage, [], 0
+        self.stage = stage
+        self.forget()
         stage.forward_one_chunk = self._timed(FORWARD, stage.forward_one_chunk)
         stage.backward_one_chunk = self._timed(BACKWARD, stage.backward_one_chunk)
 
     def forget(self) -> None:
-        """Begin anew: what has been noted so far was a rehearsal."""
-        self.noted, self.most_kept = [], 0
+        """Begin anew: all notes so far were of a rehearsal."""
+        self.noted: list[tuple[str, int, float, float]] = []
+        self.most_kept = 0
 
     def _timed(self, kind: str, work: Any) -> Any:
         def timed(micro: int, *arguments: Any, **named: Any) -> Any:
@@ -112,7 +112,7 @@ class Clock:
 
 
 def by_schedule(ranks: list[list[Any]]) -> dict[str, list[Any]]:
-    """What each rank found, by schedule: GPipe came first, then 1F1B. Empty if no ranks could run."""
+    """The ranks' results by schedule: GPipe came first, then 1F1B. Empty if no ranks could run."""
     return {name: [rank[index] for rank in ranks] for index, name in enumerate(("GPipe", "1F1B")) if ranks}
 
 
@@ -124,7 +124,7 @@ def measured_span(noted: list[list[list[Any]]]) -> tuple[float, float]:
 
 
 def works(noted: list[list[list[Any]]]) -> list[Work]:
-    """What the clocks of all ranks have noted, in milliseconds from the first work's start."""
+    """The notes of all ranks' clocks, in milliseconds from the first work's start."""
     zero = min(start for rank in noted for _, _, start, _ in rank)
     return [
         Work(kind, stage, micro, 1e3 * (start - zero), 1e3 * (end - zero))
@@ -135,4 +135,4 @@ def works(noted: list[list[list[Any]]]) -> list[Work]:
 
 def in_milliseconds(predicted: Sequence[Work], unit_ms: float) -> list[Work]:
     """The simulator's works with one unit of `unit_ms`."""
-    return [Work(work.kind, work.stage, work.micro, unit_ms * work.start, unit_ms * work.end) for work in predicted]
+    return [replace(work, start=unit_ms * work.start, end=unit_ms * work.end) for work in predicted]

@@ -1,4 +1,4 @@
-"""A model cut into p stages, and m micro-batches sent through it: who works when, who waits, who keeps what.
+"""Simulate a model cut into p stages, and m micro-batches sent through it: who works, who waits, who keeps what.
 
 Four ways, each a list of works for every stage that it does in this order, as soon as what it needs has arrived:
 naive (the whole batch at once, one stage after another), GPipe (Huang et al. 2019: all forwards, then all backwards),
@@ -12,6 +12,7 @@ from 0.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 
 from course_utils.errors import unknown
 
@@ -39,7 +40,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """What `simulate` found: `works` in the order in which they began."""
+    """The result of `simulate`: `works` in the order in which they began."""
 
     schedule: str
     stages: int
@@ -53,7 +54,7 @@ class Pipeline:
 
     @property
     def idle(self) -> float:
-        """The part of all stages' time in which they wait: the bubble."""
+        """The bubble: the part of all stages' time in which they wait."""
         return 1 - sum(work.end - work.start for work in self.works) / (self.stages * self.span)
 
     def of_stage(self, stage: int) -> list[Work]:
@@ -61,21 +62,16 @@ class Pipeline:
         return [work for work in self.works if work.stage == stage]
 
     def order(self, stage: int) -> list[str]:
-        """The same as words: F0, F1, B0, …"""
+        """The same as text: F0, F1, B0, …"""
         return [f"{work.kind}{work.micro}" for work in self.of_stage(stage)]
 
     def kept(self, stage: int) -> list[tuple[float, int]]:
         """(time, micro-batches whose activations the stage keeps from then on): one more as a forward begins."""
         size = self.micro_batches if self.schedule == "naive" else 1
-        changes = [
-            (work.start, size) if work.kind == FORWARD else (work.end, -size)
-            for work in self.of_stage(stage)
-        ]  # fmt: skip
-        found, now = [(0.0, 0)], 0
-        for time, change in sorted(changes):  # what is freed at a moment is free for what begins in it
-            now += change
-            found.append((time, now))
-        return found
+        works = self.of_stage(stage)
+        changes = [(work.start, size) if work.kind == FORWARD else (work.end, -size) for work in works]
+        times, steps = zip(*sorted(changes), strict=True)  # what is freed at a moment is free for what begins in it
+        return list(zip((0.0, *times), accumulate(steps, initial=0), strict=True))
 
     def most_kept(self, stage: int) -> int:
         """Micro-batches whose activations the stage keeps at its fullest moment."""
@@ -103,18 +99,19 @@ def simulate(
     A backward takes `backward` units; `slow` says how many times as long a stage takes for its work (1 unless named).
     Raises ValueError for an unknown schedule, sizes below 1 or too large to draw, and times that are not above 0.
     """
-    _check(schedule, stages, micro_batches, backward, slow or {})
-    factor = [(slow or {}).get(stage, 1.0) for stage in range(stages)]
-    if schedule == "naive":
-        return Pipeline(schedule, stages, micro_batches, _one_after_another(factor, micro_batches, backward))
+    slow = slow or {}
+    _check(schedule, stages, micro_batches, backward, slow)
+    size = micro_batches if schedule == "naive" else 1
+    units = [{FORWARD: size * slow.get(stage, 1.0), BACKWARD: backward * size * slow.get(stage, 1.0)}
+             for stage in range(stages)]  # fmt: skip
     orders = [order(schedule, stages, micro_batches, stage) for stage in range(stages)]
-    return Pipeline(schedule, stages, micro_batches, _run(orders, factor, backward, schedule == "PipeDream"))
+    return Pipeline(schedule, stages, micro_batches, _run(orders, units, schedule == "PipeDream"))
 
 
 def order(schedule: str, stages: int, micro_batches: int, stage: int) -> list[tuple[str, int]]:
-    """What one stage does, in order: (F or B, micro-batch). Not for "naive", which knows no micro-batches."""
-    every = range(micro_batches)
-    if schedule == "GPipe":
+    """The works of one stage, in order: (F or B, micro-batch)."""
+    every = [-1] if schedule == "naive" else range(micro_batches)
+    if schedule in ("naive", "GPipe"):
         return [*((FORWARD, micro) for micro in every), *((BACKWARD, micro) for micro in every)]
     ahead = min(micro_batches, stages - stage)  # the first stage has to fill the pipeline, the last is fed by it
     works = [(FORWARD, micro) for micro in range(ahead)]
@@ -127,8 +124,7 @@ def order(schedule: str, stages: int, micro_batches: int, stage: int) -> list[tu
 
 def bubble(stages: int, micro_batches: int) -> float:
     """The part of the time that a stage waits, GPipe and 1F1B alike: (p − 1)/(m + p − 1) (Huang et al. 2019, 2.3)."""
-    p, m = stages, micro_batches
-    return (p - 1) / (m + p - 1)
+    return (stages - 1) / (micro_batches + stages - 1)
 
 
 def most_kept(schedule: str, stages: int, micro_batches: int, stage: int) -> int:
@@ -153,17 +149,8 @@ def _check(schedule: str, stages: int, micro_batches: int, backward: float, slow
         raise ValueError(f"slow names stages {sorted(slow)}: they count from 0 to {stages - 1}")
 
 
-def _one_after_another(factor: Sequence[float], size: int, backward: float) -> list[Work]:
-    works, now = [], 0.0
-    for kind, units, stages in ((FORWARD, 1.0, range(len(factor))), (BACKWARD, backward, reversed(range(len(factor))))):
-        for stage in stages:
-            works.append(Work(kind, stage, -1, now, now + units * size * factor[stage]))
-            now = works[-1].end
-    return works
-
-
 def _run(
-    orders: Sequence[Sequence[tuple[str, int]]], factor: Sequence[float], backward: float, updates: bool
+    orders: Sequence[Sequence[tuple[str, int]]], units: Sequence[Mapping[str, float]], updates: bool
 ) -> list[Work]:
     """Let every stage do its works as early as its order and the others' results allow."""
     done: dict[tuple[str, int, int], Work] = {}
@@ -172,23 +159,19 @@ def _run(
         for stage, works in enumerate(orders):
             while nexts[stage] < len(works):
                 kind, micro = works[nexts[stage]]
-                ready = _ready(done, kind, stage, micro, len(orders))
-                if ready is None:
+                needed = _needed(kind, stage, micro, len(orders))
+                if needed is not None and needed not in done:
                     break
-                start, units = max(ready, free[stage]), (1.0 if kind == FORWARD else backward) * factor[stage]
+                start = max(done[needed].end if needed else 0.0, free[stage])
                 updated = sum(earlier == BACKWARD for earlier, _ in works[: nexts[stage]]) if updates else 0
                 seen = done[FORWARD, stage, micro].version if kind == BACKWARD else updated
-                done[kind, stage, micro] = Work(kind, stage, micro, start, start + units, seen, updated - seen)
-                free[stage], nexts[stage] = start + units, nexts[stage] + 1
+                free[stage], nexts[stage] = start + units[stage][kind], nexts[stage] + 1
+                done[kind, stage, micro] = Work(kind, stage, micro, start, free[stage], seen, updated - seen)
     return sorted(done.values(), key=lambda work: (work.start, work.stage))
 
 
-def _ready(done: Mapping[tuple[str, int, int], Work], kind: str, stage: int, micro: int, stages: int) -> float | None:
-    """When what a work needs is there: from the stage before in forward, from the one after in backward; or not yet."""
+def _needed(kind: str, stage: int, micro: int, stages: int) -> tuple[str, int, int] | None:
+    """The work whose result this one needs: of the stage before in forward, of the one after in backward."""
     if kind == FORWARD:
-        needed = (FORWARD, stage - 1, micro) if stage else None
-    else:
-        needed = (BACKWARD, stage + 1, micro) if stage + 1 < stages else (FORWARD, stage, micro)
-    if needed is None:
-        return 0.0
-    return done[needed].end if needed in done else None
+        return (FORWARD, stage - 1, micro) if stage else None
+    return (BACKWARD, stage + 1, micro) if stage + 1 < stages else (FORWARD, stage, micro)

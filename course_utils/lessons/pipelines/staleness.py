@@ -1,4 +1,4 @@
-"""What late gradients do to gradient descent: the smallest case there is, computed and in closed form.
+"""Gradient descent with late gradients: the smallest case there is, computed and in closed form.
 
 On the valley w²/2 the gradient is w itself. A gradient that is d updates late makes the descent
 w(t+1) = w(t) − α·w(t−d), which settles if and only if 0 < α < 2·cos(d·π/(2d + 1)) (Levin and May 1976).
@@ -41,5 +41,5 @@ def _settles(rate: float, late: int, steps: int) -> bool:
     if len(path) <= steps:
         return False
     window = steps // 8
-    largest = [max(map(abs, part)) for part in (path[steps // 2 : steps // 2 + window], path[-window:])]
-    return largest[1] < max(largest[0], 1e-300)  # below that, floating point stands still
+    halfway, last = (max(map(abs, part)) for part in (path[steps // 2 : steps // 2 + window], path[-window:]))
+    return last < max(halfway, 1e-300)  # below that, floating point underflows

@@ -1,4 +1,4 @@
-"""A pipeline to drive: schedule, stages, micro-batches, and how long a backward takes. For notebooks only."""
+"""A pipeline with controls: schedule, stages, micro-batches, and how long a backward takes. For notebooks only."""
 
 from html import escape
 
@@ -11,7 +11,7 @@ from .figures import pipeline_figure
 from .schedules import SCHEDULES, Pipeline, bubble, simulate
 
 MOST_STAGES, MOST_MICRO_BATCHES = 8, 24
-"""More than this cannot be told apart in the picture."""
+"""More than this cannot be distinguished in the picture."""
 
 
 def pipeline_player(schedule: str = "GPipe", stages: int = 4, micro_batches: int = 8) -> "PipelinePlayer":
@@ -30,36 +30,38 @@ class PipelinePlayer(Explorable):
 
     def __init__(self, schedule: str, stages: int, micro_batches: int) -> None:
         simulate(schedule, stages, micro_batches)  # refuses what cannot be
-        sizes = (("stages", stages, MOST_STAGES), ("micro_batches", micro_batches, MOST_MICRO_BATCHES))
-        for name, value, most in sizes:
+        for name, value, most in (
+            ("stages", stages, MOST_STAGES),
+            ("micro_batches", micro_batches, MOST_MICRO_BATCHES),
+        ):
             if value > most:
                 raise ValueError(f"{name} is {value}: the picture holds up to {most}")
-        look = {"style": STYLE, "layout": LAYOUT}
-        slider = ipywidgets.IntSlider
+
+        def slider(description: str, most: int, value: int) -> ipywidgets.IntSlider:
+            return ipywidgets.IntSlider(
+                min=1, max=most, value=value, description=description, style=STYLE, layout=LAYOUT
+            )
+
         super().__init__(
             {
                 "schedule": dropdown("schedule", SCHEDULES, schedule),
-                "stages": slider(min=1, max=MOST_STAGES, value=stages, description="stages", **look),
-                "backward": slider(min=1, max=4, value=2, description="backward takes", **look),
-                "micro_batches": slider(
-                    min=1, max=MOST_MICRO_BATCHES, value=micro_batches, description="micro-batches", **look
-                ),
+                "stages": slider("stages", MOST_STAGES, stages),
+                "backward": slider("backward takes", 4, 2),
+                "micro_batches": slider("micro-batches", MOST_MICRO_BATCHES, micro_batches),
             }
         )
 
     @property
     def pipeline(self) -> Pipeline:
         """The pipeline that has been chosen."""
-        chosen = {name: control.value for name, control in self.controls.items()}
-        return simulate(
-            chosen["schedule"], chosen["stages"], chosen["micro_batches"], backward=float(chosen["backward"])
-        )
+        schedule, stages, backward, micro_batches = (control.value for control in self.controls.values())
+        return simulate(schedule, stages, micro_batches, backward=float(backward))
 
     def redraw(self) -> tuple[Figure, str]:
-        """The pipeline, and its bubble beside the formula's."""
+        """The pipeline, and its bubble next to the formula's."""
         pipeline = self.pipeline
-        p, m = (1, 1) if pipeline.schedule == "naive" else (pipeline.stages, pipeline.micro_batches)
-        formula = bubble(p, m) if pipeline.schedule != "naive" else 1 - 1 / pipeline.stages
-        words = "1 − 1/p" if pipeline.schedule == "naive" else "(p − 1)/(m + p − 1)"
+        formula, words = bubble(pipeline.stages, pipeline.micro_batches), "(p − 1)/(m + p − 1)"
+        if pipeline.schedule == "naive":
+            formula, words = 1 - 1 / pipeline.stages, "1 − 1/p"
         message = f"{number(pipeline.span)} units, idle {pipeline.idle:.1%}; {words} = {formula:.1%}"
         return pipeline_figure(pipeline), escape(message.replace("%", " %"))
