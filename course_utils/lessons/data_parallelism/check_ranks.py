@@ -17,19 +17,17 @@ from torch.nn.parallel import DistributedDataParallel
 
 from course_utils.ranks.worker import report
 
+from .ddp_training import averaging
+from .replicas import distance, weights
+
 STEPS, RATE, WIDTH, SEQUENCES = 3, 0.1, 8, 2
 COUNTS = (4, 6)
 """Micro-batches of a step: a multiple of four, and not."""
 
 NAMES = {
-    "torch": torch,
-    "nn": nn,
-    "F": functional,
-    "mse_loss": functional.mse_loss,
-    "nullcontext": nullcontext,
-    "dist": dist,
-}
-"""What a learner's step may refer to."""
+    "torch": torch, "nn": nn, "F": functional, "mse_loss": functional.mse_loss, "nullcontext": nullcontext, "dist": dist
+}  # fmt: skip
+"""Names that a learner's step may use."""
 
 Batches = list[tuple[torch.Tensor, torch.Tensor]]
 
@@ -41,7 +39,7 @@ def network() -> nn.Module:
 
 
 def micro_batches(rank: int, step: int, count: int) -> Batches:
-    """What one rank sees in one step: other numbers on every rank."""
+    """Batches of one rank in one step: other numbers on every rank."""
     generator = torch.Generator().manual_seed(1000 * rank + step)
     shape = (SEQUENCES, WIDTH)
     return [(torch.randn(shape, generator=generator), torch.randn(shape, generator=generator)) for _ in range(count)]
@@ -54,21 +52,15 @@ def trained(step: Any, count: int) -> dict[str, Any]:
 
     def reduce(_: None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         exchanged.append(bucket.buffer().nbytes)
-        work = dist.all_reduce(bucket.buffer().div_(dist.get_world_size()), async_op=True)
-        assert work is not None, "every rank is in the group"
-        return work.get_future().then(lambda reduced: reduced.value()[0])
+        return averaging(bucket).then(lambda reduced: reduced.value()[0])
 
     model.register_comm_hook(None, reduce)
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     apart, off = [], []
     for number, right in enumerate(right_weights(count)):
         step(model, optimizer, micro_batches(dist.get_rank(), number, count))
-        own = weights(model)
-        highest, lowest = own.clone(), own.clone()
-        dist.all_reduce(highest, op=dist.ReduceOp.MAX)
-        dist.all_reduce(lowest, op=dist.ReduceOp.MIN)
-        apart.append((highest - lowest).max().item())
-        off.append((own - right).abs().max().item())
+        apart.append(distance(model))
+        off.append((weights(model) - right).abs().max().item())
     whole = sum(weight.nbytes for weight in model.parameters())
     return {"apart": apart, "off": off, "exchanged": sum(exchanged) / whole / STEPS}
 
@@ -87,13 +79,8 @@ def right_weights(count: int) -> list[torch.Tensor]:
     return found
 
 
-def weights(model: nn.Module) -> torch.Tensor:
-    """All weights as one vector, copied."""
-    return torch.cat([weight.detach().flatten() for weight in model.parameters()])
-
-
 def reduced(ring: Any, elements: int = 5) -> bool:
-    """What a learner's ring comes to, or training step for each number of micro-batches; what it raises, in words."""
+    """True if a learner's ring gives every part's sum."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     parts = [torch.full((elements,), float(10**rank + part)) for part in range(ranks)]
     wanted = [sum(10**other + part for other in range(ranks)) for part in range(ranks)]
@@ -102,7 +89,7 @@ def reduced(ring: Any, elements: int = 5) -> bool:
     def send(tensor: torch.Tensor, to: int) -> None:
         work = dist.isend(copied := tensor.clone(), to)
         assert work is not None, "every rank is in the group"
-        sending.append((copied, work))  # alive until it has been sent
+        sending.append((copied, work))  # keeps the copy until it has been sent
 
     def receive(source: int) -> torch.Tensor:
         arrived = torch.empty(elements)
@@ -116,19 +103,19 @@ def reduced(ring: Any, elements: int = 5) -> bool:
 
 
 def outcome(kind: str, source: str, name: str) -> dict[str, Any]:
-    """What a learner's ring, or training step for each number of micro-batches, comes to; what it raises, in words."""
+    """Outcome of a learner's ring, or training step for each number of micro-batches; or the error that it raises."""
     namespace: dict[str, Any] = dict(NAMES)
     try:
         exec(compile(source, "<your function>", "exec", __future__.annotations.compiler_flag), namespace)
         if kind == "ring":
             return {"reduced": reduced(namespace[name])}
         return {str(count): trained(namespace[name], count) for count in COUNTS}
-    except Exception as error:  # a learner's code may raise anything: it is said in words where the check runs
+    except Exception as error:  # a learner's code may raise anything; the check reports it
         return {"error": f"{type(error).__name__}: {error}"}
 
 
 def main() -> None:
-    """What one rank does: every function of the file that it is given, one after the other."""
+    """Run every function of the given file on this rank, one after the other."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     functions = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))

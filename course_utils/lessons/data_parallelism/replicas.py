@@ -59,10 +59,14 @@ def train(model: nn.Module, batch: Batch, is_shared: Callable[[str], bool]) -> l
     return apart
 
 
+def weights(model: nn.Module) -> torch.Tensor:
+    """All weights as one vector, copied."""
+    return torch.cat([weight.detach().flatten() for weight in model.parameters()])
+
+
 def distance(model: nn.Module) -> float:
     """The largest difference of any weight between any two ranks."""
-    weights = torch.cat([weight.detach().flatten() for weight in model.parameters()])
-    highest, lowest = weights.clone(), weights.clone()
+    highest, lowest = weights(model), weights(model)
     dist.all_reduce(highest, op=dist.ReduceOp.MAX)
     dist.all_reduce(lowest, op=dist.ReduceOp.MIN)
     return (highest - lowest).max().item()

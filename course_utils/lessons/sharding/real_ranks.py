@@ -1,4 +1,4 @@
-"""ZeRO's stages on real processes of the CPU: what each rank keeps, by kind, and what it hands to its collectives.
+"""ZeRO's stages on real processes of the CPU: bytes that each rank keeps, by kind, and elements that it sends.
 
 Stages 0 and 1 are DistributedDataParallel without and with ZeroRedundancyOptimizer, stages 2 and 3 `fully_shard` with
 reshard_after_forward False and True. Run as a module by `course_utils.ranks.launch`, once for each rank.
@@ -15,9 +15,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
+from torch.utils._pytree import tree_leaves
 
 from course_utils.estimating.sharding import ddp_communication, optimizer_bytes_of, rank_0_states, zero_1_shares
-from course_utils.measurement import Measurement, Provenance
+from course_utils.measurement import Provenance
 from course_utils.measuring.data_parallel import ReplicatedTraining, ReplicaTracker, whole_batch
 from course_utils.measuring.shard_tracker import ShardTracker
 from course_utils.measuring.sharded import ShardedTraining
@@ -34,15 +35,15 @@ from .zero import sent_elements
 STEPS = 3
 """The third step is looked at: in the first there are no states yet, in the second buckets are made anew."""
 
-PASSES = {"allreduce_": 2, "_allgather_base_": 1, "_reduce_scatter_base_": 1, "broadcast_": 1}
-"""How many elements a rank sends for each element of a collective, (D−1)/D left out: an all-reduce is two of the
-others (Rajbhandari et al. 2020, section 7.1).
+COLLECTIVES = {
+    "allreduce_": ("all-reduce", 2, 0),
+    "_allgather_base_": ("all-gather", 1, 0),
+    "_reduce_scatter_base_": ("reduce-scatter", 1, 1),
+    "broadcast_": ("broadcast", 1, 0),
+}
+"""For each of torch's operations its name, how many elements a rank sends for each element, (D−1)/D left out, and the
+place of the whole tensor among its arguments. An all-reduce counts as two (Rajbhandari et al. 2020, section 7.1).
 """
-
-NAMES = {
-    "allreduce_": "all-reduce", "_allgather_base_": "all-gather", "_reduce_scatter_base_": "reduce-scatter",
-    "broadcast_": "broadcast",
-}  # fmt: skip
 
 
 def small_run(ranks: int = 4) -> TrainingRun:
@@ -58,19 +59,19 @@ def by_stage(run: TrainingRun) -> dict[str, TrainingRun]:
 
 @dataclass(frozen=True)
 class Rank:
-    """What one process found out of its last step: `states`, bytes by kind between backward and the optimizer's step.
+    """One process in its last step: `states`, bytes by kind between backward and the optimizer's step.
 
     `sent` counts elements by collective, as ZeRO counts them; `losses` has one for each step.
     """
 
     states: Mapping[str, int]
     sent: Mapping[str, int]
-    losses: tuple[float, ...]
+    losses: Sequence[float]
 
 
 @dataclass(frozen=True)
 class Found:
-    """What every rank of several runs found, by the run's name and the rank; `provenance` says where and how."""
+    """Every rank of several runs, by the run's name and the rank; `provenance` says where and how."""
 
     ranks: Mapping[str, Sequence[Rank]]
     provenance: str
@@ -78,11 +79,11 @@ class Found:
 
     @property
     def word(self) -> str:
-        """What a heading calls these bytes: "measured", or "computed" where closed forms answered."""
+        """A heading's word for these bytes: "measured", or "computed" where closed forms answered."""
         return "measured" if self.real else "computed"
 
     def lost_alike(self, *names: str) -> str:
-        """Whether these runs had the same losses, to rounding, on every rank and in every step: in words."""
+        """A sentence that says whether these runs had the same losses, to rounding, on every rank and in every step."""
         if not self.real:
             return "no losses to compare, as nothing was trained"
         runs = [[loss for rank in ranks for loss in rank.losses] for ranks in map(self.ranks.__getitem__, names)]
@@ -91,11 +92,10 @@ class Found:
 
 
 def on_real_ranks(runs: Mapping[str, TrainingRun]) -> Found:
-    """Each of `runs`, trained for three steps by real processes that talk through gloo.
+    """Train each of `runs` for three steps in real processes that talk through gloo.
 
-    All runs have one world_size; the processes start once. Where torchrun does not run, as on Windows, the closed forms
-    answer in their place, and the provenance says so. Raises ValueError for runs of several world sizes,
-    `distributed.RankFailed` for a rank that fails.
+    The processes start once. Where torchrun does not work, as on Windows, the closed forms answer instead, and the
+    provenance says so. Raises ValueError for runs of several world sizes, `ranks.RankFailed` for a rank that fails.
     """
     sizes = {run.world_size for run in runs.values()}
     if len(sizes) != 1:
@@ -107,12 +107,8 @@ def on_real_ranks(runs: Mapping[str, TrainingRun]) -> Found:
         return Found(answers, f"NOT MEASURED, the closed forms instead: {why}", False)
     content = base64.b64encode(pickle.dumps(list(runs.values()))).decode()
     results = run_ranks(__name__, ranks, [content])
-    found = {name: [_rank(of_rank[index]) for of_rank in results] for index, name in enumerate(runs)}
+    found = {name: [Rank(**of_rank[index]) for of_rank in results] for index, name in enumerate(runs)}
     return Found(found, f"{ranks} processes on a CPU (gloo) · torch {torch_release()}", True)
-
-
-def _rank(found: Mapping[str, Any]) -> Rank:
-    return Rank(found["states"], found["sent"], tuple(found["losses"]))
 
 
 def _by_formula(run: TrainingRun, rank: int) -> Rank:
@@ -122,9 +118,6 @@ def _by_formula(run: TrainingRun, rank: int) -> Rank:
         states["optimizer_states"] = optimizer_bytes_of(run, run.precision, share)
     buckets = ddp_communication(run) if run.zero_stage < 2 else 0
     return Rank(states | {"communication": buckets}, sent_elements(run), ())
-
-
-# What one process does
 
 
 class RealShards(ShardedTraining):
@@ -140,7 +133,7 @@ class RealShards(ShardedTraining):
 
 
 class Counting(Tracker):
-    """Counts the elements of each collective by step. Inherits because a dispatch mode is the one place to see them."""
+    """Counts the elements of each collective by step."""
 
     def __init__(self, device: str) -> None:
         super().__init__(device)
@@ -148,19 +141,12 @@ class Counting(Tracker):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace == "c10d":
-            name = func._schema.name.removeprefix("c10d::")
-            if name in PASSES:
-                self.sent.setdefault(self.step, Counter())[NAMES[name]] += PASSES[name] * _elements(name, args)
+            operation = func._schema.name.removeprefix("c10d::")
+            if operation in COLLECTIVES:
+                name, passes, place = COLLECTIVES[operation]
+                elements = sum(tensor.numel() for tensor in tree_leaves(args[place]))
+                self.sent.setdefault(self.step, Counter())[name] += passes * elements
         return super().__torch_dispatch__(func, types, args, kwargs)
-
-
-def _elements(name: str, args: Any) -> int:
-    """Elements of the whole tensor that a collective is about: what is gathered, or what is summed."""
-    if name == "_allgather_base_":
-        return args[0].numel()
-    if name == "_reduce_scatter_base_":
-        return args[1].numel()
-    return sum(tensor.numel() for tensor in args[0])
 
 
 class CountingShards(Counting, ShardTracker):
@@ -172,29 +158,23 @@ class CountingReplicas(Counting, ReplicaTracker):
 
 
 def trained(run: TrainingRun) -> dict[str, Any]:
-    """This rank's steps of `run`, as what JSON can hold."""
+    """This rank's steps of `run`, as `Rank` takes them."""
     provenance = Provenance("cpu", "CPU", torch_release(), today())
     if run.zero_stage < 2:
-        tracker: Any = CountingReplicas("cpu")
-        measured = follow(ReplicatedTraining(run), tracker, STEPS, provenance)
+        training, tracker = ReplicatedTraining(run), CountingReplicas("cpu")
     else:
-        tracker = CountingShards("cpu")
-        mesh = init_device_mesh("cpu", (run.world_size,))
-        measured = follow(RealShards(run, mesh), tracker, STEPS, provenance)
-    return _as_json(measured, tracker.sent[STEPS])
-
-
-def _as_json(measured: Measurement, sent: Mapping[str, int]) -> dict[str, Any]:
+        training, tracker = RealShards(run, init_device_mesh("cpu", (run.world_size,))), CountingShards("cpu")
+    measured = follow(training, tracker, STEPS, provenance)
     kept = measured.moments["end of backward"]
     return {
         "states": {kind: kept[kind] for kind in ("parameters", "gradients", "optimizer_states", "communication")},
-        "sent": dict(sent),
+        "sent": dict(tracker.sent[STEPS]),
         "losses": list(measured.losses),
     }
 
 
 def main() -> None:
-    """What one rank does: train each run, tracked, and report."""
+    """Train each run on this rank, tracked, and report."""
     runs = pickle.loads(base64.b64decode(sys.argv[1]))
     torch.set_num_threads(1)
     dist.init_process_group("gloo")

@@ -22,10 +22,10 @@ def six_blocks(ranks: int = 64) -> TrainingRun:
 
 @dataclass(frozen=True)
 class Units:
-    """How a network is cut into what is gathered at once: each block, or with `whole` everything as one unit.
+    """Units that are gathered at once: each block, or with `whole` the whole network.
 
-    `ahead` blocks are gathered before they are needed, in forward and in backward; None leaves it to torch, which in
-    backward gathers the next one.
+    `ahead` blocks are gathered before they are needed, in forward and in backward. With None torch decides: in backward
+    it gathers the next one.
     """
 
     ahead: int | None = None
@@ -33,21 +33,18 @@ class Units:
 
 
 def in_units(run: TrainingRun, choices: Mapping[str, Units]) -> dict[str, Measurement]:
-    """A measurement of `run` for each of the choices, by name. Where this computer cannot simulate, prints why, and
-    gives none.
-    """
+    """Measure `run` for each of the choices, by name. Prints why and returns {} where this computer cannot simulate."""
     works, why = availability()
     if not works:
         print(f"left out, as this computer cannot simulate them ({why}): {', '.join(choices)}")
         return {}
-    return {name: _simulated(run, units) for name, units in choices.items()}
-
-
-def _simulated(run: TrainingRun, units: Units) -> Measurement:
     note = f"rank 0 of {run.world_size} simulated ranks"
     provenance = Provenance("simulated", "simulated GPU", torch_release(), today(), note)
-    with simulated_ranks(run.world_size) as mesh, simulated_gpu(run.attention):
-        return follow(TrainingInUnits(run, mesh, units), ShardTracker("cuda"), 2, provenance)
+    found = {}
+    for name, units in choices.items():
+        with simulated_ranks(run.world_size) as mesh, simulated_gpu(run.attention):
+            found[name] = follow(TrainingInUnits(run, mesh, units), ShardTracker("cuda"), 2, provenance)
+    return found
 
 
 class TrainingInUnits(ShardedTraining):
@@ -64,15 +61,10 @@ class TrainingInUnits(ShardedTraining):
             network, policy = self._whole()
             fully_shard(network, mesh=self.mesh, mp_policy=policy)
             return network
-        network = super()._network()
-        if self.units.ahead is not None:
-            gather_ahead(network, self.units.ahead)
+        network, ahead = super()._network(), self.units.ahead
+        if ahead is not None:
+            blocks: list[Any] = list(network.blocks)
+            for index, block in enumerate(blocks):
+                block.set_modules_to_forward_prefetch(blocks[index + 1 : index + 1 + ahead])
+                block.set_modules_to_backward_prefetch(blocks[max(0, index - ahead) : index][::-1])
         return network
-
-
-def gather_ahead(network: Transformer, ahead: int) -> None:
-    """Ask each block to have the next `ahead` ones gathered while it computes, in forward and in backward."""
-    blocks: list[Any] = list(network.blocks)
-    for index, block in enumerate(blocks):
-        block.set_modules_to_forward_prefetch(blocks[index + 1 : index + 1 + ahead])
-        block.set_modules_to_backward_prefetch(blocks[max(0, index - ahead) : index][::-1])

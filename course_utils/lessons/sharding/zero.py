@@ -1,4 +1,4 @@
-"""Lesson 09's closed forms: what ZeRO says that a rank keeps and sends, and each term by which torch differs."""
+"""Lesson 09's closed forms: bytes that a rank keeps and sends by ZeRO's formulas, and terms by which torch differs."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -20,11 +20,9 @@ from course_utils.models import parameter_shapes
 from course_utils.run import Precision, TrainingRun
 from course_utils.units import BLOCK
 
-# What ZeRO's formula says
-
 
 def formula(run: TrainingRun) -> dict[str, int]:
-    """Bytes of states of one rank by ZeRO's formula, by kind, with the run's own bytes a parameter.
+    """Bytes of states of one rank by ZeRO's formula, by kind, with the run's own bytes per parameter.
 
     Weights, gradients and K of the optimizer: 2 + 2 + 12 in the paper, 4 + 4 + 8 in fp32. Stage 1 divides K by the
     number of ranks, stage 2 the gradients too, stage 3 all (Rajbhandari et al. 2020, section 5). Raises ValueError for
@@ -42,7 +40,7 @@ def formula(run: TrainingRun) -> dict[str, int]:
 
 
 def _moments(precision: Precision) -> int:
-    """Bytes a parameter of Adam's two moments."""
+    """Bytes per parameter of Adam's two moments."""
     return (precision.first_moment or precision.state) + precision.state
 
 
@@ -52,16 +50,12 @@ def cut_three_ways(parameters: int, ranks: int) -> dict[str, dict[str, int]]:
     return {name: zero_sharded_state_bytes(parameters, stage, ranks) for stage, name in enumerate(names)}
 
 
-# What torch adds to it
-
-
 def state_terms(run: TrainingRun, rank: int = 0, counters: bool = True) -> dict[str, int]:
-    """What `rank` keeps between backward and the optimizer's step: ZeRO's formula, then each term by which torch
-    differs, signed bytes by name; together they are what is measured.
+    """Bytes of `rank` between backward and the step: ZeRO's formula, then signed terms by which torch differs.
 
-    `counters` are Adam's counts of steps, a block of 512 bytes for each tensor, which stand in the traced memory of a
-    CPU only. Stages 2 and 3 are FSDP2, which keeps no whole parameter between steps, whatever the stage. Raises
-    ValueError like `formula`, and for a run that FSDP2 is not covered for.
+    `counters` are Adam's counts of steps, a block of 512 bytes for each tensor, in traced memory of a CPU only. Stages
+    2 and 3 are FSDP2, which keeps no whole parameter between steps. Raises ValueError like `formula`, and for a run
+    that `check_fsdp` refuses.
     """
     terms = {"ZeRO's formula": sum(formula(run).values())}
     terms |= _sharded_terms(run, rank) if run.zero_stage >= 2 else _replicated_terms(run, rank)
@@ -76,7 +70,7 @@ def _stepped(run: TrainingRun, rank: int) -> Mapping[str, tuple[int, ...]]:
 
 
 def _replicated_terms(run: TrainingRun, rank: int) -> dict[str, int]:
-    """DistributedDataParallel: shares of whole tensors are not even, and gradients lie in buckets once more."""
+    """DistributedDataParallel: shares of whole tensors are not even, and buckets hold all gradients again."""
     N, precision, shapes = run.model.parameters, run.precision, _stepped(run, rank)
     exact = formula(run)
     share = (precision.master + _moments(precision)) * sum(map(prod, shapes.values()))
@@ -91,10 +85,7 @@ def _replicated_terms(run: TrainingRun, rank: int) -> dict[str, int]:
 
 
 def _sharded_terms(run: TrainingRun, rank: int) -> dict[str, int]:
-    """FSDP2: weights and gradients are padded until the ranks divide their rows; Adam's moments are of own rows alone.
-
-    At stage 2, too, parameters are sharded between steps.
-    """
+    """FSDP2: rows of weights and gradients are padded to a multiple of D, Adam's moments are not."""
     check_fsdp(run)
     D = run.world_size
     precision = dataclasses.replace(run.precision, master=0)  # the shard is the master weight
@@ -139,15 +130,12 @@ def gathered_terms(run: TrainingRun) -> dict[str, int]:
     }
 
 
-# What it sends
-
-
 def sent_elements(run: TrainingRun) -> dict[str, int]:
     """Elements that each rank sends in a step of one micro-batch, by collective, (D−1)/D left out as ZeRO does.
 
-    As torch does it: DistributedDataParallel all-reduces, two elements for each; ZeroRedundancyOptimizer's ranks then
-    broadcast what they have stepped; FSDP2 gathers a unit for forward and, at stage 3, each block once more for
-    backward, and reduce-scatters it once, all with padding.
+    DistributedDataParallel all-reduces, two elements for each; ZeroRedundancyOptimizer's ranks then broadcast their
+    new weights. FSDP2 gathers each unit for forward and, at stage 3, each block again for backward, and reduce-scatters
+    it once, all with padding.
     """
     N = run.model.parameters
     if run.zero_stage < 2:
@@ -158,28 +146,23 @@ def sent_elements(run: TrainingRun) -> dict[str, int]:
 
 
 def tokens_to_hide(bytes_each: float, flops_per_second: float, bytes_per_second: float) -> float:
-    """Tokens that a rank has to work on in a step until arithmetic takes as long as sending `bytes_each` a parameter.
+    """Tokens that a rank has to work on in a step until arithmetic takes as long as sending `bytes_each` per parameter.
 
-    A token takes 6 FLOPs a parameter, forward and backward (Kaplan et al. 2020, section 2.1): N cancels.
+    A token takes 6 FLOPs per parameter, forward and backward (Kaplan et al. 2020, section 2.1): N cancels.
     """
     return bytes_each / bytes_per_second * flops_per_second / 6
 
 
-# Offloading
-
-
 @dataclass(frozen=True)
 class Offload:
-    """ZeRO-Offload: bytes that stay on each GPU, bytes in the host's memory for each GPU, bytes over each GPU's link
-    in a step, both directions together.
-    """
+    """ZeRO-Offload, bytes per GPU: on the GPU, in the host's memory, and over the link in a step, both directions."""
 
     gpu: int
     host: int
     link: int
 
     def seconds(self, bytes_per_second: float) -> float:
-        """How long the link takes if one direction waits for the other."""
+        """Seconds that the link takes if one direction waits for the other."""
         return self.link / bytes_per_second
 
 
@@ -192,11 +175,8 @@ def offload(parameters: int, ranks: int = 1) -> Offload:
     return Offload(gpu=2 * parameters, host=14 * share, link=4 * share)
 
 
-# All-reduce in two halves
-
-
 def reduce_scatter(gradients: Sequence[Sequence[float]]) -> list[list[float]]:
-    """What each rank holds after a reduce-scatter of these lists, one a rank: its slice of their mean.
+    """Each rank's slice of the mean after a reduce-scatter of these lists, one per rank.
 
     Raises ValueError unless the ranks divide the length.
     """
@@ -208,6 +188,6 @@ def reduce_scatter(gradients: Sequence[Sequence[float]]) -> list[list[float]]:
 
 
 def all_gather(slices: Sequence[Sequence[float]]) -> list[list[float]]:
-    """What each rank holds after an all-gather: everybody's slices in the order of ranks."""
+    """Each rank's list after an all-gather: all slices in the order of ranks."""
     whole = [value for part in slices for value in part]
     return [list(whole) for _ in slices]
