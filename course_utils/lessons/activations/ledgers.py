@@ -7,6 +7,7 @@ from functools import partial
 import torch
 
 from course_utils.estimating.exact.activations import Saved, activation_bytes, block_saved
+from course_utils.figures.axes import value_axis
 from course_utils.figures.canvas import INK, MARGIN, QUIET, RULE, WIDTH, Canvas, Figure, number, ticks, wrap
 from course_utils.figures.curves import LINE_COLOURS
 from course_utils.interactive.saved import Saved as Found
@@ -16,7 +17,7 @@ from course_utils.networks.attention import causal_mask
 from course_utils.networks.rotary import rotation
 from course_utils.networks.transformer import Block
 from course_utils.run import TrainingRun
-from course_utils.units import UNITS, aligned, format_bytes, html_table
+from course_utils.units import aligned, format_bytes, html_table
 
 LETTERS = {"c": "2", "r": "4", "sb": "s·b", "kv": "g·d", "qkv": "3·h", "s32": "s"}
 """Symbols of the estimate as the lesson shows them: c and r are bytes per element in 16 and 32 bits, g heads of d keys.
@@ -185,8 +186,8 @@ def sweep_figure(panels: Mapping[str, Panel], title: str, provenance: str = "", 
     if not panels:
         raise ValueError("a sweep needs at least one panel")
     canvas = Canvas()
-    top, unit = canvas.title(title) + 26, UNITS["MB"]
-    most = max(max(curve.values()) for panel in panels.values() for pair in panel.values() for curve in pair) / unit
+    top = canvas.title(title) + 26
+    most = max(max(curve.values()) for panel in panels.values() for pair in panel.values() for curve in pair)
     width, height = (WIDTH - 2 * MARGIN - 40) / len(panels), 250.0
     said = []
     for index, (label, panel) in enumerate(panels.items()):
@@ -208,19 +209,16 @@ def _panel(canvas: Canvas, label: str, panel: Panel, place: tuple[float, float, 
     def spot(size: float, value: float) -> tuple[float, float]:
         return left + width * size / largest, top + height * (1 - value / most)
 
-    for tick in ticks(0, most, 5):
-        y = spot(0, tick)[1]
-        canvas.line(left, y, left + width, y)
-        canvas.text(left - 8, y + 4, number(tick), 12, QUIET, text_anchor="end")
+    value_axis(canvas, lambda size: spot(0, size)[1], most, "MB", left, left + width)
     for tick in ticks(0, largest, 5):
         canvas.text(spot(tick, 0)[0], top + height + 18, number(tick), 12, QUIET, text_anchor="middle")
     canvas.line(left, top + height, left + width, top + height, RULE)
     canvas.text(left + width / 2, top + height + 38, label, 12, INK, text_anchor="middle")
     for (name, (estimated, measured)), color in zip(panel.items(), (EAGER, FLASH), strict=False):
-        points = [spot(size, value / UNITS["MB"]) for size, value in estimated.items()]
+        points = [spot(size, value) for size, value in estimated.items()]
         canvas.path("M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points), stroke=color, stroke_width=2.5, fill="none")
         for size, value in measured.items():
-            x, y = spot(size, value / UNITS["MB"])
+            x, y = spot(size, value)
             circle = f"M{x - 5:.1f} {y:.1f}a5 5 0 1 0 10 0a5 5 0 1 0 -10 0"
             canvas.path(circle, stroke=color, stroke_width=1.8, fill="#FFFFFF", data_value=value)
         for row, words in enumerate(wrap(name, 12, 60)):

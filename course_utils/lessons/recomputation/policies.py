@@ -1,4 +1,4 @@
-"""What a policy of recomputation costs in arithmetic: as a formula, and counted while a small network really runs."""
+"""Arithmetic that a policy of recomputation costs: as a formula, and counted while a small network really runs."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -14,30 +14,24 @@ from course_utils.networks import build_network
 from course_utils.run import TrainingRun
 
 
-def block_forward_flops(run: TrainingRun) -> int:
-    """FLOPs of one forward pass of all blocks, head left out: (24·b·s·h² + 4·b·s²·h)·L (Korthikanti et al., app. A).
-
-    Matrix products alone, of an MLP of 4h without a gate, and attention as if it were not causal.
-    """
-    s, b, h, L = run.seq_len, run.micro_batch, run.model.hidden, run.model.layers
-    return 24 * b * L * s * h * h + selective_recomputation_flops(run)
-
-
 def recomputed_flops(run: TrainingRun) -> int:
     """FLOPs of matrix products that backward runs again under the run's policy, a core of attention as a whole.
 
-    ValueError for a model that these formulas do not describe: with a gate, grouped queries or experts.
+    A forward pass of all blocks takes (24·b·s·h² + 4·b·s²·h)·L (Korthikanti et al. 2022, appendix A): an MLP of 4h
+    without a gate, and attention as if it were not causal. ValueError for a model that these formulas do not describe:
+    with a gate, grouped queries or experts.
     """
     model = run.model
     if model.mlp != "gelu" or model.kv_heads != model.heads or model.experts:
         raise ValueError(f"{model.name}: the formulas are for GPT's blocks, without gates, grouped queries or experts")
     if run.blocks_per_checkpoint:
-        return block_forward_flops(run)
+        s, b, h, L = run.seq_len, run.micro_batch, model.hidden, model.layers
+        return 24 * b * L * s * h * h + selective_recomputation_flops(run)
     return selective_recomputation_flops(run) if run.recompute == "selective-attention" else 0
 
 
 def added_percent(run: TrainingRun) -> float:
-    """What the policy runs again, in percent of the model's own FLOPs, forward and backward."""
+    """FLOPs that the policy runs again, in percent of the model's own, forward and backward."""
     return 100 * recomputed_flops(run) / korthikanti_model_flops(run)
 
 

@@ -1,12 +1,14 @@
 """Three ways to run a chain of n nodes forward and backward: keep all, keep none, keep every k-th (Chen et al. 2016).
 
-Each node f leaves one value behind, which its backward b needs, and hands another to the next node. A checkpoint is
-what a node was handed, kept so that the chain can be run again from there. Both count as one; what is in hand, passing
-from node to node, and the gradient on its way back are there in every schedule and are not counted.
+Each node f leaves one value behind, which its backward b needs, and hands another to the next node. A checkpoint is a
+node's input, kept so that the chain can be run again from there. Both count as one. The value that passes from node to
+node and the gradient on its way back exist in every schedule and are not counted.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from course_utils.interactive.feedback import divisors
 
 MOST_NODES = 64
 """More than this fits no picture."""
@@ -30,6 +32,11 @@ class Tick:
         """Values kept while this node works."""
         return len(self.checkpoints) + len(self.kept)
 
+    @property
+    def words(self) -> str:
+        """The work of this tick: "f5 runs again"."""
+        return f"{self.kind}{self.node} runs{' again' * self.again}"
+
 
 @dataclass(frozen=True)
 class Schedule:
@@ -46,30 +53,28 @@ class Schedule:
 
     @property
     def forwards(self) -> int:
-        """How often some f ran: nodes, and what is run again."""
+        """Runs of any f: one per node, and the repetitions."""
         return sum(tick.kind == "f" for tick in self.ticks)
 
     @property
     def again(self) -> int:
-        """How many of those were repetitions."""
+        """Repetitions among those."""
         return sum(tick.again for tick in self.ticks)
 
 
 def keep_all(nodes: int) -> Schedule:
     """Every f leaves its value: n values, n runs of f. ValueError unless `nodes` is 1 to 64, as for all of these."""
     _check("nodes", nodes)
-    forward = [_f(node, kept=range(1, node + 1)) for node in range(1, nodes + 1)]
-    backward = [Tick("b", node, False, (), tuple(range(1, node + 1))) for node in range(nodes, 0, -1)]
-    return Schedule("keep all", nodes, [*forward, *backward])
+    return Schedule("keep all", nodes, _stretch((), 1, nodes, again=False))
 
 
 def keep_none(nodes: int) -> Schedule:
     """Only the chain's input is kept, and before each b all up to its f runs again: 2 values, n + n(n+1)/2 runs."""
     _check("nodes", nodes)
-    ticks = [_f(node, checkpoints=(1,)) for node in range(1, nodes + 1)]
+    ticks = [Tick("f", node, False, (1,), ()) for node in range(1, nodes + 1)]
     for node in range(nodes, 0, -1):
-        ticks += [_f(other, (1,), (node,) if other == node else (), again=True) for other in range(1, node + 1)]
-        ticks.append(Tick("b", node, False, (1,), (node,)))
+        ticks += [Tick("f", other, True, (1,), ()) for other in range(1, node)]
+        ticks += [Tick("f", node, True, (1,), (node,)), Tick("b", node, False, (1,), (node,))]
     return Schedule("keep none", nodes, ticks)
 
 
@@ -77,24 +82,18 @@ def keep_every(nodes: int, k: int) -> Schedule:
     """Every k-th node's input is kept, and each stretch of k nodes runs again: n/k + k values, 2n runs of f."""
     _check("nodes", nodes)
     _check("k", k)
-    starts = list(range(1, nodes + 1, k))
-    ticks = [_f(node, tuple(s for s in starts if s <= node)) for node in range(1, nodes + 1)]
-    for index in range(len(starts) - 1, -1, -1):
-        ticks += _stretch(tuple(starts[: index + 1]), min(starts[index] + k - 1, nodes))
+    starts = tuple(range(1, nodes + 1, k))
+    ticks = [Tick("f", node, False, tuple(s for s in starts if s <= node), ()) for node in range(1, nodes + 1)]
+    for index in reversed(range(len(starts))):
+        ticks += _stretch(starts[: index + 1], starts[index], min(starts[index] + k - 1, nodes), again=True)
     return Schedule(f"keep every {k}", nodes, ticks)
 
 
-def _stretch(checkpoints: tuple[int, ...], last: int) -> Iterator[Tick]:
-    """From the last checkpoint to node `last`: forward again, each f leaving its value, then backward."""
-    first = checkpoints[-1]
-    for node in range(first, last + 1):
-        yield _f(node, checkpoints, range(first, node + 1), again=True)
-    for node in range(last, first - 1, -1):
-        yield Tick("b", node, False, checkpoints, tuple(range(first, node + 1)))
-
-
-def _f(node: int, checkpoints: Sequence[int] = (), kept: Sequence[int] = (), again: bool = False) -> Tick:
-    return Tick("f", node, again, tuple(checkpoints), tuple(kept))
+def _stretch(checkpoints: tuple[int, ...], first: int, last: int, again: bool) -> list[Tick]:
+    """From node `first` to `last`: forward, each f leaving its value, then backward."""
+    there = [(node, tuple(range(first, node + 1))) for node in range(first, last + 1)]
+    forward = [Tick("f", node, again, checkpoints, kept) for node, kept in there]
+    return forward + [Tick("b", node, False, checkpoints, kept) for node, kept in reversed(there)]
 
 
 def _check(name: str, value: int) -> None:
@@ -106,7 +105,7 @@ def _check(name: str, value: int) -> None:
 
 
 def memory_every(nodes: int, k: int, inside: float = 1) -> float:
-    """The checkpoints' worth that keeping every k-th input of `nodes` takes: n/k + c·k where k divides n.
+    """Memory, in checkpoints, when every k-th input of `nodes` is kept: n/k + c·k where k divides n.
 
     c = `inside` is what one node keeps for its backward, counted in checkpoints: 1 in the plain chain (Chen et al.
     2016, section 4). Where k does not divide n, the last stretch is short, and the fuller of the two moments counts.
@@ -121,5 +120,4 @@ def best_interval(nodes: int, inside: float = 1) -> int:
 
     Near √(n/c), where the derivative of n/k + c·k is zero.
     """
-    divisors = [k for k in range(1, nodes + 1) if nodes % k == 0]
-    return min(divisors, key=lambda k: memory_every(nodes, k, inside))
+    return min(divisors(nodes), key=lambda k: memory_every(nodes, k, inside))

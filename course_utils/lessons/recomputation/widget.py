@@ -1,6 +1,5 @@
 """A schedule to step through: controls for the chain, a slider and a play button for its ticks. For notebooks only."""
 
-from html import escape
 from typing import Any
 
 import ipywidgets
@@ -15,7 +14,7 @@ from .schedules import Schedule, keep_all, keep_every, keep_none
 EVERY = "keep every k"
 SCHEDULES = ("keep all", "keep none", EVERY)
 MOST = 24
-"""Nodes that can be told apart in the picture."""
+"""Nodes that can be distinguished in the picture."""
 
 FRAME = 400
 """Milliseconds from one tick to the next while it plays."""
@@ -41,18 +40,17 @@ class Player(Explorable):
         for name, value, least in (("nodes", nodes, 2), ("k", k, 1)):
             if not least <= value <= MOST:
                 raise ValueError(f"{name} is {value}: choose {least} to {MOST}")
-        look: dict[str, Any] = {"style": STYLE, "layout": LAYOUT}
-        first = made(schedule, nodes, k)
-        most = len(first.ticks)
-        slider = ipywidgets.IntSlider(min=1, max=most, value=tick or most, description="tick", **look)
-        super().__init__(
-            {
-                "schedule": dropdown("schedule", SCHEDULES, schedule),
-                "n": ipywidgets.IntSlider(min=2, max=MOST, value=nodes, description="nodes n", **look),
-                "k": ipywidgets.IntSlider(min=1, max=MOST, value=k, description="keep every k", **look),
-                "tick": slider,
-            }
-        )
+        most = len(made(schedule, nodes, k).ticks)
+        numbers = {
+            "n": (2, MOST, nodes, "nodes n"),
+            "k": (1, MOST, k, "keep every k"),
+            "tick": (1, most, tick or most, "tick"),
+        }
+        sliders = {
+            name: ipywidgets.IntSlider(min=low, max=high, value=value, description=words, style=STYLE, layout=LAYOUT)
+            for name, (low, high, value, words) in numbers.items()
+        }
+        super().__init__({"schedule": dropdown("schedule", SCHEDULES, schedule), **sliders})
         play = ipywidgets.Play(min=1, max=most, value=1, interval=FRAME, description="play")
         play.observe(self._follow, names="value")
         self.play = play
@@ -64,7 +62,7 @@ class Player(Explorable):
         return made(self.controls["schedule"].value, self.controls["n"].value, self.controls["k"].value)
 
     def update(self, change: Any = None) -> None:
-        """Draw; a new chain begins at its end, where its totals stand. k can be moved only where it counts."""
+        """Draw; a new chain begins at its end, which has its totals. k can be moved only where it counts."""
         self.controls["k"].disabled = self.controls["schedule"].value != EVERY
         slider, most = self.controls["tick"], len(self.schedule.ticks)
         if slider.max != most:
@@ -74,25 +72,19 @@ class Player(Explorable):
         super().update(change)
 
     def redraw(self) -> tuple[Figure, str]:
-        """The chain at the chosen tick, and what happens there in words."""
+        """The chain at the chosen tick, and a sentence about its work and the work so far."""
         schedule, at = self.schedule, self.controls["tick"].value
-        tick = schedule.ticks[at - 1]
-        again = " <b>again</b>" if tick.again else ""
+        done = schedule.ticks[:at]
+        forward, again = sum(tick.kind == "f" for tick in done), sum(tick.again for tick in done)
+        now = done[-1].words.replace("again", "<b>again</b>")
         message = (
-            f"Tick {at} of {len(schedule.ticks)}: {escape(tick.kind)}{tick.node} runs{again}. {work(schedule, at)}"
+            f"Tick {at} of {len(schedule.ticks)}: {now}. Work so far: {forward} run{'s' * (forward != 1)} of f, "
+            f"{again} of them repetitions, and {len(done) - forward} of b."
         )
         return schedule_figure(schedule, at), message
 
     def _follow(self, change: Any) -> None:
         self.controls["tick"].value = min(change["new"], self.controls["tick"].max)
-
-
-def work(schedule: Schedule, at: int) -> str:
-    """What has run up to tick `at`, in words."""
-    done = schedule.ticks[:at]
-    forward, again = sum(tick.kind == "f" for tick in done), sum(tick.again for tick in done)
-    runs = f"{forward} run{'s' * (forward != 1)} of f"
-    return f"Work so far: {runs}, {again} of them repetitions, and {len(done) - forward} of b."
 
 
 def made(name: str, nodes: int, k: int) -> Schedule:
