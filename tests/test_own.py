@@ -573,7 +573,7 @@ class Lazy(nn.Module):
     ids=lambda value: str(value).split(" at 0x")[0],  # the same in every process
 )
 def test_what_cannot_be_measured_is_refused_in_words(changes, error, words):
-    given = {"step": train_step, "source": "simulated", **made(), **changes}
+    given: dict[str, Any] = {"step": train_step, "source": "simulated", **made(), **changes}
     if "model" in changes and error is ValueError and changes.get("optimizer", 0) == 0 and "AdamW" not in words:
         given["optimizer"] = None
         given["step"] = lambda model, batch: None
@@ -675,6 +675,22 @@ def test_a_live_step_is_counted_without_the_tracker_too(card):
     measured = measure(step=step, source="live", **made() | {"optimizer": None})
     assert measured.counters["allocated"] == measured.counters["reserved"] == measured.peak
     assert str(measured.provenance).startswith("live on a stand-in")
+
+
+def test_a_step_that_fails_when_it_is_counted_leaves_nothing_either(card):
+    calls: list[int] = []
+
+    def step(model, batch):
+        calls.append(len(calls))
+        F.cross_entropy(model(batch[0]), batch[1]).backward()
+        if len(calls) > 2:  # two steps were followed by the tracker
+            raise KeyError("when counted")
+
+    parts = made() | {"optimizer": None}
+    before = card.allocated
+    with pytest.raises(KeyError) as caught:
+        measure(step=step, source="live", **parts)
+    assert caught.value.args and len(calls) == 3 and card.allocated == before
 
 
 # What a GPU turns out not to do, and what a step that fails leaves there

@@ -18,7 +18,7 @@ from ..ranks.functions import globals_used
 WRITE = "write it as def step(model, optimizer, batch): …"
 CONTAINERS = (list, tuple, set, frozenset)
 CHANGING = (torch.optim.Optimizer, LRScheduler, torch.amp.GradScaler)
-"""What a step changes by using it, so that it works on a copy only if it was handed over."""
+"""A step changes these by using them: it works on a copy only if they were handed over."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class OwnStep:
 
     @property
     def arguments(self) -> list[Any]:
-        """What the step is called with: the model, then the optimizer and the batch if there are any."""
+        """The step's arguments: the model, then the optimizer and the batch if there are any."""
         return [self.model, *(given for given in (self.optimizer, self.batch) if given is not None)]
 
     @property
@@ -61,7 +61,7 @@ class OwnStep:
 
 
 def checked(step: Any, model: Any, optimizer: Any, batch: Any) -> OwnStep:
-    """What was handed over, if it can be a training step. Raises TypeError or ValueError, in words, if not."""
+    """The arguments as an OwnStep. Raises TypeError or ValueError, saying what to write, if they are none."""
     if not callable(step):
         raise TypeError(f"step is {step!r}, which cannot be called: {WRITE}")
     if not isinstance(model, torch.nn.Module):
@@ -100,11 +100,8 @@ def _check_model(model: torch.nn.Module) -> None:
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if is_lazy(tensor):
             raise ValueError(f"{name} has no shape yet: run the model once before it is measured")
-        if tensor.layout is not torch.strided or type(tensor) not in (
-            torch.Tensor,
-            torch.nn.Parameter,
-            torch.nn.Buffer,
-        ):
+        plain = type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+        if tensor.layout is not torch.strided or not plain:
             kind = tensor.layout if tensor.layout is not torch.strided else type(tensor).__name__
             raise ValueError(f"{name} is a {kind}: only ordinary, dense tensors are carried over to the device")
 
@@ -120,14 +117,11 @@ def _check_optimizers(own: OwnStep) -> None:
 
 
 def _check_signature(own: OwnStep) -> None:
-    names = [
-        "model",
-        *(["optimizer"] if own.optimizer is not None else []),
-        *(["batch"] if own.batch is not None else []),
-    ]
+    given = {"model": own.model, "optimizer": own.optimizer, "batch": own.batch}
+    names = [name for name, value in given.items() if value is not None]
     try:
         signature = inspect.signature(own.step)
-    except ValueError:  # a callable written in C tells nothing of itself
+    except ValueError:  # a callable written in C has no signature
         return
     try:
         signature.bind(*own.arguments)
@@ -183,7 +177,7 @@ def _flatten_recurrent(model: torch.nn.Module) -> None:
 
 
 def _copied(name: str, thing: Any, memo: dict[int, Any]) -> Any:
-    """A copy. Raises ValueError, in words, for what Python or torch refuses to copy: a generator, a loss's graph."""
+    """A copy. Raises ValueError for what Python or torch refuses to copy: a generator, a loss's graph."""
     try:
         return copy.deepcopy(thing, memo)
     except torch.OutOfMemoryError:
@@ -236,7 +230,7 @@ def _attributes(thing: Any) -> list[Any]:
 
 
 def _entries(state: Any) -> list[tuple[str, Any]]:
-    """What an optimizer keeps for one owner, by name; one of one's own may keep a tensor alone."""
+    """The state that an optimizer keeps for one owner, by name; a learner's own may keep a tensor alone."""
     return list(state.items()) if isinstance(state, Mapping) else [("", state)]
 
 

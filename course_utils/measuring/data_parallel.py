@@ -43,7 +43,6 @@ def measure_data_parallel(run: TrainingRun, steps: int) -> Measurement:
 
 
 def note_of(run: TrainingRun, steps: int) -> str:
-    """What has to be said of such a measurement."""
     note = f"rank 0 of {run.world_size} processes (gloo)"
     if run.bucket_view and not run.set_to_none and steps < 3:
         note += "; step 2 makes new buckets while gradients still view the old: steps=3 shows what later steps need"
@@ -162,7 +161,7 @@ def _reduce_bucket(tracker: ReplicaTracker, bucket: GradBucket) -> torch.futures
 
 
 def main() -> None:
-    """What one rank does: train, tracked, and report."""
+    """Train on one rank under the tracker, and report."""
     run, steps = pickle.loads(base64.b64decode(sys.argv[1]))
     torch.set_num_threads(1)
     dist.init_process_group("gloo")

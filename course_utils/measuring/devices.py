@@ -35,7 +35,7 @@ class Cuda:
         return {"device": device | limited, "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
 
     def capability(self) -> tuple[int, int]:
-        """CUDA's compute capability, that of the card which this one stands for where that is lower."""
+        """CUDA's compute capability; that of the card which this GPU imitates where that is lower."""
         return capability_here(torch.cuda.get_device_capability())
 
     def free(self) -> int:
@@ -104,16 +104,14 @@ def as_card(name: str) -> Gpu:
     here = torch.cuda.get_device_properties(torch.cuda.current_device())
     card = card_named(name, (here.major, here.minor))
     if card.room > here.total_memory:
-        raise ValueError(
-            f"{here.name} has {here.total_memory:,} bytes: it cannot stand for {card.name}, which has more"
-        )
+        raise ValueError(f"{here.name} has {here.total_memory:,} bytes: it cannot imitate {card.name}, which has more")
     torch.cuda.set_per_process_memory_fraction(card.room / here.total_memory)
     _limit.card = card
     return card
 
 
 def allowed_bytes() -> int:
-    """How much memory this process may use; more than there is where nobody has set a limit."""
+    """Bytes that this process may use; more than there are where nobody has set a limit."""
     if not torch.cuda.is_initialized():
         return NO_LIMIT  # a limit can only be set once CUDA is in use
     fraction = torch.cuda.get_per_process_memory_fraction()
@@ -121,12 +119,12 @@ def allowed_bytes() -> int:
 
 
 def capability_here(real: tuple[int, int]) -> tuple[int, int]:
-    """The compute capability to go by: the GPU's own, or that of the card which it stands for."""
+    """The compute capability to go by: the GPU's own, or a lower one of the card that it imitates."""
     return min(real, _limit.card.capability) if _limit.card else real
 
 
 def name_here(real: str) -> str:
-    """The GPU's name, and what it stands for: "NVIDIA H200 as T4-16GB"."""
+    """The GPU's name, and that of the card that it imitates: "NVIDIA H200 as T4-16GB"."""
     return f"{real}{AS}{_limit.card.name}" if _limit.card else real
 
 
@@ -173,7 +171,7 @@ Device = Cuda | Host
 
 
 def driver_version() -> str:
-    """The NVIDIA driver's version, as nvidia-smi tells it; "" where that program is missing or says nothing."""
+    """The NVIDIA driver's version from nvidia-smi; "" where that program is missing or says nothing."""
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)

@@ -1,4 +1,4 @@
-"""What a training holds by kind, counted without watching its operations: cheap enough for a loop on a stage."""
+"""Bytes that a training holds by kind, counted without watching its operations: cheap enough for a loop on a stage."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -57,7 +57,7 @@ class Holdings:
         self._held = {
             "parameters": _bytes(self._weights),
             "gradients": sum(self._gradients.values()),
-            "optimizer_states": _bytes(filter(self._is_beside_the_weights, self._states())),
+            "optimizer_states": _bytes(filter(self._is_with_the_weights, self._states())),
         }
 
     def by_kind(self, allocated: int) -> dict[str, int]:
@@ -73,7 +73,7 @@ class Holdings:
         states = [state for optimizer in self._optimizers for state in optimizer.state.values()]
         return [value for state in states for value in state.values()]
 
-    def _is_beside_the_weights(self, kept: Any) -> bool:
+    def _is_with_the_weights(self, kept: Any) -> bool:
         return isinstance(kept, torch.Tensor) and kept.device == self._weights[0].device
 
     def _called(self, *_: Any) -> None:

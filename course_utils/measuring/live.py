@@ -31,16 +31,16 @@ KERNELS = {
 }
 
 NO_KERNEL = ("No available kernel", "No viable backend")
-"""How torch begins when the one kernel that it may use cannot do what is asked."""
+"""First words of torch's error when the one kernel that it may use cannot do what is asked."""
 
 NO_CODE = "no kernel image is available"
-"""What the driver says of a GPU whose architecture torch was not built for."""
+"""The driver's words for a GPU whose architecture torch was not built for."""
 
 NO_GPU = ("No CUDA GPUs are available", "Found no NVIDIA driver")
-"""How torch begins where there is simply no GPU; anything else is something broken."""
+"""First words of torch's error where there is simply no GPU; any other means that something is broken."""
 
 OUT_OF_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
-"""How such errors read: torch's own, the driver's, those of libraries that could not get their workspace."""
+"""In errors of torch, of the driver, and of libraries that could not get their workspace."""
 
 
 class KernelRefused(ValueError):
@@ -59,9 +59,7 @@ def measure_live(run: TrainingRun, steps: int, note: str) -> Measurement:
         raise ValueError(reason)
     with own_random_numbers(), memory_released(run, free_bytes):
         with only_kernel(run):
-            training, before = ready(run, Cuda())
-            counted = counters(training.step, steps, before)
-            del training
+            counted = counters(lambda: ready(run, Cuda())[0].step, steps)
         measured = traced(run, steps, Cuda.kind, provenance_of("live", note))
     return replace(measured, counters=counted)
 
@@ -72,9 +70,7 @@ def free_bytes() -> int:
 
 
 def this_gpu() -> Gpu:
-    """The current CUDA GPU, its memory being what is free on it now. Raises RuntimeError, torch's own, where there is
-    none.
-    """
+    """The current CUDA GPU with its free memory. Raises RuntimeError, torch's own, where there is none."""
     return Gpu(name_here(torch.cuda.get_device_name()), free_bytes(), Cuda().capability())
 
 
@@ -83,7 +79,7 @@ def usable_gpu() -> tuple[Gpu | None, str]:
     try:
         if not torch.cuda.is_available():
             if torch.version.cuda:
-                torch.cuda.init()  # tells a driver that fails from a GPU that is not there
+                torch.cuda.init()  # raises other errors for a driver that fails than for no GPU
             return None, ""
         card = this_gpu()
     except (RuntimeError, torch.cuda.DeferredCudaCallError) as error:
@@ -94,7 +90,7 @@ def usable_gpu() -> tuple[Gpu | None, str]:
 
 
 def architectures() -> list[str]:
-    """What this torch was built for, as in ["sm_80", "sm_90"]; nothing where it was not built with CUDA."""
+    """Architectures that this torch was built for, as in ["sm_80", "sm_90"]; none where it was not built with CUDA."""
     return torch.cuda.get_arch_list() if torch.version.cuda else []
 
 
@@ -148,7 +144,7 @@ def _no_code() -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether this is torch's, the driver's or a library's way of saying that memory has run out."""
+    """True if torch, the driver or a library says so that memory has run out."""
     return isinstance(error, RuntimeError) and (
         isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in OUT_OF_MEMORY)
     )
@@ -179,7 +175,7 @@ def _give_back() -> None:
 
 
 def asked_for(message: str) -> str:
-    """What torch's message says was asked for, and how much was free then; its first sentence if it is worded anew."""
+    """The bytes asked for and free then, out of torch's message; its first sentence if its words are others."""
     found = re.search(r"Tried to allocate ([\d.]+ \w+)\..* of which ([\d.]+ \w+) is free", message, re.DOTALL)
     return f"It asked for {found[1]} more when {found[2]} was free" if found else message.split(". ")[0]
 
@@ -208,9 +204,14 @@ def ready(run: TrainingRun, device: Device) -> tuple[Training, tuple[int, int]]:
     return Training(run, device.kind, simulated=False), before
 
 
-def counters(step: Callable[[Phases], object], steps: int, before: tuple[int, int]) -> dict[str, int]:
-    """The GPU's counters in the last of `steps` steps, in bytes, cuBLAS's workspaces among the allocated ones."""
-    counted = count_peaks(step, Cuda(), steps, before)
+def counters(set_up: Callable[[], Callable[[Phases], object]], steps: int) -> dict[str, int]:
+    """The GPU's counters in the last of `steps` steps, in bytes, cuBLAS's workspaces among the allocated ones.
+
+    `set_up` returns the step. All that it makes is in frames that end here, so that a failure can release it.
+    """
+    release(None)
+    before = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+    counted = count_peaks(set_up(), Cuda(), steps, before)
     held = torch.cuda.memory_allocated()
     torch._C._cuda_clearCublasWorkspaces()  # torch takes new ones when they are needed
     workspaces = held - torch.cuda.memory_allocated()
@@ -227,7 +228,7 @@ def traced(run: TrainingRun, steps: int, device: str, provenance: Provenance) ->
 
 @contextmanager
 def only_kernel(run: TrainingRun) -> Iterator[None]:
-    """Only the chosen kernel is allowed, so that none stands in for it silently.
+    """Allow only the chosen kernel, so that none replaces it silently.
 
     Raises KernelRefused where torch refuses the kernel for this run: cuDNN's, for one, takes in some releases of torch
     only dropout that is a multiple of 1/16.

@@ -249,7 +249,7 @@ def _adam(
 
 
 def _decode(codes: torch.Tensor, scales: torch.Tensor, codebook: Codebook) -> torch.Tensor:
-    """The fp32 numbers that 8-bit codes stand for, a row for each block."""
+    """The fp32 numbers that 8-bit codes mean, a row for each block."""
     return codebook.values.index_select(0, codes.view(-1).int()).view(codes.shape).mul_(scales)
 
 

@@ -5,7 +5,7 @@ The step works on a copy of the model, the optimizer and the batch, in which eac
 """
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -41,13 +41,13 @@ CELL_BY_CELL = (
 """Said of a simulated LSTM, GRU or RNN."""
 
 ANY_KERNEL = "attention kernel on this GPU for what your step asks: allow more of them in its sdpa_kernel(…)"
-"""What torch lacks where a step's own sdpa_kernel allows too little."""
+"""Missing where a step's own sdpa_kernel allows too little."""
 
 
 def measure_own(
     step: Any, model: Any, optimizer: Any, batch: Any, source: str, steps: int, attention: str
 ) -> Measurement:
-    """Run `step(model, optimizer, batch)` `steps` times and tell where each byte went; see `measure`.
+    """Run `step(model, optimizer, batch)` `steps` times and return where each byte went; see `measure`.
 
     Raises TypeError or ValueError for what cannot be a training step, StepError for a step that cannot be measured as
     it is, GpuOutOfMemory where a GPU is too small; any other exception of the step is passed on as it is.
@@ -110,6 +110,11 @@ def _live(own: OwnStep, steps: int, note: str = "", otherwise: str = "") -> Meas
     """
     live.demand_gpu()
 
+    def set_up() -> Callable[[Any], object]:
+        torch.manual_seed(SEED)
+        work = carried_over(own, CALLED["live"], simulated=False)
+        return lambda _: work.advance()
+
     def advice(asked: str) -> str:
         free = format_bytes(live.free_bytes(), "GB", 1)
         return f"your step does not fit this GPU. {asked}. {free} is free now that its memory is released{otherwise}"
@@ -117,11 +122,7 @@ def _live(own: OwnStep, steps: int, note: str = "", otherwise: str = "") -> Meas
     with live.released(advice, otherwise), live.refusals_told(ANY_KERNEL + otherwise), own_random_numbers():
         with torch.autograd.set_multithreading_enabled(False):  # the tracker is told of operators on its own thread
             measured = _trace(own, provenance_of("live", note), steps)
-        live.release(None)
-        before = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
-        torch.manual_seed(SEED)
-        work = carried_over(own, CALLED["live"], simulated=False)
-        return replace(measured, counters=live.counters(lambda _: work.advance(), steps, before))
+        return replace(measured, counters=live.counters(set_up, steps))
 
 
 def _trace(own: OwnStep, provenance: Provenance, steps: int) -> Measurement:
@@ -148,7 +149,7 @@ def _trace(own: OwnStep, provenance: Provenance, steps: int) -> Measurement:
 
 
 def _values(result: Any) -> list[float]:
-    """What a step returned, where it is one number: its loss."""
+    """The step's loss, if it returned one number."""
     if isinstance(result, torch.Tensor) and result.numel() == 1:
         return [float(result.detach())]
     return [float(result)] if isinstance(result, (int, float)) and not isinstance(result, bool) else []

@@ -1,4 +1,4 @@
-"""What a measurement changes in torch while it lasts: one measurement at a time, and functions for its own thread."""
+"""Changes of torch during a measurement: one measurement at a time, and functions for its own thread."""
 
 import functools
 import threading

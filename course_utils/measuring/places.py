@@ -1,4 +1,4 @@
-"""Which line of code made a tensor: the innermost frame that is neither torch's nor the measuring's own.
+"""The line of code that made a tensor: that of the innermost frame that is neither torch's nor the measuring's own.
 
 A backward runs no code of the model, so what it makes is shown with the line of the forward operation: autograd numbers
 its nodes as forward makes them, and an operator that runs in forward can ask for the number of the newest.
@@ -32,7 +32,7 @@ NOTEBOOK_CELL = re.compile(r"[\\/]ipykernel_\d+[\\/]|^<ipython-input")
 
 @cache
 def is_machinery(filename: str) -> bool:
-    """Whether code in this file is torch's, Python's or the measuring's, and not part of what is measured."""
+    """True if code in this file is torch's, Python's or the measuring's, and not part of what is measured."""
     path = Path(filename)
     if filename.startswith((TORCH, "<frozen ")):
         return True
@@ -58,9 +58,9 @@ def calling_place() -> tuple[Place | None, bool]:
 
 
 def described(place: Place | None) -> str:
-    """A place in words, "model.py:42  x = self.up(x)"; the line is left out where its source cannot be read.
+    """A place as text, "model.py:42  x = self.up(x)"; the line is left out where its source cannot be read.
 
-    Of the file the name alone: what is measured is recorded and shared, and folders tell of the machine. Code that was
+    Of the file the name alone: what is measured is recorded and shared, and folders are the machine's. Code that was
     made at run time can have a path inside its name, with either kind of slash.
     """
     if place is None:

@@ -32,7 +32,6 @@ class QuickFakeMode(FakeTensorMode):
         return False  # the wrapper that keeps torch.compile out, which nobody uses here, takes as long as the cache
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """What torch would answer."""
         if func is ASK_DEVICE:
             return device_of(args[0])
         if func is READ_NUMBER and args[0].constant is not None:
@@ -71,7 +70,7 @@ class QuickFakeMode(FakeTensorMode):
     def _prep_args_for_hash(  # pyrefly: ignore [bad-override]  # torch's releases differ in what comes last
         self, result: list[object], args: Any, state: Any, *rest: Any
     ) -> None:
-        """Add to `result` what stands for `args` in the key; torch itself sees to anything unusual."""
+        """Add the part of the key for `args` to `result`; torch itself sees to anything unusual."""
         if not isinstance(args, (list, tuple)):
             super()._prep_args_for_hash(result, args, state, *rest)
             return
@@ -92,7 +91,7 @@ class QuickFakeMode(FakeTensorMode):
 
 
 def device_of(tensor: FakeTensor) -> torch.device:
-    """What a fake tensor says of its device; to torch's own kernels that is "meta"."""
+    """A fake tensor's device; to torch's own kernels that is "meta"."""
     return META if tensor.fake_mode.in_kernel_invocation else tensor.fake_device
 
 

@@ -26,14 +26,14 @@ POINTS = 300
 """A thinned timeline keeps about so many moments."""
 
 FIELDS = tuple(field.name for field in fields(Allocation))
-"""What a recording keeps of an allocation, in this order."""
+"""A recording keeps these fields of an allocation, in this order."""
 
 MOST_ALLOCATIONS = 150
 """A thinned measurement keeps so many of the allocations alive at the peak, the largest."""
 
 
 MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError)
-"""What reading JSON raises in which something is missing, or is of another type."""
+"""Raised by reading JSON in which something is missing, or is of another type."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def _is_whole(value: Any) -> bool:
 def recordings(device: str | None = None) -> tuple[Recording, ...]:
     """Every result from a real GPU that is shipped, or those of the GPUs whose name contains `device`.
 
-    A GPU that stood for a smaller card is meant only where `device` says so, as in "H200 as T4-16GB".
+    A GPU that imitated a smaller card is meant only where `device` says so, as in "H200 as T4-16GB".
     """
     wanted = (device or "").lower()
     found = (recording for recording in _gpu_recordings() if wanted in recording.device.lower())
@@ -115,12 +115,12 @@ def recordings(device: str | None = None) -> tuple[Recording, ...]:
 
 
 def newest(kind: str) -> tuple[Recording, ...]:
-    """The newest measured result of each task of a kind on each GPU, those left out that stood for smaller cards."""
+    """The newest measured result of each task of a kind on each GPU, without GPUs that imitated smaller cards."""
     return _newest_each(item for item in recordings() if item.kind == kind and item.status == MEASURED)
 
 
 def attempts(kind: str) -> tuple[Recording, ...]:
-    """The newest result of each task of a kind, however it ended, also of GPUs that stood for smaller cards."""
+    """The newest result of each task of a kind, however it ended, also of GPUs that imitated smaller cards."""
     return _newest_each(item for item in _gpu_recordings() if item.kind == kind)
 
 
@@ -132,7 +132,7 @@ def _newest_each(items: Iterable[Recording]) -> tuple[Recording, ...]:
 
 
 def key(run: TrainingRun, steps: int) -> str:
-    """What a recording is filed under: the run as code, and the number of steps."""
+    """The name of a recording: the run as code, and the number of steps."""
     return f"{run.code()} steps={steps}"
 
 
@@ -162,7 +162,7 @@ def find(run: TrainingRun, steps: int, note: str = "", device: str | None = None
 
 
 def hardware_terms(device: str) -> dict[str, int]:
-    """What no simulation sees, in bytes by name, as recorded on the GPU whose name contains `device`.
+    """Bytes by name that no simulation sees, as recorded on the GPU whose name contains `device`.
 
     "context" is the driver's, "workspaces" cuBLAS's in torch's allocator, and for each operation that was run alone
     "scratch of …" what its kernel allocates for itself. Raises ValueError where none of them is recorded, or on

@@ -1,7 +1,7 @@
 """Recordings as JSON lines: one object a line, appended as it comes; a half-written last line is removed, and
 nothing else.
 
-Standard library only: whoever records holds no GPU memory of its own.
+Standard library only: the recorder holds no GPU memory of its own.
 """
 
 import gzip
@@ -77,7 +77,7 @@ class Line:
 
     @property
     def origin(self) -> tuple[str, str, str]:
-        """What a later call must share to leave this result alone: device, torch, commit."""
+        """Device, torch and commit: a later call that shares them leaves this result alone."""
         return self.device, self.content["torch"], self.content["commit"]
 
 

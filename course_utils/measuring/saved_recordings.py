@@ -1,4 +1,4 @@
-"""What saved-tensor hooks find on a simulated GPU, shipped for platforms that cannot simulate one. Exact match or a
+"""Findings of saved-tensor hooks on a simulated GPU, shipped for platforms that cannot simulate one. Exact match or a
 clear error; nothing is guessed.
 
 `saved.json.gz` is written by `python -m course_utils.authoring.recordings`.
@@ -27,7 +27,7 @@ Row = tuple[str, tuple[int, ...], str, int]
 
 @dataclass(frozen=True)
 class Question:
-    """What was asked of the hooks: an operation, its inputs (shapes or tensors) and the dtype of its weights."""
+    """A question to the hooks: an operation, its inputs (shapes or tensors) and the dtype of its weights."""
 
     operation: Callable[..., Any]
     inputs: Sequence[Sequence[int] | torch.Tensor]

@@ -95,7 +95,7 @@ class _Stream(torch.cpu.Stream):
 
 
 def _streams() -> dict[str, Any]:
-    """What FSDP2 asks torch.cuda for, done as on the CPU: every stream is the one that there is, no event waits.
+    """Answers to FSDP2's calls of torch.cuda, as on the CPU: every stream is the one that there is, no event waits.
 
     The order of allocations on the host does not depend on streams.
     """

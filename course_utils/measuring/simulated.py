@@ -2,7 +2,7 @@
 real one.
 
 torch's FakeTensorMode gives tensors that have a shape, a dtype and the device "cuda", but no memory. Three things
-keep it from working without a GPU, and this file mends each; `self_test` runs a small step to prove it.
+keep it from working without a GPU, and this file fixes each; `self_test` runs a small step to prove it.
 
 1. The CPU build has no device guard for CUDA, and its CUDA hooks say that CUDA was not built, so backward refuses.
 2. A CUDA build without a GPU has both, but backward asks the hooks for a device's context.
@@ -39,7 +39,7 @@ HOOKS_IS_BUILT, HOOKS_HAS_CONTEXT = 2, 4
 
 
 def availability() -> tuple[bool, str]:
-    """Whether a GPU can be simulated here, and how, or why not: (True, "CPU build of torch …") or (False, reason)."""
+    """(True, "CPU build of torch …") where a GPU can be simulated; else (False, reason)."""
     with ONE_AT_A_TIME:  # two threads that ask at once would both set it up
         return _availability()
 
@@ -60,7 +60,7 @@ def self_test() -> str:
     how = _enable()
     try:
         gradient = _gradient_of_a_small_step()
-    except RuntimeError as error:  # what a build that this file does not mend says of its missing device
+    except RuntimeError as error:  # of a build that this file does not fix, which misses its device
         raise SimulationUnavailable(f"a simulated step fails on torch {torch.__version__}: {error}") from error
     if gradient is None or gradient.shape != (4, 8) or gradient.device.type != "cuda":
         raise SimulationUnavailable(f"a simulated backward gave no gradient on torch {torch.__version__}")
@@ -78,7 +78,7 @@ def _gradient_of_a_small_step() -> torch.Tensor | None:
 def _enable() -> str:
     """Once per process, before its first backward: the autograd engine counts devices only then."""
     if torch.cuda.is_available():
-        return "fake tensors beside a real GPU"
+        return "fake tensors next to a real GPU"
     if sys.platform == "win32":
         raise SimulationUnavailable(
             "simulating a GPU needs Linux or macOS: on Windows torch's libraries are laid out differently"

@@ -16,7 +16,7 @@ from .recording_file import SIMULATED_GPU
 SOURCES = ("auto", "live", "simulated", "cpu", "recorded")
 
 OWN_ATTENTIONS = ("auto", "flash", "efficient")
-"""Kernels that scaled_dot_product_attention can stand for in a learner's own model on a simulated GPU."""
+"""Kernels that scaled_dot_product_attention can be in a learner's own model on a simulated GPU."""
 
 MOST_STEPS = 1000
 

@@ -12,12 +12,12 @@ from .holdings import Holdings
 from .optimizers import Named, make_codebooks, make_optimizer, named_states_of
 
 LOSS_SCALE = 2.0**12
-"""What a loss is multiplied by at first. torch begins with 65,536, which is no number of fp16 (its largest is 65,504):
+"""First factor of the loss. torch begins with 65,536, which is no number of fp16 (its largest is 65,504):
 in fp16 the loss's own gradient overflows, and the first update is skipped, so that a second step has no states yet."""
 
 
 class Phases(Protocol):
-    """Who is told how far a step has come: the tracker, or a stand-in where nothing is tracked."""
+    """Follows a step's phases: the tracker, or `counting.Unwatched` where nothing is tracked."""
 
     micro_batch: int
 
@@ -151,7 +151,7 @@ class Training:
 
     @property
     def skipped_an_update(self) -> bool:
-        """Whether the loss scaler found a gradient that overflowed, and left out the update."""
+        """True if the loss scaler found a gradient that overflowed, and left out the update."""
         return self.scaler is not None and not self.simulated and self.scaler.get_scale() < LOSS_SCALE
 
     def states(self) -> list[Any]:
@@ -178,7 +178,7 @@ class Training:
         return [weight for weight in self.network.parameters() if weight.requires_grad]
 
     def holdings(self) -> Holdings:
-        """What it holds by kind while it goes on."""
+        """A counter of its bytes by kind while it goes on."""
         one = self.optimizer
         optimizers = one.optimizers if isinstance(one, MasterOptimizer) else [one]
         return Holdings(self.network, optimizers, self.states, self.gradient_owners())

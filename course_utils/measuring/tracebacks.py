@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Line:
-    """Where a frame that has ended was: all that a traceback shows of it."""
+    """The place where a frame has ended: all that a traceback shows of it."""
 
     code: CodeType
     namespace: dict[str, Any]
@@ -20,7 +20,7 @@ class Line:
 
 
 class _Stopped(Exception):
-    """A function was entered, and is to go no further."""
+    """Ends a function as soon as it is entered."""
 
 
 def let_go(error: BaseException) -> None:

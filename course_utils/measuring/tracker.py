@@ -9,8 +9,8 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, fields
+from functools import cache, partial
 from itertools import accumulate
 from typing import Any
 
@@ -37,7 +37,7 @@ aten = torch.ops.aten
 newest_node = torch.autograd._get_sequence_nr
 
 INTO_A_COPY = frozenset({aten.add.Tensor, aten.index_put.default, aten.scatter.src, aten.index_add.default})
-"""What autograd does in place of its first argument, unless a dispatch mode watches: then it makes a copy of it."""
+"""Operators that autograd does in place, unless a dispatch mode watches: then it copies the first argument."""
 
 ON_THE_HOST = {aten._scaled_dot_product_efficient_attention.default: (2, 3)}
 """Results that are on the host on every GPU, though a simulated kernel says otherwise: the state of random numbers."""
@@ -70,13 +70,13 @@ These and those above are what torch's own allocator counts (torch 2.11 and 2.13
 WITH_CUBLAS = frozenset(
     {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default, aten.mv.default, aten.dot.default}
 )
-"""What makes torch give cuBLAS a workspace, the first time on each thread."""
+"""Operators for which torch gives cuBLAS a workspace, the first time on each thread."""
 
 SPECIAL = CONTIGUOUS_GRADIENT | NOT_EXPANDED | WITH_CUBLAS | ON_THE_HOST.keys()
-"""All these: most operators are none of them, which one look tells."""
+"""All these: for most operators one look is enough."""
 
 States = Callable[[], Iterable[tuple[str, Any]]]
-"""Lists an optimizer's tensors, each with a name that says of which parameter it is what."""
+"""Lists an optimizer's tensors by name, as in ("exp_avg of head.weight", tensor)."""
 
 FORWARD = ("forward", "loss")
 """Phases of one pass through the network: what outlives both was kept for backward."""
@@ -102,6 +102,10 @@ class Storage:
     bound: str = ""
     place: Place | None = None
     exact: int = 0
+
+    @property
+    def line(self) -> str:
+        return described(self.place)
 
     @property
     def kind(self) -> str:
@@ -200,7 +204,7 @@ class Tracker(TorchDispatchMode):
         self._left_out[key] = weakref.ref(storage, lambda _: self._left_out.pop(key, None))
 
     def _copied_inside(self, func: Any, args: Any) -> list[Storage]:
-        """What the GPU's kernel copies before it begins; it goes when the kernel is done."""
+        """Copies that the GPU's kernel makes before it begins, and frees when it is done."""
         copied: list[torch.Tensor] = []
         if self.device == "cuda" and func in CONTIGUOUS_GRADIENT and not args[0].is_contiguous():
             copied = [args[0]]
@@ -209,7 +213,7 @@ class Tracker(TorchDispatchMode):
         return [self._write_down(one.nbytes, tuple(one.shape), _name(one.dtype), _operation(func)) for one in copied]
 
     def _write_down(self, size: int, shape: tuple[int, ...], dtype: str, operation: str, bound: str = "") -> Storage:
-        """What is taken inside a kernel, so that no tensor tells of it."""
+        """Note memory that is taken inside a kernel, so that no tensor shows it."""
         made = self._storage(0, size, shape, dtype, operation)
         made.kept, made.bound = False, bound
         self.storages.append(made)
@@ -240,7 +244,7 @@ class Tracker(TorchDispatchMode):
         return in_engine and (torch.is_grad_enabled() or self._modules[-1] != "")
 
     def _notice_place(self) -> None:
-        """Where in the measured code this operator runs, and in which module; in backward, those of its forward.
+        """Note the line and the module in which this operator runs; in backward, those of its forward.
 
         autograd numbers a node before the operator that it belongs to runs, so here the newest number is that node's.
         """
@@ -288,8 +292,9 @@ class Tracker(TorchDispatchMode):
 
     def _storage(self, key: int, size: int, shape: tuple[int, ...], dtype: str, operation: str) -> Storage:
         return Storage(
-            key, round_up(size), shape, dtype, operation, self._module, self.phase, self.step, self.micro_batch,
-            self._recomputation if self._recomputing else 0, place=self._place, exact=size,
+            key=key, bytes=round_up(size), exact=size, shape=shape, dtype=dtype, operation=operation,
+            module=self._module, phase=self.phase, step=self.step, micro_batch=self.micro_batch,
+            recomputation=self._recomputation if self._recomputing else 0, place=self._place,
         )  # fmt: skip
 
     def _following_resize(self) -> Callable[[torch.UntypedStorage, int], Any]:
@@ -335,7 +340,7 @@ class Tracker(TorchDispatchMode):
         return not (self.phase in FORWARD and (self.step, self.micro_batch) == (storage.step, storage.micro_batch))
 
     def _recognize(self, func: Any, args: Any, newest: Storage) -> None:
-        """Note what only the operator can tell: autocast's copy of a weight, and two gradients being joined."""
+        """Recognize, by the operator, autocast's copy of a weight, and two gradients being joined."""
         self._join = None
         source = self._known(args[0]) if func in INTO_A_COPY or func is aten._to_copy.default else None
         if source is None:
@@ -390,20 +395,18 @@ class Tracker(TorchDispatchMode):
         for name, parameter in network.named_parameters():
             self.bind("parameters", [parameter], name)
             if parameter.requires_grad:
-                self._hooks.append(parameter.register_post_accumulate_grad_hook(self._bind_gradient(name)))
+                hook = partial(self._bind_gradient, name)
+                self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))
         for name, buffer in network.named_buffers():  # weights stored in few bits are buffers
             self.bind("parameters", [buffer], name)
         self.bind_states()
         for path, module in network.named_modules():
             name = path or type(network).__name__
             self._hooks.append(module.register_forward_pre_hook(lambda *_, name=name: self._modules.append(name)))
-            self._hooks.append(module.register_forward_hook(lambda *_: self._leave_module(), always_call=True))
+            self._hooks.append(module.register_forward_hook(lambda *_: self._modules.pop() and None, always_call=True))
 
-    def _bind_gradient(self, name: str) -> Callable[[torch.Tensor], None]:
-        return lambda parameter: self.bind("gradients", [parameter.grad], name)
-
-    def _leave_module(self) -> None:
-        self._modules.pop()
+    def _bind_gradient(self, name: str, parameter: torch.Tensor) -> None:
+        self.bind("gradients", [parameter.grad], name)
 
     def bind_states(self) -> None:
         """Bind the optimizer's tensors: call it at the end of its step, when new ones have appeared."""
@@ -468,7 +471,7 @@ class Tracker(TorchDispatchMode):
         return Timeline([(size, storage.kind) for size, storage in self.events], list(self.marks))
 
     def peak_event(self, since: int = 0) -> int:
-        """How many events had happened when the most bytes were allocated, from event `since` on."""
+        """The number of events up to the moment with the most bytes allocated, from event `since` on."""
         now, peak, event = 0, -1, since
         for index, (size, _) in enumerate(self.events):
             now += size
@@ -501,27 +504,13 @@ class Tracker(TorchDispatchMode):
     def allocations(self) -> list[Allocation]:
         """Every storage, in order of birth."""
         self._number_events()
-        return [
-            Allocation(
-                item.kind,
-                item.bytes,
-                item.shape,
-                item.dtype,
-                item.operation,
-                item.module,
-                item.phase,
-                item.step,
-                item.born,
-                item.died,
-                described(item.place),
-            )
-            for item in self.storages
-        ]
+        names = [field.name for field in fields(Allocation)]
+        return [Allocation(**{name: getattr(item, name) for name in names}) for item in self.storages]
 
 
 @cache
 def has_made_of_others(kinds: tuple[type, ...]) -> bool:
-    """Whether one of these classes has tensors that hold other tensors and turn each operator into some on those."""
+    """True if tensors of one of these classes hold other tensors, and turn each operator into some on those."""
     return any(issubclass(kind, torch.Tensor) and is_traceable_wrapper_subclass_type(kind) for kind in kinds)
 
 
@@ -546,12 +535,12 @@ def _tensors(out: Any) -> Iterator[torch.Tensor]:
 
 
 def last_index(items: list[Any], wanted: Any) -> int:
-    """Where in a list `wanted` stands last. It is looked for from the end: it has come just now."""
+    """The last index of `wanted` in a list, searched from the end: it has come just now."""
     return next(index for index in range(len(items) - 1, -1, -1) if items[index] == wanted)
 
 
 def _failure(error: Exception, func: Any, given: Any, place: Place | None) -> Failure:
-    """What an operator was given when it raised; no tensor is held, so that none is kept alive."""
+    """Describe the arguments of an operator that raised; no tensor is held, so that none is kept alive."""
     tensors = tuple((tuple(leaf.shape), _device(leaf)) for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor))
     return Failure(id(error), _operation(func), tensors, described(place))
 
@@ -575,7 +564,7 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _is_expanded(tensor: torch.Tensor) -> bool:
-    """Whether elements that differ in a dimension are one and the same in memory."""
+    """True if elements that differ in a dimension are one and the same in memory."""
     return any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
 
 

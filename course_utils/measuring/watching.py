@@ -1,4 +1,4 @@
-"""Following a step that names no phases: they are told apart by the model's modules, autograd and the optimizer."""
+"""Following a step that names no phases: the model's modules, autograd and the optimizer show them."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -16,11 +16,11 @@ from .places import calling_place, described
 from .tracker import ASK_DEVICE, Tracker, has_made_of_others
 
 PLACEHOLDER = 1.0
-"""What a simulated loss.item() gives: finite, and safe to divide by."""
+"""The value of a simulated loss.item(): finite, and safe to divide by."""
 
 READ_VALUE = torch.ops.aten._local_scalar_dense.default
 NEW_CONSTANT = torch.ops.aten.lift_fresh.default
-"""Where torch.tensor(…) hands its numbers over: simulated tensors made so know their values."""
+"""The operator by which torch.tensor(…) hands its numbers over: simulated tensors made so know their values."""
 
 
 class Watch(TorchDispatchMode):
@@ -76,7 +76,7 @@ class Watch(TorchDispatchMode):
         tracker.bind("gradients", [parameter.grad for parameter in work.model.parameters()])
         for parameter in work.model.parameters():
             if parameter.requires_grad:
-                self._hooks.append(parameter.register_post_accumulate_grad_hook(lambda _: self._count_gradient()))
+                self._hooks.append(parameter.register_post_accumulate_grad_hook(self._count_gradient))
         for optimizer in work.optimizers:
             self._hooks.append(optimizer.register_step_pre_hook(lambda *_: self._before_update()))
             self._hooks.append(optimizer.register_step_post_hook(lambda *_: tracker.bind_states()))
@@ -98,7 +98,7 @@ class Watch(TorchDispatchMode):
                 "loss.backward(), on a loss that comes from that model, not from one of the same name outside"
             )
 
-    def _count_gradient(self) -> None:
+    def _count_gradient(self, _: torch.Tensor) -> None:
         self._gradients += 1
 
     # Phases
@@ -175,7 +175,7 @@ class Watch(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def _value(self, tensor: torch.Tensor) -> Any:
-        """What a number on the host is known to be, as an optimizer's count of steps; else the placeholder."""
+        """A number on the host that is known, as an optimizer's count of steps; else the placeholder."""
         try:
             return READ_VALUE(tensor)
         except DataDependentOutputException:
