@@ -11,7 +11,6 @@ from engine import GPT, LLAMA, shallow, simulate, tiny
 
 from course_utils import PRESETS, TrainingRun, memory_map, memory_map_page, save_snapshot
 from course_utils.allocator.replay import replay
-from course_utils.allocator.settings import settings
 from course_utils.measuring.recorded import from_json, to_json
 from course_utils.units import MiB
 
@@ -57,26 +56,25 @@ def test_blocks_are_as_they_were_at_an_event():
     assert replayed.blocks_at(0) == []
     (only,) = replayed.blocks_at(2)
     assert only.is_free
+    with pytest.raises(ValueError, match="events 0 to 4"):
+        replayed.blocks_at(5)
+    empty = replay([])
+    assert (empty.peak_allocated, empty.peak_event, empty.blocks_at()) == (0, 0, []) and repr(empty)
 
 
-def test_events_are_checked():
-    for events, words in (
+@pytest.mark.parametrize(
+    ("events", "words"),
+    [
         ([(512, "a"), (512, "a")], "event 2 allocates 'a', which is allocated already"),
         ([(-512, "a")], "event 1 is .-512, 'a'.: a free is minus the bytes"),
         ([(512, "a"), (-1024, "a")], "event 2"),
         ([(0, "a")], "event 1"),
         ([(512, "a"), (0, "a")], "event 2 is .0, 'a'.: a free"),
-    ):
-        with pytest.raises(ValueError, match=words):
-            replay(events)
-    with pytest.raises(ValueError, match="events 0 to 4"):
-        replay(GROWING).blocks_at(5)
-
-
-def test_no_events_are_a_replay_too():
-    replayed = replay([])
-    assert (replayed.peak_allocated, replayed.peak_event, replayed.blocks_at()) == (0, 0, [])
-    assert repr(replayed)
+    ],
+)
+def test_events_are_checked(events, words):
+    with pytest.raises(ValueError, match=words):
+        replay(events)
 
 
 RUNS = (
@@ -126,12 +124,6 @@ def test_states_of_many_events_are_those_of_each():
     assert list(replayed.states(events)) == [replayed.blocks_at(event) for event in events]
 
 
-def test_settings_text_is_understood():
-    measured = simulate(RUNS[0])
-    chosen = replay(measured, **settings("expandable_segments:True"))
-    assert chosen.reserved == replay(measured, expandable_segments=True).reserved
-
-
 def test_moments_are_named_as_the_measurement_names_them():
     measured = simulate(RUNS[0])
     replayed = replay(measured)
@@ -153,22 +145,16 @@ def test_a_capacity_just_below_what_is_reserved_makes_the_allocator_try_again_an
     assert small.failed_at and small.failure is not None and small.reserved == free.reserved[: len(small)]
 
 
-def test_a_recorded_measurement_is_refused_in_words():
-    recorded = from_json(to_json(simulate(RUNS[0])), "")
-    with pytest.raises(ValueError, match="keep only what was alive at the peak: measure the run"):
-        replay(recorded)
-
-
-def test_a_timeline_is_refused_in_words():
-    with pytest.raises(ValueError, match="a timeline alone does not say"):
-        replay(simulate(RUNS[0]).timeline)
-
-
-def test_an_allocation_that_is_missing_is_noticed():
+def test_a_measurement_needs_all_its_allocations():
     measured = simulate(RUNS[0])
     lacking = dataclasses.replace(measured, allocations=measured.allocations[1:])
-    with pytest.raises(ValueError, match="at 1 of its"):
-        replay(lacking)
+    for source, words in (
+        (from_json(to_json(measured), ""), "keep only what was alive at the peak: measure the run"),
+        (measured.timeline, "a timeline alone does not say"),
+        (lacking, "at 1 of its"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            replay(source)
 
 
 def test_twice_as_many_events_take_twice_as_many_calls():
@@ -190,13 +176,15 @@ def test_a_deep_model_reserves_more_than_its_tensors_and_less_with_expandable_se
     assert max(expandable.fragmentation) < max(plain.fragmentation)
 
 
-def test_capacity_may_be_written_in_words():
+def test_capacity_may_be_a_text_and_choices_are_checked():
     events = [(40 * MiB, "a"), (40 * MiB, "b")]
     assert replay(events, capacity="60 MB").failed_at == 2
     assert replay(events, capacity="60 MB").capacity == 60_000_000
     assert replay(events, capacity="1 GiB").failure is None
     with pytest.raises(ValueError, match="'sixty' is no amount of memory"):
         replay(events, capacity="sixty")
+    with pytest.raises(ValueError, match="unknown allocator setting 'max_split': did you mean 'max_split_size_mb'"):
+        replay(events, max_split=21)
     with pytest.raises(TypeError, match=r"capacity is 60000000.0: a whole number of bytes, or a text such as '80 GB'"):
         replay(events, capacity=60e6)  # pyrefly: ignore [bad-argument-type]
 
@@ -206,11 +194,6 @@ def test_bytes_may_be_any_kind_of_whole_number():
     assert replay(numpys).reserved == replay(GROWING).reserved
     with pytest.raises(TypeError, match="a whole number"):
         replay([(512.0, "a")])  # pyrefly: ignore [bad-argument-type]
-
-
-def test_unknown_settings_name_the_nearest():
-    with pytest.raises(ValueError, match="unknown allocator setting 'max_split': did you mean 'max_split_size_mb'"):
-        replay([(512, "a")], max_split=21)
 
 
 @pytest.mark.parametrize(
@@ -233,10 +216,7 @@ def test_what_cannot_be_replayed_is_refused_in_words(source, said):
 @pytest.mark.parametrize(
     ("thing", "said"),
     [
-        (
-            simulate(TrainingRun(tiny("gpt2"), 1, 16)),
-            r"given a Measurement: replay it first: replayed = replay\(measur",
-        ),
+        (simulate(TrainingRun(tiny("gpt2"), 1, 16)), r"given a Measurement: replay it first: replayed = replay\(mea"),
         (TrainingRun("gpt2"), r"given a TrainingRun: measure it and replay that: replayed = replay\(measure\(run\)\)"),
         ([(512, "a")], r"given a list: it has to be what replay\(measured\) returns"),
     ],

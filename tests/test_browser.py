@@ -262,10 +262,3 @@ def test_guess_locked_in_the_first_lesson_is_laid_beside_its_answer(playground: 
         answer.get_by_text("You said 80 GB, it is 85.9 GB").wait_for()
         ask.get_by_text("Your guess is locked: 80 GB").wait_for()
         assert browser.cell_errors(playground) == []
-
-
-def test_screenshot_shows_the_whole_notebook(playground: browser.Page, tmp_path: Path) -> None:
-    (whole,) = browser.screenshot(playground, tmp_path / "all.png")
-    parts = browser.screenshot(playground, tmp_path / "part.png", height=2000)
-    assert whole.read_bytes().startswith(b"\x89PNG")
-    assert [part.name for part in parts[:2]] == ["part-1.png", "part-2.png"]

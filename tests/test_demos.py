@@ -48,6 +48,8 @@ def test_sizes_are_fractions_of_every_card(card):
     stage = Stage(card, live=False)
     assert 0.45 * card.room < estimate(stage.run_of(0.6)).total <= 0.6 * card.room
     assert 1.2 * card.room < estimate(stage.too_large()).total < 1.6 * card.room
+    run = stage.run_of(0.6)
+    assert card.has_bf16 or (run.precision.name, run.attention) == ("amp-fp16", "efficient")
 
 
 @pytest.mark.parametrize("name", GPUS)
@@ -55,16 +57,6 @@ def test_on_every_card_all_demos_do_as_told_by_estimate(name):
     foreseen = rehearse(gpu_name=name)
     assert foreseen.problems == () and "nothing was run" in str(foreseen)
     assert str(foreseen).count("on purpose") >= 5
-
-
-def test_an_old_card_is_asked_for_nothing_that_it_lacks():
-    run = Stage(GPUS["T4-16GB"], live=False).run_of(0.6)
-    assert (run.precision.name, run.attention) == ("amp-fp16", "efficient")
-
-
-def test_a_card_without_room_is_told_so():
-    with pytest.raises(ValueError, match="no demo fits"):
-        Stage(FULL, live=False).run_of(0.6)
 
 
 # Failures on purpose
@@ -75,10 +67,6 @@ def test_the_failure_is_genuine_and_the_next_run_works():
     with pytest.raises(OutOfMemory, match="Tried to allocate"):
         stage.attempt(stage.too_large())
     assert 0 < stage.attempt(stage.run_of(0.6)).peak <= SMALL.room
-
-
-def test_a_failure_that_does_not_come_is_an_error():
-    stage = Stage(SMALL, live=False)
     with pytest.raises(RuntimeError, match="meant to be too large"):
         stage.fails(stage.run_of(0.5))
 
@@ -121,6 +109,8 @@ def test_what_does_not_go_as_told_is_said_and_the_command_fails(monkeypatch, cap
 
 
 def test_a_card_too_small_is_a_problem_of_every_demo_that_runs():
+    with pytest.raises(ValueError, match="no demo fits"):
+        Stage(FULL, live=False).run_of(0.6)
     problems = rehearse(Stage(FULL, live=False)).problems
     assert {problem.partition(":")[0] for problem in problems} >= set(DEMOS) - {"sharding"}
 
@@ -207,11 +197,8 @@ def test_pictures_say_in_words_what_they_draw():
     stage = Stage(SMALL, live=False)
     run = stage.run_of(0.6)
     drawn = stage_bars({"so": estimate(run)}, "A title", SMALL.room, {"so": "a note"})
-    assert (
-        f"so {format_bytes(estimate(run).total)} (activations" in drawn.alt
-        and "a note" in drawn.alt
-        and "2.00 GB" in drawn.alt
-    )
+    for said in (f"so {format_bytes(estimate(run).total)} (activations", "a note", "2.00 GB"):
+        assert said in drawn.alt
     found = fragmentation.replayed(stage, expandable=False)
     assert stage_segments(found.blocks_at(len(found)), "In pieces", SMALL.room).alt.count("free: ") == holes.COUNT
     for draw in (lambda: stage_bars({}, "", 1), lambda: stage_segments([], "", 1)):

@@ -79,16 +79,8 @@ def test_it_reads_from_a_thread_of_its_own_while_the_loop_runs():
     assert meter.samples[-1].allocated == GB and meter.peak == 2 * GB and meter.peak_is_exact
 
 
-def test_a_loop_that_is_left_ends_it():
-    meter = meter_of(Counters())
-    for number in meter.over(range(100)):
-        if number == 3:
-            break
-    assert not meter.running
-
-
 @pytest.mark.parametrize("error", [KeyboardInterrupt, torch.OutOfMemoryError])
-def test_an_interrupt_or_an_error_in_the_loop_ends_it_and_passes(error):
+def test_an_interrupt_an_error_or_leaving_the_loop_ends_it(error):
     meter = meter_of(Counters())
 
     def loop() -> None:
@@ -99,6 +91,11 @@ def test_an_interrupt_or_an_error_in_the_loop_ends_it_and_passes(error):
     with pytest.raises(error, match="on purpose"):
         loop()
     assert not meter.running
+    left = meter_of(Counters())
+    for number in left.over(range(100)):
+        if number == 3:
+            break
+    assert not left.running
 
 
 def test_the_end_of_a_cell_ends_it_even_if_the_cell_was_interrupted():
@@ -164,40 +161,20 @@ def test_a_peak_from_before_is_not_taken_for_the_loops_own():
 
 
 @pytest.fixture
-def card(monkeypatch) -> dict[str, int]:
-    """Pretends that torch sees a GPU of 16 GB, and that synchronizing or launching anything is an error."""
-    asked = {"stats": 0}
+def card(monkeypatch) -> None:
+    """Pretends that torch sees a GPU of 16 GB."""
     counters = {"allocated_bytes": {"all": {"current": 3 * GB, "peak": 5 * GB}}}
     counters["reserved_bytes"] = {"all": {"current": 6 * GB, "peak": 6 * GB}}
-
-    def stats(index: int) -> dict:
-        asked["stats"] += 1
-        return counters
-
-    def refuse(*_: object) -> None:
-        raise AssertionError("the meter must not touch the stream")
-
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "Tesla T4")
-    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", stats)
+    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda index: counters)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (7 * GB, 16 * GB))
-    for forbidden in ("synchronize", "reset_peak_memory_stats", "empty_cache"):
-        monkeypatch.setattr(torch.cuda, forbidden, refuse)
-    return asked
-
-
-def test_a_gpu_is_read_by_its_counters_alone(card):
-    with live_meter(every=0.002) as meter:
-        until(lambda: card["stats"] > 5)
-    sample = meter.samples[-1]
-    assert (sample.allocated, sample.reserved, sample.driver) == (3 * GB, 6 * GB, 9 * GB)
-    assert meter.gauge.capacity == 16 * GB and "live on Tesla T4" in meter.gauge.source
 
 
 def test_reading_calls_nothing_of_torch_cuda_but_the_counters(card, monkeypatch):
     """Whatever could launch, record or wait is a function or a class of torch.cuda: each of the others fails here."""
-    gauge = CudaGauge()
+    meter = live_meter(every=0.002)
 
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("the meter must not touch the stream")
@@ -207,9 +184,11 @@ def test_reading_calls_nothing_of_torch_cuda_but_the_counters(card, monkeypatch)
     assert {"synchronize", "Event", "Stream", "current_stream", "empty_cache", "memory_snapshot"} <= set(others)
     for name in others:
         monkeypatch.setattr(torch.cuda, name, refuse)
-    with meter_of(gauge) as meter:
+    with meter:
         until(lambda: len(meter.samples) > 5)
-    assert meter.samples[-1].allocated == 3 * GB
+    sample = meter.samples[-1]
+    assert (sample.allocated, sample.reserved, sample.driver) == (3 * GB, 6 * GB, 9 * GB)
+    assert meter.gauge.capacity == 16 * GB and "live on Tesla T4" in meter.gauge.source
 
 
 def test_with_a_model_and_its_optimizer_the_memory_is_shown_by_kind(card):
@@ -301,9 +280,12 @@ def test_a_reading_takes_a_dozen_calls_twenty_times_a_second(card):
     assert calls(meter._sample) < 30 and EVERY == 0.05
 
 
-def test_a_picture_of_every_kind_takes_a_dozen_calls_a_reading_at_most():
+def test_twelve_thousand_readings_are_drawn_small_and_with_a_dozen_calls_each_at_most():
     samples = [Sample(t / 20, 8 * t * MB, 9 * t * MB, 9 * t * MB, dict.fromkeys(KINDS, t * MB)) for t in range(12_000)]
     assert calls(lambda: meter_figure(samples, [], 16 * GB, GB, "", "", "seconds", STAGE)) < 160_000
+    plain = [Sample(t / 20, t * MB, t * MB, t * MB, {"parameters": t * MB}) for t in range(12_000)]
+    assert calls(lambda: meter_figure(plain, [], 16 * GB, GB, "", "", "seconds")) < 10 * len(plain)
+    assert len(meter_figure(plain, [], 16 * GB, GB, "", "", "seconds").svg) < 40_000
 
 
 def test_the_stages_letters_are_larger_and_stay_in_the_picture():
@@ -313,9 +295,3 @@ def test_the_stages_letters_are_larger_and_stay_in_the_picture():
     assert len(labels) == len(KINDS) + 4  # allocated, reserved, the driver's and the GPU's
     assert all(STAGE.right + 8 + text_width(words, float(size)) <= WIDTH for size, words in labels)
     assert min(float(size) for size in re.findall(r'font-size="([0-9.]+)"', drawn)) >= 16
-
-
-def test_thousands_of_readings_are_drawn_small_and_with_a_few_calls_each():
-    samples = [Sample(t / 20, t * MB, t * MB, t * MB, {"parameters": t * MB}) for t in range(12_000)]
-    assert calls(lambda: meter_figure(samples, [], 16 * GB, GB, "", "", "seconds")) < 10 * len(samples)
-    assert len(meter_figure(samples, [], 16 * GB, GB, "", "", "seconds").svg) < 40_000

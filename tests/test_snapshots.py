@@ -159,13 +159,10 @@ class Malice:
         return os.system, (f"touch {self.target}",)
 
 
-def test_a_pickle_that_would_run_something_is_refused_and_runs_nothing(tmp_path):
-    target = tmp_path / "written"
-    for name, content in {
-        "plain": Malice(target),
-        "inside": {"segments": [Malice(target)], "device_traces": []},
-    }.items():
-        path = tmp_path / f"{name}.pickle"
+def test_a_pickle_that_asks_for_anything_is_refused_and_runs_nothing(tmp_path):
+    path, target = tmp_path / "a.pickle", tmp_path / "written"
+    inside = {"segments": [Malice(target)], "device_traces": []}
+    for content in (Malice(target), inside, {"segments": [], "device_traces": [], "path": Path("x")}):
         path.write_bytes(pickle.dumps(content))
         with pytest.raises(ValueError, match="a memory snapshot never needs"):
             read_snapshot(path)
@@ -174,11 +171,7 @@ def test_a_pickle_that_would_run_something_is_refused_and_runs_nothing(tmp_path)
     assert target.exists(), "the command that the test refuses would have worked"
 
 
-def test_even_harmless_classes_are_refused(tmp_path):
-    path = tmp_path / "a.pickle"
-    path.write_bytes(pickle.dumps({"segments": [], "device_traces": [], "path": Path("x")}))
-    with pytest.raises(ValueError, match="pathlib"):
-        read_snapshot(path)
+ODD_ENTRY = {"action": "alloc", "addr": 1, "size": "x", "stream": 0}
 
 
 @pytest.mark.parametrize(
@@ -192,12 +185,7 @@ def test_even_harmless_classes_are_refused(tmp_path):
         (pickle.dumps({"segments": [{"device": 0}], "device_traces": []}), "has None for 'total_size'"),
         (pickle.dumps({"segments": [], "device_traces": 5}), "'device_traces' is no list"),
         (pickle.dumps({"segments": [], "device_traces": [[{"size": 3}]]}), "has no 'action'"),
-        (
-            pickle.dumps(
-                {"segments": [], "device_traces": [[{"action": "alloc", "addr": 1, "size": "x", "stream": 0}]]}
-            ),
-            "has 'x' for 'size'",
-        ),
+        (pickle.dumps({"segments": [], "device_traces": [[ODD_ENTRY]]}), "has 'x' for 'size'"),
     ],
 )
 def test_what_is_no_snapshot_is_refused_in_words(content, words, tmp_path):
@@ -222,16 +210,18 @@ def unchanged(lines: str) -> str:
     return lines
 
 
-def test_torch_sums_the_segments_up(replayed):
-    report = _memory_viz.segsum(snapshot_of(replayed))
+def test_torch_sums_up_lists_compares_and_draws(replayed, capsys):
+    snapshot = snapshot_of(replayed)
+    report = _memory_viz.segsum(snapshot)
     assert f"total_reserved: {_memory_viz.Bytes(replayed.reserved[-1])}" in report
     assert f"total_allocated: {_memory_viz.Bytes(replayed.requested[-1])}" in report
-
-
-def test_torch_tells_the_history_line_by_line(replayed):
-    report = _memory_viz.trace(snapshot_of(replayed))
+    report = _memory_viz.trace(snapshot)
     assert report.count("cudaMalloc(") == replayed.driver_allocations
     assert report.count("\ndel ") == sum(request.bytes < 0 for request in replayed.requests)
+    _memory_viz.compare(snapshot["segments"][:2], snapshot["segments"], format_flamegraph=unchanged)
+    assert "only_before = []" in capsys.readouterr().out
+    for plot in (_memory_viz.trace_plot, _memory_viz.segment_plot):
+        assert "<html" in plot(copy.deepcopy(snapshot)).lower()
 
 
 @pytest.mark.parametrize("choices", CHOICES, ids=str)
@@ -242,19 +232,6 @@ def test_torch_finds_every_byte_of_the_blocks(choices):
         lines = tool(snapshot, format_flamegraph=unchanged).splitlines()
         assert sum(int(line.rpartition(" ")[2]) for line in lines) == ours.reserved[-1]
         assert any("parameters" in line for line in lines)
-
-
-def test_torch_compares_two_of_them(replayed, capsys):
-    early = snapshot_of(replayed)["segments"][:2]
-    late = snapshot_of(replayed)["segments"]
-    _memory_viz.compare(early, late, format_flamegraph=unchanged)
-    assert "only_before = []" in capsys.readouterr().out
-
-
-def test_torch_draws_pages_from_them(replayed):
-    snapshot = snapshot_of(replayed)
-    assert "<html" in _memory_viz.trace_plot(copy.deepcopy(snapshot)).lower()
-    assert "<html" in _memory_viz.segment_plot(copy.deepcopy(snapshot)).lower()
 
 
 def test_running_out_of_memory_is_in_the_history(replayed):
