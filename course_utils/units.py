@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from html import escape
 
 KB, MB, GB, TB = 10**3, 10**6, 10**9, 10**12
@@ -47,7 +48,7 @@ def percent(part: float, digits: int = 0) -> str:
 
 
 def formatter(total: int) -> Callable[[int], str]:
-    """How the parts of a total of so many bytes are written: all in one unit that suits it, with three decimals.
+    """A function that formats the parts of a total of so many bytes: all in one suitable unit, with three decimals.
 
     A table of them can be added up by eye: GB for totals of 1 GB and more, MB below, KB below 1 MB.
     """
@@ -96,7 +97,7 @@ def _line(row: Cells, widths: Sequence[int], words: int) -> str:
 
 
 def html_table(rows: Iterable[Cells], words: int = 1, *, totals: bool = False) -> str:
-    """The same as HTML; with `totals` the last row stands out like the header."""
+    """The rows as an HTML table; with `totals` the last row is highlighted like the header."""
     header, *body = rows
     last = [body.pop()] if totals else []
     lines = [_html_line("th", header, words), *(_html_line("td", row, words) for row in body)]
@@ -106,6 +107,21 @@ def html_table(rows: Iterable[Cells], words: int = 1, *, totals: bool = False) -
 def _html_line(tag: str, row: Cells, words: int) -> str:
     left = [f"<{tag} style='text-align:left'>{escape(cell)}</{tag}>" for cell in row[:words]]
     return f"<tr>{''.join([*left, *(f'<{tag}>{escape(cell)}</{tag}>' for cell in row[words:])])}</tr>"
+
+
+@dataclass(frozen=True, repr=False)
+class Table:
+    """Rows of text under a header row; draws itself in a notebook, and aligned in a terminal."""
+
+    rows: Sequence[Cells]
+    words: int = 1
+    totals: bool = False
+
+    def __repr__(self) -> str:
+        return aligned(self.rows, self.words)
+
+    def _repr_html_(self) -> str:
+        return html_table(self.rows, self.words, totals=self.totals)
 
 
 CODE = re.compile(r"`([^`]+)`")

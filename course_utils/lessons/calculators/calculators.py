@@ -4,14 +4,15 @@ A calculator's answer and a step's peak are both cut into the same components, s
 named terms, to the byte. The formulas are those of `estimating.published`; nothing here is tuned to the step.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from course_utils.errors import unknown
 from course_utils.estimating import published
 from course_utils.measurement import Allocation, Measurement
 from course_utils.run import TrainingRun
-from course_utils.units import aligned, format_bytes, format_signed, html_table
+from course_utils.units import Table, format_bytes, format_signed
 
 Parts = dict[str, int]
 
@@ -19,16 +20,16 @@ STATES, SCORES, BLOCKS, OUTSIDE = "states", "attention scores", "rest of the blo
 COPIES, PASSING = "weight copies", "temporaries, inputs"
 
 COMPONENTS = (STATES, SCORES, BLOCKS, OUTSIDE, COPIES, PASSING)
-"""What every answer and every measurement is cut into: all of it, nothing twice."""
+"""The parts of every answer and every measurement: all of it, nothing twice."""
 
 
 @dataclass(frozen=True)
 class Calculator:
-    """One public formula or tool: what it was made for, where it stands, and how its answer is cut.
+    """One public formula or tool: its purpose, its source, and how its answer is cut.
 
     `formula` names its entry in `published.FORMULAS`; `counted` is its own number of parameters N; `scores` and
-    `outside` are its bytes for eager attention's s×s matrices, and for what lies outside the blocks. `counts` says
-    what its answer is of: "a step", or a part of one ("states", "activations").
+    `outside` are its bytes for eager attention's s×s matrices, and outside the blocks. `counts` is "a step" for an
+    answer about a whole step, else the part of it ("states", "activations").
     """
 
     name: str
@@ -43,18 +44,18 @@ class Calculator:
 
     @property
     def label(self) -> str:
-        """Its name, with what it counts where that is a part of a step alone."""
+        """Its name, and the part that it counts if that is not a whole step."""
         return self.name if self.counts == "a step" else f"{self.name} ({self.counts} alone)"
 
     def total(self, run: TrainingRun) -> int:
-        """Bytes that it says for a run. Raises ValueError for runs of which it says nothing."""
+        """Its answer for a run, in bytes. Raises ValueError for runs that it does not cover."""
         return next(formula.bytes(run) for formula in published.FORMULAS if formula.name == self.formula)
 
     def parts(self, run: TrainingRun) -> Parts:
         """The same cut into `COMPONENTS`; none of these calculators knows of weight copies or temporaries."""
         total = self.total(run)
-        apart = {STATES: self.states(run), SCORES: self.scores(run), OUTSIDE: self.outside(run)}
-        parts = apart | {BLOCKS: total - sum(apart.values())}
+        parts = {STATES: self.states(run), SCORES: self.scores(run), OUTSIDE: self.outside(run)}
+        parts[BLOCKS] = total - sum(parts.values())
         return {name: parts.get(name, 0) for name in COMPONENTS}
 
 
@@ -63,24 +64,24 @@ def _exact(run: TrainingRun) -> int:
 
 
 def _states_of(parts: Callable[[TrainingRun], Parts]) -> Callable[[TrainingRun], int]:
-    """What a formula has for weights, gradients and optimizer states."""
+    """Bytes of weights, gradients and optimizer states in a formula."""
     names = ("parameters", "gradients", "optimizer_states", "weights and optimizer")
     return lambda run: sum(parts(run).get(name, 0) for name in names)
 
 
-def _scores(per_score: int) -> Callable[[TrainingRun], int]:
-    """So many bytes for each of the a·s²·b scores of every block, whichever kernel runs."""
+def _all_scores(run: TrainingRun) -> int:
+    """a·s²·b scores in every block, whichever kernel runs; none where blocks are recomputed."""
+    return run.model.heads * run.seq_len**2 * run.micro_batch * run.model.layers * (run.recompute == "none")
 
-    def size(run: TrainingRun) -> int:
-        kept = run.recompute == "none"
-        return per_score * run.model.heads * run.seq_len**2 * run.micro_batch * run.model.layers * kept
 
-    return size
+def _five_bytes_each(run: TrainingRun) -> int:
+    """Korthikanti et al. 2022, eq. 1: 5·a·s²·b."""
+    return 5 * _all_scores(run)
 
 
 def _analysis_scores(run: TrainingRun) -> int:
     """llm-analysis has a formula of its own for flash attention."""
-    return _scores(4)(run) if run.attention == "eager" else 0
+    return 4 * _all_scores(run) if run.attention == "eager" else 0
 
 
 def _analysis_outside(run: TrainingRun) -> int:
@@ -134,22 +135,22 @@ CALCULATORS = (
     ),
     Calculator(
         "Korthikanti et al.", "Korthikanti: all", "activations of GPTs in 2022, to recompute fewer of them",
-        "Korthikanti et al. 2022, sections 4.1 and 4.3", _exact, lambda run: 0, _scores(5),
+        "Korthikanti et al. 2022, sections 4.1 and 4.3", _exact, lambda run: 0, _five_bytes_each,
         published.korthikanti_outer_bytes, counts="activations",
     ),
     Calculator(
         "Ultra-Scale Playbook, text", "Ultra-Scale Playbook: text", "teaching the formulas of a GPT",
-        "Tazi et al. 2025", _playbook_count, _states_of(published.playbook_parts), _scores(5),
+        "Tazi et al. 2025", _playbook_count, _states_of(published.playbook_parts), _five_bytes_each,
     ),
     Calculator(
         "Ultra-Scale Playbook, figure", "Ultra-Scale Playbook: figure", "turning the Playbook's knobs in a browser",
-        "Tazi et al. 2025, src/memory.js", _figure_count, _states_of(published.playbook_figure_parts), _scores(5),
+        "Tazi et al. 2025, src/memory.js", _figure_count, _states_of(published.playbook_figure_parts), _five_bytes_each,
         _figure_outside,
     ),
     Calculator(
         "EleutherAI cookbook", "EleutherAI cookbook", "planning GPT-NeoX trainings on a cluster",
         "EleutherAI cookbook, calc_transformer_mem.py", published.cookbook_parameter_count,
-        _states_of(published.cookbook_parts), _scores(5),
+        _states_of(published.cookbook_parts), _five_bytes_each,
     ),
 )  # fmt: skip
 """Nine calculators, as `published` has them."""
@@ -175,7 +176,7 @@ def spread(run: TrainingRun, counts: str = "") -> float:
     return max(said) / min(said)
 
 
-# ------------------------------------------------------------------------------------------------- what really is there
+# ------------------------------------------------------------------------------------------------------------ the truth
 
 
 @dataclass(frozen=True)
@@ -219,58 +220,36 @@ ON_SCORES = ("_softmax", "native_dropout", "_to_copy")
 
 
 def component_of(tensor: Allocation) -> str:
-    """Which component a tensor belongs to. Scores have the sequence twice at the end of their shape."""
+    """The component of a tensor. Scores have the sequence twice at the end of their shape."""
     if tensor.kind == "activations":
         in_block = tensor.module.startswith("blocks.")
         square = len(tensor.shape) == 4 and tensor.shape[-1] == tensor.shape[-2] and tensor.operation in ON_SCORES
         return (SCORES if square else BLOCKS) if in_block else OUTSIDE
-    kinds = {"parameters": STATES, "gradients": STATES, "optimizer_states": STATES, "weight_copies": COPIES}
-    return kinds.get(tensor.kind, PASSING)
+    return KINDS.get(tensor.kind, PASSING)
+
+
+KINDS = {"parameters": STATES, "gradients": STATES, "optimizer_states": STATES, "weight_copies": COPIES}
 
 
 # -------------------------------------------------------------------------------------------------- the missing terms
 
-Amount = Callable[[Calculator, TrainingRun, Truth], int]
 
-
-@dataclass(frozen=True)
-class Term:
-    """One reason why an answer differs from a step's peak; `amount` is signed bytes, answer minus truth."""
+class Term(NamedTuple):
+    """One reason why an answer differs from a step's peak."""
 
     name: str
     why: str
-    amount: Amount
-
-
-def _bytes_a_parameter(one: Calculator, run: TrainingRun) -> int:
-    return one.states(run) // one.counted(run)
-
-
-def _miscounted(one: Calculator, run: TrainingRun, real: Truth) -> int:
-    return one.states(run) - _bytes_a_parameter(one, run) * run.model.parameters
-
-
-def _recipe(one: Calculator, run: TrainingRun, real: Truth) -> int:
-    return _bytes_a_parameter(one, run) * run.model.parameters - real.states_in_full
-
-
-def _not_yet(one: Calculator, run: TrainingRun, real: Truth) -> int:
-    return real.states_in_full - real.parts[STATES]
-
-
-def _component(name: str) -> Amount:
-    return lambda one, run, real: one.parts(run)[name] - real.parts[name]
 
 
 TERMS = (
-    Term("number of parameters", "N is counted for another architecture", _miscounted),
-    Term("bytes a parameter", "another recipe of weights, gradients and states, or none at all", _recipe),
-    Term("gradients at the peak", "where the step peaks, backward has made no gradients yet", _not_yet),
-    Term(SCORES, "5·a·s² a block, which a flash kernel never writes", _component(SCORES)),
-    Term("linear part of a block", "dropout, norms, MLP and queries of another model, or nothing", _component(BLOCKS)),
-    Term("logits and loss", "what is kept outside the blocks: embedding, head and loss", _component(OUTSIDE)),
-    Term("weight copies", "autocast keeps the weights in 16 bits besides", _component(COPIES)),
-    Term("temporaries", "the gradient of the loss: there for a moment, and at the peak", _component(PASSING)),
+    Term("number of parameters", "N is counted for another architecture"),
+    Term("bytes a parameter", "another recipe of weights, gradients and states, or none at all"),
+    Term("gradients at the peak", "where the step peaks, backward has made no gradients yet"),
+    Term(SCORES, "5·a·s² a block, which a flash kernel never writes"),
+    Term("linear part of a block", "dropout, norms, MLP and queries of another model, or nothing"),
+    Term("logits and loss", "what is kept outside the blocks: embedding, head and loss"),
+    Term("weight copies", "autocast keeps the weights in 16 bits besides"),
+    Term("temporaries", "the gradient of the loss: there for a moment, and at the peak"),
 )
 """The closed list. For every calculator and every run the eight add up to answer minus the step's peak, to the byte."""
 
@@ -278,7 +257,11 @@ TERMS = (
 def gaps(one: Calculator | str, run: TrainingRun, real: Truth) -> Parts:
     """Signed bytes of each term, answer minus truth, in the order of `TERMS`."""
     one = calculator(one) if isinstance(one, str) else one
-    return {term.name: term.amount(one, run, real) for term in TERMS}
+    said = one.parts(run)
+    recipe = said[STATES] // one.counted(run) * run.model.parameters
+    states = (said[STATES] - recipe, recipe - real.states_in_full, real.states_in_full - real.parts[STATES])
+    others = (said[name] - real.parts[name] for name in COMPONENTS[1:])
+    return {term.name: size for term, size in zip(TERMS, (*states, *others), strict=True)}
 
 
 def largest_gap(one: Calculator | str, run: TrainingRun, real: Truth) -> str:
@@ -288,7 +271,7 @@ def largest_gap(one: Calculator | str, run: TrainingRun, real: Truth) -> str:
 
 
 def add_back(one: Calculator | str, terms: Sequence[str], run: TrainingRun, real: Truth) -> int:
-    """What the calculator would say, in bytes, had it these terms right. Raises ValueError for terms not listed."""
+    """The answer in bytes if these terms were right. Raises ValueError for terms not listed."""
     one = calculator(one) if isinstance(one, str) else one
     found = gaps(one, run, real)
     for name in terms:
@@ -302,11 +285,11 @@ def percent_off(said: int, peak: int) -> float:
     return 100 * (said / peak - 1)
 
 
-# -------------------------------------------------------------------------------------------- a closed form, in letters
+# -------------------------------------------------------------------------------------------- a closed form
 
 
 def autocast_formula(run: TrainingRun) -> Parts:
-    """The peak of a bf16-autocast step with a flash kernel, in letters, by component: bytes before any rounding.
+    """The peak of a bf16-autocast step with a flash kernel as a closed form, by component: bytes before any rounding.
 
     At the start of the loss's backward: 4 + 8 bytes a parameter, a 16-bit copy of each matrix that a product uses, what
     the blocks keep (fp32 residual stream, 16-bit copies of it for each matrix), 6·s·b·V kept by the loss, 4·s·b·V of
@@ -316,83 +299,52 @@ def autocast_formula(run: TrainingRun) -> Parts:
     if run.precision.name != "amp-bf16" or run.attention != "flash" or run.recompute != "none" or run.world_size > 1:
         raise ValueError("this closed form is for bf16 autocast with flash attention, nothing recomputed, on one GPU")
     model, sb = run.model, run.seq_len * run.micro_batch
-    h, V, L = model.hidden, model.vocab, model.layers
-    matrices = L * (2 * h * (h + model.kv) + (3 if model.mlp == "swiglu" else 2) * h * model.ffn) + V * h
+    h, a, f, kv, V, L = model.hidden, model.heads, model.ffn, model.kv, model.vocab, model.layers
+    llama = model.mlp == "swiglu"
+    matrices = L * (2 * h * (h + kv) + (3 if llama else 2) * h * f) + V * h
+    per_token = 22 * h + 4 * kv + 8 * f + 4 * a + 8 if llama else 22 * h + 4 * f + 4 * a + 16  # 38h + 4a + 16 of a GPT
     return {
         STATES: 12 * model.parameters,
         SCORES: 0,
-        BLOCKS: L * sb * block_bytes_a_token(run),
+        BLOCKS: L * sb * per_token,
         OUTSIDE: sb * (6 * h + 6 * V),
         COPIES: 2 * matrices,
         PASSING: 4 * sb * V,
     }
 
 
-def block_bytes_a_token(run: TrainingRun) -> int:
-    """What a block keeps for each token under autocast with flash attention: 38h + 4a + 16, or Llama's list."""
-    h, a, f, kv = run.model.hidden, run.model.heads, run.model.ffn, run.model.kv
-    if run.model.mlp == "swiglu":
-        return 22 * h + 4 * kv + 8 * f + 4 * a + 8
-    return 22 * h + 4 * f + 4 * a + 16
-
-
-# ----------------------------------------------------------------------------------------------------------- the ledger
-
-
-@dataclass(frozen=True, repr=False)
-class ThreeWays:
-    """Components by a closed form, by counted tensors, and as the step's kinds, in bytes; draws itself as a table.
-
-    The last column is the closed form minus the step. Counted and measured agree where both see the same. `word` says
-    what the step was: "simulated", "measured" or "recorded".
-    """
-
-    formula: Mapping[str, int]
-    counted: Mapping[str, int]
-    measured: Mapping[str, int]
-    word: str = "simulated"
-
-    def rows(self) -> Iterator[tuple[str, ...]]:
-        """The table as text: a header, a row for each component, a row of totals."""
-        yield ("", "closed form", "counted tensors", self.word, f"closed form − {self.word}")
-        for name in [*self.formula, "total"]:
-            sizes = [sum(side.values()) if name == "total" else side[name] for side in self.sides]
-            yield (name, *(format_bytes(size, "GB", 3) for size in sizes), format_signed(sizes[0] - sizes[2]))
-
-    @property
-    def sides(self) -> tuple[Mapping[str, int], ...]:
-        """The three accounts."""
-        return self.formula, self.counted, self.measured
-
-    def __repr__(self) -> str:
-        return aligned(self.rows())
-
-    def _repr_html_(self) -> str:
-        return html_table(self.rows(), totals=True)
-
-
-ACTIVATIONS = "activations"
-
-
-def three_ways(run: TrainingRun, measured: Measurement) -> ThreeWays:
-    """The ledger of a run: `autocast_formula`, the tensors alive at the peak, and the peak's breakdown by kind.
+def sides(run: TrainingRun, measured: Measurement) -> tuple[Parts, Parts, Parts]:
+    """The peak in bytes three ways: `autocast_formula`, the tensors alive then, and the breakdown by kind.
 
     A breakdown has one entry for all activations, so those components are joined in it. Raises ValueError like
     `autocast_formula` and `counted_at_peak`.
     """
-    peak = measured.breakdown
-    kinds = {
-        STATES: peak["parameters"] + peak["gradients"] + peak["optimizer_states"],
-        ACTIVATIONS: peak["activations"],
-        COPIES: peak["weight_copies"],
-        PASSING: peak["temporaries"] + peak["inputs"],
-    }
-    return ThreeWays(_joined(autocast_formula(run)), _joined(counted_at_peak(measured)), kinds, measured.word)
+    kinds: Parts = {}
+    for kind, size in measured.breakdown.items():
+        name = "activations" if kind == "activations" else KINDS.get(kind, PASSING)
+        kinds[name] = kinds.get(name, 0) + size
+    formula, counted = (
+        {
+            STATES: parts[STATES],
+            "activations": sum(parts[name] for name in (SCORES, BLOCKS, OUTSIDE)),
+            COPIES: parts[COPIES],
+            PASSING: parts[PASSING],
+        }
+        for parts in (autocast_formula(run), counted_at_peak(measured))
+    )
+    return formula, counted, {name: kinds.get(name, 0) for name in formula}
 
 
-def _joined(parts: Mapping[str, int]) -> Parts:
-    joined = sum(parts[name] for name in (SCORES, BLOCKS, OUTSIDE))
-    return {STATES: parts[STATES], ACTIVATIONS: joined, COPIES: parts[COPIES], PASSING: parts[PASSING]}
+def three_ways(run: TrainingRun, measured: Measurement) -> Table:
+    """`sides` as a table, with totals; the last column is the closed form minus the step."""
+    accounts = sides(run, measured)
+    rows: list[Sequence[str]] = [
+        ("", "closed form", "counted tensors", measured.word, f"closed form − {measured.word}")
+    ]
+    for name in [*accounts[0], "total"]:
+        sizes = [sum(account.values()) if name == "total" else account[name] for account in accounts]
+        rows.append([name, *(format_bytes(size, "GB", 3) for size in sizes), format_signed(sizes[0] - sizes[2])])
+    return Table(rows, totals=True)
 
 
 def outside_blocks(measured: Measurement) -> Parts:

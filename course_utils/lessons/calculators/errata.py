@@ -4,9 +4,9 @@
 version named where the text has one; no number in the evidence is typed. Nothing here needs torch.
 """
 
-import html
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from textwrap import fill
 
 from course_utils.allocator.policy import CachingAllocator
@@ -16,7 +16,7 @@ from course_utils.gpus import gpu
 from course_utils.interactive.course_files import ROOT, numbered
 from course_utils.models import PRESETS, parameter_count
 from course_utils.run import TrainingRun
-from course_utils.units import GB, MiB, format_bytes, percent
+from course_utils.units import GB, MiB, format_bytes, html_table, percent
 
 from ..accumulation.published_batches import GOYAL, GOYAL_CAPTION, RAMP, batch_at
 from ..accumulation.published_batches import published as goyal
@@ -33,17 +33,15 @@ UNCLEAR = "the newsletter or the lecture: the course's notes do not say which"
 
 @dataclass(frozen=True)
 class Erratum:
-    """One claim that is wrong or imprecise.
-
-    `source` says where it stands, `right` what is right, in words; `evidence` computes one line of numbers for it;
-    `lesson` is the number of the lesson that works it out.
+    """One claim that is wrong or imprecise: its source, the lesson about it, the correction, and a function that
+    computes one line of numbers for it.
     """
 
     claim: str
     source: str
+    lesson: int
     right: str
     evidence: Callable[[], str]
-    lesson: int
 
 
 def _gb(size: float, digits: int = 1) -> str:
@@ -64,11 +62,14 @@ LISTED = (3, 3, 6, 6, 6, 8, 6, 3)
 """GB of the slides' figure: fp16 weights and gradients, three fp32 states, activations, a buffer, fragmentation."""
 
 
-# ------------------------------------------------------------------------------------------- the evidence, one by one
+# ----------------------------------------------------------------------------------------- the claims, in their order
 
 
+@partial(Erratum, "One can barely train GPT-2 XL on 32 GB: 32 to 35 GB in all", NEWSLETTER, 1,
+         "The recipe decides. 32 sequences at once fit a 32 GB card with fp32 master weights and the "
+         "loss in chunks. With the loss over the whole batch they do not, and under autocast even "
+         "chunks leave them at the card's edge. In micro-batches of 4 they fit.")  # fmt: skip
 def barely_trains() -> str:
-    """GPT-2 XL, 32 sequences: at once with two recipes, the loss whole and in chunks; and in micro-batches."""
     sizes = []
     for name, run in {"master weights": FULL, "autocast": FULL.replace(precision="amp-bf16")}.items():
         whole, chunks = estimate(run).total, estimate(run.replace(loss_chunks=8)).total
@@ -78,8 +79,10 @@ def barely_trains() -> str:
     return f"{'; '.join(sizes)}; a program gets {_gb(CARD.room)} of an RTX 5090"
 
 
+@partial(Erratum, "GPT-2 XL cannot be trained on a 32 GB GPU", f"{SLIDES}, after ZeRO, section 3. The slides list "
+         "the parts and draw no sum: 41 GB is ours", 1, "The recipe decides (see the claim before). And "
+         "the parts are never all there at one moment.")  # fmt: skip
 def forty_one() -> str:
-    """The parts that the slides list, added up, and the parts at the peak of a step."""
     there = estimate(FULL)
     states = there["parameters"] + there["gradients"] + there["optimizer_states"]
     parts = f"{_gb(states)} of states, {_gb(there['activations'])} of activations, {_gb(there['temporaries'])} passing"
@@ -87,15 +90,18 @@ def forty_one() -> str:
     return f"{listed} = {sum(LISTED)} GB; a step with full recomputation: {parts} = {_gb(there.total)}"
 
 
+@partial(Erratum, "Activations of GPT-2 XL at batch 32 take about 60 GB", "ZeRO (Rajbhandari et al. 2020), "
+         "section 3.2, footnote 3", 5, "Twelve tensors of equal width. The true figure depends on the "
+         "attention kernel.")  # fmt: skip
 def sixty_gigabytes() -> str:
-    """Twelve tensors against what forward keeps."""
     flash, eager = activation_bytes(XL), activation_bytes(XL.replace(attention="eager"))
     said = published.zero_activation_bytes(XL)
     return f"the formula {_gb(said)}; kept when forward ends: {_gb(flash)} with flash attention, {_gb(eager)} eager"
 
 
+@partial(Erratum, "With checkpointing about 8 GB", "ZeRO, section 3.2: “the square root of the total”", 6,
+         "A square root belongs to a chain of equal nodes. The real figure is near it by chance.")  # fmt: skip
 def about_eight() -> str:
-    """The square root, the checkpoints, and what is there after the loss."""
     root, checkpoints = published.zero_checkpointed_bytes(FULL), published.checkpoints_bytes(FULL)
     live, loss = block_bytes(FULL), sum_bytes(loss_saved(FULL))
     there = estimate(FULL)["activations"]
@@ -105,8 +111,9 @@ def about_eight() -> str:
     )
 
 
+@partial(Erratum, "Checkpointing reduces activations by about 50 %", SLIDES, 6,
+         "Full recomputation keeps one input a block. Perhaps “square root” was read as “half”.")  # fmt: skip
 def fifty_percent() -> str:
-    """What full recomputation leaves of what forward keeps."""
     saved = {kernel: _saved_by_full(kernel) for kernel in ("flash", "eager")}
     return ", ".join(f"{percent(share)} with {kernel} attention" for kernel, share in saved.items())
 
@@ -116,8 +123,10 @@ def _saved_by_full(kernel: str) -> float:
     return 1 - activation_bytes(run.replace(recompute="full")) / activation_bytes(run)
 
 
+@partial(Erratum, "Checkpointing costs 30 to 40 % more time", f"{LECTURE}; ZeRO has 33 %, the newsletter 25 to 30 "
+         "%", 6, "In arithmetic one third is the limit, as the head is not run again. Time is another "
+         "matter: Korthikanti et al. 2022 measured 39 % for a layer split over 8 GPUs (table 4).")  # fmt: skip
 def a_third_at_most() -> str:
-    """One more forward of the blocks, against the step."""
     shares = {name: _one_more_forward(TrainingRun(name, 1, 1024)) for name in ("gpt2", "gpt2-xl", "gpt3-175b")}
     return "; ".join(f"{name} {percent(share, 1)}" for name, share in shares.items())
 
@@ -128,8 +137,10 @@ def _one_more_forward(run: TrainingRun) -> float:
     return blocks / (3 * (blocks + head))
 
 
+@partial(Erratum, "Selective recomputation costs 2.7 % more compute", "Korthikanti et al. 2022, eq. 8", 6,
+         "It adds one forward of the attention core, not three. PyTorch's checkpoint stops early and "
+         "runs half.")  # fmt: skip
 def two_point_seven() -> str:
-    """Equation 8, one forward of the core, and q·kᵀ alone."""
     step = published.korthikanti_model_flops(GPT3)
     paper = published.korthikanti_hardware_flops(GPT3) - step
     core = published.selective_recomputation_flops(GPT3)
@@ -137,8 +148,19 @@ def two_point_seven() -> str:
     return f"eq. 8: {shares[0]}; the core's forward once more: {shares[1]}; q·kᵀ alone: {shares[2]}"
 
 
+@partial(Erratum, "Selective recomputation saves up to 70 %", "the lecture, with an example of 97 and 17 GB", 6,
+         "70 % is GPT-3's share (Korthikanti et al. 2022) and no upper limit: the lecture's own example "
+         "saves more.")  # fmt: skip
+def seventy_percent() -> str:
+    shares = {run.model.name: 1 - 34 / (34 + 5 * run.model.heads * run.seq_len / run.model.hidden)
+              for run in (GPT3, LLAMA)}  # fmt: skip
+    return "; ".join(f"{name} {percent(share)}" for name, share in shares.items())
+
+
+@partial(Erratum, "Llama-3 8B keeps 97 GB of activations at 4,096 tokens, 17 GB with selective recomputation",
+         LECTURE, 5, "Both are GiB. And a GPT of that size with eager attention and dropout would keep "
+         "them.")  # fmt: skip
 def ninety_seven() -> str:
-    """GPT's formula, with and without the term in s², and the real Llama."""
     eager = LLAMA.replace(attention="eager")
     said, selective = published.korthikanti_activation_bytes(eager), _without_scores(LLAMA)
     formula = f"{_gib(said)} = {_gb(said)}, without its term in s² {_gib(selective)} = {_gb(selective)}"
@@ -150,8 +172,9 @@ def _without_scores(run: TrainingRun) -> int:
     return 34 * run.seq_len * run.micro_batch * run.model.hidden * run.model.layers
 
 
+@partial(Erratum, "With full recomputation it keeps 1 GB", "the lecture", 5, "1 GiB is the checkpoints "
+         "alone: the block that runs again and the loss come on top.")  # fmt: skip
 def one_gibibyte() -> str:
-    """The checkpoints, and the moment at which they are not alone."""
     full = LLAMA.replace(recompute="full")
     checkpoints, live = published.checkpoints_bytes(full), published.korthikanti_block_bytes(full)
     there = estimate(full)
@@ -162,15 +185,10 @@ def one_gibibyte() -> str:
     )
 
 
-def seventy_percent() -> str:
-    """5·a·s/h of 34 + 5·a·s/h."""
-    shares = {run.model.name: 1 - 34 / (34 + 5 * run.model.heads * run.seq_len / run.model.hidden)
-              for run in (GPT3, LLAMA)}  # fmt: skip
-    return "; ".join(f"{name} {percent(share)}" for name, share in shares.items())
-
-
+@partial(Erratum, "A 1B model takes 16 GB of states, 25 GB at 8,192 tokens with selective recomputation",
+         "the lecture", 5, "The sum is right for 10⁹ parameters and for what blocks keep. A model "
+         "called “1B” has more parameters, and its loss comes on top.")  # fmt: skip
 def one_billion() -> str:
-    """16 GB and 34·s·b·h·L, and a model that is called 1B."""
     run = TrainingRun("llama3.2-1b", 1, 8192, "bf16-master")
     kept, own = _without_scores(run), 16 * run.model.parameters
     return (
@@ -180,21 +198,24 @@ def one_billion() -> str:
     )
 
 
+@partial(Erratum, "The states of an 8B model take roughly 100 GB", "the lecture", 1,
+         "16 bytes for each of its parameters.")  # fmt: skip
 def states_of_eight_billion() -> str:
-    """16 bytes a parameter."""
     N = PRESETS["llama3-8b"].parameters
     return f"16 bytes · {N:,} = {_gb(16 * N)}"
 
 
+@partial(Erratum, "Activations are kept until the optimizer step", UNCLEAR, 1,
+         "Each is freed in backward as soon as it has been used.")  # fmt: skip
 def until_the_step() -> str:
-    """Activations when backward ends."""
     there = moments(XL)
     begin, end = there["end of forward"]["activations"], there["optimizer step"]["activations"]
     return f"GPT-2 XL: {_gb(begin)} when forward ends, {format_bytes(end)} when the optimizer steps"
 
 
+@partial(Erratum, "We can't do much about residual memory", UNCLEAR, 10, "Temporaries, buffers and "
+         "fragmentation all have a cause and a cure.")  # fmt: skip
 def residual_memory() -> str:
-    """Two temporaries and what makes them go."""
     run = FULL.replace(precision="amp-bf16")
     foreach, fused = (moments(run.replace(optimizer=f"adamw-{how}"))["optimizer step"]["temporaries"]
                       for how in ("foreach", "fused"))  # fmt: skip
@@ -205,13 +226,15 @@ def residual_memory() -> str:
     )
 
 
+@partial(Erratum, "400 sequences of 1,024 tokens are about 4 million tokens", "the lecture", 7,
+         "Ten times too many.")  # fmt: skip
 def four_million() -> str:
-    """A product."""
     return f"400 · 1,024 = {400 * 1024:,}"
 
 
+@partial(Erratum, "8×7 is roughly 56 B parameters", "the lecture", 4, "Only the MLPs are there eight "
+         "times.")  # fmt: skip
 def eight_times_seven() -> str:
-    """Only the MLPs are there eight times."""
     mixtral, mistral = PRESETS["mixtral-8x7b"], PRESETS["mistral-7b"]
     counts = [count / 1e9 for count in (mixtral.parameters, mixtral.active_parameters, 8 * mistral.parameters)]
     return "Mixtral 8x7B: {:.1f} · 10⁹ parameters, {:.1f} · 10⁹ for a token; 8 · Mistral 7B: {:.1f} · 10⁹".format(
@@ -219,31 +242,36 @@ def eight_times_seven() -> str:
     )
 
 
+@partial(Erratum, "The batch becomes 64 M tokens after 690 billion", "the lecture", 7,
+         "MiniMax-01 has 790 billion.")  # fmt: skip
 def seven_hundred_billion() -> str:
-    """The batch between the two numbers."""
     seen = 700 * 10**9
     slip = [(690 * 10**9 if start == 790 * 10**9 else start, size) for start, size in RAMP]
     said, read = (batch_at(ramp, seen) // 10**6 for ramp in (RAMP, slip))
     return f"after 700 · 10⁹ tokens the batch is {said} M tokens; with the slip, {read} M"
 
 
+@partial(Erratum, "23.68 % top-1 error at α = 0.1", "Goyal et al. 2017, caption of table 2(a); the slides repeat "
+         "it", 7, "The caption took the neighboring row.")  # fmt: skip
 def wrong_row() -> str:
-    """Look the number up."""
     rows = [row for row in GOYAL if row.batch == 256]
     rate = next(row.rate for row in rows if row.error == GOYAL_CAPTION)
     base = goyal(256, "0.10").error
     return f"in the paper's table {GOYAL_CAPTION} % stands at α = {rate}, and α = 0.10 has {base:.2f} %"
 
 
+@partial(Erratum, "255·255 overflows in fp16", "“The Technology Behind BLOOM Training” (Hugging Face blog, July "
+         "2022)", 3, "It is below the largest number by a little.")  # fmt: skip
 def below_the_largest() -> str:
-    """fp16's largest number: eleven ones, (2¹¹ − 1)·2⁵."""
     largest = (2**11 - 1) * 2**5
     first = next(n for n in range(1, 300) if n * n > largest)
     return f"255·255 = {255 * 255:,}, the largest fp16 number is {largest:,}; {first}·{first} is the first to overflow"
 
 
+@partial(Erratum, "Under autocast cross_entropy runs in float32", "PyTorch's list of CUDA operations that "
+         "autocast to float32, in torch.amp's documentation", 3, "The loss does. Its log-softmax runs, "
+         "and is kept, in the logits' 16 bits.")  # fmt: skip
 def log_softmax_in_bf16() -> str:
-    """What the loss keeps under autocast."""
     run = XL.replace(precision="amp-bf16")
     logits = run.seq_len * run.micro_batch * run.model.vocab
     first, copy = (saved.size // logits for saved in loss_saved(run)[:2])
@@ -254,8 +282,9 @@ GPT1_VOCABULARY = 40_478
 """GPT-1's: 40,000 merges (Radford et al. 2018, section 4.1) and 478 characters; its checkpoint's vocab_size."""
 
 
+@partial(Erratum, "GPT-2 has 117 M to 1,542 M parameters", "Radford et al. 2019, table 2", 4,
+         "OpenAI later corrected it. The numbers follow from GPT-1's vocabulary.")  # fmt: skip
 def smaller_vocabulary() -> str:
-    """N with the vocabulary of the paper's predecessor, in millions."""
     names = ("gpt2", "gpt2-xl")
     shown = []
     for name in names:
@@ -265,8 +294,10 @@ def smaller_vocabulary() -> str:
     return "; ".join(shown)
 
 
+@partial(Erratum, "A tensor takes its size rounded up to 512 bytes", "a common description, which this course "
+         "simulates by", 10, "In a fresh segment. A cached block whose rest is at most 1 MiB is handed "
+         "out whole.")  # fmt: skip
 def not_split() -> str:
-    """A cached block of the large pool whose rest is at most 1 MiB is handed out whole."""
     allocator = CachingAllocator()
     allocator.free(allocator.malloc(12 * MiB))
     allocator.malloc(12 * MiB - MiB // 2)
@@ -274,30 +305,38 @@ def not_split() -> str:
     return f"asked for {asked / MiB:.1f} MiB where a cached block of 12 MiB lies free: {taken / MiB:.1f} MiB allocated"
 
 
+@partial(Erratum, "ZeRO-2 with T5 of 2,851 M parameters on 8 GPUs: 15.93GB", "DeepSpeed's documentation, Memory "
+         "Requirements", 13, "The page's sum is right, its unit is GiB. The code behind it has another "
+         "sum by now.")  # fmt: skip
 def printed_as_gb() -> str:
-    """DeepSpeed's own example."""
     N, D = 2_851_000_000, 8
     size, now = published.deepspeed_zero2_bytes(N, D), 2 * N + 18 * N / D
     theirs = f"{_gib(size, 2)} = {_gb(size, 2)}"
     return f"4N + 16N/8 for its N = 2,851 · 10⁶: {theirs}; 2N + 18N/8, the code's: {_gib(now, 2)}"
 
 
+@partial(Erratum, "With checkpointing, 34·s·b·h·L bytes of activations",
+         "EleutherAI cookbook, calc_transformer_mem.py (commit 069ae2e)", 13,
+         "That is Korthikanti et al.'s row for selective recomputation, which the comment credits to "
+         "ZeRO.")  # fmt: skip
 def selective_row() -> str:
-    """34·s·b·h·L against the checkpoints and the step."""
     said, really = published.cookbook_parts(FULL)["activations"], activation_bytes(FULL)
     return f"GPT-2 XL, 32 sequences: it says {_gb(said)}; with full recomputation forward keeps {_gb(really)}"
 
 
+@partial(Erratum, "Training with Adam in 16 bits takes two times the model", "accelerate, commands/estimate.py "
+         "(commit 00e4d26)", 13, "The largest of four stages, for a batch of 1. What a step holds is a "
+         "sum, activations left out as said.")  # fmt: skip
 def largest_stage() -> str:
-    """Two times the model, for the step and in all."""
     run = TrainingRun("llama3.1-8b", 1, 8192)
     said = published.accelerate_bytes(run)
     held = 16 * run.model.parameters
     return f"Llama 3.1 8B in 16 bits: it says {_gb(said)}; weights, gradients and Adam's moments alone are {_gb(held)}"
 
 
+@partial(Erratum, "For large models most memory is model states", "texts after ZeRO, in the words of the course's "
+         "notes", 1, "Up to a number of tokens, which depends on the model and on what is recomputed.")  # fmt: skip
 def mostly_states() -> str:
-    """The share of states at the peak: few tokens, many, many recomputed."""
     runs = {"1 sequence": XL.replace(micro_batch=1), "32 sequences": XL, "32 with full recomputation": FULL}
     return "GPT-2 XL, states at the peak: " + ", ".join(f"{name} {percent(_states(run))}" for name, run in runs.items())
 
@@ -307,98 +346,32 @@ def _states(run: TrainingRun) -> float:
     return (there["parameters"] + there["gradients"] + there["optimizer_states"]) / there.total
 
 
+DEFAULTS = {"PyTorch": "off", "DeepSpeed": "off", "transformers": "off", "Megatron-LM": "off", "torchtitan": "on"}
+"""Whether a library recomputes unless told not to; lesson 06 names the sources."""
+
+
+@partial(Erratum, "Checkpointing is on by default in most libraries", UNCLEAR, 6, "Most wait to be told.")  # fmt: skip
+def by_default() -> str:
+    on, off = ([name for name, state in DEFAULTS.items() if state == wanted] for wanted in ("on", "off"))
+    return f"on in {len(on)} of {len(DEFAULTS)}, {', '.join(on)}; off in {', '.join(off)}"
+
+
+@partial(Erratum, "What lies outside the blocks is less than 0.01 % of all activations",
+         "Korthikanti et al. 2022, section 4.3, of its model with 22 billion parameters", 5,
+         "Its own formula gives over half a percent; far more with a large vocabulary and flash "
+         "attention.")  # fmt: skip
 def outside_the_blocks() -> str:
-    """Section 4.3's own formula with the sizes of table 3's first row."""
     h, a, L, V, s = 6144, 64, 48, 51_200, 2048
     ends, blocks = 1 + 4 * (1 + V / h), L * (34 + 5 * a * s / h)
     return f"1 + 4·(1 + V/h) of that and L·(34 + 5·a·s/h): {100 * ends / (ends + blocks):.2f} % for 22B"
 
 
-DEFAULTS = {"PyTorch": "off", "DeepSpeed": "off", "transformers": "off", "Megatron-LM": "off", "torchtitan": "on"}
-"""Whether a library recomputes unless told not to; lesson 06 names the sources."""
-
-
-def by_default() -> str:
-    """How many of those have it on."""
-    on, off = ([name for name, state in DEFAULTS.items() if state == wanted] for wanted in ("on", "off"))
-    return f"on in {len(on)} of {len(DEFAULTS)}, {', '.join(on)}; off in {', '.join(off)}"
-
-
 ERRATA = (
-    Erratum("One can barely train GPT-2 XL on 32 GB: 32 to 35 GB in all", NEWSLETTER,
-            "The recipe decides. 32 sequences at once fit a 32 GB card with fp32 master weights and the loss in "
-            "chunks. With the loss over the whole batch they do not, and under autocast even chunks leave them at the "
-            "card's edge. In micro-batches of 4 they fit.", barely_trains, 1),
-    Erratum("GPT-2 XL cannot be trained on a 32 GB GPU", f"{SLIDES}, after ZeRO, section 3. The slides list the parts "
-            "and draw no sum: 41 GB is ours",
-            "The recipe decides (see the claim before). And the parts are never all there at one moment.",
-            forty_one, 1),
-    Erratum("Activations of GPT-2 XL at batch 32 take about 60 GB",
-            "ZeRO (Rajbhandari et al. 2020), section 3.2, footnote 3",
-            "Twelve tensors of equal width. The true figure depends on the attention kernel.", sixty_gigabytes, 5),
-    Erratum("With checkpointing about 8 GB", "ZeRO, section 3.2: “the square root of the total”",
-            "A square root belongs to a chain of equal nodes. The real figure is near it by chance.", about_eight, 6),
-    Erratum("Checkpointing reduces activations by about 50 %", SLIDES,
-            "Full recomputation keeps one input a block. Perhaps “square root” was read as “half”.", fifty_percent, 6),
-    Erratum("Checkpointing costs 30 to 40 % more time", f"{LECTURE}; ZeRO has 33 %, the newsletter 25 to 30 %",
-            "In arithmetic one third is the limit, as the head is not run again. Time is another matter: "
-            "Korthikanti et al. 2022 measured 39 % for a layer split over 8 GPUs (table 4).",
-            a_third_at_most, 6),
-    Erratum("Selective recomputation costs 2.7 % more compute", "Korthikanti et al. 2022, eq. 8",
-            "It adds one forward of the attention core, not three. PyTorch's checkpoint stops early and runs half.",
-            two_point_seven, 6),
-    Erratum("Selective recomputation saves up to 70 %", "the lecture, with an example of 97 and 17 GB",
-            "70 % is GPT-3's share (Korthikanti et al. 2022) and no upper limit: the lecture's own example saves more.",
-            seventy_percent, 6),
-    Erratum("Llama-3 8B keeps 97 GB of activations at 4,096 tokens, 17 GB with selective recomputation", LECTURE,
-            "Both are GiB. And a GPT of that size with eager attention and dropout would keep them.", ninety_seven, 5),
-    Erratum("With full recomputation it keeps 1 GB", "the lecture",
-            "1 GiB is the checkpoints alone: the block that runs again and the loss come on top.", one_gibibyte, 5),
-    Erratum("A 1B model takes 16 GB of states, 25 GB at 8,192 tokens with selective recomputation", "the lecture",
-            "The sum is right for 10⁹ parameters and for what blocks keep. A model called “1B” has more parameters, "
-            "and its loss comes on top.", one_billion, 5),
-    Erratum("The states of an 8B model take roughly 100 GB", "the lecture",
-            "16 bytes for each of its parameters.", states_of_eight_billion, 1),
-    Erratum("Activations are kept until the optimizer step", UNCLEAR,
-            "Each is freed in backward as soon as it has been used.", until_the_step, 1),
-    Erratum("We can't do much about residual memory", UNCLEAR,
-            "Temporaries, buffers and fragmentation all have a cause and a cure.", residual_memory, 10),
-    Erratum("400 sequences of 1,024 tokens are about 4 million tokens", "the lecture", "Ten times too many.",
-            four_million, 7),
-    Erratum("8×7 is roughly 56 B parameters", "the lecture",
-            "Only the MLPs are there eight times.", eight_times_seven, 4),
-    Erratum("The batch becomes 64 M tokens after 690 billion", "the lecture",
-            "MiniMax-01 has 790 billion.", seven_hundred_billion, 7),
-    Erratum("23.68 % top-1 error at α = 0.1",
-            "Goyal et al. 2017, caption of table 2(a); the slides repeat it",
-            "The caption took the neighboring row.", wrong_row, 7),
-    Erratum("255·255 overflows in fp16", "“The Technology Behind BLOOM Training” (Hugging Face blog, July 2022)",
-            "It is below the largest number by a little.", below_the_largest, 3),
-    Erratum("Under autocast cross_entropy runs in float32",
-            "PyTorch's list of CUDA operations that autocast to float32, in torch.amp's documentation",
-            "The loss does. Its log-softmax runs, and is kept, in the logits' 16 bits.", log_softmax_in_bf16, 3),
-    Erratum("GPT-2 has 117 M to 1,542 M parameters", "Radford et al. 2019, table 2",
-            "OpenAI later corrected it. The numbers follow from GPT-1's vocabulary.", smaller_vocabulary, 4),
-    Erratum("A tensor takes its size rounded up to 512 bytes", "a common description, which this course simulates by",
-            "In a fresh segment. A cached block whose rest is at most 1 MiB is handed out whole.", not_split, 10),
-    Erratum("ZeRO-2 with T5 of 2,851 M parameters on 8 GPUs: 15.93GB", "DeepSpeed's documentation, Memory Requirements",
-            "The page's sum is right, its unit is GiB. The code behind it has another sum by now.", printed_as_gb, 13),
-    Erratum("With checkpointing, 34·s·b·h·L bytes of activations",
-            "EleutherAI cookbook, calc_transformer_mem.py (commit 069ae2e)",
-            "That is Korthikanti et al.'s row for selective recomputation, which the comment credits to ZeRO.",
-            selective_row, 13),
-    Erratum("Training with Adam in 16 bits takes two times the model",
-            "accelerate, commands/estimate.py (commit 00e4d26)",
-            "The largest of four stages, for a batch of 1. What a step holds is a sum, activations left out as said.",
-            largest_stage, 13),
-    Erratum("For large models most memory is model states", "texts after ZeRO, in the words of the course's notes",
-            "Up to a number of tokens, which depends on the model and on what is recomputed.", mostly_states, 1),
-    Erratum("Checkpointing is on by default in most libraries", UNCLEAR,
-            "Most wait to be told.", by_default, 6),
-    Erratum("What lies outside the blocks is less than 0.01 % of all activations",
-            "Korthikanti et al. 2022, section 4.3, of its model with 22 billion parameters",
-            "Its own formula gives over half a percent; far more with a large vocabulary and flash attention.",
-            outside_the_blocks, 5),
+    barely_trains, forty_one, sixty_gigabytes, about_eight, fifty_percent, a_third_at_most, two_point_seven,
+    seventy_percent, ninety_seven, one_gibibyte, one_billion, states_of_eight_billion, until_the_step,
+    residual_memory, four_million, eight_times_seven, seven_hundred_billion, wrong_row, below_the_largest,
+    log_softmax_in_bf16, smaller_vocabulary, not_split, printed_as_gb, selective_row, largest_stage, mostly_states,
+    by_default, outside_the_blocks,
 )  # fmt: skip
 """All of them, in the order of the page: a new one comes last, so that numbers stay."""
 
@@ -423,13 +396,7 @@ class ErrataTable:
         return "\n".join(f"{claim} ({source})\n  {right} {found}." for claim, source, right, found, _ in self.rows())
 
     def _repr_html_(self) -> str:
-        rows = [_row("th", HEADINGS), *(_row("td", row) for row in self.rows())]
-        return f"<table>{''.join(rows)}</table>"
-
-
-def _row(tag: str, line: Sequence[str]) -> str:
-    cells = "".join(f"<{tag} style='text-align:left;vertical-align:top'>{html.escape(cell)}</{tag}>" for cell in line)
-    return f"<tr>{cells}</tr>"
+        return html_table([HEADINGS, *self.rows()], words=len(HEADINGS))
 
 
 def errata_table(lessons: Sequence[int] = ()) -> ErrataTable:

@@ -217,7 +217,7 @@ HIDDEN = tuple(
 TOLERANCE = 0.05
 
 
-def symbols(run: TrainingRun) -> dict[str, int]:
+def symbols(run: TrainingRun) -> dict[str, Any]:
     """The sizes of a run by their symbols."""
     model = run.model
     return {"N": model.parameters, "L": model.layers, "h": model.hidden, "a": model.heads, "V": model.vocab,
@@ -286,7 +286,7 @@ def peaks(answer: Callable[..., float]) -> list[float]:
 def predicted_peak(answer: Any) -> None:
     """`answer(N, L, h, a, V, s, b)` is the peak in bytes, within 5 % for each hidden run."""
     got = [call(answer, returns=Real, **symbols(run)) for run in HIDDEN]
-    errors = [value / peak - 1 for value, peak in zip(got, true_peaks(), strict=True)]
+    errors: list[float] = [value / peak - 1 for value, peak in zip(got, true_peaks(), strict=True)]
     worst = max(errors, key=abs)
     if abs(worst) <= TOLERANCE:
         return
