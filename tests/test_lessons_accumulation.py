@@ -1,6 +1,8 @@
 """Lesson 07's own code: sums of gradients and four mistakes, noise, schedules, the classifier, figures."""
 
 import math
+from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 import torch
@@ -34,16 +36,17 @@ from course_utils.lessons.accumulation.micro_batches import (
     LOOPS,
     START,
     LineFit,
+    Point,
     accumulator_errors,
     counted_tokens,
     distances,
     gradient_of,
     joined,
-    length,
     mean_loss,
     micro_batches,
     moved,
     path,
+    slope,
     uneven,
 )
 from course_utils.lessons.accumulation.published_batches import (
@@ -96,6 +99,10 @@ def test_a_bf16_accumulator_loses_what_an_fp32_one_keeps() -> None:
     assert max(fine) < 1e-6
 
 
+def length(walked: Sequence[Point]) -> float:
+    return sum(math.dist(one, other) for one, other in pairwise(walked))
+
+
 def test_a_path_by_groups_is_the_large_batchs_and_small_steps_wander() -> None:
     fit = LineFit()
     large, grouped = path(fit, 0.5, 100, 4), path(fit, 0.5, 4, 4, group=25)
@@ -109,9 +116,13 @@ def test_a_path_by_groups_is_the_large_batchs_and_small_steps_wander() -> None:
 
 def test_the_best_line_has_no_slope_left_and_contours_are_level() -> None:
     fit = LineFit()
-    assert fit.slope(fit.best()) == pytest.approx((0, 0), abs=1e-12)
-    least, start = fit.loss(fit.best()), fit.loss(START)
-    heights = [fit.loss(point) for point in contour(fit, START, 0.5)]
+
+    def loss(theta: Point) -> float:
+        return (theta[0] + theta[1] * fit.x - fit.y).square().mean().item()
+
+    assert slope(fit.best(), fit.moments()) == pytest.approx((0, 0), abs=1e-12)
+    least, start = loss(fit.best()), loss(START)
+    heights = [loss(point) for point in contour(fit, START, 0.5)]
     assert heights == pytest.approx([least + 0.5 * (start - least)] * len(heights))
 
 

@@ -1,4 +1,4 @@
-"""Lesson 07: how noisy the gradient of a batch is, and how large a batch is worth it (McCandlish et al. 2018).
+"""Noise of a batch's gradient, lesson 07, and the batch size that is worth it (McCandlish et al. 2018).
 
 One sequence's gradient is G + noise, where G is the gradient over all data and tr(Σ) the noise's mean squared length.
 A batch of B averages: E|G_B|² = |G|² + tr(Σ)/B. Signal and noise are equally long at the simple noise scale
@@ -8,15 +8,14 @@ B_noise = tr(HΣ)/(GᵀHG), where H holds the loss's second derivatives; the two
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from .micro_batches import gradient_of, joined, mean_loss, micro_batches
 
 
-@dataclass(frozen=True)
-class Noise:
+class Noise(NamedTuple):
     """The squared length of the true gradient, `signal` = |G|², and of one sequence's noise, `noise` = tr(Σ)."""
 
     signal: float
@@ -28,7 +27,7 @@ class Noise:
         return self.noise / self.signal
 
     def squared_length(self, batch: float) -> float:
-        """E|G_B|², what the squared length of a batch's gradient is on average."""
+        """E|G_B|², the mean squared length of a batch's gradient."""
         return self.signal + self.noise / batch
 
 
@@ -48,12 +47,8 @@ def noise_of(gradients: torch.Tensor) -> Noise:
 
 def squared_lengths(gradients: torch.Tensor, sizes: Sequence[int]) -> list[float]:
     """For each batch size, the mean of |G_B|² over the batches that the sequences make, in order."""
-    found = []
-    for size in sizes:
-        whole = len(gradients) // size * size
-        means = gradients[:whole].reshape(-1, size, gradients.shape[1]).mean(1)
-        found.append(means.square().sum(1).double().mean().item())
-    return found
+    whole = [gradients[: len(gradients) // size * size].reshape(-1, size, gradients.shape[1]) for size in sizes]
+    return [batches.mean(1).square().sum(1).double().mean().item() for batches in whole]
 
 
 def from_two(small: int, big: int, small_length: float, big_length: float) -> Noise:
@@ -84,7 +79,7 @@ STEP = 0.02
 def gains(
     model: torch.nn.Module, sizes: Sequence[int], count: int = 128, draws: int = 40, seed: int = 0
 ) -> list[float]:
-    """How much one step along a batch's gradient lowers the loss, in parts of what a step along that of all can.
+    """The fall of the loss in one step along a batch's gradient, in parts of that along the gradient of all.
 
     For each of `sizes` the mean over `draws` random batches, with the length of step that is best for that size. The
     loss is that of the `count` sequences from which the batches are drawn; it is taken for a parabola along each step.
@@ -101,12 +96,9 @@ def gains(
     def best(ways: Sequence[torch.Tensor]) -> float:
         """The top of the parabola slope·r − bend·r²: what steps of the best length r gain on average."""
         slopes = [(whole @ way).item() for way in ways]
-        bends = [
-            (slope * STEP - before + loss(start - STEP * way)) / STEP**2
-            for slope, way in zip(slopes, ways, strict=True)
-        ]
-        slope, bend = sum(slopes) / len(ways), sum(bends) / len(ways)
-        return slope**2 / (4 * bend)
+        falls = [before - loss(start - STEP * way) for way in ways]
+        slope, fall = sum(slopes) / len(ways), sum(falls) / len(ways)
+        return slope**2 / (4 * (slope * STEP - fall) / STEP**2)
 
     before = loss(start)
     most = best([whole])
@@ -117,5 +109,5 @@ def gains(
 
 
 def rounded(value: float) -> float:
-    """The nearest power of two, on a logarithmic scale: what of a noisy figure is the same on every processor."""
+    """The nearest power of two, on a logarithmic scale: a noisy figure rounded until it is the same everywhere."""
     return 2.0 ** round(math.log2(value))

@@ -31,15 +31,23 @@ from course_utils.run import TrainingRun
 
 from .batch_noise import Noise, from_two
 from .large_batches import scaled, warm_up
-from .micro_batches import IGNORED, MicroBatch, by_batches, dropped, every_micro_batch, mean_loss, undivided
+from .micro_batches import (
+    IGNORED,
+    Loop,
+    MicroBatch,
+    by_batches,
+    dropped,
+    every_micro_batch,
+    grouped,
+    mean_loss,
+    undivided,
+)
 
 # ------------------------------------------------------------------------------------------------------- 07.1: one pass
 
 WORDS = 7
 LOOP_CASES = ((10, 4), (8, 4), (3, 4), (5, 1))
 """Micro-batches in a pass, and how many make a group."""
-
-Pass = Callable[[nn.Module, torch.optim.Optimizer, Sequence[MicroBatch], int], Any]
 
 
 class Bigrams(nn.Module):
@@ -62,7 +70,7 @@ def tiny_parts(count: int) -> list[MicroBatch]:
     return [(tokens[:, :-1], tokens[:, 1:]) for tokens in drawn]
 
 
-def walked(one_pass: Pass, count: int, k: int) -> tuple[torch.Tensor, list[str]]:
+def walked(one_pass: Loop, count: int, k: int) -> tuple[torch.Tensor, list[str]]:
     """The table after two passes with `one_pass`, as two epochs make, and what the model noted."""
     model = Bigrams()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
@@ -86,54 +94,30 @@ def trial(one_pass: Any, count: int, k: int) -> float:
     return ((got - right).norm() / (right - start).norm()).item()
 
 
-def _divided_by(
-    number: Callable[[int, int, int], int],
-    last: bool = True,
-    clear: str = "group",
-    steps: bool = True,
-    regroup: Callable[[int, int], int] = lambda k, every: k,
-) -> Pass:
-    """A loop that divides by `number(group size, k, all)`, and that clears and steps where it should, or elsewhere."""
-
-    def one_pass(model: nn.Module, optimizer: torch.optim.Optimizer, parts: Sequence[MicroBatch], k: int) -> None:
-        together = regroup(k, len(parts))
-        for first in range(0, len(parts), together):
-            group = parts[first : first + together]
-            if clear == "group":
-                optimizer.zero_grad()
-            for part in group:
-                if clear == "each":
-                    optimizer.zero_grad()
-                (mean_loss(model, part) / number(len(group), k, len(parts))).backward()
-            if steps and (last or len(group) == k):
-                optimizer.step()
-
-    return one_pass
-
-
-LOOP_MISTAKES: dict[str, tuple[Pass, ...]] = {
+LOOP_MISTAKES: dict[str, tuple[Loop, ...]] = {
     "Both bugs are still in: nobody divides, and nobody steps on the last group.":
-        (common_loop, _divided_by(lambda group, k, every: 1, last=False)),
+        (common_loop, grouped(lambda part, group, k, count: 1, last=False)),
     "Losses are added up: with a group of k, the gradient is k times too long.": (undivided,),
     "The last, incomplete group gets no step of its own: those sequences are never learned from in their epoch.":
-        (dropped, _divided_by(lambda group, k, every: k, last=False)),
+        (dropped, grouped(lambda part, group, k, count: 1 / k, last=False)),
     "You divide the last group by k, too. How many micro-batches does it have?":
-        (_divided_by(lambda group, k, every: k),),
+        (grouped(lambda part, group, k, count: 1 / k),),
     "You divide by the number of all micro-batches. The mean is over one group.":
-        (_divided_by(lambda group, k, every: every),),
+        (grouped(lambda part, group, k, count: 1 / count),),
     "zero_grad within a group throws away what has been added up: only its last micro-batch is left.": (
-        _divided_by(lambda group, k, every: group, clear="each"),
-        _divided_by(lambda group, k, every: k, clear="each"),
-        _divided_by(lambda group, k, every: 1, clear="each"),
+        grouped(lambda part, group, k, count: 1 / len(group), clear="each"),
+        grouped(lambda part, group, k, count: 1 / k, clear="each"),
+        grouped(lambda part, group, k, count: 1, clear="each"),
     ),
     "The gradients of the group before are still in `.grad`: who clears them?":
-        (_divided_by(lambda group, k, every: group, clear="never"),),
-    "You step on every micro-batch: those are small batches, and their path is another one.":
-        (every_micro_batch, _divided_by(lambda group, k, every: k, regroup=lambda k, every: 1)),
+        (grouped(lambda part, group, k, count: 1 / len(group), clear="never"),),
+    "You step on every micro-batch: those are small batches, and their path is another one.": (
+        every_micro_batch,
+        lambda model, optimizer, parts, k: grouped(lambda *_: 1 / k)(model, optimizer, parts, 1),
+    ),
     "You step once for the whole pass. Once for every group was asked for.":
-        (_divided_by(lambda group, k, every: every, regroup=lambda k, every: every),),
-    "The parameters have not moved: who calls `optimizer.step()`?":
-        (_divided_by(lambda group, k, every: k, steps=False),),
+        (lambda model, optimizer, parts, k: by_batches(model, optimizer, parts, len(parts)),),
+    "The parameters have not moved: who calls `optimizer.step()`?": (grouped(lambda *_: 1, steps=False),),
 }  # fmt: skip
 """Loops that a learner can write instead, by the hint that they get."""
 
@@ -143,7 +127,7 @@ def one_pass(answer: Any) -> None:
     """`answer(model, optimizer, parts, k)` steps once for every group of k micro-batches, the last one included."""
     got = [walked(partial(call_for_effect, answer), count, k) for count, k in LOOP_CASES]
 
-    def same(loop: Pass) -> bool:
+    def same(loop: Loop) -> bool:
         tables = [walked(loop, count, k)[0] for count, k in LOOP_CASES]
         return all(torch.allclose(one, other, atol=1e-10) for (one, _), other in zip(got, tables, strict=True))
 

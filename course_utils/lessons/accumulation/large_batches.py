@@ -1,4 +1,4 @@
-"""Lesson 07: a large batch needs another learning rate. Schedules, and a small classifier to try it.
+"""Learning rates for large batches, lesson 07: schedules, and a small classifier to try them.
 
 The classifier has 10 classes and 20 inputs; a random network made the labels, and some are noise. All runs with the
 same batch size and optimizer train together, as one batched product, so that dozens of trainings take seconds.
@@ -6,9 +6,10 @@ same batch size and optimizer train together, as one batched product, so that do
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
+from statistics import fmean, stdev
+from typing import NamedTuple
 
 import torch
 from torch.nn.functional import cross_entropy
@@ -54,8 +55,7 @@ GAIN = 1.3
 as a deep one does."""
 
 
-@dataclass(frozen=True)
-class Setting:
+class Setting(NamedTuple):
     """One way to train: examples in a batch, peak learning rate, and the rate to warm up from, None for no warm-up."""
 
     name: str
@@ -65,8 +65,7 @@ class Setting:
     optimizer: str = "sgd"
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
     """Test errors in percent, one for each seed; guessing gives about 84, as classes differ in size."""
 
     setting: Setting
@@ -75,44 +74,39 @@ class Outcome:
     @property
     def mean(self) -> float:
         """Percent."""
-        return sum(self.errors) / len(self.errors)
+        return fmean(self.errors)
 
     @property
     def spread(self) -> float:
         """Standard deviation over the seeds, percent."""
-        return math.sqrt(sum((error - self.mean) ** 2 for error in self.errors) / (len(self.errors) - 1))
+        return stdev(self.errors)
 
 
 def table(base: float = BASE, optimizer: str = "sgd") -> list[Setting]:
     """The rows of Goyal et al.'s table for this classifier, and one more: the scaled rate without a warm-up.
 
-    n stands for the small batch and η for `base`.
+    n is the small batch, η is `base`.
     """
-
-    small = {"η/2": 0.5, "η": 1.0, "2η": 2.0}
-
-    def large(words: str, factor: float, warm: float | None) -> Setting:
-        start = None if warm is None else warm * base
-        return Setting(f"{K}n, {words}", SMALL * K, factor * base, start, optimizer)
-
-    return [
-        *(Setting(f"n, {words}", SMALL, factor * base, None, optimizer) for words, factor in small.items()),
-        *(large(f"{K}·{words}", factor * K, factor) for words, factor in small.items()),
-        large("η", 1, None),
-        large(f"√{K}·η", math.sqrt(K), 1),
-        large(f"{K}·2η, no warm-up", 2 * K, None),
+    rows = [
+        ("n, η/2", SMALL, 0.5, None),
+        ("n, η", SMALL, 1.0, None),
+        ("n, 2η", SMALL, 2.0, None),
+        (f"{K}n, {K}·η/2", SMALL * K, 0.5 * K, 0.5),
+        (f"{K}n, {K}·η", SMALL * K, 1.0 * K, 1.0),
+        (f"{K}n, {K}·2η", SMALL * K, 2.0 * K, 2.0),
+        (f"{K}n, η", SMALL * K, 1, None),
+        (f"{K}n, √{K}·η", SMALL * K, math.sqrt(K), 1),
+        (f"{K}n, {K}·2η, no warm-up", SMALL * K, 2 * K, None),
     ]
+    return [Setting(name, batch, factor * base, warm and warm * base, optimizer) for name, batch, factor, warm in rows]
 
 
 def adam_table(base: float = ADAM_BASE) -> list[Setting]:
     """Adam's: the small batch, and the large one unscaled, by √k and by k without a warm-up, and by k with one."""
     factors = {"η": 1.0, f"√{K}·η": math.sqrt(K), f"{K}·η": float(K)}
     large = [Setting(f"{K}n, {words}", SMALL * K, f * base, None, "adam") for words, f in factors.items()]
-    return [
-        Setting("n, η", SMALL, base, None, "adam"),
-        *large,
-        Setting(f"{K}n, {K}·η, warm-up", SMALL * K, K * base, base, "adam"),
-    ]
+    warmed = Setting(f"{K}n, {K}·η, warm-up", SMALL * K, K * base, base, "adam")
+    return [Setting("n, η", SMALL, base, None, "adam"), *large, warmed]
 
 
 @cache
@@ -134,15 +128,14 @@ def train(settings: Sequence[Setting], seeds: Sequence[int] = SEEDS, epochs: int
     for setting in settings:
         if setting.optimizer not in KNOWN:
             raise unknown("optimizer", setting.optimizer, KNOWN)
-    groups = dict.fromkeys((setting.batch, setting.optimizer) for setting in settings)
     found: dict[Setting, Outcome] = {}
-    for group in groups:
+    for group in dict.fromkeys((setting.batch, setting.optimizer) for setting in settings):
         alike = [setting for setting in settings if (setting.batch, setting.optimizer) == group]
-        found |= {outcome.setting: outcome for outcome in _trained(alike, seeds, epochs)}
+        found |= _trained(alike, seeds, epochs)
     return [found[setting] for setting in settings]
 
 
-def _trained(settings: Sequence[Setting], seeds: Sequence[int], epochs: int) -> list[Outcome]:
+def _trained(settings: Sequence[Setting], seeds: Sequence[int], epochs: int) -> dict[Setting, Outcome]:
     replicas = [(setting, seed) for setting in settings for seed in seeds]
     weights = _first_weights([seed for _, seed in replicas])
     update = _momentum if settings[0].optimizer == "sgd" else _adam
@@ -157,10 +150,10 @@ def _trained(settings: Sequence[Setting], seeds: Sequence[int], epochs: int) -> 
         with torch.no_grad():
             for weight, slope, state in zip(weights, slopes, states, strict=True):
                 update(weight, slope, state, rates, step)
-    errors = _errors(weights)
-    return [
-        Outcome(setting, tuple(errors[i * len(seeds) : (i + 1) * len(seeds)])) for i, setting in enumerate(settings)
-    ]
+    with torch.no_grad():  # scores that are not finite favor class 0: a guess
+        scores = _network(weights, x[EXAMPLES:].expand(len(replicas), -1, -1)).nan_to_num()
+    errors = (100 * (scores.argmax(-1) != y[EXAMPLES:]).double().mean(1)).view(len(settings), -1).tolist()
+    return {setting: Outcome(setting, tuple(missed)) for setting, missed in zip(settings, errors, strict=True)}
 
 
 def _first_weights(seeds: Sequence[int]) -> list[torch.Tensor]:
@@ -208,11 +201,3 @@ def _adam(weight: torch.Tensor, slope: torch.Tensor, state: State, rates: torch.
     m.mul_(0.9).add_(slope, alpha=0.1)
     v.mul_(0.999).addcmul_(slope, slope, value=0.001)
     weight.sub_(rates * (m / (1 - 0.9**step)) / ((v / (1 - 0.999**step)).sqrt() + 1e-8))
-
-
-@torch.no_grad()
-def _errors(weights: Sequence[torch.Tensor]) -> list[float]:
-    """Percent of the test's labels that each replica misses. Scores that are no numbers favor class 0: a guess."""
-    x, y = data()
-    out = _network(weights, x[EXAMPLES:].expand(len(weights[0]), -1, -1)).nan_to_num()
-    return (100 * (out.argmax(-1) != y[EXAMPLES:]).double().mean(1)).tolist()

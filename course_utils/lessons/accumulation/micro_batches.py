@@ -4,7 +4,7 @@ The model is the course's character model of `language_model`, a genuine GPT of 
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import pairwise
+from functools import partial
 
 import torch
 from torch.nn.functional import cross_entropy
@@ -17,7 +17,7 @@ MicroBatch = tuple[torch.Tensor, torch.Tensor]
 """Token ids and the ids that should follow them, each (b, s)."""
 
 IGNORED = -100
-"""The target that cross-entropy leaves out: here stands padding. torch's default for `ignore_index`."""
+"""The target of padding, which cross-entropy leaves out: torch's default for `ignore_index`."""
 
 RATE = 0.1
 
@@ -31,9 +31,8 @@ def micro_batches(count: int, size: int = 4, seq_len: int = 32, seed: int = 0) -
 
 
 def uneven(count: int, size: int = 4, seq_len: int = 32, seed: int = 0) -> list[MicroBatch]:
-    """The same, but of each micro-batch's sequences only the first part is text, and the rest is padding.
-
-    The part differs from micro-batch to micro-batch: from an eighth of the length to all of it.
+    """The same, but only the first part of each sequence is text: from an eighth in the first micro-batch to all in the
+    last. The rest is padding.
     """
     made = []
     for index, (tokens, targets) in enumerate(micro_batches(count, size, seq_len, seed)):
@@ -69,7 +68,7 @@ def gradient(model: torch.nn.Module) -> torch.Tensor:
 
 
 def gradient_of(loss: torch.Tensor, model: torch.nn.Module) -> torch.Tensor:
-    """The gradient of `loss`, as one long vector; what the parameters held before is forgotten."""
+    """The gradient of `loss`, as one long vector; gradients that the parameters held before are cleared."""
     model.zero_grad()
     loss.backward()
     return gradient(model)
@@ -86,36 +85,50 @@ Loop = Callable[[torch.nn.Module, torch.optim.Optimizer, Sequence[MicroBatch], i
 """One pass over micro-batches that steps once for every group of k of them."""
 
 
+def grouped(
+    weigh: Callable[[MicroBatch, Sequence[MicroBatch], int, int], float],
+    last: bool = True,
+    clear: str = "group",
+    steps: bool = True,
+) -> Loop:
+    """A loop that multiplies each mean loss by `weigh(micro-batch, its group, k, all micro-batches)`.
+
+    With other options it makes mistakes: it does not step on an incomplete last group, it clears gradients before
+    "each" micro-batch or "never", or it takes no steps at all.
+    """
+
+    def loop(model: torch.nn.Module, optimizer: torch.optim.Optimizer, parts: Sequence[MicroBatch], k: int) -> None:
+        for first in range(0, len(parts), k):
+            group = parts[first : first + k]
+            if clear == "group":
+                optimizer.zero_grad()
+            for part in group:
+                if clear == "each":
+                    optimizer.zero_grad()
+                (mean_loss(model, part) * weigh(part, group, k, len(parts))).backward()
+            if steps and (last or len(group) == k):
+                optimizer.step()
+
+    return loop
+
+
+accumulated = grouped(lambda part, group, k, count: counted_tokens(part) / sum(map(counted_tokens, group)))
+"""Right for any lengths: a micro-batch weighs as much as it has tokens, and the last group is smaller."""
+
+undivided = grouped(lambda part, group, k, count: 1)
+"""The first mistake: losses are added up, not averaged."""
+
+by_batches = grouped(lambda part, group, k, count: 1 / len(group))
+"""The third: a mean of the micro-batches' means, however many tokens each has."""
+
+
 def large_batch(model: torch.nn.Module, optimizer: torch.optim.Optimizer, parts: Sequence[MicroBatch], k: int) -> None:
-    """What all others are compared with: each group as one batch, the last with what is left."""
-    for first in range(0, len(parts), k):
-        optimizer.zero_grad()
-        mean_loss(model, joined(parts[first : first + k])).backward()
-        optimizer.step()
-
-
-def accumulated(model: torch.nn.Module, optimizer: torch.optim.Optimizer, parts: Sequence[MicroBatch], k: int) -> None:
-    """Right for any lengths: a micro-batch weighs as much as it has tokens, and the last group is smaller."""
-    for first in range(0, len(parts), k):
-        group = parts[first : first + k]
-        total = sum(map(counted_tokens, group))
-        optimizer.zero_grad()
-        for part in group:
-            (mean_loss(model, part) * (counted_tokens(part) / total)).backward()
-        optimizer.step()
-
-
-def undivided(model: torch.nn.Module, optimizer: torch.optim.Optimizer, parts: Sequence[MicroBatch], k: int) -> None:
-    """The first mistake: losses are added up, not averaged."""
-    for first in range(0, len(parts), k):
-        optimizer.zero_grad()
-        for part in parts[first : first + k]:
-            mean_loss(model, part).backward()
-        optimizer.step()
+    """The reference for all others: each group as one batch, the last with what is left."""
+    undivided(model, optimizer, [joined(parts[first : first + k]) for first in range(0, len(parts), k)], 1)
 
 
 def dropped(model: torch.nn.Module, optimizer: torch.optim.Optimizer, parts: Sequence[MicroBatch], k: int) -> None:
-    """The second: nobody steps on the last, incomplete group."""
+    """The second mistake: the last, incomplete group gets no step."""
     for i, part in enumerate(parts):
         (mean_loss(model, part) / k).backward()
         if (i + 1) % k == 0:
@@ -123,24 +136,11 @@ def dropped(model: torch.nn.Module, optimizer: torch.optim.Optimizer, parts: Seq
             optimizer.zero_grad()
 
 
-def by_batches(model: torch.nn.Module, optimizer: torch.optim.Optimizer, parts: Sequence[MicroBatch], k: int) -> None:
-    """The third: a mean of the micro-batches' means, however many tokens each has."""
-    for first in range(0, len(parts), k):
-        group = parts[first : first + k]
-        optimizer.zero_grad()
-        for part in group:
-            (mean_loss(model, part) / len(group)).backward()
-        optimizer.step()
-
-
 def every_micro_batch(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer, parts: Sequence[MicroBatch], k: int
 ) -> None:
-    """The fourth: a step on each micro-batch. These are small batches, with small batches' noise."""
-    for part in parts:
-        optimizer.zero_grad()
-        mean_loss(model, part).backward()
-        optimizer.step()
+    """The fourth mistake: a step on each micro-batch. These are small batches, with small batches' noise."""
+    undivided(model, optimizer, parts, 1)
 
 
 LOOPS: dict[str, Loop] = {
@@ -158,21 +158,17 @@ def moved(loop: Loop, parts: Sequence[MicroBatch], k: int, optimizer: str = "sgd
 
     `optimizer` is "sgd" (rate 0.1) or "adam" (rate 0.001). ValueError for another one.
     """
-    if optimizer not in ("sgd", "adam"):
-        raise unknown("optimizer", optimizer, ("sgd", "adam"))
+    optimizers = {"sgd": partial(torch.optim.SGD, lr=RATE), "adam": partial(torch.optim.Adam, lr=1e-3)}
+    if optimizer not in optimizers:
+        raise unknown("optimizer", optimizer, optimizers)
     model = language_model()
     before = torch.nn.utils.parameters_to_vector(model.parameters()).detach().clone()
-    made: torch.optim.Optimizer = (
-        torch.optim.SGD(model.parameters(), lr=RATE)
-        if optimizer == "sgd"
-        else torch.optim.Adam(model.parameters(), lr=1e-3)
-    )
-    loop(model, made, parts, k)
+    loop(model, optimizers[optimizer](model.parameters()), parts, k)
     return torch.nn.utils.parameters_to_vector(model.parameters()).detach() - before
 
 
 def distances(parts: Sequence[MicroBatch], k: int, optimizer: str = "sgd") -> dict[str, float]:
-    """For each of `LOOPS`, how far its pass ends from that of the large batch, in parts of the large batch's way."""
+    """For each of `LOOPS`, the distance of its pass's end from that of the large batch, in parts of that one's way."""
     right = moved(large_batch, parts, k, optimizer)
     return {name: relative_distance(moved(loop, parts, k, optimizer), right) for name, loop in LOOPS.items()}
 
@@ -186,11 +182,11 @@ def accumulator_errors(counts: Sequence[int], dtype: torch.dtype, size: int = 4)
     Each micro-batch's gradient is computed in fp32 and rounded to `dtype` when it is added, as a backward pass adds to
     `.grad`; it is compared with the same sum in fp64.
     """
-    model, most = language_model(), max(counts)
-    weights = sum(p.numel() for p in model.parameters())
-    exact, sums = torch.zeros(weights, dtype=torch.float64), torch.zeros(weights, dtype=dtype)
+    model = language_model()
+    weights = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
+    exact, sums = torch.zeros_like(weights, dtype=torch.float64), torch.zeros_like(weights, dtype=dtype)
     errors = {}
-    for number, part in enumerate(micro_batches(most, size), 1):
+    for number, part in enumerate(micro_batches(max(counts), size), 1):
         one = gradient_of(mean_loss(model, part), model)
         exact += one
         sums += one.to(dtype)
@@ -212,34 +208,24 @@ class LineFit:
         self.x = torch.randn(points, generator=dice, dtype=torch.float64)
         self.y = 1.0 + 2.0 * self.x + noise * torch.randn(points, generator=dice, dtype=torch.float64)
 
-    def moments(self, chosen: slice = slice(None)) -> "Moments":
-        """Means of x, x², y and x·y over the chosen points: all that their gradient depends on."""
+    def moments(self, chosen: slice = slice(None)) -> tuple[float, ...]:
+        """Means of x, x², y and x·y over the chosen points: the gradient depends on nothing else."""
         x, y = self.x[chosen], self.y[chosen]
         return tuple(mean.mean().item() for mean in (x, x * x, y, x * y))
 
-    def slope(self, theta: Point, chosen: slice = slice(None)) -> Point:
-        """The gradient of ½·mean of squared errors over the chosen points."""
-        return slope(theta, self.moments(chosen))
-
-    def loss(self, theta: Point) -> float:
-        """½ · mean of squared errors over all points."""
-        return 0.5 * (theta[0] + theta[1] * self.x - self.y).square().mean().item()
-
     def curvature(self) -> tuple[float, float, float]:
         """The loss's second derivatives: by θ₀ twice, by both, by θ₁ twice."""
-        return 1.0, self.x.mean().item(), self.x.square().mean().item()
+        x, xx, _, _ = self.moments()
+        return 1.0, x, xx
 
     def best(self) -> Point:
         """The θ with the least loss: the least-squares line."""
-        columns = torch.stack([torch.ones_like(self.x), self.x], 1)
-        found = torch.linalg.lstsq(columns, self.y.unsqueeze(1)).solution.flatten()
-        return found[0].item(), found[1].item()
+        x, xx, y, xy = self.moments()
+        rise = (xy - x * y) / (xx - x * x)
+        return y - rise * x, rise
 
 
-Moments = tuple[float, ...]
-
-
-def slope(theta: Point, moments: Moments) -> Point:
+def slope(theta: Point, moments: Sequence[float]) -> Point:
     """The gradient of ½·mean of (θ₀ + θ₁·x − y)², by θ₀ and by θ₁, from the means of x, x², y and x·y."""
     x, xx, y, xy = moments
     return theta[0] + theta[1] * x - y, theta[0] * x + theta[1] * xx - xy
@@ -249,7 +235,7 @@ START: Point = (-1.5, 0.5)
 
 
 def path(fit: LineFit, rate: float, size: int, passes: int, group: int = 1) -> list[Point]:
-    """Where θ goes: micro-batches of `size` points in order, a step of `rate` after every `group` of them.
+    """The path of θ: micro-batches of `size` points in order, a step of `rate` after every `group` of them.
 
     Gradients within a group are averaged. ValueError unless the points come out even.
     """
@@ -263,8 +249,3 @@ def path(fit: LineFit, rate: float, size: int, passes: int, group: int = 1) -> l
             step = [sum(part) / group for part in zip(*slopes, strict=True)]
             walked.append((walked[-1][0] - rate * step[0], walked[-1][1] - rate * step[1]))
     return walked
-
-
-def length(walked: Sequence[Point]) -> float:
-    """How long a path is."""
-    return sum(((x - a) ** 2 + (y - b) ** 2) ** 0.5 for (a, b), (x, y) in pairwise(walked))

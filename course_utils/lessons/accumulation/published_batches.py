@@ -1,16 +1,14 @@
-"""What others found out about large batches, for lesson 07 and the errata: a table of learning rates, a power law of
-the critical batch, a batch ramp.
+"""Published results about large batches, for lesson 07 and the errata: learning rates, a critical batch, a batch ramp.
 
 Standard library alone.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import log
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Published:
+class Published(NamedTuple):
     """A row of Goyal et al. 2017, table 2(a): ResNet-50 on ImageNet, top-1 error in percent, mean and deviation."""
 
     batch: int
@@ -32,7 +30,7 @@ GOYAL = (
 """Five trainings each. (Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour, arXiv 1706.02677.)"""
 
 GOYAL_CAPTION = 23.68
-"""What the caption calls the error at rate 0.1 and batch 256."""
+"""The error at rate 0.1 and batch 256 by the caption."""
 
 
 def published(batch: int, rate: str) -> Published:
@@ -43,8 +41,7 @@ def published(batch: int, rate: str) -> Published:
     raise ValueError(f"no row for batch {batch} and rate {rate}; rates: {', '.join(row.rate for row in GOYAL)}")
 
 
-@dataclass(frozen=True)
-class CriticalBatch:
+class CriticalBatch(NamedTuple):
     """The critical batch as a power law of the loss: `scale` tokens / loss^(1/`exponent`)."""
 
     scale: float
