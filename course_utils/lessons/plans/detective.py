@@ -30,15 +30,15 @@ CAUSES: Mapping[str, str] = {
     "graphs": "graphs that are kept from step to step",
     "weights": "the weights alone are too large",
 }
-"""What a run can die of, by the name to answer with."""
+"""Causes of death of a run, by the name to answer with."""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is known of a run that is out of memory. Sizes in bytes, as it failed.
+    """The evidence on a run that is out of memory: sizes in bytes at the moment when it failed.
 
-    `step` and `phase` say when; `requested` is what found no room, `free` all that held no tensor (`free_share` of the
-    card), `largest_free` the largest piece of it that was reserved. `alive` has the bytes of each kind of memory then,
+    `step` and `phase` say when; `requested` found no room, `free` held no tensor (`free_share` of the card),
+    `largest_free` is the largest piece of it that was reserved. `alive` has the bytes of each kind of memory then,
     `step_starts` all that was allocated when each step began. `parameters`, `micro_batch`, `seq_len`, `heads` and
     `vocab` describe the run; heads and vocab are 0 for a model without.
     """

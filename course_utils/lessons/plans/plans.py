@@ -1,24 +1,27 @@
-"""Lesson 14: what `fit` found as a figure and as a table, the catalog of cards, and the grade of a prediction."""
+"""Lesson 14: results of `fit` as a figure and as a table, the catalog of cards, and the grade of a prediction."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from math import log
 
 from course_utils.figures import signed
-from course_utils.figures.axes import OVER, stop
+from course_utils.figures.axes import OVER, legend, stop
 from course_utils.figures.canvas import GRID, MARGIN, QUIET, RULE, WIDTH, Canvas, Figure, number, text_width
 from course_utils.gpus import GPUS, Gpu
 from course_utils.interactive.guesses import Guess, stored_guesses
 from course_utils.interactive.ledgers import show
 from course_utils.planning.fit import Candidate, Plan
 from course_utils.planning.twin import SAFETY
-from course_utils.units import GB, aligned, format_bytes, html_table, percent
+from course_utils.units import GB, Table, format_bytes, percent
 
 TOO_LARGE, FITS, PATH = "#BDBDBD", "#009E73", "#0072B2"
+LEGEND = {TOO_LARGE: "too large", FITS: "fits", PATH: "the path, in the order of the table"}
 
-HEIGHT = 300.0
-"""Pixels of the plot."""
+LEFT, RIGHT, HEIGHT = 72.0, WIDTH - MARGIN - 16.0, 300.0
+"""Edges and height of the plot, in pixels."""
+
+ROUND = tuple(digit * 10.0**power for power in range(-4, 4) for digit in (1, 2, 5))
 
 
 # ------------------------------------------------------------------------------------------------------- the figure
@@ -29,39 +32,21 @@ def plan_figure(plan: Plan, title: str) -> Figure:
 
     Both axes are logarithmic. The dots of the path carry the numbers of `path_table`'s rows.
     """
-    canvas, limit = Canvas(), plan.card.room / SAFETY
-    top = _legend(canvas, canvas.title(title) + 16) + 36
-    x, y = _scales(plan, top)
-    _axes(canvas, plan, x, y, top)
-    for candidate in sorted(plan.tried, key=lambda one: one.fits(plan.card)):
-        _dot(canvas, x(candidate.lost), y(candidate.peak), 3.5, FITS if candidate.fits(plan.card) else TOO_LARGE)
-    name = f"{plan.card.name} less {percent(SAFETY - 1)} in reserve: {format_bytes(round(limit), 'GB', 1)}"
-    canvas.line(LEFT, y(limit), RIGHT, y(limit), OVER, stroke_width=1.8, data_limit=round(limit))
-    canvas.halo_text(LEFT + 4, y(limit) - 7, name.replace("%", " %"), 12, fill=OVER, font_weight="bold")
-    _path(canvas, plan, x, y)
-    note = f"{len(plan.tried)} estimated, {plan.covered:,} decided; times at the data sheet's rates, nothing overlapped"
-    end = canvas.note(note, top + HEIGHT + 62)
-    return Figure(canvas.svg(end, title, _alt(plan, title)), _alt(plan, title))
-
-
-LEFT, RIGHT = 72.0, WIDTH - MARGIN - 16.0
-
-Scale = Callable[[float], float]
-
-
-def _scales(plan: Plan, top: float) -> tuple[Scale, Scale]:
-    lost = [one.lost for one in (*plan.tried, *plan.path)]
-    peaks = [one.peak for one in (*plan.tried, *plan.path)] + [plan.card.room / SAFETY]
-    left, right = log(min(lost) / 1.1), log(max(lost) * 1.1)
-    low, high = log(min(peaks) / 1.15), log(max(peaks) * 1.15)
-    return (
-        lambda seconds: LEFT + (RIGHT - LEFT) * (log(seconds) - left) / (right - left),
-        lambda size: top + HEIGHT * (high - log(size)) / (high - low),
+    canvas, limit, everything = Canvas(), plan.card.room / SAFETY, (*plan.tried, *plan.path)
+    top = legend(
+        canvas, LEGEND.items(), canvas.title(title) + 4, lambda x, y, _, color: _dot(canvas, x + 6, y + 6, 5, color)
     )
+    top, bottom = top + 30, top + 30 + HEIGHT
+    lost, peaks = [one.lost for one in everything], [limit, *(one.peak for one in everything)]
+    first, last = log(min(lost) / 1.1), log(max(lost) * 1.1)
+    low, high = log(min(peaks) / 1.15), log(max(peaks) * 1.15)
 
+    def x(seconds: float) -> float:
+        return LEFT + (RIGHT - LEFT) * (log(seconds) - first) / (last - first)
 
-def _axes(canvas: Canvas, plan: Plan, x: Scale, y: Scale, top: float) -> None:
-    bottom = top + HEIGHT
+    def y(size: float) -> float:
+        return top + HEIGHT * (high - log(size)) / (high - low)
+
     for tick in ROUND:
         if top - 1 <= y(tick * GB) <= bottom + 1:
             canvas.line(LEFT, y(tick * GB), RIGHT, y(tick * GB), GRID)
@@ -72,87 +57,58 @@ def _axes(canvas: Canvas, plan: Plan, x: Scale, y: Scale, top: float) -> None:
     canvas.line(LEFT, bottom, RIGHT, bottom, RULE)
     canvas.text(MARGIN, top - 14, "estimated peak in GB", 12, QUIET)
     canvas.text((LEFT + RIGHT) / 2, bottom + 42, "seconds that a step loses", 12, QUIET, text_anchor="middle")
-
-
-ROUND = tuple(digit * 10.0**power for power in range(-4, 4) for digit in (1, 2, 5))
+    for candidate in sorted(plan.tried, key=lambda one: one.fits(plan.card)):
+        _dot(canvas, x(candidate.lost), y(candidate.peak), 3.5, FITS if candidate.fits(plan.card) else TOO_LARGE)
+    name = f"{plan.card.name} less {percent(SAFETY - 1)} in reserve: {format_bytes(round(limit), 'GB', 1)}"
+    canvas.line(LEFT, y(limit), RIGHT, y(limit), OVER, stroke_width=1.8, data_limit=round(limit))
+    canvas.halo_text(LEFT + 4, y(limit) - 7, name.replace("%", " %"), 12, fill=OVER, font_weight="bold")
+    _path(canvas, [(x(step.lost), y(step.peak)) for step in plan.path])
+    note = f"{len(plan.tried)} estimated, {plan.covered:,} decided; times at the data sheet's rates, nothing overlapped"
+    steps = "; ".join(
+        f"{index} {step.what}: {format_bytes(step.peak, 'GB', 1)}, {step.lost:.2f} seconds lost"
+        for index, step in enumerate(plan.path)
+    )
+    fitting = f"{sum(one.fits(plan.card) for one in plan.tried)} of them fit {plan.card.name}"
+    alt = f"{stop(title)} {len(plan.tried)} dots, {fitting}. The path: {steps}."
+    return canvas.figure(bottom, title, alt, note)
 
 
 def _dot(canvas: Canvas, x: float, y: float, radius: float, color: str) -> None:
     canvas.rect(x - radius, y - radius, 2 * radius, 2 * radius, color, rx=radius)
 
 
-def _legend(canvas: Canvas, y: float) -> float:
-    x = float(MARGIN)
-    for color, words in ((TOO_LARGE, "too large"), (FITS, "fits"), (PATH, "the path, in the order of the table")):
-        _dot(canvas, x + 6, y - 4, 5, color)
-        canvas.text(x + 17, y, words, 12)
-        x += 38 + text_width(words, 12)
-    return y
-
-
-def _path(canvas: Canvas, plan: Plan, x: Scale, y: Scale) -> None:
-    places = [(x(step.lost), y(step.peak)) for step in plan.path]
-    line = "L".join(f"{a:.1f} {b:.1f}" for a, b in places)
-    canvas.path(f"M{line}", fill="none", stroke=PATH, stroke_width=2.2)
+def _path(canvas: Canvas, places: Sequence[tuple[float, float]]) -> None:
+    """A line through the places, and their numbers; places that are close share a mark."""
+    canvas.path("M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in places), fill="none", stroke=PATH, stroke_width=2.2)
     numbers: dict[tuple[int, int], list[str]] = {}
-    for index, (a, b) in enumerate(places):
-        near = next((key for key in numbers if abs(key[0] - a) < 17 and abs(key[1] - b) < 17), (round(a), round(b)))
+    for index, (x, y) in enumerate(places):
+        near = next((key for key in numbers if abs(key[0] - x) < 17 and abs(key[1] - y) < 17), (round(x), round(y)))
         numbers.setdefault(near, []).append(str(index))
-    for (a, b), names in numbers.items():
+    for (x, y), names in numbers.items():
         words = ", ".join(names)
         half = max(9.0, text_width(words, 11) / 2 + 5)
-        canvas.rect(a - half, b - 9, 2 * half, 18, PATH, rx=9, stroke="#FFFFFF", stroke_width=1.5)
-        canvas.text(a, b + 4, words, 11, "#FFFFFF", text_anchor="middle", font_weight="bold")
-
-
-def _alt(plan: Plan, title: str) -> str:
-    fitting = sum(one.fits(plan.card) for one in plan.tried)
-    steps = "; ".join(
-        f"{index} {step.what}: {format_bytes(step.peak, 'GB', 1)}, {step.lost:.2f} seconds lost"
-        for index, step in enumerate(plan.path)
-    )
-    return f"{stop(title)} {len(plan.tried)} dots, {fitting} of them fit {plan.card.name}. The path: {steps}."
+        canvas.rect(x - half, y - 9, 2 * half, 18, PATH, rx=9, stroke="#FFFFFF", stroke_width=1.5)
+        canvas.text(x, y + 4, words, 11, "#FFFFFF", text_anchor="middle", font_weight="bold")
 
 
 # ------------------------------------------------------------------------------------------------------- the tables
 
 
-@dataclass(frozen=True, repr=False)
-class Table:
-    """Rows of text under a header; draws itself. The first column is words, the others end at the right."""
-
-    header: Sequence[str]
-    rows: Sequence[Sequence[str]]
-
-    def __repr__(self) -> str:
-        return aligned([self.header, *self.rows])
-
-    def _repr_html_(self) -> str:
-        return html_table([self.header, *self.rows])
-
-
 def path_table(plan: Plan) -> Table:
     """The expert's path: each choice, by how much the peak moves, what is lost, and whether the run fits then."""
-    rows, before = [], plan.path[0]
+    rows, before = [("choice", "peak", "by", "lost a step", "fits")], plan.path[0]
     for index, step in enumerate(plan.path):
-        saved = before.peak - step.peak
-        rows.append(
-            (
-                f"{index} · {step.what}",
-                format_bytes(step.peak, "GB", 1),
-                "" if index == 0 else signed(-saved, "GB", 1),
-                f"{step.lost:.2f} s",
-                "yes" if Candidate(step.run, step.peak, step.lost).fits(plan.card) else "no",
-            )
-        )
+        by = signed(step.peak - before.peak, "GB", 1) if index else ""
+        fits = "yes" if Candidate(step.run, step.peak, step.lost).fits(plan.card) else "no"
+        rows.append((f"{index} · {step.what}", format_bytes(step.peak, "GB", 1), by, f"{step.lost:.2f} s", fits))
         before = step
-    return Table(("choice", "peak", "by", "lost a step", "fits"), rows)
+    return Table(rows)
 
 
 def catalog(names: Sequence[str] = tuple(GPUS)) -> Table:
-    """The cards: what the driver lists, what a program was told, bandwidth and rate, and who saw it."""
+    """The cards: memory by the driver and as a program gets it, bandwidth and rate, and the source."""
     header = ("card", "driver lists", "program gets", "GB/s", "16-bit TFLOP/s", "seen in")
-    return Table(header, [_card(GPUS[name]) for name in names])
+    return Table([header, *(_card(GPUS[name]) for name in names)])
 
 
 def _card(card: Gpu) -> tuple[str, ...]:
@@ -186,11 +142,8 @@ class Graded:
     word: str = "measured"
 
     @property
-    def grade(self) -> str:
-        """ "A" to "E", or "–" where nothing was predicted."""
-        return self._verdict()[0]
-
-    def _verdict(self) -> tuple[str, str]:
+    def verdict(self) -> tuple[str, str]:
+        """ "A" to "E", or "–" where nothing was predicted, and the comment."""
         if self.guess is None:
             return "–", "Nothing was locked, so there is nothing to grade."
         error = abs(self.guess.amount / self.actual - 1)
@@ -198,7 +151,7 @@ class Graded:
         return next(found, ("E", "Go through the step moment by moment, and take the fullest."))
 
     def __repr__(self) -> str:
-        grade, words = self._verdict()
+        grade, words = self.verdict
         if self.guess is None:
             return words
         error = self.guess.amount - self.actual
