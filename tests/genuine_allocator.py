@@ -17,7 +17,8 @@ from pathlib import Path
 
 import torch
 
-from course_utils.allocator.policy import FIRST_ADDRESS, CachingAllocator, OutOfMemory, settings
+from course_utils.allocator.policy import FIRST_ADDRESS, CachingAllocator, OutOfMemory
+from course_utils.allocator.settings import settings
 from course_utils.units import MiB
 
 ANSWERS = Path(__file__).with_suffix(".json")

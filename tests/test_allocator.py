@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import torch
 
-from course_utils.allocator.policy import CachingAllocator, OutOfMemory, settings
-from course_utils.allocator.settings import AllocatorSettings
+from course_utils.allocator.policy import CachingAllocator, OutOfMemory
+from course_utils.allocator.settings import AllocatorSettings, settings
 from course_utils.units import MiB
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -131,10 +131,7 @@ def test_text_on_every_color_and_on_paper_is_readable():
         assert contrast(ink_on(fill), fill) >= 4.5, kind
     for color in (OVER, UNDER, plots.QUIET, *LINE_COLOURS):
         assert contrast(color, "#FFFFFF") >= 4.5, color
-
-
-def test_contrast_is_that_of_wcag():
-    assert contrast("#000000", "#FFFFFF") == pytest.approx(21)
+    assert contrast("#000000", "#FFFFFF") == pytest.approx(21)  # as WCAG has it
     assert contrast("#777777", "#FFFFFF") == pytest.approx(4.48, abs=0.01)
 
 
@@ -159,24 +156,21 @@ def test_a_stack_prints_totals_and_what_is_missing_or_free():
     assert {"130.0 GB", "50.0 GB too much", "38.0 GB", "42.0 GB free", "80 GB GPU"} <= set(shown)
 
 
-def test_the_order_of_a_stack_is_that_of_the_kinds():
+def test_a_stack_takes_kinds_in_their_order_segments_in_theirs_and_labeled_breakdowns():
     figure = plots.stack({"": {"temporaries": 3, "free": 5, "parameters": 2, "cached": 4}}, "Order", unit="B")
     assert [bar.attrib["data-kind"] for bar in shapes(figure, "rect", "data-kind")][-4:] == [
         "parameters", "temporaries", "cached", "free",
     ]  # fmt: skip
-
-
-def test_segments_keep_their_own_names_and_order():
     row = [Segment("fp32 momentum", 6 * GB, "optimizer_states"), Segment("fp16 parameters", 3 * GB, "parameters")]
     figure = plots.stack({"the slides": row}, "Named parts")
-    bars = shapes(figure, "rect", "data-bytes")
-    assert [int(bar.attrib["data-bytes"]) for bar in bars] == [6 * GB, 3 * GB]
+    assert [int(bar.attrib["data-bytes"]) for bar in shapes(figure, "rect", "data-bytes")] == [6 * GB, 3 * GB]
     assert "fp32 momentum" in " ".join(texts(figure))
-
-
-def test_a_list_of_breakdowns_is_labeled_by_their_labels():
     rows = [MemoryBreakdown({"parameters": GB}, label="before"), MemoryBreakdown({"gradients": GB}, label="after")]
     assert {"before", "after"} <= set(texts(plots.stack(rows, "Two moments")))
+    with pytest.raises(ValueError, match="at least one row"):
+        plots.stack({}, "Nothing")
+    with pytest.raises(ValueError, match="unknown kind of memory 'weights'"):
+        plots.stack({"": {"weights": 3}}, "Unknown")
 
 
 CROSSED = {
@@ -193,6 +187,7 @@ CROSSED = {
 def test_the_capacity_line_runs_through_no_words(name):
     row = {kind: round(size * GB) for kind, size in CROSSED[name].items()}
     figure = plots.stack({"": row}, "Where the line is crossed", capacity=round(34.2 * GB))
+    assert {f"{size:.1f}" for size in CROSSED[name].values()} <= set(texts(figure)), "each part has its amount"
     (line,) = shapes(figure, "line", "data-capacity")
     x, top, bottom = (float(line.attrib[key]) for key in ("x1", "y1", "y2"))
     outlined = {text.text for text in shapes(figure, "text") if "stroke" in text.attrib}
@@ -209,19 +204,6 @@ def extent(text: ElementTree.Element) -> tuple[float, float]:
     x = float(text.attrib["x"])
     left = {"end": x - width, "middle": x - width / 2}.get(text.attrib.get("text-anchor", ""), x)
     return left, left + width
-
-
-def test_an_amount_is_printed_in_each_part_even_where_the_line_crosses_it():
-    for row in CROSSED.values():
-        figure = plots.stack({"": {k: round(v * GB) for k, v in row.items()}}, "All", capacity=round(34.2 * GB))
-        assert {f"{size:.1f}" for size in row.values()} <= set(texts(figure))
-
-
-def test_a_stack_refuses_what_it_cannot_draw():
-    with pytest.raises(ValueError, match="at least one row"):
-        plots.stack({}, "Nothing")
-    with pytest.raises(ValueError, match="unknown kind of memory 'weights'"):
-        plots.stack({"": {"weights": 3}}, "Unknown")
 
 
 def test_no_text_of_a_stack_leaves_the_picture():
@@ -241,17 +223,11 @@ def test_the_timeline_names_its_peak_and_draws_it_exactly():
     (marker,) = shapes(figure, "path", "data-peak")
     assert int(marker.attrib["data-peak"]) == run.peak == max(run.timeline.totals())
     assert f"peak {run.peak / GB:.2f} GB in loss, step 2" in texts(figure)
-    assert highest_point(figure) == pytest.approx(y_of(figure, run.peak), abs=0.2)
-
-
-def highest_point(figure: Figure) -> float:
-    """The smallest y, in pixels, that any area reaches."""
-    numbers = [float(y) for area in shapes(figure, "path", "data-kind") for y in path_points(area)[1::2]]
-    return min(numbers)
-
-
-def path_points(area: ElementTree.Element) -> list[str]:
-    return re.findall(r"-?[\d.]+", area.attrib["d"])
+    areas = [re.findall(r"-?[\d.]+", area.attrib["d"]) for area in shapes(figure, "path", "data-kind")]
+    highest = min(float(y) for points in areas for y in points[1::2])
+    assert highest == pytest.approx(y_of(figure, run.peak), abs=0.2)
+    named = {"forward", "backward", "step 1", "step 2", "activations", "parameters", "optimizer states"}
+    assert named <= set(texts(plots.timeline(run, "Named")))
 
 
 def y_of(figure: Figure, size: float) -> float:
@@ -274,18 +250,6 @@ def test_the_capacity_line_does_not_cross_the_name_of_the_peak(gb):
     assert not -3 < over < 12, "the line runs through the letters, which reach 11 pixels up"
 
 
-def test_the_timeline_names_phases_steps_and_areas():
-    shown = texts(plots.timeline(training(), "Named"))
-    assert {"forward", "backward", "step 1", "step 2", "activations", "parameters", "optimizer states"} <= set(shown)
-
-
-def test_a_short_phase_is_still_wide_enough_to_see():
-    figure = plots.timeline(training(), "The loss is three events long", steps=[2])
-    starts = {line.attrib["data-phase"]: float(line.attrib["x1"]) for line in shapes(figure, "line", "data-phase")}
-    assert starts["backward"] - starts["loss"] >= 25
-    assert "loss" in texts(figure)
-
-
 def test_the_timeline_shows_only_the_steps_asked_for():
     figure = plots.timeline(training(steps=4), "Two of four", steps=[2, 3])
     assert {"step 2", "step 3"} <= set(texts(figure))
@@ -301,6 +265,10 @@ def test_letters_pin_moments_to_the_axis():
     begins = {mark.phase: mark.event for mark in run.timeline.marks if mark.step == 2}
     letters = {"A": begins["forward"], "B": begins["loss"]}
     figure = plots.timeline(run, "What happens at A and B?", steps=[2], letters=letters)
+    starts = {line.attrib["data-phase"]: float(line.attrib["x1"]) for line in shapes(figure, "line", "data-phase")}
+    assert "loss" in texts(figure) and starts["backward"] - starts["loss"] >= 25, (
+        "three events long, and still wide enough to see"
+    )
     pins = {pin.attrib["data-letter"]: float(pin.attrib["x"]) + 9 for pin in shapes(figure, "rect", "data-letter")}
     lines = {line.attrib["data-phase"]: float(line.attrib["x1"]) for line in shapes(figure, "line", "data-phase")}
     assert pins == {"A": pytest.approx(lines["forward"], abs=0.2), "B": pytest.approx(lines["loss"], abs=0.2)}
@@ -371,12 +339,9 @@ def test_bars_print_bytes_and_plain_numbers():
     assert two == pytest.approx(2 * one, abs=0.11)
     with pytest.raises(ValueError, match="none below zero"):
         plots.bars({"lost": -1}, "Negative")
-
-
-def test_bars_take_the_color_of_a_kind():
     figure = plots.bars({"flash": GB, "eager": 2 * GB}, "Kept", kind="activations", highlight="eager")
     colors = [bar.attrib["fill"] for bar in shapes(figure, "rect", "data-value")]
-    assert colors == [plots.COLOURS["temporaries"], plots.COLOURS["activations"]]
+    assert colors == [COLOURS["temporaries"], COLOURS["activations"]]
 
 
 def test_lines_are_named_at_their_ends():
@@ -385,6 +350,9 @@ def test_lines_are_named_at_their_ends():
     ends = [float(t.attrib["y"]) for t in shapes(figure, "text") if t.text in series]
     assert abs(ends[0] - ends[1]) >= 16, "names of lines that end together must not overlap"
     assert {"32 GB card", "sequences", "GB", "1", "2", "4"} <= set(texts(figure))
+    figure = plots.lines({"b < 2 & $s^2$": ([1, 2], [1.3374e-9, 134_512.0])}, "Costs $5_000$ > all", "x", "y")
+    assert {"b < 2 & $s^2$", "Costs $5_000$ > all"} <= set(texts(figure)), "words are taken as they are"
+    assert "$ goes from 1.337·10⁻⁹ at 1 to 134,500 at 2" in figure.alt
     with pytest.raises(ValueError, match="0 lines"):
         plots.lines({}, "Nothing", "x", "y")
     with pytest.raises(ValueError, match="2 x values and 1 y values"):
@@ -419,11 +387,6 @@ def test_lines_are_drawn_where_their_values_are():
     assert [labels[name] for name in ("1", "2", "4")] == pytest.approx(across)
 
 
-def test_the_words_of_lines_are_taken_as_they_are():
-    shown = texts(plots.lines({"b < 2 & $s^2$": ([1, 2], [1, 2])}, "Costs $5_000$ > all", "x", "y"))
-    assert {"b < 2 & $s^2$", "Costs $5_000$ > all"} <= set(shown)
-
-
 def test_lines_leave_matplotlib_as_it_was_and_do_not_heed_its_settings():
     import matplotlib
 
@@ -436,20 +399,16 @@ def test_lines_leave_matplotlib_as_it_was_and_do_not_heed_its_settings():
 
 
 def test_lines_are_silent_and_the_same_on_a_machine_where_matplotlib_is_new(tmp_path):
-    script = "import course_utils.figures as p; print(p.lines({'one': ([1, 2], [3, 4])}, 'New', 'x', 'y').svg)"
+    script = """
+import sys, course_utils.figures as figures
+assert not {'torch', 'matplotlib', 'ipywidgets', 'numpy'} & set(sys.modules), 'drawing needs none of them'
+print(figures.lines({'one': ([1, 2], [3, 4])}, 'New', 'x', 'y').svg)
+assert 'matplotlib.pyplot' not in sys.modules
+"""
     fresh = {**os.environ, "MPLCONFIGDIR": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=fresh)
     assert done.stderr == ""
     assert done.stdout.strip() == plots.lines({"one": ([1, 2], [3, 4])}, "New", "x", "y").svg
-    assert (
-        "matplotlib.pyplot"
-        not in subprocess.run(
-            [sys.executable, "-c", f"{script}; import sys; print(*sys.modules)"],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-    )
 
 
 def every_figure() -> dict[str, Figure]:
@@ -483,11 +442,7 @@ def test_every_figure_is_the_same_each_time_and_needs_nothing_but_itself(name):
     figure = every_figure()[name]
     assert figure.svg == every_figure()[name].svg
     assert not re.search(r'<style|<script|url\(|href="[^#]|<image', figure.svg), "it would reach out, or be dropped"
-    assert root_colour(figure) == "#FFFFFF"
-
-
-def root_colour(figure: Figure) -> str:
-    return shapes(figure, "rect")[0].attrib["fill"]
+    assert shapes(figure, "rect")[0].attrib["fill"] == "#FFFFFF"
 
 
 def test_the_description_tells_totals_and_the_largest_kind():
@@ -532,12 +487,9 @@ def test_the_front_picture_shows_the_estimates_beside_a_card_of_32_gb():
     assert drawn == sum(estimate(run.replace(**way)).total for way in ways)
     verdicts = {text for text in texts(figure) if text.endswith((" free", " too much"))}
     assert verdicts == {"7.4 GB free", "4.9 GB free", "2.8 GB too much", "11.6 GB too much", "100.3 GB too much"}
-
-
-def test_readme_tells_those_who_do_not_see_the_front_picture_each_of_its_totals():
     (alt,) = re.findall(r"!\[([^\]]+)\]\(docs/images/gpt2-xl-stack\.svg\)", (ROOT / "README.md").read_text("utf-8"))
-    totals = dict.fromkeys(text for text in texts(pictures.gpt2_xl_stack()) if re.fullmatch(r"\d+\.\d GB", text))
-    assert len(totals) == 5 and re.findall(r"\d+\.\d GB", alt) == list(totals)
+    totals = dict.fromkeys(text for text in texts(figure) if re.fullmatch(r"\d+\.\d GB", text))
+    assert len(totals) == 5 and re.findall(r"\d+\.\d GB", alt) == list(totals), "the description says each total"
 
 
 def test_drawing_helpers():
@@ -546,39 +498,15 @@ def test_drawing_helpers():
     assert spread([5, 5, 6], 10, 0, 100) == [5, 15, 25]
     assert spread([98, 99], 10, 0, 100) == [90, 100]
     assert all(text_width(line, 12) <= 100 for line in wrap("several words to be broken into lines", 12, 100))
-
-
-def test_hatching_stays_inside_its_rectangle():
     canvas = Canvas()
     canvas.hatch(10, 20, 37, 12, "#000000")
     numbers = [float(n) for n in re.findall(r"[\d.]+", canvas.shapes[0].split('"')[1])]
     assert all(10 <= x <= 47 for x in numbers[::2]) and all(20 <= y <= 32 for y in numbers[1::2])
 
 
-def test_drawing_needs_neither_torch_nor_matplotlib_nor_widgets():
-    script = (
-        "import sys, course_utils.figures; print(*{'torch', 'matplotlib', 'ipywidgets', 'numpy'} & set(sys.modules))"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == ""
+NUMBERS = {0: "0", 1e-5: "10⁻⁵", -3e-6: "-3·10⁻⁶", 2.5e-7: "2.5·10⁻⁷", 0.0001: "0.0001", 0.25: "0.25", 65536: "65,536"}
 
 
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [
-        (0, "0"),
-        (1e-5, "10⁻⁵"),
-        (-3e-6, "-3·10⁻⁶"),
-        (2.5e-7, "2.5·10⁻⁷"),
-        (0.0001, "0.0001"),
-        (0.25, "0.25"),
-        (65536, "65,536"),
-    ],
-)
+@pytest.mark.parametrize(("value", "shown"), NUMBERS.items())
 def test_numbers_on_axes_need_no_letter_e(value: float, shown: str):
     assert number(value) == shown
-
-
-def test_an_alt_text_reads_small_and_large_values_as_one_says_them() -> None:
-    drawn = plots.lines({"error": ([1, 2], [1.3374e-9, 134_512.0])}, "Errors grow", "steps", "error")
-    assert "error goes from 1.337·10⁻⁹ at 1 to 134,500 at 2" in drawn.alt

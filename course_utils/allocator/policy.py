@@ -1,9 +1,8 @@
 """The policy of torch's caching allocator, in plain Python: where each tensor's bytes would lie on a GPU.
 
-One GPU, one stream. Read it beside c10/cuda/CUDACachingAllocator.cpp of torch 2.13, whose `malloc`, `free_block` and
-`release_cached_blocks` it follows; sizes are bytes. tests/genuine_allocator.py asks that very code, compiled, what it
-does on thousands of allocations: the same, byte for byte. Nothing here needs torch. `allocator_replay.replay` sends
-the allocations of a whole training step through it.
+One GPU, one stream; sizes are bytes. It follows `malloc`, `free_block` and `release_cached_blocks` of
+c10/cuda/CUDACachingAllocator.cpp in torch 2.13: tests/genuine_allocator.py compiles that code and compares thousands of
+allocations, byte for byte. `replay` sends the allocations of a whole training step through it.
 """
 
 from bisect import bisect_left, insort
@@ -11,10 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ..units import BLOCK, GiB, KiB, MiB, TiB, round_up
-from .settings import AllocatorSettings, settings
-
-__all__ = ["CachingAllocator", "DriverCall", "OutOfMemory", "settings"]
+from ..units import BLOCK, GiB, KiB, MiB, TiB, percent, round_up
+from .settings import AllocatorSettings
 
 SMALL_REQUEST = 1 * MiB
 """Requests up to here are served from the small pool (kSmallSize)."""
@@ -27,6 +24,9 @@ LARGE_REQUEST = 10 * MiB
 
 LARGE_ROUNDING = 2 * MiB
 """… rounded up to a multiple of this, the GPU's page size (kRoundLarge)."""
+
+TAKEN = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
+"""Calls of the driver, by torch's names (cudaMalloc, mapping pages, cudaFree, unmapping), and their sign."""
 
 FIRST_ADDRESS = 1 << 45
 """Where the first segment lies; any address would do."""
@@ -46,7 +46,19 @@ class OutOfMemory(RuntimeError):
         self.capacity = allocator.capacity or 0
         self.allocated, self.reserved = allocator.allocated, allocator.reserved
         self.largest_free = allocator.largest_free
-        super().__init__(self._message())
+        told = (
+            f"out of GPU memory (in a replay). Tried to allocate {binary(attempted)}. "
+            f"The GPU has a total capacity of {binary(self.capacity)}, "
+            f"of which {binary(self.capacity - self.reserved)} is free. "
+            f"{binary(self.allocated)} is allocated to tensors, and {binary(allocator.cached)} is reserved but "
+            f"unallocated, its largest piece {binary(self.largest_free)}."
+        )
+        if self.free >= requested:
+            told += (
+                f" In all {percent(self.free_share)} of the GPU holds no tensor, which would be enough in one piece: "
+                "the memory is fragmented, and expandable_segments:True may help."
+            )
+        super().__init__(told)
 
     @property
     def free(self) -> int:
@@ -57,22 +69,6 @@ class OutOfMemory(RuntimeError):
     def free_share(self) -> float:
         """`free` as a share of the capacity, from 0 to 1."""
         return self.free / self.capacity
-
-    def _message(self) -> str:
-        unused = self.reserved - self.allocated
-        text = (
-            f"out of GPU memory (in a replay). Tried to allocate {binary(self.attempted)}. "
-            f"The GPU has a total capacity of {binary(self.capacity)}, "
-            f"of which {binary(self.capacity - self.reserved)} is free. "
-            f"{binary(self.allocated)} is allocated to tensors, and {binary(unused)} is reserved but unallocated, "
-            f"its largest piece {binary(self.largest_free)}."
-        )
-        if self.free < self.requested:
-            return text
-        return (
-            f"{text} In all {100 * self.free_share:.0f} % of the GPU holds no tensor, which would be enough in one "
-            "piece: the memory is fragmented, and expandable_segments:True may help."
-        )
 
 
 def binary(size: int) -> str:
@@ -85,10 +81,7 @@ def binary(size: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class DriverCall:
-    """Memory taken from the driver or given back to it.
-
-    `action` is torch's word: "segment_alloc" (cudaMalloc), "segment_free" (cudaFree), "segment_map", "segment_unmap".
-    """
+    """Memory taken from the driver or given back to it; `action` is one of `TAKEN`."""
 
     action: str
     address: int
@@ -126,8 +119,7 @@ class Pool:
     """The free blocks of one pool, found by size; equal sizes by address (BlockComparatorSize)."""
 
     def __init__(self, small: bool, page: int) -> None:
-        self.small = small
-        self.page = page
+        self.small, self.page = small, page
         self.by_size: list[tuple[int, int]] = []
         self.free: dict[int, Block] = {}
         self.unmapped: dict[int, Block] = {}
@@ -162,9 +154,8 @@ class CachingAllocator:
     `driver_calls` lists what the driver was asked, `retries` counts allocations that had to give cached memory back.
 
     `offered` takes (bytes, address) of segments as a GPU's driver placed them. The next new segments of those sizes lie
-    there; any other follows the last. The order counts: of equal free blocks, the one at the lowest address is used.
-    (torch 2.13 uses one of the oldest segment. That is the same where nothing is offered, since addresses ascend.)
-    Expandable segments are not placed: a pool has only one.
+    there; any other follows the last. Of equal free blocks, the one at the lowest address is used (torch 2.13: one of
+    the oldest segment, the same where nothing is offered). Expandable segments are not placed: a pool has only one.
     """
 
     def __init__(self, capacity: int | None = None, **choices: Any) -> None:
@@ -181,8 +172,6 @@ class CachingAllocator:
         self._heads: dict[int, Block] = {}
         self._ends: dict[int, int] = {}
         self._next_address = FIRST_ADDRESS
-
-    # What a program calls
 
     def malloc(self, size: int) -> int:
         """The address of a block for `size` bytes. Raises OutOfMemory if the GPU has no room for it."""
@@ -224,8 +213,6 @@ class CachingAllocator:
                 elif block.is_whole_segment:
                     self._release(block)
 
-    # Reading
-
     @property
     def cached(self) -> int:
         """Bytes reserved that hold no tensor."""
@@ -244,10 +231,10 @@ class CachingAllocator:
     @property
     def driver_allocations(self) -> int:
         """How often memory was taken from the driver (cudaMalloc, or mapping pages)."""
-        return sum(call.action in ("segment_alloc", "segment_map") for call in self.driver_calls)
+        return sum(TAKEN[call.action] > 0 for call in self.driver_calls)
 
     def block_size(self, address: int) -> int:
-        """Bytes of the block that is allocated at `address`: at least what was requested."""
+        """Bytes of the block that is allocated at `address`, at least the bytes requested."""
         return self._live[address].size
 
     def segments(self) -> list[list[Block]]:
@@ -265,8 +252,6 @@ class CachingAllocator:
                 block = block.next
             runs += [run] if run else []
         return runs
-
-    # Sizes
 
     def round_size(self, size: int) -> int:
         """What a request of `size` bytes takes: a multiple of 512, or the next of the power of two's divisions."""
@@ -287,8 +272,6 @@ class CachingAllocator:
             return rest >= BLOCK
         return rest > SMALL_REQUEST and (limit is None or rounded < limit)
 
-    # Finding a block
-
     def _best_fit(self, pool: Pool, rounded: int) -> Block | None:
         """The smallest free block that holds `rounded` bytes, taken out of its pool; None if there is none to use."""
         candidates = pool.from_size(rounded)
@@ -306,7 +289,7 @@ class CachingAllocator:
         return best
 
     def _is_oversized(self, block: Block, rounded: int) -> bool:
-        """Whether `max_split_size_mb` keeps this block for others: it cannot be split, so too much would be lost."""
+        """True if `max_split_size_mb` keeps this block for others: it cannot be split, so too much would be lost."""
         limit = self.settings.max_split_size
         if limit is None:
             return False
@@ -332,7 +315,7 @@ class CachingAllocator:
         if not self._driver_has(size):
             return None
         block = self._new_segment(pool, size)
-        self._reserve("segment_alloc", block)
+        self._call("segment_alloc", block)
         return block
 
     def _driver_has(self, size: int) -> bool:
@@ -359,17 +342,15 @@ class CachingAllocator:
     def _forget(self, start: int) -> None:
         del self._heads[start], self._ends[start]
 
-    def _reserve(self, action: str, block: Block) -> None:
-        self.reserved += block.size
+    def _call(self, action: str, block: Block) -> None:
+        """Take a block's memory from the driver, or give it back."""
+        self.reserved += TAKEN[action] * block.size
         self.driver_calls.append(DriverCall(action, block.address, block.size, block.pool.small))
-
-    # Giving back to the driver
 
     def _release(self, block: Block) -> None:
         self._uncache(block)
         self._forget(block.address)
-        self.reserved -= block.size
-        self.driver_calls.append(DriverCall("segment_free", block.address, block.size, block.pool.small))
+        self._call("segment_free", block)
 
     def _release_oversized(self, pool: Pool, rounded: int) -> bool:
         """With `max_split_size_mb`: give back unsplit blocks that together hold the request, and say whether it may do.
@@ -390,8 +371,6 @@ class CachingAllocator:
             released += block.size
             self._release(block)
         return released >= wanted
-
-    # Splitting and joining
 
     def _split(self, block: Block, size: int) -> None:
         """Shorten a block that is in no pool to `size` bytes; what is left becomes a free block after it."""
@@ -450,11 +429,15 @@ class CachingAllocator:
 
     def _expandable_room(self, pool: Pool, rounded: int) -> Block:
         """The first of the free and unmapped neighbors that have room together; else a new segment (unmapped)."""
+        block: Block | None
         for address in sorted(pool.unmapped):
             first = pool.unmapped[address]
             if first.previous is not None and not first.previous.allocated:
                 first = first.previous
-            if _has_room(first, rounded):
+            room, block = 0, first
+            while block is not None and not block.allocated and room < rounded:
+                room, block = room + block.size, block.next
+            if room >= rounded:
                 return first
         # 1 1/8 of the GPU, as torch: some pages at the front may be given back and mapped again at the end.
         space = ADDRESS_SPACE if self.capacity is None else self.capacity + self.capacity // 8
@@ -474,7 +457,7 @@ class CachingAllocator:
             _link(block, rest, block.next)
             block.pool.unmapped[rest.address] = rest
         block.mapped = True
-        self._reserve("segment_map", block)
+        self._call("segment_map", block)
         self._join(block)
         self._cache(block)
         return True
@@ -495,8 +478,7 @@ class CachingAllocator:
             _link(block, after, block.next)
             self._cache(after)
         block.address, block.size, block.mapped = first, last - first, False
-        self.reserved -= block.size
-        self.driver_calls.append(DriverCall("segment_unmap", block.address, block.size, block.pool.small))
+        self._call("segment_unmap", block)
         self._join(block)
         if block.is_whole_segment:
             self._forget(block.address)
@@ -517,14 +499,6 @@ def _growable_size(block: Block) -> int:
     """Bytes that a free block of an expandable segment has or can get: best fit spares the one that can still grow."""
     following = block.next
     return block.size + (following.size if following is not None and not following.mapped else 0)
-
-
-def _has_room(first: Block, rounded: int) -> bool:
-    room, block = 0, first
-    while room < rounded and block is not None and not block.allocated:
-        room += block.size
-        block = block.next
-    return room >= rounded
 
 
 def _whole_pages(block: Block) -> tuple[int, int]:

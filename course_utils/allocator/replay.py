@@ -6,18 +6,15 @@ what pieces the rest is free, and whether the step would have fitted a GPU of a 
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from html import escape
 from numbers import Integral
 from typing import Any, NamedTuple
 
-from ..errors import unknown
 from ..measurement import Allocation, Mark, Measurement, Timeline
 from ..units import format_bytes, parse_bytes
-from .policy import Block, CachingAllocator, DriverCall, OutOfMemory, releasable_range
-from .settings import AllocatorSettings
-
-__all__ = ["MemoryBlock", "MemorySegment", "Replay", "replay"]
+from .policy import TAKEN, Block, CachingAllocator, DriverCall, OutOfMemory, releasable_range
+from .settings import check_names
 
 
 class Request(NamedTuple):
@@ -46,7 +43,7 @@ class MemoryBlock:
 
     @property
     def is_allocated(self) -> bool:
-        """Whether it holds a tensor."""
+        """True if it holds a tensor."""
         return self.kind != "free"
 
 
@@ -67,7 +64,7 @@ class MemorySegment:
 
     @property
     def is_free(self) -> bool:
-        """Whether nothing in it is allocated, so that the driver could have it back."""
+        """True if nothing in it is allocated, so that the driver could have it back."""
         return not any(block.is_allocated for block in self.blocks)
 
 
@@ -125,14 +122,12 @@ class Replay:
 
         0 where every segment is either full or empty. A request that is larger than `largest_free` cannot use it.
         """
-        return [
-            stuck / reserved if reserved else 0.0 for stuck, reserved in zip(self.stuck, self.reserved, strict=True)
-        ]
+        return [stuck / max(1, reserved) for stuck, reserved in zip(self.stuck, self.reserved, strict=True)]
 
     @property
     def driver_allocations(self) -> int:
         """How often memory was taken from the driver (cudaMalloc, or mapping pages)."""
-        return sum(call.action in ("segment_alloc", "segment_map") for call in self.driver_calls)
+        return sum(TAKEN[call.action] > 0 for call in self.driver_calls)
 
     @property
     def failed_at(self) -> int | None:
@@ -184,11 +179,9 @@ class Replay:
             yield [self._segment(blocks, run) for blocks in run.allocator.segments()]
 
     def _segment(self, blocks: list[Block], run: "Playback") -> MemorySegment:
-        first = blocks[0]
+        first, size = blocks[0], blocks[-1].end - blocks[0].address
         described = [self._block(block, run) for block in blocks]
-        return MemorySegment(
-            first.address, blocks[-1].end - first.address, first.pool.small, first.expandable, described
-        )
+        return MemorySegment(first.address, size, first.pool.small, first.expandable, described)
 
     def _block(self, block: Block, run: "Playback") -> MemoryBlock:
         if not block.allocated:
@@ -198,14 +191,13 @@ class Replay:
         return MemoryBlock(block.address, block.size, known.kind if known else "", block.requested, name, known)
 
     def __repr__(self) -> str:
-        return "\n".join(f"{name:<28}{value}" for name, value in self._rows()) + (
-            f"\n{self.message}" if self.failure else ""
-        )
+        return "\n".join([*(f"{name:<28}{value}" for name, value in self._rows()), *filter(None, [self.message])])
 
     def _repr_html_(self) -> str:
-        rows = self._rows()
-        body = "".join(f"<tr><td style='text-align:left'>{name}</td><td>{value}</td></tr>" for name, value in rows)
-        return f"<table>{body}</table>" + (f"<p>{escape(self.message)}</p>" if self.failure else "")
+        rows = "".join(
+            f"<tr><td style='text-align:left'>{name}</td><td>{value}</td></tr>" for name, value in self._rows()
+        )
+        return f"<table>{rows}</table>" + (f"<p>{escape(self.message)}</p>" if self.failure else "")
 
     def _rows(self) -> list[tuple[str, str]]:
         at = self.peak_event - 1
@@ -236,7 +228,7 @@ def replay(
     kept only part of its allocations, for events that free what is not there, and for an unknown choice; TypeError for
     what is neither a measurement nor events.
     """
-    _check_choices(choices)
+    check_names(choices)
     capacity = _capacity(capacity)
     measured = source if isinstance(source, Measurement) else None
     requests = requests_of(source) if isinstance(source, Measurement) else _checked(source)
@@ -259,13 +251,6 @@ def replay(
         marks=measured.timeline.marks if measured else (),
         provenance=str(measured.provenance) if measured else "",
     )
-
-
-def _check_choices(choices: Iterable[str]) -> None:
-    known = [choice.name for choice in fields(AllocatorSettings) if choice.init]
-    for name in choices:
-        if name not in known:
-            raise unknown("allocator setting", name, known)
 
 
 def _capacity(given: Any) -> int | None:
@@ -336,7 +321,7 @@ def requests_of(measured: Measurement) -> list[Request]:
 
 
 def can_be_replayed(measured: Measurement) -> bool:
-    """Whether a measurement kept all its allocations."""
+    """True if a measurement kept all its allocations."""
     return None not in _events_of(measured)
 
 
@@ -351,15 +336,6 @@ def _events_of(measured: Measurement) -> list[Request | None]:
     return events
 
 
-def _listed(events: Any) -> list[Any]:
-    """The events, if there are any to go through. Raises TypeError, saying what to hand over instead."""
-    if isinstance(events, Iterable) and not isinstance(events, (str, bytes, Mapping)):
-        return list(events)
-    is_run = type(events).__name__ == "TrainingRun"
-    how = "measured = measure(run) first, then replay(measured)" if is_run else "a measurement, or (bytes, name) pairs"
-    raise TypeError(f"replay takes what a step allocated, and was given a {type(events).__name__}: {how}")
-
-
 def _request(event: Any) -> Request:
     if not isinstance(event, Sequence) or isinstance(event, str) or len(event) != 2:
         raise TypeError(f"{event!r} is no event: a pair of bytes and a name, as in (1024, 'weights')")
@@ -369,17 +345,23 @@ def _request(event: Any) -> Request:
     return Request(int(size), name)
 
 
-def _checked(events: Timeline | Iterable[tuple[int, Any]]) -> list[Request]:
+def _checked(events: Any) -> list[Request]:
+    """The events, if they can be replayed. Raises TypeError and ValueError, saying what to hand over instead."""
     if isinstance(events, Timeline):
         raise ValueError(
             "a timeline alone does not say which allocation a free ends: replay the measurement it is from"
         )
-    requests = [_request(event) for event in _listed(events)]
+    if not isinstance(events, Iterable) or isinstance(events, (str, bytes, Mapping)):
+        kind = type(events).__name__
+        run = "measured = measure(run) first, then replay(measured)"
+        how = run if kind == "TrainingRun" else "a measurement, or (bytes, name) pairs"
+        raise TypeError(f"replay takes what a step allocated, and was given a {kind}: {how}")
+    requests = [_request(event) for event in events]
     live: dict[Any, int] = {}
     for number, (size, name) in enumerate(requests, start=1):
-        if size > 0 and name in live:
-            raise ValueError(f"event {number} allocates {name!r}, which is allocated already: free it first")
         if size > 0:
+            if name in live:
+                raise ValueError(f"event {number} allocates {name!r}, which is allocated already: free it first")
             live[name] = size
         elif live.pop(name, 0) != -size or size == 0:
             raise ValueError(

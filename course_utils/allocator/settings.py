@@ -1,11 +1,11 @@
-"""What PYTORCH_CUDA_ALLOC_CONF can say about the caching allocator's policy, read as torch reads it.
+"""The options of PYTORCH_CUDA_ALLOC_CONF that choose the caching allocator's policy, read as torch reads them.
 
 Source of every limit: c10/core/AllocatorConfig of torch 2.13; a test asks torch itself.
 """
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import unknown
@@ -28,17 +28,11 @@ NOT_REPLAYED = {
 """Settings that torch knows and a replay does not follow, with the reason."""
 
 IRRELEVANT = {
-    "graph_capture_record_stream_reuse",
-    "pinned_free_catch_all",
-    "pinned_max_cached_size_mb",
-    "pinned_max_round_threshold_mb",
-    "pinned_num_register_threads",
-    "pinned_reserve_segment_size_mb",
-    "pinned_use_background_threads",
-    "pinned_use_cuda_host_register",
-    "release_lock_on_cudamalloc",
+    "graph_capture_record_stream_reuse", "pinned_free_catch_all", "pinned_max_cached_size_mb",
+    "pinned_max_round_threshold_mb", "pinned_num_register_threads", "pinned_reserve_segment_size_mb",
+    "pinned_use_background_threads", "pinned_use_cuda_host_register", "release_lock_on_cudamalloc",
     "throw_on_cudamalloc_oom",
-}
+}  # fmt: skip
 """Settings of host memory, threads and graphs: they change nothing in a replay, so they are read and left out."""
 
 Divisions = int | Mapping[int | str, int]
@@ -51,7 +45,7 @@ class AllocatorSettings:
     `max_split_size_mb`: larger blocks are never split, and serve large requests only. `roundup_power2_divisions`: round
     sizes up to this many steps between powers of two; a mapping gives it by the interval's start in MiB, with ">" for
     all later ones. `max_non_split_rounding_mb`: how much larger than the request an unsplittable block may be.
-    Raises ValueError, in words, for values that torch refuses too.
+    Raises ValueError for values that torch refuses too.
     """
 
     expandable_segments: bool = False
@@ -86,37 +80,9 @@ class AllocatorSettings:
         return self.large_segment if self.max_non_split_rounding_mb is None else self.max_non_split_rounding_mb * MiB
 
     def divisions(self, size: int) -> int:
-        """Into how many steps the interval between the powers of two around `size` bytes is divided; 0 for none."""
+        """The steps into which the interval between the powers of two around `size` bytes is divided; 0 for none."""
         interval = size.bit_length() - MiB.bit_length()
         return self._divisions[min(max(interval, 0), INTERVALS - 1)]
-
-
-def settings(text: str) -> dict[str, Any]:
-    """The choices of an `AllocatorSettings` that a value of PYTORCH_CUDA_ALLOC_CONF makes.
-
-    `settings("expandable_segments:True,max_split_size_mb:128")` is meant for `replay(measured, **settings(…))`.
-    What concerns host memory and threads alone is left out. Raises ValueError, in words, for an unknown name (with
-    the nearest), for a value that torch refuses, and for a setting that a replay cannot follow.
-    """
-    found: dict[str, Any] = {}
-    for part in re.split(r",(?![^\[]*\])", "".join(text.split())):
-        if not part:
-            continue
-        name, colon, value = part.partition(":")
-        if name in IRRELEVANT:
-            continue
-        if name in NOT_REPLAYED and not (name, value) == ("backend", "native"):
-            raise ValueError(f"{name} is not replayed: {NOT_REPLAYED[name]}")
-        if name == "backend":
-            continue
-        known = [choice.name for choice in fields(AllocatorSettings) if choice.init]
-        if name not in known:
-            raise unknown("allocator setting", name, known)
-        if not colon or not value:
-            raise ValueError(f"{name} has no value: write {name}:{EXAMPLES[name]}")
-        found[name] = _value(name, value)
-    AllocatorSettings(**found)
-    return found
 
 
 EXAMPLES = {
@@ -126,6 +92,36 @@ EXAMPLES = {
     "large_segment_size_mb": "20",
     "max_non_split_rounding_mb": "20",
 }
+"""Every option that a replay follows, with a value."""
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Raises ValueError, with the nearest, for a name that is no option of an `AllocatorSettings`."""
+    for name in names:
+        if name not in EXAMPLES:
+            raise unknown("allocator setting", name, EXAMPLES)
+
+
+def settings(text: str) -> dict[str, Any]:
+    """The choices of an `AllocatorSettings` that a value of PYTORCH_CUDA_ALLOC_CONF makes.
+
+    `settings("expandable_segments:True,max_split_size_mb:128")` is meant for `replay(measured, **settings(…))`.
+    Options of host memory and threads are left out. Raises ValueError for an unknown name (with the nearest), for a
+    value that torch refuses, and for a setting that a replay cannot follow.
+    """
+    found: dict[str, Any] = {}
+    for part in filter(None, re.split(r",(?![^\[]*\])", "".join(text.split()))):
+        name, _, value = part.partition(":")
+        if name in IRRELEVANT or part == "backend:native":
+            continue
+        if name in NOT_REPLAYED:
+            raise ValueError(f"{name} is not replayed: {NOT_REPLAYED[name]}")
+        check_names([name])
+        if not value:
+            raise ValueError(f"{name} has no value: write {name}:{EXAMPLES[name]}")
+        found[name] = _value(name, value)
+    AllocatorSettings(**found)
+    return found
 
 
 def _value(name: str, text: str) -> Any:

@@ -15,11 +15,9 @@ from typing import Any
 
 from ..measurement import Allocation
 from ..units import MiB, format_bytes
-from .policy import CachingAllocator, DriverCall, settings
+from .policy import TAKEN, CachingAllocator
 from .replay import MemorySegment, Playback, Replay, check_replay
-
-TAKEN = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
-"""Actions on the driver, by torch's names, and whether each takes memory from it or gives it back."""
+from .settings import settings
 
 GIVEN_BACK = ("segment_free", "segment_unmap")
 DEFAULT_POOL = (0, 0)
@@ -27,7 +25,7 @@ DEFAULT_POOL = (0, 0)
 
 @dataclass(frozen=True, repr=False)
 class Agreement:
-    """A GPU's history beside its replay: `real` and `replayed` bytes reserved after each allocation and free."""
+    """A GPU's history and its replay: `real` and `replayed` bytes reserved after each allocation and free."""
 
     real: Sequence[int] = field(repr=False)
     replayed: Sequence[int] = field(repr=False)
@@ -40,7 +38,7 @@ class Agreement:
 
     @property
     def exact(self) -> bool:
-        """Whether the replay reserved the same bytes at every moment."""
+        """True if the replay reserved the same bytes at every moment."""
         return not any(self.differences)
 
     @property
@@ -68,7 +66,7 @@ def compare_with_gpu(snapshot: Mapping[str, Any], device: int = 0) -> Agreement:
 
     The history must begin before the first tensor: call `_record_memory_history(max_entries=…)` first, with room for
     all entries. Where the GPU gave memory back (`empty_cache()`, or a failed allocation), so does the replay. Raises
-    ValueError, in words, for a history that is missing or cut off, and for memory pools of CUDA graphs.
+    ValueError for a history that is missing or cut off, and for memory pools of CUDA graphs.
 
     Of equal free blocks torch 2.11 uses the one at the lowest address, and torch 2.13 one of the oldest segment. A
     snapshot does not name its torch. So segments lie first where the driver placed them; if that is not exact, in the
@@ -78,11 +76,10 @@ def compare_with_gpu(snapshot: Mapping[str, Any], device: int = 0) -> Agreement:
     held = sum(segment["total_size"] for segment in segments)
     choices = _choices(snapshot)
     placed = _follow(history, held, choices, as_placed=True)
-    return placed if placed.exact else min(placed, _follow(history, held, choices, as_placed=False), key=_moments_apart)
-
-
-def _moments_apart(agreement: Agreement) -> int:
-    return sum(map(bool, agreement.differences))
+    if placed.exact:
+        return placed
+    in_order = _follow(history, held, choices, as_placed=False)
+    return min(placed, in_order, key=lambda agreement: sum(map(bool, agreement.differences)))
 
 
 def _follow(history: list[dict[str, Any]], held: int, choices: dict[str, Any], as_placed: bool) -> Agreement:
@@ -176,9 +173,6 @@ def _choices(snapshot: Mapping[str, Any]) -> dict[str, Any]:
     return chosen
 
 
-# Reading
-
-
 def read_snapshot(path: str | Path) -> dict[str, Any]:
     """The snapshot in a file, as a dictionary. Raises ValueError, in words, for anything that is not one.
 
@@ -192,9 +186,8 @@ def read_snapshot(path: str | Path) -> dict[str, Any]:
     except _NotPlain as error:
         raise ValueError(f"{path.name}: {error}") from None
     except Exception as error:  # a damaged pickle can fail in any way: with IndexError, KeyError, UnicodeDecodeError, …
-        raise ValueError(
-            f"{path.name} is no memory snapshot, or a damaged one ({type(error).__name__}: {error})"
-        ) from None
+        problem = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{path.name} is no memory snapshot, or a damaged one ({problem})") from None
     _check(content, path.name)
     return content
 
@@ -246,9 +239,6 @@ def _check_whole_numbers(item: dict[str, Any], keys: Sequence[str], what: str) -
             raise ValueError(f"{what} has {item.get(key)!r} for {key!r}, which must be a whole number")
 
 
-# Writing
-
-
 def snapshot_of(replayed: Replay) -> dict[str, Any]:
     """A snapshot such as `torch.cuda.memory._snapshot()` returns: the state at the end of a replay, and its history.
 
@@ -276,13 +266,12 @@ def save_snapshot(replayed: Replay, path: str | Path) -> Path:
 
 
 def _settings_text(choices: Mapping[str, Any]) -> str:
-    """Choices as PYTORCH_CUDA_ALLOC_CONF would say them."""
-
-    def shown(value: Any) -> str:
-        inside = ",".join(f"{key}:{part}" for key, part in value.items()) if isinstance(value, Mapping) else ""
-        return f"[{inside}]" if isinstance(value, Mapping) else str(value)
-
-    return ",".join(f"{name}:{shown(value)}" for name, value in choices.items() if value is not None)
+    """Choices as PYTORCH_CUDA_ALLOC_CONF takes them."""
+    texts = {
+        name: f"[{','.join(f'{key}:{part}' for key, part in value.items())}]" if isinstance(value, Mapping) else value
+        for name, value in choices.items()
+    }
+    return ",".join(f"{name}:{text}" for name, text in texts.items() if text is not None)
 
 
 def _segment(segment: MemorySegment) -> dict[str, Any]:
@@ -319,18 +308,15 @@ def _entries(replayed: Replay) -> Iterator[dict[str, Any]]:
         allocation = replayed.allocations[request.name] if replayed.allocations else None
         known, done = {"stream": 0, "frames": _frames(allocation, request.name), "user_metadata": ""}, len(calls)
         address = playback.perform(request)
-        yield from ({**_driver_entry(call), **known, "time_us": next(clock)} for call in calls[done:])
-        actions = ("alloc",) if request.bytes > 0 else ("free_requested", "free_completed")
-        for action in actions:
-            yield {"action": action, "addr": address, "size": abs(request.bytes), **known, "time_us": next(clock)}
+        entries = [(call.action, call.address, call.bytes) for call in calls[done:]]
+        for action in ("alloc",) if request.bytes > 0 else ("free_requested", "free_completed"):
+            entries.append((action, address, abs(request.bytes)))
+        for action, place, size in entries:
+            yield {"action": action, "addr": place, "size": size, **known, "time_us": next(clock)}
     if replayed.failure is not None:
         free = replayed.failure.capacity - replayed.failure.reserved
         oom = {"action": "oom", "device_free": free, "size": replayed.failure.requested}
         yield oom | {"stream": 0, "frames": [], "user_metadata": "", "time_us": next(clock)}
-
-
-def _driver_entry(call: DriverCall) -> dict[str, Any]:
-    return {"action": call.action, "addr": call.address, "size": call.bytes}
 
 
 def _frames(allocation: Allocation | None, name: Any) -> list[dict[str, Any]]:

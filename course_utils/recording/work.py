@@ -15,32 +15,32 @@ from typing import Any
 
 import torch
 
-from ..allocator.policy import settings
 from ..allocator.replay import replay
+from ..allocator.settings import settings
 from ..allocator.snapshots import compare_with_gpu, snapshot_of
 from ..errors import GpuOutOfMemory
 from ..estimating import estimate
-from ..measurement import Measurement, Provenance
+from ..interactive.course_files import ROOT
+from ..measurement import Measurement
 from ..measuring.counting import Unwatched, count_peaks, time_steps
 from ..measuring.devices import Cuda, Device, Host, as_card
 from ..measuring.live import KernelRefused, memory_released, only_kernel, ready, traced
 from ..measuring.recorded import thinned, to_json
-from ..measuring.tracing import today, torch_release, trace_simulated
+from ..measuring.recording_file import AS
+from ..measuring.tracing import provenance_of, torch_release, trace_simulated
 from ..run import TrainingRun
 from .comparisons import COMPARISONS, sized, spread
-from .hardware import context_bytes, first_line, kernel_times, scratch_bytes, workspace_bytes
+from .hardware import context_bytes, first_line, kernel_times, scratch_bytes, watching_costs, workspace_bytes
 from .histories import packed, unpacked
-from .overhead import watching_costs
-from .tasks import STEPS, Task, recording_list, rehearsal_list
+from .tasks import STEPS, TIMES_OUT_OF_MEMORY, Task, recording_list, rehearsal_list
 
 Send = Callable[..., None]
-Perform = Callable[[Task, Device, Send], None]
 
 FACTS = "facts"
-"""The task that comes before all others: it tells what device this is, and that torch can use it."""
+"""The task that comes before all others: it names the device, and fails unless torch can use it."""
 
 
-def main(arguments: Sequence[str], work: Perform | None = None) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Do the task that the arguments name and write its parts; 1 if it failed, which a part then says."""
     options = _options(arguments)
     faulthandler.dump_traceback_later(options.seconds, exit=True)  # even a hang inside a library ends
@@ -56,8 +56,8 @@ def main(arguments: Sequence[str], work: Perform | None = None) -> int:
         if options.task == FACTS:
             send(FACTS, **facts(device))
         else:
-            (work or perform)(find(options.task, options.rehearse), device, send)
-    except Exception as error:  # told to whoever records; a traceback would name this machine's folders
+            perform(find(options.task, options.rehearse), device, send)
+    except Exception as error:  # sent to the recorder; a traceback would name this machine's folders
         send("error", error=first_line(error))
         return 1
     finally:
@@ -84,7 +84,7 @@ def find(name: str, rehearse: bool = False) -> Task:
 
 
 def facts(device: Device) -> dict[str, Any]:
-    """What every line of a recording says of its origin, and how many bytes are free. RuntimeError without a GPU."""
+    """The origin that every line of a recording names, and the bytes that are free. RuntimeError without a GPU."""
     if device.kind == "cuda" and not torch.cuda.is_available():
         raise RuntimeError(f"torch {torch.__version__} can use no CUDA GPU here")
     version = sys.version_info
@@ -94,12 +94,18 @@ def facts(device: Device) -> dict[str, Any]:
 
 def perform(task: Task, device: Device, send: Send) -> None:
     """Do one task and send each of its parts as soon as it is there."""
+    of_run = {"run": record_run, "history": record_history, "overhead": record_overhead}
+    of_cells = {"cells": run_cells, "notebook": run_lesson, "demos": run_demos}
     if task.run is not None:
-        of_run: dict[str, Callable[..., None]] = {
-            "run": record_run, "history": record_history, "overhead": record_overhead,
-        }  # fmt: skip
         of_run[task.kind](task.run, device, send)
-        return
+    elif task.needs_notebooks:
+        of_cells[task.kind](task, device, send)
+    else:
+        send(task.kind, **measured(task, device))
+
+
+def measured(task: Task, device: Device) -> dict[str, Any]:
+    """The part of a task that trains nothing and executes no cells."""
     measure: dict[str, Callable[[], Any]] = {
         "context": lambda: context_bytes(device),
         "workspaces": lambda: workspace_bytes(device),
@@ -107,7 +113,42 @@ def perform(task: Task, device: Device, send: Send) -> None:
         "kernels": lambda: {"kernels": kernel_times(device, task.seq_len)},
         "times": lambda: {"variants": variant_times(task.topic, device)},
     }
-    send(task.kind, **measure[task.kind]())
+    return measure[task.kind]()
+
+
+# Cells: with Jupyter's packages
+
+
+def run_cells(task: Task, device: Device, send: Send) -> None:
+    """Part "cells": how often a kind of cell ran out of memory and left nothing behind."""
+    from ..interactive.failed_cells import watch_cells
+    from .cells import little_memory, prepared_shell, run_out
+
+    with little_memory(rehearse=device.kind == "cpu") as (card, times):
+        prepared_shell(card)
+        watch_cells()
+        send("cells", **run_out(task.topic, card, times(TIMES_OUT_OF_MEMORY)))
+
+
+def run_lesson(task: Task, device: Device, send: Send) -> None:
+    """Part "notebook": how a lesson went. RuntimeError, after it was sent, if a cell failed."""
+    from .notebooks import execute_live
+
+    as_card = device.facts()["device"]["name"].partition(AS)[2]
+    found = execute_live(ROOT / task.topic, as_card, source="simulated" if device.kind == "cpu" else "auto")
+    send("notebook", **found)
+    if found["failed"]:
+        raise RuntimeError(f"{len(found['failed'])} cells fail, the first: {found['failed'][0]}")
+
+
+def run_demos(task: Task, device: Device, send: Send) -> None:
+    """Part "demos": the result of `rehearse`. RuntimeError, after it was sent, if a demo does not go as it says."""
+    from ..demos import rehearse
+
+    found = rehearse()
+    send("demos", text=str(found), problems=list(found.problems))
+    if found.problems:
+        raise RuntimeError(f"{len(found.problems)} things do not go as the demos say, the first: {found.problems[0]}")
 
 
 # Times
@@ -161,11 +202,11 @@ def record_run(run: TrainingRun, device: Device, send: Send) -> None:
         with memory_released(run, device.free):
             _untracked(run, device, send)
         with memory_released(run, device.free):
-            provenance = Provenance("cpu" if device.kind == "cpu" else "live", "", torch.__version__, today())
+            provenance = provenance_of("cpu" if device.kind == "cpu" else "live")
             start = time.perf_counter()
-            measured = traced(run, STEPS, device.kind, provenance)
+            found = traced(run, STEPS, device.kind, provenance)
             seconds = time.perf_counter() - start
-        send("measured", **to_json(thinned(measured)), losses=list(measured.losses), seconds=seconds)
+        send("measured", **to_json(thinned(found)), losses=list(found.losses), seconds=seconds)
     except GpuOutOfMemory as error:
         send("out_of_memory", message=str(error), free=device.free())
     except KernelRefused as error:
@@ -180,7 +221,7 @@ def _untracked(run: TrainingRun, device: Device, send: Send) -> None:
     with only_kernel(run):
         training, before = ready(run, device)
         counted = count_peaks(training.step, device, STEPS, before)
-        seconds = time.perf_counter() - start  # beside "measured": the same steps, and what the tracker costs
+        seconds = time.perf_counter() - start  # compared with those of "measured": the same steps under the tracker
         send("counters", **counted, driver_before=in_use, seconds=seconds)
         send("times", **time_steps(training, device), losses=training.losses)
 
@@ -191,7 +232,7 @@ def _simulated(run: TrainingRun, send: Send) -> None:
     send("estimate", total=formula.total, by_kind={kind: size for kind, size in formula.items() if size})
     try:
         simulated = trace_simulated(run, STEPS, "")
-    except RuntimeError as error:  # what the GPU has told stands, with or without it
+    except RuntimeError as error:  # the GPU's figures are recorded, with or without it
         send("simulated", unavailable=first_line(error))
         return
     replayed = replay(simulated)
@@ -220,7 +261,7 @@ def record_history(run: TrainingRun, device: Device, send: Send) -> None:
 
 
 def _history(run: TrainingRun, device: Device) -> dict[str, Any]:
-    """The history as text, how its replay agrees, and beside both what the GPU counts at the end of each step."""
+    """The history as text, how its replay agrees, and the GPU's counters at the end of each step."""
     snapshot, ends, counted = _real_history(run, device) if device.has_history else _rehearsed_history(run)
     text = packed(snapshot)
     return agreement(unpacked(text), ends) | counted | {"history": text}
@@ -253,12 +294,12 @@ def _rehearsed_history(run: TrainingRun) -> tuple[dict[str, Any], list[tuple[int
 
 
 def _moments(snapshot: Mapping[str, Any]) -> int:
-    """How many allocations and frees a history of GPU 0 holds."""
+    """The number of allocations and frees in a history of GPU 0."""
     return sum(entry["action"] in ("alloc", "free_completed") for entry in snapshot["device_traces"][0])
 
 
 def agreement(snapshot: dict[str, Any], ends: Sequence[tuple[int, int]] = ()) -> dict[str, Any]:
-    """How the replay of a snapshot's history compares with what it says was reserved, in bytes.
+    """Compare the replay of a snapshot's history with the bytes that it says were reserved.
 
     `ends` says for each training step after how many allocations and frees it ended, and what the GPU counted then.
     """
