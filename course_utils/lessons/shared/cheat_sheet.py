@@ -1,12 +1,12 @@
-"""The cheat sheet: what each lesson says to remember, how it breaks, and its line, collected from the lessons."""
+"""The cheat sheet, collected from the lessons: what to remember of each, how it breaks, and its line."""
 
-import html
 import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from course_utils.interactive.course_files import ROOT, numbered
+from course_utils.units import html_table
 
 TITLE = re.compile(r"^# (\d\d) · (.+)$", re.MULTILINE)
 PARTS = ("Remember", "Breaks when", "Cheat-sheet line")
@@ -15,7 +15,7 @@ LINK = re.compile(r"\[([^\]]+)\]\([^)]+\)")
 
 @dataclass(frozen=True)
 class Entry:
-    """What one lesson leaves behind: its number, its title, and three sentences in the lesson's own words."""
+    """A lesson's number, its title, and three sentences in its own words."""
 
     number: str
     title: str
@@ -46,13 +46,8 @@ class CheatSheet:
         return f"The cheat sheet: the lines of {len(self.entries)} lessons."
 
     def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><th scope='row' style='text-align:left;vertical-align:top'>{entry.number} {html.escape(entry.title)}"
-            f"</th><td style='text-align:left'>{html.escape(entry.line)}</td></tr>"
-            for entry in self.entries
-        )
-        head = "<th scope='col' style='text-align:left'>lesson</th><th scope='col' style='text-align:left'>line</th>"
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+        lines = [(f"{entry.number} {entry.title}", entry.line) for entry in self.entries]
+        return html_table([("lesson", "line"), *lines], words=2)
 
 
 def cheat_sheet(root: Path = ROOT) -> CheatSheet:

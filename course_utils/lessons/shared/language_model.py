@@ -5,9 +5,9 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -29,7 +29,7 @@ RATES = {"sgd": 0.3, "momentum": 0.1, "lion": 3e-4, "adafactor": 3e-2, "muon": 1
 
 @dataclass(frozen=True)
 class Format:
-    """Where a recipe keeps which numbers: the weights' dtype, autocast's dtype if it uses autocast, fp32 masters."""
+    """Number formats of a recipe: the weights' dtype, autocast's dtype if it uses autocast, fp32 master weights."""
 
     weights: torch.dtype
     autocast: torch.dtype | None = None
@@ -49,34 +49,32 @@ FORMATS = {
 
 
 class Steps(Protocol):
-    """What training asks of an optimizer, torch's or a learner's own."""
+    """An optimizer for this training, torch's or a learner's own. Gradients are cleared by the training itself."""
 
-    def step(self) -> Any:
-        """Update the parameters from their gradients. Gradients are cleared by the training itself."""
+    def step(self) -> Any: ...
 
 
 class LossScale(Protocol):
-    """What training asks of a loss scaler: the factor of the loss, and to be told whether a gradient overflowed."""
+    """A loss scaler: the factor of the loss, which `update` may change after each backward."""
 
     scale: float
 
-    def update(self, overflowed: bool) -> None:
-        """Told after each backward; may change `scale` for the next."""
+    def update(self, overflowed: bool) -> None: ...
 
 
 @dataclass
 class StaticLossScale:
-    """The same factor for ever. 1.0 is no scaling at all."""
+    """A constant factor. 1.0 is no scaling at all; with any other, a step that overflows is skipped."""
 
     scale: float = 1.0
 
     def update(self, overflowed: bool) -> None:
-        """Nothing changes; the step with the overflow is skipped all the same, unless the scale is 1."""
+        """Keep the scale."""
 
 
 @dataclass
 class Training:
-    """What a training gave: the loss before each step, the model, its optimizer, the number of skipped steps."""
+    """Result of a training: the loss before each step, the model, its optimizer, the number of skipped steps."""
 
     losses: list[float]
     model: Transformer
@@ -91,7 +89,7 @@ class Training:
 
     @property
     def diverged(self) -> bool:
-        """Whether the end is no finite number, or no better than the beginning."""
+        """True if the end is no finite number, or no better than the beginning."""
         return not math.isfinite(self.final) or self.final >= self.losses[0]
 
 
@@ -169,11 +167,17 @@ def train_language_model(
     weights = list(model.parameters())
     masters = [torch.nn.Parameter(weight.detach().float()) for weight in weights] if recipe.master else weights
     names = [name for name, _ in model.named_parameters()]
-    stepper = _optimizer(optimizer, names, masters, rate)
+    if isinstance(optimizer, str):
+        stepper = _optimizer(optimizer, list(zip(names, masters, strict=True)), rate)
+    elif rate is not None:
+        raise TypeError("rate is for optimizers given by name: a function of yours sets its own")
+    else:
+        stepper = optimizer(masters)
+    cast = partial(torch.autocast, "cpu", dtype=recipe.autocast) if recipe.autocast else nullcontext
     scaler = StaticLossScale(loss_scale) if isinstance(loss_scale, float | int) else loss_scale
     done = Training([], model, stepper)
     for number, (tokens, targets) in enumerate(batches(steps, seed=seed, text=text), 1):
-        with _autocast(recipe), HalfProducts():
+        with cast(), HalfProducts():
             loss = cross_entropy(model(tokens).float().flatten(0, 1), targets.flatten())
         (loss * scaler.scale).backward()
         done.losses.append(loss.item())
@@ -200,50 +204,34 @@ def _step(
     done: Training,
 ) -> None:
     """Bring the gradients to the masters, undo the scale, step unless a scaled gradient overflowed, clear them."""
-    for weight, master in zip(weights, masters, strict=True):
-        if master is not weight and weight.grad is not None:
-            master.grad, weight.grad = weight.grad.float(), None
+    copies = [(weight, master) for weight, master in zip(weights, masters, strict=True) if master is not weight]
+    for weight, master in copies:
+        master.grad, weight.grad = None if weight.grad is None else weight.grad.float(), None
     gradients = [master.grad for master in masters if master.grad is not None]
     scales = not (isinstance(scaler, StaticLossScale) and scaler.scale == 1)
     overflowed = scales and not all(bool(gradient.isfinite().all()) for gradient in gradients)
-    if overflowed:
-        done.skipped += 1
-    else:
-        if scales:
-            for gradient in gradients:
-                gradient.div_(scaler.scale)
+    if not overflowed:
+        for gradient in gradients if scales else ():
+            gradient.div_(scaler.scale)
         optimizer.step()
         with torch.no_grad():
-            for weight, master in zip(weights, masters, strict=True):
-                if master is not weight:
-                    weight.copy_(master)
+            for weight, master in copies:
+                weight.copy_(master)
+    done.skipped += overflowed
     scaler.update(overflowed)
     for master in masters:
         master.grad = None
 
 
-def _optimizer(
-    choice: str | Callable[[Sequence[torch.nn.Parameter]], Steps],
-    names: Sequence[str],
-    tensors: Sequence[torch.nn.Parameter],
-    rate: float | None,
-) -> Steps:
-    if not isinstance(choice, str):
-        if rate is not None:
-            raise TypeError("rate is for optimizers given by name: a function of yours sets its own")
-        return choice(tensors)
-    if choice not in OPTIMIZERS:
-        raise unknown("optimizer", choice, OPTIMIZERS)
-    made = make_optimizer(OPTIMIZERS[choice], list(zip(names, tensors, strict=True)))
-    chosen = rate if rate is not None else RATES.get(OPTIMIZERS[choice].algorithm, 3e-3)
+def _optimizer(name: str, tensors: list[tuple[str, torch.nn.Parameter]], rate: float | None) -> Steps:
+    if name not in OPTIMIZERS:
+        raise unknown("optimizer", name, OPTIMIZERS)
+    made = make_optimizer(OPTIMIZERS[name], tensors)
+    chosen = rate if rate is not None else RATES.get(OPTIMIZERS[name].algorithm, 3e-3)
     for part in (made, *getattr(made, "parts", ())):
         for group in part.param_groups:
             group["lr"] = chosen
     return made
-
-
-def _autocast(recipe: Format) -> AbstractContextManager[Any]:
-    return torch.autocast("cpu", dtype=recipe.autocast) if recipe.autocast else nullcontext()
 
 
 class HalfProducts(TorchFunctionMode):

@@ -1,9 +1,8 @@
-"""What lessons say of a GPU's time: figures from recordings, and where there are none, that they wait, and for what."""
+"""Times on GPUs for lessons: figures from recordings, and where there are none, the command that records them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any
 
 from course_utils.errors import unknown
 from course_utils.figures import bars, lines
@@ -13,14 +12,12 @@ from course_utils.recording.comparisons import COMPARISONS, spread
 
 TOPICS = (*COMPARISONS, "attention")
 
-COMMAND = "python3 -m course_utils record --out course_utils/recordings --only {}"
+COMMAND = "python3 -m course_utils record --out course_utils/measuring/recordings --only {}"
 
 
 @dataclass(frozen=True)
 class RecordedTimes:
-    """What is recorded of a topic: `figures` to look at and `words` that say what they show; or, where nothing is, the
-    `command` that records it. Draws itself.
-    """
+    """The recordings of a topic: `figures` and `words` about them; or the `command` that records it."""
 
     topic: str
     figures: Sequence[Figure]
@@ -44,92 +41,48 @@ def recorded_times(topic: str) -> RecordedTimes:
     if topic not in TOPICS:
         raise unknown("topic", topic, TOPICS)
     if topic == "attention":
-        return _attention()
-    found = [item for item in newest("times") if item.task == f"times of {topic}"]
-    if not found:
-        return _waiting(topic, f'"times of {topic}"')
-    return RecordedTimes(topic, [_bars(item) for item in found], "\n".join(_said(item) for item in found))
+        pattern, by_device = "attention alone", dict[str, list[Recording]]()
+        for item in newest("kernels"):
+            by_device.setdefault(item.device, []).append(item)
+        drawn = [_by_length(device, items) for device, items in by_device.items()]
+    else:
+        pattern = f"times of {topic}"
+        drawn = [_by_variant(item) for item in newest("times") if item.task == pattern]
+    if drawn:
+        return RecordedTimes(topic, [figure for figure, _ in drawn], "\n".join(words for _, words in drawn))
+    waiting = f"Times on a GPU ({topic}): none are recorded yet, and none are invented here. On a machine with one:"
+    return RecordedTimes(topic, (), waiting, COMMAND.format(f'"{pattern}"'))
 
 
-def _waiting(topic: str, pattern: str) -> RecordedTimes:
-    return RecordedTimes(
-        topic, (),
-        f"Times on a GPU ({topic}): none are recorded yet, and none are invented here. On a machine with one:",
-        COMMAND.format(pattern),
-    )  # fmt: skip
-
-
-def _measured(item: Recording) -> dict[str, Mapping[str, Any]]:
-    """The spread of a step's milliseconds, by variant; those that the GPU cannot compute left out."""
-    return {one["label"]: one["step_ms"] for one in item.parts["times"]["variants"] if "step_ms" in one}
-
-
-def _bars(item: Recording) -> Figure:
-    steps = _measured(item)
+def _by_variant(item: Recording) -> tuple[Figure, str]:
+    """A step's milliseconds by variant; in words, quartiles, ratio to the first, and what was refused."""
+    variants = item.parts["times"]["variants"]
+    steps = {one["label"]: one["step_ms"] for one in variants if "step_ms" in one}
+    medians = {label: step["median"] for label, step in steps.items()}
     first, last = next(iter(steps)), list(steps)[-1]
-    ratio = steps[last]["median"] / steps[first]["median"]
-    title = f"{last} takes {ratio:.2f} times as long as {first}"
-    return bars(
-        {label: step["median"] for label, step in steps.items()},
-        title,
-        unit="ms",
-        provenance=f"a step, median · {item}",
-    )
-
-
-def _said(item: Recording) -> str:
-    """Median, quartiles and ratio to the first of each variant, and what was refused, a line each."""
-    steps = _measured(item)
-    first = next(iter(steps.values()))["median"]
-    lines_ = [f"{item.device}, {item.date}, milliseconds of a step:"]
+    title = f"{last} takes {medians[last] / medians[first]:.2f} times as long as {first}"
+    said = [f"{item.device}, {item.date}, milliseconds of a step:"]
     for label, step in steps.items():
-        half = f"{step['q1']:,.1f} to {step['q3']:,.1f}"
-        lines_.append(
-            f"{label}: {step['median']:,.1f} (half of {step['n']} repetitions within {half}), "
-            f"{step['median'] / first:.3f} times the first"
-        )
-    lines_ += [f"{one['label']}: {one['refused']}" for one in item.parts["times"]["variants"] if "refused" in one]
-    return "\n".join(lines_)
-
-
-# Attention by the length of the sequence
-
-
-def _attention() -> RecordedTimes:
-    by_device: dict[str, list[Recording]] = {}
-    for item in newest("kernels"):
-        by_device.setdefault(item.device, []).append(item)
-    if not by_device:
-        return _waiting("attention", '"attention alone"')
-    drawn = [_by_length(device, items) for device, items in by_device.items()]
-    return RecordedTimes("attention", [figure for figure, _ in drawn], "\n".join(words for _, words in drawn))
+        half = f"half of {step['n']} repetitions within {step['q1']:,.1f} to {step['q3']:,.1f}"
+        said.append(f"{label}: {step['median']:,.1f} ({half}), {step['median'] / medians[first]:.3f} times the first")
+    said += [f"{one['label']}: {one['refused']}" for one in variants if "refused" in one]
+    return bars(medians, title, unit="ms", provenance=f"a step, median · {item}"), "\n".join(said)
 
 
 def _by_length(device: str, items: Sequence[Recording]) -> tuple[Figure, str]:
-    """Forward and backward together, in milliseconds, by kernel over s."""
-    series: dict[str, dict[int, float]] = {}
-    for item in items:
-        for one in item.parts["kernels"]["kernels"]:
-            if "milliseconds" in one:
-                both = zip(*one["milliseconds"].values(), strict=True)
-                series.setdefault(one["kernel"], {})[one["seq_len"]] = spread([sum(pair) for pair in both])["median"]
-    points = {
-        name: ([float(s) for s in sorted(found)], [found[s] for s in sorted(found)]) for name, found in series.items()
-    }
-    words = _ratios(device, series)
-    figure = lines(
-        points, words.partition("\n")[0], "tokens in the sequence", "ms, forward and backward", log_x=True, log_y=True,
-        provenance=f"one sequence, 16 heads of 64, median · {device}, {items[0].date}",
-    )  # fmt: skip
-    return figure, words
-
-
-def _ratios(device: str, series: Mapping[str, Mapping[int, float]]) -> str:
-    """How much longer eager attention takes than flash (or what is there in its place), by length, longest first."""
+    """Forward and backward of attention together, in milliseconds, by kernel over s; in words, eager over flash."""
+    series: dict[str, dict[float, float]] = {}
+    for one in (one for item in items for one in item.parts["kernels"]["kernels"] if "milliseconds" in one):
+        both = zip(*one["milliseconds"].values(), strict=True)
+        series.setdefault(one["kernel"], {})[one["seq_len"]] = spread([sum(pair) for pair in both])["median"]
+    points = {name: ([float(s) for s in sorted(found)], [found[s] for s in sorted(found)])
+              for name, found in series.items()}  # fmt: skip
     fused = "flash" if "flash" in series else next((name for name in series if name != "eager"), "")
     both = sorted(set(series.get("eager", {})) & set(series.get(fused, {})), reverse=True)
-    said = [
-        f"Eager attention takes {series['eager'][s] / series[fused][s]:.1f} times as long as {fused} at s={s:,}"
-        for s in both
-    ]
-    return "\n".join(said or [f"Attention on {device}: {', '.join(series)}"])
+    said = [f"Eager attention takes {series['eager'][s] / series[fused][s]:.1f} times as long as {fused} at s={s:,}"
+            for s in both] or [f"Attention on {device}: {', '.join(series)}"]  # fmt: skip
+    figure = lines(
+        points, said[0], "tokens in the sequence", "ms, forward and backward", log_x=True, log_y=True,
+        provenance=f"one sequence, 16 heads of 64, median · {device}, {items[0].date}",
+    )  # fmt: skip
+    return figure, "\n".join(said)
