@@ -1,8 +1,8 @@
-"""The checks of lesson 06: right answers of every style pass, each planted wrong answer gets the hint it deserves."""
+"""Checks of lesson 06: right answers of every style pass, and each planted wrong answer gets its hint."""
 
 import math
 from collections.abc import Callable
-from itertools import accumulate, groupby, pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy
@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from course_utils import estimate, gpu
 from course_utils.estimating.exact.activations import activation_bytes
+from course_utils.interactive.feedback import divisors
 from course_utils.lessons.recomputation import checks as lesson_06
 from course_utils.lessons.recomputation.checks import SECRET_POLICIES, SECRETS, TEETH, case, kept_by_forward, measured
 
@@ -27,20 +28,14 @@ def costing(
     return lambda n, k: {"memory": memory(n, k), "forwards": forwards(n, k)}
 
 
-def counted(n: int, k: int) -> dict[str, int]:
-    starts = range(0, n, k)
-    return {"forwards": n + sum(len(range(first, first + k)) for first in starts), "memory": len(starts) + k}
-
-
 COST = Answers(
-    right=[costing(), counted],
+    right=[costing()],
     wrong=[
         (costing(lambda n, k: n // k), "the checkpoints alone"),
         (costing(lambda n, k: k), "one stretch alone"),
         (costing(lambda n, k: n), "a chain that keeps all"),
         (costing(lambda n, k: n + n // k), "every stretch keep its values"),
         (costing(lambda n, k: n // k - 1 + k), "One checkpoint is missing"),
-        (costing(lambda n, k: n // k + k - 1), "One checkpoint is missing"),
         (costing(lambda n, k: 2 * math.sqrt(n)), "the best k alone"),
         (costing(lambda n, k: n * k), "memory is off"),
         (costing(forwards=lambda n, k: n), "one forward pass"),
@@ -56,10 +51,6 @@ COST = Answers(
 )
 
 # -------------------------------------------------------------------------------------------------- 06.2: best_interval
-
-
-def divisors(n: int) -> list[int]:
-    return [k for k in range(1, n + 1) if n % k == 0]
 
 
 def by_loop(n: int, c: float) -> int:
@@ -96,20 +87,6 @@ def grouped(blocks: Any, x: Any, k: int, preserve: bool = True) -> Any:
     """One group after the other, handed over as an argument."""
     for first in range(0, len(blocks), k):
         x = checkpoint(plain, blocks[first : first + k], x, use_reentrant=False, preserve_rng_state=preserve)
-    return x
-
-
-def with_a_default(blocks: Any, x: Any, k: int) -> Any:
-    """The loop's variable bound when the function is made."""
-    while blocks:
-        group, blocks = blocks[:k], blocks[k:]
-        x = checkpoint(lambda x, group=group: plain(group, x), x, use_reentrant=False)
-    return x
-
-
-def in_sequence(blocks: Any, x: Any, k: int) -> Any:
-    for first in range(0, len(blocks), k):
-        x = checkpoint(torch.nn.Sequential(*blocks[first : first + k]), x, use_reentrant=False, early_stop=False)
     return x
 
 
@@ -173,29 +150,24 @@ def popping(blocks: Any, x: Any, k: int) -> Any:
 
 
 IN_GROUPS = Answers(
-    right=[grouped, with_a_default, in_sequence, from_the_end, by_hand],
+    right=[grouped, from_the_end, by_hand],
     wrong=[
         (late_binding, "The output is right and the gradients are not"),
         (past_the_end, "Backward ran something else than forward"),
         (goes_backward_itself, "Backward through your output raised RuntimeError"),
         (plain, "Nothing is run again"),
         (lambda blocks, x, k: grouped(blocks[: len(blocks) // k * k], x, k), "not what the blocks compute"),
-        (lambda blocks, x, k: grouped(blocks[::-1], x, k), "not what the blocks compute"),
         (
             lambda blocks, x, k: plain(blocks[len(blocks) // k * k :], grouped(blocks[: len(blocks) // k * k], x, k)),
             "last, smaller group",
         ),
         (lambda blocks, x, k: grouped(blocks, x, 1), "not one for each group"),
-        (lambda blocks, x, k: grouped(blocks, x, len(blocks)), "not one for each group"),
-        (lambda blocks, x, k: grouped(blocks, x, len(blocks) // k), "not one for each group"),
         (lambda blocks, x, k: grouped(blocks, x.detach().requires_grad_(), k), "No gradient reaches x"),
-        (torch.no_grad()(grouped), "No gradient reaches x"),
         (lambda blocks, x, k: grouped(blocks, x, k, preserve=False), "draws other masks than the first"),
         (lambda blocks, x, k: grouped([block.eval() for block in blocks], x, k), "in training mode"),
         (smaller_first, "your smaller group is the first one"),
         (evenly, "they are in other places"),
         (popping, "work on a copy"),
-        (nothing, "returned nothing"),
         (lambda blocks, x, k: 3, "where a Tensor is asked for"),
     ],
 )
@@ -204,17 +176,16 @@ IN_GROUPS = Answers(
 
 
 def percent(
-    full: Callable[[float, float, float], float] = lambda blocks, core, head: blocks / (3 * (blocks + head)),
-    core: Callable[[float, float, float], float] = lambda blocks, core, head: core / (3 * (blocks + head)),
-    factor: float = 100,
+    full: Callable[[float, float], float] = lambda blocks, head: 100 * blocks / (3 * (blocks + head)),
+    core: Callable[[float, float], float] = lambda core, all: 100 * core / (3 * all),
     layers: int | None = None,
 ) -> Any:
-    """An answer by what blocks, their cores and the head take in forward."""
+    """An answer by forward's FLOPs: `full` from those of blocks and head, `core` from those of cores and everything."""
 
     def answer(s: int, h: int, L: int, V: int) -> dict[str, float]:
         L = layers or L
-        parts = L * (24 * h * h + 4 * s * h), L * 4 * s * h, 2 * h * V
-        return {"full": factor * full(*parts), "core": factor * core(*parts)}
+        blocks, head = L * (24 * h * h + 4 * s * h), 2 * h * V
+        return {"full": full(blocks, head), "core": core(L * 4 * s * h, blocks + head)}
 
     return answer
 
@@ -236,24 +207,19 @@ def percent_step_by_step(s: int, h: int, L: int, V: int) -> dict[str, float]:
 ADDED = Answers(
     right=[percent(), percent_by_shares, percent_step_by_step],
     wrong=[
-        (percent(full=lambda blocks, core, head: 1 / 3), "runs the head again"),
-        (
-            percent(full=lambda blocks, core, head: (blocks + head) / (blocks + head)),
-            "the step's whole forward against",
-        ),
-        (percent(full=lambda blocks, core, head: blocks / (blocks + head)), "divide by forward alone"),
-        (percent(factor=1), "parts of 1"),
-        (percent(full=lambda blocks, core, head: blocks / (2 * (blocks + head))), "twice forward's FLOPs"),
-        (percent(full=lambda blocks, core, head: blocks / (3 * blocks + head)), "full is off"),
+        (percent(full=lambda blocks, head: 100 / 3), "runs the head again"),
+        (percent(full=lambda blocks, head: 100), "the step's whole forward against"),
+        (percent(full=lambda blocks, head: 100 * blocks / (blocks + head)), "divide by forward alone"),
+        (percent(full=lambda blocks, head: blocks / (3 * (blocks + head))), "parts of 1"),
+        (percent(full=lambda blocks, head: 50 * blocks / (blocks + head)), "twice forward's FLOPs"),
+        (percent(full=lambda blocks, head: 100 * blocks / (3 * blocks + head)), "full is off"),
         (percent(layers=1), "The model has L blocks"),
-        (percent(layers=12), "full is off"),
-        (percent(core=lambda blocks, core, head: core / (blocks + head)), "as in the paper's eq. 8"),
-        (percent(core=lambda blocks, core, head: core / (300 * (blocks + head))), "parts of 1"),
-        (percent(core=lambda blocks, core, head: core / 2 / (3 * (blocks + head))), "One product is missing"),
-        (percent(core=lambda blocks, core, head: core / (3 * blocks)), "core is off"),
+        (percent(core=lambda core, all: 100 * core / all), "as in the paper's eq. 8"),
+        (percent(core=lambda core, all: core / (3 * all)), "parts of 1"),
+        (percent(core=lambda core, all: 50 * core / (3 * all)), "One product is missing"),
+        (percent(core=lambda core, all: 100 * core / (2 * all)), "core is off"),
         (lambda s, h, L, V: {**percent()(s, h, L, V), "core": percent()(s, h, 1, V)["core"]}, "The model has L blocks"),
         (lambda s, h, L, V: {"full": percent()(s, h, L, V)["full"]}, "has no 'core'"),
-        (lambda s, h, L, V: tuple(percent()(s, h, L, V).values()), "where a dictionary is asked for"),
         (nothing, "does every path end in `return`?"),
     ],
 )
@@ -281,7 +247,6 @@ CHEAPEST = Answers(
         (lambda run, card: "nothing", "not one of POLICIES"),
         (lambda run, card: by_sorting(run, card) or "full", "none of them does there"),
         (lambda run, card: None, "you find nothing, but something fits"),
-        (lambda run, card: by_sorting(run, card) and "full", "You always take the lowest peak"),
         (lambda run, card: 3, "where a text or None is asked for"),
         (lambda run, card: by_sorting(run, card) and "every-4", "another that fits adds less arithmetic"),
     ],
@@ -310,25 +275,6 @@ def climbs(curve: list[int], size: int = 10**7) -> int:
     return count
 
 
-def by_crossings(measurement: Any) -> int:
-    """How often the curve leaves the ground of its climbs."""
-    count, climb = 0, 0
-    for before, after in pairwise(phase(measurement)):
-        climb = climb + after - before if after >= before else max(0, climb + after - before)
-        if climb > 10**7 and count % 2 == 0:
-            count += 1
-        if climb == 0 and count % 2:
-            count += 1
-    return (count + 1) // 2
-
-
-def by_runs_of_changes(measurement: Any) -> Any:
-    """Sums of rises in a row, small falls in between left out."""
-    changes = [change for change in numpy.diff(phase(measurement)) if abs(change) > 10**5]
-    rises = [sum(group) for up, group in groupby(changes, key=lambda change: change > 0) if up]
-    return numpy.sum(numpy.array(rises) > max(rises, default=0) / 2)
-
-
 def empties_the_marks(measurement: Any) -> int:
     """Right, and careless with what it was given: a check may not trip over that the next time."""
     marks = {}
@@ -346,7 +292,6 @@ def teeth(change: Callable[[int], Any]) -> Any:
 STRETCHES = Answers(
     right=[
         lambda measurement: climbs(phase(measurement)),
-        by_crossings,
         empties_the_marks,
         empties_the_marks,  # a second time
         lambda measurement: float(climbs(phase(measurement))),
@@ -380,17 +325,16 @@ def read(measurement: Any) -> dict[str, Any]:
 
 
 def divided(measurement: Any, policy: str) -> int:
-    return round(
-        phase(measurement, "forward", "loss")[-1] / activation_bytes(lesson_06.KNOWN.replace(recompute=policy))
-    )
+    return by_size(phase(measurement, "forward", "loss")[-1], policy)
+
+
+def by_size(kept: int, policy: str) -> int:
+    return round(kept / activation_bytes(lesson_06.KNOWN.replace(recompute=policy)))
 
 
 def by_trying(measurement: Any) -> dict[str, Any]:
-    """Every batch and every policy with so many teeth, and the nearest of what forward keeps."""
-    kept, count = max(phase(measurement, "forward", "loss")), climbs(phase(measurement), 10**5)
-    policy = next(
-        name for name, n in zip(("none", "full", "every-2", "every-3"), (0, 6, 3, 2), strict=True) if n == count
-    )
+    """The batch whose estimate is nearest to what forward keeps."""
+    kept, policy = max(phase(measurement, "forward", "loss")), read(measurement)["recompute"]
     run = lesson_06.KNOWN.replace(recompute=policy)
     sizes = {b: abs(activation_bytes(run.replace(micro_batch=b)) - kept) for b in range(1, 40)}
     return {"recompute": policy, "micro_batch": min(sizes, key=sizes.__getitem__)}
@@ -418,31 +362,20 @@ INFER = Answers(
     right=[read, by_trying, changed(micro_batch=lambda m, r: numpy.float64(r["micro_batch"]))],
     wrong=[
         (changed(recompute=lambda m, r: "full"), "the same policy for every curve"),
-        (
-            changed(recompute=lambda m, r: EXCHANGED.get(r["recompute"], "none")),
-            "does the curve ever climb",
-        ),
-        (
-            changed(recompute=lambda m, r: EXCHANGED.get(r["recompute"], r["recompute"])),
-            "Turned round",
-        ),
+        (changed(recompute=lambda m, r: EXCHANGED.get(r["recompute"], r["recompute"])), "Turned round"),
         (only(24, "none"), "does the curve ever climb"),
         (only(24, "every-2"), "in what stretches"),
         (changed(recompute=lambda m, r: "sqrt"), "not one of none, full"),
         (changed(micro_batch=lambda m, r: divided(m, "none") or 1), "as if everything were kept"),
         (changed(micro_batch=lambda m, r: r["micro_batch"] + 1), "off by one sequence"),
-        (
-            changed(micro_batch=lambda m, r: round(
-                max(m.timeline.totals()) / activation_bytes(lesson_06.KNOWN.replace(recompute=r["recompute"])))),
-            "from the highest point",
-        ),
+        (changed(micro_batch=lambda m, r: by_size(max(m.timeline.totals()), r["recompute"])), "from the highest point"),
         (changed(micro_batch=lambda m, r: 3 * r["micro_batch"]), "the micro-batch is off"),
         (changed(micro_batch=lambda m, r: r["micro_batch"] + 0.25), "a whole number of sequences"),
         (changed(micro_batch=lambda m, r: str(r["micro_batch"])), "micro_batch is a text"),
         (lambda measurement: {"recompute": "none"}, "has no 'micro_batch'"),
         (nothing, "does every path end in `return`?"),
     ],
-)  # fmt: skip
+)
 
 
 def test_a_case_shows_activations_and_nothing_else() -> None:
@@ -450,9 +383,8 @@ def test_a_case_shows_activations_and_nothing_else() -> None:
         hidden = case(number)
         assert {kind for _, kind in hidden.timeline.changes} == {"activations"}
         assert not hidden.allocations and not hidden.moments and not hidden.phase_peaks
-        assert (
-            hidden.breakdown.total == max(hidden.timeline.totals()) == hidden.timeline.totals()[hidden.peak_event - 1]
-        )
+        totals = hidden.timeline.totals()
+        assert hidden.breakdown.total == max(totals) == totals[hidden.peak_event - 1]
     assert lesson_06.mystery(1) is lesson_06.mystery(1 + len(SECRETS)) is case(1)
     assert lesson_06.mystery(0) is case(len(SECRETS))
 
@@ -467,14 +399,9 @@ def test_no_height_gives_a_policy_away() -> None:
 # ----------------------------------------------------------------------------------------------------- all of them
 
 ANSWERS = {
-    "06.1": COST,
-    "06.2": BEST_INTERVAL,
-    "06.3": IN_GROUPS,
-    "06.4": ADDED,
-    "06.5": CHEAPEST,
-    "06.6": STRETCHES,
+    "06.1": COST, "06.2": BEST_INTERVAL, "06.3": IN_GROUPS, "06.4": ADDED, "06.5": CHEAPEST, "06.6": STRETCHES,
     "06.7": INFER,
-}
+}  # fmt: skip
 
 
 class TestAnswers(JudgedAnswers):
