@@ -1,6 +1,6 @@
 """The front door: `python3 -m course_utils lab`, `test`, `doctor` and the rest.
 
-This file has to run on any Python that a machine may have, so that one too old is told so in words: no annotations, no
+This file has to run on any Python that a machine may have, so that one too old gets a clear message: no annotations, no
 f-strings, nothing imported from the course before the check.
 """
 
@@ -11,7 +11,7 @@ CANDIDATES = ("python3.14", "python3.13", "python3.12", "python3.11")
 
 
 def refusal(version, arguments, find):
-    """What to tell the user of a Python as old as `version`, or "" if it is new enough.
+    """The message for the user of a Python as old as `version`, or "" if it is new enough.
 
     `arguments` are those of the command line; `find` looks up a program by name and returns its path or None.
     """

@@ -2,9 +2,8 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from html import escape
 
-from .units import formatter
+from .units import formatter, html_table
 
 KINDS = (
     "parameters",
@@ -37,7 +36,7 @@ class MemoryBreakdown(Mapping[str, int]):
     """Bytes by kind at one moment of a training step: a flat, ordered, read-only mapping.
 
     `parts` maps each kind to `int` bytes (kinds that are missing count zero), `phase` names the phase of the step
-    that the moment belongs to, `label` says in words what this is a breakdown of.
+    that the moment belongs to, `label` says what this is a breakdown of.
     Raises ValueError for a kind that is not in `KINDS`, TypeError for a size that is not an int.
     """
 
@@ -78,17 +77,8 @@ class MemoryBreakdown(Mapping[str, int]):
         return " · ".join(part for part in (self.label, f"in {self.phase}" if self.phase else "") if part)
 
     def _repr_html_(self) -> str:
-        shown = formatter(self.total)
-        cells = "".join(
-            f"<tr title='{KIND_NOTES[kind]}'><td style='text-align:left'>{kind.replace('_', ' ')}</td>"
-            f"<td>{shown(size)}</td></tr>"
-            for kind, size in self.items()
-            if size
-        )
-        total = f"<tr><th style='text-align:left'>total</th><th>{shown(self.total)}</th></tr>"
-        caption = (
-            f"<caption style='text-align:left;white-space:nowrap'>{escape(self._title())}</caption>"
-            if self._title()
-            else ""
-        )
-        return f"<table>{caption}{cells}{total}</table>"
+        shown, present = formatter(self.total), {kind: size for kind, size in self.items() if size}
+        rows = [(kind.replace("_", " "), shown(size)) for kind, size in present.items()]
+        hints = [KIND_NOTES[kind] for kind in present]
+        table = [*rows, ("total", shown(self.total))]
+        return html_table(table, header=False, totals=True, caption=self._title(), hints=hints)

@@ -23,7 +23,7 @@ def nearest(name: str, known: Iterable[str], likeness: float = 0.5) -> str | Non
 
 
 def _bare(name: str) -> str:
-    """The letters and digits alone, so that "GPT2_XL" is "gpt2-xl" and "a100" begins "A100-40GB"."""
+    """Letters and digits alone, so that "GPT2_XL" is "gpt2-xl" and "a100" begins "A100-40GB"."""
     return "".join(letter for letter in name.lower() if letter.isalnum())
 
 

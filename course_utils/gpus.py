@@ -1,6 +1,6 @@
 """GPUs by name: their memory, and the rates that a training step runs into.
 
-Memory is what the driver lists, and what a program is then told that there is. Rates are the data sheets' peaks, which
+Memory is what the driver lists, and the capacity that a program then sees. Rates are the data sheets' peaks, which
 no program reaches: they serve to compare choices, not to promise times.
 """
 
@@ -37,7 +37,7 @@ class Gpu:
     """A GPU. `memory` is in bytes, as the driver lists it (`nvidia-smi`, memory.total) before any program runs.
 
     `capability` is CUDA's compute capability: from 8.0 (Ampere) on the hardware computes in bf16 and torch has a
-    flash kernel. `usable` is the bytes that a CUDA program is told are there ("total capacity" in torch's
+    flash kernel. `usable` is the bytes that a CUDA program sees ("total capacity" in torch's
     out-of-memory message): the driver has kept the rest; `usable_source` says who saw that. `rates` is None for a card
     that is not in the catalog.
     """
@@ -51,7 +51,7 @@ class Gpu:
 
     @property
     def has_bf16(self) -> bool:
-        """Whether bf16 arithmetic and the flash attention kernel run on it (NVIDIA Ampere and newer)."""
+        """True if bf16 arithmetic and the flash attention kernel run on it (NVIDIA Ampere and newer)."""
         return self.capability >= (8, 0)
 
     @property
@@ -68,7 +68,7 @@ def _rates(
     return Rates(tensor * TERA, tf32 * TERA, fp32 * TERA, memory * GB, link, PCIE[pcie], source)
 
 
-def _told(gibibytes: float, issue: str) -> tuple[int, str]:
+def _seen(gibibytes: float, issue: str) -> tuple[int, str]:
     """Bytes out of the message of a program that ran out of memory on such a card, and where it can be read.
 
     The message has two decimals of a GiB; drivers differ by more.
@@ -84,52 +84,52 @@ GPUS: dict[str, Gpu] = {
     gpu.name: gpu
     for gpu in (
         Gpu(
-            "T4-16GB", 15_360 * MiB, (7, 5), *_told(14.56, "AlphaGPU/leetgpu-challenges/issues/52"),
+            "T4-16GB", 15_360 * MiB, (7, 5), *_seen(14.56, "AlphaGPU/leetgpu-challenges/issues/52"),
             rates=_rates(65, 8.1, 8.1, 320, "NVIDIA T4 product page (its data sheet has 300 GB/s)", pcie=3),
         ),
         Gpu(
-            "V100-16GB", 16_384 * MiB, (7, 0), *_told(15.78, "kchengiva/Shift-GCN/issues/34"),
+            "V100-16GB", 16_384 * MiB, (7, 0), *_seen(15.78, "kchengiva/Shift-GCN/issues/34"),
             rates=_rates(125, 15.7, 15.7, 900, "NVIDIA V100 data sheet (SXM2)", pcie=3, nvlink=300),
         ),
         Gpu(
-            "V100-32GB", 32_768 * MiB, (7, 0), *_told(31.74, "liucongg/ChatGLM-Finetuning/issues/73"),
+            "V100-32GB", 32_768 * MiB, (7, 0), *_seen(31.74, "liucongg/ChatGLM-Finetuning/issues/73"),
             rates=_rates(125, 15.7, 15.7, 900, "NVIDIA V100 data sheet (SXM2)", pcie=3, nvlink=300),
         ),
-        # 15.99 GiB is all of it, as Windows tells a program; no message from Linux is known
+        # 15.99 GiB is all of it, as Windows reports it; no message from Linux is known
         Gpu(
-            "RTX4080-16GB", 16_376 * MiB, (8, 9), *_told(15.99, "aigc-apps/sd-webui-EasyPhoto/issues/281"),
+            "RTX4080-16GB", 16_376 * MiB, (8, 9), *_seen(15.99, "aigc-apps/sd-webui-EasyPhoto/issues/281"),
             rates=_rates(97.5, 48.7, 48.7, 716.8, ADA, pcie=4),
         ),
         Gpu(
-            "RTX3090-24GB", 24_576 * MiB, (8, 6), *_told(23.70, "GaoLii/DSP/issues/10"),
+            "RTX3090-24GB", 24_576 * MiB, (8, 6), *_seen(23.70, "GaoLii/DSP/issues/10"),
             rates=_rates(71, 35.6, 35.6, 936, "NVIDIA Ampere GA102 GPU Architecture whitepaper, table 9", pcie=4),
         ),
         Gpu(
-            "RTX4090-24GB", 24_564 * MiB, (8, 9), *_told(23.64, "ali-vilab/VGen/issues/104"),
+            "RTX4090-24GB", 24_564 * MiB, (8, 9), *_seen(23.64, "ali-vilab/VGen/issues/104"),
             rates=_rates(165.2, 82.6, 82.6, 1008, f"{ADA}, appendix A", pcie=4),
         ),
         Gpu(
-            "RTX5090-32GB", 32_607 * MiB, (12, 0), *_told(31.37, "Wan-Video/Wan2.1/issues/465"),
+            "RTX5090-32GB", 32_607 * MiB, (12, 0), *_seen(31.37, "Wan-Video/Wan2.1/issues/465"),
             rates=_rates(209.5, 104.8, 104.8, 1792, "NVIDIA RTX Blackwell GPU Architecture whitepaper", pcie=5),
         ),
         Gpu(
-            "L4-24GB", 23_034 * MiB, (8, 9), *_told(22.03, "ArcInstitute/evo2/issues/190"),
+            "L4-24GB", 23_034 * MiB, (8, 9), *_seen(22.03, "ArcInstitute/evo2/issues/190"),
             rates=_rates(121, 60, 30.3, 300, "NVIDIA L4 data sheet", pcie=4),
         ),
         Gpu(
-            "A100-40GB", 40_960 * MiB, (8, 0), *_told(39.50, "TianheWu/CoSeR/issues/10"),
+            "A100-40GB", 40_960 * MiB, (8, 0), *_seen(39.50, "TianheWu/CoSeR/issues/10"),
             rates=_rates(312, 156, 19.5, 1555, f"{AMPERE} (SXM)", pcie=4, nvlink=600),
         ),
         Gpu(
-            "A100-80GB", 81_920 * MiB, (8, 0), *_told(79.10, "pixeli99/SVD_Xtend/issues/39"),
+            "A100-80GB", 81_920 * MiB, (8, 0), *_seen(79.10, "pixeli99/SVD_Xtend/issues/39"),
             rates=_rates(312, 156, 19.5, 2039, f"{AMPERE} (SXM)", pcie=4, nvlink=600),
         ),
         Gpu(
-            "H100-80GB", 81_559 * MiB, (9, 0), *_told(79.11, "vllm-project/vllm/issues/27508"),
+            "H100-80GB", 81_559 * MiB, (9, 0), *_seen(79.11, "vllm-project/vllm/issues/27508"),
             rates=_rates(989, 495, 67, 3350, "NVIDIA H100 data sheet (SXM)", pcie=5, nvlink=900),
         ),
         Gpu(
-            "H200-141GB", 143_771 * MiB, (9, 0), *_told(139.81, "modelscope/ms-swift/issues/9191"),
+            "H200-141GB", 143_771 * MiB, (9, 0), *_seen(139.81, "modelscope/ms-swift/issues/9191"),
             rates=_rates(989, 495, 67, 4800, "NVIDIA H200 data sheet (SXM)", pcie=5, nvlink=900),
         ),
     )

@@ -1,12 +1,13 @@
-"""What `measure` returns: one run's memory over time, at its peak and at named moments, and where it comes from."""
+"""The result of `measure`: one run's memory over time, at its peak and at named moments, and its provenance."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
+from itertools import accumulate
 
 from .breakdown import KINDS, MemoryBreakdown
-from .units import GB, format_bytes
+from .units import GB, aligned, format_bytes, html_table
 
 SOURCES = {
     "live": "live on {device}",
@@ -16,7 +17,7 @@ SOURCES = {
 }
 
 WORDS = {"live": "measured", "cpu": "measured", "simulated": "simulated", "recorded": "recorded"}
-"""What a heading calls the bytes of each source: measured are only those of a device that was there."""
+"""The word for the bytes of each source: only those of a device that was there are measured."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Allocation:
     line: str = field(default="", compare=False)
 
     def alive_at(self, event: int) -> bool:
-        """Whether it still occupies memory when `event` events have happened."""
+        """True if it still occupies memory when `event` events have happened."""
         return self.born < event and (self.died is None or self.died >= event)
 
 
@@ -86,11 +87,7 @@ class Timeline:
 
     def totals(self) -> list[int]:
         """Bytes allocated after each event, all kinds together."""
-        totals, now = [], 0
-        for change, _ in self.changes:
-            now += change
-            totals.append(now)
-        return totals
+        return list(accumulate(change for change, _ in self.changes))
 
     def step_peaks(self) -> dict[int, int]:
         """The most bytes allocated at once within each step, by its number (1 is the first); without marks none."""
@@ -160,7 +157,7 @@ class Measurement:
 
     @property
     def word(self) -> str:
-        """What a heading calls these bytes: "measured" (on a GPU here, or on the CPU), "simulated" or "recorded"."""
+        """The word for these bytes: "measured" (on a GPU here, or on the CPU), "simulated" or "recorded"."""
         return WORDS[self.source]
 
     def alive_at(self, event: int) -> Iterator[Allocation]:
@@ -220,7 +217,7 @@ class Row:
 
 @dataclass(frozen=True, repr=False)
 class Explanation:
-    """What `Measurement.explain` returns: the largest groups of tensors at the peak (`rows`), and what is left out.
+    """The result of `Measurement.explain`: the largest groups of tensors at the peak (`rows`), and what is left out.
 
     `rest` counts the tensors that are not shown, `rest_bytes` is what they take, `peak` all that is allocated.
     """
@@ -245,26 +242,12 @@ class Explanation:
         return f"{tensors}: {format_bytes(self.rest_bytes)}, {100 * self.rest_bytes / self.peak:.1f} % of the peak."
 
     def __repr__(self) -> str:
-        table = [COLUMNS, *(self._cells(row) for row in self.rows)]
-        widths = [max(len(cells[column]) for cells in table) for column in range(len(COLUMNS))]
-        right = range(4)  # numbers
-        lines = [
-            "  ".join(
-                cell.rjust(width) if column in right else cell.ljust(width)
-                for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
-            ).rstrip()
-            for cells in table
-        ]
-        return "\n".join([self.title, *lines, self._closing()])
+        table = aligned([COLUMNS, *map(self._cells, self.rows)], range(4, len(COLUMNS)))  # numbers come first
+        return "\n".join([self.title, table, self._closing()])
 
     def _repr_html_(self) -> str:
-        head = "".join(f"<th style='text-align:left'>{name}</th>" for name in COLUMNS)
-        body = "".join(
-            "<tr>" + "".join(f"<td style='text-align:left'>{escape(cell)}</td>" for cell in self._cells(row)) + "</tr>"
-            for row in self.rows
-        )
-        caption = f"<caption style='text-align:left;white-space:nowrap'>{escape(self.title)}</caption>"
-        return f"<table>{caption}<tr>{head}</tr>{body}</table><p><small>{escape(self._closing())}</small></p>"
+        table = html_table([COLUMNS, *map(self._cells, self.rows)], len(COLUMNS), caption=self.title)
+        return f"{table}<p><small>{escape(self._closing())}</small></p>"
 
 
 def explained(allocations: Iterable[Allocation], count: int, title: str) -> Explanation:

@@ -61,9 +61,9 @@ def _file(path: Path) -> Path:
         return path / "config.json"
     if path.exists():
         return path
-    beside = _there(path.parent) if path.parent.is_dir() else f"; nor is there a folder {path.parent}"
+    near = _there(path.parent) if path.parent.is_dir() else f"; nor is there a folder {path.parent}"
     raise ValueError(
-        f"there is no such file or folder{beside}. Nothing is downloaded: give the path of a config.json that is here"
+        f"there is no such file or folder{near}. Nothing is downloaded: give the path of a config.json that is here"
     )
 
 
@@ -73,14 +73,14 @@ def _there(folder: Path) -> str:
 
 
 def _settings(file: Path) -> Settings:
-    """The file's JSON object. Raises ValueError, in words, if it holds none."""
+    """The file's JSON object. Raises ValueError if it holds none."""
     size = file.stat().st_size
     if size > LARGEST_FILE:
         raise ValueError(f"it has {size:,} bytes, where a config.json has some thousands: are these the weights?")
     try:
         text = file.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise ValueError("it is not text: give the config.json, not the weights beside it") from None
+        raise ValueError("it is not text: give the config.json, not the weights next to it") from None
     try:
         settings = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -93,7 +93,7 @@ def _settings(file: Path) -> Settings:
 
 
 def _not_json(text: str, error: Exception) -> str:
-    """What is wrong with text that is no JSON: empty, cut off at its end, or wrong at a line that is named."""
+    """The fault of text that is no JSON: empty, cut off at its end, or wrong at a line that is named."""
     if not text.strip():
         return "it is empty"
     if not isinstance(error, json.JSONDecodeError):
@@ -125,7 +125,7 @@ def _gpt2(name: str, settings: Settings) -> TransformerConfig:
 
 
 def _llama(name: str, settings: Settings, **options: Any) -> TransformerConfig:
-    """Llama's family; `options` are what a relative of Llama has beside."""
+    """Llama's family; `options` are a relative's differences from Llama."""
     sizes = _sizes(settings, layers="num_hidden_layers", hidden="hidden_size", heads="num_attention_heads")
     sizes |= _sizes(settings, vocab="vocab_size", max_positions="max_position_embeddings", ffn="intermediate_size")
     grouped = settings.get("num_key_value_heads") is not None
@@ -221,7 +221,7 @@ def _check_head_size(settings: Settings, hidden: int, heads: int) -> None:
 
 
 def _warn_of_window(name: str, settings: Settings, longest: int) -> None:
-    """Say that attention is full where the model's own looks back less far. Qwen's window is off unless it is used."""
+    """Warn where the model's own attention has a window: the course's is full. Qwen's is off unless it is used."""
     kind = settings["model_type"]
     window = settings.get("sliding_window", SLIDING_WINDOW.get(kind))
     if isinstance(window, int) and window < longest and settings.get("use_sliding_window", kind != "qwen2"):

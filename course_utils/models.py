@@ -12,7 +12,7 @@ FAMILIES = {
     "gpt2": {"positions": "learned", "norm": "layernorm", "mlp": "gelu", "bias": True},
     "llama": {"positions": "rotary", "norm": "rmsnorm", "mlp": "swiglu", "bias": False},
 }
-"""What a family's models have unless they say otherwise. GPT-2's make q, k and v by one matrix, Llama's by three."""
+"""Defaults of each family. GPT-2's models make q, k and v by one matrix, Llama's by three."""
 
 CHOICES = {"positions": ("learned", "rotary", "none"), "norm": ("layernorm", "rmsnorm"), "mlp": ("gelu", "swiglu")}
 
@@ -112,7 +112,7 @@ class TransformerConfig:
 
     @property
     def fused_qkv(self) -> bool:
-        """Whether one matrix makes q, k and v, as in the GPT-2 family."""
+        """True if one matrix makes q, k and v, as in the GPT-2 family."""
         return self.family == "gpt2"
 
     @property

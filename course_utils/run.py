@@ -92,7 +92,7 @@ OPTIMIZERS = {
 ATTENTIONS = ("eager", "flash", "efficient", "cudnn")
 
 RECOMPUTES = ("none", "full", "selective", "selective-attention", "sqrt", "offload")
-"""What backward computes again, beside "every-K", a checkpoint for every K blocks.
+"""Kinds of recomputation in backward, next to "every-K", a checkpoint for every K blocks.
 
 "full" keeps each block's input; "sqrt" a checkpoint for every √L blocks; "selective" keeps matrix products and
 attention and computes the rest again; "selective-attention" computes the core of attention again and keeps the rest
@@ -118,7 +118,7 @@ class TrainingRun:
     overrides the model's own. With `lora_rank` only LoRA's factors on `lora_targets` are trained, and the matrices of
     the blocks are stored in `frozen_bits`. `card`, a name of `gpus.GPUS`, adds what cuBLAS keeps for itself there; left
     out, that is not counted.
-    Raises ValueError, in words, for every choice that is unknown, absurd or contradicts another.
+    Raises ValueError for every choice that is unknown, absurd or contradicts another.
     """
 
     model: TransformerConfig
@@ -204,12 +204,12 @@ class TrainingRun:
 
     @property
     def accumulates(self) -> bool:
-        """Whether backward adds to gradients that are there, instead of making new ones."""
+        """True if backward adds to existing gradients instead of allocating new ones."""
         return self.accumulation_steps > 1 or not self.set_to_none or self.bucket_view
 
     @property
     def blocks_per_checkpoint(self) -> int:
-        """How many blocks one checkpoint of the residual stream stands for; 0 if blocks are not recomputed whole."""
+        """Number of blocks per checkpoint of the residual stream; 0 if blocks are not recomputed whole."""
         return blocks_per_checkpoint(self.recompute, self.model.layers)
 
     def replace(self, **changes: Any) -> "TrainingRun":
@@ -240,7 +240,7 @@ class TrainingRun:
         return f"TrainingRun({', '.join(shown)})"
 
     def _changes_dropout(self) -> bool:
-        """Whether the model is a preset in all but its dropout."""
+        """True if the model is a preset in all but its dropout."""
         preset = PRESETS.get(self.model.name)
         if preset is None or self.model.dropout == preset.dropout:
             return False
@@ -270,7 +270,7 @@ class TrainingRun:
 
 
 def blocks_per_checkpoint(recompute: str, layers: int) -> int:
-    """How many of `layers` blocks one checkpoint stands for under this choice of recomputation; 0 if it is another."""
+    """Number of blocks per checkpoint under this choice of recomputation; 0 if it has none."""
     if recompute == "full":
         return 1
     if recompute == "sqrt":
@@ -381,7 +381,7 @@ def _lora_targets(targets: Any, rank: Any, model: TransformerConfig) -> tuple[st
 
 
 def check_size(name: str, value: Any) -> None:
-    """Raise ValueError, in words, unless `value` can be the size of that name: a whole number from 1 to LARGEST."""
+    """Raise ValueError unless `value` can be the size of that name: a whole number from 1 to LARGEST."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise ValueError(f"{name} is {value!r}: it counts things, so it must be a whole number (an int)")
     if value < 1:

@@ -81,32 +81,38 @@ def parse_bytes(text: str | int) -> int:
 Cells = Sequence[str]
 
 
-def aligned(rows: Iterable[Cells], words: int = 1) -> str:
-    """The rows below one another, two spaces between columns; the first `words` columns begin, the others end, in line.
+def aligned(rows: Iterable[Cells], words: int | range = 1) -> str:
+    """The rows below one another, two spaces between columns; the first `words` columns, or that range, begin in line.
 
-    All rows have as many cells. Raises ValueError otherwise.
+    The other columns end in line. All rows have as many cells. Raises ValueError otherwise.
     """
-    table = [tuple(row) for row in rows]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    return "\n".join(_line(row, widths, words) for row in table)
+    table, left = [tuple(row) for row in rows], range(words) if isinstance(words, int) else words
+    columns = [
+        [cell.ljust(max(map(len, column))) if index in left else cell.rjust(max(map(len, column))) for cell in column]
+        for index, column in enumerate(zip(*table, strict=True))
+    ]
+    return "\n".join("  ".join(row).rstrip() for row in zip(*columns, strict=True))
 
 
-def _line(row: Cells, widths: Sequence[int], words: int) -> str:
-    columns = enumerate(zip(row, widths, strict=True))
-    return "  ".join(cell.ljust(w) if index < words else cell.rjust(w) for index, (cell, w) in columns).rstrip()
+def html_table(
+    rows: Iterable[Cells], words: int = 1, *, header: bool = True, totals: bool = False, caption: str = "",
+    hints: Sequence[str] = (),
+) -> str:  # fmt: skip
+    """The rows as an HTML table whose first `words` columns are aligned left.
 
-
-def html_table(rows: Iterable[Cells], words: int = 1, *, totals: bool = False) -> str:
-    """The rows as an HTML table; with `totals` the last row is highlighted like the header."""
-    header, *body = rows
-    last = [body.pop()] if totals else []
-    lines = [_html_line("th", header, words), *(_html_line("td", row, words) for row in body)]
-    return f"<table>{''.join([*lines, *(_html_line('th', row, words) for row in last)])}</table>"
-
-
-def _html_line(tag: str, row: Cells, words: int) -> str:
-    left = [f"<{tag} style='text-align:left'>{escape(cell)}</{tag}>" for cell in row[:words]]
-    return f"<tr>{''.join([*left, *(f'<{tag}>{escape(cell)}</{tag}>' for cell in row[words:])])}</tr>"
+    The first row is a `header` unless that is False; with `totals` the last row is highlighted, too. `hints` are shown
+    when the pointer is on a row.
+    """
+    table, lines = list(rows), list[str]()
+    marked_rows = {*([0] if header else []), *([len(table) - 1] if totals else [])}
+    for index, row in enumerate(table):
+        tag = "th" if index in marked_rows else "td"
+        left = "".join(f"<{tag} style='text-align:left'>{escape(cell)}</{tag}>" for cell in row[:words])
+        right = "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in row[words:])
+        hint = f" title='{hints[index]}'" if index < len(hints) else ""
+        lines.append(f"<tr{hint}>{left}{right}</tr>")
+    above = f"<caption style='text-align:left;white-space:nowrap'>{escape(caption)}</caption>" if caption else ""
+    return f"<table>{above}{''.join(lines)}</table>"
 
 
 @dataclass(frozen=True, repr=False)

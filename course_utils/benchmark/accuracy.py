@@ -1,4 +1,4 @@
-"""How right: estimates against simulations run by run, and the field's formulas against the same truth."""
+"""Accuracy: estimates against simulations run by run, and the field's formulas against the same truth."""
 
 import statistics
 import textwrap
@@ -19,20 +19,20 @@ from .tables import Cell, Table
 
 AT_MOST_PERCENT = 0.5
 LOOSER_PERCENT = 2.0
-"""What a peak may be off by; the looser for FSDP2, offloading and clipping."""
+"""The promised error of a peak; the looser for FSDP2, offloading and clipping."""
 
 WORST = 20
 
 MESSAGE = 400
-"""How many characters of a message a note shows, in whole words."""
+"""Characters of a message that a note shows at most."""
 
 ALIKE = 0.75
 """The share of words from which on two refusals are the same one, of other models, ranks or optimizers."""
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What came of one run: its estimate beside its simulation, or why there is none of them.
+class Comparison:
+    """The result for one run: its estimate and its simulation, or why one of them is missing.
 
     `refused` is the sentence with which `estimate` or `measure` declined the run, `failed` what one of them raised that
     it should not have. `activations` is estimate minus simulation at the end of forward in bytes, `kinds` the same at
@@ -54,7 +54,7 @@ class Outcome:
 
     @property
     def compared(self) -> bool:
-        """Whether there are both an estimate and a simulation."""
+        """True if there are both an estimate and a simulation."""
         return not self.refused and not self.failed
 
     @property
@@ -64,32 +64,32 @@ class Outcome:
 
     @property
     def right(self) -> bool:
-        """Whether the run was compared and is as near as the course promises."""
+        """True if the run was compared and is as near as the course promises."""
         bound = LOOSER_PERCENT if self.loose else AT_MOST_PERCENT
         return self.compared and self.activations == 0 and abs(self.percent) <= bound
 
 
-def outcome(number: int, run: TrainingRun) -> Outcome:
+def outcome(number: int, run: TrainingRun) -> Comparison:
     """Estimate and simulate one run. Whatever either raises is written down, so that no run is dropped silently."""
     started = time.perf_counter()
 
-    def told(refused: str = "", failed: str = "") -> Outcome:
-        return Outcome(number, str(run), run.code(), time.perf_counter() - started, refused, failed)
+    def ended(refused: str = "", failed: str = "") -> Comparison:
+        return Comparison(number, str(run), run.code(), time.perf_counter() - started, refused, failed)
 
     try:
         found = estimate(run)
         expected = moments(run)["end of forward"]["activations"]
     except ValueError as error:
-        return told(refused=f"estimate: {_one_line(error)}")
+        return ended(refused=f"estimate: {_one_line(error)}")
     except Exception as error:
-        return told(failed=f"estimate: {type(error).__name__}: {_one_line(error)}")
+        return ended(failed=f"estimate: {type(error).__name__}: {_one_line(error)}")
     try:
         truth = measure(run, "simulated")
     except ValueError as error:
-        return told(refused=f"measure: {_one_line(error)}")
+        return ended(refused=f"measure: {_one_line(error)}")
     except Exception as error:
-        return told(failed=f"measure: {type(error).__name__}: {_one_line(error)}")
-    return Outcome(
+        return ended(failed=f"measure: {type(error).__name__}: {_one_line(error)}")
+    return Comparison(
         number, str(run), run.code(), time.perf_counter() - started,
         estimated=found.total, simulated=truth.peak, phases=(found.phase, truth.peak_phase),
         activations=expected - truth.moments["end of forward"]["activations"],
@@ -105,7 +105,7 @@ def _one_line(error: Exception) -> str:
 def accuracy_tables(runs: Sequence[TrainingRun], source: str, report: Callable[[str], None]) -> list[Table]:
     """The outcome of each of `runs` in three tables: a summary, each kind of memory, and the runs furthest off.
 
-    `report` is told how far it has come.
+    `report` is called with the progress.
     """
     outcomes = []
     for number, run in enumerate(runs):
@@ -120,7 +120,7 @@ def drawn_runs(first_seed: int, count: int) -> list[TrainingRun]:
     return [random_run(seed) for seed in range(first_seed, first_seed + count)]
 
 
-def _summary(outcomes: Sequence[Outcome], source: str) -> Table:
+def _summary(outcomes: Sequence[Comparison], source: str) -> Table:
     compared = [one for one in outcomes if one.compared]
     off = sorted(abs(one.percent) for one in compared)
     rows: list[tuple[Cell, ...]] = [
@@ -144,7 +144,7 @@ def _summary(outcomes: Sequence[Outcome], source: str) -> Table:
 
 
 def grouped(reasons: Iterable[str]) -> dict[str, int]:
-    """How often each reason was given, the most frequent first; those that differ in a few words count as the first."""
+    """Reasons and their counts, the most frequent first; those that differ in a few words count as one."""
     counts: dict[str, int] = {}
     for reason in reasons:
         same = next((known for known in counts if _alike(known, reason)), reason)
@@ -156,7 +156,7 @@ def _alike(first: str, second: str) -> bool:
     return SequenceMatcher(None, first.split(), second.split(), autojunk=False).ratio() >= ALIKE
 
 
-def _by_kind(outcomes: Sequence[Outcome], source: str) -> Table:
+def _by_kind(outcomes: Sequence[Comparison], source: str) -> Table:
     compared = [one for one in outcomes if one.compared]
     rows: list[tuple[Cell, ...]] = []
     for kind in KINDS:
@@ -169,7 +169,7 @@ def _by_kind(outcomes: Sequence[Outcome], source: str) -> Table:
     return Table("accuracy_by_kind", "Signed error of each kind of memory", headings, tuple(rows), (note,), source)
 
 
-def _worst(outcomes: Sequence[Outcome], source: str) -> Table:
+def _worst(outcomes: Sequence[Comparison], source: str) -> Table:
     wrong = [one for one in outcomes if one.compared and (one.estimated != one.simulated or one.activations)]
     wrong.sort(key=lambda one: -max(abs(one.percent), 100 * abs(one.activations) / one.simulated))
     rows = tuple(
@@ -199,7 +199,7 @@ class PublishedError:
 
     @property
     def percent(self) -> float:
-        """What it says over the truth, less one, in percent."""
+        """Its error relative to the truth, in percent."""
         return 100 * (self.said / self.truth - 1)
 
 
@@ -252,7 +252,7 @@ def published_runs(quick: bool) -> list[TrainingRun]:
 
 
 def published_table(quick: bool, report: Callable[[str], None]) -> Table:
-    """What each formula says of each run, in percent of the truth: a run a row, a formula a column."""
+    """The error of each formula (columns) for each run (rows), in percent of the truth."""
     runs, rows, all_errors, notes = published_runs(quick), [], [], []
     for run in runs:
         try:

@@ -54,10 +54,10 @@ def sequence_hash(run: TrainingRun) -> str:
 
     Raises like `measure`.
     """
-    told = hashlib.sha256()
+    digest = hashlib.sha256()
     for item in measure(run, "simulated").allocations:
-        told.update(f"{item.operation} {item.bytes} {item.kind} {item.born} {item.died}\n".encode())
-    return told.hexdigest()[:16]
+        digest.update(f"{item.operation} {item.bytes} {item.kind} {item.born} {item.died}\n".encode())
+    return digest.hexdigest()[:16]
 
 
 def hashes() -> dict[str, str]:
@@ -79,7 +79,7 @@ def release() -> str:
 
 
 def report() -> dict[str, Any]:
-    """What `python -m course_utils.benchmark.builds` prints: torch's version, how it simulates, the hashes."""
+    """The report that `python -m course_utils.benchmark.builds` prints: torch's version, its simulation, the hashes."""
     import torch
 
     from ..measuring.simulated import availability
@@ -93,7 +93,7 @@ def other_interpreters() -> list[str]:
 
 
 def report_of(python: str) -> dict[str, Any]:
-    """What another interpreter reports. Raises RuntimeError with its last words if it fails."""
+    """The report of another interpreter. Raises RuntimeError with the end of its output if it fails."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COURSE_SOURCE": "simulated"}
     command = [python, "-W", "ignore", "-m", "course_utils.benchmark.builds"]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False)

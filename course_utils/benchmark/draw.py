@@ -25,14 +25,14 @@ WIDEST = 8192
 """Presets with a larger hidden size than this are left out; so are the course's own tiny ones, which nobody trains."""
 
 MEASURED_OPTIMIZERS = [name for name in OPTIMIZERS if name not in ("adam8bit", "lion")]
-"""Those that are in torch. Of the others only the bytes are known; they are drawn less often, as is fp8."""
+"""Optimizers of torch. Of the others only the bytes are known; they are drawn less often, as is fp8."""
 
 
 CARDS = list(GPUS)
 
 
 def random_choices(seed: int) -> Choices:
-    """What `run_of` makes a run of: the same for the same seed, every choice of TrainingRun among them.
+    """Choices for `run_of`, the same for the same seed, every choice of TrainingRun among them.
 
     Models have published widths and few blocks, so that a simulation takes a fraction of a second. A TrainingRun knows
     best which choices contradict each other: what it refuses is drawn again.
@@ -161,11 +161,11 @@ def changed(preset: str, **changes: Any) -> TransformerConfig:
     """A preset with some choices changed, and named after what differs, so that nobody takes it for the preset."""
     model = PRESETS[preset]
     differing = {choice: value for choice, value in changes.items() if value != getattr(model, choice)}
-    words = [_in_words(choice, value) for choice, value in differing.items()]
+    words = [_described(choice, value) for choice, value in differing.items()]
     return replace(model, name=", ".join([model.name, *words]), **differing)
 
 
-def _in_words(choice: str, value: Any) -> str:
+def _described(choice: str, value: Any) -> str:
     if choice == "layers":
         return f"{value} block" + ("s" if value != 1 else "")
     return f"{choice}={value}"

@@ -1,4 +1,4 @@
-"""How fast the Explorer answers: from a control's new value to the message that carries words and pictures.
+"""Speed of the Explorer: from a control's new value to the message that carries text and figure.
 
 Milliseconds of this thread's processor time, which on an idle machine are those of the clock. What the browser adds
 is measured where there is one, by tests/test_browser.py.

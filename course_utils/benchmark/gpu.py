@@ -1,4 +1,4 @@
-"""How right on a real GPU: estimate and simulation beside what the device itself counted, over all recorded runs.
+"""Accuracy on a real GPU: estimate and simulation against the device's own counters, over all recorded runs.
 
 Everything is read from recordings: the estimate and the simulation in them were made with the measurement, by code
 that its line names, so that nothing could be fitted to the result afterwards.
@@ -47,7 +47,7 @@ class RunOnGpu:
         return known[by] if by in known else self.simulated + sum(self.terms.values())
 
     def percent(self, by: str) -> float:
-        """What was said over what was counted, less one, in percent."""
+        """The error of the peak by one of `WANTED`, in percent of the counted one."""
         return 100 * (self.said(by) / self.counted - 1)
 
 
@@ -80,7 +80,7 @@ def run_on_gpu(item: Recording, workspaces: int) -> RunOnGpu:
 
 
 def gpu_tables() -> list[Table]:
-    """How far off, by kind of memory, by phase and run by run; one table that says so where nothing is recorded."""
+    """Errors by kind of memory, by phase and run by run; one table that says so where nothing is recorded."""
     runs = runs_on_gpus()
     if not runs:
         return [nothing("gpu", "Estimate and simulation against the GPU's own counters")]
@@ -134,7 +134,7 @@ def _by_kind(runs: Sequence[RunOnGpu]) -> Table:
 
 
 def _by_phase(runs: Sequence[RunOnGpu]) -> Table:
-    """What the GPU counted in each phase beyond the simulated tensors: where a term that nobody named would show."""
+    """Bytes that the GPU counted in each phase beyond the simulated tensors: an unnamed term would show here."""
     rows: list[tuple[Cell, ...]] = []
     for phase in dict.fromkeys(name for run in runs for name in run.phases):
         beyond = [
@@ -204,11 +204,13 @@ def gpu_allocator_tables() -> list[Table]:
         return [nothing("gpu-allocator", ALLOCATOR_TITLE)]
     rows: list[tuple[Cell, ...]] = []
     for history in found:
-        told = history.agreement
+        agreement = history.agreement
         steps = f"{history.steps_equal} of {len(history.steps)}"
-        peaks = (max(told.real, default=0), max(told.replayed, default=0))
+        peaks = (max(agreement.real, default=0), max(agreement.replayed, default=0))
         name = history.recording.task.removeprefix("history of ").rpartition(", ")[0]
-        rows.append((name, history.settings, len(told.real), history.equal, steps, *peaks, told.largest_difference))
+        rows.append(
+            (name, history.settings, len(agreement.real), history.equal, steps, *peaks, agreement.largest_difference)
+        )
     headings = ("run", "settings", "moments", "equal", "steps equal", "most reserved", "replayed", "largest difference")
     source = devices([history.recording for history in found])
     return [Table("gpu-allocator", ALLOCATOR_TITLE, headings, tuple(rows), (_agreement(found),), source)]
@@ -255,7 +257,7 @@ def gpu_times_tables() -> list[Table]:
 
 
 def gpu_overhead_tables() -> list[Table]:
-    """What the meter and the tracker add to a step's time and to its peak."""
+    """The time and the memory that the meter and the tracker add to a step."""
     found = newest("overhead")
     if not found:
         return [nothing("gpu-overhead", "What watching costs on a GPU")]

@@ -1,7 +1,7 @@
-"""How right on several ranks: estimates beside real processes of the CPU, which data parallelism needs.
+"""Accuracy on several ranks: estimates against real processes of the CPU, which data parallelism needs.
 
 DistributedDataParallel's reducer wants real gradients, so such runs cannot be simulated, and the accuracy tables
-refuse them. A few small ones stand for them here.
+refuse them. A few small ones represent them here.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""How fast: a tracked step beside an untracked one and beside torch's MemTracker, estimates, imports, a deep model.
+"""Speed: a tracked step against an untracked one and torch's MemTracker, estimates, imports, a deep model.
 
 Seconds are the processor's, which on an idle machine are those of the clock, and of several tries the best: what else
 runs on the machine can only slow a try down.
@@ -21,10 +21,10 @@ from .tables import Cell, Table
 
 TIMES_FASTER = 15
 ESTIMATE_US, SWEEP_SECONDS, SWEEP_RUNS, IMPORT_MS, RUN_US = 100, 1.0, 10_000, 50, 15
-"""What the course promises: of a tracked step against MemTracker's, and of the closed forms."""
+"""The course's promises: for a tracked step against MemTracker's, and for the closed forms."""
 
 DEEP_MODEL, DEEP_BYTES = "llama3-70b", 24 * GiB
-"""What is simulated in full in one process, and the host memory that it must stay below."""
+"""A model that is simulated in full in one process, and the host memory that it must stay below."""
 
 RATIO_MODEL = "gpt2-xl"
 """The model whose step is promised to be so many times faster."""
@@ -94,7 +94,7 @@ def _memtracked(training: Any) -> float:
 def step_times(run: TrainingRun, tries: int) -> dict[str, float]:
     """The best `step_seconds` for each watcher: of several tries, or of one for MemTracker, which takes so long.
 
-    Ours is tried in turns with nobody's: a processor's clock changes from one second to the next.
+    Tracked and untracked steps alternate: a processor's clock changes from one second to the next.
     """
     turns = [(step_seconds(run, "nobody"), step_seconds(run, "tracker")) for _ in range(tries)]
     nobody, tracker = map(min, zip(*turns, strict=True))

@@ -38,7 +38,7 @@ class Table:
         return "\n".join([f"## {self.title}", "", made, "", *self._body()])
 
     def page(self) -> str:
-        """The same for a page that is kept: what it says depends on the results alone, not on the day or machine."""
+        """The same without day and machine: it depends on the results alone."""
         return "\n".join([f"## {self.title}", "", *self._body()])
 
     def _body(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""What a command is, and how it enters the environment that it needs."""
+"""A command, and the environment that it enters before it runs."""
 
 import os
 import platform

@@ -1,4 +1,4 @@
-"""What this machine can do for the course: which parts are live here, which simulated, and what is missing.
+"""A report on this machine: which parts of the course are live here, which simulated, and what is missing.
 
 Standard library only, and torch where it is installed.
 """
@@ -33,7 +33,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class DoctorReport:
-    """What was found on this machine, and from that, where each part of the course gets its numbers."""
+    """Findings about this machine, and from them, where each part of the course gets its numbers."""
 
     machine: tuple[Finding, ...]
     course: tuple[Finding, ...]
@@ -79,7 +79,7 @@ def report() -> DoctorReport:
 
 
 def load_torch() -> tuple[ModuleType | None, str]:
-    """torch, or None and the reason why it is not to be had."""
+    """torch, or None and the reason why it cannot be loaded."""
     if util.find_spec("torch") is None:
         return None, "not installed: `python3 -m course_utils lab` installs it"
     try:
@@ -133,7 +133,7 @@ def gpu_finding(torch: ModuleType, index: int) -> Finding:
 
 
 def capability_text(capability: tuple[int, int]) -> str:
-    """What a GPU of that compute capability can run."""
+    """Number formats and attention kernels of a GPU of this compute capability."""
     newer = capability >= (8, 0)  # Ampere
     can = "bf16 and flash attention" if newer else "fp16 and efficient attention; no bf16, no flash attention"
     return f"compute capability {capability[0]}.{capability[1]}: {can}"
@@ -149,7 +149,7 @@ def memory_finding() -> Finding:
 
 
 def host_memory() -> tuple[int, int]:
-    """Bytes free and in total, zero for what the system does not tell without extra packages."""
+    """Bytes free and in total, zero where the system does not say without extra packages."""
     names = getattr(os, "sysconf_names", {})
     if "SC_PHYS_PAGES" not in names:
         return 0, 0
@@ -182,7 +182,7 @@ def find_browser() -> str | None:
 
 
 def browser_finding() -> Finding:
-    """Whether the browser test can run."""
+    """The browser that the browser tests would use."""
     browser = find_browser()
     if browser is None:
         return Finding("test browser", NOTE, "no Chromium or Chrome: the browser test is skipped")
@@ -193,7 +193,7 @@ def browser_finding() -> Finding:
 
 
 def simulated_gpu(torch: ModuleType | None) -> tuple[bool, str]:
-    """Whether GPUs can be simulated here, and how or why not."""
+    """True if GPUs can be simulated here, and by which means, or why not."""
     if torch is None:
         return False, "needs torch"
     from ..measuring.simulated import availability
@@ -214,7 +214,7 @@ def course_findings(torch: bool, live: bool, simulated: tuple[bool, str]) -> tup
 
 
 def recorded_finding() -> Finding:
-    """How many measurements are shipped with the course, and what they were made on."""
+    """The number of measurements that come with the course, and their devices."""
     from ..measuring.recorded import load
 
     try:

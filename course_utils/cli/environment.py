@@ -53,7 +53,7 @@ class Home:
 
     @property
     def marker(self) -> Path:
-        """What set-up remembers: written as "unfinished" first and as "ready" last."""
+        """The record of the set-up: written as "unfinished" first and as "ready" last."""
         return self.folder / "course-setup.json"
 
     @property
@@ -84,7 +84,7 @@ def interpreter(home: Home, purpose: str, here: bool = False) -> Path:
 
 
 def is_ready(home: Home, purpose: str, choice: str, memory: dict[str, str]) -> bool:
-    """Whether the environment was finished, from these very files, for this purpose or a larger one."""
+    """True if the environment was finished, from these very files, for this purpose or a larger one."""
     return (
         memory.get("state") == "ready"
         and memory.get("key") == fingerprint(home, choice)
@@ -103,7 +103,7 @@ def fingerprint(home: Home, choice: str) -> str:
 
 
 def foundations(home: Home, choice: str) -> dict[str, str]:
-    """What an environment is built on: when one of these changes it is made anew, not just brought up to date."""
+    """The basis of an environment: when one of these changes it is made anew, not just brought up to date."""
     return {
         "python": f"{sys.version_info.major}.{sys.version_info.minor}",
         "torch": choice,
@@ -113,7 +113,7 @@ def foundations(home: Home, choice: str) -> dict[str, str]:
 
 
 def remembered(home: Home) -> dict[str, str]:
-    """What the marker says; empty when there is none, "unfinished" when it cannot be read."""
+    """The marker's content; empty when there is none, "unfinished" when it cannot be read."""
     try:
         memory = json.loads(home.marker.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -148,7 +148,7 @@ def torch_choice(system: str, asked: str = "", before: str = "") -> str:
 
 
 def nvidia_driver(system: str = platform.system()) -> bool:
-    """Whether an NVIDIA driver is installed. Looks for files only: it is asked at each start."""
+    """True if an NVIDIA driver is installed. Looks for files only: this runs at each start."""
     if system == "Windows":
         return (Path(os.environ.get("SYSTEMROOT", r"C:\Windows")) / "System32" / "nvcuda.dll").exists()
     places = ("/proc/driver/nvidia/version", "/usr/lib/wsl/lib/libcuda.so.1")
@@ -190,7 +190,7 @@ def set_up(home: Home, purpose: str, choice: str, memory: dict[str, str]) -> Non
         install(home, purpose, choice)
         remember(home, **marks, state="ready", key=fingerprint(home, choice))
     except OSError as problem:
-        raise SetupError(f"Setting up in {home.folder} failed ({problem}): mend that, {AGAIN}.") from None
+        raise SetupError(f"Setting up in {home.folder} failed ({problem}): fix that, {AGAIN}.") from None
 
 
 def make_folder(home: Home, marks: dict[str, str]) -> None:
@@ -267,7 +267,7 @@ def check_torch_loads(home: Home) -> None:
     )
     if loaded.returncode:
         said = loaded.stderr.strip().splitlines() or [f"exit code {loaded.returncode}"]
-        advice = "install Microsoft's Visual C++ Redistributable" if home.system == "Windows" else "mend that"
+        advice = "install Microsoft's Visual C++ Redistributable" if home.system == "Windows" else "fix that"
         raise SetupError(f"torch is installed but does not load ({said[-1]}): {advice}, {AGAIN}.")
     print(f"Ready: torch {loaded.stdout.strip()}", flush=True)
 
@@ -292,7 +292,7 @@ def requirements(root: Path, purpose: str) -> dict[str, str]:
 
 
 def missing_packages(root: Path, purpose: str) -> list[str]:
-    """What the current interpreter lacks for a purpose, as requirements ("torch>=2.11"): absent, or older than that."""
+    """Requirements ("torch>=2.11") of a purpose that the current interpreter does not meet."""
     needed = requirements(root, purpose)
     return [f"{name}>={least}" for name, least in needed.items() if installed_version(name) < version_numbers(least)]
 
@@ -306,7 +306,7 @@ def installed_version(name: str) -> tuple[int, ...]:
 
 
 def version_numbers(version: str) -> tuple[int, ...]:
-    """ "2.13.0+cpu" as (2, 13, 0): what is needed to tell which of two releases is older."""
+    """ "2.13.0+cpu" as (2, 13, 0): numbers by which releases can be compared."""
     release = re.match(r"[0-9.]+", version)
     return tuple(int(part) for part in release[0].split(".") if part) if release else ()
 

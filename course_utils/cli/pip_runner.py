@@ -21,14 +21,14 @@ OFFLINE = (
     "ProxyError",
     "Could not fetch URL",
 )
-"""What pip writes when it could not reach an index."""
+"""Words in pip's output when it could not reach an index."""
 
 
 AGAIN = "then run the same command"
 
 
 class SetupError(Exception):
-    """What keeps the course from starting, in one sentence that says what to do about it."""
+    """An obstacle to starting the course; the message is one sentence that says what to do about it."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Ticker:
 
 
 def out_of_disk(said: str) -> bool:
-    """Whether pip's output tells of a full disk."""
+    """True if pip's output reports a full disk."""
     return "No space left on device" in said or "not enough space on the disk" in said
 
 

@@ -1,4 +1,4 @@
-"""How every command reads its options: argparse, with refusals of one sentence."""
+"""The one parser of commands' options: argparse, with refusals of one sentence."""
 
 from argparse import SUPPRESS, ArgumentParser, HelpFormatter
 from textwrap import wrap

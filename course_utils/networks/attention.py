@@ -24,7 +24,7 @@ def eager_attention(
 
 
 def fused_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kernel: str, dropout: float) -> torch.Tensor:
-    """The same in one kernel, which never writes an s×s matrix; only `kernel` is allowed, by the caller of the step.
+    """The same attention in one kernel, which writes no s×s matrix; the step's caller allows `kernel` alone.
 
     The flash and cuDNN kernels take grouped keys and values as they are, the efficient one wants them repeated.
     """

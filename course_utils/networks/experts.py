@@ -17,8 +17,9 @@ class Experts(nn.Module):
     asked for. In exchange no shape depends on the data: the step can be simulated, and its memory is that of
     balanced, fixed capacity with nothing dropped.
 
-    For backward it keeps, beside what each expert keeps of its piece, the chances and the choices, the weights, the
-    indices, and each expert's weighted output: `index_add_` saves what it adds, although it needs only the shape.
+    For backward it keeps, in addition to what each expert keeps of its piece, the probabilities, choices and
+    weights, the indices, and each expert's weighted output: `index_add_` saves what it adds, although it needs only
+    the shape.
     """
 
     def __init__(self, model: TransformerConfig) -> None:

@@ -56,12 +56,12 @@ def pack(codes: torch.Tensor) -> torch.Tensor:
 
 
 def unpack(packed: torch.Tensor) -> torch.Tensor:
-    """What `pack` packed, as uint8 in one dimension."""
+    """The numbers that `pack` packed, as uint8 in one dimension."""
     return torch.stack((packed // 16, packed % 16), dim=1).flatten()
 
 
 def nf4_pairs(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """(256, 2): the two NF4 values that each byte stands for."""
+    """(256, 2): the two NF4 values of each byte."""
     codes = unpack(torch.arange(256, dtype=torch.uint8, device=device))
     return torch.tensor(nf4_code(), device=device)[codes.int()].view(256, 2).to(dtype)
 
@@ -89,7 +89,7 @@ class FrozenLinear(nn.Module):
         return _Product.apply(x.to(self.dtype), self)
 
     def dense_weight(self) -> torch.Tensor:
-        """The weight (n_out, n_in) that the stored numbers stand for, in `dtype`."""
+        """The weight (n_out, n_in) of the stored numbers, in `dtype`."""
         if self.pairs is None:
             return self.weight.to(self.dtype).mul_(self.scale.unsqueeze(1))
         values = self.pairs.index_select(0, self.weight.int()).view(-1, NF4_BLOCK).mul_(self.scale.unsqueeze(1))

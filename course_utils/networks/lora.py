@@ -1,6 +1,4 @@
-"""LoRA (Hu et al. 2022): the weights stay as they are, and beside each chosen matrix a product of two thin ones
-learns.
-"""
+"""LoRA (Hu et al. 2022): each chosen weight is frozen, and a product of two thin matrices is trained next to it."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -34,7 +32,7 @@ class LoraLinear(nn.Module):
 
 
 def add_lora(network: nn.Module, rank: int, targets: Iterable[str], dtype: torch.dtype) -> None:
-    """Freeze every parameter of `network` and put LoRA's factors beside the layers named `targets` in each block.
+    """Freeze every parameter of `network` and add LoRA's factors to the layers named `targets` in each block.
 
     The factors are of `dtype` and are called `blocks.N.attention.T.A` and `.B`, or `blocks.N.mlp.T.…`. Raises
     ValueError for a target that no block has.

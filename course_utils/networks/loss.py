@@ -16,7 +16,7 @@ def loss_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 def chunked_loss(
     features: torch.Tensor, head: Callable[[torch.Tensor], torch.Tensor], targets: torch.Tensor, chunks: int
 ) -> torch.Tensor:
-    """The same loss of `head(features)`, features (b, s, h), with the tokens cut into `chunks` pieces of one size.
+    """The mean cross-entropy of `head(features)`, features (b, s, h), the tokens cut into `chunks` equal pieces.
 
     The last piece may be smaller. Each is a checkpoint: its logits are made, used and dropped in forward, and made
     again in backward. So b·s·V/chunks logits exist at a time instead of b·s·V, for one more product with the head.
@@ -31,7 +31,7 @@ def chunked_loss(
 def _share(
     head: Callable[[torch.Tensor], torch.Tensor], piece: torch.Tensor, wanted: torch.Tensor, tokens: int
 ) -> torch.Tensor:
-    """What a piece adds to the mean over all tokens.
+    """The contribution of a piece to the mean over all tokens.
 
     Its own mean is weighted: in fp16 the sum of a few thousand losses would already be infinite.
     """

@@ -1,4 +1,4 @@
-"""What a network computes again in backward instead of keeping it, and what it keeps in host memory.
+"""Recomputation in backward, and activations kept in host memory.
 
 Dropout is the same in the second forward as in the first: `checkpoint` puts the state of the random numbers back.
 """
@@ -118,8 +118,8 @@ class Offloading(torch.autograd.graph.saved_tensors_hooks):
 def _unpack(kept: "torch.Tensor | Traveller") -> torch.Tensor:
     if not isinstance(kept, Traveller):
         return kept
-    # Gradients are on in a checkpoint's second forward too: by that the tracker tells activations that are back in
-    # backward from what backward itself makes. Nothing here requires a gradient.
+    # Gradients are on in a checkpoint's second forward too: so the tracker distinguishes activations that are back
+    # in backward from what backward itself makes. Nothing here requires a gradient.
     with torch.enable_grad():
         return kept.tensor()
 

@@ -40,7 +40,7 @@ class Transformer(nn.Module):
         return self.head(self.features(tokens))
 
     def features(self, tokens: torch.Tensor) -> torch.Tensor:
-        """What the head reads: the normed residual stream (b, s, h) after the last block."""
+        """The head's input: the normed residual stream (b, s, h) after the last block."""
         x = self.embed(tokens)
         shared = self.shared(tokens, x)
         x = run_blocks(self.blocks, x, shared, self.recompute)
@@ -54,7 +54,7 @@ class Transformer(nn.Module):
         return F.dropout(x, self.model.dropout)
 
     def shared(self, tokens: torch.Tensor, x: torch.Tensor) -> tuple[Rotation | None, torch.Tensor | None]:
-        """What every block is given beside its input: the rotation of positions, and the mask of eager attention."""
+        """Arguments of every block next to its input: the rotation of positions, and the mask of eager attention."""
         by = None
         if self.model.positions == "rotary":
             by = rotation(tokens, self.model.head_size, self.model.rope_theta, compute_dtype(x))

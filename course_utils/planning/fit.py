@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import product
 from os import PathLike
 from typing import Any
@@ -51,30 +51,21 @@ MAY_CHANGE: dict[str, tuple[dict[str, Any], ...]] = {
 
 @dataclass(frozen=True)
 class Candidate:
-    """A configuration that was looked at: its run, the bytes of its estimated peak, and the seconds a step loses."""
+    """A configuration: its run, the bytes of its estimated peak, the seconds a step loses; on a path, what changed."""
 
     run: TrainingRun
     peak: int
     lost: float
+    what: str = ""
 
     def fits(self, card: Gpu) -> bool:
-        """Whether it is predicted to fit the card with the margin of `fitting.SAFETY`."""
+        """True if it is predicted to fit the card with the margin of `twin.SAFETY`."""
         return self.peak * SAFETY <= card.room
 
 
 @dataclass(frozen=True)
-class Change:
-    """One step of an expert's path: what is changed, and what the run then needs and loses."""
-
-    what: str
-    run: TrainingRun
-    peak: int
-    lost: float
-
-
-@dataclass(frozen=True)
 class Plan:
-    """What `fit` found: `best` is None if nothing fits. `tried` are all configurations that were estimated, `covered`
+    """The result of `fit`: `best` is None if nothing fits. `tried` are all estimated configurations, `covered`
     counts those that were decided, by their own estimate or because a smaller one of their kind was already too large.
     """
 
@@ -90,7 +81,7 @@ class Plan:
         return min(self.tried, key=lambda candidate: candidate.peak)
 
     @cached_property
-    def path(self) -> tuple[Change, ...]:
+    def path(self) -> tuple[Candidate, ...]:
         """From the run as it was asked for to the best (or the nearest), one choice at a time, the cheapest first."""
         return tuple(_path(self.start, (self.best or self.nearest).run, self.card))
 
@@ -119,7 +110,7 @@ def fit(
     the training: "precision", "pure-bf16", "optimizer", "lora". `choices` are TrainingRun's, for the run to start from
     (autocast in bf16, or fp16 on cards older than Ampere). A configuration fits if its estimate and a reserve of 5 %
     do. Times are `step_time`'s.
-    Raises ValueError for what no TrainingRun can be, and for a card of which no rates are known.
+    Raises ValueError like TrainingRun, and for a card whose rates are unknown.
     """
     card = card if isinstance(card, Gpu) else gpu(card)
     sizes = {"global_batch": global_batch, "world_size": world_size}
@@ -144,7 +135,8 @@ def arrange(run: TrainingRun, card: Gpu, may_change: Sequence[str] = ()) -> Plan
     for name in may_change:
         if name not in MAY_CHANGE:
             raise unknown("change", name, MAY_CHANGE)
-    sizes = _divisors(run.global_batch // run.world_size)
+    share = run.global_batch // run.world_size
+    sizes = [size for size in range(1, share + 1) if share % size == 0]
     shapes = list(_shapes(run, card, may_change))
     if not shapes:
         raise ValueError(f"{named(card)} can run none of the choices: {unsupported(run, card.capability)}")
@@ -217,12 +209,8 @@ def _implementations(algorithm: str) -> list[str]:
     return [f"{algorithm}-{how}" for how in FREE["implementation"]]
 
 
-def _divisors(number: int) -> list[int]:
-    return [size for size in range(1, number + 1) if number % size == 0]
-
-
 def _resized(run: TrainingRun, micro_batch: int) -> TrainingRun:
-    """The same global batch in micro-batches of this size."""
+    """The run with the same global batch in micro-batches of this size."""
     return run.replace(micro_batch=micro_batch, global_batch=run.global_batch)
 
 
@@ -252,10 +240,10 @@ def _smallest(shapes: list[TrainingRun], card: Gpu) -> list[Candidate]:
     return [found for found in (_estimated(shape, card) for shape in least) if found is not None]
 
 
-def _estimated(run: TrainingRun, card: Gpu) -> Candidate | None:
-    """The run with its estimate; None if `estimate` refuses it, in words, as it does for some pairs of choices."""
+def _estimated(run: TrainingRun, card: Gpu, what: str = "") -> Candidate | None:
+    """The run with its estimate; None if `estimate` refuses it, as it does for some pairs of choices."""
     try:
-        return Candidate(run, estimate(run).total, lost_seconds(run, card))
+        return Candidate(run, estimate(run).total, lost_seconds(run, card), what)
     except ValueError:
         return None
 
@@ -270,38 +258,29 @@ def _floor(run: TrainingRun) -> int:
 # The expert's path
 
 
-def _path(start: TrainingRun, target: TrainingRun, card: Gpu) -> Iterator[Change]:
+def _path(start: TrainingRun, target: TrainingRun, card: Gpu) -> Iterator[Candidate]:
     """One group of choices after another: first what costs no time, then what saves most bytes for a second lost."""
-    now = _estimated(start, card)
+    now = _estimated(start, card, "as asked for")
     if now is None:
         raise ValueError(f"{start} cannot be estimated")
-    yield Change("as asked for", start, now.peak, now.lost)
+    yield now
     left = _differences(start, target)
     while left:
-        options = {what: _estimated(run, card) for what, run in _next_runs(now.run, left)}
-        found = {what: option for what, option in options.items() if option is not None}
-        here = now  # for the function below, which is called before `now` changes
-        what = max(found, key=lambda name: _worth(here, found[name]))
-        now = found[what]
-        left.pop(what)
-        yield Change(what, now.run, now.peak, now.lost)
-
-
-def _next_runs(run: TrainingRun, left: dict[str, dict[str, Any]]) -> Iterator[tuple[str, TrainingRun]]:
-    for what, choices in left.items():
-        following = _possible(run, choices)
-        if following is not None:
-            yield what, following
+        following = ((what, _possible(now.run, choices)) for what, choices in left.items())
+        found = (_estimated(run, card, what) for what, run in following if run)
+        now = max(filter(None, found), key=partial(_worth, now))
+        left.pop(now.what)
+        yield now
 
 
 def _worth(now: Candidate, then: Candidate) -> tuple[bool, float]:
-    """How good a change is: those that lose no time come first, the others by bytes saved for each second lost."""
+    """The rank of a change: those that lose no time come first, the others by bytes saved per second lost."""
     saved, lost = now.peak - then.peak, then.lost - now.lost
     return (lost <= 0 and saved >= 0, saved if lost <= 0 else saved / lost)
 
 
 def _differences(start: TrainingRun, target: TrainingRun) -> dict[str, dict[str, Any]]:
-    """What has to be changed, in words, and the choices that change it."""
+    """Descriptions of the changes from one run to the other, and the choices that make them."""
     follows = target.precision.name == precision_at(target.zero_stage, start.precision.name, start.zero_stage)
     groups = {
         "micro-batches": ("micro_batch", "accumulation_steps"),
@@ -314,13 +293,13 @@ def _differences(start: TrainingRun, target: TrainingRun) -> dict[str, dict[str,
         "LoRA": ("lora_rank", "lora_targets", "frozen_bits"),
     }
     return {
-        f"{group}: {_words(group, start, target)}": {name: getattr(target, name) for name in names}
+        f"{group}: {_described(group, start, target)}": {name: getattr(target, name) for name in names}
         for group, names in groups.items()
         if any(getattr(start, name) != getattr(target, name) for name in names)
     }
 
 
-def _words(group: str, start: TrainingRun, run: TrainingRun) -> str:
+def _described(group: str, start: TrainingRun, run: TrainingRun) -> str:
     if group == "micro-batches":
         before = f"{start.accumulation_steps} of {start.micro_batch}" if start.accumulation_steps > 1 else "all at once"
         return f"{run.accumulation_steps} of {run.micro_batch} instead of {before}"

@@ -1,4 +1,4 @@
-"""Does a run fit a card, and if not, which of its smaller twins does? Answered from estimates, without torch."""
+"""Predictions of whether a run fits a card, and its smaller twin that does: from estimates, without torch."""
 
 from ..estimating import estimate
 from ..gpus import Gpu
@@ -15,7 +15,7 @@ NEWEST_CUDNN = (12, 1)
 
 
 def fits(run: TrainingRun, memory: int) -> bool:
-    """Whether `run` is predicted to fit `memory` bytes with a margin of 5 %."""
+    """True if `run` is predicted to fit `memory` bytes with a margin of 5 %."""
     return estimate(run).total * SAFETY <= memory
 
 
@@ -32,7 +32,7 @@ def largest_micro_batch(run: TrainingRun, memory: int) -> int:
 
 
 def fit_words(total: int, card: Gpu) -> str:
-    """Whether `total` bytes fit into what a program gets of a GPU: "does not fit a V100-32GB by 3.10 GB"."""
+    """Text that says if `total` bytes fit a GPU, and by how much: "does not fit a V100-32GB by 3.10 GB"."""
     gap = format_bytes(abs(card.room - total), "GB", 2)
     if total > card.room:
         return f"does not fit {named(card)} by {gap}"
@@ -45,7 +45,7 @@ def named(card: Gpu) -> str:
 
 
 def lacks(run: TrainingRun, card: Gpu) -> str:
-    """What the run asks for that an older GPU does not have, as a sentence, or nothing."""
+    """A sentence naming what the run needs and an older GPU lacks, or ""."""
     missing = ["bf16"] if "bf16" in run.precision.name else ["tf32"] if run.precision.tf32 else []
     missing += [f"{run.attention} kernel"] if run.attention in ("flash", "cudnn") else []
     return f" But this card has no {' and no '.join(missing)}." if missing and not card.has_bf16 else ""
@@ -89,7 +89,7 @@ def not_built(capability: tuple[int, int], architectures: list[str]) -> str:
 
 
 def _executes(architecture: str, capability: tuple[int, int]) -> bool:
-    """Whether a GPU of this capability executes code that was built for `architecture`, such as "sm_90a"."""
+    """True if a GPU of this capability executes code that was built for `architecture`, such as "sm_90a"."""
     kind, _, digits = architecture.partition("_")
     number = int(digits.rstrip("af"))
     built = (number // 10, number % 10)

@@ -1,4 +1,4 @@
-"""Lesson 04, counting parameters: what is there once, what once a block, and what a published number stands for."""
+"""Lesson 04, counting parameters: what is there once, what once a block, and what a published number means."""
 
 from math import prod
 
@@ -16,7 +16,7 @@ def questions() -> tuple[Question, ...]:
         "What part of the parameters of one GPT-2 block is in its MLP?",
         (percent(mlp / block), "Attention has four matrices of h·h, the MLP two of 4h·h: 8h² of 12h²."),
         (percent(1 - mlp / block), "That is attention's part: queries, keys, values and the output, 4h²."),
-        (percent(4 / 8), "That counts one of the MLP's two matrices beside attention's four."),
+        (percent(4 / 8), "That counts one of the MLP's two matrices next to attention's four."),
         (percent(8 / 11), "That leaves out the matrix behind attention."),
     )  # fmt: skip
     model = PRESETS["gpt2"]
