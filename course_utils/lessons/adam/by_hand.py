@@ -1,6 +1,7 @@
 """Lesson 02: a narrow valley to walk down, four optimizers for one coordinate, and Adam by hand on tensors."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,16 +36,16 @@ class Valley:
             raise ValueError(f"a steepness of {self.steepness}: the wall is at least as steep as the floor, 1 or more")
 
     def turned(self, point: Point) -> Point:
-        """A point given in the valley's own axes, on the map."""
+        """Return where a point given in the valley's own axes lies on the map."""
         return _rotate(point, self.angle)
 
     def loss(self, point: Point) -> float:
-        """The height at a point of the map."""
+        """Return the height at a point of the map."""
         x, y = _rotate(point, -self.angle)
         return 0.5 * (x * x + self.steepness * y * y)
 
     def slope(self, point: Point) -> Point:
-        """The gradient at a point of the map."""
+        """Return the gradient at a point of the map."""
         x, y = _rotate(point, -self.angle)
         return _rotate((x, self.steepness * y), self.angle)
 
@@ -76,24 +77,24 @@ class Knobs:
 
 
 def gradient_descent(g: float, memory: Memory, step: int, knobs: Knobs) -> float:
-    """How far to go against the gradient g: η·g. Remembers nothing."""
+    """Return how far to go against the gradient g: η·g. Remembers nothing."""
     return knobs.rate * g
 
 
 def momentum(g: float, memory: Memory, step: int, knobs: Knobs) -> float:
-    """η·m, m being the sum of all gradients, older ones fading by β1 each step (Polyak 1964, in torch's form)."""
+    """Return η·m, m being the sum of all gradients, older ones fading by β1 a step (Polyak 1964, in torch's form)."""
     memory.m = knobs.beta1 * memory.m + g
     return knobs.rate * memory.m
 
 
 def rmsprop(g: float, memory: Memory, step: int, knobs: Knobs) -> float:
-    """η·g/(√v + ε), v being the running mean of g² (Tieleman and Hinton 2012, lecture 6.5)."""
+    """Return η·g/(√v + ε), v being the running mean of g² (Tieleman and Hinton 2012, lecture 6.5)."""
     memory.v = knobs.beta2 * memory.v + (1 - knobs.beta2) * g * g
     return knobs.rate * g / (math.sqrt(memory.v) + knobs.epsilon)
 
 
 def adam(g: float, memory: Memory, step: int, knobs: Knobs) -> float:
-    """η·m̂/(√v̂ + ε), both running means corrected for having begun at zero (Kingma and Ba 2015, algorithm 1)."""
+    """Return η·m̂/(√v̂ + ε), both running means corrected for their start at zero (Kingma and Ba 2015, algorithm 1)."""
     memory.m = knobs.beta1 * memory.m + (1 - knobs.beta1) * g
     memory.v = knobs.beta2 * memory.v + (1 - knobs.beta2) * g * g
     m_hat = memory.m / (1 - knobs.beta1**step)
@@ -109,7 +110,7 @@ RULES: dict[str, Rule] = {"gradient descent": gradient_descent, "momentum": mome
 def trajectory(
     rule: str, rate: float, steps: int = 100, *, beta1: float = 0.9, beta2: float = 0.999, valley: Valley | None = None
 ) -> list[Point]:
-    """The places that an optimizer of `RULES` visits on the map, the start first; ends early if it leaves for good.
+    """Return the places that an optimizer of `RULES` visits on the map, the start first; fewer if it leaves for good.
 
     Raises ValueError for an unknown rule, a rate that is not above 0, and a β outside of 0 to 1.
     """
@@ -123,32 +124,27 @@ def trajectory(
     valley, knobs, memories = valley or Valley(), Knobs(rate, beta1, beta2), (Memory(), Memory())
     path = [valley.turned(START)]
     for step in range(1, steps + 1):
-        moves = [
-            RULES[rule](g, memory, step, knobs) for g, memory in zip(valley.slope(path[-1]), memories, strict=True)
-        ]
-        path.append((path[-1][0] - moves[0], path[-1][1] - moves[1]))
+        (x, y), slopes = path[-1], valley.slope(path[-1])
+        dx, dy = (RULES[rule](g, memory, step, knobs) for g, memory in zip(slopes, memories, strict=True))
+        path.append((x - dx, y - dy))
         if math.hypot(*path[-1]) > 1e6:
             break
     return path
 
 
 def steps_needed(path: Sequence[Point], part: float = 0.01) -> int | None:
-    """After how many steps a walk has come within `part` of its first distance from the floor, to stay; None if never.
-
-    Within means at a distance of at most that, up to the last bits of rounding.
-    """
-    goal = part * math.hypot(*path[0]) * (1 + 1e-9)
+    """Return after how many steps a walk stays within `part` of its first distance from the floor; None if never."""
+    goal = part * math.hypot(*path[0]) * (1 + 1e-9)  # up to the last bits of rounding
     outside = [step for step, point in enumerate(path) if math.hypot(*point) > goal]
     return outside[-1] + 1 if outside and outside[-1] + 1 < len(path) else None
 
 
 def first_updates(count: int, beta1: float = 0.9, beta2: float = 0.999, corrected: bool = True) -> list[float]:
-    """Lengths of Adam's first `count` updates, in learning rates, if every gradient is 1; bias-corrected or not."""
-    lengths = []
-    for step in range(1, count + 1):
-        m, v = 1 - beta1**step, 1 - beta2**step  # running means of ones that began at zero
-        lengths.append(1.0 if corrected else m / math.sqrt(v))
-    return lengths
+    """Return the lengths of Adam's first `count` updates, in learning rates, if every gradient is 1."""
+    if corrected:
+        return [1.0] * count
+    # m and v are running means of ones that began at zero
+    return [(1 - beta1**step) / math.sqrt(1 - beta2**step) for step in range(1, count + 1)]
 
 
 def mean_update(rule: str, gradients: Sequence[float], rate: float = 1.0) -> float:
@@ -180,7 +176,7 @@ def adamw_step(
     epsilon: float = 1e-8,
     weight_decay: float = 0.01,
 ) -> None:
-    """One AdamW update of one tensor, in place (Loshchilov and Hutter 2019, algorithm 2); `step` is 1 at first."""
+    """Update one tensor in place as AdamW does (Loshchilov and Hutter 2019, algorithm 2); `step` is 1 at first."""
     weight.mul_(1 - rate * weight_decay)  # AdamW: decay the weight itself, not by way of the gradient
     m.mul_(beta1).add_(gradient, alpha=1 - beta1)  # which way, on average
     v.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)  # how large, on average, squared
@@ -209,15 +205,15 @@ class HandAdamW:
 
 
 def kept_bytes(optimizer: Any) -> int:
-    """Bytes of every tensor that an optimizer keeps beside parameters and their gradients, each storage once.
+    """Return the bytes of all that an optimizer keeps besides parameters and their gradients, each storage once.
 
-    It may be torch's or any object of one's own that keeps them in attributes, lists or dictionaries.
+    It may be torch's or any object of one's own that keeps tensors in attributes, lists or dictionaries.
     """
     return sum(tensor.untyped_storage().nbytes() for tensor in kept_tensors(optimizer))
 
 
 def kept_tensors(optimizer: Any) -> list[torch.Tensor]:
-    """The tensors that an optimizer keeps beside parameters and their gradients, one for each storage."""
+    """Return the tensors that an optimizer keeps besides parameters and their gradients, one for each storage."""
     things: Any = optimizer.state if isinstance(optimizer, torch.optim.Optimizer) else vars(optimizer)
     kept: dict[int, torch.Tensor] = {}
     for tensor in tensors_in(things, set()):
@@ -229,16 +225,15 @@ def kept_tensors(optimizer: Any) -> list[torch.Tensor]:
 
 
 def kept_by_name(optimizer: torch.optim.Optimizer) -> Mapping[str, int]:
-    """Bytes of a torch optimizer's states, by the names that it gives them ("exp_avg", …)."""
-    sizes: dict[str, int] = {}
+    """Return the bytes of a torch optimizer's states, by the names that it gives them ("exp_avg", …)."""
+    sizes: Counter[str] = Counter()
     for state in optimizer.state.values():
-        for name, value in state.items():
-            if isinstance(value, torch.Tensor):
-                sizes[name] = sizes.get(name, 0) + value.untyped_storage().nbytes()
-    return sizes
+        tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+        sizes.update({name: tensor.untyped_storage().nbytes() for name, tensor in tensors.items()})
+    return dict(sizes)
 
 
 def step_temporaries(measured: Measurement) -> int:
-    """Bytes that come and go in the optimizer's step at its fullest; 0 for a step that allocates nothing."""
+    """Return the bytes that come and go in the optimizer's step at its fullest; 0 if it allocates nothing."""
     fullest = measured.phase_peaks.get("optimizer")  # a phase without an event has no peak of its own
     return fullest["temporaries"] if fullest is not None else 0

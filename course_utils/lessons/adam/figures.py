@@ -1,9 +1,9 @@
-"""Lesson 02's own pictures: walks down a valley, and estimates beside measurements, a pair of bars for each."""
+"""Lesson 02's own pictures: walks down a valley, and estimates next to measurements, a pair of bars for each."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any, NamedTuple
 
 from course_utils.figures.axes import COLOURS, stop
 from course_utils.figures.canvas import INK, MARGIN, QUIET, RULE, WIDTH, Canvas, Figure, number, short, text_width
@@ -16,9 +16,8 @@ LEVELS = (2.0, 8.0, 20.0, 45.0, 80.0, 130.0, 200.0)
 WALK, WALL, GOAL = "#B34700", "#B9CBD6", "#00624A"
 
 
-@dataclass(frozen=True)
-class Frame:
-    """A window on the map: pixels of its corner and size, and the part of the map that it shows."""
+class Frame(NamedTuple):
+    """A window on the map: pixels of its corner and size, the map's point at its lower left, pixels a unit."""
 
     x: float
     y: float
@@ -28,20 +27,18 @@ class Frame:
     scale: float
 
     def place(self, point: Point) -> Point:
-        """Pixels of a point of the map; up is up."""
-        return (
-            self.x + (point[0] - self.low[0]) * self.scale,
-            self.y + self.height - (point[1] - self.low[1]) * self.scale,
-        )
+        """Return the pixels of a point of the map; up is up."""
+        right, up = ((at - low) * self.scale for at, low in zip(point, self.low, strict=True))
+        return self.x + right, self.y + self.height - up
 
     def holds(self, point: Point) -> bool:
-        """Whether a point of the map is inside."""
+        """Return True if a point of the map is inside."""
         x, y = self.place(point)
         return self.x <= x <= self.x + self.width and self.y <= y <= self.y + self.height
 
 
 def frame_of(valley: Valley, x: float, y: float, width: float, height: float) -> Frame:
-    """A window of at most these pixels, at one scale for both axes: the start, the floor, and as far across it."""
+    """Return a window of at most these pixels, at one scale: it shows the start, the floor, and as far across it."""
     xs, ys = zip(valley.turned(START), valley.turned((START[0], -START[1])), strict=True)
     lows = (min(*xs, 0) - 1.2, min(*ys, -2.4) - 0.6)
     highs = (max(*xs, 0) + 3.4, max(*ys, 2.4) + 0.6)
@@ -51,7 +48,7 @@ def frame_of(valley: Valley, x: float, y: float, width: float, height: float) ->
 
 
 def walks(paths: Mapping[str, Sequence[Point]], title: str, *, valley: Valley | None = None) -> Figure:
-    """Walks down one valley seen from above, two panels in a row, each with its name and the steps that it needed.
+    """Draw walks down one valley from above, two panels in a row, each with its name and the steps that it needed.
 
     Dots are steps; a walk that leaves the picture is cut at its border. Raises ValueError without any path.
     """
@@ -78,23 +75,22 @@ def walks(paths: Mapping[str, Sequence[Point]], title: str, *, valley: Valley | 
 
 
 def outcome(path: Sequence[Point]) -> str:
-    """How a walk ended, in words."""
+    """Return how a walk ended as text."""
     needed = steps_needed(path)
     if needed is not None:
         return f"99 % of the way in {needed:,} steps"
-    if math.hypot(*path[-1]) > math.hypot(*path[0]):
-        return "leaves the valley"
-    return f"not there after {len(path) - 1:,} steps"
+    left = math.hypot(*path[-1]) > math.hypot(*path[0])
+    return "leaves the valley" if left else f"not there after {len(path) - 1:,} steps"
 
 
 def draw_walk(canvas: Canvas, frame: Frame, valley: Valley, path: Sequence[Point]) -> None:
-    """Contour lines, the walk, its start and the minimum, inside a window."""
+    """Draw contour lines, the walk, its start and the minimum inside a window."""
     canvas.rect(frame.x, frame.y, frame.width, frame.height, "#FFFFFF", stroke=RULE, stroke_width=0.8)
     for level in LEVELS:
-        for piece in _pieces(frame, _contour(valley, level)):
-            canvas.path(through(piece), fill="none", stroke=WALL, stroke_width=1)
-    for piece in _pieces(frame, path):
-        canvas.path(through(piece), fill="none", stroke=WALK, stroke_width=1.6, stroke_linejoin="round")
+        for data in _inside(frame, _contour(valley, level)):
+            canvas.path(data, fill="none", stroke=WALL, stroke_width=1)
+    for data in _inside(frame, path):
+        canvas.path(data, fill="none", stroke=WALK, stroke_width=1.6, stroke_linejoin="round")
     dots = [frame.place(point) for point in path if frame.holds(point)]
     circles = "".join(f"M{short(x - 2.4)} {short(y)}a2.4 2.4 0 1 0 4.8 0a2.4 2.4 0 1 0 -4.8 0" for x, y in dots)
     canvas.path(circles, fill=WALK, data_steps=len(path) - 1)
@@ -111,42 +107,32 @@ def _contour(valley: Valley, level: float) -> list[Point]:
     return [valley.turned((along * math.cos(turn), across * math.sin(turn))) for turn in turns]
 
 
-def _pieces(frame: Frame, points: Sequence[Point]) -> list[list[Point]]:
-    """The parts of a line that lie inside the window, in pixels, cut exactly at its border."""
+def _inside(frame: Frame, points: Iterable[Point]) -> list[str]:
+    """The parts of a line that lie inside the window, cut exactly at its border, as data of SVG paths."""
     pieces: list[list[Point]] = []
-    placed = [frame.place(point) for point in points]
-    for one, other in pairwise(placed):
-        cut = _inside(frame, one, other)
-        if cut is None:
-            continue
-        if pieces and pieces[-1][-1] == cut[0]:
+    for one, other in pairwise(map(frame.place, points)):
+        cut = _cut(frame, one, other)
+        if cut and pieces and pieces[-1][-1] == cut[0]:
             pieces[-1].append(cut[1])
-        else:
-            pieces.append(list(cut))
-    return pieces
+        elif cut:
+            pieces.append([*cut])
+    return ["M" + "L".join(f"{short(float(x))} {short(float(y))}" for x, y in piece) for piece in pieces]
 
 
-def _inside(frame: Frame, one: Point, other: Point) -> tuple[Point, Point] | None:
+def _cut(frame: Frame, one: Point, other: Point) -> tuple[Point, Point] | None:
     """The part of a segment inside the window, after Liang and Barsky 1984; None if there is none."""
     enter, leave = 0.0, 1.0
     box = ((frame.x, frame.x + frame.width), (frame.y, frame.y + frame.height))
-    for axis in (0, 1):
-        (low, high), start, move = box[axis], one[axis], other[axis] - one[axis]
-        if move == 0:
-            if not low <= start <= high:
-                return None
-            continue
-        first, last = sorted(((low - start) / move, (high - start) / move))
-        enter, leave = max(enter, first), min(leave, last)
+    for start, end, (low, high) in zip(one, other, box, strict=True):
+        if start != end:
+            first, last = sorted(((low - start) / (end - start), (high - start) / (end - start)))
+            enter, leave = max(enter, first), min(leave, last)
+        elif not low <= start <= high:
+            return None
     if enter > leave:
         return None
     at = [(one[0] + t * (other[0] - one[0]), one[1] + t * (other[1] - one[1])) for t in (enter, leave)]
     return (one if enter == 0 else at[0]), (other if leave == 1 else at[1])
-
-
-def through(points: Iterable[Point]) -> str:
-    """A line through these points, in pixels, as the data of an SVG path."""
-    return "M" + "L".join(f"{short(float(x))} {short(float(y))}" for x, y in points)
 
 
 # --------------------------------------------------------------------------------------- an estimate, a measurement
@@ -162,16 +148,19 @@ def pairs(
     provenance: str = "",
     word: str = "measured",
 ) -> Figure:
-    """For each name its estimate above (hatched) and its measurement below, as plain numbers in `unit`.
+    """Draw for each name its estimate above (hatched) and its measurement below, as plain numbers in `unit`.
 
-    `word` says what the lower bars are: "measured", "simulated" or "recorded". Raises ValueError for no values or one
+    `word` is what the lower bars are: "measured", "simulated" or "recorded". Raises ValueError for no values or one
     below zero.
     """
     if not values or any(value < 0 for pair in values.values() for value in pair):
         raise ValueError("pairs need at least one value, and none below zero")
     canvas = Canvas()
     top = canvas.title(title) + 22
-    _legend(canvas, top, kind, word)
+    _bar(canvas, MARGIN, top - 10, 22, 10, edge=1)
+    canvas.text(MARGIN + 29, top, "estimated", 12)
+    _bar(canvas, MARGIN + 115, top - 10, 22, 10, kind)
+    canvas.text(MARGIN + 144, top, word, 12)
     left = MARGIN + 12 + max(text_width(name, 13) for name in values)
     shown = {name: _shown(pair, unit, digits) for name, pair in values.items()}
     room = WIDTH - left - MARGIN - 14 - max(text_width(text, 13, bold=True) for text in shown.values())
@@ -179,7 +168,8 @@ def pairs(
     for index, (name, pair) in enumerate(values.items()):
         y = top + 18 + 38 * index
         canvas.text(left - 10, y + 18, name, 13, text_anchor="end")
-        _pair(canvas, left, y, [room * value / largest for value in pair], pair, kind)
+        _bar(canvas, left, y, room * pair[0] / largest, 12, data_estimated=pair[0])
+        _bar(canvas, left, y + 14, room * pair[1] / largest, 12, kind, data_measured=pair[1])
         canvas.text(left + room * max(pair) / largest + 8, y + 18, shown[name], 13, font_weight="bold")
     bottom = top + 18 + 38 * len(values)
     canvas.line(left, top + 12, left, bottom - 4, RULE)
@@ -188,18 +178,15 @@ def pairs(
     return Figure(canvas.svg(end - (2 if provenance else 8), title, alt), alt)
 
 
-def _legend(canvas: Canvas, y: float, kind: str, word: str) -> None:
-    canvas.rect(MARGIN, y - 10, 22, 10, "#FFFFFF", stroke=INK, stroke_width=1)
-    canvas.hatch(MARGIN, y - 10, 22, 10, INK)
-    canvas.text(MARGIN + 29, y, "estimated", 12)
-    canvas.rect(MARGIN + 115, y - 10, 22, 10, COLOURS[kind])
-    canvas.text(MARGIN + 144, y, word, 12)
-
-
-def _pair(canvas: Canvas, x: float, y: float, widths: Sequence[float], pair: tuple[float, float], kind: str) -> None:
-    canvas.rect(x, y, widths[0], 12, "#FFFFFF", stroke=INK, stroke_width=0.8, data_estimated=pair[0])
-    canvas.hatch(x, y, widths[0], 12, INK)
-    canvas.rect(x, y + 14, widths[1], 12, COLOURS[kind], data_measured=pair[1])
+def _bar(
+    canvas: Canvas, x: float, y: float, width: float, height: float, kind: str = "", edge: float = 0.8, **more: Any
+) -> None:
+    """Draw a measurement's bar in the color of its kind, or an estimate's, hatched."""
+    if kind:
+        canvas.rect(x, y, width, height, COLOURS[kind], **more)
+    else:
+        canvas.rect(x, y, width, height, "#FFFFFF", stroke=INK, stroke_width=edge, **more)
+        canvas.hatch(x, y, width, height, INK)
 
 
 def _shown(pair: tuple[float, float], unit: str, digits: int) -> str:

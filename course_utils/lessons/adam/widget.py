@@ -27,7 +27,7 @@ STATES = {"gradient descent": 0, "momentum": 1, "RMSProp": 1, "Adam": 2}
 
 
 def walker(optimizer: str = "Adam", rate: float = 0.5, beta1: float = 0.9, beta2: float = 0.999) -> "Walker":
-    """Controls for a walk down the valley, and its picture. Raises ValueError like `trajectory`."""
+    """Return controls for a walk down the valley, and its picture. Raises ValueError like `trajectory`."""
     trajectory(optimizer, rate, 1, beta1=beta1, beta2=beta2)
     return Walker(optimizer, rate, beta1, beta2)
 
@@ -62,7 +62,7 @@ class Walker(Explorable):
         return trajectory(rule, rate, STEPS, valley=self.valley, **chosen)
 
     def redraw(self) -> tuple[Figure, str]:
-        """The picture of the walk, and the rule with its number of states."""
+        """Return the picture of the walk, and the rule with its number of states."""
         name, path, valley = self.controls["optimizer"].value, self.path, self.valley
         title = f"{name[0].upper() + name[1:]} at η = {self.controls['rate'].value:g}: {outcome(path)}"
         canvas = Canvas()

@@ -1,11 +1,12 @@
-"""Lesson 04: every parameter of a transformer counted from its letters alone, laid beside the modules' own tensors.
+"""Lesson 04: every parameter of a transformer counted from its symbols alone, next to the modules' own tensors.
 
-The letters are those of the course: V vocabulary, P positions, h hidden, L layers, and for Llama's family k for the
+The symbols are those of the course: V vocabulary, P positions, h hidden, L layers, and for Llama's family k for the
 width of keys and of values (kv_heads · h/a), f for the width of the MLP, E for experts. Nothing here looks at a list of
-shapes: the formulas stand on their own, so that a comparison with real modules can fail.
+shapes: the formulas are independent of it, so that a comparison with real modules can fail.
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -27,19 +28,16 @@ class Term:
     count: int
 
 
-# ------------------------------------------------------------------------------------------- one block, by letters
+# ------------------------------------------------------------------------------------------- one block, by symbols
 
 
 def block_terms(model: str | TransformerConfig) -> list[Term]:
-    """The parameters of one block, matrix by matrix and each with its bias, in the order of the forward pass."""
+    """Return the parameters of one block, matrix by matrix and each with its bias, in the order of the forward pass."""
     model = model_config(model)
-    h, norms = model.hidden, _norm_term(model)
-    return [
-        replace(norms, name="norm before attention"),
-        *_attention_terms(model, h),
-        replace(norms, name="norm before the MLP"),
-        *(_expert_terms(model, h) if model.experts else _mlp_terms(model, h)),
-    ]
+    norm = _norm_term(model)
+    mlp = _expert_terms(model) if model.experts else _mlp_terms(model)
+    first, second = (replace(norm, name=f"norm before {what}") for what in ("attention", "the MLP"))
+    return [first, *_attention_terms(model), second, *mlp]
 
 
 def _norm_term(model: TransformerConfig) -> Term:
@@ -48,88 +46,83 @@ def _norm_term(model: TransformerConfig) -> Term:
     return Term("norm", "2h" if shifted else "h", (2 if shifted else 1) * model.hidden)
 
 
-def _attention_terms(model: TransformerConfig, h: int) -> list[Term]:
-    k = model.kv
+def _attention_terms(model: TransformerConfig) -> list[Term]:
+    h, k = model.hidden, model.kv
     rows = _sum([(1, "h", h), (2, "k", k)]) if k != h else _sum([(3, "h", h)])
-    qkv = Term("queries, keys, values", _times(rows[0], "h"), rows[1] * h)
-    out = Term("attention's output", "h²", h * h)
-    return [_with_bias(qkv, rows, model.qkv_bias), _with_bias(out, ("h", h), model.bias)]
+    return [
+        _matrix("queries, keys, values", rows, ("h", h), model.qkv_bias),
+        _matrix("attention's output", ("h", h), ("h", h), model.bias),
+    ]
 
 
-def _mlp_terms(model: TransformerConfig, h: int) -> list[Term]:
+def _mlp_terms(model: TransformerConfig) -> list[Term]:
     """GELU's two matrices, or SwiGLU's three."""
-    f, gated = model.ffn, model.mlp == "swiglu"
-    letter, per_row = ("h", 4) if f == 4 * h else ("f", 1)
-    first = _sum([((2 if gated else 1) * per_row, letter, f // per_row)])
-    second = _sum([(per_row, letter, f // per_row)])
-    up = Term("MLP, gate and up" if gated else "MLP, up", _times(first[0], "h"), first[1] * h)
-    down = Term("MLP, down", _times(second[0], "h"), second[1] * h)
-    return [_with_bias(up, first, model.bias), _with_bias(down, ("h", h), model.bias)]
+    h, f, gated = model.hidden, model.ffn, model.mlp == "swiglu"
+    symbol, per_row = ("h", 4) if f == 4 * h else ("f", 1)
+    first = _sum([((2 if gated else 1) * per_row, symbol, f // per_row)])
+    second = _sum([(per_row, symbol, f // per_row)])
+    return [
+        _matrix("MLP, gate and up" if gated else "MLP, up", first, ("h", h), model.bias),
+        _matrix("MLP, down", second, ("h", h), model.bias, ("h", h)),
+    ]
 
 
-def _expert_terms(model: TransformerConfig, h: int) -> list[Term]:
+def _expert_terms(model: TransformerConfig) -> list[Term]:
     """A router's row for each expert, and as many MLPs as there are experts."""
-    E = model.experts
-    experts = [replace(t, formula=f"E·({t.formula})", count=E * t.count) for t in _mlp_terms(model, h)]
-    return [Term("router", "E·h", E * h), *(replace(t, name=t.name.replace("MLP", "experts")) for t in experts)]
+    E, h = model.experts, model.hidden
+    mlps = [Term(t.name.replace("MLP", "experts"), f"E·({t.formula})", E * t.count) for t in _mlp_terms(model)]
+    return [Term("router", "E·h", E * h), *mlps]
 
 
 Width = tuple[str, int]
-"""A width in letters, and in numbers."""
+"""A width in symbols, and in numbers."""
 
 
-def _sum(parts: Iterable[tuple[int, str, int]]) -> Width:
+def _sum(parts: Sequence[tuple[int, str, int]]) -> Width:
     """(2, "k", 1024) and the like, added up: ("h + 2k", 6144)."""
-    parts = list(parts)
-    letters = " + ".join(f"{factor if factor > 1 else ''}{letter}" for factor, letter, _ in parts)
-    return letters, sum(factor * size for factor, _, size in parts)
+    symbols = " + ".join(f"{factor if factor > 1 else ''}{symbol}" for factor, symbol, _ in parts)
+    return symbols, sum(factor * size for factor, _, size in parts)
 
 
-def _times(letters: str, other: str) -> str:
-    """The product of a width and a letter, written as one would: 3h² rather than 3h·h."""
-    if " + " in letters:
-        return f"{other}·({letters})"
-    return f"{letters}²" if letters.endswith(other) else f"{letters}·{other}"
+def _matrix(name: str, one: Width, other: Width, bias: bool | None, biases: Width | None = None) -> Term:
+    """A matrix, written as one would: 3h² rather than 3h·h; with one bias for each of `one`, unless `biases` differ."""
+    (symbols, rows), (symbol, columns) = one, other
+    square = f"{symbols}²" if symbols.endswith(symbol) else f"{symbols}·{symbol}"
+    formula = f"{symbol}·({symbols})" if " + " in symbols else square
+    added, count = biases or one
+    return Term(name, f"{formula} + {added}" if bias else formula, rows * columns + (count if bias else 0))
 
 
-def _with_bias(term: Term, rows: Width, bias: bool | None) -> Term:
-    """The term with one bias for each row of its matrix, or as it is."""
-    return replace(term, formula=f"{term.formula} + {rows[0]}", count=term.count + rows[1]) if bias else term
-
-
-# ------------------------------------------------------------------------------------------- the whole, by letters
+# ------------------------------------------------------------------------------------------- the whole, by symbols
 
 
 def model_terms(model: str | TransformerConfig) -> list[Term]:
-    """All parameters: embedding, positions where they are learned, blocks, final norm, head unless it is tied."""
+    """Return all parameters: embedding, positions if they are learned, blocks, final norm, head unless it is tied."""
     model = model_config(model)
     V, P, h, L = model.vocab, model.max_positions, model.hidden, model.layers
-    block = sum(term.count for term in block_terms(model))
     positions = [Term("positions", "P·h", P * h)] if model.positions == "learned" else []
     head = [] if model.tied else [Term("head", "V·h", V * h)]
-    blocks = Term(f"{L} blocks", "L · a block", L * block)
+    blocks = Term(f"{L} blocks", "L · a block", L * total(block_terms(model)))
     return [Term("embedding", "V·h", V * h), *positions, blocks, replace(_norm_term(model), name="final norm"), *head]
 
 
 def total(terms: Iterable[Term]) -> int:
-    """The number of parameters of all terms."""
+    """Return the number of parameters of all terms."""
     return sum(term.count for term in terms)
 
 
 def parts(model: str | TransformerConfig) -> dict[str, int]:
-    """Parameters by what they belong to: embedding, positions, attention, MLP (all experts), norms, head.
+    """Return parameters by what they belong to: embedding, positions, attention, MLP (all experts), norms, head.
 
     Biases are counted with their matrices, a router with the experts.
     """
     model = model_config(model)
-    found: dict[str, int] = {}
+    found: Counter[str] = Counter()
     for term in model_terms(model):
-        if not term.name.endswith(" blocks"):
-            name = "norms" if "norm" in term.name else term.name
-            found[name] = found.get(name, 0) + term.count
+        found["norms" if "norm" in term.name else term.name] += term.count
     for term in block_terms(model):
         name = "norms" if "norm" in term.name else "attention" if term.name in ATTENTION else "MLP"
-        found[name] = found.get(name, 0) + model.layers * term.count
+        found[name] += model.layers * term.count
     order = ("embedding", "positions", "attention", "MLP", "norms", "head")
     return {name: found[name] for name in order if name in found}
 
@@ -154,7 +147,7 @@ BLOCK_NAMES: tuple[tuple[str, str], ...] = (
 
 
 def network_without_memory(model: str | TransformerConfig) -> "nn.Module":
-    """The course's real network of these sizes on torch's meta device: every tensor has a shape, none has memory."""
+    """Return the course's network of these sizes on torch's meta device: tensors have shapes and no memory."""
     import torch
 
     from course_utils.networks import build_network
@@ -164,25 +157,22 @@ def network_without_memory(model: str | TransformerConfig) -> "nn.Module":
 
 
 def counted_block(network: "nn.Module") -> dict[str, int]:
-    """What the tensors of the network's first block hold, added up under the names of `block_terms`."""
-    found: dict[str, int] = {}
+    """Return what the tensors of the network's first block hold, under the names of `block_terms`."""
+    found: Counter[str] = Counter()
     for name, parameter in network.get_submodule("blocks.0").named_parameters():
-        line = next(line for pattern, line in BLOCK_NAMES if re.match(pattern, name))
-        found[line] = found.get(line, 0) + parameter.numel()
+        found[next(line for pattern, line in BLOCK_NAMES if re.match(pattern, name))] += parameter.numel()
     gated = any(".gate." in name for name, _ in network.named_parameters())
     return {("MLP, gate and up" if gated and line == "MLP, up" else line): count for line, count in found.items()}
 
 
 def counted_model(network: "nn.Module") -> dict[str, int]:
-    """What the network's tensors hold, under the names of `model_terms`; a tied head is no tensor of its own."""
-    layers = len(list(network.get_submodule("blocks").children()))
-    names = {"blocks": f"{layers} blocks", "norm": "final norm"}
-    found: dict[str, int] = {}
+    """Return what the network's tensors hold, under the names of `model_terms`; a tied head is no tensor of its own."""
+    names = {"blocks": f"{len(list(network.get_submodule('blocks').children()))} blocks", "norm": "final norm"}
+    found: Counter[str] = Counter()
     for name, parameter in network.named_parameters():
-        line = name.split(".")[0]
-        line = names.get(line, line)
-        found[line] = found.get(line, 0) + parameter.numel()
-    return found
+        module = name.split(".")[0]
+        found[names.get(module, module)] += parameter.numel()
+    return dict(found)
 
 
 # ------------------------------------------------------------------------------------------------------- as a table
@@ -190,13 +180,13 @@ def counted_model(network: "nn.Module") -> dict[str, int]:
 
 @dataclass(frozen=True, repr=False)
 class Counts:
-    """Terms, each with its formula, beside what the modules hold where that is given; draws itself as a table."""
+    """Terms, each with its formula, next to what the modules hold where that is given; draws itself as a table."""
 
     terms: Sequence[Term]
     measured: Mapping[str, int] | None = None
 
     def cells(self) -> Iterator[tuple[str, ...]]:
-        """The table as text: a header, a row for each term, a row of totals."""
+        """Yield the table as text: a header, a row for each term, a row of totals."""
         yield ("", "formula", "parameters", *(("in the modules", "difference") if self.measured is not None else ()))
         for term in self.terms:
             yield (term.name, term.formula, *self._numbers(term.count, (self.measured or {}).get(term.name, 0)))
@@ -240,26 +230,24 @@ Rule = Callable[[TransformerConfig], int]
 
 
 def blocks_alone(model: TransformerConfig) -> int:
-    """12Lh²: the matrices of GPT's blocks and nothing else (Kaplan et al. 2020, section 2.1, counts like this)."""
+    """Return 12Lh²: the matrices of GPT's blocks and nothing else (Kaplan et al. 2020, section 2.1, counts so)."""
     return 12 * model.layers * model.hidden**2
 
 
 def with_embedding(model: TransformerConfig) -> int:
-    """12Lh² + Vh: the embedding besides."""
+    """Return 12Lh² + Vh: the blocks and the embedding."""
     return blocks_alone(model) + model.vocab * model.hidden
 
 
 def rule_errors(rule: Rule, models: Iterable[TransformerConfig]) -> tuple[list[float], list[float]]:
-    """For `lines`: the models' sizes in millions of parameters, and the rule's error in percent, rule minus N."""
-    models = list(models)
-    return (
-        [model.parameters / 1e6 for model in models],
-        [100 * (rule(model) / model.parameters - 1) for model in models],
-    )
+    """Return, for `lines`, the models' sizes in millions of parameters, and the rule's error in percent."""
+    sizes = [(model.parameters / 1e6, 100 * (rule(model) / model.parameters - 1)) for model in models]
+    millions, errors = map(list, zip(*sizes, strict=True))
+    return millions, errors
 
 
 def gpt_ladder(
     vocab: int = 50257, widths: Sequence[int] = (256, 512, 1024, 2048, 4096, 8192)
 ) -> list[TransformerConfig]:
-    """GPTs of growing width, a layer for each 64 of it as in the smallest GPT-2; heads of 64, 1,024 positions."""
+    """Return GPTs of growing width, a layer for each 64 of it as in the smallest GPT-2; heads of 64."""
     return [TransformerConfig(f"gpt-{h}", "gpt2", h // 64, h, h // 64, vocab, 1024) for h in widths]

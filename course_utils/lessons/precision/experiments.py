@@ -4,10 +4,11 @@ Everything here runs on the CPU in the genuine 16-bit formats, with matrix produ
 one rounding at the end: torch's own in bf16, `language_model.HalfProducts` in fp16. Only the speed is not a GPU's.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cache
+from typing import NamedTuple
 
 import torch
 
@@ -29,7 +30,7 @@ from ..shared.language_model import (
 
 
 def round_stochastically(values: torch.Tensor, dice: torch.Generator) -> torch.Tensor:
-    """fp32 `values` as bf16, up or down at random, each with the probability that makes the mean right.
+    """Return fp32 `values` as bf16, up or down at random, each with the probability that makes the mean right.
 
     bf16 is the upper half of an fp32's bits. So add a random number to the lower half, then cut it off: the carry comes
     as often as the lower half is large. (Of finite numbers far from the largest.)
@@ -39,69 +40,43 @@ def round_stochastically(values: torch.Tensor, dice: torch.Generator) -> torch.T
     return bits.view(torch.float32).bfloat16()
 
 
-def _plain(dtype: torch.dtype) -> Callable[[float, float, int], list[float]]:
-    def run(start: float, update: float, steps: int) -> list[float]:
-        weight, seen = torch.tensor(start, dtype=dtype), [start]
-        for _ in range(steps):
-            weight = weight + torch.tensor(update, dtype=dtype)
-            seen.append(weight.item())
-        return seen
-
-    return run
-
-
-def _with_master(start: float, update: float, steps: int) -> list[float]:
-    master, seen = torch.tensor(start), [start]
-    for _ in range(steps):
-        master = master + update
-        seen.append(master.bfloat16().item())
-    return seen
-
-
-def _stochastic(start: float, update: float, steps: int) -> list[float]:
-    dice, weight, seen = torch.Generator().manual_seed(0), torch.tensor([start]).bfloat16(), [start]
-    for _ in range(steps):
-        weight = round_stochastically(weight.float() + update, dice)
-        seen.append(weight.item())
-    return seen
-
-
-WAYS: dict[str, Callable[[float, float, int], list[float]]] = {
-    "fp32": _plain(torch.float32),
-    "fp16": _plain(torch.float16),
-    "bf16": _plain(torch.bfloat16),
-    "bf16, fp32 master": _with_master,
-    "bf16, stochastic": _stochastic,
-}
-"""Ways to keep one weight that receives the same small update again and again."""
-
-
 def repeated_update(start: float, update: float, steps: int) -> dict[str, list[float]]:
-    """The weight after 0, 1, …, `steps` equal updates, in each of `WAYS`."""
-    return {name: way(start, update, steps) for name, way in WAYS.items()}
+    """Return a weight after 0, 1, …, `steps` equal updates, for each of five ways to keep it."""
+    dice = torch.Generator().manual_seed(0)
+    kept = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+    kept |= {"bf16, fp32 master": torch.float32, "bf16, stochastic": torch.bfloat16}
+    seen = {}
+    for name, dtype in kept.items():
+        weight, seen[name] = torch.tensor([start], dtype=dtype), [start]
+        for _ in range(steps):
+            if name == "bf16, stochastic":
+                weight = round_stochastically(weight.float() + update, dice)
+            else:
+                weight = weight + torch.tensor(update, dtype=dtype)
+            seen[name].append((weight.bfloat16() if name == "bf16, fp32 master" else weight).item())
+    return seen
 
 
 def update_figure(weights: Mapping[str, Sequence[float]], title: str) -> Figure:
-    """How far the weights of `repeated_update` have come from where they began, as lines by step."""
+    """Draw how far the weights of `repeated_update` have come from where they began, as lines by step."""
     series = {name: (range(len(values)), [value - values[0] for value in values]) for name, values in weights.items()}
     return lines(series, title, "updates", "change of the weight", markers=False)
 
 
 def unmoved_share(update: float, dtype: torch.dtype) -> float:
-    """Part of the language model's initial matrix weights, from 0 to 1, that adding `update` leaves as they are.
+    """Return the part of the language model's initial matrix weights, from 0 to 1, that adding `update` leaves alone.
 
     Adam's updates are about as large as its learning rate, whatever the gradient is: so `update` is a learning rate.
     """
     weights = torch.cat([w.detach().flatten() for w in language_model().parameters() if w.dim() == 2]).to(dtype)
-    moved = weights + torch.tensor(update, dtype=dtype)
-    return (moved == weights).float().mean().item()
+    return (weights + torch.tensor(update, dtype=dtype) == weights).float().mean().item()
 
 
 # ------------------------------------------------------------------------------------------------- gradients and scales
 
 
 def gradients_of(steps: int = 50, parts: int = 1) -> torch.Tensor:
-    """All gradients of the language model, in fp32 and one after the other, after `steps` steps of training in fp32.
+    """Return all gradients of the language model, in fp32 and in one row, after `steps` steps of training in fp32.
 
     `parts` divides the loss, as for one of that many equal micro-batches. Zeros are left out: positions and characters
     that the batch does not have get no gradient in any format.
@@ -127,19 +102,17 @@ class DynamicLossScale:
 
     scale: float = 2.0**16
     interval: int = 2000
-    growth: float = 2.0
-    backoff: float = 0.5
     streak: int = 0
     history: list[float] = field(default_factory=list)
 
     def update(self, overflowed: bool) -> None:
-        """Told after each backward whether a gradient was not finite."""
+        """Adapt the scale after a backward pass in which a gradient was not finite, or none was."""
         self.history.append(self.scale)
         self.streak = 0 if overflowed else self.streak + 1
         if overflowed:
-            self.scale *= self.backoff
+            self.scale /= 2
         elif self.streak == self.interval:
-            self.scale, self.streak = self.scale * self.growth, 0
+            self.scale, self.streak = 2 * self.scale, 0
 
 
 @dataclass
@@ -158,13 +131,13 @@ class OneOfMany:
         self.scale = self.inner.scale / self.parts
 
     def update(self, overflowed: bool) -> None:
-        """Passed on."""
+        """Update the inner scale."""
         self.inner.update(overflowed)
         self.scale = self.inner.scale / self.parts
 
 
 def gradscaler_scales(overflows: Sequence[bool], start: float, interval: int) -> list[float]:
-    """The scale that torch's own GradScaler has after each of these steps, of which some overflow."""
+    """Return the scale that torch's own GradScaler has after each of these steps, some of which overflow."""
     weight = torch.nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([weight], lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=start, growth_interval=interval)
@@ -179,7 +152,7 @@ def gradscaler_scales(overflows: Sequence[bool], start: float, interval: int) ->
 
 
 def scale_figure(history: Sequence[float], title: str) -> Figure:
-    """A loss scale by step."""
+    """Draw a loss scale by step."""
     steps = range(1, len(history) + 1)
     return lines({"loss scale": (steps, history)}, title, "step", "loss scale", log_y=True, markers=False)
 
@@ -191,45 +164,42 @@ PARTS = 4096
 
 
 def five_trainings(steps: int = 100) -> dict[str, Training]:
-    """The character model in five recipes, from the same weights on the same batches, each with the loss over `PARTS`.
+    """Train the character model in five recipes, from the same weights on the same batches, the loss over `PARTS`.
 
     AdamW in each. "fp16" and the last "bf16" keep fp32 master weights and moments, so that the two fp16 trainings
     differ in nothing but the loss scale; "bf16 alone" keeps everything in bf16, Adam's moments too.
     """
-
-    def train(precision: str, scale: DynamicLossScale | None = None) -> Training:
-        return train_language_model("adamw", precision, steps, loss_scale=OneOfMany(PARTS, scale or StaticLossScale()))
-
+    recipes = {
+        "fp32": ("fp32", StaticLossScale()),
+        "fp16, no scaling": ("fp16-master", StaticLossScale()),
+        "fp16, scaled": ("fp16-master", DynamicLossScale(2.0**24)),
+        "bf16 alone": ("bf16", StaticLossScale()),
+        "bf16, fp32 master": ("bf16-master", StaticLossScale()),
+    }
     return {
-        "fp32": train("fp32"),
-        "fp16, no scaling": train("fp16-master"),
-        "fp16, scaled": train("fp16-master", DynamicLossScale(2.0**24)),
-        "bf16 alone": train("bf16"),
-        "bf16, fp32 master": train("bf16-master"),
+        name: train_language_model("adamw", precision, steps, loss_scale=OneOfMany(PARTS, scale))
+        for name, (precision, scale) in recipes.items()
     }
 
 
 def loss_figure(trainings: Mapping[str, Training], title: str, window: int = 10) -> Figure:
-    """Loss by step, each point the mean of the `window` steps that end there."""
-    series = {name: _smoothed(training.losses, window) for name, training in trainings.items()}
+    """Draw the loss by step, each point the mean of the `window` steps that end there."""
+    series = {}
+    for name, training in trainings.items():
+        ends = range(window, len(training.losses) + 1)
+        series[name] = (ends, [sum(training.losses[end - window : end]) / window for end in ends])
     return lines(series, title, f"step (mean of {window})", "loss in nats a character", markers=False)
 
 
-def _smoothed(losses: Sequence[float], window: int) -> tuple[list[int], list[float]]:
-    ends = range(window, len(losses) + 1)
-    return list(ends), [sum(losses[end - window : end]) / window for end in ends]
-
-
 def learns_as_well(training: Training, reference: Training, slack: float = 0.15) -> bool:
-    """Whether a training ends within `slack` nats of the reference: less than that, other batches change too."""
+    """Return True if a training ends within `slack` nats of the reference: other batches change as much."""
     return abs(training.final - reference.final) < slack
 
 
 # ------------------------------------------------------------------------------------------------ the end of a training
 
 
-@dataclass(frozen=True)
-class Late:
+class Late(NamedTuple):
     """Further steps of a trained model: the part of its weights that has not moved, the nats a character it gained."""
 
     unmoved: float

@@ -10,12 +10,12 @@ from course_utils.units import percent
 
 
 def lost_share(gradients: torch.Tensor, scale: float = 1.0) -> float:
-    """Part of these gradients, from 0 to 1, that fp16 turns into zero when they are multiplied by `scale` first."""
+    """Return the part of these gradients, from 0 to 1, that fp16 turns into zero after a multiplication by `scale`."""
     return (gradients.mul(scale).half() == 0).float().mean().item()
 
 
 def histogram_figure(gradients: torch.Tensor, title: str, scale: float = 1.0) -> Figure:
-    """How many of `gradients`, times `scale`, have which size, in powers of two; what fp16 makes zero is red."""
+    """Draw a histogram of `gradients` times `scale`, in powers of two; what fp16 makes zero is red."""
     canvas = Canvas()
     top = canvas.title(title) + 44
     bottom = top + 190
@@ -26,8 +26,8 @@ def histogram_figure(gradients: torch.Tensor, title: str, scale: float = 1.0) ->
     _fp16_limits(canvas, top, bottom)
     canvas.line(LEFT, bottom, RIGHT, bottom, RULE)
     times = f" times {scale:,.0f}" if scale != 1 else ""
-    canvas.text((LEFT + RIGHT) / 2, bottom + 38, f"absolute gradients{times}, in powers of two", 12, QUIET,
-                text_anchor="middle")  # fmt: skip
+    axis = f"absolute gradients{times}, in powers of two"
+    canvas.text((LEFT + RIGHT) / 2, bottom + 38, axis, 12, QUIET, text_anchor="middle")
     share = percent(lost_share(gradients, scale))
     alt = f"{stop(title)} Histogram: fp16 turns {share} of the gradients{times} into zero."
     return Figure(canvas.svg(bottom + 48, title, alt), alt)
@@ -48,8 +48,8 @@ def _size_bars(canvas: Canvas, sizes: torch.Tensor, bottom: float) -> None:
     counts = {power: int((sizes == power).sum()) for power in range(LOWEST, HIGHEST)}
     for power, count in counts.items():
         height = 180 * count / max(*counts.values(), 1)
-        small = OVER if power < -25 else "#8FD0F7" if power < -14 else "#0072B2"
-        color = "#E69F00" if power >= 16 else small
+        colors = {-25: OVER, -14: "#8FD0F7", 16: "#0072B2", HIGHEST: "#E69F00"}
+        color = next(color for end, color in colors.items() if power < end)
         wide = _at(LOWEST + 1) - _at(LOWEST) - 2
         canvas.rect(_at(power) + 1, bottom - height, wide, height, color, f"{count:,} of 2^{power}")
 
@@ -71,27 +71,27 @@ HALF, SINGLE = "#D6EEFB", "#FBE3B5"
 
 
 def flow_figure(title: str) -> Figure:
-    """One linear layer's training step with bf16 weights, fp32 gradients and fp32 master weights, as boxes and arrows.
+    """Draw one linear layer's training step with bf16 weights, fp32 gradients and fp32 master weights.
 
     The recipe of Micikevicius et al. 2018, figure 1, with bf16 for fp16 and gradients added up in fp32.
     """
     canvas = Canvas()
     top = canvas.title(title) + 34
-    boxes = {
-        "x": (20, top, "input x", HALF), "W": (20, top + 80, "weights W", HALF),
-        "forward": (215, top + 40, "x·Wᵀ: multiply in bf16, add in fp32", SINGLE),
-        "y": (455, top + 40, "output y, rounded", HALF), "dy": (680, top + 40, "gradient dL/dy", HALF),
-        "dW product": (455, top + 140, "dyᵀ·x: multiply in bf16, add in fp32", SINGLE),
-        "dW": (215, top + 140, "dL/dW, rounded", HALF), "grad": (20, top + 180, "gradients: add up", SINGLE),
-        "dx product": (455, top + 210, "dy·W: multiply in bf16, add in fp32", SINGLE),
-        "dx": (215, top + 210, "dL/dx, rounded: to the layer below", HALF),
-        "adam": (215, top + 290, "Adam: m, v", SINGLE), "master": (455, top + 290, "master weights", SINGLE),
-        "cast": (680, top + 290, "round to bf16: W", HALF),
-    }  # fmt: skip
-    for x, y, words, color in boxes.values():
-        _box(canvas, x, y, words, color)
-    for path in _arrows(top):
-        _arrow(canvas, path)
+    boxes = (
+        (20, 0, "input x", HALF), (20, 80, "weights W", HALF),
+        (215, 40, "x·Wᵀ:\nmultiply in bf16, add in fp32", SINGLE),
+        (455, 40, "output y, rounded", HALF), (680, 40, "gradient dL/dy", HALF),
+        (455, 140, "dyᵀ·x:\nmultiply in bf16, add in fp32", SINGLE),
+        (215, 140, "dL/dW, rounded", HALF), (20, 180, "gradients: add up", SINGLE),
+        (455, 210, "dy·W:\nmultiply in bf16, add in fp32", SINGLE),
+        (215, 210, "dL/dx, rounded:\nto the layer below", HALF),
+        (215, 290, "Adam: m, v", SINGLE), (455, 290, "master weights", SINGLE),
+        (680, 290, "round to bf16: W", HALF),
+    )  # fmt: skip
+    for x, y, words, color in boxes:
+        _box(canvas, x, top + y, words, color)
+    for corners in ARROWS:
+        _arrow(canvas, [(x, top + y) for x, y in corners])
     y = top - 16
     for x, name, color in ((20, "bf16 in memory", HALF), (160, "fp32, in memory or inside the matrix unit", SINGLE)):
         canvas.rect(x, y - 10, 13, 13, color, stroke=RULE, stroke_width=0.7)
@@ -108,39 +108,32 @@ def flow_figure(title: str) -> Figure:
 
 BOX_WIDTH, BOX_HEIGHT = 170, 44
 
+ARROWS = (
+    ((190, 22), (202, 22), (202, 54), (213, 54)),
+    ((190, 98), (202, 98), (202, 70), (213, 70)),
+    ((385, 62), (453, 62)),
+    ((625, 62), (678, 62)),
+    ((755, 84), (755, 162), (627, 162)),
+    ((775, 84), (775, 232), (627, 232)),
+    ((190, 10), (432, 10), (432, 116), (540, 116), (540, 138)),
+    ((190, 114), (408, 114), (408, 222), (453, 222)),
+    ((455, 162), (387, 162)),
+    ((455, 240), (387, 240)),
+    ((215, 172), (203, 172), (203, 202), (192, 202)),
+    ((105, 224), (105, 312), (213, 312)),
+    ((385, 312), (453, 312)),
+    ((625, 312), (678, 312)),
+    ((765, 334), (765, 354), (8, 354), (8, 102), (18, 102)),
+)
+"""The corners that each arrow passes, its head at the last."""
+
 
 def _box(canvas: Canvas, x: float, y: float, words: str, color: str) -> None:
     canvas.rect(x, y, BOX_WIDTH, BOX_HEIGHT, color, stroke=RULE, stroke_width=1, rx=5)
-    first, _, rest = words.partition(": ") if ": " in words else (words, "", "")
-    lines = [first + ":", rest] if rest and len(words) > 24 else [words]
-    if len(words) > 24 and not rest:
-        head, _, tail = words.partition(", ")
-        lines = [head + ",", tail]
-    for index, line in enumerate(lines):
-        size = 12 if len(line) < 26 else 10
-        offset = 27 if len(lines) == 1 else 18 + 16 * index
-        canvas.text(x + BOX_WIDTH / 2, y + offset, line, size, text_anchor="middle")
-
-
-def _arrows(top: float) -> list[Sequence[tuple[float, float]]]:
-    """Each arrow as the corners that it passes, its head at the last."""
-    return [
-        [(190, top + 22), (202, top + 22), (202, top + 54), (213, top + 54)],
-        [(190, top + 98), (202, top + 98), (202, top + 70), (213, top + 70)],
-        [(385, top + 62), (453, top + 62)],
-        [(625, top + 62), (678, top + 62)],
-        [(755, top + 84), (755, top + 162), (627, top + 162)],
-        [(775, top + 84), (775, top + 232), (627, top + 232)],
-        [(190, top + 10), (432, top + 10), (432, top + 116), (540, top + 116), (540, top + 138)],
-        [(190, top + 114), (408, top + 114), (408, top + 222), (453, top + 222)],
-        [(455, top + 162), (387, top + 162)],
-        [(455, top + 240), (387, top + 240)],
-        [(215, top + 172), (203, top + 172), (203, top + 202), (192, top + 202)],
-        [(105, top + 224), (105, top + 312), (213, top + 312)],
-        [(385, top + 312), (453, top + 312)],
-        [(625, top + 312), (678, top + 312)],
-        [(765, top + 334), (765, top + 354), (8, top + 354), (8, top + 102), (18, top + 102)],
-    ]
+    texts = words.split("\n")
+    for index, text in enumerate(texts):
+        offset = 27 if len(texts) == 1 else 18 + 16 * index
+        canvas.text(x + BOX_WIDTH / 2, y + offset, text, 12 if len(text) < 26 else 10, text_anchor="middle")
 
 
 def _arrow(canvas: Canvas, corners: Sequence[tuple[float, float]]) -> None:
@@ -148,9 +141,5 @@ def _arrow(canvas: Canvas, corners: Sequence[tuple[float, float]]) -> None:
     canvas.path(data, stroke=INK, stroke_width=1.3, fill="none")
     (x0, y0), (x, y) = corners[-2], corners[-1]
     dx, dy = (x > x0) - (x < x0), (y > y0) - (y < y0)
-    back, side = 8, 4
-    canvas.path(
-        f"M{x:.0f} {y:.0f}L{x - back * dx - side * dy:.0f} {y - back * dy - side * dx:.0f}"
-        f"L{x - back * dx + side * dy:.0f} {y - back * dy + side * dx:.0f}Z",
-        fill=INK,
-    )
+    sides = "L".join(f"{x - 8 * dx - side * dy:.0f} {y - 8 * dy - side * dx:.0f}" for side in (4, -4))
+    canvas.path(f"M{x:.0f} {y:.0f}L{sides}Z", fill=INK)

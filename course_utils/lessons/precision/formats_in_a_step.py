@@ -1,16 +1,16 @@
 """Which number formats a measured step really used: per operation, per byte, and per parameter.
 
-A recording keeps no tensors but those of its peak, so that it cannot tell: where one stands in for a simulation, these
-functions say `NOT_RECORDED` instead.
+A recording keeps no tensors but those of its peak: where one stands in for a simulation, these functions say
+`NOT_RECORDED` instead.
 """
 
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from course_utils.errors import GpuOutOfMemory
 from course_utils.estimating.states import gradient_bytes, optimizer_state_bytes, parameter_bytes
-from course_utils.measurement import Allocation, Measurement
+from course_utils.measurement import Measurement
 from course_utils.measuring import forced_source
 from course_utils.planning.twin import largest_micro_batch, unsupported
 from course_utils.run import TrainingRun
@@ -19,37 +19,27 @@ from course_utils.units import format_bytes
 if TYPE_CHECKING:
     from course_utils.measuring.devices import Device
 
-SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "bool": "bool", "int64": "int64"}
+SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+"""torch's names of formats as the course writes them."""
 
 STATES = ("parameters", "gradients", "optimizer_states")
 
 NOT_RECORDED = "format not recorded"
 
 
-def short(dtype: str) -> str:
-    """torch's name of a format as the course writes it; unknown names stay."""
-    return SHORT.get(dtype, dtype)
-
-
-def kept_after_forward(measured: Measurement) -> list[Allocation]:
-    """Everything alive when forward of the last step is over."""
-    event = next(mark.event for mark in reversed(measured.timeline.marks) if mark.phase == "loss")
-    return list(measured.alive_at(event))
-
-
 def activation_formats(measured: Measurement) -> dict[str, int]:
-    """Bytes of the activations that the last forward keeps, by number format, the largest first."""
+    """Return the bytes of the activations that the last forward keeps, by number format, the largest first."""
     if measured.source == "recorded":
         return {NOT_RECORDED: measured.moments["end of forward"]["activations"]}
-    sizes: dict[str, int] = {}
-    for item in kept_after_forward(measured):
+    sizes: Counter[str] = Counter()
+    for item in measured.alive_at(_last_event(measured, "loss")):
         if item.kind == "activations":
-            sizes[short(item.dtype)] = sizes.get(short(item.dtype), 0) + item.bytes
-    return dict(sorted(sizes.items(), key=lambda pair: -pair[1]))
+            sizes[SHORT.get(item.dtype, item.dtype)] += item.bytes
+    return dict(sizes.most_common())
 
 
 def operation_formats(measured: Measurement) -> dict[str, str]:
-    """For each operation of the last step's forward and loss, the formats of what it makes: "bf16" or "bf16, fp32".
+    """Return, for each operation of the last step's forward and loss, the formats of what it makes: "bf16, fp32".
 
     Weight copies are left out, and so is what has no format to choose: masks and indices.
     """
@@ -59,46 +49,51 @@ def operation_formats(measured: Measurement) -> dict[str, str]:
     formats: dict[str, set[str]] = {}
     for item in measured.allocations:
         made_then = item.step == last and item.phase in ("forward", "loss") and item.kind != "weight_copies"
-        if made_then and item.dtype.startswith(("float", "bfloat")):
-            formats.setdefault(f"{item.phase}: {item.operation}", set()).add(short(item.dtype))
+        if made_then and item.dtype in SHORT:
+            formats.setdefault(f"{item.phase}: {item.operation}", set()).add(SHORT[item.dtype])
     return {name: ", ".join(sorted(found)) for name, found in sorted(formats.items())}
 
 
 def state_formats(measured: Measurement) -> dict[str, str]:
-    """The formats of parameters, gradients and optimizer states at the end of the last step's backward.
+    """Return the formats of parameters, gradients and optimizer states at the end of the last step's backward.
 
     What has less than 1,024 bytes is left out: step counters and the like.
     """
     if measured.source == "recorded":
         return dict.fromkeys(STATES, NOT_RECORDED)
-    event = [mark.event for mark in measured.timeline.marks if mark.phase == "optimizer"][-1]
-    alive = [item for item in measured.alive_at(event) if item.bytes >= 1024]
-    return {kind: ", ".join(sorted({short(item.dtype) for item in alive if item.kind == kind})) for kind in STATES}
+    alive = [item for item in measured.alive_at(_last_event(measured, "optimizer")) if item.bytes >= 1024]
+    formats = {kind: {SHORT[item.dtype] for item in alive if item.kind == kind} for kind in STATES}
+    return {kind: ", ".join(sorted(found)) for kind, found in formats.items()}
+
+
+def _last_event(measured: Measurement, phase: str) -> int:
+    """The event with which the phase of the last step begins."""
+    return [mark.event for mark in measured.timeline.marks if mark.phase == phase][-1]
 
 
 def estimated_states(run: TrainingRun) -> dict[str, int]:
-    """Bytes of parameters, gradients and optimizer states from the course's closed forms."""
+    """Return the bytes of parameters, gradients and optimizer states from the course's closed forms."""
     return dict(zip(STATES, (parameter_bytes(run), gradient_bytes(run), optimizer_state_bytes(run)), strict=True))
 
 
 def measured_states(measured: Measurement) -> dict[str, int]:
-    """Bytes of the same three at the end of backward, when all of them are there."""
-    moment = measured.moments["end of backward"]
-    return {kind: moment[kind] for kind in STATES}
+    """Return the bytes of the same three at the end of backward, when all of them are there."""
+    return {kind: measured.moments["end of backward"][kind] for kind in STATES}
 
 
 def per_parameter(states: Mapping[str, int], parameters: int) -> str:
-    """States as bytes a parameter: "2 + 2 + 12 = 16"."""
+    """Return states as bytes per parameter: "2 + 2 + 12 = 16"."""
     shares = [size / parameters for size in states.values()]
     return f"{' + '.join(f'{share:.3g}' for share in shares)} = {sum(shares):.3g}"
 
+
+# -------------------------------------------------------------------------------------------------- milliseconds a step
 
 WAITING = """No GPU is measured here, so there is no time to show: how long a step takes is a matter of hardware alone.
 On a machine with an NVIDIA GPU run this cell again, or `python3 -m course_utils record` for the whole course."""
 
 
-@dataclass(frozen=True)
-class StepTimes:
+class StepTimes(NamedTuple):
     """The median milliseconds of one step by name, and what has to be said of them, each in one line."""
 
     milliseconds: Mapping[str, float]
@@ -106,7 +101,7 @@ class StepTimes:
 
 
 def step_times(runs: Mapping[str, TrainingRun]) -> StepTimes:
-    """How long one step of each run takes on the GPU of this machine; nothing where none is to be measured.
+    """Time one step of each run on the GPU of this machine; nothing where none is to be measured.
 
     All take the largest micro-batch, up to their own, with which each is predicted to fit what is free. A run that the
     card cannot compute, or that runs out of memory all the same, is left out with a note.
@@ -124,10 +119,10 @@ def step_times(runs: Mapping[str, TrainingRun]) -> StepTimes:
 
 
 def times_on(device: "Device", runs: Mapping[str, TrainingRun]) -> StepTimes:
-    """What `step_times` finds on a device (one of `measuring.devices`)."""
+    """Return what `step_times` finds on a device (one of `measuring.devices`)."""
     from course_utils.measuring.live import KernelRefused, memory_released
 
-    fitting, notes = fitted(runs, device.free(), device.capability())
+    fitting, notes = _fitted(runs, device.free(), device.capability())
     times: dict[str, float] = {}
     for name, run in fitting.items():
         try:
@@ -138,7 +133,7 @@ def times_on(device: "Device", runs: Mapping[str, TrainingRun]) -> StepTimes:
     return StepTimes(times, tuple(notes))
 
 
-def fitted(
+def _fitted(
     runs: Mapping[str, TrainingRun], free: int, capability: tuple[int, int]
 ) -> tuple[dict[str, TrainingRun], list[str]]:
     """The runs that a GPU with `free` bytes can compute, with the largest micro-batch that fits all, and notes."""
@@ -155,7 +150,7 @@ def fitted(
 
 
 def median_step(run: TrainingRun, device: "Device") -> float:
-    """The median milliseconds of a step of `run` on a device (one of `measuring.devices`), two steps run before."""
+    """Return the median milliseconds of a step of `run` on a device, after two steps to warm up."""
     from course_utils.measuring.counting import Unwatched, time_steps
     from course_utils.measuring.live import only_kernel, ready
 
@@ -168,9 +163,9 @@ def median_step(run: TrainingRun, device: "Device") -> float:
 
 
 def tell_times(times: StepTimes) -> str:
-    """The times as lines of text, each with its ratio to the first, and the notes."""
+    """Return the times as lines of text, each with its ratio to the first, and the notes."""
     first = next(iter(times.milliseconds.values()), 0.0)
-    lines = [
+    told = [
         f"{name:12s} {ms:8.1f} ms a step, {first / ms:.2f} times as fast" for name, ms in times.milliseconds.items()
     ]
-    return "\n".join([*lines, *times.notes])
+    return "\n".join([*told, *times.notes])

@@ -17,9 +17,9 @@ from course_utils.figures.canvas import GRID, INK, MARGIN, QUIET, RULE, WIDTH, C
 
 @dataclass(frozen=True)
 class NumberFormat:
-    """A format with `exponent` and `mantissa` bits beside its sign, which takes `bytes` in memory.
+    """A format of a sign, `exponent` and `mantissa` bits, which takes `bytes` in memory.
 
-    `infinite` says whether its largest exponent stands for infinity and NaN, as in IEEE 754. fp8 E4M3 gives it to
+    If it is `infinite`, its largest exponent stands for infinity and NaN, as in IEEE 754. fp8 E4M3 gives it to
     numbers, and keeps one pattern for NaN (Micikevicius et al. 2022, "FP8 Formats for Deep Learning", table 1).
     """
 
@@ -36,7 +36,7 @@ class NumberFormat:
 
     @property
     def bias(self) -> int:
-        """What is subtracted from the exponent's bits."""
+        """The number that is subtracted from the exponent's bits."""
         return 2 ** (self.exponent - 1) - 1
 
     @property
@@ -62,53 +62,47 @@ class NumberFormat:
     @property
     def largest_pattern(self) -> int:
         """The pattern of the largest finite number."""
-        everything = 2 ** (self.exponent + self.mantissa) - 1
-        return everything - (2**self.mantissa if self.infinite else 1)
+        return 2 ** (self.exponent + self.mantissa) - 1 - (2**self.mantissa if self.infinite else 1)
 
     def fields(self, pattern: int) -> tuple[int, int, int]:
-        """Sign, exponent and mantissa bits of a pattern. ValueError for one that does not fit."""
+        """Return sign, exponent and mantissa of a pattern. Raises ValueError for one that does not fit."""
         if not 0 <= pattern < 2**self.bits:
             raise ValueError(f"{pattern} is no pattern of {self.name}: it has {self.bits} bits")
         magnitude = pattern & (2 ** (self.bits - 1) - 1)
         return pattern >> (self.bits - 1), magnitude >> self.mantissa, magnitude & (2**self.mantissa - 1)
 
 
-FORMATS = {
-    one.name: one
-    for one in (
-        NumberFormat("fp32", 8, 23, 4),
-        NumberFormat("tf32", 8, 10, 4),  # what Ampere's matrix units read of an fp32 number; memory holds all 32 bits
-        NumberFormat("bf16", 8, 7, 2),
-        NumberFormat("fp16", 5, 10, 2),
-        NumberFormat("fp8-e4m3", 4, 3, 1, infinite=False),
-        NumberFormat("fp8-e5m2", 5, 2, 1),
-    )
-}
+_FORMATS = (
+    NumberFormat("fp32", 8, 23, 4),
+    NumberFormat("tf32", 8, 10, 4),  # what Ampere's matrix units read of an fp32 number; memory holds all 32 bits
+    NumberFormat("bf16", 8, 7, 2),
+    NumberFormat("fp16", 5, 10, 2),
+    NumberFormat("fp8-e4m3", 4, 3, 1, infinite=False),
+    NumberFormat("fp8-e5m2", 5, 2, 1),
+)
+FORMATS = {one.name: one for one in _FORMATS}
 """The formats of training, by name."""
 
 
 def number_format(name: str | NumberFormat) -> NumberFormat:
-    """The format of that name. Raises ValueError for a name that is not known."""
-    if isinstance(name, NumberFormat):
-        return name
-    if name not in FORMATS:
+    """Return the format of that name, or the one that is given. Raises ValueError for a name that is not known."""
+    if isinstance(name, str) and name not in FORMATS:
         raise unknown("number format", name, FORMATS)
-    return FORMATS[name]
+    return FORMATS[name] if isinstance(name, str) else name
 
 
 def decode(form: str | NumberFormat, pattern: int) -> float:
-    """The number that a pattern stands for, exactly; infinity or NaN where the format means that."""
+    """Return the number of a pattern, exactly; infinity or NaN where the format means that."""
     form = number_format(form)
     sign, exponent, mantissa = form.fields(pattern)
-    magnitude = pattern & (2 ** (form.bits - 1) - 1)
-    if magnitude > form.largest_pattern:
+    if pattern & (2 ** (form.bits - 1) - 1) > form.largest_pattern:
         return copysign(inf, -sign) if form.infinite and mantissa == 0 else nan
     whole = mantissa + 2**form.mantissa if exponent else mantissa
     return copysign(ldexp(whole, max(exponent, 1) - form.bias - form.mantissa), -sign if sign else 1)
 
 
 def encode(form: str | NumberFormat, value: float) -> int:
-    """The pattern nearest to `value`, the even one of two that are as near (IEEE 754's default rounding).
+    """Return the pattern nearest to `value`, the even one of two that are as near (IEEE 754's default rounding).
 
     What rounds beyond the largest number becomes infinity, or NaN in a format without infinity.
     """
@@ -126,12 +120,12 @@ def encode(form: str | NumberFormat, value: float) -> int:
 
 
 def rounded(form: str | NumberFormat, value: float) -> float:
-    """`value` as the format holds it."""
+    """Return `value` as the format holds it."""
     return decode(form, encode(form, value))
 
 
 def spacing(form: str | NumberFormat, value: float) -> float:
-    """The distance from a finite `value`, rounded, to the next number away from zero."""
+    """Return the distance from a finite `value`, rounded, to the next number away from zero."""
     form = number_format(form)
     pattern = encode(form, abs(value))
     if pattern > form.largest_pattern:
@@ -147,18 +141,22 @@ SIGN, EXPONENT, MANTISSA, UNUSED = "#D55E00", "#E69F00", "#8FD0F7", "#F2F2F2"
 
 
 def spelled(value: float, digits: int = 7) -> str:
-    """A number in at most `digits` digits, as a figure shows it."""
+    """Return a number in at most `digits` digits, as a figure shows it."""
     return f"{value:.{digits}g}".replace("e-0", "e-").replace("e+0", "e").replace("e+", "e").replace("-", "−")
 
 
 DIGITS = 10
-"""Enough to tell a tenth from what fp32 stores of it."""
+"""Enough to distinguish a tenth from what fp32 stores of it."""
+
+CELL = 18
+"""Pixels of one bit."""
 
 
 def bits_figure(value: float, title: str, formats: Sequence[str] = tuple(FORMATS)) -> Figure:
-    """`value` in each format, a row of bits each, with the number that is really stored."""
+    """Draw `value` in each format, a row of bits each, with the number that is really stored."""
     canvas = Canvas()
-    top = _field_legend(canvas, canvas.title(title) + 16) + 10
+    top = canvas.title(title) + 26
+    _field_legend(canvas, top - 10)
     stored = {name: rounded(name, value) for name in formats}
     for index, name in enumerate(formats):
         y = top + 40 * index
@@ -168,10 +166,6 @@ def bits_figure(value: float, title: str, formats: Sequence[str] = tuple(FORMATS
     told = "; ".join(f"{name} holds {spelled(number, DIGITS)}" for name, number in stored.items())
     alt = f"{stop(title)} Bits of {spelled(value)}, row by row: {told}."
     return Figure(canvas.svg(top + 40 * len(formats) + 4, title, alt), alt)
-
-
-CELL = 18
-"""Pixels of one bit."""
 
 
 def draw_bits(canvas: Canvas, form: NumberFormat, pattern: int, x: float, y: float, cell: float = CELL) -> float:
@@ -186,26 +180,25 @@ def draw_bits(canvas: Canvas, form: NumberFormat, pattern: int, x: float, y: flo
 
 
 def field_color(form: NumberFormat, index: int) -> str:
-    """The color of the bit at `index`, 0 being the sign."""
+    """Return the color of the bit at `index`, 0 being the sign."""
     if index >= form.bits:
         return UNUSED
     return SIGN if index == 0 else EXPONENT if index <= form.exponent else MANTISSA
 
 
-def _field_legend(canvas: Canvas, y: float) -> float:
+def _field_legend(canvas: Canvas, y: float) -> None:
     x: float = MARGIN
     names = {"sign": SIGN, "exponent: range": EXPONENT, "mantissa: precision": MANTISSA, "stored, not read": UNUSED}
     for name, color in names.items():
         canvas.rect(x, y - 10, 12, 12, color, stroke=RULE, stroke_width=0.5)
         canvas.text(x + 18, y, name)
         x += 36 + text_width(name, 12)
-    return y
 
 
 def range_figure(
     title: str, formats: Sequence[str] = tuple(FORMATS), marks: Mapping[str, float] | None = None
 ) -> Figure:
-    """From the smallest to the largest number of each format, on a scale of powers of ten; subnormals are pale.
+    """Draw the numbers of each format from smallest to largest, on a scale of powers of ten; subnormals are pale.
 
     `marks` are named numbers, drawn as lines through all rows.
     """
@@ -221,8 +214,8 @@ def range_figure(
         canvas.line(_at(value), top - 8, _at(value), bottom, INK, stroke_width=1.5, stroke_dasharray="5 3")
         canvas.text(_at(value), top - 12, name, 12, text_anchor="middle")
     canvas.line(left, bottom, right, bottom, RULE)
-    canvas.text((left + right) / 2, bottom + 38, "positive numbers; pale: subnormal, with fewer digits", 12, QUIET,
-                text_anchor="middle")  # fmt: skip
+    axis = "positive numbers; pale: subnormal, with fewer digits"
+    canvas.text((left + right) / 2, bottom + 38, axis, 12, QUIET, text_anchor="middle")
     alt = f"{stop(title)} Bars on a logarithmic scale: {'; '.join(told)}."
     return Figure(canvas.svg(bottom + 48, title, alt), alt)
 
@@ -238,7 +231,7 @@ def _at(value: float) -> float:
 
 
 def _range_row(canvas: Canvas, form: NumberFormat, y: float) -> str:
-    """One format's bar, its subnormal numbers pale; returns what it shows in words."""
+    """Draw one format's bar, its subnormal numbers pale; returns its description."""
     low, normal, high = _at(form.smallest), _at(form.smallest_normal), _at(form.largest)
     canvas.text(86, y + 17, form.name, 13, text_anchor="end", font_weight="bold")
     canvas.rect(low, y, normal - low, 24, "#CFE9F9", f"subnormal from {form.smallest:.3g}")

@@ -1,7 +1,8 @@
 """The bit-flipper: a number in a format, each of its bits a button. Only notebooks import this module."""
 
+from contextlib import suppress
 from html import escape
-from math import isfinite
+from math import isfinite, isnan
 from typing import Any
 
 import ipywidgets
@@ -23,11 +24,13 @@ from .number_formats import (
 )
 
 MOST_BITS = max(form.bits for form in FORMATS.values())
+WRAPPED = {"flex_flow": "row wrap"}
 
 
 def bit_flipper(form: str = "bf16", value: float = 1.0) -> "BitFlipper":
-    """Buttons for the bits of one number, a field for its value and a choice of formats; in the next cell, `.value` is
-    the number. Raises ValueError for an unknown format.
+    """Return buttons for the bits of one number, a field for its value and a choice of formats.
+
+    In the next cell, `.value` is the number. Raises ValueError for an unknown format.
     """
     return BitFlipper(number_format(form), value)
 
@@ -47,12 +50,14 @@ class BitFlipper(Explorable):
         self.bits = [ipywidgets.ToggleButton(layout={"width": "26px", "padding": "0"}) for _ in range(MOST_BITS)]
         for bit in self.bits:
             bit.observe(self.flip, names="value")
-        choice = dropdown("format", FORMATS, form.name)
         number = ipywidgets.Text(value=f"{value:g}", description="number", style=STYLE, layout=LAYOUT)
         number.continuous_update = False
-        super().__init__({"format": choice, "number": number})
-        row = ipywidgets.HBox(self.bits, layout={"flex_flow": "row wrap"})
-        self.children = (ipywidgets.HBox([choice, number], layout={"flex_flow": "row wrap"}), row, self.picture)
+        super().__init__({"format": dropdown("format", FORMATS, form.name), "number": number})
+
+    def parts(self) -> list[Any]:
+        """The controls, the bits in a row, and the picture."""
+        rows = (list(self.controls.values()), self.bits)
+        return [*(ipywidgets.HBox(row, layout=WRAPPED) for row in rows), self.picture]
 
     @property
     def value(self) -> float:
@@ -60,33 +65,25 @@ class BitFlipper(Explorable):
         return decode(self.form, self.pattern)
 
     def flip(self, change: Any) -> None:
-        """A bit's button was pressed: take the pattern from the buttons."""
-        if self.busy:
-            return
-        pressed = "".join(str(int(bit.value)) for bit in self.bits[: self.form.bits])
-        self.pattern = int(pressed, 2)
-        self.asked = self.value
-        self.set_buttons("" if not isfinite(self.value) else repr(self.value))
+        """Take the pattern from the buttons when one was pressed."""
+        if not self.busy:
+            self.pattern = int("".join(str(int(bit.value)) for bit in self.bits[: self.form.bits]), 2)
+            self.asked = self.value
+            self.set_buttons(repr(self.value) if isfinite(self.value) else "")
 
     def update(self, change: object = None) -> None:
-        """The format or the number was chosen: round the number anew, then draw."""
+        """Round the number anew when it or the format was chosen, then draw."""
         if self.busy:
             return
-        form, typed = number_format(self.controls["format"].value), self.controls["number"].value
-        changed_format, self.form = form is not self.form, form
-        if changed_format:
-            self.pattern = encode(form, self.asked)
+        before, typed = self.form, self.controls["number"].value
+        self.form = FORMATS[self.controls["format"].value]
+        if before is self.form:
+            with suppress(ValueError):  # what is no number leaves the bits alone, and `redraw` says so
+                self.asked = float(typed)
+                self.pattern = encode(self.form, self.asked)
         else:
-            self.pattern = self._typed(typed, self.pattern)
+            self.pattern = encode(self.form, self.asked)
         self.set_buttons(typed)
-
-    def _typed(self, typed: str, before: int) -> int:
-        """The pattern of the number that was typed; as before where it is no number, which `redraw` then says."""
-        try:
-            self.asked = float(typed)
-        except ValueError:
-            return before
-        return encode(self.form, self.asked)
 
     def set_buttons(self, typed: str) -> None:
         """Set the buttons and the field to what has been chosen, then draw; nothing of this counts as pressing."""
@@ -103,20 +100,17 @@ class BitFlipper(Explorable):
         super().update()
 
     def redraw(self) -> tuple[Figure, str]:
-        """The bits with the sum that they stand for, and the numbers on either side. ValueError for what is no
-        number.
-        """
+        """Return the bits with their sum, and the numbers on either side. Raises ValueError for what is no number."""
         typed = self.controls["number"].value
-        if typed:
-            try:
-                float(typed)
-            except ValueError:
-                raise ValueError(f"{typed!r} is no number: write 0.1 or 1e-8") from None
+        try:
+            float(typed or 0)
+        except ValueError:
+            raise ValueError(f"{typed!r} is no number: write 0.1 or 1e-8") from None
         return flipped_figure(self.form, self.pattern, self.asked), escape(neighbors(self.form, self.pattern))
 
 
 def bit_name(form: NumberFormat, index: int) -> str:
-    """What the bit at `index` is worth, 0 being the sign."""
+    """Return what the bit at `index` is worth, 0 being the sign."""
     if index == 0:
         return "sign: minus when it is 1"
     if index <= form.exponent:
@@ -125,7 +119,7 @@ def bit_name(form: NumberFormat, index: int) -> str:
 
 
 def sum_of(form: NumberFormat, pattern: int) -> str:
-    """A pattern's number as the formula has it: "+ 2^(127 − 127) · (1 + 26/128)"."""
+    """Return a pattern's number as the formula has it: "+ 2^(127 − 127) · (1 + 26/128)"."""
     sign, exponent, mantissa = form.fields(pattern)
     plus, whole = "−" if sign else "+", 2**form.mantissa
     if pattern & (2 ** (form.bits - 1) - 1) > form.largest_pattern:
@@ -136,7 +130,7 @@ def sum_of(form: NumberFormat, pattern: int) -> str:
 
 
 def neighbors(form: NumberFormat, pattern: int) -> str:
-    """The next numbers toward and away from zero, in words."""
+    """Return the next numbers toward and away from zero as text."""
     sign, magnitude = pattern >> (form.bits - 1) << (form.bits - 1), pattern & (2 ** (form.bits - 1) - 1)
     if magnitude > form.largest_pattern:
         return f"The largest finite number of {form.name} is {spelled(form.largest)}."
@@ -146,15 +140,16 @@ def neighbors(form: NumberFormat, pattern: int) -> str:
 
 
 def flipped_figure(form: NumberFormat, pattern: int, asked: float) -> Figure:
-    """One number's bits, large, with its sum below."""
+    """Draw one number's bits, large, with its sum below."""
     canvas, value = Canvas(), decode(form, pattern)
-    kept = "" if asked == rounded(form, asked) or asked != asked else f", the nearest to {spelled(asked)}"
+    kept = "" if asked == rounded(form, asked) or isnan(asked) else f", the nearest to {spelled(asked)}"
     title = f"In {form.name}: {spelled(value)}{kept}"
     top = canvas.title(title) + 12
     cell = min(40.0, (WIDTH - 32) / max(form.bits, 8 * form.bytes))
     draw_bits(canvas, form, pattern, 16, top, cell)
     canvas.text(16, top + 52, sum_of(form, pattern), 15, INK)
-    ulp = "" if value != value else f"epsilon {spelled(form.epsilon)} · largest {spelled(form.largest)} · smallest "
-    canvas.text(16, top + 74, f"{ulp}{spelled(form.smallest)}" if ulp else "not a number", 12, QUIET)
+    limits = {"epsilon": form.epsilon, "largest": form.largest, "smallest": form.smallest}
+    told = " · ".join(f"{name} {spelled(limit)}" for name, limit in limits.items())
+    canvas.text(16, top + 74, "not a number" if isnan(value) else told, 12, QUIET)
     alt = f"{stop(title)} Its {form.bits} bits stand for {sum_of(form, pattern)}."
     return Figure(canvas.svg(top + 86, title, alt), alt)
