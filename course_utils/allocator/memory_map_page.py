@@ -32,7 +32,7 @@ HEIGHT = 680
 
 @dataclass(frozen=True)
 class Page:
-    """A whole HTML document, and what it shows in words. In a notebook it shows itself, with a still picture beside.
+    """A whole HTML document and its description. In a notebook it shows itself, with a still picture below.
 
     The still picture is for readers of the stored notebook: viewers take scripts out of what they have not run.
     """
@@ -62,7 +62,7 @@ class Page:
 
 
 def bytes_in_a_row(segments: Sequence[int], total: int) -> int:
-    """How many bytes a row of the map shows: one segment where all are alike and few, else a share of `total`."""
+    """Bytes in a row of the map: one segment where all are alike and few, else a share of `total`."""
     alike = len(set(segments)) == 1 and total <= ROWS * segments[0]
     return segments[0] if alike else ceil(total / ROWS)
 
@@ -70,21 +70,18 @@ def bytes_in_a_row(segments: Sequence[int], total: int) -> int:
 def page_of(replayed: Replay, title: str, still: Figure, fills: Mapping[str, str], hatches: Mapping[str, str]) -> Page:
     """The page of a replay. `fills` and `hatches` are the colors of each look."""
     data = page_data(replayed)
+    left_out = data["left_out"]
+    few = f"{left_out:,} tensors of at most {format_bytes(data['smallest'])} are not drawn" if left_out else ""
+    note = " · ".join(filter(None, (few, replayed.provenance)))
     data["fills"], data["hatches"] = dict(fills), dict(hatches)
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=False).replace("</", "<\\/")
     alt = f"{title}. A map of the memory with a slider over {len(replayed):,} events. {still.alt}"
-    html = TEMPLATE.replace("@TITLE@", escape(title)).replace("@NOTE@", escape(_note(replayed, data)))
+    html = TEMPLATE.replace("@TITLE@", escape(title)).replace("@NOTE@", escape(note))
     return Page(html.replace("@DATA@", text), alt, still)
 
 
-def _note(replayed: Replay, data: Mapping[str, Any]) -> str:
-    left_out = data["left_out"]
-    few = f"{left_out:,} tensors of at most {format_bytes(data['smallest'])} are not drawn" if left_out else ""
-    return " · ".join(filter(None, (few, replayed.provenance)))
-
-
 def page_data(replayed: Replay) -> dict[str, Any]:
-    """What the page's script draws from. Places and sizes count 512-byte units, events count from 0 (nothing yet).
+    """The data for the page's script. Places and sizes count 512-byte units, events count from 0 (nothing yet).
 
     `ranges` and `blocks` are rows of place, size, first event and last event at which they are there; a range goes on
     with the size of the pages in which it can be given back, a block with the number of its label.
@@ -100,16 +97,14 @@ def page_data(replayed: Replay) -> dict[str, Any]:
             history.drive(call, event)
         size = playback.allocator.block_size(address) if request.bytes > 0 else 0
         history.hold(address, size, request.name, event)
-    history.close()
     return history.data(replayed)
 
 
 class _History:
-    """Which ranges of addresses were reserved, and which blocks held a tensor, from which event to which."""
+    """Ranges of addresses that were reserved and blocks that held a tensor, each with its first and last event."""
 
     def __init__(self, events: int, pages: Mapping[bool, int]) -> None:
-        self.events = events
-        self.pages = pages
+        self.events, self.pages = events, pages
         self.ranges: list[tuple[int, int, int, int, int]] = []
         self.blocks: list[tuple[int, int, int, int, Any]] = []
         self._open_ranges: dict[int, tuple[int, int, int]] = {}
@@ -140,15 +135,10 @@ class _History:
             size, born, name = self._open_blocks.pop(address)
             self.blocks.append((address, size, born, event - 1, name))
 
-    def close(self) -> None:
-        """End what is still there with the last event."""
-        for start, (size, born, page) in self._open_ranges.items():
-            self.ranges.append((start, size, born, self.events, page))
-        for start, (size, born, name) in self._open_blocks.items():
-            self.blocks.append((start, size, born, self.events, name))
-
     def data(self, replayed: Replay) -> dict[str, Any]:
-        """The rows for the page."""
+        """The rows for the page; what is still there ends with the last event."""
+        self.ranges += [(at, size, born, self.events, page) for at, (size, born, page) in self._open_ranges.items()]
+        self.blocks += [(at, size, born, self.events, name) for at, (size, born, name) in self._open_blocks.items()]
         place, total = _places([(start, start + size) for start, size, *_ in self.ranges])
         total = max(total, (replayed.capacity or 0) // BLOCK)
         ranges = [
@@ -158,8 +148,8 @@ class _History:
         labels: dict[tuple[str, str], int] = {}
         rows = []
         for start, size, born, died, name in drawn:
-            described = _description(replayed, name)
-            rows.append([place(start), size // BLOCK, born, died, labels.setdefault(described, len(labels))])
+            label = labels.setdefault(_description(replayed, name), len(labels))
+            rows.append([place(start), size // BLOCK, born, died, label])
         return {
             "events": self.events, "total": total, "row": bytes_in_a_row([size for _, size, *_ in ranges], total),
             "start": replayed.peak_event, "ranges": ranges, "blocks": rows, "labels": [list(label) for label in labels],

@@ -7,7 +7,6 @@ import logging
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from io import StringIO
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -41,18 +40,11 @@ LOOK: dict[Any, Any] = {
 FRAME = {"stroke_linejoin": "round", "xmlns:xlink": "http://www.w3.org/1999/xlink"}
 NO_METADATA = {"Creator": None, "Date": None, "Format": None, "Type": None}
 
+ROOM = WIDTH - 2 * MARGIN
+"""Pixels for title and small print."""
+
 Series = Mapping[str, tuple[Sequence[float], Sequence[float]]]
 Level = tuple[str, float] | None
-
-
-@dataclass(frozen=True)
-class Texts:
-    """The words around the axes; title and small print broken into lines."""
-
-    heading: Sequence[str]
-    small_print: Sequence[str]
-    xlabel: str
-    ylabel: str
 
 
 def lines(
@@ -76,27 +68,25 @@ def lines(
     than there are colors, and for values that a logarithmic axis cannot show.
     """
     _check_series(series, log_x, log_y)
-    texts = Texts(_wrapped(title, 16.5, bold=True), _wrapped(provenance, 11), xlabel, ylabel)
-    top = 49 + 21 * len(texts.heading)
-    height = top + PLOT_HEIGHT + (60 + 14 * len(texts.small_print) if provenance else 52)
+    heading, small_print = wrap(title, 16.5, ROOM, bold=True), wrap(provenance, 11, ROOM)
+    top = 49 + 21 * len(heading)
+    height = top + PLOT_HEIGHT + (60 + 14 * len(small_print) if provenance else 52)
     with _matplotlib():
         drawing = _drawing(height)
         axes = _axes(drawing, series, level, log_x, log_y, top)
         for index, (name, line) in enumerate(series.items()):
-            if name in circles:
-                _draw_circles(axes, line, index)
-            else:
-                _draw_line(axes, line, index, markers)
+            _draw(axes, line, index, markers, joined=name not in circles)
         if level:
             _draw_level(axes, series, *level)
-        _write(drawing, axes, texts, series, top)
+        _write(drawing, axes, heading, small_print, (xlabel, ylabel), series, top)
         shapes = _shapes(drawing)
-    alt = alt or _lines_alt(series, title, xlabel, ylabel)
+    if alt is None:
+        told = (
+            f"{name} goes from {_read(ys[0])} at {number(xs[0])} to {_read(ys[-1])} at {number(xs[-1])}"
+            for name, (xs, ys) in series.items()
+        )
+        alt = f"{stop(title)} Lines of {ylabel} against {xlabel}: {'; '.join(told)}."
     return Figure(framed(shapes, height, title, alt, **FRAME), alt)
-
-
-def _wrapped(words: str, size: float, bold: bool = False) -> list[str]:
-    return wrap(words, size, WIDTH - 2 * MARGIN, bold)
 
 
 def _check_series(series: Series, log_x: bool, log_y: bool) -> None:
@@ -207,17 +197,17 @@ def _y(axes: "Axes", value: float, height: float) -> float:
     return height - float(axes.transData.transform((axes.get_xlim()[0], value))[1])
 
 
-def _draw_line(axes: "Axes", line: tuple[Sequence[float], Sequence[float]], index: int, markers: bool) -> None:
+def _draw(axes: "Axes", line: tuple[Sequence[float], Sequence[float]], index: int, markers: bool, joined: bool) -> None:
+    """A line with dots, or circles that are not joined."""
     color, dashes = LINE_COLOURS[index], DASHES[index]
+    if not joined:
+        look = {"markersize": 10, "markerfacecolor": "#FFFFFF", "markeredgecolor": color}
+        axes.plot(*line, marker="o", markeredgewidth=2.2, linestyle="none", clip_on=False, zorder=4, **look)
+        return
     dots: dict[str, Any] = {"marker": "o", "markersize": 7, "markeredgecolor": "#FFFFFF", "markeredgewidth": 1}
     style = (0, tuple(length / 2.2 for length in dashes)) if dashes else "-"  # matplotlib counts in line widths
     shown = dots if markers and len(line[0]) <= 40 else {}
     axes.plot(*line, color=color, linewidth=2.2, linestyle=style, clip_on=False, zorder=3, **shown)
-
-
-def _draw_circles(axes: "Axes", line: tuple[Sequence[float], Sequence[float]], index: int) -> None:
-    look = {"markersize": 10, "markerfacecolor": "#FFFFFF", "markeredgecolor": LINE_COLOURS[index]}
-    axes.plot(*line, marker="o", markeredgewidth=2.2, linestyle="none", clip_on=False, zorder=4, **look)
 
 
 def _draw_level(axes: "Axes", series: Series, name: str, value: float) -> None:
@@ -241,19 +231,22 @@ def _hides(axes: "Axes", series: Series, words: "Annotation") -> bool:
     return any(way.intersects_bbox(box, filled=False) for way in ways)
 
 
-def _write(drawing: "Drawing", axes: "Axes", texts: Texts, series: Series, top: float) -> None:
-    """Everything in words around the axes: title, labels, the lines' names at their ends, the small print."""
+def _write(
+    drawing: "Drawing", axes: "Axes", heading: Sequence[str], small_print: Sequence[str], labels: tuple[str, str],
+    series: Series, top: float,
+) -> None:  # fmt: skip
+    """The words around the axes: title, labels, the lines' names at their ends, the small print."""
     height, bottom = _height(drawing), top + PLOT_HEIGHT
     left, right = (_x(axes, value) for value in axes.get_xlim())
 
     def put(x: float, y: float, words: str, size: float = 12, color: str = QUIET, **more: Any) -> None:
         drawing.text(x / WIDTH, 1 - y / height, words, fontsize=size, color=color, va="baseline", **more)
 
-    for index, line in enumerate(texts.heading):
+    for index, line in enumerate(heading):
         put(MARGIN, 28 + 21 * index, line, 16.5, INK, fontweight="bold")
-    put(MARGIN, top - 16, texts.ylabel)
-    put((left + right) / 2, bottom + 40, texts.xlabel, ha="center")
-    for index, line in enumerate(texts.small_print):
+    put(MARGIN, top - 16, labels[1])
+    put((left + right) / 2, bottom + 40, labels[0], ha="center")
+    for index, line in enumerate(small_print):
         put(WIDTH - MARGIN, bottom + 62 + 14 * index, line, 11, ha="right")
     ends = [_y(axes, ys[max(range(len(xs)), key=xs.__getitem__)], height) for xs, ys in series.values()]
     for index, (name, y) in enumerate(zip(series, spread(ends, 17, top, bottom), strict=True)):
@@ -271,14 +264,6 @@ def _shapes(drawing: "Drawing") -> str:
     return plain.replace(f" font-family: '{LAYOUT_FONT}';", "").strip()
 
 
-def _lines_alt(series: Series, title: str, xlabel: str, ylabel: str) -> str:
-    told = [
-        f"{name} goes from {_read(ys[0])} at {number(xs[0])} to {_read(ys[-1])} at {number(xs[-1])}"
-        for name, (xs, ys) in series.items()
-    ]
-    return f"{stop(title)} Lines of {ylabel} against {xlabel}: {'; '.join(told)}."
-
-
 def _read(value: float) -> str:
-    """A value to four figures, as one reads it aloud."""
+    """A value to four figures."""
     return number(float(f"{value:.4g}"))

@@ -14,7 +14,7 @@ SHORTEST = 2.0
 
 @dataclass(frozen=True)
 class Sample:
-    """Bytes read `seconds` after the start; None where nobody can know."""
+    """Bytes read `seconds` after the start; None where they are unknown."""
 
     seconds: float
     allocated: int
@@ -25,7 +25,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class MeterMark:
-    """What begins `seconds` after the start, in words."""
+    """The phase that begins `seconds` after the start."""
 
     seconds: float
     words: str
@@ -33,7 +33,7 @@ class MeterMark:
 
 @dataclass(frozen=True)
 class Look:
-    """Where the plot stands in the picture, and its letters, in pixels."""
+    """The place of the plot in the picture and the sizes of its texts, in pixels."""
 
     left: float = 66.0
     right: float = WIDTH - 190.0
@@ -60,6 +60,9 @@ class _Scale:
 
     def y(self, size: float) -> float:
         return self.look.bottom - (self.look.bottom - self.look.top) * size / self.largest
+
+    def point(self, seconds: float, size: float) -> str:
+        return f"{short(self.x(seconds))} {short(self.y(size))}"
 
 
 def meter_figure(
@@ -136,16 +139,19 @@ def _areas(canvas: Canvas, samples: Sequence[Sample], scale: _Scale) -> None:
 def _area(
     canvas: Canvas, samples: Sequence[Sample], scale: _Scale, low: list[int], high: list[int], fill: str, name: str
 ) -> None:
-    there = [f"{short(scale.x(s.seconds))} {short(scale.y(size))}" for s, size in zip(samples, high, strict=True)]
-    back = [f"{short(scale.x(s.seconds))} {short(scale.y(size))}" for s, size in zip(samples, low, strict=True)][::-1]
-    canvas.path("M" + "L".join(there + back) + "Z", fill=fill, data_kind=name, data_bytes=high[-1] - low[-1])
+    there, back = (
+        [scale.point(sample.seconds, size) for sample, size in zip(samples, sizes, strict=True)]
+        for sizes in (high, low)
+    )
+    path = "L".join([*there, *reversed(back)])
+    canvas.path(f"M{path}Z", fill=fill, data_kind=name, data_bytes=high[-1] - low[-1])
 
 
 def _line(
     canvas: Canvas, samples: Sequence[Sample], scale: _Scale, of: Callable[[Sample], int | None], dashes: str
 ) -> None:
     points = [(sample.seconds, of(sample)) for sample in samples]
-    known = [f"{short(scale.x(at))} {short(scale.y(size))}" for at, size in points if size is not None]
+    known = [scale.point(at, size) for at, size in points if size is not None]
     if known:
         canvas.path("M" + "L".join(known), fill="none", stroke=INK, stroke_width=1.5, stroke_dasharray=dashes or None)
 

@@ -1,4 +1,4 @@
-"""What a quiz is: questions with one right choice, an explanation for every choice, and an attempt that keeps score."""
+"""Quizzes: questions with one right choice, an explanation for every choice, and an attempt that keeps score."""
 
 import html
 import random
@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ..figures.canvas import sentence
 from ..units import format_bytes, marked
 
 LETTERS = "abcdef"
@@ -14,7 +15,7 @@ LETTERS = "abcdef"
 
 @dataclass(frozen=True)
 class Choice:
-    """One answer as it is shown, and why it is right, or what misconception leads to it."""
+    """An answer to choose, and why it is right, or the misconception that leads to it."""
 
     text: str
     why: str
@@ -115,7 +116,7 @@ class Attempt:
         self.chosen: list[list[Choice]] = [[] for _ in quiz.questions]
 
     def choose(self, number: int, choice: Choice) -> str:
-        """What is to be said of `choice` for question `number`, from 0; it counts until the question is solved."""
+        """The verdict on `choice` for question `number`, from 0; it counts until the question is solved."""
         question = self.quiz.questions[number]
         if choice not in question.choices:
             raise ValueError(f"{choice.text!r} is no choice of question {number + 1}")
@@ -125,23 +126,23 @@ class Attempt:
         return verdict(question, choice) + (" Try again." if again and not self.solved(number) else "")
 
     def solved(self, number: int) -> bool:
-        """Whether the right choice of question `number` has been found."""
+        """True if the right choice of question `number` has been found."""
         return self.quiz.questions[number].right in self.chosen[number]
 
     @property
     def finished(self) -> bool:
-        """Whether every question is solved."""
+        """True if every question is solved."""
         return all(self.solved(number) for number in range(len(self.chosen)))
 
     @property
     def first_tries(self) -> list[bool]:
-        """For each question whether its first choice was the right one."""
+        """For each question, True if its first choice was the right one."""
         pairs = zip(self.quiz.questions, self.chosen, strict=True)
         return [chosen[:1] == [question.right] for question, chosen in pairs]
 
     @property
     def score(self) -> str:
-        """How far one has come; at the end how many were right at the first try, and which were not."""
+        """The questions solved so far; at the end those right at the first try, and those to come back to."""
         count = len(self.chosen)
         if not self.finished:
             done = sum(self.solved(number) for number in range(count))
@@ -150,12 +151,11 @@ class Attempt:
         first = f"All solved, {count - len(missed)} of {count} at the first try."
         if not missed:
             return first
-        which = f"question {missed[0]}" if len(missed) == 1 else f"questions {', '.join(missed[:-1])} and {missed[-1]}"
-        return f"{first} Come back to {which} another day."
+        return f"{first} Come back to question{'s' * (len(missed) > 1)} {sentence(missed)} another day."
 
 
 def verdict(question: Question, choice: Choice) -> str:
-    """Whether `choice` is right, and why, or what is wrong with it."""
+    """Say if `choice` is right, and why, or what is wrong with it."""
     return f"{'Right.' if choice == question.right else 'Not quite.'} {choice.why}"
 
 
@@ -166,20 +166,16 @@ def ask(quiz: Quiz, read: Callable[[str], str] = input, write: Callable[[str], N
     try:
         for number, question in enumerate(quiz.questions):
             write("\n".join(["", f"{number + 1}. {question.text}", *_lettered(question)]))
+            letters = LETTERS[: len(question.choices)]
             while not attempt.solved(number):
-                write(_answer(attempt, number, read(f"Your choice (a to {LETTERS[len(question.choices) - 1]}): ")))
+                letter = read(f"Your choice (a to {letters[-1]}): ").strip().lower().removesuffix(")")
+                known = len(letter) == 1 and letter in letters
+                said = attempt.choose(number, question.choices[letters.index(letter)]) if known else None
+                write(said or f"Type one letter from a to {letters[-1]}.")
     except EOFError:
         write("")
     write(attempt.score)
     return attempt
-
-
-def _answer(attempt: Attempt, number: int, typed: str) -> str:
-    choices = attempt.quiz.questions[number].choices
-    letter = typed.strip().lower().removesuffix(")")
-    if len(letter) != 1 or letter not in LETTERS[: len(choices)]:
-        return f"Type one letter from a to {LETTERS[len(choices) - 1]}."
-    return attempt.choose(number, choices[LETTERS.index(letter)])
 
 
 def _lettered(question: Question) -> list[str]:

@@ -1,4 +1,4 @@
-"""What autograd keeps for backward, storage by storage: `saved_by` asks torch's own hooks."""
+"""The tensors that autograd keeps for backward, storage by storage: `saved_by` asks torch's own hooks."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -40,9 +40,8 @@ def saved_by(
     for value, known, what in ((dtype, DTYPES, "dtype"), (device, ("cpu", "gpu"), "device")):
         if value not in known:
             raise ValueError(f"unknown {what} {value!r}; known: {', '.join(known)}")
-    saved = (
-        _recorded_or_now(operation, inputs, dtype) if device == "gpu" else _saved_now(operation, inputs, dtype, device)
-    )
+    kept = _recorded_or_now if device == "gpu" else _saved_now
+    saved = kept(operation, inputs, dtype)
     if names is None:
         return saved
     if len(names) != len(saved):
@@ -65,7 +64,7 @@ def _recorded_or_now(
 
 
 def _saved_now(
-    operation: Callable[..., Any], inputs: "Sequence[Sequence[int] | torch.Tensor]", dtype: str, device: str
+    operation: Callable[..., Any], inputs: "Sequence[Sequence[int] | torch.Tensor]", dtype: str, device: str = "cpu"
 ) -> list[Saved]:
     import torch
 
@@ -76,7 +75,14 @@ def _saved_now(
         module, state = operation, {**dict(operation.named_parameters()), **dict(operation.named_buffers())}
         weights = {name: _moved(tensor, dtype, device) for name, tensor in state.items()}
         run = lambda *arguments: torch.func.functional_call(module, weights, arguments)  # noqa: E731
-    kept, result = _kept_by(run, tensors)
+    kept: dict[int, torch.Tensor] = {}  # by storage, in order
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept.setdefault(_storage(tensor), tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        result = run(*tensors)  # which keeps them alive
     own = {_storage(tensor) for tensor in weights.values()}
     labels = _labels(result)
     return [_saved(labels.get(key, "saved"), tensor) for key, tensor in kept.items() if key not in own]
@@ -104,23 +110,8 @@ def _moved(tensor: "torch.Tensor", dtype: str | None, device: str) -> "torch.Ten
     return tensor if tensor.dtype == kind else tensor.detach().to(kind).requires_grad_(tensor.requires_grad)
 
 
-def _kept_by(operation: Callable[..., Any], tensors: list["torch.Tensor"]) -> tuple[dict[int, "torch.Tensor"], Any]:
-    """The tensors kept, by storage and in order, and the result that keeps them alive."""
-    import torch
-
-    kept: dict[int, torch.Tensor] = {}
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        kept.setdefault(_storage(tensor), tensor)
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        result = operation(*tensors)
-    return kept, result
-
-
 def _storage(tensor: "torch.Tensor") -> int:
-    """What tells one storage from another while both are alive."""
+    """The identity of a tensor's storage while it is alive."""
     return tensor.untyped_storage()._cdata
 
 
