@@ -95,12 +95,13 @@ def test_the_archive_is_the_same_each_time() -> None:
 
 @pytest.mark.parametrize(
     ("entry", "problem"),
-    [("import torch", "No module named 'torch'"), ("from ..measuring import measure", "No module named 'course_utils"),
+    [("import torch", "No module named 'torch'"), ("from ..measuring import measure", "No module named 'course_utils.measuring'"),
      ("DEFAULTS = {}\ndef texts(_): return {}\ndef draw(_): return '{}'", "the first choices are refused")],
 )  # fmt: skip
 def test_a_page_that_does_not_run_by_itself_is_refused(entry: str, problem: str, tmp_path: Path) -> None:
     (tmp_path / "course_utils" / "interactive").mkdir(parents=True)
-    (tmp_path / "course_utils" / explorer_page.ENTRY).write_text(entry)
+    for name, text in (("__init__.py", ""), ("interactive/__init__.py", ""), (explorer_page.ENTRY, entry)):
+        (tmp_path / "course_utils" / name).write_text(text)
     with pytest.raises(BuildError, match=problem):
         explorer_page.archive(tmp_path)
 
