@@ -26,8 +26,7 @@ from course_utils.measuring.live import KernelRefused, ready
 from course_utils.measuring.recording_file import Line, append, read_lines, repair
 from course_utils.measuring.simulated import simulated_gpu
 from course_utils.planning.twin import fits
-from course_utils.recording import hardware, overhead, recorder, wheels
-from course_utils.recording import tasks as blocks
+from course_utils.recording import hardware, recorder, wheels
 from course_utils.recording import work as recording_work
 from course_utils.recording.hardware import (
     Prepared,
@@ -39,7 +38,7 @@ from course_utils.recording.hardware import (
 )
 from course_utils.recording.histories import unpacked
 from course_utils.recording.recorder import Recorder, RecordingError, chosen, listing, plan, run_process
-from course_utils.recording.tasks import Task, recording_list, rehearsal_list, run_task
+from course_utils.recording.tasks import Task, everything, recording_list, rehearsal_list, run_task
 from course_utils.recording.work import agreement, perform
 from course_utils.run import ATTENTIONS, OPTIMIZERS, PRECISIONS, RECOMPUTES, TrainingRun
 from course_utils.units import GB, MB, MiB
@@ -367,11 +366,9 @@ def test_the_list_covers_every_choice_once():
     assert any(run.model.experts for run in runs) and all(run.world_size == 1 for run in runs)
 
 
-def test_what_several_blocks_name_is_done_with_the_first_of_them():
-    order = [item.name for item in recording_list()]
-    quick = {item.name for item in blocks.accuracy()}
-    assert quick & {item.name for item in (*blocks.optimizers(), *blocks.rest())}
-    assert max(map(order.index, quick)) < min(order.index(item.name) for item in blocks.hardware())
+def test_what_is_named_twice_is_done_where_it_is_named_first():
+    order, named = [item.name for item in recording_list()], [item.name for item in everything()]
+    assert len(order) < len(named) and order == sorted(order, key=named.index)
 
 
 def test_the_first_tasks_fit_cards_of_every_size():
@@ -864,7 +861,7 @@ def test_each_variant_is_timed_with_its_spread_and_its_own_peak(monkeypatch):
 @pytest.fixture
 def thrice(monkeypatch):
     """The least number of repetitions that a time is made of."""
-    monkeypatch.setattr(overhead, "time_calls", functools.partial(time_calls, most=3))
+    monkeypatch.setattr(hardware, "time_calls", functools.partial(time_calls, most=3))
 
 
 def test_watching_is_timed_alone_with_the_meter_under_the_tracker_and_alone_again(thrice):

@@ -14,7 +14,7 @@ HOW = "write it with def, at the top level of a cell or a file"
 
 
 def packed(function: Callable[..., Any], keywords: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """How to find `function` from another process, and what to call it with, in what JSON can hold.
+    """The place of `function` for another process, and its arguments, as JSON can hold them.
 
     A package's function is imported by its name. The source of any other is written to a file of its own in `folder`.
     Raises TypeError for what is no plain function, needs more than its source, or cannot be called with `keywords`.

@@ -31,7 +31,7 @@ def main(parent: int, program: Sequence[str]) -> int:
     if os.getppid() != parent:
         return 1  # it ended before it could be watched
     try:
-        # Should the guard itself be killed, the program is told as well.
+        # Should the guard itself be killed, the program ends as well.
         child = subprocess.Popen(program, preexec_fn=lambda: prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL))
         code = child.wait()
     finally:

@@ -35,7 +35,7 @@ GRACE_SECONDS = 5.0
 HOST = "127.0.0.1"
 
 FORKS = sys.platform == "linux"
-"""Whether torchrun loads torch once for all ranks, which are there in half the time then."""
+"""True where torchrun loads torch once for all ranks, which then start in half the time."""
 
 BY_WHOM = "by someone, by this computer for want of memory (use fewer or smaller ranks), or by a crash"
 
@@ -58,7 +58,7 @@ def run_ranks(
     port: int | None = None,
     **keywords: Any,
 ) -> list[Any]:
-    """What each rank of `program` reported, by rank.
+    """Run `program` on several ranks; returns their results, by rank.
 
     `program` is the path of a Python file or the name of a module, which get `arguments` and call `report(result)`, or
     a function, of a notebook too, which gets `keywords` that JSON can hold, imports what it needs by itself, and whose
@@ -109,7 +109,7 @@ def why_no_ranks(port: int | None = None) -> str:
 def _words(
     program: str | Path | Callable[..., Any], arguments: Sequence[str], keywords: dict[str, Any], folder: Path
 ) -> tuple[str, list[str]]:
-    """What the program is called, and torchrun's words for it. `course_utils.ranks.worker` runs it, and keeps watch."""
+    """The program's name, and torchrun's words for it. `course_utils.ranks.worker` runs it, and keeps watch."""
     if callable(program):
         if arguments:
             raise ValueError("a function takes its arguments by name: run_ranks(function, 2, steps=3)")
@@ -176,7 +176,7 @@ def _run(command: list[str], folder: Path, deadline: float, show: Callable[[str]
 
 
 def _should_end(folder: Path, deadline: float) -> bool:
-    """Whether time is up, or a rank failed and the others had the time that they get to end by themselves."""
+    """True if time is up, or a rank failed and the others had the time that they get to end by themselves."""
     failed = [path.stat().st_mtime for path in folder.glob("*.error")]
     return time.monotonic() > deadline or bool(failed and time.time() - min(failed) > GRACE_SECONDS)
 
@@ -216,7 +216,7 @@ def _kill_ranks(folder: Path) -> bool:
 
 
 def _signal(send: Callable[[int, int], None], target: int, number: int) -> bool:
-    """Whether there was anything to send a signal to; macOS says PermissionError of processes that have ended."""
+    """True if there was anything to send a signal to; macOS says PermissionError of processes that have ended."""
     try:
         send(target, number)
     except (ProcessLookupError, PermissionError):
@@ -242,7 +242,7 @@ def _show(folder: Path, read: dict[Path, int], show: Callable[[str], Any] | None
 
 
 class Ranks:
-    """What is known of the ranks of a run that has ended, from the files that they left in its folder."""
+    """The files that the ranks of an ended run left in its folder."""
 
     def __init__(self, folder: Path, program: str, world_size: int, timeout_seconds: float) -> None:
         self.folder, self.program, self.world_size = folder, program, world_size
@@ -296,7 +296,7 @@ def _too_long(ranks: Ranks) -> str:
 
 
 def _failure(code: int, ranks: Ranks) -> str:
-    """Which rank failed first, and its last lines; or that the launcher was killed, with which all ranks end."""
+    """Name the rank that failed first, with its last lines; or the launcher that was killed, ending all ranks."""
     if code < 0:
         return f"torchrun, which runs the ranks of {ranks.program}, was killed by {_signal_name(-code)}: {BY_WHOM}"
     said = ranks.read("launcher.log")

@@ -27,10 +27,10 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 RESULTS = "COURSE_RANK_RESULTS"
-"""Names the environment variable that tells each rank where to leave its result."""
+"""Environment variable with the folder in which each rank leaves its result."""
 
 CALLER = "COURSE_RANK_CALLER"
-"""Names the environment variable with the process id of the one who waits for the results."""
+"""Environment variable with the process id of the caller, who waits for the results."""
 
 WATCH_SECONDS = 0.5
 
@@ -43,10 +43,7 @@ def report(result: Any) -> None:
     folder = os.environ.get(RESULTS)
     if folder is None:
         raise RuntimeError("nobody waits for this report: start this program with course_utils.ranks.launch.run_ranks")
-    whole = Path(folder, f"{os.environ['RANK']}.json")
-    partial = whole.with_suffix(".partial")
-    partial.write_text(json.dumps(result), encoding="utf-8")
-    partial.replace(whole)
+    leave(Path(folder, f"{os.environ['RANK']}.json"), json.dumps(result))
 
 
 def torchrun() -> None:
@@ -66,7 +63,7 @@ def torchrun() -> None:
 
 
 def _fork(handler: Any, words: Sequence[str], environment: dict[str, str]) -> "subprocess.Popen[bytes]":
-    """What torchrun's handler does: a process with these words, its own session and files; it never gets to `exec`."""
+    """Do as torchrun's handler does: start a process of its own session, which never gets to `exec`."""
     return subprocess.Popen(
         words, env=environment, stdout=handler._stdout, stderr=handler._stderr, start_new_session=True,
         preexec_fn=lambda: _be_a_rank(list(words), environment),
@@ -74,7 +71,7 @@ def _fork(handler: Any, words: Sequence[str], environment: dict[str, str]) -> "s
 
 
 def _be_a_rank(words: list[str], environment: dict[str, str]) -> NoReturn:  # pyrefly: ignore [bad-return]
-    """What a new Python would do with these words, in a process that was forked from torchrun."""
+    """Do as a new Python would with these words, in a process that was forked from torchrun."""
     code = 1
     try:
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # torchrun's sockets, and the pipe by which it waits for `exec`

@@ -49,7 +49,7 @@ FAILING = {
     ),
     "plain torch": "fill()",
 }
-"""What stands in the cell, by its kind. A demo catches its own failure, and has failed if it did not get to its end."""
+"""The cell's code, by its kind. A demo catches its own failure, and has failed if it did not get to its end."""
 
 WORKING = "assert (torch.ones(1000, device=device).sum() == 1000).item()"
 

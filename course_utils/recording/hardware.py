@@ -1,4 +1,4 @@
-"""What no simulation sees, measured on the GPU itself as named terms: the context, workspaces, kernels' scratch.
+"""Measurements on the GPU itself that no simulation can make: the context, workspaces, kernels' scratch, times.
 
 None of this has run on a real GPU yet. It has run under torch's CUDA build on a driver whose kernels do nothing: its
 allocator and its threads are genuine, its numbers and times are not.
@@ -16,23 +16,26 @@ import torch
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ..measuring.counting import TimesByPhase
+from ..interactive.meter import CudaGauge, Gauge, Meter, Reading
+from ..measuring.counting import TimesByPhase, Unwatched, time_calls
 from ..measuring.devices import Device
-from ..measuring.live import KERNELS, is_out_of_memory
+from ..measuring.live import KERNELS, is_out_of_memory, only_kernel, ready
+from ..measuring.step import Phases, Training
 from ..measuring.tracker import Tracker
-from ..run import ATTENTIONS
+from ..run import ATTENTIONS, TrainingRun
+from .comparisons import spread
 
 Operation = tuple[str, Callable[[], Any]]
 
 ALONE = {**KERNELS, "math": SDPBackend.MATH}
-"""What torch's attention can be made to do: its kernels, and operator by operator, as where it has none."""
+"""Backends of torch's attention: its kernels, and operator by operator, as where it has none."""
 
 SECOND_PROGRAM = "import torch; torch.cuda.init(); free, total = torch.cuda.mem_get_info(); print(total - free)"
 """A program that does nothing but make a context, and says what the driver then counts."""
 
 
 def context_bytes(device: Device, second: Callable[[], int] | None = None) -> dict[str, Any]:
-    """What a context takes of the GPU before the first tensor, in bytes.
+    """Bytes that a context takes of the GPU before the first tensor.
 
     This program makes its own context and reads what is in use, then lets a second program that does nothing else read
     it: the difference is the second one's context, whatever else runs on the GPU. Three readings.
@@ -93,7 +96,7 @@ def settled_bytes(device: Device, wait: Wait = wait_briefly) -> int:
 
 
 def workspace_bytes(device: Device, wait: Wait = wait_briefly) -> dict[str, Any]:
-    """What stays allocated after a matrix product whose tensors are gone, in bytes, by operation.
+    """Bytes that stay allocated after a matrix product whose tensors are gone, by operation.
 
     torch gives cuBLAS a workspace for each handle and stream, and keeps it. Autograd's own thread has a handle of its
     own, so that a backward pass may add one. All of them together are the last figure.
@@ -149,7 +152,7 @@ def _scratch_of(item: Prepared, device: Device, wait: Wait) -> dict[str, Any]:
 
 
 def _beyond(counted: int, tracked: int) -> int:
-    """What the device counted beyond the tensors. Raises Unsettled if that is less than the tensors themselves."""
+    """Bytes that the device counted beyond the tensors. Raises Unsettled if they are negative."""
     if counted < tracked:
         raise Unsettled(
             f"the device counted a peak of {counted:,} bytes and the tensors alone take {tracked:,}: scratch cannot be "
@@ -305,8 +308,69 @@ def _forward_and_backward(device: Device, kernel: str, seq_len: int, repetitions
     return {"milliseconds": times, "peak": device.peaks()[0] - before}
 
 
+# The cost of watching: a step's time and peak alone, with the meter, and under the tracker
+
+
+MODES = ("alone", "with the meter", "under the tracker", "alone, again")
+"""In this order; the last differs from the first by the machine's own noise."""
+
+WARM_UP = 2
+
+
+class DeviceGauge:
+    """Reads any device through its counters: takes `CudaGauge`'s place in a rehearsal."""
+
+    capacity, axis = None, "seconds"
+
+    def __init__(self, device: Device) -> None:
+        self.device, self.source = device, f"a rehearsal on {device.kind}"
+
+    def read(self, seconds: float) -> Reading:
+        """The counters now."""
+        return Reading(self.device.allocated(), self.device.peaks()[0], self.device.reserved(), self.device.in_use())
+
+
+def watching_costs(run: TrainingRun, device: Device) -> dict[str, Any]:
+    """Milliseconds of a step and its peak in bytes, allocated and reserved, for each of `MODES`.
+
+    Every mode builds the run anew from the same random numbers. "readings" is how often the meter has looked.
+    """
+    return {"run": run.code(), "modes": [_mode(name, run, device) for name in MODES]}
+
+
+def _mode(name: str, run: TrainingRun, device: Device) -> dict[str, Any]:
+    # Backward on this thread in every mode: the tracker needs it, and nothing else may differ.
+    with only_kernel(run), torch.autograd.set_multithreading_enabled(False):
+        training, before = ready(run, device)
+        with _watched(name, training, device) as (watch, readings):
+            for _ in range(WARM_UP):
+                training.step(watch)
+            device.synchronize()
+            device.reset_peaks()
+            times = time_calls(lambda: training.step(watch), device)
+            allocated, reserved = device.peaks()
+            found = {"mode": name, "step_ms": spread(times), "readings": readings()}
+    return found | {"allocated": allocated - before[0], "reserved": reserved - before[1]}
+
+
+@contextmanager
+def _watched(name: str, training: Training, device: Device) -> Iterator[tuple[Phases, Callable[[], int]]]:
+    """The follower of the phases, and a function that returns how often the meter has read by now."""
+    if name == "with the meter":
+        gauge: Gauge = CudaGauge() if device.kind == "cuda" else DeviceGauge(device)
+        with Meter(gauge).follow(training.holdings()) as meter:
+            yield Unwatched(), lambda: len(meter.samples)
+    elif name == "under the tracker":
+        with Tracker(device.kind) as tracker:
+            tracker.watch(training.network, training.named_states)
+            tracker.bind("inputs", [training.tokens, training.targets])
+            yield tracker, lambda: 0
+    else:
+        yield Unwatched(), lambda: 0
+
+
 def why_not(error: RuntimeError) -> str:
-    """What an error means: "out_of_memory", "unsettled" for counters that moved, "refused" for what a GPU cannot do."""
+    """The kind of an error: "out_of_memory", "unsettled" (counters moved), "refused" (the GPU cannot do it)."""
     if isinstance(error, Unsettled):
         return "unsettled"
     return "out_of_memory" if is_out_of_memory(error) else "refused"

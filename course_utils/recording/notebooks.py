@@ -23,10 +23,10 @@ CELL_SECONDS = 300
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 
 LIVE = re.compile(r"live on [^·\n]+ · torch")
-"""How a measurement says that it was made on a GPU here; `doctor` has a row "live on a GPU", which is none."""
+"""The words of a measurement that was made on a GPU here; `doctor` has a row "live on a GPU", which is none."""
 
 NOT_LIVE = re.compile(r"needs [\d.]+ \w+, .+? has [\d.]+ \w+ free|this GPU \(compute capability[^<\n]*")
-"""How one says why it was simulated although there is a GPU."""
+"""The reasons for a simulation although there is a GPU."""
 
 AS_CARD = "from course_utils.measuring.devices import as_card\n_ = as_card({name!r})"
 
@@ -73,7 +73,7 @@ def text_of(cell: NotebookNode) -> str:
 
 
 def problems(cell: NotebookNode) -> list[str]:
-    """What a cell raised that its source does not announce, and checks that did not pass, each in one line."""
+    """Errors of a cell that its source does not announce, each in one line."""
     if "raises-exception" in cell.metadata.get("tags", ()):
         return []
     first = next(iter(cell.source.splitlines()), "")
@@ -87,7 +87,7 @@ def problems(cell: NotebookNode) -> list[str]:
 def kernel_environment(home: Path) -> dict[str, str]:
     """Variables under which lessons give the same outputs everywhere: to be added to the environment of a kernel.
 
-    The GPU is simulated, no guess has been made yet (`home` stands in for the learner's own folder), one thread
+    The GPU is simulated, no guess has been made yet (`home` replaces the learner's own folder), one thread
     computes, and sets are ordered alike.
     """
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
@@ -138,7 +138,7 @@ def run(
 
 
 def _ends_with_this_process() -> dict[str, Any]:
-    """How a kernel is started so that it ends when this process is killed (Linux).
+    """Options that start a kernel so that it ends when this process is killed (Linux).
 
     ipykernel looks for its parent only when it is up; one that has lost it by then waits for ever, unless process 1
     has adopted it, which in a desktop's session is another one.
@@ -156,7 +156,7 @@ def _ends_with_this_process() -> dict[str, Any]:
 
 
 def _place(notebook: NotebookNode) -> str:
-    """Which cell was running when execution stopped: the last that was given to the kernel."""
+    """The cell that was running when execution stopped: the last that was given to the kernel."""
     started = [cell for cell in notebook.cells if cell.cell_type == "code" and (cell.execution_count or cell.outputs)]
     return cell_name(started[-1]) if started else "before the first cell"
 

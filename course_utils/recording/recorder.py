@@ -66,11 +66,11 @@ say_now = partial(print, flush=True)
 
 
 class RecordingError(Exception):
-    """What keeps a recording from being made, in a sentence for the person who asked for it."""
+    """The reason why no recording can be made, in a sentence for the person who asked for it."""
 
 
 class Outcome(NamedTuple):
-    """What a task's process left behind: its parts by name, how it ended, and what there is to say of that."""
+    """The result of a task's process: its parts by name, how it ended, and a line that says more."""
 
     parts: dict[str, Any]
     status: str
@@ -80,7 +80,7 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True)
 class Recorder:
-    """Where results go, when to stop, and how a task's process is started."""
+    """Writes results to `file` until `deadline`, each task in a process that `command` names."""
 
     file: Path
     origin: dict[str, Any]
@@ -107,20 +107,12 @@ class Recorder:
 
 
 def described(task: Task, outcome: Outcome) -> dict[str, Any]:
-    """What a line says of its task and of how it went."""
+    """The task and its outcome as a line of a recording has them."""
     return {
-        "task": task.name,
-        "kind": task.kind,
-        "why": task.why,
-        "environment": dict(task.environment),
-        "steps": STEPS,
-        "predicted": task.predicted,
-        "date": date.today().isoformat(),
-        "status": outcome.status,
-        "detail": outcome.detail,
+        "task": task.name, "kind": task.kind, "why": task.why, "environment": dict(task.environment), "steps": STEPS,
+        "predicted": task.predicted, "date": date.today().isoformat(), **outcome._asdict(),
         "seconds": round(outcome.seconds, 1),
-        "parts": outcome.parts,
-    }
+    }  # fmt: skip
 
 
 # One task in its process
@@ -130,10 +122,9 @@ def work_command(rehearse: bool, as_card: str = "") -> Callable[[Task, Path, flo
     """The command line of a task's process."""
 
     def command(task: Task, results: Path, seconds: float) -> list[str]:
-        work = "live_work" if task.needs_notebooks else "work"
         options = ["--task", task.name, "--results", str(results), "--seconds", f"{seconds:.1f}"]
         more = [*(["--rehearse"] if rehearse else []), *(["--as-card", as_card] if as_card else [])]
-        return [sys.executable, "-m", f"course_utils.recording.{work}", *options, *more]
+        return [sys.executable, "-m", "course_utils.recording.work", *options, *more]
 
     return command
 
@@ -209,7 +200,7 @@ def read_parts(path: Path) -> dict[str, Any]:
 
 
 def judged(parts: dict[str, Any], code: int | None, errors: str) -> tuple[str, str]:
-    """How a task ended, from what it wrote and its exit code, and a line that says more."""
+    """The status of a task, from what it wrote and its exit code, and a line that says more."""
     error = parts.pop("error", {}).get("error", "")
     if code is None:
         return TIMED_OUT, ""
@@ -243,7 +234,7 @@ NOTEBOOK_PACKAGES = ("matplotlib", "IPython", *PACKAGES)
 
 
 def missing_packages() -> list[str]:
-    """What this Python lacks to execute notebooks."""
+    """Packages that this Python lacks to execute notebooks."""
     return [name for name in NOTEBOOK_PACKAGES if util.find_spec(name) is None]
 
 
@@ -259,7 +250,7 @@ def check_torch(installed: Callable[[str], str] = metadata.version) -> None:
 
 
 def device_facts(command: Callable[[Task, Path, float], list[str]], seconds: float) -> dict[str, Any]:
-    """What a process of its own finds out about the GPU and torch. RecordingError if there is none to record on."""
+    """Facts about the GPU and torch, from a process of its own. RecordingError if there is none to record on."""
     outcome = run_process(command, Task(FACTS, FACTS, ""), seconds)
     if outcome.status != MEASURED:
         raise RecordingError(
@@ -308,7 +299,7 @@ def glob_escaped(text: str) -> str:
 
 
 def plan(tasks: Sequence[Task], found: dict[str, Any], lines: Sequence[Line], commit: str) -> list[Task]:
-    """What is still to be done on this GPU: untried tasks in their order, one that was cut short among them, and one
+    """The tasks still to be done on this GPU: untried ones in their order, one that was cut short among them, and one
     run that is expected to run out of memory; then what failed before.
     """
     free, capability = found["free"], (found["device"]["capability"][0], found["device"]["capability"][1])
@@ -444,7 +435,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def card_option(name: str) -> Gpu:
-    """The card that the GPU is to stand for. RecordingError, saying what it may be, for another name."""
+    """The card that the GPU is to imitate. RecordingError, saying what it may be, for another name."""
     try:
         return card_named(name, (0, 0))
     except ValueError as problem:

@@ -1,12 +1,11 @@
-"""What `record` does on a GPU, most telling first: training runs for every choice of the course, what only hardware
-shows, and the lessons themselves.
+"""The tasks of `record`, the most important first: training runs for every choice of the course, figures that only
+hardware shows, and the lessons themselves.
 """
 
 import dataclasses
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 
 from ..estimating import estimate
@@ -17,8 +16,6 @@ from ..models import PRESETS
 from ..planning.twin import fits, unsupported
 from ..run import TrainingRun
 from .comparisons import COMPARISONS
-
-"""Where the course's notebooks lie, in a clone of it."""
 
 STEPS = 2
 """Steps of the passes whose memory is recorded; the first has no optimizer states yet."""
@@ -33,20 +30,20 @@ CELLS = ("measure(run)", "measure(step=…)", "live_meter", "demo", "plain torch
 """Kinds of cells that can run out of memory."""
 
 TIMES_OUT_OF_MEMORY = 100
-"""How often in a row each kind of cell runs out of memory."""
+"""Each kind of cell runs out of memory so often in a row."""
 
 LESSON_SECONDS = 60.0
 """A lesson's budget where its own metadata state none, as in `course: {budget_seconds: 90}`."""
 
 LIVE_FACTOR = 3.0
-"""How many times its budget a lesson may take on a GPU: the budget is for a simulation, and here it trains, too."""
+"""A lesson may take so many times its budget on a GPU: the budget is for a simulation, and here it trains, too."""
 
 START_SECONDS = 8.0
 EXPECTED_SECONDS = {
     "context": 12.0, "workspaces": 2.0, "scratch": 4.0, "kernels": 4.0, "times": 28.0, "overhead": 30.0,
     "cells": 30.0, "demos": 30.0,
 }  # fmt: skip
-"""What a task is expected to take on an H200: Python, torch and CUDA begin, then its kind. Guesses, for the order."""
+"""Seconds of a task on an H200: Python, torch and CUDA begin, then its kind. Guesses, for the order."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +52,7 @@ class Task:
 
     `kind` says how it is done: "run" trains as `run` says, "history" keeps and replays its allocator's history,
     "kernels" runs attention alone for sequences of `seq_len` tokens, "times" compares the variants of `topic`,
-    "overhead" says what watching costs, "context" and "workspaces" and "scratch" measure what no simulation sees.
+    "overhead" times the course's own watching, "context", "workspaces" and "scratch" measure what no simulation sees.
     "cells" runs out of memory on purpose in cells of the kind `topic`, "notebook" executes the notebook of that path,
     "demos" rehearses the demos: these three need the course's own environment. `environment` is set for the process.
     `beyond` marks a run that is tried because it does not fit.
@@ -73,7 +70,7 @@ class Task:
 
     @property
     def needs_notebooks(self) -> bool:
-        """Whether it takes Jupyter's packages beside torch."""
+        """True if it needs Jupyter's packages and not torch alone."""
         return self.kind in NOTEBOOK_KINDS
 
     @property
@@ -118,11 +115,9 @@ def history_task(run: TrainingRun, environment: Mapping[str, str]) -> Task:
 
 
 def recording_list() -> tuple[Task, ...]:
-    """Everything to be recorded, in the order in which it tells most; a GPU does what fits it."""
-    early = (first(), headlines(), times(), accuracy(), histories({}), cells(), lessons("notebooks"))
-    late = (histories(EXPANDABLE), lessons("solutions"), hardware(), attention(), precisions(), recomputation())
+    """Everything to be recorded, the most important first; a GPU does what fits it."""
     found: dict[str, Task] = {}
-    for task in chain(*early, *late, optimizers(), rest()):
+    for task in everything():
         found.setdefault(task.name, task)  # where it is named first
     return tuple(found.values())
 
@@ -146,57 +141,112 @@ XL = TrainingRun("gpt2-xl", 32, 1024)
 LLAMA = TrainingRun("llama3.2-1b", 4, 1024)
 LLAMA_8B = TrainingRun("llama3-8b", 1, 2048)
 T4 = TrainingRun("gpt2", 8, 1024, "amp-fp16", attention="efficient")
-"""What a GPU older than Ampere can do too."""
+"""A run for GPUs older than Ampere, too."""
 ONE_MIXTRAL_BLOCK = dataclasses.replace(PRESETS["mixtral-8x7b"], name="mixtral-8x7b, one block", layers=1)
-
-
 PUZZLE = XL.replace(precision="bf16-master", recompute="full", optimizer="adamw-foreach")
-FITS_32_GB = PUZZLE.replace(optimizer="adamw", micro_batch=4, accumulation_steps=8)
 
 
-def first() -> Iterator[Task]:
-    """What tells most, in about three minutes: cuBLAS's workspaces, four runs and a history of the allocator."""
+def everything() -> Iterator[Task]:
+    """All tasks in their order, some of them twice."""
+    run = run_task
+    # About three minutes: cuBLAS's workspaces, four runs and a history of the allocator
     yield Task("workspaces", "workspaces", "cuBLAS's workspaces")
-    yield run_task(GPT2, "the first run of the course")
-    yield run_task(XL, "the puzzle as asked")
-    yield run_task(LLAMA, "a Llama")
+    yield run(GPT2, "the first run of the course")
+    yield run(XL, "the puzzle as asked")
+    yield run(LLAMA, "a Llama")
     yield history_task(history_runs()[0], {})
-    yield run_task(FITS_32_GB, "what fits 32 GB")
-
-
-def headlines() -> Iterator[Task]:
-    """What else the lessons show first: the context, kernels' scratch, a T4's run, the puzzle done otherwise."""
+    yield run(PUZZLE.replace(optimizer="adamw", micro_batch=4, accumulation_steps=8), "what fits 32 GB")
+    # What else the lessons show first
     yield Task("context", "context", "what the driver takes before the first tensor")
     yield Task("scratch", "scratch", "what kernels allocate for themselves")
-    yield run_task(GPT2.replace(attention="eager"), "what the flash kernel saves")
-    yield run_task(T4, "the same on a T4")
-    yield run_task(XL.replace(recompute="full"), "the puzzle, recomputed")
-    yield run_task(PUZZLE, "the puzzle with 16-bit weights, upcast at once")
-    yield run_task(PUZZLE.replace(optimizer="adamw"), "the puzzle with 16-bit weights")
-    yield run_task(XL.replace(micro_batch=4), "the puzzle, smaller")
-
-
-def times() -> Iterator[Task]:
-    """What only a GPU's clock can tell, and what watching costs."""
+    yield run(GPT2.replace(attention="eager"), "what the flash kernel saves")
+    yield run(T4, "the same on a T4")
+    yield run(XL.replace(recompute="full"), "the puzzle, recomputed")
+    yield run(PUZZLE, "the puzzle with 16-bit weights, upcast at once")
+    yield run(PUZZLE.replace(optimizer="adamw"), "the puzzle with 16-bit weights")
+    yield run(XL.replace(micro_batch=4), "the puzzle, smaller")
+    # Times that only a GPU's clock can give, and the cost of watching
     for topic in COMPARISONS:
         yield Task(f"times of {topic}", "times", "times with their spread", topic=topic)
     for seq_len in (1024, 4096):
         yield kernels_task(seq_len)
     yield Task("overhead of watching", "overhead", "what the meter and the tracker cost", T4)
-
-
-def cells() -> Iterator[Task]:
-    """Running out of memory on purpose, again and again, and the demos."""
+    # Runs of many kinds that are quick: the first by which estimate and simulation are judged
+    yield run(GPT2.replace(micro_batch=2), "linear in b")
+    yield run(GPT2.replace(accumulation_steps=2), "2 micro-batches")
+    yield run(GPT2.replace(precision="bf16-master"), "16-bit weights")
+    yield run(GPT2.replace(precision="fp32", attention="efficient"), "everything in fp32")
+    yield run(GPT2.replace(recompute="full"), "GPT-2, recomputed")
+    yield run(GPT2.replace(clip_grad_norm=1.0), "the buffers of clipping")
+    yield run(MEDIUM.replace(optimizer="adamw-fused"), "a fused optimizer")
+    yield run(LLAMA.replace(attention="eager"), "a Llama without a fused kernel")
+    yield run(LLAMA.replace(lora_rank=8), "LoRA on attention")
+    # The allocator's histories, and running out of memory on purpose
+    for recorded in history_runs():
+        yield history_task(recorded, {})
     for kind in CELLS:
         why = f"out of memory {TIMES_OUT_OF_MEMORY} times in a row"
         yield Task(f"out of memory in a cell with {kind}", "cells", why, topic=kind, seconds=400.0)
     yield Task("rehearsal of the demos", "demos", "every demo as it runs here", seconds=300.0)
-
-
-def histories(environment: Mapping[str, str]) -> Iterator[Task]:
-    """The allocator's histories under the settings in `environment`."""
-    for run in history_runs():
-        yield history_task(run, environment)
+    yield from lessons("notebooks")
+    for recorded in history_runs():
+        yield history_task(recorded, EXPANDABLE)
+    yield from lessons("solutions")
+    # Attention by kernel, with and without grouped queries, and by the length of the sequence
+    for seq_len in (512, 2048, 8192, 16384):
+        yield kernels_task(seq_len)
+    yield run(GPT2.replace(attention="efficient"), "the efficient kernel")
+    yield run(GPT2.replace(attention="cudnn", dropout=0.0), "cuDNN's kernel, which may refuse GPT-2's dropout")
+    for kernel in ("eager", "efficient", "cudnn"):
+        yield run(LLAMA.replace(attention=kernel), f"grouped queries, {kernel}")
+    for seq_len in (4096, 8192, 16384):
+        yield run(LLAMA.replace(micro_batch=1, seq_len=seq_len), "linear in s with flash")
+    yield run(LLAMA.replace(micro_batch=1, seq_len=4096, attention="eager"), "quadratic in s without")
+    # Every recipe with the same kernel: bytes and time saved
+    for name in ("fp32", "tf32", "bf16", "bf16-master", "bf16-master-fp32grad"):
+        yield run(GPT2.replace(attention="efficient", precision=name), f"{name} and the others")
+    yield run(
+        GPT2.replace(attention="efficient", precision="fp16-master"), "fp16 with a loss scaler and master weights"
+    )
+    yield run(GPT2.replace(precision="amp-fp16"), "fp16 with flash")
+    yield run(LLAMA.replace(precision="bf16-master"), "a Llama in ZeRO's recipe")
+    yield run(LLAMA.replace(precision="bf16"), "a Llama in 16 bits alone")
+    # Every recomputation on the same run: bytes saved, and time paid
+    yield run(MEDIUM, "nothing recomputed")
+    for recompute in ("full", "selective", "sqrt", "every-4", "offload"):
+        yield run(MEDIUM.replace(recompute=recompute), f"{recompute} and the others")
+    eager = MEDIUM.replace(attention="eager")
+    yield run(eager, "eager attention, kept")
+    yield run(eager.replace(recompute="selective-attention"), "Korthikanti's selective recomputation")
+    yield run(LLAMA.replace(recompute="full"), "a Llama, recomputed")
+    yield run(LLAMA.replace(recompute="selective"), "a Llama, selectively")
+    # Every optimizer on the same run, whose peak is the optimizer's
+    small = MEDIUM.replace(micro_batch=1)
+    names = ("adamw-loop", "adamw-foreach", "adamw-fused", "sgd", "momentum", "adam", "adafactor", "adam8bit")
+    for name in (*names, "lion", "muon"):
+        yield run(small.replace(optimizer=name), f"{name} and the others")
+    yield run(small.replace(clip_grad_norm=1.0), "the buffers of clipping at the peak")
+    yield run(small.replace(set_to_none=False), "gradients zeroed, not freed")
+    # Accumulation, the loss in pieces, LoRA, other models and sizes
+    for steps in (2, 4, 16):
+        yield run(GPT2.replace(micro_batch=2, accumulation_steps=steps), f"{steps} micro-batches of 2")
+    for chunks in (8, 32):
+        yield run(LLAMA.replace(loss_chunks=chunks), "the logits in pieces")
+    yield run(GPT2.replace(loss_chunks=8), "GPT-2's logits in pieces")
+    yield run(LLAMA.replace(lora_rank=16, lora_targets=("attention", "mlp")), "LoRA on every matrix")
+    for bits in (16, 8, 4):
+        frozen = LLAMA_8B.replace(lora_rank=16, recompute="full", frozen_bits=bits)
+        yield run(frozen, f"LoRA on an 8B model frozen in {bits} bits")
+    for model in ("tinyllama-1.1b", "qwen2.5-0.5b", "gpt2-large"):
+        yield run(TrainingRun(model, 4, 1024), "another model")
+    yield run(TrainingRun("llama3.2-3b", 1, 2048), "a 3B model")
+    yield run(LLAMA_8B.replace(precision="bf16"), "an 8B model in 16 bits alone")
+    yield run(LLAMA_8B.replace(precision="bf16-master", recompute="full", seq_len=1024), "an 8B model, all of it")
+    yield run(TrainingRun("mistral-7b", 1, 4096, "bf16", recompute="full"), "a 7B model at s=4,096")
+    yield run(TrainingRun(ONE_MIXTRAL_BLOCK, 1, 1024), "a mixture of experts, one block of it")
+    yield run(MEDIUM.replace(micro_batch=4, precision="amp-fp16", attention="efficient"), "the most for a T4")
+    for micro_batch in (1, 2, 4, 16):
+        yield run(GPT2.replace(micro_batch=micro_batch), "linear in b")
 
 
 def history_runs() -> tuple[TrainingRun, ...]:
@@ -225,97 +275,9 @@ def budget(notebook: Path) -> float:
     return float(metadata.get("course", {}).get("budget_seconds", LESSON_SECONDS))
 
 
-def accuracy() -> Iterator[Task]:
-    """Runs of many kinds that are quick: the first that estimate and simulation are judged by."""
-    yield run_task(GPT2.replace(micro_batch=2), "linear in b")
-    yield run_task(GPT2.replace(accumulation_steps=2), "2 micro-batches")
-    yield run_task(GPT2.replace(precision="bf16-master"), "16-bit weights")
-    yield run_task(GPT2.replace(precision="fp32", attention="efficient"), "everything in fp32")
-    yield run_task(GPT2.replace(recompute="full"), "GPT-2, recomputed")
-    yield run_task(GPT2.replace(clip_grad_norm=1.0), "the buffers of clipping")
-    yield run_task(MEDIUM.replace(optimizer="adamw-fused"), "a fused optimizer")
-    yield run_task(LLAMA.replace(attention="eager"), "a Llama without a fused kernel")
-    yield run_task(LLAMA.replace(lora_rank=8), "LoRA on attention")
-
-
-def hardware() -> Iterator[Task]:
-    """Attention alone at the other lengths."""
-    for seq_len in (512, 2048, 8192, 16384):
-        yield kernels_task(seq_len)
-
-
 def kernels_task(seq_len: int) -> Task:
     """Time attention alone for sequences of so many tokens."""
     return Task(f"attention alone at s={seq_len}", "kernels", "kernels by sequence length", seq_len=seq_len)
-
-
-def attention() -> Iterator[Task]:
-    """Every kernel, with and without grouped queries, and by the length of the sequence."""
-    yield run_task(GPT2.replace(attention="efficient"), "the efficient kernel")
-    yield run_task(GPT2.replace(attention="cudnn", dropout=0.0), "cuDNN's kernel, which may refuse GPT-2's dropout")
-    for kernel in ("eager", "efficient", "cudnn"):
-        yield run_task(LLAMA.replace(attention=kernel), f"grouped queries, {kernel}")
-    for seq_len in (4096, 8192, 16384):
-        yield run_task(LLAMA.replace(micro_batch=1, seq_len=seq_len), "linear in s with flash")
-    yield run_task(LLAMA.replace(micro_batch=1, seq_len=4096, attention="eager"), "quadratic in s without")
-
-
-def precisions() -> Iterator[Task]:
-    """Every recipe with the same kernel: what each saves in bytes and in time."""
-    same_kernel = GPT2.replace(attention="efficient")
-    for name in ("fp32", "tf32", "bf16", "bf16-master", "bf16-master-fp32grad"):
-        yield run_task(same_kernel.replace(precision=name), f"{name} beside the others")
-    yield run_task(same_kernel.replace(precision="fp16-master"), "fp16 with a loss scaler and master weights")
-    yield run_task(GPT2.replace(precision="amp-fp16"), "fp16 with flash")
-    yield run_task(LLAMA.replace(precision="bf16-master"), "a Llama in ZeRO's recipe")
-    yield run_task(LLAMA.replace(precision="bf16"), "a Llama in 16 bits alone")
-
-
-def recomputation() -> Iterator[Task]:
-    """Every way to keep less, on the same run: bytes saved, and time paid."""
-    yield run_task(MEDIUM, "nothing recomputed")
-    for recompute in ("full", "selective", "sqrt", "every-4", "offload"):
-        yield run_task(MEDIUM.replace(recompute=recompute), f"{recompute} beside the others")
-    eager = MEDIUM.replace(attention="eager")
-    yield run_task(eager, "eager attention, kept")
-    yield run_task(eager.replace(recompute="selective-attention"), "Korthikanti's selective recomputation")
-    yield run_task(LLAMA.replace(recompute="full"), "a Llama, recomputed")
-    yield run_task(LLAMA.replace(recompute="selective"), "a Llama, selectively")
-
-
-def optimizers() -> Iterator[Task]:
-    """Every optimizer on the same run, whose peak is the optimizer's."""
-    small = MEDIUM.replace(micro_batch=1)
-    names = ("adamw-loop", "adamw-foreach", "adamw-fused", "sgd", "momentum", "adam", "adafactor", "adam8bit")
-    for name in (*names, "lion", "muon"):
-        yield run_task(small.replace(optimizer=name), f"{name} beside the others")
-    yield run_task(GPT2.replace(clip_grad_norm=1.0), "the buffers of clipping")
-    yield run_task(small.replace(clip_grad_norm=1.0), "the buffers of clipping at the peak")
-    yield run_task(small.replace(set_to_none=False), "gradients zeroed, not freed")
-
-
-def rest() -> Iterator[Task]:
-    """Accumulation, the loss in pieces, LoRA, other models and sizes."""
-    for steps in (2, 4, 16):
-        yield run_task(GPT2.replace(micro_batch=2, accumulation_steps=steps), f"{steps} micro-batches of 2")
-    for chunks in (8, 32):
-        yield run_task(LLAMA.replace(loss_chunks=chunks), "the logits in pieces")
-    yield run_task(GPT2.replace(loss_chunks=8), "GPT-2's logits in pieces")
-    yield run_task(LLAMA.replace(lora_rank=8), "LoRA on attention")
-    yield run_task(LLAMA.replace(lora_rank=16, lora_targets=("attention", "mlp")), "LoRA on every matrix")
-    lora = LLAMA_8B.replace(lora_rank=16, recompute="full")
-    for bits in (16, 8, 4):
-        yield run_task(lora.replace(frozen_bits=bits), f"LoRA on an 8B model frozen in {bits} bits")
-    for model in ("tinyllama-1.1b", "qwen2.5-0.5b", "gpt2-large"):
-        yield run_task(TrainingRun(model, 4, 1024), "another model")
-    yield run_task(TrainingRun("llama3.2-3b", 1, 2048), "a 3B model")
-    yield run_task(LLAMA_8B.replace(precision="bf16"), "an 8B model in 16 bits alone")
-    yield run_task(LLAMA_8B.replace(precision="bf16-master", recompute="full", seq_len=1024), "an 8B model, all of it")
-    yield run_task(TrainingRun("mistral-7b", 1, 4096, "bf16", recompute="full"), "a 7B model at s=4,096")
-    yield run_task(TrainingRun(ONE_MIXTRAL_BLOCK, 1, 1024), "a mixture of experts, one block of it")
-    yield run_task(MEDIUM.replace(micro_batch=4, precision="amp-fp16", attention="efficient"), "the most for a T4")
-    for micro_batch in (1, 2, 4, 16):
-        yield run_task(GPT2.replace(micro_batch=micro_batch), "linear in b")
 
 
 def rehearsal_list() -> tuple[Task, ...]:
