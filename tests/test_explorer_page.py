@@ -95,9 +95,12 @@ def test_the_archive_is_the_same_each_time() -> None:
 
 @pytest.mark.parametrize(
     ("entry", "problem"),
-    [("import torch", "No module named 'torch'"), ("from ..measuring import measure", "No module named 'course_utils.measuring'"),
-     ("DEFAULTS = {}\ndef texts(_): return {}\ndef draw(_): return '{}'", "the first choices are refused")],
-)  # fmt: skip
+    [
+        ("import torch", "No module named 'torch'"),
+        ("from ..measuring import measure", "No module named 'course_utils.measuring'"),
+        ("DEFAULTS = {}\ndef texts(_): return {}\ndef draw(_): return '{}'", "the first choices are refused"),
+    ],
+)
 def test_a_page_that_does_not_run_by_itself_is_refused(entry: str, problem: str, tmp_path: Path) -> None:
     (tmp_path / "course_utils" / "interactive").mkdir(parents=True)
     for name, text in (("__init__.py", ""), ("interactive/__init__.py", ""), (explorer_page.ENTRY, entry)):
@@ -108,7 +111,8 @@ def test_a_page_that_does_not_run_by_itself_is_refused(entry: str, problem: str,
 
 def test_every_choice_travels_as_text_and_back() -> None:
     for control in CONTROLS:
-        assert [dashboard_page.value_of(control, str(value)) for value in control.values] == list(control.values)
+        read = [dashboard_page.values({control.name: str(value)})[control.name] for value in control.values]
+        assert read == list(control.values)
     assert all(dashboard_page.values(dashboard_page.texts(change.chosen)) for change in next_changes(DEFAULTS))
 
 
