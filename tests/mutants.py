@@ -46,8 +46,8 @@ TESTS = (
 
 KILLED, SURVIVED, UNREACHED = "killed", "survived", "not reached"
 WANTED = 0.90
-FIRST_SECONDS, SECONDS = 6, 60
-"""Tests for one mutant, by what they took alone and under coverage: the first helping, and all of them."""
+SECONDS = 60
+"""Tests for one mutant, by the time that they took alone and under coverage."""
 
 ENVIRONMENT = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "COURSE_SOURCE": "simulated"}
 ENVIRONMENT |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
@@ -75,9 +75,6 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=16)
     parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
     parser.add_argument("--only", default="", metavar="PATTERN", help="only those of the sample that match")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="append each mutant and what noticed it, as JSON")
-    cache = Path(tempfile.gettempdir()) / "course_mutants.json"
-    parser.add_argument("--cache", type=Path, default=cache, metavar="FILE", help="which tests reach which lines")
     chosen = parser.parse_args()
     for module in LOADED:
         importlib.import_module(module)
@@ -85,11 +82,8 @@ def main() -> int:
         pristine, *copies = copies_of(ROOT, chosen.jobs + 1, Path(folder))
         paths = sorted(str(path.relative_to(pristine)) for pattern in MUTATED for path in pristine.glob(pattern))
         sites = [mutant for path in paths for mutant in Sites(path, (pristine / path).read_bytes())]
-        sampled = [
-            mutant for mutant in sample(sites, chosen.sample, chosen.seed) if re.search(chosen.only, str(mutant))
-        ]
-        tests = Tests(reached(paths, pristine, copies, chosen.cache), pristine)
-        return report(Trial(tests, pristine, copies, chosen.out).judge(sampled))
+        sampled = [one for one in sample(sites, chosen.sample, chosen.seed) if re.search(chosen.only, str(one))]
+        return report(Trial(Tests(reached(paths, pristine, copies), pristine), pristine, copies).judge(sampled))
 
 
 def report(results: "Sequence[tuple[Mutant, str]]") -> int:
@@ -214,9 +208,8 @@ class Sites:
             case ast.AugAssign(target, op, value):
                 yield node, f"{of(target)} {ARITHMETIC[type(op)]}= {of(value)}"
         words = isinstance(node, ast.Expr | ast.AnnAssign) and isinstance(node.value, ast.Constant | None)
-        if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Expr | ast.Raise) and not (
-            words or on_import
-        ):
+        changes = isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Expr | ast.Raise)
+        if changes and not words and not on_import:
             yield node, "pass"
 
     def _mutant(self, node: Any, text: str, statement: Any, scope: str, on_import: bool) -> Mutant:
@@ -224,9 +217,7 @@ class Sites:
         change = f"{' '.join(self.source[start:end].decode().split())}  →  {' '.join(text.split())}"
         body = getattr(statement, "body", [])
         header = max(statement.lineno, body[0].lineno - 1) if body else statement.end_lineno
-        last: Any = (
-            statement if on_import and isinstance(statement, ast.FunctionDef) else node
-        )  # a default: where it is called
+        last: Any = statement if on_import and isinstance(statement, ast.FunctionDef) else node  # a default's calls
         lines = range(node.lineno, last.end_lineno + 1)
         names: set[str] = set()
         if on_import and isinstance(statement, ast.ClassDef | ast.FunctionDef):
@@ -248,28 +239,20 @@ class Sites:
 # Which tests reach a line
 
 
-def reached(paths: Sequence[str], pristine: Path, copies: Sequence[Path], cache: Path) -> list[dict[str, Any]]:
-    """What each test file reaches. Only those are run again that have changed, or that reached what has changed."""
-    known = json.loads(cache.read_text(encoding="utf-8")) if cache.exists() else {}
+def reached(paths: Sequence[str], pristine: Path, copies: Sequence[Path]) -> list[dict[str, Any]]:
+    """The seconds of each test of each test file, and the lines of `paths` that the tests reach."""
     files = sorted(str(p.relative_to(pristine)) for name in TESTS for p in pristine.glob(f"tests/test_{name}.py"))
-    now = {path: digest(pristine / path) for path in (*files, *paths)}
-    jobs: list[Job] = []
-    for file in files:
-        if file in known and all(now.get(path) == before for path, before in known[file]["digests"].items()):
-            continue
+    answers = {file: pristine.parent / f"{Path(file).stem}.json" for file in files}
 
-        def done(code: int, text: str, copy: Path, file: str, answer: Path) -> None:
-            if code:
-                raise SystemExit(f"{file}: exit status {code}\n{text[-2000:]}")
-            known[file] = json.loads(answer.read_text(encoding="utf-8"))
-            seconds = known[file]["seconds"].values()
-            print(f"{file}: {len(seconds)} tests, {sum(seconds):.0f} s", flush=True)
-            cache.write_text(json.dumps(known), encoding="utf-8")
+    def done(code: int, text: str, copy: Path, file: str) -> None:
+        if code:
+            raise SystemExit(f"{file}: exit status {code}\n{text[-2000:]}")
+        print(f"{file}: done", flush=True)
 
-        answer = pristine.parent / f"{Path(file).stem}.json"
-        jobs.append(Job(partial(record, file, paths, answer), partial(done, file=file, answer=answer), 1800))
-    run_all(jobs, copies)
-    return [known[file] for file in files]
+    run_all(
+        [Job(partial(record, file, paths, answers[file]), partial(done, file=file), 1800) for file in files], copies
+    )
+    return [json.loads(answer.read_text(encoding="utf-8")) for answer in answers.values()]
 
 
 def record(file: str, paths: Sequence[str], answer: Path) -> int:
@@ -284,13 +267,8 @@ def record(file: str, paths: Sequence[str], answer: Path) -> int:
     lines = {path: data.contexts_by_lineno(str(Path.cwd() / path)) for path in paths}
     lines = {path: lines_of_path for path, lines_of_path in lines.items() if lines_of_path}
     passed = {test: taken for test, taken in recorder.seconds.items() if test not in recorder.failed}
-    digests = {path: digest(Path(path)) for path in (file, *lines)}
-    answer.write_text(json.dumps({"digests": digests, "seconds": passed, "lines": lines}), encoding="utf-8")
+    answer.write_text(json.dumps({"seconds": passed, "lines": lines}), encoding="utf-8")
     return 0
-
-
-def digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 class Imported:
@@ -341,19 +319,17 @@ class Tests:
         paths = {path for path, _ in self.lines}
         self.sources = {path: (pristine / path).read_text(encoding="utf-8").splitlines() for path in paths}
 
-    def helpings(self, mutant: Mutant) -> list[list[str]]:
-        """The tests to run first, and those to run if the first notice nothing."""
+    def noticing(self, mutant: Mutant) -> list[str]:
+        """The tests to run: those that reach it first, then others of their files, which share fixtures and caches."""
         certain = self._reaching(mutant)
         files = {test.partition("::")[0] for test in certain}
-        others = {
-            test for test in self.seconds if test.partition("::")[0] in files
-        } - certain  # fixtures and caches are shared
-        first, then, taken = [], [], 0.0
+        others = {test for test in self.seconds if test.partition("::")[0] in files} - certain
+        chosen, taken = [], 0.0
         for test in [*self._ordered(certain, mutant), *self._ordered(others, mutant)]:
             taken += self.seconds[test]
             if taken <= SECONDS:
-                (first if taken <= FIRST_SECONDS and test in certain else then).append(test)
-        return [helping for helping in (first, then) if helping]
+                chosen.append(test)
+        return chosen
 
     def _reaching(self, mutant: Mutant) -> set[str]:
         lines = {(mutant.path, line) for line in mutant.lines}
@@ -385,16 +361,16 @@ class Tests:
 class Trial:
     """Runs the tests of each mutant, and afterwards every test that noticed one without any mutant."""
 
-    def __init__(self, tests: Tests, pristine: Path, copies: Sequence[Path], out: Path | None) -> None:
-        self.tests, self.pristine, self.copies, self.out = tests, pristine, copies, out
+    def __init__(self, tests: Tests, pristine: Path, copies: Sequence[Path]) -> None:
+        self.tests, self.pristine, self.copies = tests, pristine, copies
         self.results: list[tuple[Mutant, str]] = []
         self.killers: set[str] = set()
         self.jobs: list[Job] = []
 
     def judge(self, mutants: Sequence[Mutant]) -> list[tuple[Mutant, str]]:
         for mutant in mutants:
-            if helpings := self.tests.helpings(mutant):
-                self.jobs.append(self._job(mutant, *helpings))
+            if tests := self.tests.noticing(mutant):
+                self.jobs.append(self._job(mutant, tests))
             else:
                 self._decide(mutant, UNREACHED)
         files = sorted({test.partition("::")[0] for test in self.tests.seconds})
@@ -406,9 +382,9 @@ class Trial:
             run_all([Job(partial(pytest.main, arguments), _control, 1800)], self.copies)
         return self.results
 
-    def _job(self, mutant: Mutant, tests: Sequence[str], *rest: Sequence[str]) -> "Job":
+    def _job(self, mutant: Mutant, tests: Sequence[str]) -> "Job":
         limit = int(20 + 5 * sum(self.tests.seconds.get(test, 1) for test in tests))  # for endless loops alone
-        return Job(partial(self._run, mutant, tests), partial(self._ran, mutant, tests, rest), limit)
+        return Job(partial(self._run, mutant, tests), partial(self._ran, mutant, tests), limit)
 
     def _run(self, mutant: Mutant, tests: Sequence[str]) -> int:
         sys.dont_write_bytecode = True  # compiled files are of the original, and known by its time
@@ -417,20 +393,15 @@ class Trial:
         Path(mutant.path).write_bytes(source[: mutant.start] + mutant.text.encode() + source[mutant.end :])
         return pytest.main(["-x", "-q", "--tb=line", "-p", "no:cacheprovider", *tests], plugins=[Imported()])
 
-    def _ran(
-        self, mutant: Mutant, tests: Sequence[str], rest: Sequence[Sequence[str]], code: int, text: str, copy: Path
-    ) -> None:
+    def _ran(self, mutant: Mutant, tests: Sequence[str], code: int, text: str, copy: Path) -> None:
         shutil.copy2(self.pristine / mutant.path, copy / mutant.path)
         failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", text, re.MULTILINE)
         if code in (5, 98, 99):
             raise SystemExit(f"{mutant}: exit status {code}\n{text[-2000:]}")
         if code == 4 and not failed and any("[" in test for test in tests):  # the mutant changes names of parameters
-            whole = dict.fromkeys(test.partition("[")[0] for test in tests)
-            self.jobs.insert(0, self._job(mutant, [*whole], *rest))
+            self.jobs.insert(0, self._job(mutant, [*dict.fromkeys(test.partition("[")[0] for test in tests)]))
         elif code:
             self._decide(mutant, KILLED, failed[1] if failed else f"exit status {code}")
-        elif rest:
-            self.jobs.insert(0, self._job(mutant, *rest))
         else:
             self._decide(mutant, SURVIVED)
 
@@ -438,11 +409,6 @@ class Trial:
         self.results.append((mutant, result))
         self.killers.add(killer)
         print(f"{result}: {mutant}  {killer}", flush=True)
-        if self.out:
-            with self.out.open("a", encoding="utf-8") as file:
-                file.write(
-                    json.dumps({"mutant": str(mutant), "result": result, "by": killer}, ensure_ascii=False) + "\n"
-                )
 
 
 def _control(code: int, text: str, copy: Path) -> None:
