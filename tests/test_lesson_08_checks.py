@@ -1,6 +1,7 @@
 """The checks of lesson 08: right answers of every style pass, each wrong answer gets the hint it deserves."""
 
-from collections.abc import Callable
+import linecache
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from itertools import accumulate
 from typing import Any
@@ -16,12 +17,8 @@ from course_utils.lessons.data_parallelism.checks import outcomes
 
 
 def arrow_by_arrow(D: int, S: int) -> dict[str, float]:
-    workers = range(D)
-    return {
-        "ring": sum(S / D for _ in workers if _) * 2,
-        "naive": sum(S for other in workers if other != 0),
-        "server": sum(S + S for _ in workers),
-    }
+    others = range(1, D)
+    return {"ring": sum(S / D for _ in others) * 2, "naive": sum(S for _ in others), "server": sum([S + S] * D)}
 
 
 def by_steps(D: int, S: int) -> dict[str, float]:
@@ -52,7 +49,6 @@ TRAFFIC = Answers(
         (with_one("ring", lambda D, S: 2 * S / D), "two messages"),
         (with_one("ring", lambda D, S: 4 * (D - 1) * S / D), "what is received, too"),
         (lambda D, S: {"server": 2 * D * S}, "has no 'naive' and no 'ring'"),
-        (lambda D, S: 2 * D * S, "where a dictionary is asked for"),
     ],
 )
 
@@ -120,16 +116,6 @@ def to_everybody(parts: Any, rank: int, ranks: int, send: Any, receive: Any) -> 
     return parts
 
 
-def open_ring(parts: Any, rank: int, ranks: int, send: Any, receive: Any) -> Any:
-    send(parts[rank], rank + 1)
-    return parts
-
-
-def whole_list(parts: Any, rank: int, ranks: int, send: Any, receive: Any) -> Any:
-    send(parts, (rank + 1) % ranks)
-    return parts
-
-
 def around_and_around(parts: Any, rank: int, ranks: int, send: Any, receive: Any) -> Any:
     """Every part whole: D−1 rounds, in which all that came from the left is added and handed on."""
     passing = [part.clone() for part in parts]
@@ -182,8 +168,11 @@ RING = Answers(
         (ring_of(lambda D: 2 * D - 2, more=1), "never received"),
         (ring_of(lambda D: D - 1, moves=0), "no part is a whole sum"),
         (to_everybody, "that is no ring"),
-        (open_ring, "a ring closes with `% ranks`"),
-        (whole_list, "not a list"),
+        (
+            lambda parts, rank, ranks, send, receive: send(parts[rank], rank + 1) or parts,
+            "a ring closes with `% ranks`",
+        ),
+        (lambda parts, rank, ranks, send, receive: send(parts, (rank + 1) % ranks), "not a list"),
         (around_and_around, "a rank sends 12 messages"),
         (whole_gradients, "larger than a part"),
         (typed_in, "a rank sends nothing"),
@@ -212,11 +201,6 @@ def by_shares(counts: list[int], rank: int) -> float:
     return (shares / shares.mean())[rank].double().item()
 
 
-def popped(counts: list[int], rank: int) -> float:
-    own, D = counts.pop(rank), len(counts) + 1
-    return D * own / (own + sum(counts))
-
-
 LOSS_FACTOR = Answers(
     right=[by_mean, by_shares, lambda counts, rank: len(counts) / (1 + sum(counts) / counts[rank] - 1)],
     wrong=[
@@ -230,8 +214,7 @@ LOSS_FACTOR = Answers(
         (lambda counts, rank: 1 / len(counts), "by itself"),
         (lambda counts, rank: 2 * counts[rank] / sum(counts), "the factor is then 1"),
         (lambda counts, rank: len(counts) * counts[rank] // sum(counts), "The factor is off"),
-        (lambda counts, rank: [len(counts) * n / sum(counts) for n in counts], "where a number is asked for"),
-        (popped, "changes 'counts'"),
+        (lambda counts, rank: len(counts) * counts.pop(rank), "changes 'counts'"),
     ],
 )
 
@@ -250,13 +233,30 @@ def test_the_factor_makes_ddp_s_mean_the_mean_over_all_tokens() -> None:
 # --------------------------------------------------------------------------------------------------- 08.4: mended_step
 
 
-def right(model: Any, optimizer: Any, micro_batches: Any) -> None:
-    for index, (x, y) in enumerate(micro_batches):
-        last = index == len(micro_batches) - 1
-        with nullcontext() if last else model.no_sync():
-            (mse_loss(model(x), y) / len(micro_batches)).backward()
-    optimizer.step()
-    optimizer.zero_grad()
+STEP, CLEAR = "optimizer.step()", "optimizer.zero_grad()"
+MEAN = "for weight in model.parameters(): weight.grad /= len(micro_batches)"
+
+
+def step_of(
+    loss: str = "mse_loss(model(x), y) / len(micro_batches)",
+    waits: str = "index < len(micro_batches) - 1",
+    after_each: Sequence[str] = (),
+    end: Sequence[str] = (STEP, CLEAR),
+) -> Any:
+    """A training step with some of its lines in another way; its source can be found, as that of a cell's function."""
+    lines = [
+        "def step(model, optimizer, micro_batches):",
+        "    for index, (x, y) in enumerate(micro_batches):",
+        f"        with model.no_sync() if {waits} else nullcontext():",
+        f"            ({loss}).backward()",
+        *(f"        {line}" for line in after_each),
+        *(f"    {line}" for line in end),
+    ]
+    source = "\n".join(lines)
+    name, found = f"<step {hash(source)}>", {"nullcontext": nullcontext, "mse_loss": mse_loss}
+    linecache.cache[name] = (len(source), None, [f"{line}\n" for line in lines], name)
+    exec(compile(source, name, "exec"), found)
+    return found["step"]
 
 
 def two_blocks(model: Any, optimizer: Any, micro_batches: Any) -> None:
@@ -271,63 +271,8 @@ def two_blocks(model: Any, optimizer: Any, micro_batches: Any) -> None:
     optimizer.step()
 
 
-def past_ddp(model: Any, optimizer: Any, micro_batches: Any) -> None:
-    for x, y in micro_batches:
-        (mse_loss(model.module(x), y) / len(micro_batches)).backward()
-    optimizer.step()
-    optimizer.zero_grad()
-
-
-def every_fourth(model: Any, optimizer: Any, micro_batches: Any) -> None:
-    for index, (x, y) in enumerate(micro_batches):
-        with nullcontext() if (index + 1) % 4 == 0 else model.no_sync():
-            (mse_loss(model(x), y) / len(micro_batches)).backward()
-    optimizer.step()
-    optimizer.zero_grad()
-
-
-def first_one(model: Any, optimizer: Any, micro_batches: Any) -> None:
-    for index, (x, y) in enumerate(micro_batches):
-        with model.no_sync() if index else nullcontext():
-            (mse_loss(model(x), y) / len(micro_batches)).backward()
-    optimizer.step()
-    optimizer.zero_grad()
-
-
-def divided_by_four(model: Any, optimizer: Any, micro_batches: Any) -> None:
-    for index, (x, y) in enumerate(micro_batches):
-        with nullcontext() if index == len(micro_batches) - 1 else model.no_sync():
-            (mse_loss(model(x), y) / 4).backward()
-    optimizer.step()
-    optimizer.zero_grad()
-
-
-def gradients_stay(model: Any, optimizer: Any, micro_batches: Any) -> None:
-    for index, (x, y) in enumerate(micro_batches):
-        with nullcontext() if index == len(micro_batches) - 1 else model.no_sync():
-            (mse_loss(model(x), y) / len(micro_batches)).backward()
-    optimizer.step()
-
-
-def synced_each_time(model: Any, optimizer: Any, micro_batches: Any) -> None:
-    for x, y in micro_batches:
-        (mse_loss(model(x), y) / len(micro_batches)).backward()
-    optimizer.step()
-    optimizer.zero_grad()
-
-
 def of_another_cell(model: Any, optimizer: Any, micro_batches: Any) -> None:
-    right(model, optimizer, micro_batches)
-
-
-def scaled_gradients(model: Any, optimizer: Any, micro_batches: Any) -> None:
-    for index, (x, y) in enumerate(micro_batches):
-        with nullcontext() if index == len(micro_batches) - 1 else model.no_sync():
-            mse_loss(model(x), y).backward()
-    for weight in model.parameters():
-        weight.grad /= len(micro_batches)
-    optimizer.step()
-    optimizer.zero_grad()
+    two_blocks(model, optimizer, micro_batches)
 
 
 def joined(model: Any, optimizer: Any, micro_batches: Any) -> None:
@@ -344,45 +289,23 @@ def losses_added(model: Any, optimizer: Any, micro_batches: Any) -> None:
     optimizer.zero_grad()
 
 
-def a_step_on_each(model: Any, optimizer: Any, micro_batches: Any) -> None:
-    for x, y in micro_batches:
-        mse_loss(model(x), y).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-def cleared_too_soon(model: Any, optimizer: Any, micro_batches: Any) -> None:
-    for index, (x, y) in enumerate(micro_batches):
-        with nullcontext() if index == len(micro_batches) - 1 else model.no_sync():
-            (mse_loss(model(x), y) / len(micro_batches)).backward()
-    optimizer.zero_grad()
-    optimizer.step()
-
-
-def never_stepped(model: Any, optimizer: Any, micro_batches: Any) -> None:
-    for x, y in micro_batches:
-        (mse_loss(model(x), y) / len(micro_batches)).backward()
-    optimizer.zero_grad()
-
-
 MENDED_STEP = Answers(
-    right=[right, two_blocks, scaled_gradients],
+    right=[step_of(), two_blocks, step_of(loss="mse_loss(model(x), y)", end=(MEAN, STEP, CLEAR))],
     wrong=[
-        (past_ddp, "No gradient is exchanged at all"),
-        (every_fourth, "With one number of micro-batches"),
-        (first_one, "The ranks drift apart, though gradients are exchanged"),
-        (divided_by_four, "by how much is the loss divided?"),
-        (gradients_stay, "what does a step leave behind?"),
-        (synced_each_time, "more than once a step"),
+        (step_of(loss="mse_loss(model.module(x), y) / len(micro_batches)"), "No gradient is exchanged at all"),
+        (step_of(waits="(index + 1) % 4"), "With one number of micro-batches"),
+        (step_of(waits="index"), "The ranks drift apart, though gradients are exchanged"),
+        (step_of(loss="mse_loss(model(x), y) / 4"), "by how much is the loss divided?"),
+        (step_of(end=[STEP]), "what does a step leave behind?"),
+        (step_of(waits="False"), "more than once a step"),
         (joined, "the memory is not"),
         (losses_added, "the memory is not"),
-        (a_step_on_each, "You step more than once"),
-        (cleared_too_soon, "who cleared them before?"),
-        (never_stepped, "who calls `optimizer.step()`?"),
-        (of_another_cell, "raised NameError: name 'right' is not defined"),
+        (step_of(waits="False", after_each=(STEP, CLEAR), end=()), "You step more than once"),
+        (step_of(end=(CLEAR, STEP)), "who cleared them before?"),
+        (step_of(end=[CLEAR]), "who calls `optimizer.step()`?"),
+        (of_another_cell, "raised NameError: name 'two_blocks' is not defined"),
         (lambda model, optimizer, micro_batches: 1 / 0, "raised ZeroDivisionError"),
         (lambda model, optimizer, micro_batches: None, "with `def`"),
-        (lambda model: None, "keep its first line"),
     ],
 )
 
@@ -412,14 +335,6 @@ def through(buckets: Any) -> float:
     return max(ready + sum(seconds for _, seconds in buckets[place:]) for place, (ready, _) in enumerate(buckets))
 
 
-def emptied(buckets: Any, computed: float) -> float:
-    free = 0.0
-    while buckets:
-        ready, seconds = buckets.pop(0)
-        free = max(free, ready) + seconds
-    return max(0.0, free - computed)
-
-
 EXPOSED = Answers(
     right=[
         by_waiting,
@@ -437,8 +352,7 @@ EXPOSED = Answers(
         (lambda buckets, computed: through(buckets), "when the exchange ends"),
         (lambda buckets, computed: max(0, buckets[0][0] + sum(t for _, t in buckets) - computed), "without a gap"),
         (lambda buckets, computed: max(0, sum(buckets[-1]) - computed), "Some wait is off"),
-        (emptied, "changes 'buckets'"),
-        (lambda buckets, computed: None, "returned nothing"),
+        (lambda buckets, computed: buckets.clear() or 0.0, "changes 'buckets'"),
     ],
 )
 

@@ -1,6 +1,7 @@
 """Lesson 10: traces and what is said of them, the pictures, the player, buffers, and what is recorded of its runs."""
 
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -95,11 +96,13 @@ def test_the_lessons_step_is_out_of_memory_with_over_30_percent_free_and_each_cu
 def test_counters_are_those_of_the_replay_and_what_only_a_gpu_knows_says_so():
     replayed = replay(simulate(RUN))
     table = counters(replayed, {"peak": replayed.peak_event, "end": len(replayed)})
-    assert [row[0] for row in table.rows] == ["allocated", "reserved", "the driver's figure", "the context"]
-    assert table.rows[0][2][0] == f"{replayed.peak_allocated / 1e9:.2f} GB"
-    assert table.rows[1][2][1] == f"{replayed.reserved[-1] / 1e9:.2f} GB"
-    assert set(table.rows[2][2]) == set(table.rows[3][2]) == {"only a GPU can say"}
-    assert "torch.cuda.memory_reserved()" in repr(table) and "<code>torch.cuda" in table._repr_html_()
+    head, allocated, reserved, *unknown = table.rows
+    assert head == ("counter", "read it by", "peak", "end")
+    assert allocated[0] == "allocated" and allocated[2] == f"{replayed.peak_allocated / 1e9:.2f} GB"
+    assert reserved[0] == "reserved" and reserved[3] == f"{replayed.reserved[-1] / 1e9:.2f} GB"
+    assert [row[0] for row in unknown] == ["the driver's figure", "the context"]
+    assert {*unknown[0][2:], *unknown[1][2:]} == {"only a GPU can say"}
+    assert "torch.cuda.memory_reserved()" in repr(table)
     with pytest.raises(ValueError, match="'late' is event"):
         counters(replayed, {"late": len(replayed) + 1})
 
@@ -131,21 +134,14 @@ def test_without_recordings_of_a_gpu_no_figure_is_invented(monkeypatch: pytest.M
 
 
 def test_with_recordings_their_figures_are_given(monkeypatch: pytest.MonkeyPatch):
-    content = {
-        "task": "context",
-        "kind": "context",
-        "status": "measured",
-        "date": "2026-12-01",
-        "parts": {"context": {"context": 5 * MiB}},
-    }
+    content = {"task": "context", "kind": "context", "status": "measured", "date": "2026-12-01",
+               "parts": {"context": {"context": 5 * MiB}}}  # fmt: skip
     line: Any = type("Line", (), {"content": content, "device": "Card"})
     monkeypatch.setattr(recorded, "_gpu_recordings", lambda: (recorded.read_recording(line),))
     assert beyond_simulation() == "Card, context: 5.24 MB"
 
 
 def test_live_counters_are_told_where_there_are_some():
-    from dataclasses import replace
-
     measured = simulate(RUN)
     assert "No GPU counted anything here" in live_counters(measured)
     told = live_counters(replace(measured, counters={"allocated": 2 * 10**9, "driver": 3 * 10**9}))

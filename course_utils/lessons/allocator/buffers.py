@@ -1,4 +1,4 @@
-"""Lesson 10: buffers as large as all gradients, who makes one in a real step, and what an operation takes by itself."""
+"""Lesson 10: buffers as large as all gradients, the parts of a step that make one, and an operation's own memory."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,7 +18,7 @@ def flat_buffer_bytes(parameters: float) -> int:
 
 
 def buffer_makers(model: str | TransformerConfig) -> dict[str, int]:
-    """What each part of a step makes beside weights, gradients and states, for this model; bytes by name."""
+    """Bytes that each part of a step allocates in addition to weights, gradients and states, by name."""
     plain = TrainingRun(model, 1, 128, "amp-bf16")
     masters = plain.replace(precision="bf16-master")
     ranks = plain.replace(world_size=8)
@@ -39,9 +39,9 @@ def buffer_makers(model: str | TransformerConfig) -> dict[str, int]:
 
 
 def taken_by(operation: Callable[..., Any], *arguments: Any) -> tuple[Any, int]:
-    """What `operation(*arguments)` returns, and the most bytes that it had allocated at once on the CPU.
+    """Return the result of `operation(*arguments)`, and the most bytes that it had allocated at once on the CPU.
 
-    What was there before is not counted; sizes are whole blocks of 512 bytes, as on a GPU.
+    Its arguments are not counted; sizes are whole blocks of 512 bytes, as on a GPU.
     """
     with torch.autograd.set_multithreading_enabled(False), Tracker("cpu") as tracker:
         result = operation(*arguments)

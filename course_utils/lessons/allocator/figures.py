@@ -16,8 +16,8 @@ MOST = 14
 def segments_figure(replayed: Replay, event: int | None = None, title: str | None = None) -> Figure:
     """Each segment after `event` (at the end where it is None) as a bar, and the blocks in it by address.
 
-    Hatched is free: red beside a tensor, grey where the whole segment is empty. Raises TypeError for what is no replay,
-    ValueError for an event that it has not reached, and for more segments than a picture holds.
+    Hatched is free: red next to a tensor, grey where the whole segment is empty. Raises TypeError for what is no
+    replay, ValueError for an event that it has not reached, and for more segments than a picture holds.
     """
     check_replay(replayed)
     event = len(replayed) if event is None else event
@@ -34,12 +34,19 @@ def segments_figure(replayed: Replay, event: int | None = None, title: str | Non
     bottom = top + STEP * max(len(segments), 1)
     if not segments:
         canvas.text(MARGIN, top + 20, "nothing is reserved", 13, QUIET)
-    alt = f"{stop(title)} {' '.join(_told(number, segment) for number, segment in enumerate(segments, start=1))}"
-    return Figure(canvas.svg(bottom, title, alt.strip()), alt.strip())
+    told = [stop(title)]
+    for number, segment in enumerate(segments, start=1):
+        blocks = ", ".join(f"{_name(block)} {spelled(block.bytes)}" for block in segment.blocks)
+        told.append(f"Segment {number}, {spelled(segment.bytes)}: {blocks}.")
+    return Figure(canvas.svg(bottom, title, " ".join(told)), " ".join(told))
+
+
+def _name(block: MemoryBlock) -> str:
+    return str(block.name) if block.is_allocated else "free"
 
 
 def totals(replayed: Replay, event: int) -> str:
-    """The counters after an event, in a sentence."""
+    """A sentence with the counters after an event."""
     if event == 0:
         return "Before the first event nothing is reserved"
     at = event - 1
@@ -59,21 +66,12 @@ def _row(canvas: Canvas, segment: MemorySegment, y: float, scale: float) -> None
 
 
 def _block(canvas: Canvas, block: MemoryBlock, x: float, y: float, width: float, cached: bool) -> None:
-    name = str(block.name) if block.is_allocated else "free"
+    name, fill = _name(block), FILL if block.is_allocated else "#FFFFFF"
     tip = f"{name}: {spelled(block.bytes)}"
-    canvas.rect(x, y, width, ROW, FILL if block.is_allocated else "#FFFFFF", tip, stroke=RULE, stroke_width=0.8,
-                data_block=name)  # fmt: skip
+    canvas.rect(x, y, width, ROW, fill, tip, stroke=RULE, stroke_width=0.8, data_block=name)
     if not block.is_allocated:
         canvas.hatch(x, y, width, ROW, CACHED_INK if cached else FREE_INK, gap=7)
     for words in (f"{name} {spelled(block.bytes)}", name):
         if text_width(words, 12) + 6 <= width:
-            halo = FILL if block.is_allocated else "#FFFFFF"
-            canvas.halo_text(x + width / 2, y + 21, words, 12, halo, text_anchor="middle")
+            canvas.halo_text(x + width / 2, y + 21, words, 12, fill, text_anchor="middle")
             return
-
-
-def _told(number: int, segment: MemorySegment) -> str:
-    blocks = ", ".join(
-        f"{block.name if block.is_allocated else 'free'} {spelled(block.bytes)}" for block in segment.blocks
-    )
-    return f"Segment {number}, {spelled(segment.bytes)}: {blocks}."

@@ -1,7 +1,6 @@
 """Lesson 10: a small language model trained on batches of different lengths, whose allocations are then replayed."""
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -15,10 +14,9 @@ VOCABULARY, HIDDEN, SEQUENCES = 4_000, 32, 4
 
 
 def trained_on(lengths: Sequence[int], multiple: int = 1) -> Measurement:
-    """One step for each length (tokens), rounded up to `multiple`, traced on the CPU.
+    """Measure one step for each length (tokens), rounded up to `multiple`, on the CPU.
 
-    The model is an embedding and a head, for the logits are what varies most. Raises ValueError for no lengths, or one
-    below 1.
+    The model is an embedding and a head, as the logits vary most. Raises ValueError for no lengths, or one below 1.
     """
     if not lengths or min(lengths) < 1:
         raise ValueError(f"lengths are {list(lengths)}: at least one, and each a token or more")
@@ -28,17 +26,12 @@ def trained_on(lengths: Sequence[int], multiple: int = 1) -> Measurement:
         model = nn.Sequential(nn.Embedding(VOCABULARY, HIDDEN), nn.Linear(HIDDEN, VOCABULARY))
         tokens = torch.randint(VOCABULARY, (SEQUENCES, max(padded)))
     optimizer = torch.optim.AdamW(model.parameters())
-    step = _cutting(iter(padded))
-    return measure(step=step, model=model, optimizer=optimizer, batch=tokens, steps=len(padded), source="cpu")
-
-
-def _cutting(lengths: Iterator[int]) -> Any:
-    """A training step that takes the next length of its batch."""
+    remaining = iter(padded)
 
     def step(model: nn.Module, optimizer: torch.optim.Optimizer, tokens: torch.Tensor) -> None:
-        tokens = tokens[:, : next(lengths)]
+        tokens = tokens[:, : next(remaining)]
         optimizer.zero_grad()
         F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).backward()
         optimizer.step()
 
-    return step
+    return measure(step=step, model=model, optimizer=optimizer, batch=tokens, steps=len(padded), source="cpu")

@@ -1,14 +1,13 @@
-"""Lesson 10: small traces to replay, what the allocator does at each event, and the counters of a run side by side."""
+"""Lesson 10: small traces to replay, the allocator's reasons at each event, and the counters of a run."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from html import escape
 
 from course_utils.allocator.policy import CachingAllocator
 from course_utils.allocator.replay import MemorySegment, Playback, Replay, Request, check_replay, replay, requests_of
 from course_utils.measurement import Measurement
-from course_utils.units import GB, GiB, KiB, MiB, aligned, format_bytes
+from course_utils.units import GB, GiB, KiB, MiB, Table, format_bytes
 
 Event = tuple[int, str]
 """Bytes, positive to allocate and negative to free, and the tensor's name."""
@@ -21,9 +20,9 @@ RULES = "a=4 b=4 c=4 d=12 e=512K -b f=2 -a -f g=7 -d h=11 i=13"
 
 
 def trace_of(text: str) -> list[Event]:
-    """The events that a text spells: "a=4 b=512K -a" allocates 4 MiB and 512 KiB, then frees the first.
+    """Events spelled by a text: "a=4 b=512K -a" allocates 4 MiB and 512 KiB, then frees the first.
 
-    Raises ValueError, in words, for what is no event, for a name that is taken and for one that is not there.
+    Raises ValueError for anything else, for a name that is taken and for one that is not there.
     """
     events: list[Event] = []
     live: dict[str, int] = {}
@@ -45,23 +44,19 @@ def trace_of(text: str) -> list[Event]:
 
 
 def holes(long_first: bool = False) -> list[Event]:
-    """Twenty tensors of 4 MiB, of which the eight short-lived ones are freed; then a request for 8 MiB.
+    """Events of 20 tensors of 4 MiB; the second and fourth of each five are freed; then a request for 8 MiB.
 
-    As a step makes them, of each five the second and fourth are short-lived. With `long_first` all long-lived ones are
-    allocated before the first short-lived one.
+    With `long_first` all long-lived ones are allocated before the first short-lived one.
     """
-    short = [index % 5 in (1, 3) for index in range(20)]
-    order = sorted(range(20), key=lambda index: short[index]) if long_first else list(range(20))
-    made = [(4 * MiB, f"{'short' if short[index] else 'long'}{index}") for index in order]
+    names = [f"{'short' if index % 5 in (1, 3) else 'long'}{index}" for index in range(20)]
+    order = sorted(names, key=lambda name: name.startswith("short")) if long_first else names
+    made = [(4 * MiB, name) for name in order]
     freed = [(-size, name) for size, name in made if name.startswith("short")]
     return [*made, *freed, (8 * MiB, "late")]
 
 
-# ------------------------------------------------------------------------------------------ what it does, in words
-
-
 def reasons(replayed: Replay) -> list[str]:
-    """For each event that succeeded: what the allocator did, and by which rule."""
+    """One sentence for each event that succeeded: the allocator's action and its rule."""
     check_replay(replayed)
     playback = Playback(CachingAllocator(replayed.capacity, **replayed.choices))
     allocator, told = playback.allocator, list[str]()
@@ -72,16 +67,14 @@ def reasons(replayed: Replay) -> list[str]:
         if request.bytes < 0:
             told.append(_freed(request, address, allocator))
             continue
-        taken = allocator.block_size(address)
-        source = (
-            _from_driver(allocator, calls, before) or f"best fit: a free block of {spelled(free[address])} is there"
-        )
-        told.append(f"{request.name} asks for {spelled(request.bytes)}; {source}{_rest(address, taken, allocator)}.")
+        source = _from_driver(allocator, calls, before)
+        source = source or f"best fit: a free block of {spelled(free[address])} is there"
+        told.append(f"{request.name} asks for {spelled(request.bytes)}; {source}{_rest(address, allocator)}.")
     return told
 
 
 def _from_driver(allocator: CachingAllocator, calls: int, before: int) -> str:
-    """What was asked of the driver since there were `calls` calls and `before` bytes reserved; "" for nothing."""
+    """Requests to the driver since there were `calls` calls and `before` bytes reserved; "" for none."""
     new = allocator.driver_calls[calls:]
     given_back = sum(call.bytes for call in new if call.action.endswith(("free", "unmap")))
     words = f"{spelled(given_back)} of empty segments go back to the driver, then " if given_back else ""
@@ -89,11 +82,12 @@ def _from_driver(allocator: CachingAllocator, calls: int, before: int) -> str:
     return f"{words}no free block holds it, so the driver gives {spelled(taken)}" if new else ""
 
 
-def _rest(address: int, taken: int, allocator: CachingAllocator) -> str:
-    """What became of the part of a block that the request does not need."""
-    run = next(run for run in allocator.segments() if any(block.address == address for block in run))
-    block = next(block for block in run if block.address == address)
-    after = next((other for other in run if other.address == address + taken), None)
+def _rest(address: int, allocator: CachingAllocator) -> str:
+    """The part of a block that the request does not need: kept, or split off."""
+    segments = [{block.address: block for block in run} for run in allocator.segments()]
+    blocks = next(blocks for blocks in segments if address in blocks)
+    block, taken = blocks[address], allocator.block_size(address)
+    after = blocks.get(block.end)
     if block.requested < taken - 511:
         return f", which is not split: a rest of {spelled(taken - block.requested)} is too small for a block of its own"
     if after is not None and not after.allocated:
@@ -102,9 +96,8 @@ def _rest(address: int, taken: int, allocator: CachingAllocator) -> str:
 
 
 def _freed(request: Request, address: int, allocator: CachingAllocator) -> str:
-    """Where the memory of a tensor is after it was freed."""
-    run = next(run for run in allocator.segments() if run[0].address <= address < run[-1].end)
-    block = next(block for block in run if block.address <= address < block.end)
+    """The free block that holds the memory of a freed tensor."""
+    block = next(block for run in allocator.segments() for block in run if block.address <= address < block.end)
     if block.is_whole_segment:
         return f"{request.name} is freed. Its whole segment is empty now, and is kept: the driver gets nothing back."
     joined = "joined with free neighbors " if block.size - allocator.round_size(-request.bytes) > MiB else ""
@@ -113,12 +106,9 @@ def _freed(request: Request, address: int, allocator: CachingAllocator) -> str:
 
 def spelled(size: int) -> str:
     """Bytes in the allocator's own units: "4 MiB", "512 KiB", "1.5 MiB"."""
-    unit, name = next(((unit, name) for unit, name in ((GiB, "GiB"), (MiB, "MiB"), (KiB, "KiB")) if size >= unit),
-                      (1, "B"))  # fmt: skip
+    units = ((GiB, "GiB"), (MiB, "MiB"), (KiB, "KiB"), (1, "B"))
+    unit, name = next((unit, name) for unit, name in units if size >= unit or unit == 1)
     return f"{size / unit:,.4g} {name}"
-
-
-# ------------------------------------------------------------------------------------------- holes of a real step
 
 
 def times(count: int) -> str:
@@ -127,9 +117,9 @@ def times(count: int) -> str:
 
 
 def hole_keepers(replayed: Replay, event: int | None = None, count: int = 3) -> list[str]:
-    """The `count` segments with the most free memory beside tensors after `event` (at the end without it), in words.
+    """A line for each of the `count` segments with the most free memory next to tensors after `event`, or at the end.
 
-    Each line says what is free, and which tensors keep it from the driver: kind, bytes, the largest one and its step.
+    It gives the free bytes and the largest of the tensors that keep them from the driver.
     """
     check_replay(replayed)
     segments = replayed.blocks_at(len(replayed) if event is None else event)
@@ -142,32 +132,26 @@ def _kept(segment: MemorySegment) -> str:
     largest, free = tensors[0], segment.bytes - segment.allocated
     known = largest.allocation
     made = f" ({known.module}, there since step {known.step})" if known else ""
-    beside = "1 tensor" if len(tensors) == 1 else f"{len(tensors)} tensors"
+    others = "1 tensor" if len(tensors) == 1 else f"{len(tensors)} tensors"
     return (
-        f"{format_bytes(free, 'GB', 2)} of {format_bytes(segment.bytes, 'GB', 2)} free beside {beside}, "
+        f"{format_bytes(free, 'GB', 2)} of {format_bytes(segment.bytes, 'GB', 2)} free next to {others}, "
         f"the largest {format_bytes(largest.bytes, 'GB', 2)} of {largest.kind.replace('_', ' ') or 'tensors'}{made}"
     )
 
 
 def states_first(measured: Measurement) -> list[tuple[int, int]]:
-    """The events of a run as if its optimizer had made its states before the first step, and else as they were."""
-    requests, states = requests_of(measured), []
-    for number, item in enumerate(measured.allocations):
-        if item.kind == "optimizer_states" and item.died is None:
-            states.append(number)
-    early = set(states)
-    moved = [(request.bytes, request.name) for request in requests if request.name in early]
-    return [*moved, *((request.bytes, request.name) for request in requests if request.name not in early)]
-
-
-# ------------------------------------------------------------------------------------------------------ many runs
+    """The events of a run, those of its optimizer's states moved before all others."""
+    items = enumerate(measured.allocations)
+    states = {number for number, item in items if item.kind == "optimizer_states" and item.died is None}
+    requests = [(request.bytes, request.name) for request in requests_of(measured)]
+    return sorted(requests, key=lambda request: request[1] not in states)
 
 
 @dataclass(frozen=True)
 class Process:
     """Several runs, one after the other, in one process with one allocator.
 
-    `spans` says for each run, by its label, from which event to which it went: `replayed.allocated[first:last]`.
+    `spans` has each run's events by its label: `replayed.allocated[first:last]`.
     """
 
     replayed: Replay
@@ -189,39 +173,11 @@ def in_one_process(runs: Mapping[str, Measurement]) -> Process:
     return Process(replay(events), spans)
 
 
-# ---------------------------------------------------------------------------------------------------- the counters
-
-
-@dataclass(frozen=True, repr=False)
-class Counters:
-    """What each counter says at some moments of a run: `rows` holds (counter, how to read it, a text a moment)."""
-
-    moments: Sequence[str]
-    rows: Sequence[tuple[str, str, Sequence[str]]]
-
-    def _table(self) -> Iterator[tuple[str, ...]]:
-        yield ("counter", "read it by", *self.moments)
-        for counter, how, shown in self.rows:
-            yield (counter, how, *shown)
-
-    def __repr__(self) -> str:
-        return aligned(self._table(), words=2 + len(self.moments))
-
-    def _repr_html_(self) -> str:
-        head, *body = self._table()
-        rows = [f"<tr>{''.join(f'<th>{escape(cell)}</th>' for cell in head)}</tr>"]
-        for counter, how, *shown in body:
-            cells = [f"<td style='text-align:left'>{escape(counter)}</td>"]
-            cells += [f"<td style='text-align:left'><code>{escape(how)}</code></td>"]
-            rows.append(f"<tr>{''.join([*cells, *(f'<td>{escape(text)}</td>' for text in shown)])}</tr>")
-        return f"<table>{''.join(rows)}</table>"
-
-
 ONLY_A_GPU = "only a GPU can say"
 
 
-def counters(replayed: Replay, moments: Mapping[str, int]) -> Counters:
-    """What the counters say at each moment, given as name to number of events: two of them replayed, two unknown here.
+def counters(replayed: Replay, moments: Mapping[str, int]) -> Table:
+    """The counters at each moment, given as name to number of events: two of them replayed, two unknown here.
 
     Raises TypeError for what is no replay, ValueError for an event that the replay has not reached.
     """
@@ -234,19 +190,18 @@ def counters(replayed: Replay, moments: Mapping[str, int]) -> Counters:
         return [format_bytes(curve[event - 1], "GB", 2) for event in moments.values()]
 
     unknown = [ONLY_A_GPU] * len(moments)
-    return Counters(
-        list(moments),
-        [
-            ("allocated", "torch.cuda.memory_allocated()", shown(replayed.allocated)),
-            ("reserved", "torch.cuda.memory_reserved()", shown(replayed.reserved)),
-            ("the driver's figure", "torch.cuda.mem_get_info(), nvidia-smi", unknown),
-            ("the context", "the driver's figure before the first tensor", unknown),
-        ],
-    )
+    rows = [
+        ("counter", "read it by", *moments),
+        ("allocated", "torch.cuda.memory_allocated()", *shown(replayed.allocated)),
+        ("reserved", "torch.cuda.memory_reserved()", *shown(replayed.reserved)),
+        ("the driver's figure", "torch.cuda.mem_get_info(), nvidia-smi", *unknown),
+        ("the context", "the driver's figure before the first tensor", *unknown),
+    ]
+    return Table(rows, words=2)
 
 
 def beyond_simulation() -> str:
-    """What is known, from recordings of real GPUs, of the context and the workspaces; plain words where nothing is."""
+    """Context and workspaces as recorded on real GPUs; a sentence where nothing is recorded."""
     from course_utils.measuring.recorded import MEASURED, TERMS, hardware_terms, recordings
 
     devices = sorted({item.device for item in recordings() if item.kind in TERMS and item.status == MEASURED})
@@ -264,7 +219,7 @@ def beyond_simulation() -> str:
 
 
 def live_counters(measured: Measurement) -> str:
-    """The GPU's own counters if this was measured on one; else, in words, why there are none."""
+    """The GPU's own counters if this was measured on one; else a sentence that says why there are none."""
     if not measured.counters:
         return f"No GPU counted anything here: this is {measured.provenance}."
     told = {"allocated": "max_memory_allocated", "reserved": "max_memory_reserved", "driver": "the driver"}
@@ -273,7 +228,7 @@ def live_counters(measured: Measurement) -> str:
 
 
 def curves(replayed: Replay, points: int = 400) -> dict[str, tuple[list[float], list[float]]]:
-    """What was reserved and allocated, in GB, for `lines`: the highest of each of about `points` stretches."""
+    """Reserved and allocated GB for `lines`: the highest value of each of about `points` stretches."""
     check_replay(replayed)
     step = max(1, -(-len(replayed) // points))
     starts = range(0, len(replayed), step)

@@ -21,13 +21,13 @@ def allocator_player(trace: str = RULES, event: int | None = None) -> "Allocator
     """Go through `trace` ("a=4 b=512K -a": MiB, KiB, free) event by event, or type another.
 
     Begins at `event`, at the last where it is None. In the next cell, `.replayed` is the replay of what has been typed.
-    Raises ValueError, in words, for a trace that is none.
+    Raises ValueError for a trace that is none.
     """
     return AllocatorPlayer(trace, event)
 
 
 class AllocatorPlayer(Explorable):
-    """What `allocator_player` shows."""
+    """The player that `allocator_player` returns."""
 
     invitation = "An allocator to play with: run this cell to step through its events."
 
@@ -44,10 +44,7 @@ class AllocatorPlayer(Explorable):
                 "gpu": dropdown("the GPU has", CAPACITIES, next(iter(CAPACITIES))),
             }
         )
-        self._give_requests_a_line()
-
-    def _give_requests_a_line(self) -> None:
-        """Move the field with the requests above the other controls: in half a line its end could not be seen."""
+        # the field with the requests gets a line of its own: in half a line its end could not be seen
         requests, (grid, picture) = self.controls["trace"], self.children
         requests.layout = {"width": "868px", "max_width": "100%"}
         for column in grid.children:
@@ -56,7 +53,7 @@ class AllocatorPlayer(Explorable):
 
     @property
     def replayed(self) -> Replay:
-        """The replay of what has been typed. Raises ValueError, in words, for what is no trace."""
+        """The replay of what has been typed. Raises ValueError for what is no trace."""
         chosen = {name: control.value for name, control in self.controls.items()}
         events = trace_of(chosen["trace"])
         if not events:
@@ -76,7 +73,7 @@ class AllocatorPlayer(Explorable):
         super().update(change)
 
     def redraw(self) -> tuple[Figure, str]:
-        """The segments after the chosen event, and what happened there in words."""
+        """The segments after the chosen event, and the reason for it."""
         replayed = self.replayed
         if not len(replayed):
             raise ValueError("the first request already fails: " + replayed.message.removesuffix("."))

@@ -48,7 +48,7 @@ def pretrained() -> Transformer:
 
 
 def with_lora(model: Transformer, rank: int, targets: str = "all", seed: int = 0) -> Transformer:
-    """A copy of `model`, frozen, with factors of `rank` beside the `targets` of each block: a key of `TARGETS`."""
+    """A frozen copy of `model` with factors of `rank` at the `targets` of each block, a key of `TARGETS`."""
     adapted = copy.deepcopy(model)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -58,7 +58,7 @@ def with_lora(model: Transformer, rank: int, targets: str = "all", seed: int = 0
 
 @dataclass(frozen=True)
 class FineTuning:
-    """What a fine-tuning gave: the model, how many numbers it trained at which rate, its losses on both texts."""
+    """A fine-tuned model, how many numbers were trained at which rate, its losses on the new and the old text."""
 
     model: Transformer
     trained: int
@@ -88,18 +88,11 @@ def merged(model: Transformer) -> Transformer:
     for parent in list(plain.modules()):
         for name, layer in list(parent.named_children()):
             if isinstance(layer, LoraLinear):
-                setattr(parent, name, _merged_layer(layer))
+                weights = {"weight": merge(layer), "bias": layer.base.bias}
+                linear = torch.nn.Linear(layer.base.in_features, layer.base.out_features, layer.base.bias is not None)
+                linear.load_state_dict({name: value for name, value in weights.items() if value is not None})
+                setattr(parent, name, linear)
     return plain
-
-
-def _merged_layer(layer: LoraLinear) -> torch.nn.Linear:
-    bias = layer.base.bias
-    linear = torch.nn.Linear(layer.base.in_features, layer.base.out_features, bias=bias is not None)
-    with torch.no_grad():
-        linear.weight.copy_(merge(layer))
-        if bias is not None:
-            linear.bias.copy_(bias)
-    return linear
 
 
 def adapter_parameters(model: TransformerConfig, rank: int, targets: tuple[str, ...]) -> int:

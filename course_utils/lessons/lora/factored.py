@@ -1,10 +1,8 @@
 """A weight as the sum of two tensors that take few values each, one of them seen in another, orthogonal basis.
 
-The idea is that of Merkulov et al. 2024, "Quantization of large language models with an overdetermined basis": W ≈ U +
-V·Q. The standard basis and that of Q together have twice as many vectors as are needed, so there is a choice, and it
-can be made such that no entry of U or V is large. They find U and V by a greedy algorithm and replace their entries by
-centroids. Here the greedy steps themselves give the few values, which is simpler: a step adds ±c to every entry, so
-it costs one bit for each.
+After Merkulov et al. 2024, "Quantization of large language models with an overdetermined basis": W ≈ U + V·Q. Two
+bases have twice as many vectors as are needed, so U and V can be chosen without large entries. They find U and V by a
+greedy algorithm and replace their entries by centroids. Here each greedy step adds ±c to every entry, for one bit each.
 """
 
 from dataclasses import dataclass, field
@@ -24,17 +22,17 @@ class Factors:
 
     @property
     def dense(self) -> torch.Tensor:
-        """The weight that they stand for."""
+        """The weight that they approximate."""
         return self.U + self.V @ self.Q
 
     @property
     def bits(self) -> int:
-        """Stored bits for each number of W, but for the sizes and Q, which a seed gives back: one a step."""
+        """Stored bits for each number of W: one per step. Sizes, and Q with its seed, are not counted."""
         return len(self.sizes)
 
     @property
     def values(self) -> tuple[int, int]:
-        """How many values U and V can take: two for each step that went there, all combined."""
+        """Numbers of different values that U and V can have: 2^steps of each."""
         return 2 ** sum(self.in_first), 2 ** (len(self.in_first) - sum(self.in_first))
 
 

@@ -1,4 +1,4 @@
-"""Pictures of lesson 12: a matrix beside LoRA's factors, to scale; a code's values under the numbers they serve."""
+"""Pictures of lesson 12: a matrix and LoRA's factors, to scale; a code's values under a histogram."""
 
 from collections.abc import Mapping, Sequence
 
@@ -14,7 +14,7 @@ SIDE = 220.0
 
 
 def lora_picture(n_out: int, n_in: int, rank: int) -> Figure:
-    """W (n_out, n_in) beside B (n_out, r) and A (r, n_in), all to one scale. ValueError for a rank below 1."""
+    """W (n_out, n_in), B (n_out, r) and A (r, n_in), all to one scale. ValueError for a rank below 1."""
     if rank < 1:
         raise ValueError(f"a rank of {rank}: LoRA's factors have at least one column")
     whole, thin = n_out * n_in, rank * (n_out + n_in)
@@ -61,7 +61,11 @@ def code_picture(
     bottom = canvas.title(title) + 134
     left = MARGIN + 12 + max(text_width(name, 13) for name in codes)
     room = WIDTH - MARGIN - 20 - left
-    _weight_bars(canvas, values, bins, left, room, bottom)
+    counts = _counts(values, 1.0, bins)
+    for index, count in enumerate(counts):  # the highest bar is 120 pixels high
+        size = 120.0 * count / max(counts)
+        canvas.rect(left + room * index / bins, bottom - size, room / bins - 1, size, COLOURS["parameters"])
+    canvas.line(left, bottom, left + room, bottom, RULE)
     for row, (name, code) in enumerate(codes.items()):
         y = bottom + 14 + 40 * row
         canvas.text(left - 10, y + 17, name, 13, text_anchor="end")
@@ -79,28 +83,23 @@ def code_picture(
     return Figure(canvas.svg(bottom, title, alt), alt)
 
 
-def _weight_bars(canvas: Canvas, values: Sequence[float], bins: int, left: float, room: float, bottom: float) -> None:
-    """How often each part of −1 to 1 occurs; the highest bar is 120 pixels high."""
+def _counts(values: Sequence[float], reach: float, bins: int) -> list[int]:
+    """Number of values in each of equal parts of −reach to reach."""
     counts = [0] * bins
     for value in values:
-        counts[min(bins - 1, max(0, int((value + 1) / 2 * bins)))] += 1
-    for index, count in enumerate(counts):
-        size = 120.0 * count / max(counts)
-        canvas.rect(left + room * index / bins, bottom - size, room / bins - 1, size, COLOURS["parameters"])
-    canvas.line(left, bottom, left + room, bottom, RULE)
+        place = int((value + reach) / (2 * reach) * bins)
+        if place >= 0 and value <= reach:
+            counts[min(place, bins - 1)] += 1
+    return counts
 
 
 def histograms(
     series: Mapping[str, Sequence[float]], title: str, reach: float, bins: int = 81, provenance: str = ""
 ) -> Figure:
     """How often values occur between −reach and reach, a line for each of `series`, in percent of its values."""
-    drawn = {}
-    for name, values in series.items():
-        counts = [0] * bins
-        for value in values:
-            place = int((value + reach) / (2 * reach) * bins)
-            if 0 <= place < bins:
-                counts[place] += 1
-        middles = [reach * (2 * index + 1 - bins) / bins for index in range(bins)]
-        drawn[name] = (middles, [100 * count / len(values) for count in counts])
+    middles = [reach * (2 * index + 1 - bins) / bins for index in range(bins)]
+    drawn = {
+        name: (middles, [100 * count / len(values) for count in _counts(values, reach, bins)])
+        for name, values in series.items()
+    }
     return lines(drawn, title, "value of an entry", "percent of the entries", markers=False, provenance=provenance)

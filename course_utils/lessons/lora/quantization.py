@@ -1,12 +1,14 @@
-"""Lesson 12, second half: numbers rounded to few bits, and what a trained model makes of it.
+"""Lesson 12, second half: numbers rounded to few bits, and the effect on a trained model.
 
-Every function here returns what the stored codes stand for, in the type of its input: that is all that errors need.
-How codes are packed into bytes is in `networks/frozen.py`.
+Every function here returns the values that the codes represent, in the type of its input. How codes are packed into
+bytes is in `networks/frozen.py`.
 """
 
 import copy
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -79,7 +81,7 @@ def grouped(values: torch.Tensor, group: int | None) -> torch.Tensor:
 
 
 def bits_per_number(bits: float, group: int, scale_bits: float = 32) -> float:
-    """What a stored number takes on average: its code, and its share of the group's scale."""
+    """Average bits of a stored number: its code, and its share of the group's scale."""
     return bits + scale_bits / group
 
 
@@ -89,25 +91,19 @@ def relative_error(values: torch.Tensor, rounded: torch.Tensor) -> float:
 
 
 def uniform_error(values: torch.Tensor, bits: int) -> float:
-    """What `absmax` with one scale should give: steps of Δ leave errors of Δ/√12 where the error is spread evenly."""
+    """Relative error to expect of `absmax` with one scale: Δ/√12 for steps of Δ, where errors are spread evenly."""
     step = values.abs().max() / (2 ** (bits - 1) - 1)
     return (step / math.sqrt(12) / values.square().mean().sqrt()).item()
 
 
-# ------------------------------------------------------------------------------------------------------- in a model
-
-
 def block_matrices(model: nn.Module) -> dict[str, torch.Tensor]:
-    """The matrices of the blocks, by name: what is quantized. Embeddings, norms and biases are not among them."""
-    return {
-        name: weight.detach()
-        for name, weight in model.named_parameters()
-        if name.startswith("blocks.") and weight.dim() == 2
-    }
+    """The matrices of the blocks, by name; no embeddings, norms and biases."""
+    matrices = {name: weight.detach() for name, weight in model.named_parameters() if weight.dim() == 2}
+    return {name: weight for name, weight in matrices.items() if name.startswith("blocks.")}
 
 
 def with_rounded_blocks(model: Transformer, rounding: Rounding) -> Transformer:
-    """A copy of `model` whose blocks' matrices are what `rounding` makes of each."""
+    """A copy of `model` with `rounding` applied to each matrix of its blocks."""
     rounded = copy.deepcopy(model)
     with torch.no_grad():
         for weight in block_matrices(rounded).values():
@@ -117,24 +113,19 @@ def with_rounded_blocks(model: Transformer, rounding: Rounding) -> Transformer:
 
 def linear_layers(model: nn.Module) -> dict[str, nn.Linear]:
     """The blocks' linear layers by name."""
-    return {
-        name: layer
-        for name, layer in model.named_modules()
-        if name.startswith("blocks.") and isinstance(layer, nn.Linear)
-    }
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear)}
+    return {name: layer for name, layer in layers.items() if name.startswith("blocks.")}
 
 
 def calibrate(model: nn.Module, text: str) -> dict[str, float]:
     """The largest magnitude of each linear layer's input while the model reads `text`: nothing is trained."""
-    largest: dict[str, float] = {}
+    layers = linear_layers(model)
+    largest = dict.fromkeys(layers, 0.0)
 
-    def watch(name: str) -> Callable[..., None]:
-        def hook(_: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
-            largest[name] = max(largest.get(name, 0.0), inputs[0].abs().max().item())
+    def note(name: str, _: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        largest[name] = max(largest[name], inputs[0].abs().max().item())
 
-        return hook
-
-    hooks = [layer.register_forward_pre_hook(watch(name)) for name, layer in linear_layers(model).items()]
+    hooks = [layer.register_forward_pre_hook(partial(note, name)) for name, layer in layers.items()]
     try:
         mean_loss(model, text)
     finally:
@@ -149,26 +140,20 @@ def with_rounded_inputs(model: Transformer, largest: dict[str, float], bits: int
     That is static quantization per tensor: no scale is looked for while the model runs.
     """
     limit, rounded = 2 ** (bits - 1) - 1, copy.deepcopy(model)
+
+    def round_input(scale: float, _: nn.Module, inputs: Any) -> tuple[torch.Tensor]:
+        return ((inputs[0] / scale).round().clamp(-limit, limit) * scale,)
+
     for name, layer in linear_layers(rounded).items():
-        scale = largest[name] / limit
-
-        def hook(
-            _: nn.Module, inputs: tuple[torch.Tensor, ...], scale: float = scale
-        ) -> tuple[torch.Tensor, ...]:  # bound now: the loop goes on
-            return ((inputs[0] / scale).round().clamp(-limit, limit) * scale,)
-
-        layer.register_forward_pre_hook(hook)
+        layer.register_forward_pre_hook(partial(round_input, largest[name] / limit))
     return rounded
 
 
-# ------------------------------------------------------------------------------------------------ optimizer states
-
-
 def zeros_in_second_moment(optimizer: torch.optim.Optimizer) -> tuple[float, float]:
-    """Parts of Adam's second moments that 8 bits turn into zero: with even codes from 0 to 1, and with dynamic ones.
+    """Fractions of Adam's second moments that 8 bits round to zero: with even codes from 0 to 1, and with dynamic ones.
 
-    Blocks of 256 as in the 8-bit Adam; numbers that are zero already, and parameters smaller than it quantizes, are
-    left out. The even code spends all 8 bits above zero, as squares have no sign.
+    Blocks of 256 as in the 8-bit Adam, without numbers that are zero already and parameters too small to be quantized.
+    The even code spends all 8 bits above zero, as squares have no sign.
     """
     codebook = make_codebooks("cpu").unsigned
     even = dynamic = count = 0
@@ -187,9 +172,5 @@ def zeros_in_second_moment(optimizer: torch.optim.Optimizer) -> tuple[float, flo
 
 def even_adam(weights: Sequence[nn.Parameter]) -> Adam8bit:
     """The 8-bit Adam with evenly spaced values in place of those by powers of ten: from −1 to 1, and from 0 to 1."""
-    return Adam8bit(weights, 3e-3, codebooks=Codebooks(_even(torch.arange(-127, 128)), _even(torch.arange(256))))
-
-
-def _even(numbers: torch.Tensor) -> Codebook:
-    values = numbers / numbers.max()
-    return Codebook(values, (values[1:] + values[:-1]) / 2)
+    codes = (torch.arange(-127, 128) / 127, torch.arange(256) / 255)
+    return Adam8bit(weights, 3e-3, codebooks=Codebooks(*(Codebook(one, (one[1:] + one[:-1]) / 2) for one in codes)))
