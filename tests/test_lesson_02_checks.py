@@ -70,20 +70,9 @@ STATE_BYTES = Answers(
 # ---------------------------------------------------------------------------------------------------- 02.2: best_rate
 
 
-def by_search(curvatures: list[float]) -> float:
-    """Thirds until it is narrow enough."""
-    low, high = 0.0, 2 / min(curvatures)
-    for _ in range(200):
-        one, other = low + (high - low) / 3, high - (high - low) / 3
-        worst = [max(abs(1 - rate * c) for c in curvatures) for rate in (one, other)]
-        low, high = (low, other) if worst[0] < worst[1] else (one, high)
-    return low
-
-
 BEST_RATE = Answers(
     right=[
         lambda curvatures: 2 / (min(curvatures) + max(curvatures)),
-        by_search,
         lambda curvatures: 1 / torch.tensor([min(curvatures), max(curvatures)]).mean(),
         lambda curvatures: 2 / (numpy.sort(curvatures)[0] + numpy.sort(curvatures)[-1]),
     ],
@@ -132,15 +121,6 @@ def adam(
 one_adam_step = adam()
 
 
-def in_plain_loops(weight: Any, gradient: Any, m: Any, v: Any, step: Any, rate: Any, beta1: Any, beta2: Any,
-                   epsilon: Any) -> bool:  # fmt: skip
-    for w, g, a, b in zip(weight.view(-1), gradient.view(-1), m.view(-1), v.view(-1), strict=True):
-        a.copy_(beta1 * a + (1 - beta1) * g)
-        b.copy_(beta2 * b + (1 - beta2) * g**2)
-        w.sub_(rate * (a / (1 - beta1**step)) / ((b / (1 - beta2**step)) ** 0.5 + epsilon))
-    return True
-
-
 def in_torchs_order(weight: Any, gradient: Any, m: Any, v: Any, step: Any, rate: Any, beta1: Any, beta2: Any,
                     epsilon: Any) -> None:  # fmt: skip
     m.lerp_(gradient, 1 - beta1)
@@ -155,7 +135,7 @@ def as_it_is(mean: Any, *_: Any) -> Any:
 
 
 ADAM_STEP = Answers(
-    right=[adam(), in_plain_loops, in_torchs_order],
+    right=[adam(), in_torchs_order, lambda **given: one_adam_step(**given) or True],
     wrong=[
         (adam(m_hat=as_it_is, v_hat=as_it_is), "Without bias correction"),
         (adam(v_hat=as_it_is), "You corrected m and not v"),
@@ -284,18 +264,6 @@ class NothingKept(Own):
         self.states = []
 
 
-class OnTheWeights(Own):
-    """States in attributes of the weights: they count all the same, and are as right."""
-
-    @torch.no_grad()
-    def step(self) -> None:
-        self.states = [getattr(weight, "state", {}) for weight in self.parameters]
-        super().step()
-        for owner, state in zip(self.parameters, self.states, strict=True):
-            owner.state = state
-        self.states = []
-
-
 class Explodes(Own):
     @torch.no_grad()
     def step(self) -> None:
@@ -314,11 +282,34 @@ class SharedStates(Own):
         super().step()
 
 
+class Hides:
+    """All of Adam's states, kept by `place` and out of sight: by default on the weights."""
+
+    def __init__(self, parameters: Any) -> None:
+        self.parameters, self.steps = list(parameters), 0
+        self.begin()
+
+    def begin(self) -> None:
+        """What is prepared before the first step."""
+        for weight in self.parameters:
+            weight.m, weight.v = torch.zeros_like(weight), torch.zeros_like(weight)
+
+    def moments(self, place: int) -> Any:
+        return self.parameters[place].m, self.parameters[place].v
+
+    @torch.no_grad()
+    def step(self) -> None:
+        self.steps += 1
+        for place, weight in enumerate(self.parameters):
+            m, v = self.moments(place)
+            one_adam_step(weight.data, weight.grad, m, v, self.steps, 3e-3, 0.9, 0.999, 1e-8)
+
+
 LEAN_ADAM = Answers(
     right=[
         Own,
         own(after=lambda self, weight, state: state.update({name: value.clone() for name, value in state.items()})),
-        OnTheWeights,
+        Hides,
         lambda parameters, rate: torch.optim.Adam(parameters, lr=rate, foreach=True),
     ],
     wrong=[
@@ -358,7 +349,10 @@ class Design:
 
     def __init__(self, parameters: Any) -> None:
         self.parameters, self.steps = list(parameters), 0
-        self.state = [torch.zeros_like(weight) for weight in self.parameters]
+        self.state = [self.new(weight) for weight in self.parameters]
+
+    def new(self, weight: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(weight)
 
     @torch.no_grad()
     def step(self) -> None:
@@ -371,70 +365,25 @@ class Design:
         weight.sub_(self.rate * g / ((state / (1 - 0.99**self.steps)).sqrt() + 1e-12))
 
 
-class BothInBf16(Design):
-    """Adam with both moments in 16 bits, in its own lines."""
-
-    def __init__(self, parameters: Any) -> None:
-        super().__init__(parameters)
-        self.state = [torch.zeros(2, *weight.shape, dtype=torch.bfloat16) for weight in self.parameters]
-
-    def one(self, weight: torch.Tensor, g: Any, state: torch.Tensor) -> None:
-        m, v = state.float()
-        m, v = 0.9 * m + 0.1 * g, 0.95 * v + 0.05 * g * g
-        state.copy_(torch.stack([m, v]))
-        weight.sub_(self.rate * m / (1 - 0.9**self.steps) / ((v / (1 - 0.95**self.steps)).sqrt() + 1e-12))
+def in_bf16(self: Any, weight: torch.Tensor, g: Any, state: torch.Tensor) -> None:
+    m, v = state.float()
+    m, v = 0.9 * m + 0.1 * g, 0.95 * v + 0.05 * g * g
+    state.copy_(torch.stack([m, v]))
+    weight.sub_(self.rate * m / (1 - 0.9**self.steps) / ((v / (1 - 0.95**self.steps)).sqrt() + 1e-12))
 
 
-class OnTheWeightsToo(Design):
-    """One state, in an attribute of the weight: four bytes wherever they are."""
-
-    def __init__(self, parameters: Any) -> None:
-        self.parameters, self.steps = list(parameters), 0
-        for weight in self.parameters:
-            weight.v = torch.zeros_like(weight)
-
-    @property
-    def state(self) -> list[torch.Tensor]:  # pyrefly: ignore [bad-override]
-        return [weight.v for weight in self.parameters]
+def on_the_weight(self: Any, weight: Any, g: Any, state: torch.Tensor) -> None:
+    weight.v = getattr(weight, "v", torch.zeros_like(weight))
+    Design.one(self, weight, g, weight.v)
 
 
-class Signs(Design):
-    """No state at all."""
-
-    def __init__(self, parameters: Any) -> None:
-        self.parameters = list(parameters)
-
-    @torch.no_grad()
-    def step(self) -> None:
-        for weight in self.parameters:
-            weight.sub_(torch.sign(weight.grad), alpha=5e-3)
+def nothing_kept(self: Any, weight: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(0)
 
 
-def descends(self: Any, weight: torch.Tensor, g: Any, state: torch.Tensor) -> None:
-    weight.sub_(0.3 * g)
-
-
-class Hides:
-    """All of Adam's states, kept by `place` and out of sight: by default on the weights."""
-
-    def __init__(self, parameters: Any) -> None:
-        self.parameters, self.steps = list(parameters), 0
-        self.begin()
-
-    def begin(self) -> None:
-        """What is prepared before the first step."""
-        for weight in self.parameters:
-            weight.m, weight.v = torch.zeros_like(weight), torch.zeros_like(weight)
-
-    def moments(self, place: int) -> Any:
-        return self.parameters[place].m, self.parameters[place].v
-
-    @torch.no_grad()
-    def step(self) -> None:
-        self.steps += 1
-        for place, weight in enumerate(self.parameters):
-            m, v = self.moments(place)
-            one_adam_step(weight.data, weight.grad, m, v, self.steps, 3e-3, 0.9, 0.999, 1e-8)
+BothInBf16 = own(Design, one=in_bf16, new=lambda self, weight: torch.zeros(2, *weight.shape, dtype=torch.bfloat16))
+OnTheWeights = own(Design, one=on_the_weight, new=nothing_kept)
+Signs = own(Design, one=lambda self, weight, g, state: weight.sub_(torch.sign(g), alpha=5e-3), new=nothing_kept)
 
 
 GLOBAL: dict[Any, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -473,10 +422,10 @@ class HidesHalf(Hides):
 
 
 FRUGAL = Answers(
-    right=[Design, BothInBf16, OnTheWeightsToo, Signs],
+    right=[Design, BothInBf16, OnTheWeights, Signs],
     wrong=[
         (lambda parameters: torch.optim.Adam(parameters, lr=3e-3), "the limit is 4.5"),
-        (own(Design, one=descends), "the length of your step follows the size of the gradient"),
+        (own(Design, one=lambda self, weight, g, state: weight.sub_(0.3 * g)), "follows the size of the gradient"),
         (own(Design, rate=1e-5), "is the rate too small"),
         (own(Design, step=nothing), "The weights do not move"),
         (Hides, "reads 8.00 bytes per parameter that outlive the step outside of the optimizer"),
