@@ -1,7 +1,7 @@
-"""Pictures of lesson 07: paths of θ over the contour lines of their loss, and our trainings beside published ones."""
+"""Figures of lesson 07: paths of θ over the contour lines of their loss, and our trainings next to published ones."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from course_utils.figures.axes import COLOURS, stop
 from course_utils.figures.canvas import (
@@ -18,7 +18,7 @@ from course_utils.figures.canvas import (
     ticks,
 )
 
-from ..adam.figures import GOAL, WALK, WALL, Frame, through
+from ..adam.figures import GOAL, WALK, WALL, Frame
 from .large_batches import Outcome
 from .micro_batches import START, LineFit, Point
 from .published_batches import Published
@@ -48,7 +48,7 @@ def theta_paths(fit: LineFit, paths: Mapping[str, Sequence[Point]], title: str) 
         canvas.text(panel.x, top + 16, name, 13, font_weight="bold")
         canvas.rect(panel.x, panel.y, width, height, "#FFFFFF", stroke=RULE, stroke_width=0.8)
         for ring in rings:
-            canvas.path(through(map(panel.place, ring)), fill="none", stroke=WALL, stroke_width=1)
+            canvas.path(_line(map(panel.place, ring)), fill="none", stroke=WALL, stroke_width=1)
         _walk(canvas, [panel.place(point) for point in walked], panel.place(fit.best()))
     told = "; ".join(f"{name}: {len(walked) - 1} steps" for name, walked in paths.items())
     canvas.text(
@@ -72,8 +72,12 @@ def contour(fit: LineFit, through: Point, part: float) -> list[Point]:
     return ring
 
 
+def _line(places: Iterable[Point]) -> str:
+    return "M" + "L".join(f"{short(x)} {short(y)}" for x, y in places)
+
+
 def _walk(canvas: Canvas, places: Sequence[Point], goal: Point) -> None:
-    canvas.path(through(places), fill="none", stroke=WALK, stroke_width=1.3, stroke_linejoin="round")
+    canvas.path(_line(places), fill="none", stroke=WALK, stroke_width=1.3, stroke_linejoin="round")
     radius = 3.0 if len(places) < 40 else 1.6
     circle = f"a{radius} {radius} 0 1 0 {2 * radius} 0a{radius} {radius} 0 1 0 -{2 * radius} 0"
     dots = "".join(f"M{short(x - radius)} {short(y)}{circle}" for x, y in places)
@@ -100,14 +104,21 @@ def beside(theirs: Sequence[Published | None], ours: Sequence[Outcome], title: s
     half = (WIDTH - label - MARGIN) / 2
     most = 1.05 * max([outcome.mean + outcome.spread for outcome in ours] + [row.error for row in theirs if row])
     bottom = top + 32 * len(ours)
-    for index, head in enumerate(("Goyal et al., ResNet-50 on ImageNet", "here, the small classifier")):
-        canvas.text(label + index * half, top - 14, head, 12.5, font_weight="bold")
-        _error_axis(canvas, label + index * half, half - 60, most, top, bottom)
+    heads = ("Goyal et al., ResNet-50 on ImageNet", "here, the small classifier")
+    for left, head in zip((label, label + half), heads, strict=True):
+        canvas.text(left, top - 14, head, 12.5, font_weight="bold")
+        for tick in ticks(0, most, 5):
+            x = left + (half - 60) * tick / most
+            canvas.line(x, top - 6, x, bottom)
+            canvas.text(x, bottom + 16, number(tick), 11, QUIET, text_anchor="middle")
     for index, (row, outcome) in enumerate(zip(theirs, ours, strict=True)):
         y = top + 32 * index
         canvas.text(label - 10, y + 16, outcome.setting.name, 13, text_anchor="end")
-        _bar(canvas, label, y, (half - 60) / most, (row.error, row.spread) if row else None, 2)
-        _bar(canvas, label + half, y, (half - 60) / most, (outcome.mean, outcome.spread), 1)
+        if row:
+            _bar(canvas, label, y, (half - 60) / most, row.error, row.spread, 2)
+        else:
+            canvas.text(label + 6, y + 16, "not in their table", 12, QUIET)
+        _bar(canvas, label + half, y, (half - 60) / most, outcome.mean, outcome.spread, 1)
     canvas.text(label, bottom + 34, "test error, %; lines: one standard deviation to either side", 11, QUIET)
     told = "; ".join(
         f"{outcome.setting.name}: {f'{row.error:.2f}' if row else 'not published'} and {outcome.mean:.1f}"
@@ -118,18 +129,7 @@ def beside(theirs: Sequence[Published | None], ours: Sequence[Outcome], title: s
     return Figure(canvas.svg(end - (2 if provenance else 8), title, alt), alt)
 
 
-def _error_axis(canvas: Canvas, left: float, width: float, most: float, top: float, bottom: float) -> None:
-    for tick in ticks(0, most, 5):
-        x = left + width * tick / most
-        canvas.line(x, top - 6, x, bottom)
-        canvas.text(x, bottom + 16, number(tick), 11, QUIET, text_anchor="middle")
-
-
-def _bar(canvas: Canvas, x: float, y: float, scale: float, value: tuple[float, float] | None, digits: int) -> None:
-    if value is None:
-        canvas.text(x + 6, y + 16, "not in their table", 12, QUIET)
-        return
-    mean, spread = value
+def _bar(canvas: Canvas, x: float, y: float, scale: float, mean: float, spread: float, digits: int) -> None:
     canvas.rect(x, y + 2, mean * scale, 20, COLOURS["gradients"], data_value=mean)
     canvas.line((x + (mean - spread) * scale), y + 12, x + (mean + spread) * scale, y + 12, INK, stroke_width=1.5)
     canvas.text(x + (mean + spread) * scale + 6, y + 17, f"{mean:.{digits}f}", 12.5, font_weight="bold")

@@ -1,7 +1,8 @@
-"""Sliders over micro-batch, accumulation and learning rate: the path of θ that they give, beside the large batch's."""
+"""Sliders over micro-batch, accumulation and learning rate: their path of θ, next to the large batch's."""
 
 import math
 from collections.abc import Sequence
+from itertools import takewhile
 
 from course_utils.figures.canvas import Figure
 from course_utils.interactive.widgets import Explorable, slider
@@ -17,23 +18,18 @@ FAR = 2.0
 """A path ends in the picture where it is this many times as far from the minimum as it began."""
 
 
-def theta_explorer(size: int = 4, group: int = 25, rate: float = 0.5) -> "ThetaExplorer":
+class ThetaExplorer(Explorable):
     """Controls for a path of θ: points in a micro-batch, micro-batches in a step, learning rate, passes over the data.
 
-    ValueError for a size or a group that no control offers.
+    In the next cell, `.path` is what has been chosen. ValueError for a size or a group that no control offers.
     """
-    for name, value in (("size", size), ("group", group)):
-        if value not in SIZES:
-            raise ValueError(f"{name} is {value!r}: choose one of {', '.join(map(str, SIZES))}")
-    return ThetaExplorer(size, group, rate)
-
-
-class ThetaExplorer(Explorable):
-    """What `theta_explorer` shows; `.path` is the path that has been chosen."""
 
     invitation = "Sliders for a path of θ: run this cell to use them."
 
-    def __init__(self, size: int, group: int, rate: float) -> None:
+    def __init__(self, size: int = 4, group: int = 25, rate: float = 0.5) -> None:
+        for name, value in (("size", size), ("group", group)):
+            if value not in SIZES:
+                raise ValueError(f"{name} is {value!r}: choose one of {', '.join(map(str, SIZES))}")
         self.fit = LineFit(POINTS)
         super().__init__(
             {
@@ -46,30 +42,26 @@ class ThetaExplorer(Explorable):
 
     @property
     def path(self) -> list[Point]:
-        """The path that has been chosen. ValueError, in words, where micro-batches do not make whole steps."""
-        size, group, rate, passes = (self.controls[name].value for name in ("size", "group", "rate", "passes"))
+        """The path that has been chosen. ValueError where micro-batches do not make whole steps."""
+        size, group, rate, passes = (control.value for control in self.controls.values())
         return path(self.fit, rate, size, passes, group)
 
     def redraw(self) -> tuple[Figure, str]:
-        """Two panels, the large batch at the same rate and the chosen path, and what a step sees."""
-        size, group, rate, passes = (self.controls[name].value for name in ("size", "group", "rate", "passes"))
+        """Two panels, the large batch at the same rate and the chosen path, and a sentence about a step's points."""
+        size, group, rate, passes = (control.value for control in self.controls.values())
         chosen, large = self.path, path(self.fit, rate, POINTS, passes)
+        near, off = self._near(chosen), math.dist(chosen[-1], self.fit.best())
+        ending = "and it leaves the picture" if len(near) < len(chosen) else f"{off:.2f} from the minimum"
         name = f"{group} × {size} points a step"
-        title = f"{name}, rate {rate:g}: {len(chosen) - 1:,} steps, {self._ending(chosen)}"
-        figure = theta_paths(self.fit, {"all 100 points a step": self._near(large), name: self._near(chosen)}, title)
+        title = f"{name}, rate {rate:g}: {len(chosen) - 1:,} steps, {ending}"
+        figure = theta_paths(self.fit, {"all 100 points a step": self._near(large), name: near}, title)
         message = f"a step learns from <b>{size * group}</b> points; <b>{size}</b> are in memory at once"
         return figure, message
 
-    def _distance(self, point: Point) -> float:
-        return math.dist(point, self.fit.best())
-
     def _near(self, walked: Sequence[Point]) -> list[Point]:
         """The path up to where it is too far away to be drawn."""
-        limit = FAR * self._distance(START)
-        far = next((index for index, point in enumerate(walked) if not self._distance(point) < limit), len(walked))
-        return list(walked[:far])
+        limit = FAR * math.dist(START, self.fit.best())
+        return list(takewhile(lambda point: math.dist(point, self.fit.best()) < limit, walked))
 
-    def _ending(self, walked: Sequence[Point]) -> str:
-        if len(self._near(walked)) < len(walked):
-            return "and it leaves the picture"
-        return f"{self._distance(walked[-1]):.2f} from the minimum"
+
+theta_explorer = ThetaExplorer

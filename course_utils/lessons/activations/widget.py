@@ -7,14 +7,15 @@ import ipywidgets
 
 from course_utils import estimate
 from course_utils.figures.canvas import Figure
-from course_utils.gpus import GPUS, Gpu, gpu
+from course_utils.gpus import GPUS, Gpu
+from course_utils.gpus import gpu as known_gpu
 from course_utils.interactive.widgets import LAYOUT, STYLE, Explorable, dropdown, slider
 from course_utils.models import PRESETS
 from course_utils.planning.twin import fit_words
 from course_utils.run import TrainingRun
 from course_utils.units import format_bytes
 
-from .heat_map import BATCHES, SEQUENCES, Point, heat_map, kept_bytes
+from .heat_map import BATCHES, SEQUENCES, heat_map, kept_bytes
 
 MODELS = ("gpt2", "tinyllama-1.1b", "llama3.2-1b", "gpt2-xl", "llama3.2-3b", "llama3-8b")
 """By their number of parameters."""
@@ -24,33 +25,30 @@ ATTENTIONS = ("eager", "flash", "efficient")
 RECOMPUTES = ("none", "selective-attention", "full")
 
 
-def activation_map(
-    model: str = "llama3.2-1b", *, gpu: str = "A100-80GB", micro_batch: int = 4, seq_len: int = 2048, **choices: Any
-) -> "ActivationMap":
+class ActivationMap(Explorable):
     """Sliders for model, GPU and a cell of the map, choices for the kernel and the recipe, and the heat map of them.
 
-    `choices` are those of a `TrainingRun` to begin with. Raises ValueError like `TrainingRun` if they are impossible,
-    and for a `micro_batch` or `seq_len` that the map does not have.
+    `choices` are those of a `TrainingRun` to begin with; in the next cell, `.run` is what has been chosen. Raises
+    ValueError like `TrainingRun` if they are impossible, and for a `micro_batch` or `seq_len` that the map lacks.
     """
-    for value, known, name in ((micro_batch, BATCHES, "micro_batch"), (seq_len, SEQUENCES, "seq_len")):
-        if value not in known:
-            raise ValueError(f"{name} is {value}; the map has {', '.join(map(str, known))}")
-    return ActivationMap(TrainingRun(model, **choices), gpu, (micro_batch, seq_len))
-
-
-class ActivationMap(Explorable):
-    """What `activation_map` shows; `.run` is what has been chosen."""
 
     invitation = "Heat map of activations over b and s: run this cell to use its sliders."
 
-    def __init__(self, run: TrainingRun, gpu_name: str, at: Point) -> None:
+    def __init__(
+        self, model: str = "llama3.2-1b", *, gpu: str = "A100-80GB", micro_batch: int = 4, seq_len: int = 2048,
+        **choices: Any,
+    ) -> None:  # fmt: skip
+        for value, known, name in ((micro_batch, BATCHES, "micro_batch"), (seq_len, SEQUENCES, "seq_len")):
+            if value not in known:
+                raise ValueError(f"{name} is {value}; the map has {', '.join(map(str, known))}")
+        run = TrainingRun(model, **choices)
         cards = sorted(GPUS, key=lambda name: GPUS[name].memory)
         super().__init__(
             {
                 "model": _names("model", [*MODELS, run.model.name], run.model.name),
-                "gpu": _names("GPU", cards, gpu(gpu_name).name),
-                "micro_batch": slider("look at b", BATCHES, at[0]),
-                "seq_len": slider("look at s", SEQUENCES, at[1]),
+                "gpu": _names("GPU", cards, known_gpu(gpu).name),
+                "micro_batch": slider("look at b", BATCHES, micro_batch),
+                "seq_len": slider("look at s", SEQUENCES, seq_len),
                 "attention": dropdown("attention", ATTENTIONS, run.attention),
                 "recompute": dropdown("recompute", RECOMPUTES, run.recompute),
                 "precision": dropdown("precision", PRECISIONS, run.precision.name),
@@ -87,3 +85,6 @@ class ActivationMap(Explorable):
 def _names(description: str, names: Sequence[str], value: str) -> ipywidgets.SelectionSlider:
     options = list(dict.fromkeys(names))
     return ipywidgets.SelectionSlider(options=options, value=value, description=description, style=STYLE, layout=LAYOUT)
+
+
+activation_map = ActivationMap

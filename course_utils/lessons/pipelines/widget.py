@@ -14,42 +14,29 @@ MOST_STAGES, MOST_MICRO_BATCHES = 8, 24
 """More than this cannot be distinguished in the picture."""
 
 
-def pipeline_player(schedule: str = "GPipe", stages: int = 4, micro_batches: int = 8) -> "PipelinePlayer":
-    """A batch on its way through a pipeline, with controls for all that shapes it.
+class PipelinePlayer(Explorable):
+    """A batch on its way through a pipeline, with controls for schedule, stages, micro-batches and backward's time.
 
     In the next cell, `.pipeline` is what has been chosen. Raises ValueError for an unknown schedule, or for sizes that
     no picture holds.
     """
-    return PipelinePlayer(schedule, stages, micro_batches)
-
-
-class PipelinePlayer(Explorable):
-    """What `pipeline_player` shows."""
 
     invitation = "A pipeline to drive: run this cell to use its sliders."
 
-    def __init__(self, schedule: str, stages: int, micro_batches: int) -> None:
+    def __init__(self, schedule: str = "GPipe", stages: int = 4, micro_batches: int = 8) -> None:
         simulate(schedule, stages, micro_batches)  # refuses what cannot be
-        for name, value, most in (
-            ("stages", stages, MOST_STAGES),
-            ("micro_batches", micro_batches, MOST_MICRO_BATCHES),
-        ):
+        numbers = (
+            ("stages", MOST_STAGES, stages, "stages"),
+            ("backward", 4, 2, "backward takes"),
+            ("micro_batches", MOST_MICRO_BATCHES, micro_batches, "micro-batches"),
+        )
+        sliders = {}
+        for name, most, value, words in numbers:
             if value > most:
                 raise ValueError(f"{name} is {value}: the picture holds up to {most}")
-
-        def slider(description: str, most: int, value: int) -> ipywidgets.IntSlider:
-            return ipywidgets.IntSlider(
-                min=1, max=most, value=value, description=description, style=STYLE, layout=LAYOUT
-            )
-
-        super().__init__(
-            {
-                "schedule": dropdown("schedule", SCHEDULES, schedule),
-                "stages": slider("stages", MOST_STAGES, stages),
-                "backward": slider("backward takes", 4, 2),
-                "micro_batches": slider("micro-batches", MOST_MICRO_BATCHES, micro_batches),
-            }
-        )
+            look = {"description": words, "style": STYLE, "layout": LAYOUT}
+            sliders[name] = ipywidgets.IntSlider(min=1, max=most, value=value, **look)
+        super().__init__({"schedule": dropdown("schedule", SCHEDULES, schedule), **sliders})
 
     @property
     def pipeline(self) -> Pipeline:
@@ -65,3 +52,6 @@ class PipelinePlayer(Explorable):
             formula, words = 1 - 1 / pipeline.stages, "1 − 1/p"
         message = f"{number(pipeline.span)} units, idle {pipeline.idle:.1%}; {words} = {formula:.1%}"
         return pipeline_figure(pipeline), escape(message.replace("%", " %"))
+
+
+pipeline_player = PipelinePlayer

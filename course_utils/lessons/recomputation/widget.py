@@ -20,41 +20,35 @@ FRAME = 400
 """Milliseconds from one tick to the next while it plays."""
 
 
-def schedule_player(schedule: str = "keep all", nodes: int = 8, k: int = 3, tick: int | None = None) -> "Player":
-    """Run a chain tick by tick under one of the three schedules, with controls for n and k.
+class SchedulePlayer(Explorable):
+    """A chain under one of the three schedules, tick by tick, with controls for n and k.
 
     Begins at `tick`, at the last where it is None. In the next cell, `.schedule` is what has been chosen. Raises
     ValueError for an unknown schedule, or for sizes that no picture holds.
     """
-    return Player(schedule, nodes, k, tick)
-
-
-class Player(Explorable):
-    """What `schedule_player` shows."""
 
     invitation = "A chain to step through: run this cell to play it."
 
-    def __init__(self, schedule: str, nodes: int, k: int, tick: int | None) -> None:
+    def __init__(self, schedule: str = "keep all", nodes: int = 8, k: int = 3, tick: int | None = None) -> None:
         if schedule not in SCHEDULES:
             raise unknown("schedule", schedule, SCHEDULES)
         for name, value, least in (("nodes", nodes, 2), ("k", k, 1)):
             if not least <= value <= MOST:
                 raise ValueError(f"{name} is {value}: choose {least} to {MOST}")
         most = len(made(schedule, nodes, k).ticks)
-        numbers = {
-            "n": (2, MOST, nodes, "nodes n"),
-            "k": (1, MOST, k, "keep every k"),
-            "tick": (1, most, tick or most, "tick"),
-        }
+        numbers = (
+            ("n", 2, MOST, nodes, "nodes n"),
+            ("k", 1, MOST, k, "keep every k"),
+            ("tick", 1, most, tick or most, "tick"),
+        )
         sliders = {
             name: ipywidgets.IntSlider(min=low, max=high, value=value, description=words, style=STYLE, layout=LAYOUT)
-            for name, (low, high, value, words) in numbers.items()
+            for name, low, high, value, words in numbers
         }
         super().__init__({"schedule": dropdown("schedule", SCHEDULES, schedule), **sliders})
-        play = ipywidgets.Play(min=1, max=most, value=1, interval=FRAME, description="play")
-        play.observe(self._follow, names="value")
-        self.play = play
-        self.children = (play, *tuple(self.children))
+        self.play = ipywidgets.Play(min=1, max=most, value=1, interval=FRAME, description="play")
+        self.play.observe(self._follow, names="value")
+        self.children = (self.play, *tuple(self.children))
 
     @property
     def schedule(self) -> Schedule:
@@ -92,3 +86,6 @@ def made(name: str, nodes: int, k: int) -> Schedule:
     if name == EVERY:
         return keep_every(nodes, min(k, nodes))
     return {"keep all": keep_all, "keep none": keep_none}[name](nodes)
+
+
+schedule_player = SchedulePlayer
