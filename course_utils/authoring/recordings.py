@@ -4,11 +4,11 @@
 `course_utils/measuring/recordings`. A test runs every lesson from recordings alone, so a missing run is found.
 """
 
+from collections.abc import Iterator
 from dataclasses import astuple, replace
 from datetime import date
 from functools import partial
 from itertools import product
-from typing import Any
 
 import torch
 from torch import nn
@@ -30,128 +30,88 @@ from ..run import TrainingRun
 
 FOLDER = ROOT / "course_utils" / "measuring" / "recordings"
 
-LESSON_03 = ("fp32", "amp-bf16", "bf16-master", "bf16-master-fp32grad", "bf16")
-"""Recipes of number formats that lesson 03 measures."""
-
 
 def lesson_runs() -> list[tuple[TrainingRun, int]]:
     """Each run that a lesson or an exercise measures on a GPU, simulated or not, and its number of steps."""
+    more = [(TrainingRun("llama3.2-1b", 4, 1024), 4), (TrainingRun("gpt2", 4, 512), 3)]
+    return [*((run, 2) for run in (*_runs(), *replayed_runs(), *HIDDEN_RUNS)), *more]
+
+
+def _runs() -> Iterator[TrainingRun]:
+    # 01, and the puzzle in others
     puzzle = TrainingRun("gpt2-xl", 32, 1024, "bf16-master", "adamw-foreach", recompute="full")
-    ways = product(("amp-bf16", "bf16-master"), ("none", "full"))
-    return [
-        (TrainingRun("tiny-llama", 8, 256), 2),
-        (TrainingRun("gpt2", 8, 1024), 2),
-        (TrainingRun("llama3.2-1b", 4, 1024), 4),
-        (puzzle, 2),
-        (twin(puzzle.replace(recompute="none", optimizer="adamw"), gpu("T4-16GB")), 2),
-        (puzzle.replace(micro_batch=4, accumulation_steps=8), 2),
-        (puzzle.replace(optimizer="adamw", micro_batch=4, accumulation_steps=8), 2),
-        (puzzle.replace(optimizer="adamw", loss_chunks=8), 2),
-        (puzzle.replace(optimizer="adamw", recompute="none", attention="eager"), 2),
-        *((TrainingRun("gpt2-xl", 32, 1024, precision, recompute=recompute), 2) for precision, recompute in ways),
-        (TrainingRun("gpt2", 4, 256, "amp-bf16"), 2),
-        (TrainingRun("gpt2", 8, 512, "bf16-master", recompute="full"), 2),
-        *((run, 2) for run in HIDDEN_RUNS),
-        *adam_runs(),
-        *((TrainingRun("gpt2", 4, 256, precision, attention="eager"), 2) for precision in LESSON_03),
-        *activation_runs(),
-        *((run, 2) for run in lesson_06_runs()),
-        *((run, 2) for run in lesson_07_runs()),
-        *((run, 2) for run in replayed_runs()),
-        *((run, 2) for run in lesson_09_runs()),
-        *((run, 2) for run in lesson_12_runs()),
-        *((run, 2) for run in lesson_13_runs()),
-        (TrainingRun("gpt2-xl", 1, 1024, "bf16-master", "adamw-fused", accumulation_steps=32), 2),
-    ]
-
-
-def adam_runs() -> list[tuple[TrainingRun, int]]:
-    """Those of lesson 02: the first steps, every optimizer, each way to step, master weights."""
-    plain = TrainingRun("gpt2", 1, 128, "fp32", attention="efficient")
-    masters = TrainingRun("gpt2", 1, 128, "bf16-master")
+    yield from (TrainingRun("tiny-llama", 8, 256), TrainingRun("gpt2", 8, 1024), puzzle)
+    yield twin(puzzle.replace(recompute="none", optimizer="adamw"), gpu("T4-16GB"))
+    yield puzzle.replace(micro_batch=4, accumulation_steps=8)
+    yield puzzle.replace(optimizer="adamw", micro_batch=4, accumulation_steps=8)
+    yield puzzle.replace(optimizer="adamw", loss_chunks=8)
+    yield puzzle.replace(optimizer="adamw", recompute="none", attention="eager")
+    for precision, recompute in product(("amp-bf16", "bf16-master"), ("none", "full")):
+        yield TrainingRun("gpt2-xl", 32, 1024, precision, recompute=recompute)
+    yield TrainingRun("gpt2", 4, 256, "amp-bf16")
+    yield TrainingRun("gpt2", 8, 512, "bf16-master", recompute="full")
+    yield TrainingRun("gpt2-xl", 1, 1024, "bf16-master", "adamw-fused", accumulation_steps=32)
+    # 02: every optimizer, each way to step, master weights
+    plain, masters = (
+        TrainingRun("gpt2", 1, 128, "fp32", attention="efficient"),
+        TrainingRun("gpt2", 1, 128, "bf16-master"),
+    )
     optimizers = ("sgd", "adafactor", "adam8bit", "momentum", "lion", "muon", "adamw")
-    ways = ("adamw-loop", "adamw-foreach", "adamw-fused")
-    return [
-        (TrainingRun("gpt2", 4, 512), 3),
-        *((plain.replace(optimizer=name), 2) for name in (*optimizers, *ways)),
-        *((masters.replace(optimizer=name), 2) for name in ("adamw", "adamw-foreach")),
-    ]
-
-
-def activation_runs() -> list[tuple[TrainingRun, int]]:
-    """Those of lesson 05: two and three blocks of each variant, sweeps over b and s, Llama-3 8B, a loss in chunks, a
-    timeline's run.
-    """
+    for name in (*optimizers, "adamw-loop", "adamw-foreach", "adamw-fused"):
+        yield plain.replace(optimizer=name)
+    yield from (masters.replace(optimizer=name) for name in ("adamw", "adamw-foreach"))
+    # 03: number formats
+    for precision in ("fp32", "amp-bf16", "bf16-master", "bf16-master-fp32grad", "bf16"):
+        yield TrainingRun("gpt2", 4, 256, precision, attention="eager")
+    # 05: two and three blocks of each variant, sweeps over b and s, a loss in chunks, a timeline
     block = TrainingRun("gpt2", 2, 512, "bf16-master")
     gpt = block.model
-    changes: list[dict[str, Any]] = [
-        {"dropout": 0.0}, {"norm": "rmsnorm"}, {"mlp": "swiglu", "ffn": 8 * gpt.hidden // 3}, {"kv_heads": 4},
-    ]  # fmt: skip
+    yield TrainingRun("llama3-8b", 1, 4096, "bf16-master")
+    models = [replace(gpt, dropout=0.0), replace(gpt, norm="rmsnorm"), replace(gpt, kv_heads=4)]
+    models += [replace(gpt, mlp="swiglu", ffn=8 * gpt.hidden // 3)]
     variants = [block, block.replace(attention="eager"), block.replace(precision="amp-bf16")]
-    variants += [block.replace(model=replace(gpt, **change)) for change in changes]
+    variants += [block.replace(model=model) for model in models]
+    yield from (run.replace(model=replace(run.model, layers=layers)) for run in variants for layers in (2, 3))
     tiny = TrainingRun("tiny-gpt", 4, 128, "bf16-master")
-    sizes = [{"micro_batch": b} for b in (2, 6, 10, 16)] + [{"seq_len": s} for s in (64, 128, 192, 256)]
-    return [
-        *((run.replace(model=replace(run.model, layers=L)), 2) for run in variants for L in (2, 3)),
-        *((tiny.replace(attention=kernel, **size), 2) for kernel in ("eager", "flash") for size in sizes),
-        (TrainingRun("llama3-8b", 1, 4096, "bf16-master"), 2),
-        (TrainingRun("gpt2-xl", 32, 1024, "bf16-master", loss_chunks=8), 2),
-        (STORY, 2),
-    ]
-
-
-def lesson_06_runs() -> list[TrainingRun]:
-    """GPT-2 under each policy of recomputation, and the runs behind the hidden timelines."""
+    for kernel in ("eager", "flash"):
+        yield from (tiny.replace(attention=kernel, micro_batch=b) for b in (2, 6, 10, 16))
+        yield from (tiny.replace(attention=kernel, seq_len=s) for s in (64, 128, 192, 256))
+    yield TrainingRun("gpt2-xl", 32, 1024, "bf16-master", loss_chunks=8)
+    yield STORY
+    # 06: each policy of recomputation, and the runs behind the hidden timelines
     gpt2 = TrainingRun("gpt2", 8, 1024, "bf16-master")
-    policies = ("none", "selective-attention", "selective", "full", "every-3", "offload")
-    hidden = [*lesson_06_checks.hidden_runs(), *lesson_06_checks.secret_runs()]
-    return [*(gpt2.replace(recompute=policy) for policy in policies), *hidden]
-
-
-def lesson_07_runs() -> list[TrainingRun]:
-    """GPT-2 with 100 sequences a step, cut into micro-batches, and 4 sequences alone."""
+    for policy in ("none", "selective-attention", "selective", "full", "every-3", "offload"):
+        yield gpt2.replace(recompute=policy)
+    yield from (*lesson_06_checks.hidden_runs(), *lesson_06_checks.secret_runs())
+    # 07: 100 sequences per step, cut into micro-batches, and 4 sequences alone
     gpt2 = TrainingRun("gpt2", 4, 1024)
-    return [gpt2, *(gpt2.replace(micro_batch=b, accumulation_steps=100 // b) for b in (1, 4, 20, 100))]
+    yield from (gpt2, *(gpt2.replace(micro_batch=b, accumulation_steps=100 // b) for b in (1, 4, 20, 100)))
+    # 09: FSDP2 as rank 0 of 8 and of 64, and on 64 six blocks in four ways
+    sharded = {"recompute": "full", "zero_stage": 3}
+    for ranks in (8, 64):
+        yield TrainingRun("llama3-8b", 1, 4096, "bf16-master", world_size=ranks, **sharded)
+        yield TrainingRun("gpt2-xl", 1, 1024, "bf16-master", world_size=ranks, **sharded)
+    six = six_blocks(ranks=64)
+    yield from (six, six.replace(zero_stage=2), six.replace(precision="amp-bf16"))
+    yield six.replace(precision="fp32", attention="efficient")
+    # 12: all weights trained, LoRA, and a small QLoRA step
+    gpt2, everywhere = TrainingRun("gpt2", 4, 512), ("attention", "mlp")
+    yield from (gpt2, gpt2.replace(lora_rank=8), gpt2.replace(lora_rank=8, lora_targets=everywhere))
+    yield TrainingRun("tiny-llama", 4, 256, "bf16", "adam8bit", recompute="full", lora_rank=16,
+                      lora_targets=everywhere, frozen_bits=4)  # fmt: skip
+    # 13: two models on which calculators disagree, and a GPT as one of their formulas means it
+    yield from (TrainingRun("llama3.1-8b", 2, 8192), TrainingRun("gpt2-xl", 32, 1024))
+    yield TrainingRun("gpt2", 8, 1024, "bf16-master", attention="eager")
 
 
 def replayed_runs() -> list[TrainingRun]:
     """Those of lessons 10 and 14, recorded with all their allocations: they are sent through the allocator."""
     step = TrainingRun("gpt2", 8, 512)
-    broken = [run for run in broken_runs().values() if run != step]
-    return [step, step.replace(loss_chunks=2), *broken]
-
-
-def lesson_09_runs() -> list[TrainingRun]:
-    """FSDP2 as rank 0 of 8 and of 64: Llama-3 8B and GPT-2 XL, and on 64 six blocks in four ways."""
-    llama = TrainingRun("llama3-8b", 1, 4096, "bf16-master", recompute="full", world_size=64, zero_stage=3)
-    xl = TrainingRun("gpt2-xl", 1, 1024, "bf16-master", recompute="full", world_size=64, zero_stage=3)
-    six = six_blocks(ranks=64)
-    return [
-        *(run.replace(world_size=ranks) for run, ranks in product((llama, xl), (8, 64))),
-        six, six.replace(zero_stage=2), six.replace(precision="fp32", attention="efficient"),
-        six.replace(precision="amp-bf16"),
-    ]  # fmt: skip
-
-
-def lesson_12_runs() -> list[TrainingRun]:
-    """GPT-2 with all weights trained and with LoRA, and a small QLoRA step."""
-    gpt2, everywhere = TrainingRun("gpt2", 4, 512), ("attention", "mlp")
-    small = TrainingRun("tiny-llama", 4, 256, "bf16", "adam8bit", recompute="full", lora_rank=16,
-                        lora_targets=everywhere, frozen_bits=4)  # fmt: skip
-    return [gpt2, gpt2.replace(lora_rank=8), gpt2.replace(lora_rank=8, lora_targets=everywhere), small]
-
-
-def lesson_13_runs() -> list[TrainingRun]:
-    """The two models on which calculators disagree, and a GPT as one of their formulas means it."""
-    return [
-        TrainingRun("llama3.1-8b", 2, 8192),
-        TrainingRun("gpt2-xl", 32, 1024),
-        TrainingRun("gpt2", 8, 1024, "bf16-master", attention="eager"),
-    ]
+    return [step, step.replace(loss_chunks=2), *(run for run in broken_runs().values() if run != step)]
 
 
 def saved_questions() -> list[Question]:
-    """What lesson 05 and its exercises ask the hooks on a simulated GPU: operations, MLPs, whole blocks."""
+    """Questions of lesson 05 and its exercises to the hooks on a simulated GPU: operations, MLPs, whole blocks."""
     s, b, h = 1024, 4, 1024
     alone = [partial(torch.div, other=8), nn.Linear(h, h), nn.GELU(), nn.Softmax(-1), nn.Dropout(0.1), nn.LayerNorm(h)]
     mlps = [nn.Sequential(nn.Linear(h, 4 * h), middle, nn.Linear(4 * h, h)) for middle in (nn.GELU(), nn.ReLU())]
@@ -166,10 +126,10 @@ def saved_questions() -> list[Question]:
 
 
 def answers() -> dict[str, list[Row]]:
-    """What the hooks find for each of these questions, by its key, on this machine's simulated GPU."""
+    """Answers of the hooks to these questions, by key, on this machine's simulated GPU."""
     found: dict[str, list[Row]] = {}
     for question in saved_questions():
-        assert question.key, f"{question.operation}: no words are enough to tell this operation"
+        assert question.key, f"{question.operation}: this operation cannot be described"
         saved = saved_by(question.operation, *question.inputs, dtype=question.dtype, device="gpu")
         found[question.key] = [astuple(item) for item in saved]
     return found
