@@ -1,7 +1,8 @@
-"""Every demo before the lecture: what it will do on this machine, done once, or on another card, by estimate."""
+"""Every demo before the lecture: executed once on this machine, or foreseen by estimate for another card."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from textwrap import fill
 
 from ..units import format_bytes
@@ -12,7 +13,7 @@ COLUMNS = 110
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """What a rehearsal says, line by line, and what did not go as told."""
+    """The lines of a rehearsal, and what did not go as the demos say."""
 
     lines: tuple[str, ...]
     problems: tuple[str, ...]
@@ -31,35 +32,28 @@ def rehearse(
     `say` is told each line as soon as it is known.
     """
     lines, problems = list[str](), list[str]()
-    for line, problem in _all(demos, stage, run):
+
+    def add(line: str) -> None:
         lines.append(line)
-        problems += [problem] if problem else []
         if say is not None:
             say(line)
-    verdict = _verdict(problems)
-    if say is not None:
-        say(verdict)
-    return Rehearsal((*lines, verdict), tuple(problems))
 
-
-def _all(demos: Mapping[str, Demo], stage: Stage, run: bool) -> Iterator[tuple[str, str]]:
-    """Every line, and the problem that it tells of, or ""."""
-    yield fill(_heading(stage, run), COLUMNS), ""
+    add(fill(_heading(stage, run), COLUMNS))
     for name, one in demos.items():
-        yield fill(f"{name}: {one.title}. {one.shows}", COLUMNS, initial_indent="\n"), ""
-        for sayings in (_foreseen(one, stage), _steps(one, stage, run)):
-            for said in sayings:
-                line = fill(said.words, COLUMNS, initial_indent="  ", subsequent_indent="     ")
-                yield line, "" if said.as_told else f"{name}: {said.words}"
+        add(fill(f"{name}: {one.title}. {one.shows}", COLUMNS, initial_indent="\n"))
+        for said in chain(_foreseen(one, stage), _steps(one, stage, run)):
+            add(_indented(said.words))
+            problems += [] if said.as_told else [f"{name}: {said.words}"]
+    if problems:
+        count = f"{len(problems)} thing{' does' if len(problems) == 1 else 's do'} not go as the demos say:"
+        add("\n".join(["", count, *map(_indented, problems)]))
+    else:
+        add("\nEverything goes as the demos say.")
+    return Rehearsal(tuple(lines), tuple(problems))
 
 
-def _verdict(problems: list[str]) -> str:
-    if not problems:
-        return "\nEverything goes as the demos say."
-    count = f"{len(problems)} thing{' does' if len(problems) == 1 else 's do'} not go as the demos say:"
-    return "\n".join(
-        ["", count, *(fill(problem, COLUMNS, initial_indent="  ", subsequent_indent="     ") for problem in problems)]
-    )
+def _indented(words: str) -> str:
+    return fill(words, COLUMNS, initial_indent="  ", subsequent_indent="     ")
 
 
 def _heading(stage: Stage, run: bool) -> str:
@@ -82,6 +76,7 @@ def _foreseen(one: Demo, stage: Stage) -> Iterator[Foreseen]:
 
 
 def _steps(one: Demo, stage: Stage, run: bool) -> Iterator[Foreseen]:
+    """Each step when it has been performed: one at a time, so that its line is said at once."""
     for number, step in enumerate(one.steps, start=1):
         title = f"{number}. {step.title}{' (fails on purpose)' if step.fails else ''}"
         yield _performed(step, stage, title) if run else Foreseen(title, True)

@@ -16,7 +16,7 @@ import ipywidgets
 
 from ..figures.meters import STAGE
 from ..interactive.meter import Meter
-from .stage import Demo, DemoStep, Outcome, Stage
+from .stage import Demo, DemoStep, Stage
 
 TITLE, TEXT = "font-size:30px;margin:0 0 0 12px;line-height:44px", "font-size:22px;line-height:1.35;margin:8px 0 0"
 
@@ -36,10 +36,9 @@ UNTIL_SHOWN = 0.5
 
 
 class DemoWidget(ipywidgets.VBox):
-    """What `demo` shows. Inherits because only a widget can be shown as one.
+    """The demo on a page. Inherits because only a widget can be shown as one.
 
-    `pages` are what has been shown so far: title, text and picture, the demo's own page first. `shown` is the number of
-    the one on the screen.
+    `pages` have been shown so far: title, text and picture, the demo's own page first; `shown` is the current number.
     """
 
     def __init__(self, demo: Demo, stage: Stage) -> None:
@@ -107,12 +106,10 @@ class DemoWidget(ipywidgets.VBox):
         except (RuntimeError, ValueError) as problem:  # on a stage, words serve better than a traceback
             self._write(title, _text(f"This step does not work here: {problem}"))
         else:
-            picture = self._drawn(outcome)
+            drawn = outcome.figure
+            picture = (ipywidgets.HTML(drawn.html),) if drawn else self.picture.children
             crowded = bool(picture) and len(outcome.words) > LONG
             self._keep(title, _text(*([] if crowded else [step.words]), outcome.words), picture)
-
-    def _drawn(self, outcome: Outcome) -> Sequence[Any]:
-        return (ipywidgets.HTML(outcome.figure.html),) if outcome.figure else self.picture.children
 
     def _keep(self, title: str, text: str, picture: Sequence[Any]) -> None:
         self.pages.append((title, text, tuple(picture)))

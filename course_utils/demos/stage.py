@@ -35,11 +35,11 @@ WARM_UP_STEPS = 2
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a step: `words` to show, a `figure` in the meter's place if there is one.
+    """The result of a step: `words` to show, and a `figure` in the meter's place if there is one.
 
     Of a run that was tried: the `peak` in bytes, the `source` that measured it, `step_seconds` of one step (None where
-    nothing was timed), and `step_peaks`, the most bytes allocated up to the end of each step. `seconds` is what it took
-    to come by all this, without the time in which a simulated run is played back.
+    nothing was timed), and `step_peaks`, the most bytes allocated up to the end of each step. `seconds` is how long
+    the demo's step took, without the time in which a simulated run is played back.
     """
 
     words: str
@@ -53,7 +53,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class DemoStep:
-    """One step of a demo: what stands on the screen, what its key does, and whether that fails on purpose."""
+    """One step of a demo: its title and words on the screen, what its key runs, and True if that fails on purpose."""
 
     title: str
     words: str
@@ -63,7 +63,7 @@ class DemoStep:
 
 @dataclass(frozen=True)
 class Foreseen:
-    """Something that a demo will try on a card, in words, and whether it will go as the demo says."""
+    """Something that a demo will try on a card, and True if it will go as the demo says."""
 
     words: str
     as_told: bool
@@ -84,7 +84,7 @@ class Demo:
 
 
 class MarkedPhases(Unwatched):
-    """Tells the meter where each phase of a live step begins."""
+    """Marks on the meter where each phase of a live step begins."""
 
     def __init__(self, meter: Meter) -> None:
         self.meter = meter
@@ -96,7 +96,7 @@ class MarkedPhases(Unwatched):
 
 @dataclass
 class Stage:
-    """A card, whether it is really there, and where its meter is shown (nowhere in a rehearsal).
+    """A card, `live` if it is really there, and where its meter is shown (nowhere in a rehearsal).
 
     `reading_seconds` is how long a simulated run is played back where it is shown. What was tried is remembered, so
     that a later step can speak of it.
@@ -128,8 +128,6 @@ class Stage:
         outcome = step.run(self)
         return replace(outcome, seconds=time.perf_counter() - begin - (self.playing - played))
 
-    # Sizes
-
     def run_of(self, share: float, states: float = STATES_SHARE, **choices: Any) -> TrainingRun:
         """A run whose peak is estimated at just under `share` of the card, of the largest model whose weights,
         gradients and states take no more than `states` of it; `choices` are TrainingRun's. ValueError where not one
@@ -156,7 +154,7 @@ class Stage:
         return TrainingRun(model, MOST_SEQUENCES, min(512, model.max_positions), **older)
 
     def foresee(self, run: TrainingRun, fails: bool = False) -> Foreseen:
-        """What the estimate says of a run that is meant to fit this card, or meant to fail there."""
+        """The estimate for a run that is meant to fit this card, or meant to fail there."""
         need, room = estimate(run).total, self.card.room
         reason = unsupported(run, self.card.capability)
         as_told = not reason and (need > room if fails else fits(run, room))
@@ -166,19 +164,17 @@ class Stage:
             f"{run}: {format_bytes(need)} by estimate, {percent(need / room)} of the card, {verdict}", as_told
         )
 
-    # Trying a run
-
     def attempt(self, run: TrainingRun) -> Outcome:
         """Trains a few steps. Raises GpuOutOfMemory (live) or OutOfMemory (the allocator's replay) if too large."""
         self.tried[run] = self._live(run) if self.live else self._simulated(run)
         return self.tried[run]
 
     def outcome_of(self, run: TrainingRun) -> Outcome:
-        """What came of a run that was tried before; it is tried now if it was not."""
+        """The outcome of a run that was tried before; it is tried now if it was not."""
         return self.tried[run] if run in self.tried else self.attempt(run)
 
     def fails(self, run: TrainingRun) -> str:
-        """What the failure says of a run that is too large. RuntimeError if it fits after all."""
+        """The message of the failure of a run that is too large. RuntimeError if it fits after all."""
         try:
             self.attempt(run)
         except (GpuOutOfMemory, OutOfMemory) as failure:
@@ -189,7 +185,13 @@ class Stage:
         measured = measure(run, "simulated")
         gauge = ReplayGauge(measured, self.reading_seconds, self.card.room)
         if self.show is not None:
-            self._play(Meter(gauge), self.show)
+            begin, meter = time.perf_counter(), Meter(gauge).start(with_cell=False)
+            try:
+                self.show(meter)
+                meter.wait()
+            finally:
+                meter.stop()
+                self.playing += time.perf_counter() - begin
         if gauge.failure is not None:
             raise gauge.failure
         peaks = measured.timeline.step_peaks()
@@ -198,16 +200,6 @@ class Stage:
         compared = beside_estimate(run, measured.peak, measured.word)
         words = f"{compared} ({format_bytes(blocks)} in blocks) · {measured.provenance}"
         return Outcome(words, measured.peak, str(measured.provenance), step_peaks=so_far)
-
-    def _play(self, meter: Meter, show: Callable[[Meter], None]) -> None:
-        begin = time.perf_counter()
-        meter.start(with_cell=False)
-        try:
-            show(meter)
-            meter.wait()
-        finally:
-            meter.stop()
-            self.playing += time.perf_counter() - begin
 
     def _live(self, run: TrainingRun) -> Outcome:
         from ..measuring.devices import Cuda
@@ -241,11 +233,6 @@ def _trained(run: TrainingRun, device: "Device", meter: Meter) -> tuple[float, t
     finally:
         meter.leave()
     return (ends[-1] - ends[WARM_UP_STEPS - 1]) / (LIVE_STEPS - WARM_UP_STEPS), tuple(peaks)
-
-
-def estimated(run: TrainingRun) -> str:
-    """The run and its estimate in words."""
-    return f"{run}: {format_bytes(estimate(run).total)} by estimate."
 
 
 def beside_estimate(run: TrainingRun, peak: int, word: str) -> str:

@@ -8,7 +8,7 @@ from ..breakdown import MemoryBreakdown
 from ..gpus import Gpu
 from ..planning.twin import named
 from ..run import TrainingRun
-from ..units import format_bytes
+from ..units import format_bytes, percent
 from . import stack
 from .axes import (
     COLOURS,
@@ -52,7 +52,7 @@ def peak_stack(run: TrainingRun, breakdown: MemoryBreakdown, card: Gpu, verdict:
 
 
 def peak_title(run: TrainingRun, breakdown: MemoryBreakdown) -> str:
-    """What is trained, and what it takes: "gpt2-xl, 32 × 1,024 tokens: 134.45 GB at the peak, in backward"."""
+    """The model, its batch and its peak: "gpt2-xl, 32 × 1,024 tokens: 134.45 GB at the peak, in backward"."""
     several = f"{run.accumulation_steps} micro-batches of " if run.accumulation_steps > 1 else ""
     peak = f"{format_bytes(breakdown.total, UNIT, 2)} at the peak, in {words(breakdown.phase)}"
     trained = f"LoRA r={run.lora_rank}, " if run.lora_rank else ""
@@ -60,7 +60,7 @@ def peak_title(run: TrainingRun, breakdown: MemoryBreakdown) -> str:
 
 
 def told_name(card: Gpu) -> str:
-    """A card with what a program is told it has, and what the driver lists where that is more."""
+    """A card with the memory that a program gets of it, and what the driver lists where that is more."""
     room = format_bytes(card.room, UNIT, 1)
     if card.room == card.memory:
         return f"{card.name}: {room}"
@@ -75,7 +75,7 @@ LABELS = {
     "end of step": "step begins", "forward": "highest", "end of forward": "end", "loss": "highest",
     "after loss": "end", "clipping": "norm", "optimizer step": "highest",
 }  # fmt: skip
-"""What stands under a column, below the name of its phase; others go without "'s backward"."""
+"""The label under a column, below the name of its phase; others go without "'s backward"."""
 
 FAR = 5
 """A card of more than so many times the peak is not drawn: the columns would be too small to be told apart."""
@@ -116,20 +116,31 @@ def step_columns(moments: Mapping[str, MemoryBreakdown], card: Gpu) -> Figure:
     rows = in_order(moments)
     peak = max(range(len(rows)), key=lambda index: rows[index].total)
     highest = rows[peak].total
-    title, digits = _step_title(rows[peak]), digits_for(highest, UNIT)
-    stacks = [_from_below(moment) for moment in rows]
+    digits, largest = digits_for(highest, UNIT), max(rows[peak], key=lambda kind: rows[peak][kind])
+    share = percent(rows[peak][largest] / max(1, highest))
+    title = f"The step is highest at {place_words(rows[peak])}, and {share} of that are {words(largest)}"
+    stacks = [[Segment(words(kind), moment[kind], kind) for kind in TIMELINE_ORDER if moment[kind]] for moment in rows]
     canvas = Canvas()
     y = draw_legend(canvas, [part for parts in stacks for part in parts], canvas.title(title) + 6, UNIT, 0, False)
     reach = card.memory if card.memory <= FAR * highest else 0
-    y = _card_key(canvas, y + 6, card, beyond=not reach)
-    columns = _Columns(len(rows), y + 52, round(1.12 * max(highest, reach, 1)))
+    if reach:  # the lines are named above the plot, where no column can cover the words
+        canvas.line(MARGIN, y + 14, MARGIN + 24, y + 14, OVER, stroke_width=2)
+        canvas.text(MARGIN + 32, y + 18, told_name(card), 12, OVER, font_weight="bold")
+    else:
+        canvas.text(MARGIN, y + 18, f"{told_name(card).removesuffix(' (dashed)')}, far above", 12, OVER)
+    columns = _Columns(len(rows), y + 72, round(1.12 * max(highest, reach, 1)))
     value_axis(canvas, columns.y, columns.largest, UNIT, *PLOT)
     canvas.upright(20, (columns.top + columns.bottom) / 2, f"{UNIT} (10⁹ bytes)")
     canvas.line(PLOT[0], columns.bottom, PLOT[1], columns.bottom, RULE)
     borders = [_column(canvas, columns, index, parts, digits) for index, parts in enumerate(stacks)]
     canvas.path("".join(borders), stroke="#FFFFFF", stroke_width=1, fill="none")
     if reach:
-        _card_lines(canvas, columns, card)
+        y = columns.y(card.room)
+        draw_limit(canvas, PLOT[0], y, PLOT[1], y, card.room)
+        if card.memory != card.room:
+            y = columns.y(card.memory)
+            look = {"stroke_width": 1, "stroke_dasharray": "4 3", "data_nominal": card.memory}
+            canvas.line(PLOT[0], y, PLOT[1], y, OVER, **look)
     for index, moment in enumerate(rows):
         _column_total(canvas, columns, index, moment.total, digits, index == peak, moment.total > card.room)
     _column_names(canvas, columns, rows)
@@ -143,32 +154,10 @@ def in_order(moments: Mapping[str, MemoryBreakdown]) -> list[MemoryBreakdown]:
     return last + [moment for name, moment in moments.items() if name != "end of step"]
 
 
-def _step_title(peak: MemoryBreakdown) -> str:
-    """What the step's highest column says, as a sentence."""
-    largest = max(peak, key=lambda kind: peak[kind])
-    share = f"{100 * peak[largest] / max(1, peak.total):.0f} %"
-    return f"The step is highest at {place_words(peak)}, and {share} of that are {words(largest)}"
-
-
 def place_words(peak: MemoryBreakdown) -> str:
-    """Where in the step a moment of `moments(run)` is: "the loss's backward", "the optimizer step"."""
-    return {"forward": "forward", "after loss": "the end of the loss", "clipping": "clipping"}.get(
-        peak.label, f"the {peak.label}"
-    )
-
-
-def _from_below(moment: MemoryBreakdown) -> list[Segment]:
-    return [Segment(words(kind), moment[kind], kind) for kind in TIMELINE_ORDER if moment[kind]]
-
-
-def _card_key(canvas: Canvas, y: float, card: Gpu, beyond: bool) -> float:
-    """Says above the plot what its lines are, where no column can cover it; returns the y below."""
-    if beyond:
-        canvas.text(MARGIN, y + 12, f"{told_name(card).removesuffix(' (dashed)')}, far above", 12, OVER)
-        return y + 14
-    canvas.line(MARGIN, y + 8, MARGIN + 24, y + 8, OVER, stroke_width=2)
-    canvas.text(MARGIN + 32, y + 12, told_name(card), 12, OVER, font_weight="bold")
-    return y + 14
+    """The place in the step of a moment of `moments(run)`: "the loss's backward", "the optimizer step"."""
+    names = {"forward": "forward", "after loss": "the end of the loss", "clipping": "clipping"}
+    return names.get(peak.label, f"the {peak.label}")
 
 
 def _column(canvas: Canvas, columns: _Columns, index: int, parts: Sequence[Segment], digits: int) -> str:
@@ -183,14 +172,6 @@ def _column(canvas: Canvas, columns: _Columns, index: int, parts: Sequence[Segme
             borders += f"M{short(x)} {short(y + height)}h{short(width)}"
         below += part.size
     return borders
-
-
-def _card_lines(canvas: Canvas, columns: _Columns, card: Gpu) -> None:
-    y = columns.y(card.room)
-    draw_limit(canvas, PLOT[0], y, PLOT[1], y, card.room)
-    if card.memory != card.room:
-        y = columns.y(card.memory)
-        canvas.line(PLOT[0], y, PLOT[1], y, OVER, stroke_width=1, stroke_dasharray="4 3", data_nominal=card.memory)
 
 
 def _column_total(
