@@ -26,24 +26,13 @@ def test_equal_runs_are_one_key():
     assert TrainingRun("gpt2-xl", micro_batch=31) != RUN
 
 
-def test_runs_do_not_change():
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        RUN.micro_batch = 4  # pyrefly: ignore [read-only]
-
-
 def test_replace_changes_a_copy():
     changed = RUN.replace(micro_batch=4, model="gpt2", precision="fp32", attention="eager")
     assert changed == TrainingRun("gpt2", 4, precision="fp32", attention="eager")
     assert RUN.micro_batch == 32
-
-
-def test_replace_checks_anew():
-    with pytest.raises(ValueError, match="16 bits only"):
-        RUN.replace(precision="fp32")
-    with pytest.raises(ValueError, match="unknown choice of a TrainingRun 'batch'"):
-        RUN.replace(batch=4)
-    with pytest.raises(ValueError, match="did you mean 'micro_batch'"):
-        RUN.replace(microbatch=4)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        RUN.micro_batch = 4  # pyrefly: ignore [read-only]
+    assert copy.deepcopy(TrainingRun("gpt2")).replace(micro_batch=2) == TrainingRun("gpt2", micro_batch=2)
 
 
 def test_replace_can_set_the_global_batch():
@@ -131,11 +120,6 @@ def test_impossible_sizes_are_refused(size: str, value: Any, said: str):
         TrainingRun("gpt2", **{size: value})
 
 
-def test_a_global_batch_does_not_hide_absurd_accumulation():
-    with pytest.raises(ValueError, match="cannot be meant"):
-        TrainingRun("gpt2", global_batch=10**9)
-
-
 @pytest.mark.parametrize(
     ("choice", "value", "nearest"),
     [
@@ -163,51 +147,15 @@ def test_what_resembles_nothing_gets_the_list_alone(choice, value):
         TrainingRun("gpt2", **{choice: value})
 
 
-def test_a_sequence_longer_than_the_positions_is_refused():
-    with pytest.raises(ValueError, match="1,025 tokens is longer than the 1,024 positions of gpt2-xl"):
-        TrainingRun("gpt2-xl", seq_len=1025)
-    assert TrainingRun("gpt2-xl", seq_len=1024).seq_len == 1024
-
-
-def test_flash_in_fp32_is_refused_and_says_what_would_do():
-    with pytest.raises(
-        ValueError, match="flash kernel computes in 16 bits only, not in fp32: choose attention='efficient'"
-    ):
-        TrainingRun("gpt2", precision="fp32")
-
-
-def test_a_global_batch_that_does_not_divide_is_refused():
-    with pytest.raises(ValueError, match=r"global batch of 10 .* 4 · 2 = 8"):
-        TrainingRun("gpt2", micro_batch=4, world_size=2, global_batch=10)
-    with pytest.raises(ValueError, match="not both"):
-        TrainingRun("gpt2", accumulation_steps=2, global_batch=2)
-
-
-def test_a_card_that_is_no_name_is_refused_like_an_unknown_one():
-    nameless: Any = [1]
-    with pytest.raises(ValueError, match=r"unknown GPU \[1\]\. Known: "):
-        TrainingRun("gpt2", card=nameless)
-
-
 @pytest.mark.parametrize("name", GPUS)
 def test_gpus_are_found_in_any_case(name):
     assert gpu(name) is gpu(name.lower()) is GPUS[name]
     assert GPUS[name].memory > 14 * 2**30
-
-
-def test_only_ampere_and_newer_have_bf16():
-    assert {name for name, found in GPUS.items() if not found.has_bf16} == {"T4-16GB", "V100-16GB", "V100-32GB"}
+    assert GPUS[name].has_bf16 != (name in ("T4-16GB", "V100-16GB", "V100-32GB")), "Ampere and newer have bf16"
 
 
 @pytest.mark.parametrize(
-    ("name", "nearest"),
-    [
-        ("A100-80", "A100-80GB"),
-        ("H100", "H100-80GB"),
-        ("a100", "A100-40GB"),
-        ("rtx 4090", "RTX4090-24GB"),
-        ("t4", "T4-16GB"),
-    ],
+    ("name", "nearest"), [("A100-80", "A100-80GB"), ("a100", "A100-40GB"), ("rtx 4090", "RTX4090-24GB")]
 )
 def test_unknown_gpu_names_the_nearest(name, nearest):
     with pytest.raises(ValueError, match=f"unknown GPU '{name}': did you mean '{nearest}'.*Known: .*H200-141GB"):
@@ -225,11 +173,6 @@ def test_heads_that_a_kernel_cannot_take_are_refused(hidden, heads, attention, s
     assert TrainingRun(model, seq_len=64, attention="eager").model == model
 
 
-def test_a_copy_of_a_run_can_still_be_changed():
-    run = copy.deepcopy(TrainingRun("gpt2"))
-    assert run.replace(micro_batch=2) == TrainingRun("gpt2", micro_batch=2)
-
-
 def test_a_changed_dropout_is_shown_and_its_own_is_not():
     own = RUN.model.dropout
     assert str(RUN.replace(dropout=0.25)) == f"{RUN} · dropout 0.25" and own != 0.25
@@ -239,16 +182,19 @@ def test_a_changed_dropout_is_shown_and_its_own_is_not():
 
 @pytest.mark.parametrize(
     ("changes", "said"),
-    [({"lora_rank": 4, "lora_targets": 5}, "lora_targets is 5"), ({"lora_targets": "mlp"}, r"or lora_targets=\(\)")],
-)
-def test_targets_are_names_and_need_a_rank(changes, said):
-    with pytest.raises(ValueError, match=said):
-        TrainingRun("gpt2", **changes)
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
     [
+        ({"batch": 4}, "unknown choice of a TrainingRun 'batch'"),
+        ({"microbatch": 4}, "did you mean 'micro_batch'"),
+        ({"seq_len": 1025}, "1,025 tokens is longer than the 1,024 positions of gpt2-xl"),
+        ({"precision": "fp32"}, "flash kernel computes in 16 bits only, not in fp32: choose attention='efficient'"),
+        ({"micro_batch": 4, "world_size": 2, "global_batch": 10}, r"global batch of 10 .* 4 · 2 = 8"),
+        ({"accumulation_steps": 2, "global_batch": 64}, "not both"),
+        ({"global_batch": 10**9}, "accumulation_steps is .* cannot be meant"),
+        ({"card": [1]}, r"unknown GPU \[1\]\. Known: "),
+        ({"lora_rank": 4, "lora_targets": 5}, "lora_targets is 5"),
+        ({"lora_targets": "mlp"}, r"or lora_targets=\(\)"),
+        ({"zero_stage": 1.0, "world_size": 2}, r"zero_stage is 1\.0"),
+        ({"lora_rank": 4, "frozen_bits": 8.0}, r"frozen_bits is 8\.0"),
         ({"zero_stage": 4, "world_size": 2}, "zero_stage is 4"),
         ({"zero_stage": -1, "world_size": 2}, "zero_stage is -1"),
         ({"zero_stage": True, "world_size": 2}, "zero_stage is True"),
@@ -280,7 +226,7 @@ def test_targets_are_names_and_need_a_rank(changes, said):
     ],
     ids=str,
 )
-def test_what_contradicts_another_choice_is_refused(changes, said):
+def test_what_is_absurd_or_contradicts_another_choice_is_refused(changes, said):
     with pytest.raises(ValueError, match=said):
         RUN.replace(**changes)
 
@@ -301,9 +247,3 @@ def test_what_contradicts_another_choice_is_refused(changes, said):
 def test_what_is_just_possible_is_accepted(changes):
     run = RUN.replace(**changes)
     assert {name: getattr(run, name) for name in changes} == changes
-
-
-@pytest.mark.parametrize("changes", [{"world_size": 2, "zero_stage": 1.0}, {"lora_rank": 4, "frozen_bits": 8.0}])
-def test_stages_and_bits_are_whole_numbers(changes):
-    with pytest.raises(ValueError, match=r"(zero_stage is 1\.0|frozen_bits is 8\.0)"):
-        TrainingRun("gpt2", **changes)

@@ -1,23 +1,31 @@
-"""Bytes in, words out, and back."""
+"""Bytes to text and back; tables in line in a terminal, the same cells in HTML."""
 
 from typing import Any
 
 import pytest
 
-from course_utils.units import GB, UNITS, GiB, format_bytes, formatter, parse_bytes, percent, round_up
+from course_utils.units import (
+    GB,
+    UNITS,
+    GiB,
+    aligned,
+    format_bytes,
+    formatter,
+    html_table,
+    parse_bytes,
+    percent,
+    round_up,
+)
 
 
 @pytest.mark.parametrize(("size", "rounded"), [(0, 0), (1, 512), (511, 512), (512, 512), (513, 1024), (10**12, 10**12)])
 def test_rounds_up_to_the_allocators_blocks(size, rounded):
     assert round_up(size) == rounded
+    assert round_up(33, 32) == 64
 
 
 def test_a_part_is_said_in_percent():
     assert (percent(0.625), percent(0.0273, 1), percent(1)) == ("62 %", "2.7 %", "100 %")
-
-
-def test_rounds_up_to_another_multiple():
-    assert round_up(33, 32) == 64
 
 
 @pytest.mark.parametrize(
@@ -44,9 +52,6 @@ def test_unit_and_digits_are_kept():
     assert format_bytes(80 * GiB, "GiB", 1) == "80.0 GiB"
     assert format_bytes(80 * GiB, "GB", 1) == "85.9 GB"
     assert format_bytes(5 * GB // 1000, "GB") == "0.005 GB"
-
-
-def test_unknown_unit_is_named():
     with pytest.raises(ValueError, match=r"unknown unit 'Gigs'.*GiB"):
         format_bytes(1, "Gigs")
 
@@ -68,26 +73,10 @@ def test_parses_what_people_write(text, size):
     assert parse_bytes(text) == size
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "GB",
-        "eighty GB",
-        "80 GBs",
-        "80 G B",
-        "-3 GB",
-        "1e9",
-        "1,5 GB",
-        "12,34 GB",
-        "1__000",
-        "9" * 400,
-        -1,
-        True,
-        1.5,
-        None,
-    ],
-)
+NO_AMOUNTS = ("", "GB", "eighty GB", "80 GBs", "80 G B", "-3 GB", "1e9", "1,5 GB", "12,34 GB", "1__000", "9" * 400)
+
+
+@pytest.mark.parametrize("text", [*NO_AMOUNTS, -1, True, 1.5, None])
 def test_what_is_no_amount_is_refused(text: Any):
     with pytest.raises(ValueError, match="is no amount of memory"):
         parse_bytes(text)
@@ -111,3 +100,22 @@ def test_every_unit_comes_back(unit):
 )
 def test_the_total_chooses_the_unit_of_its_parts(total, size, text):
     assert formatter(total)(size) == text
+
+
+# Tables
+
+ROWS = (("", "GB"), ("weights & more", "3.1"), ("total", "12.0"))
+
+
+def test_words_begin_in_line_and_numbers_end_in_line() -> None:
+    assert aligned(ROWS).splitlines() == ["                  GB", "weights & more   3.1", "total           12.0"]
+    assert aligned(ROWS, words=2).splitlines() == ["                GB", "weights & more  3.1", "total           12.0"]
+    with pytest.raises(ValueError, match="shorter"):
+        aligned([("a", "b"), ("c",)])
+
+
+def test_html_says_the_same_and_sets_off_header_and_totals() -> None:
+    table = html_table(ROWS, totals=True)
+    assert "<td style='text-align:left'>weights &amp; more</td><td>3.1</td>" in table
+    assert table.count("<th") == 4 and table.count("<td") == 2 and table.count("text-align:left") == 3
+    assert html_table(ROWS, words=2).count("text-align:left") == 6 == html_table(ROWS).count("<td") + 2
