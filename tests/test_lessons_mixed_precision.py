@@ -2,6 +2,7 @@
 
 import math
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -27,7 +28,7 @@ from course_utils.lessons.precision.experiments import (
 from course_utils.lessons.precision.figures import flow_figure, histogram_figure, lost_share
 from course_utils.lessons.precision.number_formats import FORMATS, encode
 from course_utils.lessons.precision.widget import bit_flipper, bit_name, neighbors, sum_of
-from course_utils.lessons.shared.language_model import StaticLossScale, Training, language_model
+from course_utils.lessons.shared.language_model import StaticLossScale, Training
 from course_utils.measuring.devices import Cuda, Host
 from course_utils.planning.twin import fits
 from course_utils.units import GB
@@ -110,23 +111,10 @@ def test_fp16_fails_without_scaling_and_only_so(trainings: dict[str, Training]) 
     as_well = {name: learns_as_well(training, trainings["fp32"]) for name, training in trainings.items()}
     assert as_well == {name: name != "fp16, no scaling" for name in trainings}
     assert trainings["fp32"].final < trainings["fp32"].losses[0] - 0.8
-
-
-def test_all_five_begin_alike(trainings: dict[str, Training]) -> None:
+    broken = replace(trainings["fp32"], losses=[3.0, math.nan])
+    assert not learns_as_well(broken, trainings["fp32"])
     begins = [training.losses[0] for training in trainings.values()]
-    assert max(begins) - min(begins) < 0.01
-
-
-def test_losses_are_drawn_as_running_means(trainings: dict[str, Training]) -> None:
-    figure = loss_figure(trainings, "One of the five stays behind.")
-    assert figure.alt.startswith("One of the five stays behind.") and "fp16, no scaling" in figure.svg
-
-
-def test_a_training_that_is_no_number_does_not_learn_as_well() -> None:
-    model = language_model(layers=1, hidden=16)
-    optimizer = torch.optim.SGD(model.parameters())
-    good, broken = Training([3.0, 2.0], model, optimizer), Training([3.0, math.nan], model, optimizer)
-    assert learns_as_well(good, good) and not learns_as_well(broken, good)
+    assert max(begins) - min(begins) < 0.01, "all five begin alike"
 
 
 # -------------------------------------------------------------------------------------------------------------- figures
@@ -138,9 +126,6 @@ def test_the_histogram_counts_what_is_lost() -> None:
     scaled = histogram_figure(torch.tensor([2.0**-30, 2.0**-20]), "Nothing is lost.", scale=2**12)
     assert "0 % of the gradients times 4,096" in scaled.alt
     assert sum(int(count) for count in re.findall(r"<title>(\d+) of 2\^", figure.svg)) == 4
-
-
-def test_the_floor_of_the_histogram_is_fp16s() -> None:
     just_lost, just_kept = 2.0**-25, 2.0**-25 * (1 + 2**-10)  # half of the smallest number is rounded to even: to 0
     assert encode("fp16", just_lost) == 0 and encode("fp16", just_kept) == 1
     assert lost_share(torch.tensor([just_lost, just_kept])) == 0.5
@@ -173,12 +158,8 @@ def test_only_what_is_stored_in_fp16_overflows() -> None:
             assert kernel(large, large.shape).abs().max() == 1
         assert large.norm().isfinite()
     assert (60 * row).pow(2).mean().isinf(), "the squares are stored on the way"
-
-
-def test_kernels_add_up_fp16_in_fp32() -> None:
-    """The sum passes through 122,880, which fp16 does not have, and comes back."""
-    up_and_down = torch.tensor([60.0] * 2048 + [-60.0] * 2048).half()
-    assert up_and_down.sum() == 0 and up_and_down.cumsum(0).max().isinf()
+    up_and_down = torch.tensor([60.0] * 2048 + [-60.0] * 2048).half()  # 122,880 halfway, which fp16 does not have
+    assert up_and_down.sum() == 0 and up_and_down.cumsum(0).max().isinf(), "kernels add up in fp32"
 
 
 def test_squares_underflow_in_fp8_where_gradients_do_not() -> None:
@@ -190,7 +171,8 @@ def test_squares_underflow_in_fp8_where_gradients_do_not() -> None:
     assert lost[0] < 0.05 < 0.2 < lost[1]
 
 
-def test_curves_are_drawn() -> None:
+def test_curves_are_drawn(trainings: dict[str, Training]) -> None:
+    assert "fp16, no scaling" in loss_figure(trainings, "One of the five stays behind.").svg
     assert "change of the weight" in update_figure(repeated_update(1.0, 0.01, 5), "Up.").svg
     assert "loss scale" in scale_figure([1.0, 2.0, 4.0], "Up.").svg
 
@@ -198,33 +180,21 @@ def test_curves_are_drawn() -> None:
 # ---------------------------------------------------------------------------------------------------------- bit-flipper
 
 
-def test_a_bit_that_is_pressed_changes_the_number() -> None:
+def test_bits_pressed_numbers_typed_and_formats_chosen_change_one_another() -> None:
     shown = bit_flipper("bf16", 1.0)
     shown.bits[0].value = True
     assert shown.value == -1 and shown.controls["number"].value == "-1.0"
     shown.bits[15].value = True
     assert shown.value == -1.0078125 and "−1.007812" in shown.picture.value
-
-
-def test_typing_a_number_sets_the_bits() -> None:
-    shown = bit_flipper("fp16", 1.0)
+    shown.controls["format"].value = "fp8-e4m3"
     shown.controls["number"].value = "0.1"
-    pressed = "".join(str(int(bit.value)) for bit in shown.bits[:16])
-    assert int(pressed, 2) == encode("fp16", 0.1) == shown.pattern
-    assert all(bit.layout.display == "none" for bit in shown.bits[16:])
-
-
-def test_another_format_rounds_the_number_asked_for_anew() -> None:
-    shown = bit_flipper("fp8-e4m3", 0.1)
-    coarse = shown.value
+    pressed = "".join(str(int(bit.value)) for bit in shown.bits[:8])
+    assert int(pressed, 2) == encode("fp8-e4m3", 0.1) == shown.pattern and shown.value == 0.1015625
+    assert all(bit.layout.display == "none" for bit in shown.bits[8:])
     shown.controls["format"].value = "fp32"
-    assert coarse == 0.1015625 and shown.value == torch.tensor(0.1).item()
-
-
-def test_words_that_are_no_number_are_refused_in_words() -> None:
-    shown = bit_flipper("bf16", 2.0)
+    assert shown.value == torch.tensor(0.1).item(), "the number asked for is rounded anew"
     shown.controls["number"].value = "two"
-    assert "is no number" in shown.message and shown.value == 2.0
+    assert "is no number" in shown.message and shown.value == torch.tensor(0.1).item()
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -232,7 +202,7 @@ def test_every_format_shows_its_extremes(form: str) -> None:
     for value in (0.0, 1e300, float("nan"), FORMATS[form].smallest, -FORMATS[form].largest):
         shown = bit_flipper(form, value)
         assert shown.figure is not None and shown.figure.alt
-    assert repr(shown) == "Bits to flip: run this cell to use them."
+    assert repr(shown) == shown.invitation
 
 
 def test_bits_are_named_and_summed() -> None:
@@ -242,9 +212,6 @@ def test_bits_are_named_and_summed() -> None:
     assert sum_of(half, encode("fp16", 1.5)) == "+ 2^(15 − 15) · (1 + 512/1,024)"
     assert "subnormal" in sum_of(half, 1) and sum_of(half, 0) == "+ 0" and "set aside" in sum_of(half, 0x7C00)
     assert neighbors(half, encode("fp16", 65504)).endswith("Next away from zero: inf.")
-
-
-def test_unknown_formats_are_refused() -> None:
     with pytest.raises(ValueError, match="unknown number format"):
         bit_flipper("fp12")
 
@@ -270,6 +237,7 @@ def test_states_are_in_the_formats_of_their_recipe(precision: str, wanted: tuple
     measured = measure(run, source="simulated")
     assert tuple(formats.state_formats(measured).values()) == wanted
     assert formats.estimated_states(run) == formats.measured_states(measured)
+    assert formats.per_parameter({"parameters": 20, "gradients": 40, "optimizer_states": 120}, 10) == "2 + 4 + 12 = 18"
 
 
 def test_autocast_runs_norms_and_softmax_in_fp32_and_products_in_bf16() -> None:
@@ -287,10 +255,6 @@ def test_a_recording_is_said_to_know_no_formats() -> None:
     assert set(formats.state_formats(recorded).values()) == {formats.NOT_RECORDED}
     assert formats.operation_formats(recorded) == {"all": formats.NOT_RECORDED}
     assert list(formats.activation_formats(recorded)) == [formats.NOT_RECORDED]
-
-
-def test_bytes_are_told_by_parameter() -> None:
-    assert formats.per_parameter({"parameters": 20, "gradients": 40, "optimizer_states": 120}, 10) == "2 + 4 + 12 = 18"
 
 
 def test_without_a_gpu_no_time_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Lesson 04's counts: formulas as they are shown give the numbers beside them, and real modules hold as many."""
+"""Lesson 04's counts: formulas as they are shown give the numbers next to them, and real modules hold as many."""
 
 import json
 import re
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from course_utils.lessons import quiz
 from course_utils.lessons.parameters.counting import (
     ATTENTION,
     CHECKPOINT_BYTES,
@@ -27,6 +28,7 @@ from course_utils.lessons.parameters.counting import (
     with_embedding,
 )
 from course_utils.lessons.parameters.figures import percent, shares, spelled
+from course_utils.lessons.parameters.widget import model_builder
 from course_utils.models import PRESETS, TransformerConfig
 
 ODD = TransformerConfig(
@@ -39,20 +41,23 @@ BUILT = [model for model in MODELS if model.name not in ("gpt3-175b", "llama3-70
 
 
 def evaluated(formula: str, model: TransformerConfig) -> int:
-    """What a formula says for a model, its letters taken from there."""
-    letters = {"h": model.hidden, "k": model.kv, "f": model.ffn, "E": model.experts, "V": model.vocab}
-    letters |= {"P": model.max_positions, "L": model.layers}
+    """The value of a formula for a model."""
+    symbols = {"h": model.hidden, "k": model.kv, "f": model.ffn, "E": model.experts, "V": model.vocab}
+    symbols |= {"P": model.max_positions, "L": model.layers}
     code = re.sub(r"(?<=\d)(?=[a-zA-Z])", "*", formula.replace("²", "**2").replace("·", "*"))
-    return eval(code, {}, letters)
+    return eval(code, {}, symbols)
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
-def test_formulas_say_what_stands_beside_them(model):
+def test_formulas_give_the_numbers_next_to_them_and_parts_add_up(model):
     for term in block_terms(model):
         assert evaluated(term.formula, model) == term.count, term
     for term in model_terms(model):
         if "a block" not in term.formula:
             assert evaluated(term.formula, model) == term.count, term
+    assert sum(parts(model).values()) == model.parameters
+    assert ("head" in parts(model)) != model.tied
+    assert parts(model)["norms"] == (2 * model.layers + 1) * block_terms(model)[0].count
 
 
 @pytest.mark.parametrize("model", BUILT, ids=lambda model: model.name)
@@ -62,20 +67,6 @@ def test_real_modules_hold_as_many_line_by_line(model):
     assert {term.name: term.count for term in model_terms(model)} == counted_model(network)
     assert total(model_terms(model)) == sum(p.numel() for p in network.parameters()) == model.parameters
     assert all(parameter.device.type == "meta" for parameter in network.parameters())
-
-
-@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
-def test_parts_add_up(model):
-    assert sum(parts(model).values()) == model.parameters
-    assert ("head" in parts(model)) != model.tied
-    assert parts(model)["norms"] == (2 * model.layers + 1) * block_terms(model)[0].count
-
-
-def test_a_model_without_biases_has_none():
-    names = [name for name, _ in network_without_memory(PLAIN).named_parameters()]
-    assert names and not [name for name in names if "bias" in name]
-    h = PLAIN.hidden
-    assert total(block_terms(PLAIN)) == 12 * h**2 + 2 * h
 
 
 def test_checkpoints_of_others_hold_as_many():
@@ -131,18 +122,13 @@ def test_shares_draw_every_part_and_say_it():
     ElementTree.fromstring(figure.svg)
 
 
-def widths(svg: str) -> list[float]:
-    return [float(w) for w in re.findall(r'width="([\d.]+)"[^>]*data-parameters', svg)]
-
-
 def test_bars_are_as_wide_as_asked():
     models = {"one": {"MLP": 100}, "half": {"MLP": 30, "head": 20}}
-    same, scaled = widths(shares(models, "Same.").svg), widths(shares(models, "Scaled.", to_scale=True).svg)
+    figures = (shares(models, "Same."), shares(models, "Scaled.", to_scale=True))
+    found = (re.findall(r'width="([\d.]+)"[^>]*data-parameters', figure.svg) for figure in figures)
+    same, scaled = (list(map(float, widths)) for widths in found)
     assert same[0] == pytest.approx(same[1] + same[2], abs=0.2)
     assert scaled[0] == pytest.approx(2 * (scaled[1] + scaled[2]), abs=0.4)
-
-
-def test_shares_refuse_what_they_cannot_draw():
     with pytest.raises(ValueError, match="at least one model"):
         shares({}, "Nothing.")
     with pytest.raises(ValueError, match="no color for adapter"):
@@ -155,9 +141,6 @@ def test_shares_refuse_what_they_cannot_draw():
 )
 def test_counts_are_spelled_as_people_say_them(count, words):
     assert spelled(count) == words
-
-
-def test_percents_have_digits_that_tell():
     assert [percent(part, 1000) for part in (314, 52, 9, 0)] == ["31 %", "5.2 %", "0.9 %", "0 %"]
 
 
@@ -166,16 +149,12 @@ def test_percents_have_digits_that_tell():
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_the_builder_begins_with_a_preset_to_the_unit(name):
-    from course_utils.lessons.parameters.widget import model_builder
-
     shown = model_builder(name)
     assert shown.model.parameters == PRESETS[name].parameters
     assert f"N = {PRESETS[name].parameters:,}" in shown.message
 
 
 def test_moving_a_control_builds_another_model():
-    from course_utils.lessons.parameters.widget import model_builder
-
     shown = model_builder("llama3-8b")
     for name, value in (("family", "gpt2"), ("layers", 4), ("hidden", 2048), ("vocab", 256), ("tied", "tied"),
                         ("ffn", "4"), ("group", 1), ("heads", 16), ("experts", 8)):  # fmt: skip
@@ -187,8 +166,6 @@ def test_moving_a_control_builds_another_model():
 
 
 def test_what_makes_no_transformer_is_said_in_words():
-    from course_utils.lessons.parameters.widget import model_builder
-
     shown = model_builder("llama3-8b")
     shown.controls["group"].value = 7
     assert "Not possible" in shown.message and "groups of 7" in shown.message
@@ -204,8 +181,6 @@ def test_what_makes_no_transformer_is_said_in_words():
 
 
 def test_the_quiz_counts_as_the_modules_do():
-    from course_utils.lessons import quiz
-
     block, tied, wide, grouped, experts = (question.right.text for question in quiz(4).questions)
     one = counted_block(network_without_memory("gpt2-xl"))
     assert block == f"{100 * (one['MLP, up'] + one['MLP, down']) / sum(one.values()):.0f} %"
