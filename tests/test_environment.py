@@ -59,12 +59,9 @@ def ready(home: Home, purpose: str = "lab") -> bool:
 # Paths and the torch build
 
 
-@pytest.mark.parametrize(
-    ("system", "python"),
-    [("Linux", ".venv/bin/python"), ("Darwin", ".venv/bin/python"), ("Windows", ".venv/Scripts/python.exe")],
-)
-def test_interpreter_is_where_the_system_keeps_it(system, python, tmp_path):
-    assert Home(tmp_path, system).python == tmp_path / python
+def test_interpreter_is_where_the_system_keeps_it(tmp_path):
+    assert Home(tmp_path, "Linux").python == Home(tmp_path, "Darwin").python == tmp_path / ".venv/bin/python"
+    assert Home(tmp_path, "Windows").python == tmp_path / ".venv/Scripts/python.exe"
 
 
 @pytest.mark.parametrize(
@@ -141,14 +138,19 @@ def test_cuda_build_for_windows_never_becomes_the_cpu_build_unsaid(tmp_path, mon
 def test_finished_environment_is_used_as_it_is(home, installer):
     assert environment.interpreter(home, "lab") == home.python
     assert ready(home)
+    facts = json.loads(home.marker.read_text())
+    assert (facts["state"], facts["purpose"], facts["torch"]) == ("ready", "lab", "cpu")
     asked = list(installer)
     assert environment.interpreter(home, "lab") == home.python
     assert installer == asked
 
 
-def test_tests_need_more_than_the_lab_and_contain_it(home, installer):
+def test_environment_without_its_interpreter_is_made_anew_and_tests_need_more_than_the_lab(home, installer):
     environment.interpreter(home, "lab")
-    assert not ready(home, "test")
+    home.python.unlink()
+    assert not ready(home)
+    environment.interpreter(home, "lab")
+    assert ready(home) and not ready(home, "test")
     environment.interpreter(home, "test")
     assert ready(home, "test")
     assert ready(home, "lab")
@@ -177,14 +179,6 @@ def test_other_foundations_mean_an_environment_made_anew(home, installer, fact, 
     monkeypatch.setenv("COURSE_TORCH", "cpu")
     environment.interpreter(home, "lab")
     assert not stale.exists()
-    assert ready(home)
-
-
-def test_environment_without_its_interpreter_is_made_anew(home, installer):
-    environment.interpreter(home, "lab")
-    home.python.unlink()
-    assert not ready(home)
-    environment.interpreter(home, "lab")
     assert ready(home)
 
 
@@ -307,37 +301,28 @@ def test_here_names_what_is_absent_or_too_old(home, monkeypatch, name, least):
         environment.interpreter(home, "lab", here=True)
 
 
-def test_versions_compare_as_numbers():
-    numbers = environment.version_numbers
-    assert () < numbers("2.9.1") < numbers("2.11.0a0+git12") < numbers("2.13.0+cpu")
-
-
 # What an environment consists of
 
 
-def test_lock_pins_every_direct_requirement_at_a_version_that_it_allows():
+def test_lock_pins_every_direct_requirement_at_a_version_that_it_allows_and_holds_no_addresses():
+    numbers = environment.version_numbers
+    assert () < numbers("2.9.1") < numbers("2.11.0a0+git12") < numbers("2.13.0+cpu")
     locked = {name.lower().replace("_", "-"): version for name, version in environment.locked(ROOT).items()}
     for name, least in environment.requirements(ROOT, "test").items():
         pinned = locked[name.lower().replace("_", "-")]
-        assert environment.version_numbers(pinned) >= environment.version_numbers(least), name
-
-
-def test_lock_holds_pins_and_no_addresses():
+        assert numbers(pinned) >= numbers(least), name
     lines = (ROOT / "requirements.lock").read_text(encoding="utf-8").splitlines()
     pins = [line for line in lines if not line.startswith("#")]
     assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[0-9A-Za-z.]+", line) for line in pins)
 
 
-def conda_specs() -> dict[str, rattler.MatchSpec]:
-    listed = yaml.safe_load((ROOT / "environment.yml").read_text(encoding="utf-8"))["dependencies"]
-    specs = [rattler.MatchSpec(item, strict=True) for item in listed if isinstance(item, str)]
-    return {spec.name.normalized: spec for spec in specs if spec.name}
-
-
-def test_conda_environment_has_the_packages_of_the_lab():
+def test_conda_environment_has_the_packages_of_the_lab_and_a_python_that_the_package_allows():
+    conda = yaml.safe_load((ROOT / "environment.yml").read_text(encoding="utf-8"))
+    assert conda["channels"] == ["conda-forge", "nodefaults"] and {"pip": ["--editable ."]} in conda["dependencies"]
+    listed = [rattler.MatchSpec(item, strict=True) for item in conda["dependencies"] if isinstance(item, str)]
+    specs = {spec.name.normalized: spec for spec in listed if spec.name}
     ours = {"torch": "pytorch"}
     needed = {ours.get(name, name): least for name, least in environment.requirements(ROOT, "lab").items()}
-    specs = conda_specs()
     assert set(specs) == {*needed, "python", "pip"}
     assert len(specs) < 12
     for name, least in needed.items():
@@ -347,25 +332,7 @@ def test_conda_environment_has_the_packages_of_the_lab():
             assert rattler.VersionSpec(f">={least}").matches(rattler.Version(environment.locked(ROOT)["torch"]))
         else:
             assert str(specs[name].version) == f">={least}", name
-
-
-def test_conda_environment_pins_a_python_that_the_package_allows():
-    python = rattler.VersionSpec(str(conda_specs()["python"].version))
-    allowed = rattler.VersionSpec(PROJECT["requires-python"])
-    fitting = [
-        version for version in ("3.10", "3.11", "3.12", "3.13", "3.14") if python.matches(rattler.Version(version))
-    ]
-    assert len(fitting) == 1
-    assert allowed.matches(rattler.Version(fitting[0]))
-
-
-def test_conda_environment_installs_the_course_itself_and_takes_conda_forge_only():
-    conda = yaml.safe_load((ROOT / "environment.yml").read_text(encoding="utf-8"))
-    assert conda["channels"] == ["conda-forge", "nodefaults"]
-    assert {"pip": ["--editable ."]} in conda["dependencies"]
-
-
-def test_marker_says_what_was_made(home, installer):
-    environment.interpreter(home, "lab")
-    facts = json.loads(home.marker.read_text())
-    assert (facts["state"], facts["purpose"], facts["torch"]) == ("ready", "lab", "cpu")
+    python = rattler.VersionSpec(str(specs["python"].version))
+    versions = [rattler.Version(f"3.{minor}") for minor in range(10, 15)]
+    [pinned] = [version for version in versions if python.matches(version)]
+    assert rattler.VersionSpec(PROJECT["requires-python"]).matches(pinned)

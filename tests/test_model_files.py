@@ -18,17 +18,10 @@ def llama_like(kind: str, preset: str, **more: Any) -> dict[str, Any]:
     """What the released config.json of such a model says of its sizes."""
     model = PRESETS[preset]
     return {
-        "model_type": kind,
-        "num_hidden_layers": model.layers,
-        "hidden_size": model.hidden,
-        "num_attention_heads": model.heads,
-        "num_key_value_heads": model.kv_heads,
-        "intermediate_size": model.ffn,
-        "vocab_size": model.vocab,
-        "max_position_embeddings": model.max_positions,
-        "hidden_act": "silu",
-        "rope_theta": model.rope_theta,
-    } | more
+        "model_type": kind, "num_hidden_layers": model.layers, "hidden_size": model.hidden, "hidden_act": "silu",
+        "num_attention_heads": model.heads, "num_key_value_heads": model.kv_heads, "intermediate_size": model.ffn,
+        "vocab_size": model.vocab, "max_position_embeddings": model.max_positions, "rope_theta": model.rope_theta,
+    } | more  # fmt: skip
 
 
 LLAMA = llama_like("llama", "llama3-8b")
@@ -42,6 +35,15 @@ RELEASED = {
     "mixtral-8x7b": llama_like("mixtral", "mixtral-8x7b", num_local_experts=8, num_experts_per_tok=2, head_dim=None),
     "qwen2.5-0.5b": llama_like("qwen2", "qwen2.5-0.5b", tie_word_embeddings=True, use_sliding_window=False),
     "qwen2.5-7b": llama_like("qwen2", "qwen2.5-7b", tie_word_embeddings=False, attention_dropout=0.0),
+}
+
+
+def without(settings: dict[str, Any], key: str) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if name != key}
+
+
+TRANSFORMERS_5 = without(RELEASED["mixtral-8x7b"], "rope_theta") | {
+    "rope_parameters": {"rope_theta": 100_000, "rope_type": "default"}
 }
 
 
@@ -68,6 +70,8 @@ def test_a_path_is_a_model_wherever_a_model_is_asked_for(tmp_path, monkeypatch):
     path = write(tmp_path / "llama3-8b", LLAMA)
     expected = PRESETS["llama3-8b"]
     assert model_config(path) == model_config(str(path)) == model_config(path.parent) == expected
+    run = TrainingRun(write(tmp_path / "short", LLAMA | {"num_hidden_layers": 3}), 1, 512)
+    assert eval(run.code(), {"TrainingRun": TrainingRun, "TransformerConfig": TransformerConfig}) == run
     assert TrainingRun(str(path), 1, 512) == TrainingRun("llama3-8b", 1, 512)
     monkeypatch.chdir(tmp_path)
     assert model_config("llama3-8b/") == model_config("./llama3-8b") == expected
@@ -78,13 +82,18 @@ def test_a_path_is_a_model_wherever_a_model_is_asked_for(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
+        (without(GPT2, "n_positions") | {"n_ctx": 512}, {"max_positions": 512}),  # older files
+        ("\ufeff" + json.dumps(LLAMA), {"layers": 32}),  # a byte order mark
+        (TRANSFORMERS_5, {"rope_theta": 100_000}),
+        (TRANSFORMERS_5 | {"rope_theta": None}, {"rope_theta": 100_000}),
+        (TRANSFORMERS_5 | {"rope_parameters": None}, {"rope_theta": 1_000_000.0}),
         (GPT2, {"tied": True, "dropout": 0.1, "ffn": 4 * 768, "bias": True}),
         (GPT2 | {"n_inner": 1000, "tie_word_embeddings": False}, {"tied": False, "ffn": 1000}),
         (GPT2 | {"resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0}, {"dropout": 0}),
         (LLAMA, {"tied": False, "dropout": 0.0, "bias": False, "qkv_bias": False, "rope_theta": 500_000.0}),
         (LLAMA | {"num_key_value_heads": None}, {"kv_heads": 32}),
-        ({key: LLAMA[key] for key in LLAMA if key != "num_key_value_heads"}, {"kv_heads": 32}),
-        ({key: LLAMA[key] for key in LLAMA if key != "rope_theta"}, {"rope_theta": 10_000.0}),
+        (without(LLAMA, "num_key_value_heads"), {"kv_heads": 32}),
+        (without(LLAMA, "rope_theta"), {"rope_theta": 10_000.0}),
         (LLAMA | {"attention_bias": True, "mlp_bias": True}, {"bias": True, "qkv_bias": True}),
         (llama_like("qwen2", "qwen2.5-7b"), {"tied": False, "bias": False, "qkv_bias": True}),
         (llama_like("mistral", "mistral-7b", tie_word_embeddings=True, sliding_window=None), {"tied": True}),
@@ -93,19 +102,6 @@ def test_a_path_is_a_model_wherever_a_model_is_asked_for(tmp_path, monkeypatch):
 def test_what_a_file_leaves_out_is_as_in_transformers(tmp_path, settings, expected):
     model = config_from_file(write(tmp_path, settings))
     assert {name: getattr(model, name) for name in expected} == expected
-
-
-def test_the_base_of_angles_as_transformers_5_writes_it(tmp_path):
-    settings = RELEASED["mixtral-8x7b"] | {"rope_parameters": {"rope_theta": 100_000, "rope_type": "default"}}
-    settings.pop("rope_theta")
-    assert config_from_file(write(tmp_path, settings)).rope_theta == 100_000
-    assert config_from_file(write(tmp_path, settings | {"rope_parameters": None})).rope_theta == 1_000_000.0
-    assert config_from_file(write(tmp_path, settings | {"rope_theta": None})).rope_theta == 100_000
-
-
-def test_older_gpt2_files_name_the_positions_otherwise(tmp_path):
-    settings = {key: value for key, value in GPT2.items() if key != "n_positions"}
-    assert config_from_file(write(tmp_path, settings | {"n_ctx": 512})).max_positions == 512
 
 
 def test_dropout_that_differs_is_said(tmp_path):
@@ -118,8 +114,7 @@ def test_dropout_that_differs_is_said(tmp_path):
 
 def test_a_sliding_window_is_said_to_be_left_aside(tmp_path):
     windowed = RELEASED["mistral-7b"] | {"sliding_window": 4096}
-    silent = {key: windowed[key] for key in windowed if key != "sliding_window"}  # transformers then takes 4,096
-    for settings in (windowed, silent):
+    for settings in (windowed, without(windowed, "sliding_window")):  # without, transformers takes 4,096
         path = write(tmp_path, settings)
         with pytest.warns(UserWarning, match=r"sliding_window is 4,096, but the course's attention is full") as said:
             assert TrainingRun(path).model.max_positions == 32_768
@@ -146,12 +141,6 @@ def test_a_command_warns_without_a_line_of_code(tmp_path, command, capsys):
 def test_a_window_that_cuts_nothing_is_no_matter(tmp_path, more, recwarn):
     config_from_file(write(tmp_path, llama_like("qwen2", "qwen2.5-7b", max_position_embeddings=32_768) | more))
     assert not recwarn.list
-
-
-def test_a_run_says_its_file_s_model_in_code(tmp_path):
-    run = TrainingRun(write(tmp_path, LLAMA | {"num_hidden_layers": 3}), 1, 512)
-    names = {"TrainingRun": TrainingRun, "TransformerConfig": TransformerConfig}
-    assert eval(run.code(), names) == run
 
 
 def refused(path: Any, *said: str) -> None:
@@ -210,10 +199,6 @@ def test_weights_are_not_taken_for_a_config(tmp_path):
     refused(tmp_path / "large.json", "are these the weights?")
 
 
-def test_a_byte_order_mark_does_no_harm(tmp_path):
-    assert config_from_file(write(tmp_path, "\ufeff" + json.dumps(LLAMA))).layers == 32
-
-
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
@@ -239,13 +224,10 @@ def test_a_byte_order_mark_does_no_harm(tmp_path):
         (GPT2 | {"add_cross_attention": True}, "add_cross_attention is true"),
         (GPT2 | {"resid_pdrop": 2, "embd_pdrop": 2, "attn_pdrop": 2}, "resid_pdrop is 2"),
         ({"model_type": "gpt2"}, "n_layer, n_embd, n_head, vocab_size are missing"),
-        ({key: GPT2[key] for key in GPT2 if key != "n_positions"}, "n_positions is missing"),
+        (without(GPT2, "n_positions"), "n_positions is missing"),
         ({"model_type": "llama"}, "num_hidden_layers, hidden_size, num_attention_heads are missing"),
         (llama_like("mixtral", "mixtral-8x7b"), "num_local_experts, num_experts_per_tok are missing"),
-        (
-            {key: value for key, value in RELEASED["mistral-7b"].items() if key != "num_key_value_heads"},
-            "num_key_value_heads is missing",
-        ),
+        (without(RELEASED["mistral-7b"], "num_key_value_heads"), "num_key_value_heads is missing"),
         (RELEASED["mixtral-8x7b"] | {"num_experts_per_tok": 9}, "experts_per_token=9"),
     ],
 )
