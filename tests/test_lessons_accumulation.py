@@ -79,6 +79,8 @@ def test_averaging_over_batches_is_right_for_equal_lengths_and_adam_hides_a_cons
     equal = distances(micro_batches(4), k=4, optimizer="adam")
     assert equal["averaged over batches"] < 1e-3
     assert equal["not divided"] < 0.05 < distances(micro_batches(4), k=4)["not divided"]
+    with pytest.raises(ValueError, match="Known: sgd, adam"):
+        moved(LOOPS["not divided"], micro_batches(1), 1, "lion")
 
 
 def test_uneven_micro_batches_have_an_eighth_to_all_of_their_tokens() -> None:
@@ -86,11 +88,6 @@ def test_uneven_micro_batches_have_an_eighth_to_all_of_their_tokens() -> None:
     assert counts[0] == 2 * 2 and counts[-1] == 2 * 16 and counts == sorted(counts)
     tokens, targets = joined(uneven(3, size=2, seq_len=16))
     assert tokens.shape == targets.shape == (6, 16) and (targets == IGNORED).any()
-
-
-def test_an_unknown_optimizer_is_refused() -> None:
-    with pytest.raises(ValueError, match="Known: sgd, adam"):
-        moved(LOOPS["not divided"], micro_batches(1), 1, "lion")
 
 
 def test_a_bf16_accumulator_loses_what_an_fp32_one_keeps() -> None:
@@ -143,14 +140,11 @@ def test_noise_is_found_in_gradients_of_known_noise_by_both_ways() -> None:
     assert short == pytest.approx(Noise(2, 30).squared_length(1), rel=0.02)
     assert long == pytest.approx(Noise(2, 30).squared_length(64), rel=0.1)
     assert from_two(1, 64, short, long).scale == pytest.approx(15, rel=0.1)
+    truth = Noise(1.5, 60.0)
+    exact = from_two(4, 100, truth.squared_length(4), truth.squared_length(100))
+    assert (exact.signal, exact.noise) == pytest.approx(truth) and truth.scale == 40
     with pytest.raises(ValueError, match="the larger one"):
         from_two(8, 8, 1.0, 1.0)
-
-
-def test_two_batch_sizes_solve_the_two_equations_exactly() -> None:
-    truth = Noise(1.5, 60.0)
-    found = from_two(4, 100, truth.squared_length(4), truth.squared_length(100))
-    assert (found.signal, found.noise) == pytest.approx((1.5, 60.0)) and truth.scale == 40
 
 
 def test_steps_and_examples_trade_off_as_a_hyperbola() -> None:
@@ -171,9 +165,8 @@ def curvature_weighted_noise(model: torch.nn.Module, count: int) -> float:
     """B_noise = tr(HΣ)/(GᵀHG) over `count` sequences, by products with the loss's second derivatives."""
     rows, everything = sequence_gradients(model, count), joined(micro_batches(count, size=1, seed=1))
     weights = list(model.parameters())
-    slope = torch.cat(
-        [s.flatten() for s in torch.autograd.grad(mean_loss(model, everything), weights, None, True, True)]
-    )
+    slopes = torch.autograd.grad(mean_loss(model, everything), weights, create_graph=True)
+    slope = torch.cat([part.flatten() for part in slopes])
 
     def curvature(way: torch.Tensor) -> float:
         bent = torch.autograd.grad(slope @ way, weights, retain_graph=True)
@@ -235,12 +228,9 @@ def test_the_puzzle_in_single_sequences_fits_no_card_of_24_gb_once_cuda_has_its_
     assert in_fp32 + 300e6 < gpu("RTX5090-32GB").room and round(in_fp32 / 1e9, 1) == 29.9
 
 
-def test_warm_up_starts_where_it_is_told_and_ends_at_the_peak() -> None:
+def test_rates_grow_by_k_or_by_its_root_from_where_the_warm_up_is_told_to_start() -> None:
     assert [warm_up(t, 4, 8.0) for t in (0, 1, 4, 9)] == [0, 2, 8, 8]
     assert [warm_up(t, 4, 9.0, start=1.0) for t in (0, 2, 4)] == [1, 5, 9]
-
-
-def test_rates_grow_by_k_or_by_its_root() -> None:
     assert (scaled(0.1, 32), scaled(0.1, 16, "adam")) == pytest.approx((3.2, 0.4))
     with pytest.raises(ValueError, match="Known: sgd, adam"):
         scaled(0.1, 2, "lion")
@@ -250,11 +240,8 @@ def test_rates_grow_by_k_or_by_its_root() -> None:
 
 
 def test_replicas_trained_together_are_those_trained_alone() -> None:
-    settings = [
-        Setting("one", 1024, 0.05),
-        Setting("other", 1024, 0.2, 0.05),
-        Setting("third", 2048, 0.01, None, "adam"),
-    ]
+    small = Setting("one", 1024, 0.05), Setting("other", 1024, 0.2, 0.05)
+    settings = [*small, Setting("third", 2048, 0.01, None, "adam")]
     together = train(settings, seeds=(0, 1), epochs=1)
     alone = [train([setting], seeds=(1,), epochs=1)[0] for setting in settings]
     for both, single in zip(together, alone, strict=True):
@@ -270,16 +257,12 @@ def test_the_large_batch_needs_a_larger_rate() -> None:
 
 
 def test_learning_diverges_into_a_guess_not_into_an_error() -> None:
+    assert set(data()[1].tolist()) == set(range(10))
     (outcome,) = train([Setting("far too large", 1024, 1e6)], seeds=(0,), epochs=1)
     assert 60 < outcome.mean < 100
     assert {setting.optimizer for setting in adam_table()} == {"sgd", "adam"} - {"sgd"}
     with pytest.raises(ValueError, match="unknown optimizer 'lion'"):
         train([Setting("x", 512, 0.1, None, "lion")])
-
-
-def test_labels_are_the_same_for_everybody_and_all_classes_occur() -> None:
-    x, y = data()
-    assert len(x) == len(y) and set(y.tolist()) == set(range(10))
 
 
 # -------------------------------------------------------------------------------------------------------------- figures

@@ -1,4 +1,4 @@
-"""What lesson 05 draws: ledgers that close, variants that agree with measured steps, sweeps and the map."""
+"""Lesson 05's figures: ledgers that close, variants that agree with measured steps, sweeps and the map."""
 
 import base64
 import json
@@ -55,21 +55,17 @@ def test_factors_of_a_product_are_paired_with_themselves() -> None:
     assert found["first factor"].endswith("self") and found["second factor"].endswith("mat2")
 
 
-def test_a_ledger_prints_and_draws_the_same_figures() -> None:
+def test_a_ledger_prints_and_draws_the_same_figures_and_shows_what_has_no_partner() -> None:
     ledger = block_ledger(SMALL)
     text, table = repr(ledger), ledger._repr_html_()
     for saved, found in ledger.rows:
         assert saved and found
         assert f"{saved.size:,}" in text and f"<td>{found.bytes:,}</td>" in table
     assert text.splitlines()[-1].startswith("total") and table.count("<tr>") == len(ledger.rows) + 2
-
-
-def test_a_ledger_shows_what_has_no_partner() -> None:
-    ledger = block_ledger(SMALL)
     (saved, found), *rest = ledger.rows
     torn = replace(ledger, rows=[(saved, None), *rest, (None, found)])
     assert torn.predicted == torn.found == ledger.found
-    assert "–" in repr(torn) and "–" not in repr(ledger)
+    assert "–" in repr(torn) and "–" not in text
 
 
 def test_hooks_refuse_what_they_cannot_tell_apart() -> None:
@@ -97,20 +93,18 @@ def test_a_sweep_of_steps_is_the_sweep_of_estimates() -> None:
     assert swept(run, "micro_batch", [3])[3] == activation_bytes(run.replace(micro_batch=3))
 
 
-def test_a_sweep_is_drawn_with_a_line_and_its_circles() -> None:
+@pytest.mark.parametrize("word", ["simulated", "measured"])
+def test_a_sweep_is_drawn_with_a_line_and_its_circles(word: str) -> None:
     curve = {1: 10**6, 2: 2 * 10**6}
-    figure = sweep_figure({"b": {"eager": (curve, curve), "flash": (curve, {2: 10**6})}}, "It doubles")
+    figure = sweep_figure({"b": {"eager": (curve, curve), "flash": (curve, {2: 10**6})}}, "It doubles", word=word)
     assert figure.svg.count("data-value") == 3 and figure.alt.startswith("It doubles.")
     assert "eager from 1 MB to 2 MB against b" in figure.alt
+    assert f"circles: {word} steps" in figure.svg and f"circles of {word} steps" in figure.alt
+
+
+def test_a_sweep_needs_a_panel() -> None:
     with pytest.raises(ValueError, match="at least one panel"):
         sweep_figure({}, "Nothing")
-
-
-def test_circles_of_a_sweep_say_what_their_steps_are() -> None:
-    curve = {1: 10**6}
-    for word in ("simulated", "measured"):
-        figure = sweep_figure({"b": {"eager": (curve, curve)}}, "It grows", word=word)
-        assert f"circles: {word} steps" in figure.svg and f"circles of {word} steps" in figure.alt
 
 
 def test_activations_do_not_wear_the_color_of_another_kind() -> None:
@@ -158,11 +152,12 @@ def test_what_chunks_save_is_the_closed_form_less_two_gradients() -> None:
     assert falls == pytest.approx(closed - already, abs=20 * 512)
 
 
-def test_the_map_has_every_cell_and_a_line() -> None:
-    run = TrainingRun("llama3.2-1b")
-    figure = heat_map(run, "A100-80GB")
+@pytest.mark.parametrize(("model", "card"), [("llama3.2-1b", "A100-80GB"), ("llama3-8b", "H200-141GB")])
+def test_the_map_has_every_cell_that_the_model_takes_and_a_line(model: str, card: str) -> None:
+    run = TrainingRun(model)
+    figure = heat_map(run, card)
     cells = [int(size) for size in re.findall(r'data-bytes="(\d+)"', figure.svg)]
-    assert len(cells) == len(BATCHES) * len(lengths(run))
+    assert len(cells) == len(BATCHES) * len(lengths(run)) and max(lengths(run)) == min(2**15, run.model.max_positions)
     one = run.replace(micro_batch=BATCHES[0], seq_len=lengths(run)[0])
     assert cells[0] == kept_bytes(one) == activation_bytes(one) + sum_bytes(loss_saved(one))
     assert figure.svg.count("data-limit") == 1
@@ -178,21 +173,10 @@ def test_the_line_is_where_one_more_does_not_fit(memory: int) -> None:
 
 def test_the_map_says_when_nothing_fits_and_keeps_to_learned_positions() -> None:
     figure = heat_map(TrainingRun("gpt2-xl", 1, 128), "T4-16GB")
-    assert "T4-16GB fits no step of gpt2-xl" in figure.alt
+    assert "T4-16GB fits no step of gpt2-xl" in figure.alt and "data-at" not in figure.svg
     assert max(lengths(TrainingRun("gpt2-xl", 1, 128))) == 1024
     assert lengths(TrainingRun(tiny("llama", kv_heads=4, layers=1), 1, 16))
-
-
-def test_the_map_keeps_to_what_any_model_takes() -> None:
-    run = TrainingRun("llama3-8b", 1, 128)
-    assert max(lengths(run)) == run.model.max_positions == 8192
-    assert heat_map(run, "H200-141GB").svg.count("data-bytes") == len(BATCHES) * len(lengths(run))
-
-
-def test_the_cell_looked_at_is_framed() -> None:
-    run = TrainingRun("gpt2", 1, 128)
-    assert 'data-at="4,512"' in heat_map(run, "A100-80GB", (4, 512)).svg
-    assert "data-at" not in heat_map(run, "A100-80GB").svg + heat_map(run, "A100-80GB", (4, 2048)).svg
+    assert "data-at" not in heat_map(TrainingRun("gpt2", 1, 128), "A100-80GB", (4, 2048)).svg
 
 
 def test_the_map_follows_its_sliders_at_once() -> None:
@@ -224,9 +208,8 @@ def test_the_map_says_what_the_cell_looked_at_takes() -> None:
 def test_a_length_that_the_model_does_not_have_is_brought_back() -> None:
     shown = activation_map("llama3.2-1b", seq_len=32768)
     shown.controls["model"].value = "gpt2-xl"
-    assert shown.run.seq_len == 1024 and shown.message.startswith(
-        "gpt2-xl has no 32,768 positions, so: 4 × 1,024 tokens"
-    )
+    assert shown.run.seq_len == 1024
+    assert shown.message.startswith("gpt2-xl has no 32,768 positions, so: 4 × 1,024 tokens")
     shown.controls["model"].value = "llama3.2-1b"
     assert shown.run.seq_len == 32768 and "positions" not in shown.message
     with pytest.raises(ValueError, match="seq_len is 1000; the map has 128, 192"):

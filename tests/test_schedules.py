@@ -31,13 +31,9 @@ SMALL = TrainingRun(small_gpt(layers=4, hidden=64, vocab=100), 2, 32, "fp32", at
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 7, 24, 48])
-def test_extremes_cost_what_their_formulas_say(nodes: int) -> None:
+def test_schedules_cost_what_their_formulas_say(nodes: int) -> None:
     assert (keep_all(nodes).memory, keep_all(nodes).forwards) == (nodes, nodes)
     assert (keep_none(nodes).memory, keep_none(nodes).forwards) == (2, nodes + nodes * (nodes + 1) // 2)
-
-
-@pytest.mark.parametrize("nodes", [1, 7, 24, 48])
-def test_every_kth_costs_what_its_formula_says(nodes: int) -> None:
     for k in range(1, nodes + 1):
         schedule = keep_every(nodes, k)
         assert schedule.memory == memory_every(nodes, k)
@@ -58,9 +54,7 @@ def test_backward_finds_what_it_needs(schedule: Schedule) -> None:
 
 
 def test_best_interval_is_the_square_root_for_equal_nodes_alone() -> None:
-    assert best_interval(64) == 8
-    assert best_interval(48, 17) == 2
-    assert best_interval(48, 57) == 1
+    assert (best_interval(64), best_interval(48, 17), best_interval(48, 57)) == (8, 2, 1)
 
 
 @pytest.mark.parametrize(("make", "words"), [(lambda: keep_all(0), "nodes is 0"), (lambda: keep_every(5, 0), "k is 0"),
