@@ -106,37 +106,24 @@ def ring_of(steps: Callable[[int], int], added: int = 1, moves: int = 1, more: i
 
 def to_everybody(parts: Any, rank: int, ranks: int, send: Any, receive: Any) -> Any:
     others = [other for other in range(ranks) if other != rank]
-    own = [part.clone() for part in parts]
     for other in others:
-        for part in own:
-            send(part, other)
-    for other in others:
-        for part in parts:
-            part += receive(other)
-    return parts
+        send(torch.stack(parts), other)
+    return list(sum([receive(other) for other in others], torch.stack(parts)))
 
 
-def around_and_around(parts: Any, rank: int, ranks: int, send: Any, receive: Any) -> Any:
+def around(joined: bool) -> Any:
     """Every part whole: D−1 rounds, in which all that came from the left is added and handed on."""
-    passing = [part.clone() for part in parts]
-    for _ in range(ranks - 1):
-        for index in range(ranks):
-            send(passing[index], (rank + 1) % ranks)
-        passing = [receive((rank - 1) % ranks) for _ in range(ranks)]
-        for part, arrived in zip(parts, passing, strict=True):
-            part += arrived
-    return parts
 
+    def answer(parts: Any, rank: int, ranks: int, send: Any, receive: Any) -> Any:
+        passing, sums = [torch.stack(parts)] if joined else list(parts), torch.stack(parts)
+        for _ in range(ranks - 1):
+            for piece in passing:
+                send(piece, (rank + 1) % ranks)
+            passing = [receive((rank - 1) % ranks) for _ in passing]
+            sums += passing[0] if joined else torch.stack(passing)
+        return list(sums)
 
-def whole_gradients(parts: Any, rank: int, ranks: int, send: Any, receive: Any) -> Any:
-    """Few messages, all to the right, and the whole gradient in each of them."""
-    passing = torch.stack(parts)
-    sums = passing.clone()
-    for _ in range(ranks - 1):
-        send(passing, (rank + 1) % ranks)
-        passing = receive((rank - 1) % ranks)
-        sums += passing
-    return list(sums)
+    return answer
 
 
 def typed_in(parts: Any, rank: int, ranks: int, send: Any, receive: Any) -> Any:
@@ -146,12 +133,12 @@ def typed_in(parts: Any, rank: int, ranks: int, send: Any, receive: Any) -> Any:
 
 
 def with_a_helper(parts: Any, rank: int, ranks: int, send: Any, receive: Any) -> Any:
-    """Right, but for real ranks, which do not get what stands outside of it."""
+    """Right, but real ranks do not get the functions that it calls."""
     return in_two_loops(parts, rank, ranks, send, receive)
 
 
 def in_one_box(parts: Any, rank: int, ranks: int, send: Any, receive: Any, box: Any = {}) -> Any:  # noqa: B006, the slip
-    """Threads share what stands in a default; real ranks do not."""
+    """Threads share a default value; real ranks do not."""
     box[ranks, rank] = [part.clone() for part in parts]
     for _ in range(ranks - 1):
         send(parts[rank], (rank + 1) % ranks)
@@ -173,8 +160,8 @@ RING = Answers(
             "a ring closes with `% ranks`",
         ),
         (lambda parts, rank, ranks, send, receive: send(parts, (rank + 1) % ranks), "not a list"),
-        (around_and_around, "a rank sends 12 messages"),
-        (whole_gradients, "larger than a part"),
+        (around(joined=False), "a rank sends 12 messages"),
+        (around(joined=True), "larger than a part"),
         (typed_in, "a rank sends nothing"),
         (
             lambda parts, rank, ranks, send, receive: receive((rank - 1) % ranks),
@@ -192,17 +179,17 @@ RING = Answers(
 # --------------------------------------------------------------------------------------------------- 08.3: loss_factor
 
 
-def by_mean(counts: list[int], rank: int) -> float:
-    return counts[rank] / (sum(counts) / len(counts))
-
-
 def by_shares(counts: list[int], rank: int) -> float:
     shares = torch.tensor(counts) / sum(counts)
     return (shares / shares.mean())[rank].double().item()
 
 
 LOSS_FACTOR = Answers(
-    right=[by_mean, by_shares, lambda counts, rank: len(counts) / (1 + sum(counts) / counts[rank] - 1)],
+    right=[
+        by_shares,
+        lambda counts, rank: counts[rank] / (sum(counts) / len(counts)),
+        lambda counts, rank: len(counts) / (sum(counts) / counts[rank]),
+    ],
     wrong=[
         (lambda counts, rank: 1, "leaves the loss as it is"),
         (lambda counts, rank: counts[rank] / sum(counts), "DDP takes the mean"),
@@ -224,7 +211,7 @@ def test_the_factor_makes_ddp_s_mean_the_mean_over_all_tokens() -> None:
     weight, counts = torch.ones(5, requires_grad=True), [2, 7, 3]
     tokens = [torch.randn(n, 5, generator=torch.Generator().manual_seed(n)) for n in counts]
     losses = [(part @ weight).square().mean() for part in tokens]
-    scaled = [by_mean(counts, rank) * loss for rank, loss in enumerate(losses)]
+    scaled = [by_shares(counts, rank) * loss for rank, loss in enumerate(losses)]
     (mean,) = torch.autograd.grad(torch.stack(scaled).mean(), weight, retain_graph=True)
     (whole,) = torch.autograd.grad((torch.cat(tokens) @ weight).square().mean(), weight)
     torch.testing.assert_close(mean, whole)
@@ -293,6 +280,7 @@ MENDED_STEP = Answers(
     right=[step_of(), two_blocks, step_of(loss="mse_loss(model(x), y)", end=(MEAN, STEP, CLEAR))],
     wrong=[
         (step_of(loss="mse_loss(model.module(x), y) / len(micro_batches)"), "No gradient is exchanged at all"),
+        (step_of(waits="True"), "No gradient is exchanged at all"),
         (step_of(waits="(index + 1) % 4"), "With one number of micro-batches"),
         (step_of(waits="index"), "The ranks drift apart, though gradients are exchanged"),
         (step_of(loss="mse_loss(model(x), y) / 4"), "by how much is the loss divided?"),
