@@ -12,7 +12,7 @@ import pytest
 from browser import browser_page, find_browser, violations
 from playwright.sync_api import Page
 
-from course_utils.authoring.build import check_pages
+from course_utils.authoring.pages import check_pages
 from course_utils.authoring.site import make
 from course_utils.interactive.course_files import numbered
 from course_utils.lessons.shared.cheat_sheet import ROOT, cheat_sheet

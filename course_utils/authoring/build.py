@@ -5,32 +5,19 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 
 import nbformat
 from nbformat import NotebookNode
 
-from ..classroom import syllabi
 from ..interactive.command_line import Parser
 from ..interactive.course_files import EDITED, ROOT, notebooks
-from ..interactive.keeping import write_whole
-from ..lessons.calculators import errata
-from ..lessons.shared.cheat_sheet import cheat_sheet
 from ..recording.notebooks import BuildError, cell_name, read_notebook, run
-from . import gpu_page, pictures
+from .pages import check_pages, write_pages
 from .sources import Draft, differences, drafts, find_sources, fingerprint
 
 GENERATED = ("notebooks", "exercises", "solutions")
-
-PAGES: dict[Path, tuple[str, Callable[[Path], str]]] = {
-    Path("docs", "cheat_sheet.md"): ("lessons", lambda root: cheat_sheet(root).markdown),
-    syllabi.PAGE: ("lessons", syllabi.page),
-    Path("docs", errata.PAGE.name): ("errata", lambda _: errata.page()),
-    gpu_page.PAGE: ("recordings", lambda _: gpu_page.gpu_page()),
-}
-"""Pages of docs/ that are made: of what, and how."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -42,41 +29,14 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     try:
         if options.check:
-            drawn = [] if options.names else [*pictures.check(options.root), *check_pages(options.root)]
-            return _report([*check(options.root, options.names), *drawn])
+            return _report([*check(options.root, options.names), *([] if options.names else check_pages(options.root))])
         for source in find_sources(options.root, options.names):
             build(options.root, source)
-        if not options.names:
-            pictures.draw(options.root)
         write_pages(options.root)
     except BuildError as problem:
         print(problem, file=sys.stderr)
         return 1
     return 0
-
-
-def write_pages(root: Path) -> None:
-    """Write the pages that are made of lessons and recordings; a tree without docs/ has none."""
-    for page, text in _pages(root).items():
-        write_whole(root / page, text)
-
-
-def check_pages(root: Path) -> list[str]:
-    """A line for each of those pages that is missing, or not what it would be made now."""
-    stale = [page for page, text in _pages(root).items() if not (root / page).exists() or _text(root / page) != text]
-    return [f"{page.as_posix()} is not what the {PAGES[page][0]} say now" for page in stale]
-
-
-def _pages(root: Path) -> dict[Path, str]:
-    """What each page should say. BuildError for a lesson that does not say what a page takes from it."""
-    try:
-        return {page: made(root) for page, (_, made) in PAGES.items() if (root / page).parent.exists()}
-    except ValueError as problem:
-        raise BuildError(str(problem)) from problem
-
-
-def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8")
 
 
 def _report(drift: list[str]) -> int:
@@ -96,7 +56,12 @@ def build(root: Path, source: Path) -> list[Path]:
     planned = drafts(root, source)
     for draft in planned:
         draft.target.parent.mkdir(exist_ok=True)
-    finished = [execute(draft) if draft.execute else draft.notebook for draft in planned]
+    finished = [run(draft.notebook, draft.target.parent) if draft.execute else draft.notebook for draft in planned]
+    for draft, notebook in zip(planned, finished, strict=True):
+        for cell in notebook.cells:
+            for output in cell.get("outputs", ()):
+                if output.get("name") == "stderr":
+                    raise BuildError(f"{draft.target.name}: {cell_name(cell)} writes to stderr:\n{output['text']}")
     for draft, notebook in zip(planned, finished, strict=True):
         copy = save_edited(draft.target)
         if copy:
@@ -117,7 +82,7 @@ def write(notebook: NotebookNode, target: Path) -> None:
 
 
 def is_edited(target: Path) -> bool:
-    """Whether the notebook at `target` is no longer what a build wrote: its cells do not fit its own fingerprint.
+    """True if the notebook at `target` is no longer what a build wrote: its cells do not fit its own fingerprint.
 
     Running a notebook changes outputs alone and is no edit; one without a fingerprint, or that cannot be read, counts.
     """
@@ -130,7 +95,7 @@ def is_edited(target: Path) -> bool:
 
 
 def save_edited(target: Path, now: datetime | None = None) -> Path | None:
-    """Copy an edited notebook beside itself under a dated name; returns the copy, None if there was nothing to save."""
+    """Copy an edited notebook next to itself under a dated name; returns the copy, None if nothing is to be saved."""
     if not target.exists() or not is_edited(target):
         return None
     stem = f"{target.stem}{EDITED}{now or datetime.now():%Y-%m-%d-%H%M}"
@@ -147,7 +112,7 @@ def committed_notebooks(root: Path, *folders: str) -> list[Path]:
 
 
 def check(root: Path, names: list[str] | None = None) -> list[str]:
-    """How the notebooks on disk differ from what their sources say: one line for each difference, none when they agree.
+    """Differences between the notebooks on disk and their sources, a line for each; none when they agree.
 
     Raises BuildError for a source that is wrong and for a name that no lesson has.
     """
@@ -167,16 +132,3 @@ def _drift(root: Path, draft: Draft) -> list[str]:
     stored = read_notebook(draft.target)
     why = " (edited by hand)" if is_edited(draft.target) else ""
     return [f"{name}{why}: {line}" for line in differences(draft, stored)]
-
-
-def execute(draft: Draft) -> NotebookNode:
-    """The notebook with the outputs of every cell, run in its own folder.
-
-    Raises BuildError naming the cell that failed, ran too long or wrote to stderr.
-    """
-    notebook = run(draft.notebook, draft.target.parent)
-    for cell in notebook.cells:
-        for output in cell.get("outputs", ()):
-            if output.get("name") == "stderr":
-                raise BuildError(f"{draft.target.name}: {cell_name(cell)} writes to stderr:\n{output['text']}")
-    return notebook

@@ -6,9 +6,8 @@ import json
 import re
 import textwrap
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jupytext
 from nbformat import NotebookNode
@@ -34,8 +33,7 @@ BEGIN = re.compile(r"(?P<indent>[ \t]*)### BEGIN SOLUTION\b[ \t:]*(?P<message>.*
 END = re.compile(r"[ \t]*### END SOLUTION[ \t]*")
 
 
-@dataclass(frozen=True)
-class Draft:
+class Draft(NamedTuple):
     """One notebook before it is run: where it belongs, its cells without outputs, whether to execute it."""
 
     target: Path
@@ -48,26 +46,20 @@ def find_sources(root: Path, names: Iterable[str] = ()) -> list[Path]:
 
     Raises BuildError for a name that no source has, and for a source whose own name does not fit.
     """
-    sources = sorted(
-        (path for folder in FOLDERS for path in root.glob(f"{folder}/src/*.py")), key=lambda path: path.stem
-    )
+    found = (path for folder in FOLDERS for path in root.glob(f"{folder}/src/*.py"))
+    sources = sorted(found, key=lambda path: path.stem)
     for path in sources:
         if not STEM.fullmatch(path.stem) and (path.stem not in PAGES or path.parts[-3] != "notebooks"):
             raise BuildError(f"{path.relative_to(root)}: name a source NN_name.py, as in 01_first_lesson.py")
     wanted = [Path(name).stem for name in names]
     stems = [path.stem for path in sources]
     for name in wanted:
-        if not any(_is_called(stem, name) for stem in stems):
+        if not any(name in (stem, stem[:2]) for stem in stems):
             near = difflib.get_close_matches(name, stems, n=1, cutoff=0.4)
             hint = f" did you mean {near[0]}?" if near else ""
-            raise BuildError(
-                f"no lesson is called {name!r};{hint} known: {', '.join(sorted(set(stems))) or 'none yet'}"
-            )
-    return [path for path in sources if not wanted or any(_is_called(path.stem, name) for name in wanted)]
-
-
-def _is_called(stem: str, name: str) -> bool:
-    return name in (stem, stem[:2])
+            known = ", ".join(sorted(set(stems))) or "none yet"
+            raise BuildError(f"no lesson is called {name!r};{hint} known: {known}")
+    return [path for path in sources if not wanted or {path.stem, path.stem[:2]} & set(wanted)]
 
 
 def drafts(root: Path, source: Path) -> list[Draft]:
@@ -79,7 +71,10 @@ def drafts(root: Path, source: Path) -> list[Draft]:
     origin = source.relative_to(root)
     notebook = _notebook(source.stem, cells, settings, origin)
     if origin.parts[0] != "solutions":
-        _refuse_markers(origin, cells)
+        for cell in cells:
+            if any(BEGIN.fullmatch(line) or END.fullmatch(line) for line in cell.source.splitlines()):
+                where = f"it belongs in solutions/src/{origin.name}"
+                raise BuildError(f"{origin}: cell {cell.position} holds a solution marker; {where}")
         return [Draft(root / "notebooks" / f"{source.stem}.ipynb", notebook, execute=True)]
     exercise = _notebook(source.stem, _unsolved(origin, cells), settings, origin)
     return [
@@ -88,8 +83,7 @@ def drafts(root: Path, source: Path) -> list[Draft]:
     ]
 
 
-@dataclass(frozen=True)
-class Cell:
+class Cell(NamedTuple):
     """One cell of a source: its position there (from 1), "code" or "markdown", its text and its tags."""
 
     position: int
@@ -117,17 +111,13 @@ def _slide_tags(source: Path, cell: NotebookNode) -> list[str]:
 
 def _notebook(stem: str, cells: Iterable[Cell], settings: Mapping[str, Any], origin: Path) -> NotebookNode:
     """A notebook of `cells` without outputs, its ids and metadata the same on every machine."""
-    make = {"code": new_code_cell, "markdown": new_markdown_cell}
-    built = [
-        make[cell.kind](
-            cell.source, id=f"{stem}-{cell.position:02d}", metadata={"tags": list(cell.tags)} if cell.tags else {}
-        )
-        for cell in cells
-    ]
+    make, built = {"code": new_code_cell, "markdown": new_markdown_cell}, []
+    for cell in cells:
+        metadata = {"tags": list(cell.tags)} if cell.tags else {}
+        built.append(make[cell.kind](cell.source, id=f"{stem}-{cell.position:02d}", metadata=metadata))
     course = {**settings, "source": origin.as_posix(), "cells_sha256": fingerprint(built)}
-    return new_notebook(
-        cells=built, metadata={"course": course, "kernelspec": dict(KERNEL), "language_info": {"name": "python"}}
-    )
+    metadata = {"course": course, "kernelspec": dict(KERNEL), "language_info": {"name": "python"}}
+    return new_notebook(cells=built, metadata=metadata)
 
 
 def fingerprint(cells: Iterable[NotebookNode]) -> str:
@@ -164,7 +154,7 @@ def _with_gaps(origin: Path, cell: Cell) -> Cell:
     source = "\n".join(lines)
     if "SOLUTION" in source:
         raise BuildError(f"{origin}: cell {cell.position} would show a marker; write it alone on its line after ###")
-    return Cell(cell.position, cell.kind, source, cell.tags)
+    return cell._replace(source=source)
 
 
 def _with_import(cells: list[Cell]) -> list[Cell]:
@@ -174,20 +164,11 @@ def _with_import(cells: list[Cell]) -> list[Cell]:
     if NOT_SOLVED_IMPORT not in lines:
         before = next((i for i, line in enumerate(lines) if CHECKS_IMPORT.match(line)), 0)
         lines.insert(before, NOT_SOLVED_IMPORT)
-    cell = Cell(cells[first].position, "code", "\n".join(lines), cells[first].tags)
-    return [*cells[:first], cell, *cells[first + 1 :]]
-
-
-def _refuse_markers(origin: Path, cells: Iterable[Cell]) -> None:
-    for cell in cells:
-        if any(BEGIN.fullmatch(line) or END.fullmatch(line) for line in cell.source.splitlines()):
-            raise BuildError(
-                f"{origin}: cell {cell.position} holds a solution marker; it belongs in solutions/src/{origin.name}"
-            )
+    return [*cells[:first], cells[first]._replace(source="\n".join(lines)), *cells[first + 1 :]]
 
 
 def differences(draft: Draft, stored: NotebookNode) -> list[str]:
-    """How the notebook on disk differs from what its source says, outputs left out: one line for each difference."""
+    """Differences between the notebook on disk and its source, outputs left out: one line for each."""
     expected = {cell.id: cell for cell in draft.notebook.cells}
     found = {cell.get("id", f"cell {number}"): cell for number, cell in enumerate(stored.cells, start=1)}
     lines = [f"{name} is missing" for name in expected if name not in found]

@@ -1,0 +1,89 @@
+"""Pages of docs/ and the front page's picture, made from lessons, recordings and estimates: `build` writes them, its
+check compares.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from .. import TrainingRun, estimate
+from ..benchmark.gpu import GPU_TABLES
+from ..classroom import syllabi
+from ..figures import stack
+from ..figures.canvas import Figure
+from ..figures.runs import NOT_COUNTED
+from ..gpus import gpu
+from ..interactive.keeping import write_whole
+from ..lessons.calculators import errata
+from ..lessons.shared.cheat_sheet import cheat_sheet
+from ..recording.notebooks import BuildError
+from ..units import format_bytes
+
+HEAD = """# On real GPUs
+
+What this course claims, beside what GPUs counted and how long they took. The tables are made from the recordings in
+`course_utils/measuring/recordings` whenever the course is built. [How they are recorded](gpu.md) takes half an hour on
+any NVIDIA GPU.
+"""
+
+
+def write_pages(root: Path) -> None:
+    """Write every page and picture that has its folder below `root`."""
+    for page, text in _pages(root).items():
+        write_whole(root / page, text)
+
+
+def check_pages(root: Path) -> list[str]:
+    """A line for each of them that is missing, or not what it would be made now."""
+    pages = _pages(root).items()
+    stale = [page for page, text in pages if not (root / page).exists() or _text(root / page) != text]
+    return [f"{page.as_posix()} is not what the {PAGES[page][0]} say now" for page in stale]
+
+
+def _pages(root: Path) -> dict[Path, str]:
+    """The text of each page. BuildError for a lesson that lacks what a page takes from it."""
+    try:
+        return {page: made(root) for page, (_, made) in PAGES.items() if (root / page).parent.exists()}
+    except ValueError as problem:
+        raise BuildError(str(problem)) from problem
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+def gpu_page() -> str:
+    """Results of real GPUs as Markdown, the same whenever and wherever it is made from the same recordings."""
+    tables = [table for made in GPU_TABLES.values() for table in made()]
+    return "\n".join([HEAD, *(f"{table.page()}\n" for table in tables)])
+
+
+def gpt2_xl_stack() -> Figure:
+    """GPT-2 XL's training step of 32 sequences of 1,024 tokens at its peak, five ways, next to a card of 32 GB."""
+    card = gpu("RTX5090-32GB")
+    run = TrainingRun("gpt2-xl", micro_batch=32, seq_len=1024, precision="amp-bf16")
+    recomputed = run.replace(recompute="full")
+    master = recomputed.replace(precision="bf16-master")
+    runs = {
+        "autocast, everything kept": run,
+        "recomputed in backward": recomputed,
+        "and 16-bit weights with a 32-bit master copy": master,
+        "and the loss in 8 chunks": master.replace(loss_chunks=8),
+        "or 8 micro-batches of 4 for 1 of 32": master.replace(micro_batch=4, accumulation_steps=8),
+    }
+    rows = {label: estimate(run) for label, run in runs.items()}
+    fitting = [label for label, row in rows.items() if row.total <= card.room]
+    if fitting != list(rows)[-2:]:
+        raise ValueError(f"README says of this picture that the last two ways fit, and now these do: {fitting}")
+    most, least = (format_bytes(pick(row.total for row in rows.values()), "GB", 1) for pick in (max, min))
+    title = f"From {most} to {least}: the recipe decides whether GPT-2 XL trains on a 32 GB card"
+    return stack(rows, title, capacity=card, provenance=f"estimated from formulas · {NOT_COUNTED}")
+
+
+PAGES: dict[Path, tuple[str, Callable[[Path], str]]] = {
+    Path("docs", "cheat_sheet.md"): ("lessons", lambda root: cheat_sheet(root).markdown),
+    syllabi.PAGE: ("lessons", syllabi.page),
+    Path("docs", errata.PAGE.name): ("errata", lambda _: errata.page()),
+    Path("docs", "gpu_results.md"): ("recordings", lambda _: gpu_page()),
+    Path("docs", "images", "gpt2-xl-stack.svg"): ("estimates", lambda _: gpt2_xl_stack().svg),
+}
+"""The source of each page, and the function that makes it."""
