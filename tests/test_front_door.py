@@ -54,23 +54,16 @@ def assert_refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
 # A Python too old
 
 
-def nothing(name: str) -> None:
-    """No program is installed."""
-
-
 @pytest.mark.parametrize("version", [(2, 7), (3, 6), (3, 10, 13)])
-def test_old_python_is_told_what_to_install(version):
-    assert "install Python 3.11 or newer" in refusal(version, ["lab"], nothing)
-
-
-def test_old_python_is_told_of_a_newer_one_that_is_here():
-    said = refusal((3, 9), ["test", "-x"], lambda name: "/somewhere" if name == "python3.12" else None)
+def test_old_python_is_told_what_to_install_or_of_a_newer_one_that_is_here(version):
+    assert "install Python 3.11 or newer" in refusal(version, ["lab"], lambda name: None)
+    said = refusal(version, ["test", "-x"], lambda name: "/somewhere" if name == "python3.12" else None)
     assert "`python3.12 -m course_utils test -x`" in said
 
 
 @pytest.mark.parametrize("version", [(3, 11, 0), (3, 14), (4, 0)])
 def test_new_enough_python_is_not_refused(version):
-    assert refusal(version, [], nothing) == ""
+    assert refusal(version, [], lambda name: None) == ""
 
 
 def test_old_python_exits_with_one_sentence():
@@ -167,13 +160,10 @@ def test_a_fault_in_a_maintainers_command_keeps_its_traceback(monkeypatch, capsy
 # fit
 
 
-def test_fit_prints_the_path_to_a_run_that_fits():
+def test_fit_prints_the_path_to_a_run_that_fits_and_refuses_in_one_line():
     done = course("fit", "gpt2-xl", "--gpu", "RTX5090-32GB", "--global-batch", "32", python=BARE)
     assert done.returncode == 0, done.stderr
     assert "as asked for" in done.stdout and "fits: TrainingRun('gpt2-xl'" in done.stdout
-
-
-def test_fit_refuses_in_one_line():
     assert_refused(course("fit", "gpt2", "--gpu", "T5", "--global-batch", "8", python=BARE), "unknown GPU 'T5'")
     typed = ("fit", "gpt2", "--gpu", "T4-16GB", "--global-batch", "8", "--may-change", "loar")
     assert_refused(course(*typed, python=BARE), "did you mean 'lora'?")
@@ -185,15 +175,9 @@ def test_fit_refuses_in_one_line():
 def test_compare_prints_estimate_and_measurement_side_by_side():
     done = course("compare", "--here", "tiny-gpt", "--micro-batch", "2", "--seq-len", "64")
     assert done.returncode == 0, done.stderr
-    rows = {
-        line.split()[0]: line.split()[1:] for line in done.stdout.splitlines() if line.startswith(("params", "total"))
-    }
-    assert rows["total"][0] == rows["total"][2] and rows["total"][-2:] == ["+0", "B"]
+    total = next(line.split() for line in done.stdout.splitlines() if line.startswith("total"))
+    assert total[1] == total[3] and total[-2:] == ["+0", "B"]
     assert "simulated GPU" in done.stdout
-
-
-def test_compare_refuses_in_words():
-    assert_refused(course("compare", "--here", "gpt2xl"), "did you mean 'gpt2-xl'")
 
 
 @pytest.mark.parametrize(
@@ -249,14 +233,11 @@ def test_output_goes_through_a_narrow_encoding(encoding, monkeypatch):
     assert "gpt?" in done.stderr.decode(encoding)
 
 
-def test_estimate_is_the_same_here():
-    assert course("estimate", "--here", "gpt2", python=BARE).stdout == course("estimate", "gpt2", python=BARE).stdout
-
-
 def test_estimate_needs_the_standard_library_only():
-    done = course("estimate", "gpt2-xl", "--micro-batch", "32", "--precision=bf16-master", python=BARE)
-    assert done.stderr == ""
-    assert done.returncode == 0
+    words = ("estimate", "gpt2-xl", "--micro-batch", "32", "--precision=bf16-master")
+    done = course(*words, python=BARE)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert course(*words, "--here", python=BARE).stdout == done.stdout
     total = re.search(r"^total +([\d.,]+) GB$", done.stdout, re.MULTILINE)
     assert total
     from course_utils import estimate
@@ -313,17 +294,12 @@ def test_every_choice_of_a_run_can_be_made_on_the_command_line():
     ]
 
 
-def test_none_and_single_names_can_be_typed():
+def test_none_single_names_and_numbers_as_python_writes_them_can_be_typed():
     words = ["gpt2", "--clip-grad-norm", "none", "--lora-targets", "mlp", "--lora-rank", "4"]
     assert learn.read_run("estimate", words) == TrainingRun("gpt2", lora_rank=4, lora_targets="mlp")
-
-
-@pytest.mark.parametrize(
-    ("typed", "norm"), [("1e-1", 0.1), ("1E2", 100.0), (".5", 0.5), ("2", 2), ("5.", 5.0), ("+2.5e+1", 25.0)]
-)
-def test_numbers_can_be_typed_as_python_writes_them(typed, norm):
-    found = learn.read_run("estimate", ["gpt2", "--clip-grad-norm", typed]).clip_grad_norm
-    assert found == norm and not isinstance(found, str)
+    for typed, norm in (("1e-1", 0.1), ("1E2", 100.0), (".5", 0.5), ("2", 2), ("5.", 5.0), ("+2.5e+1", 25.0)):
+        found = learn.read_run("estimate", ["gpt2", "--clip-grad-norm", typed]).clip_grad_norm
+        assert found == norm and not isinstance(found, str)
 
 
 @pytest.mark.parametrize("option", ["--tensor-parallel=2", "--sequence-parallel"])
@@ -355,21 +331,15 @@ def test_doctor_works_where_nothing_is_installed():
     assert re.search(r"✗ simulated GPU +needs torch", done.stdout)
 
 
-def recordings_of(*origins: str) -> dict[str, Any]:
-    """What `recorded.load` returns for recordings made on those sources."""
-    return {str(number): {"provenance": [origin, "", "", ""]} for number, origin in enumerate(origins)}
-
-
-def test_doctor_counts_the_recordings_that_are_shipped():
+def test_doctor_counts_the_recordings_and_those_of_real_gpus(monkeypatch):
     found = doctor.recorded_finding()
-    assert found.verdict == doctor.YES
     counts = re.fullmatch(r"(\d+) simulated runs; (?:(\d+) from real GPUs|none from real GPUs yet)", found.text)
-    assert counts
+    assert found.verdict == doctor.YES and counts
     assert int(counts[1]) + int(counts[2] or 0) == len(recorded.load())
-
-
-def test_doctor_tells_real_gpus_from_simulated_ones(monkeypatch):
-    monkeypatch.setattr(recorded, "load", lambda: recordings_of("live", "simulated", "simulated"))
+    three = {
+        str(n): {"provenance": [origin, "", "", ""]} for n, origin in enumerate(("live", "simulated", "simulated"))
+    }
+    monkeypatch.setattr(recorded, "load", lambda: three)
     assert doctor.recorded_finding().text == "2 simulated runs; 1 from real GPUs"
 
 
@@ -396,17 +366,13 @@ def torch_with_gpu(answer) -> ModuleType:
     return torch
 
 
-def test_doctor_says_what_a_gpu_can_do():
+def test_doctor_says_what_a_gpu_can_do_or_that_it_does_not_answer():
     finding = doctor.gpu_findings(torch_with_gpu(lambda index: (14 * GiB, 15 * GiB)))[0]
     assert (finding.name, finding.verdict) == ("GPU 0", doctor.YES)
-    assert finding.text == (
-        "Tesla T4, 15.0 GiB, 14.0 GiB free, "
-        "compute capability 7.5: fp16 and efficient attention; no bf16, no flash attention"
-    )
+    can = "compute capability 7.5: fp16 and efficient attention; no bf16, no flash attention"
+    assert finding.text == f"Tesla T4, 15.0 GiB, 14.0 GiB free, {can}"
     assert "bf16 and flash attention" in doctor.capability_text((8, 0))
 
-
-def test_doctor_says_that_a_gpu_does_not_answer():
     def refuse(index):
         raise RuntimeError("CUDA error: out of memory\nmore of it")
 
@@ -474,18 +440,15 @@ def test_second_start_hands_over_at_once(set_up_course, command, option):
     assert (variables.get("COURSE_SOURCE") == "simulated") == (command == "test")
 
 
-def test_tests_run_over_tests_and_notebooks(set_up_course):
-    arguments, _, variables = json.loads(course("test", root=set_up_course).stdout)
-    assert arguments[-3:] == ["tests", "notebooks", "solutions"]
-    assert variables["OMP_NUM_THREADS"] == "1" and variables["COURSE_FULL"] == "0"
-
-
 def test_a_quick_test_takes_a_lesson_and_the_core_after_the_doctor_and_a_full_one_every_sweep(set_up_course):
     *report, handed = course("test", "--quick", "-x", root=set_up_course).stdout.splitlines()
     assert any("Python" in line for line in report)
     arguments = json.loads(handed)[0]
     assert arguments[-1] == "-x" and arguments[-1 - len(maintain.QUICK_TARGETS) : -1] == [*maintain.QUICK_TARGETS]
     assert all((ROOT / name).exists() for name in maintain.QUICK_TARGETS)
+    arguments, _, variables = json.loads(course("test", root=set_up_course).stdout)
+    assert arguments[-3:] == ["tests", "notebooks", "solutions"]
+    assert variables["OMP_NUM_THREADS"] == "1" and variables["COURSE_FULL"] == "0"
     arguments, _, variables = json.loads(course("test", "--full", root=set_up_course).stdout)
     assert arguments[-3:] == ["tests", "notebooks", "solutions"] and variables["COURSE_FULL"] == "1"
     assert "not allowed with" in course("test", "--full", "--quick", root=set_up_course).stderr
@@ -514,13 +477,8 @@ def test_windows_waits_for_what_it_starts(capfd):
 @contextmanager
 def running_lab(port: int) -> Iterator[str]:
     """JupyterLab as `lab --here` starts it; its address. Raises AssertionError if it does not answer in a minute."""
-    options = [
-        "--here",
-        "--no-browser",
-        f"--port={port}",
-        "--ServerApp.port_retries=0",
-        "--IdentityProvider.token=secret",
-    ]
+    options = ["--here", "--no-browser", f"--port={port}", "--ServerApp.port_retries=0"]
+    options += ["--IdentityProvider.token=secret"]
     command = [sys.executable, "-m", "course_utils", "lab", *options]
     server = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     address = f"http://127.0.0.1:{port}"
@@ -545,16 +503,12 @@ def answers(url: str) -> bool:
     return True
 
 
-def free_port() -> int:
-    """A port that nothing listens on."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
 def test_lab_opens_the_first_lesson_without_news():
     setting = "lab/api/settings/@jupyterlab/apputils-extension:notification"
-    with running_lab(free_port()) as address:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    with running_lab(port) as address:
         with urllib.request.urlopen(f"{address}/?token=secret", timeout=300) as page:
             assert page.url.split("?")[0].endswith("/lab/tree/notebooks/00_start_here.ipynb")
         with urllib.request.urlopen(f"{address}/{setting}?token=secret", timeout=300) as answer:
@@ -592,8 +546,12 @@ def test_readme_links_the_fifteen_lessons_with_their_minutes():
         assert course_settings["minutes"] == int(minutes), link
 
 
-def test_readme_figures_are_what_the_course_estimates_and_fit_their_gpu():
-    from course_utils import estimate, gpu
+def test_readme_figures_are_what_the_course_estimates_and_fit_their_gpu_or_not():
+    from course_utils import GPUS, estimate, gpu
+
+    figure, words = re.findall(r"takes ([\d.]+) GB\s+by\s+estimate \(`([^`]+)`\)", README)[0]
+    peak = estimate(learn.read_run("estimate", words.split())).total
+    assert f"{peak / 1e9:.1f}" == figure and peak > GPUS["A100-80GB"].memory
 
     cards, smallest = {"T4": "T4-16GB", "A100": "A100-80GB"}, ""
     rows = [line for line in README.splitlines() if ESTIMATE.search(line)]
@@ -604,15 +562,6 @@ def test_readme_figures_are_what_the_course_estimates_and_fit_their_gpu():
         peak = estimate(learn.read_run("estimate", words.split())).total
         assert f"{peak / 1e9:.1f}" == figure, row
         assert peak < 0.9 * gpu(smallest).memory, row
-
-
-def test_readme_says_what_does_not_fit():
-    from course_utils import GPUS, estimate
-
-    figure, words = re.findall(r"takes ([\d.]+) GB\s+by\s+estimate \(`([^`]+)`\)", README)[0]
-    peak = estimate(learn.read_run("estimate", words.split())).total
-    assert f"{peak / 1e9:.1f}" == figure
-    assert peak > GPUS["A100-80GB"].memory
 
 
 def test_readme_names_every_label_of_a_measurement():
