@@ -10,7 +10,7 @@ from engine import simulate
 
 from course_utils.allocator.replay import replay
 from course_utils.allocator.snapshots import compare_with_gpu, snapshot_of
-from course_utils.authoring.gpu_page import gpu_page
+from course_utils.authoring.pages import gpu_page
 from course_utils.benchmark.gpu import (
     WANTED,
     gpu_allocator_tables,
