@@ -10,7 +10,6 @@ from engine import GPT, shallow, simulate
 
 from course_utils import TrainingRun
 from course_utils.allocator.replay import can_be_replayed, replay
-from course_utils.lessons.allocator import traces as fragmentation
 from course_utils.lessons.allocator.buffers import buffer_makers, flat_buffer_bytes, gradients_of, taken_by
 from course_utils.lessons.allocator.figures import segments_figure
 from course_utils.lessons.allocator.lengths import trained_on
@@ -24,7 +23,9 @@ from course_utils.lessons.allocator.traces import (
     in_one_process,
     live_counters,
     reasons,
+    spelled,
     states_first,
+    times,
     trace_of,
 )
 from course_utils.lessons.allocator.widget import allocator_player
@@ -61,9 +62,6 @@ def test_the_rules_show_each_rule_and_every_event_has_its_reason():
         assert any(words in line for line in told), words
     assert "a free block of 16 MiB is there, of which 12 MiB stay free" in told[1]
     assert "joined" not in told[5] and "joined" in told[8]
-
-
-def test_a_retry_says_what_went_back():
     told = reasons(replay(trace_of("a=20 -a b=30"), 40 * MiB))
     assert "20 MiB of empty segments go back to the driver, then no free block holds it" in told[-1]
 
@@ -255,11 +253,6 @@ def test_a_run_that_is_recorded_whole_can_be_replayed():
     assert again.peak == measured.peak and again.largest(5) == measured.largest(5)
 
 
-def test_sizes_are_spelled_in_the_allocators_units():
-    assert [fragmentation.spelled(size) for size in (512, 1536, 4 * MiB, 3 * 2**29)] == [
-        "512 B", "1.5 KiB", "4 MiB", "1.5 GiB",
-    ]  # fmt: skip
-
-
-def test_times_are_words():
-    assert [fragmentation.times(count) for count in (1, 2, 3)] == ["once", "twice", "3 times"]
+def test_sizes_are_spelled_in_the_allocators_units_and_times_in_words():
+    assert list(map(spelled, (512, 1536, 4 * MiB, 3 * 2**29))) == ["512 B", "1.5 KiB", "4 MiB", "1.5 GiB"]
+    assert list(map(times, (1, 2, 3))) == ["once", "twice", "3 times"]

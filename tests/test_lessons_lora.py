@@ -15,7 +15,7 @@ from course_utils.lessons.lora import by_hand as lora_by_hand
 from course_utils.lessons.lora import quantization
 from course_utils.lessons.lora.by_hand import adapter_parameters, fine_tune, merged, sonnets, with_lora
 from course_utils.lessons.lora.factored import orthogonal, split
-from course_utils.lessons.lora.figures import code_picture, histograms, lora_picture
+from course_utils.lessons.lora.figures import _counts, code_picture, histograms, lora_picture
 from course_utils.lessons.lora.quantization import (
     absmax,
     bits_per_number,
@@ -65,10 +65,11 @@ def test_lora_learns_its_factors_alone_and_merges() -> None:
     assert mean_loss(base, sonnets()) == pytest.approx(mean_loss(language_model(), sonnets()))  # it was copied
 
 
-def test_weights_and_factors_learn_at_rates_of_their_own_and_say_which() -> None:
-    rates = [fine_tune(rank, steps=1, model=language_model(), rate=rate).rate
+def test_full_fine_tuning_moves_everything_and_each_way_has_a_rate_of_its_own() -> None:
+    tuned = [fine_tune(rank, steps=1, model=language_model(), rate=rate)
              for rank, rate in ((0, None), (2, None), (2, 0.5))]  # fmt: skip
-    assert rates == [lora_by_hand.FULL_RATE, lora_by_hand.FACTOR_RATE, 0.5]
+    assert [one.rate for one in tuned] == [lora_by_hand.FULL_RATE, lora_by_hand.FACTOR_RATE, 0.5]
+    assert tuned[0].trained == sum(weight.numel() for weight in language_model().parameters())
 
 
 @pytest.mark.parametrize("rank", [2, 8, 32])
@@ -98,11 +99,6 @@ def test_lora_takes_two_units_of_work_and_the_formula_knows() -> None:
         )
         units.append(counter.get_total_flops())
     assert units[1] / units[0] == pytest.approx(2 / 3, rel=0.03)
-
-
-def test_full_fine_tuning_moves_everything() -> None:
-    done = fine_tune(steps=2, model=language_model())
-    assert done.trained == sum(weight.numel() for weight in language_model().parameters())
 
 
 def test_the_pretrained_model_comes_as_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,6 +131,8 @@ def test_absmax_keeps_zero_and_the_largest_and_is_off_by_half_a_step() -> None:
         off = quantization.grouped(absmax(normal, 4, group) - normal, group).abs()
         assert bool((off <= step * 0.5001).all()) and off.max() > 0.4 * step.min()
     assert not absmax(torch.zeros(8), 4).any()
+    even = torch.linspace(-1, 1, 10_001)
+    assert uniform_error(even, 6) == pytest.approx(relative_error(even, absmax(even, 6)), rel=0.05)
 
 
 def test_what_cannot_be_cut_or_coded_is_refused() -> None:
@@ -158,9 +156,6 @@ def test_nearest_is_what_frozen_layers_store() -> None:
     linear = nn.Linear(128, 16, bias=False)
     stored = FrozenLinear(linear, 4, torch.float32, nf4_pairs(torch.float32, torch.device("cpu"))).dense_weight()
     assert torch.allclose(nearest(linear.weight.detach(), nf4_code(), 64), stored, atol=1e-7)
-
-
-def test_bits_a_number_are_what_the_engine_stores() -> None:
     assert bits_per_number(4, 64) * 4096 * 4096 / 8 == frozen_matrix_bytes((4096, 4096), 4)
 
 
@@ -170,11 +165,6 @@ def test_clusters_find_the_values_that_are_there_and_never_lose_to_a_grid() -> N
     assert torch.allclose(clusters(few, 4), few)
     normal = torch.randn(5000, generator=dice)
     assert relative_error(normal, clusters(normal, 16)) < relative_error(normal, absmax(normal, 4))
-
-
-def test_the_uniform_error_holds_where_errors_spread_evenly() -> None:
-    values = torch.linspace(-1, 1, 10_001)
-    assert uniform_error(values, 6) == pytest.approx(relative_error(values, absmax(values, 6)), rel=0.05)
 
 
 # ----------------------------------------------------------------------------------------------------------- in a model
@@ -228,28 +218,25 @@ def test_q_is_orthogonal_and_repeatable() -> None:
     assert torch.equal(Q, orthogonal(32, seed=3)) and not torch.equal(Q, orthogonal(32))
 
 
+WEIGHT = torch.randn(96, 64, generator=torch.Generator().manual_seed(0))
+
+
 def test_a_split_has_as_many_values_as_its_bits_say_and_each_step_helps() -> None:
-    weight = torch.randn(96, 64, generator=torch.Generator().manual_seed(0))
     errors = []
     for steps in (1, 2, 4, 8):
-        found = split(weight, steps)
+        found = split(WEIGHT, steps)
         assert found.bits == steps
         assert len(found.U.unique()) <= found.values[0] and len(found.V.unique()) <= found.values[1]
-        errors.append(relative_error(weight, found.dense))
+        errors.append(relative_error(WEIGHT, found.dense))
     assert errors == sorted(errors, reverse=True) and errors[-1] < 0.15
 
 
-def test_a_second_basis_leaves_less() -> None:
-    weight = torch.randn(96, 64, generator=torch.Generator().manual_seed(0))
-    one = split(weight, 4, one_basis=True)
+def test_a_second_basis_leaves_less_and_one_step_is_the_best_of_its_kind() -> None:
+    one = split(WEIGHT, 4, one_basis=True)
     assert not one.V.any() and one.values == (16, 1)
-    assert relative_error(weight, split(weight, 4).dense) < 0.9 * relative_error(weight, one.dense)
-
-
-def test_one_step_is_the_best_of_its_kind() -> None:
-    weight = torch.randn(8, 8, generator=torch.Generator().manual_seed(1))
-    (size,) = split(weight, 1, one_basis=True).sizes
-    off = [(weight - c * weight.sign()).norm().item() for c in (0.9 * size, size, 1.1 * size)]
+    assert relative_error(WEIGHT, split(WEIGHT, 4).dense) < 0.9 * relative_error(WEIGHT, one.dense)
+    size = one.sizes[0]
+    off = [(WEIGHT - c * WEIGHT.sign()).norm().item() for c in (0.9 * size, size, 1.1 * size)]
     assert off[1] == min(off)
 
 
@@ -276,6 +263,7 @@ def test_a_code_is_drawn_stroke_by_stroke() -> None:
 
 
 def test_histograms_count_every_value_within_reach() -> None:
+    assert _counts([0.0, 0.1, 9.0, -1.0, 1.0, -9.0], reach=1.0, bins=2) == [1, 3]
     assert "Peaks." in histograms({"W": [0.0, 0.1, 9.0], "U": [0.05] * 3}, "Peaks", reach=1.0).alt
 
 
