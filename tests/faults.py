@@ -1,6 +1,6 @@
 """Faults: each kind of work is killed at random moments, or its disk fills up. Is all that a learner wrote still there?
 
-`python tests/faults.py --times 100 kernel rank build grader recorder disk` prints a line for each kind, then every
+`python tests/faults.py --times 100 kernel build grader disk` prints a line for each kind, then every
 fault. After each kill: nothing that was there before or was acknowledged is lost, no file is half of one, no process is
 left (and so no port: a port is held by a process), and the same work can go on. Linux only. About a second to ten each.
 """
@@ -57,7 +57,7 @@ class Work:
         self.scratch.mkdir()
 
     def before(self, number: int) -> None:
-        """What a learner or a teacher does before the work is started for the `number`th time."""
+        """Do the learner's or the teacher's part before the work is started for the `number`th time."""
 
     def start(self) -> "subprocess.Popen[bytes]":
         """Begin; what it says goes to a file."""
@@ -69,7 +69,7 @@ class Work:
             )  # fmt: skip
 
     def faults(self) -> Iterator[str]:
-        """What is lost or half written, after a kill."""
+        """Sentences that say what is lost or half written, after a kill."""
         return iter(())
 
     def written(self) -> list[tuple[str, int]]:
@@ -105,39 +105,6 @@ class Build(Work):
             if not _is_json(text):
                 yield f"half a notebook: {text[-80:]!r}"
         yield from (f"{mark} is lost" for mark in self.marks if not any(mark in text for text in texts))
-
-
-class Ranks(Work):
-    """Two ranks that send each other messages."""
-
-    PROGRAM = """
-import time, torch, torch.distributed as dist
-from course_utils.ranks.worker import report
-dist.init_process_group("gloo")
-for _ in range(20):
-    dist.all_reduce(torch.ones(1000))
-    time.sleep(0.05)
-report(dist.get_rank())
-dist.destroy_process_group()
-"""
-    CALLER = """
-import sys
-from course_utils.ranks.launch import RankFailed, run_ranks
-try: print(run_ranks(sys.argv[1], 2, timeout_seconds=90))
-except RankFailed as failed: print("RankFailed:", failed)
-"""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        (folder / "program.py").write_text(self.PROGRAM)
-        self.command = ("-c", self.CALLER, str(folder / "program.py"))
-
-    def faults(self) -> Iterator[str]:
-        said = self.said.read_text()
-        if said and not said.startswith(("[0, 1]", "RankFailed: rank ", "RankFailed: torchrun, ")):
-            yield f"the caller hears {said!r}"
-        if said and [*self.scratch.glob("course-ranks-*")]:
-            yield "the ranks' folder is left although their caller was not killed"
 
 
 SLOW = "import time; time.sleep(40)\n"
@@ -177,35 +144,6 @@ class Grader(Work):
                 yield f"half a table: {rows[-2:]}"
         if page.exists() and not page.read_text().rstrip().endswith("</html>"):
             yield "half a page"
-
-
-class Recording(Work):
-    """One rehearsed run is recorded into a file that holds an older recording."""
-
-    writes = ("out/*",)
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        options = ("--rehearse", "--out", str(folder / "out"), "--minutes", "5", "--only", "recompute")
-        self.command = ("-m", "course_utils", "record", *options)
-        self.file, self.older = folder / "out" / "rehearsal.jsonl", b""
-
-    def before(self, number: int) -> None:
-        if self.file.exists():
-            last = read_lines(self.file)[-1].content
-            self.file.unlink()
-            append(self.file, {**last, "commit": "before"})
-            self.older = self.file.read_bytes()
-
-    def faults(self) -> Iterator[str]:
-        if not self.file.exists():
-            if self.older:
-                yield "the recording is gone"
-            return
-        repair(self.file)
-        if not self.file.read_bytes().startswith(self.older):
-            yield "an older recording is lost"
-        read_lines(self.file)  # raises for a line that is not whole
 
 
 class Kernel(Work):
@@ -261,9 +199,7 @@ def _is_json(text: str) -> bool:
     return True
 
 
-KINDS: dict[str, type[Work]] = {
-    "kernel": Kernel, "rank": Ranks, "build": Build, "grader": Grader, "recorder": Recording,
-}  # fmt: skip
+KINDS: dict[str, type[Work]] = {"kernel": Kernel, "build": Build, "grader": Grader}
 
 
 # Killing
@@ -284,7 +220,7 @@ def killed(kind: str, times: int, seed: int) -> tuple[str, list[str]]:
             victims[_kill(process, kind, dice)] += 1
             if process.poll() != -signal.SIGKILL and TRACEBACK in work.said.read_text():
                 found.append(f"{kind} {number}: {work.said.read_text()[-600:]}")
-            found += [f"{kind} {number}: {fault}" for fault in [*left_behind(), *_in_words(work)]]
+            found += [f"{kind} {number}: {fault}" for fault in [*left_behind(), *_faults_of(work)]]
             for folder in work.scratch.iterdir():  # who is killed cannot remove its own; the system does in the end
                 shutil.rmtree(folder, ignore_errors=True)
         found += _unharmed(work, times + 1)[1]
@@ -306,10 +242,10 @@ def _unharmed(work: Work, number: int) -> tuple[float, list[str]]:
     process.wait(timeout=300)
     seconds, said = time.monotonic() - began, work.said.read_text()
     wrong = [said[-600:]] if process.returncode and not isinstance(work, Kernel) else []
-    return seconds, [f"unharmed: {fault}" for fault in [*wrong, *_in_words(work), *left_behind()]]
+    return seconds, [f"unharmed: {fault}" for fault in [*wrong, *_faults_of(work), *left_behind()]]
 
 
-def _in_words(work: Work) -> list[str]:
+def _faults_of(work: Work) -> list[str]:
     """The faults, and an error that came while they were looked for, which is one too."""
     try:
         return list(work.faults())
@@ -345,7 +281,7 @@ def _kill(process: "subprocess.Popen[bytes]", kind: str, dice: random.Random) ->
 
 
 def left_behind() -> list[str]:
-    """What runs on of all that was started. This process adopts every orphan, whatever session it is in."""
+    """Sentences that name what still executes. This process adopts every orphan, whatever session it is in."""
     until = time.monotonic() + LATE_SECONDS
     while True:
         with suppress(ChildProcessError):
@@ -448,7 +384,7 @@ def _mounted(folder: Path) -> bool:
 
 
 Kept = tuple[Callable[[int], object], Callable[[list[int]], Iterator[str]]]
-"""How an event is written, and what is wrong if these have been."""
+"""Writes an event, and yields what is wrong if these have been written."""
 
 
 def _keepers(home: Path) -> dict[str, Kept]:

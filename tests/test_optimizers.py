@@ -10,7 +10,6 @@ from torch import nn
 from course_utils.measuring.optimizers import Adam8bit, Lion, _decode, _encode, make_codebooks, make_optimizer
 from course_utils.measuring.step import MasterOptimizer, Training, clip
 from course_utils.measuring.tracing import trace_on_cpu
-from course_utils.measuring.tracker import Tracker
 from course_utils.run import OPTIMIZERS, TrainingRun
 
 TINY = tiny("llama", hidden=64, heads=2, vocab=64)
@@ -47,20 +46,6 @@ def test_every_precision_learns_a_batch_by_heart(precision):
     training = on_cpu(ON_CPU.replace(precision=precision, clip_grad_norm=1.0, accumulation_steps=2))
     step(training, 40)
     assert training.losses[-1] < 0.9 * training.losses[0]
-
-
-@pytest.mark.parametrize("optimizer", ["adafactor", "adam8bit", "lion", "muon"])
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16-master-fp32grad"])
-@pytest.mark.sweep(4)
-def test_watching_changes_no_bit(optimizer, precision):
-    run = ON_CPU.replace(optimizer=optimizer, precision=precision, clip_grad_norm=0.5, set_to_none=False)
-    alone, watched = on_cpu(run), on_cpu(run)
-    step(alone, 3)
-    with Tracker("cpu") as tracker:
-        tracker.watch(watched.network, watched.named_states)
-        for tracker.step in (1, 2, 3):
-            watched.step(tracker)
-    assert all(torch.equal(*pair) for pair in zip(weights(alone), weights(watched), strict=True))
 
 
 # Lion and the 8-bit Adam, by hand
@@ -107,7 +92,7 @@ def test_the_8_bit_adam_follows_adam(shape):
     torch.manual_seed(0)
     start, target = torch.randn(shape), torch.randn(shape)
     ours, theirs = nn.Parameter(start.clone()), nn.Parameter(start.clone())
-    eight = Adam8bit([ours], rate=1e-2, weight_decay=0.01)
+    eight = Adam8bit([ours], rate=1e-2)
     full = torch.optim.AdamW([theirs], lr=1e-2, weight_decay=0.01)
     for _ in range(30):
         for weight, optimizer in ((ours, eight), (theirs, full)):

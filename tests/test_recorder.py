@@ -228,9 +228,14 @@ def a_line(**changes: Any) -> dict[str, Any]:
     return {**H200, **content, **changes}
 
 
-def test_a_half_written_last_line_is_cut_off_and_nothing_else(tmp_path):
-    file = tmp_path / "gpu.jsonl"
-    append(file, a_line())
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A file with one recording."""
+    append(tmp_path / "gpu.jsonl", a_line())
+    return tmp_path / "gpu.jsonl"
+
+
+def test_a_half_written_last_line_is_cut_off_and_nothing_else(file):
     whole = file.read_bytes()
     append(file, a_line(task="Ψ"))
     both = file.read_bytes()
@@ -240,9 +245,7 @@ def test_a_half_written_last_line_is_cut_off_and_nothing_else(tmp_path):
     assert repair(file) == "" and file.read_bytes() == whole
 
 
-def test_a_last_line_that_lacks_its_line_feed_gets_it(tmp_path):
-    file = tmp_path / "gpu.jsonl"
-    append(file, a_line())
+def test_a_last_line_that_lacks_its_line_feed_gets_it(file):
     whole = file.read_bytes()
     file.write_bytes(whole[:-1])
     assert "line feed" in repair(file) and file.read_bytes() == whole
@@ -254,9 +257,7 @@ def test_a_file_that_is_not_there_or_empty_needs_no_repair(tmp_path):
     assert repair(tmp_path / "empty.jsonl") == "" and read_lines(tmp_path / "empty.jsonl") == []
 
 
-def test_nothing_is_appended_to_a_file_that_is_broken_elsewhere(tmp_path):
-    file = tmp_path / "gpu.jsonl"
-    append(file, a_line())
+def test_nothing_is_appended_to_a_file_that_is_broken_elsewhere(file):
     file.write_bytes(b'{"schema":1, "half\n' + file.read_bytes())
     before = file.read_bytes()
     with pytest.raises(ValueError, match=r"gpu\.jsonl, line 1 is not JSON"):
@@ -276,9 +277,7 @@ def test_nothing_is_appended_to_a_file_that_is_broken_elsewhere(tmp_path):
         (json.dumps({"schema": 1, **a_line(device={})}).encode(), "does not name its device"),
     ],
 )
-def test_what_is_no_recording_is_refused_by_file_and_line(tmp_path, content, said):
-    file = tmp_path / "gpu.jsonl"
-    append(file, a_line())
+def test_what_is_no_recording_is_refused_by_file_and_line(file, content, said):
     with file.open("ab") as stream:
         stream.write(content)
     with pytest.raises(ValueError, match=rf"gpu\.jsonl, line 2.*{said}"):
@@ -369,11 +368,6 @@ def test_the_list_covers_every_choice_once():
 def test_what_is_named_twice_is_done_where_it_is_named_first():
     order, named = [item.name for item in recording_list()], [item.name for item in everything()]
     assert len(order) < len(named) and order == sorted(order, key=named.index)
-
-
-def test_the_first_tasks_fit_cards_of_every_size():
-    for memory, least in ((15 * GB, 4), (40 * GB, 9), (150 * GB, 12)):
-        assert sum(not item.obstacle(memory, (9, 0)) for item in recording_list()[:12]) >= least
 
 
 @pytest.mark.parametrize(
@@ -608,11 +602,18 @@ def test_a_run_is_counted_timed_tracked_estimated_and_simulated():
     assert parts["measured"]["losses"][0] > 0 and parts["measured"]["changes"]
 
 
-def test_memory_that_runs_out_is_recorded_and_the_run_is_still_simulated(monkeypatch):
-    def too_large(*_: Any) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9.38 GiB.")
+def fails(error: Exception) -> Callable[..., Any]:
+    def failing(*_: Any) -> None:
+        raise error
 
-    monkeypatch.setattr(recording_work, "count_peaks", too_large)
+    return failing
+
+
+OUT_OF_IT = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9.38 GiB.")
+
+
+def test_memory_that_runs_out_is_recorded_and_the_run_is_still_simulated(monkeypatch):
+    monkeypatch.setattr(recording_work, "count_peaks", fails(OUT_OF_IT))
     parts = parts_of(rehearsal_list()[0], Scripted())
     assert set(parts) == {"out_of_memory", "estimate", "simulated"}
     assert "does not fit this GPU" in parts["out_of_memory"]["message"] and parts["out_of_memory"]["free"] == GB
@@ -620,19 +621,14 @@ def test_memory_that_runs_out_is_recorded_and_the_run_is_still_simulated(monkeyp
 
 
 def test_a_kernel_that_is_refused_is_recorded_and_the_run_is_still_simulated(monkeypatch):
-    def refuse(*_: Any) -> None:
-        raise KernelRefused("torch has no cudnn kernel")
-
-    monkeypatch.setattr(recording_work, "count_peaks", refuse)
+    monkeypatch.setattr(recording_work, "count_peaks", fails(KernelRefused("torch has no cudnn kernel")))
     parts = parts_of(rehearsal_list()[0], Host())
     assert set(parts) == {"refused", "estimate", "simulated"}
     assert recorder.judged(parts, 0, "") == ("refused", "torch has no cudnn kernel")
 
 
-def test_what_the_gpu_has_told_stands_where_the_simulation_fails(monkeypatch):
-    def fail(*_: Any) -> None:
-        raise RuntimeError("hasPrimaryContext expects a valid device index")
-
+def test_the_gpus_figures_stay_where_the_simulation_fails(monkeypatch):
+    fail = fails(RuntimeError("hasPrimaryContext expects a valid device index"))
     monkeypatch.setattr(recording_work, "trace_simulated", fail)
     parts = parts_of(rehearsal_list()[0], Host())
     assert parts["simulated"] == {"unavailable": "RuntimeError: hasPrimaryContext expects a valid device index"}
@@ -640,10 +636,8 @@ def test_what_the_gpu_has_told_stands_where_the_simulation_fails(monkeypatch):
 
 
 def test_other_errors_are_told_in_one_line_and_end_the_task(monkeypatch, tmp_path):
-    def broken(*_: Any) -> None:
-        raise RuntimeError("CUDA error: an illegal memory access was encountered\nat /some/where")
-
-    monkeypatch.setattr(recording_work, "count_peaks", broken)
+    error = RuntimeError("CUDA error: an illegal memory access was encountered\nat /some/where")
+    monkeypatch.setattr(recording_work, "count_peaks", fails(error))
     arguments = ["--results", str(tmp_path / "parts"), "--seconds", "60", "--rehearse", "--task"]
     assert recording_work.main([*arguments, rehearsal_list()[0].name]) == 1
     assert recorder.read_parts(tmp_path / "parts") == {
@@ -657,7 +651,7 @@ def test_a_task_that_failed_ends_nothing_else_later(tmp_path):
         "print(main(sys.argv[1:])); time.sleep(4); print('alive')"
     )
     arguments = ["--results", str(tmp_path / "parts"), "--seconds", "3", "--rehearse", "--task", "unknown"]
-    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.split()) == (0, ["1", "alive"]), done.stderr
 
 
@@ -800,12 +794,9 @@ def test_the_history_of_a_run_begins_before_its_first_tensor(monkeypatch):
 
 
 def test_memory_that_runs_out_within_a_history_is_recorded(monkeypatch):
-    def too_large(*_: Any) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9.38 GiB.")
-
     monkeypatch.setattr(torch.cuda, "init", lambda: None)
     monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda **_: None)
-    monkeypatch.setattr(recording_work, "ready", too_large)
+    monkeypatch.setattr(recording_work, "ready", fails(OUT_OF_IT))
     parts = parts_of(Task("history", "history", "", SMALL), Scripted())
     assert list(parts) == ["out_of_memory"] and recorder.judged(parts, 0, "") == ("out of memory", "")
 

@@ -263,7 +263,9 @@ def assert_same_training(first: Any, second: Any) -> None:
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
-@pytest.mark.parametrize("choices", [{"tied": True}, {"recompute": "full", "accumulation_steps": 2}], ids=str)
+@pytest.mark.parametrize(
+    "choices", [{"tied": True}, {"recompute": "full", "accumulation_steps": 2}, {"optimizer": "adafactor"}], ids=str
+)
 def test_watching_changes_no_bit_of_a_training(family, choices):
     run = cpu_run(family, **choices)
     assert_same_training(train(run, watched=True), train(run, watched=False))
@@ -317,11 +319,7 @@ def test_kinds_come_from_what_a_tensor_is_for():
         with tracker.in_phase("backward"):
             kept.sum().backward()
     found = {(item.operation, item.kind) for item in tracker.allocations() if item.phase == "forward"}
-    assert found == {
-        ("mul", "activations"),
-        ("gelu", "activations"),
-        ("empty.memory_format", "temporaries"),
-    } or found == {("mul", "activations"), ("gelu", "activations"), ("empty", "temporaries")}
+    assert found == {("mul", "activations"), ("gelu", "activations"), ("empty", "temporaries")}
 
 
 def test_views_and_empty_tensors_take_nothing():
@@ -407,14 +405,6 @@ def test_recomputed_tensors_are_activations_that_live_in_backward():
 
 
 # On the CPU
-
-
-@pytest.mark.parametrize("family", ["gpt2", "llama"])
-def test_losses_are_real_and_fall(family):
-    losses = measure(cpu_run(family, accumulation_steps=2), "cpu", steps=8).losses
-    assert len(losses) == 16
-    assert losses[0] == pytest.approx(6.24, abs=0.2)  # ln 512: every token equally likely
-    assert losses[-1] < losses[0]
 
 
 def end_of_forward(run: TrainingRun) -> tuple[MemoryBreakdown, MemoryBreakdown]:

@@ -37,13 +37,11 @@ class OwnStep:
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        """The optimizer, or each of several."""
         if self.optimizer is None:
             return []
         return list(self.optimizer) if isinstance(self.optimizer, (list, tuple)) else [self.optimizer]
 
     def advance(self) -> Any:
-        """Do one step and return what it returns."""
         return self.step(*self.arguments)
 
     def named_states(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -177,7 +175,6 @@ def _flatten_recurrent(model: torch.nn.Module) -> None:
 
 
 def _copied(name: str, thing: Any, memo: dict[int, Any]) -> Any:
-    """A copy. Raises ValueError for what Python or torch refuses to copy: a generator, a loss's graph."""
     try:
         return copy.deepcopy(thing, memo)
     except torch.OutOfMemoryError:

@@ -88,7 +88,6 @@ class Comparison:
         return f"{rounded:+,} bytes are {rounding}, {beyond - rounded:+,} bytes {scratch}"
 
     def _formatter(self) -> Callable[[int], str]:
-        """One unit for both columns, chosen by the larger total."""
         return formatter(max(self.estimate.total, self.measurement.peak))
 
     def __repr__(self) -> str:

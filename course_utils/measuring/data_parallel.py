@@ -80,7 +80,6 @@ class MastersOfShares(MasterOptimizer):
 
     @property
     def gradient_owners(self) -> list[torch.nn.Parameter]:
-        """Every weight: backward gives all of them a gradient on each rank."""
         return list(self.everything.values())
 
 
@@ -161,7 +160,6 @@ def _reduce_bucket(tracker: ReplicaTracker, bucket: GradBucket) -> torch.futures
 
 
 def main() -> None:
-    """Train on one rank under the tracker, and report."""
     run, steps = pickle.loads(base64.b64decode(sys.argv[1]))
     torch.set_num_threads(1)
     dist.init_process_group("gloo")

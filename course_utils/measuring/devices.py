@@ -135,7 +135,6 @@ class Host:
     has_history = False  # torch keeps one of CUDA's allocator alone
 
     def facts(self) -> dict[str, Any]:
-        """The same facts as a GPU's, named as a rehearsal."""
         device = {"name": f"{platform.machine()} CPU", "capability": [0, 0], "memory": 0, "driver": ""}
         return {"device": device, "cuda": None, "cudnn": None, "rehearsal": True}
 
@@ -158,11 +157,9 @@ class Host:
     def reset_peaks(self) -> None: ...
 
     def stamp(self) -> float:
-        """Now, in seconds."""
         return time.perf_counter()
 
     def milliseconds(self, start: float, end: float) -> float:
-        """The time between two stamps, in milliseconds."""
         return 1000 * (end - start)
 
 

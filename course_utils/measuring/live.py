@@ -169,7 +169,6 @@ def empty_queue() -> None:
 
 
 def _give_back() -> None:
-    """Release what is left after an error. A GPU that has failed fails again here: the first error says how."""
     with suppress(RuntimeError):
         release(None)
 

@@ -12,6 +12,7 @@ from ..run import Optimizer
 from .patches import on_this_thread
 
 Named = Sequence[tuple[str, torch.nn.Parameter]]
+Moments = tuple[torch.Tensor, torch.Tensor]
 
 LEARNING_RATES = {"sgd": 1e-2, "momentum": 1e-2, "lion": 1e-4, "adafactor": 1e-2, "muon": 1e-2}
 """Rates at which the course's small models learn; every other optimizer takes 3e-4."""
@@ -97,36 +98,22 @@ class MuonWithAdamW(torch.optim.Optimizer):
 class Lion(torch.optim.Optimizer):
     """Lion: the sign of an interpolated momentum, one state a parameter (Chen et al. 2023, algorithm 2)."""
 
-    def __init__(
-        self,
-        tensors: Iterable[torch.nn.Parameter],
-        rate: float = 1e-4,
-        betas: tuple[float, float] = (0.9, 0.99),
-        weight_decay: float = 0.01,
-    ) -> None:
-        super().__init__(tensors, {"lr": rate, "betas": betas, "weight_decay": weight_decay})
+    def __init__(self, tensors: Iterable[torch.nn.Parameter], rate: float = 1e-4, weight_decay: float = 0.01) -> None:
+        super().__init__(tensors, {"lr": rate, "betas": (0.9, 0.99), "weight_decay": weight_decay})
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         for group in self.param_groups:
             for weight in group["params"]:
                 if weight.grad is not None:
-                    self._step_one(weight, weight.grad, **group)
+                    self._step_one(weight, weight.grad, group)
 
-    def _step_one(
-        self,
-        weight: torch.Tensor,
-        gradient: torch.Tensor,
-        lr: float,
-        betas: tuple[float, float],
-        weight_decay: float,
-        **_: Any,
-    ) -> None:
-        state = self.state[weight]
+    def _step_one(self, weight: torch.Tensor, gradient: torch.Tensor, group: dict[str, Any]) -> None:
+        state, rate, betas = self.state[weight], group["lr"], group["betas"]
         if not state:
             state["momentum"] = torch.zeros_like(weight)
         direction = state["momentum"].lerp(gradient, 1 - betas[0]).sign_()
-        weight.mul_(1 - lr * weight_decay).add_(direction, alpha=-lr)
+        weight.mul_(1 - rate * group["weight_decay"]).add_(direction, alpha=-rate)
         state["momentum"].lerp_(gradient, 1 - betas[1])
 
 
@@ -175,15 +162,9 @@ class Adam8bit(torch.optim.Optimizer):
     """
 
     def __init__(
-        self,
-        tensors: Iterable[torch.nn.Parameter],
-        rate: float = 3e-4,
-        betas: tuple[float, float] = (0.9, 0.999),
-        epsilon: float = 1e-8,
-        weight_decay: float = 0.01,
-        codebooks: Codebooks | None = None,
+        self, tensors: Iterable[torch.nn.Parameter], rate: float = 3e-4, codebooks: Codebooks | None = None
     ) -> None:
-        super().__init__(tensors, {"lr": rate, "betas": betas, "epsilon": epsilon, "weight_decay": weight_decay})
+        super().__init__(tensors, {"lr": rate, "betas": (0.9, 0.999), "epsilon": 1e-8, "weight_decay": 0.01})
         self.codebooks = codebooks or make_codebooks(self.param_groups[0]["params"][0].device)
 
     @torch.no_grad()
@@ -200,7 +181,7 @@ class Adam8bit(torch.optim.Optimizer):
             state.update(_zero_moments(weight))
         state["step"] += 1
         if weight.numel() < SMALL_8BIT:
-            _adam(weight, gradient, state["first"], state["second"], state["step"], group)
+            _adam(weight, gradient, (state["first"], state["second"]), state["step"], group)
             return
         flat, gradient = weight.view(-1), gradient.view(-1)
         for start in range(0, weight.numel(), PIECE_8BIT):
@@ -215,7 +196,7 @@ class Adam8bit(torch.optim.Optimizer):
         second = _decode(state["second"][blocks], state["second_scale"][blocks], self.codebooks.unsigned)
         flat_first, flat_second = first.view(-1), second.view(-1)  # the last block may be padded
         count = weight.numel()
-        _adam(weight, gradient, flat_first[:count], flat_second[:count], state["step"], group)
+        _adam(weight, gradient, (flat_first[:count], flat_second[:count]), state["step"], group)
         _encode(first, state["first"][blocks], state["first_scale"][blocks], self.codebooks.signed)
         _encode(second, state["second"][blocks], state["second_scale"][blocks], self.codebooks.unsigned)
 
@@ -232,16 +213,9 @@ def _zero_moments(weight: torch.Tensor) -> dict[str, Any]:
     return state
 
 
-def _adam(
-    weight: torch.Tensor,
-    gradient: torch.Tensor,
-    first: torch.Tensor,
-    second: torch.Tensor,
-    step: int,
-    group: dict[str, Any],
-) -> None:
-    """Kingma and Ba 2015, algorithm 1, in place: what the moments and the weight become."""
-    beta1, beta2 = group["betas"]
+def _adam(weight: torch.Tensor, gradient: torch.Tensor, moments: Moments, step: int, group: dict[str, Any]) -> None:
+    """Update the moments and the weight in place (Kingma and Ba 2015, algorithm 1)."""
+    (first, second), (beta1, beta2) = moments, group["betas"]
     first.mul_(beta1).add_(gradient, alpha=1 - beta1)
     second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
     root = second.sqrt().div_((1 - beta2**step) ** 0.5).add_(group["epsilon"])

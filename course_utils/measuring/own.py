@@ -78,7 +78,6 @@ def _auto(own: OwnStep, steps: int, attention: str) -> Measurement:
 
 
 def _live_if_it_fits(own: OwnStep, steps: int, simulated: Measurement, card: Gpu) -> Measurement:
-    """The step live, or its simulation, whose note then says what the GPU could not do."""
     if simulated.peak * SAFETY > card.memory:
         needs, free = format_bytes(simulated.peak, "GB", 1), format_bytes(card.memory, "GB", 1)
         return _noted(simulated, f"not live: needs {needs}, {card.name} has {free} free")
@@ -149,7 +148,6 @@ def _trace(own: OwnStep, provenance: Provenance, steps: int) -> Measurement:
 
 
 def _values(result: Any) -> list[float]:
-    """The step's loss, if it returned one number."""
     if isinstance(result, torch.Tensor) and result.numel() == 1:
         return [float(result.detach())]
     return [float(result)] if isinstance(result, (int, float)) and not isinstance(result, bool) else []

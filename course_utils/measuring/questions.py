@@ -1,6 +1,6 @@
-"""What a simulated GPU answers when a step asks `torch.cuda` or `torch.accelerator` something.
+"""Answers of a simulated GPU when a step calls functions of `torch.cuda` or `torch.accelerator`.
 
-Three kinds of functions. Those that ask, or tell a GPU to do what a simulated one need not do (wait, give back its
+There are three kinds. Functions that ask, or that have a GPU do what a simulated one need not do (wait, give back its
 cache, begin another stream), are answered. Those that need a real GPU raise StepError. The rest works without a GPU.
 """
 
@@ -51,20 +51,6 @@ REFUSED_OF_ACCELERATOR = {
     "of the formats that a GPU computes in, only bf16 is known": "get_device_capability",
 }
 
-STORAGES = "BFloat16 Bool Byte Char ComplexDouble ComplexFloat Double Float Half Int Long Short"
-
-NEED_NO_ANSWER = {
-    "types of tensors and storages": [name + kind for name in STORAGES.split() for kind in ("Storage", "Tensor")],
-    "errors, and the numbers that they have": [
-        "AcceleratorError", "CudaError", "DeferredCudaCallError", "OutOfMemoryError", "cudaStatus",
-    ],
-    "what torch.cuda itself imports": [
-        "Any", "Callable", "Device", "NewType", "Optional", "Union", "cache", "cast", "classproperty", "deprecated",
-        "lru_cache",
-    ],
-}  # fmt: skip
-"""What can be called in torch.cuda or torch.accelerator and asks no GPU; submodules are not called."""
-
 
 @contextmanager
 def answered(card: Gpu = CARD, sizes: Callable[[], Sequence[int]] = tuple) -> Iterator[None]:
@@ -83,13 +69,13 @@ def _in_place_of(owner: Any, name: str, answer: Any) -> AbstractContextManager[A
 
 
 def answers(card: Gpu = CARD, sizes: Callable[[], Sequence[int]] = tuple) -> dict[str, Any]:
-    """What to put in place of which name, as in {"torch.cuda.get_device_name": …}, while `card` is simulated.
+    """The replacement for each name, as in {"torch.cuda.get_device_name": …}, while `card` is simulated.
 
     `sizes` returns the bytes of every allocation so far, and of every free, negative, in order. Names that this torch
     lacks are left out.
     """
     memory = Memory(sizes, card)
-    cuda = {**_of_card(card), **_of_work(), **memory.told(), **_refusals("torch.cuda", REFUSED)}
+    cuda = {**_of_card(card), **_of_work(), **memory.answers(), **_refusals("torch.cuda", REFUSED)}
     accelerator = {**_of_accelerator(memory), **_refusals("torch.accelerator", REFUSED_OF_ACCELERATOR)}
     profiler = {"start": _nothing, "stop": _nothing, "profile": nullcontext}
     found = {
@@ -100,13 +86,12 @@ def answers(card: Gpu = CARD, sizes: Callable[[], Sequence[int]] = tuple) -> dic
         "torch.accelerator": accelerator,
         "torch.accelerator.memory": accelerator,
     }
-    told = {(path, name): answer for path, those in found.items() for name, answer in those.items()}
-    there = {f"{path}.{name}": answer for (path, name), answer in told.items() if hasattr(_named(path), name)}
+    named = {(path, name): answer for path, those in found.items() for name, answer in those.items()}
+    there = {f"{path}.{name}": answer for (path, name), answer in named.items() if hasattr(_named(path), name)}
     return there | _of_fake_tensors()
 
 
 def _named(path: str) -> Any:
-    """A module or class of torch, as in "torch.cuda.memory"; None if this torch has none of that name."""
     thing: Any = torch
     for part in path.split(".")[1:]:
         thing = getattr(thing, part, None)
@@ -148,7 +133,7 @@ def _where(words: str) -> str:
 
 
 def _nothing(*_: Any, **__: Any) -> None:
-    """What a simulated GPU does when it is told to wait, or to be another stream: nothing."""
+    """Do nothing, as a simulated GPU does to wait, or to change the stream."""
 
 
 def _always(value: Any) -> Callable[..., Any]:
@@ -159,7 +144,7 @@ def _always(value: Any) -> Callable[..., Any]:
 
 
 class Properties:
-    """What `get_device_properties` returns: of the card what is known."""
+    """The result of `get_device_properties`: of the card what is known."""
 
     def __init__(self, card: Gpu) -> None:
         self.name, self.total_memory, self.warp_size = card.name, card.room, 32
@@ -212,48 +197,38 @@ def _check_device(device: Any) -> None:
         raise StepError(_where(f"{device!r} is not there: one GPU is simulated, cuda:{ONE_GPU}"))
 
 
-class OneDevice:
+class OneDevice(nullcontext):
     """`torch.cuda.device`: a block on the one device that there is."""
 
     def __init__(self, device: Any) -> None:
+        super().__init__()
         _check_device(device)
         self.idx = self.prev_idx = ONE_GPU
 
-    def __enter__(self) -> None:
-        pass
 
-    def __exit__(self, *_: Any) -> None:
-        pass
+# Its work
 
 
-# What it is told to do
-
-
-class SimulatedStream:
+class SimulatedStream(nullcontext):
     """A stream on which nothing happens, so that all of it has happened."""
 
     def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
+        super().__init__()
         _check_device(device)
         self.device, self.priority = torch.device("cuda", ONE_GPU), priority
         self.stream_id = self.cuda_stream = self.device_index = 0
 
     def query(self) -> bool:
-        """True: all work is done."""
         return True
 
     def record_event(self, event: Any = None) -> Any:
-        """The event, or a new one, which has passed."""
         return event or SimulatedEvent()
+
+    def is_capturing(self) -> bool:
+        return False
 
     def __enter__(self) -> "SimulatedStream":
         return self
-
-    def __exit__(self, *_: Any) -> None:
-        pass
-
-    def is_capturing(self) -> bool:
-        """False: no graph is captured."""
-        return False
 
     synchronize = wait_event = wait_stream = _nothing
 
@@ -265,11 +240,9 @@ class SimulatedEvent:
         self.device = torch.device("cuda", ONE_GPU)
 
     def query(self) -> bool:
-        """True: what came before is done."""
         return True
 
     def elapsed_time(self, end_event: Any) -> float:
-        """Raise StepError: a simulation takes no time that a GPU would take."""
         raise StepError(_where(f"a simulated GPU computes nothing, so no time passes between two events. {INSTEAD}"))
 
     record = wait = synchronize = _nothing
@@ -304,7 +277,6 @@ def _rng_state(*_: Any) -> torch.Tensor:
 
 
 def _marks() -> dict[str, Any]:
-    """NVTX: marks for a profiler, which nobody reads."""
     return {
         **dict.fromkeys(("range_push", "range_pop", "range_start"), _always(0)),
         "range": nullcontext,
@@ -323,7 +295,7 @@ RESETS_OF_NOTHING = (
 
 @dataclass
 class Memory:
-    """What the simulation has counted, as torch's own counters say it.
+    """Bytes that the simulation has counted, as torch's own counters give them.
 
     `reserved` is what was allocated at the highest point since the step began: the allocator keeps what it once had.
     A real one reserves somewhat more, as it splits and rounds; `course_utils.allocator.replay` says how much.
@@ -334,7 +306,6 @@ class Memory:
     since: int = 0
 
     def allocated(self) -> int:
-        """Bytes in tensors now."""
         return sum(self.sizes())
 
     def peak(self) -> int:
@@ -347,11 +318,9 @@ class Memory:
         return max(accumulate(self.sizes(), initial=0))
 
     def free(self) -> tuple[int, int]:
-        """Bytes that the card has free, and all that it has."""
         return self.card.room - self.reserved(), self.card.room
 
     def reset_peak(self) -> None:
-        """Let the peak begin anew."""
         self.since = len(self.sizes())
 
     def statistics(self) -> dict[str, int]:
@@ -365,8 +334,7 @@ class Memory:
         }
         return {**named, "num_alloc_retries": 0, "num_ooms": 0}
 
-    def told(self) -> dict[str, Any]:
-        """What torch.cuda answers of memory."""
+    def answers(self) -> dict[str, Any]:
         now, peak, reserved = _of_one(self.allocated), _of_one(self.peak), _of_one(self.reserved)
         return {
             "memory_allocated": now,
@@ -381,15 +349,15 @@ class Memory:
 
 
 def _of_accelerator(memory: Memory) -> dict[str, Any]:
-    told = memory.told()
+    answers = memory.answers()
     same = (
         "memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "memory_stats",
         "reset_peak_memory_stats", "reset_accumulated_memory_stats", "empty_cache",
     )  # fmt: skip
     return {
-        **{name: told[name] for name in same},
+        **{name: answers[name] for name in same},
         "empty_host_cache": _nothing,
-        "get_memory_info": told["mem_get_info"],
+        "get_memory_info": answers["mem_get_info"],
         "is_available": _always(True),
         "current_accelerator": _always(torch.device("cuda")),
         "device_count": _always(1),

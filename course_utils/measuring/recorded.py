@@ -198,7 +198,6 @@ def _of_run(run: TrainingRun, steps: int, device: str | None) -> tuple[Recording
 
 
 def _newest(found: Sequence[Recording]) -> Recording:
-    """The last of the newest date: of one day, what was written later."""
     return max(enumerate(found), key=lambda pair: (pair[1].date, pair[0]))[1]
 
 
@@ -232,7 +231,6 @@ def read_recording(line: Line) -> Recording:
 
 @cache
 def load() -> dict[str, Any]:
-    """All shipped simulations by key. Raises ValueError for a file of another schema."""
     return unpacked(FILE)["runs"]
 
 
@@ -260,7 +258,6 @@ def to_json(measured: Measurement, whole: bool = False) -> dict[str, Any]:
 
 
 def from_json(content: dict[str, Any], note: str) -> Measurement:
-    """The measurement that `to_json` wrote, marked as recorded."""
     source, _, torch_version, date = content["provenance"]
     allocations = [Allocation(**dict(zip(FIELDS, values, strict=False))) for values in content["allocations"]]
     allocations = [replace(item, shape=tuple(item.shape)) for item in allocations]

@@ -262,13 +262,11 @@ class Ranks:
             return file.read().decode(errors="replace").replace(f"{self.folder}{os.sep}", "")
 
     def words(self, rank: int) -> str:
-        """The last lines that a rank printed or complained of."""
         logs = sorted(self.folder.glob(f"logs/*/attempt_*/{rank}/std*.log"), reverse=True)  # first stdout, then stderr
         return _last_lines("".join(self.read(str(log.relative_to(self.folder))) for log in logs))
 
 
 def _check(code: int | None, ranks: Ranks) -> None:
-    """Raise RankFailed unless the launcher ended well and every rank has left a result."""
     if code is None:
         raise RankFailed(_too_long(ranks))
     if code:
@@ -278,7 +276,6 @@ def _check(code: int | None, ranks: Ranks) -> None:
 
 
 def _too_long(ranks: Ranks) -> str:
-    """Names the ranks that had not finished, and the line that each was at."""
     took = f"the {ranks.world_size} ranks of {ranks.program} took more than {ranks.timeout_seconds:g} s and were ended"
     unfinished, unborn = ranks.missing("done"), ranks.missing("pid")
     if len(unborn) == ranks.world_size:

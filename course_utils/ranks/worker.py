@@ -116,7 +116,6 @@ def _keep_groups() -> None:
 
 
 def main() -> None:
-    """Run the program that the command line names, on this rank."""
     folder, rank = Path(os.environ[RESULTS]), os.environ["RANK"]
     leave(folder / f"{rank}.pid", str(os.getpid()))
     where = (folder / f"{rank}.where").open("w", encoding="utf-8")

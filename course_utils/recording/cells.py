@@ -107,14 +107,12 @@ def failing_cell(shell: InteractiveShell, kind: str) -> None:
 
 
 def working_cell(shell: InteractiveShell) -> None:
-    """Run a cell that works. RuntimeError if it does not."""
     error = run_cell(shell, WORKING)
     if error is not None:
         raise RuntimeError(f"the next cell does not work: {error!r}")
 
 
 def run_cell(shell: InteractiveShell, code: str) -> BaseException | None:
-    """Run a cell, its output going nowhere; returns what it raised."""
     with capture_output():
         result = shell.run_cell(code, store_history=False)
     return result.error_before_exec or result.error_in_exec

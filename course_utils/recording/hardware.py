@@ -72,7 +72,6 @@ class Unsettled(RuntimeError):
 
 
 def wait_briefly() -> None:
-    """Let the other threads go on for 10 ms."""
     time.sleep(0.01)
 
 
@@ -237,7 +236,6 @@ def _tokens(count: int, vocab: int, device: str) -> torch.Tensor:
 def _both_ways(
     name: str, make: Callable[[], tuple[Any, ...]], operation: Callable[..., torch.Tensor], kernel: str = ""
 ) -> list[Prepared]:
-    """The operation's forward, and its backward alone."""
 
     def forward_done() -> tuple[torch.Tensor, list[torch.Tensor], torch.Tensor]:
         given = make()
@@ -261,12 +259,10 @@ def attention_inputs(device: str, seq_len: int, heads: int = 16, size: int = 64)
 
 
 def causal_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """torch's attention, by the kernel that is allowed."""
     return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
 def eager_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """The same written out."""
     mask = torch.ones(q.size(2), q.size(2), dtype=torch.bool, device=q.device).triu(1)
     scores = (q @ k.transpose(-2, -1)) / q.size(-1) ** 0.5
     return F.softmax(scores.masked_fill(mask, float("-inf")), dim=-1) @ v
@@ -326,7 +322,6 @@ class DeviceGauge:
         self.device, self.source = device, f"a rehearsal on {device.kind}"
 
     def read(self, seconds: float) -> Reading:
-        """The counters now."""
         return Reading(self.device.allocated(), self.device.peaks()[0], self.device.reserved(), self.device.in_use())
 
 
@@ -377,5 +372,4 @@ def why_not(error: RuntimeError) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """An error in one line: its kind and what it says first."""
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:300]}"

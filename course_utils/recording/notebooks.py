@@ -36,7 +36,6 @@ class BuildError(Exception):
 
 
 def read_notebook(path: Path) -> NotebookNode:
-    """The notebook at `path`, in version 4 of the format."""
     notebook: Any = nbformat.read(path, as_version=4)
     return notebook
 
@@ -64,7 +63,6 @@ def execute_live(path: Path, as_card: str = "", source: str = "auto") -> dict[st
 
 
 def text_of(cell: NotebookNode) -> str:
-    """All text that a cell has put out."""
     parts: list[str] = []
     for output in cell.outputs:
         parts.append(output.get("text", ""))
@@ -156,7 +154,6 @@ def _ends_with_this_process() -> dict[str, Any]:
 
 
 def _place(notebook: NotebookNode) -> str:
-    """The cell that was running when execution stopped: the last that was given to the kernel."""
     started = [cell for cell in notebook.cells if cell.cell_type == "code" and (cell.execution_count or cell.outputs)]
     return cell_name(started[-1]) if started else "before the first cell"
 

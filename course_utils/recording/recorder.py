@@ -107,7 +107,6 @@ class Recorder:
 
 
 def described(task: Task, outcome: Outcome) -> dict[str, Any]:
-    """The task and its outcome as a line of a recording has them."""
     return {
         "task": task.name, "kind": task.kind, "why": task.why, "environment": dict(task.environment), "steps": STEPS,
         "predicted": task.predicted, "date": date.today().isoformat(), **outcome._asdict(),
@@ -119,7 +118,6 @@ def described(task: Task, outcome: Outcome) -> dict[str, Any]:
 
 
 def work_command(rehearse: bool, as_card: str = "") -> Callable[[Task, Path, float], list[str]]:
-    """The command line of a task's process."""
 
     def command(task: Task, results: Path, seconds: float) -> list[str]:
         options = ["--task", task.name, "--results", str(results), "--seconds", f"{seconds:.1f}"]
@@ -220,7 +218,6 @@ def judged(parts: dict[str, Any], code: int | None, errors: str) -> tuple[str, s
 
 
 def signal_name(number: int) -> str:
-    """The name of a signal, "signal 99" for one that has none here."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -234,7 +231,6 @@ NOTEBOOK_PACKAGES = ("matplotlib", "IPython", *PACKAGES)
 
 
 def missing_packages() -> list[str]:
-    """Packages that this Python lacks to execute notebooks."""
     return [name for name in NOTEBOOK_PACKAGES if util.find_spec(name) is None]
 
 
@@ -274,7 +270,6 @@ def commit() -> str:
 
 
 def code_hash() -> str:
-    """A hash of every module of the package."""
     digest = hashlib.sha256()
     for path in sorted(PACKAGE.rglob("*.py")):
         digest.update(str(path.relative_to(PACKAGE)).encode() + b"\0" + path.read_bytes())
@@ -294,7 +289,6 @@ def chosen(tasks: Sequence[Task], pattern: str) -> list[Task]:
 
 
 def glob_escaped(text: str) -> str:
-    """`text` as a pattern that matches itself alone."""
     return re.sub(r"([*?[])", r"[\1]", text)
 
 

@@ -57,7 +57,6 @@ class LimitedMemory(TorchDispatchMode):
         self.allocated -= self._live.pop(key)[0]
 
     def reset_peak(self) -> None:
-        """Let the peak begin anew."""
         self.peak = self.allocated
 
 

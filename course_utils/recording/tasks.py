@@ -102,12 +102,10 @@ def run_seconds(run: TrainingRun, timed: bool) -> float:
 
 
 def run_task(run: TrainingRun, why: str) -> Task:
-    """Record a training run: its name is what its recording is filed under."""
     return Task(f"{run.code()} steps={STEPS}", "run", why, run)
 
 
 def history_task(run: TrainingRun, environment: Mapping[str, str]) -> Task:
-    """Record a run's allocation history and replay it, under the settings in `environment`."""
     settings = ",".join(environment.values()) or "default settings"
     return Task(
         f"history of {run.code()}, {settings}", "history", "the allocator's model", run, environment=environment
@@ -276,7 +274,6 @@ def budget(notebook: Path) -> float:
 
 
 def kernels_task(seq_len: int) -> Task:
-    """Time attention alone for sequences of so many tokens."""
     return Task(f"attention alone at s={seq_len}", "kernels", "kernels by sequence length", seq_len=seq_len)
 
 

@@ -76,7 +76,6 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def find(name: str, rehearse: bool = False) -> Task:
-    """The task of that name. Raises ValueError if there is none."""
     for task in rehearsal_list() if rehearse else recording_list():
         if task.name == name:
             return task
@@ -241,7 +240,6 @@ def _simulated(run: TrainingRun, send: Send) -> None:
 
 
 def summary(measured: Measurement) -> dict[str, Any]:
-    """A measurement's breakdowns as JSON, without its timeline and allocations."""
     full = to_json(measured)
     return {name: full[name] for name in ("breakdown", "moments", "phase_peaks")}
 
@@ -294,7 +292,6 @@ def _rehearsed_history(run: TrainingRun) -> tuple[dict[str, Any], list[tuple[int
 
 
 def _moments(snapshot: Mapping[str, Any]) -> int:
-    """The number of allocations and frees in a history of GPU 0."""
     return sum(entry["action"] in ("alloc", "free_completed") for entry in snapshot["device_traces"][0])
 
 
