@@ -12,7 +12,7 @@ from numbers import Integral
 from typing import Any, NamedTuple
 
 from ..measurement import Allocation, Mark, Measurement, Timeline
-from ..units import format_bytes, parse_bytes
+from ..units import format_bytes, html_table, parse_bytes
 from .policy import TAKEN, Block, CachingAllocator, DriverCall, OutOfMemory, releasable_range
 from .settings import check_names
 
@@ -194,10 +194,7 @@ class Replay:
         return "\n".join([*(f"{name:<28}{value}" for name, value in self._rows()), *filter(None, [self.message])])
 
     def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><td style='text-align:left'>{name}</td><td>{value}</td></tr>" for name, value in self._rows()
-        )
-        return f"<table>{rows}</table>" + (f"<p>{escape(self.message)}</p>" if self.failure else "")
+        return html_table(self._rows(), header=False) + (f"<p>{escape(self.message)}</p>" if self.failure else "")
 
     def _rows(self) -> list[tuple[str, str]]:
         at = self.peak_event - 1

@@ -65,7 +65,7 @@ async def _moving(chosen: dict[str, Any], rounds: int) -> tuple[float, list[floa
 
     run_of(chosen)
     first = _milliseconds(lambda: dashboard(chosen))
-    page = DashboardWidget(chosen)
+    page = DashboardWidget(**chosen)
     slider = page.controls["micro_batch"]
     sizes = [size for _ in range(rounds) for size in (*SIZES, *reversed(SIZES)) if size != chosen["micro_batch"]]
     moved = [_milliseconds(lambda size=size: setattr(slider, "value", size)) for size in sizes]

@@ -50,33 +50,28 @@ CSS = """<style>
 """Colors of text are those of JupyterLab's theme, so that a dark one stays readable; pictures are on white."""
 
 
-def explore(**chosen: Any) -> "DashboardWidget":
+class DashboardWidget(Explorer):
     """The Explorer: controls for a training run and a GPU, its peak, its step, and what to change next.
 
     `chosen` are values of `explorer.CONTROLS` to begin with, the rest is the course's puzzle. In the next cell, `.run`
-    and `.breakdown` are what has been chosen. Raises ValueError for first choices that are unknown or contradict one
-    another.
+    and `.breakdown` are what has been chosen, `.changes` are what the buttons offer. Raises ValueError for
+    first choices that are unknown or contradict one another.
     """
-    dashboard(chosen)
-    return DashboardWidget(complete(chosen))
-
-
-class DashboardWidget(Explorer):
-    """What `explore` shows. `changes` are what the buttons offer now."""
 
     invitation = "The Explorer: run this cell to use its controls."
     names = tuple(control.name for control in CONTROLS)
     width: ClassVar = {"width": "auto"}
 
-    def __init__(self, chosen: Mapping[str, Any]) -> None:
-        self.begin = dict(chosen)
+    def __init__(self, **chosen: Any) -> None:
+        dashboard(chosen)
+        self.begin = complete(chosen)
         self.changes: tuple[Suggestion, ...] = ()
         self._waiting: asyncio.TimerHandle | None = None
         self._applying = False
         self.now: Dashboard | None = None
         self.words, self.heading = ipywidgets.HTML(), ipywidgets.HTML()
         self.buttons = [_button("", self._apply) for _ in range(SHOWN)]
-        super().__init__(run_of(chosen), chosen["gpu"])
+        super().__init__(run_of(chosen), self.begin["gpu"])
         self.add_class("course-explorer")
 
     def begins_with(self, name: str) -> Any:
@@ -179,6 +174,9 @@ class DashboardWidget(Explorer):
 
     def _note(self, words: str) -> None:
         self.words.value += f"<div role='status' style='line-height:1.6'>{escape(words)}</div>"
+
+
+explore = DashboardWidget
 
 
 def _label(button: ipywidgets.Button, change: Suggestion | None) -> None:

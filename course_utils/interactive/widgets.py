@@ -39,14 +39,6 @@ def explorer(model: str = "gpt2-xl", *, gpu: str = "V100-32GB", **choices: Any) 
     return Explorer(TrainingRun(model, **first), gpu)
 
 
-def tensor_slider(batch: int = 8, sequence: int = 1024, hidden: int = 1600, dtype: str = "bf16") -> "TensorSlider":
-    """Controls for the shape and the format of one tensor, and its bytes beside 1 GB and 1 GiB.
-
-    Raises ValueError, in words, for a size that is no whole number of at least 1, and for an unknown format.
-    """
-    return TensorSlider(batch, sequence, hidden, dtype)
-
-
 class Explorable(ipywidgets.VBox):
     """Controls above a picture. Inherits because only a widget can be shown as one.
 
@@ -177,11 +169,14 @@ def code_html(run: TrainingRun) -> str:
 
 
 class TensorSlider(Explorable):
-    """What `tensor_slider` shows; `.bytes` is the size of the tensor."""
+    """Controls for the shape and the format of one tensor, and its bytes next to 1 GB and 1 GiB; `.bytes` is its size.
+
+    Raises ValueError for a size that is no whole number of at least 1, and for an unknown format.
+    """
 
     invitation = "Sliders for the bytes of one tensor: run this cell to use them."
 
-    def __init__(self, batch: int, sequence: int, hidden: int, dtype: str) -> None:
+    def __init__(self, batch: int = 8, sequence: int = 1024, hidden: int = 1600, dtype: str = "bf16") -> None:
         if not isinstance(dtype, str) or dtype not in DTYPES:
             raise unknown("number format", dtype, DTYPES)
         for name, size in (("batch", batch), ("sequence", sequence), ("hidden", hidden)):
@@ -215,6 +210,9 @@ class TensorSlider(Explorable):
         title = f"A tensor of {' × '.join(number(size) for size in self.shape)} takes {in_units}"
         message = f"b · s · h · bytes of an element = {factors} = <b>{self.bytes:,} bytes</b> = {in_units}"
         return tensor_figure(self.bytes, title), message
+
+
+tensor_slider = TensorSlider
 
 
 def tensor_figure(size: int, title: str) -> Figure:

@@ -10,26 +10,25 @@ TARGETS = {"attention": ("attention",), "attention and MLP": ("attention", "mlp"
 FROZEN = {"as trained": None, "16 bits": 16, "8 bits": 8, "4 bits (NF4)": 4}
 
 
-def lora_explorer(model: str = "llama3-8b", *, gpu: str = "RTX4090-24GB", **choices: Any) -> "LoraExplorer":
+class LoraExplorer(Explorer):
     """Controls for rank, targets, bits of the frozen weights and what else decides, and the estimate with a GPU.
 
-    `choices` are those of a `TrainingRun` to begin with. Raises ValueError like `TrainingRun` if they are impossible.
+    `choices` are those of a `TrainingRun` to begin with; `.run` is what has been chosen. Raises ValueError like
+    `TrainingRun` if they are impossible.
     """
-    run = TrainingRun(model, **choices)
-    mlp = any(name in run.lora_targets for name in ("up", "down"))
-    return LoraExplorer(
-        run,
-        gpu,
-        {
-            "lora_rank": slider("rank (0: all)", RANKS, run.lora_rank),
-            "lora_targets": dropdown("on", TARGETS.items(), TARGETS["attention and MLP" if mlp else "attention"]),
-            "frozen_bits": dropdown("frozen in", FROZEN.items(), run.frozen_bits),
-        },
-    )
-
-
-class LoraExplorer(Explorer):
-    """What `lora_explorer` shows; `.run` is what has been chosen."""
 
     invitation = "LoRA and quantization beside a GPU: run this cell to use its controls."
     names = ("model", "gpu", "lora_rank", "lora_targets", "frozen_bits", "optimizer", "micro_batch", "recompute")
+
+    def __init__(self, model: str = "llama3-8b", *, gpu: str = "RTX4090-24GB", **choices: Any) -> None:
+        run = TrainingRun(model, **choices)
+        mlp = any(name in run.lora_targets for name in ("up", "down"))
+        own = {
+            "lora_rank": slider("rank (0: all)", RANKS, run.lora_rank),
+            "lora_targets": dropdown("on", TARGETS.items(), TARGETS["attention and MLP" if mlp else "attention"]),
+            "frozen_bits": dropdown("frozen in", FROZEN.items(), run.frozen_bits),
+        }
+        super().__init__(run, gpu, own)
+
+
+lora_explorer = LoraExplorer

@@ -16,23 +16,22 @@ from course_utils.units import format_bytes
 MOST = 96
 
 
-def layer_slider(run: TrainingRun, *, card: str = "RTX5090-32GB") -> "LayerSlider":
+class LayerSlider(Explorer):
     """Controls for a run's layers, recomputation and attention, and its estimated peak with one layer more.
 
-    ValueError for an unknown card, and for a model with more layers than the slider has.
+    `.runs` are the chosen run and the one that is a layer deeper. ValueError for an unknown card, and for a model with
+    more layers than the slider has.
     """
-    layers = run.model.layers
-    if layers > MOST:
-        raise ValueError(f"{run.model.name} has {layers} layers: the slider ends at {MOST}")
-    slider = ipywidgets.IntSlider(layers, 1, MOST, description="layers L", style=STYLE, layout=LAYOUT)
-    return LayerSlider(run, card, {"layers": slider})
-
-
-class LayerSlider(Explorer):
-    """What `layer_slider` shows; `.runs` are the chosen run and the one that is a layer deeper."""
 
     invitation = "A slider over layers: run this cell to use it."
     names = ("layers", "recompute", "attention")
+
+    def __init__(self, run: TrainingRun, *, card: str = "RTX5090-32GB") -> None:
+        layers = run.model.layers
+        if layers > MOST:
+            raise ValueError(f"{run.model.name} has {layers} layers: the slider ends at {MOST}")
+        slider = ipywidgets.IntSlider(layers, 1, MOST, description="layers L", style=STYLE, layout=LAYOUT)
+        super().__init__(run, card, {"layers": slider})
 
     @property
     def runs(self) -> tuple[TrainingRun, TrainingRun]:
@@ -61,3 +60,6 @@ class LayerSlider(Explorer):
                  for kind in after if after[kind] > before[kind])  # fmt: skip
         figure = stack(rows, title, capacity=self.card.memory, capacity_label=capacity, provenance=note, alt=alt)
         return figure, f"One layer more: {', '.join(parts)}"
+
+
+layer_slider = LayerSlider

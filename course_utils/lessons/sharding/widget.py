@@ -13,23 +13,21 @@ from course_utils.run import TrainingRun
 from course_utils.units import format_bytes
 
 
-def shard_sliders(
-    model: str = "llama3-8b", ranks: int = 8, stage: int = 3, *, gpu: str = "A100-80GB", **choices: Any
-) -> "ShardSliders":
+class ShardSliders(Explorer):
     """Controls for ranks, stage, model, GPU and micro-batch, and a picture of what one rank needs.
 
-    `choices` are those of a `TrainingRun` to begin with. In the next cell, `.run` is what has been chosen. Raises
-    ValueError like `TrainingRun` if the first choices are impossible.
+    `choices` are those of a `TrainingRun` to begin with. In the next cell, `.run` and `.gpu` are what has been chosen.
+    Raises ValueError like `TrainingRun` if the first choices are impossible.
     """
-    first: dict[str, Any] = {"micro_batch": 1, "precision": "bf16-master", "recompute": "full"} | choices
-    return ShardSliders(TrainingRun(model, world_size=ranks, zero_stage=stage, **first), gpu)
-
-
-class ShardSliders(Explorer):
-    """What `shard_sliders` shows; `.run` and `.gpu` are what has been chosen."""
 
     invitation = "Sliders over ranks and stage: run this cell to use them."
     names = ("world_size", "zero_stage", "model", "gpu", "micro_batch", "precision", "recompute")
+
+    def __init__(
+        self, model: str = "llama3-8b", ranks: int = 8, stage: int = 3, *, gpu: str = "A100-80GB", **choices: Any
+    ) -> None:
+        first: dict[str, Any] = {"micro_batch": 1, "precision": "bf16-master", "recompute": "full"} | choices
+        super().__init__(TrainingRun(model, world_size=ranks, zero_stage=stage, **first), gpu)
 
     @property
     def run(self) -> TrainingRun:
@@ -58,3 +56,6 @@ class ShardSliders(Explorer):
         figure = stack(rows, title, capacity=card.room, capacity_label=line, provenance=note)
         tokens = f"{run.world_size * run.micro_batch * run.seq_len:,} tokens at a time"
         return figure, f"{verdict_html(peak.total, card)} Together the ranks work on {tokens}.{code_html(run)}"
+
+
+shard_sliders = ShardSliders
