@@ -347,7 +347,7 @@ def test_memory_grows_only_where_graphs_wait_for_backward() -> None:
 
 
 def came_back(measurement: Any) -> bool:
-    """Whether activations ever rise in backward."""
+    """True if activations ever rise in backward."""
     begins = {mark.phase: mark.event for mark in measurement.timeline.marks}
     curve = measurement.timeline.curves()["activations"][begins["backward"] : begins["optimizer"]]
     return curve != sorted(curve, reverse=True)

@@ -244,7 +244,7 @@ class Own:
             self.after(weight, state)
 
     def after(self, weight: torch.Tensor, state: dict[str, Any]) -> None:
-        """What else is done for each parameter."""
+        """Do something else for each parameter."""
 
 
 def own(base: type = Own, **changes: Any) -> type:
@@ -290,7 +290,7 @@ class Hides:
         self.begin()
 
     def begin(self) -> None:
-        """What is prepared before the first step."""
+        """Prepare what is there before the first step."""
         for weight in self.parameters:
             weight.m, weight.v = torch.zeros_like(weight), torch.zeros_like(weight)
 

@@ -82,20 +82,8 @@ def reader(
     return read
 
 
-def reader_of_digits(bits: str, e: int) -> Any:
-    digits = [int(bit) for bit in bits]
-    exponent = sum(bit << place for place, bit in enumerate(reversed(digits[1 : 1 + e])))
-    mantissa = sum(bit / 2**place for place, bit in enumerate(digits[1 + e :], 1))
-    value: Any = torch.tensor(mantissa, dtype=torch.float64)
-    if exponent == 2**e - 1:
-        value = math.inf if mantissa == 0 else math.nan
-    else:
-        value = ((exponent > 0) + mantissa) * 2.0 ** (max(exponent, 1) - 2 ** (e - 1) + 1)
-    return -value if digits[0] else value
-
-
 READ_BITS = Answers(
-    right=[reader(), reader_of_digits, lambda bits, e: torch.tensor(reader()(bits, e))],
+    right=[reader(), *(lambda bits, e, kind=kind: kind(reader()(bits, e)) for kind in (torch.tensor, numpy.float64))],
     wrong=[
         (reader(signed=False), "The sign of"),
         (reader(hidden=0.0), "a normal number has a hidden 1"),
@@ -254,22 +242,6 @@ def step_with(
     return answer
 
 
-def tidy_step(weights: Any, masters: Any, optimizer: Any, loss: Any, scale: float) -> bool:
-    """Another style: grads by torch.autograd.grad, the norm by hand."""
-    found = torch.autograd.grad(loss * scale, weights)
-    gradients = [gradient.float() / scale for gradient in found]
-    norm = torch.stack([gradient.norm() for gradient in gradients]).norm()
-    if not norm.isfinite():
-        return False
-    for master, gradient in zip(masters, gradients, strict=True):
-        master.grad = gradient / max(1.0, norm.item())
-    optimizer.step()
-    optimizer.zero_grad()
-    for weight, master in zip(weights, masters, strict=True):
-        weight.data = master.detach().half()
-    return True
-
-
 def clips_scaled(weights: Any, masters: Any, optimizer: Any, loss: Any, scale: float) -> bool:
     """Right as well: clips the scaled gradients at the scale, zeros are left in place of gradients."""
     loss.mul(scale).backward()
@@ -287,15 +259,10 @@ def clips_scaled(weights: Any, masters: Any, optimizer: Any, loss: Any, scale: f
     return bool(taken)
 
 
-def second_step_fails(known: list[Any] = []) -> Any:  # noqa: B006
+def second_step_fails(known: list[Any] = [], **given: Any) -> bool:  # noqa: B006
     """Goes wrong whenever it sees the same optimizer again."""
-
-    def answer(weights: Any, masters: Any, optimizer: Any, loss: Any, scale: float) -> bool:
-        again = any(optimizer is seen for seen in known)
-        known.append(optimizer)
-        return step_with(factor=2 if again else 1)(weights, masters, optimizer, loss, scale)
-
-    return answer
+    known.append(given["optimizer"])
+    return step_with(factor=known.count(given["optimizer"]))(**given)
 
 
 def copies_with_autograd(weights: Any, masters: Any, optimizer: Any, loss: Any, scale: float) -> bool:
@@ -305,7 +272,7 @@ def copies_with_autograd(weights: Any, masters: Any, optimizer: Any, loss: Any, 
 
 
 GOOD_STEP = Answers(
-    right=[step_with(), tidy_step, clips_scaled],
+    right=[step_with(), clips_scaled, lambda **given: numpy.bool_(clips_scaled(**given))],
     wrong=[
         (step_with(step=False), "who calls `optimizer.step()`"),
         (step_with(unscale="never", clip="none"), "still scaled when the optimizer"),
@@ -325,7 +292,7 @@ GOOD_STEP = Answers(
         (step_with(clear_weights=False), "The weights' gradients are left behind"),
         (step_with(clear_masters=False), "The masters' gradients are left behind"),
         (step_with(factor=0.75), "what else changes them?"),
-        (second_step_fails(), "The first step is right, the second is not"),
+        (second_step_fails, "The first step is right, the second is not"),
         (copies_with_autograd, "put it under torch.no_grad()"),
     ],
 )

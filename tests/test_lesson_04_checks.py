@@ -190,7 +190,7 @@ def vocabularies(table: Any, half: int = 500_000) -> list[tuple[int, int]]:
 
 
 def meeting(rows: list[tuple[int, int]], low: int = 0, high: int = 0) -> tuple[int, int]:
-    """What all rows have in common, its ends moved."""
+    """The interval that all rows have in common, its ends moved."""
     return max(one for one, _ in rows) + low, min(one for _, one in rows) + high
 
 

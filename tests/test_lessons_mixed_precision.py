@@ -271,7 +271,7 @@ def test_a_step_is_timed_and_told_beside_the_first() -> None:
 
 
 WAYS = {name: TrainingRun("gpt2", 4, 1024, name, attention="efficient") for name in ("fp32", "tf32", "amp-bf16")}
-"""What lesson 03 times, or nearly."""
+"""The runs that lesson 03 times, or nearly."""
 
 
 @pytest.mark.parametrize(

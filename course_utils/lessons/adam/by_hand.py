@@ -15,7 +15,7 @@ from course_utils.measuring.carrying import tensors_in
 Point = tuple[float, float]
 
 START: Point = (-10.0, 2.0)
-"""Where every walk begins, in the valley's own axes: far out along it, and up one wall."""
+"""The start of every walk, in the valley's own axes: far out along it, and up one wall."""
 
 
 # ---------------------------------------------------------------------------------------------- a valley to walk down
@@ -60,7 +60,7 @@ def _rotate(point: Point, degrees: float) -> Point:
 
 @dataclass
 class Memory:
-    """What an optimizer remembers of one coordinate from step to step; both are zero before the first."""
+    """The states of one coordinate that an optimizer keeps from step to step; both are zero before the first."""
 
     m: float = 0.0
     v: float = 0.0
@@ -68,7 +68,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Knobs:
-    """What one chooses: the learning rate η, how much of m and of v is kept from step to step (β1, β2), and ε."""
+    """The choices: the learning rate η, how much of m and of v is kept from step to step (β1, β2), and ε."""
 
     rate: float
     beta1: float = 0.9

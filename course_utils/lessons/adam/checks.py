@@ -268,7 +268,7 @@ def gpt2_shapes() -> list[int]:
 
 @dataclass(frozen=True)
 class Trial:
-    """What a short training with somebody's optimizer showed.
+    """The result of a short training with somebody's optimizer.
 
     `kept` counts the bytes that survive from one step to the next: those that the optimizer holds, and `hidden` ones,
     which its last step reads from anywhere else (an attribute of a weight, a global, a closure). What it holds `grows`
@@ -431,7 +431,7 @@ def _counting_parameters(parameters: Sequence[torch.Tensor], rate: float) -> Any
 
 
 def _distance(one: Trial, other: Trial) -> float:
-    """How far the weights of two trainings are apart, all of them together."""
+    """The squared distance between the weights of two trainings."""
     return sum((a - b).double().square().sum().item() for a, b in zip(one.weights, other.weights, strict=True))
 
 

@@ -33,7 +33,7 @@ def walker(optimizer: str = "Adam", rate: float = 0.5, beta1: float = 0.9, beta2
 
 
 class Walker(Explorable):
-    """What `walker` shows; `.path` is the walk that has been chosen, `.valley` what it goes down."""
+    """The widget of `walker`; `.path` is the walk that has been chosen, `.valley` is where it goes down."""
 
     invitation = "Sliders for a walk down the valley: run this cell to use them."
 

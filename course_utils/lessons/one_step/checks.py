@@ -62,7 +62,7 @@ STATE_MISTAKES: Mistakes = {
         lambda per: 8 in (per["momentum"], per["variance"])
     ),
 }
-"""What to say where the bytes per parameter meet a condition."""
+"""Messages, each with a condition on the bytes per parameter; the first that holds is said."""
 
 
 @exercise("01.1", "Five tensors a parameter, each in its own precision, and it holds for any N.")
@@ -345,7 +345,7 @@ def memory_while_training(train: Callable[..., object], batches: int = 6) -> lis
 
 
 def _watched(train: Callable[..., object], batches: int) -> tuple[list[int], int]:
-    """What `memory_while_training` returns, and the bytes at the peak without the inputs, by the course's tracker."""
+    """The bytes of `memory_while_training`, and those at the peak without the inputs, by the course's tracker."""
     model, data, optimizer = small_training(batches)
     with Tracker("cpu") as tracker:
         tracker.watch(model, list)
@@ -475,7 +475,7 @@ HIDDEN_RUNS = (
     TrainingRun("gpt2", 1, 512, "bf16-master"),
     TrainingRun("gpt2", 3, 256, "fp32", attention="efficient", recompute="full"),
 )
-"""Chosen so that no shortcut works: equal tokens in unlike batches; neither peaks nor lengths tell who recomputes."""
+"""Chosen so that no shortcut works: equal tokens in unlike batches, and peaks and lengths do not show who recomputes."""
 
 
 class Suspect(NamedTuple):

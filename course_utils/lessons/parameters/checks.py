@@ -226,7 +226,7 @@ EXPERTS: tuple[tuple[Sizes, int, int], ...] = (
 
 
 def _experts(m: Sizes, E: int, chosen: int, routers: int = 1) -> tuple[int, int]:
-    """What is stored, and what is active."""
+    """The numbers of parameters that are stored and that are active."""
     one = 3 * m.h * m.ffn * m.L
     rest = _llama(*m) - one + routers * _router(m, E)
     return rest + E * one, rest + chosen * one

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from itertools import accumulate
 
 from course_utils.figures.axes import stop
-from course_utils.figures.canvas import INK, MARGIN, RULE, WIDTH, Canvas, Figure, contrast, text_width
+from course_utils.figures.canvas import MARGIN, RULE, WIDTH, Canvas, Figure, ink_on, text_width
 
 Parts = Mapping[str, int]
 
@@ -22,7 +22,7 @@ BAR, STEP, TOP = 38, 52, 34
 
 
 def shares(models: Mapping[str, Parts], title: str, *, to_scale: bool = False, alt: str | None = None) -> Figure:
-    """One bar for each model, cut into its parts: each bar 100 % wide, or `to_scale` of the largest.
+    """Draw one bar for each model, cut into its parts: each bar 100 % wide, or `to_scale` of the largest.
 
     Raises ValueError without a model, and for parts that have no color.
     """
@@ -57,25 +57,24 @@ def _legend(canvas: Canvas, names: set[str], y: float) -> None:
 
 
 def _bar(canvas: Canvas, parts: Parts, left: float, scale: float, y: float) -> float:
-    """Draws the segments, with their shares inside where there is room; returns where the bar ends."""
+    """Draw the segments, with their shares inside where there is room; return where the bar ends."""
     whole, ends = sum(parts.values()), [0, *accumulate(parts.values())]
     for (name, count), start in zip(parts.items(), ends, strict=False):
         x, width, fill, share = left + scale * start, scale * count, PART_COLOURS[name], percent(count, whole)
         canvas.rect(x, y, width, BAR, fill, f"{name}: {count:,} ({share})", data_parameters=count)
         if text_width(share, 12, bold=True) + 8 <= width:
-            ink = max((INK, "#FFFFFF"), key=lambda color: contrast(color, fill))
-            canvas.text(x + width / 2, y + 24, share, 12, ink, text_anchor="middle", font_weight="bold")
+            canvas.text(x + width / 2, y + 24, share, 12, ink_on(fill), text_anchor="middle", font_weight="bold")
     return left + scale * whole
 
 
 def percent(count: int, whole: int) -> str:
-    """A share with as many digits as tell something: "34 %", "2.9 %", "0.02 %"."""
+    """Return a share with at most two significant digits: "34 %", "2.9 %", "0.02 %"."""
     share = 100 * count / whole
     return f"{share:.0f} %" if share >= 9.95 else f"{share:.1f} %" if share >= 0.95 else f"{share:.2g} %"
 
 
 def spelled(count: int) -> str:
-    """A number of parameters as people say it: "124 M", "1.56 B"."""
+    """Return a number of parameters as people say it: "124 M", "1.56 B"."""
     for size, letter in ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K")):
         if count >= 0.9995 * size:
             value = count / size

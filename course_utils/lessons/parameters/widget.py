@@ -26,7 +26,7 @@ MLP_WIDTHS = ("8/3", "2.75", "3", "3.5", "4", "5.5")
 
 
 class ModelBuilder(Explorable):
-    """What `model_builder` shows; `.model` is the transformer that has been built."""
+    """The widget of `model_builder`; `.model` is the transformer that has been built."""
 
     invitation = "Sliders that build a model: run this cell to use them."
 
@@ -49,7 +49,7 @@ class ModelBuilder(Explorable):
 
     @property
     def model(self) -> TransformerConfig:
-        """The transformer that has been chosen. Raises ValueError, in words, for sizes that make none."""
+        """The transformer that has been chosen. Raises ValueError for sizes that make none."""
         chosen = {name: control.value for name, control in self.controls.items()}
         heads, group, experts = chosen["heads"], chosen["group"], chosen["experts"]
         if heads % group:
@@ -71,7 +71,7 @@ class ModelBuilder(Explorable):
         )
 
     def redraw(self) -> tuple[Figure, str]:
-        """The model's parts as a bar, and its count in words beside what 12Lh² would say."""
+        """Return the model's parts as a bar, and its count next to what 12Lh² would say."""
         model, parts = self.model, parameters.parts(self.model)
         N, rule = model.parameters, parameters.blocks_alone(model)
         largest = max(parts, key=parts.__getitem__)

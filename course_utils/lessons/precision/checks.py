@@ -80,7 +80,7 @@ READ_FORMATS = (NumberFormat("fp16", 5, 10, 2), NumberFormat("bf16", 8, 7, 2), N
 
 @exercise("03.2", "Every pattern of three formats, subnormal, infinite and not a number.")
 def read_bits(answer: Any) -> None:
-    """`answer(bits, e)` is the number that the text of bits stands for, with e exponent bits."""
+    """`answer(bits, e)` is the number that the text of bits means, with e exponent bits."""
     patterns = [(form, one) for form in READ_FORMATS for one in range(0, 2**form.bits, 331 if form.bits > 8 else 1)]
     for form, pattern in sorted(patterns, key=_normal_first):
         bits, wanted = f"{pattern:0{form.bits}b}", decode(form, pattern)
@@ -214,7 +214,7 @@ SCALE, RATE = 2.0**12, 0.5
 
 
 class Left(NamedTuple):
-    """What one step left behind: how far masters and weights moved, if it was said to be taken, gradients still there.
+    """The traces of one step: how far masters and weights moved, if it was said to be taken, gradients still there.
 
     `norm` is that of the masters.
     """
@@ -280,7 +280,7 @@ STEP_MISTAKES: Mistakes = {
     ),
     "The first step is right, the second is not.": lambda got, right: got.twice.off(right.twice),
 }
-"""What to say where the learner's steps and the right ones, in every situation, meet a condition; in this order."""
+"""Messages, each with a condition on the learner's steps and the right ones; the first that holds is said."""
 
 
 @exercise(
@@ -304,7 +304,7 @@ def good_step(answer: Any) -> None:
 
 
 def _in_every_situation(step: Callable[..., bool]) -> SimpleNamespace:
-    """What `step` leaves with small, tiny, large and infinite gradients, and twice in a row."""
+    """The traces of `step` with small, tiny, large and infinite gradients, and twice in a row."""
     sizes = {"small": 0.03, "tiny": 2.0**-27, "large": 1.5, "infinite": 100.0}
     return SimpleNamespace(**{name: _left(step, size) for name, size in sizes.items()}, twice=_left(step, 0.03, 2))
 

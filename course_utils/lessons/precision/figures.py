@@ -55,7 +55,7 @@ def _size_bars(canvas: Canvas, sizes: torch.Tensor, bottom: float) -> None:
 
 
 def _fp16_limits(canvas: Canvas, top: float, bottom: float) -> None:
-    """Where fp16 begins, where its normal numbers begin, and where it ends."""
+    """Mark the beginning of fp16, of its normal numbers, and its end."""
     for power in (-25, -14, 16):
         canvas.line(_at(power), top - 14, _at(power), bottom, INK, stroke_width=1.2, stroke_dasharray="5 3")
     limits = {"zero in fp16": (-25, "end", -6), "subnormal": (-19.5, "middle", 0), "normal in fp16": (-14, "start", 6)}

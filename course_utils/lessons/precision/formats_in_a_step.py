@@ -1,7 +1,7 @@
-"""Which number formats a measured step really used: per operation, per byte, and per parameter.
+"""The number formats that a measured step really used: per operation, per byte, and per parameter.
 
-A recording keeps no tensors but those of its peak: where one stands in for a simulation, these functions say
-`NOT_RECORDED` instead.
+A recording keeps no tensors but those of its peak: where one replaces a simulation, these functions say `NOT_RECORDED`
+instead.
 """
 
 from collections import Counter

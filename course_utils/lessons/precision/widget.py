@@ -36,7 +36,7 @@ def bit_flipper(form: str = "bf16", value: float = 1.0) -> "BitFlipper":
 
 
 class BitFlipper(Explorable):
-    """What `bit_flipper` shows: `.form` and `.pattern` are what has been chosen, `.value` the number they make.
+    """The widget of `bit_flipper`: `.form` and `.pattern` are what has been chosen, `.value` the number they make.
 
     Changing the format keeps the number asked for, rounded anew; flipping a bit makes another number.
     """
