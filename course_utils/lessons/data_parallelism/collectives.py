@@ -1,6 +1,6 @@
-"""Three ways to add up what every rank has, written with send and receive alone; every message is counted.
+"""Three ways to all-reduce, written with send and receive alone; every message is counted.
 
-Run by torchrun it is a program: each rank adds up with each of the three, and reports what it sent and what it got.
+Started by torchrun, each rank all-reduces in each of the three ways, and reports the bytes that it sent and received.
 """
 
 from collections.abc import Callable
@@ -11,8 +11,6 @@ import torch
 import torch.distributed as dist
 
 from course_utils.ranks.worker import report
-
-AfterStep = Callable[[], None] | None
 
 
 @dataclass(frozen=True)
@@ -43,7 +41,7 @@ class Wire:
         return work
 
     def receive(self, like: torch.Tensor, source: int) -> torch.Tensor:
-        """What `source` sent: a new tensor of the shape and dtype of `like`."""
+        """Receive from `source`: a new tensor of the shape and dtype of `like`."""
         arrived = torch.empty_like(like)
         dist.recv(arrived, source)
         self.received += arrived.nbytes
@@ -51,7 +49,7 @@ class Wire:
 
 
 def server_all_reduce(tensor: torch.Tensor, wire: Wire) -> None:
-    """`tensor` becomes the sum over all ranks: rank 0 is a server that collects, adds, and hands the sum out."""
+    """Replace `tensor` by the sum over all ranks: rank 0 is a server that collects, adds, and hands the sum out."""
     if wire.rank == 0:
         wire.step = 1
         for worker in range(1, wire.ranks):
@@ -66,7 +64,7 @@ def server_all_reduce(tensor: torch.Tensor, wire: Wire) -> None:
 
 
 def naive_all_reduce(tensor: torch.Tensor, wire: Wire) -> None:
-    """`tensor` becomes the sum over all ranks: everybody sends everything to everybody, and adds up what comes."""
+    """Replace `tensor` by the sum over all ranks: everybody sends everything to everybody, and adds up what comes."""
     wire.step = 1
     own, others = tensor.clone(), [rank for rank in range(wire.ranks) if rank != wire.rank]
     sending = [wire.start(own, other) for other in others]
@@ -76,10 +74,10 @@ def naive_all_reduce(tensor: torch.Tensor, wire: Wire) -> None:
         work.wait()
 
 
-def ring_all_reduce(tensor: torch.Tensor, wire: Wire, after_step: AfterStep = None) -> None:
-    """`tensor` becomes the sum over all ranks: its D parts travel around a ring.
+def ring_all_reduce(tensor: torch.Tensor, wire: Wire, after_step: Callable[[], None] | None = None) -> None:
+    """Replace `tensor` by the sum over all ranks: its D parts travel around a ring (Patarasuk and Yuan 2009).
 
-    Patarasuk and Yuan 2009. `after_step`, if given, is called after each of 2(D−1) steps.
+    `after_step`, if given, is called after each of 2(D−1) steps.
     """
     me, D = wire.rank, wire.ranks
     right, left = (me + 1) % D, (me - 1) % D
@@ -103,9 +101,9 @@ ELEMENTS = 120_000
 
 
 def part_by_part(wire: Wire) -> list[list[int]]:
-    """The ring with one number a part, 10^r on rank r: what each part holds at first and after each step.
+    """Numbers that each part holds at first and after each step of a ring with 10^r on rank r.
 
-    The digits of a number say whose contributions are in it. Up to 9 ranks.
+    The digits of a number show whose contributions are in it. Up to 9 ranks.
     """
     tensor = torch.full((wire.ranks,), float(10**wire.rank), dtype=torch.float64)
     seen = [[round(value) for value in tensor.tolist()]]
@@ -114,7 +112,7 @@ def part_by_part(wire: Wire) -> list[list[int]]:
 
 
 def one_rank() -> dict[str, Any]:
-    """What a rank finds: for each way what it sent and received, and whether the sum is that of torch's all_reduce."""
+    """This rank's bytes sent and received for each way, and True where its sum equals torch's all_reduce."""
     own = torch.randn(ELEMENTS, generator=torch.Generator().manual_seed(dist.get_rank()))
     wanted = own.clone()
     dist.all_reduce(wanted)
@@ -132,7 +130,7 @@ def one_rank() -> dict[str, Any]:
 
 
 def main() -> None:
-    """What one rank does."""
+    """Run all three ways on this rank, and report."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     report(one_rank())

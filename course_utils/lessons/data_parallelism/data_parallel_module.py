@@ -1,4 +1,4 @@
-"""torch.nn.DataParallel, watched: what its forward copies, and what threads can do at once."""
+"""torch.nn.DataParallel, watched: bytes that its forward copies, and the speed of its threads."""
 
 import copy
 import inspect
@@ -18,7 +18,6 @@ class WatchedDataParallel(nn.DataParallel):
     """DataParallel with its own `forward`, on the CPU: its four helpers copy and count instead of asking for GPUs.
 
     `bytes` holds what each helper would send from the first device to others, `calls` how often it was called.
-    Inherits because it is DataParallel's forward that is watched.
     """
 
     def __init__(self, module: nn.Module, devices: int) -> None:
@@ -55,13 +54,11 @@ class WatchedDataParallel(nn.DataParallel):
         self.bytes[helper] += sum(tensor.nbytes for tensor in sent)
 
 
-# ------------------------------------------------------------------------------------------- threads under the GIL
-
 ROUNDS, TRIES = 1_000_000, 15
 
 
 def python_work() -> None:
-    """A loop of Python: what a training step is between its kernels."""
+    """A loop of Python, as in a training step between its kernels."""
     total = 0
     for number in range(ROUNDS):
         total += number
@@ -69,27 +66,24 @@ def python_work() -> None:
 
 def in_threads(count: int) -> float:
     """Seconds until `count` threads have each done `python_work`; the best of a few tries."""
-    return min(_threads_once(count) for _ in range(TRIES))
-
-
-def _threads_once(count: int) -> float:
-    threads = [threading.Thread(target=python_work) for _ in range(count)]
-    began = perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return perf_counter() - began
+    times = []
+    for _ in range(TRIES):
+        threads = [threading.Thread(target=python_work) for _ in range(count)]
+        began = perf_counter()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        times.append(perf_counter() - began)
+    return min(times)
 
 
 def in_processes(count: int) -> float:
     """Seconds that the slowest of `count` processes took for the same work, starts not counted; the best of a few."""
-    return min(_processes_once(count) for _ in range(TRIES))
-
-
-def _processes_once(count: int) -> float:
     timed = "from time import perf_counter\nbegan = perf_counter()\npython_work()\nprint(perf_counter() - began)"
-    program = f"ROUNDS = {ROUNDS}\n{inspect.getsource(python_work)}\n{timed}"
-    command = [sys.executable, "-c", program]
-    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(count)]
-    return max(float(process.communicate()[0]) for process in processes)
+    command = [sys.executable, "-c", f"ROUNDS = {ROUNDS}\n{inspect.getsource(python_work)}\n{timed}"]
+    times = []
+    for _ in range(TRIES):
+        processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(count)]
+        times.append(max(float(process.communicate()[0]) for process in processes))
+    return min(times)

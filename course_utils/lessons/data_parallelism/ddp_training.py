@@ -4,8 +4,8 @@ have its own, else on CPUs (gloo).
     torchrun --standalone --nproc-per-node=2 -m course_utils.lessons.data_parallelism.ddp_training
 
 trains a small network under DistributedDataParallel and prints how long a step takes with many buckets, one, and none.
-In a notebook, `run_ranks` returns more: when each bucket was ready and when its mean was there, what was sent with and
-without `no_sync`, and whether gradients that accumulate lie in the buckets.
+In a notebook, `run_ranks` returns more: times at which each bucket was ready and reduced, bytes sent with and without
+`no_sync`, and bytes of accumulated gradients outside of the buckets.
 """
 
 import os
@@ -31,7 +31,7 @@ MICRO_BATCHES = 4
 
 
 def why_on_cpus() -> str:
-    """Why this machine's ranks run on its CPU; "" where each has its own GPU. NCCL refuses two ranks on one GPU."""
+    """The reason why ranks run on the CPU; "" where each has its own GPU. NCCL refuses two ranks on one GPU."""
     source, ranks = forced_source(), int(os.environ["LOCAL_WORLD_SIZE"])
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if source not in ("auto", "live"):
@@ -49,7 +49,7 @@ def device_of_rank() -> torch.device:
 
 
 def where(device: torch.device) -> str:
-    """Where the ranks run, for a figure's provenance."""
+    """Provenance: number of processes, and their devices."""
     place = "each on its own GPU (NCCL)" if device.type == "cuda" else "on this machine's CPU (gloo)"
     return f"{dist.get_world_size()} processes {place}"
 
@@ -64,7 +64,7 @@ def network(device: torch.device) -> nn.Sequential:
 
 
 def averaging(bucket: GradBucket) -> torch.futures.Future[list[torch.Tensor]]:
-    """A bucket's mean over all ranks, to be waited for: what DDP computes by itself."""
+    """A future of a bucket's mean over all ranks, as DDP computes it."""
     work = dist.all_reduce(bucket.buffer().div_(dist.get_world_size()), async_op=True)
     assert work is not None, "every rank is in the group"
     return work.get_future()
@@ -86,7 +86,7 @@ class Trace:
         self.buckets, self.zero = [], self.mark()
 
     def mark(self) -> Any:
-        """Now: a number, or on a GPU an event that will have a time when the GPU gets there."""
+        """The time now: a number, or on a GPU an event that it records in the order of its work."""
         if not self.cuda:
             return perf_counter()
         event = torch.cuda.Event(enable_timing=True)
@@ -110,8 +110,7 @@ class Trace:
 
     def seconds(self) -> list[dict[str, float]]:
         """The buckets in the order in which they left, with times in seconds."""
-        times = ("ready", "done")
-        return [noted | {name: self.since_begin(noted[name]) for name in times} for noted in self.buckets]
+        return [noted | {at: self.since_begin(noted[at]) for at in ("ready", "done")} for noted in self.buckets]
 
 
 def replica(device: torch.device, bucket_mb: float = BUCKET_MB) -> tuple[DistributedDataParallel, Trace]:
@@ -122,13 +121,13 @@ def replica(device: torch.device, bucket_mb: float = BUCKET_MB) -> tuple[Distrib
 
 
 def samples(device: torch.device, count: int = SAMPLES) -> torch.Tensor:
-    """This rank's own data: what the network has to give back."""
+    """This rank's own data, which the network learns to reproduce."""
     generator = torch.Generator().manual_seed(dist.get_rank())
     return torch.randn(count, WIDTH, generator=generator).to(device)
 
 
 def traced_step(device: torch.device, bucket_mb: float = BUCKET_MB, synchronized: bool = True) -> dict[str, Any]:
-    """Of a few steps the one of median length: when forward and backward ended, in seconds, and its buckets."""
+    """The median of a few steps: seconds until forward and backward ended, and its buckets."""
     (model, trace), batch, steps = replica(device, bucket_mb), samples(device), []
     for _ in range(WARM_UP + TIMED):
         dist.barrier()
@@ -147,7 +146,7 @@ def traced_step(device: torch.device, bucket_mb: float = BUCKET_MB, synchronized
 
 
 def accumulated(device: torch.device, with_no_sync: bool) -> tuple[int, torch.Tensor]:
-    """Bytes that this rank handed over to be reduced for one batch in several micro-batches, and its first gradient."""
+    """Bytes that this rank sent for one batch in several micro-batches, and its first gradient."""
     model, trace = replica(device)
     parts = samples(device).chunk(MICRO_BATCHES)
     for index, part in enumerate(parts):
@@ -161,9 +160,9 @@ def accumulated(device: torch.device, with_no_sync: bool) -> tuple[int, torch.Te
 
 
 def beside_buckets(device: torch.device, set_to_none: bool, steps: int = 3) -> int:
-    """Bytes of gradients that lie outside of DDP's buckets after a backward under `no_sync`, with gradients as views.
+    """Bytes of gradients outside of DDP's buckets after a backward under `no_sync`, with gradients as views.
 
-    In the last of some steps, between which `zero_grad(set_to_none)` clears: DDP arranges its buckets in the first two.
+    `zero_grad(set_to_none)` clears between steps; the last one counts, as DDP arranges its buckets in the first two.
     """
     model = DistributedDataParallel(network(device), gradient_as_bucket_view=True)
     weights, batch, outside = list(model.parameters()), samples(device, 8), 0
@@ -186,7 +185,7 @@ def beside_buckets(device: torch.device, set_to_none: bool, steps: int = 3) -> i
 
 
 def one_rank(device: torch.device) -> dict[str, Any]:
-    """What a rank finds: steps with small buckets, with one for all and with none, and the bytes of accumulation."""
+    """This rank's steps with small buckets, with one for all and with none, and its bytes of accumulation."""
     each, every = accumulated(device, with_no_sync=False)
     once, last = accumulated(device, with_no_sync=True)
     return {
@@ -202,7 +201,7 @@ def one_rank(device: torch.device) -> dict[str, Any]:
 
 
 def main() -> None:
-    """What one rank does; rank 0 prints it unless a notebook waits for it."""
+    """Run the steps on this rank, and report; without a notebook rank 0 prints them."""
     torch.set_num_threads(1)
     device = device_of_rank()
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")

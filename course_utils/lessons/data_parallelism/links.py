@@ -1,6 +1,6 @@
-"""What a message costs, α + β·n seconds for n bytes: fitted to measured times, carried on to rings of many ranks.
+"""Time of a message, α + β·n seconds for n bytes: fitted to measured times, extrapolated to rings of many ranks.
 
-Standard library alone. (Hockney 1994 for the model; Thakur et al. 2005 for what it gives for collectives.)
+Standard library alone. (Hockney 1994 for the model; Thakur et al. 2005 for collectives.)
 """
 
 from collections.abc import Sequence
@@ -53,26 +53,21 @@ def fit_link(measured: Sequence[tuple[float, Sequence[float]]]) -> Link:
     """The link whose α + β·n is closest to the medians of measured times, given as (bytes, seconds of each try).
 
     Least squares of errors relative to the line, or the largest message alone would decide: weighted by the line found
-    before, until it settles. Raises ValueError for fewer than three different sizes, which leave nothing to tell the
-    uncertainty from.
+    before, until it converges. Raises ValueError for fewer than three different sizes, which leave no uncertainty.
     """
     if len({size for size, _ in measured}) < 3:
         raise ValueError("a link is fitted to three different sizes or more")
     points = [(size, median(times)) for size, times in measured]
     link = _weighted(points, [seconds for _, seconds in points])
-    for _ in range(ROUNDS):
-        # a tenth of what was measured at least: a line that comes near zero somewhere is not to be held to it there
+    for _ in range(50):  # more than enough to converge
+        # at least a tenth of the measured time: where a line comes near zero, errors would weigh too much
         expected = [max(link.alpha + link.beta * size, 0.1 * seconds) for size, seconds in points]
         link = _weighted(points, expected)
     return link
 
 
-ROUNDS = 50
-"""More than enough: each round brings the line several times nearer to where it settles."""
-
-
 def _weighted(points: Sequence[tuple[float, float]], expected: Sequence[float]) -> Link:
-    """Least squares with each error divided by what is expected there, in closed form, and its covariances."""
+    """Least squares with each error divided by the expected time, in closed form, and its covariances."""
     rows = [(1 / scale, size / scale, seconds / scale) for (size, seconds), scale in zip(points, expected, strict=True)]
     w, wx, wxx = sum(one**2 for one, _, _ in rows), sum(one * x for one, x, _ in rows), sum(x**2 for _, x, _ in rows)
     wy, wxy = sum(one * y for one, _, y in rows), sum(x * y for _, x, y in rows)

@@ -39,12 +39,12 @@ def timed(size: int) -> list[float]:
 
 
 def one_rank() -> dict[str, Any]:
-    """What a rank finds: seconds by size, largest size last."""
+    """Seconds of each message by its size, largest size last."""
     return {"seconds": [[size, timed(size)] for size in SIZES]}
 
 
 def main() -> None:
-    """What one rank does."""
+    """Time all sizes on this rank, and report. Raises ValueError unless there are two ranks."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     if dist.get_world_size() != 2:

@@ -15,15 +15,12 @@ FRAME = 1200
 
 
 def ring_player(found: Sequence[Mapping[str, Any]], step: int = 1) -> "RingPlayer":
-    """Play what the ranks of `lessons.collectives` recorded of their ring, beginning at `step`, from 0.
-
-    Raises ValueError for a step that was not recorded.
-    """
+    """Play the ring that the ranks of `collectives` recorded, from `step` on. ValueError for a step not recorded."""
     return RingPlayer(found, step)
 
 
 class RingPlayer(Explorable):
-    """What `ring_player` shows."""
+    """The player that `ring_player` returns."""
 
     invitation = "A ring to step through: run this cell to play it."
 
@@ -37,12 +34,10 @@ class RingPlayer(Explorable):
         self.children = (self.play, *tuple(self.children))
 
     def redraw(self) -> tuple[Figure, str]:
-        """The ring after the chosen step, and what is sent in it."""
+        """The ring after the chosen step, and its number of messages."""
         step = self.controls["step"].value
-        sent = [message for one in self.found for message in one["steps"] if message["step"] == step]
-        words = (
-            f"{len(sent)} messages at once, one from each rank to its right neighbor." if sent else "Nothing sent yet."
-        )
+        sent = sum(message["step"] == step for one in self.found for message in one["steps"])
+        words = f"{sent} messages at once, one from each rank to its right neighbor." if sent else "Nothing sent yet."
         return ring_figure(self.found, step), words
 
     def _follow(self, change: Any) -> None:
