@@ -41,6 +41,15 @@ def _refuse_fp32(formula: str, run: TrainingRun) -> None:
     _refuse(formula, (run.precision.compute != 2, f"{run.precision.name}: it counts 16-bit activations"))
 
 
+def _states(N: int, D: int, stage: int, weight: int, gradient: int, optimizer: int) -> Parts:
+    """Bytes of states at so many bytes per parameter; stage 1 shards the optimizer's, 2 the gradients, 3 the weights."""
+    return {
+        "parameters": weight * N // (D if stage == 3 else 1),
+        "gradients": gradient * N // (D if stage >= 2 else 1),
+        "optimizer_states": optimizer * N // (D if stage >= 1 else 1),
+    }
+
+
 # ZeRO: Rajbhandari et al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models"
 
 
@@ -65,11 +74,7 @@ def zero_sharded_state_bytes(parameters: int, stage: int, ranks: int, optimizer_
     ZeRO, section 5 and table 1, which has 31.4, 16.6 and 1.9 GB for 7.5 billion parameters on 64 ranks. It leaves out
     what is gathered for a moment, buckets, and the padding of shards.
     """
-    return {
-        "parameters": 2 * parameters // (ranks if stage == 3 else 1),
-        "gradients": 2 * parameters // (ranks if stage >= 2 else 1),
-        "optimizer_states": optimizer_bytes * parameters // (ranks if stage >= 1 else 1),
-    }
+    return _states(parameters, ranks, stage, 2, 2, optimizer_bytes)
 
 
 def zero_run_state_bytes(run: TrainingRun) -> Parts:
@@ -80,14 +85,9 @@ def zero_run_state_bytes(run: TrainingRun) -> Parts:
     return zero_sharded_state_bytes(run.model.parameters, run.zero_stage, run.world_size)
 
 
-def zero_activation_elements(run: TrainingRun) -> int:
-    """Activation elements of a GPT-2-like model: 12 · h · b · s · L (ZeRO, section 3.2, footnote 3)."""
-    return 12 * run.model.hidden * run.micro_batch * run.seq_len * run.model.layers
-
-
 def zero_activation_bytes(run: TrainingRun) -> int:
-    """Bytes of those in 16-bit."""
-    return 2 * zero_activation_elements(run)
+    """Bytes in 16-bit of a GPT-2-like model's 12 · h · b · s · L activations (ZeRO, section 3.2, footnote 3)."""
+    return 2 * 12 * run.model.hidden * run.micro_batch * run.seq_len * run.model.layers
 
 
 def zero_checkpointed_bytes(run: TrainingRun) -> int:
@@ -261,14 +261,10 @@ def cookbook_parts(run: TrainingRun) -> Parts:
     formula = "EleutherAI's cookbook"
     _refuse_what_none_covers(formula, run)
     _refuse(formula, (run.tensor_parallel > 1, "tensor parallelism without pipeline stages, as the course has it"))
-    N, D, stage = cookbook_parameter_count(run), run.world_size, run.zero_stage
+    stage, element = run.zero_stage, run.precision.compute
     s, b, h, L, a = run.seq_len, run.micro_batch, run.model.hidden, run.model.layers, run.model.heads
-    element = run.precision.compute
     scores = 5 * a * s * s * b * L if run.recompute == "none" else 0
-    return {
-        "parameters": element * N // (D if stage == 3 else 1),
-        "gradients": 4 * N // (D if stage >= 2 else 1),
-        "optimizer_states": 12 * N // (D if stage >= 1 else 1),
+    return _states(cookbook_parameter_count(run), run.world_size, stage, element, 4, 12) | {
         "communication": element * (500_000_000 * (stage >= 1) + 1_000_000_000 * (stage == 3)),
         "activations": 34 * s * b * h * L + scores,
     }
@@ -288,14 +284,10 @@ def llm_analysis_parts(run: TrainingRun) -> Parts:
     _refuse_what_none_covers(formula, run)
     _refuse_fp32(formula, run)
     _refuse(formula, (run.tensor_parallel > 1, "tensor parallelism as the course has it"))
-    N, D, stage = run.model.parameters, run.world_size, run.zero_stage
     sb, h, L, V = run.seq_len * run.micro_batch, run.model.hidden, run.model.layers, run.model.vocab
-    return {
-        "parameters": 2 * N // (D if stage == 3 else 1),
-        "gradients": 4 * N // (D if stage >= 2 else 1),
-        "optimizer_states": 12 * N // (D if stage >= 1 else 1),
-        "activations": L * _llm_analysis_block_bytes(run) + 2 * sb * V + 4 * sb * h,
-    }
+    activations = L * _llm_analysis_block_bytes(run) + 2 * sb * V + 4 * sb * h
+    states = _states(run.model.parameters, run.world_size, run.zero_stage, 2, 4, 12)
+    return states | {"activations": activations}
 
 
 def _llm_analysis_block_bytes(run: TrainingRun) -> int:
@@ -345,19 +337,10 @@ def playbook_figure_parts(run: TrainingRun) -> Parts:
     """
     formula = "the Ultra-Scale Playbook's figure"
     _refuse_what_none_covers(formula, run)
-    N, D, stage, c = _playbook_figure_parameters(run), run.world_size, run.zero_stage, run.precision.compute
-    states = 8 + (4 if c == 2 else 0)
-    return {
-        "parameters": c * N // (D if stage == 3 else 1),
-        "gradients": c * N // (D if stage >= 2 else 1),
-        "optimizer_states": states * N // (D if stage >= 1 else 1),
-        "activations": _playbook_figure_activation_bytes(run),
-    }
-
-
-def _playbook_figure_parameters(run: TrainingRun) -> int:
-    h, L = run.model.hidden, run.model.layers
-    return h * (run.model.vocab + run.seq_len) + L * (12 * h * h + 13 * h) + 2 * h
+    h, L, c = run.model.hidden, run.model.layers, run.precision.compute
+    N = h * (run.model.vocab + run.seq_len) + L * (12 * h * h + 13 * h) + 2 * h
+    states = _states(N, run.world_size, run.zero_stage, c, c, 12 if c == 2 else 8)
+    return states | {"activations": _playbook_figure_activation_bytes(run)}
 
 
 def _playbook_figure_activation_bytes(run: TrainingRun) -> int:
@@ -476,15 +459,16 @@ def _total(parts: Callable[[TrainingRun], Parts]) -> Callable[[TrainingRun], int
     return lambda run: sum(parts(run).values())
 
 
-def _korthikanti_blocks(run: TrainingRun) -> int:
-    return korthikanti_parts(run)["blocks"]
-
-
 FORMULAS = (
     Formula("ZeRO: states", "states", "Rajbhandari et al. 2020, section 3.1", _total(zero_run_state_bytes)),
     Formula("ZeRO: 12hbsL", "activations", "the same, section 3.2", lambda run: zero_bytes(run)["activations"]),
     Formula("ZeRO: all", "total", "the same, section 3", _total(zero_bytes)),
-    Formula("Korthikanti: blocks", "activations", "Korthikanti et al. 2022, table 2", _korthikanti_blocks),
+    Formula(
+        "Korthikanti: blocks",
+        "activations",
+        "Korthikanti et al. 2022, table 2",
+        lambda run: korthikanti_parts(run)["blocks"],
+    ),
     Formula("Korthikanti: all", "activations and loss", "the same, section 4.3", _total(korthikanti_parts)),
     Formula("Megatron-LM", "total", "theoretical_memory_usage.py", _total(megatron_parts)),
     Formula("EleutherAI cookbook", "total", "calc_transformer_mem.py", _total(cookbook_parts)),

@@ -99,7 +99,8 @@ def rank_0_states(run: TrainingRun) -> Totals:
     shard like this (see `check_fsdp`).
     """
     if run.zero_stage < 2:
-        states = zero_1_optimizer_bytes(run) if run.zero_stage else optimizer_state_bytes(run)
+        share = (run.model, run.world_size, run.precision, run.optimizer)
+        states = _zero_1_optimizer_bytes(*share) if run.zero_stage else optimizer_state_bytes(run)
         gradients = 0 if run.bucket_view else gradient_bytes(run)
         gradients += sum(bucket_sizes(run)) if run.bucket_view else 0
         return {"parameters": parameter_bytes(run), "gradients": gradients, "optimizer_states": states}
@@ -107,7 +108,7 @@ def rank_0_states(run: TrainingRun) -> Totals:
     return {
         "parameters": outer.parameter_bytes + layers * block.parameter_bytes,
         "gradients": outer.gradient_bytes + layers * block.gradient_bytes,
-        "optimizer_states": fsdp_optimizer_bytes(run),
+        "optimizer_states": _fsdp_optimizer_bytes(run.model, run.world_size, run.precision, run.optimizer),
     }
 
 
@@ -178,11 +179,6 @@ def zero_1_share(model: TransformerConfig, ranks: int) -> Mapping[str, Shape]:
     """The first of `zero_1_shares`, rank 0's, which estimates ask for again and again."""
     _check_ranks(ranks)
     return _zero_1_shares(model, ranks)[0]
-
-
-def zero_1_optimizer_bytes(run: TrainingRun) -> int:
-    """Bytes of the optimizer's states on rank 0 with ZeRO-1: of its share of whole tensors only."""
-    return _zero_1_optimizer_bytes(run.model, run.world_size, run.precision, run.optimizer)
 
 
 @lru_cache(maxsize=256)
@@ -294,14 +290,9 @@ def shard_shape(shape: Shape, ranks: int) -> Shape:
     return (-(-shape[0] // ranks), *shape[1:])
 
 
-def fsdp_optimizer_bytes(run: TrainingRun) -> int:
-    """Bytes of the optimizer's states on rank 0: of its shards. The fp32 shards are themselves the master weights."""
-    return _fsdp_optimizer_bytes(run.model, run.world_size, run.precision, run.optimizer)
-
-
 @lru_cache(maxsize=256)
 def _fsdp_optimizer_bytes(model: TransformerConfig, ranks: int, precision: Precision, optimizer: Optimizer) -> int:
-    """Of one block's shards for all of them: what is kept of a tensor depends on its shape alone."""
+    """Bytes of the optimizer's states of rank 0's shards; the fp32 shards are themselves the master weights."""
     precision = dataclasses.replace(precision, master=0)
     outer, block = (
         _kept_bytes(precision, optimizer, {name: shard_shape(shape, ranks) for name, shape in shapes.items()})
