@@ -475,7 +475,7 @@ HIDDEN_RUNS = (
     TrainingRun("gpt2", 1, 512, "bf16-master"),
     TrainingRun("gpt2", 3, 256, "fp32", attention="efficient", recompute="full"),
 )
-"""Chosen so that no shortcut works: equal tokens in unlike batches, and peaks and lengths do not show who recomputes."""
+"""Chosen so that no shortcut works: equal tokens in unlike batches; no peak or length shows who recomputes."""
 
 
 class Suspect(NamedTuple):
