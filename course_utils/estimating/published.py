@@ -42,7 +42,7 @@ def _refuse_fp32(formula: str, run: TrainingRun) -> None:
 
 
 def _states(N: int, D: int, stage: int, weight: int, gradient: int, optimizer: int) -> Parts:
-    """Bytes of states at so many bytes per parameter; stage 1 shards the optimizer's, 2 the gradients, 3 the weights."""
+    """Bytes of states at these bytes per parameter: stage 1 shards the optimizer's, 2 the gradients, 3 the weights."""
     return {
         "parameters": weight * N // (D if stage == 3 else 1),
         "gradients": gradient * N // (D if stage >= 2 else 1),
