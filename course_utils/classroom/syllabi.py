@@ -2,8 +2,8 @@
 
 import json
 import re
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from ..interactive.course_files import ROOT, numbered
 
@@ -12,9 +12,8 @@ EXERCISE = re.compile(r"^## (\d+) · .+\n\*\*Difficulty\*\* \S+ · \*\*(\d+) min
 TITLE = re.compile(r"^# \d\d · (.+)$", re.MULTILINE)
 
 
-@dataclass(frozen=True)
-class Lesson:
-    """What a lesson states: its file, its title, its minutes, and those of its exercises by number."""
+class Lesson(NamedTuple):
+    """The statements of a lesson: its file, its title, its minutes, and those of its exercises by number."""
 
     file: str
     title: str
@@ -28,8 +27,7 @@ and its minutes.
 """
 
 
-@dataclass(frozen=True)
-class Day:
+class Day(NamedTuple):
     """A syllabus, or a day of one: its title, the minutes that there are, why it is cut so, and its pieces in order."""
 
     title: str

@@ -22,7 +22,7 @@ LONGEST_MESSAGE = 300
 
 
 def main() -> int:
-    """Run the task on stdin, and write what each check said, after each of them, to what was stdout."""
+    """Run the task on stdin, and write the outcome of each check, after each of them, to what was stdout."""
     task = json.load(sys.stdin)
     if task["kind"] == "fence":
         from .walls import enclose
@@ -36,78 +36,62 @@ def main() -> int:
         nowhere = os.open(os.devnull, os.O_RDWR)
         for standard in (0, 1):
             os.dup2(nowhere, standard)
-        for name, outcome in run(task["cells"], importlib.import_module(task["checks"])):
-            results.write(json.dumps({"exercise": name, **outcome}) + "\n")
+        for outcome in run(task["cells"], importlib.import_module(task["checks"])):
+            results.write(json.dumps(outcome) + "\n")
             results.flush()
     return 0
 
 
 def limit(memory: int, seconds: float) -> None:
     """Let the system end this process, or refuse it, beyond these bytes of memory, this processor time, a file of
-    100 MB. Where the system has no such limits (Windows), only the time-out of whoever started this process holds.
+    100 MB. Where the system has no such limits (Windows), only the time-out of the process that started it holds.
     """
     if sys.platform == "win32":
         return
     import resource
 
-    for what, most in (
-        (resource.RLIMIT_AS, memory),
-        (resource.RLIMIT_CPU, int(seconds) + 1),
-        (resource.RLIMIT_FSIZE, 100_000_000),
-        (resource.RLIMIT_CORE, 0),
-    ):
+    limits = {"AS": memory, "CPU": int(seconds) + 1, "FSIZE": 100_000_000, "CORE": 0}
+    for name, most in limits.items():
         with contextlib.suppress(ValueError):  # the machine allows less than that already
-            resource.setrlimit(what, (most, most))
+            resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (most, most))
 
 
-def run(cells: list[dict[str, str]], checks: ModuleType) -> Iterator[tuple[str, dict[str, str]]]:
+def run(cells: list[dict[str, str]], checks: ModuleType) -> Iterator[dict[str, str]]:
     """The outcome of each check, in order: `cells` have "source", and "exercise" where they are checks."""
     from IPython.core.interactiveshell import InteractiveShell
 
-    genuine = {module: dict(vars(module)) for module in _our_modules()}
+    ours = [module for name, module in sys.modules.items() if name.partition(".")[0] == "course_utils"]
+    genuine = [(module, dict(vars(module))) for module in ours]
     shell = InteractiveShell.instance()
     if shell.history_manager is not None:
         shell.history_manager.enabled = False
     for cell in cells:
-        name = cell.get("exercise", "")
-        if name:
-            for module, names in genuine.items():
+        if "exercise" in cell:
+            for module, names in genuine:
                 vars(module).update(names)
             shell.user_ns["check"] = checks
-        with _silence() as said:
+        said = Shortened()
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(Shortened()):
             result = shell.run_cell(cell["source"], store_history=False)
-        if name:
-            yield name, outcome(result.error_before_exec or result.error_in_exec, said.getvalue())
+        if "exercise" in cell:
+            state, words = outcome(result.error_before_exec or result.error_in_exec, said.getvalue())
+            yield {"exercise": cell["exercise"], "state": state, "said": words[:LONGEST_MESSAGE]}
 
 
-def _our_modules() -> list[ModuleType]:
-    return [module for name, module in sys.modules.items() if name.partition(".")[0] == "course_utils"]
-
-
-def outcome(error: BaseException | None, said: str) -> dict[str, str]:
-    """What a check's end means, and its words for the learner."""
+def outcome(error: BaseException | None, said: str) -> tuple[str, str]:
+    """The state of an exercise after its check, and the message for the learner."""
     from ..interactive.feedback import CheckFailed, NotSolved
 
     if error is None:
-        return {"state": "passed" if said.lstrip().startswith("✓") else "not checked", "said": ""}
-    words = " ".join(str(error).split())[:LONGEST_MESSAGE]
+        return "passed" if said.lstrip().startswith("✓") else "not checked", ""
+    words = " ".join(str(error).split())
     if isinstance(error, NotSolved):
-        return {"state": "not solved", "said": words}
-    if isinstance(error, CheckFailed):
-        return {"state": "not right", "said": words}
-    return {"state": "error", "said": f"{type(error).__name__}: {words}"[:LONGEST_MESSAGE]}
-
-
-@contextlib.contextmanager
-def _silence() -> Iterator[io.StringIO]:
-    """Keep what is printed, up to what a person would read; figures and widgets go nowhere."""
-    said = Shortened()
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(io.StringIO()):
-        yield said
+        return "not solved", words
+    return ("not right", words) if isinstance(error, CheckFailed) else ("error", f"{type(error).__name__}: {words}")
 
 
 class Shortened(io.StringIO):
-    """Keeps the first letters and forgets the rest, so that endless printing fills no memory."""
+    """Keeps the first characters, as many as a person would read, so that endless printing fills no memory."""
 
     def write(self, text: str, /) -> int:
         if self.tell() < 10_000:
