@@ -16,7 +16,7 @@ from counting import calls
 
 from course_utils import TrainingRun, estimate
 from course_utils import figures as plots
-from course_utils.authoring import pictures
+from course_utils.authoring.pages import gpt2_xl_stack
 from course_utils.breakdown import KINDS, MemoryBreakdown
 from course_utils.figures import COLOURS, Figure, Segment
 from course_utils.figures.axes import OVER, UNDER
@@ -460,29 +460,12 @@ def test_a_figure_is_saved_as_svg(tmp_path):
         figure.save(tmp_path / "bars.png")
 
 
-def test_the_pictures_of_the_front_page_are_what_the_course_would_draw_now():
-    assert pictures.check(ROOT) == []
-    assert all(
-        f"({pictures.FOLDER.as_posix()}/{name})" in (ROOT / "README.md").read_text() for name in pictures.PICTURES
-    )
-
-
-def test_a_picture_that_no_longer_agrees_is_named_and_drawn_anew(tmp_path):
-    assert pictures.draw(tmp_path) == pictures.check(tmp_path) == [], "a tree without a front page has no pictures"
-    (tmp_path / "README.md").write_text("![A stack.](docs/images/gpt2-xl-stack.svg)")
-    missing = ["docs/images/gpt2-xl-stack.svg is not what would be drawn now"]
-    assert pictures.check(tmp_path) == missing
-    (path,) = pictures.draw(tmp_path)
-    assert pictures.check(tmp_path) == []
-    path.write_text(path.read_text(encoding="utf-8").replace("134.5 GB", "41 GB"), encoding="utf-8")
-    assert pictures.check(tmp_path) == missing
-
-
 def test_the_front_picture_shows_the_estimates_beside_a_card_of_32_gb():
     run = TrainingRun("gpt2-xl", micro_batch=32, seq_len=1024)
     ways = [{}, {"recompute": "full"}, {"recompute": "full", "precision": "bf16-master"}]
     ways += [{**ways[-1], "loss_chunks": 8}, {**ways[-1], "micro_batch": 4, "accumulation_steps": 8}]
-    figure = pictures.gpt2_xl_stack()
+    figure = gpt2_xl_stack()
+    assert (ROOT / "docs/images/gpt2-xl-stack.svg").read_text(encoding="utf-8") == figure.svg
     drawn = sum(int(bar.attrib["data-bytes"]) for bar in shapes(figure, "rect", "data-bytes"))
     assert drawn == sum(estimate(run.replace(**way)).total for way in ways)
     verdicts = {text for text in texts(figure) if text.endswith((" free", " too much"))}
