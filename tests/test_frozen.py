@@ -82,20 +82,15 @@ def test_nf4_takes_the_nearest_of_its_values():
     assert torch.equal(unpack(packed).view(4, 64), nearest.to(torch.uint8))
 
 
-def test_values_of_the_code_itself_come_back_exactly():
-    code = torch.tensor(nf4_code())
+def test_values_of_the_code_itself_and_zeros_come_back_exactly():
+    code, pairs = torch.tensor(nf4_code()), nf4_pairs(torch.float32, torch.device("cpu"))
     linear = nn.Linear(64, 2, bias=False)
     linear.weight.data = torch.stack((code.repeat(4) * 0.5, code.flip(0).repeat(4) * 4))
-    layer = FrozenLinear(linear, 4, torch.float32, nf4_pairs(torch.float32, torch.device("cpu")))
-    assert torch.equal(layer.dense_weight(), linear.weight)
-
-
-@pytest.mark.parametrize("bits", [8, 4])
-def test_a_weight_of_zeros_stays_zero(bits):
-    linear = nn.Linear(64, 64, bias=False)
+    assert torch.equal(FrozenLinear(linear, 4, torch.float32, pairs).dense_weight(), linear.weight)
     nn.init.zeros_(linear.weight)
-    pairs = nf4_pairs(torch.float32, torch.device("cpu")) if bits == 4 else None
-    assert not FrozenLinear(linear, bits, torch.float32, pairs).dense_weight().any()
+    for bits in (8, 4):
+        dense = FrozenLinear(linear, bits, torch.float32, pairs if bits == 4 else None).dense_weight()
+        assert not dense.any()
 
 
 def test_a_size_that_is_no_multiple_of_64_is_filled_up():
@@ -105,23 +100,16 @@ def test_a_size_that_is_no_multiple_of_64_is_filled_up():
 
 
 @pytest.mark.parametrize("bits", [8, 4])
-def test_output_and_gradient_are_those_of_the_dense_weight(bits):
-    layer = frozen(bits)
+def test_output_and_gradient_are_those_of_the_dense_weight_and_autograd_keeps_neither_input_nor_weight(bits):
+    layer, kept = frozen(bits), list[torch.Tensor]()
     x = torch.randn(2, 5, 128, requires_grad=True)
-    y = layer(x)
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
+        y = layer(x)
+    assert not kept
     assert torch.equal(y, F.linear(x, layer.dense_weight(), layer.bias))
     (gradient,) = torch.autograd.grad(y.square().sum(), x)
     (expected,) = torch.autograd.grad(F.linear(x, layer.dense_weight(), layer.bias).square().sum(), x)
     torch.testing.assert_close(gradient, expected)
-
-
-@pytest.mark.parametrize("bits", [8, 4])
-def test_autograd_keeps_neither_the_input_nor_a_16_bit_weight(bits):
-    kept: list[torch.Tensor] = []
-    layer = frozen(bits)
-    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda tensor: tensor):
-        assert layer(torch.randn(5, 128, requires_grad=True)).requires_grad
-    assert not kept
 
 
 @pytest.mark.parametrize("bits", [16, 8, 4])
@@ -151,9 +139,6 @@ def test_frozen_logits_are_closer_with_more_bits():
 
     error = {bits: float((logits(bits) - logits(None)).abs().mean()) for bits in (16, 8, 4)}
     assert error[16] < error[8] < error[4]
-
-
-def test_other_bits_are_refused():
     with pytest.raises(ValueError, match="16, 8 or 4 bits, not in 5"):
         freeze(build_network(tiny("llama"), "eager"), 5, torch.bfloat16)
 

@@ -43,21 +43,16 @@ def test_pieces_cost_one_more_product_with_the_head(chunks):
             loss = chunked_loss(features, head, targets, pieces) if pieces > 1 else loss_of(head(features), targets)
             loss.backward()
         counted.append(counter.get_total_flops())
-    model = tiny("gpt2", hidden=16, vocab=50)
-    assert counted[1] - counted[0] == chunked_loss_flops(
-        TrainingRun(model, 2, 24, loss_chunks=chunks, attention="eager")
-    )
+    run = TrainingRun(tiny("gpt2", hidden=16, vocab=50), 2, 24, loss_chunks=chunks, attention="eager")
+    assert counted[1] - counted[0] == chunked_loss_flops(run)
 
 
 def test_a_last_piece_that_is_smaller_counts_for_less():
     features, head, targets = features_head_targets()
     with torch.no_grad():
-        head.weight[targets[-1, -1]] = (
-            -100 * features[-1, -1]
-        )  # one token that is very wrong, alone with 7 others at the end
+        head.weight[targets[-1, -1]] = -100 * features[-1, -1]  # very wrong, alone with 7 others at the end
     plain = loss_of(head(features), targets)
-    pieces_of = 10
-    assert targets.numel() % pieces_of == 8
+    assert targets.numel() % 10 == 8
     torch.testing.assert_close(chunked_loss(features, head, targets, 5), plain, rtol=1e-14, atol=0)
 
 
@@ -97,10 +92,8 @@ def test_the_logits_of_one_piece_live_at_a_time(chunks):
 def test_training_with_a_loss_in_pieces_follows_the_plain_one(family, accumulation_steps):
     def losses(chunks: int) -> list[float]:
         torch.manual_seed(0)
-        model = tiny(family, dropout=0.0)
-        run = TrainingRun(
-            model, 2, 32, "fp32", "adamw-loop", "eager", accumulation_steps=accumulation_steps, loss_chunks=chunks
-        )
+        run = TrainingRun(tiny(family, dropout=0.0), 2, 32, "fp32", "adamw-loop", "eager", "none", accumulation_steps)
+        run = run.replace(loss_chunks=chunks)
         training = Training(run, "cpu", simulated=False)
         for _ in range(3):
             training.step(Unwatched())

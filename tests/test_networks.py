@@ -92,6 +92,8 @@ def test_queries_keys_and_values_come_from_one_matrix_or_three():
     fused, separate = (attention_of(seeded(small(family=family, kv_heads=2))) for family in ("gpt2", "llama"))
     assert fused.qkv.out_features == 32 + 2 * 16 and not hasattr(fused, "k")
     assert separate.q.out_features == 32 and separate.k.out_features == separate.v.out_features == 16
+    gated, not_gated = MLP(small(mlp="swiglu"), 0.0), MLP(small(mlp="gelu"), 0.0)
+    assert [len(list(mlp.parameters())) for mlp in (gated, not_gated)] == [3, 2]
 
 
 # Arithmetic
@@ -167,6 +169,8 @@ def test_logits_are_what_the_formulas_say(name, attention):
     tokens = some_tokens(model)
     network = seeded(model, attention)
     torch.testing.assert_close(network(tokens).double(), plain(network, tokens), rtol=2e-4, atol=2e-4)
+    features = network.features(tokens)
+    assert features.shape == (*tokens.shape, model.hidden) and torch.equal(network.head(features), network(tokens))
 
 
 @pytest.mark.parametrize("name", MIXED)
@@ -180,14 +184,6 @@ def test_recomputation_changes_no_gradient(name):
     for parameter, gradient in gradients[0].items():
         assert gradient is not None and gradient.abs().sum() > 0
         assert torch.equal(gradient, gradients[1][parameter])
-
-
-def test_logits_are_the_head_of_the_features():
-    network = seeded(MIXED["llama"])
-    tokens = some_tokens(network.model)
-    features = network.features(tokens)
-    assert features.shape == (*tokens.shape, network.model.hidden)
-    assert torch.equal(network.head(features), network(tokens))
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
@@ -316,8 +312,3 @@ def test_every_option_is_simulated_under_autocast(name):
     model = dataclasses.replace(MIXED[name], dropout=0.1)
     measured = simulate(TrainingRun(model, 2, 24, "amp-bf16", attention="flash"))
     assert measured.moments["end of forward"]["activations"] > measured.moments["end of forward"]["inputs"] > 0
-
-
-def test_an_mlp_is_gated_or_not():
-    gated, not_gated = MLP(small(mlp="swiglu"), 0.0), MLP(small(mlp="gelu"), 0.0)
-    assert [len(list(mlp.parameters())) for mlp in (gated, not_gated)] == [3, 2]
