@@ -10,7 +10,7 @@ from course_utils.figures.canvas import Figure
 from course_utils.interactive.widgets import Explorable, dropdown
 from course_utils.run import TrainingRun
 
-from .calculators import CALCULATORS, TERMS, Calculator, Truth, add_back, calculator, gaps
+from .calculators import CALCULATORS, TERMS, Truth, add_back, calculator, gaps
 from .figures import mended
 
 Cases = Mapping[str, tuple[TrainingRun, Truth]]
@@ -26,7 +26,7 @@ def mender(cases: Cases, calculator: str = "ZeRO") -> "Mender":
 
 
 class Mender(Explorable):
-    """What `mender` shows."""
+    """The widget of `mender`."""
 
     invitation = "A calculator to mend, term by term: run this cell to tick the terms."
 
@@ -36,32 +36,20 @@ class Mender(Explorable):
         self.cases = cases
         names = [one.name for one in CALCULATORS]
         first = calculator(name).name
-        super().__init__(
-            {
-                "calculator": dropdown("calculator", names, first),
-                "model": dropdown("model", cases, next(iter(cases))),
-                **{
-                    term.name: ipywidgets.Checkbox(value=False, description=term.name, tooltip=term.why, indent=False)
-                    for term in TERMS
-                },
-            }
-        )
+        boxes = {
+            term.name: ipywidgets.Checkbox(value=False, description=term.name, tooltip=term.why, indent=False)
+            for term in TERMS
+        }
+        calculators, models = dropdown("calculator", names, first), dropdown("model", cases, next(iter(cases)))
+        super().__init__({"calculator": calculators, "model": models, **boxes})
 
     @property
     def terms(self) -> list[str]:
         """The names of the terms that are ticked."""
         return [term.name for term in TERMS if self.controls[term.name].value]
 
-    def _rank(self, one: Calculator, run: TrainingRun, real: Truth) -> str:
-        """Where one ticked term stands among all by its size, whatever its sign; nothing for several."""
-        if len(self.terms) != 1:
-            return ""
-        sizes = {name: abs(size) for name, size in gaps(one, run, real).items()}
-        larger = sum(size > sizes[self.terms[0]] for size in sizes.values())
-        return f"Of the eight it is number {larger + 1} by size."
-
     def redraw(self) -> tuple[Figure, str]:
-        """The answer, mended step by step, and how far off it is now."""
+        """The answer, corrected step by step, and its error now."""
         name, model = self.controls["calculator"].value, self.controls["model"].value
         run, real = self.cases[model]
         one = calculator(name)
@@ -69,5 +57,10 @@ class Mender(Explorable):
         before, after = (signed_percent(size - real.peak, real.peak) for size in (said, now))
         after = "exact" if now == real.peak else after
         title = f"{name}, {model}: {before}, with {len(self.terms)} of {len(TERMS)} terms put right {after}"
-        message = f"Made for: {escape(one.made_for)}. Off by {before}; now <b>{after}</b>. {self._rank(one, run, real)}"
+        rank = ""
+        if len(self.terms) == 1:
+            found = gaps(one, run, real)
+            larger = sum(abs(size) > abs(found[self.terms[0]]) for size in found.values())
+            rank = f"Of the eight it is number {larger + 1} by size."
+        message = f"Made for: {escape(one.made_for)}. Off by {before}; now <b>{after}</b>. {rank}"
         return mended(one, self.terms, run, real, title, real.provenance), message

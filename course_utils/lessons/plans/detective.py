@@ -14,7 +14,6 @@ from torch import nn
 
 from course_utils.allocator.replay import Replay, replay
 from course_utils.breakdown import MemoryBreakdown
-from course_utils.errors import unknown
 from course_utils.measurement import Measurement, Timeline
 from course_utils.measuring import measure
 from course_utils.run import TrainingRun
@@ -101,13 +100,6 @@ def case(number: int) -> Case:
     return broken(*ORDER[number - 1])
 
 
-def is_cause(number: int, name: str) -> bool:
-    """Whether case `number` died of this cause. Raises ValueError for an unknown cause."""
-    if name not in CAUSES:
-        raise unknown("cause", name, CAUSES)
-    return ORDER[number - 1][0] == name
-
-
 @cache
 def broken(name: str, capacity: int) -> Case:
     """The run of that name on a card with `capacity` bytes for tensors. Raises ValueError if it fits."""
@@ -144,22 +136,13 @@ def _evidence(replayed: Replay, measured: Measurement, run: TrainingRun | None) 
     assert failure is not None
     marks = [mark for mark in measured.timeline.marks if mark.event <= end]
     starts = {mark.step: replayed.allocated[mark.event - 1] for mark in reversed(marks)}
-    curves = measured.timeline.curves()
+    alive = MemoryBreakdown({kind: curve[end - 1] for kind, curve in measured.timeline.curves().items()})
+    parameters = run.model.parameters if run else sum(weight.numel() for weight in perceptron().parameters())
+    sizes = (run.micro_batch, run.seq_len, run.model.heads, run.model.vocab) if run else (ROWS, 1, 0, 0)
     return Evidence(
-        step=marks[-1].step,
-        phase=marks[-1].phase,
-        requested=failure.requested,
-        free=failure.free,
-        free_share=failure.free_share,
-        largest_free=failure.largest_free,
-        alive=MemoryBreakdown({kind: curve[end - 1] for kind, curve in curves.items()}),
-        step_starts=tuple(starts[step] for step in sorted(starts)),
-        parameters=run.model.parameters if run else sum(weight.numel() for weight in perceptron().parameters()),
-        micro_batch=run.micro_batch if run else ROWS,
-        seq_len=run.seq_len if run else 1,
-        heads=run.model.heads if run else 0,
-        vocab=run.model.vocab if run else 0,
-    )
+        marks[-1].step, marks[-1].phase, failure.requested, failure.free, failure.free_share, failure.largest_free,
+        alive, tuple(starts[step] for step in sorted(starts)), parameters, *sizes,
+    )  # fmt: skip
 
 
 # ------------------------------------------------------------------------------- a program that keeps its graphs

@@ -8,7 +8,7 @@ from course_utils.figures import timeline
 from course_utils.figures.canvas import Figure
 from course_utils.interactive.widgets import LAYOUT, STYLE, Explorable
 
-from .detective import CAUSES, ORDER, Case, case, is_cause
+from .detective import CAUSES, ORDER, Case, case
 
 NOTHING = "choose when you are sure"
 
@@ -19,7 +19,7 @@ def detective() -> "Detective":
 
 
 class Detective(Explorable):
-    """What `detective` shows."""
+    """The widget of `detective`."""
 
     invitation = "Six runs that are out of memory: run this cell to diagnose them."
 
@@ -45,39 +45,30 @@ class Detective(Explorable):
         super().update(change)
 
     def redraw(self) -> tuple[Figure, str]:
-        """The evidence of the case, and what the chosen cause has for and against it."""
+        """The timeline of the case up to its failure, and the evidence for and against the chosen cause."""
         number = self.controls["case"].value
         if number != self.shown:  # a new case begins without a diagnosis
             self.shown = number
             self.controls["cause"].value = ""
-        found = case(number)
-        cause = self.controls["cause"].value
-        if cause and is_cause(number, cause):
-            self.solved.add(number)
-        message = f"{escape(found.told)}<br><code>{escape(found.message)}</code><br>{self._verdict(number, cause)}"
-        return case_figure(number), message
-
-    def _verdict(self, number: int, cause: str) -> str:
-        score = f"Solved: {len(self.solved)} of {len(ORDER)}."
-        if not cause:
-            return score
-        if is_cause(number, cause):
-            return f"<b>✓ Yes: {escape(CAUSES[cause])}.</b> {score}"
-        return f"<b>✗ No.</b> {escape(against(cause, case(number)))} {score}"
+        found, cause = case(number), self.controls["cause"].value
+        is_right = cause == ORDER[number - 1][0]
+        self.solved |= {number} if is_right else set()
+        verdict = f"<b>✓ Yes: {escape(CAUSES[cause])}.</b> " if is_right else ""
+        if cause and not is_right:
+            verdict = f"<b>✗ No.</b> {escape(against(cause, found))} "
+        score = f"{verdict}Solved: {len(self.solved)} of {len(ORDER)}."
+        title = f"Case {number}: out of memory in {_when(found)}"
+        figure = timeline(found.measured, title, unit="GB" if found.measured.peak > 10**9 else "MB")
+        return figure, f"{escape(found.told)}<br><code>{escape(found.message)}</code><br>{score}"
 
 
-def case_figure(number: int) -> Figure:
-    """The timeline of a case up to its failure, its title what can be seen and no more."""
-    found = case(number)
-    where = f"step {found.evidence.step}, {found.evidence.phase.replace('_', ' ')}"
-    title = f"Case {number}: out of memory in {where}"
-    return timeline(found.measured, title, unit="GB" if found.measured.peak > 10**9 else "MB")
+def _when(found: Case) -> str:
+    return f"step {found.evidence.step}, {found.evidence.phase.replace('_', ' ')}"
 
 
 def against(cause: str, found: Case) -> str:
-    """What in the evidence speaks against a cause that is wrong for this case: where to look, not the answer."""
-    seen = found.evidence
-    where = f"step {seen.step}, {seen.phase.replace('_', ' ')}"
+    """The evidence against a cause that is wrong for this case: where to look, not the answer."""
+    seen, where = found.evidence, _when(found)
     return {
         "activations": f"Does the green area explain the request that failed, and the moment: {where}?",
         "attention": "An s×s matrix has b·a·s² numbers. Compare that with the bytes in the message.",
