@@ -64,18 +64,13 @@ class Bigrams(nn.Module):
         return self.table[tokens]
 
 
-def tiny_parts(count: int) -> list[MicroBatch]:
-    """Micro-batches of 2 sequences of 3 tokens, the same for everybody."""
-    drawn = torch.randint(WORDS, (count, 2, 4), generator=torch.Generator().manual_seed(count))
-    return [(tokens[:, :-1], tokens[:, 1:]) for tokens in drawn]
-
-
 def walked(one_pass: Loop, count: int, k: int) -> tuple[torch.Tensor, list[str]]:
     """The table after two passes with `one_pass`, as two epochs make, and what the model noted."""
     model = Bigrams()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    drawn = torch.randint(WORDS, (count, 2, 4), generator=torch.Generator().manual_seed(count))
     for _ in range(2):
-        one_pass(model, optimizer, tiny_parts(count), k)
+        one_pass(model, optimizer, [(tokens[:, :-1], tokens[:, 1:]) for tokens in drawn], k)
     return model.table.detach(), model.events
 
 

@@ -60,18 +60,18 @@ def _judge_bytes(
     if recognized(got, cases, right, mistakes, same=partial(_same_bytes, extras=(0, optional))):
         return
     wanted = [right(*case) for case in cases]
-    expect(
-        not _same_bytes(got, wanted, (RANDOM_STATE,)),
-        "Whose random state is that? Only a flash kernel keeps one; others keep masks.",
-    )
-    slip = unit_slip(got[0], wanted[0])
-    expect(not slip, f"{slip}")
-    ratios = {one / other for one, other in zip(got, wanted, strict=True)}
-    for factor, words in FACTOR_SLIPS.items():
-        expect(ratios != {factor}, words)
-    near = all(abs(one - other) < A_FEW_BYTES for one, other in zip(got, wanted, strict=True))
-    expect(not near, "Off by a few bytes only, whatever the sizes: have you added a number where a formula belongs?")
-    fail(otherwise)
+    pairs = list(zip(got, wanted, strict=True))
+    slip, ratios = unit_slip(got[0], wanted[0]), {one / other for one, other in pairs}
+    near = all(abs(one - other) < A_FEW_BYTES for one, other in pairs)
+    for wrong, message in (
+        (_same_bytes(got, wanted, (RANDOM_STATE,)), "Whose random state is that? Only a flash kernel keeps one; others "
+         "keep masks."),
+        (slip, f"{slip}"),
+        *((ratios == {factor}, words) for factor, words in FACTOR_SLIPS.items()),
+        (near, "Off by a few bytes only, whatever the sizes: have you added a number where a formula belongs?"),
+        (True, otherwise),
+    ):  # fmt: skip
+        expect(not wrong, message)
 
 
 # ---------------------------------------------------------------------------------------------------- 05.1: expressions

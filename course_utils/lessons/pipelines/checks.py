@@ -21,7 +21,7 @@ from course_utils.interactive.feedback import (
 )
 from course_utils.run import TrainingRun
 
-from .memory import stage_memory
+from .memory import blocks_of, stage_memory
 from .schedules import bubble, micro_batches_for, most_kept, simulate
 
 # -------------------------------------------------------------------------------------------------------- 11.1: enough
@@ -113,36 +113,33 @@ def order(answer: Any) -> None:
         right = simulate("1F1B", p, m).order(stage)
         if got == right:
             continue
-        where = f"stage {stage} of {p}, {m} micro-batches: "
         expect(all(isinstance(work, str) for work in got), "Return a list of words such as F0 and B0.")
-        expect(len(got) == len(set(got)), f"{where}a work occurs twice.")
-        missing = sorted(set(right) - set(got))
-        expect(
-            not missing, f"{where}{len(missing)} works are missing: every micro-batch goes forward and backward once."
-        )
-        expect(
-            set(got) == set(right), f"{where}there are works that do not exist: micro-batches count from 0 to m − 1."
-        )
-        _judge_order(got, right, p, m, stage)
+        missing = len(set(right) - set(got))
+        for wrong, message in (
+            (len(got) > len(set(got)), "a work occurs twice."),
+            (missing, f"{missing} works are missing: every micro-batch goes forward and backward once."),
+            (set(got) != set(right), "there are works that do not exist: micro-batches count from 0 to m − 1."),
+        ):
+            expect(not wrong, f"stage {stage} of {p}, {m} micro-batches: {message}")
+        _judge_order(got, right, m, stage)
 
 
-def _judge_order(got: list[str], right: list[str], p: int, m: int, stage: int) -> None:
-    """Say what is wrong with a list that has the right words in another order."""
+def _judge_order(got: list[str], right: list[str], m: int, stage: int) -> None:
+    """Raise CheckFailed about a list that has the right words in another order."""
     ahead, mine = (next(place for place, work in enumerate(works) if work[0] == "B") for works in (right, got))
     early = [work for work in got if work[0] == "B" and got.index(work) < got.index(f"F{work[1:]}")]
-    expect(not early, "A backward stands before its own forward.")
-    expect(mine != m or ahead == m, "All forwards come first: that is GPipe. How many may this stage keep?")
-    expect(
-        mine != min(m, stage + 1) or mine == ahead, "Turned round: the *first* stage goes forward most often at first."
-    )
-    expect(mine >= ahead, "Too few forwards at first: the stages after this one would wait for work.")
-    expect(mine <= ahead, "Too many forwards at first: the stage keeps more micro-batches than 1F1B needs.")
-    backwards = [work for work in got if work[0] == "B"]
-    expect(
-        backwards == [work for work in right if work[0] == "B"],
-        "Backwards come in the order of the micro-batches: what went forward first comes back first.",
-    )
-    fail("The start is right. Then one backward and one forward alternate, until no forward is left.")
+    backwards, in_order = ([work for work in works if work[0] == "B"] for works in (got, right))
+    for wrong, message in (
+        (early, "A backward stands before its own forward."),
+        (mine == m != ahead, "All forwards come first: that is GPipe. How many may this stage keep?"),
+        (mine == min(m, stage + 1) != ahead, "Turned round: the *first* stage goes forward most often at first."),
+        (mine < ahead, "Too few forwards at first: the stages after this one would wait for work."),
+        (mine > ahead, "Too many forwards at first: the stage keeps more micro-batches than 1F1B needs."),
+        (backwards != in_order, "Backwards come in the order of the micro-batches: what went forward first comes back "
+         "first."),
+        (True, "The start is right. Then one backward and one forward alternate, until no forward is left."),
+    ):  # fmt: skip
+        expect(not wrong, message)
 
 
 # ----------------------------------------------------------------------------------------------------------- 11.4: cut
@@ -170,12 +167,6 @@ def best_cut(times: list[float], p: int) -> list[int]:
     return min(([b - a for a, b in pairwise(edges)] for edges in ways), key=lambda counts: slowest(times, counts))
 
 
-def equal_cut(times: list[float], p: int) -> list[int]:
-    """As many layers for each stage, the first ones one more."""
-    each, more = divmod(len(times), p)
-    return [each + (stage < more) for stage in range(p)]
-
-
 def greedy_cut(times: list[float], p: int) -> list[int]:
     """Fill each stage until it has reached the mean; the last one gets the rest."""
     mean, counts, start = sum(times) / p, [], 0
@@ -189,10 +180,11 @@ def greedy_cut(times: list[float], p: int) -> list[int]:
 
 
 CUT_MISTAKES: Mistakes = {
-    "You cut into equal numbers of layers. They do not take equally long.": equal_cut,
+    "You cut into equal numbers of layers. They do not take equally long.":
+        lambda times, p: [len(blocks_of(len(times), p, stage)) for stage in range(p)],
     "You fill one stage after the other up to the mean. What is left for the last one may be too much: compare whole "
     "cuts.": greedy_cut,
-}
+}  # fmt: skip
 
 
 @exercise("11.4", "The slowest stage is as quick as it can be.")
@@ -212,12 +204,14 @@ def cut(answer: Any) -> None:
 def _counts(answer: Any, times: list[float], p: int) -> list[int]:
     given = call(answer, times=list(times), p=p, returns=(list, tuple))
     got = [of_kind(n, int, "One of your numbers of layers is") for n in given]
-    expect(len(got) == p, f"You return {len(got)} numbers for {p} stages: one for each, how many layers it gets.")
-    expect(
-        sum(got) == len(times),
-        f"Your numbers add up to {sum(got)}, and there are {len(times)} layers. Do you return places, not numbers?",
-    )
-    expect(min(got) >= 1, "A stage gets no layer at all.")
+    total = sum(got)
+    for wrong, message in (
+        (len(got) != p, f"You return {len(got)} numbers for {p} stages: one for each, how many layers it gets."),
+        (total != len(times), f"Your numbers add up to {total}, and there are {len(times)} layers. Do you return "
+         "places, not numbers?"),
+        (min(got, default=0) < 1, "A stage gets no layer at all."),
+    ):  # fmt: skip
+        expect(not wrong, message)
     return got
 
 

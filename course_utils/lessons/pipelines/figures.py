@@ -18,6 +18,7 @@ from course_utils.figures.canvas import (
     ticks,
 )
 
+from ..recomputation.figures import draw_swatches
 from .schedules import FORWARD, Pipeline, Work
 
 COLOUR = {"F": COLOURS["activations"], "B": COLOURS["gradients"]}
@@ -74,12 +75,8 @@ def timelines(panels: Mapping[str, Sequence[Work]], title: str, *, unit: str = "
 
 def _legend(canvas: Canvas, y: float, numbered: bool = True) -> None:
     """The meaning of the colors; a box is of one micro-batch where it is `numbered`, else of the whole batch."""
-    x, whose = float(MARGIN), "micro-batch in the box" if numbered else "whole batch"
-    for kind, word in WORDS.items():
-        words = f"{word} of the {whose}"
-        canvas.rect(x, y - 10, 12, 12, COLOUR[kind])
-        canvas.text(x + 17, y, words, 12)
-        x += 35 + text_width(words, 12)
+    whose = "micro-batch in the box" if numbered else "whole batch"
+    x = draw_swatches(canvas, y, {COLOUR[kind]: f"{word} of the {whose}" for kind, word in WORDS.items()})
     canvas.rect(x, y - 10, 12, 12, "#FFFFFF", stroke=RULE, stroke_width=1)
     canvas.text(x + 17, y, "waiting", 12)
 

@@ -151,9 +151,7 @@ class Ran(NamedTuple):
 
 
 def _one_by_one(blocks: Chain, x: torch.Tensor, _: int = 0) -> torch.Tensor:
-    for block in blocks:
-        x = block(x)
-    return x
+    return nn.Sequential(*blocks)(x)
 
 
 def groups_right(blocks: Chain, x: Any, k: int) -> Any:
@@ -496,14 +494,13 @@ def _explain_batch(number: int, batch: int) -> None:
     wanted, policy = SECRETS[number]
     if batch == wanted:
         return
-    expect(
-        policy == "none" or batch != _batch_of(kept_by_forward(case(number)), "none"),
-        f"mystery({number}): you divide as if everything were kept, but its forward keeps checkpoints.",
-    )
-    expect(
-        abs(batch - wanted) > 1,
-        f"mystery({number}): off by one sequence. Round to the nearest, and take the end of forward, before the loss.",
-    )
     by_peak = _batch_of(max(case(number).timeline.totals()), policy)
-    expect(batch != by_peak, f"mystery({number}): that is from the highest point. There the loss stands on top.")
-    fail(f"mystery({number}): the policy is right, the micro-batch is off. What does one sequence keep under it?")
+    as_if_none = policy != "none" and batch == _batch_of(kept_by_forward(case(number)), "none")
+    for wrong, why in (
+        (as_if_none, "you divide as if everything were kept, but its forward keeps checkpoints."),
+        (abs(batch - wanted) == 1, "off by one sequence. Round to the nearest, and take the end of forward, before the "
+         "loss."),
+        (batch == by_peak, "that is from the highest point. There the loss stands on top."),
+        (True, "the policy is right, the micro-batch is off. What does one sequence keep under it?"),
+    ):  # fmt: skip
+        expect(not wrong, f"mystery({number}): {why}")

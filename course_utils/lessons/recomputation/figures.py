@@ -38,7 +38,9 @@ def schedule_figure(schedule: Schedule, at: int | None = None) -> Figure:
         raise ValueError(f"tick {at}: this schedule has ticks 1 to {len(schedule.ticks)}")
     title, canvas = schedule_title(schedule, at), Canvas()
     top = canvas.title(title)
-    _legend(canvas, top + 16)
+    x = draw_swatches(canvas, top + 16, {KEPT: "value kept", CHECKPOINT: "checkpoint", DONE: "backward done"})
+    canvas.rect(x, top + 6, 12, 12, "#FFFFFF", stroke=RUNNING, stroke_width=3)
+    canvas.text(x + 19, top + 16, "at work", 12)
     _chain(canvas, schedule, at, top + 52)
     bottom = _curve(canvas, schedule, at, top + 178)
     tick = schedule.ticks[at - 1]
@@ -61,14 +63,14 @@ def schedule_title(schedule: Schedule, at: int) -> str:
     return f"{name}: {now}, {most} at most so far, {runs} run{'s' * (runs != 1)} of f so far"
 
 
-def _legend(canvas: Canvas, y: float) -> None:
+def draw_swatches(canvas: Canvas, y: float, swatches: Mapping[str, str]) -> float:
+    """Draw a swatch for each color with its words in a row; returns the x right of them."""
     x = float(MARGIN)
-    for color, words in ((KEPT, "value kept"), (CHECKPOINT, "checkpoint"), (DONE, "backward done")):
+    for color, words in swatches.items():
         canvas.rect(x, y - 10, 12, 12, color)
         canvas.text(x + 17, y, words, 12)
         x += 35 + text_width(words, 12)
-    canvas.rect(x, y - 10, 12, 12, "#FFFFFF", stroke=RUNNING, stroke_width=3)
-    canvas.text(x + 19, y, "at work", 12)
+    return x
 
 
 def _chain(canvas: Canvas, schedule: Schedule, at: int, y: float) -> None:
