@@ -194,8 +194,14 @@ def test_it_draws_itself_without_letting_code_become_markup():
         ("<frozen importlib._bootstrap>", True),
     ],
 )
-def test_the_measured_code_is_told_from_what_carries_it(filename, machinery):
+def test_the_measured_code_is_no_machinery(filename, machinery):
     assert is_machinery(filename) is machinery
+
+
+def test_a_sharded_step_is_shown_with_lines_of_the_step_and_none_of_the_trackers():
+    run = TrainingRun("tiny-gpt", 1, 32, "bf16", world_size=4, zero_stage=3)
+    files = {item.line.partition(":")[0] for item in simulate(run).allocations}
+    assert "step.py" in files and not any("track" in name or name == "sharded.py" for name in files)
 
 
 def test_a_notebooks_cell_is_called_a_cell():

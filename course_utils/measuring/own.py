@@ -45,7 +45,7 @@ ANY_KERNEL = "attention kernel on this GPU for what your step asks: allow more o
 
 
 def measure_own(
-    step: Any, model: Any, optimizer: Any, batch: Any, source: str, steps: int, attention: str
+    step: Any, model: Any, optimizer: Any, batch: Any, *, source: str, steps: int, attention: str
 ) -> Measurement:
     """Run `step(model, optimizer, batch)` `steps` times and return where each byte went; see `measure`.
 

@@ -261,13 +261,14 @@ def from_json(content: dict[str, Any], note: str) -> Measurement:
     source, _, torch_version, date = content["provenance"]
     allocations = [Allocation(**dict(zip(FIELDS, values, strict=False))) for values in content["allocations"]]
     allocations = [replace(item, shape=tuple(item.shape)) for item in allocations]
+    changes, marks = [(size, kind) for size, kind in content["changes"]], [Mark(*mark) for mark in content["marks"]]
     return Measurement(
-        MemoryBreakdown(*content["breakdown"]),
-        {name: MemoryBreakdown(*moment) for name, moment in content["moments"].items()},
-        Timeline([(size, kind) for size, kind in content["changes"]], [Mark(*mark) for mark in content["marks"]]),
-        Provenance("recorded", f"a {source} GPU", torch_version, date, note),
-        content["peak_event"],
-        allocations,
+        breakdown=MemoryBreakdown(*content["breakdown"]),
+        moments={name: MemoryBreakdown(*moment) for name, moment in content["moments"].items()},
+        timeline=Timeline(changes, marks),
+        provenance=Provenance("recorded", f"a {source} GPU", torch_version, date, note),
+        peak_event=content["peak_event"],
+        allocations=allocations,
         phase_peaks={name: MemoryBreakdown(*highest) for name, highest in content["phase_peaks"].items()},
     )
 

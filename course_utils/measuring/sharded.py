@@ -77,7 +77,7 @@ def simulated_ranks(ranks: int) -> Iterator[Any]:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     with ONE_AT_A_TIME, ExitStack() as stack:
-        for name, answer in _streams().items():
+        for name, answer in STREAMS.items():
             stack.enter_context(on_this_thread(torch.cuda, name, answer))
         stack.enter_context(mock.patch.multiple(torch.cuda, Stream=_Stream, Event=torch.cpu.Event))
         stack.enter_context(mock.patch.object(sys, "excepthook", sys.excepthook))  # a group puts its rank before errors
@@ -94,18 +94,16 @@ class _Stream(torch.cpu.Stream):
     device_type = 1  # of CUDA: newer releases of torch read these three
 
 
-def _streams() -> dict[str, Any]:
-    """Answers to FSDP2's calls of torch.cuda, as on the CPU: every stream is the one that there is, no event waits.
+STREAMS: dict[str, Any] = {
+    "current_device": lambda: 0,
+    "device_count": lambda: 1,
+    "set_device": lambda device: None,
+    "stream": torch.cpu.stream,
+    "current_stream": lambda *device: _Stream(),
+}
+"""Answers to FSDP2's calls of torch.cuda, as on the CPU: every stream is the one that there is, no event waits.
 
-    The order of allocations on the host does not depend on streams.
-    """
-    return {
-        "current_device": lambda: 0,
-        "device_count": lambda: 1,
-        "set_device": lambda device: None,
-        "stream": torch.cpu.stream,
-        "current_stream": lambda *device: _Stream(),
-    }
+The order of allocations on the host does not depend on streams."""
 
 
 class ShardedTraining(Training):

@@ -73,7 +73,7 @@ def measure(
     if run is None:
         from .own import measure_own
 
-        return measure_own(step, model, optimizer, batch, chosen, steps, attention)
+        return measure_own(step, model, optimizer, batch, source=chosen, steps=steps, attention=attention)
     _check_measurable(run)
     if run.world_size > 1:
         chosen = _source_of_ranks(run, chosen)

@@ -117,8 +117,9 @@ def measurement_of(tracker: Tracker, ends: list[int], losses: list[float], prove
     last_step = ends[-2] if len(ends) > 1 else 0
     peak = tracker.peak_event(since=last_step)
     return Measurement(
-        tracker.at(peak, "peak"), _moments(tracker, ends), tracker.timeline(), provenance, peak, tracker.allocations(),
-        losses, phase_peaks=tracker.phase_peaks(last_step),
+        breakdown=tracker.at(peak, "peak"), moments=_moments(tracker, ends), timeline=tracker.timeline(),
+        provenance=provenance, peak_event=peak, allocations=tracker.allocations(), losses=losses,
+        phase_peaks=tracker.phase_peaks(last_step),
     )  # fmt: skip
 
 

@@ -169,7 +169,7 @@ def _run(command: list[str], folder: Path, deadline: float, show: Callable[[str]
         code = launcher.poll()
         if code is None and not any(folder.glob("*.error")):
             _ask_where(folder)
-        return code if code is not None else _failed_already(folder)
+        return 1 if code is None and any(folder.glob("*.error")) else code
     finally:
         _end(launcher, folder)
         _show(folder, read, show, ended=True)
@@ -179,10 +179,6 @@ def _should_end(folder: Path, deadline: float) -> bool:
     """True if time is up, or a rank failed and the others had the time that they get to end by themselves."""
     failed = [path.stat().st_mtime for path in folder.glob("*.error")]
     return time.monotonic() > deadline or bool(failed and time.time() - min(failed) > GRACE_SECONDS)
-
-
-def _failed_already(folder: Path) -> int | None:
-    return 1 if any(folder.glob("*.error")) else None
 
 
 def _ask_where(folder: Path) -> None:
@@ -279,9 +275,8 @@ def _too_long(ranks: Ranks) -> str:
     took = f"the {ranks.world_size} ranks of {ranks.program} took more than {ranks.timeout_seconds:g} s and were ended"
     unfinished, unborn = ranks.missing("done"), ranks.missing("pid")
     if len(unborn) == ranks.world_size:
-        return f"{took} before any had started. Give them more time, or see what torchrun says:\n" + _last_lines(
-            ranks.read("launcher.log")
-        )
+        advice = "Give them more time, or see what torchrun says:"
+        return f"{took} before any had started. {advice}\n{_last_lines(ranks.read('launcher.log'))}"
     if not unfinished:
         return f"{took}. The program was through on every rank: end the threads that it starts, or make them daemons."
     lines = [took + f". Not finished: {', '.join(f'rank {rank}' for rank in unfinished)}."]
@@ -295,16 +290,14 @@ def _too_long(ranks: Ranks) -> str:
 def _failure(code: int, ranks: Ranks) -> str:
     """Name the rank that failed first, with its last lines; or the launcher that was killed, ending all ranks."""
     if code < 0:
-        return f"torchrun, which runs the ranks of {ranks.program}, was killed by {_signal_name(-code)}: {BY_WHOM}"
+        return f"torchrun, which runs the ranks of {ranks.program}, was killed by {signal_name(-code)}: {BY_WHOM}"
     said = ranks.read("launcher.log")
     found = re.findall(r"^ +rank *: (\d+) .*?^ +exitcode *: (-?\d+)", said, re.DOTALL | re.MULTILINE)
     codes = {int(rank): int(code) for rank, code in found}
     for rank, code in codes.items():
         if code < 0 and code != -signal.SIGTERM and not (ranks.folder / f"{rank}.error").is_file():
-            return (
-                f"rank {rank} of {ranks.program} was killed by {_signal_name(-code)}: {BY_WHOM}. "
-                f"{_said(ranks.words(rank))}"
-            )
+            killed = f"rank {rank} of {ranks.program} was killed by {signal_name(-code)}: {BY_WHOM}."
+            return f"{killed} {_said(ranks.words(rank))}"
     errors = sorted(ranks.folder.glob("*.error"), key=lambda path: path.stat().st_mtime_ns)
     if errors:
         return f"rank {errors[0].stem} of {ranks.program} failed:\n{_last_lines(ranks.read(errors[0].name))}"
@@ -313,7 +306,8 @@ def _failure(code: int, ranks: Ranks) -> str:
     return f"{ranks.program} could not be started:\n{_last_lines(said)}"
 
 
-def _signal_name(number: int) -> str:
+def signal_name(number: int) -> str:
+    """The name of a signal, "signal 99" for one that has none here."""
     return signal.Signals(number).name if number in {known.value for known in signal.Signals} else f"signal {number}"
 
 

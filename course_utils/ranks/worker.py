@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
@@ -44,6 +44,17 @@ def report(result: Any) -> None:
     if folder is None:
         raise RuntimeError("nobody waits for this report: start this program with course_utils.ranks.launch.run_ranks")
     leave(Path(folder, f"{os.environ['RANK']}.json"), json.dumps(result))
+
+
+def report_on_gloo(program: Callable[[], Any]) -> None:
+    """Be a rank of gloo on one thread, and hand back the result of `program`."""
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    report(program())
+    dist.destroy_process_group()
 
 
 def torchrun() -> None:

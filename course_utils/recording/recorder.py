@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import date
 from functools import partial
 from importlib import metadata, util
@@ -44,6 +44,7 @@ from ..measuring.recording_file import (
     read_lines,
     repair,
 )
+from ..ranks.launch import signal_name
 from ..units import MiB, format_bytes
 from .tasks import STEPS, Task, recording_list, rehearsal_list, tried_in_vain
 from .wheels import PACKAGES, fetch
@@ -87,12 +88,11 @@ class Recorder:
     deadline: float
     command: Callable[[Task, Path, float], list[str]]
     say: Callable[[str], None] = say_now
-    clock: Callable[[], float] = field(default=time.monotonic)
 
     def record(self, tasks: Sequence[Task]) -> int:
         """Do the tasks in order until all are done or time is up; returns how many are left, one cut short included."""
         for number, task in enumerate(tasks):
-            left = self.deadline - self.clock()
+            left = self.deadline - time.monotonic()
             if left < SHORTEST:
                 return len(tasks) - number
             self.say(f"[{number + 1}/{len(tasks)}, {left / 60:.1f} min left] {task.name}")
@@ -215,13 +215,6 @@ def judged(parts: dict[str, Any], code: int | None, errors: str) -> tuple[str, s
     if "refused" in parts:
         return REFUSED, parts["refused"]["message"]
     return (OUT_OF_MEMORY, "") if "out_of_memory" in parts else (MEASURED, "")
-
-
-def signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 # What is to be done
