@@ -26,11 +26,11 @@ WORTH_A_TIP = 12.0
 STUCK, WHOLE, BEYOND, UNKNOWN = "stuck", "cached", "beyond", "tensors"
 LOOKS = {kind: words(kind) for kind in KINDS} | {
     UNKNOWN: "tensors",
-    STUCK: "free, but stuck beside tensors",
+    STUCK: "free, but stuck between tensors",
     WHOLE: "free, and could be given back",
     BEYOND: "not reserved",
 }
-"""How a stretch of memory is drawn, and what the legend calls it, in the legend's order."""
+"""Each look of a stretch of memory and its name in the legend, in the legend's order."""
 
 FILLS = COLOURS | {STUCK: "#FFFFFF", BEYOND: "#FFFFFF", UNKNOWN: "#009E73"}
 HATCHES = {STUCK: "#A8071A", WHOLE: "#B5B5B5"}

@@ -17,7 +17,7 @@ SMALL_REQUEST = 1 * MiB
 """Requests up to here are served from the small pool (kSmallSize)."""
 
 SMALL_SEGMENT = 2 * MiB
-"""What the small pool asks the driver for at once (kSmallBuffer)."""
+"""Bytes that the small pool asks the driver for at once (kSmallBuffer)."""
 
 LARGE_REQUEST = 10 * MiB
 """Requests from here on get a segment of their own size (kMinLargeAlloc)."""
@@ -29,10 +29,10 @@ TAKEN = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unma
 """Calls of the driver, by torch's names (cudaMalloc, mapping pages, cudaFree, unmapping), and their sign."""
 
 FIRST_ADDRESS = 1 << 45
-"""Where the first segment lies; any address would do."""
+"""The address of the first segment; any would do."""
 
 ADDRESS_SPACE = 16 * TiB
-"""What an expandable segment sets aside where no capacity is given; addresses cost nothing."""
+"""Addresses of an expandable segment where no capacity is given; they cost nothing."""
 
 
 class OutOfMemory(RuntimeError):
@@ -230,7 +230,7 @@ class CachingAllocator:
 
     @property
     def driver_allocations(self) -> int:
-        """How often memory was taken from the driver (cudaMalloc, or mapping pages)."""
+        """The number of times that memory was taken from the driver (cudaMalloc, or mapping pages)."""
         return sum(TAKEN[call.action] > 0 for call in self.driver_calls)
 
     def block_size(self, address: int) -> int:
@@ -254,7 +254,7 @@ class CachingAllocator:
         return runs
 
     def round_size(self, size: int) -> int:
-        """What a request of `size` bytes takes: a multiple of 512, or the next of the power of two's divisions."""
+        """Bytes that a request of `size` takes: a multiple of 512, or the next of the power of two's divisions."""
         divisions = self.settings.divisions(size)
         if divisions > 1 and size > BLOCK * divisions:
             return round_up(size, (1 << size.bit_length() - 1) // divisions)
@@ -331,7 +331,7 @@ class CachingAllocator:
         return block
 
     def _offered_address(self, size: int) -> int | None:
-        """Where a GPU's driver placed the next segment of `size` bytes; None if nowhere, or if something lies there."""
+        """The address where a driver placed the next segment of `size` bytes; None without one, or if it is taken."""
         for offer in self.offered:
             start, end = offer[1], offer[1] + size
             if offer[0] == size and not any(start < theirs and other < end for other, theirs in self._ends.items()):

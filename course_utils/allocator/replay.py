@@ -70,7 +70,7 @@ class MemorySegment:
 
 @dataclass(frozen=True, repr=False)
 class Replay:
-    """What the allocator did with a run's allocations. Every list has one value for each event, in bytes.
+    """The allocator's figures for a run's allocations. Every list has one value for each event, in bytes.
 
     `requested`: what the tensors asked for; `allocated`: the blocks that hold them (torch.cuda.memory_allocated);
     `reserved`: what was taken from the driver (torch.cuda.memory_reserved); `stuck`: free, but not to be given back,
@@ -108,7 +108,7 @@ class Replay:
 
     @property
     def peak_event(self) -> int:
-        """How many events had happened when the most bytes were allocated."""
+        """The number of events that had happened when the most bytes were allocated."""
         return self.allocated.index(self.peak_allocated) + 1 if self.allocated else 0
 
     @property
@@ -126,7 +126,7 @@ class Replay:
 
     @property
     def driver_allocations(self) -> int:
-        """How often memory was taken from the driver (cudaMalloc, or mapping pages)."""
+        """The number of times that memory was taken from the driver (cudaMalloc, or mapping pages)."""
         return sum(TAKEN[call.action] > 0 for call in self.driver_calls)
 
     @property
@@ -136,7 +136,7 @@ class Replay:
 
     @property
     def message(self) -> str:
-        """What the allocator said when it found no room; "" if it always did."""
+        """The allocator's message when it found no room; "" if it always did."""
         return "" if self.failure is None else str(self.failure)
 
     def step_peaks(self) -> dict[int, int]:
@@ -148,7 +148,7 @@ class Replay:
         return peaks
 
     def moment(self, event: int) -> str:
-        """Where in the training `event` lies: "step 2, backward"; "set-up" before the first step, "" without marks."""
+        """The place of `event` in the training: "step 2, backward"; "set-up" before the first one, "" without marks."""
         index = bisect_right([mark.event for mark in self.marks], event - 1) - 1
         if index < 0:
             return "set-up" if self.marks else ""
@@ -272,7 +272,7 @@ def check_replay(replayed: Any) -> None:
 
 
 CURVES = ("requested", "allocated", "reserved", "stuck", "largest_free")
-"""What of the allocator is noted after each event, under the names that `Replay` gives it."""
+"""Attributes of the allocator that are noted after each event, under the names that `Replay` gives them."""
 
 
 class Playback:

@@ -174,7 +174,7 @@ def _choices(snapshot: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_snapshot(path: str | Path) -> dict[str, Any]:
-    """The snapshot in a file, as a dictionary. Raises ValueError, in words, for anything that is not one.
+    """The snapshot in a file, as a dictionary. Raises ValueError for anything that is not one.
 
     Nothing in the file is run: whatever is not a plain container, number or text is refused.
     """
@@ -210,7 +210,7 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 ENTRY = dict.fromkeys(TAKEN, ("addr", "size")) | dict.fromkeys(("alloc", "free_completed"), ("addr", "size", "stream"))
-"""What is read of an entry of the history, by its action. All are whole numbers."""
+"""The fields that are read of an entry of the history, by its action. All are whole numbers."""
 
 
 def _check(content: Any, name: str) -> None:
@@ -320,7 +320,7 @@ def _entries(replayed: Replay) -> Iterator[dict[str, Any]]:
 
 
 def _frames(allocation: Allocation | None, name: Any) -> list[dict[str, Any]]:
-    """Where a tensor comes from, in the form of a stack: innermost first."""
+    """The origin of a tensor in the form of a stack: innermost first."""
     if allocation is None:
         return [{"name": str(name), "filename": "event", "line": 0}]
     return [

@@ -26,7 +26,7 @@ PAGE = 20 * MiB
 
 
 def trace(room: int) -> list[Event]:
-    """The events for a GPU with `room` bytes free, the last of which is the request that comes too late."""
+    """The events for a GPU with `room` bytes free; the last is the request that comes too late."""
     activation, state, late = (int(share * room) // PAGE * PAGE for share in (ACTIVATION, STATE, LATE))
     if not state:
         raise ValueError(f"no demo fits {room:,} bytes: free some of the GPU's memory")

@@ -1,7 +1,7 @@
 """A demo on the screen: large type, one key a step, the meter or a picture below.
 
-JupyterLab hands presses of buttons to a thread beside the kernel's own, which no interrupt reaches and which does not
-wait for cells. So steps run on the kernel's thread: interrupting the kernel ends a step, and cells wait for it.
+JupyterLab hands presses of buttons to a second thread of the kernel: no interrupt reaches it, and it waits for no cell.
+So steps run on the kernel's thread: interrupting the kernel ends a step, and cells wait for it.
 """
 
 import signal
@@ -29,7 +29,7 @@ LOOK = """<style>
 """A picture takes a little more than half of the window's height, so that text and picture are seen at once."""
 
 LONG = 120
-"""Letters: more than that leave no room for the step's own words beside a picture."""
+"""Letters: more than that leave no room for the step's own words and a picture."""
 
 UNTIL_SHOWN = 0.5
 """Seconds after which the button takes the keyboard's focus: before that it is not on the page."""

@@ -118,7 +118,7 @@ class Stage:
 
     @property
     def words(self) -> str:
-        """What it is: "a simulated T4-16GB, 16.1 GB"."""
+        """Its name: "a simulated T4-16GB, 16.1 GB"."""
         kind = "" if self.live else "a simulated "
         return f"{kind}{self.card.name}, {format_bytes(self.card.room, 'GB', 1)}"
 

@@ -20,7 +20,7 @@ def stage_bars(
 ) -> Figure:
     """Breakdowns (bytes by kind) as bars one below the other, a line at `room`, the bytes of the GPU's memory.
 
-    A row's note, if there is one, stands under its bar. Raises ValueError without rows.
+    A row's note, if there is one, is written under its bar. Raises ValueError without rows.
     """
     if not rows:
         raise ValueError("there is nothing to draw: a picture needs at least one row")
@@ -72,7 +72,7 @@ def _row(canvas: Canvas, label: str, row: MemoryBreakdown, y: float, left: float
 
 
 def _row_told(label: str, row: MemoryBreakdown, note: str) -> str:
-    """A bar in words: its total, its three largest kinds, its note."""
+    """The description of a bar: its total, its three largest kinds, its note."""
     parts = sorted(segments_of(row), key=lambda part: -part.size)[:3]
     kinds = ", ".join(f"{part.name} {format_bytes(part.size)}" for part in parts)
     return f"{label or 'In all'} {format_bytes(row.total)} ({kinds}{f'; {note}' if note else ''})"
@@ -81,7 +81,7 @@ def _row_told(label: str, row: MemoryBreakdown, note: str) -> str:
 def stage_segments(segments: Sequence[MemorySegment], title: str, room: int) -> Figure:
     """The allocator's segments one below the other, as wide as they are large; what is free is hatched.
 
-    `room` is the GPU's memory in bytes; what the driver still has of it stands as the last row. ValueError for none.
+    `room` is the GPU's memory in bytes; the last row is the memory that the driver still has. ValueError for none.
     """
     if not segments:
         raise ValueError("there is nothing to draw: the allocator holds no segment")

@@ -1,4 +1,4 @@
-"""What the course's figures share: one color for each kind of memory, names, numbers, legends."""
+"""Shared parts of the course's figures: one color for each kind of memory, names, numbers, legends."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass

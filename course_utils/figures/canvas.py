@@ -1,7 +1,7 @@
 """A picture with its description, and what draws most of the course's pictures: SVG written by hand.
 
 Stacks, timelines, bars and the explorer write their SVG themselves for two reasons: a slider has 50 ms from key to
-picture, of which a general plotting library takes several times that, and all of them share one look, down to where a
+picture, and a general plotting library takes several times that; and all of them share one look, down to where a
 label goes when a capacity line would cross it. What any plotting library does as well, `lines`, is left to matplotlib.
 """
 
@@ -25,7 +25,7 @@ FONT = "Helvetica Neue, Helvetica, Arial, DejaVu Sans, sans-serif"
 
 @dataclass(frozen=True)
 class Figure:
-    """A picture (`svg`) and what it says in words (`alt`), for those who do not see it.
+    """A picture (`svg`) and its description (`alt`) for those who do not see it.
 
     A notebook holds the SVG once, inside an HTML `<img>` whose `alt` is the description, and the description again as
     text/plain. Of all the ways to show an SVG, this is the one that JupyterLab treats best: it prefers text/html to

@@ -188,12 +188,12 @@ def _points_or_ticks(xs: Sequence[float], axes: "Axes", log: bool) -> list[float
 
 
 def _x(axes: "Axes", value: float) -> float:
-    """Where the axes put an x value, in pixels from the left."""
+    """Pixels from the left at which the axes put an x value."""
     return float(axes.transData.transform((value, axes.get_ylim()[0]))[0])
 
 
 def _y(axes: "Axes", value: float, height: float) -> float:
-    """Where the axes put a y value, in pixels from the top."""
+    """Pixels from the top at which the axes put a y value."""
     return height - float(axes.transData.transform((axes.get_xlim()[0], value))[1])
 
 
@@ -223,7 +223,7 @@ def _draw_level(axes: "Axes", series: Series, name: str, value: float) -> None:
 
 
 def _hides(axes: "Axes", series: Series, words: "Annotation") -> bool:
-    """Whether a series passes behind `words`."""
+    """True if a series passes behind `words`."""
     from matplotlib.path import Path
 
     box = words.get_window_extent()
@@ -254,7 +254,7 @@ def _write(
 
 
 def _shapes(drawing: "Drawing") -> str:
-    """What matplotlib draws, without its frame: no style sheet, which would reach beyond the picture, and no font."""
+    """The shapes that matplotlib draws, without its frame, its font, and its style sheet, which would reach beyond."""
     page = StringIO()
     drawing.savefig(page, format="svg", metadata=NO_METADATA)
     inside = re.search(r"<svg[^>]*>(.*)</svg>", page.getvalue(), re.DOTALL)

@@ -77,7 +77,7 @@ def meter_figure(
 ) -> Figure:
     """Allocated bytes over time (by kind where that is known), with what is reserved, what the driver says, the phases.
 
-    `about` stands before the peak ("at least " where it was only sampled), `look` is `PAGE` or `STAGE`. Raises
+    `about` comes before the peak ("at least " where it was only sampled), `look` is `PAGE` or `STAGE`. Raises
     ValueError without samples.
     """
     if not samples:

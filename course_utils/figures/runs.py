@@ -1,4 +1,4 @@
-"""One run in two pictures: its peak as a bar beside a GPU, and its step moment by moment."""
+"""One run in two pictures: its peak as a bar with a GPU's capacity, and its step moment by moment."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

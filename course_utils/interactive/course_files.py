@@ -13,14 +13,14 @@ LESSONS = {
 """Each lesson's number and its folder in `course_utils/lessons`: to add a lesson, add a line."""
 
 EDITED = ".edited-"
-"""What the name of a copy has in it that `build` saved of a notebook because somebody had edited it."""
+"""Part of the name of a copy that `build` saved of a notebook because somebody had edited it."""
 
 ANSWERS = ("### BEGIN SOLUTION", "### END SOLUTION")
 ONLY_IN_SOLUTIONS = frozenset({"solution", "explanation"})
 """Tags of cells that learners do not get."""
 
 NOT_SOLVED_IMPORT = "from course_utils.interactive.feedback import NotSolved"
-"""What learners' notebooks need in place of the solutions."""
+"""The import that learners' notebooks need in place of the solutions."""
 
 
 def notebooks(folder: Path) -> list[Path]:
@@ -34,5 +34,5 @@ def numbered(folder: Path) -> list[Path]:
 
 
 def has_quiz(lesson: int) -> bool:
-    """Whether the lesson of this number has a quiz."""
+    """True if the lesson of this number has a quiz."""
     return lesson in LESSONS and (ROOT / "course_utils" / "lessons" / LESSONS[lesson] / "quiz.py").exists()

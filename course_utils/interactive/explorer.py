@@ -84,7 +84,7 @@ CONTROLS: tuple[Control, ...] = (
     Control("clip_grad_norm", "clip gradients", (("no", 0), ("at norm 1", 1)), "choice", TRAINING),
     _steps("world_size", "ranks (GPUs)", RANKS, 0, 10),
     Control("zero_stage", "ZeRO shards", tuple((text, i) for i, text in enumerate(STAGES)), "steps", RANKS),
-    Control("bucket_view", "gradients", (("beside the buckets", 0), ("views of the buckets", 1)), "choice", RANKS),
+    Control("bucket_view", "gradients", (("next to the buckets", 0), ("views of the buckets", 1)), "choice", RANKS),
     Control("gpu", "GPU", tuple((name, name) for name in GPUS), "choice", CARD),
 )
 """In the order in which a learner thinks: model and data, how it is trained, across GPUs, the card."""
@@ -197,7 +197,7 @@ class Suggestion:
 
     @property
     def effect(self) -> str:
-        """What the change does: "26.8 GB, fits, 0.21 s a step slower"."""
+        """The peak and the time after the change: "26.8 GB, fits, 0.21 s a step slower"."""
         fits = "fits" if self.fits else "does not fit"
         way = "slower" if self.lost > 0 else "faster"
         time = f"{seconds_words(abs(self.lost))} a step {way}" if abs(self.lost) >= 1e-4 else "as fast"

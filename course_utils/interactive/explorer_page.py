@@ -57,7 +57,7 @@ def draw(chosen: str) -> str:
 
 
 def changes(chosen: str) -> str:
-    """What to change next: words, what it does, and what is then chosen. Nothing for choices that make no run."""
+    """The changes to try next: words, effect, and choices after each. Nothing for choices that make no run."""
     try:
         found = next_changes(values(json.loads(chosen)))
     except ValueError:  # `draw` has said why
@@ -75,7 +75,7 @@ def plan(chosen: str) -> str:
 
 
 def link(chosen: str) -> str:
-    """What a link to these choices has after its #: those that differ from the first ones."""
+    """The part of a link to these choices after its #: those that differ from the first ones."""
     first = texts(DEFAULTS)
     return urlencode({name: text for name, text in json.loads(chosen).items() if text != first[name]})
 

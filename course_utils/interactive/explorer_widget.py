@@ -128,7 +128,7 @@ class DashboardWidget(Explorer):
             self._waiting = loop.call_later(PAUSE, self.show_changes)
 
     def redraw(self) -> tuple[Figure, str]:
-        """Both pictures as one, and the verdict in words with the line of code that makes the run."""
+        """Both pictures as one, and the verdict with the line of code that makes the run."""
         self.now = None
         self.now = now = dashboard(self.chosen)
         look, mark = ("course-fits", "✓") if now.fits else ("", "✗")
@@ -180,7 +180,7 @@ explore = DashboardWidget
 
 
 def _label(button: ipywidgets.Button, change: Suggestion | None) -> None:
-    """What a button says; it is away without a change."""
+    """Sets the text of a button and hides it without a change."""
     button.layout.display = "none" if change is None else ""
     if change is not None:
         button.description = f"{'✓' if change.fits else '✗'} {change.words}: {change.effect}"

@@ -22,7 +22,7 @@ THOUSANDS_OR_DECIMALS = re.compile(r"[1-9][0-9_]*,[0-9]{3}")
 
 @dataclass(frozen=True)
 class Guess:
-    """What a learner said before looking: `value` in `unit`, locked on `day` (ISO date)."""
+    """A learner's guess before looking: `value` in `unit`, locked on `day` (ISO date)."""
 
     value: float
     unit: str

@@ -1,4 +1,4 @@
-"""Where a learner's own things are kept: guesses and progress. They never leave this machine."""
+"""The folder of a learner's guesses and progress, which never leave this machine, and safe ways to write there."""
 
 import errno
 import os
@@ -48,7 +48,7 @@ def write_whole(file: Path, text: str, newline: str = "\n") -> None:
 
 
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
-"""How a folder on some servers says that nothing in it can be locked."""
+"""Errors by which a folder on some servers says that nothing in it can be locked."""
 
 
 @contextmanager

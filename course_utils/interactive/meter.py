@@ -119,7 +119,7 @@ class ReplayGauge:
 
     @property
     def failure(self) -> RuntimeError | None:
-        """What the allocator raised when the GPU was too small, or None."""
+        """The allocator's error when the GPU was too small, or None."""
         return self.replayed.failure if self.replayed else None
 
     def _event_at(self, seconds: float) -> int:

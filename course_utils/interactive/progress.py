@@ -1,4 +1,4 @@
-"""What a learner has done so far: exercises passed, quizzes finished, guesses locked. It never leaves this machine.
+"""A learner's progress: exercises passed, quizzes finished, guesses locked. It never leaves this machine.
 
 Each event is one line of JSON appended to a file next to the guesses, so that two notebooks can write at once, nothing
 is ever overwritten, and a newer course reads what an older one wrote. The file is in the learner's own folder, not in
@@ -102,7 +102,7 @@ class Progress:
 
     @property
     def summary(self) -> str:
-        """How many exercises have been passed, and what could not be read, in sentences."""
+        """The number of exercises passed, and the lines that could not be read, in sentences."""
         done, of = self.counts
         kept = f"{done} of {of} exercises passed. This is kept on your machine, and nowhere else."
         return " ".join([kept, *self.problems])
@@ -118,7 +118,7 @@ class Progress:
 
 
 def progress(root: Path = ROOT) -> Progress:
-    """What has been done of the exercises in `root`/exercises and of the quizzes. Raises ValueError like `passed`."""
+    """The progress in the exercises of `root`/exercises and in the quizzes. Raises ValueError like `passed`."""
     days, scores = passed(), quiz_scores()
     found = []
     for path in numbered(root / "exercises"):

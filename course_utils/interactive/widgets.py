@@ -59,7 +59,7 @@ class Explorable(ipywidgets.VBox):
         self.update()
 
     def parts(self) -> list[Any]:
-        """What is shown, from top to bottom: the controls in two columns, or one on a narrow page, and the picture."""
+        """The widgets from top to bottom: the controls in two columns, or one on a narrow page, and the picture."""
         columns = [list(self.controls.values())[side::2] for side in (0, 1)]
         grid = ipywidgets.HBox([ipywidgets.VBox(column) for column in columns], layout={"flex_flow": "row wrap"})
         return [grid, self.picture]
@@ -158,7 +158,7 @@ class Explorer(Explorable):
 
 
 def verdict_html(total: int, card: Gpu) -> str:
-    """Whether `total` bytes fit, marked with a sign: in the page's own color, so that a dark theme stays readable."""
+    """Say if `total` bytes fit, marked with a sign: in the page's own color, so that a dark theme stays readable."""
     verdict = fit_words(total, card)
     return f"<b>{'✓' if total <= card.room else '✗'} {escape(verdict[0].upper() + verdict[1:])}.</b>"
 

@@ -17,7 +17,7 @@ class LoraExplorer(Explorer):
     `TrainingRun` if they are impossible.
     """
 
-    invitation = "LoRA and quantization beside a GPU: run this cell to use its controls."
+    invitation = "LoRA and quantization on a GPU: run this cell to use its controls."
     names = ("model", "gpu", "lora_rank", "lora_targets", "frozen_bits", "optimizer", "micro_batch", "recompute")
 
     def __init__(self, model: str = "llama3-8b", *, gpu: str = "RTX4090-24GB", **choices: Any) -> None:
