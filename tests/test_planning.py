@@ -32,9 +32,8 @@ RTX5090 = GPUS["RTX5090-32GB"]
 def everything(start: TrainingRun, micro_batches: tuple[int, ...]) -> list[TrainingRun]:
     """All that one rank could choose on a card that has a flash kernel, told anew."""
     found = []
-    for b, recompute, how, chunks in product(
-        micro_batches, FREE["recompute"], FREE["implementation"], FREE["loss_chunks"]
-    ):
+    free = (FREE["recompute"], FREE["implementation"], FREE["loss_chunks"])
+    for b, recompute, how, chunks in product(micro_batches, *free):
         choices = {"recompute": recompute, "attention": "flash", "optimizer": f"adamw-{how}", "loss_chunks": chunks}
         found.append(start.replace(micro_batch=b, global_batch=start.global_batch, **choices))
     return found
@@ -53,13 +52,17 @@ def test_nothing_that_fits_loses_less(batch: int, memory: int) -> None:
     assert plan.best.run.global_batch == batch
 
 
-def test_the_efficient_kernel_is_for_cards_without_a_flash_kernel() -> None:
-    """It keeps 1,024 bytes a layer less, but nobody should leave the faster kernel for that."""
+def test_each_card_gets_the_fastest_kernel_that_runs_there() -> None:
+    """The efficient kernel keeps 1,024 bytes a layer less, but nobody should leave the faster flash kernel for that."""
     run = TrainingRun("gpt2", 8)
-    kernels = {plan.run.attention for plan in arrange(run, RTX5090).tried}
-    assert kernels == {"flash"}
+    assert {plan.run.attention for plan in arrange(run, RTX5090).tried} == {"flash"}
     old = arrange(run.replace(precision="amp-fp16", attention="efficient"), GPUS["V100-16GB"]).tried
     assert {plan.run.attention for plan in old} == {"efficient"}
+    best = fit("gpt2", "T4-16GB", global_batch=8).best
+    assert best is not None and (best.run.precision.name, best.run.attention) == ("amp-fp16", "efficient")
+    odd = TransformerConfig("odd heads", "gpt2", layers=2, hidden=60, heads=5, vocab=300, max_positions=128)
+    best = fit(odd, "T4-16GB", global_batch=4, seq_len=64, attention="eager").best
+    assert best is not None and best.run.attention == "eager", "no fused kernel takes such heads"
 
 
 def test_the_first_question_of_the_course_has_an_answer() -> None:
@@ -69,6 +72,8 @@ def test_the_first_question_of_the_course_has_an_answer() -> None:
     assert plan.path[0].peak > RTX5090.room
     assert plan.path[-1].run == plan.best.run
     assert plan.best.run.code() in str(plan)
+    back = arrange(TrainingRun("gpt2", accumulation_steps=8), GPUS["A100-80GB"])
+    assert "micro-batches: 1 of 8 instead of 8 of 1" in str(back)
 
 
 def test_what_cannot_fit_says_what_is_nearest() -> None:
@@ -119,12 +124,6 @@ def test_the_policy_keeps_no_copy_of_the_weights() -> None:
     assert estimate(policy)["weight_copies"] == 0 and saved > copies
 
 
-def test_an_older_card_gets_what_it_can_run() -> None:
-    plan = fit("gpt2", "T4-16GB", global_batch=8)
-    assert plan.best is not None
-    assert (plan.best.run.precision.name, plan.best.run.attention) == ("amp-fp16", "efficient")
-
-
 def test_a_thousand_configurations_take_a_few_hundred_calls_each() -> None:
     fit("gpt2-xl", "RTX5090-32GB", global_batch=32, may_change=("optimizer",))  # formulas are compiled
     plans: list[Any] = []
@@ -133,34 +132,24 @@ def test_a_thousand_configurations_take_a_few_hundred_calls_each() -> None:
     assert plans[0].covered > 1000 and counted < 400 * plans[0].covered
 
 
-def test_heads_that_no_fused_kernel_takes_are_trained_with_eager_attention() -> None:
-    model = TransformerConfig("odd heads", "gpt2", layers=2, hidden=60, heads=5, vocab=300, max_positions=128)
-    plan = fit(model, "T4-16GB", global_batch=4, seq_len=64, attention="eager")
-    assert plan.best is not None and plan.best.run.attention == "eager"
-
-
-def test_a_path_back_says_where_it_began() -> None:
-    plan = arrange(TrainingRun("gpt2", accumulation_steps=8), GPUS["A100-80GB"])
-    assert "micro-batches: 1 of 8 instead of 8 of 1" in str(plan)
-
-
-def test_bad_questions_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"a T4-16GB can run none of the choices: .* does not compute in bf16"):
-        fit("gpt2", "T4-16GB", global_batch=8, precision="bf16")
-    with pytest.raises(ValueError, match="shared equally by 3 ranks"):
-        fit("gpt2", "T4-16GB", global_batch=8, world_size=3)
-    wrongs: list[dict[str, Any]] = [{"global_batch": "8"}, {"global_batch": 0}, {"global_batch": 8, "world_size": 0}]
-    for wrong in wrongs:
-        with pytest.raises(ValueError, match=f"{list(wrong)[-1]} is "):
-            fit("gpt2", "T4-16GB", **wrong)
-    with pytest.raises(ValueError, match="unknown GPU None"):
-        fit("gpt2", None, global_batch=8)  # pyrefly: ignore[bad-argument-type]
-    with pytest.raises(ValueError, match="several ranks are estimated for a whole model"):
-        fit("gpt2", "A100-80GB", global_batch=8, world_size=2, lora_rank=4)
-    with pytest.raises(ValueError, match="did you mean 'lora'"):
-        fit("gpt2", "T4-16GB", global_batch=8, may_change=("loar",))
-    with pytest.raises(ValueError, match="no rates are known of some card"):
-        arrange(TrainingRun("gpt2"), Gpu("some card", 8 * GB, (9, 0)))
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"precision": "bf16"}, r"a T4-16GB can run none of the choices: .* does not compute in bf16"),
+        ({"world_size": 3}, "shared equally by 3 ranks"),
+        ({"global_batch": "8"}, "global_batch is "),
+        ({"global_batch": 0}, "global_batch is "),
+        ({"world_size": 0}, "world_size is "),
+        ({"card": None}, "unknown GPU None"),
+        ({"card": "A100-80GB", "world_size": 2, "lora_rank": 4}, "several ranks are estimated for a whole model"),
+        ({"may_change": ("loar",)}, "did you mean 'lora'"),
+        ({"card": Gpu("some card", 8 * GB, (9, 0))}, "no rates are known of some card"),
+    ],
+)
+def test_bad_questions_are_refused(asked: dict[str, Any], said: str) -> None:
+    question: dict[str, Any] = {"model": "gpt2", "card": "T4-16GB", "global_batch": 8} | asked
+    with pytest.raises(ValueError, match=said):
+        fit(**question)
 
 
 def test_flops_are_the_papers() -> None:
@@ -171,6 +160,8 @@ def test_flops_are_the_papers() -> None:
     blocks = model_flops(run) - 6 * 2 * 2048 * run.model.hidden * run.model.vocab
     assert recomputed_flops(run.replace(recompute="full")) == blocks // 3
     assert recomputed_flops(run) == recomputed_flops(run.replace(recompute="offload")) == 0
+    mixture = TrainingRun("mixtral-8x7b")  # multiplies with its active experts only
+    assert model_flops(mixture) < 6 * mixture.model.parameters * mixture.seq_len / 3
 
 
 def test_frozen_weights_have_no_gradient_to_work_out() -> None:
@@ -179,12 +170,6 @@ def test_frozen_weights_have_no_gradient_to_work_out() -> None:
     whole, frozen = model_flops(run), model_flops(run.replace(lora_rank=16))
     core = 3 * recomputed_flops(run.replace(recompute="selective-attention"))
     assert (frozen - core) / (whole - core) == pytest.approx(2 / 3, rel=1e-12)
-
-
-def test_a_mixture_multiplies_with_its_active_experts_only() -> None:
-    run = TrainingRun("mixtral-8x7b")
-    whole = 6 * run.model.parameters * run.seq_len
-    assert model_flops(run) < whole / 3
 
 
 def test_communication_is_the_papers() -> None:
@@ -290,12 +275,8 @@ def test_activations_are_written_and_read_and_what_is_recomputed_written_again()
         moments(MEDIUM.replace(recompute=how))["end of forward"]["activations"]
         for how in ("none", "full", "selective-attention")
     )
-    for how, again in (
-        ("none", 0),
-        ("offload", 0),
-        ("full", kept - recomputed),
-        ("selective-attention", kept - selective),
-    ):
+    made_again = {"none": 0, "offload": 0, "full": kept - recomputed, "selective-attention": kept - selective}
+    for how, again in made_again.items():
         seconds = step_seconds(run.replace(recompute=how), UNIT_RATES)
         assert seconds["activations"] == pytest.approx(2 * (2 * kept + again) / 7, rel=1e-2), how
         assert seconds["offload"] == pytest.approx(2 * 2 * kept / 13 if how == "offload" else 0, rel=1e-2), how
@@ -303,9 +284,8 @@ def test_activations_are_written_and_read_and_what_is_recomputed_written_again()
 
 @pytest.mark.parametrize(("precision", "speed"), [("fp32", 5), ("tf32", 3), ("amp-bf16", 2), ("bf16", 2)])
 def test_flops_take_the_rate_of_their_format(precision: str, speed: int) -> None:
-    run = MEDIUM.replace(
-        precision=precision, attention="efficient", accumulation_steps=2, loss_chunks=4, recompute="full"
-    )
+    choices = {"precision": precision, "attention": "efficient", "recompute": "full"}
+    run = MEDIUM.replace(**choices, accumulation_steps=2, loss_chunks=4)
     seconds, again = step_seconds(run, UNIT_RATES), 2 * 1024 * 4 * 1024 * 50257
     assert seconds["model"] == pytest.approx(2 * korthikanti_model_flops(run) / speed)
     assert seconds["recomputation"] == pytest.approx(2 * (recomputed_flops(run) + again) / speed)
