@@ -60,7 +60,7 @@ def test_the_rules_show_each_rule_and_every_event_has_its_reason():
                   "which it fills", "stay free behind it", "too small for a block", "joined with free neighbors",
                   "whole segment is empty"):  # fmt: skip
         assert any(words in line for line in told), words
-    assert "a free block of 16 MiB is there, of which 12 MiB stay free" in told[1]
+    assert "a free block of 16 MiB is there, and 12 MiB stay free" in told[1]
     assert "joined" not in told[5] and "joined" in told[8]
     told = reasons(replay(trace_of("a=20 -a b=30"), 40 * MiB))
     assert "20 MiB of empty segments go back to the driver, then no free block holds it" in told[-1]

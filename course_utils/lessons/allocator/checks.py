@@ -286,7 +286,7 @@ def culprit(answer: Any) -> None:
 
 @exercise("10.5", "Out of memory with over 30 % free: you know how to make it, so you know how it is made.")
 def fragmented(answer: Any) -> None:
-    """`answer(capacity)` is a list of events of which the last, a request, fails with more than 30 % free."""
+    """`answer(capacity)` is a list of events; the last, a request, fails with more than 30 % free."""
     for capacity in (80 * MiB, 200 * MiB, 640 * MiB):
         events = [_in_whole_bytes(event) for event in call(answer, capacity=capacity, returns=(list, tuple))]
         expect(events, "Your list is empty.")

@@ -91,7 +91,7 @@ def _rest(address: int, allocator: CachingAllocator) -> str:
     if block.requested < taken - 511:
         return f", which is not split: a rest of {spelled(taken - block.requested)} is too small for a block of its own"
     if after is not None and not after.allocated:
-        return f", of which {spelled(after.size)} stay free behind it"
+        return f", and {spelled(after.size)} stay free behind it"
     return ", which it fills"
 
 

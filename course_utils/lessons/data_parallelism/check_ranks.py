@@ -15,8 +15,9 @@ from torch._C._distributed_c10d import GradBucket
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from course_utils.ranks.worker import report
+from course_utils.ranks.worker import report_on_gloo
 
+from .collectives import Wire
 from .ddp_training import averaging
 from .replicas import distance, weights
 
@@ -84,19 +85,13 @@ def reduced(ring: Any, elements: int = 5) -> bool:
     rank, ranks = dist.get_rank(), dist.get_world_size()
     parts = [torch.full((elements,), float(10**rank + part)) for part in range(ranks)]
     wanted = [sum(10**other + part for other in range(ranks)) for part in range(ranks)]
-    sending = []
+    wire, sending = Wire(), []
 
     def send(tensor: torch.Tensor, to: int) -> None:
-        work = dist.isend(copied := tensor.clone(), to)
-        assert work is not None, "every rank is in the group"
-        sending.append((copied, work))  # keeps the copy until it has been sent
+        copied = tensor.clone()
+        sending.append((copied, wire.start(copied, to)))  # keeps the copy until it has been sent
 
-    def receive(source: int) -> torch.Tensor:
-        arrived = torch.empty(elements)
-        dist.recv(arrived, source)
-        return arrived
-
-    found = ring(parts, rank, ranks, send, receive)
+    found = ring(parts, rank, ranks, send, lambda source: wire.receive(torch.empty(elements), source))
     for _, work in sending:
         work.wait()
     return [part.tolist() for part in found] == [[float(number)] * elements for number in wanted]
@@ -114,14 +109,10 @@ def outcome(kind: str, source: str, name: str) -> dict[str, Any]:
         return {"error": f"{type(error).__name__}: {error}"}
 
 
-def main() -> None:
-    """Run every function of the given file on this rank, one after the other."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    functions = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    report([outcome(*function) for function in functions])
-    dist.destroy_process_group()
+def outcomes() -> list[dict[str, Any]]:
+    """Outcomes of all functions in the given file, one after the other."""
+    return [outcome(*function) for function in json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))]
 
 
 if __name__ == "__main__":
-    main()
+    report_on_gloo(outcomes)

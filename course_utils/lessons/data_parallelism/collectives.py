@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from course_utils.ranks.worker import report
+from course_utils.ranks.worker import report_on_gloo
 
 
 @dataclass(frozen=True)
@@ -129,13 +129,5 @@ def one_rank() -> dict[str, Any]:
     return found
 
 
-def main() -> None:
-    """Run all three ways on this rank, and report."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    report(one_rank())
-    dist.destroy_process_group()
-
-
 if __name__ == "__main__":
-    main()
+    report_on_gloo(one_rank)

@@ -109,9 +109,9 @@ CELL = 40.0
 
 
 def ring_figure(found: Sequence[Mapping[str, Any]], step: int) -> Figure:
-    """What each part of each rank holds after `step` steps of a recorded ring, and the messages of that step.
+    """The numbers in each part of each rank after `step` steps of a recorded ring, and the messages of that step.
 
-    `found` is what the ranks of `collectives` report. ValueError for a step that was not recorded.
+    `found` is the ranks' report by `collectives`. ValueError for a step that was not recorded.
     """
     ranks, last = len(found), 2 * (len(found) - 1)
     if not 0 <= step <= last:
@@ -175,7 +175,7 @@ def hidden_part(step: Mapping[str, Any]) -> float:
 def overlap_figure(steps: Mapping[str, Mapping[str, Any]], title: str, provenance: str = "") -> Figure:
     """Training steps in time, one below the other: forward, backward, and each bucket from ready to reduced.
 
-    `steps` maps names to what `ddp_training` reports. ValueError without any.
+    `steps` maps names to the steps that `ddp_training` reports. ValueError without any.
     """
     if not steps:
         raise ValueError("a picture of steps needs at least one")

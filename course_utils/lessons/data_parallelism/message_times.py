@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from course_utils.ranks.worker import report
+from course_utils.ranks.worker import report_on_gloo
 
 SIZES = tuple(4 * 4**power for power in range(12))
 """Bytes, 4 to 16 MiB."""
@@ -39,19 +39,11 @@ def timed(size: int) -> list[float]:
 
 
 def one_rank() -> dict[str, Any]:
-    """Seconds of each message by its size, largest size last."""
+    """Seconds of each message by its size, largest size last. Raises ValueError unless there are two ranks."""
+    if dist.get_world_size() != 2:
+        raise ValueError(f"{dist.get_world_size()} ranks: a message goes between two")
     return {"seconds": [[size, timed(size)] for size in SIZES]}
 
 
-def main() -> None:
-    """Time all sizes on this rank, and report. Raises ValueError unless there are two ranks."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    if dist.get_world_size() != 2:
-        raise ValueError(f"{dist.get_world_size()} ranks: a message goes between two")
-    report(one_rank())
-    dist.destroy_process_group()
-
-
 if __name__ == "__main__":
-    main()
+    report_on_gloo(one_rank)

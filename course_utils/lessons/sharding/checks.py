@@ -514,21 +514,24 @@ def activations_right(s: int, b: int, h: int, a: int, t: int, sequence: bool) ->
     return s * b * h * (whole + (34 - whole + 5 * a * s / h) / t)
 
 
+def _with(**changes: Any) -> Callable[..., float]:
+    """The bytes with some arguments in another way."""
+    return lambda *case: activations_right(**{**by_name(ACTIVATION_NAMES, case), **changes})
+
+
 ACTIVATION_MISTAKES: Mistakes = {
-    "You divide all by t, with sequence parallelism and without. What stays whole on every rank without it?": (
-        lambda s, b, h, a, t, q: activations_right(s, b, h, a, t, True)
+    "You divide all by t, with sequence parallelism and without. What stays whole on every rank without it?": _with(
+        sequence=True
     ),
-    "You keep the 10 whole even with sequence parallelism. It is what that splits.": (
-        lambda s, b, h, a, t, q: activations_right(s, b, h, a, t, False)
-    ),
-    "That is one GPU: t is missing.": lambda s, b, h, a, t, q: activations_right(s, b, h, a, 1, q),
-    "The attention scores are missing: 5·a·s²·b bytes.": (lambda s, b, h, a, t, q: activations_right(s, b, h, 0, t, q)),
+    "You keep the 10 whole even with sequence parallelism. It is what that splits.": _with(sequence=False),
+    "That is one GPU: t is missing.": _with(t=1),
+    "The attention scores are missing: 5·a·s²·b bytes.": _with(a=0),
     "Attention scores are split, too: each rank has a part of the heads.": (
         lambda s, b, h, a, t, q: activations_right(s, b, h, 0, t, q) + 5 * a * s * s * b
     ),
     "34 is in bytes already: no further 2.": lambda *case: 2 * activations_right(*case),
     "The two cases are turned round.": lambda s, b, h, a, t, q: activations_right(s, b, h, a, t, not q),
-    "That is one sequence. There are b of them.": lambda s, b, h, a, t, q: activations_right(s, 1, h, a, t, q),
+    "That is one sequence. There are b of them.": _with(b=1),
 }
 
 

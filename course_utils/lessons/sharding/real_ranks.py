@@ -27,7 +27,7 @@ from course_utils.measuring.tracing import SEED, follow, today, torch_release
 from course_utils.measuring.tracker import Tracker
 from course_utils.models import TransformerConfig
 from course_utils.ranks.launch import run_ranks, why_no_ranks
-from course_utils.ranks.worker import report
+from course_utils.ranks.worker import report_on_gloo
 from course_utils.run import TrainingRun
 
 from .zero import sent_elements
@@ -173,14 +173,10 @@ def trained(run: TrainingRun) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Train each run on this rank, tracked, and report."""
-    runs = pickle.loads(base64.b64decode(sys.argv[1]))
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    report([trained(run) for run in runs])
-    dist.destroy_process_group()
+def all_trained() -> list[dict[str, Any]]:
+    """This rank's steps of all runs that the command line holds."""
+    return [trained(run) for run in pickle.loads(base64.b64decode(sys.argv[1]))]
 
 
 if __name__ == "__main__":
-    main()
+    report_on_gloo(all_trained)

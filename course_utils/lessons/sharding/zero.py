@@ -104,7 +104,7 @@ def _sharded_terms(run: TrainingRun, rank: int) -> dict[str, int]:
 
 
 def own_rows(shape: tuple[int, ...], ranks: int, rank: int) -> tuple[int, ...]:
-    """The piece of a parameter that `rank` owns: ⌈rows / D⌉ rows, of which the last ranks may have fewer, or none."""
+    """The piece of a parameter that `rank` owns: ⌈rows / D⌉ rows; the last ranks may have fewer, or none."""
     each = shard_shape(shape, ranks)[0]
     return (max(0, min(each, shape[0] - rank * each)), *shape[1:])
 
@@ -119,7 +119,7 @@ def padded_elements(run: TrainingRun) -> tuple[int, int]:
 def gathered_terms(run: TrainingRun) -> dict[str, int]:
     """Bytes of communication while a block goes backward at stage 3 of FSDP2, by name: that kind at the peak.
 
-    What is outside the blocks is one unit, gathered from forward to the end of backward. Raises like `fsdp_groups`.
+    Parameters outside the blocks are one unit, gathered from forward to the end of backward. Raises like `fsdp_groups`.
     """
     outer, block = fsdp_groups(run)[:2]
     return {
