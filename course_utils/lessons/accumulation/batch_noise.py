@@ -31,10 +31,9 @@ class Noise(NamedTuple):
         return self.signal + self.noise / batch
 
 
-def sequence_gradients(model: torch.nn.Module, count: int = 256, seed: int = 1) -> torch.Tensor:
+def sequence_gradients(model: torch.nn.Module, count: int = 256) -> torch.Tensor:
     """The gradient of each of `count` sequences on its own, one a row (fp32)."""
-    parts = micro_batches(count, size=1, seed=seed)
-    return torch.stack([gradient_of(mean_loss(model, part), model) for part in parts])
+    return torch.stack([gradient_of(mean_loss(model, part), model) for part in micro_batches(count, size=1, seed=1)])
 
 
 def noise_of(gradients: torch.Tensor) -> Noise:
@@ -76,9 +75,7 @@ STEP = 0.02
 """The length of the step that is tried, in gradients: from it and the slope follows the parabola."""
 
 
-def gains(
-    model: torch.nn.Module, sizes: Sequence[int], count: int = 128, draws: int = 40, seed: int = 0
-) -> list[float]:
+def gains(model: torch.nn.Module, sizes: Sequence[int], count: int = 128, draws: int = 40) -> list[float]:
     """The fall of the loss in one step along a batch's gradient, in parts of that along the gradient of all.
 
     For each of `sizes` the mean over `draws` random batches, with the length of step that is best for that size. The
@@ -86,7 +83,7 @@ def gains(
     """
     rows, everything = sequence_gradients(model, count), joined(micro_batches(count, size=1, seed=1))
     start = torch.nn.utils.parameters_to_vector(model.parameters()).detach().clone()
-    whole, dice = rows.mean(0), torch.Generator().manual_seed(seed)
+    whole, dice = rows.mean(0), torch.Generator().manual_seed(0)
 
     def loss(theta: torch.Tensor) -> float:
         torch.nn.utils.vector_to_parameters(theta, model.parameters())

@@ -84,7 +84,7 @@ def common_loop(model: nn.Module, optimizer: torch.optim.Optimizer, parts: Seque
 
 
 def trial(one_pass: Any, count: int, k: int) -> float:
-    """How far two passes with `one_pass` end from where the large batches end, in parts of their way."""
+    """Distance between the ends of two passes with `one_pass` and with large batches, in parts of the latter's way."""
     start, right, got = (walked(loop, count, k)[0] for loop in (lambda *_: None, by_batches, one_pass))
     return ((got - right).norm() / (right - start).norm()).item()
 

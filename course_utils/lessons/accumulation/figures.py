@@ -88,16 +88,13 @@ def _walk(canvas: Canvas, places: Sequence[Point], goal: Point) -> None:
     canvas.halo_text(x + 7, y + 17, "start", 12)
 
 
-# ---------------------------------------------------------------------------------------------- published, and our own
-
-
 def beside(theirs: Sequence[Published | None], ours: Sequence[Outcome], title: str, provenance: str = "") -> Figure:
     """Test errors in percent, a row for each setting: published on the left (None where there is none), ours right.
 
     A thin line spans one standard deviation to either side. ValueError unless the rows pair up.
     """
     if not ours or len(theirs) != len(ours):
-        raise ValueError(f"{len(theirs)} published rows beside {len(ours)} of ours: they go in pairs, at least one")
+        raise ValueError(f"{len(theirs)} published rows next to {len(ours)} of ours: they go in pairs, at least one")
     canvas = Canvas()
     top = canvas.title(title) + 34
     label = max(text_width(outcome.setting.name, 13) for outcome in ours) + MARGIN + 10

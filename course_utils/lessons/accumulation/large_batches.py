@@ -19,8 +19,6 @@ from course_utils.errors import unknown
 KNOWN = ("sgd", "adam")
 """Optimizers; "sgd" has momentum where it trains."""
 
-# ------------------------------------------------------------------------------------------------------------ schedules
-
 
 def scaled(rate: float, k: float, optimizer: str = "sgd") -> float:
     """The rate for a batch k times as large: k·rate for "sgd" (Goyal et al. 2017), √k·rate for "adam" (Granziol et al.
@@ -38,8 +36,6 @@ def warm_up(t: float, steps: float, peak: float, start: float = 0.0) -> float:
     """
     return peak if t >= steps else start + (peak - start) * t / steps
 
-
-# ------------------------------------------------------------------------------------------------------- the classifier
 
 SMALL, K = 16, 32
 """The small batch, and how many times as large the large one is: 16 and 512, as Goyal et al.'s 256 and 8,192."""
@@ -82,10 +78,10 @@ class Outcome(NamedTuple):
         return stdev(self.errors)
 
 
-def table(base: float = BASE, optimizer: str = "sgd") -> list[Setting]:
+def table() -> list[Setting]:
     """The rows of Goyal et al.'s table for this classifier, and one more: the scaled rate without a warm-up.
 
-    n is the small batch, η is `base`.
+    n is the small batch, η is BASE.
     """
     rows = [
         ("n, η/2", SMALL, 0.5, None),
@@ -98,15 +94,19 @@ def table(base: float = BASE, optimizer: str = "sgd") -> list[Setting]:
         (f"{K}n, √{K}·η", SMALL * K, math.sqrt(K), 1),
         (f"{K}n, {K}·2η, no warm-up", SMALL * K, 2 * K, None),
     ]
-    return [Setting(name, batch, factor * base, warm and warm * base, optimizer) for name, batch, factor, warm in rows]
+    return [Setting(name, batch, factor * BASE, warm and warm * BASE) for name, batch, factor, warm in rows]
 
 
-def adam_table(base: float = ADAM_BASE) -> list[Setting]:
+def adam_table() -> list[Setting]:
     """Adam's: the small batch, and the large one unscaled, by √k and by k without a warm-up, and by k with one."""
-    factors = {"η": 1.0, f"√{K}·η": math.sqrt(K), f"{K}·η": float(K)}
-    large = [Setting(f"{K}n, {words}", SMALL * K, f * base, None, "adam") for words, f in factors.items()]
-    warmed = Setting(f"{K}n, {K}·η, warm-up", SMALL * K, K * base, base, "adam")
-    return [Setting("n, η", SMALL, base, None, "adam"), *large, warmed]
+    rows = [
+        ("n, η", SMALL, 1.0, None),
+        (f"{K}n, η", SMALL * K, 1.0, None),
+        (f"{K}n, √{K}·η", SMALL * K, math.sqrt(K), None),
+        (f"{K}n, {K}·η", SMALL * K, K, None),
+        (f"{K}n, {K}·η, warm-up", SMALL * K, K, ADAM_BASE),
+    ]
+    return [Setting(name, batch, factor * ADAM_BASE, warm, "adam") for name, batch, factor, warm in rows]
 
 
 @cache

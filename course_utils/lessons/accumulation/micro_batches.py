@@ -22,20 +22,15 @@ IGNORED = -100
 RATE = 0.1
 
 
-# ------------------------------------------------------------------------------------------------------------- batches
-
-
 def micro_batches(count: int, size: int = 4, seq_len: int = 32, seed: int = 0) -> list[MicroBatch]:
     """`count` micro-batches of `size` sequences each, the same for the same `seed`."""
     return [(tokens, targets) for tokens, targets in batches(count, size, seq_len, seed)]
 
 
-def uneven(count: int, size: int = 4, seq_len: int = 32, seed: int = 0) -> list[MicroBatch]:
-    """The same, but only the first part of each sequence is text: from an eighth in the first micro-batch to all in the
-    last. The rest is padding.
-    """
+def uneven(count: int, size: int = 4, seq_len: int = 32) -> list[MicroBatch]:
+    """Micro-batches whose sequences begin with text, an eighth in the first to all in the last; the rest is padding."""
     made = []
-    for index, (tokens, targets) in enumerate(micro_batches(count, size, seq_len, seed)):
+    for index, (tokens, targets) in enumerate(micro_batches(count, size, seq_len)):
         kept = max(1, seq_len * (1 + 7 * index // max(count - 1, 1)) // 8)
         made.append((tokens, targets.masked_fill(torch.arange(seq_len) >= kept, IGNORED)))
     return made
@@ -50,9 +45,6 @@ def joined(parts: Iterable[MicroBatch]) -> MicroBatch:
 def counted_tokens(part: MicroBatch) -> int:
     """Tokens that the loss counts: those that are no padding."""
     return int((part[1] != IGNORED).sum())
-
-
-# ------------------------------------------------------------------------------------------------- losses and gradients
 
 
 def mean_loss(model: torch.nn.Module, part: MicroBatch) -> torch.Tensor:
@@ -78,8 +70,6 @@ def relative_distance(one: torch.Tensor, other: torch.Tensor) -> float:
     """The length of the difference, as a part of the length of `other`."""
     return ((one - other).norm() / other.norm()).item()
 
-
-# ------------------------------------------------------------------------------------------------ right, and four wrong
 
 Loop = Callable[[torch.nn.Module, torch.optim.Optimizer, Sequence[MicroBatch], int], None]
 """One pass over micro-batches that steps once for every group of k of them."""
@@ -154,7 +144,7 @@ LOOPS: dict[str, Loop] = {
 
 
 def moved(loop: Loop, parts: Sequence[MicroBatch], k: int, optimizer: str = "sgd") -> torch.Tensor:
-    """How far one pass with `loop` moves the parameters of a fresh character model, as one long vector.
+    """Move of the parameters of a fresh character model in one pass with `loop`, as one long vector.
 
     `optimizer` is "sgd" (rate 0.1) or "adam" (rate 0.001). ValueError for another one.
     """
@@ -173,10 +163,7 @@ def distances(parts: Sequence[MicroBatch], k: int, optimizer: str = "sgd") -> di
     return {name: relative_distance(moved(loop, parts, k, optimizer), right) for name, loop in LOOPS.items()}
 
 
-# ------------------------------------------------------------------------------------------------ 16-bit accumulators
-
-
-def accumulator_errors(counts: Sequence[int], dtype: torch.dtype, size: int = 4) -> list[float]:
+def accumulator_errors(counts: Sequence[int], dtype: torch.dtype) -> list[float]:
     """Relative error of a gradient added up over so many micro-batches in an accumulator of `dtype`.
 
     Each micro-batch's gradient is computed in fp32 and rounded to `dtype` when it is added, as a backward pass adds to
@@ -186,7 +173,7 @@ def accumulator_errors(counts: Sequence[int], dtype: torch.dtype, size: int = 4)
     weights = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
     exact, sums = torch.zeros_like(weights, dtype=torch.float64), torch.zeros_like(weights, dtype=dtype)
     errors = {}
-    for number, part in enumerate(micro_batches(max(counts), size), 1):
+    for number, part in enumerate(micro_batches(max(counts)), 1):
         one = gradient_of(mean_loss(model, part), model)
         exact += one
         sums += one.to(dtype)
@@ -194,8 +181,6 @@ def accumulator_errors(counts: Sequence[int], dtype: torch.dtype, size: int = 4)
             errors[number] = relative_distance(sums.double(), exact)
     return [errors[count] for count in counts]
 
-
-# ---------------------------------------------------------------------------------------------------------- paths of θ
 
 Point = tuple[float, float]
 

@@ -32,9 +32,9 @@ def kept_bytes(run: TrainingRun) -> int:
     return activation_bytes(run) + sum_bytes(loss_saved(run))
 
 
-def largest_fitting(run: TrainingRun, memory: int, batches: Sequence[int] = BATCHES) -> int:
-    """Number of `batches`, smallest first, whose step has an estimated peak of no more than `memory` bytes."""
-    return bisect_right(batches, memory, key=lambda b: estimate(run.replace(micro_batch=b)).total)
+def largest_fitting(run: TrainingRun, memory: int) -> int:
+    """Number of BATCHES, smallest first, whose step has an estimated peak of no more than `memory` bytes."""
+    return bisect_right(BATCHES, memory, key=lambda b: estimate(run.replace(micro_batch=b)).total)
 
 
 def lengths(run: TrainingRun) -> list[int]:

@@ -26,8 +26,6 @@ LETTERS = {"c": "2", "r": "4", "sb": "s·b", "kv": "g·d", "qkv": "3·h", "s32":
 EAGER, FLASH = LINE_COLOURS[3], LINE_COLOURS[2]
 """Two lines of activations: neither has the color of another kind of memory."""
 
-# ------------------------------------------------------------------------------------------------ a block's ledger
-
 
 @dataclass(frozen=True, repr=False)
 class BlockLedger:
@@ -144,22 +142,16 @@ def spelled(formula: str) -> str:
     return "·".join(LETTERS.get(symbol, symbol) for symbol in formula.split("·"))
 
 
-# -------------------------------------------------------------------------------------------- one block, many variants
-
-
 def per_token(run: TrainingRun) -> float:
     """Bytes that one block keeps by the estimate, per s·b·h."""
     return sum(item.size for item in block_saved(run)) / (run.seq_len * run.micro_batch * run.model.hidden)
 
 
 def measured_per_token(run: TrainingRun) -> float:
-    """The same from steps that `measure` runs, of three blocks and of two: what the third added when forward ended."""
+    """Bytes per s·b·h that a third block adds at the end of forward, from two steps that `measure` runs."""
     two, three = (measure(run.replace(model=replace(run.model, layers=layers))) for layers in (2, 3))
     added = three.moments["end of forward"]["activations"] - two.moments["end of forward"]["activations"]
     return added / (run.seq_len * run.micro_batch * run.model.hidden)
-
-
-# --------------------------------------------------------------------------------------------- linear in b, not in s
 
 
 def swept(run: TrainingRun, field: str, sizes: Sequence[int]) -> dict[int, int]:
@@ -168,7 +160,7 @@ def swept(run: TrainingRun, field: str, sizes: Sequence[int]) -> dict[int, int]:
 
 
 def swept_in_steps(run: TrainingRun, field: str, sizes: Sequence[int]) -> dict[int, int]:
-    """The same, from steps that `measure` runs."""
+    """Bytes of activations at the end of forward for each value of `field`, from steps that `measure` runs."""
     steps = {size: measure(run.replace(**{field: size})) for size in sizes}
     return {size: step.moments["end of forward"]["activations"] for size, step in steps.items()}
 

@@ -64,7 +64,7 @@ def stage_memory(run: TrainingRun, schedule: str, stages: int, micro_batches: in
 
     `run.micro_batch` is one micro-batch's sequences. Transients of backward and of the optimizer are not counted.
     Whole blocks may be recomputed, K of them from one checkpoint ("full": 1; with all of a stage's it is GPipe's own
-    way): then one stretch of them has all of its activations at a time, beside its checkpoint, and on the last stage
+    way): then one stretch of them has all of its activations at a time, next to its checkpoint, and on the last stage
     not before the loss and head of that micro-batch have let theirs go. PipeDream keeps the weights once for each
     version in use: the ones beyond the first are `weight_copies`. Raises ValueError for another kind of recomputation,
     and for sizes that cannot be.

@@ -74,7 +74,7 @@ def gradients(layers: nn.Module) -> list[list[float]]:
 
 
 def whole_gradients() -> list[list[float]]:
-    """The same of one process that runs all layers on the whole batch."""
+    """The gradients of one process that runs all layers on the whole batch."""
     layers, (x, target) = network(), batch()
     loss(layers(x), target).backward()
     return gradients(layers)

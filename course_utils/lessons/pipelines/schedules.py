@@ -62,7 +62,7 @@ class Pipeline:
         return [work for work in self.works if work.stage == stage]
 
     def order(self, stage: int) -> list[str]:
-        """The same as text: F0, F1, B0, …"""
+        """The works of one stage as text: F0, F1, B0, …"""
         return [f"{work.kind}{work.micro}" for work in self.of_stage(stage)]
 
     def kept(self, stage: int) -> list[tuple[float, int]]:

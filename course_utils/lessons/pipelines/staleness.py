@@ -28,7 +28,7 @@ def largest_rate(late: int) -> float:
 
 
 def found_rate(late: int, steps: int = 4000) -> float:
-    """The same by trying, to 0.0005: a rate settles if the last swings are smaller than those halfway."""
+    """The largest rate by trying, to 0.0005: a rate settles if the last swings are smaller than those halfway."""
     low, high = 0.0, 4.0
     while high - low > 5e-4:
         middle = (low + high) / 2

@@ -111,9 +111,6 @@ def _curve(canvas: Canvas, schedule: Schedule, at: int, top: float) -> float:
     return bottom
 
 
-# ------------------------------------------------------------------------------------------------------ policies
-
-
 def pareto(points: Mapping[str, tuple[float, int]], title: str, provenance: str = "", unit: str = "GB") -> Figure:
     """Each policy as a dot: percent of the step's arithmetic that it adds against bytes at its peak.
 

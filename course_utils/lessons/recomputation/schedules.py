@@ -101,9 +101,6 @@ def _check(name: str, value: int) -> None:
         raise ValueError(f"{name} is {value!r}: choose a whole number from 1 to {MOST_NODES}")
 
 
-# --------------------------------------------------------------------------------------------------- closed forms
-
-
 def memory_every(nodes: int, k: int, inside: float = 1) -> float:
     """Memory, in checkpoints, when every k-th input of `nodes` is kept: n/k + c·k where k divides n.
 
