@@ -162,10 +162,7 @@ run_alone({cells!r}, {checks!r}, limits(), {held!r})
 
 @pytest.mark.skipif(not LINUX, reason="elsewhere a notebook that is graded outlives a grader that is killed")
 def test_nothing_outlives_a_grader_that_is_killed(held: Isolation) -> None:
-    asleep = cells(
-        sleeps="import os, time\nos.fork() or os.execve('/bin/sleep', ['sleep', '4343.25'], {})\ntime.sleep(600)"
-    )
-    code = GRADER_OF_ONE.format(cells=asleep, checks=CHECKS, held=held)
+    code = GRADER_OF_ONE.format(cells=cells(sleeps=SLEEPS), checks=CHECKS, held=held)
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) as grader:
         _until(lambda: bool(_sleeping()))
         assert _sleeping()

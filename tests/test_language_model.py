@@ -7,28 +7,19 @@ import torch
 from torch.nn.functional import linear
 
 from course_utils.lessons.shared import language_model as lm
-from course_utils.lessons.shared.language_model import (
-    FORMATS,
-    HalfProducts,
-    batches,
-    corpus,
-    encode,
-    language_model,
-    train_language_model,
-    vocabulary,
-)
+from course_utils.lessons.shared.language_model import FORMATS, encode, language_model, train_language_model
 
 
 def test_the_text_is_ours_short_and_plain() -> None:
-    assert 3_000 < len(corpus()) < 6_000
-    assert corpus().isascii()
-    assert "".join(vocabulary()[token] for token in encode("the harbor")) == "the harbor"
+    assert 3_000 < len(lm.corpus()) < 6_000
+    assert lm.corpus().isascii()
+    assert "".join(lm.vocabulary()[token] for token in encode("the harbor")) == "the harbor"
     with pytest.raises(ValueError, match="the corpus has no '@'"):
         encode("@")
 
 
 def test_targets_are_the_next_characters() -> None:
-    ((tokens, targets),) = batches(1, micro_batch=3, seq_len=8)
+    ((tokens, targets),) = lm.batches(1, micro_batch=3, seq_len=8)
     assert tokens.shape == targets.shape == (3, 8)
     assert torch.equal(tokens[:, 1:], targets[:, :-1])
 
@@ -48,7 +39,7 @@ def test_the_global_dice_are_left_alone() -> None:
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adamw", "adafactor", "adam8bit", "lion", "muon"])
 def test_every_optimizer_learns(optimizer: str) -> None:
     trained = train_language_model(optimizer, steps=40)
-    assert trained.losses[0] == pytest.approx(math.log(len(vocabulary())), abs=0.3)  # knows nothing yet
+    assert trained.losses[0] == pytest.approx(math.log(len(lm.vocabulary())), abs=0.3)  # knows nothing yet
     assert trained.final < 0.9 * trained.losses[0]
     assert not trained.diverged
 
@@ -116,13 +107,13 @@ def test_half_products_are_torchs_own_to_the_last_bit_or_one_beside_it() -> None
     dice = torch.Generator().manual_seed(0)
     x, weight = (torch.randn(8, 32, generator=dice).half().requires_grad_() for _ in range(2))
     plain = linear(x, weight)
-    with HalfProducts():
+    with lm.HalfProducts():
         widened = linear(x, weight)
     assert widened.dtype == torch.float16
     torch.testing.assert_close(widened, plain, rtol=2**-10, atol=2**-10)
     widened.sum().backward()
     assert x.grad is not None and x.grad.dtype == torch.float16
-    with torch.autocast("cpu", dtype=torch.float16), HalfProducts():
+    with torch.autocast("cpu", dtype=torch.float16), lm.HalfProducts():
         from_fp32 = linear(x.float(), weight.float())
     assert torch.equal(from_fp32, widened)
 
