@@ -25,18 +25,11 @@ ANSWERS = Path(__file__).with_suffix(".json")
 UNLIMITED = 2**50
 
 SETTINGS = (
-    "",
-    "expandable_segments:True",
-    "max_split_size_mb:24",
-    "max_split_size_mb:32,max_non_split_rounding_mb:40",
-    "roundup_power2_divisions:4",
-    "roundup_power2_divisions:[4:2,16:8,>:4]",
-    "large_segment_size_mb:40",
-    "large_segment_size_mb:12",
-    "expandable_segments:True,roundup_power2_divisions:8",
-    "expandable_segments:True,large_segment_size_mb:40",
-    "expandable_segments:True,max_split_size_mb:24",
-)
+    "", "expandable_segments:True", "max_split_size_mb:24", "max_split_size_mb:32,max_non_split_rounding_mb:40",
+    "roundup_power2_divisions:4", "roundup_power2_divisions:[4:2,16:8,>:4]", "large_segment_size_mb:40",
+    "large_segment_size_mb:12", "expandable_segments:True,roundup_power2_divisions:8",
+    "expandable_segments:True,large_segment_size_mb:40", "expandable_segments:True,max_split_size_mb:24",
+)  # fmt: skip
 CAPACITIES = (UNLIMITED, 1000 * MiB, 300 * MiB, 151 * MiB)
 SEEDS = (0, 1)
 CASES = [f"{capacity} {seed} {text}".strip() for text, capacity, seed in product(SETTINGS, CAPACITIES, SEEDS)]
@@ -132,12 +125,8 @@ def compiled(folder: Path) -> Path:
     includes = [f"-I{path}" for path in (folder, *_includes(), home / "include")]
     source = Path(__file__).with_suffix(".cpp")
     libraries = [
-        f"-L{home / 'lib'}",
-        "-lc10_cuda",
-        "-lc10",
-        str(runtime),
-        f"-Wl,-rpath,{home / 'lib'}:{runtime.parent}",
-    ]
+        f"-L{home / 'lib'}", "-lc10_cuda", "-lc10", str(runtime), f"-Wl,-rpath,{home / 'lib'}:{runtime.parent}",
+    ]  # fmt: skip
     command = ["g++", "-std=c++20", "-w", "-rdynamic", *includes, str(source), "-o", str(program), *libraries]
     subprocess.run(command, check=True, capture_output=True, text=True)
     return program

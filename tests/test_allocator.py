@@ -127,14 +127,10 @@ def test_a_request_grows_past_a_free_block_where_a_split_segment_would_be_out_of
 # Whatever the trace
 
 CHOICES: tuple[dict[str, Any], ...] = (
-    {},
-    {"capacity": 150 * MiB},
-    {"max_split_size_mb": 32, "capacity": 150 * MiB},
-    {"roundup_power2_divisions": 4},
-    {"expandable_segments": True},
-    {"expandable_segments": True, "capacity": 120 * MiB},
+    {}, {"capacity": 150 * MiB}, {"max_split_size_mb": 32, "capacity": 150 * MiB}, {"roundup_power2_divisions": 4},
+    {"expandable_segments": True}, {"expandable_segments": True, "capacity": 120 * MiB},
     {"expandable_segments": True, "max_split_size_mb": 24, "capacity": 120 * MiB},
-)
+)  # fmt: skip
 
 
 def check(allocator: CachingAllocator, live: dict[int, int]) -> None:
@@ -205,40 +201,21 @@ def test_nothing_is_freed_twice():
 # Settings
 
 GOOD = (
-    "expandable_segments:True",
-    "expandable_segments:False",
-    "max_split_size_mb:20",
-    "max_split_size_mb:128,expandable_segments:True",
-    " max_split_size_mb : 128 , ",
-    "large_segment_size_mb:11",
-    "large_segment_size_mb:40,max_split_size_mb:40",
-    "max_non_split_rounding_mb:30",
-    "roundup_power2_divisions:8",
-    "roundup_power2_divisions:1",
-    "roundup_power2_divisions:[256:1,512:2,1024:4,>:8]",
-    "roundup_power2_divisions:[64:8,128:2,256:4,512:2,1024:4,>:1]",
-    "roundup_power2_divisions:[256:2,1024:4]",
-    "roundup_power2_divisions:[1024:4,256:2]",
-    "roundup_power2_divisions:[>:4]",
-    "roundup_power2_divisions:[>:4,8:16]",
-    "roundup_power2_divisions:[131072:4]",
-    "roundup_power2_divisions:[]",
-    "pinned_use_background_threads:True",
-    "",
-)
+    "expandable_segments:True", "expandable_segments:False", "max_split_size_mb:20",
+    "max_split_size_mb:128,expandable_segments:True", " max_split_size_mb : 128 , ", "large_segment_size_mb:11",
+    "large_segment_size_mb:40,max_split_size_mb:40", "max_non_split_rounding_mb:30", "roundup_power2_divisions:8",
+    "roundup_power2_divisions:1", "roundup_power2_divisions:[256:1,512:2,1024:4,>:8]",
+    "roundup_power2_divisions:[64:8,128:2,256:4,512:2,1024:4,>:1]", "roundup_power2_divisions:[256:2,1024:4]",
+    "roundup_power2_divisions:[1024:4,256:2]", "roundup_power2_divisions:[>:4]",
+    "roundup_power2_divisions:[>:4,8:16]", "roundup_power2_divisions:[131072:4]", "roundup_power2_divisions:[]",
+    "pinned_use_background_threads:True", "",
+)  # fmt: skip
 BAD = (
-    "expandable_segments:true",
-    "max_split_size_mb:19",
-    "max_split_size_mb:x",
-    "max_split_size_mb",
-    "large_segment_size_mb:10",
-    "large_segment_size_mb:40,max_split_size_mb:30",
-    "max_non_split_rounding_mb:10",
-    "roundup_power2_divisions:3",
-    "roundup_power2_divisions:0",
-    "roundup_power2_divisions:[300:1]",
+    "expandable_segments:true", "max_split_size_mb:19", "max_split_size_mb:x", "max_split_size_mb",
+    "large_segment_size_mb:10", "large_segment_size_mb:40,max_split_size_mb:30", "max_non_split_rounding_mb:10",
+    "roundup_power2_divisions:3", "roundup_power2_divisions:0", "roundup_power2_divisions:[300:1]",
     "roundup_power2_divisions:[256:3]",
-)
+)  # fmt: skip
 
 ASK_TORCH = """
 import ctypes, json, os, sys, torch
@@ -284,27 +261,20 @@ def test_settings_that_torch_refuses_are_refused(text, torch_says):
         settings(text)
 
 
-@pytest.mark.parametrize(
-    ("text", "choices"),
-    [
-        ("expandable_segments:True,max_split_size_mb:128", {"expandable_segments": True, "max_split_size_mb": 128}),
-        ("roundup_power2_divisions:[256:1,>:8]", {"roundup_power2_divisions": {256: 1, ">": 8}}),
-        ("backend:native", {}),
-    ],
-)
+@pytest.mark.parametrize(("text", "choices"), [
+    ("expandable_segments:True,max_split_size_mb:128", {"expandable_segments": True, "max_split_size_mb": 128}),
+    ("roundup_power2_divisions:[256:1,>:8]", {"roundup_power2_divisions": {256: 1, ">": 8}}), ("backend:native", {}),
+])  # fmt: skip
 def test_settings_become_choices(text, choices):
     assert settings(text) == choices
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("expandable_segment:True", "did you mean 'expandable_segments'"),
-        ("_divisions:8", "unknown allocator setting '_divisions'"),
-        ("garbage_collection_threshold:0.8", "garbage_collection_threshold is not replayed: it frees by the age"),
-        ("backend:cudaMallocAsync", "backend is not replayed"),
-    ],
-)
+@pytest.mark.parametrize(("text", "words"), [
+    ("expandable_segment:True", "did you mean 'expandable_segments'"),
+    ("_divisions:8", "unknown allocator setting '_divisions'"),
+    ("garbage_collection_threshold:0.8", "garbage_collection_threshold is not replayed: it frees by the age"),
+    ("backend:cudaMallocAsync", "backend is not replayed"),
+])  # fmt: skip
 def test_settings_that_are_not_replayed_say_why(text, words):
     with pytest.raises(ValueError, match=words):
         settings(text)

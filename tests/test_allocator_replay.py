@@ -62,16 +62,11 @@ def test_blocks_are_as_they_were_at_an_event():
     assert (empty.peak_allocated, empty.peak_event, empty.blocks_at()) == (0, 0, []) and repr(empty)
 
 
-@pytest.mark.parametrize(
-    ("events", "words"),
-    [
-        ([(512, "a"), (512, "a")], "event 2 allocates 'a', which is allocated already"),
-        ([(-512, "a")], "event 1 is .-512, 'a'.: a free is minus the bytes"),
-        ([(512, "a"), (-1024, "a")], "event 2"),
-        ([(0, "a")], "event 1"),
-        ([(512, "a"), (0, "a")], "event 2 is .0, 'a'.: a free"),
-    ],
-)
+@pytest.mark.parametrize(("events", "words"), [
+    ([(512, "a"), (512, "a")], "event 2 allocates 'a', which is allocated already"),
+    ([(-512, "a")], "event 1 is .-512, 'a'.: a free is minus the bytes"), ([(512, "a"), (-1024, "a")], "event 2"),
+    ([(0, "a")], "event 1"), ([(512, "a"), (0, "a")], "event 2 is .0, 'a'.: a free"),
+])  # fmt: skip
 def test_events_are_checked(events, words):
     with pytest.raises(ValueError, match=words):
         replay(events)
@@ -196,35 +191,26 @@ def test_bytes_may_be_any_kind_of_whole_number():
         replay([(512.0, "a")])  # pyrefly: ignore [bad-argument-type]
 
 
-@pytest.mark.parametrize(
-    ("source", "said"),
-    [
-        (TrainingRun("gpt2"), r"given a TrainingRun: measured = measure\(run\) first, then replay\(measured\)"),
-        ("gpt2", "given a str: a measurement, or"),
-        (None, "given a NoneType: a measurement, or"),
-        ({512: "a"}, "given a dict: a measurement, or"),
-        ([512, -512], "512 is no event: a pair of bytes and a name"),
-        ([(512, "a", 3)], "is no event: a pair of bytes and a name"),
-        ([("a", 512)], "has 'a' bytes: a whole number, negative for a free"),
-    ],
-)
+@pytest.mark.parametrize(("source", "said"), [
+    (TrainingRun("gpt2"), r"given a TrainingRun: measured = measure\(run\) first, then replay\(measured\)"),
+    ("gpt2", "given a str: a measurement, or"), (None, "given a NoneType: a measurement, or"),
+    ({512: "a"}, "given a dict: a measurement, or"), ([512, -512], "512 is no event: a pair of bytes and a name"),
+    ([(512, "a", 3)], "is no event: a pair of bytes and a name"),
+    ([("a", 512)], "has 'a' bytes: a whole number, negative for a free"),
+])  # fmt: skip
 def test_what_cannot_be_replayed_is_refused_in_words(source, said):
     with pytest.raises(TypeError, match=said):
         replay(source)
 
 
-@pytest.mark.parametrize(
-    ("thing", "said"),
-    [
-        (simulate(TrainingRun(tiny("gpt2"), 1, 16)), r"given a Measurement: replay it first: replayed = replay\(mea"),
-        (TrainingRun("gpt2"), r"given a TrainingRun: measure it and replay that: replayed = replay\(measure\(run\)\)"),
-        ([(512, "a")], r"given a list: it has to be what replay\(measured\) returns"),
-    ],
-)
-@pytest.mark.parametrize(
-    "use", [memory_map, memory_map_page, lambda thing: save_snapshot(thing, "memory.pickle")],
-    ids=["memory_map", "memory_map_page", "save_snapshot"],
-)  # fmt: skip
+@pytest.mark.parametrize(("thing", "said"), [
+    (simulate(TrainingRun(tiny("gpt2"), 1, 16)), r"given a Measurement: replay it first: replayed = replay\(mea"),
+    (TrainingRun("gpt2"), r"given a TrainingRun: measure it and replay that: replayed = replay\(measure\(run\)\)"),
+    ([(512, "a")], r"given a list: it has to be what replay\(measured\) returns"),
+])  # fmt: skip
+@pytest.mark.parametrize("use", [
+    memory_map, memory_map_page, lambda thing: save_snapshot(thing, "memory.pickle"),
+], ids=["memory_map", "memory_map_page", "save_snapshot"])  # fmt: skip
 def test_what_takes_a_replay_says_how_to_get_one(use, thing, said):
     with pytest.raises(TypeError, match=said):
         use(thing)

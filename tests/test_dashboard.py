@@ -179,19 +179,13 @@ def test_close_is_not_said_to_fit_without_a_warning():
     assert "may fail" not in verdict_words(run, card.room + 1, card)
 
 
-@pytest.mark.parametrize(
-    ("chosen", "words"),
-    [
-        ({"zero_stage": 3}, "set world_size to 2 or more"),
-        ({"seq_len": 2048}, "longer than the 1,024 positions of gpt2-xl"),
-        ({"trained": "lora-16", "world_size": 2}, "set lora_rank=0"),
-        ({"precision": "fp32"}, "flash kernel computes in 16 bits"),
-        ({"model": "gpt5"}, "unknown model 'gpt5'"),
-        ({"micro_batch": 3}, "unknown micro-batch"),
-        ({"color": 1}, "unknown control 'color'"),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("chosen", "words"), [
+    ({"zero_stage": 3}, "set world_size to 2 or more"),
+    ({"seq_len": 2048}, "longer than the 1,024 positions of gpt2-xl"),
+    ({"trained": "lora-16", "world_size": 2}, "set lora_rank=0"),
+    ({"precision": "fp32"}, "flash kernel computes in 16 bits"), ({"model": "gpt5"}, "unknown model 'gpt5'"),
+    ({"micro_batch": 3}, "unknown micro-batch"), ({"color": 1}, "unknown control 'color'"),
+], ids=str)  # fmt: skip
 def test_what_cannot_be_is_refused_in_words(chosen: dict[str, Any], words: str):
     for call in (dashboard, next_changes, best_plan):
         with pytest.raises(ValueError, match=re.escape(words)):

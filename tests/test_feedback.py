@@ -112,20 +112,15 @@ def test_right_answer_gets_one_friendly_line(capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.parametrize(
-    ("answer", "message"),
-    [
-        (3, "without parentheses"),
-        (broken, "ZeroDivisionError"),
-        (lambda size: None, "does every path end in `return`?"),
-        (lambda size: "3 GB", "returned a text, where a number is asked for"),
-        (lambda size: [size], "returned a list, where a number is asked for"),
-        (lambda size: True, "returned True or False, where a number is asked for"),
-        (lambda size: float("nan"), "not finite"),
-        (lambda: 3, "should take (size)"),
-        (lambda amount: 3, "should take (size)"),
-    ],
-)
+@pytest.mark.parametrize(("answer", "message"), [
+    (3, "without parentheses"), (broken, "ZeroDivisionError"),
+    (lambda size: None, "does every path end in `return`?"),
+    (lambda size: "3 GB", "returned a text, where a number is asked for"),
+    (lambda size: [size], "returned a list, where a number is asked for"),
+    (lambda size: True, "returned True or False, where a number is asked for"),
+    (lambda size: float("nan"), "not finite"), (lambda: 3, "should take (size)"),
+    (lambda amount: 3, "should take (size)"),
+])  # fmt: skip
 def test_answers_that_are_no_answers_are_named(answer: Any, message: str) -> None:
     assert message in says(lambda: call(answer, size=3))
     long = says(lambda: call(lambda *_, **__: None, 7, size=10**6, unit="GB", rows=list(range(1000))))
@@ -155,19 +150,13 @@ def test_other_forms_are_not_taken_for_what_they_are_not() -> None:
     assert "where a text or a whole number is asked for" in says(lambda: of_kind(0.5, (str, int)))
 
 
-@pytest.mark.parametrize(
-    ("factor", "slip"),
-    [
-        (2**30 / 10**9, "off by 1.074: GB where GiB was asked?"),
-        (10**9 / 2**30, "off by 0.931: GiB where GB was asked?"),
-        (2**20 / 10**6, "off by 1.049: MB where MiB was asked?"),
-        (8, "bits where bytes"),
-        (1 / 8, "an eighth of it"),
-        (10**9, "bytes where GB was asked?"),
-        (2**30, "bytes where GiB was asked?"),
-        (1 / 10**6, "MB where bytes were asked?"),
-    ],
-)
+@pytest.mark.parametrize(("factor", "slip"), [
+    (2**30 / 10**9, "off by 1.074: GB where GiB was asked?"),
+    (10**9 / 2**30, "off by 0.931: GiB where GB was asked?"),
+    (2**20 / 10**6, "off by 1.049: MB where MiB was asked?"), (8, "bits where bytes"), (1 / 8, "an eighth of it"),
+    (10**9, "bytes where GB was asked?"), (2**30, "bytes where GiB was asked?"),
+    (1 / 10**6, "MB where bytes were asked?"),
+])  # fmt: skip
 def test_slips_of_units_are_recognized(factor: float, slip: str) -> None:
     message = unit_slip(SECRET * factor, SECRET)
     assert message is not None and slip in message

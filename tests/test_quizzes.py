@@ -63,14 +63,10 @@ def test_choices_keep_their_places_when_only_numbers_change() -> None:
     assert [choice.why for choice in first.choices] == [choice.why for choice in second.choices]
 
 
-@pytest.mark.parametrize(
-    ("wrong", "words"),
-    [
-        ((Choice("2", "x"), Choice("3", "x")), "read alike"),
-        ((Choice("3", "x"),), "has 3 to 6 choices"),
-        ((Choice("3", ""), Choice("4", "x")), "not explained"),
-    ],
-)
+@pytest.mark.parametrize(("wrong", "words"), [
+    ((Choice("2", "x"), Choice("3", "x")), "read alike"), ((Choice("3", "x"),), "has 3 to 6 choices"),
+    ((Choice("3", ""), Choice("4", "x")), "not explained"),
+])  # fmt: skip
 def test_a_question_that_is_none_is_refused(wrong: tuple[Choice, ...], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Question("1 + 1?", Choice("2", "x"), wrong)

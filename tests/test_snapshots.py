@@ -19,12 +19,9 @@ from course_utils.units import MiB
 
 RUN = TrainingRun(shallow(GPT, 2), micro_batch=4, seq_len=256, precision="amp-bf16", attention="flash")
 CHOICES = (
-    {},
-    {"expandable_segments": True},
-    {"max_split_size_mb": 40},
-    {"roundup_power2_divisions": {4: 8, ">": 4}},
+    {}, {"expandable_segments": True}, {"max_split_size_mb": 40}, {"roundup_power2_divisions": {4: 8, ">": 4}},
     {"large_segment_size_mb": 40},
-)
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -174,20 +171,16 @@ def test_a_pickle_that_asks_for_anything_is_refused_and_runs_nothing(tmp_path):
 ODD_ENTRY = {"action": "alloc", "addr": 1, "size": "x", "stream": 0}
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (b"", "no memory snapshot, or a damaged one"),
-        (b"PK\x03\x04", "no memory snapshot, or a damaged one"),
-        (pickle.dumps({"segments": [], "device_traces": []})[:-3], "a damaged one"),
-        (pickle.dumps([1, 2]), "a dictionary with 'segments' and 'device_traces'"),
-        (pickle.dumps({"segments": 3, "device_traces": []}), "segments must be a list of dictionaries"),
-        (pickle.dumps({"segments": [{"device": 0}], "device_traces": []}), "has None for 'total_size'"),
-        (pickle.dumps({"segments": [], "device_traces": 5}), "'device_traces' is no list"),
-        (pickle.dumps({"segments": [], "device_traces": [[{"size": 3}]]}), "has no 'action'"),
-        (pickle.dumps({"segments": [], "device_traces": [[ODD_ENTRY]]}), "has 'x' for 'size'"),
-    ],
-)
+@pytest.mark.parametrize(("content", "words"), [
+    (b"", "no memory snapshot, or a damaged one"), (b"PK\x03\x04", "no memory snapshot, or a damaged one"),
+    (pickle.dumps({"segments": [], "device_traces": []})[:-3], "a damaged one"),
+    (pickle.dumps([1, 2]), "a dictionary with 'segments' and 'device_traces'"),
+    (pickle.dumps({"segments": 3, "device_traces": []}), "segments must be a list of dictionaries"),
+    (pickle.dumps({"segments": [{"device": 0}], "device_traces": []}), "has None for 'total_size'"),
+    (pickle.dumps({"segments": [], "device_traces": 5}), "'device_traces' is no list"),
+    (pickle.dumps({"segments": [], "device_traces": [[{"size": 3}]]}), "has no 'action'"),
+    (pickle.dumps({"segments": [], "device_traces": [[ODD_ENTRY]]}), "has 'x' for 'size'"),
+])  # fmt: skip
 def test_what_is_no_snapshot_is_refused_in_words(content, words, tmp_path):
     path = tmp_path / "snapshot.pickle"
     path.write_bytes(content)

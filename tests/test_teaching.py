@@ -139,14 +139,10 @@ def test_guesses_that_cannot_be_kept_are_refused_and_the_field_says_so(
     assert not field.disabled and not button.disabled  # another folder, another try
 
 
-@pytest.mark.parametrize(
-    ("platform", "variable", "base"),
-    [
-        ("linux", "XDG_STATE_HOME", ".local/state"),
-        ("darwin", "HOME", "Library/Application Support"),
-        ("win32", "LOCALAPPDATA", "AppData/Local"),
-    ],
-)
+@pytest.mark.parametrize(("platform", "variable", "base"), [
+    ("linux", "XDG_STATE_HOME", ".local/state"), ("darwin", "HOME", "Library/Application Support"),
+    ("win32", "LOCALAPPDATA", "AppData/Local"),
+])  # fmt: skip
 def test_guesses_live_where_the_system_keeps_such_things(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, platform: str, variable: str, base: str
 ) -> None:
@@ -228,22 +224,14 @@ def test_predict_and_reveal_speak_in_a_terminal(capsys: pytest.CaptureFixture[st
     ]
 
 
-@pytest.mark.parametrize(
-    ("guess", "unit", "actual", "said"),
-    [
-        (100, "GB", 100 * GB, "spot on"),
-        (104, "GB", 100 * GB, "spot on"),
-        (120, "GB", 100 * GB, "20 % too much"),
-        (80, "GB", 100 * GB, "20 % too little"),
-        (350, "GB", 100 * GB, "3.5 times too much"),
-        (0, "GB", 5 * GB, "nothing at all"),
-        (0, "GB", 0, "right"),
-        (30, "%", 33.3, "You said 30 %, it is 33.3 %: 10 % too little."),
-        (255, "", 256, "You said 255, it is 256: spot on, within 5 %."),
-        (None, "GiB", 2**30, "It is 1.0 GiB."),
-        (None, "B", 512, "It is 512 B."),
-    ],
-)
+@pytest.mark.parametrize(("guess", "unit", "actual", "said"), [
+    (100, "GB", 100 * GB, "spot on"), (104, "GB", 100 * GB, "spot on"), (120, "GB", 100 * GB, "20 % too much"),
+    (80, "GB", 100 * GB, "20 % too little"), (350, "GB", 100 * GB, "3.5 times too much"),
+    (0, "GB", 5 * GB, "nothing at all"), (0, "GB", 0, "right"),
+    (30, "%", 33.3, "You said 30 %, it is 33.3 %: 10 % too little."),
+    (255, "", 256, "You said 255, it is 256: spot on, within 5 %."), (None, "GiB", 2**30, "It is 1.0 GiB."),
+    (None, "B", 512, "It is 512 B."),
+])  # fmt: skip
 def test_verdict_says_how_far_off_the_guess_was(guess: float | None, unit: str, actual: float, said: str) -> None:
     made = Guess(guess, unit, "2026-11-21") if guess is not None else None
     revelation = Revelation(actual, made, unit)
