@@ -225,9 +225,10 @@ def test_no_cell_is_a_formula(text: str, tmp_path: Path) -> None:
 
 
 def test_no_part_of_a_cell_is_a_formula_where_semicolons_separate(tmp_path: Path) -> None:
-    one = Graded("ada", "06", {"06.1": Outcome("error", "a; b;\t=1;-2; 3 - 2 = 1")}, "", 0.0)
-    write_table([one], tmp_path / "grades.csv")
-    assert "a; b;\t'=1;'-2; 3 - 2 = 1" in (tmp_path / "grades.csv").read_text(encoding="utf-8")
+    write_table(
+        [Graded("ada", "06", {"06.1": Outcome("error", "a; b;\t=1;-2; 3 - 2 = 1")}, "", 0.0)], tmp_path / "x.csv"
+    )
+    assert "a; b;\t'=1;'-2; 3 - 2 = 1" in (tmp_path / "x.csv").read_text(encoding="utf-8")
 
 
 def test_names_cannot_write_to_the_terminal_nor_stop_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
