@@ -3,6 +3,7 @@
 import statistics
 import textwrap
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
@@ -76,19 +77,16 @@ def outcome(number: int, run: TrainingRun) -> Comparison:
     def ended(refused: str = "", failed: str = "") -> Comparison:
         return Comparison(number, str(run), run.code(), time.perf_counter() - started, refused, failed)
 
+    asked = "estimate"
     try:
         found = estimate(run)
         expected = moments(run)["end of forward"]["activations"]
-    except ValueError as error:
-        return ended(refused=f"estimate: {_one_line(error)}")
-    except Exception as error:
-        return ended(failed=f"estimate: {type(error).__name__}: {_one_line(error)}")
-    try:
+        asked = "measure"
         truth = measure(run, "simulated")
     except ValueError as error:
-        return ended(refused=f"measure: {_one_line(error)}")
+        return ended(refused=f"{asked}: {_one_line(error)}")
     except Exception as error:
-        return ended(failed=f"measure: {type(error).__name__}: {_one_line(error)}")
+        return ended(failed=f"{asked}: {type(error).__name__}: {_one_line(error)}")
     return Comparison(
         number, str(run), run.code(), time.perf_counter() - started,
         estimated=found.total, simulated=truth.peak, phases=(found.phase, truth.peak_phase),
@@ -132,9 +130,7 @@ def _summary(outcomes: Sequence[Comparison], source: str) -> Table:
         ("peak exact to the byte", sum(one.estimated == one.simulated for one in compared)),
         ("as near as promised (activations exact, peak within its bound)", sum(one.right for one in compared)),
     ]
-    notes = []
-    if off:
-        notes = [f"Peak, off by: median {statistics.median(off):.4f} %, maximum {off[-1]:.4f} %."]
+    notes = [f"Peak, off by: median {statistics.median(off):.4f} %, maximum {off[-1]:.4f} %."] if off else []
     notes += [f"Bound: {AT_MOST_PERCENT} %; with ZeRO, offloading or clipping {LOOSER_PERCENT} %."]
     groups = grouped([one.refused or one.failed for one in outcomes if not one.compared])
     notes += [f"Not compared, {count}: {reason}" for reason, count in groups.items()]
@@ -145,11 +141,10 @@ def _summary(outcomes: Sequence[Comparison], source: str) -> Table:
 
 def grouped(reasons: Iterable[str]) -> dict[str, int]:
     """Reasons and their counts, the most frequent first; those that differ in a few words count as one."""
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     for reason in reasons:
-        same = next((known for known in counts if _alike(known, reason)), reason)
-        counts[same] = counts.get(same, 0) + 1
-    return dict(sorted(counts.items(), key=lambda item: -item[1]))
+        counts[next((known for known in counts if _alike(known, reason)), reason)] += 1
+    return dict(counts.most_common())
 
 
 def _alike(first: str, second: str) -> bool:
@@ -192,10 +187,9 @@ class PublishedError:
 
     formula: Formula
     run: str
-    model: str
-    said: int = 0
-    truth: int = 0
-    refused: str = ""
+    said: int
+    truth: int
+    refused: str
 
     @property
     def percent(self) -> float:
@@ -203,21 +197,15 @@ class PublishedError:
         return 100 * (self.said / self.truth - 1)
 
 
-def published_errors(runs: Iterable[TrainingRun]) -> list[PublishedError]:
-    """Each published formula for each run against a simulated step of it. Raises like `measure`."""
-    return [error for run in runs for error in _errors_of(run, measure(run, "simulated"))]
-
-
-def _errors_of(run: TrainingRun, measured: Measurement) -> list[PublishedError]:
+def published_errors(run: TrainingRun, measured: Measurement) -> list[PublishedError]:
+    """Each published formula for a run against a simulated step of it."""
     errors = []
     for formula in FORMULAS:
         try:
-            said = formula.bytes(run)
+            said, truth, refused = formula.bytes(run), truth_of(formula.counts, measured), ""
         except ValueError as error:
-            errors.append(PublishedError(formula, str(run), run.model.name, refused=str(error)))
-        else:
-            truth = truth_of(formula.counts, measured)
-            errors.append(PublishedError(formula, str(run), run.model.name, said, truth))
+            said, truth, refused = 0, 0, str(error)
+        errors.append(PublishedError(formula, str(run), said, truth, refused))
     return errors
 
 
@@ -260,25 +248,19 @@ def published_table(quick: bool, report: Callable[[str], None]) -> Table:
         except ValueError as error:
             notes.append(f"Not measured: {run}: {_one_line(error)}")
             continue
-        errors = _errors_of(run, measured)
+        errors = published_errors(run, measured)
         all_errors += errors
         cells = ["" if error.refused else f"{error.percent:+.1f}" for error in errors]
         rows.append((str(run), f"{measured.peak / GB:.2f}", *cells))
         report(f"{run}")
     notes += [f"{f.name} ({f.source}) counts {f.counts}." for f in FORMULAS]
-    notes += [
-        "Signed, in percent of what a simulated step takes of what the formula counts; empty: it covers no such run."
-    ]
+    notes += ["Signed, in percent of a simulated step's bytes that the formula counts; empty: it covers no such run."]
     headings = ("run", "peak, GB", *(formula.name for formula in FORMULAS))
     return Table(
         "published", "The field's formulas against a step that runs", headings, tuple(rows), tuple(notes),
-        "simulated GPU", [_plain(error) for error in all_errors],
+        "simulated GPU", [{"formula": one.formula.name, "counts": one.formula.counts, "run": one.run,
+                           "said": one.said, "truth": one.truth, "refused": one.refused} for one in all_errors],
     )  # fmt: skip
-
-
-def _plain(error: PublishedError) -> dict[str, str | int]:
-    names = {"formula": error.formula.name, "counts": error.formula.counts, "run": error.run}
-    return {**names, "said": error.said, "truth": error.truth, "refused": error.refused}
 
 
 def frozen_accuracy(quick: bool, report: Callable[[str], None]) -> list[Table]:

@@ -12,19 +12,18 @@ from html import escape
 from importlib import metadata, util
 from pathlib import Path
 from types import ModuleType
+from typing import NamedTuple
 
 from ..units import format_bytes
 from .environment import nvidia_driver
 
-YES, NO, NOTE = "yes", "no", "note"
-SIGNS = {YES: "✓", NO: "✗", NOTE: "·"}
+YES, NO, NOTE = "✓", "✗", "·"
 PACKAGES = ("jupyterlab", "ipywidgets", "matplotlib", "numpy", "pytest", "nbval")
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "msedge")
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One thing looked at: its name, whether it is there (`YES`, `NO`, or `NOTE` for neither), and what was found."""
+class Finding(NamedTuple):
+    """One thing looked at: its name, `YES`, `NO`, or `NOTE` for neither, and what was found."""
 
     name: str
     verdict: str
@@ -45,34 +44,34 @@ class DoctorReport:
 
     def __str__(self) -> str:
         width = max(len(finding.name) for finding in (*self.machine, *self.course))
-        return "\n\n".join("\n".join([title, *_text_rows(part, width)]) for title, part in self.sections.items())
+        rows = {
+            title: [f"  {verdict} {name:<{width}}  {text}" for name, verdict, text in part]
+            for title, part in self.sections.items()
+        }
+        return "\n\n".join("\n".join([title, *lines]) for title, lines in rows.items())
 
     def _repr_html_(self) -> str:
-        head = "<tr><th colspan='3' style='text-align:left'>{}</th></tr>"
-        rows = "".join(head.format(title) + _html_rows(part) for title, part in self.sections.items())
-        return f"<table>{rows}</table>"
-
-
-def _text_rows(findings: tuple[Finding, ...], width: int) -> list[str]:
-    return [f"  {SIGNS[finding.verdict]} {finding.name:<{width}}  {finding.text}" for finding in findings]
-
-
-def _html_rows(findings: tuple[Finding, ...]) -> str:
-    left = "<td style='text-align:left'>"
-    return "".join(
-        f"<tr><td>{SIGNS[finding.verdict]}</td>{left}{escape(finding.name)}</td>{left}{escape(finding.text)}</td></tr>"
-        for finding in findings
-    )
+        left, html = "<td style='text-align:left'>", ""
+        for title, part in self.sections.items():
+            html += f"<tr><th colspan='3' style='text-align:left'>{title}</th></tr>"
+            for name, verdict, text in part:
+                html += f"<tr><td>{verdict}</td>{left}{escape(name)}</td>{left}{escape(text)}</td></tr>"
+        return f"<table>{html}</table>"
 
 
 def report() -> DoctorReport:
-    """Looks at this machine, from the Python that runs it. Takes as long as importing torch."""
+    """Look at this machine, from the Python that runs it. Takes as long as importing torch."""
     torch, problem = load_torch()
+    simulated = (False, "needs torch")
+    if torch:
+        from ..measuring.simulated import availability
+
+        simulated = availability()
     gpus = gpu_findings(torch) if torch else ()
     has_gpu = any(finding.verdict == YES for finding in gpus)
     rest = (memory_finding(), packages_finding(), browser_finding())
     machine = (python_finding(), torch_finding(torch, problem), *gpus, *rest)
-    return DoctorReport(machine, course_findings(torch is not None, has_gpu, simulated_gpu(torch)))
+    return DoctorReport(machine, course_findings(torch is not None, has_gpu, simulated))
 
 
 # The machine
@@ -90,7 +89,7 @@ def load_torch() -> tuple[ModuleType | None, str]:
 
 
 def python_finding() -> Finding:
-    """The Python in use, and whether it is the course's own."""
+    """The Python in use, the course's own or another."""
     own = Path(sys.prefix).name == ".venv" and (Path(sys.prefix) / "course-setup.json").exists()
     whose = "the course's own environment" if own else "not the environment that the course makes for itself"
     return Finding("Python", NOTE, f"{platform.python_version()} on {platform.system()} {platform.machine()}, {whose}")
@@ -141,29 +140,19 @@ def capability_text(capability: tuple[int, int]) -> str:
 
 def memory_finding() -> Finding:
     """The memory of the machine itself; simulating needs about one GB of it."""
-    free, total = host_memory()
-    if total == 0:
-        return Finding("memory", NOTE, "this system does not say how much it has")
-    text = f"{format_bytes(total, 'GB', 1)}" + (f", {format_bytes(free, 'GB', 1)} free" if free else "")
-    return Finding("memory", NOTE, text)
-
-
-def host_memory() -> tuple[int, int]:
-    """Bytes free and in total, zero where the system does not say without extra packages."""
     names = getattr(os, "sysconf_names", {})
     if "SC_PHYS_PAGES" not in names:
-        return 0, 0
+        return Finding("memory", NOTE, "this system does not say how much it has")
     page = os.sysconf("SC_PAGE_SIZE")
-    available = _meminfo("MemAvailable") or (os.sysconf("SC_AVPHYS_PAGES") * page if "SC_AVPHYS_PAGES" in names else 0)
-    return available, os.sysconf("SC_PHYS_PAGES") * page
+    free = _meminfo("MemAvailable") or (os.sysconf("SC_AVPHYS_PAGES") * page if "SC_AVPHYS_PAGES" in names else 0)
+    text = format_bytes(os.sysconf("SC_PHYS_PAGES") * page, "GB", 1)
+    return Finding("memory", NOTE, text + (f", {format_bytes(free, 'GB', 1)} free" if free else ""))
 
 
 def _meminfo(name: str) -> int:
     """Bytes under that name in Linux's /proc/meminfo (which counts reclaimable caches as available), or 0."""
     table = Path("/proc/meminfo")
-    if not table.exists():
-        return 0
-    rows = (line.split() for line in table.read_text(encoding="ascii").splitlines())
+    rows = (line.split() for line in table.read_text(encoding="ascii").splitlines()) if table.exists() else ()
     return next((int(row[1]) * 1024 for row in rows if row[0] == f"{name}:"), 0)
 
 
@@ -190,15 +179,6 @@ def browser_finding() -> Finding:
 
 
 # The course
-
-
-def simulated_gpu(torch: ModuleType | None) -> tuple[bool, str]:
-    """True if GPUs can be simulated here, and by which means, or why not."""
-    if torch is None:
-        return False, "needs torch"
-    from ..measuring.simulated import availability
-
-    return availability()
 
 
 def course_findings(torch: bool, live: bool, simulated: tuple[bool, str]) -> tuple[Finding, ...]:

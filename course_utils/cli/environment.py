@@ -232,12 +232,11 @@ def check_disk(place: Path, needed: int) -> None:
 
 
 def install(home: Home, purpose: str, choice: str) -> None:
-    """Installs torch, then the course with its extras at the locked versions, and sees that torch loads."""
+    """Install torch, then the course with its extras at the locked versions, and check that torch loads."""
     pip = Pip(home.python, home.root, home.log)
-    version = locked(home.root)["torch"]
-    install_torch(home, pip, version, choice)
-    extras = ",".join(EXTRAS[purpose])
-    pip.install("the course and its packages", ["--constraint", "requirements.lock", "--editable", f".[{extras}]"])
+    install_torch(home, pip, locked(home.root)["torch"], choice)
+    editable = f".[{','.join(EXTRAS[purpose])}]"
+    pip.install("the course and its packages", ["--constraint", "requirements.lock", "--editable", editable])
     check_torch_loads(home)
 
 
@@ -293,16 +292,14 @@ def requirements(root: Path, purpose: str) -> dict[str, str]:
 
 def missing_packages(root: Path, purpose: str) -> list[str]:
     """Requirements ("torch>=2.11") of a purpose that the current interpreter does not meet."""
-    needed = requirements(root, purpose)
-    return [f"{name}>={least}" for name, least in needed.items() if installed_version(name) < version_numbers(least)]
-
-
-def installed_version(name: str) -> tuple[int, ...]:
-    """The version of a package in the current interpreter, as numbers; empty, less than any other, if absent."""
-    try:
-        return version_numbers(metadata.version(name))
-    except metadata.PackageNotFoundError:
-        return ()
+    absent = []
+    for name, least in requirements(root, purpose).items():
+        try:
+            old = version_numbers(metadata.version(name)) < version_numbers(least)
+        except metadata.PackageNotFoundError:
+            old = True
+        absent += [f"{name}>={least}"] if old else []
+    return absent
 
 
 def version_numbers(version: str) -> tuple[int, ...]:
