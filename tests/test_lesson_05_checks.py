@@ -6,15 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 import numpy
-from checking import Answers, JudgedAnswers, nothing
+from checking import Answers, JudgedAnswers
 
 from course_utils import PRESETS, TrainingRun
 from course_utils.estimating.exact.activations import block_saved
 from course_utils.interactive.saved import saved_by
 from course_utils.lessons.activations import checks as lesson_05
 from course_utils.lessons.activations.checks import STATEMENTS, hidden_sweeps, story_letters, story_measured
-
-# ---------------------------------------------------------------------------------------------------- 05.1: expressions
 
 TANH, RELU, SIGMOID, EXP, DIVIDED = lesson_05.EXPRESSIONS
 RIGHT = {TANH: 1, RELU: 1, SIGMOID: 2, EXP: 2, DIVIDED: 1}
@@ -50,11 +48,8 @@ EXPRESSIONS = Answers(
         (counting({}, each=16), "tanh(x + y) is off"),
         (lambda n: {TANH: 2 * n}, f"has no {RELU!r}"),
         (lambda n: list(counting({})(n).values()), "where a dictionary is asked for"),
-        (nothing, "does every path end in `return`?"),
     ],
 )  # fmt: skip
-
-# ------------------------------------------------------------------------------------------------------ 05.2: mlp_bytes
 
 
 def mlp(per_h: float = 3, per_ffn: float = 8, more: float = 0, factor: float = 1) -> Any:
@@ -86,11 +81,8 @@ MLP_BYTES = Answers(
         (mlp(factor=2), "Exactly twice"),
         (mlp(more=100), "a number where a formula belongs"),
         (mlp(more=24), "Whose random state"),
-        (nothing, "does every path end in `return`?"),
     ],
 )
-
-# ---------------------------------------------------------------------------------------------------- 05.3: block_bytes
 
 
 def block(
@@ -141,11 +133,8 @@ BLOCK_BYTES = Answers(
         *((block(more=off), "a number where a formula belongs") for off in (1, -24)),
         (block(more=24), "Whose random state"),
         (block(state=48), "a number where a formula belongs"),
-        (nothing, "does every path end in `return`?"),
     ],
 )
-
-# ----------------------------------------------------------------------------------------------- 05.4: longest_sequence
 
 
 def longest(fits: Callable[[int, int], bool] = lambda kept, budget: kept <= budget, more: float = 0) -> Any:
@@ -185,11 +174,8 @@ LONGEST = Answers(
         (longest(more=0.5), "round down"),
         (longest(more=1), "too long"),
         (lambda budget, b, h, a, L: longest()(budget, b, h, a, L) // 2, "a longer sequence fits"),
-        (nothing, "does every path end in `return`?"),
     ],
 )
-
-# ----------------------------------------------------------------------------------------------------- 05.5: read_sweep
 
 
 def fitted(sweep: dict[int, int], short: int = 0, long: int = 0) -> dict[str, Any]:
@@ -247,7 +233,6 @@ READ_SWEEP = Answers(
         (with_kernel(lambda sweep, right: "Flash"), "you say 'Flash'"),
         (lambda sweep: {"attention": "flash"}, "has no 'next'"),
         (takes_them_out, "changes 'sweep', which its caller still needs"),
-        (nothing, "does every path end in `return`?"),
     ],
 )
 
@@ -262,8 +247,6 @@ def test_neither_size_nor_order_gives_a_kernel_away() -> None:
 def test_the_example_is_one_with_eager_attention() -> None:
     assert fitted(lesson_05.example_sweep())["attention"] == "eager"
 
-
-# ------------------------------------------------------------------------------------------------------- 05.6: explain
 
 STORY = {"A": 5, "B": 4, "C": 7, "D": 2, "E": 9, "F": 1}
 
@@ -299,7 +282,6 @@ TOLD = Answers(
         (telling(A=8, B=8), "A and B have the same explanation"),
         (telling(A=8), "A is off"),
         (lambda: [5, 4, 7, 2, 9, 1], "where a dictionary is asked for"),
-        (nothing, "does every path end in `return`?"),
     ],
 )
 
@@ -319,8 +301,6 @@ def test_what_is_said_of_each_moment_is_true_of_the_measured_run() -> None:
 
     assert all(f'data-letter="{letter}"' in lesson_05.story().svg for letter in STORY)
 
-
-# ----------------------------------------------------------------------------------------------------- all of them
 
 ANSWERS = {
     "05.1": EXPRESSIONS, "05.2": MLP_BYTES, "05.3": BLOCK_BYTES, "05.4": LONGEST, "05.5": READ_SWEEP, "05.6": TOLD

@@ -8,7 +8,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from checking import Answers, JudgedAnswers, nothing
+from checking import Answers, JudgedAnswers
 from lesson_source import names_from_cells
 from torch.utils.checkpoint import checkpoint
 
@@ -17,8 +17,6 @@ from course_utils.estimating.exact.activations import activation_bytes
 from course_utils.interactive.feedback import divisors
 from course_utils.lessons.recomputation import checks as lesson_06
 from course_utils.lessons.recomputation.checks import SECRET_POLICIES, SECRETS, TEETH, case, kept_by_forward, measured
-
-# ----------------------------------------------------------------------------------------------------------- 06.1: cost
 
 
 def costing(
@@ -50,8 +48,6 @@ COST = Answers(
     ],
 )
 
-# -------------------------------------------------------------------------------------------------- 06.2: best_interval
-
 
 def by_loop(n: int, c: float) -> int:
     best = 1
@@ -73,8 +69,6 @@ BEST_INTERVAL = Answers(
         (lambda n, c: 1, "Some k is not the best"),
     ],
 )
-
-# ------------------------------------------------------------------------------------------------------ 06.3: in_groups
 
 
 def plain(blocks: Any, x: Any, k: int = 0) -> Any:
@@ -172,8 +166,6 @@ IN_GROUPS = Answers(
     ],
 )
 
-# ---------------------------------------------------------------------------------------------------------- 06.4: added
-
 
 def percent(
     full: Callable[[float, float], float] = lambda blocks, head: 100 * blocks / (3 * (blocks + head)),
@@ -220,11 +212,8 @@ ADDED = Answers(
         (percent(core=lambda core, all: 100 * core / (2 * all)), "core is off"),
         (lambda s, h, L, V: {**percent()(s, h, L, V), "core": percent()(s, h, 1, V)["core"]}, "The model has L blocks"),
         (lambda s, h, L, V: {"full": percent()(s, h, L, V)["full"]}, "has no 'core'"),
-        (nothing, "does every path end in `return`?"),
     ],
 )
-
-# ------------------------------------------------------------------------------------------------------- 06.5: cheapest
 
 
 def fitting(run: Any, card: str) -> list[tuple[float, int, str]]:
@@ -251,8 +240,6 @@ CHEAPEST = Answers(
         (lambda run, card: by_sorting(run, card) and "every-4", "another that fits adds less arithmetic"),
     ],
 )  # fmt: skip
-
-# ------------------------------------------------------------------------------------------------------ 06.6: stretches
 
 
 def phase(measurement: Any, begin: str = "backward", end: str = "optimizer", step: int = 2) -> list[int]:
@@ -306,16 +293,12 @@ STRETCHES = Answers(
         (lambda measurement: sum(b > a for a, b in pairwise(phase(measurement))), "More stretches than blocks"),
         (lambda measurement: climbs(phase(measurement), 6 * 10**7), "off somewhere"),
         (teeth(lambda count: "full" if count == 12 else "none"), "where a number is asked for"),
-        (nothing, "does every path end in `return`?"),
     ],
 )
 
 
 def test_hidden_runs_cannot_be_told_by_their_tensors() -> None:
     assert all(measured(policy).allocations == () for policy in TEETH)
-
-
-# ---------------------------------------------------------------------------------------------------------- 06.7: infer
 
 
 def read(measurement: Any) -> dict[str, Any]:
@@ -373,7 +356,6 @@ INFER = Answers(
         (changed(micro_batch=lambda m, r: r["micro_batch"] + 0.25), "a whole number of sequences"),
         (changed(micro_batch=lambda m, r: str(r["micro_batch"])), "micro_batch is a text"),
         (lambda measurement: {"recompute": "none"}, "has no 'micro_batch'"),
-        (nothing, "does every path end in `return`?"),
     ],
 )
 
@@ -395,8 +377,6 @@ def test_no_height_gives_a_policy_away() -> None:
     by_peak = [SECRETS[n][1] for n in sorted(SECRETS, key=lambda n: max(case(n).timeline.totals()))]
     assert by_peak != sorted(by_peak)
 
-
-# ----------------------------------------------------------------------------------------------------- all of them
 
 ANSWERS = {
     "06.1": COST, "06.2": BEST_INTERVAL, "06.3": IN_GROUPS, "06.4": ADDED, "06.5": CHEAPEST, "06.6": STRETCHES,

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy
 import torch
-from checking import Answers, JudgedAnswers, nothing
+from checking import Answers, JudgedAnswers
 
 from course_utils import estimate, gpu
 from course_utils.lessons.accumulation import checks as lesson_07
@@ -20,8 +20,6 @@ from course_utils.lessons.accumulation.micro_batches import (
     mean_loss,
     relative_distance,
 )
-
-# ------------------------------------------------------------------------------------------------------- 07.1: one pass
 
 
 def loop(
@@ -115,9 +113,6 @@ def test_trial_shows_that_the_common_loop_is_off_and_that_right_loops_are_not() 
     assert lesson_07.trial(with_a_counter, 10, 4) < 1e-12
 
 
-# -------------------------------------------------------------------------------------------------------- 07.2: factors
-
-
 def shares_one_by_one(counts: list[int]) -> list[float]:
     shares = []
     for place in range(len(counts)):
@@ -152,7 +147,6 @@ FACTORS = Answers(
         (lambda counts: [1.0], "One number for each micro-batch"),
         (lambda counts: [f"{n / sum(counts):.0%}" for n in counts], "In your list there is a text"),
         (lambda counts: 0.5, "where a list or a tuple"),
-        (nothing, "does every path end in `return`?"),
     ],
 )
 
@@ -166,9 +160,6 @@ def test_the_right_factors_give_the_gradient_of_the_large_batch() -> None:
     for factor, part in zip(shares_one_by_one(counts), parts, strict=True):
         weighed += factor * gradient_of(mean_loss(model, part), model)
     assert relative_distance(weighed, large) < 1e-12
-
-
-# ----------------------------------------------------------------------------------------------------------- 07.3: plan
 
 
 def fitting(run: Any, card: str, tokens: int, memory: int = 0, alone: bool = False) -> list[tuple[int, int]]:
@@ -208,8 +199,6 @@ PLAN = Answers(
     ],
 )
 
-# ---------------------------------------------------------------------------------------------------- 07.4: noise scale
-
 
 def scale(formula: Callable[..., Any]) -> Any:
     """The formula as a function with the exercise's names."""
@@ -245,11 +234,8 @@ NOISE_SCALE = Answers(
         (scale(lambda b, B, p, q: in_one_line(b, B, p**2, q**2)), "squared already"),
         (scale(lambda b, B, p, q: in_one_line(b, B, p**0.5, q**0.5)), "You took roots first"),
         (scale(lambda b, B, p, q: in_one_line(B, b, p, q)), "The scale is off"),
-        (nothing, "does every path end in `return`?"),
     ],
 )
-
-# ----------------------------------------------------------------------------------------------------------- 07.5: ramp
 
 Scales = Sequence[tuple[int, float]]
 
@@ -334,11 +320,8 @@ RAMP = Answers(
         (lambda first, scales: [first], "a list of pairs"),
         (lambda first, scales: [("0", str(first))], "a text, where a number is asked"),
         (lambda first, scales: [(0, float("nan"))], "not finite"),
-        (nothing, "does every path end in `return`?"),
     ],
 )
-
-# ----------------------------------------------------------------------------------------------------------- 07.6: rate
 
 
 def warmed(
@@ -382,11 +365,8 @@ RATE = Answers(
         (warmed(adam=math.log2), "Some rate is off"),  # log₂ 16 is √16: a k for which the two agree would let it pass
         (warmed(sgd=lambda k: 32), "Some rate is off"),
         (warmed(part=lambda step, warm: step / 500), "Some rate is off"),
-        (nothing, "does every path end in `return`?"),
     ],
 )
-
-# ----------------------------------------------------------------------------------------------------- all of them
 
 ANSWERS = {"07.1": ONE_PASS, "07.2": FACTORS, "07.3": PLAN, "07.4": NOISE_SCALE, "07.5": RAMP, "07.6": RATE}
 

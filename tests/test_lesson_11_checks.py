@@ -12,8 +12,6 @@ from checking import Answers, JudgedAnswers
 from course_utils.lessons.pipelines.memory import stage_memory
 from course_utils.lessons.pipelines.schedules import simulate
 
-# -------------------------------------------------------------------------------------------------------- 11.1: enough
-
 
 def solved(p: int, idle: float) -> int:
     return max(1, math.ceil(round((p - 1) * (1 / idle - 1), 9)))
@@ -51,8 +49,6 @@ ENOUGH = Answers(
     ],
 )  # fmt: skip
 
-# ---------------------------------------------------------------------------------------------------------- 11.2: kept
-
 
 def keeping(one_f: Callable[[int, int, int], Any], gpipe: Callable[[int, int, int], Any] = lambda p, m, s: m) -> Any:
     return lambda p, m, stage: {"GPipe": gpipe(p, m, stage), "1F1B": one_f(p, m, stage)}
@@ -88,8 +84,6 @@ KEPT = Answers(
         (lambda p, m, stage: (m, min(m, p - stage)), "where a dictionary is asked for"),
     ],
 )
-
-# --------------------------------------------------------------------------------------------------------- 11.3: order
 
 
 def with_ahead(ahead: Callable[[int, int, int], int]) -> Any:
@@ -154,8 +148,6 @@ ORDER = Answers(
     ],
 )
 
-# ----------------------------------------------------------------------------------------------------------- 11.4: cut
-
 
 def stretches(times: list[float], counts: Any) -> list[float]:
     edges = [0, *accumulate(counts)]
@@ -217,8 +209,6 @@ CUT = Answers(
     ],
 )
 
-# ------------------------------------------------------------------------------------------------- 11.5: fewest_stages
-
 STAGES = (1, 2, 4, 8, 16)
 
 
@@ -276,8 +266,6 @@ FEWEST_STAGES = Answers(
         (lambda run, sequences, room: sizes(run, sequences // run.micro_batch, 4), "a list, where a whole number"),
     ],
 )
-
-# ----------------------------------------------------------------------------------------------------- all of them
 
 ANSWERS = {"11.1": ENOUGH, "11.2": KEPT, "11.3": ORDER, "11.4": CUT, "11.5": FEWEST_STAGES}
 

@@ -65,8 +65,6 @@ from course_utils.lessons.accumulation.widget import theta_explorer
 from course_utils.lessons.shared.language_model import language_model, train_language_model
 from course_utils.run import TrainingRun
 
-# --------------------------------------------------------------------------------------------------------- accumulation
-
 
 def test_only_the_right_loop_ends_where_large_batches_end() -> None:
     found = distances(uneven(6), k=4)
@@ -121,9 +119,6 @@ def test_the_best_line_has_no_slope_left_and_contours_are_level() -> None:
     least, start = loss(fit.best()), loss(START)
     heights = [loss(point) for point in contour(fit, START, 0.5)]
     assert heights == pytest.approx([least + 0.5 * (start - least)] * len(heights))
-
-
-# ---------------------------------------------------------------------------------------------------------------- noise
 
 
 def gradients(signal: float, noise: float, count: int = 4096, width: int = 50) -> torch.Tensor:
@@ -187,9 +182,6 @@ def test_larger_batches_gain_more_as_noise_weighed_by_curvature_says_and_the_mod
     assert implied > 2 * noise_of(sequence_gradients(model, 8)).scale  # tr(Σ)/|G|² promises too much
 
 
-# ------------------------------------------------------------------------------------------------- published, schedules
-
-
 def test_the_published_table_has_its_best_rates_where_the_text_says() -> None:
     small, large = ([row for row in GOYAL if row.batch == batch] for batch in (256, 8192))
     assert min(small, key=lambda row: row.error).rate == "0.10"
@@ -236,9 +228,6 @@ def test_rates_grow_by_k_or_by_its_root_from_where_the_warm_up_is_told_to_start(
         scaled(0.1, 2, "lion")
 
 
-# ------------------------------------------------------------------------------------------------------- the classifier
-
-
 def test_replicas_trained_together_are_those_trained_alone() -> None:
     small = Setting("one", 1024, 0.05), Setting("other", 1024, 0.2, 0.05)
     settings = [*small, Setting("third", 2048, 0.01, None, "adam")]
@@ -265,9 +254,6 @@ def test_learning_diverges_into_a_guess_not_into_an_error() -> None:
         train([Setting("x", 512, 0.1, None, "lion")])
 
 
-# -------------------------------------------------------------------------------------------------------------- figures
-
-
 def test_figures_state_their_conclusion_and_hold_what_they_show() -> None:
     fit = LineFit()
     shown = theta_paths(fit, {"all": path(fit, 0.5, 100, 3), "each": path(fit, 0.5, 4, 1)}, "It wanders")
@@ -281,9 +267,6 @@ def test_figures_state_their_conclusion_and_hold_what_they_show() -> None:
         theta_paths(fit, {}, "x")
     with pytest.raises(ValueError, match="they go in pairs"):
         beside([], ours, "x")
-
-
-# --------------------------------------------------------------------------------------------------------- the explorer
 
 
 def test_the_explorer_walks_as_its_controls_say() -> None:

@@ -111,8 +111,6 @@ def test_what_cannot_be_simulated_is_refused(arguments, named, words):
         simulate(*arguments, **named)
 
 
-# ---------------------------------------------------------------------------------------------------------- memory
-
 XL = TrainingRun("gpt2-xl", 4, 1024, "bf16-master")
 
 
@@ -174,8 +172,6 @@ def test_stages_that_cannot_be(stages, stage, words):
     with pytest.raises(ValueError, match=words):
         parameters_of(XL.model, stages, stage)
 
-
-# ----------------------------------------------------------------------------------------------------------- plans
 
 LLAMA = TrainingRun("llama3-70b", 1, 4096, "bf16-master", recompute="full")
 CLUSTER = Cluster(gpu("H100-80GB"), 8, 8, 50e9)
@@ -285,9 +281,6 @@ def test_the_flops_are_those_of_the_formulas_for_a_gpt():
     assert step_flops(run.replace(recompute="full"), 3) == pytest.approx(4 * step_flops(run, 1))
 
 
-# ------------------------------------------------------------------------------------------------------- staleness
-
-
 @pytest.mark.parametrize("late", [0, 1, 2, 3, 7])
 def test_the_largest_rate_is_the_formula(late):
     assert staleness.found_rate(late) == pytest.approx(staleness.largest_rate(late), abs=2e-3)
@@ -299,9 +292,6 @@ def test_a_late_gradient_is_the_earlier_one():
     assert len(staleness.late_descent(3.9, 5, 4000)) < 4000  # left where it is lost
     with pytest.raises(ValueError, match="has to be 0 or more"):
         staleness.late_descent(0.5, -1, 3)
-
-
-# ---------------------------------------------------------------------------------------------------- parts of ranks
 
 
 def test_parts_put_together_are_the_network():
@@ -349,9 +339,6 @@ def test_a_clock_notes_works_and_what_is_kept():
     assert pipeline_parts.measured_span(noted) == (2.0, 0.5)
     assert pipeline_parts.by_schedule([]) == {}
     assert pipeline_parts.by_schedule([[1, 2], [3, 4]]) == {"GPipe": [1, 3], "1F1B": [2, 4]}
-
-
-# -------------------------------------------------------------------------------------------------------- pictures
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

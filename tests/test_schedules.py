@@ -131,8 +131,6 @@ def test_front_leaves_out_what_is_beaten() -> None:
         pareto({}, "A title")
 
 
-# ------------------------------------------------------------------------------------------------------- by hand
-
 BY_HAND = ("def state(", "class Recomputed", "def gradients(")
 
 
@@ -200,9 +198,6 @@ def test_the_reentrant_variant_loses_gradients_when_no_input_requires_one() -> N
             warnings.simplefilter("ignore")  # PyTorch warns, and goes on
             y = checkpoint(linear, torch.randn(2, 4), use_reentrant=variant)
         assert y.requires_grad is gradients
-
-
-# ----------------------------------------------------------------------------------------------------- offloading
 
 
 @pytest.mark.parametrize("card", ["A100-80GB", "H100-80GB"])
