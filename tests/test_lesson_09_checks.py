@@ -165,46 +165,24 @@ def in_double(weights: Any, gradients: Any, momenta: Any, lr: float, beta: float
 
 def by_hand(
     reduce: Callable[[list[Any], int], Any] = lambda slices, rank: sum(slices) / len(slices),
-    share: Callable[[float], float] = lambda beta: 1.0,
+    share: float = 1.0,
     sign: int = -1,
+    hold: Callable[[list[Any]], list[Any]] = lambda momenta: momenta,
+    after: Callable[[Any], Any] = lambda momentum: momentum,
 ) -> Any:
     """One rank after the other, with one thing done in another way."""
 
     def answer(weights: Any, gradients: Any, momenta: Any, lr: float, beta: float) -> torch.Tensor:
         new, D = [], len(momenta)
-        for rank, momentum in enumerate(momenta):
+        for rank, momentum in enumerate(hold(momenta)):
             reduced = reduce([gradient.chunk(D)[rank] for gradient in gradients], rank)
-            momentum.mul_(beta).add_(share(beta) * reduced)
+            momentum.mul_(beta).add_(share * reduced)
             new.append(weights.chunk(D)[rank] + sign * lr * momentum)
+        for momentum in momenta:
+            after(momentum)
         return torch.cat(new)
 
     return answer
-
-
-def not_in_place(weights: Any, gradients: Any, momenta: Any, lr: float, beta: float) -> torch.Tensor:
-    mean, D = torch.stack(gradients).mean(0), len(momenta)
-    moved = [beta * momentum + mean.chunk(D)[rank] for rank, momentum in enumerate(momenta)]
-    return torch.cat([mine - lr * momentum for mine, momentum in zip(weights.chunk(D), moved, strict=True)])
-
-
-def whole_momentum(weights: Any, gradients: Any, momenta: Any, lr: float, beta: float) -> torch.Tensor:
-    momenta[:] = [torch.stack(gradients).mean(0) for _ in momenta]
-    return weights - lr * momenta[0]
-
-
-def stepped_before_momentum(weights: Any, gradients: Any, momenta: Any, lr: float, beta: float) -> torch.Tensor:
-    new = by_hand()(weights, gradients, momenta, lr, beta)
-    for momentum in momenta:
-        momentum.mul_(beta)
-    return new
-
-
-def new_data(weights: Any, gradients: Any, momenta: Any, lr: float, beta: float) -> torch.Tensor:
-    copies = [momentum.clone() for momentum in momenta]
-    new = by_hand()(weights, gradients, copies, lr, beta)
-    for momentum, copy in zip(momenta, copies, strict=True):
-        momentum.data = copy
-    return new
 
 
 def in_one_matrix(weights: Any, gradients: Any, momenta: Any, lr: float, beta: float) -> torch.Tensor:
@@ -215,31 +193,27 @@ def in_one_matrix(weights: Any, gradients: Any, momenta: Any, lr: float, beta: f
     return weights - lr * rows.flatten()
 
 
-def kept_negative(weights: Any, gradients: Any, momenta: Any, lr: float, beta: float) -> torch.Tensor:
-    """The right weights, and momenta of the wrong sign in between."""
-    for momentum in momenta:
-        momentum.neg_()
-    new = by_hand()(weights, gradients, momenta, lr, beta)
-    for momentum in momenta:
-        momentum.neg_()
-    return new
-
-
 ZERO_1_STEP = Answers(
     right=[by_hand(), in_double, weights_in_place, all_ranks_at_once],
     wrong=[
         (by_hand(reduce=lambda slices, rank: sum(slices)), "You add the ranks' gradients"),
         (by_hand(reduce=lambda slices, rank: slices[rank]), "the reduction is missing"),
         (by_hand(reduce=lambda slices, rank: slices[0]), "You take one rank's gradient"),
-        (by_hand(share=lambda beta: 1 - beta), "without a factor 1 − β"),
+        (by_hand(share=0.1), "without a factor 1 − β"),
         (by_hand(sign=1), "Weights climb"),
-        (not_in_place, "Momenta are forgotten"),
+        (by_hand(hold=lambda momenta: [momentum.clone() for momentum in momenta]), "Momenta are forgotten"),
         (lambda weights, gradients, momenta, lr, beta: weights.chunk(len(momenta))[0], "another shape than the old"),
-        (whole_momentum, "A momentum has changed its size"),
-        (new_data, "You put new tensors in the place of momenta"),
+        (by_hand(after=lambda momentum: momentum.resize_(1)), "A momentum has changed its size"),
+        (
+            by_hand(after=lambda momentum: setattr(momentum, "data", momentum.clone())),
+            "You put new tensors in the place of momenta",
+        ),
         (in_one_matrix, "the momenta of several ranks together"),
-        (kept_negative, "The weights are right. But the momenta"),
-        (stepped_before_momentum, "The first step is right"),
+        (
+            by_hand(hold=lambda momenta: [one.neg_() for one in momenta], after=torch.neg_),
+            "The weights are right. But the momenta",
+        ),
+        (by_hand(after=lambda momentum: momentum.mul_(0.9)), "The first step is right"),
         (lambda weights, gradients, momenta, lr, beta: weights, "already in the first step"),
     ],
 )

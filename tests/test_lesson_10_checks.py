@@ -187,25 +187,22 @@ def by_trying(process: Any, report: Any) -> str:
 
 
 def by_leaving_out(process: Any, report: Any) -> str:
-    left = set(COUNTERS)
-    for label, span in process.spans.items():
-        left -= {name for name in left if COUNTERS[name](process.replayed, *span) != report[label]}
-    return sorted(left)[-1]
+    left = [name for name, counter in COUNTERS.items() if not reading(counter)(process).items() - report.items()]
+    return left[-1]
 
 
 def by_distance(process: Any, report: Any) -> str:
-    off = {name: sum(abs(said - report[label]) for label, said in reading(counter)(process).items())
-           for name, counter in COUNTERS.items()}  # fmt: skip
-    return min(off, key=lambda name: off[name])
+    return min(COUNTERS, key=lambda name: sum(
+        abs(said - report[label]) for label, said in reading(COUNTERS[name])(process).items()
+    ))  # fmt: skip
 
 
-def accusing(**wrong: str) -> Any:
-    """The right answer, but for some counters another."""
-    names = {"flat": FLAT, "kept": KEPT, "left": LEFT, "peak": PEAK}
+def accusing(counter: str, other: str) -> Any:
+    """The right answer, but for one counter another."""
 
     def answer(process: Any, report: Any) -> str:
         right = by_trying(process, report)
-        return next((other for short, other in wrong.items() if names[short] == right), right)
+        return other if right == counter else right
 
     return answer
 
@@ -214,11 +211,11 @@ CULPRIT = Answers(
     right=[by_trying, by_leaving_out, by_distance],
     wrong=[
         (lambda process, report: FLAT, "whatever the report says"),
-        (accusing(kept=FLAT), "you take one for the other"),
-        (accusing(peak=KEPT), "an honest report"),
-        (accusing(left=PEAK), "pass as right"),
-        (accusing(left=KEPT), "from another counter"),
-        (accusing(peak="nvidia-smi"), "not one of COUNTERS"),
+        (accusing(KEPT, FLAT), "you take one for the other"),
+        (accusing(PEAK, KEPT), "an honest report"),
+        (accusing(LEFT, PEAK), "pass as right"),
+        (accusing(LEFT, KEPT), "from another counter"),
+        (accusing(PEAK, "nvidia-smi"), "not one of COUNTERS"),
     ],
 )
 

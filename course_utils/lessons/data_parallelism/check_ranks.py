@@ -47,23 +47,35 @@ def micro_batches(rank: int, step: int, count: int) -> Batches:
 
 
 def trained(step: Any, count: int) -> dict[str, Any]:
-    """A few optimizer steps: how far the ranks are apart after each, how far from right, and what was exchanged."""
+    """A few optimizer steps, each on `count` micro-batches.
+
+    Returns how far the ranks are `apart` after each, how far `off` they are from one process with the whole batch, how
+    many times gradients were `exchanged` in a step, for each optimizer step whether there was a gradient (`stepped`),
+    and the most sequences that went forward before a backward (`at_once`).
+    """
     model = DistributedDataParallel(network())
     exchanged: list[int] = []
+    forward = [0]
+    """Sequences since the last backward, after each forward and backward."""
 
     def reduce(_: None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         exchanged.append(bucket.buffer().nbytes)
         return averaging(bucket).then(lambda reduced: reduced.value()[0])
 
+    first = next(model.parameters())
     model.register_comm_hook(None, reduce)
-    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
+    model.module.register_forward_pre_hook(lambda _, inputs: forward.append(forward[-1] + len(inputs[0])))
+    first.register_hook(lambda _: forward.append(0))
+    optimizer, stepped = torch.optim.SGD(model.parameters(), lr=RATE), list[bool]()
+    optimizer.register_step_pre_hook(lambda *_: stepped.append(first.grad is not None and bool(first.grad.any())))
     apart, off = [], []
     for number, right in enumerate(right_weights(count)):
         step(model, optimizer, micro_batches(dist.get_rank(), number, count))
         apart.append(distance(model))
         off.append((weights(model) - right).abs().max().item())
     whole = sum(weight.nbytes for weight in model.parameters())
-    return {"apart": apart, "off": off, "exchanged": sum(exchanged) / whole / STEPS}
+    return {"apart": apart, "off": off, "exchanged": sum(exchanged) / whole / STEPS, "stepped": stepped,
+            "at_once": max(forward)}  # fmt: skip
 
 
 def right_weights(count: int) -> list[torch.Tensor]:

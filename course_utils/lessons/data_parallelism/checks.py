@@ -8,7 +8,6 @@ import textwrap
 import threading
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -294,55 +293,29 @@ def _source_of(function: Callable[..., Any]) -> tuple[str, str]:
 def on_real_ranks(step: Any) -> dict[str, Any]:
     """Run a training step under DistributedDataParallel on three real ranks, for 4 and for 6 micro-batches.
 
-    Returns for each how far the ranks are apart after each of three steps, how far they are from one process with the
-    whole batch, and how many times the gradients were exchanged in a step.
+    Returns for each what `check_ranks.trained` notes: how far the ranks are `apart` after each of three steps, how far
+    `off` they are from one process with the whole batch, how often the gradients were `exchanged` in a step.
     """
     return outcomes([("step", step)])[0][0]
 
 
-class DryModel(torch.nn.Module):
-    """A model in one process with DDP's interface, which notes whether a training step works and in which order.
+class DryModel(torch.nn.Linear):
+    """A model in one process with DDP's interface."""
 
-    `events` are "forward", "backward" and "step"; `largest` is the most sequences that went forward at once;
-    `stepped_on` has for each step whether there was a gradient.
-    """
+    no_sync = torch.enable_grad
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.module = torch.nn.Linear(8, 8)
-        self.events: list[str] = []
-        self.largest = 0
-        self.stepped_on: list[bool] = []
-        self.module.register_forward_pre_hook(lambda _, inputs: self._note_forward(inputs[0]))
-        self.module.weight.register_hook(lambda _: self.events.append("backward"))
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self.module(inputs)
-
-    def no_sync(self) -> Any:
-        """As DDP's, without anything to leave out."""
-        return torch.enable_grad()
-
-    def optimizer(self) -> torch.optim.Optimizer:
-        """SGD on its weights, whose steps it notes."""
-        made = torch.optim.SGD(self.parameters(), lr=0.1)
-        made.register_step_pre_hook(lambda *_: self._note_step())
-        return made
-
-    def _note_forward(self, inputs: torch.Tensor) -> None:
-        self.events.append("forward")
-        self.largest = max(self.largest, len(inputs))
-
-    def _note_step(self) -> None:
-        self.events.append("step")
-        self.stepped_on.append(self.module.weight.grad is not None and bool(self.module.weight.grad.any()))
+    @property
+    def module(self) -> torch.nn.Module:
+        """The model itself."""
+        return self
 
 
 @exercise("08.4", "On three real ranks: not apart by a bit, equal to one large batch, and exchanged once.")
 def mended_step(answer: Any) -> None:
     """`answer(model, optimizer, micro_batches)` is one optimizer step under DDP."""
-    dry = DryModel()
-    call_for_effect(answer, dry, dry.optimizer(), [(torch.ones(2, 8), torch.zeros(2, 8)) for _ in range(2)])
+    dry = DryModel(8, 8)
+    batches = [(torch.ones(2, 8), torch.zeros(2, 8)) for _ in range(2)]
+    call_for_effect(answer, dry, torch.optim.SGD(dry.parameters(), lr=0.1), batches)
     found = on_real_ranks(answer)
     expect("error" not in found, f"On real ranks, your function raised {found.get('error')}")
     four, six = found["4"], found["6"]
@@ -359,9 +332,12 @@ def mended_step(answer: Any) -> None:
         not any(drifts),
         "With one number of micro-batches the ranks stay equal, with the other they drift apart. When is the last one?",
     )
-    expect(dry.stepped_on, "The ranks agree, and their weights never change: who calls `optimizer.step()`?")
-    expect(len(dry.stepped_on) == 1, "You step more than once. One step on the sum of all gradients was asked for.")
-    expect(all(dry.stepped_on), "When the optimizer steps, the gradients are gone: who cleared them before?")
+    expect(four["stepped"], "The ranks agree, and their weights never change: who calls `optimizer.step()`?")
+    expect(
+        len(four["stepped"]) == len(four["off"]),
+        "You step more than once. One step on the sum of all gradients was asked for.",
+    )
+    expect(all(four["stepped"]), "When the optimizer steps, the gradients are gone: who cleared them before?")
     for one in (four, six):
         expect(
             one["off"][0] < TOLERANCE,
@@ -375,7 +351,7 @@ def mended_step(answer: Any) -> None:
             "All right, but the gradients are exchanged more than once a step. That was `no_sync`'s purpose.",
         )
     expect(
-        dry.largest <= 2 and ("forward", "forward") not in pairwise(dry.events),
+        four["at_once"] <= 2,
         "The numbers are right, the memory is not: several micro-batches go forward before any goes backward, and all "
         "their graphs are kept.",
     )
