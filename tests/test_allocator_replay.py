@@ -58,6 +58,9 @@ def test_blocks_are_as_they_were_at_an_event():
     assert only.is_free
     with pytest.raises(ValueError, match="events 0 to 4"):
         replayed.blocks_at(5)
+    for event in ("peak", 1.0, True):
+        with pytest.raises(TypeError, match="leave it out for the peak"):
+            memory_map(replayed, event)  # pyrefly: ignore [bad-argument-type]
     empty = replay([])
     assert (empty.peak_allocated, empty.peak_event, empty.blocks_at()) == (0, 0, []) and repr(empty)
 
@@ -81,22 +84,13 @@ RUNS = (
 
 
 @pytest.mark.parametrize("run", RUNS, ids=str)
-def test_what_tensors_ask_for_is_what_was_measured(run):
-    measured = simulate(run)
-    replayed = replay(measured)
-    assert replayed.requested == measured.timeline.totals()
-    last = measured.timeline.marks[-1].step
-    since = next(mark.event for mark in measured.timeline.marks if mark.step == last)
-    assert max(replayed.requested[since:]) == measured.peak
-
-
-@pytest.mark.parametrize("run", RUNS, ids=str)
 def test_expandable_segments_allocate_what_was_measured_and_others_up_to_1_mib_more_a_tensor(run):
     measured = simulate(run)
     expandable = replay(measured, expandable_segments=True)
-    assert expandable.allocated == measured.timeline.totals()
+    assert expandable.allocated == expandable.requested == measured.timeline.totals()
     assert expandable.step_peaks()[2] == measured.peak
     plain = replay(measured)
+    assert plain.requested == measured.timeline.totals()
     alive = list(measured.alive_at(measured.peak_event))
     unsplit = plain.allocated[measured.peak_event - 1] - measured.peak
     assert 0 <= unsplit <= MiB * sum(item.bytes > MiB for item in alive)
@@ -104,19 +98,17 @@ def test_expandable_segments_allocate_what_was_measured_and_others_up_to_1_mib_m
 
 def test_blocks_at_the_peak_hold_the_tensors_of_the_peak():
     measured = simulate(RUNS[0])
-    blocks = [block for segment in replay(measured).blocks_at(measured.peak_event) for block in segment.blocks]
+    replayed = replay(measured)
+    events = [7, measured.peak_event, len(replayed)]
+    states = list(replayed.states(events))
+    assert states == [replayed.blocks_at(event) for event in events]
+    blocks = [block for segment in states[1] for block in segment.blocks]
     allocated = [block for block in blocks if block.is_allocated]
     assert sorted(block.requested for block in allocated) == sorted(
         item.bytes for item in measured.alive_at(measured.peak_event)
     )
     by_kind = {kind: sum(b.requested for b in allocated if b.kind == kind) for kind in measured.breakdown}
     assert by_kind == dict(measured.breakdown)
-
-
-def test_states_of_many_events_are_those_of_each():
-    replayed = replay(simulate(RUNS[1]))
-    events = [7, 200, len(replayed)]
-    assert list(replayed.states(events)) == [replayed.blocks_at(event) for event in events]
 
 
 def test_moments_are_named_as_the_measurement_names_them():
@@ -214,9 +206,3 @@ def test_what_cannot_be_replayed_is_refused_in_words(source, said):
 def test_what_takes_a_replay_says_how_to_get_one(use, thing, said):
     with pytest.raises(TypeError, match=said):
         use(thing)
-
-
-@pytest.mark.parametrize("event", ["peak", 1.0, True])
-def test_an_event_is_a_number(event):
-    with pytest.raises(TypeError, match="leave it out for the peak"):
-        memory_map(replay([(512, "a")]), event)

@@ -106,6 +106,8 @@ def test_what_does_not_go_as_told_is_said_and_the_command_fails(monkeypatch, cap
     assert "the projector is gone" in said and "1 thing does not go as the demos say" in said
     assert front_door.main(["rehearse", "--here", "--gpu", "H200-141GB"]) == 0
     assert "1. One" in capsys.readouterr().out
+    assert front_door.main(["rehearse", "--here", "--gpu", "T5"]) == 1
+    assert "unknown GPU 'T5'" in capsys.readouterr().err
 
 
 def test_a_card_too_small_is_a_problem_of_every_demo_that_runs():
@@ -113,11 +115,6 @@ def test_a_card_too_small_is_a_problem_of_every_demo_that_runs():
         Stage(FULL, live=False).run_of(0.6)
     problems = rehearse(Stage(FULL, live=False)).problems
     assert {problem.partition(":")[0] for problem in problems} >= set(DEMOS) - {"sharding"}
-
-
-def test_the_command_refuses_an_unknown_card(capsys):
-    assert front_door.main(["rehearse", "--here", "--gpu", "T5"]) == 1
-    assert "unknown GPU 'T5'" in capsys.readouterr().err
 
 
 # On the screen
@@ -139,6 +136,8 @@ def test_one_press_a_step_back_and_again(rehearsed):
 
 
 def test_what_does_not_work_is_said_and_the_step_can_be_tried_again():
+    with pytest.raises(ValueError, match="did you mean 'out-of-memory'"):
+        demo("out-of-memry")
     shown = demo("training-step", Stage(FULL, live=False))
     shown.button.click()
     assert "does not work here" in shown.page.value and shown.shown == 0 and not shown.button.disabled
@@ -169,9 +168,8 @@ def test_a_press_that_comes_on_another_thread_runs_its_step_where_interrupts_arr
         signal.raise_signal(signal.SIGINT)
         return Outcome("not reached")
 
-    shown = DemoWidget(
-        Demo("One", "", (DemoStep("One", "", until_interrupted),), lambda stage: []), Stage(SMALL, False)
-    )
+    one = Demo("One", "", (DemoStep("One", "", until_interrupted),), lambda stage: [])
+    shown = DemoWidget(one, Stage(SMALL, False))
 
     async def press() -> None:
         shown._repr_mimebundle_()
@@ -186,11 +184,6 @@ def test_a_press_that_comes_on_another_thread_runs_its_step_where_interrupts_arr
         signal.signal(signal.SIGINT, before)
     assert ran == [threading.main_thread()]
     assert "Stopped" in shown.page.value and not shown.button.disabled
-
-
-def test_an_unknown_demo_names_the_nearest():
-    with pytest.raises(ValueError, match="did you mean 'out-of-memory'"):
-        demo("out-of-memry")
 
 
 def test_pictures_say_in_words_what_they_draw():
@@ -322,10 +315,7 @@ def test_on_a_gpu_the_tensors_are_real_and_in_a_process_of_their_own(monkeypatch
     other = fragmentation.failure if expandable else fragmentation.expandable_segments
     with pytest.raises(RuntimeError, match="meant to"):
         other(stage)
-
-
-def test_a_program_that_dies_is_an_error_with_its_last_words(monkeypatch):
     dead = SimpleNamespace(returncode=1, stdout="", stderr="no driver")
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: dead)
     with pytest.raises(RuntimeError, match="no driver"):
-        fragmentation.failure(Stage(SMALL, live=True))
+        step(stage)

@@ -13,16 +13,8 @@ from course_utils.allocator.policy import OutOfMemory
 from course_utils.breakdown import KINDS
 from course_utils.figures.canvas import WIDTH, text_width
 from course_utils.figures.meters import MOST_POINTS, STAGE, MeterMark, Sample, meter_figure, thinned
-from course_utils.interactive.meter import (
-    EVERY,
-    CudaGauge,
-    Gauge,
-    Meter,
-    Reading,
-    ReplayGauge,
-    live_meter,
-    replay_meter,
-)
+from course_utils.interactive import meter as meters
+from course_utils.interactive.meter import CudaGauge, Gauge, Meter, Reading, ReplayGauge, live_meter, replay_meter
 from course_utils.units import GB, MB, round_up
 
 RUN = TrainingRun("tiny-gpt", 2, 64)
@@ -96,6 +88,10 @@ def test_an_interrupt_an_error_or_leaving_the_loop_ends_it(error):
         if number == 3:
             break
     assert not left.running
+    with pytest.raises(RuntimeError, match="make a new one"):
+        left.start()
+    forgotten = Meter(Counters(), every=0.002, longest=0.02).start()
+    until(lambda: not forgotten.running)
 
 
 def test_the_end_of_a_cell_ends_it_even_if_the_cell_was_interrupted():
@@ -111,11 +107,6 @@ def test_the_end_of_a_cell_ends_it_even_if_the_cell_was_interrupted():
         assert not [one for one in shell.events.callbacks["post_run_cell"] if "ended" in one.__name__]
     finally:
         InteractiveShell.clear_instance()
-
-
-def test_a_meter_that_everybody_forgot_ends_after_its_longest_time():
-    meter = Meter(Counters(), every=0.002, longest=0.02).start()
-    until(lambda: not meter.running)
 
 
 def test_what_a_reading_raises_comes_out_where_it_can_be_seen():
@@ -134,14 +125,6 @@ def test_an_error_of_the_loop_is_not_hidden_by_one_of_the_meter():
         until(lambda: not meter.running)
         raise KeyError("the loop's")
     assert caught.value.__notes__ == ["The meter failed, too: the driver is gone"]
-
-
-def test_a_meter_is_used_once():
-    meter = meter_of(Counters())
-    with meter:
-        pass
-    with pytest.raises(RuntimeError, match="make a new one"):
-        meter.start()
 
 
 # What its peak means
@@ -206,14 +189,11 @@ def test_with_a_model_and_its_optimizer_the_memory_is_shown_by_kind(card):
 
 
 @pytest.mark.parametrize("which", [(True, False), (False, True)])
-def test_a_model_without_its_optimizer_is_refused(card, which):
+def test_a_model_without_its_optimizer_and_a_machine_without_a_gpu_are_refused(card, which, monkeypatch):
     model = torch.nn.Linear(2, 2)
     given = model if which[0] else None, torch.optim.SGD(model.parameters()) if which[1] else None
     with pytest.raises(ValueError, match=r"go together.*got .*NoneType"):
         live_meter(*given)
-
-
-def test_without_a_gpu_it_says_what_works(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ValueError, match=r"replay_meter\(measure\(run\)\)"):
         live_meter()
@@ -246,12 +226,9 @@ def test_a_gpu_that_is_too_small_ends_the_replay_where_it_fails():
     last = gauge.read(10.0)
     assert isinstance(gauge.failure, OutOfMemory)
     assert last is not None and last.allocated <= measured.peak // 2
-
-
-@pytest.mark.parametrize("seconds", [0, -1.0])
-def test_a_replay_takes_time(seconds):
-    with pytest.raises(ValueError, match="more than 0"):
-        ReplayGauge(measure(RUN, "simulated"), seconds)
+    for seconds in (0, -1.0):
+        with pytest.raises(ValueError, match="more than 0"):
+            ReplayGauge(measured, seconds)
 
 
 # The picture
@@ -277,7 +254,7 @@ def test_thinning_keeps_the_highest_and_the_last():
 def test_a_reading_takes_a_dozen_calls_twenty_times_a_second(card):
     meter = Meter(CudaGauge())
     meter._sample()
-    assert calls(meter._sample) < 30 and EVERY == 0.05
+    assert calls(meter._sample) < 30 and meters.EVERY == 0.05
 
 
 def test_twelve_thousand_readings_are_drawn_small_and_with_a_dozen_calls_each_at_most():

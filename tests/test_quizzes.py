@@ -86,13 +86,9 @@ BY_HAND: dict[tuple[int, int], tuple[str, str, Sizes]] = {
     (1, 2): ("gpt2-large", "MB", lambda m: 2 * 1024 * 4 * m.hidden),
     (2, 0): ("gpt2-medium", "GB", lambda m: 8 * m.parameters),
     (2, 3): ("gpt2-medium", "GB", lambda m: 4 * m.parameters),
-    (3, 2): (
-        "gpt2-medium",
-        "GB",
-        # a copy of every matrix of a block, 12·h², and of the tied head, V·h
-        lambda m: 16 * m.parameters + 2 * (12 * m.layers * m.hidden**2 + m.vocab * m.hidden),
-    ),
+    (3, 2): ("gpt2-medium", "GB", lambda m: 16 * m.parameters + 2 * (12 * m.layers * m.hidden**2 + m.vocab * m.hidden)),
 }
+"""The last: a copy of every matrix of a block, 12·h², and of the tied head, V·h."""
 
 
 def closest(text: str, unit: str, size: float) -> bool:
