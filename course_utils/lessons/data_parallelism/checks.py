@@ -8,6 +8,8 @@ import textwrap
 import threading
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -163,37 +165,29 @@ class Network:
 
     def run(self, program: Callable[..., Any], inputs: Sequence[list[torch.Tensor]]) -> list[Any]:
         """Results of `program(parts, rank, ranks, send, receive)` on each rank; raises what one of them raises."""
-        results: list[Any] = [None] * self.ranks
-        raised: list[BaseException] = []
 
-        def one(rank: int) -> None:
-            def send(tensor: torch.Tensor, to: int) -> None:
-                self._send(rank, tensor, to)
-
+        def one(rank: int) -> Any:
             try:
-                results[rank] = program(
-                    inputs[rank], rank, self.ranks, send, lambda source: self._receive(rank, source)
-                )
-            except BaseException as error:  # raised again by the thread that runs the check
-                raised.append(error)
-            with self._changed:
-                self._running.remove(rank)
-                self._find_deadlock()
+                return program(inputs[rank], rank, self.ranks, partial(self._send, rank), partial(self._receive, rank))
+            finally:
+                with self._changed:
+                    self._running.remove(rank)
+                    self._find_deadlock()
 
-        threads = [threading.Thread(target=one, args=(rank,)) for rank in range(self.ranks)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if raised:
-            raise min(raised, key=lambda error: "Standstill" in str(error))  # mostly a consequence of another error
-        return results
+        with ThreadPoolExecutor(self.ranks) as pool:
+            futures = [pool.submit(one, rank) for rank in range(self.ranks)]
+        errors = [error for error in (future.exception() for future in futures) if error]
+        if errors:
+            raise min(errors, key=lambda error: "Standstill" in str(error))  # mostly a consequence of another error
+        return [future.result() for future in futures]
 
     def _send(self, sender: int, tensor: torch.Tensor, to: int) -> None:
-        if not isinstance(tensor, torch.Tensor):
-            fail(f"`send` takes one tensor, a part, not a {type(tensor).__name__}.")
-        if to not in range(self.ranks):
-            fail(f"A message goes to rank {to}, and the ranks are 0 to {self.ranks - 1}: a ring closes with `% ranks`.")
+        last, kind = self.ranks - 1, type(tensor).__name__
+        expect(isinstance(tensor, torch.Tensor), f"`send` takes one tensor, a part, not a {kind}.")
+        expect(
+            to in range(self.ranks),
+            f"A message goes to rank {to}, and the ranks are 0 to {last}: a ring closes with `% ranks`.",
+        )
         with self._changed:
             self.sent.append((sender, to, tensor.nbytes))
             self.queues[sender, to].append(tensor.detach().clone())
