@@ -17,7 +17,7 @@ from ..interactive.course_files import NOT_SOLVED_IMPORT, ONLY_IN_SOLUTIONS
 from ..recording.notebooks import BuildError
 
 FOLDERS = ("notebooks", "solutions")
-"""Where sources live: `src/` inside each. What `solutions` holds also becomes an exercise."""
+"""Folders of sources: `src/` inside each. Those in `solutions` also become exercises."""
 
 INVITATION = "Your turn: replace this line by your answer, then run the cell again."
 KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}

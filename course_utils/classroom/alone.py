@@ -33,19 +33,19 @@ from .keeper import REFUSED, Limits
 from .release import release
 
 SECONDS, MEMORY, DISK = 300.0, 12 * GB, 200 * MB
-"""What a notebook may take of the processor, of addresses (torch alone maps several GB and uses few), and of
+"""Limits of a notebook: seconds of the processor, bytes of addresses (torch alone maps several GB and uses few), and of
 files that it writes.
 """
 
 PATIENCE = 4
-"""How many times its seconds of the processor a notebook may take by the clock: others work, too, and sleeping ends."""
+"""Seconds by the clock per second of the processor that a notebook may take: others work, too, and sleeping ends."""
 
 LATE_SECONDS = 60.0
-"""How much longer than a notebook's time its keeper may take to end it and all that it started."""
+"""Seconds that a keeper may take after a notebook's time to end it and all that it started."""
 
 LARGEST_RESULTS = 1_000_000
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc", "/sys", "/nix", "/gnu")
-"""Where programs and libraries lie that a Python may need."""
+"""Folders of programs and libraries that a Python may need."""
 
 PROBE = [{"source": "import torch\nprint('✓')", "exercise": "probe"}]
 
@@ -69,7 +69,7 @@ class Isolation:
 
     @property
     def words(self) -> str:
-        """What holds here, for the command line and the page."""
+        """The guarantees that hold here, for the command line and the page."""
         if self.kind == "walls":
             return (
                 "Each notebook ran behind walls: it saw the course without solutions and nothing else of this "
@@ -99,7 +99,7 @@ def limits(seconds: float = SECONDS, memory: int = MEMORY, disk: int = DISK) -> 
 
 @functools.cache
 def isolation() -> Isolation:
-    """What this machine has to keep a notebook alone, found out by running one. Call it before starting threads.
+    """The isolation that this machine has, found out by running a notebook. Call it before starting threads.
 
     Raises ValueError if no notebook can run here at all, or if the course cannot be released.
     """
@@ -129,7 +129,7 @@ _held: list["tempfile.TemporaryDirectory[str]"] = []
 
 
 def _probe(isolation: Isolation) -> str:
-    """Why a notebook that imports torch does not run; "" if it does."""
+    """The reason why a notebook that imports torch does not run; "" if it does."""
     found, problem = run_alone(PROBE, "course_utils.interactive.feedback", limits(), isolation)
     probed = found.get("probe", Outcome("not reached"))
     return "" if probed.state == "passed" else problem or f"{probed.state}: {probed.said}"
@@ -138,7 +138,7 @@ def _probe(isolation: Isolation) -> str:
 def run_alone(
     cells: list[dict[str, str]], checks: str, limits: Limits, isolation: Isolation
 ) -> tuple[dict[str, Outcome], str]:
-    """What the checks said before the notebook ended, and why it ended early, if it did."""
+    """Run a notebook; returns the outcomes of its checks, and why it ended early, if it did."""
     holder = tempfile.TemporaryDirectory(prefix="course-grading-", ignore_cleanup_errors=True)
     with tempfile.TemporaryFile() as task, tempfile.TemporaryFile() as report, tempfile.TemporaryFile() as results:
         home = Path(holder.name).resolve()
@@ -174,7 +174,7 @@ def _read(file: IO[bytes]) -> str:
 
 
 def environment(home: Path, course: Path) -> dict[str, str]:
-    """What a notebook gets for an environment: nothing of the grader's but `KEPT`, and a home of its own."""
+    """The environment of a notebook: nothing of the grader's but `KEPT`, and a home of its own."""
     own = dict.fromkeys(("HOME", "USERPROFILE"), str(home)) | dict.fromkeys(
         ("TMPDIR", "TEMP", "TMP"), str(home / "work")
     )
@@ -192,7 +192,7 @@ def _added_paths() -> list[Path]:
 
 
 def _shown(course: Path) -> list[Path]:
-    """What a notebook sees of this machine's files: the system's programs, this Python, and the copy."""
+    """The files of this machine that a notebook sees: the system's programs, this Python, and the copy."""
     python = [Path(name) for name in (sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix)]
     libraries = [Path(name) for name in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep) if name]
     named = [*map(Path, SYSTEM), *python, Path(sys.executable).parent, *libraries, *_added_paths(), course]

@@ -1,7 +1,7 @@
 """Copies of the notebooks for Google Colab: `python3 -m course_utils colab FOLDER [--repository URL]`.
 
-A copy asks for a GPU in its metadata, and its first cell fetches the course: Colab opens a notebook without the files
-beside it. Put the copies where Colab can open them, on a branch of your repository or in Google Drive. Without a
+A copy asks for a GPU in its metadata, and its first cell fetches the course: Colab opens a notebook without the other
+files. Put the copies where Colab can open them, on a branch of your repository or in Google Drive. Without a
 repository the course comes as course.zip, which is uploaded to each session.
 """
 
@@ -18,7 +18,7 @@ from .release import refuse_used, release
 
 FOLDERS = ("notebooks", "exercises")
 GPU = {"accelerator": "GPU", "colab": {"gpuType": "T4", "provenance": []}}
-"""What Colab keeps in a notebook's metadata when "T4 GPU" is chosen as the runtime's type."""
+"""Metadata of a notebook in Colab when "T4 GPU" is chosen as the runtime's type."""
 
 SET_UP = """# Fetch the course once in each session; this takes a minute or two.
 import os, sys
@@ -40,7 +40,7 @@ UNPACK = """    assert os.path.exists("course.zip"), "Upload course.zip first: t
 def write(folder: Path, repository: str | None, branch: str = "main", root: Path = ROOT) -> list[Path]:
     """Write a copy of each notebook and exercise to `folder`, which must be new; returns the copies.
 
-    With None for the repository, course.zip is written beside them, without solutions. Raises ValueError if something
+    With None for the repository, course.zip is written next to them, without solutions. Raises ValueError if something
     is there already, and for an address with what a shell would not take as one word.
     """
     refuse_used(folder)
@@ -85,6 +85,6 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--branch", default="main", help="the branch to fetch (default: main)")
     options = parser.parse_args(arguments)
     copies = write(options.folder, options.repository, options.branch)
-    source = options.repository or "what you upload: course.zip, beside them"
+    source = options.repository or "what you upload: course.zip, next to them"
     print(f"{len(copies)} notebooks in {options.folder}, each with a cell that fetches {source}")
     return 0

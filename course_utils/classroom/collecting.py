@@ -1,4 +1,4 @@
-"""Whose notebooks are these? Folders and archives of notebooks as a class, Moodle, Canvas or nbgrader leave them.
+"""Find the learner of each notebook, in folders and archives as a class, Moodle, Canvas or nbgrader leave them.
 
 | layout | example | the learner |
 |---|---|---|
@@ -40,7 +40,7 @@ BLOCK = 4096
 
 @dataclass(frozen=True)
 class Most:
-    """How many files an archive may list, and how many bytes of notebooks and archives may be unpacked from it."""
+    """Limits of an archive: the files that it may list, and the bytes that may be unpacked from it."""
 
     files: int
     size: int
@@ -136,7 +136,7 @@ def _unread(name: PurePosixPath, path: Path, problem: str, learner: str = "", ti
 
 
 def _no_file(mode: int) -> str:
-    """Why what has this mode is not read: a link may lead anywhere, to the solutions or to another learner's work."""
+    """The reason not to read a file of this mode. A link may lead to the solutions or to another learner's work."""
     if stat.S_ISLNK(mode):
         return "it is a link"
     return "" if stat.S_ISREG(mode) else "it is no file"
@@ -234,7 +234,7 @@ def _kind(name: PurePosixPath) -> str:
 
 
 def learner_of(name: PurePosixPath) -> str:
-    """Who handed in the file of this name, by the layouts of this module."""
+    """The learner who handed in the file of this name, by the layouts of this module."""
     *folders, _ = name.parts
     for folder in folders:
         if moodle := MOODLE.fullmatch(folder):

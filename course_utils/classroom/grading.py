@@ -132,7 +132,7 @@ def reference_of(submitted: dict[str, Any]) -> dict[str, Any]:
 
 
 def _likeness(submitted: dict[str, Any], reference: dict[str, Any]) -> int:
-    """How many cells of the reference are in the submission, by id; without ids, how many of its checks, by source."""
+    """Number of the reference's cells in the submission, by id; without ids, number of its checks, by source."""
     ids = {_id(cell) for cell in submitted["cells"]}
     by_id = sum(cell["id"] in ids for cell in reference["cells"])
     sources = {"".join(cell["source"]).strip() for cell in submitted["cells"]}

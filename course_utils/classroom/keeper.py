@@ -20,7 +20,7 @@ from ..ranks.guard import SET_CHILD_SUBREAPER, SET_PARENT_DEATH_SIGNAL, end_chil
 REFUSED = "not graded: the system refused to keep it apart: "
 POLL_SECONDS = 0.25
 DISK_MARGIN = 1.25
-"""How much larger the file system behind walls is than what a notebook may write: the remark comes before the error."""
+"""Size of the file system behind walls per byte that a notebook may write: the remark comes before the error."""
 
 BLOCK = 512
 NOT_FENCED = 77

@@ -21,7 +21,7 @@ def hub_link(hub: str, repository: str, branch: str = "main", notebook: str = FI
 
 
 def pull_path(repository: str, branch: str, notebook: str) -> str:
-    """What nbgitpuller answers to on a learner's own server. Its folder is the repository's name, as git has it."""
+    """The path that nbgitpuller answers on a learner's server. Its folder is the repository's name, as git has it."""
     folder = PurePosixPath(urlsplit(repository).path.rstrip("/")).name.removesuffix(".git")
     query = {"repo": repository, "branch": branch, "urlpath": f"lab/tree/{folder}/{notebook}"}
     return f"/git-pull?{urlencode(query)}"

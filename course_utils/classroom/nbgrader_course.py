@@ -17,7 +17,7 @@ from .release import refuse_used
 SCHEMA = 3
 """nbgrader's own version of its metadata, as nbgrader 0.9.6 writes it."""
 
-CONFIG = '''"""nbgrader's settings for this course. Run nbgrader in this folder, with the course installed beside it."""
+CONFIG = '''"""nbgrader's settings for this course. Run nbgrader in this folder, with the course installed."""
 
 c = get_config()  # noqa: F821, nbgrader defines it
 c.CourseDirectory.course_id = "where-did-the-memory-go"

@@ -11,7 +11,7 @@ FOLDERS = (".binder", "course_utils", "docs", "exercises", "notebooks")
 PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "README.md")
 FILES = (*PAGES, ".gitignore", "environment.yml", "pyproject.toml", "requirements.lock")
 TESTING = ("tests/conftest.py", "tests/nbval_sanitize.cfg")
-"""What the `test` command needs to run the lessons: no answers are in it."""
+"""Files that the `test` command needs to run the lessons: no answers are in them."""
 
 LEFT_OUT = ("__pycache__", "*.pyc", ".ipynb_checkpoints", f"*{EDITED}*", "src", "skeletons")
 """`src` in notebooks/ holds the sources of lessons, `skeletons` in docs/ a solution. solutions/ is not copied, and of
@@ -27,7 +27,7 @@ def release(target: Path, root: Path = ROOT) -> list[Path]:
     """
     refuse_used(target)
     if any(target.resolve().is_relative_to((root / name).resolve()) for name in FOLDERS):
-        raise ValueError(f"{target} lies within a folder that is copied: name one beside them")
+        raise ValueError(f"{target} lies within a folder that is copied: name another")
     for notebook in notebooks(root / "exercises"):
         text = notebook.read_text(encoding="utf-8")
         if any(mark in text for mark in ANSWERS):

@@ -28,7 +28,7 @@ NEW_MOUNTS, NEW_IPC, NEW_USER, NEW_PIDS, NEW_NETWORK = 0x20000, 0x8000000, 0x100
 READ_ONLY, NO_SET_ID, NO_DEVICES, REMOUNT, BIND, AND_BELOW, PRIVATE = 1, 2, 4, 32, 4096, 16384, 1 << 18
 DETACH = 2
 KEPT_FLAGS = {2: 2, 4: 4, 8: 8, 1024: 1024, 2048: 2048, 4096: 1 << 21}
-"""What statvfs calls a mount's flags, and what mount calls them: a read-only view has to keep those of its source."""
+"""Flags of a mount for statvfs, and for mount: a read-only view has to keep those of its source."""
 
 SET_DUMPABLE, NO_NEW_PRIVILEGES, DROP_FROM_BOUNDS = 4, 38, 24
 PIVOT_ROOT = {"x86_64": 155, "aarch64": 41, "riscv64": 41}
@@ -143,7 +143,7 @@ def _within(root: Path, path: Path) -> Path:
 
 
 def _give_up_privileges() -> None:
-    """What is started from here on has no power over the walls, not even where the grader is root."""
+    """Leave whatever starts from here on no power over the walls, not even where the grader is root."""
     for capability in ANY_CAPABILITY:
         try:
             prctl(DROP_FROM_BOUNDS, capability)

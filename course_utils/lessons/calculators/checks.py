@@ -135,7 +135,7 @@ JUDGED = tuple(
         ("states", LARGE, 2),
     )
 )  # fmt: skip
-"""Numbers of posts, the first three of which are shown, and the runs that they are about."""
+"""Numbers of posts, and the runs that they are about; the first three are shown."""
 
 
 def posts() -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""What the sources got wrong: each claim, where it stands, what is right, and a function that computes the evidence.
+"""Errors of the sources: each claim, its source, the correction, and a function that computes the evidence.
 
 `build` writes docs/errata.md from this list; a test keeps the two equal. A claim is quoted or shortened, its date or
 version named where the text has one; no number in the evidence is typed. Nothing here needs torch.
@@ -28,7 +28,7 @@ NEWSLETTER = "the newsletter Daily Dose of Data Science, “Where Did the GPU Me
 SLIDES = "the slides “Large models training” (Optimization for ML, HSE University)"
 LECTURE = "a lecture on training large models, after the Ultra-Scale Playbook (2025)"
 UNCLEAR = "the newsletter or the lecture: the course's notes do not say which"
-"""The texts beside the papers, as well as they can be named."""
+"""The texts that are no papers, as well as they can be named."""
 
 
 @dataclass(frozen=True)
@@ -347,7 +347,7 @@ def _states(run: TrainingRun) -> float:
 
 
 DEFAULTS = {"PyTorch": "off", "DeepSpeed": "off", "transformers": "off", "Megatron-LM": "off", "torchtitan": "on"}
-"""Whether a library recomputes unless told not to; lesson 06 names the sources."""
+"""The default of a library: does it recompute? Lesson 06 names the sources."""
 
 
 @partial(Erratum, "Checkpointing is on by default in most libraries", UNCLEAR, 6, "Most wait to be told.")  # fmt: skip

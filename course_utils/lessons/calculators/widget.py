@@ -1,4 +1,4 @@
-"""A calculator to mend by hand: tick the terms that it has wrong, and watch its answer move. For notebooks only."""
+"""A calculator to correct by hand: tick the terms that it has wrong, and watch its answer move. For notebooks only."""
 
 from collections.abc import Mapping
 from html import escape

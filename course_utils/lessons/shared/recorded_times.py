@@ -55,7 +55,7 @@ def recorded_times(topic: str) -> RecordedTimes:
 
 
 def _by_variant(item: Recording) -> tuple[Figure, str]:
-    """A step's milliseconds by variant; in words, quartiles, ratio to the first, and what was refused."""
+    """A step's milliseconds by variant; as text, quartiles, ratio to the first, and what was refused."""
     variants = item.parts["times"]["variants"]
     steps = {one["label"]: one["step_ms"] for one in variants if "step_ms" in one}
     medians = {label: step["median"] for label, step in steps.items()}
@@ -70,7 +70,7 @@ def _by_variant(item: Recording) -> tuple[Figure, str]:
 
 
 def _by_length(device: str, items: Sequence[Recording]) -> tuple[Figure, str]:
-    """Forward and backward of attention together, in milliseconds, by kernel over s; in words, eager over flash."""
+    """Forward and backward of attention together, in milliseconds, by kernel over s; as text, eager over flash."""
     series: dict[str, dict[float, float]] = {}
     for one in (one for item in items for one in item.parts["kernels"]["kernels"] if "milliseconds" in one):
         both = zip(*one["milliseconds"].values(), strict=True)

@@ -62,7 +62,7 @@ class Place:
 
     @property
     def opens(self) -> str:
-        """How to get there from a terminal."""
+        """The command or the file that leads there from a terminal."""
         return f"python3 -m course_utils quiz {int(Path(self.path).name[:2])}" if self.kind == "quiz" else self.path
 
 
