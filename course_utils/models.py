@@ -213,22 +213,11 @@ def _gpt2(
     return TransformerConfig(name, "gpt2", layers, hidden, heads, vocab=50257, max_positions=positions, dropout=dropout)
 
 
-def _llama(
-    name: str,
-    layers: int,
-    hidden: int,
-    heads: int,
-    kv_heads: int,
-    ffn: int,
-    vocab: int,
-    positions: int,
-    tied: bool,
-    theta: float,
-    **options: Any,
-) -> TransformerConfig:
-    return TransformerConfig(
-        name, "llama", layers, hidden, heads, vocab, positions, kv_heads, ffn, tied=tied, rope_theta=theta, **options
-    )
+def _llama(name: str, *sizes: int, tied: bool, theta: float, **options: Any) -> TransformerConfig:
+    """Of these layers, hidden size, heads, key and value heads, MLP width, vocabulary and positions."""
+    layers, hidden, heads, kv_heads, ffn, vocab, positions = sizes
+    shape = (layers, hidden, heads, vocab, positions, kv_heads, ffn)
+    return TransformerConfig(name, "llama", *shape, tied=tied, rope_theta=theta, **options)
 
 
 PRESETS: dict[str, TransformerConfig] = {
@@ -253,7 +242,9 @@ PRESETS: dict[str, TransformerConfig] = {
         # Jiang et al. 2023, table 1, and the released config.json; attention over a window of 4,096 is full here
         _llama("mistral-7b", 32, 4096, 32, 8, 14336, 32000, 32768, tied=False, theta=10_000.0),
         # Jiang et al. 2024, table 1, and the released config.json
-        _llama("mixtral-8x7b", 32, 4096, 32, 8, 14336, 32000, 32768, False, 1e6, experts=8, experts_per_token=2),
+        _llama(
+            "mixtral-8x7b", 32, 4096, 32, 8, 14336, 32000, 32768, tied=False, theta=1e6, experts=8, experts_per_token=2
+        ),
         # Qwen Team 2024 (Qwen2.5 technical report), table 1, and the released config.json files
         _llama("qwen2.5-0.5b", 24, 896, 14, 2, 4864, 151936, 32768, tied=True, theta=1_000_000.0, qkv_bias=True),
         _llama("qwen2.5-7b", 28, 3584, 28, 4, 18944, 152064, 131072, tied=False, theta=1_000_000.0, qkv_bias=True),

@@ -4,6 +4,7 @@ Dropout is the same in the second forward as in the first: `checkpoint` puts the
 """
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 from weakref import ref
 
@@ -26,12 +27,13 @@ KEPT = [
     aten._scaled_dot_product_efficient_attention.default,
     aten._scaled_dot_product_cudnn_attention.default,
 ]
-"""Operators whose results "selective" keeps: matrix products and attention, nearly all of a block's arithmetic."""
+"""Operators whose results "selective" keeps: matrix products and attention, nearly all of a block's arithmetic.
+
+A result is stored whether backward needs it or not: the output of a block's last matrix product is kept too.
+"""
 
 SMALLEST_TO_OFFLOAD = 2**20
 """Bytes. Below this a copy is all latency: norms' statistics, logsumexp, the state of random numbers stay."""
-
-Block = Callable[..., torch.Tensor]
 
 
 def run_blocks(blocks: Iterable[nn.Module], x: torch.Tensor, shared: tuple[Any, ...], recompute: str) -> torch.Tensor:
@@ -43,8 +45,9 @@ def run_blocks(blocks: Iterable[nn.Module], x: torch.Tensor, shared: tuple[Any, 
         with Offloading(_resident(blocks, shared), _weight_shapes(blocks)):
             return _in_turn(blocks, x, *shared)
     if recompute == "selective":
+        keep_products = partial(create_selective_checkpoint_contexts, KEPT)
         for block in blocks:
-            x = checkpoint(block, x, *shared, use_reentrant=False, context_fn=_keep_products)
+            x = checkpoint(block, x, *shared, use_reentrant=False, context_fn=keep_products)
         return x
     blocks = list(blocks)
     size = blocks_per_checkpoint(recompute, len(blocks))
@@ -55,7 +58,7 @@ def run_blocks(blocks: Iterable[nn.Module], x: torch.Tensor, shared: tuple[Any, 
     return x
 
 
-def attention_core(core: Block, recompute: str, *arguments: Any) -> torch.Tensor:
+def attention_core(core: Callable[..., torch.Tensor], recompute: str, *arguments: Any) -> torch.Tensor:
     """`core(*arguments)`, from q·kᵀ to weights·v; with "selective-attention" only q, k and v are kept for backward.
 
     Korthikanti et al. 2022, section 5. A fused kernel is run a second time as a whole.
@@ -69,14 +72,6 @@ def _in_turn(blocks: Iterable[nn.Module], x: torch.Tensor, *shared: Any) -> torc
     for block in blocks:
         x = block(x, *shared)
     return x
-
-
-def _keep_products() -> Any:
-    """Two contexts: one for the first forward, which stores the results of KEPT, one that gives them to the second.
-
-    A result is stored whether backward needs it or not: the output of a block's last matrix product is kept too.
-    """
-    return create_selective_checkpoint_contexts(KEPT)
 
 
 # Offloading
@@ -102,8 +97,7 @@ class Offloading(torch.autograd.graph.saved_tensors_hooks):
     def _pack(self, tensor: torch.Tensor) -> "torch.Tensor | Traveller":
         storage = tensor.untyped_storage()
         key = storage._cdata
-        stays = key in self.resident or storage.nbytes() < SMALLEST_TO_OFFLOAD or self._is_weight_copy(tensor)
-        if stays:
+        if key in self.resident or storage.nbytes() < SMALLEST_TO_OFFLOAD or self._is_weight_copy(tensor):
             return tensor
         if key not in self.travelled:
             forget = ref(storage, lambda _, key=key: self.travelled.pop(key))  # the next of this address is another
