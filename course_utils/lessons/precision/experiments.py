@@ -106,7 +106,7 @@ class DynamicLossScale:
     history: list[float] = field(default_factory=list)
 
     def update(self, overflowed: bool) -> None:
-        """Adapt the scale after a backward pass in which a gradient was not finite, or none was."""
+        """Adapt the scale after a backward pass; `overflowed` if one of its gradients is not finite."""
         self.history.append(self.scale)
         self.streak = 0 if overflowed else self.streak + 1
         if overflowed:
