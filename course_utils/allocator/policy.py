@@ -182,8 +182,16 @@ class CachingAllocator:
         block = self._best_fit(pool, rounded) or self._new_block(pool, rounded)
         if block is None:
             raise OutOfMemory(size, self.segment_size(rounded), self)
-        if self._should_split(block, rounded):
-            self._split(block, rounded)
+        rest, limit = block.size - rounded, self.settings.max_split_size
+        if block.pool.small or self.settings.expandable_segments:
+            splits = rest >= BLOCK
+        else:
+            splits = rest > SMALL_REQUEST and (limit is None or rounded < limit)
+        if splits:
+            after = Block(block.address + rounded, rest, pool, block.expandable)
+            block.size = rounded
+            _link(block, after, block.next)
+            self._cache(after)
         block.allocated, block.requested = True, size
         self._live[block.address] = block
         self.allocated += block.size
@@ -265,12 +273,6 @@ class CachingAllocator:
         if rounded <= SMALL_REQUEST:
             return SMALL_SEGMENT
         return self.settings.large_segment if rounded < LARGE_REQUEST else round_up(rounded, LARGE_ROUNDING)
-
-    def _should_split(self, block: Block, rounded: int) -> bool:
-        rest, limit = block.size - rounded, self.settings.max_split_size
-        if block.pool.small or self.settings.expandable_segments:
-            return rest >= BLOCK
-        return rest > SMALL_REQUEST and (limit is None or rounded < limit)
 
     def _best_fit(self, pool: Pool, rounded: int) -> Block | None:
         """The smallest free block that holds `rounded` bytes, taken out of its pool; None if there is none to use."""
@@ -371,13 +373,6 @@ class CachingAllocator:
             released += block.size
             self._release(block)
         return released >= wanted
-
-    def _split(self, block: Block, size: int) -> None:
-        """Shorten a block that is in no pool to `size` bytes; what is left becomes a free block after it."""
-        rest = Block(block.address + size, block.size - size, block.pool, block.expandable)
-        block.size = size
-        _link(block, rest, block.next)
-        self._cache(rest)
 
     def _join(self, block: Block) -> None:
         """Add the neighbors that are free, and mapped alike, to a block that is in no pool (try_merge_blocks)."""

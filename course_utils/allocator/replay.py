@@ -176,12 +176,12 @@ class Replay:
             for request in self.requests[done:event]:
                 run.perform(request)
             done = event
-            yield [self._segment(blocks, run) for blocks in run.allocator.segments()]
-
-    def _segment(self, blocks: list[Block], run: "Playback") -> MemorySegment:
-        first, size = blocks[0], blocks[-1].end - blocks[0].address
-        described = [self._block(block, run) for block in blocks]
-        return MemorySegment(first.address, size, first.pool.small, first.expandable, described)
+            found = []
+            for blocks in run.allocator.segments():
+                first, described = blocks[0], [self._block(block, run) for block in blocks]
+                size = blocks[-1].end - first.address
+                found.append(MemorySegment(first.address, size, first.pool.small, first.expandable, described))
+            yield found
 
     def _block(self, block: Block, run: "Playback") -> MemoryBlock:
         if not block.allocated:

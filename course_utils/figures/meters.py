@@ -88,7 +88,12 @@ def meter_figure(
     scale, kept = _Scale(look, max(SHORTEST, last.seconds), 1.06 * max(1, highest)), thinned(samples)
     canvas = Canvas()
     canvas.text(MARGIN, 11.5 + look.title, title, look.title, font_weight="bold")
-    _axes(canvas, scale, unit, axis)
+    value_axis(canvas, scale.y, scale.largest, unit, look.left, look.right, size=look.text)
+    for tick in ticks(0, scale.latest, 8):
+        x, y = scale.x(tick), look.bottom + 6 + look.text
+        canvas.text(x, y, number(tick), look.text, QUIET, text_anchor="middle")
+    canvas.text(look.left - 8, look.top - 6, unit, look.text, QUIET, text_anchor="end")
+    canvas.text(look.left, look.bottom + 12 + 2 * look.text, axis, look.text, QUIET)
     _areas(canvas, kept, scale)
     _line(canvas, kept, scale, lambda sample: sample.reserved, "6 3")
     _line(canvas, kept, scale, lambda sample: sample.driver, "2 3")
@@ -111,15 +116,6 @@ def thinned(samples: Sequence[Sample]) -> list[Sample]:
 
 def _shown(size: int, unit: str) -> str:
     return format_bytes(size, unit, digits_for(size, unit))
-
-
-def _axes(canvas: Canvas, scale: _Scale, unit: str, axis: str) -> None:
-    look, size = scale.look, scale.look.text
-    value_axis(canvas, scale.y, scale.largest, unit, look.left, look.right, size=size)
-    for tick in ticks(0, scale.latest, 8):
-        canvas.text(scale.x(tick), look.bottom + 6 + size, number(tick), size, QUIET, text_anchor="middle")
-    canvas.text(look.left - 8, look.top - 6, unit, size, QUIET, text_anchor="end")
-    canvas.text(look.left, look.bottom + 12 + 2 * size, axis, size, QUIET)
 
 
 def _areas(canvas: Canvas, samples: Sequence[Sample], scale: _Scale) -> None:

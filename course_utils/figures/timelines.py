@@ -65,7 +65,9 @@ def timeline(
     curves = {kind: [0, *curve] for kind, curve in measurement.timeline.curves().items()}
     curves = {kind: curves[kind] for kind in TIMELINE_ORDER if any(curves.get(kind, ())[first : last + 1])}
     totals = [sum(at) for at in zip(*curves.values(), strict=True)]
-    peak = _peak_count(measurement, totals, first, last)
+    peak = measurement.peak_event
+    if not first <= peak <= last or totals[peak] < max(totals[first : last + 1]):
+        peak = max(range(first, last + 1), key=totals.__getitem__)
     kept = thin(totals, first, last, [peak, *(mark.event for mark in measurement.timeline.marks)])
     limit, limit_name = named_capacity(capacity, capacity_label, unit)
     largest = max(totals[peak] * 1.17, (limit or 0) * 1.09, 1.0)
@@ -287,14 +289,6 @@ def _spans(
     ends = [*(start for start, _ in starts[1:]), len(measurement.timeline)]
     stretches = [(max(start, first), min(end, last), called) for (start, called), end in zip(starts, ends, strict=True)]
     return [stretch for stretch in stretches if stretch[0] < stretch[1]]
-
-
-def _peak_count(measurement: Measurement, totals: Sequence[int], first: int, last: int) -> int:
-    shown = range(first, last + 1)
-    highest = max(totals[count] for count in shown)
-    if measurement.peak_event in shown and totals[measurement.peak_event] == highest:
-        return measurement.peak_event
-    return next(count for count in shown if totals[count] == highest)
 
 
 def thin(totals: Sequence[int], first: int, last: int, keep: Sequence[int] = (), most: int = MOST_POINTS) -> list[int]:

@@ -6,6 +6,7 @@ What it shows is made by `dashboard`, as on the page in the browser. Only notebo
 import asyncio
 from collections.abc import Mapping
 from html import escape
+from itertools import zip_longest
 from typing import Any, ClassVar
 
 import ipywidgets
@@ -70,7 +71,9 @@ class DashboardWidget(Explorer):
         self._applying = False
         self.now: Dashboard | None = None
         self.words, self.heading = ipywidgets.HTML(), ipywidgets.HTML()
-        self.buttons = [_button("", self._apply) for _ in range(SHOWN)]
+        self.buttons = [
+            _button("", lambda _, index=index: self.choose(self.changes[index].chosen)) for index in range(SHOWN)
+        ]
         super().__init__(run_of(chosen), self.begin["gpu"])
         self.add_class("course-explorer")
 
@@ -153,11 +156,11 @@ class DashboardWidget(Explorer):
         else:
             told = "What to change next: press a button to apply it"
         self.heading.value = f"<div class='course-heading' role='heading' aria-level='4'>{told}</div>"
-        for index, button in enumerate(self.buttons):
-            _label(button, self.changes[index] if index < len(self.changes) else None)
-
-    def _apply(self, button: ipywidgets.Button) -> None:
-        self.choose(self.changes[self.buttons.index(button)].chosen)
+        for button, change in zip_longest(self.buttons, self.changes):
+            button.layout.display = "none" if change is None else ""
+            if change is not None:
+                button.description = f"{'✓' if change.fits else '✗'} {change.words}: {change.effect}"
+                (button.add_class if change.fits else button.remove_class)("course-fits")
 
     def _arrange(self, _: object) -> None:
         """Takes the arrangement of the same training that fits and loses least time; says so where there is none."""
@@ -177,14 +180,6 @@ class DashboardWidget(Explorer):
 
 
 explore = DashboardWidget
-
-
-def _label(button: ipywidgets.Button, change: Suggestion | None) -> None:
-    """Sets the text of a button and hides it without a change."""
-    button.layout.display = "none" if change is None else ""
-    if change is not None:
-        button.description = f"{'✓' if change.fits else '✗'} {change.words}: {change.effect}"
-        (button.add_class if change.fits else button.remove_class)("course-fits")
 
 
 def _button(text: str, pressed: Any) -> ipywidgets.Button:

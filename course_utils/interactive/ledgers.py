@@ -29,7 +29,7 @@ def ledger(
     def spelled(size: int | None) -> str:
         return "–" if size is None else format_bytes(size, shown_in, 0 if shown_in == "B" else 3)
 
-    rows = [("", *columns, " − ".join(columns)) if measured is not None else ("", "bytes")]
+    rows: list[tuple[str, ...]] = [("", *columns, " − ".join(columns)) if measured is not None else ("", "bytes")]
     for name, one, other in [*((name, left.get(name), right.get(name)) for name in names), ("total", *totals)]:
         difference = "–" if one is None or other is None else format_signed(one - other)
         rows.append((name, spelled(one), *((spelled(other), difference) if measured is not None else ())))

@@ -84,8 +84,17 @@ def _saved_now(
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         result = run(*tensors)  # which keeps them alive
     own = {_storage(tensor) for tensor in weights.values()}
-    labels = _labels(result)
-    return [_saved(labels.get(key, "saved"), tensor) for key, tensor in kept.items() if key not in own]
+    labels, short = _labels(result), {f"torch.{long}": name for name, long in DTYPES.items()}
+    return [
+        Saved(
+            labels.get(key, "saved"),
+            tuple(tensor.shape),
+            short.get(str(tensor.dtype), str(tensor.dtype).removeprefix("torch.")),
+            tensor.untyped_storage().nbytes(),
+        )
+        for key, tensor in kept.items()
+        if key not in own
+    ]
 
 
 def _tensor(item: "Sequence[int] | torch.Tensor", dtype: str, device: str) -> "torch.Tensor":
@@ -113,12 +122,6 @@ def _moved(tensor: "torch.Tensor", dtype: str | None, device: str) -> "torch.Ten
 def _storage(tensor: "torch.Tensor") -> int:
     """The identity of a tensor's storage while it is alive."""
     return tensor.untyped_storage()._cdata
-
-
-def _saved(name: str, tensor: "torch.Tensor") -> Saved:
-    short = {long: short for short, long in DTYPES.items()}
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    return Saved(name, tuple(tensor.shape), short.get(dtype, dtype), tensor.untyped_storage().nbytes())
 
 
 def _labels(result: Any) -> dict[int, str]:
