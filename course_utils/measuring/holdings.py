@@ -57,7 +57,11 @@ class Holdings:
         self._held = {
             "parameters": _bytes(self._weights),
             "gradients": sum(self._gradients.values()),
-            "optimizer_states": _bytes(filter(self._is_with_the_weights, self._states())),
+            "optimizer_states": _bytes(
+                kept
+                for kept in self._states()
+                if isinstance(kept, torch.Tensor) and kept.device == self._weights[0].device
+            ),
         }
 
     def by_kind(self, allocated: int) -> dict[str, int]:
@@ -72,9 +76,6 @@ class Holdings:
     def _kept_by_optimizers(self) -> Iterable[Any]:
         states = [state for optimizer in self._optimizers for state in optimizer.state.values()]
         return [value for state in states for value in state.values()]
-
-    def _is_with_the_weights(self, kept: Any) -> bool:
-        return isinstance(kept, torch.Tensor) and kept.device == self._weights[0].device
 
     def _called(self, *_: Any) -> None:
         self._updating = self._filling = False

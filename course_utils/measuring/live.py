@@ -123,7 +123,8 @@ def released(advice: Callable[[str], str], otherwise: str = "") -> Iterator[None
     except BaseException as error:
         if not is_out_of_memory(error):
             let_go(error)
-            _give_back()
+            with suppress(RuntimeError):  # a GPU that has failed fails again here: the first error says how
+                release(None)
             if isinstance(error, RuntimeError) and NO_CODE in str(error):
                 raise KernelRefused(_no_code() + otherwise) from error
             raise
@@ -166,11 +167,6 @@ def empty_queue() -> None:
     the next one runs on this thread.
     """
     torch.ones((), requires_grad=True).backward()
-
-
-def _give_back() -> None:
-    with suppress(RuntimeError):
-        release(None)
 
 
 def asked_for(message: str) -> str:

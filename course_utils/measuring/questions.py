@@ -218,18 +218,13 @@ class SimulatedStream(nullcontext):
         self.device, self.priority = torch.device("cuda", ONE_GPU), priority
         self.stream_id = self.cuda_stream = self.device_index = 0
 
-    def query(self) -> bool:
-        return True
-
     def record_event(self, event: Any = None) -> Any:
         return event or SimulatedEvent()
-
-    def is_capturing(self) -> bool:
-        return False
 
     def __enter__(self) -> "SimulatedStream":
         return self
 
+    query, is_capturing = _always(True), _always(False)
     synchronize = wait_event = wait_stream = _nothing
 
 
@@ -239,12 +234,10 @@ class SimulatedEvent:
     def __init__(self, *_: Any, **__: Any) -> None:
         self.device = torch.device("cuda", ONE_GPU)
 
-    def query(self) -> bool:
-        return True
-
     def elapsed_time(self, end_event: Any) -> float:
         raise StepError(_where(f"a simulated GPU computes nothing, so no time passes between two events. {INSTEAD}"))
 
+    query = _always(True)
     record = wait = synchronize = _nothing
 
 

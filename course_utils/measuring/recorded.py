@@ -291,14 +291,14 @@ def thinned(measured: Measurement, points: int = POINTS) -> Measurement:
     peak = new_event(measured.peak_event)
     marks = [Mark(new_event(mark.event), mark.step, mark.phase) for mark in measured.timeline.marks]
     allocations = [
-        replace(item, born=min(new_event(item.born), peak - 1), died=_died(item, new_event, peak))
+        replace(
+            item,
+            born=min(new_event(item.born), peak - 1),
+            died=None if item.died is None else max(new_event(item.died), peak),
+        )
         for item in measured.largest(MOST_ALLOCATIONS)
     ]
     return replace(measured, timeline=Timeline(changes, marks), peak_event=peak, allocations=allocations)
-
-
-def _died(item: Allocation, new_event: Callable[[int], int], peak: int) -> int | None:
-    return None if item.died is None else max(new_event(item.died), peak)
 
 
 def _moments_kept(measured: Measurement, points: int) -> list[int]:

@@ -216,7 +216,7 @@ def simulated_gpu(attention: str) -> Iterator[None]:
         enter(on_this_thread(amp, "amp_definitely_not_available", lambda: False))
         enter(on_this_thread(torch.cuda, "is_bf16_supported", lambda *_, **__: True))
         # GradScaler reads on the host whether gradients are finite; fake ones have no value, so it always steps.
-        enter(on_this_thread(torch.amp.GradScaler, "_maybe_opt_step", _always_step))
+        enter(on_this_thread(torch.amp.GradScaler, "_maybe_opt_step", _step_always))
         enter(on_this_thread(torch.nn.functional, "scaled_dot_product_attention", _attention_function(attention)))
         # foreach=None looks at the exact type of the parameters, which is FakeTensor here.
         supported = [*torch_optimizer._foreach_supported_types, FakeTensor]
@@ -238,7 +238,7 @@ def _without_cudnn() -> Iterator[None]:
         torch.backends.cudnn.enabled = before
 
 
-def _always_step(scaler: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
+def _step_always(scaler: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
     return optimizer.step(*args, **kwargs)
 
 

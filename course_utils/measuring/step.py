@@ -211,17 +211,14 @@ class Training:
             self.losses.append(loss.item() * self.run.accumulation_steps)
 
     def _loss(self, tracker: Phases) -> torch.Tensor:
+        chunks = self.run.loss_chunks
         with self.autocast():
             with tracker.in_phase("forward"):
-                out = self.network(self.tokens) if self.run.loss_chunks == 1 else self.network.features(self.tokens)
+                out = self.network(self.tokens) if chunks == 1 else self.network.features(self.tokens)
             with tracker.in_phase("loss"):
-                return self._mean_loss(out) / self.run.accumulation_steps
-
-    def _mean_loss(self, out: torch.Tensor) -> torch.Tensor:
-        """The loss of the logits; in pieces, of what the head reads."""
-        if self.run.loss_chunks == 1:
-            return loss_of(out, self.targets)
-        return chunked_loss(out, self.network.head, self.targets, self.run.loss_chunks)
+                if chunks == 1:
+                    return loss_of(out, self.targets) / self.run.accumulation_steps
+                return chunked_loss(out, self.network.head, self.targets, chunks) / self.run.accumulation_steps
 
     def _clip(self, largest: float) -> None:
         if self.scaler is None:

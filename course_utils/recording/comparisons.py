@@ -1,53 +1,39 @@
-"""Times that only a GPU can tell: variants of one run, timed one after the other in one process, with their spread.
+"""Times that only a GPU can give: variants of one run, timed one after the other in one process, with their spread.
 
 Each comparison shrinks its batch until every variant fits the card, so that all of them train the same.
 """
 
-from collections.abc import Callable, Mapping
 from statistics import quantiles
 from typing import Any
 
 from ..planning.twin import fits, unsupported
 from ..run import TrainingRun
 
-Variants = Mapping[str, TrainingRun]
-
 MOST_SEQUENCES = 8
 """Sequences in a batch on a card with room enough; a smaller card halves it."""
 
 
-def _recomputation(batch: int) -> Variants:
-    run = TrainingRun("gpt2-medium", batch, 1024)
-    return {name: run.replace(recompute=name) for name in ("none", "selective", "full")}
-
-
-def _precision(batch: int) -> Variants:
-    run = TrainingRun("gpt2", batch, 1024, attention="efficient")  # the one fused kernel that takes fp32, too
-    return {name: run.replace(precision=name) for name in ("fp32", "tf32", "amp-bf16", "amp-fp16")}
-
-
-def _optimizer(batch: int) -> Variants:
-    run = TrainingRun("gpt2-medium", batch, 1024)
-    return {name: run.replace(optimizer=f"adamw-{name}") for name in ("loop", "foreach", "fused")}
-
-
-def _accumulation(batch: int) -> Variants:
-    run, counts = TrainingRun("gpt2", batch, 1024), [count for count in (1, 2, 4, 8) if count <= batch]
+def variants(topic: str, batch: int) -> dict[str, TrainingRun]:
+    """The runs of a comparison by label, for a batch of so many sequences."""
+    small, medium = TrainingRun("gpt2", batch, 1024), TrainingRun("gpt2-medium", batch, 1024)
+    fused = small.replace(attention="efficient")  # the one fused kernel that takes fp32, too
+    if topic == "recomputation":
+        return {name: medium.replace(recompute=name) for name in ("none", "selective", "full")}
+    if topic == "precision":
+        return {name: fused.replace(precision=name) for name in ("fp32", "tf32", "amp-bf16", "amp-fp16")}
+    if topic == "optimizer":
+        return {name: medium.replace(optimizer=f"adamw-{name}") for name in ("loop", "foreach", "fused")}
     return {
-        "one batch" if count == 1 else f"{count} micro-batches": run.replace(
+        f"{count} micro-batches" if count > 1 else "one batch": small.replace(
             micro_batch=batch // count, accumulation_steps=count
         )
-        for count in counts
+        for count in (1, 2, 4, 8)
+        if count <= batch
     }
 
 
-COMPARISONS: dict[str, Callable[[int], Variants]] = {
-    "recomputation": _recomputation,
-    "precision": _precision,
-    "optimizer": _optimizer,
-    "accumulation": _accumulation,
-}
-"""By topic: the variants for a batch of so many sequences."""
+COMPARISONS = ("recomputation", "precision", "optimizer", "accumulation")
+"""The topics of comparisons."""
 
 
 def sized(topic: str, free: int, capability: tuple[int, int]) -> dict[str, TrainingRun | str]:
@@ -58,7 +44,7 @@ def sized(topic: str, free: int, capability: tuple[int, int]) -> dict[str, Train
     """
     batch = MOST_SEQUENCES
     while batch:
-        runs = {label: _supported(topic, run, capability) for label, run in COMPARISONS[topic](batch).items()}
+        runs = {label: _supported(topic, run, capability) for label, run in variants(topic, batch).items()}
         if all(fits(run, free) for run in runs.values() if isinstance(run, TrainingRun)):
             return runs
         batch //= 2

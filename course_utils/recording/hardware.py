@@ -206,7 +206,11 @@ def prepared_operations(device: str) -> list[Prepared]:
 
     makers: list[tuple[str, Callable[[], tuple[Any, ...]], Callable[..., torch.Tensor]]] = [
         ("linear", lambda: (states(), weights(hidden, hidden), weights(hidden)), F.linear),
-        ("layer_norm", lambda: (states(), weights(hidden), weights(hidden)), _layer_norm),
+        (
+            "layer_norm",
+            lambda: (states(), weights(hidden), weights(hidden)),
+            lambda x, w, b: F.layer_norm(x, (x.size(-1),), w, b),
+        ),
         ("rms_norm", lambda: (states(), weights(hidden)), lambda x, w: F.rms_norm(x, (x.size(-1),), w)),
         ("gelu", lambda: (states(),), F.gelu),
         ("dropout", lambda: (states(),), lambda x: F.dropout(x, 0.1)),
@@ -223,10 +227,6 @@ def prepared_operations(device: str) -> list[Prepared]:
             name = f"attention, {kernel}, s={seq_len:,}"
             found += _both_ways(name, lambda s=seq_len: attention_inputs(device, s), causal_attention, kernel)
     return found
-
-
-def _layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    return F.layer_norm(x, (x.size(-1),), weight, bias)
 
 
 def _tokens(count: int, vocab: int, device: str) -> torch.Tensor:

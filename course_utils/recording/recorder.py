@@ -8,6 +8,7 @@ CPU in a GPU's place, and tasks of every kind have run under torch's CUDA build 
 
 import argparse
 import fnmatch
+import glob
 import hashlib
 import json
 import os
@@ -274,15 +275,11 @@ def chosen(tasks: Sequence[Task], pattern: str) -> list[Task]:
 
     RecordingError if none does.
     """
-    wanted = pattern.lower() if set(pattern) & set("*?[") else f"*{glob_escaped(pattern.lower())}*"
+    wanted = pattern.lower() if set(pattern) & set("*?[") else f"*{glob.escape(pattern.lower())}*"
     found = [task for task in tasks if fnmatch.fnmatch(f"{task.kind}: {task.name}: {task.why}".lower(), wanted)]
     if not found:
         raise RecordingError(f"No task matches {pattern!r}: --list shows them all.")
     return found
-
-
-def glob_escaped(text: str) -> str:
-    return re.sub(r"([*?[])", r"[\1]", text)
 
 
 def plan(tasks: Sequence[Task], found: dict[str, Any], lines: Sequence[Line], commit: str) -> list[Task]:

@@ -9,7 +9,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from ..measuring.recorded import thinned, to_json
 from ..measuring.recording_file import AS
 from ..measuring.tracing import provenance_of, torch_release, trace_simulated
 from ..run import TrainingRun
-from .comparisons import COMPARISONS, sized, spread
+from .comparisons import sized, spread, variants
 from .hardware import context_bytes, first_line, kernel_times, scratch_bytes, watching_costs, workspace_bytes
 from .histories import packed, unpacked
 from .tasks import STEPS, TIMES_OUT_OF_MEMORY, Task, recording_list, rehearsal_list
@@ -155,14 +156,14 @@ def run_demos(task: Task, device: Device, send: Send) -> None:
 
 def variant_times(topic: str, device: Device, most: int = 20, seconds: float = 6.0) -> list[dict[str, Any]]:
     """For each variant of a comparison: milliseconds of a step with their spread, and its peak in bytes."""
-    variants = sized(topic, device.free(), device.capability()) if device.kind == "cuda" else rehearsed_variants(topic)
-    return [_variant(label, run, device, most, seconds) for label, run in variants.items()]
+    runs = sized(topic, device.free(), device.capability()) if device.kind == "cuda" else rehearsed_variants(topic)
+    return [_variant(label, run, device, most, seconds) for label, run in runs.items()]
 
 
 def rehearsed_variants(topic: str) -> dict[str, TrainingRun | str]:
     """The same variants of a model that a CPU trains in milliseconds, in the one recipe that it has."""
     found: dict[str, TrainingRun | str] = {}
-    for label, run in COMPARISONS[topic](2).items():
+    for label, run in variants(topic, 2).items():
         found[label] = run.replace(model="tiny-gpt", seq_len=32, precision="fp32", attention="eager")
     return found
 
@@ -181,9 +182,15 @@ def _variant(label: str, run: TrainingRun | str, device: Device, most: int, seco
 
 def record_overhead(run: TrainingRun, device: Device, send: Send) -> None:
     """Part "overhead": what watching costs; "out_of_memory" in its place where memory runs out."""
+    with out_of_memory_sent(device, send), memory_released(run, device.free):
+        send("overhead", **watching_costs(run, device))
+
+
+@contextmanager
+def out_of_memory_sent(device: Device, send: Send) -> Iterator[None]:
+    """Send part "out_of_memory" where memory runs out inside."""
     try:
-        with memory_released(run, device.free):
-            send("overhead", **watching_costs(run, device))
+        yield
     except GpuOutOfMemory as error:
         send("out_of_memory", message=str(error), free=device.free())
 
@@ -198,16 +205,14 @@ def record_run(run: TrainingRun, device: Device, send: Send) -> None:
     the kernel that the run asks for.
     """
     try:
-        with memory_released(run, device.free):
-            _untracked(run, device, send)
-        with memory_released(run, device.free):
-            provenance = provenance_of("cpu" if device.kind == "cpu" else "live")
-            start = time.perf_counter()
-            found = traced(run, STEPS, device.kind, provenance)
-            seconds = time.perf_counter() - start
-        send("measured", **to_json(thinned(found)), losses=list(found.losses), seconds=seconds)
-    except GpuOutOfMemory as error:
-        send("out_of_memory", message=str(error), free=device.free())
+        with out_of_memory_sent(device, send):
+            with memory_released(run, device.free):
+                _untracked(run, device, send)
+            with memory_released(run, device.free):
+                start = time.perf_counter()
+                found = traced(run, STEPS, device.kind, provenance_of("cpu" if device.kind == "cpu" else "live"))
+                seconds = time.perf_counter() - start
+            send("measured", **to_json(thinned(found)), losses=list(found.losses), seconds=seconds)
     except KernelRefused as error:
         send("refused", message=str(error))
     _simulated(run, send)
@@ -252,10 +257,8 @@ def record_history(run: TrainingRun, device: Device, send: Send) -> None:
 
     Where memory runs out, that is what is recorded.
     """
-    try:
+    with out_of_memory_sent(device, send):
         send("history", **_history(run, device))
-    except GpuOutOfMemory as error:
-        send("out_of_memory", message=str(error), free=device.free())
 
 
 def _history(run: TrainingRun, device: Device) -> dict[str, Any]:
