@@ -187,14 +187,6 @@ def test_replicas_take_16_bytes_a_parameter_and_send_all_gradients():
     assert found.total == pytest.approx(sum(found.seconds.values()))
 
 
-def test_sharded_gradients_are_reduced_in_every_micro_batch():
-    small, large = (account(LLAMA.replace(micro_batch=b), CLUSTER, Plan(64, stage=3), 512) for b in (1, 8))
-    share = 63 / 64 * 2 * LLAMA.model.parameters / 50e9
-    assert small.seconds["data"] == pytest.approx((2 * 8 + 8) * share, rel=1e-6)
-    assert large.seconds["data"] == pytest.approx(3 * share, rel=1e-6)
-    assert small.memory < large.memory < account(LLAMA, CLUSTER, Plan(64), 512).memory / 10
-
-
 @pytest.mark.parametrize("micro_batch", [1, 4, 8])
 @pytest.mark.parametrize("stage", range(4))
 def test_a_plans_messages_are_those_of_step_time(stage: int, micro_batch: int):
