@@ -34,17 +34,6 @@ def allocating(segment: Callable[[int], float] = segment_of, block: Callable[[in
     return lambda size: {"segment": segment(size), "block": block(size)}
 
 
-def by_cases(size: int) -> dict[str, int]:
-    """In KiB and with a loop."""
-    block = 512
-    while block < size:
-        block += 512 * max(1, (size - block) // 512)
-    if block > MiB:
-        segment = 20 * MiB if block < 10 * MiB else (block + 2 * MiB - 1) // (2 * MiB) * 2 * MiB
-        return {"block": block if segment - block > MiB else segment, "segment": segment}
-    return {"block": block, "segment": 2 * MiB}
-
-
 def by_the_replay(size: int) -> dict[str, int]:
     """As the lesson's table prints it."""
     replayed = replay([(size, "first")])
@@ -61,7 +50,7 @@ def in_one_process(size: int, events: list[Any] = []) -> dict[str, int]:  # noqa
 
 
 HANDED_OUT = Answers(
-    right=[by_cases, by_the_replay, allocating(block=lambda size: float(block_of(size)))],
+    right=[allocating(), by_the_replay, allocating(block=lambda size: float(block_of(size)))],
     wrong=[
         (allocating(segment=up), "a segment of its own size"),
         (allocating(segment=lambda size: segment_of(size, step=512)), "multiples of 2 MiB"),

@@ -113,61 +113,50 @@ PADDING_CASES: tuple[tuple[Shapes, int], ...] = (
 )
 
 
-def _rows(shape: tuple[int, ...], D: int) -> int:
-    """Rows of one rank's shard, rounded up."""
-    return -(-shape[0] // D)
+def _summed(numbers: Callable[[tuple[int, ...], int], int]) -> Callable[[Shapes, int], int]:
+    return lambda shapes, D: sum(numbers(shape, D) for shape in shapes)
 
 
-def _numbers(shapes: Shapes) -> int:
-    return sum(map(prod, shapes))
+_all = _summed(lambda s, D: prod(s))
+_shard = _summed(lambda s, D: -(-s[0] // D) * prod(s[1:]))
 
 
-def shard_right(shapes: Shapes, D: int) -> int:
-    """Numbers of one rank's shard."""
-    return sum(_rows(s, D) * prod(s[1:]) for s in shapes)
-
-
-def padding_right(shapes: Shapes, D: int) -> int:
-    """Numbers that pad all shards together."""
-    return D * shard_right(shapes, D) - _numbers(shapes)
+def _padding(shapes: Shapes, D: int) -> int:
+    return D * _shard(shapes, D) - _all(shapes, D)
 
 
 SHARD_MISTAKES: Mistakes = {
-    "You rounded down: then the last numbers belong to nobody.": lambda shapes, D: _numbers(shapes) // D,
-    "You rounded down: then the last rows belong to nobody.": (
-        lambda shapes, D: sum(s[0] // D * prod(s[1:]) for s in shapes)
-    ),
-    "That is an even share of the numbers, a fraction. FSDP2 cuts whole rows.": lambda shapes, D: _numbers(shapes) / D,
-    "You cut the numbers one by one. FSDP2 cuts whole rows, along the first dimension.": (
-        lambda shapes, D: sum(-(-prod(s) // D) for s in shapes)
+    "You rounded down: then the last numbers belong to nobody.": lambda shapes, D: _all(shapes, D) // D,
+    "You rounded down: then the last rows belong to nobody.": _summed(lambda s, D: s[0] // D * prod(s[1:])),
+    "That is an even share of the numbers, a fraction. FSDP2 cuts whole rows.": lambda shapes, D: _all(shapes, D) / D,
+    "You cut the numbers one by one. FSDP2 cuts whole rows, along the first dimension.": _summed(
+        lambda s, D: -(-prod(s) // D)
     ),
     "You cut all parameters as one flat piece. FSDP2 cuts each parameter by itself.": (
-        lambda shapes, D: -(-_numbers(shapes) // D)
+        lambda shapes, D: -(-_all(shapes, D) // D)
     ),
-    "Those are rows. Each has as many numbers as the other dimensions say.": (
-        lambda shapes, D: sum(_rows(s, D) for s in shapes)
+    "Those are rows. Each has as many numbers as the other dimensions say.": _summed(lambda s, D: -(-s[0] // D)),
+    "A parameter can have more than two dimensions. How many numbers does a row hold then?": _summed(
+        lambda s, D: -(-s[0] // D) * prod(s[1:2])
     ),
-    "A parameter can have more than two dimensions. How many numbers does a row hold then?": (
-        lambda shapes, D: sum(_rows(s, D) * prod(s[1:2]) for s in shapes)
+    "A parameter can have more than two dimensions. The last one alone is no row.": _summed(
+        lambda s, D: -(-s[0] // D) * prod(s[1:][-1:])
     ),
-    "A parameter can have more than two dimensions. The last one alone is no row.": (
-        lambda shapes, D: sum(_rows(s, D) * prod(s[1:][-1:]) for s in shapes)
-    ),
-    "Those are all shards together. One rank's was asked for.": lambda shapes, D: D * shard_right(shapes, D),
-    "Those are bytes in 16 bits. Count numbers.": lambda shapes, D: 2 * shard_right(shapes, D),
-    "Those are bytes in fp32. Count numbers.": lambda shapes, D: 4 * shard_right(shapes, D),
+    "Those are all shards together. One rank's was asked for.": lambda shapes, D: D * _shard(shapes, D),
+    "Those are bytes in 16 bits. Count numbers.": lambda shapes, D: 2 * _shard(shapes, D),
+    "Those are bytes in fp32. Count numbers.": lambda shapes, D: 4 * _shard(shapes, D),
 }
 PADDING_MISTAKES: Mistakes = {
-    "Those are all shards together, real numbers included.": lambda shapes, D: D * shard_right(shapes, D),
-    "That is a D-th of it: all shards' padding was asked for.": lambda shapes, D: padding_right(shapes, D) / D,
-    "Those are rows of padding. Count their numbers.": lambda shapes, D: sum(-s[0] % D for s in shapes),
-    "Those are bytes in 16 bits. Count numbers.": lambda shapes, D: 2 * padding_right(shapes, D),
-    "Those are bytes in fp32. Count numbers.": lambda shapes, D: 4 * padding_right(shapes, D),
+    "Those are all shards together, real numbers included.": lambda shapes, D: D * _shard(shapes, D),
+    "That is a D-th of it: all shards' padding was asked for.": lambda shapes, D: _padding(shapes, D) / D,
+    "Those are rows of padding. Count their numbers.": _summed(lambda s, D: -s[0] % D),
+    "Those are bytes in 16 bits. Count numbers.": lambda shapes, D: 2 * _padding(shapes, D),
+    "Those are bytes in fp32. Count numbers.": lambda shapes, D: 4 * _padding(shapes, D),
     "A parameter can have more than two dimensions. How many of its numbers are real?": (
-        lambda shapes, D: D * shard_right(shapes, D) - sum(prod(s[:2]) for s in shapes)
+        lambda shapes, D: D * _shard(shapes, D) - sum(prod(s[:2]) for s in shapes)
     ),
-    "That is the remainder, what is left over. Padding is what is missing to the next multiple.": (
-        lambda shapes, D: sum(prod(s) % D for s in shapes)
+    "That is the remainder, what is left over. Padding is what is missing to the next multiple.": _summed(
+        lambda s, D: prod(s) % D
     ),
 }
 
@@ -175,11 +164,9 @@ PADDING_MISTAKES: Mistakes = {
 @exercise("09.2", "Whole rows, rounded up, for each parameter by itself.")
 def padding(answer: Any) -> None:
     """`answer(shapes, D)` is a dictionary: shard (numbers of one rank's shard) and padding (in all shards)."""
-    got = [
-        entries(call(answer, shapes=list(shapes), D=D, returns=Mapping), ("shard", "padding"))
-        for shapes, D in PADDING_CASES
-    ]
-    for name, right, mistakes in (("shard", shard_right, SHARD_MISTAKES), ("padding", padding_right, PADDING_MISTAKES)):
+    returned = [call(answer, shapes=list(shapes), D=D, returns=Mapping) for shapes, D in PADDING_CASES]
+    got = [entries(one, ("shard", "padding")) for one in returned]
+    for name, right, mistakes in (("shard", _shard, SHARD_MISTAKES), ("padding", _padding, PADDING_MISTAKES)):
         otherwise = f"{name} is off. Take one parameter of 10 rows on 3 ranks, and draw it."
         recognized([both[name] for both in got], PADDING_CASES, right, mistakes, otherwise, exactly)
 
