@@ -29,21 +29,19 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     try:
         if options.check:
-            return _report([*check(options.root, options.names), *([] if options.names else check_pages(options.root))])
+            drift = [*check(options.root, options.names), *([] if options.names else check_pages(options.root))]
+            hint = "Build them again: python -m course_utils build"
+            if drift:
+                print("\n".join([*drift, hint]), file=sys.stderr)
+            else:
+                print("Every notebook and picture agrees with its source.")
+            return int(bool(drift))
         for source in find_sources(options.root, options.names):
             build(options.root, source)
         write_pages(options.root)
     except BuildError as problem:
         print(problem, file=sys.stderr)
         return 1
-    return 0
-
-
-def _report(drift: list[str]) -> int:
-    if drift:
-        print("\n".join([*drift, "Build them again: python -m course_utils build"]), file=sys.stderr)
-        return 1
-    print("Every notebook and picture agrees with its source.")
     return 0
 
 

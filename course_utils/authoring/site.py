@@ -9,14 +9,13 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..classroom import syllabi
 from ..interactive.command_line import Parser
 from ..interactive.course_files import ROOT, numbered
-from ..recording.notebooks import BuildError, read_notebook
+from ..recording.notebooks import BuildError
 from . import explorer_page
 
 PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE")
-TITLE = re.compile(r"^# (\d\d · .+)$", re.MULTILINE)
-MINUTES = re.compile(r"\*\*(\d+) minutes")
 ANCHOR = re.compile(r'^<span id="[^"]+"></span>\n\n', re.MULTILINE)
 """JupyterLab needs these to find a term of the glossary; on the website the heading itself has that name."""
 
@@ -87,18 +86,15 @@ def lay_out(stage: Path, root: Path = ROOT) -> None:
 
 def lessons(root: Path) -> str:
     """The list of lessons with their minutes and exercises, and the tree of pages that the site's menu shows."""
-    rows, pages = ["| lesson | minutes | practice |", "|---|---|---|"], []
-    for path in numbered(root / "notebooks"):
-        text = "\n".join(cell.source for cell in read_notebook(path).cells[:2])
-        title, minutes = TITLE.search(text), MINUTES.search(text)
-        if title is None or minutes is None:
-            raise BuildError(f"{path.name} does not begin with its number, title and minutes")
-        has_exercises = (root / "exercises" / path.name).exists()
-        exercises = f"[exercises](../exercises/{path.name})" if has_exercises else ""
-        rows.append(f"| [{title[1]}](../notebooks/{path.name}) | {minutes[1]} | {exercises} |")
-        pages.append(f"../notebooks/{path.stem}")
-    exercises = [f"../exercises/{path.stem}" for path in numbered(root / "exercises")]
-    return "\n".join([*rows, "", *_tree("Lessons", pages), "", *_tree("Exercises", exercises)])
+    rows, pages, practice = ["| lesson | minutes | practice |", "|---|---|---|"], [], []
+    for number, lesson in syllabi.lessons(root).items():
+        name = Path(lesson.file).stem
+        exercises = f"[exercises](../exercises/{lesson.file})" if lesson.exercises else ""
+        title = f"[{number:02d} · {lesson.title}](../notebooks/{lesson.file})"
+        rows.append(f"| {title} | {lesson.minutes} | {exercises} |")
+        pages.append(f"../notebooks/{name}")
+        practice += [f"../exercises/{name}"] * bool(exercises)
+    return "\n".join([*rows, "", *_tree("Lessons", pages), "", *_tree("Exercises", practice)])
 
 
 def _tree(caption: str, pages: list[str]) -> list[str]:
