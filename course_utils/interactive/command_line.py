@@ -44,10 +44,8 @@ class Parser(ArgumentParser):
         name = unknown[0].partition("=")[0]
         if not name.startswith("-"):
             raise WrongOption(f"{command} does not take {name!r}. See `{self.prog} --help`.")
-        known = [option for option in self._option_string_actions if option.startswith("--")]
-        close = nearest(name, known)
-        raise WrongOption(f"Unknown option {name}. {f'Did you mean {close}?' if close else _listed(known)}")
-
-
-def _listed(options: list[str]) -> str:
-    return f"Options: {', '.join(options)}."
+        listed = (action.option_strings for action in self._actions if action.help != SUPPRESS)
+        known = [option for options in listed for option in options if option.startswith("--")]
+        close = nearest(name, known, likeness=0.6)
+        hint = f"Did you mean {close}?" if close else f"Options: {', '.join(known)}."
+        raise WrongOption(f"Unknown option {name}. {hint}")
