@@ -25,19 +25,12 @@ def states(**formulas: Formula) -> Any:
     return lambda optimizer, rows, columns: (RIGHT | formulas)[optimizer](rows, columns)
 
 
-def by_hand(optimizer: str, rows: int, columns: int) -> float:
-    match optimizer:
-        case "sgd":
-            return 0
-        case "adafactor":
-            return (rows + columns) * 4.0
-        case "adam8bit":
-            return 2.03125 * rows * columns
-    return {"momentum": 4, "adam": 8}[optimizer] * rows * columns
-
-
 STATE_BYTES = Answers(
-    right=[states(), by_hand, lambda optimizer, rows, columns: numpy.float64(by_hand(optimizer, rows, columns))],
+    right=[
+        states(),
+        states(adafactor=lambda r, c: (r + c) * 4.0, adam8bit=lambda r, c: 2.03125 * r * c),
+        lambda **given: numpy.float64(states()(**given)),
+    ],
     wrong=[
         (states(sgd=lambda r, c: 4 * r * c), "sgd: that is the gradient"),
         (states(sgd=lambda r, c: 8 * r * c), "sgd: weight and gradient are not the optimizer's"),
@@ -63,7 +56,7 @@ STATE_BYTES = Answers(
         (states(adam8bit=lambda r, c: 2 * r * c + 4 * (r * c // 256)), "adam8bit: both moments have scales"),
         (states(adam8bit=lambda r, c: 2 * (r * c + r * c // 256)), "a scale is an fp32 number"),
         (states(adam8bit=lambda r, c: 16 * r * c), "8 bits are one byte, not eight"),
-        (lambda optimizer, rows, columns: by_hand(optimizer, 512, 1024), "momentum is off for a matrix of 25"),
+        (lambda optimizer, rows, columns: states()(optimizer, 512, 1024), "momentum is off for a matrix of 25"),
     ],
 )
 
