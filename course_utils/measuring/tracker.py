@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
 from functools import cache, partial
 from itertools import accumulate
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -104,15 +105,15 @@ class Storage:
     exact: int = 0
 
     @property
-    def line(self) -> str:
-        return described(self.place)
-
-    @property
     def kind(self) -> str:
         if self.bound:
             return self.bound
         made_by_forward = self.phase in FORWARD or self.recomputation
         return "activations" if made_by_forward and self.kept else "temporaries"
+
+
+SHARED = attrgetter(*(field.name for field in fields(Allocation) if field.name != "line"))
+"""The values of a storage for an Allocation's fields of the same names, in their order."""
 
 
 @dataclass(frozen=True)
@@ -504,8 +505,8 @@ class Tracker(TorchDispatchMode):
     def allocations(self) -> list[Allocation]:
         """Every storage, in order of birth."""
         self._number_events()
-        names = [field.name for field in fields(Allocation)]
-        return [Allocation(**{name: getattr(item, name) for name in names}) for item in self.storages]
+        line_of = cache(described)  # many storages are of one place
+        return [Allocation(*SHARED(item), line=line_of(item.place)) for item in self.storages]
 
 
 @cache
