@@ -124,7 +124,7 @@ def remembered(home: Home) -> dict[str, str]:
 
 
 def remember(home: Home, **facts: str) -> None:
-    """Writes the marker in one move, so that it is never half there."""
+    """Write the marker in one move, so that it is never half there."""
     draft = home.marker.with_suffix(".new")
     draft.write_text(json.dumps(facts, indent=1), encoding="utf-8")
     draft.replace(home.marker)
@@ -174,7 +174,7 @@ def torch_sources(system: str, choice: str) -> list[tuple[str, list[str]]]:
 
 
 def set_up(home: Home, purpose: str, choice: str, memory: dict[str, str]) -> None:
-    """Makes the environment or brings it up to date. Raises SetupError; what an error leaves behind is not trusted."""
+    """Make the environment or bring it up to date. Raises SetupError; what an error leaves behind is not trusted."""
     base = foundations(home, choice)
     ours = memory.get("made_by", "course" if not home.folder.exists() or memory else "you") == "course"
     current = memory.get("state") == "ready" and all(memory.get(name) == value for name, value in base.items())
@@ -241,7 +241,7 @@ def install(home: Home, purpose: str, choice: str) -> None:
 
 
 def install_torch(home: Home, pip: Pip, version: str, choice: str) -> None:
-    """Installs torch from the first source that has it. Raises SetupError if none does.
+    """Install torch from the first source that has it. Raises SetupError if none does.
 
     It says how to do without a GPU where only PyTorch's own index has the CUDA build.
     """
@@ -309,7 +309,7 @@ def version_numbers(version: str) -> tuple[int, ...]:
 
 
 def offer_here(home: Home, purpose: str) -> None:
-    """Says that the set-up can be skipped, where the interpreter in use already has everything."""
+    """Say that the set-up can be skipped, where the interpreter in use already has everything."""
     inside = Path(sys.prefix).resolve() == home.folder.resolve()
     if not inside and not missing_packages(home.root, purpose):
         print("The Python in use already has what this needs: add --here to use it and skip the set-up.", flush=True)

@@ -40,7 +40,7 @@ class Pip:
     log: Path
 
     def install(self, what: str, arguments: Sequence[str], may_fail: bool = False) -> bool:
-        """Installs and says so in one line. Returns whether it worked; SetupError if not, unless it `may_fail`."""
+        """Install, and say so in one line. Return True if it worked; raise SetupError if not, unless it `may_fail`."""
         command = [str(self.python), "-m", "pip", "install", "--no-input", "--disable-pip-version-check", *arguments]
         started = time.monotonic()
         print(f"Installing {what} …", flush=True)
@@ -50,43 +50,28 @@ class Pip:
             print(f"  done in {seconds:.0f} s", flush=True)
             return True
         if may_fail and not out_of_disk(said):
-            print(f"  not to be had there ({seconds:.0f} s): trying another way", flush=True)
+            print(f"  not available there ({seconds:.0f} s): trying another way", flush=True)
             return False
         raise SetupError(explain_failure(said, what, self.log))
 
     def _run(self, command: Sequence[str]) -> tuple[int, str]:
+        """Exit code and output. On a terminal, the latest thing that pip does is shown in one line."""
+        visible, lines = sys.stdout.isatty(), list[str]()
         with self.log.open("a", encoding="utf-8") as log:
             log.write(f"\n$ {' '.join(command)}\n")
             pip = subprocess.Popen(
                 command, cwd=self.root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                 encoding="utf-8", errors="replace",
             )  # fmt: skip
-            lines = []
-            with pip, Ticker() as ticker:
+            with pip:
                 for line in pip.stdout or ():
                     lines.append(line)
                     log.write(line)
-                    ticker.show(line)
-        return pip.returncode, "".join(lines)
-
-
-class Ticker:
-    """On a terminal, the latest thing that pip does, in one line that is wiped at the end."""
-
-    def __init__(self) -> None:
-        self.visible = sys.stdout.isatty()
-
-    def __enter__(self) -> "Ticker":
-        return self
-
-    def show(self, line: str) -> None:
-        """Shows the line if it says what is being fetched or installed."""
-        if self.visible and line.lstrip().startswith(("Collecting", "Downloading", "Installing", "Building")):
-            print(f"\r\033[K  {line.strip()[:100]}", end="", flush=True)
-
-    def __exit__(self, *_: object) -> None:
-        if self.visible:
+                    if visible and line.lstrip().startswith(("Collecting", "Downloading", "Installing", "Building")):
+                        print(f"\r\033[K  {line.strip()[:100]}", end="", flush=True)
+        if visible:
             print("\r\033[K", end="", flush=True)
+        return pip.returncode, "".join(lines)
 
 
 def out_of_disk(said: str) -> bool:
@@ -95,7 +80,7 @@ def out_of_disk(said: str) -> bool:
 
 
 def explain_failure(said: str, what: str, log: Path) -> str:
-    """One sentence for what pip said in many: what happened and what to do."""
+    """One sentence that says why pip failed and what to do."""
     if out_of_disk(said):
         return f"The disk is full, so {what} could not be installed: make room, {AGAIN}."
     if any(sign in said for sign in OFFLINE):
