@@ -12,15 +12,7 @@ from engine import tiny
 from course_utils import compare, estimate, measure
 from course_utils.gpus import Gpu
 from course_utils.measuring import choose_source, live
-from course_utils.measuring.live import (
-    KERNELS,
-    GpuOutOfMemory,
-    KernelRefused,
-    free_bytes,
-    memory_released,
-    only_kernel,
-    release,
-)
+from course_utils.measuring.live import KERNELS, GpuOutOfMemory, KernelRefused, memory_released, only_kernel, release
 from course_utils.planning.twin import SAFETY, fits, largest_micro_batch, not_built, twin, unsupported
 from course_utils.run import ATTENTIONS, TrainingRun
 from course_utils.units import GB, MB, GiB
@@ -91,20 +83,17 @@ def with_card(monkeypatch):
     return pretend
 
 
-def test_without_a_gpu_auto_simulates(with_card):
-    with_card(None)
-    assert choose_source(SMALL) == ("simulated", "")
-
-
-def test_what_fits_is_measured_live(with_card):
-    with_card(Card("A100", (8, 0), 40 * GB))
-    assert free_bytes() == 40 * GB  # the driver's, and what the allocator holds for later
-    assert choose_source(SMALL) == ("live", "")
-
-
-def test_what_does_not_fit_is_simulated_and_says_why(with_card):
-    with_card(Card("A100", (8, 0), 80 * GB))
-    assert choose_source(XL) == ("simulated", "needs 134.5 GB, A100 has 80.0 GB free")
+@pytest.mark.parametrize(
+    ("card", "run", "chosen"),
+    [
+        (None, SMALL, ("simulated", "")),
+        (Card("A100", (8, 0), 40 * GB), SMALL, ("live", "")),
+        (Card("A100", (8, 0), 80 * GB), XL, ("simulated", "needs 134.5 GB, A100 has 80.0 GB free")),
+    ],
+)
+def test_auto_is_live_where_there_is_a_gpu_and_the_run_fits(with_card, card, run, chosen):
+    with_card(card)
+    assert choose_source(run) == chosen
 
 
 def test_the_margin_counts(with_card):

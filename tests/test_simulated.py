@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.optim.optimizer as torch_optimizer
 from engine import GPT, LLAMA, Operators, Unwatched, shallow, simulate, storage_of, tiny
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional as F
@@ -211,37 +210,6 @@ def test_simulating_twice_gives_the_same():
     run = TrainingRun(tiny("llama"), 2, 32, recompute="full")
     first, second = simulate.__wrapped__(run), simulate.__wrapped__(run)
     assert first.timeline == second.timeline and first.allocations == second.allocations
-
-
-# Nothing is left behind
-
-
-def state_of_torch() -> list[Any]:
-    return [
-        torch.cuda.amp.common.amp_definitely_not_available,
-        torch.cuda.is_bf16_supported,
-        torch.amp.GradScaler._maybe_opt_step,
-        F.scaled_dot_product_attention,
-        torch_optimizer._foreach_supported_types,
-        torch._C._is_multithreading_enabled(),
-        torch._C._len_torch_dispatch_stack(),
-        torch.get_default_dtype(),
-    ]
-
-
-def test_torch_is_as_it_was_afterwards():
-    before = state_of_torch()
-    simulate.__wrapped__(TrainingRun(tiny("gpt2"), 1, 16, "bf16-master"))
-    assert state_of_torch() == before
-    assert type(torch.empty(2)) is torch.Tensor
-
-
-def test_torch_is_as_it_was_also_when_the_step_fails():
-    before = state_of_torch()
-    with pytest.raises(RuntimeError, match="on purpose"), simulated_gpu("flash"):
-        assert state_of_torch() != before
-        raise RuntimeError("on purpose")
-    assert state_of_torch() == before
 
 
 def test_a_simulated_tensor_has_no_value_to_read():

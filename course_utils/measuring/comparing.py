@@ -17,8 +17,8 @@ ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Environment variables that set the policy of torch's allocator."""
 
 ON_THE_CPU = (
-    "A CPU differs from a GPU in three ways: dropout masks take 4 bytes an element, RMSNorm keeps a normalized copy, "
-    "and AdamW's step counters stand in the same memory."
+    "A CPU differs from a GPU in three ways: dropout masks take 4 bytes per element, RMSNorm keeps a normalized copy, "
+    "and AdamW's step counters are in the same memory."
 )
 
 
