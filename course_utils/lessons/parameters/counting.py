@@ -2,13 +2,13 @@
 
 The symbols are those of the course: V vocabulary, P positions, h hidden, L layers, and for Llama's family k for the
 width of keys and of values (kv_heads · h/a), f for the width of the MLP, E for experts. Nothing here looks at a list of
-shapes: the formulas are independent of it, so that a comparison with real modules can fail.
+shapes: the formulas, which give the numbers, are independent of it, so that a comparison with real modules can fail.
 """
 
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from course_utils.model_files import model_config
@@ -34,63 +34,41 @@ class Term:
 def block_terms(model: str | TransformerConfig) -> list[Term]:
     """Return the parameters of one block, matrix by matrix and each with its bias, in the order of the forward pass."""
     model = model_config(model)
-    norm = _norm_term(model)
-    mlp = _expert_terms(model) if model.experts else _mlp_terms(model)
-    first, second = (replace(norm, name=f"norm before {what}") for what in ("attention", "the MLP"))
-    return [first, *_attention_terms(model), second, *mlp]
+    gated, wide = model.mlp == "swiglu", "4h" if model.ffn == 4 * model.hidden else "f"
+    first = {"4h": "8h", "f": "2f"}[wide] if gated else wide
+    mlp = {
+        "MLP, gate and up" if gated else "MLP, up": _matrix(first, model.bias),
+        "MLP, down": _matrix(wide, model.bias, biases="h"),
+    }
+    if model.experts:
+        each = {name.replace("MLP", "experts"): f"E·({formula})" for name, formula in mlp.items()}
+        mlp = {"router": "E·h", **each}
+    formulas = {
+        "norm before attention": _norm(model),
+        "queries, keys, values": _matrix("3h" if model.kv == model.hidden else "h + 2k", model.qkv_bias),
+        "attention's output": _matrix("h", model.bias),
+        "norm before the MLP": _norm(model),
+    }
+    return [Term(name, formula, _value(formula, model)) for name, formula in (formulas | mlp).items()]
 
 
-def _norm_term(model: TransformerConfig) -> Term:
+def _norm(model: TransformerConfig) -> str:
     """A scale for each of the h numbers, and with LayerNorm's bias a shift."""
-    shifted = model.norm == "layernorm" and model.bias
-    return Term("norm", "2h" if shifted else "h", (2 if shifted else 1) * model.hidden)
+    return "2h" if model.norm == "layernorm" and model.bias else "h"
 
 
-def _attention_terms(model: TransformerConfig) -> list[Term]:
-    h, k = model.hidden, model.kv
-    rows = _sum([(1, "h", h), (2, "k", k)]) if k != h else _sum([(3, "h", h)])
-    return [
-        _matrix("queries, keys, values", rows, ("h", h), model.qkv_bias),
-        _matrix("attention's output", ("h", h), ("h", h), model.bias),
-    ]
+def _matrix(rows: str, bias: bool | None, biases: str = "") -> str:
+    """A matrix of so many rows of h numbers, written as one would: 3h² rather than 3h·h; with a bias for each row."""
+    square = f"{rows}²" if rows.endswith("h") else f"{rows}·h"
+    product = f"h·({rows})" if " + " in rows else square
+    return f"{product} + {biases or rows}" if bias else product
 
 
-def _mlp_terms(model: TransformerConfig) -> list[Term]:
-    """GELU's two matrices, or SwiGLU's three."""
-    h, f, gated = model.hidden, model.ffn, model.mlp == "swiglu"
-    symbol, per_row = ("h", 4) if f == 4 * h else ("f", 1)
-    first = _sum([((2 if gated else 1) * per_row, symbol, f // per_row)])
-    second = _sum([(per_row, symbol, f // per_row)])
-    return [
-        _matrix("MLP, gate and up" if gated else "MLP, up", first, ("h", h), model.bias),
-        _matrix("MLP, down", second, ("h", h), model.bias, ("h", h)),
-    ]
-
-
-def _expert_terms(model: TransformerConfig) -> list[Term]:
-    """A router's row for each expert, and as many MLPs as there are experts."""
-    E, h = model.experts, model.hidden
-    mlps = [Term(t.name.replace("MLP", "experts"), f"E·({t.formula})", E * t.count) for t in _mlp_terms(model)]
-    return [Term("router", "E·h", E * h), *mlps]
-
-
-Width = tuple[str, int]
-"""A width in symbols, and in numbers."""
-
-
-def _sum(parts: Sequence[tuple[int, str, int]]) -> Width:
-    """(2, "k", 1024) and the like, added up: ("h + 2k", 6144)."""
-    symbols = " + ".join(f"{factor if factor > 1 else ''}{symbol}" for factor, symbol, _ in parts)
-    return symbols, sum(factor * size for factor, _, size in parts)
-
-
-def _matrix(name: str, one: Width, other: Width, bias: bool | None, biases: Width | None = None) -> Term:
-    """A matrix, written as one would: 3h² rather than 3h·h; with one bias for each of `one`, unless `biases` differ."""
-    (symbols, rows), (symbol, columns) = one, other
-    square = f"{symbols}²" if symbols.endswith(symbol) else f"{symbols}·{symbol}"
-    formula = f"{symbol}·({symbols})" if " + " in symbols else square
-    added, count = biases or one
-    return Term(name, f"{formula} + {added}" if bias else formula, rows * columns + (count if bias else 0))
+def _value(formula: str, model: TransformerConfig) -> int:
+    """The number that a formula gives for a model."""
+    symbols = {"V": model.vocab, "P": model.max_positions, "h": model.hidden, "k": model.kv, "f": model.ffn}
+    code = re.sub(r"(?<=\d)(?=[a-z])", "*", formula.replace("²", "**2").replace("·", "*"))
+    return eval(code, {}, symbols | {"E": model.experts})
 
 
 # ------------------------------------------------------------------------------------------- the whole, by symbols
@@ -99,11 +77,11 @@ def _matrix(name: str, one: Width, other: Width, bias: bool | None, biases: Widt
 def model_terms(model: str | TransformerConfig) -> list[Term]:
     """Return all parameters: embedding, positions if they are learned, blocks, final norm, head unless it is tied."""
     model = model_config(model)
-    V, P, h, L = model.vocab, model.max_positions, model.hidden, model.layers
-    positions = [Term("positions", "P·h", P * h)] if model.positions == "learned" else []
-    head = [] if model.tied else [Term("head", "V·h", V * h)]
-    blocks = Term(f"{L} blocks", "L · a block", L * total(block_terms(model)))
-    return [Term("embedding", "V·h", V * h), *positions, blocks, replace(_norm_term(model), name="final norm"), *head]
+    before = {"embedding": "V·h", **({"positions": "P·h"} if model.positions == "learned" else {})}
+    after = {"final norm": _norm(model), **({} if model.tied else {"head": "V·h"})}
+    blocks = Term(f"{model.layers} blocks", "L · a block", model.layers * total(block_terms(model)))
+    first, last = ([Term(name, f, _value(f, model)) for name, f in formulas.items()] for formulas in (before, after))
+    return [*first, blocks, *last]
 
 
 def total(terms: Iterable[Term]) -> int:
