@@ -56,11 +56,6 @@ class Schedule:
         """Runs of any f: one per node, and the repetitions."""
         return sum(tick.kind == "f" for tick in self.ticks)
 
-    @property
-    def again(self) -> int:
-        """Repetitions among those."""
-        return sum(tick.again for tick in self.ticks)
-
 
 def keep_all(nodes: int) -> Schedule:
     """Every f leaves its value: n values, n runs of f. ValueError unless `nodes` is 1 to 64, as for all of these."""
