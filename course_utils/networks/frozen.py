@@ -118,22 +118,12 @@ def freeze(network: nn.Module, bits: int, dtype: torch.dtype) -> None:
     """
     if bits not in (4, 8, 16):
         raise ValueError(f"frozen weights are stored in 16, 8 or 4 bits, not in {bits!r}")
-    blocks = network.get_submodule("blocks")
-    linears = [
-        (module, name) for module in blocks.modules() for name, layer in module.named_children() if _linear(layer)
-    ]
-    if bits < 16:
-        pairs = nf4_pairs(dtype, next(network.parameters()).device) if bits == 4 else None
-        for module, name in linears:
-            setattr(module, name, FrozenLinear(getattr(module, name), bits, dtype, pairs))
-    _freeze_parameters(network, dtype)
-
-
-def _linear(layer: nn.Module) -> bool:
-    return isinstance(layer, nn.Linear)
-
-
-def _freeze_parameters(network: nn.Module, dtype: torch.dtype) -> None:
+    modules = network.get_submodule("blocks").modules()
+    layers = [(module, name, layer) for module in modules for name, layer in module.named_children()]
+    pairs = nf4_pairs(dtype, next(network.parameters()).device) if bits == 4 else None
+    for module, name, layer in layers:
+        if bits < 16 and isinstance(layer, nn.Linear):
+            setattr(module, name, FrozenLinear(layer, bits, dtype, pairs))
     # New parameters in place of the old: a simulated one cannot be given data of another type.
     frozen: dict[int, nn.Parameter] = {}
     for module in network.modules():
