@@ -11,11 +11,11 @@ from engine import simulate
 from course_utils.breakdown import KINDS
 from course_utils.estimating import estimate, moments
 from course_utils.estimating.exact.experts import shares_of, typed
-from course_utils.estimating.exact.network import tell
-from course_utils.estimating.exact.operations import Step, root
+from course_utils.estimating.exact.network import tape_of
+from course_utils.estimating.exact.operations import Step
 from course_utils.estimating.exact.program import compiled
-from course_utils.estimating.exact.structure import groups_of, letters, structure
-from course_utils.estimating.exact.tape import Gradient, Saving, Storage, Tape
+from course_utils.estimating.exact.structure import groups_of, structure, symbols
+from course_utils.estimating.exact.tape import Gradient, Saving, Storage, Tape, Tensor, operation
 from course_utils.models import TransformerConfig
 from course_utils.run import TrainingRun
 from course_utils.units import round_up
@@ -44,12 +44,12 @@ SEQUENCES = [
 @pytest.mark.sweep(10)
 def test_tape_and_torch_do_the_same_in_the_same_order(run):
     """Every birth and death from forward to the end of backward; what dies in one go is in no order."""
-    numbers = letters(run)
-    told = [
-        (sign * round_up(math.prod(numbers[letter] for letter in record.size.split("·"))), record.settled())
-        for record, sign in tell(structure(run)).events
+    numbers = symbols(run)
+    estimated = [
+        (sign * round_up(math.prod(numbers[symbol] for symbol in record.size.split("·"))), record.settled())
+        for record, sign in tape_of(structure(run)).events
     ]
-    assert in_order(told) == in_order(really(run))
+    assert in_order(estimated) == in_order(really(run))
 
 
 def really(run: TrainingRun) -> list[Event]:
@@ -146,16 +146,16 @@ def test_groups_of_a_tape(layers, blocks, groups):
 @pytest.mark.parametrize("recompute", ["none", "full", "every-3", "every-4", "sqrt", "selective", "offload"])
 @pytest.mark.parametrize("layers", [4, 9, 10, 13])
 @pytest.mark.sweep(7)
-def test_a_deep_model_is_read_as_if_it_were_told_in_full(layers, recompute):
+def test_a_deep_model_is_read_as_if_every_block_were_on_the_tape(layers, recompute):
     """Against simulations of every depth, so that remainders and repetitions of every kind occur."""
     model = TransformerConfig("deep", "gpt2", layers, 128, 4, 512, 128, dropout=0.1)
     run = TrainingRun(model, 4, 128, recompute=recompute, loss_chunks=layers)
     assert differences(estimate(run), simulate(run).breakdown) == {}
 
 
-def test_letters_are_the_numbers_of_a_run():
+def test_symbols_are_the_numbers_of_a_run():
     """Llama 3 8B: 32 heads of 128 elements, 8 heads of keys and of values."""
-    found = letters(TrainingRun("llama3-8b", 2, 100, "amp-bf16"))
+    found = symbols(TrainingRun("llama3-8b", 2, 100, "amp-bf16"))
     expected = {"kv": 1024, "kv/2": 512, "h": 4096, "h/2": 2048, "d": 128, "d/2": 64, "qkv": 4096 + 2048}
     expected |= {"sb": 200, "s32": 128, "c": 2, "r": 4} | {name: int(name) for name in found if name.isdecimal()}
     assert {name: found[name] for name in expected} == expected
@@ -174,35 +174,92 @@ def sizes(tape: Tape) -> list[tuple[str, int]]:
     return [(record.size, sign) for record, sign in tape.events]
 
 
-def test_a_storage_dies_when_nothing_refers_to_it():
+def test_a_storage_is_freed_by_its_last_holder():
     tape = Tape()
-    first = tape.make("a")
-    second = first
-    del first
+    storage = tape.make("a").retain()
+    storage.release()
     assert sizes(tape) == [("a", 1)]
-    del second
+    storage.release()
     assert sizes(tape) == [("a", 1), ("a", -1)]
+    with pytest.raises(AssertionError, match="after it had been freed"):
+        storage.retain()
+    with pytest.raises(AssertionError, match="more often than it was retained"):
+        storage.release()
+
+
+class Owner:
+    """What an operation's first argument has to have."""
+
+    def __init__(self) -> None:
+        self.tape = Tape()
+
+
+@operation
+def made(owner: Owner, size: str, *_: Tensor) -> Tensor:
+    owner.tape.tensor("1", f"scratch of {size}")
+    return owner.tape.tensor("1", size)
+
+
+def test_an_operation_releases_what_it_made_and_the_values_that_it_was_passed():
+    """As in y = g(f()): f's result is freed when g has returned; a variable is freed when the function returns."""
+
+    @operation
+    def function(owner: Owner) -> Tensor:
+        x = made(owner, "x")
+        owner.tape.hold(x)
+        made(owner, "y", made(owner, "value"), x)
+        assert ("1·value", -1) in sizes(owner.tape) and ("1·x", -1) not in sizes(owner.tape)
+        return made(owner, "out", x)
+
+    owner = Owner()
+    out = function(owner)
+    freed = [size for size, sign in sizes(owner.tape) if sign < 0]
+    assert Counter(freed) == Counter(
+        ["1·scratch of x", "1·scratch of value", "1·value", "1·scratch of y", "1·scratch of out", "1·x", "1·y"]
+    )
+    assert out.storage.holders == 1
+
+
+def test_an_operation_that_is_stopped_releases_what_it_holds():
+    @operation
+    def stopped(owner: Owner, x: Tensor) -> Tensor:
+        owner.tape.hold(owner.tape.view(x), made(owner, "y"))
+        raise KeyError
+
+    owner = Owner()
+    x = owner.tape.tensor("1", "x")
+    with pytest.raises(KeyError):
+        stopped(owner, x)
+    assert x.storage.holders == 1 and sizes(owner.tape)[-1] == ("1·y", -1)
+
+
+@pytest.mark.parametrize("run", SEQUENCES, ids=str)
+def test_only_gradients_are_left_on_a_tape(run):
+    tape = tape_of(structure(run))
+    left = Counter(id(record) for record, _ in tape.events)
+    assert set(left.values()) <= {1, 2}
+    assert {record.kind for record, _ in tape.events if left[id(record)] == 1} <= {"gradients"}
 
 
 def test_gradients_that_meet_are_added_in_place_unless_one_is_a_view_or_somebody_else_s():
     def meet(view: bool, shared: bool = False) -> list[tuple[str, int]]:
         tape = Tape()
-        kept: list[Gradient] = []
         others: list[Storage] = []
 
         def backward(_: list[Gradient]) -> list[Gradient | None]:
             made = tape.make("4·n")
-            others.extend([made] * shared)
+            if shared:
+                others.append(made.retain())
             return [Gradient(made, "4·n", view)]
 
-        leaf = tape.leaf("4", "n", kept.append)
+        leaf = tape.leaf("4", "n", lambda gradient: others.append(gradient.storage.retain()))
         x, y = tape.tensor("4", "x"), tape.tensor("4", "y")
         for out in (x, y):
-            tape.apply(out, [leaf], [], backward)
+            tape.apply(out, [leaf], backward)
         top = tape.tensor("4", "1")
-        tape.apply(top, [x, y], [], lambda came: [came[0].again(), came[0].again()])
+        tape.apply(top, [x, y], lambda came: [came[0].again(), came[0].again()])
         tape.events.clear()
-        tape.backward(root(top), tape.gradient("4·1"))
+        tape.backward(top, tape.gradient("4·1"))
         return [event for event in sizes(tape) if event[0] == "4·n"]
 
     assert meet(view=False) == [("4·n", 1), ("4·n", 1), ("4·n", -1)]
@@ -213,20 +270,20 @@ def test_gradients_that_meet_are_added_in_place_unless_one_is_a_view_or_somebody
 def test_what_no_gradient_needs_is_not_kept():
     tape = Tape()
     x, out = tape.tensor("4", "x"), tape.tensor("4", "x")
-    tape.apply(out, [x], [Saving(x, "f", "input", "gradient")], lambda _: [None])
-    assert out.node is None and tape.ledger == {}
+    tape.apply(out, [x], lambda _: [None], [Saving(x, "f", "input", "gradient")])
+    assert out.edge is None and tape.ledger == {} and x.storage.holders == 1
 
 
 def test_an_input_is_kept_before_an_operation_only_where_backward_comes():
     tape = Tape()
     leaf, x = tape.leaf("4", "n", lambda _: None), tape.tensor("4", "x")
     saving = [Saving(x, "f", "input", "gradient")]
-    assert tape.keep([x], saving) == []
+    assert tape.save([x], saving) == []
     tape.grad_enabled = False
-    assert tape.keep([leaf], saving) == [] and tape.ledger == {}
+    assert tape.save([leaf], saving) == [] and tape.ledger == {}
     tape.grad_enabled = True
-    (handle,) = tape.keep([leaf], saving)
-    assert handle() is x.storage and len(tape.ledger) == 1
+    (saved,) = tape.save([leaf], saving)
+    assert saved.unpack() is x.storage and x.storage.holders == 3 and len(tape.ledger) == 1
 
 
 def test_a_type_that_stays_copies_nothing():
@@ -243,7 +300,7 @@ def test_a_router_s_quotient_makes_three_tensors_on_the_way_to_its_gradients():
     x, y = step.tape.leaf("4", "sb·K", lambda _: None), step.tape.leaf("4", "sb", lambda _: None)
     quotient = shares_of(step, x, y)
     step.tape.events.clear()
-    step.tape.backward(root(quotient), step.tape.gradient("4·sb·K"))
+    step.tape.backward(quotient, step.tape.gradient("4·sb·K"))
     births = Counter(size for size, sign in sizes(step.tape) if sign > 0)
     assert births == {"4·sb·K": 1 + 3 + 2, "4·sb": 1}
 
@@ -252,6 +309,6 @@ def test_an_operation_owes_a_gradient_to_each_input():
     tape = Tape()
     leaf = tape.leaf("4", "n", lambda _: None)
     out = tape.tensor("4", "1")
-    tape.apply(out, [leaf], [], lambda came: [came[0].again(), came[0].again()])
+    tape.apply(out, [leaf], lambda came: [came[0].again(), came[0].again()])
     with pytest.raises(AssertionError, match="one gradient for each input"):
-        tape.backward(root(out), tape.gradient("4·1"))
+        tape.backward(out, tape.gradient("4·1"))

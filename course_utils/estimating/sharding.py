@@ -360,19 +360,20 @@ def _hooks(outer: Gathered, block: Gathered, stage_3: bool, first: bool) -> Hook
     appear = [*unshard(block), free(block.gather_output, COMMUNICATION)] if stage_3 else []
     reduced = reduce_scatter(block, first)
     done = [free(block.reduce_input, COMMUNICATION)]
+    last_reduced = [*reduce_scatter(outer, first), free(outer.reduce_input, COMMUNICATION)]
     return Hooks(
-        [*gather(outer), *unshard(outer)],
-        [*gather(block), *unshard(block), free(outer.gather_output, COMMUNICATION)],
-        [*gather(block), *unshard(block), free(block.gather_output, COMMUNICATION)],
-        reshard(block) if stage_3 else [],
-        [free(block.gather_output, COMMUNICATION)],
-        gathered,
-        [*appear, *gathered],
-        [*appear, *gathered],
-        appear,
-        [*reshard(block), *reduced],
-        [*reshard(block), *done, *reduced],
-        [*reshard(outer), *done, *reduce_scatter(outer, first), free(outer.reduce_input, COMMUNICATION)],
+        before_stem=[*gather(outer), *unshard(outer)],
+        before_first_block=[*gather(block), *unshard(block), free(outer.gather_output, COMMUNICATION)],
+        before_block=[*gather(block), *unshard(block), free(block.gather_output, COMMUNICATION)],
+        after_block=reshard(block) if stage_3 else [],
+        after_head=[free(block.gather_output, COMMUNICATION)],
+        before_head_backward=gathered,
+        before_last_block_backward=[*appear, *gathered],
+        before_block_backward=[*appear, *gathered],
+        before_first_block_backward=appear,
+        after_last_block_backward=[*reshard(block), *reduced],
+        after_block_backward=[*reshard(block), *done, *reduced],
+        after_backward=[*reshard(outer), *done, *last_reduced],
     )
 
 

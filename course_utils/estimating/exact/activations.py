@@ -11,7 +11,8 @@ from course_utils.run import TrainingRun
 from course_utils.units import round_up
 
 from .program import Reading, compiled
-from .structure import Structure, letters, structure
+from .structure import Structure, structure, symbols
+from .tape import HEAD, LOSS, STEM, Place
 
 
 class Saved(NamedTuple):
@@ -31,13 +32,13 @@ class Saved(NamedTuple):
 
 def stem_saved(run: TrainingRun) -> list[Saved]:
     """Kept once: by embeddings and positions, and what all blocks share (rotary angles, eager attention's mask)."""
-    own = set(_kept(run, ("block", 1, 0)))
-    return [*_kept(run, "stem"), *(item for item in _kept(run, ("block", 0, 0)) if item not in own)]
+    own = set(_kept(run, Place("block", 1)))
+    return [*_kept(run, STEM), *(item for item in _kept(run, Place("block")) if item not in own)]
 
 
 def block_saved(run: TrainingRun) -> list[Saved]:
     """Kept by one block that recomputes nothing, in the order of its forward pass, its input included."""
-    return _kept(run, ("block", 1, 0))
+    return _kept(run, Place("block", 1))
 
 
 def block_input(run: TrainingRun) -> Saved:
@@ -47,12 +48,12 @@ def block_input(run: TrainingRun) -> Saved:
 
 def head_saved(run: TrainingRun) -> list[Saved]:
     """Kept by the final norm and the head."""
-    return _kept(run, "head")
+    return _kept(run, HEAD)
 
 
 def loss_saved(run: TrainingRun) -> list[Saved]:
     """Kept by cross-entropy: log-softmax in the logits' type, which autocast copies to fp32 for the loss itself."""
-    return _kept(run, "loss")
+    return _kept(run, LOSS)
 
 
 def block_bytes(run: TrainingRun) -> int:
@@ -63,7 +64,7 @@ def block_bytes(run: TrainingRun) -> int:
 def activation_bytes(run: TrainingRun) -> int:
     """Bytes kept when the forward pass ends, the loss not yet computed, whatever is recomputed later."""
     reading = Reading(run)
-    loss = next(visit for visit in reading.visits() if reading.place(visit)[0] == "loss")
+    loss = next(visit for visit in reading.visits() if reading.piece(visit).phase == "loss")
     return reading.before(loss).parts.get("activations", 0)
 
 
@@ -72,11 +73,11 @@ def sum_bytes(saved: list[Saved]) -> int:
     return sum(item.bytes for item in saved)
 
 
-def _kept(run: TrainingRun, place: object) -> list[Saved]:
+def _kept(run: TrainingRun, place: Place) -> list[Saved]:
     """The ledger of one place, with the run's numbers."""
-    numbers = letters(run)
+    numbers = symbols(run)
     return [
-        Saved(kept.operation, kept.name, prod(numbers[letter] for letter in kept.size.split("·")), kept.why, kept.size)
+        Saved(kept.operation, kept.name, prod(numbers[symbol] for symbol in kept.size.split("·")), kept.why, kept.size)
         for where, kept in compiled(_keeping_everything(run)).kept
         if where == place
     ]

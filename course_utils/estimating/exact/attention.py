@@ -1,40 +1,43 @@
-"""Causal attention, as `networks/transformer.py` and `networks/attention.py` run it: written out, or in one kernel."""
+"""Causal attention, as `networks/transformer.py` and `networks/attention.py` run it: written out, or in one kernel.
 
-from collections.abc import Callable
+What it keeps for backward is what the `Saving`s here name: `fused_attention` for a kernel; `matrix_product`, `masked`,
+`softmax` and `dropout` for `eager_attention`. The last two, and `copied`, are in `operations.py`.
+"""
 
-from .layers import Linear, call
-from .operations import Step, add, cast, copied, dropout, join, lowered, multiply, negative, relaid, split, view
+from . import operations as ops
+from .layers import Linear
+from .operations import Module, Step
 from .recomputation import checkpoint
-from .tape import Gradient, Saving, Tensor
+from .tape import Gradient, Saving, Tensor, operation
 
 Shared = list[Tensor]
 
 
-class Attention:
+class Attention(Module):
     """Causal attention, by one matrix or three for q, k and v."""
 
     def __init__(self, step: Step) -> None:
-        self.step, shape = step, step.structure
+        super().__init__(step)
+        shape = step.structure
         names = {"qkv": "qkv"} if shape.fused_qkv else {"q": "h", "k": "kv", "v": "kv"}
         self.inputs = [Linear(step, name, "h", width, shape.qkv_bias, name) for name, width in names.items()]
         self.out = Linear(step, "attention output", "h", "h", shape.bias, "out")
 
+    @operation
     def __call__(self, x: Tensor, shared: Shared) -> Tensor:
-        step, shape = self.step, self.step.structure
-        if shape.fused_qkv:
-            parts = split(step, call(self.inputs[0], x), ["sb·h", "sb·kv", "sb·kv"])
-        else:
-            parts = [call(make, x) for make in self.inputs]
+        step, made = self.step, [make(x) for make in self.inputs]
+        parts = ops.split(step, made[0], ["sb·h", "sb·kv", "sb·kv"]) if self.structure.fused_qkv else made
         q, k, v = (heads_apart(step, part, number) for number, part in enumerate(parts))
-        del parts
-        if shape.positions == "rotary":
-            q, k = rotate(step, q, shared, "h"), rotate(step, k, shared, "kv")
+        if self.structure.positions == "rotary":
+            q, k = rotated(step, q, k, shared)
+        self.tape.hold(q, k, v)
         y = attention_core(step, q, k, v, shared[-1:])
-        return dropout(step, call(self.out, heads_joined(step, y)), "attention output")
+        self.tape.hold(y)
+        return ops.dropout(step, self.out(heads_joined(step, y)), "attention output")
 
 
 def heads_apart(step: Step, x: Tensor, number: int) -> Tensor:
-    """q, k or v (`number`), (b, s, h) as (b, a, s, d): whether its gradient comes in the order of its memory.
+    """q, k or v (`number`), (b, s, h) as (b, a, s, d): its gradient is copied unless it comes in the order of x.
 
     It does from a fused kernel, unless the repetition of keys and values is summed on the way; of eager attention it
     does for kᵀ alone, unless it was rotated.
@@ -42,39 +45,46 @@ def heads_apart(step: Step, x: Tensor, number: int) -> Tensor:
     shape = step.structure
     summed = shape.attention == "efficient" and shape.grouped and number > 0
     fits = number == 1 and shape.positions != "rotary" if shape.attention == "eager" else not summed
-    return view(step, x) if fits else relaid(step, x)
+    return ops.view(step, x) if fits else ops.relaid(step, x)
 
 
 def heads_joined(step: Step, y: Tensor) -> Tensor:
     """(b, a, s, d) as (b, s, h): a fused kernel has it in this order already, a matrix product has to be copied."""
-    return copied(step, y) if step.structure.attention == "eager" else view(step, y)
+    return ops.copied(step, y) if step.structure.attention == "eager" else ops.view(step, y)
 
 
-def rotate(step: Step, x: Tensor, shared: Shared, width: str) -> Tensor:
+@operation
+def rotated(step: Step, q: Tensor, k: Tensor, shared: Shared) -> tuple[Tensor, Tensor]:
     """Rotary positions: a head times the cosine, plus its halves swapped, the second negated, times the sine."""
-    first, second = split(step, x, [f"sb·{width}/2"] * 2)
-    cosine, sine = shared[:2]
-    return add(step, _turn(step, x, cosine), _turn(step, join(step, negative(step, second), first, x.shape), sine))
+    return rotate(step, q, shared, "h"), rotate(step, k, shared, "kv")
 
 
-def _turn(step: Step, x: Tensor, angles: Tensor) -> Tensor:
-    return multiply(step, x, angles, "rotary positions", ("tensor", "cosine and sine"))
+@operation
+def rotate(step: Step, x: Tensor, shared: Shared, width: str) -> Tensor:
+    """All heads of queries or of keys, `width` elements per token, rotated."""
+    (first, second), (cosine, sine) = ops.split(step, x, [f"sb·{width}/2"] * 2), shared[:2]
+    names = ("tensor", "cosine and sine")
+    straight = ops.multiply(step, x, cosine, "rotary positions", names)
+    swapped = ops.join(step, ops.scaled(step, second), first, x.shape)
+    return ops.add(step, straight, ops.multiply(step, swapped, sine, "rotary positions", names))
 
 
 def full_width(step: Step, x: Tensor) -> Tensor:
     """Keys or values repeated, one of each for every query head."""
-    return copied(step, x, "sb·h") if step.structure.grouped else x
+    return ops.copied(step, x, "sb·h") if step.structure.grouped else x
 
 
 def attention_core(step: Step, q: Tensor, k: Tensor, v: Tensor, mask: Shared) -> Tensor:
     """From q·kᵀ to weights·v, under a checkpoint of its own where that is what is run again."""
-    core: Callable[..., Tensor] = eager_attention if step.structure.attention == "eager" else fused_attention
-    arguments = (step, q, k, v, *(mask if step.structure.attention == "eager" else []))
-    return checkpoint(step, core, *arguments) if step.structure.recompute == "selective-attention" else core(*arguments)
+    core, arguments = (eager_attention, mask) if step.structure.attention == "eager" else (fused_attention, [])
+    if step.structure.recompute == "selective-attention":
+        return checkpoint(step, core, step, q, k, v, *arguments)
+    return core(step, q, k, v, *arguments)
 
 
+@operation
 def fused_attention(step: Step, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """One kernel: it keeps q, k, v, its output, one fp32 logsumexp a row, and its random numbers' state (Dao et al.
+    """One kernel: it saves q, k, v, its output, one fp32 logsumexp per row, and its random numbers' state (Dao et al.
     2022). Flash and cuDNN take grouped keys and values as they are; the efficient kernel pads rows to 32.
     """
     kernel, tape = step.structure.attention, step.tape
@@ -82,47 +92,55 @@ def fused_attention(step: Step, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         k, v = full_width(step, k), full_width(step, v)
     out = step.product("c", "sb·h")
     rows = "b·a·s32" if kernel == "efficient" else "b·a·s"
-    names = ("queries", "keys", "values")
     random = "drop the same again" if step.structure.dropout else "nothing: there is no dropout"
-    saved = [
-        *(Saving(x, "attention", name, "attention's backward") for x, name in zip((q, k, v), names, strict=True)),
+    saving = [
+        *(
+            Saving(x, "attention", name, "attention's backward")
+            for x, name in ((q, "queries"), (k, "keys"), (v, "values"))
+        ),
         Saving(out, "attention", "output", "its backward, and the gradient of the next weights"),
         Saving(step.product("4", rows), "attention", "logsumexp", "softmax again, row by row"),
     ]
     if kernel != "efficient":  # whose random state is on the host
-        saved.append(Saving(step.product("16", "1"), "attention", "random seed", random))
-        saved.append(Saving(step.product("8", "1"), "attention", "random offset", random))
+        saving.append(Saving(step.product("16", "1"), "attention", "random seed", random))
+        saving.append(Saving(step.product("8", "1"), "attention", "random offset", random))
     sizes = [q.size, k.size, v.size]
-    tape.apply(out, [q, k, v], saved, lambda _: [tape.gradient(size) for size in sizes])
+    tape.apply(out, [q, k, v], lambda _: [tape.gradient(size) for size in sizes], saving)
     return out
 
 
+@operation
 def eager_attention(step: Step, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """softmax(q·kᵀ/√d)·v written out: 5·a·s²·b bytes in 16-bit with dropout (Korthikanti et al. 2022, section 4.1)."""
+    shape, hold = step.structure, step.tape.hold
     k, v = full_width(step, k), full_width(step, v)
-    grouped = step.structure.grouped
-    scores = divided(step, product(step, as_factor(step, q), as_factor(step, k, grouped), "b·a·s·s", "q·kᵀ"))
-    scores = masked(step, scores, mask)
-    weights = dropout(step, softmax(step, scores), "attention weights")
-    out = product(step, as_factor(step, weights, True), as_factor(step, v, grouped), "sb·h", "weights·v")
-    return view(step, out) if step.structure.factors_are_views else relaid(step, out)
+    hold(k, v)
+    products = matrix_product(step, as_factor(step, q), as_factor(step, k, shape.grouped), "b·a·s·s", "q·kᵀ")
+    scores = masked(step, ops.scaled(step, products), mask)
+    hold(scores)
+    fp32 = ops.cast(step, scores, "r") if shape.autocast else scores
+    weights = ops.dropout(step, ops.softmax(step, fp32, "softmax", "attention weights"), "attention weights")
+    hold(weights)
+    out = matrix_product(step, as_factor(step, weights, True), as_factor(step, v, shape.grouped), "sb·h", "weights·v")
+    return ops.view(step, out) if shape.factors_are_views else ops.relaid(step, out)
 
 
-def product(step: Step, x: Tensor, y: Tensor, shape: str, name: str) -> Tensor:
-    """A batched matrix product: torch copies what is not laid out for it; the gradient of each needs the other."""
-    tape, sizes = step.tape, [x.size, y.size]
-    saved = [
+@operation
+def matrix_product(step: Step, x: Tensor, y: Tensor, shape: str, name: str) -> Tensor:
+    """A batched matrix product: the gradient of each factor needs the other."""
+    tape, x_size, y_size = step.tape, x.size, y.size
+    saving = [
         Saving(x, name, "first factor", "gradient of the second"),
         Saving(y, name, "second factor", "gradient of the first"),
     ]
 
     def backward(_: list[Gradient]) -> list[Gradient | None]:
-        for_y = tape.gradient(sizes[1])
-        return [tape.gradient(sizes[0]), for_y]
+        for_y = tape.gradient(y_size)
+        return [tape.gradient(x_size), for_y]
 
-    kept = tape.keep([x, y], saved)
+    saved = tape.save([x, y], saving)
     out = step.product("c", shape)
-    tape.apply(out, [x, y], [], backward, kept)
+    tape.apply(out, [x, y], backward, saved=saved)
     return out
 
 
@@ -130,33 +148,12 @@ def as_factor(step: Step, x: Tensor, in_order: bool = False) -> Tensor:
     """A factor of a batched product: in 16 bits under autocast; copied, unless it is `in_order` or the batch is of one
     sequence or one head.
     """
-    x = lowered(step, x)
-    return view(step, x) if in_order or step.structure.factors_are_views else copied(step, x)
+    x = ops.lowered(step, x)
+    return ops.view(step, x) if in_order or step.structure.factors_are_views else ops.copied(step, x)
 
 
-def divided(step: Step, x: Tensor) -> Tensor:
-    """x/√d: keeps nothing."""
-    return negative(step, x)
-
-
+@operation
 def masked(step: Step, x: Tensor, mask: Tensor) -> Tensor:
-    """Keeps the mask, one for all layers."""
-    tape, back = step.tape, x.size
-    out = tape.tensor(x.element, x.shape)
-    tape.apply(
-        out,
-        [x],
-        [Saving(mask, "attention", "causal mask", "which scores get no gradient")],
-        lambda _: [tape.gradient(back)],
-    )
-    return out
-
-
-def softmax(step: Step, x: Tensor) -> Tensor:
-    """Keeps its output; under autocast it is computed in fp32."""
-    x = cast(step, x, "r") if step.structure.autocast else x
-    tape, back = step.tape, x.size
-    out = tape.tensor(x.element, x.shape)
-    saved = [Saving(out, "softmax", "attention weights", "softmax's own backward")]
-    tape.apply(out, [x], saved, lambda _: [tape.gradient(back)])
-    return out
+    """Scores with −∞ where a query may not look: saves the mask, one for all layers."""
+    saving = [Saving(mask, "attention", "causal mask", "which scores get no gradient")]
+    return ops.new_gradients(step, step.tape.tensor(x.element, x.shape), [x], saving)

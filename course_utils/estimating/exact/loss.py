@@ -1,76 +1,66 @@
 """The loss, as `networks/loss.py` computes it: at once, or piece by piece."""
 
-from .layers import Linear, call
-from .operations import Step, cast, negative, split, view
+from .layers import Linear
+from .operations import Step, cast, new_gradients, same_gradient, scaled, softmax, split, view
 from .recomputation import checkpoint
-from .tape import Gradient, Saving, Tensor
+from .tape import LOSS, Gradient, Place, Saving, Tensor, operation
 
 
+@operation
 def cross_entropy(step: Step, logits: Tensor) -> Tensor:
     """Log-softmax in the logits' type, which autocast copies to fp32 for the loss itself."""
-    tape, size = step.tape, logits.size
-    likelihoods = tape.tensor(logits.element, logits.shape)
-    saved = [Saving(likelihoods, "log-softmax", "output", "gradient of the logits")]
-    tape.apply(likelihoods, [logits], saved, lambda _: [tape.gradient(size)])
-    read = cast(step, likelihoods, "4") if step.structure.autocast else likelihoods
-    return negative_likelihood(step, read)
+    likelihoods = softmax(step, logits, "log-softmax", "output", "gradient of the logits")
+    step.tape.hold(likelihoods)
+    return negative_likelihood(step, cast(step, likelihoods, "4") if step.structure.autocast else likelihoods)
 
 
+@operation
 def negative_likelihood(step: Step, likelihoods: Tensor) -> Tensor:
-    """The mean over the tokens; keeps what it read and the number of tokens."""
-    tape, back = step.tape, likelihoods.size
-    out, count = tape.tensor("4", "1"), tape.tensor("4", "1")
-    saved = [
+    """The mean over the tokens; saves what it read and the number of tokens."""
+    out, count = step.tape.tensor("4", "1"), step.tape.tensor("4", "1")
+    saving = [
         Saving(likelihoods, "loss", "log-softmax", "gradient of the loss"),
         Saving(count, "loss", "weight of all tokens", "mean"),
     ]
-    tape.apply(out, [likelihoods], saved, lambda _: [tape.gradient(back)])
-    return out
+    return new_gradients(step, out, [likelihoods], saving)
 
 
-def scaled(step: Step, x: Tensor) -> Tensor:
-    """A number times or divided by another."""
-    return negative(step, x)
-
-
+@operation
 def scaled_up(step: Step, loss: Tensor) -> Tensor:
     """The loss times the fp32 scale of a loss scaler; a 16-bit loss gets its gradient back in 16 bits."""
-    tape = step.tape
+    tape, becomes = step.tape, "" if step.structure.autocast else "c·1"
     out = tape.tensor("4", "1")
-    becomes = "" if step.structure.autocast else "c·1"
-    tape.apply(out, [loss], [], lambda _: [Gradient(tape.make("4·1"), "4·1", becomes=becomes)])
+    tape.apply(out, [loss], lambda _: [Gradient(tape.make("4·1"), "4·1", becomes=becomes)])
     return out
 
 
+@operation
 def mean_loss(step: Step, head: Linear, out: Tensor) -> Tensor:
     """The loss of the logits; in pieces, of what the head reads."""
     if step.structure.chunks == 1:
         return cross_entropy(step, view(step, out))
     tape, number = step.tape, step.structure.chunks
-    pieces = split(step, view(step, out), ["t·h"] * (number - 1) + ["u·h"])
     losses = []
-    for position, piece in enumerate(pieces):
-        tape.enter(("piece", position, 0))
+    for position, piece in enumerate(split(step, view(step, out), ["t·h"] * (number - 1) + ["u·h"])):
+        tape.enter(Place("piece", position))
         losses.append(checkpoint(step, share_of_loss, step, head, piece))
-    tape.enter("loss")
+    tape.enter(LOSS)
     return summed(step, stacked(step, losses))
 
 
+@operation
 def share_of_loss(step: Step, head: Linear, piece: Tensor) -> Tensor:
     """What a piece of the tokens adds to the mean over all."""
-    return scaled(step, cross_entropy(step, call(head, piece)))
+    return scaled(step, cross_entropy(step, head(piece)))
 
 
+@operation
 def stacked(step: Step, numbers: list[Tensor]) -> Tensor:
     """The pieces' losses in one tensor; their gradients are views of its."""
-    out = step.tape.tensor("4", "pieces")
-    count = len(numbers)
-    step.tape.apply(out, numbers, [], lambda came: [came[0].again(view=True) for _ in range(count)])
-    return out
+    return same_gradient(step, step.tape.tensor("4", "pieces"), numbers, view=True)
 
 
+@operation
 def summed(step: Step, x: Tensor) -> Tensor:
     """Their sum; its gradient is seen by all of them."""
-    out = step.tape.tensor("4", "1")
-    step.tape.apply(out, [x], [], lambda came: [came[0].again(view=True)])
-    return out
+    return same_gradient(step, step.tape.tensor("4", "1"), [x], view=True)

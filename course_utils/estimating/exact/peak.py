@@ -10,7 +10,7 @@ from course_utils.units import round_up
 from ..sharding import ddp_communication, rank_0_states, zero_1_share
 from ..states import Trainable, gradient_bytes, optimizer_state_bytes, parameter_bytes
 from ..workspaces import workspace_bytes
-from .program import Reading, named
+from .program import Reading
 from .update import clipping, lets_gradients_go, optimizer_step, step_on
 from .walk import Totals, plus
 
@@ -36,7 +36,7 @@ def estimate(run: TrainingRun) -> MemoryBreakdown:
     best = max(after, key=lambda name: sum(after[name][1].values()))
     if sum(between.values()) + top >= sum(after[best][1].values()):
         parts = plus(between, reading.at_top_of(visit).parts)
-        return MemoryBreakdown(parts, *named(reading.place(visit), reading.last_group))
+        return MemoryBreakdown(parts, *reading.name(visit))
     return MemoryBreakdown(after[best][1], after[best][0], best)
 
 
@@ -51,7 +51,7 @@ def moments(run: TrainingRun) -> dict[str, MemoryBreakdown]:
     between = _before_forward(run)
     found: dict[str, tuple[str, Totals]] = {}
     for visit in reading.visits():
-        phase, name = named(reading.place(visit), reading.last_group)
+        phase, name = reading.name(visit)
         parts = plus(between, reading.at_top_of(visit).parts)
         if name not in found or sum(parts.values()) > sum(found[name][1].values()):
             found[name] = phase, parts

@@ -1,27 +1,44 @@
 """A step's tape cut into pieces, of which those in the middle repeat, and read with a run's numbers.
 
-What one block adds and frees is the same for each, so through equal blocks memory runs along a straight line, of which
-only the two ends need to be looked at: a deep model takes no longer than a shallow one.
+What one block allocates and frees is the same for each, so through equal blocks memory runs along a straight line: only
+its two ends have to be looked at, and a deep model takes no longer than a shallow one.
 """
 
 from collections import Counter
 from collections.abc import Iterator
+from enum import IntEnum
 from functools import lru_cache
 from itertools import accumulate, groupby
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from course_utils.run import TrainingRun
 from course_utils.units import round_up
 
-from .network import tell
-from .structure import Structure, letters, structure
-from .tape import Kept, Record
+from .network import tape_of
+from .structure import Structure, structure, symbols
+from .tape import END, Kept, Place, Record
 from .walk import Totals
 
 
+class Repeat(IntEnum):
+    """What a tape shows once for many."""
+
+    GROUPS = 0
+    """The groups of blocks between the first and the last."""
+    BLOCKS = 1
+    """The blocks of a group between its first and its last."""
+    BLOCKS_OF_LAST = 2
+    """The same of the last group, which may be smaller."""
+    PIECES = 3
+    """The pieces of the loss between the second and the last two."""
+
+
+Repeats = tuple[Repeat, ...]
+
+
 class Events(NamedTuple):
-    """What is made and freed, in order: indices of sizes, ~index where one is freed, and the kinds of memory.
+    """What is allocated and freed, in order: indices of sizes, ~index where one is freed, and the kinds of memory.
 
     `left` says what of it is left at the end: kind, index, how often.
     """
@@ -32,24 +49,28 @@ class Events(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """What happens between two marks: the phase and the place in the network, and the number of its events."""
+    """What happens between two marks: the phase, the place in the network, and the number of its events."""
 
-    place: tuple[str, Any]
+    phase: str
+    place: Place
     events: int
 
 
 class Visit(NamedTuple):
-    """A piece to be looked at, or, with `times`, to be passed over that often: the product of the numbers named."""
+    """A piece to be looked at or, as one of `passed_over`, to be counted for all of them but the two looked at; a group
+    that is passed over has all `blocks` of its own.
+    """
 
     piece: int
-    times: tuple[str, ...] | None = None
+    passed_over: Repeats = ()
+    blocks: Repeats = ()
 
 
 class Size(NamedTuple):
-    """A formula's letters, and of how many blocks it is meant, if what one stands for goes at once."""
+    """A formula's symbols; with `repeats`, the size of all that one stands for, which are freed at once."""
 
-    letters: tuple[str, ...]
-    blocks: tuple[str, ...]
+    symbols: tuple[str, ...]
+    repeats: Repeats
 
 
 class Program(NamedTuple):
@@ -61,8 +82,8 @@ class Program(NamedTuple):
     events: tuple[Events, ...]
     pieces: tuple[Piece, ...]
     visits: tuple[Visit, ...]
-    sizes: tuple["Size", ...]
-    kept: tuple[tuple[Any, Kept], ...]
+    sizes: tuple[Size, ...]
+    kept: tuple[tuple[Place, Kept], ...]
 
 
 class Moment(NamedTuple):
@@ -75,143 +96,110 @@ class Moment(NamedTuple):
 @lru_cache(maxsize=512)
 def compiled(shape: Structure) -> Program:
     """The program of a structure."""
-    tape = tell(shape)
-    sizes: dict[Size, int] = {}
-    marks = [(0, ("forward", "stem")), *tape.marks]
-    ends = [*(start for start, _ in marks[1:]), len(tape.events)]
+    tape = tape_of(shape)
+    sizes: dict[tuple[str, Repeats], int] = {}
     known: dict[Events, int] = {}
     pieces = []
-    for (start, place), end in zip(marks, ends, strict=True):
-        events = _events(tape.events[start:end], place, _shown(shape), sizes)
-        pieces.append(Piece(place, known.setdefault(events, len(known))))
-    return Program(
-        tuple(known), tuple(pieces), tuple(_schedule(pieces, _shown(shape))), tuple(sizes),
-        tuple(tape.ledger.values()),
-    )  # fmt: skip
+    for mark, end in zip(tape.marks, [*(mark.event for mark in tape.marks[1:]), len(tape.events)], strict=True):
+        events = _events(tape.events[mark.event : end], mark.place, shape, sizes)
+        pieces.append(Piece(mark.phase, mark.place, known.setdefault(events, len(known))))
+    visits = tuple(_schedule(pieces, shape))
+    formulas = tuple(Size(tuple(size.split("·")), repeats) for size, repeats in sizes)
+    return Program(tuple(known), tuple(pieces), visits, formulas, tuple(tape.ledger.values()))
 
 
 def _events(
-    events: list[tuple[Record, int]], place: Any, shown: dict[str, tuple[int, ...]], sizes: dict[Size, int]
+    events: list[tuple[Record, int]], here: Place, shape: Structure, sizes: dict[tuple[str, Repeats], int]
 ) -> Events:
-    """The events with their sizes numbered. What was born in a block that stands for many may go at once with what the
-    block before has made, as autocast's copies of weights do: then that of all of them goes.
+    """The events with their sizes numbered. What was allocated in a block that stands for many may be freed at once
+    with what the block before has made, as autocast's copies of weights are: then that of all of them is freed.
     """
-    here = _block(place[1])
-    gone = {_origin(record) for record, sign in events if sign < 0 and _block(record.place) != here}
-    changes = []
-    for record, sign in events:
-        blocks = _at_once(record, shown, gone) if sign < 0 and _block(record.place) != here else ()
-        number = sizes.setdefault(Size(tuple(record.size.split("·")), blocks), len(sizes))
-        changes.append(number if sign > 0 else ~number)
-    kinds = tuple(record.settled() for record, _ in events)
+    elsewhere = {_origin(record) for record, sign in events if sign < 0 and record.place != here}
+    changes, kinds = [], []
     left: Counter[tuple[str, int]] = Counter()
-    for change, kind in zip(changes, kinds, strict=True):
-        left[kind, change if change >= 0 else ~change] += 1 if change >= 0 else -1
-    return Events(tuple(changes), kinds, tuple((*what, count) for what, count in left.items() if count))
+    for record, sign in events:
+        repeats = _freed_at_once(record, shape, elsewhere) if sign < 0 and record.place != here else ()
+        number, kind = sizes.setdefault((record.size, repeats), len(sizes)), record.settled()
+        changes.append(number if sign > 0 else ~number)
+        kinds.append(kind)
+        left[kind, number] += sign
+    return Events(tuple(changes), tuple(kinds), tuple((*what, count) for what, count in left.items() if count))
 
 
-Origin = tuple[str, str, bool, "Place"]
+Origin = tuple[str, str, bool, Place]
 
 
 def _origin(record: Record) -> Origin:
     """What tensors of different blocks that play the same part have in common, and the block."""
-    return record.size, record.phase, record.recomputation > 0, _block(record.place)
+    return record.size, record.phase, record.recomputation > 0, record.place
 
 
-def _at_once(record: Record, shown: dict[str, tuple[int, ...]], gone: set[Origin]) -> tuple[str, ...]:
-    """What says of how many blocks this goes here, if what the first of them has made goes here too."""
-    *what, (family, group, block) = _origin(record)
-    if not family:
-        return ()
-    many = _stands_for_many(family, group, shown) and (*what, (family, 0, block)) in gone
-    groups = ("all groups of " + family,) if many else ()
-    blocks = _blocks_of((family, group, block), shown) if many or (*what, (family, group, 0)) in gone else ()
+def _freed_at_once(record: Record, shape: Structure, freed: set[Origin]) -> Repeats:
+    """Of how many this is freed here, if what the first of them has made is freed here too."""
+    *what, place = _origin(record)
+    groups = _group_repeats(place, shape) if (*what, place._replace(group=0)) in freed else ()
+    blocks = _block_repeats(place, shape) if groups or (*what, place._replace(block=0)) in freed else ()
     return (*groups, *blocks)
 
 
-Place = tuple[str, int, int]
-"""A block: "block", its group and its number in it; or a piece of the loss: "piece", its number and 0."""
+def _group_repeats(place: Place, shape: Structure) -> Repeats:
+    """What a group of blocks, or a piece of the loss, stands for: of three groups, or four pieces, the second does.
 
-NOWHERE: Place = ("", -1, -1)
-
-
-def _shown(shape: Structure) -> dict[str, tuple[int, ...]]:
-    """How many blocks each group of the tape has, and that its pieces of the loss are one each."""
-    return {"block": shape.groups, "piece": (1,) * shape.chunks}
-
-
-MANY = {"block": 3, "piece": 4}
-"""From so many on, the second of a tape's groups, or pieces, stands for all that are not shown.
-
-Pieces are four, as the first two gradients of the head's weights that meet are added in another way than the rest.
-"""
+    Pieces are four, as the first two gradients of the head's weights that meet are added in another way than the rest.
+    """
+    if place.part == "block" and place.group == 1 and len(shape.groups) == 3:
+        return (Repeat.GROUPS,)
+    return (Repeat.PIECES,) if place.part == "piece" and place.group == 1 and shape.chunks == 4 else ()
 
 
-def _schedule(pieces: list[Piece], shown: dict[str, tuple[int, ...]]) -> Iterator[Visit]:
+def _block_repeats(place: Place, shape: Structure) -> Repeats:
+    """What a block stands for within its group: of three, the second does."""
+    if place.part != "block" or place.block != 1 or shape.groups[place.group] < 3:
+        return ()
+    return (Repeat.BLOCKS_OF_LAST if place.group == len(shape.groups) - 1 else Repeat.BLOCKS,)
+
+
+def _schedule(pieces: list[Piece], shape: Structure) -> Iterator[Visit]:
     """Every piece once, but what stands for many twice, as the first and the last of them."""
-    for (family, group), members in groupby(range(len(pieces)), lambda number: _place(pieces[number])[:2]):
+    for _, members in groupby(range(len(pieces)), lambda number: pieces[number].place[:2]):
         numbers = list(members)
-        yield from _blocks(pieces, numbers, shown)
-        if family and _stands_for_many(family, group, shown):
-            more = ("groups of " + family,)
-            yield from (Visit(number, (*more, *_blocks_of(_place(pieces[number]), shown))) for number in numbers)
-            yield from _blocks(pieces, numbers, shown)
+        group = list(_schedule_blocks(pieces, numbers, shape))
+        yield from group
+        if repeats := _group_repeats(pieces[numbers[0]].place, shape):
+            yield from (Visit(number, repeats, _block_repeats(pieces[number].place, shape)) for number in numbers)
+            yield from group
 
 
-def _blocks(pieces: list[Piece], numbers: list[int], shown: dict[str, tuple[int, ...]]) -> Iterator[Visit]:
-    for place, members in groupby(numbers, lambda number: _place(pieces[number])):
+def _schedule_blocks(pieces: list[Piece], numbers: list[int], shape: Structure) -> Iterator[Visit]:
+    for place, members in groupby(numbers, lambda number: pieces[number].place):
         same = list(members)
         yield from map(Visit, same)
-        if place != NOWHERE and _blocks_of(place, shown):
-            between = "blocks of last" if place[1] == len(shown["block"]) - 1 else "blocks"
-            yield from (Visit(number, (between,)) for number in same)
+        if repeats := _block_repeats(place, shape):
+            yield from (Visit(number, repeats) for number in same)
             yield from map(Visit, same)
 
 
-def _place(piece: Piece) -> Place:
-    return _block(piece.place[1])
-
-
-def _block(where: Any) -> Place:
-    return where if isinstance(where, tuple) else NOWHERE
-
-
-def _stands_for_many(family: str, group: int, shown: dict[str, tuple[int, ...]]) -> bool:
-    return group == 1 and len(shown[family]) == MANY[family]
-
-
-def _blocks_of(place: Place, shown: dict[str, tuple[int, ...]]) -> tuple[str, ...]:
-    """What says how often a block comes in one group; nothing if it comes once."""
-    family, group, block = place
-    if block != 1 or shown[family][group] < 3:
-        return ()
-    return ("all blocks of last" if group == len(shown[family]) - 1 else "all blocks",)
-
-
 @lru_cache(maxsize=1024)
-def _multiples(layers: int, size: int, pieces: int) -> dict[str, int]:
-    """How often what stands for many comes ("all"), and how often less the two times that it is looked at: of `layers`
-    blocks in groups of `size`, and of so many `pieces` of the loss.
-    """
-    count, rest = -(-layers // size), layers % size or size
-    every = {
-        "groups of block": count - 2, "groups of piece": pieces - 3, "blocks": size - 2, "blocks of last": rest - 2,
-    }  # fmt: skip
-    return {f"all {name}": number for name, number in every.items()} | {
-        name: number - 2 for name, number in every.items()
+def _counts(layers: int, size: int, pieces: int) -> dict[Repeat, int]:
+    """How many the tape shows one for: of `layers` blocks in groups of `size`, and of so many `pieces` of the loss."""
+    groups, rest = -(-layers // size), layers % size or size
+    return {
+        Repeat.GROUPS: groups - 2,
+        Repeat.BLOCKS: size - 2,
+        Repeat.BLOCKS_OF_LAST: rest - 2,
+        Repeat.PIECES: pieces - 3,
     }
 
 
 class Reading:
-    """A program read with one run's numbers. Bytes are relative to what stands before the step."""
+    """A program read with one run's numbers. Bytes are relative to what persists between steps."""
 
     def __init__(self, run: TrainingRun) -> None:
         self.program = compiled(structure(run))
-        numbers = letters(run)
-        multiples = _multiples(run.model.layers, run.blocks_per_checkpoint or 1, numbers["pieces"])
+        numbers = symbols(run)
+        counts = _counts(run.model.layers, run.blocks_per_checkpoint or 1, numbers["pieces"])
         sizes = [
-            round_up(prod([numbers[letter] for letter in size.letters]))
-            * prod([multiples[name] for name in size.blocks])
+            round_up(prod([numbers[symbol] for symbol in size.symbols])) * prod([counts[each] for each in size.repeats])
             for size in self.program.sizes
         ]
         self.signed = [*sizes, *(-size for size in reversed(sizes))]  # so that ~index finds the negative
@@ -220,16 +208,19 @@ class Reading:
         nets, tops = [curve[-1] if curve else 0 for curve in curves], [max(curve, default=0) for curve in curves]
         self.nets = [nets[piece.events] for piece in self.program.pieces]
         self.tops = [tops[piece.events] for piece in self.program.pieces]
-        self.times = [prod(multiples[name] for name in visit.times or ()) for visit in self.program.visits]
+        self.times = [
+            prod([counts[each] - 2 for each in visit.passed_over]) * prod([counts[each] for each in visit.blocks])
+            for visit in self.program.visits
+        ]
+        self.last_group = max(piece.place.group for piece in self.program.pieces if piece.place.part == "block")
 
     def highest(self) -> tuple[int, int]:
         """The largest total, and the number of the visit that has it."""
         now, top, best = 0, 0, 0
         for number, (visit, times) in enumerate(zip(self.program.visits, self.times, strict=True)):
-            piece = visit.piece
-            if visit.times is None and now + self.tops[piece] > top:
-                top, best = now + self.tops[piece], number
-            now += times * self.nets[piece]
+            if not visit.passed_over and now + self.tops[visit.piece] > top:
+                top, best = now + self.tops[visit.piece], number
+            now += times * self.nets[visit.piece]
         return top, best
 
     def at_top_of(self, number: int) -> Moment:
@@ -241,42 +232,38 @@ class Reading:
         """What is there when a visit begins."""
         return self._after(number, 0)
 
-    @property
-    def last_group(self) -> int:
-        """The number of the last group of blocks."""
-        return max(_place(piece)[1] for piece in self.program.pieces if _place(piece)[0] == "block")
+    def piece(self, number: int) -> Piece:
+        """The piece of a visit."""
+        return self.program.pieces[self.program.visits[number].piece]
 
-    def place(self, number: int) -> tuple[str, Any]:
-        """The phase and the place of a visit."""
-        return self.program.pieces[self.program.visits[number].piece].place
+    def name(self, number: int) -> tuple[str, str]:
+        """The phase and the name of a visit."""
+        piece = self.piece(number)
+        return named(piece.phase, piece.place, self.last_group)
 
     def visits(self) -> list[int]:
-        """The numbers of the pieces that are looked at, in order."""
-        return [number for number, visit in enumerate(self.program.visits) if visit.times is None]
+        """The numbers of the visits that are looked at, in order."""
+        return [
+            n for n, visit in enumerate(self.program.visits) if not visit.passed_over and self.piece(n).place != END
+        ]
 
     def _after(self, number: int, events: int) -> Moment:
         parts: Totals = {}
         for visit, times in zip(self.program.visits[:number], self.times, strict=False):
-            for kind, size, count in self._events(visit).left:
+            for kind, size, count in self.program.events[self.program.pieces[visit.piece].events].left:
                 parts[kind] = parts.get(kind, 0) + times * count * self.signed[size]
-        here = self._events(self.program.visits[number])
+        here = self.program.events[self.piece(number).events]
         for change, kind in zip(here.changes[:events], here.kinds, strict=False):
             parts[kind] = parts.get(kind, 0) + self.signed[change]
         return Moment(sum(parts.values()), parts)
 
-    def _events(self, visit: Visit) -> Events:
-        return self.program.events[self.program.pieces[visit.piece].events]
 
-
-def named(place: tuple[str, Any], last_group: int) -> tuple[str, str]:
-    """The phase and the name of a place of the tape."""
-    phase, where = place
+def named(phase: str, place: Place, last_group: int) -> tuple[str, str]:
+    """The phase and the name of a moment of the tape."""
     if phase in ("forward", "loss"):
         return phase, phase
-    names = {"loss": "loss's backward", "head": "head's backward", "stem": "embedding's backward"}
-    if not isinstance(where, tuple):
-        return "backward", names[where]
-    if where[0] == "piece":
-        return "backward", names["loss"]
-    which = "last" if where[1] == last_group else "first" if where[1] == 0 else "middle"
-    return "backward", f"{which} block's backward"
+    if place.part == "block":
+        which = "last" if place.group == last_group else "first" if place.group == 0 else "middle"
+        return "backward", f"{which} block's backward"
+    layer = {"stem": "embedding", "end": "embedding", "piece": "loss"}.get(place.part, place.part)
+    return "backward", f"{layer}'s backward"

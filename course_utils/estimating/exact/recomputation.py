@@ -7,11 +7,11 @@ handed out once.
 
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
-from weakref import ref
 
 from .operations import Step
-from .tape import Handle, Storage, Tensor
+from .tape import Recovered, Saved, Storage, Tensor, operation, tensors_in
 
 Function = Callable[..., Tensor]
 
@@ -21,22 +21,26 @@ class _Stop(Exception):
 
 
 class Frame:
-    """A checkpoint: the function, its inputs, and what has been computed again but not yet asked for."""
+    """A checkpoint: the function, its inputs, and what has been computed again but not yet asked for.
+
+    It holds its inputs, and the products that it keeps, until the last of the tensors that it stands for is released.
+    """
 
     def __init__(self, step: Step, function: Function, arguments: tuple[Any, ...], keep_products: bool) -> None:
         self.step, self.function, self.arguments = step, function, arguments
         self.place = step.tape.place
+        self.held = [tensor.storage.retain() for tensor in tensors_in(arguments)]
         self.products: list[Storage] | None = [] if keep_products else None
-        self.count = 0
-        self.again: dict[int, Storage | None] = {}
+        self.count, self.holders = 0, 1
+        self.again: dict[int, Storage] = {}
 
-    def pack(self, _: Storage | None) -> Handle:
+    def pack(self, _: Storage) -> Saved:
         """Keep nothing but the number of the tensor."""
-        number = self.count
         self.count += 1
-        return lambda: self.unpack(number)
+        self.holders += 1
+        return Recovered(partial(self.unpack, self.count - 1), self.release)
 
-    def unpack(self, number: int) -> Storage | None:
+    def unpack(self, number: int) -> Storage:
         """The tensor of that number, computed again with all others when the first is asked for."""
         if not self.again:
             self.run_again()
@@ -44,21 +48,28 @@ class Frame:
 
     def run_again(self) -> None:
         """Run the function again until everything that backward needs is there."""
-        step, numbers = self.step, iter(range(self.count))
+        step = self.step
 
-        def keep(storage: Storage | None) -> Handle:
-            number = next(numbers)
-            self.again[number] = storage
-            if number == self.count - 1:
+        def keep(storage: Storage) -> Saved:
+            self.again[len(self.again)] = storage.retain()
+            if len(self.again) == self.count:
                 raise _Stop
-            return lambda: storage
+            return storage  # for a node that will not run: the graph of the second forward is of no use
 
-        step.replayed_products = self.products
-        with step.tape.recomputation(self.place), step.tape.packing(keep), step.autocast(), suppress(_Stop):
+        step.found_products = self.products
+        with step.tape.recomputation(self.place, keep), step.autocast(), suppress(_Stop):
             self.function(*self.arguments)
-        step.replayed_products = None
+        step.found_products = None
+
+    def release(self) -> None:
+        """One of its tensors, or the function's first run, needs it no more."""
+        self.holders -= 1
+        if not self.holders:
+            for storage in (*self.held, *(self.products or [])):
+                storage.release()
 
 
+@operation
 def checkpoint(step: Step, function: Function, *arguments: Any, keep_products: bool = False) -> Tensor:
     """`function(*arguments)`, to be run again in backward; `keep_products` keeps matrix products and attention."""
     frame = Frame(step, function, arguments, keep_products)
@@ -66,40 +77,27 @@ def checkpoint(step: Step, function: Function, *arguments: Any, keep_products: b
     with step.tape.packing(frame.pack):
         out = function(*arguments)
     step.kept_products = None
+    frame.release()
     return out
 
 
 class Offloading:
-    """Saved tensors in host memory: each storage travels there once, and is back for as long as backward uses it."""
+    """Saved tensors in host memory: each storage is copied there once, and is back for as long as backward uses it."""
 
-    def __init__(self, step: Step, is_small: Callable[[str], bool], resident: list[Tensor]) -> None:
-        self.step, self.is_small = step, is_small
-        self.resident = {id(tensor.storage) for tensor in resident}
-        self.travelled: dict[int, tuple[Host, ref[Storage]]] = {}
+    def __init__(self, step: Step, resident: list[Tensor]) -> None:
+        self.step, self.resident = step, {tensor.storage for tensor in resident}
+        self.back: dict[Storage, Storage] = {}
 
-    def pack(self, storage: Storage | None) -> Handle:
-        """Leave weights, their copies, what all blocks share and what is small where it is; copy the rest away."""
-        if storage is None or storage.record.kind or id(storage) in self.resident:
-            return lambda: storage
-        if self.is_small(storage.record.size):
-            return lambda: storage
-        key = id(storage)
-        if key not in self.travelled:
-            self.travelled[key] = Host(self.step, storage.record.size), ref(storage, lambda _: self.travelled.pop(key))
-        return self.travelled[key][0].back_on_device
+    def pack(self, storage: Storage) -> Saved:
+        """Leave weights, their copies, what all blocks share and what is small where it is; copy the rest."""
+        record = storage.record
+        if record.kind or storage in self.resident or self.step.structure.is_small(record.size):
+            return storage.retain()
+        return Recovered(partial(self.unpack, storage), lambda: None)
 
-
-class Host:
-    """A storage's copy in host memory."""
-
-    def __init__(self, step: Step, size: str) -> None:
-        self.step, self.size = step, size
-        self.back: ref[Storage] | None = None
-
-    def back_on_device(self) -> Storage:
-        """A new copy on the device, or the one that is still in use there."""
-        there = self.back() if self.back is not None else None
-        if there is None:
-            there = self.step.tape.make(self.size, "activations")
-            self.back = ref(there)
-        return there
+    def unpack(self, left: Storage) -> Storage:
+        """A new copy on the device of a storage that left it, or the one that is still in use there."""
+        if left in self.back and self.back[left].holders:
+            return self.back[left].retain()
+        self.back[left] = self.step.tape.make(left.record.size, "activations")
+        return self.back[left]

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from course_utils.breakdown import MemoryBreakdown
 from course_utils.models import Shapes, TransformerConfig
@@ -14,6 +14,7 @@ from ..sharding import Hooks, fsdp_hooks, rank_0_states, shard_shape
 from ..states import Trainable, trainable
 from ..workspaces import workspace_bytes
 from .program import Reading, named
+from .tape import END, Place
 from .update import clip_walk, scaler_walk, step_on
 from .walk import Totals, Walk, highest, highest_and_net, plus
 
@@ -27,17 +28,18 @@ def fsdp_moments(run: TrainingRun) -> dict[str, MemoryBreakdown]:
     _check(run)
     reading, found = Reading(_alone(run)), dict[str, MemoryBreakdown]()
     now = _standing(run, gradients=run.accumulates)
-    for part in _parts(reading, fsdp_hooks(run), held=3 if run.precision.loss_scaling else 2):
-        if part.phase == "loss":
+    for stretch in _with_hooks(reading, fsdp_hooks(run)):
+        phase, name = named(stretch.phase, stretch.place, reading.last_group)
+        if phase == "loss":
             found.setdefault("end of forward", MemoryBreakdown(dict(now), "forward", "end of forward"))
-        if part.phase == "backward":
+        if phase == "backward":
             found.setdefault("after loss", MemoryBreakdown(dict(now), "loss", "after loss"))
-        highest_here, whole = highest_and_net(part.walk)
+        highest_here, whole = highest_and_net(stretch.walk)
         top = plus(now, highest_here)
-        if part.times == 1 and (part.name not in found or sum(top.values()) > found[part.name].total):
-            found[part.name] = MemoryBreakdown(top, part.phase, part.name)
+        if stretch.times == 1 and (name not in found or sum(top.values()) > found[name].total):
+            found[name] = MemoryBreakdown(top, phase, name)
         for kind, size in whole.items():
-            now[kind] = now.get(kind, 0) + part.times * size
+            now[kind] = now.get(kind, 0) + stretch.times * size
     return found | _after_backward(run)
 
 
@@ -59,72 +61,54 @@ def _alone(run: TrainingRun) -> TrainingRun:
     return run.replace(world_size=1, zero_stage=0, accumulation_steps=1, set_to_none=True, precision=precision)
 
 
-class Part(NamedTuple):
-    """A stretch of the step between two of FSDP2's hooks, which is looked at if it comes once, or passed over."""
+class Stretch(NamedTuple):
+    """Pieces of the tape that belong together, looked at if they come once: with recomputation, a block's forward and
+    then its backward.
+    """
 
     phase: str
-    name: str
+    place: Place
     walk: Walk
     times: int
 
 
-def _parts(reading: Reading, hooks: Hooks, held: int) -> Iterator[Part]:
-    """The step's parts in order, each with what FSDP2 does before and after it.
+def _with_hooks(reading: Reading, hooks: Hooks) -> Iterator[Stretch]:
+    """The step's stretches in order, each with what FSDP2 does before and after it.
 
     The last reduction is autograd's final callback: the loss, its gradient and, where losses are scaled, the scaled one
-    are still there. `held` is how many these are: the last that goes on the tape.
+    are still there.
     """
-    stretches = list(_stretches(reading))
-    backward = [number for number, stretch in enumerate(stretches) if stretch.is_block and stretch.phase == "backward"]
-    forward = [number for number, stretch in enumerate(stretches) if stretch.is_block and stretch.phase == "forward"]
-    around: dict[int, tuple[Walk, Walk]] = dict.fromkeys(forward, (hooks.before_block, hooks.after_block))
-    around |= dict.fromkeys(backward, (hooks.before_block_backward, hooks.after_block_backward))
-    around[forward[0]] = (hooks.before_first_block, hooks.after_block)
-    around[backward[0]] = (hooks.before_last_block_backward, hooks.after_last_block_backward)
-    around[backward[-1]] = (hooks.before_first_block_backward, hooks.after_block_backward)
-    others = {
-        ("forward", "stem"): (hooks.before_stem, []),
-        ("forward", "head"): ([], hooks.after_head),
-        ("backward", "head"): (hooks.before_head_backward, []),
-    }
-    last_group = reading.last_group
+    stretches, parts = list(_stretches(reading)), dict[tuple[str, str], list[int]]()
     for number, stretch in enumerate(stretches):
-        before, after = around.get(number) or others.get((stretch.phase, stretch.where), ([], []))
-        phase, name = named((stretch.phase, stretch.where), last_group)
-        walk = [*before, *stretch.walk, *after]
-        if number == len(stretches) - 1:
-            walk[-held:] = [*hooks.after_backward, *walk[-held:]]
-        yield Part(phase, name, walk, stretch.times)
-
-
-class Stretch(NamedTuple):
-    """Pieces of the tape that belong together: with recomputation, a block's forward and then its backward."""
-
-    phase: str
-    where: Any
-    walk: Walk
-    times: int
-
-    @property
-    def is_block(self) -> bool:
-        return isinstance(self.where, tuple) and self.where[0] == "block"
+        parts.setdefault((stretch.phase, stretch.place.part), []).append(number)
+    forward, backward = parts["forward", "block"], parts["backward", "block"]
+    before = dict.fromkeys(forward, hooks.before_block) | dict.fromkeys(backward, hooks.before_block_backward)
+    before[forward[0]] = hooks.before_first_block
+    before[backward[0]], before[backward[-1]] = hooks.before_last_block_backward, hooks.before_first_block_backward
+    before |= dict.fromkeys(parts["forward", "stem"], hooks.before_stem)
+    before |= dict.fromkeys(parts["backward", "head"], hooks.before_head_backward)
+    before |= dict.fromkeys(parts["backward", "end"], hooks.after_backward)
+    after = dict.fromkeys(forward, hooks.after_block) | dict.fromkeys(backward, hooks.after_block_backward)
+    after[backward[0]] = hooks.after_last_block_backward
+    after |= dict.fromkeys(parts["forward", "head"], hooks.after_head)
+    for number, stretch in enumerate(stretches):
+        yield stretch._replace(walk=[*before.get(number, []), *stretch.walk, *after.get(number, [])])
 
 
 def _stretches(reading: Reading) -> Iterator[Stretch]:
     """The tape's pieces in order; those of one block's backward, whose numbers ascend, as one."""
-    program, walk, last = reading.program, Walk(), (-1, ("", ""), 1)
+    program = reading.program
+    stretch, last = Stretch("", END, [], 1), -1
     for visit, times in zip(program.visits, reading.times, strict=True):
-        phase, where = program.pieces[visit.piece].place
-        phase = "backward" if phase == "recompute" else phase
-        goes_on = last[0] < visit.piece and last[1:] == ((phase, where), times)
-        if not goes_on and last[0] >= 0:
-            yield Stretch(*last[1], walk, last[2])
-            walk = Walk()
-        events = program.events[program.pieces[visit.piece].events]
-        sizes = map(reading.signed.__getitem__, events.changes)
-        walk += zip(events.kinds, sizes, strict=True)
-        last = (visit.piece, (phase, where), times)
-    yield Stretch(*last[1], walk, last[2])
+        piece = program.pieces[visit.piece]
+        phase = "backward" if piece.phase == "recompute" else piece.phase
+        if last >= visit.piece or (stretch.phase, stretch.place, stretch.times) != (phase, piece.place, times):
+            if stretch.phase:
+                yield stretch
+            stretch = Stretch(phase, piece.place, [], times)
+        events, last = program.events[piece.events], visit.piece
+        stretch.walk.extend(zip(events.kinds, map(reading.signed.__getitem__, events.changes), strict=True))
+    yield stretch
 
 
 def _standing(run: TrainingRun, gradients: bool) -> Totals:

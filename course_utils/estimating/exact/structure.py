@@ -1,10 +1,9 @@
-"""What of a run decides which operations it has, apart from its sizes; and the letters that stand for its sizes."""
+"""What of a run decides which operations it has, apart from its sizes; and the symbols that stand for its sizes."""
 
 from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
-from course_utils.models import TransformerConfig
 from course_utils.run import TrainingRun
 from course_utils.units import round_up
 
@@ -13,15 +12,7 @@ SMALLEST_TO_OFFLOAD = 2**20
 
 
 class Structure(NamedTuple):
-    """Runs of equal structure do the same operations, on tensors of other sizes. Equal structures share one tape.
-
-    `larger_experts` is how many experts get one pair more than the rest; `narrow` says that weights and residual stream
-    are of 16 bits, `main_gradients` that backward adds to fp32 gradients of the masters. Gradients are those of
-    `accumulates`, or new and `copied_to_buckets`, or `unsynchronized`: beside the buckets until the last micro-batch.
-    `factors_are_views`: eager products take q, k and v as they are, where there is one sequence or one head.
-    `chunks` is the pieces of the loss, at most 4; `groups` the blocks under each checkpoint (see `groups_of`);
-    `numbers` the run's letters, where the tape depends on them.
-    """
+    """Runs of equal structure do the same operations, on tensors of other sizes. Equal structures share one tape."""
 
     norm: str
     mlp: str
@@ -33,62 +24,64 @@ class Structure(NamedTuple):
     dropout: bool
     tied: bool
     experts: int
-    larger_experts: int
-    narrow: bool
+    larger_experts: int  # experts that get one pair more than the rest
+    narrow: bool  # weights and residual stream are of 16 bits
     attention: str
     recompute: str
     autocast: bool
-    main_gradients: bool
+    main_gradients: bool  # backward adds to fp32 gradients of the master weights
     loss_scaling: bool
-    accumulates: bool
-    copied_to_buckets: bool
-    unsynchronized: bool
-    factors_are_views: bool
-    chunks: int
+    accumulates: bool  # gradients are added to those that are there; else they are new
+    copied_to_buckets: bool  # new, and freed once they are in their bucket
+    unsynchronized: bool  # besides the buckets until the last micro-batch
+    factors_are_views: bool  # eager products take q, k and v as they are: there is one sequence, or one head
+    chunks: int  # pieces of the loss, at most 4
     lora: tuple[str, ...]
     frozen_bits: int
-    groups: tuple[int, ...]
-    numbers: tuple[tuple[str, int], ...] = ()
+    groups: tuple[int, ...]  # blocks under each checkpoint: see `groups_of`
+    numbers: tuple[tuple[str, int], ...] = ()  # the run's symbols, where the tape depends on them
 
     def is_small(self, size: str) -> bool:
-        """Whether a tensor is too small to be offloaded: the one thing for which the tape needs numbers."""
+        """True if a tensor is too small to be offloaded: the one thing for which the tape needs numbers."""
         numbers = dict(self.numbers)
-        return prod(numbers[letter] for letter in size.split("·")) < SMALLEST_TO_OFFLOAD
-
-
-@lru_cache(maxsize=1024)
-def structure_of(
-    model: TransformerConfig, precision: tuple[bool, bool, bool], attention: str, recompute: str,
-    accumulates: tuple[bool, bool, bool],
-    factors_are_views: bool, chunks: int, lora: tuple[str, ...], frozen_bits: int, blocks: int, larger_experts: int,
-    narrow: bool,
-) -> Structure:  # fmt: skip
-    """The structure of a run with these choices; `blocks` of them make one checkpoint."""
-    autocast, main_gradients, loss_scaling = precision
-    return Structure(
-        model.norm, model.mlp, model.positions, bool(model.bias), bool(model.qkv_bias), model.fused_qkv,
-        model.kv_heads < model.heads, model.dropout > 0, model.tied, model.experts, larger_experts, narrow,
-        attention, "blocks" if blocks else recompute, autocast, main_gradients, loss_scaling, *accumulates,
-        factors_are_views, chunks, lora, frozen_bits, groups_of(model.layers, blocks or 1),
-    )  # fmt: skip
+        return prod(numbers[symbol] for symbol in size.split("·")) < SMALLEST_TO_OFFLOAD
 
 
 def structure(run: TrainingRun) -> Structure:
     """The structure of `run`."""
-    precision = run.precision
-    recipe = (bool(precision.autocast), precision.gradient > precision.weight, precision.loss_scaling)
+    model, precision, blocks = run.model, run.precision, run.blocks_per_checkpoint
     new_each_time = run.accumulation_steps == 1 and run.set_to_none
-    # With no_sync gradients are tensors of their own beside the buckets; the last micro-batch's backward frees them.
-    unsynchronized = run.bucket_view and run.accumulation_steps == 2 and run.set_to_none
-    gradients = (run.accumulates, run.bucket_view and new_each_time, unsynchronized)
-    shape = structure_of(
-        run.model, recipe, run.attention, run.recompute, gradients, 1 in (run.micro_batch, run.model.heads),
-        min(pieces_of_loss(run)[0], 4), run.lora_targets, run.frozen_bits or 0, run.blocks_per_checkpoint,
-        pairs_of_experts(run)[0], not precision.autocast and precision.compute == 2,
-    )  # fmt: skip
-    return shape._replace(numbers=tuple(letters(run).items())) if run.recompute == "offload" else shape
+    return Structure(
+        norm=model.norm,
+        mlp=model.mlp,
+        positions=model.positions,
+        bias=bool(model.bias),
+        qkv_bias=bool(model.qkv_bias),
+        fused_qkv=model.fused_qkv,
+        grouped=model.kv_heads < model.heads,
+        dropout=model.dropout > 0,
+        tied=model.tied,
+        experts=model.experts,
+        larger_experts=pairs_of_experts(run)[0],
+        narrow=not precision.autocast and precision.compute == 2,
+        attention=run.attention,
+        recompute="blocks" if blocks else run.recompute,
+        autocast=bool(precision.autocast),
+        main_gradients=precision.gradient > precision.weight,
+        loss_scaling=precision.loss_scaling,
+        accumulates=run.accumulates,
+        copied_to_buckets=run.bucket_view and new_each_time,
+        unsynchronized=run.bucket_view and run.accumulation_steps == 2 and run.set_to_none,
+        factors_are_views=1 in (run.micro_batch, model.heads),
+        chunks=min(pieces_of_loss(run)[0], 4),
+        lora=run.lora_targets,
+        frozen_bits=run.frozen_bits or 0,
+        groups=groups_of(model.layers, blocks or 1),
+        numbers=tuple(symbols(run).items()) if run.recompute == "offload" else (),
+    )
 
 
+@lru_cache(maxsize=1024)
 def groups_of(layers: int, blocks: int) -> tuple[int, ...]:
     """How many blocks each group of a tape has, at most three groups of at most three: what is in the middle repeats.
 
@@ -116,10 +109,10 @@ def pairs_of_experts(run: TrainingRun) -> tuple[int, int]:
     return larger, share
 
 
-def letters(run: TrainingRun) -> dict[str, int]:
-    """The numbers behind the letters of a tape's formulas.
+def symbols(run: TrainingRun) -> dict[str, int]:
+    """The numbers behind the symbols of a tape's formulas.
 
-    s, b, h, a, V as in the formulas; d = h/a; kv, ffn, qkv are widths; P positions; `c` is bytes an element of matrix
+    s, b, h, a, V as in the formulas; d = h/a; kv, ffn, qkv are widths; P positions; `c` is bytes per element of matrix
     products, `r` of the residual stream and the weights: under autocast r = 4 and c = 2. t is the tokens of a piece of
     the loss, u those of the last; an expert computes f tokens, or e.
     """

@@ -1,39 +1,67 @@
 """A small model of autograd that counts bytes: what a training step allocates and frees, in order, without torch.
 
-The step is told once, operation by operation (`operations.py`): what each makes, what it keeps for backward, what its
-backward makes. Everything else follows as it does in torch, from who still holds what: a storage lives as long as
-something refers to it, backward runs the newest node that is ready first, and gradients that meet are added in place
-where nobody else holds the older one (torch/csrc/autograd: engine.cpp, input_buffer.cpp, saved_variable.cpp).
+A step is described operation by operation (`operations.py`): what each allocates, what it saves for backward, what its
+backward allocates. The tape adds the rest as torch does (torch/csrc/autograd: engine.cpp, input_buffer.cpp,
+saved_variable.cpp): backward runs the newest node that is ready, and a gradient is added in place to the one that waits
+unless somebody else holds that too.
 
-Sizes are formulas, not numbers ("c·sb·h": bytes an element, tokens, hidden size), so one tape serves every run that
+Lifetimes are explicit. A storage counts its holders, and is freed when the last of them releases it:
+- a function holds the tensors that it makes until it returns (`operation`), as Python's variables and expressions do;
+- a node holds the tensors that it saved until its backward has run;
+- a gradient holds its storage until it has been added up or handed to its weight.
+
+Sizes are formulas, not numbers ("c·sb·h": bytes per element, tokens, hidden size), so one tape serves every run that
 differs in numbers alone.
 """
 
 import heapq
-import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import wraps
+from typing import Any, Literal, NamedTuple, TypeVar, cast
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 FORWARD = ("forward", "loss")
 LAST = 1 << 60
-"""Gradients are added to `.grad` before anything else is done."""
+"""The serial number of weights: their gradients are accumulated before anything else is done."""
+
+
+class Place(NamedTuple):
+    """A part of the network. Of blocks: which group of them, as one checkpoint has several, and which in that group; of
+    the loss's pieces: which (`group`). END is where backward has ended.
+    """
+
+    part: Literal["stem", "block", "head", "loss", "piece", "end"]
+    group: int = 0
+    block: int = 0
+
+
+STEM, HEAD, LOSS, END = Place("stem"), Place("head"), Place("loss"), Place("end")
+
+
+class Mark(NamedTuple):
+    """Where a phase comes to another place: the number of the event that comes next."""
+
+    event: int
+    phase: str
+    place: Place
 
 
 @dataclass(slots=True, eq=False)
 class Record:
-    """One storage from birth to death, and what it turned out to be for."""
+    """One storage from its allocation to its release. `kept` is True if it outlived the pass that made it."""
 
     size: str
     phase: str
     recomputation: int
-    place: Any
+    place: Place
     kind: str = ""
     kept: bool = True
 
     def settled(self) -> str:
-        """Its kind of memory: what it was bound to, else whether it outlived the pass that made it."""
+        """Its kind of memory: what it was bound to, else an activation if it outlived the forward that made it."""
         if self.kind:
             return self.kind
         made_by_forward = self.phase in FORWARD or self.recomputation
@@ -41,28 +69,57 @@ class Record:
 
 
 class Storage:
-    """Bytes on the device. Its birth and its death, when nothing refers to it any more, are events of the tape."""
+    """Bytes on the device, with a count of their holders: one at first. The last to release them frees them."""
 
-    __slots__ = ("__weakref__", "record", "tape")
+    __slots__ = ("holders", "record", "tape")
 
     def __init__(self, tape: "Tape", record: Record) -> None:
-        self.tape, self.record = tape, record
-        tape.events.append((record, 1))
+        self.tape, self.record, self.holders = tape, record, 1
 
-    def __del__(self) -> None:
-        self.tape.forget(self.record)
+    def retain(self) -> "Storage":
+        """One holder more."""
+        assert self.holders > 0, "a storage was used after it had been freed"
+        self.holders += 1
+        return self
+
+    def release(self) -> None:
+        """One holder less."""
+        assert self.holders > 0, "a storage was released more often than it was retained"
+        self.holders -= 1
+        if not self.holders:
+            self.tape.free(self.record)
+
+    unpack = retain  # as the tensor that a node saved
+
+
+class Recovered(NamedTuple):
+    """A saved tensor that a checkpoint computes again, or that is fetched from the host.
+
+    `unpack` gives its storage, retained for the node's backward; `release` says that the node has run.
+    """
+
+    unpack: Callable[[], Storage]
+    release: Callable[[], None]
+
+
+Saved = Storage | Recovered
+
+
+class Edge(NamedTuple):
+    """Where a tensor's gradient goes: an operation, and which of its outputs the tensor is."""
+
+    node: "Node"
+    output: int
 
 
 @dataclass(slots=True, eq=False)
 class Tensor:
-    """A tensor of `shape` elements ("sb·h") of `element` bytes each ("c", "r", "4"). A weight has no storage here: it
-    stands.
-    """
+    """A tensor of `shape` elements ("sb·h") of `element` bytes each ("c", "r", "4"); no `edge`, no gradient."""
 
     element: str
     shape: str
-    storage: Storage | None = None
-    node: "Edge | None" = None
+    storage: Storage
+    edge: Edge | None = None
 
     @property
     def size(self) -> str:
@@ -83,32 +140,31 @@ class Gradient:
 
     def again(self, view: bool = False, becomes: str = "") -> "Gradient":
         """The same gradient for a second tensor, or as a view."""
-        return Gradient(self.storage, self.size, view or self.view, becomes)
+        return Gradient(self.storage.retain(), self.size, view or self.view, becomes)
+
+
+Backward = Callable[[list[Gradient]], Sequence[Gradient | None]]
+"""From the gradients of an operation's outputs to those of its inputs."""
+
+
+class Node:
+    """An operation in autograd's graph: what it saved, what its backward does, and where those gradients go."""
+
+    __slots__ = ("backward", "edges", "gradients", "place", "saved", "serial")
+
+    def __init__(self, serial: int, place: Place | None, backward: Backward, edges: list[Edge | None]) -> None:
+        self.serial, self.place, self.backward, self.edges = serial, place, backward, edges
+        self.saved: list[Saved] = []
+        self.gradients: dict[int, Gradient] = {}
 
 
 class Saving(NamedTuple):
-    """A tensor to be kept for backward, as the ledger is to name it."""
+    """A tensor to be saved for backward, as the ledger is to name it."""
 
     tensor: Tensor
     operation: str
     name: str
     why: str
-
-
-Handle = Callable[[], Storage | None]
-Packer = Callable[[Storage | None], Handle]
-Backward = Callable[[list[Gradient]], list[Gradient | None]]
-
-
-class Node:
-    """An operation in autograd's graph: what it kept, what its backward does, and whose gradients those are."""
-
-    __slots__ = ("backward", "edges", "inputs", "place", "saved", "serial")
-
-    def __init__(self, serial: int, place: Any, backward: Backward, edges: list[Any]) -> None:
-        self.serial, self.place, self.backward, self.edges = serial, place, backward, edges
-        self.saved: list[Handle] = []
-        self.inputs: dict[int, Gradient] = {}
 
 
 class Kept(NamedTuple):
@@ -120,214 +176,237 @@ class Kept(NamedTuple):
     why: str
 
 
-def _holders(storage: object) -> int:
-    return sys.getrefcount(storage)
-
-
-class _Holder:
-    storage: Any = None
-
-
-def _alone() -> int:
-    """What `_holders` says of an object that one attribute alone refers to."""
-    holder = _Holder()
-    holder.storage = _Holder()
-    return _holders(holder.storage)
-
-
-ALONE = _alone()
-
-
 class Tape:
-    """Runs a step's operations and writes down what they allocate and free."""
+    """Runs a step's operations and records what they allocate and free."""
 
     def __init__(self) -> None:
         self.events: list[tuple[Record, int]] = []
-        self.marks: list[tuple[int, Any]] = []
-        self.ledger: dict[Record, tuple[Any, Kept]] = {}
-        self.phase = "forward"
-        self.place: Any = "stem"
-        self.recomputations = 0
-        self.recomputing = 0
+        self.marks = [Mark(0, "forward", STEM)]
+        self.ledger: dict[Record, tuple[Place, Kept]] = {}
+        self.phase, self.place = "forward", STEM
+        self.recomputations = self.recomputing = 0
         self.grad_enabled = True
         self._serial = 0
-        self._packers: list[Packer] = []
+        self._parameters = Storage(self, Record("", "", 0, STEM, "parameters"))
+        self._pack: Callable[[Storage], Saved] | None = None
+        self.scope: dict[Tensor, bool] = {}  # what the function that runs has made: True if it holds it as a variable
 
     # Memory
 
     def make(self, size: str, kind: str = "") -> Storage:
         """A new storage of `size` bytes."""
-        return Storage(self, Record(size, self.phase, self.recomputing, self.place, kind))
+        record = Record(size, self.phase, self.recomputing, self.place, kind)
+        self.events.append((record, 1))
+        return Storage(self, record)
 
-    def tensor(self, element: str, shape: str) -> Tensor:
-        """A new tensor, of no operation that backward would know."""
-        return Tensor(element, shape, self.make(f"{element}·{shape}"))
-
-    def gradient(self, size: str) -> Gradient:
-        """A new gradient."""
-        return Gradient(self.make(size), size)
-
-    def forget(self, record: Record) -> None:
-        """The last that referred to a storage has let go of it."""
+    def free(self, record: Record) -> None:
+        """The last holder of a storage has released it."""
         if record.recomputation:
             record.kept = self.recomputing != record.recomputation
         else:
             record.kept = self.phase not in FORWARD
         self.events.append((record, -1))
 
-    def mark(self, what: Any) -> None:
-        """Note that something begins here."""
-        self.marks.append((len(self.events), what))
+    def gradient(self, size: str) -> Gradient:
+        """A new gradient."""
+        return Gradient(self.make(size), size)
 
-    def enter(self, place: Any) -> None:
-        """Forward, or its second run, comes to another place."""
+    def tensor(self, element: str, shape: str, kind: str = "", storage: Storage | None = None) -> Tensor:
+        """A tensor held by the function that runs: new, or on a `storage` that was retained for it."""
+        tensor = Tensor(element, shape, storage or self.make(f"{element}·{shape}", kind))
+        self.scope[tensor] = False
+        return tensor
+
+    def view(self, x: Tensor, shape: str = "") -> Tensor:
+        """Another tensor on the storage of `x`."""
+        return self.tensor(x.element, shape or x.shape, storage=x.storage.retain())
+
+    def hold(self, *tensors: Tensor) -> None:
+        """Hold these until the function that runs returns, as its variables do; see `operation`."""
+        for tensor in tensors:
+            if tensor in self.scope:
+                self.scope[tensor] = True
+
+    def drop(self, tensor: Tensor) -> None:
+        """Release a tensor now that the function that runs has made."""
+        del self.scope[tensor]
+        tensor.storage.release()
+
+    # Where the step is
+
+    def begin(self, phase: str, place: Place) -> None:
+        """Another phase begins."""
+        self.phase = phase
+        self.enter(place)
+
+    def enter(self, place: Place) -> None:
+        """The phase comes to another place."""
         self.place = place
-        self.mark(("recompute" if self.recomputing else self.phase, place))
+        self.marks.append(Mark(len(self.events), "recompute" if self.recomputing else self.phase, place))
+
+    @contextmanager
+    def recomputation(self, place: Place, pack: Callable[[Storage], Saved]) -> Iterator[None]:
+        """Inside, forward is run again in the midst of backward, and `pack` gets what it saves."""
+        before = self.place
+        self.recomputations += 1
+        self.recomputing, self.grad_enabled = self.recomputations, True
+        self.enter(place)
+        with self.packing(pack):
+            yield
+        self.recomputing, self.grad_enabled = 0, False
+        self.enter(before)
 
     # Autograd's graph
 
+    def leaf(self, element: str, shape: str, accumulate: Callable[[Gradient], None] | None) -> Tensor:
+        """A weight, which is there anyway: `accumulate` gets its gradient when all that use it have given theirs."""
+        weight = Tensor(element, shape, self._parameters)
+
+        if accumulate is not None:
+
+            def backward(gradients: list[Gradient]) -> list[Gradient | None]:
+                accumulate(gradients[0])
+                return []
+
+            weight.edge = Edge(Node(LAST, None, backward, []), 0)
+        return weight
+
     def apply(
-        self, out: Tensor | list[Tensor], inputs: Iterable[Tensor], saved: Iterable[Saving], backward: Backward,
-        kept: Iterable[Handle] = (),
+        self, out: Tensor | list[Tensor], inputs: Sequence[Tensor], backward: Backward,
+        saving: Iterable[Saving] = (), saved: Iterable[Saved] = (),
     ) -> None:  # fmt: skip
         """Make `out` the result of an operation on `inputs`, whose gradients `backward` gives in their order.
 
-        It keeps `saved` for that, if any input needs a gradient, beside what it has `kept` before it ran.
+        If any input needs a gradient, it saves what `saving` names, besides what it `saved` before it ran.
         """
-        edges = [tensor.node for tensor in inputs]
+        edges = [tensor.edge for tensor in inputs]
         if not self.grad_enabled or not any(edges):
             return
         self._serial += 1
         node = Node(self._serial, self.place, backward, edges)
         for number, tensor in enumerate(out if isinstance(out, list) else [out]):
-            tensor.node = Output(node, number) if number else node
-        node.saved.extend(kept)
-        node.saved.extend(self._keep(saving) for saving in saved)
+            tensor.edge = Edge(node, number)
+        node.saved = [*saved, *map(self._save, saving)]
 
-    def keep(self, inputs: Iterable[Tensor], saved: Iterable[Saving]) -> list[Handle]:
-        """Keep inputs before the operation runs, as torch does, if any of them needs a gradient."""
-        if not self.grad_enabled or not any(tensor.node for tensor in inputs):
+    def save(self, inputs: Iterable[Tensor], saving: Iterable[Saving]) -> list[Saved]:
+        """Save inputs before the operation runs, as torch does, if any of them needs a gradient."""
+        if not self.grad_enabled or not any(tensor.edge for tensor in inputs):
             return []
-        return [self._keep(saving) for saving in saved]
+        return [self._save(item) for item in saving]
 
-    def _keep(self, saving: Saving) -> Handle:
-        storage = saving.tensor.storage
-        if self._packers:
-            return self._packers[-1](storage)
-        if storage is not None and not storage.record.kind:
-            self._write_down(storage.record, saving)
-        return lambda: storage
+    def _save(self, item: Saving) -> Saved:
+        storage = item.tensor.storage
+        if self._pack is not None:
+            return self._pack(storage)
+        if not storage.record.kind:
+            self._enter_in_ledger(storage.record, item)
+        return storage.retain()
 
-    def _write_down(self, record: Record, saving: Saving) -> None:
-        """Enter a storage in the ledger, once; parts of it that the same operation keeps are named together."""
-        place, line = self.ledger.get(record, (self.place, Kept(saving.operation, "", record.size, saving.why)))
-        if line.operation == saving.operation and saving.name not in line.name:
-            line = line._replace(name=", ".join(filter(None, (line.name, saving.name))))
+    def _enter_in_ledger(self, record: Record, item: Saving) -> None:
+        """One line per storage; parts of it that the same operation keeps are named together."""
+        place, line = self.ledger.get(record, (self.place, Kept(item.operation, "", record.size, item.why)))
+        if line.operation == item.operation and item.name not in line.name:
+            line = line._replace(name=", ".join(filter(None, (line.name, item.name))))
         self.ledger[record] = place, line
 
     @contextmanager
-    def packing(self, packer: "Packer") -> Iterator[None]:
-        """Inside, `packer` decides how saved tensors are kept, as torch's saved_tensors_hooks do."""
-        self._packers.append(packer)
-        try:
-            yield
-        finally:
-            self._packers.pop()
+    def packing(self, pack: Callable[[Storage], Saved]) -> Iterator[None]:
+        """Inside, `pack` decides how tensors are saved, as torch's saved_tensors_hooks do."""
+        before, self._pack = self._pack, pack
+        yield
+        self._pack = before
 
-    @contextmanager
-    def recomputation(self, place: Any) -> Iterator[None]:
-        """Inside, forward is run again in the midst of backward."""
-        before = self.place, self.grad_enabled, self._packers
-        self.recomputations += 1
-        self.recomputing, self.place, self.grad_enabled, self._packers = self.recomputations, place, True, []
-        self.mark(("recompute", place))
-        try:
-            yield
-        finally:
-            self.recomputing = 0
-            self.place, self.grad_enabled, self._packers = before
-            self.mark(("backward", self.place))
-
-    def leaf(self, element: str, shape: str, accumulate: Callable[[Gradient], None]) -> Tensor:
-        """A weight: `accumulate` gets its whole gradient once all that use it have given theirs."""
-
-        def backward(gradients: list[Gradient]) -> list[Gradient | None]:
-            accumulate(gradients.pop())
-            return []
-
-        return Tensor(element, shape, None, Node(LAST, None, backward, []))
-
-    def backward(self, root: Node, gradient: Gradient) -> None:
+    def backward(self, root: Tensor, gradient: Gradient) -> None:
         """Run backward from `root`: of the nodes that are ready, always the newest."""
+        assert root.edge is not None, "backward begins where something needs a gradient"
         self.grad_enabled = False
-        waiting = _dependencies(root)
-        root.inputs[0] = gradient
-        del gradient
-        ready = [(-root.serial, 0, root)]
-        del root
-        pushed = 0
+        first = root.edge.node
+        waiting, pushed = _dependencies(first), 0
+        first.gradients[root.edge.output] = gradient
+        ready = [(-first.serial, pushed, first)]
         while ready:
             node = heapq.heappop(ready)[2]
-            self._enter(node.place)
-            results = self._run(node)
-            del node
-            while results:
-                edge, result = results.pop()
-                target, number = (edge.node, edge.number) if isinstance(edge, Output) else (edge, 0)
+            if node.place is not None and node.place != self.place:
+                self.enter(node.place)
+            for edge, result in self._run(node):
                 if result is not None:
-                    self._add(target, number, result)
-                del result
-                waiting[target] -= 1
-                if not waiting[target]:
+                    self._add(edge, result)
+                waiting[edge.node] -= 1
+                if not waiting[edge.node]:
                     pushed += 1
-                    heapq.heappush(ready, (-target.serial, pushed, target))
-                del edge, target
+                    heapq.heappush(ready, (-edge.node.serial, pushed, edge.node))
 
-    def _enter(self, place: Any) -> None:
-        if place is not None and place != self.place:
-            self.place = place
-            self.mark(("backward", place))
-
-    def _run(self, node: Node) -> list[tuple["Edge", Gradient | None]]:
-        """A node's gradients with where they go, the first last; what it had kept is let go."""
-        gradients = [node.inputs.pop(number) for number in sorted(node.inputs)]
-        unpacked = [handle() for handle in node.saved]
+    def _run(self, node: Node) -> list[tuple[Edge, Gradient | None]]:
+        """Run a node's backward: its gradients with where they go, cast and summed; then what it saved is released."""
+        gradients = [node.gradients[output] for output in sorted(node.gradients)]
+        unpacked = [saved.unpack() for saved in node.saved]
         results = node.backward(gradients)
-        del unpacked
+        assert len(results) == len(node.edges), "one gradient for each input"
+        for storage in unpacked:
+            storage.release()
         pairs: list[tuple[Edge, Gradient | None]] = []
-        results.reverse()
-        for edge in node.edges:
-            result = results.pop()
-            if edge is not None and result is not None and result.becomes:
-                result = self.gradient(result.becomes)
+        for edge, result in zip(node.edges, results, strict=True):
+            if result is not None and edge is None:
+                result.storage.release()
+            elif result is not None and result.becomes:
+                before, result = result, self.gradient(result.becomes)
+                before.storage.release()
             if edge is not None:
                 pairs.append((edge, result))
-            del result
-        assert not results, "one gradient for each input"
-        node.saved.clear()
-        node.edges = []
-        pairs.reverse()
+        for saved in node.saved:
+            saved.release()
+        for gradient in gradients:
+            gradient.storage.release()
         return pairs
 
-    def _add(self, target: Node, number: int, new: Gradient) -> None:
-        """Add a gradient to the one that waits, in place unless that is shared or a view of another."""
-        old = target.inputs.get(number)
-        if old is None:
-            target.inputs[number] = new
-        elif old.view or _holders(old.storage) > ALONE:
-            target.inputs[number] = self.gradient(new.size)
+    def _add(self, edge: Edge, new: Gradient) -> None:
+        """Add a gradient to the one that waits, in place unless that is a view or somebody else holds it too."""
+        waiting = edge.node.gradients
+        old = waiting.setdefault(edge.output, new)
+        if old is new:
+            return
+        if old.view or old.storage.holders > 1:
+            waiting[edge.output] = self.gradient(new.size)
+            old.storage.release()
+        new.storage.release()
 
 
-class Output:
-    """A further output of a node."""
+def operation(function: Function) -> Function:
+    """Mark a function, or a module's call, that mirrors one of torch's: its first argument has the tape.
 
-    __slots__ = ("node", "number")
+    Its tensors live as Python's do. When it returns, or is stopped, what it made is released but for what it returns. A
+    value that is passed straight into another operation is released when that returns; `Tape.hold` makes it a variable,
+    which lives until the function returns.
+    """
 
-    def __init__(self, node: Node, number: int) -> None:
-        self.node, self.number = node, number
+    @wraps(function)
+    def call(owner: Any, *arguments: Any, **options: Any) -> Any:
+        tape: Tape = owner.tape
+        outer, tape.scope = tape.scope, {}
+        try:
+            result = function(owner, *arguments, **options)
+            for tensor in (result,) if isinstance(result, Tensor) else result:
+                if tape.scope.pop(tensor, None) is not None:
+                    outer[tensor] = False
+        finally:
+            scope, tape.scope = tape.scope, outer
+            for tensor in scope:
+                tensor.storage.release()
+        for value in arguments:
+            if isinstance(value, Tensor) and value is not result and outer.get(value) is False:
+                tape.drop(value)
+        return result
+
+    return cast("Function", call)
 
 
-Edge = Node | Output
+def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
+    """All tensors among `values` and in lists of them."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from tensors_in(value)
 
 
 def _dependencies(root: Node) -> dict[Node, int]:
@@ -335,11 +414,9 @@ def _dependencies(root: Node) -> dict[Node, int]:
     counts: dict[Node, int] = {}
     seen, stack = {root}, [root]
     while stack:
-        for edge in stack.pop().edges:
-            if edge is not None:
-                target = edge.node if isinstance(edge, Output) else edge
-                counts[target] = counts.get(target, 0) + 1
-                if target not in seen:
-                    seen.add(target)
-                    stack.append(target)
+        for target, _ in filter(None, stack.pop().edges):
+            counts[target] = counts.get(target, 0) + 1
+            if target not in seen:
+                seen.add(target)
+                stack.append(target)
     return counts
