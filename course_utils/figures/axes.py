@@ -139,21 +139,30 @@ def draw_peak(canvas: Canvas, x: float, y: float, size: int) -> None:
     canvas.path(f"M{short(x)} {short(y)}m-5 -8h10l-5 7z", fill=INK, data_peak=size)
 
 
-def value_axis(
-    canvas: Canvas,
-    y: Callable[[float], float],
-    largest: float,
-    unit: str,
-    left: float,
-    right: float,
-    count: int = 5,
-    size: float = 12,
-) -> None:
-    """Horizontal grid lines from `left` to `right` (pixels) with their values in `unit`; `y` maps bytes to pixels."""
-    for tick in ticks(0, largest / UNITS[unit], count):
-        at = y(tick * UNITS[unit])
-        canvas.line(left, at, right, at)
-        canvas.text(left - 8, at + size / 3, number(tick), size, QUIET, text_anchor="end")
+@dataclass(frozen=True)
+class Plot:
+    """The place of a plot on its canvas, in pixels; `largest` bytes are as high as the plot."""
+
+    canvas: Canvas
+    left: float
+    right: float
+    top: float
+    bottom: float
+    largest: float
+
+    def y(self, size: float) -> float:
+        return self.bottom - (self.bottom - self.top) * size / self.largest
+
+    def value_axis(self, unit: str, count: int = 5, size: float = 12) -> None:
+        """Draws horizontal grid lines with their values in `unit`."""
+        for tick in ticks(0, self.largest / UNITS[unit], count):
+            at = self.y(tick * UNITS[unit])
+            self.canvas.line(self.left, at, self.right, at)
+            self.canvas.text(self.left - 8, at + size / 3, number(tick), size, QUIET, text_anchor="end")
+
+    def limit(self, limit: int) -> None:
+        """Draws the line at the end of a GPU's memory, `limit` bytes."""
+        draw_limit(self.canvas, self.left, self.y(limit), self.right, self.y(limit), limit)
 
 
 def largest_kinds(sizes: Mapping[str, int], count: int = 4) -> list[str]:

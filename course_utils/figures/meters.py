@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..units import GB, format_bytes
-from .axes import COLOURS, OVER, amount, digits_for, largest_kinds, value_axis, words
+from .axes import COLOURS, OVER, Plot, amount, digits_for, largest_kinds, words
 from .canvas import INK, MARGIN, QUIET, RULE, WIDTH, Canvas, Figure, number, sentence, short, spread, text_width, ticks
 
 MOST_POINTS = 240
@@ -50,16 +50,12 @@ STAGE = Look(left=80.0, right=WIDTH - 268.0, top=84.0, bottom=352.0, title=26.0,
 
 
 @dataclass(frozen=True)
-class _Scale:
+class _Scale(Plot):
     look: Look
     latest: float
-    largest: float
 
     def x(self, seconds: float) -> float:
-        return self.look.left + (self.look.right - self.look.left) * seconds / self.latest
-
-    def y(self, size: float) -> float:
-        return self.look.bottom - (self.look.bottom - self.look.top) * size / self.largest
+        return self.left + (self.right - self.left) * seconds / self.latest
 
     def point(self, seconds: float, size: float) -> str:
         return f"{short(self.x(seconds))} {short(self.y(size))}"
@@ -85,10 +81,10 @@ def meter_figure(
     last, unit = samples[-1], "GB" if max(peak, capacity or 0) >= GB else "MB"
     title = f"{_shown(last.allocated, unit)} allocated now, {about}{_shown(peak, unit)} at the peak"
     highest = max([peak, capacity or 0, *(max(s.reserved or 0, s.driver or 0) for s in samples)])
-    scale, kept = _Scale(look, max(SHORTEST, last.seconds), 1.06 * max(1, highest)), thinned(samples)
-    canvas = Canvas()
+    canvas, kept, place = Canvas(), thinned(samples), (look.left, look.right, look.top, look.bottom)
+    scale = _Scale(canvas, *place, 1.06 * max(1, highest), look, max(SHORTEST, last.seconds))
     canvas.text(MARGIN, 11.5 + look.title, title, look.title, font_weight="bold")
-    value_axis(canvas, scale.y, scale.largest, unit, look.left, look.right, size=look.text)
+    scale.value_axis(unit, size=look.text)
     for tick in ticks(0, scale.latest, 8):
         x, y = scale.x(tick), look.bottom + 6 + look.text
         canvas.text(x, y, number(tick), look.text, QUIET, text_anchor="middle")

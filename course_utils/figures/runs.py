@@ -13,15 +13,14 @@ from . import stack
 from .axes import (
     COLOURS,
     OVER,
+    Plot,
     Segment,
     amount,
     amount_with_unit,
     digits_for,
     draw_legend,
-    draw_limit,
     draw_peak,
     largest_kinds,
-    value_axis,
     words,
 )
 from .canvas import INK, MARGIN, QUIET, RULE, WIDTH, Canvas, Figure, sentence, short, text_width, wrap
@@ -84,26 +83,17 @@ PHASES = {"zero_grad": "", "clip": "clipping"}
 
 
 @dataclass(frozen=True)
-class _Columns:
-    """Moments and bytes to pixels: a column for each moment, `largest` bytes as high as the plot."""
+class _Columns(Plot):
+    """A plot with a column for each of `count` moments."""
 
     count: int
-    top: float
-    largest: int
 
     @property
     def slot(self) -> float:
-        return (PLOT[1] - PLOT[0]) / self.count
-
-    @property
-    def bottom(self) -> float:
-        return self.top + PLOT_HEIGHT
+        return (self.right - self.left) / self.count
 
     def center(self, index: int) -> float:
-        return PLOT[0] + self.slot * (index + 0.5)
-
-    def y(self, size: float) -> float:
-        return self.bottom - PLOT_HEIGHT * size / self.largest
+        return self.left + self.slot * (index + 0.5)
 
 
 def step_columns(moments: Mapping[str, MemoryBreakdown], card: Gpu) -> Figure:
@@ -128,15 +118,15 @@ def step_columns(moments: Mapping[str, MemoryBreakdown], card: Gpu) -> Figure:
         canvas.text(MARGIN + 32, y + 18, told_name(card), 12, OVER, font_weight="bold")
     else:
         canvas.text(MARGIN, y + 18, f"{told_name(card).removesuffix(' (dashed)')}, far above", 12, OVER)
-    columns = _Columns(len(rows), y + 72, round(1.12 * max(highest, reach, 1)))
-    value_axis(canvas, columns.y, columns.largest, UNIT, *PLOT)
+    top, largest = y + 72, round(1.12 * max(highest, reach, 1))
+    columns = _Columns(canvas, *PLOT, top, top + PLOT_HEIGHT, largest, len(rows))
+    columns.value_axis(UNIT)
     canvas.upright(20, (columns.top + columns.bottom) / 2, f"{UNIT} (10⁹ bytes)")
     canvas.line(PLOT[0], columns.bottom, PLOT[1], columns.bottom, RULE)
     borders = [_column(canvas, columns, index, parts, digits) for index, parts in enumerate(stacks)]
     canvas.path("".join(borders), stroke="#FFFFFF", stroke_width=1, fill="none")
     if reach:
-        y = columns.y(card.room)
-        draw_limit(canvas, PLOT[0], y, PLOT[1], y, card.room)
+        columns.limit(card.room)
         if card.memory != card.room:
             y = columns.y(card.memory)
             look = {"stroke_width": 1, "stroke_dasharray": "4 3", "data_nominal": card.memory}

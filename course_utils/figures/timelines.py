@@ -12,16 +12,15 @@ from ..units import format_bytes
 from .axes import (
     COLOURS,
     OVER,
+    Plot,
     Segment,
     amount,
     digits_for,
     draw_legend,
-    draw_limit,
     draw_peak,
     largest_kinds,
     named_capacity,
     stop,
-    value_axis,
     words,
 )
 from .canvas import INK, QUIET, RULE, WIDTH, Canvas, Figure, ink_on, number, sentence, short, text_width
@@ -72,13 +71,15 @@ def timeline(
     limit, limit_name = named_capacity(capacity, capacity_label, unit)
     largest = max(totals[peak] * 1.17, (limit or 0) * 1.09, 1.0)
     canvas = Canvas()
-    view = _View(canvas, measurement, _knots(measurement, first, last), 0.0, largest, unit, curves, kept)
-    view = replace(view, top=view.head(title))
+    knots = _knots(measurement, first, last)
+    view = _View(canvas, LEFT, RIGHT, 0.0, PLOT_HEIGHT, largest, measurement, knots, unit, curves, kept)
+    top = view.head(title)
+    view = replace(view, top=top, bottom=top + PLOT_HEIGHT)
     view.axes()
     view.phases()
     view.areas()
     if limit:
-        draw_limit(canvas, LEFT, view.y(limit), RIGHT, view.y(limit), limit)
+        view.limit(limit)
         canvas.halo_text(LEFT + 8, view.y(limit) - 7, limit_name, 12, fill=OVER, font_weight="bold")
     taken = LEFT + 16 + text_width(limit_name, 12, bold=True)
     view.peak(peak, totals[peak], (view.y(limit), taken) if limit else None)
@@ -89,19 +90,16 @@ def timeline(
 
 
 @dataclass(frozen=True)
-class _View:
-    """Draws a part of a timeline: event counts to x, bytes to y, in pixels.
+class _View(Plot):
+    """Draws a part of a timeline: event counts to x, bytes to y.
 
     `knots` maps counts to x: evenly within a phase, but with room for every phase, or the loss, a few events long and
     often the peak, would be thinner than a pixel. `curves` are bytes by kind from the bottom up; element k is what is
     allocated when k events have happened. `kept` are the counts that are drawn.
     """
 
-    canvas: Canvas
     measurement: Measurement
     knots: Sequence[tuple[int, float]]
-    top: float
-    largest: float
     unit: str
     curves: Mapping[str, Sequence[int]]
     kept: Sequence[int]
@@ -114,17 +112,10 @@ class _View:
     def last(self) -> int:
         return self.knots[-1][0]
 
-    @property
-    def bottom(self) -> float:
-        return self.top + PLOT_HEIGHT
-
     def x(self, count: int) -> float:
         index = min(max(1, bisect_left(self.knots, (count, 0.0))), len(self.knots) - 1)
         (start, left), (end, right) = self.knots[index - 1], self.knots[index]
         return left + (right - left) * (count - start) / max(1, end - start)
-
-    def y(self, size: float) -> float:
-        return self.bottom - PLOT_HEIGHT * size / self.largest
 
     def spans(self, name: Callable[[Mark], Name]) -> list[tuple[int, int, Name]]:
         return _spans(self.measurement, self.first, self.last, name)
@@ -140,7 +131,7 @@ class _View:
         return y + 48
 
     def axes(self) -> None:
-        value_axis(self.canvas, self.y, self.largest, self.unit, LEFT, RIGHT, 6)
+        self.value_axis(self.unit, 6)
         shown: list[int] = []
         for count, x in [self.knots[-1], *self.knots[:-1]]:
             if all(abs(x - self.x(other)) > 60 for other in shown):
