@@ -1,6 +1,6 @@
 """Lesson 13, who is right: formulas outside their range, parts that are never there at once, units, lucky totals."""
 
-from course_utils.interactive.quiz import Question, question
+from course_utils.interactive.quiz import Question, gb, question
 from course_utils.run import TrainingRun
 from course_utils.units import GB, GiB, format_bytes
 
@@ -17,26 +17,26 @@ def questions() -> tuple[Question, ...]:
     not_there = question(
         f"A formula for GPTs adds 5·a·s² bytes a block. Llama 3.1 8B has a = {a} and L = {L}; with one sequence of "
         f"{s:,} tokens and flash attention, how much of the answer is not there?",
-        (format_bytes(5 * scores * L, "GB", 1), "All of that term: a flash kernel writes no s×s matrix."),
-        (format_bytes(5 * scores, "GB", 1), "That is one block's. The model has more of them."),
-        (format_bytes(3 * scores * L, "GB", 1), "That lets the scores of an attention without dropout stand. A flash "
+        (gb(5 * scores * L), "All of that term: a flash kernel writes no s×s matrix."),
+        (gb(5 * scores), "That is one block's. The model has more of them."),
+        (gb(3 * scores * L), "That lets the scores of an attention without dropout stand. A flash "
          "kernel keeps none."),
-        (format_bytes(0, "GB", 1), "That would be so if the kernel wrote its matrix of scores to memory."),
+        (gb(0), "That would be so if the kernel wrote its matrix of scores to memory."),
     )  # fmt: skip
     N = LLAMA.model.parameters
     at_once = question(
         "The same model under autocast. Its step peaks where the loss goes backward. How much do weights, gradients "
         "and Adam's moments take there?",
-        (format_bytes(12 * N, "GB", 1), "4 + 8 bytes a parameter: backward has made no gradients yet."),
-        (format_bytes(16 * N, "GB", 1), "That adds up what is never there at once: which of the three comes later?"),
-        (format_bytes(18 * N, "GB", 1), "That is the recipe with 16-bit weights, master weights and fp32 gradients."),
-        (format_bytes(8 * N, "GB", 1), "Those are the moments alone. The weights are there, too."),
+        (gb(12 * N), "4 + 8 bytes a parameter: backward has made no gradients yet."),
+        (gb(16 * N), "That adds up what is never there at once: which of the three comes later?"),
+        (gb(18 * N), "That is the recipe with 16-bit weights, master weights and fp32 gradients."),
+        (gb(8 * N), "Those are the moments alone. The weights are there, too."),
     )  # fmt: skip
     size = 80 * GiB
     unit = question(
         "A card's “80 GB” are 80 GiB. How many GB is that?",
-        (format_bytes(size, "GB", 1), "2³⁰ / 10⁹ for each of them."),
-        (format_bytes(80 * GB, "GB", 1), "That takes the letter i for decoration."),
+        (gb(size), "2³⁰ / 10⁹ for each of them."),
+        (gb(80 * GB), "That takes the letter i for decoration."),
         (f"{80 * GB / GiB:.1f} GB", "You went the other way: a GiB is the larger of the two."),
         (f"{80 * 1.024:.1f} GB", "1.024 is the factor between KiB and KB. It grows with the prefix."),
     )  # fmt: skip
@@ -53,9 +53,9 @@ def questions() -> tuple[Question, ...]:
     kept = autocast_formula(XL)[COPIES]
     copies = question(
         "None of the nine calculators has autocast's weight copies. How much are they for GPT-2 XL?",
-        (format_bytes(kept, "GB", 1), "Two bytes for each number in a matrix, the tied head's included."),
-        (format_bytes(0, "GB", 1), "That would be so if matrices were converted in place: but the fp32 ones stay."),
-        (format_bytes(2 * kept, "GB", 1), "Those would be fp32 copies. What do the products read?"),
+        (gb(kept), "Two bytes for each number in a matrix, the tied head's included."),
+        (gb(0), "That would be so if matrices were converted in place: but the fp32 ones stay."),
+        (gb(2 * kept), "Those would be fp32 copies. What do the products read?"),
         (format_bytes(kept // XL.model.layers, "GB", 2), "That is one block's share. Copies are kept until the region "
          "ends."),
     )  # fmt: skip

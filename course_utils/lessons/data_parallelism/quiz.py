@@ -2,7 +2,7 @@
 
 from course_utils.estimating import estimate
 from course_utils.estimating.sharding import all_reduce_bytes, bucket_sizes, rank_0_states
-from course_utils.interactive.quiz import Question, question
+from course_utils.interactive.quiz import Question, gb, question
 from course_utils.run import TrainingRun
 from course_utils.units import format_bytes
 
@@ -15,11 +15,11 @@ def questions() -> tuple[Question, ...]:
     states_of_a_rank = question(
         f"GPT-2 medium with AdamW under autocast on {RUN.world_size} ranks with plain data parallelism. How much "
         "memory do weights, gradients and optimizer states take on one rank?",
-        (format_bytes(whole, "GB", 1), "Sixteen bytes a parameter, on every rank: only the batch is shared out."),
-        (format_bytes(whole // RUN.world_size, "GB", 1), "That shares the states out, which is what ZeRO does."),
-        (format_bytes(whole * 3 // 4, "GB", 1), "That leaves the gradients out. They leave no rank: it is their mean "
+        (gb(whole), "Sixteen bytes a parameter, on every rank: only the batch is shared out."),
+        (gb(whole // RUN.world_size), "That shares the states out, which is what ZeRO does."),
+        (gb(whole * 3 // 4), "That leaves the gradients out. They leave no rank: it is their mean "
          "that all get."),
-        (format_bytes(whole // 2, "GB", 1), "That leaves Adam's two moments out. Each replica steps by itself."),
+        (gb(whole // 2), "That leaves Adam's two moments out. Each replica steps by itself."),
     )  # fmt: skip
     ranks, size = 5, 200_000_000
     sent = all_reduce_bytes(size, ranks)

@@ -2,7 +2,7 @@
 
 from course_utils.estimating import estimate
 from course_utils.estimating.states import frozen_matrix_bytes, trainable
-from course_utils.interactive.quiz import Question, question
+from course_utils.interactive.quiz import Question, gb, question
 from course_utils.models import PRESETS
 from course_utils.run import TrainingRun
 from course_utils.units import format_bytes, percent
@@ -59,12 +59,12 @@ def questions() -> tuple[Question, ...]:
     the_account = question(
         "Llama-3 8B, QLoRA of rank 16 on all matrices, one sequence of 1,024 tokens, full recomputation. Which is "
         "nearest to the peak?",
-        (format_bytes(estimate(run).total, "GB", 1), "Blocks in 4.5 bits, embedding and head in 16, little that "
+        (gb(estimate(run).total), "Blocks in 4.5 bits, embedding and head in 16, little that "
          "learns, and the loss over a large vocabulary."),
-        (format_bytes(N // 2, "GB", 1), "Half a byte for every parameter: but embedding and head stay in 16 bits, and "
+        (gb(N // 2), "Half a byte for every parameter: but embedding and head stay in 16 bits, and "
          "a step has more than weights."),
-        (format_bytes(estimate(run.replace(frozen_bits=16)).total, "GB", 1), "That is LoRA with the weights in 16 "
+        (gb(estimate(run.replace(frozen_bits=16)).total), "That is LoRA with the weights in 16 "
          "bits."),
-        (format_bytes(16 * N, "GB", 1), "That is full training's states."),
+        (gb(16 * N), "That is full training's states."),
     )  # fmt: skip
     return numbers_that_learn, activations, one_more_bit, four_bits, the_account

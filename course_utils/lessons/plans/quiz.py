@@ -2,7 +2,7 @@
 
 from course_utils.estimating import estimate
 from course_utils.gpus import gpu
-from course_utils.interactive.quiz import Question, question
+from course_utils.interactive.quiz import Question, gb, question
 from course_utils.planning.twin import SAFETY
 from course_utils.run import TrainingRun
 from course_utils.units import GB, GiB, format_bytes
@@ -15,11 +15,11 @@ def questions() -> tuple[Question, ...]:
     card = gpu("A100-80GB")
     room = question(
         "How large may the estimated peak of a plan for an A100 80GB be, with 5 % in reserve?",
-        (format_bytes(round(card.room / SAFETY), "GB", 1), "What a program is told, divided by 1.05."),
-        (format_bytes(card.room, "GB", 1), "That fills the card to the last byte. An estimate has no scratch buffers "
+        (gb(round(card.room / SAFETY)), "What a program is told, divided by 1.05."),
+        (gb(card.room), "That fills the card to the last byte. An estimate has no scratch buffers "
          "and no fragmentation in it."),
-        (format_bytes(80 * GB, "GB", 1), "That is the number on the label, read as GB. The cells are GiB."),
-        (format_bytes(round(80 * GiB / SAFETY), "GB", 1), "The driver keeps a part: a program never sees all 80 GiB."),
+        (gb(80 * GB), "That is the number on the label, read as GB. The cells are GiB."),
+        (gb(round(80 * GiB / SAFETY)), "The driver keeps a part: a program never sees all 80 GiB."),
     )  # fmt: skip
     small = XL.replace(micro_batch=4, accumulation_steps=8)
     smaller = question(

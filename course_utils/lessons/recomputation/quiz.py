@@ -5,7 +5,7 @@ from math import isqrt
 from course_utils.estimating import estimate
 from course_utils.estimating.exact.activations import block_bytes, block_input
 from course_utils.estimating.published import checkpoints_bytes, zero_activation_bytes, zero_checkpointed_bytes
-from course_utils.interactive.quiz import Question, question
+from course_utils.interactive.quiz import Question, gb, question
 from course_utils.run import TrainingRun
 from course_utils.units import format_bytes, percent
 
@@ -35,11 +35,11 @@ def questions() -> tuple[Question, ...]:
     sixty = TrainingRun("gpt2-xl", 32, 1000, attention="eager")
     where_8_gb_come_from = question(
         "GPT-2 XL, 32 sequences of about 1,000 tokens, 16 bits: how much are all blocks' checkpoints, one for each?",
-        (format_bytes(checkpoints_bytes(sixty), "GB", 1), "2·s·b·h bytes for each of 48 blocks."),
-        (format_bytes(zero_checkpointed_bytes(sixty), "GB", 1), "That is ZeRO's figure, the total over √L: it is not "
+        (gb(checkpoints_bytes(sixty)), "2·s·b·h bytes for each of 48 blocks."),
+        (gb(zero_checkpointed_bytes(sixty)), "That is ZeRO's figure, the total over √L: it is not "
          "what a checkpoint per block takes."),
-        (format_bytes(zero_activation_bytes(sixty), "GB", 1), "That is everything kept, as ZeRO counts it."),
-        (format_bytes(checkpoints_bytes(sixty) // sixty.model.layers, "GB", 1), "That is one block's."),
+        (gb(zero_activation_bytes(sixty)), "That is everything kept, as ZeRO counts it."),
+        (gb(checkpoints_bytes(sixty) // sixty.model.layers), "That is one block's."),
     )  # fmt: skip
     keep = RUN.replace(recompute="none")
     live, stream = block_bytes(keep), block_input(keep).bytes
@@ -57,11 +57,11 @@ def questions() -> tuple[Question, ...]:
     what_stays_anyway = question(
         "At the peak of that run with full recomputation, how much is there that recomputation cannot free: weights, "
         "gradients and optimizer states?",
-        (format_bytes(states, "GB", 1), "At this peak, in the loss's backward, there are no gradients yet: 4 bytes a "
+        (gb(states), "At this peak, in the loss's backward, there are no gradients yet: 4 bytes a "
          "parameter of weights and 8 of Adam's moments."),
-        (format_bytes(16 * RUN.model.parameters, "GB", 1), "At 16 bytes a parameter: but where this run peaks, "
+        (gb(16 * RUN.model.parameters), "At 16 bytes a parameter: but where this run peaks, "
          "backward has made no gradients yet."),
-        (format_bytes(2 * RUN.model.parameters, "GB", 1), "That is the weights in 16 bits alone."),
-        (format_bytes(everything, "GB", 1), "That is the whole peak without recomputation."),
+        (gb(2 * RUN.model.parameters), "That is the weights in 16 bits alone."),
+        (gb(everything), "That is the whole peak without recomputation."),
     )  # fmt: skip
     return square_root, a_third_more, where_8_gb_come_from, what_stays_alive, what_stays_anyway

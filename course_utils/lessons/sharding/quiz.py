@@ -1,7 +1,7 @@
 """Lesson 09, ZeRO and FSDP: what is cut, what is sent, what is whole for a moment."""
 
 from course_utils.estimating.sharding import fsdp_groups, shard_shape, zero_bytes, zero_communication_elements
-from course_utils.interactive.quiz import Question, question
+from course_utils.interactive.quiz import Question, gb, question
 from course_utils.run import TrainingRun
 from course_utils.units import format_bytes
 
@@ -15,7 +15,7 @@ def questions() -> tuple[Question, ...]:
         f"ZeRO's stage 2, mixed-precision Adam, {N / 1e9:.1f} billion parameters: below what can no D go?",
         (format_bytes(2 * N, "GB", 0), "2Ψ: each rank keeps the 16-bit weights whole."),
         (format_bytes(4 * N, "GB", 0), "4Ψ is the floor of stage 1, which keeps whole gradients as well."),
-        (format_bytes(zero_bytes(N, D, 3), "GB", 1), f"That is stage 3's share on {D} ranks. It has no floor."),
+        (gb(zero_bytes(N, D, 3)), f"That is stage 3's share on {D} ranks. It has no floor."),
         (format_bytes(14 * N, "GB", 0), "That is what stage 2 divides, 2 + K bytes a parameter."),
     )  # fmt: skip
     plain, three = (zero_communication_elements(N, stage) for stage in (0, 3))
