@@ -5,7 +5,6 @@ import json
 import os
 import re
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 from browser import browser_page, find_browser
@@ -21,47 +20,38 @@ SMALLEST = 18
 """Pixels: the smallest letters of prose and tables on a slide 720 pixels high."""
 
 
-def cells(path: Path) -> list[dict]:
-    return json.loads(path.read_text(encoding="utf-8"))["cells"]
+@pytest.fixture(params=LESSONS, ids=lambda path: path.name[:2])
+def lesson(request: pytest.FixtureRequest) -> tuple[list[dict], list[Slide]]:
+    """A lesson's cells and its slides."""
+    content = json.loads(request.param.read_text(encoding="utf-8"))
+    return content["cells"], slides(content)
 
 
-def made(path: Path) -> list[Slide]:
-    return slides(json.loads(path.read_text(encoding="utf-8")))
-
-
-@pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.name[:2])
-def test_a_lesson_becomes_questions_figures_and_what_to_remember(path):
-    steps = made(path)
+def test_a_lesson_becomes_questions_figures_and_what_to_remember(lesson):
+    _, steps = lesson
     kinds = [step.kind for step in steps]
     assert kinds[0] == "title" and kinds.count("closing") == 1
     assert {"question", "answer", "gap", "figure", "table", "closing"}.issuperset(kinds[1:])
     assert {"question", "answer", "figure"} <= set(kinds)
-    assert "Cheat-sheet line" in steps[kinds.index("closing")].body
+    closing = steps[kinds.index("closing")].body
+    assert all(part in closing for part in ("Remember", "Breaks when", "Cheat-sheet line"))
     assert "locked no guess" not in "".join(step.body for step in steps)
 
 
-@pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.name[:2])
-def test_every_text_is_in_the_notes_once(path):
-    notes = [note for step in made(path) for note in step.notes]
-    for cell in cells(path):
-        if cell["cell_type"] == "markdown":
-            assert notes.count("".join(cell["source"])) == 1
+def test_every_text_is_in_the_notes_once(lesson):
+    cells, steps = lesson
+    notes = [note for step in steps for note in step.notes]
+    assert all(notes.count("".join(cell["source"])) == 1 for cell in cells if cell["cell_type"] == "markdown")
 
 
-@pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.name[:2])
-def test_every_picture_of_the_lesson_is_on_a_slide(path):
-    outputs = [output for cell in cells(path) for output in cell.get("outputs", [])]
-    drawn = [image for output in outputs for image in re.findall(r"<img\b[^>]*>", _html(output))]
-    assert [step.body.partition("<p")[0] for step in made(path) if step.kind == "figure"] == drawn
-
-
-@pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.name[:2])
-def test_pictures_of_sliders_say_that_they_are_pictures_and_what_was_chosen(path):
-    plain = [("".join(output.get("data", {}).get("text/plain", "")), _html(output), "".join(cell["source"]))
-             for cell in cells(path) for output in cell.get("outputs", [])]  # fmt: skip
-    calls = [source for text, drawn, source in plain if ": run this cell to" in text and "<img" in drawn]
-    said = [step.body for step in made(path) if "A picture: the controls move" in step.body]
-    assert len(said) == len(calls)
+def test_every_picture_of_the_lesson_is_on_a_slide_and_one_of_sliders_says_so(lesson):
+    cells, steps = lesson
+    outputs = [(output, "".join(cell["source"])) for cell in cells for output in cell.get("outputs", [])]
+    drawn = [image for output, _ in outputs for image in re.findall(r"<img\b[^>]*>", _html(output))]
+    assert [step.body.partition("<p")[0] for step in steps if step.kind == "figure"] == drawn
+    calls = [source for output, source in outputs if "<img" in _html(output)
+             and ": run this cell to" in "".join(output["data"].get("text/plain", ""))]  # fmt: skip
+    said = [step.body for step in steps if "A picture: the controls move" in step.body]
     for body, source in zip(said, calls, strict=True):
         shown = re.sub(r"\s+", "", html.unescape(body.partition("<code>")[2].partition("</code>")[0]))
         assert shown and re.sub(r"\s+", "", source).endswith(shown)
@@ -179,7 +169,7 @@ def test_keys_turn_the_slides_and_show_the_notes(tmp_path):
     if find_browser() is None and os.environ.get("COURSE_REQUIRE_BROWSER") != "1":
         pytest.skip("no Chromium or Chrome here")
     (path,) = write(tmp_path, ["05"])
-    count = len(made(LESSON))
+    count = len(slides(json.loads(LESSON.read_text(encoding="utf-8"))))
     with browser_page(width=1280, height=720) as tab:
         problems: list[str] = []
         tab.on("pageerror", lambda error: problems.append(str(error)))
