@@ -7,7 +7,7 @@ from functools import partial
 import torch
 
 from course_utils.estimating.exact.activations import Saved, activation_bytes, block_saved
-from course_utils.figures.axes import value_axis
+from course_utils.figures.axes import Plot
 from course_utils.figures.canvas import INK, MARGIN, QUIET, RULE, WIDTH, Canvas, Figure, number, ticks, wrap
 from course_utils.figures.curves import LINE_COLOURS
 from course_utils.interactive.saved import Saved as Found
@@ -201,7 +201,7 @@ def _panel(canvas: Canvas, label: str, panel: Panel, place: tuple[float, float, 
     def spot(size: float, value: float) -> tuple[float, float]:
         return left + width * size / largest, top + height * (1 - value / most)
 
-    value_axis(canvas, lambda size: spot(0, size)[1], most, "MB", left, left + width)
+    Plot(canvas, left, left + width, top, top + height, most).value_axis("MB")
     for tick in ticks(0, largest, 5):
         canvas.text(spot(tick, 0)[0], top + height + 18, number(tick), 12, QUIET, text_anchor="middle")
     canvas.line(left, top + height, left + width, top + height, RULE)

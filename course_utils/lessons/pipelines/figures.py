@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
-from course_utils.figures.axes import COLOURS, stop
+from course_utils.figures.axes import COLOURS, legend, stop
 from course_utils.figures.canvas import (
     GRID,
     MARGIN,
@@ -18,7 +19,6 @@ from course_utils.figures.canvas import (
     ticks,
 )
 
-from ..recomputation.figures import draw_swatches
 from .schedules import FORWARD, Pipeline, Work
 
 COLOUR = {"F": COLOURS["activations"], "B": COLOURS["gradients"]}
@@ -76,9 +76,12 @@ def timelines(panels: Mapping[str, Sequence[Work]], title: str, *, unit: str = "
 def _legend(canvas: Canvas, y: float, numbered: bool = True) -> None:
     """The meaning of the colors; a box is of one micro-batch where it is `numbered`, else of the whole batch."""
     whose = "micro-batch in the box" if numbered else "whole batch"
-    x = draw_swatches(canvas, y, {COLOUR[kind]: f"{word} of the {whose}" for kind, word in WORDS.items()})
-    canvas.rect(x, y - 10, 12, 12, "#FFFFFF", stroke=RULE, stroke_width=1)
-    canvas.text(x + 17, y, "waiting", 12)
+    looks: dict[str, dict[str, Any]] = {
+        f"{word} of the {whose}": {"fill": COLOUR[kind]} for kind, word in WORDS.items()
+    }
+    looks["waiting"] = {"fill": "#FFFFFF", "stroke": RULE, "stroke_width": 1}
+    entries = [(words, words) for words in looks]
+    legend(canvas, entries, y - 12, lambda x, y, size, words: canvas.rect(x, y, size, size, **looks[words]))
 
 
 def _works(canvas: Canvas, works: Sequence[Work], top: float, scale: float, numbered: bool = True) -> float:

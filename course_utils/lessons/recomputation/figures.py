@@ -3,21 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from course_utils.figures.axes import COLOURS, stop, value_axis
-from course_utils.figures.canvas import (
-    GRID,
-    INK,
-    MARGIN,
-    QUIET,
-    RULE,
-    WIDTH,
-    Canvas,
-    Figure,
-    ink_on,
-    number,
-    text_width,
-    ticks,
-)
+from course_utils.figures.axes import COLOURS, Plot, legend, stop
+from course_utils.figures.canvas import GRID, INK, MARGIN, QUIET, RULE, WIDTH, Canvas, Figure, ink_on, number, ticks
 from course_utils.units import UNITS
 
 from .schedules import Schedule
@@ -38,9 +25,14 @@ def schedule_figure(schedule: Schedule, at: int | None = None) -> Figure:
         raise ValueError(f"tick {at}: this schedule has ticks 1 to {len(schedule.ticks)}")
     title, canvas = schedule_title(schedule, at), Canvas()
     top = canvas.title(title)
-    x = draw_swatches(canvas, top + 16, {KEPT: "value kept", CHECKPOINT: "checkpoint", DONE: "backward done"})
-    canvas.rect(x, top + 6, 12, 12, "#FFFFFF", stroke=RUNNING, stroke_width=3)
-    canvas.text(x + 19, top + 16, "at work", 12)
+    looks: dict[str, dict[str, Any]] = {
+        "value kept": {"fill": KEPT},
+        "checkpoint": {"fill": CHECKPOINT},
+        "backward done": {"fill": DONE},
+        "at work": {"fill": "#FFFFFF", "stroke": RUNNING, "stroke_width": 3},
+    }
+    entries = [(words, words) for words in looks]
+    legend(canvas, entries, top + 4, lambda x, y, size, words: canvas.rect(x, y, size, size, **looks[words]))
     _chain(canvas, schedule, at, top + 52)
     bottom = _curve(canvas, schedule, at, top + 178)
     tick = schedule.ticks[at - 1]
@@ -61,16 +53,6 @@ def schedule_title(schedule: Schedule, at: int) -> str:
         return f"{name}: {schedule.nodes} nodes cost {most} values of memory and {runs} runs of f"
     now = f"{done[-1].memory} value{'s' * (done[-1].memory != 1)} kept now"
     return f"{name}: {now}, {most} at most so far, {runs} run{'s' * (runs != 1)} of f so far"
-
-
-def draw_swatches(canvas: Canvas, y: float, swatches: Mapping[str, str]) -> float:
-    """Draw a swatch for each color with its words in a row; returns the x right of them."""
-    x = float(MARGIN)
-    for color, words in swatches.items():
-        canvas.rect(x, y - 10, 12, 12, color)
-        canvas.text(x + 17, y, words, 12)
-        x += 35 + text_width(words, 12)
-    return x
 
 
 def _chain(canvas: Canvas, schedule: Schedule, at: int, y: float) -> None:
@@ -126,7 +108,7 @@ def pareto(points: Mapping[str, tuple[float, int]], title: str, provenance: str 
     def place(x: float, y: float) -> tuple[float, float]:
         return left + (right - left) * x / most_x, bottom - 280 * y / most_y
 
-    value_axis(canvas, lambda size: place(0, size)[1], most_y, unit, left, right, 6)
+    Plot(canvas, left, right, bottom - 280, bottom, most_y).value_axis(unit, 6)
     for tick in ticks(0, most_x, 6):
         canvas.text(place(tick, 0)[0], bottom + 20, f"{number(tick)} %", 12, QUIET, text_anchor="middle")
     canvas.line(left, bottom, right, bottom, RULE)
