@@ -122,13 +122,10 @@ def test_shares_draw_every_part_and_say_it():
     ElementTree.fromstring(figure.svg)
 
 
-def test_bars_are_as_wide_as_asked():
-    models = {"one": {"MLP": 100}, "half": {"MLP": 30, "head": 20}}
-    figures = (shares(models, "Same."), shares(models, "Scaled.", to_scale=True))
-    found = (re.findall(r'width="([\d.]+)"[^>]*data-parameters', figure.svg) for figure in figures)
-    same, scaled = (list(map(float, widths)) for widths in found)
-    assert same[0] == pytest.approx(same[1] + same[2], abs=0.2)
-    assert scaled[0] == pytest.approx(2 * (scaled[1] + scaled[2]), abs=0.4)
+def test_bars_are_equally_wide_and_cut_in_proportion():
+    figure = shares({"one": {"MLP": 100}, "half": {"MLP": 30, "head": 20}}, "Same.")
+    whole, mlp, head = map(float, re.findall(r'width="([\d.]+)"[^>]*data-parameters', figure.svg))
+    assert whole == pytest.approx(mlp + head, abs=0.2) and mlp == pytest.approx(1.5 * head, abs=0.4)
     with pytest.raises(ValueError, match="at least one model"):
         shares({}, "Nothing.")
     with pytest.raises(ValueError, match="no color for adapter"):

@@ -132,9 +132,9 @@ def trajectory(
     return path
 
 
-def steps_needed(path: Sequence[Point], part: float = 0.01) -> int | None:
-    """Return after how many steps a walk stays within `part` of its first distance from the floor; None if never."""
-    goal = part * math.hypot(*path[0]) * (1 + 1e-9)  # up to the last bits of rounding
+def steps_needed(path: Sequence[Point]) -> int | None:
+    """Return after how many steps a walk stays within 1 % of its first distance from the floor; None if never."""
+    goal = 0.01 * math.hypot(*path[0]) * (1 + 1e-9)  # up to the last bits of rounding
     outside = [step for step, point in enumerate(path) if math.hypot(*point) > goal]
     return outside[-1] + 1 if outside and outside[-1] + 1 < len(path) else None
 

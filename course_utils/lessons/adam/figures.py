@@ -47,14 +47,14 @@ def frame_of(valley: Valley, x: float, y: float, width: float, height: float) ->
     return Frame(x, y, width, scale * (highs[1] - lows[1]), (lows[0] - spare, lows[1]), scale)
 
 
-def walks(paths: Mapping[str, Sequence[Point]], title: str, *, valley: Valley | None = None) -> Figure:
+def walks(paths: Mapping[str, Sequence[Point]], title: str) -> Figure:
     """Draw walks down one valley from above, two panels in a row, each with its name and the steps that it needed.
 
     Dots are steps; a walk that leaves the picture is cut at its border. Raises ValueError without any path.
     """
     if not paths:
         raise ValueError("walks needs at least one path")
-    canvas, valley = Canvas(), valley or Valley()
+    canvas, valley = Canvas(), Valley()
     top = canvas.title(title) + 12
     columns = 1 if len(paths) == 1 else 2
     width = (WIDTH - 2 * MARGIN - 16 * (columns - 1)) / columns
@@ -144,7 +144,6 @@ def pairs(
     unit: str,
     *,
     kind: str = "optimizer_states",
-    digits: int = 2,
     provenance: str = "",
     word: str = "measured",
 ) -> Figure:
@@ -162,7 +161,7 @@ def pairs(
     _bar(canvas, MARGIN + 115, top - 10, 22, 10, kind)
     canvas.text(MARGIN + 144, top, word, 12)
     left = MARGIN + 12 + max(text_width(name, 13) for name in values)
-    shown = {name: _shown(pair, unit, digits) for name, pair in values.items()}
+    shown = {name: _shown(pair, unit) for name, pair in values.items()}
     room = WIDTH - left - MARGIN - 14 - max(text_width(text, 13, bold=True) for text in shown.values())
     largest = max(value for pair in values.values() for value in pair) or 1
     for index, (name, pair) in enumerate(values.items()):
@@ -189,7 +188,7 @@ def _bar(
         canvas.hatch(x, y, width, height, INK)
 
 
-def _shown(pair: tuple[float, float], unit: str, digits: int) -> str:
+def _shown(pair: tuple[float, float], unit: str) -> str:
     """One number where both read alike, else both."""
-    first, second = (f"{number(round(value, digits))}" for value in pair)
+    first, second = (f"{number(round(value, 2))}" for value in pair)
     return f"{first} {unit}" if first == second else f"{first} and {second} {unit}"

@@ -21,8 +21,8 @@ PART_COLOURS = {
 BAR, STEP, TOP = 38, 52, 34
 
 
-def shares(models: Mapping[str, Parts], title: str, *, to_scale: bool = False, alt: str | None = None) -> Figure:
-    """Draw one bar for each model, cut into its parts: each bar 100 % wide, or `to_scale` of the largest.
+def shares(models: Mapping[str, Parts], title: str) -> Figure:
+    """Draw one bar for each model, 100 % wide and cut into its parts.
 
     Raises ValueError without a model, and for parts that have no color.
     """
@@ -38,13 +38,13 @@ def shares(models: Mapping[str, Parts], title: str, *, to_scale: bool = False, a
     left = MARGIN + 10 + max(text_width(name, 13) for name in models)
     right = WIDTH - MARGIN - 10 - max(text_width(spelled(count), 13, bold=True) for count in totals.values())
     for index, (name, parts) in enumerate(models.items()):
-        y, whole = top + TOP + STEP * index, max(totals.values()) if to_scale else totals[name]
+        y = top + TOP + STEP * index
         canvas.text(left - 10, y + 24, name, 13, text_anchor="end")
-        end = _bar(canvas, parts, left, (right - left) / whole, y)
+        end = _bar(canvas, parts, left, (right - left) / totals[name], y)
         canvas.text(end + 10, y + 24, spelled(totals[name]), 13, font_weight="bold")
     bottom = top + TOP + STEP * len(models)
     canvas.line(left, top + TOP - 6, left, bottom - 8, RULE)
-    alt = alt or _alt(models, title)
+    alt = _alt(models, title)
     return Figure(canvas.svg(bottom + 4, title, alt), alt)
 
 

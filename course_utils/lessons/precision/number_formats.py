@@ -6,13 +6,12 @@ E and M being the exponent's and the mantissa's bits; with E = 0 it is *subnorma
 function says so.
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import copysign, frexp, inf, isinf, isnan, ldexp, log10, nan
 
 from course_utils.errors import unknown
 from course_utils.figures.axes import stop
-from course_utils.figures.canvas import GRID, INK, MARGIN, QUIET, RULE, WIDTH, Canvas, Figure, text_width
+from course_utils.figures.canvas import GRID, MARGIN, QUIET, RULE, WIDTH, Canvas, Figure, text_width
 
 
 @dataclass(frozen=True)
@@ -152,20 +151,20 @@ CELL = 18
 """Pixels of one bit."""
 
 
-def bits_figure(value: float, title: str, formats: Sequence[str] = tuple(FORMATS)) -> Figure:
+def bits_figure(value: float, title: str) -> Figure:
     """Draw `value` in each format, a row of bits each, with the number that is really stored."""
     canvas = Canvas()
     top = canvas.title(title) + 26
     _field_legend(canvas, top - 10)
-    stored = {name: rounded(name, value) for name in formats}
-    for index, name in enumerate(formats):
+    stored = {name: rounded(name, value) for name in FORMATS}
+    for index, (name, form) in enumerate(FORMATS.items()):
         y = top + 40 * index
         canvas.text(86, y + 19, name, 13, text_anchor="end", font_weight="bold")
-        end = draw_bits(canvas, number_format(name), encode(name, value), 98, y)
+        end = draw_bits(canvas, form, encode(form, value), 98, y)
         canvas.text(end + 10, y + 19, spelled(stored[name], DIGITS), 13)
     told = "; ".join(f"{name} holds {spelled(number, DIGITS)}" for name, number in stored.items())
     alt = f"{stop(title)} Bits of {spelled(value)}, row by row: {told}."
-    return Figure(canvas.svg(top + 40 * len(formats) + 4, title, alt), alt)
+    return Figure(canvas.svg(top + 40 * len(FORMATS) + 4, title, alt), alt)
 
 
 def draw_bits(canvas: Canvas, form: NumberFormat, pattern: int, x: float, y: float, cell: float = CELL) -> float:
@@ -195,24 +194,16 @@ def _field_legend(canvas: Canvas, y: float) -> None:
         x += 36 + text_width(name, 12)
 
 
-def range_figure(
-    title: str, formats: Sequence[str] = tuple(FORMATS), marks: Mapping[str, float] | None = None
-) -> Figure:
-    """Draw the numbers of each format from smallest to largest, on a scale of powers of ten; subnormals are pale.
-
-    `marks` are named numbers, drawn as lines through all rows.
-    """
+def range_figure(title: str) -> Figure:
+    """Draw the numbers of each format from smallest to largest, on a scale of powers of ten; subnormals are pale."""
     canvas = Canvas()
-    top = canvas.title(title) + (34 if marks else 12)
-    left, right, bottom = *RANGE_ENDS, top + 38 * len(formats)
+    top = canvas.title(title) + 12
+    left, right, bottom = *RANGE_ENDS, top + 38 * len(FORMATS)
     for power in range(-40, 41, 10):
         x = _at(10.0**power)
         canvas.line(x, top - 4, x, bottom, GRID)
         canvas.text(x, bottom + 18, f"1e{power}".replace("-", "−") if power else "1", 12, QUIET, text_anchor="middle")
-    told = [_range_row(canvas, number_format(name), top + 38 * index + 4) for index, name in enumerate(formats)]
-    for name, value in (marks or {}).items():
-        canvas.line(_at(value), top - 8, _at(value), bottom, INK, stroke_width=1.5, stroke_dasharray="5 3")
-        canvas.text(_at(value), top - 12, name, 12, text_anchor="middle")
+    told = [_range_row(canvas, form, top + 38 * index + 4) for index, form in enumerate(FORMATS.values())]
     canvas.line(left, bottom, right, bottom, RULE)
     axis = "positive numbers; pale: subnormal, with fewer digits"
     canvas.text((left + right) / 2, bottom + 38, axis, 12, QUIET, text_anchor="middle")
