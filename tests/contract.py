@@ -1,4 +1,4 @@
-"""What every committed notebook must be: each function returns the faults that it finds in one, in words."""
+"""Rules for every committed notebook: each function returns the faults that it finds in one, as sentences."""
 
 import ast
 import re
@@ -96,7 +96,7 @@ def outputs(notebook: NotebookNode) -> Iterator[str]:
 
 
 def shows_something(source: str) -> bool:
-    """Whether code of this text leaves an output: it calls something that speaks, or ends in a value."""
+    """True if code of this text leaves an output: it calls something that prints, or ends in a value."""
     body = ast.parse(TransformerManager().transform_cell(source)).body  # magics are no Python
     if SPEAKING.intersection(called(body)):
         return True
@@ -166,7 +166,7 @@ def output_alts(output: NotebookNode) -> list[str]:
 
 
 def html_alt(tag: str) -> str:
-    """What the `alt` or `aria-label` of a tag says; empty where it has none."""
+    """The text of a tag's `alt` or `aria-label`; empty where it has none."""
     match = HTML_ALT.search(tag)
     return (match["double"] or match["single"] or "") if match else ""
 
@@ -228,7 +228,7 @@ def opening(notebook: NotebookNode) -> Iterator[str]:
 
 
 def closing(notebook: NotebookNode) -> Iterator[str]:
-    """What to take home, at the end of a lesson."""
+    """A summary at the end of a lesson."""
     last = "\n".join(cell.source for cell in markdown_cells(notebook)[-4:])
     for words in CLOSING:
         if f"**{words}" not in last:

@@ -1,4 +1,4 @@
-"""How much work something is, counted: the same figure on a quiet machine and on a busy one."""
+"""Work counted in function calls: the same figure on a quiet machine and on a busy one."""
 
 import sys
 from collections.abc import Callable

@@ -37,7 +37,7 @@ CANNOT = {
     ),
     "notebooks/09*: no cell was live": "Lesson 09 simulates one rank of many.",
 }
-"""What the null GPU cannot do: a pattern of "check: failure", and the reason."""
+"""Failures that the null GPU explains: a pattern of "check: failure", and the reason."""
 
 NOTEBOOK = (
     "import json, sys; from pathlib import Path; from course_utils.recording.notebooks import execute_live; "
@@ -47,7 +47,7 @@ NOTEBOOK = (
 
 @dataclass(frozen=True)
 class Check:
-    """One command: what Python is given, how long it may take, and how its output tells of failures."""
+    """One command: Python's arguments, the seconds that it may take, and how failures are found in its output."""
 
     name: str
     arguments: Sequence[str]
@@ -88,7 +88,7 @@ def failed_tasks(folder: Path, output: str) -> list[str]:
 
 
 def wrong_in(line: dict[str, Any]) -> Iterator[str]:
-    """What is wrong in a recorder's line. It holds on any GPU, so that no number of the null GPU's is asked for."""
+    """Faults in a recorder's line that would be faults on any GPU: none depends on a number of the null GPU."""
     if line["status"] != "measured":
         yield f"{line['status']} {line['detail']}".strip()
     if not line["parts"].get("history", {}).get("exact", True):
@@ -99,7 +99,7 @@ def wrong_in(line: dict[str, Any]) -> Iterator[str]:
 
 
 def failed_demos(output: str) -> list[str]:
-    """What does not go as the demos say, one line each."""
+    """Each thing that does not go as the demos say, in one line."""
     _, _, problems = output.partition("not go as the demos say:\n")
     return [" ".join(problem.split()) for problem in re.split(r"\n(?=  \S)", problems) if problem.strip()]
 
@@ -122,7 +122,7 @@ def failed_cells(path: Path, output: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Result:
-    """What came of a check: failures that count, failures that `CANNOT` explains with their reasons, and its time."""
+    """The result of a check: failures that count, failures that `CANNOT` explains with their reasons, and its time."""
 
     name: str
     failures: list[str]
@@ -167,7 +167,7 @@ def ended(command: list[str], environment: dict[str, str], seconds: float, strea
 
 
 def judged(check: Check, code: int | None, output: str) -> list[str]:
-    """What failed, one line each; the last line of the output where a command failed and does not say what."""
+    """Each failure in one line; the last line of the output where a command failed and does not say why."""
     if code is None:
         return [f"not done after {check.seconds:.0f} s"]
     last = "".join(output.strip().splitlines()[-1:])
@@ -178,7 +178,7 @@ def judged(check: Check, code: int | None, output: str) -> list[str]:
 
 
 def missing(site: Path) -> str:
-    """What is missing in that folder of packages to compile and use the stand-in; "" if nothing is."""
+    """The missing part of that folder of packages to compile and use the stand-in; "" if nothing is missing."""
     if not (site / "torch" / "lib" / "libc10_cuda.so").exists():
         return "this build of torch is not for CUDA"
     if shutil.which("g++") is None:

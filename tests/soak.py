@@ -16,7 +16,7 @@ from course_utils import TrainingRun, compare, estimate, measure
 from course_utils.measuring import tracing
 
 Figures = dict[str, object]
-"""What each thing to do gives for one run."""
+"""The results of one run by task."""
 
 
 def small_runs() -> list[TrainingRun]:
@@ -35,7 +35,7 @@ def small_runs() -> list[TrainingRun]:
 
 
 def figures(run: TrainingRun) -> Figures:
-    """What is right: each figure, asked for alone."""
+    """The right figures: each asked for alone."""
     return {task: does(run) for task, does in TASKS.items()}
 
 

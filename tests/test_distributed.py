@@ -213,7 +213,7 @@ def test_a_killed_rank_is_named_and_what_it_had_started_ends_too():
 
 def test_an_interrupt_ends_every_process():
     def interrupt(line: str) -> None:
-        """What Ctrl-C does, but in this call for certain, and never to pytest."""
+        """Do as Ctrl-C, but in this call for certain, and never to pytest."""
         raise KeyboardInterrupt(line)
 
     with pytest.raises(KeyboardInterrupt, match="hello from"):
@@ -368,7 +368,7 @@ Root Cause (first observed failure):
 
 
 def test_the_killed_rank_is_named_and_not_the_one_that_missed_it(tmp_path):
-    """What torchrun says where it has noticed both, the wrong one first."""
+    """torchrun's words where it has noticed both, the wrong one first."""
     (tmp_path / "launcher.log").write_text(REPORT)
     (tmp_path / "0.error").write_text("RuntimeError: Connection closed by peer")
     said = distributed._failure(1, distributed.Ranks(tmp_path, "train.py", 2, 60.0))
@@ -423,7 +423,7 @@ def large_vocabulary(changes: dict) -> TrainingRun:
 
 
 def follow_each(pickled: str):
-    """What one rank measures of each run; all in one start of processes."""
+    """Measure each run on one rank; all in one start of processes."""
     import base64
     import pickle
 

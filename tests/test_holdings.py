@@ -1,4 +1,4 @@
-"""What a training holds, counted by its hooks, against the tracker, which sees every tensor."""
+"""Bytes that a training holds, counted by its hooks, against the tracker, which sees every tensor."""
 
 import gc
 import weakref

@@ -28,7 +28,7 @@ MESSAGE = (
     "12.00 MiB is reserved by PyTorch but unallocated. If reserved but unallocated memory is large try setting "
     "PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See documentation for Memory Management"
 )
-"""What torch says on a card of 32 GB (c10/cuda/CUDACachingAllocator.cpp)."""
+"""torch's message on a card of 32 GB (c10/cuda/CUDACachingAllocator.cpp)."""
 
 
 # What a GPU can run

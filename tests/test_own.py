@@ -306,7 +306,7 @@ def snapshot(parts: dict[str, Any]) -> list[torch.Tensor]:
 
 
 def trained(parts: dict[str, Any], steps: int = 3) -> list[torch.Tensor]:
-    """What ordinary training makes of the parts, dropout included."""
+    """The parts after ordinary training, dropout included."""
     torch.manual_seed(7)
     losses = [train_step(**parts).detach() for _ in range(steps)]
     return [*snapshot(parts), *losses, torch.get_rng_state()]
@@ -389,7 +389,7 @@ def test_the_copies_are_gone_afterwards():
     assert before and after == before
 
 
-# What goes wrong, in words
+# Errors
 
 
 @EVERYWHERE

@@ -1,4 +1,4 @@
-"""What a simulated GPU answers: every question that torch.cuda takes, or a clear message where it has no answer."""
+"""Answers of a simulated GPU to every question that torch.cuda takes, or a clear message where it has none."""
 
 import threading
 from contextlib import contextmanager

@@ -67,7 +67,7 @@ def task(name: str = "a task", seconds: float = 60.0) -> Task:
 
 
 def recorded(tmp_path: Path, code: str, *tasks: Task, seconds: float = 120.0) -> tuple[list[dict[str, Any]], int]:
-    """What stands in the file after `tasks`, and how many were left."""
+    """The content of the file after `tasks`, and how many were left."""
     file = tmp_path / "gpu.jsonl"
     left = Recorder(file, H200, time.monotonic() + seconds, python(code), lambda _: None).record(tasks or (task(),))
     return [line.content for line in read_lines(file)] if file.exists() else [], left
@@ -116,7 +116,7 @@ def test_a_task_that_hangs_is_ended_with_all_that_it_started_and_what_it_had_is_
 
 
 def alive(process: int) -> bool:
-    """Whether it runs; one that has ended and that nobody has waited for does not."""
+    """True if it runs; one that has ended and that nobody has waited for does not."""
     try:
         state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
@@ -179,7 +179,7 @@ def recorder_stopped_within_its_second_task(out: Path, number: int) -> tuple[int
 
 
 def ended(process: int) -> bool:
-    """Whether it ends within five minutes; if it does not, it is killed for the sake of what follows."""
+    """True if it ends within five minutes; if it does not, it is killed for the sake of what follows."""
     for _ in range(3000):
         if not alive(process):
             return True

@@ -112,7 +112,7 @@ def test_the_largest_tensors_at_the_peak_are_kept() -> None:
 
 
 def line(run: TrainingRun = RUN, **changes: Any) -> dict[str, Any]:
-    """What a GPU of the name given would have left, by a simulation's figures."""
+    """The line that a GPU of this name would have left, by a simulation's figures."""
     counters = {"allocated": 5000, "reserved": 6000, "driver": 7000, "phases": {}}
     measured = to_json(thinned(simulate(RUN))) | {"losses": [8.5, 8.25]}
     device = {"name": changes.pop("device", "NVIDIA H200"), "capability": [9, 0], "memory": 1, "driver": "580"}

@@ -43,7 +43,7 @@ def operators_of_a_step(run: TrainingRun) -> list[str]:
 
 
 def test_a_gpu_is_simulated_here_and_says_on_which_build():
-    """Which of the three it is follows from the machine and from torch's own version, not from what is tested."""
+    """The expected build follows from the machine and from torch's own version, not from the tested code."""
     build = "CPU build of torch" if torch.version.cuda is None else "CUDA build of torch without a GPU"
     assert availability() == (True, "fake tensors next to a real GPU" if torch.cuda.is_available() else build)
 

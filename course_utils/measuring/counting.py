@@ -10,7 +10,7 @@ from .step import Phases, Training
 
 
 class Unwatched:
-    """Takes the tracker's place where nothing is tracked: it ignores all that it is told."""
+    """Takes the tracker's place where nothing is tracked: it ignores everything."""
 
     micro_batch = 0
 

@@ -216,7 +216,7 @@ def counters(set_up: Callable[[], Callable[[Phases], object]], steps: int) -> di
 def traced(run: TrainingRun, steps: int, device: str, provenance: Provenance) -> Measurement:
     """The run on a device that is there ("cuda" or "cpu"), under the tracker and with its kernel alone."""
     torch.manual_seed(SEED)
-    # Backward on this thread: the tracker is told of operators on the thread that entered it.
+    # Backward on this thread: the tracker sees operators on the thread that entered it.
     with only_kernel(run), torch.autograd.set_multithreading_enabled(False):
         return trace(run, device, steps, provenance)
 

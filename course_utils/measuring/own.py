@@ -119,7 +119,7 @@ def _live(own: OwnStep, steps: int, note: str = "", otherwise: str = "") -> Meas
         return f"your step does not fit this GPU. {asked}. {free} is free now that its memory is released{otherwise}"
 
     with live.released(advice, otherwise), live.refusals_told(ANY_KERNEL + otherwise), own_random_numbers():
-        with torch.autograd.set_multithreading_enabled(False):  # the tracker is told of operators on its own thread
+        with torch.autograd.set_multithreading_enabled(False):  # the tracker sees operators on its own thread
             measured = _trace(own, provenance_of("live", note), steps)
         return replace(measured, counters=live.counters(set_up, steps))
 

@@ -57,8 +57,8 @@ class Recording:
         """A run's recording as `measure` returns it. ValueError if it was no run, ran out of memory or is damaged."""
         content = self.line.content
         if self.status != MEASURED or "measured" not in self.parts:
-            told = self.parts.get("out_of_memory")
-            why = (isinstance(told, dict) and told.get("message")) or content.get("detail", "")
+            part = self.parts.get("out_of_memory")
+            why = (isinstance(part, dict) and part.get("message")) or content.get("detail", "")
             raise ValueError(f"{self.task} on {self.device}, {self.date}: {self.status}. {why}".rstrip())
         try:
             measured = from_json({"provenance": ["", "", "", ""], **self.parts["measured"]}, note)

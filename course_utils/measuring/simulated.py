@@ -166,7 +166,7 @@ def _register_device_guard() -> None:
 
 
 def _patch_hooks(changes: dict[int, int | None]) -> None:
-    """Change what the CUDA hooks answer. None stands for the old answer of "is CUDA built?", which is no."""
+    """Change what the CUDA hooks answer. None means the old answer to "is CUDA built?", which is no."""
     get = _library("torch_cpu")._ZN2at6detail12getCUDAHooksEv
     get.restype = ctypes.c_void_p
     hooks = get()
@@ -212,7 +212,7 @@ def simulated_gpu(attention: str) -> Iterator[None]:
     with ONE_AT_A_TIME, contextlib.ExitStack() as stack:
         _enable()
         enter = stack.enter_context
-        # Autocast and GradScaler switch themselves off unless told that CUDA is there.
+        # Autocast and GradScaler switch themselves off where CUDA is not there.
         enter(on_this_thread(amp, "amp_definitely_not_available", lambda: False))
         enter(on_this_thread(torch.cuda, "is_bf16_supported", lambda *_, **__: True))
         # GradScaler reads on the host whether gradients are finite; fake ones have no value, so it always steps.

@@ -10,7 +10,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Line:
+class EndedFrame:
     """The place where a frame has ended: all that a traceback shows of it."""
 
     code: CodeType
@@ -47,17 +47,17 @@ def chain(error: BaseException) -> list[BaseException]:
     return found
 
 
-def emptied(traceback: TracebackType | None) -> list[TracebackType | Line]:
+def emptied(traceback: TracebackType | None) -> list[TracebackType | EndedFrame]:
     """A traceback's entries whose frames still execute, cut loose, and in place of the others the lines that they were
     at, their frames being cleared.
 
     No frame is made in here: it would hold this one, and with it what is replaced.
     """
-    parts: list[TracebackType | Line] = []
+    parts: list[TracebackType | EndedFrame] = []
     while traceback is not None:
         frame, following = traceback.tb_frame, traceback.tb_next
         if _cleared(frame):
-            parts.append(Line(frame.f_code, frame.f_globals, traceback.tb_lasti, traceback.tb_lineno))
+            parts.append(EndedFrame(frame.f_code, frame.f_globals, traceback.tb_lasti, traceback.tb_lineno))
         else:
             parts.append(traceback)
         traceback.tb_next = None  # a holder of one entry, as contextlib is, holds no other
@@ -76,7 +76,7 @@ def _cleared(frame: FrameType) -> bool:
     return True
 
 
-def _entry(line: Line) -> TracebackType:
+def _entry(line: EndedFrame) -> TracebackType:
     return TracebackType(None, _empty_frame(line.code, line.namespace), line.instruction, line.number)
 
 

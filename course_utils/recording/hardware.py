@@ -172,8 +172,8 @@ def _counted_peak(item: Prepared, device: Device, wait: Wait) -> int:
 
 
 def _tracked_peak(item: Prepared, device: Device) -> int:
-    """The same as the tracker sees it, which is told of what is freed only if it has seen it born."""
-    # Backward on this thread: the tracker is told of operators on the thread that entered it.
+    """The same peak by the tracker, which sees a tensor freed only if it has seen it made."""
+    # Backward on this thread: the tracker sees operators on the thread that entered it.
     with torch.autograd.set_multithreading_enabled(False), Tracker(device.kind) as tracker:
         given = item.prepare()
         start = len(tracker.events)

@@ -71,7 +71,7 @@ class RecordingError(Exception):
     """The reason why no recording can be made, in a sentence for the person who asked for it."""
 
 
-class Outcome(NamedTuple):
+class TaskResult(NamedTuple):
     """The result of a task's process: its parts by name, how it ended, and a line that says more."""
 
     parts: dict[str, Any]
@@ -107,7 +107,7 @@ class Recorder:
         return 0
 
 
-def described(task: Task, outcome: Outcome) -> dict[str, Any]:
+def described(task: Task, outcome: TaskResult) -> dict[str, Any]:
     return {
         "task": task.name, "kind": task.kind, "why": task.why, "environment": dict(task.environment), "steps": STEPS,
         "predicted": task.predicted, "date": date.today().isoformat(), **outcome._asdict(),
@@ -128,7 +128,7 @@ def work_command(rehearse: bool, as_card: str = "") -> Callable[[Task, Path, flo
     return command
 
 
-def run_process(command: Callable[[Task, Path, float], list[str]], task: Task, seconds: float) -> Outcome:
+def run_process(command: Callable[[Task, Path, float], list[str]], task: Task, seconds: float) -> TaskResult:
     """Do a task in a process of its own that is killed after `seconds`, and read what it has written."""
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
@@ -139,7 +139,7 @@ def run_process(command: Callable[[Task, Path, float], list[str]], task: Task, s
         status, detail = judged(parts, code, errors.read_text(errors="replace"))
     if status == TIMED_OUT:
         detail = f"after {seconds:.0f} s"
-    return Outcome(parts, status, detail, time.monotonic() - start)
+    return TaskResult(parts, status, detail, time.monotonic() - start)
 
 
 def _wait(command: list[str], task: Task, seconds: float, stream: Any) -> int | None:
