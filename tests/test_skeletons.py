@@ -24,7 +24,7 @@ def test_the_skeletons_build_as_they_stand(tmp_path):
     printed = [output.get("text", "") for cell in solved.cells for output in cell.get("outputs", [])]
     assert any(text.startswith("✓") for text in printed)
     assert "NotSolved" in str(unsolved) and "BEGIN SOLUTION" not in str(unsolved) and "**Why.**" not in str(unsolved)
-    kinds = [slide.kind for slide in slides(read_notebook(tmp_path / "notebooks" / "15_my_lesson.ipynb").cells)]
+    kinds = [slide.kind for slide in slides(read_notebook(tmp_path / "notebooks" / "15_my_lesson.ipynb"))]
     assert {"title", "question", "answer", "gap", "table", "closing"} <= set(kinds)
 
 
