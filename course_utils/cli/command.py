@@ -4,10 +4,12 @@ import os
 import platform
 import subprocess
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..interactive.command_line import Parser
 from ..interactive.course_files import ROOT
 from .environment import Home, interpreter
 
@@ -29,6 +31,11 @@ class Command(NamedTuple):
     run: Callable[[Any], int]
     purpose: str = ""
     variables: Mapping[str, str] = {}
+
+
+def no_options(name: str, summary: str, here: str | None = None) -> Callable[[list[str]], Namespace]:
+    """The `read` of a command whose only option is `--here`."""
+    return lambda arguments: Parser(name, summary, here).parse_args(arguments)
 
 
 def enter(name: str, command: Command, arguments: list[str]) -> None:

@@ -16,7 +16,7 @@ from ..interactive.command_line import Parser, WrongOption
 from ..interactive.course_files import ROOT
 from ..models import PRESETS
 from ..run import ATTENTIONS, OPTIMIZERS, PRECISIONS, RECOMPUTES, TrainingRun
-from .command import HERE, Command, course_environment, hand_over, is_current
+from .command import HERE, Command, course_environment, hand_over, is_current, no_options
 from .environment import Home, is_ready, remembered, torch_choice
 
 FIRST_LESSON = "notebooks/00_start_here.ipynb"
@@ -57,11 +57,6 @@ def lab(options: list[str]) -> int:
         f"--LabApp.app_settings_dir={SETTINGS}",
     ]
     return hand_over([sys.executable, "-m", "jupyterlab", *places, *root, *options], course_environment())
-
-
-def read_doctor(arguments: Sequence[str]) -> Namespace:
-    """The only option is `--here`."""
-    return Parser("doctor", "Say what this machine can do.", HERE).parse_args(arguments)
 
 
 def doctor(options: Namespace) -> int:
@@ -191,12 +186,7 @@ def quiz(lesson: int) -> int:
     return 0
 
 
-def read_progress(arguments: Sequence[str]) -> None:
-    """There are no options."""
-    Parser("progress", "Show which exercises and quizzes you have done.").parse_args(arguments)
-
-
-def progress(_: None) -> int:
+def progress(_: Namespace) -> int:
     """Print which exercises and quizzes are done."""
     from ..interactive.keeping import course_home
     from ..interactive.progress import FILE
@@ -227,7 +217,9 @@ def find(words: list[str]) -> int:
 
 COMMANDS = {
     "lab": Command("open the course in JupyterLab (options go to JupyterLab)", read_lab, lab, "lab"),
-    "doctor": Command("say what this machine can do", read_doctor, doctor),
+    "doctor": Command(
+        "say what this machine can do", no_options("doctor", "Say what this machine can do.", HERE), doctor
+    ),
     "estimate": Command(
         "estimate a training run: estimate gpt2-xl --micro-batch 32 --seq-len 1024",
         partial(read_run, "estimate"),
@@ -238,6 +230,10 @@ COMMANDS = {
     ),
     "fit": Command("make a run fit a card: fit gpt2-xl --gpu RTX5090-32GB --global-batch 32", read_fit, fit),
     "quiz": Command("ask the questions of a lesson's quiz: quiz 1", read_quiz, quiz),
-    "progress": Command("show which exercises and quizzes you have done", read_progress, progress),
+    "progress": Command(
+        "show which exercises and quizzes you have done",
+        no_options("progress", "Show which exercises and quizzes you have done."),
+        progress,
+    ),
     "find": Command("search lessons, glossary and the rest: find reserved memory", read_find, find),
 }

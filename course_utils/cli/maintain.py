@@ -9,7 +9,7 @@ from pathlib import Path
 from ..benchmark import print_tables, read_options
 from ..interactive.command_line import Parser, WrongOption
 from ..interactive.course_files import ROOT
-from .command import HERE, SAME_ANSWERS, Command, course_environment, hand_over
+from .command import HERE, SAME_ANSWERS, Command, course_environment, hand_over, no_options
 from .pip_runner import SetupError
 from .teach import passed_on
 
@@ -57,12 +57,7 @@ def test_targets(root: Path, arguments: Sequence[str]) -> list[str]:
     return [name for name in TEST_TARGETS if (root / name).exists()]
 
 
-def read_lint(arguments: Sequence[str]) -> None:
-    """The only option is `--here`."""
-    Parser("lint", "Check format, style, types and spelling of the whole repository.", HERE).parse_args(arguments)
-
-
-def lint(_: None) -> int:
+def lint(_: Namespace) -> int:
     """Run formatter, linter, type checker and spelling checker over the repository; 1 if any of them objects."""
     failed = []
     for name, command in checks(Path(sys.executable)):
@@ -102,7 +97,10 @@ COMMANDS = {
     "test": Command(
         "run all tests and notebooks (--quick, --full; other options and paths go to pytest)", read_test, test, "test"
     ),
-    "lint": Command("check format, style, types and spelling", read_lint, lint, "test"),
+    "lint": Command(
+        "check format, style, types and spelling",
+        no_options("lint", "Check format, style, types and spelling.", HERE), lint, "test",
+    ),
     "build": passed_on("make the notebooks from their sources (--check: only compare)", "authoring.build", "test"),
     "site": passed_on("make the website: site --out site", "authoring.site", "test"),
     "record": Command("record the course's runs on this GPU: record --out DIR --minutes 30", list, record),
