@@ -87,8 +87,7 @@ def shares_of(step: Step, x: Tensor, by: Tensor) -> Tensor:
 
     def backward(_: list[Gradient]) -> list[Gradient | None]:
         quotients = [tape.make(size) for _ in range(3)]  # x/by, that over by, and minus the gradient
-        for_by = tape.gradient(size)
-        for_by.becomes = "4·sb"
+        for_by = tape.gradient(size, becomes="4·sb")
         for quotient in quotients:
             quotient.release()
         return [tape.gradient(size), for_by]
@@ -117,18 +116,12 @@ def weighted(step: Step, x: Tensor, weights: Tensor) -> Tensor:
     """Each row of x times its weight, in the wider type."""
     tape = step.tape
     out = tape.tensor(weights.element, x.shape)
-    size, narrow, weights_size = out.size, "" if x.element == weights.element else x.size, weights.size
+    size, becomes = out.size, ["" if x.element == weights.element else x.size, weights.size]
     saving = [
         Saving(x, "experts", "output", "gradient of its weight"),
         Saving(weights, "experts", "weights", "gradient of the output"),
     ]
-
-    def backward(_: list[Gradient]) -> list[Gradient | None]:
-        for_x, for_weights = tape.gradient(size), tape.gradient(size)
-        for_x.becomes, for_weights.becomes = narrow, weights_size
-        return [for_x, for_weights]
-
-    tape.apply(out, [x, weights], backward, saving)
+    tape.apply(out, [x, weights], lambda _: [tape.gradient(size, becomes=each) for each in becomes], saving)
     return out
 
 

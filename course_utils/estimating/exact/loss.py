@@ -3,7 +3,7 @@
 from .layers import Linear
 from .operations import Step, cast, new_gradients, same_gradient, scaled, softmax, split, view
 from .recomputation import checkpoint
-from .tape import LOSS, Gradient, Place, Saving, Tensor, operation
+from .tape import LOSS, Place, Saving, Tensor, operation
 
 
 @operation
@@ -30,7 +30,7 @@ def scaled_up(step: Step, loss: Tensor) -> Tensor:
     """The loss times the fp32 scale of a loss scaler; a 16-bit loss gets its gradient back in 16 bits."""
     tape, becomes = step.tape, "" if step.structure.autocast else "c·1"
     out = tape.tensor("4", "1")
-    tape.apply(out, [loss], lambda _: [Gradient(tape.make("4·1"), "4·1", becomes=becomes)])
+    tape.apply(out, [loss], lambda _: [tape.gradient("4·1", becomes=becomes)])
     return out
 
 

@@ -74,7 +74,7 @@ class Weight(Module):
         """Take the first micro-batch's gradient as it is; add any later one to it."""
         before, self.gradient = self.gradient, None
         if self.structure.copied_to_buckets or not (self.structure.accumulates or self.structure.main_gradients):
-            gradient.storage.record.kind = "gradients"
+            gradient.storage.kind = "gradients"
         if not self.structure.accumulates:
             main = self.structure.main_gradients  # copied to fp32 at once; the 16-bit one is freed
             self.gradient = self.tape.make(f"4·{self.shape}", "gradients") if main else gradient.storage.retain()
@@ -160,11 +160,10 @@ def linear(step: Step, x: Tensor, n_in: str, n_out: str, weight: Weight, bias: W
 
     def backward(gradients: list[Gradient]) -> list[Gradient | None]:
         # torch computes them in the alphabetical order of its names: mat1 and mat2 with a bias, else mat2 and self
-        first = tape.gradient(x_size) if x_edge and bias else None
+        of_all_tokens = tokens == "sb"  # its gradient is a view, (b, s, …), of that matrix
+        first = tape.gradient(x_size, of_all_tokens) if x_edge and bias else None
         for_matrix = tape.gradient(matrix_size) if matrix_edge else None
-        for_x = tape.gradient(x_size) if x_edge and not bias else first
-        if for_x is not None:
-            for_x.view = tokens == "sb"  # (b, s, …) seen from the matrix of all tokens
+        for_x = tape.gradient(x_size, of_all_tokens) if x_edge and not bias else first
         return [*(gradients[0].again(becomes=bias_size) for _ in bias_used), for_x, for_matrix]
 
     tape.apply(out, inputs, backward, saved=saved)

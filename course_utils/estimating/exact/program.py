@@ -17,7 +17,7 @@ from course_utils.units import round_up
 
 from .network import tape_of
 from .structure import Structure, structure, symbols
-from .tape import END, Kept, Place, Record
+from .tape import END, Kept, Place, Storage
 from .walk import Totals
 
 
@@ -65,6 +65,10 @@ class Visit(NamedTuple):
     passed_over: Repeats = ()
     blocks: Repeats = ()
 
+    def times(self, counts: dict[Repeat, int]) -> int:
+        """How often the piece comes here."""
+        return prod(counts[each] - 2 for each in self.passed_over) * prod(counts[each] for each in self.blocks)
+
 
 class Size(NamedTuple):
     """A formula's symbols; with `repeats`, the size of all that one stands for, which are freed at once."""
@@ -109,17 +113,17 @@ def compiled(shape: Structure) -> Program:
 
 
 def _events(
-    events: list[tuple[Record, int]], here: Place, shape: Structure, sizes: dict[tuple[str, Repeats], int]
+    events: list[tuple[Storage, int]], here: Place, shape: Structure, sizes: dict[tuple[str, Repeats], int]
 ) -> Events:
     """The events with their sizes numbered. What was allocated in a block that stands for many may be freed at once
     with what the block before has made, as autocast's copies of weights are: then that of all of them is freed.
     """
-    elsewhere = {_origin(record) for record, sign in events if sign < 0 and record.place != here}
+    elsewhere = {_origin(storage) for storage, sign in events if sign < 0 and storage.place != here}
     changes, kinds = [], []
     left: Counter[tuple[str, int]] = Counter()
-    for record, sign in events:
-        repeats = _freed_at_once(record, shape, elsewhere) if sign < 0 and record.place != here else ()
-        number, kind = sizes.setdefault((record.size, repeats), len(sizes)), record.settled()
+    for storage, sign in events:
+        repeats = _freed_at_once(storage, shape, elsewhere) if sign < 0 and storage.place != here else ()
+        number, kind = sizes.setdefault((storage.size, repeats), len(sizes)), storage.settled()
         changes.append(number if sign > 0 else ~number)
         kinds.append(kind)
         left[kind, number] += sign
@@ -129,14 +133,14 @@ def _events(
 Origin = tuple[str, str, bool, Place]
 
 
-def _origin(record: Record) -> Origin:
+def _origin(storage: Storage) -> Origin:
     """What tensors of different blocks that play the same part have in common, and the block."""
-    return record.size, record.phase, record.recomputation > 0, record.place
+    return storage.size, storage.phase, storage.recomputation > 0, storage.place
 
 
-def _freed_at_once(record: Record, shape: Structure, freed: set[Origin]) -> Repeats:
+def _freed_at_once(storage: Storage, shape: Structure, freed: set[Origin]) -> Repeats:
     """Of how many this is freed here, if what the first of them has made is freed here too."""
-    *what, place = _origin(record)
+    *what, place = _origin(storage)
     groups = _group_repeats(place, shape) if (*what, place._replace(group=0)) in freed else ()
     blocks = _block_repeats(place, shape) if groups or (*what, place._replace(block=0)) in freed else ()
     return (*groups, *blocks)
@@ -198,20 +202,17 @@ class Reading:
         self.program = compiled(structure(run))
         numbers = symbols(run)
         counts = _counts(run.model.layers, run.blocks_per_checkpoint or 1, numbers["pieces"])
-        sizes = [
-            round_up(prod([numbers[symbol] for symbol in size.symbols])) * prod([counts[each] for each in size.repeats])
-            for size in self.program.sizes
-        ]
+        sizes = [round_up(prod([numbers[symbol] for symbol in size.symbols])) for size in self.program.sizes]
+        for number, size in enumerate(self.program.sizes):
+            for repeat in size.repeats:
+                sizes[number] *= counts[repeat]
         self.signed = [*sizes, *(-size for size in reversed(sizes))]  # so that ~index finds the negative
         curves = [list(accumulate(map(self.signed.__getitem__, events.changes))) for events in self.program.events]
         self.curves = [curves[piece.events] for piece in self.program.pieces]
         nets, tops = [curve[-1] if curve else 0 for curve in curves], [max(curve, default=0) for curve in curves]
         self.nets = [nets[piece.events] for piece in self.program.pieces]
         self.tops = [tops[piece.events] for piece in self.program.pieces]
-        self.times = [
-            prod([counts[each] - 2 for each in visit.passed_over]) * prod([counts[each] for each in visit.blocks])
-            for visit in self.program.visits
-        ]
+        self.times = [visit.times(counts) if visit.passed_over else 1 for visit in self.program.visits]
         self.last_group = max(piece.place.group for piece in self.program.pieces if piece.place.part == "block")
 
     def highest(self) -> tuple[int, int]:

@@ -8,10 +8,14 @@ handed out once.
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from math import prod
 from typing import Any
 
 from .operations import Step
 from .tape import Recovered, Saved, Storage, Tensor, operation, tensors_in
+
+SMALLEST_TO_OFFLOAD = 2**20
+"""Bytes: below this a copy to the host is all latency (`networks/recompute.py` offloads the same)."""
 
 Function = Callable[..., Tensor]
 
@@ -86,12 +90,14 @@ class Offloading:
 
     def __init__(self, step: Step, resident: list[Tensor]) -> None:
         self.step, self.resident = step, {tensor.storage for tensor in resident}
+        self.numbers = dict(step.structure.numbers)
         self.back: dict[Storage, Storage] = {}
 
     def pack(self, storage: Storage) -> Saved:
         """Leave weights, their copies, what all blocks share and what is small where it is; copy the rest."""
-        record = storage.record
-        if record.kind or storage in self.resident or self.step.structure.is_small(record.size):
+        if storage.kind or storage in self.resident:
+            return storage.retain()
+        if prod(self.numbers[symbol] for symbol in storage.size.split("·")) < SMALLEST_TO_OFFLOAD:
             return storage.retain()
         return Recovered(partial(self.unpack, storage), lambda: None)
 
@@ -99,5 +105,5 @@ class Offloading:
         """A new copy on the device of a storage that left it, or the one that is still in use there."""
         if left in self.back and self.back[left].holders:
             return self.back[left].retain()
-        self.back[left] = self.step.tape.make(left.record.size, "activations")
+        self.back[left] = self.step.tape.make(left.size, "activations")
         return self.back[left]

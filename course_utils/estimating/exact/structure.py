@@ -1,14 +1,10 @@
 """What of a run decides which operations it has, apart from its sizes; and the symbols that stand for its sizes."""
 
 from functools import lru_cache
-from math import prod
 from typing import NamedTuple
 
 from course_utils.run import TrainingRun
 from course_utils.units import round_up
-
-SMALLEST_TO_OFFLOAD = 2**20
-"""Bytes: below this a copy to the host is all latency (`networks/recompute.py` offloads the same)."""
 
 
 class Structure(NamedTuple):
@@ -39,12 +35,7 @@ class Structure(NamedTuple):
     lora: tuple[str, ...]
     frozen_bits: int
     groups: tuple[int, ...]  # blocks under each checkpoint: see `groups_of`
-    numbers: tuple[tuple[str, int], ...] = ()  # the run's symbols, where the tape depends on them
-
-    def is_small(self, size: str) -> bool:
-        """True if a tensor is too small to be offloaded: the one thing for which the tape needs numbers."""
-        numbers = dict(self.numbers)
-        return prod(numbers[symbol] for symbol in size.split("·")) < SMALLEST_TO_OFFLOAD
+    numbers: tuple[tuple[str, int], ...] = ()  # the run's symbols where the tape needs them: to offload what is large
 
 
 def structure(run: TrainingRun) -> Structure:

@@ -50,31 +50,21 @@ class Mark(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Record:
-    """One storage from its allocation to its release. `kept` is True if it outlived the pass that made it."""
+class Storage:
+    """Bytes on the device, with a count of their holders: one at first. The last to release them frees them.
 
+    `recomputation` is the number of the second forward that made them, or 0; `kept` is True if they outlived the pass
+    that made them.
+    """
+
+    tape: "Tape"
     size: str
     phase: str
     recomputation: int
     place: Place
     kind: str = ""
     kept: bool = True
-
-    def settled(self) -> str:
-        """Its kind of memory: what it was bound to, else an activation if it outlived the forward that made it."""
-        if self.kind:
-            return self.kind
-        made_by_forward = self.phase in FORWARD or self.recomputation
-        return "activations" if made_by_forward and self.kept else "temporaries"
-
-
-class Storage:
-    """Bytes on the device, with a count of their holders: one at first. The last to release them frees them."""
-
-    __slots__ = ("holders", "record", "tape")
-
-    def __init__(self, tape: "Tape", record: Record) -> None:
-        self.tape, self.record, self.holders = tape, record, 1
+    holders: int = 1
 
     def retain(self) -> "Storage":
         """One holder more."""
@@ -82,14 +72,21 @@ class Storage:
         self.holders += 1
         return self
 
+    unpack = retain  # as the tensor that a node saved
+
     def release(self) -> None:
         """One holder less."""
         assert self.holders > 0, "a storage was released more often than it was retained"
         self.holders -= 1
         if not self.holders:
-            self.tape.free(self.record)
+            self.tape.free(self)
 
-    unpack = retain  # as the tensor that a node saved
+    def settled(self) -> str:
+        """Its kind of memory: what it was bound to, else an activation if it outlived the forward that made it."""
+        if self.kind:
+            return self.kind
+        made_by_forward = self.phase in FORWARD or self.recomputation
+        return "activations" if made_by_forward and self.kept else "temporaries"
 
 
 class Recovered(NamedTuple):
@@ -127,8 +124,7 @@ class Tensor:
         return f"{self.element}·{self.shape}"
 
 
-@dataclass(slots=True, eq=False)
-class Gradient:
+class Gradient(NamedTuple):
     """A gradient on its way. torch adds to a view only out of place; `becomes` is the size in which it arrives where
     it has to be summed or cast for its tensor.
     """
@@ -180,14 +176,14 @@ class Tape:
     """Runs a step's operations and records what they allocate and free."""
 
     def __init__(self) -> None:
-        self.events: list[tuple[Record, int]] = []
+        self.events: list[tuple[Storage, int]] = []
         self.marks = [Mark(0, "forward", STEM)]
-        self.ledger: dict[Record, tuple[Place, Kept]] = {}
+        self.ledger: dict[Storage, tuple[Place, Kept]] = {}
         self.phase, self.place = "forward", STEM
         self.recomputations = self.recomputing = 0
         self.grad_enabled = True
         self._serial = 0
-        self._parameters = Storage(self, Record("", "", 0, STEM, "parameters"))
+        self._parameters = Storage(self, "", "", 0, STEM, "parameters")
         self._pack: Callable[[Storage], Saved] | None = None
         self.scope: dict[Tensor, bool] = {}  # what the function that runs has made: True if it holds it as a variable
 
@@ -195,21 +191,19 @@ class Tape:
 
     def make(self, size: str, kind: str = "") -> Storage:
         """A new storage of `size` bytes."""
-        record = Record(size, self.phase, self.recomputing, self.place, kind)
-        self.events.append((record, 1))
-        return Storage(self, record)
+        storage = Storage(self, size, self.phase, self.recomputing, self.place, kind)
+        self.events.append((storage, 1))
+        return storage
 
-    def free(self, record: Record) -> None:
+    def free(self, storage: Storage) -> None:
         """The last holder of a storage has released it."""
-        if record.recomputation:
-            record.kept = self.recomputing != record.recomputation
-        else:
-            record.kept = self.phase not in FORWARD
-        self.events.append((record, -1))
+        again = storage.recomputation
+        storage.kept = self.recomputing != again if again else self.phase not in FORWARD
+        self.events.append((storage, -1))
 
-    def gradient(self, size: str) -> Gradient:
+    def gradient(self, size: str, view: bool = False, becomes: str = "") -> Gradient:
         """A new gradient."""
-        return Gradient(self.make(size), size)
+        return Gradient(self.make(size), size, view, becomes)
 
     def tensor(self, element: str, shape: str, kind: str = "", storage: Storage | None = None) -> Tensor:
         """A tensor held by the function that runs: new, or on a `storage` that was retained for it."""
@@ -298,16 +292,12 @@ class Tape:
         storage = item.tensor.storage
         if self._pack is not None:
             return self._pack(storage)
-        if not storage.record.kind:
-            self._enter_in_ledger(storage.record, item)
+        if not storage.kind:  # one line per storage; parts of it that the same operation keeps are named together
+            place, line = self.ledger.get(storage, (self.place, Kept(item.operation, "", storage.size, item.why)))
+            if line.operation == item.operation and item.name not in line.name:
+                line = line._replace(name=", ".join(filter(None, (line.name, item.name))))
+            self.ledger[storage] = place, line
         return storage.retain()
-
-    def _enter_in_ledger(self, record: Record, item: Saving) -> None:
-        """One line per storage; parts of it that the same operation keeps are named together."""
-        place, line = self.ledger.get(record, (self.place, Kept(item.operation, "", record.size, item.why)))
-        if line.operation == item.operation and item.name not in line.name:
-            line = line._replace(name=", ".join(filter(None, (line.name, item.name))))
-        self.ledger[record] = place, line
 
     @contextmanager
     def packing(self, pack: Callable[[Storage], Saved]) -> Iterator[None]:
@@ -357,6 +347,7 @@ class Tape:
             saved.release()
         for gradient in gradients:
             gradient.storage.release()
+        node.edges, node.saved, node.gradients = [], [], {}
         return pairs
 
     def _add(self, edge: Edge, new: Gradient) -> None:
@@ -382,18 +373,20 @@ def operation(function: Function) -> Function:
     @wraps(function)
     def call(owner: Any, *arguments: Any, **options: Any) -> Any:
         tape: Tape = owner.tape
-        outer, tape.scope = tape.scope, {}
+        outer = tape.scope
+        scope = tape.scope = {}
         try:
             result = function(owner, *arguments, **options)
             for tensor in (result,) if isinstance(result, Tensor) else result:
-                if tape.scope.pop(tensor, None) is not None:
+                if tensor in scope:
+                    del scope[tensor]
                     outer[tensor] = False
         finally:
-            scope, tape.scope = tape.scope, outer
+            tape.scope = outer
             for tensor in scope:
                 tensor.storage.release()
         for value in arguments:
-            if isinstance(value, Tensor) and value is not result and outer.get(value) is False:
+            if isinstance(value, Tensor) and outer.get(value) is False and value is not result:
                 tape.drop(value)
         return result
 
