@@ -109,7 +109,7 @@ def html_table(
         tag = "th" if index in marked_rows else "td"
         left = "".join(f"<{tag} style='text-align:left'>{escape(cell)}</{tag}>" for cell in row[:words])
         right = "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in row[words:])
-        hint = f" title='{hints[index]}'" if index < len(hints) else ""
+        hint = f" title='{escape(hints[index])}'" if index < len(hints) else ""
         lines.append(f"<tr{hint}>{left}{right}</tr>")
     above = f"<caption style='text-align:left;white-space:nowrap'>{escape(caption)}</caption>" if caption else ""
     return f"<table>{above}{''.join(lines)}</table>"

@@ -1,5 +1,10 @@
-"""JupyterLab in a real headless browser: start it, open a notebook, run every cell, look at what a learner sees."""
+"""JupyterLab in a real headless browser: start it, open a notebook, run every cell, look at what a learner sees.
 
+From a terminal: `python tests/browser.py NOTEBOOK OUT.png [--height PIXELS]` runs a copy of the notebook from top to
+bottom and writes what the page shows, as one picture or, with `--height`, as several of that height.
+"""
+
+import argparse
 import json
 import os
 import secrets
@@ -29,7 +34,16 @@ SETTINGS = {
 IDLE = "(ipykernel) | Idle"
 IN_FRONT = ".jp-NotebookPanel:not(.lm-mod-hidden)"
 CODE_CELLS = f"{IN_FRONT} .jp-CodeCell"
+SCROLLER = f"{IN_FRONT} .jp-WindowedPanel-outer"
 SLIDER = '.jp-OutputArea [role="slider"], .jp-OutputArea input[type="range"]'
+
+MEASURE = f"""() => {{
+    const scroller = document.querySelector('{SCROLLER}');
+    const last = [...scroller.querySelectorAll('.jp-Cell')].pop().getBoundingClientRect().bottom;
+    const content = last - scroller.getBoundingClientRect().top + scroller.scrollTop + 20;
+    return [Math.ceil(content), Math.ceil(window.innerHeight - scroller.clientHeight)];
+}}"""
+"""Pixels: from the top of a notebook to the end of its last cell, and of everything around the notebook."""
 
 OPEN = """async ([path, ownKernel]) => {
     const {commands, shell} = jupyterapp, {id, name} = shell.currentWidget.sessionContext.session.kernel;
@@ -42,6 +56,7 @@ RUN = """() => {
     window.courseRan = null;
     jupyterapp.commands.execute('notebook:run-all-cells').catch(String).then((all) => { window.courseRan = [all]; });
 }"""
+DRAWN = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
 LISTED = ".jp-DirListing-item"
 WATCH_OPENING = """(count) => { window.courseOpening = new Promise((done) => {
     const before = new Set(document.querySelectorAll('.jp-NotebookPanel'));
@@ -56,6 +71,10 @@ WATCH_OPENING = """(count) => { window.courseOpening = new Promise((done) => {
     setTimeout(() => { clearInterval(look); done(null); }, 60000);
 }); }"""
 """Waits for a double click, and then for a notebook that was not there before and shows text in `count` cells."""
+
+
+TALLEST = 16_000
+"""Pixels: Chromium draws no picture taller than 16,384."""
 
 
 class BrowserProblem(Exception):
@@ -279,6 +298,23 @@ def redraw_milliseconds(page: Page, slider: Locator, key: str) -> float:
     return elapsed
 
 
+def screenshot(page: Page, path: Path, height: int | None = None) -> list[Path]:
+    """Pictures of the whole notebook: one at `path`, or several of `height` pixels at `path` with -1, -2 … added."""
+    width = page.viewport_size["width"] if page.viewport_size else 1280
+    page.locator(SCROLLER).first.wait_for()
+    content, frame = page.evaluate(MEASURE)
+    tall = min(content, height or TALLEST, TALLEST)
+    page.set_viewport_size({"width": width, "height": tall + frame})
+    starts = range(0, content, tall)
+    paths = [path if len(starts) == 1 else path.with_stem(f"{path.stem}-{i + 1}") for i in range(len(starts))]
+    for start, target in zip(starts, paths, strict=True):
+        page.evaluate(f"() => {{ document.querySelector('{SCROLLER}').scrollTop = {start}; }}")
+        page.evaluate(DRAWN)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        page.screenshot(path=target)
+    return paths
+
+
 def violations(page: Page) -> list[tuple[str, list[str]]]:
     """The rules of WCAG 2 A and AA that the page breaks, as axe-core finds them, and where."""
     options = {"runOnly": ["wcag2a", "wcag2aa"], "resultTypes": ["violations"]}  # what holds is counted, not listed
@@ -290,3 +326,29 @@ def copy_course(target: Path) -> None:
     """Copy the notebooks, exercises, solutions and docs of this repository to `target`, where they may be changed."""
     for folder in ("notebooks", "exercises", "solutions", "docs"):
         shutil.copytree(ROOT / folder, target / folder, ignore=shutil.ignore_patterns(".ipynb_checkpoints"))
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a copy of one notebook in the browser and write pictures of it. Returns 1 when a cell failed, else 0."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("notebook", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--height", type=int, help="pixels of each picture; without it one picture shows everything")
+    parser.add_argument("--width", type=int, default=1280)
+    parser.add_argument("--seconds", type=float, default=180, help="how long its cells may take together")
+    parser.add_argument("--as-stored", action="store_true", help="do not run it: show the outputs that it holds")
+    options = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory(prefix="course-notebook-") as folder, browser_page(options.width) as page:
+        shutil.copy(options.notebook, folder)
+        with jupyter_lab(Path(folder)) as server:
+            open_notebook(page, server, options.notebook.name)
+            if not options.as_stored:
+                run_all(page, options.seconds)
+            failures = cell_errors(page)
+            paths = screenshot(page, options.out, options.height)
+    print("\n".join([*map(str, paths), *failures]))
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
