@@ -1,4 +1,4 @@
-"""What forward keeps for backward, tensor by tensor: the sum is the formula, the list is the explanation.
+"""The tensors that forward keeps for backward, one by one: the sum is the formula, the list is the explanation.
 
 The lists are read off the tape of a step that keeps everything (`network.py`). In 16-bit, with GPT-2's eager attention,
 a block's is s·b·h·(34 + 5·a·s/h) bytes (Korthikanti et al. 2022, table 2), plus the norms' statistics.
@@ -65,7 +65,7 @@ def activation_bytes(run: TrainingRun) -> int:
     """Bytes kept when the forward pass ends, the loss not yet computed, whatever is recomputed later."""
     reading = Reading(run)
     loss = next(visit for visit in reading.visits() if reading.piece(visit).phase == "loss")
-    return reading.before(loss).parts.get("activations", 0)
+    return reading.before(loss).get("activations", 0)
 
 
 def sum_bytes(saved: list[Saved]) -> int:

@@ -22,7 +22,7 @@ from .walk import Totals
 
 
 class Repeat(IntEnum):
-    """What a tape shows once for many."""
+    """Parts of the step that a tape shows once for many."""
 
     GROUPS = 0
     """The groups of blocks between the first and the last."""
@@ -38,7 +38,7 @@ Repeats = tuple[Repeat, ...]
 
 
 class Events(NamedTuple):
-    """What is allocated and freed, in order: indices of sizes, ~index where one is freed, and the kinds of memory.
+    """Allocations and frees in order: indices of sizes, ~index where one is freed; and the kinds of memory.
 
     `left` says what of it is left at the end: kind, index, how often.
     """
@@ -49,7 +49,7 @@ class Events(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """What happens between two marks: the phase, the place in the network, and the number of its events."""
+    """The events between two marks: the phase, the place in the network, and the number of its events."""
 
     phase: str
     place: Place
@@ -88,13 +88,6 @@ class Program(NamedTuple):
     visits: tuple[Visit, ...]
     sizes: tuple[Size, ...]
     kept: tuple[tuple[Place, Kept], ...]
-
-
-class Moment(NamedTuple):
-    """Bytes by kind of what forward, loss and backward add at one moment, and their sum."""
-
-    total: int
-    parts: Totals
 
 
 @lru_cache(maxsize=512)
@@ -224,13 +217,13 @@ class Reading:
             now += times * self.nets[visit.piece]
         return top, best
 
-    def at_top_of(self, number: int) -> Moment:
-        """What is there when most is there in a visit."""
+    def at_top_of(self, number: int) -> Totals:
+        """Bytes by kind at the highest point of a visit."""
         curve = self.curves[self.program.visits[number].piece]
         return self._after(number, curve.index(max(curve)) + 1 if curve and max(curve) > 0 else 0)
 
-    def before(self, number: int) -> Moment:
-        """What is there when a visit begins."""
+    def before(self, number: int) -> Totals:
+        """Bytes by kind when a visit begins."""
         return self._after(number, 0)
 
     def piece(self, number: int) -> Piece:
@@ -248,7 +241,7 @@ class Reading:
             n for n, visit in enumerate(self.program.visits) if not visit.passed_over and self.piece(n).place != END
         ]
 
-    def _after(self, number: int, events: int) -> Moment:
+    def _after(self, number: int, events: int) -> Totals:
         parts: Totals = {}
         for visit, times in zip(self.program.visits[:number], self.times, strict=False):
             for kind, size, count in self.program.events[self.program.pieces[visit.piece].events].left:
@@ -256,7 +249,7 @@ class Reading:
         here = self.program.events[self.piece(number).events]
         for change, kind in zip(here.changes[:events], here.kinds, strict=False):
             parts[kind] = parts.get(kind, 0) + self.signed[change]
-        return Moment(sum(parts.values()), parts)
+        return parts
 
 
 def named(phase: str, place: Place, last_group: int) -> tuple[str, str]:

@@ -1,4 +1,7 @@
-"""The peak of FSDP2's rank 0: one rank's step, with shards for states, and the buffers around each part of it."""
+"""The peak of FSDP2's rank 0: one rank's step, with shards for states, and the buffers around each part of it.
+
+Also what persists between the passes, on one rank or on rank 0 of several.
+"""
 
 import dataclasses
 from collections.abc import Iterator
@@ -10,7 +13,7 @@ from course_utils.models import Shapes, TransformerConfig
 from course_utils.run import OPTIMIZERS, Optimizer, Precision, TrainingRun
 from course_utils.units import round_up
 
-from ..sharding import Hooks, fsdp_hooks, rank_0_states, shard_shape
+from ..sharding import Hooks, ddp_communication, fsdp_hooks, rank_0_states, shard_shape
 from ..states import Trainable, trainable
 from ..workspaces import workspace_bytes
 from .program import Reading, named
@@ -27,7 +30,7 @@ def fsdp_moments(run: TrainingRun) -> dict[str, MemoryBreakdown]:
     """
     _check(run)
     reading, found = Reading(_alone(run)), dict[str, MemoryBreakdown]()
-    now = _standing(run, gradients=run.accumulates)
+    now = persistent(run, gradients=run.accumulates)
     for stretch in _with_hooks(reading, fsdp_hooks(run)):
         phase, name = named(stretch.phase, stretch.place, reading.last_group)
         if phase == "loss":
@@ -40,7 +43,9 @@ def fsdp_moments(run: TrainingRun) -> dict[str, MemoryBreakdown]:
             found[name] = MemoryBreakdown(top, phase, name)
         for kind, size in whole.items():
             now[kind] = now.get(kind, 0) + stretch.times * size
-    return found | _after_backward(run)
+    clips = run.clip_grad_norm is not None
+    added = _update_tops(run.model, run.world_size, run.precision, run.optimizer, run.set_to_none, clips)
+    return found | after_backward(run, added)
 
 
 def _check(run: TrainingRun) -> None:
@@ -111,20 +116,26 @@ def _stretches(reading: Reading) -> Iterator[Stretch]:
     yield stretch
 
 
-def _standing(run: TrainingRun, gradients: bool) -> Totals:
+def persistent(run: TrainingRun, gradients: bool) -> Totals:
+    """Bytes by kind that persist between the passes on rank 0, with gradients or without.
+
+    Gradients that are views of DistributedDataParallel's buckets stay; else the buckets are there too.
+    """
     states = rank_0_states(run)
     states["inputs"] = 2 * round_up(8 * run.seq_len * run.micro_batch)  # token ids and targets, int64
     states["workspaces"] = workspace_bytes(run)
-    return states | ({} if gradients else {"gradients": 0})
+    if run.world_size > 1 and run.zero_stage < 2:
+        states["communication"] = ddp_communication(run)
+    if not gradients and not run.bucket_view:
+        states["gradients"] = 0
+    return states
 
 
-def _after_backward(run: TrainingRun) -> dict[str, MemoryBreakdown]:
-    """Clipping, the optimizer's step on the shards, and what is left when the step has ended."""
-    full, clips = _standing(run, gradients=True), run.clip_grad_norm is not None
-    tops = _update_tops(run.model, run.world_size, run.precision, run.optimizer, run.set_to_none, clips)
-    phases = {"clipping": "clip", "optimizer step": "optimizer"}
-    found = {name: MemoryBreakdown(plus(full, top), phases[name], name) for name, top in tops.items()}
-    left = _standing(run, gradients=not run.set_to_none)
+def after_backward(run: TrainingRun, added: dict[str, Totals]) -> dict[str, MemoryBreakdown]:
+    """Clipping and the optimizer's step, from what they add at most, and what is left when the step has ended."""
+    full, phases = persistent(run, gradients=True), {"clipping": "clip", "optimizer step": "optimizer"}
+    found = {name: MemoryBreakdown(plus(full, top), phases[name], name) for name, top in added.items()}
+    left = persistent(run, gradients=not run.set_to_none)
     return found | {"end of step": MemoryBreakdown(left, "zero_grad", "end of step")}
 
 
@@ -132,7 +143,7 @@ def _after_backward(run: TrainingRun) -> dict[str, MemoryBreakdown]:
 def _update_tops(
     model: TransformerConfig, ranks: int, precision: Precision, optimizer: Optimizer, set_to_none: bool, clips: bool
 ) -> dict[str, Totals]:
-    """What clipping, if gradients are clipped, and the optimizer's step add to what stands, where they need most."""
+    """Bytes by kind that clipping, if gradients are clipped, and the optimizer's step add at their highest points."""
     stored, shards = precision.master or precision.weight, _shards(model, ranks)
     sharded = dataclasses.replace(precision, weight=stored, gradient=stored, master=0)
     unscaled = scaler_walk(sharded, OPTIMIZERS["sgd"], clips=False)

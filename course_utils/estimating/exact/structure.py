@@ -1,4 +1,4 @@
-"""What of a run decides which operations it has, apart from its sizes; and the symbols that stand for its sizes."""
+"""The choices of a run that decide which operations it has, and the symbols for its sizes."""
 
 from functools import lru_cache
 from typing import NamedTuple

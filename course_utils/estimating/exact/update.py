@@ -1,4 +1,4 @@
-"""What comes and goes when gradients are clipped and when the optimizer steps: each algorithm walked as torch runs it.
+"""Allocations and frees when gradients are clipped and when the optimizer steps, in the order of torch's algorithms.
 
 Every walk is over shapes, so a part of the parameters, such as one rank's, can be walked like the whole.
 """
@@ -11,6 +11,7 @@ from math import prod
 from course_utils.models import TransformerConfig
 from course_utils.run import OPTIMIZERS, PRECISIONS, Optimizer, Precision, TrainingRun
 
+from ..sharding import zero_1_share
 from ..states import BLOCK_8BIT, PIECE_8BIT, SMALL_8BIT, Trainable, is_hidden_matrix, trainable
 from .walk import Change, Totals, Walk, free, highest, make, net
 
@@ -18,30 +19,26 @@ Tensors = Iterable[tuple[str, tuple[int, ...]]]
 """Names and shapes of parameters, in the order of the step."""
 
 IN_PLACE = ("sgd", "momentum")
-"""Algorithms whose update needs no tensor beside the gradient and the states."""
+"""Algorithms whose update needs no tensor besides the gradient and the states."""
 
 
 def optimizer_step(run: TrainingRun) -> Totals:
-    """What the step adds to weights, gradients and states where it needs most: signed bytes by kind.
+    """Signed bytes by kind that the step adds at its highest point; with ZeRO-1, to step the parameters of rank 0.
 
     foreach makes one tensor for each parameter, 4N bytes in fp32; the for-loop makes two for one parameter at a time;
     fused makes none; momentum works in place. Master weights take their gradients in fp32: one at a time, or all at
-    once. What fp8's own kernels need is not known, and counts as nothing.
+    once. The memory that fp8's own kernels need is not known, and counts as nothing.
     """
+    frees = run.set_to_none and not run.bucket_view  # as a view, a gradient set to None leaves its bucket where it is
+    names, ranks = (run.precision.name, run.optimizer.name), run.world_size if run.zero_stage == 1 else 1
     clips = run.clip_grad_norm is not None
-    names = (run.precision.name, run.optimizer.name)
-    return dict(_optimizer_step(run.model, run.lora_rank, run.lora_targets, *names, lets_gradients_go(run), clips))
-
-
-def lets_gradients_go(run: TrainingRun) -> bool:
-    """Whether a gradient that is set to None is gone: as a view of a bucket it leaves the bucket where it is."""
-    return run.set_to_none and not run.bucket_view
+    return dict(_optimizer_step(run.model, run.lora_rank, run.lora_targets, ranks, names, frees, clips))
 
 
 def clipping(run: TrainingRun) -> Totals:
-    """What clipping adds to weights, gradients and states where it needs most: a norm for each gradient, and few more.
+    """Signed bytes by kind that clipping adds at its highest point: a norm per gradient, and few more.
 
-    Nothing where gradients are not clipped.
+    Empty where gradients are not clipped.
     """
     if run.clip_grad_norm is None:
         return {}
@@ -50,22 +47,16 @@ def clipping(run: TrainingRun) -> Totals:
 
 @lru_cache(maxsize=1024)
 def _optimizer_step(
-    model: TransformerConfig,
-    rank: int,
-    targets: tuple[str, ...],
-    precision_name: str,
-    optimizer_name: str,
-    set_to_none: bool,
-    clips: bool,
-) -> Totals:
-    precision, optimizer = PRECISIONS[precision_name], OPTIMIZERS[optimizer_name]
-    return step_on(precision, optimizer, trainable(model, rank, targets), set_to_none, clips)
+    model: TransformerConfig, rank: int, targets: tuple[str, ...], ranks: int, names: tuple[str, str],
+    set_to_none: bool, clips: bool,
+) -> Totals:  # fmt: skip
+    """The step with this precision and optimizer (`names`), by LoRA's rank and targets, on one of so many `ranks`."""
+    share = Trainable(dict(zero_1_share(model, ranks)), {}, 0, {}) if ranks > 1 else trainable(model, rank, targets)
+    return step_on(PRECISIONS[names[0]], OPTIMIZERS[names[1]], share, set_to_none, clips)
 
 
 def step_on(precision: Precision, optimizer: Optimizer, trained: Trainable, set_to_none: bool, clips: bool) -> Totals:
-    """What the step adds where it needs most if it steps only these parameters, one rank's; nothing is said of fp8's
-    own kernels.
-    """
+    """Signed bytes by kind that the step adds at its highest point if it steps only these parameters."""
     if precision.name == "fp8":
         return {}
     if precision.master:
@@ -126,7 +117,7 @@ def _alone(optimizer: Optimizer, name: str, shape: tuple[int, ...]) -> Walk:
 
 
 def adam_loop(tensors: Tensors, element: int) -> Walk:
-    """Adam's denominator takes two tensors to compute; the one before is let go when the next is there."""
+    """Adam's denominator takes two tensors to compute; the one before is freed when the next is there."""
     walk: Walk = []
     before = 0
     for _, shape in tensors:
@@ -144,7 +135,7 @@ def lion_loop(tensors: Tensors, element: int) -> Walk:
 
 def adafactor_loop(tensors: Tensors, element: int) -> Walk:
     """A matrix's variance is the product of its row and its column, as large as the matrix, and becomes the update;
-    the one before it goes only then. A vector's gradient is squared, and its variance copied.
+    the one before it is freed only then. A vector's gradient is squared, and its variance copied.
     """
     walk: Walk = []
     row = column = square = update = 0
@@ -175,9 +166,9 @@ def muon_loop(tensors: Tensors, element: int) -> Walk:
 
 
 def newton_schulz(rows: int, columns: int, element: int, steps: int = 5) -> Walk:
-    """Orthogonalize an update of `element` bytes an element, which goes in the end; its result, in bf16, stays.
+    """Orthogonalize an update of `element` bytes per element, which is freed in the end; its result, in bf16, stays.
 
-    Each step makes X·Xᵀ, a polynomial of it, and the next X (Jordan et al. 2024); the last ones go as new ones come.
+    Each step makes X·Xᵀ, a polynomial of it, and the next X (Jordan et al. 2024); as new ones come the last are freed.
     """
     x, gram = 2 * rows * columns, 2 * min(rows, columns) ** 2
     copied = element != 2  # an update in bf16 is the first X itself
@@ -223,19 +214,19 @@ LOOPS: dict[str, Callable[[Tensors, int], Walk]] = {
 
 
 def scaler_walk(precision: Precision, optimizer: Optimizer, clips: bool) -> Walk:
-    """What a loss scaler makes before the step, a block for each number; whether a gradient overflowed stays.
+    """A loss scaler's numbers before the step, a block for each; the one that says if a gradient overflowed stays.
 
-    Fused steps and master weights are told the scale instead of having their gradients unscaled. Where gradients are
-    clipped they were unscaled before.
+    Fused steps and master weights take the scale instead of unscaled gradients. Where gradients are clipped they were
+    unscaled before.
     """
     if not precision.loss_scaling:
         return []
-    told = bool(precision.master) or optimizer.implementation == "fused"
+    takes_scale = bool(precision.master) or optimizer.implementation == "fused"
     if clips and not precision.master:
-        return [make(4)] * (2 if told else 1)
+        return [make(4)] * (2 if takes_scale else 1)
     checked = [*[make(4)] * 4, *[free(4)] * 3]
     inverse = [make(8), make(8), free(8), make(4), free(8)] if precision.master else []
-    return [*checked, *([make(4)] * 2 if told else []), *inverse]
+    return [*checked, *([make(4)] * 2 if takes_scale else []), *inverse]
 
 
 @lru_cache(maxsize=1024)

@@ -1,4 +1,4 @@
-"""A walk: what is made and freed, change by change; its highest point tells when most is there, and of what."""
+"""A walk: allocations and frees in order. Its highest point is the peak, by kind of memory."""
 
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
@@ -22,12 +22,12 @@ Totals = dict[str, int]
 
 
 def highest(walk: Sequence[tuple[str, int]]) -> Totals:
-    """Bytes by kind, relative to the start, where a walk stands highest."""
+    """Bytes by kind, relative to the start, at the highest point of a walk."""
     return highest_and_net(walk)[0]
 
 
 def highest_and_net(walk: Sequence[tuple[str, int]]) -> tuple[Totals, Totals]:
-    """Bytes by kind where a walk first stands highest, nothing if that is its start, and what the whole of it adds."""
+    """Bytes by kind at the first highest point of a walk, none if that is its start, and those that all of it adds."""
     heights = list(accumulate(size for _, size in walk))
     top = max(heights, default=0)
     ends = heights.index(top) + 1 if top > 0 else 0
@@ -52,10 +52,10 @@ def plus(first: Totals, second: Totals) -> Totals:
 
 
 def make(size: int, kind: str = "temporaries") -> Change:
-    """A tensor of `size` bytes appears."""
+    """A tensor of `size` bytes is allocated."""
     return Change(kind, round_up(size))
 
 
 def free(size: int, kind: str = "temporaries") -> Change:
-    """A tensor of `size` bytes goes."""
+    """A tensor of `size` bytes is freed."""
     return Change(kind, -round_up(size))
