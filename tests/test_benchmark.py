@@ -132,7 +132,7 @@ def test_the_tables_count_every_run_and_refusals_that_differ_in_a_few_words_toge
     runs = [SMALL, *(SMALL.replace(world_size=ranks, zero_stage=stage) for ranks, stage in several)]
     runs += [SMALL.replace(world_size=2, zero_stage=3, optimizer=name) for name in ("muon", "adafactor")]
     runs += [SMALL.replace(precision="fp8")]
-    summary, by_kind, worst = accuracy.accuracy_tables(runs, "a test", silent)
+    summary, by_kind, worst, closed = accuracy.accuracy_tables(runs, "a test", silent)
     counted = {row[0]: row[1] for row in summary.rows}
     assert [counted[name] for name in ("runs", "compared", "refused", "failed")] == [9, 1, 8, 0]
     refused = [note for note in summary.notes if note.startswith("Not compared")]
@@ -140,6 +140,9 @@ def test_the_tables_count_every_run_and_refusals_that_differ_in_a_few_words_toge
     assert refused[0].endswith("a small model in fp32 with eager attention")  # to its last word
     assert {row[0]: row[1] for row in by_kind.rows}["parameters"] == 1
     assert [row[0] for row in worst.rows] == ["none"] and "not listed: 1 runs" in worst.notes[0]
+    assert [row[:2] for row in closed.rows] == [("one rank", 1), ("several ranks", 0)]
+    off = 100 * (estimate(SMALL, "formula").total / accuracy.measure(SMALL, "simulated").peak - 1)
+    assert closed.rows[0][2:] == (abs(off), abs(off), off)
 
 
 def test_a_message_that_is_too_long_ends_with_a_whole_word(monkeypatch):

@@ -10,6 +10,7 @@ from difflib import SequenceMatcher
 
 from ..breakdown import KINDS
 from ..estimating import estimate, moments
+from ..estimating.formula import estimate as closed_form
 from ..estimating.published import FORMULAS, Formula
 from ..measurement import Measurement
 from ..measuring import measure
@@ -37,7 +38,7 @@ class Comparison:
 
     `refused` is the sentence with which `estimate` or `measure` declined the run, `failed` what one of them raised that
     it should not have. `activations` is estimate minus simulation at the end of forward in bytes, `kinds` the same at
-    the peak by kind.
+    the peak by kind. `closed` is the closed form's peak, 0 where that does not cover the run.
     """
 
     number: int
@@ -52,6 +53,8 @@ class Comparison:
     activations: int = 0
     kinds: dict[str, int] = field(default_factory=dict)
     loose: bool = False
+    closed: int = 0
+    ranks: int = 1
 
     @property
     def compared(self) -> bool:
@@ -93,7 +96,15 @@ def outcome(number: int, run: TrainingRun) -> Comparison:
         activations=expected - truth.moments["end of forward"]["activations"],
         kinds={kind: found[kind] - truth.breakdown[kind] for kind in KINDS},
         loose=run.zero_stage > 0 or run.recompute == "offload" or run.clip_grad_norm is not None,
+        closed=_closed_form(run), ranks=run.world_size,
     )  # fmt: skip
+
+
+def _closed_form(run: TrainingRun) -> int:
+    try:
+        return closed_form(run).total
+    except ValueError:
+        return 0
 
 
 def _one_line(error: Exception) -> str:
@@ -101,7 +112,7 @@ def _one_line(error: Exception) -> str:
 
 
 def accuracy_tables(runs: Sequence[TrainingRun], source: str, report: Callable[[str], None]) -> list[Table]:
-    """The outcome of each of `runs` in three tables: a summary, each kind of memory, and the runs furthest off.
+    """The outcome of each of `runs` in tables: a summary, kinds of memory, the runs furthest off, the closed form.
 
     `report` is called with the progress.
     """
@@ -110,7 +121,7 @@ def accuracy_tables(runs: Sequence[TrainingRun], source: str, report: Callable[[
         outcomes.append(outcome(number, run))
         if number % 20 == 19:
             report(f"{number + 1} of {len(runs)} runs")
-    return [_summary(outcomes, source), _by_kind(outcomes, source), _worst(outcomes, source)]
+    return [table(outcomes, source) for table in (_summary, _by_kind, _worst, _formula)]
 
 
 def drawn_runs(first_seed: int, count: int) -> list[TrainingRun]:
@@ -176,6 +187,20 @@ def _worst(outcomes: Sequence[Comparison], source: str) -> Table:
     notes = (f"Exact to the byte, in peak and activations, and not listed: {exact} runs.",)
     nothing = ("none", "every run that was compared is exact", "", "", "", "")
     return Table("accuracy_worst", "The runs that are furthest off", headings, rows or (nothing,), notes, source)
+
+
+def _formula(outcomes: Sequence[Comparison], source: str) -> Table:
+    """The closed form, `estimate(run, method="formula")`, for one rank and for several."""
+    compared = [one for one in outcomes if one.compared and one.closed]
+    rows: list[tuple[Cell, ...]] = []
+    for name, several in (("one rank", False), ("several ranks", True)):
+        errors = [100 * (one.closed / one.simulated - 1) for one in compared if (one.ranks > 1) == several]
+        sizes = [abs(error) for error in errors] or [0.0]
+        rows.append((name, len(errors), statistics.median(sizes), max(sizes), min(errors, default=0.0)))
+    uncovered = sum(one.compared for one in outcomes) - len(compared)
+    notes = (f"Not covered by the closed form: {uncovered} runs.", "Off by, in percent of the simulated peak.")
+    headings = ("closed form", "runs", "median, %", "maximum, %", "lowest, signed, %")
+    return Table("accuracy_formula", "The closed form against simulation", headings, tuple(rows), notes, source)
 
 
 # The field's formulas

@@ -6,9 +6,9 @@ is the largest of a few moments of the step; all sizes are in bytes. Lesson 05 h
 the moments.
 
 On one rank, over the benchmark's frozen runs of GPT-2's and Llama's families, the peak is within 0.01 % of the
-simulated one at the median and 1.1 % at most (`python3 -m course_utils benchmark formula`). On several ranks it is
-within 5 % for deep models and 13 % for models of 2 to 4 blocks, where FSDP2's buffers overlap in ways that are left
-out. LoRA, experts, offloading, fp8 and tensor parallelism are not covered.
+simulated one at the median and 1.1 % at most (`python3 -m course_utils benchmark --table accuracy`). On several ranks
+it is within 5 % for deep models and 13 % for models of 2 to 4 blocks, where FSDP2's buffers overlap in ways that are
+left out. LoRA, experts, offloading, fp8 and tensor parallelism are not covered.
 """
 
 from dataclasses import replace
