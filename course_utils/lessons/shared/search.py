@@ -9,7 +9,7 @@ import json
 import os
 import re
 import textwrap
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -35,6 +35,8 @@ EVERYWHERE = 0.25
 
 AGAIN = "The first click may only open a notebook; the second one then goes to the place in it."
 """JupyterLab 4.6 looks for the place before the notebook is there, unless it opens quickly. Drop this when it waits."""
+
+made_quiz = cache(quiz)
 
 
 @dataclass(frozen=True)
@@ -104,45 +106,42 @@ def find(*words: str, root: Path = ROOT) -> Findings:
     has a word, the finding names the nearest one that the course knows. Raises ValueError if no word is given.
     """
     asked = " ".join(words)
-    wanted = dict.fromkeys(map(_stem, WORD.findall(asked.lower())))
+    wanted = list(dict.fromkeys(map(_stem, WORD.findall(asked.lower()))))
     if not wanted:
         raise ValueError("name what to look for, as in find('reserved memory')")
-    pages = {place: [_lowered(text) for text in (place.heading, place.page, place.text, place.code)]
-             for place in places(root)}  # fmt: skip
-    terms = [_Term(word, pages.values()) for word in wanted]
-    required = [term for term in terms if term.share <= EVERYWHERE] or terms
-    scores = {place: _score(place, texts, terms) for place, texts in pages.items()
-              if all(any(map(term.begun.search, texts)) for term in required)}  # fmt: skip
+    patterns = [_pattern(word) for word in wanted]
+    hits = {}
+    for place in places(root):
+        texts = [_lowered(text) for text in (place.heading, place.page, place.text, place.code)]
+        hits[place] = [[_hits(pattern, text) for text in texts] for pattern in patterns]
+    shares = [sum(map(any, found)) / len(hits) for found in zip(*hits.values(), strict=True)]
+    required = [index for index, share in enumerate(shares) if share <= EVERYWHERE] or range(len(wanted))
+    scores = {place: _score(place, found, shares) for place, found in hits.items()
+              if all(any(found[index]) for index in required)}  # fmt: skip
     best = sorted(scores, key=lambda place: -scores[place])  # sections of equal score stay in the course's order
-    found = [replace(place, line=_around(place.text, terms)) for place in best]
-    return Findings(asked, found, root, "" if found else _hint(terms, pages))
+    found = [replace(place, line=_around(place.text, patterns)) for place in best]
+    unknown = [word for word, share in zip(wanted, shares, strict=True) if not share]
+    return Findings(asked, found, root, "" if found else _hint(unknown, len(wanted), hits))
 
 
-class _Term:
-    """A word that is looked for. A letter or two (h, K, GB) match themselves alone, longer ones also beginnings.
-
-    `share` is the part of all sections that have it.
-    """
-
-    def __init__(self, word: str, pages: Collection[Sequence[str]]) -> None:
-        self.word = word
-        start, end = r"(?<![^\W_])", r"(?![^\W_])"
-        self.whole = re.compile(f"{start}{re.escape(word)}s?{end}")
-        self.begun = re.compile(f"{start}{re.escape(word)}") if len(word) > 2 else self.whole
-        self.share = sum(any(map(self.begun.search, texts)) for texts in pages) / len(pages)
-
-    def hits(self, text: str) -> float:
-        """1 for the word itself, less for one that begins with it, and a little more for each further mention."""
-        begun = len(self.begun.findall(text))
-        return (1.0 if begun and self.whole.search(text) else 0.6 if begun else 0.0) + 0.1 * min(begun, 5)
+def _pattern(word: str) -> re.Pattern[str]:
+    """Matches the word, with group 1 if it is whole. A letter or two (h, K, GB) match themselves alone."""
+    optional = "?" if len(word) > 2 else ""
+    return re.compile(rf"(?<![^\W_]){re.escape(word)}(s?(?![^\W_])){optional}")
 
 
-def _score(place: Place, texts: Sequence[str], terms: Sequence[_Term]) -> float:
+def _hits(pattern: re.Pattern[str], text: str) -> float:
+    """1 for the word itself, less for one that begins with it, and a little more for each further mention."""
+    found = [match[1] is not None for match in pattern.finditer(text)]
+    return (1.0 if any(found) else 0.6 if found else 0.0) + 0.1 * min(len(found), 5)
+
+
+def _score(place: Place, hits: Sequence[Sequence[float]], shares: Sequence[float]) -> float:
     """Points for each word, more for a rare one and in a heading; most for a heading that has what was asked alone."""
     weights = (16.0 if place.kind == "glossary" else 12.0, 4.0, 1.0, 0.5)  # heading, page, text, code
-    points = sum((1 - term.share) * weight * term.hits(text)
-                 for term in terms for weight, text in zip(weights, texts, strict=True))  # fmt: skip
-    exact = len(WORD.findall(place.heading)) <= len(terms) and all(term.begun.search(texts[0]) for term in terms)
+    points = sum((1 - share) * weight * hit for share, found in zip(shares, hits, strict=True)
+                 for weight, hit in zip(weights, found, strict=True))  # fmt: skip
+    exact = len(WORD.findall(place.heading)) <= len(hits) and all(found[0] for found in hits)
     return points + 24.0 * exact
 
 
@@ -157,25 +156,23 @@ def _stem(word: str) -> str:
     return re.sub(r"(?<=ch|sh|ss|.x)es$|(?<=\w\w\w)(?<!s)s$", "", word)
 
 
-def _around(text: str, terms: Sequence[_Term]) -> str:
+def _around(text: str, patterns: Sequence[re.Pattern[str]]) -> str:
     """About AROUND characters of `text`, where most of the words are close together."""
     lower, near = text.lower(), AROUND * 2 // 3
-    starts = sorted(match.start() for term in terms for match in term.begun.finditer(lower))
-    most = max(starts, key=lambda start: sum(bool(term.begun.search(lower, start, start + near)) for term in terms),
-               default=0)  # fmt: skip
+    starts = sorted(match.start() for pattern in patterns for match in pattern.finditer(lower))
+    most = max(starts, key=lambda at: sum(bool(one.search(lower, at, at + near)) for one in patterns), default=0)
     start = text.find(" ", most - AROUND // 3) + 1 if most > AROUND // 3 else 0
     return "… " * (start > 0) + textwrap.shorten(text[start:], AROUND, placeholder=" …")
 
 
-def _hint(terms: Sequence[_Term], pages: Collection[Place]) -> str:
+def _hint(unknown: Sequence[str], asked: int, pages: Iterable[Place]) -> str:
     """The words that the course has instead of unknown ones, or that the known ones never meet."""
-    unknown = [term.word for term in terms if not term.share]
     if not unknown:
         return " in one place: ask for fewer words."
-    known = {word: None for part in ("heading", "text") for place in pages
-             for word in WORD.findall(getattr(place, part).lower())}  # fmt: skip
+    known = dict.fromkeys(word for text in ("heading", "text") for page in pages
+                          for word in WORD.findall(getattr(page, text).lower()))  # fmt: skip
     meant = {word: nearest(word, known, 0.7) for word in unknown}
-    said = [f"{other!r} for {word!r}" if len(terms) > 1 else repr(other) for word, other in meant.items() if other]
+    said = [f"{other!r} for {word!r}" if asked > 1 else repr(other) for word, other in meant.items() if other]
     return f": did you mean {', '.join(said)}?" if said else ": try another word for it, or its first letters."
 
 
@@ -208,14 +205,11 @@ def _notebook(kind: str, path: Path, root: Path) -> Iterator[Place]:
                 found.append(Place(kind, page, plain(heading), name, fragment, plain(body)))
         elif found and kind == "lesson":
             found[-1] = replace(found[-1], code=f"{found[-1].code}\n{source}")
-            for count, text in enumerate(_questions(number) if f"quiz({number})" in source else (), start=1):
-                yield Place("quiz", f"quiz {number:02d} · {title}", f"question {count}", name, fragment, text)
+            for count, one in enumerate(made_quiz(number).questions if f"quiz({number})" in source else (), start=1):
+                yield Place(
+                    "quiz", f"quiz {number:02d} · {title}", f"question {count}", name, fragment, plain(one.text)
+                )
     yield from found
-
-
-@cache
-def _questions(lesson: int) -> list[str]:
-    return [plain(asked.text) for asked in quiz(lesson).questions]
 
 
 def plain(markdown: str) -> str:
