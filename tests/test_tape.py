@@ -6,7 +6,7 @@ from collections import Counter
 from itertools import groupby
 
 import pytest
-from engine import simulate
+from engine import simulate, tiny
 
 from course_utils.breakdown import KINDS
 from course_utils.estimating import estimate, moments
@@ -37,11 +37,12 @@ SEQUENCES = [
     TrainingRun("tiny-gpt", 2, 64, set_to_none=False, recompute="every-2"),
     TrainingRun("tiny-gpt", 2, 64, lora_rank=4),
     TrainingRun("tiny-gpt", 2, 64, lora_rank=4, lora_targets="mlp", frozen_bits=4, recompute="full"),
+    TrainingRun(tiny("gpt2", layers=1, experts=4, experts_per_token=2), 2, 64, "bf16-master", recompute="full"),
 ]
 
 
 @pytest.mark.parametrize("run", SEQUENCES, ids=str)
-@pytest.mark.sweep(10)
+@pytest.mark.sweep(11)
 def test_tape_and_torch_do_the_same_in_the_same_order(run):
     """Every birth and death from forward to the end of backward; what dies in one go is in no order."""
     numbers = symbols(run)
@@ -205,8 +206,7 @@ def test_an_operation_releases_what_it_made_and_the_values_that_it_was_passed():
 
     @operation
     def function(owner: Owner) -> Tensor:
-        x = made(owner, "x")
-        owner.tape.hold(x)
+        x = owner.tape.hold(made(owner, "x"))
         made(owner, "y", made(owner, "value"), x)
         assert ("1·value", -1) in sizes(owner.tape) and ("1·x", -1) not in sizes(owner.tape)
         return made(owner, "out", x)
@@ -223,7 +223,8 @@ def test_an_operation_releases_what_it_made_and_the_values_that_it_was_passed():
 def test_an_operation_that_is_stopped_releases_what_it_holds():
     @operation
     def stopped(owner: Owner, x: Tensor) -> Tensor:
-        owner.tape.hold(owner.tape.view(x), made(owner, "y"))
+        owner.tape.hold(owner.tape.view(x))
+        made(owner, "y")
         raise KeyError
 
     owner = Owner()

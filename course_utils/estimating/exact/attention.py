@@ -30,9 +30,8 @@ class Attention(Module):
         q, k, v = (heads_apart(step, part, number) for number, part in enumerate(parts))
         if self.structure.positions == "rotary":
             q, k = rotated(step, q, k, shared)
-        self.tape.hold(q, k, v)
-        y = attention_core(step, q, k, v, shared[-1:])
-        self.tape.hold(y)
+        q, k, v = map(self.tape.hold, (q, k, v))
+        y = self.tape.hold(attention_core(step, q, k, v, shared[-1:]))
         return ops.dropout(step, self.out(heads_joined(step, y)), "attention output")
 
 
@@ -113,14 +112,11 @@ def fused_attention(step: Step, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def eager_attention(step: Step, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """softmax(q·kᵀ/√d)·v written out: 5·a·s²·b bytes in 16-bit with dropout (Korthikanti et al. 2022, section 4.1)."""
     shape, hold = step.structure, step.tape.hold
-    k, v = full_width(step, k), full_width(step, v)
-    hold(k, v)
+    k, v = hold(full_width(step, k)), hold(full_width(step, v))
     products = matrix_product(step, as_factor(step, q), as_factor(step, k, shape.grouped), "b·a·s·s", "q·kᵀ")
-    scores = masked(step, ops.scaled(step, products), mask)
-    hold(scores)
+    scores = hold(masked(step, ops.scaled(step, products), mask))
     fp32 = ops.cast(step, scores, "r") if shape.autocast else scores
-    weights = ops.dropout(step, ops.softmax(step, fp32, "softmax", "attention weights"), "attention weights")
-    hold(weights)
+    weights = hold(ops.dropout(step, ops.softmax(step, fp32, "softmax", "attention weights"), "attention weights"))
     out = matrix_product(step, as_factor(step, weights, True), as_factor(step, v, shape.grouped), "sb·h", "weights·v")
     return ops.view(step, out) if shape.factors_are_views else ops.relaid(step, out)
 

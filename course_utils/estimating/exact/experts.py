@@ -22,15 +22,12 @@ class Experts(Module):
     @operation
     def __call__(self, x: Tensor) -> Tensor:
         step, tape = self.step, self.tape
-        tokens = view(step, x)
-        tape.hold(tokens)
-        weights, choices = self.route(tokens)
-        order = argsort(step)
-        tape.hold(weights, choices, order)
+        tokens = tape.hold(view(step, x))
+        weights, _ = map(tape.hold, self.route(tokens))
+        order = tape.hold(argsort(step))
         y, token = tape.tensor(step.wide, "sb·h"), None
         for expert, share in zip(self.experts, self.shares, strict=True):
-            before, token = token, tape.tensor("8", share)
-            tape.hold(token)
+            before, token = token, tape.hold(tape.tensor("8", share))
             if before:
                 tape.drop(before)
             given = expert(picked(step, tokens, token, f"{share}·h", "tokens of an expert"))
@@ -41,14 +38,11 @@ class Experts(Module):
     @operation
     def route(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """The weights of a token's choices, and these: softmax over all experts, the k largest over their sum."""
-        step, narrow = self.step, self.structure.narrow
-        chances = typed(step, self.router(tokens), "4", narrow or self.structure.autocast)
-        chances = softmax(step, chances, "router", "probabilities")
-        self.tape.hold(chances)
-        largest, choices = largest_of(step, chances)
-        self.tape.hold(largest)
-        weights = shares_of(step, largest, total(step, largest))
-        self.tape.hold(weights)
+        step, hold, narrow = self.step, self.tape.hold, self.structure.narrow
+        fp32 = typed(step, self.router(tokens), "4", narrow or self.structure.autocast)
+        chances = hold(softmax(step, fp32, "router", "probabilities"))
+        largest, choices = map(hold, largest_of(step, chances))
+        weights = hold(shares_of(step, largest, total(step, largest)))
         self.tape.drop(largest)
         return view(step, typed(step, weights, step.wide, narrow)), choices
 

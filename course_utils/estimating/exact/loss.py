@@ -9,8 +9,7 @@ from .tape import LOSS, Place, Saving, Tensor, operation
 @operation
 def cross_entropy(step: Step, logits: Tensor) -> Tensor:
     """Log-softmax in the logits' type, which autocast copies to fp32 for the loss itself."""
-    likelihoods = softmax(step, logits, "log-softmax", "output", "gradient of the logits")
-    step.tape.hold(likelihoods)
+    likelihoods = step.tape.hold(softmax(step, logits, "log-softmax", "output", "gradient of the logits"))
     return negative_likelihood(step, cast(step, likelihoods, "4") if step.structure.autocast else likelihoods)
 
 

@@ -27,8 +27,7 @@ class Block(Module):
 
     @operation
     def __call__(self, x: Tensor, shared: Shared) -> Tensor:
-        x = add(self.step, x, self.attention(self.norm1(x), shared))
-        self.tape.hold(x)
+        x = self.tape.hold(add(self.step, x, self.attention(self.norm1(x), shared)))
         return add(self.step, x, self.mlp(self.norm2(x)))
 
 
@@ -119,7 +118,7 @@ def loss_phase(step: Step, network: Network) -> Tensor:
         out = network.features()
         if step.structure.chunks == 1:
             out = network.head(out)
-        step.tape.hold(out)
+        out = step.tape.hold(out)
         step.tape.begin("loss", LOSS)
         return scaled(step, mean_loss(step, network.head, out))
 
@@ -135,8 +134,7 @@ def tape_of(structure: Structure) -> Tape:
 def train(step: Step) -> tuple[()]:
     """Forward, loss and backward. The loss and its gradient are held until backward has ended."""
     tape = step.tape
-    loss = loss_phase(step, Network(step))
-    tape.hold(loss)
+    loss = tape.hold(loss_phase(step, Network(step)))
     tape.begin("backward", LOSS)
     top = scaled_up(step, loss) if step.structure.loss_scaling else loss
     ones = tape.gradient("4·1")

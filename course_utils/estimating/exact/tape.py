@@ -215,11 +215,11 @@ class Tape:
         """Another tensor on the storage of `x`."""
         return self.tensor(x.element, shape or x.shape, storage=x.storage.retain())
 
-    def hold(self, *tensors: Tensor) -> None:
-        """Hold these until the function that runs returns, as its variables do; see `operation`."""
-        for tensor in tensors:
-            if tensor in self.scope:
-                self.scope[tensor] = True
+    def hold(self, tensor: Tensor) -> Tensor:
+        """Hold a tensor until the function that runs returns, as a variable does; see `operation`."""
+        if tensor in self.scope:
+            self.scope[tensor] = True
+        return tensor
 
     def drop(self, tensor: Tensor) -> None:
         """Release a tensor now that the function that runs has made."""
@@ -255,7 +255,6 @@ class Tape:
     def leaf(self, element: str, shape: str, accumulate: Callable[[Gradient], None] | None) -> Tensor:
         """A weight, which is there anyway: `accumulate` gets its gradient when all that use it have given theirs."""
         weight = Tensor(element, shape, self._parameters)
-
         if accumulate is not None:
 
             def backward(gradients: list[Gradient]) -> list[Gradient | None]:
