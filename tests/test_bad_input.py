@@ -26,9 +26,8 @@ from course_utils.benchmark.draw import random_run
 from course_utils.breakdown import KINDS, MemoryBreakdown
 from course_utils.classroom import grading
 from course_utils.classroom.alone import Isolation
-from course_utils.classroom.graded import STATES, Outcome, write_table
+from course_utils.classroom.graded import STATES, Outcome, class_page, write_table
 from course_utils.classroom.grading import grade_notebook
-from course_utils.classroom.page import class_page
 from course_utils.estimating.sharding import rank_0_states, zero_1_shares, zero_bytes
 from course_utils.gpus import GPUS
 from course_utils.interactive.explorer import CONTROLS, dashboard

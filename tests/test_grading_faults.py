@@ -18,9 +18,8 @@ import pytest
 from course_utils.classroom import collecting, grading
 from course_utils.classroom.alone import Isolation
 from course_utils.classroom.collecting import Most, collected
-from course_utils.classroom.graded import Graded, Outcome, write_table
+from course_utils.classroom.graded import Graded, Outcome, class_page, write_table
 from course_utils.classroom.grading import grade
-from course_utils.classroom.page import class_page
 
 ROOT = Path(__file__).resolve().parent.parent
 EXERCISES = (ROOT / "exercises" / "06_recomputation.ipynb").read_bytes()

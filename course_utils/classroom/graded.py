@@ -1,16 +1,20 @@
-"""Results of grading, of each exercise and notebook, and the table of them."""
+"""Results of grading, of each exercise and notebook: as a table of them, and as a page for the class."""
 
 import csv
 import re
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from html import escape
 from io import StringIO
 from pathlib import Path
 from unicodedata import category
 
 from ..interactive.keeping import write_whole
+from ..units import html_table
 
-STATES = ("passed", "not solved", "not right", "error", "not checked", "not reached")
+STATES = {"passed": "✓", "not solved": "·", "not right": "✗", "error": "!", "not checked": "?", "not reached": "–"}
+"""The states of an exercise, each with its sign on the page of the class."""
 
 FORMULA = tuple("=+-@＝＋－＠")
 """Characters with which a formula begins; a Japanese spreadsheet takes the wide ones, too."""
@@ -77,3 +81,52 @@ def printable(text: str) -> str:
     cleaned = "".join(" " if category(letter) in ("Cc", "Cs", "Zl", "Zp") else letter for letter in text)
     shortened = " ".join(cleaned.split())
     return shortened if len(shortened) <= LONGEST else f"{shortened[:LONGEST]}…"
+
+
+STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 60em; padding: 0 1em; color: #111;
+  background: #fff }
+table { border-collapse: collapse; margin: 1em 0 }
+th, td { border: 1px solid #999; padding: 0.3em 0.6em; text-align: left }
+.wide { overflow-x: auto }
+"""
+
+
+def class_page(graded: Sequence[Graded], isolation: str = "") -> str:
+    """A page of HTML that needs no network: a table for each lesson, the commonest messages of each exercise's check,
+    and what kept the notebooks apart.
+    """
+    lessons = sorted({one.lesson for one in graded if one.counts and one.lesson})
+    parts = [_lesson(lesson, [one for one in graded if one.counts and one.lesson == lesson]) for lesson in lessons]
+    older = [f"{one.file}: {one.passed} of {len(one.outcomes)}" for one in graded if not one.counts]
+    unread = [f"{one.file or one.learner}: {one.problem}" for one in graded if not one.lesson]
+    parts += _items("h2", "Not counted: their learners handed in newer ones", older)
+    parts += _items("h2", "Not graded", unread)
+    if isolation:
+        parts.append(f"<h2>What kept the notebooks apart</h2><p>{escape(isolation)}</p>")
+    head = "<!doctype html><html lang='en'><head><meta charset='utf-8'><title>The class</title>"
+    head += "<meta name='viewport' content='width=device-width, initial-scale=1'>"
+    return f"{head}<style>{STYLE}</style></head><body><h1>The class</h1>{''.join(parts)}</body></html>"
+
+
+def _items(tag: str, title: str, items: Sequence[str]) -> list[str]:
+    return [f"<{tag}>{title}</{tag}><ul>{''.join(f'<li>{escape(item)}</li>' for item in items)}</ul>"] * bool(items)
+
+
+def _lesson(lesson: str, graded: Sequence[Graded]) -> str:
+    """One lesson's table, and below it the commonest messages of its checks: what to talk about in class."""
+    exercises = list(dict.fromkeys(name for one in graded for name in one.outcomes))
+    rows, hints, shares, said = [["learner", *exercises, "passed", "remarks"]], [""], [], []
+    for one in sorted(graded, key=lambda one: (-one.passed, one.learner)):
+        states = [one.outcomes[name].state for name in exercises]
+        signs = [f"{STATES[state]} {state}" for state in states]
+        rows.append([one.learner, *signs, f"{one.passed} of {len(one.outcomes)}", one.problem])
+        hints.append("; ".join(f"{name}: {outcome.said}" for name, outcome in one.outcomes.items() if outcome.said))
+    for name in exercises:
+        outcomes = [one.outcomes[name] for one in graded]
+        shares.append(f"{sum(one.state == 'passed' for one in outcomes)} of {len(graded)}")
+        common = Counter(one.said for one in outcomes if one.state in ("not right", "error")).most_common(3)
+        said += [f"{name}, {count} ×: {words}" for words, count in common]
+    table = html_table([*rows, ["passed by", *shares, "", ""]], words=len(rows[0]), totals=True, hints=hints)
+    wide = f"<div class='wide' role='region' aria-label='Lesson {lesson}' tabindex='0'>{table}</div>"
+    return "".join([f"<h2>Lesson {lesson}</h2>{wide}", *_items("h3", "What the checks said most often", said)])

@@ -34,7 +34,7 @@ from ..interactive.keeping import write_whole
 from ..units import GB, MB
 from .alone import DISK, MEMORY, ROOT, SECONDS, isolation, limits, run_alone
 from .collecting import Submission, collected, problem_of
-from .graded import Graded, Outcome, write_table
+from .graded import Graded, Outcome, class_page, write_table
 from .keeper import Limits
 
 CHECK = re.compile(r"check\.\w+\(")
@@ -180,8 +180,6 @@ def check_cells(reference: dict[str, Any]) -> dict[str, dict[str, str]]:
 
 def main(arguments: Sequence[str]) -> int:
     """`grade FOLDER [--out DIR] [--minutes M] [--jobs N]`: a line a notebook, grades.csv, class.html."""
-    from .page import class_page
-
     options = _options(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
     most = {"seconds": 60 * options.minutes, "memory": int(options.memory * GB), "disk": int(options.disk * MB)}

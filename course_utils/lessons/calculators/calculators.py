@@ -4,12 +4,14 @@ A calculator's answer and a step's peak are both cut into the same components, s
 named terms, to the byte. The formulas are those of `estimating.published`; nothing here is tuned to the step.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import NamedTuple
 
 from course_utils.errors import unknown
-from course_utils.estimating import published
+from course_utils.estimating import formula, published
 from course_utils.measurement import Allocation, Measurement
 from course_utils.run import TrainingRun
 from course_utils.units import Table, format_bytes, format_signed
@@ -49,7 +51,7 @@ class Calculator:
 
     def total(self, run: TrainingRun) -> int:
         """Its answer for a run, in bytes. Raises ValueError for runs that it does not cover."""
-        return next(formula.bytes(run) for formula in published.FORMULAS if formula.name == self.formula)
+        return next(one.bytes(run) for one in published.FORMULAS if one.name == self.formula)
 
     def parts(self, run: TrainingRun) -> Parts:
         """The same cut into `COMPONENTS`; none of these calculators knows of weight copies or temporaries."""
@@ -57,10 +59,6 @@ class Calculator:
         parts = {STATES: self.states(run), SCORES: self.scores(run), OUTSIDE: self.outside(run)}
         parts[BLOCKS] = total - sum(parts.values())
         return {name: parts.get(name, 0) for name in COMPONENTS}
-
-
-def _exact(run: TrainingRun) -> int:
-    return run.model.parameters
 
 
 def _states_of(parts: Callable[[TrainingRun], Parts]) -> Callable[[TrainingRun], int]:
@@ -79,16 +77,6 @@ def _five_bytes_each(run: TrainingRun) -> int:
     return 5 * _all_scores(run)
 
 
-def _analysis_scores(run: TrainingRun) -> int:
-    """llm-analysis has a formula of its own for flash attention."""
-    return 4 * _all_scores(run) if run.attention == "eager" else 0
-
-
-def _analysis_outside(run: TrainingRun) -> int:
-    sb = run.seq_len * run.micro_batch
-    return 2 * sb * run.model.vocab + 4 * sb * run.model.hidden
-
-
 def _megatron_outside(run: TrainingRun) -> int:
     """All but 34·s·b·h a block, with the 5 % that Megatron-LM's report puts on top of everything."""
     blocks = 34 * run.seq_len * run.micro_batch * run.model.hidden * run.model.layers
@@ -105,23 +93,20 @@ def _playbook_count(run: TrainingRun) -> int:
     return h * run.model.vocab + L * (12 * h * h + 13 * h) + 2 * h
 
 
-def _figure_count(run: TrainingRun) -> int:
-    """With a position for each token of the sequence."""
-    return _playbook_count(run) + run.model.hidden * run.seq_len
-
+EXACT = attrgetter("model.parameters")
 
 CALCULATORS = (
     Calculator(
         "accelerate", "accelerate", "the size of a checkpoint, and what loading and Adam add to it",
-        "Hugging Face accelerate, commands/estimate.py", _exact, published.accelerate_bytes, counts="states",
+        "Hugging Face accelerate, commands/estimate.py", EXACT, published.accelerate_bytes, counts="states",
     ),
     Calculator(
         "ZeRO", "ZeRO: all", "showing where the memory goes, to shard it", "Rajbhandari et al. 2020, section 3",
-        _exact, _states_of(published.zero_bytes),
+        EXACT, _states_of(published.zero_bytes),
     ),
     Calculator(
         "DeepSpeed ZeRO-2", "DeepSpeed ZeRO-2", "model states under ZeRO, activations expressly left out",
-        "DeepSpeed's documentation, Memory Requirements", _exact, published.deepspeed_zero2_run_bytes, counts="states",
+        "DeepSpeed's documentation, Memory Requirements", EXACT, published.deepspeed_zero2_run_bytes, counts="states",
     ),
     Calculator(
         "Megatron-LM", "Megatron-LM", "a line in the log before training starts",
@@ -130,12 +115,13 @@ CALCULATORS = (
     ),
     Calculator(
         "llm-analysis", "llm-analysis", "latency and memory of many configurations without running one",
-        "llm-analysis, analysis.py", _exact, _states_of(published.llm_analysis_parts), _analysis_scores,
-        _analysis_outside,
+        "llm-analysis, analysis.py", EXACT, _states_of(published.llm_analysis_parts),
+        lambda run: 4 * _all_scores(run) * (run.attention == "eager"),
+        lambda run: run.seq_len * run.micro_batch * (2 * run.model.vocab + 4 * run.model.hidden),
     ),
     Calculator(
         "Korthikanti et al.", "Korthikanti: all", "activations of GPTs in 2022, to recompute fewer of them",
-        "Korthikanti et al. 2022, sections 4.1 and 4.3", _exact, lambda run: 0, _five_bytes_each,
+        "Korthikanti et al. 2022, sections 4.1 and 4.3", EXACT, lambda run: 0, _five_bytes_each,
         published.korthikanti_outer_bytes, counts="activations",
     ),
     Calculator(
@@ -144,8 +130,8 @@ CALCULATORS = (
     ),
     Calculator(
         "Ultra-Scale Playbook, figure", "Ultra-Scale Playbook: figure", "turning the Playbook's knobs in a browser",
-        "Tazi et al. 2025, src/memory.js", _figure_count, _states_of(published.playbook_figure_parts), _five_bytes_each,
-        _figure_outside,
+        "Tazi et al. 2025, src/memory.js", lambda run: _playbook_count(run) + run.model.hidden * run.seq_len,
+        _states_of(published.playbook_figure_parts), _five_bytes_each, _figure_outside,
     ),
     Calculator(
         "EleutherAI cookbook", "EleutherAI cookbook", "planning GPT-NeoX trainings on a cluster",
@@ -291,26 +277,17 @@ def percent_off(said: int, peak: int) -> float:
 def autocast_formula(run: TrainingRun) -> Parts:
     """The peak of a bf16-autocast step with a flash kernel as a closed form, by component: bytes before any rounding.
 
-    At the start of the loss's backward: 4 + 8 bytes a parameter, a 16-bit copy of each matrix that a product uses, what
-    the blocks keep (fp32 residual stream, 16-bit copies of it for each matrix), 6·s·b·V kept by the loss, 4·s·b·V of
-    its gradient. Norms' weights and biases' copies are left out, so the residual has a name. Raises ValueError for
-    runs that it does not describe.
+    At the start of the loss's backward: 4 + 8 bytes a parameter, what blocks keep, 6·s·b·V kept by the loss, 4·s·b·V of
+    its gradient, and the copies of matrices. Norms' weights and biases' copies are left out, so the residual has a
+    name. Raises ValueError for runs that it does not describe.
     """
     if run.precision.name != "amp-bf16" or run.attention != "flash" or run.recompute != "none" or run.world_size > 1:
         raise ValueError("this closed form is for bf16 autocast with flash attention, nothing recomputed, on one GPU")
-    model, sb = run.model, run.seq_len * run.micro_batch
-    h, a, f, kv, V, L = model.hidden, model.heads, model.ffn, model.kv, model.vocab, model.layers
-    llama = model.mlp == "swiglu"
-    matrices = L * (2 * h * (h + kv) + (3 if llama else 2) * h * f) + V * h
-    per_token = 22 * h + 4 * kv + 8 * f + 4 * a + 8 if llama else 22 * h + 4 * f + 4 * a + 16  # 38h + 4a + 16 of a GPT
-    return {
-        STATES: 12 * model.parameters,
-        SCORES: 0,
-        BLOCKS: L * sb * per_token,
-        OUTSIDE: sb * (6 * h + 6 * V),
-        COPIES: 2 * matrices,
-        PASSING: 4 * sb * V,
-    }
+    sb, h, V = run.seq_len * run.micro_batch, run.model.hidden, run.model.vocab
+    block_copies, head_copy = formula.weight_copies(run)
+    copies = run.model.layers * block_copies + head_copy
+    sizes = (12 * run.model.parameters, 0, formula.all_blocks(run), sb * (6 * h + 6 * V), copies, 4 * sb * V)
+    return dict(zip(COMPONENTS, sizes, strict=True))
 
 
 def sides(run: TrainingRun, measured: Measurement) -> tuple[Parts, Parts, Parts]:
@@ -319,20 +296,16 @@ def sides(run: TrainingRun, measured: Measurement) -> tuple[Parts, Parts, Parts]
     A breakdown has one entry for all activations, so those components are joined in it. Raises ValueError like
     `autocast_formula` and `counted_at_peak`.
     """
-    kinds: Parts = {}
+    by_kind = Counter[str]()
     for kind, size in measured.breakdown.items():
-        name = "activations" if kind == "activations" else KINDS.get(kind, PASSING)
-        kinds[name] = kinds.get(name, 0) + size
-    formula, counted = (
-        {
-            STATES: parts[STATES],
-            "activations": sum(parts[name] for name in (SCORES, BLOCKS, OUTSIDE)),
-            COPIES: parts[COPIES],
-            PASSING: parts[PASSING],
-        }
-        for parts in (autocast_formula(run), counted_at_peak(measured))
-    )
-    return formula, counted, {name: kinds.get(name, 0) for name in formula}
+        by_kind["activations" if kind == "activations" else KINDS.get(kind, PASSING)] += size
+    closed, counted = (_joined(parts) for parts in (autocast_formula(run), counted_at_peak(measured)))
+    return closed, counted, {name: by_kind[name] for name in closed}
+
+
+def _joined(parts: Parts) -> Parts:
+    activations = parts[SCORES] + parts[BLOCKS] + parts[OUTSIDE]
+    return {STATES: parts[STATES], "activations": activations, COPIES: parts[COPIES], PASSING: parts[PASSING]}
 
 
 def three_ways(run: TrainingRun, measured: Measurement) -> Table:
@@ -349,9 +322,8 @@ def three_ways(run: TrainingRun, measured: Measurement) -> Table:
 
 def outside_blocks(measured: Measurement) -> Parts:
     """Bytes of the activations alive at the peak that no block owns, by module and operation."""
-    found: Parts = {}
+    found = Counter[str]()
     for tensor in measured.alive_at(measured.peak_event):
         if component_of(tensor) == OUTSIDE:
-            name = f"{tensor.module}: {tensor.operation}, {tensor.dtype}"
-            found[name] = found.get(name, 0) + tensor.bytes
+            found[f"{tensor.module}: {tensor.operation}, {tensor.dtype}"] += tensor.bytes
     return found
