@@ -371,7 +371,7 @@ def changed(**changes: Callable[[Any, int, dict[str, Any]], Any]) -> Any:
 
 
 def judged_by_peak(measurement: Any, seq_len: int, found: Any) -> str:
-    third = sorted(suspect.measurement.peak for suspect in lesson_01.suspects())[2]
+    third = sorted(suspect.peak for suspect in lesson_01.suspects())[2]
     return "full" if measurement.peak < third else "none"
 
 
@@ -402,21 +402,22 @@ TIMELINE = Answers(
         (changed(recompute=lambda m, s, found: "selective"), "'full' or 'none'"),
         (
             lambda measurement, seq_len: {"micro_batch": measurement.allocations[0].shape[0]},
-            "The list of tensors has been taken out",
+            "These measurements have no list of tensors",
         ),
     ],
 )
 
 
 def test_hidden_runs_leave_no_shortcut() -> None:
-    hidden = lesson_01.suspects()
-    assert len({suspect.run.global_batch * suspect.run.seq_len for suspect in hidden}) < len(hidden)
-    assert {suspect.run.recompute for suspect in hidden} == {"none", "full"}
-    assert len({suspect.run.precision.name for suspect in hidden}) == 3
-    full, none = ([s.measurement.peak for s in hidden if s.run.recompute == choice] for choice in ("full", "none"))
+    hidden, runs = lesson_01.suspects(), lesson_01.HIDDEN_RUNS
+    assert len({run.global_batch * run.seq_len for run in runs}) < len(runs)
+    assert {run.recompute for run in runs} == {"none", "full"}
+    assert len({run.precision.name for run in runs}) == 3
+    pairs = list(zip(runs, hidden, strict=True))
+    full, none = ([s.peak for run, s in pairs if run.recompute == choice] for choice in ("full", "none"))
     assert min(none) < max(full), "the height of the peak would give recomputation away"
-    assert len({(suspect.run.seq_len, suspect.run.recompute) for suspect in hidden}) == 4, "so would the length"
-    assert all(suspect.measurement.allocations == () for suspect in hidden)
+    assert len({(run.seq_len, run.recompute) for run in runs}) == 4, "so would the length"
+    assert all(suspect.allocations == () for suspect in hidden)
 
 
 # ----------------------------------------------------------------------------------------------------- all of them

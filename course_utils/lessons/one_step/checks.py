@@ -2,13 +2,12 @@
 
 import math
 import random
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from numbers import Real
 from operator import eq
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -46,23 +45,17 @@ STATES = ("weights", "gradients", "master_weights", "momentum", "variance")
 
 STATE_MISTAKES: Mistakes = {
     "That is plain fp32 Adam. Its total happens to be the same, but nothing in it is 16-bit: which two of the five "
-    "are, and what is the fp32 copy for?": lambda per: per["weights"] == 4 and per["master_weights"] == 0,
-    "A copy is missing: small updates vanish in 16-bit weights, so the optimizer adds them to a copy of its own.": (
-        lambda per: per["master_weights"] == 0
-    ),
-    "Your master weights are 16-bit. They exist because 16 bits are too coarse to add small updates to.": (
-        lambda per: per["master_weights"] == 2
-    ),
-    "Forward and backward multiply 16-bit weights here: count those, not fp32 ones.": lambda per: per["weights"] == 4,
-    "No gradients? They are complete at the end of backward, one per parameter.": lambda per: per["gradients"] == 0,
-    "ZeRO keeps each gradient in the format of the weight that it belongs to.": lambda per: per["gradients"] == 4,
+    "are, and what is the fp32 copy for?": lambda w, g, master, m, v: w == 4 and master == 0,
+    "A copy is missing: small updates vanish in 16-bit weights.": lambda w, g, master, m, v: master == 0,
+    "Your master weights are 16-bit: too coarse to add small updates to.": lambda w, g, master, m, v: master == 2,
+    "Forward and backward multiply 16-bit weights: count those, not fp32 ones.": lambda w, g, master, m, v: w == 4,
+    "No gradients? They are complete at the end of backward, one per parameter.": lambda w, g, master, m, v: g == 0,
+    "ZeRO keeps each gradient in the format of the weight that it belongs to.": lambda w, g, master, m, v: g == 4,
     "Half of what Adam keeps. Either you count one of its two states, or you store both in 16-bit; it keeps two, in "
-    "the optimizer's own precision.": lambda per: per["momentum"] + per["variance"] == 4,
-    "Eight bytes for one of Adam's states: that is the two of them together. They are listed one by one here.": (
-        lambda per: 8 in (per["momentum"], per["variance"])
-    ),
+    "the optimizer's own precision.": lambda w, g, master, m, v: m + v == 4,
+    "Eight bytes for one of Adam's states: that is the two of them together.": lambda w, g, master, m, v: 8 in (m, v),
 }
-"""Messages, each with a condition on the bytes per parameter; the first that holds is said."""
+"""Messages, each with a condition on the bytes per parameter in the order of `STATES`; the first that holds is said."""
 
 
 @exercise("01.1", "Five tensors a parameter, each in its own precision, and it holds for any N.")
@@ -72,9 +65,9 @@ def states(answer: Any) -> None:
     got = _states_of(answer, size)
     slip = unit_slip(sum(got.values()), sum(zero_state_bytes(size).values()))
     expect(not slip, f"The total is {slip}")
-    per_parameter = {name: round(value / size, 6) for name, value in got.items()}
+    per_parameter = [round(got[name] / size, 6) for name in STATES]
     for message, holds in STATE_MISTAKES.items():
-        expect(not holds(per_parameter), message)
+        expect(not holds(*per_parameter), message)
     for count in [size, *seeded_sizes(3), PRESETS["gpt2-xl"].parameters]:
         got, wanted = _states_of(answer, count), zero_state_bytes(count).values()
         for name, right in zip(STATES, wanted, strict=True):
@@ -103,23 +96,23 @@ WRONG_SHAPES = {
     "bio": "One gradient for each sequence, turned round too. They share one W: add them up.",
 }
 
+
+def _gradient(x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
+    return torch.einsum("bsi,bso->oi", x, dy)
+
+
 MEAN = "If the loss is a mean, dL/dy has that factor in it already: add up, don't average."
+EVERY = "Every token used W, so every token has a say."
 
 GRADIENT_MISTAKES: Mistakes = {
     f"A mean over all tokens. {MEAN}": lambda x, dy: _gradient(x, dy) / x.shape[:2].numel(),
     f"A mean over the sequences. {MEAN}": lambda x, dy: _gradient(x, dy) / x.size(0),
     f"A mean over the positions. {MEAN}": lambda x, dy: _gradient(x, dy) / x.size(1),
-    "Only the first sequence of the batch is in it. Every token used W, so every token has a say.": (
-        lambda x, dy: _gradient(x[:1], dy[:1])
-    ),
-    "Only the last token of each sequence is in it. Every token used W, so every token has a say.": (
-        lambda x, dy: _gradient(x[:, -1:], dy[:, -1:])
-    ),
-    "The sign is turned round: this is the gradient, not the step that goes against it.": (
-        lambda x, dy: -_gradient(x, dy)
-    ),
-    "Turned round: with as many inputs as outputs the shape cannot tell you, the values do.": (
-        lambda x, dy: _gradient(x, dy).T if x.size(2) == dy.size(2) else _gradient(x, dy)
+    f"Only the first sequence is in it. {EVERY}": lambda x, dy: _gradient(x[:1], dy[:1]),
+    f"Only the last token of each sequence is in it. {EVERY}": lambda x, dy: _gradient(x[:, -1:], dy[:, -1:]),
+    "The sign is turned round: this is the gradient, not the step against it.": lambda x, dy: -_gradient(x, dy),
+    "Turned round: with as many inputs as outputs the shape cannot tell you, the values do.": lambda x, dy: (
+        _gradient(x, dy).T if x.size(2) == dy.size(2) else _gradient(x, dy)
     ),
 }
 
@@ -127,10 +120,8 @@ GRADIENT_MISTAKES: Mistakes = {
 @exercise("01.2", "The same as autograd's, from x and dL/dy alone. That x is what forward had to keep.")
 def weight_gradient(answer: Any) -> None:
     """`answer(x, dy)` is dL/dW of y = x·Wᵀ for x of shape (b, s, inputs) and dL/dy of shape (b, s, outputs)."""
-    hints = {
-        "at non-singleton dimension 2": "Your function multiplies the two element by element. Each weight joins one "
-        "input to one output, so every input meets every output: that is a matrix product."
-    }
+    product = "Your function multiplies the two element by element. Every input meets every output: a matrix product."
+    hints = {"at non-singleton dimension 2": product}
     cases, answers = [], []
     for shape in SHAPES:
         dice = torch.Generator().manual_seed(sum(shape[:2]))
@@ -140,22 +131,15 @@ def weight_gradient(answer: Any) -> None:
         _expect_shape(tuple(got.shape), sizes)
         cases.append((x, dy))
         answers.append(got)
-    otherwise = (
-        "The shape is right, the values are not those of autograd. Compare one entry by hand: outputs o, inputs i."
-    )
+    otherwise = "The shape is right, the values are not those of autograd. Compare one entry by hand."
     recognized(answers, cases, _gradient, GRADIENT_MISTAKES, otherwise, _all_close)
 
 
 def _expect_shape(got: tuple[int, ...], sizes: Mapping[str, int]) -> None:
-    """Raise CheckFailed unless the shape is (outputs, inputs)."""
     if got != (sizes["o"], sizes["i"]):
         known = {tuple(sizes[axis] for axis in axes): message for axes, message in WRONG_SHAPES.items()}
         otherwise = f"Your gradient has the shape {got}. A gradient has the shape of what it belongs to: W."
         fail(known.get(got, otherwise))
-
-
-def _gradient(x: torch.Tensor, dy: torch.Tensor) -> torch.Tensor:
-    return torch.einsum("bsi,bso->oi", x, dy)
 
 
 def _all_close(got: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> bool:
@@ -166,7 +150,7 @@ def _all_close(got: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> b
 # --------------------------------------------------------------------------------------------------------- 01.3: peak
 
 Life = tuple[str, int, int, int | None]
-"""A tensor's name, its bytes, the event at which it is born, the event at which it dies (None: it stays)."""
+"""A tensor's name, its bytes, the events at which it is born and dies (None: it stays)."""
 
 STEP: list[Life] = [
     ("weights", 40, 0, None),
@@ -190,33 +174,23 @@ def peak_of(lives: Sequence[Life], alive: Alive = lambda born, event, died: born
     return max(sum(size for size, born, died in known if alive(born, event, died)) for _, event, _ in known)
 
 
-def _when_the_largest_is_born(lives: Sequence[Life]) -> int:
+def _as_the_largest_comes(lives: Sequence[Life]) -> int:
     event = max(lives, key=lambda life: life[1])[2]
-    return sum(size for _, size, born, died in lives if born <= event and (died is None or event < died))
+    return sum(size for _, size, born, died in lives if born <= event < (math.inf if died is None else died))
 
 
 PEAK_MISTAKES: Mistakes = {
-    "That is everything that ever lived, added up. Two tensors of which one dies before the other is born never share "
-    "the memory.": lambda lives: sum(life[1] for life in lives),
-    "That is the largest single tensor. A small one on top of many others may be what overflows.": (
-        lambda lives: max(life[1] for life in lives)
-    ),
-    "That is what is left when everything is over. The peak may be long past by then.": (
-        lambda lives: sum(life[1] for life in lives if life[3] is None)
-    ),
+    "That is everything that ever lived, added up.": lambda lives: sum(life[1] for life in lives),
+    "That is the largest single tensor. What is on top of it?": lambda lives: max(life[1] for life in lives),
+    "That is what is left when everything is over.": lambda lives: sum(life[1] for life in lives if life[3] is None),
     "You let a tensor take memory at the very event at which it dies. By the rule, its bytes are free again before "
-    "anything is born there.": lambda lives: peak_of(lives, lambda born, event, died: born <= event <= died),
-    "A tensor of yours takes no memory yet at the event at which it is born. It does, from then on.": (
-        lambda lives: peak_of(lives, lambda born, event, died: born < event < died)
-    ),
-    "Tensors whose `died` is None are missing from your sum: they are the ones that stay, so they always count.": (
-        lambda lives: peak_of(lives, lambda born, event, died: born <= event < died < math.inf)
-    ),
-    "You looked at the moment when the largest tensor is born. The sum may well be larger at another.": (
-        _when_the_largest_is_born
-    ),
-    "That is how many tensors are alive at once, not how many bytes they take.": (
-        lambda lives: peak_of([(name, 1, born, died) for name, _, born, died in lives])
+    "anything is born there.": lambda lives: peak_of(lives, lambda b, t, d: b <= t <= d),
+    "It takes no memory yet at the event at which it is born?": lambda lives: peak_of(lives, lambda b, t, d: b < t < d),
+    "Tensors whose `died` is None are missing from your sum: they are the ones that stay, and so they always count, at "
+    "every event.": lambda lives: peak_of(lives, lambda b, t, d: b <= t < d < math.inf),
+    "That is the moment when the largest tensor is born. The sum may well be larger at another.": _as_the_largest_comes,
+    "That is how many tensors are alive at once, not bytes.": lambda lives: peak_of(
+        [(n, 1, b, d) for n, _, b, d in lives]
     ),
 }
 
@@ -224,13 +198,10 @@ PEAK_MISTAKES: Mistakes = {
 @exercise("01.3", "The largest sum of what is alive at once, in made-up steps and in one that really ran.")
 def peak(answer: Any) -> None:
     """`answer(tensors)` is the most bytes alive at once; tensors are (name, bytes, born, died), `died` may be None."""
-    hints = {
-        "NoneType": "Your function compares an event with None. A tensor whose `died` is None never dies: decide "
-        "about it before you compare."
-    }
+    none = "Your function compares an event with None. What is None never dies: decide about it before you compare."
     dice = random.Random(1)
     cases = [STEP, *([_random_life(dice, number) for number in range(14)] for _ in range(3)), list(real_step()[0])]
-    answers = [call(answer, hints=hints, tensors=list(case)) for case in cases]
+    answers = [call(answer, hints={"NoneType": none}, tensors=list(case)) for case in cases]
     recognized(answers, [(case,) for case in cases], peak_of, PEAK_MISTAKES, same=eq)
     for case, got in zip(cases, answers, strict=True):
         expect(got == peak_of(case), f"Not right yet for a list of {len(case)} tensors: draw each one's life as a bar.")
@@ -263,7 +234,6 @@ FIT_CASES = (
 
 
 def _peak_bytes(micro_batch: int, global_batch: int, accumulate: bool = True) -> int:
-    """Bytes at the estimated peak; without `accumulate`, those of a step that is one micro-batch."""
     steps = global_batch // micro_batch if accumulate else 1
     return estimate(FIT_RUN.replace(micro_batch=micro_batch, accumulation_steps=steps)).total
 
@@ -274,44 +244,33 @@ def _fitting(card: str, global_batch: int, memory: int | None = None, accumulate
     return [size for size in divisors(global_batch) if _peak_bytes(size, global_batch, accumulate) <= limit]
 
 
-def _largest_fitting(card: str, global_batch: int, **choices: Any) -> int:
-    return max(_fitting(card, global_batch, **choices), default=0)
+def _largest_fitting(card: str, global_batch: int, memory: int | None = None, accumulate: bool = True) -> int:
+    return max(_fitting(card, global_batch, memory, accumulate), default=0)
 
 
 FIT_MISTAKES: Mistakes = {
     "You estimated one micro-batch on its own. From the second one on, the gradients of those before it are there "
     "while it runs forward: tell the run how many there are.": partial(_largest_fitting, accumulate=False),
-    "You took the number in the card's name for GB. A card sold as 32 GB holds GiB, which is more: "
-    "ask `gpu(card).memory` for bytes.": lambda card, batch: _largest_fitting(
-        card, batch, memory=GB * int(re.findall(r"(\d+)GB", card)[0])
-    ),
-    "You returned the smallest that fits. Small pieces keep a GPU waiting: the largest was asked for.": (
-        lambda card, batch: min(_fitting(card, batch), default=0)
-    ),
-    "That is how many micro-batches there are. The question is how many sequences each of them holds.": (
-        lambda card, batch: batch // (_largest_fitting(card, batch) or math.inf)
-    ),
-    "You returned the whole batch whether it fits or not: compare the estimate with the card's bytes.": (
-        lambda card, batch: batch
-    ),
-    "You tried powers of two alone. Other numbers divide a batch, too.": (
-        lambda card, batch: max((size for size in _fitting(card, batch) if size.bit_count() == 1), default=0)
+    "You took the number in the card's name for GB. A card sold as 32 GB holds GiB, which is more: ask "
+    "`gpu(card).memory` for bytes.": lambda card, b: _largest_fitting(card, b, GB * int(card.split("-")[1][:2])),
+    "You returned the smallest that fits, not the largest.": lambda card, b: min(_fitting(card, b), default=0),
+    "That is how many micro-batches there are, not their size.": lambda card, b: b // (_largest_fitting(card, b) or 99),
+    "You returned the whole batch whether it fits or not: compare it with the card's bytes.": lambda card, b: b,
+    "You tried powers of two alone. Other numbers divide a batch, too.": lambda card, b: max(
+        (size for size in _fitting(card, b) if size.bit_count() == 1), default=0
     ),
 }
-
-NOTHING_FITS = "Your function stumbles where nothing fits at all: think of a card that is too small, and return 0."
 
 
 @exercise("01.4", "The largest micro-batch that fits, on cards from 16 to 80 GB, its companions' gradients included.")
 def largest_micro_batch(answer: Any) -> None:
     """`answer(card, global_batch)` is the largest micro-batch of FIT_RUN that divides the batch and fits; 0 if none."""
-    hints = dict.fromkeys(("is empty", "empty sequence", "list index out of range"), NOTHING_FITS)
+    none = "Your function stumbles where nothing fits at all: think of a card that is too small, and return 0."
+    hints = dict.fromkeys(("is empty", "empty sequence", "list index out of range"), none)
     answers = [call(answer, hints=hints, card=card, global_batch=batch) for card, batch in FIT_CASES]
     for (card, batch), got in zip(FIT_CASES, answers, strict=True):
         expect(got == int(got) and got >= 0, f"A micro-batch is a whole number of sequences, for {card} too.")
-        divides = not got or batch % got == 0
-        last = f"Your micro-batch for {card} does not divide the batch of {batch}: the last one would be smaller."
-        expect(divides, last)
+        expect(not got or batch % got == 0, f"Your micro-batch for {card} does not divide the batch of {batch}.")
     recognized(answers, FIT_CASES, _largest_fitting, FIT_MISTAKES, same=eq)
     for (card, batch), got in zip(FIT_CASES, answers, strict=True):
         right, where = _largest_fitting(card, batch), f"On {card}, with a batch of {batch},"
@@ -345,7 +304,7 @@ def memory_while_training(train: Callable[..., object], batches: int = 6) -> lis
 
 
 def _watched(train: Callable[..., object], batches: int) -> tuple[list[int], int]:
-    """The bytes of `memory_while_training`, and those at the peak without the inputs, by the course's tracker."""
+    """The bytes of `memory_while_training`, and those at the peak without the inputs."""
     model, data, optimizer = small_training(batches)
     with Tracker("cpu") as tracker:
         tracker.watch(model, list)
@@ -361,7 +320,6 @@ def _watched(train: Callable[..., object], batches: int) -> tuple[list[int], int
 def _train_right(
     model: nn.Module, batches: Batches, optimizer: torch.optim.Optimizer, parts: int = 0, stepping: bool = False
 ) -> float:
-    """Send each loss, divided by `parts` (by default the number of batches), backward; step at the end or each time."""
     total = 0.0
     for inputs, targets in batches:
         loss = cross_entropy(model(inputs), targets) / (parts or len(batches))
@@ -377,10 +335,8 @@ def _train_right(
 
 TRAIN_MISTAKES: Mistakes = {
     "The parameters have not moved. Who calls `optimizer.step()`?": lambda *given, parts: None,
-    "The parameters moved too far. Gradients of several batches add up to a sum, and a mean was asked for: divide "
-    "each loss before it goes backward.": _train_right,
-    "You step after every batch. Those are several small steps, each from other weights; one step on the mean of all "
-    "batches was asked for.": partial(_train_right, stepping=True),
+    "The parameters moved too far. Gradients add up to a sum: divide each loss before it goes backward.": _train_right,
+    "You step after every batch. One step on the mean of all was asked for.": partial(_train_right, stepping=True),
     "The step saw the gradients of the last batch alone: something sets them to zero between the batches. Let them "
     "add up.": lambda model, batches, optimizer, parts: _train_right(model, batches[-1:], optimizer, parts),
 }
@@ -388,13 +344,9 @@ TRAIN_MISTAKES: Mistakes = {
 
 LOSS_MISTAKES: Mistakes = {
     "You return the last batch's loss. The mean of all was asked for.": lambda losses: losses[-1],
-    "You return the last batch's part of the loss. The mean of all was asked for.": (
-        lambda losses: losses[-1] / len(losses)
-    ),
+    "You return the last batch's part of the loss. Return the mean of all.": lambda losses: losses[-1] / len(losses),
     "You return the sum of the losses. Their mean was asked for.": sum,
-    "The mean that you return is divided twice: the losses that you add up are parts already.": (
-        lambda losses: sum(losses) / len(losses) ** 2
-    ),
+    "The mean that you return is divided twice: you add up parts.": lambda losses: sum(losses) / len(losses) ** 2,
 }
 
 TRAIN_HINTS = {
@@ -429,15 +381,12 @@ def _expect_no_leak(answer: Callable[..., object]) -> None:
     (_, few), (moments, many), (wanted, _) = _watched(answer, 2), _watched(answer, 6), _watched(_train_right, 6)
     growth = (many - few) / 4
     waiting = max(moments[1:-1], default=0) - max(wanted[1:-1])
-    expect(
-        len(moments) > 2 or growth < one_batch / 2,
-        "All batches go forward as one. Then all their activations are alive at once, too: take them one by one.",
-    )
+    joined = "All batches go forward as one. Then all their activations are alive at once, too: take them one by one."
+    expect(len(moments) > 2 or growth < one_batch / 2, joined)
     expect(
         growth < one_batch / 2,
         "Each batch adds its activations to those of all before: the leak is still there. Who holds on to a loss that "
-        "has its graph behind it? Adding to it, or storing it, keeps the graph; `del` of another name does not free "
-        "it.",
+        "has its graph behind it? Adding to it, or storing it, keeps the graph.",
     )
     expect(growth < one_batch / 50, "Something small still grows with each batch: do you collect outputs in a list?")
     expect(
@@ -478,18 +427,10 @@ HIDDEN_RUNS = (
 """Chosen so that no shortcut works: equal tokens in unlike batches; no peak or length shows who recomputes."""
 
 
-class Suspect(NamedTuple):
-    """A hidden run and its measurement without the list of tensors."""
-
-    run: TrainingRun
-    measurement: Measurement
-
-
 @cache
-def suspects() -> tuple[Suspect, ...]:
-    """Return the hidden runs, measured on a simulated GPU."""
-    measured = ((run, measure(run, source="simulated")) for run in HIDDEN_RUNS)
-    return tuple(Suspect(run, replace(measurement, allocations=())) for run, measurement in measured)
+def suspects() -> tuple[Measurement, ...]:
+    """Return the measurements of the hidden runs on a simulated GPU, without their lists of tensors."""
+    return tuple(replace(measure(run, source="simulated"), allocations=()) for run in HIDDEN_RUNS)
 
 
 BATCH_MISTAKES: Mistakes = {
@@ -505,30 +446,22 @@ BATCH_MISTAKES: Mistakes = {
 @exercise("01.6", "Batch, precision and recomputation of every hidden run, read off its memory alone.")
 def read_timeline(answer: Any) -> None:
     """`answer(measurement, seq_len)` is a dictionary: micro_batch, precision, recompute, as a TrainingRun has them."""
-    hidden = suspects()
-    answers = [_reading(answer, suspect) for suspect in hidden]
+    answers = [_reading(answer, *hidden) for hidden in zip(HIDDEN_RUNS, suspects(), strict=True)]
     different = any(other != answers[0] for other in answers)
     expect(different, "You give the same answer whatever the measurement says. The hidden runs differ.")
     batches = [reading["micro_batch"] for reading in answers]
     cases = [(run.micro_batch, run.seq_len) for run in HIDDEN_RUNS]
-    otherwise = (
-        "The micro-batch is off. Which kind of memory depends on s and b alone, whatever the model and its precision "
-        "are?"
-    )
+    otherwise = "The micro-batch is off. Which kind of memory depends on s and b alone, whatever the model is?"
     recognized(batches, cases, lambda b, s: b, BATCH_MISTAKES, otherwise, eq)
     for reading, run in zip(answers, HIDDEN_RUNS, strict=True):
         _expect_precision(reading["precision"], run.precision.name)
     _expect_recompute([reading["recompute"] for reading in answers])
 
 
-def _reading(answer: Any, suspect: Suspect) -> dict[str, Any]:
+def _reading(answer: Any, run: TrainingRun, measurement: Measurement) -> dict[str, Any]:
     """The learner's dictionary for one hidden run, True and False spelled as "full" and "none"."""
-    hints = {
-        "index out of range": "The list of tensors has been taken out of these measurements: use their timeline and "
-        "their moments."
-    }
-    given = {"measurement": handed(suspect.measurement), "seq_len": suspect.run.seq_len}
-    got = call(answer, hints=hints, **given, returns=Mapping)
+    hints = {"index out of range": "These measurements have no list of tensors: use their timeline and their moments."}
+    got = call(answer, hints=hints, measurement=handed(measurement), seq_len=run.seq_len, returns=Mapping)
     found = entries(got, ("micro_batch", "precision", "recompute"), object)
     of_kind(found["micro_batch"], Real, "micro_batch is")
     of_kind(found["precision"], str, "precision is")
@@ -541,24 +474,21 @@ def _reading(answer: Any, suspect: Suspect) -> dict[str, Any]:
 def _expect_precision(got: str, right: str) -> None:
     known = ("fp32", "amp-bf16", "bf16-master")
     expect(got in known, f"The precisions to choose from are {', '.join(known)}; you say {got!r}.")
-    expect(
-        got == right or "bf16-master" in (got, right),
-        "You take autocast for fp32, or the reverse. Weights, gradients and states are alike in both: which kind of "
-        "memory exists under only one of them, and at which moment?",
-    )
+    taken = "You take autocast for fp32, or the reverse: which kind of memory exists under only one of them, and when?"
+    expect(got == right or "bf16-master" in (got, right), taken)
     states = "The precision is off: how many times as large as the parameters are the optimizer's states, and why?"
     expect(got == right, states)
 
 
 def _expect_recompute(got: Collection[str]) -> None:
-    right = [suspect.run.recompute for suspect in suspects()]
+    right = [run.recompute for run in HIDDEN_RUNS]
     if got == right:
         return
     opposite = all(one != other for one, other in zip(got, right, strict=True))
     expect(not opposite, "Turned round: you say 'full' exactly where nothing is recomputed.")
     same = "You say the same about recomputation in every run. In some of them activations come back during backward."
     expect(len(set(got)) > 1, same)
-    peaks = [(suspect.measurement.peak, said) for suspect, said in zip(suspects(), got, strict=True)]
+    peaks = [(measurement.peak, said) for measurement, said in zip(suspects(), got, strict=True)]
     highest, lowest = max(peak for peak, said in peaks if said == "full"), min(p for p, said in peaks if said == "none")
     judged = "You seem to judge by the height of the peak. A small batch is low, too; look at backward instead."
     expect(highest >= lowest, judged)
