@@ -13,7 +13,7 @@ import nbformat
 import pytest
 import yaml
 
-from course_utils.classroom import colab, links, nbgrader_course
+from course_utils.classroom import elsewhere
 from course_utils.classroom.grading import check_cells
 from course_utils.cli.main import COMMANDS, main
 from course_utils.interactive.course_files import ROOT
@@ -30,7 +30,7 @@ def nbgrader_marks(notebook: dict[str, Any], kind: str) -> list[dict[str, Any]]:
 
 
 def test_nbgrader_gets_every_exercise_with_its_marks_and_no_explanations(tmp_path):
-    written = nbgrader_course.write(tmp_path / "course")
+    written = elsewhere.nbgrader_source(tmp_path / "course")
     assert [path.name for path in written] == [path.name for path in sorted((ROOT / "exercises").glob("*.ipynb"))]
     for path in written:
         notebook = read(path)
@@ -47,8 +47,8 @@ def test_nbgrader_gets_every_exercise_with_its_marks_and_no_explanations(tmp_pat
 
 
 def test_a_colab_copy_asks_for_a_gpu_and_fetches_the_course_first(tmp_path):
-    copies = colab.write(tmp_path / "copies", ADDRESS, "taught")
-    originals = [path for name in colab.FOLDERS for path in sorted((ROOT / name).glob("[0-9][0-9]_*.ipynb"))]
+    copies = elsewhere.colab_copies(tmp_path / "copies", ADDRESS, "taught")
+    originals = [path for name in elsewhere.FOLDERS for path in sorted((ROOT / name).glob("[0-9][0-9]_*.ipynb"))]
     assert [path.name for path in copies] == [path.name for path in originals]
     for path, original in zip(copies, originals, strict=True):
         notebook = read(path)
@@ -61,7 +61,7 @@ def test_a_colab_copy_asks_for_a_gpu_and_fetches_the_course_first(tmp_path):
 
 
 def test_a_first_cell_unpacks_the_course_that_was_uploaded(tmp_path, monkeypatch):
-    (copy, *_) = colab.write(tmp_path / "copies", None)
+    (copy, *_) = elsewhere.colab_copies(tmp_path / "copies", None)
     first = next(cell["source"] for cell in read(copy)["cells"] if cell["cell_type"] == "code")
     lines = [line for line in first.splitlines() if not line.lstrip().startswith("!")]
     assert len(first.splitlines()) - len(lines) == 1, "only pip is a command of the shell"
@@ -78,7 +78,7 @@ def test_a_first_cell_unpacks_the_course_that_was_uploaded(tmp_path, monkeypatch
 @pytest.mark.parametrize("address", ["", "a; rm -rf b", "--upload-pack=x", "{x}"])
 def test_an_address_that_a_shell_would_misread_is_refused(address, tmp_path):
     with pytest.raises(ValueError, match="is no address"):
-        colab.write(tmp_path / "copies", address)
+        elsewhere.colab_copies(tmp_path / "copies", address)
 
 
 @pytest.mark.parametrize("words", [["nbgrader"], ["colab", "--repository", ADDRESS]])
@@ -119,7 +119,7 @@ def test_the_hub_pulls_the_course_for_who_logs_in(monkeypatch, tmp_path):
     assert "authenticator_class" not in settings.JupyterHub, "accounts are the hub's own"
     monkeypatch.setenv("COURSE_REPOSITORY", REPOSITORY)
     monkeypatch.setenv("COURSE_BRANCH", "taught")
-    pulls = links.pull_path(REPOSITORY, "taught", links.FIRST)
+    pulls = elsewhere.pull_path(REPOSITORY, "taught", elsewhere.FIRST)
     assert hub_settings("jupyterhub_config.py").Spawner.default_url == pulls
     trying = hub_settings("jupyterhub_try.py")
     assert trying.JupyterHub.bind_url.startswith("http://127.0.0.1:"), "one password for all: for this machine alone"
@@ -127,15 +127,15 @@ def test_the_hub_pulls_the_course_for_who_logs_in(monkeypatch, tmp_path):
 
 
 def test_links_have_the_forms_that_their_places_ask_for(capsys):
-    assert links.hub_link("https://hub.example.org/", REPOSITORY, "taught") == (
+    assert elsewhere.hub_link("https://hub.example.org/", REPOSITORY, "taught") == (
         f"https://hub.example.org/hub/user-redirect/{PULL}notebooks%2F00_start_here.ipynb"
     )
-    assert links.binder_link(REPOSITORY, "a/b") == (
+    assert elsewhere.binder_link(REPOSITORY, "a/b") == (
         "https://mybinder.org/v2/git/https%3A%2F%2Fexample.org%2Fyou%2Fcourse.git/a%2Fb"
         "?labpath=notebooks%2F00_start_here.ipynb"
     )
     colab_start = "https://colab.research.google.com/github/you/course/blob/main/notebooks/"
-    assert links.colab_link("https://github.com/you/course.git").startswith(colab_start)
+    assert elsewhere.colab_link("https://github.com/you/course.git").startswith(colab_start)
     assert main(["links", "--repository", REPOSITORY, "--branch", "taught", "--hub", "https://h.example.org"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == len(list((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))) and all(PULL in x for x in lines)

@@ -24,10 +24,11 @@ def rehearse(options: Namespace) -> int:
 
 
 def passed_on(summary: str, module: str, purpose: str = "") -> Command:
-    """The command that another module's `main` reads and runs."""
+    """The command that another module's `main` reads and runs, or the function named after a colon."""
 
     def run(arguments: list[str]) -> int:
-        return import_module(f"course_utils.{module}").main(arguments)
+        name, _, function = module.partition(":")
+        return getattr(import_module(f"course_utils.{name}"), function or "main")(arguments)
 
     def read(arguments: list[str]) -> list[str]:
         words = [word for word in arguments if word != "--here"]
@@ -43,10 +44,13 @@ COMMANDS = {
     "rehearse": Command("run every demo beforehand (--gpu NAME: by estimate)", read_rehearse, rehearse, "lab"),
     "release": passed_on("copy the course without solutions: release FOLDER", "classroom.release"),
     "grade": passed_on("grade a folder or a .zip of notebooks: grade FOLDER --out grades", "classroom.grading", "lab"),
-    "nbgrader": passed_on("write the exercises as nbgrader's source: nbgrader FOLDER", "classroom.nbgrader_course"),
-    "colab": passed_on("copy the notebooks for Google Colab: colab FOLDER [--repository URL]", "classroom.colab"),
+    "nbgrader": passed_on("write the exercises as nbgrader's source: nbgrader FOLDER", "classroom.elsewhere:nbgrader"),
+    "colab": passed_on(
+        "copy the notebooks for Google Colab: colab FOLDER [--repository URL]", "classroom.elsewhere:colab"
+    ),
     "links": passed_on(
-        "print links that open the lessons on JupyterHub, Binder, Colab: links --repository URL", "classroom.links"
+        "print links that open the lessons on JupyterHub, Binder, Colab: links --repository URL",
+        "classroom.elsewhere:links",
     ),
     "slides": passed_on(
         "make slides of lessons, with speaker notes: slides 05 --out slides", "authoring.slides", "test"

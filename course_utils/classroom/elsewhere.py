@@ -1,0 +1,201 @@
+"""The course on other platforms: notebooks for Google Colab, exercises for nbgrader, links that open lessons.
+
+- `python3 -m course_utils colab FOLDER [--repository URL]`: copies that ask for a GPU, and whose first cell fetches the
+  course, as Colab opens a notebook without the other files. Put them where Colab can open them, on a branch of your
+  repository or in Google Drive. Without a repository the course comes as course.zip, uploaded to each session.
+- `python3 -m course_utils nbgrader FOLDER`: the solutions as nbgrader's source; needs no nbgrader itself. Added is what
+  nbgrader keeps in a cell's metadata: what is to be solved, and which check is worth a point.
+- `python3 -m course_utils links --repository URL [--hub URL | --colab]`: forms of nbgitpuller's link generator
+  (https://nbgitpuller.readthedocs.io), of Binder's for any git repository (https://mybinder.readthedocs.io, "v2/git")
+  and of Colab's for one on GitHub.
+"""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import quote, urlencode, urlsplit
+
+from ..interactive.command_line import Parser
+from ..interactive.course_files import ANSWERS, NOT_SOLVED_IMPORT, ONLY_IN_SOLUTIONS, ROOT, numbered
+from .grading import check_cells
+from .release import refuse_used, release
+
+FOLDERS = ("notebooks", "exercises")
+GPU = {"accelerator": "GPU", "colab": {"gpuType": "T4", "provenance": []}}
+"""Metadata of a notebook in Colab when "T4 GPU" is chosen as the runtime's type."""
+
+SET_UP = """# Fetch the course once in each session; this takes a minute or two.
+import os, sys
+
+COURSE = os.path.abspath("course")
+if not os.path.exists(COURSE):
+{fetch}
+    !{{sys.executable}} -m pip install --quiet "{{COURSE}}[lab]"
+os.chdir(os.path.join(COURSE, "{folder}"))
+sys.path.insert(0, COURSE)
+"""
+CLONE = "    !git clone --quiet --depth 1 --branch {branch} {repository} {{COURSE}}"
+UNPACK = """    assert os.path.exists("course.zip"), "Upload course.zip first: the folder at the left, then the arrow."
+    import shutil
+
+    shutil.unpack_archive("course.zip", COURSE)"""
+
+SCHEMA = 3
+"""nbgrader's own version of its metadata, as nbgrader 0.9.6 writes it."""
+
+CONFIG = '''"""nbgrader's settings for this course. Run nbgrader in this folder, with the course installed."""
+
+c = get_config()  # noqa: F821, nbgrader defines it
+c.CourseDirectory.course_id = "where-did-the-memory-go"
+c.ClearSolutions.code_stub = {"python": "raise NotSolved('Your turn: replace this line by your answer.')"}
+c.ExecutePreprocessor.timeout = 300  # seconds for a cell; lesson 08's exercises start processes
+'''
+
+FIRST = "notebooks/00_start_here.ipynb"
+
+
+def colab_copies(folder: Path, repository: str | None, branch: str = "main") -> list[Path]:
+    """Write a copy of each notebook and exercise to `folder`, which must be new; returns the copies.
+
+    With None for the repository, course.zip is written next to them, without solutions. Raises ValueError if something
+    is there already, and for an address with what a shell would not take as one word.
+    """
+    refuse_used(folder)
+    for word in () if repository is None else (repository, branch):
+        if not word or set(word) & set(" '\"\\;&|<>$`(){}\n") or word.startswith("-"):
+            raise ValueError(f"{word!r} is no address of a repository, or no name of a branch")
+    fetch = UNPACK if repository is None else CLONE.format(branch=branch, repository=repository)
+    copies = []
+    for name in FOLDERS:
+        for path in numbered(ROOT / name):
+            cell = {"cell_type": "code", "id": "colab-set-up", "metadata": {}, "outputs": [], "execution_count": None}
+            cell["source"] = SET_UP.format(fetch=fetch, folder=name)
+            notebook = _read(path)
+            notebook["cells"].insert(_first_code(notebook["cells"]), cell)
+            notebook["metadata"] |= GPU
+            copies.append(_write(notebook, folder / name / path.name))
+    if repository is None:
+        with tempfile.TemporaryDirectory(prefix="course-release-") as scratch:
+            release(Path(scratch, "course"))
+            shutil.make_archive(str(folder / "course"), "zip", Path(scratch, "course"))
+    return copies
+
+
+def nbgrader_source(folder: Path) -> list[Path]:
+    """Write nbgrader's settings and one assignment a lesson to `folder`, which must be new; returns the assignments.
+
+    Raises ValueError if something is there already.
+    """
+    refuse_used(folder)
+    places = {path: folder / "source" / path.stem / path.name for path in numbered(ROOT / "solutions")}
+    assignments = [_write(_assignment(_read(path)), target) for path, target in places.items()]
+    (folder / "nbgrader_config.py").write_text(CONFIG, encoding="utf-8", newline="\n")
+    return assignments
+
+
+def _assignment(solutions: dict[str, Any]) -> dict[str, Any]:
+    """The solutions of a lesson as nbgrader wants them: marked, without outputs and what is for teachers alone."""
+    kept = [cell for cell in solutions["cells"] if not ONLY_IN_SOLUTIONS.intersection(cell["metadata"].get("tags", ()))]
+    checks = check_cells({**solutions, "cells": kept})
+    cells = [_marked(cell, cell["id"] in checks) for cell in kept]
+    first = cells[_first_code(cells)]
+    first["source"] = f"{NOT_SOLVED_IMPORT}\n{first['source']}"  # what nbgrader puts for a solution raises it
+    return {**solutions, "cells": cells}
+
+
+def _marked(cell: dict[str, Any], is_check: bool) -> dict[str, Any]:
+    """The cell without its outputs, and with nbgrader's metadata if it holds a solution or a check."""
+    source = "".join(cell["source"])
+    cleared = {"outputs": [], "execution_count": None} if cell["cell_type"] == "code" else {}
+    is_solution = cell["cell_type"] == "code" and any(mark in source for mark in ANSWERS)
+    marks: dict[str, Any] = {}
+    if is_solution or is_check:
+        marks = {"schema_version": SCHEMA, "grade_id": cell["id"], "locked": is_check, "task": False}
+        marks |= {"solution": is_solution, "grade": is_check} | ({"points": 1} if is_check else {})
+    metadata = {**cell["metadata"], **({"nbgrader": marks} if marks else {})}
+    return {**cell, **cleared, "source": source, "metadata": metadata}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _write(notebook: dict[str, Any], target: Path) -> Path:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(notebook, ensure_ascii=False, indent=1)
+    target.write_text(text + "\n", encoding="utf-8", newline="\n")
+    return target
+
+
+def _first_code(cells: Sequence[dict[str, Any]]) -> int:
+    return next(index for index, cell in enumerate(cells) if cell["cell_type"] == "code")
+
+
+def hub_link(hub: str, repository: str, branch: str = "main", notebook: str = FIRST) -> str:
+    """A link that fetches the course into a learner's home on a JupyterHub, or renews it, and opens a notebook."""
+    return f"{hub.rstrip('/')}/hub/user-redirect{pull_path(repository, branch, notebook)}"
+
+
+def pull_path(repository: str, branch: str, notebook: str) -> str:
+    """The path that nbgitpuller answers on a learner's server. Its folder is the repository's name, as git has it."""
+    folder = PurePosixPath(urlsplit(repository).path.rstrip("/")).name.removesuffix(".git")
+    query = {"repo": repository, "branch": branch, "urlpath": f"lab/tree/{folder}/{notebook}"}
+    return f"/git-pull?{urlencode(query)}"
+
+
+def binder_link(repository: str, branch: str = "main", notebook: str = FIRST) -> str:
+    """A link that builds the course's image on mybinder.org, or finds it built, and opens a notebook."""
+    path = f"{quote(repository, safe='')}/{quote(branch, safe='')}"
+    return f"https://mybinder.org/v2/git/{path}?{urlencode({'labpath': notebook})}"
+
+
+def colab_link(repository: str, branch: str = "main", notebook: str = FIRST) -> str:
+    """A link that opens a notebook in Colab. ValueError for a repository that is not on GitHub."""
+    place = urlsplit(repository)
+    if place.hostname != "github.com":
+        raise ValueError(f"Colab opens notebooks from GitHub, and {repository} is not there")
+    return f"https://colab.research.google.com/github{place.path.removesuffix('.git')}/blob/{branch}/{notebook}"
+
+
+def colab(arguments: Sequence[str]) -> int:
+    """`colab FOLDER [--repository URL]`: prints what was written."""
+    parser = Parser("colab", "Copies for Google Colab.")
+    parser.add_argument("folder", type=Path, help="a new folder for the copies")
+    parser.add_argument("--repository", help="address that git clones; without it, course.zip is made for an upload")
+    parser.add_argument("--branch", default="main", help="the branch to fetch (default: main)")
+    options = parser.parse_args(arguments)
+    copies = colab_copies(options.folder, options.repository, options.branch)
+    source = options.repository or "what you upload: course.zip, next to them"
+    print(f"{len(copies)} notebooks in {options.folder}, each with a cell that fetches {source}")
+    return 0
+
+
+def nbgrader(arguments: Sequence[str]) -> int:
+    """`nbgrader FOLDER`: prints what was written."""
+    parser = Parser("nbgrader", "The exercises for nbgrader.")
+    parser.add_argument("folder", type=Path, help="a new folder for nbgrader's course")
+    options = parser.parse_args(arguments)
+    written = nbgrader_source(options.folder)
+    print(f"{len(written)} assignments in {options.folder / 'source'}. There: nbgrader generate_assignment NAME")
+    return 0
+
+
+def links(arguments: Sequence[str]) -> int:
+    """`links --repository URL [--branch B] [--hub URL | --colab]`: a line of Markdown for each lesson."""
+    parser = Parser("links", "Links that open lessons.")
+    parser.add_argument(
+        "--repository", required=True, help="the address that git clones, of a branch without solutions"
+    )
+    parser.add_argument("--branch", default="main", help="its branch (default: main)")
+    place = parser.add_mutually_exclusive_group()
+    place.add_argument("--hub", help="the address of your JupyterHub; without it, links are for Binder")
+    place.add_argument("--colab", action="store_true", help="links for Colab, to the copies that `colab` writes")
+    options = parser.parse_args(arguments)
+    elsewhere = partial(hub_link, options.hub) if options.hub else colab_link if options.colab else binder_link
+    for path in numbered(ROOT / "notebooks"):
+        print(f"- [{path.stem}]({elsewhere(options.repository, options.branch, f'notebooks/{path.name}')})")
+    return 0
