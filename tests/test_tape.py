@@ -13,8 +13,8 @@ from course_utils.estimating import estimate, moments
 from course_utils.estimating.exact.experts import shares_of, typed
 from course_utils.estimating.exact.network import tape_of
 from course_utils.estimating.exact.operations import Step
-from course_utils.estimating.exact.program import compiled
-from course_utils.estimating.exact.structure import groups_of, structure, symbols
+from course_utils.estimating.exact.program import Reading, compiled
+from course_utils.estimating.exact.structure import groups_of, pieces_of_loss, structure, symbols
 from course_utils.estimating.exact.tape import Gradient, Saving, Storage, Tape, Tensor, operation
 from course_utils.models import TransformerConfig
 from course_utils.run import TrainingRun
@@ -152,6 +152,19 @@ def test_a_deep_model_is_read_as_if_every_block_were_on_the_tape(layers, recompu
     model = TransformerConfig("deep", "gpt2", layers, 128, 4, 512, 128, dropout=0.1)
     run = TrainingRun(model, 4, 128, recompute=recompute, loss_chunks=layers)
     assert differences(estimate(run), simulate(run).breakdown) == {}
+
+
+@pytest.mark.parametrize("recompute", ["none", "full", "every-2", "every-3", "every-4", "sqrt"])
+@pytest.mark.parametrize("layers", [4, 5, 9, 10, 13, 48])
+def test_each_block_and_each_piece_of_the_loss_is_counted_once(layers, recompute):
+    model = TransformerConfig("deep", "gpt2", layers, 128, 4, 512, 128)
+    run = TrainingRun(model, 4, 128, recompute=recompute, loss_chunks=layers)
+    reading = Reading(run)
+    counted = Counter()
+    for piece, times in zip(reading.pieces, reading.times, strict=True):
+        counted[piece.phase, piece.place.part] += times
+    assert counted["forward", "block"] == layers
+    assert counted["loss", "piece"] == pieces_of_loss(run)[0]
 
 
 def test_symbols_are_the_numbers_of_a_run():

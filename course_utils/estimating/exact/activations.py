@@ -64,7 +64,7 @@ def block_bytes(run: TrainingRun) -> int:
 def activation_bytes(run: TrainingRun) -> int:
     """Bytes kept when the forward pass ends, the loss not yet computed, whatever is recomputed later."""
     reading = Reading(run)
-    loss = next(visit for visit in reading.visits() if reading.piece(visit).phase == "loss")
+    loss = next(visit for visit in reading.visits() if reading.pieces[visit].phase == "loss")
     return reading.before(loss).get("activations", 0)
 
 

@@ -200,53 +200,48 @@ class Reading:
             for repeat in size.repeats:
                 sizes[number] *= counts[repeat]
         self.signed = [*sizes, *(-size for size in reversed(sizes))]  # so that ~index finds the negative
-        curves = [list(accumulate(map(self.signed.__getitem__, events.changes))) for events in self.program.events]
-        self.curves = [curves[piece.events] for piece in self.program.pieces]
-        nets, tops = [curve[-1] if curve else 0 for curve in curves], [max(curve, default=0) for curve in curves]
-        self.nets = [nets[piece.events] for piece in self.program.pieces]
-        self.tops = [tops[piece.events] for piece in self.program.pieces]
+        self.curves = [list(accumulate(map(self.signed.__getitem__, each.changes))) for each in self.program.events]
+        self.pieces = [self.program.pieces[visit.piece] for visit in self.program.visits]
         self.times = [visit.times(counts) if visit.passed_over else 1 for visit in self.program.visits]
         self.last_group = max(piece.place.group for piece in self.program.pieces if piece.place.part == "block")
 
     def highest(self) -> tuple[int, int]:
         """The largest total, and the number of the visit that has it."""
+        nets, tops = [curve[-1] if curve else 0 for curve in self.curves], [max(c, default=0) for c in self.curves]
         now, top, best = 0, 0, 0
-        for number, (visit, times) in enumerate(zip(self.program.visits, self.times, strict=True)):
-            if not visit.passed_over and now + self.tops[visit.piece] > top:
-                top, best = now + self.tops[visit.piece], number
-            now += times * self.nets[visit.piece]
+        for number, (visit, piece, times) in enumerate(zip(self.program.visits, self.pieces, self.times, strict=True)):
+            if not visit.passed_over and now + tops[piece.events] > top:
+                top, best = now + tops[piece.events], number
+            now += times * nets[piece.events]
         return top, best
 
     def at_top_of(self, number: int) -> Totals:
         """Bytes by kind at the highest point of a visit."""
-        curve = self.curves[self.program.visits[number].piece]
+        curve = self.curves[self.pieces[number].events]
         return self._after(number, curve.index(max(curve)) + 1 if curve and max(curve) > 0 else 0)
 
     def before(self, number: int) -> Totals:
         """Bytes by kind when a visit begins."""
         return self._after(number, 0)
 
-    def piece(self, number: int) -> Piece:
-        """The piece of a visit."""
-        return self.program.pieces[self.program.visits[number].piece]
-
     def name(self, number: int) -> tuple[str, str]:
         """The phase and the name of a visit."""
-        piece = self.piece(number)
-        return named(piece.phase, piece.place, self.last_group)
+        return named(self.pieces[number].phase, self.pieces[number].place, self.last_group)
 
     def visits(self) -> list[int]:
         """The numbers of the visits that are looked at, in order."""
-        return [
-            n for n, visit in enumerate(self.program.visits) if not visit.passed_over and self.piece(n).place != END
-        ]
+        visits = enumerate(self.program.visits)
+        return [number for number, visit in visits if not visit.passed_over and self.pieces[number].place != END]
 
     def _after(self, number: int, events: int) -> Totals:
         parts: Totals = {}
-        for visit, times in zip(self.program.visits[:number], self.times, strict=False):
-            for kind, size, count in self.program.events[self.program.pieces[visit.piece].events].left:
+        often = dict.fromkeys((piece.events for piece in self.pieces[:number]), 0)
+        for piece, times in zip(self.pieces[:number], self.times, strict=False):
+            often[piece.events] += times
+        for same, times in often.items():
+            for kind, size, count in self.program.events[same].left:
                 parts[kind] = parts.get(kind, 0) + times * count * self.signed[size]
-        here = self.program.events[self.piece(number).events]
+        here = self.program.events[self.pieces[number].events]
         for change, kind in zip(here.changes[:events], here.kinds, strict=False):
             parts[kind] = parts.get(kind, 0) + self.signed[change]
         return parts

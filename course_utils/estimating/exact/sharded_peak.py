@@ -102,16 +102,14 @@ def _with_hooks(reading: Reading, hooks: Hooks) -> Iterator[Stretch]:
 
 def _stretches(reading: Reading) -> Iterator[Stretch]:
     """The tape's pieces in order; those of one block's backward, whose numbers ascend, as one."""
-    program = reading.program
     stretch, last = Stretch("", END, [], 1), -1
-    for visit, times in zip(program.visits, reading.times, strict=True):
-        piece = program.pieces[visit.piece]
+    for visit, piece, times in zip(reading.program.visits, reading.pieces, reading.times, strict=True):
         phase = "backward" if piece.phase == "recompute" else piece.phase
         if last >= visit.piece or (stretch.phase, stretch.place, stretch.times) != (phase, piece.place, times):
             if stretch.phase:
                 yield stretch
             stretch = Stretch(phase, piece.place, [], times)
-        events, last = program.events[piece.events], visit.piece
+        events, last = reading.program.events[piece.events], visit.piece
         stretch.walk.extend(zip(events.kinds, map(reading.signed.__getitem__, events.changes), strict=True))
     yield stretch
 
