@@ -24,8 +24,9 @@ from course_utils.demos.show import DemoWidget
 from course_utils.demos.stage import Demo, DemoStep, Foreseen, Outcome
 from course_utils.demos.stage_figures import TYPE, stage_bars, stage_segments
 from course_utils.figures.canvas import text_width
+from course_utils.figures.meters import Reading
 from course_utils.gpus import GPUS, Gpu
-from course_utils.interactive.meter import Meter, Reading
+from course_utils.interactive.meter import Meter
 from course_utils.measuring import devices, live
 from course_utils.units import MB, MiB, format_bytes
 

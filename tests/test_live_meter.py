@@ -12,9 +12,9 @@ from course_utils import TrainingRun, measure, replay
 from course_utils.allocator.policy import OutOfMemory
 from course_utils.breakdown import KINDS
 from course_utils.figures.canvas import WIDTH, text_width
-from course_utils.figures.meters import MOST_POINTS, STAGE, MeterMark, Sample, meter_figure, thinned
+from course_utils.figures.meters import MOST_POINTS, STAGE, MeterMark, Reading, meter_figure, thinned
 from course_utils.interactive import meter as meters
-from course_utils.interactive.meter import CudaGauge, Gauge, Meter, Reading, ReplayGauge, live_meter, replay_meter
+from course_utils.interactive.meter import CudaGauge, Gauge, Meter, ReplayGauge, live_meter, replay_meter
 from course_utils.units import GB, MB, round_up
 
 RUN = TrainingRun("tiny-gpt", 2, 64)
@@ -235,7 +235,9 @@ def test_a_gpu_that_is_too_small_ends_the_replay_where_it_fails():
 
 
 def test_the_picture_draws_the_kinds_and_says_the_rest_in_words():
-    samples = [Sample(t / 10, 3 * GB, 4 * GB, 5 * GB, {"parameters": GB, "activations": 2 * GB}) for t in range(30)]
+    samples = [
+        Reading(3 * GB, 0, 4 * GB, 5 * GB, {"parameters": GB, "activations": 2 * GB}, seconds=t / 10) for t in range(30)
+    ]
     figure = meter_figure(samples, [MeterMark(0.5, "backward")], 16 * GB, 6 * GB, "", "a stand-in", "seconds")
     assert {kind: int(size) for kind, size in re.findall(r'data-kind="(\w+)" data-bytes="(\d+)"', figure.svg)} == {
         "parameters": GB,
@@ -246,7 +248,7 @@ def test_the_picture_draws_the_kinds_and_says_the_rest_in_words():
 
 
 def test_thinning_keeps_the_highest_and_the_last():
-    samples = [Sample(float(t), 10 * GB if t == 4321 else t) for t in range(12_000)]
+    samples = [Reading(10 * GB if t == 4321 else t, 0, seconds=float(t)) for t in range(12_000)]
     kept = thinned(samples)
     assert len(kept) <= MOST_POINTS and max(sample.allocated for sample in kept) == 10 * GB and kept[-1] == samples[-1]
 
@@ -258,15 +260,18 @@ def test_a_reading_takes_a_dozen_calls_twenty_times_a_second(card):
 
 
 def test_twelve_thousand_readings_are_drawn_small_and_with_a_dozen_calls_each_at_most():
-    samples = [Sample(t / 20, 8 * t * MB, 9 * t * MB, 9 * t * MB, dict.fromkeys(KINDS, t * MB)) for t in range(12_000)]
+    samples = [
+        Reading(8 * t * MB, 0, 9 * t * MB, 9 * t * MB, dict.fromkeys(KINDS, t * MB), seconds=t / 20)
+        for t in range(12_000)
+    ]
     assert calls(lambda: meter_figure(samples, [], 16 * GB, GB, "", "", "seconds", STAGE)) < 160_000
-    plain = [Sample(t / 20, t * MB, t * MB, t * MB, {"parameters": t * MB}) for t in range(12_000)]
+    plain = [Reading(t * MB, 0, t * MB, t * MB, {"parameters": t * MB}, seconds=t / 20) for t in range(12_000)]
     assert calls(lambda: meter_figure(plain, [], 16 * GB, GB, "", "", "seconds")) < 10 * len(plain)
     assert len(meter_figure(plain, [], 16 * GB, GB, "", "", "seconds").svg) < 40_000
 
 
 def test_the_stages_letters_are_larger_and_stay_in_the_picture():
-    samples = [Sample(t / 10, 3 * GB, 4 * GB, 5 * GB, dict.fromkeys(KINDS, GB // 2)) for t in range(30)]
+    samples = [Reading(3 * GB, 0, 4 * GB, 5 * GB, dict.fromkeys(KINDS, GB // 2), seconds=t / 10) for t in range(30)]
     drawn = meter_figure(samples, [MeterMark(0.5, "backward")], 16 * GB, 6 * GB, "", "", "seconds", STAGE).svg
     labels = re.findall(rf'<text x="{STAGE.right + 8:g}" [^>]*font-size="([0-9.]+)"[^>]*>([^<]+)<', drawn)
     assert len(labels) == len(KINDS) + 4  # allocated, reserved, the driver's and the GPU's

@@ -17,8 +17,7 @@ from .replay import MemoryBlock, MemorySegment, Replay, check_replay
 
 ROW_HEIGHT, ROW_STEP = 24, 29
 ROW_WIDTH = float(WIDTH - 2 * MARGIN)
-FINEST = 2.0
-"""Pixels: neighbors narrower than this are drawn as one, in the color of what most of them is."""
+FINEST = 2.0  # pixels: neighbors narrower than this are drawn as one, in the color of what most of them is
 
 WORTH_A_TIP = 12.0
 """Pixels: what is narrower is hard to point at, and words for thousands of blocks would make the picture large."""

@@ -20,14 +20,9 @@ from ..units import BLOCK, format_bytes
 from .policy import CachingAllocator, DriverCall
 from .replay import Playback, Replay
 
-ROWS = 14
-"""Rows of a map, unless its segments are few and alike: then each has a row of its own."""
-
-MOST_BLOCKS = 6_000
-"""The largest tensors, as many as are drawn; the others are narrower than a pixel."""
-
-HEIGHT = 680
-"""Pixels that the page takes in a notebook."""
+ROWS = 14  # rows of a map, unless its segments are few and alike: then each has a row of its own
+MOST_BLOCKS = 6_000  # the largest tensors, as many as are drawn; the others are narrower than a pixel
+HEIGHT = 680  # pixels that the page takes in a notebook
 
 
 @dataclass(frozen=True)

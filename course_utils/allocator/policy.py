@@ -13,26 +13,16 @@ from typing import Any
 from ..units import BLOCK, GiB, KiB, MiB, TiB, percent, round_up
 from .settings import AllocatorSettings
 
-SMALL_REQUEST = 1 * MiB
-"""Requests up to here are served from the small pool (kSmallSize)."""
-
-SMALL_SEGMENT = 2 * MiB
-"""Bytes that the small pool asks the driver for at once (kSmallBuffer)."""
-
-LARGE_REQUEST = 10 * MiB
-"""Requests from here on get a segment of their own size (kMinLargeAlloc)."""
-
-LARGE_ROUNDING = 2 * MiB
-"""… rounded up to a multiple of this, the GPU's page size (kRoundLarge)."""
+SMALL_REQUEST = 1 * MiB  # requests up to here are served from the small pool (kSmallSize)
+SMALL_SEGMENT = 2 * MiB  # bytes that the small pool asks the driver for at once (kSmallBuffer)
+LARGE_REQUEST = 10 * MiB  # requests from here on get a segment of their own size (kMinLargeAlloc)
+LARGE_ROUNDING = 2 * MiB  # … rounded up to a multiple of this, the GPU's page size (kRoundLarge)
 
 TAKEN = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
 """Calls of the driver, by torch's names (cudaMalloc, mapping pages, cudaFree, unmapping), and their sign."""
 
-FIRST_ADDRESS = 1 << 45
-"""The address of the first segment; any would do."""
-
-ADDRESS_SPACE = 16 * TiB
-"""Addresses of an expandable segment where no capacity is given; they cost nothing."""
+FIRST_ADDRESS = 1 << 45  # the address of the first segment; any would do
+ADDRESS_SPACE = 16 * TiB  # addresses of an expandable segment where no capacity is given; they cost nothing
 
 
 class OutOfMemory(RuntimeError):

@@ -11,11 +11,8 @@ from typing import Any
 from ..errors import unknown
 from ..units import MiB
 
-LARGE_SEGMENT_MB = 20
-"""MiB (torch writes MB): requests of 1 to 10 MiB share buffers of this size."""
-
-LARGE_REQUEST_MB = 10
-"""MiB: from here on a request gets a segment of its own (kMinLargeAlloc)."""
+LARGE_SEGMENT_MB = 20  # MiB (torch writes MB): requests of 1 to 10 MiB share buffers of this size
+LARGE_REQUEST_MB = 10  # MiB: from here on a request gets a segment of its own (kMinLargeAlloc)
 
 INTERVALS = 16
 """`roundup_power2_divisions` has one value for sizes from 1 MiB, one from 2 MiB, … and one from 32 GiB on."""

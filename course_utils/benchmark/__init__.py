@@ -9,8 +9,7 @@ from ..errors import unknown
 from ..interactive.command_line import Parser
 from ..interactive.course_files import ROOT
 
-OUT = ROOT / "build" / "benchmark"
-"""The default folder for tables; git ignores it."""
+OUT = ROOT / "build" / "benchmark"  # the default folder for tables; git ignores it
 
 TABLES = {
     "accuracy": "estimates against simulations, over the frozen list of runs",

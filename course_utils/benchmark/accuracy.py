@@ -19,17 +19,12 @@ from ..units import GB
 from .draw import frozen_runs, random_run, shallow
 from .tables import Cell, Table
 
-AT_MOST_PERCENT = 0.5
-LOOSER_PERCENT = 2.0
-"""The promised error of a peak; the looser for FSDP2, offloading and clipping."""
+AT_MOST_PERCENT, LOOSER_PERCENT = 0.5, 2.0  # the promised error of a peak; the looser for FSDP2, offloading, clipping
 
 WORST = 20
 
-MESSAGE = 400
-"""Characters of a message that a note shows at most."""
-
-ALIKE = 0.75
-"""The share of words from which on two refusals are the same one, of other models, ranks or optimizers."""
+MESSAGE = 400  # characters of a message that a note shows at most
+ALIKE = 0.75  # the share of words from which on two refusals are the same one, of other models, ranks or optimizers
 
 
 @dataclass(frozen=True)

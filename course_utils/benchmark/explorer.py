@@ -22,11 +22,8 @@ CASES: dict[str, dict[str, Any]] = {
         "model": "mixtral-8x7b", "world_size": 64, "zero_stage": 3, "recompute": "full", "gpu": "H100-80GB",
     },
 }  # fmt: skip
-SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
-"""The values that the micro-batch's slider is moved through, each once in a round."""
-
-REDRAW_MS = 50
-"""From key to picture, as the course promises; the browser needs its share of it."""
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128)  # the values that the micro-batch's slider is moved through, each once in a round
+REDRAW_MS = 50  # from key to picture, as the course promises; the browser needs its share of it
 
 
 def explorer_table(quick: bool, report: Callable[[str], None]) -> Table:

@@ -26,8 +26,7 @@ ESTIMATE_US, SWEEP_SECONDS, SWEEP_RUNS, IMPORT_MS, RUN_US = 100, 1.0, 10_000, 50
 DEEP_MODEL, DEEP_BYTES = "llama3-70b", 24 * GiB
 """A model that is simulated in full in one process, and the host memory that it must stay below."""
 
-RATIO_MODEL = "gpt2-xl"
-"""The model whose step is promised to be so many times faster."""
+RATIO_MODEL = "gpt2-xl"  # the model whose step is promised to be so many times faster
 
 
 def best(tries: int, measure_once: Callable[[], float]) -> float:

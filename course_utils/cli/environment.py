@@ -30,8 +30,7 @@ CUDA_INDEX = "https://download.pytorch.org/whl/cu130"
 NEEDED_BYTES = {"cpu": 3 * GB, "cuda": 9 * GB}
 """Disk space that an environment takes while it is made, with each torch build."""
 
-LAYOUT = 1
-"""Raised when the way in which an environment is made changes: older ones are then made anew."""
+LAYOUT = 1  # raised when the way in which an environment is made changes: older ones are then made anew
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,7 @@ CLOSED_FORMS_ONLY = (
     "course_utils.rank_states and course_utils.estimating.megatron."
 )
 
-NOT_OFFERED = ("tensor_parallel", "sequence_parallel")
-"""Choices of a run that no command supports."""
+NOT_OFFERED = ("tensor_parallel", "sequence_parallel")  # choices of a run that no command supports
 
 VALUES: dict[str, Sequence[str]] = {
     "precision": tuple(PRECISIONS),

@@ -22,8 +22,7 @@ CURE = (
     "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True makes one segment that grows page by page. "
     "Same tensors, same order: does the last one fit now?"
 )
-SECONDS = 120
-"""A process that has not said anything by then is ended."""
+SECONDS = 120  # a process that has not said anything by then is ended
 
 
 def replayed(stage: Stage, expandable: bool) -> Replay:

@@ -11,8 +11,7 @@ from typing import Any
 
 from ..units import MiB
 
-Event = tuple[int, str]
-"""Bytes, positive to allocate and negative to free, and the tensor's name."""
+Event = tuple[int, str]  # bytes, positive to allocate and negative to free, and the tensor's name
 
 ACTIVATION, STATE, LATE = 0.23, 0.12, 0.2
 """Shares of the GPU's free memory: four activations, four states that come when those have gone, one more activation.
@@ -21,8 +20,7 @@ Two states do not fit into the place of one activation, so each takes one and le
 """
 
 COUNT = 4
-PAGE = 20 * MiB
-"""Sizes are multiples of it, the large pages of an expandable segment."""
+PAGE = 20 * MiB  # sizes are multiples of it, the large pages of an expandable segment
 
 
 def trace(room: int) -> list[Event]:

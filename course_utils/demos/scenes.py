@@ -162,8 +162,7 @@ OPTIMIZER_STATES = Demo(
 MOSTLY_ACTIVATIONS = {"share": 0.7, "states": 0.2}
 """Shares of the card: the run with everything kept, and its states; the rest is activations."""
 
-CHUNKS = 8
-"""Pieces of the loss, so that logits, which no policy touches, do not hide the blocks."""
+CHUNKS = 8  # pieces of the loss, so that logits, which no policy touches, do not hide the blocks
 
 POLICIES = {
     "all kept": ("none", "Activations rise until the loss is there."),

@@ -28,11 +28,8 @@ LOOK = """<style>
 </style>"""
 """A picture takes a little more than half of the window's height, so that text and picture are seen at once."""
 
-LONG = 120
-"""Letters: more than that leave no room for the step's own words and a picture."""
-
-UNTIL_SHOWN = 0.5
-"""Seconds after which the button takes the keyboard's focus: before that it is not on the page."""
+LONG = 120  # letters: more than that leave no room for the step's own words and a picture
+UNTIL_SHOWN = 0.5  # seconds after which the button takes the keyboard's focus: before that it is not on the page
 
 
 class DemoWidget(ipywidgets.VBox):

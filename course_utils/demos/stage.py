@@ -24,8 +24,7 @@ from ..units import format_bytes, percent
 if TYPE_CHECKING:
     from ..measuring.devices import Device
 
-STATES_SHARE = 0.4
-"""Of the GPU's memory: what weights, gradients and Adam's states may take at 16 bytes a parameter."""
+STATES_SHARE = 0.4  # of the GPU's memory: what weights, gradients and Adam's states may take at 16 bytes a parameter
 
 MOST_SEQUENCES = 4096
 LIVE_STEPS = 6

@@ -9,8 +9,7 @@ from ..figures.axes import COLOURS, OVER, amount, digits_for, draw_swatch, legen
 from ..figures.canvas import INK, MARGIN, RULE, WIDTH, Canvas, Figure, ink_on, text_width, wrap
 from ..units import GB, format_bytes
 
-TYPE = 20.0
-"""Pixels of the letters; the course's other pictures have 12."""
+TYPE = 20.0  # pixels of the letters; the course's other pictures have 12
 
 BAR, STEP = 40.0, 62.0
 

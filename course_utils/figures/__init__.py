@@ -94,8 +94,7 @@ def stack(
     return canvas.figure(bottom, title, alt, provenance)
 
 
-CLEAR = 4.0
-"""Pixels that texts keep away from the line that marks the capacity."""
+CLEAR = 4.0  # pixels that texts keep away from the line that marks the capacity
 
 
 @dataclass(frozen=True)

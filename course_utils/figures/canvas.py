@@ -14,8 +14,7 @@ from math import ceil, floor, log10
 from pathlib import Path
 from typing import Any
 
-WIDTH = 880
-"""Pixels: every figure of the course is this wide, and scales down with its page."""
+WIDTH = 880  # pixels: every figure of the course is this wide, and scales down with its page
 
 MARGIN = 16
 INK, QUIET, RULE, GRID = "#111111", "#555555", "#8A8A8A", "#E4E4E4"

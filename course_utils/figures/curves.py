@@ -40,8 +40,7 @@ LOOK: dict[Any, Any] = {
 FRAME = {"stroke_linejoin": "round", "xmlns:xlink": "http://www.w3.org/1999/xlink"}
 NO_METADATA = {"Creator": None, "Date": None, "Format": None, "Type": None}
 
-ROOM = WIDTH - 2 * MARGIN
-"""Pixels for title and small print."""
+ROOM = WIDTH - 2 * MARGIN  # pixels for title and small print
 
 Series = Mapping[str, tuple[Sequence[float], Sequence[float]]]
 Level = tuple[str, float] | None

@@ -8,19 +8,23 @@ from .axes import COLOURS, OVER, Plot, amount, digits_for, largest_kinds, words
 from .canvas import INK, MARGIN, QUIET, RULE, WIDTH, Canvas, Figure, number, sentence, short, spread, text_width, ticks
 
 MOST_POINTS = 240
-SHORTEST = 2.0
-"""Seconds that the axis covers at least."""
+SHORTEST = 2.0  # seconds that the axis covers at least
 
 
 @dataclass(frozen=True)
-class Sample:
-    """Bytes read `seconds` after the start; None where they are unknown."""
+class Reading:
+    """Bytes read `seconds` after the start. `peak` is the most allocated since its counter was last reset.
 
-    seconds: float
+    `driver` is what all programs on the GPU have taken together; it and `reserved` are None where they are unknown.
+    """
+
     allocated: int
+    peak: int
     reserved: int | None = None
     driver: int | None = None
     kinds: Mapping[str, int] = field(default_factory=dict)
+    phase: str | None = None
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,7 @@ class _Scale(Plot):
 
 
 def meter_figure(
-    samples: Sequence[Sample],
+    samples: Sequence[Reading],
     marks: Sequence[MeterMark],
     capacity: int | None,
     peak: int,
@@ -103,7 +107,7 @@ def meter_figure(
     return Figure(canvas.svg(end, title, alt), alt)
 
 
-def thinned(samples: Sequence[Sample]) -> list[Sample]:
+def thinned(samples: Sequence[Reading]) -> list[Reading]:
     """At most `MOST_POINTS` samples: of each stretch the highest, and always the last, so that no peak is lost."""
     stretch = max(1, -(-(len(samples) - 1) // (MOST_POINTS - 1)))
     groups = [samples[start : start + stretch] for start in range(0, len(samples) - 1, stretch)]
@@ -114,7 +118,7 @@ def _shown(size: int, unit: str) -> str:
     return format_bytes(size, unit, digits_for(size, unit))
 
 
-def _areas(canvas: Canvas, samples: Sequence[Sample], scale: _Scale) -> None:
+def _areas(canvas: Canvas, samples: Sequence[Reading], scale: _Scale) -> None:
     """Stacked by kind where the samples know it; in one neutral color otherwise."""
     known = [kind for kind in COLOURS if any(sample.kinds.get(kind) for sample in samples)]
     floor = [0] * len(samples)
@@ -129,7 +133,7 @@ def _areas(canvas: Canvas, samples: Sequence[Sample], scale: _Scale) -> None:
 
 
 def _area(
-    canvas: Canvas, samples: Sequence[Sample], scale: _Scale, low: list[int], high: list[int], fill: str, name: str
+    canvas: Canvas, samples: Sequence[Reading], scale: _Scale, low: list[int], high: list[int], fill: str, name: str
 ) -> None:
     there, back = (
         [scale.point(sample.seconds, size) for sample, size in zip(samples, sizes, strict=True)]
@@ -140,7 +144,7 @@ def _area(
 
 
 def _line(
-    canvas: Canvas, samples: Sequence[Sample], scale: _Scale, of: Callable[[Sample], int | None], dashes: str
+    canvas: Canvas, samples: Sequence[Reading], scale: _Scale, of: Callable[[Reading], int | None], dashes: str
 ) -> None:
     points = [(sample.seconds, of(sample)) for sample in samples]
     known = [scale.point(at, size) for at, size in points if size is not None]
@@ -159,7 +163,7 @@ def _marks(canvas: Canvas, marks: Sequence[MeterMark], scale: _Scale) -> None:
             free = x + wide + 6
 
 
-def _labels(canvas: Canvas, last: Sample, capacity: int | None, scale: _Scale, unit: str) -> None:
+def _labels(canvas: Canvas, last: Reading, capacity: int | None, scale: _Scale, unit: str) -> None:
     """Direct labels at the right: the kinds in the middle of their areas, the lines at their ends."""
     look = scale.look
     wanted: list[tuple[float, str, str]] = []
@@ -181,7 +185,7 @@ def _labels(canvas: Canvas, last: Sample, capacity: int | None, scale: _Scale, u
         canvas.text(look.right + 8, y + look.text / 3, text, look.text, color)
 
 
-def _alt(last: Sample, marks: Sequence[MeterMark], capacity: int | None, unit: str) -> str:
+def _alt(last: Reading, marks: Sequence[MeterMark], capacity: int | None, unit: str) -> str:
     parts = [f"{last.seconds:.1f} seconds so far"]
     parts += [f"{_shown(last.reserved, unit)} reserved"] if last.reserved is not None else []
     parts += [f"{_shown(last.driver, unit)} taken by all programs"] if last.driver is not None else []

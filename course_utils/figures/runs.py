@@ -76,8 +76,7 @@ LABELS = {
 }  # fmt: skip
 """The label under a column, below the name of its phase; others go without "'s backward"."""
 
-FAR = 5
-"""A card of more than so many times the peak is not drawn: the columns would be too small to be told apart."""
+FAR = 5  # a card of more than so many times the peak is not drawn: the columns would be too small to be told apart
 
 PHASES = {"zero_grad": "", "clip": "clipping"}
 

@@ -36,8 +36,7 @@ Name = TypeVar("Name")
 MOST_POINTS = 1500
 LEFT, RIGHT = 66.0, WIDTH - 22.0
 PLOT_HEIGHT = 300.0
-NARROWEST = 32.0
-"""Pixels that each phase gets at least, where a third of the width suffices for that."""
+NARROWEST = 32.0  # pixels that each phase gets at least, where a third of the width suffices for that
 PHASE_WORDS = {
     "forward": ("forward", "fwd"), "backward": ("backward", "bwd"), "optimizer": ("optimizer", "optim.", "opt"),
 }  # fmt: skip

@@ -12,12 +12,10 @@ LESSONS = {
 }  # fmt: skip
 """Each lesson's number and its folder in `course_utils/lessons`: to add a lesson, add a line."""
 
-EDITED = ".edited-"
-"""Part of the name of a copy that `build` saved of a notebook because somebody had edited it."""
+EDITED = ".edited-"  # part of the name of a copy that `build` saved of a notebook because somebody had edited it
 
 ANSWERS = ("### BEGIN SOLUTION", "### END SOLUTION")
-ONLY_IN_SOLUTIONS = frozenset({"solution", "explanation"})
-"""Tags of cells that learners do not get."""
+ONLY_IN_SOLUTIONS = frozenset({"solution", "explanation"})  # tags of cells that learners do not get
 
 NOT_SOLVED_IMPORT = "from course_utils.interactive.feedback import NotSolved"
 """The import that learners' notebooks need in place of the solutions."""

@@ -205,14 +205,9 @@ class Suggestion:
         return f"{format_bytes(self.peak, 'GB', 1)}, {fits}, {time}{learns}"
 
 
-MOST = 10
-"""So many changes are offered at most."""
-
-LOWERS = 0.99
-"""A change that does not make a run fit is worth a line if it leaves at most this share of the peak."""
-
-WORTH_WHILE = 0.001
-"""A change that makes a run faster is worth a line if it saves more than this share of the step."""
+MOST = 10  # so many changes are offered at most
+LOWERS = 0.99  # a change that does not make a run fit is worth a line if it leaves at most this share of the peak
+WORTH_WHILE = 0.001  # a change that makes a run faster is worth a line if it saves more than this share of the step
 
 
 def next_changes(chosen: Mapping[str, Any]) -> tuple[Suggestion, ...]:

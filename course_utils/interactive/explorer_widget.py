@@ -16,11 +16,8 @@ from ..run import TrainingRun
 from .explorer import CONTROLS, GROUPS, Dashboard, Suggestion, best_plan, complete, dashboard, next_changes, run_of
 from .widgets import Explorer
 
-SHOWN = 8
-"""So many changes are offered at most."""
-
-PAUSE = 0.12
-"""Seconds without input after which it is weighed what to change next: pictures come first."""
+SHOWN = 8  # so many changes are offered at most
+PAUSE = 0.12  # seconds without input after which it is weighed what to change next: pictures come first
 
 CSS = """<style>
 .course-explorer { color: var(--jp-content-font-color1, #111); }

@@ -15,14 +15,14 @@ import sys
 import threading
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ..allocator.replay import Replay, can_be_replayed, replay
 from ..figures.canvas import Figure
-from ..figures.meters import PAGE, MeterMark, Sample, meter_figure
+from ..figures.meters import PAGE, MeterMark, Reading, meter_figure
 from ..measurement import Measurement
 
 if TYPE_CHECKING:
@@ -32,29 +32,12 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 
-EVERY = 0.05
-"""Seconds between two readings."""
+EVERY = 0.05  # seconds between two readings
 
 DRAW_EVERY = 0.25
 """Seconds between two pictures: drawing takes the interpreter's lock from the loop, reading hardly does."""
 
-LONGEST = 600.0
-"""Seconds after which a meter ends, whatever became of the loop."""
-
-
-@dataclass(frozen=True)
-class Reading:
-    """One reading of a gauge, in bytes. `peak` is the most allocated since its counter was last reset.
-
-    `driver` is what all programs on the GPU have taken together; it and `reserved` are None where they are unknown.
-    """
-
-    allocated: int
-    peak: int
-    reserved: int | None = None
-    driver: int | None = None
-    kinds: Mapping[str, int] = field(default_factory=dict)
-    phase: str | None = None
+LONGEST = 600.0  # seconds after which a meter ends, whatever became of the loop
 
 
 class Gauge(Protocol):
@@ -164,14 +147,12 @@ class Meter:
         if not 0 < every <= longest:
             raise ValueError(f"every is {every!r} and longest {longest!r}: seconds, more than 0, every ≤ longest")
         self.gauge, self.every, self.longest = gauge, every, longest
-        self.samples: list[Sample] = []
+        self.samples: list[Reading] = []
         self.marks: list[MeterMark] = []
         self.failure: Exception | None = None
         self.look = PAGE
         self._held: Holdings | None = None
         self._note = ""
-        self._first: Reading | None = None
-        self._last: Reading | None = None
         self._widget: Any = None
         self._ended, self._lock = threading.Event(), threading.Lock()
         self._began = self._drawn = 0.0
@@ -282,28 +263,22 @@ class Meter:
         with self._lock:
             if reading.phase is not None and (not self.marks or self.marks[-1].words != reading.phase):
                 self.marks.append(MeterMark(seconds, reading.phase))
-            self._first, self._last = self._first or reading, reading
-            held = self._held
-            kinds = reading.kinds if held is None else held.by_kind(reading.allocated)
-            self.samples.append(Sample(seconds, reading.allocated, reading.reserved, reading.driver, kinds))
+            kinds = reading.kinds if self._held is None else self._held.by_kind(reading.allocated)
+            self.samples.append(replace(reading, seconds=seconds, kinds=kinds))
         return True
 
     @property
     def peak(self) -> int:
         """The most bytes allocated: by the counter, or at least by the readings. ValueError before the start."""
-        _, last = self._bounds()
-        return last.peak if self.peak_is_exact else max(sample.allocated for sample in self.samples)
+        return self.samples[-1].peak if self.peak_is_exact else max(one.allocated for one in self.samples)
 
     @property
     def peak_is_exact(self) -> bool:
         """True if `peak` is the counter's own: not where the counter still shows something higher from before."""
-        first, last = self._bounds()
-        return last.peak > first.peak or first.peak == first.allocated
-
-    def _bounds(self) -> tuple[Reading, Reading]:
-        if self._first is None or self._last is None:
+        if not self.samples:
             raise ValueError("this meter has not read anything yet: start it first")
-        return self._first, self._last
+        first, last = self.samples[0], self.samples[-1]
+        return last.peak > first.peak or first.peak == first.allocated
 
     def figure(self) -> Figure:
         """The memory so far, as a picture. ValueError before the start."""

@@ -22,11 +22,9 @@ from ..run import TrainingRun
 from ..units import GB, GiB, format_bytes
 from .explorer import CONTROL, Control
 
-DTYPES = {"fp32": 4, "tf32 (stored as fp32)": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int64": 8}
-"""Bytes of one element."""
+DTYPES = {"fp32": 4, "tf32 (stored as fp32)": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int64": 8}  # bytes of one element
 STYLE, LAYOUT = {"description_width": "104px"}, {"width": "430px"}
-MOST = 10**9
-"""The largest dimension of a tensor that is accepted."""
+MOST = 10**9  # the largest dimension of a tensor that is accepted
 
 
 def explorer(model: str = "gpt2-xl", *, gpu: str = "V100-32GB", **choices: Any) -> "Explorer":
