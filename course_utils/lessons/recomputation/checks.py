@@ -48,8 +48,7 @@ MEMORY_MISTAKES: Mistakes = {
     "Those are the checkpoints alone. In backward a stretch runs again and leaves its values.": lambda n, k: n // k,
     "That is one stretch alone. The checkpoints are kept all the while.": lambda n, k: k,
     "That is a chain that keeps all. What do the checkpoints save?": lambda n, k: n,
-    "You let every stretch keep its values. Each is done with before the next one runs again.":
-        lambda n, k: n + n // k,
+    "You let every stretch keep its values: each goes before the next one runs.": lambda n, k: n + n // k,
     "One checkpoint is missing: the first node's input is kept, too.": lambda n, k: n // k - 1 + k,
     "That holds for the best k alone. The question is about any k.": lambda n, k: 2 * math.sqrt(n),
 }  # fmt: skip
@@ -58,10 +57,8 @@ FORWARD_MISTAKES: Mistakes = {
     "You seem to count backward too. `forwards` counts runs of f alone.": lambda n, k: 3 * n,
     "You run one stretch again. All stretches have to, each when backward comes to it.": lambda n, k: n + k,
     "You run one node of each stretch again. All of them have to leave their values.": lambda n, k: n + n // k,
-    "That is what keeping nothing costs. From a checkpoint, a stretch alone runs again.":
-        lambda n, k: n + n * (n + 1) // 2,
-    "You run a stretch again for each of its nodes. Once leaves all values.":
-        lambda n, k: n + n // k * (k * (k + 1) // 2),
+    "That is what keeping nothing costs. Who begins at a checkpoint?": lambda n, k: n + n * (n + 1) // 2,
+    "You run a stretch again for each of its nodes. Once is enough.": lambda n, k: n + n // k * (k * (k + 1) // 2),
 }  # fmt: skip
 
 
@@ -69,12 +66,10 @@ FORWARD_MISTAKES: Mistakes = {
 def cost(answer: Any) -> None:
     """`answer(n, k)` is a dictionary: memory (values kept at most) and forwards (runs of f)."""
     got = [entries(call(answer, n=n, k=k, returns=Mapping), ("memory", "forwards")) for n, k in COST_CASES]
-    for name, right, mistakes in (
-        ("memory", lambda n, k: n // k + k, MEMORY_MISTAKES),
-        ("forwards", lambda n, k: 2 * n, FORWARD_MISTAKES),
-    ):
-        otherwise = f"{name} is off. Draw a chain of 6 nodes with k = 2 and count."
-        recognized([both[name] for both in got], COST_CASES, right, mistakes, otherwise)
+    memory, forwards = ([both[name] for both in got] for name in ("memory", "forwards"))
+    otherwise = "is off. Draw a chain of 6 nodes with k = 2 and count."
+    recognized(memory, COST_CASES, lambda n, k: n // k + k, MEMORY_MISTAKES, f"memory {otherwise}")
+    recognized(forwards, COST_CASES, lambda n, k: 2 * n, FORWARD_MISTAKES, f"forwards {otherwise}")
 
 
 # ------------------------------------------------------------------------------------------------- 06.2: best_interval
@@ -82,14 +77,11 @@ def cost(answer: Any) -> None:
 INTERVAL_CASES = ((64, 1), (48, 1), (48, 17), (100, 4), (96, 57), (36, 0.25), (60, 2.4), (72, 1), (7, 3), (10, 0.918))
 
 INTERVAL_MISTAKES: Mistakes = {
-    "You leave c out: that is the best k for nodes that keep no more than a checkpoint.":
-        lambda n, c: schedules.best_interval(n),
+    "You leave c out: nodes keep more than a checkpoint here.": lambda n, c: schedules.best_interval(n),
     "You took the largest of several equally good k. The smallest was asked for.":
         lambda n, c: min(reversed(divisors(n)), key=lambda k: n / k + c * k),
-    "c is on the wrong side: it belongs to the stretch, c·k, not to the checkpoints.":
-        lambda n, c: min(divisors(n), key=lambda k: c * n / k + k),
-    "That is the k that needs the most. Which needs the least?":
-        lambda n, c: max(divisors(n), key=lambda k: n / k + c * k),
+    "c is on the wrong side: it belongs to the stretch.": lambda n, c: min(divisors(n), key=lambda k: c * n / k + k),
+    "That k needs the most. Which needs the least?": lambda n, c: max(divisors(n), key=lambda k: n / k + c * k),
     "You rounded √(n/c) to a divisor. The sum is not symmetric: compare what each k really needs.":
         lambda n, c: min(divisors(n), key=lambda k: abs(k - math.sqrt(n / c))),
 }  # fmt: skip
@@ -107,11 +99,8 @@ def best_interval(answer: Any) -> None:
 
 # ----------------------------------------------------------------------------------------------------- 06.3: in_groups
 
-GROUPS = ((6, 2), (7, 3), (5, 1), (4, 4))
-"""Number of blocks, and how many of them share a checkpoint."""
-
-DROPOUT = 0.5
-WIDTH = 16
+GROUPS = ((6, 2), (7, 3), (5, 1), (4, 4))  # number of blocks, and how many of them share a checkpoint
+DROPOUT, WIDTH = 0.5, 16
 
 
 class Noted(nn.Module):
@@ -129,6 +118,7 @@ class Noted(nn.Module):
 
 
 Chain = list[Noted]
+LOOP_OVER = "Your function runs again when the loop is over: what do its variables refer to by then?"
 
 
 def chain(count: int, dropout: float = 0.0) -> Chain:
@@ -140,9 +130,7 @@ def chain(count: int, dropout: float = 0.0) -> Chain:
 
 
 class Ran(NamedTuple):
-    """One forward and backward: output, gradients, the blocks that ran, in order, and the number of tensors that were
-    kept between the two.
-    """
+    """One forward and backward: output, gradients, the blocks that ran in order, and the number of tensors kept."""
 
     output: Any
     gradients: list[torch.Tensor | None]
@@ -163,7 +151,7 @@ def groups_right(blocks: Chain, x: Any, k: int) -> Any:
 
 def run_in_groups(blocks: Chain, k: int, answer: Callable[..., Any] = groups_right) -> Ran:
     """Forward and backward through `answer(blocks, x, k)`, watched, with the same random numbers each time."""
-    mine, runs = list(blocks), blocks[0].runs
+    mine = list(blocks)
     x = torch.linspace(-1, 1, 4 * WIDTH).reshape(4, WIDTH).requires_grad_()
     inputs: list[torch.Tensor] = []
 
@@ -178,7 +166,7 @@ def run_in_groups(blocks: Chain, k: int, answer: Callable[..., Any] = groups_rig
         if isinstance(output, torch.Tensor) and output.requires_grad:
             output.square().sum().backward()
     gradients = [x.grad, *(weight.grad for block in mine for weight in block.parameters())]
-    return Ran(output, gradients, runs, len(inputs))
+    return Ran(output, gradients, mine[0].runs, len(inputs))
 
 
 def rerun_in_groups(sizes: Iterable[int]) -> list[int]:
@@ -191,40 +179,22 @@ def rerun_in_groups(sizes: Iterable[int]) -> list[int]:
 def in_groups(answer: Any) -> None:
     """`answer(blocks, x, k)` runs x through all blocks, recomputing them in groups of k."""
     for count, k in GROUPS:
-        right = run_in_groups(chain(count), k)
-        got = _ran(answer, chain(count), k)
-        expect(
-            got.output.shape == right.output.shape and torch.allclose(got.output, right.output, atol=1e-6),
-            "The output is not what the blocks compute one after the other: is each block run, the last ones too, "
-            "and in order?",
-        )
-        reached = got.gradients[0] is not None
-        expect(reached, "No gradient reaches x, so nothing in front of these blocks would learn. Who cuts the graph?")
-        expect(
-            len(got.runs) != count,
-            "Nothing is run again: every block keeps all that it computes. Where is `checkpoint`?",
-        )
-        expect(
-            len(got.runs) >= 2 * count,
-            "Some blocks run again, others do not: does the last, smaller group go through `checkpoint`, too?",
-        )
-        expect(
-            _same_gradients(got, right),
-            "The output is right and the gradients are not. Your function runs again in backward, when the loop is "
-            "over: what do its variables refer to by then?",
-        )
-        where = f"With {count} blocks and k = {k}, "
-        expect(got.kept == right.kept, f"{where}the number of checkpoints is not one for each group of k.")
-        whole, rest = divmod(count, k)
-        expect(
-            not rest or got.runs[count:] != rerun_in_groups([rest, *[k] * whole]),
-            f"{where}your smaller group is the first one. Begin with a whole group of k: what is left over comes last.",
-        )
-        expect(
-            got.runs[count:] == rerun_in_groups([*[k] * whole, *[rest] * bool(rest)]),
-            f"{where}the number of checkpoints is right, but they are in other places: every group but the last has k "
-            "blocks.",
-        )
+        right, got = run_in_groups(chain(count), k), _ran(answer, chain(count), k)
+        where, (whole, rest) = f"With {count} blocks and k = {k}, ", divmod(count, k)
+        same = got.output.shape == right.output.shape and torch.allclose(got.output, right.output, atol=1e-6)
+        small_first = rest and got.runs[count:] == rerun_in_groups([rest, *[k] * whole])
+        in_place = got.runs[count:] == rerun_in_groups([*[k] * whole, *[rest] * bool(rest)])
+        for good, message in (
+            (same, "The output is not what the blocks compute one after the other. Does each run, in order?"),
+            (got.gradients[0] is not None, "No gradient reaches x. Who cuts the graph?"),
+            (len(got.runs) != count, "Nothing is run again: every block keeps all. Where is `checkpoint`?"),
+            (len(got.runs) >= 2 * count, "Some blocks run again, others do not: does the last, smaller group?"),
+            (_same_gradients(got, right), f"The output is right and the gradients are not. {LOOP_OVER}"),
+            (got.kept == right.kept, f"{where}the number of checkpoints is not one for each group of k."),
+            (not small_first, f"{where}your smaller group is the first one. What is left over comes last."),
+            (in_place, f"{where}the checkpoints are enough, but they are in other places: each group has k blocks."),
+        ):
+            expect(good, message)
     _expect_same_masks(answer)
 
 
@@ -237,16 +207,10 @@ def _expect_same_masks(answer: Any) -> None:
     """Raise CheckFailed unless the second forward pass draws the same masks of dropout as the first."""
     count, k = GROUPS[0]
     got, kept = _ran(answer, chain(count, DROPOUT), k), run_in_groups(chain(count, DROPOUT), k, _one_by_one)
-    expect(
-        torch.allclose(got.output, kept.output, atol=1e-6),
-        "Right so far, but with dropout in the blocks your output is another. Seed nothing, and leave the blocks in "
-        "training mode.",
-    )
-    expect(
-        _same_gradients(got, kept),
-        "Right so far, but not with dropout in the blocks: the second forward draws other masks than the first, so the "
-        "gradients are those of another network. What do you tell `checkpoint` about the random state?",
-    )
+    same = torch.allclose(got.output, kept.output, atol=1e-6)
+    expect(same, "With dropout your output is another. Seed nothing, and leave the blocks in training mode.")
+    masks = "With dropout, the second forward draws other masks than the first. What restores the random state?"
+    expect(_same_gradients(got, kept), masks)
 
 
 def _ran(answer: Any, blocks: Chain, k: int) -> Ran:
@@ -256,12 +220,8 @@ def _ran(answer: Any, blocks: Chain, k: int) -> Ran:
         raise
     except Exception as error:  # what backward raises, because of what the learner's function left for it
         again = "Recomputed values" in str(error) or "different number of tensors" in str(error)
-        raise CheckFailed(
-            "Backward ran something else than forward. Your function runs again when the loop is over: what do its "
-            "variables refer to by then?"
-            if again
-            else f"Backward through your output raised {type(error).__name__}: {error}"
-        ) from error
+        raised = f"Backward through your output raised {type(error).__name__}: {error}"
+        raise CheckFailed(f"Backward ran something else than forward. {LOOP_OVER}" if again else raised) from error
 
 
 # --------------------------------------------------------------------------------------------------------- 06.4: added
@@ -289,8 +249,7 @@ FULL_MISTAKES: Mistakes = {
     "You count one block and one head. The model has L blocks.": lambda s, h, L, V: full_right(s, h, 1, V),
 }
 CORE_MISTAKES: Mistakes = {
-    "Three times too much, as in the paper's eq. 8: the core runs *forward* once more, its backward once as ever.":
-        lambda *case: 3 * core_right(*case),
+    "Three times too much, as in the paper's eq. 8: only forward runs again.": lambda *case: 3 * core_right(*case),
     "Those are parts of 1. Percent were asked for.": lambda *case: core_right(*case) / 100,
     "One product is missing: q·kᵀ and weights·v run again.": lambda *case: core_right(*case) / 2,
     "You count one block and one head. The model has L blocks.": lambda s, h, L, V: core_right(s, h, 1, V),
@@ -301,25 +260,18 @@ CORE_MISTAKES: Mistakes = {
 def added(answer: Any) -> None:
     """`answer(s, h, L, V)` is a dictionary: full and core, percent of the step's FLOPs."""
     got = [entries(call(answer, s=s, h=h, L=L, V=V, returns=Mapping), ("full", "core")) for s, h, L, V in ADDED_CASES]
-    same = partial(alike, tolerance=1e-3)
+    same, otherwise = partial(alike, tolerance=1e-3), "is off: 100 · what runs again / all of forward and backward."
     for name, right, mistakes in (("full", full_right, FULL_MISTAKES), ("core", core_right, CORE_MISTAKES)):
-        what = "what runs again, divided by forward and backward of all blocks and the head, times 100."
-        recognized([both[name] for both in got], ADDED_CASES, right, mistakes, f"{name} is off: {what}", same)
+        recognized([both[name] for both in got], ADDED_CASES, right, mistakes, f"{name} {otherwise}", same)
 
 
 # ------------------------------------------------------------------------------------------------------ 06.5: cheapest
 
 POLICIES = ("none", "selective-attention", "every-12", "every-6", "every-4", "full")
-"""To choose from: whole blocks in stretches of several lengths, the attention core, nothing."""
-
 EAGER = TrainingRun("gpt2-xl", 8, 1024, "bf16-master", attention="eager")
 CHEAPEST_CASES = (
-    (EAGER, "H200-141GB"),
-    (EAGER, "A100-80GB"),
-    (EAGER, "A100-40GB"),
-    (EAGER, "T4-16GB"),
-    (EAGER.replace(micro_batch=16), "A100-80GB"),
-    (EAGER.replace(micro_batch=2), "A100-80GB"),
+    *((EAGER, card) for card in ("H200-141GB", "A100-80GB", "A100-40GB", "T4-16GB")),
+    *((EAGER.replace(micro_batch=b), "A100-80GB") for b in (16, 2)),
 )
 
 
@@ -328,11 +280,6 @@ def _costs(run: TrainingRun, card: str = "") -> list[tuple[float, int, str]]:
     runs = [run.replace(recompute=policy) for policy in POLICIES]
     costs = [(added_percent(one), estimate(one).total, one.recompute) for one in runs]
     return [cost for cost in costs if not card or cost[1] <= gpu(card).memory]
-
-
-def cheapest_right(run: TrainingRun, card: str) -> str | None:
-    """The right answer: the first in percent, then in peak."""
-    return min(_costs(run, card), default=(None,))[-1]
 
 
 CHEAPEST_MISTAKES: Mistakes = {
@@ -350,13 +297,13 @@ def cheapest(answer: Any) -> None:
     got = [call_or_none(answer, run=run, card=card, returns=str) for run, card in CHEAPEST_CASES]
     unknown = [policy for policy in got if policy not in (None, *POLICIES)]
     expect(not unknown, f"{', '.join(map(repr, unknown))}: not one of POLICIES.")
-    if recognized(got, CHEAPEST_CASES, cheapest_right, CHEAPEST_MISTAKES, same=operator.eq):
+    right = partial(min, default=(None,))  # the first in percent, then in peak
+    if recognized(got, CHEAPEST_CASES, lambda *case: right(_costs(*case))[-1], CHEAPEST_MISTAKES, same=operator.eq):
         return
     for policy, (run, card) in zip(got, CHEAPEST_CASES, strict=True):
-        if policy is not None and not _costs(run, card):
-            fail(f"On the {card} you choose a policy that does not fit: none of them does there.")
-        if policy is None and _costs(run, card):
-            fail(f"On the {card} you find nothing, but something fits. Its memory is `gpu(card).memory`, in bytes.")
+        fits = _costs(run, card)
+        expect(policy is None or fits, f"On the {card} you choose a policy that does not fit: none of them does there.")
+        expect(policy or not fits, f"On the {card} you find nothing, but something fits `gpu(card).memory` bytes.")
     fail("A policy that fits, but another that fits adds less arithmetic, or as much with a lower peak.")
 
 
@@ -364,8 +311,6 @@ def cheapest(answer: Any) -> None:
 
 BLOCKS = 12
 TEETH = {"every-3": 4, "none": 0, "full": 12, "every-6": 2, "every-4": 3}
-"""Stretches of GPT-2's 12 blocks that run again under each hidden policy."""
-
 HIDDEN = TrainingRun("gpt2", 2, 256, "amp-bf16")
 
 TEETH_MISTAKES: Mistakes = {
@@ -383,7 +328,7 @@ def hidden_runs() -> list[TrainingRun]:
 
 @cache
 def measured(policy: str) -> Measurement:
-    """One of them, simulated, without its tensors' names."""
+    """The hidden run with this policy, simulated, without its tensors' names."""
     return replace(measure(HIDDEN.replace(recompute=policy), source="simulated"), allocations=())
 
 
@@ -401,18 +346,13 @@ def stretches(answer: Any) -> None:
         return
     none = got[list(TEETH).index("none")]
     expect(none == 0, "You find recomputation where there is none: do activations ever rise there?")
-    expect(
-        max(got) <= BLOCKS,
-        "More stretches than blocks: small tensors come and go within a tooth. Count only climbs of about its height.",
-    )
+    expect(max(got) <= BLOCKS, "More stretches than blocks: small tensors come and go within a tooth. Leave them out.")
     fail("The count is off somewhere: plot the activations in backward, and count the teeth by eye first.")
 
 
 # --------------------------------------------------------------------------------------------------------- 06.7: infer
 
 KNOWN = TrainingRun(small_gpt(), 1, 128, "bf16-master")
-"""All but the two secrets: micro-batch and policy."""
-
 SECRETS = {1: (12, "every-2"), 2: (2, "none"), 3: (24, "full"), 4: (20, "every-3"), 5: (5, "none"), 6: (7, "full")}
 """Micro-batch and policy of each case. Neither the peak nor what forward keeps puts the policies in order."""
 
@@ -440,12 +380,10 @@ def case(number: int) -> Measurement:
             changes.append((size, kind))
         before.append(len(changes))
     line = Timeline(changes, [Mark(before[mark.event], mark.step, mark.phase) for mark in measurement.timeline.marks])
-    totals = line.totals()
-    highest = MemoryBreakdown({"activations": max(totals)}, "", "the most activations at once")
-    peak = totals.index(max(totals)) + 1
-    return replace(
-        measurement, breakdown=highest, moments={}, timeline=line, peak_event=peak, allocations=(), phase_peaks={}
-    )
+    most, peak = max(line.totals()), line.totals().index(max(line.totals())) + 1
+    highest = MemoryBreakdown({"activations": most}, "", "the most activations at once")
+    fewer: dict[str, Any] = {"moments": {}, "allocations": (), "phase_peaks": {}}
+    return replace(measurement, breakdown=highest, timeline=line, peak_event=peak, **fewer)
 
 
 def kept_by_forward(measurement: Measurement) -> int:
@@ -455,7 +393,6 @@ def kept_by_forward(measurement: Measurement) -> int:
 
 
 def _batch_of(size: int, policy: str) -> int:
-    """The micro-batch whose forward keeps about `size` bytes under this policy."""
     return max(1, round(size / activation_bytes(KNOWN.replace(recompute=policy))))
 
 
@@ -468,14 +405,10 @@ def infer(answer: Any) -> None:
     swapped = {number: SWAPPED.get(policy, policy) for number, (_, policy) in SECRETS.items()}
     expect(policies != swapped, "Turned round: three teeth of two blocks each, or two teeth of three blocks each?")
     for number, (_, policy) in SECRETS.items():
-        expect(
-            (policies[number] == "none") == (policy == "none"),
-            f"mystery({number}): does the curve ever climb between the beginning of backward and its end?",
-        )
-    expect(
-        all(policies[number] == policy for number, (_, policy) in SECRETS.items()),
-        "Who recomputes is right, but not in what stretches: the model has 6 blocks; count the climbs in backward.",
-    )
+        known = (policies[number] == "none") == (policy == "none")
+        expect(known, f"mystery({number}): does the curve ever climb between the beginning of backward and its end?")
+    right = policies == {number: policy for number, (_, policy) in SECRETS.items()}
+    expect(right, "Who recomputes is right, but not in what stretches of 6 blocks: count the climbs in backward.")
     for number, (batch, _) in answers.items():
         _explain_batch(number, batch)
 
@@ -498,9 +431,11 @@ def _explain_batch(number: int, batch: int) -> None:
     as_if_none = policy != "none" and batch == _batch_of(kept_by_forward(case(number)), "none")
     for wrong, why in (
         (as_if_none, "you divide as if everything were kept, but its forward keeps checkpoints."),
-        (abs(batch - wanted) == 1, "off by one sequence. Round to the nearest, and take the end of forward, before the "
-         "loss."),
+        (
+            abs(batch - wanted) == 1,
+            "off by one sequence. Round to the nearest, at the end of forward, before the loss.",
+        ),
         (batch == by_peak, "that is from the highest point. There the loss stands on top."),
         (True, "the policy is right, the micro-batch is off. What does one sequence keep under it?"),
-    ):  # fmt: skip
+    ):
         expect(not wrong, f"mystery({number}): {why}")
