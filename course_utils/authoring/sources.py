@@ -1,6 +1,5 @@
 """From a percent-format source to the cells of its notebooks. Nothing is run here and nothing is written."""
 
-import difflib
 import hashlib
 import json
 import re
@@ -13,6 +12,7 @@ import jupytext
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
+from ..errors import nearest
 from ..interactive.course_files import NOT_SOLVED_IMPORT, ONLY_IN_SOLUTIONS
 from ..recording.notebooks import BuildError
 
@@ -52,13 +52,12 @@ def find_sources(root: Path, names: Iterable[str] = ()) -> list[Path]:
         if not STEM.fullmatch(path.stem) and (path.stem not in PAGES or path.parts[-3] != "notebooks"):
             raise BuildError(f"{path.relative_to(root)}: name a source NN_name.py, as in 01_first_lesson.py")
     wanted = [Path(name).stem for name in names]
-    stems = [path.stem for path in sources]
+    known = {part: path.stem for path in sources for part in (path.stem, path.stem[:2])}
     for name in wanted:
-        if not any(name in (stem, stem[:2]) for stem in stems):
-            near = difflib.get_close_matches(name, stems, n=1, cutoff=0.4)
-            hint = f" did you mean {near[0]}?" if near else ""
-            known = ", ".join(sorted(set(stems))) or "none yet"
-            raise BuildError(f"no lesson is called {name!r};{hint} known: {known}")
+        if name not in known:
+            near = nearest(name, known.values(), 0.4)
+            hint = f" did you mean {near}?" if near else ""
+            raise BuildError(f"no lesson is called {name!r};{hint} known: {', '.join(sorted(set(known.values())))}")
     return [path for path in sources if not wanted or {path.stem, path.stem[:2]} & set(wanted)]
 
 
@@ -69,14 +68,14 @@ def drafts(root: Path, source: Path) -> list[Draft]:
     """
     cells, settings = _read(source)
     origin = source.relative_to(root)
-    notebook = _notebook(source.stem, cells, settings, origin)
+    notebook = _notebook(cells, settings, origin)
     if origin.parts[0] != "solutions":
         for cell in cells:
             if any(BEGIN.fullmatch(line) or END.fullmatch(line) for line in cell.source.splitlines()):
                 where = f"it belongs in solutions/src/{origin.name}"
                 raise BuildError(f"{origin}: cell {cell.position} holds a solution marker; {where}")
         return [Draft(root / "notebooks" / f"{source.stem}.ipynb", notebook, execute=True)]
-    exercise = _notebook(source.stem, _unsolved(origin, cells), settings, origin)
+    exercise = _notebook(_unsolved(origin, cells), settings, origin)
     return [
         Draft(root / "solutions" / f"{source.stem}.ipynb", notebook, execute=True),
         Draft(root / "exercises" / f"{source.stem}.ipynb", exercise, execute=False),
@@ -95,26 +94,22 @@ class Cell(NamedTuple):
 def _read(source: Path) -> tuple[list[Cell], Mapping[str, Any]]:
     """The cells of a source and the `course` settings of its header."""
     notebook: Any = jupytext.read(source, fmt="py:percent")
-    cells = [
-        Cell(position, cell.cell_type, cell.source, (*cell.metadata.get("tags", ()), *_slide_tags(source, cell)))
-        for position, cell in enumerate(notebook.cells, start=1)
-    ]
+    cells = []
+    for position, cell in enumerate(notebook.cells, start=1):
+        is_text = cell.cell_type == "markdown" and source.parts[-3] == "notebooks"
+        added = [tag for tag, words in SLIDE_TAGS.items() if is_text and words in f"\n{cell.source}"]
+        cells.append(Cell(position, cell.cell_type, cell.source, (*cell.metadata.get("tags", ()), *added)))
     if not cells:
         raise BuildError(f"{source.name}: holds no cell; begin each with a line `# %%` or `# %% [markdown]`")
     return cells, notebook.metadata.get("course", {})
 
 
-def _slide_tags(source: Path, cell: NotebookNode) -> list[str]:
-    is_text = cell.cell_type == "markdown" and source.parts[-3] == "notebooks"
-    return [tag for tag, words in SLIDE_TAGS.items() if is_text and words in f"\n{cell.source}"]
-
-
-def _notebook(stem: str, cells: Iterable[Cell], settings: Mapping[str, Any], origin: Path) -> NotebookNode:
+def _notebook(cells: Iterable[Cell], settings: Mapping[str, Any], origin: Path) -> NotebookNode:
     """A notebook of `cells` without outputs, its ids and metadata the same on every machine."""
     make, built = {"code": new_code_cell, "markdown": new_markdown_cell}, []
     for cell in cells:
         metadata = {"tags": list(cell.tags)} if cell.tags else {}
-        built.append(make[cell.kind](cell.source, id=f"{stem}-{cell.position:02d}", metadata=metadata))
+        built.append(make[cell.kind](cell.source, id=f"{origin.stem}-{cell.position:02d}", metadata=metadata))
     course = {**settings, "source": origin.as_posix(), "cells_sha256": fingerprint(built)}
     metadata = {"course": course, "kernelspec": dict(KERNEL), "language_info": {"name": "python"}}
     return new_notebook(cells=built, metadata=metadata)
@@ -132,7 +127,12 @@ def _unsolved(origin: Path, cells: list[Cell]) -> list[Cell]:
     gaps = [_with_gaps(origin, cell) if cell.kind == "code" else cell for cell in kept]
     if gaps == kept:
         raise BuildError(f"{origin}: nothing to solve; put ### BEGIN SOLUTION and ### END SOLUTION around the answers")
-    return _with_import(gaps)
+    first = next(index for index, cell in enumerate(gaps) if cell.kind == "code")
+    lines = gaps[first].source.splitlines()
+    if NOT_SOLVED_IMPORT not in lines:
+        lines.insert(next((i for i, line in enumerate(lines) if CHECKS_IMPORT.match(line)), 0), NOT_SOLVED_IMPORT)
+    gaps[first] = gaps[first]._replace(source="\n".join(lines))
+    return gaps
 
 
 def _with_gaps(origin: Path, cell: Cell) -> Cell:
@@ -155,16 +155,6 @@ def _with_gaps(origin: Path, cell: Cell) -> Cell:
     if "SOLUTION" in source:
         raise BuildError(f"{origin}: cell {cell.position} would show a marker; write it alone on its line after ###")
     return cell._replace(source=source)
-
-
-def _with_import(cells: list[Cell]) -> list[Cell]:
-    """The cells with NotSolved imported in the first of them that holds code; solutions have no use for it."""
-    first = next(index for index, cell in enumerate(cells) if cell.kind == "code")
-    lines = cells[first].source.splitlines()
-    if NOT_SOLVED_IMPORT not in lines:
-        before = next((i for i, line in enumerate(lines) if CHECKS_IMPORT.match(line)), 0)
-        lines.insert(before, NOT_SOLVED_IMPORT)
-    return [*cells[:first], cells[first]._replace(source="\n".join(lines)), *cells[first + 1 :]]
 
 
 def differences(draft: Draft, stored: NotebookNode) -> list[str]:

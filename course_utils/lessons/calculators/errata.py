@@ -44,13 +44,23 @@ class Erratum:
     evidence: Callable[[], str]
 
 
-def _gb(size: float, digits: int = 1) -> str:
-    return format_bytes(round(size), "GB", digits)
+ERRATA: list[Erratum] = []
+"""All of them, in the order of the page: a new one comes last, so that numbers stay."""
 
 
-def _gib(size: float, digits: int = 1) -> str:
-    return format_bytes(round(size), "GiB", digits)
+def _erratum(claim: str, source: str, lesson: int, right: str) -> Callable[[Callable[[], str]], Erratum]:
+    def listed(evidence: Callable[[], str]) -> Erratum:
+        ERRATA.append(Erratum(claim, source, lesson, right, evidence))
+        return ERRATA[-1]
 
+    return listed
+
+
+def _gb(size: float, digits: int = 1, unit: str = "GB") -> str:
+    return format_bytes(round(size), unit, digits)
+
+
+_gib = partial(_gb, unit="GiB")
 
 XL = TrainingRun("gpt2-xl", 32, 1024, "bf16-master")
 FULL = XL.replace(recompute="full")
@@ -65,10 +75,10 @@ LISTED = (3, 3, 6, 6, 6, 8, 6, 3)
 # ----------------------------------------------------------------------------------------- the claims, in their order
 
 
-@partial(Erratum, "One can barely train GPT-2 XL on 32 GB: 32 to 35 GB in all", NEWSLETTER, 1,
-         "The recipe decides. 32 sequences at once fit a 32 GB card with fp32 master weights and the "
-         "loss in chunks. With the loss over the whole batch they do not, and under autocast even "
-         "chunks leave them at the card's edge. In micro-batches of 4 they fit.")  # fmt: skip
+@_erratum("One can barely train GPT-2 XL on 32 GB: 32 to 35 GB in all", NEWSLETTER, 1, "The recipe decides. 32 "
+    "sequences at once fit a 32 GB card with fp32 master weights and the loss in chunks. With the loss over the whole "
+    "batch they do not, and under autocast even chunks leave them at the card's edge. In "
+    "micro-batches of 4 they fit.")  # fmt: skip
 def barely_trains() -> str:
     sizes = []
     for name, run in {"master weights": FULL, "autocast": FULL.replace(precision="amp-bf16")}.items():
@@ -79,9 +89,9 @@ def barely_trains() -> str:
     return f"{'; '.join(sizes)}; a program gets {_gb(CARD.room)} of an RTX 5090"
 
 
-@partial(Erratum, "GPT-2 XL cannot be trained on a 32 GB GPU", f"{SLIDES}, after ZeRO, section 3. The slides list "
-         "the parts and draw no sum: 41 GB is ours", 1, "The recipe decides (see the claim before). And "
-         "the parts are never all there at one moment.")  # fmt: skip
+@_erratum("GPT-2 XL cannot be trained on a 32 GB GPU", f"{SLIDES}, after ZeRO, section 3. The slides list the parts "
+    "and draw no sum: 41 GB is ours", 1, "The recipe decides (see the claim before). And the parts are never all "
+    "there at one moment.")  # fmt: skip
 def forty_one() -> str:
     there = estimate(FULL)
     states = there["parameters"] + there["gradients"] + there["optimizer_states"]
@@ -90,17 +100,16 @@ def forty_one() -> str:
     return f"{listed} = {sum(LISTED)} GB; a step with full recomputation: {parts} = {_gb(there.total)}"
 
 
-@partial(Erratum, "Activations of GPT-2 XL at batch 32 take about 60 GB", "ZeRO (Rajbhandari et al. 2020), "
-         "section 3.2, footnote 3", 5, "Twelve tensors of equal width. The true figure depends on the "
-         "attention kernel.")  # fmt: skip
+@_erratum("Activations of GPT-2 XL at batch 32 take about 60 GB", "ZeRO (Rajbhandari et al. 2020), section 3.2, "
+    "footnote 3", 5, "Twelve tensors of equal width. The true figure depends on the attention kernel.")  # fmt: skip
 def sixty_gigabytes() -> str:
     flash, eager = activation_bytes(XL), activation_bytes(XL.replace(attention="eager"))
     said = published.zero_activation_bytes(XL)
     return f"the formula {_gb(said)}; kept when forward ends: {_gb(flash)} with flash attention, {_gb(eager)} eager"
 
 
-@partial(Erratum, "With checkpointing about 8 GB", "ZeRO, section 3.2: “the square root of the total”", 6,
-         "A square root belongs to a chain of equal nodes. The real figure is near it by chance.")  # fmt: skip
+@_erratum("With checkpointing about 8 GB", "ZeRO, section 3.2: “the square root of the total”", 6, "A square root "
+    "belongs to a chain of equal nodes. The real figure is near it by chance.")  # fmt: skip
 def about_eight() -> str:
     root, checkpoints = published.zero_checkpointed_bytes(FULL), published.checkpoints_bytes(FULL)
     live, loss = block_bytes(FULL), sum_bytes(loss_saved(FULL))
@@ -111,35 +120,29 @@ def about_eight() -> str:
     )
 
 
-@partial(Erratum, "Checkpointing reduces activations by about 50 %", SLIDES, 6,
-         "Full recomputation keeps one input a block. Perhaps “square root” was read as “half”.")  # fmt: skip
+@_erratum("Checkpointing reduces activations by about 50 %", SLIDES, 6, "Full recomputation keeps one input a block. "
+    "Perhaps “square root” was read as “half”.")  # fmt: skip
 def fifty_percent() -> str:
-    saved = {kernel: _saved_by_full(kernel) for kernel in ("flash", "eager")}
+    runs = {kernel: XL.replace(attention=kernel) for kernel in ("flash", "eager")}
+    saved = {kernel: 1 - activation_bytes(run.replace(recompute="full")) / activation_bytes(run)
+             for kernel, run in runs.items()}  # fmt: skip
     return ", ".join(f"{percent(share)} with {kernel} attention" for kernel, share in saved.items())
 
 
-def _saved_by_full(kernel: str) -> float:
-    run = XL.replace(attention=kernel)
-    return 1 - activation_bytes(run.replace(recompute="full")) / activation_bytes(run)
-
-
-@partial(Erratum, "Checkpointing costs 30 to 40 % more time", f"{LECTURE}; ZeRO has 33 %, the newsletter 25 to 30 "
-         "%", 6, "In arithmetic one third is the limit, as the head is not run again. Time is another "
-         "matter: Korthikanti et al. 2022 measured 39 % for a layer split over 8 GPUs (table 4).")  # fmt: skip
+@_erratum("Checkpointing costs 30 to 40 % more time", f"{LECTURE}; ZeRO has 33 %, the newsletter 25 to 30 %", 6, "In "
+    "arithmetic one third is the limit, as the head is not run again. Time is another matter: Korthikanti et al. 2022 "
+    "measured 39 % for a layer split over 8 GPUs (table 4).")  # fmt: skip
 def a_third_at_most() -> str:
-    shares = {name: _one_more_forward(TrainingRun(name, 1, 1024)) for name in ("gpt2", "gpt2-xl", "gpt3-175b")}
-    return "; ".join(f"{name} {percent(share, 1)}" for name, share in shares.items())
+    shares = []
+    for name in ("gpt2", "gpt2-xl", "gpt3-175b"):
+        s, h, L, V = 1024, PRESETS[name].hidden, PRESETS[name].layers, PRESETS[name].vocab
+        blocks, head = L * (24 * h * h + 4 * s * h), 2 * h * V
+        shares.append(f"{name} {percent(blocks / (3 * (blocks + head)), 1)}")
+    return "; ".join(shares)
 
 
-def _one_more_forward(run: TrainingRun) -> float:
-    s, h, L, V = run.seq_len, run.model.hidden, run.model.layers, run.model.vocab
-    blocks, head = L * (24 * h * h + 4 * s * h), 2 * h * V
-    return blocks / (3 * (blocks + head))
-
-
-@partial(Erratum, "Selective recomputation costs 2.7 % more compute", "Korthikanti et al. 2022, eq. 8", 6,
-         "It adds one forward of the attention core, not three. PyTorch's checkpoint stops early and "
-         "runs half.")  # fmt: skip
+@_erratum("Selective recomputation costs 2.7 % more compute", "Korthikanti et al. 2022, eq. 8", 6, "It adds one "
+    "forward of the attention core, not three. PyTorch's checkpoint stops early and runs half.")  # fmt: skip
 def two_point_seven() -> str:
     step = published.korthikanti_model_flops(GPT3)
     paper = published.korthikanti_hardware_flops(GPT3) - step
@@ -148,18 +151,16 @@ def two_point_seven() -> str:
     return f"eq. 8: {shares[0]}; the core's forward once more: {shares[1]}; q·kᵀ alone: {shares[2]}"
 
 
-@partial(Erratum, "Selective recomputation saves up to 70 %", "the lecture, with an example of 97 and 17 GB", 6,
-         "70 % is GPT-3's share (Korthikanti et al. 2022) and no upper limit: the lecture's own example "
-         "saves more.")  # fmt: skip
+@_erratum("Selective recomputation saves up to 70 %", "the lecture, with an example of 97 and 17 GB", 6, "70 % is "
+    "GPT-3's share (Korthikanti et al. 2022) and no upper limit: the lecture's own example saves more.")  # fmt: skip
 def seventy_percent() -> str:
     shares = {run.model.name: 1 - 34 / (34 + 5 * run.model.heads * run.seq_len / run.model.hidden)
               for run in (GPT3, LLAMA)}  # fmt: skip
     return "; ".join(f"{name} {percent(share)}" for name, share in shares.items())
 
 
-@partial(Erratum, "Llama-3 8B keeps 97 GB of activations at 4,096 tokens, 17 GB with selective recomputation",
-         LECTURE, 5, "Both are GiB. And a GPT of that size with eager attention and dropout would keep "
-         "them.")  # fmt: skip
+@_erratum("Llama-3 8B keeps 97 GB of activations at 4,096 tokens, 17 GB with selective recomputation", LECTURE, 5,
+    "Both are GiB. And a GPT of that size with eager attention and dropout would keep them.")  # fmt: skip
 def ninety_seven() -> str:
     eager = LLAMA.replace(attention="eager")
     said, selective = published.korthikanti_activation_bytes(eager), _without_scores(LLAMA)
@@ -172,8 +173,8 @@ def _without_scores(run: TrainingRun) -> int:
     return 34 * run.seq_len * run.micro_batch * run.model.hidden * run.model.layers
 
 
-@partial(Erratum, "With full recomputation it keeps 1 GB", "the lecture", 5, "1 GiB is the checkpoints "
-         "alone: the block that runs again and the loss come on top.")  # fmt: skip
+@_erratum("With full recomputation it keeps 1 GB", "the lecture", 5, "1 GiB is the checkpoints alone: the block that "
+    "runs again and the loss come on top.")  # fmt: skip
 def one_gibibyte() -> str:
     full = LLAMA.replace(recompute="full")
     checkpoints, live = published.checkpoints_bytes(full), published.korthikanti_block_bytes(full)
@@ -185,9 +186,9 @@ def one_gibibyte() -> str:
     )
 
 
-@partial(Erratum, "A 1B model takes 16 GB of states, 25 GB at 8,192 tokens with selective recomputation",
-         "the lecture", 5, "The sum is right for 10⁹ parameters and for what blocks keep. A model "
-         "called “1B” has more parameters, and its loss comes on top.")  # fmt: skip
+@_erratum("A 1B model takes 16 GB of states, 25 GB at 8,192 tokens with selective recomputation", "the lecture", 5,
+    "The sum is right for 10⁹ parameters and for what blocks keep. A model called “1B” has more parameters, and its "
+    "loss comes on top.")  # fmt: skip
 def one_billion() -> str:
     run = TrainingRun("llama3.2-1b", 1, 8192, "bf16-master")
     kept, own = _without_scores(run), 16 * run.model.parameters
@@ -198,23 +199,22 @@ def one_billion() -> str:
     )
 
 
-@partial(Erratum, "The states of an 8B model take roughly 100 GB", "the lecture", 1,
-         "16 bytes for each of its parameters.")  # fmt: skip
+@_erratum("The states of an 8B model take roughly 100 GB", "the lecture", 1, "16 bytes for each of its parameters.")
 def states_of_eight_billion() -> str:
     N = PRESETS["llama3-8b"].parameters
     return f"16 bytes · {N:,} = {_gb(16 * N)}"
 
 
-@partial(Erratum, "Activations are kept until the optimizer step", UNCLEAR, 1,
-         "Each is freed in backward as soon as it has been used.")  # fmt: skip
+@_erratum("Activations are kept until the optimizer step", UNCLEAR, 1, "Each is freed in backward as soon as it has "
+    "been used.")  # fmt: skip
 def until_the_step() -> str:
     there = moments(XL)
     begin, end = there["end of forward"]["activations"], there["optimizer step"]["activations"]
     return f"GPT-2 XL: {_gb(begin)} when forward ends, {format_bytes(end)} when the optimizer steps"
 
 
-@partial(Erratum, "We can't do much about residual memory", UNCLEAR, 10, "Temporaries, buffers and "
-         "fragmentation all have a cause and a cure.")  # fmt: skip
+@_erratum("We can't do much about residual memory", UNCLEAR, 10, "Temporaries, buffers and fragmentation all have a "
+    "cause and a cure.")  # fmt: skip
 def residual_memory() -> str:
     run = FULL.replace(precision="amp-bf16")
     foreach, fused = (moments(run.replace(optimizer=f"adamw-{how}"))["optimizer step"]["temporaries"]
@@ -226,24 +226,20 @@ def residual_memory() -> str:
     )
 
 
-@partial(Erratum, "400 sequences of 1,024 tokens are about 4 million tokens", "the lecture", 7,
-         "Ten times too many.")  # fmt: skip
+@_erratum("400 sequences of 1,024 tokens are about 4 million tokens", "the lecture", 7, "Ten times too many.")
 def four_million() -> str:
     return f"400 · 1,024 = {400 * 1024:,}"
 
 
-@partial(Erratum, "8×7 is roughly 56 B parameters", "the lecture", 4, "Only the MLPs are there eight "
-         "times.")  # fmt: skip
+@_erratum("8×7 is roughly 56 B parameters", "the lecture", 4, "Only the MLPs are there eight times.")
 def eight_times_seven() -> str:
     mixtral, mistral = PRESETS["mixtral-8x7b"], PRESETS["mistral-7b"]
     counts = [count / 1e9 for count in (mixtral.parameters, mixtral.active_parameters, 8 * mistral.parameters)]
-    return "Mixtral 8x7B: {:.1f} · 10⁹ parameters, {:.1f} · 10⁹ for a token; 8 · Mistral 7B: {:.1f} · 10⁹".format(
-        *counts
-    )
+    shown = "Mixtral 8x7B: {:.1f} · 10⁹ parameters, {:.1f} · 10⁹ for a token; 8 · Mistral 7B: {:.1f} · 10⁹"
+    return shown.format(*counts)
 
 
-@partial(Erratum, "The batch becomes 64 M tokens after 690 billion", "the lecture", 7,
-         "MiniMax-01 has 790 billion.")  # fmt: skip
+@_erratum("The batch becomes 64 M tokens after 690 billion", "the lecture", 7, "MiniMax-01 has 790 billion.")
 def seven_hundred_billion() -> str:
     seen = 700 * 10**9
     slip = [(690 * 10**9 if start == 790 * 10**9 else start, size) for start, size in RAMP]
@@ -251,8 +247,8 @@ def seven_hundred_billion() -> str:
     return f"after 700 · 10⁹ tokens the batch is {said} M tokens; with the slip, {read} M"
 
 
-@partial(Erratum, "23.68 % top-1 error at α = 0.1", "Goyal et al. 2017, caption of table 2(a); the slides repeat "
-         "it", 7, "The caption took the neighboring row.")  # fmt: skip
+@_erratum("23.68 % top-1 error at α = 0.1", "Goyal et al. 2017, caption of table 2(a); the slides repeat it", 7, "The "
+    "caption took the neighboring row.")  # fmt: skip
 def wrong_row() -> str:
     rows = [row for row in GOYAL if row.batch == 256]
     rate = next(row.rate for row in rows if row.error == GOYAL_CAPTION)
@@ -260,17 +256,17 @@ def wrong_row() -> str:
     return f"in the paper's table {GOYAL_CAPTION} % stands at α = {rate}, and α = 0.10 has {base:.2f} %"
 
 
-@partial(Erratum, "255·255 overflows in fp16", "“The Technology Behind BLOOM Training” (Hugging Face blog, July "
-         "2022)", 3, "It is below the largest number by a little.")  # fmt: skip
+@_erratum("255·255 overflows in fp16", "“The Technology Behind BLOOM Training” (Hugging Face blog, July 2022)", 3, "It "
+    "is below the largest number by a little.")  # fmt: skip
 def below_the_largest() -> str:
     largest = (2**11 - 1) * 2**5
     first = next(n for n in range(1, 300) if n * n > largest)
     return f"255·255 = {255 * 255:,}, the largest fp16 number is {largest:,}; {first}·{first} is the first to overflow"
 
 
-@partial(Erratum, "Under autocast cross_entropy runs in float32", "PyTorch's list of CUDA operations that "
-         "autocast to float32, in torch.amp's documentation", 3, "The loss does. Its log-softmax runs, "
-         "and is kept, in the logits' 16 bits.")  # fmt: skip
+@_erratum("Under autocast cross_entropy runs in float32", "PyTorch's list of CUDA operations that autocast to float32, "
+    "in torch.amp's documentation", 3, "The loss does. Its log-softmax runs, and is kept, in the "
+    "logits' 16 bits.")  # fmt: skip
 def log_softmax_in_bf16() -> str:
     run = XL.replace(precision="amp-bf16")
     logits = run.seq_len * run.micro_batch * run.model.vocab
@@ -282,21 +278,19 @@ GPT1_VOCABULARY = 40_478
 """GPT-1's: 40,000 merges (Radford et al. 2018, section 4.1) and 478 characters; its checkpoint's vocab_size."""
 
 
-@partial(Erratum, "GPT-2 has 117 M to 1,542 M parameters", "Radford et al. 2019, table 2", 4,
-         "OpenAI later corrected it. The numbers follow from GPT-1's vocabulary.")  # fmt: skip
+@_erratum("GPT-2 has 117 M to 1,542 M parameters", "Radford et al. 2019, table 2", 4, "OpenAI later corrected it. The "
+    "numbers follow from GPT-1's vocabulary.")  # fmt: skip
 def smaller_vocabulary() -> str:
-    names = ("gpt2", "gpt2-xl")
     shown = []
-    for name in names:
+    for name in ("gpt2", "gpt2-xl"):
         small = parameter_count(replace(PRESETS[name], vocab=GPT1_VOCABULARY)) / 1e6
         shown.append(f"{name}: paper {GPT2_PAPER[name]} M, with V = {GPT1_VOCABULARY:,} {small:.0f} M, "
                      f"released {PRESETS[name].parameters / 1e6:.0f} M")  # fmt: skip
     return "; ".join(shown)
 
 
-@partial(Erratum, "A tensor takes its size rounded up to 512 bytes", "a common description, which this course "
-         "simulates by", 10, "In a fresh segment. A cached block whose rest is at most 1 MiB is handed "
-         "out whole.")  # fmt: skip
+@_erratum("A tensor takes its size rounded up to 512 bytes", "a common description, which this course simulates by",
+    10, "In a fresh segment. A cached block whose rest is at most 1 MiB is handed out whole.")  # fmt: skip
 def not_split() -> str:
     allocator = CachingAllocator()
     allocator.free(allocator.malloc(12 * MiB))
@@ -305,9 +299,8 @@ def not_split() -> str:
     return f"asked for {asked / MiB:.1f} MiB where a cached block of 12 MiB lies free: {taken / MiB:.1f} MiB allocated"
 
 
-@partial(Erratum, "ZeRO-2 with T5 of 2,851 M parameters on 8 GPUs: 15.93GB", "DeepSpeed's documentation, Memory "
-         "Requirements", 13, "The page's sum is right, its unit is GiB. The code behind it has another "
-         "sum by now.")  # fmt: skip
+@_erratum("ZeRO-2 with T5 of 2,851 M parameters on 8 GPUs: 15.93GB", "DeepSpeed's documentation, Memory Requirements",
+    13, "The page's sum is right, its unit is GiB. The code behind it has another sum by now.")  # fmt: skip
 def printed_as_gb() -> str:
     N, D = 2_851_000_000, 8
     size, now = published.deepspeed_zero2_bytes(N, D), 2 * N + 18 * N / D
@@ -315,18 +308,17 @@ def printed_as_gb() -> str:
     return f"4N + 16N/8 for its N = 2,851 · 10⁶: {theirs}; 2N + 18N/8, the code's: {_gib(now, 2)}"
 
 
-@partial(Erratum, "With checkpointing, 34·s·b·h·L bytes of activations",
-         "EleutherAI cookbook, calc_transformer_mem.py (commit 069ae2e)", 13,
-         "That is Korthikanti et al.'s row for selective recomputation, which the comment credits to "
-         "ZeRO.")  # fmt: skip
+@_erratum("With checkpointing, 34·s·b·h·L bytes of activations", "EleutherAI cookbook, calc_transformer_mem.py (commit "
+    "069ae2e)", 13, "That is Korthikanti et al.'s row for selective recomputation, which the "
+    "comment credits to ZeRO.")  # fmt: skip
 def selective_row() -> str:
     said, really = published.cookbook_parts(FULL)["activations"], activation_bytes(FULL)
     return f"GPT-2 XL, 32 sequences: it says {_gb(said)}; with full recomputation forward keeps {_gb(really)}"
 
 
-@partial(Erratum, "Training with Adam in 16 bits takes two times the model", "accelerate, commands/estimate.py "
-         "(commit 00e4d26)", 13, "The largest of four stages, for a batch of 1. What a step holds is a "
-         "sum, activations left out as said.")  # fmt: skip
+@_erratum("Training with Adam in 16 bits takes two times the model", "accelerate, commands/estimate.py (commit "
+    "00e4d26)", 13, "The largest of four stages, for a batch of 1. What a step holds is a sum, activations left out as "
+    "said.")  # fmt: skip
 def largest_stage() -> str:
     run = TrainingRun("llama3.1-8b", 1, 8192)
     said = published.accelerate_bytes(run)
@@ -334,46 +326,34 @@ def largest_stage() -> str:
     return f"Llama 3.1 8B in 16 bits: it says {_gb(said)}; weights, gradients and Adam's moments alone are {_gb(held)}"
 
 
-@partial(Erratum, "For large models most memory is model states", "texts after ZeRO, in the words of the course's "
-         "notes", 1, "Up to a number of tokens, which depends on the model and on what is recomputed.")  # fmt: skip
+@_erratum("For large models most memory is model states", "texts after ZeRO, in the words of the course's notes", 1,
+    "Up to a number of tokens, which depends on the model and on what is recomputed.")  # fmt: skip
 def mostly_states() -> str:
     runs = {"1 sequence": XL.replace(micro_batch=1), "32 sequences": XL, "32 with full recomputation": FULL}
-    return "GPT-2 XL, states at the peak: " + ", ".join(f"{name} {percent(_states(run))}" for name, run in runs.items())
-
-
-def _states(run: TrainingRun) -> float:
-    there = estimate(run)
-    return (there["parameters"] + there["gradients"] + there["optimizer_states"]) / there.total
+    shares = []
+    for name, there in ((name, estimate(run)) for name, run in runs.items()):
+        states = there["parameters"] + there["gradients"] + there["optimizer_states"]
+        shares.append(f"{name} {percent(states / there.total)}")
+    return f"GPT-2 XL, states at the peak: {', '.join(shares)}"
 
 
 DEFAULTS = {"PyTorch": "off", "DeepSpeed": "off", "transformers": "off", "Megatron-LM": "off", "torchtitan": "on"}
 """The default of a library: does it recompute? Lesson 06 names the sources."""
 
 
-@partial(Erratum, "Checkpointing is on by default in most libraries", UNCLEAR, 6, "Most wait to be told.")  # fmt: skip
+@_erratum("Checkpointing is on by default in most libraries", UNCLEAR, 6, "Most wait to be told.")
 def by_default() -> str:
     on, off = ([name for name, state in DEFAULTS.items() if state == wanted] for wanted in ("on", "off"))
     return f"on in {len(on)} of {len(DEFAULTS)}, {', '.join(on)}; off in {', '.join(off)}"
 
 
-@partial(Erratum, "What lies outside the blocks is less than 0.01 % of all activations",
-         "Korthikanti et al. 2022, section 4.3, of its model with 22 billion parameters", 5,
-         "Its own formula gives over half a percent; far more with a large vocabulary and flash "
-         "attention.")  # fmt: skip
+@_erratum("What lies outside the blocks is less than 0.01 % of all activations", "Korthikanti et al. 2022, section "
+    "4.3, of its model with 22 billion parameters", 5, "Its own formula gives over half a percent; far more with a "
+    "large vocabulary and flash attention.")  # fmt: skip
 def outside_the_blocks() -> str:
     h, a, L, V, s = 6144, 64, 48, 51_200, 2048
     ends, blocks = 1 + 4 * (1 + V / h), L * (34 + 5 * a * s / h)
     return f"1 + 4·(1 + V/h) of that and L·(34 + 5·a·s/h): {100 * ends / (ends + blocks):.2f} % for 22B"
-
-
-ERRATA = (
-    barely_trains, forty_one, sixty_gigabytes, about_eight, fifty_percent, a_third_at_most, two_point_seven,
-    seventy_percent, ninety_seven, one_gibibyte, one_billion, states_of_eight_billion, until_the_step,
-    residual_memory, four_million, eight_times_seven, seven_hundred_billion, wrong_row, below_the_largest,
-    log_softmax_in_bf16, smaller_vocabulary, not_split, printed_as_gb, selective_row, largest_stage, mostly_states,
-    by_default, outside_the_blocks,
-)  # fmt: skip
-"""All of them, in the order of the page: a new one comes last, so that numbers stay."""
 
 
 # ------------------------------------------------------------------------------------------------ as a table, as a page
@@ -385,7 +365,7 @@ HEADINGS = ("claim", "where", "what is right", "computed", "lesson")
 class ErrataTable:
     """Errata as a table, their evidence computed as it is drawn."""
 
-    errata: Sequence[Erratum] = ERRATA
+    errata: Sequence[Erratum]
 
     def rows(self) -> Iterator[tuple[str, ...]]:
         """The cells, without the headings."""
@@ -428,16 +408,13 @@ and what you computed: [CONTRIBUTING.md](../CONTRIBUTING.md).
 
 def page() -> str:
     """docs/errata.md."""
-    return "\n".join([INTRODUCTION, *(_entry(number, one) for number, one in enumerate(ERRATA, start=1))])
-
-
-def _entry(number: int, one: Erratum) -> str:
-    """One claim as a section of the page."""
-    notebooks = numbered(ROOT / "notebooks")
-    notebook = next(path.name for path in notebooks if path.name.startswith(f"{one.lesson:02d}_"))
-    lines = [
-        f"**Where:** {one.source}.", f"**What is right:** {one.right}", f"**Computed:** {one.evidence()}.",
-        f"**More:** [lesson {one.lesson:02d}](../notebooks/{notebook}).",
-    ]  # fmt: skip
-    wrapped = (fill(line, 120, break_long_words=False, break_on_hyphens=False) for line in lines)
-    return f'<span id="erratum-{number}"></span>\n\n## {number} · “{one.claim}”\n' + "\n\n".join(wrapped) + "\n"
+    lessons = {int(path.name[:2]): path.name for path in numbered(ROOT / "notebooks")}
+    parts = [INTRODUCTION]
+    for number, one in enumerate(ERRATA, start=1):
+        lines = [
+            f"**Where:** {one.source}.", f"**What is right:** {one.right}", f"**Computed:** {one.evidence()}.",
+            f"**More:** [lesson {one.lesson:02d}](../notebooks/{lessons[one.lesson]}).",
+        ]  # fmt: skip
+        wrapped = "\n\n".join(fill(line, 120, break_long_words=False, break_on_hyphens=False) for line in lines)
+        parts.append(f'<span id="erratum-{number}"></span>\n\n## {number} · “{one.claim}”\n{wrapped}\n')
+    return "\n".join(parts)

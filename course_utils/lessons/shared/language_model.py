@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch.nn.functional import cross_entropy
@@ -27,8 +27,7 @@ RATES = {"sgd": 0.3, "momentum": 0.1, "lion": 3e-4, "adafactor": 3e-2, "muon": 1
 """Learning rates at which this model learns well in 100 steps; every optimizer not named takes 3e-3."""
 
 
-@dataclass(frozen=True)
-class Format:
+class Format(NamedTuple):
     """Number formats of a recipe: the weights' dtype, autocast's dtype if it uses autocast, fp32 master weights."""
 
     weights: torch.dtype
@@ -166,8 +165,8 @@ def train_language_model(
     model = model or language_model(seed=seed, dtype=recipe.weights)
     weights = list(model.parameters())
     masters = [torch.nn.Parameter(weight.detach().float()) for weight in weights] if recipe.master else weights
-    names = [name for name, _ in model.named_parameters()]
     if isinstance(optimizer, str):
+        names = [name for name, _ in model.named_parameters()]
         stepper = _optimizer(optimizer, list(zip(names, masters, strict=True)), rate)
     elif rate is not None:
         raise TypeError("rate is for optimizers given by name: a function of yours sets its own")
@@ -183,7 +182,7 @@ def train_language_model(
         done.losses.append(loss.item())
         if watch:
             watch(number, model)
-        _step(stepper, weights, masters, scaler, done)
+        _step(done, masters, scaler)
     return done
 
 
@@ -196,15 +195,10 @@ def mean_loss(model: torch.nn.Module, text: str, seq_len: int = 32) -> float:
         return cross_entropy(model(inputs).flatten(0, 1), targets).item()
 
 
-def _step(
-    optimizer: Steps,
-    weights: Sequence[torch.nn.Parameter],
-    masters: Sequence[torch.nn.Parameter],
-    scaler: LossScale,
-    done: Training,
-) -> None:
+def _step(done: Training, masters: Sequence[torch.nn.Parameter], scaler: LossScale) -> None:
     """Bring the gradients to the masters, undo the scale, step unless a scaled gradient overflowed, clear them."""
-    copies = [(weight, master) for weight, master in zip(weights, masters, strict=True) if master is not weight]
+    pairs = zip(done.model.parameters(), masters, strict=True)
+    copies = [(weight, master) for weight, master in pairs if master is not weight]
     for weight, master in copies:
         master.grad, weight.grad = None if weight.grad is None else weight.grad.float(), None
     gradients = [master.grad for master in masters if master.grad is not None]
@@ -213,7 +207,7 @@ def _step(
     if not overflowed:
         for gradient in gradients if scales else ():
             gradient.div_(scaler.scale)
-        optimizer.step()
+        done.optimizer.step()
         with torch.no_grad():
             for weight, master in copies:
                 weight.copy_(master)
@@ -247,7 +241,7 @@ class HalfProducts(TorchFunctionMode):
         if func not in PRODUCTS:
             return func(*args, **options)
         casts = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.float16
-        if not casts and not any(_is_half(value) for value in args):
+        if not casts and all(getattr(value, "dtype", None) != torch.float16 for value in args):
             return func(*args, **options)
         wide = [value.half().float() if isinstance(value, torch.Tensor) else value for value in args]
         with torch.autocast("cpu", enabled=False):
@@ -255,7 +249,3 @@ class HalfProducts(TorchFunctionMode):
 
 
 PRODUCTS = frozenset({torch.nn.functional.linear, torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__})
-
-
-def _is_half(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.dtype == torch.float16
