@@ -23,10 +23,7 @@ START: Point = (-10.0, 2.0)
 
 @dataclass(frozen=True)
 class Valley:
-    """The loss ½·(x² + steepness·y²), turned by `angle` degrees: a long valley whose floor lies at the origin.
-
-    Its curvature is 1 along and `steepness` across. Raises ValueError unless the steepness is at least 1.
-    """
+    """The loss ½·(x² + steepness·y²), turned by `angle` degrees; ValueError unless the steepness is at least 1."""
 
     steepness: float = 25.0
     angle: float = 0.0
@@ -205,10 +202,7 @@ class HandAdamW:
 
 
 def kept_bytes(optimizer: Any) -> int:
-    """Return the bytes of all that an optimizer keeps besides parameters and their gradients, each storage once.
-
-    It may be torch's or any object of one's own that keeps tensors in attributes, lists or dictionaries.
-    """
+    """Return the bytes of all that an optimizer keeps besides parameters and gradients; torch's or one of your own."""
     return sum(tensor.untyped_storage().nbytes() for tensor in kept_tensors(optimizer))
 
 
@@ -228,8 +222,7 @@ def kept_by_name(optimizer: torch.optim.Optimizer) -> Mapping[str, int]:
     """Return the bytes of a torch optimizer's states, by the names that it gives them ("exp_avg", …)."""
     sizes: Counter[str] = Counter()
     for state in optimizer.state.values():
-        tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
-        sizes.update({name: tensor.untyped_storage().nbytes() for name, tensor in tensors.items()})
+        sizes.update({name: tensor.untyped_storage().nbytes() for name, tensor in state.items()})
     return dict(sizes)
 
 

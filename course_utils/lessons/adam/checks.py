@@ -102,17 +102,11 @@ def state_bytes(answer: Any) -> None:
 RATE_CASES: tuple[tuple[float, ...], ...] = ((1.0, 25.0), (25.0, 1.0, 4.0), (0.5, 8.0, 300.0), (2.0,), (3.0, 3.0, 7.0))
 
 RATE_MISTAKES: Mistakes = {
-    "That is the edge: the steepest direction jumps from side to side for ever and never shrinks.": (
-        lambda *c: 2 / max(c)
-    ),
-    "At that rate the steepest direction is done in one step, and the flattest is slower than it has to be.": (
-        lambda *c: 1 / max(c)
-    ),
+    "That is the edge: the steepest direction jumps from side to side and never shrinks.": lambda *c: 2 / max(c),
+    "Now the steepest direction is done in one step, the flattest slower than it has to be.": lambda *c: 1 / max(c),
     "That suits the flattest direction; along the steepest it diverges.": lambda *c: 1 / min(c),
     "Only the two extremes matter: directions in between shrink faster than both.": lambda *c: len(c) / sum(c),
-    "Half of it. The mean of the extremes is their sum divided by two, so where does the two go?": (
-        lambda *c: 1 / (min(c) + max(c))
-    ),
+    "Half of it. The mean of the extremes is half their sum: where does the two go?": lambda *c: 1 / (min(c) + max(c)),
     "You took the first and the last curvature; the list is in no order.": lambda *c: 2 / (c[0] + c[-1]),
 }
 
@@ -177,11 +171,8 @@ def adam_step(answer: Any) -> None:
     start = _walk(lambda *_: None)[-1]
     for name, before, after in zip(("weight", "m", "v"), start, got[-1], strict=True):
         expect(after.isfinite().all(), f"{name} holds numbers that are not finite: what do you divide by?")
-        expect(
-            not torch.equal(before, after),
-            f"{name} has not changed. `{name} = …` makes a new tensor; to change the one that was handed over use "
-            "methods that end in _, such as mul_ and add_.",
-        )
+        place = f"{name} has not changed. `{name} = …` makes a new tensor: use methods that end in _, such as mul_."
+        expect(not torch.equal(before, after), place)
     if _close(got, right):
         return
     for message, mistake in STEP_MISTAKES.items():
@@ -212,7 +203,6 @@ _close = partial(torch.allclose, rtol=1e-4, atol=1e-7)
 
 
 def _loop(sizes: Sequence[int]) -> int:
-    """Two tensors of one parameter, and one that the parameter before has left."""
     return 4 * max(before + 2 * size for before, size in pairwise([0, *sizes]))
 
 
@@ -259,7 +249,7 @@ def step_transient(answer: Any) -> None:
 
 
 def gpt2_shapes() -> list[int]:
-    """Return how many numbers each of GPT-2's parameters has, in the order of the step."""
+    """Return how many numbers each of GPT-2's parameters has."""
     return [math.prod(shape) for shape in parameter_shapes(PRESETS["gpt2"]).values()]
 
 
@@ -272,8 +262,7 @@ class Trial:
 
     `kept` counts the bytes that survive from one step to the next: those that the optimizer holds, and `hidden` ones,
     which its last step reads from anywhere else (an attribute of a weight, a global, a closure). What it holds `grows`
-    if it is more at the end than halfway through. `formats` are the formats of everything kept, `final` is the mean of
-    the last losses.
+    if it is more at the end than halfway through. `formats` are those of everything kept, `final` is the last loss.
     """
 
     optimizer: Any
@@ -289,7 +278,7 @@ class Trial:
     @property
     def diverged(self) -> bool:
         """True if a weight or the loss is no finite number."""
-        return not (math.isfinite(self.final) and all(bool(weight.isfinite().all()) for weight in self.weights))
+        return not (math.isfinite(self.final) and all(weight.isfinite().all() for weight in self.weights))
 
 
 def trial(make: Callable[..., Any], steps: int = 4, louder: float = 1.0, rate: float = 3e-3) -> Trial:
@@ -327,10 +316,7 @@ def trial(make: Callable[..., Any], steps: int = 4, louder: float = 1.0, rate: f
 
 
 class _Reads(TorchDispatchMode):
-    """Notes bytes and format of each storage that an operation uses, unless it was made here or its place is `known`.
-
-    What is found was there before the step: it is remembered, wherever it is kept.
-    """
+    """Notes bytes and format of each storage that is used, was there before the step, and has no `known` place."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -356,7 +342,6 @@ def _place(tensor: torch.Tensor) -> int:
 
 
 def _tried(answer: Any, **how: Any) -> Trial:
-    """Train with the learner's optimizer; whatever goes wrong in it becomes one line."""
     expect(callable(answer), "Hand over the class itself: its name, without parentheses.")
     try:
         got = trial(answer, **how)
@@ -392,27 +377,18 @@ def lean_adam(answer: Any) -> None:
     got, right = _tried(answer, steps=4), trial(lambda weights, rate: torch.optim.Adam(weights, rate, foreach=False))
     _expect_clean(got)
     per = got.kept / got.parameters
-    expect(
-        per > 7.5 or not any(dtype.is_floating_point and dtype.itemsize == 2 for dtype in got.formats),
-        f"{per:.1f} bytes per parameter: you store moments in 16 bits. Here each takes 4 bytes, as in PyTorch: v moves "
-        "by a thousandth of its distance in a step, and bf16 is too coarse for that.",
-    )
+    coarse = per <= 7.5 and any(dtype.is_floating_point and dtype.itemsize == 2 for dtype in got.formats)
+    expect(not coarse, f"{per:.1f} bytes per parameter: you store moments in 16 bits. bf16 is too coarse for v.")
     for bytes_each, message in LEAN_BYTES.items():
         expect(abs(per - bytes_each) > 0.5, message)
     expect(per < 8.5, f"It keeps {per:.1f} bytes per parameter after four steps. Which tensors does it hold on to?")
-    lost = f"It keeps {per:.1f} bytes per parameter from step to step. Where are m and v of every parameter?"
-    expect(per > 7.5, lost)
+    expect(per > 7.5, f"It keeps {per:.1f} bytes per parameter from step to step. Where are all m and v?")
     decayed = trial(lambda weights, rate: torch.optim.AdamW(weights, rate, foreach=False))
-    expect(
-        _distance(got, decayed) >= 0.1 * _distance(got, right),
-        "The memory is right. But your weights shrink on their own: that is AdamW. Plain Adam has no weight decay.",
-    )
+    shrinking = _distance(got, decayed) < 0.1 * _distance(got, right)
+    expect(not shrinking, "The memory is right. But your weights shrink: that is AdamW. Adam has no weight decay.")
     if not _weights_close(got, right):
-        expect(
-            not _weights_close(got, trial(_counting_parameters)),
-            "The memory is right. The weights are not: they are those of the colleague's. What counts the steps, and "
-            "how often is it told?",
-        )
+        colleague = "The memory is right. The weights are the colleague's: What counts the steps, and how often?"
+        expect(not _weights_close(got, trial(_counting_parameters)), colleague)
         fail("The memory is right, but the weights are not Adam's after four steps.")
     again = "Right once. A second training ends elsewhere: what is left of the first?"
     expect(_weights_close(_tried(answer, steps=4), right), again)
@@ -431,7 +407,6 @@ def _counting_parameters(parameters: Sequence[torch.Tensor], rate: float) -> Any
 
 
 def _distance(one: Trial, other: Trial) -> float:
-    """The squared distance between the weights of two trainings."""
     return sum((a - b).double().square().sum().item() for a, b in zip(one.weights, other.weights, strict=True))
 
 
@@ -453,23 +428,13 @@ def frugal(answer: Any) -> None:
     expect(
         per <= MOST_BYTES or hidden < 0.1,
         f"A step of it reads {hidden:.2f} bytes per parameter that outlive the step outside of the optimizer: on the "
-        "weights, in a global or in a closure. They are memory all the same. With them it keeps "
-        f"{per:.2f}, and the limit is {MOST_BYTES}.",
+        f"weights, in a global or in a closure. They are memory all the same: {per:.2f}; {MOST_BYTES} is the limit.",
     )
-    expect(
-        per <= MOST_BYTES,
-        f"It keeps {per:.2f} bytes per parameter, and the limit is {MOST_BYTES}. Two fp32 numbers are too many: keep "
-        "one, or keep less precise ones, or share them among a row and a column.",
-    )
+    many = f"It keeps {per:.2f} bytes per parameter, and the limit is {MOST_BYTES}: keep fewer or less precise numbers."
+    expect(per <= MOST_BYTES, many)
     loud = _tried(answer, steps=60, louder=1024.0)
-    expect(
-        not loud.diverged and abs(loud.final - got.final) < 0.15,
-        "With a loss 1,024 times as large it trains otherwise: the length of your step follows the size of the "
-        "gradient. What does Adam divide by?",
-    )
-    expect(
-        got.final <= BEST_LOSS,
-        f"After 60 steps the loss is {got.final:.2f}, and it should be at most {BEST_LOSS}: is the rate too small, or "
-        "so large that it jumps about? Try a few.",
-    )
+    follows = "With a loss 1,024 times as large it trains otherwise: your step follows the size of the gradient."
+    expect(not loud.diverged and abs(loud.final - got.final) < 0.15, follows)
+    poor = f"After 60 steps the loss is {got.final:.2f}, not {BEST_LOSS}: is the rate too small, or far too large?"
+    expect(got.final <= BEST_LOSS, poor)
     print(f"{per:.2f} bytes per parameter")

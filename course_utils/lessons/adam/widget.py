@@ -1,7 +1,6 @@
 """A walk down the valley under four controls and two more: optimizer, learning rate, β1, β2, steepness, direction."""
 
 from html import escape
-from typing import Any
 
 from course_utils.figures.axes import stop
 from course_utils.figures.canvas import MARGIN, WIDTH, Canvas, Figure
@@ -26,18 +25,16 @@ LINES = {
 STATES = {"gradient descent": 0, "momentum": 1, "RMSProp": 1, "Adam": 2}
 
 
-def walker(optimizer: str = "Adam", rate: float = 0.5, beta1: float = 0.9, beta2: float = 0.999) -> "Walker":
-    """Return controls for a walk down the valley, and its picture. Raises ValueError like `trajectory`."""
-    trajectory(optimizer, rate, 1, beta1=beta1, beta2=beta2)
-    return Walker(optimizer, rate, beta1, beta2)
-
-
 class Walker(Explorable):
-    """The widget of `walker`; `.path` is the walk that has been chosen, `.valley` is where it goes down."""
+    """Controls for a walk down the valley, and its picture. Raises ValueError like `trajectory`.
+
+    `.path` is the walk that has been chosen, `.valley` is where it goes down.
+    """
 
     invitation = "Sliders for a walk down the valley: run this cell to use them."
 
-    def __init__(self, optimizer: str, rate: float, beta1: float, beta2: float) -> None:
+    def __init__(self, optimizer: str = "Adam", rate: float = 0.5, beta1: float = 0.9, beta2: float = 0.999) -> None:
+        trajectory(optimizer, rate, 1, beta1=beta1, beta2=beta2)
         super().__init__(
             {
                 "optimizer": dropdown("optimizer", RULES, optimizer),
@@ -57,9 +54,8 @@ class Walker(Explorable):
     @property
     def path(self) -> list[Point]:
         """The walk that has been chosen, 200 steps at most."""
-        chosen: dict[str, Any] = {name: self.controls[name].value for name in ("beta1", "beta2")}
-        rule, rate = self.controls["optimizer"].value, self.controls["rate"].value
-        return trajectory(rule, rate, STEPS, valley=self.valley, **chosen)
+        rule, rate, beta1, beta2 = (self.controls[name].value for name in ("optimizer", "rate", "beta1", "beta2"))
+        return trajectory(rule, rate, STEPS, beta1=beta1, beta2=beta2, valley=self.valley)
 
     def redraw(self) -> tuple[Figure, str]:
         """Return the picture of the walk, and the rule with its number of states."""
@@ -72,3 +68,6 @@ class Walker(Explorable):
         kept = {0: "no state", 1: "one state", 2: "two states"}[STATES[name]]
         message = f"<code>{escape(LINES[name])}</code> · {kept} a parameter, {4 * STATES[name]} bytes in fp32"
         return Figure(canvas.svg(frame.y + frame.height + 12, title, alt), alt), message
+
+
+walker = Walker

@@ -39,7 +39,6 @@ SLIPS = {
 def _expect_counts(
     answer: Any, names: Sequence[str], cases: Sequence[Case], right: Count, mistakes: Mistakes, otherwise: str
 ) -> None:
-    """Raise CheckFailed unless the counts are right: with the message of a mistake, or with `otherwise`."""
     got = [call(answer, **by_name(names, case)) for case in cases]
     if not recognized(got, cases, right, mistakes, same=partial(alike, tolerance=1e-12)):
         off = by_name(names, next(case for case, one in zip(cases, got, strict=True) if one != right(*case)))
@@ -72,23 +71,13 @@ def _block(h: int, bias: bool, matrices: int = 12, biases: int = 9, norms: int =
 
 BLOCK_MISTAKES: Mistakes = {
     "Those are the matrices. Each has biases where there are any, and two norms are left.": lambda h, bias: 12 * h**2,
-    "You count the biases whether the model has them or not. What does `bias=False` take away, in the norms too?": (
-        lambda h, bias: _block(h, True)
-    ),
-    "The block has two norms, and they have parameters of their own: how many for each of the h numbers?": (
-        partial(_block, norms=0, plain_norms=0)
-    ),
-    "One norm is missing: a block has one before attention and one before the MLP.": (
-        partial(_block, norms=2, plain_norms=1)
-    ),
-    "A LayerNorm scales each of the h numbers, and where the model has biases it shifts them, too.": (
-        partial(_block, norms=2)
-    ),
+    "You count biases whether the model has them or not, in norms too.": lambda h, bias: _block(h, True),
+    "The block has two norms, and they have parameters of their own.": partial(_block, norms=0, plain_norms=0),
+    "One norm is missing: one is before attention, one before the MLP.": partial(_block, norms=2, plain_norms=1),
+    "A LayerNorm scales the h numbers, and where the model has biases it shifts them, too.": partial(_block, norms=2),
     "Without biases a LayerNorm has no shift either. What is left of it?": partial(_block, plain_norms=4),
     "Without biases the norms do not vanish: they still scale.": partial(_block, plain_norms=0),
-    "A layer is missing: what attention has gathered goes through one more matrix before the residual is added.": (
-        partial(_block, matrices=11, biases=8)
-    ),
+    "A layer is missing: attention has one more matrix before the residual.": partial(_block, matrices=11, biases=8),
     "Queries, keys and values: each of the three has a matrix of its own.": partial(_block, matrices=10, biases=7),
     "The MLP goes up to 4h and comes back down: two matrices, not one.": partial(_block, matrices=8, biases=6),
     "A bias has one number for each output. One of the layers has 4h outputs.": partial(_block, biases=6),
@@ -114,22 +103,14 @@ def _gpt(V: int, P: int, h: int, L: int) -> int:
 
 GPT_MISTAKES: Mistakes = {
     "That is the rule of thumb, the blocks' matrices alone. Here every unit counts.": lambda V, P, h, L: 12 * L * h**2,
-    "You count the words twice. The head is tied: it is the same matrix, used a second time.": (
-        lambda V, P, h, L: _gpt(2 * V, P, h, L)
-    ),
+    "You count the words twice. The head is tied: it is the same matrix.": lambda V, P, h, L: _gpt(2 * V, P, h, L),
     "The positions are missing. GPT-2 learns a vector for each.": lambda V, P, h, L: _gpt(V, 0, h, L),
     "After the last block comes one more norm.": lambda V, P, h, L: _gpt(V, P, h, L) - 2 * h,
     "The last norm is a LayerNorm like the others: it shifts, too.": lambda V, P, h, L: _gpt(V, P, h, L) - h,
-    "Two things outside the blocks are missing: the positions, and a norm after the last block.": (
-        lambda V, P, h, L: _gpt(V, 0, h, L) - 2 * h
-    ),
+    "Two things outside the blocks are missing: which?": lambda V, P, h, L: _gpt(V, 0, h, L) - 2 * h,
     "Where are the words? The embedding is a matrix as well.": lambda V, P, h, L: _gpt(0, P, h, L),
-    "The blocks are counted without their biases and norms: a block is more than 12h².": (
-        lambda V, P, h, L: _gpt(V, P, h, L) - L * 13 * h
-    ),
-    "The norm after the last block is there once, not once a block.": (
-        lambda V, P, h, L: _gpt(V, P, h, L) + (L - 1) * 2 * h
-    ),
+    "Biases and norms are missing: a block is more than 12h².": lambda V, P, h, L: _gpt(V, P, h, L) - L * 13 * h,
+    "The last norm is there once, not once a block.": lambda V, P, h, L: _gpt(V, P, h, L) + (L - 1) * 2 * h,
     "The positions are added once, before the first block, not in each.": lambda V, P, h, L: _gpt(V, L * P, h, L),
 }
 
@@ -173,38 +154,21 @@ def _llama(
 
 
 def _llama_with(change: Callable[[Sizes], dict[str, Any]]) -> Count:
-    """The count of a Llama of other sizes."""
     return lambda *sizes: _llama(*Sizes(*sizes)._replace(**change(Sizes(*sizes))))
 
 
 LLAMA_MISTAKES: Mistakes = {
-    "Keys and values are as wide as the queries in your count. They have `kv_heads` heads of h/heads numbers each.": (
-        _llama_with(lambda m: {"kv_heads": m.heads})
-    ),
-    "You take `kv_heads` for the width of keys and values. It is how many heads there are; how wide is a head?": (
-        _llama_with(lambda m: {"heads": m.h})
-    ),
-    "Two matrices in the MLP. SwiGLU has a third: one branch gates the other before they come back down.": (
-        partial(_llama, mlp=2)
-    ),
+    "Your keys and values are as wide as the queries.": _llama_with(lambda m: {"kv_heads": m.heads}),
+    "You take `kv_heads` for a width: it counts heads; how wide is a head?": _llama_with(lambda m: {"heads": m.h}),
+    "Two matrices in the MLP. SwiGLU has a third: one branch gates the other.": partial(_llama, mlp=2),
     "RMSNorm scales and does not shift: it is half of a LayerNorm.": partial(_llama, norm=2),
-    "You count the words once in every model. What does `tied=False` mean for the head?": (
-        _llama_with(lambda m: {"tied": True})
-    ),
+    "You never count a head. What does `tied=False` mean for it?": _llama_with(lambda m: {"tied": True}),
     "You count a head in every model. What does `tied=True` say about it?": _llama_with(lambda m: {"tied": False}),
-    "Turned round: a tied head is the embedding itself, an untied one is a matrix more.": (
-        _llama_with(lambda m: {"tied": not m.tied})
-    ),
+    "Turned round: a tied head is the embedding itself.": _llama_with(lambda m: {"tied": not m.tied}),
     "After the last block comes one more norm.": lambda V, h, *sizes: _llama(V, h, *sizes) - h,
-    "The norms inside the blocks are missing: two in each.": (
-        lambda V, h, L, *sizes: _llama(V, h, L, *sizes) - 2 * L * h
-    ),
-    "Attention has a fourth matrix: its output goes through one before the residual is added.": (
-        lambda V, h, L, *sizes: _llama(V, h, L, *sizes) - L * h**2
-    ),
-    "You take 4h for the width of the MLP. Llama's has a width of its own: `ffn`.": (
-        _llama_with(lambda m: {"ffn": 4 * m.h})
-    ),
+    "The blocks' norms are missing: two in each.": lambda V, h, L, *sizes: _llama(V, h, L, *sizes) - 2 * L * h,
+    "Attention has a fourth matrix: its output's.": lambda V, h, L, *sizes: _llama(V, h, L, *sizes) - L * h**2,
+    "You take 4h for the MLP's width. Llama's is its own: `ffn`.": _llama_with(lambda m: {"ffn": 4 * m.h}),
 }
 
 
@@ -228,42 +192,33 @@ EXPERTS: tuple[tuple[Sizes, int, int], ...] = (
 def _experts(m: Sizes, E: int, chosen: int, routers: int = 1) -> tuple[int, int]:
     """The numbers of parameters that are stored and that are active."""
     one = 3 * m.h * m.ffn * m.L
-    rest = _llama(*m) - one + routers * _router(m, E)
+    rest = _llama(*m) - one + routers * m.L * E * m.h
     return rest + E * one, rest + chosen * one
 
 
-def _router(m: Sizes, experts: int) -> int:
-    return m.L * experts * m.h
-
-
-def _stored_and(active: Callable[[int, int, Sizes, int, int], int]) -> Callable[..., tuple[int, int]]:
+def _stored_and(active: Callable[..., int]) -> Callable[..., tuple[int, int]]:
     """The right count of what is stored, and another one of what is active."""
-    return lambda m, E, chosen: (_experts(m, E, chosen)[0], active(*_experts(m, E, chosen), m, E, chosen))
+    return lambda m, E, chosen: (_experts(m, E, chosen)[0], active(*_experts(m, E, chosen), m.L * m.h, E, chosen))
 
 
 WHOLE = "Which parts are there once for each expert, and which once for all?"
 
 EXPERT_MISTAKES: Mistakes = {
     f"You multiply the whole model. {WHOLE}": lambda m, E, chosen: (E * _llama(*m), chosen * _llama(*m)),
-    f"You multiply the whole model, and add a router. {WHOLE}": (
-        lambda m, E, chosen: tuple(count * _llama(*m) + _router(m, E) for count in (E, chosen))
+    f"You multiply the whole model, and add a router. {WHOLE}": lambda m, E, chosen: tuple(
+        count * _llama(*m) + m.L * E * m.h for count in (E, chosen)
     ),
-    "Somebody has to decide which experts a token visits: each block has a router, a row of h for each expert.": (
-        partial(_experts, routers=0)
+    "Nothing chooses a token's experts: each block has a router, a row of h for each.": partial(_experts, routers=0),
+    "A token uses the whole router, the rows of experts that are then not chosen, too: how else would it "
+    "choose?": _stored_and(lambda stored, active, row, E, chosen: active - row * (E - chosen)),
+    "The router is part of what every token uses.": _stored_and(
+        lambda stored, active, row, E, chosen: active - row * E
     ),
-    "A token uses the whole router, the rows of experts that are then not chosen, too: how else would it choose?": (
-        _stored_and(lambda stored, active, m, E, chosen: active - _router(m, E - chosen))
-    ),
-    "The router is part of what every token uses: it is there to choose.": (
-        _stored_and(lambda stored, active, m, E, chosen: active - _router(m, E))
-    ),
-    "You take chosen/E of everything as active. Attention and words are active for every token.": (
-        _stored_and(lambda stored, active, m, E, chosen: stored * chosen // E)
+    "You take chosen/E of everything as active. Attention and words are active for every token.": _stored_and(
+        lambda stored, active, row, E, chosen: stored * chosen // E
     ),
     "Turned round: what is stored comes first, what is active second.": lambda *case: _experts(*case)[::-1],
-    "These models have a head of their own: the words are counted twice.": (
-        lambda m, E, chosen: _experts(m._replace(tied=True), E, chosen)
-    ),
+    "The models have a head of their own.": lambda m, E, chosen: _experts(m._replace(tied=True), E, chosen),
 }
 
 
@@ -311,22 +266,16 @@ def _interval(table: Sequence[Mapping[str, int]], half: float = 0.5) -> tuple[in
     return max(lows), min(highs)
 
 
-def _union(table: Sequence[Mapping[str, int]]) -> tuple[int, int]:
-    lows, highs = zip(*(_interval([row]) for row in table), strict=True)
-    return min(lows), max(highs)
-
+EACH_ROW = "Each row leaves an interval; a vocabulary has to lie in all of them."
 
 VOCABULARY_MISTAKES: Mistakes = {
-    "Only one row is in it. Each row leaves an interval; a vocabulary has to lie in all of them.": (
-        lambda table: _interval(table[:1])
+    f"Only one row is in it. {EACH_ROW}": lambda table: _interval(table[:1]),
+    f"Only one row is in it, the last. {EACH_ROW}": lambda table: _interval(table[-1:]),
+    "Your interval holds what fits *some* row. What fits every row is narrower.": lambda table: (
+        min(_interval([row])[0] for row in table),
+        max(_interval([row])[1] for row in table),
     ),
-    "Only one row is in it, the last. Each row leaves an interval; a vocabulary has to lie in all of them.": (
-        lambda table: _interval(table[-1:])
-    ),
-    "Your interval holds what fits *some* row. What fits every row is narrower.": _union,
-    "You allow a whole million to either side. A number that is printed in millions was rounded to the nearest.": (
-        partial(_interval, half=1.0)
-    ),
+    "You allow a whole million to either side. Millions are rounded to the nearest.": partial(_interval, half=1.0),
 }
 
 
@@ -365,22 +314,14 @@ def _widest(memory: int, V: int, P: int, count: Count = _gpt, per_parameter: int
 
 
 WIDEST_MISTAKES: Mistakes = {
-    "You count 12·L·h² alone: the words take their bytes, too.": partial(
-        _widest, count=lambda V, P, h, L: 12 * L * h**2
-    ),
+    "You count 12·L·h² alone, without words.": partial(_widest, count=lambda V, P, h, L: 12 * L * h**2),
     "Those are the 16-bit weights. Training keeps more.": partial(_widest, per_parameter=2),
-    "Those are the fp32 weights alone: gradients and Adam's two states come on top of them.": (
-        partial(_widest, per_parameter=4)
-    ),
-    "Eight bytes are half of it: weights and gradients, or Adam's two states, but not both.": (
-        partial(_widest, per_parameter=8)
-    ),
+    "Those are the fp32 weights alone: gradients and states come on top.": partial(_widest, per_parameter=4),
+    "Eight bytes are half of it: weights and gradients, or states, not both.": partial(_widest, per_parameter=8),
     "A model that fills the memory to the last byte still fits.": lambda memory, V, P: _widest(memory - 1, V, P),
     "One step too wide: you return the first width that does not fit any more.": lambda *case: _widest(*case) + 64,
     "Where not even the narrowest fits, return 0.": lambda *case: max(64, _widest(*case)),
-    "The head is tied: its matrix is the embedding, and is there once.": (
-        partial(_widest, count=lambda V, P, h, L: _gpt(2 * V, P, h, L))
-    ),
+    "The head is tied: it is the embedding.": partial(_widest, count=lambda V, P, h, L: _gpt(2 * V, P, h, L)),
 }
 
 
@@ -421,21 +362,15 @@ def read_shapes(answer: Any) -> None:
 def _expect_sizes(got: Mapping[str, Any], sizes: Mapping[str, Any]) -> None:
     h, L, V, k, f = (sizes[name] for name in ("hidden", "layers", "vocab", "kv", "ffn"))
     expect(got["hidden"] == h, "hidden is off: which size do all vectors have? Only norms are vectors here.")
-    expect(
-        got["layers"] != 2 * L + 1, "Those are the norms. How many does a block have, and how many come after the last?"
-    )
+    expect(got["layers"] != 2 * L + 1, "Those are the norms. How many does a block have, and how many come after?")
     expect(got["layers"] == L, "layers is off: which shape is there exactly once in a block?")
-    expect(
-        got["vocab"] != f or f == V,
-        "That is the MLP's width. The vocabulary need not be the largest size: how often does its matrix occur?",
-    )
+    largest = "That is the MLP's width. The vocabulary need not be the largest size: how often does its matrix occur?"
+    expect(got["vocab"] != f or f == V, largest)
     expect(got["vocab"] == V, "vocab is off: which matrix is there only once or twice in the whole model?")
     expect(got["ffn"] == f, "ffn is off: one shape has h rows and another number of columns, once in each block.")
     expect(got["kv"] == k, "kv is off. Careful: without grouped queries, keys and values have the queries' shape.")
-    expect(
-        bool(got["tied"]) == sizes["tied"],
-        "tied is off: with a tied head there is one matrix of words, otherwise there are two.",
-    )
+    tied = "tied is off: with a tied head there is one matrix of words, otherwise there are two."
+    expect(bool(got["tied"]) == sizes["tied"], tied)
 
 
 def count_of(shapes: Sequence[tuple[int, ...]]) -> int:

@@ -9,15 +9,6 @@ from course_utils.units import format_bytes
 from . import counting as parameters
 from .figures import percent, shares, spelled
 
-
-def model_builder(start: str = "gpt2") -> "ModelBuilder":
-    """Controls for the sizes of a transformer, and a picture of where its parameters sit, beginning with a preset.
-
-    In the next cell, `.model` is what has been built. Raises ValueError for a preset that is not known.
-    """
-    return ModelBuilder(model_config(start))
-
-
 LAYERS = (1, 2, 4, 6, 8, 12, 16, 22, 24, 28, 32, 36, 48, 64, 80, 96, 128)
 HIDDEN_SIZES = (128, 256, 512, 768, 1024, 1280, 1600, 2048, 2560, 3072, 3584, 4096, 5120, 6144, 8192, 12288, 16384)
 VOCABULARIES = (256, 1000, 4096, 16000, 32000, 50257, 65536, 100_000, 128_256, 152_064, 200_000, 256_000)
@@ -26,12 +17,15 @@ MLP_WIDTHS = ("8/3", "2.75", "3", "3.5", "4", "5.5")
 
 
 class ModelBuilder(Explorable):
-    """The widget of `model_builder`; `.model` is the transformer that has been built."""
+    """Controls for the sizes of a transformer, and a picture of where its parameters sit, beginning with a preset.
+
+    In the next cell, `.model` is what has been built. Raises ValueError for a preset that is not known.
+    """
 
     invitation = "Sliders that build a model: run this cell to use them."
 
-    def __init__(self, model: TransformerConfig) -> None:
-        self.first = model
+    def __init__(self, start: str = "gpt2") -> None:
+        self.first = model = model_config(start)
         width = next((text for text in MLP_WIDTHS if _of_hidden(text, model.hidden) == model.ffn), str(model.ffn))
         super().__init__(
             {
@@ -83,6 +77,9 @@ class ModelBuilder(Explorable):
             "states."
         ).replace("-", "−")
         return shares({"": parts}, title), message
+
+
+model_builder = ModelBuilder
 
 
 def _of_hidden(width: str, hidden: int) -> int:

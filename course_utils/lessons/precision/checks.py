@@ -41,9 +41,7 @@ EPSILON_MISTAKES: Mistakes = {
 }
 
 LARGEST_MISTAKES: Mistakes = {
-    "That is the first power of two *beyond* the largest number: all mantissa bits are 1, not 2.": (
-        lambda f: 2.0 ** (f.bias + 1)
-    ),
+    "That is the first power of two *beyond* the largest number.": lambda f: 2.0 ** (f.bias + 1),
     "That has the largest exponent, but a mantissa of zeros. What makes it larger?": lambda f: 2.0**f.bias,
     "Twice too large: did you use the exponent that is set aside for infinity and NaN?": lambda f: 2 * f.largest,
     "Half of it: the largest exponent that is left is 2^e − 2. What is it less the bias?": lambda f: f.largest / 2,
@@ -154,11 +152,8 @@ def _expect_no_bias(got: torch.Tensor, value: float, step: float) -> None:
     fraction = value / step - math.floor(value / step)
     up = (got > value).float().mean().item()
     expect(0 < up < 1, f"All results are the same {side} zero: that is no stochastic rounding. Where does u come in?")
-    expect(
-        abs(up - 0.5) > 0.02 or abs(fraction - 0.5) < 0.05,
-        "Up or down like a fair coin: that is right on average only half-way between the two. How often up, for a "
-        "value close to the lower one?",
-    )
+    coin = "Up or down like a fair coin: that is right only half-way between the two. How often up, close to the lower?"
+    expect(abs(up - 0.5) > 0.02 or abs(fraction - 0.5) < 0.05, coin)
     turned = abs(up - (1 - fraction)) < 0.02 < abs(up - fraction)
     expect(not turned, "Turned round: the closer a value is to the multiple above, the more often it goes there.")
     expect(abs(up - fraction) < 0.02, f"On average your results are off {side} zero: up with what probability?")
@@ -184,10 +179,8 @@ def next_scale(answer: Any) -> None:
         for overflowed in OVERFLOWS:
             scale, streak = following(scale, streak, overflowed)
             found.append(scale)
-        expect(
-            found == gradscaler_scales(OVERFLOWS, 1024.0, interval),
-            "Single steps are right, but over 60 steps your scale parts from GradScaler's: look at the streak.",
-        )
+        off = "Single steps are right, but over 60 steps your scale parts from GradScaler's: look at the streak."
+        expect(found == gradscaler_scales(OVERFLOWS, 1024.0, interval), off)
 
 
 def _expect_single_steps(following: Callable[[float, int, bool], tuple[float, int]], interval: int) -> None:
@@ -210,24 +203,25 @@ def _expect_single_steps(following: Callable[[float, int, bool], tuple[float, in
 
 # ---------------------------------------------------------------------------------------------------- 03.5: good_step
 
-SCALE, RATE = 2.0**12, 0.5
+SCALE, RATE, NEAR = 2.0**12, 0.5, partial(math.isclose, rel_tol=1e-3)
 
 
 class Left(NamedTuple):
-    """The traces of one step: how far masters and weights moved, if it was said to be taken, gradients still there.
-
-    `norm` is that of the masters.
-    """
+    """The traces of one step: how far masters and weights moved, if it was said to be taken, gradients still there."""
 
     masters: torch.Tensor
     weights: torch.Tensor
     taken: bool
-    gradients_of_weights: bool
-    gradients_of_masters: bool
+    weight_grads: bool
+    master_grads: bool
 
     @property
     def norm(self) -> float:
         return self.masters.norm().item()
+
+    @property
+    def copied(self) -> bool:
+        return torch.equal(self.weights, self.masters.half().float())
 
     def off(self, right: "Left") -> bool:
         return not torch.allclose(self.masters, right.masters, rtol=1e-3, atol=1e-12)
@@ -237,47 +231,24 @@ STEP_MISTAKES: Mistakes = {
     "The masters do not move: who calls `optimizer.step()`?": lambda got, right: not got.small.masters.any(),
     "The masters move 4,096 times too far, or to the limit of clipping: the gradients are still scaled when the "
     "optimizer, or the clipping, sees them.": lambda got, right: got.small.norm > 2 * right.small.norm,
-    "With scaled gradients the norm looks 4,096 times as large, so you clip what is small enough. Divide first.": (
-        lambda got, right: (
-            got.small.norm < right.small.norm / 2 and math.isclose(got.small.norm, got.large.norm, rel_tol=1e-3)
-        )
-    ),
-    "The gradients arrive far too small: they are divided by the scale, but were they ever multiplied by it?": (
-        lambda got, right: got.small.norm < right.small.norm / 100
-    ),
-    "Small gradients do not arrive as they are: what else changes them?": (
-        lambda got, right: got.small.off(right.small)
-    ),
-    "Tiny gradients get lost: something divides by the scale while they are still fp16. Upcast first.": (
-        lambda got, right: got.tiny.off(right.tiny)
-    ),
-    "Large gradients are clipped, each tensor on its own: the norm of all of them *together* has to be 1 at most.": (
-        lambda got, right: math.isclose(got.large.norm, 2**0.5 * right.large.norm, rel_tol=1e-3)
-    ),
-    "Large gradients are not clipped: the norm of all of them together, unscaled, has to be 1 at most.": (
-        lambda got, right: got.large.norm > 1.01 * right.large.norm
-    ),
-    "Large gradients are clipped, but not to a norm of 1. Which norm do you take?": (
-        lambda got, right: got.large.off(right.large)
-    ),
-    "A step with infinite gradients changes the masters: look whether they are finite before the optimizer steps.": (
-        lambda got, right: got.infinite.masters.any()
-    ),
+    "With scaled gradients the norm looks 4,096 times as large, so you clip what is small enough. Divide "
+    "first.": lambda got, right: got.small.norm < right.small.norm / 2 and NEAR(got.small.norm, got.large.norm),
+    "Gradients are divided, but were they ever multiplied?": lambda got, right: got.small.norm < right.small.norm / 100,
+    "Small gradients arrive changed: what else changes them?": lambda got, right: got.small.off(right.small),
+    "Tiny gradients get lost: upcast before you divide by the scale.": lambda got, right: got.tiny.off(right.tiny),
+    "You clip each tensor on its own, not all.": lambda got, right: NEAR(got.large.norm, 2**0.5 * right.large.norm),
+    "Large gradients are not clipped: norm 1 at most.": lambda got, right: got.large.norm > 1.01 * right.large.norm,
+    "Large gradients are clipped, but not to a norm of 1. Which norm?": lambda got, right: got.large.off(right.large),
+    "A step with infinite gradients changes the masters: look first.": lambda got, right: got.infinite.masters.any(),
     "The masters survive infinite gradients, the fp16 weights do not.": lambda got, right: got.infinite.weights.any(),
     "Your function says that it took a step in which gradients were infinite.": lambda got, right: got.infinite.taken,
     "Your function says that a good step was not taken.": lambda got, right: not got.small.taken,
-    "The masters move, the fp16 weights do not: the next forward pass reads the weights. Who copies?": (
-        lambda got, right: not got.small.weights.any()
+    "Masters move, the fp16 weights do not: the next forward reads them.": lambda got, right: (
+        not got.small.weights.any()
     ),
-    "The fp16 weights are not what the masters round to.": (
-        lambda got, right: not torch.equal(got.small.weights, got.small.masters.half().float())
-    ),
-    "The weights' gradients are left behind, and backward will add to them.": (
-        lambda got, right: got.small.gradients_of_weights or got.infinite.gradients_of_weights
-    ),
-    "The masters' gradients are left behind: 4 bytes per parameter, all through the next forward pass.": (
-        lambda got, right: got.small.gradients_of_masters or got.infinite.gradients_of_masters
-    ),
+    "The fp16 weights are not what the masters round to.": lambda got, right: not got.small.copied,
+    "The weights' gradients are left behind.": lambda got, right: got.small.weight_grads or got.infinite.weight_grads,
+    "The masters' gradients are left behind.": lambda got, right: got.small.master_grads or got.infinite.master_grads,
     "The first step is right, the second is not.": lambda got, right: got.twice.off(right.twice),
 }
 """Messages, each with a condition on the learner's steps and the right ones; the first that holds is said."""
@@ -289,11 +260,8 @@ STEP_MISTAKES: Mistakes = {
 def good_step(answer: Any) -> None:
     """`answer(weights, masters, optimizer, loss, scale)` takes one step in fp16, or none, and says which."""
     names = ("weights", "masters", "optimizer", "loss", "scale")
-    hints = {
-        "leaf Variable that requires grad": "You copy into a weight while autograd watches: put it under "
-        "torch.no_grad()."
-    }
-    may_change = ("weights", "masters")
+    watched = "You copy into a weight while autograd watches: put it under torch.no_grad()."
+    hints, may_change = {"leaf Variable that requires grad": watched}, ("weights", "masters")
 
     def called(*given: Any) -> bool:
         return call(answer, **by_name(names, given), returns=bool, may_change=may_change, hints=hints)
@@ -319,17 +287,12 @@ def _left(step: Callable[..., bool], size: float, times: int = 1) -> Left:
         loss = (torch.cat(weights).float() * torch.tensor([1.0, 2.0, 3.0, 4.0])).sum() * size
         taken = step(weights, masters, optimizer, loss, SCALE)
 
-    def moved(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-        return torch.cat([tensor.detach().float() for tensor in tensors])
-
-    def graded(tensors: Sequence[torch.Tensor]) -> bool:
-        return any(tensor.grad is not None and bool(tensor.grad.any()) for tensor in tensors)
-
-    return Left(moved(masters), moved(weights), taken, graded(weights), graded(masters))
+    moved, copied = (torch.cat(tensors).detach().float() for tensors in (masters, weights))
+    there = [any(t.grad is not None and bool(t.grad.any()) for t in tensors) for tensors in (weights, masters)]
+    return Left(moved, copied, taken, there[0], there[1])
 
 
 def _right_step(weights: Any, masters: Any, optimizer: Any, loss: Any, scale: float) -> bool:
-    """One step in fp16 with master weights, loss scaling and clipping at a norm of 1."""
     (loss * scale).backward()
     for weight, master in zip(weights, masters, strict=True):
         master.grad, weight.grad = weight.grad.float() / scale, None
@@ -365,7 +328,6 @@ CHOICES: tuple[tuple[str, TrainingRun], ...] = (
 
 
 def _ranks(card: str) -> list[list[str]]:
-    """The precisions to choose from on a card, by rank."""
     if gpu(card).has_bf16:
         return [["amp-bf16", "bf16-master-fp32grad"], ["bf16-master"], ["bf16"]]
     return [["amp-fp16"], ["fp16-master"]]
@@ -400,24 +362,14 @@ def _peak(card: str, run: TrainingRun, precision: str, kernel: str = "efficient"
 
 
 CHOICE_MISTAKES: Mistakes = {
-    "You take the lowest peak of all. What fits is enough: prefer the precision that adds up more in fp32.": (
-        partial(_choose, ranks=lambda card: [[name for rank in _ranks(card) for name in rank]])
-    ),
-    "You take autocast wherever it fits. In the first rank two names compete, and the lower peak wins.": (
-        partial(_choose, pick=lambda peaks: next(iter(peaks)))
-    ),
-    "In the first rank you take the higher peak: the lower one leaves more room.": (
-        partial(_choose, pick=lambda peaks: max(peaks, key=peaks.__getitem__))
-    ),
-    "You give up after the first rank: what does not fit with fp32 gradients may fit with masters.": (
-        partial(_choose, ranks=lambda card: _ranks(card)[:1])
-    ),
-    "On a card without bf16 you keep the run's own kernel of attention: estimate with `efficient` there.": (
-        partial(_choose, kernel="")
-    ),
-    "You took the number in the card's name for GB. Compare with `gpu(card).memory`, in bytes.": (
-        partial(_choose, memory=lambda card: int(card.rpartition("-")[2].removesuffix("GB")) * GB)
-    ),
+    "You take the lowest peak of all. What fits is enough: prefer the precision that adds up more in fp32, and compare "
+    "peaks within a rank.": partial(_choose, ranks=lambda card: [[n for rank in _ranks(card) for n in rank]]),
+    "You take autocast wherever it fits: the lower peak wins.": partial(_choose, pick=lambda peaks: next(iter(peaks))),
+    "In a rank you take the higher peak.": partial(_choose, pick=lambda peaks: max(peaks, key=peaks.__getitem__)),
+    "You give up after the first rank: see what fits next.": partial(_choose, ranks=lambda card: _ranks(card)[:1]),
+    "On a card without bf16 you keep the run's own kernel of attention: take `efficient`.": partial(_choose, kernel=""),
+    "You took the number in the card's name for GB. A card sold as 16 GB holds GiB, which is more: compare with "
+    "`gpu(card).memory`.": partial(_choose, memory=lambda card: GB * int(card.split("-")[1][:2])),
 }
 
 

@@ -27,32 +27,25 @@ MOST_BITS = max(form.bits for form in FORMATS.values())
 WRAPPED = {"flex_flow": "row wrap"}
 
 
-def bit_flipper(form: str = "bf16", value: float = 1.0) -> "BitFlipper":
-    """Return buttons for the bits of one number, a field for its value and a choice of formats.
-
-    In the next cell, `.value` is the number. Raises ValueError for an unknown format.
-    """
-    return BitFlipper(number_format(form), value)
-
-
 class BitFlipper(Explorable):
-    """The widget of `bit_flipper`: `.form` and `.pattern` are what has been chosen, `.value` the number they make.
+    """Buttons for the bits of one number, a field for its value and a choice of formats.
 
-    Changing the format keeps the number asked for, rounded anew; flipping a bit makes another number.
+    `.form` and `.pattern` are what has been chosen, `.value` is the number. Changing the format keeps the number asked
+    for, rounded anew; flipping a bit makes another number. Raises ValueError for an unknown format.
     """
 
     invitation = "Bits to flip: run this cell to use them."
 
-    def __init__(self, form: NumberFormat, value: float) -> None:
+    def __init__(self, form: str = "bf16", value: float = 1.0) -> None:
         self.asked = float(value)
-        self.form, self.pattern = form, encode(form, value)
+        self.form, self.pattern = number_format(form), encode(form, value)
         self.busy = False
         self.bits = [ipywidgets.ToggleButton(layout={"width": "26px", "padding": "0"}) for _ in range(MOST_BITS)]
         for bit in self.bits:
             bit.observe(self.flip, names="value")
         number = ipywidgets.Text(value=f"{value:g}", description="number", style=STYLE, layout=LAYOUT)
         number.continuous_update = False
-        super().__init__({"format": dropdown("format", FORMATS, form.name), "number": number})
+        super().__init__({"format": dropdown("format", FORMATS, form), "number": number})
 
     def parts(self) -> list[Any]:
         """The controls, the bits in a row, and the picture."""
@@ -80,9 +73,7 @@ class BitFlipper(Explorable):
         if before is self.form:
             with suppress(ValueError):  # what is no number leaves the bits alone, and `redraw` says so
                 self.asked = float(typed)
-                self.pattern = encode(self.form, self.asked)
-        else:
-            self.pattern = encode(self.form, self.asked)
+        self.pattern = encode(self.form, self.asked)
         self.set_buttons(typed)
 
     def set_buttons(self, typed: str) -> None:
@@ -107,6 +98,9 @@ class BitFlipper(Explorable):
         except ValueError:
             raise ValueError(f"{typed!r} is no number: write 0.1 or 1e-8") from None
         return flipped_figure(self.form, self.pattern, self.asked), escape(neighbors(self.form, self.pattern))
+
+
+bit_flipper = BitFlipper
 
 
 def bit_name(form: NumberFormat, index: int) -> str:
