@@ -49,7 +49,7 @@ def mean_loss(step: Step, head: Linear, out: Tensor) -> Tensor:
 
 @operation
 def share_of_loss(step: Step, head: Linear, piece: Tensor) -> Tensor:
-    """What a piece of the tokens adds to the mean over all."""
+    """The part of a piece of the tokens in the mean over all."""
     return scaled(step, cross_entropy(step, head(piece)))
 
 

@@ -66,7 +66,7 @@ class Visit(NamedTuple):
     blocks: Repeats = ()
 
     def times(self, counts: dict[Repeat, int]) -> int:
-        """How often the piece comes here."""
+        """The number of times that the piece comes here."""
         return prod(counts[each] - 2 for each in self.passed_over) * prod(counts[each] for each in self.blocks)
 
 
@@ -127,7 +127,7 @@ Origin = tuple[str, str, bool, Place]
 
 
 def _origin(storage: Storage) -> Origin:
-    """What tensors of different blocks that play the same part have in common, and the block."""
+    """The features that equivalent tensors of different blocks share, and the block."""
     return storage.size, storage.phase, storage.recomputation > 0, storage.place
 
 
@@ -140,7 +140,7 @@ def _freed_at_once(storage: Storage, shape: Structure, freed: set[Origin]) -> Re
 
 
 def _group_repeats(place: Place, shape: Structure) -> Repeats:
-    """What a group of blocks, or a piece of the loss, stands for: of three groups, or four pieces, the second does.
+    """The repetition that a group of blocks, or a piece of the loss, shows: the second of three groups or four pieces.
 
     Pieces are four, as the first two gradients of the head's weights that meet are added in another way than the rest.
     """
@@ -150,7 +150,7 @@ def _group_repeats(place: Place, shape: Structure) -> Repeats:
 
 
 def _block_repeats(place: Place, shape: Structure) -> Repeats:
-    """What a block stands for within its group: of three, the second does."""
+    """The repetition that a block shows within its group: the second of three."""
     if place.part != "block" or place.block != 1 or shape.groups[place.group] < 3:
         return ()
     return (Repeat.BLOCKS_OF_LAST if place.group == len(shape.groups) - 1 else Repeat.BLOCKS,)
@@ -178,7 +178,7 @@ def _schedule_blocks(pieces: list[Piece], numbers: list[int], shape: Structure) 
 
 @lru_cache(maxsize=1024)
 def _counts(layers: int, size: int, pieces: int) -> dict[Repeat, int]:
-    """How many the tape shows one for: of `layers` blocks in groups of `size`, and of so many `pieces` of the loss."""
+    """The number that the tape shows one for, of `layers` blocks in groups of `size` and of `pieces` of the loss."""
     groups, rest = -(-layers // size), layers % size or size
     return {
         Repeat.GROUPS: groups - 2,

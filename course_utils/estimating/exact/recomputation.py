@@ -1,4 +1,4 @@
-"""What backward runs again, or fetches back, instead of finding it kept: checkpoints and offloading on a tape.
+"""Checkpoints and offloading on a tape: backward runs again, or fetches back, tensors that forward did not keep.
 
 As torch.utils.checkpoint does it without reentrance: in the first forward nothing is kept but the inputs; the first
 tensor that backward asks for runs the function again, as far as the last tensor that is needed, and each tensor is

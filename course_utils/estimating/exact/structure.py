@@ -74,7 +74,7 @@ def structure(run: TrainingRun) -> Structure:
 
 @lru_cache(maxsize=1024)
 def groups_of(layers: int, blocks: int) -> tuple[int, ...]:
-    """How many blocks each group of a tape has, at most three groups of at most three: what is in the middle repeats.
+    """The number of blocks of each group of a tape: at most three groups of at most three, as the middle repeats.
 
     >>> groups_of(48, 1), groups_of(48, 7), groups_of(2, 1)
     ((1, 1, 1), (3, 3, 3), (1, 1))
@@ -85,7 +85,7 @@ def groups_of(layers: int, blocks: int) -> tuple[int, ...]:
 
 
 def pieces_of_loss(run: TrainingRun) -> tuple[int, int, int]:
-    """How many pieces the loss is cut into, the tokens of each, and those of the last."""
+    """The number of pieces of the loss, the tokens of each, and those of the last."""
     tokens = run.micro_batch * run.seq_len
     size = -(-tokens // run.loss_chunks)
     count = -(-tokens // size)
@@ -93,7 +93,7 @@ def pieces_of_loss(run: TrainingRun) -> tuple[int, int, int]:
 
 
 def pairs_of_experts(run: TrainingRun) -> tuple[int, int]:
-    """How many experts get one pair more than the rest, and how many pairs of (token, choice) the rest gets."""
+    """The number of experts that get one pair more than the rest, and of (token, choice) pairs of each of the rest."""
     if not run.model.experts:
         return 0, 0
     share, larger = divmod(run.micro_batch * run.seq_len * run.model.experts_per_token, run.model.experts)

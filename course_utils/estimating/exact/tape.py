@@ -402,7 +402,7 @@ def tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
 
 
 def _dependencies(root: Node) -> dict[Node, int]:
-    """How many gradients each node waits for."""
+    """The number of gradients that each node waits for."""
     counts: dict[Node, int] = {}
     seen, stack = {root}, [root]
     while stack:
