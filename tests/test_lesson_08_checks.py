@@ -37,7 +37,6 @@ TRAFFIC = Answers(
         (with_one("server", lambda D, S: D * S), "one way"),
         (with_one("server", lambda D, S: 2 * S), "one worker's traffic"),
         (with_one("server", lambda D, S: 2 * (D - 1) * S), "a machine of its own"),
-        (with_one("server", lambda D, S: (D + 1) * S), "a message of its own"),
         (with_one("server", lambda D, S: 3 * S), "server is off"),
         (with_one("naive", lambda D, S: D * S), "Nobody sends to itself"),
         (with_one("naive", lambda D, S: D * (D - 1) * S), "all ranks send together"),

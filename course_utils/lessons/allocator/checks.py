@@ -28,7 +28,6 @@ from course_utils.interactive.feedback import (
     recognized,
     unit_slip,
 )
-from course_utils.measurement import Measurement
 from course_utils.measuring import measure
 from course_utils.models import TransformerConfig
 from course_utils.run import TrainingRun
@@ -45,7 +44,7 @@ REQUESTS = (1, 512, 513, 700 * KiB, MiB, MiB + 1, 5 * MiB, 10 * MiB - 512, 10 * 
 
 
 def handed_out_right(size: int) -> dict[str, int]:
-    """Bytes of block and segment for a first request; the block has what is not split off."""
+    """Bytes of block and segment for a first request."""
     allocator = CachingAllocator()
     address = allocator.malloc(size)
     return {"block": allocator.block_size(address), "segment": allocator.reserved}
@@ -64,16 +63,13 @@ def _unsplit(size: int, limit: int) -> int:
 
 
 BLOCK_MISTAKES: Mistakes = {
-    "Your block is the request, rounded. But does the allocator split every segment? A rest that it does not split off "
-    "belongs to the block.": round_up,
+    "Your block is the request, rounded. But does the allocator split every segment? A small rest stays.": round_up,
     "Your block is the whole segment. The allocator splits it, and the rest is free.": _segment,
     "A rest of 1 MiB exactly is not split off.": partial(_unsplit, limit=MiB - 1),
     "You keep large rests with the block: what is larger than 1 MiB is split off.": partial(_unsplit, limit=2 * MiB),
 }
 SEGMENT_MISTAKES: Mistakes = {
-    "You give each block a segment of its own size. Small blocks share segments, so more is asked for at once.": (
-        round_up
-    ),
+    "You give each block a segment of its own size. Small blocks share segments.": round_up,
     "Large segments come in multiples of 2 MiB.": partial(_segment, step=512),
     "A block of 1 MiB exactly still belongs to the small pool.": partial(_segment, small=MiB - 512),
     "A block of 10 MiB exactly gets a segment of its own.": partial(_segment, large=10 * MiB + 512),
@@ -88,13 +84,9 @@ SEGMENT_MISTAKES: Mistakes = {
 @exercise("10.1", "From request to segment, from segment to block: two roundings, and a rest too small to split off.")
 def handed_out(answer: Any) -> None:
     """`answer(size)` is a dictionary: the block's and the segment's bytes for a first request of `size` bytes."""
-    *got, again = [
-        entries(call(answer, size=size, returns=Mapping), ("block", "segment"), int) for size in (*REQUESTS, 1)
-    ]
-    expect(
-        again == got[0],
-        "Asked again for the same size, your function answers differently: each call is a fresh process.",
-    )
+    found = [call(answer, size=size, returns=Mapping) for size in (*REQUESTS, 1)]
+    *got, again = [entries(one, ("block", "segment"), int) for one in found]
+    expect(again == got[0], "Asked again, your function answers differently: each call is a fresh process.")
     right = [handed_out_right(size) for size in REQUESTS]
     for size, mine, true in zip(REQUESTS, got, right, strict=True):
         slip = unit_slip(mine["segment"], true["segment"])
@@ -102,27 +94,13 @@ def handed_out(answer: Any) -> None:
         expect(mine["block"] >= size, "A block has to hold what was asked for: round up.")
         expect(mine["block"] % 512 == 0, "Blocks are multiples of 512 bytes.")
     requests = [(size,) for size in REQUESTS]
-    recognized(
-        [mine["segment"] for mine in got],
-        requests,
-        lambda size: handed_out_right(size)["segment"],
-        SEGMENT_MISTAKES,
-        "Some segment is off. There are three cases for the rounded request: up to 1 MiB, under 10 MiB, and more. "
-        "Which is which?",
-        eq,
-    )
-    blocks = [mine["block"] for mine in got]
+    otherwise = "Some segment is off. There are three cases for the rounded request: up to 1 MiB, under 10, and more."
+    segments, blocks = ([mine[name] for mine in got] for name in ("segment", "block"))
+    recognized(segments, requests, lambda size: handed_out_right(size)["segment"], SEGMENT_MISTAKES, otherwise, eq)
     recognized(blocks, requests, lambda size: handed_out_right(size)["block"], BLOCK_MISTAKES, same=eq)
-    pairs = [(mine, true["block"]) for mine, true in zip(blocks, right, strict=True)]
-    expect(
-        all(mine <= true for mine, true in pairs),
-        "Some block is larger than it needs to be: the next multiple of 512, and the rest only if that is not split "
-        "off.",
-    )
-    expect(
-        all(mine >= true for mine, true in pairs),
-        "Some block is too small: a rest that is not split off belongs to it. When is one split off?",
-    )
+    for mine, true in zip(blocks, right, strict=True):
+        expect(mine <= true["block"], "Some block is larger than it needs to be: which rests are split off?")
+        expect(mine >= true["block"], "Some block is too small: a rest that is not split off belongs to it.")
 
 
 # ----------------------------------------------------------------------------------------------------- 10.2: lean_norm
@@ -156,33 +134,21 @@ def lean_norm(answer: Any) -> None:
         tensors = [(factor * torch.randn(size, generator=generator)).to(dtype) for size in NORM_SIZES]
         before = [tensor.clone() for tensor in tensors]
         got = call(answer, tensors, returns=(Real, torch.Tensor), finite=False, may_change=(0,))
-        expect(
-            len(tensors) == len(before) and all(map(torch.equal, before, tensors)),
-            "Your function changes the gradients, or their list. It is to look at them only: the optimizer needs them.",
-        )
+        same = len(tensors) == len(before) and all(map(torch.equal, before, tensors))
+        expect(same, "Your function changes the gradients, or their list: the optimizer needs them as they are.")
         one = not isinstance(got, torch.Tensor) or got.numel() == 1
         expect(one, "You return several numbers. One was asked for: the norm of all gradients together.")
         _check_norm(float(got), tensors)
         _, taken = taken_by(answer, tensors)
-        expect(
-            taken <= NORM_LIMIT,
-            "The norm is right, but at some moment far more than one gradient in fp32 is there: who keeps the copies?",
-        )
+        expect(taken <= NORM_LIMIT, "The norm is right, but takes more than one fp32 gradient: who keeps the copies?")
 
 
 def _check_norm(got: float, tensors: list[torch.Tensor]) -> None:
-    expect(
-        math.isfinite(got),
-        "Your norm of large gradients in fp16 is not finite: a sum of squares leaves the range of 16 bits. In which "
-        "format do you add up?",
-    )
+    expect(math.isfinite(got), "Your norm is not finite: a sum of squares leaves the range of 16 bits. Add up in fp32.")
     right = math.hypot(*_norms(tensors))
     if not recognized([got], [(tensors,)], lambda _: right, NORM_MISTAKES, same=partial(alike, tolerance=1e-4)):
-        expect(
-            not math.isclose(got, right, rel_tol=1e-2),
-            "Nearly right, in the first digits only: that is a norm added up in 16 bits. In which format do you add "
-            "up?",
-        )
+        near = math.isclose(got, right, rel_tol=1e-2)
+        expect(not near, "Nearly right, in the first digits only: that is a norm added up in 16 bits.")
         fail("The norm is off: the root of the sum of all squares of all gradients.")
 
 
@@ -194,12 +160,8 @@ SMALL = TransformerConfig("small", "gpt2", 2, hidden=128, heads=4, vocab=4000, m
 @cache
 def sweep(batches: tuple[int, ...] = (32, 16, 8, 4), seq_len: int = 64) -> Process:
     """A small GPT trained with one batch size after the other in one process, on the CPU, through one allocator."""
-    return in_one_process({str(batch): _trained(batch, seq_len) for batch in batches})
-
-
-@cache
-def _trained(batch: int, seq_len: int) -> Measurement:
-    return measure(TrainingRun(SMALL, batch, seq_len, "fp32", attention="eager"), source="cpu")
+    runs = {str(batch): TrainingRun(SMALL, batch, seq_len, "fp32", attention="eager") for batch in batches}
+    return in_one_process({label: measure(run, source="cpu") for label, run in runs.items()})
 
 
 def _processes() -> tuple[Process, Process]:
@@ -212,24 +174,21 @@ def _span(process: Process, curve: Sequence[int], label: str) -> Sequence[int]:
     return curve[first:last]
 
 
-PEAK, FLAT, KEPT = "peak allocated", "max_memory_allocated, never reset", "memory_reserved after the step"
+PEAK, FLAT = "peak allocated", "max_memory_allocated, never reset"
+AFTER, KEPT = "memory_allocated after the step", "memory_reserved after the step"
 COUNTERS: dict[str, Callable[[Process, str], int]] = {
     PEAK: lambda process, label: max(_span(process, process.replayed.allocated, label)),
     FLAT: lambda process, label: max(process.replayed.allocated[: process.spans[label][1]]),
-    "memory_allocated after the step": lambda process, label: _span(process, process.replayed.allocated, label)[-1],
+    AFTER: lambda process, label: _span(process, process.replayed.allocated, label)[-1],
     KEPT: lambda process, label: _span(process, process.replayed.reserved, label)[-1],
 }
 """Bytes that each counter shows for the run with a label."""
 
 PEAK_MISTAKES: Mistakes = {
     "Your figures are one: a maximum since the process began. Each batch size has a span of its own.": COUNTERS[FLAT],
-    "That is what is left when a run has ended: weights and states. Where was it fullest?": COUNTERS[
-        "memory_allocated after the step"
-    ],
+    "That is what is left when a run has ended: weights and states. Where was it fullest?": COUNTERS[AFTER],
     "That is `reserved`, which keeps what the first run took. Which curve knows tensors?": COUNTERS[KEPT],
-    "Those are the peaks of the process above, and your function was given another: compute them from its argument.": (
-        lambda process, label: report(sweep(), PEAK).get(label)
-    ),
+    "Those are the peaks of the process above: use the argument.": lambda _, label: report(sweep(), PEAK).get(label),
 }
 
 
@@ -297,22 +256,12 @@ def fragmented(answer: Any) -> None:
         gpu, failure = f"On a GPU of {capacity // MiB} MiB", result.failure
         if failure is None:
             fail(f"{gpu} everything fits, the last request included.")
-        expect(
-            len(result) == len(events) - 1,
-            f"{gpu} memory runs out before the last request, at event {len(result) + 1}.",
-        )
-        expect(
-            failure.requested <= failure.free,
-            f"{gpu} the last request asks for more than is free in all: that is a full GPU, no fragmented one.",
-        )
-        expect(
-            failure.free_share > 0.30,
-            f"{gpu} it fails, but no more than 30 % is free then. Leave larger holes, or more of them.",
-        )
-        expect(
-            failure.requested < failure.free,
-            f"{gpu} the last request asks for all that is free. Let it fail although more is free than it asks for.",
-        )
+        last = len(result) == len(events) - 1
+        expect(last, f"{gpu} memory runs out before the last request, at event {len(result) + 1}.")
+        full = failure.requested > failure.free
+        expect(not full, f"{gpu} the last request is larger than all that is free: a full GPU, no fragmented one.")
+        expect(failure.free_share > 0.30, f"{gpu} it fails, but no more than 30 % is free then. Leave larger holes.")
+        expect(failure.requested < failure.free, f"{gpu} the last request asks for all that is free. Let it ask less.")
 
 
 def _in_whole_bytes(event: Any) -> Any:
@@ -328,10 +277,7 @@ Tensors = list[tuple[str, int, bool]]
 
 
 def _tensors(pattern: str, sizes: Sequence[int]) -> Tensors:
-    """One tensor for each letter, L for a long life and s for a short one; sizes in MiB, over and over.
-
-    Names do not say which: they would sort by lifetime.
-    """
+    """One tensor for each letter, L for a long life and s for a short one; sizes in MiB, over and over."""
     return [(f"t{index}", sizes[index % len(sizes)] * MiB, letter == "L") for index, letter in enumerate(pattern)]
 
 
@@ -341,9 +287,7 @@ ORDER_CASES: tuple[tuple[Tensors, int, int], ...] = (
     (_tensors("sLLsL" * 3, (4,)), 24 * MiB, 80 * MiB),
     (_tensors("sL" * 8, (9, 2)), 60 * MiB, 120 * MiB),
 )
-"""Tensors in the order of the step, the late request, and the GPU's memory, both in bytes. With all long-lived ones
-first it fits, in whatever order each kind is.
-"""
+"""Tensors in the order of the step, the late request, and the GPU's memory, both in bytes."""
 
 
 def _sorted_by(key: Callable[[tuple[str, int, bool]], Any]) -> Callable[[Tensors, int, int], list[str]]:
@@ -371,11 +315,8 @@ def order(answer: Any) -> None:
     if all(late_fits(got, *case) for got, case in zip(orders, ORDER_CASES, strict=True)):
         return
     recognized(orders, ORDER_CASES, _sorted_by(lambda tensor: not tensor[2]), ORDER_MISTAKES, same=eq)
-    expect(
-        not all(_short_first(got, tensors) for got, (tensors, *_) in zip(orders, ORDER_CASES, strict=True)),
-        "You sort by lifetime, the short-lived ones first, and the late request still fails: best fit puts long-lived "
-        "tensors into what is left of their segments, and there they stay.",
-    )
+    short_first = all(_short_first(got, tensors) for got, (tensors, *_) in zip(orders, ORDER_CASES, strict=True))
+    expect(not short_first, "You sort by lifetime, the short-lived ones first: long-lived ones fill up their segments.")
     fail("The late request still fails: short and long lives share segments. How few such segments can there be?")
 
 
@@ -408,10 +349,7 @@ LEAKS: tuple[str | None, ...] = ("last", None, "first")
 
 
 def _leaky_step(leak: str | None, kept: list[Any]) -> Callable[..., None]:
-    """A step that keeps what `leak` makes, and in step 3 alone something of another module, as a decoy.
-
-    The decoy is one large tensor, or of `last` several, at lower addresses than all that is large.
-    """
+    """A step that keeps what `leak` makes, and in step 3 alone something of another module, as a decoy."""
     numbers = count(1)
 
     def step(model: Chain, optimizer: Any, x: torch.Tensor) -> None:
@@ -472,21 +410,12 @@ def leak(answer: Any) -> None:
     got = [call_or_none(answer, snapshot=content, returns=str) for content in contents]
     expect(len(set(got)) > 1, "You give the same answer whatever the snapshot says. The hidden ones differ.")
     wrong = [(mine, content) for mine, content in zip(got, contents, strict=True) if mine != leak_right(content)]
-    expect(
-        all(leak_right(content) is not None for _, content in wrong),
-        "You find a leak where there is none. Gradients of the last step share a name with weights, and a program may "
-        "keep tensors of one step: from how many steps are a leak's blocks?",
-    )
+    leaks = all(leak_right(content) is not None for _, content in wrong)
+    expect(leaks, "You find a leak where there is none: from how many steps are a leak's blocks?")
     for mine, content in wrong:
-        if mine is None:
-            fail(
-                "You find nothing where something piles up: count, for each module, the steps its living blocks are of."
-            )
         steps = leak_steps(content)
+        if mine is None:
+            fail("You find nothing where something piles up: count the steps of each module's living blocks.")
         expect(mine in steps, f"{mine!r} is no module of a living block: its name is frames[0]['filename'].")
-        expect(
-            len(steps[mine]) > 1,
-            "What you name was made in one step and kept, as states are, or an output for a plot. What is made in "
-            "every step?",
-        )
+        expect(len(steps[mine]) > 1, "What you name was made in one step and kept. What is made in every step?")
     expect(not wrong, "What you name is alive, but it does not pile up: from how many steps are its blocks?")

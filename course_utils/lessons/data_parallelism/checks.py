@@ -40,9 +40,6 @@ TRAFFIC: dict[str, tuple[Callable[[int, int], float], Mistakes]] = {
             "server: that is one way. Gradients come in, and weights go out.": lambda D, S: D * S,
             "server: that is one worker's traffic. All of them talk to the same machine.": lambda D, S: 2 * S,
             "server: here the server is a machine of its own, and all D workers use it.": lambda D, S: 2 * (D - 1) * S,
-            "server: one copy of the weights for all? Each worker needs a message of its own.": (
-                lambda D, S: (D + 1) * S
-            ),
         },
     ),
     "naive": (
@@ -57,9 +54,7 @@ TRAFFIC: dict[str, tuple[Callable[[int, int], float], Mistakes]] = {
     "ring": (
         lambda D, S: 2 * (D - 1) * S / D,
         {
-            "ring: that is half of the way. The complete parts have to be handed out, too.": (
-                lambda D, S: (D - 1) * S / D
-            ),
+            "ring: that is half of the way. Who hands out the complete parts?": lambda D, S: (D - 1) * S / D,
             "ring: a message holds one part, not the whole gradient.": lambda D, S: 2 * (D - 1) * S,
             "ring: that is the limit of very many ranks. How many steps has a ring of D?": lambda D, S: 2 * S,
             "ring: that is two messages. How many steps are there?": lambda D, S: 2 * S / D,
@@ -95,9 +90,9 @@ def ring(answer: Any) -> None:
         # on rank r part p is full of 10^r + p
         inputs = [[torch.full((3,), float(10**rank + part)) for part in range(ranks)] for rank in range(ranks)]
         wanted = [torch.stack(parts).sum(dim=0) for parts in zip(*inputs, strict=True)]
-        network = Network(ranks, part_bytes=inputs[0][0].nbytes)
+        network = Network(ranks)
         _expect_sums(network.run(program, inputs), wanted)
-        _expect_ring(network)
+        _expect_ring(network, inputs[0][0].nbytes)
     for real in outcomes([("ring", answer)])[0]:
         expect("error" not in real, f"In one process all is right, but on real ranks it raised {real.get('error')}")
         expect(real.get("reduced"), "In one process all is right, but not on real ranks: do you keep anything outside?")
@@ -115,47 +110,30 @@ def _expect_sums(found: list[Any], wanted: list[torch.Tensor]) -> None:
     if whole == [ranks] * ranks:
         return
     expect(any(whole), f"With {ranks} ranks no part is a whole sum. Which part leaves first, and which comes?")
-    expect(
-        all(float(part.max()) <= 1.05 * float(total.max()) for one in pairs for part, total in one),
-        "Some numbers are in a sum more than once. In the second half what arrives is whole: is it added again?",
-    )
-    expect(
-        whole != [1] * ranks,
-        "Each rank has one whole sum now, and the other parts are not finished: that is the first half of the way.",
-    )
+    once = all(float(part.max()) <= 1.05 * float(total.max()) for one in pairs for part, total in one)
+    expect(once, "Some numbers are in a sum more than once. What arrives in the second half is whole already.")
+    expect(whole != [1] * ranks, "Each rank has one whole sum: that is the first half of the way.")
     fail(f"With {ranks} ranks, some parts are whole sums on some ranks only. Count your steps in each half.")
 
 
-def _expect_ring(network: "Network") -> None:
-    D = network.ranks
-    expect(
-        all(to == (sender + 1) % D for sender, to, _ in network.sent),
-        "The sums are right, but not all messages go to the right neighbor: that is no ring.",
-    )
-    expect(not any(network.queues.values()), "The sums are right, but some messages were never received.")
+def _expect_ring(network: "Network", part_bytes: int) -> None:
+    D, right = network.ranks, "The sums are right, but"
+    around = all(to == (sender + 1) % D for sender, to, _ in network.sent)
+    expect(around, f"{right} not all messages go to the right neighbor: that is no ring.")
+    expect(not any(network.queues.values()), f"{right} some messages were never received.")
     counts = Counter(sender for sender, _, _ in network.sent)
-    expect(len(counts) == D or D == 1, "The sums are right, but a rank sends nothing: who told the others its numbers?")
+    expect(len(counts) == D or D == 1, f"{right} a rank sends nothing: who told the others its numbers?")
     most = max(counts.values(), default=0)
-    expect(
-        most <= 2 * (D - 1),
-        f"The sums are right, but with {D} ranks a rank sends {most} messages. Where do they go "
-        "around more often than needed?",
-    )
-    expect(
-        all(size <= network.part_bytes for _, _, size in network.sent),
-        "The sums are right, but some messages are larger than a part. A ring sends one part at a time, as it came: "
-        "whole gradients in each message would be the naive way again.",
-    )
+    expect(most <= 2 * (D - 1), f"{right} with {D} ranks a rank sends {most} messages, more often than needed.")
+    small = all(size <= part_bytes for _, _, size in network.sent)
+    expect(small, f"{right} some messages are larger than a part. A ring sends one part at a time, as it came.")
 
 
 class Network:
-    """Ranks that are threads, with a queue between each two. `sent` lists (sender, receiver, bytes) of all messages.
+    """Ranks as threads with a queue between each two; notices a deadlock. `sent` lists (sender, receiver, bytes)."""
 
-    A deadlock is noticed at once.
-    """
-
-    def __init__(self, ranks: int, part_bytes: int) -> None:
-        self.ranks, self.part_bytes = ranks, part_bytes
+    def __init__(self, ranks: int) -> None:
+        self.ranks = ranks
         self.sent: list[tuple[int, int, int]] = []
         self.queues: defaultdict[tuple[int, int], deque[torch.Tensor]] = defaultdict(deque)
         self._waiting: dict[int, int] = {}
@@ -182,23 +160,16 @@ class Network:
         return [future.result() for future in futures]
 
     def _send(self, sender: int, tensor: torch.Tensor, to: int) -> None:
-        last, kind = self.ranks - 1, type(tensor).__name__
+        kind = type(tensor).__name__
         expect(isinstance(tensor, torch.Tensor), f"`send` takes one tensor, a part, not a {kind}.")
-        expect(
-            to in range(self.ranks),
-            f"A message goes to rank {to}, and the ranks are 0 to {last}: a ring closes with `% ranks`.",
-        )
+        expect(to in range(self.ranks), f"There is no rank {to} to send to: a ring closes with `% ranks`.")
         with self._changed:
             self.sent.append((sender, to, tensor.nbytes))
             self.queues[sender, to].append(tensor.detach().clone())
             self._changed.notify_all()
 
     def _receive(self, receiver: int, source: int) -> torch.Tensor:
-        last = self.ranks - 1
-        expect(
-            source in range(self.ranks),
-            f"Rank {source} is asked for a message; ranks are 0 to {last}: a ring closes with `% ranks`.",
-        )
+        expect(source in range(self.ranks), f"Rank {source} is asked for a message: a ring closes with `% ranks`.")
         with self._changed:
             self._waiting[receiver] = source
             while not self.queues[source, receiver]:
@@ -209,7 +180,6 @@ class Network:
             return self.queues[source, receiver].popleft()
 
     def _find_deadlock(self) -> None:
-        """Nothing can move once every running rank waits for a message that nobody has sent."""
         idle = {rank for rank, source in self._waiting.items() if not self.queues[source, rank]}
         if self._running and self._running <= idle and not self._stuck:
             rank = min(self._running)
@@ -258,8 +228,7 @@ _outcomes: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
 def outcomes(functions: Iterable[tuple[str, Callable[..., Any]]]) -> list[list[dict[str, Any]]]:
     """Outcome of each function on each of three real ranks; the same processes run all functions.
 
-    Functions come with their kind: "ring" for a ring all-reduce, "step" for a training step under DDP. Raises
-    CheckFailed for a function without a source, which is what is sent to the ranks.
+    Functions come with their kind, "ring" or "step". Raises CheckFailed for one without a source to send to the ranks.
     """
     wanted = [(kind, *_source_of(function)) for kind, function in functions]
     new = [function for function in dict.fromkeys(wanted) if function not in _outcomes]
@@ -273,23 +242,16 @@ def outcomes(functions: Iterable[tuple[str, Callable[..., Any]]]) -> list[list[d
 
 
 def _source_of(function: Callable[..., Any]) -> tuple[str, str]:
-    """The source of a function and its name."""
     try:
         source = textwrap.dedent(inspect.getsource(function))
     except (OSError, TypeError) as error:
         raise CheckFailed("The text of your function cannot be found: define it in a cell, with `def`.") from error
-    expect(
-        source.startswith("def "), "Define your function in a cell, with `def`: its text is sent to other processes."
-    )
+    expect(source.startswith("def "), "Define your function in a cell, with `def`: its text goes to other processes.")
     return source, function.__name__
 
 
 def on_real_ranks(step: Any) -> dict[str, Any]:
-    """Run a training step under DistributedDataParallel on three real ranks, for 4 and for 6 micro-batches.
-
-    Returns for each what `check_ranks.trained` notes: how far the ranks are `apart` after each of three steps, how far
-    `off` they are from one process with the whole batch, how often the gradients were `exchanged` in a step.
-    """
+    """What `check_ranks.trained` notes of a step under DistributedDataParallel, for 4 and for 6 micro-batches."""
     return outcomes([("step", step)])[0][0]
 
 
@@ -313,41 +275,21 @@ def mended_step(answer: Any) -> None:
     found = on_real_ranks(answer)
     expect("error" not in found, f"On real ranks, your function raised {found.get('error')}")
     four, six = found["4"], found["6"]
-    expect(
-        four["exchanged"] or six["exchanged"],
-        "No gradient is exchanged at all. Is any backward outside of `no_sync`, with a forward that went through DDP?",
-    )
-    drifts = [max(one["apart"]) > 0 for one in (four, six)]
-    expect(
-        not all(drifts),
-        "The ranks drift apart, though gradients are exchanged: which of them were added before or after?",
-    )
-    expect(
-        not any(drifts),
-        "With one number of micro-batches the ranks stay equal, with the other they drift apart. When is the last one?",
-    )
+    any_exchange, drifts = four["exchanged"] or six["exchanged"], [max(one["apart"]) > 0 for one in (four, six)]
+    expect(any_exchange, "No gradient is exchanged at all. Which backward is outside of `no_sync`, with DDP's forward?")
+    expect(not all(drifts), "The ranks drift apart, though gradients are exchanged: which were added before or after?")
+    expect(not any(drifts), "With one number of micro-batches the ranks drift apart. When is the last one?")
     expect(four["stepped"], "The ranks agree, and their weights never change: who calls `optimizer.step()`?")
-    expect(
-        len(four["stepped"]) == len(four["off"]),
-        "You step more than once. One step on the sum of all gradients was asked for.",
-    )
+    expect(len(four["stepped"]) == len(four["off"]), "You step more than once. Step once, on the sum of all gradients.")
     expect(all(four["stepped"]), "When the optimizer steps, the gradients are gone: who cleared them before?")
     for one in (four, six):
-        expect(
-            one["off"][0] < TOLERANCE,
-            "The ranks agree, but their step is not that of the large batch: by how much is the loss divided?",
-        )
-        expect(
-            max(one["off"]) < TOLERANCE, "The first step is right, the next one is not: what does a step leave behind?"
-        )
-        expect(
-            one["exchanged"] < 1.01,
-            "All right, but the gradients are exchanged more than once a step. That was `no_sync`'s purpose.",
-        )
+        large = one["off"][0] < TOLERANCE
+        expect(large, "The ranks agree, but not with one large batch: by how much is the loss divided?")
+        expect(max(one["off"]) < TOLERANCE, "Only the first step is right: what does a step leave behind?")
+        expect(one["exchanged"] < 1.01, "All right, but gradients are exchanged more than once a step: use `no_sync`.")
+    alone = four["at_once"] <= 2
     expect(
-        four["at_once"] <= 2,
-        "The numbers are right, the memory is not: several micro-batches go forward before any goes backward, and all "
-        "their graphs are kept.",
+        alone, "The numbers are right, the memory is not: go backward with each micro-batch before the next forward."
     )
 
 
@@ -378,16 +320,10 @@ def _transfers(buckets: Buckets) -> float:
 
 EXPOSED_MISTAKES: Mistakes = {
     "That is all transfer time. What of it hides behind backward?": lambda b, c: _transfers(b),
-    "You let buckets pass one another. The network takes one at a time, so each waits for the one before.": (
-        lambda b, c: max(0.0, max(map(sum, b)) - c)
-    ),
+    "You let buckets pass one another. Each waits for the one before.": lambda b, c: max(0.0, max(map(sum, b)) - c),
     "That is the last bucket alone. It may have to wait for others, and may hide, too.": lambda b, c: b[-1][1],
-    "You start the first transfer at time zero. It starts when the bucket is ready.": (
-        lambda b, c: max(0.0, _transfers(b) - c)
-    ),
-    "An exchange that ends before backward makes the step wait for nothing, not for less than nothing.": (
-        lambda b, c: _end(b) - c
-    ),
+    "You start at time zero. A transfer starts when its bucket is ready.": lambda b, c: max(0.0, _transfers(b) - c),
+    "An exchange that ends before backward costs nothing, not less than nothing.": lambda b, c: _end(b) - c,
     "That is when the exchange ends. How long does the step wait for it, after backward?": lambda b, c: _end(b),
     "You let transfers follow one another without a gap. A bucket that is not ready makes the network wait.": (
         lambda b, c: max(0.0, b[0][0] + _transfers(b) - c)
@@ -417,10 +353,7 @@ RANKS_CASES = (
 
 
 def _most(seconds: Callable[[float, float, float, int], float], by_computing: bool = False) -> Callable[..., int]:
-    """The largest number of ranks by a ring of `seconds(alpha, beta, size, D)`.
-
-    With `by_computing`, efficiency is compared with the computing alone.
-    """
+    """The largest number of ranks by a ring of `seconds(alpha, beta, size, D)`; `by_computing` is a mistake."""
 
     def most(alpha: float, beta: float, size: int, compute: float, floor: float, limit: int) -> int:
         def efficiency(D: int) -> float:
@@ -435,16 +368,10 @@ def _most(seconds: Callable[[float, float, float, int], float], by_computing: bo
 most_right = _most(lambda a, b, S, D: 2 * (D - 1) * (a + b * S / D))
 RANKS_MISTAKES: Mistakes = {
     "You leave α out. With many ranks, that is all that counts.": _most(lambda a, b, S, D: 2 * (D - 1) * b * S / D),
-    "That is half a ring: parts are added up, and then handed out.": _most(
-        lambda a, b, S, D: (D - 1) * (a + b * S / D)
-    ),
+    "That is half a ring: parts have to be handed out, too.": _most(lambda a, b, S, D: (D - 1) * (a + b * S / D)),
     "A message holds one part of D, not the whole gradient.": _most(lambda a, b, S, D: 2 * (D - 1) * (a + b * S)),
-    "Count the steps of a ring once more: with one rank there is none.": _most(
-        lambda a, b, S, D: 2 * D * (a + b * S / D)
-    ),
-    "You start one message. A ring starts one in each of its steps.": _most(
-        lambda a, b, S, D: a + 2 * (D - 1) / D * b * S
-    ),
+    "Count the steps again: with one rank there is none.": _most(lambda a, b, S, D: 2 * D * (a + b * S / D)),
+    "You start one message. A ring starts one in each step.": _most(lambda a, b, S, D: a + 2 * (D - 1) / D * b * S),
     "One too few somewhere: the floor itself is still good enough.": lambda *case: max(1, most_right(*case) - 1),
     "You compare the exchange with the computing alone. Efficiency is computing over computing and exchange.": _most(
         lambda a, b, S, D: 2 * (D - 1) * (a + b * S / D), by_computing=True
@@ -458,10 +385,8 @@ def most_ranks(answer: Any) -> None:
     names = ("alpha", "beta", "size", "compute", "floor", "limit")
     got = [call(answer, **by_name(names, case)) for case in RANKS_CASES]
     expect(all(value == int(value) for value in got), "Ranks come in whole numbers.")
-    expect(
-        all(value <= case[-1] for value, case in zip(got, RANKS_CASES, strict=True)),
-        "You go beyond the limit: it is there for links on which efficiency never falls below the floor.",
-    )
+    within = all(value <= case[-1] for value, case in zip(got, RANKS_CASES, strict=True))
+    expect(within, "You go beyond the limit: on some links efficiency never falls below the floor.")
     expect(min(got) >= 1, "One rank exchanges nothing, and so it is always efficient enough.")
     otherwise = "Some number is off. Print compute/(compute + exchange) for D = 1, 2, 3 and so on."
     recognized(got, RANKS_CASES, most_right, RANKS_MISTAKES, otherwise)

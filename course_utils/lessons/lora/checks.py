@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from itertools import chain
+from itertools import chain, product
 from numbers import Real
 from operator import eq
 from statistics import NormalDist
@@ -82,12 +82,8 @@ MERGE_MISTAKES: Mistakes = {
     "You leave out the scale: alpha/r.": lambda W, A, B, alpha: W + B @ A,
     "You scale by alpha alone. It is divided by the rank.": lambda W, A, B, alpha: W + B @ A * alpha,
     "You divide by r alone. What is alpha for?": lambda W, A, B, alpha: W + B @ A / A.shape[0],
-    "You divide alpha by n_in, how many columns A has. r is how many rows it has.": (
-        lambda W, A, B, alpha: W + B @ A * (alpha / A.shape[1])
-    ),
-    "You divide alpha by n_out, how many rows B has. r is how many columns it has.": (
-        lambda W, A, B, alpha: W + B @ A * (alpha / B.shape[0])
-    ),
+    "You divide by A's columns. r is how many rows it has.": lambda W, A, B, alpha: W + B @ A * (alpha / A.shape[1]),
+    "You divide alpha by n_out. r is how wide B is.": lambda W, A, B, alpha: W + B @ A * (alpha / B.shape[0]),
     "The difference alone: where is W?": lambda W, A, B, alpha: B @ A * (alpha / A.shape[0]),
     "You scale W, too. It is what it was.": lambda W, A, B, alpha: (W + B @ A) * (alpha / A.shape[0]),
     "You take the difference away. It is added.": lambda W, A, B, alpha: W - B @ A * (alpha / A.shape[0]),
@@ -102,20 +98,15 @@ def merge(answer: Any) -> None:
     for case in cases:
         W, A, B = (tensor.clone() for tensor in case[:3])
         found = call(answer, W=W, A=A, B=B, alpha=case[3], returns=torch.Tensor, may_change=("W",))  # see below
-        expect(
-            torch.equal(W, case[0]),
-            "You changed W itself. Who wants to switch the adapter off again needs the old one.",
-        )
+        expect(torch.equal(W, case[0]), "You changed W itself. To switch the adapter off again, the old one is needed.")
         expect(found.shape == W.shape, "The merged weight has W's shape, (n_out, n_in). Yours has another.")
         got.append(found.to(W.dtype))
-    recognized(
-        got,
-        cases,
-        lambda W, A, B, alpha: W + B @ A * (alpha / A.shape[0]),
-        MERGE_MISTAKES,
-        "x·Wᵀ + (x·Aᵀ)·Bᵀ·alpha/r has to be x times your matrix, transposed. Pull x out on the left.",
-        lambda got, wanted: all(map(partial(torch.allclose, atol=1e-4), got, wanted)),
-    )
+    otherwise = "x·Wᵀ + (x·Aᵀ)·Bᵀ·alpha/r has to be x times your matrix, transposed. Pull x out on the left."
+    recognized(got, cases, lambda W, A, B, alpha: W + B @ A * (alpha / A.shape[0]), MERGE_MISTAKES, otherwise, _close)
+
+
+def _close(got: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> bool:
+    return all(map(partial(torch.allclose, atol=1e-4), got, wanted))
 
 
 # ------------------------------------------------------------------------------------------------------- 12.3: account
@@ -129,13 +120,9 @@ ACCOUNT: dict[str, tuple[Callable[[int, int, int, int], float], Mistakes]] = {
             "Those are bits. Bytes were asked for.": lambda N, n, bits, block: N * bits + 32 * N / block,
             "A scale in fp32 takes more than one byte.": lambda N, n, bits, block: N * bits / 8 + N / block,
             "The scales are fp32, not 16-bit.": lambda N, n, bits, block: N * bits / 8 + 2 * N / block,
-            "`block` is how many numbers share a scale. How many blocks are there?": (
-                lambda N, n, bits, block: N * bits / 8 + 4 * block
-            ),
+            "`block` is a size. How many blocks are there?": lambda N, n, bits, block: N * bits / 8 + 4 * block,
             "That is the frozen model in 16 bits.": lambda N, n, bits, block: 2 * N,
-            "That is 4 bits in blocks of 64, whatever `bits` and `block` are.": (
-                lambda N, n, bits, block: N / 2 + N / 16
-            ),
+            "That is 4 bits in blocks of 64, whatever `bits` is.": lambda N, n, bits, block: N / 2 + N / 16,
             "That is how many numbers there are. How many bits does each take?": lambda N, n, bits, block: N,
         },
     ),
@@ -217,11 +204,7 @@ def quantize(answer: Any) -> None:
     for values, bits, block in _quantize_cases():
         with NoNumberAsInteger() as watch:
             pair = call(answer, values=values.clone(), bits=bits, block=block, returns=(tuple, list))
-        expect(
-            not watch.happened,
-            "In a block of zeros you divide 0 by 0. That is not a number, and which integer comes of it depends on the "
-            "processor. Keep zeros out of what you divide by.",
-        )
+        expect(not watch.happened, "In a block of zeros you divide 0 by 0. Keep zeros out of what you divide by.")
         expect(len(pair) == 2, "Two things were asked for: the codes, and the scales.")
         codes = of_kind(pair[0], torch.Tensor, "Your codes are")
         scales = of_kind(pair[1], torch.Tensor, "Your scales are")
@@ -233,27 +216,19 @@ def _expect_codes(codes: torch.Tensor, scales: torch.Tensor, rows: torch.Tensor,
     expect(scales.numel() != 1 or len(rows) == 1, "You have one scale for all. Each block has its own.")
     expect(scales.numel() == len(rows), "There is one scale for each block. You have another number of scales.")
     expect(torch.equal(codes, codes.round()), "Codes are whole numbers. Did you forget to round?")
-    coarse = "Your scales are 16-bit, which puts an error of its own into every number of a block. Keep them in fp32."
-    expect(scales.dtype.itemsize > 2, coarse)
+    expect(scales.dtype.itemsize > 2, "Your scales are 16-bit, an error of its own for a block. Keep them in fp32.")
     expect(bool(torch.isfinite(scales).all()), "Some scale is not finite. Do you divide by what may be 0?")
     scales, most, limit = scales.float().reshape(-1, 1), codes.abs().max().item(), 2 ** (bits - 1) - 1
     right, one_sided = rows.abs().amax(dim=1, keepdim=True) / limit, rows.amax(dim=1, keepdim=True) / limit
     misled = not torch.equal(one_sided, right) and torch.allclose(scales, one_sided)
-    expect(
-        bool((scales >= 0).all()) and not misled,
-        "A scale is a size. Take the largest *magnitude*, not the largest number.",
-    )
+    sizes, there = bool((scales >= 0).all()) and not misled, right > 0
+    expect(sizes, "A scale is a size. Take the largest *magnitude*, not the largest number.")
     expect(most <= limit + 1, "Some code needs more than `bits` bits: half of the codes are for negative numbers.")
     expect(most <= limit, "−2^(bits−1) has no partner above zero. Absmax leaves it out.")
-    expect(
-        not torch.allclose(scales, right * limit, rtol=1e-4),
-        "Your scale is the largest magnitude. What does it have to be for the largest code to stand for that?",
-    )
-    there = right > 0
-    expect(
-        torch.allclose(scales[there], right[there], rtol=1e-4),
-        "Some scale is off: the block's largest magnitude has to get the largest code.",
-    )
+    undivided = torch.allclose(scales, right * limit, rtol=1e-4)
+    expect(not undivided, "Your scale is the largest magnitude. What is it for the largest code to stand for that?")
+    equal = torch.allclose(scales[there], right[there], rtol=1e-4)
+    expect(equal, "Some scale is off: the block's largest magnitude has to get the largest code.")
     off = (codes * scales - rows).abs()
     expect(bool((off <= 0.5001 * right + 1e-9).all()), "Some error is above half a step: round to the *nearest* code.")
     expect(not codes.dtype.is_floating_point, "Your codes are right, but stored as floats. `torch.int8` takes a byte.")
@@ -288,17 +263,13 @@ CODE_MISTAKES: Mistakes = {
     "Zero is not among your values: the two halves share the probability ½.": lambda bits: _quantiles(
         _delta(bits) + (1 - 2 * _delta(bits)) * step / (2**bits - 1) for step in range(2**bits)
     ),
-    "Turned round: there is one value more above zero than below.": lambda bits: [
-        -value for value in reversed(normal_float_right(bits))
-    ],
-    "Those values are evenly spaced. Take quantiles of the normal distribution.": lambda bits: [
+    "Turned round: one value more above zero than below.": lambda bits: [-x for x in normal_float_right(bits)[::-1]],
+    "Those values are evenly spaced. Take quantiles.": lambda bits: [
         2 * step / (2**bits - 1) - 1 for step in range(2**bits)
     ],
-    "Your δ is half a step with 2^bits values. Take the mean with the other half, which has one value less.": (
-        lambda bits: _code(bits, 1 / (2 * 2**bits))
-    ),
-    "Your δ is half a step with 2^bits − 1 values. Take the mean with the other half, which has one value more.": (
-        lambda bits: _code(bits, 1 / (2 * (2**bits - 1)))
+    "Your δ is of 2^bits values. Take the mean with the other half.": lambda bits: _code(bits, 0.5 / 2**bits),
+    "Your δ is of 2^bits − 1 values. Take the mean with the other half.": (
+        lambda bits: _code(bits, 0.5 / (2**bits - 1))
     ),
     "Your δ is that of 4 bits, whatever `bits` is.": lambda bits: _code(bits, _delta(4)),
 }
@@ -345,48 +316,35 @@ RANKS = (64, 32, 16, 8, 4, 2)
 LLAMA = TrainingRun("llama3-8b", 1, 2048, "bf16", recompute="full", lora_rank=2, lora_targets=("attention", "mlp"))
 LLAMA_70B = LLAMA.replace(model="llama3-70b", seq_len=512)
 BEST_CASES = (
-    (LLAMA, "A100-80GB"),
-    (LLAMA, "RTX4080-16GB"),
-    (LLAMA.replace(micro_batch=4, seq_len=2112), "RTX3090-24GB"),
-    (LLAMA_70B, "H200-141GB"),
-    (LLAMA_70B.replace(seq_len=4096), "A100-80GB"),
-    (LLAMA_70B, "RTX4090-24GB"),
-)
+    (LLAMA, "A100-80GB"), (LLAMA, "RTX4080-16GB"), (LLAMA.replace(micro_batch=4, seq_len=2112), "RTX3090-24GB"),
+    (LLAMA_70B, "H200-141GB"), (LLAMA_70B.replace(seq_len=4096), "A100-80GB"), (LLAMA_70B, "RTX4090-24GB"),
+)  # fmt: skip
 """Runs and cards; nothing fits the last."""
 
 Pair = tuple[int, int]
 
 
-def _first_of(
-    pairs: Iterable[Pair], room: Callable[[str], int] = lambda card: gpu(card).memory
-) -> Callable[[TrainingRun, str], Pair | None]:
+def _first_of(pairs: Iterable[Pair], room: Callable[[str], int] = lambda card: gpu(card).memory) -> Any:
     """Choose the first of these (bits, rank) that fits into the card's `room`."""
     pairs = list(pairs)
 
     def chosen(run: TrainingRun, card: str) -> Pair | None:
-        most = room(card)
         sizes = ((pair, estimate(run.replace(frozen_bits=pair[0], lora_rank=pair[1])).total) for pair in pairs)
-        return next((pair for pair, size in sizes if size <= most), None)
+        return next((pair for pair, size in sizes if size <= room(card)), None)
 
     return chosen
 
 
-BEST_FIRST = [(bits, rank) for bits in BITS for rank in RANKS]
+BEST_FIRST = list(product(BITS, RANKS))
 best_right = _first_of(BEST_FIRST)
 BEST_MISTAKES: Mistakes = {
     "You spend the memory on rank first. Bits come first: the model is in them.": _first_of(
         (bits, rank) for rank in RANKS for bits in BITS
     ),
-    "You take the fewest bits that fit. The most were asked for.": _first_of(
-        (bits, rank) for bits in BITS[::-1] for rank in RANKS
-    ),
-    "You take the lowest rank that fits. The highest was asked for.": _first_of(
-        (bits, rank) for bits in BITS for rank in RANKS[::-1]
-    ),
+    "You take the fewest bits that fit. The most were asked for.": _first_of(product(BITS[::-1], RANKS)),
+    "You take the lowest rank that fits. The highest was asked for.": _first_of(product(BITS, RANKS[::-1])),
     "You take the least of everything.": _first_of(BEST_FIRST[::-1]),
-    "The pair is turned round: first the bits, then the rank.": (
-        lambda run, card: (best_right(run, card) or ())[::-1] or None
-    ),
+    "The pair is turned round: first the bits.": lambda run, card: (best_right(run, card) or ())[::-1] or None,
     "You take the number in the card's name for its memory. Ask `gpu(card).memory`.": _first_of(
         BEST_FIRST, lambda card: int(card.rsplit("-", 1)[1].removesuffix("GB")) * 10**9
     ),
@@ -399,10 +357,9 @@ def best(answer: Any) -> None:
     got = [call_or_none(answer, run=run, card=card, returns=tuple) for run, card in BEST_CASES]
     if recognized(got, BEST_CASES, best_right, BEST_MISTAKES, same=eq):
         return
-    for one in got:
-        expect(one is None or len(one) == 2, "Return a pair, bits and rank, or None.")
-        known = one is None or (one[0] in BITS and one[1] in RANKS)
-        expect(known, "That is no pair of one of BITS and one of RANKS.")
+    for one in filter(None, got):
+        expect(len(one) == 2, "Return a pair, bits and rank, or None.")
+        expect(one[0] in BITS and one[1] in RANKS, "That is no pair of one of BITS and one of RANKS.")
     for one, (run, card) in zip(got, BEST_CASES, strict=True):
         wanted = best_right(run, card)
         expect(one is None or wanted is not None, f"On the {card} you choose something, and nothing fits there.")

@@ -37,18 +37,14 @@ exactly = partial(alike, tolerance=1e-12)
 
 BYTES_NAMES = ("N", "D", "stage", "weight", "gradient", "optimizer")
 BYTES_CASES = (
-    (1000, 4, 0, 2, 2, 12), (1000, 4, 1, 2, 2, 12), (1000, 4, 2, 2, 2, 12), (1000, 4, 3, 2, 2, 12),
+    *((1000, 4, stage, 2, 2, 12) for stage in range(4)), (1001, 32, 1, 2, 2, 12), (1001, 32, 3, 2, 2, 12),
     (64_000, 8, 1, 4, 4, 8), (64_000, 8, 2, 2, 4, 12), (64_000, 8, 3, 4, 2, 6),
-    (1001, 32, 1, 2, 2, 12), (1001, 32, 3, 2, 2, 12),
 )  # fmt: skip
 """Bytes per parameter that differ, so that none is mistaken for another; at the end shares of no whole bytes."""
 
 
 def bytes_right(N: int, D: int, stage: int, weight: int, gradient: int, optimizer: int, whole: bool = False) -> float:
-    """Bytes of states on one rank: from each stage on, one kind more is divided by D.
-
-    With `whole`, the parameters of a share are first rounded down to whole ones, a mistake.
-    """
+    """Bytes of states on one rank: each stage divides one kind more by D; `whole` rounds parameters down, a mistake."""
     share = N // D if whole else N / D
     kinds = ((3, weight), (2, gradient), (1, optimizer))
     return sum(each * (share if stage >= first else N) for first, each in kinds)
@@ -57,27 +53,15 @@ def bytes_right(N: int, D: int, stage: int, weight: int, gradient: int, optimize
 BYTES_MISTAKES: Mistakes = {
     "That is one rank without sharding, whatever the stage is.": lambda N, D, stage, w, g, K: (w + g + K) * N,
     "You divide everything, whatever the stage is.": lambda N, D, stage, w, g, K: (w + g + K) * N / D,
-    "You took 2, 2 and 12 for granted: use what you were given.": (
-        lambda N, D, stage, w, g, K: bytes_right(N, D, stage, 2, 2, 12)
-    ),
+    "You took 2, 2 and 12 for granted.": lambda N, D, stage, w, g, K: bytes_right(N, D, stage, 2, 2, 12),
     "Those are all ranks together. One rank's was asked for.": lambda N, D, *rest: D * bytes_right(N, D, *rest),
     "At stage 3 weights are divided, too.": lambda N, D, stage, *rest: bytes_right(N, D, min(stage, 2), *rest),
-    "You cut one kind more than the stage says: stage 1 cuts the optimizer's states alone.": (
-        lambda N, D, stage, *rest: bytes_right(N, D, stage + 1, *rest)
-    ),
-    "The order is off: the optimizer's states go first, the weights last.": (
-        lambda N, D, stage, w, g, K: bytes_right(N, D, stage, K, g, w)
-    ),
+    "You cut one kind more than the stage says.": lambda N, D, stage, *rest: bytes_right(N, D, stage + 1, *rest),
+    "The order is off: weights go last.": lambda N, D, stage, w, g, K: bytes_right(N, D, stage, K, g, w),
     "Weights and gradients are swapped.": lambda N, D, stage, w, g, K: bytes_right(N, D, stage, g, w, K),
-    "You round the share of the parameters, and lose some bytes of each: round last, if at all.": partial(
-        bytes_right, whole=True
-    ),
-    "Everything is twice too much. `weight`, `gradient` and `optimizer` are bytes already.": (
-        lambda *case: 2 * bytes_right(*case)
-    ),
-    "Everything is half of it. `weight`, `gradient` and `optimizer` are bytes, and each counts in full.": (
-        lambda *case: bytes_right(*case) / 2
-    ),
+    "You round the share of the parameters, and lose some bytes: round last.": partial(bytes_right, whole=True),
+    "Everything is twice too much: `weight` is bytes already.": lambda *case: 2 * bytes_right(*case),
+    "Everything is half of it: `weight` is bytes, and counts in full.": lambda *case: bytes_right(*case) / 2,
 }
 
 
@@ -129,19 +113,11 @@ SHARD_MISTAKES: Mistakes = {
     "You rounded down: then the last numbers belong to nobody.": lambda shapes, D: _all(shapes, D) // D,
     "You rounded down: then the last rows belong to nobody.": _summed(lambda s, D: s[0] // D * prod(s[1:])),
     "That is an even share of the numbers, a fraction. FSDP2 cuts whole rows.": lambda shapes, D: _all(shapes, D) / D,
-    "You cut the numbers one by one. FSDP2 cuts whole rows, along the first dimension.": _summed(
-        lambda s, D: -(-prod(s) // D)
-    ),
-    "You cut all parameters as one flat piece. FSDP2 cuts each parameter by itself.": (
-        lambda shapes, D: -(-_all(shapes, D) // D)
-    ),
+    "You cut the numbers one by one. FSDP2 cuts whole rows.": _summed(lambda s, D: -(-prod(s) // D)),
+    "You cut all as one flat piece. FSDP2 cuts each parameter.": lambda shapes, D: -(-_all(shapes, D) // D),
     "Those are rows. Each has as many numbers as the other dimensions say.": _summed(lambda s, D: -(-s[0] // D)),
-    "A parameter can have more than two dimensions. How many numbers does a row hold then?": _summed(
-        lambda s, D: -(-s[0] // D) * prod(s[1:2])
-    ),
-    "A parameter can have more than two dimensions. The last one alone is no row.": _summed(
-        lambda s, D: -(-s[0] // D) * prod(s[1:][-1:])
-    ),
+    "How long is a row in more than two dimensions?": _summed(lambda s, D: -(-s[0] // D) * prod(s[1:2])),
+    "In more than two dimensions, the last is no row.": _summed(lambda s, D: -(-s[0] // D) * prod(s[1:][-1:])),
     "Those are all shards together. One rank's was asked for.": lambda shapes, D: D * _shard(shapes, D),
     "Those are bytes in 16 bits. Count numbers.": lambda shapes, D: 2 * _shard(shapes, D),
     "Those are bytes in fp32. Count numbers.": lambda shapes, D: 4 * _shard(shapes, D),
@@ -152,12 +128,10 @@ PADDING_MISTAKES: Mistakes = {
     "Those are rows of padding. Count their numbers.": _summed(lambda s, D: -s[0] % D),
     "Those are bytes in 16 bits. Count numbers.": lambda shapes, D: 2 * _padding(shapes, D),
     "Those are bytes in fp32. Count numbers.": lambda shapes, D: 4 * _padding(shapes, D),
-    "A parameter can have more than two dimensions. How many of its numbers are real?": (
+    "How many numbers are real in more than two dimensions?": (
         lambda shapes, D: D * _shard(shapes, D) - sum(prod(s[:2]) for s in shapes)
     ),
-    "That is the remainder, what is left over. Padding is what is missing to the next multiple.": _summed(
-        lambda s, D: prod(s) % D
-    ),
+    "That is the remainder. Padding is what is missing to the next multiple.": _summed(lambda s, D: prod(s) % D),
 }
 
 
@@ -202,44 +176,34 @@ def several_steps(step: Step, N: int, D: int, steps: int = STEPS) -> tuple[torch
     return weights, momenta
 
 
-def _with_gradients(change: Callable[[Tensors, float], Tensors], sign: float = 1.0) -> Any:
-    """Several steps of somebody who changes the gradients, or the rate's sign."""
-
-    def step(weights: torch.Tensor, gradients: Tensors, momenta: Tensors, rate: float, beta: float) -> torch.Tensor:
-        return step_right(weights, change(gradients, beta), momenta, sign * rate, beta)
-
+def _mistaken(step: Callable[..., torch.Tensor]) -> Callable[..., Any]:
     return partial(several_steps, step)
 
 
-def _forgotten(weights: torch.Tensor, gradients: Tensors, momenta: Tensors, rate: float, beta: float) -> torch.Tensor:
-    return step_right(weights, gradients, [momentum.clone() for momentum in momenta], rate, beta)
-
-
 STEP_MISTAKES: Mistakes = {
-    "You add the ranks' gradients. Data parallelism takes their mean.": _with_gradients(
-        lambda gradients, beta: [len(gradients) * gradient for gradient in gradients]
+    "You add the ranks' gradients. Data parallelism takes their mean.": _mistaken(
+        lambda w, gs, *rest: step_right(w, [len(gs) * g for g in gs], *rest)
     ),
-    "Each slice is stepped with its own rank's gradient alone: the reduction is missing.": _with_gradients(
-        lambda gradients, beta: [torch.cat([one.chunk(len(gradients))[rank] for rank, one in enumerate(gradients)])]
+    "Each slice is stepped with its own rank's gradient alone: the reduction is missing.": _mistaken(
+        lambda w, gs, *rest: step_right(w, [torch.cat([g.chunk(len(gs))[r] for r, g in enumerate(gs)])], *rest)
     ),
-    "You take one rank's gradient for all: the others' data are lost.": _with_gradients(
-        lambda gradients, beta: gradients[:1]
+    "You take one rank's gradient: the others' data are lost.": _mistaken(
+        lambda w, gs, *rest: step_right(w, gs[:1], *rest)
     ),
-    "Momenta are forgotten from step to step: change the tensors that you were given, in place.": partial(
-        several_steps, _forgotten
+    "Momenta are forgotten from step to step: change the tensors that you were given, in place.": _mistaken(
+        lambda w, gs, ms, *rest: step_right(w, gs, [m.clone() for m in ms], *rest)
     ),
-    "The gradient enters the momentum whole here: m ← β·m + g, without a factor 1 − β.": _with_gradients(
-        lambda gradients, beta: [(1 - beta) * gradient for gradient in gradients]
+    "The gradient enters the momentum whole here: m ← β·m + g, without a factor 1 − β.": _mistaken(
+        lambda w, gs, ms, rate, beta: step_right(w, [(1 - beta) * g for g in gs], ms, rate, beta)
     ),
-    "Weights climb: a step goes against the gradient.": _with_gradients(lambda gradients, beta: gradients, sign=-1.0),
+    "Weights climb: a step goes against the gradient.": _mistaken(
+        lambda w, gs, ms, rate, beta: step_right(w, gs, ms, -rate, beta)
+    ),
 }
 
 
 class RanksApart(TorchDispatchMode):
-    """Watches a step: `mixed` is True once some rank's momentum was computed from another rank's.
-
-    Each storage is followed with the ranks whose momenta it was computed from. A dispatch mode sees every operation.
-    """
+    """Follows each storage with the ranks whose momenta it was computed from: `mixed` once a momentum has several."""
 
     def __init__(self, momenta: Tensors) -> None:
         super().__init__()
@@ -282,9 +246,7 @@ def zero_1_step(answer: Any) -> None:
     if recognized(results, STEP_CASES, right, STEP_MISTAKES, same=_same_weights):
         pairs = [(mine, right(*case)[1]) for (_, mine), case in zip(results, STEP_CASES, strict=True)]
         kept = all(torch.allclose(torch.cat(mine), torch.cat(wanted), atol=1e-5) for mine, wanted in pairs)
-        expect(
-            kept, "The weights are right. But the momenta that you were given are not: each rank keeps its own there."
-        )
+        expect(kept, "The weights are right, the momenta that you were given are not: each rank keeps its own there.")
         return
     if _same_weights([several_steps(step, *case, 1) for case in STEP_CASES], [right(*case, 1) for case in STEP_CASES]):
         fail(f"The first step is right; after {STEPS} they are not. What should be left in momenta from step to step?")
@@ -302,24 +264,12 @@ def _watched_step(answer: Any, *arguments: Any) -> torch.Tensor:
     given = by_name(("weights", "gradients", "momenta", "lr", "beta"), arguments)
     with RanksApart(momenta) as watched:
         found = call(answer, **given, returns=torch.Tensor, may_change=("weights", "momenta"))
-    expect(
-        [momentum.shape for momentum in momenta] == [shape for shape, _ in before],
-        "A momentum has changed its size: each rank keeps that of its own slice, and no more.",
-    )
-    expect(
-        [(momentum.shape, momentum.data_ptr()) for momentum in momenta] == before,
-        "You put new tensors in the place of momenta, so that for a moment there are two. Change those that you "
-        "were given.",
-    )
-    expect(
-        not watched.mixed,
-        "Somewhere your step has the momenta of several ranks together, and no rank has more than its own. Take "
-        "one rank after the other.",
-    )
-    expect(
-        found.shape == weights.shape,
-        "The new weights have another shape than the old: after the step all slices are gathered.",
-    )
+    same_size = [momentum.shape for momentum in momenta] == [shape for shape, _ in before]
+    expect(same_size, "A momentum has changed its size: each rank keeps that of its own slice, and no more.")
+    in_place = [(momentum.shape, momentum.data_ptr()) for momentum in momenta] == before
+    expect(in_place, "You put new tensors in the place of momenta. Change those that you were given.")
+    expect(not watched.mixed, "Your step has the momenta of several ranks together. Take one rank after the other.")
+    expect(found.shape == weights.shape, "The new weights have another shape than the old: gather all slices.")
     return found.detach().to(weights.dtype)
 
 
@@ -345,40 +295,29 @@ def _above_right(name: str, run: TrainingRun) -> int:
 
 
 def _above_mistakes(name: str) -> Mistakes:
-    def times(factor: Callable[[TrainingRun], float]) -> Callable[[TrainingRun], float]:
-        return lambda run: factor(run) * _above_right(name, run)
-
-    if name == "reduce":
-        mistakes = {
-            "Gradients are summed in another format than weights are gathered in: how many bytes?": times(lambda _: 0.5)
-        }
-    else:
-        mistakes = {f"`{name}` is twice too much: weights are gathered in 16 bits.": times(lambda _: 2.0)}
-    return mistakes | {
-        f"`{name}` is nothing at your place, but it is there.": times(lambda _: 0.0),
-        f"`{name}` is in elements, or in one byte each.": times(lambda _: 0.25 if name == "reduce" else 0.5),
-        f"`{name}` is a shard of it. While it is used it is whole: D does not divide it.": times(
-            lambda run: 1 / run.world_size
+    right, reduced = partial(_above_right, name), name == "reduce"
+    format_ = f"`{name}` is twice too much: weights are gathered in 16 bits."
+    return {
+        "Gradients are summed in another format: how many bytes?" if reduced else format_: (
+            lambda run: right(run) * (0.5 if reduced else 2)
         ),
-        f"`{name}` is all blocks at once. At stage 3 the others are let go.": times(lambda run: run.model.layers),
+        f"`{name}` is nothing at your place, but it is there.": lambda run: 0,
+        f"`{name}` is in elements, or in one byte each.": lambda run: right(run) / (4 if reduced else 2),
+        f"`{name}` is a shard of it. While it is used it is whole.": lambda run: right(run) / run.world_size,
+        f"`{name}` is all blocks at once. Others are let go.": lambda run: right(run) * run.model.layers,
     }
 
 
 @exercise("09.4", "Four things that are whole for a moment, and none of them shrinks with D.")
 def above(answer: Any) -> None:
     """`answer(outer, block)` is a dictionary of bytes: outer, block, next, reduce."""
-    sizes = [units(run) for run in ABOVE_CASES]
+    sizes, cases = [units(run) for run in ABOVE_CASES], [(run,) for run in ABOVE_CASES]
     got = [entries(call(answer, outer=outer, block=block, returns=Mapping), ABOVE_NAMES) for outer, block in sizes]
+    nearly = partial(alike, tolerance=1e-4)
     for name in ABOVE_NAMES:
+        mine, right = [terms[name] for terms in got], partial(_above_right, name)
         otherwise = f"`{name}` is off: which of the two units is it of, and how many bytes does an element take?"
-        recognized(
-            [terms[name] for terms in got],
-            [(run,) for run in ABOVE_CASES],
-            partial(_above_right, name),
-            _above_mistakes(name),
-            otherwise,
-            partial(alike, tolerance=1e-4),
-        )
+        recognized(mine, cases, right, _above_mistakes(name), otherwise, nearly)
 
 
 # -------------------------------------------------------------------------------------------------------- 09.5: choose
@@ -444,19 +383,11 @@ def _formula_then_peak(run: TrainingRun, ranks: int, card: str, least: int) -> C
 
 
 CHOOSE_MISTAKES: Mistakes = {
-    "You compare ZeRO's formula with the card. Activations, buckets, gathered weights need room, too: estimate.": (
-        _by_formula
-    ),
-    "The stage comes from ZeRO's formula. Activations, buckets, gathered weights need room, too: estimate.": (
-        _formula_then_peak
-    ),
-    "You shard as much as you can. Shard as little as you must: a higher stage sends more.": _first(
-        lambda both: (-both[0], -both[1])
-    ),
+    "You compare ZeRO's formula with the card. Activations, buckets, gathered weights need room, too.": _by_formula,
+    "The stage comes from ZeRO's formula. Activations, buckets, gathered weights need room, too.": _formula_then_peak,
+    "You shard as much as you can. Shard as little as you must.": _first(lambda both: (-both[0], -both[1])),
     "The stage is right. At that stage, a larger micro-batch fits.": _first(lambda both: both),
-    "You take the largest micro-batch that fits at any stage. First the lowest stage, then the micro-batch.": _first(
-        lambda both: (-both[1], both[0])
-    ),
+    "You take the largest micro-batch at any stage. First the lowest stage.": _first(lambda both: (-both[1], both[0])),
     "You forget `least`: a micro-batch of fewer sequences does not count.": _first(_lowest_stage, lambda least: 1),
     "A micro-batch of exactly `least` sequences counts, too.": _first(_lowest_stage, lambda least: least + 1),
 }
@@ -467,12 +398,11 @@ def choose(answer: Any) -> None:
     """`answer(run, ranks, card, least)` is (stage, micro_batch), or None if nothing fits."""
     names = ("run", "ranks", "card", "least")
     got = [call_or_none(answer, **by_name(names, case), returns=tuple) for case in CHOOSE_CASES]
-    for found in got:
-        if found is not None:
-            whole = len(found) == 2 and all(isinstance(part, int) and not isinstance(part, bool) for part in found)
-            expect(whole, "Return two whole numbers, (stage, micro_batch), or None.")
-            expect(found[0] in range(4), "There are stages 0, 1, 2 and 3.")
-            expect(found[1] in MICRO_BATCHES, "That micro-batch is none of MICRO_BATCHES.")
+    for found in filter(None, got):
+        whole = len(found) == 2 and all(isinstance(part, int) and not isinstance(part, bool) for part in found)
+        expect(whole, "Return two whole numbers, (stage, micro_batch), or None.")
+        expect(found[0] in range(4), "There are stages 0, 1, 2 and 3.")
+        expect(found[1] in MICRO_BATCHES, "That micro-batch is none of MICRO_BATCHES.")
     if recognized(got, CHOOSE_CASES, choose_right, CHOOSE_MISTAKES, same=eq):
         return
     for found, (run, ranks, card, least) in zip(got, CHOOSE_CASES, strict=True):
@@ -501,24 +431,19 @@ def activations_right(s: int, b: int, h: int, a: int, t: int, sequence: bool) ->
     return s * b * h * (whole + (34 - whole + 5 * a * s / h) / t)
 
 
-def _with(**changes: Any) -> Callable[..., float]:
-    """The bytes with some arguments in another way."""
-    return lambda *case: activations_right(**{**by_name(ACTIVATION_NAMES, case), **changes})
-
-
 ACTIVATION_MISTAKES: Mistakes = {
-    "You divide all by t, with sequence parallelism and without. What stays whole on every rank without it?": _with(
-        sequence=True
+    "You divide all by t. What stays whole without sequence parallelism?": (
+        lambda s, b, h, a, t, q: activations_right(s, b, h, a, t, True)
     ),
-    "You keep the 10 whole even with sequence parallelism. It is what that splits.": _with(sequence=False),
-    "That is one GPU: t is missing.": _with(t=1),
-    "The attention scores are missing: 5·a·s²·b bytes.": _with(a=0),
+    "You keep the 10 even with sequence parallelism.": lambda s, b, h, a, t, q: activations_right(s, b, h, a, t, False),
+    "That is one GPU: t is missing.": lambda s, b, h, a, t, q: activations_right(s, b, h, a, 1, q),
+    "The attention scores are missing: 5·a·s²·b bytes.": lambda s, b, h, a, t, q: activations_right(s, b, h, 0, t, q),
     "Attention scores are split, too: each rank has a part of the heads.": (
         lambda s, b, h, a, t, q: activations_right(s, b, h, 0, t, q) + 5 * a * s * s * b
     ),
     "34 is in bytes already: no further 2.": lambda *case: 2 * activations_right(*case),
     "The two cases are turned round.": lambda s, b, h, a, t, q: activations_right(s, b, h, a, t, not q),
-    "That is one sequence. There are b of them.": _with(b=1),
+    "That is one sequence. There are b of them.": lambda s, b, h, a, t, q: activations_right(s, 1, h, a, t, q),
 }
 
 
