@@ -101,7 +101,7 @@ BROKEN = Demo("Broken", "Nothing works.", (DemoStep("One", "", broken),), lambda
 
 
 def test_what_does_not_go_as_told_is_said_and_the_command_fails(monkeypatch, capsys):
-    monkeypatch.setattr(demos, "DEMOS", {"broken": BROKEN})
+    monkeypatch.setattr(demos.rehearsal, "DEMOS", {"broken": BROKEN})
     assert front_door.main(["rehearse", "--here"]) == 1
     said = capsys.readouterr().out
     assert "the projector is gone" in said and "1 thing does not go as the demos say" in said

@@ -12,6 +12,7 @@ from course_utils.allocator.replay import replay
 from course_utils.allocator.snapshots import compare_with_gpu, snapshot_of
 from course_utils.authoring.pages import gpu_page
 from course_utils.benchmark.gpu import (
+    GPU_TABLES,
     WANTED,
     gpu_allocator_tables,
     gpu_live_tables,
@@ -35,7 +36,6 @@ from course_utils.units import GB, MB, MiB
 
 RUNS = [TrainingRun("tiny-gpt", 2, 64), TrainingRun("tiny-llama", 4, 256), TrainingRun("tiny-gpt", 8, 128)]
 WORKSPACES = 3 * MiB
-TABLES = (gpu_tables, gpu_allocator_tables, gpu_times_tables, gpu_overhead_tables, gpu_live_tables)
 
 
 def line(task: str, kind: str, parts: dict[str, Any], **changes: Any) -> dict[str, Any]:
@@ -140,7 +140,7 @@ def test_a_gpu_that_stood_for_a_smaller_card_is_left_out(shipped: Any) -> None:
     assert not recorded.recordings("H200") == recorded.recordings("H200 as T4-16GB") != ()
 
 
-@pytest.mark.parametrize("tables", TABLES, ids=lambda function: function.__name__)
+@pytest.mark.parametrize("tables", GPU_TABLES.values(), ids=GPU_TABLES)
 def test_without_recordings_every_table_says_so_and_names_the_command(shipped: Any, tables: Any) -> None:
     shipped()
     [table] = tables()
@@ -309,6 +309,6 @@ def test_lessons_say_what_passed_how_long_it_took_and_what_was_not_live(shipped:
 def test_the_page_says_that_it_waits_and_with_recordings_shows_them(shipped: Any) -> None:
     shipped()
     waiting = gpu_page()
-    assert waiting.count("exists yet") == len(TABLES) and "gpu.md" in waiting
+    assert waiting.count("exists yet") == len(GPU_TABLES) and "gpu.md" in waiting
     shipped(WORKSPACE_LINE, run_line(RUNS[0], 0.2), times_line())
     assert "simulation and named terms" in gpu_page() and gpu_page().count("exists yet") == 3

@@ -7,6 +7,7 @@ that its line names, so that nothing could be fitted to the result afterwards.
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from ..allocator.snapshots import Agreement, compare_with_gpu
 from ..breakdown import KINDS
@@ -19,6 +20,14 @@ from .tables import Cell, Table
 COMMAND = "python3 -m course_utils record --out course_utils/measuring/recordings --minutes 30"
 
 NONE_YET = f"No recording of this kind from a real GPU exists yet. On a machine with one: `{COMMAND}` (docs/gpu.md)."
+
+TITLES = {
+    "gpu": "Estimate and simulation against the GPU's own counters",
+    "gpu-allocator": "The allocator's model against real histories",
+    "gpu-times": "Times on a GPU",
+    "gpu-overhead": "What watching costs on a GPU",
+    "gpu-live": "The lessons on a GPU",
+}
 
 WANTED = {"estimate": (1.0, 2.0), "simulation": (None, None), "simulation and named terms": (0.5, 1.5)}
 """Per cent of the allocated peak: what the median and the largest error may be. The simulation alone promises none."""
@@ -80,16 +89,9 @@ def run_on_gpu(item: Recording, workspaces: int) -> RunOnGpu:
 
 
 def gpu_tables() -> list[Table]:
-    """Errors by kind of memory, by phase and run by run; one table that says so where nothing is recorded."""
+    """Errors by kind of memory, by phase and run by run."""
     runs = runs_on_gpus()
-    if not runs:
-        return [nothing("gpu", "Estimate and simulation against the GPU's own counters")]
-    return [_summary(runs), _by_kind(runs), _by_phase(runs), _each(runs)]
-
-
-def nothing(name: str, title: str) -> Table:
-    """A table that says that nothing is recorded yet, and by which command it will be."""
-    return Table(name, title, (), (), (NONE_YET,))
+    return [_summary(runs), _by_kind(runs), _by_phase(runs), _each(runs)] if runs else []
 
 
 def devices(items: Sequence[Recording]) -> str:
@@ -111,7 +113,7 @@ def _summary(runs: Sequence[RunOnGpu]) -> Table:
         "Named terms: blocks (the allocator's policy, replayed) and cuBLAS's workspaces (recorded on the same GPU).",
     )
     source = devices([run.recording for run in runs])
-    return Table("gpu", "Estimate and simulation against the GPU's own counters", headings, tuple(rows), notes, source)
+    return Table("gpu", TITLES["gpu"], headings, tuple(rows), notes, source)
 
 
 def verdict(median: float, most: float, median_wanted: float, most_wanted: float) -> str:
@@ -161,8 +163,6 @@ def _each(runs: Sequence[RunOnGpu]) -> Table:
 
 # The allocator's model
 
-ALLOCATOR_TITLE = "The allocator's model against real histories"
-
 
 @dataclass(frozen=True)
 class History:
@@ -201,7 +201,7 @@ def gpu_allocator_tables() -> list[Table]:
     """For each history: at how many moments the replay reserves what the GPU reserved, and the largest difference."""
     found = histories()
     if not found:
-        return [nothing("gpu-allocator", ALLOCATOR_TITLE)]
+        return []
     rows: list[tuple[Cell, ...]] = []
     for history in found:
         agreement = history.agreement
@@ -213,7 +213,7 @@ def gpu_allocator_tables() -> list[Table]:
         )
     headings = ("run", "settings", "moments", "equal", "steps equal", "most reserved", "replayed", "largest difference")
     source = devices([history.recording for history in found])
-    return [Table("gpu-allocator", ALLOCATOR_TITLE, headings, tuple(rows), (_agreement(found),), source)]
+    return [Table("gpu-allocator", TITLES["gpu-allocator"], headings, tuple(rows), (_agreement(found),), source)]
 
 
 def _agreement(found: Sequence[History]) -> str:
@@ -235,8 +235,6 @@ def _agreement(found: Sequence[History]) -> str:
 def gpu_times_tables() -> list[Table]:
     """Each comparison's variants on each GPU: median and quartiles of a step, repetitions, ratio to the first."""
     found = newest("times")
-    if not found:
-        return [nothing("gpu-times", "Times on a GPU")]
     rows: list[tuple[Cell, ...]] = []
     for item in found:
         first = 0.0
@@ -253,14 +251,12 @@ def gpu_times_tables() -> list[Table]:
                 (item.device, topic, variant["label"], f"{step['median']:,.2f}", quartiles, str(step["n"]), ratio)
             )
     headings = ("GPU", "comparison", "variant", "median, ms", "quartiles, ms", "repetitions", "to the first")
-    return [Table("gpu-times", "Times on a GPU", headings, tuple(rows), (), devices(found))]
+    return [Table("gpu-times", TITLES["gpu-times"], headings, tuple(rows), (), devices(found))] if rows else []
 
 
 def gpu_overhead_tables() -> list[Table]:
     """The time and the memory that the meter and the tracker add to a step."""
     found = newest("overhead")
-    if not found:
-        return [nothing("gpu-overhead", "What watching costs on a GPU")]
     rows: list[tuple[Cell, ...]] = []
     for item in found:
         modes = item.parts["overhead"]["modes"]
@@ -273,25 +269,21 @@ def gpu_overhead_tables() -> list[Table]:
             rows.append((item.device, mode["mode"], step["median"], quartiles, slower, mode["allocated"], more))
     headings = ("GPU", "", "median, ms", "quartiles, ms", "slower, %", "peak, bytes", "more, bytes")
     notes = ("As the course uses them, the meter and the counters see a step that no tracker watches.",)
-    return [Table("gpu-overhead", "What watching costs on a GPU", headings, tuple(rows), notes, devices(found))]
+    return [Table("gpu-overhead", TITLES["gpu-overhead"], headings, tuple(rows), notes, devices(found))] if rows else []
 
 
 # Lessons executed live
-
-LIVE_TITLE = "The lessons on a GPU"
 
 
 def gpu_live_tables() -> list[Table]:
     """Each notebook with its seconds and what failed; each kind of cell that ran out of memory, and how often."""
     found = [item for kind in ("notebook", "cells", "demos") for item in attempts(kind)]
-    if not found:
-        return [nothing("gpu-live", LIVE_TITLE)]
     lessons = tuple(_lesson(item) for item in found if item.kind == "notebook")
     cells = tuple(_cell(item) for item in found if item.kind != "notebook")
     tables = []
     if lessons:
         headings = ("GPU", "notebook", "passes", "seconds", "live cells", "not live because", "what failed")
-        tables.append(Table("gpu-live", LIVE_TITLE, headings, lessons))
+        tables.append(Table("gpu-live", TITLES["gpu-live"], headings, lessons))
     if cells:
         headings = ("GPU", "what", "result", "times in a row", "what failed")
         tables.append(Table("gpu-cells", "Out of memory on purpose, and the demos", headings, cells))
@@ -311,11 +303,10 @@ def _cell(item: Recording) -> tuple[Cell, ...]:
     return item.device, item.task, item.status, times, item.line.content.get("detail", "")
 
 
-GPU_TABLES: dict[str, Callable[[], list[Table]]] = {
-    "gpu": gpu_tables,
-    "gpu-allocator": gpu_allocator_tables,
-    "gpu-times": gpu_times_tables,
-    "gpu-overhead": gpu_overhead_tables,
-    "gpu-live": gpu_live_tables,
-}
-"""The tables that are made from recordings of real GPUs."""
+def _tables(name: str, made: Callable[[], list[Table]]) -> list[Table]:
+    return made() or [Table(name, TITLES[name], (), (), (NONE_YET,))]
+
+
+MAKERS = (gpu_tables, gpu_allocator_tables, gpu_times_tables, gpu_overhead_tables, gpu_live_tables)
+GPU_TABLES = {name: partial(_tables, name, made) for name, made in zip(TITLES, MAKERS, strict=True)}
+"""The tables that are made from recordings of real GPUs; one that says so where nothing is recorded yet."""

@@ -1,13 +1,25 @@
 """Every demo before the lecture: executed once on this machine, or foreseen by estimate for another card."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from textwrap import fill
 
+from ..gpus import gpu
 from ..units import format_bytes
-from .stage import Demo, DemoStep, Foreseen, Stage
+from .fragmentation import FRAGMENTATION
+from .scenes import ACCUMULATION, OPTIMIZER_STATES, OUT_OF_MEMORY, RECOMPUTATION, SHARDING, TRAINING_STEP
+from .stage import Demo, Foreseen, Stage
 
+DEMOS: dict[str, Demo] = {
+    "training-step": TRAINING_STEP,
+    "out-of-memory": OUT_OF_MEMORY,
+    "optimizer-states": OPTIMIZER_STATES,
+    "recomputation": RECOMPUTATION,
+    "accumulation": ACCUMULATION,
+    "fragmentation": FRAGMENTATION,
+    "sharding": SHARDING,
+}
 COLUMNS = 110
 
 
@@ -24,13 +36,14 @@ class Rehearsal:
     __repr__ = __str__
 
 
-def rehearse(
-    demos: Mapping[str, Demo], stage: Stage, run: bool = True, say: Callable[[str], None] | None = None
-) -> Rehearsal:
-    """Runs every step of every demo on the stage; without `run` nothing runs, and estimates alone speak.
+def rehearse(stage: Stage | None = None, gpu_name: str = "", say: Callable[[str], None] | None = None) -> Rehearsal:
+    """Runs every demo as it will run on this machine, and says what happened: sizes, seconds, what fails on purpose.
 
-    `say` is told each line as soon as it is known.
+    With `gpu_name` nothing runs: it says by estimate what would happen on that card. `say` is told each line as soon as
+    it is known. Raises ValueError for a card that is not in the catalog.
     """
+    run = not gpu_name
+    stage = Stage(gpu(gpu_name), live=False) if gpu_name else stage or Stage.here()
     lines, problems = list[str](), list[str]()
 
     def add(line: str) -> None:
@@ -39,11 +52,12 @@ def rehearse(
             say(line)
 
     add(fill(_heading(stage, run), COLUMNS))
-    for name, one in demos.items():
+    for name, one in DEMOS.items():
         add(fill(f"{name}: {one.title}. {one.shows}", COLUMNS, initial_indent="\n"))
         for said in chain(_foreseen(one, stage), _steps(one, stage, run)):
             add(_indented(said.words))
-            problems += [] if said.as_told else [f"{name}: {said.words}"]
+            if not said.as_told:
+                problems.append(f"{name}: {said.words}")
     if problems:
         count = f"{len(problems)} thing{' does' if len(problems) == 1 else 's do'} not go as the demos say:"
         add("\n".join(["", count, *map(_indented, problems)]))
@@ -79,13 +93,13 @@ def _steps(one: Demo, stage: Stage, run: bool) -> Iterator[Foreseen]:
     """Each step when it has been performed: one at a time, so that its line is said at once."""
     for number, step in enumerate(one.steps, start=1):
         title = f"{number}. {step.title}{' (fails on purpose)' if step.fails else ''}"
-        yield _performed(step, stage, title) if run else Foreseen(title, True)
-
-
-def _performed(step: DemoStep, stage: Stage, title: str) -> Foreseen:
-    try:
-        outcome = stage.perform(step)
-    except (RuntimeError, ValueError) as problem:  # the other demos are rehearsed all the same
-        return Foreseen(f"{title}: does not work here. {' '.join(str(problem).split())}", False)
-    drawn = f" [{outcome.figure.alt}]" if outcome.figure else ""
-    return Foreseen(f"{title}: {outcome.seconds:.1f} s. {' '.join(outcome.words.split())}{drawn}", True)
+        if not run:
+            yield Foreseen(title, True)
+            continue
+        try:
+            outcome = stage.perform(step)
+        except (RuntimeError, ValueError) as problem:  # the other demos are rehearsed all the same
+            yield Foreseen(f"{title}: does not work here. {' '.join(str(problem).split())}", False)
+        else:
+            drawn = f" [{outcome.figure.alt}]" if outcome.figure else ""
+            yield Foreseen(f"{title}: {outcome.seconds:.1f} s. {' '.join(outcome.words.split())}{drawn}", True)

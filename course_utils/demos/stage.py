@@ -5,7 +5,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..allocator.policy import OutOfMemory
 from ..errors import GpuOutOfMemory
@@ -50,8 +50,7 @@ class Outcome:
     step_peaks: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
-class DemoStep:
+class DemoStep(NamedTuple):
     """One step of a demo: its title and words on the screen, what its key runs, and True if that fails on purpose."""
 
     title: str
@@ -60,16 +59,14 @@ class DemoStep:
     fails: bool = False
 
 
-@dataclass(frozen=True)
-class Foreseen:
+class Foreseen(NamedTuple):
     """Something that a demo will try on a card, and True if it will go as the demo says."""
 
     words: str
     as_told: bool
 
 
-@dataclass(frozen=True)
-class Demo:
+class Demo(NamedTuple):
     """A demo: its title, what it shows in a sentence, its steps, and what is foreseen of them, from estimates alone.
 
     `runs` is False for a demo that only estimates.
@@ -118,8 +115,7 @@ class Stage:
     @property
     def words(self) -> str:
         """Its name: "a simulated T4-16GB, 16.1 GB"."""
-        kind = "" if self.live else "a simulated "
-        return f"{kind}{self.card.name}, {format_bytes(self.card.room, 'GB', 1)}"
+        return f"{'' if self.live else 'a simulated '}{self.card.name}, {format_bytes(self.card.room, 'GB', 1)}"
 
     def perform(self, step: DemoStep) -> Outcome:
         """Runs the step, and says how long it took."""

@@ -71,7 +71,9 @@ def lines(
     top = 49 + 21 * len(heading)
     height = top + PLOT_HEIGHT + (60 + 14 * len(small_print) if provenance else 52)
     with _matplotlib():
-        drawing = _drawing(height)
+        from matplotlib.figure import Figure as Drawing
+
+        drawing = Drawing(figsize=(WIDTH / 72, height / 72), dpi=72, facecolor="none")  # one point is one pixel of ours
         axes = _axes(drawing, series, level, log_x, log_y, top)
         for index, (name, line) in enumerate(series.items()):
             _draw(axes, line, index, markers, joined=name not in circles)
@@ -119,21 +121,6 @@ def _matplotlib() -> Iterator[None]:
         log.setLevel(level)
 
 
-def _drawing(height: float) -> "Drawing":
-    """An empty drawing, see-through, in which one point is one pixel of ours."""
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
-    from matplotlib.figure import Figure as Drawing
-
-    drawing = Drawing(figsize=(WIDTH / 72, height / 72), dpi=72, facecolor="none")
-    FigureCanvasSVG(drawing)
-    return drawing
-
-
-def _height(drawing: "Drawing") -> float:
-    """Pixels."""
-    return float(drawing.get_figheight() * 72)
-
-
 def _axes(drawing: "Drawing", series: Series, level: Level, log_x: bool, log_y: bool, top: float) -> "Axes":
     """Axes between the widest number on their left and the longest name on their right, with ticks and grid."""
     xs = [x for line, _ in series.values() for x in line]
@@ -142,7 +129,7 @@ def _axes(drawing: "Drawing", series: Series, level: Level, log_x: bool, log_y: 
     heights = _ticks(low, high, log_y)
     left = 40 + max(text_width(number(tick), 12) for tick in heights)
     right = WIDTH - MARGIN - 12 - max(text_width(name, 12.5, bold=True) for name in series)
-    height = _height(drawing)
+    height = 72 * drawing.get_figheight()
     box = (left / WIDTH, 1 - (top + PLOT_HEIGHT) / height, (right - left) / WIDTH, PLOT_HEIGHT / height)
     axes = drawing.add_axes(box, facecolor="none", xlim=(left_end, right_end), ylim=(low, high))
     axes.set(xscale="log" if log_x else "linear", yscale="log" if log_y else "linear")
@@ -191,11 +178,6 @@ def _x(axes: "Axes", value: float) -> float:
     return float(axes.transData.transform((value, axes.get_ylim()[0]))[0])
 
 
-def _y(axes: "Axes", value: float, height: float) -> float:
-    """Pixels from the top at which the axes put a y value."""
-    return height - float(axes.transData.transform((axes.get_xlim()[0], value))[1])
-
-
 def _draw(axes: "Axes", line: tuple[Sequence[float], Sequence[float]], index: int, markers: bool, joined: bool) -> None:
     """A line with dots, or circles that are not joined."""
     color, dashes = LINE_COLOURS[index], DASHES[index]
@@ -235,7 +217,7 @@ def _write(
     series: Series, top: float,
 ) -> None:  # fmt: skip
     """The words around the axes: title, labels, the lines' names at their ends, the small print."""
-    height, bottom = _height(drawing), top + PLOT_HEIGHT
+    height, bottom = 72 * drawing.get_figheight(), top + PLOT_HEIGHT
     left, right = (_x(axes, value) for value in axes.get_xlim())
 
     def put(x: float, y: float, words: str, size: float = 12, color: str = QUIET, **more: Any) -> None:
@@ -247,7 +229,8 @@ def _write(
     put((left + right) / 2, bottom + 40, labels[0], ha="center")
     for index, line in enumerate(small_print):
         put(WIDTH - MARGIN, bottom + 62 + 14 * index, line, 11, ha="right")
-    ends = [_y(axes, ys[max(range(len(xs)), key=xs.__getitem__)], height) for xs, ys in series.values()]
+    last = [max(zip(xs, ys, strict=True), key=lambda point: point[0]) for xs, ys in series.values()]
+    ends = [height - float(axes.transData.transform(point)[1]) for point in last]
     for index, (name, y) in enumerate(zip(series, spread(ends, 17, top, bottom), strict=True)):
         put(right + 10, y + 4, name, 12.5, LINE_COLOURS[index], fontweight="bold")
 

@@ -14,36 +14,30 @@ import ipywidgets
 from ..figures.canvas import Figure, below_one_another
 from ..run import TrainingRun
 from .explorer import CONTROLS, GROUPS, Dashboard, Suggestion, best_plan, complete, dashboard, next_changes, run_of
-from .widgets import Explorer
+from .widgets import Explorer, button_css, wide_button
 
 SHOWN = 8  # so many changes are offered at most
 PAUSE = 0.12  # seconds without input after which it is weighed what to change next: pictures come first
 
-CSS = """<style>
-.course-explorer { color: var(--jp-content-font-color1, #111); }
-.course-explorer .course-groups { display: flex; flex-flow: row wrap; column-gap: 24px; }
-.course-explorer .course-group { flex: 1 1 320px; max-width: 460px; min-width: 0; }
-.course-explorer .course-group > .widget-inline-hbox { width: auto; max-width: 100%; margin: 2px 0; }
-.course-explorer .course-group .widget-label { width: 150px; }
-.course-explorer .course-group .widget-readout { flex: none; width: 96px; max-width: none; }
-.course-explorer .course-heading { font-weight: 600; margin: 6px 0 2px; }
-.course-explorer .course-verdict { border-left: 6px solid #d55e00; padding: 4px 12px; line-height: 1.6; }
-.course-explorer .course-verdict.course-fits { border-left-color: #009e73; }
-.course-explorer .course-verdict code { user-select: all; overflow-wrap: anywhere; white-space: normal; }
-.course-explorer .widget-html, .course-explorer .widget-html-content { max-width: 100%; height: auto; }
-.course-explorer .course-changes {
+BUTTON = ".course-explorer button.course-change"
+CSS = f"""<style>{button_css(BUTTON)}
+{BUTTON} {{ border-left-color: #d55e00; }}
+{BUTTON}.course-fits {{ border-left-color: #009e73; }}
+{BUTTON}.course-plain {{ border-left: 1px solid var(--jp-border-color0, #767676); }}
+.course-explorer {{ color: var(--jp-content-font-color1, #111); }}
+.course-explorer .course-groups {{ display: flex; flex-flow: row wrap; column-gap: 24px; }}
+.course-explorer .course-group {{ flex: 1 1 320px; max-width: 460px; min-width: 0; }}
+.course-explorer .course-group > .widget-inline-hbox {{ width: auto; max-width: 100%; margin: 2px 0; }}
+.course-explorer .course-group .widget-label {{ width: 150px; }}
+.course-explorer .course-group .widget-readout {{ flex: none; width: 96px; max-width: none; }}
+.course-explorer .course-heading {{ font-weight: 600; margin: 6px 0 2px; }}
+.course-explorer .course-verdict {{ border-left: 6px solid #d55e00; padding: 4px 12px; line-height: 1.6; }}
+.course-explorer .course-verdict.course-fits {{ border-left-color: #009e73; }}
+.course-explorer .course-verdict code {{ user-select: all; overflow-wrap: anywhere; white-space: normal; }}
+.course-explorer .widget-html, .course-explorer .widget-html-content {{ max-width: 100%; height: auto; }}
+.course-explorer .course-changes {{
   display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 380px), 1fr));
-}
-.course-explorer button.course-change {
-  width: auto; max-width: 100%; height: auto; margin: 3px 2px; padding: 6px 12px; border-radius: 4px;
-  white-space: normal; text-align: left; line-height: 1.4; font-size: 14px;
-  border: 1px solid var(--jp-border-color0, #767676); border-left: 6px solid #d55e00;
-  background: var(--jp-layout-color1, #fff); color: var(--jp-ui-font-color1, #111);
-}
-.course-explorer button.course-change.course-fits { border-left-color: #009e73; }
-.course-explorer button.course-change.course-plain { border-left: 1px solid var(--jp-border-color0, #767676); }
-.course-explorer button.course-change:hover { background: var(--jp-layout-color2, #eee); }
-.course-explorer button.course-change:focus-visible { outline: 3px solid #3399e6; outline-offset: 1px; }
+}}
 </style>"""
 """Colors of text are those of JupyterLab's theme, so that a dark one stays readable; pictures are on white."""
 
@@ -180,6 +174,6 @@ explore = DashboardWidget
 
 
 def _button(text: str, pressed: Any) -> ipywidgets.Button:
-    button = ipywidgets.Button(description=text, layout={"width": "auto", "height": "auto"})
+    button = wide_button(text, "course-change")
     button.on_click(pressed)
-    return button.add_class("course-change")
+    return button

@@ -6,25 +6,19 @@ import ipywidgets
 
 from ..units import marked
 from .progress import mark_quiz
+from .widgets import button_css, wide_button
 
-STYLE = """<style>
-.course-quiz { max-width: 48em; color: var(--jp-content-font-color1, #111); font-size: 14px; }
-.course-quiz .course-text { line-height: 1.5; margin: 0; }
-.course-quiz .course-question { margin-top: 18px; }
-.course-quiz button.course-choice {
-  width: auto; height: auto; margin: 3px 2px; padding: 7px 12px 7px 10px; border-radius: 4px;
-  white-space: normal; text-align: left; line-height: 1.4; font-size: 14px;
-  border: 1px solid var(--jp-border-color0, #767676); border-left-width: 6px;
-  background: var(--jp-layout-color1, #fff); color: var(--jp-ui-font-color1, #111);
-}
-.course-quiz button.course-choice:hover { background: var(--jp-layout-color2, #eee); }
-.course-quiz button.course-choice:focus-visible { outline: 3px solid #3399e6; outline-offset: 1px; }
-.course-quiz button.course-choice.course-right { border-left-color: #009e73; font-weight: 600; }
-.course-quiz button.course-choice.course-wrong { border-left-color: #d55e00; }
-.course-quiz .course-said {
+BUTTON = ".course-quiz button.course-choice"
+STYLE = f"""<style>{button_css(BUTTON)}
+.course-quiz {{ max-width: 48em; color: var(--jp-content-font-color1, #111); font-size: 14px; }}
+.course-quiz .course-text {{ line-height: 1.5; margin: 0; }}
+.course-quiz .course-question {{ margin-top: 18px; }}
+{BUTTON}.course-right {{ border-left-color: #009e73; font-weight: 600; }}
+{BUTTON}.course-wrong {{ border-left-color: #d55e00; }}
+.course-quiz .course-said {{
   padding: 4px 12px; border-left: 6px solid #d55e00; background: var(--jp-layout-color2, #eee);
-}
-.course-quiz .course-said.course-right { border-left-color: #009e73; }
+}}
+.course-quiz .course-said.course-right {{ border-left-color: #009e73; }}
 </style>"""
 """Colors are those of JupyterLab's theme, so that a dark one stays readable; without one, black on white."""
 
@@ -40,7 +34,7 @@ class QuizForm(ipywidgets.VBox):
         self.buttons: list[list[ipywidgets.Button]] = []
         self.said: list[ipywidgets.HTML] = []
         parts = [part for number in range(len(quiz.questions)) for part in self._question(number)]
-        self.score, self.restart = ipywidgets.HTML(), _button("Start over")
+        self.score, self.restart = ipywidgets.HTML(), wide_button("Start over", "course-choice")
         self.restart.on_click(self._start_over)
         self._start_over()
         style = ipywidgets.HTML(STYLE, layout={"display": "none"})
@@ -54,7 +48,7 @@ class QuizForm(ipywidgets.VBox):
         heading = ipywidgets.HTML(
             f"<div class='course-text course-question' role='heading' aria-level='4'>{text}</div>"
         )
-        buttons = [_button(choice.text) for choice in question.choices]
+        buttons = [wide_button(choice.text, "course-choice") for choice in question.choices]
         for button, choice in zip(buttons, question.choices, strict=True):
             button.on_click(lambda pressed, choice=choice: self._choose(number, pressed, choice))
         self.buttons.append(buttons)
@@ -97,8 +91,3 @@ class QuizForm(ipywidgets.VBox):
 
     def __repr__(self) -> str:
         return repr(self.quiz)
-
-
-def _button(text: str) -> ipywidgets.Button:
-    button = ipywidgets.Button(description=text, layout={"width": "auto", "height": "auto"})
-    return button.add_class("course-choice")

@@ -37,6 +37,24 @@ def explorer(model: str = "gpt2-xl", *, gpu: str = "V100-32GB", **choices: Any) 
     return Explorer(TrainingRun(model, **first), gpu)
 
 
+def button_css(button: str) -> str:
+    """The look of a button with a mark at its left, by its selector. Colors are those of JupyterLab's theme."""
+    return f"""
+{button} {{
+  width: auto; max-width: 100%; height: auto; margin: 3px 2px; padding: 6px 12px; border-radius: 4px;
+  white-space: normal; text-align: left; line-height: 1.4; font-size: 14px;
+  border: 1px solid var(--jp-border-color0, #767676); border-left-width: 6px;
+  background: var(--jp-layout-color1, #fff); color: var(--jp-ui-font-color1, #111);
+}}
+{button}:hover {{ background: var(--jp-layout-color2, #eee); }}
+{button}:focus-visible {{ outline: 3px solid #3399e6; outline-offset: 1px; }}"""
+
+
+def wide_button(text: str, look: str) -> ipywidgets.Button:
+    """A button as large as its text, of the class `look`."""
+    return ipywidgets.Button(description=text, layout={"width": "auto", "height": "auto"}).add_class(look)
+
+
 class Explorable(ipywidgets.VBox):
     """Controls above a picture. Inherits because only a widget can be shown as one.
 
