@@ -16,7 +16,7 @@ from pathlib import Path
 from browser import browser_page, processor_milliseconds
 from playwright.sync_api import Page
 
-from course_utils.authoring import explorer_page
+from course_utils.authoring import site
 
 READY = "document.getElementById('suggested')?.inert === false"
 """What is true of a page that has drawn, and has said what to change next."""
@@ -76,7 +76,7 @@ def main() -> int:
     runs = {"GPT-2 XL": "", "Llama-3 8B, ZeRO-3": "model=llama3-8b&world_size=64&zero_stage=3"}
     with (
         tempfile.TemporaryDirectory() as folder,
-        served(explorer_page.make(Path(folder))) as address,
+        served(site.make_explorer(Path(folder))) as address,
         browser_page() as page,
     ):
         for name, fragment in runs.items():

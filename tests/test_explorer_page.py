@@ -16,7 +16,7 @@ from browser import browser_page, find_browser, violations
 from explorer_page import READY, key_times, opened, served
 from playwright.sync_api import Page
 
-from course_utils.authoring import explorer_page, site
+from course_utils.authoring import site
 from course_utils.benchmark.draw import frozen_runs
 from course_utils.interactive import explorer_page as dashboard_page
 from course_utils.interactive.explorer import CONTROLS, DEFAULTS, next_changes
@@ -85,8 +85,8 @@ def test_the_runtime_is_as_its_authors_made_it() -> None:
 
 
 def test_the_archive_is_the_same_each_time() -> None:
-    content = explorer_page.archive()
-    assert content == explorer_page.archive()
+    content = site.archive()
+    assert content == site.archive()
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         names = archive.namelist()
         assert names == sorted(names) and "course_utils/interactive/explorer_page.py" in names
@@ -103,10 +103,10 @@ def test_the_archive_is_the_same_each_time() -> None:
 )
 def test_a_page_that_does_not_run_by_itself_is_refused(entry: str, problem: str, tmp_path: Path) -> None:
     (tmp_path / "course_utils" / "interactive").mkdir(parents=True)
-    for name, text in (("__init__.py", ""), ("interactive/__init__.py", ""), (explorer_page.ENTRY, entry)):
+    for name, text in (("__init__.py", ""), ("interactive/__init__.py", ""), (site.ENTRY, entry)):
         (tmp_path / "course_utils" / name).write_text(text)
     with pytest.raises(BuildError, match=problem):
-        explorer_page.archive(tmp_path)
+        site.archive(tmp_path)
 
 
 def test_every_choice_travels_as_text_and_back() -> None:

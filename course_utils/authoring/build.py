@@ -30,9 +30,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if options.check:
             drift = [*check(options.root, options.names), *([] if options.names else check_pages(options.root))]
-            hint = "Build them again: python -m course_utils build"
             if drift:
-                print("\n".join([*drift, hint]), file=sys.stderr)
+                print("\n".join([*drift, "Build them again: python -m course_utils build"]), file=sys.stderr)
             else:
                 print("Every notebook and picture agrees with its source.")
             return int(bool(drift))
@@ -61,14 +60,12 @@ def build(root: Path, source: Path) -> list[Path]:
                 if output.get("name") == "stderr":
                     raise BuildError(f"{draft.target.name}: {cell_name(cell)} writes to stderr:\n{output['text']}")
     for draft, notebook in zip(planned, finished, strict=True):
-        copy = save_edited(draft.target)
-        if copy:
+        if copy := save_edited(draft.target):
             print(f"{draft.target.name} was edited since it was built: that work is kept in {copy.name}")
         write(notebook, draft.target)
-    written = [draft.target for draft in planned]
-    names = " and ".join(str(path.relative_to(root)) for path in written)
+    names = " and ".join(str(draft.target.relative_to(root)) for draft in planned)
     print(f"{names} in {time.perf_counter() - start:.0f} s")
-    return written
+    return [draft.target for draft in planned]
 
 
 def write(notebook: NotebookNode, target: Path) -> None:

@@ -52,10 +52,8 @@ def _runs() -> Iterator[TrainingRun]:
     yield TrainingRun("gpt2", 8, 512, "bf16-master", recompute="full")
     yield TrainingRun("gpt2-xl", 1, 1024, "bf16-master", "adamw-fused", accumulation_steps=32)
     # 02: every optimizer, each way to step, master weights
-    plain, masters = (
-        TrainingRun("gpt2", 1, 128, "fp32", attention="efficient"),
-        TrainingRun("gpt2", 1, 128, "bf16-master"),
-    )
+    masters = TrainingRun("gpt2", 1, 128, "bf16-master")
+    plain = masters.replace(precision="fp32", attention="efficient")
     optimizers = ("sgd", "adafactor", "adam8bit", "momentum", "lion", "muon", "adamw")
     for name in (*optimizers, "adamw-loop", "adamw-foreach", "adamw-fused"):
         yield plain.replace(optimizer=name)
@@ -127,7 +125,7 @@ def saved_questions() -> list[Question]:
 
 def answers() -> dict[str, list[Row]]:
     """Answers of the hooks to these questions, by key, on this machine's simulated GPU."""
-    found: dict[str, list[Row]] = {}
+    found = {}
     for question in saved_questions():
         assert question.key, f"{question.operation}: this operation cannot be described"
         saved = saved_by(question.operation, *question.inputs, dtype=question.dtype, device="gpu")

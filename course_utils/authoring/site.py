@@ -1,11 +1,13 @@
 """`python -m course_utils site`: the website, made of what is in the repository. It needs no network."""
 
+import io
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,7 +15,6 @@ from ..classroom import syllabi
 from ..interactive.command_line import Parser
 from ..interactive.course_files import ROOT, numbered
 from ..recording.notebooks import BuildError
-from . import explorer_page
 
 PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE")
 ANCHOR = re.compile(r'^<span id="[^"]+"></span>\n\n', re.MULTILINE)
@@ -26,6 +27,24 @@ EXPLORER = "explorer"
 TOUR = Path("notebooks", "explorer.ipynb")
 """The explorer's own notebook, which is no lesson; docs/explorer.md lists it."""
 
+ENTRY = "interactive/explorer_page.py"
+MODULES = ("*.py", "estimating/**/*.py", "planning/*.py", "figures/*.py", "interactive/__init__.py",
+           "interactive/explorer.py", ENTRY)  # fmt: skip
+"""The part of the package that the explorer's page runs: `interactive.explorer_page` and the folders below it."""
+
+ARCHIVE = "course_utils.zip"
+LONG_AGO = (1980, 1, 1, 0, 0, 0)
+"""The date of every file in the archive: the same sources make the same bytes."""
+
+TRIAL = """import json, sys
+sys.path.insert(0, sys.argv[1])
+from course_utils.interactive import explorer_page as page
+first = json.dumps(page.texts(page.DEFAULTS))
+assert "stack" in json.loads(page.draw(first)), "the first choices are refused"
+page.changes(first), page.plan(first)
+"""
+"""The explorer page's work, to be done by a Python that has its standard library alone."""
+
 
 def main(arguments: Sequence[str]) -> int:
     """Make the website; 1, with Sphinx's words on stderr, if it warns of anything."""
@@ -36,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     options = parser.parse_args(arguments)
     try:
-        made = explorer_page.make(options.out / EXPLORER) if options.explorer else make(options.out)
+        made = make_explorer(options.out / EXPLORER) if options.explorer else make(options.out)
     except BuildError as problem:
         print(problem, file=sys.stderr)
         return 1
@@ -57,7 +76,7 @@ def make(out: Path, root: Path = ROOT) -> Path:
             raise BuildError(f"the website is not clean:\n{done.stderr.strip()}")
     for page in out.rglob("*.html"):
         page.write_text(reachable(page.read_text(encoding="utf-8")), encoding="utf-8")
-    explorer_page.make(out / EXPLORER, root)
+    make_explorer(out / EXPLORER, root)
     return out
 
 
@@ -106,3 +125,36 @@ def _copy_linked_code(notebook: Path, root: Path, stage: Path) -> None:
     for name in set(COURSE_FILE.findall(notebook.read_text(encoding="utf-8"))):
         (stage / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(root / name, stage / name)
+
+
+def make_explorer(out: Path, root: Path = ROOT) -> Path:
+    """Put the explorer's page and an archive of the modules that it needs into `out`, a folder that any static host can
+    serve: it needs no other network, and no Sphinx. Returns `out`.
+
+    Raises BuildError if one of those modules needs more than the standard library.
+    """
+    content = archive(root)
+    shutil.copytree(root / "docs" / EXPLORER, out, dirs_exist_ok=True)
+    (out / ARCHIVE).write_bytes(content)
+    return out
+
+
+def archive(root: Path = ROOT) -> bytes:
+    """A zip of the modules that the page runs, the same bytes for the same sources.
+
+    They are stored, not packed: packing differs between machines, and servers pack what they send. Raises BuildError if
+    they do not run by themselves.
+    """
+    kept = io.BytesIO()
+    with zipfile.ZipFile(kept, "w", zipfile.ZIP_STORED) as target:
+        for path in sorted({path for part in MODULES for path in (root / "course_utils").glob(part)}):
+            name = zipfile.ZipInfo(path.relative_to(root).as_posix(), LONG_AGO)
+            name.create_system = 3  # or Windows writes another byte
+            target.writestr(name, path.read_bytes())
+    with tempfile.TemporaryDirectory(prefix="course-explorer-") as folder:
+        (file := Path(folder, ARCHIVE)).write_bytes(kept.getvalue())
+        command = [sys.executable, "-I", "-S", "-c", TRIAL, str(file)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise BuildError(f"the explorer's page does not run by itself: {done.stderr.strip().splitlines()[-1]}")
+    return kept.getvalue()

@@ -24,7 +24,6 @@ import sys
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO
 
 from ..interactive.course_files import ROOT
 from ..units import GB, MB
@@ -159,25 +158,21 @@ def run_alone(
         finally:
             keeper.kill()
             keeper.wait()
-        said = printable(_read(report))
-        found = _outcomes(_read(results))
+        for file in (report, results):
+            file.seek(0)
+        said, lines = (file.read(LARGEST_RESULTS).decode("utf-8", "replace") for file in (report, results))
+    said = printable(said)
     try:
         holder.cleanup()
     except RecursionError:  # Python before 3.13 removes a folder in each folder by a call in each call
         said = said or f"left folders too deep to be removed in {holder.name}"
-    return found, problem or said
-
-
-def _read(file: IO[bytes]) -> str:
-    file.seek(0)
-    return file.read(LARGEST_RESULTS).decode("utf-8", "replace")
+    return _outcomes(lines), problem or said
 
 
 def environment(home: Path, course: Path) -> dict[str, str]:
     """The environment of a notebook: nothing of the grader's but `KEPT`, and a home of its own."""
-    own = dict.fromkeys(("HOME", "USERPROFILE"), str(home)) | dict.fromkeys(
-        ("TMPDIR", "TEMP", "TMP"), str(home / "work")
-    )
+    own = dict.fromkeys(("HOME", "USERPROFILE"), str(home))
+    own |= dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(home / "work"))
     own |= {"COURSE_HOME": str(home / "course"), "IPYTHONDIR": str(home / "ipython")}
     paths = os.pathsep.join([str(course), *map(str, _added_paths())])
     fixed = {"COURSE_SOURCE": "simulated", "OMP_NUM_THREADS": "1", "MPLBACKEND": "agg", "PYTHONPATH": paths}

@@ -41,13 +41,9 @@ CHECK = re.compile(r"check\.\w+\(")
 
 
 def grade(
-    place: Path,
-    seconds: float = SECONDS,
-    memory: int = MEMORY,
-    jobs: int = 2,
-    told: Callable[[Graded], None] = lambda _: None,
-    disk: int = DISK,
-) -> list[Graded]:
+    place: Path, seconds: float = SECONDS, memory: int = MEMORY, jobs: int = 2,
+    told: Callable[[Graded], None] = lambda _: None, disk: int = DISK,
+) -> list[Graded]:  # fmt: skip
     """Grade every notebook in a folder or an archive, `jobs` at a time, each with at most `seconds` of the processor
     (by the clock four times that), `memory` bytes for each of its processes and `disk` bytes of files.
 
@@ -69,14 +65,12 @@ def grade(
 
 
 def _grade(one: Submission, most: Limits) -> Graded:
-    """Grade a submission. Never raises for what it is or does."""
+    if one.problem:
+        return Graded(one.learner, "", {}, one.problem, 0.0)
     try:
-        if not one.problem:
-            return grade_notebook(one.path, one.learner, most)
-        problem = one.problem
+        return grade_notebook(one.path, one.learner, most)
     except Exception as error:  # of any kind: the others have to be graded
-        problem = f"cannot be graded: {problem_of(error)}"
-    return Graded(one.learner, "", {}, problem, 0.0)
+        return Graded(one.learner, "", {}, f"cannot be graded: {problem_of(error)}", 0.0)
 
 
 def _counted(found: Sequence[Submission], graded: Sequence[Graded]) -> list[Graded]:

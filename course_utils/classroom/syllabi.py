@@ -38,15 +38,13 @@ class Day(NamedTuple):
 
 DAYS = (
     Day(
-        "90 minutes",
-        90,
+        "90 minutes", 90,
         "Lesson 01 holds the course's question and its answer. Ask for guesses by show of hands; exercises in pairs. "
         "Where the lesson is best cut is in the instructor's notes.",
         ((1, ()), (1, (1, 2, 3)), ("Questions; how to go on alone", 7)),
     ),
     Day(
-        "Half a day",
-        240,
+        "Half a day", 240,
         "The question, and its largest part: activations. At the end everybody measures a run of their own.",
         (
             (1, ()), (1, (1, 2, 3)), ("Break", 15), (5, ()), (5, (1, 2)), ("Break", 10), (1, (4,)),
@@ -54,18 +52,14 @@ DAYS = (
         ),
     ),
     Day(
-        "Two days: the first",
-        390,
-        "One GPU: what is kept, in which format, and why. Lesson 00 before you come.",
+        "Two days: the first", 390, "One GPU: what is kept, in which format, and why. Lesson 00 before you come.",
         (
             (1, ()), (1, (1, 2, 3, 4)), ("Break", 15), (2, ()), (2, (1, 2)), (3, ()), (3, (1, 2)), ("Break", 15),
             (5, ()), (5, (1, 2)), ("Questions", 22),
         ),
     ),
     Day(
-        "Two days: the second",
-        390,
-        "What to do about it, on one GPU and on many.",
+        "Two days: the second", 390, "What to do about it, on one GPU and on many.",
         (
             (6, ()), (6, (1, 2)), ("Break", 15), (7, ()), (7, (1, 2)), (8, ()), ("Break", 15), (9, ()), (9, (1,)),
             ("Questions; what each will change at home", 15),

@@ -10,23 +10,14 @@ from course_utils.units import format_bytes
 
 from .calculators import BLOCKS, COPIES, OUTSIDE, PASSING, SCORES, STATES, Calculator, Truth, calculator, gaps
 
-KIND_OF = {
-    STATES: "optimizer_states",
-    BLOCKS: "activations",
-    SCORES: "activations",
-    OUTSIDE: "activations",
-    COPIES: "weight_copies",
-    PASSING: "temporaries",
-}
+KIND_OF = dict.fromkeys((BLOCKS, SCORES, OUTSIDE), "activations")
+KIND_OF |= {STATES: "optimizer_states", COPIES: "weight_copies", PASSING: "temporaries"}
 """The color of each component; what attention's scores take is hatched, too."""
 
 LEGEND = (
-    (STATES, "weights, gradients, states"),
-    (BLOCKS, "activations"),
-    (SCORES, "attention scores, s×s"),
-    (COPIES, "weight copies"),
-    (PASSING, "temporaries"),
-)
+    (STATES, "weights, gradients, states"), (BLOCKS, "activations"), (SCORES, "attention scores, s×s"),
+    (COPIES, "weight copies"), (PASSING, "temporaries"),
+)  # fmt: skip
 
 ROW, BAR = 38, 24
 
@@ -39,12 +30,9 @@ Panel = Mapping[str, Mapping[str, int]]
 
 
 def side_by_side(
-    panels: Mapping[str, Panel],
-    title: str,
-    peaks: Mapping[str, int] | None = None,
-    provenance: str = "",
+    panels: Mapping[str, Panel], title: str, peaks: Mapping[str, int] | None = None, provenance: str = "",
     word: str = "simulated",
-) -> Figure:
+) -> Figure:  # fmt: skip
     """A panel for each model: a bar for each calculator, cut into components; all panels name the same rows.
 
     With `peaks`, a step's bytes by panel, a line marks each, and every bar says how far off it is; `word` names those

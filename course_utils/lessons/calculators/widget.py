@@ -36,10 +36,8 @@ class Mender(Explorable):
         self.cases = cases
         names = [one.name for one in CALCULATORS]
         first = calculator(name).name
-        boxes = {
-            term.name: ipywidgets.Checkbox(value=False, description=term.name, tooltip=term.why, indent=False)
-            for term in TERMS
-        }
+        boxes = {term.name: ipywidgets.Checkbox(False, description=term.name, tooltip=term.why, indent=False)
+                 for term in TERMS}  # fmt: skip
         calculators, models = dropdown("calculator", names, first), dropdown("model", cases, next(iter(cases)))
         super().__init__({"calculator": calculators, "model": models, **boxes})
 
@@ -57,9 +55,8 @@ class Mender(Explorable):
         before, after = (signed_percent(size - real.peak, real.peak) for size in (said, now))
         after = "exact" if now == real.peak else after
         title = f"{name}, {model}: {before}, with {len(self.terms)} of {len(TERMS)} terms put right {after}"
-        rank = ""
+        rank, found = "", gaps(one, run, real)
         if len(self.terms) == 1:
-            found = gaps(one, run, real)
             larger = sum(abs(size) > abs(found[self.terms[0]]) for size in found.values())
             rank = f"Of the eight it is number {larger + 1} by size."
         message = f"Made for: {escape(one.made_for)}. Off by {before}; now <b>{after}</b>. {rank}"

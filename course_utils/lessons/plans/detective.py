@@ -4,9 +4,9 @@ Every case really happens: a simulated step's allocations go through the allocat
 until it finds no room. What is shown ends there. Nothing in a case says which choice broke it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import torch
@@ -83,13 +83,9 @@ def broken_runs() -> dict[str, TrainingRun]:
 
 
 ORDER: Sequence[tuple[str, int]] = (
-    ("loss", 6 * GiB),
-    ("graphs", 144 * MiB),
-    ("states", 4 * GiB),
-    ("attention", 6 * GiB),
-    ("fragmentation", 6 * GiB),
-    ("activations", 6 * GiB),
-)
+    ("loss", 6 * GiB), ("graphs", 144 * MiB), ("states", 4 * GiB), ("attention", 6 * GiB),
+    ("fragmentation", 6 * GiB), ("activations", 6 * GiB),
+)  # fmt: skip
 """The six cases: the run, and the memory for tensors on its card."""
 
 
@@ -166,17 +162,15 @@ def leaking() -> Measurement:
     from course_utils.measuring.simulated import availability
 
     kept: list[Any] = []
-    model = perceptron()
-    optimizer = torch.optim.AdamW(model.parameters())
-    source = "simulated" if availability()[0] else "cpu"
-    step: Callable[..., Any] = partial(_train_and_validate, kept)
-    return measure(step=step, model=model, optimizer=optimizer, batch=torch.zeros(ROWS, WIDTH), source=source, steps=8)
 
+    def train_and_validate(model: Any, optimizer: Any, batch: Any) -> Any:
+        loss = model(batch).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        kept.append(model(batch).square().mean())  # no torch.no_grad(), and no .item(): the bug
+        return loss
 
-def _train_and_validate(kept: list[Any], model: Any, optimizer: Any, batch: Any) -> Any:
-    loss = model(batch).square().mean()
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    kept.append(model(batch).square().mean())  # no torch.no_grad(), and no .item(): the bug
-    return loss
+    model, source = perceptron(), "simulated" if availability()[0] else "cpu"
+    optimizer, batch = torch.optim.AdamW(model.parameters()), torch.zeros(ROWS, WIDTH)
+    return measure(step=train_and_validate, model=model, optimizer=optimizer, batch=batch, source=source, steps=8)

@@ -8,7 +8,7 @@ from math import log
 from course_utils.figures import signed
 from course_utils.figures.axes import OVER, legend, stop
 from course_utils.figures.canvas import GRID, MARGIN, QUIET, RULE, WIDTH, Canvas, Figure, number, text_width
-from course_utils.gpus import GPUS, Gpu
+from course_utils.gpus import GPUS
 from course_utils.interactive.guesses import Guess, stored_guesses
 from course_utils.interactive.ledgers import show
 from course_utils.planning.fit import Candidate, Plan
@@ -33,10 +33,9 @@ def plan_figure(plan: Plan, title: str) -> Figure:
     Both axes are logarithmic. The dots of the path carry the numbers of `path_table`'s rows.
     """
     canvas, limit, everything = Canvas(), plan.card.room / SAFETY, (*plan.tried, *plan.path)
-    top = legend(
-        canvas, LEGEND.items(), canvas.title(title) + 4, lambda x, y, _, color: _dot(canvas, x + 6, y + 6, 5, color)
-    )
-    top, bottom = top + 30, top + 30 + HEIGHT
+    top = 30 + legend(canvas, LEGEND.items(), canvas.title(title) + 4,
+                      lambda x, y, _, color: _dot(canvas, x + 6, y + 6, 5, color))  # fmt: skip
+    bottom = top + HEIGHT
     lost, peaks = [one.lost for one in everything], [limit, *(one.peak for one in everything)]
     first, last = log(min(lost) / 1.1), log(max(lost) * 1.1)
     low, high = log(min(peaks) / 1.15), log(max(peaks) * 1.15)
@@ -64,10 +63,8 @@ def plan_figure(plan: Plan, title: str) -> Figure:
     canvas.halo_text(LEFT + 4, y(limit) - 7, name.replace("%", " %"), 12, fill=OVER, font_weight="bold")
     _path(canvas, [(x(step.lost), y(step.peak)) for step in plan.path])
     note = f"{len(plan.tried)} estimated, {plan.covered:,} decided; times at the data sheet's rates, nothing overlapped"
-    steps = "; ".join(
-        f"{index} {step.what}: {format_bytes(step.peak, 'GB', 1)}, {step.lost:.2f} seconds lost"
-        for index, step in enumerate(plan.path)
-    )
+    steps = "; ".join(f"{index} {step.what}: {format_bytes(step.peak, 'GB', 1)}, {step.lost:.2f} seconds lost"
+                      for index, step in enumerate(plan.path))  # fmt: skip
     fitting = f"{sum(one.fits(plan.card) for one in plan.tried)} of them fit {plan.card.name}"
     alt = f"{stop(title)} {len(plan.tried)} dots, {fitting}. The path: {steps}."
     return canvas.figure(bottom, title, alt, note)
@@ -107,16 +104,14 @@ def path_table(plan: Plan) -> Table:
 
 def catalog(names: Sequence[str] = tuple(GPUS)) -> Table:
     """The cards: memory by the driver and as a program gets it, bandwidth and rate, and the source."""
-    header = ("card", "driver lists", "program gets", "GB/s", "16-bit TFLOP/s", "seen in")
-    return Table([header, *(_card(GPUS[name]) for name in names)])
-
-
-def _card(card: Gpu) -> tuple[str, ...]:
-    assert card.rates is not None  # the catalog has the rates of each; a test says so
-    told = format_bytes(card.usable, "GiB", 2) if card.usable else "nobody has told"
-    seen = card.usable_source.removeprefix("https://github.com/") or "–"
-    rates = (f"{card.rates.memory / 1e9:,.0f}", f"{card.rates.tensor / 1e12:,.0f}")
-    return (card.name, format_bytes(card.memory, "GiB", 2), told, *rates, seen)
+    rows = [("card", "driver lists", "program gets", "GB/s", "16-bit TFLOP/s", "seen in")]
+    for card in map(GPUS.__getitem__, names):
+        assert card.rates is not None  # the catalog has the rates of each; a test says so
+        told = format_bytes(card.usable, "GiB", 2) if card.usable else "nobody has told"
+        seen = card.usable_source.removeprefix("https://github.com/") or "–"
+        memory, rate = f"{card.rates.memory / 1e9:,.0f}", f"{card.rates.tensor / 1e12:,.0f}"
+        rows.append((card.name, format_bytes(card.memory, "GiB", 2), told, memory, rate, seen))
+    return Table(rows)
 
 
 # ---------------------------------------------------------------------------------------------------- the prediction

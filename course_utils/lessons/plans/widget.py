@@ -29,12 +29,9 @@ class Detective(Explorable):
         numbers = [(f"case {number}", number) for number in range(1, len(ORDER) + 1)]
         causes = [(NOTHING, ""), *((words, name) for name, words in CAUSES.items())]
         wide = {**LAYOUT, "width": "640px"}
-        super().__init__(
-            {
-                "case": ipywidgets.Dropdown(options=numbers, value=1, description="case", style=STYLE, layout=LAYOUT),
-                "cause": ipywidgets.Dropdown(options=causes, value="", description="cause", style=STYLE, layout=wide),
-            }
-        )
+        case = ipywidgets.Dropdown(options=numbers, value=1, description="case", style=STYLE, layout=LAYOUT)
+        cause = ipywidgets.Dropdown(options=causes, value="", description="cause", style=STYLE, layout=wide)
+        super().__init__({"case": case, "cause": cause})
 
     def update(self, change: object = None) -> None:
         """Draws the case; one that is new says first that it is being run, which takes seconds the first time."""

@@ -15,19 +15,16 @@ TOPICS = (*COMPARISONS, "attention")
 COMMAND = "python3 -m course_utils record --out course_utils/measuring/recordings --only {}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RecordedTimes:
     """The recordings of a topic: `figures` and `words` about them; or the `command` that records it."""
 
-    topic: str
     figures: Sequence[Figure]
     words: str
     command: str = ""
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return "\n".join(filter(None, [self.words, self.command]))
-
-    __repr__ = __str__
 
     def _repr_html_(self) -> str:
         command = f"<pre>{escape(self.command)}</pre>" if self.command else ""
@@ -49,9 +46,9 @@ def recorded_times(topic: str) -> RecordedTimes:
         pattern = f"times of {topic}"
         drawn = [_by_variant(item) for item in newest("times") if item.task == pattern]
     if drawn:
-        return RecordedTimes(topic, [figure for figure, _ in drawn], "\n".join(words for _, words in drawn))
+        return RecordedTimes([figure for figure, _ in drawn], "\n".join(words for _, words in drawn))
     waiting = f"Times on a GPU ({topic}): none are recorded yet, and none are invented here. On a machine with one:"
-    return RecordedTimes(topic, (), waiting, COMMAND.format(f'"{pattern}"'))
+    return RecordedTimes((), waiting, COMMAND.format(f'"{pattern}"'))
 
 
 def _by_variant(item: Recording) -> tuple[Figure, str]:
