@@ -83,7 +83,6 @@ def _from_driver(allocator: CachingAllocator, calls: int, before: int) -> str:
 
 
 def _rest(address: int, allocator: CachingAllocator) -> str:
-    """The part of a block that the request does not need: kept, or split off."""
     segments = [{block.address: block for block in run} for run in allocator.segments()]
     blocks = next(blocks for blocks in segments if address in blocks)
     block, taken = blocks[address], allocator.block_size(address)
@@ -96,7 +95,6 @@ def _rest(address: int, allocator: CachingAllocator) -> str:
 
 
 def _freed(request: Request, address: int, allocator: CachingAllocator) -> str:
-    """The free block that holds the memory of a freed tensor."""
     block = next(block for run in allocator.segments() for block in run if block.address <= address < block.end)
     if block.is_whole_segment:
         return f"{request.name} is freed. Its whole segment is empty now, and is kept: the driver gets nothing back."

@@ -101,10 +101,7 @@ ELEMENTS = 120_000
 
 
 def part_by_part(wire: Wire) -> list[list[int]]:
-    """Numbers that each part holds at first and after each step of a ring with 10^r on rank r.
-
-    The digits of a number show whose contributions are in it. Up to 9 ranks.
-    """
+    """Numbers in each part at first and after each step of a ring with 10^r on rank r: digits show contributors."""
     tensor = torch.full((wire.ranks,), float(10**wire.rank), dtype=torch.float64)
     seen = [[round(value) for value in tensor.tolist()]]
     ring_all_reduce(tensor, wire, lambda: seen.append([round(value) for value in tensor.tolist()]))

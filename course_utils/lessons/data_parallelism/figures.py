@@ -75,7 +75,6 @@ def _server_and_workers(canvas: Canvas, x: float, y: float, wide: float, index: 
 
 
 def _arrow(canvas: Canvas, x1: float, y1: float, x2: float, y2: float, color: str) -> None:
-    """A line with a head at its end."""
     length = hypot(x2 - x1, y2 - y1)
     ux, uy = (x2 - x1) / length, (y2 - y1) / length
     canvas.line(x1, y1, x2 - 6 * ux, y2 - 6 * uy, color, stroke_width=2.2)

@@ -67,7 +67,6 @@ def fit_link(measured: Sequence[tuple[float, Sequence[float]]]) -> Link:
 
 
 def _weighted(points: Sequence[tuple[float, float]], expected: Sequence[float]) -> Link:
-    """Least squares with each error divided by the expected time, in closed form, and its covariances."""
     rows = [(1 / scale, size / scale, seconds / scale) for (size, seconds), scale in zip(points, expected, strict=True)]
     w, wx, wxx = sum(one**2 for one, _, _ in rows), sum(one * x for one, x, _ in rows), sum(x**2 for _, x, _ in rows)
     wy, wxy = sum(one * y for one, _, y in rows), sum(x * y for _, x, y in rows)
