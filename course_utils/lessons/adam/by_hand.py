@@ -18,9 +18,6 @@ START: Point = (-10.0, 2.0)
 """The start of every walk, in the valley's own axes: far out along it, and up one wall."""
 
 
-# ---------------------------------------------------------------------------------------------- a valley to walk down
-
-
 @dataclass(frozen=True)
 class Valley:
     """The loss ½·(x² + steepness·y²), turned by `angle` degrees; ValueError unless the steepness is at least 1."""
@@ -138,10 +135,8 @@ def steps_needed(path: Sequence[Point]) -> int | None:
 
 def first_updates(count: int, beta1: float = 0.9, beta2: float = 0.999, corrected: bool = True) -> list[float]:
     """Return the lengths of Adam's first `count` updates, in learning rates, if every gradient is 1."""
-    if corrected:
-        return [1.0] * count
-    # m and v are running means of ones that began at zero
-    return [(1 - beta1**step) / math.sqrt(1 - beta2**step) for step in range(1, count + 1)]
+    raw = [(1 - beta1**step) / math.sqrt(1 - beta2**step) for step in range(1, count + 1)]  # means of ones, from zero
+    return [1.0] * count if corrected else raw
 
 
 def mean_update(rule: str, gradients: Sequence[float], rate: float = 1.0) -> float:
@@ -209,12 +204,10 @@ def kept_bytes(optimizer: Any) -> int:
 def kept_tensors(optimizer: Any) -> list[torch.Tensor]:
     """Return the tensors that an optimizer keeps besides parameters and their gradients, one for each storage."""
     things: Any = optimizer.state if isinstance(optimizer, torch.optim.Optimizer) else vars(optimizer)
-    kept: dict[int, torch.Tensor] = {}
-    for tensor in tensors_in(things, set()):
-        if not isinstance(tensor, torch.nn.Parameter):
-            kept.setdefault(tensor.untyped_storage().data_ptr(), tensor)
-    gradients = {tensor.grad for tensor in tensors_in(things, set()) if tensor.is_leaf and tensor.grad is not None}
+    found = list(tensors_in(things, set()))
+    gradients = [tensor.grad for tensor in found if tensor.is_leaf and tensor.grad is not None]
     theirs = {gradient.untyped_storage().data_ptr() for gradient in gradients}
+    kept = {t.untyped_storage().data_ptr(): t for t in found if not isinstance(t, torch.nn.Parameter)}
     return [tensor for place, tensor in kept.items() if place not in theirs]
 
 

@@ -89,12 +89,10 @@ def state_bytes(answer: Any) -> None:
     for optimizer, right in STATE_BYTES.items():
         got = [float(call(answer, optimizer=optimizer, rows=rows, columns=columns)) for rows, columns in shapes]
         mistakes = {f"{optimizer}: {message}": mistaken for message, mistaken in STATE_MISTAKES[optimizer].items()}
-        if recognized(got, shapes, right, mistakes, same=EXACTLY):
-            continue
-        slip = unit_slip(got[0], right(*shapes[0]))
-        expect(not slip, f"{optimizer}: {slip}")
-        rows, columns = next(shape for shape, one in zip(shapes, got, strict=True) if one != right(*shape))
-        fail(f"{optimizer} is off for a matrix of {rows} × {columns} fp32 numbers.")
+        if not recognized(got, shapes, right, mistakes, same=EXACTLY):
+            slip = unit_slip(got[0], right(*shapes[0]))
+            rows, columns = next(shape for shape, one in zip(shapes, got, strict=True) if one != right(*shape))
+            fail(f"{optimizer}: {slip}" if slip else f"{optimizer} is off for a matrix of {rows} × {columns} numbers.")
 
 
 # ---------------------------------------------------------------------------------------------------- 02.2: best_rate
@@ -347,10 +345,10 @@ def _tried(answer: Any, **how: Any) -> Trial:
         got = trial(answer, **how)
     except (NotSolved, CheckFailed):
         raise
-    except Exception as error:  # whatever a learner's code raises is turned into words
-        if isinstance(error, AttributeError) and "'step'" in str(error):
-            raise CheckFailed("What you hand over makes nothing that has a `step()`: hand over the class.") from error
-        raise CheckFailed(f"In training, your optimizer raised {type(error).__name__}: {error}") from error
+    except Exception as error:  # whatever a learner's code raises becomes one line
+        none = "What you hand over makes nothing that has a `step()`: hand over the class."
+        raised = f"In training, your optimizer raised {type(error).__name__}: {error}"
+        raise CheckFailed(none if raised.endswith("no attribute 'step'") else raised) from error
     expect(got.moved, "The weights do not move: change them in place, as weight.sub_(…) does, under torch.no_grad().")
     return got
 

@@ -11,8 +11,6 @@ from course_utils.figures.canvas import INK, MARGIN, QUIET, RULE, WIDTH, Canvas,
 from .by_hand import START, Point, Valley, steps_needed
 
 LEVELS = (2.0, 8.0, 20.0, 45.0, 80.0, 130.0, 200.0)
-"""Heights of the contour lines."""
-
 WALK, WALL, GOAL = "#B34700", "#B9CBD6", "#00624A"
 
 
@@ -27,7 +25,7 @@ class Frame(NamedTuple):
     scale: float
 
     def place(self, point: Point) -> Point:
-        """Return the pixels of a point of the map; up is up."""
+        """Return the pixels of a point of the map."""
         right, up = ((at - low) * self.scale for at, low in zip(point, self.low, strict=True))
         return self.x + right, self.y + self.height - up
 
@@ -55,14 +53,13 @@ def walks(paths: Mapping[str, Sequence[Point]], title: str) -> Figure:
     if not paths:
         raise ValueError("walks needs at least one path")
     canvas, valley = Canvas(), Valley()
-    top = canvas.title(title) + 12
+    top = bottom = canvas.title(title) + 12
     columns = 1 if len(paths) == 1 else 2
     width = (WIDTH - 2 * MARGIN - 16 * (columns - 1)) / columns
-    bottom = top
     for index, (name, path) in enumerate(paths.items()):
         row, column = divmod(index, columns)
-        if column == 0:
-            top = bottom + (14 if row else 0)
+        if row and column == 0:
+            top = bottom + 14
         frame = frame_of(valley, MARGIN + column * (width + 16), top + 22, width, 400)
         canvas.text(frame.x, top + 14, name, 13, WALK, font_weight="bold")
         canvas.text(frame.x + width, top + 14, outcome(path), 12, QUIET, text_anchor="end")
@@ -101,7 +98,6 @@ def draw_walk(canvas: Canvas, frame: Frame, valley: Valley, path: Sequence[Point
 
 
 def _contour(valley: Valley, level: float) -> list[Point]:
-    """A closed line of equal loss: an ellipse."""
     along, across = math.sqrt(2 * level), math.sqrt(2 * level / valley.steepness)
     turns = (2 * math.pi * step / 96 for step in range(97))
     return [valley.turned((along * math.cos(turn), across * math.sin(turn))) for turn in turns]
@@ -180,7 +176,6 @@ def pairs(
 def _bar(
     canvas: Canvas, x: float, y: float, width: float, height: float, kind: str = "", edge: float = 0.8, **more: Any
 ) -> None:
-    """Draw a measurement's bar in the color of its kind, or an estimate's, hatched."""
     if kind:
         canvas.rect(x, y, width, height, COLOURS[kind], **more)
     else:
@@ -189,6 +184,5 @@ def _bar(
 
 
 def _shown(pair: tuple[float, float], unit: str) -> str:
-    """One number where both read alike, else both."""
     first, second = (f"{number(round(value, 2))}" for value in pair)
     return f"{first} {unit}" if first == second else f"{first} and {second} {unit}"

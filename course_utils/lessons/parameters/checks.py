@@ -46,7 +46,6 @@ def _expect_counts(
 
 
 def _slips(right: Count) -> Mistakes:
-    """The mistakes of learners who return something else than a plain number of parameters."""
     return {
         f"All of it is off by a factor: {said}": lambda *case, factor=factor: factor * right(*case)
         for factor, said in SLIPS.items()
@@ -54,7 +53,6 @@ def _slips(right: Count) -> Mistakes:
 
 
 def _pair(answer: Any, names: str, **given: Any) -> tuple[Any, ...]:
-    """The two numbers that the learner's function returns, `names` being what they are."""
     got = call(answer, **given, returns=(tuple, list))
     expect(len(got) == 2, f"Return two numbers, {names}; these are {len(got)}.")
     return tuple(of_kind(number, Real, "One of the two is") for number in got)

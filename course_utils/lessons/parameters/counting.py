@@ -1,8 +1,7 @@
 """Lesson 04: every parameter of a transformer counted from its symbols alone, next to the modules' own tensors.
 
-The symbols are those of the course: V vocabulary, P positions, h hidden, L layers, and for Llama's family k for the
-width of keys and of values (kv_heads · h/a), f for the width of the MLP, E for experts. Nothing here looks at a list of
-shapes: the formulas, which give the numbers, are independent of it, so that a comparison with real modules can fail.
+V vocabulary, P positions, h hidden, L layers; in Llama's family k for the width of keys and of values (kv_heads · h/a),
+f for that of the MLP, E for experts. No formula looks at shapes, so that a comparison with real modules can fail.
 """
 
 import re
@@ -53,19 +52,16 @@ def block_terms(model: str | TransformerConfig) -> list[Term]:
 
 
 def _norm(model: TransformerConfig) -> str:
-    """A scale for each of the h numbers, and with LayerNorm's bias a shift."""
     return "2h" if model.norm == "layernorm" and model.bias else "h"
 
 
 def _matrix(rows: str, bias: bool | None, biases: str = "") -> str:
-    """A matrix of so many rows of h numbers, written as one would: 3h² rather than 3h·h; with a bias for each row."""
     square = f"{rows}²" if rows.endswith("h") else f"{rows}·h"
     product = f"h·({rows})" if " + " in rows else square
     return f"{product} + {biases or rows}" if bias else product
 
 
 def _value(formula: str, model: TransformerConfig) -> int:
-    """The number that a formula gives for a model."""
     symbols = {"V": model.vocab, "P": model.max_positions, "h": model.hidden, "k": model.kv, "f": model.ffn}
     code = re.sub(r"(?<=\d)(?=[a-z])", "*", formula.replace("²", "**2").replace("·", "*"))
     return eval(code, {}, symbols | {"E": model.experts})
@@ -184,10 +180,7 @@ class Counts:
 # ------------------------------------------------------------------------------------------------ what others counted
 
 GPT2_PAPER = {"gpt2": 117, "gpt2-medium": 345, "gpt2-large": 762, "gpt2-xl": 1542}
-"""Millions of parameters: Radford et al. 2019, table 2. OpenAI's repository says that these are wrong.
-
-The first checkpoints carried these numbers: 117M (February 2019) and 345M (May 2019).
-"""
+"""Millions of parameters: Radford et al. 2019, table 2. OpenAI's repository says that these are wrong."""
 
 GPT2_CORRECTED = {"gpt2": 124, "gpt2-medium": 355, "gpt2-large": 774, "gpt2-xl": 1558}
 """Millions of parameters: the checkpoints' names in OpenAI's repository openai/gpt-2 since August 2019 (f35fa1d)."""

@@ -9,13 +9,9 @@ from course_utils.figures.canvas import MARGIN, RULE, WIDTH, Canvas, Figure, ink
 Parts = Mapping[str, int]
 
 PART_COLOURS = {
-    "embedding": "#882255",
-    "positions": "#DDCC77",
-    "attention": "#8CCBC1",
-    "MLP": "#332288",
-    "norms": "#117733",
-    "head": "#D98A96",
-}
+    "embedding": "#882255", "positions": "#DDCC77", "attention": "#8CCBC1",
+    "MLP": "#332288", "norms": "#117733", "head": "#D98A96",
+}  # fmt: skip
 """After Paul Tol's muted palette; none is a kind of memory's color, since all of these are parameters."""
 
 BAR, STEP, TOP = 38, 52, 34
@@ -32,8 +28,11 @@ def shares(models: Mapping[str, Parts], title: str) -> Figure:
     if unknown:
         raise ValueError(f"no color for {', '.join(sorted(unknown))}; known: {', '.join(PART_COLOURS)}")
     canvas = Canvas()
-    top = canvas.title(title) + 14
-    _legend(canvas, {name for parts in models.values() for name in parts}, top)
+    top, x = canvas.title(title) + 14, float(MARGIN)
+    for name in (name for name in PART_COLOURS if any(name in parts for parts in models.values())):
+        canvas.rect(x, top, 13, 13, PART_COLOURS[name])
+        canvas.text(x + 19, top + 11, name, 12)
+        x += 19 + text_width(name, 12) + 22
     totals = {name: sum(parts.values()) for name, parts in models.items()}
     left = MARGIN + 10 + max(text_width(name, 13) for name in models)
     right = WIDTH - MARGIN - 10 - max(text_width(spelled(count), 13, bold=True) for count in totals.values())
@@ -44,16 +43,13 @@ def shares(models: Mapping[str, Parts], title: str) -> Figure:
         canvas.text(end + 10, y + 24, spelled(totals[name]), 13, font_weight="bold")
     bottom = top + TOP + STEP * len(models)
     canvas.line(left, top + TOP - 6, left, bottom - 8, RULE)
-    alt = _alt(models, title)
+    told = [
+        f"{name}{', ' if name else ''}{spelled(totals[name])} parameters: "
+        + ", ".join(f"{part} {percent(count, totals[name])}" for part, count in parts.items())
+        for name, parts in models.items()
+    ]
+    alt = f"{stop(title)} Bars cut into parts. {'; '.join(told)}."
     return Figure(canvas.svg(bottom + 4, title, alt), alt)
-
-
-def _legend(canvas: Canvas, names: set[str], y: float) -> None:
-    x: float = MARGIN
-    for name in (name for name in PART_COLOURS if name in names):
-        canvas.rect(x, y, 13, 13, PART_COLOURS[name])
-        canvas.text(x + 19, y + 11, name, 12)
-        x += 19 + text_width(name, 12) + 22
 
 
 def _bar(canvas: Canvas, parts: Parts, left: float, scale: float, y: float) -> float:
@@ -80,12 +76,3 @@ def spelled(count: int) -> str:
             value = count / size
             return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f} {letter}"
     return f"{count:,}"
-
-
-def _alt(models: Mapping[str, Parts], title: str) -> str:
-    told = [
-        f"{name}{', ' if name else ''}{spelled(sum(parts.values()))} parameters: "
-        + ", ".join(f"{part} {percent(count, sum(parts.values()))}" for part, count in parts.items())
-        for name, parts in models.items()
-    ]
-    return f"{stop(title)} Bars cut into parts. {'; '.join(told)}."

@@ -30,11 +30,8 @@ from ..shared.language_model import (
 
 
 def round_stochastically(values: torch.Tensor, dice: torch.Generator) -> torch.Tensor:
-    """Return fp32 `values` as bf16, up or down at random, each with the probability that makes the mean right.
-
-    bf16 is the upper half of an fp32's bits. So add a random number to the lower half, then cut it off: the carry comes
-    as often as the lower half is large. (Of finite numbers far from the largest.)
-    """
+    """Return fp32 `values` as bf16, up or down at random, each with the probability that makes the mean right."""
+    # bf16 is the upper half of an fp32's bits: the carry from the lower half comes as often as that is large
     noise = torch.randint(2**16, values.shape, generator=dice, dtype=torch.int32)
     bits = (values.float().view(torch.int32) + noise) & -(2**16)
     return bits.view(torch.float32).bfloat16()
@@ -64,10 +61,7 @@ def update_figure(weights: Mapping[str, Sequence[float]], title: str) -> Figure:
 
 
 def unmoved_share(update: float, dtype: torch.dtype) -> float:
-    """Return the part of the language model's initial matrix weights, from 0 to 1, that adding `update` leaves alone.
-
-    Adam's updates are about as large as its learning rate, whatever the gradient is: so `update` is a learning rate.
-    """
+    """Return the part of the language model's initial matrix weights that adding `update` leaves alone."""
     weights = torch.cat([w.detach().flatten() for w in language_model().parameters() if w.dim() == 2]).to(dtype)
     return (weights + torch.tensor(update, dtype=dtype) == weights).float().mean().item()
 
@@ -76,10 +70,9 @@ def unmoved_share(update: float, dtype: torch.dtype) -> float:
 
 
 def gradients_of(steps: int = 50, parts: int = 1) -> torch.Tensor:
-    """Return all gradients of the language model, in fp32 and in one row, after `steps` steps of training in fp32.
+    """Return all gradients of the language model but zeros, in one row, after `steps` steps of training in fp32.
 
-    `parts` divides the loss, as for one of that many equal micro-batches. Zeros are left out: positions and characters
-    that the batch does not have get no gradient in any format.
+    `parts` divides the loss, as for one of that many equal micro-batches.
     """
     found: list[torch.Tensor] = []
 
@@ -96,8 +89,7 @@ def gradients_of(steps: int = 50, parts: int = 1) -> torch.Tensor:
 class DynamicLossScale:
     """Halves the scale when a gradient overflows, doubles it after `interval` steps without: the rule of GradScaler.
 
-    `history` has the scale of each step so far (Micikevicius et al. 2018, "Mixed Precision Training", section 3.2, keep
-    it constant or adapt it so).
+    `history` has the scale of each step so far (Micikevicius et al. 2018, "Mixed Precision Training", section 3.2).
     """
 
     scale: float = 2.0**16
@@ -115,20 +107,11 @@ class DynamicLossScale:
             self.scale, self.streak = 2 * self.scale, 0
 
 
-@dataclass
 class OneOfMany:
-    """The loss of one of `parts` micro-batches: divided by their number, then scaled as `inner` says.
+    """The loss of one of `parts` micro-batches: divided by their number, so gradients are small, then scaled."""
 
-    This is how the lesson makes gradients small. The division is undone with the scale, so all that it can change is
-    what underflows on the way.
-    """
-
-    parts: int
-    inner: DynamicLossScale | StaticLossScale = field(default_factory=StaticLossScale)
-    scale: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.scale = self.inner.scale / self.parts
+    def __init__(self, parts: int, inner: DynamicLossScale | StaticLossScale) -> None:
+        self.parts, self.inner, self.scale = parts, inner, inner.scale / parts
 
     def update(self, overflowed: bool) -> None:
         """Update the inner scale."""
@@ -166,28 +149,24 @@ PARTS = 4096
 def five_trainings(steps: int = 100) -> dict[str, Training]:
     """Train the character model in five recipes, from the same weights on the same batches, the loss over `PARTS`.
 
-    AdamW in each. "fp16" and the last "bf16" keep fp32 master weights and moments, so that the two fp16 trainings
-    differ in nothing but the loss scale; "bf16 alone" keeps everything in bf16, Adam's moments too.
+    AdamW in each. "bf16 alone" keeps everything in bf16, Adam's moments too.
     """
-    recipes = {
-        "fp32": ("fp32", StaticLossScale()),
-        "fp16, no scaling": ("fp16-master", StaticLossScale()),
-        "fp16, scaled": ("fp16-master", DynamicLossScale(2.0**24)),
-        "bf16 alone": ("bf16", StaticLossScale()),
-        "bf16, fp32 master": ("bf16-master", StaticLossScale()),
-    }
+    recipes = {"fp32": "fp32", "fp16, no scaling": "fp16-master", "fp16, scaled": "fp16-master"}
+    recipes |= {"bf16 alone": "bf16", "bf16, fp32 master": "bf16-master"}
+    scales = {name: OneOfMany(PARTS, StaticLossScale()) for name in recipes}
+    scales["fp16, scaled"] = OneOfMany(PARTS, DynamicLossScale(2.0**24))
     return {
-        name: train_language_model("adamw", precision, steps, loss_scale=OneOfMany(PARTS, scale))
-        for name, (precision, scale) in recipes.items()
+        name: train_language_model("adamw", precision, steps, loss_scale=scales[name])
+        for name, precision in recipes.items()
     }
 
 
 def loss_figure(trainings: Mapping[str, Training], title: str, window: int = 10) -> Figure:
     """Draw the loss by step, each point the mean of the `window` steps that end there."""
     series = {}
-    for name, training in trainings.items():
-        ends = range(window, len(training.losses) + 1)
-        series[name] = (ends, [sum(training.losses[end - window : end]) / window for end in ends])
+    for name, each in trainings.items():
+        ends = range(window, len(each.losses) + 1)
+        series[name] = (ends, [sum(each.losses[end - window : end]) / window for end in ends])
     return lines(series, title, f"step (mean of {window})", "loss in nats a character", markers=False)
 
 

@@ -19,7 +19,14 @@ def histogram_figure(gradients: torch.Tensor, title: str, scale: float = 1.0) ->
     canvas = Canvas()
     top = canvas.title(title) + 44
     bottom = top + 190
-    _size_bars(canvas, torch.log2(gradients.abs() * scale).floor(), bottom)
+    sizes = torch.log2(gradients.abs() * scale).floor()
+    counts = {power: int((sizes == power).sum()) for power in range(LOWEST, HIGHEST)}
+    colors = {-25: OVER, -14: "#8FD0F7", 16: "#0072B2", HIGHEST: "#E69F00"}  # by what fp16 makes of such numbers
+    for power, count in counts.items():
+        height = 180 * count / max(*counts.values(), 1)
+        color = next(color for end, color in colors.items() if power < end)
+        wide = _at(LOWEST + 1) - _at(LOWEST) - 2
+        canvas.rect(_at(power) + 1, bottom - height, wide, height, color, f"{count:,} of 2^{power}")
     for power in range(LOWEST + 4, HIGHEST, 8):
         canvas.text(_at(power), bottom + 18, f"2^{power}".replace("-", "−"), 12, QUIET, text_anchor="middle")
         canvas.line(_at(power), bottom, _at(power), bottom + 4, RULE)
@@ -41,17 +48,6 @@ LEFT, RIGHT = float(MARGIN + 8), float(WIDTH - MARGIN - 8)
 
 def _at(power: float) -> float:
     return LEFT + (RIGHT - LEFT) / (HIGHEST - LOWEST) * (power - LOWEST)
-
-
-def _size_bars(canvas: Canvas, sizes: torch.Tensor, bottom: float) -> None:
-    """A bar for each power of two, colored by what fp16 makes of such numbers."""
-    counts = {power: int((sizes == power).sum()) for power in range(LOWEST, HIGHEST)}
-    for power, count in counts.items():
-        height = 180 * count / max(*counts.values(), 1)
-        colors = {-25: OVER, -14: "#8FD0F7", 16: "#0072B2", HIGHEST: "#E69F00"}
-        color = next(color for end, color in colors.items() if power < end)
-        wide = _at(LOWEST + 1) - _at(LOWEST) - 2
-        canvas.rect(_at(power) + 1, bottom - height, wide, height, color, f"{count:,} of 2^{power}")
 
 
 def _fp16_limits(canvas: Canvas, top: float, bottom: float) -> None:
@@ -109,22 +105,14 @@ def flow_figure(title: str) -> Figure:
 BOX_WIDTH, BOX_HEIGHT = 170, 44
 
 ARROWS = (
-    ((190, 22), (202, 22), (202, 54), (213, 54)),
-    ((190, 98), (202, 98), (202, 70), (213, 70)),
-    ((385, 62), (453, 62)),
-    ((625, 62), (678, 62)),
-    ((755, 84), (755, 162), (627, 162)),
-    ((775, 84), (775, 232), (627, 232)),
-    ((190, 10), (432, 10), (432, 116), (540, 116), (540, 138)),
-    ((190, 114), (408, 114), (408, 222), (453, 222)),
-    ((455, 162), (387, 162)),
-    ((455, 240), (387, 240)),
-    ((215, 172), (203, 172), (203, 202), (192, 202)),
-    ((105, 224), (105, 312), (213, 312)),
-    ((385, 312), (453, 312)),
-    ((625, 312), (678, 312)),
-    ((765, 334), (765, 354), (8, 354), (8, 102), (18, 102)),
-)
+    ((190, 22), (202, 22), (202, 54), (213, 54)), ((190, 98), (202, 98), (202, 70), (213, 70)),
+    ((385, 62), (453, 62)), ((625, 62), (678, 62)),
+    ((755, 84), (755, 162), (627, 162)), ((775, 84), (775, 232), (627, 232)),
+    ((190, 10), (432, 10), (432, 116), (540, 116), (540, 138)), ((190, 114), (408, 114), (408, 222), (453, 222)),
+    ((455, 162), (387, 162)), ((455, 240), (387, 240)),
+    ((215, 172), (203, 172), (203, 202), (192, 202)), ((105, 224), (105, 312), (213, 312)),
+    ((385, 312), (453, 312)), ((625, 312), (678, 312)), ((765, 334), (765, 354), (8, 354), (8, 102), (18, 102)),
+)  # fmt: skip
 """The corners that each arrow passes, its head at the last."""
 
 

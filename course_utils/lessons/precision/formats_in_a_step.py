@@ -1,8 +1,4 @@
-"""The number formats that a measured step really used: per operation, per byte, and per parameter.
-
-A recording keeps no tensors but those of its peak: where one replaces a simulation, these functions say `NOT_RECORDED`
-instead.
-"""
+"""The number formats that a measured step really used; a recording keeps no tensors, so its are `NOT_RECORDED`."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -39,10 +35,7 @@ def activation_formats(measured: Measurement) -> dict[str, int]:
 
 
 def operation_formats(measured: Measurement) -> dict[str, str]:
-    """Return, for each operation of the last step's forward and loss, the formats of what it makes: "bf16, fp32".
-
-    Weight copies are left out, and so is what has no format to choose: masks and indices.
-    """
+    """Return, for each operation of the last step's forward and loss, the formats of what it makes: "bf16, fp32"."""
     if measured.source == "recorded":
         return {"all": NOT_RECORDED}
     last = max(mark.step for mark in measured.timeline.marks)
@@ -55,12 +48,10 @@ def operation_formats(measured: Measurement) -> dict[str, str]:
 
 
 def state_formats(measured: Measurement) -> dict[str, str]:
-    """Return the formats of parameters, gradients and optimizer states at the end of the last step's backward.
-
-    What has less than 1,024 bytes is left out: step counters and the like.
-    """
+    """Return the formats of parameters, gradients and optimizer states at the end of the last step's backward."""
     if measured.source == "recorded":
         return dict.fromkeys(STATES, NOT_RECORDED)
+    # step counters and the like are smaller than 1,024 bytes
     alive = [item for item in measured.alive_at(_last_event(measured, "optimizer")) if item.bytes >= 1024]
     formats = {kind: {SHORT[item.dtype] for item in alive if item.kind == kind} for kind in STATES}
     return {kind: ", ".join(sorted(found)) for kind, found in formats.items()}
@@ -101,11 +92,10 @@ class StepTimes(NamedTuple):
 
 
 def step_times(runs: Mapping[str, TrainingRun]) -> StepTimes:
-    """Time one step of each run on the GPU of this machine; nothing where none is to be measured.
+    """Time one step of each run on the GPU of this machine; nothing with COURSE_SOURCE=simulated.
 
     All take the largest micro-batch, up to their own, with which each is predicted to fit what is free. A run that the
     card cannot compute, or that runs out of memory all the same, is left out with a note.
-    COURSE_SOURCE=simulated leaves all out, GPU or not.
     """
     import torch
 
@@ -165,7 +155,5 @@ def median_step(run: TrainingRun, device: "Device") -> float:
 def tell_times(times: StepTimes) -> str:
     """Return the times as lines of text, each with its ratio to the first, and the notes."""
     first = next(iter(times.milliseconds.values()), 0.0)
-    told = [
-        f"{name:12s} {ms:8.1f} ms a step, {first / ms:.2f} times as fast" for name, ms in times.milliseconds.items()
-    ]
-    return "\n".join([*told, *times.notes])
+    lines = (f"{name:12s} {ms:8.1f} ms a step, {first / ms:.2f} times as fast" for name, ms in times[0].items())
+    return "\n".join([*lines, *times.notes])

@@ -101,10 +101,7 @@ def decode(form: str | NumberFormat, pattern: int) -> float:
 
 
 def encode(form: str | NumberFormat, value: float) -> int:
-    """Return the pattern nearest to `value`, the even one of two that are as near (IEEE 754's default rounding).
-
-    What rounds beyond the largest number becomes infinity, or NaN in a format without infinity.
-    """
+    """Return the pattern nearest to `value`, ties to even; beyond the largest that of infinity or NaN."""
     form = number_format(form)
     sign = int(copysign(1.0, value) < 0) << (form.bits - 1)
     if isnan(value):
@@ -144,18 +141,20 @@ def spelled(value: float, digits: int = 7) -> str:
     return f"{value:.{digits}g}".replace("e-0", "e-").replace("e+0", "e").replace("e+", "e").replace("-", "−")
 
 
-DIGITS = 10
-"""Enough to distinguish a tenth from what fp32 stores of it."""
-
-CELL = 18
-"""Pixels of one bit."""
+DIGITS, CELL = 10, 18
+"""Digits that distinguish a tenth from what fp32 stores of it; pixels of one bit."""
 
 
 def bits_figure(value: float, title: str) -> Figure:
     """Draw `value` in each format, a row of bits each, with the number that is really stored."""
     canvas = Canvas()
     top = canvas.title(title) + 26
-    _field_legend(canvas, top - 10)
+    x: float = MARGIN
+    names = {"sign": SIGN, "exponent: range": EXPONENT, "mantissa: precision": MANTISSA, "stored, not read": UNUSED}
+    for name, color in names.items():
+        canvas.rect(x, top - 20, 12, 12, color, stroke=RULE, stroke_width=0.5)
+        canvas.text(x + 18, top - 10, name)
+        x += 36 + text_width(name, 12)
     stored = {name: rounded(name, value) for name in FORMATS}
     for index, (name, form) in enumerate(FORMATS.items()):
         y = top + 40 * index
@@ -185,15 +184,6 @@ def field_color(form: NumberFormat, index: int) -> str:
     return SIGN if index == 0 else EXPONENT if index <= form.exponent else MANTISSA
 
 
-def _field_legend(canvas: Canvas, y: float) -> None:
-    x: float = MARGIN
-    names = {"sign": SIGN, "exponent: range": EXPONENT, "mantissa: precision": MANTISSA, "stored, not read": UNUSED}
-    for name, color in names.items():
-        canvas.rect(x, y - 10, 12, 12, color, stroke=RULE, stroke_width=0.5)
-        canvas.text(x + 18, y, name)
-        x += 36 + text_width(name, 12)
-
-
 def range_figure(title: str) -> Figure:
     """Draw the numbers of each format from smallest to largest, on a scale of powers of ten; subnormals are pale."""
     canvas = Canvas()
@@ -203,7 +193,13 @@ def range_figure(title: str) -> Figure:
         x = _at(10.0**power)
         canvas.line(x, top - 4, x, bottom, GRID)
         canvas.text(x, bottom + 18, f"1e{power}".replace("-", "−") if power else "1", 12, QUIET, text_anchor="middle")
-    told = [_range_row(canvas, form, top + 38 * index + 4) for index, form in enumerate(FORMATS.values())]
+    told = []
+    for index, form in enumerate(FORMATS.values()):
+        y, low, normal, high = top + 38 * index + 4, *map(_at, (form.smallest, form.smallest_normal, form.largest))
+        canvas.text(86, y + 17, form.name, 13, text_anchor="end", font_weight="bold")
+        canvas.rect(low, y, normal - low, 24, "#CFE9F9", f"subnormal from {form.smallest:.3g}")
+        canvas.rect(normal, y, high - normal, 24, "#56B4E9", f"{form.smallest_normal:.3g} to {form.largest:.3g}")
+        told.append(f"{form.name} {spelled(form.smallest)} to {spelled(form.largest)}")
     canvas.line(left, bottom, right, bottom, RULE)
     axis = "positive numbers; pale: subnormal, with fewer digits"
     canvas.text((left + right) / 2, bottom + 38, axis, 12, QUIET, text_anchor="middle")
@@ -219,12 +215,3 @@ def _at(value: float) -> float:
     """The x of a positive number: 1e-46 is at the left end, 1e40 at the right one."""
     (left, right), low, high = RANGE_ENDS, -46.0, 40.0
     return left + (right - left) * (log10(value) - low) / (high - low)
-
-
-def _range_row(canvas: Canvas, form: NumberFormat, y: float) -> str:
-    """Draw one format's bar, its subnormal numbers pale; returns its description."""
-    low, normal, high = _at(form.smallest), _at(form.smallest_normal), _at(form.largest)
-    canvas.text(86, y + 17, form.name, 13, text_anchor="end", font_weight="bold")
-    canvas.rect(low, y, normal - low, 24, "#CFE9F9", f"subnormal from {form.smallest:.3g}")
-    canvas.rect(normal, y, high - normal, 24, "#56B4E9", f"{form.smallest_normal:.3g} to {form.largest:.3g}")
-    return f"{form.name} {spelled(form.smallest)} to {spelled(form.largest)}"
