@@ -186,12 +186,9 @@ GPT2_CORRECTED = {"gpt2": 124, "gpt2-medium": 355, "gpt2-large": 774, "gpt2-xl":
 """Millions of parameters: the checkpoints' names in OpenAI's repository openai/gpt-2 since August 2019 (f35fa1d)."""
 
 CHECKPOINT_BYTES = {
-    "llama3-8b": 16_060_522_496,
-    "llama3-70b": 141_107_412_992,
-    "mistral-7b": 14_483_464_192,
-    "qwen2.5-7b": 15_231_233_024,
-    "mixtral-8x7b": 93_405_585_408,
-}
+    "llama3-8b": 16_060_522_496, "llama3-70b": 141_107_412_992, "mistral-7b": 14_483_464_192,
+    "qwen2.5-7b": 15_231_233_024, "mixtral-8x7b": 93_405_585_408,
+}  # fmt: skip
 """`total_size` in the model.safetensors.index.json of each released checkpoint: all its tensors, in bf16, in bytes."""
 
 

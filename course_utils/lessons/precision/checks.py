@@ -310,20 +310,14 @@ def _right_step(weights: Any, masters: Any, optimizer: Any, loss: Any, scale: fl
 _XL = TrainingRun("gpt2-xl", recompute="full")
 
 CHOICES: tuple[tuple[str, TrainingRun], ...] = (
-    ("A100-40GB", _XL.replace(micro_batch=16)),
-    ("A100-40GB", _XL.replace(optimizer="adamw-fused")),
-    ("RTX3090-24GB", _XL),
-    ("RTX3090-24GB", _XL.replace(micro_batch=32)),
-    ("RTX4080-16GB", _XL.replace(micro_batch=16)),
-    ("V100-32GB", _XL.replace(micro_batch=16)),
-    ("V100-32GB", _XL.replace(micro_batch=20)),
-    ("V100-32GB", _XL.replace(micro_batch=48)),
-    ("T4-16GB", _XL),
-    ("T4-16GB", TrainingRun("gpt2-medium", 8, 1024, recompute="full")),
-    ("T4-16GB", TrainingRun("gpt2-medium", 4, 1024, attention="eager")),
-    ("H100-80GB", _XL.replace(micro_batch=32)),
+    ("A100-40GB", _XL.replace(micro_batch=16)), ("A100-40GB", _XL.replace(optimizer="adamw-fused")),
+    ("RTX3090-24GB", _XL), ("RTX3090-24GB", _XL.replace(micro_batch=32)),
+    ("RTX4080-16GB", _XL.replace(micro_batch=16)), ("V100-32GB", _XL.replace(micro_batch=16)),
+    ("V100-32GB", _XL.replace(micro_batch=20)), ("V100-32GB", _XL.replace(micro_batch=48)),
+    ("T4-16GB", _XL), ("T4-16GB", TrainingRun("gpt2-medium", 8, 1024, recompute="full")),
+    ("T4-16GB", TrainingRun("gpt2-medium", 4, 1024, attention="eager")), ("H100-80GB", _XL.replace(micro_batch=32)),
     ("RTX4080-16GB", TrainingRun("llama3-8b", 1, 1024, recompute="full")),
-)
+)  # fmt: skip
 """Cards and runs to choose a precision for."""
 
 
