@@ -189,7 +189,6 @@ def _joined(crowd: list[_Span]) -> _Span:
 
 
 def _draw(canvas: Canvas, span: _Span, top: float, row_bytes: int, unit: str) -> None:
-    """A span in the rows in which it lies; its name and size in the first, as far as there is room."""
     for row in range(span.start // row_bytes, (span.end - 1) // row_bytes + 1):
         first, last = max(span.start, row * row_bytes), min(span.end, (row + 1) * row_bytes)
         left, width = MARGIN + ROW_WIDTH * (first - row * row_bytes) / row_bytes, ROW_WIDTH * (last - first) / row_bytes
@@ -211,7 +210,6 @@ def _fill(
     canvas: Canvas, x: float, y: float, width: float, height: float, look: str, tip: str = "", *,
     stroke_width: float, **more: str,
 ) -> None:  # fmt: skip
-    """A rectangle that looks as the memory does."""
     outline = {"stroke": RULE, "stroke_width": stroke_width} if look in (STUCK, WHOLE, BEYOND) else {}
     canvas.rect(x, y, width, height, FILLS[look], tip, **more, **outline)
     if look in HATCHES and width >= 2:

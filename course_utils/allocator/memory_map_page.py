@@ -179,7 +179,6 @@ def _steps(values: Sequence[int]) -> list[int]:
 
 
 def _description(replayed: Replay, name: Any) -> tuple[str, str]:
-    """The kind of an allocation, and where it comes from."""
     if not replayed.allocations:
         return "tensors", str(name)
     item = replayed.allocations[name]

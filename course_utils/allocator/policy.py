@@ -335,7 +335,6 @@ class CachingAllocator:
         del self._heads[start], self._ends[start]
 
     def _call(self, action: str, block: Block) -> None:
-        """Take a block's memory from the driver, or give it back."""
         self.reserved += TAKEN[action] * block.size
         self.driver_calls.append(DriverCall(action, block.address, block.size, block.pool.small))
 
@@ -472,7 +471,6 @@ class CachingAllocator:
 
 
 def _link(before: Block | None, block: Block, after: Block | None) -> None:
-    """Make `block` the neighbor of both."""
     block.previous, block.next = before, after
     if before is not None:
         before.next = block

@@ -266,7 +266,6 @@ def save_snapshot(replayed: Replay, path: str | Path) -> Path:
 
 
 def _settings_text(choices: Mapping[str, Any]) -> str:
-    """Choices as PYTORCH_CUDA_ALLOC_CONF takes them."""
     texts = {
         name: f"[{','.join(f'{key}:{part}' for key, part in value.items())}]" if isinstance(value, Mapping) else value
         for name, value in choices.items()

@@ -96,7 +96,6 @@ def _model(dice: random.Random) -> Choices:
 
 
 def _sizes(dice: random.Random) -> Choices:
-    """Sequences of round and of odd length."""
     choices: Choices = {
         "micro_batch": dice.choice([1, 1, 2, 3, 4, 8]),
         "seq_len": dice.choice([64, 127, 256, 512, 1000]),

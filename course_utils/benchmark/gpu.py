@@ -217,7 +217,6 @@ def gpu_allocator_tables() -> list[Table]:
 
 
 def _agreement(found: Sequence[History]) -> str:
-    """The agreement in a sentence for each setting."""
     parts = []
     for settings in dict.fromkeys(history.settings for history in found):
         those = [history for history in found if history.settings == settings]

@@ -18,7 +18,6 @@ from .stage_figures import stage_bars
 def _drawn(
     stage: Stage, words: str, rows: Mapping[str, MemoryBreakdown], title: str, notes: Mapping[str, str] | None = None
 ) -> Outcome:
-    """Estimates as bars with the card's line."""
     return Outcome(words, figure=stage_bars(rows, title, stage.card.room, notes))
 
 
@@ -192,7 +191,6 @@ def _recompute_prediction(stage: Stage) -> Outcome:
 
 
 def _arithmetic(run: TrainingRun) -> str:
-    """The arithmetic of a step beyond the model's own products."""
     more = recomputed_flops(run) / model_flops(run)
     if more:
         return f"{percent(more)} more arithmetic"
@@ -247,7 +245,6 @@ def _large(stage: Stage) -> TrainingRun:
 
 
 def _in_parts(stage: Stage, times: int = 1) -> TrainingRun:
-    """The same batch, or `times` as many sequences, in micro-batches."""
     run = _large(stage)
     return run.replace(micro_batch=run.micro_batch // PARTS, accumulation_steps=PARTS * times)
 
@@ -267,7 +264,6 @@ def _batch_prediction(stage: Stage) -> Outcome:
 
 
 def _ten_times(stage: Stage) -> Outcome:
-    """A batch that would never fit at once, by estimate."""
     run, more = _large(stage), _in_parts(stage, TIMES)
     rows = {
         f"{more.global_batch} at once": estimate(run.replace(micro_batch=more.global_batch)),

@@ -71,7 +71,6 @@ def _row(canvas: Canvas, label: str, row: MemoryBreakdown, y: float, left: float
 
 
 def _row_told(label: str, row: MemoryBreakdown, note: str) -> str:
-    """The description of a bar: its total, its three largest kinds, its note."""
     parts = sorted(segments_of(row), key=lambda part: -part.size)[:3]
     kinds = ", ".join(f"{part.name} {format_bytes(part.size)}" for part in parts)
     return f"{label or 'In all'} {format_bytes(row.total)} ({kinds}{f'; {note}' if note else ''})"

@@ -220,7 +220,6 @@ class _Stack:
 
 
 def _starts(parts: Sequence[Segment]) -> list[int]:
-    """The byte at which each segment begins."""
     return [0, *accumulate(part.size for part in parts)][:-1]
 
 

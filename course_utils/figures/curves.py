@@ -122,7 +122,6 @@ def _matplotlib() -> Iterator[None]:
 
 
 def _axes(drawing: "Drawing", series: Series, level: Level, log_x: bool, log_y: bool, top: float) -> "Axes":
-    """Axes between the widest number on their left and the longest name on their right, with ticks and grid."""
     xs = [x for line, _ in series.values() for x in line]
     ys = [y for _, line in series.values() for y in line] + ([level[1]] if level else [])
     (left_end, right_end), (low, high) = _range(xs, log_x, from_zero=False), _range(ys, log_y, from_zero=True)
@@ -146,7 +145,6 @@ def _axes(drawing: "Drawing", series: Series, level: Level, log_x: bool, log_y: 
 
 
 def _range(values: Sequence[float], log: bool, from_zero: bool) -> tuple[float, float]:
-    """The lowest and the highest value to show."""
     low, high = min(values), max(values)
     if log:
         return low, high if high > low else low * 10
@@ -166,7 +164,6 @@ def _ticks(low: float, high: float, log: bool) -> list[float]:
 
 
 def _points_or_ticks(xs: Sequence[float], axes: "Axes", log: bool) -> list[float]:
-    """The x values themselves where they are few and far enough apart to be printed, round numbers otherwise."""
     points = sorted(set(xs))
     widest = max(text_width(number(point), 12) for point in points)
     roomy = all(_x(axes, right) - _x(axes, left) > widest + 10 for left, right in pairwise(points))
@@ -179,7 +176,6 @@ def _x(axes: "Axes", value: float) -> float:
 
 
 def _draw(axes: "Axes", line: tuple[Sequence[float], Sequence[float]], index: int, markers: bool, joined: bool) -> None:
-    """A line with dots, or circles that are not joined."""
     color, dashes = LINE_COLOURS[index], DASHES[index]
     if not joined:
         look = {"markersize": 10, "markerfacecolor": "#FFFFFF", "markeredgecolor": color}
@@ -204,7 +200,6 @@ def _draw_level(axes: "Axes", series: Series, name: str, value: float) -> None:
 
 
 def _hides(axes: "Axes", series: Series, words: "Annotation") -> bool:
-    """True if a series passes behind `words`."""
     from matplotlib.path import Path
 
     box = words.get_window_extent()
@@ -216,7 +211,6 @@ def _write(
     drawing: "Drawing", axes: "Axes", heading: Sequence[str], small_print: Sequence[str], labels: tuple[str, str],
     series: Series, top: float,
 ) -> None:  # fmt: skip
-    """The words around the axes: title, labels, the lines' names at their ends, the small print."""
     height, bottom = 72 * drawing.get_figheight(), top + PLOT_HEIGHT
     left, right = (_x(axes, value) for value in axes.get_xlim())
 
@@ -247,5 +241,4 @@ def _shapes(drawing: "Drawing") -> str:
 
 
 def _read(value: float) -> str:
-    """A value to four figures."""
     return number(float(f"{value:.4g}"))

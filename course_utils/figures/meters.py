@@ -119,7 +119,6 @@ def _shown(size: int, unit: str) -> str:
 
 
 def _areas(canvas: Canvas, samples: Sequence[Reading], scale: _Scale) -> None:
-    """Stacked by kind where the samples know it; in one neutral color otherwise."""
     known = [kind for kind in COLOURS if any(sample.kinds.get(kind) for sample in samples)]
     floor = [0] * len(samples)
     for kind in known:
@@ -153,7 +152,6 @@ def _line(
 
 
 def _marks(canvas: Canvas, marks: Sequence[MeterMark], scale: _Scale) -> None:
-    """A line where each phase begins, and its name where there is room for it."""
     look, free = scale.look, scale.look.left
     for mark in marks:
         x, wide = scale.x(min(mark.seconds, scale.latest)), text_width(mark.words, look.mark)

@@ -166,7 +166,6 @@ def _column(canvas: Canvas, columns: _Columns, index: int, parts: Sequence[Segme
 def _column_total(
     canvas: Canvas, columns: _Columns, index: int, total: int, digits: int, is_peak: bool, is_over: bool
 ) -> None:
-    """The number above a column; over the one that is the peak, the word and a mark."""
     x, y = columns.center(index), columns.y(total)
     shown, size = amount(total, UNIT, digits), 11.0
     if is_peak:
@@ -179,7 +178,6 @@ def _column_total(
 
 
 def _column_names(canvas: Canvas, columns: _Columns, rows: Sequence[MemoryBreakdown]) -> None:
-    """Each moment's name below its column, each phase's above the plot, with a line where it begins."""
     for index, moment in enumerate(rows):
         name = LABELS.get(moment.label, moment.label.removesuffix("'s backward"))
         for line, text in enumerate(wrap(name, 11.5, columns.slot - 2)):

@@ -317,7 +317,6 @@ def _roomiest(
 
 
 def _columns(xs: Sequence[float], ys: Sequence[float], columns: int, worst: Callable) -> list[float]:
-    """The tightest y in each column of pixels, of the points in it and of the line through them at its edges."""
     at_edge = [_interpolate(xs, ys, LEFT + k * COLUMN) for k in range(columns + 1)]
     inside: list[list[float]] = [[at_edge[k], at_edge[k + 1]] for k in range(columns)]
     for x, y in zip(xs, ys, strict=True):

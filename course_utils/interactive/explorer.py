@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import gcd
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..breakdown import MemoryBreakdown
 from ..errors import unknown
@@ -99,8 +99,7 @@ DEFAULTS: dict[str, Any] = {
 """The puzzle that the course opens with."""
 
 
-@dataclass(frozen=True)
-class Dashboard:
+class Dashboard(NamedTuple):
     """All that is shown of one choice: the run and the card, two pictures, and sentences about them.
 
     `verdict` says if the run fits what a program gets of the card, `peak_phase` which moment of the step needs most,
@@ -119,7 +118,6 @@ class Dashboard:
 
     @property
     def fits(self) -> bool:
-        """True if the peak is no larger than what a program gets of the card."""
         return self.breakdown.total <= self.card.room
 
 
@@ -180,8 +178,7 @@ def card_of(chosen: Mapping[str, Any]) -> Gpu:
     return gpu(complete(chosen)["gpu"])
 
 
-@dataclass(frozen=True)
-class Suggestion:
+class Suggestion(NamedTuple):
     """A change of one choice: `chosen` is what is chosen after it, `peak` what the run then needs (bytes).
 
     `lost` is by how many seconds a step becomes longer (shorter if negative) at the data sheet's rates, see
@@ -341,7 +338,6 @@ def _rows(chosen: Mapping[str, Any], card: Gpu, fits: bool) -> Iterator[list[dic
 
 
 def _on_ranks(chosen: Mapping[str, Any], ranks: int) -> dict[str, Any]:
-    """The same global batch on more ranks: fewer micro-batches on each, or smaller ones, as far as they divide."""
     times = ranks // chosen["world_size"]
     fewer = gcd(times, chosen["accumulation_steps"])
     smaller = gcd(times // fewer, chosen["micro_batch"])
@@ -365,7 +361,6 @@ def _same_training(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
 
 
 def _spelled(different: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    """The changed choices as text: "8 micro-batches of 4", "full recomputation"."""
     recompute = {"none": "no recomputation", "offload": "activations offloaded to the host"}
     chunks = f"the loss in {after['loss_chunks']} chunks" if after["loss_chunks"] > 1 else "the loss in one piece"
     count = after["accumulation_steps"]

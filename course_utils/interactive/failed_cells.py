@@ -9,10 +9,14 @@ from typing import Any
 WATCHED = "_course_watches_cells"
 
 
+def running_shell() -> Any:
+    """IPython's shell where this runs in a notebook, else None."""
+    return sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+
+
 def watch_cells() -> None:
     """From now on, in a notebook, let go of what a cell held that ran out of memory; elsewhere nothing happens."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
+    shell = running_shell()
     if shell is not None and not getattr(shell, WATCHED, False):
         setattr(shell, WATCHED, True)
         shell.events.register("post_run_cell", give_back)

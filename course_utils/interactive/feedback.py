@@ -23,7 +23,6 @@ class _OneLine(Exception):
     opening = ""
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython prints in place of a traceback: one line."""
         return [f"{self.opening} {' '.join(str(self).split())}"]
 
 
@@ -290,7 +289,6 @@ def _expect_signature(answer: Any, arguments: tuple[Any, ...], named: Mapping[st
 
 
 def _spelled(arguments: tuple[Any, ...], named: Mapping[str, Any]) -> str:
-    """The arguments as a learner would write them, shortened where they are long."""
     texts = [_short(value) for value in arguments] + [f"{name}={_short(value)}" for name, value in named.items()]
     return ", ".join(texts) or "no arguments"
 

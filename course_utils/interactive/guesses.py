@@ -134,7 +134,6 @@ class Prediction:
 
 
 def _guess_field(key: str, unit: str) -> Any:
-    """A text field, a button that locks what it holds, and a line that answers."""
     import ipywidgets
 
     asked = f"your guess {_in(unit)}".strip()
@@ -211,7 +210,6 @@ class Revelation:
         return self.verdict
 
     def _repr_html_(self) -> str:
-        """The verdict, and two bars on one scale: the guess above, the answer below."""
         verdict = f"<p>{html.escape(self.verdict)}</p>"
         if self.guess is None:
             return verdict

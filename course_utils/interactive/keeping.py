@@ -68,7 +68,6 @@ def one_at_a_time(file: Path) -> Iterator[None]:
 
 
 def _take(lock: int) -> None:
-    """Wait until this open file is ours alone."""
     if sys.platform == "win32":
         import msvcrt
 

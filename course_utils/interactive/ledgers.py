@@ -4,6 +4,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from ..units import UNITS, Table, format_bytes, format_signed
+from .failed_cells import running_shell
 from .saved import Saved
 
 Rows = Mapping[str, int] | Sequence[Saved]
@@ -58,8 +59,7 @@ def _as_mapping(rows: Rows) -> dict[str, int]:
 
 def show(thing: object) -> None:
     """Draw in a notebook, print in a terminal."""
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    if shell is None:
+    if running_shell() is None:
         print(thing)
     else:
         sys.modules["IPython"].display.display(thing)

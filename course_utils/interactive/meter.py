@@ -11,7 +11,6 @@ not notice; one that waits for Python at every kernel can lose a few percent to 
 a hook for each parameter that backward reaches, and three passes over all parameters per step.
 """
 
-import sys
 import threading
 import time
 from bisect import bisect_right
@@ -24,6 +23,7 @@ from ..allocator.replay import Replay, can_be_replayed, replay
 from ..figures.canvas import Figure
 from ..figures.meters import PAGE, MeterMark, Reading, meter_figure
 from ..measurement import Measurement
+from .failed_cells import running_shell
 
 if TYPE_CHECKING:
     import torch
@@ -106,7 +106,6 @@ class ReplayGauge:
         return self.replayed.failure if self.replayed else None
 
     def _event_at(self, seconds: float) -> int:
-        """The number of events that have happened after so many seconds."""
         index = min(bisect_right(self._times, seconds) - 1, len(self._times) - 2)
         begin, end = self._times[index], self._times[index + 1]
         share = min(1.0, (seconds - begin) / (end - begin))
@@ -346,8 +345,7 @@ def replay_meter(measured: Measurement, seconds: float = 20.0, capacity: int | N
 
 def _stop_with_the_cell(stop: Callable[[], None]) -> Callable[[], None]:
     """Have `stop` called when the running cell ends, interrupted or not; returns what takes that back."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
+    shell = running_shell()
     if shell is None:
         return lambda: None
 

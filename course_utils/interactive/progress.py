@@ -158,7 +158,6 @@ def _break_after_half_a_line(file: Path) -> str:
 
 
 def _events() -> tuple[list[dict[str, Any]], list[str]]:
-    """The events that can be read, and a sentence for each line that cannot."""
     file = course_home() / FILE
     with problems_in_words("Progress", file.parent):
         text = file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""

@@ -42,7 +42,6 @@ class QuizForm(ipywidgets.VBox):
         self.add_class("course-quiz")
 
     def _question(self, number: int) -> list[Any]:
-        """The text of a question, its buttons, and what is said of the last choice."""
         question = self.quiz.questions[number]
         text = f"<b>{number + 1}.</b> {marked(question.text)}"
         heading = ipywidgets.HTML(
@@ -65,18 +64,13 @@ class QuizForm(ipywidgets.VBox):
         self.said[number].value = f"<div class='course-text course-said {look}' role='status'>{marked(words)}</div>"
         self._show_score()
         if right and self.attempt.finished and not self.remembered:
-            self.remembered = True
-            self._remember()
-
-    def _remember(self) -> None:
-        tries = self.attempt.first_tries
-        try:
-            mark_quiz(self.quiz.lesson, sum(tries), len(tries))
-        except ValueError as problem:
-            self.score.value += f"<div class='course-text' role='alert'>{marked(str(problem))}</div>"
+            self.remembered, tries = True, self.attempt.first_tries
+            try:
+                mark_quiz(self.quiz.lesson, sum(tries), len(tries))
+            except ValueError as problem:
+                self.score.value += f"<div class='course-text' role='alert'>{marked(str(problem))}</div>"
 
     def _start_over(self, _: object = None) -> None:
-        """Forget all choices."""
         self.attempt, self.remembered = self.quiz.attempt(), False
         for question, buttons, said in zip(self.quiz.questions, self.buttons, self.said, strict=True):
             said.value = ""

@@ -52,7 +52,6 @@ def saved_by(
 def _recorded_or_now(
     operation: Callable[..., Any], inputs: "Sequence[Sequence[int] | torch.Tensor]", dtype: str
 ) -> list[Saved]:
-    """On a simulated GPU where there can be one, else as it was recorded."""
     from ..measuring.saved_recordings import Question, find, why_recorded
     from ..measuring.simulated import simulated_gpu
 
@@ -98,7 +97,6 @@ def _saved_now(
 
 
 def _tensor(item: "Sequence[int] | torch.Tensor", dtype: str, device: str) -> "torch.Tensor":
-    """A given tensor, or a random one of the given shape that needs a gradient."""
     import torch
 
     if isinstance(item, torch.Tensor):
@@ -120,7 +118,6 @@ def _moved(tensor: "torch.Tensor", dtype: str | None, device: str) -> "torch.Ten
 
 
 def _storage(tensor: "torch.Tensor") -> int:
-    """The identity of a tensor's storage while it is alive."""
     return tensor.untyped_storage()._cdata
 
 
