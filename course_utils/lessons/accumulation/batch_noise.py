@@ -51,10 +51,7 @@ def squared_lengths(gradients: torch.Tensor, sizes: Sequence[int]) -> list[float
 
 
 def from_two(small: int, big: int, small_length: float, big_length: float) -> Noise:
-    """Both figures from the mean |G_B|² of two batch sizes alone (McCandlish et al. 2018, appendix A.1).
-
-    ValueError unless `big` is larger than `small`.
-    """
+    """Both figures from mean |G_B|² of two batches, small and big (McCandlish et al. 2018, A.1); else ValueError."""
     if not big > small > 0:
         raise ValueError(f"batches of {small} and {big}: the second has to be the larger one")
     signal = (big * big_length - small * small_length) / (big - small)

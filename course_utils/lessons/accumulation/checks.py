@@ -46,8 +46,7 @@ from .micro_batches import (
 # ------------------------------------------------------------------------------------------------------- 07.1: one pass
 
 WORDS = 7
-LOOP_CASES = ((10, 4), (8, 4), (3, 4), (5, 1))
-"""Micro-batches in a pass, and how many make a group."""
+LOOP_CASES = ((10, 4), (8, 4), (3, 4), (5, 1))  # micro-batches in a pass, and how many make a group
 
 
 class Bigrams(nn.Module):
@@ -130,12 +129,8 @@ def one_pass(answer: Any) -> None:
         for message, loops in LOOP_MISTAKES.items():
             expect(not any(map(same, loops)), message)
         fail("The parameters end elsewhere than with large batches. Go through 3 micro-batches with k = 2 by hand.")
-    for _, events in got:
-        expect(
-            ("forward", "forward") not in pairwise(events),
-            "The numbers are right, the memory is not: several micro-batches go forward before one goes backward, and "
-            "all their graphs are kept. When can each be let go?",
-        )
+    in_turns = all(("forward", "forward") not in pairwise(events) for _, events in got)
+    expect(in_turns, "The numbers are right, the memory is not: several go forward before one goes backward.")
 
 
 # -------------------------------------------------------------------------------------------------------- 07.2: factors
@@ -146,8 +141,7 @@ FACTOR_MISTAKES: Mistakes = {
     "That is 1/k for each: a mean of means, whatever their lengths.": lambda *c: [1 / len(c)] * len(c),
     "Those are the tokens themselves. What do the weights of a mean add up to?": lambda *c: c,
     "Compared with the longest. The weights of a mean add up to 1.": lambda *c: [n / max(c) for n in c],
-    "You divide by the mean number of tokens: k times too much. The weights of a mean add up to 1.":
-        lambda *c: [n * len(c) / sum(c) for n in c],
+    "You divide by the mean number of tokens: k times too much.": lambda *c: [n * len(c) / sum(c) for n in c],
     "You give a shorter micro-batch more weight: each token of it already has more say in its own mean.":
         lambda *c: [(1 / n) / sum(1 / m for m in c) for n in c],
     "All weights are 1: then the means are added up.": lambda *c: [1.0] * len(c),
@@ -157,12 +151,9 @@ FACTOR_MISTAKES: Mistakes = {
 
 def padded_parts(counts: Sequence[int]) -> list[MicroBatch]:
     """Micro-batches with so many real tokens, for a demonstration."""
-    longest = max(counts)
-    drawn = torch.randint(WORDS, (len(counts), 1, longest + 1), generator=torch.Generator().manual_seed(0))
-    return [
-        (one[:, :-1], one[:, 1:].masked_fill(torch.arange(longest) >= count, IGNORED))
-        for one, count in zip(drawn, counts, strict=True)
-    ]
+    places, shape = torch.arange(max(counts)), (len(counts), 1, max(counts) + 1)
+    drawn = zip(torch.randint(WORDS, shape, generator=torch.Generator().manual_seed(0)), counts, strict=True)
+    return [(one[:, :-1], one[:, 1:].masked_fill(places >= count, IGNORED)) for one, count in drawn]
 
 
 @exercise("07.2", "A token is a token, whichever micro-batch it is in.")
@@ -170,10 +161,8 @@ def factors(answer: Any) -> None:
     """`answer(counts)` lists by what each micro-batch's mean loss is multiplied before its backward."""
     got = [_numbers(call(answer, counts=list(counts), returns=(list, tuple)), len(counts)) for counts in COUNTS]
 
-    def same(got: Sequence[Any], wanted: Sequence[Any]) -> bool:
-        return all(map(alike, got, wanted))
-
     otherwise = "Some weights are off. Write the mean over all tokens as a sum of means, each times something."
+    same = lambda got, wanted: all(map(alike, got, wanted))  # noqa: E731
     recognized(got, COUNTS, lambda *c: [n / sum(c) for n in c], FACTOR_MISTAKES, otherwise, same)
 
 
@@ -187,13 +176,9 @@ def _numbers(values: Sequence[Any], count: int) -> list[float]:
 XL = TrainingRun("gpt2-xl", 1, 1024, "bf16-master", recompute="full")
 GPT2 = TrainingRun("gpt2", 1, 1024)
 PLAN_CASES = (
-    (GPT2, "T4-16GB", 102_400),
-    (GPT2, "L4-24GB", 409_600),
-    (XL, "V100-32GB", 32_768),
-    (XL, "T4-16GB", 32_768),
-    (GPT2.replace(seq_len=512), "A100-80GB", 12_288),
-    (TrainingRun("gpt2-large", 1, 1024), "RTX4090-24GB", 24_576),
-)
+    (GPT2, "T4-16GB", 102_400), (GPT2, "L4-24GB", 409_600), (XL, "V100-32GB", 32_768), (XL, "T4-16GB", 32_768),
+    (GPT2.replace(seq_len=512), "A100-80GB", 12_288), (TrainingRun("gpt2-large", 1, 1024), "RTX4090-24GB", 24_576),
+)  # fmt: skip
 """Run, card, tokens per step."""
 
 Plan = tuple[int, int] | None
@@ -214,7 +199,6 @@ def _largest(run: TrainingRun, tokens: int, capacity: int, alone: bool = False, 
 
 
 def plan_right(run: TrainingRun, card: str, tokens: int) -> Plan:
-    """The right answer."""
     return _largest(run, tokens, gpu(card).memory)
 
 
@@ -278,8 +262,7 @@ NOISE_MISTAKES: Mistakes = {
     "You take all that the small batch has more for b times its noise: the big one has some of it, too.":
         lambda b, B, p, q: b * (p - q) / from_two(b, B, p, q).signal,
     "The lengths are squared already.": lambda b, B, p, q: from_two(b, B, p * p, q * q).scale,
-    "You took roots first. The two equations hold for squared lengths.":
-        lambda b, B, p, q: from_two(b, B, sqrt(p), sqrt(q)).scale,
+    "You took roots first.": lambda b, B, p, q: from_two(b, B, sqrt(p), sqrt(q)).scale,
 }  # fmt: skip
 
 
@@ -298,12 +281,9 @@ Scales = Sequence[tuple[int, float]]
 Ramp = list[tuple[int, int]]
 
 RAMP_CASES: tuple[tuple[int, Scales], ...] = (
-    (1000, ((10, 900.0), (20, 2100.0), (30, 3900.0), (40, 4000.0))),
-    (512, ((5, 5000.0), (9, 5100.0))),
-    (100, ((1, 250.0), (2, 90.0), (3, 420.0), (4, 150.0))),
-    (64, ((7, 10.0), (8, 63.0))),
-    (10, ()),
-)
+    (1000, ((10, 900.0), (20, 2100.0), (30, 3900.0), (40, 4000.0))), (512, ((5, 5000.0), (9, 5100.0))),
+    (100, ((1, 250.0), (2, 90.0), (3, 420.0), (4, 150.0))), (64, ((7, 10.0), (8, 63.0))), (10, ()),
+)  # fmt: skip
 
 
 def _doubled(batch: int, scale: float) -> int:
@@ -322,24 +302,12 @@ def _ramp(first: int, scales: Scales, grown: Callable[[int, float], int] = _doub
     return planned
 
 
-def _each_doubling(first: int, scales: Scales) -> Ramp:
-    planned, batch = [(0, first)], first
-    for seen, scale in scales:
-        while 2 * batch <= scale:
-            batch *= 2
-            planned.append((seen, batch))
-    return planned
-
-
-def _beyond(batch: int, scale: float) -> int:
-    while batch < scale:
-        batch *= 2
-    return batch
+def _once(batch: int, scale: float) -> int:
+    return batch * 2 if 2 * batch <= scale else batch
 
 
 RAMP_MISTAKES: Mistakes = {
-    "You double once at most. The scale may have grown fourfold since the last look.":
-        lambda *case: _ramp(*case, grown=lambda batch, scale: batch * 2 if 2 * batch <= scale else batch),
+    "You double once at most. The scale may have grown fourfold.": lambda *case: _ramp(*case, grown=_once),
     "Where twice the batch is exactly the noise scale, it is still worth it.":
         lambda *case: _ramp(*case, grown=lambda batch, scale: _doubled(batch, nextafter(scale, 0))),
     "Your batch shrinks where a noisy measurement is low. It should never shrink.":
@@ -347,9 +315,10 @@ RAMP_MISTAKES: Mistakes = {
     "You take the scale itself for the batch. It should grow by doubling.":
         lambda *case: _ramp(*case, grown=lambda batch, scale: max(batch, int(scale))),
     "You double beyond the noise scale: twice the batch has to be within it *before* you double.":
-        lambda *case: _ramp(*case, grown=_beyond),
+        lambda *case: _ramp(*case, grown=lambda batch, scale: _doubled(batch, nextafter(2 * scale, 0))),
     "You list every measurement. Only changes were asked for.": lambda *case: _ramp(*case, every=True),
-    "You add a pair for each doubling. A measurement at which the batch changes makes one pair.": _each_doubling,
+    "You add a pair for each doubling. A measurement at which the batch changes makes one pair.":
+        lambda first, scales: _ramp(first, [one for one in scales for _ in range(64)], _once),
     "The beginning is missing: (0, first).": lambda *case: _ramp(*case)[1:],
     "Your ramp begins at the first measurement. It begins before any token is seen.":
         lambda first, scales: [(scales[0][0] if scales else 0, first), *_ramp(first, scales)[1:]],
@@ -365,43 +334,32 @@ def ramp(answer: Any) -> None:
 
 
 def _pairs(found: Sequence[Any]) -> list[tuple[float, ...]]:
-    expect(
-        all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in found),
-        "Return a list of pairs: tokens seen, and the batch from then on.",
-    )
+    in_pairs = all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in found)
+    expect(in_pairs, "Return a list of pairs: tokens seen, and the batch from then on.")
     return [tuple(of_kind(value, Real, "In one of your pairs there is") for value in pair) for pair in found]
 
 
 # ----------------------------------------------------------------------------------------------------------- 07.6: rate
 
 RATE_CASES = (
-    (0, 500, 0.1, 32, "sgd"),
-    (250, 500, 0.1, 32, "sgd"),
-    (500, 500, 0.1, 32, "sgd"),
-    (900, 500, 0.1, 32, "sgd"),
-    (0, 200, 3e-4, 36, "adam"),
-    (50, 200, 3e-4, 36, "adam"),
-    (201, 200, 3e-4, 36, "adam"),
+    *((step, 500, 0.1, 32, "sgd") for step in (0, 250, 500, 900)),
+    *((step, 200, 3e-4, 36, "adam") for step in (0, 50, 201)),
     (10, 40, 0.02, 4, "sgd"),
 )
 
 
 def rate_right(step: int, warm: int, rate: float, k: int, optimizer: str) -> float:
-    """The right answer: from the small batch's rate to k or √k times it, then constant."""
     return warm_up(step, warm, scaled(rate, k, optimizer), rate)
 
 
 RATE_MISTAKES: Mistakes = {
-    "You scale by k for Adam, too. For adaptive optimizers the rule is another one.":
-        lambda t, w, r, k, o: rate_right(t, w, r, k, "sgd"),
+    "You scale by k for Adam, too. Its rule is another one.": lambda t, w, r, k, o: rate_right(t, w, r, k, "sgd"),
     "You scale by √k for SGD, too. There the rule is linear.": lambda t, w, r, k, o: rate_right(t, w, r, k, "adam"),
     "The two rules are exchanged.": lambda t, w, r, k, o: rate_right(t, w, r, k, "adam" if o == "sgd" else "sgd"),
-    "You start from zero. Here the warm-up starts from the small batch's rate.":
-        lambda t, w, r, k, o: warm_up(t, w, scaled(r, k, o)),
+    "You start from zero, not from the small batch's rate.": lambda t, w, r, k, o: warm_up(t, w, scaled(r, k, o)),
     "There is no warm-up: your rate is at its peak from the first step.": lambda t, w, r, k, o: scaled(r, k, o),
     "Your rate grows on when the warm-up is over.": lambda t, w, r, k, o: r + (scaled(r, k, o) - r) * t / w,
-    "After the warm-up your rate falls back to the small batch's.":
-        lambda t, w, r, k, o: rate_right(t, w, r, k, o) if t < w else r,
+    "Your rate falls back to the small batch's.": lambda t, w, *rest: rate_right(t, w, *rest) if t < w else rest[0],
     "Your rate never changes: k plays no part.": lambda t, w, r, k, o: r,
 }  # fmt: skip
 

@@ -23,15 +23,11 @@ from .large_batches import Outcome
 from .micro_batches import START, LineFit, Point
 from .published_batches import Published
 
-PANEL_GAP, INSET = 18.0, 8.0
-"""Pixels between two panels, and from a panel's border to what it shows."""
+PANEL_GAP, INSET = 18.0, 8.0  # pixels between two panels, and from a panel's border to what it shows
 
 
 def theta_paths(fit: LineFit, paths: Mapping[str, Sequence[Point]], title: str) -> Figure:
-    """Paths of θ side by side, over the same contour lines: ellipses through the start and at parts of its height.
-
-    Each panel has its name and how many steps its path takes. ValueError without any path.
-    """
+    """Paths of θ side by side over the same contour lines, each with its name. ValueError without any path."""
     if not paths:
         raise ValueError("theta_paths needs at least one path")
     canvas = Canvas()
@@ -51,9 +47,8 @@ def theta_paths(fit: LineFit, paths: Mapping[str, Sequence[Point]], title: str) 
             canvas.path(_line(map(panel.place, ring)), fill="none", stroke=WALL, stroke_width=1)
         _walk(canvas, [panel.place(point) for point in walked], panel.place(fit.best()))
     told = "; ".join(f"{name}: {len(walked) - 1} steps" for name, walked in paths.items())
-    canvas.text(
-        MARGIN, top + height + 46, "across θ₀, up θ₁; contour lines of the loss; the cross is its minimum", 11, QUIET
-    )
+    axes = "across θ₀, up θ₁; contour lines of the loss; the cross is its minimum"
+    canvas.text(MARGIN, top + height + 46, axes, 11, QUIET)
     alt = f"{stop(title)} Paths of two parameters over the contour lines of their loss. {told}."
     return Figure(canvas.svg(top + height + 58, title, alt), alt)
 
@@ -89,10 +84,7 @@ def _walk(canvas: Canvas, places: Sequence[Point], goal: Point) -> None:
 
 
 def beside(theirs: Sequence[Published | None], ours: Sequence[Outcome], title: str, provenance: str = "") -> Figure:
-    """Test errors in percent, a row for each setting: published on the left (None where there is none), ours right.
-
-    A thin line spans one standard deviation to either side. ValueError unless the rows pair up.
-    """
+    """Test errors in percent, published (None: not there) and ours, with deviations. ValueError unless paired."""
     if not ours or len(theirs) != len(ours):
         raise ValueError(f"{len(theirs)} published rows next to {len(ours)} of ours: they go in pairs, at least one")
     canvas = Canvas()

@@ -19,8 +19,6 @@ MicroBatch = tuple[torch.Tensor, torch.Tensor]
 IGNORED = -100
 """The target of padding, which cross-entropy leaves out: torch's default for `ignore_index`."""
 
-RATE = 0.1
-
 
 def micro_batches(count: int, size: int = 4, seq_len: int = 32, seed: int = 0) -> list[MicroBatch]:
     """`count` micro-batches of `size` sequences each, the same for the same `seed`."""
@@ -76,11 +74,9 @@ Loop = Callable[[torch.nn.Module, torch.optim.Optimizer, Sequence[MicroBatch], i
 
 
 def grouped(
-    weigh: Callable[[MicroBatch, Sequence[MicroBatch], int, int], float],
-    last: bool = True,
-    clear: str = "group",
+    weigh: Callable[[MicroBatch, Sequence[MicroBatch], int, int], float], last: bool = True, clear: str = "group",
     steps: bool = True,
-) -> Loop:
+) -> Loop:  # fmt: skip
     """A loop that multiplies each mean loss by `weigh(micro-batch, its group, k, all micro-batches)`.
 
     With other options it makes mistakes: it does not step on an incomplete last group, it clears gradients before
@@ -144,11 +140,8 @@ LOOPS: dict[str, Loop] = {
 
 
 def moved(loop: Loop, parts: Sequence[MicroBatch], k: int, optimizer: str = "sgd") -> torch.Tensor:
-    """Move of the parameters of a fresh character model in one pass with `loop`, as one long vector.
-
-    `optimizer` is "sgd" (rate 0.1) or "adam" (rate 0.001). ValueError for another one.
-    """
-    optimizers = {"sgd": partial(torch.optim.SGD, lr=RATE), "adam": partial(torch.optim.Adam, lr=1e-3)}
+    """Move of a fresh model's parameters in one pass with `loop` and "sgd" (rate 0.1) or "adam" (0.001), one vector."""
+    optimizers = {"sgd": partial(torch.optim.SGD, lr=0.1), "adam": partial(torch.optim.Adam, lr=1e-3)}
     if optimizer not in optimizers:
         raise unknown("optimizer", optimizer, optimizers)
     model = language_model()
@@ -164,11 +157,7 @@ def distances(parts: Sequence[MicroBatch], k: int, optimizer: str = "sgd") -> di
 
 
 def accumulator_errors(counts: Sequence[int], dtype: torch.dtype) -> list[float]:
-    """Relative error of a gradient added up over so many micro-batches in an accumulator of `dtype`.
-
-    Each micro-batch's gradient is computed in fp32 and rounded to `dtype` when it is added, as a backward pass adds to
-    `.grad`; it is compared with the same sum in fp64.
-    """
+    """Relative error of a gradient added up over so many micro-batches, each rounded to `dtype`, against fp64."""
     model = language_model()
     weights = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
     exact, sums = torch.zeros_like(weights, dtype=torch.float64), torch.zeros_like(weights, dtype=dtype)
@@ -220,10 +209,7 @@ START: Point = (-1.5, 0.5)
 
 
 def path(fit: LineFit, rate: float, size: int, passes: int, group: int = 1) -> list[Point]:
-    """The path of θ: micro-batches of `size` points in order, a step of `rate` after every `group` of them.
-
-    Gradients within a group are averaged. ValueError unless the points come out even.
-    """
+    """The path of θ: micro-batches of `size` points in order, a step along the mean of each `group`, or ValueError."""
     points = len(fit.x)
     if points % (size * group):
         raise ValueError(f"{points} points are no whole number of {group} micro-batches of {size}")

@@ -1,7 +1,4 @@
-"""Published results about large batches, for lesson 07 and the errata: learning rates, a critical batch, a batch ramp.
-
-Standard library alone.
-"""
+"""Published results about large batches, for lesson 07 and the errata: rates, a critical batch, a batch ramp."""
 
 from collections.abc import Mapping, Sequence
 from math import log

@@ -14,8 +14,7 @@ POINTS = 100
 SIZES = tuple(size for size in range(1, POINTS + 1) if POINTS % size == 0)
 RATES = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5)
 PASSES = (1, 2, 4, 8)
-FAR = 2.0
-"""A path ends in the picture where it is this many times as far from the minimum as it began."""
+FAR = 2.0  # a path ends in the picture where it is this many times as far from the minimum as it began
 
 
 class ThetaExplorer(Explorable):

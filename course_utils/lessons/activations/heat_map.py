@@ -18,12 +18,7 @@ SEQUENCES = (128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8
 Point = tuple[int, int]
 """b and s."""
 
-LIGHT, DARK = (0xF2, 0xFA, 0xF7), (0x00, 0x4D, 0x3A)
-"""From little to much, in the green of activations."""
-
-FRAME = "#B3261E"
-"""Around the cell that is looked at."""
-
+LIGHT, DARK, FRAME = (0xF2, 0xFA, 0xF7), (0x00, 0x4D, 0x3A), "#B3261E"
 CELL_HEIGHT = 27
 
 
@@ -55,11 +50,9 @@ def limits(run: TrainingRun, memory: int) -> Sequence[int]:
 
 
 def heat_map(run: TrainingRun, card: str | Gpu, at: Point | None = None) -> Figure:
-    """Activations of `run` at many (b, s), and the line above which the whole step no longer fits `card`.
+    """Bytes that forward and loss of `run` keep at many (b, s), and a line above which the whole step no longer fits.
 
-    Each cell's color and number are what forward and loss keep, without recomputation's second run; the line is drawn
-    where the estimated peak of the step, states included, crosses what a program gets of the card. The cell `at` (b, s)
-    is framed.
+    The line compares the step's estimated peak with what a program gets of the card. The cell `at` (b, s) is framed.
     """
     card = gpu(card) if isinstance(card, str) else card
     run = run.replace(micro_batch=1, seq_len=SEQUENCES[0])
@@ -80,20 +73,19 @@ def heat_map(run: TrainingRun, card: str | Gpu, at: Point | None = None) -> Figu
     room = format_bytes(card.room, "GB", 1)
     note = f"estimated from formulas · {card.name}: a program gets {room} · {run.attention} attention"
     end = canvas.note(f"{note}, recompute {run.recompute}, {run.precision.name}", bottom + 58)
-    alt = _alt(title, columns, fitting, sizes)
+    line = ", ".join(f"{BATCHES[n - 1] if n else 'none'} at {s:,}" for s, n in zip(columns, fitting, strict=True))
+    smallest, largest = (format_bytes(choose(sizes.values()), "GB", 2) for choose in (min, max))
+    alt = f"{title}. A heat map from {smallest} to {largest} of activations; the largest that fits: {line} tokens."
     return Figure(canvas.svg(end + 2, title, alt), alt)
 
 
 class _Grid(NamedTuple):
-    """The cells in pixels: their lengths, the lower left corner of all, the width of one."""
-
     columns: Sequence[int]
     left: float
     bottom: float
     width: float
 
     def corner(self, at: Point) -> tuple[float, float]:
-        """The upper left corner of the cell at (b, s)."""
         row, column = BATCHES.index(at[0]), self.columns.index(at[1])
         return self.left + self.width * column, self.bottom - CELL_HEIGHT * (row + 1)
 
@@ -103,7 +95,8 @@ def _paint(canvas: Canvas, sizes: Mapping[Point, int], grid: _Grid) -> None:
     low, high = log(min(sizes.values())), log(max(sizes.values()))
     for at, size in sizes.items():
         x, y = grid.corner(at)
-        color = _shade((log(size) - low) / ((high - low) or 1))
+        part = (log(size) - low) / ((high - low) or 1)
+        color = "#" + "".join(f"{round(a + (b - a) * part):02X}" for a, b in zip(LIGHT, DARK, strict=True))
         tip = f"b = {at[0]}, s = {at[1]:,}: {format_bytes(size, 'GB', 2)}"
         canvas.rect(x, y, grid.width, CELL_HEIGHT, color, tip, data_bytes=size)
         canvas.text(x + grid.width / 2, y + 18, _brief(size), 11, ink_on(color), text_anchor="middle")
@@ -137,20 +130,9 @@ def _brief(size: int) -> str:
     return f"{value:,.0f}" if value >= 9.95 else f"{value:.1f}" if value >= 0.095 else f"{value:.2f}"
 
 
-def _shade(part: float) -> str:
-    """The color at `part` of the way from light to dark, as "#RRGGBB"."""
-    return "#" + "".join(f"{round(a + (b - a) * part):02X}" for a, b in zip(LIGHT, DARK, strict=True))
-
-
 def _title(run: TrainingRun, card: Gpu, columns: Sequence[int], fitting: Sequence[int]) -> str:
     if not any(fitting):
         return f"{card.name} fits no step of {run.model.name}, whatever the length: its states are too large"
     longest, count = max((s, count) for s, count in zip(columns, fitting, strict=True) if count)
     few = f"{BATCHES[count - 1]} sequence{'s' * (count > 1)} at a time"
     return f"{card.name} takes {run.model.name} up to {longest:,} tokens, {few}"
-
-
-def _alt(title: str, columns: Sequence[int], fitting: Sequence[int], sizes: Mapping[Point, int]) -> str:
-    line = ", ".join(f"{BATCHES[n - 1] if n else 'none'} at {s:,}" for s, n in zip(columns, fitting, strict=True))
-    smallest, largest = (format_bytes(size, "GB", 2) for size in (min(sizes.values()), max(sizes.values())))
-    return f"{title}. A heat map from {smallest} to {largest} of activations; the largest that fits: {line} tokens."

@@ -24,14 +24,12 @@ LETTERS = {"c": "2", "r": "4", "sb": "s·b", "kv": "g·d", "qkv": "3·h", "s32":
 """
 
 EAGER, FLASH = LINE_COLOURS[3], LINE_COLOURS[2]
-"""Two lines of activations: neither has the color of another kind of memory."""
 
 
 @dataclass(frozen=True, repr=False)
 class BlockLedger:
-    """The tensors that one block keeps: each as the formulas have it, next to the storage that hooks found.
+    """The tensors that one block keeps: each as predicted, next to the storage that hooks found, or None for either.
 
-    `rows` pairs each predicted tensor with the storage found for it; either is None where the other has no partner.
     `token` is s·b·h, the unit of the last column in bytes.
     """
 
@@ -91,10 +89,7 @@ def _differ(saved: Saved, found: Found) -> bool:
 
 
 def found_in_block(run: TrainingRun) -> list[Found]:
-    """Storages that saved-tensor hooks find in one genuine block of `run` on the simulated GPU, weights left out.
-
-    The causal mask and the angles of rotary positions are one for all blocks and are left out as well.
-    """
+    """Storages that hooks find in one genuine block of `run` on the simulated GPU, without what all blocks share."""
     if run.precision.name.startswith("amp"):
         raise ValueError("hooks see autocast's copies of weights too: measure a step under autocast instead")
     if run.attention not in ("eager", "flash"):
@@ -106,10 +101,7 @@ def found_in_block(run: TrainingRun) -> list[Found]:
 
 
 def block_and_inputs(run: TrainingRun) -> tuple[torch.nn.Module, list[Sequence[int] | torch.Tensor], str]:
-    """One block of `run`, the shape of its input and the tensors that blocks share, and the dtype it computes in.
-
-    Blocks share rotary angles and eager attention's mask; those here have the right shapes and no values.
-    """
+    """One block of `run`, its input's shape, the tensors that blocks share (shapes without values), and its dtype."""
     shape, fp32 = (run.micro_batch, run.seq_len, run.model.hidden), run.precision.compute == 4
     tokens, shared = torch.zeros(shape[:2], dtype=torch.int64), []
     if run.model.positions == "rotary":
@@ -121,8 +113,6 @@ def block_and_inputs(run: TrainingRun) -> tuple[torch.nn.Module, list[Sequence[i
 
 
 class Alone(torch.nn.Module):
-    """One block that takes its input and the tensors that blocks share as plain tensors."""
-
     def __init__(self, run: TrainingRun) -> None:
         super().__init__()
         self.run = run
@@ -170,10 +160,9 @@ Panel = Mapping[str, tuple[Mapping[int, int], Mapping[int, int]]]
 
 
 def sweep_figure(panels: Mapping[str, Panel], title: str, provenance: str = "", word: str = "simulated") -> Figure:
-    """Panels side by side, named by their x axis; in each, a line of estimates and circles of steps for each kernel.
+    """Panels side by side, by x axis: bytes of each kernel in MB, a line of estimates and circles of steps.
 
-    Values are bytes, shown in MB on one scale for all panels; `word` says what the steps are, as `Measurement.word`.
-    Raises ValueError without panels.
+    `word` says what the steps are, as `Measurement.word`. Raises ValueError without panels.
     """
     if not panels:
         raise ValueError("a sweep needs at least one panel")

@@ -34,8 +34,7 @@ def _first(good: Callable[[int, int, float], bool]) -> Callable[[int, float], in
 
 
 ENOUGH_MISTAKES: Mistakes = {
-    "Where the bubble is exactly `idle` you go one further. At most `idle` was asked for.":
-        _first(lambda p, m, idle: bubble(p, m) < idle - 1e-12),
+    "You go one further. At most `idle` was asked for.": _first(lambda p, m, idle: bubble(p, m) < idle - 1e-12),
     "Those are all columns, m + p − 1, of which m do the work. (Or do you divide by m alone?)":
         _first(lambda p, m, idle: (p - 1) / m <= idle + 1e-12),
     "p stages wait for p − 1 others: you count one too many.": _first(lambda p, m, idle: p / (m + p) <= idle + 1e-12),
@@ -55,8 +54,8 @@ def enough(answer: Any) -> None:
         return
     for m, (p, idle) in zip(got, ENOUGH_CASES, strict=True):
         expect(m >= 1, f"With p = {p} you answer {m:g}: at least one micro-batch is needed.")
-        small = bubble(p, math.ceil(m)) <= idle + 1e-12
-        expect(small, f"With p = {p} and idle = {idle}, your m leaves a larger bubble than that.")
+        larger = bubble(p, math.ceil(m)) > idle + 1e-12
+        expect(not larger, f"With p = {p} and idle = {idle}, your m leaves a larger bubble than that.")
     fail("Your m is enough, but not the smallest: with fewer the bubble is small enough, too.")
 
 
@@ -74,13 +73,10 @@ ONE_F_MISTAKES: Mistakes = {
     "No stage keeps more micro-batches than there are: m may be small.": lambda p, m, stage: p - stage,
     "That is the first stage. Those after it wait less for their first backward.": lambda p, m, stage: min(m, p),
     "Turned round: the first stage keeps the most, the last one a single one.": lambda p, m, stage: min(m, stage + 1),
-    "That is the first stage, and m may be small. Those after it wait less for their first backward.":
-        lambda p, m, stage: p,
-    "Turned round, and m may be small: the first stage keeps the most, the last one a single one.":
-        lambda p, m, stage: stage + 1,
+    "That is the first stage, and m may be small. Those after it wait less.": lambda p, m, stage: p,
+    "Turned round, and m may be small: the last stage keeps a single one.": lambda p, m, stage: stage + 1,
     "One too few: the one that the stage works on is kept, too.": lambda p, m, stage: min(m, p - stage - 1),
-    "One too many. The last stage goes backward at once: it keeps a single one.":
-        lambda p, m, stage: min(m, p - stage + 1),
+    "One too many. The last stage goes backward at once.": lambda p, m, stage: min(m, p - stage + 1),
     "That is GPipe. 1F1B goes backward as soon as it can.": lambda p, m, stage: m,
 }  # fmt: skip
 
@@ -94,9 +90,7 @@ def kept(answer: Any) -> None:
         expect(set(both) == {"GPipe", "1F1B"}, "Return a dictionary with exactly the keys GPipe and 1F1B.")
         got.append(entries(both, ("GPipe", "1F1B")))
     for name, mistakes in (("GPipe", GPIPE_MISTAKES), ("1F1B", ONE_F_MISTAKES)):
-        otherwise = (
-            f"{name} is off somewhere. Draw it with pipeline_figure(simulate({name!r}, 4, 8)), and count in a row."
-        )
+        otherwise = f"{name} is off somewhere. Draw it, pipeline_figure(simulate({name!r}, 4, 8)), and count in a row."
         recognized([both[name] for both in got], KEPT_CASES, partial(most_kept, name), mistakes, otherwise)
 
 
@@ -135,29 +129,22 @@ def _judge_order(got: list[str], right: list[str], m: int, stage: int) -> None:
         (mine == min(m, stage + 1) != ahead, "Turned round: the *first* stage goes forward most often at first."),
         (mine < ahead, "Too few forwards at first: the stages after this one would wait for work."),
         (mine > ahead, "Too many forwards at first: the stage keeps more micro-batches than 1F1B needs."),
-        (backwards != in_order, "Backwards come in the order of the micro-batches: what went forward first comes back "
-         "first."),
+        (backwards != in_order, "Backwards come in the order of the micro-batches, as forwards do."),
         (True, "The start is right. Then one backward and one forward alternate, until no forward is left."),
-    ):  # fmt: skip
+    ):
         expect(not wrong, message)
 
 
 # ----------------------------------------------------------------------------------------------------------- 11.4: cut
 
 CUT_CASES: tuple[tuple[list[float], int], ...] = (
-    ([1, 1, 1, 1, 1, 1, 1, 1], 4),
-    ([1, 1, 1, 1, 1, 1, 4], 3),
-    ([5, 1, 1, 1, 1, 1, 1, 2], 3),
-    ([2, 3, 1, 4, 2, 2, 1, 3, 5, 1], 4),
-    ([4, 1, 3], 3),
-    ([3, 1, 2], 1),
-    ([9, 1, 1, 1, 9, 1, 1, 1], 4),
+    ([1, 1, 1, 1, 1, 1, 1, 1], 4), ([1, 1, 1, 1, 1, 1, 4], 3), ([5, 1, 1, 1, 1, 1, 1, 2], 3),
+    ([2, 3, 1, 4, 2, 2, 1, 3, 5, 1], 4), ([4, 1, 3], 3), ([3, 1, 2], 1), ([9, 1, 1, 1, 9, 1, 1, 1], 4),
     ([1, 6, 3, 1, 2], 3),  # where the slowest stage is quickest, the stages are not as equal as they can be
-)
+)  # fmt: skip
 
 
 def slowest(times: list[float], counts: list[int]) -> float:
-    """The time of the slowest stage."""
     return max(sum(times[a:b]) for a, b in pairwise(accumulate(counts, initial=0)))
 
 
@@ -207,10 +194,9 @@ def _counts(answer: Any, times: list[float], p: int) -> list[int]:
     total = sum(got)
     for wrong, message in (
         (len(got) != p, f"You return {len(got)} numbers for {p} stages: one for each, how many layers it gets."),
-        (total != len(times), f"Your numbers add up to {total}, and there are {len(times)} layers. Do you return "
-         "places, not numbers?"),
+        (total != len(times), f"Your numbers add up to {total} of {len(times)} layers. Are they places, not numbers?"),
         (min(got, default=0) < 1, "A stage gets no layer at all."),
-    ):  # fmt: skip
+    ):
         expect(not wrong, message)
     return got
 
@@ -233,12 +219,10 @@ def _fewest(
     """A function that returns the first of `stages` that fits; `each` sequences in a micro-batch, or the run's."""
 
     def answer(run: TrainingRun, sequences: int, room: int) -> int | None:
-        micro_batches = sequences // (each or run.micro_batch)
-        cuts = (p for p in stages if p <= run.model.layers)
-        return next(
-            (p for p in cuts if fits([stage_memory(run, schedule, p, micro_batches, s).total for s in range(p)], room)),
-            None,
-        )
+        m = sequences // (each or run.micro_batch)
+        cuts = [p for p in stages if p <= run.model.layers]
+        sizes = ((p, [stage_memory(run, schedule, p, m, stage).total for stage in range(p)]) for p in cuts)
+        return next((p for p, of_stages in sizes if fits(of_stages, room)), None)
 
     return answer
 
@@ -248,16 +232,12 @@ def _fullest_fits(sizes: list[int], room: int) -> bool:
 
 
 fewest_right = _fewest(_fullest_fits)
-"""The right answer: the smallest number of stages that all fit."""
 
 FEWEST_MISTAKES: Mistakes = {
-    "You look at the first stage alone. The last one has the head and the loss.":
-        _fewest(lambda sizes, room: sizes[0] <= room),
-    "You count as if each stage kept what the last one keeps, a single micro-batch. The first one keeps the most.":
-        _fewest(lambda sizes, room: sizes[-1] <= room),
+    "You look at the first stage alone. The last has the loss.": _fewest(lambda sizes, room: sizes[0] <= room),
+    "You count as if each stage kept what the last one keeps.": _fewest(lambda sizes, room: sizes[-1] <= room),
     "You add up all stages. Each has a card of its own.": _fewest(lambda sizes, room: sum(sizes) <= room),
-    "You compare with the mean of the stages. The fullest one decides.":
-        _fewest(lambda sizes, room: sum(sizes) <= room * len(sizes)),
+    "You take the mean of the stages. One decides.": _fewest(lambda sizes, room: sum(sizes) <= room * len(sizes)),
     "That is GPipe, which keeps all micro-batches. 1F1B was asked for.": _fewest(_fullest_fits, "GPipe"),
     "You take the largest number that fits. Fewer stages wait less.": _fewest(_fullest_fits, stages=STAGES[::-1]),
     "You count sequences. How many micro-batches are they?": _fewest(_fullest_fits, each=1),

@@ -76,11 +76,9 @@ def timelines(panels: Mapping[str, Sequence[Work]], title: str, *, unit: str = "
 def _legend(canvas: Canvas, y: float, numbered: bool = True) -> None:
     """The meaning of the colors; a box is of one micro-batch where it is `numbered`, else of the whole batch."""
     whose = "micro-batch in the box" if numbered else "whole batch"
-    looks: dict[str, dict[str, Any]] = {
-        f"{word} of the {whose}": {"fill": COLOUR[kind]} for kind, word in WORDS.items()
-    }
+    looks: dict[str, dict[str, Any]] = {f"{WORDS[kind]} of the {whose}": {"fill": COLOUR[kind]} for kind in WORDS}
     looks["waiting"] = {"fill": "#FFFFFF", "stroke": RULE, "stroke_width": 1}
-    entries = [(words, words) for words in looks]
+    entries = zip(looks, looks, strict=True)
     legend(canvas, entries, y - 12, lambda x, y, size, words: canvas.rect(x, y, size, size, **looks[words]))
 
 

@@ -32,10 +32,9 @@ def blocks_of(layers: int, stages: int, stage: int) -> range:
 
 
 def stage_shapes(model: TransformerConfig, stages: int, stage: int) -> Shapes:
-    """The parameters of one stage, by name and shape.
+    """The parameters of one stage, by name and shape: the embedding in the first, norm and head in the last.
 
-    The embedding is the first stage's, norm and head are the last one's. A tied head is both: each of the two stages
-    keeps a copy, as in Megatron-LM, and their gradients have to be added up.
+    A tied head is in both, as in Megatron-LM: each keeps a copy, and their gradients have to be added up.
     """
     mine, last = blocks_of(model.layers, stages, stage), stages - 1
     found = {}
@@ -54,7 +53,6 @@ def stage_shapes(model: TransformerConfig, stages: int, stage: int) -> Shapes:
 
 @lru_cache(maxsize=1024)
 def parameters_of(model: TransformerConfig, stages: int, stage: int) -> int:
-    """The number of parameters of a stage."""
     return sum(map(prod, stage_shapes(model, stages, stage).values()))
 
 
@@ -63,11 +61,9 @@ def stage_memory(run: TrainingRun, schedule: str, stages: int, micro_batches: in
     """Bytes of one stage when it keeps the most micro-batches: its states, and all that forward keeps for backward.
 
     `run.micro_batch` is one micro-batch's sequences. Transients of backward and of the optimizer are not counted.
-    Whole blocks may be recomputed, K of them from one checkpoint ("full": 1; with all of a stage's it is GPipe's own
-    way): then one stretch of them has all of its activations at a time, next to its checkpoint, and on the last stage
-    not before the loss and head of that micro-batch have let theirs go. PipeDream keeps the weights once for each
-    version in use: the ones beyond the first are `weight_copies`. Raises ValueError for another kind of recomputation,
-    and for sizes that cannot be.
+    With whole blocks recomputed, K of them from one checkpoint ("full": 1), one stretch has all of its activations at a
+    time, on the last stage after the loss and head have freed theirs. PipeDream's versions of the weights beyond the
+    first are `weight_copies`. Raises ValueError for another kind of recomputation, and for sizes that cannot be.
     """
     if not run.blocks_per_checkpoint and run.recompute != "none":
         raise ValueError(f"recompute={run.recompute!r}: a stage is counted with 'none' or 'full', or 'every-K' blocks")

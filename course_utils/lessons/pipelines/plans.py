@@ -20,8 +20,7 @@ from course_utils.run import TrainingRun
 from .memory import parameters_of, stage_memory
 from .schedules import bubble
 
-ELEMENT = 2
-"""Bytes of a weight, a gradient and an activation that is sent: 16 bits, as ZeRO counts them."""
+ELEMENT = 2  # bytes of a weight, a gradient and an activation that is sent, as ZeRO counts them
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,6 @@ class Cluster:
 
     @property
     def gpus(self) -> int:
-        """GPUs in all."""
         return self.nodes * self.per_node
 
 
@@ -73,10 +71,7 @@ class Account:
 
     @property
     def overlapped(self) -> float:
-        """Seconds at best: messages of data and pipeline parallelism hidden behind the arithmetic as far as it lasts.
-
-        Those of tensor parallelism cannot hide: the next matrix product needs the sum that they bring.
-        """
+        """Seconds at best: data's and pipeline's messages hidden behind arithmetic, tensor parallelism's not."""
         alone = self.seconds["compute"] + self.seconds["bubble"] + self.seconds["tensor"]
         return max(alone, self.seconds["data"] + self.seconds["pipeline"])
 
@@ -107,10 +102,7 @@ def account(run: TrainingRun, cluster: Cluster, plan: Plan, global_batch: int) -
 
 
 def plans(run: TrainingRun, cluster: Cluster, global_batch: int) -> Iterator[Account]:
-    """The accounts of all plans that divide model, batch and cluster, tensor parallelism within a node alone.
-
-    With micro-batches of 1 to 8 sequences each: a larger one gathers less often, and leaves a longer bubble.
-    """
+    """The accounts of all plans that divide model, batch and cluster, with micro-batches of 1, 2, 4 and 8 sequences."""
     for tensor, micro_batch in product(divisors(cluster.per_node), (1, 2, 4, 8)):
         sized = run.replace(micro_batch=micro_batch)
         for pipeline, stage in product(divisors(cluster.gpus // tensor), (0, 1, 2, 3)):
@@ -122,16 +114,10 @@ def plans(run: TrainingRun, cluster: Cluster, global_batch: int) -> Iterator[Acc
 def cheapest(
     run: TrainingRun, cluster: Cluster, global_batch: int, allowed: Callable[[Plan], bool], overlapped: bool = False
 ) -> Account | None:
-    """The plan of those `allowed` that fits the cards in the fewest seconds, then in the least memory; None if none.
-
-    With `overlapped` in the fewest seconds at best, when all messages hide that can; then in the fewest without.
-    """
+    """The plan `allowed` that fits the cards in the fewest seconds, `overlapped` or not, and bytes; None if none."""
     found = (one for one in plans(run, cluster, global_batch) if allowed(one.plan) and one.memory <= cluster.gpu.room)
-    return min(
-        found,
-        key=lambda one: (round(one.overlapped, 6) if overlapped else 0, round(one.total, 6), one.memory),
-        default=None,
-    )
+    order = lambda one: (round(one.overlapped, 6) if overlapped else 0, round(one.total, 6), one.memory)  # noqa: E731
+    return min(found, key=order, default=None)
 
 
 def memory(run: TrainingRun, plan: Plan, micro_batches: int) -> int:

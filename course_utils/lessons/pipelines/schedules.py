@@ -23,10 +23,9 @@ MOST_STAGES, MOST_MICRO_BATCHES = 64, 512
 
 @dataclass(frozen=True)
 class Work:
-    """A forward ("F") or a backward ("B") of one micro-batch on one stage, from `start` to `end` in units.
+    """A forward ("F") or a backward ("B") of one micro-batch (−1: of all at once) on one stage, in units of time.
 
-    `version` counts the updates of the stage's weights that a forward sees, and that its backward sees again; `late` of
-    a backward is how many updates the weights have had since that forward. `micro` is −1 for a whole batch at once.
+    `version` counts the updates that its forward sees, `late` those between that forward and this backward.
     """
 
     kind: str

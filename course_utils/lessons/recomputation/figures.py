@@ -11,27 +11,20 @@ from .schedules import Schedule
 
 KEPT, CHECKPOINT, DONE, RUNNING = COLOURS["activations"], COLOURS["parameters"], COLOURS["gradients"], "#B3261E"
 BORDER: dict[str, Any] = {"stroke": RULE, "stroke_width": 1}
-CURVE = 90.0
-"""Pixels: height of the curve of memory under the chain."""
+CURVE = 90.0  # pixels: height of the curve of memory under the chain
 
 
 def schedule_figure(schedule: Schedule, at: int | None = None) -> Figure:
-    """The chain while tick `at` (from 1) works, the last where it is None: what is kept, and the memory up to then.
-
-    ValueError for a tick that the schedule does not have.
-    """
+    """The chain while tick `at` (from 1; None: the last) works, and memory up to then. ValueError for another."""
     at = len(schedule.ticks) if at is None else at
     if not 1 <= at <= len(schedule.ticks):
         raise ValueError(f"tick {at}: this schedule has ticks 1 to {len(schedule.ticks)}")
     title, canvas = schedule_title(schedule, at), Canvas()
     top = canvas.title(title)
-    looks: dict[str, dict[str, Any]] = {
-        "value kept": {"fill": KEPT},
-        "checkpoint": {"fill": CHECKPOINT},
-        "backward done": {"fill": DONE},
-        "at work": {"fill": "#FFFFFF", "stroke": RUNNING, "stroke_width": 3},
-    }
-    entries = [(words, words) for words in looks]
+    fills = {"value kept": KEPT, "checkpoint": CHECKPOINT, "backward done": DONE}
+    looks: dict[str, dict[str, Any]] = {words: {"fill": fill} for words, fill in fills.items()}
+    looks["at work"] = {"fill": "#FFFFFF", "stroke": RUNNING, "stroke_width": 3}
+    entries = zip(looks, looks, strict=True)
     legend(canvas, entries, top + 4, lambda x, y, size, words: canvas.rect(x, y, size, size, **looks[words]))
     _chain(canvas, schedule, at, top + 52)
     bottom = _curve(canvas, schedule, at, top + 178)
@@ -94,10 +87,7 @@ def _curve(canvas: Canvas, schedule: Schedule, at: int, top: float) -> float:
 
 
 def pareto(points: Mapping[str, tuple[float, int]], title: str, provenance: str = "", unit: str = "GB") -> Figure:
-    """Each policy as a dot: percent of the step's arithmetic that it adds against bytes at its peak.
-
-    Policies that no other beats in both are joined by a line: the Pareto front. ValueError without any.
-    """
+    """Policies as dots, percent of arithmetic added against bytes at the peak; a line joins the Pareto front's."""
     if not points:
         raise ValueError("a Pareto front needs at least one policy")
     front, canvas = pareto_front(points), Canvas()
@@ -133,8 +123,5 @@ def pareto(points: Mapping[str, tuple[float, int]], title: str, provenance: str 
 
 def pareto_front(points: Mapping[str, tuple[float, int]]) -> list[str]:
     """The names of those that no other equals or beats in both without being the same, in the order given."""
-    return [
-        name
-        for name, (x, y) in points.items()
-        if not any(a <= x and b <= y and (a, b) != (x, y) for a, b in points.values())
-    ]
+    beaten = lambda x, y: any(a <= x and b <= y and (a, b) != (x, y) for a, b in points.values())  # noqa: E731
+    return [name for name, point in points.items() if not beaten(*point)]

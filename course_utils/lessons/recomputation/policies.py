@@ -59,11 +59,9 @@ def counted_flops(run: TrainingRun) -> tuple[int, int]:
 
 
 def seconds(runs: Mapping[str, TrainingRun], repeats: int = 5) -> dict[str, float]:
-    """The quickest of several forward and backward passes of each run on one core of this machine, in seconds of
-    processor time: what else runs on a busy machine does not count.
+    """The quickest of several forward and backward passes of each run, in seconds of one core's processor time.
 
-    One core, as several wait for one another by computing, which counts. The runs take turns, so that what slows the
-    machine slows all of them; a first round to warm up is not counted.
+    Runs take turns, so that what slows the machine slows all of them; a first round to warm up is not counted.
     """
     steps = {name: small_step(run) for name, run in runs.items()}
     took: dict[str, list[float]] = {name: [] for name in runs}

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 from course_utils.interactive.feedback import divisors
 
-MOST_NODES = 64
-"""More than this fits no picture."""
+MOST_NODES = 64  # more than this fits no picture
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,6 @@ class Tick:
 
     @property
     def memory(self) -> int:
-        """Values kept while this node works."""
         return len(self.checkpoints) + len(self.kept)
 
     @property
@@ -108,8 +106,5 @@ def memory_every(nodes: int, k: int, inside: float = 1) -> float:
 
 
 def best_interval(nodes: int, inside: float = 1) -> int:
-    """The k with the least memory among those that divide `nodes`, the smallest where several tie.
-
-    Near √(n/c), where the derivative of n/k + c·k is zero.
-    """
+    """The k with the least memory among those that divide `nodes`, the smallest where several tie: near √(n/c)."""
     return min(divisors(nodes), key=lambda k: memory_every(nodes, k, inside))

@@ -13,11 +13,8 @@ from .schedules import Schedule, keep_all, keep_every, keep_none
 
 EVERY = "keep every k"
 SCHEDULES = ("keep all", "keep none", EVERY)
-MOST = 24
-"""Nodes that can be distinguished in the picture."""
-
-FRAME = 400
-"""Milliseconds from one tick to the next while it plays."""
+MOST = 24  # nodes that can be distinguished in the picture
+FRAME = 400  # milliseconds from one tick to the next while it plays
 
 
 class SchedulePlayer(Explorable):
