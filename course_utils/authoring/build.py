@@ -15,7 +15,7 @@ from ..interactive.command_line import Parser
 from ..interactive.course_files import EDITED, ROOT, notebooks
 from ..recording.notebooks import BuildError, cell_name, read_notebook, run
 from .pages import check_pages, write_pages
-from .sources import Draft, differences, drafts, find_sources, fingerprint
+from .sources import differences, drafts, find_sources, fingerprint
 
 GENERATED = ("notebooks", "exercises", "solutions")
 
@@ -112,18 +112,16 @@ def check(root: Path, names: list[str] | None = None) -> list[str]:
     Raises BuildError for a source that is wrong and for a name that no lesson has.
     """
     planned = [draft for source in find_sources(root, names or ()) for draft in drafts(root, source)]
-    lines = [line for draft in planned for line in _drift(root, draft)]
+    lines = []
+    for draft in planned:
+        name = draft.target.relative_to(root)
+        if draft.target.exists():
+            why = " (edited by hand)" if is_edited(draft.target) else ""
+            lines += [f"{name}{why}: {line}" for line in differences(draft, read_notebook(draft.target))]
+        else:
+            lines.append(f"{name} has not been built")
     if not names:
         targets = {draft.target for draft in planned}
         strays = [path for path in committed_notebooks(root) if path not in targets]
         lines += [f"{path.relative_to(root)} has no source" for path in strays]
     return lines
-
-
-def _drift(root: Path, draft: Draft) -> list[str]:
-    name = draft.target.relative_to(root)
-    if not draft.target.exists():
-        return [f"{name} has not been built"]
-    stored = read_notebook(draft.target)
-    why = " (edited by hand)" if is_edited(draft.target) else ""
-    return [f"{name}{why}: {line}" for line in differences(draft, stored)]

@@ -34,8 +34,9 @@ def write_pages(root: Path) -> None:
 
 def check_pages(root: Path) -> list[str]:
     """A line for each of them that is missing, or not what it would be made now."""
-    pages = _pages(root).items()
-    stale = [page for page, text in pages if not (root / page).exists() or _text(root / page) != text]
+    files = {page: root / page for page in PAGES}
+    stale = [page for page, text in _pages(root).items()
+             if not files[page].exists() or files[page].read_text(encoding="utf-8") != text]  # fmt: skip
     return [f"{page.as_posix()} is not what the {PAGES[page][0]} say now" for page in stale]
 
 
@@ -45,10 +46,6 @@ def _pages(root: Path) -> dict[Path, str]:
         return {page: made(root) for page, (_, made) in PAGES.items() if (root / page).parent.exists()}
     except ValueError as problem:
         raise BuildError(str(problem)) from problem
-
-
-def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8")
 
 
 def gpu_page() -> str:

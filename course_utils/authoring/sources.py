@@ -163,11 +163,8 @@ def differences(draft: Draft, stored: NotebookNode) -> list[str]:
     found = {cell.get("id", f"cell {number}"): cell for number, cell in enumerate(stored.cells, start=1)}
     lines = [f"{name} is missing" for name in expected if name not in found]
     lines += [f"{name} is not in the source" for name in found if name not in expected]
-    lines += [
-        f"{name} differs{_first_change(cell, found[name])}"
-        for name, cell in expected.items()
-        if name in found and _editable(cell) != _editable(found[name])
-    ]
+    both = [(name, cell, found[name]) for name, cell in expected.items() if name in found]
+    lines += [f"{name} differs{_first_change(*pair)}" for name, *pair in both if len(set(map(_editable, pair))) == 2]
     if not lines and list(expected) != list(found):
         lines.append("the cells are in another order")
     if not lines and draft.notebook.metadata["course"] != stored.metadata.get("course"):
@@ -175,8 +172,8 @@ def differences(draft: Draft, stored: NotebookNode) -> list[str]:
     return lines
 
 
-def _editable(cell: NotebookNode) -> tuple[str, str, list[str]]:
-    return cell["cell_type"], cell["source"], list(cell["metadata"].get("tags", ()))
+def _editable(cell: NotebookNode) -> tuple[str, str, tuple[str, ...]]:
+    return cell["cell_type"], cell["source"], tuple(cell["metadata"].get("tags", ()))
 
 
 def _first_change(expected: NotebookNode, found: NotebookNode) -> str:

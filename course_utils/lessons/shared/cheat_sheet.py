@@ -4,6 +4,7 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from course_utils.interactive.course_files import ROOT, numbered
 from course_utils.units import html_table
@@ -13,8 +14,7 @@ PARTS = ("Remember", "Breaks when", "Cheat-sheet line")
 LINK = re.compile(r"\[([^\]]+)\]\([^)]+\)")
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """A lesson's number, its title, and three sentences in its own words."""
 
     number: str
@@ -52,7 +52,7 @@ class CheatSheet:
 
 def cheat_sheet(root: Path = ROOT) -> CheatSheet:
     """The cheat sheet of the lessons in `root`/notebooks. ValueError for a lesson without one of its lines."""
-    return CheatSheet(tuple(_entry(path) for path in numbered(root / "notebooks")))
+    return CheatSheet(tuple(map(_entry, numbered(root / "notebooks"))))
 
 
 def _entry(path: Path) -> Entry:

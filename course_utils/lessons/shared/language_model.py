@@ -130,26 +130,18 @@ def language_model(
     layers: int = 2, hidden: int = 64, *, seed: int = 0, dtype: torch.dtype = torch.float32
 ) -> Transformer:
     """GPT-2's design at a toy's size, over characters; the same `seed` gives the same weights in every `dtype`."""
-    config = TransformerConfig(
-        "characters", "gpt2", layers, hidden, heads=4, vocab=len(vocabulary()), max_positions=128
-    )
+    config = TransformerConfig("characters", "gpt2", layers, hidden, 4, vocab=len(vocabulary()), max_positions=128)
     with torch.random.fork_rng(devices=[]), default_dtype(torch.float32):
         torch.manual_seed(seed)
         return build_network(config, "eager").to(dtype)
 
 
 def train_language_model(
-    optimizer: str | Callable[[Sequence[torch.nn.Parameter]], Steps] = "adamw",
-    precision: str = "fp32",
-    steps: int = 100,
-    *,
-    rate: float | None = None,
-    loss_scale: float | LossScale = 1.0,
-    model: Transformer | None = None,
-    seed: int = 0,
-    watch: Callable[[int, Transformer], None] | None = None,
+    optimizer: str | Callable[[Sequence[torch.nn.Parameter]], Steps] = "adamw", precision: str = "fp32",
+    steps: int = 100, *, rate: float | None = None, loss_scale: float | LossScale = 1.0,
+    model: Transformer | None = None, seed: int = 0, watch: Callable[[int, Transformer], None] | None = None,
     text: str | None = None,
-) -> Training:
+) -> Training:  # fmt: skip
     """Train the character model on the CPU, about 4 ms a step in fp32, and return its losses.
 
     `optimizer` is a name of `OPTIMIZERS` or a function that makes one of a list of parameters; `rate` overrides the
