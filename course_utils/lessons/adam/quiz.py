@@ -10,7 +10,7 @@ from course_utils.interactive.quiz import Question, gb, question
 from course_utils.models import PRESETS
 from course_utils.run import TrainingRun
 
-MODEL = "gpt2-medium"
+MODEL, _bytes = "gpt2-medium", "{} bytes".format
 
 
 def questions() -> tuple[Question, ...]:
@@ -92,10 +92,6 @@ def questions() -> tuple[Question, ...]:
 
 def _fp32(optimizer: str) -> TrainingRun:
     return TrainingRun(PRESETS[MODEL], precision="fp32", optimizer=optimizer, attention="efficient")
-
-
-def _bytes(count: int) -> str:
-    return f"{count} bytes"
 
 
 def _eta(factor: float) -> str:

@@ -1,5 +1,7 @@
 """Lesson 01, where did the memory go: what a step keeps, for how long, and what of it is there at the same time."""
 
+from functools import partial
+
 from course_utils.estimating import moments
 from course_utils.estimating.exact.activations import block_saved
 from course_utils.estimating.published import zero_state_bytes
@@ -104,10 +106,5 @@ def _fullest(run: TrainingRun, kind: str) -> int:
     return max(moment[kind] for moment in moments(run).values())
 
 
-def _tenths(size: int) -> int:
-    """`size` rounded as it is shown, so that what a learner adds up is what a choice says."""
-    return round(size, -8)
-
-
-def _mb(size: int) -> str:
-    return format_bytes(size, "MB", 1)
+_mb = partial(format_bytes, unit="MB", digits=1)
+_tenths = partial(round, ndigits=-8)  # as it is shown, so that what a learner adds up is what a choice says

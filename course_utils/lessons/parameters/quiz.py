@@ -1,10 +1,13 @@
 """Lesson 04, counting parameters: what is there once, what once a block, and what a published number means."""
 
+from functools import partial
 from math import prod
 
 from course_utils.interactive.quiz import Question, question
 from course_utils.models import PRESETS, block_shapes, mlp_shapes
 from course_utils.units import format_bytes, percent
+
+_times, _gb = "{:.1f} times".format, partial(format_bytes, unit="GB", digits=0)
 
 
 def questions() -> tuple[Question, ...]:
@@ -70,13 +73,5 @@ def questions() -> tuple[Question, ...]:
     return one_block, tied_head, twice_as_wide, grouped_queries, states_of_experts
 
 
-def _times(factor: float) -> str:
-    return f"{factor:.1f} times"
-
-
 def _millions(count: int) -> str:
     return f"{count / 1e6:.0f} million"
-
-
-def _gb(size: int) -> str:
-    return format_bytes(size, "GB", 0)

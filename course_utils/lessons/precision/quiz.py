@@ -8,7 +8,7 @@ from course_utils.run import TrainingRun
 
 from .number_formats import FORMATS, rounded, spacing
 
-MODEL = "gpt2-medium"
+MODEL, _bytes, _digits = "gpt2-medium", "{} bytes".format, "{:.6g}".format
 FIRST_SCALE = 2**16
 """Where torch's GradScaler begins (torch.amp.GradScaler, init_scale)."""
 
@@ -94,14 +94,6 @@ def questions() -> tuple[Question, ...]:
 
 def _account(run: TrainingRun) -> int:
     return parameter_bytes(run) + gradient_bytes(run) + optimizer_state_bytes(run)
-
-
-def _bytes(count: int) -> str:
-    return f"{count} bytes"
-
-
-def _digits(value: float) -> str:
-    return f"{value:.6g}"
 
 
 def _power(value: float) -> str:
