@@ -68,8 +68,7 @@ def steps_and_examples(batch: float, scale: float) -> tuple[float, float]:
     return 1 + scale / batch, 1 + batch / scale
 
 
-STEP = 0.02
-"""The length of the step that is tried, in gradients: from it and the slope follows the parabola."""
+STEP = 0.02  # The length of the step that is tried, in gradients: from it and the slope follows the parabola
 
 
 def gains(model: torch.nn.Module, sizes: Sequence[int], count: int = 128, draws: int = 40) -> list[float]:

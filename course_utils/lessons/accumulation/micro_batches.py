@@ -13,11 +13,8 @@ from course_utils.errors import unknown
 
 from ..shared.language_model import batches, language_model
 
-MicroBatch = tuple[torch.Tensor, torch.Tensor]
-"""Token ids and the ids that should follow them, each (b, s)."""
-
-IGNORED = -100
-"""The target of padding, which cross-entropy leaves out: torch's default for `ignore_index`."""
+MicroBatch = tuple[torch.Tensor, torch.Tensor]  # Token ids and the ids that should follow them, each (b, s)
+IGNORED = -100  # The target of padding, which cross-entropy leaves out: torch's default for `ignore_index`
 
 
 def micro_batches(count: int, size: int = 4, seq_len: int = 32, seed: int = 0) -> list[MicroBatch]:
@@ -101,8 +98,7 @@ def grouped(
 accumulated = grouped(lambda part, group, k, count: counted_tokens(part) / sum(map(counted_tokens, group)))
 """Right for any lengths: a micro-batch weighs as much as it has tokens, and the last group is smaller."""
 
-undivided = grouped(lambda part, group, k, count: 1)
-"""The first mistake: losses are added up, not averaged."""
+undivided = grouped(lambda part, group, k, count: 1)  # The first mistake: losses are added up, not averaged
 
 by_batches = grouped(lambda part, group, k, count: 1 / len(group))
 """The third: a mean of the micro-batches' means, however many tokens each has."""

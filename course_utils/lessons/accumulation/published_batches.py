@@ -26,8 +26,7 @@ GOYAL = (
 )
 """Five trainings each. (Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour, arXiv 1706.02677.)"""
 
-GOYAL_CAPTION = 23.68
-"""The error at rate 0.1 and batch 256 by the caption."""
+GOYAL_CAPTION = 23.68  # The error at rate 0.1 and batch 256 by the caption
 
 
 def published(batch: int, rate: str) -> Published:

@@ -35,8 +35,7 @@ from course_utils.run import TrainingRun
 
 from ..recomputation.policies import small_gpt
 
-RANDOM_STATE = 24
-"""Bytes of random state that a flash kernel keeps: an answer may count them or leave them out."""
+RANDOM_STATE = 24  # Bytes of random state that a flash kernel keeps: an answer may count them or leave them out
 
 
 def _same_bytes(got: Sequence[float], wanted: Sequence[float], extras: Sequence[int] = (0,)) -> bool:
@@ -135,9 +134,7 @@ class BilinearMLP(nn.Module):
         return nn.functional.dropout(self.down(wide), 0.1)
 
 
-bilinear_mlp = BilinearMLP
-"""The layer of exercise 2, to look at with `saved_by`."""
-
+bilinear_mlp = BilinearMLP  # The layer of exercise 2, to look at with `saved_by`
 MLP_CASES = ((512, 2, 256, 1024), (128, 8, 512, 1365), (64, 3, 128, 200))  # s, b, h and ffn
 
 MLP_MISTAKES: Mistakes = {
@@ -341,9 +338,7 @@ STATEMENTS = {
 }
 """Statements about moments, in no order; three are wrong for every moment."""
 
-EXPLAINED = {"A": 5, "B": 4, "C": 7, "D": 2, "E": 9, "F": 1}
-"""The right statement of each moment."""
-
+EXPLAINED = {"A": 5, "B": 4, "C": 7, "D": 2, "E": 9, "F": 1}  # The right statement of each moment
 STORY_MISTAKES: Mapping[tuple[str, int], str] = {
     ("E", 3): "E: is it a leak if every later step begins at this height? See what it is that stays.",
     ("C", 3): "C: what is left there is one kind of memory. Who will want it when the next micro-batch is through?",

@@ -155,8 +155,7 @@ def swept_in_steps(run: TrainingRun, field: str, sizes: Sequence[int]) -> dict[i
     return {size: step.moments["end of forward"]["activations"] for size, step in steps.items()}
 
 
-Panel = Mapping[str, tuple[Mapping[int, int], Mapping[int, int]]]
-"""By kernel: bytes by size, estimated and from steps."""
+Panel = Mapping[str, tuple[Mapping[int, int], Mapping[int, int]]]  # By kernel: bytes by size, estimated and from steps
 
 
 def sweep_figure(panels: Mapping[str, Panel], title: str, provenance: str = "", word: str = "simulated") -> Figure:

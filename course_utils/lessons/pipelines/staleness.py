@@ -6,8 +6,7 @@ w(t+1) = w(t) − α·w(t−d), which settles if and only if 0 < α < 2·cos(d·
 
 from math import cos, pi
 
-FAR = 1e6
-"""A descent that has come this far from the valley is not coming back: it is left there."""
+FAR = 1e6  # A descent that has come this far from the valley is not coming back: it is left there
 
 
 def late_descent(rate: float, late: int, steps: int) -> list[float]:

@@ -10,8 +10,7 @@ from course_utils.interactive.widgets import LAYOUT, STYLE, Explorable, dropdown
 from .figures import pipeline_figure
 from .schedules import SCHEDULES, Pipeline, bubble, simulate
 
-MOST_STAGES, MOST_MICRO_BATCHES = 8, 24
-"""More than this cannot be distinguished in the picture."""
+MOST_STAGES, MOST_MICRO_BATCHES = 8, 24  # More than this cannot be distinguished in the picture
 
 
 class PipelinePlayer(Explorable):
