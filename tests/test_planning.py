@@ -187,8 +187,7 @@ def test_communication_is_the_papers() -> None:
 @pytest.mark.parametrize("micro_batches", [1, 2])
 def test_fsdp_sends_what_is_charged(precision: str, micro_batches: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The genuine fully_shard on simulated ranks: the bytes of every collective that it starts."""
-    from course_utils.measuring.shard_tracker import ShardTracker
-    from course_utils.measuring.sharded import measure_sharded
+    from course_utils.measuring.sharded import ShardTracker, measure_sharded
 
     whole = {"_allgather_base_": 0, "_reduce_scatter_base_": 1}  # which of the two tensors has all ranks' parts
     sent, follow = dict.fromkeys(whole, 0), ShardTracker.__torch_dispatch__

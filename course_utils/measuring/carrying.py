@@ -45,10 +45,7 @@ class OwnStep:
         return self.step(*self.arguments)
 
     def named_states(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The tensors that the optimizers keep from step to step, as in ("exp_avg of head.weight", tensor).
-
-        An optimizer of one's own may keep anything under any key: what is of no parameter of the model has no name.
-        """
+        """The optimizers' tensors, as in ("exp_avg of head.weight", tensor), or ("exp_avg", …) of no parameter."""
         names = {id(parameter): name for name, parameter in self.model.named_parameters()}
         for optimizer in self.optimizers:
             for owner, state in optimizer.state.items():
@@ -91,10 +88,8 @@ def _check_model(model: torch.nn.Module) -> None:
             )
     parameters = list(model.parameters())
     if not any(parameter.requires_grad for parameter in parameters):
-        raise ValueError(
-            f"{type(model).__name__} has {len(parameters)} parameters, none of which is trained: there is no training "
-            "step without one that requires a gradient"
-        )
+        name, why = type(model).__name__, "there is no training step without one that requires a gradient"
+        raise ValueError(f"{name} has {len(parameters)} parameters, none of which is trained: {why}")
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if is_lazy(tensor):
             raise ValueError(f"{name} has no shape yet: run the model once before it is measured")
@@ -108,10 +103,8 @@ def _check_optimizers(own: OwnStep) -> None:
     known = {id(parameter) for parameter in own.model.parameters()}
     for optimizer in own.optimizers:
         if not any(id(parameter) in known for parameter in _parameters_of(optimizer)):
-            raise ValueError(
-                f"the {type(optimizer).__name__} updates no parameter of this model: make the optimizer from "
-                "model.parameters() of the model that you hand over"
-            )
+            advice = "make the optimizer from model.parameters() of the model that you hand over"
+            raise ValueError(f"the {type(optimizer).__name__} updates no parameter of this model: {advice}")
 
 
 def _check_signature(own: OwnStep) -> None:
@@ -147,31 +140,21 @@ def _check_outside(step: Callable[..., Any]) -> None:
             )
 
 
-# Tensors and their stand-ins
-
-
 def carried_over(own: OwnStep, device: str, simulated: bool) -> OwnStep:
-    """A copy of `own` whose tensors are on `device`, simulated or real; tensors that the model holds but neither as
-    parameter nor as buffer stay where they are, as with model.to(device).
-    """
+    """A copy of `own` on `device`; what the model holds neither as parameter nor as buffer stays, as with .to()."""
     memo: dict[int, Any] = {}
     for tensor, stays in _to_carry(own):
         if id(tensor) not in memo:
             memo[id(tensor)] = _stand_in(tensor, "cpu" if stays else device, simulated)
     with unset_fake_temporarily():
         model = _copied("model", own.model, memo)
-        if not simulated:
-            _flatten_recurrent(model)
+        if not simulated:  # cuDNN copies an LSTM's weights at every call unless they lie in one piece
+            for module in model.modules():
+                if isinstance(module, torch.nn.RNNBase):
+                    module.flatten_parameters()
         for optimizer in own.optimizers:
             memo[id(optimizer)] = _copied_optimizer(optimizer, memo)
         return OwnStep(own.step, model, copy.deepcopy(own.optimizer, memo), _copied("batch", own.batch, memo))
-
-
-def _flatten_recurrent(model: torch.nn.Module) -> None:
-    """Lay an LSTM's weights in one piece, as model.to(device) does: cuDNN copies them at every call if they are not."""
-    for module in model.modules():
-        if isinstance(module, torch.nn.RNNBase):
-            module.flatten_parameters()
 
 
 def _copied(name: str, thing: Any, memo: dict[int, Any]) -> Any:
@@ -258,10 +241,7 @@ def _stand_in(tensor: torch.Tensor, device: str, simulated: bool) -> torch.Tenso
 
 
 def _copied_optimizer(optimizer: torch.optim.Optimizer, memo: dict[int, Any]) -> torch.optim.Optimizer:
-    """A copy with all attributes, where torch's own copying keeps three.
-
-    A scheduler puts a function in place of `step` to see that it is called; that one would step the original.
-    """
+    """A copy with all attributes (torch keeps three), but without a scheduler's `step`, which steps the original."""
     made = optimizer.__class__.__new__(optimizer.__class__)
     memo[id(optimizer)] = made
     kept = {name: value for name, value in vars(optimizer).items() if name != "step"}

@@ -90,11 +90,7 @@ def count_peaks(
 
 
 def time_steps(training: Training, device: Device, most: int = 10, seconds: float = 8.0) -> dict[str, Any]:
-    """Milliseconds of a step and of each of its phases, once for each repetition.
-
-    At least 3 repetitions, then more until there are `most` or `seconds` have passed. Steps must have run before, so
-    that nothing is set up for the first time.
-    """
+    """Milliseconds of a step and of each of its phases by `time_calls`; steps must have run before."""
     watches: list[TimesByPhase] = []
 
     def step() -> None:

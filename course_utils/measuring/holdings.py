@@ -11,11 +11,9 @@ from ..units import round_up
 class Holdings:
     """The bytes of a network's weights, of their gradients and of the optimizer's states, as a training goes on.
 
-    They are counted on the training's own threads, so that any thread may ask `by_kind`: everything where the network
-    is called, where backward fills its first gradient and after each update, each further gradient as it is filled.
-    An update begins with the first of `optimizers` and ends with the last. `states` lists what they keep, where that is
-    more than their `state`, and `gradient_owners` whose `.grad` backward fills, where those are not the trained weights
-    but something in their place, in the same order.
+    They are counted on the training's own threads, so that any thread may ask `by_kind`. An update begins with the
+    first of `optimizers` and ends with the last. `states` lists what they keep, where that is more than their `state`,
+    and `gradient_owners` whose `.grad` backward fills, where those are not the trained weights, in the same order.
     """
 
     def __init__(

@@ -1,6 +1,4 @@
-"""Measuring on a real CUDA GPU: the device's own counters without the tracker, the kinds with it, and safe when
-memory runs out.
-"""
+"""Measuring on a real CUDA GPU: its own counters without the tracker, the kinds with it, safe when memory runs out."""
 
 import gc
 import re
@@ -33,8 +31,7 @@ KERNELS = {
 NO_KERNEL = ("No available kernel", "No viable backend")
 """First words of torch's error when the one kernel that it may use cannot do what is asked."""
 
-NO_CODE = "no kernel image is available"
-"""The driver's words for a GPU whose architecture torch was not built for."""
+NO_CODE = "no kernel image is available"  # The driver's words for a GPU whose architecture torch was not built for
 
 NO_GPU = ("No CUDA GPUs are available", "Found no NVIDIA driver")
 """First words of torch's error where there is simply no GPU; any other means that something is broken."""
@@ -113,10 +110,9 @@ def memory_released(run: TrainingRun, free: Callable[[], int]) -> Iterator[None]
 def released(advice: Callable[[str], str], otherwise: str = "") -> Iterator[None]:
     """However what is inside ends, keep nothing that it had allocated.
 
-    Raises GpuOutOfMemory where memory ran out: `advice` makes its message of what was asked for. Raises KernelRefused
-    where torch has no code for this GPU, with `otherwise` at the end of the message. Every other exception passes as it
-    is. Its traceback still names each line, but the variables of those frames are gone: a notebook keeps the last
-    exception, and they would keep their tensors.
+    Raises GpuOutOfMemory where memory ran out, with `advice` on what was asked for, and KernelRefused, ending in
+    `otherwise`, where torch has no code for this GPU. Every other exception passes; the variables of its frames are
+    gone, as a notebook keeps the last exception, and they would keep their tensors.
     """
     try:
         yield
@@ -146,9 +142,9 @@ def _no_code() -> str:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """True if torch, the driver or a library says so that memory has run out."""
-    return isinstance(error, RuntimeError) and (
-        isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in OUT_OF_MEMORY)
-    )
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in OUT_OF_MEMORY)
 
 
 def release(error: BaseException | None) -> None:
@@ -163,14 +159,12 @@ def release(error: BaseException | None) -> None:
 
 
 def empty_queue() -> None:
-    """Run a backward of nothing: what a failed one had still to do waits in autograd's queue, with its tensors, until
-    the next one runs on this thread.
-    """
+    """Run a backward of nothing: until the next one on this thread, autograd's queue keeps what a failed one left."""
     torch.ones((), requires_grad=True).backward()
 
 
 def asked_for(message: str) -> str:
-    """The bytes asked for and free then, out of torch's message; its first sentence if its words are others."""
+    """The bytes asked for and free then, out of torch's message, or its first sentence."""
     found = re.search(r"Tried to allocate ([\d.]+ \w+)\..* of which ([\d.]+ \w+) is free", message, re.DOTALL)
     return f"It asked for {found[1]} more when {found[2]} was free" if found else message.split(". ")[0]
 
@@ -180,11 +174,8 @@ def _advice(run: TrainingRun, asked: str, free: int) -> str:
     smaller = run.replace(micro_batch=run.micro_batch - 1) if run.micro_batch > 1 else None
     fits = largest_micro_batch(smaller, free) if smaller else 0
     else_try = "recompute='full', " if run.recompute == "none" else ""
-    would = (
-        f"micro_batch={fits} would fit"
-        if fits
-        else f"no micro-batch fits: try {else_try}a smaller model or fewer tokens"
-    )
+    none_fits = f"no micro-batch fits: try {else_try}a smaller model or fewer tokens"
+    would = f"micro_batch={fits} would fit" if fits else none_fits
     return (
         f"{run} does not fit this GPU. {asked}. The run needs about {format_bytes(needs, 'GB', 1)}; "
         f"{format_bytes(free, 'GB', 1)} is free now that its memory is released; {would}."

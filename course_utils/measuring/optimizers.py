@@ -1,6 +1,6 @@
 """The optimizers that a TrainingRun can name: torch's own where torch has them, else the course's short versions."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -28,23 +28,18 @@ def make_optimizer(choice: Optimizer, named: Named, codebooks: "Codebooks | None
     how: dict[str, Any] = {"loop": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}[
         choice.implementation
     ]
-    match choice.algorithm:
-        case "sgd":
-            return torch.optim.SGD(tensors, lr=rate, **how)
-        case "momentum":
-            return torch.optim.SGD(tensors, lr=rate, momentum=0.9, **how)
-        case "adam":
-            return torch.optim.Adam(tensors, lr=rate, **how)
-        case "adamw":
-            return torch.optim.AdamW(tensors, lr=rate, **how)
-        case "adafactor":
-            return SimulableAdafactor(tensors, lr=rate, **how)
-        case "muon":
-            return MuonWithAdamW(named, rate)
-        case "lion":
-            return Lion(tensors, rate)
-        case "adam8bit":
-            return Adam8bit(tensors, rate, codebooks=codebooks)
+    makers: dict[str, Callable[[], torch.optim.Optimizer]] = {
+        "sgd": lambda: torch.optim.SGD(tensors, lr=rate, **how),
+        "momentum": lambda: torch.optim.SGD(tensors, lr=rate, momentum=0.9, **how),
+        "adam": lambda: torch.optim.Adam(tensors, lr=rate, **how),
+        "adamw": lambda: torch.optim.AdamW(tensors, lr=rate, **how),
+        "adafactor": lambda: SimulableAdafactor(tensors, lr=rate, **how),
+        "muon": lambda: MuonWithAdamW(named, rate),
+        "lion": lambda: Lion(tensors, rate),
+        "adam8bit": lambda: Adam8bit(tensors, rate, codebooks=codebooks),
+    }
+    if choice.algorithm in makers:
+        return makers[choice.algorithm]()
     raise ValueError(f"no optimizer is known for the algorithm {choice.algorithm!r}")
 
 
@@ -156,9 +151,8 @@ def _codebook(signed: bool, device: torch.device | str) -> Codebook:
 class Adam8bit(torch.optim.Optimizer):
     """AdamW whose moments are 8-bit codes with one fp32 scale a block (Dettmers et al. 2022).
 
-    Blocks have 256 elements, as in bitsandbytes today (the paper's have 2,048), and parameters of fewer than 4,096
-    elements keep fp32 moments. A fused kernel needs no memory of its own; here large tensors are updated piece by
-    piece, so that what comes and goes stays small.
+    Blocks have 256 elements, as in bitsandbytes (the paper's have 2,048); parameters of fewer than 4,096 elements keep
+    fp32 moments. Large tensors are updated piece by piece, as a fused kernel needs no memory of its own.
     """
 
     def __init__(
@@ -205,8 +199,7 @@ def _zero_moments(weight: torch.Tensor) -> dict[str, Any]:
     """Both moments of a parameter, all zero, and the number of steps, a plain int: fp32, or codes and scales."""
     if weight.numel() < SMALL_8BIT:
         return {"step": 0} | {moment: torch.zeros_like(weight, dtype=torch.float32) for moment in ("first", "second")}
-    blocks = -(-weight.numel() // BLOCK_8BIT)
-    state: dict[str, Any] = {"step": 0}
+    state, blocks = dict[str, Any](step=0), -(-weight.numel() // BLOCK_8BIT)
     for moment in ("first", "second"):
         state[moment] = torch.zeros(blocks, BLOCK_8BIT, dtype=torch.uint8, device=weight.device)
         state[f"{moment}_scale"] = torch.zeros(blocks, 1, dtype=torch.float32, device=weight.device)

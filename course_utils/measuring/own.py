@@ -34,7 +34,6 @@ from .watching import PLACEHOLDER, Watch
 CALLED = {"cpu": "cpu", "live": "cuda", "simulated": "cuda"}
 """The type of device that each source puts the stand-ins on."""
 
-
 CELL_BY_CELL = (
     "recurrent layers run cell by cell here; on a GPU cuDNN does them in one kernel, with a reserve of its own"
 )
@@ -166,11 +165,9 @@ def _notes(measured: Measurement, own: OwnStep, placeholders: bool) -> Iterator[
 
 
 def _leak(measured: Measurement, step: int, growth: int) -> str:
-    stays = [
-        item
-        for item in measured.allocations
-        if item.step == step and item.died is None and item.kind in ("activations", "temporaries", "inputs")
-    ]
+    kinds = ("activations", "temporaries", "inputs")
+    alive = (item for item in measured.allocations if item.step == step and item.died is None)
+    stays = [item for item in alive if item.kind in kinds]
     text = f"memory grows: {format_bytes(growth)} more after step {step} than after step {step - 1}"
     largest = explained(stays, 3, "").rows
     return f"{text}; what stays: {', '.join(_named(row) for row in largest)}" if largest else text
@@ -184,9 +181,6 @@ def _named(row: Any) -> str:
 def _noted(measured: Measurement, *notes: str) -> Measurement:
     note = "; ".join(filter(None, (measured.provenance.note, *notes)))
     return replace(measured, provenance=replace(measured.provenance, note=note))
-
-
-# What a step does wrong
 
 
 @contextmanager

@@ -14,8 +14,7 @@ from pathlib import Path
 import torch
 import torch.autograd.graph
 
-Place = tuple[str, int]
-"""A file and a line in it."""
+Place = tuple[str, int]  # A file and a line in it
 
 ENGINE = torch.autograd.graph._engine_run_backward.__code__
 """Frames above this one belong to what runs inside backward, those below to who called it."""
@@ -58,10 +57,9 @@ def calling_place() -> tuple[Place | None, bool]:
 
 
 def described(place: Place | None) -> str:
-    """A place as text, "model.py:42  x = self.up(x)"; the line is left out where its source cannot be read.
+    """A place as text, "model.py:42  x = self.up(x)", without the line where its source cannot be read.
 
-    Of the file the name alone: what is measured is recorded and shared, and folders are the machine's. Code that was
-    made at run time can have a path inside its name, with either kind of slash.
+    Of the file the name alone, as recordings are shared; code made at run time can have either slash in its name.
     """
     if place is None:
         return ""

@@ -6,14 +6,13 @@ cache, begin another stream), are answered. Those that need a real GPU raise Ste
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, NoReturn
 from unittest import mock
 
 import torch
-from torch._subclasses import fake_tensor
 
 from ..errors import StepError
 from ..gpus import Gpu, gpu
@@ -25,8 +24,7 @@ CARD = replace(gpu("A100-80GB"), name="simulated GPU")
 
 INSTEAD = "Leave this out of the step, or measure it with source='live' on a GPU"
 
-ONE_GPU = 0
-"""The index of the only simulated GPU."""
+ONE_GPU = 0  # The index of the only simulated GPU
 
 REFUSED = {
     "its memory is counted here, but no allocator hands it out": (
@@ -51,21 +49,31 @@ REFUSED_OF_ACCELERATOR = {
     "of the formats that a GPU computes in, only bf16 is known": "get_device_capability",
 }
 
+SAME_OF_ACCELERATOR = (
+    "current_stream", "device_count", "empty_cache", "is_available", "max_memory_allocated", "max_memory_reserved",
+    "memory_allocated", "memory_reserved", "memory_stats", "reset_accumulated_memory_stats", "reset_peak_memory_stats",
+    "set_stream", "synchronize",
+)  # fmt: skip
+NAMES_OF_ACCELERATOR = {
+    "current_device_idx": "current_device", "current_device_index": "current_device", "device_index": "device",
+    "empty_host_cache": "ipc_collect", "get_memory_info": "mem_get_info", "set_device_idx": "set_device",
+    "set_device_index": "set_device",
+}  # fmt: skip
+"""Functions of torch.accelerator that have torch.cuda's answers: of the same name, and of another one."""
+
 
 @contextmanager
 def answered(card: Gpu = CARD, sizes: Callable[[], Sequence[int]] = tuple) -> Iterator[None]:
     """Inside, this thread's questions to torch.cuda and torch.accelerator are answered for `card`; see `answers`."""
     with ExitStack() as stack:
-        for name, answer in answers(card, sizes).items():
-            path, _, short = name.rpartition(".")
-            stack.enter_context(_in_place_of(_named(path), short, answer))
+        for path, answer in answers(card, sizes).items():
+            owner, name = _named(path.rpartition(".")[0]), path.rpartition(".")[2]
+            if isinstance(answer, type):
+                answer = _class_of_this_thread(getattr(owner, name), answer)
+            plain_function = callable(answer) and not isinstance(answer, type)
+            replace_it = on_this_thread if plain_function else mock.patch.object
+            stack.enter_context(replace_it(owner, name, answer))
         yield
-
-
-def _in_place_of(owner: Any, name: str, answer: Any) -> AbstractContextManager[Any]:
-    if isinstance(answer, type):
-        return mock.patch.object(owner, name, _class_of_this_thread(getattr(owner, name), answer))
-    return on_this_thread(owner, name, answer) if callable(answer) else mock.patch.object(owner, name, answer)
 
 
 def answers(card: Gpu = CARD, sizes: Callable[[], Sequence[int]] = tuple) -> dict[str, Any]:
@@ -74,21 +82,28 @@ def answers(card: Gpu = CARD, sizes: Callable[[], Sequence[int]] = tuple) -> dic
     `sizes` returns the bytes of every allocation so far, and of every free, negative, in order. Names that this torch
     lacks are left out.
     """
-    memory = Memory(sizes, card)
-    cuda = {**_of_card(card), **_of_work(), **memory.answers(), **_refusals("torch.cuda", REFUSED)}
-    accelerator = {**_of_accelerator(memory), **_refusals("torch.accelerator", REFUSED_OF_ACCELERATOR)}
-    profiler = {"start": _nothing, "stop": _nothing, "profile": nullcontext}
+    cuda = {**_of_card(card), **_of_work(), **Memory(sizes, card).answers(), **_refusals("torch.cuda", REFUSED)}
+    accelerator = {
+        **{name: cuda[name] for name in SAME_OF_ACCELERATOR},
+        **{name: cuda[same] for name, same in NAMES_OF_ACCELERATOR.items()},
+        "current_accelerator": _always(torch.device("cuda")),
+        **_refusals("torch.accelerator", REFUSED_OF_ACCELERATOR),
+    }
+    marks = {**dict.fromkeys(("range_push", "range_pop", "range_start"), _always(0)), "range": nullcontext}
     found = {
         "torch.cuda": cuda,
         **{f"torch.cuda.{module}": cuda for module in ("memory", "random", "streams", "graphs")},
-        "torch.cuda.nvtx": _marks(),
-        "torch.cuda.profiler": profiler,
+        "torch.cuda.nvtx": {**marks, "range_end": _nothing, "mark": _nothing},
+        "torch.cuda.profiler": {"start": _nothing, "stop": _nothing, "profile": nullcontext},
         "torch.accelerator": accelerator,
         "torch.accelerator.memory": accelerator,
+        "torch.Tensor": {"record_stream": _nothing},
+        # torch's fake tensors ask `is_available`, too, and would make a real tensor on a GPU that says yes.
+        "torch._subclasses.fake_tensor.FakeTensorMode": {"avoid_device_init": True},
+        "torch._subclasses.fake_tensor": {} if torch.cuda.is_available() else {"init_gpu_context": _nothing},
     }
     named = {(path, name): answer for path, those in found.items() for name, answer in those.items()}
-    there = {f"{path}.{name}": answer for (path, name), answer in named.items() if hasattr(_named(path), name)}
-    return there | _of_fake_tensors()
+    return {f"{path}.{name}": answer for (path, name), answer in named.items() if hasattr(_named(path), name)}
 
 
 def _named(path: str) -> Any:
@@ -140,9 +155,6 @@ def _always(value: Any) -> Callable[..., Any]:
     return lambda *_, **__: value
 
 
-# The card
-
-
 class Properties:
     """The result of `get_device_properties`: of the card what is known."""
 
@@ -158,24 +170,28 @@ class Properties:
 
 def _of_card(card: Gpu) -> dict[str, Any]:
     architecture = "".join(map(str, card.capability))
+    facts = {
+        "get_device_name": card.name,
+        "get_device_capability": card.capability,
+        "get_device_properties": Properties(card),
+        "get_per_process_memory_fraction": 1.0,
+    }
+    others = {
+        **dict.fromkeys(("is_available", "is_initialized"), True),
+        **dict.fromkeys(("is_bf16_supported", "is_tf32_supported"), card.has_bf16),
+        "device_count": 1,
+        "current_device": ONE_GPU,
+        "get_arch_list": [f"sm_{architecture}"],
+        "get_gencode_flags": f"-gencode compute=compute_{architecture},code=sm_{architecture}",
+        "get_allocator_backend": "native",
+    }
     return {
-        "is_available": _always(True),
-        "is_initialized": _always(True),
+        **{name: _of_one(_always(value)) for name, value in facts.items()},
+        **{name: _always(value) for name, value in others.items()},
         "init": _nothing,
-        "device_count": _always(1),
-        "current_device": _always(ONE_GPU),
         "set_device": _of_one(_nothing),
         "device": OneDevice,
         "device_of": nullcontext,
-        "get_device_name": _of_one(_always(card.name)),
-        "get_device_capability": _of_one(_always(card.capability)),
-        "get_device_properties": _of_one(_always(Properties(card))),
-        "get_arch_list": _always([f"sm_{architecture}"]),
-        "get_gencode_flags": _always(f"-gencode compute=compute_{architecture},code=sm_{architecture}"),
-        "is_bf16_supported": _always(card.has_bf16),
-        "is_tf32_supported": _always(card.has_bf16),
-        "get_allocator_backend": _always("native"),
-        "get_per_process_memory_fraction": _of_one(_always(1.0)),
     }
 
 
@@ -204,9 +220,6 @@ class OneDevice(nullcontext):
         super().__init__()
         _check_device(device)
         self.idx = self.prev_idx = ONE_GPU
-
-
-# Its work
 
 
 class SimulatedStream(nullcontext):
@@ -242,42 +255,24 @@ class SimulatedEvent:
 
 
 def _of_work() -> dict[str, Any]:
+    seeds = ("manual_seed", "manual_seed_all", "seed", "seed_all", "set_rng_state", "set_rng_state_all")
     return {
-        "synchronize": _of_one(_nothing),
-        "ipc_collect": _nothing,
-        "set_sync_debug_mode": _nothing,
-        "get_sync_debug_mode": _always(0),
+        **dict.fromkeys(("ipc_collect", "set_sync_debug_mode", "set_stream", *seeds), _nothing),
+        **dict.fromkeys(("stream", "StreamContext"), nullcontext),
+        **dict.fromkeys(("current_stream", "default_stream"), _of_one(SimulatedStream)),
+        **dict.fromkeys(("get_sync_debug_mode", "initial_seed"), _always(0)),
         "Stream": SimulatedStream,
         "Event": SimulatedEvent,
-        "stream": nullcontext,
-        "StreamContext": nullcontext,
-        "current_stream": _of_one(SimulatedStream),
-        "default_stream": _of_one(SimulatedStream),
-        "set_stream": _nothing,
+        "synchronize": _of_one(_nothing),
         "is_current_stream_capturing": _always(False),
-        **dict.fromkeys(("manual_seed", "manual_seed_all", "seed", "seed_all"), _nothing),
-        "initial_seed": _always(0),
         "get_rng_state": _rng_state,
         "get_rng_state_all": lambda: [_rng_state()],
-        "set_rng_state": _nothing,
-        "set_rng_state_all": _nothing,
     }
 
 
 def _rng_state(*_: Any) -> torch.Tensor:
     """A seed and an offset, as a GPU's generator has them, in 16 bytes of the host's memory."""
     return torch.zeros(16, dtype=torch.uint8, device="cpu")
-
-
-def _marks() -> dict[str, Any]:
-    return {
-        **dict.fromkeys(("range_push", "range_pop", "range_start"), _always(0)),
-        "range": nullcontext,
-        **dict.fromkeys(("range_end", "mark"), _nothing),
-    }
-
-
-# Its memory
 
 
 RESETS = ("reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached")
@@ -303,15 +298,11 @@ class Memory:
 
     def peak(self) -> int:
         """The most bytes in tensors since the peak began anew."""
-        totals = list(accumulate(self.sizes(), initial=0))
-        return max(totals[self.since :])
+        return max(list(accumulate(self.sizes(), initial=0))[self.since :])
 
     def reserved(self) -> int:
         """The most bytes in tensors since the step began."""
         return max(accumulate(self.sizes(), initial=0))
-
-    def free(self) -> tuple[int, int]:
-        return self.card.room - self.reserved(), self.card.room
 
     def reset_peak(self) -> None:
         self.since = len(self.sizes())
@@ -320,54 +311,20 @@ class Memory:
         """The counters that `torch.cuda.memory_stats` has, as far as they are known here."""
         now, peak, reserved = self.allocated(), self.peak(), self.reserved()
         counted = {"allocated_bytes": (now, peak), "active_bytes": (now, peak), "reserved_bytes": (reserved, reserved)}
-        named = {
-            f"{name}.all.{when}": size
-            for name, both in counted.items()
-            for when, size in zip(("current", "peak"), both, strict=True)
-        }
-        return {**named, "num_alloc_retries": 0, "num_ooms": 0}
+        found = {"num_alloc_retries": 0, "num_ooms": 0}
+        for name, (current, most) in counted.items():
+            found |= {f"{name}.all.current": current, f"{name}.all.peak": most}
+        return found
 
     def answers(self) -> dict[str, Any]:
-        now, peak, reserved = _of_one(self.allocated), _of_one(self.peak), _of_one(self.reserved)
-        return {
-            "memory_allocated": now,
-            "max_memory_allocated": peak,
-            **dict.fromkeys(("memory_reserved", "max_memory_reserved", "memory_cached", "max_memory_cached"), reserved),
-            "memory_stats": _of_one(self.statistics),
-            "mem_get_info": _of_one(self.free),
-            **dict.fromkeys(RESETS, _of_one(self.reset_peak)),
-            **dict.fromkeys(RESETS_OF_NOTHING, _of_one(_nothing)),
-            "empty_cache": _nothing,
+        reserved = ("memory_reserved", "max_memory_reserved", "memory_cached", "max_memory_cached")
+        of_one = {
+            "memory_allocated": self.allocated,
+            "max_memory_allocated": self.peak,
+            **dict.fromkeys(reserved, self.reserved),
+            "memory_stats": self.statistics,
+            "mem_get_info": lambda: (self.card.room - self.reserved(), self.card.room),
+            **dict.fromkeys(RESETS, self.reset_peak),
+            **dict.fromkeys(RESETS_OF_NOTHING, _nothing),
         }
-
-
-def _of_accelerator(memory: Memory) -> dict[str, Any]:
-    answers = memory.answers()
-    same = (
-        "memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved", "memory_stats",
-        "reset_peak_memory_stats", "reset_accumulated_memory_stats", "empty_cache",
-    )  # fmt: skip
-    return {
-        **{name: answers[name] for name in same},
-        "empty_host_cache": _nothing,
-        "get_memory_info": answers["mem_get_info"],
-        "is_available": _always(True),
-        "current_accelerator": _always(torch.device("cuda")),
-        "device_count": _always(1),
-        **dict.fromkeys(("current_device_index", "current_device_idx"), _always(ONE_GPU)),
-        **dict.fromkeys(("set_device_index", "set_device_idx"), _of_one(_nothing)),
-        "device_index": OneDevice,
-        "current_stream": _of_one(SimulatedStream),
-        "set_stream": _nothing,
-        "synchronize": _of_one(_nothing),
-    }
-
-
-def _of_fake_tensors() -> dict[str, Any]:
-    """torch's fake tensors ask `is_available`, too, and would make a real tensor on a GPU that says yes."""
-    real = torch.cuda.is_available()
-    return {
-        "torch.Tensor.record_stream": _nothing,
-        "torch._subclasses.fake_tensor.FakeTensorMode.avoid_device_init": True,
-        "torch._subclasses.fake_tensor.init_gpu_context": fake_tensor.init_gpu_context if real else _nothing,
-    }
+        return {"empty_cache": _nothing, **{name: _of_one(answer) for name, answer in of_one.items()}}

@@ -1,10 +1,10 @@
-"""Shipped results: real GPUs' recordings, and simulated runs for platforms that cannot simulate. Exact match or a
-clear error; nothing is interpolated.
+"""Shipped results: real GPUs' recordings, and simulated runs for platforms that cannot simulate; exact matches only.
 
 `simulated.json.gz` is written by `python -m course_utils.authoring.recordings`, each `*.jsonl`, one a GPU, by
 `python3 -m course_utils record`.
 """
 
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
@@ -19,18 +19,13 @@ from .recording_file import AS, FOLDER, MEASURED, SETTLED, SIMULATED_GPU, Line, 
 
 FILE = "simulated.json.gz"
 
-TERMS = ("context", "workspaces", "scratch")
-"""Kinds of recordings that say what no simulation sees."""
+TERMS = ("context", "workspaces", "scratch")  # Kinds of recordings that say what no simulation sees
 
-POINTS = 300
-"""A thinned timeline keeps about so many moments."""
+POINTS, MOST_ALLOCATIONS = 300, 150
+"""A thinned measurement keeps about so many moments of the timeline, and so many of the allocations at the peak."""
 
 FIELDS = tuple(field.name for field in fields(Allocation))
 """A recording keeps these fields of an allocation, in this order."""
-
-MOST_ALLOCATIONS = 150
-"""A thinned measurement keeps so many of the allocations alive at the peak, the largest."""
-
 
 MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError)
 """Raised by reading JSON in which something is missing, or is of another type."""
@@ -38,11 +33,9 @@ MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError)
 
 @dataclass(frozen=True)
 class Recording:
-    """One result from a real GPU, as `record` wrote it.
+    """One result from a real GPU, as `record` wrote it: `kind` as `recording.tasks.Task` has it, `parts` as JSON.
 
-    `task` of a run is its code and its number of steps, `kind` as `recording.tasks.Task` has it. `status` is
-    "measured", "out of memory" or why there is no result. `parts` holds results as JSON by name: those of a run are
-    "counters", "times", "measured", "estimate" and "simulated".
+    `task` of a run is its code and its number of steps, `status` "measured", "out of memory" or another reason.
     """
 
     line: Line
@@ -77,31 +70,28 @@ class Recording:
 
 def _check(measured: Measurement, counters: Mapping[str, Any], losses: Any) -> None:
     """Raise ValueError, naming the part, for a recording with which nothing could be drawn or added up."""
-    line, events = measured.timeline, len(measured.timeline.changes)
-    texts = ("kind", "dtype", "operation", "module", "phase", "line")
+    timeline, moments = measured.timeline, range(len(measured.timeline.changes) + 1)
+    sizes = [(one.bytes, one.step, one.born, one.died or 0, *one.shape) for one in measured.allocations]
+    texts = [(one.kind, one.dtype, one.operation, one.module, one.phase, one.line) for one in measured.allocations]
     sound = {
-        "breakdown": isinstance(measured.breakdown.phase, str) and isinstance(measured.breakdown.label, str),
-        "changes": all(_is_whole(size) and kind in KINDS for size, kind in line.changes),
+        "breakdown": _all_of(str, measured.breakdown.phase, measured.breakdown.label),
+        "changes": all(_all_of(int, size) and kind in KINDS for size, kind in timeline.changes),
         "marks": all(
-            _is_whole(mark.event) and 0 <= mark.event <= events and _is_whole(mark.step) and isinstance(mark.phase, str)
-            for mark in line.marks
+            _all_of(int, mark.event, mark.step) and mark.event in moments and _all_of(str, mark.phase)
+            for mark in timeline.marks
         ),
-        "peak_event": _is_whole(measured.peak_event) and 0 <= measured.peak_event <= events,
-        "allocations": all(
-            all(isinstance(getattr(one, name), str) for name in texts)
-            and all(map(_is_whole, (one.bytes, one.step, one.born, one.died or 0, *one.shape)))
-            for one in measured.allocations
-        ),
-        "counters": all(map(_is_whole, counters.values())),
-        "losses": all(isinstance(loss, (int, float)) for loss in losses),
+        "peak_event": _all_of(int, measured.peak_event) and measured.peak_event in moments,
+        "allocations": all(_all_of(int, *row) for row in sizes) and all(_all_of(str, *row) for row in texts),
+        "counters": _all_of(int, *counters.values()),
+        "losses": _all_of((int, float), *losses),
     }
     for part, is_sound in sound.items():
         if not is_sound:
             raise ValueError(f"its {part} cannot be what was measured")
 
 
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def _all_of(kinds: type | tuple[type, ...], *values: Any) -> bool:
+    return all(isinstance(value, kinds) and not isinstance(value, bool) for value in values)
 
 
 def recordings(device: str | None = None) -> tuple[Recording, ...]:
@@ -142,23 +132,21 @@ def find(run: TrainingRun, steps: int, note: str = "", device: str | None = None
     Without `device` a real GPU comes before a simulation. Raises ValueError, listing what is recorded, if there is no
     such recording, and naming the GPUs if there are several.
     """
-    real = () if device == SIMULATED_GPU else _of_run(run, steps, device)
+    name = key(run, steps)
+    of_run = [item for item in recordings(device) if item.task == name and item.status in SETTLED]
+    real = [] if device == SIMULATED_GPU else of_run
     devices = sorted({recording.device for recording in real})
     if len(devices) > 1:
-        raise ValueError(
-            f"{key(run, steps)} is recorded on {', '.join(devices)}: choose one, as in device={devices[0]!r}"
-        )
+        raise ValueError(f"{name} is recorded on {', '.join(devices)}: choose one, as in device={devices[0]!r}")
     if real:
         return _newest(real).measurement(note)
     if device is not None and device != SIMULATED_GPU:
-        raise _not_recorded_on(device, run, steps)
+        raise _not_recorded_on(device, name)
     simulated = load()
-    if key(run, steps) not in simulated:
+    if name not in simulated:
         listed = "\n  ".join([*simulated, *(str(item) for item in _gpu_recordings() if item.kind == "run")])
-        raise ValueError(
-            f"no recording of {key(run, steps)}" + (f" ({note})" if note else "") + f"; recorded are:\n  {listed}"
-        )
-    return from_json(simulated[key(run, steps)], note)
+        raise ValueError(f"no recording of {name}{f' ({note})' if note else ''}; recorded are:\n  {listed}")
+    return from_json(simulated[name], note)
 
 
 def hardware_terms(device: str) -> dict[str, int]:
@@ -192,21 +180,16 @@ def _terms(item: Recording) -> dict[str, int]:
         raise ValueError(f"{item.line.place} is damaged: {type(error).__name__}: {error}") from error
 
 
-def _of_run(run: TrainingRun, steps: int, device: str | None) -> tuple[Recording, ...]:
-    name = key(run, steps)
-    return tuple(item for item in recordings(device) if item.task == name and item.status in SETTLED)
-
-
 def _newest(found: Sequence[Recording]) -> Recording:
     return max(enumerate(found), key=lambda pair: (pair[1].date, pair[0]))[1]
 
 
-def _not_recorded_on(device: str, run: TrainingRun, steps: int) -> ValueError:
+def _not_recorded_on(device: str, name: str) -> ValueError:
     there = sorted({recording.device for recording in _gpu_recordings()})
     if not recordings(device):
         return unknown("recorded device", device, [*there, SIMULATED_GPU])
     listed = "\n  ".join(item.task for item in recordings(device) if item.kind == "run")
-    return ValueError(f"no recording of {key(run, steps)} on {device}; recorded there are:\n  {listed}")
+    return ValueError(f"no recording of {name} on {device}; recorded there are:\n  {listed}")
 
 
 @cache
@@ -215,9 +198,7 @@ def _gpu_recordings() -> tuple[Recording, ...]:
 
 
 def read_folder(folder: Path) -> tuple[Recording, ...]:
-    """Every result in a folder's `*.jsonl` files. ValueError, naming file and line, for what is no recording of a
-    GPU.
-    """
+    """Every result in a folder's `*.jsonl` files. ValueError, naming file and line, for what is none of a GPU."""
     return tuple(read_recording(line) for path in sorted(folder.glob("*.jsonl")) for line in read_lines(path))
 
 
@@ -259,7 +240,7 @@ def to_json(measured: Measurement, whole: bool = False) -> dict[str, Any]:
 
 def from_json(content: dict[str, Any], note: str) -> Measurement:
     source, _, torch_version, date = content["provenance"]
-    allocations = [Allocation(**dict(zip(FIELDS, values, strict=False))) for values in content["allocations"]]
+    allocations = [Allocation(*values) for values in content["allocations"]]  # older recordings have no line
     allocations = [replace(item, shape=tuple(item.shape)) for item in allocations]
     changes, marks = [(size, kind) for size, kind in content["changes"]], [Mark(*mark) for mark in content["marks"]]
     return Measurement(
@@ -277,9 +258,6 @@ def _breakdown_to_json(moment: MemoryBreakdown) -> list[Any]:
     return [{kind: size for kind, size in moment.items() if size}, moment.phase, moment.label]
 
 
-# Thinning
-
-
 def thinned(measured: Measurement, points: int = POINTS) -> Measurement:
     """The same measurement with a timeline of about `points` moments, and the largest allocations at its peak alone.
 
@@ -290,14 +268,10 @@ def thinned(measured: Measurement, points: int = POINTS) -> Measurement:
     changes, new_event = _merged_changes(measured.timeline.changes, kept)
     peak = new_event(measured.peak_event)
     marks = [Mark(new_event(mark.event), mark.step, mark.phase) for mark in measured.timeline.marks]
-    allocations = [
-        replace(
-            item,
-            born=min(new_event(item.born), peak - 1),
-            died=None if item.died is None else max(new_event(item.died), peak),
-        )
-        for item in measured.largest(MOST_ALLOCATIONS)
-    ]
+    allocations = []
+    for item in measured.largest(MOST_ALLOCATIONS):
+        died = None if item.died is None else max(new_event(item.died), peak)
+        allocations.append(replace(item, born=min(new_event(item.born), peak - 1), died=died))
     return replace(measured, timeline=Timeline(changes, marks), peak_event=peak, allocations=allocations)
 
 
@@ -321,9 +295,9 @@ def _merged_changes(
     counts = {0: 0}
     before = 0
     for moment in kept:
-        sums: dict[str, int] = {}
+        sums: Counter[str] = Counter()
         for size, kind in changes[before:moment]:
-            sums[kind] = sums.get(kind, 0) + size
+            sums[kind] += size
         merged += sorted((size, kind) for kind, size in sums.items() if size)
         counts[moment] = len(merged)
         before = moment

@@ -1,5 +1,4 @@
-"""Recordings as JSON lines: one object a line, appended as it comes; a half-written last line is removed, and
-nothing else.
+"""Recordings as JSON lines: one object a line, appended as it comes; only a half-written last line is removed.
 
 Standard library only: the recorder holds no GPU memory of its own.
 """
@@ -8,16 +7,12 @@ import gzip
 import json
 import os
 import stat
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-AS = " as "
-"""Between the name of a GPU and that of the smaller card which it stood for."""
-
-SIMULATED_GPU = "simulated GPU"
-"""The device under which simulated runs are recorded."""
+AS = " as "  # Between the name of a GPU and that of the smaller card which it stood for
+SIMULATED_GPU = "simulated GPU"  # The device under which simulated runs are recorded
 
 SCHEMA = 1
 
@@ -27,18 +22,8 @@ SETTLED = (MEASURED, OUT_OF_MEMORY, REFUSED)
 """Results that a later call leaves alone; the others it tries again, `MOST_TRIES` times in all."""
 MOST_TRIES = 3
 
-FIELDS: dict[str, type | tuple[type, ...]] = {
-    "task": str,
-    "kind": str,
-    "status": str,
-    "device": dict,
-    "torch": str,
-    "date": str,
-    "commit": str,
-    "steps": int,
-    "parts": dict,
-}
-
+FIELDS = {**dict.fromkeys(("task", "kind", "status", "torch", "date", "commit"), str), "steps": int}
+FIELDS |= {"device": dict, "parts": dict}
 
 FOLDER = Path(__file__).with_name("recordings")
 """The shipped recordings: `*.json.gz` of simulations, `*.jsonl` of real GPUs."""
@@ -83,22 +68,20 @@ class Line:
 
 def read_lines(path: Path) -> list[Line]:
     """Every result in a file. ValueError naming file and line for what is not one of this schema's."""
-    return [*_lines(path, path.read_bytes())]
+    return _lines(path, path.read_bytes())
 
 
-def _lines(path: Path, content: bytes) -> Iterator[Line]:
-    for number, raw in enumerate(content.splitlines(), start=1):
-        yield Line(path, number, _checked(raw, f"{path.name}, line {number}"))
+def _lines(path: Path, content: bytes) -> list[Line]:
+    numbered = enumerate(content.splitlines(), start=1)
+    return [Line(path, number, _checked(raw, f"{path.name}, line {number}")) for number, raw in numbered]
 
 
 def _checked(raw: bytes, place: str) -> dict[str, Any]:
     try:
         content = json.loads(raw)
     except (json.JSONDecodeError, UnicodeDecodeError):
-        raise ValueError(
-            f"{place} is not JSON, or was cut off: delete that line, or let `python3 -m course_utils record` do so "
-            "if it is the last one"
-        ) from None
+        advice = "delete that line, or let `python3 -m course_utils record` do so if it is the last one"
+        raise ValueError(f"{place} is not JSON, or was cut off: {advice}") from None
     if not isinstance(content, dict) or "schema" not in content:
         raise ValueError(f"{place} is no recording: each line is a JSON object that names its schema")
     if content["schema"] != SCHEMA:
@@ -124,8 +107,7 @@ def repair(path: Path) -> str:
         path.chmod(mode | stat.S_IWUSR)
     content = path.read_bytes()
     whole, feed, last = content.rpartition(b"\n")
-    for _ in _lines(path, whole):
-        pass
+    _lines(path, whole)
     if not last:
         return ""
     try:

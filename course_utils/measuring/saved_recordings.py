@@ -1,5 +1,4 @@
-"""Findings of saved-tensor hooks on a simulated GPU, shipped for platforms that cannot simulate one. Exact match or a
-clear error; nothing is guessed.
+"""Findings of saved-tensor hooks on a simulated GPU, shipped for platforms without one; exact matches only.
 
 `saved.json.gz` is written by `python -m course_utils.authoring.recordings`.
 """
@@ -21,8 +20,7 @@ FILE = "saved.json.gz"
 KNOWN = ("torch.nn.", "course_utils.")
 """Modules whose classes say in their repr all that decides what they keep; a learner's own class may not."""
 
-Row = tuple[str, tuple[int, ...], str, int]
-"""Name, shape, dtype and bytes of one storage."""
+Row = tuple[str, tuple[int, ...], str, int]  # Name, shape, dtype and bytes of one storage
 
 
 @dataclass(frozen=True)
@@ -44,9 +42,7 @@ class Question:
 
 
 def spelled(operation: Callable[..., Any]) -> str | None:
-    """The operation as text if it is a module of torch or of the course, a function of torch or a partial one of these;
-    else None.
-    """
+    """The operation as text if it is a module of torch or the course, or a (partial) function of torch; else None."""
     if isinstance(operation, torch.nn.Module):
         alike = all(type(part).__module__.startswith(KNOWN) and part.training for part in operation.modules())
         trained = all(weight.requires_grad for weight in operation.parameters())

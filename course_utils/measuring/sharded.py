@@ -1,11 +1,10 @@
 """FSDP2 as one rank of many sees it: rank 0 of any number of simulated ranks, in one process without a GPU.
 
-torch's fake process group takes part in every collective without sending anything. What is received has no value, as
-nothing on a simulated GPU has, but every buffer of the genuine `fully_shard` is allocated and freed when it would be.
+torch's fake process group sends nothing, but each buffer of the genuine `fully_shard` is allocated when it would be.
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from typing import Any
@@ -16,16 +15,18 @@ import torch.distributed as dist
 
 from ..errors import SimulationUnavailable
 from ..estimating.sharding import check_fsdp
-from ..estimating.workspaces import workspaces_on
+from ..estimating.workspaces import Workspaces, workspaces_on
 from ..measurement import Measurement
 from ..networks import Transformer, build_network, default_dtype
 from ..run import TrainingRun
 from .optimizers import make_optimizer
 from .patches import ONE_AT_A_TIME, on_this_thread
-from .shard_tracker import ShardTracker
 from .simulated import simulated_gpu
 from .step import Training
 from .tracing import cycles_left_alone, follow, provenance_of, shortened
+from .tracker import FORWARD, Tracker
+
+aten = torch.ops.aten
 
 
 def measure_sharded(run: TrainingRun, steps: int, note: str) -> Measurement:
@@ -135,3 +136,68 @@ class ShardedTraining(Training):
 
     def _optimizer(self) -> torch.optim.Optimizer:
         return make_optimizer(self.run.optimizer, list(self.network.named_parameters()))
+
+
+PLAN = "_propagate_tensor_meta_non_cached"
+"""The method with which torch's ShardingPropagator finds out the shapes that an operator gives."""
+
+
+class ShardTracker(Tracker):
+    """Knows FSDP2's buffers by the operators that fill and empty them: they are communication.
+
+    Before a DTensor does an operation for the first time, it plans it on fake tensors as large as if nothing were
+    sharded. On a simulated GPU they look like all others, but no GPU ever has them: they are left out.
+    """
+
+    def __init__(self, device: str, workspaces: Workspaces | None = None) -> None:
+        from torch.distributed.tensor._sharding_prop import ShardingPropagator
+
+        super().__init__(device, workspaces)
+        self._planning = False
+        self._plans = on_this_thread(ShardingPropagator, PLAN, self._unseen(getattr(ShardingPropagator, PLAN)))
+
+    def _unseen(self, plan: Callable[..., Any]) -> Callable[..., Any]:
+        def planning(*args: Any) -> Any:
+            self._planning = True
+            try:
+                return plan(*args)
+            finally:
+                self._planning = False
+
+        return planning
+
+    def __enter__(self) -> "ShardTracker":
+        super().__enter__()
+        self._patches.enter_context(self._plans)
+        return self
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._planning:
+            return func(*args, **(kwargs or {}))
+        out = super().__torch_dispatch__(func, types, args, kwargs)
+        if out is NotImplemented:
+            return out
+        if func.namespace == "fsdp":
+            self._bind_buffers(func, args, kwargs or {})
+        elif func.namespace == "c10d" and "reduce_scatter" in func._schema.name:
+            self.bind("communication", [args[0]])  # the share of rank 0, until it becomes its gradients
+        elif func is aten._to_copy.default and (self.phase in FORWARD or self._recomputing):
+            source, copy = self._known(args[0]), self._known(out)
+            if source is not None and copy is not None and source.bound == "communication" and source is not copy:
+                copy.bound = "weight_copies"  # autocast's, of a gathered weight
+        return out
+
+    def _bind_buffers(self, func: Any, args: Any, kwargs: Any) -> None:
+        operator = func._schema.name.removeprefix("fsdp::")
+        if operator == "all_gather_copy_in":
+            shards, gathered = args[0], args[1]
+            self.bind("communication", [gathered, *(shard for shard in shards if self._is_unbound(shard))])
+        elif operator == "split_with_sizes_copy":
+            self.bind("communication", kwargs["out"])
+        elif operator == "chunk_cat":
+            self.bind("gradients", (gradient for gradient in args[0] if self._is_unbound(gradient)))
+            self.bind("communication", [kwargs["out"]])
+
+    def _is_unbound(self, tensor: torch.Tensor) -> bool:
+        storage = self._known(tensor)
+        return storage is not None and not storage.bound

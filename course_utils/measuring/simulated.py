@@ -1,5 +1,4 @@
-"""A GPU that is not there: the genuine eager step on fake CUDA tensors, dispatched, differentiated and freed as on a
-real one.
+"""A GPU that is not there: the genuine eager step on fake CUDA tensors, dispatched and freed as on a real one.
 
 torch's FakeTensorMode gives tensors that have a shape, a dtype and the device "cuda", but no memory. Three things
 keep it from working without a GPU, and this file fixes each; `self_test` runs a small step to prove it.
@@ -30,8 +29,7 @@ from ..errors import SimulationUnavailable
 from .patches import ONE_AT_A_TIME, on_this_thread
 from .quick_fake import QuickFakeMode
 
-CUDA, META = 1, 14
-"""c10::DeviceType."""
+CUDA, META = 1, 14  # c10::DeviceType
 GUARD_TYPE, GUARD_DEVICE_COUNT = 0, 15
 """Slots of c10::impl::DeviceGuardImplInterface's table of virtual functions, in the order of its header."""
 HOOKS_IS_BUILT, HOOKS_HAS_CONTEXT = 2, 4
@@ -53,10 +51,7 @@ def _availability() -> tuple[bool, str]:
 
 
 def self_test() -> str:
-    """Run a forward and backward of one linear layer on the simulated GPU; returns which build that was on.
-
-    Raises SimulationUnavailable if it fails or gives other gradients than it should.
-    """
+    """Run a small step on the simulated GPU; returns which build that was on. Raises SimulationUnavailable."""
     how = _enable()
     try:
         gradient = _gradient_of_a_small_step()
@@ -97,9 +92,6 @@ def _enable() -> str:
         ) from error
     _register_missing_kernels()
     return "CPU build of torch"
-
-
-# The tables of virtual functions
 
 
 def _keep_for_ever(thing: Any) -> None:
@@ -143,8 +135,7 @@ def _table_with(instance: int, changes: dict[int, int], slots: int) -> int:
 def _register_device_guard() -> None:
     """Give the CUDA slot the no-op guard that a CUDA build without a GPU has.
 
-    torch makes that guard itself where it finds one that counts no devices: so one is lent for a moment, a copy of the
-    `meta` device's that answers 0.
+    torch makes it itself where it finds a guard that counts no devices: a copy of the `meta` device's is lent for that.
     """
     c10 = _library("c10")
     table = (ctypes.c_void_p * 32).in_dll(c10, "_ZN3c104impl26device_guard_impl_registryE")
@@ -199,13 +190,9 @@ def _register_missing_kernels() -> None:
         library.impl(operator, lambda gradient, x: torch.empty_like(x), "CUDA")
 
 
-# The step's surroundings
-
-
 @contextlib.contextmanager
 def simulated_gpu(attention: str) -> Iterator[None]:
-    """Inside, every tensor on "cuda" is fake and `attention` is the kernel that runs: "flash", "efficient", "cudnn", or
-    "eager" for none of them.
+    """Inside, every tensor on "cuda" is fake and `attention` is the kernel that runs; "eager" for none.
 
     Raises SimulationUnavailable where torch cannot do it.
     """
@@ -216,30 +203,17 @@ def simulated_gpu(attention: str) -> Iterator[None]:
         enter(on_this_thread(amp, "amp_definitely_not_available", lambda: False))
         enter(on_this_thread(torch.cuda, "is_bf16_supported", lambda *_, **__: True))
         # GradScaler reads on the host whether gradients are finite; fake ones have no value, so it always steps.
-        enter(on_this_thread(torch.amp.GradScaler, "_maybe_opt_step", _step_always))
+        enter(on_this_thread(torch.amp.GradScaler, "_maybe_opt_step", lambda _, one, __, *a, **k: one.step(*a, **k)))
         enter(on_this_thread(torch.nn.functional, "scaled_dot_product_attention", _attention_function(attention)))
         # foreach=None looks at the exact type of the parameters, which is FakeTensor here.
         supported = [*torch_optimizer._foreach_supported_types, FakeTensor]
         enter(mock.patch.object(torch_optimizer, "_foreach_supported_types", supported))
-        enter(_without_cudnn())
+        # A CUDA build asks cuDNN, and cuDNN the driver, how to run an LSTM; the CPU build runs it cell by cell.
+        stack.callback(setattr, torch.backends.cudnn, "enabled", torch.backends.cudnn.enabled)
+        torch.backends.cudnn.enabled = False
         enter(torch.autograd.set_multithreading_enabled(False))  # an idle device thread can abort at exit
         enter(QuickFakeMode(allow_fallback_kernels=False))  # which would run on a real device, with real memory
         yield
-
-
-@contextlib.contextmanager
-def _without_cudnn() -> Iterator[None]:
-    """A CUDA build asks cuDNN, and cuDNN the driver, how to run an LSTM; the CPU build runs it cell by cell."""
-    before = torch.backends.cudnn.enabled
-    torch.backends.cudnn.enabled = False
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.enabled = before
-
-
-def _step_always(scaler: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
-    return optimizer.step(*args, **kwargs)
 
 
 def _attention_function(kernel: str) -> Callable[..., torch.Tensor]:
@@ -257,22 +231,17 @@ def _attention_function(kernel: str) -> Callable[..., torch.Tensor]:
     ) -> torch.Tensor:  # fmt: skip
         if torch.is_autocast_enabled("cuda"):  # the whole is on autocast's 16-bit list, its parts are not
             q, k, v = (tensor.to(torch.get_autocast_dtype("cuda")) for tensor in (q, k, v))
+        aten, needs_gradient = torch.ops.aten, torch.is_grad_enabled() and q.requires_grad
         if kernel == "flash":
-            return torch.ops.aten._scaled_dot_product_flash_attention(
-                q, k, v, dropout_p, is_causal, False, scale=scale
-            )[0]
-        needs_gradient = torch.is_grad_enabled() and q.requires_grad
+            return aten._scaled_dot_product_flash_attention(q, k, v, dropout_p, is_causal, False, scale=scale)[0]
+        masked = (q, k, v, attn_mask, needs_gradient, dropout_p, is_causal)
         if kernel == "cudnn":
-            return torch.ops.aten._scaled_dot_product_cudnn_attention(
-                q, k, v, attn_mask, needs_gradient, dropout_p, is_causal, False, scale=scale
-            )[0]
+            return aten._scaled_dot_product_cudnn_attention(*masked, False, scale=scale)[0]
         if kernel != "efficient":
             raise ValueError(f"no simulated kernel for attention {kernel!r}; known: flash, efficient, cudnn")
         if enable_gqa:
             raise ValueError("the efficient kernel takes no grouped queries: repeat keys and values first")
-        return torch.ops.aten._scaled_dot_product_efficient_attention(
-            q, k, v, attn_mask, needs_gradient, dropout_p, is_causal, scale=scale
-        )[0]
+        return aten._scaled_dot_product_efficient_attention(*masked, scale=scale)[0]
 
     return attention
 

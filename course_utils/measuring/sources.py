@@ -23,8 +23,7 @@ MOST_STEPS = 1000
 BALANCED = "balanced experts: each computes b·s·k/E pairs of a token and a choice, a real router's load differs"
 """Note for every mixture of experts: its capacity is fixed, so that no shape depends on the data."""
 
-CPU_LIMIT = 4 * GB
-"""Larger runs are not traced on the CPU: they would take minutes, and memory that a laptop needs."""
+CPU_LIMIT = 4 * GB  # Larger runs are not traced on the CPU: they would take minutes, and memory that a laptop needs
 
 
 def measure(
@@ -62,9 +61,8 @@ def measure(
     if source not in SOURCES:
         raise unknown("source", source, SOURCES)
     if not isinstance(steps, int) or isinstance(steps, bool) or not 1 <= steps <= MOST_STEPS:
-        raise ValueError(
-            f"steps is {steps!r}: a whole number from 1 to {MOST_STEPS}; 2 is usual, as the first has no states yet"
-        )
+        usual = "2 is usual, as the first has no states yet"
+        raise ValueError(f"steps is {steps!r}: a whole number from 1 to {MOST_STEPS}; {usual}")
     if device is not None and not isinstance(device, str):
         raise ValueError(f"device is {device!r}: a part of a GPU's name, such as 'H200'")
     if device is not None and source != "recorded":
@@ -149,9 +147,7 @@ def card_here() -> Gpu:
 
 
 def _source_of_ranks(run: TrainingRun, source: str) -> str:
-    """The source for rank 0 of several: FSDP2 (zero_stage 2 and 3) is simulated, DistributedDataParallel runs on the
-    CPU. Raises ValueError, naming what works, for another one.
-    """
+    """The source for rank 0 of several. Raises ValueError, naming what works, for one that cannot measure them."""
     if source == "recorded" or (run.zero_stage < 2 and source == "cpu"):
         return source
     if run.zero_stage >= 2 and source in ("auto", "simulated"):

@@ -27,13 +27,11 @@ class Phases(Protocol):
 
 
 class MasterOptimizer:
-    """An optimizer on fp32 master weights for a network in 16-bit: ZeRO's 2 + 2 + 4 + 4 + 4 bytes a parameter with
-    AdamW.
+    """An optimizer on fp32 master weights for a 16-bit network: ZeRO's 2 + 2 + 4 + 4 + 4 bytes each with AdamW.
 
-    Tensor by tensor, one gradient is upcast at a time. Where foreach was asked for, every gradient is upcast first, as
-    is common, which adds 4 bytes a parameter for the gradients and 4 for what foreach makes, less the 2 of the 16-bit
-    gradients. Where gradients are fp32 too, backward adds each to its main gradient at once and lets the 16-bit one go,
-    as Megatron-LM does. A loss scaler says `grad_scale` and `found_inf`, as it says them to torch's fused optimizers.
+    One gradient is upcast at a time, or all of them first where foreach was asked for. Where gradients are fp32 too,
+    backward adds each to its main gradient at once and lets the 16-bit one go, as Megatron-LM does. A loss scaler sets
+    `grad_scale` and `found_inf`, as for torch's fused optimizers.
     """
 
     _step_supports_amp_scaling = True  # torch.amp.GradScaler then looks for overflows and leaves unscaling to us
@@ -94,9 +92,7 @@ class MasterOptimizer:
                 owner.grad.zero_()
 
     def named_states(self, names: Mapping[int, str]) -> list[tuple[str, Any]]:
-        """Every tensor that it owns: master weights and what the optimizer keeps of each, with names made of those of
-        the weights.
-        """
+        """Every tensor that it owns: master weights and what the optimizer keeps of each."""
         pairs = zip(self.weights, self.masters, strict=True)
         of = {id(master): names[id(weight)] for weight, master in pairs}
         kept = [state for optimizer in self.optimizers for state in named_states_of(optimizer, of)]
@@ -104,7 +100,6 @@ class MasterOptimizer:
 
 
 def _add_in_fp32(weight: torch.Tensor, master: torch.Tensor) -> None:
-    """Add a weight's gradient to its master's, in fp32, and let it go."""
     if weight.grad is not None:
         gradient, weight.grad = weight.grad, None
         if master.grad is None:
@@ -151,7 +146,7 @@ class Training:
 
     @property
     def skipped_an_update(self) -> bool:
-        """True if the loss scaler found a gradient that overflowed, and left out the update."""
+        """True if the loss scaler found a gradient that overflowed."""
         return self.scaler is not None and not self.simulated and self.scaler.get_scale() < LOSS_SCALE
 
     def states(self) -> list[Any]:
@@ -221,13 +216,12 @@ class Training:
                 return chunked_loss(out, self.network.head, self.targets, chunks) / self.run.accumulation_steps
 
     def _clip(self, largest: float) -> None:
-        if self.scaler is None:
-            clip(self.gradient_owners(), largest)
-        elif isinstance(self.optimizer, MasterOptimizer):  # its gradients are unscaled when they become fp32
-            clip(self.gradient_owners(), largest, self.scaler._scale)
-        else:
+        scale = None
+        if isinstance(self.optimizer, MasterOptimizer):  # its gradients are unscaled when they become fp32
+            scale = self.scaler._scale if self.scaler is not None else None
+        elif self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
-            clip(self.gradient_owners(), largest)
+        clip(self.gradient_owners(), largest, scale)
 
     def _update(self) -> None:
         if self.scaler is None:

@@ -74,8 +74,7 @@ def trace_on_cpu(run: TrainingRun, steps: int, note: str) -> Measurement:
 def own_random_numbers() -> Iterator[None]:
     """Inside, torch's random numbers begin at the course's seed; then they go on as if nothing had happened.
 
-    Those of the current GPU too, if CUDA is in use; if not, nothing is said to it: torch.manual_seed would be
-    remembered for the day on which it is.
+    Those of the current GPU too, if CUDA is in use; if not, torch.manual_seed would be remembered until it is.
     """
     gpus = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
     with ONE_AT_A_TIME, torch.random.fork_rng(devices=gpus, device_type="cuda"):
@@ -156,5 +155,4 @@ def torch_release() -> str:
 
 
 def today() -> str:
-    """Today's date, for a provenance."""
     return date.today().isoformat()

@@ -8,7 +8,7 @@ when it died.
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, fields
 from functools import cache, partial
 from itertools import accumulate
@@ -54,23 +54,17 @@ CONTIGUOUS_GRADIENT = frozenset(
 )
 """CUDA kernels that first copy the gradient, their first argument, unless it is contiguous."""
 
-NOT_EXPANDED = frozenset(
-    {
-        aten.mm.default,
-        aten.addmm.default,
-        aten.bmm.default,
-        aten.baddbmm.default,
-        aten._scaled_dot_product_flash_attention_backward.default,
-        aten._scaled_dot_product_efficient_attention_backward.default,
-    }
-)
+PRODUCTS = frozenset({aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default})
+FUSED_BACKWARDS = {
+    aten._scaled_dot_product_flash_attention_backward.default,
+    aten._scaled_dot_product_efficient_attention_backward.default,
+}
+NOT_EXPANDED = PRODUCTS | FUSED_BACKWARDS
 """CUDA kernels that first copy what was expanded, as the gradient of a sum is; any order of dimensions will do.
 
 These and those above are what torch's own allocator counts (torch 2.11 and 2.13)."""
 
-WITH_CUBLAS = frozenset(
-    {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default, aten.mv.default, aten.dot.default}
-)
+WITH_CUBLAS = PRODUCTS | {aten.mv.default, aten.dot.default}
 """Operators for which torch gives cuBLAS a workspace, the first time on each thread."""
 
 SPECIAL = CONTIGUOUS_GRADIENT | NOT_EXPANDED | WITH_CUBLAS | ON_THE_HOST.keys()
@@ -79,8 +73,7 @@ SPECIAL = CONTIGUOUS_GRADIENT | NOT_EXPANDED | WITH_CUBLAS | ON_THE_HOST.keys()
 States = Callable[[], Iterable[tuple[str, Any]]]
 """Lists an optimizer's tensors by name, as in ("exp_avg of head.weight", tensor)."""
 
-FORWARD = ("forward", "loss")
-"""Phases of one pass through the network: what outlives both was kept for backward."""
+FORWARD = ("forward", "loss")  # Phases of one pass through the network: what outlives both was kept for backward
 
 
 @dataclass(slots=True, eq=False)
@@ -158,8 +151,6 @@ class Tracker(TorchDispatchMode):
         self._patches = ExitStack()
         self.failure: Failure | None = None
 
-    # Recording
-
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # as in quick_fake
@@ -173,7 +164,7 @@ class Tracker(TorchDispatchMode):
         if func is ASK_DEVICE:
             return device_of(args[0]) if type(args[0]) is FakeTensor else func(*args)
         if has_made_of_others(types):
-            return NotImplemented  # as a DTensor is: let it become operators on its parts first
+            return NotImplemented
         if func is not aten.detach.default:  # a checkpoint's second forward packs what it saves with gradients off
             self._notice_recomputation()
         self._notice_place()
@@ -217,8 +208,6 @@ class Tracker(TorchDispatchMode):
         """Note memory that is taken inside a kernel, so that no tensor shows it."""
         made = self._storage(0, size, shape, dtype, operation)
         made.kept, made.bound = False, bound
-        self.storages.append(made)
-        self.events.append((made.bytes, made))
         return made
 
     def _give_workspaces(self, func: Any, sizes: Workspaces) -> None:
@@ -250,7 +239,7 @@ class Tracker(TorchDispatchMode):
         autograd numbers a node before the operator that it belongs to runs, so here the newest number is that node's.
         """
         self._place, in_engine = calling_place()
-        self._module = self._modules[-1] or self._running()
+        self._module = self._running()
         if in_engine:
             node = torch._C._current_autograd_node()
             self._place, self._module = self._made.get(node._sequence_nr() if node else -1, (None, self._module))
@@ -286,17 +275,18 @@ class Tracker(TorchDispatchMode):
         if size == 0:
             return None
         born = self._storage(key, size, shape, dtype, operation)
-        self.storages.append(born)
-        self.events.append((born.bytes, born))
         self._live[key] = (born, weakref.ref(storage, lambda _, key=key: self._free(key)))
         return born
 
     def _storage(self, key: int, size: int, shape: tuple[int, ...], dtype: str, operation: str) -> Storage:
-        return Storage(
+        made = Storage(
             key=key, bytes=round_up(size), exact=size, shape=shape, dtype=dtype, operation=operation,
             module=self._module, phase=self.phase, step=self.step, micro_batch=self.micro_batch,
             recomputation=self._recomputation if self._recomputing else 0, place=self._place,
         )  # fmt: skip
+        self.storages.append(made)
+        self.events.append((made.bytes, made))
+        return made
 
     def _following_resize(self) -> Callable[[torch.UntypedStorage, int], Any]:
         """`UntypedStorage.resize_`, followed: it is no operator, and FSDP2 frees and fills its buffers with it.
@@ -379,13 +369,11 @@ class Tracker(TorchDispatchMode):
 
     def bind(self, kind: str, tensors: Iterable[Any], name: str = "") -> None:
         """Say that these tensors' storages are of `kind`, whenever they were born, and which parameter they are of."""
-        for tensor in tensors:
-            for part in _parts(tensor):
-                self._see(part)
-                storage = self._known(part)
-                if storage is not None:
-                    storage.bound = kind
-                    storage.module = name or storage.module
+        for part in (part for tensor in tensors for part in _parts(tensor)):
+            self._see(part)
+            storage = self._known(part)
+            if storage is not None:
+                storage.bound, storage.module = kind, name or storage.module
 
     def watch(self, network: torch.nn.Module, states: States) -> None:
         """Follow a network's parameters, gradients and modules, the network itself being called by its class.
@@ -396,7 +384,7 @@ class Tracker(TorchDispatchMode):
         for name, parameter in network.named_parameters():
             self.bind("parameters", [parameter], name)
             if parameter.requires_grad:
-                hook = partial(self._bind_gradient, name)
+                hook = partial(lambda name, owner: self.bind("gradients", [owner.grad], name), name)
                 self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))
         for name, buffer in network.named_buffers():  # weights stored in few bits are buffers
             self.bind("parameters", [buffer], name)
@@ -406,31 +394,21 @@ class Tracker(TorchDispatchMode):
             self._hooks.append(module.register_forward_pre_hook(lambda *_, name=name: self._modules.append(name)))
             self._hooks.append(module.register_forward_hook(lambda *_: self._modules.pop() and None, always_call=True))
 
-    def _bind_gradient(self, name: str, parameter: torch.Tensor) -> None:
-        self.bind("gradients", [parameter.grad], name)
-
     def bind_states(self) -> None:
         """Bind the optimizer's tensors: call it at the end of its step, when new ones have appeared."""
         for name, tensor in self._states():
             self.bind("optimizer_states", [tensor], name)
 
-    @contextmanager
-    def in_phase(self, phase: str) -> Iterator[None]:
-        """Name what happens inside."""
-        self.begin(phase)
-        yield
-
-    def begin(self, phase: str) -> None:
+    def begin(self, phase: str) -> AbstractContextManager[None]:
         """Name what happens from now on."""
         self.phase = phase
         self.marks.append(Mark(len(self.events), self.step, phase))
+        return nullcontext()
+
+    in_phase = begin
 
     def _number_events(self) -> None:
-        """Tell each storage when it was born and when it died.
-
-        Not before: Python looks for cycles of references whenever it likes, also between two lines of this file, and
-        what it then frees is an event of its own.
-        """
+        """Write down when each storage was born and died; not before, as Python may free one between any two lines."""
         for index, (size, storage) in enumerate(self.events):
             if size > 0:
                 storage.born = index
@@ -438,9 +416,7 @@ class Tracker(TorchDispatchMode):
                 storage.died = index
 
     def _order_frees(self) -> None:
-        """Sort each unbroken run of frees by birth: autocast drops its copies in the order of a hash table, new every
-        time.
-        """
+        """Sort each unbroken run of frees by birth: autocast drops its copies in a hash table's order."""
         self._number_events()
         borders = {mark.event for mark in self.marks}
         unbroken: list[int] = []
@@ -481,9 +457,7 @@ class Tracker(TorchDispatchMode):
         return event
 
     def phase_peaks(self, since: int) -> dict[str, MemoryBreakdown]:
-        """The highest point of each phase from event `since` on, by the phase's name; of several of one name, the
-        highest.
-        """
+        """The highest point of each phase from event `since` on, by the phase's name."""
         totals = list(accumulate(size for size, _ in self.events))
         ends = [mark.event for mark in self.marks[1:]] + [len(self.events)]
         highest: dict[str, int] = {}
@@ -511,19 +485,17 @@ class Tracker(TorchDispatchMode):
 
 @cache
 def has_made_of_others(kinds: tuple[type, ...]) -> bool:
-    """True if tensors of one of these classes hold other tensors, and turn each operator into some on those."""
+    """True if tensors of one of these classes, as a DTensor, turn each operator into some on tensors that they hold."""
     return any(issubclass(kind, torch.Tensor) and is_traceable_wrapper_subclass_type(kind) for kind in kinds)
 
 
 def _parts(value: Any) -> Iterator[torch.Tensor]:
     """The tensors that hold a tensor's data: itself, or those that a tensor made of others is made of."""
-    if not isinstance(value, torch.Tensor):
-        return
-    if not is_traceable_wrapper_subclass(value):
+    if isinstance(value, torch.Tensor) and is_traceable_wrapper_subclass(value):
+        for name in value.__tensor_flatten__()[0]:
+            yield from _parts(getattr(value, name))
+    elif isinstance(value, torch.Tensor):
         yield value
-        return
-    for name in value.__tensor_flatten__()[0]:
-        yield from _parts(getattr(value, name))
 
 
 def _tensors(out: Any) -> Iterator[torch.Tensor]:
@@ -536,12 +508,11 @@ def _tensors(out: Any) -> Iterator[torch.Tensor]:
 
 
 def last_index(items: list[Any], wanted: Any) -> int:
-    """The last index of `wanted` in a list, searched from the end: it has come just now."""
     return next(index for index in range(len(items) - 1, -1, -1) if items[index] == wanted)
 
 
 def _failure(error: Exception, func: Any, given: Any, place: Place | None) -> Failure:
-    """Describe the arguments of an operator that raised; no tensor is held, so that none is kept alive."""
+    """Describe the arguments of an operator that raised, without keeping a tensor alive."""
     tensors = tuple((tuple(leaf.shape), _device(leaf)) for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor))
     return Failure(id(error), _operation(func), tensors, described(place))
 
@@ -553,9 +524,7 @@ def _current_node() -> tuple[int, int]:
 
 
 def _device(tensor: torch.Tensor) -> str:
-    """The type of a tensor's device. A fake tensor's `.device` is an operator of its own, and asking costs a
-    dispatch.
-    """
+    """The type of a tensor's device. A fake tensor's `.device` is an operator of its own, which costs a dispatch."""
     return (tensor.fake_device if type(tensor) is FakeTensor else tensor.device).type
 
 
@@ -565,7 +534,6 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _is_expanded(tensor: torch.Tensor) -> bool:
-    """True if elements that differ in a dimension are one and the same in memory."""
     return any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
 
 

@@ -15,8 +15,7 @@ from .patches import on_this_thread
 from .places import calling_place, described
 from .tracker import ASK_DEVICE, Tracker, has_made_of_others
 
-PLACEHOLDER = 1.0
-"""The value of a simulated loss.item(): finite, and safe to divide by."""
+PLACEHOLDER = 1.0  # The value of a simulated loss.item(): finite, and safe to divide by
 
 READ_VALUE = torch.ops.aten._local_scalar_dense.default
 NEW_CONSTANT = torch.ops.aten.lift_fresh.default
@@ -33,23 +32,19 @@ class Watch(TorchDispatchMode):
         super().__init__()
         self.tracker, self.work, self.simulated = tracker, work, simulated
         self.placeholders = False
-        self._depth, self._calls, self._had_backward = 0, 0, False
-        self._gradients = 0
+        self._depth, self._calls, self._had_backward, self._has_gradient = 0, 0, False, False
         self._stack = ExitStack()
         self._hooks: list[Any] = []
 
     def __enter__(self) -> "Watch":
         self._bind_all()
-        self._patch(torch.autograd, "backward", self._followed_backward(torch.autograd.backward))
+        followed = self._followed_backward(torch.autograd.backward)
+        self._stack.enter_context(on_this_thread(torch.autograd, "backward", followed))
         if self.simulated:
             self._fake = torch.empty(0, device="cuda").fake_mode  # pyrefly: ignore [missing-attribute]
-            self._patch(FakeTensor, "__format__", _format)
-            self._patch(FakeTensor, "numpy", _no_numpy)
-            self._patch(FakeTensor, "__array__", _no_numpy)
+            for name, answer in {"__format__": _format, "numpy": _no_numpy, "__array__": _no_numpy}.items():
+                self._stack.enter_context(on_this_thread(FakeTensor, name, answer))
         return super().__enter__()
-
-    def _patch(self, owner: Any, name: str, replacement: Any) -> None:
-        self._stack.enter_context(on_this_thread(owner, name, replacement))
 
     def __exit__(self, exc_type: Any, exc_val: Any, exc_tb: Any) -> None:
         super().__exit__(exc_type, exc_val, exc_tb)
@@ -59,8 +54,6 @@ class Watch(TorchDispatchMode):
         for owner in (self.work.model, *self.work.optimizers):
             vars(owner).pop("zero_grad")
 
-    # What belongs to what
-
     def _bind_all(self) -> None:
         tracker, work = self.tracker, self.work
         for module in work.model.modules():
@@ -69,14 +62,12 @@ class Watch(TorchDispatchMode):
                 module.register_forward_hook(lambda *_: self._leave_module(), always_call=True),
             ]
         tracker.watch(work.model, work.named_states)
-        for name, buffer in work.model.named_buffers():
-            tracker.bind("parameters", [buffer], name)
         for tensor in tensors_in(work.batch, set()):
             tracker.bind("parameters" if isinstance(tensor, torch.nn.Parameter) else "inputs", [tensor])
         tracker.bind("gradients", [parameter.grad for parameter in work.model.parameters()])
         for parameter in work.model.parameters():
             if parameter.requires_grad:
-                self._hooks.append(parameter.register_post_accumulate_grad_hook(self._count_gradient))
+                self._hooks.append(parameter.register_post_accumulate_grad_hook(self._note_gradient))
         for optimizer in work.optimizers:
             self._hooks.append(optimizer.register_step_pre_hook(lambda *_: self._before_update()))
             self._hooks.append(optimizer.register_step_post_hook(lambda *_: tracker.bind_states()))
@@ -92,16 +83,14 @@ class Watch(TorchDispatchMode):
     def end_step(self) -> None:
         """Bind what the step may have replaced. Raises StepError if no parameter ever got a gradient."""
         self.tracker.bind("parameters", self.work.model.parameters())
-        if not self._gradients:
+        if not self._has_gradient:
             raise StepError(
                 "the step gave no gradient to any parameter of the model that it was called with: it has to call "
                 "loss.backward(), on a loss that comes from that model, not from one of the same name outside"
             )
 
-    def _count_gradient(self, _: torch.Tensor) -> None:
-        self._gradients += 1
-
-    # Phases
+    def _note_gradient(self, _: torch.Tensor) -> None:
+        self._has_gradient = True
 
     def _begin(self, phase: str) -> None:
         if self.tracker.phase != phase:
@@ -154,8 +143,6 @@ class Watch(TorchDispatchMode):
                     self._begin(before)
 
         return followed
-
-    # Operators
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -20,8 +20,7 @@ from torch.utils._pytree import tree_leaves
 from course_utils.estimating.sharding import ddp_communication, optimizer_bytes_of, rank_0_states, zero_1_shares
 from course_utils.measurement import Provenance
 from course_utils.measuring.data_parallel import ReplicatedTraining, ReplicaTracker, whole_batch
-from course_utils.measuring.shard_tracker import ShardTracker
-from course_utils.measuring.sharded import ShardedTraining
+from course_utils.measuring.sharded import ShardedTraining, ShardTracker
 from course_utils.measuring.step import Training
 from course_utils.measuring.tracing import SEED, follow, today, torch_release
 from course_utils.measuring.tracker import Tracker

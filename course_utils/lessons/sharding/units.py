@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from course_utils.measurement import Measurement, Provenance
-from course_utils.measuring.shard_tracker import ShardTracker
-from course_utils.measuring.sharded import ShardedTraining, simulated_ranks
+from course_utils.measuring.sharded import ShardedTraining, ShardTracker, simulated_ranks
 from course_utils.measuring.simulated import availability, simulated_gpu
 from course_utils.measuring.tracing import follow, today, torch_release
 from course_utils.models import TransformerConfig
