@@ -26,7 +26,7 @@ from course_utils.measuring.live import KernelRefused, ready
 from course_utils.measuring.recording_file import Line, append, read_lines, repair
 from course_utils.measuring.simulated import simulated_gpu
 from course_utils.planning.twin import fits
-from course_utils.recording import hardware, recorder, wheels
+from course_utils.recording import hardware, recorder
 from course_utils.recording import work as recording_work
 from course_utils.recording.hardware import (
     Prepared,
@@ -503,15 +503,15 @@ def test_wheels_are_fetched_for_another_python_named_with_their_size_and_how_to_
             (tmp_path / "wheels" / name).write_bytes(bytes(size))
         return subprocess.CompletedProcess(command, 0, "", "")
 
-    *rows, total, install = wheels.fetch(tmp_path / "wheels", pip).splitlines()
+    *rows, total, install = recorder.fetch(tmp_path / "wheels", pip).splitlines()
     assert [row.split() for row in rows] == [
         ["3.00", "MB", "Jedi-2-py3-none-any.whl"], ["1.00", "MB", "nbclient-1-py3-none-any.whl"],
     ]  # fmt: skip
     assert total.startswith(f"2 wheels, 4.0 MB in {tmp_path / 'wheels'}.")
-    assert "--no-index --find-links" in install and install.endswith(" ".join(wheels.PACKAGES))
+    assert "--no-index --find-links" in install and install.endswith(" ".join(recorder.PACKAGES))
     [command] = asked
     assert command[command.index("--python-version") + 1] == "3.12" and "--only-binary=:all:" in command
-    assert command[-5:] == [*wheels.PACKAGES] and not {"torch", "numpy", "matplotlib"} & set(command)
+    assert command[-5:] == [*recorder.PACKAGES] and not {"torch", "numpy", "matplotlib"} & set(command)
 
 
 def test_what_pip_says_is_told_where_it_cannot_have_them(tmp_path):
@@ -520,12 +520,12 @@ def test_what_pip_says_is_told_where_it_cannot_have_them(tmp_path):
             command, 1, "", "WARNING: x\nERROR: No matching distribution found for nbclient\n"
         )
 
-    with pytest.raises(RuntimeError, match="could not fetch the wheels: ERROR: No matching distribution"):
-        wheels.fetch(tmp_path, pip)
+    with pytest.raises(RecordingError, match="could not fetch the wheels: ERROR: No matching distribution"):
+        recorder.fetch(tmp_path, pip)
 
 
 def test_every_package_that_lessons_need_is_among_the_wheels_or_said_to_be_there():
-    assert set(recorder.NOTEBOOK_PACKAGES) == {*wheels.PACKAGES, "IPython", "matplotlib"}
+    assert set(recorder.NOTEBOOK_PACKAGES) == {*recorder.PACKAGES, "IPython", "matplotlib"}
 
 
 # What a task's process does, with a device of which everything is known

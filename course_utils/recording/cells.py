@@ -16,8 +16,7 @@ from ..run import TrainingRun
 from ..units import GB, MB, MiB
 from .stand_in import stand_in
 
-ROOM = 2 * GB
-"""Bytes that the process may use of a GPU: little, so that it is full quickly."""
+ROOM = 2 * GB  # Bytes that the process may use of a GPU: little, so that it is full quickly
 
 REHEARSAL_ROOM = 400 * MB
 REHEARSAL_TIMES = 2
@@ -91,7 +90,6 @@ def prepared_shell(device: Device) -> InteractiveShell:
 
 
 def small_stage(device: Device) -> Any:
-    """The stage of a demo on as much memory as there is: live, and no larger than this process may use."""
     from ..demos import Stage
 
     card = Gpu(f"{device.free() / GB:.1f} GB", device.free(), device.capability())

@@ -9,8 +9,7 @@ from typing import Any
 from ..planning.twin import fits, unsupported
 from ..run import TrainingRun
 
-MOST_SEQUENCES = 8
-"""Sequences in a batch on a card with room enough; a smaller card halves it."""
+MOST_SEQUENCES = 8  # Sequences in a batch on a card with room enough; a smaller card halves it
 
 
 def variants(topic: str, batch: int) -> dict[str, TrainingRun]:
@@ -32,8 +31,7 @@ def variants(topic: str, batch: int) -> dict[str, TrainingRun]:
     }
 
 
-COMPARISONS = ("recomputation", "precision", "optimizer", "accumulation")
-"""The topics of comparisons."""
+COMPARISONS = ("recomputation", "precision", "optimizer", "accumulation")  # The topics of comparisons
 
 
 def sized(topic: str, free: int, capability: tuple[int, int]) -> dict[str, TrainingRun | str]:

@@ -1,22 +1,23 @@
 """Measurements on the GPU itself that no simulation can make: the context, workspaces, kernels' scratch, times.
 
-None of this has run on a real GPU yet. It has run under torch's CUDA build on a driver whose kernels do nothing: its
-allocator and its threads are genuine, its numbers and times are not.
+None of this has run on a real GPU yet, only under torch's CUDA build on a driver whose kernels do nothing.
 """
 
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ..interactive.meter import CudaGauge, Gauge, Meter, Reading
+from ..figures.meters import Reading
+from ..interactive.meter import CudaGauge, Gauge, Meter
 from ..measuring.counting import TimesByPhase, Unwatched, time_calls
 from ..measuring.devices import Device
 from ..measuring.live import KERNELS, is_out_of_memory, only_kernel, ready
@@ -35,10 +36,9 @@ SECOND_PROGRAM = "import torch; torch.cuda.init(); free, total = torch.cuda.mem_
 
 
 def context_bytes(device: Device, second: Callable[[], int] | None = None) -> dict[str, Any]:
-    """Bytes that a context takes of the GPU before the first tensor.
+    """Bytes that a context takes of the GPU before the first tensor, in three readings.
 
-    This program makes its own context and reads what is in use, then lets a second program that does nothing else read
-    it: the difference is the second one's context, whatever else runs on the GPU. Three readings.
+    Each is what a second program, which does nothing else, finds in use, less what this one found before.
     """
     device.synchronize()
     readings = []
@@ -49,30 +49,22 @@ def context_bytes(device: Device, second: Callable[[], int] | None = None) -> di
 
 
 def _in_use_seen_by_another() -> int:
-    done = subprocess.run(
-        [sys.executable, "-c", SECOND_PROGRAM], capture_output=True, text=True, timeout=60, check=False
-    )
+    command = [sys.executable, "-c", SECOND_PROGRAM]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     if done.returncode:
         last = [line for line in done.stderr.splitlines() if line.strip()][-1:]
         raise RuntimeError(f"a second program made no context: {''.join(last)}")
     return int(done.stdout)
 
 
-# Counters that autograd's own thread still changes
-
-
 Wait = Callable[[], object]
+wait_briefly: Wait = partial(time.sleep, 0.01)
 
-MOST_READINGS = 200
-"""Readings after which a counter that still changes is given up: 2 seconds with the usual wait."""
+MOST_READINGS = 200  # Readings after which a counter that still changes is given up: 2 seconds with the usual wait
 
 
 class Unsettled(RuntimeError):
     """A counter that another thread keeps changing, so that a difference of two readings means nothing."""
-
-
-def wait_briefly() -> None:
-    time.sleep(0.01)
 
 
 def settled_bytes(device: Device, wait: Wait = wait_briefly) -> int:
@@ -89,9 +81,6 @@ def settled_bytes(device: Device, wait: Wait = wait_briefly) -> int:
             return now
         before = now
     raise Unsettled(f"the bytes allocated still change after {MOST_READINGS} readings; another thread is at work")
-
-
-# Workspaces
 
 
 def workspace_bytes(device: Device, wait: Wait = wait_briefly) -> dict[str, Any]:
@@ -119,9 +108,6 @@ def workspace_bytes(device: Device, wait: Wait = wait_briefly) -> dict[str, Any]
     return {"kept_after": kept, "together": held - before}
 
 
-# Scratch
-
-
 @dataclass(frozen=True)
 class Prepared:
     """An operation ready to run: `run` is given what `prepare` made, which is not counted."""
@@ -133,9 +119,7 @@ class Prepared:
 
 
 def scratch_bytes(device: Device, wait: Wait = wait_briefly) -> list[dict[str, Any]]:
-    """For each operation alone: the device's own peak, the tracker's, and the difference: what its kernel allocates
-    for itself, in bytes. Operations that this GPU cannot do, or whose counters contradict each other, say so.
-    """
+    """For each operation alone: the device's peak in bytes, the tracker's, and the difference, its kernel's scratch."""
     return [_scratch_of(item, device, wait) for item in prepared_operations(device.kind)]
 
 
@@ -145,19 +129,14 @@ def _scratch_of(item: Prepared, device: Device, wait: Wait) -> dict[str, Any]:
             item.run(item.prepare())  # workspaces and modules are there from now on
             counted = _counted_peak(item, device, wait)
             tracked = _tracked_peak(item, device)
-        return {"operation": item.name, "counted": counted, "tracked": tracked, "scratch": _beyond(counted, tracked)}
+        if counted < tracked:
+            raise Unsettled(
+                f"the device counted a peak of {counted:,} bytes and the tensors alone take {tracked:,}: scratch "
+                "cannot be negative, so one of the counters was read while another thread changed it"
+            )
+        return {"operation": item.name, "counted": counted, "tracked": tracked, "scratch": counted - tracked}
     except RuntimeError as error:
         return {"operation": item.name, why_not(error): first_line(error)}
-
-
-def _beyond(counted: int, tracked: int) -> int:
-    """Bytes that the device counted beyond the tensors. Raises Unsettled if they are negative."""
-    if counted < tracked:
-        raise Unsettled(
-            f"the device counted a peak of {counted:,} bytes and the tensors alone take {tracked:,}: scratch cannot be "
-            "negative, so one of the counters was read while another thread changed it"
-        )
-    return counted - tracked
 
 
 def _counted_peak(item: Prepared, device: Device, wait: Wait) -> int:
@@ -186,10 +165,7 @@ def _tracked_peak(item: Prepared, device: Device) -> int:
 @contextmanager
 def kernel_alone(kernel: str) -> Iterator[None]:
     """Inside, this attention kernel is the only one allowed; any, where none is named."""
-    if kernel in ALONE:
-        with sdpa_kernel(ALONE[kernel]):
-            yield
-    else:
+    with sdpa_kernel(ALONE[kernel]) if kernel in ALONE else nullcontext():
         yield
 
 
@@ -198,28 +174,21 @@ def prepared_operations(device: str) -> list[Prepared]:
     half = {"device": device, "dtype": torch.float16, "requires_grad": True}
     rows, hidden, vocab = 8 * 1024, 768, 50257
 
-    def states() -> torch.Tensor:
-        return torch.randn(rows, hidden, **half)
+    def normal(*shapes: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
+        return tuple(torch.randn(*shape, **half) for shape in shapes)
 
-    def weights(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, **half)
+    def tokens() -> torch.Tensor:
+        return torch.randint(vocab, (rows,), device=device)
 
+    x, vector = (rows, hidden), (hidden,)
     makers: list[tuple[str, Callable[[], tuple[Any, ...]], Callable[..., torch.Tensor]]] = [
-        ("linear", lambda: (states(), weights(hidden, hidden), weights(hidden)), F.linear),
-        (
-            "layer_norm",
-            lambda: (states(), weights(hidden), weights(hidden)),
-            lambda x, w, b: F.layer_norm(x, (x.size(-1),), w, b),
-        ),
-        ("rms_norm", lambda: (states(), weights(hidden)), lambda x, w: F.rms_norm(x, (x.size(-1),), w)),
-        ("gelu", lambda: (states(),), F.gelu),
-        ("dropout", lambda: (states(),), lambda x: F.dropout(x, 0.1)),
-        ("embedding", lambda: (_tokens(rows, vocab, device), weights(vocab, hidden)), F.embedding),
-        (
-            "cross_entropy",
-            lambda: (weights(rows, vocab), _tokens(rows, vocab, device)),
-            lambda logits, targets: F.cross_entropy(logits.float(), targets),
-        ),
+        ("linear", lambda: normal(x, (hidden, hidden), vector), F.linear),
+        ("layer_norm", lambda: normal(x, vector, vector), lambda x, w, b: F.layer_norm(x, (hidden,), w, b)),
+        ("rms_norm", lambda: normal(x, vector), lambda x, w: F.rms_norm(x, (hidden,), w)),
+        ("gelu", lambda: normal(x), F.gelu),
+        ("dropout", lambda: normal(x), lambda x: F.dropout(x, 0.1)),
+        ("embedding", lambda: (tokens(), *normal((vocab, hidden))), F.embedding),
+        ("cross_entropy", lambda: (*normal((rows, vocab)), tokens()), lambda x, y: F.cross_entropy(x.float(), y)),
     ]
     found = [operation for maker in makers for operation in _both_ways(*maker)]
     for kernel in KERNELS:
@@ -227,10 +196,6 @@ def prepared_operations(device: str) -> list[Prepared]:
             name = f"attention, {kernel}, s={seq_len:,}"
             found += _both_ways(name, lambda s=seq_len: attention_inputs(device, s), causal_attention, kernel)
     return found
-
-
-def _tokens(count: int, vocab: int, device: str) -> torch.Tensor:
-    return torch.randint(vocab, (count,), device=device)
 
 
 def _both_ways(
@@ -247,9 +212,6 @@ def _both_ways(
         Prepared(f"{name}, forward", make, lambda given: operation(*given), kernel),
         Prepared(f"{name}, backward", forward_done, lambda given: torch.autograd.grad(*given), kernel),
     ]
-
-
-# Attention by the length of the sequence
 
 
 def attention_inputs(device: str, seq_len: int, heads: int = 16, size: int = 64) -> tuple[torch.Tensor, ...]:
@@ -270,17 +232,16 @@ def eager_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.
 
 def kernel_times(device: Device, seq_len: int, repetitions: int = 10) -> list[dict[str, Any]]:
     """For each kind of attention at this length: milliseconds of forward and backward, and the peak in bytes."""
-    return [_kernel_time(device, kernel, seq_len, repetitions) for kernel in (*ATTENTIONS, "math")]
-
-
-def _kernel_time(device: Device, kernel: str, seq_len: int, repetitions: int) -> dict[str, Any]:
-    found: dict[str, Any] = {"kernel": kernel, "seq_len": seq_len}
-    device.release()
-    try:
-        with kernel_alone(kernel):
-            return found | _forward_and_backward(device, kernel, seq_len, repetitions)
-    except RuntimeError as error:
-        return found | {why_not(error): first_line(error)}
+    found: list[dict[str, Any]] = []
+    for kernel in (*ATTENTIONS, "math"):
+        device.release()
+        try:
+            with kernel_alone(kernel):
+                result = _forward_and_backward(device, kernel, seq_len, repetitions)
+        except RuntimeError as error:
+            result = {why_not(error): first_line(error)}
+        found.append({"kernel": kernel, "seq_len": seq_len, **result})
+    return found
 
 
 def _forward_and_backward(device: Device, kernel: str, seq_len: int, repetitions: int) -> dict[str, Any]:
@@ -326,10 +287,7 @@ class DeviceGauge:
 
 
 def watching_costs(run: TrainingRun, device: Device) -> dict[str, Any]:
-    """Milliseconds of a step and its peak in bytes, allocated and reserved, for each of `MODES`.
-
-    Every mode builds the run anew from the same random numbers. "readings" is how often the meter has looked.
-    """
+    """Milliseconds of a step and its peak in bytes, for each of `MODES`; all begin with the same random numbers."""
     return {"run": run.code(), "modes": [_mode(name, run, device) for name in MODES]}
 
 

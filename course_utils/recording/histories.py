@@ -1,8 +1,6 @@
 """A GPU's allocation history as a line of JSON can hold it, and back: what a replay needs of it, and nothing more.
 
-torch's snapshots are pickles of many MB, most of it stacks. Kept here are the settings, the bytes that were held at the
-end and, entry by entry, the action, the bytes, the stream, and which allocation it is or where the segment lies: some
-kB for a training step.
+torch's snapshots are pickles of many MB, most of it stacks; this is some kB for a training step.
 """
 
 import base64
@@ -29,7 +27,11 @@ def packed(snapshot: Mapping[str, Any], device: int = 0) -> str:
     entries = [entry for entry in traces[device] if entry["action"] in CODES]
     content = {
         "settings": dict(snapshot.get("allocator_settings", {})),
-        "segments": [_segment(part) for part in snapshot["segments"] if part["device"] == device],
+        "segments": [
+            (part["total_size"], list(part.get("segment_pool_id", (0, 0))))
+            for part in snapshot["segments"]
+            if part["device"] == device
+        ],
         "actions": "".join(CODES[entry["action"]] for entry in entries),
         "bytes": [entry["size"] for entry in entries],
         "streams": _numbered([entry.get("stream", 0) for entry in entries]),
@@ -54,10 +56,6 @@ def unpacked(text: str) -> dict[str, Any]:
         raise ValueError(f"this allocation history is damaged ({type(error).__name__}: {error})") from None
     held = [{"device": 0, "total_size": size, "segment_pool_id": tuple(pool)} for size, pool in segments]
     return {"segments": held, "device_traces": [trace], "allocator_settings": settings}
-
-
-def _segment(part: Mapping[str, Any]) -> tuple[int, list[int]]:
-    return part["total_size"], list(part.get("segment_pool_id", (0, 0)))
 
 
 def _numbered(values: Sequence[Any]) -> list[int]:

@@ -89,14 +89,8 @@ def kernel_environment(home: Path) -> dict[str, str]:
     computes, and sets are ordered alike.
     """
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    return {
-        "COURSE_SOURCE": "simulated",
-        "COURSE_HOME": str(home / "course"),
-        "IPYTHONDIR": str(home / "ipython"),
-        "OMP_NUM_THREADS": "1",
-        "PYTHONHASHSEED": "0",
-        "PYTHONPATH": path,
-    }
+    fixed = {"COURSE_SOURCE": "simulated", "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "PYTHONPATH": path}
+    return fixed | {"COURSE_HOME": str(home / "course"), "IPYTHONDIR": str(home / "ipython")}
 
 
 def run(
@@ -113,17 +107,11 @@ def run(
             cell.execution_count, cell.outputs = None, []
     with tempfile.TemporaryDirectory(prefix="course-build-", ignore_cleanup_errors=True) as home:
         client = NotebookClient(
-            notebook,
-            timeout=CELL_SECONDS,
-            kernel_name="python3",
-            allow_errors=allow_errors,
-            record_timing=False,
-            store_widget_state=False,
-            coalesce_streams=True,
+            notebook, timeout=CELL_SECONDS, kernel_name="python3", allow_errors=allow_errors, record_timing=False,
+            store_widget_state=False, coalesce_streams=True, resources={"metadata": {"path": str(folder)}},
             shutdown_kernel="immediate",  # what it holds is not wanted any more, and to end by itself takes a second
             extra_arguments=["--log-level=ERROR"],  # or each kernel warns about its connection
-            resources={"metadata": {"path": str(folder)}},
-        )
+        )  # fmt: skip
         try:
             variables = {**os.environ, **kernel_environment(Path(home)), **(environment or {})}
             client.execute(env=variables, **_ends_with_this_process())
@@ -131,7 +119,9 @@ def run(
             atexit.unregister(client._cleanup_kernel)  # nbclient leaves it, and it fails, after one that never began
             raise BuildError(f"{_place(notebook)}: {error}") from error
     notebook.metadata = metadata  # the kernel's own version would differ between machines
-    _drop_widget_views(notebook)
+    for cell in notebook.cells:  # a widget's view names a model that is gone, by an id that is new each time
+        for output in cell.get("outputs", ()):
+            output.get("data", {}).pop(WIDGET_VIEW, None)
     return notebook
 
 
@@ -161,10 +151,3 @@ def _place(notebook: NotebookNode) -> str:
 def cell_name(cell: NotebookNode) -> str:
     first_line = next(iter(cell.source.splitlines()), "")
     return f"cell {cell.id} ({first_line})"
-
-
-def _drop_widget_views(notebook: NotebookNode) -> None:
-    """Leave only a widget's text: its view names a model that is gone, by an id that is new each time."""
-    for cell in notebook.cells:
-        for output in cell.get("outputs", ()):
-            output.get("data", {}).pop(WIDGET_VIEW, None)

@@ -48,19 +48,27 @@ from ..measuring.recording_file import (
 from ..ranks.launch import signal_name
 from ..units import MiB, format_bytes
 from .tasks import STEPS, Task, recording_list, rehearsal_list, tried_in_vain
-from .wheels import PACKAGES, fetch
 
 PACKAGE = ROOT / "course_utils"
 GUARD = PACKAGE / "ranks" / "guard.py"
+LOCK = ROOT / "requirements.lock"
+
+PACKAGES = ("nbclient", "ipykernel", "ipywidgets", "jupytext", "nbformat")
+"""Needed by lessons next to torch and matplotlib; pip adds what they need in turn, which is neither torch nor numpy."""
+NOTEBOOK_PACKAGES = ("matplotlib", "IPython", *PACKAGES)
+PYTHON = "3.12"
+PLATFORMS = tuple(f"manylinux{tag}_x86_64" for tag in ("_2_28", "_2_27", "_2_17", "2014", "_2_12", "2010", "_2_5", "1"))
+"""pip takes each name literally: a wheel for an older system has to be asked for by the name of that system."""
+
+Command = Callable[[Task, Path, float], list[str]]
+"""The command line that does a task, writes its results to a file and ends itself after so many seconds."""
+
 OLDEST_TORCH = (2, 11)
 FACTS_SECONDS = 120.0
 FACTS = "facts"
 
-SHORTEST = 10.0
-"""Seconds: with less than this left, no further task is begun."""
-
-GRACE = 5.0
-"""Seconds in which a process that was killed has to be gone; a driver that hangs can hold it longer."""
+SHORTEST = 10.0  # Seconds: with less than this left, no further task is begun
+GRACE = 5.0  # Seconds in which a process that was killed has to be gone; a driver that hangs can hold it longer
 
 
 say_now = partial(print, flush=True)
@@ -87,7 +95,7 @@ class Recorder:
     file: Path
     origin: dict[str, Any]
     deadline: float
-    command: Callable[[Task, Path, float], list[str]]
+    command: Command
     say: Callable[[str], None] = say_now
 
     def record(self, tasks: Sequence[Task]) -> int:
@@ -100,35 +108,27 @@ class Recorder:
             outcome = run_process(self.command, task, min(task.seconds, left - GRACE))
             if outcome.status == TIMED_OUT and left - GRACE < task.seconds:
                 outcome = outcome._replace(status=CUT_SHORT, detail="the time given was over")
-            append(self.file, {**self.origin, **described(task, outcome)})
+            about = {"task": task.name, "kind": task.kind, "why": task.why, "environment": dict(task.environment)}
+            about |= {"steps": STEPS, "predicted": task.predicted, "date": date.today().isoformat()}
+            result = {**outcome._asdict(), "seconds": round(outcome.seconds, 1)}
+            append(self.file, {**self.origin, **about, **result})
             self.say(f"    {outcome.status}{f': {outcome.detail}' if outcome.detail else ''}")
             if outcome.status == CUT_SHORT:
                 return len(tasks) - number
         return 0
 
 
-def described(task: Task, outcome: TaskResult) -> dict[str, Any]:
-    return {
-        "task": task.name, "kind": task.kind, "why": task.why, "environment": dict(task.environment), "steps": STEPS,
-        "predicted": task.predicted, "date": date.today().isoformat(), **outcome._asdict(),
-        "seconds": round(outcome.seconds, 1),
-    }  # fmt: skip
-
-
-# One task in its process
-
-
-def work_command(rehearse: bool, as_card: str = "") -> Callable[[Task, Path, float], list[str]]:
+def work_command(rehearse: bool, as_card: str = "") -> Command:
+    more = [*(["--rehearse"] if rehearse else []), *(["--as-card", as_card] if as_card else [])]
 
     def command(task: Task, results: Path, seconds: float) -> list[str]:
         options = ["--task", task.name, "--results", str(results), "--seconds", f"{seconds:.1f}"]
-        more = [*(["--rehearse"] if rehearse else []), *(["--as-card", as_card] if as_card else [])]
         return [sys.executable, "-m", "course_utils.recording.work", *options, *more]
 
     return command
 
 
-def run_process(command: Callable[[Task, Path, float], list[str]], task: Task, seconds: float) -> TaskResult:
+def run_process(command: Command, task: Task, seconds: float) -> TaskResult:
     """Do a task in a process of its own that is killed after `seconds`, and read what it has written."""
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
@@ -146,26 +146,16 @@ def _wait(command: list[str], task: Task, seconds: float, stream: Any) -> int | 
     """The process's exit code, negative for a signal; None if it had to be killed. Never leaves it running."""
     paths = [str(PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **task.environment}
-    process = subprocess.Popen(
-        guarded(command), env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=stream,
-        start_new_session=True,
-    )  # fmt: skip
+    if sys.platform == "linux":  # then nothing that the command starts outlives it, or this process
+        command = [sys.executable, "-I", "-S", str(GUARD), str(os.getpid()), *command]
+    none = subprocess.DEVNULL
+    process = subprocess.Popen(command, env=environment, stdin=none, stdout=none, stderr=stream, start_new_session=True)
     try:
         return process.wait(timeout=max(seconds, 0.1))
     except subprocess.TimeoutExpired:
         return None
     finally:
         _kill(process)
-
-
-def guarded(command: list[str]) -> list[str]:
-    """The command line with which nothing that the command starts outlives it, or this process, where Linux can do so.
-
-    Elsewhere the command itself: then a time limit ends the processes of its session, and a killed recorder none.
-    """
-    if sys.platform != "linux":
-        return command
-    return [sys.executable, "-I", "-S", str(GUARD), str(os.getpid()), *command]
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
@@ -218,12 +208,6 @@ def judged(parts: dict[str, Any], code: int | None, errors: str) -> tuple[str, s
     return (OUT_OF_MEMORY, "") if "out_of_memory" in parts else (MEASURED, "")
 
 
-# What is to be done
-
-
-NOTEBOOK_PACKAGES = ("matplotlib", "IPython", *PACKAGES)
-
-
 def missing_packages() -> list[str]:
     return [name for name in NOTEBOOK_PACKAGES if util.find_spec(name) is None]
 
@@ -239,7 +223,7 @@ def check_torch(installed: Callable[[str], str] = metadata.version) -> None:
         raise RecordingError(f"{wanted}, not {version}.")
 
 
-def device_facts(command: Callable[[Task, Path, float], list[str]], seconds: float) -> dict[str, Any]:
+def device_facts(command: Command, seconds: float) -> dict[str, Any]:
     """Facts about the GPU and torch, from a process of its own. RecordingError if there is none to record on."""
     outcome = run_process(command, Task(FACTS, FACTS, ""), seconds)
     if outcome.status != MEASURED:
@@ -252,15 +236,13 @@ def device_facts(command: Callable[[Task, Path, float], list[str]], seconds: flo
 
 def commit() -> str:
     """The commit of the course's code, with a hash of the code itself where it was changed or git is not there."""
-    options = {"cwd": PACKAGE, "capture_output": True, "text": True, "check": False, "timeout": 20}
+    options = {"cwd": PACKAGE, "capture_output": True, "text": True, "check": True, "timeout": 20}
     try:
-        head = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], **options)
-        changed = subprocess.run(["git", "status", "--porcelain", "--", "*.py"], **options)
-    except (OSError, subprocess.TimeoutExpired):
+        head = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], **options).stdout.strip()
+        changed = subprocess.run(["git", "status", "--porcelain", "--", "*.py"], **options).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
         return f"code {code_hash()}"
-    if head.returncode or changed.returncode:
-        return f"code {code_hash()}"
-    return f"{head.stdout.strip()} changed, code {code_hash()}" if changed.stdout.strip() else head.stdout.strip()
+    return f"{head} changed, code {code_hash()}" if changed else head
 
 
 def code_hash() -> str:
@@ -283,13 +265,11 @@ def chosen(tasks: Sequence[Task], pattern: str) -> list[Task]:
 
 
 def plan(tasks: Sequence[Task], found: dict[str, Any], lines: Sequence[Line], commit: str) -> list[Task]:
-    """The tasks still to be done on this GPU: untried ones in their order, one that was cut short among them, and one
-    run that is expected to run out of memory; then what failed before.
-    """
-    free, capability = found["free"], (found["device"]["capability"][0], found["device"]["capability"][1])
+    """The tasks still to be done on this GPU: untried ones (one expected to run out of memory), then failed ones."""
+    free, (major, minor) = found["free"], found["device"]["capability"]
     rehearsal = bool(found.get("rehearsal"))
-    possible = [task for task in tasks if rehearsal or not task.obstacle(free, capability)]
-    vain = None if rehearsal else tried_in_vain(tuple(tasks), free, capability)
+    possible = [task for task in tasks if rehearsal or not task.obstacle(free, (major, minor))]
+    vain = None if rehearsal else tried_in_vain(tuple(tasks), free, (major, minor))
     origin = (found["device"]["name"], found["torch"], commit)
     before: dict[str, list[str]] = {}
     for line in lines:
@@ -313,10 +293,7 @@ def main(arguments: Sequence[str], say: Callable[[str], None] = say_now) -> int:
     tasks = list(rehearsal_list() if options.rehearse else recording_list())
     tasks = chosen(tasks, options.only) if options.only else tasks
     if options.wheels:
-        try:
-            say(fetch(options.wheels))
-        except RuntimeError as problem:
-            raise RecordingError(str(problem)) from None
+        say(fetch(options.wheels))
         return 0
     if options.list:
         say(listing(tasks, card_here()))
@@ -352,10 +329,33 @@ def _record(options: argparse.Namespace, tasks: Sequence[Task], say: Callable[[s
     return 0
 
 
-def listing(tasks: Sequence[Task], card: Gpu | None) -> str:
-    """The list as a table: for each task the predicted peak, the smallest known GPU that can do it and, where there is
-    a GPU, whether that one can; the seconds that it may take on an H200, and when it would be done there.
+def fetch(folder: Path, ask: Callable[..., Any] = subprocess.run) -> str:
+    """Download the wheels for Python 3.12 on Linux (x86-64) into `folder`; returns their names, sizes and what to do.
+
+    RecordingError with pip's own words if it cannot have them.
     """
+    folder.mkdir(parents=True, exist_ok=True)
+    platforms = [word for name in PLATFORMS for word in ("--platform", name)]
+    locked = ["-c", str(LOCK)] if LOCK.exists() else []  # in the locked versions
+    command = [
+        sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--only-binary=:all:",
+        "--implementation", "cp", "--python-version", PYTHON, *platforms, "--dest", str(folder), *locked, *PACKAGES,
+    ]  # fmt: skip
+    done = ask(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()
+        raise RecordingError(
+            f"pip could not fetch the wheels: {' '.join(lines[-1:]) or f'exit code {done.returncode}'}"
+        )
+    wheels = sorted(folder.glob("*.whl"), key=lambda wheel: wheel.name.lower())
+    sizes = [wheel.stat().st_size for wheel in wheels]
+    rows = [f"{format_bytes(size, 'MB', 2):>9}  {wheel.name}" for wheel, size in zip(wheels, sizes, strict=True)]
+    total = f"{len(wheels)} wheels, {format_bytes(sum(sizes), 'MB', 1)} in {folder}. On the GPU machine, in the clone:"
+    return "\n".join([*rows, total, f"python3 -m pip install --no-index --find-links {folder} {' '.join(PACKAGES)}"])
+
+
+def listing(tasks: Sequence[Task], card: Gpu | None) -> str:
+    """The list as a table: peak, smallest GPU that can do it, whether the one here can, guessed times on an H200."""
     head = ["", "peak", "fits", *(["here"] if card else []), "seconds", "done by", "task"]
     rows, total = [head], 0.0
     for number, task in enumerate(tasks, start=1):
@@ -364,11 +364,11 @@ def listing(tasks: Sequence[Task], card: Gpu | None) -> str:
         here = [] if card is None else ["yes" if able else "no"]
         total += task.expected if able else 0.0
         times = [f"{task.expected:.0f}", f"{total // 60:.0f}:{total % 60:02.0f}"] if able else ["", ""]
-        rows.append([str(number), peak, smallest_gpu(task), *here, *times, f"{task.name}  ({task.why})"])
-    widths = [max(len(row[column]) for row in rows) for column in range(len(head) - 1)]
-    table = [
-        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]) for row in rows
-    ]
+        fitting = [one for one in GPUS.values() if not task.obstacle(one.memory, one.capability)]
+        smallest = min(fitting, key=lambda one: one.memory).name if fitting else "none known"
+        rows.append([str(number), peak, smallest, *here, *times, f"{task.name}  ({task.why})"])
+    widths = [*(max(map(len, column)) for column in list(zip(*rows, strict=True))[:-1]), 0]
+    table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
     about = [] if card is None else [f"{card.name}, {format_bytes(card.memory, 'GB', 1)} free:"]
     return "\n".join([*about, *table, "Seconds, and minutes at the end of each task, are guesses for an H200."])
 
@@ -384,12 +384,6 @@ def card_here(ask: Callable[..., Any] = subprocess.run) -> Gpu | None:
     if done.returncode or not found:
         return None
     return Gpu(found[1], int(found[2]) * MiB, (int(found[3]), int(found[4])))
-
-
-def smallest_gpu(task: Task) -> str:
-    """The smallest GPU of the course's catalog that can do it; "none known" if none can."""
-    able = [card for card in GPUS.values() if not task.obstacle(card.memory, card.capability)]
-    return min(able, key=lambda card: card.memory).name if able else "none known"
 
 
 def slug(name: str) -> str:
@@ -429,11 +423,7 @@ def card_option(name: str) -> Gpu:
 @contextmanager
 def _termination_as_interrupt() -> Iterator[None]:
     """Inside, being asked to end is like Ctrl-C: the task's process is ended too, and the file stays whole."""
-
-    def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     finally:

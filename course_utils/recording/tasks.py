@@ -17,23 +17,18 @@ from ..planning.twin import fits, unsupported
 from ..run import TrainingRun
 from .comparisons import COMPARISONS
 
-STEPS = 2
-"""Steps of the passes whose memory is recorded; the first has no optimizer states yet."""
+STEPS = 2  # Steps of the passes whose memory is recorded; the first has no optimizer states yet
 
 EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 """An environment variable that torch reads once, when its allocator begins: hence a process of its own."""
 
-NOTEBOOK_KINDS = ("cells", "notebook", "demos")
-"""Kinds of tasks that execute cells."""
+NOTEBOOK_KINDS = ("cells", "notebook", "demos")  # Kinds of tasks that execute cells
 
 CELLS = ("measure(run)", "measure(step=…)", "live_meter", "demo", "plain torch")
 """Kinds of cells that can run out of memory."""
 
-TIMES_OUT_OF_MEMORY = 100
-"""Each kind of cell runs out of memory so often in a row."""
-
-LESSON_SECONDS = 60.0
-"""A lesson's budget where its own metadata state none, as in `course: {budget_seconds: 90}`."""
+TIMES_OUT_OF_MEMORY = 100  # Each kind of cell runs out of memory so often in a row
+LESSON_SECONDS = 60.0  # A lesson's budget where its own metadata state none, as in `course: {budget_seconds: 90}`
 
 LIVE_FACTOR = 3.0
 """A lesson may take so many times its budget on a GPU: the budget is for a simulation, and here it trains, too."""
@@ -48,14 +43,13 @@ EXPECTED_SECONDS = {
 
 @dataclass(frozen=True)
 class Task:
-    """One thing to record, in a process of its own that may take `seconds`.
+    """One thing to record, in a process of its own that may take `seconds`; `environment` is set for it.
 
     `kind` says how it is done: "run" trains as `run` says, "history" keeps and replays its allocator's history,
     "kernels" runs attention alone for sequences of `seq_len` tokens, "times" compares the variants of `topic`,
     "overhead" times the course's own watching, "context", "workspaces" and "scratch" measure what no simulation sees.
-    "cells" runs out of memory on purpose in cells of the kind `topic`, "notebook" executes the notebook of that path,
-    "demos" rehearses the demos: these three need the course's own environment. `environment` is set for the process.
-    `beyond` marks a run that is tried because it does not fit.
+    "cells" runs out of memory in cells of the kind `topic`, "notebook" executes the notebook of that path, "demos"
+    rehearses the demos. `beyond` marks a run that is tried because it does not fit.
     """
 
     name: str
@@ -106,10 +100,8 @@ def run_task(run: TrainingRun, why: str) -> Task:
 
 
 def history_task(run: TrainingRun, environment: Mapping[str, str]) -> Task:
-    settings = ",".join(environment.values()) or "default settings"
-    return Task(
-        f"history of {run.code()}, {settings}", "history", "the allocator's model", run, environment=environment
-    )
+    name = f"history of {run.code()}, {','.join(environment.values()) or 'default settings'}"
+    return Task(name, "history", "the allocator's model", run, environment=environment)
 
 
 def recording_list() -> tuple[Task, ...]:
@@ -122,15 +114,10 @@ def recording_list() -> tuple[Task, ...]:
 
 def tried_in_vain(tasks: tuple[Task, ...], free: int, capability: tuple[int, int]) -> Task | None:
     """The smallest run of the list that does not fit, to be tried all the same: running out of memory is recorded."""
-    too_large = [
-        task
-        for task in tasks
-        if task.kind == "run" and task.run is not None and task.obstacle(free, capability) == "does not fit"
-    ]
+    runs = (task for task in tasks if task.kind == "run")
+    too_large = [task for task in runs if task.obstacle(free, capability) == "does not fit"]
     smallest = min(too_large, key=lambda task: task.predicted, default=None)
-    if smallest is None:
-        return None
-    return Task(smallest.name, "run", "tried to see memory run out", smallest.run, beyond=True)
+    return smallest and dataclasses.replace(smallest, why="tried to see memory run out", beyond=True)
 
 
 GPT2 = TrainingRun("gpt2", 8, 1024)
@@ -138,8 +125,7 @@ MEDIUM = TrainingRun("gpt2-medium", 8, 1024)
 XL = TrainingRun("gpt2-xl", 32, 1024)
 LLAMA = TrainingRun("llama3.2-1b", 4, 1024)
 LLAMA_8B = TrainingRun("llama3-8b", 1, 2048)
-T4 = TrainingRun("gpt2", 8, 1024, "amp-fp16", attention="efficient")
-"""A run for GPUs older than Ampere, too."""
+T4 = TrainingRun("gpt2", 8, 1024, "amp-fp16", attention="efficient")  # A run for GPUs older than Ampere, too
 ONE_MIXTRAL_BLOCK = dataclasses.replace(PRESETS["mixtral-8x7b"], name="mixtral-8x7b, one block", layers=1)
 PUZZLE = XL.replace(precision="bf16-master", recompute="full", optimizer="adamw-foreach")
 

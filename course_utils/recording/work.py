@@ -7,6 +7,7 @@ import argparse
 import faulthandler
 import json
 import os
+import platform
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +23,6 @@ from ..allocator.snapshots import compare_with_gpu, snapshot_of
 from ..errors import GpuOutOfMemory
 from ..estimating import estimate
 from ..interactive.course_files import ROOT
-from ..measurement import Measurement
 from ..measuring.counting import Unwatched, count_peaks, time_steps
 from ..measuring.devices import Cuda, Device, Host, as_card
 from ..measuring.live import KernelRefused, memory_released, only_kernel, ready, traced
@@ -37,8 +37,7 @@ from .tasks import STEPS, TIMES_OUT_OF_MEMORY, Task, recording_list, rehearsal_l
 
 Send = Callable[..., None]
 
-FACTS = "facts"
-"""The task that comes before all others: it names the device, and fails unless torch can use it."""
+FACTS = "facts"  # The task that comes before all others: it names the device, and fails unless torch can use it
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -87,36 +86,27 @@ def facts(device: Device) -> dict[str, Any]:
     """The origin that every line of a recording names, and the bytes that are free. RuntimeError without a GPU."""
     if device.kind == "cuda" and not torch.cuda.is_available():
         raise RuntimeError(f"torch {torch.__version__} can use no CUDA GPU here")
-    version = sys.version_info
-    python = f"{version.major}.{version.minor}.{version.micro}"
-    return {**device.facts(), "torch": torch.__version__, "python": python, "free": device.free()}
+    about = {"torch": torch.__version__, "python": platform.python_version(), "free": device.free()}
+    return {**device.facts(), **about}
 
 
 def perform(task: Task, device: Device, send: Send) -> None:
     """Do one task and send each of its parts as soon as it is there."""
     of_run = {"run": record_run, "history": record_history, "overhead": record_overhead}
     of_cells = {"cells": run_cells, "notebook": run_lesson, "demos": run_demos}
-    if task.run is not None:
-        of_run[task.kind](task.run, device, send)
-    elif task.needs_notebooks:
-        of_cells[task.kind](task, device, send)
-    else:
-        send(task.kind, **measured(task, device))
-
-
-def measured(task: Task, device: Device) -> dict[str, Any]:
-    """The part of a task that trains nothing and executes no cells."""
-    measure: dict[str, Callable[[], Any]] = {
+    others: dict[str, Callable[[], Any]] = {
         "context": lambda: context_bytes(device),
         "workspaces": lambda: workspace_bytes(device),
         "scratch": lambda: {"operations": scratch_bytes(device)},
         "kernels": lambda: {"kernels": kernel_times(device, task.seq_len)},
         "times": lambda: {"variants": variant_times(task.topic, device)},
     }
-    return measure[task.kind]()
-
-
-# Cells: with Jupyter's packages
+    if task.run is not None:
+        of_run[task.kind](task.run, device, send)
+    elif task.needs_notebooks:
+        of_cells[task.kind](task, device, send)
+    else:
+        send(task.kind, **others[task.kind]())
 
 
 def run_cells(task: Task, device: Device, send: Send) -> None:
@@ -151,9 +141,6 @@ def run_demos(task: Task, device: Device, send: Send) -> None:
         raise RuntimeError(f"{len(found.problems)} things do not go as the demos say, the first: {found.problems[0]}")
 
 
-# Times
-
-
 def variant_times(topic: str, device: Device, most: int = 20, seconds: float = 6.0) -> list[dict[str, Any]]:
     """For each variant of a comparison: milliseconds of a step with their spread, and its peak in bytes."""
     runs = sized(topic, device.free(), device.capability()) if device.kind == "cuda" else rehearsed_variants(topic)
@@ -162,10 +149,8 @@ def variant_times(topic: str, device: Device, most: int = 20, seconds: float = 6
 
 def rehearsed_variants(topic: str) -> dict[str, TrainingRun | str]:
     """The same variants of a model that a CPU trains in milliseconds, in the one recipe that it has."""
-    found: dict[str, TrainingRun | str] = {}
-    for label, run in variants(topic, 2).items():
-        found[label] = run.replace(model="tiny-gpt", seq_len=32, precision="fp32", attention="eager")
-    return found
+    small = {"model": "tiny-gpt", "seq_len": 32, "precision": "fp32", "attention": "eager"}
+    return {label: run.replace(**small) for label, run in variants(topic, 2).items()}
 
 
 def _variant(label: str, run: TrainingRun | str, device: Device, most: int, seconds: float) -> dict[str, Any]:
@@ -193,9 +178,6 @@ def out_of_memory_sent(device: Device, send: Send) -> Iterator[None]:
         yield
     except GpuOutOfMemory as error:
         send("out_of_memory", message=str(error), free=device.free())
-
-
-# A training run
 
 
 def record_run(run: TrainingRun, device: Device, send: Send) -> None:
@@ -241,31 +223,20 @@ def _simulated(run: TrainingRun, send: Send) -> None:
         return
     replayed = replay(simulated)
     blocks = {"allocated": replayed.step_peaks()[STEPS], "reserved": replayed.peak_reserved}
-    send("simulated", torch=torch_release(), **summary(simulated), **blocks)
-
-
-def summary(measured: Measurement) -> dict[str, Any]:
-    full = to_json(measured)
-    return {name: full[name] for name in ("breakdown", "moments", "phase_peaks")}
-
-
-# The allocator's history
+    full = to_json(simulated)
+    summary = {name: full[name] for name in ("breakdown", "moments", "phase_peaks")}
+    send("simulated", torch=torch_release(), **summary, **blocks)
 
 
 def record_history(run: TrainingRun, device: Device, send: Send) -> None:
-    """Record the allocator's history of a run from its first tensor on, and replay it through the allocator's model.
+    """The allocator's history of a run from its first tensor on, how its replay agrees, and the GPU's counters.
 
     Where memory runs out, that is what is recorded.
     """
     with out_of_memory_sent(device, send):
-        send("history", **_history(run, device))
-
-
-def _history(run: TrainingRun, device: Device) -> dict[str, Any]:
-    """The history as text, how its replay agrees, and the GPU's counters at the end of each step."""
-    snapshot, ends, counted = _real_history(run, device) if device.has_history else _rehearsed_history(run)
-    text = packed(snapshot)
-    return agreement(unpacked(text), ends) | counted | {"history": text}
+        snapshot, ends, counted = _real_history(run, device) if device.has_history else _rehearsed_history(run)
+        text = packed(snapshot)
+        send("history", **agreement(unpacked(text), ends), **counted, history=text)
 
 
 def _real_history(run: TrainingRun, device: Device) -> tuple[Mapping[str, Any], list[tuple[int, int]], dict[str, int]]:
@@ -304,11 +275,10 @@ def agreement(snapshot: dict[str, Any], ends: Sequence[tuple[int, int]] = ()) ->
     `ends` says for each training step after how many allocations and frees it ended, and what the GPU counted then.
     """
     compared = compare_with_gpu(snapshot)
+    real, replayed = compared.real, compared.replayed
+    steps = [{"counted": counted, "history": real[at - 1], "replayed": replayed[at - 1]} for at, counted in ends]
     return {
-        "steps": [
-            {"counted": counted, "history": compared.real[at - 1], "replayed": compared.replayed[at - 1]}
-            for at, counted in ends
-        ],
+        "steps": steps,
         "equal_moments": sum(not gap for gap in compared.differences),
         "exact": compared.exact,
         "moments": len(compared.real),
