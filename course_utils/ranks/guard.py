@@ -19,8 +19,7 @@ from typing import Any, NoReturn
 SET_PARENT_DEATH_SIGNAL, SET_CHILD_SUBREAPER = 1, 36
 """From linux/prctl.h: a signal for this process when its parent ends; orphans below become its own children."""
 
-END_SECONDS = 4.0
-"""Seconds in which what was killed has to be gone: a driver that hangs can hold a process longer."""
+END_SECONDS = 4.0  # Seconds in which what was killed has to be gone: a driver that hangs can hold a process longer
 
 
 def main(parent: int, program: Sequence[str]) -> int:

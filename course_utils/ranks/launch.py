@@ -1,8 +1,7 @@
 """Real processes from a notebook: a program run by torchrun as several ranks, and what each of them reports.
 
-A process that has used torch cannot be forked, and a notebook's function cannot be pickled for another process. So a
-program is a file, a module, or the source of a function; what it finds out comes back as JSON. Whatever happens to a
-rank, the caller gets one error with its words, and no process outlives the call: see `ranks` for the other side.
+A process that has used torch cannot be forked, nor a notebook's function pickled: so a program is a file, a module, or
+the source of a function, and results are JSON. No process outlives the call; see `worker` for the other side.
 """
 
 import json
@@ -16,26 +15,23 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from .functions import packed
 from .worker import CALLER, RESULTS, program_lines
 
 MOST_RANKS = 64
 LAST_LINES = 12
-LONGEST_LINE = 500
-"""Characters of a line that a message repeats; a rank may print a whole tensor in one."""
+LONGEST_LINE = 500  # Characters of a line that a message repeats; a rank may print a whole tensor in one
 TAIL_BYTES = 100_000
 """Of a file that a rank has written, as much as its last lines can be in; it may have printed gigabytes."""
 
 POLL_SECONDS = 0.05
-GRACE_SECONDS = 5.0
-"""From a rank's failure to the end of all others; torchrun alone would wait 30 seconds for them."""
+GRACE_SECONDS = 5.0  # From a rank's failure to the end of all others; torchrun alone would wait 30 seconds for them
 
 HOST = "127.0.0.1"
 
-FORKS = sys.platform == "linux"
-"""True where torchrun loads torch once for all ranks, which then start in half the time."""
+FORKS = sys.platform == "linux"  # True where torchrun loads torch once for all ranks, which then start in half the time
 
 BY_WHOM = "by someone, by this computer for want of memory (use fewer or smaller ranks), or by a crash"
 
@@ -103,33 +99,25 @@ def why_no_ranks(port: int | None = None) -> str:
     return ""
 
 
-# ------------------------------------------------------------------------------------------------------------ starting
-
-
 def _words(
     program: str | Path | Callable[..., Any], arguments: Sequence[str], keywords: dict[str, Any], folder: Path
 ) -> tuple[str, list[str]]:
     """The program's name, and torchrun's words for it. `course_utils.ranks.worker` runs it, and keeps watch."""
+    worker = ["-m", "course_utils.ranks.worker"]
     if callable(program):
         if arguments:
             raise ValueError("a function takes its arguments by name: run_ranks(function, 2, steps=3)")
         path = folder / "function.json"
         path.write_text(json.dumps(packed(program, keywords, folder)), encoding="utf-8")
-        return f"{program.__name__}()", ["-m", "course_utils.ranks.worker", "function", str(path)]
+        return f"{program.__name__}()", [*worker, "function", str(path)]
     if keywords:
         raise ValueError(f"{program} is no function: its arguments are a list of strings, not {', '.join(keywords)}=")
-    return str(program), ["-m", "course_utils.ranks.worker", *_named(program), *map(str, arguments)]
-
-
-def _named(program: str | Path) -> list[str]:
-    path = Path(program)
-    if path.suffix == ".py":
-        if not path.is_file():
-            raise ValueError(f"there is no program {program}")
-        return ["file", str(path)]
-    if not re.fullmatch(r"\w+(\.\w+)*", str(program)):
+    is_file = Path(program).suffix == ".py"
+    if is_file and not Path(program).is_file():
+        raise ValueError(f"there is no program {program}")
+    if not is_file and not re.fullmatch(r"\w+(\.\w+)*", str(program)):
         raise ValueError(f"{str(program)!r} is neither the path of a .py file nor the name of a module")
-    return ["module", str(program)]
+    return str(program), [*worker, "file" if is_file else "module", str(program), *map(str, arguments)]
 
 
 def _launcher(world_size: int, folder: Path, port: int | None) -> list[str]:
@@ -141,20 +129,16 @@ def _launcher(world_size: int, folder: Path, port: int | None) -> list[str]:
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    package = str(Path(__file__).resolve().parents[2])
-    paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [str(Path(__file__).resolve().parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
     ours = {RESULTS: str(folder), CALLER: str(os.getpid()), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     return os.environ | ours | {"PYTHONPATH": os.pathsep.join(paths)}
-
-
-# ------------------------------------------------------------------------------------------- waiting, and ending it all
 
 
 def _run(command: list[str], folder: Path, deadline: float, show: Callable[[str], Any] | None) -> int | None:
     """The launcher's exit code; None if it took too long.
 
-    What it says goes to a file: a pipe would stay open, and be waited for, as long as any process holds its end. It has
-    a session of its own, so no signal meant for it or for its ranks can reach this process, nor the other way round.
+    It writes to a file, as a pipe would be waited for as long as any process holds its end, and has a session of its
+    own, so that no signal reaches it from here, nor the other way round.
     """
     read: dict[Path, int] = {}
     with (folder / "launcher.log").open("wb") as said:
@@ -207,8 +191,7 @@ def _end(launcher: subprocess.Popen[bytes], folder: Path) -> None:
 def _kill_ranks(folder: Path) -> bool:
     """Kill each rank's process group, and say whether any was there. torchrun gives each rank a session of its own."""
     groups = {int(path.read_text()) for path in folder.glob("*.pid")} - {0, 1, os.getpgrp()}
-    killed = [group for group in groups if _signal(os.killpg, group, signal.SIGKILL)]
-    return bool(killed)
+    return sum(_signal(os.killpg, group, signal.SIGKILL) for group in groups) > 0
 
 
 def _signal(send: Callable[[int, int], None], target: int, number: int) -> bool:
@@ -234,15 +217,13 @@ def _show(folder: Path, read: dict[Path, int], show: Callable[[str], Any] | None
             show(f"rank {path.parent.name}: {line}")
 
 
-# ------------------------------------------------------------------------------------------------------ what went wrong
-
-
-class Ranks:
+class Ranks(NamedTuple):
     """The files that the ranks of an ended run left in its folder."""
 
-    def __init__(self, folder: Path, program: str, world_size: int, timeout_seconds: float) -> None:
-        self.folder, self.program, self.world_size = folder, program, world_size
-        self.timeout_seconds = timeout_seconds
+    folder: Path
+    program: str
+    world_size: int
+    timeout_seconds: float
 
     def missing(self, suffix: str) -> list[int]:
         """The ranks that left no such file: json with a result, done at their end, pid at their start."""

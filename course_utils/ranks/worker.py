@@ -26,11 +26,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
-RESULTS = "COURSE_RANK_RESULTS"
-"""Environment variable with the folder in which each rank leaves its result."""
-
-CALLER = "COURSE_RANK_CALLER"
-"""Environment variable with the process id of the caller, who waits for the results."""
+RESULTS = "COURSE_RANK_RESULTS"  # Environment variable with the folder in which each rank leaves its result
+CALLER = "COURSE_RANK_CALLER"  # Environment variable with the process id of the caller, who waits for the results
 
 WATCH_SECONDS = 0.5
 
