@@ -226,11 +226,6 @@ class CachingAllocator:
         """Bytes of the largest free block."""
         return max(self.small.largest, self.large.largest)
 
-    @property
-    def driver_allocations(self) -> int:
-        """The number of times that memory was taken from the driver (cudaMalloc, or mapping pages)."""
-        return sum(TAKEN[call.action] > 0 for call in self.driver_calls)
-
     def block_size(self, address: int) -> int:
         """Bytes of the block that is allocated at `address`, at least the bytes requested."""
         return self._live[address].size

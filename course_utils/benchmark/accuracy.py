@@ -16,7 +16,7 @@ from ..measurement import Measurement
 from ..measuring import measure
 from ..run import TrainingRun
 from ..units import GB
-from .draw import frozen_runs, random_run, shallow
+from .draw import frozen_runs, shallow
 from .tables import Cell, Table
 
 AT_MOST_PERCENT, LOOSER_PERCENT = 0.5, 2.0  # the promised error of a peak; the looser for FSDP2, offloading, clipping
@@ -117,11 +117,6 @@ def accuracy_tables(runs: Sequence[TrainingRun], source: str, report: Callable[[
         if number % 20 == 19:
             report(f"{number + 1} of {len(runs)} runs")
     return [table(outcomes, source) for table in (_summary, _by_kind, _worst, _formula)]
-
-
-def drawn_runs(first_seed: int, count: int) -> list[TrainingRun]:
-    """A grid of runs that nobody has frozen: one for each seed."""
-    return [random_run(seed) for seed in range(first_seed, first_seed + count)]
 
 
 def _summary(outcomes: Sequence[Comparison], source: str) -> Table:

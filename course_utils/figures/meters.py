@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ..units import GB, format_bytes
 from .axes import COLOURS, OVER, Plot, amount, digits_for, largest_kinds, words
@@ -27,16 +28,14 @@ class Reading:
     seconds: float = 0.0
 
 
-@dataclass(frozen=True)
-class MeterMark:
+class MeterMark(NamedTuple):
     """The phase that begins `seconds` after the start."""
 
     seconds: float
     words: str
 
 
-@dataclass(frozen=True)
-class Look:
+class Look(NamedTuple):
     """The place of the plot in the picture and the sizes of its texts, in pixels."""
 
     left: float = 66.0
