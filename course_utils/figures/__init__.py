@@ -166,13 +166,9 @@ class _Stack:
             offset = y + BAR_HEIGHT / 2 + 4.5 + 15 * (index - (len(lines) - 1) / 2)
             self.canvas.text(self.left - 10, offset, line, 13, text_anchor="end")
         for start, part in zip(_starts(parts), parts, strict=True):
-            x, width, tip = (
-                self.x(start),
-                self.width(part.size),
-                f"{part.name}: {format_bytes(part.size, self.unit, 3)}",
-            )
+            x, tip = self.x(start), f"{part.name}: {format_bytes(part.size, self.unit, 3)}"
             look = {"data_kind": part.kind, "data_bytes": part.size}
-            draw_swatch(self.canvas, x, y, width, BAR_HEIGHT, part.kind, tip, **look)
+            draw_swatch(self.canvas, x, y, self.width(part.size), BAR_HEIGHT, part.kind, tip, **look)
             if start:
                 self.canvas.line(x, y, x, y + BAR_HEIGHT, "#FFFFFF", stroke_width=1)
 

@@ -166,8 +166,7 @@ def short(value: Any) -> str:
     """A number as a float of one decimal without trailing zeros, whole numbers and text as they are."""
     if not isinstance(value, float):
         return str(value)
-    text = f"{value:.1f}"
-    text = text.removesuffix(".0")
+    text = f"{value:.1f}".removesuffix(".0")
     return "0" if text == "-0" else text
 
 

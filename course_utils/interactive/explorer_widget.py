@@ -123,7 +123,7 @@ class DashboardWidget(Explorer):
 
     def redraw(self) -> tuple[Figure, str]:
         """Both pictures as one, and the verdict with the line of code that makes the run."""
-        self.now = None
+        self.now = None  # and stays so where the choices are refused
         self.now = now = dashboard(self.chosen)
         look, mark = ("course-fits", "✓") if now.fits else ("", "✗")
         said = f"<b>{mark} {escape(now.verdict)}</b> {escape(now.peak_phase)}"

@@ -149,7 +149,7 @@ def _copied(value: Any) -> Any:
 
 
 def _same(now: Any, before: Any) -> bool:
-    """Whether nothing has changed since `before` was copied from `now`; NaN equals NaN."""
+    """True if nothing has changed since `before` was copied from `now`; NaN equals NaN."""
     if isinstance(now, Mapping):
         return list(now) == list(before) and all(_same(now[key], before[key]) for key in before)
     if isinstance(now, (list, tuple)):
@@ -192,7 +192,7 @@ def entries(got: Mapping[str, Any], names: Sequence[str], kinds: Kinds = Real) -
 
 
 def alike(got: Iterable[float], wanted: Iterable[float], tolerance: float = 1e-6) -> bool:
-    """Whether two lists of numbers are equal in pairs, to a part of `tolerance`; next to 0, to 10⁻¹²."""
+    """True if two lists of numbers are equal in pairs, to a part of `tolerance`; next to 0, to 10⁻¹²."""
     pairs = zip(got, wanted, strict=True)
     return all(math.isclose(one, other, rel_tol=tolerance, abs_tol=1e-12) for one, other in pairs)
 
@@ -209,7 +209,7 @@ def recognized(
     otherwise: str = "",
     same: Callable[[Sequence[Any], Sequence[Any]], bool] = alike,
 ) -> bool:
-    """Whether `got`, a learner's answers for `cases` (each the arguments of one call), are those of `right`.
+    """True if `got`, a learner's answers for `cases` (each the arguments of one call), are those of `right`.
 
     Raises CheckFailed with the message of the first mistake that gives these answers; if none does, with `otherwise`,
     unless that is empty. `same` compares two lists of answers: as numbers, to a part in a million, unless given.
@@ -249,11 +249,9 @@ def _unit_slips() -> list[tuple[float, str]]:
         factor = UNITS[binary] / UNITS[decimal]
         slips += [(factor, f"off by {factor:.3f}: {decimal} where {binary} was asked?")]
         slips += [(1 / factor, f"off by {1 / factor:.3f}: {binary} where {decimal} was asked?")]
-    for name in ("KB", "MB", "GB", "TB", "KiB", "MiB", "GiB", "TiB"):
-        slips += [
-            (float(UNITS[name]), f"bytes where {name} was asked?"),
-            (1 / UNITS[name], f"{name} where bytes were asked?"),
-        ]
+    for name, size in UNITS.items():
+        if size > 1:
+            slips += [(size, f"bytes where {name} was asked?"), (1 / size, f"{name} where bytes were asked?")]
     return slips
 
 
