@@ -19,7 +19,7 @@ Place = tuple[str, int]  # A file and a line in it
 ENGINE = torch.autograd.graph._engine_run_backward.__code__
 """Frames above this one belong to what runs inside backward, those below to who called it."""
 
-STEP_FILES = ("step.py", "optimizers.py", "sharded.py")
+STEP_FILES = ("step.py", "optimizers.py")
 """The measuring's own files that are part of a training step, so that their lines say something."""
 
 HERE = Path(__file__).parent

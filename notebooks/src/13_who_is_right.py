@@ -340,9 +340,9 @@ for model, run in runs.items():
 # what the course had said before. If it is empty, the answer is no.
 
 # %%
-from course_utils.benchmark.gpu import gpu_tables
+from course_utils.benchmark.gpu import GPU_TABLES
 
-gpu_tables()[0]
+GPU_TABLES["gpu"]()[0]
 
 # %% [markdown]
 # ## What the sources got wrong
