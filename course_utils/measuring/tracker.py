@@ -239,7 +239,7 @@ class Tracker(TorchDispatchMode):
         autograd numbers a node before the operator that it belongs to runs, so here the newest number is that node's.
         """
         self._place, in_engine = calling_place()
-        self._module = self._running()
+        self._module = self._modules[-1] or self._running()
         if in_engine:
             node = torch._C._current_autograd_node()
             self._place, self._module = self._made.get(node._sequence_nr() if node else -1, (None, self._module))
@@ -369,11 +369,12 @@ class Tracker(TorchDispatchMode):
 
     def bind(self, kind: str, tensors: Iterable[Any], name: str = "") -> None:
         """Say that these tensors' storages are of `kind`, whenever they were born, and which parameter they are of."""
-        for part in (part for tensor in tensors for part in _parts(tensor)):
-            self._see(part)
-            storage = self._known(part)
-            if storage is not None:
-                storage.bound, storage.module = kind, name or storage.module
+        for tensor in tensors:
+            for part in _parts(tensor):
+                self._see(part)
+                storage = self._known(part)
+                if storage is not None:
+                    storage.bound, storage.module = kind, name or storage.module
 
     def watch(self, network: torch.nn.Module, states: States) -> None:
         """Follow a network's parameters, gradients and modules, the network itself being called by its class.
@@ -491,10 +492,12 @@ def has_made_of_others(kinds: tuple[type, ...]) -> bool:
 
 def _parts(value: Any) -> Iterator[torch.Tensor]:
     """The tensors that hold a tensor's data: itself, or those that a tensor made of others is made of."""
-    if isinstance(value, torch.Tensor) and is_traceable_wrapper_subclass(value):
+    if not isinstance(value, torch.Tensor):
+        return
+    if is_traceable_wrapper_subclass(value):
         for name in value.__tensor_flatten__()[0]:
             yield from _parts(getattr(value, name))
-    elif isinstance(value, torch.Tensor):
+    else:
         yield value
 
 

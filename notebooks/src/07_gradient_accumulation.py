@@ -66,14 +66,8 @@ predict("07.factor", unit="times")
 # Try it on a real model, a small GPT over characters, with random weights:
 
 # %%
-from course_utils.lessons.accumulation.micro_batches import (
-    gradient,
-    gradient_of,
-    joined,
-    mean_loss,
-    micro_batches,
-    relative_distance,
-)
+from course_utils.lessons.accumulation.micro_batches import gradient, gradient_of, joined, mean_loss
+from course_utils.lessons.accumulation.micro_batches import micro_batches, relative_distance
 from course_utils.lessons.shared.language_model import language_model
 
 model, parts = language_model(), micro_batches(count=25, size=4)
