@@ -21,7 +21,7 @@ from course_utils.cli import main as front_door
 from course_utils.demos import DEMOS, Stage, demo, fragmentation, holes, rehearse
 from course_utils.demos import stage as stages
 from course_utils.demos.show import DemoWidget
-from course_utils.demos.stage import Demo, DemoStep, Foreseen, Outcome
+from course_utils.demos.stage import Demo, DemoStep, Foreseen, StepResult
 from course_utils.demos.stage_figures import TYPE, stage_bars, stage_segments
 from course_utils.figures.canvas import text_width
 from course_utils.figures.meters import Reading
@@ -93,7 +93,7 @@ def test_the_rehearsal_runs_every_step_and_names_its_source(rehearsed):
     assert told.endswith("Everything goes as the demos say.")
 
 
-def broken(stage: Stage) -> Outcome:
+def broken(stage: Stage) -> StepResult:
     raise RuntimeError("the projector is gone")
 
 
@@ -164,10 +164,10 @@ def test_a_press_that_comes_on_another_thread_runs_its_step_where_interrupts_arr
     """JupyterLab's presses come on a thread of their own, to which no interrupt goes."""
     ran: list[threading.Thread] = []
 
-    def until_interrupted(stage: Stage) -> Outcome:
+    def until_interrupted(stage: Stage) -> StepResult:
         ran.append(threading.current_thread())
         signal.raise_signal(signal.SIGINT)
-        return Outcome("not reached")
+        return StepResult("not reached")
 
     one = Demo("One", "", (DemoStep("One", "", until_interrupted),), lambda stage: [])
     shown = DemoWidget(one, Stage(SMALL, False))

@@ -22,7 +22,7 @@ from course_utils.lessons.accumulation.batch_noise import (
 )
 from course_utils.lessons.accumulation.figures import beside, contour, theta_paths
 from course_utils.lessons.accumulation.large_batches import (
-    Outcome,
+    ErrorRates,
     Setting,
     adam_table,
     data,
@@ -258,7 +258,10 @@ def test_figures_state_their_conclusion_and_hold_what_they_show() -> None:
     fit = LineFit()
     shown = theta_paths(fit, {"all": path(fit, 0.5, 100, 3), "each": path(fit, 0.5, 4, 1)}, "It wanders")
     assert shown.alt.startswith("It wanders. ") and "each: 25 steps" in shown.alt and 'data-steps="3"' in shown.svg
-    ours = [Outcome(Setting("16, η", 16, 0.1), (20.0, 30.0)), Outcome(Setting("no warm-up", 512, 3.2), (84.0, 80.0))]
+    ours = [
+        ErrorRates(Setting("16, η", 16, 0.1), (20.0, 30.0)),
+        ErrorRates(Setting("no warm-up", 512, 3.2), (84.0, 80.0)),
+    ]
     assert ours[0].mean == 25 and ours[0].spread == pytest.approx(math.sqrt(50))
     drawn = beside([GOYAL[1], None], ours, "It holds")
     assert "16, η: 23.60 and 25.0; no warm-up: not published and 82.0" in drawn.alt

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from ..errors import unknown
 from ..interactive.failed_cells import watch_cells
 from .rehearsal import DEMOS, Rehearsal, rehearse
-from .stage import Demo, DemoStep, Outcome, Stage
+from .stage import Demo, DemoStep, Stage, StepResult
 
 if TYPE_CHECKING:
     from .show import DemoWidget
 
-__all__ = ["DEMOS", "Demo", "DemoStep", "Outcome", "Rehearsal", "Stage", "demo", "rehearse"]
+__all__ = ["DEMOS", "Demo", "DemoStep", "StepResult", "Rehearsal", "Stage", "demo", "rehearse"]
 
 
 def demo(name: str, stage: Stage | None = None) -> "DemoWidget":

@@ -14,7 +14,7 @@ from ..allocator.replay import Replay, replay
 from ..measuring.comparing import ALLOCATOR_VARIABLES
 from ..units import format_bytes, percent
 from .holes import COUNT, trace
-from .stage import Demo, DemoStep, Foreseen, Outcome, Stage
+from .stage import Demo, DemoStep, Foreseen, Stage, StepResult
 from .stage_figures import stage_segments
 
 REPLAYED = "the allocator's policy, replayed"
@@ -30,39 +30,39 @@ def replayed(stage: Stage, expandable: bool) -> Replay:
     return replay(trace(stage.card.room), stage.card.room, expandable_segments=expandable)
 
 
-def question(stage: Stage) -> Outcome:
+def question(stage: Stage) -> StepResult:
     events = trace(stage.card.room)
     activation, state, late = events[0][0], events[-2][0], events[-1][0]
-    return Outcome(
+    return StepResult(
         f"On {stage.words}, {COUNT} activations of {format_bytes(activation)} come and go. Then {COUNT} of Adam's "
         f"states of {format_bytes(state)} come, and stay. Now the next activation wants {format_bytes(late)}. "
         "Is there room?"
     )
 
 
-def failure(stage: Stage) -> Outcome:
+def failure(stage: Stage) -> StepResult:
     """The last request fails; RuntimeError if it does not."""
     failed = _failure_of(replayed(stage, expandable=False), stage)
     if not stage.live:
-        return Outcome(str(failed), source=REPLAYED)
+        return StepResult(str(failed), source=REPLAYED)
     said = in_another_process(expandable=False)
     if not said["message"]:
         raise RuntimeError("the request was meant to fail, and succeeded: PyTorch's allocator has another policy here")
-    return Outcome(said["message"].split(" If reserved")[0], source=said["source"])
+    return StepResult(said["message"].split(" If reserved")[0], source=said["source"])
 
 
-def holes(stage: Stage) -> Outcome:
+def holes(stage: Stage) -> StepResult:
     found = replayed(stage, expandable=False)
     failed = _failure_of(found, stage)
     title = f"{percent(failed.free_share)} is free, in pieces of at most {format_bytes(failed.largest_free)}"
-    return Outcome(
+    return StepResult(
         f"Each state sits in a segment that an activation made, and keeps it. Wanted: {format_bytes(failed.requested)} "
         "in one piece.",
         figure=stage_segments(found.blocks_at(len(found)), title, stage.card.room),
     )
 
 
-def expandable_segments(stage: Stage) -> Outcome:
+def expandable_segments(stage: Stage) -> StepResult:
     """The same requests succeed; RuntimeError if they do not."""
     found = replayed(stage, expandable=True)
     said = in_another_process(expandable=True) if stage.live else {"message": ""}
@@ -71,7 +71,7 @@ def expandable_segments(stage: Stage) -> Outcome:
     source = said["source"] if stage.live else REPLAYED
     title = f"{format_bytes(found.allocated[-1])} in one segment, states side by side"
     figure = stage_segments(found.blocks_at(len(found)), title, stage.card.room)
-    return Outcome(f"It fits ({source}).", found.peak_allocated, source, figure=figure)
+    return StepResult(f"It fits ({source}).", found.peak_allocated, source, figure=figure)
 
 
 def in_another_process(expandable: bool) -> dict[str, str]:
@@ -118,7 +118,7 @@ FRAGMENTATION = Demo(
         DemoStep("Guess first", "Is there room for one more tensor?", question),
         DemoStep("Out of memory", "The request fails.", failure, fails=True),
         DemoStep("Where the free memory is", "Free memory in used segments helps nobody.", holes),
-        DemoStep("A setting", "A segment of fixed size cannot grow. Another kind can.", lambda _: Outcome(CURE)),
+        DemoStep("A setting", "A segment of fixed size cannot grow. Another kind can.", lambda _: StepResult(CURE)),
         DemoStep("Expandable segments", "The states lie side by side, and behind them is room.", expandable_segments),
     ),
     foresee,

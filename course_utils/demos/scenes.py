@@ -11,14 +11,14 @@ from ..models import PRESETS
 from ..planning.twin import fits
 from ..run import TrainingRun
 from ..units import format_bytes, percent
-from .stage import Demo, DemoStep, Outcome, Stage
+from .stage import Demo, DemoStep, Stage, StepResult
 from .stage_figures import stage_bars
 
 
 def _drawn(
     stage: Stage, words: str, rows: Mapping[str, MemoryBreakdown], title: str, notes: Mapping[str, str] | None = None
-) -> Outcome:
-    return Outcome(words, figure=stage_bars(rows, title, stage.card.room, notes))
+) -> StepResult:
+    return StepResult(words, figure=stage_bars(rows, title, stage.card.room, notes))
 
 
 def _takes(run: TrainingRun) -> str:
@@ -30,23 +30,23 @@ def _takes(run: TrainingRun) -> str:
 SIX_TENTHS = 0.6
 
 
-def _step_question(stage: Stage) -> Outcome:
+def _step_question(stage: Stage) -> StepResult:
     run = stage.run_of(SIX_TENTHS)
     states = format_bytes(16 * run.model.parameters)
-    return Outcome(f"{run} on {stage.words}. At 16 bytes a parameter its states take {states}. What is the peak?")
+    return StepResult(f"{run} on {stage.words}. At 16 bytes a parameter its states take {states}. What is the peak?")
 
 
-def _step_prediction(stage: Stage) -> Outcome:
+def _step_prediction(stage: Stage) -> StepResult:
     found = estimate(stage.run_of(SIX_TENTHS))
     title = f"{format_bytes(found.total)} by estimate, in {found.phase}"
     return _drawn(stage, "Which of these stay when the step is over?", {"": found}, title)
 
 
-def _what_stays(stage: Stage) -> Outcome:
+def _what_stays(stage: Stage) -> StepResult:
     run = stage.run_of(SIX_TENTHS)
     stays = format_bytes(estimate(run)["parameters"] + estimate(run)["optimizer_states"])
     peak = format_bytes(stage.outcome_of(run).peak)
-    return Outcome(f"Between two steps {stays} stay: weights and Adam's states. The rest of {peak} comes and goes.")
+    return StepResult(f"Between two steps {stays} stay: weights and Adam's states. The rest of {peak} comes and goes.")
 
 
 TRAINING_STEP = Demo(
@@ -69,16 +69,16 @@ TRAINING_STEP = Demo(
 # Out of memory on purpose, and back
 
 
-def _too_large(stage: Stage) -> Outcome:
+def _too_large(stage: Stage) -> StepResult:
     run = stage.too_large()
     title = f"{run.micro_batch} sequences do not fit, by estimate"
     return _drawn(stage, f"{run} on {stage.words}. Where in the step will it fail?", {"": estimate(run)}, title)
 
 
-def _what_fits(stage: Stage) -> Outcome:
+def _what_fits(stage: Stage) -> StepResult:
     large, small = stage.too_large(), stage.run_of(SIX_TENTHS)
     each = (estimate(large).total - estimate(small).total) // (large.micro_batch - small.micro_batch)
-    return Outcome(
+    return StepResult(
         f"Each sequence costs {format_bytes(each)}. {large.micro_batch} did not fit. "
         f"Does the same process still work, and how many fit into {percent(SIX_TENTHS)} of the card?"
     )
@@ -92,7 +92,7 @@ OUT_OF_MEMORY = Demo(
         DemoStep(
             "Out of memory",
             "The allocator looks for room, gives back what it has cached, and gives up.",
-            lambda stage: Outcome(stage.fails(stage.too_large())),
+            lambda stage: StepResult(stage.fails(stage.too_large())),
             fails=True,
         ),
         DemoStep("What now?", "The failed step's memory has been given back.", _what_fits),
@@ -117,24 +117,24 @@ def _optimized(stage: Stage) -> dict[str, TrainingRun]:
     return {name: base.replace(optimizer=optimizer) for name, optimizer in OPTIMIZERS.items()}
 
 
-def _optimizer_question(stage: Stage) -> Outcome:
+def _optimizer_question(stage: Stage) -> StepResult:
     run = _optimized(stage)["SGD"]
-    return Outcome(
+    return StepResult(
         f"{_takes(run)}, with {run.model.parameters / 1e6:,.0f} M "
         "parameters in fp32. How much more with AdamW, and from which moment on?"
     )
 
 
-def _optimizer_prediction(stage: Stage) -> Outcome:
+def _optimizer_prediction(stage: Stage) -> StepResult:
     rows = {name: estimate(run) for name, run in _optimized(stage).items()}
     title = f"AdamW takes {format_bytes(rows['AdamW'].total - rows['SGD'].total)} more than SGD, by estimate"
     return _drawn(stage, "One number a parameter for momentum, two for Adam.", rows, title)
 
 
-def _first_step(stage: Stage) -> Outcome:
+def _first_step(stage: Stage) -> StepResult:
     peaks = stage.outcome_of(_optimized(stage)["AdamW"]).step_peaks
     first, later = format_bytes(peaks[0]), format_bytes(peaks[-1])
-    return Outcome(
+    return StepResult(
         f"AdamW's first step peaked at {first}, later ones at {later}. A batch that passes one step may still fail in "
         "the second: always try two."
     )
@@ -175,14 +175,14 @@ def _recomputing(stage: Stage) -> dict[str, TrainingRun]:
     return {name: base.replace(recompute=policy) for name, (policy, _) in POLICIES.items()}
 
 
-def _recompute_question(stage: Stage) -> Outcome:
-    return Outcome(
+def _recompute_question(stage: Stage) -> StepResult:
+    return StepResult(
         f"{_takes(_recomputing(stage)['all kept'])}. Keep only each block's input, and compute the "
         "block again in backward: how much is left, and how much longer is a step?"
     )
 
 
-def _recompute_prediction(stage: Stage) -> Outcome:
+def _recompute_prediction(stage: Stage) -> StepResult:
     rows = {name: estimate(run) for name, run in _recomputing(stage).items()}
     notes = {name: _arithmetic(run) for name, run in _recomputing(stage).items()}
     title = f"Full recomputation needs {percent(1 - rows['full'].total / rows['all kept'].total)} less, by estimate"
@@ -201,7 +201,7 @@ def _trying(name: str, words: str) -> DemoStep:
     return DemoStep(name.capitalize(), words, lambda stage: stage.attempt(_recomputing(stage)[name]))
 
 
-def _price(stage: Stage) -> Outcome:
+def _price(stage: Stage) -> StepResult:
     """Peaks and times side by side: times are measured on a GPU alone."""
     made = {name: (run, stage.outcome_of(run)) for name, run in _recomputing(stage).items()}
     word, first = WORDS["live" if stage.live else "simulated"], made["all kept"][1]
@@ -212,7 +212,7 @@ def _price(stage: Stage) -> Outcome:
     return _drawn(stage, f"Memory for time: {told}.", rows, title, notes)
 
 
-def _time(run: TrainingRun, tried: Outcome, first: Outcome) -> str:
+def _time(run: TrainingRun, tried: StepResult, first: StepResult) -> str:
     if tried.step_seconds is None or first.step_seconds is None:
         return _arithmetic(run)
     return f"{tried.step_seconds:.2f} s a step, {tried.step_seconds / first.step_seconds - 1:+.0%}"
@@ -249,21 +249,21 @@ def _in_parts(stage: Stage, times: int = 1) -> TrainingRun:
     return run.replace(micro_batch=run.micro_batch // PARTS, accumulation_steps=PARTS * times)
 
 
-def _batch_question(stage: Stage) -> Outcome:
+def _batch_question(stage: Stage) -> StepResult:
     run = _large(stage)
-    return Outcome(
+    return StepResult(
         f"{_takes(run)}. The same {run.micro_batch} sequences in {PARTS} "
         f"micro-batches of {run.micro_batch // PARTS}, gradients added up: does that take a quarter?"
     )
 
 
-def _batch_prediction(stage: Stage) -> Outcome:
+def _batch_prediction(stage: Stage) -> StepResult:
     whole, parts = estimate(_large(stage)), estimate(_in_parts(stage))
     title = f"{percent(parts.total / whole.total)} of the memory, not {percent(1 / PARTS)}, by estimate"
     return _drawn(stage, "Which kinds did not shrink?", {"at once": whole, f"in {PARTS} parts": parts}, title)
 
 
-def _ten_times(stage: Stage) -> Outcome:
+def _ten_times(stage: Stage) -> StepResult:
     run, more = _large(stage), _in_parts(stage, TIMES)
     rows = {
         f"{more.global_batch} at once": estimate(run.replace(micro_batch=more.global_batch)),
@@ -321,15 +321,15 @@ def _too_large_for_one(stage: Stage) -> TrainingRun:
     return TrainingRun(model, 1, min(512, model.max_positions), precision, attention=attention, recompute="full")
 
 
-def _cards_question(stage: Stage) -> Outcome:
+def _cards_question(stage: Stage) -> StepResult:
     model = _too_large_for_one(stage).model
-    return Outcome(
+    return StepResult(
         f"{model.name} on {stage.words}: at 16 bytes a parameter its states take "
         f"{format_bytes(16 * model.parameters)}. How many such cards does it take, if each keeps a copy?"
     )
 
 
-def _replicas(stage: Stage) -> Outcome:
+def _replicas(stage: Stage) -> StepResult:
     made = _sharded(stage)["replicas"]
     few, many = RANKS[0], made.world_size * 8
     rows = {f"{ranks} cards": estimate(made.replace(world_size=ranks)) for ranks in (few, many)}
@@ -337,7 +337,7 @@ def _replicas(stage: Stage) -> Outcome:
     return _drawn(stage, "Each card holds everything. What need not be there twice?", rows, title)
 
 
-def _stages(stage: Stage) -> Outcome:
+def _stages(stage: Stage) -> StepResult:
     made = _sharded(stage)
     ranks = made["ZeRO-3"].world_size
     rows = {name: estimate(run) for name, run in made.items()}

@@ -33,7 +33,7 @@ WARM_UP_STEPS = 2
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StepResult:
     """The result of a step: `words` to show, and a `figure` in the meter's place if there is one.
 
     Of a run that was tried: the `peak` in bytes, the `source` that measured it, `step_seconds` of one step (None where
@@ -55,7 +55,7 @@ class DemoStep(NamedTuple):
 
     title: str
     words: str
-    run: Callable[["Stage"], Outcome]
+    run: Callable[["Stage"], StepResult]
     fails: bool = False
 
 
@@ -102,7 +102,7 @@ class Stage:
     live: bool
     show: Callable[[Meter], None] | None = None
     reading_seconds: float = 15.0
-    tried: dict[TrainingRun, Outcome] = field(default_factory=dict, repr=False)
+    tried: dict[TrainingRun, StepResult] = field(default_factory=dict, repr=False)
     playing: float = field(default=0.0, repr=False)
 
     @classmethod
@@ -117,7 +117,7 @@ class Stage:
         """Its name: "a simulated T4-16GB, 16.1 GB"."""
         return f"{'' if self.live else 'a simulated '}{self.card.name}, {format_bytes(self.card.room, 'GB', 1)}"
 
-    def perform(self, step: DemoStep) -> Outcome:
+    def perform(self, step: DemoStep) -> StepResult:
         """Runs the step, and says how long it took."""
         begin, played = time.perf_counter(), self.playing
         outcome = step.run(self)
@@ -159,12 +159,12 @@ class Stage:
             f"{run}: {format_bytes(need)} by estimate, {percent(need / room)} of the card, {verdict}", as_told
         )
 
-    def attempt(self, run: TrainingRun) -> Outcome:
+    def attempt(self, run: TrainingRun) -> StepResult:
         """Trains a few steps. Raises GpuOutOfMemory (live) or OutOfMemory (the allocator's replay) if too large."""
         self.tried[run] = self._live(run) if self.live else self._simulated(run)
         return self.tried[run]
 
-    def outcome_of(self, run: TrainingRun) -> Outcome:
+    def outcome_of(self, run: TrainingRun) -> StepResult:
         """The outcome of a run that was tried before; it is tried now if it was not."""
         return self.tried[run] if run in self.tried else self.attempt(run)
 
@@ -176,7 +176,7 @@ class Stage:
             return str(failure)
         raise RuntimeError(f"{run} was meant to be too large, and fits {self.words}: nothing to show")
 
-    def _simulated(self, run: TrainingRun) -> Outcome:
+    def _simulated(self, run: TrainingRun) -> StepResult:
         measured = measure(run, "simulated")
         gauge = ReplayGauge(measured, self.reading_seconds, self.card.room)
         if self.show is not None:
@@ -194,9 +194,9 @@ class Stage:
         blocks = gauge.replayed.peak_allocated if gauge.replayed else measured.peak
         compared = beside_estimate(run, measured.peak, measured.word)
         words = f"{compared} ({format_bytes(blocks)} in blocks) · {measured.provenance}"
-        return Outcome(words, measured.peak, str(measured.provenance), step_peaks=so_far)
+        return StepResult(words, measured.peak, str(measured.provenance), step_peaks=so_far)
 
-    def _live(self, run: TrainingRun) -> Outcome:
+    def _live(self, run: TrainingRun) -> StepResult:
         from ..measuring.devices import Cuda
         from ..measuring.live import free_bytes, memory_released, only_kernel
 
@@ -209,7 +209,7 @@ class Stage:
                     self.show(meter)
                 seconds, peaks = _trained(run, device, meter)
         words = f"{beside_estimate(run, meter.peak, WORDS['live'])} · {seconds:.2f} s a step · {meter.gauge.source}"
-        return Outcome(words, meter.peak, meter.gauge.source, step_seconds=seconds, step_peaks=peaks)
+        return StepResult(words, meter.peak, meter.gauge.source, step_seconds=seconds, step_peaks=peaks)
 
 
 def _trained(run: TrainingRun, device: "Device", meter: Meter) -> tuple[float, tuple[int, ...]]:

@@ -239,7 +239,7 @@ class Tracker(TorchDispatchMode):
         autograd numbers a node before the operator that it belongs to runs, so here the newest number is that node's.
         """
         self._place, in_engine = calling_place()
-        self._module = self._modules[-1] or self._running()
+        self._module = self._modules[-1] or self._running()  # the first part again spares most operators a call
         if in_engine:
             node = torch._C._current_autograd_node()
             self._place, self._module = self._made.get(node._sequence_nr() if node else -1, (None, self._module))

@@ -1,4 +1,4 @@
-"""A step's tape cut into pieces, of which those in the middle repeat, and read with a run's numbers.
+"""A step's tape cut into pieces, whose middle ones repeat, and read with a run's numbers.
 
 What one block allocates and frees is the same for each, so through equal blocks memory runs along a straight line: only
 its two ends have to be looked at, and a deep model takes no longer than a shallow one.

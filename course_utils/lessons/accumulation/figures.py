@@ -19,7 +19,7 @@ from course_utils.figures.canvas import (
 )
 
 from ..adam.figures import GOAL, WALK, WALL, Frame
-from .large_batches import Outcome
+from .large_batches import ErrorRates
 from .micro_batches import START, LineFit, Point
 from .published_batches import Published
 
@@ -83,7 +83,7 @@ def _walk(canvas: Canvas, places: Sequence[Point], goal: Point) -> None:
     canvas.halo_text(x + 7, y + 17, "start", 12)
 
 
-def beside(theirs: Sequence[Published | None], ours: Sequence[Outcome], title: str, provenance: str = "") -> Figure:
+def beside(theirs: Sequence[Published | None], ours: Sequence[ErrorRates], title: str, provenance: str = "") -> Figure:
     """Test errors in percent, published (None: not there) and ours, with deviations. ValueError unless paired."""
     if not ours or len(theirs) != len(ours):
         raise ValueError(f"{len(theirs)} published rows next to {len(ours)} of ours: they go in pairs, at least one")

@@ -52,7 +52,7 @@ class Setting(NamedTuple):
     optimizer: str = "sgd"
 
 
-class Outcome(NamedTuple):
+class ErrorRates(NamedTuple):
     """Test errors in percent, one for each seed; guessing gives about 84, as classes differ in size."""
 
     setting: Setting
@@ -107,18 +107,18 @@ def data() -> tuple[torch.Tensor, torch.Tensor]:
     return x, scores.argmax(1)
 
 
-def train(settings: Sequence[Setting], seeds: Sequence[int] = SEEDS, epochs: int = EPOCHS) -> list[Outcome]:
+def train(settings: Sequence[Setting], seeds: Sequence[int] = SEEDS, epochs: int = EPOCHS) -> list[ErrorRates]:
     """Train and test a classifier for each setting and seed. Rates fall to a tenth halfway and again at 80 %."""
     for setting in settings:
         scaled(1.0, 1.0, setting.optimizer)  # refuses unknown ones
-    found: dict[Setting, Outcome] = {}
+    found: dict[Setting, ErrorRates] = {}
     for group in dict.fromkeys((setting.batch, setting.optimizer) for setting in settings):
         alike = [setting for setting in settings if (setting.batch, setting.optimizer) == group]
         found |= _trained(alike, seeds, epochs)
     return [found[setting] for setting in settings]
 
 
-def _trained(settings: Sequence[Setting], seeds: Sequence[int], epochs: int) -> dict[Setting, Outcome]:
+def _trained(settings: Sequence[Setting], seeds: Sequence[int], epochs: int) -> dict[Setting, ErrorRates]:
     replicas = [(setting, seed) for setting in settings for seed in seeds]
     weights = _first_weights([seed for _, seed in replicas])
     update = _momentum if settings[0].optimizer == "sgd" else _adam
@@ -136,7 +136,7 @@ def _trained(settings: Sequence[Setting], seeds: Sequence[int], epochs: int) -> 
     with torch.no_grad():  # scores that are not finite favor class 0: a guess
         scores = _network(weights, x[EXAMPLES:].expand(len(replicas), -1, -1)).nan_to_num()
     errors = (100 * (scores.argmax(-1) != y[EXAMPLES:]).double().mean(1)).view(len(settings), -1).tolist()
-    return {setting: Outcome(setting, tuple(missed)) for setting, missed in zip(settings, errors, strict=True)}
+    return {setting: ErrorRates(setting, tuple(missed)) for setting, missed in zip(settings, errors, strict=True)}
 
 
 def _first_weights(seeds: Sequence[int]) -> list[torch.Tensor]:
