@@ -327,19 +327,22 @@ def test_ranks_have_everything_between_them(model):
     for ranks in (1, 2):
         vocabulary = -(-model.vocab // ranks) * ranks - model.vocab
         padding = vocabulary * model.hidden * (1 if model.tied else 2)
-        total = ranks * megatron.parameters_per_rank(model, ranks)
-        assert total == model.parameters + padding + (ranks - 1) * megatron.replicated_parameters(model)
+        shapes = megatron.rank_shapes(model, ranks)
+        replicated = sum(prod(shape) for name, shape in shapes.items() if shape == parameter_shapes(model)[name])
+        total = ranks * sum(map(prod, shapes.values()))
+        assert total == model.parameters + padding + (ranks - 1) * (replicated if ranks > 1 else 0)
 
 
 def test_replicated_are_norms_positions_and_biases_after_a_sum():
     model = tiny("gpt2")
-    h, L = model.hidden, model.layers
-    assert megatron.replicated_parameters(model) == L * (4 * h + 2 * h) + 2 * h + model.max_positions * h
+    h, L, whole = model.hidden, model.layers, parameter_shapes(model)
+    replicated = sum(prod(shape) for name, shape in megatron.rank_shapes(model, 2).items() if shape == whole[name])
+    assert replicated == L * (4 * h + 2 * h) + 2 * h + model.max_positions * h
 
 
 def test_ranks_that_do_not_divide_are_refused():
     with pytest.raises(ValueError, match="do not divide 2 key and value heads"):
-        megatron.parameters_per_rank(tiny("llama"), 4)
+        megatron.rank_shapes(tiny("llama"), 4)
     assert megatron.communication_elements(RUN) == 0
     model = dataclasses.replace(tiny("gpt2"), layers=3)
     assert megatron.communication_elements(TrainingRun(model, 2, 64, tensor_parallel=4)) == 3 * 4 * 64 * 2 * 256
@@ -386,7 +389,7 @@ def test_one_tensor_parallel_rank_keeps_what_one_rank_keeps(precision, optimizer
 
 def test_a_tensor_parallel_rank_keeps_sixteen_bytes_a_parameter_of_its_own():
     run = TrainingRun("gpt3-175b", 1, 2048, "bf16-master", attention="eager", tensor_parallel=8, sequence_parallel=True)
-    found, N = rank_states(run), megatron.parameters_per_rank(run.model, 8)
+    found, N = rank_states(run), sum(map(prod, megatron.rank_shapes(run.model, 8).values()))
     states = found["parameters"] + found["gradients"] + found["optimizer_states"]
     assert 0 <= states - 16 * N < 5 * 512 * len(parameter_shapes(run.model))
     assert found["activations"] == 96 * 2048 * 12288 * (34 + 80) // 8

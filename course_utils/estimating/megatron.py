@@ -14,7 +14,7 @@ from ..models import Shapes, TransformerConfig, parameter_shapes
 from ..run import TrainingRun
 from ..units import round_up
 from .published import korthikanti_parallel_block_bytes
-from .sharding import optimizer_bytes_of
+from .states import states_of
 
 CUT_OUTPUTS = ("qkv", "q", "k", "v", "gate", "up", "embedding", "head")
 CUT_INPUTS = ("out", "down")
@@ -34,7 +34,7 @@ def rank_states(run: TrainingRun) -> MemoryBreakdown:
     parts = {
         "parameters": sum(round_up(precision.weight * prod(shape)) for shape in shapes.values()),
         "gradients": sum(round_up(precision.gradient * prod(shape)) for shape in shapes.values()),
-        "optimizer_states": optimizer_bytes_of(run, precision, shapes),
+        "optimizer_states": states_of(precision, run.optimizer, shapes),
     }
     whose = f"one of {run.tensor_parallel} tensor-parallel ranks"
     try:
@@ -45,24 +45,13 @@ def rank_states(run: TrainingRun) -> MemoryBreakdown:
 
 
 def rank_shapes(model: TransformerConfig, ranks: int) -> Shapes:
-    """The shapes of one rank's parts of the parameters, by name. Raises like `parameters_per_rank`."""
-    _check_degree(model, ranks)
-    return {name: rank_shape(name, shape, ranks) for name, shape in parameter_shapes(model).items()}
-
-
-def parameters_per_rank(model: TransformerConfig, ranks: int) -> int:
-    """N of one of `ranks` tensor-parallel ranks: most is divided by them, what is replicated is not.
+    """The shapes of one rank's parts of the parameters, by name; what is replicated is whole.
 
     The vocabulary is padded until the ranks divide it. Raises ValueError where the ranks do not divide the heads, the
     heads of keys and values, or the width of the MLP.
     """
-    return sum(prod(shape) for shape in rank_shapes(model, ranks).values())
-
-
-def replicated_parameters(model: TransformerConfig) -> int:
-    """The number of parameters that every tensor-parallel rank keeps whole."""
-    whole = {name: shape for name, shape in parameter_shapes(model).items() if rank_shape(name, shape, 2) == shape}
-    return sum(prod(shape) for shape in whole.values())
+    _check_degree(model, ranks)
+    return {name: rank_shape(name, shape, ranks) for name, shape in parameter_shapes(model).items()}
 
 
 def rank_shape(name: str, shape: tuple[int, ...], ranks: int) -> tuple[int, ...]:

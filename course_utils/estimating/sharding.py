@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 from ..models import TransformerConfig, block_shapes, outer_shapes, parameter_shapes
 from ..run import Optimizer, Precision, TrainingRun
-from ..units import BLOCK, MiB, round_up
+from ..units import MiB, round_up
 from .exact.walk import Totals, Walk, free, make
-from .states import CODEBOOKS_8BIT, gradient_bytes, optimizer_state_bytes, parameter_bytes, state_sizes
+from .states import gradient_bytes, optimizer_state_bytes, parameter_bytes, states_of, tensors_states
 
 Shape = tuple[int, ...]
 
@@ -154,17 +154,13 @@ def ddp_communication(run: TrainingRun) -> int:
     return 0 if run.bucket_view else sum(bucket_sizes(run))
 
 
-def zero_1_shares(model: TransformerConfig, ranks: int) -> list[dict[str, Shape]]:
+@lru_cache(maxsize=256, typed=True)
+def zero_1_shares(model: TransformerConfig, ranks: int) -> Sequence[Mapping[str, Shape]]:
     """Parameters that each rank's optimizer steps: the largest first, each to the rank that has least so far.
 
     torch's ZeroRedundancyOptimizer shares out whole tensors, so the shares are not even.
     """
     _check_ranks(ranks)
-    return [dict(share) for share in _zero_1_shares(model, ranks)]
-
-
-@lru_cache(maxsize=256)
-def _zero_1_shares(model: TransformerConfig, ranks: int) -> list[dict[str, Shape]]:
     shares: list[dict[str, Shape]] = [{} for _ in range(ranks)]
     filled = [(0, rank) for rank in range(ranks)]
     heapify(filled)
@@ -175,15 +171,9 @@ def _zero_1_shares(model: TransformerConfig, ranks: int) -> list[dict[str, Shape
     return shares
 
 
-def zero_1_share(model: TransformerConfig, ranks: int) -> Mapping[str, Shape]:
-    """The first of `zero_1_shares`, rank 0's, which estimates ask for again and again."""
-    _check_ranks(ranks)
-    return _zero_1_shares(model, ranks)[0]
-
-
 @lru_cache(maxsize=256)
 def _zero_1_optimizer_bytes(model: TransformerConfig, ranks: int, precision: Precision, optimizer: Optimizer) -> int:
-    return _kept_bytes(precision, optimizer, zero_1_share(model, ranks)) + _extra_state_bytes(precision, optimizer)
+    return states_of(precision, optimizer, zero_1_shares(model, ranks)[0])
 
 
 # FSDP2
@@ -295,26 +285,10 @@ def _fsdp_optimizer_bytes(model: TransformerConfig, ranks: int, precision: Preci
     """Bytes of the optimizer's states of rank 0's shards; the fp32 shards are themselves the master weights."""
     precision = dataclasses.replace(precision, master=0)
     outer, block = (
-        _kept_bytes(precision, optimizer, {name: shard_shape(shape, ranks) for name, shape in shapes.items()})
+        {name: shard_shape(shape, ranks) for name, shape in shapes.items()}
         for shapes in (outer_shapes(model), block_shapes(model))
     )
-    return outer + model.layers * block + _extra_state_bytes(precision, optimizer)
-
-
-def optimizer_bytes_of(run: TrainingRun, precision: Precision, shapes: Mapping[str, Shape]) -> int:
-    """Bytes of what the optimizer, and a loss scaler, keep for tensors of these names and shapes."""
-    return _kept_bytes(precision, run.optimizer, shapes) + _extra_state_bytes(precision, run.optimizer)
-
-
-def _kept_bytes(precision: Precision, optimizer: Optimizer, shapes: Mapping[str, Shape]) -> int:
-    kept = (state_sizes(precision, optimizer, name, shape) for name, shape in shapes.items())
-    return sum(round_up(size) for sizes in kept for size in sizes)
-
-
-def _extra_state_bytes(precision: Precision, optimizer: Optimizer) -> int:
-    """Tables of the 8-bit Adam, and a loss scaler's two numbers."""
-    tables = CODEBOOKS_8BIT if optimizer.algorithm == "adam8bit" else ()
-    return sum(map(round_up, tables)) + (2 * BLOCK if precision.loss_scaling else 0)
+    return states_of(precision, optimizer, outer) + model.layers * tensors_states(precision, optimizer, block)
 
 
 COMMUNICATION = "communication"

@@ -1,5 +1,6 @@
 """Bytes that persist between steps: weights, gradients, optimizer states; each tensor rounded up to 512."""
 
+from collections.abc import Mapping
 from functools import lru_cache
 from math import prod
 from typing import NamedTuple
@@ -153,16 +154,28 @@ def optimizer_state_bytes(run: TrainingRun) -> int:
 def _state_bytes(
     model: TransformerConfig, rank: int, targets: tuple[str, ...], precision_name: str, optimizer_name: str
 ) -> int:
-    precision, optimizer = PRECISIONS[precision_name], OPTIMIZERS[optimizer_name]
-    trained = trainable(model, rank, targets)
+    precision, optimizer, trained = (
+        PRECISIONS[precision_name],
+        OPTIMIZERS[optimizer_name],
+        trainable(model, rank, targets),
+    )
+    block = tensors_states(precision, optimizer, trained.block)
+    return states_of(precision, optimizer, trained.before | trained.after) + trained.layers * block
 
-    def kept(shapes: Shapes) -> int:
-        states = (state_sizes(precision, optimizer, name, shape) for name, shape in shapes.items())
-        return sum(round_up(size) for sizes in states for size in sizes)
 
-    tables = sum(round_up(size) for size in CODEBOOKS_8BIT) if optimizer.algorithm == "adam8bit" else 0
-    scaler = 2 * BLOCK if precision.loss_scaling else 0
-    return kept(trained.before | trained.after) + trained.layers * kept(trained.block) + tables + scaler
+def states_of(precision: Precision, optimizer: Optimizer, shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """Bytes that the optimizer keeps for parameters of these names and shapes, with what is there once: the tables of
+    the 8-bit Adam, and a loss scaler's two numbers.
+    """
+    tables = CODEBOOKS_8BIT if optimizer.algorithm == "adam8bit" else ()
+    once = sum(map(round_up, tables)) + (2 * BLOCK if precision.loss_scaling else 0)
+    return tensors_states(precision, optimizer, shapes) + once
+
+
+def tensors_states(precision: Precision, optimizer: Optimizer, shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """Bytes that the optimizer keeps for these parameters alone, each tensor rounded up."""
+    kept = (state_sizes(precision, optimizer, name, shape) for name, shape in shapes.items())
+    return sum(round_up(size) for sizes in kept for size in sizes)
 
 
 def state_sizes(precision: Precision, optimizer: Optimizer, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -14,13 +14,7 @@ NOT_REDUCED = ("bf16-master-fp32grad", "fp8")
 
 
 def estimate(run: TrainingRun) -> MemoryBreakdown:
-    """Bytes by kind at the peak of a step (the second or a later one), from formulas alone; of several ranks on rank 0.
-
-    `phase` names the phase that owns the peak, `label` the moment within it. Raises ValueError for tensor parallelism,
-    which has closed forms of its own (`megatron.rank_states`), and for what is not covered on several ranks: LoRA; with
-    FSDP2 (zero_stage 2, 3) fp8, optimizers that look at whole tensors, checkpoints of several blocks, models of one
-    block. Raises TypeError for what is no TrainingRun.
-    """
+    """Bytes by kind at the peak: see `estimating.estimate`."""
     check(run)
     if run.zero_stage >= 2:
         return max(moments(run).values(), key=lambda moment: moment.total)
@@ -33,7 +27,7 @@ def estimate(run: TrainingRun) -> MemoryBreakdown:
 
 
 def moments(run: TrainingRun) -> dict[str, MemoryBreakdown]:
-    """The moments of a step at which memory may peak, in their order, by name. Raises like `estimate`."""
+    """The moments of a step at which memory may peak, in their order, by name."""
     check(run)
     if run.zero_stage >= 2:
         return fsdp_moments(run)
@@ -50,9 +44,7 @@ def moments(run: TrainingRun) -> dict[str, MemoryBreakdown]:
 
 
 def check(run: TrainingRun) -> None:
-    """Raise ValueError for runs that `estimate` does not cover, TypeError for anything but a run."""
-    if not isinstance(run, TrainingRun):
-        raise TypeError(f"an estimate is of a TrainingRun, not of {run!r}: write estimate(TrainingRun(...))")
+    """Raise ValueError for runs that `estimate` does not cover."""
     if run.world_size > 1 and run.lora_rank:
         raise ValueError("several ranks are estimated for a whole model: set lora_rank=0, or world_size=1")
     if run.world_size > 1 and run.zero_stage < 2 and run.precision.name in NOT_REDUCED:

@@ -11,7 +11,7 @@ from math import prod
 from course_utils.models import TransformerConfig
 from course_utils.run import OPTIMIZERS, PRECISIONS, Optimizer, Precision, TrainingRun
 
-from ..sharding import zero_1_share
+from ..sharding import zero_1_shares
 from ..states import BLOCK_8BIT, PIECE_8BIT, SMALL_8BIT, Trainable, is_hidden_matrix, trainable
 from .walk import Change, Totals, Walk, free, highest, make, net
 
@@ -51,7 +51,7 @@ def _optimizer_step(
     set_to_none: bool, clips: bool,
 ) -> Totals:  # fmt: skip
     """The step with this precision and optimizer (`names`), by LoRA's rank and targets, on one of so many `ranks`."""
-    share = Trainable(dict(zero_1_share(model, ranks)), {}, 0, {}) if ranks > 1 else trainable(model, rank, targets)
+    share = Trainable(dict(zero_1_shares(model, ranks)[0]), {}, 0, {}) if ranks > 1 else trainable(model, rank, targets)
     return step_on(PRECISIONS[names[0]], OPTIMIZERS[names[1]], share, set_to_none, clips)
 
 

@@ -12,7 +12,7 @@ from course_utils.estimating.exact.activations import (
     stem_saved,
     sum_bytes,
 )
-from course_utils.estimating.sharding import optimizer_bytes_of
+from course_utils.estimating.states import states_of
 from course_utils.models import Shapes, TransformerConfig, parameter_shapes
 from course_utils.run import TrainingRun
 from course_utils.units import round_up
@@ -81,7 +81,7 @@ def stage_memory(run: TrainingRun, schedule: str, stages: int, micro_batches: in
             "parameters": weights,
             "weight_copies": weights * (kept - 1) if schedule == "PipeDream" else 0,
             "gradients": sum(round_up(run.precision.gradient * prod(shape)) for shape in shapes.values()),
-            "optimizer_states": optimizer_bytes_of(run, run.precision, shapes),
+            "optimizer_states": states_of(run.precision, run.optimizer, shapes),
             "activations": kept * (own + stem + end) + max(0, again - end),
         },
         label=f"stage {stage} of {stages}, {schedule}, {kept} of {micro_batches} micro-batches kept",

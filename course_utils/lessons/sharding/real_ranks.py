@@ -17,7 +17,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils._pytree import tree_leaves
 
-from course_utils.estimating.sharding import ddp_communication, optimizer_bytes_of, rank_0_states, zero_1_shares
+from course_utils.estimating.sharding import ddp_communication, rank_0_states, zero_1_shares
+from course_utils.estimating.states import states_of
 from course_utils.measurement import Provenance
 from course_utils.measuring.data_parallel import ReplicatedTraining, ReplicaTracker, whole_batch
 from course_utils.measuring.sharded import ShardedTraining, ShardTracker
@@ -114,7 +115,7 @@ def _by_formula(run: TrainingRun, rank: int) -> Rank:
     states = rank_0_states(run)
     if run.zero_stage == 1:
         share = zero_1_shares(run.model, run.world_size)[rank]
-        states["optimizer_states"] = optimizer_bytes_of(run, run.precision, share)
+        states["optimizer_states"] = states_of(run.precision, run.optimizer, share)
     buckets = ddp_communication(run) if run.zero_stage < 2 else 0
     return Rank(states | {"communication": buckets}, sent_elements(run), ())
 

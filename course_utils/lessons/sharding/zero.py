@@ -10,12 +10,11 @@ from course_utils.estimating.sharding import (
     check_fsdp,
     ddp_communication,
     fsdp_groups,
-    optimizer_bytes_of,
     rank_0_states,
     shard_shape,
     zero_1_shares,
 )
-from course_utils.estimating.states import parameter_bytes
+from course_utils.estimating.states import parameter_bytes, states_of
 from course_utils.models import parameter_shapes
 from course_utils.run import Precision, TrainingRun
 from course_utils.units import BLOCK
@@ -74,7 +73,7 @@ def _replicated_terms(run: TrainingRun, rank: int) -> dict[str, int]:
     N, precision, shapes = run.model.parameters, run.precision, _stepped(run, rank)
     exact = formula(run)
     share = (precision.master + _moments(precision)) * sum(map(prod, shapes.values()))
-    states = optimizer_bytes_of(run, precision, shapes)
+    states = states_of(precision, run.optimizer, shapes)
     weights, gradients = precision.weight * N, precision.gradient * N
     kept = rank_0_states(run)
     return {
@@ -94,7 +93,7 @@ def _sharded_terms(run: TrainingRun, rank: int) -> dict[str, int]:
     own = {name: own_rows(shape, D, rank) for name, shape in parameter_shapes(run.model).items()}
     exact = 2 * stored * padded + _moments(precision) * sum(map(prod, own.values()))
     kept = rank_0_states(run)
-    blocks = kept["parameters"] + kept["gradients"] + optimizer_bytes_of(run, precision, own)
+    blocks = kept["parameters"] + kept["gradients"] + states_of(precision, run.optimizer, own)
     third = sum(formula(run.replace(zero_stage=3)).values())
     return {
         "parameters sharded, too": third - sum(formula(run).values()),
