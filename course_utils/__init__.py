@@ -7,7 +7,7 @@ One noun, `TrainingRun`; two verbs, `estimate` and `measure`; one result to lay 
 __version__ = "0.1.0"
 
 TYPE_CHECKING = False
-if TYPE_CHECKING:  # the same as _HOME, for type checkers and editors: nothing here is imported at run time
+if TYPE_CHECKING:  # the same as _OFFERED, for type checkers and editors: nothing here is imported at run time
     from .allocator.memory_map import memory_map, memory_map_page
     from .allocator.policy import CachingAllocator
     from .allocator.replay import replay
@@ -28,39 +28,28 @@ if TYPE_CHECKING:  # the same as _HOME, for type checkers and editors: nothing h
     from .run import TrainingRun
     from .units import format_bytes, parse_bytes
 
-_HOME = {
-    "TransformerConfig": "models",
-    "PRESETS": "models",
-    "GPUS": "gpus",
-    "gpu": "gpus",
-    "TrainingRun": "run",
-    "MemoryBreakdown": "breakdown",
-    "KINDS": "breakdown",
-    "Measurement": "measurement",
-    "estimate": "estimating",
-    "moments": "estimating",
-    "rank_states": "estimating.megatron",
-    "measure": "measuring.sources",
-    "compare": "measuring.comparing",
-    "card_here": "measuring.sources",
-    "recordings": "measuring.recorded",
-    "twin": "planning.twin",
-    "fit": "planning.fit",
-    "arrange": "planning.fit",
-    "CachingAllocator": "allocator.policy",
-    "replay": "allocator.replay",
-    "memory_map": "allocator.memory_map",
-    "memory_map_page": "allocator.memory_map",
-    "read_snapshot": "allocator.snapshots",
-    "save_snapshot": "allocator.snapshots",
-    "compare_with_gpu": "allocator.snapshots",
-    "StepError": "errors",
-    "GpuOutOfMemory": "errors",
-    "SimulationUnavailable": "errors",
-    "find": "lessons.shared.search",
-    "format_bytes": "units",
-    "parse_bytes": "units",
+_OFFERED = {
+    "models": "TransformerConfig PRESETS",
+    "gpus": "GPUS gpu",
+    "run": "TrainingRun",
+    "breakdown": "MemoryBreakdown KINDS",
+    "measurement": "Measurement",
+    "estimating": "estimate moments",
+    "estimating.megatron": "rank_states",
+    "measuring.sources": "measure card_here",
+    "measuring.comparing": "compare",
+    "measuring.recorded": "recordings",
+    "planning.twin": "twin",
+    "planning.fit": "fit arrange",
+    "allocator.policy": "CachingAllocator",
+    "allocator.replay": "replay",
+    "allocator.memory_map": "memory_map memory_map_page",
+    "allocator.snapshots": "read_snapshot save_snapshot compare_with_gpu",
+    "errors": "StepError GpuOutOfMemory SimulationUnavailable",
+    "lessons.shared.search": "find",
+    "units": "format_bytes parse_bytes",
 }
+_HOME = {name: module for module, names in _OFFERED.items() for name in names.split()}
 
 __all__ = sorted(_HOME)
 

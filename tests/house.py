@@ -74,7 +74,8 @@ def _defining(source: str, name: str) -> str:
 def _offered() -> dict[str, str]:
     tree = ast.parse(modules()[""].read_text(encoding="utf-8"))
     assigned = {ast.unparse(node.targets[0]): node.value for node in tree.body if isinstance(node, ast.Assign)}
-    return ast.literal_eval(assigned["_HOME"])
+    offered: dict[str, str] = ast.literal_eval(assigned["_OFFERED"])
+    return {name: module for module, names in offered.items() for name in names.split()}
 
 
 def ours(name: str) -> set[str]:

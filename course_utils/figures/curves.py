@@ -43,7 +43,6 @@ NO_METADATA = {"Creator": None, "Date": None, "Format": None, "Type": None}
 ROOM = WIDTH - 2 * MARGIN  # pixels for title and small print
 
 Series = Mapping[str, tuple[Sequence[float], Sequence[float]]]
-Level = tuple[str, float] | None
 
 
 def lines(
@@ -57,13 +56,15 @@ def lines(
     level: tuple[str, float] | None = None,
     markers: bool = True,
     circles: Collection[str] = (),
+    bands: Mapping[str, tuple[Sequence[float], Sequence[float]]] = {},
     provenance: str = "",
     alt: str | None = None,
 ) -> Figure:
     """One line for each series (its x values and its y values), each named at its end; units belong into the labels.
 
     `level` draws a named horizontal line, such as a capacity. The series named in `circles` are not joined: they were
-    measured here and there, and nobody knows what lies between. Raises ValueError for empty or unequal series, for more
+    measured here and there, and nobody knows what lies between. `bands` shades what lies between lower and upper values
+    around the series of that name. Raises ValueError for empty or unequal series, for more
     than there are colors, and for values that a logarithmic axis cannot show.
     """
     _check_series(series, log_x, log_y)
@@ -74,8 +75,11 @@ def lines(
         from matplotlib.figure import Figure as Drawing
 
         drawing = Drawing(figsize=(WIDTH / 72, height / 72), dpi=72, facecolor="none")  # one point is one pixel of ours
-        axes = _axes(drawing, series, level, log_x, log_y, top)
+        more = [y for pair in bands.values() for side in pair for y in side] + ([level[1]] if level else [])
+        axes = _axes(drawing, series, more, log_x, log_y, top)
         for index, (name, line) in enumerate(series.items()):
+            if name in bands:
+                axes.fill_between(line[0], *bands[name], color=LINE_COLOURS[index], alpha=0.18, linewidth=0)
             _draw(axes, line, index, markers, joined=name not in circles)
         if level:
             _draw_level(axes, series, *level)
@@ -121,9 +125,10 @@ def _matplotlib() -> Iterator[None]:
         log.setLevel(level)
 
 
-def _axes(drawing: "Drawing", series: Series, level: Level, log_x: bool, log_y: bool, top: float) -> "Axes":
+def _axes(drawing: "Drawing", series: Series, more: Sequence[float], log_x: bool, log_y: bool, top: float) -> "Axes":
+    """Axes that hold all series, and `more` heights."""
     xs = [x for line, _ in series.values() for x in line]
-    ys = [y for _, line in series.values() for y in line] + ([level[1]] if level else [])
+    ys = [*(y for _, line in series.values() for y in line), *more]
     (left_end, right_end), (low, high) = _range(xs, log_x, from_zero=False), _range(ys, log_y, from_zero=True)
     heights = _ticks(low, high, log_y)
     left = 40 + max(text_width(number(tick), 12) for tick in heights)

@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from numbers import Real
@@ -44,16 +44,15 @@ from course_utils.units import GB
 STATES = ("weights", "gradients", "master_weights", "momentum", "variance")
 
 STATE_MISTAKES: Mistakes = {
-    "That is plain fp32 Adam. Its total happens to be the same, but nothing in it is 16-bit: which two of the five "
-    "are, and what is the fp32 copy for?": lambda w, g, master, m, v: w == 4 and master == 0,
+    "That is plain fp32 Adam. Its total happens to be the same, but nothing in it is 16-bit.": lambda w, g, master, m, v: (
+        w == 4 and master == 0
+    ),
     "A copy is missing: small updates vanish in 16-bit weights.": lambda w, g, master, m, v: master == 0,
     "Your master weights are 16-bit: too coarse to add small updates to.": lambda w, g, master, m, v: master == 2,
     "Forward and backward multiply 16-bit weights: count those, not fp32 ones.": lambda w, g, master, m, v: w == 4,
     "No gradients? They are complete at the end of backward, one per parameter.": lambda w, g, master, m, v: g == 0,
     "ZeRO keeps each gradient in the format of the weight that it belongs to.": lambda w, g, master, m, v: g == 4,
-    "Half of what Adam keeps. Either you count one of its two states, or you store both in 16-bit; it keeps two, in "
-    "the optimizer's own precision.": lambda w, g, master, m, v: m + v == 4,
-    "Eight bytes for one of Adam's states: that is the two of them together.": lambda w, g, master, m, v: 8 in (m, v),
+    "Half of what Adam keeps: it has two states, each in fp32.": lambda w, g, master, m, v: m + v == 4,
 }
 """Messages, each with a condition on the bytes per parameter in the order of `STATES`; the first that holds is said."""
 
@@ -61,26 +60,14 @@ STATE_MISTAKES: Mistakes = {
 @exercise("01.1", "Five tensors a parameter, each in its own precision, and it holds for any N.")
 def states(answer: Any) -> None:
     """`answer(N)` is a dictionary: bytes of the five things that mixed-precision Adam keeps for N parameters."""
-    size = 1_000
-    got = _states_of(answer, size)
-    slip = unit_slip(sum(got.values()), sum(zero_state_bytes(size).values()))
-    expect(not slip, f"The total is {slip}")
-    per_parameter = [round(got[name] / size, 6) for name in STATES]
-    for message, holds in STATE_MISTAKES.items():
-        expect(not holds(*per_parameter), message)
-    for count in [size, *seeded_sizes(3), PRESETS["gpt2-xl"].parameters]:
-        got, wanted = _states_of(answer, count), zero_state_bytes(count).values()
-        for name, right in zip(STATES, wanted, strict=True):
-            off = f"{name} is off for N={count:_}: bytes times N, no more."
-            expect(math.isclose(got[name], right, rel_tol=1e-9), off)
-
-
-def _states_of(answer: Any, count: int) -> dict[str, float]:
-    got = call(answer, N=count, returns=Mapping)
-    found = entries(got, STATES)
-    extra = [str(name) for name in got if name not in STATES]
-    expect(not extra, f"{', '.join(extra)}: not one of the five. Activations and totals are counted elsewhere.")
-    return found
+    for count in (1_000, *seeded_sizes(3), PRESETS["gpt2-xl"].parameters):
+        got, wanted = entries(call(answer, N=count, returns=Mapping), STATES), zero_state_bytes(count).values()
+        slip = unit_slip(sum(got.values()), sum(wanted))
+        expect(not slip, f"The total is {slip}")
+        for message, holds in STATE_MISTAKES.items():
+            expect(not holds(*(size / count for size in got.values())), message)
+        for (name, size), right in zip(got.items(), wanted, strict=True):
+            expect(math.isclose(size, right), f"{name} is off for N={count:_}: bytes times N, no more.")
 
 
 # ---------------------------------------------------------------------------------------------- 01.2: weight_gradient
@@ -93,7 +80,6 @@ WRONG_SHAPES = {
     "boi": "One gradient for each sequence. They share one W, so their gradients add up.",
     "bsoi": "One gradient for each token. They share one W, so their gradients add up.",
     "bsi": "That has the shape of x: is it dL/dx? The question is dL/dW.",
-    "bio": "One gradient for each sequence, turned round too. They share one W: add them up.",
 }
 
 
@@ -110,7 +96,6 @@ GRADIENT_MISTAKES: Mistakes = {
     f"A mean over the positions. {MEAN}": lambda x, dy: _gradient(x, dy) / x.size(1),
     f"Only the first sequence is in it. {EVERY}": lambda x, dy: _gradient(x[:1], dy[:1]),
     f"Only the last token of each sequence is in it. {EVERY}": lambda x, dy: _gradient(x[:, -1:], dy[:, -1:]),
-    "The sign is turned round: this is the gradient, not the step against it.": lambda x, dy: -_gradient(x, dy),
     "Turned round: with as many inputs as outputs the shape cannot tell you, the values do.": lambda x, dy: (
         _gradient(x, dy).T if x.size(2) == dy.size(2) else _gradient(x, dy)
     ),
@@ -128,18 +113,16 @@ def weight_gradient(answer: Any) -> None:
         sizes: dict[str, int] = dict(zip("bsio", shape, strict=True))
         x, dy = (torch.randn([sizes[axis] for axis in axes], generator=dice) for axes in ("bsi", "bso"))
         got = call(answer, hints=hints, x=x, dy=dy, returns=torch.Tensor).detach()
-        _expect_shape(tuple(got.shape), sizes)
+        if got.shape != (sizes["o"], sizes["i"]):
+            known = {tuple(sizes[axis] for axis in axes): message for axes, message in WRONG_SHAPES.items()}
+            otherwise = (
+                f"Your gradient has the shape {tuple(got.shape)}. A gradient has the shape of what it belongs to: W."
+            )
+            fail(known.get(tuple(got.shape), otherwise))
         cases.append((x, dy))
         answers.append(got)
     otherwise = "The shape is right, the values are not those of autograd. Compare one entry by hand."
     recognized(answers, cases, _gradient, GRADIENT_MISTAKES, otherwise, _all_close)
-
-
-def _expect_shape(got: tuple[int, ...], sizes: Mapping[str, int]) -> None:
-    if got != (sizes["o"], sizes["i"]):
-        known = {tuple(sizes[axis] for axis in axes): message for axes, message in WRONG_SHAPES.items()}
-        otherwise = f"Your gradient has the shape {got}. A gradient has the shape of what it belongs to: W."
-        fail(known.get(got, otherwise))
 
 
 def _all_close(got: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> bool:
@@ -174,21 +157,20 @@ def peak_of(lives: Sequence[Life], alive: Alive = lambda born, event, died: born
     return max(sum(size for size, born, died in known if alive(born, event, died)) for _, event, _ in known)
 
 
-def _as_the_largest_comes(lives: Sequence[Life]) -> int:
-    event = max(lives, key=lambda life: life[1])[2]
-    return sum(size for _, size, born, died in lives if born <= event < (math.inf if died is None else died))
-
-
 PEAK_MISTAKES: Mistakes = {
     "That is everything that ever lived, added up.": lambda lives: sum(life[1] for life in lives),
     "That is the largest single tensor. What is on top of it?": lambda lives: max(life[1] for life in lives),
     "That is what is left when everything is over.": lambda lives: sum(life[1] for life in lives if life[3] is None),
-    "You let a tensor take memory at the very event at which it dies. By the rule, its bytes are free again before "
-    "anything is born there.": lambda lives: peak_of(lives, lambda b, t, d: b <= t <= d),
+    "A tensor is free again at the very event at which it dies, before anything is born there.": lambda lives: peak_of(
+        lives, lambda b, t, d: b <= t <= d
+    ),
     "It takes no memory yet at the event at which it is born?": lambda lives: peak_of(lives, lambda b, t, d: b < t < d),
-    "Tensors whose `died` is None are missing from your sum: they are the ones that stay, and so they always count, at "
-    "every event.": lambda lives: peak_of(lives, lambda b, t, d: b <= t < d < math.inf),
-    "That is the moment when the largest tensor is born. The sum may well be larger at another.": _as_the_largest_comes,
+    "Tensors whose `died` is None are missing from your sum: they stay, so they always count.": lambda lives: peak_of(
+        lives, lambda b, t, d: b <= t < d < math.inf
+    ),
+    "That is the moment when the largest tensor is born. The sum may well be larger at another.": lambda lives: peak_of(
+        lives, lambda b, t, d, at=max(lives, key=lambda life: life[1])[2]: b <= t < d and t == at
+    ),
     "That is how many tensors are alive at once, not bytes.": lambda lives: peak_of(
         [(n, 1, b, d) for n, _, b, d in lives]
     ),
@@ -202,9 +184,8 @@ def peak(answer: Any) -> None:
     dice = random.Random(1)
     cases = [STEP, *([_random_life(dice, number) for number in range(14)] for _ in range(3)), list(real_step()[0])]
     answers = [call(answer, hints={"NoneType": none}, tensors=list(case)) for case in cases]
-    recognized(answers, [(case,) for case in cases], peak_of, PEAK_MISTAKES, same=eq)
-    for case, got in zip(cases, answers, strict=True):
-        expect(got == peak_of(case), f"Not right yet for a list of {len(case)} tensors: draw each one's life as a bar.")
+    otherwise = "Not right yet: draw each tensor's life as a bar, and add up what is alive at each event."
+    recognized(answers, [(case,) for case in cases], peak_of, PEAK_MISTAKES, otherwise, eq)
 
 
 def _random_life(dice: random.Random, number: int) -> Life:
@@ -271,13 +252,13 @@ def largest_micro_batch(answer: Any) -> None:
     for (card, batch), got in zip(FIT_CASES, answers, strict=True):
         expect(got == int(got) and got >= 0, f"A micro-batch is a whole number of sequences, for {card} too.")
         expect(not got or batch % got == 0, f"Your micro-batch for {card} does not divide the batch of {batch}.")
-    recognized(answers, FIT_CASES, _largest_fitting, FIT_MISTAKES, same=eq)
-    for (card, batch), got in zip(FIT_CASES, answers, strict=True):
-        right, where = _largest_fitting(card, batch), f"On {card}, with a batch of {batch},"
-        expect(right or not got, f"On {card} not even one sequence fits, with a batch of {batch}: return 0 there.")
-        fits = not got or _peak_bytes(int(got), batch) <= gpu(card).memory
-        expect(fits, f"{where} your micro-batch does not fit: compare bytes with bytes.")
-        expect(got >= right, f"{where} a larger micro-batch fits as well.")
+    if not recognized(answers, FIT_CASES, _largest_fitting, FIT_MISTAKES, same=eq):
+        for (card, batch), got in zip(FIT_CASES, answers, strict=True):
+            fits = not got or _peak_bytes(int(got), batch) <= gpu(card).memory
+            expect(
+                fits, f"On {card}, with a batch of {batch}, your micro-batch does not fit: compare bytes with bytes."
+            )
+        fail("Yours fit, but on one of the cards a larger micro-batch fits as well.")
 
 
 # -------------------------------------------------------------------------------------------------------- 01.5: train
@@ -344,9 +325,7 @@ TRAIN_MISTAKES: Mistakes = {
 
 LOSS_MISTAKES: Mistakes = {
     "You return the last batch's loss. The mean of all was asked for.": lambda losses: losses[-1],
-    "You return the last batch's part of the loss. Return the mean of all.": lambda losses: losses[-1] / len(losses),
     "You return the sum of the losses. Their mean was asked for.": sum,
-    "The mean that you return is divided twice: you add up parts.": lambda losses: sum(losses) / len(losses) ** 2,
 }
 
 TRAIN_HINTS = {
@@ -364,15 +343,14 @@ def train(answer: Any) -> None:
     losses = [cross_entropy(model(inputs), targets).item() for inputs, targets in batches]
     given: dict[str, Any] = {"model": model, "batches": batches, "optimizer": optimizer}
     got = call(answer, hints=TRAIN_HINTS, **given, returns=(Real, torch.Tensor))
-    if isinstance(got, torch.Tensor):
-        graph = "You return a tensor with its graph behind it: its caller keeps all that. `.item()` makes it a number."
-        expect(not got.requires_grad, graph)
-        expect(got.numel() == 1, "You return several losses. Their mean, one number, was asked for.")
+    graph = "You return a tensor with its graph behind it: its caller keeps all that. `.item()` makes it a number."
+    expect(not getattr(got, "requires_grad", False), graph)
+    mean = float(of_kind(got, Real))
     _expect_no_leak(answer)
     _expect_parameters(answer)
     otherwise = "The parameters are right, the loss that you return is not the mean of the batches' losses."
     close = partial(alike, tolerance=1e-4)
-    recognized([float(got)], [(losses,)], lambda each: sum(each) / len(each), LOSS_MISTAKES, otherwise, close)
+    recognized([mean], [(losses,)], lambda each: sum(each) / len(each), LOSS_MISTAKES, otherwise, close)
 
 
 def _expect_no_leak(answer: Callable[..., object]) -> None:
@@ -437,8 +415,6 @@ BATCH_MISTAKES: Mistakes = {
     "Those are tokens, s·b. How many sequences is that?": lambda b, s: b * s,
     "Twice too many: are the token ids all that there is among the inputs?": lambda b, s: 2 * b,
     "Half of it: how many bytes does one token id take, and how many tensors are there?": lambda b, s: b / 2,
-    "Eight times too many: how many bytes does one token id take?": lambda b, s: 8 * b,
-    "Sixteen times too many: you took bytes for tokens, and two tensors for one.": lambda b, s: 16 * b,
     "Those are the bytes of the inputs. How many sequences is that?": lambda b, s: 16 * b * s,
 }
 
@@ -454,42 +430,27 @@ def read_timeline(answer: Any) -> None:
     otherwise = "The micro-batch is off. Which kind of memory depends on s and b alone, whatever the model is?"
     recognized(batches, cases, lambda b, s: b, BATCH_MISTAKES, otherwise, eq)
     for reading, run in zip(answers, HIDDEN_RUNS, strict=True):
-        _expect_precision(reading["precision"], run.precision.name)
-    _expect_recompute([reading["recompute"] for reading in answers])
+        got, right = reading["precision"], run.precision.name
+        taken = (
+            "You take autocast for fp32, or the reverse: which kind of memory exists under only one of them, and when?"
+        )
+        expect({got, right} != {"fp32", "amp-bf16"}, taken)
+        states = "The precision is off: how many times as large as the parameters are the optimizer's states, and why?"
+        expect(got == right, states)
+    said = [reading["recompute"] for reading in answers]
+    peaks = [measurement.peak for measurement in suspects()]
+    by_height = [choice for _, choice in sorted(zip(peaks, said, strict=True))]
+    judged = "You seem to judge by the height of the peak. A small batch is low, too; look at backward instead."
+    expect(
+        by_height != sorted(by_height) or len(set(said)) == 1, judged
+    )  # "full" for the low ones, "none" for the high
+    off = "Recomputation is off: what do the activations do during backward when a block's forward runs a second time?"
+    expect(said == [run.recompute for run in HIDDEN_RUNS], off)
 
 
 def _reading(answer: Any, run: TrainingRun, measurement: Measurement) -> dict[str, Any]:
     """The learner's dictionary for one hidden run, True and False spelled as "full" and "none"."""
     hints = {"index out of range": "These measurements have no list of tensors: use their timeline and their moments."}
     got = call(answer, hints=hints, measurement=handed(measurement), seq_len=run.seq_len, returns=Mapping)
-    found = entries(got, ("micro_batch", "precision", "recompute"), object)
-    of_kind(found["micro_batch"], Real, "micro_batch is")
-    of_kind(found["precision"], str, "precision is")
-    choice = found["recompute"]
-    spelled = ("full" if choice else "none") if isinstance(choice, bool) else of_kind(choice, str, "recompute is")
-    expect(spelled in ("full", "none"), "recompute is 'full' or 'none', as in a TrainingRun.")
-    return {**found, "recompute": spelled}
-
-
-def _expect_precision(got: str, right: str) -> None:
-    known = ("fp32", "amp-bf16", "bf16-master")
-    expect(got in known, f"The precisions to choose from are {', '.join(known)}; you say {got!r}.")
-    taken = "You take autocast for fp32, or the reverse: which kind of memory exists under only one of them, and when?"
-    expect(got == right or "bf16-master" in (got, right), taken)
-    states = "The precision is off: how many times as large as the parameters are the optimizer's states, and why?"
-    expect(got == right, states)
-
-
-def _expect_recompute(got: Collection[str]) -> None:
-    right = [run.recompute for run in HIDDEN_RUNS]
-    if got == right:
-        return
-    opposite = all(one != other for one, other in zip(got, right, strict=True))
-    expect(not opposite, "Turned round: you say 'full' exactly where nothing is recomputed.")
-    same = "You say the same about recomputation in every run. In some of them activations come back during backward."
-    expect(len(set(got)) > 1, same)
-    peaks = [(measurement.peak, said) for measurement, said in zip(suspects(), got, strict=True)]
-    highest, lowest = max(peak for peak, said in peaks if said == "full"), min(p for p, said in peaks if said == "none")
-    judged = "You seem to judge by the height of the peak. A small batch is low, too; look at backward instead."
-    expect(highest >= lowest, judged)
-    fail("Recomputation is off: what do the activations do during backward when a block's forward runs a second time?")
+    found = entries(got, ("micro_batch", "precision", "recompute"), (Real, str, bool))
+    return found | {"recompute": {True: "full", False: "none"}.get(found["recompute"], found["recompute"])}
