@@ -8,7 +8,8 @@ __version__ = "0.1.0"
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # the same as _OFFERED, for type checkers and editors: nothing here is imported at run time
-    from .allocator.memory_map import memory_map, memory_map_page
+    from .allocator.memory_map import memory_map
+    from .allocator.memory_map_page import memory_map_page
     from .allocator.policy import CachingAllocator
     from .allocator.replay import replay
     from .allocator.snapshots import compare_with_gpu, read_snapshot, save_snapshot

@@ -227,24 +227,23 @@ class TrainingRun:
 
     def code(self) -> str:
         """The line of code that makes this run, with only the choices that differ from the defaults."""
-        default = {field.name: field.default for field in fields(self)}
-        shown, preset = [repr(self.model)], PRESETS.get(self.model.name)
-        if preset is not None and preset == dataclasses.replace(self.model, dropout=preset.dropout):
-            shown = [repr(self.model.name)]
-        for name, standard in default.items():
-            value = getattr(self, name)
-            if name != "model" and (value != standard or name in ("micro_batch", "seq_len")):
-                shown.append(f"{name}={getattr(value, 'name', value)!r}")
+        shown = [repr(self.model if self._preset() is None else self.model.name)]
+        for field in fields(self)[1:]:
+            value = getattr(self, field.name)
+            if value != field.default or field.name in ("micro_batch", "seq_len"):
+                shown.append(f"{field.name}={getattr(value, 'name', value)!r}")
         if self._changes_dropout():
             shown.append(f"dropout={self.model.dropout!r}")
         return f"TrainingRun({', '.join(shown)})"
 
-    def _changes_dropout(self) -> bool:
-        """True if the model is a preset in all but its dropout."""
+    def _preset(self) -> TransformerConfig | None:
+        """The preset that the model is, but for its dropout."""
         preset = PRESETS.get(self.model.name)
-        if preset is None or self.model.dropout == preset.dropout:
-            return False
-        return preset == dataclasses.replace(self.model, dropout=preset.dropout)
+        return preset if preset and preset == dataclasses.replace(self.model, dropout=preset.dropout) else None
+
+    def _changes_dropout(self) -> bool:
+        preset = self._preset()
+        return preset is not None and preset.dropout != self.model.dropout
 
     def __str__(self) -> str:
         parts = [

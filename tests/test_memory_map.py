@@ -14,8 +14,8 @@ import pytest
 from engine import GPT, shallow, simulate
 
 from course_utils import TrainingRun
-from course_utils.allocator.memory_map import FILLS, LOOKS, ROW_STEP, memory_map, memory_map_page
-from course_utils.allocator.memory_map_page import page_data
+from course_utils.allocator.memory_map import FILLS, LOOKS, ROW_STEP, memory_map
+from course_utils.allocator.memory_map_page import memory_map_page, page_data
 from course_utils.allocator.replay import Replay, replay
 from course_utils.figures.canvas import MARGIN, WIDTH, Figure
 from course_utils.units import BLOCK, MiB
@@ -221,7 +221,7 @@ def test_the_page_of_a_failure_opens_where_it_failed(chromium, tmp_path):
     failed = replay(HOLES, 80 * MiB)
     page, trouble = opened(chromium, memory_map_page(failed).save(tmp_path / "map.html"))
     assert "Then: out of GPU memory" in page.locator("#status").inner_text()
-    assert json.loads(page.evaluate("JSON.stringify(emptyPages(data.ranges, shown))")) == []
+    assert json.loads(page.evaluate("JSON.stringify(emptyRanges(data.ranges, shown))")) == []
     page.evaluate("go(0)")
     assert not trouble
     page.close()

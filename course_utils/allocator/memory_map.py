@@ -1,10 +1,11 @@
 """The memory map: a GPU's memory by address, as the allocator has laid it out at one event.
 
-`memory_map(replayed)` draws every segment and block, `memory_map_page(replayed)` is the same for every event, with a
-slider. Both show what a sum cannot: that free memory lies in pieces.
+It shows what a sum cannot: that free memory lies in pieces.
 """
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from math import ceil
 from typing import NamedTuple
 
@@ -12,9 +13,9 @@ from ..breakdown import KINDS
 from ..figures.axes import COLOURS, amount_with_unit, digits_for, legend, stop, words
 from ..figures.canvas import INK, MARGIN, RULE, WIDTH, Canvas, Figure, ink_on, text_width
 from ..units import GB, format_bytes, percent
-from .memory_map_page import Page, bytes_in_a_row, page_of
 from .replay import MemoryBlock, MemorySegment, Replay, check_replay
 
+ROWS = 14  # of a map, unless its segments are few and alike: then each has a row of its own
 ROW_HEIGHT, ROW_STEP = 24, 29
 ROW_WIDTH = float(WIDTH - 2 * MARGIN)
 FINEST = 2.0  # pixels: neighbors narrower than this are drawn as one, in the color of what most of them is
@@ -35,41 +36,32 @@ FILLS = COLOURS | {STUCK: "#FFFFFF", BEYOND: "#FFFFFF", UNKNOWN: "#009E73"}
 HATCHES = {STUCK: "#A8071A", WHOLE: "#B5B5B5"}
 
 
-def memory_map(
-    replayed: Replay,
-    event: int | None = None,
-    title: str | None = None,
-    *,
-    unit: str | None = None,
-    alt: str | None = None,
-) -> Figure:
+def memory_map(replayed: Replay, event: int | None = None, title: str | None = None) -> Figure:
     """The memory at `event` (without it: at the peak, or where memory ran out), by address from left to right.
 
     Rows follow each other like lines of text. Colors are the kinds of memory; hatched is free: red where a tensor in
-    the same segment keeps it from being given back, grey where nothing does. `unit` prints sizes ("GB" or "MB" by
-    itself). Raises ValueError for an event that the replay has not reached, and where nothing is reserved, TypeError
-    for what is no replay, and for what is no event.
+    the same segment keeps it from being given back, grey where nothing does. Raises ValueError for an event that the
+    replay has not reached, and where nothing is reserved, TypeError for what is no replay, and for what is no event.
     """
     check_replay(replayed)
-    event = _telling_event(replayed) if event is None else event
+    event = telling_event(replayed) if event is None else event
     segments = replayed.blocks_at(event)
     if not segments:
         raise ValueError(
             f"nothing is reserved after event {event}, so there is no memory to draw; choose a later event"
         )
-    unit = unit or _unit(sum(segment.bytes for segment in segments))
+    unit = _unit(sum(segment.bytes for segment in segments))
     spans = list(_spans(segments, replayed.capacity))
-    title = title or conclusion(replayed, event, unit)
+    title = title or conclusion(replayed, event)
     totals = dict.fromkeys(LOOKS, 0)
     for span in spans:
         totals[span.look] += span.bytes
     told = {look: f"{LOOKS[look]} {amount_with_unit(size, unit, 2)}" for look, size in totals.items() if size}
-    if alt is None:
-        moment = f" ({replayed.moment(event)})" if replayed.moment(event) else ""
-        where = f"A map of the GPU's memory by address after event {event:,}{moment}"
-        alt = f"{stop(title)} {where}: {len(segments):,} segments, {', '.join(told.values())}."
-        if event == len(replayed) and replayed.failure is not None:
-            alt += f" {replayed.message[0].upper()}{replayed.message[1:]}"
+    moment = f" ({replayed.moment(event)})" if replayed.moment(event) else ""
+    where = f"A map of the GPU's memory by address after event {event:,}{moment}"
+    alt = f"{stop(title)} {where}: {len(segments):,} segments, {', '.join(told.values())}."
+    if event == len(replayed) and replayed.failure is not None:
+        alt += f" {replayed.message[0].upper()}{replayed.message[1:]}"
     canvas = Canvas()
 
     def swatch(x: float, y: float, size: float, look: str) -> None:
@@ -84,24 +76,17 @@ def memory_map(
     return Figure(canvas.svg(canvas.note(note, bottom + 12) - 2, title, alt), alt)
 
 
-def memory_map_page(replayed: Replay, title: str | None = None) -> Page:
-    """A page that steps through the memory map event by event with a slider; it needs no network and no kernel.
-
-    In a notebook it shows itself; `.save("map.html")` writes it. Raises ValueError for a replay without events,
-    TypeError for what is no replay.
-    """
-    check_replay(replayed)
-    if not len(replayed):
-        raise ValueError("this replay holds no events, so there is nothing to step through")
-    still = memory_map(replayed)
-    return page_of(replayed, title or conclusion(replayed, _telling_event(replayed)), still, FILLS, HATCHES)
+def bytes_in_a_row(segments: Sequence[int], total: int) -> int:
+    """Bytes in a row of the map: one segment where all are alike and few, else a share of `total`."""
+    alike = len(set(segments)) == 1 and total <= ROWS * segments[0]
+    return segments[0] if alike else ceil(total / ROWS)
 
 
-def conclusion(replayed: Replay, event: int, unit: str | None = None) -> str:
+def conclusion(replayed: Replay, event: int) -> str:
     """A sentence on how much is reserved after `event`, how much is in use, and how much is stuck between tensors."""
     at = event - 1
     reserved, stuck = replayed.reserved[at], replayed.stuck[at]
-    unit = unit or _unit(reserved)
+    unit = _unit(reserved)
     digits = digits_for(reserved, unit)
     shown = [format_bytes(size, unit, digits) for size in (reserved, replayed.allocated[at], stuck)]
     text = f"{shown[0]} reserved, {shown[1]} of it in use"
@@ -115,7 +100,8 @@ def _unit(reserved: int) -> str:
     return "GB" if reserved >= GB else "MB"
 
 
-def _telling_event(replayed: Replay) -> int:
+def telling_event(replayed: Replay) -> int:
+    """The event at which memory ran out; without one that of the peak."""
     return len(replayed) if replayed.failure is not None else replayed.peak_event
 
 
@@ -165,27 +151,18 @@ def _tip(block: MemoryBlock, look: str, size: int) -> str:
 
 
 def _merged(spans: Iterable[_Span], least: float) -> Iterator[_Span]:
-    """The same stretch with neighbors of less than `least` bytes joined until they are that wide."""
-    crowd: list[_Span] = []
-    for span in spans:
-        if crowd and (span.bytes >= least or sum(one.bytes for one in crowd) >= least):
-            yield _joined(crowd)
-            crowd = []
-        if span.bytes >= least:
-            yield span
-        else:
-            crowd.append(span)
-    if crowd:
-        yield _joined(crowd)
+    """The same stretch; of neighbors narrower than `least` bytes, those that begin in the same `least` are joined."""
 
+    def place(span: _Span) -> float:
+        return span.start // least if span.bytes < least else -1 - span.start
 
-def _joined(crowd: list[_Span]) -> _Span:
-    by_look: dict[str, int] = {}
-    for span in crowd:
-        by_look[span.look] = by_look.get(span.look, 0) + span.bytes
-    most, size = max(by_look, key=lambda look: by_look[look]), sum(by_look.values())
-    tip = f"{len(crowd)} blocks, most of them {LOOKS[most]}: {format_bytes(size)}" if len(crowd) > 1 else crowd[0].tip
-    return _Span(crowd[0].start, size, most, tip, any(span.begins_segment for span in crowd))
+    for _, alike in groupby(spans, place):
+        crowd, by_look = list(alike), Counter[str]()
+        for span in crowd:
+            by_look[span.look] += span.bytes
+        most, size = by_look.most_common(1)[0][0], by_look.total()
+        tip = f"{len(crowd)} blocks, most of them {LOOKS[most]}: {format_bytes(size)}"
+        yield _Span(crowd[0].start, size, most, tip, crowd[0].begins_segment) if len(crowd) > 1 else crowd[0]
 
 
 def _draw(canvas: Canvas, span: _Span, top: float, row_bytes: int, unit: str) -> None:

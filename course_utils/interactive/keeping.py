@@ -1,11 +1,27 @@
-"""The folder of a learner's guesses and progress, which never leave this machine, and safe ways to write there."""
+"""The learner's folder, which never leaves this machine, and safe ways to write there.
 
-import errno
+What is to be remembered is one line of JSON, appended to one file: two notebooks can write at once, nothing is ever
+overwritten, and a newer course reads what an older one wrote. A line that cannot be read costs itself alone.
+"""
+
+import json
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import date
 from pathlib import Path
+from typing import Any
+
+from .. import __version__
+
+EVENTS: dict[str, dict[str, Any]] = {
+    "passed": {"passed": str},
+    "quiz": {"quiz": int, "first_tries": int, "questions": int},
+    "guess": {"guess": str, "value": (int, float), "unit": str},
+    "forgotten": {"forgotten": str},
+}
+"""The fields of each kind of event, which has a `day` as well; others come from a newer course and are passed over."""
 
 
 def course_home() -> Path:
@@ -21,14 +37,54 @@ def course_home() -> Path:
     return base / "where-did-the-memory-go"
 
 
+def progress_file() -> Path:
+    """The file in which everything is remembered."""
+    return course_home() / "progress.jsonl"
+
+
+def remember(**event: Any) -> None:
+    """Append one of `EVENTS` with today's date. Raises ValueError, saying what to do, where nothing can be kept."""
+    file = progress_file()
+    line = json.dumps({**event, "day": date.today().isoformat(), "course": __version__})
+    with problems_in_words():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("ab+") as lines:
+            lines.seek(max(0, lines.seek(0, os.SEEK_END) - 1))
+            half = lines.read(1) not in (b"", b"\n")  # which would take the new line down with it
+            lines.write(f"{'\n' if half else ''}{line}\n".encode())  # in one piece: two kernels cannot mix theirs
+
+
+def remembered() -> tuple[list[dict[str, Any]], list[str]]:
+    """All events, oldest first, and a sentence for each line that cannot be read. Raises ValueError like `remember`."""
+    file = progress_file()
+    with problems_in_words():
+        text = file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
+    events, damaged = [], []
+    for number, line in enumerate(text.splitlines(), start=1):
+        try:
+            if line:  # two kernels that both saw half a line leave an empty one
+                events.append(_checked(json.loads(line)))
+        except (ValueError, TypeError, KeyError, RecursionError):
+            damaged.append(f"Line {number} of {file} cannot be read and is not counted: you may delete it.")
+    return events, damaged
+
+
+def _checked(event: dict[str, Any]) -> dict[str, Any]:
+    date.fromisoformat(event["day"])
+    for kind in event.keys() & EVENTS.keys():
+        if not all(isinstance(event[name], types) for name, types in EVENTS[kind].items()):
+            raise TypeError(f"{kind} with fields of another type")
+    return event
+
+
 @contextmanager
-def problems_in_words(what: str, folder: Path) -> Iterator[None]:
-    """Turn an OSError into a ValueError that a learner can act on: `what` ("Guesses") cannot be kept in `folder`."""
+def problems_in_words() -> Iterator[None]:
+    """Turn an OSError into a ValueError that a learner can act on."""
     try:
         yield
     except OSError as error:
         raise ValueError(
-            f"{what} cannot be kept in {folder} ({error.strerror or error}): "
+            f"Guesses and progress cannot be kept in {course_home()} ({error.strerror or error}): "
             "set the environment variable COURSE_HOME to a folder that you may write to."
         ) from error
 
@@ -45,34 +101,3 @@ def write_whole(file: Path, text: str, newline: str = "\n") -> None:
     except BaseException:
         scratch.unlink(missing_ok=True)
         raise
-
-
-NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
-"""Errors by which a folder on some servers says that nothing in it can be locked."""
-
-
-@contextmanager
-def one_at_a_time(file: Path) -> Iterator[None]:
-    """Let no other kernel in here for the same `file`: it waits. Makes the folder, and a file FILE.lock that stays.
-
-    The system lifts the lock when a kernel ends, however it ends. Where nothing can be locked, nobody waits.
-    """
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with file.with_suffix(".lock").open("ab") as lock:
-        try:
-            _take(lock.fileno())
-        except OSError as error:
-            if error.errno not in NO_LOCKS:
-                raise
-        yield  # closing the file gives the lock back
-
-
-def _take(lock: int) -> None:
-    if sys.platform == "win32":
-        import msvcrt
-
-        msvcrt.locking(lock, msvcrt.LK_LOCK, 1)  # tries for 10 seconds
-    else:
-        import fcntl
-
-        fcntl.flock(lock, fcntl.LOCK_EX)

@@ -44,8 +44,8 @@ from course_utils.units import GB
 STATES = ("weights", "gradients", "master_weights", "momentum", "variance")
 
 STATE_MISTAKES: Mistakes = {
-    "That is plain fp32 Adam. Its total happens to be the same, but nothing in it is 16-bit.": lambda w, g, master, m, v: (
-        w == 4 and master == 0
+    "That is plain fp32 Adam. Its total happens to be the same, but nothing is 16-bit.": lambda w, g, master, m, v: (
+        (w, master) == (4, 0)
     ),
     "A copy is missing: small updates vanish in 16-bit weights.": lambda w, g, master, m, v: master == 0,
     "Your master weights are 16-bit: too coarse to add small updates to.": lambda w, g, master, m, v: master == 2,
@@ -157,23 +157,26 @@ def peak_of(lives: Sequence[Life], alive: Alive = lambda born, event, died: born
     return max(sum(size for size, born, died in known if alive(born, event, died)) for _, event, _ in known)
 
 
+def _as_the_largest_comes(lives: Sequence[Life]) -> int:
+    event = max(lives, key=lambda life: life[1])[2]
+    return peak_of(lives, lambda born, at, died: born <= at < died and at == event)
+
+
 PEAK_MISTAKES: Mistakes = {
     "That is everything that ever lived, added up.": lambda lives: sum(life[1] for life in lives),
     "That is the largest single tensor. What is on top of it?": lambda lives: max(life[1] for life in lives),
     "That is what is left when everything is over.": lambda lives: sum(life[1] for life in lives if life[3] is None),
-    "A tensor is free again at the very event at which it dies, before anything is born there.": lambda lives: peak_of(
-        lives, lambda b, t, d: b <= t <= d
+    "You let a tensor take memory at the very event at which it dies: there its bytes are free again.": partial(
+        peak_of, alive=lambda born, event, died: born <= event <= died
     ),
-    "It takes no memory yet at the event at which it is born?": lambda lives: peak_of(lives, lambda b, t, d: b < t < d),
-    "Tensors whose `died` is None are missing from your sum: they stay, so they always count.": lambda lives: peak_of(
-        lives, lambda b, t, d: b <= t < d < math.inf
+    "It takes no memory yet at the event at which it is born?": partial(
+        peak_of, alive=lambda born, event, died: born < event < died
     ),
-    "That is the moment when the largest tensor is born. The sum may well be larger at another.": lambda lives: peak_of(
-        lives, lambda b, t, d, at=max(lives, key=lambda life: life[1])[2]: b <= t < d and t == at
+    "Tensors whose `died` is None are missing from your sum. They stay, so they always count.": partial(
+        peak_of, alive=lambda born, event, died: born <= event < died < math.inf
     ),
-    "That is how many tensors are alive at once, not bytes.": lambda lives: peak_of(
-        [(n, 1, b, d) for n, _, b, d in lives]
-    ),
+    "That is the moment when the largest tensor is born. The sum may well be larger at another.": _as_the_largest_comes,
+    "That is how many tensors are alive at once, not bytes.": lambda lives: peak_of([(n, 1, *r) for n, _, *r in lives]),
 }
 
 
