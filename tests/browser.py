@@ -24,7 +24,6 @@ from pathlib import Path
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Locator, Page, TimeoutError, sync_playwright
 
-from course_utils.cli.doctor import BROWSERS, find_browser
 
 ROOT = Path(__file__).resolve().parent.parent
 SETTINGS = {

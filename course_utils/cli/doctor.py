@@ -5,7 +5,6 @@ Standard library only, and torch where it is installed.
 
 import os
 import platform
-import shutil
 import sys
 from dataclasses import dataclass
 from html import escape
@@ -19,7 +18,6 @@ from .environment import nvidia_driver
 
 YES, NO, NOTE = "✓", "✗", "·"
 PACKAGES = ("jupyterlab", "ipywidgets", "matplotlib", "numpy", "pytest", "nbval")
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome", "msedge")
 
 
 class Finding(NamedTuple):
@@ -39,16 +37,15 @@ class DoctorReport:
 
     @property
     def sections(self) -> dict[str, tuple[Finding, ...]]:
-        """The findings under their headings."""
         return {"This machine": self.machine, "The course on it": self.course}
 
     def __str__(self) -> str:
         width = max(len(finding.name) for finding in (*self.machine, *self.course))
-        rows = {
-            title: [f"  {verdict} {name:<{width}}  {text}" for name, verdict, text in part]
+        parts = [
+            [title, *(f"  {verdict} {name:<{width}}  {text}" for name, verdict, text in part)]
             for title, part in self.sections.items()
-        }
-        return "\n\n".join("\n".join([title, *lines]) for title, lines in rows.items())
+        ]
+        return "\n\n".join(map("\n".join, parts))
 
     def _repr_html_(self) -> str:
         left, html = "<td style='text-align:left'>", ""
@@ -69,8 +66,7 @@ def report() -> DoctorReport:
         simulated = availability()
     gpus = gpu_findings(torch) if torch else ()
     has_gpu = any(finding.verdict == YES for finding in gpus)
-    rest = (memory_finding(), packages_finding(), browser_finding())
-    machine = (python_finding(), torch_finding(torch, problem), *gpus, *rest)
+    machine = (python_finding(), torch_finding(torch, problem), *gpus, *memory_findings(), packages_finding())
     return DoctorReport(machine, course_findings(torch is not None, has_gpu, simulated))
 
 
@@ -89,14 +85,12 @@ def load_torch() -> tuple[ModuleType | None, str]:
 
 
 def python_finding() -> Finding:
-    """The Python in use, the course's own or another."""
     own = Path(sys.prefix).name == ".venv" and (Path(sys.prefix) / "course-setup.json").exists()
     whose = "the course's own environment" if own else "not the environment that the course makes for itself"
     return Finding("Python", NOTE, f"{platform.python_version()} on {platform.system()} {platform.machine()}, {whose}")
 
 
 def torch_finding(torch: ModuleType | None, problem: str) -> Finding:
-    """torch's version and what it was built for."""
     if torch is None:
         return Finding("torch", NO, problem)
     build = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built for the CPU"
@@ -138,44 +132,19 @@ def capability_text(capability: tuple[int, int]) -> str:
     return f"compute capability {capability[0]}.{capability[1]}: {can}"
 
 
-def memory_finding() -> Finding:
-    """The memory of the machine itself; simulating needs about one GB of it."""
-    names = getattr(os, "sysconf_names", {})
-    if "SC_PHYS_PAGES" not in names:
-        return Finding("memory", NOTE, "this system does not say how much it has")
-    page = os.sysconf("SC_PAGE_SIZE")
-    free = _meminfo("MemAvailable") or (os.sysconf("SC_AVPHYS_PAGES") * page if "SC_AVPHYS_PAGES" in names else 0)
-    text = format_bytes(os.sysconf("SC_PHYS_PAGES") * page, "GB", 1)
-    return Finding("memory", NOTE, text + (f", {format_bytes(free, 'GB', 1)} free" if free else ""))
-
-
-def _meminfo(name: str) -> int:
-    """Bytes under that name in Linux's /proc/meminfo (which counts reclaimable caches as available), or 0."""
-    table = Path("/proc/meminfo")
-    rows = (line.split() for line in table.read_text(encoding="ascii").splitlines()) if table.exists() else ()
-    return next((int(row[1]) * 1024 for row in rows if row[0] == f"{name}:"), 0)
+def memory_findings() -> tuple[Finding, ...]:
+    """The memory of the machine itself, where the system says it (not Windows); simulating needs about one GB."""
+    if "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", ()):
+        return ()
+    size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return (Finding("memory", NOTE, format_bytes(size, "GB", 1)),)
 
 
 def packages_finding() -> Finding:
-    """Versions of what the lessons and tests use."""
     present = {name: metadata.version(name) for name in PACKAGES if util.find_spec(name)}
     absent = [name for name in PACKAGES if name not in present]
     text = ", ".join(f"{name} {version}" for name, version in present.items()) or "none"
     return Finding("packages", NOTE, text + (f"; not here: {', '.join(absent)}" if absent else ""))
-
-
-def find_browser() -> str | None:
-    """The path of an installed Chromium or Chrome, or None where there is none. COURSE_BROWSER names one."""
-    names = [os.environ["COURSE_BROWSER"]] if os.environ.get("COURSE_BROWSER") else BROWSERS
-    return next((path for name in names if (path := shutil.which(name))), None)
-
-
-def browser_finding() -> Finding:
-    """The browser that the browser tests would use."""
-    browser = find_browser()
-    if browser is None:
-        return Finding("test browser", NOTE, "no Chromium or Chrome: the browser test is skipped")
-    return Finding("test browser", YES, Path(browser).name)
 
 
 # The course
@@ -202,5 +171,5 @@ def recorded_finding() -> Finding:
     except (OSError, EOFError, ValueError) as problem:  # absent, cut short, or of another version
         return Finding("recorded", NO, f"cannot be read: {problem}")
     live = origins.count("live")
-    simulated = f"{len(origins) - live} simulated runs"
-    return Finding("recorded", YES, f"{simulated}; {live or 'none'} from real GPUs{'' if live else ' yet'}")
+    real = f"{live} from real GPUs" if live else "none from real GPUs yet"
+    return Finding("recorded", YES, f"{len(origins) - live} simulated runs; {real}")

@@ -1,6 +1,6 @@
 """The course's own environment in `.venv`: made once, recognized in milliseconds, never trusted half-made.
 
-Standard library only: this runs before anything is installed.
+Standard library only: this runs before anything is installed. pip's output is one line of progress and a log.
 """
 
 import hashlib
@@ -11,14 +11,15 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
-from importlib import metadata, util
+from importlib import metadata
 from pathlib import Path
 
+from ..interactive.keeping import write_whole
 from ..units import GB, format_bytes
-from .pip_runner import AGAIN, Pip, SetupError
 
 EXTRAS = {"lab": ("lab",), "test": ("lab", "test", "author")}
 """The extras of pyproject.toml that each purpose installs; "test" contains all that "lab" does."""
@@ -30,7 +31,15 @@ CUDA_INDEX = "https://download.pytorch.org/whl/cu130"
 NEEDED_BYTES = {"cpu": 3 * GB, "cuda": 9 * GB}
 """Disk space that an environment takes while it is made, with each torch build."""
 
-LAYOUT = 1  # raised when the way in which an environment is made changes: older ones are then made anew
+OFFLINE = re.compile("connection broken by|Could not fetch URL|ConnectionResetError|ReadTimeoutError|ProxyError")
+FULL = re.compile("No space left on device|not enough space on the disk")
+"""Words in pip's output when it could not reach an index, and when the disk is full."""
+
+AGAIN = "then run the same command"
+
+
+class SetupError(Exception):
+    """An obstacle to starting the course; the message is one sentence that says what to do about it."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +51,10 @@ class Home:
 
     @property
     def folder(self) -> Path:
-        """The environment."""
         return self.root / ".venv"
 
     @property
     def python(self) -> Path:
-        """The environment's interpreter: Windows keeps it elsewhere."""
         return self.folder / ("Scripts/python.exe" if self.system == "Windows" else "bin/python")
 
     @property
@@ -57,7 +64,6 @@ class Home:
 
     @property
     def log(self) -> Path:
-        """Everything that pip said."""
         return self.folder / "course-setup.log"
 
 
@@ -70,14 +76,13 @@ def interpreter(home: Home, purpose: str, here: bool = False) -> Path:
         absent = missing_packages(home.root, purpose)
         if absent:
             raise SetupError(
-                f"--here needs {', '.join(absent)} in {sys.executable}: install {'it' if len(absent) == 1 else 'them'} "
-                "there, or leave out --here and the course makes its own environment."
+                f"--here needs {', '.join(absent)} in {sys.executable}: install that there, or leave out --here and "
+                "the course makes its own environment."
             )
         return Path(sys.executable)
     memory = remembered(home)
     choice = torch_choice(home.system, os.environ.get("COURSE_TORCH", ""), memory.get("torch", ""))
     if not is_ready(home, purpose, choice, memory):
-        offer_here(home, purpose)
         set_up(home, purpose, choice, memory)
     return home.python
 
@@ -107,26 +112,23 @@ def foundations(home: Home, choice: str) -> dict[str, str]:
         "python": f"{sys.version_info.major}.{sys.version_info.minor}",
         "torch": choice,
         "root": str(home.root),
-        "layout": str(LAYOUT),
+        "layout": "1",  # raised when the way in which an environment is made changes
     }
 
 
 def remembered(home: Home) -> dict[str, str]:
     """The marker's content; empty when there is none, "unfinished" when it cannot be read."""
+    if not home.marker.exists():
+        return {}
     try:
         memory = json.loads(home.marker.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
     except (OSError, ValueError):
-        return {"state": "unfinished"}
+        memory = None
     return memory if isinstance(memory, dict) else {"state": "unfinished"}
 
 
 def remember(home: Home, **facts: str) -> None:
-    """Write the marker in one move, so that it is never half there."""
-    draft = home.marker.with_suffix(".new")
-    draft.write_text(json.dumps(facts, indent=1), encoding="utf-8")
-    draft.replace(home.marker)
+    write_whole(home.marker, json.dumps(facts, indent=1))
 
 
 # The torch build
@@ -136,9 +138,7 @@ def torch_choice(system: str, asked: str = "", before: str = "") -> str:
     """The build, "cpu" or "cuda": what COURSE_TORCH asks for, else what is there already, else what the machine has."""
     asked = asked.strip().lower()
     if asked not in ("", "cpu", "cuda"):
-        meant = get_close_matches(asked, ["cpu", "cuda"], n=1)
-        hint = f" (did you mean {meant[0]}?)" if meant else ""
-        raise SetupError(f"COURSE_TORCH is {asked!r}{hint}: set it to cpu or cuda, or leave it unset.")
+        raise SetupError(f"COURSE_TORCH is {asked!r}: set it to cpu or cuda, or leave it unset.")
     if system == "Darwin":
         if asked == "cuda":
             raise SetupError("COURSE_TORCH=cuda cannot be met on macOS, which has no CUDA: leave it unset.")
@@ -154,19 +154,15 @@ def nvidia_driver(system: str = platform.system()) -> bool:
     return system == "Linux" and any(Path(place).exists() for place in places)
 
 
-def torch_sources(system: str, choice: str) -> list[tuple[str, list[str]]]:
-    """Where to get torch, best first: a name to say, and pip's options.
+def torch_sources(system: str, choice: str) -> list[list[str]]:
+    """pip's options for the places to get torch from, best first.
 
     PyTorch's own index gives torch alone (`--no-deps`): the packages that torch needs come with all the others. Where
     the package index would do as well, it is asked briefly, with one retry; the CUDA build for Windows is nowhere else.
     """
-    brief = ["--no-deps", "--timeout", "10", "--retries", "1", "--index-url"]
-    plain: list[tuple[str, list[str]]] = [("from the package index", [])]
     if (system, choice) == ("Linux", "cpu"):
-        return [("CPU build, from PyTorch's own index", [*brief, CPU_INDEX]), *plain]
-    if (system, choice) == ("Windows", "cuda"):
-        return [("CUDA build, from PyTorch's own index", ["--no-deps", "--index-url", CUDA_INDEX])]
-    return plain
+        return [["--no-deps", "--timeout", "10", "--retries", "1", "--index-url", CPU_INDEX], []]
+    return [["--no-deps", "--index-url", CUDA_INDEX] if (system, choice) == ("Windows", "cuda") else []]
 
 
 # Making it
@@ -174,19 +170,23 @@ def torch_sources(system: str, choice: str) -> list[tuple[str, list[str]]]:
 
 def set_up(home: Home, purpose: str, choice: str, memory: dict[str, str]) -> None:
     """Make the environment or bring it up to date. Raises SetupError; what an error leaves behind is not trusted."""
+    if home.folder.exists() and not memory:
+        raise SetupError(f"{home.folder} is not the course's: move it away, {AGAIN}, or use a Python of yours by --here.")
     base = foundations(home, choice)
-    ours = memory.get("made_by", "course" if not home.folder.exists() or memory else "you") == "course"
-    current = memory.get("state") == "ready" and all(memory.get(name) == value for name, value in base.items())
+    current = memory.get("state") == "ready" and memory.items() >= base.items() and home.python.exists()
     purpose = "test" if current and memory.get("purpose") == "test" else purpose
-    marks = {**base, "purpose": purpose, "made_by": "course" if ours else "you"}
+    marks = {**base, "purpose": purpose}
     try:
-        check_disk(home.root, 0 if current else NEEDED_BYTES[choice])
-        if ours and not (current and home.python.exists()):
+        if not current:
+            check_disk(home.root, NEEDED_BYTES[choice])
             make_folder(home, marks)
-        if not home.python.exists():
-            raise SetupError(f"{home.folder} is there but holds no Python environment: move it away, {AGAIN}.")
         remember(home, **marks, state="unfinished")
-        install(home, purpose, choice)
+        torch, sources = f"torch=={locked(home.root)['torch']}", torch_sources(home.system, choice)
+        for options in sources:
+            if pip_install(home, torch, [*options, torch], may_fail=options != sources[-1]):
+                break
+        course = ["--constraint", "requirements.lock", "--editable", f".[{','.join(EXTRAS[purpose])}]"]
+        pip_install(home, "the course and its packages", course)
         remember(home, **marks, state="ready", key=fingerprint(home, choice))
     except OSError as problem:
         raise SetupError(f"Setting up in {home.folder} failed ({problem}): fix that, {AGAIN}.") from None
@@ -194,34 +194,22 @@ def set_up(home: Home, purpose: str, choice: str, memory: dict[str, str]) -> Non
 
 def make_folder(home: Home, marks: dict[str, str]) -> None:
     """An empty environment, in place of whatever an earlier set-up left. Raises SetupError without the venv module."""
-    check_venv_module()
     print(f"Making the course's own Python environment in {home.folder}", flush=True)
     if home.folder.exists():
         shutil.rmtree(home.folder)
     home.folder.mkdir()
     remember(home, **marks, state="unfinished")
-    base_python = getattr(sys, "_base_executable", "") or sys.executable
+    base_python = getattr(sys, "_base_executable", "") or sys.executable  # this one may just have been removed
     made = subprocess.run([base_python, "-m", "venv", str(home.folder)], capture_output=True, text=True, check=False)
     if made.returncode:
         said = (made.stderr.strip() or made.stdout.strip()).splitlines()
-        raise SetupError(f"`{base_python} -m venv` failed ({said[-1] if said else 'silently'}): {VENV_ADVICE}")
-
-
-VENV_ADVICE = (
-    "on Debian or Ubuntu run `sudo apt install python3-venv`; elsewhere install Python from python.org, "
-    f"which has it; {AGAIN}."
-)
-
-
-def check_venv_module() -> None:
-    """Raises SetupError where Python cannot make environments (Debian splits that off)."""
-    absent = [name for name in ("venv", "ensurepip") if util.find_spec(name) is None]
-    if absent:
-        raise SetupError(f"This Python comes without its {' and '.join(absent)} module: {VENV_ADVICE}")
+        raise SetupError(
+            f"`{base_python} -m venv` failed ({said[-1] if said else 'silently'}): on Debian or Ubuntu run `sudo apt "
+            f"install python3-venv`; elsewhere install Python from python.org, which has it; {AGAIN}."
+        )
 
 
 def check_disk(place: Path, needed: int) -> None:
-    """Raises SetupError if fewer than `needed` bytes are free at `place`."""
     free = shutil.disk_usage(place).free
     if free < needed:
         raise SetupError(
@@ -230,44 +218,55 @@ def check_disk(place: Path, needed: int) -> None:
         )
 
 
-def install(home: Home, purpose: str, choice: str) -> None:
-    """Install torch, then the course with its extras at the locked versions, and check that torch loads."""
-    pip = Pip(home.python, home.root, home.log)
-    install_torch(home, pip, locked(home.root)["torch"], choice)
-    editable = f".[{','.join(EXTRAS[purpose])}]"
-    pip.install("the course and its packages", ["--constraint", "requirements.lock", "--editable", editable])
-    check_torch_loads(home)
+def pip_install(home: Home, what: str, arguments: Sequence[str], may_fail: bool = False) -> bool:
+    """Install with the environment's pip, say so in one line, and return True if it worked.
 
-
-def install_torch(home: Home, pip: Pip, version: str, choice: str) -> None:
-    """Install torch from the first source that has it. Raises SetupError if none does.
-
-    It says how to do without a GPU where only PyTorch's own index has the CUDA build.
+    Raises SetupError if not, unless it `may_fail`.
     """
-    sources = torch_sources(home.system, choice)
-    for number, (name, options) in enumerate(sources):
-        last = number == len(sources) - 1
-        if last and choice == "cpu" and home.system == "Linux":
-            check_disk(home.root, NEEDED_BYTES["cuda"])  # the package index's Linux wheel is the CUDA build
-        try:
-            if pip.install(f"torch {version} ({name})", [*options, f"torch=={version}"], may_fail=not last):
-                return
-        except SetupError as problem:
-            if CUDA_INDEX not in options:
-                raise
-            raise SetupError(f"{problem} Or set COURSE_TORCH=cpu, to go without a GPU.") from None
+    print(f"Installing {what} …", flush=True)
+    started = time.monotonic()
+    failed, said = run_pip(home, ["install", "--no-input", "--disable-pip-version-check", *arguments])
+    seconds = time.monotonic() - started
+    if failed and (not may_fail or FULL.search(said)):
+        raise SetupError(explain_failure(said, what, home.log))
+    print(f"  {'not available there' if failed else 'done'} in {seconds:.0f} s", flush=True)
+    return not failed
 
 
-def check_torch_loads(home: Home) -> None:
-    """Raises SetupError if the torch just installed cannot be imported."""
-    loaded = subprocess.run(
-        [str(home.python), "-c", "import torch; print(torch.__version__)"], capture_output=True, text=True, check=False
-    )
-    if loaded.returncode:
-        said = loaded.stderr.strip().splitlines() or [f"exit code {loaded.returncode}"]
-        advice = "install Microsoft's Visual C++ Redistributable" if home.system == "Windows" else "fix that"
-        raise SetupError(f"torch is installed but does not load ({said[-1]}): {advice}, {AGAIN}.")
-    print(f"Ready: torch {loaded.stdout.strip()}", flush=True)
+def run_pip(home: Home, arguments: Sequence[str]) -> tuple[int, str]:
+    """Exit code and output. On a terminal, the latest thing that pip does is shown in one line."""
+    visible, lines = sys.stdout.isatty(), list[str]()
+    command = [str(home.python), "-m", "pip", *arguments]
+    with home.log.open("a", encoding="utf-8") as log:
+        log.write(f"\n$ {' '.join(command)}\n")
+        pip = subprocess.Popen(
+            command, cwd=home.root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8", errors="replace"
+        )
+        with pip:
+            for line in pip.stdout or ():
+                lines.append(line)
+                log.write(line)
+                if visible and line.lstrip().startswith(("Collecting", "Downloading", "Installing", "Building")):
+                    print(f"\r\033[K  {line.strip()[:100]}", end="", flush=True)
+    if visible:
+        print("\r\033[K", end="", flush=True)
+    return pip.returncode, "".join(lines)
+
+
+def explain_failure(said: str, what: str, log: Path) -> str:
+    """One sentence that says why pip failed and what to do."""
+    if FULL.search(said):
+        return f"The disk is full, so {what} could not be installed: make room, {AGAIN}."
+    if OFFLINE.search(said):
+        return (
+            f"No network: the package index did not answer, so {what} could not be installed; "
+            f"connect (or set HTTPS_PROXY if you are behind a proxy), {AGAIN}."
+        )
+    if "No matching distribution found" in said:
+        machine = f"Python {platform.python_version()} on {platform.system()} {platform.machine()}"
+        return f"There is no build of {what} for {machine}: use Python 3.11 to 3.14 on a 64-bit system, {AGAIN}."
+    errors = [line for line in said.splitlines() if line.startswith("ERROR:")]
+    return f"pip could not install {what}: {errors[-1] if errors else 'see'} (all of it is in {log})."
 
 
 # What is needed, and what is here
@@ -305,10 +304,3 @@ def version_numbers(version: str) -> tuple[int, ...]:
     """ "2.13.0+cpu" as (2, 13, 0): numbers by which releases can be compared."""
     release = re.match(r"[0-9.]+", version)
     return tuple(int(part) for part in release[0].split(".") if part) if release else ()
-
-
-def offer_here(home: Home, purpose: str) -> None:
-    """Say that the set-up can be skipped, where the interpreter in use already has everything."""
-    inside = Path(sys.prefix).resolve() == home.folder.resolve()
-    if not inside and not missing_packages(home.root, purpose):
-        print("The Python in use already has what this needs: add --here to use it and skip the set-up.", flush=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, get_args, get_origin
 
 from ..gpus import GPUS
-from ..interactive.command_line import Parser, WrongOption
+from ..interactive.command_line import Parser
 from ..interactive.course_files import ROOT
 from ..models import PRESETS
 from ..run import ATTENTIONS, OPTIMIZERS, PRECISIONS, RECOMPUTES, TrainingRun
@@ -30,7 +30,7 @@ CLOSED_FORMS_ONLY = (
     "course_utils.rank_states and course_utils.estimating.megatron."
 )
 
-NOT_OFFERED = ("tensor_parallel", "sequence_parallel")  # choices of a run that no command supports
+NOT_OFFERED = ("model", "tensor_parallel", "sequence_parallel")  # no options: the last two no command supports
 
 VALUES: dict[str, Sequence[str]] = {
     "precision": tuple(PRECISIONS),
@@ -82,16 +82,11 @@ def read_run(command: str, arguments: Sequence[str]) -> TrainingRun:
     parser.add_argument("model", metavar="MODEL", help=MODEL)
     for name, parameter in inspect.signature(TrainingRun).parameters.items():
         option = f"--{name.replace('_', '-')}"
-        if name in NOT_OFFERED:
-            parser.add_argument(option, nargs="?", default=SUPPRESS, help=SUPPRESS)
-        elif name != "model":
+        if name not in NOT_OFFERED:
             value = partial(_value, parameter)
             parser.add_argument(option, type=value, metavar="VALUE", default=SUPPRESS, help=_described(parameter))
     choices = vars(parser.parse_args(arguments))
     del choices["here"]
-    for name in NOT_OFFERED:
-        if name in choices:
-            raise WrongOption(f"{command} has no --{name.replace('_', '-')}. {CLOSED_FORMS_ONLY}")
     return TrainingRun(**choices)
 
 
@@ -187,11 +182,10 @@ def quiz(lesson: int) -> int:
 
 def progress(_: Namespace) -> int:
     """Print which exercises and quizzes are done."""
-    from ..interactive.keeping import course_home
-    from ..interactive.progress import FILE
+    from ..interactive.keeping import progress_file
     from ..interactive.progress import progress as progress_now
 
-    print(f"{progress_now()}\nThe file is {course_home() / FILE}.")
+    print(f"{progress_now()}\nThe file is {progress_file()}.")
     return 0
 
 

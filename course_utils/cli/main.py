@@ -14,7 +14,7 @@ from ..errors import GpuOutOfMemory, SimulationUnavailable, nearest
 from ..interactive.command_line import WrongOption
 from . import learn, maintain, teach
 from .command import enter
-from .pip_runner import SetupError
+from .environment import SetupError
 
 GROUPS = {"To learn": learn.COMMANDS, "To teach": teach.COMMANDS, "To maintain": maintain.COMMANDS}
 COMMANDS = learn.COMMANDS | teach.COMMANDS | maintain.COMMANDS

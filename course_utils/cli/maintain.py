@@ -10,7 +10,7 @@ from ..benchmark import print_tables, read_options
 from ..interactive.command_line import Parser, WrongOption
 from ..interactive.course_files import ROOT
 from .command import HERE, SAME_ANSWERS, Command, course_environment, hand_over, no_options
-from .pip_runner import SetupError
+from .environment import SetupError
 from .teach import passed_on
 
 TEST_TARGETS = ("tests", "notebooks", "solutions")

@@ -63,9 +63,9 @@ def lines(
     """One line for each series (its x values and its y values), each named at its end; units belong into the labels.
 
     `level` draws a named horizontal line, such as a capacity. The series named in `circles` are not joined: they were
-    measured here and there, and nobody knows what lies between. `bands` shades what lies between lower and upper values
-    around the series of that name. Raises ValueError for empty or unequal series, for more
-    than there are colors, and for values that a logarithmic axis cannot show.
+    measured here and there, and nobody knows what lies between. `bands` are lower and upper values to shade around the
+    series of that name. Raises ValueError for empty or unequal series, for more than there are colors, and for values
+    that a logarithmic axis cannot show.
     """
     _check_series(series, log_x, log_y)
     heading, small_print = wrap(title, 16.5, ROOM, bold=True), wrap(provenance, 11, ROOM)
@@ -126,7 +126,6 @@ def _matplotlib() -> Iterator[None]:
 
 
 def _axes(drawing: "Drawing", series: Series, more: Sequence[float], log_x: bool, log_y: bool, top: float) -> "Axes":
-    """Axes that hold all series, and `more` heights."""
     xs = [x for line, _ in series.values() for x in line]
     ys = [*(y for _, line in series.values() for y in line), *more]
     (left_end, right_end), (low, high) = _range(xs, log_x, from_zero=False), _range(ys, log_y, from_zero=True)

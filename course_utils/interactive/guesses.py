@@ -4,16 +4,12 @@ import html
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import date
-from pathlib import Path
 from typing import Any
 
 from ..units import UNITS, format_bytes, percent
 from .failed_cells import watch_cells
-from .keeping import course_home, one_at_a_time, problems_in_words, write_whole
+from .keeping import course_home, problems_in_words, remember, remembered
 from .ledgers import show
 
 NUMBER = re.compile(r"\s*([0-9][0-9_]*(?:[.,][0-9]+)?|[.,][0-9]+)\s*")
@@ -39,8 +35,18 @@ class Guess:
 
 def stored_guesses() -> dict[str, Guess]:
     """Every guess locked on this machine, by key. ValueError for a file that is damaged or may not be read."""
-    file = _guesses_file()
-    with problems_in_words("Guesses", file.parent):
+    guesses = _of_older_courses()
+    for event in remembered()[0]:
+        if "guess" in event:
+            guesses.setdefault(event["guess"], Guess(event["value"], event["unit"], event["day"]))
+        guesses.pop(event.get("forgotten", ""), None)
+    return guesses
+
+
+def _of_older_courses() -> dict[str, Guess]:
+    """The guesses in a file of their own, where older versions of the course kept them."""
+    file = course_home() / "guesses.json"
+    with problems_in_words():
         text = file.read_text(encoding="utf-8") if file.exists() else "{}"
     try:
         return {key: Guess(**entry) for key, entry in json.loads(text).items()}
@@ -49,40 +55,17 @@ def stored_guesses() -> dict[str, Guess]:
 
 
 def lock_guess(key: str, value: float, unit: str) -> Guess:
-    """Store a guess and return it. The first one stays: with a guess locked already, that one is returned.
-
-    ValueError where it cannot be kept: the message names the folder and how to choose another.
-    """
-    guesses = stored_guesses()
-    if key not in guesses:
-        with _alone():
-            guesses = stored_guesses()  # another kernel may have locked some since
-            guesses.setdefault(key, Guess(value, unit, date.today().isoformat()))
-            _store(guesses)
-    return guesses[key]
+    """Store a guess and return it; the first one stays. ValueError, saying what to do, where it cannot be kept."""
+    if key not in stored_guesses():
+        remember(guess=key, value=value, unit=unit)
+    return stored_guesses()[key]  # another kernel's, if that was first
 
 
 def forget_guess(key: str) -> None:
     """Remove the guess stored under `key`, so that another can be made. KeyError where there is none."""
-    with _alone():
-        guesses = stored_guesses()
-        del guesses[key]
-        _store(guesses)
-
-
-def _guesses_file() -> Path:
-    return course_home() / "guesses.json"
-
-
-@contextmanager
-def _alone() -> Iterator[None]:
-    """Let no other kernel change the guesses meanwhile, or one would be lost."""
-    with problems_in_words("Guesses", course_home()), one_at_a_time(_guesses_file()):
-        yield
-
-
-def _store(guesses: Mapping[str, Guess]) -> None:
-    write_whole(_guesses_file(), json.dumps({key: vars(guess) for key, guess in guesses.items()}, indent=1))
+    if key not in stored_guesses():
+        raise KeyError(key)
+    remember(forgotten=key)
 
 
 def parse_guess(text: str, unit: str) -> float:
@@ -104,7 +87,7 @@ def predict(key: str, unit: str = "GB", guess: float | None = None) -> None:
     """Show a field for the learner's guess, in `unit`, and store it on this machine under `key` once it is locked.
 
     `unit` is "" for a number that has none; `guess` locks one without the field. A locked guess stays until
-    `forget_guess(key)`. From then on a cell that runs out of GPU memory gives it back: see `failed_cells`.
+    `forget_guess(key)`. From now on a cell that runs out of GPU memory gives it back: see `failed_cells`.
     """
     watch_cells()
     if guess is not None:
@@ -127,10 +110,10 @@ class Prediction:
         return f"{asked}: run this cell and type it in."
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
-        """The field where widgets can be drawn and no guess is locked yet; always the text, the same on each run."""
-        if self.key in stored_guesses():
-            return {"text/plain": repr(self), "text/html": _locked(stored_guesses()[self.key])}
-        return {**_guess_field(self.key, self.unit)._repr_mimebundle_(), "text/plain": repr(self)}
+        """The field, or the guess that is locked; always the text, the same on each run."""
+        guess = stored_guesses().get(self.key)
+        drawn = {"text/html": _locked(guess)} if guess else _guess_field(self.key, self.unit)._repr_mimebundle_()
+        return {**drawn, "text/plain": repr(self)}
 
 
 def _guess_field(key: str, unit: str) -> Any:
@@ -139,10 +122,7 @@ def _guess_field(key: str, unit: str) -> Any:
     asked = f"your guess {_in(unit)}".strip()
     wide = {"width": f"{max(18, 10 + len(asked) // 2)}em"}  # 10 for the word before the field and its frame
     field = ipywidgets.Text(placeholder=asked, description="Guess", layout=wide)
-    button = ipywidgets.Button(
-        description="Lock it in", tooltip=f"Store {asked.replace('your', 'this')}; then look at the answer"
-    )
-    answer = ipywidgets.HTML()
+    button, answer = ipywidgets.Button(description="Lock it in"), ipywidgets.HTML()
 
     def lock(_: object) -> None:
         try:

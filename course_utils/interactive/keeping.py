@@ -45,13 +45,13 @@ def progress_file() -> Path:
 def remember(**event: Any) -> None:
     """Append one of `EVENTS` with today's date. Raises ValueError, saying what to do, where nothing can be kept."""
     file = progress_file()
-    line = json.dumps({**event, "day": date.today().isoformat(), "course": __version__})
+    line = json.dumps({**event, "day": date.today().isoformat(), "course": __version__}).encode() + b"\n"
     with problems_in_words():
         file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("ab+") as lines:
             lines.seek(max(0, lines.seek(0, os.SEEK_END) - 1))
-            half = lines.read(1) not in (b"", b"\n")  # which would take the new line down with it
-            lines.write(f"{'\n' if half else ''}{line}\n".encode())  # in one piece: two kernels cannot mix theirs
+            complete = lines.read(1) in (b"", b"\n")  # half a line would take the next one down with it
+            lines.write(line if complete else b"\n" + line)  # in one piece, so that two kernels cannot mix theirs
 
 
 def remembered() -> tuple[list[dict[str, Any]], list[str]]:

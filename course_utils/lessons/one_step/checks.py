@@ -19,6 +19,7 @@ from course_utils.gpus import gpu
 from course_utils.interactive.feedback import (
     Mistakes,
     alike,
+    by_name,
     call,
     divisors,
     entries,
@@ -115,9 +116,7 @@ def weight_gradient(answer: Any) -> None:
         got = call(answer, hints=hints, x=x, dy=dy, returns=torch.Tensor).detach()
         if got.shape != (sizes["o"], sizes["i"]):
             known = {tuple(sizes[axis] for axis in axes): message for axes, message in WRONG_SHAPES.items()}
-            otherwise = (
-                f"Your gradient has the shape {tuple(got.shape)}. A gradient has the shape of what it belongs to: W."
-            )
+            otherwise = f"Yours has the shape {tuple(got.shape)}. A gradient has the shape of what it belongs to: W."
             fail(known.get(tuple(got.shape), otherwise))
         cases.append((x, dy))
         answers.append(got)
@@ -258,9 +257,7 @@ def largest_micro_batch(answer: Any) -> None:
     if not recognized(answers, FIT_CASES, _largest_fitting, FIT_MISTAKES, same=eq):
         for (card, batch), got in zip(FIT_CASES, answers, strict=True):
             fits = not got or _peak_bytes(int(got), batch) <= gpu(card).memory
-            expect(
-                fits, f"On {card}, with a batch of {batch}, your micro-batch does not fit: compare bytes with bytes."
-            )
+            expect(fits, f"On {card} your micro-batch for {batch} does not fit: compare bytes with bytes.")
         fail("Yours fit, but on one of the cards a larger micro-batch fits as well.")
 
 
@@ -268,21 +265,17 @@ def largest_micro_batch(answer: Any) -> None:
 
 Batches = list[tuple[torch.Tensor, torch.Tensor]]
 
-ROWS, WIDTHS, LEARNING_RATE = 64, (32, 256, 256, 64), 0.5
 
-
-def small_training(batches: int = 6) -> tuple[nn.Sequential, Batches, torch.optim.Optimizer]:
+def small_training(batches: int) -> tuple[nn.Sequential, Batches, torch.optim.Optimizer]:
     """Return a small network, `batches` batches of (inputs, classes), and an SGD optimizer: always the same."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
-        first, second, third, last = WIDTHS
-        layers = [nn.Linear(first, second), nn.GELU(), nn.Linear(second, third), nn.GELU(), nn.Linear(third, last)]
-        model = nn.Sequential(*layers)
-        data = [(torch.randn(ROWS, first), torch.randint(last, (ROWS,))) for _ in range(batches)]
-    return model, data, torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+        model = nn.Sequential(nn.Linear(32, 256), nn.GELU(), nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 64))
+        data = [(torch.randn(64, 32), torch.randint(64, (64,))) for _ in range(batches)]
+    return model, data, torch.optim.SGD(model.parameters(), lr=0.5)
 
 
-def memory_while_training(train: Callable[..., object], batches: int = 6) -> list[int]:
+def memory_while_training(train: Callable[..., object], batches: int) -> list[int]:
     """Return the bytes allocated as each forward pass of `train(model, batches, optimizer)` begins, and at the end."""
     return _watched(train, batches)[0]
 
@@ -321,8 +314,9 @@ TRAIN_MISTAKES: Mistakes = {
     "The parameters have not moved. Who calls `optimizer.step()`?": lambda *given, parts: None,
     "The parameters moved too far. Gradients add up to a sum: divide each loss before it goes backward.": _train_right,
     "You step after every batch. One step on the mean of all was asked for.": partial(_train_right, stepping=True),
-    "The step saw the gradients of the last batch alone: something sets them to zero between the batches. Let them "
-    "add up.": lambda model, batches, optimizer, parts: _train_right(model, batches[-1:], optimizer, parts),
+    "The step saw the gradients of the last batch alone: who sets them to zero between the batches?": (
+        lambda model, batches, optimizer, parts: _train_right(model, batches[-1:], optimizer, parts)
+    ),
 }
 """Other ways to train, each tried on whole losses and on parts of them."""
 
@@ -332,10 +326,8 @@ LOSS_MISTAKES: Mistakes = {
 }
 
 TRAIN_HINTS = {
-    "does not require grad": "There is nothing left to differentiate: what you call backward() on has lost its graph. "
-    "Let each batch's loss go backward before you turn it into a plain number.",
-    "through the graph a second time": "You send a batch's graph backward twice: your running total carries the graphs "
-    "of all batches before. Send each batch's own loss backward, and add up plain numbers.",
+    "does not require grad": "There is nothing left to differentiate: send each loss backward before it is a number.",
+    "through the graph a second time": "You send a batch's graph backward twice: send each batch's own loss, once.",
 }
 
 
@@ -344,7 +336,7 @@ def train(answer: Any) -> None:
     """`answer(model, batches, optimizer)` takes one step on the mean loss of all batches and returns that mean."""
     model, batches, optimizer = small_training(4)
     losses = [cross_entropy(model(inputs), targets).item() for inputs, targets in batches]
-    given: dict[str, Any] = {"model": model, "batches": batches, "optimizer": optimizer}
+    given = by_name(("model", "batches", "optimizer"), (model, batches, optimizer))
     got = call(answer, hints=TRAIN_HINTS, **given, returns=(Real, torch.Tensor))
     graph = "You return a tensor with its graph behind it: its caller keeps all that. `.item()` makes it a number."
     expect(not getattr(got, "requires_grad", False), graph)
@@ -360,21 +352,14 @@ def _expect_no_leak(answer: Callable[..., object]) -> None:
     model, batches, _ = small_training(1)
     one_batch = sum(item.bytes for item in saved_by(model, batches[0][0]))
     (_, few), (moments, many), (wanted, _) = _watched(answer, 2), _watched(answer, 6), _watched(_train_right, 6)
-    growth = (many - few) / 4
-    waiting = max(moments[1:-1], default=0) - max(wanted[1:-1])
-    joined = "All batches go forward as one. Then all their activations are alive at once, too: take them one by one."
+    growth, waiting = (many - few) / 4, max(moments[1:-1], default=0) - max(wanted[1:-1])
+    joined = "All batches go forward as one, so all their activations are alive at once: take them one by one."
     expect(len(moments) > 2 or growth < one_batch / 2, joined)
-    expect(
-        growth < one_batch / 2,
-        "Each batch adds its activations to those of all before: the leak is still there. Who holds on to a loss that "
-        "has its graph behind it? Adding to it, or storing it, keeps the graph.",
-    )
+    leak = "Activations add up from batch to batch: the leak is still there. Who holds a loss with its graph behind it?"
+    expect(growth < one_batch / 2, leak)
     expect(growth < one_batch / 50, "Something small still grows with each batch: do you collect outputs in a list?")
-    expect(
-        waiting < one_batch / 4,
-        "Nothing grows any more, but two batches' activations are alive at once. Who still holds the graph of the "
-        "batch before? Backward frees it, unless it is told to retain it.",
-    )
+    two = "Nothing grows any more, but two batches' activations are alive at once: is a graph retained?"
+    expect(waiting < one_batch / 4, two)
 
 
 def _expect_parameters(answer: Callable[..., object]) -> None:
@@ -434,9 +419,7 @@ def read_timeline(answer: Any) -> None:
     recognized(batches, cases, lambda b, s: b, BATCH_MISTAKES, otherwise, eq)
     for reading, run in zip(answers, HIDDEN_RUNS, strict=True):
         got, right = reading["precision"], run.precision.name
-        taken = (
-            "You take autocast for fp32, or the reverse: which kind of memory exists under only one of them, and when?"
-        )
+        taken = "You take autocast for fp32, or the reverse: which kind of memory exists under only one of them?"
         expect({got, right} != {"fp32", "amp-bf16"}, taken)
         states = "The precision is off: how many times as large as the parameters are the optimizer's states, and why?"
         expect(got == right, states)
@@ -444,9 +427,7 @@ def read_timeline(answer: Any) -> None:
     peaks = [measurement.peak for measurement in suspects()]
     by_height = [choice for _, choice in sorted(zip(peaks, said, strict=True))]
     judged = "You seem to judge by the height of the peak. A small batch is low, too; look at backward instead."
-    expect(
-        by_height != sorted(by_height) or len(set(said)) == 1, judged
-    )  # "full" for the low ones, "none" for the high
+    expect(by_height != sorted(by_height, key=str) or len(set(said)) == 1, judged)  # "full" where it is low
     off = "Recomputation is off: what do the activations do during backward when a block's forward runs a second time?"
     expect(said == [run.recompute for run in HIDDEN_RUNS], off)
 

@@ -26,8 +26,6 @@ def questions() -> tuple[Question, ...]:
         (gb(optimizer), "That is the optimizer's share alone. Forward reads weights, and backward writes gradients, "
          "that are not the optimizer's."),
         (gb(total - optimizer), "Those are weights and gradients. What does Adam remember from one step to the next?"),
-        (gb(2 * len(parts) * N), "The right five tensors, but all of them in 16-bit. Small updates added to 16-bit "
-         "numbers are lost, so the optimizer keeps its own in fp32."),
         (f"{total / UNITS['GiB']:.1f} GB", "The right bytes, divided by 2³⁰: that gives GiB, not GB."),
     )  # fmt: skip
     run = TrainingRun("tinyllama-1.1b", micro_batch=2, seq_len=1024)
@@ -58,7 +56,6 @@ def questions() -> tuple[Question, ...]:
          "at their widest."),
         (_mb(2 * kept), "That is its input and its output. The output is kept too, but by the next matrix, whose input "
          "it is; GELU's own backward does not ask for it."),
-        (_mb(kept // 2), "One byte an element is what dropout's mask takes. GELU's slope needs the number itself."),
     )  # fmt: skip
     run = TrainingRun("gpt2-large", micro_batch=8, seq_len=1024, precision="bf16-master")
     by_name = moments(run)
@@ -76,34 +73,21 @@ def questions() -> tuple[Question, ...]:
         (gb(stays + min(activations, gradients)), "That is the lower one of the two moments. The card has to survive "
          "both."),
         (gb(max(activations, gradients)), "What stays is there at both moments: it comes on top."),
-        (gb(activations + gradients), "These two never meet, and what stays is missing."),
     )  # fmt: skip
     whole = TrainingRun("gpt2-large", micro_batch=16, seq_len=1024)
     cut = whole.replace(micro_batch=4, accumulation_steps=4)
-    whys = {
-        "activations": "They belong to the tokens that are under way, and now only a quarter of them are.",
-        "parameters": "The model is the same, whatever it reads.",
-        "gradients": "There is one set, as large as the weights. Each micro-batch adds to it, so it has to be there "
-        "even longer than before.",
-        "optimizer_states": "Adam keeps two numbers a parameter. How many sequences went into a gradient, it never "
-        "learns.",
-    }
-    shrunk = {kind: _fullest(cut, kind) / _fullest(whole, kind) for kind in whys}
-    right = min(whys, key=lambda kind: abs(shrunk[kind] - cut.micro_batch / whole.micro_batch))
-    choices = {kind: (kind.replace("_", " "), why) for kind, why in whys.items()}
     what_micro_batches_shrink = question(
         f"{whole.micro_batch} sequences do not fit your card. So you take them as {cut.accumulation_steps} "
         f"micro-batches of {cut.micro_batch}, add up their gradients, and step once. Which kind of memory, at its "
         "fullest, falls to a quarter?",
-        choices.pop(right),
-        *choices.values(),
-    )
+        ("activations", "They belong to the tokens that are under way, and now only a quarter of them are."),
+        ("parameters", "The model is the same, whatever it reads."),
+        ("gradients", "There is one set, as large as the weights. Each micro-batch adds to it, so it has to be there "
+         "even longer than before."),
+        ("optimizer states", "Adam keeps two numbers a parameter. How many sequences went into a gradient, it never "
+         "learns."),
+    )  # fmt: skip
     return states, after_a_step, kept_by_gelu, never_at_once, what_micro_batches_shrink
-
-
-def _fullest(run: TrainingRun, kind: str) -> int:
-    """The most bytes of one kind at any moment of the step."""
-    return max(moment[kind] for moment in moments(run).values())
 
 
 _mb = partial(format_bytes, unit="MB", digits=1)

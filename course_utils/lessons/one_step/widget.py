@@ -19,19 +19,18 @@ MOST = 96
 class LayerSlider(Explorer):
     """Controls for a run's layers, recomputation and attention, and its estimated peak with one layer more.
 
-    `.runs` are the chosen run and the one that is a layer deeper. ValueError for an unknown card, and for a model with
-    more layers than the slider has.
+    `.runs` are the chosen run and the one that is a layer deeper. ValueError for more layers than the slider has.
     """
 
     invitation = "A slider over layers: run this cell to use it."
     names = ("layers", "recompute", "attention")
 
-    def __init__(self, run: TrainingRun, *, card: str = "RTX5090-32GB") -> None:
+    def __init__(self, run: TrainingRun) -> None:
         layers = run.model.layers
         if layers > MOST:
             raise ValueError(f"{run.model.name} has {layers} layers: the slider ends at {MOST}")
         slider = ipywidgets.IntSlider(layers, 1, MOST, description="layers L", style=STYLE, layout=LAYOUT)
-        super().__init__(run, card, {"layers": slider})
+        super().__init__(run, "RTX5090-32GB", {"layers": slider})
 
     @property
     def runs(self) -> tuple[TrainingRun, TrainingRun]:
