@@ -97,7 +97,7 @@ def predict(key: str, unit: str = "GB", guess: float | None = None) -> None:
 
 @dataclass(frozen=True, repr=False)
 class Prediction:
-    """A question for a guess: draws itself as a field and a button, or as the guess that has been locked."""
+    """A question for a guess: draws itself as a field with a button, or as the guess that has been locked."""
 
     key: str
     unit: str
@@ -163,13 +163,11 @@ class Revelation:
     guess: Guess | None
     unit: str = "GB"
 
-    @property
-    def verdict(self) -> str:
-        """One sentence: how far off the guess was, or an invitation where there is none."""
+    def __repr__(self) -> str:
+        said = self._spell(self.actual)
         if self.guess is None:
-            advice = "You locked no guess: the next one is worth making before you look."
-            return f"It is {self._spell(self.actual)}. {advice}"
-        return f"You said {self.guess}, it is {self._spell(self.actual)}: {self._distance(self.guess.amount)}"
+            return f"It is {said}. You locked no guess: the next one is worth making before you look."
+        return f"You said {self.guess}, it is {said}: {self._distance(self.guess.amount)}"
 
     def _distance(self, amount: float) -> str:
         if not (amount and self.actual):
@@ -186,11 +184,8 @@ class Revelation:
             return format_bytes(round(amount), self.unit, 0 if self.unit == "B" else 1)
         return f"{amount:,.4g} {self.unit}".strip()
 
-    def __repr__(self) -> str:
-        return self.verdict
-
     def _repr_html_(self) -> str:
-        verdict = f"<p>{html.escape(self.verdict)}</p>"
+        verdict = f"<p>{html.escape(repr(self))}</p>"
         if self.guess is None:
             return verdict
         most = max(self.guess.amount, self.actual, 1e-300)
