@@ -41,7 +41,7 @@ def memory_map(replayed: Replay, event: int | None = None, title: str | None = N
 
     Rows follow each other like lines of text. Colors are the kinds of memory; hatched is free: red where a tensor in
     the same segment keeps it from being given back, grey where nothing does. Raises ValueError for an event that the
-    replay has not reached, and where nothing is reserved, TypeError for what is no replay, and for what is no event.
+    replay has not reached, and where nothing is reserved, TypeError for what is no replay.
     """
     check_replay(replayed)
     event = telling_event(replayed) if event is None else event

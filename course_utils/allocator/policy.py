@@ -28,7 +28,8 @@ ADDRESS_SPACE = 16 * TiB  # addresses of an expandable segment where no capacity
 class OutOfMemory(RuntimeError):
     """The allocator found no room, not even after giving back all that it could. Sizes in bytes, as it failed.
 
-    `requested` is what was asked for, `attempted` what that came to, rounded up to what the driver hands out.
+    `requested` is what was asked for, `attempted` what that came to, rounded up to what the driver hands out. `free`
+    is all that holds no tensor, at the driver or reserved; `free_share` that as a share of the capacity, from 0 to 1.
     """
 
     def __init__(self, requested: int, attempted: int, allocator: "CachingAllocator") -> None:
@@ -36,6 +37,8 @@ class OutOfMemory(RuntimeError):
         self.capacity = allocator.capacity or 0
         self.allocated, self.reserved = allocator.allocated, allocator.reserved
         self.largest_free = allocator.largest_free
+        self.free = self.capacity - self.allocated
+        self.free_share = self.free / self.capacity
         told = (
             f"out of GPU memory (in a replay). Tried to allocate {binary(attempted)}. "
             f"The GPU has a total capacity of {binary(self.capacity)}, "
@@ -49,16 +52,6 @@ class OutOfMemory(RuntimeError):
                 "the memory is fragmented, and expandable_segments:True may help."
             )
         super().__init__(told)
-
-    @property
-    def free(self) -> int:
-        """Bytes of the GPU that hold no tensor: what the driver has left, and what is reserved but unallocated."""
-        return self.capacity - self.allocated
-
-    @property
-    def free_share(self) -> float:
-        """`free` as a share of the capacity, from 0 to 1."""
-        return self.free / self.capacity
 
 
 def binary(size: int) -> str:
@@ -81,10 +74,7 @@ class DriverCall:
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """A range of addresses within a segment: allocated, or free, or (in an expandable segment) not mapped yet.
-
-    `previous` and `next` are its neighbors in the segment. Two free neighbors are always joined into one.
-    """
+    """A range of addresses within a segment: allocated, free (and no neighbor of another free one), or not mapped."""
 
     address: int
     size: int
@@ -106,23 +96,29 @@ class Block:
 
 
 class Pool:
-    """The free blocks of one pool, found by size; equal sizes by address (BlockComparatorSize)."""
+    """The free blocks of one pool, found by size; equal sizes by address (BlockComparatorSize).
+
+    `releasable` are the bytes of them that could be given back to the driver now.
+    """
 
     def __init__(self, small: bool, page: int) -> None:
         self.small, self.page = small, page
         self.by_size: list[tuple[int, int]] = []
         self.free: dict[int, Block] = {}
         self.unmapped: dict[int, Block] = {}
+        self.releasable = 0
 
     def add(self, block: Block) -> None:
-        """Make a free block available. Its neighbors must be linked already."""
         insort(self.by_size, (block.size, block.address))
         self.free[block.address] = block
+        first, last = releasable_range(block)
+        self.releasable += last - first
 
     def take(self, block: Block) -> None:
-        """Remove a block that is about to be used, joined or given back."""
         del self.by_size[bisect_left(self.by_size, (block.size, block.address))]
         del self.free[block.address]
+        first, last = releasable_range(block)
+        self.releasable -= last - first
 
     def from_size(self, size: int) -> Iterator[Block]:
         """Free blocks of at least `size` bytes, smallest first."""
@@ -131,7 +127,6 @@ class Pool:
 
     @property
     def largest(self) -> int:
-        """Bytes of the largest free block; 0 where there is none."""
         return self.by_size[-1][0] if self.by_size else 0
 
 
@@ -139,23 +134,23 @@ class CachingAllocator:
     """torch's caching allocator without a GPU.
 
     `capacity` is what the driver can give (bytes; None for no limit); the other choices are those of an
-    `AllocatorSettings`, and raise ValueError like it. After each call `allocated` (bytes in blocks that hold a tensor),
-    `reserved` (bytes taken from the driver) and `releasable` (free bytes that could be given back now) are current;
-    `driver_calls` lists what the driver was asked, `retries` counts allocations that had to give cached memory back.
+    `AllocatorSettings`, and raise ValueError like it. After each call `allocated` (bytes in blocks that hold a tensor)
+    and `reserved` (bytes taken from the driver) are current; `driver_calls` lists what the driver was asked, `retries`
+    counts allocations that had to give cached memory back.
 
-    `offered` takes (bytes, address) of segments as a GPU's driver placed them. The next new segments of those sizes lie
-    there; any other follows the last. Of equal free blocks, the one at the lowest address is used (torch 2.13: one of
-    the oldest segment, the same where nothing is offered). Expandable segments are not placed: a pool has only one.
+    `offered` takes (bytes, address) of segments as a GPU's driver placed them: the next new segments of those sizes lie
+    there, any other follows the last. Of equal free blocks, the one at the lowest address is used (torch 2.13: one of
+    the oldest segment, the same where nothing is offered).
     """
 
     def __init__(self, capacity: int | None = None, **choices: Any) -> None:
-        if capacity is not None and (not isinstance(capacity, int) or isinstance(capacity, bool) or capacity < 1):
+        if capacity is not None and (type(capacity) is not int or capacity < 1):
             raise ValueError(f"capacity is {capacity!r}: it takes whole bytes, at least 1, or None for no limit")
         self.capacity = capacity
         self.settings = AllocatorSettings(**choices)
         self.small = Pool(True, SMALL_SEGMENT)
         self.large = Pool(False, self.settings.large_segment)
-        self.allocated = self.requested = self.reserved = self.releasable = self.retries = 0
+        self.allocated = self.requested = self.reserved = self.retries = 0
         self.driver_calls: list[DriverCall] = []
         self.offered: list[tuple[int, int]] = []
         self._live: dict[int, Block] = {}
@@ -165,7 +160,7 @@ class CachingAllocator:
 
     def malloc(self, size: int) -> int:
         """The address of a block for `size` bytes. Raises OutOfMemory if the GPU has no room for it."""
-        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        if type(size) is not int or size < 1:
             raise ValueError(f"size is {size!r}: an allocation takes at least 1 byte (torch skips empty tensors)")
         rounded = self.round_size(size)
         pool = self.small if rounded <= SMALL_REQUEST else self.large
@@ -181,7 +176,7 @@ class CachingAllocator:
             after = Block(block.address + rounded, rest, pool, block.expandable)
             block.size = rounded
             _link(block, after, block.next)
-            self._cache(after)
+            pool.add(after)
         block.allocated, block.requested = True, size
         self._live[block.address] = block
         self.allocated += block.size
@@ -200,7 +195,7 @@ class CachingAllocator:
         self.requested -= block.requested
         block.allocated, block.requested = False, 0
         self._join(block)
-        self._cache(block)
+        block.pool.add(block)
 
     def empty_cache(self) -> None:
         """Give every segment without an allocation back to the driver (expandable: every page without one)."""
@@ -217,13 +212,18 @@ class CachingAllocator:
         return self.reserved - self.allocated
 
     @property
+    def releasable(self) -> int:
+        """Free bytes that could be given back to the driver now."""
+        return self.small.releasable + self.large.releasable
+
+    @property
     def stuck(self) -> int:
         """Free bytes that cannot be given back, because something is allocated in the same segment (or page)."""
         return self.cached - self.releasable
 
     @property
     def largest_free(self) -> int:
-        """Bytes of the largest free block."""
+        """Bytes of the largest free block; 0 without one."""
         return max(self.small.largest, self.large.largest)
 
     def block_size(self, address: int) -> int:
@@ -272,7 +272,7 @@ class CachingAllocator:
                 best = larger
         if self._is_oversized(best, rounded):
             return None
-        self._uncache(best)
+        best.pool.take(best)
         return best
 
     def _is_oversized(self, block: Block, rounded: int) -> bool:
@@ -280,9 +280,7 @@ class CachingAllocator:
         limit = self.settings.max_split_size
         if limit is None:
             return False
-        if rounded < limit:
-            return block.size >= limit
-        return block.size >= rounded + self.settings.max_non_split_rounding
+        return block.size >= (limit if rounded < limit else rounded + self.settings.max_non_split_rounding)
 
     def _new_block(self, pool: Pool, rounded: int) -> Block | None:
         """A block in new memory: at once, or after giving back the blocks that suffice, or all that can be."""
@@ -318,7 +316,7 @@ class CachingAllocator:
         return block
 
     def _offered_address(self, size: int) -> int | None:
-        """The address where a driver placed the next segment of `size` bytes; None without one, or if it is taken."""
+        """The address that is offered for a segment of `size` bytes and not taken; None without one."""
         for offer in self.offered:
             start, end = offer[1], offer[1] + size
             if offer[0] == size and not any(start < theirs and other < end for other, theirs in self._ends.items()):
@@ -326,22 +324,18 @@ class CachingAllocator:
                 return start
         return None
 
-    def _forget(self, start: int) -> None:
-        del self._heads[start], self._ends[start]
-
     def _call(self, action: str, block: Block) -> None:
         self.reserved += TAKEN[action] * block.size
         self.driver_calls.append(DriverCall(action, block.address, block.size, block.pool.small))
 
     def _release(self, block: Block) -> None:
-        self._uncache(block)
-        self._forget(block.address)
+        block.pool.take(block)
+        del self._heads[block.address], self._ends[block.address]
         self._call("segment_free", block)
 
     def _release_oversized(self, pool: Pool, rounded: int) -> bool:
-        """With `max_split_size_mb`: give back unsplit blocks that together hold the request, and say whether it may do.
-
-        The smallest that suffices alone, else the largest ones first (release_available_cached_blocks).
+        """With `max_split_size_mb`: give back the smallest unsplit block that holds the request, else the largest ones
+        first until together they do (release_available_cached_blocks). False if they do not.
         """
         limit = self.settings.max_split_size
         if limit is None or self.settings.expandable_segments:  # whose blocks are no segments, to be given back whole
@@ -364,7 +358,7 @@ class CachingAllocator:
             if neighbor is None or neighbor.allocated or neighbor.mapped != block.mapped:
                 continue
             if neighbor.mapped:
-                self._uncache(neighbor)
+                neighbor.pool.take(neighbor)
             else:
                 del block.pool.unmapped[neighbor.address]
             if neighbor is block.previous:
@@ -379,20 +373,12 @@ class CachingAllocator:
             self._heads[address] = block
         block.address = address
 
-    def _cache(self, block: Block) -> None:
-        block.pool.add(block)
-        self.releasable += _releasable(block)
-
-    def _uncache(self, block: Block) -> None:
-        block.pool.take(block)
-        self.releasable -= _releasable(block)
-
     # Expandable segments
 
     def _grow_expandable(self, pool: Pool, rounded: int) -> Block | None:
         """Map pages behind what is free, at the lowest address where the request fits (try_allocate_expandable_block).
 
-        What was mapped before the driver ran out stays mapped, as a free block.
+        What was mapped before the driver ran out stays mapped.
         """
         block = self._expandable_room(pool, rounded)
         if not block.mapped and not self._map(block, min(block.size, rounded)):
@@ -403,7 +389,7 @@ class CachingAllocator:
             if not self._map(following, min(rounded - block.size, following.size)):
                 return None
             block = following  # which has taken the free block before it in
-        self._uncache(block)
+        block.pool.take(block)
         return block
 
     def _expandable_room(self, pool: Pool, rounded: int) -> Block:
@@ -438,31 +424,31 @@ class CachingAllocator:
         block.mapped = True
         self._call("segment_map", block)
         self._join(block)
-        self._cache(block)
+        block.pool.add(block)
         return True
 
     def _unmap(self, block: Block) -> None:
         """Give the pages that lie wholly in a free block back to the driver; what is left of it stays free."""
-        first, last = _whole_pages(block)
-        if last <= first:
+        pool, (first, last) = block.pool, releasable_range(block)
+        if first == last:
             return
-        self._uncache(block)
+        pool.take(block)
         if block.address < first:
-            before = Block(block.address, first - block.address, block.pool, True)
+            before = Block(block.address, first - block.address, pool, True)
             self._move_start(before, block.address)
             _link(block.previous, before, block)
-            self._cache(before)
+            pool.add(before)
         if last < block.end:
-            after = Block(last, block.end - last, block.pool, True)
+            after = Block(last, block.end - last, pool, True)
             _link(block, after, block.next)
-            self._cache(after)
+            pool.add(after)
         block.address, block.size, block.mapped = first, last - first, False
         self._call("segment_unmap", block)
         self._join(block)
         if block.is_whole_segment:
-            self._forget(block.address)
+            del self._heads[block.address], self._ends[block.address]
         else:
-            block.pool.unmapped[block.address] = block
+            pool.unmapped[block.address] = block
 
 
 def _link(before: Block | None, block: Block, after: Block | None) -> None:
@@ -479,23 +465,13 @@ def _growable_size(block: Block) -> int:
     return block.size + (following.size if following is not None and not following.mapped else 0)
 
 
-def _whole_pages(block: Block) -> tuple[int, int]:
-    """The addresses of the first and past the last page that lie wholly in a block."""
-    page = block.pool.page
-    return round_up(block.address, page), block.end // page * page
-
-
 def releasable_range(block: Block) -> tuple[int, int]:
     """From where to where a free block could be given back to the driver now: a whole segment, or whole pages.
 
     Where nothing can, both are the block's address.
     """
     if block.expandable:
-        first, last = _whole_pages(block)
+        page = block.pool.page
+        first, last = round_up(block.address, page), block.end // page * page
         return (first, last) if first < last else (block.address, block.address)
     return block.address, block.end if block.is_whole_segment else block.address
-
-
-def _releasable(block: Block) -> int:
-    first, last = releasable_range(block)
-    return last - first

@@ -5,7 +5,7 @@ what pieces the rest is free, and whether the step would have fitted a GPU of a 
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from numbers import Integral
@@ -62,20 +62,15 @@ class MemorySegment:
         """Bytes of its blocks that hold a tensor."""
         return sum(block.bytes for block in self.blocks if block.is_allocated)
 
-    @property
-    def is_free(self) -> bool:
-        """True if nothing in it is allocated, so that the driver could have it back."""
-        return not any(block.is_allocated for block in self.blocks)
-
 
 @dataclass(frozen=True, repr=False)
 class Replay:
     """The allocator's figures for a run's allocations. Every list has one value for each event, in bytes.
 
     `requested`: what the tensors asked for; `allocated`: the blocks that hold them (torch.cuda.memory_allocated);
-    `reserved`: what was taken from the driver (torch.cuda.memory_reserved); `stuck`: free, but not to be given back,
-    as something is allocated in the same segment; `largest_free`: the largest free block. Where the GPU was too small,
-    the lists end before the event that failed, and `failure` is the error.
+    `reserved`: what was taken from the driver (torch.cuda.memory_reserved); `stuck`: free, but in the same segment as
+    something that is allocated; `largest_free`: the largest free block. Where the GPU was too small, the lists end
+    before the event that failed, and `failure` is the error.
     """
 
     requests: Sequence[Request] = field(repr=False)
@@ -118,10 +113,7 @@ class Replay:
 
     @property
     def fragmentation(self) -> list[float]:
-        """`stuck` / `reserved` after each event: the share of the reserved memory that is free but cannot be returned.
-
-        0 where every segment is either full or empty. A request that is larger than `largest_free` cannot use it.
-        """
+        """`stuck` / `reserved` after each event: the share of the reserved memory that cannot be returned."""
         return [stuck / max(1, reserved) for stuck, reserved in zip(self.stuck, self.reserved, strict=True)]
 
     @property
@@ -160,28 +152,17 @@ class Replay:
         Raises ValueError for an event that the replay has not reached.
         """
         event = self.peak_event if event is None else event
-        if not isinstance(event, int) or isinstance(event, bool):
-            raise TypeError(f"event is {event!r}: a number of events, 0 to {len(self)}; leave it out for the peak")
-        return next(self.states([event]))
-
-    def states(self, events: Iterable[int]) -> Iterator[list[MemorySegment]]:
-        """`blocks_at` of several events, in ascending order, in one pass."""
-        wanted = sorted(set(events))
-        for event in wanted:
-            if not 0 <= event <= len(self):
-                raise ValueError(f"event {event} asked for: this replay has events 0 to {len(self)}")
+        if type(event) is not int or not 0 <= event <= len(self):
+            raise ValueError(f"event {event!r} asked for: this replay has events 0 to {len(self)}")
         run = Playback(CachingAllocator(self.capacity, **self.choices))
-        done = 0
-        for event in wanted:
-            for request in self.requests[done:event]:
-                run.perform(request)
-            done = event
-            found = []
-            for blocks in run.allocator.segments():
-                first, described = blocks[0], [self._block(block, run) for block in blocks]
-                size = blocks[-1].end - first.address
-                found.append(MemorySegment(first.address, size, first.pool.small, first.expandable, described))
-            yield found
+        for request in self.requests[:event]:
+            run.perform(request)
+        found = []
+        for first, *others in run.allocator.segments():
+            size = sum(block.size for block in (first, *others))
+            described = [self._block(block, run) for block in (first, *others)]
+            found.append(MemorySegment(first.address, size, first.pool.small, first.expandable, described))
+        return found
 
     def _block(self, block: Block, run: "Playback") -> MemoryBlock:
         if not block.allocated:
@@ -226,7 +207,7 @@ def replay(
     what is neither a measurement nor events.
     """
     check_names(choices)
-    capacity = _capacity(capacity)
+    capacity = None if capacity is None else parse_bytes(capacity)
     measured = source if isinstance(source, Measurement) else None
     requests = requests_of(source) if isinstance(source, Measurement) else _checked(source)
     run, failure = Playback(CachingAllocator(capacity, **choices)), None
@@ -250,15 +231,6 @@ def replay(
     )
 
 
-def _capacity(given: Any) -> int | None:
-    """Bytes of a GPU's memory, from a number or words. Raises TypeError and ValueError, saying what it takes."""
-    if given is None or (isinstance(given, int) and not isinstance(given, bool)):
-        return given
-    if not isinstance(given, str):
-        raise TypeError(f"capacity is {given!r}: a whole number of bytes, or a text such as '80 GB'")
-    return parse_bytes(given)
-
-
 def check_replay(replayed: Any) -> None:
     """Raises TypeError, saying what to write, unless this is what `replay` returns."""
     if isinstance(replayed, Replay):
@@ -267,8 +239,9 @@ def check_replay(replayed: Any) -> None:
         "Measurement": "replay it first: replayed = replay(measured)",
         "TrainingRun": "measure it and replay that: replayed = replay(measure(run))",
     }
-    known = how.get(type(replayed).__name__, "it has to be what replay(measured) returns")
-    raise TypeError(f"this takes a replay, and was given a {type(replayed).__name__}: {known}")
+    kind = type(replayed).__name__
+    known = how.get(kind, "it has to be what replay(measured) returns")
+    raise TypeError(f"this takes a replay, and was given a {kind}: {known}")
 
 
 CURVES = ("requested", "allocated", "reserved", "stuck", "largest_free")
@@ -333,15 +306,6 @@ def _events_of(measured: Measurement) -> list[Request | None]:
     return events
 
 
-def _request(event: Any) -> Request:
-    if not isinstance(event, Sequence) or isinstance(event, str) or len(event) != 2:
-        raise TypeError(f"{event!r} is no event: a pair of bytes and a name, as in (1024, 'weights')")
-    size, name = event
-    if not isinstance(size, Integral) or isinstance(size, bool):
-        raise TypeError(f"the event {event!r} has {size!r} bytes: a whole number, negative for a free")
-    return Request(int(size), name)
-
-
 def _checked(events: Any) -> list[Request]:
     """The events, if they can be replayed. Raises TypeError and ValueError, saying what to hand over instead."""
     if isinstance(events, Timeline):
@@ -353,9 +317,15 @@ def _checked(events: Any) -> list[Request]:
         run = "measured = measure(run) first, then replay(measured)"
         how = run if kind == "TrainingRun" else "a measurement, or (bytes, name) pairs"
         raise TypeError(f"replay takes what a step allocated, and was given a {kind}: {how}")
-    requests = [_request(event) for event in events]
+    requests: list[Request] = []
     live: dict[Any, int] = {}
-    for number, (size, name) in enumerate(requests, start=1):
+    for number, event in enumerate(events, start=1):
+        if not isinstance(event, Sequence) or isinstance(event, str) or len(event) != 2:
+            raise TypeError(f"{event!r} is no event: a pair of bytes and a name, as in (1024, 'weights')")
+        size, name = event
+        if not isinstance(size, Integral):
+            raise TypeError(f"the event {event!r} has {size!r} bytes: a whole number, negative for a free")
+        requests.append(Request(int(size), name))
         if size > 0:
             if name in live:
                 raise ValueError(f"event {number} allocates {name!r}, which is allocated already: free it first")

@@ -61,7 +61,8 @@ def _row(canvas: Canvas, segment: MemorySegment, y: float, scale: float) -> None
     canvas.text(MARGIN, y + 30, spelled(segment.bytes), 12)
     left = MARGIN + LABEL_WIDTH
     for block in segment.blocks:
-        _block(canvas, block, left + (block.address - segment.address) * scale, y, block.bytes * scale, segment.is_free)
+        x = left + (block.address - segment.address) * scale
+        _block(canvas, block, x, y, block.bytes * scale, cached=not segment.allocated)
     canvas.rect(left, y, segment.bytes * scale, ROW, "none", stroke=INK, stroke_width=1.4)
 
 
