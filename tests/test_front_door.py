@@ -26,7 +26,6 @@ from course_utils.cli import command as commands
 from course_utils.cli import doctor, environment, learn, maintain
 from course_utils.cli import main as front_door
 from course_utils.errors import GpuOutOfMemory, SimulationUnavailable
-from course_utils.interactive.command_line import WrongOption
 from course_utils.interactive.course_files import ROOT, numbered
 from course_utils.measuring import recorded
 from course_utils.run import ATTENTIONS, OPTIMIZERS, PRECISIONS, RECOMPUTES, TrainingRun
@@ -59,11 +58,7 @@ def test_old_python_is_told_what_to_install_or_of_a_newer_one_that_is_here(versi
     assert "install Python 3.11 or newer" in refusal(version, ["lab"], lambda name: None)
     said = refusal(version, ["test", "-x"], lambda name: "/somewhere" if name == "python3.12" else None)
     assert "`python3.12 -m course_utils test -x`" in said
-
-
-@pytest.mark.parametrize("version", [(3, 11, 0), (3, 14), (4, 0)])
-def test_new_enough_python_is_not_refused(version):
-    assert refusal(version, [], lambda name: None) == ""
+    assert refusal((3, 11, 0), [], lambda name: None) == refusal((4, 0), [], lambda name: None) == ""
 
 
 def test_old_python_exits_with_one_sentence():
@@ -291,13 +286,6 @@ def test_none_single_names_and_numbers_as_python_writes_them_can_be_typed():
         assert found == norm and not isinstance(found, str)
 
 
-@pytest.mark.parametrize("option", ["--tensor-parallel=2", "--sequence-parallel"])
-def test_what_no_command_supports_says_where_it_is_instead(option):
-    name = option.partition("=")[0]
-    with pytest.raises(WrongOption, match=f"compare has no {name}.*course_utils.estimating.megatron"):
-        learn.read_run("compare", ["gpt2", option])
-
-
 @pytest.mark.skipif(sys.platform == "win32", reason="a pipe that nobody reads is another error there")
 def test_a_reader_that_has_seen_enough_is_no_error():
     reading, writing = os.pipe()
@@ -330,13 +318,10 @@ def test_doctor_counts_the_recordings_and_those_of_real_gpus(monkeypatch):
     assert doctor.recorded_finding().text == "2 simulated runs; 1 from real GPUs"
 
 
-@pytest.mark.parametrize("problem", [FileNotFoundError("no file"), EOFError("cut short"), ValueError("has schema 9")])
-def test_doctor_says_that_recordings_cannot_be_read(problem, monkeypatch):
-    def refuse():
-        raise problem
-
-    monkeypatch.setattr(recorded, "load", refuse)
-    assert doctor.recorded_finding() == doctor.Finding("recorded", doctor.NO, f"cannot be read: {problem}")
+def test_doctor_says_that_recordings_cannot_be_read(monkeypatch):
+    monkeypatch.setattr(recorded, "load", lambda: json.loads("cut short"))
+    assert doctor.recorded_finding()[:2] == ("recorded", doctor.NO)
+    assert doctor.recorded_finding().text.startswith("cannot be read: ")
 
 
 def torch_with_gpu(answer) -> ModuleType:
@@ -378,11 +363,8 @@ def test_doctor_says_why_there_is_no_gpu(cuda, driver, said):
 def test_doctor_shows_the_same_in_a_notebook_and_a_terminal():
     odd = doctor.Finding("torch", doctor.NO, "a < b")
     report = doctor.DoctorReport((odd,), doctor.course_findings(False, False, (False, "needs torch")))
-    assert "a &lt; b" in report._repr_html_()
-    assert "✗ torch" in str(report)
-    for finding in report.course:
-        assert finding.text in report._repr_html_()
-        assert finding.text in str(report)
+    assert "a &lt; b" in report._repr_html_() and "✗ torch" in str(report)
+    assert all(finding.text in report._repr_html_() and finding.text in str(report) for finding in report.course)
 
 
 # The second start
@@ -410,7 +392,7 @@ def set_up_course(tmp_path, monkeypatch) -> Path:
         information.mkdir()
         (information / "METADATA").write_text(f"Name: {name}\nVersion: 9999\n")
     choice = environment.torch_choice(home.system)
-    facts = {**environment.foundations(home, choice), "made_by": "course", "purpose": "test"}
+    facts = {**environment.foundations(home, choice), "purpose": "test"}
     environment.remember(home, **facts, state="ready", key=environment.fingerprint(home, choice))
     return tmp_path
 

@@ -171,7 +171,7 @@ def torch_sources(system: str, choice: str) -> list[list[str]]:
 def set_up(home: Home, purpose: str, choice: str, memory: dict[str, str]) -> None:
     """Make the environment or bring it up to date. Raises SetupError; what an error leaves behind is not trusted."""
     if home.folder.exists() and not memory:
-        raise SetupError(f"{home.folder} is not the course's: move it away, {AGAIN}, or use a Python of yours by --here.")
+        raise SetupError(f"{home.folder} is not the course's: move it away, {AGAIN}, or use a Python of yours: --here.")
     base = foundations(home, choice)
     current = memory.get("state") == "ready" and memory.items() >= base.items() and home.python.exists()
     purpose = "test" if current and memory.get("purpose") == "test" else purpose
