@@ -215,17 +215,10 @@ def test_the_line_of_the_gpus_memory_crosses_no_number():
 ASKED = "Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 4.00 GiB of which 1.00 GiB is free."
 
 
-class Gauge:
-    source, capacity, axis = "live on a stand-in", SMALL.memory, "seconds"
-
-    def read(self, seconds: float) -> Reading:
-        return Reading(MB, 2 * MB)
-
-
 @pytest.fixture
 def meters(monkeypatch) -> Iterator[list[Meter]]:
     """The meters that a live stage has shown."""
-    monkeypatch.setattr(stages, "live_meter", lambda: Meter(Gauge()))
+    monkeypatch.setattr(stages, "live_meter", lambda: Meter(lambda _: Reading(MB, 2 * MB), "live on a stand-in"))
     monkeypatch.setattr(devices, "Cuda", devices.Host)
     monkeypatch.setattr(live, "free_bytes", lambda: SMALL.memory)
     yield []

@@ -14,7 +14,7 @@ from course_utils.breakdown import KINDS
 from course_utils.figures.canvas import WIDTH, text_width
 from course_utils.figures.meters import MOST_POINTS, STAGE, MeterMark, Reading, meter_figure, thinned
 from course_utils.interactive import meter as meters
-from course_utils.interactive.meter import CudaGauge, Gauge, Meter, ReplayGauge, live_meter, replay_meter
+from course_utils.interactive.meter import Meter, Playback, live_meter, replay_meter
 from course_utils.units import GB, MB, round_up
 
 RUN = TrainingRun("tiny-gpt", 2, 64)
@@ -22,8 +22,6 @@ RUN = TrainingRun("tiny-gpt", 2, 64)
 
 class Counters:
     """Stands in for a GPU's counters: memory that a loop fills, and the peak counter beside it."""
-
-    source, capacity, axis = "a stand-in", 10 * GB, "seconds"
 
     def __init__(self, before: int = 0, peak: int = 0) -> None:
         self.allocated, self.peak = before, max(before, peak)
@@ -41,8 +39,13 @@ class Counters:
         return Reading(self.allocated, self.peak, self.allocated + MB, self.allocated + GB)
 
 
-def meter_of(gauge: Gauge) -> Meter:
-    return Meter(gauge, every=0.002)
+@pytest.fixture(autouse=True)
+def quick(monkeypatch) -> None:
+    monkeypatch.setattr(meters, "EVERY", 0.002)
+
+
+def meter_of(counters: Counters) -> Meter:
+    return Meter(counters.read, "a stand-in", 10 * GB)
 
 
 def until(happened, seconds: float = 300.0) -> None:
@@ -72,25 +75,18 @@ def test_it_reads_from_a_thread_of_its_own_while_the_loop_runs():
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, torch.OutOfMemoryError])
-def test_an_interrupt_an_error_or_leaving_the_loop_ends_it(error):
+def test_an_interrupt_or_an_error_of_the_loop_ends_it_and_it_is_used_up(error):
     meter = meter_of(Counters())
-
-    def loop() -> None:
-        for number in meter.over(range(100)):
-            if number == 3:
-                raise error("on purpose")
-
-    with pytest.raises(error, match="on purpose"):
-        loop()
+    with pytest.raises(error, match="on purpose"), meter:
+        raise error("on purpose")
     assert not meter.running
-    left = meter_of(Counters())
-    for number in left.over(range(100)):
-        if number == 3:
-            break
-    assert not left.running
     with pytest.raises(RuntimeError, match="make a new one"):
-        left.start()
-    forgotten = Meter(Counters(), every=0.002, longest=0.02).start()
+        meter.start()
+
+
+def test_a_meter_that_is_forgotten_ends(monkeypatch):
+    monkeypatch.setattr(meters, "LONGEST", 0.02)
+    forgotten = meter_of(Counters()).start()
     until(lambda: not forgotten.running)
 
 
@@ -104,7 +100,7 @@ def test_the_end_of_a_cell_ends_it_even_if_the_cell_was_interrupted():
         done = shell.run_cell("meter.start()\nwas_running = meter.running\nraise KeyboardInterrupt", silent=False)
         assert isinstance(done.error_in_exec, KeyboardInterrupt) and shell.user_ns["was_running"]
         assert not meter.running
-        assert not [one for one in shell.events.callbacks["post_run_cell"] if "ended" in one.__name__]
+        assert meter._cell_ended not in shell.events.callbacks["post_run_cell"]
     finally:
         InteractiveShell.clear_instance()
 
@@ -120,11 +116,10 @@ def test_what_a_reading_raises_comes_out_where_it_can_be_seen():
 
 def test_an_error_of_the_loop_is_not_hidden_by_one_of_the_meter():
     gauge = Counters()
-    with pytest.raises(KeyError, match="the loop's") as caught, meter_of(gauge) as meter:
+    with pytest.raises(KeyError, match="the loop's"), meter_of(gauge) as meter:
         gauge.broken = True
         until(lambda: not meter.running)
         raise KeyError("the loop's")
-    assert caught.value.__notes__ == ["The meter failed, too: the driver is gone"]
 
 
 # What its peak means
@@ -157,7 +152,7 @@ def card(monkeypatch) -> None:
 
 def test_reading_calls_nothing_of_torch_cuda_but_the_counters(card, monkeypatch):
     """Whatever could launch, record or wait is a function or a class of torch.cuda: each of the others fails here."""
-    meter = live_meter(every=0.002)
+    meter = live_meter()
 
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("the meter must not touch the stream")
@@ -171,13 +166,13 @@ def test_reading_calls_nothing_of_torch_cuda_but_the_counters(card, monkeypatch)
         until(lambda: len(meter.samples) > 5)
     sample = meter.samples[-1]
     assert (sample.allocated, sample.reserved, sample.driver) == (3 * GB, 6 * GB, 9 * GB)
-    assert meter.gauge.capacity == 16 * GB and "live on Tesla T4" in meter.gauge.source
+    assert meter.capacity == 16 * GB and "live on Tesla T4" in meter.source
 
 
 def test_with_a_model_and_its_optimizer_the_memory_is_shown_by_kind(card):
     model = torch.nn.Linear(100, 100)
     optimizer = torch.optim.AdamW(model.parameters())
-    with live_meter(model, optimizer, every=0.002) as meter:
+    with live_meter(model, optimizer) as meter:
         until(lambda: len(meter.samples) > 2)
         model(torch.ones(1, 100)).sum().backward()
     weights = round_up(4 * 100 * 100) + round_up(4 * 100)
@@ -204,31 +199,31 @@ def test_a_model_without_its_optimizer_and_a_machine_without_a_gpu_are_refused(c
 
 def test_a_replay_shows_every_phase_and_ends_by_itself():
     measured = measure(RUN, "simulated")
-    meter = replay_meter(measured, seconds=1.0).start(with_cell=False).wait()
+    meter = replay_meter(measured, seconds=1.0).start().wait()
     phases = [mark.words for mark in meter.marks]
     assert phases[:4] == ["set-up", "forward", "loss", "backward"] and phases.count("optimizer") == 2
     assert sum(meter.samples[-1].kinds.values()) > 0 and meters_running() == 0
-    assert "simulated GPU" in meter.gauge.source
+    assert "simulated GPU" in meter.source
 
 
 def test_a_replays_end_is_the_measurements():
     measured = measure(RUN, "simulated")
-    gauge, replayed = ReplayGauge(measured, 10.0), replay(measured)
-    last = gauge.read(10.0)
-    assert last is not None and gauge.read(10.1) is None
+    played, replayed = Playback(measured, 10.0), replay(measured)
+    last = played.read(10.0)
+    assert last is not None and played.read(10.1) is None
     assert (last.peak, last.reserved, last.driver) == (max(replayed.allocated), replayed.reserved[-1], None)
     assert sum(last.kinds.values()) == measured.timeline.totals()[-1]
 
 
 def test_a_gpu_that_is_too_small_ends_the_replay_where_it_fails():
     measured = measure(RUN, "simulated")
-    gauge = ReplayGauge(measured, 10.0, capacity=measured.peak // 2)
-    last = gauge.read(10.0)
-    assert isinstance(gauge.failure, OutOfMemory)
+    played = Playback(measured, 10.0, capacity=measured.peak // 2)
+    last = played.read(10.0)
+    assert isinstance(played.failure, OutOfMemory)
     assert last is not None and last.allocated <= measured.peak // 2
     for seconds in (0, -1.0):
         with pytest.raises(ValueError, match="more than 0"):
-            ReplayGauge(measured, seconds)
+            Playback(measured, seconds)
 
 
 # The picture
@@ -253,10 +248,10 @@ def test_thinning_keeps_the_highest_and_the_last():
     assert len(kept) <= MOST_POINTS and max(sample.allocated for sample in kept) == 10 * GB and kept[-1] == samples[-1]
 
 
-def test_a_reading_takes_a_dozen_calls_twenty_times_a_second(card):
-    meter = Meter(CudaGauge())
+def test_a_reading_takes_a_dozen_calls(card):
+    meter = live_meter()
     meter._sample()
-    assert calls(meter._sample) < 30 and meters.EVERY == 0.05
+    assert calls(meter._sample) < 30
 
 
 def test_twelve_thousand_readings_are_drawn_small_and_with_a_dozen_calls_each_at_most():

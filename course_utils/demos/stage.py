@@ -12,7 +12,7 @@ from ..errors import GpuOutOfMemory
 from ..estimating import estimate
 from ..figures.canvas import Figure
 from ..gpus import Gpu
-from ..interactive.meter import Meter, ReplayGauge, live_meter
+from ..interactive.meter import Meter, Playback, live_meter
 from ..measurement import WORDS
 from ..measuring import card_here, forced_source, measure
 from ..measuring.counting import Unwatched
@@ -178,20 +178,18 @@ class Stage:
 
     def _simulated(self, run: TrainingRun) -> StepResult:
         measured = measure(run, "simulated")
-        gauge = ReplayGauge(measured, self.reading_seconds, self.card.room)
+        played = Playback(measured, self.reading_seconds, self.card.room)
         if self.show is not None:
-            begin, meter = time.perf_counter(), Meter(gauge).start(with_cell=False)
-            try:
+            begin = time.perf_counter()
+            with played.meter() as meter:
                 self.show(meter)
                 meter.wait()
-            finally:
-                meter.stop()
-                self.playing += time.perf_counter() - begin
-        if gauge.failure is not None:
-            raise gauge.failure
+            self.playing += time.perf_counter() - begin
+        if played.failure is not None:
+            raise played.failure
         peaks = measured.timeline.step_peaks()
         so_far = tuple(accumulate((peaks[step] for step in sorted(peaks) if step), max))
-        blocks = gauge.replayed.peak_allocated if gauge.replayed else measured.peak
+        blocks = played.replayed.peak_allocated if played.replayed else measured.peak
         compared = beside_estimate(run, measured.peak, measured.word)
         words = f"{compared} ({format_bytes(blocks)} in blocks) · {measured.provenance}"
         return StepResult(words, measured.peak, str(measured.provenance), step_peaks=so_far)
@@ -208,8 +206,8 @@ class Stage:
                 if self.show is not None:
                     self.show(meter)
                 seconds, peaks = _trained(run, device, meter)
-        words = f"{beside_estimate(run, meter.peak, WORDS['live'])} · {seconds:.2f} s a step · {meter.gauge.source}"
-        return StepResult(words, meter.peak, meter.gauge.source, step_seconds=seconds, step_peaks=peaks)
+        words = f"{beside_estimate(run, meter.peak, WORDS['live'])} · {seconds:.2f} s a step · {meter.source}"
+        return StepResult(words, meter.peak, meter.source, step_seconds=seconds, step_peaks=peaks)
 
 
 def _trained(run: TrainingRun, device: "Device", meter: Meter) -> tuple[float, tuple[int, ...]]:

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..figures.meters import Reading
-from ..interactive.meter import CudaGauge, Gauge, Meter
+from ..interactive.meter import Meter, live_meter
 from ..measuring.counting import TimesByPhase, Unwatched, time_calls
 from ..measuring.devices import Device
 from ..measuring.live import KERNELS, is_out_of_memory, only_kernel, ready
@@ -274,16 +274,13 @@ MODES = ("alone", "with the meter", "under the tracker", "alone, again")
 WARM_UP = 2
 
 
-class DeviceGauge:
-    """Reads any device through its counters: takes `CudaGauge`'s place in a rehearsal."""
-
-    capacity, axis = None, "seconds"
-
-    def __init__(self, device: Device) -> None:
-        self.device, self.source = device, f"a rehearsal on {device.kind}"
-
-    def read(self, seconds: float) -> Reading:
-        return Reading(self.device.allocated(), self.device.peaks()[0], self.device.reserved(), self.device.in_use())
+def meter_of(device: Device) -> Meter:
+    """A meter of the GPU, or in a rehearsal of any device through its counters."""
+    if device.kind == "cuda":
+        return live_meter()
+    return Meter(
+        lambda _: Reading(device.allocated(), device.peaks()[0], device.reserved(), device.in_use()), "a rehearsal"
+    )
 
 
 def watching_costs(run: TrainingRun, device: Device) -> dict[str, Any]:
@@ -310,8 +307,7 @@ def _mode(name: str, run: TrainingRun, device: Device) -> dict[str, Any]:
 def _watched(name: str, training: Training, device: Device) -> Iterator[tuple[Phases, Callable[[], int]]]:
     """The follower of the phases, and a function that returns how often the meter has read by now."""
     if name == "with the meter":
-        gauge: Gauge = CudaGauge() if device.kind == "cuda" else DeviceGauge(device)
-        with Meter(gauge).follow(training.holdings()) as meter:
+        with meter_of(device).follow(training.holdings()) as meter:
             yield Unwatched(), lambda: len(meter.samples)
     elif name == "under the tracker":
         with Tracker(device.kind) as tracker:
