@@ -152,18 +152,11 @@ def test_a_pickle_that_asks_for_anything_is_refused_and_runs_nothing(tmp_path):
     assert target.exists(), "the command that the test refuses would have worked"
 
 
-ODD_ENTRY = {"action": "alloc", "addr": 1, "size": "x", "stream": 0}
-
-
 @pytest.mark.parametrize(("content", "words"), [
     (b"", "no memory snapshot, or a damaged one"), (b"PK\x03\x04", "no memory snapshot, or a damaged one"),
     (pickle.dumps({"segments": [], "device_traces": []})[:-3], "a damaged one"),
-    (pickle.dumps([1, 2]), "a dictionary with 'segments' and 'device_traces'"),
-    (pickle.dumps({"segments": 3, "device_traces": []}), "segments must be a list of dictionaries"),
-    (pickle.dumps({"segments": [{"device": 0}], "device_traces": []}), "has None for 'total_size'"),
-    (pickle.dumps({"segments": [], "device_traces": 5}), "'device_traces' is no list"),
-    (pickle.dumps({"segments": [], "device_traces": [[{"size": 3}]]}), "has no 'action'"),
-    (pickle.dumps({"segments": [], "device_traces": [[ODD_ENTRY]]}), "has 'x' for 'size'"),
+    (pickle.dumps([1, 2]), "two lists, 'segments' and 'device_traces'"),
+    (pickle.dumps({"segments": [], "device_traces": 5}), "two lists, 'segments' and 'device_traces'"),
 ])  # fmt: skip
 def test_what_is_no_snapshot_is_refused_in_words(content, words, tmp_path):
     path = tmp_path / "snapshot.pickle"

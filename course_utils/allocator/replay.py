@@ -322,10 +322,10 @@ def _checked(events: Any) -> list[Request]:
     for number, event in enumerate(events, start=1):
         if not isinstance(event, Sequence) or isinstance(event, str) or len(event) != 2:
             raise TypeError(f"{event!r} is no event: a pair of bytes and a name, as in (1024, 'weights')")
-        size, name = event
-        if not isinstance(size, Integral):
-            raise TypeError(f"the event {event!r} has {size!r} bytes: a whole number, negative for a free")
-        requests.append(Request(int(size), name))
+        if not isinstance(event[0], Integral):
+            raise TypeError(f"the event {event!r} has {event[0]!r} bytes: a whole number, negative for a free")
+        size, name = int(event[0]), event[1]
+        requests.append(Request(size, name))
         if size > 0:
             if name in live:
                 raise ValueError(f"event {number} allocates {name!r}, which is allocated already: free it first")

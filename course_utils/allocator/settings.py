@@ -12,7 +12,6 @@ from ..errors import unknown
 from ..units import MiB
 
 LARGE_SEGMENT_MB = 20  # MiB (torch writes MB): requests of 1 to 10 MiB share buffers of this size
-LARGE_REQUEST_MB = 10  # MiB: from here on a request gets a segment of its own (kMinLargeAlloc)
 
 INTERVALS = 16
 """`roundup_power2_divisions` has one value for sizes from 1 MiB, one from 2 MiB, … and one from 32 GiB on."""
@@ -55,7 +54,7 @@ class AllocatorSettings:
     def __post_init__(self) -> None:
         if not isinstance(self.expandable_segments, bool):
             raise ValueError(f"expandable_segments is {self.expandable_segments!r}: it is True or False")
-        _check_size("large_segment_size_mb", self.large_segment_size_mb, LARGE_REQUEST_MB + 1)
+        _check_size("large_segment_size_mb", self.large_segment_size_mb, 11)  # a request of 10 gets one of its own
         for name in ("max_split_size_mb", "max_non_split_rounding_mb"):
             if getattr(self, name) is not None:
                 _check_size(name, getattr(self, name), self.large_segment_size_mb)
@@ -102,9 +101,8 @@ def check_names(names: Iterable[str]) -> None:
 def settings(text: str) -> dict[str, Any]:
     """The choices of an `AllocatorSettings` that a value of PYTORCH_CUDA_ALLOC_CONF makes.
 
-    `settings("expandable_segments:True,max_split_size_mb:128")` is meant for `replay(measured, **settings(…))`.
-    Options of host memory and threads are left out. Raises ValueError for an unknown name (with the nearest), for a
-    value that torch refuses, and for a setting that a replay cannot follow.
+    `replay(measured, **settings("expandable_segments:True,max_split_size_mb:128"))` takes them. Raises ValueError for
+    an unknown name (with the nearest), for a value that torch refuses, and for a setting that a replay cannot follow.
     """
     found: dict[str, Any] = {}
     for part in filter(None, re.split(r",(?![^\[]*\])", "".join(text.split()))):
@@ -127,18 +125,9 @@ def _value(name: str, text: str) -> Any:
             raise ValueError(f"expandable_segments is {text!r}: torch takes True or False, with a capital letter")
         return text == "True"
     if name == "roundup_power2_divisions" and text.startswith("["):
-        return _divisions_in(text)
+        pairs = (part.partition(":") for part in text.strip("[]").split(",") if part)
+        return {start if start == ">" else _whole(name, start): _whole(name, count) for start, _, count in pairs}
     return _whole(name, text)
-
-
-def _divisions_in(text: str) -> dict[int | str, int]:
-    """ "[256:1,>:8]" as `{256: 1, ">": 8}`."""
-    found: dict[int | str, int] = {}
-    for part in filter(None, text.strip("[]").split(",")):
-        start, _, count = part.partition(":")
-        key = start if start == ">" else _whole("roundup_power2_divisions", start)
-        found[key] = _whole("roundup_power2_divisions", count)
-    return found
 
 
 def _whole(name: str, text: str) -> int:
@@ -148,7 +137,7 @@ def _whole(name: str, text: str) -> int:
 
 
 def _check_size(name: str, value: object, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool):
+    if type(value) is not int:
         raise ValueError(f"{name} is {value!r}: it takes a whole number of MiB")
     if value < least:
         raise ValueError(f"{name} is {value}: torch takes {least} or more")
@@ -179,4 +168,4 @@ def _divisions_by_interval(chosen: Divisions | None) -> tuple[int, ...]:
 
 
 def _is_power_of_two(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0 and value & (value - 1) == 0
+    return type(value) is int and value > 0 and value & (value - 1) == 0

@@ -1,12 +1,12 @@
 """torch's memory snapshots: a real GPU's history replayed through our allocator, and our replays written for torch.
 
-A snapshot is what `torch.cuda.memory._dump_snapshot(path)` writes after `_record_memory_history()`. It is a pickle, and
-a pickle can run anything: `read_snapshot` takes the plain containers, numbers and texts of a snapshot and nothing else.
-`save_snapshot` writes one from a replay, for https://pytorch.org/memory_viz and for `torch.cuda._memory_viz`.
+A snapshot is what `torch.cuda.memory._dump_snapshot(path)` writes after `_record_memory_history()`, and what
+https://pytorch.org/memory_viz and `torch.cuda._memory_viz` read.
 """
 
 import io
 import pickle
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -72,8 +72,7 @@ def compare_with_gpu(snapshot: Mapping[str, Any], device: int = 0) -> Agreement:
     snapshot does not name its torch. So segments lie first where the driver placed them; if that is not exact, in the
     order in which they came, and the replay with fewer differences is returned.
     """
-    history, segments = _history(snapshot, device)
-    held = sum(segment["total_size"] for segment in segments)
+    history, held = _history(snapshot, device)
     choices = _choices(snapshot)
     placed = _follow(history, held, choices, as_placed=True)
     if placed.exact:
@@ -83,59 +82,37 @@ def compare_with_gpu(snapshot: Mapping[str, Any], device: int = 0) -> Agreement:
 
 
 def _follow(history: list[dict[str, Any]], held: int, choices: dict[str, Any], as_placed: bool) -> Agreement:
-    allocators = _Streams(choices)
+    """Do what the GPU's allocator did, with one allocator for each CUDA stream: streams share no free block."""
+    by_stream = defaultdict[int, CachingAllocator](lambda: CachingAllocator(**choices))
+    live: dict[Any, tuple[CachingAllocator, int]] = {}
+    offered: list[tuple[int, int]] = []  # segments that the GPU took for the allocation that follows
     real, replayed, reserved, allocations, before = list[int](), list[int](), 0, 0, ""
     for entry in history:
-        action = entry["action"]
+        action, address = entry["action"], entry.get("addr")
         if action in TAKEN:
             reserved += TAKEN[action] * entry["size"]
-            if as_placed and action == "segment_alloc" and entry["addr"] is not None:  # older recordings have none
-                allocators.offered.append((entry["size"], entry["addr"]))
+            if as_placed and action == "segment_alloc" and address is not None:  # older recordings have none
+                offered.append((entry["size"], address))
             if action in GIVEN_BACK and before not in GIVEN_BACK:
-                allocators.empty_cache()
+                for allocator in by_stream.values():
+                    allocator.empty_cache()
         elif action in ("alloc", "free_completed"):
-            allocators.follow(entry)
-            allocations += action == "alloc"
+            if action == "alloc":
+                allocator, allocations = by_stream[entry["stream"]], allocations + 1
+                allocator.offered = offered
+                live[address] = (allocator, allocator.malloc(entry["size"]))
+            elif address in live:
+                allocator, place = live.pop(address)
+                allocator.free(place)
+            else:
+                raise ValueError(_cut_off(f"it frees address {address}, whose allocation it does not hold"))
+            offered = []
             real.append(reserved)
-            replayed.append(allocators.reserved)
+            replayed.append(sum(allocator.reserved for allocator in by_stream.values()))
         before = action
     if reserved != held:
         raise ValueError(_cut_off(f"it accounts for {reserved:,} of the {held:,} bytes that the GPU holds"))
     return Agreement(real, replayed, allocations)
-
-
-class _Streams:
-    """One allocator for each CUDA stream, as torch shares no free block between streams."""
-
-    def __init__(self, choices: dict[str, Any]) -> None:
-        self.choices = choices
-        self.by_stream: dict[int, CachingAllocator] = {}
-        self.offered: list[tuple[int, int]] = []
-        self.live: dict[int, tuple[CachingAllocator, int]] = {}
-
-    @property
-    def reserved(self) -> int:
-        return sum(allocator.reserved for allocator in self.by_stream.values())
-
-    def empty_cache(self) -> None:
-        for allocator in self.by_stream.values():
-            allocator.empty_cache()
-
-    def follow(self, entry: Mapping[str, Any]) -> None:
-        """Do what the GPU's allocator did. Raises ValueError for a free without its allocation.
-
-        A segment that the GPU took for this very allocation is offered to it, and to none after it.
-        """
-        offered, self.offered = self.offered, []
-        if entry["action"] == "alloc":
-            allocator = self.by_stream.setdefault(entry["stream"], CachingAllocator(**self.choices))
-            allocator.offered = offered
-            self.live[entry["addr"]] = (allocator, allocator.malloc(entry["size"]))
-            return
-        if entry["addr"] not in self.live:
-            raise ValueError(_cut_off(f"it frees address {entry['addr']}, whose allocation it does not hold"))
-        allocator, address = self.live.pop(entry["addr"])
-        allocator.free(address)
 
 
 def _cut_off(evidence: str) -> str:
@@ -145,7 +122,8 @@ def _cut_off(evidence: str) -> str:
     )
 
 
-def _history(snapshot: Mapping[str, Any], device: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _history(snapshot: Mapping[str, Any], device: int) -> tuple[list[dict[str, Any]], int]:
+    """Every entry of the GPU's history, and the bytes that it holds now."""
     traces = snapshot["device_traces"]
     if not 0 <= device < len(traces) or not traces[device]:
         raise ValueError(
@@ -158,7 +136,7 @@ def _history(snapshot: Mapping[str, Any], device: int) -> tuple[list[dict[str, A
             raise ValueError(
                 f"this snapshot has a memory pool of its own {pool}, as CUDA graphs make; it is not replayed"
             )
-    return traces[device], segments
+    return traces[device], sum(segment["total_size"] for segment in segments)
 
 
 def _choices(snapshot: Mapping[str, Any]) -> dict[str, Any]:
@@ -176,73 +154,35 @@ def _choices(snapshot: Mapping[str, Any]) -> dict[str, Any]:
 def read_snapshot(path: str | Path) -> dict[str, Any]:
     """The snapshot in a file, as a dictionary. Raises ValueError for anything that is not one.
 
-    Nothing in the file is run: whatever is not a plain container, number or text is refused.
+    A pickle can run anything, this one nothing: whatever is not a plain container, number or text is refused.
     """
     path = Path(path)
     try:
         content = _PlainUnpickler(io.BytesIO(path.read_bytes())).load()
     except FileNotFoundError:
         raise ValueError(f"there is no file {path.name!r} to read a snapshot from") from None
-    except _NotPlain as error:
-        raise ValueError(f"{path.name}: {error}") from None
     except Exception as error:  # a damaged pickle can fail in any way: with IndexError, KeyError, UnicodeDecodeError, …
         problem = f"{type(error).__name__}: {error}"
         raise ValueError(f"{path.name} is no memory snapshot, or a damaged one ({problem})") from None
-    _check(content, path.name)
+    parts = [content.get(name) for name in ("segments", "device_traces")] if isinstance(content, dict) else [None]
+    if not all(isinstance(part, list) for part in parts):
+        raise ValueError(f"{path.name} holds no memory snapshot: that has two lists, 'segments' and 'device_traces'")
     return content
 
 
-class _NotPlain(Exception):
-    """The file wants more than containers, numbers and texts."""
-
-
 class _PlainUnpickler(pickle.Unpickler):
-    """Unpickles what needs no import, and so runs no code. Inherits because pickle asks for it."""
+    """Unpickles what needs no import, and so runs no code."""
 
     def find_class(self, module_name: str, global_name: str) -> Any:
-        raise _NotPlain(
-            f"it asks for {module_name}.{global_name}, which a memory snapshot never needs. A pickle can run anything; "
-            "this file was not opened."
+        raise pickle.UnpicklingError(
+            f"it asks for {module_name}.{global_name}, which a memory snapshot never needs: it was not opened"
         )
-
-    def persistent_load(self, pid: Any) -> Any:
-        raise _NotPlain("it refers to an object outside the file, which a memory snapshot never does")
-
-
-ENTRY = dict.fromkeys(TAKEN, ("addr", "size")) | dict.fromkeys(("alloc", "free_completed"), ("addr", "size", "stream"))
-"""The fields that are read of an entry of the history, by its action. All are whole numbers."""
-
-
-def _check(content: Any, name: str) -> None:
-    if not isinstance(content, dict) or not {"segments", "device_traces"} <= content.keys():
-        raise ValueError(f"{name} holds no memory snapshot: that is a dictionary with 'segments' and 'device_traces'")
-    for segment in _dictionaries(content["segments"], name, "segments"):
-        _check_whole_numbers(segment, ("device", "total_size"), f"{name}: a segment")
-    if not isinstance(content["device_traces"], list):
-        raise ValueError(f"{name}: 'device_traces' is no list")
-    for trace in content["device_traces"]:
-        for entry in _dictionaries(trace, name, "a device's history"):
-            _check_whole_numbers(entry, ENTRY.get(str(entry.get("action")), ()), f"{name}: an entry of the history")
-            if "action" not in entry:
-                raise ValueError(f"{name}: an entry of the history has no 'action'")
-
-
-def _dictionaries(items: Any, name: str, what: str) -> Iterator[dict[str, Any]]:
-    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
-        raise ValueError(f"{name}: {what} must be a list of dictionaries")
-    yield from items
-
-
-def _check_whole_numbers(item: dict[str, Any], keys: Sequence[str], what: str) -> None:
-    for key in keys:
-        if not isinstance(item.get(key), int):
-            raise ValueError(f"{what} has {item.get(key)!r} for {key!r}, which must be a whole number")
 
 
 def snapshot_of(replayed: Replay) -> dict[str, Any]:
     """A snapshot such as `torch.cuda.memory._snapshot()` returns: the state at the end of a replay, and its history.
 
-    In the place of Python's stack, each entry says which operation of which module made the tensor, in which phase.
+    In the place of Python's stack, each entry has the operation, module and phase in which the tensor was made.
     """
     return {
         "segments": [_segment(segment) for segment in replayed.blocks_at(len(replayed))],
