@@ -13,17 +13,15 @@ from torch.nn.functional import mse_loss
 
 from course_utils.lessons.data_parallelism.checks import outcomes
 
-# ------------------------------------------------------------------------------------------------------ 08.1: traffic
+
+def by_steps(D: int, S: int) -> dict[str, float]:
+    part, steps = S / D, range(D - 1)
+    return {"server": D * (S + S), "naive": len(steps) * S, "ring": part * len(steps) + part * len(steps)}
 
 
 def arrow_by_arrow(D: int, S: int) -> dict[str, float]:
     others = range(1, D)
     return {"ring": sum(S / D for _ in others) * 2, "naive": sum(S for _ in others), "server": sum([S + S] * D)}
-
-
-def by_steps(D: int, S: int) -> dict[str, float]:
-    part, steps = S / D, range(D - 1)
-    return {"server": D * (S + S), "naive": len(steps) * S, "ring": part * len(steps) + part * len(steps)}
 
 
 def with_one(name: str, formula: Callable[[int, int], float]) -> Any:
@@ -41,17 +39,13 @@ TRAFFIC = Answers(
         (with_one("naive", lambda D, S: D * S), "Nobody sends to itself"),
         (with_one("naive", lambda D, S: D * (D - 1) * S), "all ranks send together"),
         (with_one("naive", lambda D, S: 2 * (D - 1) * S), "what is received, too"),
-        (with_one("naive", lambda D, S: S), "one message"),
         (with_one("ring", lambda D, S: (D - 1) * S / D), "half of the way"),
         (with_one("ring", lambda D, S: 2 * (D - 1) * S), "one part, not the whole"),
         (with_one("ring", lambda D, S: 2 * S), "the limit of very many ranks"),
-        (with_one("ring", lambda D, S: 2 * S / D), "two messages"),
         (with_one("ring", lambda D, S: 4 * (D - 1) * S / D), "what is received, too"),
         (lambda D, S: {"server": 2 * D * S}, "has no 'naive' and no 'ring'"),
     ],
 )
-
-# --------------------------------------------------------------------------------------------------------- 08.2: ring
 
 
 def ring_right(parts: Any, rank: int, ranks: int, send: Any, receive: Any) -> Any:
@@ -154,18 +148,13 @@ RING = Answers(
         (ring_of(lambda D: 2 * D - 2, more=1), "never received"),
         (ring_of(lambda D: D - 1, moves=0), "no part is a whole sum"),
         (to_everybody, "that is no ring"),
-        (
-            lambda parts, rank, ranks, send, receive: send(parts[rank], rank + 1) or parts,
-            "a ring closes with `% ranks`",
-        ),
+        (lambda parts, rank, ranks, send, receive: send(parts[rank], rank + 1) or parts, "closes with `% ranks`"),
         (lambda parts, rank, ranks, send, receive: send(parts, (rank + 1) % ranks), "not a list"),
         (around(joined=False), "a rank sends 12 messages"),
         (around(joined=True), "larger than a part"),
         (typed_in, "a rank sends nothing"),
-        (
-            lambda parts, rank, ranks, send, receive: receive((rank - 1) % ranks),
-            "Standstill: rank 0 waits for a message from rank 3",
-        ),
+        (lambda parts, rank, ranks, send, receive: receive(rank - 1 if rank else ranks - 1),
+         "Standstill: rank 0 waits for a message from rank 3"),
         (lambda parts, rank, ranks, send, receive: receive(9), "Rank 9 is asked"),
         (lambda parts, rank, ranks, send, receive: parts[:1], "all 4 parts"),
         (lambda parts, rank, ranks, send, receive: [1] * ranks, "One of your parts is"),
@@ -173,9 +162,7 @@ RING = Answers(
         (in_one_box, "but not on real ranks: do you keep anything outside"),
         (with_a_helper, "on real ranks it raised NameError: name 'in_two_loops'"),
     ],
-)
-
-# --------------------------------------------------------------------------------------------------- 08.3: loss_factor
+)  # fmt: skip
 
 
 def by_shares(counts: list[int], rank: int) -> float:
@@ -193,12 +180,10 @@ LOSS_FACTOR = Answers(
         (lambda counts, rank: 1, "leaves the loss as it is"),
         (lambda counts, rank: counts[rank] / sum(counts), "DDP takes the mean"),
         (lambda counts, rank: sum(counts) / len(counts) / counts[rank], "a rank with more tokens"),
-        (lambda counts, rank: sum(counts) / counts[rank], "And DDP takes the mean"),
         (lambda counts, rank: counts[rank], "a sum over tokens"),
         (lambda counts, rank: counts[rank] / max(counts), "with the largest"),
         (lambda counts, rank: 1 / counts[rank], "over the rank's tokens already"),
         (lambda counts, rank: 1 / len(counts), "by itself"),
-        (lambda counts, rank: 2 * counts[rank] / sum(counts), "the factor is then 1"),
         (lambda counts, rank: len(counts) * counts[rank] // sum(counts), "The factor is off"),
         (lambda counts, rank: len(counts) * counts.pop(rank), "changes 'counts'"),
     ],
@@ -214,9 +199,6 @@ def test_the_factor_makes_ddp_s_mean_the_mean_over_all_tokens() -> None:
     (mean,) = torch.autograd.grad(torch.stack(scaled).mean(), weight, retain_graph=True)
     (whole,) = torch.autograd.grad((torch.cat(tokens) @ weight).square().mean(), weight)
     torch.testing.assert_close(mean, whole)
-
-
-# --------------------------------------------------------------------------------------------------- 08.4: mended_step
 
 
 STEP, CLEAR = "optimizer.step()", "optimizer.zero_grad()"
@@ -306,9 +288,6 @@ def tried() -> None:
     )
 
 
-# ------------------------------------------------------------------------------------------------------- 08.5: exposed
-
-
 def by_waiting(buckets: Any, computed: float) -> float:
     free = 0.0
     for ready, seconds in sorted(buckets):
@@ -318,7 +297,7 @@ def by_waiting(buckets: Any, computed: float) -> float:
 
 
 def through(buckets: Any) -> float:
-    """When the last bucket is through: the latest end of all chains that begin with some bucket."""
+    """The latest end of all chains that begin with some bucket."""
     return max(ready + sum(seconds for _, seconds in buckets[place:]) for place, (ready, _) in enumerate(buckets))
 
 
@@ -343,8 +322,6 @@ EXPOSED = Answers(
     ],
 )
 
-# ---------------------------------------------------------------------------------------------------- 08.6: most_ranks
-
 
 def ring_seconds(alpha: float, beta: float, size: float, D: int) -> float:
     return 2 * (D - 1) * (alpha + beta * size / D)
@@ -361,7 +338,6 @@ def up_to(seconds: Any, good: Any = lambda compute, exchange, floor: compute / (
 
 
 def instead(change: Callable[[int], float]) -> Any:
-    """Something else than the right number."""
     return lambda alpha, beta, size, compute, floor, limit: change(by_halves(alpha, beta, size, compute, floor, limit))
 
 
@@ -392,10 +368,9 @@ MOST_RANKS = Answers(
     ],
 )
 
-# -------------------------------------------------------------------------------------------------------------- asking
-
-ANSWERS = {"08.1": TRAFFIC, "08.2": RING, "08.3": LOSS_FACTOR, "08.4": MENDED_STEP, "08.5": EXPOSED,
-           "08.6": MOST_RANKS}  # fmt: skip
+ANSWERS = {
+    "08.1": TRAFFIC, "08.2": RING, "08.3": LOSS_FACTOR, "08.4": MENDED_STEP, "08.5": EXPOSED, "08.6": MOST_RANKS
+}  # fmt: skip
 
 
 class TestAnswers(JudgedAnswers):

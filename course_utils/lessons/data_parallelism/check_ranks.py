@@ -11,26 +11,21 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._C._distributed_c10d import GradBucket
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from course_utils.ranks.worker import report_on_gloo
 
 from .collectives import Wire
-from .ddp_training import averaging
+from .ddp_training import Trace
 from .replicas import distance, weights
 
 STEPS, RATE, WIDTH, SEQUENCES = 3, 0.1, 8, 2
-COUNTS = (4, 6)
-"""Micro-batches of a step: a multiple of four, and not."""
-
+COUNTS = (4, 6)  # micro-batches of a step: a multiple of four, and not
 NAMES = {
     "torch": torch, "nn": nn, "F": functional, "mse_loss": functional.mse_loss, "nullcontext": nullcontext, "dist": dist
 }  # fmt: skip
 """Names that a learner's step may use."""
-
-Batches = list[tuple[torch.Tensor, torch.Tensor]]
 
 
 def network() -> nn.Module:
@@ -39,11 +34,10 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
 
 
-def micro_batches(rank: int, step: int, count: int) -> Batches:
-    """Batches of one rank in one step: other numbers on every rank."""
-    generator = torch.Generator().manual_seed(1000 * rank + step)
-    shape = (SEQUENCES, WIDTH)
-    return [(torch.randn(shape, generator=generator), torch.randn(shape, generator=generator)) for _ in range(count)]
+def micro_batches(rank: int, step: int, count: int) -> list[tuple[torch.Tensor, ...]]:
+    """Inputs and targets of one rank in one step: other numbers on every rank."""
+    drawn = torch.randn(count, 2, SEQUENCES, WIDTH, generator=torch.Generator().manual_seed(1000 * rank + step))
+    return [pair.unbind() for pair in drawn]
 
 
 def trained(step: Any, count: int) -> dict[str, Any]:
@@ -53,17 +47,9 @@ def trained(step: Any, count: int) -> dict[str, Any]:
     many times gradients were `exchanged` in a step, for each optimizer step whether there was a gradient (`stepped`),
     and the most sequences that went forward before a backward (`at_once`).
     """
-    model = DistributedDataParallel(network())
-    exchanged: list[int] = []
-    forward = [0]
-    """Sequences since the last backward, after each forward and backward."""
-
-    def reduce(_: None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        exchanged.append(bucket.buffer().nbytes)
-        return averaging(bucket).then(lambda reduced: reduced.value()[0])
-
-    first = next(model.parameters())
-    model.register_comm_hook(None, reduce)
+    model, trace = DistributedDataParallel(network()), Trace(torch.device("cpu"))
+    model.register_comm_hook(None, trace.hook)
+    first, forward = next(model.parameters()), [0]  # sequences since the last backward
     model.module.register_forward_pre_hook(lambda _, inputs: forward.append(forward[-1] + len(inputs[0])))
     first.register_hook(lambda _: forward.append(0))
     optimizer, stepped = torch.optim.SGD(model.parameters(), lr=RATE), list[bool]()
@@ -73,13 +59,12 @@ def trained(step: Any, count: int) -> dict[str, Any]:
         step(model, optimizer, micro_batches(dist.get_rank(), number, count))
         apart.append(distance(model))
         off.append((weights(model) - right).abs().max().item())
-    whole = sum(weight.nbytes for weight in model.parameters())
-    return {"apart": apart, "off": off, "exchanged": sum(exchanged) / whole / STEPS, "stepped": stepped,
-            "at_once": max(forward)}  # fmt: skip
+    exchanged = sum(bucket["size"] for bucket in trace.buckets) / weights(model).nbytes / STEPS
+    return {"apart": apart, "off": off, "exchanged": exchanged, "stepped": stepped, "at_once": max(forward)}
 
 
 def right_weights(count: int) -> list[torch.Tensor]:
-    """The weights after each step of one process that sees all ranks' micro-batches as one large batch."""
+    """Weights after each step of one process that sees all ranks' micro-batches as one large batch."""
     model, found = network(), []
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     for number in range(STEPS):
@@ -93,7 +78,6 @@ def right_weights(count: int) -> list[torch.Tensor]:
 
 
 def reduced(ring: Any, elements: int = 5) -> bool:
-    """True if a learner's ring gives every part's sum."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     parts = [torch.full((elements,), float(10**rank + part)) for part in range(ranks)]
     wanted = [sum(10**other + part for other in range(ranks)) for part in range(ranks)]
@@ -121,10 +105,6 @@ def outcome(kind: str, source: str, name: str) -> dict[str, Any]:
         return {"error": f"{type(error).__name__}: {error}"}
 
 
-def outcomes() -> list[dict[str, Any]]:
-    """Outcomes of all functions in the given file, one after the other."""
-    return [outcome(*function) for function in json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))]
-
-
 if __name__ == "__main__":
-    report_on_gloo(outcomes)
+    functions = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    report_on_gloo(lambda: [outcome(*function) for function in functions])

@@ -1,10 +1,6 @@
-"""Three ways to all-reduce, written with send and receive alone; every message is counted.
-
-Started by torchrun, each rank all-reduces in each of the three ways, and reports the bytes that it sent and received.
-"""
+"""Three ways to all-reduce, written with send and receive alone. Run by torchrun, it reports what each rank sent."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -13,29 +9,21 @@ import torch.distributed as dist
 from course_utils.ranks.worker import report_on_gloo
 
 
-@dataclass(frozen=True)
-class Message:
-    """`size` bytes that `sender` really handed over for `receiver` in a `step` (from 1), as part `chunk` (from 0)."""
-
-    step: int
-    sender: int
-    receiver: int
-    chunk: int
-    size: int
-
-
 class Wire:
-    """A rank's connection to the others: sends and receives tensors, and keeps a list of what went out and came in."""
+    """A rank's connection to the others: sends and receives tensors.
+
+    `sent` lists messages: the ring's `step` (from 1), `sender`, `receiver`, the part's number `chunk`, `size` in bytes.
+    """
 
     def __init__(self) -> None:
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
-        self.sent: list[Message] = []
-        self.received = 0
+        self.sent: list[dict[str, int]] = []
         self.step = 0
 
     def start(self, tensor: torch.Tensor, to: int, chunk: int = 0) -> dist.Work:
         """Begin to send `tensor`; it must not change before `wait()` of what is returned has come back."""
-        self.sent.append(Message(self.step, self.rank, to, chunk, tensor.nbytes))
+        message = {"step": self.step, "sender": self.rank, "receiver": to, "chunk": chunk, "size": tensor.nbytes}
+        self.sent.append(message)
         work = dist.isend(tensor, to)
         assert work is not None, "every rank is in the group"
         return work
@@ -44,28 +32,23 @@ class Wire:
         """Receive from `source`: a new tensor of the shape and dtype of `like`."""
         arrived = torch.empty_like(like)
         dist.recv(arrived, source)
-        self.received += arrived.nbytes
         return arrived
 
 
 def server_all_reduce(tensor: torch.Tensor, wire: Wire) -> None:
     """Replace `tensor` by the sum over all ranks: rank 0 is a server that collects, adds, and hands the sum out."""
     if wire.rank == 0:
-        wire.step = 1
         for worker in range(1, wire.ranks):
             tensor += wire.receive(tensor, worker)
-        wire.step = 2
         for work in [wire.start(tensor, worker) for worker in range(1, wire.ranks)]:
             work.wait()
     else:
-        wire.step = 1
         wire.start(tensor, to=0).wait()
         tensor.copy_(wire.receive(tensor, 0))
 
 
 def naive_all_reduce(tensor: torch.Tensor, wire: Wire) -> None:
     """Replace `tensor` by the sum over all ranks: everybody sends everything to everybody, and adds up what comes."""
-    wire.step = 1
     own, others = tensor.clone(), [rank for rank in range(wire.ranks) if rank != wire.rank]
     sending = [wire.start(own, other) for other in others]
     for other in others:
@@ -96,20 +79,15 @@ def ring_all_reduce(tensor: torch.Tensor, wire: Wire, after_step: Callable[[], N
 
 
 WAYS = {"server": server_all_reduce, "naive": naive_all_reduce, "ring": ring_all_reduce}
-ELEMENTS = 120_000
-"""Divisible by each number of ranks up to 6, so that the ring's parts are equal: 480 kB in fp32."""
-
-
-def part_by_part(wire: Wire) -> list[list[int]]:
-    """Numbers in each part at first and after each step of a ring with 10^r on rank r: digits show contributors."""
-    tensor = torch.full((wire.ranks,), float(10**wire.rank), dtype=torch.float64)
-    seen = [[round(value) for value in tensor.tolist()]]
-    ring_all_reduce(tensor, wire, lambda: seen.append([round(value) for value in tensor.tolist()]))
-    return seen
+ELEMENTS = 120_000  # 480 kB in fp32; divisible by each number of ranks up to 6, so that the ring's parts are equal
 
 
 def one_rank() -> dict[str, Any]:
-    """This rank's bytes sent and received for each way, and True where its sum equals torch's all_reduce."""
+    """This rank's bytes sent for each way, and True where its sum equals torch's all_reduce; a small ring step by step.
+
+    The small ring begins with 10^r in each of rank r's `parts`, so that digits show who contributed; `steps` are its
+    messages.
+    """
     own = torch.randn(ELEMENTS, generator=torch.Generator().manual_seed(dist.get_rank()))
     wanted = own.clone()
     dist.all_reduce(wanted)
@@ -117,13 +95,13 @@ def one_rank() -> dict[str, Any]:
     for name, all_reduce in WAYS.items():
         tensor, wire = own.clone(), Wire()
         all_reduce(tensor, wire)
-        sent = sum(message.size for message in wire.sent)
         equal = torch.allclose(tensor, wanted, rtol=1e-5, atol=1e-5)
-        found[name] = {"equal": equal, "sent": sent, "received": wire.received, "messages": len(wire.sent)}
+        found[name] = {"equal": equal, "sent": sum(message["size"] for message in wire.sent)}
     wire = Wire()
-    found["parts"] = part_by_part(wire)
-    found["steps"] = [asdict(message) for message in wire.sent]
-    return found
+    small = torch.full((wire.ranks,), 10**wire.rank)
+    parts = [small.tolist()]
+    ring_all_reduce(small, wire, lambda: parts.append(small.tolist()))
+    return found | {"parts": parts, "steps": wire.sent}
 
 
 if __name__ == "__main__":

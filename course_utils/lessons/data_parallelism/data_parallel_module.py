@@ -15,7 +15,7 @@ from torch import nn
 
 
 class WatchedDataParallel(nn.DataParallel):
-    """DataParallel with its own `forward`, on the CPU: its four helpers copy and count instead of asking for GPUs.
+    """DataParallel with its own `forward`, on the CPU: its four helpers copy and count, as they would for GPUs.
 
     `bytes` holds what each helper would send from the first device to others, `calls` how often it was called.
     """
@@ -28,24 +28,21 @@ class WatchedDataParallel(nn.DataParallel):
         self.bytes, self.calls = Counter[str](), Counter[str]()
 
     def scatter(self, inputs: Any, kwargs: Any, device_ids: Sequence[Any]) -> Any:
-        """The batch, split along its first dimension."""
         parts = [tensor.chunk(len(device_ids)) for tensor in inputs]
         self._count("scatter", [part for split in parts for part in split[1:]])
         return list(zip(*parts, strict=True)), [kwargs] * len(device_ids)
 
     def replicate(self, module: Any, device_ids: Sequence[Any]) -> list[Any]:
-        """A copy of the module for each device but the first."""
         copies = [copy.deepcopy(module) for _ in device_ids[1:]]
         self._count("replicate", [weight for one in copies for weight in one.parameters()])
         return [module, *copies]
 
     def parallel_apply(self, replicas: Any, inputs: Any, kwargs: Any) -> list[Any]:
-        """Each replica on its part: one after the other here, in threads with GPUs."""
+        # one after the other here, in threads with GPUs
         self._count("parallel_apply", [])
         return [replica(*part, **more) for replica, part, more in zip(replicas, inputs, kwargs, strict=True)]
 
     def gather(self, outputs: Any, output_device: Any) -> torch.Tensor:
-        """All outputs on the first device."""
         self._count("gather", outputs[1:])
         return torch.cat(outputs)
 
@@ -58,7 +55,6 @@ ROUNDS, TRIES = 1_000_000, 15
 
 
 def python_work() -> None:
-    """A loop of Python, as in a training step between its kernels."""
     total = 0
     for number in range(ROUNDS):
         total += number

@@ -1,11 +1,8 @@
-"""Data-parallel training as it is really written, for one node or many: on GPUs (NCCL) where each rank of a machine can
-have its own, else on CPUs (gloo).
+"""Data-parallel training of a small network: on GPUs (NCCL) where each rank of a machine can have its own, or on CPUs.
 
     torchrun --standalone --nproc-per-node=2 -m course_utils.lessons.data_parallelism.ddp_training
 
-trains a small network under DistributedDataParallel and prints how long a step takes with many buckets, one, and none.
-In a notebook, `run_ranks` returns more: times at which each bucket was ready and reduced, bytes sent with and without
-`no_sync`, and bytes of accumulated gradients outside of the buckets.
+prints how long a step takes with many buckets, one, and none; `run_ranks` returns all that `one_rank` finds.
 """
 
 import os
@@ -55,35 +52,25 @@ def where(device: torch.device) -> str:
 
 
 def network(device: torch.device) -> nn.Sequential:
-    """Twelve equal layers; the same weights on every rank, as DistributedDataParallel sends rank 0's to all."""
+    """Twelve equal layers: other weights on each rank, until DistributedDataParallel sends rank 0's to all."""
     torch.manual_seed(dist.get_rank())
-    layers: list[nn.Module] = []
-    for _ in range(LAYERS):
-        layers += [nn.Linear(WIDTH, WIDTH), nn.GELU()]
-    return nn.Sequential(*layers).to(device)
-
-
-def averaging(bucket: GradBucket) -> torch.futures.Future[list[torch.Tensor]]:
-    """A future of a bucket's mean over all ranks, as DDP computes it."""
-    work = dist.all_reduce(bucket.buffer().div_(dist.get_world_size()), async_op=True)
-    assert work is not None, "every rank is in the group"
-    return work.get_future()
+    return nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU()) for _ in range(LAYERS))).to(device)
 
 
 class Trace:
-    """A DDP communication hook that averages as DDP does by itself, and notes each bucket: bytes, ready, done.
+    """A DDP communication hook that averages as DDP does by itself, and notes each bucket: bytes, storage, ready, done.
 
     Times are in seconds since `begin()`; on a GPU they are those of CUDA events, in the order of its own work.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.cuda = device.type == "cuda"
-        self.buckets: list[dict[str, Any]] = []
         self.begin()
 
     def begin(self) -> None:
         """Time zero, with nothing noted."""
-        self.buckets, self.zero = [], self.mark()
+        self.buckets: list[dict[str, Any]] = []
+        self.zero = self.mark()
 
     def mark(self) -> Any:
         """The time now: a number, or on a GPU an event that it records in the order of its work."""
@@ -99,23 +86,29 @@ class Trace:
 
     def hook(self, _: None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """The mean of a bucket over all ranks; called by DDP as soon as all gradients of the bucket are there."""
-        noted = {"size": bucket.buffer().nbytes, "ready": self.mark()}
+        storage = bucket.buffer().untyped_storage()
+        noted = {"size": bucket.buffer().nbytes, "storage": storage.data_ptr(), "ready": self.mark()}
         self.buckets.append(noted)
+        work = dist.all_reduce(bucket.buffer().div_(dist.get_world_size()), async_op=True)
+        assert work is not None, "every rank is in the group"
 
         def note_the_end(reduced: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
             noted["done"] = self.mark()
             return reduced.value()[0]
 
-        return averaging(bucket).then(note_the_end)
+        return work.get_future().then(note_the_end)
 
     def seconds(self) -> list[dict[str, float]]:
         """The buckets in the order in which they left, with times in seconds."""
         return [noted | {at: self.since_begin(noted[at]) for at in ("ready", "done")} for noted in self.buckets]
 
 
-def replica(device: torch.device, bucket_mb: float = BUCKET_MB) -> tuple[DistributedDataParallel, Trace]:
-    """The network under DistributedDataParallel with buckets of `bucket_mb` MiB, and the trace of its buckets."""
-    model, trace = DistributedDataParallel(network(device), bucket_cap_mb=bucket_mb), Trace(device)
+def replica(
+    device: torch.device, bucket_mb: float = BUCKET_MB, views: bool = False
+) -> tuple[DistributedDataParallel, Trace]:
+    """The network with buckets of `bucket_mb` MiB, gradients being `views` of them or not, and their trace."""
+    trace = Trace(device)
+    model = DistributedDataParallel(network(device), bucket_cap_mb=bucket_mb, gradient_as_bucket_view=views)
     model.register_comm_hook(None, trace.hook)
     return model, trace
 
@@ -159,33 +152,29 @@ def accumulated(device: torch.device, with_no_sync: bool) -> tuple[int, torch.Te
     return sum(bucket["size"] for bucket in trace.buckets), first
 
 
-def beside_buckets(device: torch.device, set_to_none: bool, steps: int = 3) -> int:
+def beside_buckets(device: torch.device, set_to_none: bool) -> int:
     """Bytes of gradients outside of DDP's buckets after a backward under `no_sync`, with gradients as views.
 
-    `zero_grad(set_to_none)` clears between steps; the last one counts, as DDP arranges its buckets in the first two.
+    `zero_grad(set_to_none)` clears between steps; the last of three counts, as DDP arranges its buckets before.
     """
-    model = DistributedDataParallel(network(device), gradient_as_bucket_view=True)
-    weights, batch, outside = list(model.parameters()), samples(device, 8), 0
-    buckets: set[int] = set()
-
-    def note(_: None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        buckets.add(bucket.buffer().untyped_storage().data_ptr())
-        return averaging(bucket).then(lambda reduced: reduced.value()[0])
-
-    model.register_comm_hook(None, note)
-    for _ in range(steps):
+    (model, trace), batch, outside = replica(device, views=True), samples(device, 8), 0
+    for _ in range(3):
         with model.no_sync():
             mse_loss(model(batch), batch).backward()
-        held = [weight.grad for weight in weights if weight.grad is not None]
+        held = [weight.grad for weight in model.parameters() if weight.grad is not None]
+        buckets = {noted["storage"] for noted in trace.buckets}
         outside = sum(grad.nbytes for grad in held if grad.untyped_storage().data_ptr() not in buckets)
-        buckets.clear()  # the last micro-batch notes them anew
+        trace.begin()
         mse_loss(model(batch), batch).backward()
         model.zero_grad(set_to_none=set_to_none)
     return outside
 
 
 def one_rank(device: torch.device) -> dict[str, Any]:
-    """This rank's steps with small buckets, with one for all and with none, and its bytes of accumulation."""
+    """This rank's steps with small buckets, with one for all and with none, and its bytes of accumulation.
+
+    Bytes: `gradients` of all weights, `sent` for a batch with and without `no_sync`, `beside` the buckets.
+    """
     each, every = accumulated(device, with_no_sync=False)
     once, last = accumulated(device, with_no_sync=True)
     return {

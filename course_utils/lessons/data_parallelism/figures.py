@@ -200,8 +200,8 @@ def band_figure(
     """Lines with bands of uncertainty, x on a logarithmic axis, and measured dots."""
     columns = {name: list(zip(*band.values(), strict=True)) for name, band in bands.items()}
     floor = min(value for low, _, _ in columns.values() for value in low if value > 0)
-    drawn = {name: (list(bands[name]), expected) for name, (_, expected, _) in columns.items()}
-    drawn["measured"] = list(dots), list(dots.values())
+    drawn: dict[str, tuple[Sequence[float], Sequence[float]]] = {"measured": (list(dots), list(dots.values()))}
+    drawn |= {name: (list(bands[name]), expected) for name, (_, expected, _) in columns.items()}
     ranges = {name: ([max(floor, value) for value in low], high) for name, (low, _, high) in columns.items()}
     look = {"log_x": True, "log_y": log_y, "markers": False, "circles": ["measured"], "bands": ranges}
     return lines(drawn, title, xlabel, ylabel, **look, provenance=provenance)

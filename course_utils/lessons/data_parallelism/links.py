@@ -1,18 +1,12 @@
-"""Time of a message, α + β·n seconds for n bytes: fitted to measured times, extrapolated to rings of many ranks.
-
-Standard library alone. (Hockney 1994 for the model; Thakur et al. 2005 for collectives.)
-"""
+"""Time of a message, α + β·n seconds for n bytes (Hockney 1994): fitted to measured times, extrapolated to rings."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
 from statistics import median
 
-STANDARD_ERRORS = 2
-"""Half the width of each band: about 95 % if the errors were normal, which on a busy machine they hardly are."""
-
-Band = tuple[float, float, float]
-"""Lowest, expected and highest value."""
+STANDARD_ERRORS = 2  # half a band's width: about 95 % if errors were normal, which on a busy machine they hardly are
+Band = tuple[float, float, float]  # lowest, expected and highest value
 
 
 @dataclass(frozen=True)
@@ -31,8 +25,7 @@ class Link:
 
     def all_reduce(self, size: float, ranks: int) -> Band:
         """Seconds of a ring all-reduce of `size` bytes: 2(D−1) messages one after the other, of size/D bytes each."""
-        D = ranks
-        return self._band(2 * (D - 1), 2 * (D - 1) / D * size)
+        return self._band(2 * (ranks - 1), 2 * (ranks - 1) / ranks * size)
 
     def efficiency(self, size: float, ranks: int, compute: float, hidden: float = 0.0) -> Band:
         """Throughput of `ranks` over as many times one rank's: each computes for `compute` s, then they all-reduce.

@@ -9,8 +9,7 @@ from torch.nn.functional import cross_entropy
 
 SEQUENCES, INPUTS, CLASSES = 24, 16, 4
 STEPS, RATE = 30, 0.2
-LEFT_OUT = "2.bias"
-"""The one gradient that is not shared: four numbers of several hundred."""
+LEFT_OUT = "2.bias"  # the one gradient that is not shared: four numbers of several hundred
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
@@ -77,4 +76,4 @@ SHARING: dict[str, Callable[[str], bool]] = {
     f"all but {LEFT_OUT}": lambda name: name != LEFT_OUT,
     "no gradient": lambda name: False,
 }
-"""Three ways to train, by whether they share the gradient of the parameter of a name."""
+"""Three ways to train: True for the names of parameters whose gradients are shared."""

@@ -10,27 +10,21 @@ from course_utils.interactive.widgets import LAYOUT, STYLE, Explorable
 
 from .figures import ring_figure
 
-FRAME = 1200
-"""Milliseconds from one step to the next while it plays."""
-
-
-def ring_player(found: Sequence[Mapping[str, Any]], step: int = 1) -> "RingPlayer":
-    """Play the ring that the ranks of `collectives` recorded, from `step` on. ValueError for a step not recorded."""
-    return RingPlayer(found, step)
+FRAME = 1200  # milliseconds from one step to the next while it plays
 
 
 class RingPlayer(Explorable):
-    """The player that `ring_player` returns."""
+    """A ring that the ranks of `collectives` recorded, from `step` on. ValueError for a step not recorded."""
 
     invitation = "A ring to step through: run this cell to play it."
 
-    def __init__(self, found: Sequence[Mapping[str, Any]], step: int) -> None:
+    def __init__(self, found: Sequence[Mapping[str, Any]], step: int = 1) -> None:
         ring_figure(found, step)  # refuses a step that is not there: a slider would silently move it
         self.found, last = found, 2 * (len(found) - 1)
-        look: dict[str, Any] = {"style": STYLE, "layout": LAYOUT}
-        super().__init__({"step": ipywidgets.IntSlider(min=0, max=last, value=step, description="step", **look)})
+        slider = ipywidgets.IntSlider(step, 0, last, description="step", style=STYLE, layout=LAYOUT)
+        super().__init__({"step": slider})
         self.play = ipywidgets.Play(min=0, max=last, value=0, interval=FRAME, description="play")
-        self.play.observe(self._follow, names="value")
+        self.play.observe(lambda change: slider.set_trait("value", change["new"]), names="value")
         self.children = (self.play, *tuple(self.children))
 
     def redraw(self) -> tuple[Figure, str]:
@@ -40,5 +34,5 @@ class RingPlayer(Explorable):
         words = f"{sent} messages at once, one from each rank to its right neighbor." if sent else "Nothing sent yet."
         return ring_figure(self.found, step), words
 
-    def _follow(self, change: Any) -> None:
-        self.controls["step"].value = change["new"]
+
+ring_player = RingPlayer
