@@ -203,14 +203,13 @@ def test_bytes_are_counted_without_following_links(tmp_path: Path) -> None:
     assert 100_000 <= folder_bytes(tmp_path) < 200_000
 
 
-def test_where_there_are_no_walls_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = {}
-    for system in ("linux", "darwin", "win32"):
-        monkeypatch.setattr(alone.sys, "platform", system)
-        said[system] = Isolation(ROOT, "", (), "it is Tuesday").words
-    assert all("it is Tuesday" in words and "can find the solutions" in words for words in said.values())
-    assert "unless it first ended the process that watches it" in said["linux"]
-    assert "sessions of their own" in said["darwin"] and "may still run" in said["win32"]
+@pytest.mark.parametrize(
+    ("system", "leftover"), {"linux": "unless it was made to escape", "win32": "may still run"}.items()
+)
+def test_where_there_are_no_walls_it_is_said(system: str, leftover: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alone.sys, "platform", system)
+    words = Isolation(ROOT, "", (), "it is Tuesday").words
+    assert "it is Tuesday" in words and "can find the solutions" in words and leftover in words
     assert "behind walls" in Isolation(ROOT, "walls").words
     assert "fence" in Isolation(ROOT, "fence").words and "use the network" in Isolation(ROOT, "fence").words
 

@@ -1,23 +1,16 @@
 """Run a notebook's cells alone: in the learners' copy of the course, which has no solutions, and kept apart.
 
-What code can do that was written for the purpose (honest code, wrong or not, costs only itself on every system):
-
-| | walls: Linux with user namespaces | fence: Linux with Landlock alone | nothing: macOS, Windows, other Linux |
-|---|---|---|---|
-| read your files and the solutions | no | no | yes |
-| write outside of its own folder | no | no | yes, as much as fits |
-| use the network | no | yes | yes |
-| end the grading | no | before Linux 6.12 | yes |
-| leave processes | no | if it first ends their keeper | in other sessions; on Windows all; Linux as for a fence |
-
-Where there are walls, they are taken; else the fence, if there is one.
+docs/classroom.md says what code can still do that was written for the purpose: behind walls, within a fence, or where
+the system has neither. Walls are taken where there are any; else the fence, if there is one.
 """
 
+import atexit
 import compileall
 import contextlib
 import functools
 import json
 import os
+import shutil
 import site
 import subprocess
 import sys
@@ -46,8 +39,6 @@ LARGEST_RESULTS = 1_000_000
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc", "/sys", "/nix", "/gnu")
 """Folders of programs and libraries that a Python may need."""
 
-PROBE = [{"source": "import torch\nprint('✓')", "exercise": "probe"}]
-
 OF_WINDOWS = (
     "SYSTEMROOT", "SYSTEMDRIVE", "WINDIR", "COMSPEC", "PATHEXT", "NUMBER_OF_PROCESSORS", "PROCESSOR_ARCHITECTURE",
 )  # fmt: skip
@@ -74,20 +65,17 @@ class Isolation:
                 "Each notebook ran behind walls: it saw the course without solutions and nothing else of this "
                 "machine's files, had no network, and what it started ended with it."
             )
-        leftover = {
-            "linux": "What it started was ended with it, unless it first ended the process that watches it.",
-            "win32": "What it started may still run.",
-        }.get(sys.platform, "What it started was ended with it, but for processes in sessions of their own.")
+        leftover = "may still run" if sys.platform == "win32" else "was ended with it, unless it was made to escape"
         if self.kind == "fence":
             return (
                 f"There was a fence around each notebook, but no walls ({self.why_not_more}). It saw the course "
                 "without solutions and nothing else of this machine's files. Code written for the purpose can use the "
-                f"network and, before Linux 6.12, end the grading. {leftover}"
+                f"network and, before Linux 6.12, end the grading. What it started {leftover}."
             )
         return (
             f"Nothing kept the notebooks from your files ({self.why_not_more}). They ran in a copy without solutions, "
             "but as you: code written for the purpose can find the solutions and your other files, use the network, "
-            f"and end the grading. {leftover} The limit of files holds in a notebook's own folder alone."
+            f"and end the grading. What it started {leftover}. The limit of files holds in its own folder alone."
         )
 
 
@@ -102,13 +90,11 @@ def isolation() -> Isolation:
 
     Raises ValueError if no notebook can run here at all, or if the course cannot be released.
     """
-    held = tempfile.TemporaryDirectory(prefix="course-copy-", ignore_cleanup_errors=True)
-    _held.append(held)
-    course = Path(held.name).resolve() / "course"
+    course = Path(tempfile.mkdtemp(prefix="course-copy-")).resolve() / "course"
+    atexit.register(shutil.rmtree, course.parent, ignore_errors=True)
     release(course)
     compileall.compile_dir(course / "course_utils", quiet=2)
-    shown = tuple(map(str, _shown(course)))
-    problem = f"{sys.platform} has no such thing"
+    shown, problem = tuple(map(str, _shown(course))), f"{sys.platform} has no such thing"
     for kind in ("walls", "fence") if sys.platform == "linux" else ():
         tried = Isolation(course, kind, shown, problem)
         if kind == "fence" and any(ROOT.is_relative_to(path) for path in shown):
@@ -123,13 +109,10 @@ def isolation() -> Isolation:
     return bare
 
 
-_held: list["tempfile.TemporaryDirectory[str]"] = []
-"""The learners' copy lives as long as this process."""
-
-
 def _probe(isolation: Isolation) -> str:
     """The reason why a notebook that imports torch does not run; "" if it does."""
-    found, problem = run_alone(PROBE, "course_utils.interactive.feedback", limits(), isolation)
+    probe = [{"source": "import torch\nprint('✓')", "exercise": "probe"}]
+    found, problem = run_alone(probe, "course_utils.interactive.feedback", limits(), isolation)
     probed = found.get("probe", Outcome("not reached"))
     return "" if probed.state == "passed" else problem or f"{probed.state}: {probed.said}"
 
@@ -197,14 +180,12 @@ def _shown(course: Path) -> list[Path]:
 
 
 def _outcomes(results: str) -> dict[str, Outcome]:
-    """Results that the worker wrote before it ended, line by line. The file was open to the learner's code: a line that
-    is not the worker's, or is cut short, is ignored.
-    """
+    """Results that the worker wrote before it ended. Other lines are the learner's code's, and ignored."""
     found = {}
     for line in results.split("\n")[:-1]:
         with contextlib.suppress(ValueError, RecursionError, TypeError, KeyError):
             entry = json.loads(line)
-            exercise, state, said = entry["exercise"], entry["state"], entry["said"]
-            if isinstance(exercise, str) and isinstance(said, str) and state in STATES:
-                found[exercise] = Outcome(state, printable(said))
+            exercise, state, said = entry["exercise"], entry["state"], printable(entry["said"])
+            if isinstance(exercise, str) and state in STATES:
+                found[exercise] = Outcome(state, said)
     return found

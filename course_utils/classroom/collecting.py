@@ -1,14 +1,7 @@
 """Find the learner of each notebook, in folders and archives as a class, Moodle, Canvas or nbgrader leave them.
 
-| layout | example | the learner |
-|---|---|---|
-| a folder for each learner, nbgrader's too | `ada/06_recomputation.ipynb` | the first folder that no lesson names |
-| Moodle, "download all submissions" | `Ada Lovelace_271828_assignsubmission_file_/06.ipynb` | up to the number |
-| Canvas, "download submissions" | `lovelaceada_LATE_1815_1852_06_recomputation-1.ipynb` | up to the first number |
-| side by side | `ada.ipynb` | the file's name |
-
-Each of them may be an archive (.zip), and a learner's folder may hold one. An archive in a learner's archive is not
-opened.
+docs/classroom.md has a table of these layouts. Each may be an archive (.zip), and a learner's folder may hold one. An
+archive in a learner's archive is not opened.
 """
 
 import os
@@ -69,10 +62,10 @@ def collected(place: Path, scratch: Path) -> list[Submission]:
     What cannot be read has a `problem`. Raises ValueError if `place` is neither a folder nor an archive that opens, or
     if no notebook is in it.
     """
-    if not place.is_dir() and not zipfile.is_zipfile(place):
-        raise ValueError(f"{place} is no folder and no .zip: name what holds the learners' notebooks")
     if place.is_dir():
         found = list(_in_folder(place, scratch))
+    elif not zipfile.is_zipfile(place):
+        raise ValueError(f"{place} is no folder and no .zip: name what holds the learners' notebooks")
     else:
         try:
             found = list(_in_archive(place, PurePosixPath(), scratch / "0", DOWNLOAD, levels=1))
@@ -124,11 +117,10 @@ def _in_folder(folder: Path, scratch: Path) -> Iterator[Submission]:
 def _on_disk(path: Path, name: PurePosixPath) -> Submission:
     try:
         found = path.lstat()
+        problem = _no_file(found.st_mode) or _too_large(found.st_size)
     except OSError as error:
         return _unread(name, path, problem_of(error))
-    if problem := _no_file(found.st_mode) or _too_large(found.st_size):
-        return _unread(name, path, problem, time=found.st_mtime)
-    return Submission("", printable(str(name)), path, found.st_mtime)
+    return _unread(name, path, problem) if problem else Submission("", printable(str(name)), path, found.st_mtime)
 
 
 def _unread(name: PurePosixPath, path: Path, problem: str, learner: str = "", time: float = 0.0) -> Submission:
@@ -154,7 +146,7 @@ def _archived(archive: Path, name: PurePosixPath, scratch: Path, levels: int) ->
     try:
         held = archive.lstat()
         problem = _no_file(held.st_mode) or ("" if levels else "it is an archive in an archive")
-        if problem := problem or (is_learners and _too_large(held.st_size)):
+        if problem := problem or (_too_large(held.st_size) if is_learners else ""):
             raise ValueError(problem)
         most, inner = (LEARNERS, 0) if is_learners else (DOWNLOAD, levels - 1)
         found = list(_in_archive(archive, inside, scratch, most, inner))

@@ -56,9 +56,7 @@ class Graded:
 
 
 def write_table(graded: Iterable[Graded], path: Path) -> None:
-    """Write one row for each notebook and exercise: learner, lesson, exercise, state, message of the check, problem,
-    seconds by the clock, the file, and "no" where a newer one counts in its place.
-    """
+    """Write a row for each notebook and exercise; `counts` is "no" where a newer notebook counts in its place."""
     text = StringIO()
     rows = csv.writer(text)
     rows.writerow(["learner", "lesson", "exercise", "state", "said", "problem", "seconds", "file", "counts"])
@@ -93,9 +91,7 @@ th, td { border: 1px solid #999; padding: 0.3em 0.6em; text-align: left }
 
 
 def class_page(graded: Sequence[Graded], isolation: str = "") -> str:
-    """A page of HTML that needs no network: a table for each lesson, the commonest messages of each exercise's check,
-    and what kept the notebooks apart.
-    """
+    """A page of HTML that needs no network: a table a lesson, the commonest messages, what kept the notebooks apart."""
     lessons = sorted({one.lesson for one in graded if one.counts and one.lesson})
     parts = [_lesson(lesson, [one for one in graded if one.counts and one.lesson == lesson]) for lesson in lessons]
     older = [f"{one.file}: {one.passed} of {len(one.outcomes)}" for one in graded if not one.counts]

@@ -1,19 +1,8 @@
 """Collect and grade a folder of notebooks: each alone in a process with limits, a table and a page for the class.
 
-**Against accidents, everywhere.** A notebook that crashes, hangs, fills memory or its folder, cannot be read, or leaves
-processes behind costs only itself: it gets a remark, and the others are graded. It runs in the learners' copy of the
-course, which has no solutions, with a home of its own and none of the grader's environment but `PATH` and the language.
-
-**Against purpose, on Linux** (`walls` where user namespaces are allowed, else a `fence`; `alone` says what holds). A
-notebook sees no solutions, no other submissions and no file of yours. Behind walls it also has no network, and cannot
-end the grading.
-
-**Not at all.** The checks run in the same process as the learner's code. Code written for the purpose can report its
-own checks as passed, and can ask the checks for their reference answers, as every learner has them at home. Memory and
-processor time are limited for each process, not for all of them together. Walls are the kernel's, with its faults.
-
-So a result is evidence among people who know each other. For a course that is open to strangers, grade in a container
-or a virtual machine that is thrown away after each notebook, and look at the code behind the marks that matter.
+A notebook that crashes, hangs, fills memory or its folder, cannot be read, or leaves processes behind costs only
+itself: it gets a remark. docs/classroom.md says what code written to do harm can do on which system. Nowhere does
+anything keep such code from reporting its own checks as passed.
 """
 
 import argparse
@@ -44,11 +33,11 @@ def grade(
     place: Path, seconds: float = SECONDS, memory: int = MEMORY, jobs: int = 2,
     told: Callable[[Graded], None] = lambda _: None, disk: int = DISK,
 ) -> list[Graded]:  # fmt: skip
-    """Grade every notebook in a folder or an archive, `jobs` at a time, each with at most `seconds` of the processor
-    (by the clock four times that), `memory` bytes for each of its processes and `disk` bytes of files.
+    """Grade every notebook in a folder or an archive, `jobs` at a time, and call `told` with each.
 
-    `told` is called with each as it is done. Whatever is wrong with a submission becomes its `problem`. Raises
-    ValueError as `collected` and `isolation` do.
+    A notebook has at most `seconds` of the processor (by the clock four times that), `memory` bytes for each of its
+    processes and `disk` bytes of files. Whatever is wrong with a submission becomes its `problem`. Raises ValueError as
+    `collected` and `isolation` do.
     """
     most = limits(seconds, memory, disk)
     with TemporaryDirectory(prefix="course-collected-") as scratch:
@@ -56,21 +45,18 @@ def grade(
         isolation()
 
         def one(submission: Submission) -> Graded:
-            graded = replace(_grade(submission, most), file=submission.file)
+            graded = Graded(submission.learner, "", {}, submission.problem, 0.0)
+            if not submission.problem:
+                try:
+                    graded = grade_notebook(submission.path, submission.learner, most)
+                except Exception as error:  # of any kind: the others have to be graded
+                    graded = replace(graded, problem=f"cannot be graded: {problem_of(error)}")
+            graded = replace(graded, file=submission.file)
             told(graded)
             return graded
 
         with ThreadPoolExecutor(jobs) as pool:
             return _counted(found, list(pool.map(one, found)))
-
-
-def _grade(one: Submission, most: Limits) -> Graded:
-    if one.problem:
-        return Graded(one.learner, "", {}, one.problem, 0.0)
-    try:
-        return grade_notebook(one.path, one.learner, most)
-    except Exception as error:  # of any kind: the others have to be graded
-        return Graded(one.learner, "", {}, f"cannot be graded: {problem_of(error)}", 0.0)
 
 
 def _counted(found: Sequence[Submission], graded: Sequence[Graded]) -> list[Graded]:
@@ -94,9 +80,8 @@ def grade_notebook(path: Path, learner: str, most: Limits | None = None) -> Grad
     lesson = lesson_of(reference)
     checks = f"course_utils.lessons.{LESSONS[int(lesson)]}.checks"
     found, problem = run_alone(cells, checks, most or limits(), isolation())
-    outcomes = {
-        cell["exercise"]: found.get(cell["exercise"], Outcome("not reached")) for cell in cells if "exercise" in cell
-    }
+    exercises = [cell["exercise"] for cell in cells if "exercise" in cell]
+    outcomes = {exercise: found.get(exercise, Outcome("not reached")) for exercise in exercises}
     if not problem and any(outcome.state == "not reached" for outcome in outcomes.values()):
         problem = "ended itself before its last check"
     return Graded(learner, lesson, outcomes, problem, time.monotonic() - began)
@@ -114,7 +99,7 @@ def _content(path: Path) -> dict[str, Any]:
 
 
 def reference_of(submitted: dict[str, Any]) -> dict[str, Any]:
-    """The exercises that a submission began as, by its cells' ids. Raises ValueError if it is none of the course's."""
+    """The exercises that a submission began as. Raises ValueError if it is none of the course's."""
     found: dict[int, dict[str, Any]] = {}
     for path in numbered(ROOT / "exercises"):
         notebook = json.loads(path.read_text(encoding="utf-8"))
@@ -188,7 +173,6 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
-    """The options of the command line. ValueError for limits under which nothing could run."""
     parser = Parser("grade", __doc__)
     add = parser.add_argument
     add("folder", type=Path, help="holds the learners' notebooks: a folder, or a .zip as Moodle or Canvas makes it")

@@ -13,9 +13,8 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
 
-from ..ranks.guard import SET_CHILD_SUBREAPER, SET_PARENT_DEATH_SIGNAL, end_children, prctl
+from ..ranks.guard import SET_CHILD_SUBREAPER, SET_PARENT_DEATH_SIGNAL, end_children, prctl, stop
 
 REFUSED = "not graded: the system refused to keep it apart: "
 POLL_SECONDS = 0.25
@@ -32,9 +31,7 @@ MOST_PROCESSES = 1000
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of one notebook: seconds of the processor and by the clock, bytes of addresses for each process, bytes of
-    files altogether.
-    """
+    """Limits of one notebook: seconds of the processor, by the clock, bytes of addresses for each process, of files."""
 
     seconds: float
     clock: float
@@ -43,7 +40,6 @@ class Limits:
 
 
 def main() -> int:
-    """Keep the notebook of the task on stdin."""
     task = json.load(sys.stdin)
     os.lseek(0, 0, os.SEEK_SET)  # the worker reads the same file
     home, limits, is_walled = Path(task["home"]), Limits(**task["limits"]), task["kind"] == "walls"
@@ -57,15 +53,10 @@ def main() -> int:
             print(f"{REFUSED}{error.strerror}", flush=True)
             return 0
     if not is_walled:  # within walls the kernel ends everything with the first process there, which no signal reaches
-        signal.signal(signal.SIGTERM, _stop)
+        signal.signal(signal.SIGTERM, stop)
     (home / "work").mkdir()
     print(_keep(home, limits, is_walled), flush=True)
     return 0
-
-
-def _stop(*_: Any) -> NoReturn:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    sys.exit(1)
 
 
 def _prepare(home: Path, limits: Limits, shown: list[str], hidden: Path) -> None:
@@ -109,37 +100,32 @@ def ended(code: int, limits: Limits) -> str:
         return f"ended by a signal: more than {limits.seconds:g} s of the processor, too much memory, or its own doing"
     if code >= 0:
         return f"ended itself with code {code}" if code else ""
-    names = {one.value: one.name for one in signal.Signals}
-    return f"crashed ({names.get(-code, f'signal {-code}')})"
+    return f"crashed ({next((one.name for one in signal.Signals if one == -code), f'signal {-code}')})"
 
 
 def _wrote_too_much(home: Path, limits: Limits, is_walled: bool) -> str:
     try:
-        used = _used() if is_walled else folder_bytes(home)
+        if is_walled:  # a file system of its own, which is full, too, if it can hold no more files
+            held = os.statvfs("/")
+            used = (held.f_blocks - (held.f_bfree if held.f_ffree else 0)) * held.f_frsize
+        else:
+            used = folder_bytes(home)
     except OSError as error:  # a folder without permissions, or deeper than a path can be long
         return f"ended: what it wrote cannot be counted ({error.strerror})"
     return f"ended: it wrote more than {limits.disk // 10**6} MB of files, or too many" if used > limits.disk else ""
 
 
-def _used() -> int:
-    """Bytes in use on the file system that the walls enclose; all that it has if it can hold no more files."""
-    held = os.statvfs("/")
-    return (held.f_blocks - (held.f_bfree if held.f_ffree else 0)) * held.f_frsize
-
-
 def folder_bytes(folder: Path) -> int:
-    """Bytes of the files below a folder, holes left out; an empty file counts as one block. Raises OSError."""
+    """Bytes of the files below a folder, holes left out, and a block for each of them. Raises OSError."""
     total, folders = 0, [str(folder)]
     while folders:
         with suppress(FileNotFoundError), os.scandir(folders.pop()) as entries:
             for entry in entries:
-                total += BLOCK
                 if entry.is_dir(follow_symlinks=False):
                     folders.append(entry.path)
-                else:
-                    with suppress(FileNotFoundError):
-                        found = entry.stat(follow_symlinks=False)
-                        total += BLOCK * found.st_blocks if hasattr(found, "st_blocks") else found.st_size
+                with suppress(FileNotFoundError):
+                    found = entry.stat(follow_symlinks=False)
+                    total += BLOCK * (1 + getattr(found, "st_blocks", found.st_size // BLOCK + 1))
     return total
 
 

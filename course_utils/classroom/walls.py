@@ -3,11 +3,10 @@
 Walls are namespaces. A process behind them has a file system in memory, of limited size: the system's programs, this
 Python and the learners' copy of the course, all read-only, and a home. It has no network but its own loopback. It sees
 and signals only the processes that it started, and they end with it: the kernel ends a PID namespace with its first
-process. Ubuntu since 23.10 denies walls to programs without an AppArmor profile, Docker denies them by default.
+process.
 
-A fence is Landlock, by which a program gives up files: the process, and all that it starts, can open only what it is
-shown, write only below its home, and, from Linux 6.12 on, signal only what it started. The network stays open. Landlock
-is there since Linux 5.13, if it was not left out; Docker allows it (moby/moby, pull request 43199).
+A fence is Landlock (Linux 5.13): the process, and all that it starts, can open only what it is shown, write only below
+its home, and, from Linux 6.12 on, signal only what it started. The network stays open.
 
 Numbers are those of linux/sched.h, mount.h, prctl.h and landlock.h.
 """
@@ -20,6 +19,7 @@ import signal
 import socket
 import struct
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from ..ranks.guard import SET_PARENT_DEATH_SIGNAL, prctl
@@ -37,7 +37,6 @@ SET_INTERFACE_FLAGS = 0x8914
 
 DEVICES = ("null", "zero", "full", "random", "urandom")
 MOST_FILES = 50_000
-ANY_CAPABILITY = range(64)
 
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
 ASK_VERSION, BELOW_PATH = 1, 1
@@ -75,7 +74,6 @@ def enter(shown: Sequence[Path], hidden: Path, home: Path, size: int) -> None:
 
 
 def _call(name: str, *arguments: object) -> int:
-    """Call a function of the C library. Raises OSError where it fails."""
     found = getattr(ctypes.CDLL(None, use_errno=True), name)(*arguments)
     if found < 0:
         error = ctypes.get_errno()
@@ -98,7 +96,7 @@ def _furnish(shown: Sequence[Path], hidden: Path, home: Path, size: int) -> None
     for path in shown:
         if not path.is_relative_to(hidden):
             _show(path, root)
-    covered = _within(root, hidden)
+    covered = root / hidden.relative_to("/")
     if covered.exists():  # the course lies in one of the folders that are shown
         _mount("tmpfs", covered, "tmpfs", NO_SET_ID | NO_DEVICES, "size=1m,mode=755")
     for path in shown:
@@ -111,7 +109,7 @@ def _furnish(shown: Sequence[Path], hidden: Path, home: Path, size: int) -> None
     for name in DEVICES:
         (root / "dev" / name).touch()
         _mount(Path("/dev") / name, root / "dev" / name, None, BIND)
-    for folder in (root / "dev" / "shm", root / "tmp", _within(root, home)):
+    for folder in (root / "dev" / "shm", root / "tmp", root / home.relative_to("/")):
         folder.mkdir(parents=True, exist_ok=True)
     os.chdir(root)
     _call("syscall", PIVOT_ROOT.get(platform.machine(), -1), b".", b".")
@@ -121,11 +119,11 @@ def _furnish(shown: Sequence[Path], hidden: Path, home: Path, size: int) -> None
 
 def _show(path: Path, root: Path) -> None:
     """Make `path` visible below `root`, read-only; a link as a link, and nothing that is there already, or nowhere."""
-    target = _within(root, path)
+    target = root / path.relative_to("/")
     if target.exists() or not path.exists():
         return
     target.parent.mkdir(parents=True, exist_ok=True)
-    if path.is_symlink() and _within(root, path.resolve()).exists():  # /bin is a part of /usr by now
+    if path.is_symlink() and (root / path.resolve().relative_to("/")).exists():  # /bin is a part of /usr by now
         target.symlink_to(path.resolve())
         return
     if path.is_dir():
@@ -138,17 +136,11 @@ def _show(path: Path, root: Path) -> None:
     _mount("none", target, None, REMOUNT | BIND | READ_ONLY | kept)
 
 
-def _within(root: Path, path: Path) -> Path:
-    return root / path.relative_to("/")
-
-
 def _give_up_privileges() -> None:
     """Leave whatever starts from here on no power over the walls, not even where the grader is root."""
-    for capability in ANY_CAPABILITY:
-        try:
+    with suppress(OSError):  # this kernel has fewer of them
+        for capability in range(64):
             prctl(DROP_FROM_BOUNDS, capability)
-        except OSError:  # this kernel has no more of them
-            break
     prctl(NO_NEW_PRIVILEGES, 1)
 
 

@@ -1,6 +1,4 @@
-"""Grade one notebook in a process of its own, which nobody else depends on: `python -m course_utils.classroom.worker`.
-
-`keeper` starts it, with the task on stdin and a file for the results as stdout.
+"""Run one notebook that is graded: `keeper` starts this, with the task on stdin and a file for the results as stdout.
 
 The learner's cells run one after another as in a notebook. Each check cell is the course's own, not the learner's copy
 of it, with the functions of the checks put back to what they were before the learner's code ran.
@@ -43,8 +41,9 @@ def main() -> int:
 
 
 def limit(memory: int, seconds: float) -> None:
-    """Let the system end this process, or refuse it, beyond these bytes of memory, this processor time, a file of
-    100 MB. Where the system has no such limits (Windows), only the time-out of the process that started it holds.
+    """Let the system end this process, or refuse it, beyond these bytes of memory, this processor time, 100 MB a file.
+
+    Windows has no such limits: there only the time-out of the process that started it holds.
     """
     if sys.platform == "win32":
         return

@@ -24,7 +24,7 @@ END_SECONDS = 4.0  # Seconds in which what was killed has to be gone: a driver t
 
 def main(parent: int, program: Sequence[str]) -> int:
     """Run the program to its end and return its exit code; ended by a signal, end by the same one."""
-    signal.signal(signal.SIGTERM, _stop)
+    signal.signal(signal.SIGTERM, stop)
     prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
     prctl(SET_CHILD_SUBREAPER, 1)
     if os.getppid() != parent:
@@ -46,7 +46,7 @@ def prctl(option: int, value: int) -> None:
         raise OSError(ctypes.get_errno(), "prctl failed")
 
 
-def _stop(*_: Any) -> NoReturn:
+def stop(*_: Any) -> NoReturn:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.exit(1)
 
