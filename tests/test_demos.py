@@ -18,7 +18,7 @@ from course_utils import demos, estimate
 from course_utils.allocator.policy import CachingAllocator, OutOfMemory
 from course_utils.breakdown import MemoryBreakdown
 from course_utils.cli import main as front_door
-from course_utils.demos import DEMOS, Stage, demo, fragmentation, holes, rehearse
+from course_utils.demos import DEMOS, Stage, demo, fragmentation, rehearse
 from course_utils.demos import stage as stages
 from course_utils.demos.show import DemoWidget
 from course_utils.demos.stage import Demo, DemoStep, Foreseen, StepResult
@@ -194,7 +194,9 @@ def test_pictures_say_in_words_what_they_draw():
     for said in (f"so {format_bytes(estimate(run).total)} (activations", "a note", "2.00 GB"):
         assert said in drawn.alt
     found = fragmentation.replayed(stage, expandable=False)
-    assert stage_segments(found.blocks_at(len(found)), "In pieces", SMALL.room).alt.count("free: ") == holes.COUNT
+    assert (
+        stage_segments(found.blocks_at(len(found)), "In pieces", SMALL.room).alt.count("free: ") == fragmentation.COUNT
+    )
     for draw in (lambda: stage_bars({}, "", 1), lambda: stage_segments([], "", 1)):
         with pytest.raises(ValueError, match="nothing to draw"):
             draw()
@@ -233,7 +235,7 @@ def test_a_live_stage_trains_under_the_meter_and_times_its_steps(meters):
     outcome = stage.attempt(small_run(stage))
     phases = [mark.words for mark in meters[0].marks]
     assert phases.count("forward") == stages.LIVE_STEPS and "optimizer" in phases and not meters[0].running
-    assert outcome.source == "live on a stand-in" and (outcome.step_seconds or 0) > 0
+    assert outcome.words.endswith("live on a stand-in") and (outcome.step_seconds or 0) > 0
     assert len(outcome.step_peaks) == stages.LIVE_STEPS and "s a step" in outcome.words
 
 
@@ -273,7 +275,7 @@ def test_tensors_leave_holes_on_any_allocator_alike():
                 allocator.free(self.address)
 
     with pytest.raises(OutOfMemory) as caught:
-        holes.play(holes.trace(SMALL.room), Tensor)
+        fragmentation.play(SMALL.room, Tensor)
     assert str(caught.value) == str(fragmentation.replayed(Stage(SMALL, live=False), expandable=False).failure)
 
 
@@ -282,14 +284,14 @@ def test_the_program_that_leaves_holes_says_what_happened(monkeypatch, capsys):
 
     def empty(size: int, **_: object) -> object:
         asked.append(size)
-        if len(asked) == 2 * holes.COUNT + 1:
+        if len(asked) == 2 * fragmentation.COUNT + 1:
             raise torch.OutOfMemoryError("CUDA out of memory.")
         return object()
 
     monkeypatch.setattr(torch, "empty", empty)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1000 * MiB, 1200 * MiB))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla T4")
-    assert holes.main() == 0
+    fragmentation.main()
     assert json.loads(capsys.readouterr().out)["message"] == "CUDA out of memory." and sum(asked[:4]) <= 1000 * MiB
 
 
@@ -299,13 +301,13 @@ def test_on_a_gpu_the_tensors_are_real_and_in_a_process_of_their_own(monkeypatch
 
     def run(command: list[str], env: dict[str, str], **_: object) -> SimpleNamespace:
         started.append((command[-1], env["PYTORCH_CUDA_ALLOC_CONF"]))
-        return SimpleNamespace(returncode=0, stdout=json.dumps({"device": "T4", "torch": "2", "message": message}))
+        return SimpleNamespace(returncode=0, stdout=json.dumps({"source": "live on T4", "message": message}))
 
     monkeypatch.setattr(subprocess, "run", run)
     stage = Stage(SMALL, live=True)
     step = fragmentation.expandable_segments if expandable else fragmentation.failure
-    assert "live on T4" in step(stage).source
-    assert started == [("course_utils.demos.holes", f"expandable_segments:{expandable}")]
+    assert (message or "It fits (live on T4).") == step(stage).words
+    assert started == [(fragmentation.PROGRAM, f"expandable_segments:{expandable}")]
     other = fragmentation.failure if expandable else fragmentation.expandable_segments
     with pytest.raises(RuntimeError, match="meant to"):
         other(stage)

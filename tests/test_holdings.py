@@ -113,22 +113,14 @@ def test_the_rest_is_activations_until_the_update_and_temporaries_in_it():
     assert rest == ["activations", "temporaries"] * 2
 
 
-class Counters:
-    source, capacity, axis = "a stand-in", None, "seconds"
-
-    def read(self, seconds: float) -> Reading:
-        return Reading(ALLOCATED, ALLOCATED)
-
-
-def test_a_meter_that_has_left_keeps_nothing_of_the_training_alive():
+def test_a_meter_that_has_ended_keeps_nothing_of_the_training_alive():
     training = Training(TrainingRun("tiny-gpt", 1, 16, precision="fp32", attention="eager"), "cpu", simulated=False)
-    with Meter(Counters(), every=0.002) as meter:
+    with Meter(lambda _: Reading(ALLOCATED, ALLOCATED), "a stand-in") as meter:
         meter.follow(training.holdings())
         training.step(Unwatched())
-        meter.leave()
-        assert not training.network._forward_pre_hooks
-        network = weakref.ref(training.network)
-        del training
-        gc.collect()
-        assert network() is None
-    assert {"parameters", "activations"} <= {kind for sample in meter.samples for kind in sample.kinds}
+    assert {"parameters", "gradients", "temporaries"} <= set(meter.samples[-1].kinds)
+    assert not training.network._forward_pre_hooks
+    network = weakref.ref(training.network)
+    del training
+    gc.collect()
+    assert network() is None

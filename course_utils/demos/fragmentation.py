@@ -1,28 +1,84 @@
 """Demo: out of memory with half of the memory free, and the setting that helps.
 
-On a GPU the tensors are real, in a process of its own for each setting. The pictures are the allocator's policy
-replayed with the same sizes.
+Large tensors come and go, long-lived ones move into their places, and a large one comes back. On a GPU they are real,
+in a process of its own for each setting. The pictures are the allocator's policy replayed with the same sizes.
 """
 
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from typing import Any
 
 from ..allocator.policy import OutOfMemory
 from ..allocator.replay import Replay, replay
 from ..measuring.comparing import ALLOCATOR_VARIABLES
-from ..units import format_bytes, percent
-from .holes import COUNT, trace
+from ..units import MiB, format_bytes, percent
 from .stage import Demo, DemoStep, Foreseen, Stage, StepResult
 from .stage_figures import stage_segments
 
-REPLAYED = "the allocator's policy, replayed"
+ACTIVATION, STATE, LATE = 0.23, 0.12, 0.2
+"""Shares of the GPU's free memory: four activations, four states that come when those have gone, one more activation.
+
+Two states do not fit into the place of one activation, so each takes one and leaves a hole of nearly half of it.
+"""
+
+COUNT = 4
+PAGE = 20 * MiB  # sizes are multiples of it, the large pages of an expandable segment
+SECONDS = 120  # a process that has not said anything by then is ended
+PROGRAM = f"import {__name__} as demo; demo.main()"
 CURE = (
     "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True makes one segment that grows page by page. "
     "Same tensors, same order: does the last one fit now?"
 )
-SECONDS = 120  # a process that has not said anything by then is ended
+
+
+def trace(room: int) -> list[tuple[int, str]]:
+    """Bytes, negative where they are freed, and a tensor's name, for a GPU with `room` free: the last come too late."""
+    activation, state, late = (int(share * room) // PAGE * PAGE for share in (ACTIVATION, STATE, LATE))
+    if not state:
+        raise ValueError(f"no demo fits {room:,} bytes: free some of the GPU's memory")
+    activations = [(activation, f"activation {index}") for index in range(1, COUNT + 1)]
+    states = [(state, f"state {index}") for index in range(1, COUNT + 1)]
+    return [*activations, *((-size, name) for size, name in activations), *states, (late, "next activation")]
+
+
+def play(room: int, allocate: Callable[[int], Any]) -> None:
+    """Allocate and free as `trace` says. Raises what `allocate` raises; tensors that live are freed with the rest."""
+    held: dict[str, Any] = {}
+    for size, name in trace(room):
+        if size > 0:
+            held[name] = allocate(size)
+        else:
+            del held[name]
+
+
+def main() -> None:
+    """Plays it on the current GPU, and prints what came of it as JSON."""
+    import torch
+
+    message = ""
+    try:
+        play(torch.cuda.mem_get_info()[0], lambda size: torch.empty(size, dtype=torch.uint8, device="cuda"))
+    except torch.OutOfMemoryError as error:
+        message = str(error)
+    source = f"live on {torch.cuda.get_device_name()} · torch {torch.__version__}"
+    print(json.dumps({"message": message, "source": source}))
+
+
+def in_another_process(expandable: bool) -> dict[str, str]:
+    """The `message` and `source` that `main` prints in a process with this setting; RuntimeError if that fails."""
+    from ..measuring.live import release
+
+    release(None)  # what this process has cached is room that the other one needs
+    environment = {name: value for name, value in os.environ.items() if name not in ALLOCATOR_VARIABLES}
+    environment["PYTORCH_CUDA_ALLOC_CONF"] = f"expandable_segments:{expandable}"
+    command = [sys.executable, "-c", PROGRAM]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False)
+    if done.returncode:
+        raise RuntimeError(f"the program with the tensors ended with {done.returncode}: {done.stderr[-300:].strip()}")
+    return json.loads(done.stdout)
 
 
 def replayed(stage: Stage, expandable: bool) -> Replay:
@@ -32,73 +88,48 @@ def replayed(stage: Stage, expandable: bool) -> Replay:
 
 def question(stage: Stage) -> StepResult:
     events = trace(stage.card.room)
-    activation, state, late = events[0][0], events[-2][0], events[-1][0]
+    activation, state, late = (format_bytes(events[index][0]) for index in (0, -2, -1))
     return StepResult(
-        f"On {stage.words}, {COUNT} activations of {format_bytes(activation)} come and go. Then {COUNT} of Adam's "
-        f"states of {format_bytes(state)} come, and stay. Now the next activation wants {format_bytes(late)}. "
-        "Is there room?"
+        f"On {stage.words}, {COUNT} activations of {activation} come and go. Then {COUNT} of Adam's states of {state} "
+        f"come, and stay. Now the next activation wants {late}. Is there room?"
     )
 
 
 def failure(stage: Stage) -> StepResult:
     """The last request fails; RuntimeError if it does not."""
-    failed = _failure_of(replayed(stage, expandable=False), stage)
     if not stage.live:
-        return StepResult(str(failed), source=REPLAYED)
-    said = in_another_process(expandable=False)
-    if not said["message"]:
+        return StepResult(str(_failure_of(replayed(stage, expandable=False), stage)))
+    said = in_another_process(expandable=False)["message"]
+    if not said:
         raise RuntimeError("the request was meant to fail, and succeeded: PyTorch's allocator has another policy here")
-    return StepResult(said["message"].split(" If reserved")[0], source=said["source"])
-
-
-def holes(stage: Stage) -> StepResult:
-    found = replayed(stage, expandable=False)
-    failed = _failure_of(found, stage)
-    title = f"{percent(failed.free_share)} is free, in pieces of at most {format_bytes(failed.largest_free)}"
-    return StepResult(
-        f"Each state sits in a segment that an activation made, and keeps it. Wanted: {format_bytes(failed.requested)} "
-        "in one piece.",
-        figure=stage_segments(found.blocks_at(len(found)), title, stage.card.room),
-    )
-
-
-def expandable_segments(stage: Stage) -> StepResult:
-    """The same requests succeed; RuntimeError if they do not."""
-    found = replayed(stage, expandable=True)
-    said = in_another_process(expandable=True) if stage.live else {"message": ""}
-    if found.failure is not None or said["message"]:
-        raise RuntimeError(f"expandable segments were meant to help: {found.message or said['message']}")
-    source = said["source"] if stage.live else REPLAYED
-    title = f"{format_bytes(found.allocated[-1])} in one segment, states side by side"
-    figure = stage_segments(found.blocks_at(len(found)), title, stage.card.room)
-    return StepResult(f"It fits ({source}).", found.peak_allocated, source, figure=figure)
-
-
-def in_another_process(expandable: bool) -> dict[str, str]:
-    """The `message` and `source` of a program that asks the GPU for these tensors; RuntimeError if it fails."""
-    from ..measuring.live import release
-
-    release(None)  # what this process has cached is room that the other one needs
-    environment = {name: value for name, value in os.environ.items() if name not in ALLOCATOR_VARIABLES}
-    environment["PYTORCH_CUDA_ALLOC_CONF"] = f"expandable_segments:{expandable}"
-    done = subprocess.run(
-        [sys.executable, "-m", "course_utils.demos.holes"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=SECONDS,
-        check=False,
-    )
-    if done.returncode:
-        raise RuntimeError(f"the program with the tensors ended with {done.returncode}: {done.stderr[-300:].strip()}")
-    said = json.loads(done.stdout)
-    return {"message": said["message"], "source": f"live on {said['device']} · torch {said['torch']}"}
+    return StepResult(said.split(" If reserved")[0])
 
 
 def _failure_of(found: Replay, stage: Stage) -> OutOfMemory:
     if found.failure is None:
         raise RuntimeError(f"the request was meant to fail, and fits {stage.words}: nothing to show")
     return found.failure
+
+
+def holes(stage: Stage) -> StepResult:
+    found = replayed(stage, expandable=False)
+    failed = _failure_of(found, stage)
+    title = f"{percent(failed.free_share)} is free, in pieces of at most {format_bytes(failed.largest_free)}"
+    words = "Each state sits in a segment that an activation made, and keeps it. Wanted: "
+    words += f"{format_bytes(failed.requested)} in one piece."
+    return StepResult(words, figure=stage_segments(found.blocks_at(len(found)), title, stage.card.room))
+
+
+def expandable_segments(stage: Stage) -> StepResult:
+    """The same requests succeed; RuntimeError if they do not."""
+    found, said = replayed(stage, expandable=True), {"message": "", "source": "the allocator's policy, replayed"}
+    if stage.live:
+        said = in_another_process(expandable=True)
+    if found.failure is not None or said["message"]:
+        raise RuntimeError(f"expandable segments were meant to help: {found.message or said['message']}")
+    title = f"{format_bytes(found.allocated[-1])} in one segment, states side by side"
+    figure = stage_segments(found.blocks_at(len(found)), title, stage.card.room)
+    return StepResult(f"It fits ({said['source']}).", found.peak_allocated, figure=figure)
 
 
 def foresee(stage: Stage) -> list[Foreseen]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import chain
 from textwrap import fill
 
 from ..gpus import gpu
@@ -42,55 +41,44 @@ def rehearse(stage: Stage | None = None, gpu_name: str = "", say: Callable[[str]
     With `gpu_name` nothing runs: it says by estimate what would happen on that card. `say` is told each line as soon as
     it is known. Raises ValueError for a card that is not in the catalog.
     """
-    run = not gpu_name
     stage = Stage(gpu(gpu_name), live=False) if gpu_name else stage or Stage.here()
     lines, problems = list[str](), list[str]()
 
-    def add(line: str) -> None:
-        lines.append(line)
+    def add(line: str, indent: str = "", further: str = "") -> None:
+        lines.append(fill(line, COLUMNS, initial_indent=indent, subsequent_indent=further))
         if say is not None:
-            say(line)
+            say(lines[-1])
 
-    add(fill(_heading(stage, run), COLUMNS))
+    if gpu_name:
+        add(f"On {stage.card.name}, {format_bytes(stage.card.room, 'GB', 1)}, by estimate; nothing was run.")
+    elif stage.live:
+        add(f"On {stage.words} free now. Let no other program use it from here to the lecture.")
+    else:
+        played = (
+            f"On the stage each run is played back, which takes {stage.reading_seconds:.0f} s more than is said here."
+        )
+        add(f"There is no GPU to use here: demos run on {stage.words}. {played}")
     for name, one in DEMOS.items():
-        add(fill(f"{name}: {one.title}. {one.shows}", COLUMNS, initial_indent="\n"))
-        for said in chain(_foreseen(one, stage), _steps(one, stage, run)):
-            add(_indented(said.words))
+        add(f"{name}: {one.title}. {one.shows}", "\n")
+        for said in _said(one, stage, run=not gpu_name):
+            add(said.words, "  ", "     ")
             if not said.as_told:
                 problems.append(f"{name}: {said.words}")
     if problems:
-        count = f"{len(problems)} thing{' does' if len(problems) == 1 else 's do'} not go as the demos say:"
-        add("\n".join(["", count, *map(_indented, problems)]))
+        add(f"{len(problems)} thing{' does' if len(problems) == 1 else 's do'} not go as the demos say:", "\n")
+        for problem in problems:
+            add(problem, "  ", "     ")
     else:
-        add("\nEverything goes as the demos say.")
+        add("Everything goes as the demos say.", "\n")
     return Rehearsal(tuple(lines), tuple(problems))
 
 
-def _indented(words: str) -> str:
-    return fill(words, COLUMNS, initial_indent="  ", subsequent_indent="     ")
-
-
-def _heading(stage: Stage, run: bool) -> str:
-    if not run:
-        return f"On {stage.card.name}, {format_bytes(stage.card.room, 'GB', 1)}, by estimate; nothing was run."
-    if stage.live:
-        return f"On {stage.words} free now. Let no other program use it from here to the lecture."
-    return (
-        f"There is no GPU to use here: demos run on {stage.words}. On the stage each run is played back, which takes "
-        f"{stage.reading_seconds:.0f} s more than is said here."
-    )
-
-
-def _foreseen(one: Demo, stage: Stage) -> Iterator[Foreseen]:
+def _said(one: Demo, stage: Stage, run: bool) -> Iterator[Foreseen]:
+    """What is foreseen of a demo, then each of its steps when it has been performed, so that it is said at once."""
     try:
-        for said in one.foresee(stage):
-            yield Foreseen(f"· {said.words}", said.as_told)
+        yield from (Foreseen(f"· {said.words}", said.as_told) for said in one.foresee(stage))
     except ValueError as problem:  # no size suits this card
         yield Foreseen(f"· {problem}", False)
-
-
-def _steps(one: Demo, stage: Stage, run: bool) -> Iterator[Foreseen]:
-    """Each step when it has been performed: one at a time, so that its line is said at once."""
     for number, step in enumerate(one.steps, start=1):
         title = f"{number}. {step.title}{' (fails on purpose)' if step.fails else ''}"
         if not run:

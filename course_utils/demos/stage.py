@@ -25,25 +25,22 @@ if TYPE_CHECKING:
     from ..measuring.devices import Device
 
 STATES_SHARE = 0.4  # of the GPU's memory: what weights, gradients and Adam's states may take at 16 bytes a parameter
-
 MOST_SEQUENCES = 4096
 LIVE_STEPS = 6
-WARM_UP_STEPS = 2
-"""Of the live steps: those that no time is taken of, as kernels are chosen and memory is asked for in them."""
+WARM_UP_STEPS = 2  # of the live steps, which are not timed: kernels are chosen and memory is asked for in them
 
 
 @dataclass(frozen=True)
 class StepResult:
     """The result of a step: `words` to show, and a `figure` in the meter's place if there is one.
 
-    Of a run that was tried: the `peak` in bytes, the `source` that measured it, `step_seconds` of one step (None where
-    nothing was timed), and `step_peaks`, the most bytes allocated up to the end of each step. `seconds` is how long
-    the demo's step took, without the time in which a simulated run is played back.
+    Of a run that was tried: the `peak` in bytes, `step_seconds` of one step (None where nothing was timed), and
+    `step_peaks`, the most bytes allocated up to the end of each step. `seconds` is how long the demo's step took,
+    without the time in which a simulated run is played back.
     """
 
     words: str
     peak: int = 0
-    source: str = ""
     seconds: float = 0.0
     figure: Figure | None = None
     step_seconds: float | None = None
@@ -67,10 +64,7 @@ class Foreseen(NamedTuple):
 
 
 class Demo(NamedTuple):
-    """A demo: its title, what it shows in a sentence, its steps, and what is foreseen of them, from estimates alone.
-
-    `runs` is False for a demo that only estimates.
-    """
+    """A demo: its title, what it shows in a sentence, its steps, what is foreseen of them, and if it runs anything."""
 
     title: str
     shows: str
@@ -94,8 +88,8 @@ class MarkedPhases(Unwatched):
 class Stage:
     """A card, `live` if it is really there, and where its meter is shown (nowhere in a rehearsal).
 
-    `reading_seconds` is how long a simulated run is played back where it is shown. What was tried is remembered, so
-    that a later step can speak of it.
+    A simulated run that is shown is played back in `reading_seconds`, of which `playing` is the sum so far. What was
+    `tried` is remembered, so that a later step can speak of it.
     """
 
     card: Gpu
@@ -128,25 +122,20 @@ class Stage:
         gradients and states take no more than `states` of it; `choices` are TrainingRun's. ValueError where not one
         sequence fits.
         """
-        base = self._base(states).replace(**choices)
-        count = largest_micro_batch(base, round(share * self.card.room))
-        if not count:
-            raise ValueError(f"no demo fits {self.words}: free some of its memory")
-        return base.replace(micro_batch=count)
-
-    def too_large(self, share: float = 1.4) -> TrainingRun:
-        """A run that needs about `share` of the card."""
-        base = self._base(STATES_SHARE)
-        return base.replace(micro_batch=1 + largest_micro_batch(base, round(share * self.card.room)))
-
-    def _base(self, states: float) -> TrainingRun:
         models = [model for model in PRESETS.values() if model.family == "gpt2" and not model.experts]
         small = [model for model in models if 16 * model.parameters <= states * self.card.room]
-        if not small:
-            raise ValueError(f"no demo fits {self.words}: free some of its memory")
-        model = max(small, key=lambda model: model.parameters)
+        model = max(small, key=lambda model: model.parameters, default=PRESETS["tiny-gpt"])
         older: dict[str, Any] = {} if self.card.has_bf16 else {"precision": "amp-fp16", "attention": "efficient"}
-        return TrainingRun(model, MOST_SEQUENCES, min(512, model.max_positions), **older)
+        run = TrainingRun(model, MOST_SEQUENCES, min(512, model.max_positions), **older | choices)
+        count = largest_micro_batch(run, round(share * self.card.room))
+        if not count:
+            raise ValueError(f"no demo fits {self.words}: free some of its memory")
+        return run.replace(micro_batch=count)
+
+    def too_large(self) -> TrainingRun:
+        """A run that needs about 1.4 times the card."""
+        run = self.run_of(1.4)
+        return run.replace(micro_batch=run.micro_batch + 1)
 
     def foresee(self, run: TrainingRun, fails: bool = False) -> Foreseen:
         """The estimate for a run that is meant to fit this card, or meant to fail there."""
@@ -154,10 +143,8 @@ class Stage:
         reason = unsupported(run, self.card.capability)
         as_told = not reason and (need > room if fails else fits(run, room))
         told = "is too large, on purpose" if fails else "fits"
-        verdict = told if as_told else reason or f"was meant to be one that {told}, and is not"
-        return Foreseen(
-            f"{run}: {format_bytes(need)} by estimate, {percent(need / room)} of the card, {verdict}", as_told
-        )
+        told = told if as_told else reason or f"was meant to be one that {told}, and is not"
+        return Foreseen(f"{run}: {format_bytes(need)} by estimate, {percent(need / room)} of the card, {told}", as_told)
 
     def attempt(self, run: TrainingRun) -> StepResult:
         """Trains a few steps. Raises GpuOutOfMemory (live) or OutOfMemory (the allocator's replay) if too large."""
@@ -165,8 +152,8 @@ class Stage:
         return self.tried[run]
 
     def outcome_of(self, run: TrainingRun) -> StepResult:
-        """The outcome of a run that was tried before; it is tried now if it was not."""
-        return self.tried[run] if run in self.tried else self.attempt(run)
+        """The outcome of a run, which is tried now if it was not before."""
+        return self.tried.get(run) or self.attempt(run)
 
     def fails(self, run: TrainingRun) -> str:
         """The message of the failure of a run that is too large. RuntimeError if it fits after all."""
@@ -192,7 +179,7 @@ class Stage:
         blocks = played.replayed.peak_allocated if played.replayed else measured.peak
         compared = beside_estimate(run, measured.peak, measured.word)
         words = f"{compared} ({format_bytes(blocks)} in blocks) · {measured.provenance}"
-        return StepResult(words, measured.peak, str(measured.provenance), step_peaks=so_far)
+        return StepResult(words, measured.peak, step_peaks=so_far)
 
     def _live(self, run: TrainingRun) -> StepResult:
         from ..measuring.devices import Cuda
@@ -207,24 +194,21 @@ class Stage:
                     self.show(meter)
                 seconds, peaks = _trained(run, device, meter)
         words = f"{beside_estimate(run, meter.peak, WORDS['live'])} · {seconds:.2f} s a step · {meter.source}"
-        return StepResult(words, meter.peak, meter.source, step_seconds=seconds, step_peaks=peaks)
+        return StepResult(words, meter.peak, step_seconds=seconds, step_peaks=peaks)
 
 
 def _trained(run: TrainingRun, device: "Device", meter: Meter) -> tuple[float, tuple[int, ...]]:
-    """Seconds of a step, and the most allocated up to each step's end. All that it makes is freed when it returns."""
+    """Seconds of a step, and the most allocated up to each step's end. The meter's end frees all that it makes."""
     from ..measuring.live import ready
 
     training, _ = ready(run, device)
     meter.follow(training.holdings())
     ends, peaks = [], []
-    try:
-        for _ in range(LIVE_STEPS):
-            training.step(MarkedPhases(meter))
-            device.synchronize()
-            ends.append(time.perf_counter())
-            peaks.append(device.peaks()[0])
-    finally:
-        meter.leave()
+    for _ in range(LIVE_STEPS):
+        training.step(MarkedPhases(meter))
+        device.synchronize()
+        ends.append(time.perf_counter())
+        peaks.append(device.peaks()[0])
     return (ends[-1] - ends[WARM_UP_STEPS - 1]) / (LIVE_STEPS - WARM_UP_STEPS), tuple(peaks)
 
 

@@ -107,12 +107,6 @@ class Meter:
             held.start()
         return self
 
-    def leave(self) -> None:
-        """Stop following, so that the meter keeps nothing of the training alive."""
-        if self._held is not None:
-            self._held.stop()
-        self._held = None
-
     def start(self) -> "Meter":
         """Begin to read; the cell that runs now ends it, however that ends. RuntimeError if begun."""
         if self._thread is not None:
@@ -150,7 +144,9 @@ class Meter:
                 self._sample()
                 self._draw()
         finally:
-            self.leave()
+            if self._held is not None:
+                self._held.stop()
+            self._held = None  # and nothing of the training is kept alive
 
     def wait(self) -> "Meter":
         """Return when there is no more to read; interrupting the kernel ends it early."""
