@@ -18,7 +18,8 @@ from course_utils.classroom.grading import check_cells
 from course_utils.cli.main import COMMANDS, main
 from course_utils.interactive.course_files import ROOT
 
-ADDRESS = "https://example.org/you/course.git"
+FIRST = "notebooks/00_start_here.ipynb"
+REPOSITORY = "https://example.org/you/course.git"
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -47,7 +48,7 @@ def test_nbgrader_gets_every_exercise_with_its_marks_and_no_explanations(tmp_pat
 
 
 def test_a_colab_copy_asks_for_a_gpu_and_fetches_the_course_first(tmp_path):
-    copies = elsewhere.colab_copies(tmp_path / "copies", ADDRESS, "taught")
+    copies = elsewhere.colab_copies(tmp_path / "copies", REPOSITORY, "taught")
     originals = [path for name in elsewhere.FOLDERS for path in sorted((ROOT / name).glob("[0-9][0-9]_*.ipynb"))]
     assert [path.name for path in copies] == [path.name for path in originals]
     for path, original in zip(copies, originals, strict=True):
@@ -55,7 +56,7 @@ def test_a_colab_copy_asks_for_a_gpu_and_fetches_the_course_first(tmp_path):
         assert notebook["metadata"]["accelerator"] == "GPU"
         assert nbformat.validator.isvalid(nbformat.from_dict(notebook), version=4)
         first, *others = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
-        assert f"--branch taught {ADDRESS} {{COURSE}}" in first["source"] and "{{" not in first["source"]
+        assert f"--branch taught {REPOSITORY} {{COURSE}}" in first["source"] and "{{" not in first["source"]
         assert f'"{original.parent.name}"' in first["source"]
         assert others == [cell for cell in read(original)["cells"] if cell["cell_type"] == "code"]
 
@@ -81,7 +82,7 @@ def test_an_address_that_a_shell_would_misread_is_refused(address, tmp_path):
         elsewhere.colab_copies(tmp_path / "copies", address)
 
 
-@pytest.mark.parametrize("words", [["nbgrader"], ["colab", "--repository", ADDRESS]])
+@pytest.mark.parametrize("words", [["nbgrader"], ["colab", "--repository", REPOSITORY]])
 def test_nothing_is_overwritten(words, tmp_path, capsys):
     command, *options = words
     assert main([command, str(tmp_path / "new"), *options]) == 0
@@ -100,7 +101,6 @@ def test_binder_gets_the_torch_that_outputs_were_made_with():
     assert sys.platform == "win32" or os.access(script, os.X_OK)
 
 
-REPOSITORY = "https://example.org/you/course.git"
 PULL = "git-pull?repo=https%3A%2F%2Fexample.org%2Fyou%2Fcourse.git&branch=taught&urlpath=lab%2Ftree%2Fcourse%2F"
 
 
@@ -119,7 +119,7 @@ def test_the_hub_pulls_the_course_for_who_logs_in(monkeypatch, tmp_path):
     assert "authenticator_class" not in settings.JupyterHub, "accounts are the hub's own"
     monkeypatch.setenv("COURSE_REPOSITORY", REPOSITORY)
     monkeypatch.setenv("COURSE_BRANCH", "taught")
-    pulls = elsewhere.pull_path(REPOSITORY, "taught", elsewhere.FIRST)
+    pulls = f"/{PULL}{FIRST.replace('/', '%2F')}"
     assert hub_settings("jupyterhub_config.py").Spawner.default_url == pulls
     trying = hub_settings("jupyterhub_try.py")
     assert trying.JupyterHub.bind_url.startswith("http://127.0.0.1:"), "one password for all: for this machine alone"
@@ -127,15 +127,14 @@ def test_the_hub_pulls_the_course_for_who_logs_in(monkeypatch, tmp_path):
 
 
 def test_links_have_the_forms_that_their_places_ask_for(capsys):
-    assert elsewhere.hub_link("https://hub.example.org/", REPOSITORY, "taught") == (
+    assert elsewhere.link(FIRST, REPOSITORY, "taught", hub="https://hub.example.org/") == (
         f"https://hub.example.org/hub/user-redirect/{PULL}notebooks%2F00_start_here.ipynb"
     )
-    assert elsewhere.binder_link(REPOSITORY, "a/b") == (
+    assert elsewhere.link(FIRST, REPOSITORY, "a/b") == (
         "https://mybinder.org/v2/git/https%3A%2F%2Fexample.org%2Fyou%2Fcourse.git/a%2Fb"
         "?labpath=notebooks%2F00_start_here.ipynb"
     )
     colab_start = "https://colab.research.google.com/github/you/course/blob/main/notebooks/"
-    assert elsewhere.colab_link("https://github.com/you/course.git").startswith(colab_start)
     assert main(["links", "--repository", REPOSITORY, "--branch", "taught", "--hub", "https://h.example.org"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == len(list((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))) and all(PULL in x for x in lines)

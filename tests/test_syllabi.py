@@ -13,7 +13,7 @@ KNOWN = syllabi.lessons()
 
 @pytest.mark.parametrize("day", syllabi.DAYS, ids=lambda day: day.title)
 def test_a_day_takes_the_minutes_that_it_has(day):
-    assert sum(syllabi.minutes(item, KNOWN) for item in day.items) == day.minutes
+    assert sum(syllabi.described(item, KNOWN)[1] for item in day.items) == day.minutes
 
 
 def test_minutes_are_those_of_the_headers_and_of_the_text():

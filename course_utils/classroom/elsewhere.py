@@ -1,20 +1,15 @@
 """The course on other platforms: notebooks for Google Colab, exercises for nbgrader, links that open lessons.
 
-- `python3 -m course_utils colab FOLDER [--repository URL]`: copies that ask for a GPU, and whose first cell fetches the
-  course, as Colab opens a notebook without the other files. Put them where Colab can open them, on a branch of your
-  repository or in Google Drive. Without a repository the course comes as course.zip, uploaded to each session.
-- `python3 -m course_utils nbgrader FOLDER`: the solutions as nbgrader's source; needs no nbgrader itself. Added is what
-  nbgrader keeps in a cell's metadata: what is to be solved, and which check is worth a point.
-- `python3 -m course_utils links --repository URL [--hub URL | --colab]`: forms of nbgitpuller's link generator
-  (https://nbgitpuller.readthedocs.io), of Binder's for any git repository (https://mybinder.readthedocs.io, "v2/git")
-  and of Colab's for one on GitHub.
+docs/classroom.md says how each is used. Links have the forms of nbgitpuller's link generator
+(https://nbgitpuller.readthedocs.io), of Binder's for any git repository (https://mybinder.readthedocs.io, "v2/git") and
+of Colab's for one on GitHub.
 """
 
 import json
+import re
 import shutil
 import tempfile
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
@@ -55,8 +50,6 @@ c.ClearSolutions.code_stub = {"python": "raise NotSolved('Your turn: replace thi
 c.ExecutePreprocessor.timeout = 300  # seconds for a cell; lesson 08's exercises start processes
 '''
 
-FIRST = "notebooks/00_start_here.ipynb"
-
 
 def colab_copies(folder: Path, repository: str | None, branch: str = "main") -> list[Path]:
     """Write a copy of each notebook and exercise to `folder`, which must be new; returns the copies.
@@ -66,15 +59,14 @@ def colab_copies(folder: Path, repository: str | None, branch: str = "main") -> 
     """
     refuse_used(folder)
     for word in () if repository is None else (repository, branch):
-        if not word or set(word) & set(" '\"\\;&|<>$`(){}\n") or word.startswith("-"):
+        if not re.fullmatch(r"[\w.~/@][\w.~/@:+%-]*", word):
             raise ValueError(f"{word!r} is no address of a repository, or no name of a branch")
     fetch = UNPACK if repository is None else CLONE.format(branch=branch, repository=repository)
     copies = []
     for name in FOLDERS:
         for path in numbered(ROOT / name):
             cell = {"cell_type": "code", "id": "colab-set-up", "metadata": {}, "outputs": [], "execution_count": None}
-            cell["source"] = SET_UP.format(fetch=fetch, folder=name)
-            notebook = _read(path)
+            notebook, cell["source"] = _read(path), SET_UP.format(fetch=fetch, folder=name)
             notebook["cells"].insert(_first_code(notebook["cells"]), cell)
             notebook["metadata"] |= GPU
             copies.append(_write(notebook, folder / name / path.name))
@@ -91,14 +83,16 @@ def nbgrader_source(folder: Path) -> list[Path]:
     Raises ValueError if something is there already.
     """
     refuse_used(folder)
-    places = {path: folder / "source" / path.stem / path.name for path in numbered(ROOT / "solutions")}
-    assignments = [_write(_assignment(_read(path)), target) for path, target in places.items()]
+    assignments = [
+        _write(_assignment(_read(path)), folder / "source" / path.stem / path.name)
+        for path in numbered(ROOT / "solutions")
+    ]
     (folder / "nbgrader_config.py").write_text(CONFIG, encoding="utf-8", newline="\n")
     return assignments
 
 
 def _assignment(solutions: dict[str, Any]) -> dict[str, Any]:
-    """The solutions of a lesson as nbgrader wants them: marked, without outputs and what is for teachers alone."""
+    """A lesson's solutions, marked as nbgrader wants them, without outputs and what is for teachers alone."""
     kept = [cell for cell in solutions["cells"] if not ONLY_IN_SOLUTIONS.intersection(cell["metadata"].get("tags", ()))]
     checks = check_cells({**solutions, "cells": kept})
     cells = [_marked(cell, cell["id"] in checks) for cell in kept]
@@ -135,30 +129,21 @@ def _first_code(cells: Sequence[dict[str, Any]]) -> int:
     return next(index for index, cell in enumerate(cells) if cell["cell_type"] == "code")
 
 
-def hub_link(hub: str, repository: str, branch: str = "main", notebook: str = FIRST) -> str:
-    """A link that fetches the course into a learner's home on a JupyterHub, or renews it, and opens a notebook."""
-    return f"{hub.rstrip('/')}/hub/user-redirect{pull_path(repository, branch, notebook)}"
-
-
-def pull_path(repository: str, branch: str, notebook: str) -> str:
-    """The path that nbgitpuller answers on a learner's server. Its folder is the repository's name, as git has it."""
-    folder = PurePosixPath(urlsplit(repository).path.rstrip("/")).name.removesuffix(".git")
-    query = {"repo": repository, "branch": branch, "urlpath": f"lab/tree/{folder}/{notebook}"}
-    return f"/git-pull?{urlencode(query)}"
-
-
-def binder_link(repository: str, branch: str = "main", notebook: str = FIRST) -> str:
-    """A link that builds the course's image on mybinder.org, or finds it built, and opens a notebook."""
+def link(notebook: str, repository: str, branch: str, hub: str = "", colab: bool = False) -> str:
+    """A link that opens a notebook of a repository on a JupyterHub, where nbgitpuller fetches or renews the course, in
+    Colab, or on Binder, which builds the course's image. ValueError for Colab if the repository is not on GitHub.
+    """
+    place = urlsplit(repository)
+    if hub:
+        folder = PurePosixPath(place.path.rstrip("/")).name.removesuffix(".git")  # where git puts it
+        query = {"repo": repository, "branch": branch, "urlpath": f"lab/tree/{folder}/{notebook}"}
+        return f"{hub.rstrip('/')}/hub/user-redirect/git-pull?{urlencode(query)}"
+    if colab and place.hostname != "github.com":
+        raise ValueError(f"Colab opens notebooks from GitHub, and {repository} is not there")
+    if colab:
+        return f"https://colab.research.google.com/github{place.path.removesuffix('.git')}/blob/{branch}/{notebook}"
     path = f"{quote(repository, safe='')}/{quote(branch, safe='')}"
     return f"https://mybinder.org/v2/git/{path}?{urlencode({'labpath': notebook})}"
-
-
-def colab_link(repository: str, branch: str = "main", notebook: str = FIRST) -> str:
-    """A link that opens a notebook in Colab. ValueError for a repository that is not on GitHub."""
-    place = urlsplit(repository)
-    if place.hostname != "github.com":
-        raise ValueError(f"Colab opens notebooks from GitHub, and {repository} is not there")
-    return f"https://colab.research.google.com/github{place.path.removesuffix('.git')}/blob/{branch}/{notebook}"
 
 
 def colab(arguments: Sequence[str]) -> int:
@@ -195,7 +180,7 @@ def links(arguments: Sequence[str]) -> int:
     place.add_argument("--hub", help="the address of your JupyterHub; without it, links are for Binder")
     place.add_argument("--colab", action="store_true", help="links for Colab, to the copies that `colab` writes")
     options = parser.parse_args(arguments)
-    elsewhere = partial(hub_link, options.hub) if options.hub else colab_link if options.colab else binder_link
     for path in numbered(ROOT / "notebooks"):
-        print(f"- [{path.stem}]({elsewhere(options.repository, options.branch, f'notebooks/{path.name}')})")
+        address = link(f"notebooks/{path.name}", options.repository, options.branch, options.hub, options.colab)
+        print(f"- [{path.stem}]({address})")
     return 0

@@ -22,9 +22,7 @@ class Lesson(NamedTuple):
 
 
 Item = tuple[int, tuple[int, ...]] | tuple[str, int]
-"""A piece of a syllabus: a lesson's number with some of its exercises, or none for the lesson itself; or something else
-and its minutes.
-"""
+"""A lesson's number with some of its exercises, or none for the lesson itself; or something else and its minutes."""
 
 
 class Day(NamedTuple):
@@ -89,13 +87,17 @@ def _text(notebook: dict) -> str:
     return "\n\n".join("".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "markdown")
 
 
-def minutes(item: Item, known: dict[int, Lesson]) -> int:
-    """The minutes that a piece takes. KeyError for a lesson or an exercise that is not there."""
+def described(item: Item, known: dict[int, Lesson]) -> tuple[str, int]:
+    """A piece in words and its minutes. KeyError for a lesson or an exercise that is not there."""
     what, exercises = item
-    if isinstance(exercises, int):
-        return exercises
-    lesson = known[int(what)]
-    return sum(lesson.exercises[number] for number in exercises) if exercises else lesson.minutes
+    if isinstance(what, str) or isinstance(exercises, int):
+        return str(what), exercises if isinstance(exercises, int) else 0
+    lesson = known[what]
+    if not exercises:
+        return f"[Lesson {what:02d} · {lesson.title}](../notebooks/{lesson.file})", lesson.minutes
+    noun = "exercises" if len(exercises) > 1 else "exercise"
+    words = f"[Lesson {what:02d}'s {noun}](../exercises/{lesson.file}) {', '.join(map(str, exercises))}"
+    return words, sum(lesson.exercises[number] for number in exercises)
 
 
 def page(root: Path = ROOT) -> str:
@@ -112,22 +114,11 @@ up beforehand](classroom.md)."""
 
 def _day(day: Day, known: dict[int, Lesson]) -> str:
     rows, clock = [], 0
-    for item in day.items:
-        rows.append(f"| {clock // 60}:{clock % 60:02d} | {_words(item, known)} | {minutes(item, known)} |")
-        clock += minutes(item, known)
+    for words, minutes in (described(item, known) for item in day.items):
+        rows.append(f"| {clock // 60}:{clock % 60:02d} | {words} | {minutes} |")
+        clock += minutes
     table = ["| from | what | minutes |", "|---|---|---|", *rows, f"| {clock // 60}:{clock % 60:02d} | end | |"]
     return "\n".join([f"## {day.title}", day.why, "", *table])
-
-
-def _words(item: Item, known: dict[int, Lesson]) -> str:
-    what, exercises = item
-    if isinstance(what, str) or isinstance(exercises, int):
-        return str(what)
-    lesson = known[what]
-    if not exercises:
-        return f"[Lesson {what:02d} · {lesson.title}](../notebooks/{lesson.file})"
-    noun = "exercises" if len(exercises) > 1 else "exercise"
-    return f"[Lesson {what:02d}'s {noun}](../exercises/{lesson.file}) {', '.join(map(str, exercises))}"
 
 
 def _alone(known: dict[int, Lesson]) -> str:
