@@ -54,8 +54,6 @@ RANK_BYTES = Answers(
         (lambda N, D, stage, w, g, K: by_table(N, D, stage, g, w, K), "swapped"),
         (lambda N, D, stage, w, g, K: by_table(N, D, stage, w, g, K) / 1000, "KB where bytes were asked"),
         (lambda N, D, stage, w, g, K: by_table(N, D, stage, w, g, K) + (stage == 2), "Stage 2 is off"),
-        (lambda N, D, stage, w, g, K: 2 * by_table(N, D, stage, w, g, K), "twice too much"),
-        (lambda N, D, stage, w, g, K: by_table(N, D, stage, w, g, K) / 2, "half of it"),
         (lambda N, D, stage, w, g, K: by_table(N, D, stage, w, g, K) + 1e-5, "Stage 0 is off"),
         (of_whole_shares, "You round the share of the parameters"),
     )],
@@ -108,8 +106,6 @@ PADDING = Answers(
         (with_shard(lambda shapes, D: -(-total(shapes) // D)), "one flat piece"),
         (with_shard(lambda shapes, D: sum(-(-s[0] // D) for s in shapes)), "Those are rows"),
         (with_shard(lambda shapes, D: D * row_by_row(shapes, D)["shard"]), "One rank's was asked for"),
-        (with_shard(lambda shapes, D: 2 * row_by_row(shapes, D)["shard"]), "bytes in 16 bits"),
-        (with_shard(lambda shapes, D: 4 * row_by_row(shapes, D)["shard"]), "bytes in fp32"),
         (with_shard(lambda shapes, D: row_by_row(shapes[:1], D)["shard"]), "shard is off"),
         (with_shard(lambda shapes, D: sum(-(-s[0] // D) * (s[-1] if s[1:] else 1) for s in shapes)),
          "the last is no row"),
@@ -118,8 +114,6 @@ PADDING = Answers(
         (with_padding(lambda shapes, D: row_by_row(shapes, D)["padding"] / D), "a D-th of it"),
         (with_padding(lambda shapes, D: sum(-s[0] % D for s in shapes)), "rows of padding"),
         (with_padding(lambda shapes, D: sum(math.prod(s) % D for s in shapes)), "the remainder"),
-        (with_padding(lambda shapes, D: 2 * row_by_row(shapes, D)["padding"]), "bytes in 16 bits"),
-        (with_padding(lambda shapes, D: 4 * row_by_row(shapes, D)["padding"]), "bytes in fp32"),
         (with_padding(lambda shapes, D: D * row_by_row(shapes, D)["shard"] - total(s[:2] for s in shapes)),
          "How many numbers are real"),
         (lambda shapes, D: {"shard": row_by_row(shapes, D)["shard"]}, "has no 'padding'"),
@@ -148,15 +142,6 @@ def weights_in_place(weights: Any, gradients: Any, momenta: Any, lr: float, beta
         momentum += gradient
         mine.sub_(momentum, alpha=lr)
     return weights
-
-
-def all_ranks_at_once(weights: Any, gradients: Any, momenta: Any, lr: float, beta: float) -> torch.Tensor:
-    """Operations on lists, each rank's tensor by itself."""
-    listed: Any = torch
-    mean = list(torch.stack(gradients).mean(0).chunk(len(momenta)))
-    for momentum, new in zip(momenta, listed._foreach_add(listed._foreach_mul(momenta, beta), mean), strict=True):
-        momentum[:] = new
-    return torch.cat(listed._foreach_sub(list(weights.chunk(len(momenta))), listed._foreach_mul(momenta, lr)))
 
 
 def in_double(weights: Any, gradients: Any, momenta: Any, lr: float, beta: float) -> torch.Tensor:
@@ -194,7 +179,7 @@ def in_one_matrix(weights: Any, gradients: Any, momenta: Any, lr: float, beta: f
 
 
 ZERO_1_STEP = Answers(
-    right=[by_hand(), in_double, weights_in_place, all_ranks_at_once],
+    right=[by_hand(), in_double, weights_in_place],
     wrong=[
         (by_hand(reduce=lambda slices, rank: sum(slices)), "You add the ranks' gradients"),
         (by_hand(reduce=lambda slices, rank: slices[rank]), "the reduction is missing"),
@@ -213,8 +198,7 @@ ZERO_1_STEP = Answers(
             by_hand(hold=lambda momenta: [one.neg_() for one in momenta], after=torch.neg_),
             "The weights are right, the momenta",
         ),
-        (by_hand(after=lambda momentum: momentum.mul_(0.9)), "The first step is right"),
-        (lambda weights, gradients, momenta, lr, beta: weights, "already in the first step"),
+        (by_hand(after=lambda momentum: momentum.mul_(0.9)), "The new weights are off"),
     ],
 )
 
@@ -278,16 +262,11 @@ def fitting(run: Any, ranks: int, card: str, stage: int, least: int) -> list[int
             if b >= least and estimate(sharded.replace(micro_batch=b)).total <= gpu(card).memory]  # fmt: skip
 
 
-def by_formula(run: Any, ranks: int, card: str, least: int) -> Any:
-    room = gpu(card).memory
-    sums = [sum(formula(run.replace(world_size=ranks, zero_stage=stage)).values()) for stage in range(4)]
-    return next(((stage, 32) for stage, bytes_ in enumerate(sums) if bytes_ <= room), None)
-
-
 def stage_by_formula(run: Any, ranks: int, card: str, least: int) -> Any:
-    found = by_formula(run, ranks, card, least)
-    sizes = fitting(run, ranks, card, found[0], least) if found else []
-    return (found[0], max(sizes)) if sizes else None
+    sums = [sum(formula(run.replace(world_size=ranks, zero_stage=stage)).values()) for stage in range(4)]
+    stage = next((stage for stage, bytes_ in enumerate(sums) if bytes_ <= gpu(card).memory), 0)
+    sizes = fitting(run, ranks, card, stage, least)
+    return (stage, max(sizes)) if sizes else None
 
 
 def choosing(take: Callable[[list[tuple[int, int]]], Any], more: Callable[[int], int] = lambda least: least) -> Any:
@@ -307,7 +286,6 @@ def lowest(pairs: list[tuple[int, int]]) -> tuple[int, int]:
 CHOOSE = Answers(
     right=[downward, choosing(lowest)],
     wrong=[
-        (by_formula, "You compare ZeRO's formula with the card"),
         (stage_by_formula, "The stage comes from ZeRO's formula"),
         (choosing(max), "Shard as little as you must"),
         (choosing(min), "The stage is right. At that stage"),
@@ -318,9 +296,9 @@ CHOOSE = Answers(
         (lambda run, ranks, card, least: downward(run, ranks, card, least) or (3, 1), "but nothing fits"),
         (choosing(lambda pairs: (3, lowest(pairs)[1])), "too high: less sharding fits"),
         (choosing(lambda pairs: (0, lowest(pairs)[1])), "too low: it does not fit"),
-        (choosing(lambda pairs: (4, 1)), "There are stages"),
-        (choosing(lambda pairs: (pairs[0][0], 3)), "none of MICRO_BATCHES"),
-        (choosing(lambda pairs: pairs[0][:1]), "two whole numbers"),
+        (choosing(lambda pairs: (4, 1)), "a stage from 0 to 3"),
+        (choosing(lambda pairs: (pairs[0][0], 3)), "one of MICRO_BATCHES"),
+        (choosing(lambda pairs: pairs[0][:1]), "Return (stage, micro_batch)"),
         (choosing(lambda pairs: (lowest(pairs)[0], max(lowest(pairs)[1] // 4, 1))), "is not the largest"),
     ],
 )

@@ -40,15 +40,6 @@ def by_the_replay(size: int) -> dict[str, int]:
     return {"block": replayed.allocated[0], "segment": replayed.reserved[0]}
 
 
-def in_one_process(size: int, events: list[Any] = []) -> dict[str, int]:  # noqa: B006, the slip is the default
-    """No fresh process: what earlier calls made is still there."""
-    before = replay(events) if events else None
-    events.append((size, f"t{len(events)}"))
-    after = replay(events)
-    return {"block": after.allocated[-1] - (before.allocated[-1] if before else 0),
-            "segment": after.reserved[-1] - (before.reserved[-1] if before else 0)}  # fmt: skip
-
-
 HANDED_OUT = Answers(
     right=[allocating(), by_the_replay, allocating(block=lambda size: float(block_of(size)))],
     wrong=[
@@ -70,7 +61,6 @@ HANDED_OUT = Answers(
         (allocating(block=lambda size: size // 512 * 512), "has to hold what was asked for"),
         (allocating(block=lambda size: (size // 512 + 1) * 512), "larger than it needs to be"),
         (allocating(block=lambda size: up(size) if size > 20 * MiB else block_of(size)), "Some block is too small"),
-        (in_one_process, "each call is a fresh process"),
         (lambda size: {"block": block_of(size)}, "has no 'segment'"),
     ],
 )  # fmt: skip
@@ -236,7 +226,6 @@ FRAGMENTED = Answers(
         every_second,
         lambda capacity: tuple(filled(4, lambda index: index % 5 in (0, 2, 4), late=5)(capacity)),
         filled(2, lambda index: index % 10 == 0, late=20),
-        lambda capacity: [(size / 1, name) for size, name in every_second(capacity)],
     ],
     wrong=[
         (filled(4, lambda index: index % 2 == 0, late=4), "everything fits"),

@@ -101,8 +101,6 @@ def test_counters_are_those_of_the_replay_and_what_only_a_gpu_knows_says_so():
     assert [row[0] for row in unknown] == ["the driver's figure", "the context"]
     assert {*unknown[0][2:], *unknown[1][2:]} == {"only a GPU can say"}
     assert "torch.cuda.memory_reserved()" in repr(table)
-    with pytest.raises(ValueError, match="'late' is event"):
-        counters(replayed, {"late": len(replayed) + 1})
 
 
 def test_curves_keep_the_peaks():
@@ -143,7 +141,7 @@ def test_live_counters_are_told_where_there_are_some():
     measured = simulate(RUN)
     assert "No GPU counted anything here" in live_counters(measured)
     told = live_counters(replace(measured, counters={"allocated": 2 * 10**9, "driver": 3 * 10**9}))
-    assert "max_memory_allocated: 2.000 GB" in told and "the driver: 3.000 GB" in told
+    assert told.startswith("allocated: 2.000 GB\ndriver: 3.000 GB\n")
 
 
 # Pictures
@@ -202,11 +200,6 @@ def test_the_player_explains_what_it_cannot_play(trace: str, words: str):
     assert "Not possible" in player.message and words in player.message
 
 
-def test_the_player_begins_at_an_event_that_is_there():
-    with pytest.raises(ValueError, match="events 1 to 2"):
-        allocator_player("a=4 b=4", event=3)
-
-
 # Buffers
 
 
@@ -238,8 +231,6 @@ def test_batches_that_grow_reserve_several_times_what_the_largest_needs_and_each
     assert replay(growing, expandable_segments=True).peak_reserved < 1.3 * growing.peak
     assert replay(trained_on([512, 300])).peak_reserved < 0.7 * reserved
     assert trained_on([300, 200], multiple=256).peak == trained_on([512, 256]).peak
-    with pytest.raises(ValueError, match="at least one"):
-        trained_on([])
 
 
 # Recordings

@@ -40,14 +40,15 @@ def questions() -> tuple[Question, ...]:
         (_mib(0), "Tensors that live cannot move away."),
     )  # fmt: skip
     size, count = 4, 20
-    capacity = size * count * MiB
-    freed = sum(index % 5 in (1, 3) for index in range(count)) * size
-    largest = max(mib for mib in range(1, 41) if _fits(size, count, capacity, mib))
+    allocator = CachingAllocator(size * count * MiB)
+    for index, address in enumerate([allocator.malloc(size * MiB) for _ in range(count)]):
+        if index % 5 in (1, 3):
+            allocator.free(address)
     largest_hole = question(
-        f"{count} tensors of {size} MiB fill a GPU of {capacity // MiB} MiB. Of each five, the second and the fourth "
+        f"{count} tensors of {size} MiB fill a GPU of {size * count} MiB. Of each five, the second and the fourth "
         "are freed. How large a tensor can be made now?",
-        (_mib(largest * MiB), "As large as one hole: no neighbors of it are free."),
-        (_mib(freed * MiB), "That is all that is free, and it does not lie together."),
+        (_mib(allocator.largest_free), "As large as one hole: no neighbors of it are free."),
+        (_mib(allocator.cached), "That is all that is free, and it does not lie together."),
         (_mib(2 * size * MiB), "The two holes of a segment have a tensor between them."),
         (_mib(LARGE_SEGMENT_MB * MiB), "No segment is empty, so none goes back to the driver."),
     )  # fmt: skip
@@ -61,16 +62,6 @@ def questions() -> tuple[Question, ...]:
         (_mib(0), "That is how a segment of a fixed size behaves, as long as a tensor is in it."),
     )  # fmt: skip
     return flat_buffer, segments, what_others_cannot_have, largest_hole, whole_pages
-
-
-def _fits(size: int, count: int, capacity: int, request: int) -> bool:
-    """True if a request of so many MiB fits between the tensors that stay."""
-    allocator = CachingAllocator(capacity)
-    addresses = [allocator.malloc(size * MiB) for _ in range(count)]
-    for index, address in enumerate(addresses):
-        if index % 5 in (1, 3):
-            allocator.free(address)
-    return request * MiB <= allocator.largest_free
 
 
 def _mib(size: int) -> str:

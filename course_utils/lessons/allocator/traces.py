@@ -57,7 +57,6 @@ def holes(long_first: bool = False) -> list[Event]:
 
 def reasons(replayed: Replay) -> list[str]:
     """One sentence for each event that succeeded: the allocator's action and its rule."""
-    check_replay(replayed)
     playback = Playback(CachingAllocator(replayed.capacity, **replayed.choices))
     allocator, told = playback.allocator, list[str]()
     for request in replayed.requests[: len(replayed)]:
@@ -119,7 +118,6 @@ def hole_keepers(replayed: Replay, event: int | None = None, count: int = 3) -> 
 
     It gives the free bytes and the largest of the tensors that keep them from the driver.
     """
-    check_replay(replayed)
     segments = replayed.blocks_at(len(replayed) if event is None else event)
     used = [segment for segment in segments if segment.allocated]
     return [_kept(segment) for segment in sorted(used, key=lambda one: one.allocated - one.bytes)[:count]]
@@ -147,10 +145,7 @@ def states_first(measured: Measurement) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class Process:
-    """Several runs, one after the other, in one process with one allocator.
-
-    `spans` has each run's events by its label: `replayed.allocated[first:last]`.
-    """
+    """Several runs in one process with one allocator; a run's label has its events in `spans`, as (first, last)."""
 
     replayed: Replay
     spans: Mapping[str, tuple[int, int]] = field(repr=False)
@@ -171,23 +166,13 @@ def in_one_process(runs: Mapping[str, Measurement]) -> Process:
     return Process(replay(events), spans)
 
 
-ONLY_A_GPU = "only a GPU can say"
-
-
 def counters(replayed: Replay, moments: Mapping[str, int]) -> Table:
-    """The counters at each moment, given as name to number of events: two of them replayed, two unknown here.
-
-    Raises TypeError for what is no replay, ValueError for an event that the replay has not reached.
-    """
-    check_replay(replayed)
-    for name, event in moments.items():
-        if not 1 <= event <= len(replayed):
-            raise ValueError(f"{name!r} is event {event}: this replay has events 1 to {len(replayed)}")
+    """The counters at each moment, given as name to number of events: two of them replayed, two unknown here."""
 
     def shown(curve: Sequence[int]) -> list[str]:
         return [format_bytes(curve[event - 1], "GB", 2) for event in moments.values()]
 
-    unknown = [ONLY_A_GPU] * len(moments)
+    unknown = ["only a GPU can say"] * len(moments)
     rows = [
         ("counter", "read it by", *moments),
         ("allocated", "torch.cuda.memory_allocated()", *shown(replayed.allocated)),
@@ -203,25 +188,19 @@ def beyond_simulation() -> str:
     from course_utils.measuring.recorded import MEASURED, TERMS, hardware_terms, recordings
 
     devices = sorted({item.device for item in recordings() if item.kind in TERMS and item.status == MEASURED})
-    if not devices:
-        return (
-            "No recording of a real GPU is shipped yet, so this course has no figure for the context or for\n"
-            "cuBLAS's workspaces, and invents none. On a machine with a GPU this measures them:\n"
-            "python3 -m course_utils record"
-        )
-    lines = []
-    for device in devices:
-        terms = hardware_terms(device)
-        lines += [f"{device}, {name}: {format_bytes(terms[name])}" for name in TERMS if name in terms]
-    return "\n".join(lines)
+    found = ((device, name, size) for device in devices for name, size in hardware_terms(device).items())
+    return "\n".join(f"{device}, {name}: {format_bytes(size)}" for device, name, size in found if name in TERMS) or (
+        "No recording of a real GPU is shipped yet, so this course has no figure for the context or for\n"
+        "cuBLAS's workspaces, and invents none. On a machine with a GPU this measures them:\n"
+        "python3 -m course_utils record"
+    )
 
 
 def live_counters(measured: Measurement) -> str:
     """The GPU's own counters if this was measured on one; else a sentence that says why there are none."""
     if not measured.counters:
         return f"No GPU counted anything here: this is {measured.provenance}."
-    told = {"allocated": "max_memory_allocated", "reserved": "max_memory_reserved", "driver": "the driver"}
-    rows = [f"{told[name]}: {format_bytes(size, 'GB', 3)}" for name, size in measured.counters.items() if name in told]
+    rows = (f"{name}: {format_bytes(size, 'GB', 3)}" for name, size in measured.counters.items())
     return "\n".join([*rows, str(measured.provenance)])
 
 

@@ -17,25 +17,18 @@ CAPACITIES = {"as much as is asked for": None} | {f"{size} MiB": size * MiB for 
 SEGMENTS = {"segments of a fixed size": False, "expandable segments": True}
 
 
-def allocator_player(trace: str = RULES, event: int | None = None) -> "AllocatorPlayer":
+class AllocatorPlayer(Explorable):
     """Go through `trace` ("a=4 b=512K -a": MiB, KiB, free) event by event, or type another.
 
     Begins at `event`, at the last where it is None. In the next cell, `.replayed` is the replay of what has been typed.
     Raises ValueError for a trace that is none.
     """
-    return AllocatorPlayer(trace, event)
-
-
-class AllocatorPlayer(Explorable):
-    """The player that `allocator_player` returns."""
 
     invitation = "An allocator to play with: run this cell to step through its events."
 
-    def __init__(self, trace: str, event: int | None) -> None:
+    def __init__(self, trace: str = RULES, event: int | None = None) -> None:
         look: dict[str, Any] = {"style": STYLE, "layout": LAYOUT}
         most = len(trace_of(trace))
-        if event is not None and not 1 <= event <= most:
-            raise ValueError(f"event is {event}: this trace has events 1 to {most}")
         super().__init__(
             {
                 "trace": ipywidgets.Text(value=trace, description="requests", continuous_update=False, **look),
@@ -61,7 +54,7 @@ class AllocatorPlayer(Explorable):
         return replay(events, CAPACITIES[chosen["gpu"]], expandable_segments=SEGMENTS[chosen["segments"]])
 
     def update(self, change: Any = None) -> None:
-        """Draw; the slider ends with the trace, or where memory ran out."""
+        """Draw; the slider ends with the trace, or where memory runs out."""
         slider = self.controls["event"]
         try:
             most = max(1, len(self.replayed))
@@ -82,3 +75,6 @@ class AllocatorPlayer(Explorable):
         if replayed.failure is not None and at == len(replayed):
             told += f" <b>The next one fails:</b> {escape(replayed.message)}"
         return segments_figure(replayed, at), told
+
+
+allocator_player = AllocatorPlayer

@@ -1,6 +1,6 @@
 """Checks of the exercises of lesson 09, "ZeRO and FSDP": each names the misconception, never the answer."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from math import prod
 from operator import eq
@@ -40,7 +40,7 @@ BYTES_CASES = (
     *((1000, 4, stage, 2, 2, 12) for stage in range(4)), (1001, 32, 1, 2, 2, 12), (1001, 32, 3, 2, 2, 12),
     (64_000, 8, 1, 4, 4, 8), (64_000, 8, 2, 2, 4, 12), (64_000, 8, 3, 4, 2, 6),
 )  # fmt: skip
-"""Bytes per parameter that differ, so that none is mistaken for another; at the end shares of no whole bytes."""
+"""Bytes per parameter differ, so that none is mistaken for another; the last shares are no whole bytes."""
 
 
 def bytes_right(N: int, D: int, stage: int, weight: int, gradient: int, optimizer: int, whole: bool = False) -> float:
@@ -60,8 +60,6 @@ BYTES_MISTAKES: Mistakes = {
     "The order is off: weights go last.": lambda N, D, stage, w, g, K: bytes_right(N, D, stage, K, g, w),
     "Weights and gradients are swapped.": lambda N, D, stage, w, g, K: bytes_right(N, D, stage, g, w, K),
     "You round the share of the parameters, and lose some bytes: round last.": partial(bytes_right, whole=True),
-    "Everything is twice too much: `weight` is bytes already.": lambda *case: 2 * bytes_right(*case),
-    "Everything is half of it: `weight` is bytes, and counts in full.": lambda *case: bytes_right(*case) / 2,
 }
 
 
@@ -70,12 +68,12 @@ def rank_bytes(answer: Any) -> None:
     """`answer(N, D, stage, weight, gradient, optimizer)` is bytes of states on one rank."""
     got = [float(call(answer, **by_name(BYTES_NAMES, case))) for case in BYTES_CASES]
     right = [float(bytes_right(*case)) for case in BYTES_CASES]
-    answered = zip(got, right, BYTES_CASES, strict=True)
-    wrong = [case[2] for mine, wanted, case in answered if not _whole_or_equal(mine, wanted, case[2])]
-    if wrong and not recognized(got, BYTES_CASES, bytes_right, BYTES_MISTAKES, same=exactly):
+    answered = zip(got, right, (case[2] for case in BYTES_CASES), strict=True)
+    wrong = [stage for mine, wanted, stage in answered if not _whole_or_equal(mine, wanted, stage)]
+    if wrong:
         slip = unit_slip(got[0], right[0])
-        expect(slip is None, f"The first is {slip}")
-        fail(f"Stage {wrong[0]} is off: which of the three kinds does it divide by D?")
+        otherwise = f"The first is {slip}" if slip else f"Stage {wrong[0]} is off: which kinds does it divide by D?"
+        recognized(got, BYTES_CASES, bytes_right, BYTES_MISTAKES, otherwise, exactly)
 
 
 def _whole_or_equal(got: float, right: float, stage: int) -> bool:
@@ -119,15 +117,11 @@ SHARD_MISTAKES: Mistakes = {
     "How long is a row in more than two dimensions?": _summed(lambda s, D: -(-s[0] // D) * prod(s[1:2])),
     "In more than two dimensions, the last is no row.": _summed(lambda s, D: -(-s[0] // D) * prod(s[1:][-1:])),
     "Those are all shards together. One rank's was asked for.": lambda shapes, D: D * _shard(shapes, D),
-    "Those are bytes in 16 bits. Count numbers.": lambda shapes, D: 2 * _shard(shapes, D),
-    "Those are bytes in fp32. Count numbers.": lambda shapes, D: 4 * _shard(shapes, D),
 }
 PADDING_MISTAKES: Mistakes = {
     "Those are all shards together, real numbers included.": lambda shapes, D: D * _shard(shapes, D),
     "That is a D-th of it: all shards' padding was asked for.": lambda shapes, D: _padding(shapes, D) / D,
     "Those are rows of padding. Count their numbers.": _summed(lambda s, D: -s[0] % D),
-    "Those are bytes in 16 bits. Count numbers.": lambda shapes, D: 2 * _padding(shapes, D),
-    "Those are bytes in fp32. Count numbers.": lambda shapes, D: 4 * _padding(shapes, D),
     "How many numbers are real in more than two dimensions?": (
         lambda shapes, D: D * _shard(shapes, D) - sum(prod(s[:2]) for s in shapes)
     ),
@@ -147,13 +141,10 @@ def padding(answer: Any) -> None:
 
 # --------------------------------------------------------------------------------------------------- 09.3: zero_1_step
 
-STEP_CASES = ((4, 2), (12, 3), (8, 4), (5, 1))
-"""Numbers of parameters, and ranks."""
-
+STEP_CASES = ((4, 2), (12, 3), (8, 4), (5, 1))  # numbers of parameters, and ranks
 RATE, BETA, STEPS = 0.1, 0.9, 3
 
 Tensors = list[torch.Tensor]
-Step = Callable[[torch.Tensor, Tensors, Tensors, float, float], torch.Tensor]
 
 
 def step_right(weights: torch.Tensor, gradients: Tensors, momenta: Tensors, rate: float, beta: float) -> torch.Tensor:
@@ -166,40 +157,29 @@ def step_right(weights: torch.Tensor, gradients: Tensors, momenta: Tensors, rate
     return torch.cat(parts)
 
 
-def several_steps(step: Step, N: int, D: int, steps: int = STEPS) -> tuple[torch.Tensor, Tensors]:
+def several_steps(step: Callable[..., torch.Tensor], N: int, D: int) -> tuple[torch.Tensor, Tensors]:
     """Weights and momenta after some steps from zero momentum, with the same gradients for everybody."""
     weights, momenta = torch.linspace(-1, 1, N), [torch.zeros(N // D) for _ in range(D)]
-    for number in range(steps):
+    for number in range(STEPS):
         generator = torch.Generator().manual_seed(100 * N + number)
         gradients = [torch.randn(N, generator=generator) for _ in range(D)]
         weights = step(weights, gradients, momenta, RATE, BETA)
     return weights, momenta
 
 
-def _mistaken(step: Callable[..., torch.Tensor]) -> Callable[..., Any]:
-    return partial(several_steps, step)
-
-
-STEP_MISTAKES: Mistakes = {
-    "You add the ranks' gradients. Data parallelism takes their mean.": _mistaken(
-        lambda w, gs, *rest: step_right(w, [len(gs) * g for g in gs], *rest)
-    ),
-    "Each slice is stepped with its own rank's gradient alone: the reduction is missing.": _mistaken(
-        lambda w, gs, *rest: step_right(w, [torch.cat([g.chunk(len(gs))[r] for r, g in enumerate(gs)])], *rest)
-    ),
-    "You take one rank's gradient: the others' data are lost.": _mistaken(
-        lambda w, gs, *rest: step_right(w, gs[:1], *rest)
-    ),
-    "Momenta are forgotten from step to step: change the tensors that you were given, in place.": _mistaken(
-        lambda w, gs, ms, *rest: step_right(w, gs, [m.clone() for m in ms], *rest)
-    ),
-    "The gradient enters the momentum whole here: m ← β·m + g, without a factor 1 − β.": _mistaken(
-        lambda w, gs, ms, rate, beta: step_right(w, [(1 - beta) * g for g in gs], ms, rate, beta)
-    ),
-    "Weights climb: a step goes against the gradient.": _mistaken(
-        lambda w, gs, ms, rate, beta: step_right(w, gs, ms, -rate, beta)
-    ),
-}
+STEP_MISTAKES: Mistakes = {message: partial(several_steps, step) for message, step in {
+    "You add the ranks' gradients. Data parallelism takes their mean.":
+        lambda w, gs, *rest: step_right(w, [len(gs) * g for g in gs], *rest),
+    "Each slice is stepped with its own rank's gradient alone: the reduction is missing.":
+        lambda w, gs, *rest: step_right(w, [torch.cat([g.chunk(len(gs))[r] for r, g in enumerate(gs)])], *rest),
+    "You take one rank's gradient: the others' data are lost.": lambda w, gs, *rest: step_right(w, gs[:1], *rest),
+    "Momenta are forgotten from step to step: change the tensors that you were given, in place.":
+        lambda w, gs, ms, *rest: step_right(w, gs, [m.clone() for m in ms], *rest),
+    "The gradient enters the momentum whole here: m ← β·m + g, without a factor 1 − β.":
+        lambda w, gs, ms, rate, beta: step_right(w, [(1 - beta) * g for g in gs], ms, rate, beta),
+    "Weights climb: a step goes against the gradient.":
+        lambda w, gs, ms, rate, beta: step_right(w, gs, ms, -rate, beta),
+}.items()}  # fmt: skip
 
 
 class RanksApart(TorchDispatchMode):
@@ -214,23 +194,14 @@ class RanksApart(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         found = func(*args, **(kwargs or {}))
-        if func._schema.name.startswith("aten::_foreach"):  # a list of tensors, each by itself
-            lists = [argument for argument in args if isinstance(argument, (list, tuple))]
-            for index, output in enumerate(found or ()):
-                self._follow([one[index] for one in lists], output)
-        else:
-            for output in tree_leaves(found):
-                self._follow(tree_leaves((args, kwargs)), output)
+        outputs = [one for one in tree_leaves(found) if isinstance(one, torch.Tensor)]
+        inputs = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
+        sources = set[int]().union(*(self._sources.get(self._key(one), ()) for one in inputs + outputs))
+        for key in map(self._key, outputs):
+            self._sources[key] = sources
+            self.mixed |= key in self._owner and sources != {self._owner[key]}
+        self._alive += outputs  # so that no other storage gets their addresses
         return found
-
-    def _follow(self, inputs: Iterable[Any], output: Any) -> None:
-        if not isinstance(output, torch.Tensor):
-            return
-        self._alive.append(output)  # so that no other storage gets its address
-        key = self._key(output)
-        tensors = [output, *(tensor for tensor in inputs if isinstance(tensor, torch.Tensor))]
-        self._sources[key] = set().union(*(self._sources.get(self._key(tensor), ()) for tensor in tensors))
-        self.mixed |= key in self._owner and self._sources[key] != {self._owner[key]}
 
     @staticmethod
     def _key(tensor: torch.Tensor) -> int:
@@ -243,14 +214,11 @@ def zero_1_step(answer: Any) -> None:
     step = partial(_watched_step, answer)
     results = [several_steps(step, *case) for case in STEP_CASES]
     right = partial(several_steps, step_right)
-    if recognized(results, STEP_CASES, right, STEP_MISTAKES, same=_same_weights):
-        pairs = [(mine, right(*case)[1]) for (_, mine), case in zip(results, STEP_CASES, strict=True)]
-        kept = all(torch.allclose(torch.cat(mine), torch.cat(wanted), atol=1e-5) for mine, wanted in pairs)
-        expect(kept, "The weights are right, the momenta that you were given are not: each rank keeps its own there.")
-        return
-    if _same_weights([several_steps(step, *case, 1) for case in STEP_CASES], [right(*case, 1) for case in STEP_CASES]):
-        fail(f"The first step is right; after {STEPS} they are not. What should be left in momenta from step to step?")
-    fail("The new weights are off already in the first step. Go through it with 4 weights on 2 ranks, by hand.")
+    otherwise = "The new weights are off. Go through two steps with 4 weights on 2 ranks, by hand."
+    recognized(results, STEP_CASES, right, STEP_MISTAKES, otherwise, _same_weights)
+    pairs = [(mine, right(*case)[1]) for (_, mine), case in zip(results, STEP_CASES, strict=True)]
+    kept = all(torch.allclose(torch.cat(mine), torch.cat(wanted), atol=1e-5) for mine, wanted in pairs)
+    expect(kept, "The weights are right, the momenta that you were given are not: each rank keeps its own there.")
 
 
 def _same_weights(some: Sequence[Any], others: Sequence[Any]) -> bool:
@@ -290,7 +258,6 @@ def units(run: TrainingRun) -> tuple[int, int]:
 
 
 def _above_right(name: str, run: TrainingRun) -> int:
-    """Bytes of one term, exact but for blocks of 512."""
     return dict(zip(ABOVE_NAMES, gathered_terms(run).values(), strict=True))[name]
 
 
@@ -366,25 +333,15 @@ def _lowest_stage(both: Choice) -> Choice:
 choose_right = _first(_lowest_stage)
 
 
-def _formula_stage(run: TrainingRun, ranks: int, card: str) -> int | None:
-    sharded = [run.replace(world_size=ranks, zero_stage=stage) for stage in range(4)]
-    return next((one.zero_stage for one in sharded if sum(formula(one).values()) <= gpu(card).memory), None)
-
-
 def _by_formula(run: TrainingRun, ranks: int, card: str, least: int) -> Choice | None:
-    stage = _formula_stage(run, ranks, card)
-    return None if stage is None else (stage, MICRO_BATCHES[-1])
-
-
-def _formula_then_peak(run: TrainingRun, ranks: int, card: str, least: int) -> Choice | None:
-    stage = _formula_stage(run, ranks, card)
+    sharded = [run.replace(world_size=ranks, zero_stage=stage) for stage in range(4)]
+    stage = next((one.zero_stage for one in sharded if sum(formula(one).values()) <= gpu(card).memory), None)
     found = _first(lambda both: (both[0] != stage, -both[1]))(run, ranks, card, least)
     return found if found and found[0] == stage else None
 
 
 CHOOSE_MISTAKES: Mistakes = {
-    "You compare ZeRO's formula with the card. Activations, buckets, gathered weights need room, too.": _by_formula,
-    "The stage comes from ZeRO's formula. Activations, buckets, gathered weights need room, too.": _formula_then_peak,
+    "The stage comes from ZeRO's formula. Activations, buckets, gathered weights need room, too.": _by_formula,
     "You shard as much as you can. Shard as little as you must.": _first(lambda both: (-both[0], -both[1])),
     "The stage is right. At that stage, a larger micro-batch fits.": _first(lambda both: both),
     "You take the largest micro-batch at any stage. First the lowest stage.": _first(lambda both: (-both[1], both[0])),
@@ -399,19 +356,17 @@ def choose(answer: Any) -> None:
     names = ("run", "ranks", "card", "least")
     got = [call_or_none(answer, **by_name(names, case), returns=tuple) for case in CHOOSE_CASES]
     for found in filter(None, got):
-        whole = len(found) == 2 and all(isinstance(part, int) and not isinstance(part, bool) for part in found)
-        expect(whole, "Return two whole numbers, (stage, micro_batch), or None.")
-        expect(found[0] in range(4), "There are stages 0, 1, 2 and 3.")
-        expect(found[1] in MICRO_BATCHES, "That micro-batch is none of MICRO_BATCHES.")
+        known = len(found) == 2 and found[0] in range(4) and found[1] in MICRO_BATCHES
+        expect(known, "Return (stage, micro_batch), a stage from 0 to 3 and one of MICRO_BATCHES, or None.")
     if recognized(got, CHOOSE_CASES, choose_right, CHOOSE_MISTAKES, same=eq):
         return
     for found, (run, ranks, card, least) in zip(got, CHOOSE_CASES, strict=True):
         wanted, where = choose_right(run, ranks, card, least), f"On {ranks} cards {card}"
-        expect(found is None or wanted is not None, f"{where} you choose something, but nothing fits there.")
-        expect(found is not None or wanted is None, f"{where} you find nothing, but something fits.")
-        if found is not None and wanted is not None and found[0] != wanted[0]:
-            high = found[0] > wanted[0]
-            fail(f"{where} the stage is too {'high: less sharding fits' if high else 'low: it does not fit'}.")
+        expect(found or not wanted, f"{where} you find nothing, but something fits.")
+        if found:
+            expect(wanted, f"{where} you choose something, but nothing fits there.")
+            expect(found[0] <= wanted[0], f"{where} the stage is too high: less sharding fits.")
+            expect(found[0] >= wanted[0], f"{where} the stage is too low: it does not fit.")
     fail("Every stage is right, and some micro-batch is not the largest that fits there.")
 
 
@@ -422,7 +377,6 @@ ACTIVATION_CASES = (
     (2048, 1, 12288, 96, 8, False), (2048, 1, 12288, 96, 8, True), (1024, 4, 1600, 25, 5, False),
     (1024, 4, 1600, 25, 5, True), (512, 2, 1024, 16, 1, False), (128, 3, 384, 6, 3, False), (128, 3, 384, 6, 3, True),
 )  # fmt: skip
-"""Whole bytes, all of them."""
 
 
 def activations_right(s: int, b: int, h: int, a: int, t: int, sequence: bool) -> float:
