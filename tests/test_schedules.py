@@ -57,20 +57,11 @@ def test_best_interval_is_the_square_root_for_equal_nodes_alone() -> None:
     assert (best_interval(64), best_interval(48, 17), best_interval(48, 57)) == (8, 2, 1)
 
 
-@pytest.mark.parametrize(("make", "words"), [(lambda: keep_all(0), "nodes is 0"), (lambda: keep_every(5, 0), "k is 0"),
-                                             (lambda: keep_none(65), "1 to 64")])  # fmt: skip
-def test_absurd_chains_are_refused(make, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        make()
-
-
 def test_figure_shows_the_tick() -> None:
     figure = schedule_figure(keep_every(6, 2), 7)
     assert "Tick 7 of 18: f5 runs again. Values kept: 5. Checkpoints: 1, 3, 5." in figure.alt
     assert figure.svg.count("data-node=") == 12
-    assert "6 nodes cost 5 values of memory and 12 runs of f" in schedule_figure(keep_every(6, 2)).alt
-    with pytest.raises(ValueError, match="ticks 1 to 18"):
-        schedule_figure(keep_every(6, 2), 19)
+    assert "6 nodes cost 5 values of memory and 12 runs of f" in schedule_figure(keep_every(6, 2), 18).alt
 
 
 def test_player_follows_its_controls() -> None:
@@ -126,9 +117,7 @@ def test_times_are_positive_and_the_threads_are_as_before() -> None:
 def test_front_leaves_out_what_is_beaten() -> None:
     points = {"a": (0.0, 9), "b": (1.0, 5), "c": (2.0, 5), "d": (3.0, 1)}
     assert pareto_front(points) == ["a", "b", "d"]
-    assert "On the front: a, b, d." in pareto(points, "A title", unit="B").alt
-    with pytest.raises(ValueError, match="at least one"):
-        pareto({}, "A title")
+    assert "On the front: a, b, d." in pareto(points, "A title").alt
 
 
 BY_HAND = ("def state(", "class Recomputed", "def gradients(")

@@ -2,10 +2,9 @@
 
 import math
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache, partial
-from itertools import accumulate, pairwise
 from numbers import Real
 from typing import Any, NamedTuple
 
@@ -51,15 +50,14 @@ MEMORY_MISTAKES: Mistakes = {
     "You let every stretch keep its values: each goes before the next one runs.": lambda n, k: n + n // k,
     "One checkpoint is missing: the first node's input is kept, too.": lambda n, k: n // k - 1 + k,
     "That holds for the best k alone. The question is about any k.": lambda n, k: 2 * math.sqrt(n),
-}  # fmt: skip
+}
 FORWARD_MISTAKES: Mistakes = {
     "That is one forward pass: either the first one or the repetition is missing.": lambda n, k: n,
     "You seem to count backward too. `forwards` counts runs of f alone.": lambda n, k: 3 * n,
     "You run one stretch again. All stretches have to, each when backward comes to it.": lambda n, k: n + k,
     "You run one node of each stretch again. All of them have to leave their values.": lambda n, k: n + n // k,
     "That is what keeping nothing costs. Who begins at a checkpoint?": lambda n, k: n + n * (n + 1) // 2,
-    "You run a stretch again for each of its nodes. Once is enough.": lambda n, k: n + n // k * (k * (k + 1) // 2),
-}  # fmt: skip
+}
 
 
 @exercise("06.1", "Memory falls and rises with k, the work stays: one more forward.")
@@ -81,7 +79,6 @@ INTERVAL_MISTAKES: Mistakes = {
     "You took the largest of several equally good k. The smallest was asked for.":
         lambda n, c: min(reversed(divisors(n)), key=lambda k: n / k + c * k),
     "c is on the wrong side: it belongs to the stretch.": lambda n, c: min(divisors(n), key=lambda k: c * n / k + k),
-    "That k needs the most. Which needs the least?": lambda n, c: max(divisors(n), key=lambda k: n / k + c * k),
     "You rounded √(n/c) to a divisor. The sum is not symmetric: compare what each k really needs.":
         lambda n, c: min(divisors(n), key=lambda k: abs(k - math.sqrt(n / c))),
 }  # fmt: skip
@@ -104,7 +101,7 @@ DROPOUT, WIDTH = 0.5, 16
 
 
 class Noted(nn.Module):
-    """A small block that appends its number to `runs` whenever it runs, with dropout if that is not 0."""
+    """A small block that appends its number to `runs` whenever it runs."""
 
     def __init__(self, number: int, runs: list[int], dropout: float) -> None:
         super().__init__()
@@ -113,8 +110,7 @@ class Noted(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.runs.append(self.number)
-        y = torch.tanh(self.linear(x))
-        return x + (nn.functional.dropout(y, self.dropout, self.training) if self.dropout else y)
+        return x + nn.functional.dropout(torch.tanh(self.linear(x)), self.dropout, self.training)
 
 
 Chain = list[Noted]
@@ -122,8 +118,7 @@ LOOP_OVER = "Your function runs again when the loop is over: what do its variabl
 
 
 def chain(count: int, dropout: float = 0.0) -> Chain:
-    """`count` blocks, the same for everybody. They share one list of runs."""
-    runs: list[int] = []
+    runs: list[int] = []  # which all blocks share
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(count)
         return [Noted(number, runs, dropout) for number in range(count)]
@@ -143,7 +138,6 @@ def _one_by_one(blocks: Chain, x: torch.Tensor, _: int = 0) -> torch.Tensor:
 
 
 def groups_right(blocks: Chain, x: Any, k: int) -> Any:
-    """The right answer: each group of k through one checkpoint, handed over as an argument."""
     for first in range(0, len(blocks), k):
         x = checkpoint(_one_by_one, blocks[first : first + k], x, use_reentrant=False)
     return x
@@ -169,21 +163,13 @@ def run_in_groups(blocks: Chain, k: int, answer: Callable[..., Any] = groups_rig
     return Ran(output, gradients, mine[0].runs, len(inputs))
 
 
-def rerun_in_groups(sizes: Iterable[int]) -> list[int]:
-    """The blocks in the order in which backward runs them again: the last group first, each from its first block."""
-    groups = list(pairwise(accumulate(sizes, initial=0)))
-    return [block for first, end in reversed(groups) for block in range(first, end)]
-
-
 @exercise("06.3", "Same output, same gradients, and nothing kept but a checkpoint for each group.")
 def in_groups(answer: Any) -> None:
     """`answer(blocks, x, k)` runs x through all blocks, recomputing them in groups of k."""
     for count, k in GROUPS:
         right, got = run_in_groups(chain(count), k), _ran(answer, chain(count), k)
-        where, (whole, rest) = f"With {count} blocks and k = {k}, ", divmod(count, k)
+        where = f"With {count} blocks and k = {k}, "
         same = got.output.shape == right.output.shape and torch.allclose(got.output, right.output, atol=1e-6)
-        small_first = rest and got.runs[count:] == rerun_in_groups([rest, *[k] * whole])
-        in_place = got.runs[count:] == rerun_in_groups([*[k] * whole, *[rest] * bool(rest)])
         for good, message in (
             (same, "The output is not what the blocks compute one after the other. Does each run, in order?"),
             (got.gradients[0] is not None, "No gradient reaches x. Who cuts the graph?"),
@@ -191,8 +177,7 @@ def in_groups(answer: Any) -> None:
             (len(got.runs) >= 2 * count, "Some blocks run again, others do not: does the last, smaller group?"),
             (_same_gradients(got, right), f"The output is right and the gradients are not. {LOOP_OVER}"),
             (got.kept == right.kept, f"{where}the number of checkpoints is not one for each group of k."),
-            (not small_first, f"{where}your smaller group is the first one. What is left over comes last."),
-            (in_place, f"{where}the checkpoints are enough, but they are in other places: each group has k blocks."),
+            (got.runs == right.runs, f"{where}checkpoints are in other places: a group has k blocks, the last fewer."),
         ):
             expect(good, message)
     _expect_same_masks(answer)
@@ -204,7 +189,6 @@ def _same_gradients(one: Ran, other: Ran) -> bool:
 
 
 def _expect_same_masks(answer: Any) -> None:
-    """Raise CheckFailed unless the second forward pass draws the same masks of dropout as the first."""
     count, k = GROUPS[0]
     got, kept = _ran(answer, chain(count, DROPOUT), k), run_in_groups(chain(count, DROPOUT), k, _one_by_one)
     same = torch.allclose(got.output, kept.output, atol=1e-6)
@@ -230,19 +214,16 @@ ADDED_CASES = ((1024, 768, 12, 50257), (2048, 12288, 96, 50257), (4096, 1024, 4,
 
 
 def full_right(s: int, h: int, L: int, V: int) -> float:
-    """Percent: one forward of the blocks against three of everything."""
     blocks = L * (24 * h * h + 4 * s * h)
     return 100 * blocks / (3 * (blocks + 2 * h * V))
 
 
 def core_right(s: int, h: int, L: int, V: int) -> float:
-    """Percent: one forward of the cores of attention against three of everything."""
     return full_right(s, h, L, V) * 4 * s * h / (24 * h * h + 4 * s * h)
 
 
 FULL_MISTAKES: Mistakes = {
     "A third exactly: that runs the head again, too, which lies outside the blocks.": lambda *_: 100 / 3,
-    "You run the step's whole forward against itself. The step has backward, too.": lambda *_: 100.0,
     "You divide by forward alone. The step has backward, too.": lambda *case: 3 * full_right(*case),
     "Those are parts of 1. Percent were asked for.": lambda *case: full_right(*case) / 100,
     "Backward takes twice forward's FLOPs, not once.": lambda *case: 1.5 * full_right(*case),
@@ -252,8 +233,7 @@ CORE_MISTAKES: Mistakes = {
     "Three times too much, as in the paper's eq. 8: only forward runs again.": lambda *case: 3 * core_right(*case),
     "Those are parts of 1. Percent were asked for.": lambda *case: core_right(*case) / 100,
     "One product is missing: q·kᵀ and weights·v run again.": lambda *case: core_right(*case) / 2,
-    "You count one block and one head. The model has L blocks.": lambda s, h, L, V: core_right(s, h, 1, V),
-}  # fmt: skip
+}
 
 
 @exercise("06.4", "One forward against three: a third of the blocks' share, and far less for the core.")
@@ -322,7 +302,6 @@ TEETH_MISTAKES: Mistakes = {
 
 
 def hidden_runs() -> list[TrainingRun]:
-    """The runs behind the hidden measurements."""
     return [HIDDEN.replace(recompute=policy) for policy in TEETH]
 
 
@@ -357,11 +336,9 @@ SECRETS = {1: (12, "every-2"), 2: (2, "none"), 3: (24, "full"), 4: (20, "every-3
 """Micro-batch and policy of each case. Neither the peak nor what forward keeps puts the policies in order."""
 
 SECRET_POLICIES = ("none", "full", "every-2", "every-3")
-SWAPPED = {"every-2": "every-3", "every-3": "every-2"}
 
 
 def secret_runs() -> list[TrainingRun]:
-    """The runs behind the cases."""
     return [KNOWN.replace(micro_batch=b, recompute=policy) for b, policy in SECRETS.values()]
 
 
@@ -380,10 +357,10 @@ def case(number: int) -> Measurement:
             changes.append((size, kind))
         before.append(len(changes))
     line = Timeline(changes, [Mark(before[mark.event], mark.step, mark.phase) for mark in measurement.timeline.marks])
-    most, peak = max(line.totals()), line.totals().index(max(line.totals())) + 1
+    most = max(line.totals())
     highest = MemoryBreakdown({"activations": most}, "", "the most activations at once")
-    fewer: dict[str, Any] = {"moments": {}, "allocations": (), "phase_peaks": {}}
-    return replace(measurement, breakdown=highest, timeline=line, peak_event=peak, **fewer)
+    bare = replace(measurement, breakdown=highest, moments={}, allocations=(), phase_peaks={})
+    return replace(bare, timeline=line, peak_event=line.totals().index(most) + 1)
 
 
 def kept_by_forward(measurement: Measurement) -> int:
@@ -396,21 +373,32 @@ def _batch_of(size: int, policy: str) -> int:
     return max(1, round(size / activation_bytes(KNOWN.replace(recompute=policy))))
 
 
+INFER_MISTAKES: Mistakes = {
+    "You divide as if everything were kept, but forward may keep checkpoints.":
+        lambda number: _batch_of(kept_by_forward(case(number)), "none"),
+    "That is from the highest point. There the loss stands on top.":
+        lambda number: _batch_of(max(case(number).timeline.totals()), SECRETS[number][1]),
+}  # fmt: skip
+
+
 @exercise("06.7", "Both secrets of every hidden run, from one curve.")
 def infer(answer: Any) -> None:
     """`answer(measurement)` is {"micro_batch": b, "recompute": policy} of a run like KNOWN."""
-    answers = {number: _inferred(answer, case(number)) for number in SECRETS}
-    policies = {number: policy for number, (_, policy) in answers.items()}
-    expect(len(set(policies.values())) > 1, "You name the same policy for every curve. The hidden runs differ.")
-    swapped = {number: SWAPPED.get(policy, policy) for number, (_, policy) in SECRETS.items()}
-    expect(policies != swapped, "Turned round: three teeth of two blocks each, or two teeth of three blocks each?")
-    for number, (_, policy) in SECRETS.items():
-        known = (policies[number] == "none") == (policy == "none")
+    batches, policies = zip(*(_inferred(answer, case(number)) for number in SECRETS), strict=True)
+    secrets = [policy for _, policy in SECRETS.values()]
+    expect(len(set(policies)) > 1, "You name the same policy for every curve. The hidden runs differ.")
+    exchanged = [{"every-2": "every-3", "every-3": "every-2"}.get(policy, policy) for policy in secrets]
+    expect(list(policies) != exchanged, "Turned round: three teeth of two blocks each, or two of three blocks each?")
+    for number, policy, secret in zip(SECRETS, policies, secrets, strict=True):
+        known = (policy == "none") == (secret == "none")
         expect(known, f"mystery({number}): does the curve ever climb between the beginning of backward and its end?")
-    right = policies == {number: policy for number, (_, policy) in SECRETS.items()}
+    right = list(policies) == secrets
     expect(right, "Who recomputes is right, but not in what stretches of 6 blocks: count the climbs in backward.")
-    for number, (batch, _) in answers.items():
-        _explain_batch(number, batch)
+    if not recognized(batches, [(number,) for number in SECRETS], lambda number: SECRETS[number][0], INFER_MISTAKES):
+        for number, batch in zip(SECRETS, batches, strict=True):
+            off = abs(batch - SECRETS[number][0])
+            expect(off != 1, f"mystery({number}): off by one sequence. Round to the nearest, at the end of forward.")
+            expect(not off, f"mystery({number}): the micro-batch is off. What does one sequence keep under this policy?")
 
 
 def _inferred(answer: Any, measurement: Measurement) -> tuple[int, str]:
@@ -421,21 +409,3 @@ def _inferred(answer: Any, measurement: Measurement) -> tuple[int, str]:
     batch = of_kind(got["micro_batch"], Real, "micro_batch is")
     expect(batch == int(batch) and batch >= 1, "A micro-batch is a whole number of sequences: round what you get.")
     return int(batch), policy
-
-
-def _explain_batch(number: int, batch: int) -> None:
-    wanted, policy = SECRETS[number]
-    if batch == wanted:
-        return
-    by_peak = _batch_of(max(case(number).timeline.totals()), policy)
-    as_if_none = policy != "none" and batch == _batch_of(kept_by_forward(case(number)), "none")
-    for wrong, why in (
-        (as_if_none, "you divide as if everything were kept, but its forward keeps checkpoints."),
-        (
-            abs(batch - wanted) == 1,
-            "off by one sequence. Round to the nearest, at the end of forward, before the loss.",
-        ),
-        (batch == by_peak, "that is from the highest point. There the loss stands on top."),
-        (True, "the policy is right, the micro-batch is off. What does one sequence keep under it?"),
-    ):
-        expect(not wrong, f"mystery({number}): {why}")

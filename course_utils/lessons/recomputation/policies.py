@@ -17,9 +17,8 @@ from course_utils.run import TrainingRun
 def recomputed_flops(run: TrainingRun) -> int:
     """FLOPs of matrix products that backward runs again under the run's policy, a core of attention as a whole.
 
-    A forward pass of all blocks takes (24·b·s·h² + 4·b·s²·h)·L (Korthikanti et al. 2022, appendix A): an MLP of 4h
-    without a gate, and attention as if it were not causal. ValueError for a model that these formulas do not describe:
-    with a gate, grouped queries or experts.
+    Forward of all blocks takes (24·b·s·h² + 4·b·s²·h)·L (Korthikanti et al. 2022, appendix A): an MLP of 4h without a
+    gate, and attention as if it were not causal. ValueError for a gate, grouped queries or experts.
     """
     model = run.model
     if model.mlp != "gelu" or model.kv_heads != model.heads or model.experts:

@@ -20,8 +20,8 @@ FRAME = 400  # milliseconds from one tick to the next while it plays
 class SchedulePlayer(Explorable):
     """A chain under one of the three schedules, tick by tick, with controls for n and k.
 
-    Begins at `tick`, at the last where it is None. In the next cell, `.schedule` is what has been chosen. Raises
-    ValueError for an unknown schedule, or for sizes that no picture holds.
+    Begins at `tick`, or at the last. In the next cell, `.schedule` is what has been chosen. Raises ValueError for an
+    unknown schedule, and for sizes that no picture holds.
     """
 
     invitation = "A chain to step through: run this cell to play it."
@@ -29,27 +29,24 @@ class SchedulePlayer(Explorable):
     def __init__(self, schedule: str = "keep all", nodes: int = 8, k: int = 3, tick: int | None = None) -> None:
         if schedule not in SCHEDULES:
             raise unknown("schedule", schedule, SCHEDULES)
-        for name, value, least in (("nodes", nodes, 2), ("k", k, 1)):
-            if not least <= value <= MOST:
-                raise ValueError(f"{name} is {value}: choose {least} to {MOST}")
+        if not (2 <= nodes <= MOST and 1 <= k <= MOST):
+            raise ValueError(f"nodes is {nodes} and k is {k}: choose at most {MOST}")
         most = len(made(schedule, nodes, k).ticks)
-        numbers = (
-            ("n", 2, MOST, nodes, "nodes n"),
-            ("k", 1, MOST, k, "keep every k"),
-            ("tick", 1, most, tick or most, "tick"),
-        )
         sliders = {
-            name: ipywidgets.IntSlider(min=low, max=high, value=value, description=words, style=STYLE, layout=LAYOUT)
-            for name, low, high, value, words in numbers
+            name: ipywidgets.IntSlider(value, low, high, description=words, style=STYLE, layout=LAYOUT)
+            for name, value, low, high, words in (
+                ("n", nodes, 2, MOST, "nodes n"),
+                ("k", k, 1, MOST, "keep every k"),
+                ("tick", tick or most, 1, most, "tick"),
+            )
         }
         super().__init__({"schedule": dropdown("schedule", SCHEDULES, schedule), **sliders})
         self.play = ipywidgets.Play(min=1, max=most, value=1, interval=FRAME, description="play")
-        self.play.observe(self._follow, names="value")
+        self.play.observe(lambda change: sliders["tick"].set_trait("value", change["new"]), names="value")
         self.children = (self.play, *tuple(self.children))
 
     @property
     def schedule(self) -> Schedule:
-        """The schedule that has been chosen."""
         return made(self.controls["schedule"].value, self.controls["n"].value, self.controls["k"].value)
 
     def update(self, change: Any = None) -> None:
@@ -73,9 +70,6 @@ class SchedulePlayer(Explorable):
             f"{again} of them repetitions, and {len(done) - forward} of b."
         )
         return schedule_figure(schedule, at), message
-
-    def _follow(self, change: Any) -> None:
-        self.controls["tick"].value = min(change["new"], self.controls["tick"].max)
 
 
 def made(name: str, nodes: int, k: int) -> Schedule:
