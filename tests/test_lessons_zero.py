@@ -35,8 +35,6 @@ def test_the_formula_uses_the_runs_own_bytes() -> None:
     N = run.model.parameters
     assert formula(run) == {"parameters": 4 * N, "gradients": 4 * N, "optimizer_states": 8 * N // 4}
     assert sum(formula(run.replace(precision="bf16-master", zero_stage=2)).values()) == 2 * N + 2 * N // 4 + 12 * N // 4
-    with pytest.raises(ValueError, match="not for lion"):
-        formula(run.replace(optimizer="lion"))
 
 
 def test_all_pieces_of_a_parameter_are_the_parameter() -> None:
@@ -65,8 +63,6 @@ def test_two_halves_make_an_all_reduce() -> None:
     gradients = [[1.0, 2.0, 3.0, 4.0], [3.0, 6.0, 9.0, 0.0]]
     assert reduce_scatter(gradients) == [[2.0, 4.0], [6.0, 2.0]]
     assert all_gather(reduce_scatter(gradients)) == [[2.0, 4.0, 6.0, 2.0]] * 2
-    with pytest.raises(ValueError, match="pad them first"):
-        reduce_scatter([[1.0, 2.0, 3.0]] * 2)
 
 
 def test_hiding_takes_as_long_as_it_computes() -> None:
@@ -114,11 +110,6 @@ def test_what_real_ranks_send_and_learn(found: Found) -> None:
     assert Found(ranks, "", real=True).lost_alike("one", "two").endswith("False")
 
 
-def test_runs_of_several_world_sizes_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"these runs want \[2, 4\] ranks"):
-        on_real_ranks({"two": small_run(2), "four": small_run(4)})
-
-
 def test_where_no_ranks_run_the_closed_forms_answer_and_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("course_utils.lessons.sharding.real_ranks.why_no_ranks", lambda: "no processes here")
     runs = by_stage(small_run(4))
@@ -143,13 +134,6 @@ def test_more_gathered_at_once_costs_what_it_weighs() -> None:
     elements, _ = padded_elements(run)
     flat_gradients = 4 * elements
     assert found["whole"].breakdown["communication"] == pytest.approx(flat_gradients, rel=0.01)
-
-
-def test_autocast_copies_what_resharding_frees() -> None:
-    run = TrainingRun("llama3-8b", 1, 4096, "bf16-master", recompute="full", world_size=64, zero_stage=3)
-    matrices = run.model.parameters - run.model.vocab * run.model.hidden  # an embedding is looked up, not cast
-    assert estimate(run)["weight_copies"] == 0
-    assert estimate(run.replace(precision="amp-bf16"))["weight_copies"] == pytest.approx(2 * matrices, rel=1e-3)
 
 
 def test_where_nothing_can_be_simulated_it_is_said(

@@ -59,9 +59,8 @@ def by_stage(run: TrainingRun) -> dict[str, TrainingRun]:
 
 @dataclass(frozen=True)
 class Rank:
-    """One process in its last step: `states`, bytes by kind between backward and the optimizer's step.
-
-    `sent` counts elements by collective, as ZeRO counts them; `losses` has one for each step.
+    """One process in its last step: bytes by kind between backward and the optimizer's step, elements sent by
+    collective as ZeRO counts them, and the loss of each step.
     """
 
     states: Mapping[str, int]
@@ -92,15 +91,12 @@ class Found:
 
 
 def on_real_ranks(runs: Mapping[str, TrainingRun]) -> Found:
-    """Train each of `runs` for three steps in real processes that talk through gloo.
+    """Train each of `runs`, all of one world size, for three steps in real processes that talk through gloo.
 
     The processes start once. Where torchrun does not work, as on Windows, the closed forms answer instead, and the
-    provenance says so. Raises ValueError for runs of several world sizes, `ranks.RankFailed` for a rank that fails.
+    provenance says so. Raises `ranks.RankFailed` for a rank that fails.
     """
-    sizes = {run.world_size for run in runs.values()}
-    if len(sizes) != 1:
-        raise ValueError(f"these runs want {sorted(sizes)} ranks: start runs of one world_size together")
-    ranks = sizes.pop()
+    ranks = next(iter(runs.values())).world_size
     why = why_no_ranks()
     if why:
         answers = {name: [_by_formula(run, rank) for rank in range(ranks)] for name, run in runs.items()}
@@ -149,12 +145,10 @@ class Counting(Tracker):
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 
-class CountingShards(Counting, ShardTracker):
-    """The tracker of stages 2 and 3."""
+class CountingShards(Counting, ShardTracker): ...
 
 
-class CountingReplicas(Counting, ReplicaTracker):
-    """The tracker of stages 0 and 1."""
+class CountingReplicas(Counting, ReplicaTracker): ...
 
 
 def trained(run: TrainingRun) -> dict[str, Any]:
@@ -173,10 +167,6 @@ def trained(run: TrainingRun) -> dict[str, Any]:
     }
 
 
-def all_trained() -> list[dict[str, Any]]:
-    """This rank's steps of all runs that the command line holds."""
-    return [trained(run) for run in pickle.loads(base64.b64decode(sys.argv[1]))]
-
-
 if __name__ == "__main__":
-    report_on_gloo(all_trained)
+    all_runs = pickle.loads(base64.b64decode(sys.argv[1]))
+    report_on_gloo(lambda: [trained(run) for run in all_runs])

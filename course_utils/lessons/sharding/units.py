@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from course_utils.measurement import Measurement, Provenance
+from course_utils.measurement import Measurement
 from course_utils.measuring.sharded import ShardedTraining, ShardTracker, simulated_ranks
 from course_utils.measuring.simulated import availability, simulated_gpu
-from course_utils.measuring.tracing import follow, today, torch_release
+from course_utils.measuring.tracing import follow, provenance_of
 from course_utils.models import TransformerConfig
 from course_utils.networks import Transformer
 from course_utils.run import TrainingRun
@@ -21,13 +21,11 @@ def six_blocks(ranks: int = 64) -> TrainingRun:
 
 @dataclass(frozen=True)
 class Units:
-    """Units that are gathered at once: each block, or with `whole` the whole network.
-
-    `ahead` blocks are gathered before they are needed, in forward and in backward. With None torch decides: in backward
-    it gathers the next one.
+    """Units that are gathered at once: with `whole` the whole network, else each block, `ahead` of them before they are
+    needed, in forward and in backward.
     """
 
-    ahead: int | None = None
+    ahead: int = 1
     whole: bool = False
 
 
@@ -37,8 +35,7 @@ def in_units(run: TrainingRun, choices: Mapping[str, Units]) -> dict[str, Measur
     if not works:
         print(f"left out, as this computer cannot simulate them ({why}): {', '.join(choices)}")
         return {}
-    note = f"rank 0 of {run.world_size} simulated ranks"
-    provenance = Provenance("simulated", "simulated GPU", torch_release(), today(), note)
+    provenance = provenance_of("simulated", f"rank 0 of {run.world_size} simulated ranks")
     found = {}
     for name, units in choices.items():
         with simulated_ranks(run.world_size) as mesh, simulated_gpu(run.attention):
@@ -61,9 +58,8 @@ class TrainingInUnits(ShardedTraining):
             fully_shard(network, mesh=self.mesh, mp_policy=policy)
             return network
         network, ahead = super()._network(), self.units.ahead
-        if ahead is not None:
-            blocks: list[Any] = list(network.blocks)
-            for index, block in enumerate(blocks):
-                block.set_modules_to_forward_prefetch(blocks[index + 1 : index + 1 + ahead])
-                block.set_modules_to_backward_prefetch(blocks[max(0, index - ahead) : index][::-1])
+        blocks: list[Any] = list(network.blocks)
+        for index, block in enumerate(blocks):
+            block.set_modules_to_forward_prefetch(blocks[index + 1 : index + 1 + ahead])
+            block.set_modules_to_backward_prefetch(blocks[max(0, index - ahead) : index][::-1])
         return network

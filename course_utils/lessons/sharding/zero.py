@@ -14,7 +14,7 @@ from course_utils.estimating.sharding import (
     shard_shape,
     zero_1_shares,
 )
-from course_utils.estimating.states import parameter_bytes, states_of
+from course_utils.estimating.states import states_of
 from course_utils.models import parameter_shapes
 from course_utils.run import Precision, TrainingRun
 from course_utils.units import BLOCK
@@ -23,12 +23,9 @@ from course_utils.units import BLOCK
 def formula(run: TrainingRun) -> dict[str, int]:
     """Bytes of states of one rank by ZeRO's formula, by kind, with the run's own bytes per parameter.
 
-    Weights, gradients and K of the optimizer: 2 + 2 + 12 in the paper, 4 + 4 + 8 in fp32. Stage 1 divides K by the
-    number of ranks, stage 2 the gradients too, stage 3 all (Rajbhandari et al. 2020, section 5). Raises ValueError for
-    an optimizer other than Adam's.
+    Weights, gradients and K of Adam: 2 + 2 + 12 in the paper, 4 + 4 + 8 in fp32. Stage 1 divides K by the number of
+    ranks, stage 2 the gradients too, stage 3 all (Rajbhandari et al. 2020, section 5).
     """
-    if run.optimizer.algorithm not in ("adam", "adamw"):
-        raise ValueError(f"ZeRO's formula is written here for Adam's two moments, not for {run.optimizer.name}")
     N, D, stage, precision = run.model.parameters, run.world_size, run.zero_stage, run.precision
     K = precision.master + _moments(precision)
     return {
@@ -53,32 +50,25 @@ def state_terms(run: TrainingRun, rank: int = 0, counters: bool = True) -> dict[
     """Bytes of `rank` between backward and the step: ZeRO's formula, then signed terms by which torch differs.
 
     `counters` are Adam's counts of steps, a block of 512 bytes for each tensor, in traced memory of a CPU only. Stages
-    2 and 3 are FSDP2, which keeps no whole parameter between steps. Raises ValueError like `formula`, and for a run
-    that `check_fsdp` refuses.
+    2 and 3 are FSDP2, which keeps no whole parameter between steps. Raises ValueError for a run that it cannot shard.
     """
+    shares = run.zero_stage == 1
+    stepped = zero_1_shares(run.model, run.world_size)[rank] if shares else parameter_shapes(run.model)
     terms = {"ZeRO's formula": sum(formula(run).values())}
-    terms |= _sharded_terms(run, rank) if run.zero_stage >= 2 else _replicated_terms(run, rank)
+    terms |= _sharded_terms(run, rank) if run.zero_stage >= 2 else _replicated_terms(run, stepped)
     if counters:
-        terms["step counters, on a CPU"] = BLOCK * len(_stepped(run, rank))
+        terms["step counters, on a CPU"] = BLOCK * len(stepped)
     return {name: size for name, size in terms.items() if size}
 
 
-def _stepped(run: TrainingRun, rank: int) -> Mapping[str, tuple[int, ...]]:
-    """The tensors that this rank's optimizer steps, by name."""
-    return zero_1_shares(run.model, run.world_size)[rank] if run.zero_stage == 1 else parameter_shapes(run.model)
-
-
-def _replicated_terms(run: TrainingRun, rank: int) -> dict[str, int]:
+def _replicated_terms(run: TrainingRun, stepped: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
     """DistributedDataParallel: shares of whole tensors are not even, and buckets hold all gradients again."""
-    N, precision, shapes = run.model.parameters, run.precision, _stepped(run, rank)
-    exact = formula(run)
-    share = (precision.master + _moments(precision)) * sum(map(prod, shapes.values()))
-    states = states_of(precision, run.optimizer, shapes)
-    weights, gradients = precision.weight * N, precision.gradient * N
-    kept = rank_0_states(run)
+    kept, exact, precision = rank_0_states(run), formula(run), run.precision
+    share = (precision.master + _moments(precision)) * sum(map(prod, stepped.values()))
+    blocks = sum(kept[kind] - exact[kind] for kind in ("parameters", "gradients"))
     return {
         "uneven shares": share - exact["optimizer_states"],
-        "blocks of 512 bytes": parameter_bytes(run) - weights + kept["gradients"] - gradients + states - share,
+        "blocks of 512 bytes": blocks + states_of(precision, run.optimizer, stepped) - share,
         "buckets": ddp_communication(run),
     }
 
@@ -118,7 +108,7 @@ def padded_elements(run: TrainingRun) -> tuple[int, int]:
 def gathered_terms(run: TrainingRun) -> dict[str, int]:
     """Bytes of communication while a block goes backward at stage 3 of FSDP2, by name: that kind at the peak.
 
-    Parameters outside the blocks are one unit, gathered from forward to the end of backward. Raises like `fsdp_groups`.
+    Parameters outside the blocks are one unit, gathered from forward to the end of backward.
     """
     outer, block = fsdp_groups(run)[:2]
     return {
@@ -175,13 +165,8 @@ def offload(parameters: int, ranks: int = 1) -> Offload:
 
 
 def reduce_scatter(gradients: Sequence[Sequence[float]]) -> list[list[float]]:
-    """Each rank's slice of the mean after a reduce-scatter of these lists, one per rank.
-
-    Raises ValueError unless the ranks divide the length.
-    """
+    """Each rank's slice of the mean after a reduce-scatter of these lists, one per rank."""
     D, n = len(gradients), len(gradients[0])
-    if n % D:
-        raise ValueError(f"{D} ranks do not divide {n} numbers: pad them first")
     mean = [sum(column) / D for column in zip(*gradients, strict=True)]
     return [mean[rank * n // D : (rank + 1) * n // D] for rank in range(D)]
 
