@@ -86,23 +86,23 @@ def replayed(stage: Stage, expandable: bool) -> Replay:
     return replay(trace(stage.card.room), stage.card.room, expandable_segments=expandable)
 
 
-def question(stage: Stage) -> StepResult:
+def question(stage: Stage) -> str:
     events = trace(stage.card.room)
     activation, state, late = (format_bytes(events[index][0]) for index in (0, -2, -1))
-    return StepResult(
+    return (
         f"On {stage.words}, {COUNT} activations of {activation} come and go. Then {COUNT} of Adam's states of {state} "
         f"come, and stay. Now the next activation wants {late}. Is there room?"
     )
 
 
-def failure(stage: Stage) -> StepResult:
+def failure(stage: Stage) -> str:
     """The last request fails; RuntimeError if it does not."""
     if not stage.live:
-        return StepResult(str(_failure_of(replayed(stage, expandable=False), stage)))
+        return str(_failure_of(replayed(stage, expandable=False), stage))
     said = in_another_process(expandable=False)["message"]
     if not said:
         raise RuntimeError("the request was meant to fail, and succeeded: PyTorch's allocator has another policy here")
-    return StepResult(said.split(" If reserved")[0])
+    return said.split(" If reserved")[0]
 
 
 def _failure_of(found: Replay, stage: Stage) -> OutOfMemory:
@@ -149,7 +149,7 @@ FRAGMENTATION = Demo(
         DemoStep("Guess first", "Is there room for one more tensor?", question),
         DemoStep("Out of memory", "The request fails.", failure, fails=True),
         DemoStep("Where the free memory is", "Free memory in used segments helps nobody.", holes),
-        DemoStep("A setting", "A segment of fixed size cannot grow. Another kind can.", lambda _: StepResult(CURE)),
+        DemoStep("A setting", "A segment of fixed size cannot grow. Another kind can.", lambda _: CURE),
         DemoStep("Expandable segments", "The states lie side by side, and behind them is room.", expandable_segments),
     ),
     foresee,

@@ -1,5 +1,6 @@
 """Every demo before the lecture: executed once on this machine, or foreseen by estimate for another card."""
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from textwrap import fill
@@ -84,10 +85,12 @@ def _said(one: Demo, stage: Stage, run: bool) -> Iterator[Foreseen]:
         if not run:
             yield Foreseen(title, True)
             continue
+        begin = time.perf_counter()
         try:
             outcome = stage.perform(step)
         except (RuntimeError, ValueError) as problem:  # the other demos are rehearsed all the same
             yield Foreseen(f"{title}: does not work here. {' '.join(str(problem).split())}", False)
         else:
             drawn = f" [{outcome.figure.alt}]" if outcome.figure else ""
-            yield Foreseen(f"{title}: {outcome.seconds:.1f} s. {' '.join(outcome.words.split())}{drawn}", True)
+            said = f"{time.perf_counter() - begin:.1f} s. {' '.join(outcome.words.split())}{drawn}"
+            yield Foreseen(f"{title}: {said}", True)

@@ -1,8 +1,7 @@
 """The demos that try training runs on the card, or estimate them, one step at a time; see also `fragmentation`."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
-from ..breakdown import MemoryBreakdown
 from ..estimating import estimate
 from ..estimating.step_time import model_flops, recomputed_flops
 from ..figures.canvas import sentence
@@ -16,13 +15,22 @@ from .stage_figures import stage_bars
 
 
 def _drawn(
-    stage: Stage, words: str, rows: Mapping[str, MemoryBreakdown], title: str, notes: Mapping[str, str] | None = None
+    stage: Stage, words: str, runs: Mapping[str, TrainingRun], title: str, notes: Mapping[str, str] | None = None
 ) -> StepResult:
-    return StepResult(words, figure=stage_bars(rows, title, stage.card.room, notes))
+    rows = {name: estimate(run) for name, run in runs.items()}
+    return StepResult(words, figure=stage_bars(rows, title, stage.card.room, notes or {}))
 
 
 def _takes(run: TrainingRun) -> str:
     return f"{run} takes {format_bytes(estimate(run).total)} by estimate"
+
+
+def _share(run: TrainingRun, of: TrainingRun) -> float:
+    return estimate(run).total / estimate(of).total
+
+
+def _trying(title: str, words: str, chosen: Callable[[Stage], TrainingRun]) -> DemoStep:
+    return DemoStep(title, words, lambda stage: stage.attempt(chosen(stage)))
 
 
 # One training step, at six tenths of the card
@@ -30,23 +38,27 @@ def _takes(run: TrainingRun) -> str:
 SIX_TENTHS = 0.6
 
 
-def _step_question(stage: Stage) -> StepResult:
-    run = stage.run_of(SIX_TENTHS)
+def _six_tenths(stage: Stage) -> TrainingRun:
+    return stage.run_of(SIX_TENTHS)
+
+
+def _step_question(stage: Stage) -> str:
+    run = _six_tenths(stage)
     states = format_bytes(16 * run.model.parameters)
-    return StepResult(f"{run} on {stage.words}. At 16 bytes a parameter its states take {states}. What is the peak?")
+    return f"{run} on {stage.words}. At 16 bytes a parameter its states take {states}. What is the peak?"
 
 
 def _step_prediction(stage: Stage) -> StepResult:
-    found = estimate(stage.run_of(SIX_TENTHS))
+    found = estimate(run := _six_tenths(stage))
     title = f"{format_bytes(found.total)} by estimate, in {found.phase}"
-    return _drawn(stage, "Which of these stay when the step is over?", {"": found}, title)
+    return _drawn(stage, "Which of these stay when the step is over?", {"": run}, title)
 
 
-def _what_stays(stage: Stage) -> StepResult:
-    run = stage.run_of(SIX_TENTHS)
-    stays = format_bytes(estimate(run)["parameters"] + estimate(run)["optimizer_states"])
+def _what_stays(stage: Stage) -> str:
+    found = estimate(run := _six_tenths(stage))
+    stays = format_bytes(found["parameters"] + found["optimizer_states"])
     peak = format_bytes(stage.outcome_of(run).peak)
-    return StepResult(f"Between two steps {stays} stay: weights and Adam's states. The rest of {peak} comes and goes.")
+    return f"Between two steps {stays} stay: weights and Adam's states. The rest of {peak} comes and goes."
 
 
 TRAINING_STEP = Demo(
@@ -55,14 +67,10 @@ TRAINING_STEP = Demo(
     (
         DemoStep("Guess first", "How much memory does this training step take? Write your guess down.", _step_question),
         DemoStep("The estimate", "Add up what is alive at the worst moment.", _step_prediction),
-        DemoStep(
-            "The step itself",
-            "Watch what rises in forward and falls in backward, and what stays.",
-            lambda stage: stage.attempt(stage.run_of(SIX_TENTHS)),
-        ),
+        _trying("The step itself", "Watch what rises in forward and falls in backward, and what stays.", _six_tenths),
         DemoStep("What stays", "The step is over.", _what_stays),
     ),
-    lambda stage: [stage.foresee(stage.run_of(SIX_TENTHS))],
+    lambda stage: [stage.foresee(_six_tenths(stage))],
 )
 
 
@@ -72,13 +80,13 @@ TRAINING_STEP = Demo(
 def _too_large(stage: Stage) -> StepResult:
     run = stage.too_large()
     title = f"{run.micro_batch} sequences do not fit, by estimate"
-    return _drawn(stage, f"{run} on {stage.words}. Where in the step will it fail?", {"": estimate(run)}, title)
+    return _drawn(stage, f"{run} on {stage.words}. Where in the step will it fail?", {"": run}, title)
 
 
-def _what_fits(stage: Stage) -> StepResult:
-    large, small = stage.too_large(), stage.run_of(SIX_TENTHS)
+def _what_fits(stage: Stage) -> str:
+    large, small = stage.too_large(), _six_tenths(stage)
     each = (estimate(large).total - estimate(small).total) // (large.micro_batch - small.micro_batch)
-    return StepResult(
+    return (
         f"Each sequence costs {format_bytes(each)}. {large.micro_batch} did not fit. "
         f"Does the same process still work, and how many fit into {percent(SIX_TENTHS)} of the card?"
     )
@@ -92,51 +100,41 @@ OUT_OF_MEMORY = Demo(
         DemoStep(
             "Out of memory",
             "The allocator looks for room, gives back what it has cached, and gives up.",
-            lambda stage: StepResult(stage.fails(stage.too_large())),
+            lambda stage: stage.fails(stage.too_large()),
             fails=True,
         ),
         DemoStep("What now?", "The failed step's memory has been given back.", _what_fits),
-        DemoStep(  # a batch that fits even where the memory is fragmented
-            "And back",
-            "The same process trains on, with fewer sequences.",
-            lambda stage: stage.attempt(stage.run_of(SIX_TENTHS)),
-        ),
+        _trying("And back", "The same process trains on, with fewer sequences.", _six_tenths),
     ),
-    lambda stage: [stage.foresee(stage.too_large(), fails=True), stage.foresee(stage.run_of(SIX_TENTHS))],
+    lambda stage: [stage.foresee(stage.too_large(), fails=True), stage.foresee(_six_tenths(stage))],
 )
 
 
 # SGD against Adam on one model and batch, and when Adam's states appear
 
-OPTIMIZERS = {"SGD": "sgd", "momentum": "momentum", "AdamW": "adamw"}
+
+def _sgd(stage: Stage) -> TrainingRun:
+    return _six_tenths(stage).replace(optimizer="sgd")
 
 
-def _optimized(stage: Stage) -> dict[str, TrainingRun]:
-    """The run with each optimizer; the batch is what AdamW leaves room for."""
-    base = stage.run_of(SIX_TENTHS)
-    return {name: base.replace(optimizer=optimizer) for name, optimizer in OPTIMIZERS.items()}
-
-
-def _optimizer_question(stage: Stage) -> StepResult:
-    run = _optimized(stage)["SGD"]
-    return StepResult(
-        f"{_takes(run)}, with {run.model.parameters / 1e6:,.0f} M "
-        "parameters in fp32. How much more with AdamW, and from which moment on?"
-    )
+def _optimizer_question(stage: Stage) -> str:
+    run = _sgd(stage)
+    parameters = f"{run.model.parameters / 1e6:,.0f} M parameters"
+    return f"{_takes(run)}, with {parameters} in fp32. How much more with AdamW, and from which moment on?"
 
 
 def _optimizer_prediction(stage: Stage) -> StepResult:
-    rows = {name: estimate(run) for name, run in _optimized(stage).items()}
-    title = f"AdamW takes {format_bytes(rows['AdamW'].total - rows['SGD'].total)} more than SGD, by estimate"
-    return _drawn(stage, "One number a parameter for momentum, two for Adam.", rows, title)
+    runs = {"SGD": _sgd(stage), "momentum": _sgd(stage).replace(optimizer="momentum"), "AdamW": _six_tenths(stage)}
+    more = estimate(runs["AdamW"]).total - estimate(runs["SGD"]).total
+    title = f"AdamW takes {format_bytes(more)} more than SGD, by estimate"
+    return _drawn(stage, "One number a parameter for momentum, two for Adam.", runs, title)
 
 
-def _first_step(stage: Stage) -> StepResult:
-    peaks = stage.outcome_of(_optimized(stage)["AdamW"]).step_peaks
-    first, later = format_bytes(peaks[0]), format_bytes(peaks[-1])
-    return StepResult(
-        f"AdamW's first step peaked at {first}, later ones at {later}. A batch that passes one step may still fail in "
-        "the second: always try two."
+def _first_step(stage: Stage) -> str:
+    peaks = stage.outcome_of(_six_tenths(stage)).step_peaks
+    return (
+        f"AdamW's first step peaked at {format_bytes(peaks[0])}, later ones at {format_bytes(peaks[-1])}. A batch that "
+        "passes one step may still fail in the second: always try two."
     )
 
 
@@ -146,22 +144,15 @@ OPTIMIZER_STATES = Demo(
     (
         DemoStep("Guess first", "The same model, the same batch, another optimizer.", _optimizer_question),
         DemoStep("The estimate", "What each optimizer keeps for every parameter.", _optimizer_prediction),
-        DemoStep("SGD", "Between steps the weights are alone.", lambda stage: stage.attempt(_optimized(stage)["SGD"])),
-        DemoStep(
-            "AdamW", "Watch the first step of the optimizer.", lambda stage: stage.attempt(_optimized(stage)["AdamW"])
-        ),
+        _trying("SGD", "Between steps the weights are alone.", _sgd),
+        _trying("AdamW", "Watch the first step of the optimizer.", _six_tenths),
         DemoStep("The first step differs", "Forward began without states once, and never again.", _first_step),
     ),
-    lambda stage: [stage.foresee(_optimized(stage)[name]) for name in ("SGD", "AdamW")],
+    lambda stage: [stage.foresee(_sgd(stage)), stage.foresee(_six_tenths(stage))],
 )
 
 
 # The same batch under three policies of recomputation
-
-MOSTLY_ACTIVATIONS = {"share": 0.7, "states": 0.2}
-"""Shares of the card: the run with everything kept, and its states; the rest is activations."""
-
-CHUNKS = 8  # pieces of the loss, so that logits, which no policy touches, do not hide the blocks
 
 POLICIES = {
     "all kept": ("none", "Activations rise until the loss is there."),
@@ -170,24 +161,28 @@ POLICIES = {
 }
 
 
+def _under(policy: str) -> Callable[[Stage], TrainingRun]:
+    """A run mostly of activations. Its loss is in pieces: logits, which no policy touches, would hide the blocks."""
+    return lambda stage: stage.run_of(0.7, states=0.2, loss_chunks=8).replace(recompute=policy)
+
+
 def _recomputing(stage: Stage) -> dict[str, TrainingRun]:
-    base = stage.run_of(**MOSTLY_ACTIVATIONS, loss_chunks=CHUNKS)
-    return {name: base.replace(recompute=policy) for name, (policy, _) in POLICIES.items()}
+    return {name: _under(policy)(stage) for name, (policy, _) in POLICIES.items()}
 
 
-def _recompute_question(stage: Stage) -> StepResult:
-    return StepResult(
+def _recompute_question(stage: Stage) -> str:
+    return (
         f"{_takes(_recomputing(stage)['all kept'])}. Keep only each block's input, and compute the "
         "block again in backward: how much is left, and how much longer is a step?"
     )
 
 
 def _recompute_prediction(stage: Stage) -> StepResult:
-    rows = {name: estimate(run) for name, run in _recomputing(stage).items()}
-    notes = {name: _arithmetic(run) for name, run in _recomputing(stage).items()}
-    title = f"Full recomputation needs {percent(1 - rows['full'].total / rows['all kept'].total)} less, by estimate"
+    runs = _recomputing(stage)
+    notes = {name: _arithmetic(run) for name, run in runs.items()}
+    title = f"Full recomputation needs {percent(1 - _share(runs['full'], runs['all kept']))} less, by estimate"
     words = "A forward pass is a third of a step's arithmetic; the blocks' part of it comes twice."
-    return _drawn(stage, words, rows, title, notes)
+    return _drawn(stage, words, runs, title, notes)
 
 
 def _arithmetic(run: TrainingRun) -> str:
@@ -197,19 +192,15 @@ def _arithmetic(run: TrainingRun) -> str:
     return "no product is computed again" if run.recompute == "selective" else "nothing is computed again"
 
 
-def _trying(name: str, words: str) -> DemoStep:
-    return DemoStep(name.capitalize(), words, lambda stage: stage.attempt(_recomputing(stage)[name]))
-
-
 def _price(stage: Stage) -> StepResult:
     """Peaks and times side by side: times are measured on a GPU alone."""
-    made = {name: (run, stage.outcome_of(run)) for name, run in _recomputing(stage).items()}
-    word, first = WORDS["live" if stage.live else "simulated"], made["all kept"][1]
-    notes = {name: f"{format_bytes(one.peak)} {word}, {_time(run, one, first)}" for name, (run, one) in made.items()}
-    rows = {name: estimate(run) for name, (run, _) in made.items()}
-    title = f"{percent(1 - made['full'][1].peak / first.peak)} less memory, for one more forward pass"
+    runs = _recomputing(stage)
+    made = {name: stage.outcome_of(run) for name, run in runs.items()}
+    word, first = WORDS["live" if stage.live else "simulated"], made["all kept"]
+    notes = {name: f"{format_bytes(one.peak)} {word}, {_time(runs[name], one, first)}" for name, one in made.items()}
+    title = f"{percent(1 - made['full'].peak / first.peak)} less memory, for one more forward pass"
     told = "timed on this GPU" if stage.live else "without a GPU no time is measured, the arithmetic is counted"
-    return _drawn(stage, f"Memory for time: {told}.", rows, title, notes)
+    return _drawn(stage, f"Memory for time: {told}.", runs, title, notes)
 
 
 def _time(run: TrainingRun, tried: StepResult, first: StepResult) -> str:
@@ -224,7 +215,7 @@ RECOMPUTATION = Demo(
     (
         DemoStep("Guess first", "The same batch, three ways.", _recompute_question),
         DemoStep("The estimate", "Three policies, one batch.", _recompute_prediction),
-        *(_trying(name, words) for name, (_, words) in POLICIES.items()),
+        *(_trying(name.capitalize(), words, _under(policy)) for name, (policy, words) in POLICIES.items()),
         DemoStep("The price", "The peak fell. What did it cost?", _price),
     ),
     lambda stage: [stage.foresee(run) for run in _recomputing(stage).values()],
@@ -238,40 +229,37 @@ PARTS, TIMES = 4, 10
 
 def _large(stage: Stage) -> TrainingRun:
     """A batch at eight tenths of the card; its sequences can be shared by the micro-batches."""
-    run = stage.run_of(0.8, 0.2)
-    if run.micro_batch < PARTS:
-        raise ValueError(f"only {run.micro_batch} sequences fit {stage.words}: free some of its memory")
+    run = stage.run_of(0.8, states=0.2)
     return run.replace(micro_batch=run.micro_batch // PARTS * PARTS)
 
 
-def _in_parts(stage: Stage, times: int = 1) -> TrainingRun:
+def _in_parts(stage: Stage) -> TrainingRun:
     run = _large(stage)
-    return run.replace(micro_batch=run.micro_batch // PARTS, accumulation_steps=PARTS * times)
+    return run.replace(micro_batch=run.micro_batch // PARTS, accumulation_steps=PARTS)
 
 
-def _batch_question(stage: Stage) -> StepResult:
+def _batch_question(stage: Stage) -> str:
     run = _large(stage)
-    return StepResult(
+    return (
         f"{_takes(run)}. The same {run.micro_batch} sequences in {PARTS} "
         f"micro-batches of {run.micro_batch // PARTS}, gradients added up: does that take a quarter?"
     )
 
 
 def _batch_prediction(stage: Stage) -> StepResult:
-    whole, parts = estimate(_large(stage)), estimate(_in_parts(stage))
-    title = f"{percent(parts.total / whole.total)} of the memory, not {percent(1 / PARTS)}, by estimate"
+    whole, parts = _large(stage), _in_parts(stage)
+    title = f"{percent(_share(parts, whole))} of the memory, not {percent(1 / PARTS)}, by estimate"
     return _drawn(stage, "Which kinds did not shrink?", {"at once": whole, f"in {PARTS} parts": parts}, title)
 
 
 def _ten_times(stage: Stage) -> StepResult:
-    run, more = _large(stage), _in_parts(stage, TIMES)
-    rows = {
-        f"{more.global_batch} at once": estimate(run.replace(micro_batch=more.global_batch)),
-        f"in {more.accumulation_steps} parts": estimate(more),
-    }
-    same = estimate(more).total == estimate(_in_parts(stage)).total
-    title = f"{TIMES} times the batch takes {'the same memory' if same else 'hardly more memory'}, by estimate"
-    return _drawn(stage, "Only time grows with the batch.", rows, title)
+    parts = _in_parts(stage)
+    more = parts.replace(accumulation_steps=PARTS * TIMES)
+    whole = more.replace(micro_batch=more.global_batch, accumulation_steps=1)
+    same = "the same memory" if _share(more, parts) == 1 else "hardly more memory"
+    title = f"{TIMES} times the batch takes {same}, by estimate"
+    runs = {f"{more.global_batch} at once": whole, f"in {more.accumulation_steps} parts": more}
+    return _drawn(stage, "Only time grows with the batch.", runs, title)
 
 
 ACCUMULATION = Demo(
@@ -280,12 +268,8 @@ ACCUMULATION = Demo(
     (
         DemoStep("Guess first", "The same batch, in one piece and in several.", _batch_question),
         DemoStep("The estimate", "Activations are one micro-batch's.", _batch_prediction),
-        DemoStep("One large batch", "All sequences at once.", lambda stage: stage.attempt(_large(stage))),
-        DemoStep(
-            "Micro-batches",
-            "Gradients stay from one to the next, activations do not.",
-            lambda stage: stage.attempt(_in_parts(stage)),
-        ),
+        _trying("One large batch", "All sequences at once.", _large),
+        _trying("Micro-batches", "Gradients stay from one to the next, activations do not.", _in_parts),
         DemoStep("Ten times the batch", "Ten times as many sequences a step. How much memory?", _ten_times),
     ),
     lambda stage: [stage.foresee(_large(stage)), stage.foresee(_in_parts(stage))],
@@ -299,51 +283,42 @@ STAGES = {"replicas": 0, "ZeRO-1": 1, "ZeRO-2": 2, "ZeRO-3": 3}
 
 
 def _sharded(stage: Stage) -> dict[str, TrainingRun]:
-    """The run at each of ZeRO's stages, on as few cards as the third needs. ValueError where none of `RANKS` do."""
-    base = _too_large_for_one(stage)
-    for ranks in RANKS:
-        made = {name: base.replace(world_size=ranks, zero_stage=number) for name, number in STAGES.items()}
-        if fits(made["ZeRO-3"], stage.card.room):
-            return made
-    raise ValueError(f"{base.model.name} does not fit {RANKS[-1]} of {stage.words}: nothing to show")
+    """The run at each of ZeRO's stages, on as few cards as the third needs, or on the most of `RANKS`.
 
-
-def _too_large_for_one(stage: Stage) -> TrainingRun:
-    """One sequence of the smallest dense model whose 16 bytes a parameter are more than the card holds.
-
-    Its precision is ZeRO's own, 2 + 2 + 12 bytes: autocast would keep a whole 16-bit copy of the weights on each card.
+    One sequence of the smallest dense model whose 16 bytes a parameter are more than the card holds. Its precision is
+    ZeRO's own, 2 + 2 + 12 bytes: autocast would keep a whole 16-bit copy of the weights on each card.
     """
-    large = [one for one in PRESETS.values() if not one.experts and 16 * one.parameters > stage.card.room]
-    if not large:
-        raise ValueError(f"no preset is too large for {stage.words}: nothing to show")
+    large = (one for one in PRESETS.values() if not one.experts and 16 * one.parameters > stage.card.room)
     model = min(large, key=lambda one: one.parameters)
     precision, attention = ("bf16-master", "flash") if stage.card.has_bf16 else ("fp16-master", "efficient")
-    return TrainingRun(model, 1, min(512, model.max_positions), precision, attention=attention, recompute="full")
+    base = TrainingRun(model, 1, min(512, model.max_positions), precision, attention=attention, recompute="full")
+    third = (base.replace(world_size=ranks, zero_stage=3) for ranks in RANKS)
+    ranks = next((run.world_size for run in third if fits(run, stage.card.room)), RANKS[-1])
+    return {name: base.replace(world_size=ranks, zero_stage=number) for name, number in STAGES.items()}
 
 
-def _cards_question(stage: Stage) -> StepResult:
-    model = _too_large_for_one(stage).model
-    return StepResult(
+def _cards_question(stage: Stage) -> str:
+    model = _sharded(stage)["replicas"].model
+    return (
         f"{model.name} on {stage.words}: at 16 bytes a parameter its states take "
         f"{format_bytes(16 * model.parameters)}. How many such cards does it take, if each keeps a copy?"
     )
 
 
 def _replicas(stage: Stage) -> StepResult:
-    made = _sharded(stage)["replicas"]
-    few, many = RANKS[0], made.world_size * 8
-    rows = {f"{ranks} cards": estimate(made.replace(world_size=ranks)) for ranks in (few, many)}
+    run = _sharded(stage)["replicas"]
+    few, many = RANKS[0], run.world_size * 8
+    runs = {f"{ranks} cards": run.replace(world_size=ranks) for ranks in (few, many)}
     title = f"A replica is as large on {many} cards as on {few}, by estimate"
-    return _drawn(stage, "Each card holds everything. What need not be there twice?", rows, title)
+    return _drawn(stage, "Each card holds everything. What need not be there twice?", runs, title)
 
 
 def _stages(stage: Stage) -> StepResult:
-    made = _sharded(stage)
-    ranks = made["ZeRO-3"].world_size
-    rows = {name: estimate(run) for name, run in made.items()}
-    fitting = [name for name, run in made.items() if fits(run, stage.card.room)]
+    runs = _sharded(stage)
+    ranks = runs["ZeRO-3"].world_size
+    fitting = [name for name, run in runs.items() if fits(run, stage.card.room)]
     words = f"Bytes of one of {ranks} cards. Nothing was measured: those cards are not here."
-    return _drawn(stage, words, rows, f"On {ranks} cards {sentence(fitting)} fit, by estimate")
+    return _drawn(stage, words, runs, f"On {ranks} cards {sentence(fitting)} fit, by estimate")
 
 
 SHARDING = Demo(

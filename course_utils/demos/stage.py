@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -35,24 +35,25 @@ class StepResult:
     """The result of a step: `words` to show, and a `figure` in the meter's place if there is one.
 
     Of a run that was tried: the `peak` in bytes, `step_seconds` of one step (None where nothing was timed), and
-    `step_peaks`, the most bytes allocated up to the end of each step. `seconds` is how long the demo's step took,
-    without the time in which a simulated run is played back.
+    `step_peaks`, the most bytes allocated up to the end of each step.
     """
 
     words: str
     peak: int = 0
-    seconds: float = 0.0
     figure: Figure | None = None
     step_seconds: float | None = None
     step_peaks: tuple[int, ...] = ()
 
 
 class DemoStep(NamedTuple):
-    """One step of a demo: its title and words on the screen, what its key runs, and True if that fails on purpose."""
+    """One step of a demo: its title and words on the screen, what its key runs, and True if that fails on purpose.
+
+    What it runs returns a result, or words alone.
+    """
 
     title: str
     words: str
-    run: Callable[["Stage"], StepResult]
+    run: Callable[["Stage"], StepResult | str]
     fails: bool = False
 
 
@@ -88,8 +89,8 @@ class MarkedPhases(Unwatched):
 class Stage:
     """A card, `live` if it is really there, and where its meter is shown (nowhere in a rehearsal).
 
-    A simulated run that is shown is played back in `reading_seconds`, of which `playing` is the sum so far. What was
-    `tried` is remembered, so that a later step can speak of it.
+    A simulated run that is shown is played back in `reading_seconds`. What was `tried` is remembered, so that a later
+    step can speak of it.
     """
 
     card: Gpu
@@ -97,7 +98,6 @@ class Stage:
     show: Callable[[Meter], None] | None = None
     reading_seconds: float = 15.0
     tried: dict[TrainingRun, StepResult] = field(default_factory=dict, repr=False)
-    playing: float = field(default=0.0, repr=False)
 
     @classmethod
     def here(cls) -> "Stage":
@@ -112,10 +112,9 @@ class Stage:
         return f"{'' if self.live else 'a simulated '}{self.card.name}, {format_bytes(self.card.room, 'GB', 1)}"
 
     def perform(self, step: DemoStep) -> StepResult:
-        """Runs the step, and says how long it took."""
-        begin, played = time.perf_counter(), self.playing
+        """Runs the step."""
         outcome = step.run(self)
-        return replace(outcome, seconds=time.perf_counter() - begin - (self.playing - played))
+        return StepResult(outcome) if isinstance(outcome, str) else outcome
 
     def run_of(self, share: float, states: float = STATES_SHARE, **choices: Any) -> TrainingRun:
         """A run whose peak is estimated at just under `share` of the card, of the largest model whose weights,
@@ -167,19 +166,16 @@ class Stage:
         measured = measure(run, "simulated")
         played = Playback(measured, self.reading_seconds, self.card.room)
         if self.show is not None:
-            begin = time.perf_counter()
             with played.meter() as meter:
                 self.show(meter)
                 meter.wait()
-            self.playing += time.perf_counter() - begin
         if played.failure is not None:
             raise played.failure
         peaks = measured.timeline.step_peaks()
         so_far = tuple(accumulate((peaks[step] for step in sorted(peaks) if step), max))
         blocks = played.replayed.peak_allocated if played.replayed else measured.peak
-        compared = beside_estimate(run, measured.peak, measured.word)
-        words = f"{compared} ({format_bytes(blocks)} in blocks) · {measured.provenance}"
-        return StepResult(words, measured.peak, step_peaks=so_far)
+        words = f"{_compared(run, measured.peak, measured.word)} ({format_bytes(blocks)} in blocks)"
+        return StepResult(f"{words} · {measured.provenance}", measured.peak, step_peaks=so_far)
 
     def _live(self, run: TrainingRun) -> StepResult:
         from ..measuring.devices import Cuda
@@ -193,7 +189,7 @@ class Stage:
                 if self.show is not None:
                     self.show(meter)
                 seconds, peaks = _trained(run, device, meter)
-        words = f"{beside_estimate(run, meter.peak, WORDS['live'])} · {seconds:.2f} s a step · {meter.source}"
+        words = f"{_compared(run, meter.peak, WORDS['live'])} · {seconds:.2f} s a step · {meter.source}"
         return StepResult(words, meter.peak, step_seconds=seconds, step_peaks=peaks)
 
 
@@ -212,6 +208,5 @@ def _trained(run: TrainingRun, device: "Device", meter: Meter) -> tuple[float, t
     return (ends[-1] - ends[WARM_UP_STEPS - 1]) / (LIVE_STEPS - WARM_UP_STEPS), tuple(peaks)
 
 
-def beside_estimate(run: TrainingRun, peak: int, word: str) -> str:
-    """The estimate and the peak, which `word` calls measured or simulated."""
+def _compared(run: TrainingRun, peak: int, word: str) -> str:
     return f"Estimated {format_bytes(estimate(run).total)}, {word} {format_bytes(peak)}"

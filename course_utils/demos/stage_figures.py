@@ -1,7 +1,6 @@
-"""A picture for the stage: stacked bars in type that can be read from the back row."""
+"""Pictures for the stage: bars in type that can be read from the back row."""
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 
 from ..allocator.replay import MemoryBlock, MemorySegment
 from ..breakdown import MemoryBreakdown
@@ -10,20 +9,11 @@ from ..figures.canvas import INK, MARGIN, RULE, WIDTH, Canvas, Figure, ink_on, t
 from ..units import GB, format_bytes
 
 TYPE = 20.0  # pixels of the letters; the course's other pictures have 12
-
 BAR, STEP = 40.0, 62.0
 
 
-def stage_bars(
-    rows: Mapping[str, MemoryBreakdown], title: str, room: int, notes: Mapping[str, str] | None = None
-) -> Figure:
-    """Breakdowns (bytes by kind) as bars one below the other, a line at `room`, the bytes of the GPU's memory.
-
-    A row's note, if there is one, is written under its bar. Raises ValueError without rows.
-    """
-    if not rows:
-        raise ValueError("there is nothing to draw: a picture needs at least one row")
-    notes = notes or {}
+def stage_bars(rows: Mapping[str, MemoryBreakdown], title: str, room: int, notes: Mapping[str, str]) -> Figure:
+    """Breakdowns as bars with notes below them, and a line at `room`, the bytes of the GPU's memory."""
     canvas = Canvas()
     lines = wrap(title, 24, WIDTH - 2 * MARGIN, bold=True)
     for index, line in enumerate(lines):
@@ -41,8 +31,8 @@ def stage_bars(
     canvas.line(x, top - 8, x, bottom, OVER, stroke_width=3, data_capacity=room)
     canvas.halo_text(x - 6, bottom + 8, f"GPU {format_bytes(room)}", 17, fill=OVER, text_anchor="end")
     shown = [kind for kind in COLOURS if any(row.get(kind, 0) > row.total / 50 for row in rows.values())]
-    swatch = partial(_swatch, canvas)
-    end = legend(canvas, [(kind, words(kind)) for kind in shown], bottom + 16, swatch, scale=1.5)
+    entries = [(kind, words(kind)) for kind in shown]
+    end = legend(canvas, entries, bottom + 16, lambda x, y, size, kind: _swatch(canvas, x, y, size, kind), scale=1.5)
     told = "; ".join(_row_told(label, row, notes.get(label, "")) for label, row in rows.items())
     alt = f"{title}. {told}. The GPU has {format_bytes(room)}."
     return Figure(canvas.svg(end + 8, title, alt), alt)
@@ -77,12 +67,9 @@ def _row_told(label: str, row: MemoryBreakdown, note: str) -> str:
 
 
 def stage_segments(segments: Sequence[MemorySegment], title: str, room: int) -> Figure:
-    """The allocator's segments one below the other, as wide as they are large; what is free is hatched.
-
-    `room` is the GPU's memory in bytes; the last row is the memory that the driver still has. ValueError for none.
+    """The allocator's segments one below the other, as wide as they are large, what is free hatched; at last what the
+    driver still has of `room`, the bytes of the GPU's memory.
     """
-    if not segments:
-        raise ValueError("there is nothing to draw: the allocator holds no segment")
     canvas, left = Canvas(), MARGIN + text_width("with the driver", TYPE) + 12
     canvas.text(MARGIN, 32, title, 24, font_weight="bold")
     unused = room - sum(segment.bytes for segment in segments)
