@@ -131,7 +131,7 @@ def _trace(own: OwnStep, provenance: Provenance, steps: int) -> Measurement:
         work = carried_over(own, device, simulated)
         tracker = stack.enter_context(Tracker(device))
         if simulated:
-            stack.enter_context(answered(sizes=lambda: [size for size, _ in tracker.events]))
+            stack.enter_context(answered(lambda: [size for size, _ in tracker.events]))
         watch = stack.enter_context(Watch(tracker, work, simulated))
         for number in range(1, steps + 1):
             watch.begin_step(number)
