@@ -24,14 +24,16 @@ COPIES, PASSING = "weight copies", "temporaries, inputs"
 COMPONENTS = (STATES, SCORES, BLOCKS, OUTSIDE, COPIES, PASSING)
 """The parts of every answer and every measurement: all of it, nothing twice."""
 
+KINDS = {"parameters": STATES, "gradients": STATES, "optimizer_states": STATES, "weight_copies": COPIES}
+
 
 @dataclass(frozen=True)
 class Calculator:
     """One public formula or tool: its purpose, its source, and how its answer is cut.
 
-    `formula` names its entry in `published.FORMULAS`; `counted` is its own number of parameters N; `scores` and
-    `outside` are its bytes for eager attention's s×s matrices, and outside the blocks. `counts` is "a step" for an
-    answer about a whole step, else the part of it ("states", "activations").
+    `formula` names its entry in `published.FORMULAS`; `counted` is its own number of parameters N; `states`, `scores`
+    (eager attention's s×s matrices) and `outside` (the blocks) are its bytes for these. `counts` is "a step", or the
+    part of it that it is about: "states", "activations".
     """
 
     name: str
@@ -46,23 +48,21 @@ class Calculator:
 
     @property
     def label(self) -> str:
-        """Its name, and the part that it counts if that is not a whole step."""
+        """The name, and the part that it counts if that is not a whole step."""
         return self.name if self.counts == "a step" else f"{self.name} ({self.counts} alone)"
 
     def total(self, run: TrainingRun) -> int:
-        """Its answer for a run, in bytes. Raises ValueError for runs that it does not cover."""
+        """The answer for a run, in bytes. Raises ValueError for runs that it does not cover."""
         return next(one.bytes(run) for one in published.FORMULAS if one.name == self.formula)
 
     def parts(self, run: TrainingRun) -> Parts:
         """The same cut into `COMPONENTS`; none of these calculators knows of weight copies or temporaries."""
-        total = self.total(run)
-        parts = {STATES: self.states(run), SCORES: self.scores(run), OUTSIDE: self.outside(run)}
-        parts[BLOCKS] = total - sum(parts.values())
-        return {name: parts.get(name, 0) for name in COMPONENTS}
+        states, scores, outside = self.states(run), self.scores(run), self.outside(run)
+        blocks = self.total(run) - states - scores - outside
+        return {STATES: states, SCORES: scores, BLOCKS: blocks, OUTSIDE: outside, COPIES: 0, PASSING: 0}
 
 
 def _states_of(parts: Callable[[TrainingRun], Parts]) -> Callable[[TrainingRun], int]:
-    """Bytes of weights, gradients and optimizer states in a formula."""
     names = ("parameters", "gradients", "optimizer_states", "weights and optimizer")
     return lambda run: sum(parts(run).get(name, 0) for name in names)
 
@@ -144,16 +144,16 @@ CALCULATORS = (
 
 def calculator(name: str) -> Calculator:
     """The calculator of that name. Raises ValueError listing those that are known, and the nearest."""
-    found = next((one for one in CALCULATORS if one.name == name), None)
-    if found is None:
-        raise unknown("calculator", name, [one.name for one in CALCULATORS])
-    return found
+    for one in CALCULATORS:
+        if one.name == name:
+            return one
+    raise unknown("calculator", name, [one.name for one in CALCULATORS])
 
 
 def answers(run: TrainingRun, counts: str = "") -> Parts:
     """Total of every calculator for a run, in bytes, smallest first; only of those that count `counts`, if given."""
     said = {one.name: one.total(run) for one in CALCULATORS if counts in ("", one.counts)}
-    return dict(sorted(said.items(), key=lambda item: item[1]))
+    return {name: said[name] for name in sorted(said, key=said.__getitem__)}
 
 
 def spread(run: TrainingRun, counts: str = "") -> float:
@@ -162,12 +162,9 @@ def spread(run: TrainingRun, counts: str = "") -> float:
     return max(said) / min(said)
 
 
-# ------------------------------------------------------------------------------------------------------------ the truth
-
-
 @dataclass(frozen=True)
 class Truth:
-    """A step cut into `COMPONENTS` at its peak, and its states in full, at the end of backward; in bytes.
+    """Bytes of a step by `COMPONENTS` at its peak, and its states in full, at the end of backward.
 
     `word` says what the bytes are: "simulated", "measured" or "recorded".
     """
@@ -175,7 +172,7 @@ class Truth:
     parts: Mapping[str, int]
     states_in_full: int
     provenance: str
-    word: str = "simulated"
+    word: str
 
     @property
     def peak(self) -> int:
@@ -184,17 +181,18 @@ class Truth:
 
 
 def truth(measured: Measurement) -> Truth:
-    """Count the tensors that are alive at the step's peak. Raises ValueError where their list is not there."""
-    counted = counted_at_peak(measured)
-    after = measured.moments["end of backward"]
-    in_full = sum(after[kind] for kind in ("parameters", "gradients", "optimizer_states"))
-    return Truth(counted, in_full, str(measured.provenance), measured.word)
+    """Count the tensors that are alive at the step's peak."""
+    in_full = states_of(measured.moments["end of backward"])
+    return Truth(counted_at_peak(measured), in_full, str(measured.provenance), measured.word)
+
+
+def states_of(there: Mapping[str, int]) -> int:
+    """Bytes of weights, gradients and optimizer states in a breakdown."""
+    return sum(size for kind, size in there.items() if KINDS.get(kind) == STATES)
 
 
 def counted_at_peak(measured: Measurement) -> Parts:
     """Bytes of all tensors alive at the peak, by component, tensor by tensor."""
-    if not measured.allocations:
-        raise ValueError("this measurement keeps no list of its tensors")
     parts: Parts = dict.fromkeys(COMPONENTS, 0)
     for tensor in measured.alive_at(measured.peak_event):
         parts[component_of(tensor)] += tensor.bytes
@@ -212,12 +210,6 @@ def component_of(tensor: Allocation) -> str:
         square = len(tensor.shape) == 4 and tensor.shape[-1] == tensor.shape[-2] and tensor.operation in ON_SCORES
         return (SCORES if square else BLOCKS) if in_block else OUTSIDE
     return KINDS.get(tensor.kind, PASSING)
-
-
-KINDS = {"parameters": STATES, "gradients": STATES, "optimizer_states": STATES, "weight_copies": COPIES}
-
-
-# -------------------------------------------------------------------------------------------------- the missing terms
 
 
 class Term(NamedTuple):
@@ -240,9 +232,9 @@ TERMS = (
 """The closed list. For every calculator and every run the eight add up to answer minus the step's peak, to the byte."""
 
 
-def gaps(one: Calculator | str, run: TrainingRun, real: Truth) -> Parts:
-    """Signed bytes of each term, answer minus truth, in the order of `TERMS`."""
-    one = calculator(one) if isinstance(one, str) else one
+def gaps(name: str, run: TrainingRun, real: Truth) -> Parts:
+    """Signed bytes of each term, a calculator's answer minus truth, in the order of `TERMS`."""
+    one = calculator(name)
     said = one.parts(run)
     recipe = said[STATES] // one.counted(run) * run.model.parameters
     states = (said[STATES] - recipe, recipe - real.states_in_full, real.states_in_full - real.parts[STATES])
@@ -250,28 +242,21 @@ def gaps(one: Calculator | str, run: TrainingRun, real: Truth) -> Parts:
     return {term.name: size for term, size in zip(TERMS, (*states, *others), strict=True)}
 
 
-def largest_gap(one: Calculator | str, run: TrainingRun, real: Truth) -> str:
+def largest_gap(name: str, run: TrainingRun, real: Truth) -> str:
     """The name of the term that counts most, whatever its sign."""
-    found = gaps(one, run, real)
-    return max(found, key=lambda name: abs(found[name]))
+    found = gaps(name, run, real)
+    return max(found, key=lambda term: abs(found[term]))
 
 
-def add_back(one: Calculator | str, terms: Sequence[str], run: TrainingRun, real: Truth) -> int:
-    """The answer in bytes if these terms were right. Raises ValueError for terms not listed."""
-    one = calculator(one) if isinstance(one, str) else one
-    found = gaps(one, run, real)
-    for name in terms:
-        if name not in found:
-            raise unknown("term", name, found)
-    return one.total(run) - sum(found[name] for name in set(terms))
+def add_back(name: str, terms: Sequence[str], run: TrainingRun, real: Truth) -> int:
+    """A calculator's answer in bytes if these terms were right."""
+    found = gaps(name, run, real)
+    return calculator(name).total(run) - sum(found[term] for term in terms)
 
 
 def percent_off(said: int, peak: int) -> float:
     """Signed error of an answer, in percent of the peak."""
     return 100 * (said / peak - 1)
-
-
-# -------------------------------------------------------------------------------------------- a closed form
 
 
 def autocast_formula(run: TrainingRun) -> Parts:
@@ -290,33 +275,30 @@ def autocast_formula(run: TrainingRun) -> Parts:
     return dict(zip(COMPONENTS, sizes, strict=True))
 
 
-def sides(run: TrainingRun, measured: Measurement) -> tuple[Parts, Parts, Parts]:
+def sides(run: TrainingRun, measured: Measurement) -> list[Parts]:
     """The peak in bytes three ways: `autocast_formula`, the tensors alive then, and the breakdown by kind.
 
-    A breakdown has one entry for all activations, so those components are joined in it. Raises ValueError like
-    `autocast_formula` and `counted_at_peak`.
+    A breakdown has one entry for all activations, so those components are joined. Raises ValueError like
+    `autocast_formula`.
     """
-    by_kind = Counter[str]()
-    for kind, size in measured.breakdown.items():
-        by_kind["activations" if kind == "activations" else KINDS.get(kind, PASSING)] += size
-    closed, counted = (_joined(parts) for parts in (autocast_formula(run), counted_at_peak(measured)))
-    return closed, counted, {name: by_kind[name] for name in closed}
-
-
-def _joined(parts: Parts) -> Parts:
-    activations = parts[SCORES] + parts[BLOCKS] + parts[OUTSIDE]
-    return {STATES: parts[STATES], "activations": activations, COPIES: parts[COPIES], PASSING: parts[PASSING]}
+    accounts = []
+    for parts in (autocast_formula(run), counted_at_peak(measured)):
+        activations = parts[SCORES] + parts[BLOCKS] + parts[OUTSIDE]
+        accounts.append({STATES: parts[STATES], "activations": activations, COPIES: parts[COPIES],
+                         PASSING: parts[PASSING]})  # fmt: skip
+    there = measured.breakdown
+    known = {STATES: states_of(there), "activations": there["activations"], COPIES: there["weight_copies"]}
+    return [*accounts, known | {PASSING: there.total - sum(known.values())}]
 
 
 def three_ways(run: TrainingRun, measured: Measurement) -> Table:
     """`sides` as a table, with totals; the last column is the closed form minus the step."""
-    accounts = sides(run, measured)
-    rows: list[Sequence[str]] = [
-        ("", "closed form", "counted tensors", measured.word, f"closed form − {measured.word}")
-    ]
-    for name in [*accounts[0], "total"]:
-        sizes = [sum(account.values()) if name == "total" else account[name] for account in accounts]
-        rows.append([name, *(format_bytes(size, "GB", 3) for size in sizes), format_signed(sizes[0] - sizes[2])])
+    rows = [["", "closed form", "counted tensors", measured.word, f"closed form − {measured.word}"]]
+    accounts = [account | {"total": sum(account.values())} for account in sides(run, measured)]
+    for name in accounts[0]:
+        closed, counted, real = (account[name] for account in accounts)
+        shown = [format_bytes(size, "GB", 3) for size in (closed, counted, real)]
+        rows.append([name, *shown, format_signed(closed - real)])
     return Table(rows, totals=True)
 
 

@@ -1,9 +1,9 @@
 """Checks of the exercises of lesson 13, "Who is right?": each names the misconception, never the answer."""
 
-import operator
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from numbers import Real
+from operator import eq
 from typing import Any
 
 from course_utils.estimating import estimate
@@ -29,12 +29,13 @@ from .errata import ERRATA
 
 # ---------------------------------------------------------------------------------------------------- 13.1: unit_meant
 
-UNIT_CASES = (
-    (15.93, 17_106_000_000), (17.11, 17_106_000_000), (24.9, 24_921_779_200), (23.2, 24_921_779_200),
-    (24.0, 24_921_779_200), (26.8, 24_921_779_200), (24.55, 24_921_779_200), (23.57, 24_921_779_200),
-    (0.497, 497_759_232), (0.4636, 497_759_232), (1303.9, 1_400_000_000_000), (1390.0, 1_400_000_000_000),
-    (1350.0, 1_400_000_000_000),
-)  # fmt: skip
+UNIT_REPORTS = {
+    17_106_000_000: (15.93, 17.11),
+    24_921_779_200: (24.9, 23.2, 24.0, 26.8, 24.55, 23.57),
+    497_759_232: (0.497, 0.4636),
+    1_400_000_000_000: (1303.9, 1390.0, 1350.0),
+}
+UNIT_CASES = [(number, size) for size, numbers in UNIT_REPORTS.items() for number in numbers]
 
 
 def _first_near(near: Callable[[float, int], bool]) -> Callable[[float, int], str]:
@@ -51,8 +52,6 @@ UNIT_MISTAKES: Mistakes = {
     "You always take the nearer of the two. Some numbers fit neither.":
         lambda number, size: "GB" if abs(number * GB - size) <= abs(number * GiB - size) else "GiB",
     "You look at one side alone: a number may be a little too large, or a little too small.":
-        _first_near(lambda said, size: 0 <= said / size - 1 <= 0.01),
-    "You look at one side alone: a number may be a little too small, or a little too large.":
         _first_near(lambda said, size: said / size - 1 <= 0.01),
     "Your tolerance is a fixed amount. One percent of a small size is less than that, of a large one more.":
         _first_near(lambda said, size: abs(said - size) <= 0.01 * GB),
@@ -65,12 +64,11 @@ UNIT_MISTAKES: Mistakes = {
 def unit_meant(answer: Any) -> None:
     """`answer(number, size)` is "GB", "GiB" or "neither"."""
     got = [call(answer, number=number, size=size, returns=str) for number, size in UNIT_CASES]
-    unknown = [word for word in got if word not in ("GB", "GiB", "neither")]
-    expect(not unknown, f'{", ".join(map(repr, unknown))}: the answers are "GB", "GiB" and "neither".')
+    expect({*got} <= {"GB", "GiB", "neither"}, 'The answers are "GB", "GiB" and "neither".')
     expect(set(got) != {"neither"}, "Reports round their numbers: give each a tolerance, and say neither beyond it.")
     expect(len(set(got)) > 1, "The same unit for every report: do you compare at all, or is GB as good as GiB to you?")
     otherwise = "Some units are off. Turn the number into bytes both ways, and compare each with the size as a ratio."
-    recognized(got, UNIT_CASES, unit_right, UNIT_MISTAKES, otherwise, operator.eq)
+    recognized(got, UNIT_CASES, unit_right, UNIT_MISTAKES, otherwise, eq)
 
 
 # -------------------------------------------------------------------------------------------------- 13.2: missing_term
@@ -90,18 +88,13 @@ def share_of_peak(name: str, term: str) -> float:
     return 100 * gaps(name, SMALL, _real())[term] / _real().peak
 
 
-def worst_term(name: str) -> str:
-    """The right answer: the term that is furthest off, whatever its sign."""
-    return largest_gap(name, SMALL, _real())
-
-
 @exercise("13.2", "Five calculators, and what each was not made for.")
 def missing_term(answer: Any) -> None:
     """`answer(calculator)` is the term in which its answer is furthest off."""
     got = {name: call(answer, calculator=name, returns=str) for name in SUSPECTS}
     for name, term in got.items():
         expect(term in TERM_NAMES, f"{term!r} is not on the list: {', '.join(TERM_NAMES)}.")
-        if term != worst_term(name):
+        if term != largest_gap(name, SMALL, _real()):
             off = f"{abs(share_of_peak(name, term)):.1f} % of the peak"
             fail(f"{name}: in “{term}” it is off by {off}. In another term it is further off.")
 
@@ -123,23 +116,19 @@ def candidates(run: TrainingRun) -> dict[str, float]:
 
 
 def judged_right(said: float, run: TrainingRun) -> str:
-    """The right answer."""
     return next((name for name, value in candidates(run).items() if abs(said / value - 1) <= 0.01), "unknown")
 
 
-JUDGED = tuple(
-    (round(candidates(run)[name] * factor, 2), run)
-    for name, run, factor in (
-        ("weights", LLAMA_1B, 1), ("eager", MEDIUM, 1), ("GiB", LARGE, 1), ("states", MEDIUM, 1),
-        ("right", LLAMA_1B, 1), ("right", MEDIUM, 1.05), ("eager", LARGE, 0.993), ("GiB", LLAMA_1B, 1.006),
-        ("states", LARGE, 2),
-    )
+SAID = (
+    ("weights", LLAMA_1B, 1), ("eager", MEDIUM, 1), ("GiB", LARGE, 1), ("states", MEDIUM, 1), ("right", LLAMA_1B, 1),
+    ("right", MEDIUM, 1.05), ("eager", LARGE, 0.993), ("GiB", LLAMA_1B, 1.006), ("states", LARGE, 2),
 )  # fmt: skip
+JUDGED = [(round(candidates(run)[name] * factor, 2), run) for name, run, factor in SAID]
 """Numbers of posts, and the runs that they are about; the first three are shown."""
 
 
 def posts() -> tuple[str, ...]:
-    """Some answers of a forum that does not exist."""
+    """Answers of a forum that does not exist."""
     (easy, llama), (computed, medium), (script, large) = JUDGED[:3]
     return (
         f"“{llama.model.name} at batch 4? Easy, {easy:g} GB, it runs on anything.”",
@@ -152,14 +141,13 @@ def posts() -> tuple[str, ...]:
 def judge(answer: Any) -> None:
     """`answer(said, run)` names what a number is."""
     got = [call(answer, said=said, run=run, returns=str) for said, run in JUDGED]
-    unknown = [word for word in got if word not in JUDGMENTS]
+    unknown = {*got} - {*JUDGMENTS}
     expect(not unknown, f"{', '.join(map(repr, unknown))}: not one of {', '.join(JUDGMENTS)}.")
     expect(set(got) != {"unknown"}, "Nothing is near enough: are your candidates in GB as well, do you allow for 1 %?")
     expect(len(set(got)) > 1, "You give the same answer to every post. They were written by different people.")
     for (said, run), mine in zip(JUDGED, got, strict=True):
-        if mine != judged_right(said, run):
-            is_right = judged_right(said, run) == "right"
-            expect(not is_right, f"{said:g} GB for {run} is what the run takes, and you call it {mine!r}.")
+        if mine != (wanted := judged_right(said, run)):
+            expect(wanted != "right", f"{said:g} GB for {run} is what the run takes, and you call it {mine!r}.")
             expect(mine != "unknown", f"{said:g} GB for {run} is one of the five: within 1 %, above it or below it.")
             off = f"{said:g} GB for {run}: you call it {mine!r}, but it is more than 1 % off that."
             fail(f"{off} Do you allow for more, or compute that candidate otherwise, or in another unit?")
@@ -171,7 +159,6 @@ TOKEN_CASES = ((4096, 1024, 14336, 32), (2048, 512, 8192, 32), (3584, 512, 18944
 
 
 def token_right(h: int, kv: int, ffn: int, a: int) -> int:
-    """The right answer: 22h + 4kv + 8ffn + 4a + 8."""
     return 22 * h + 4 * kv + 8 * ffn + 4 * a + 8
 
 
@@ -205,15 +192,11 @@ TOKEN_MISTAKES: Mistakes = {
 def bytes_a_token(answer: Any) -> None:
     """`answer(h, kv, ffn, a)` is what a Llama's block keeps for one token under autocast."""
     got = [call(answer, **by_name(("h", "kv", "ffn", "a"), case)) for case in TOKEN_CASES]
-    if not recognized(got, TOKEN_CASES, token_right, TOKEN_MISTAKES, same=_to_the_byte):
+    if not recognized(got, TOKEN_CASES, token_right, TOKEN_MISTAKES, same=partial(alike, tolerance=1e-9)):
         slip = unit_slip(got[0], token_right(*TOKEN_CASES[0]))
         expect(slip is None, f"Your bytes are {slip}")
         fail("The bytes are off. Call your function with kv, ffn and a of 0: what is left has h in it, and should be "
              "even.")  # fmt: skip
-
-
-def _to_the_byte(got: Any, wanted: Any) -> bool:
-    return alike(got, wanted, 1e-9)
 
 
 # ------------------------------------------------------------------------------------------------------- 13.5: erratum

@@ -8,7 +8,7 @@ from course_utils.figures.canvas import GRID, INK, MARGIN, QUIET, RULE, WIDTH, C
 from course_utils.run import TrainingRun
 from course_utils.units import format_bytes
 
-from .calculators import BLOCKS, COPIES, OUTSIDE, PASSING, SCORES, STATES, Calculator, Truth, calculator, gaps
+from .calculators import BLOCKS, COPIES, OUTSIDE, PASSING, SCORES, STATES, Truth, calculator, gaps
 
 KIND_OF = dict.fromkeys((BLOCKS, SCORES, OUTSIDE), "activations")
 KIND_OF |= {STATES: "optimizer_states", COPIES: "weight_copies", PASSING: "temporaries"}
@@ -36,19 +36,15 @@ def side_by_side(
     """A panel for each model: a bar for each calculator, cut into components; all panels name the same rows.
 
     With `peaks`, a step's bytes by panel, a line marks each, and every bar says how far off it is; `word` names those
-    bytes. Raises ValueError without any panel, or where panels differ in their rows.
+    bytes.
     """
-    if not panels:
-        raise ValueError("nothing to lay side by side")
     rows = list(next(iter(panels.values())))
-    if any(set(panel) != set(rows) for panel in panels.values()):
-        raise ValueError("all panels need the same rows")
     canvas, peaks, told = Canvas(), peaks or {}, []
     left, top = _named_rows(canvas, rows, _legend(canvas, canvas.title(title) + 8) + (56 if peaks else 40), ROW, 17)
     width = (WIDTH - MARGIN - left - 24 * (len(panels) - 1)) / len(panels)
     for index, (name, panel) in enumerate(panels.items()):
         place = left + index * (width + 24)
-        _panel(canvas, name, {row: panel[row] for row in rows}, place, top, width, peaks.get(name), word)
+        _panel(canvas, name, panel, place, top, width, peaks.get(name), word)
         totals = "; ".join(f"{row} {format_bytes(sum(parts.values()), 'GB', 0)}" for row, parts in panel.items())
         peak = f" {word.capitalize()}: {format_bytes(peaks[name], 'GB', 0)}." if peaks else ""
         told.append(f"{name}: {totals}.{peak}")
@@ -130,27 +126,24 @@ def _bar(canvas: Canvas, parts: Mapping[str, int], left: float, y: float, scale:
     return x
 
 
-def mended(
-    one: Calculator | str, terms: Sequence[str], run: TrainingRun, real: Truth, title: str, provenance: str = ""
-) -> Figure:
+def mended(name: str, terms: Sequence[str], run: TrainingRun, real: Truth, title: str, provenance: str = "") -> Figure:
     """One calculator's answer, the chosen terms added back one after the other, and the result next to the truth.
 
-    Each row begins where the last one ended. Raises ValueError for an unknown calculator or term.
+    Each row begins where the last one ended. Raises ValueError for an unknown calculator.
     """
-    one = calculator(one) if isinstance(one, str) else one
-    rows = [(f"{one.name} says", 0, one.total(run))]
-    for name, gap in gaps(one, run, real).items():
-        if name in terms:
-            rows.append((name, rows[-1][2], rows[-1][2] - gap))
+    rows = [(f"{name} says", 0, calculator(name).total(run))]
+    for term, gap in gaps(name, run, real).items():
+        if term in terms:
+            rows.append((term, rows[-1][2], rows[-1][2] - gap))
     rows.append(("it would say" if len(rows) > 1 else "it says", 0, rows[-1][2]))
     canvas, ends, peak = Canvas(), (0, len(rows) - 1), real.peak
-    left, top = _named_rows(canvas, [name for name, _, _ in rows], canvas.title(title) + 34, 32, 16, bold=ends)
+    left, top = _named_rows(canvas, [row[0] for row in rows], canvas.title(title) + 34, 32, 16, bold=ends)
     scale = (WIDTH - MARGIN - 120 - left) / max(peak, *(max(row[1:]) for row in rows))
     bottom, told = top + 32 * len(rows), []
     canvas.line(left, top - 6, left, bottom, RULE)
     line, said = left + peak * scale, format_bytes(peak, "GB", 1)
     _peak_line(canvas, line, top - 8, bottom, peak, f"{real.word} {said}", MARGIN, WIDTH - MARGIN, top - 13)
-    for index, (name, start, end) in enumerate(rows):
+    for index, (label, start, end) in enumerate(rows):
         y, is_whole = top + 32 * index, index in ends
         fill = WHOLE if is_whole else SHORT if end > start else OVER
         x, width = left + min(start, end) * scale, abs(end - start) * scale
@@ -159,7 +152,7 @@ def mended(
             canvas.line(left + end * scale, y, left + end * scale, y + 32, INK, stroke_width=1)
         shown = format_bytes(end, "GB", 1) if is_whole else signed(end - start, "GB", 1)
         canvas.halo_text(_label_x(x + width, shown, 13, line), y + 16, shown, 13, font_weight="bold")
-        told.append(f"{name} {shown}")
+        told.append(f"{label} {shown}")
     alt = f"{stop(title)} Step by step: {'; '.join(told)}. {real.word.capitalize()}: {said}."
     return _figure(canvas, bottom + 16, title, alt, provenance)
 
@@ -167,10 +160,8 @@ def mended(
 def gap_map(table: Mapping[str, Mapping[str, int]], peak: int, title: str, provenance: str = "") -> Figure:
     """Each calculator's terms as cells, signed GB, the deeper the color the larger the share of the peak.
 
-    `table` maps calculators to signed bytes by term. Raises ValueError without any.
+    `table` maps calculators to signed bytes by term.
     """
-    if not table:
-        raise ValueError("no calculator to show")
     canvas, terms, told = Canvas(), list(next(iter(table.values()))), []
     left, top = _named_rows(canvas, list(table), canvas.title(title) + 52, 30, 18)
     width = (WIDTH - MARGIN - left) / (len(terms) + 1)

@@ -13,33 +13,22 @@ from course_utils.run import TrainingRun
 from .calculators import CALCULATORS, TERMS, Truth, add_back, calculator, gaps
 from .figures import mended
 
-Cases = Mapping[str, tuple[TrainingRun, Truth]]
 
-
-def mender(cases: Cases, calculator: str = "ZeRO") -> "Mender":
+class Mender(Explorable):
     """Controls for a calculator, a model and the closed list of terms, and the answer that they make.
 
     `cases` maps a model's name to its run and its step's peak. In the next cell, `.terms` is what has been
-    ticked. Raises ValueError for an unknown calculator, or without any case.
+    ticked. Raises ValueError for an unknown calculator.
     """
-    return Mender(cases, calculator)
-
-
-class Mender(Explorable):
-    """The widget of `mender`."""
 
     invitation = "A calculator to mend, term by term: run this cell to tick the terms."
 
-    def __init__(self, cases: Cases, name: str) -> None:
-        if not cases:
-            raise ValueError("no step is given to correct a calculator by")
+    def __init__(self, cases: Mapping[str, tuple[TrainingRun, Truth]], name: str = "ZeRO") -> None:
         self.cases = cases
-        names = [one.name for one in CALCULATORS]
-        first = calculator(name).name
+        calculators = dropdown("calculator", [one.name for one in CALCULATORS], calculator(name).name)
         boxes = {term.name: ipywidgets.Checkbox(False, description=term.name, tooltip=term.why, indent=False)
                  for term in TERMS}  # fmt: skip
-        calculators, models = dropdown("calculator", names, first), dropdown("model", cases, next(iter(cases)))
-        super().__init__({"calculator": calculators, "model": models, **boxes})
+        super().__init__({"calculator": calculators, "model": dropdown("model", cases, next(iter(cases))), **boxes})
 
     @property
     def terms(self) -> list[str]:
@@ -51,13 +40,16 @@ class Mender(Explorable):
         name, model = self.controls["calculator"].value, self.controls["model"].value
         run, real = self.cases[model]
         one = calculator(name)
-        said, now = one.total(run), add_back(one, self.terms, run, real)
+        said, now = one.total(run), add_back(name, self.terms, run, real)
         before, after = (signed_percent(size - real.peak, real.peak) for size in (said, now))
         after = "exact" if now == real.peak else after
         title = f"{name}, {model}: {before}, with {len(self.terms)} of {len(TERMS)} terms put right {after}"
-        rank, found = "", gaps(one, run, real)
+        rank, found = "", gaps(name, run, real)
         if len(self.terms) == 1:
             larger = sum(abs(size) > abs(found[self.terms[0]]) for size in found.values())
             rank = f"Of the eight it is number {larger + 1} by size."
         message = f"Made for: {escape(one.made_for)}. Off by {before}; now <b>{after}</b>. {rank}"
-        return mended(one, self.terms, run, real, title, real.provenance), message
+        return mended(name, self.terms, run, real, title, real.provenance), message
+
+
+mender = Mender
