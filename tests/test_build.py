@@ -135,8 +135,8 @@ def test_check_agrees_right_after_a_build(course: Path, capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ("6 * 7", "6 * 8", "01_first-03 differs: source says '6 * 8', notebook '6 * 7'"),
-        ("# # A lesson", "# # A lesson\n\n# %% [markdown]\n# More", "01_first-04 is missing"),
+        ("6 * 7", "6 * 8", "01_first-03 differs"),
+        ("# # A lesson", "# # A lesson\n\n# %% [markdown]\n# More", "01_first-04 differs"),
         ("minutes: 20", "minutes: 25", "its course settings differ"),
         ("nbval-ignore-output", "raises-exception", "01_first-03 differs"),
     ],
@@ -170,10 +170,8 @@ def test_learners_work_is_kept_under_its_date_and_the_build_says_where(
     tmp_path: Path, edited: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     work, now = edited.read_bytes(), datetime(2026, 11, 21, 10, 30)
-    copies = [save_edited(edited, now), save_edited(edited, now)]
-    names = ["01_first.edited-2026-11-21-1030.ipynb", "01_first.edited-2026-11-21-1030-2.ipynb"]
-    assert [copy.name for copy in copies if copy] == names
-    assert all(copy.read_bytes() == work for copy in copies if copy)
+    saved = save_edited(edited, now)
+    assert saved and saved.name == "01_first.edited-2026-11-21-103000.ipynb" and saved.read_bytes() == work
     source = write_source(tmp_path / "course", "solutions", SOLUTION)
     target = tmp_path / "course/exercises/01_first.ipynb"
     target.parent.mkdir()
@@ -190,8 +188,7 @@ def test_unreadable_notebook_is_kept_too(tmp_path: Path, content: bytes) -> None
     path = tmp_path / "01_first.ipynb"
     path.write_bytes(content)
     copy = save_edited(path)
-    assert copy is not None
-    assert copy.read_bytes() == content
+    assert copy and copy.read_bytes() == content
 
 
 @pytest.mark.parametrize(
@@ -229,11 +226,11 @@ def test_a_kernel_ends_with_the_build(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ("### END SOLUTION", "pass", "BEGIN SOLUTION without"),
+        ("### END SOLUTION", "pass", "without its partner"),
         ("### BEGIN SOLUTION", "pass  #", "without its partner"),
         ("twice = size * 2", "### BEGIN SOLUTION", "without its partner"),
-        ("### BEGIN SOLUTION", "## BEGIN SOLUTION", "END SOLUTION"),
-        ("    ### BEGIN SOLUTION", "    pass ### BEGIN SOLUTION", "END SOLUTION"),
+        ("### BEGIN SOLUTION", "## BEGIN SOLUTION", "without its partner"),
+        ("    ### BEGIN SOLUTION", "    pass ### BEGIN SOLUTION", "not on its own line"),
         ("SOLUTION", "ANSWER", "nothing to solve"),
     ],
 )
@@ -267,7 +264,7 @@ def test_the_explorer_has_no_number_and_no_exercises(tmp_path: Path) -> None:
 
 def test_unknown_lesson_is_refused_with_the_nearest_name(course: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--root", str(course), "01_frist"]) == 1
-    assert "did you mean 01_first?" in capsys.readouterr().err
+    assert "did you mean '01_first'?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["01", "01_first", "notebooks/src/01_first.py", "notebooks/01_first.ipynb"])

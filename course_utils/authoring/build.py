@@ -13,6 +13,7 @@ from nbformat import NotebookNode
 
 from ..interactive.command_line import Parser
 from ..interactive.course_files import EDITED, ROOT, notebooks
+from ..interactive.keeping import write_whole
 from ..recording.notebooks import BuildError, cell_name, read_notebook, run
 from .pages import check_pages, write_pages
 from .sources import differences, drafts, find_sources, fingerprint
@@ -71,16 +72,11 @@ def build(root: Path, source: Path) -> list[Path]:
 def write(notebook: NotebookNode, target: Path) -> None:
     """Write `notebook` to `target`, whole or not at all. Raises nbformat's ValidationError if it is none."""
     nbformat.validate(notebook)
-    scratch = target.with_suffix(".ipynb.part")
-    scratch.write_text(nbformat.writes(notebook) + "\n", encoding="utf-8", newline="\n")
-    scratch.replace(target)
+    write_whole(target, nbformat.writes(notebook) + "\n")
 
 
 def is_edited(target: Path) -> bool:
-    """True if the notebook at `target` is no longer what a build wrote: its cells do not fit its own fingerprint.
-
-    Running a notebook changes outputs alone and is no edit; one without a fingerprint, or that cannot be read, counts.
-    """
+    """True unless the cells of the notebook at `target` fit its own fingerprint; outputs do not count."""
     try:
         metadata = json.loads(target.read_text(encoding="utf-8")).get("metadata", {})
     except (ValueError, AttributeError):
@@ -93,9 +89,7 @@ def save_edited(target: Path, now: datetime | None = None) -> Path | None:
     """Copy an edited notebook next to itself under a dated name; returns the copy, None if nothing is to be saved."""
     if not target.exists() or not is_edited(target):
         return None
-    stem = f"{target.stem}{EDITED}{now or datetime.now():%Y-%m-%d-%H%M}"
-    names = (f"{stem}{suffix}.ipynb" for suffix in ("", *(f"-{count}" for count in range(2, 1000))))
-    copy = next(path for name in names if not (path := target.with_name(name)).exists())
+    copy = target.with_name(f"{target.stem}{EDITED}{now or datetime.now():%Y-%m-%d-%H%M%S}.ipynb")
     scratch = copy.with_suffix(".ipynb.part")
     shutil.copy2(target, scratch)
     return scratch.replace(copy)

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import re
-import textwrap
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,8 +11,8 @@ import jupytext
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
-from ..errors import nearest
-from ..interactive.course_files import NOT_SOLVED_IMPORT, ONLY_IN_SOLUTIONS
+from ..errors import unknown
+from ..interactive.course_files import ANSWERS, NOT_SOLVED_IMPORT, ONLY_IN_SOLUTIONS
 from ..recording.notebooks import BuildError
 
 FOLDERS = ("notebooks", "solutions")
@@ -29,8 +28,10 @@ PAGES = ("explorer", "demos")
 SLIDE_TAGS = {"question": "**Your guess", "gap": "\n**The gap", "closing": "\n**Cheat-sheet line**"}
 """Tags of a lesson's Markdown cells that its slides are made by, and the words in a cell that give it the tag."""
 
-BEGIN = re.compile(r"(?P<indent>[ \t]*)### BEGIN SOLUTION\b[ \t:]*(?P<message>.*?)[ \t]*")
-END = re.compile(r"[ \t]*### END SOLUTION[ \t]*")
+SOLUTION = re.compile(
+    r"^([ \t]*)### BEGIN SOLUTION\b[ \t:]*(.*?)[ \t]*\n(?:(?!.*SOLUTION).*\n)*[ \t]*### END SOLUTION[ \t]*$", re.M
+)
+"""A solution with its marks, each alone on its line: the indentation, and the words that stand in its place."""
 
 
 class Draft(NamedTuple):
@@ -55,9 +56,7 @@ def find_sources(root: Path, names: Iterable[str] = ()) -> list[Path]:
     known = {part: path.stem for path in sources for part in (path.stem, path.stem[:2])}
     for name in wanted:
         if name not in known:
-            near = nearest(name, known.values(), 0.4)
-            hint = f" did you mean {near}?" if near else ""
-            raise BuildError(f"no lesson is called {name!r};{hint} known: {', '.join(sorted(set(known.values())))}")
+            raise BuildError(str(unknown("lesson", name, sorted(set(known.values())))))
     return [path for path in sources if not wanted or {path.stem, path.stem[:2]} & set(wanted)]
 
 
@@ -71,7 +70,7 @@ def drafts(root: Path, source: Path) -> list[Draft]:
     notebook = _notebook(cells, settings, origin)
     if origin.parts[0] != "solutions":
         for cell in cells:
-            if any(BEGIN.fullmatch(line) or END.fullmatch(line) for line in cell.source.splitlines()):
+            if any(mark in cell.source for mark in ANSWERS):
                 where = f"it belongs in solutions/src/{origin.name}"
                 raise BuildError(f"{origin}: cell {cell.position} holds a solution marker; {where}")
         return [Draft(root / "notebooks" / f"{source.stem}.ipynb", notebook, execute=True)]
@@ -137,49 +136,27 @@ def _unsolved(origin: Path, cells: list[Cell]) -> list[Cell]:
 
 def _with_gaps(origin: Path, cell: Cell) -> Cell:
     """`cell` with each solution replaced by `raise NotSolved(...)`, indented as its BEGIN marker was."""
-    lines: list[str] = []
-    inside = False
-    for line in cell.source.splitlines():
-        begin, end = BEGIN.fullmatch(line), END.fullmatch(line)
-        if (begin and inside) or (end and not inside):
-            raise BuildError(f"{origin}: cell {cell.position} has {line.strip()!r} without its partner before it")
-        if begin:
-            message = begin["message"] or INVITATION
-            lines.append(f"{begin['indent']}raise NotSolved({json.dumps(message, ensure_ascii=False)})")
-        elif not inside and not end:
-            lines.append(line)
-        inside = bool(begin) or (inside and not end)
-    if inside:
-        raise BuildError(f"{origin}: cell {cell.position} has ### BEGIN SOLUTION without ### END SOLUTION")
-    source = "\n".join(lines)
+
+    def invitation(solution: re.Match[str]) -> str:
+        return f"{solution[1]}raise NotSolved({json.dumps(solution[2] or INVITATION, ensure_ascii=False)})"
+
+    source = SOLUTION.sub(invitation, cell.source)
     if "SOLUTION" in source:
-        raise BuildError(f"{origin}: cell {cell.position} would show a marker; write it alone on its line after ###")
+        raise BuildError(f"{origin}: cell {cell.position} has a marker without its partner, or not on its own line")
     return cell._replace(source=source)
 
 
 def differences(draft: Draft, stored: NotebookNode) -> list[str]:
     """Differences between the notebook on disk and its source, outputs left out: one line for each."""
-    expected = {cell.id: cell for cell in draft.notebook.cells}
-    found = {cell.get("id", f"cell {number}"): cell for number, cell in enumerate(stored.cells, start=1)}
-    lines = [f"{name} is missing" for name in expected if name not in found]
-    lines += [f"{name} is not in the source" for name in found if name not in expected]
-    both = [(name, cell, found[name]) for name, cell in expected.items() if name in found]
-    lines += [f"{name} differs{_first_change(*pair)}" for name, *pair in both if len(set(map(_editable, pair))) == 2]
-    if not lines and list(expected) != list(found):
+    expected, found = (list(map(_editable, notebook.cells)) for notebook in (draft.notebook, stored))
+    changed = [cell for cell in (*expected, *found) if cell not in expected or cell not in found]
+    lines = [f"{name} differs" for name in dict.fromkeys(name for name, *_ in changed)]
+    if not lines and expected != found:
         lines.append("the cells are in another order")
     if not lines and draft.notebook.metadata["course"] != stored.metadata.get("course"):
         lines.append("its course settings differ")
     return lines
 
 
-def _editable(cell: NotebookNode) -> tuple[str, str, tuple[str, ...]]:
-    return cell["cell_type"], cell["source"], tuple(cell["metadata"].get("tags", ()))
-
-
-def _first_change(expected: NotebookNode, found: NotebookNode) -> str:
-    pairs = zip(expected["source"].splitlines(), found["source"].splitlines(), strict=False)
-    changed = next(((one, other) for one, other in pairs if one != other), None)
-    if changed is None:
-        return ""
-    one, other = (textwrap.shorten(line, 70) for line in changed)
-    return f": source says {one!r}, notebook {other!r}"
+def _editable(cell: NotebookNode) -> tuple[str, str, str, list[str]]:
+    return cell.get("id", "a cell without an id"), cell["cell_type"], cell["source"], cell["metadata"].get("tags", [])
