@@ -17,10 +17,7 @@ __all__ = ["DEMOS", "Demo", "DemoStep", "StepResult", "Rehearsal", "Stage", "dem
 
 
 def demo(name: str, stage: Stage | None = None) -> "DemoWidget":
-    """The demo in large type; a button that has the keyboard's focus goes on: one key (space, Enter) a step.
-
-    Raises ValueError naming the known demos for another name.
-    """
+    """The demo in large type, one key (space, Enter) a step. ValueError, with the known demos, for another name."""
     from .show import DemoWidget
 
     watch_cells()

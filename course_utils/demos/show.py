@@ -1,13 +1,13 @@
 """A demo on the screen: large type, one key a step, the meter or a picture below.
 
-JupyterLab hands presses of buttons to a second thread of the kernel: no interrupt reaches it, and it waits for no cell.
-So steps run on the kernel's thread: interrupting the kernel ends a step, and cells wait for it.
+JupyterLab hands presses of buttons to a second thread of the kernel, which no interrupt reaches. So steps run on the
+kernel's own: interrupting the kernel ends a step, and cells wait for it.
 """
 
 import signal
 import threading
 from asyncio import AbstractEventLoop, get_running_loop
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from html import escape
 from typing import Any
@@ -53,7 +53,7 @@ class DemoWidget(ipywidgets.VBox):
         self._begin()
 
     def go_on(self) -> None:
-        """Show the page after this one; where there is none yet, run the next step; after the last one, begin again."""
+        """Show the next page, or run the next step where there is none yet; after the last one, begin again."""
         if self.shown + 1 < len(self.pages):
             self._turn_to(self.shown + 1)
         elif self.shown == len(self.demo.steps):
@@ -80,8 +80,7 @@ class DemoWidget(ipywidgets.VBox):
 
     def _begin(self) -> None:
         self.pages = []
-        number = len(self.demo.steps)
-        place = f"{number} steps on {self.stage.words}."
+        place = f"{len(self.demo.steps)} steps on {self.stage.words}."
         if not self.demo.runs:
             place += " All of it is estimated: nothing is run."
         elif not self.stage.live:
@@ -103,13 +102,12 @@ class DemoWidget(ipywidgets.VBox):
         except (RuntimeError, ValueError) as problem:  # on a stage, words serve better than a traceback
             self._write(title, _text(f"This step does not work here: {problem}"))
         else:
-            drawn = outcome.figure
-            picture = (ipywidgets.HTML(drawn.html),) if drawn else self.picture.children
+            picture = (ipywidgets.HTML(outcome.figure.html),) if outcome.figure else self.picture.children
             crowded = bool(picture) and len(outcome.words) > LONG
             self._keep(title, _text(*([] if crowded else [step.words]), outcome.words), picture)
 
-    def _keep(self, title: str, text: str, picture: Sequence[Any]) -> None:
-        self.pages.append((title, text, tuple(picture)))
+    def _keep(self, title: str, text: str, picture: tuple[Any, ...]) -> None:
+        self.pages.append((title, text, picture))
         self._turn_to(len(self.pages) - 1)
 
     def _turn_to(self, number: int) -> None:
@@ -130,9 +128,7 @@ class DemoWidget(ipywidgets.VBox):
         return f"The demo “{self.demo.title}”: run this cell, then press its button."
 
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
-        """The widget, whose button has the keyboard's focus as soon as it is on the page; its text, for readers of the
-        notebook who have no kernel.
-        """
+        """The widget, whose button gets the keyboard's focus; its text, for readers who have no kernel."""
         with suppress(RuntimeError):  # without an event loop nobody is there to press keys
             self.loop = get_running_loop()
             self.loop.call_later(UNTIL_SHOWN, self.button.focus)
@@ -143,9 +139,6 @@ class DemoWidget(ipywidgets.VBox):
 @contextmanager
 def interruptible() -> Iterator[None]:
     """Inside, an interrupt is a KeyboardInterrupt; a kernel lets interrupts pass while no cell runs."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from ..allocator.replay import MemoryBlock, MemorySegment
 from ..breakdown import MemoryBreakdown
 from ..figures.axes import COLOURS, OVER, amount, digits_for, draw_swatch, legend, segments_of, words
-from ..figures.canvas import INK, MARGIN, RULE, WIDTH, Canvas, Figure, ink_on, text_width, wrap
+from ..figures.canvas import INK, MARGIN, WIDTH, Canvas, Figure, ink_on, text_width, wrap
 from ..units import GB, format_bytes
 
 TYPE = 20.0  # pixels of the letters; the course's other pictures have 12
@@ -32,14 +32,10 @@ def stage_bars(rows: Mapping[str, MemoryBreakdown], title: str, room: int, notes
     canvas.halo_text(x - 6, bottom + 8, f"GPU {format_bytes(room)}", 17, fill=OVER, text_anchor="end")
     shown = [kind for kind in COLOURS if any(row.get(kind, 0) > row.total / 50 for row in rows.values())]
     entries = [(kind, words(kind)) for kind in shown]
-    end = legend(canvas, entries, bottom + 16, lambda x, y, size, kind: _swatch(canvas, x, y, size, kind), scale=1.5)
+    end = legend(canvas, entries, bottom + 16, lambda x, y, a, kind: draw_swatch(canvas, x, y, a, a, kind), scale=1.5)
     told = "; ".join(_row_told(label, row, notes.get(label, "")) for label, row in rows.items())
     alt = f"{title}. {told}. The GPU has {format_bytes(room)}."
     return Figure(canvas.svg(end + 8, title, alt), alt)
-
-
-def _swatch(canvas: Canvas, x: float, y: float, size: float, kind: str) -> None:
-    draw_swatch(canvas, x, y, size, size, kind, stroke=RULE, stroke_width=0.5)
 
 
 def _row(canvas: Canvas, label: str, row: MemoryBreakdown, y: float, left: float, scale: float, room: int) -> None:
