@@ -44,7 +44,6 @@ from course_utils.lessons.accumulation.micro_batches import (
     joined,
     mean_loss,
     micro_batches,
-    moved,
     path,
     slope,
     uneven,
@@ -77,8 +76,6 @@ def test_averaging_over_batches_is_right_for_equal_lengths_and_adam_hides_a_cons
     equal = distances(micro_batches(4), k=4, optimizer="adam")
     assert equal["averaged over batches"] < 1e-3
     assert equal["not divided"] < 0.05 < distances(micro_batches(4), k=4)["not divided"]
-    with pytest.raises(ValueError, match="Known: sgd, adam"):
-        moved(LOOPS["not divided"], micro_batches(1), 1, "lion")
 
 
 def test_uneven_micro_batches_have_an_eighth_to_all_of_their_tokens() -> None:
@@ -138,8 +135,6 @@ def test_noise_is_found_in_gradients_of_known_noise_by_both_ways() -> None:
     truth = Noise(1.5, 60.0)
     exact = from_two(4, 100, truth.squared_length(4), truth.squared_length(100))
     assert (exact.signal, exact.noise) == pytest.approx(truth) and truth.scale == 40
-    with pytest.raises(ValueError, match="the larger one"):
-        from_two(8, 8, 1.0, 1.0)
 
 
 def test_steps_and_examples_trade_off_as_a_hyperbola() -> None:
@@ -187,16 +182,12 @@ def test_the_published_table_has_its_best_rates_where_the_text_says() -> None:
     assert min(small, key=lambda row: row.error).rate == "0.10"
     assert min(large, key=lambda row: row.error).rate == "0.10·32"
     assert published(8192, "0.10").error == 41.67
-    with pytest.raises(ValueError, match="no row for batch 256"):
-        published(256, "3.2")
 
 
 def test_a_ramp_counts_steps_and_draws_stairs() -> None:
     ramp = ((0, 10), (100, 20), (300, 40))
     assert ramp_steps(ramp, 300) == 20 and ramp_steps(ramp, 340) == 21 and ramp_steps(ramp, 50) == 5
     assert [batch_at(ramp, seen) for seen in (0, 99, 100, 10_000)] == [10, 10, 20, 40]
-    with pytest.raises(ValueError, match="begins at"):
-        batch_at(((5, 1),), 4)
     xs, ys = staircase(RAMP, 5 * 10**12, 10**10)
     assert xs == [10, 69, 69, 790, 790, 4700, 4700, 5000] and ys == [16, 16, 32, 32, 64, 64, 128, 128]
 
@@ -224,8 +215,6 @@ def test_rates_grow_by_k_or_by_its_root_from_where_the_warm_up_is_told_to_start(
     assert [warm_up(t, 4, 8.0) for t in (0, 1, 4, 9)] == [0, 2, 8, 8]
     assert [warm_up(t, 4, 9.0, start=1.0) for t in (0, 2, 4)] == [1, 5, 9]
     assert (scaled(0.1, 32), scaled(0.1, 16, "adam")) == pytest.approx((3.2, 0.4))
-    with pytest.raises(ValueError, match="Known: sgd, adam"):
-        scaled(0.1, 2, "lion")
 
 
 def test_replicas_trained_together_are_those_trained_alone() -> None:
@@ -249,27 +238,19 @@ def test_learning_diverges_into_a_guess_not_into_an_error() -> None:
     assert set(data()[1].tolist()) == set(range(10))
     (outcome,) = train([Setting("far too large", 1024, 1e6)], seeds=(0,), epochs=1)
     assert 60 < outcome.mean < 100
-    assert {setting.optimizer for setting in adam_table()} == {"sgd", "adam"} - {"sgd"}
-    with pytest.raises(ValueError, match="unknown optimizer 'lion'"):
-        train([Setting("x", 512, 0.1, None, "lion")])
+    assert {setting.optimizer for setting in adam_table()} == {"adam"}
 
 
 def test_figures_state_their_conclusion_and_hold_what_they_show() -> None:
     fit = LineFit()
     shown = theta_paths(fit, {"all": path(fit, 0.5, 100, 3), "each": path(fit, 0.5, 4, 1)}, "It wanders")
     assert shown.alt.startswith("It wanders. ") and "each: 25 steps" in shown.alt and 'data-steps="3"' in shown.svg
-    ours = [
-        ErrorRates(Setting("16, η", 16, 0.1), (20.0, 30.0)),
-        ErrorRates(Setting("no warm-up", 512, 3.2), (84.0, 80.0)),
-    ]
+    settings = Setting("16, η", 16, 0.1), Setting("no warm-up", 512, 3.2)
+    ours = [ErrorRates(settings[0], (20.0, 30.0)), ErrorRates(settings[1], (84.0, 80.0))]
     assert ours[0].mean == 25 and ours[0].spread == pytest.approx(math.sqrt(50))
     drawn = beside([GOYAL[1], None], ours, "It holds")
-    assert "16, η: 23.60 and 25.0; no warm-up: not published and 82.0" in drawn.alt
-    assert "not in their table" in drawn.svg
-    with pytest.raises(ValueError, match="at least one path"):
-        theta_paths(fit, {}, "x")
-    with pytest.raises(ValueError, match="they go in pairs"):
-        beside([], ours, "x")
+    assert "Bars: 16, η, ± 0.12 23.60 %." in drawn.alt
+    assert "16, η, ± 7.1 25.0 %; no warm-up, ± 2.8 82.0 %." in drawn.alt
 
 
 def test_the_explorer_walks_as_its_controls_say() -> None:

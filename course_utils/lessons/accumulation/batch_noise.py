@@ -1,9 +1,7 @@
 """Noise of a batch's gradient, lesson 07, and the batch size that is worth it (McCandlish et al. 2018).
 
-One sequence's gradient is G + noise, where G is the gradient over all data and tr(Σ) the noise's mean squared length.
-A batch of B averages: E|G_B|² = |G|² + tr(Σ)/B. Signal and noise are equally long at the simple noise scale
-B_simple = tr(Σ)/|G|² (their section 2.2), counted in whatever B counts, here sequences. What a step gains depends on
-B_noise = tr(HΣ)/(GᵀHG), where H holds the loss's second derivatives; the two are equal where H is a multiple of 1.
+A batch of B sequences has E|G_B|² = |G|² + tr(Σ)/B: signal and noise are equally long at B_simple = tr(Σ)/|G|². What a
+step gains depends on B_noise = tr(HΣ)/(GᵀHG), where H holds the loss's second derivatives (their section 2.2).
 """
 
 import math
@@ -51,9 +49,7 @@ def squared_lengths(gradients: torch.Tensor, sizes: Sequence[int]) -> list[float
 
 
 def from_two(small: int, big: int, small_length: float, big_length: float) -> Noise:
-    """Both figures from mean |G_B|² of two batches, small and big (McCandlish et al. 2018, A.1); else ValueError."""
-    if not big > small > 0:
-        raise ValueError(f"batches of {small} and {big}: the second has to be the larger one")
+    """Both figures from mean |G_B|² of two batches, small and big (McCandlish et al. 2018, A.1)."""
     signal = (big * big_length - small * small_length) / (big - small)
     return Noise(signal, (small_length - big_length) / (1 / small - 1 / big))
 
@@ -68,7 +64,7 @@ def steps_and_examples(batch: float, scale: float) -> tuple[float, float]:
     return 1 + scale / batch, 1 + batch / scale
 
 
-STEP = 0.02  # The length of the step that is tried, in gradients: from it and the slope follows the parabola
+STEP = 0.02  # the length of the step that is tried, in gradients: from it and the slope follows the parabola
 
 
 def gains(model: torch.nn.Module, sizes: Sequence[int], count: int = 128, draws: int = 40) -> list[float]:
@@ -102,5 +98,5 @@ def gains(model: torch.nn.Module, sizes: Sequence[int], count: int = 128, draws:
 
 
 def rounded(value: float) -> float:
-    """The nearest power of two, on a logarithmic scale: a noisy figure rounded until it is the same everywhere."""
+    """The nearest power of two: a noisy figure rounded until it is the same everywhere."""
     return 2.0 ** round(math.log2(value))

@@ -31,17 +31,7 @@ from course_utils.run import TrainingRun
 
 from .batch_noise import Noise, from_two
 from .large_batches import scaled, warm_up
-from .micro_batches import (
-    IGNORED,
-    Loop,
-    MicroBatch,
-    by_batches,
-    dropped,
-    every_micro_batch,
-    grouped,
-    mean_loss,
-    undivided,
-)
+from .micro_batches import Loop, by_batches, dropped, grouped, undivided
 
 # ------------------------------------------------------------------------------------------------------- 07.1: one pass
 
@@ -64,7 +54,7 @@ class Bigrams(nn.Module):
 
 
 def walked(one_pass: Loop, count: int, k: int) -> tuple[torch.Tensor, list[str]]:
-    """The table after two passes with `one_pass`, as two epochs make, and what the model noted."""
+    """The table after two passes, as two epochs make, and what the model noted."""
     model = Bigrams()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     drawn = torch.randint(WORDS, (count, 2, 4), generator=torch.Generator().manual_seed(count))
@@ -73,45 +63,30 @@ def walked(one_pass: Loop, count: int, k: int) -> tuple[torch.Tensor, list[str]]
     return model.table.detach(), model.events
 
 
-def common_loop(model: nn.Module, optimizer: torch.optim.Optimizer, parts: Sequence[MicroBatch], k: int) -> None:
-    """The loop that the exercise shows, with its two bugs."""
-    for i, part in enumerate(parts):
-        mean_loss(model, part).backward()
-        if (i + 1) % k == 0:
-            optimizer.step()
-            optimizer.zero_grad()
-
-
 def trial(one_pass: Any, count: int, k: int) -> float:
     """Distance between the ends of two passes with `one_pass` and with large batches, in parts of the latter's way."""
     start, right, got = (walked(loop, count, k)[0] for loop in (lambda *_: None, by_batches, one_pass))
     return ((got - right).norm() / (right - start).norm()).item()
 
 
+ONE, ONE_KTH, ONE_GROUPTH = lambda *_: 1, lambda part, group, k, count: 1 / k, lambda part, group, *_: 1 / len(group)
 LOOP_MISTAKES: dict[str, tuple[Loop, ...]] = {
     "Both bugs are still in: nobody divides, and nobody steps on the last group.":
-        (common_loop, grouped(lambda part, group, k, count: 1, last=False)),
+        (grouped(ONE, last=False, clear="after step"), grouped(ONE, last=False)),
     "Losses are added up: with a group of k, the gradient is k times too long.": (undivided,),
     "The last, incomplete group gets no step of its own: those sequences are never learned from in their epoch.":
-        (dropped, grouped(lambda part, group, k, count: 1 / k, last=False)),
-    "You divide the last group by k, too. How many micro-batches does it have?":
-        (grouped(lambda part, group, k, count: 1 / k),),
+        (dropped, grouped(ONE_KTH, last=False)),
+    "You divide the last group by k, too. How many micro-batches does it have?": (grouped(ONE_KTH),),
     "You divide by the number of all micro-batches. The mean is over one group.":
         (grouped(lambda part, group, k, count: 1 / count),),
-    "zero_grad within a group throws away what has been added up: only its last micro-batch is left.": (
-        grouped(lambda part, group, k, count: 1 / len(group), clear="each"),
-        grouped(lambda part, group, k, count: 1 / k, clear="each"),
-        grouped(lambda part, group, k, count: 1, clear="each"),
-    ),
-    "The gradients of the group before are still in `.grad`: who clears them?":
-        (grouped(lambda part, group, k, count: 1 / len(group), clear="never"),),
-    "You step on every micro-batch: those are small batches, and their path is another one.": (
-        every_micro_batch,
-        lambda model, optimizer, parts, k: grouped(lambda *_: 1 / k)(model, optimizer, parts, 1),
-    ),
+    "zero_grad within a group throws away what has been added up: only its last micro-batch is left.":
+        tuple(grouped(weigh, clear="before each") for weigh in (ONE, ONE_KTH, ONE_GROUPTH)),
+    "The gradients of the group before are still in `.grad`: who clears them?": (grouped(ONE_GROUPTH, clear="never"),),
+    "You step on every micro-batch: those are small batches, and their path is another one.":
+        tuple(grouped(weigh, size=lambda k, count: 1) for weigh in (ONE, ONE_KTH)),
     "You step once for the whole pass. Once for every group was asked for.":
-        (lambda model, optimizer, parts, k: by_batches(model, optimizer, parts, len(parts)),),
-    "The parameters have not moved: who calls `optimizer.step()`?": (grouped(lambda *_: 1, steps=False),),
+        (grouped(ONE_GROUPTH, size=lambda k, count: count),),
+    "The parameters have not moved: who calls `optimizer.step()`?": (lambda *_: None,),
 }  # fmt: skip
 """Loops that a learner can write instead, by the hint that they get."""
 
@@ -149,18 +124,10 @@ FACTOR_MISTAKES: Mistakes = {
 }  # fmt: skip
 
 
-def padded_parts(counts: Sequence[int]) -> list[MicroBatch]:
-    """Micro-batches with so many real tokens, for a demonstration."""
-    places, shape = torch.arange(max(counts)), (len(counts), 1, max(counts) + 1)
-    drawn = zip(torch.randint(WORDS, shape, generator=torch.Generator().manual_seed(0)), counts, strict=True)
-    return [(one[:, :-1], one[:, 1:].masked_fill(places >= count, IGNORED)) for one, count in drawn]
-
-
 @exercise("07.2", "A token is a token, whichever micro-batch it is in.")
 def factors(answer: Any) -> None:
     """`answer(counts)` lists by what each micro-batch's mean loss is multiplied before its backward."""
     got = [_numbers(call(answer, counts=list(counts), returns=(list, tuple)), len(counts)) for counts in COUNTS]
-
     otherwise = "Some weights are off. Write the mean over all tokens as a sum of means, each times something."
     same = lambda got, wanted: all(map(alike, got, wanted))  # noqa: E731
     recognized(got, COUNTS, lambda *c: [n / sum(c) for n in c], FACTOR_MISTAKES, otherwise, same)
@@ -190,7 +157,7 @@ def _peak(run: TrainingRun, micro_batch: int, steps: int) -> int:
 
 
 def _largest(run: TrainingRun, tokens: int, capacity: int, alone: bool = False, among: Any = None) -> Plan:
-    """The largest micro-batch of `among`, all divisors of the batch if None, whose peak is within `capacity` bytes."""
+    """The largest micro-batch of `among`, or of all divisors, whose peak is within `capacity` bytes, and how many."""
     batch = tokens // run.seq_len
     for size in reversed(among or divisors(batch)):
         if batch % size == 0 and _peak(run, size, 1 if alone else batch // size) <= capacity:

@@ -3,20 +3,9 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from course_utils.figures.axes import COLOURS, stop
-from course_utils.figures.canvas import (
-    INK,
-    MARGIN,
-    QUIET,
-    RULE,
-    WIDTH,
-    Canvas,
-    Figure,
-    number,
-    short,
-    text_width,
-    ticks,
-)
+from course_utils.figures import bars
+from course_utils.figures.axes import stop
+from course_utils.figures.canvas import MARGIN, QUIET, RULE, WIDTH, Canvas, Figure, below_one_another, short
 
 from ..adam.figures import GOAL, WALK, WALL, Frame
 from .large_batches import ErrorRates
@@ -27,9 +16,7 @@ PANEL_GAP, INSET = 18.0, 8.0  # pixels between two panels, and from a panel's bo
 
 
 def theta_paths(fit: LineFit, paths: Mapping[str, Sequence[Point]], title: str) -> Figure:
-    """Paths of θ side by side over the same contour lines, each with its name. ValueError without any path."""
-    if not paths:
-        raise ValueError("theta_paths needs at least one path")
+    """Paths of θ side by side over the same contour lines, each with its name."""
     canvas = Canvas()
     top = canvas.title(title) + 12
     width = (WIDTH - 2 * MARGIN - PANEL_GAP * (len(paths) - 1)) / len(paths)
@@ -55,16 +42,14 @@ def theta_paths(fit: LineFit, paths: Mapping[str, Sequence[Point]], title: str) 
 
 def contour(fit: LineFit, through: Point, part: float) -> list[Point]:
     """The closed line on which the loss is above its minimum by `part` of what it is at `through`."""
-    a, b, c = fit.curvature()
+    b, c, _, _ = fit.moments()
     x, y = fit.best()
     across, up = through[0] - x, through[1] - y
-    height = part * (a * across**2 + 2 * b * across * up + c * up**2)
-    below = math.sqrt(c - b * b / a)  # Cholesky: a·(p + b/a·q)² + below²·q² = height
-    ring = []
-    for turn in (2 * math.pi * step / 96 for step in range(97)):
-        q = math.sqrt(height) * math.sin(turn) / below
-        ring.append((x + math.sqrt(height / a) * math.cos(turn) - b / a * q, y + q))
-    return ring
+    radius = math.sqrt(part * (across**2 + 2 * b * across * up + c * up**2))
+    below = math.sqrt(c - b * b)  # Cholesky: (p + b·q)² + below²·q² = radius²
+    turns = (2 * math.pi * step / 96 for step in range(97))
+    ring = ((radius * math.cos(turn), radius * math.sin(turn) / below) for turn in turns)
+    return [(x + p - b * q, y + q) for p, q in ring]
 
 
 def _line(places: Iterable[Point]) -> str:
@@ -84,41 +69,15 @@ def _walk(canvas: Canvas, places: Sequence[Point], goal: Point) -> None:
 
 
 def beside(theirs: Sequence[Published | None], ours: Sequence[ErrorRates], title: str, provenance: str = "") -> Figure:
-    """Test errors in percent, published (None: not there) and ours, with deviations. ValueError unless paired."""
-    if not ours or len(theirs) != len(ours):
-        raise ValueError(f"{len(theirs)} published rows next to {len(ours)} of ours: they go in pairs, at least one")
-    canvas = Canvas()
-    top = canvas.title(title) + 34
-    label = max(text_width(outcome.setting.name, 13) for outcome in ours) + MARGIN + 10
-    half = (WIDTH - label - MARGIN) / 2
-    most = 1.05 * max([outcome.mean + outcome.spread for outcome in ours] + [row.error for row in theirs if row])
-    bottom = top + 32 * len(ours)
-    heads = ("Goyal et al., ResNet-50 on ImageNet", "here, the small classifier")
-    for left, head in zip((label, label + half), heads, strict=True):
-        canvas.text(left, top - 14, head, 12.5, font_weight="bold")
-        for tick in ticks(0, most, 5):
-            x = left + (half - 60) * tick / most
-            canvas.line(x, top - 6, x, bottom)
-            canvas.text(x, bottom + 16, number(tick), 11, QUIET, text_anchor="middle")
-    for index, (row, outcome) in enumerate(zip(theirs, ours, strict=True)):
-        y = top + 32 * index
-        canvas.text(label - 10, y + 16, outcome.setting.name, 13, text_anchor="end")
-        if row:
-            _bar(canvas, label, y, (half - 60) / most, row.error, row.spread, 2)
-        else:
-            canvas.text(label + 6, y + 16, "not in their table", 12, QUIET)
-        _bar(canvas, label + half, y, (half - 60) / most, outcome.mean, outcome.spread, 1)
-    canvas.text(label, bottom + 34, "test error, %; lines: one standard deviation to either side", 11, QUIET)
-    told = "; ".join(
-        f"{outcome.setting.name}: {f'{row.error:.2f}' if row else 'not published'} and {outcome.mean:.1f}"
+    """Test errors in percent, published (None: not there) above ours, with standard deviations."""
+    published = {
+        f"{outcome.setting.name}, ± {row.spread:.2f}": row.error
         for row, outcome in zip(theirs, ours, strict=True)
+        if row
+    }
+    here = {f"{outcome.setting.name}, ± {outcome.spread:.1f}": outcome.mean for outcome in ours}
+    above = bars(
+        published, title, unit="%", digits=2, kind="gradients", provenance="Goyal et al., ResNet-50 on ImageNet"
     )
-    alt = f"{stop(title)} Test errors in percent, published and here: {told}."
-    end = canvas.note(provenance, bottom + 54)
-    return Figure(canvas.svg(end - (2 if provenance else 8), title, alt), alt)
-
-
-def _bar(canvas: Canvas, x: float, y: float, scale: float, mean: float, spread: float, digits: int) -> None:
-    canvas.rect(x, y + 2, mean * scale, 20, COLOURS["gradients"], data_value=mean)
-    canvas.line((x + (mean - spread) * scale), y + 12, x + (mean + spread) * scale, y + 12, INK, stroke_width=1.5)
-    canvas.text(x + (mean + spread) * scale + 6, y + 17, f"{mean:.{digits}f}", 12.5, font_weight="bold")
+    below = bars(here, "Here, the small classifier", unit="%", digits=1, kind="gradients", provenance=provenance)
+    return below_one_another([above, below], title)

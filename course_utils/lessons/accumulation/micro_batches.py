@@ -9,22 +9,20 @@ from functools import partial
 import torch
 from torch.nn.functional import cross_entropy
 
-from course_utils.errors import unknown
-
 from ..shared.language_model import batches, language_model
 
-MicroBatch = tuple[torch.Tensor, torch.Tensor]  # Token ids and the ids that should follow them, each (b, s)
-IGNORED = -100  # The target of padding, which cross-entropy leaves out: torch's default for `ignore_index`
+MicroBatch = tuple[torch.Tensor, ...]  # token ids and the ids that should follow them, each (b, s)
+IGNORED = -100  # the target of padding, which cross-entropy leaves out: torch's default for `ignore_index`
 
 
 def micro_batches(count: int, size: int = 4, seq_len: int = 32, seed: int = 0) -> list[MicroBatch]:
     """`count` micro-batches of `size` sequences each, the same for the same `seed`."""
-    return [(tokens, targets) for tokens, targets in batches(count, size, seq_len, seed)]
+    return list(batches(count, size, seq_len, seed))
 
 
 def uneven(count: int, size: int = 4, seq_len: int = 32) -> list[MicroBatch]:
     """Micro-batches whose sequences begin with text, an eighth in the first to all in the last; the rest is padding."""
-    made = []
+    made: list[MicroBatch] = []
     for index, (tokens, targets) in enumerate(micro_batches(count, size, seq_len)):
         kept = max(1, seq_len * (1 + 7 * index // max(count - 1, 1)) // 8)
         made.append((tokens, targets.masked_fill(torch.arange(seq_len) >= kept, IGNORED)))
@@ -33,8 +31,7 @@ def uneven(count: int, size: int = 4, seq_len: int = 32) -> list[MicroBatch]:
 
 def joined(parts: Iterable[MicroBatch]) -> MicroBatch:
     """All micro-batches as one large batch."""
-    tokens, targets = zip(*parts, strict=True)
-    return torch.cat(tokens), torch.cat(targets)
+    return tuple(map(torch.cat, zip(*parts, strict=True)))
 
 
 def counted_tokens(part: MicroBatch) -> int:
@@ -43,7 +40,7 @@ def counted_tokens(part: MicroBatch) -> int:
 
 
 def mean_loss(model: torch.nn.Module, part: MicroBatch) -> torch.Tensor:
-    """The mean cross-entropy over the tokens that count, as every library computes it by default."""
+    """The mean cross-entropy over the tokens that count."""
     tokens, targets = part
     return cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
 
@@ -71,26 +68,29 @@ Loop = Callable[[torch.nn.Module, torch.optim.Optimizer, Sequence[MicroBatch], i
 
 
 def grouped(
-    weigh: Callable[[MicroBatch, Sequence[MicroBatch], int, int], float], last: bool = True, clear: str = "group",
-    steps: bool = True,
-) -> Loop:  # fmt: skip
+    weigh: Callable[[MicroBatch, Sequence[MicroBatch], int, int], float],
+    last: bool = True,
+    clear: str = "before group",
+    size: Callable[[int, int], int] = lambda k, count: k,
+) -> Loop:
     """A loop that multiplies each mean loss by `weigh(micro-batch, its group, k, all micro-batches)`.
 
-    With other options it makes mistakes: it does not step on an incomplete last group, it clears gradients before
-    "each" micro-batch or "never", or it takes no steps at all.
+    With other options it makes mistakes: it does not step on an incomplete last group, it clears gradients "before
+    each" micro-batch, "after step", or "never", or its groups have another size.
     """
 
     def loop(model: torch.nn.Module, optimizer: torch.optim.Optimizer, parts: Sequence[MicroBatch], k: int) -> None:
-        for first in range(0, len(parts), k):
-            group = parts[first : first + k]
-            if clear == "group":
-                optimizer.zero_grad()
-            for part in group:
-                if clear == "each":
+        every = size(k, len(parts))
+        for first in range(0, len(parts), every):
+            group = parts[first : first + every]
+            for index, part in enumerate(group):
+                if clear == "before each" or (clear == "before group" and index == 0):
                     optimizer.zero_grad()
                 (mean_loss(model, part) * weigh(part, group, k, len(parts))).backward()
-            if steps and (last or len(group) == k):
+            if last or len(group) == every:
                 optimizer.step()
+                if clear == "after step":
+                    optimizer.zero_grad()
 
     return loop
 
@@ -98,32 +98,10 @@ def grouped(
 accumulated = grouped(lambda part, group, k, count: counted_tokens(part) / sum(map(counted_tokens, group)))
 """Right for any lengths: a micro-batch weighs as much as it has tokens, and the last group is smaller."""
 
-undivided = grouped(lambda part, group, k, count: 1)  # The first mistake: losses are added up, not averaged
-
-by_batches = grouped(lambda part, group, k, count: 1 / len(group))
-"""The third: a mean of the micro-batches' means, however many tokens each has."""
-
-
-def large_batch(model: torch.nn.Module, optimizer: torch.optim.Optimizer, parts: Sequence[MicroBatch], k: int) -> None:
-    """The reference for all others: each group as one batch, the last with what is left."""
-    undivided(model, optimizer, [joined(parts[first : first + k]) for first in range(0, len(parts), k)], 1)
-
-
-def dropped(model: torch.nn.Module, optimizer: torch.optim.Optimizer, parts: Sequence[MicroBatch], k: int) -> None:
-    """The second mistake: the last, incomplete group gets no step."""
-    for i, part in enumerate(parts):
-        (mean_loss(model, part) / k).backward()
-        if (i + 1) % k == 0:
-            optimizer.step()
-            optimizer.zero_grad()
-
-
-def every_micro_batch(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, parts: Sequence[MicroBatch], k: int
-) -> None:
-    """The fourth mistake: a step on each micro-batch. These are small batches, with small batches' noise."""
-    undivided(model, optimizer, parts, 1)
-
+undivided = grouped(lambda part, group, k, count: 1)  # losses are added up, not averaged
+dropped = grouped(lambda part, group, k, count: 1 / k, last=False, clear="after step")  # as the common loop does
+by_batches = grouped(lambda part, group, k, count: 1 / len(group))  # a mean of means, however many tokens each has
+every_micro_batch = grouped(lambda part, group, k, count: 1, size=lambda k, count: 1)  # small batches, with their noise
 
 LOOPS: dict[str, Loop] = {
     "accumulated, by tokens": accumulated,
@@ -135,14 +113,17 @@ LOOPS: dict[str, Loop] = {
 """By the names that figures use; the first one is right."""
 
 
+def large_batch(model: torch.nn.Module, optimizer: torch.optim.Optimizer, parts: Sequence[MicroBatch], k: int) -> None:
+    """The reference for all others: each group as one batch, the last with what is left."""
+    undivided(model, optimizer, [joined(parts[first : first + k]) for first in range(0, len(parts), k)], 1)
+
+
 def moved(loop: Loop, parts: Sequence[MicroBatch], k: int, optimizer: str = "sgd") -> torch.Tensor:
     """Move of a fresh model's parameters in one pass with `loop` and "sgd" (rate 0.1) or "adam" (0.001), one vector."""
-    optimizers = {"sgd": partial(torch.optim.SGD, lr=0.1), "adam": partial(torch.optim.Adam, lr=1e-3)}
-    if optimizer not in optimizers:
-        raise unknown("optimizer", optimizer, optimizers)
+    make = {"sgd": partial(torch.optim.SGD, lr=0.1), "adam": partial(torch.optim.Adam, lr=1e-3)}[optimizer]
     model = language_model()
     before = torch.nn.utils.parameters_to_vector(model.parameters()).detach().clone()
-    loop(model, optimizers[optimizer](model.parameters()), parts, k)
+    loop(model, make(model.parameters()), parts, k)
     return torch.nn.utils.parameters_to_vector(model.parameters()).detach() - before
 
 
@@ -153,40 +134,37 @@ def distances(parts: Sequence[MicroBatch], k: int, optimizer: str = "sgd") -> di
 
 
 def accumulator_errors(counts: Sequence[int], dtype: torch.dtype) -> list[float]:
-    """Relative error of a gradient added up over so many micro-batches, each rounded to `dtype`, against fp64."""
+    """Relative errors of gradients added up over so many micro-batches, rising, rounded to `dtype`, against fp64."""
     model = language_model()
     weights = torch.nn.utils.parameters_to_vector(model.parameters()).detach()
     exact, sums = torch.zeros_like(weights, dtype=torch.float64), torch.zeros_like(weights, dtype=dtype)
-    errors = {}
+    errors = []
     for number, part in enumerate(micro_batches(max(counts)), 1):
         one = gradient_of(mean_loss(model, part), model)
         exact += one
         sums += one.to(dtype)
         if number in counts:
-            errors[number] = relative_distance(sums.double(), exact)
-    return [errors[count] for count in counts]
+            errors.append(relative_distance(sums.double(), exact))
+    return errors
 
 
 Point = tuple[float, float]
+START: Point = (-1.5, 0.5)
+POINTS = 100
 
 
 class LineFit:
     """Fitting y = θ₀ + θ₁·x to 100 noisy points: a loss with two parameters, so that its path can be drawn."""
 
-    def __init__(self, points: int = 100, noise: float = 1.0, seed: int = 0) -> None:
-        dice = torch.Generator().manual_seed(seed)
-        self.x = torch.randn(points, generator=dice, dtype=torch.float64)
-        self.y = 1.0 + 2.0 * self.x + noise * torch.randn(points, generator=dice, dtype=torch.float64)
+    def __init__(self) -> None:
+        dice = torch.Generator().manual_seed(0)
+        self.x = torch.randn(POINTS, generator=dice, dtype=torch.float64)
+        self.y = 1.0 + 2.0 * self.x + torch.randn(POINTS, generator=dice, dtype=torch.float64)
 
     def moments(self, chosen: slice = slice(None)) -> tuple[float, ...]:
         """Means of x, x², y and x·y over the chosen points: the gradient depends on nothing else."""
         x, y = self.x[chosen], self.y[chosen]
         return tuple(mean.mean().item() for mean in (x, x * x, y, x * y))
-
-    def curvature(self) -> tuple[float, float, float]:
-        """The loss's second derivatives: by θ₀ twice, by both, by θ₁ twice."""
-        x, xx, _, _ = self.moments()
-        return 1.0, x, xx
 
     def best(self) -> Point:
         """The θ with the least loss: the least-squares line."""
@@ -201,15 +179,11 @@ def slope(theta: Point, moments: Sequence[float]) -> Point:
     return theta[0] + theta[1] * x - y, theta[0] * x + theta[1] * xx - xy
 
 
-START: Point = (-1.5, 0.5)
-
-
 def path(fit: LineFit, rate: float, size: int, passes: int, group: int = 1) -> list[Point]:
     """The path of θ: micro-batches of `size` points in order, a step along the mean of each `group`, or ValueError."""
-    points = len(fit.x)
-    if points % (size * group):
-        raise ValueError(f"{points} points are no whole number of {group} micro-batches of {size}")
-    walked, parts = [START], [fit.moments(slice(start, start + size)) for start in range(0, points, size)]
+    if POINTS % (size * group):
+        raise ValueError(f"{POINTS} points are no whole number of {group} micro-batches of {size}")
+    walked, parts = [START], [fit.moments(slice(start, start + size)) for start in range(0, POINTS, size)]
     for _ in range(passes):
         for first in range(0, len(parts), group):
             slopes = [slope(walked[-1], part) for part in parts[first : first + group]]

@@ -30,11 +30,8 @@ GOYAL_CAPTION = 23.68  # The error at rate 0.1 and batch 256 by the caption
 
 
 def published(batch: int, rate: str) -> Published:
-    """The row for a batch and a rate as the table spells it. ValueError for a row that it does not have."""
-    for row in GOYAL:
-        if (row.batch, row.rate) == (batch, rate):
-            return row
-    raise ValueError(f"no row for batch {batch} and rate {rate}; rates: {', '.join(row.rate for row in GOYAL)}")
+    """The row for a batch and a rate as the table spells it."""
+    return next(row for row in GOYAL if (row.batch, row.rate) == (batch, rate))
 
 
 class CriticalBatch(NamedTuple):
@@ -51,9 +48,9 @@ MINIMAX_LOSSES = {2.22: 16_000_000, 1.98: 32_000_000, 1.77: 64_000_000, 1.58: 12
 """MiniMax-01's own power law, by loss: critical batch in tokens. (MiniMax 2025, figure 13.)"""
 
 
-def critical_batch(loss: float, law: CriticalBatch = KAPLAN) -> float:
-    """Tokens in the critical batch at this loss."""
-    return law.scale / loss ** (1 / law.exponent)
+def critical_batch(loss: float) -> float:
+    """Tokens in Kaplan et al.'s critical batch at this loss."""
+    return KAPLAN.scale / loss ** (1 / KAPLAN.exponent)
 
 
 def exponent_between(batches: Mapping[float, float]) -> float:
@@ -69,11 +66,8 @@ Ramp = Sequence[tuple[int, int]]
 
 
 def batch_at(ramp: Ramp, seen: int) -> int:
-    """Tokens in a batch when `seen` tokens have been seen. ValueError before the ramp begins."""
-    sizes = [size for start, size in ramp if start <= seen]
-    if not sizes:
-        raise ValueError(f"the ramp begins at {ramp[0][0]:,} tokens, after {seen:,}")
-    return sizes[-1]
+    """Tokens in a batch when `seen` tokens have been seen."""
+    return [size for start, size in ramp if start <= seen][-1]
 
 
 def ramp_steps(ramp: Ramp, total: int) -> float:

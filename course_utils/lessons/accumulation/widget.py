@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from itertools import takewhile
 
 from course_utils.figures.canvas import Figure
+from course_utils.interactive.feedback import divisors
 from course_utils.interactive.widgets import Explorable, slider
 
 from .figures import theta_paths
-from .micro_batches import START, LineFit, Point, path
+from .micro_batches import POINTS, START, LineFit, Point, path
 
-POINTS = 100
-SIZES = tuple(size for size in range(1, POINTS + 1) if POINTS % size == 0)
+SIZES = tuple(divisors(POINTS))
 RATES = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5)
 PASSES = (1, 2, 4, 8)
 FAR = 2.0  # a path ends in the picture where it is this many times as far from the minimum as it began
@@ -29,7 +29,7 @@ class ThetaExplorer(Explorable):
         for name, value in (("size", size), ("group", group)):
             if value not in SIZES:
                 raise ValueError(f"{name} is {value!r}: choose one of {', '.join(map(str, SIZES))}")
-        self.fit = LineFit(POINTS)
+        self.fit = LineFit()
         super().__init__(
             {
                 "size": slider("micro-batch", SIZES, size),
@@ -54,11 +54,9 @@ class ThetaExplorer(Explorable):
         name = f"{group} × {size} points a step"
         title = f"{name}, rate {rate:g}: {len(chosen) - 1:,} steps, {ending}"
         figure = theta_paths(self.fit, {"all 100 points a step": self._near(large), name: near}, title)
-        message = f"a step learns from <b>{size * group}</b> points; <b>{size}</b> are in memory at once"
-        return figure, message
+        return figure, f"a step learns from <b>{size * group}</b> points; <b>{size}</b> are in memory at once"
 
     def _near(self, walked: Sequence[Point]) -> list[Point]:
-        """The path up to where it is too far away to be drawn."""
         limit = FAR * math.dist(START, self.fit.best())
         return list(takewhile(lambda point: math.dist(point, self.fit.best()) < limit, walked))
 

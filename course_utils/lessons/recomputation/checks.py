@@ -398,7 +398,7 @@ def infer(answer: Any) -> None:
         for number, batch in zip(SECRETS, batches, strict=True):
             off = abs(batch - SECRETS[number][0])
             expect(off != 1, f"mystery({number}): off by one sequence. Round to the nearest, at the end of forward.")
-            expect(not off, f"mystery({number}): the micro-batch is off. What does one sequence keep under this policy?")
+            expect(not off, f"mystery({number}): the micro-batch is off. What does one sequence keep here?")
 
 
 def _inferred(answer: Any, measurement: Measurement) -> tuple[int, str]:
