@@ -3,9 +3,8 @@
 import html
 import random
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..figures.canvas import sentence
 from ..units import format_bytes, marked
@@ -13,8 +12,7 @@ from ..units import format_bytes, marked
 LETTERS = "abcdef"
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """An answer to choose, and why it is right, or the misconception that leads to it."""
 
     text: str
@@ -23,24 +21,11 @@ class Choice:
 
 @dataclass(frozen=True)
 class Question:
-    """One question with exactly one right choice. Text between backticks is code.
-
-    Raises ValueError when there are fewer than two wrong choices, when two choices read alike, or when one is not
-    explained.
-    """
+    """One question with exactly one right choice. Text between backticks is code."""
 
     text: str
     right: Choice
     wrong: tuple[Choice, ...]
-
-    def __post_init__(self) -> None:
-        texts = [choice.text for choice in self.choices]
-        if not 3 <= len(texts) <= len(LETTERS):
-            raise ValueError(f"a question has 3 to {len(LETTERS)} choices, this one {len(texts)}: {self.text}")
-        if len(set(texts)) < len(texts):
-            raise ValueError(f"two choices read alike, {', '.join(sorted(texts))}: {self.text}")
-        if not all(choice.why for choice in self.choices):
-            raise ValueError(f"a choice is not explained: {self.text}")
 
     @property
     def choices(self) -> tuple[Choice, ...]:
@@ -50,10 +35,7 @@ class Question:
         return tuple(mixed)
 
 
-Answer = tuple[str, str]
-
-
-def question(text: str, right: Answer, *wrong: Answer) -> Question:
+def question(text: str, right: tuple[str, str], *wrong: tuple[str, str]) -> Question:
     """A question from its answers, each the text of a choice and why it is right or wrong."""
     return Question(text, Choice(*right), tuple(Choice(*answer) for answer in wrong))
 
@@ -67,7 +49,7 @@ class Quiz:
 
     @property
     def title(self) -> str:
-        """ "Quiz of lesson 01: 5 questions"."""
+        """Its lesson, and how many questions there are."""
         return f"Quiz of lesson {self.lesson:02d}: {len(self.questions)} questions"
 
     def __repr__(self) -> str:
@@ -75,10 +57,7 @@ class Quiz:
 
     def __str__(self) -> str:
         """The questions with their choices, for a terminal; which one is right stays unsaid."""
-        parts = [self.title]
-        for number, question in enumerate(self.questions, start=1):
-            parts.append("\n".join([f"{number}. {question.text}", *_lettered(question)]))
-        return "\n\n".join(parts)
+        return "\n\n".join([self.title, *(_spelled(*numbered) for numbered in enumerate(self.questions, start=1))])
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
         """Buttons where there is a kernel, choices that unfold where there is none, always the same text."""
@@ -87,12 +66,8 @@ class Quiz:
         form: Any = QuizForm(self)._repr_mimebundle_()
         return {**form, "text/plain": repr(self), "text/html": self.page()}
 
-    def attempt(self) -> "Attempt":
-        """A new way through this quiz."""
-        return Attempt(self)
-
     def page(self) -> str:
-        """The quiz as HTML that needs no kernel and no script: each choice unfolds to what is to be said about it."""
+        """The quiz as HTML that needs no kernel and no script: each choice unfolds to its verdict."""
         parts = [f"<p><b>{html.escape(self.title)}</b>. Open a choice to see whether it is right.</p>"]
         for number, question in enumerate(self.questions, start=1):
             parts.append(f"<p><b>{number}.</b> {marked(question.text)}</p>")
@@ -117,13 +92,11 @@ class Attempt:
 
     def choose(self, number: int, choice: Choice) -> str:
         """The verdict on `choice` for question `number`, from 0; it counts until the question is solved."""
-        question = self.quiz.questions[number]
-        if choice not in question.choices:
-            raise ValueError(f"{choice.text!r} is no choice of question {number + 1}")
-        again = not self.solved(number)
-        if again:
-            self.chosen[number].append(choice)
-        return verdict(question, choice) + (" Try again." if again and not self.solved(number) else "")
+        said = verdict(self.quiz.questions[number], choice)
+        if self.solved(number):
+            return said
+        self.chosen[number].append(choice)
+        return said if self.solved(number) else f"{said} Try again."
 
     def solved(self, number: int) -> bool:
         """True if the right choice of question `number` has been found."""
@@ -159,24 +132,27 @@ def verdict(question: Question, choice: Choice) -> str:
     return f"{'Right.' if choice == question.right else 'Not quite.'} {choice.why}"
 
 
-def ask(quiz: Quiz, read: Callable[[str], str] = input, write: Callable[[str], None] = print) -> Attempt:
+def ask(quiz: Quiz) -> Attempt:
     """Put a quiz in a terminal, question by question until each is solved or the input ends; returns the attempt."""
     attempt = Attempt(quiz)
-    write(quiz.title)
+    print(quiz.title)
     try:
         for number, question in enumerate(quiz.questions):
-            write("\n".join(["", f"{number + 1}. {question.text}", *_lettered(question)]))
-            letters = LETTERS[: len(question.choices)]
+            print(f"\n{_spelled(number + 1, question)}")
+            known = dict(zip(LETTERS, question.choices, strict=False))
             while not attempt.solved(number):
-                letter = read(f"Your choice (a to {letters[-1]}): ").strip().lower().removesuffix(")")
-                known = len(letter) == 1 and letter in letters
-                said = attempt.choose(number, question.choices[letters.index(letter)]) if known else None
-                write(said or f"Type one letter from a to {letters[-1]}.")
+                letter = input(f"Your choice (a to {max(known)}): ").strip().lower().removesuffix(")")
+                print(
+                    attempt.choose(number, known[letter])
+                    if letter in known
+                    else f"Type a letter from a to {max(known)}."
+                )
     except EOFError:
-        write("")
-    write(attempt.score)
+        print()
+    print(attempt.score)
     return attempt
 
 
-def _lettered(question: Question) -> list[str]:
-    return [f"   {letter}) {choice.text}" for letter, choice in zip(LETTERS, question.choices, strict=False)]
+def _spelled(number: int, question: Question) -> str:
+    choices = [f"   {letter}) {choice.text}" for letter, choice in zip(LETTERS, question.choices, strict=False)]
+    return "\n".join([f"{number}. {question.text}", *choices])

@@ -6,6 +6,7 @@ import ipywidgets
 
 from ..units import marked
 from .progress import mark_quiz
+from .quiz import Attempt, Choice, Quiz
 from .widgets import button_css, wide_button
 
 BUTTON = ".course-quiz button.course-choice"
@@ -24,13 +25,10 @@ STYLE = f"""<style>{button_css(BUTTON)}
 
 
 class QuizForm(ipywidgets.VBox):
-    """Questions one under the other, a button for each choice. Inherits because only a widget can be shown as one.
+    """Questions one under the other, a button for each choice. Inherits because only a widget can be shown as one."""
 
-    `buttons` holds those of each question; `said` and `score` are what is answered, as HTML.
-    """
-
-    def __init__(self, quiz: Any) -> None:
-        self.quiz, self.attempt, self.remembered = quiz, quiz.attempt(), False
+    def __init__(self, quiz: Quiz) -> None:
+        self.quiz = quiz
         self.buttons: list[list[ipywidgets.Button]] = []
         self.said: list[ipywidgets.HTML] = []
         parts = [part for number in range(len(quiz.questions)) for part in self._question(number)]
@@ -54,7 +52,7 @@ class QuizForm(ipywidgets.VBox):
         self.said.append(ipywidgets.HTML())
         return [heading, *buttons, self.said[-1]]
 
-    def _choose(self, number: int, button: ipywidgets.Button, choice: Any) -> None:
+    def _choose(self, number: int, button: ipywidgets.Button, choice: Choice) -> None:
         """Say at once what is right or wrong with a choice. A button stays enabled, so that the keyboard keeps it."""
         words = self.attempt.choose(number, choice)
         right = choice == self.quiz.questions[number].right
@@ -71,7 +69,7 @@ class QuizForm(ipywidgets.VBox):
                 self.score.value += f"<div class='course-text' role='alert'>{marked(str(problem))}</div>"
 
     def _start_over(self, _: object = None) -> None:
-        self.attempt, self.remembered = self.quiz.attempt(), False
+        self.attempt, self.remembered = Attempt(self.quiz), False
         for question, buttons, said in zip(self.quiz.questions, self.buttons, self.said, strict=True):
             said.value = ""
             for button, choice in zip(buttons, question.choices, strict=True):
