@@ -1,6 +1,5 @@
 """Do slides say what their lesson says, carry all of its prose, and work by keys with no network?"""
 
-import html
 import json
 import re
 from html.parser import HTMLParser
@@ -11,7 +10,6 @@ from browser import browser_page
 from course_utils.authoring.slides import MOST_ROWS, Slide, page, slides, write
 from course_utils.cli.main import main
 from course_utils.interactive.course_files import ROOT
-from course_utils.recording.notebooks import BuildError
 
 LESSONS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
 LESSON = next(path for path in LESSONS if path.name.startswith("05"))
@@ -45,15 +43,12 @@ def test_every_text_is_in_the_notes_once(lesson):
 
 def test_every_picture_of_the_lesson_is_on_a_slide_and_one_of_sliders_says_so(lesson):
     cells, steps = lesson
-    outputs = [(output, "".join(cell["source"])) for cell in cells for output in cell.get("outputs", [])]
-    drawn = [image for output, _ in outputs for image in re.findall(r"<img\b[^>]*>", _html(output))]
+    outputs = [output for cell in cells for output in cell.get("outputs", [])]
+    drawn = [image for output in outputs for image in re.findall(r"<img\b[^>]*>", _html(output))]
     assert [step.body.partition("<p")[0] for step in steps if step.kind == "figure"] == drawn
-    calls = [source for output, source in outputs if "<img" in _html(output)
-             and ": run this cell to" in "".join(output["data"].get("text/plain", ""))]  # fmt: skip
-    said = [step.body for step in steps if "A picture: the controls move" in step.body]
-    for body, source in zip(said, calls, strict=True):
-        shown = re.sub(r"\s+", "", html.unescape(body.partition("<code>")[2].partition("</code>")[0]))
-        assert shown and re.sub(r"\s+", "", source).endswith(shown)
+    controls = [output for output in outputs if "<img" in _html(output)
+                and ": run this cell to" in "".join(output["data"].get("text/plain", ""))]  # fmt: skip
+    assert sum("A picture: the controls move" in step.body for step in steps) == len(controls)
 
 
 def _html(output: dict) -> str:
@@ -122,10 +117,7 @@ def test_tags_choose_what_a_text_shows_and_a_heading_has_no_table_of_its_own():
 
 
 def test_an_answer_stands_under_the_guess_that_it_answers():
-    far, near = (
-        text("## A\nSo far. **Your guess.** How far?", "question"),
-        text("**Your guess.** How near?", "question"),
-    )
+    far, near = (text(f"## A\nSo far. **Your guess.** How {what}?", "question") for what in ("far", "near"))
     answer = shown("<p>It is 1 km. You locked no guess: the next one is worth it.</p>")
     *_, last = steps_of(far, code('predict("99.a")'), near, code('predict("99.b")'), code('reveal("99.a", 1)', answer))
     assert (last.kind, "How far?" in last.body, "How near?" in last.body) == ("answer", True, False)
@@ -145,15 +137,8 @@ def test_the_command_writes_the_lessons_named(tmp_path, capsys):
     assert main(["slides", "--here", "5", "--out", str(tmp_path / "out")]) == 0
     assert [path.name for path in (tmp_path / "out").iterdir()] == [f"{LESSON.stem}.html"]
     assert main(["slides", "--here", "77", "--out", str(tmp_path / "none")]) == 1
-    assert "no lesson is called '77'; known: 00, 01" in capsys.readouterr().err
+    assert "unknown lesson '77'" in capsys.readouterr().err
     assert not (tmp_path / "none").exists()
-
-
-def test_a_notebook_without_a_title_is_refused(tmp_path):
-    (tmp_path / "notebooks").mkdir()
-    (tmp_path / "notebooks" / "01_x.ipynb").write_text('{"cells": [{"cell_type": "markdown", "source": "Hello"}]}')
-    with pytest.raises(BuildError, match=r"01_x\.ipynb does not begin"):
-        write(tmp_path, root=tmp_path)
 
 
 ROOM = f"""() => [...document.querySelectorAll('section')].filter(section => {{

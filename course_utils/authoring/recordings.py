@@ -135,16 +135,9 @@ def answers() -> dict[str, list[Row]]:
 
 def main() -> None:
     """Simulate every run, ask every question, and write the files."""
-    FOLDER.mkdir(exist_ok=True)
-    write(saved_recordings.FILE, saved_recordings.save(answers(), date.today().isoformat()))
+    (FOLDER / saved_recordings.FILE).write_bytes(saved_recordings.save(answers(), date.today().isoformat()))
     measured = {key(run, steps): measure(run, source="simulated", steps=steps) for run, steps in lesson_runs()}
-    write(FILE, save(measured, {key(run, 2) for run in replayed_runs()}))
-
-
-def write(name: str, content: bytes) -> None:
-    """Write one of the shipped files, and say how large it is."""
-    (FOLDER / name).write_bytes(content)
-    print(f"{name}: {len(content):,} bytes")
+    (FOLDER / FILE).write_bytes(save(measured, {key(run, 2) for run in replayed_runs()}))
 
 
 if __name__ == "__main__":

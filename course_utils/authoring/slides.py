@@ -1,15 +1,12 @@
 """`python3 -m course_utils slides 05 --out slides`: a lesson as slides, from the notebook as it was executed.
 
-One file a lesson, with its pictures, style and script inside: it needs no network. A slide is one step of the lesson:
-a question, what a cell drew, an answer, the gap. Tags of cells, which `sources` adds, say which text is which. The
-lesson's whole prose goes with them, as notes for the speaker.
+A slide is one step of the lesson: a question, what a cell drew, an answer, the gap. Tags of cells, which `sources`
+adds, say which text is which. The lesson's whole prose goes with them, as notes for the speaker.
 """
 
-import ast
 import html
 import json
 import re
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -18,9 +15,9 @@ from typing import Any
 
 from markdown_it import MarkdownIt
 
+from ..errors import unknown
 from ..interactive.command_line import Parser
 from ..interactive.course_files import ROOT, numbered
-from ..recording.notebooks import BuildError
 from .sources import SLIDE_TAGS
 
 PAGE = Path(__file__).with_name("slides_page.html")
@@ -55,27 +52,23 @@ class Slide:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write the slides of the lessons named, or of all; 1, with a message, for a lesson that is not there."""
+    """Write the slides of the lessons named, or of all."""
     told = "A lesson as slides, from the notebook as it was executed: one file a lesson, which needs no network."
     parser = Parser("slides", told)
     parser.add_argument("lessons", nargs="*", help="lessons by number, as 05; all of them without")
     parser.add_argument("--out", type=Path, default=Path("slides"), help="folder for the slides (default: slides)")
     options = parser.parse_args(arguments)
-    try:
-        for path in write(options.out, options.lessons):
-            print(f"{path}: open it in a browser. Space or → goes on, N shows the notes, S opens them in a window.")
-    except (BuildError, OSError) as problem:
-        print(problem, file=sys.stderr)
-        return 1
+    for path in write(options.out, options.lessons):
+        print(f"{path}: open it in a browser. Space or → goes on, N shows the notes, S opens them in a window.")
     return 0
 
 
 def write(out: Path, lessons: Iterable[str] = (), root: Path = ROOT) -> list[Path]:
-    """Write one page of slides a lesson to `out` and return their paths. BuildError for a lesson that is not there."""
+    """Write one page of slides a lesson to `out` and return their paths. ValueError for a lesson that is not there."""
     known = {path.name[:2]: path for path in numbered(root / "notebooks")}
     wanted = [name.zfill(2) for name in lessons] or list(known)
     if missing := [name for name in wanted if name not in known]:
-        raise BuildError(f"no lesson is called {missing[0]!r}; known: {', '.join(known)}")
+        raise unknown("lesson", missing[0], known)
     pages = {out / f"{known[name].stem}.html": page(known[name]) for name in wanted}
     out.mkdir(parents=True, exist_ok=True)
     for path, text in pages.items():
@@ -84,11 +77,9 @@ def write(out: Path, lessons: Iterable[str] = (), root: Path = ROOT) -> list[Pat
 
 
 def page(notebook: Path) -> str:
-    """The slides of a lesson as one page of HTML. BuildError for a notebook that begins without number and title."""
+    """The slides of a lesson as one page of HTML, with its pictures, style and script inside: it needs no network."""
     content = json.loads(notebook.read_text(encoding="utf-8"))
     first, *_ = "".join(content["cells"][0]["source"]).splitlines()
-    if not re.match(r"# \d\d · ", first):
-        raise BuildError(f"{notebook.name} does not begin with its number and title")
     title, made = html.escape(first[2:]), slides(content)
     shown = []
     for number, slide in enumerate(made, start=1):
@@ -170,7 +161,7 @@ def _from_outputs(cell: dict[str, Any], section: str, questions: Iterator[str]) 
     for output in cell["outputs"]:
         text = "".join(output.get("data", {}).get("text/html", ""))
         has_controls = INVITATION in "".join(output.get("data", {}).get("text/plain", ""))
-        caption = _chosen("".join(cell["source"])) if has_controls else ""
+        caption = "<p class='small'>A picture: the controls move in the notebook.</p>" if has_controls else ""
         for drawn in DRAWN.findall(text):
             notes = [html.unescape(match[1])] if (match := re.search(r'alt="([^"]*)"', drawn)) else []
             kind = "figure" if drawn.startswith("<img") else "table"
@@ -179,13 +170,6 @@ def _from_outputs(cell: dict[str, Any], section: str, questions: Iterator[str]) 
         if answer := ANSWER.fullmatch(text):
             asked = f"<div class='small'>{next(questions, '')}</div>"
             yield Slide("answer", section, f"{asked}{NUMBER}{answer[1]}</p>", [])
-
-
-def _chosen(source: str) -> str:
-    """One line under the picture of something with controls: that it is a picture, and what was chosen for it."""
-    call = ast.get_source_segment(source, ast.parse(source).body[-1]) or ""
-    chosen = html.escape(" ".join(call.split()))
-    return f"<p class='small'>A picture: the controls move in the notebook. Chosen: <code>{chosen}</code></p>"
 
 
 def _pieces(table: str) -> list[str]:
