@@ -16,7 +16,7 @@ from course_utils.lessons.pipelines import real_ranks as pipeline_parts
 from course_utils.lessons.pipelines import staleness
 from course_utils.lessons.pipelines.figures import pipeline_figure, timelines
 from course_utils.lessons.pipelines.memory import blocks_of, parameters_of, stage_memory, stage_shapes
-from course_utils.lessons.pipelines.plans import Cluster, Plan, account, cheapest, plans, step_flops, why_not
+from course_utils.lessons.pipelines.plans import Cluster, Plan, account, cheapest, plans, step_flops
 from course_utils.lessons.pipelines.schedules import BACKWARD, FORWARD, SCHEDULES, bubble, most_kept, simulate
 from course_utils.lessons.pipelines.widget import pipeline_player
 from course_utils.model_files import model_config
@@ -95,20 +95,17 @@ def test_a_slow_stage_holds_up_all():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "named", "words"),
+    ("arguments", "words"),
     [
-        (("Gpipe", 2, 2), {}, "unknown schedule 'Gpipe': did you mean 'GPipe'?"),
-        (("GPipe", 0, 2), {}, "stages is 0: a whole number from 1 to 64"),
-        (("GPipe", 2, 1.5), {}, "micro_batches is 1.5"),
-        (("GPipe", 2, True), {}, "micro_batches is True"),
-        (("GPipe", 2, 2), {"backward": 0}, "above 0"),
-        (("GPipe", 2, 2), {"slow": {1: -1}}, "above 0"),
-        (("GPipe", 2, 2), {"slow": {2: 1.5}}, "count from 0 to 1"),
+        (("Gpipe", 2, 2), "unknown schedule 'Gpipe': did you mean 'GPipe'?"),
+        (("GPipe", 0, 2), "stages is 0: a whole number from 1 to 64"),
+        (("GPipe", 2, 1.5), "micro_batches is 1.5"),
     ],
 )
-def test_what_cannot_be_simulated_is_refused(arguments, named, words):
-    with pytest.raises(ValueError, match=words):
-        simulate(*arguments, **named)
+def test_what_cannot_be_simulated_is_refused(arguments, words):
+    for refuses in (simulate, pipeline_player):
+        with pytest.raises(ValueError, match=words):
+            refuses(*arguments)
 
 
 XL = TrainingRun("gpt2-xl", 4, 1024, "bf16-master")
@@ -249,19 +246,18 @@ def test_the_cheapest_plan_fits_and_no_other_that_fits_is_quicker():
 
 
 @pytest.mark.parametrize(
-    ("plan", "batch", "words"),
+    ("plan", "batch"),
     [
-        (Plan(8), 512, "takes 8 GPUs, the cluster has 64"),
-        (Plan(4, tensor=16), 512, "tensor 16 does not divide"),
-        (Plan(2, pipeline=32), 512, "pipeline 32 does not divide 80"),
-        (Plan(64), 100, "do not divide a batch of 100"),
-        (Plan(8, pipeline=8, stage=3), 512, "for every micro-batch of a pipeline"),
-        (Plan(1, tensor=8, pipeline=8, stage=1), 512, "and there is one"),
+        (Plan(8), 512),
+        (Plan(4, tensor=16), 512),
+        (Plan(2, pipeline=32), 512),
+        (Plan(64), 100),
+        (Plan(8, pipeline=8, stage=3), 512),
+        (Plan(1, tensor=8, pipeline=8, stage=1), 512),
     ],
 )
-def test_plans_that_cannot_be(plan, batch, words):
-    assert words in why_not(LLAMA, CLUSTER, plan, batch)
-    with pytest.raises(ValueError, match=words):
+def test_plans_that_cannot_be(plan, batch):
+    with pytest.raises(ValueError, match=f"{plan} does not divide"):
         account(LLAMA, CLUSTER, plan, batch)
 
 
@@ -282,8 +278,6 @@ def test_a_late_gradient_is_the_earlier_one():
     assert staleness.late_descent(0.5, 1, 3) == [1.0, 0.5, 0.0, -0.25]
     assert staleness.late_descent(0.5, 0, 2) == [1.0, 0.5, 0.25]
     assert len(staleness.late_descent(3.9, 5, 4000)) < 4000  # left where it is lost
-    with pytest.raises(ValueError, match="has to be 0 or more"):
-        staleness.late_descent(0.5, -1, 3)
 
 
 def test_parts_put_together_are_the_network():
@@ -361,11 +355,3 @@ def test_the_player_follows_its_sliders():
     player.controls["backward"].value = 1
     assert math.isclose(player.pipeline.span, 2 * 2 * 8)
     assert player._repr_mimebundle_()["text/plain"] == repr(player)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"), [(("Gpipe",), "unknown"), (("GPipe", 9), "up to 8"), (("GPipe", 4, 25), "24")]
-)
-def test_the_player_refuses_what_no_picture_holds(arguments, words):
-    with pytest.raises(ValueError, match=words):
-        pipeline_player(*arguments)

@@ -73,8 +73,6 @@ ONE_F_MISTAKES: Mistakes = {
     "No stage keeps more micro-batches than there are: m may be small.": lambda p, m, stage: p - stage,
     "That is the first stage. Those after it wait less for their first backward.": lambda p, m, stage: min(m, p),
     "Turned round: the first stage keeps the most, the last one a single one.": lambda p, m, stage: min(m, stage + 1),
-    "That is the first stage, and m may be small. Those after it wait less.": lambda p, m, stage: p,
-    "Turned round, and m may be small: the last stage keeps a single one.": lambda p, m, stage: stage + 1,
     "One too few: the one that the stage works on is kept, too.": lambda p, m, stage: min(m, p - stage - 1),
     "One too many. The last stage goes backward at once.": lambda p, m, stage: min(m, p - stage + 1),
     "That is GPipe. 1F1B goes backward as soon as it can.": lambda p, m, stage: m,
@@ -86,9 +84,7 @@ def kept(answer: Any) -> None:
     """`answer(p, m, stage)` is a dictionary: GPipe and 1F1B, micro-batches kept at most."""
     got = []
     for p, m, stage in KEPT_CASES:
-        both = call(answer, p=p, m=m, stage=stage, returns=Mapping)
-        expect(set(both) == {"GPipe", "1F1B"}, "Return a dictionary with exactly the keys GPipe and 1F1B.")
-        got.append(entries(both, ("GPipe", "1F1B")))
+        got.append(entries(call(answer, p=p, m=m, stage=stage, returns=Mapping), ("GPipe", "1F1B")))
     for name, mistakes in (("GPipe", GPIPE_MISTAKES), ("1F1B", ONE_F_MISTAKES)):
         otherwise = f"{name} is off somewhere. Draw it, pipeline_figure(simulate({name!r}, 4, 8)), and count in a row."
         recognized([both[name] for both in got], KEPT_CASES, partial(most_kept, name), mistakes, otherwise)
@@ -155,7 +151,7 @@ def best_cut(times: list[float], p: int) -> list[int]:
 
 
 def greedy_cut(times: list[float], p: int) -> list[int]:
-    """Fill each stage until it has reached the mean; the last one gets the rest."""
+    """Fill each stage up to the mean; the last one gets the rest."""
     mean, counts, start = sum(times) / p, [], 0
     for stage in range(p - 1):
         end = start + 1
@@ -255,5 +251,4 @@ def fewest_stages(answer: Any) -> None:
         return
     lost = any(mine is None and fewest_right(*case) for mine, case in zip(got, FEWEST_CASES, strict=True))
     expect(not lost, "You find nothing where some number of stages fits: does every case reach its `return`?")
-    expect(got[3] is None, "With 1 GB a stage you find something that fits. None does.")
     fail("Somewhere another number is right: every stage has to fit, and the first of 1, 2, 4, 8, 16 counts.")

@@ -1,7 +1,7 @@
 """Figures of lesson 11: each stage's works over time, and the micro-batches that it keeps meanwhile."""
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any
 
 from course_utils.figures.axes import COLOURS, legend, stop
@@ -57,7 +57,7 @@ def pipeline_title(pipeline: Pipeline) -> str:
 
 
 def timelines(panels: Mapping[str, Sequence[Work]], title: str, *, unit: str = "ms", provenance: str = "") -> Figure:
-    """Several timelines of the same stages, one under the other on one axis: a prediction and measurements of it."""
+    """Several timelines of the same stages, one under the other on one axis."""
     canvas = Canvas()
     y = canvas.title(title) + 16
     _legend(canvas, y)
@@ -74,7 +74,7 @@ def timelines(panels: Mapping[str, Sequence[Work]], title: str, *, unit: str = "
 
 
 def _legend(canvas: Canvas, y: float, numbered: bool = True) -> None:
-    """The meaning of the colors; a box is of one micro-batch where it is `numbered`, else of the whole batch."""
+    """A box is of one micro-batch where it is `numbered`, else of the whole batch."""
     whose = "micro-batch in the box" if numbered else "whole batch"
     looks: dict[str, dict[str, Any]] = {f"{WORDS[kind]} of the {whose}": {"fill": COLOUR[kind]} for kind in WORDS}
     looks["waiting"] = {"fill": "#FFFFFF", "stroke": RULE, "stroke_width": 1}
@@ -108,7 +108,7 @@ def _axis(canvas: Canvas, span: float, scale: float, y: float, unit: str) -> Non
 
 
 def _memory(canvas: Canvas, pipeline: Pipeline, top: float, scale: float) -> float:
-    """For each stage a row whose height over time is the number that it keeps, and the most of it as text."""
+    """For each stage a row whose height over time is the number that it keeps; returns the y below them."""
     keeps_versions = pipeline.schedule == "PipeDream"
     title = "micro-batches whose activations are kept" + ", and versions of the weights" * keeps_versions
     canvas.text(MARGIN, top, title, 12, QUIET)
@@ -127,12 +127,7 @@ def _memory(canvas: Canvas, pipeline: Pipeline, top: float, scale: float) -> flo
 
 
 def _levels(pipeline: Pipeline, stage: int) -> list[tuple[float, float, int]]:
-    """(from, to, micro-batches kept) wherever that is not 0, equal neighbors joined."""
-    changes = [*dict(pipeline.kept(stage)).items(), (pipeline.span, 0)]  # of several at a moment, the last counts
-    found: list[tuple[float, float, int]] = []
-    for (start, count), (end, _) in pairwise(changes):
-        if found and found[-1][1:] == (start, count):
-            found[-1] = (found[-1][0], end, count)
-        elif count and end > start:
-            found.append((start, end, count))
-    return found
+    """(from, to, micro-batches kept) wherever that is not 0."""
+    at_last = dict(pipeline.kept(stage)).items()  # of several changes at a moment, the last counts
+    changes = [next(same) for _, same in groupby(at_last, key=lambda change: change[1])]
+    return [(start, end, count) for (start, count), (end, _) in pairwise(changes) if count]

@@ -1,8 +1,7 @@
 """Plans of parallelism for a given model on a given cluster: memory, messages and idling of each, by formula.
 
 Ranks are laid out as Megatron-LM does by default: tensor parallelism innermost, then data, then pipeline. A group that
-fits into one node talks over the GPUs' own links, any other over the network. Times are at the data sheets' peak rates,
-with messages in turn with arithmetic or hidden behind it, so they rank plans and promise nothing.
+fits into one node talks over the GPUs' own links, any other over the network. Times are at the data sheets' peak rates.
 """
 
 from collections.abc import Callable, Iterator
@@ -53,9 +52,8 @@ class Plan:
 
 @dataclass(frozen=True)
 class Account:
-    """Costs of a plan: bytes on the fullest GPU, the part of the time that it idles, and seconds of a step.
-
-    `seconds` has compute (with what is run again), bubble, and the messages of tensor, data and pipeline parallelism.
+    """Costs of a plan: bytes on the fullest GPU, the part of the time that it idles, and seconds of a step: compute,
+    bubble, and the messages of tensor, data and pipeline parallelism.
     """
 
     plan: Plan
@@ -86,9 +84,8 @@ def account(run: TrainingRun, cluster: Cluster, plan: Plan, global_batch: int) -
 
     Raises ValueError for a plan that does not use all GPUs, or does not divide the model or the batch.
     """
-    problem = why_not(run, cluster, plan, global_batch)
-    if problem:
-        raise ValueError(problem)
+    if not divides(run, cluster, plan, global_batch):
+        raise ValueError(f"{plan} does not divide the model, a batch of {global_batch} or {cluster.gpus} GPUs")
     if cluster.gpu.rates is None:
         raise ValueError(f"{cluster.gpu.name}: its rates are not known")
     micro_batches = global_batch // (plan.data * run.micro_batch)
@@ -107,7 +104,7 @@ def plans(run: TrainingRun, cluster: Cluster, global_batch: int) -> Iterator[Acc
         sized = run.replace(micro_batch=micro_batch)
         for pipeline, stage in product(divisors(cluster.gpus // tensor), (0, 1, 2, 3)):
             plan = Plan(cluster.gpus // tensor // pipeline, tensor, pipeline, stage)
-            if not why_not(sized, cluster, plan, global_batch):
+            if divides(sized, cluster, plan, global_batch):
                 yield account(sized, cluster, plan, global_batch)
 
 
@@ -121,11 +118,10 @@ def cheapest(
 
 
 def memory(run: TrainingRun, plan: Plan, micro_batches: int) -> int:
-    """Bytes on the fullest GPU: states, kept activations, on the last stage the two tensors of s·b·V numbers that the
-    loss's backward makes, and with ZeRO's stage 3 the block that is gathered.
+    """Bytes on the fullest GPU: 16 a parameter, sharded as ZeRO has it, and kept activations; on the last stage the two
+    tensors of s·b·V numbers that the loss's backward makes, with ZeRO's stage 3 the block that is gathered.
 
-    16 bytes a parameter, sharded as ZeRO has it; tensor parallelism with sequence parallelism divides all of it by t
-    (Korthikanti et al. 2022, section 4.2.2).
+    Tensor parallelism with sequence parallelism divides all of it by t (Korthikanti et al. 2022, section 4.2.2).
     """
     return max(_stage_bytes(run, plan, micro_batches, stage) for stage in {0, plan.pipeline // 2, plan.pipeline - 1})
 
@@ -137,20 +133,18 @@ def step_flops(run: TrainingRun, sequences: int) -> float:
     return step * 4 / 3 if run.recompute == "full" else step
 
 
-def why_not(run: TrainingRun, cluster: Cluster, plan: Plan, global_batch: int) -> str:
-    """The reason why a plan cannot be, or an empty text."""
+def divides(run: TrainingRun, cluster: Cluster, plan: Plan, global_batch: int) -> bool:
+    """True if a plan uses all GPUs, divides model and batch, and shards over several ranks.
+
+    ZeRO-2 and 3 would reduce or gather for every micro-batch of a pipeline, so they stay without one.
+    """
     model, t, p = run.model, plan.tensor, plan.pipeline
-    if plan.data * t * p != cluster.gpus:
-        return f"{plan} takes {plan.data * t * p} GPUs, the cluster has {cluster.gpus}"
-    if model.kv_heads % t or model.heads % t or model.ffn % t:
-        return f"tensor {t} does not divide {model.heads} heads, {model.kv_heads} of keys and values, or the MLP"
-    if model.layers % p:
-        return f"pipeline {p} does not divide {model.layers} blocks"
-    if global_batch % (plan.data * run.micro_batch):
-        return f"{plan.data} data-parallel ranks of {run.micro_batch} do not divide a batch of {global_batch}"
-    if plan.stage > 1 and p > 1:
-        return "ZeRO-2 and 3 would reduce or gather for every micro-batch of a pipeline"
-    return "ZeRO shards over data-parallel ranks, and there is one" if plan.stage and plan.data == 1 else ""
+    return (
+        plan.data * t * p == cluster.gpus
+        and not (model.kv_heads % t or model.heads % t or model.ffn % t or model.layers % p)
+        and global_batch % (plan.data * run.micro_batch) == 0
+        and plan.stage <= (0 if plan.data == 1 else 1 if p > 1 else 3)
+    )
 
 
 def _stage_bytes(run: TrainingRun, plan: Plan, micro_batches: int, stage: int) -> int:

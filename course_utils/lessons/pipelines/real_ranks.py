@@ -1,8 +1,7 @@
 """Code that the ranks of lesson 11 share: a small network in equal layers, its batch, and a clock on every work.
 
-Each layer waits a fixed time besides its arithmetic, forward once and backward twice as long: that stands for a GPU at
-work, which leaves the processor free, so that more stages than there are cores can work at once. Everything that is
-computed and sent is real.
+Each layer also waits a fixed time, forward once and backward twice as long. That stands for a GPU at work, which leaves
+the processor free: more stages than there are cores can work at once.
 """
 
 import time
@@ -134,5 +133,4 @@ def works(noted: list[list[list[Any]]]) -> list[Work]:
 
 
 def in_milliseconds(predicted: Sequence[Work], unit_ms: float) -> list[Work]:
-    """The simulator's works with one unit of `unit_ms`."""
     return [replace(work, start=unit_ms * work.start, end=unit_ms * work.end) for work in predicted]

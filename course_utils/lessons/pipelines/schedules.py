@@ -1,12 +1,9 @@
 """Simulate a model cut into p stages, and m micro-batches sent through it: who works, who waits, who keeps what.
 
-Four ways, each a list of works for every stage that it does in this order, as soon as what it needs has arrived:
-naive (the whole batch at once, one stage after another), GPipe (Huang et al. 2019: all forwards, then all backwards),
-1F1B (Narayanan et al. 2021, section 2.2: one forward, one backward, and a flush at the end of each batch), and
-PipeDream (Narayanan et al. 2019: the same without a flush, each stage updating its weights after every backward).
-
-One unit of time is one forward of one micro-batch on one stage; sending takes none. Stages and micro-batches count
-from 0.
+Each stage does its works in an order, each as soon as what it needs has arrived: naive (the whole batch at once),
+GPipe (Huang et al. 2019: all forwards, then all backwards), 1F1B (Narayanan et al. 2021, section 2.2: one forward, one
+backward, and a flush at the end), and PipeDream (Narayanan et al. 2019: without a flush, weights updated after every
+backward). A unit of time is one forward of one micro-batch on one stage; sending takes none.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +20,7 @@ MOST_STAGES, MOST_MICRO_BATCHES = 64, 512
 
 @dataclass(frozen=True)
 class Work:
-    """A forward ("F") or a backward ("B") of one micro-batch (−1: of all at once) on one stage, in units of time.
+    """A forward ("F") or a backward ("B") of one micro-batch (−1: of all at once) on one stage; both count from 0.
 
     `version` counts the updates that its forward sees, `late` those between that forward and this backward.
     """
@@ -96,13 +93,16 @@ def simulate(
     """One batch of m micro-batches through p stages; PipeDream's run without an end, cut after m.
 
     A backward takes `backward` units; `slow` says how many times as long a stage takes for its work (1 unless named).
-    Raises ValueError for an unknown schedule, sizes below 1 or too large to draw, and times that are not above 0.
+    Raises ValueError for an unknown schedule, and for sizes below 1 or too large to draw.
     """
-    slow = slow or {}
-    _check(schedule, stages, micro_batches, backward, slow)
+    if schedule not in SCHEDULES:
+        raise unknown("schedule", schedule, SCHEDULES)
+    for name, value, most in (("stages", stages, MOST_STAGES), ("micro_batches", micro_batches, MOST_MICRO_BATCHES)):
+        if value not in range(1, most + 1):
+            raise ValueError(f"{name} is {value!r}: a whole number from 1 to {most}")
     size = micro_batches if schedule == "naive" else 1
-    units = [{FORWARD: size * slow.get(stage, 1.0), BACKWARD: backward * size * slow.get(stage, 1.0)}
-             for stage in range(stages)]  # fmt: skip
+    forwards = [size * (slow or {}).get(stage, 1.0) for stage in range(stages)]
+    units = [{FORWARD: each, BACKWARD: backward * each} for each in forwards]
     orders = [order(schedule, stages, micro_batches, stage) for stage in range(stages)]
     return Pipeline(schedule, stages, micro_batches, _run(orders, units, schedule == "PipeDream"))
 
@@ -110,14 +110,10 @@ def simulate(
 def order(schedule: str, stages: int, micro_batches: int, stage: int) -> list[tuple[str, int]]:
     """The works of one stage, in order: (F or B, micro-batch)."""
     every = [-1] if schedule == "naive" else range(micro_batches)
-    if schedule in ("naive", "GPipe"):
-        return [*((FORWARD, micro) for micro in every), *((BACKWARD, micro) for micro in every)]
-    ahead = min(micro_batches, stages - stage)  # the first stage has to fill the pipeline, the last is fed by it
-    works = [(FORWARD, micro) for micro in range(ahead)]
-    for micro in every:
-        works.append((BACKWARD, micro))
-        if micro + ahead < micro_batches:
-            works.append((FORWARD, micro + ahead))
+    ahead = most_kept(schedule, stages, micro_batches, stage)
+    works = [(FORWARD, micro) for micro in every[:ahead]]
+    for place, micro in enumerate(every):
+        works += [(BACKWARD, micro), *((FORWARD, later) for later in every[place + ahead :][:1])]
     return works
 
 
@@ -134,18 +130,6 @@ def most_kept(schedule: str, stages: int, micro_batches: int, stage: int) -> int
 def micro_batches_for(stages: int, most_idle: float) -> int:
     """The fewest micro-batches whose bubble is no more than `most_idle` (a part of 1, above 0)."""
     return next(m for m in range(1, 10**6) if bubble(stages, m) <= most_idle + 1e-12)
-
-
-def _check(schedule: str, stages: int, micro_batches: int, backward: float, slow: Mapping[int, float]) -> None:
-    if schedule not in SCHEDULES:
-        raise unknown("schedule", schedule, SCHEDULES)
-    for name, value, most in (("stages", stages, MOST_STAGES), ("micro_batches", micro_batches, MOST_MICRO_BATCHES)):
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-            raise ValueError(f"{name} is {value!r}: a whole number from 1 to {most}")
-    if not backward > 0 or any(not factor > 0 for factor in slow.values()):
-        raise ValueError("work takes time: backward, and every factor in slow, has to be above 0")
-    if any(stage not in range(stages) for stage in slow):
-        raise ValueError(f"slow names stages {sorted(slow)}: they count from 0 to {stages - 1}")
 
 
 def _run(

@@ -11,8 +11,6 @@ FAR = 1e6  # A descent that has come this far from the valley is not coming back
 
 def late_descent(rate: float, late: int, steps: int) -> list[float]:
     """w after 0, 1, … `steps` updates, from 1, each by the gradient at the w of `late` updates before."""
-    if late < 0 or steps < 1:
-        raise ValueError(f"late={late} has to be 0 or more, steps={steps} at least 1")
     path = [1.0] * (late + 1)
     for _ in range(steps):
         path.append(path[-1] - rate * path[-1 - late])

@@ -16,25 +16,21 @@ MOST_STAGES, MOST_MICRO_BATCHES = 8, 24  # More than this cannot be distinguishe
 class PipelinePlayer(Explorable):
     """A batch on its way through a pipeline, with controls for schedule, stages, micro-batches and backward's time.
 
-    In the next cell, `.pipeline` is what has been chosen. Raises ValueError for an unknown schedule, or for sizes that
-    no picture holds.
+    In the next cell, `.pipeline` is what has been chosen. Raises ValueError for an unknown schedule.
     """
 
     invitation = "A pipeline to drive: run this cell to use its sliders."
 
     def __init__(self, schedule: str = "GPipe", stages: int = 4, micro_batches: int = 8) -> None:
         simulate(schedule, stages, micro_batches)  # refuses what cannot be
-        numbers = (
-            ("stages", MOST_STAGES, stages, "stages"),
-            ("backward", 4, 2, "backward takes"),
-            ("micro_batches", MOST_MICRO_BATCHES, micro_batches, "micro-batches"),
-        )
-        sliders = {}
-        for name, most, value, words in numbers:
-            if value > most:
-                raise ValueError(f"{name} is {value}: the picture holds up to {most}")
-            look = {"description": words, "style": STYLE, "layout": LAYOUT}
-            sliders[name] = ipywidgets.IntSlider(min=1, max=most, value=value, **look)
+        sliders = {
+            name: ipywidgets.IntSlider(min=1, max=most, value=value, description=words, style=STYLE, layout=LAYOUT)
+            for name, most, value, words in (
+                ("stages", MOST_STAGES, stages, "stages"),
+                ("backward", 4, 2, "backward takes"),
+                ("micro_batches", MOST_MICRO_BATCHES, micro_batches, "micro-batches"),
+            )
+        }
         super().__init__({"schedule": dropdown("schedule", SCHEDULES, schedule), **sliders})
 
     @property
