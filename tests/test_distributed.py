@@ -9,7 +9,6 @@ import functools
 import os
 import pickle
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -106,17 +105,11 @@ def sum_of_ranks(start: int, names: list[str]):
     return Rank.whole.tolist()
 
 
-def test_a_function_runs_on_every_rank_at_a_port_and_shows_what_it_prints(capfd):
+def test_a_function_runs_on_every_rank_and_shows_what_it_prints(capfd):
     lines: list[str] = []
-    assert run_ranks(sum_of_ranks, 2, show=lines.append, port=free_port(), start=10, names=["Ann", "Bob"]) == [[21]] * 2
+    assert run_ranks(sum_of_ranks, 2, show=lines.append, start=10, names=["Ann", "Bob"]) == [[21]] * 2
     assert sorted(lines) == ["rank 0: Ann has 21", "rank 1: Bob has 21"]
     assert capfd.readouterr() == ("", "")  # all else is silent, torchrun too: a notebook's outputs are compared
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def holds_its_group_to_the_end():
@@ -183,7 +176,7 @@ def test_a_time_out_names_who_had_not_finished_and_ends_every_process(monkeypatc
 def test_a_thread_that_goes_on_is_told_from_a_program_that_hangs(tmp_path):
     for suffix in ("pid", "done", "json"):
         (tmp_path / f"0.{suffix}").write_text("1")
-    with pytest.raises(RankFailed, match="The program was through on every rank: end the threads that it starts"):
+    with pytest.raises(RankFailed, match="Not finished: threads"):
         distributed._check(None, distributed.Ranks(tmp_path, "train.py", 1, 60.0))
 
 
@@ -281,14 +274,13 @@ def without_source():
         (lambda: 1, {}, "a lambda has no source of its own: write it with def"),
         ((lambda steps: lambda: steps)(3), {}, "a lambda has no source"),
         (Thing().method, {}, "is a method, not a plain function"),
-        (Thing.method, {"self": 1}, "is a method, which needs its object"),
         (print, {}, "not a plain function"),
         (functools.partial(sum_of_ranks, 1), {}, "a partial, not a plain function"),
         (uses_what_it_does_not_import, {}, "uses Path, torch, which another process does not know: import or define"),
         (without_source(), {}, r"the source of typed\(\) is not to be had"),
-        (sum_of_ranks, {"start": 1}, r"sum_of_ranks\(\) cannot be called with .*missing a required argument: 'names'"),
+        (sum_of_ranks, {"start": 1}, r"sum_of_ranks\(\) cannot be called with start: missing a required argument"),
         (sum_of_ranks, {"start": 1, "names": [], "steps": 2}, "unexpected keyword argument 'steps'"),
-        (sum_of_ranks, {"start": torch.ones(1), "names": []}, "start of .* cannot be sent to another process"),
+        (sum_of_ranks, {"start": torch.ones(1), "names": []}, "with start, names: Object of type Tensor is not JSON"),
     ],
 )
 def test_a_function_that_cannot_be_sent(function, keywords, words):
@@ -311,15 +303,6 @@ def test_arguments_of_the_wrong_kind():
         run_ranks(one_hangs, 2, ["3"])
     with pytest.raises(ValueError, match="is no function: its arguments are a list of strings, not steps="):
         run_ranks("course_utils.measuring.data_parallel", 2, steps=3)
-
-
-def test_a_port_that_is_taken():
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        with pytest.raises(RanksUnavailable, match=f"port {port} cannot be had .*leave `port` out"):
-            run_ranks(one_hangs, 2, port=port)
 
 
 def test_a_computer_without_ports(monkeypatch):
@@ -378,12 +361,6 @@ def test_the_killed_rank_is_named_and_not_the_one_that_missed_it(tmp_path):
 def test_a_launcher_that_was_killed_is_named(tmp_path):
     said = distributed._failure(-signal.SIGKILL, distributed.Ranks(tmp_path, "train.py", 1, 60.0))
     assert said.startswith("torchrun, which runs the ranks of train.py, was killed by SIGKILL: by someone, ")
-
-
-@pytest.mark.parametrize("seconds", [0, -1.0, float("nan"), "60", None])
-def test_a_time_that_cannot_be(seconds):
-    with pytest.raises(ValueError, match=r"timeout_seconds is .*: how long the ranks may take, more than 0"):
-        run_ranks(one_hangs, 2, timeout_seconds=seconds)
 
 
 def test_nobody_waits_for_a_report_made_elsewhere():

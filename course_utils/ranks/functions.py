@@ -22,25 +22,19 @@ def packed(function: Callable[..., Any], keywords: dict[str, Any], folder: Path)
     if not inspect.isfunction(function):
         raise TypeError(f"{function!r} is a {type(function).__name__}, not a plain function: {HOW}")
     name = function.__name__
-    _check_call(function, keywords)
+    try:
+        inspect.signature(function).bind(**keywords)
+        json.dumps(keywords)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"{name}() cannot be called with {', '.join(keywords) or 'nothing'}: {error}. Send numbers, strings, lists "
+            "or dictionaries, and make the rest of them there."
+        ) from None
     if "." in (function.__module__ or "") and function.__qualname__ == name != "<lambda>":
         return {"file": "", "module": function.__module__, "name": name, "keywords": keywords}
     path = folder / f"{name}.py"
     path.write_text(_source(function), encoding="utf-8")
     return {"file": str(path), "name": name, "keywords": keywords}
-
-
-def _check_call(function: Callable[..., Any], keywords: dict[str, Any]) -> None:
-    try:
-        inspect.signature(function).bind(**keywords)
-    except TypeError as error:
-        raise TypeError(f"{function.__name__}() cannot be called with {keywords or 'nothing'}: {error}") from None
-    for key, value in keywords.items():
-        try:
-            json.dumps(value)
-        except (TypeError, ValueError) as error:
-            message = f"{key} of {function.__name__}() cannot be sent to another process: {error}. Send numbers, "
-            raise TypeError(message + "strings, lists or dictionaries, and make the rest of them there.") from None
 
 
 def _source(function: Any) -> str:
@@ -51,8 +45,6 @@ def _source(function: Any) -> str:
     if function.__closure__:
         kept = ", ".join(function.__code__.co_freevars)
         raise TypeError(f"{name}() uses {kept} of the function around it: {HOW}, and pass {kept} as an argument")
-    if "self" in inspect.signature(function).parameters or "<locals>" not in function.__qualname__ != name:
-        raise TypeError(f"{name}() is a method, which needs its object: {HOW}")
     foreign = sorted(globals_used(function.__code__) - {name} - set(dir(builtins)))
     if foreign:
         names = ", ".join(foreign)
@@ -60,7 +52,7 @@ def _source(function: Any) -> str:
     try:
         lines, first = inspect.getsourcelines(function)
     except (OSError, TypeError):
-        raise TypeError(f"the source of {name}() is not to be had (was it typed at a prompt?): {HOW}") from None
+        raise TypeError(f"the source of {name}() is not to be had: {HOW}") from None
     return "\n" * max(first - 1, 0) + textwrap.dedent("".join(lines))  # so that errors name the lines of the cell
 
 

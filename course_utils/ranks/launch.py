@@ -23,16 +23,11 @@ from .worker import CALLER, RESULTS, program_lines
 MOST_RANKS = 64
 LAST_LINES = 12
 LONGEST_LINE = 500  # Characters of a line that a message repeats; a rank may print a whole tensor in one
-TAIL_BYTES = 100_000
-"""Of a file that a rank has written, as much as its last lines can be in; it may have printed gigabytes."""
-
+TAIL_BYTES = 100_000  # Of a file, as much as its last lines can be in; a rank may have printed gigabytes
 POLL_SECONDS = 0.05
 GRACE_SECONDS = 5.0  # From a rank's failure to the end of all others; torchrun alone would wait 30 seconds for them
-
 HOST = "127.0.0.1"
-
 FORKS = sys.platform == "linux"  # True where torchrun loads torch once for all ranks, which then start in half the time
-
 BY_WHOM = "by someone, by this computer for want of memory (use fewer or smaller ranks), or by a crash"
 
 
@@ -41,7 +36,7 @@ class RankFailed(RuntimeError):
 
 
 class RanksUnavailable(RuntimeError):
-    """No ranks can be started on this computer, or not at this port: says what to do instead."""
+    """No ranks can be started on this computer: says what to do instead."""
 
 
 def run_ranks(
@@ -51,15 +46,14 @@ def run_ranks(
     timeout_seconds: float = 300.0,
     *,
     show: Callable[[str], Any] | None = None,
-    port: int | None = None,
     **keywords: Any,
 ) -> list[Any]:
     """Run `program` on several ranks; returns their results, by rank.
 
     `program` is the path of a Python file or the name of a module, which get `arguments` and call `report(result)`, or
     a function, of a notebook too, which gets `keywords` that JSON can hold, imports what it needs by itself, and whose
-    value is its result. They run under torchrun, one thread a rank; on Linux it forks them (see `ranks.torchrun`).
-    `show` is called with each line that a rank prints, as it comes (`show=print`); `port` asks for a fixed one.
+    value is its result. They run under torchrun, one thread a rank. `show` is called with each line that a rank
+    prints, as it comes (`show=print`).
 
     Raises ValueError or TypeError for a program, arguments or a number of ranks that cannot be, RanksUnavailable where
     none can start, RankFailed with the last lines of the rank that failed first, or of those that had not finished
@@ -67,21 +61,19 @@ def run_ranks(
     """
     if isinstance(world_size, bool) or not isinstance(world_size, int) or not 1 <= world_size <= MOST_RANKS:
         raise ValueError(f"world_size is {world_size!r}: a number of processes from 1 to {MOST_RANKS}")
-    if not isinstance(timeout_seconds, (int, float)) or not timeout_seconds > 0:
-        raise ValueError(f"timeout_seconds is {timeout_seconds!r}: how long the ranks may take, more than 0")
     with tempfile.TemporaryDirectory(prefix="course-ranks-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         called, words = _words(program, arguments, keywords, folder)
-        why = why_no_ranks(port)
+        why = why_no_ranks()
         if why:
             raise RanksUnavailable(why)
-        command = [*_launcher(world_size, folder, port), *words]
+        command = [*_launcher(world_size, folder), *words]
         code = _run(command, folder, time.monotonic() + timeout_seconds, show)
         _check(code, Ranks(folder, called, world_size, timeout_seconds))
         return [json.loads((folder / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(world_size)]
 
 
-def why_no_ranks(port: int | None = None) -> str:
+def why_no_ranks() -> str:
     """Why no ranks can start here, and what to do; empty if they can."""
     if sys.platform == "win32":
         return (
@@ -90,12 +82,9 @@ def why_no_ranks(port: int | None = None) -> str:
         )
     try:
         with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((HOST, port or 0))
+            probe.bind((HOST, 0))
     except OSError as error:
-        if port is None:
-            return f"this computer opens no port at {HOST}, by which ranks find each other: {error.strerror}"
-        return f"port {port} cannot be had ({error.strerror}): leave `port` out, and a free one is found"
+        return f"this computer opens no port at {HOST}, by which ranks find each other: {error.strerror}"
     return ""
 
 
@@ -120,11 +109,11 @@ def _words(
     return str(program), [*worker, "file" if is_file else "module", str(program), *map(str, arguments)]
 
 
-def _launcher(world_size: int, folder: Path, port: int | None) -> list[str]:
+def _launcher(world_size: int, folder: Path) -> list[str]:
     """torchrun with one machine: the loopback's address, as many a laptop cannot look up its own name."""
     program = ["course_utils.ranks.worker", "torchrun"] if FORKS else ["torch.distributed.run"]
     torchrun = [sys.executable, "-m", *program, f"--nproc-per-node={world_size}"]
-    meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint={HOST}:{port or 0}", f"--local-addr={HOST}"]
+    meeting = ["--rdzv-backend=c10d", f"--rdzv-endpoint={HOST}:0", f"--local-addr={HOST}"]
     return [*torchrun, *meeting, "--redirects=3", f"--log-dir={folder / 'logs'}"]
 
 
@@ -150,10 +139,11 @@ def _run(command: list[str], folder: Path, deadline: float, show: Callable[[str]
         while launcher.poll() is None and not _should_end(folder, deadline):
             _show(folder, read, show)
             time.sleep(POLL_SECONDS)
-        code = launcher.poll()
-        if code is None and not any(folder.glob("*.error")):
+        if any(folder.glob("*.error")):
+            return 1
+        if launcher.poll() is None:
             _ask_where(folder)
-        return 1 if code is None and any(folder.glob("*.error")) else code
+        return launcher.poll()
     finally:
         _end(launcher, folder)
         _show(folder, read, show, ended=True)
@@ -166,7 +156,7 @@ def _should_end(folder: Path, deadline: float) -> bool:
 
 
 def _ask_where(folder: Path) -> None:
-    """Let each rank that still runs write down which line it is at (`ranks` has seen to that)."""
+    """Let each rank that still runs write down which line it is at."""
     for path in folder.glob("*.pid"):
         if not path.with_suffix(".done").exists():
             _signal(os.kill, int(path.read_text()), signal.SIGUSR1)
@@ -254,13 +244,11 @@ def _check(code: int | None, ranks: Ranks) -> None:
 
 def _too_long(ranks: Ranks) -> str:
     took = f"the {ranks.world_size} ranks of {ranks.program} took more than {ranks.timeout_seconds:g} s and were ended"
-    unfinished, unborn = ranks.missing("done"), ranks.missing("pid")
-    if len(unborn) == ranks.world_size:
+    unfinished = ranks.missing("done")
+    if len(ranks.missing("pid")) == ranks.world_size:
         advice = "Give them more time, or see what torchrun says:"
         return f"{took} before any had started. {advice}\n{_last_lines(ranks.read('launcher.log'))}"
-    if not unfinished:
-        return f"{took}. The program was through on every rank: end the threads that it starts, or make them daemons."
-    lines = [took + f". Not finished: {', '.join(f'rank {rank}' for rank in unfinished)}."]
+    lines = [took + f". Not finished: {', '.join(f'rank {rank}' for rank in unfinished) or 'threads'}."]
     for rank in unfinished:
         where = program_lines(ranks.read(f"{rank}.where"))
         lines.append(f"rank {rank} {'was at ' + where if where else 'gave no sign'}. {_said(ranks.words(rank))}")

@@ -1,9 +1,8 @@
 """The side of a rank: run one program, leave word of how it went, and never outlive the one who asked for it.
 
-Run by torchrun as `python -m course_utils.ranks.worker (file|module|function) NAME [ARGUMENTS]`. With `torchrun …` as
-its arguments it is torchrun itself, which loads torch once for all its ranks. In the folder that `RESULTS` names, a
-rank leaves RANK.pid when it starts, RANK.done when its program has ended well, RANK.error with the traceback when it
-has not, and RANK.where when it is asked (SIGUSR1) at which line it is.
+Run by torchrun as `python -m course_utils.ranks.worker (file|module|function) NAME [ARGUMENTS]`; with `torchrun …` it
+is torchrun itself. In the folder that `RESULTS` names, a rank leaves RANK.pid when it starts, RANK.done when its
+program has ended well, RANK.error with the traceback when it has not, and, asked by SIGUSR1, RANK.where.
 """
 
 import __future__
@@ -22,6 +21,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
@@ -30,9 +30,6 @@ RESULTS = "COURSE_RANK_RESULTS"  # Environment variable with the folder in which
 CALLER = "COURSE_RANK_CALLER"  # Environment variable with the process id of the caller, who waits for the results
 
 WATCH_SECONDS = 0.5
-
-
-TORCHRUN_S_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 def report(result: Any) -> None:
@@ -71,7 +68,6 @@ def torchrun() -> None:
 
 
 def _fork(handler: Any, words: Sequence[str], environment: dict[str, str]) -> "subprocess.Popen[bytes]":
-    """Do as torchrun's handler does: start a process of its own session, which never gets to `exec`."""
     return subprocess.Popen(
         words, env=environment, stdout=handler._stdout, stderr=handler._stderr, start_new_session=True,
         preexec_fn=lambda: _be_a_rank(list(words), environment),
@@ -85,7 +81,7 @@ def _be_a_rank(words: list[str], environment: dict[str, str]) -> NoReturn:  # py
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # torchrun's sockets, and the pipe by which it waits for `exec`
         os.environ.clear()
         os.environ.update(environment)
-        for number in TORCHRUN_S_SIGNALS:
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):  # torchrun's own
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         _keep_groups()
@@ -170,7 +166,6 @@ def _run(kind: str, name: str) -> None:
 
 
 def _call(function: dict[str, Any]) -> None:
-    """Call a function that `rank_functions.packed` has packed, and report what it returns."""
     if function["file"]:
         found: dict[str, Any] = {"__name__": "rank_function"}
         source, flags = Path(function["file"]).read_text(encoding="utf-8"), __future__.annotations.compiler_flag
@@ -191,19 +186,13 @@ def _traceback(error: BaseException) -> str:
 
 def _watch(folder: Path, launcher: int, caller: int) -> None:
     """End this rank, and all that it has started, once nobody is there who could use what it finds."""
-    while os.getppid() == launcher and folder.is_dir() and _is_there(caller):
-        time.sleep(WATCH_SECONDS)
+    with suppress(ProcessLookupError):
+        while os.getppid() == launcher and folder.is_dir():
+            os.kill(caller, 0)
+            time.sleep(WATCH_SECONDS)
     if os.getpgrp() == os.getpid():  # as torchrun starts it: the leader of its own group
         os.killpg(os.getpid(), signal.SIGKILL)
     os._exit(1)
-
-
-def _is_there(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 if __name__ == "__main__":
