@@ -55,7 +55,7 @@ class OutOfMemory(RuntimeError):
 
 
 def binary(size: int) -> str:
-    """`size` bytes as torch's own message prints them: in bytes, KiB, MiB or GiB with two decimals."""
+    """`size` bytes as torch's own message prints them."""
     for unit, name in ((GiB, "GiB"), (MiB, "MiB"), (KiB, "KiB")):
         if size > unit:
             return f"{size / unit:,.2f} {name}"
@@ -154,8 +154,7 @@ class CachingAllocator:
         self.driver_calls: list[DriverCall] = []
         self.offered: list[tuple[int, int]] = []
         self._live: dict[int, Block] = {}
-        self._heads: dict[int, Block] = {}
-        self._ends: dict[int, int] = {}
+        self._ends: dict[int, int] = {}  # of each segment, by its start
         self._next_address = FIRST_ADDRESS
 
     def malloc(self, size: int) -> int:
@@ -233,17 +232,11 @@ class CachingAllocator:
     def segments(self) -> list[list[Block]]:
         """The blocks of each segment by address; each unbroken mapped range of an expandable segment counts as one."""
         runs: list[list[Block]] = []
-        for address in sorted(self._heads):
-            run: list[Block] = []
-            block: Block | None = self._heads[address]
-            while block is not None:
-                if block.mapped:
-                    run.append(block)
-                elif run:
-                    runs.append(run)
-                    run = []
-                block = block.next
-            runs += [run] if run else []
+        blocks = [*self._live.values(), *self.small.free.values(), *self.large.free.values()]
+        for block in sorted(blocks, key=lambda block: block.address):
+            if block.previous is None or not block.previous.mapped:
+                runs.append([])
+            runs[-1].append(block)
         return runs
 
     def round_size(self, size: int) -> int:
@@ -312,7 +305,7 @@ class CachingAllocator:
             start = round_up(self._next_address, pool.page if expandable else LARGE_ROUNDING)
         block = Block(start, size, pool, expandable, mapped=not expandable)
         self._next_address = max(self._next_address, block.end)
-        self._heads[start], self._ends[start] = block, block.end
+        self._ends[start] = block.end
         return block
 
     def _offered_address(self, size: int) -> int | None:
@@ -330,7 +323,7 @@ class CachingAllocator:
 
     def _release(self, block: Block) -> None:
         block.pool.take(block)
-        del self._heads[block.address], self._ends[block.address]
+        del self._ends[block.address]
         self._call("segment_free", block)
 
     def _release_oversized(self, pool: Pool, rounded: int) -> bool:
@@ -362,16 +355,11 @@ class CachingAllocator:
             else:
                 del block.pool.unmapped[neighbor.address]
             if neighbor is block.previous:
-                self._move_start(block, neighbor.address)
+                block.address = neighbor.address
                 _link(neighbor.previous, block, block.next)
             else:
                 _link(block.previous, block, neighbor.next)
             block.size += neighbor.size
-
-    def _move_start(self, block: Block, address: int) -> None:
-        if address in self._heads:
-            self._heads[address] = block
-        block.address = address
 
     # Expandable segments
 
@@ -435,7 +423,6 @@ class CachingAllocator:
         pool.take(block)
         if block.address < first:
             before = Block(block.address, first - block.address, pool, True)
-            self._move_start(before, block.address)
             _link(block.previous, before, block)
             pool.add(before)
         if last < block.end:
@@ -446,7 +433,7 @@ class CachingAllocator:
         self._call("segment_unmap", block)
         self._join(block)
         if block.is_whole_segment:
-            del self._heads[block.address], self._ends[block.address]
+            del self._ends[block.address]
         else:
             pool.unmapped[block.address] = block
 
