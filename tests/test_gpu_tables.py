@@ -16,7 +16,6 @@ from course_utils.benchmark.gpu import (
     WANTED,
     gpu_allocator_tables,
     gpu_live_tables,
-    gpu_overhead_tables,
     gpu_tables,
     gpu_times_tables,
     verdict,
@@ -30,7 +29,6 @@ from course_utils.measuring.recording_file import append
 from course_utils.recording.comparisons import COMPARISONS, MOST_SEQUENCES, sized, spread
 from course_utils.recording.histories import packed, unpacked
 from course_utils.recording.tasks import EXPANDABLE
-from course_utils.recording.work import agreement
 from course_utils.run import PRECISIONS, TrainingRun
 from course_utils.units import GB, MB, MiB
 
@@ -110,7 +108,7 @@ def test_differences_that_were_planted_are_found_with_their_sign(shipped: Any) -
 def test_a_bound_that_is_not_kept_is_named(shipped: Any) -> None:
     shipped(WORKSPACE_LINE, *(run_line(run, off) for run, off in zip(RUNS, (0.1, 2.0, 0.1), strict=True)))
     assert rows(gpu_tables(), "gpu")["simulation and named terms"][-1] == "no: largest"
-    assert verdict(0.6, 1.6, 0.5, 1.5) == "no: median and largest" and verdict(0.5, 1.5, 0.5, 1.5) == "yes"
+    assert verdict((0.6, 1.6), (0.5, 1.5)) == "no: median and largest" and verdict((0.5, 1.5), (0.5, 1.5)) == "yes"
     assert WANTED["estimate"] == (1.0, 2.0)
 
 
@@ -160,7 +158,7 @@ def history_line(environment: dict[str, str], spoiled: bool = False) -> dict[str
         taken["size"] += 2 * MiB
         next(part for part in snapshot["segments"] if part["address"] == taken["addr"])["total_size"] += 2 * MiB
     text = packed(snapshot)
-    part = agreement(unpacked(text), [(len(replayed), replayed.reserved[-1])]) | {"history": text}
+    part = {"history": text, "steps": [(len(replayed), replayed.reserved[-1])]}
     return line("history of a run, default settings", "history", {"history": part}, environment=environment)
 
 
@@ -186,7 +184,7 @@ def test_a_damaged_history_is_refused(text: str) -> None:
 def test_the_replay_is_made_anew_and_the_agreement_stated_by_setting(shipped: Any) -> None:
     shipped(history_line({}), history_line(EXPANDABLE) | {"task": "history of another run, expandable"})
     [table] = gpu_allocator_tables()
-    (_, default, moments, equal, steps, *_, gap), (_, expandable, *_) = table.rows
+    (_, default, moments, equal, steps, _, gap), (_, expandable, *_) = table.rows
     assert (default, expandable) == ("default", "expandable segments")
     assert moments == equal != 0 and steps == "1 of 1" and gap == 0
     assert table.notes[0].startswith("default: 1 of 1 histories equal throughout")
@@ -247,15 +245,9 @@ def test_what_is_not_recorded_waits_and_says_for_which_command(shipped: Any, top
         recorded_times("precisoin")
 
 
-def test_the_tables_of_times_and_overhead_say_how_much_longer(shipped: Any) -> None:
-    modes = [
-        {"mode": name, "step_ms": spread([time]), "allocated": peak, "reserved": 0, "readings": 0}
-        for name, time, peak in (("alone", 100.0, 1000), ("with the meter", 101.0, 1000), ("tracked", 180.0, 1512))
-    ]
-    shipped(times_line(), line("overhead of watching", "overhead", {"overhead": {"run": "", "modes": modes}}))
+def test_the_table_of_times_says_how_much_longer(shipped: Any) -> None:
+    shipped(times_line())
     assert [row[-1] for row in gpu_times_tables()[0].rows] == ["1.000", "1.050", "1.300", ""]
-    _, meter, tracker = gpu_overhead_tables()[0].rows
-    assert meter[4] == pytest.approx(1.0) and meter[-1] == 0 and tracker[-1] == 512
 
 
 def test_spread_is_median_quartiles_extremes_and_count() -> None:
@@ -311,4 +303,4 @@ def test_the_page_says_that_it_waits_and_with_recordings_shows_them(shipped: Any
     waiting = gpu_page()
     assert waiting.count("exists yet") == len(GPU_TABLES) and "gpu.md" in waiting
     shipped(WORKSPACE_LINE, run_line(RUNS[0], 0.2), times_line())
-    assert "simulation and named terms" in gpu_page() and gpu_page().count("exists yet") == 3
+    assert "simulation and named terms" in gpu_page() and gpu_page().count("exists yet") == 2

@@ -23,7 +23,6 @@ TABLES = {
     "gpu": "estimates and simulations against GPUs' own counters, from recordings, as all that follow",
     "gpu-allocator": "the allocator's model against GPUs' histories",
     "gpu-times": "step times with their spread",
-    "gpu-overhead": "what the meter and the tracker cost",
     "gpu-live": "lessons executed on a GPU, and out-of-memory errors on purpose",
 }
 """The tables by name, and what each shows."""

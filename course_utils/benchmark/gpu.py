@@ -1,7 +1,6 @@
-"""Accuracy on a real GPU: estimate and simulation against the device's own counters, over all recorded runs.
+"""Tables of what real GPUs recorded: estimate and simulation against the device's own counters, times, live lessons.
 
-Everything is read from recordings: the estimate and the simulation in them were made with the measurement, by code
-that its line names, so that nothing could be fitted to the result afterwards.
+Estimate and simulation were recorded with the measurement, so that nothing could be fitted to the result afterwards.
 """
 
 import statistics
@@ -25,39 +24,30 @@ TITLES = {
     "gpu": "Estimate and simulation against the GPU's own counters",
     "gpu-allocator": "The allocator's model against real histories",
     "gpu-times": "Times on a GPU",
-    "gpu-overhead": "What watching costs on a GPU",
     "gpu-live": "The lessons on a GPU",
 }
 
-WANTED = {"estimate": (1.0, 2.0), "simulation": (None, None), "simulation and named terms": (0.5, 1.5)}
+WANTED = {"estimate": (1.0, 2.0), "simulation": None, "simulation and named terms": (0.5, 1.5)}
 """Per cent of the allocated peak: what the median and the largest error may be. The simulation alone promises none."""
 
 
 @dataclass(frozen=True)
 class RunOnGpu:
-    """One run on a GPU, in bytes: what the device counted, what was said before, and what is known of the rest.
+    """One run on a GPU, in bytes: the peak that the device counted, and what was `said` before by each of `WANTED`.
 
-    `terms` are named: "blocks" is what the allocator's policy takes beyond the tensors, "workspaces" cuBLAS's, as
-    recorded on this GPU. `kinds` are the three breakdowns by kind at their peaks: tracked on the GPU, estimated,
-    simulated. `phases` is the peak in each phase: counted and simulated.
+    `kinds` are the three breakdowns by kind at their peaks: tracked on the GPU, estimated, simulated. `phases` is the
+    peak in each phase: counted and simulated.
     """
 
     recording: Recording
     counted: int
-    estimated: int
-    simulated: int
-    terms: dict[str, int]
+    said: dict[str, int]
     kinds: dict[str, dict[str, int]]
     phases: dict[str, tuple[int, int]]
 
-    def said(self, by: str) -> int:
-        """The peak in bytes by one of `WANTED`."""
-        known = {"estimate": self.estimated, "simulation": self.simulated}
-        return known[by] if by in known else self.simulated + sum(self.terms.values())
-
     def percent(self, by: str) -> float:
         """The error of the peak by one of `WANTED`, in percent of the counted one."""
-        return 100 * (self.said(by) / self.counted - 1)
+        return 100 * (self.said[by] / self.counted - 1)
 
 
 def runs_on_gpus() -> list[RunOnGpu]:
@@ -66,26 +56,29 @@ def runs_on_gpus() -> list[RunOnGpu]:
     return [
         run_on_gpu(item, workspaces.get(item.device, 0))
         for item in newest("run")
-        if {"counters", "estimate", "measured"} <= item.parts.keys() and "breakdown" in item.parts.get("simulated", {})
+        if "breakdown" in item.parts["simulated"]
     ]
 
 
 def run_on_gpu(item: Recording, workspaces: int) -> RunOnGpu:
     """One recording as the table reads it; `workspaces` is what cuBLAS keeps on that GPU, in bytes."""
-    parts, simulated = item.parts, item.parts["simulated"]
-    tensors = sum(simulated["breakdown"][0].values())
-    counted_phases = parts["counters"]["phases"]
-    simulated_phases = {name: sum(highest[0].values()) for name, highest in simulated["phase_peaks"].items()}
-    return RunOnGpu(
-        item, parts["counters"]["allocated"], parts["estimate"]["total"], tensors,
-        {"blocks": simulated.get("allocated", tensors) - tensors, "workspaces": workspaces},
-        {
-            "tracked": parts["measured"]["breakdown"][0],
-            "estimate": parts["estimate"]["by_kind"],
-            "simulation": simulated["breakdown"][0],
-        },
-        {name: (counted_phases[name], size) for name, size in simulated_phases.items() if name in counted_phases},
-    )  # fmt: skip
+    parts, simulated, counted = item.parts, item.parts["simulated"], item.parts["counters"]
+    said = (
+        parts["estimate"]["total"],
+        sum(simulated["breakdown"][0].values()),
+        simulated["allocated"] + workspaces,  # in blocks, as the allocator's policy has them
+    )
+    kinds = {
+        "tracked": parts["measured"]["breakdown"][0],
+        "estimate": parts["estimate"]["by_kind"],
+        "simulation": simulated["breakdown"][0],
+    }
+    phases = {
+        name: (counted["phases"][name], sum(highest[0].values()))
+        for name, highest in simulated["phase_peaks"].items()
+        if name in counted["phases"]
+    }
+    return RunOnGpu(item, counted["allocated"], dict(zip(WANTED, said, strict=True)), kinds, phases)
 
 
 def gpu_tables() -> list[Table]:
@@ -95,18 +88,16 @@ def gpu_tables() -> list[Table]:
 
 
 def devices(items: Sequence[Recording]) -> str:
-    """Where recordings are from, once each: GPU, torch, day."""
     return "; ".join(sorted({f"{item.device}, torch {item.line.content['torch']}, {item.date}" for item in items}))
 
 
 def _summary(runs: Sequence[RunOnGpu]) -> Table:
     rows: list[tuple[Cell, ...]] = []
-    for by, (median, most) in WANTED.items():
-        off = sorted(abs(run.percent(by)) for run in runs)
-        signed = statistics.median(run.percent(by) for run in runs)
-        wanted = "" if median is None else f"median {median} %, largest {most} %"
-        kept = "" if median is None or most is None else verdict(statistics.median(off), off[-1], median, most)
-        rows.append((by, len(runs), signed, statistics.median(off), off[-1], wanted, kept))
+    for by, bounds in WANTED.items():
+        errors = [run.percent(by) for run in runs]
+        found = (statistics.median(map(abs, errors)), max(map(abs, errors)))
+        promised = (f"median {bounds[0]} %, largest {bounds[1]} %", verdict(found, bounds)) if bounds else ("", "")
+        rows.append((by, len(runs), statistics.median(errors), *found, *promised))
     headings = ("peak by", "runs", "signed median, %", "median, %", "largest, %", "wanted", "kept")
     notes = (
         "In percent of max_memory_allocated of the last step, counted without the tracker.",
@@ -116,9 +107,9 @@ def _summary(runs: Sequence[RunOnGpu]) -> Table:
     return Table("gpu", TITLES["gpu"], headings, tuple(rows), notes, source)
 
 
-def verdict(median: float, most: float, median_wanted: float, most_wanted: float) -> str:
-    """ "yes", or which of the two bounds is not kept."""
-    broken = [name for name, over in (("median", median > median_wanted), ("largest", most > most_wanted)) if over]
+def verdict(found: tuple[float, float], wanted: tuple[float, float]) -> str:
+    """ "yes", or which of the two bounds, median and largest, is not kept."""
+    broken = [name for name, one, bound in zip(("median", "largest"), found, wanted, strict=True) if one > bound]
     return "no: " + " and ".join(broken) if broken else "yes"
 
 
@@ -139,9 +130,8 @@ def _by_phase(runs: Sequence[RunOnGpu]) -> Table:
     """Bytes that the GPU counted in each phase beyond the simulated tensors: an unnamed term would show here."""
     rows: list[tuple[Cell, ...]] = []
     for phase in dict.fromkeys(name for run in runs for name in run.phases):
-        beyond = [
-            counted - simulated for counted, simulated in (run.phases[phase] for run in runs if phase in run.phases)
-        ]
+        both = (run.phases[phase] for run in runs if phase in run.phases)
+        beyond = [counted - simulated for counted, simulated in both]
         rows.append((phase, len(beyond), round(statistics.median(beyond)), min(beyond), max(beyond)))
     headings = ("phase", "runs", "median, bytes", "least", "most")
     note = "Counted minus simulated peak of each phase: blocks, workspaces, kernels' scratch, and what has no name yet."
@@ -149,14 +139,11 @@ def _by_phase(runs: Sequence[RunOnGpu]) -> Table:
 
 
 def _each(runs: Sequence[RunOnGpu]) -> Table:
-    furthest = sorted(runs, key=lambda run: -abs(run.percent("simulation and named terms")))
+    by = "simulation and named terms"
     rows = tuple(
-        (
-            run.recording.task, run.recording.device, run.counted, run.percent("estimate"), run.percent("simulation"),
-            run.percent("simulation and named terms"), run.counted - run.said("simulation and named terms"),
-        )
-        for run in furthest
-    )  # fmt: skip
+        (run.recording.task, run.recording.device, run.counted, *map(run.percent, WANTED), run.counted - run.said[by])
+        for run in sorted(runs, key=lambda run: -abs(run.percent(by)))
+    )
     headings = ("run", "GPU", "counted, bytes", "estimate, %", "simulation, %", "with terms, %", "left, bytes")
     return Table("gpu_runs", "Each recorded run, the furthest off first", headings, rows)
 
@@ -166,13 +153,15 @@ def _each(runs: Sequence[RunOnGpu]) -> Table:
 
 @dataclass(frozen=True)
 class History:
-    """A recorded history and its replay, made now; `steps` has the bytes reserved at each training step's end:
-    counted by the GPU, in its history, in the replay as it was recorded.
+    """A recorded history and its replay, made now.
+
+    `steps` says of each training step after how many allocations and frees it ended, and the bytes that the GPU
+    counted as reserved then.
     """
 
     recording: Recording
     agreement: Agreement
-    steps: Sequence[dict[str, int]]
+    steps: Sequence[tuple[int, int]]
 
     @property
     def equal(self) -> int:
@@ -188,13 +177,14 @@ class History:
     @property
     def steps_equal(self) -> int:
         """At how many training steps' ends counter, history and replay say the same."""
-        return sum(len({step["counted"], step["history"], step["replayed"]}) == 1 for step in self.steps)
+        real, replayed = self.agreement.real, self.agreement.replayed
+        return sum(counted == real[at - 1] == replayed[at - 1] for at, counted in self.steps)
 
 
 def histories() -> list[History]:
     """Every history that is kept, replayed. ValueError for one that is damaged."""
-    found = [(item, item.parts["history"]) for item in newest("history") if "history" in item.parts.get("history", {})]
-    return [History(item, compare_with_gpu(unpacked(part["history"])), part.get("steps", ())) for item, part in found]
+    found = [(item, item.parts["history"]) for item in newest("history")]
+    return [History(item, compare_with_gpu(unpacked(part["history"])), part["steps"]) for item, part in found]
 
 
 def gpu_allocator_tables() -> list[Table]:
@@ -202,18 +192,17 @@ def gpu_allocator_tables() -> list[Table]:
     found = histories()
     if not found:
         return []
-    rows: list[tuple[Cell, ...]] = []
-    for history in found:
-        agreement = history.agreement
-        steps = f"{history.steps_equal} of {len(history.steps)}"
-        peaks = (max(agreement.real, default=0), max(agreement.replayed, default=0))
-        name = history.recording.task.removeprefix("history of ").rpartition(", ")[0]
-        rows.append(
-            (name, history.settings, len(agreement.real), history.equal, steps, *peaks, agreement.largest_difference)
+    rows = tuple(
+        (
+            history.recording.task.removeprefix("history of ").rpartition(", ")[0], history.settings,
+            len(history.agreement.real), history.equal, f"{history.steps_equal} of {len(history.steps)}",
+            max(history.agreement.real, default=0), history.agreement.largest_difference,
         )
-    headings = ("run", "settings", "moments", "equal", "steps equal", "most reserved", "replayed", "largest difference")
+        for history in found
+    )  # fmt: skip
+    headings = ("run", "settings", "moments", "equal", "steps equal", "most reserved", "largest difference")
     source = devices([history.recording for history in found])
-    return [Table("gpu-allocator", TITLES["gpu-allocator"], headings, tuple(rows), (_agreement(found),), source)]
+    return [Table("gpu-allocator", TITLES["gpu-allocator"], headings, rows, (_agreement(found),), source)]
 
 
 def _agreement(found: Sequence[History]) -> str:
@@ -238,37 +227,16 @@ def gpu_times_tables() -> list[Table]:
     for item in found:
         first = 0.0
         for variant in item.parts["times"]["variants"]:
-            topic = item.task.removeprefix("times of ")
+            named = (item.device, item.task.removeprefix("times of "), variant["label"])
             if "refused" in variant:
-                rows.append((item.device, topic, variant["label"], variant["refused"], "", "", ""))
+                rows.append((*named, variant["refused"], "", "", ""))
                 continue
             step = variant["step_ms"]
             first = first or step["median"]
             quartiles = f"{step['q1']:,.2f} to {step['q3']:,.2f}"
-            ratio = f"{step['median'] / first:.3f}"
-            rows.append(
-                (item.device, topic, variant["label"], f"{step['median']:,.2f}", quartiles, str(step["n"]), ratio)
-            )
+            rows.append((*named, f"{step['median']:,.2f}", quartiles, step["n"], f"{step['median'] / first:.3f}"))
     headings = ("GPU", "comparison", "variant", "median, ms", "quartiles, ms", "repetitions", "to the first")
     return [Table("gpu-times", TITLES["gpu-times"], headings, tuple(rows), (), devices(found))] if rows else []
-
-
-def gpu_overhead_tables() -> list[Table]:
-    """The time and the memory that the meter and the tracker add to a step."""
-    found = newest("overhead")
-    rows: list[tuple[Cell, ...]] = []
-    for item in found:
-        modes = item.parts["overhead"]["modes"]
-        alone = modes[0]
-        for mode in modes:
-            step = mode["step_ms"]
-            slower = 100 * (step["median"] / alone["step_ms"]["median"] - 1)
-            more = mode["allocated"] - alone["allocated"]
-            quartiles = f"{step['q1']:,.2f} to {step['q3']:,.2f}"
-            rows.append((item.device, mode["mode"], step["median"], quartiles, slower, mode["allocated"], more))
-    headings = ("GPU", "", "median, ms", "quartiles, ms", "slower, %", "peak, bytes", "more, bytes")
-    notes = ("As the course uses them, the meter and the counters see a step that no tracker watches.",)
-    return [Table("gpu-overhead", TITLES["gpu-overhead"], headings, tuple(rows), notes, devices(found))] if rows else []
 
 
 # Lessons executed live
@@ -276,36 +244,32 @@ def gpu_overhead_tables() -> list[Table]:
 
 def gpu_live_tables() -> list[Table]:
     """Each notebook with its seconds and what failed; each kind of cell that ran out of memory, and how often."""
-    found = [item for kind in ("notebook", "cells", "demos") for item in attempts(kind)]
-    lessons = tuple(_lesson(item) for item in found if item.kind == "notebook")
-    cells = tuple(_cell(item) for item in found if item.kind != "notebook")
     tables = []
-    if lessons:
+    if lessons := tuple(map(_lesson, attempts("notebook"))):
         headings = ("GPU", "notebook", "passes", "seconds", "live cells", "not live because", "what failed")
         tables.append(Table("gpu-live", TITLES["gpu-live"], headings, lessons))
-    if cells:
+    if cells := tuple(map(_cell, (*attempts("cells"), *attempts("demos")))):
         headings = ("GPU", "what", "result", "times in a row", "what failed")
         tables.append(Table("gpu-cells", "Out of memory on purpose, and the demos", headings, cells))
     return tables
 
 
 def _lesson(item: Recording) -> tuple[Cell, ...]:
-    part = item.parts.get("notebook", {})
+    part = item.parts.get("notebook", {})  # none where it took too long
     passes = f"all {part['cells']} cells" if item.status == MEASURED else item.status
-    why = "; ".join(part.get("not_live", ()))
-    name, detail = item.task.removeprefix("live: "), item.line.content.get("detail", "")
-    return item.device, name, passes, part.get("seconds", ""), part.get("live", ""), why, detail
+    found = (part.get("seconds", ""), part.get("live", ""), "; ".join(part.get("not_live", ())))
+    return item.device, item.task.removeprefix("live: "), passes, *found, item.line.content["detail"]
 
 
 def _cell(item: Recording) -> tuple[Cell, ...]:
     times = item.parts.get("cells", {}).get("times", "")
-    return item.device, item.task, item.status, times, item.line.content.get("detail", "")
+    return item.device, item.task, item.status, times, item.line.content["detail"]
 
 
 def _tables(name: str, made: Callable[[], list[Table]]) -> list[Table]:
     return made() or [Table(name, TITLES[name], (), (), (NONE_YET,))]
 
 
-MAKERS = (gpu_tables, gpu_allocator_tables, gpu_times_tables, gpu_overhead_tables, gpu_live_tables)
+MAKERS = (gpu_tables, gpu_allocator_tables, gpu_times_tables, gpu_live_tables)
 GPU_TABLES = {name: partial(_tables, name, made) for name, made in zip(TITLES, MAKERS, strict=True)}
 """The tables that are made from recordings of real GPUs; one that says so where nothing is recorded yet."""

@@ -1,14 +1,15 @@
 """Running out of memory on purpose in each kind of cell, many times: is the memory back, does the next cell work?"""
 
 import gc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 
+from ..demos import Stage
 from ..errors import GpuOutOfMemory
 from ..gpus import Gpu
 from ..measuring.devices import Cuda, Device
@@ -81,7 +82,7 @@ def prepared_shell(device: Device) -> InteractiveShell:
         too_large=TrainingRun("tiny-gpt", 4096, 64, "fp32", attention="eager"),
         model=torch.nn.Linear(1024, 1024),
         batch=torch.ones(2 * MiB // 1024, 1024),
-        stage=lambda: small_stage(device),
+        stage=lambda: Stage(Gpu("a small card", device.free(), device.capability()), live=True),
     )
     shell.user_ns["optimizer"] = torch.optim.SGD(shell.user_ns["model"].parameters(), lr=0.1)
     run_cell(shell, PREPARED)
@@ -89,15 +90,8 @@ def prepared_shell(device: Device) -> InteractiveShell:
     return shell
 
 
-def small_stage(device: Device) -> Any:
-    from ..demos import Stage
-
-    card = Gpu(f"{device.free() / GB:.1f} GB", device.free(), device.capability())
-    return Stage(card, live=True)
-
-
 def failing_cell(shell: InteractiveShell, kind: str) -> None:
-    """Run it. RuntimeError unless it runs out of memory; a demo has to come to its end."""
+    """Run it. RuntimeError unless it runs out of memory, or as a demo comes to its end."""
     error = run_cell(shell, FAILING[kind])
     expected = error is None if kind == "demo" else isinstance(error, torch.OutOfMemoryError | GpuOutOfMemory)
     if not expected:
@@ -117,12 +111,10 @@ def run_cell(shell: InteractiveShell, code: str) -> BaseException | None:
 
 
 @contextmanager
-def little_memory(rehearse: bool) -> Iterator[tuple[Device, Callable[[int], int]]]:
-    """A device with little memory, and how many times of those wanted to run out of it there."""
-    if rehearse:
-        with stand_in(REHEARSAL_ROOM):
-            yield Cuda(), lambda wanted: min(wanted, REHEARSAL_TIMES)
-        return
-    total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
-    torch.cuda.set_per_process_memory_fraction(ROOM / total)
-    yield Cuda(), lambda wanted: wanted
+def little_memory(rehearse: bool) -> Iterator[Device]:
+    """A device with little memory."""
+    with stand_in(REHEARSAL_ROOM) if rehearse else nullcontext():
+        if not rehearse:
+            total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+            torch.cuda.set_per_process_memory_fraction(ROOM / total)
+        yield Cuda()

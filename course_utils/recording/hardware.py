@@ -6,27 +6,20 @@ None of this has run on a real GPU yet, only under torch's CUDA build on a drive
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ..figures.meters import Reading
-from ..interactive.meter import Meter, live_meter
-from ..measuring.counting import TimesByPhase, Unwatched, time_calls
+from ..measuring.counting import TimesByPhase
 from ..measuring.devices import Device
-from ..measuring.live import KERNELS, is_out_of_memory, only_kernel, ready
-from ..measuring.step import Phases, Training
+from ..measuring.live import KERNELS, is_out_of_memory
 from ..measuring.tracker import Tracker
-from ..run import ATTENTIONS, TrainingRun
-from .comparisons import spread
-
-Operation = tuple[str, Callable[[], Any]]
+from ..run import ATTENTIONS
 
 ALONE = {**KERNELS, "math": SDPBackend.MATH}
 """Backends of torch's attention: its kernels, and operator by operator, as where it has none."""
@@ -45,7 +38,7 @@ def context_bytes(device: Device, second: Callable[[], int] | None = None) -> di
     for _ in range(3):
         before = device.in_use()
         readings.append((second or _in_use_seen_by_another)() - before)
-    return {"context": sorted(readings)[1], "readings": readings, "reserved": device.reserved()}
+    return {"context": sorted(readings)[1], "readings": readings}
 
 
 def _in_use_seen_by_another() -> int:
@@ -57,17 +50,14 @@ def _in_use_seen_by_another() -> int:
     return int(done.stdout)
 
 
-Wait = Callable[[], object]
-wait_briefly: Wait = partial(time.sleep, 0.01)
-
-MOST_READINGS = 200  # Readings after which a counter that still changes is given up: 2 seconds with the usual wait
+MOST_READINGS, BETWEEN = 200, 0.01  # Readings until a counter that still changes is given up, and seconds between two
 
 
 class Unsettled(RuntimeError):
     """A counter that another thread keeps changing, so that a difference of two readings means nothing."""
 
 
-def settled_bytes(device: Device, wait: Wait = wait_briefly) -> int:
+def settled_bytes(device: Device) -> int:
     """Bytes allocated, once two successive readings agree. Raises Unsettled if no two do.
 
     `torch.autograd.grad` returns before autograd's thread has freed the last tensors that it holds.
@@ -75,7 +65,7 @@ def settled_bytes(device: Device, wait: Wait = wait_briefly) -> int:
     device.synchronize()
     before = device.allocated()
     for _ in range(MOST_READINGS):
-        wait()
+        time.sleep(BETWEEN)
         now = device.allocated()
         if now == before:
             return now
@@ -83,7 +73,7 @@ def settled_bytes(device: Device, wait: Wait = wait_briefly) -> int:
     raise Unsettled(f"the bytes allocated still change after {MOST_READINGS} readings; another thread is at work")
 
 
-def workspace_bytes(device: Device, wait: Wait = wait_briefly) -> dict[str, Any]:
+def workspace_bytes(device: Device) -> dict[str, Any]:
     """Bytes that stay allocated after a matrix product whose tensors are gone, by operation.
 
     torch gives cuBLAS a workspace for each handle and stream, and keeps it. Autograd's own thread has a handle of its
@@ -91,19 +81,19 @@ def workspace_bytes(device: Device, wait: Wait = wait_briefly) -> dict[str, Any]
     """
     x, weight = (torch.randn(1024, 1024, device=device.kind, dtype=torch.float16, requires_grad=True) for _ in range(2))
     bias = torch.randn(1024, device=device.kind, dtype=torch.float16)
-    operations: list[Operation] = [
-        ("mm", lambda: x @ weight),
-        ("addmm", lambda: F.linear(x, weight, bias)),
-        ("bmm", lambda: x.view(4, 256, 1024) @ weight.view(4, 1024, 256)),
-        ("fp32 mm", lambda: x.detach().float() @ weight.detach().float()),
-        ("backward", lambda: torch.autograd.grad((x @ weight).sum(), [x, weight])),
-    ]
+    operations: dict[str, Callable[[], Any]] = {
+        "mm": lambda: x @ weight,
+        "addmm": lambda: F.linear(x, weight, bias),
+        "bmm": lambda: x.view(4, 256, 1024) @ weight.view(4, 1024, 256),
+        "fp32 mm": lambda: x.detach().float() @ weight.detach().float(),
+        "backward": lambda: torch.autograd.grad((x @ weight).sum(), [x, weight]),
+    }
     device.release()
-    before = held = settled_bytes(device, wait)
+    before = held = settled_bytes(device)
     kept: dict[str, int] = {}
-    for name, operation in operations:
+    for name, operation in operations.items():
         operation()
-        now = settled_bytes(device, wait)
+        now = settled_bytes(device)
         kept[name], held = now - held, now
     return {"kept_after": kept, "together": held - before}
 
@@ -118,16 +108,16 @@ class Prepared:
     kernel: str = ""
 
 
-def scratch_bytes(device: Device, wait: Wait = wait_briefly) -> list[dict[str, Any]]:
+def scratch_bytes(device: Device) -> list[dict[str, Any]]:
     """For each operation alone: the device's peak in bytes, the tracker's, and the difference, its kernel's scratch."""
-    return [_scratch_of(item, device, wait) for item in prepared_operations(device.kind)]
+    return [_scratch_of(item, device) for item in prepared_operations(device.kind)]
 
 
-def _scratch_of(item: Prepared, device: Device, wait: Wait) -> dict[str, Any]:
+def _scratch_of(item: Prepared, device: Device) -> dict[str, Any]:
     try:
         with kernel_alone(item.kernel):
             item.run(item.prepare())  # workspaces and modules are there from now on
-            counted = _counted_peak(item, device, wait)
+            counted = _counted_peak(item, device)
             tracked = _tracked_peak(item, device)
         if counted < tracked:
             raise Unsettled(
@@ -139,9 +129,9 @@ def _scratch_of(item: Prepared, device: Device, wait: Wait) -> dict[str, Any]:
         return {"operation": item.name, why_not(error): first_line(error)}
 
 
-def _counted_peak(item: Prepared, device: Device, wait: Wait) -> int:
+def _counted_peak(item: Prepared, device: Device) -> int:
     given = item.prepare()
-    before = settled_bytes(device, wait)
+    before = settled_bytes(device)
     device.reset_peaks()
     result = item.run(given)
     device.synchronize()
@@ -151,7 +141,6 @@ def _counted_peak(item: Prepared, device: Device, wait: Wait) -> int:
 
 
 def _tracked_peak(item: Prepared, device: Device) -> int:
-    """The same peak by the tracker, which sees a tensor freed only if it has seen it made."""
     # Backward on this thread: the tracker sees operators on the thread that entered it.
     with torch.autograd.set_multithreading_enabled(False), Tracker(device.kind) as tracker:
         given = item.prepare()
@@ -162,11 +151,9 @@ def _tracked_peak(item: Prepared, device: Device) -> int:
     return max(0, peak - before)
 
 
-@contextmanager
-def kernel_alone(kernel: str) -> Iterator[None]:
+def kernel_alone(kernel: str) -> AbstractContextManager[Any]:
     """Inside, this attention kernel is the only one allowed; any, where none is named."""
-    with sdpa_kernel(ALONE[kernel]) if kernel in ALONE else nullcontext():
-        yield
+    return sdpa_kernel(ALONE[kernel]) if kernel in ALONE else nullcontext()
 
 
 def prepared_operations(device: str) -> list[Prepared]:
@@ -231,26 +218,24 @@ def eager_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.
 
 
 def kernel_times(device: Device, seq_len: int, repetitions: int = 10) -> list[dict[str, Any]]:
-    """For each kind of attention at this length: milliseconds of forward and backward, and the peak in bytes."""
+    """For each kind of attention at this length: milliseconds of forward and backward."""
     found: list[dict[str, Any]] = []
     for kernel in (*ATTENTIONS, "math"):
         device.release()
         try:
             with kernel_alone(kernel):
-                result = _forward_and_backward(device, kernel, seq_len, repetitions)
+                result = {"milliseconds": _forward_and_backward(device, kernel, seq_len, repetitions)}
         except RuntimeError as error:
             result = {why_not(error): first_line(error)}
         found.append({"kernel": kernel, "seq_len": seq_len, **result})
     return found
 
 
-def _forward_and_backward(device: Device, kernel: str, seq_len: int, repetitions: int) -> dict[str, Any]:
+def _forward_and_backward(device: Device, kernel: str, seq_len: int, repetitions: int) -> dict[str, list[float]]:
     attend = eager_attention if kernel == "eager" else causal_attention
     given = attention_inputs(device.kind, seq_len)
     times: dict[str, list[float]] = {"forward": [], "backward": []}
     torch.autograd.grad(attend(*given).sum(), given)  # the first is slower: kernels are loaded
-    before = settled_bytes(device)
-    device.reset_peaks()
     for _ in range(repetitions):
         watch = TimesByPhase(device)
         with watch.in_phase("forward"):
@@ -262,60 +247,7 @@ def _forward_and_backward(device: Device, kernel: str, seq_len: int, repetitions
         device.synchronize()
         for phase, milliseconds in watch.milliseconds().items():
             times[phase].append(round(milliseconds, 4))
-    return {"milliseconds": times, "peak": device.peaks()[0] - before}
-
-
-# The cost of watching: a step's time and peak alone, with the meter, and under the tracker
-
-
-MODES = ("alone", "with the meter", "under the tracker", "alone, again")
-"""In this order; the last differs from the first by the machine's own noise."""
-
-WARM_UP = 2
-
-
-def meter_of(device: Device) -> Meter:
-    """A meter of the GPU, or in a rehearsal of any device through its counters."""
-    if device.kind == "cuda":
-        return live_meter()
-    return Meter(
-        lambda _: Reading(device.allocated(), device.peaks()[0], device.reserved(), device.in_use()), "a rehearsal"
-    )
-
-
-def watching_costs(run: TrainingRun, device: Device) -> dict[str, Any]:
-    """Milliseconds of a step and its peak in bytes, for each of `MODES`; all begin with the same random numbers."""
-    return {"run": run.code(), "modes": [_mode(name, run, device) for name in MODES]}
-
-
-def _mode(name: str, run: TrainingRun, device: Device) -> dict[str, Any]:
-    # Backward on this thread in every mode: the tracker needs it, and nothing else may differ.
-    with only_kernel(run), torch.autograd.set_multithreading_enabled(False):
-        training, before = ready(run, device)
-        with _watched(name, training, device) as (watch, readings):
-            for _ in range(WARM_UP):
-                training.step(watch)
-            device.synchronize()
-            device.reset_peaks()
-            times = time_calls(lambda: training.step(watch), device)
-            allocated, reserved = device.peaks()
-            found = {"mode": name, "step_ms": spread(times), "readings": readings()}
-    return found | {"allocated": allocated - before[0], "reserved": reserved - before[1]}
-
-
-@contextmanager
-def _watched(name: str, training: Training, device: Device) -> Iterator[tuple[Phases, Callable[[], int]]]:
-    """The follower of the phases, and a function that returns how often the meter has read by now."""
-    if name == "with the meter":
-        with meter_of(device).follow(training.holdings()) as meter:
-            yield Unwatched(), lambda: len(meter.samples)
-    elif name == "under the tracker":
-        with Tracker(device.kind) as tracker:
-            tracker.watch(training.network, training.named_states)
-            tracker.bind("inputs", [training.tokens, training.targets])
-            yield tracker, lambda: 0
-    else:
-        yield Unwatched(), lambda: 0
+    return times
 
 
 def why_not(error: RuntimeError) -> str:

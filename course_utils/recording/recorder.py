@@ -7,8 +7,6 @@ CPU in a GPU's place, and tasks of every kind have run under torch's CUDA build 
 """
 
 import argparse
-import fnmatch
-import glob
 import hashlib
 import json
 import os
@@ -18,16 +16,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import date
 from functools import partial
 from importlib import metadata, util
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..gpus import GPUS, Gpu, card_named
+from ..gpus import Gpu, card_named
 from ..interactive.command_line import Parser
 from ..interactive.course_files import ROOT
 from ..measuring.recording_file import (
@@ -47,29 +44,20 @@ from ..measuring.recording_file import (
 )
 from ..ranks.launch import signal_name
 from ..units import MiB, format_bytes
-from .tasks import STEPS, Task, recording_list, rehearsal_list, tried_in_vain
+from .tasks import FACTS, STEPS, Task, recording_list, rehearsal_list
 
 PACKAGE = ROOT / "course_utils"
 GUARD = PACKAGE / "ranks" / "guard.py"
-LOCK = ROOT / "requirements.lock"
 
-PACKAGES = ("nbclient", "ipykernel", "ipywidgets", "jupytext", "nbformat")
-"""Needed by lessons next to torch and matplotlib; pip adds what they need in turn, which is neither torch nor numpy."""
-NOTEBOOK_PACKAGES = ("matplotlib", "IPython", *PACKAGES)
-PYTHON = "3.12"
-PLATFORMS = tuple(f"manylinux{tag}_x86_64" for tag in ("_2_28", "_2_27", "_2_17", "2014", "_2_12", "2010", "_2_5", "1"))
-"""pip takes each name literally: a wheel for an older system has to be asked for by the name of that system."""
+NOTEBOOK_PACKAGES = ("matplotlib", "IPython", "nbclient", "ipykernel", "ipywidgets", "jupytext", "nbformat")
 
 Command = Callable[[Task, Path, float], list[str]]
 """The command line that does a task, writes its results to a file and ends itself after so many seconds."""
 
 OLDEST_TORCH = (2, 11)
 FACTS_SECONDS = 120.0
-FACTS = "facts"
-
 SHORTEST = 10.0  # Seconds: with less than this left, no further task is begun
 GRACE = 5.0  # Seconds in which a process that was killed has to be gone; a driver that hangs can hold it longer
-
 
 say_now = partial(print, flush=True)
 """Print, and let it be seen also if this process is killed next: a pipe would keep it back."""
@@ -88,34 +76,30 @@ class TaskResult(NamedTuple):
     seconds: float
 
 
-@dataclass(frozen=True)
-class Recorder:
-    """Writes results to `file` until `deadline`, each task in a process that `command` names."""
-
-    file: Path
-    origin: dict[str, Any]
-    deadline: float
-    command: Command
-    say: Callable[[str], None] = say_now
-
-    def record(self, tasks: Sequence[Task]) -> int:
-        """Do the tasks in order until all are done or time is up; returns how many are left, one cut short included."""
-        for number, task in enumerate(tasks):
-            left = self.deadline - time.monotonic()
-            if left < SHORTEST:
-                return len(tasks) - number
-            self.say(f"[{number + 1}/{len(tasks)}, {left / 60:.1f} min left] {task.name}")
-            outcome = run_process(self.command, task, min(task.seconds, left - GRACE))
-            if outcome.status == TIMED_OUT and left - GRACE < task.seconds:
-                outcome = outcome._replace(status=CUT_SHORT, detail="the time given was over")
-            about = {"task": task.name, "kind": task.kind, "why": task.why, "environment": dict(task.environment)}
-            about |= {"steps": STEPS, "predicted": task.predicted, "date": date.today().isoformat()}
-            result = {**outcome._asdict(), "seconds": round(outcome.seconds, 1)}
-            append(self.file, {**self.origin, **about, **result})
-            self.say(f"    {outcome.status}{f': {outcome.detail}' if outcome.detail else ''}")
-            if outcome.status == CUT_SHORT:
-                return len(tasks) - number
-        return 0
+def record(
+    tasks: Sequence[Task],
+    file: Path,
+    origin: dict[str, Any],
+    deadline: float,
+    command: Command,
+    say: Callable[[str], None],
+) -> int:
+    """Append each task's result to `file` until all are done or time is up; returns how many are left."""
+    for number, task in enumerate(tasks):
+        left = deadline - time.monotonic()
+        if left < SHORTEST:
+            return len(tasks) - number
+        say(f"[{number + 1}/{len(tasks)}, {left / 60:.1f} min left] {task.name}")
+        outcome = run_process(command, task, min(task.seconds, left - GRACE))
+        if outcome.status == TIMED_OUT and left - GRACE < task.seconds:
+            outcome = outcome._replace(status=CUT_SHORT, detail="the time given was over")
+        about = {"task": task.name, "kind": task.kind, "why": task.why, "environment": dict(task.environment)}
+        about |= {"steps": STEPS, "predicted": task.predicted, "date": date.today().isoformat()}
+        append(file, {**origin, **about, **outcome._asdict()})
+        say(f"    {outcome.status}{f': {outcome.detail}' if outcome.detail else ''}")
+        if outcome.status == CUT_SHORT:
+            return len(tasks) - number
+    return 0
 
 
 def work_command(rehearse: bool, as_card: str = "") -> Command:
@@ -139,7 +123,7 @@ def run_process(command: Command, task: Task, seconds: float) -> TaskResult:
         status, detail = judged(parts, code, errors.read_text(errors="replace"))
     if status == TIMED_OUT:
         detail = f"after {seconds:.0f} s"
-    return TaskResult(parts, status, detail, time.monotonic() - start)
+    return TaskResult(parts, status, detail, round(time.monotonic() - start, 1))
 
 
 def _wait(command: list[str], task: Task, seconds: float, stream: Any) -> int | None:
@@ -163,13 +147,11 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     process.terminate()  # its guard ends every process below it, in whatever session
     with suppress(subprocess.TimeoutExpired):
         process.wait(timeout=GRACE if sys.platform == "linux" else 0)
-    if hasattr(os, "killpg"):
-        try:
-            os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            return  # it and all that it started have ended
-    else:
+    if sys.platform == "win32":
         process.kill()
+    else:
+        with suppress(ProcessLookupError):  # it and all that it started have ended
+            os.killpg(process.pid, signal.SIGKILL)
     try:
         process.wait(timeout=GRACE)
     except subprocess.TimeoutExpired:
@@ -206,10 +188,6 @@ def judged(parts: dict[str, Any], code: int | None, errors: str) -> tuple[str, s
     if "refused" in parts:
         return REFUSED, parts["refused"]["message"]
     return (OUT_OF_MEMORY, "") if "out_of_memory" in parts else (MEASURED, "")
-
-
-def missing_packages() -> list[str]:
-    return [name for name in NOTEBOOK_PACKAGES if util.find_spec(name) is None]
 
 
 def check_torch(installed: Callable[[str], str] = metadata.version) -> None:
@@ -252,24 +230,17 @@ def code_hash() -> str:
     return digest.hexdigest()[:12]
 
 
-def chosen(tasks: Sequence[Task], pattern: str) -> list[Task]:
-    """The tasks whose name, kind or reason contains `pattern`, or matches it where it has a * or ?.
-
-    RecordingError if none does.
-    """
-    wanted = pattern.lower() if set(pattern) & set("*?[") else f"*{glob.escape(pattern.lower())}*"
-    found = [task for task in tasks if fnmatch.fnmatch(f"{task.kind}: {task.name}: {task.why}".lower(), wanted)]
+def chosen(tasks: Sequence[Task], words: str) -> list[Task]:
+    """The tasks whose kind, name or reason contains `words`. RecordingError if none does."""
+    found = [task for task in tasks if words.lower() in f"{task.kind}: {task.name}: {task.why}".lower()]
     if not found:
-        raise RecordingError(f"No task matches {pattern!r}: --list shows them all.")
+        raise RecordingError(f"No task matches {words!r}: --list shows them all.")
     return found
 
 
 def plan(tasks: Sequence[Task], found: dict[str, Any], lines: Sequence[Line], commit: str) -> list[Task]:
-    """The tasks still to be done on this GPU: untried ones (one expected to run out of memory), then failed ones."""
+    """The tasks still to be done on this GPU: untried ones, then failed ones."""
     free, (major, minor) = found["free"], found["device"]["capability"]
-    rehearsal = bool(found.get("rehearsal"))
-    possible = [task for task in tasks if rehearsal or not task.obstacle(free, (major, minor))]
-    vain = None if rehearsal else tried_in_vain(tuple(tasks), free, (major, minor))
     origin = (found["device"]["name"], found["torch"], commit)
     before: dict[str, list[str]] = {}
     for line in lines:
@@ -280,26 +251,26 @@ def plan(tasks: Sequence[Task], found: dict[str, Any], lines: Sequence[Line], co
         tries = before.get(task.name, [])
         return len(tries) < MOST_TRIES and not any(status in SETTLED for status in tries)
 
-    wanted = [task for task in [*possible, *([vain] if vain else [])] if is_open(task)]
-    return sorted(wanted, key=lambda task: len(before.get(task.name, [])))
+    possible = (task for task in tasks if found.get("rehearsal") or not task.obstacle(free, (major, minor)))
+    return sorted(filter(is_open, possible), key=lambda task: len(before.get(task.name, [])))
 
 
 # The command
 
 
 def main(arguments: Sequence[str], say: Callable[[str], None] = say_now) -> int:
-    """Do what the command line asks: fetch wheels, list, or record. RecordingError for what cannot be done."""
+    """Do what the command line asks: list, or record. RecordingError for what cannot be done."""
     options = _options(arguments)
-    tasks = list(rehearsal_list() if options.rehearse else recording_list())
-    tasks = chosen(tasks, options.only) if options.only else tasks
-    if options.wheels:
-        say(fetch(options.wheels))
-        return 0
+    tasks = chosen(rehearsal_list() if options.rehearse else recording_list(), options.only)
     if options.list:
         say(listing(tasks, card_here()))
         return 0
-    with _termination_as_interrupt():
+    # Being asked to end is like Ctrl-C: the task's process is ended too, and the file stays whole.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
         return _record(options, tasks, say)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _record(options: argparse.Namespace, tasks: Sequence[Task], say: Callable[[str], None]) -> int:
@@ -314,7 +285,7 @@ def _record(options: argparse.Namespace, tasks: Sequence[Task], say: Callable[[s
     repaired = repair(file)
     if repaired:
         say(repaired)
-    absent = missing_packages()
+    absent = [name for name in NOTEBOOK_PACKAGES if util.find_spec(name) is None]
     possible = [task for task in tasks if not (absent and task.needs_notebooks)]
     if len(possible) < len(tasks):
         say(f"{len(tasks) - len(possible)} tasks execute cells and wait for {', '.join(absent)}: see docs/gpu.md.")
@@ -322,54 +293,25 @@ def _record(options: argparse.Namespace, tasks: Sequence[Task], say: Callable[[s
     free = format_bytes(found["free"], "GB", 1)
     say(f"{found['device']['name']}, {free} free, torch {found['torch']}: {len(to_do)} of {len(tasks)} tasks to do.")
     origin = {name: value for name, value in found.items() if name != "free"} | {"commit": code}
-    recorder = Recorder(file, origin, deadline, command, say)
-    left = recorder.record(to_do)
+    left = record(to_do, file, origin, deadline, command, say)
     then = f"{left} are left: run the same command again." if left else "Nothing is left to do on this GPU."
     say(f"Recorded in {file}. {then}")
     return 0
 
 
-def fetch(folder: Path, ask: Callable[..., Any] = subprocess.run) -> str:
-    """Download the wheels for Python 3.12 on Linux (x86-64) into `folder`; returns their names, sizes and what to do.
-
-    RecordingError with pip's own words if it cannot have them.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    platforms = [word for name in PLATFORMS for word in ("--platform", name)]
-    locked = ["-c", str(LOCK)] if LOCK.exists() else []  # in the locked versions
-    command = [
-        sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--only-binary=:all:",
-        "--implementation", "cp", "--python-version", PYTHON, *platforms, "--dest", str(folder), *locked, *PACKAGES,
-    ]  # fmt: skip
-    done = ask(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()
-        raise RecordingError(
-            f"pip could not fetch the wheels: {' '.join(lines[-1:]) or f'exit code {done.returncode}'}"
-        )
-    wheels = sorted(folder.glob("*.whl"), key=lambda wheel: wheel.name.lower())
-    sizes = [wheel.stat().st_size for wheel in wheels]
-    rows = [f"{format_bytes(size, 'MB', 2):>9}  {wheel.name}" for wheel, size in zip(wheels, sizes, strict=True)]
-    total = f"{len(wheels)} wheels, {format_bytes(sum(sizes), 'MB', 1)} in {folder}. On the GPU machine, in the clone:"
-    return "\n".join([*rows, total, f"python3 -m pip install --no-index --find-links {folder} {' '.join(PACKAGES)}"])
-
-
 def listing(tasks: Sequence[Task], card: Gpu | None) -> str:
-    """The list as a table: peak, smallest GPU that can do it, whether the one here can, guessed times on an H200."""
-    head = ["", "peak", "fits", *(["here"] if card else []), "seconds", "done by", "task"]
-    rows, total = [head], 0.0
+    """The list as a table: peak, whether the GPU here can do it, guessed times on an H200."""
+    rows, total = [["", "peak", *(["fits"] if card else []), "seconds", "done by", "task"]], 0.0
     for number, task in enumerate(tasks, start=1):
         peak = format_bytes(task.predicted, "GB", 1) if task.predicted else ""
         able = card is None or not task.obstacle(card.memory, card.capability)
-        here = [] if card is None else ["yes" if able else "no"]
+        fits = ["yes" if able else "no"] if card else []
         total += task.expected if able else 0.0
         times = [f"{task.expected:.0f}", f"{total // 60:.0f}:{total % 60:02.0f}"] if able else ["", ""]
-        fitting = [one for one in GPUS.values() if not task.obstacle(one.memory, one.capability)]
-        smallest = min(fitting, key=lambda one: one.memory).name if fitting else "none known"
-        rows.append([str(number), peak, smallest, *here, *times, f"{task.name}  ({task.why})"])
+        rows.append([str(number), peak, *fits, *times, f"{task.name}  ({task.why})"])
     widths = [*(max(map(len, column)) for column in list(zip(*rows, strict=True))[:-1]), 0]
     table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-    about = [] if card is None else [f"{card.name}, {format_bytes(card.memory, 'GB', 1)} free:"]
+    about = [f"{card.name}, {format_bytes(card.memory, 'GB', 1)} free:"] if card else []
     return "\n".join([*about, *table, "Seconds, and minutes at the end of each task, are guesses for an H200."])
 
 
@@ -396,12 +338,11 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help="the folder of the recordings, one file for each GPU")
     parser.add_argument("--minutes", type=float, default=30.0, help="stop after so many minutes (30)")
     parser.add_argument("--list", action="store_true", help="print what would be recorded, and record nothing")
-    parser.add_argument("--only", default="", metavar="PATTERN", help="only tasks that contain or match this")
+    parser.add_argument("--only", default="", metavar="WORDS", help="only tasks whose name or kind contains this")
     parser.add_argument("--as-card", default="", metavar="CARD", help="as a smaller card: T4-16GB, or '16 GB'")
     parser.add_argument("--rehearse", action="store_true", help="try the machinery with small runs on the CPU")
-    parser.add_argument("--wheels", type=Path, metavar="FOLDER", help="fetch what lessons need on a machine offline")
     options = parser.parse_args(arguments)
-    if not (options.list or options.wheels) and options.out is None:
+    if not options.list and options.out is None:
         raise RecordingError("record needs --out and a folder for its results, or --list.")
     if not 0 < options.minutes < 10_000:
         raise RecordingError(f"--minutes is {options.minutes:g}: say how long recording may take, as in --minutes 30.")
@@ -418,13 +359,3 @@ def card_option(name: str) -> Gpu:
         return card_named(name, (0, 0))
     except ValueError as problem:
         raise RecordingError(f"--as-card: {problem}.") from None
-
-
-@contextmanager
-def _termination_as_interrupt() -> Iterator[None]:
-    """Inside, being asked to end is like Ctrl-C: the task's process is ended too, and the file stays whole."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

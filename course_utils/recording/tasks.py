@@ -17,6 +17,7 @@ from ..planning.twin import fits, unsupported
 from ..run import TrainingRun
 from .comparisons import COMPARISONS
 
+FACTS = "facts"  # The task before all others: it names the device, and fails unless torch can use it
 STEPS = 2  # Steps of the passes whose memory is recorded; the first has no optimizer states yet
 
 EXPANDABLE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
@@ -35,8 +36,7 @@ LIVE_FACTOR = 3.0
 
 START_SECONDS = 8.0
 EXPECTED_SECONDS = {
-    "context": 12.0, "workspaces": 2.0, "scratch": 4.0, "kernels": 4.0, "times": 28.0, "overhead": 30.0,
-    "cells": 30.0, "demos": 30.0,
+    "context": 12.0, "workspaces": 2.0, "scratch": 4.0, "kernels": 4.0, "times": 28.0, "cells": 30.0, "demos": 30.0,
 }  # fmt: skip
 """Seconds of a task on an H200: Python, torch and CUDA begin, then its kind. Guesses, for the order."""
 
@@ -47,9 +47,8 @@ class Task:
 
     `kind` says how it is done: "run" trains as `run` says, "history" keeps and replays its allocator's history,
     "kernels" runs attention alone for sequences of `seq_len` tokens, "times" compares the variants of `topic`,
-    "overhead" times the course's own watching, "context", "workspaces" and "scratch" measure what no simulation sees.
-    "cells" runs out of memory in cells of the kind `topic`, "notebook" executes the notebook of that path, "demos"
-    rehearses the demos. `beyond` marks a run that is tried because it does not fit.
+    "context", "workspaces" and "scratch" measure what no simulation sees. "cells" runs out of memory in cells of the
+    kind `topic`, "notebook" executes the notebook of that path, "demos" rehearses the demos.
     """
 
     name: str
@@ -60,7 +59,6 @@ class Task:
     topic: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
     seconds: float = 150.0
-    beyond: bool = False
 
     @property
     def needs_notebooks(self) -> bool:
@@ -77,7 +75,7 @@ class Task:
         """The seconds that it may take on an H200, a guess: a lesson's budget, for a run its steps and simulation."""
         if self.kind == "notebook":
             return START_SECONDS + self.seconds / LIVE_FACTOR
-        if self.run is None or self.kind == "overhead":
+        if self.run is None:
             return START_SECONDS + EXPECTED_SECONDS[self.kind]
         return START_SECONDS + run_seconds(self.run, self.kind == "run")
 
@@ -85,7 +83,7 @@ class Task:
         """Why a GPU with `free` bytes and this compute capability cannot do it, or ""."""
         if self.run is None:
             return ""
-        return unsupported(self.run, capability) or ("" if self.beyond or fits(self.run, free) else "does not fit")
+        return unsupported(self.run, capability) or ("" if fits(self.run, free) else "does not fit")
 
 
 def run_seconds(run: TrainingRun, timed: bool) -> float:
@@ -112,14 +110,6 @@ def recording_list() -> tuple[Task, ...]:
     return tuple(found.values())
 
 
-def tried_in_vain(tasks: tuple[Task, ...], free: int, capability: tuple[int, int]) -> Task | None:
-    """The smallest run of the list that does not fit, to be tried all the same: running out of memory is recorded."""
-    runs = (task for task in tasks if task.kind == "run")
-    too_large = [task for task in runs if task.obstacle(free, capability) == "does not fit"]
-    smallest = min(too_large, key=lambda task: task.predicted, default=None)
-    return smallest and dataclasses.replace(smallest, why="tried to see memory run out", beyond=True)
-
-
 GPT2 = TrainingRun("gpt2", 8, 1024)
 MEDIUM = TrainingRun("gpt2-medium", 8, 1024)
 XL = TrainingRun("gpt2-xl", 32, 1024)
@@ -133,7 +123,7 @@ PUZZLE = XL.replace(precision="bf16-master", recompute="full", optimizer="adamw-
 def everything() -> Iterator[Task]:
     """All tasks in their order, some of them twice."""
     run = run_task
-    # About three minutes: cuBLAS's workspaces, four runs and a history of the allocator
+    # What tells most, in about three minutes
     yield Task("workspaces", "workspaces", "cuBLAS's workspaces")
     yield run(GPT2, "the first run of the course")
     yield run(XL, "the puzzle as asked")
@@ -149,13 +139,12 @@ def everything() -> Iterator[Task]:
     yield run(PUZZLE, "the puzzle with 16-bit weights, upcast at once")
     yield run(PUZZLE.replace(optimizer="adamw"), "the puzzle with 16-bit weights")
     yield run(XL.replace(micro_batch=4), "the puzzle, smaller")
-    # Times that only a GPU's clock can give, and the cost of watching
+    # Times that only a GPU's clock can give
     for topic in COMPARISONS:
         yield Task(f"times of {topic}", "times", "times with their spread", topic=topic)
     for seq_len in (1024, 4096):
         yield kernels_task(seq_len)
-    yield Task("overhead of watching", "overhead", "what the meter and the tracker cost", T4)
-    # Runs of many kinds that are quick: the first by which estimate and simulation are judged
+    # Quick runs of many kinds
     yield run(GPT2.replace(micro_batch=2), "linear in b")
     yield run(GPT2.replace(accumulation_steps=2), "2 micro-batches")
     yield run(GPT2.replace(precision="bf16-master"), "16-bit weights")
@@ -176,7 +165,7 @@ def everything() -> Iterator[Task]:
     for recorded in history_runs():
         yield history_task(recorded, EXPANDABLE)
     yield from lessons("solutions")
-    # Attention by kernel, with and without grouped queries, and by the length of the sequence
+    # Attention by kernel and by the length of the sequence
     for seq_len in (512, 2048, 8192, 16384):
         yield kernels_task(seq_len)
     yield run(GPT2.replace(attention="efficient"), "the efficient kernel")
@@ -187,11 +176,8 @@ def everything() -> Iterator[Task]:
         yield run(LLAMA.replace(micro_batch=1, seq_len=seq_len), "linear in s with flash")
     yield run(LLAMA.replace(micro_batch=1, seq_len=4096, attention="eager"), "quadratic in s without")
     # Every recipe with the same kernel: bytes and time saved
-    for name in ("fp32", "tf32", "bf16", "bf16-master", "bf16-master-fp32grad"):
+    for name in ("fp32", "tf32", "bf16", "bf16-master", "bf16-master-fp32grad", "fp16-master"):
         yield run(GPT2.replace(attention="efficient", precision=name), f"{name} and the others")
-    yield run(
-        GPT2.replace(attention="efficient", precision="fp16-master"), "fp16 with a loss scaler and master weights"
-    )
     yield run(GPT2.replace(precision="amp-fp16"), "fp16 with flash")
     yield run(LLAMA.replace(precision="bf16-master"), "a Llama in ZeRO's recipe")
     yield run(LLAMA.replace(precision="bf16"), "a Llama in 16 bits alone")
@@ -206,8 +192,8 @@ def everything() -> Iterator[Task]:
     yield run(LLAMA.replace(recompute="selective"), "a Llama, selectively")
     # Every optimizer on the same run, whose peak is the optimizer's
     small = MEDIUM.replace(micro_batch=1)
-    names = ("adamw-loop", "adamw-foreach", "adamw-fused", "sgd", "momentum", "adam", "adafactor", "adam8bit")
-    for name in (*names, "lion", "muon"):
+    adamw = ("adamw-loop", "adamw-foreach", "adamw-fused")
+    for name in (*adamw, "sgd", "momentum", "adam", "adafactor", "adam8bit", "lion", "muon"):
         yield run(small.replace(optimizer=name), f"{name} and the others")
     yield run(small.replace(clip_grad_norm=1.0), "the buffers of clipping at the peak")
     yield run(small.replace(set_to_none=False), "gradients zeroed, not freed")
@@ -254,7 +240,7 @@ def lessons(folder: str) -> Iterator[Task]:
 
 
 def budget(notebook: Path) -> float:
-    """The seconds that a notebook's metadata grant it, `LESSON_SECONDS` where they grant none."""
+    """The seconds that a notebook's metadata grant it."""
     metadata = json.loads(notebook.read_text(encoding="utf-8"))["metadata"]
     return float(metadata.get("course", {}).get("budget_seconds", LESSON_SECONDS))
 
@@ -272,7 +258,6 @@ def rehearsal_list() -> tuple[Task, ...]:
         Task("workspaces", "workspaces", "a rehearsal"),
         Task("attention alone at s=64", "kernels", "a rehearsal", seq_len=64),
         *(Task(f"times of {topic}", "times", "a rehearsal", topic=topic) for topic in COMPARISONS),
-        Task("overhead of watching", "overhead", "a rehearsal", gpt),
         history_task(gpt, {}),
         history_task(gpt, EXPANDABLE),
         *(Task(f"out of memory in a cell with {kind}", "cells", "a rehearsal", topic=kind) for kind in CELLS),

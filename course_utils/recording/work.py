@@ -9,7 +9,6 @@ import json
 import os
 import platform
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +18,7 @@ import torch
 
 from ..allocator.replay import replay
 from ..allocator.settings import settings
-from ..allocator.snapshots import compare_with_gpu, snapshot_of
+from ..allocator.snapshots import snapshot_of
 from ..errors import GpuOutOfMemory
 from ..estimating import estimate
 from ..interactive.course_files import ROOT
@@ -31,13 +30,11 @@ from ..measuring.recording_file import AS
 from ..measuring.tracing import provenance_of, torch_release, trace_simulated
 from ..run import TrainingRun
 from .comparisons import sized, spread, variants
-from .hardware import context_bytes, first_line, kernel_times, scratch_bytes, watching_costs, workspace_bytes
-from .histories import packed, unpacked
-from .tasks import STEPS, TIMES_OUT_OF_MEMORY, Task, recording_list, rehearsal_list
+from .hardware import context_bytes, first_line, kernel_times, scratch_bytes, workspace_bytes
+from .histories import packed
+from .tasks import FACTS, STEPS, TIMES_OUT_OF_MEMORY, Task, recording_list, rehearsal_list
 
 Send = Callable[..., None]
-
-FACTS = "facts"  # The task that comes before all others: it names the device, and fails unless torch can use it
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -92,7 +89,7 @@ def facts(device: Device) -> dict[str, Any]:
 
 def perform(task: Task, device: Device, send: Send) -> None:
     """Do one task and send each of its parts as soon as it is there."""
-    of_run = {"run": record_run, "history": record_history, "overhead": record_overhead}
+    of_run = {"run": record_run, "history": record_history}
     of_cells = {"cells": run_cells, "notebook": run_lesson, "demos": run_demos}
     others: dict[str, Callable[[], Any]] = {
         "context": lambda: context_bytes(device),
@@ -112,12 +109,13 @@ def perform(task: Task, device: Device, send: Send) -> None:
 def run_cells(task: Task, device: Device, send: Send) -> None:
     """Part "cells": how often a kind of cell ran out of memory and left nothing behind."""
     from ..interactive.failed_cells import watch_cells
-    from .cells import little_memory, prepared_shell, run_out
+    from .cells import REHEARSAL_TIMES, little_memory, prepared_shell, run_out
 
-    with little_memory(rehearse=device.kind == "cpu") as (card, times):
+    rehearse = device.kind == "cpu"
+    with little_memory(rehearse) as card:
         prepared_shell(card)
         watch_cells()
-        send("cells", **run_out(task.topic, card, times(TIMES_OUT_OF_MEMORY)))
+        send("cells", **run_out(task.topic, card, REHEARSAL_TIMES if rehearse else TIMES_OUT_OF_MEMORY))
 
 
 def run_lesson(task: Task, device: Device, send: Send) -> None:
@@ -165,12 +163,6 @@ def _variant(label: str, run: TrainingRun | str, device: Device, most: int, seco
     return found | {"allocated": counted["allocated"]}
 
 
-def record_overhead(run: TrainingRun, device: Device, send: Send) -> None:
-    """Part "overhead": what watching costs; "out_of_memory" in its place where memory runs out."""
-    with out_of_memory_sent(device, send), memory_released(run, device.free):
-        send("overhead", **watching_costs(run, device))
-
-
 @contextmanager
 def out_of_memory_sent(device: Device, send: Send) -> Iterator[None]:
     """Send part "out_of_memory" where memory runs out inside."""
@@ -181,35 +173,24 @@ def out_of_memory_sent(device: Device, send: Send) -> Iterator[None]:
 
 
 def record_run(run: TrainingRun, device: Device, send: Send) -> None:
-    """Parts "counters" and "times" without the tracker, "measured" with it, "simulated" on a GPU that is not there.
+    """Parts "counters" without the tracker, "measured" with it, "simulated" on a GPU that is not there.
 
     Where memory runs out, "out_of_memory" takes the place of what is then missing, and "refused" where torch has not
     the kernel that the run asks for.
     """
     try:
         with out_of_memory_sent(device, send):
+            device.release()
+            with memory_released(run, device.free), only_kernel(run):
+                training, before = ready(run, device)
+                send("counters", **count_peaks(training.step, device, STEPS, before))
+                del training
             with memory_released(run, device.free):
-                _untracked(run, device, send)
-            with memory_released(run, device.free):
-                start = time.perf_counter()
                 found = traced(run, STEPS, device.kind, provenance_of("cpu" if device.kind == "cpu" else "live"))
-                seconds = time.perf_counter() - start
-            send("measured", **to_json(thinned(found)), losses=list(found.losses), seconds=seconds)
+            send("measured", **to_json(thinned(found)), losses=list(found.losses))
     except KernelRefused as error:
         send("refused", message=str(error))
     _simulated(run, send)
-
-
-def _untracked(run: TrainingRun, device: Device, send: Send) -> None:
-    device.release()
-    in_use = device.in_use()
-    start = time.perf_counter()
-    with only_kernel(run):
-        training, before = ready(run, device)
-        counted = count_peaks(training.step, device, STEPS, before)
-        seconds = time.perf_counter() - start  # compared with those of "measured": the same steps under the tracker
-        send("counters", **counted, driver_before=in_use, seconds=seconds)
-        send("times", **time_steps(training, device), losses=training.losses)
 
 
 def _simulated(run: TrainingRun, send: Send) -> None:
@@ -224,26 +205,24 @@ def _simulated(run: TrainingRun, send: Send) -> None:
     replayed = replay(simulated)
     blocks = {"allocated": replayed.step_peaks()[STEPS], "reserved": replayed.peak_reserved}
     full = to_json(simulated)
-    summary = {name: full[name] for name in ("breakdown", "moments", "phase_peaks")}
+    summary = {name: full[name] for name in ("breakdown", "phase_peaks")}
     send("simulated", torch=torch_release(), **summary, **blocks)
 
 
 def record_history(run: TrainingRun, device: Device, send: Send) -> None:
-    """The allocator's history of a run from its first tensor on, how its replay agrees, and the GPU's counters.
+    """Part "history": the allocator's history of a run from its first tensor on.
 
-    Where memory runs out, that is what is recorded.
+    "steps" says for each step after how many allocations and frees it ended, and the bytes then reserved.
     """
     with out_of_memory_sent(device, send):
-        snapshot, ends, counted = _real_history(run, device) if device.has_history else _rehearsed_history(run)
-        text = packed(snapshot)
-        send("history", **agreement(unpacked(text), ends), **counted, history=text)
+        snapshot, steps = _real_history(run, device) if device.has_history else _rehearsed_history(run)
+        send("history", history=packed(snapshot), steps=steps)
 
 
-def _real_history(run: TrainingRun, device: Device) -> tuple[Mapping[str, Any], list[tuple[int, int]], dict[str, int]]:
-    """The snapshot; for each step how many entries the history had at its end and the bytes then reserved; peaks."""
+def _real_history(run: TrainingRun, device: Device) -> tuple[Mapping[str, Any], list[tuple[int, int]]]:
     torch.cuda.init()
     torch.cuda.memory._record_memory_history(max_entries=2_000_000, context=None)
-    ends: list[tuple[int, int]] = []
+    steps: list[tuple[int, int]] = []
     snapshot: Mapping[str, Any] = {}
     with memory_released(run, device.free), only_kernel(run):
         training, _ = ready(run, device)
@@ -251,43 +230,20 @@ def _real_history(run: TrainingRun, device: Device) -> tuple[Mapping[str, Any], 
             training.step(Unwatched())
             device.synchronize()
             snapshot = torch.cuda.memory._snapshot()
-            ends.append((_moments(snapshot), device.reserved()))
-        allocated, reserved = device.peaks()
-    return snapshot, ends, {"counted_allocated": allocated, "counted_reserved": reserved}
+            steps.append((_moments(snapshot), device.reserved()))
+    return snapshot, steps
 
 
-def _rehearsed_history(run: TrainingRun) -> tuple[dict[str, Any], list[tuple[int, int]], dict[str, int]]:
+def _rehearsed_history(run: TrainingRun) -> tuple[Mapping[str, Any], list[tuple[int, int]]]:
     """The same from a replay of the simulated run, under the settings of this process."""
     choices = settings(os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""))
     replayed = replay(trace_simulated(run, STEPS, ""), **choices)
     snapshot = snapshot_of(replayed)
-    counted = {"counted_allocated": replayed.peak_allocated, "counted_reserved": replayed.peak_reserved}
-    return snapshot, [(_moments(snapshot), replayed.reserved[-1])], counted
+    return snapshot, [(_moments(snapshot), replayed.reserved[-1])]
 
 
 def _moments(snapshot: Mapping[str, Any]) -> int:
     return sum(entry["action"] in ("alloc", "free_completed") for entry in snapshot["device_traces"][0])
-
-
-def agreement(snapshot: dict[str, Any], ends: Sequence[tuple[int, int]] = ()) -> dict[str, Any]:
-    """Compare the replay of a snapshot's history with the bytes that it says were reserved.
-
-    `ends` says for each training step after how many allocations and frees it ended, and what the GPU counted then.
-    """
-    compared = compare_with_gpu(snapshot)
-    real, replayed = compared.real, compared.replayed
-    steps = [{"counted": counted, "history": real[at - 1], "replayed": replayed[at - 1]} for at, counted in ends]
-    return {
-        "steps": steps,
-        "equal_moments": sum(not gap for gap in compared.differences),
-        "exact": compared.exact,
-        "moments": len(compared.real),
-        "allocations": compared.allocations,
-        "reserved": max(compared.real, default=0),
-        "replayed": max(compared.replayed, default=0),
-        "largest_difference": compared.largest_difference,
-        "first_difference": compared.first_difference,
-    }
 
 
 if __name__ == "__main__":
