@@ -362,9 +362,10 @@ def test_doctor_says_why_there_is_no_gpu(cuda, driver, said):
 
 def test_doctor_shows_the_same_in_a_notebook_and_a_terminal():
     odd = doctor.Finding("torch", doctor.NO, "a < b")
-    report = doctor.DoctorReport((odd,), doctor.course_findings(False, False, (False, "needs torch")))
+    findings = doctor.course_findings(False, False, (False, "needs torch"))
+    report = doctor.DoctorReport({"Machine": (odd,), "Course": findings})
     assert "a &lt; b" in report._repr_html_() and "✗ torch" in str(report)
-    assert all(finding.text in report._repr_html_() and finding.text in str(report) for finding in report.course)
+    assert all(finding.text in report._repr_html_() and finding.text in str(report) for finding in findings)
 
 
 # The second start

@@ -203,13 +203,9 @@ def test_bytes_are_counted_without_following_links(tmp_path: Path) -> None:
     assert 100_000 <= folder_bytes(tmp_path) < 200_000
 
 
-@pytest.mark.parametrize(
-    ("system", "leftover"), {"linux": "unless it was made to escape", "win32": "may still run"}.items()
-)
-def test_where_there_are_no_walls_it_is_said(system: str, leftover: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(alone.sys, "platform", system)
+def test_where_there_are_no_walls_it_is_said() -> None:
     words = Isolation(ROOT, "", (), "it is Tuesday").words
-    assert "it is Tuesday" in words and "can find the solutions" in words and leftover in words
+    assert "it is Tuesday" in words and "can find the solutions" in words and "leave files and processes" in words
     assert "behind walls" in Isolation(ROOT, "walls").words
     assert "fence" in Isolation(ROOT, "fence").words and "use the network" in Isolation(ROOT, "fence").words
 

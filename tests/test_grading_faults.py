@@ -17,9 +17,10 @@ import pytest
 
 from course_utils.classroom import collecting, grading
 from course_utils.classroom.alone import Isolation
-from course_utils.classroom.collecting import Most, collected
+from course_utils.classroom.collecting import collected
 from course_utils.classroom.graded import Graded, Outcome, class_page, write_table
 from course_utils.classroom.grading import grade
+from course_utils.cli.main import main
 
 ROOT = Path(__file__).resolve().parent.parent
 EXERCISES = (ROOT / "exercises" / "06_recomputation.ipynb").read_bytes()
@@ -104,8 +105,8 @@ def test_the_whole_download_damaged_is_said(tmp_path: Path) -> None:
 
 
 def test_what_is_unpacked_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collecting, "LEARNERS", Most(files=3, size=1_000))
-    monkeypatch.setattr(collecting, "MOST_NOTEBOOKS", 2)
+    for limit, most in (("MOST_FILES", 3), ("MOST_BYTES", 1_000), ("MOST_NOTEBOOKS", 2)):
+        monkeypatch.setattr(collecting, limit, most)
     made = {
         "ada/w.zip": zipped({f"{one}.txt": b"" for one in range(4)}),
         "bob/w.zip": zipped({"a.ipynb": bytes(600), "b.ipynb": bytes(600)}),
@@ -234,7 +235,7 @@ def test_names_cannot_write_to_the_terminal_nor_stop_it(tmp_path: Path, monkeypa
     (tmp_path / "class.zip").write_bytes(zipped({"\x1b[31mŁuk\nasz/06.ipynb": EXERCISES}))
     said = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", said)
-    assert grading.main([str(tmp_path / "class.zip"), "--out", str(tmp_path / "out")]) == 0
+    assert main(["grade", "--here", str(tmp_path / "class.zip"), "--out", str(tmp_path / "out")]) == 0
     said.seek(0)
     lines = said.read().splitlines()
     assert lines[0].startswith("[31m?uk asz: 0 of ") and "\x1b" not in lines[0]

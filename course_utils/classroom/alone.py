@@ -25,9 +25,7 @@ from .keeper import REFUSED, Limits
 from .release import release
 
 SECONDS, MEMORY, DISK = 300.0, 12 * GB, 200 * MB
-"""Limits of a notebook: seconds of the processor, bytes of addresses (torch alone maps several GB and uses few), and of
-files that it writes.
-"""
+"""Limits of a notebook: seconds of the processor, bytes of addresses (torch alone maps several GB) and of files."""
 
 PATIENCE = 4
 """Seconds by the clock per second of the processor that a notebook may take: others work, too, and sleeping ends."""
@@ -65,22 +63,19 @@ class Isolation:
                 "Each notebook ran behind walls: it saw the course without solutions and nothing else of this "
                 "machine's files, had no network, and what it started ended with it."
             )
-        leftover = "may still run" if sys.platform == "win32" else "was ended with it, unless it was made to escape"
         if self.kind == "fence":
             return (
                 f"There was a fence around each notebook, but no walls ({self.why_not_more}). It saw the course "
                 "without solutions and nothing else of this machine's files. Code written for the purpose can use the "
-                f"network and, before Linux 6.12, end the grading. What it started {leftover}."
+                "network, leave processes behind and, before Linux 6.12, end the grading."
             )
         return (
-            f"Nothing kept the notebooks from your files ({self.why_not_more}). They ran in a copy without solutions, "
-            "but as you: code written for the purpose can find the solutions and your other files, use the network, "
-            f"and end the grading. What it started {leftover}. The limit of files holds in its own folder alone."
+            f"Nothing kept the notebooks from your files ({self.why_not_more}). Code written for the purpose can find "
+            "the solutions and your other files, use the network, leave files and processes, and end the grading."
         )
 
 
 def limits(seconds: float = SECONDS, memory: int = MEMORY, disk: int = DISK) -> Limits:
-    """Limits with the time by the clock that goes with these seconds of the processor."""
     return Limits(seconds, PATIENCE * seconds, memory, disk)
 
 

@@ -13,9 +13,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import chain
 from pathlib import Path, PurePosixPath
 
-from ..units import GB, MB
+from ..units import MB
 from .graded import printable
 
 MOODLE = re.compile(r"(?P<learner>.+?)_\d+_assignsubmission_\w+?_?")
@@ -26,21 +27,12 @@ LESSON = re.compile(r"(lesson|assignment)?[ _-]*\d\d?([ _-].*)?", re.IGNORECASE)
 LARGEST = 50 * MB
 """Bytes of a notebook, or of a learner's archive: one that is larger is not read."""
 
+MOST_FILES, MOST_BYTES = 10_000, 200 * MB
+"""Limits of an archive that one learner made: the files that it may list, and the bytes unpacked from it."""
+
 NOBODYS = frozenset({".ipynb_checkpoints", "__MACOSX"})
 MOST_NOTEBOOKS = 60
 BLOCK = 4096
-
-
-@dataclass(frozen=True)
-class Most:
-    """Limits of an archive: the files that it may list, and the bytes that may be unpacked from it."""
-
-    files: int
-    size: int
-
-
-LEARNERS, DOWNLOAD = Most(10_000, 200 * MB), Most(1_000_000, 5 * GB)
-"""Limits of an archive that one learner made, and of the whole class's."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +60,7 @@ def collected(place: Path, scratch: Path) -> list[Submission]:
         raise ValueError(f"{place} is no folder and no .zip: name what holds the learners' notebooks")
     else:
         try:
-            found = list(_in_archive(place, PurePosixPath(), scratch / "0", DOWNLOAD, levels=1))
+            found = list(_in_archive(place, PurePosixPath(), scratch / "0", False, levels=1))
         except Exception as error:  # of any kind: zipfile and its decompressors promise none
             raise ValueError(f"{place} cannot be unpacked: {problem_of(error)}. Download it again.") from error
     if not found:
@@ -98,104 +90,92 @@ def _few_each(found: Sequence[Submission]) -> list[Submission]:
 
 def _in_folder(folder: Path, scratch: Path) -> Iterator[Submission]:
     unread: list[OSError] = []
-    paths = [
-        Path(place, name)
-        for place, folders, files in os.walk(folder, onerror=unread.append)
-        for name in files + [one for one in folders if one.endswith(".ipynb")]
-    ]
-    for count, path in enumerate(sorted(paths)):
+    walked = os.walk(folder, onerror=unread.append)
+    for count, path in enumerate(sorted(Path(place, name) for place, *names in walked for name in chain(*names))):
         name = PurePosixPath(path.relative_to(folder).as_posix())
-        if _kind(name) == ".ipynb":
-            yield _on_disk(path, name)
-        elif _kind(name) == ".zip":
-            yield from _archived(path, name, scratch / str(count), levels=2)
+        if _kind(name):
+            try:
+                held = path.lstat()
+                _refuse(held.st_mode, held.st_size if _kind(name) == ".ipynb" else 0)
+            except (OSError, ValueError) as error:
+                yield _unread(name, path, error)
+            else:
+                yield from _found(name, path, held.st_mtime, scratch / str(count), levels=2)
     for error in unread:
         name = PurePosixPath(Path(error.filename).relative_to(folder).as_posix())
-        yield _unread(name, folder, problem_of(error), learner=f"{name}/x")
+        yield replace(_unread(name, folder, error), learner=f"{name}/x")
 
 
-def _on_disk(path: Path, name: PurePosixPath) -> Submission:
-    try:
-        found = path.lstat()
-        problem = _no_file(found.st_mode) or _too_large(found.st_size)
-    except OSError as error:
-        return _unread(name, path, problem_of(error))
-    return _unread(name, path, problem) if problem else Submission("", printable(str(name)), path, found.st_mtime)
+def _unread(name: PurePosixPath, path: Path, error: Exception, time: float = 0.0) -> Submission:
+    return Submission("", printable(str(name)), path, time, f"cannot be read: {problem_of(error)}")
 
 
-def _unread(name: PurePosixPath, path: Path, problem: str, learner: str = "", time: float = 0.0) -> Submission:
-    return Submission(learner, printable(str(name)), path, time, f"cannot be read: {problem}")
+def _refuse(mode: int, size: int) -> None:
+    """Raises ValueError for what is not read. A link may lead to the solutions or to another learner's work."""
+    if not stat.S_ISREG(mode):
+        raise ValueError("it is a link" if stat.S_ISLNK(mode) else "it is no file")
+    if size > LARGEST:
+        raise ValueError(f"it is larger than {LARGEST // MB} MB")
 
 
-def _no_file(mode: int) -> str:
-    """The reason not to read a file of this mode. A link may lead to the solutions or to another learner's work."""
-    if stat.S_ISLNK(mode):
-        return "it is a link"
-    return "" if stat.S_ISREG(mode) else "it is no file"
-
-
-def _archived(archive: Path, name: PurePosixPath, scratch: Path, levels: int) -> Iterator[Submission]:
-    """The notebooks of an archive that was handed in, or of a lesson's whole download; a remark if it cannot be read.
+def _found(name: PurePosixPath, path: Path, time: float, scratch: Path, levels: int) -> Iterator[Submission]:
+    """A notebook, or those of an archive that was handed in, or of a lesson's whole download.
 
     All in an archive in a learner's folder is that learner's, whatever the folders in it are called.
     """
-    inside = name.with_suffix("")
-    of_canvas = CANVAS.fullmatch(name.stem)
-    is_learners = of_canvas or any(not LESSON.fullmatch(folder) for folder in name.parts[:-1])
-    theirs = str(name if of_canvas else inside / "x")
+    if _kind(name) == ".ipynb":
+        yield Submission("", printable(str(name)), path, time)
+        return
+    inside, of_canvas = name.with_suffix(""), CANVAS.fullmatch(name.stem)
+    is_learners = bool(of_canvas) or any(not LESSON.fullmatch(folder) for folder in name.parts[:-1])
     try:
-        held = archive.lstat()
-        problem = _no_file(held.st_mode) or ("" if levels else "it is an archive in an archive")
-        if problem := problem or (_too_large(held.st_size) if is_learners else ""):
-            raise ValueError(problem)
-        most, inner = (LEARNERS, 0) if is_learners else (DOWNLOAD, levels - 1)
-        found = list(_in_archive(archive, inside, scratch, most, inner))
+        if not levels:
+            raise ValueError("it is an archive in an archive")
+        _refuse(stat.S_IFREG, path.stat().st_size if is_learners else 0)
+        found = list(_in_archive(path, inside, scratch, is_learners, 0 if is_learners else levels - 1))
         if not found:
             raise ValueError("there is no notebook in it")
     except Exception as error:  # of any kind: zipfile and its decompressors promise none
-        found = [_unread(name, archive, problem_of(error))]
+        found = [_unread(name, path, error)]
+    theirs = str(name if of_canvas else inside / "x")
     yield from (replace(one, learner=theirs) if is_learners else one for one in found)
 
 
-def _in_archive(archive: Path, inside: PurePosixPath, scratch: Path, most: Most, levels: int) -> Iterator[Submission]:
+def _in_archive(
+    archive: Path, inside: PurePosixPath, scratch: Path, is_learners: bool, levels: int
+) -> Iterator[Submission]:
     """The notebooks of an archive, unpacked under numbers: a name in it decides nothing about where a file goes.
 
     Archives in it are opened if `levels` is not 0. May raise anything if the archive's list of files is damaged.
     """
     scratch.mkdir(parents=True)
-    left = min(most.size, shutil.disk_usage(scratch).free // 2)
+    left = shutil.disk_usage(scratch).free // 2
     with zipfile.ZipFile(archive) as opened:
-        if len(opened.infolist()) > most.files:
-            raise ValueError(f"it holds more than {most.files} files")
+        if is_learners and len(opened.infolist()) > MOST_FILES:
+            raise ValueError(f"it holds more than {MOST_FILES} files")
+        left = min(left, MOST_BYTES) if is_learners else left
         for count, entry in enumerate(opened.infolist()):
             name = inside / entry.filename.replace("\\", "/").lstrip("/")
             if entry.is_dir() or not _kind(name):
                 continue
             path = scratch / f"{count}{name.suffix}"
-            problem = _unpack(opened, entry, path, left)
-            left -= path.stat().st_size if path.exists() else 0
-            if problem:
-                yield _unread(name, path, problem, time=_time(entry))
-            elif _kind(name) == ".zip":
-                yield from _archived(path, name, scratch / str(count), levels)
+            try:
+                _unpack(opened, entry, path, left)
+            except Exception as error:  # of any kind, as above: a password, a broken entry
+                yield _unread(name, path, error, _time(entry))
             else:
-                yield Submission("", printable(str(name)), path, _time(entry))
+                yield from _found(name, path, _time(entry), scratch / str(count), levels)
+            left -= path.stat().st_size if path.exists() else 0
 
 
-def _unpack(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path, left: int) -> str:
-    """Write an entry to `path`, of at most `left` bytes; returns why that could not be, or ""."""
+def _unpack(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path, left: int) -> None:
+    """Write an entry to `path`, of at most `left` bytes."""
     mode = entry.external_attr >> 16  # 0 from programs that know no modes
-    if problem := (_no_file(mode) if stat.S_IFMT(mode) else "") or _too_large(entry.file_size):
-        return problem
+    _refuse(mode if stat.S_IFMT(mode) else stat.S_IFREG, entry.file_size)
     if entry.file_size > left:
-        return "the notebooks of its archive are too large together"
-    try:
-        with archive.open(entry) as source, path.open("wb") as target:
-            while block := source.read(BLOCK):  # in small pieces: bz2 makes 80 MB of four kilobytes
-                target.write(block)
-    except Exception as error:  # of any kind, as above: a password, a broken entry
-        return problem_of(error)
-    return ""
+        raise ValueError("the notebooks of its archive are too large together")
+    with archive.open(entry) as source, path.open("wb") as target:
+        shutil.copyfileobj(source, target, BLOCK)  # in small pieces: bz2 makes 80 MB of four kilobytes
 
 
 def problem_of(error: Exception) -> str:
@@ -205,10 +185,6 @@ def problem_of(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return printable(str(error) if type(error) is ValueError else f"it is damaged ({type(error).__name__}: {error})")
-
-
-def _too_large(size: int) -> str:
-    return f"it is larger than {LARGEST // MB} MB" if size > LARGEST else ""
 
 
 def _time(entry: zipfile.ZipInfo) -> float:

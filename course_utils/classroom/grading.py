@@ -8,7 +8,6 @@ anything keep such code from reporting its own checks as passed.
 import argparse
 import json
 import re
-import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -189,6 +188,4 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
 
 def _tell(one: Graded) -> None:
     count = f"{one.passed} of {len(one.outcomes)}" if one.outcomes else "nothing"
-    line = f"{one.learner}: {count} passed{f' ({one.problem})' if one.problem else ''}"
-    encoding = sys.stdout.encoding or "utf-8"  # a Windows console may lack characters of a name
-    print(line.encode(encoding, "replace").decode(encoding), flush=True)
+    print(f"{one.learner}: {count} passed{f' ({one.problem})' if one.problem else ''}", flush=True)

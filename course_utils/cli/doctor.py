@@ -3,7 +3,6 @@
 Standard library only, and torch where it is installed.
 """
 
-import os
 import platform
 import sys
 from dataclasses import dataclass
@@ -32,15 +31,10 @@ class Finding(NamedTuple):
 class DoctorReport:
     """Findings about this machine, and from them, where each part of the course gets its numbers."""
 
-    machine: tuple[Finding, ...]
-    course: tuple[Finding, ...]
-
-    @property
-    def sections(self) -> dict[str, tuple[Finding, ...]]:
-        return {"This machine": self.machine, "The course on it": self.course}
+    sections: dict[str, tuple[Finding, ...]]
 
     def __str__(self) -> str:
-        width = max(len(finding.name) for finding in (*self.machine, *self.course))
+        width = max(len(finding.name) for part in self.sections.values() for finding in part)
         parts = [
             [title, *(f"  {verdict} {name:<{width}}  {text}" for name, verdict, text in part)]
             for title, part in self.sections.items()
@@ -66,8 +60,9 @@ def report() -> DoctorReport:
         simulated = availability()
     gpus = gpu_findings(torch) if torch else ()
     has_gpu = any(finding.verdict == YES for finding in gpus)
-    machine = (python_finding(), torch_finding(torch, problem), *gpus, *memory_findings(), packages_finding())
-    return DoctorReport(machine, course_findings(torch is not None, has_gpu, simulated))
+    machine = (python_finding(), torch_finding(torch, problem), *gpus, packages_finding())
+    course = course_findings(torch is not None, has_gpu, simulated)
+    return DoctorReport({"This machine": machine, "The course on it": course})
 
 
 # The machine
@@ -130,14 +125,6 @@ def capability_text(capability: tuple[int, int]) -> str:
     newer = capability >= (8, 0)  # Ampere
     can = "bf16 and flash attention" if newer else "fp16 and efficient attention; no bf16, no flash attention"
     return f"compute capability {capability[0]}.{capability[1]}: {can}"
-
-
-def memory_findings() -> tuple[Finding, ...]:
-    """The memory of the machine itself, where the system says it (not Windows); simulating needs about one GB."""
-    if "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", ()):
-        return ()
-    size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return (Finding("memory", NOTE, format_bytes(size, "GB", 1)),)
 
 
 def packages_finding() -> Finding:

@@ -19,7 +19,6 @@ from importlib import metadata
 from pathlib import Path
 
 from ..interactive.keeping import write_whole
-from ..units import GB, format_bytes
 
 EXTRAS = {"lab": ("lab",), "test": ("lab", "test", "author")}
 """The extras of pyproject.toml that each purpose installs; "test" contains all that "lab" does."""
@@ -27,9 +26,6 @@ EXTRAS = {"lab": ("lab",), "test": ("lab", "test", "author")}
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 CUDA_INDEX = "https://download.pytorch.org/whl/cu130"
 """PyTorch's own wheel indexes: elsewhere the Linux wheel is the CUDA build, and the Windows wheel the CPU build."""
-
-NEEDED_BYTES = {"cpu": 3 * GB, "cuda": 9 * GB}
-"""Disk space that an environment takes while it is made, with each torch build."""
 
 OFFLINE = re.compile("connection broken by|Could not fetch URL|ConnectionResetError|ReadTimeoutError|ProxyError")
 FULL = re.compile("No space left on device|not enough space on the disk")
@@ -178,7 +174,6 @@ def set_up(home: Home, purpose: str, choice: str, memory: dict[str, str]) -> Non
     marks = {**base, "purpose": purpose}
     try:
         if not current:
-            check_disk(home.root, NEEDED_BYTES[choice])
             make_folder(home, marks)
         remember(home, **marks, state="unfinished")
         torch, sources = f"torch=={locked(home.root)['torch']}", torch_sources(home.system, choice)
@@ -206,15 +201,6 @@ def make_folder(home: Home, marks: dict[str, str]) -> None:
         raise SetupError(
             f"`{base_python} -m venv` failed ({said[-1] if said else 'silently'}): on Debian or Ubuntu run `sudo apt "
             f"install python3-venv`; elsewhere install Python from python.org, which has it; {AGAIN}."
-        )
-
-
-def check_disk(place: Path, needed: int) -> None:
-    free = shutil.disk_usage(place).free
-    if free < needed:
-        raise SetupError(
-            f"Setting up needs about {format_bytes(needed, 'GB', 0)} of disk and {place} has "
-            f"{format_bytes(free, 'GB', 1)} free: make room there, or clone the course to another disk, {AGAIN}."
         )
 
 
