@@ -5,8 +5,10 @@ import inspect
 import math
 import random
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from itertools import permutations
 from numbers import Real
 from typing import Any, NoReturn
 
@@ -39,10 +41,7 @@ class CheckFailed(_OneLine):
 
 
 def exercise(number: str, praise: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Make a function that returns when an answer is right into a check that then says so, and remembers it.
-
-    The check has the number as its attribute `exercise`.
-    """
+    """Make a function that returns when an answer is right into a check that says so and remembers its `exercise`."""
 
     def decorate(check: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(check)
@@ -80,16 +79,14 @@ def call(
     hints: Mapping[str, str] = {},
     **named: Any,
 ) -> Any:
-    """What the learner's function `answer` returns for these arguments.
+    """The result of the function `answer` for these arguments; its own NotSolved and CheckFailed pass through.
 
-    NotSolved and CheckFailed pass through. Raises CheckFailed, in one line, when `answer` is no function, does not
-    take these arguments, raises, changes a list, dictionary or tensor that it was given (those named in `may_change`,
-    or at these positions, excepted), or returns something that is no `returns` (any number, unless said otherwise),
-    or, unless `finite` is False, a number that is not finite. `hints` maps a part of an error's text to the message
-    that replaces the error.
+    Raises CheckFailed when `answer` is no function, does not take these arguments, raises (`hints` maps a part of the
+    error's text to what is said instead), changes a list, dictionary or tensor that is not in `may_change` by its name
+    or position, or returns something that is no `returns`, or a number that is not `finite`.
     """
-    opening = f"Called with {_spelled(arguments, named)}, your function returned"
-    return of_kind(_returned(answer, arguments, named, may_change, hints), returns, opening, finite=finite)
+    value = _returned(answer, arguments, named, may_change, hints)
+    return of_kind(value, returns, _opening(arguments, named), finite=finite)
 
 
 def by_name(names: Sequence[str], values: Sequence[Any]) -> dict[str, Any]:
@@ -103,7 +100,7 @@ def call_or_none(answer: Any, *arguments: Any, returns: Kinds = Real, **named: A
     if value is None:
         return None
     kinds = (*returns, type(None)) if isinstance(returns, tuple) else (returns, type(None))
-    return of_kind(value, kinds, f"Called with {_spelled(arguments, named)}, your function returned")
+    return of_kind(value, kinds, _opening(arguments, named))
 
 
 def call_for_effect(answer: Any, *arguments: Any, **named: Any) -> None:
@@ -118,10 +115,8 @@ def _returned(
     may_change: Collection[int | str] | None,
     hints: Mapping[str, str] = {},
 ) -> Any:
-    """What the function returns, whatever it is; CheckFailed, in one line, where it cannot be called, raises, or
-    changes what it may not. With None for `may_change` it may change everything.
-    """
-    expect(callable(answer), f"Hand over the function itself, not {_article(answer)}: its name, without parentheses.")
+    """Whatever the function returns; with None for `may_change` it may change everything."""
+    expect(callable(answer), f"Hand over the function itself, not {_kind(answer)}: its name, without parentheses.")
     _expect_signature(answer, arguments, named)
     given = {} if may_change is None else {**dict(enumerate(arguments)), **named}
     guarded = {key: (value, _copied(value)) for key, value in given.items() if key not in (may_change or ())}
@@ -130,8 +125,8 @@ def _returned(
     except (NotSolved, CheckFailed):
         raise
     except Exception as error:  # whatever a learner's code raises is turned into words
-        problem = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        raised = f"Called with {_spelled(arguments, named)}, your function raised {problem}"
+        problem = f"{type(error).__name__}: {error}".removesuffix(": ")
+        raised = f"{_opening(arguments, named, 'raised')} {problem}"
         raise CheckFailed(next((hint for part, hint in hints.items() if part in problem), raised)) from error
     for key, (now, before) in guarded.items():
         name = repr(key) if isinstance(key, str) else f"argument {key + 1}"
@@ -140,7 +135,6 @@ def _returned(
 
 
 def _copied(value: Any) -> Any:
-    """A copy to compare with later, of containers and tensors; anything else is taken as it is."""
     if isinstance(value, Mapping):
         return {key: _copied(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -166,26 +160,22 @@ def _is_tensor(value: Any) -> bool:
 
 
 def of_kind(value: Any, kinds: Kinds, opening: str = "Your answer is", *, finite: bool = True) -> Any:
-    """`value` as one of `kinds` (True is no number). Raises CheckFailed saying what it is instead.
-
-    What says the same in another form is taken: 3.0 for 3, a number or a list of NumPy's or PyTorch's, a list for a
-    tuple. Numbers have to be `finite`, unless that is False.
+    """`value` as one of `kinds` (True is no number), also from another form. Raises CheckFailed saying what it is
+    instead, and for a number that is not finite unless `finite` is False.
     """
     expect(value is not None, f"{opening} nothing: does every path end in `return`?")
     kinds = kinds if isinstance(kinds, tuple) else (kinds,)
     value = in_other_form(value, kinds)
     right = isinstance(value, kinds) and (bool in kinds or object in kinds or not isinstance(value, bool))
-    names = " or ".join(_kind_name(kind) for kind in kinds)
-    expect(right, f"{opening} {_article(value)}, where {names} is asked for.")
-    is_finite = not finite or not isinstance(value, float) or math.isfinite(value)
-    expect(is_finite, f"{opening} a number that is not finite.")
+    names = " or ".join(map(_kind_name, kinds))
+    expect(right, f"{opening} {_kind(value)}, where {names} is asked for.")
+    endless = finite and isinstance(value, float) and not math.isfinite(value)
+    expect(not endless, f"{opening} a number that is not finite.")
     return value
 
 
 def entries(got: Mapping[str, Any], names: Sequence[str], kinds: Kinds = Real) -> dict[str, Any]:
-    """The values of a learner's dictionary under these names. Raises CheckFailed for a name that it lacks, and for a
-    value that is none of `kinds`.
-    """
+    """A learner's dictionary with these names alone. CheckFailed for one that it lacks, and a value of no such kind."""
     missing = [name for name in names if name not in got]
     expect(not missing, f"Your dictionary has no {' and no '.join(map(repr, missing))}.")
     return {name: of_kind(got[name], kinds, f"{name} is") for name in names}
@@ -193,8 +183,7 @@ def entries(got: Mapping[str, Any], names: Sequence[str], kinds: Kinds = Real) -
 
 def alike(got: Iterable[float], wanted: Iterable[float], tolerance: float = 1e-6) -> bool:
     """True if two lists of numbers are equal in pairs, to a part of `tolerance`; next to 0, to 10⁻¹²."""
-    pairs = zip(got, wanted, strict=True)
-    return all(math.isclose(one, other, rel_tol=tolerance, abs_tol=1e-12) for one, other in pairs)
+    return all(math.isclose(*pair, rel_tol=tolerance, abs_tol=1e-12) for pair in zip(got, wanted, strict=True))
 
 
 Mistakes = Mapping[str, Callable[..., Any]]
@@ -211,8 +200,8 @@ def recognized(
 ) -> bool:
     """True if `got`, a learner's answers for `cases` (each the arguments of one call), are those of `right`.
 
-    Raises CheckFailed with the message of the first mistake that gives these answers; if none does, with `otherwise`,
-    unless that is empty. `same` compares two lists of answers: as numbers, to a part in a million, unless given.
+    Raises CheckFailed with the message of the first mistake that gives the `same` answers; if none does, with
+    `otherwise`, unless that is empty.
     """
     cases = list(cases)
     if same(got, [right(*case) for case in cases]):
@@ -239,28 +228,25 @@ def unit_slip(got: Any, wanted: Any) -> str | None:
     if not (isinstance(got, Real) and isinstance(wanted, Real)) or not wanted or not got:
         return None
     ratio = float(got) / float(wanted)
-    return next((words for factor, words in _SLIPS if math.isclose(ratio, factor, rel_tol=2e-3)), None)
+    return next((words for factor, words in _unit_slips() if math.isclose(ratio, factor, rel_tol=2e-3)), None)
 
 
-def _unit_slips() -> list[tuple[float, str]]:
-    slips: list[tuple[float, str]] = [(8.0, "8 times too much: bits where bytes were asked?")]
-    slips += [(1 / 8, "an eighth of it: bytes are eight bits; did you divide once too often?")]
-    for decimal, binary in (("KB", "KiB"), ("MB", "MiB"), ("GB", "GiB"), ("TB", "TiB")):
-        factor = UNITS[binary] / UNITS[decimal]
-        slips += [(factor, f"off by {factor:.3f}: {decimal} where {binary} was asked?")]
-        slips += [(1 / factor, f"off by {1 / factor:.3f}: {binary} where {decimal} was asked?")]
+def _unit_slips() -> Iterator[tuple[float, str]]:
+    yield 8.0, "8 times too much: bits where bytes were asked?"
+    yield 1 / 8, "an eighth of it: bytes are eight bits; did you divide once too often?"
+    for pair in (("KB", "KiB"), ("MB", "MiB"), ("GB", "GiB"), ("TB", "TiB")):
+        for got, asked in permutations(pair):
+            factor = UNITS[asked] / UNITS[got]
+            yield factor, f"off by {factor:.3f}: {got} where {asked} was asked?"
     for name, size in UNITS.items():
         if size > 1:
-            slips += [(size, f"bytes where {name} was asked?"), (1 / size, f"{name} where bytes were asked?")]
-    return slips
+            yield size, f"bytes where {name} was asked?"
+            yield 1 / size, f"{name} where bytes were asked?"
 
 
-_SLIPS = _unit_slips()
-
-
-def seeded_sizes(count: int, low: int = 2, high: int = 100_000, seed: int = 0) -> list[int]:
-    """`count` different sizes from `low` to `high`, the same for everybody. ValueError if there are too few."""
-    return random.Random(seed).sample(range(low, high + 1), count)
+def seeded_sizes(count: int, low: int = 2, high: int = 100_000) -> list[int]:
+    """`count` different sizes from `low` to `high`, the same for everybody."""
+    return random.Random(0).sample(range(low, high + 1), count)
 
 
 def divisors(number: int) -> list[int]:
@@ -275,20 +261,17 @@ def handed(measurement: Measurement) -> Measurement:
 
 
 def _expect_signature(answer: Any, arguments: tuple[Any, ...], named: Mapping[str, Any]) -> None:
-    try:
-        signature = inspect.signature(answer)
-    except ValueError:  # some built-in functions have none to look at; calling them will tell
-        return
-    try:
-        signature.bind(*arguments, **named)
-    except TypeError as error:
-        wanted = ", ".join([*("a value" for _ in arguments), *named])
-        raise CheckFailed(f"Your function should take ({wanted}): keep its first line as it was given.") from error
+    with suppress(ValueError):  # some built-in functions have no signature to look at
+        try:
+            inspect.signature(answer).bind(*arguments, **named)
+        except TypeError as error:
+            wanted = ", ".join([*("a value" for _ in arguments), *named])
+            raise CheckFailed(f"Your function should take ({wanted}): keep its first line as it was given.") from error
 
 
-def _spelled(arguments: tuple[Any, ...], named: Mapping[str, Any]) -> str:
+def _opening(arguments: tuple[Any, ...], named: Mapping[str, Any], verb: str = "returned") -> str:
     texts = [_short(value) for value in arguments] + [f"{name}={_short(value)}" for name, value in named.items()]
-    return ", ".join(texts) or "no arguments"
+    return f"Called with {', '.join(texts) or 'no arguments'}, your function {verb}"
 
 
 def _short(value: Any) -> str:
@@ -297,8 +280,8 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _article(value: Any) -> str:
-    return {"NoneType": "nothing", "function": "a function"}.get(type(value).__name__, _kind_name(type(value)))
+def _kind(value: Any) -> str:
+    return _kind_name(type(value))
 
 
 def _kind_name(kind: type) -> str:

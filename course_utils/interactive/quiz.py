@@ -139,14 +139,10 @@ def ask(quiz: Quiz) -> Attempt:
     try:
         for number, question in enumerate(quiz.questions):
             print(f"\n{_spelled(number + 1, question)}")
-            known = dict(zip(LETTERS, question.choices, strict=False))
+            known: dict[str, Choice] = dict(zip(LETTERS, question.choices, strict=False))
             while not attempt.solved(number):
-                letter = input(f"Your choice (a to {max(known)}): ").strip().lower().removesuffix(")")
-                print(
-                    attempt.choose(number, known[letter])
-                    if letter in known
-                    else f"Type a letter from a to {max(known)}."
-                )
+                choice = known.get(input(f"Your choice (a to {max(known)}): ").strip().lower().removesuffix(")"))
+                print(attempt.choose(number, choice) if choice else f"Type a letter from a to {max(known)}.")
     except EOFError:
         print()
     print(attempt.score)
