@@ -33,17 +33,12 @@ EXPRESSIONS = Answers(
     wrong=[
         (counting({TANH: 3}), "an addition asks for neither of its terms; and tanh?"),
         (counting({TANH: 2}), "so its output is enough; what else did you count?"),
-        (counting({TANH: 0}), "tanh is not a straight line"),
         (counting({RELU: 2}), "how many storages are these two?"),
-        (counting({RELU: 0}), "depends on what was squared"),
         (counting({SIGMOID: 3}), "which the product needs too: it is stored once"),
         (counting({SIGMOID: 1}), "asks for both of its factors"),
         (counting({EXP: 1}), "Are these the same storage?"),
         (counting({EXP: 3}), "exp needs its output alone"),
-        (counting({EXP: 4}), "each of the other two keeps one tensor"),
         (counting({DIVIDED: 2}), "a division by a number keeps nothing, and neither"),
-        (counting({DIVIDED: 3}), "a division by a number and an addition keep nothing at all"),
-        (counting({DIVIDED: 0}), "The sigmoid is not a straight line"),
         (counting({}, each=1), "A bf16 number takes two"),
         (counting({}, each=16), "tanh(x + y) is off"),
         (lambda n: {TANH: 2 * n}, f"has no {RELU!r}"),
@@ -53,7 +48,6 @@ EXPRESSIONS = Answers(
 
 
 def mlp(per_h: float = 3, per_ffn: float = 8, more: float = 0, factor: float = 1) -> Any:
-    """An answer with this many bytes per token and h, and per token and ffn."""
     return lambda s, b, h, ffn: factor * s * b * (per_h * h + per_ffn * ffn) + more
 
 
@@ -72,7 +66,6 @@ MLP_BYTES = Answers(
         (mlp(per_ffn=6), "One wide tensor short"),
         (mlp(per_ffn=10), "One wide tensor too many"),
         (mlp(per_ffn=4), "a GELU MLP without a gate"),
-        (mlp(per_h=2, per_ffn=4), "You count numbers, or one byte each"),
         (lambda s, b, h, ffn: s * (3 * h + 8 * ffn), "That is right for one sequence"),
         (lambda s, b, h, ffn: s * b * (3 * h + 8 * 4 * h), "List the tensors"),
         (mlp(factor=1e-6), "MB where bytes"),
@@ -104,7 +97,6 @@ def block(
 
 
 def block_of_the_engine(s: int, b: int, h: int, a: int, attention: str, dropout: bool) -> int:
-    """The course's estimate; it counts a flash kernel's random state."""
     model = replace(PRESETS["gpt2"], hidden=h, heads=a, kv_heads=a, ffn=4 * h, dropout=0.1 if dropout else 0.0)
     return sum(item.size for item in block_saved(TrainingRun(model, b, s, "bf16-master", attention=attention)))
 
@@ -123,14 +115,13 @@ BLOCK_BYTES = Answers(
         (block(masks=lambda dropout: 34 if dropout else 33), "only one of the masks has gone"),
         (block(pairs=lambda dropout: 5), "a·s² still counts as with dropout"),
         (block(pairs=lambda dropout: 5 if dropout else 4), "softmax's output and the factor of the next product"),
-        (lambda s, b, h, a, attention, dropout: block()(s, 1, h, a, attention, dropout), "right for one sequence"),
         (block(rows=0), "With flash attention, with dropout: the kernel keeps something small"),
         (block(rows=2), "With flash attention, with dropout it is off"),
         (lambda s, b, h, a, attention, dropout: 0, "row by row"),
         (block(factor=0.5), "Exactly half"),
         (block(factor=2), "Exactly twice"),
         (block(factor=2**-20), "MiB where bytes were asked"),
-        *((block(more=off), "a number where a formula belongs") for off in (1, -24)),
+        (block(more=1), "a number where a formula belongs"),
         (block(more=24), "Whose random state"),
         (block(state=48), "a number where a formula belongs"),
     ],
@@ -138,7 +129,6 @@ BLOCK_BYTES = Answers(
 
 
 def longest(fits: Callable[[int, int], bool] = lambda kept, budget: kept <= budget, more: float = 0) -> Any:
-    """Doubles, then halves, until the last length that fits is found."""
 
     def answer(budget: int, b: int, h: int, a: int, L: int) -> float:
         low, high = 0, 2**40
@@ -170,7 +160,6 @@ LONGEST = Answers(
         (lambda budget, b, h, a, L: math.isqrt(budget // (L * b * 5 * a)), "only the part in s²"),
         (lambda budget, b, h, a, L: longest()(budget, b, h, a, 1), "all L blocks keep their share"),
         (lambda budget, b, h, a, L: longest()(budget, 1, h, a, L), "There are b of them at once"),
-        (lambda budget, b, h, a, L: longest()(budget * 10**9 // 2**30, b, h, a, L), "GB for GiB"),
         (longest(more=0.5), "round down"),
         (longest(more=1), "too long"),
         (lambda budget, b, h, a, L: longest()(budget, b, h, a, L) // 2, "a longer sequence fits"),
@@ -179,7 +168,6 @@ LONGEST = Answers(
 
 
 def fitted(sweep: dict[int, int], short: int = 0, long: int = 0) -> dict[str, Any]:
-    """The exact parabola through two lengths, the smallest and the largest unless said otherwise."""
     short, long = short or min(sweep), long or max(sweep)
     square = (sweep[long] / long - sweep[short] / short) / (long - short)
     linear = sweep[short] / short - square * short
@@ -198,10 +186,8 @@ def by_ratio(sweep: dict[int, int]) -> dict[str, Any]:
 def by_polynomial(sweep: dict[int, int]) -> dict[str, Any]:
     square, linear = numpy.polyfit(list(sweep), [size / s for s, size in sweep.items()], 1)
     s = numpy.array(max(sweep))
-    return {
-        "next": linear * 2 * s + square * (2 * s) ** 2,
-        "attention": "flash" if s * square < linear / 50 else "eager",
-    }
+    kernel = "flash" if s * square < linear / 50 else "eager"
+    return {"next": linear * 2 * s + square * (2 * s) ** 2, "attention": kernel}
 
 
 def takes_them_out(sweep: dict[int, int]) -> dict[str, Any]:
@@ -211,12 +197,10 @@ def takes_them_out(sweep: dict[int, int]) -> dict[str, Any]:
 
 
 def with_kernel(kernel: Callable[[dict[int, int], str], str]) -> Any:
-    """The right reading but for the kernel."""
     return lambda sweep: fitted(sweep) | {"attention": kernel(sweep, fitted(sweep)["attention"])}
 
 
 def with_next(size: Callable[[dict[int, int], float], float]) -> Any:
-    """The right reading but for the next size, from the sweep and what is right."""
     return lambda sweep: fitted(sweep) | {"next": size(sweep, fitted(sweep)["next"])}
 
 
@@ -252,7 +236,6 @@ STORY = {"A": 5, "B": 4, "C": 7, "D": 2, "E": 9, "F": 1}
 
 
 def telling(**changes: Any) -> Any:
-    """An answer that is right but for `changes`."""
     return lambda: STORY | changes
 
 
@@ -270,12 +253,6 @@ TOLD = Answers(
         (telling(D=8), "They are no copies"),
         (telling(C=9, E=7), "C lies inside a step"),
         (telling(E=7), "E lies between two steps"),
-        (telling(D=9), "gradients are still there. What has just come?"),
-        (telling(E=2), "something has gone since D"),
-        (telling(A=9), "the very first step. Which states"),
-        (telling(E=5), "more is there than at A"),
-        (telling(F=4), "Forward is long through"),
-        (telling(B=1), "Has backward begun?"),
         (lambda: {"A": 5, "D": 2, "E": 9, "F": 1}, "has no 'B' and no 'C'"),
         (telling(A=10), "numbers 1 to 9"),
         (telling(A="5"), "where a whole number is asked for"),
@@ -298,7 +275,6 @@ def test_what_is_said_of_each_moment_is_true_of_the_measured_run() -> None:
     assert at["D"]["optimizer_states"] > 2 * at["D"]["parameters"] * 0.99
     assert 0.2 < at["F"]["activations"] / max(curves["activations"]) < 0.8 and "gradients" in kinds["F"]
     assert set(STORY.values()) < set(STATEMENTS) and len(STATEMENTS) == len(STORY) + 3
-
     assert all(f'data-letter="{letter}"' in lesson_05.story().svg for letter in STORY)
 
 

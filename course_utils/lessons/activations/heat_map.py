@@ -4,12 +4,11 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from math import log
-from typing import NamedTuple
 
 from course_utils import estimate
 from course_utils.estimating.exact.activations import activation_bytes, loss_saved, sum_bytes
 from course_utils.figures.canvas import INK, MARGIN, QUIET, WIDTH, Canvas, Figure, ink_on, number
-from course_utils.gpus import Gpu, gpu
+from course_utils.gpus import Gpu
 from course_utils.run import TrainingRun
 from course_utils.units import UNITS, format_bytes
 
@@ -18,11 +17,11 @@ SEQUENCES = (128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8
 Point = tuple[int, int]  # b and s
 
 LIGHT, DARK, FRAME = (0xF2, 0xFA, 0xF7), (0x00, 0x4D, 0x3A), "#B3261E"
-CELL_HEIGHT = 27
+LEFT, CELL_HEIGHT = MARGIN + 46.0, 27
 
 
 def kept_bytes(run: TrainingRun) -> int:
-    """Bytes that forward and loss keep for backward, nothing else counted."""
+    """Bytes that forward and loss keep for backward."""
     return activation_bytes(run) + sum_bytes(loss_saved(run))
 
 
@@ -32,7 +31,6 @@ def largest_fitting(run: TrainingRun, memory: int) -> int:
 
 
 def lengths(run: TrainingRun) -> list[int]:
-    """The sequence lengths that the run's model takes."""
     return [s for s in SEQUENCES if s <= run.model.max_positions]
 
 
@@ -48,27 +46,36 @@ def limits(run: TrainingRun, memory: int) -> Sequence[int]:
     return [largest_fitting(run.replace(seq_len=s), memory) for s in lengths(run)]
 
 
-def heat_map(run: TrainingRun, card: str | Gpu, at: Point | None = None) -> Figure:
+def heat_map(run: TrainingRun, card: Gpu, at: Point) -> Figure:
     """Bytes that forward and loss of `run` keep at many (b, s), and a line above which the whole step no longer fits.
 
     The line compares the step's estimated peak with what a program gets of the card. The cell `at` (b, s) is framed.
     """
-    card = gpu(card) if isinstance(card, str) else card
     run = run.replace(micro_batch=1, seq_len=SEQUENCES[0])
     columns, sizes, fitting = lengths(run), cells(run), limits(run, card.room)
-    title = _title(run, card, columns, fitting)
-    canvas = Canvas()
+    title, canvas = _title(run, card, columns, fitting), Canvas()
     top = canvas.title(title) + 24
+    bottom, width = top + CELL_HEIGHT * len(BATCHES), (WIDTH - MARGIN - LEFT) / len(columns)
     canvas.text(MARGIN, top - 8, "GB of activations; below the line, the whole step fits", 12, QUIET)
-    left, bottom = MARGIN + 46.0, top + CELL_HEIGHT * len(BATCHES)
-    grid = _Grid(columns, left, bottom, (WIDTH - MARGIN - left) / len(columns))
-    _paint(canvas, sizes, grid)
-    _axes(canvas, grid)
-    _limit(canvas, fitting, grid)
-    if at is not None and at in sizes:
-        x, y = grid.corner(at)
-        look = {"fill_opacity": 0, "stroke": FRAME, "stroke_width": 3.5, "data_at": f"{at[0]},{at[1]}"}
-        canvas.rect(x + 1, y + 1, grid.width - 2, CELL_HEIGHT - 2, FRAME, **look)
+    corners = {
+        (b, s): (LEFT + width * column, bottom - CELL_HEIGHT * (row + 1))
+        for row, b in enumerate(BATCHES)
+        for column, s in enumerate(columns)
+    }
+    _paint(canvas, sizes, corners, width)
+    x, y = corners[at]
+    look = {"fill_opacity": 0, "stroke": FRAME, "stroke_width": 3.5, "data_at": f"{at[0]},{at[1]}"}
+    canvas.rect(x + 1, y + 1, width - 2, CELL_HEIGHT - 2, FRAME, **look)
+    for b in BATCHES:
+        canvas.text(LEFT - 8, corners[b, columns[0]][1] + 18, number(b), 12, QUIET, text_anchor="end")
+    for s in columns:
+        canvas.text(corners[1, s][0] + width / 2, bottom + 17, number(s), 11, QUIET, text_anchor="middle")
+    canvas.text((LEFT + WIDTH - MARGIN) / 2, bottom + 36, "sequence length s (tokens)", 12, QUIET, text_anchor="middle")
+    canvas.upright(MARGIN + 8, (top + bottom) / 2, "micro-batch b")
+    stairs = [(column + end, count) for column, count in enumerate(fitting) for end in (0, 1)]
+    path = "L".join(f"{LEFT + width * end:.1f} {bottom - CELL_HEIGHT * count:.1f}" for end, count in stairs)
+    canvas.path(f"M{path}", stroke="#FFFFFF", stroke_width=6, fill="none")
+    canvas.path(f"M{path}", stroke=INK, stroke_width=3, fill="none", data_limit="yes")
     room = format_bytes(card.room, "GB", 1)
     note = f"estimated from formulas · {card.name}: a program gets {room} · {run.attention} attention"
     end = canvas.note(f"{note}, recompute {run.recompute}, {run.precision.name}", bottom + 58)
@@ -78,49 +85,17 @@ def heat_map(run: TrainingRun, card: str | Gpu, at: Point | None = None) -> Figu
     return Figure(canvas.svg(end + 2, title, alt), alt)
 
 
-class _Grid(NamedTuple):
-    columns: Sequence[int]
-    left: float
-    bottom: float
-    width: float
-
-    def corner(self, at: Point) -> tuple[float, float]:
-        row, column = BATCHES.index(at[0]), self.columns.index(at[1])
-        return self.left + self.width * column, self.bottom - CELL_HEIGHT * (row + 1)
-
-
-def _paint(canvas: Canvas, sizes: Mapping[Point, int], grid: _Grid) -> None:
+def _paint(
+    canvas: Canvas, sizes: Mapping[Point, int], corners: Mapping[Point, tuple[float, float]], width: float
+) -> None:
     """Each cell in its color, with its number."""
     low, high = log(min(sizes.values())), log(max(sizes.values()))
-    for at, size in sizes.items():
-        x, y = grid.corner(at)
-        part = (log(size) - low) / ((high - low) or 1)
-        color = "#" + "".join(f"{round(a + (b - a) * part):02X}" for a, b in zip(LIGHT, DARK, strict=True))
-        tip = f"b = {at[0]}, s = {at[1]:,}: {format_bytes(size, 'GB', 2)}"
-        canvas.rect(x, y, grid.width, CELL_HEIGHT, color, tip, data_bytes=size)
-        canvas.text(x + grid.width / 2, y + 18, _brief(size), 11, ink_on(color), text_anchor="middle")
-
-
-def _axes(canvas: Canvas, grid: _Grid) -> None:
-    columns, left, bottom, width = grid
-    for row, b in enumerate(BATCHES):
-        canvas.text(left - 8, bottom - CELL_HEIGHT * row - 9, number(b), 12, QUIET, text_anchor="end")
-    for column, s in enumerate(columns):
-        canvas.text(left + width * (column + 0.5), bottom + 17, number(s), 11, QUIET, text_anchor="middle")
-    canvas.text((left + WIDTH - MARGIN) / 2, bottom + 36, "sequence length s (tokens)", 12, INK, text_anchor="middle")
-    x, y = MARGIN + 8.0, bottom - CELL_HEIGHT * len(BATCHES) / 2
-    canvas.text(x, y, "micro-batch b", 12, INK, text_anchor="middle", transform=f"rotate(-90 {x:.0f} {y:.0f})")
-
-
-def _limit(canvas: Canvas, fitting: Sequence[int], grid: _Grid) -> None:
-    """A staircase above the largest micro-batch that fits, column by column."""
-    corners = []
-    for column, count in enumerate(fitting):
-        y = grid.bottom - CELL_HEIGHT * count
-        corners += [f"{grid.left + grid.width * end:.1f} {y:.1f}" for end in (column, column + 1)]
-    path = f"M{'L'.join(corners)}"
-    canvas.path(path, stroke="#FFFFFF", stroke_width=6, fill="none")
-    canvas.path(path, stroke=INK, stroke_width=3, fill="none", data_limit="yes")
+    for (b, s), size in sizes.items():
+        (x, y), part = corners[b, s], (log(size) - low) / (high - low)
+        color = "#" + "".join(f"{round(a + (z - a) * part):02X}" for a, z in zip(LIGHT, DARK, strict=True))
+        tip = f"b = {b}, s = {s:,}: {format_bytes(size, 'GB', 2)}"
+        canvas.rect(x, y, width, CELL_HEIGHT, color, tip, data_bytes=size)
+        canvas.text(x + width / 2, y + 18, _brief(size), 11, ink_on(color), text_anchor="middle")
 
 
 def _brief(size: int) -> str:

@@ -7,9 +7,8 @@ from functools import partial
 import torch
 
 from course_utils.estimating.exact.activations import Saved, activation_bytes, block_saved
-from course_utils.figures.axes import Plot
-from course_utils.figures.canvas import INK, MARGIN, QUIET, RULE, WIDTH, Canvas, Figure, number, ticks, wrap
-from course_utils.figures.curves import LINE_COLOURS
+from course_utils.figures import lines
+from course_utils.figures.canvas import Figure, below_one_another
 from course_utils.interactive.saved import Saved as Found
 from course_utils.interactive.saved import saved_by
 from course_utils.measuring import measure
@@ -17,13 +16,10 @@ from course_utils.networks.attention import causal_mask
 from course_utils.networks.rotary import rotation
 from course_utils.networks.transformer import Block
 from course_utils.run import TrainingRun
-from course_utils.units import aligned, format_bytes, html_table
+from course_utils.units import MB, aligned, html_table
 
 LETTERS = {"c": "2", "r": "4", "sb": "s·b", "kv": "g·d", "qkv": "3·h", "s32": "s"}
-"""Symbols of the estimate as the lesson shows them: c and r are bytes per element in 16 and 32 bits, g heads of d keys.
-"""
-
-EAGER, FLASH = LINE_COLOURS[3], LINE_COLOURS[2]
+"""The estimate's symbols as the lesson has them: c and r are bytes of a number in 16 and 32 bits, g heads of d keys."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -83,7 +79,7 @@ def block_ledger(run: TrainingRun) -> BlockLedger:
 
 
 def _differ(saved: Saved, found: Found) -> bool:
-    """True if the two are different factors of a product: autograd lists the second one first."""
+    """True if the two are different factors of a product."""
     factors = {"first factor": "self", "second factor": "mat2"}
     return saved.name in factors and not found.name.endswith(factors[saved.name])
 
@@ -159,47 +155,16 @@ Panel = Mapping[str, tuple[Mapping[int, int], Mapping[int, int]]]  # By kernel: 
 
 
 def sweep_figure(panels: Mapping[str, Panel], title: str, provenance: str = "", word: str = "simulated") -> Figure:
-    """Panels side by side, by x axis: bytes of each kernel in MB, a line of estimates and circles of steps.
+    """Panels one below the other, by x axis: bytes of each kernel in MB, a line of estimates and circles of steps.
 
-    `word` says what the steps are, as `Measurement.word`. Raises ValueError without panels.
+    `word` says what the steps are, as `Measurement.word`.
     """
-    if not panels:
-        raise ValueError("a sweep needs at least one panel")
-    canvas = Canvas()
-    top = canvas.title(title) + 26
-    most = max(max(curve.values()) for panel in panels.values() for pair in panel.values() for curve in pair)
-    width, height = (WIDTH - 2 * MARGIN - 40) / len(panels), 250.0
-    said = []
-    for index, (label, panel) in enumerate(panels.items()):
-        _panel(canvas, label, panel, (MARGIN + 50 + index * width, top, width - 90, height), most)
-        for name, (_, curve) in panel.items():
-            low, high = (format_bytes(choose(curve.values()), "MB", 0) for choose in (min, max))
-            said.append(f"{name} from {low} to {high} against {label}")
-    canvas.text(MARGIN, top - 10, f"MB kept when forward ends; line: estimate, circles: {word} steps", 12, QUIET)
-    end = canvas.note(provenance, top + height + 58)
-    alt = f"{title}. Lines of estimates pass through circles of {word} steps: {'; '.join(said)}."
-    return Figure(canvas.svg(end + 4, title, alt), alt)
-
-
-def _panel(canvas: Canvas, label: str, panel: Panel, place: tuple[float, float, float, float], most: float) -> None:
-    """One panel at (left, top, width, height): axes from zero, then each kernel's line, circles and name."""
-    left, top, width, height = place
-    largest = max(max(pair[0]) for pair in panel.values())
-
-    def spot(size: float, value: float) -> tuple[float, float]:
-        return left + width * size / largest, top + height * (1 - value / most)
-
-    Plot(canvas, left, left + width, top, top + height, most).value_axis("MB")
-    for tick in ticks(0, largest, 5):
-        canvas.text(spot(tick, 0)[0], top + height + 18, number(tick), 12, QUIET, text_anchor="middle")
-    canvas.line(left, top + height, left + width, top + height, RULE)
-    canvas.text(left + width / 2, top + height + 38, label, 12, INK, text_anchor="middle")
-    for (name, (estimated, measured)), color in zip(panel.items(), (EAGER, FLASH), strict=False):
-        points = [spot(size, value) for size, value in estimated.items()]
-        canvas.path("M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points), stroke=color, stroke_width=2.5, fill="none")
-        for size, value in measured.items():
-            x, y = spot(size, value)
-            circle = f"M{x - 5:.1f} {y:.1f}a5 5 0 1 0 10 0a5 5 0 1 0 -10 0"
-            canvas.path(circle, stroke=color, stroke_width=1.8, fill="#FFFFFF", data_value=value)
-        for row, words in enumerate(wrap(name, 12, 60)):
-            canvas.text(points[-1][0] + 9, points[-1][1] + 4 + 14 * row, words, 12, color, font_weight="bold")
+    drawn, circles = [], f"{word} steps"
+    for label, panel in panels.items():
+        series = {name: (list(curve), [size / MB for size in curve.values()]) for name, (curve, _) in panel.items()}
+        steps = [(at, size / MB) for _, curve in panel.values() for at, size in curve.items()]
+        series[circles] = [at for at, _ in steps], [size for _, size in steps]
+        heading, note = (f"The same by {label}", provenance) if drawn else (title, "")
+        look = {"markers": False, "circles": [circles], "provenance": note}
+        drawn.append(lines(series, heading, label, "MB kept when forward ends; lines: estimated", **look))
+    return below_one_another(drawn, title)

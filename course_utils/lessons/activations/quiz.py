@@ -18,9 +18,8 @@ def questions() -> tuple[Question, ...]:
         ("x and f(x)", "Those would be needed if the two were multiplied, as in SwiGLU's gate."),
         ("their sum", "The sum is kept, but by the next norm, which needs its input."),
     )  # fmt: skip
-    run = RUN
-    total = korthikanti_block_bytes(run)
-    s, b, h, a = run.seq_len, run.micro_batch, run.model.hidden, run.model.heads
+    total = korthikanti_block_bytes(RUN)
+    s, b, h, a = RUN.seq_len, RUN.micro_batch, RUN.model.hidden, RUN.model.heads
     scores_of_a_block = question(
         f"What part of a GPT-2 XL block's activations are attention's s·s tensors, in 16 bits, eager, at s = {s:,}?",
         (percent(5 * a * s * s * b / total), "5·a·s/h of 34 + 5·a·s/h."),
