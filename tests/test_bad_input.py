@@ -361,14 +361,10 @@ def test_a_recording_is_read_or_refused_by_its_line(data: st.DataObject, tmp_pat
         lines.write(bytes_of(data.draw, json.dumps(content)) + data.draw(st.sampled_from([b"", b"\n"])))
     try:
         found = read_folder(folder)
-        whole, *others = [item.measurement() for item in found]
     except ValueError as refused:
-        assert names(str(refused), "gpu.jsonl, line 2", "NVIDIA H200", "2026-11-21"), refused
+        assert names(str(refused), "gpu.jsonl, line 2"), refused
     else:
-        assert whole.peak == recording_peak()
-        for other in others:
-            assert other.peak == sum(other.breakdown.values()) and repr(other) and other.summary()
-            assert other.explain() and other.timeline.curves() is not None and other.timeline.step_peaks() is not None
+        assert found[0].measurement().peak == recording_peak()
     before = file.read_bytes().partition(b"\n")[0]
     try:
         repair(file)

@@ -175,10 +175,9 @@ def test_another_run_or_gpu_is_never_taken_instead(shipped: Any) -> None:
     with pytest.raises(ValueError, match=r"no recording of .*micro_batch=3.*recorded are") as refused:
         measure(RUN.replace(micro_batch=3), source="recorded")
     assert "gpt2-xl" in str(refused.value) and "measured on NVIDIA H200" in str(refused.value)
-    with pytest.raises(ValueError, match=r"no recording of .*micro_batch=3.* on H200; recorded there are"):
-        measure(RUN.replace(micro_batch=3), source="recorded", device="H200")
-    with pytest.raises(ValueError, match="unknown recorded device 'B300'"):
-        measure(RUN, source="recorded", device="B300")
+    for run, device in ((RUN.replace(micro_batch=3), "H200"), (RUN, "B300")):
+        with pytest.raises(ValueError, match=f"no recording of .* on {device}; recorded are"):
+            measure(run, source="recorded", device=device)
 
 
 def test_a_device_goes_with_recordings_alone() -> None:
@@ -198,19 +197,6 @@ def test_a_damaged_recording_is_named(shipped: Any) -> None:
     del damaged["parts"]["measured"]["breakdown"]
     shipped(damaged)
     with pytest.raises(ValueError, match=r"0\.jsonl, line 1 is damaged: KeyError: 'breakdown'"):
-        measure(RUN, source="recorded")
-
-
-@pytest.mark.parametrize(
-    ("part", "value"),
-    [("moments", None), ("breakdown", ["x"]), ("changes", [["x", "activations"]]), ("marks", [[10**6, 1, "forward"]]),
-     ("peak_event", -1), ("allocations", [["activations", "x", [1], "", "", "", "", 1, 0, None]]), ("losses", [None])],
-)  # fmt: skip
-def test_no_part_of_a_recording_is_taken_for_what_it_cannot_be(shipped: Any, part: str, value: Any) -> None:
-    damaged = line()
-    damaged["parts"]["measured"][part] = value
-    shipped(damaged)
-    with pytest.raises(ValueError, match=r"0\.jsonl, line 1 is damaged: "):
         measure(RUN, source="recorded")
 
 

@@ -23,7 +23,7 @@ CHANGING = (torch.optim.Optimizer, LRScheduler, torch.amp.GradScaler)
 
 @dataclass(frozen=True)
 class OwnStep:
-    """A step with what it works on, as handed over or as carried to a device; `batch` None means that there is none."""
+    """A step with what it works on, as handed over or as carried to a device."""
 
     step: Callable[..., Any]
     model: torch.nn.Module
@@ -63,11 +63,14 @@ def checked(step: Any, model: Any, optimizer: Any, batch: Any) -> OwnStep:
         made = f": make one first, model={model.__name__}(…)" if isinstance(model, type) else ""
         raise TypeError(f"model is {_short(model)}, not a torch.nn.Module{made}; pass model=… and {WRITE}")
     own = OwnStep(step, model, optimizer, batch)
+    known = {id(parameter) for parameter in model.parameters()}
     for each in own.optimizers:
         if not isinstance(each, torch.optim.Optimizer):
             raise TypeError(f"optimizer is {_short(each)}, not a torch.optim.Optimizer, nor a list of them")
+        if not any(id(parameter) in known for parameter in _parameters_of(each)):
+            advice = "make the optimizer from model.parameters() of the model that you hand over"
+            raise ValueError(f"the {type(each).__name__} updates no parameter of this model: {advice}")
     _check_model(model)
-    _check_optimizers(own)
     _check_signature(own)
     _check_outside(step)
     return own
@@ -78,18 +81,15 @@ def _short(thing: Any) -> str:
 
 
 def _check_model(model: torch.nn.Module) -> None:
-    if hasattr(model, "_orig_mod"):
-        raise ValueError("the model is compiled: hand over the one that torch.compile was given, model._orig_mod")
     for name, module in model.named_modules():
         if hasattr(module, "_orig_mod") or module._compiled_call_impl is not None:
             raise ValueError(
                 f"{f'part {name} of the model' if name else 'the model'} is compiled, and then other tensors are kept "
                 "than your code makes: hand over a model on which neither torch.compile nor .compile() was called"
             )
-    parameters = list(model.parameters())
-    if not any(parameter.requires_grad for parameter in parameters):
-        name, why = type(model).__name__, "there is no training step without one that requires a gradient"
-        raise ValueError(f"{name} has {len(parameters)} parameters, none of which is trained: {why}")
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        why = "there is no training step without one that requires a gradient"
+        raise ValueError(f"of {type(model).__name__}'s parameters none is trained: {why}")
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if is_lazy(tensor):
             raise ValueError(f"{name} has no shape yet: run the model once before it is measured")
@@ -99,21 +99,10 @@ def _check_model(model: torch.nn.Module) -> None:
             raise ValueError(f"{name} is a {kind}: only ordinary, dense tensors are carried over to the device")
 
 
-def _check_optimizers(own: OwnStep) -> None:
-    known = {id(parameter) for parameter in own.model.parameters()}
-    for optimizer in own.optimizers:
-        if not any(id(parameter) in known for parameter in _parameters_of(optimizer)):
-            advice = "make the optimizer from model.parameters() of the model that you hand over"
-            raise ValueError(f"the {type(optimizer).__name__} updates no parameter of this model: {advice}")
-
-
 def _check_signature(own: OwnStep) -> None:
     given = {"model": own.model, "optimizer": own.optimizer, "batch": own.batch}
     names = [name for name, value in given.items() if value is not None]
-    try:
-        signature = inspect.signature(own.step)
-    except ValueError:  # a callable written in C has no signature
-        return
+    signature = inspect.signature(own.step)
     try:
         signature.bind(*own.arguments)
     except TypeError as error:
@@ -204,8 +193,7 @@ def tensors_in(thing: Any, seen: set[int]) -> Iterator[torch.Tensor]:
 
 
 def _attributes(thing: Any) -> list[Any]:
-    """The values of an object's attributes, those in slots too, as a dataclass may have them."""
-    names = [*getattr(thing, "__dict__", {}), *getattr(type(thing), "__slots__", ())]
+    names = [*getattr(thing, "__dict__", {}), *getattr(type(thing), "__slots__", ())]  # a dataclass may have slots
     return [getattr(thing, name) for name in names if hasattr(thing, name)]
 
 

@@ -18,7 +18,6 @@ from torch._subclasses.fake_tensor import (
 )
 
 from ..errors import GpuOutOfMemory, SimulationUnavailable, StepError
-from ..gpus import Gpu
 from ..measurement import Measurement, Provenance, explained
 from ..planning.twin import SAFETY
 from ..units import format_bytes
@@ -28,7 +27,7 @@ from .questions import answered
 from .simulated import availability, simulated_gpu
 from .tracebacks import let_go
 from .tracing import SEED, measurement_of, own_random_numbers, provenance_of
-from .tracker import Tracker
+from .tracker import Failure, Tracker
 from .watching import PLACEHOLDER, Watch
 
 CALLED = {"cpu": "cpu", "live": "cuda", "simulated": "cuda"}
@@ -37,20 +36,13 @@ CALLED = {"cpu": "cpu", "live": "cuda", "simulated": "cuda"}
 CELL_BY_CELL = (
     "recurrent layers run cell by cell here; on a GPU cuDNN does them in one kernel, with a reserve of its own"
 )
-"""Said of a simulated LSTM, GRU or RNN."""
-
 ANY_KERNEL = "attention kernel on this GPU for what your step asks: allow more of them in its sdpa_kernel(…)"
-"""Missing where a step's own sdpa_kernel allows too little."""
 
 
 def measure_own(
     step: Any, model: Any, optimizer: Any, batch: Any, *, source: str, steps: int, attention: str
 ) -> Measurement:
-    """Run `step(model, optimizer, batch)` `steps` times and return where each byte went; see `measure`.
-
-    Raises TypeError or ValueError for what cannot be a training step, StepError for a step that cannot be measured as
-    it is, GpuOutOfMemory where a GPU is too small; any other exception of the step is passed on as it is.
-    """
+    """Run `step(model, optimizer, batch)` `steps` times and return where each byte went; see `measure`."""
     own = checked(step, model, optimizer, batch)
     if source == "recorded":
         raise ValueError("a step of your own is never recorded: choose source='simulated', 'cpu', 'live' or 'auto'")
@@ -66,17 +58,13 @@ def _auto(own: OwnStep, steps: int, attention: str) -> Measurement:
     if card is None:
         notes = (broken and f"not live: {broken}", "" if works else f"not simulated: {how}")
         return _measured(own, "simulated" if works else "cpu", steps, attention, *notes)
-    if works:
-        try:
-            simulated = _measured(own, "simulated", steps, attention)
-        except RuntimeError as error:  # a StepError, or an operator that torch cannot simulate
-            how = str(error)
-        else:
-            return _live_if_it_fits(own, steps, simulated, card)
-    return _live(own, steps, f"not simulated first: {how}", f". Nor can it be simulated: {how}")
-
-
-def _live_if_it_fits(own: OwnStep, steps: int, simulated: Measurement, card: Gpu) -> Measurement:
+    simulated = None
+    try:
+        simulated = _measured(own, "simulated", steps, attention)
+    except RuntimeError as error:  # no simulation here, a StepError, or an operator that torch cannot simulate
+        how = str(error)
+    if simulated is None:
+        return _live(own, steps, f"not simulated first: {how}", f". Nor can it be simulated: {how}")
     if simulated.peak * SAFETY > card.memory:
         needs, free = format_bytes(simulated.peak, "GB", 1), format_bytes(card.memory, "GB", 1)
         return _noted(simulated, f"not live: needs {needs}, {card.name} has {free} free")
@@ -102,10 +90,7 @@ def _measured(own: OwnStep, source: str, steps: int, attention: str, *notes: str
 
 
 def _live(own: OwnStep, steps: int, note: str = "", otherwise: str = "") -> Measurement:
-    """Kinds from a pass with the tracker, the device's counters from one without it, each on a copy of its own.
-
-    What the GPU cannot do is said with `otherwise` at the end.
-    """
+    """Kinds from a pass with the tracker, the device's counters from one without it, each on a copy of its own."""
     live.demand_gpu()
 
     def set_up() -> Callable[[Any], object]:
@@ -125,8 +110,7 @@ def _live(own: OwnStep, steps: int, note: str = "", otherwise: str = "") -> Meas
 
 def _trace(own: OwnStep, provenance: Provenance, steps: int) -> Measurement:
     device, simulated = CALLED[provenance.source], provenance.source == "simulated"
-    losses: list[float] = []
-    ends: list[int] = []
+    losses, ends = list[float](), list[int]()
     with ExitStack() as stack:
         work = carried_over(own, device, simulated)
         tracker = stack.enter_context(Tracker(device))
@@ -167,15 +151,10 @@ def _notes(measured: Measurement, own: OwnStep, placeholders: bool) -> Iterator[
 def _leak(measured: Measurement, step: int, growth: int) -> str:
     kinds = ("activations", "temporaries", "inputs")
     alive = (item for item in measured.allocations if item.step == step and item.died is None)
-    stays = [item for item in alive if item.kind in kinds]
     text = f"memory grows: {format_bytes(growth)} more after step {step} than after step {step - 1}"
-    largest = explained(stays, 3, "").rows
-    return f"{text}; what stays: {', '.join(_named(row) for row in largest)}" if largest else text
-
-
-def _named(row: Any) -> str:
-    times = f"{row.count} × " if row.count > 1 else ""
-    return f"{times}{row.shape} {row.dtype} from {row.operation}" + (f" at {row.line}" if row.line else "")
+    largest = explained([item for item in alive if item.kind in kinds], 3, "").rows
+    named = (f"{row.count} × {row.shape} {row.dtype} from {row.operation} at {row.line}" for row in largest)
+    return f"{text}; what stays: {', '.join(named)}" if largest else text
 
 
 def _noted(measured: Measurement, *notes: str) -> Measurement:
@@ -189,14 +168,14 @@ def _explained(tracker: Tracker, simulated: bool) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        message = _message(error, tracker, simulated)
+        where = "the simulated GPU" if simulated else f"device {tracker.device!r}"
+        message = _message(error, tracker.failure, where)
         if message is None:
             raise
         raise StepError(message) from error
 
 
-def _message(error: Exception, tracker: Tracker, simulated: bool) -> str | None:
-    failure = tracker.failure
+def _message(error: Exception, failure: Failure | None, where: str) -> str | None:
     if failure is None or failure.error != id(error):
         return None
     if isinstance(error, (DataDependentOutputException, DynamicOutputShapeException)):
@@ -214,8 +193,7 @@ def _message(error: Exception, tracker: Tracker, simulated: bool) -> str | None:
     if len(devices) < 2:
         return None
     given = " and ".join(f"{shape} on {device}" for shape, device in failure.tensors)
-    here = "the simulated GPU" if simulated else f"device {tracker.device!r}"
     return (
-        f"{failure.line}: {failure.operation} got tensors on different devices: {given}. The model is on {here}: hand "
+        f"{failure.line}: {failure.operation} got tensors on different devices: {given}. The model is on {where}: hand "
         "the other tensor over in batch=…, make it with device=x.device, or register it as a buffer of the model"
     )

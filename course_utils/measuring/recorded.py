@@ -1,18 +1,16 @@
 """Shipped results: real GPUs' recordings, and simulated runs for platforms that cannot simulate; exact matches only.
 
-`simulated.json.gz` is written by `python -m course_utils.authoring.recordings`, each `*.jsonl`, one a GPU, by
-`python3 -m course_utils record`.
+`simulated.json.gz` is written by `python -m course_utils.authoring.recordings`, each `*.jsonl` by `record` on a GPU.
 """
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ..breakdown import KINDS, MemoryBreakdown
-from ..errors import unknown
+from ..breakdown import MemoryBreakdown
 from ..measurement import Allocation, Mark, Measurement, Provenance, Timeline
 from ..run import TrainingRun
 from .recording_file import AS, FOLDER, MEASURED, SETTLED, SIMULATED_GPU, Line, packed, read_lines, unpacked
@@ -26,9 +24,6 @@ POINTS, MOST_ALLOCATIONS = 300, 150
 
 FIELDS = tuple(field.name for field in fields(Allocation))
 """A recording keeps these fields of an allocation, in this order."""
-
-MALFORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError)
-"""Raised by reading JSON in which something is missing, or is of another type."""
 
 
 @dataclass(frozen=True)
@@ -49,49 +44,21 @@ class Recording:
     def measurement(self, note: str = "") -> Measurement:
         """A run's recording as `measure` returns it. ValueError if it was no run, ran out of memory or is damaged."""
         content = self.line.content
-        if self.status != MEASURED or "measured" not in self.parts:
-            part = self.parts.get("out_of_memory")
-            why = (isinstance(part, dict) and part.get("message")) or content.get("detail", "")
+        if self.status != MEASURED:
+            why = self.parts.get("out_of_memory", {}).get("message") or content.get("detail", "")
             raise ValueError(f"{self.task} on {self.device}, {self.date}: {self.status}. {why}".rstrip())
         try:
             measured = from_json({"provenance": ["", "", "", ""], **self.parts["measured"]}, note)
             counters = {name: self.parts["counters"][name] for name in ("allocated", "reserved", "driver")}
-            losses = self.parts["measured"].get("losses", ())
-            _check(measured, counters, losses)
-        except MALFORMED as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{self.line.place} is damaged: {type(error).__name__}: {error}") from error
         origin = Provenance("recorded", self.device, content["torch"], self.date, note)
+        losses = self.parts["measured"].get("losses", ())
         return replace(measured, provenance=origin, counters=counters, losses=losses)
 
     def __str__(self) -> str:
-        content = self.line.content
-        return f"{self.task}: {self.status} on {self.device} · torch {content['torch']} · {self.date}"
-
-
-def _check(measured: Measurement, counters: Mapping[str, Any], losses: Any) -> None:
-    """Raise ValueError, naming the part, for a recording with which nothing could be drawn or added up."""
-    timeline, moments = measured.timeline, range(len(measured.timeline.changes) + 1)
-    sizes = [(one.bytes, one.step, one.born, one.died or 0, *one.shape) for one in measured.allocations]
-    texts = [(one.kind, one.dtype, one.operation, one.module, one.phase, one.line) for one in measured.allocations]
-    sound = {
-        "breakdown": _all_of(str, measured.breakdown.phase, measured.breakdown.label),
-        "changes": all(_all_of(int, size) and kind in KINDS for size, kind in timeline.changes),
-        "marks": all(
-            _all_of(int, mark.event, mark.step) and mark.event in moments and _all_of(str, mark.phase)
-            for mark in timeline.marks
-        ),
-        "peak_event": _all_of(int, measured.peak_event) and measured.peak_event in moments,
-        "allocations": all(_all_of(int, *row) for row in sizes) and all(_all_of(str, *row) for row in texts),
-        "counters": _all_of(int, *counters.values()),
-        "losses": _all_of((int, float), *losses),
-    }
-    for part, is_sound in sound.items():
-        if not is_sound:
-            raise ValueError(f"its {part} cannot be what was measured")
-
-
-def _all_of(kinds: type | tuple[type, ...], *values: Any) -> bool:
-    return all(isinstance(value, kinds) and not isinstance(value, bool) for value in values)
+        torch = self.line.content["torch"]
+        return f"{self.task}: {self.status} on {self.device} · torch {torch} · {self.date}"
 
 
 def recordings(device: str | None = None) -> tuple[Recording, ...]:
@@ -133,20 +100,18 @@ def find(run: TrainingRun, steps: int, note: str = "", device: str | None = None
     such recording, and naming the GPUs if there are several.
     """
     name = key(run, steps)
-    of_run = [item for item in recordings(device) if item.task == name and item.status in SETTLED]
-    real = [] if device == SIMULATED_GPU else of_run
+    real = [item for item in recordings(device) if item.task == name and item.status in SETTLED]
     devices = sorted({recording.device for recording in real})
     if len(devices) > 1:
         raise ValueError(f"{name} is recorded on {', '.join(devices)}: choose one, as in device={devices[0]!r}")
     if real:
         return _newest(real).measurement(note)
-    if device is not None and device != SIMULATED_GPU:
-        raise _not_recorded_on(device, name)
     simulated = load()
-    if name not in simulated:
-        listed = "\n  ".join([*simulated, *(str(item) for item in _gpu_recordings() if item.kind == "run")])
-        raise ValueError(f"no recording of {name}{f' ({note})' if note else ''}; recorded are:\n  {listed}")
-    return from_json(simulated[name], note)
+    if name in simulated and device in (None, SIMULATED_GPU):
+        return from_json(simulated[name], note)
+    listed = "\n  ".join([*simulated, *(str(item) for item in _gpu_recordings() if item.kind == "run")])
+    where = f" on {device}" if device not in (None, SIMULATED_GPU) else f" ({note})" if note else ""
+    raise ValueError(f"no recording of {name}{where}; recorded are:\n  {listed}")
 
 
 def hardware_terms(device: str) -> dict[str, int]:
@@ -170,26 +135,14 @@ def hardware_terms(device: str) -> dict[str, int]:
 
 
 def _terms(item: Recording) -> dict[str, int]:
-    try:
-        part = item.parts[item.kind]
-        if item.kind == "scratch":
-            measured = (one for one in part["operations"] if "scratch" in one)
-            return {f"scratch of {one['operation']}": one["scratch"] for one in measured}
-        return {item.kind: part[{"context": "context", "workspaces": "together"}[item.kind]]}
-    except MALFORMED as error:
-        raise ValueError(f"{item.line.place} is damaged: {type(error).__name__}: {error}") from error
+    part = item.parts[item.kind]
+    if item.kind == "scratch":
+        return {f"scratch of {one['operation']}": one["scratch"] for one in part["operations"] if "scratch" in one}
+    return {item.kind: part[{"context": "context", "workspaces": "together"}[item.kind]]}
 
 
 def _newest(found: Sequence[Recording]) -> Recording:
     return max(enumerate(found), key=lambda pair: (pair[1].date, pair[0]))[1]
-
-
-def _not_recorded_on(device: str, name: str) -> ValueError:
-    there = sorted({recording.device for recording in _gpu_recordings()})
-    if not recordings(device):
-        return unknown("recorded device", device, [*there, SIMULATED_GPU])
-    listed = "\n  ".join(item.task for item in recordings(device) if item.kind == "run")
-    return ValueError(f"no recording of {name} on {device}; recorded there are:\n  {listed}")
 
 
 @cache

@@ -53,52 +53,29 @@ def measure(
     `scaled_dot_product_attention` is on a simulated GPU: "flash", "efficient" or "auto", flash wherever it can run.
     Raises StepError for a step that cannot be measured; others pass as they are.
     """
-    _check_what(run, {"step": step, "model": model, "optimizer": optimizer, "batch": batch})
+    own = {"step": step, "model": model, "optimizer": optimizer, "batch": batch}
     if attention not in OWN_ATTENTIONS:
         raise unknown("attention", attention, OWN_ATTENTIONS)
-    if run is not None and attention != "auto":
-        raise ValueError(f"attention={attention!r} is for a step of your own: a run says its kernel itself")
     if source not in SOURCES:
         raise unknown("source", source, SOURCES)
     if not isinstance(steps, int) or isinstance(steps, bool) or not 1 <= steps <= MOST_STEPS:
         usual = "2 is usual, as the first has no states yet"
         raise ValueError(f"steps is {steps!r}: a whole number from 1 to {MOST_STEPS}; {usual}")
-    if device is not None and not isinstance(device, str):
-        raise ValueError(f"device is {device!r}: a part of a GPU's name, such as 'H200'")
     if device is not None and source != "recorded":
         raise ValueError(f"device={device!r} picks a recording: it goes with source='recorded', not {source!r}")
     chosen = forced_source() if source == "auto" else source
-    if run is None:
+    if run is None and step is not None and model is not None:
         from .own import measure_own
 
         return measure_own(step, model, optimizer, batch, source=chosen, steps=steps, attention=attention)
-    _check_measurable(run)
-    if run.world_size > 1:
-        chosen = _source_of_ranks(run, chosen)
-    note = BALANCED if run.model.experts else ""
-    if source == "recorded":
-        return _recorded(run, steps, "", device)
-    measured_by = {"auto": _auto, "live": _live, "simulated": _simulated, "cpu": _cpu, "recorded": _recorded}
-    return measured_by[chosen](run, steps, note)
-
-
-def _check_what(run: Any, own: dict[str, Any]) -> None:
-    """Raise TypeError, saying what to write, unless there is either a TrainingRun or a step with a model."""
-    given = [name for name, value in own.items() if value is not None]
-    if run is None and ("step" not in given or "model" not in given):
+    if not isinstance(run, TrainingRun):
         raise TypeError(
             "measure takes a TrainingRun, measure(run), or a step of your own with the model that it trains, "
             "measure(step=step, model=model, optimizer=optimizer, batch=batch)"
         )
-    if run is not None and not isinstance(run, TrainingRun):
-        raise TypeError(
-            f"run is a {type(run).__name__}: a TrainingRun; a model of your own goes with measure(step=…, model=…)"
-        )
-    if run is not None and given:
+    given = [name for name, value in own.items() if value is not None] + ["attention"] * (attention != "auto")
+    if given:
         raise TypeError(f"a TrainingRun says all there is to measure: leave out {', '.join(given)}, or the run")
-
-
-def _check_measurable(run: TrainingRun) -> None:
     if run.precision.name == "fp8":
         raise ValueError(
             "fp8 is not measured: torch by itself trains nothing in fp8, libraries such as MS-AMP do; estimate(run) "
@@ -109,6 +86,13 @@ def _check_measurable(run: TrainingRun) -> None:
             "tensor parallelism has closed forms only: course_utils.rank_states(run) says what one rank keeps; "
             "or set tensor_parallel=1"
         )
+    if run.world_size > 1:
+        chosen = _source_of_ranks(run, chosen)
+    note = BALANCED if run.model.experts else ""
+    if source == "recorded":
+        return _recorded(run, steps, "", device)
+    measured_by = {"auto": _auto, "live": _live, "simulated": _simulated, "cpu": _cpu, "recorded": _recorded}
+    return measured_by[chosen](run, steps, note)
 
 
 def choose_source(run: TrainingRun) -> tuple[str, str]:
@@ -147,7 +131,6 @@ def card_here() -> Gpu:
 
 
 def _source_of_ranks(run: TrainingRun, source: str) -> str:
-    """The source for rank 0 of several. Raises ValueError, naming what works, for one that cannot measure them."""
     if source == "recorded" or (run.zero_stage < 2 and source == "cpu"):
         return source
     if run.zero_stage >= 2 and source in ("auto", "simulated"):
@@ -160,7 +143,6 @@ def _source_of_ranks(run: TrainingRun, source: str) -> str:
 
 
 def _auto(run: TrainingRun, steps: int, note: str) -> Measurement:
-    """As `choose_source` says; simulated, too, where the GPU then runs out of memory or refuses a kernel."""
     source, reason = choose_source(run)
     if source == "live":
         from .live import KernelRefused
@@ -215,7 +197,6 @@ def _cpu(run: TrainingRun, steps: int, note: str) -> Measurement:
 
 
 def _recorded(run: TrainingRun, steps: int, note: str, device: str | None = SIMULATED_GPU) -> Measurement:
-    """A shipped result; unless a learner asked for recordings, the result that the simulation would have given."""
     from .recorded import find
 
     return find(run, steps, note, device)
