@@ -10,9 +10,8 @@ from engine import GPT, shallow, simulate
 
 from course_utils import TrainingRun
 from course_utils.allocator.replay import can_be_replayed, replay
-from course_utils.lessons.allocator.buffers import buffer_makers, flat_buffer_bytes, gradients_of, taken_by
+from course_utils.lessons.allocator.buffers import buffer_makers, flat_buffer_bytes, gradients_of, taken_by, trained_on
 from course_utils.lessons.allocator.figures import segments_figure
-from course_utils.lessons.allocator.lengths import trained_on
 from course_utils.lessons.allocator.traces import (
     RULES,
     beyond_simulation,

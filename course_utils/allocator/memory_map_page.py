@@ -16,7 +16,7 @@ from ..figures.axes import words
 from ..figures.canvas import Figure
 from ..units import BLOCK, format_bytes
 from .memory_map import FILLS, HATCHES, bytes_in_a_row, conclusion, memory_map, telling_event
-from .policy import TAKEN, CachingAllocator
+from .policy import TAKEN
 from .replay import Playback, Replay, check_replay
 
 MOST_BLOCKS = 6_000  # the largest tensors, as many as are drawn; the others are narrower than a pixel
@@ -80,7 +80,7 @@ def page_data(replayed: Replay) -> dict[str, Any]:
     `ranges` (what the driver takes back as one: a segment, or a page) and `blocks` are rows of place, size, first event
     and last event at which they are there; a block goes on with the number of its label.
     """
-    playback, events = Playback(CachingAllocator(replayed.capacity, **replayed.choices)), len(replayed)
+    playback, events = Playback(replayed.capacity, replayed.choices), len(replayed)
     allocator = playback.allocator
     pages = {pool.small: pool.page for pool in (allocator.small, allocator.large)}
     ranges, blocks = _Lives(events), _Lives(events)

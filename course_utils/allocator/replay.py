@@ -1,8 +1,4 @@
-"""A training step's allocations sent through the caching allocator: what it reserves, and where every tensor lies.
-
-`replay(measured)` says what no sum of tensors can: how much more than the tensors the allocator takes from the GPU, in
-what pieces the rest is free, and whether the step would have fitted a GPU of a given size.
-"""
+"""A training step's allocations sent through the caching allocator: what it reserves, and where every tensor lies."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,7 +7,7 @@ from html import escape
 from numbers import Integral
 from typing import Any, NamedTuple
 
-from ..measurement import Allocation, Mark, Measurement, Timeline
+from ..measurement import Allocation, Mark, Measurement
 from ..units import format_bytes, html_table, parse_bytes
 from .policy import TAKEN, Block, CachingAllocator, DriverCall, OutOfMemory, releasable_range
 from .settings import check_names
@@ -117,11 +113,6 @@ class Replay:
         return [stuck / max(1, reserved) for stuck, reserved in zip(self.stuck, self.reserved, strict=True)]
 
     @property
-    def driver_allocations(self) -> int:
-        """The number of times that memory was taken from the driver (cudaMalloc, or mapping pages)."""
-        return sum(TAKEN[call.action] > 0 for call in self.driver_calls)
-
-    @property
     def failed_at(self) -> int | None:
         """The number of the event that found no room (the first event is 1); None if all did."""
         return None if self.failure is None else len(self) + 1
@@ -154,7 +145,7 @@ class Replay:
         event = self.peak_event if event is None else event
         if type(event) is not int or not 0 <= event <= len(self):
             raise ValueError(f"event {event!r} asked for: this replay has events 0 to {len(self)}")
-        run = Playback(CachingAllocator(self.capacity, **self.choices))
+        run = Playback(self.capacity, self.choices)
         for request in self.requests[:event]:
             run.perform(request)
         found = []
@@ -183,19 +174,20 @@ class Replay:
             return [("events", "0")]
         stuck = f"{format_bytes(self.stuck[at], 'GB', 3)} ({100 * self.fragmentation[at]:.1f} %)"
         tensors = sum(request.bytes > 0 for request in self.requests[: len(self)])
+        taken = sum(TAKEN[call.action] > 0 for call in self.driver_calls)
         return [
             ("allocated at the peak", format_bytes(self.allocated[at], "GB", 3)),
             ("reserved then", format_bytes(self.reserved[at], "GB", 3)),
             ("stuck in used segments", stuck),
             ("largest free block", format_bytes(self.largest_free[at], "GB", 3)),
             ("most ever reserved", format_bytes(self.peak_reserved, "GB", 3)),
-            ("calls for driver memory", f"{self.driver_allocations:,} for {tensors:,} tensors"),
+            ("calls for driver memory", f"{taken:,} for {tensors:,} tensors"),
             ("retries", f"{self.retries:,}"),
         ]
 
 
 def replay(
-    source: Measurement | Timeline | Iterable[tuple[int, Any]], capacity: int | str | None = None, **choices: Any
+    source: Measurement | Iterable[tuple[int, Any]], capacity: int | str | None = None, **choices: Any
 ) -> Replay:
     """Send every allocation and free of `source` through a `CachingAllocator` and note what happens.
 
@@ -210,7 +202,7 @@ def replay(
     capacity = None if capacity is None else parse_bytes(capacity)
     measured = source if isinstance(source, Measurement) else None
     requests = requests_of(source) if isinstance(source, Measurement) else _checked(source)
-    run, failure = Playback(CachingAllocator(capacity, **choices)), None
+    run, failure = Playback(capacity, choices), None
     try:
         for request in requests:
             run.perform(request)
@@ -244,18 +236,16 @@ def check_replay(replayed: Any) -> None:
     raise TypeError(f"this takes a replay, and was given a {kind}: {known}")
 
 
-CURVES = ("requested", "allocated", "reserved", "stuck", "largest_free")
-"""Attributes of the allocator that are noted after each event, under the names that `Replay` gives them."""
-
-
 class Playback:
     """An allocator on its way through the events: which name lies at which address, and the curves so far."""
 
-    def __init__(self, allocator: CachingAllocator) -> None:
-        self.allocator = allocator
+    def __init__(self, capacity: int | None, choices: Mapping[str, Any]) -> None:
+        self.allocator = CachingAllocator(capacity, **choices)
         self.addresses: dict[Any, int] = {}
         self.names: dict[int, Any] = {}
-        self.curves: dict[str, list[int]] = {name: [] for name in CURVES}
+        self.curves: dict[str, list[int]] = {
+            name: [] for name in ("requested", "allocated", "reserved", "stuck", "largest_free")
+        }
 
     def perform(self, request: Request) -> int:
         """Allocate or free; returns the address."""
@@ -277,7 +267,7 @@ class Playback:
 def requests_of(measured: Measurement) -> list[Request]:
     """Every event of a measurement with the number of the allocation that it begins or ends.
 
-    Raises ValueError unless the measurement kept all its allocations (recorded ones keep those alive at the peak).
+    Raises ValueError unless the measurement kept all its allocations.
     """
     events = _events_of(measured)
     missing = events.count(None)
@@ -308,10 +298,6 @@ def _events_of(measured: Measurement) -> list[Request | None]:
 
 def _checked(events: Any) -> list[Request]:
     """The events, if they can be replayed. Raises TypeError and ValueError, saying what to hand over instead."""
-    if isinstance(events, Timeline):
-        raise ValueError(
-            "a timeline alone does not say which allocation a free ends: replay the measurement it is from"
-        )
     if not isinstance(events, Iterable) or isinstance(events, (str, bytes, Mapping)):
         kind = type(events).__name__
         run = "measured = measure(run) first, then replay(measured)"
@@ -320,10 +306,8 @@ def _checked(events: Any) -> list[Request]:
     requests: list[Request] = []
     live: dict[Any, int] = {}
     for number, event in enumerate(events, start=1):
-        if not isinstance(event, Sequence) or isinstance(event, str) or len(event) != 2:
-            raise TypeError(f"{event!r} is no event: a pair of bytes and a name, as in (1024, 'weights')")
-        if not isinstance(event[0], Integral):
-            raise TypeError(f"the event {event!r} has {event[0]!r} bytes: a whole number, negative for a free")
+        if not isinstance(event, Sequence) or len(event) != 2 or not isinstance(event[0], Integral):
+            raise TypeError(f"{event!r} is no event: a pair of whole bytes and a name, as in (1024, 'weights')")
         size, name = int(event[0]), event[1]
         requests.append(Request(size, name))
         if size > 0:

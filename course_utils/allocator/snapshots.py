@@ -241,7 +241,7 @@ def _segment(segment: MemorySegment) -> dict[str, Any]:
 
 
 def _entries(replayed: Replay) -> Iterator[dict[str, Any]]:
-    playback, clock = Playback(CachingAllocator(replayed.capacity, **replayed.choices)), count()
+    playback, clock = Playback(replayed.capacity, replayed.choices), count()
     calls = playback.allocator.driver_calls
     for request in replayed.requests[: len(replayed)]:
         allocation = replayed.allocations[request.name] if replayed.allocations else None

@@ -421,7 +421,7 @@ for name, events, expandable in (
 # length. Here is a small model, an embedding and a head, on six such batches.
 
 # %%
-from course_utils.lessons.allocator.lengths import trained_on
+from course_utils.lessons.allocator.buffers import trained_on
 
 rising = [300, 350, 400, 430, 470, 512]
 sorted_up = trained_on(rising)

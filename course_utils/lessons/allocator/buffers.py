@@ -1,15 +1,22 @@
-"""Lesson 10: buffers as large as all gradients, the parts of a step that make one, and an operation's own memory."""
+"""Lesson 10: buffers as large as all gradients, an operation's own memory, and steps on batches of several lengths."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import nn
+from torch.nn import functional as F
 
 from course_utils.estimating import estimate
 from course_utils.estimating.exact.update import clipping, optimizer_step
+from course_utils.measurement import Measurement
+from course_utils.measuring import measure
 from course_utils.measuring.tracker import Tracker
 from course_utils.models import TransformerConfig
 from course_utils.run import TrainingRun
+from course_utils.units import round_up
+
+VOCABULARY, HIDDEN, SEQUENCES = 4_000, 32, 4
 
 
 def flat_buffer_bytes(parameters: float) -> int:
@@ -49,7 +56,29 @@ def taken_by(operation: Callable[..., Any], *arguments: Any) -> tuple[Any, int]:
     return result, peak
 
 
-def gradients_of(sizes: Sequence[int], seed: int = 0) -> list[torch.Tensor]:
+def gradients_of(sizes: Sequence[int]) -> list[torch.Tensor]:
     """Random fp32 gradients with that many elements each, the same for everybody."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     return [torch.randn(size, generator=generator) for size in sizes]
+
+
+def trained_on(lengths: Sequence[int], multiple: int = 1) -> Measurement:
+    """Measure one step for each length (tokens), rounded up to `multiple`, on the CPU.
+
+    The model is an embedding and a head, as the logits vary most.
+    """
+    padded = [round_up(length, multiple) for length in lengths]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Embedding(VOCABULARY, HIDDEN), nn.Linear(HIDDEN, VOCABULARY))
+        tokens = torch.randint(VOCABULARY, (SEQUENCES, max(padded)))
+    optimizer = torch.optim.AdamW(model.parameters())
+    remaining = iter(padded)
+
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer, tokens: torch.Tensor) -> None:
+        tokens = tokens[:, : next(remaining)]
+        optimizer.zero_grad()
+        F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).backward()
+        optimizer.step()
+
+    return measure(step=step, model=model, optimizer=optimizer, batch=tokens, steps=len(padded), source="cpu")

@@ -4,10 +4,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from course_utils.allocator.policy import CachingAllocator
+from course_utils.allocator.policy import TAKEN, Block, CachingAllocator, DriverCall
 from course_utils.allocator.replay import MemorySegment, Playback, Replay, Request, check_replay, replay, requests_of
 from course_utils.measurement import Measurement
-from course_utils.units import GB, GiB, KiB, MiB, Table, format_bytes
+from course_utils.units import BLOCK, GB, GiB, KiB, MiB, Table, format_bytes
 
 Event = tuple[int, str]
 """Bytes, positive to allocate and negative to free, and the tensor's name."""
@@ -57,44 +57,39 @@ def holes(long_first: bool = False) -> list[Event]:
 
 def reasons(replayed: Replay) -> list[str]:
     """One sentence for each event that succeeded: the allocator's action and its rule."""
-    playback = Playback(CachingAllocator(replayed.capacity, **replayed.choices))
+    playback = Playback(replayed.capacity, replayed.choices)
     allocator, told = playback.allocator, list[str]()
     for request in replayed.requests[: len(replayed)]:
         free = {block.address: block.size for run in allocator.segments() for block in run if not block.allocated}
-        calls, before = len(allocator.driver_calls), allocator.reserved
+        calls = len(allocator.driver_calls)
         address = playback.perform(request)
+        blocks = (block for run in allocator.segments() for block in run)
+        block = next(block for block in blocks if block.address <= address < block.end)
         if request.bytes < 0:
-            told.append(_freed(request, address, allocator))
+            told.append(_freed(request, block, allocator))
             continue
-        source = _from_driver(allocator, calls, before)
+        source = _from_driver(allocator.driver_calls[calls:])
         source = source or f"best fit: a free block of {spelled(free[address])} is there"
-        told.append(f"{request.name} asks for {spelled(request.bytes)}; {source}{_rest(address, allocator)}.")
+        told.append(f"{request.name} asks for {spelled(request.bytes)}; {source}{_rest(block)}.")
     return told
 
 
-def _from_driver(allocator: CachingAllocator, calls: int, before: int) -> str:
-    """Requests to the driver since there were `calls` calls and `before` bytes reserved; "" for none."""
-    new = allocator.driver_calls[calls:]
-    given_back = sum(call.bytes for call in new if call.action.endswith(("free", "unmap")))
+def _from_driver(calls: Sequence[DriverCall]) -> str:
+    taken, given_back = (sum(call.bytes for call in calls if TAKEN[call.action] == sign) for sign in (1, -1))
     words = f"{spelled(given_back)} of empty segments go back to the driver, then " if given_back else ""
-    taken = allocator.reserved - before + given_back
-    return f"{words}no free block holds it, so the driver gives {spelled(taken)}" if new else ""
+    return f"{words}no free block holds it, so the driver gives {spelled(taken)}" if taken else ""
 
 
-def _rest(address: int, allocator: CachingAllocator) -> str:
-    segments = [{block.address: block for block in run} for run in allocator.segments()]
-    blocks = next(blocks for blocks in segments if address in blocks)
-    block, taken = blocks[address], allocator.block_size(address)
-    after = blocks.get(block.end)
-    if block.requested < taken - 511:
-        return f", which is not split: a rest of {spelled(taken - block.requested)} is too small for a block of its own"
-    if after is not None and not after.allocated:
+def _rest(block: Block) -> str:
+    rest, after = block.size - block.requested, block.next
+    if rest >= BLOCK:
+        return f", which is not split: a rest of {spelled(rest)} is too small for a block of its own"
+    if after is not None and after.mapped and not after.allocated:
         return f", and {spelled(after.size)} stay free behind it"
     return ", which it fills"
 
 
-def _freed(request: Request, address: int, allocator: CachingAllocator) -> str:
-    block = next(block for run in allocator.segments() for block in run if block.address <= address < block.end)
+def _freed(request: Request, block: Block, allocator: CachingAllocator) -> str:
     if block.is_whole_segment:
         return f"{request.name} is freed. Its whole segment is empty now, and is kept: the driver gets nothing back."
     joined = "joined with free neighbors " if block.size - allocator.round_size(-request.bytes) > MiB else ""
@@ -113,13 +108,9 @@ def times(count: int) -> str:
     return {1: "once", 2: "twice"}.get(count, f"{count} times")
 
 
-def hole_keepers(replayed: Replay, event: int | None = None, count: int = 3) -> list[str]:
-    """A line for each of the `count` segments with the most free memory next to tensors after `event`, or at the end.
-
-    It gives the free bytes and the largest of the tensors that keep them from the driver.
-    """
-    segments = replayed.blocks_at(len(replayed) if event is None else event)
-    used = [segment for segment in segments if segment.allocated]
+def hole_keepers(replayed: Replay, count: int = 3) -> list[str]:
+    """A line for each of the segments with the most free memory next to tensors at the end, with its largest tensor."""
+    used = [segment for segment in replayed.blocks_at(len(replayed)) if segment.allocated]
     return [_kept(segment) for segment in sorted(used, key=lambda one: one.allocated - one.bytes)[:count]]
 
 
@@ -145,7 +136,7 @@ def states_first(measured: Measurement) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class Process:
-    """Several runs in one process with one allocator; a run's label has its events in `spans`, as (first, last)."""
+    """Several runs in one process; `replayed.allocated[first:last]` is one's, of which `spans` has (first, last)."""
 
     replayed: Replay
     spans: Mapping[str, tuple[int, int]] = field(repr=False)

@@ -28,21 +28,16 @@ class AllocatorPlayer(Explorable):
 
     def __init__(self, trace: str = RULES, event: int | None = None) -> None:
         look: dict[str, Any] = {"style": STYLE, "layout": LAYOUT}
+        wide = look | {"layout": {"width": "868px", "max_width": "100%"}}
         most = len(trace_of(trace))
         super().__init__(
             {
-                "trace": ipywidgets.Text(value=trace, description="requests", continuous_update=False, **look),
+                "trace": ipywidgets.Text(value=trace, description="requests", continuous_update=False, **wide),
                 "segments": dropdown("memory in", SEGMENTS, next(iter(SEGMENTS))),
                 "event": ipywidgets.IntSlider(min=1, max=most, value=event or most, description="event", **look),
                 "gpu": dropdown("the GPU has", CAPACITIES, next(iter(CAPACITIES))),
             }
         )
-        # the field with the requests gets a line of its own: in half a line its end could not be seen
-        requests, (grid, picture) = self.controls["trace"], self.children
-        requests.layout = {"width": "868px", "max_width": "100%"}
-        for column in grid.children:
-            column.children = [control for control in column.children if control is not requests]
-        self.children = [requests, grid, picture]
 
     @property
     def replayed(self) -> Replay:
