@@ -36,7 +36,7 @@ def test_without_simulation_the_answer_is_the_same_and_says_that_it_is_recorded(
     windows: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recorded = saved_by(nn.LayerNorm(1024), SHAPE, dtype="bf16", device="gpu")
-    assert saved_by(torch.mul, SHAPE, SHAPE, dtype="bf16", device="gpu", names=["x", "y"])[0].name == "x"
+    assert len(saved_by(torch.mul, SHAPE, SHAPE, dtype="bf16", device="gpu")) == 2
     (line,) = capsys.readouterr().out.splitlines()
     assert "recorded on a simulated GPU · torch" in line and "not simulated here: simulating a GPU needs" in line
     monkeypatch.undo()

@@ -266,8 +266,7 @@ def test_linear_keeps_its_input_once_and_not_its_weights() -> None:
 
 
 def test_layernorm_keeps_its_input_and_two_statistics() -> None:
-    saved = saved_by(nn.LayerNorm(16), (2, 3, 16), names=["input", "mean", "inverse std"])
-    assert [item.name for item in saved] == ["input", "mean", "inverse std"]
+    saved = saved_by(nn.LayerNorm(16), (2, 3, 16))
     assert [item.bytes for item in saved] == [2 * 3 * 16 * 4, 2 * 3 * 4, 2 * 3 * 4]
 
 
@@ -302,9 +301,7 @@ def test_simulated_gpu_keeps_what_its_kernels_keep() -> None:
 
 
 def test_wrong_requests_are_refused_in_words() -> None:
-    with pytest.raises(ValueError, match="unknown dtype 'int7'; known: fp64, fp32, fp16, bf16"):
+    with pytest.raises(ValueError, match=r"unknown dtype 'int7'.*Known: fp64, fp32, fp16, bf16"):
         saved_by(nn.Linear(4, 4), (2, 4), dtype="int7")
-    with pytest.raises(ValueError, match="unknown device 'cuda'; known: cpu, gpu"):
+    with pytest.raises(ValueError, match=r"unknown device 'cuda'.*Known: cpu, gpu"):
         saved_by(nn.Linear(4, 4), (2, 4), device="cuda")
-    with pytest.raises(ValueError, match="2 names for 1 storages: Addmm: mat1"):
-        saved_by(nn.Linear(4, 4), (2, 4), names=["input", "weights"])

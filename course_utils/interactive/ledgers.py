@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ..units import UNITS, Table, format_bytes, format_signed
 from .failed_cells import running_shell
@@ -19,8 +20,7 @@ def ledger(
     """A table of named bytes with what was measured, row by row in the order of `estimate`, and a row of totals.
 
     Each side is a mapping from name to bytes, or what `saved_by` returns. `unit` is the largest that the total fills
-    unless given; `columns` names the sides if they are not an estimate and a measurement. The third column is the first
-    minus the second. Raises ValueError for a unit that is not known.
+    unless given. The third column is the first minus the second. Raises ValueError for a unit that is not known.
     """
     left, right = _as_mapping(estimate), _as_mapping(measured or {})
     names = [*left, *(name for name in right if name not in left)]
@@ -37,24 +37,16 @@ def ledger(
     return Table(rows, totals=True)
 
 
-def show_ledger(
-    estimate: Rows,
-    measured: Rows | None = None,
-    unit: str | None = None,
-    columns: tuple[str, str] = ("estimate", "measured"),
-) -> None:
-    """Show `ledger(estimate, measured, unit, columns)` in the notebook, or print it in a terminal."""
-    show(ledger(estimate, measured, unit, columns))
+def show_ledger(estimate: Rows, measured: Rows | None = None, **more: Any) -> None:
+    """Show `ledger`, which has the same arguments, in the notebook, or print it in a terminal."""
+    show(ledger(estimate, measured, **more))
 
 
 def _as_mapping(rows: Rows) -> dict[str, int]:
     """Name to bytes; saved tensors that share a name are added up."""
     if isinstance(rows, Mapping):
         return dict(rows)
-    named: dict[str, int] = {}
-    for row in rows:
-        named[row.name] = named.get(row.name, 0) + row.bytes
-    return named
+    return {name: sum(row.bytes for row in rows if row.name == name) for name in (row.name for row in rows)}
 
 
 def show(thing: object) -> None:

@@ -1,8 +1,10 @@
 """The tensors that autograd keeps for backward, storage by storage: `saved_by` asks torch's own hooks."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from ..errors import unknown
 
 if TYPE_CHECKING:
     import torch
@@ -22,11 +24,7 @@ DTYPES = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bflo
 
 
 def saved_by(
-    operation: Callable[..., Any],
-    *inputs: "Sequence[int] | torch.Tensor",
-    dtype: str = "fp32",
-    device: str = "cpu",
-    names: Sequence[str] | None = None,
+    operation: Callable[..., Any], *inputs: "Sequence[int] | torch.Tensor", dtype: str = "fp32", device: str = "cpu"
 ) -> list[Saved]:
     """Run `operation` (a module or a function) and list each storage that autograd keeps for backward, once each.
 
@@ -34,24 +32,13 @@ def saved_by(
     network gets them; a module runs with its weights in `dtype`. Those weights are left out: they are there anyway.
     `device` is "cpu", or "gpu" for a simulated one, whose kernels may keep other things (statistics in fp32, masks of
     one byte). Where no GPU can be simulated, shipped recordings answer the lessons' own questions, and a line says so.
-    `names` replaces the names in order. Raises ValueError for an unknown dtype or device, and for names that don't
-    pair up; SimulationUnavailable for what is neither simulated here nor recorded.
+    Raises ValueError for an unknown dtype or device; SimulationUnavailable for what is neither simulated nor recorded.
     """
     for value, known, what in ((dtype, DTYPES, "dtype"), (device, ("cpu", "gpu"), "device")):
         if value not in known:
-            raise ValueError(f"unknown {what} {value!r}; known: {', '.join(known)}")
-    kept = _recorded_or_now if device == "gpu" else _saved_now
-    saved = kept(operation, inputs, dtype)
-    if names is None:
-        return saved
-    if len(names) != len(saved):
-        raise ValueError(f"{len(names)} names for {len(saved)} storages: {', '.join(item.name for item in saved)}")
-    return [replace(item, name=name) for name, item in zip(names, saved, strict=True)]
-
-
-def _recorded_or_now(
-    operation: Callable[..., Any], inputs: "Sequence[Sequence[int] | torch.Tensor]", dtype: str
-) -> list[Saved]:
+            raise unknown(what, value, known)
+    if device == "cpu":
+        return _saved_now(operation, inputs, dtype, device)
     from ..measuring.saved_recordings import Question, find, why_recorded
     from ..measuring.simulated import simulated_gpu
 
@@ -59,30 +46,27 @@ def _recorded_or_now(
     if why:
         return [Saved(*row) for row in find(Question(operation, inputs, dtype), why)]
     with simulated_gpu("flash" if dtype in ("fp16", "bf16") else "efficient"):
-        return _saved_now(operation, inputs, dtype, "gpu")
+        return _saved_now(operation, inputs, dtype, device)
 
 
 def _saved_now(
-    operation: Callable[..., Any], inputs: "Sequence[Sequence[int] | torch.Tensor]", dtype: str, device: str = "cpu"
+    operation: Callable[..., Any], inputs: "Sequence[Sequence[int] | torch.Tensor]", dtype: str, device: str
 ) -> list[Saved]:
     import torch
 
-    tensors = [_tensor(item, dtype, device) for item in inputs]
-    weights: dict[str, torch.Tensor] = {}
-    run = operation
-    if isinstance(operation, torch.nn.Module):
-        module, state = operation, {**dict(operation.named_parameters()), **dict(operation.named_buffers())}
-        weights = {name: _moved(tensor, dtype, device) for name, tensor in state.items()}
-        run = lambda *arguments: torch.func.functional_call(module, weights, arguments)  # noqa: E731
+    tensors = tuple(_tensor(item, dtype, device) for item in inputs)
     kept: dict[int, torch.Tensor] = {}  # by storage, in order
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
         kept.setdefault(_storage(tensor), tensor)
         return tensor
 
+    module = operation if isinstance(operation, torch.nn.Module) else torch.nn.Module()
+    state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    weights = {name: _moved(tensor, dtype, device) for name, tensor in state.items()}
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        result = run(*tensors)  # which keeps them alive
-    own = {_storage(tensor) for tensor in weights.values()}
+        result = torch.func.functional_call(module, weights, tensors) if module is operation else operation(*tensors)
+    own = set(map(_storage, weights.values()))
     labels, short = _labels(result), {f"torch.{long}": name for name, long in DTYPES.items()}
     return [
         Saved(
