@@ -324,7 +324,7 @@ def test_doctor_says_that_recordings_cannot_be_read(monkeypatch):
     assert doctor.recorded_finding().text.startswith("cannot be read: ")
 
 
-def torch_with_gpu(answer) -> ModuleType:
+def torch_with_gpu(answer, capability=(7, 5)) -> ModuleType:
     """A torch that has one T4, whose free and total bytes `answer` gives or whose refusal it raises."""
     torch: Any = ModuleType("torch")
     torch.__version__, torch.version = "2.13.0", SimpleNamespace(cuda="13.0")
@@ -333,17 +333,20 @@ def torch_with_gpu(answer) -> ModuleType:
         device_count=lambda: 1,
         mem_get_info=answer,
         get_device_name=lambda index: "Tesla T4",
-        get_device_capability=lambda index: (7, 5),
+        get_device_capability=lambda index: capability,
     )
     return torch
 
 
 def test_doctor_says_what_a_gpu_can_do_or_that_it_does_not_answer():
-    finding = doctor.gpu_findings(torch_with_gpu(lambda index: (14 * GiB, 15 * GiB)))[0]
+    def answer(index):
+        return 14 * GiB, 15 * GiB
+
+    finding = doctor.gpu_findings(torch_with_gpu(answer))[0]
     assert (finding.name, finding.verdict) == ("GPU 0", doctor.YES)
     can = "compute capability 7.5: fp16 and efficient attention; no bf16, no flash attention"
     assert finding.text == f"Tesla T4, 15.0 GiB, 14.0 GiB free, {can}"
-    assert "bf16 and flash attention" in doctor.capability_text((8, 0))
+    assert "8.0: bf16 and flash attention" in doctor.gpu_findings(torch_with_gpu(answer, (8, 0)))[0].text
 
     def refuse(index):
         raise RuntimeError("CUDA error: out of memory\nmore of it")

@@ -1,18 +1,14 @@
-"""A report on this machine: which parts of the course are live here, which simulated, and what is missing.
-
-Standard library only, and torch where it is installed.
-"""
+"""A report on this machine: which parts of the course are live here, which simulated, and what is missing."""
 
 import platform
 import sys
 from dataclasses import dataclass
-from html import escape
 from importlib import metadata, util
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
-from ..units import format_bytes
+from ..units import format_bytes, html_table
 from .environment import nvidia_driver
 
 YES, NO, NOTE = "✓", "✗", "·"
@@ -42,12 +38,9 @@ class DoctorReport:
         return "\n\n".join(map("\n".join, parts))
 
     def _repr_html_(self) -> str:
-        left, html = "<td style='text-align:left'>", ""
-        for title, part in self.sections.items():
-            html += f"<tr><th colspan='3' style='text-align:left'>{title}</th></tr>"
-            for name, verdict, text in part:
-                html += f"<tr><td>{verdict}</td>{left}{escape(name)}</td>{left}{escape(text)}</td></tr>"
-        return f"<table>{html}</table>"
+        tables = [[("", title, ""), *((verdict, name, text) for name, verdict, text in part)]
+                  for title, part in self.sections.items()]  # fmt: skip
+        return "".join(html_table(rows, words=3) for rows in tables)
 
 
 def report() -> DoctorReport:
@@ -114,17 +107,12 @@ def gpu_finding(torch: ModuleType, index: int) -> Finding:
         free, total = torch.cuda.mem_get_info(index)
     except RuntimeError as problem:  # full, or held by another process alone
         return Finding(f"GPU {index}", NO, f"does not answer: {str(problem).splitlines()[0]}")
-    capability = torch.cuda.get_device_capability(index)
+    major, minor = torch.cuda.get_device_capability(index)
+    newer = major >= 8  # Ampere
+    can = "bf16 and flash attention" if newer else "fp16 and efficient attention; no bf16, no flash attention"
     memory = f"{format_bytes(total, 'GiB', 1)}, {format_bytes(free, 'GiB', 1)} free"
     name = torch.cuda.get_device_name(index)
-    return Finding(f"GPU {index}", YES, f"{name}, {memory}, {capability_text(capability)}")
-
-
-def capability_text(capability: tuple[int, int]) -> str:
-    """Number formats and attention kernels of a GPU of this compute capability."""
-    newer = capability >= (8, 0)  # Ampere
-    can = "bf16 and flash attention" if newer else "fp16 and efficient attention; no bf16, no flash attention"
-    return f"compute capability {capability[0]}.{capability[1]}: {can}"
+    return Finding(f"GPU {index}", YES, f"{name}, {memory}, compute capability {major}.{minor}: {can}")
 
 
 def packages_finding() -> Finding:
