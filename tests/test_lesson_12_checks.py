@@ -1,6 +1,7 @@
 """The checks of lesson 12: right answers of every style pass, each wrong answer gets the hint it deserves."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import product
 from statistics import NormalDist
 from typing import Any
 
@@ -36,9 +37,6 @@ ADAPTER = Answers(
         (lambda shapes, r: sum(r * n + r * r + r * m for n, m in shapes), "no r × r matrix"),
         (lambda shapes, r: sum(n + m for n, m in shapes), "rank 1, whatever r is"),
         (lambda shapes, r: sum((n * r) * r + r * (r * m) for n, m in shapes), "r counts twice"),
-        (lambda shapes, r: 2 * by_tensors(shapes, r), "bytes in 16 bits"),
-        (lambda shapes, r: 4 * by_tensors(shapes, r), "bytes in fp32"),
-        (lambda shapes, r: r * sum(shapes[0]) if shapes else 0, "the first matrix alone"),
         (lambda shapes, r: by_tensors(shapes, 16), "Some count is off"),
         (lambda shapes, r: by_tensors(shapes, r) or r, "Without any matrix"),
         (lambda shapes, r: shapes.clear() or 0, "changes 'shapes'"),
@@ -66,7 +64,6 @@ MERGE = Answers(
         (lambda W, A, B, alpha: W + alpha * B @ A, "You scale by alpha alone"),
         (lambda W, A, B, alpha: W + B @ A / len(A), "You divide by r alone"),
         (lambda W, A, B, alpha: W + B @ A * (alpha / A.shape[1]), "You divide by A's columns"),
-        (lambda W, A, B, alpha: W + B @ A * (alpha / len(B)), "You divide alpha by n_out"),
         (lambda W, A, B, alpha: B @ A * (alpha / len(A)), "where is W?"),
         (lambda W, A, B, alpha: (W + B @ A) * (alpha / len(A)), "You scale W, too"),
         (lambda W, A, B, alpha: W - B @ A * (alpha / len(A)), "You take the difference away"),
@@ -104,18 +101,11 @@ ACCOUNT = Answers(
         (accounting(frozen=lambda N, n, bits, block: N * bits / 8 + 2 * N / block), "fp32, not 16-bit"),
         (accounting(frozen=lambda N, n, bits, block: N * bits / 8 + 4 * block), "How many blocks are there"),
         (accounting(frozen=lambda N, n, bits, block: 2 * N), "frozen model in 16 bits"),
-        (accounting(frozen=lambda N, n, bits, block: N), "How many bits does each take"),
-        (accounting(frozen=lambda N, n, bits, block: N / 2 + N / 16), "4 bits in blocks of 64"),
         (accounting(frozen=lambda N, n, bits, block: (N * bits / 8 + 4 * N / block) / 1e9), "frozen is GB where bytes"),
         (accounting(adapters=lambda N, n, bits, block: n * bits / 8), "not quantized"),
         (accounting(adapters=lambda N, n, bits, block: 4 * n), "16-bit here, not fp32"),
-        (accounting(adapters=lambda N, n, bits, block: n), "how many numbers learn"),
-        (accounting(gradients=lambda N, n, bits, block: 2 * N), "get no gradients, and the adapters do"),
         (accounting(gradients=lambda N, n, bits, block: 2 * (n + N)), "Frozen parameters get no gradients."),
         (accounting(gradients=lambda N, n, bits, block: 4 * n), "the format of what learns"),
-        (accounting(gradients=lambda N, n, bits, block: 0), "Something does learn"),
-        (accounting(gradients=lambda N, n, bits, block: n), "how many gradients there are"),
-        (accounting(states=lambda N, n, bits, block: 8 * N), "for what is frozen, only for what learns"),
         (accounting(states=lambda N, n, bits, block: 8 * (N + n)), "keeps nothing for what is frozen."),
         (accounting(states=lambda N, n, bits, block: 4 * n), "Half of what Adam keeps"),
         (accounting(states=lambda N, n, bits, block: 4 * n + 4 * n + 4 * n), "no fp32 master copy"),
@@ -188,7 +178,6 @@ QUANTIZE = Answers(
         (quantizing(to_code=torch.trunc), "above half a step"),
         (quantizing(to_code=lambda x: x, dtype=torch.float32), "Did you forget to round"),
         (quantizing(dtype=torch.float32), "stored as floats"),
-        (quantizing(largest=lambda rows: rows.half().abs().amax(dim=1)), "Your scales are 16-bit"),
         (quantizing(largest=lambda rows: rows.amax(dim=1), dtype=torch.int32), "the largest *magnitude*"),
         (quantizing(scale=lambda rows: rows.abs().amax(dim=1)), "for the largest code to stand for that"),
         (quantizing(scale=lambda rows: torch.ones(3)), "another number of scales"),
@@ -227,8 +216,7 @@ def with_delta(delta: Callable[[int], float]) -> Any:
     return answer
 
 
-def as_learned(bits: int) -> list[float]:
-    return with_delta(lambda n: (1 / n + 1 / (n - 1)) / 4)(bits)
+as_learned = with_delta(lambda n: (1 / n + 1 / (n - 1)) / 4)
 
 
 def evenly_in_one(bits: int) -> list[float]:
@@ -272,8 +260,7 @@ def peak(run: TrainingRun, bits: int, rank: int) -> int:
 
 
 def by_sorting(run: TrainingRun, card: str) -> tuple[int, int] | None:
-    pairs = [(bits, rank) for bits in BITS for rank in RANKS]
-    return max((pair for pair in pairs if peak(run, *pair) <= gpu(card).memory), default=None)
+    return max((pair for pair in product(BITS, RANKS) if peak(run, *pair) <= gpu(card).memory), default=None)
 
 
 def from_below(run: TrainingRun, card: str) -> list[int] | None:
@@ -285,32 +272,25 @@ def from_below(run: TrainingRun, card: str) -> list[int] | None:
     return found
 
 
-def in_two_steps(run: TrainingRun, card: str) -> tuple[int, int] | None:
-    room = gpu(card).memory
-    bits = next((bits for bits in BITS if peak(run, bits, min(RANKS)) <= room), None)
-    return (bits, next(rank for rank in RANKS if peak(run, bits, rank) <= room)) if bits else None
-
-
-def first_of(pairs: Any, room: Any = lambda card: gpu(card).memory) -> Any:
+def first_of(pairs: Iterable[tuple[int, int]], room: Any = lambda card: gpu(card).memory) -> Any:
     """The first of these pairs that fits."""
+    pairs = list(pairs)
     return lambda run, card: next((pair for pair in pairs if peak(run, *pair) <= room(card)), None)
 
 
 BEST = Answers(
-    right=[by_sorting, from_below, in_two_steps],
+    right=[by_sorting, from_below, first_of(product(BITS, RANKS))],
     wrong=[
-        (first_of([(bits, rank) for rank in RANKS for bits in BITS]), "the memory on rank first"),
-        (first_of([(bits, rank) for bits in BITS[::-1] for rank in RANKS]), "the fewest bits that fit"),
-        (first_of([(bits, rank) for bits in BITS for rank in RANKS[::-1]]), "the lowest rank that fits"),
-        (first_of([(bits, rank) for bits in BITS[::-1] for rank in RANKS[::-1]]), "the least of everything"),
-        (first_of([(bits, rank) for bits in BITS for rank in RANKS], lambda card: int(card[:-2].split("-")[1]) * 10**9),
-         "the number in the card's name"),
+        (first_of((bits, rank) for rank in RANKS for bits in BITS), "the memory on rank first"),
+        (first_of(product(BITS[::-1], RANKS)), "the fewest bits that fit"),
+        (first_of(product(BITS, RANKS[::-1])), "the lowest rank that fits"),
+        (first_of(product(BITS[::-1], RANKS[::-1])), "the least of everything"),
+        (first_of(product(BITS, RANKS), lambda card: int(card[:-2].split("-")[1]) * 10**9), "in the card's name"),
         (lambda run, card: (by_sorting(run, card) or ())[::-1] or None, "first the bits"),
         (lambda run, card: by_sorting(run, card) or (4, 2), "nothing fits there"),
         (lambda run, card: None, "you find nothing"),
         (lambda run, card: by_sorting(run, card) and (16, 64), "is not the best"),
         (lambda run, card: (5, 2), "one of BITS"),
-        (lambda run, card: (by_sorting(run, card) or (0, 0))[:1], "Return a pair"),
     ],
 )  # fmt: skip
 

@@ -52,7 +52,7 @@ CHOOSE = Answers(
         (choosing(lambda peak, lost: peak), "You take the lowest peak"),
         (choosing(lambda peak, lost: -peak), "the fullest of those that fit"),
         (choosing(lambda peak, lost: 0), "the first that fits"),
-        (choosing(lambda peak, lost: (lost, -peak)), "take the smaller, wherever the list has it"),
+        (choosing(lambda peak, lost: lost), "take the smaller, wherever the list has it"),
         (choosing(lambda peak, lost: -lost), "Some choices are off"),
         (sorted_in_place, "changes 'configurations'"),
         (lambda configurations, room: None, "You find nothing"),
@@ -77,13 +77,6 @@ def by_counts(batch: int, fixed: float, each: float, room: float) -> tuple[float
     return next(((batch / n, n) for n in counts if (fixed + each * batch / n) * 1.05 <= room), None)
 
 
-def by_division(batch: int, fixed: float, each: float, room: float) -> list[int] | None:
-    most = min(batch, int((room / 1.05 - fixed) / each))
-    while most > 0 and batch % most:
-        most -= 1
-    return [most, batch // most] if most > 0 else None
-
-
 def splitting(fits: Callable[[int, float, float, float], bool], divides: bool = True) -> Any:
     """From above, with another question whether a size fits, or whether it divides the batch."""
 
@@ -103,7 +96,7 @@ def halving(batch: int, fixed: float, each: float, room: float) -> tuple[int, in
 
 
 SPLIT = Answers(
-    right=[from_above, by_counts, by_division],
+    right=[from_above, by_counts, lambda **case: list(from_above(**case) or ()) or None],
     wrong=[
         (splitting(lambda size, fixed, each, room: (fixed + each * size) * 1.05 <= room, False), "some sequences are"),
         (splitting(lambda size, fixed, each, room: fixed + each * size <= room), "no reserve of 5 %"),
@@ -127,18 +120,16 @@ ON_T4 = TrainingRun(
 )
 
 
-def found() -> TrainingRun:
-    plan = fit("gpt2-large", "T4-16GB", global_batch=32)
-    assert plan.best is not None
-    return plan.best.run
-
-
 def changing(**changes: Any) -> Any:
     return lambda: ON_T4.replace(**changes)
 
 
 ON_A_T4 = Answers(
-    right=[found, lambda: ON_T4, changing(recompute="every-3", loss_chunks=16)],
+    right=[
+        lambda: fit("gpt2-large", "T4-16GB", global_batch=32).path[-1].run,
+        lambda: ON_T4,
+        changing(recompute="every-3", loss_chunks=16),
+    ],
     wrong=[
         (changing(model="gpt2-medium"), "gpt2-large was asked for"),
         (changing(seq_len=512), "as long as they are"),
@@ -183,14 +174,6 @@ def three_moments(N: int, L: int, h: int, a: int, V: int, s: int, b: int) -> flo
                    body + tokens * (38 * h + 4 * a + 16)])  # fmt: skip
 
 
-def no_loss(N: int, L: int, h: int, a: int, V: int, s: int, b: int) -> float:
-    return 16 * N + 4 * s * b * h * L + 2 * (h * V + 12 * L * h**2)
-
-
-def both_at_once(N: int, L: int, h: int, a: int, V: int, s: int, b: int) -> float:
-    return 16 * N + 2 * h * V + 24 * L * h**2 + 4 * s * b * h * L + 10 * s * b * V
-
-
 PREDICTED_PEAK = Answers(
     right=[on_paper(), with_last_norm, three_moments],
     wrong=[
@@ -200,17 +183,18 @@ PREDICTED_PEAK = Answers(
         (on_paper(stream=0, block=lambda h, a: 38 * h + 4 * a + 16), "Nothing is recomputed"),
         (on_paper(stream=0), "The checkpoints are missing"),
         (on_paper(stream=2), "checkpoints are in 16 bits"),
-        (no_loss, "The loss is missing"),
+        (lambda N, L, h, a, V, s, b: 16 * N + 4 * s * b * h * L + 2 * h * V + 24 * L * h**2, "The loss is missing"),
         (on_paper(moments=lambda loss, backward: loss), "You take the loss alone"),
         (on_paper(moments=lambda loss, backward: backward), "the loss's backward alone"),
-        (both_at_once, "two moments that are never together"),
+        (lambda N, L, h, a, V, s, b: 16 * N + 2 * h * V + 24 * L * h**2 + 4 * s * b * h * L + 10 * s * b * V,
+         "two moments that are never together"),
         (lambda **of: on_paper()(**of) / 1e9, "Right in GB"),
         (lambda **of: on_paper()(**of) / 2**30, "Right in GiB"),
         (lambda **of: on_paper()(**of) / 2, "Right in 16-bit numbers"),
         (lambda **of: 1.4 * on_paper()(**of), "prediction − peak is +40 %"),
         (lambda **of: on_paper()(**(of | {"b": 1})), "prediction − peak is −"),
     ],
-)
+)  # fmt: skip
 
 
 def test_the_formula_is_within_its_tolerance_and_the_mistakes_are_not() -> None:
@@ -233,10 +217,8 @@ CLUES: dict[str, Callable[[Any], bool]] = {
     "fragmentation": lambda seen: seen.free > seen.requested and seen.free_share > 0.2,
     "states": lambda seen: seen.phase == "optimizer" and seen.alive["optimizer_states"] < 8 * seen.parameters,
     "update": lambda seen: seen.phase == "optimizer",
-    "loss": lambda seen: seen.vocab > 0 and seen.requested // (seen.micro_batch * seen.seq_len * seen.vocab) in (2, 4),
-    "attention": lambda seen: (
-        seen.heads > 0 and seen.requested % (seen.micro_batch * seen.heads * seen.seq_len**2) == 0
-    ),
+    "loss": lambda seen: seen.vocab and seen.requested // (seen.micro_batch * seen.seq_len * seen.vocab) in (2, 4),
+    "attention": lambda seen: seen.heads and seen.requested % (seen.micro_batch * seen.heads * seen.seq_len**2) == 0,
 }
 
 

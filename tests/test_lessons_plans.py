@@ -4,7 +4,7 @@ import pytest
 
 from course_utils import GPUS, fit
 from course_utils.interactive.guesses import Guess
-from course_utils.lessons.plans.detective import CAUSES, ORDER, broken, case
+from course_utils.lessons.plans.detective import CAUSES, ORDER, case
 from course_utils.lessons.plans.plans import Graded, catalog, grade, path_table, plan_figure
 from course_utils.lessons.plans.widget import NOTHING, against, detective
 from course_utils.units import GB
@@ -25,7 +25,6 @@ def test_the_table_has_the_path_and_ends_in_what_fits() -> None:
     assert [row[0].split(" · ")[1] for row in rows] == [step.what for step in PLAN.path]
     assert rows[0][-1] == "no" and rows[-1][-1] == "yes"
     assert rows[1][2].startswith("−")
-    assert "<table>" in path_table(PLAN)._repr_html_()
 
 
 def test_the_catalog_invents_nothing() -> None:
@@ -39,18 +38,13 @@ def test_the_catalog_invents_nothing() -> None:
     ("guess", "expected"), [(10.05, "A"), (9.6, "B"), (11.4, "C"), (6.0, "D"), (20.0, "E"), (3.0, "E")]
 )
 def test_a_prediction_is_graded_by_its_error(guess: float, expected: str) -> None:
-    graded = Graded(10 * GB, Guess(guess, "GB", "2026-01-01"))
-    assert graded.verdict[0] == expected
-    assert ("+" if guess > 10 else "−") in repr(graded)
-    assert "prediction − measured" in repr(graded)
-    assert "prediction − simulated" in repr(Graded(graded.actual, graded.guess, "simulated"))
+    graded = repr(Graded(10 * GB, Guess(guess, "GB", "2026-01-01"), "simulated"))
+    assert graded.startswith(f"Grade {expected}: prediction − simulated = {'+' if guess > 10 else '−'}")
 
 
-def test_without_a_prediction_there_is_no_grade() -> None:
-    assert Graded(10 * GB, None).verdict[0] == "–"
-    assert "nothing to grade" in repr(Graded(10 * GB, None))
-    with pytest.raises(ValueError, match="nothing to grade against"):
-        grade("14.nothing", 0)
+def test_without_a_prediction_there_is_no_grade(capsys: pytest.CaptureFixture[str]) -> None:
+    grade("14.nothing", 10 * GB)
+    assert "nothing to grade" in capsys.readouterr().out
 
 
 def test_a_case_ends_where_memory_did_and_names_no_tensor() -> None:
@@ -66,8 +60,6 @@ def test_a_case_ends_where_memory_did_and_names_no_tensor() -> None:
 def test_bad_questions_are_refused() -> None:
     with pytest.raises(ValueError, match="cases 1 to 6"):
         case(7)
-    with pytest.raises(ValueError, match="fits"):
-        broken("fragmentation", 80 * GB)
 
 
 def test_the_detective_answers_and_keeps_score() -> None:
@@ -87,7 +79,6 @@ def test_the_detective_answers_and_keeps_score() -> None:
     assert widget.figure is not None and "Case 3" in widget.figure.alt
 
 
-@pytest.mark.parametrize("cause", CAUSES)
-def test_every_wrong_cause_gets_a_pointer_to_the_evidence(cause: str) -> None:
-    words = against(cause, case(1))
-    assert words.endswith(("?", ".")) and CAUSES[ORDER[0][0]] not in words
+def test_every_wrong_cause_gets_a_pointer_to_the_evidence() -> None:
+    for words in (against(cause, case(1)) for cause in CAUSES):
+        assert words.endswith(("?", ".")) and CAUSES[ORDER[0][0]] not in words

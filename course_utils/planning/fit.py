@@ -31,20 +31,15 @@ FREE = {
 FSDP_POLICY = {"amp-bf16": "bf16-master", "amp-fp16": "fp16-master"}
 """FSDP2's mixed-precision policy in place of autocast, wherever the weights are sharded (ZeRO stages 2 and 3).
 
-Shards, sums of gradients and optimizer states are fp32 with either. So the policy, too, leaves the training what it is:
-only what flows from one product to the next is now rounded to 16 bits. On whole weights "bf16-master" is another
-training, as it adds up gradients in 16 bits.
+Shards, sums of gradients and optimizer states are fp32 with either, so the training stays what it is but for rounding.
+On whole weights "bf16-master" is another training, as it adds up gradients in 16 bits.
 """
 
 MAY_CHANGE: dict[str, tuple[dict[str, Any], ...]] = {
     "precision": ({"precision": "bf16-master"},),
     "pure-bf16": ({"precision": "bf16"},),
     "optimizer": ({"optimizer": "adam8bit"}, {"optimizer": "adafactor"}, {"optimizer": "momentum"}),
-    "lora": (
-        {"lora_rank": 16, "frozen_bits": 16},
-        {"lora_rank": 16, "frozen_bits": 8},
-        {"lora_rank": 16, "frozen_bits": 4},
-    ),
+    "lora": tuple({"lora_rank": 16, "frozen_bits": bits} for bits in (16, 8, 4)),
 }
 """Choices that change what is learned, or how exactly, tried only if allowed."""
 
@@ -65,8 +60,8 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Plan:
-    """The result of `fit`: `best` is None if nothing fits. `tried` are all estimated configurations, `covered`
-    counts those that were decided, by their own estimate or because a smaller one of their kind was already too large.
+    """The result of `fit`: `best` is None if nothing fits. `tried` are all estimated configurations; `covered` counts
+    those that were decided, some because a smaller one of their kind was already too large.
     """
 
     start: TrainingRun
@@ -105,31 +100,27 @@ def fit(
     """The configuration of this training that fits the card and loses least time, and the path to it.
 
     The training is `global_batch` sequences of `seq_len` tokens a step, on `world_size` such cards. Searched are the
-    micro-batch, what is recomputed or offloaded, attention's kernel, the optimizer's implementation, chunks of the loss
-    and, on several ranks, what is sharded, with `FSDP_POLICY` in place of autocast; with `may_change` also what changes
-    the training: "precision", "pure-bf16", "optimizer", "lora". `choices` are TrainingRun's, for the run to start from
-    (autocast in bf16, or fp16 on cards older than Ampere). A configuration fits if its estimate and a reserve of 5 %
-    do. Times are `step_time`'s.
+    micro-batch and the choices of `FREE`, on several ranks with `FSDP_POLICY` in place of autocast; with `may_change`
+    also those of `MAY_CHANGE`. `choices` are TrainingRun's, for the run to start from (autocast in bf16, or fp16 on
+    cards older than Ampere). A configuration fits if its estimate and a reserve of 5 % do. Times are `step_time`'s.
     Raises ValueError like TrainingRun, and for a card whose rates are unknown.
     """
     card = card if isinstance(card, Gpu) else gpu(card)
-    sizes = {"global_batch": global_batch, "world_size": world_size}
-    for name, size in sizes.items():
-        check_size(name, size)
+    check_size("global_batch", global_batch)
+    check_size("world_size", world_size)
     if global_batch % world_size:
         raise ValueError(f"a global batch of {global_batch} cannot be shared equally by {world_size} ranks")
     older: dict[str, Any] = {} if card.has_bf16 else {"precision": "amp-fp16", "attention": "efficient"}
-    given: dict[str, Any] = older | sizes | {"seq_len": seq_len, "micro_batch": global_batch // world_size} | choices
-    return arrange(TrainingRun(model, **given), card, may_change)
+    start = TrainingRun(model, global_batch // world_size, seq_len, world_size=world_size, **(older | choices))
+    return arrange(start, card, may_change)
 
 
 def arrange(run: TrainingRun, card: Gpu, may_change: Sequence[str] = ()) -> Plan:
     """`fit` for a run that is there already: the same model, tokens, global batch and ranks, arranged to fit `card`.
 
-    Raises ValueError for a change that is not known, and like `estimate` for runs that no estimate covers.
-
     Branch and bound: for each set of choices the largest micro-batch that fits is found by bisection, as memory grows
     and the time lost shrinks with it; a set that would lose more than the best even with the largest is not looked at.
+    Raises ValueError for a change that is not known, and like `estimate` for runs that no estimate covers.
     """
     check(run)
     for name in may_change:
@@ -146,10 +137,9 @@ def arrange(run: TrainingRun, card: Gpu, may_change: Sequence[str] = ()) -> Plan
         if best is None or bound < best.lost:
             found = _largest_that_fits(shapes[i], sizes, card, tried)
             best = found if found and (best is None or found.lost < best.lost) else best
-    if best is None:
-        tried += _smallest(shapes, card)
-    if not tried:
-        raise ValueError(f"none of the choices can be estimated for {run}")
+    if best is None:  # those that keep least between the passes, with a micro-batch of one sequence
+        least = min(map(_floor, shapes))
+        tried += filter(None, (_estimated(shape, card) for shape in shapes if _floor(shape) == least))
     return Plan(run, card, best, tuple(tried), len(shapes) * len(sizes))
 
 
@@ -157,18 +147,17 @@ def _shapes(run: TrainingRun, card: Gpu, may_change: Sequence[str]) -> Iterator[
     """Every set of choices that the card can run, with a micro-batch of one sequence."""
     run = _resized(run, 1)
     changes = [{}, *(change for name in may_change for change in MAY_CHANGE[name])]
-    for change, recompute, chunks, sharding in product(
-        changes, FREE["recompute"], FREE["loss_chunks"], _shardings(run)
-    ):
+    kernels = (*FREE["attention"], run.attention)  # the fastest first; the run's own for heads that neither takes
+    free = product(changes, FREE["recompute"], FREE["loss_chunks"], _shardings(run))
+    for change, recompute, chunks, sharding in free:
         if change and change.items() <= sharding.items():
             continue  # the policy that FSDP2 takes anyway
         chosen: dict[str, Any] = {"recompute": recompute, "loss_chunks": chunks} | sharding | change
-        for optimizer in _implementations(chosen.get("optimizer", run.optimizer.algorithm)):
-            kernels = (
-                _possible(run, chosen | {"optimizer": optimizer, "attention": kernel}) for kernel in _attentions(run)
-            )
-            # The first that can run: the efficient kernel is for cards and heads that have no flash kernel.
-            yield from [shape for shape in kernels if shape and not unsupported(shape, card.capability)][:1]
+        algorithm = chosen.get("optimizer", run.optimizer.algorithm)
+        has_several = algorithm in ("adam", "adamw")
+        for optimizer in [f"{algorithm}-{how}" for how in FREE["implementation"]] if has_several else [algorithm]:
+            found = (_possible(run, chosen | {"optimizer": optimizer, "attention": kernel}) for kernel in kernels)
+            yield from [shape for shape in found if shape and not unsupported(shape, card.capability)][:1]
 
 
 def _possible(run: TrainingRun, choices: dict[str, Any]) -> TrainingRun | None:
@@ -177,12 +166,6 @@ def _possible(run: TrainingRun, choices: dict[str, Any]) -> TrainingRun | None:
         return run.replace(**choices)
     except ValueError:
         return None
-
-
-def _attentions(run: TrainingRun) -> Sequence[str]:
-    """The fused kernels, or the run's own attention where its heads are such that neither takes them."""
-    kernels = FREE["attention"]
-    return kernels if any(_possible(run, {"attention": kernel}) for kernel in kernels) else [run.attention]
 
 
 def _shardings(run: TrainingRun) -> list[dict[str, Any]]:
@@ -200,13 +183,6 @@ def precision_at(stage: int, name: str, before: int) -> str:
         return FSDP_POLICY.get(name, name)
     autocast = {policy: name for name, policy in FSDP_POLICY.items()}
     return autocast.get(name, name) if before > 1 else name
-
-
-def _implementations(algorithm: str) -> list[str]:
-    """The names of an optimizer: torch's AdamW in each of its implementations, others as they are."""
-    if algorithm not in ("adam", "adamw"):
-        return [algorithm]
-    return [f"{algorithm}-{how}" for how in FREE["implementation"]]
 
 
 def _resized(run: TrainingRun, micro_batch: int) -> TrainingRun:
@@ -233,13 +209,6 @@ def _largest_that_fits(shape: TrainingRun, sizes: list[int], card: Gpu, tried: l
     return best
 
 
-def _smallest(shapes: list[TrainingRun], card: Gpu) -> list[Candidate]:
-    """Where nothing fits: those that keep least between the passes, with a micro-batch of one sequence."""
-    floors = [_floor(shape) for shape in shapes]
-    least = [shape for shape, floor in zip(shapes, floors, strict=True) if floor == min(floors)]
-    return [found for found in (_estimated(shape, card) for shape in least) if found is not None]
-
-
 def _estimated(run: TrainingRun, card: Gpu, what: str = "") -> Candidate | None:
     """The run with its estimate; None if `estimate` refuses it, as it does for some pairs of choices."""
     try:
@@ -260,9 +229,7 @@ def _floor(run: TrainingRun) -> int:
 
 def _path(start: TrainingRun, target: TrainingRun, card: Gpu) -> Iterator[Candidate]:
     """One group of choices after another: first what costs no time, then what saves most bytes for a second lost."""
-    now = _estimated(start, card, "as asked for")
-    if now is None:
-        raise ValueError(f"{start} cannot be estimated")
+    now = Candidate(start, estimate(start).total, lost_seconds(start, card), "as asked for")
     yield now
     left = _differences(start, target)
     while left:
@@ -281,34 +248,25 @@ def _worth(now: Candidate, then: Candidate) -> tuple[bool, float]:
 
 def _differences(start: TrainingRun, target: TrainingRun) -> dict[str, dict[str, Any]]:
     """Descriptions of the changes from one run to the other, and the choices that make them."""
+    before = f"{start.accumulation_steps} of {start.micro_batch}" if start.accumulation_steps > 1 else "all at once"
     follows = target.precision.name == precision_at(target.zero_stage, start.precision.name, start.zero_stage)
+    policy = " in FSDP2's mixed precision" if start.precision != target.precision and target.zero_stage > 1 else ""
+    views = "gradients as views of the buckets" if target.bucket_view else "none"
     groups = {
-        "micro-batches": ("micro_batch", "accumulation_steps"),
-        "precision": () if follows else ("precision",),
-        "optimizer": ("optimizer",),
-        "attention": ("attention",),
-        "recomputation": ("recompute",),
-        "chunks of the loss": ("loss_chunks",),
-        "sharding": ("zero_stage", "bucket_view", *(("precision",) if follows else ())),
-        "LoRA": ("lora_rank", "lora_targets", "frozen_bits"),
-    }
+        f"micro-batches: {target.accumulation_steps} of {target.micro_batch} instead of {before}":
+            ("micro_batch", "accumulation_steps"),
+        f"precision: {target.precision.name}": () if follows else ("precision",),
+        f"optimizer: {target.optimizer.name}": ("optimizer",),
+        f"attention: {target.attention}": ("attention",),
+        f"recomputation: {target.recompute}": ("recompute",),
+        f"chunks of the loss: {target.loss_chunks}": ("loss_chunks",),
+        f"sharding: {f'ZeRO-{target.zero_stage}{policy}' if target.zero_stage else views}":
+            ("zero_stage", "bucket_view", *(("precision",) if follows else ())),
+        f"LoRA: rank {target.lora_rank}, frozen weights in {target.frozen_bits} bits":
+            ("lora_rank", "lora_targets", "frozen_bits"),
+    }  # fmt: skip
     return {
-        f"{group}: {_described(group, start, target)}": {name: getattr(target, name) for name in names}
-        for group, names in groups.items()
+        what: {name: getattr(target, name) for name in names}
+        for what, names in groups.items()
         if any(getattr(start, name) != getattr(target, name) for name in names)
     }
-
-
-def _described(group: str, start: TrainingRun, run: TrainingRun) -> str:
-    if group == "micro-batches":
-        before = f"{start.accumulation_steps} of {start.micro_batch}" if start.accumulation_steps > 1 else "all at once"
-        return f"{run.accumulation_steps} of {run.micro_batch} instead of {before}"
-    if group == "sharding":
-        views = "gradients as views of the buckets" if run.bucket_view else "none"
-        policy = " in FSDP2's mixed precision" if start.precision != run.precision and run.zero_stage > 1 else ""
-        return f"ZeRO-{run.zero_stage}{policy}" if run.zero_stage else views
-    if group == "LoRA":
-        return f"rank {run.lora_rank}, frozen weights in {run.frozen_bits} bits"
-    names = {"precision": run.precision.name, "optimizer": run.optimizer.name, "attention": run.attention}
-    names |= {"recomputation": run.recompute, "chunks of the loss": str(run.loss_chunks)}
-    return names[group]

@@ -1,5 +1,7 @@
 """Predictions of whether a run fits a card, and its smaller twin that does: from estimates, without torch."""
 
+from bisect import bisect_left
+
 from ..estimating import estimate
 from ..gpus import Gpu
 from ..models import PRESETS
@@ -8,7 +10,6 @@ from ..units import format_bytes
 
 SAFETY = 1.05
 """A run counts as fitting if 1.05 times its estimate does: scratch and fragmentation are not in the estimate."""
-
 
 NEWEST_CUDNN = (12, 1)
 """The newest compute capability that torch's cuDNN attention takes."""
@@ -21,22 +22,13 @@ def fits(run: TrainingRun, memory: int) -> bool:
 
 def largest_micro_batch(run: TrainingRun, memory: int) -> int:
     """The largest micro-batch, up to the run's own, that fits `memory` bytes; 0 if none does."""
-    low, high = 0, run.micro_batch
-    while low < high:
-        middle = (low + high + 1) // 2
-        if fits(run.replace(micro_batch=middle), memory):
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    return bisect_left(range(1, run.micro_batch + 1), True, key=lambda b: not fits(run.replace(micro_batch=b), memory))
 
 
 def fit_words(total: int, card: Gpu) -> str:
     """Text that says if `total` bytes fit a GPU, and by how much: "does not fit a V100-32GB by 3.10 GB"."""
     gap = format_bytes(abs(card.room - total), "GB", 2)
-    if total > card.room:
-        return f"does not fit {named(card)} by {gap}"
-    return f"fits {named(card)} with {gap} to spare"
+    return f"does not fit {named(card)} by {gap}" if total > card.room else f"fits {named(card)} with {gap} to spare"
 
 
 def named(card: Gpu) -> str:

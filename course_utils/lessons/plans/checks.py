@@ -1,9 +1,9 @@
 """Checks of the exercises of lesson 14, "Will it fit?": each names the misconception, never the answer."""
 
-import operator
 from collections.abc import Callable, Sequence
 from functools import cache
 from numbers import Real
+from operator import eq
 from typing import Any
 
 from course_utils.estimating import estimate
@@ -65,6 +65,7 @@ CHOOSE_MISTAKES: Mistakes = {
     "You take the first that fits. There may be a better one behind it.": _least(lambda peak, lost: 0),
     "You take 5 % off the wrong side: the estimate with its reserve has to fit the card.":
         _least(lambda peak, lost: (lost, peak), 1 / SAFETY),
+    "Of two that lose the same take the smaller, wherever the list has it.": _least(lambda peak, lost: lost),
 }  # fmt: skip
 
 
@@ -72,15 +73,12 @@ CHOOSE_MISTAKES: Mistakes = {
 def choose(answer: Any) -> None:
     """`answer(configurations, room)` is the index of the one to take, or None."""
     got = [_index(answer, *one) for one in CHOICES]
-    if recognized(got, CHOICES, choose_right, CHOOSE_MISTAKES, same=operator.eq):
+    if recognized(got, CHOICES, choose_right, CHOOSE_MISTAKES, same=eq):
         return
-    right = [choose_right(*one) for one in CHOICES]
-    expect(_lost(got) != _lost(right), "Of two that lose the same take the smaller, wherever the list has it.")
-    pairs = list(zip(got, right, strict=True))
-    missed = any(mine is None and wanted is not None for mine, wanted in pairs)
-    expect(not missed, "You find nothing where something fits.")
-    too_many = any(mine is not None and wanted is None for mine, wanted in pairs)
-    expect(not too_many, "You choose something where nothing fits with 5 % in reserve.")
+    for mine, one in zip(got, CHOICES, strict=True):
+        wanted = choose_right(*one)
+        expect(mine is not None or wanted is None, "You find nothing where something fits.")
+        expect(mine is None or wanted is not None, "You choose something where nothing fits with 5 % in reserve.")
     fail("Some choices are off. First leave out what does not fit, then compare seconds lost.")
 
 
@@ -88,10 +86,6 @@ def _index(answer: Any, configurations: Configurations, room: int) -> int | None
     got = call_or_none(answer, configurations=list(configurations), room=room, returns=int)
     expect(got is None or 0 <= got < len(configurations), "That index is not one of the list.")
     return got
-
-
-def _lost(chosen: list[int | None]) -> list[float | None]:
-    return [None if index is None else case[index][1] for index, (case, _) in zip(chosen, CHOICES, strict=True)]
 
 
 # -------------------------------------------------------------------------------------------------------- 14.2: split
@@ -103,33 +97,32 @@ SIZES = ((32, 2.0, 5.5, 33.0), (32, 24.0, 2.0, 33.0), (64, 10.0, 0.4, 80.0), (30
 Pair = tuple[int, int] | None
 
 
-def _split(most: Callable[[float, float, float], float], must_divide: bool = True) -> Callable[..., Pair]:
-    """An answer: the largest micro-batch up to `most`, which is of what is fixed, per sequence, and the room."""
+def _split(fits: Callable[[int, float, float, float], bool], must_divide: bool = True) -> Callable[..., Pair]:
+    """An answer: the largest micro-batch for which `fits(size, fixed, each, room)`, and how many of them."""
 
     def split(batch: int, fixed: float, each: float, room: float) -> Pair:
-        fitting = [size for size in range(1, batch + 1) if size <= most(fixed, each, room)]
+        fitting = [size for size in range(1, batch + 1) if fits(size, fixed, each, room)]
         sizes = [size for size in fitting if batch % size == 0 or not must_divide]
         return (sizes[-1], batch // sizes[-1]) if sizes else None
 
     return split
 
 
-def split_right(batch: int, fixed: float, each: float, room: float) -> Pair:
-    """The right answer: the largest micro-batch that divides the batch and fits, and how many of them."""
-    fitting = [size for size in range(1, batch + 1) if batch % size == 0 and (fixed + each * size) * SAFETY <= room]
-    return (fitting[-1], batch // fitting[-1]) if fitting else None
+def _fits(size: int, fixed: float, each: float, room: float) -> bool:
+    return (fixed + each * size) * SAFETY <= room
 
+
+split_right = _split(_fits)
 
 SPLIT_MISTAKES: Mistakes = {
-    "Your micro-batch does not always divide the batch, so that some sequences are left out.":
-        _split(lambda fixed, each, room: (room / SAFETY - fixed) / each, must_divide=False),
-    "You leave no reserve of 5 %.": _split(lambda fixed, each, room: (room - fixed) / each),
+    "Your micro-batch does not always divide the batch, so that some sequences are left out.": _split(_fits, False),
+    "You leave no reserve of 5 %.": _split(lambda size, fixed, each, room: fixed + each * size <= room),
     "Weights, gradients and states are there too, whatever the micro-batch.":
-        _split(lambda fixed, each, room: room / SAFETY / each),
+        _split(lambda size, fixed, each, room: each * size * SAFETY <= room),
     "The reserve belongs to everything, what is fixed included.":
-        _split(lambda fixed, each, room: (room - fixed) / SAFETY / each),
+        _split(lambda size, fixed, each, room: fixed + each * size * SAFETY <= room),
     "One sequence at a time always fits best, and wastes the card: the weights are read anew for each micro-batch.":
-        lambda batch, *sizes: (1, batch) if split_right(batch, *sizes) else None,
+        _split(lambda size, *sizes: size == 1 and _fits(size, *sizes)),
     "The two numbers are the wrong way round: first the sequences in a micro-batch, then how many micro-batches.":
         lambda *sizes: (split_right(*sizes) or ())[::-1] or None,
 }  # fmt: skip
@@ -139,14 +132,14 @@ SPLIT_MISTAKES: Mistakes = {
 def split(answer: Any) -> None:
     """`answer(batch, fixed, each, room)` is (sequences in a micro-batch, micro-batches), or None."""
     got = [_pair(answer, **by_name(("batch", "fixed", "each", "room"), one)) for one in SIZES]
-    if recognized(got, SIZES, split_right, SPLIT_MISTAKES, same=operator.eq):
+    if recognized(got, SIZES, split_right, SPLIT_MISTAKES, same=eq):
         return
     for (batch, fixed, each, room), mine in zip(SIZES, got, strict=True):
         wanted = split_right(batch, fixed, each, room)
         told = f"{batch} sequences, {fixed:g} + {each:g} GB a sequence, {room:g} GB of room"
-        expect(not (mine is None and wanted), f"{told}: something fits.")
-        expect(not (mine and wanted is None), f"{told}: not even one sequence fits with the reserve.")
-        if mine != wanted and mine is not None:
+        expect(mine or not wanted, f"{told}: something fits.")
+        expect(wanted or not mine, f"{told}: not even one sequence fits with the reserve.")
+        if mine and mine != wanted:
             expect(mine[0] * mine[1] == batch, f"{told}: {mine[0]} × {mine[1]} is another batch.")
             fail(f"{told}: {mine[0]} at a time is not the largest that fits, or does not fit.")
 
@@ -218,10 +211,8 @@ TOLERANCE = 0.05
 
 
 def symbols(run: TrainingRun) -> dict[str, Any]:
-    """The sizes of a run by their symbols."""
-    model = run.model
-    return {"N": model.parameters, "L": model.layers, "h": model.hidden, "a": model.heads, "V": model.vocab,
-            "s": run.seq_len, "b": run.micro_batch}  # fmt: skip
+    sizes = {"N": run.model.parameters, "L": run.model.layers, "h": run.model.hidden, "a": run.model.heads}
+    return sizes | {"V": run.model.vocab, "s": run.seq_len, "b": run.micro_batch}
 
 
 @cache
@@ -249,12 +240,11 @@ def _backward(**of: int) -> int:
 
 
 def peak_right(**of: int) -> int:
-    """The right answer: the fuller of the loss, with all weight copies, and its backward, when the blocks' are gone."""
+    """The fuller of two moments: the loss, with all weight copies, and its backward, when the blocks' are gone."""
     return max(_at_loss(**of), _backward(**of))
 
 
 def _off(change: Callable[..., int]) -> Callable[..., int]:
-    """The right answer plus `change` of the same symbols."""
     return lambda **of: peak_right(**of) + change(**of)
 
 
@@ -330,7 +320,7 @@ DIAGNOSE_MISTAKES: tuple[tuple[set[str], set[str], str], ...] = (
 
 
 def example(number: int = 1) -> Evidence:
-    """The evidence of one of the lesson's six cases, by its number from 1."""
+    """The evidence of one of the lesson's six cases."""
     return case(number).evidence
 
 
@@ -339,7 +329,7 @@ def diagnose(answer: Any) -> None:
     """`answer(seen)` is the name of the cause."""
     seen = [broken(name, capacity).evidence for _, name, capacity in BROKEN]
     got = [call(answer, one, returns=str) for one in seen]
-    unknown = sorted({name for name in got if name not in CAUSES})
+    unknown = {*got} - {*CAUSES}
     expect(not unknown, f"{', '.join(map(repr, unknown))}: not one of {', '.join(CAUSES)}.")
     expect(len(set(got)) > 1, "The same cause for every run: what do you look at?")
     wrong = [(wanted, mine) for (wanted, _, _), mine in zip(BROKEN, got, strict=True) if mine != wanted]

@@ -1,7 +1,7 @@
 """Lesson 14's detective: six runs that ran out of memory, each with what a victim would see of it.
 
-Every case really happens: a simulated step's allocations go through the allocator's replay on a card that is too small,
-until it finds no room. What is shown ends there. Nothing in a case says which choice broke it.
+A simulated step's allocations go through the allocator's replay on a card that is too small, until it finds no room.
+What is shown ends there. Nothing in a case says which choice broke it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,10 +36,9 @@ CAUSES: Mapping[str, str] = {
 class Evidence:
     """The evidence on a run that is out of memory: sizes in bytes at the moment when it failed.
 
-    `step` and `phase` say when; `requested` found no room, `free` held no tensor (`free_share` of the card),
-    `largest_free` is the largest piece of it that was reserved. `alive` has the bytes of each kind of memory then,
-    `step_starts` all that was allocated when each step began. `parameters`, `micro_batch`, `seq_len`, `heads` and
-    `vocab` describe the run; heads and vocab are 0 for a model without.
+    `requested` found no room, `free` held no tensor (`free_share` of the card), `largest_free` is the largest piece of
+    it that was reserved. `alive` has the bytes of each kind of memory then, `step_starts` all that was allocated when
+    each step began. `heads` and `vocab` are 0 for a model without.
     """
 
     step: int
@@ -68,14 +67,13 @@ class Case:
 
 
 GPT2 = TrainingRun("gpt2", 16, 1024)
-MEDIUM = TrainingRun("gpt2-medium", 1, 512)
 
 
 def broken_runs() -> dict[str, TrainingRun]:
     """The runs behind the cases, by what they are broken by; the sixth is a program of its own."""
     return {
         "loss": GPT2.replace(recompute="full"),
-        "states": MEDIUM,
+        "states": TrainingRun("gpt2-medium", 1, 512),
         "attention": GPT2.replace(micro_batch=4, attention="eager"),
         "fragmentation": GPT2.replace(micro_batch=8, seq_len=512),
         "activations": GPT2,
@@ -98,12 +96,9 @@ def case(number: int) -> Case:
 
 @cache
 def broken(name: str, capacity: int) -> Case:
-    """The run of that name on a card with `capacity` bytes for tensors. Raises ValueError if it fits."""
-    run = broken_runs().get(name)
-    measured = _measured(name)
+    """The run of that name on a card with `capacity` bytes for tensors, which are too few for it."""
+    run, measured = broken_runs().get(name), _measured(name)
     replayed = replay(measured, capacity)
-    if replayed.failure is None:
-        raise ValueError(f"{name} fits {capacity:,} bytes")
     told = (
         f"“{run.model.name}, {run.micro_batch} × {run.seq_len:,} tokens, autocast in bf16, AdamW.”" if run else PROGRAM
     )
@@ -121,7 +116,7 @@ def until_failure(measured: Measurement, events: int) -> Measurement:
     line = Timeline(measured.timeline.changes[:events], marks)
     totals = line.totals()
     peak = totals.index(max(totals)) + 1
-    at_peak = MemoryBreakdown({kind: curve[peak - 1] for kind, curve in line.curves().items()}, marks[-1].phase, "")
+    at_peak = MemoryBreakdown({kind: curve[peak - 1] for kind, curve in line.curves().items()}, marks[-1].phase)
     quiet = replace(measured.provenance, note="")  # a note may say what grows, and in which line
     return replace(measured, breakdown=at_peak, moments={}, timeline=line, peak_event=peak, allocations=(), losses=(),
                    phase_peaks={}, provenance=quiet)  # fmt: skip
@@ -129,7 +124,7 @@ def until_failure(measured: Measurement, events: int) -> Measurement:
 
 def _evidence(replayed: Replay, measured: Measurement, run: TrainingRun | None) -> Evidence:
     failure, end = replayed.failure, len(replayed)
-    assert failure is not None
+    assert failure is not None, "it fits"
     marks = [mark for mark in measured.timeline.marks if mark.event <= end]
     starts = {mark.step: replayed.allocated[mark.event - 1] for mark in reversed(marks)}
     alive = MemoryBreakdown({kind: curve[end - 1] for kind, curve in measured.timeline.curves().items()})
@@ -141,8 +136,6 @@ def _evidence(replayed: Replay, measured: Measurement, run: TrainingRun | None) 
     )  # fmt: skip
 
 
-# ------------------------------------------------------------------------------- a program that keeps its graphs
-
 WIDTH, LAYERS, ROWS = 512, 6, 1024
 PROGRAM = (
     f"“A plain network of {LAYERS} layers, {ROWS:,} rows of {WIDTH} numbers, fp32, AdamW. The first steps went well.”"
@@ -150,7 +143,6 @@ PROGRAM = (
 
 
 def perceptron() -> nn.Sequential:
-    """The program's network: layers and GELUs in turn."""
     return nn.Sequential(*(layer for _ in range(LAYERS) for layer in (nn.Linear(WIDTH, WIDTH), nn.GELU())))
 
 

@@ -11,7 +11,7 @@ from course_utils.figures.canvas import GRID, MARGIN, QUIET, RULE, WIDTH, Canvas
 from course_utils.gpus import GPUS
 from course_utils.interactive.guesses import Guess, stored_guesses
 from course_utils.interactive.ledgers import show
-from course_utils.planning.fit import Candidate, Plan
+from course_utils.planning.fit import Plan
 from course_utils.planning.twin import SAFETY
 from course_utils.units import GB, Table, format_bytes, percent
 
@@ -22,9 +22,6 @@ LEFT, RIGHT, HEIGHT = 72.0, WIDTH - MARGIN - 16.0, 300.0
 """Edges and height of the plot, in pixels."""
 
 ROUND = tuple(digit * 10.0**power for power in range(-4, 4) for digit in (1, 2, 5))
-
-
-# ------------------------------------------------------------------------------------------------------- the figure
 
 
 def plan_figure(plan: Plan, title: str) -> Figure:
@@ -88,24 +85,21 @@ def _path(canvas: Canvas, places: Sequence[tuple[float, float]]) -> None:
         canvas.text(x, y + 4, words, 11, "#FFFFFF", text_anchor="middle", font_weight="bold")
 
 
-# ------------------------------------------------------------------------------------------------------- the tables
-
-
 def path_table(plan: Plan) -> Table:
     """The expert's path: each choice, by how much the peak moves, what is lost, and whether the run fits then."""
     rows, before = [("choice", "peak", "by", "lost a step", "fits")], plan.path[0]
     for index, step in enumerate(plan.path):
         by = signed(step.peak - before.peak, "GB", 1) if index else ""
-        fits = "yes" if Candidate(step.run, step.peak, step.lost).fits(plan.card) else "no"
+        fits = "yes" if step.fits(plan.card) else "no"
         rows.append((f"{index} · {step.what}", format_bytes(step.peak, "GB", 1), by, f"{step.lost:.2f} s", fits))
         before = step
     return Table(rows)
 
 
-def catalog(names: Sequence[str] = tuple(GPUS)) -> Table:
+def catalog() -> Table:
     """The cards: memory by the driver and as a program gets it, bandwidth and rate, and the source."""
     rows = [("card", "driver lists", "program gets", "GB/s", "16-bit TFLOP/s", "seen in")]
-    for card in map(GPUS.__getitem__, names):
+    for card in GPUS.values():
         assert card.rates is not None  # the catalog has the rates of each; a test says so
         told = format_bytes(card.usable, "GiB", 2) if card.usable else "nobody has told"
         seen = card.usable_source.removeprefix("https://github.com/") or "–"
@@ -114,15 +108,13 @@ def catalog(names: Sequence[str] = tuple(GPUS)) -> Table:
     return Table(rows)
 
 
-# ---------------------------------------------------------------------------------------------------- the prediction
-
 GRADES = (
     (0.01, "A", "You could quote this."),
     (0.05, "B", "Within the reserve: your plan would have held."),
     (0.15, "C", "Near, but a card can run out on less. Which moment of the step did you take?"),
     (0.5, "D", "One of the large parts is missing, or counted twice."),
 )
-"""The largest relative error of each grade, the grade, and words for it. 5 % is `fitting.SAFETY`."""
+"""The largest relative error of each grade, the grade, and words for it. 5 % is `SAFETY`."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -136,21 +128,13 @@ class Graded:
     guess: Guess | None
     word: str = "measured"
 
-    @property
-    def verdict(self) -> tuple[str, str]:
-        """ "A" to "E", or "–" where nothing was predicted, and the comment."""
-        if self.guess is None:
-            return "–", "Nothing was locked, so there is nothing to grade."
-        error = abs(self.guess.amount / self.actual - 1)
-        found = ((grade, words) for most, grade, words in GRADES if error <= most)
-        return next(found, ("E", "Go through the step moment by moment, and take the fullest."))
-
     def __repr__(self) -> str:
-        grade, words = self.verdict
         if self.guess is None:
-            return words
-        error = self.guess.amount - self.actual
-        off = f"{'+' if error > 0 else '−'}{percent(abs(error) / self.actual, 1)}"
+            return "Nothing was locked, so there is nothing to grade."
+        error = self.guess.amount / self.actual - 1
+        found = ((grade, words) for most, grade, words in GRADES if abs(error) <= most)
+        grade, words = next(found, ("E", "Go through the step moment by moment, and take the fullest."))
+        off = f"{'+' if error > 0 else '−'}{percent(abs(error), 1)}"
         return f"Grade {grade}: prediction − {self.word} = {off}. {words}"
 
     def _repr_html_(self) -> str:
@@ -158,9 +142,5 @@ class Graded:
 
 
 def grade(key: str, actual: int, word: str = "measured") -> None:
-    """Show the grade of the prediction locked under `key`, against `actual` bytes, which are `word`. ValueError for no
-    bytes at all.
-    """
-    if actual <= 0:
-        raise ValueError(f"{actual} bytes were {word}: there is nothing to grade against")
+    """Show the grade of the prediction locked under `key`, against `actual` bytes, which are `word`."""
     show(Graded(actual, stored_guesses().get(key), word))

@@ -13,13 +13,8 @@ from .detective import CAUSES, ORDER, Case, case
 NOTHING = "choose when you are sure"
 
 
-def detective() -> "Detective":
-    """The six cases with their evidence, and a list of causes to choose from; `.solved` are those got right."""
-    return Detective()
-
-
 class Detective(Explorable):
-    """The widget of `detective`."""
+    """The six cases with their evidence, and a list of causes to choose from; `.solved` are those got right."""
 
     invitation = "Six runs that are out of memory: run this cell to diagnose them."
 
@@ -57,6 +52,9 @@ class Detective(Explorable):
         title = f"Case {number}: out of memory in {_when(found)}"
         figure = timeline(found.measured, title, unit="GB" if found.measured.peak > 10**9 else "MB")
         return figure, f"{escape(found.told)}<br><code>{escape(found.message)}</code><br>{score}"
+
+
+detective = Detective
 
 
 def _when(found: Case) -> str:
