@@ -79,10 +79,9 @@ def graded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Graded]:
         (folder / name).mkdir()
         (folder / name / EXERCISES.name).write_text(json.dumps(content), encoding="utf-8")
     (folder / "broken.ipynb").write_text("{", encoding="utf-8")
-    (folder / "empty.ipynb").touch()
     (folder / "deep.ipynb").write_text("[" * 100_000, encoding="utf-8")
     (folder / "foreign.ipynb").write_text(json.dumps({"cells": [{"cell_type": "code", "source": "1"}]}))
-    return {Path(one.learner).parts[0]: one for one in grade(folder, seconds=600, memory=8 * GB)}
+    return {Path(one.learner).parts[0]: one for one in grade(folder, limits(seconds=600, memory=8 * GB))}
 
 
 def states(one: Graded) -> set[str]:
@@ -118,7 +117,6 @@ def test_what_cannot_be_read_is_said(graded: dict[str, Graded]) -> None:
     assert grade_notebook(ROOT / "no such.ipynb", "nobody").problem.startswith("cannot be read")
     assert graded["broken"].problem.startswith("cannot be read")
     assert "none of the course's exercises" in graded["foreign"].problem
-    assert graded["empty"].problem == "cannot be read: it is empty"
     assert graded["deep"].problem.startswith("cannot be read")
 
 

@@ -9,7 +9,7 @@ import argparse
 import json
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -28,17 +28,11 @@ from .keeper import Limits
 CHECK = re.compile(r"check\.\w+\(")
 
 
-def grade(
-    place: Path, seconds: float = SECONDS, memory: int = MEMORY, jobs: int = 2,
-    told: Callable[[Graded], None] = lambda _: None, disk: int = DISK,
-) -> list[Graded]:  # fmt: skip
-    """Grade every notebook in a folder or an archive, `jobs` at a time, and call `told` with each.
+def grade(place: Path, most: Limits | None = None, jobs: int = 2) -> list[Graded]:
+    """Grade every notebook in a folder or an archive, `jobs` at a time, and print a line for each that is done.
 
-    A notebook has at most `seconds` of the processor (by the clock four times that), `memory` bytes for each of its
-    processes and `disk` bytes of files. Whatever is wrong with a submission becomes its `problem`. Raises ValueError as
-    `collected` and `isolation` do.
+    Whatever is wrong with a submission becomes its `problem`. Raises ValueError as `collected` and `isolation` do.
     """
-    most = limits(seconds, memory, disk)
     with TemporaryDirectory(prefix="course-collected-") as scratch:
         found = collected(place, Path(scratch))
         isolation()
@@ -51,7 +45,8 @@ def grade(
                 except Exception as error:  # of any kind: the others have to be graded
                     graded = replace(graded, problem=f"cannot be graded: {problem_of(error)}")
             graded = replace(graded, file=submission.file)
-            told(graded)
+            count = f"{graded.passed} of {len(graded.outcomes)}" if graded.outcomes else "nothing"
+            print(f"{graded.learner}: {count} passed{f' ({graded.problem})' if graded.problem else ''}", flush=True)
             return graded
 
         with ThreadPoolExecutor(jobs) as pool:
@@ -88,10 +83,7 @@ def grade_notebook(path: Path, learner: str, most: Limits | None = None) -> Grad
 
 def _content(path: Path) -> dict[str, Any]:
     """A notebook's JSON, which may be in UTF-8, with or without a mark of that, in UTF-16 or in UTF-32."""
-    data = path.read_bytes()
-    if not data.strip():
-        raise ValueError("it is empty")
-    content = json.loads(data)
+    content = json.loads(path.read_bytes())
     if not isinstance(content, dict) or not isinstance(content.get("cells"), list):
         raise ValueError("it is JSON, but no notebook: it has no list of cells")
     return content
@@ -160,8 +152,8 @@ def main(arguments: Sequence[str]) -> int:
     """`grade FOLDER [--out DIR] [--minutes M] [--jobs N]`: a line a notebook, grades.csv, class.html."""
     options = _options(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
-    most = {"seconds": 60 * options.minutes, "memory": int(options.memory * GB), "disk": int(options.disk * MB)}
-    graded = grade(options.folder, jobs=options.jobs, told=_tell, **most)
+    most = limits(60 * options.minutes, int(options.memory * GB), int(options.disk * MB))
+    graded = grade(options.folder, most, options.jobs)
     write_table(graded, options.out / "grades.csv")
     write_whole(options.out / "class.html", class_page(graded, isolation().words))
     print(isolation().words)
@@ -184,8 +176,3 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     if min(options.minutes, options.memory, options.disk) <= 0 or options.jobs < 1:
         raise ValueError("--minutes, --memory and --disk must be above 0, --jobs at least 1")
     return options
-
-
-def _tell(one: Graded) -> None:
-    count = f"{one.passed} of {len(one.outcomes)}" if one.outcomes else "nothing"
-    print(f"{one.learner}: {count} passed{f' ({one.problem})' if one.problem else ''}", flush=True)

@@ -4,7 +4,6 @@ import os
 import platform
 import subprocess
 import sys
-from argparse import Namespace
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,9 +32,10 @@ class Command(NamedTuple):
     variables: Mapping[str, str] = {}
 
 
-def no_options(name: str, summary: str, here: str | None = None) -> Callable[[list[str]], Namespace]:
-    """The `read` of a command whose only option is `--here`."""
-    return lambda arguments: Parser(name, summary, here).parse_args(arguments)
+def no_options(name: str, summary: str, run: Callable[[Any], int], purpose: str = "", here: str = "") -> Command:
+    """A command whose only option is `--here`."""
+    parser = Parser(name, f"{summary.capitalize()}.", here)
+    return Command(summary, parser.parse_args, run, purpose)
 
 
 def enter(name: str, command: Command, arguments: list[str]) -> None:
@@ -48,7 +48,6 @@ def enter(name: str, command: Command, arguments: list[str]) -> None:
 
 
 def is_current(python: Path) -> bool:
-    """True if `python` is the interpreter that runs this, or that of the environment that this runs in."""
     return python == Path(sys.executable) or python.parent.parent.resolve() == Path(sys.prefix).resolve()
 
 

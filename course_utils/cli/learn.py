@@ -19,7 +19,7 @@ from ..run import ATTENTIONS, OPTIMIZERS, PRECISIONS, RECOMPUTES, TrainingRun
 from .command import HERE, Command, course_environment, hand_over, is_current, no_options
 from .environment import Home, is_ready, remembered, torch_choice
 
-FIRST_LESSON = "notebooks/00_start_here.ipynb"
+FIRST_LESSON = "/lab/tree/notebooks/00_start_here.ipynb"
 SETTINGS = Path(__file__).resolve().parent / "jupyterlab_settings"
 """A settings directory for JupyterLab: no question about news, no check for updates."""
 
@@ -42,7 +42,6 @@ VALUES: dict[str, Sequence[str]] = {
 
 
 def read_lab(arguments: Sequence[str]) -> list[str]:
-    """JupyterLab's own options."""
     summary = "Open the course in JupyterLab. Other options, as --no-browser or --port 9999, go to JupyterLab."
     return Parser("lab", summary, HERE).parse_known_args(arguments)[1]
 
@@ -50,12 +49,9 @@ def read_lab(arguments: Sequence[str]) -> list[str]:
 def lab(options: list[str]) -> int:
     """Open JupyterLab on the first lesson: the whole course in its file browser, no pop-ups."""
     root = ["--allow-root"] if platform.system() == "Linux" and os.geteuid() == 0 else []
-    places = [
-        f"--ServerApp.root_dir={ROOT}",
-        f"--LabApp.default_url=/lab/tree/{FIRST_LESSON}",
-        f"--LabApp.app_settings_dir={SETTINGS}",
-    ]
-    return hand_over([sys.executable, "-m", "jupyterlab", *places, *root, *options], course_environment())
+    places = {"ServerApp.root_dir": ROOT, "LabApp.default_url": FIRST_LESSON, "LabApp.app_settings_dir": SETTINGS}
+    chosen = [f"--{name}={value}" for name, value in places.items()]
+    return hand_over([sys.executable, "-m", "jupyterlab", *chosen, *root, *options], course_environment())
 
 
 def doctor(options: Namespace) -> int:
@@ -156,7 +152,6 @@ def fit(options: dict[str, Any]) -> int:
 
 
 def read_quiz(arguments: Sequence[str]) -> int:
-    """The number of a lesson."""
     from ..lessons import lessons
 
     parser = Parser("quiz", "Ask the questions of a lesson's quiz.")
@@ -187,7 +182,6 @@ def progress(_: Namespace) -> int:
 
 
 def read_find(arguments: Sequence[str]) -> list[str]:
-    """The words to search for."""
     places = "lessons, exercises, glossary, cheat sheet, errata and quizzes"
     parser = Parser("find", f"Search {places}. No solution is searched.")
     parser.add_argument("words", nargs="*")
@@ -207,9 +201,7 @@ def find(words: list[str]) -> int:
 
 COMMANDS = {
     "lab": Command("open the course in JupyterLab (options go to JupyterLab)", read_lab, lab, "lab"),
-    "doctor": Command(
-        "say what this machine can do", no_options("doctor", "Say what this machine can do.", HERE), doctor
-    ),
+    "doctor": no_options("doctor", "say what this machine can do", doctor, here=HERE),
     "estimate": Command(
         "estimate a training run: estimate gpt2-xl --micro-batch 32 --seq-len 1024",
         partial(read_run, "estimate"),
@@ -220,10 +212,6 @@ COMMANDS = {
     ),
     "fit": Command("make a run fit a card: fit gpt2-xl --gpu RTX5090-32GB --global-batch 32", read_fit, fit),
     "quiz": Command("ask the questions of a lesson's quiz: quiz 1", read_quiz, quiz),
-    "progress": Command(
-        "show which exercises and quizzes you have done",
-        no_options("progress", "Show which exercises and quizzes you have done."),
-        progress,
-    ),
+    "progress": no_options("progress", "show which exercises and quizzes you have done", progress),
     "find": Command("search lessons, glossary and the rest: find reserved memory", read_find, find),
 }

@@ -29,12 +29,9 @@ QUICK_TARGETS = (
 
 
 def read_test(arguments: Sequence[str]) -> tuple[Namespace, list[str]]:
-    """The course's own options, and pytest's."""
     parser = Parser("test", "Run the tests and re-execute the notebooks. Other options and paths go to pytest.", HERE)
     size = parser.add_mutually_exclusive_group()
-    size.add_argument(
-        "--quick", action="store_true", help="one lesson and the engine's core, after the doctor's report"
-    )
+    size.add_argument("--quick", action="store_true", help="the doctor's report, one lesson and the engine's core")
     size.add_argument("--full", action="store_true", help="every parameter set of every sweep")
     return parser.parse_known_args(arguments)
 
@@ -97,10 +94,7 @@ COMMANDS = {
     "test": Command(
         "run all tests and notebooks (--quick, --full; other options and paths go to pytest)", read_test, test, "test"
     ),
-    "lint": Command(
-        "check format, style, types and spelling",
-        no_options("lint", "Check format, style, types and spelling.", HERE), lint, "test",
-    ),
+    "lint": no_options("lint", "check format, style, types and spelling", lint, "test", HERE),
     "build": passed_on("make the notebooks from their sources (--check: only compare)", "authoring.build", "test"),
     "site": passed_on("make the website: site --out site", "authoring.site", "test"),
     "record": Command("record the course's runs on this GPU: record --out DIR --minutes 30", list, record),

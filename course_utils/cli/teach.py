@@ -10,7 +10,6 @@ from .command import HERE, Command
 
 
 def read_rehearse(arguments: Sequence[str]) -> Namespace:
-    """The card to rehearse for."""
     parser = Parser("rehearse", "Run every demo as it will run on this machine.", HERE)
     parser.add_argument("--gpu", default="", help="run nothing: estimate what would happen on this GPU")
     return parser.parse_args(arguments)
