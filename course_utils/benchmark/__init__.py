@@ -14,7 +14,6 @@ OUT = ROOT / "build" / "benchmark"  # the default folder for tables; git ignores
 TABLES = {
     "accuracy": "estimates against simulations, over the frozen list of runs",
     "random": "the same over runs drawn just now, from --seed on",
-    "ranks": "estimates against processes of the CPU, for runs of several ranks",
     "builds": "the simulated GPU on each build of torch",
     "published": "the field's formulas against a simulated step",
     "speed": "steps and estimates, and torch's MemTracker",

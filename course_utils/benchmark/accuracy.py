@@ -1,17 +1,15 @@
 """Accuracy: estimates against simulations run by run, and the field's formulas against the same truth."""
 
 import statistics
-import textwrap
-import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from difflib import SequenceMatcher
 
 from ..breakdown import KINDS
 from ..estimating import estimate, moments
 from ..estimating.formula import estimate as closed_form
-from ..estimating.published import FORMULAS, Formula
+from ..estimating.published import FORMULAS
 from ..measurement import Measurement
 from ..measuring import measure
 from ..run import TrainingRun
@@ -21,10 +19,7 @@ from .tables import Cell, Table
 
 AT_MOST_PERCENT, LOOSER_PERCENT = 0.5, 2.0  # the promised error of a peak; the looser for FSDP2, offloading, clipping
 
-WORST = 20
-
-MESSAGE = 400  # characters of a message that a note shows at most
-ALIKE = 0.75  # the share of words from which on two refusals are the same one, of other models, ranks or optimizers
+WORST = 20  # rows of the table of runs that are furthest off
 
 
 @dataclass(frozen=True)
@@ -38,8 +33,6 @@ class Comparison:
 
     number: int
     run: str
-    code: str
-    seconds: float
     refused: str = ""
     failed: str = ""
     estimated: int = 0
@@ -70,11 +63,6 @@ class Comparison:
 
 def outcome(number: int, run: TrainingRun) -> Comparison:
     """Estimate and simulate one run. Whatever either raises is written down, so that no run is dropped silently."""
-    started = time.perf_counter()
-
-    def ended(refused: str = "", failed: str = "") -> Comparison:
-        return Comparison(number, str(run), run.code(), time.perf_counter() - started, refused, failed)
-
     asked = "estimate"
     try:
         found = estimate(run)
@@ -82,11 +70,11 @@ def outcome(number: int, run: TrainingRun) -> Comparison:
         asked = "measure"
         truth = measure(run, "simulated")
     except ValueError as error:
-        return ended(refused=f"{asked}: {_one_line(error)}")
+        return Comparison(number, str(run), refused=f"{asked}: {_one_line(error)}")
     except Exception as error:
-        return ended(failed=f"{asked}: {type(error).__name__}: {_one_line(error)}")
+        return Comparison(number, str(run), failed=f"{asked}: {type(error).__name__}: {_one_line(error)}")
     return Comparison(
-        number, str(run), run.code(), time.perf_counter() - started,
+        number, str(run),
         estimated=found.total, simulated=truth.peak, phases=(found.phase, truth.peak_phase),
         activations=expected - truth.moments["end of forward"]["activations"],
         kinds={kind: found[kind] - truth.breakdown[kind] for kind in KINDS},
@@ -103,7 +91,7 @@ def _closed_form(run: TrainingRun) -> int:
 
 
 def _one_line(error: Exception) -> str:
-    return textwrap.shorten(str(error), MESSAGE, placeholder=" …")
+    return " ".join(str(error).split())
 
 
 def accuracy_tables(runs: Sequence[TrainingRun], source: str, report: Callable[[str], None]) -> list[Table]:
@@ -133,23 +121,11 @@ def _summary(outcomes: Sequence[Comparison], source: str) -> Table:
     ]
     notes = [f"Peak, off by: median {statistics.median(off):.4f} %, maximum {off[-1]:.4f} %."] if off else []
     notes += [f"Bound: {AT_MOST_PERCENT} %; with ZeRO, offloading or clipping {LOOSER_PERCENT} %."]
-    groups = grouped([one.refused or one.failed for one in outcomes if not one.compared])
-    notes += [f"Not compared, {count}: {reason}" for reason, count in groups.items()]
+    reasons = Counter(one.refused or one.failed for one in outcomes if not one.compared)
+    notes += [f"Not compared, {count}: {reason}" for reason, count in reasons.most_common()]
     return Table(
         "accuracy", "Estimate against simulation", ("", "runs of them"), tuple(rows), tuple(notes), source, outcomes
     )
-
-
-def grouped(reasons: Iterable[str]) -> dict[str, int]:
-    """Reasons and their counts, the most frequent first; those that differ in a few words count as one."""
-    counts: Counter[str] = Counter()
-    for reason in reasons:
-        counts[next((known for known in counts if _alike(known, reason)), reason)] += 1
-    return dict(counts.most_common())
-
-
-def _alike(first: str, second: str) -> bool:
-    return SequenceMatcher(None, first.split(), second.split(), autojunk=False).ratio() >= ALIKE
 
 
 def _by_kind(outcomes: Sequence[Comparison], source: str) -> Table:
@@ -196,31 +172,12 @@ def _formula(outcomes: Sequence[Comparison], source: str) -> Table:
 # The field's formulas
 
 
-@dataclass(frozen=True)
-class PublishedError:
-    """One formula for one run: bytes that it says, bytes that a simulated step takes, or why it says nothing."""
-
-    formula: Formula
-    run: str
-    said: int
-    truth: int
-    refused: str
-
-    @property
-    def percent(self) -> float:
-        """Its error relative to the truth, in percent."""
-        return 100 * (self.said / self.truth - 1)
-
-
-def published_errors(run: TrainingRun, measured: Measurement) -> list[PublishedError]:
-    """Each published formula for a run against a simulated step of it."""
-    errors = []
+def published_errors(run: TrainingRun, measured: Measurement) -> dict[str, float]:
+    """The error in percent, by name, of each published formula that covers the run."""
+    errors = {}
     for formula in FORMULAS:
-        try:
-            said, truth, refused = formula.bytes(run), truth_of(formula.counts, measured), ""
-        except ValueError as error:
-            said, truth, refused = 0, 0, str(error)
-        errors.append(PublishedError(formula, str(run), said, truth, refused))
+        with suppress(ValueError):
+            errors[formula.name] = 100 * (formula.bytes(run) / truth_of(formula.counts, measured) - 1)
     return errors
 
 
@@ -256,26 +213,18 @@ def published_runs(quick: bool) -> list[TrainingRun]:
 
 def published_table(quick: bool, report: Callable[[str], None]) -> Table:
     """The error of each formula (columns) for each run (rows), in percent of the truth."""
-    runs, rows, all_errors, notes = published_runs(quick), [], [], []
-    for run in runs:
-        try:
-            measured = measure(run, "simulated")
-        except ValueError as error:
-            notes.append(f"Not measured: {run}: {_one_line(error)}")
-            continue
+    rows: list[tuple[Cell, ...]] = []
+    for run in published_runs(quick):
+        measured = measure(run, "simulated")
         errors = published_errors(run, measured)
-        all_errors += errors
-        cells = ["" if error.refused else f"{error.percent:+.1f}" for error in errors]
+        cells = (f"{errors[f.name]:+.1f}" if f.name in errors else "" for f in FORMULAS)
         rows.append((str(run), f"{measured.peak / GB:.2f}", *cells))
-        report(f"{run}")
-    notes += [f"{f.name} ({f.source}) counts {f.counts}." for f in FORMULAS]
+        report(str(run))
+    notes = [f"{f.name} ({f.source}) counts {f.counts}." for f in FORMULAS]
     notes += ["Signed, in percent of a simulated step's bytes that the formula counts; empty: it covers no such run."]
     headings = ("run", "peak, GB", *(formula.name for formula in FORMULAS))
-    return Table(
-        "published", "The field's formulas against a step that runs", headings, tuple(rows), tuple(notes),
-        "simulated GPU", [{"formula": one.formula.name, "counts": one.formula.counts, "run": one.run,
-                           "said": one.said, "truth": one.truth, "refused": one.refused} for one in all_errors],
-    )  # fmt: skip
+    title = "The field's formulas against a step that runs"
+    return Table("published", title, headings, tuple(rows), tuple(notes), "simulated GPU")
 
 
 def frozen_accuracy(quick: bool, report: Callable[[str], None]) -> list[Table]:

@@ -7,9 +7,7 @@ from . import gpu
 from .accuracy import accuracy_tables, frozen_accuracy, published_table
 from .builds import builds_table
 from .draw import random_run
-from .explorer import explorer_table
-from .ranks import rank_runs, ranks_table
-from .speed import deep_table, speed_table
+from .speed import deep_table, explorer_table, speed_table
 from .tables import Table
 
 Report = Callable[[str], None]
@@ -31,7 +29,6 @@ def _recorded(tables: Callable[[], list[Table]]) -> Callable[[bool, int, Report]
 MADE: dict[str, Callable[[bool, int, Report], list[Table]]] = {
     "accuracy": lambda quick, seed, report: frozen_accuracy(quick, report),
     "random": _random_accuracy,
-    "ranks": lambda quick, seed, report: [ranks_table(rank_runs(quick), report)],
     "builds": lambda *_: [builds_table()],
     "published": lambda quick, seed, report: [published_table(quick, report)],
     "speed": lambda quick, seed, report: [speed_table(quick, report)],

@@ -115,7 +115,7 @@ def builds_table() -> Table:
         else f"Only this build: set {OTHERS} to the paths of other interpreters to compare them."
     )
     title = "The simulated GPU on each build of torch"
-    return Table("builds", title, ("run", *versions), rows, (note,), "simulated GPU", reports)
+    return Table("builds", title, ("run", *versions), rows, (note,), "simulated GPU")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""Speed: a tracked step against an untracked one and torch's MemTracker, estimates, imports, a deep model.
+"""Speed: a step with and without trackers, estimates, imports, a deep model, the Explorer.
 
 Seconds are the processor's, which on an idle machine are those of the clock, and of several tries the best: what else
-runs on the machine can only slow a try down.
+runs on the machine can only slow a try down. What the browser adds to a redraw, tests/test_browser.py measures.
 """
 
+import asyncio
 import json
 import statistics
 import subprocess
@@ -15,13 +16,16 @@ from typing import Any
 
 from ..estimating import estimate
 from ..interactive.course_files import ROOT
+from ..interactive.explorer import DEFAULTS, next_changes
 from ..run import TrainingRun
 from ..units import GB, GiB
 from .tables import Cell, Table
 
 TIMES_FASTER = 15
-ESTIMATE_US, SWEEP_SECONDS, SWEEP_RUNS, IMPORT_MS, RUN_US = 100, 1.0, 10_000, 50, 15
+ESTIMATE_US, SWEEP_SECONDS, SWEEP_RUNS, IMPORT_MS = 100, 1.0, 10_000, 50
 """The course's promises: for a tracked step against MemTracker's, and for the closed forms."""
+
+REDRAW_MS = 50  # from key to picture, as the course promises; the browser needs its share of it
 
 DEEP_MODEL, DEEP_BYTES = "llama3-70b", 24 * GiB
 """A model that is simulated in full in one process, and the host memory that it must stay below."""
@@ -37,19 +41,13 @@ def best(tries: int, measure_once: Callable[[], float]) -> float:
 # A step, watched by nobody, by the course's tracker, by torch's
 
 
-def step_seconds(run: TrainingRun, watched_by: str) -> float:
-    """Seconds of the second simulated step of `run`, "nobody", "tracker" or "memtracker" watching.
-
-    Raises ValueError for another watcher.
-    """
+def step_seconds(run: TrainingRun, second_step: Callable[[Any], float]) -> float:
+    """Seconds of the second simulated step of `run`, as `second_step` watches a training."""
     from ..measuring.simulated import simulated_gpu
     from ..measuring.step import Training
 
-    watchers = {"nobody": _unwatched, "tracker": _tracked, "memtracker": _memtracked}
-    if watched_by not in watchers:
-        raise ValueError(f"nobody is called {watched_by!r} here: a step is watched by {', '.join(watchers)}")
     with simulated_gpu(run.attention):
-        return watchers[watched_by](Training(run, "cuda", simulated=True))
+        return second_step(Training(run, "cuda", simulated=True))
 
 
 def _seconds(work: Callable[[], object]) -> float:
@@ -95,9 +93,9 @@ def step_times(run: TrainingRun, tries: int) -> dict[str, float]:
 
     Tracked and untracked steps alternate: a processor's clock changes from one second to the next.
     """
-    turns = [(step_seconds(run, "nobody"), step_seconds(run, "tracker")) for _ in range(tries)]
+    turns = [(step_seconds(run, _unwatched), step_seconds(run, _tracked)) for _ in range(tries)]
     nobody, tracker = map(min, zip(*turns, strict=True))
-    return {"nobody": nobody, "tracker": tracker, "memtracker": step_seconds(run, "memtracker")}
+    return {"nobody": nobody, "tracker": tracker, "memtracker": step_seconds(run, _memtracked)}
 
 
 # Closed forms
@@ -122,18 +120,7 @@ def estimate_microseconds(model: str, count: int = 400) -> float:
     return 1e6 * statistics.median(times)
 
 
-def run_microseconds(count: int = 2000) -> float:
-    """Microseconds to make a TrainingRun, checked."""
-    return 1e6 * _seconds(lambda: [TrainingRun("llama3-8b", 1 + n, 512) for n in range(count)]) / count
-
-
-def replace_microseconds(count: int = 2000) -> float:
-    """Microseconds to make one from another by `replace`."""
-    run = TrainingRun("llama3-8b")
-    return 1e6 * _seconds(lambda: [run.replace(micro_batch=1 + n) for n in range(count)]) / count
-
-
-def sweep_seconds(count: int = SWEEP_RUNS) -> float:
+def sweep_seconds(count: int) -> float:
     """Seconds to make and estimate `count` runs of one model."""
     return _seconds(lambda: [estimate(TrainingRun("llama3-8b", batch, 1024)) for batch in range(1, count + 1)])
 
@@ -163,12 +150,14 @@ def _fresh_process(code: str) -> str:
 
 # A deep model
 
+DEEP_RUN = TrainingRun(DEEP_MODEL, micro_batch=1, seq_len=8192, precision="bf16-master")
+
 DEEP = """
 import json, resource, sys, time
 import course_utils as c
-from course_utils.benchmark.speed import deep_run
+from course_utils.benchmark.speed import DEEP_RUN
 started = time.perf_counter()
-measured = c.measure(deep_run({model!r}), "simulated", steps=1)
+measured = c.measure(DEEP_RUN, "simulated", steps=1)
 unit = 1 if sys.platform == "darwin" else 1024
 rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 backward = dict(measured.phase_peaks["backward"])
@@ -176,27 +165,20 @@ print(json.dumps(dict(seconds=time.perf_counter() - started, rss=rss, peak=measu
 """
 
 
-def deep_run(model: str = DEEP_MODEL) -> TrainingRun:
-    """The run whose one step is simulated in full."""
-    return TrainingRun(model, micro_batch=1, seq_len=8192, precision="bf16-master")
-
-
-def deep_model(model: str = DEEP_MODEL) -> dict[str, Any]:
+def deep_model() -> dict[str, Any]:
     """One simulated step of a deep model in a fresh process: seconds by the clock, the most host memory, the peak.
 
     And the bytes by kind at the highest point of its backward pass.
     """
-    return json.loads(_fresh_process(DEEP.format(model=model)))
+    return json.loads(_fresh_process(DEEP))
 
 
 def speed_table(quick: bool, report: Callable[[str], None]) -> Table:
     """Steps and closed forms: what was measured, what is promised. The peer is slower the deeper a model is."""
     rows: list[tuple[Cell, ...]] = []
-    times = {}
     tries = 2 if quick else 3
     for model in [RATIO_MODEL] if quick else ["gpt2", RATIO_MODEL]:
-        times[model] = step_times(TrainingRun(model, 4, 512), tries)
-        rows += _step_rows(model, times[model])
+        rows += _step_rows(model, step_times(TrainingRun(model, 4, 512), tries))
         report(f"steps of {model}")
     sweep = SWEEP_RUNS // (10 if quick else 1)
     under = SWEEP_SECONDS * sweep / SWEEP_RUNS
@@ -204,8 +186,6 @@ def speed_table(quick: bool, report: Callable[[str], None]) -> Table:
         took = best(tries, partial(estimate_microseconds, model))
         rows.append(row(f"an estimate of {model}, µs", took, under=ESTIMATE_US))
     rows += [
-        row("making a TrainingRun, µs", best(tries, run_microseconds), under=RUN_US),
-        row("replacing a choice of one, µs", best(tries, replace_microseconds), under=RUN_US),
         row(f"a sweep of {sweep:,} runs, s", best(tries, partial(sweep_seconds, sweep)), under=under),
         row("importing the closed forms, ms", best(tries, import_milliseconds), under=IMPORT_MS),
     ]
@@ -213,7 +193,7 @@ def speed_table(quick: bool, report: Callable[[str], None]) -> Table:
         "A step is the second of a run with b=4, s=512 under autocast; seconds are the processor's, "
         f"the best of {tries} tries (MemTracker's of one)."
     )
-    return Table("speed", "Speed", HEADINGS, tuple(rows), (note,), "this machine", times)
+    return Table("speed", "Speed", HEADINGS, tuple(rows), (note,), "this machine")
 
 
 HEADINGS = ("", "measured", "promised", "kept")
@@ -247,4 +227,59 @@ def deep_table() -> Table:
         row("simulated peak of the first step, GB", found["peak"] / GB),
     )
     title = f"One step of {DEEP_MODEL}, b=1, s=8,192, simulated in full in a fresh process"
-    return Table("deep", title, HEADINGS, rows, (), "simulated GPU", found)
+    return Table("deep", title, HEADINGS, rows, (), "simulated GPU")
+
+
+# The Explorer: from a control's new value to the message that carries text and figure
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "GPT-2 XL on one card": {},
+    "Llama-3 8B, LoRA on 4 bits": {"model": "llama3-8b", "trained": "lora-4", "gpu": "RTX4090-24GB"},
+    "Llama-3 8B, ZeRO-1 on 8 ranks": {"model": "llama3-8b", "world_size": 8, "zero_stage": 1, "gpu": "H100-80GB"},
+    "Llama-3 8B, ZeRO-3 on 8 ranks": {"model": "llama3-8b", "world_size": 8, "zero_stage": 3, "gpu": "H100-80GB"},
+    "Mixtral 8x7B, ZeRO-3 on 64 ranks": {
+        "model": "mixtral-8x7b", "world_size": 64, "zero_stage": 3, "recompute": "full", "gpu": "H100-80GB",
+    },
+}  # fmt: skip
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128)  # the values that the micro-batch's slider is moved through, each once in a round
+
+
+def explorer_table(quick: bool, report: Callable[[str], None]) -> Table:
+    """One row a case: the redraws as the slider moves, the message's size, and what to change next."""
+    rows = []
+    for name, chosen in CASES.items():
+        report(name)
+        rows.append((name, *_case(DEFAULTS | chosen, 1 if quick else 5)))
+    slowest = max(row[2] for row in rows)
+    title = f"A redraw of the Explorer takes up to {slowest:.1f} ms of the kernel, of {REDRAW_MS} from key to picture"
+    headings = ("case", "median, ms", "slowest, ms", "kB a message", "changes, ms")
+    notes = (
+        "median and slowest: the micro-batch's slider moved on; what the browser adds is not in it",
+        "changes: what to change next, weighed when the input rests, after the picture",
+    )
+    return Table("explorer", title, headings, tuple(rows), notes, "the widget without a browser")
+
+
+def _case(chosen: dict[str, Any], rounds: int) -> tuple[Cell, ...]:
+    moved, size = asyncio.run(_moving(chosen, rounds))
+    weighed = statistics.median(_milliseconds(lambda: next_changes(chosen)) for _ in range(rounds))
+    return statistics.median(moved), max(moved), round(size / 1000), weighed
+
+
+async def _moving(chosen: dict[str, Any], rounds: int) -> tuple[list[float], int]:
+    """Milliseconds of each move of the slider, and bytes of a message.
+
+    It runs in an event loop, as in a kernel, so that what to change next waits.
+    """
+    from ..interactive.explorer_widget import DashboardWidget
+
+    page = DashboardWidget(**chosen)
+    slider = page.controls["micro_batch"]
+    sizes = [size for _ in range(rounds) for size in (*SIZES, *reversed(SIZES)) if size != chosen["micro_batch"]]
+    moved = [_milliseconds(lambda size=size: setattr(slider, "value", size)) for size in sizes]
+    return moved, len((page.picture.value + page.words.value).encode())
+
+
+def _milliseconds(work: Callable[[], object]) -> float:
+    return 1000 * _seconds(work)
