@@ -338,30 +338,26 @@ print(f"{embeddings / N:.0%} of GPT-2's parameters are embeddings of words and p
 predict("02.muon", unit="bytes")
 
 # %%
-from course_utils import estimate
-from course_utils.lessons.adam.figures import pairs
+from course_utils.figures import bars
 
 plain = TrainingRun("gpt2", micro_batch=1, seq_len=128, precision="fp32", attention="efficient")
-names = ("sgd", "adafactor", "adam8bit", "momentum", "lion", "muon", "adamw")
-measured = {name: measure(plain.replace(optimizer=name)) for name in names}
-states = {
-    name: (
-        estimate(plain.replace(optimizer=name))["optimizer_states"],
-        step.moments["end of step 2"]["optimizer_states"],
-    )
-    for name, step in measured.items()
-}
-a_parameter = {name: (estimated / N, found / N) for name, (estimated, found) in states.items()}
+runs = {name: plain.replace(optimizer=name)
+        for name in ("sgd", "adafactor", "adam8bit", "momentum", "lion", "muon", "adamw")}  # fmt: skip
+measured = {name: measure(run) for name, run in runs.items()}
+states = {name: step.moments["end of step 2"]["optimizer_states"] for name, step in measured.items()}
+where = str(measured["adamw"].provenance)
 title = "Adam keeps 8 bytes a parameter; most others keep half of that or less"
-pairs(
-    a_parameter, title, "bytes a parameter", provenance=str(measured["adamw"].provenance), word=measured["adamw"].word
-)
+a_parameter = {name: size / N for name, size in states.items()}
+bars(a_parameter, title, unit="bytes a parameter", kind="optimizer_states", provenance=where)
 
 # %%
+from course_utils import estimate
+
 word = measured["adamw"].word
-for name, (estimated, found) in states.items():
+for name, found in states.items():
+    estimated = estimate(runs[name])["optimizer_states"]
     print(f"{name:9s} estimated {estimated:11,} bytes, {word} {found:11,}: gap {estimated - found:+,}")
-reveal("02.muon", a_parameter["muon"][1], unit="bytes")
+reveal("02.muon", a_parameter["muon"], unit="bytes")
 
 # %% [markdown]
 # To the byte. Muon's figure is between 4 and 8, because
@@ -382,18 +378,21 @@ reveal("02.muon", a_parameter["muon"][1], unit="bytes")
 predict("02.transient", unit="bytes")
 
 # %%
-from course_utils.estimating.exact.update import optimizer_step
 from course_utils.lessons.adam.by_hand import step_temporaries
 
 ways = {way: plain.replace(optimizer=f"adamw-{way}") for way in ("loop", "foreach", "fused")}
 came = {way: step_temporaries(measure(choice)) for way, choice in ways.items()}
-transient = {way: (optimizer_step(choice).get("temporaries", 0) / N, came[way] / N) for way, choice in ways.items()}
 title = "One tensor for each parameter at once: foreach costs 4 bytes a parameter"
-pairs(transient, title, "bytes a parameter", kind="temporaries",
-      provenance=str(measured["adamw"].provenance), word=word)  # fmt: skip
+transient = {way: size / N for way, size in came.items()}
+bars(transient, title, unit="bytes a parameter", kind="temporaries", provenance=where)
 
 # %%
-reveal("02.transient", transient["foreach"][1], unit="bytes")
+from course_utils.estimating.exact.update import optimizer_step
+
+for way, found in came.items():
+    estimated = optimizer_step(ways[way]).get("temporaries", 0)
+    print(f"{way:9s} estimated {estimated:11,} bytes, {word} {found:11,}: gap {estimated - found:+,}")
+reveal("02.transient", transient["foreach"], unit="bytes")
 largest = 4 * run.model.vocab * run.model.hidden
 print(f"for-loop: {came['loop']:,} bytes, twice the largest parameter's {largest:,}, and that is the embedding")
 

@@ -23,7 +23,6 @@ def questions() -> tuple[Question, ...]:
         "is Adam's own, from one step to the next?",
         (gb(states), "Two fp32 numbers a parameter: the running mean of the gradient, and that of its square."),
         (gb(states // 2), "That is one number a parameter, as momentum keeps it. Adam divides by a second one."),
-        (gb(states + weights), "That counts the weights too. They would be there with any optimizer."),
         (gb(states + weights + gradients), "That is the whole bill: weights, gradients and states. Only the last of "
          "them are Adam's."),
         ("nothing", "That is true of plain gradient descent. Adam remembers past gradients, and what is freed cannot "
@@ -40,22 +39,14 @@ def questions() -> tuple[Question, ...]:
         (_eta(1), "That is what bias correction achieves. Left out, m and v are still close to the zero from which "
          "they started."),
         (_eta(mean), "That is m's start alone. The root of v, by which it is divided, is too small as well."),
-        (_eta(mean / square), "That divides m by v. Adam divides by the root of v."),
         (_eta(sqrt(square) / mean), "Turned round: m is divided by the root of v, not the reverse."),
     )  # fmt: skip
-    whys = {
-        "lion": ("Lion", "It keeps a momentum and takes only the sign of it: one number a parameter."),
-        "sgd": ("SGD without momentum", "It keeps nothing at all from step to step."),
-        "adafactor": ("Adafactor", "It keeps a row and a column for a whole matrix: next to nothing."),
-        "adam8bit": ("8-bit Adam", "It keeps both of Adam's numbers, each in one byte and not in four."),
-    }
-    adam = optimizer_state_bytes(_fp32("adamw"))
-    part = {name: optimizer_state_bytes(_fp32(name)) / adam for name in whys}
-    right = min(whys, key=lambda name: abs(part[name] - 1 / 2))
     half_of_adam = question(
         "You want optimizer states half as large as Adam's, for fp32 weights. Which optimizer comes closest to half?",
-        whys.pop(right),
-        *whys.values(),
+        ("Lion", "It keeps a momentum and takes only the sign of it: one number a parameter."),
+        ("SGD without momentum", "It keeps nothing at all from step to step."),
+        ("Adafactor", "It keeps a row and a column for a whole matrix: next to nothing."),
+        ("8-bit Adam", "It keeps both of Adam's numbers, each in one byte and not in four."),
     )
     run = _fp32("adamw-foreach")
     made = optimizer_step(run)["temporaries"]
@@ -69,7 +60,6 @@ def questions() -> tuple[Question, ...]:
          "tensor. foreach treats all tensors at once."),
         ("nothing", "That is `fused=True`, where one kernel does it all without writing anything in between."),
         (gb(optimizer_state_bytes(run)), "Those are the states. They are not of the moment, they stay."),
-        (gb(made // 2), "Two bytes a parameter, as if the step computed in 16-bit. Here everything is fp32."),
     )  # fmt: skip
     run = TrainingRun(MODEL, precision="bf16-master", optimizer="adamw-foreach")
     N = run.model.parameters
@@ -85,7 +75,6 @@ def questions() -> tuple[Question, ...]:
          "more than 2 bytes, and the update needs room as well."),
         (_bytes(peak - 4), "You have the gradients in fp32. What does foreach itself make, one for each parameter?"),
         (_bytes(peak + 2), "That still counts the 16-bit gradients, which were freed when their fp32 copies stood."),
-        (_bytes(peak + 4), "That counts the fp32 gradients twice, or a second tensor of the update's own."),
     )  # fmt: skip
     return two_states, first_update, half_of_adam, foreach, upcast_at_once
 

@@ -22,14 +22,10 @@ LINES = {
     "RMSProp": "v ← β2·v + (1 − β2)·g²;  θ ← θ − η·g/√v",
     "Adam": "m ← β1·m + (1 − β1)·g;  v ← β2·v + (1 − β2)·g²;  θ ← θ − η·m̂/√v̂",
 }
-STATES = {"gradient descent": 0, "momentum": 1, "RMSProp": 1, "Adam": 2}
 
 
 class Walker(Explorable):
-    """Controls for a walk down the valley, and its picture. Raises ValueError like `trajectory`.
-
-    `.path` is the walk that has been chosen, `.valley` is where it goes down.
-    """
+    """Controls for a walk down the valley, and its picture. Raises ValueError like `trajectory`."""
 
     invitation = "Sliders for a walk down the valley: run this cell to use them."
 
@@ -65,8 +61,9 @@ class Walker(Explorable):
         frame = frame_of(valley, MARGIN, canvas.title(title) + 10, WIDTH - 2 * MARGIN, 360)
         draw_walk(canvas, frame, valley, path)
         alt = f"{stop(title)} A walk over the contour lines of a valley of steepness {valley.steepness:g}."
-        kept = {0: "no state", 1: "one state", 2: "two states"}[STATES[name]]
-        message = f"<code>{escape(LINES[name])}</code> · {kept} a parameter, {4 * STATES[name]} bytes in fp32"
+        states = LINES[name].count("← β")
+        kept = ("no state", "one state", "two states")[states]
+        message = f"<code>{escape(LINES[name])}</code> · {kept} a parameter, {4 * states} bytes in fp32"
         return Figure(canvas.svg(frame.y + frame.height + 12, title, alt), alt), message
 
 
