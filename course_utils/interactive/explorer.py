@@ -1,5 +1,6 @@
-"""The Explorer's core: what can be chosen, what a choice looks like, and what to change next. Shown by a notebook's
-widget and by a page that runs these closed forms in the browser, so it needs the standard library alone.
+"""The Explorer's core: what can be chosen, what a choice looks like, and what to change next.
+
+It needs the standard library alone, as it is executed in a browser, too.
 """
 
 from collections.abc import Iterator, Mapping
@@ -55,18 +56,12 @@ def _choice(name: str, label: str, group: str, *options: str) -> Control:
     return Control(name, label, tuple((option, option) for option in options), "choice", group)
 
 
-TRAINED = {
-    "all": {"lora_rank": 0, "frozen_bits": None},
-    "lora-16": {"lora_rank": 16, "frozen_bits": 16},
-    "lora-8": {"lora_rank": 16, "frozen_bits": 8},
-    "lora-4": {"lora_rank": 16, "frozen_bits": 4},
+TRAINED: dict[str, tuple[str, int, int | None]] = {
+    "all": ("every weight", 0, None),
+    **{f"lora-{bits}": (f"LoRA r=16, rest in {bits} bits", 16, bits) for bits in (16, 8, 4)},
 }
-TRAINED_WORDS = {
-    "all": "every weight",
-    "lora-16": "LoRA r=16, rest in 16 bits",
-    "lora-8": "LoRA r=16, rest in 8 bits",
-    "lora-4": "LoRA r=16, rest in 4 bits",
-}
+"""In words, LoRA's rank, and the bits of the frozen weights."""
+
 STAGES = ("0: nothing", "1: states", "2: + gradients", "3: + weights")
 RECOMPUTE = ("none", "selective-attention", "selective", "every-2", "every-4", "sqrt", "full", "offload")
 
@@ -77,7 +72,7 @@ CONTROLS: tuple[Control, ...] = (
     _steps("seq_len", "sequence (tokens)", MODEL, 7, 17),
     _choice("precision", "precision", TRAINING, *PRECISIONS),
     _choice("optimizer", "optimizer", TRAINING, *OPTIMIZERS),
-    Control("trained", "trained", tuple((TRAINED_WORDS[name], name) for name in TRAINED), "choice", TRAINING),
+    Control("trained", "trained", tuple((words, name) for name, (words, *_) in TRAINED.items()), "choice", TRAINING),
     _choice("attention", "attention", TRAINING, *ATTENTIONS),
     _choice("recompute", "recompute", TRAINING, *RECOMPUTE),
     _steps("loss_chunks", "chunks of the loss", TRAINING, 0, 5),
@@ -87,8 +82,6 @@ CONTROLS: tuple[Control, ...] = (
     Control("bucket_view", "gradients", (("next to the buckets", 0), ("views of the buckets", 1)), "choice", RANKS),
     Control("gpu", "GPU", tuple((name, name) for name in GPUS), "choice", CARD),
 )
-"""In the order in which a learner thinks: model and data, how it is trained, across GPUs, the card."""
-
 CONTROL = {control.name: control for control in CONTROLS}
 
 DEFAULTS: dict[str, Any] = {
@@ -102,8 +95,7 @@ DEFAULTS: dict[str, Any] = {
 class Dashboard(NamedTuple):
     """All that is shown of one choice: the run and the card, two pictures, and sentences about them.
 
-    `verdict` says if the run fits what a program gets of the card, `peak_phase` which moment of the step needs most,
-    `code` is a line of Python that makes the run and estimates it.
+    `peak_phase` says which moment of the step needs most, `code` is a line of Python that estimates the run.
     """
 
     run: TrainingRun
@@ -138,9 +130,7 @@ def dashboard(chosen: Mapping[str, Any]) -> Dashboard:
 
 
 def verdict_words(run: TrainingRun, total: int, card: Gpu) -> str:
-    """Say if a run that peaks at `total` bytes fits what a program gets of the card, with a warning where it is close,
-    and what the card lacks.
-    """
+    """Say if a run that peaks at `total` bytes fits the card, with a warning where it is close, and what it lacks."""
     said = fit_words(total, card)
     said = f"{said[0].upper()}{said[1:]}."
     if total <= card.room < total * SAFETY:
@@ -152,25 +142,23 @@ def verdict_words(run: TrainingRun, total: int, card: Gpu) -> str:
 
 def complete(chosen: Mapping[str, Any]) -> dict[str, Any]:
     """Every control's value, in order. Raises ValueError for names and values that no control has."""
-    names = [control.name for control in CONTROLS]
     for name in chosen:
-        if name not in names:
-            raise unknown("control", name, names)
-    found = {name: chosen.get(name, DEFAULTS[name]) for name in names}
-    for control in CONTROLS:
-        if found[control.name] not in control.values:
-            raise unknown(control.label, str(found[control.name]), map(str, control.values))
+        if name not in CONTROL:
+            raise unknown("control", name, CONTROL)
+    found = {name: chosen.get(name, DEFAULTS[name]) for name in CONTROL}
+    for name, value in found.items():
+        if value not in CONTROL[name].values:
+            raise unknown(CONTROL[name].label, str(value), map(str, CONTROL[name].values))
     return found
 
 
 def run_of(chosen: Mapping[str, Any]) -> TrainingRun:
     """The run that has been chosen. Raises ValueError like `dashboard`."""
     choices = complete(chosen)
-    choices.pop("gpu")
-    clip = choices.pop("clip_grad_norm")
-    choices |= TRAINED[choices.pop("trained")]
-    choices |= {"clip_grad_norm": float(clip) if clip else None, "bucket_view": bool(choices["bucket_view"])}
-    return TrainingRun(**choices)
+    del choices["gpu"]
+    _, rank, bits = TRAINED[choices.pop("trained")]
+    choices |= {"lora_rank": rank, "frozen_bits": bits, "bucket_view": bool(choices["bucket_view"])}
+    return TrainingRun(**choices | {"clip_grad_norm": float(choices["clip_grad_norm"]) or None})
 
 
 def card_of(chosen: Mapping[str, Any]) -> Gpu:
@@ -179,10 +167,8 @@ def card_of(chosen: Mapping[str, Any]) -> Gpu:
 
 
 class Suggestion(NamedTuple):
-    """A change of one choice: `chosen` is what is chosen after it, `peak` what the run then needs (bytes).
-
-    `lost` is by how many seconds a step becomes longer (shorter if negative) at the data sheet's rates, see
-    `step_time`; `same_training` is True if what is learned stays the same but for rounding.
+    """A change of one choice: what is `chosen` after it, the run's `peak` then (bytes), by how many seconds a step
+    becomes longer (`lost`, see `step_time`), and True if what is learned stays the same but for rounding.
     """
 
     words: str
@@ -203,17 +189,14 @@ class Suggestion(NamedTuple):
 
 
 MOST = 10  # so many changes are offered at most
-LOWERS = 0.99  # a change that does not make a run fit is worth a line if it leaves at most this share of the peak
-WORTH_WHILE = 0.001  # a change that makes a run faster is worth a line if it saves more than this share of the step
+LOWERS = 0.99  # of the peak: so much a change that does not make a run fit may leave to be offered
+WORTH_WHILE = 0.001  # of the step: so much a change that makes a run faster has to save
 
 
 def next_changes(chosen: Mapping[str, Any]) -> tuple[Suggestion, ...]:
-    """Single changes worth trying, best first: what makes the run fit, by the time that it loses, then what lowers it
-    most. Of a run that fits already: what makes it faster and still fits; of one that asks for what the card does not
-    have: what the card can run.
-
-    A run fits with `twin.SAFETY` in reserve, as for `fit`. Changes that leave the training what it is come before
-    those that do not. Raises ValueError like `dashboard`.
+    """Single changes worth trying, best first: what makes the run fit (with `twin.SAFETY` in reserve, as for `fit`),
+    the same training first, by the time that it loses; then what lowers it most. Of a run that fits already: what makes
+    it faster; of one that asks for what the card lacks: what it can run. Raises ValueError like `dashboard`.
     """
     now = _Choice(complete(chosen))
     options = list(now.changes())
@@ -248,7 +231,6 @@ def best_plan(chosen: Mapping[str, Any]) -> Suggestion | None:
 
 
 def seconds_words(seconds: float) -> str:
-    """A time of few figures: "1,750 s", "0.21 s", "4.1 ms"."""
     if seconds >= 10:
         return f"{seconds:,.0f} s"
     return f"{seconds:.2g} s" if seconds >= 0.1 else f"{1000 * seconds:.2g} ms"
@@ -278,7 +260,9 @@ class _Choice:
         except ValueError:
             return None
         fits, lost = peak * SAFETY <= card.room, sum(step_seconds(run, card).values()) - self.seconds
-        return Suggestion(_spelled(different, after), after, peak, fits, lost, _same_training(self.chosen, after))
+        formats = (self.chosen["precision"], _formats(self.chosen, after["zero_stage"])["precision"])
+        same = _learned(self.chosen) == _learned(after) and after["precision"] in formats
+        return Suggestion(_spelled(different, after), after, peak, fits, lost, same)
 
     def changes(self) -> Iterator[Suggestion]:
         """Every change of one choice that is possible; of sizes and cards the one that goes just far enough."""
@@ -319,9 +303,8 @@ def _formats(chosen: Mapping[str, Any], stage: int) -> dict[str, Any]:
 
 
 def _rows(chosen: Mapping[str, Any], card: Gpu, fits: bool) -> Iterator[list[dict[str, Any]]]:
-    """Sizes in order, from the nearest: micro-batches of one global batch, and for what does not fit, ranks and cards.
-
-    For a run that fits the micro-batches grow, else they shrink.
+    """Sizes in order, from the nearest: micro-batches of one global batch, which grow for a run that fits, else they
+    shrink; for what does not fit ranks and cards, too.
     """
     sizes, steps = CONTROL["micro_batch"].values, CONTROL["accumulation_steps"].values
     batch = chosen["micro_batch"] * chosen["accumulation_steps"]
@@ -338,32 +321,22 @@ def _rows(chosen: Mapping[str, Any], card: Gpu, fits: bool) -> Iterator[list[dic
 
 
 def _on_ranks(chosen: Mapping[str, Any], ranks: int) -> dict[str, Any]:
-    times = ranks // chosen["world_size"]
-    fewer = gcd(times, chosen["accumulation_steps"])
-    smaller = gcd(times // fewer, chosen["micro_batch"])
-    return {
-        "world_size": ranks,
-        "accumulation_steps": chosen["accumulation_steps"] // fewer,
-        "micro_batch": chosen["micro_batch"] // smaller,
-    }
+    times, steps, size = ranks // chosen["world_size"], chosen["accumulation_steps"], chosen["micro_batch"]
+    fewer = gcd(times, steps)
+    smaller = gcd(times // fewer, size)
+    return {"world_size": ranks, "accumulation_steps": steps // fewer, "micro_batch": size // smaller}
 
 
-def _same_training(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
-    """True if the same is learned but for rounding and the order of sums, as of `planning.FREE`'s choices."""
-
-    def learned(chosen: Mapping[str, Any]) -> list[Any]:
-        batch = chosen["micro_batch"] * chosen["accumulation_steps"] * chosen["world_size"]
-        kept = [chosen[name] for name in ("model", "seq_len", "trained", "clip_grad_norm")]
-        return [batch, OPTIMIZERS[chosen["optimizer"]].algorithm, *kept]
-
-    formats = (before["precision"], _formats(before, after["zero_stage"])["precision"])
-    return learned(before) == learned(after) and after["precision"] in formats
+def _learned(chosen: Mapping[str, Any]) -> list[Any]:
+    """All that decides what is learned, but for rounding and the order of sums; see `planning.FREE`."""
+    batch = chosen["micro_batch"] * chosen["accumulation_steps"] * chosen["world_size"]
+    kept = [chosen[name] for name in ("model", "seq_len", "trained", "clip_grad_norm")]
+    return [batch, OPTIMIZERS[chosen["optimizer"]].algorithm, *kept]
 
 
 def _spelled(different: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     recompute = {"none": "no recomputation", "offload": "activations offloaded to the host"}
-    chunks = f"the loss in {after['loss_chunks']} chunks" if after["loss_chunks"] > 1 else "the loss in one piece"
-    count = after["accumulation_steps"]
+    chunks, count = after["loss_chunks"], after["accumulation_steps"]
     policy = after["zero_stage"] > 1 and after["precision"] in FSDP_POLICY.values()
     several = f"{number(count)} micro-batches" if count > 1 else "one micro-batch"
     words = {
@@ -375,8 +348,8 @@ def _spelled(different: Mapping[str, Any], after: Mapping[str, Any]) -> str:
         "bucket_view": f"gradients {CONTROL['bucket_view'].options[after['bucket_view']][0]}",
         "recompute": recompute.get(after["recompute"], f"{after['recompute']} recomputation"),
         "attention": f"{after['attention']} attention",
-        "loss_chunks": chunks,
+        "loss_chunks": f"the loss in {f'{chunks} chunks' if chunks > 1 else 'one piece'}",
         "optimizer": f"optimizer {after['optimizer']}",
-        "trained": TRAINED_WORDS[after["trained"]],
+        "trained": TRAINED[after["trained"]][0],
     }
     return ", ".join(text for name, text in words.items() if name in different)

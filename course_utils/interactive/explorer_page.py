@@ -5,30 +5,22 @@ Runs under Pyodide, with closed forms alone. Choices are passed as text, by cont
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
 from ..figures.axes import words
 from ..units import format_bytes
-from .explorer import CONTROL, CONTROLS, DEFAULTS, Suggestion, best_plan, dashboard, next_changes
+from .explorer import CONTROL, CONTROLS, DEFAULTS, Suggestion, best_plan, complete, dashboard, next_changes
 
 
 def controls() -> str:
     """The controls in order: name, label, kind, group, the options as pairs of text and words, and the first choice."""
-    first = texts(DEFAULTS)
-    return json.dumps(
-        [
-            {
-                "name": control.name,
-                "label": control.label,
-                "kind": control.kind,
-                "group": control.group,
-                "options": [[str(value), shown] for shown, value in control.options],
-                "first": first[control.name],
-            }
-            for control in CONTROLS
-        ]
-    )
+    first, found = texts(DEFAULTS), []
+    for control in CONTROLS:
+        options = [[str(value), shown] for shown, value in control.options]
+        found.append(asdict(control) | {"options": options, "first": first[control.name]})
+    return json.dumps(found)
 
 
 def draw(chosen: str) -> str:
@@ -85,32 +77,22 @@ def linked(fragment: str) -> str:
     chosen, refused = texts(DEFAULTS), []
     for name, text in parse_qsl(fragment.removeprefix("#"), keep_blank_values=True):
         try:
-            _value(name, text)
-        except ValueError as problem:
-            refused.append(f"{problem}.")
-        else:
+            complete(values({name: text}))
             chosen[name] = text
+        except ValueError as problem:
+            refused.append(str(problem))
     return json.dumps({"chosen": chosen, "refused": refused}, ensure_ascii=False)
 
 
 def texts(chosen: Mapping[str, Any]) -> dict[str, str]:
     """Choices as text, in the order of the controls."""
-    return {control.name: str(chosen[control.name]) for control in CONTROLS}
+    return {name: str(chosen[name]) for name in CONTROL}
 
 
 def values(chosen: Mapping[str, str]) -> dict[str, Any]:
-    """Choices as `dashboard` takes them. Raises ValueError for what no control offers."""
-    return {name: _value(name, text) for name, text in chosen.items()}
-
-
-def _value(name: str, text: str) -> Any:
-    """The option with this text. Raises ValueError, with all that there are, for an unknown name or text."""
-    if name not in CONTROL:
-        raise ValueError(f"there is no choice named {name!r} here: there is {', '.join(CONTROL)}")
-    by_text = {str(value): value for value in CONTROL[name].values}
-    if text not in by_text:
-        raise ValueError(f"{CONTROL[name].label} cannot be {text!r} here: there is {', '.join(by_text)}")
-    return by_text[text]
+    """Choices as `dashboard` takes them; it refuses what no control offers, which stays as it is."""
+    offered = {name: {str(value): value for value in CONTROL[name].values} for name in chosen if name in CONTROL}
+    return {name: offered.get(name, {}).get(text, text) for name, text in chosen.items()}
 
 
 def _change(change: Suggestion) -> dict[str, Any]:
