@@ -26,7 +26,7 @@ UNLIMITED = 2**50
 
 SETTINGS = (
     "", "expandable_segments:True", "max_split_size_mb:24", "max_split_size_mb:32,max_non_split_rounding_mb:40",
-    "roundup_power2_divisions:4", "roundup_power2_divisions:[4:2,16:8,>:4]", "large_segment_size_mb:40",
+    "roundup_power2_divisions:4", "large_segment_size_mb:40",
     "large_segment_size_mb:12", "expandable_segments:True,roundup_power2_divisions:8",
     "expandable_segments:True,large_segment_size_mb:40", "expandable_segments:True,max_split_size_mb:24",
 )  # fmt: skip

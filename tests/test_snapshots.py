@@ -19,7 +19,7 @@ from course_utils.units import MiB
 
 RUN = TrainingRun(shallow(GPT, 2), micro_batch=4, seq_len=256, precision="amp-bf16", attention="flash")
 CHOICES = (
-    {}, {"expandable_segments": True}, {"max_split_size_mb": 40}, {"roundup_power2_divisions": {4: 8, ">": 4}},
+    {}, {"expandable_segments": True}, {"max_split_size_mb": 40}, {"roundup_power2_divisions": 8},
     {"large_segment_size_mb": 40},
 )  # fmt: skip
 

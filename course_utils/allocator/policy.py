@@ -241,7 +241,7 @@ class CachingAllocator:
 
     def round_size(self, size: int) -> int:
         """Bytes that a request of `size` takes: a multiple of 512, or the next of the power of two's divisions."""
-        divisions = self.settings.divisions(size)
+        divisions = self.settings.roundup_power2_divisions or 0
         if divisions > 1 and size > BLOCK * divisions:
             return round_up(size, (1 << size.bit_length() - 1) // divisions)
         return round_up(size, BLOCK)

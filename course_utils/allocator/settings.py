@@ -3,18 +3,14 @@
 Source of every limit: c10/core/AllocatorConfig of torch 2.13; a test asks torch itself.
 """
 
-import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from ..errors import unknown
 from ..units import MiB
 
 LARGE_SEGMENT_MB = 20  # MiB (torch writes MB): requests of 1 to 10 MiB share buffers of this size
-
-INTERVALS = 16
-"""`roundup_power2_divisions` has one value for sizes from 1 MiB, one from 2 MiB, … and one from 32 GiB on."""
 
 NOT_REPLAYED = {
     "garbage_collection_threshold": "it frees by the age of blocks, and only where a memory fraction is set",
@@ -31,25 +27,21 @@ IRRELEVANT = {
 }  # fmt: skip
 """Settings of host memory, threads and graphs: they change nothing in a replay, so they are read and left out."""
 
-Divisions = int | Mapping[int | str, int]
-
 
 @dataclass(frozen=True)
 class AllocatorSettings:
     """The policy's choices; sizes in MiB, as in torch, whose names end in `_mb` nevertheless.
 
     `max_split_size_mb`: larger blocks are never split, and serve large requests only. `roundup_power2_divisions`: round
-    sizes up to this many steps between powers of two; a mapping gives it by the interval's start in MiB, with ">" for
-    all later ones. `max_non_split_rounding_mb`: how much larger than the request an unsplittable block may be.
-    Raises ValueError for values that torch refuses too.
+    sizes up to this many steps between powers of two. `max_non_split_rounding_mb`: how much larger than the request an
+    unsplittable block may be. Raises ValueError for values that torch refuses too.
     """
 
     expandable_segments: bool = False
     max_split_size_mb: int | None = None
-    roundup_power2_divisions: Divisions | None = None
+    roundup_power2_divisions: int | None = None
     large_segment_size_mb: int = LARGE_SEGMENT_MB
     max_non_split_rounding_mb: int | None = None
-    _divisions: tuple[int, ...] = field(init=False, repr=False, compare=False, default=())
 
     def __post_init__(self) -> None:
         if not isinstance(self.expandable_segments, bool):
@@ -58,7 +50,9 @@ class AllocatorSettings:
         for name in ("max_split_size_mb", "max_non_split_rounding_mb"):
             if getattr(self, name) is not None:
                 _check_size(name, getattr(self, name), self.large_segment_size_mb)
-        object.__setattr__(self, "_divisions", _divisions_by_interval(self.roundup_power2_divisions))
+        steps = self.roundup_power2_divisions
+        if steps is not None and (type(steps) is not int or steps < 1 or steps & (steps - 1)):
+            raise ValueError(f"roundup_power2_divisions is {steps!r}: it must be a power of two, such as 8")
 
     @property
     def large_segment(self) -> int:
@@ -75,16 +69,11 @@ class AllocatorSettings:
         """Bytes by which an unsplittable block may exceed the request that it serves."""
         return self.large_segment if self.max_non_split_rounding_mb is None else self.max_non_split_rounding_mb * MiB
 
-    def divisions(self, size: int) -> int:
-        """The steps into which the interval between the powers of two around `size` bytes is divided; 0 for none."""
-        interval = size.bit_length() - MiB.bit_length()
-        return self._divisions[min(max(interval, 0), INTERVALS - 1)]
-
 
 EXAMPLES = {
     "expandable_segments": "True",
     "max_split_size_mb": "128",
-    "roundup_power2_divisions": "8 or [256:1,512:2,>:4]",
+    "roundup_power2_divisions": "8",
     "large_segment_size_mb": "20",
     "max_non_split_rounding_mb": "20",
 }
@@ -105,7 +94,7 @@ def settings(text: str) -> dict[str, Any]:
     an unknown name (with the nearest), for a value that torch refuses, and for a setting that a replay cannot follow.
     """
     found: dict[str, Any] = {}
-    for part in filter(None, re.split(r",(?![^\[]*\])", "".join(text.split()))):
+    for part in filter(None, "".join(text.split()).split(",")):
         name, _, value = part.partition(":")
         if name in IRRELEVANT or part == "backend:native":
             continue
@@ -124,13 +113,6 @@ def _value(name: str, text: str) -> Any:
         if text not in ("True", "False"):
             raise ValueError(f"expandable_segments is {text!r}: torch takes True or False, with a capital letter")
         return text == "True"
-    if name == "roundup_power2_divisions" and text.startswith("["):
-        pairs = (part.partition(":") for part in text.strip("[]").split(",") if part)
-        return {start if start == ">" else _whole(name, start): _whole(name, count) for start, _, count in pairs}
-    return _whole(name, text)
-
-
-def _whole(name: str, text: str) -> int:
     if not text.isdecimal():
         raise ValueError(f"{name} has {text!r} where a whole number belongs: write {name}:{EXAMPLES[name]}")
     return int(text)
@@ -141,31 +123,3 @@ def _check_size(name: str, value: object, least: int) -> None:
         raise ValueError(f"{name} is {value!r}: it takes a whole number of MiB")
     if value < least:
         raise ValueError(f"{name} is {value}: torch takes {least} or more")
-
-
-def _divisions_by_interval(chosen: Divisions | None) -> tuple[int, ...]:
-    """One number of divisions for each interval. As in torch, the first start given also rules all smaller sizes."""
-    if chosen is None:
-        return (0,) * INTERVALS
-    if not isinstance(chosen, Mapping):
-        if not _is_power_of_two(chosen):
-            raise ValueError(f"roundup_power2_divisions is {chosen!r}: it must be a power of two, such as 8")
-        return (chosen,) * INTERVALS
-    found, last, first = [0] * INTERVALS, 0, True
-    for start, count in chosen.items():
-        if count != 0 and not _is_power_of_two(count):
-            raise ValueError(f"roundup_power2_divisions has {count!r} for {start}: it must be 0 or a power of two")
-        if start == ">":
-            found[last + 1 :] = [count] * (INTERVALS - last - 1)
-            continue
-        if not _is_power_of_two(start):
-            raise ValueError(f"roundup_power2_divisions starts an interval at {start!r}: a power of two in MiB, or '>'")
-        last = min(int(start).bit_length() - 1, INTERVALS - 1)
-        if first:
-            found[:last] = [count] * last
-        found[last], first = count, False
-    return tuple(found)
-
-
-def _is_power_of_two(value: object) -> bool:
-    return type(value) is int and value > 0 and value & (value - 1) == 0

@@ -184,12 +184,15 @@ def snapshot_of(replayed: Replay) -> dict[str, Any]:
 
     In the place of Python's stack, each entry has the operation, module and phase in which the tensor was made.
     """
+    settings_text = ",".join(f"{name}:{value}" for name, value in replayed.choices.items() if value is not None)
     return {
         "segments": [_segment(segment) for segment in replayed.blocks_at(len(replayed))],
         "device_traces": [list(_entries(replayed))],
         "external_annotations": [],
-        "allocator_settings": {"expandable_segments": bool(replayed.choices.get("expandable_segments", False))}
-        | {"PYTORCH_CUDA_ALLOC_CONF": _settings_text(replayed.choices)},
+        "allocator_settings": {
+            "expandable_segments": bool(replayed.choices.get("expandable_segments", False)),
+            "PYTORCH_CUDA_ALLOC_CONF": settings_text,
+        },
     }
 
 
@@ -203,14 +206,6 @@ def save_snapshot(replayed: Replay, path: str | Path) -> Path:
         raise ValueError(f"{path.name!r}: torch's viewer takes snapshots whose names end in .pickle")
     path.write_bytes(pickle.dumps(snapshot_of(replayed), protocol=4))
     return path
-
-
-def _settings_text(choices: Mapping[str, Any]) -> str:
-    texts = {
-        name: f"[{','.join(f'{key}:{part}' for key, part in value.items())}]" if isinstance(value, Mapping) else value
-        for name, value in choices.items()
-    }
-    return ",".join(f"{name}:{text}" for name, text in texts.items() if text is not None)
 
 
 def _segment(segment: MemorySegment) -> dict[str, Any]:
