@@ -70,7 +70,6 @@ def test_interpreter_is_where_the_system_keeps_it(tmp_path):
         ("Linux", "cpu", "", True, "cpu"),
         ("Linux", "CUDA ", "cpu", False, "cuda"),
         ("Linux", "", "cpu", True, "cpu"),  # chosen once, kept
-        ("Darwin", "", "", True, "cpu"),
     ],
 )
 def test_torch_build_follows_wish_then_habit_then_machine(system, asked, before, driver, choice, monkeypatch):

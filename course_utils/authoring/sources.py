@@ -4,12 +4,13 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jupytext
 from nbformat import NotebookNode
-from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+from nbformat.v4 import new_notebook
 
 from ..errors import unknown
 from ..interactive.course_files import ANSWERS, NOT_SOLVED_IMPORT, ONLY_IN_SOLUTIONS
@@ -18,7 +19,6 @@ from ..recording.notebooks import BuildError
 FOLDERS = ("notebooks", "solutions")
 """Folders of sources: `src/` inside each. Those in `solutions` also become exercises."""
 
-INVITATION = "Your turn: replace this line by your answer, then run the cell again."
 KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 CHECKS_IMPORT = re.compile(r"from course_utils\.lessons\.\w+ import checks")
 STEM = re.compile(r"\d\d_[a-z0-9_]+")
@@ -72,7 +72,7 @@ def drafts(root: Path, source: Path) -> list[Draft]:
         for cell in cells:
             if any(mark in cell.source for mark in ANSWERS):
                 where = f"it belongs in solutions/src/{origin.name}"
-                raise BuildError(f"{origin}: cell {cell.position} holds a solution marker; {where}")
+                raise BuildError(f"{origin}: cell {cell.id} holds a solution marker; {where}")
         return [Draft(root / "notebooks" / f"{source.stem}.ipynb", notebook, execute=True)]
     exercise = _notebook(_unsolved(origin, cells), settings, origin)
     return [
@@ -81,37 +81,23 @@ def drafts(root: Path, source: Path) -> list[Draft]:
     ]
 
 
-class Cell(NamedTuple):
-    """One cell of a source: its position there (from 1), "code" or "markdown", its text and its tags."""
-
-    position: int
-    kind: str
-    source: str
-    tags: tuple[str, ...]
-
-
-def _read(source: Path) -> tuple[list[Cell], Mapping[str, Any]]:
-    """The cells of a source and the `course` settings of its header."""
+def _read(source: Path) -> tuple[list[NotebookNode], Mapping[str, Any]]:
+    """The cells of a source, their ids and metadata the same on every machine, and the settings in its header."""
     notebook: Any = jupytext.read(source, fmt="py:percent")
-    cells = []
     for position, cell in enumerate(notebook.cells, start=1):
         is_text = cell.cell_type == "markdown" and source.parts[-3] == "notebooks"
         added = [tag for tag, words in SLIDE_TAGS.items() if is_text and words in f"\n{cell.source}"]
-        cells.append(Cell(position, cell.cell_type, cell.source, (*cell.metadata.get("tags", ()), *added)))
-    if not cells:
+        tags = [*cell.metadata.get("tags", ()), *added]
+        cell.id, cell.metadata = f"{source.stem}-{position:02d}", NotebookNode(tags=tags) if tags else NotebookNode()
+    if not notebook.cells:
         raise BuildError(f"{source.name}: holds no cell; begin each with a line `# %%` or `# %% [markdown]`")
-    return cells, notebook.metadata.get("course", {})
+    return notebook.cells, notebook.metadata.get("course", {})
 
 
-def _notebook(cells: Iterable[Cell], settings: Mapping[str, Any], origin: Path) -> NotebookNode:
-    """A notebook of `cells` without outputs, its ids and metadata the same on every machine."""
-    make, built = {"code": new_code_cell, "markdown": new_markdown_cell}, []
-    for cell in cells:
-        metadata = {"tags": list(cell.tags)} if cell.tags else {}
-        built.append(make[cell.kind](cell.source, id=f"{origin.stem}-{cell.position:02d}", metadata=metadata))
-    course = {**settings, "source": origin.as_posix(), "cells_sha256": fingerprint(built)}
+def _notebook(cells: list[NotebookNode], settings: Mapping[str, Any], origin: Path) -> NotebookNode:
+    course = {**settings, "source": origin.as_posix(), "cells_sha256": fingerprint(cells)}
     metadata = {"course": course, "kernelspec": dict(KERNEL), "language_info": {"name": "python"}}
-    return new_notebook(cells=built, metadata=metadata)
+    return new_notebook(cells=cells, metadata=metadata)
 
 
 def fingerprint(cells: Iterable[NotebookNode]) -> str:
@@ -120,30 +106,27 @@ def fingerprint(cells: Iterable[NotebookNode]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _unsolved(origin: Path, cells: list[Cell]) -> list[Cell]:
+def _unsolved(origin: Path, cells: list[NotebookNode]) -> list[NotebookNode]:
     """The cells of the exercise: solutions taken out, an invitation in their place, NotSolved imported."""
-    kept = [cell for cell in cells if not ONLY_IN_SOLUTIONS.intersection(cell.tags)]
-    gaps = [_with_gaps(origin, cell) if cell.kind == "code" else cell for cell in kept]
-    if gaps == kept:
+    kept = [deepcopy(cell) for cell in cells if not ONLY_IN_SOLUTIONS.intersection(cell.metadata.get("tags", ()))]
+    code, solved = [cell for cell in kept if cell.cell_type == "code"], 0
+    for cell in code:
+        cell.source, count = SOLUTION.subn(_invitation, cell.source)
+        solved += count
+        if "SOLUTION" in cell.source:
+            raise BuildError(f"{origin}: cell {cell.id} has a marker without its partner, or not on its own line")
+    if not solved:
         raise BuildError(f"{origin}: nothing to solve; put ### BEGIN SOLUTION and ### END SOLUTION around the answers")
-    first = next(index for index, cell in enumerate(gaps) if cell.kind == "code")
-    lines = gaps[first].source.splitlines()
+    lines = code[0].source.splitlines()
     if NOT_SOLVED_IMPORT not in lines:
         lines.insert(next((i for i, line in enumerate(lines) if CHECKS_IMPORT.match(line)), 0), NOT_SOLVED_IMPORT)
-    gaps[first] = gaps[first]._replace(source="\n".join(lines))
-    return gaps
+    code[0].source = "\n".join(lines)
+    return kept
 
 
-def _with_gaps(origin: Path, cell: Cell) -> Cell:
-    """`cell` with each solution replaced by `raise NotSolved(...)`, indented as its BEGIN marker was."""
-
-    def invitation(solution: re.Match[str]) -> str:
-        return f"{solution[1]}raise NotSolved({json.dumps(solution[2] or INVITATION, ensure_ascii=False)})"
-
-    source = SOLUTION.sub(invitation, cell.source)
-    if "SOLUTION" in source:
-        raise BuildError(f"{origin}: cell {cell.position} has a marker without its partner, or not on its own line")
-    return cell._replace(source=source)
+def _invitation(solution: re.Match[str]) -> str:
+    words = solution[2] or "Your turn: replace this line by your answer, then run the cell again."
+    return f"{solution[1]}raise NotSolved({json.dumps(words, ensure_ascii=False)})"
 
 
 def differences(draft: Draft, stored: NotebookNode) -> list[str]:

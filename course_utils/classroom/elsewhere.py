@@ -16,6 +16,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 from ..interactive.command_line import Parser
 from ..interactive.course_files import ANSWERS, NOT_SOLVED_IMPORT, ONLY_IN_SOLUTIONS, ROOT, numbered
+from ..interactive.keeping import write_whole
 from .grading import check_cells
 from .release import refuse_used, release
 
@@ -38,9 +39,6 @@ UNPACK = """    assert os.path.exists("course.zip"), "Upload course.zip first: t
     import shutil
 
     shutil.unpack_archive("course.zip", COURSE)"""
-
-SCHEMA = 3
-"""nbgrader's own version of its metadata, as nbgrader 0.9.6 writes it."""
 
 CONFIG = '''"""nbgrader's settings for this course. Run nbgrader in this folder, with the course installed."""
 
@@ -87,7 +85,7 @@ def nbgrader_source(folder: Path) -> list[Path]:
         _write(_assignment(_read(path)), folder / "source" / path.stem / path.name)
         for path in numbered(ROOT / "solutions")
     ]
-    (folder / "nbgrader_config.py").write_text(CONFIG, encoding="utf-8", newline="\n")
+    write_whole(folder / "nbgrader_config.py", CONFIG)
     return assignments
 
 
@@ -108,7 +106,7 @@ def _marked(cell: dict[str, Any], is_check: bool) -> dict[str, Any]:
     is_solution = cell["cell_type"] == "code" and any(mark in source for mark in ANSWERS)
     marks: dict[str, Any] = {}
     if is_solution or is_check:
-        marks = {"schema_version": SCHEMA, "grade_id": cell["id"], "locked": is_check, "task": False}
+        marks = {"schema_version": 3, "grade_id": cell["id"], "locked": is_check, "task": False}
         marks |= {"solution": is_solution, "grade": is_check} | ({"points": 1} if is_check else {})
     metadata = {**cell["metadata"], **({"nbgrader": marks} if marks else {})}
     return {**cell, **cleared, "source": source, "metadata": metadata}
@@ -120,8 +118,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _write(notebook: dict[str, Any], target: Path) -> Path:
     target.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(notebook, ensure_ascii=False, indent=1)
-    target.write_text(text + "\n", encoding="utf-8", newline="\n")
+    write_whole(target, json.dumps(notebook, ensure_ascii=False, indent=1) + "\n")
     return target
 
 

@@ -133,12 +133,9 @@ def remember(home: Home, **facts: str) -> None:
 def torch_choice(system: str, asked: str = "", before: str = "") -> str:
     """The build, "cpu" or "cuda": what COURSE_TORCH asks for, else what is there already, else what the machine has."""
     asked = asked.strip().lower()
-    if asked not in ("", "cpu", "cuda"):
-        raise SetupError(f"COURSE_TORCH is {asked!r}: set it to cpu or cuda, or leave it unset.")
-    if system == "Darwin":
-        if asked == "cuda":
-            raise SetupError("COURSE_TORCH=cuda cannot be met on macOS, which has no CUDA: leave it unset.")
-        return "cpu"
+    builds = ("cpu",) if system == "Darwin" else ("cpu", "cuda")
+    if asked and asked not in builds:
+        raise SetupError(f"COURSE_TORCH is {asked!r}: here it may be {' or '.join(builds)}, or leave it unset.")
     return asked or before or ("cuda" if nvidia_driver(system) else "cpu")
 
 
