@@ -31,9 +31,9 @@ from course_utils.lessons.lora.quantization import (
 )
 from course_utils.lessons.shared.language_model import batches, corpus, encode, language_model, mean_loss, vocabulary
 from course_utils.models import PRESETS
-from course_utils.networks import build_network
+from course_utils.networks import build_network, network_for
 from course_utils.networks.frozen import FrozenLinear, nf4_code, nf4_pairs
-from course_utils.networks.lora import LoraLinear, add_lora
+from course_utils.networks.lora import LoraLinear
 from course_utils.run import TrainingRun
 
 # -------------------------------------------------------------------------------------------------------- fine-tuning
@@ -42,8 +42,6 @@ from course_utils.run import TrainingRun
 def test_the_second_text_is_written_in_the_first_ones_characters() -> None:
     assert 2_500 < len(sonnets()) < 4_000 and set(sonnets()) <= set(vocabulary())
     assert sonnets().startswith("shall i compare thee to a summers day.")
-    ((tokens, _),) = batches(1, micro_batch=2, seq_len=len(sonnets()) - 1, text=sonnets())
-    assert torch.equal(tokens[0], encode(sonnets())[:-1])
 
 
 def test_mean_loss_is_that_of_every_whole_window() -> None:
@@ -56,8 +54,8 @@ def test_mean_loss_is_that_of_every_whole_window() -> None:
 
 def test_lora_learns_its_factors_alone_and_merges() -> None:
     base = language_model()
-    done = fine_tune(4, "attention", steps=20, model=base)
-    assert done.trained == 2 * 4 * ((64 + 3 * 64) + (64 + 64))
+    done = fine_tune(4, steps=20, model=base)
+    assert done.trained == 2 * 4 * ((64 + 3 * 64) + (64 + 64) + 2 * (64 + 256))
     assert done.new < mean_loss(base, sonnets()) - 0.1
     plain = merged(done.model)
     assert mean_loss(plain, sonnets()) == pytest.approx(done.new, abs=1e-4)
@@ -66,38 +64,32 @@ def test_lora_learns_its_factors_alone_and_merges() -> None:
 
 
 def test_full_fine_tuning_moves_everything_and_each_way_has_a_rate_of_its_own() -> None:
-    tuned = [fine_tune(rank, steps=1, model=language_model(), rate=rate)
-             for rank, rate in ((0, None), (2, None), (2, 0.5))]  # fmt: skip
-    assert [one.rate for one in tuned] == [lora_by_hand.FULL_RATE, lora_by_hand.FACTOR_RATE, 0.5]
-    assert tuned[0].trained == sum(weight.numel() for weight in language_model().parameters())
+    whole, factors = (fine_tune(rank, steps=1, model=language_model()) for rank in (0, 2))
+    assert (whole.rate, factors.rate) == (lora_by_hand.FULL_RATE, lora_by_hand.FACTOR_RATE)
+    assert whole.trained == sum(weight.numel() for weight in language_model().parameters())
 
 
 @pytest.mark.parametrize("rank", [2, 8, 32])
 def test_a_first_step_of_factors_moves_the_matrix_by_less_than_the_rate(rank: int) -> None:
     """About η·√(r/n_in), which is why factors take a larger rate."""
-    learner = fine_tune(rank, "attention", steps=1, model=language_model(), rate=1e-3).model
-    layers = [layer for layer in learner.modules() if isinstance(layer, LoraLinear)]
+    learner = fine_tune(rank, steps=1, model=language_model(), rate=1e-3).model
+    layers = [layer for layer in learner.modules() if isinstance(layer, LoraLinear) and layer.base.in_features == 64]
     moved = [(layer.B @ layer.A).detach().square().mean().sqrt().item() / 1e-3 for layer in layers]
-    assert moved == pytest.approx([(rank / 64) ** 0.5] * len(layers), rel=0.35)
+    assert moved == pytest.approx([(rank / 64) ** 0.5] * 6, rel=0.35)
 
 
 def test_lora_takes_two_units_of_work_and_the_formula_knows() -> None:
     """Counted on the meta device: backward makes no dL/dW for a frozen matrix."""
-    config = shallow("gpt2", 2)
-    run = TrainingRun(config, 1, 64, "fp32", attention="eager")
+    run = TrainingRun(shallow("gpt2", 2), 1, 64, "fp32", attention="eager")
     units = []
-    for rank in (0, 1):
+    for rank, targets in ((0, ()), (1, ("attention", "mlp"))):
+        adapted = run.replace(lora_rank=rank, lora_targets=targets)
         with torch.device("meta"):
-            network, tokens = build_network(config, "eager"), torch.zeros(1, 64, dtype=torch.long)
-            if rank:
-                add_lora(network, rank, ("qkv", "out", "up", "down"), torch.float32)
+            network, tokens = network_for(adapted), torch.zeros(1, 64, dtype=torch.long)
         with FlopCounterMode(display=False) as counter:
             network(tokens).sum().backward()
-        targets = ("attention", "mlp") if rank else ()
-        assert model_flops(run.replace(lora_rank=rank, lora_targets=targets)) == pytest.approx(
-            counter.get_total_flops(), rel=0.03
-        )
         units.append(counter.get_total_flops())
+        assert model_flops(adapted) == pytest.approx(units[-1], rel=0.03)
     assert units[1] / units[0] == pytest.approx(2 / 3, rel=0.03)
 
 
@@ -135,11 +127,9 @@ def test_absmax_keeps_zero_and_the_largest_and_is_off_by_half_a_step() -> None:
     assert uniform_error(even, 6) == pytest.approx(relative_error(even, absmax(even, 6)), rel=0.05)
 
 
-def test_what_cannot_be_cut_or_coded_is_refused() -> None:
+def test_what_cannot_be_cut_evenly_is_refused() -> None:
     with pytest.raises(ValueError, match="groups of 7"):
         absmax(torch.ones(16), 4, 7)
-    with pytest.raises(ValueError, match="2 at least"):
-        absmax(torch.ones(16), 1)
 
 
 def test_a_zero_point_uses_the_whole_grid() -> None:
@@ -213,9 +203,8 @@ def test_the_even_adam_is_the_8_bit_adam_with_other_values() -> None:
 
 
 def test_q_is_orthogonal_and_repeatable() -> None:
-    Q = orthogonal(32, seed=3)
-    assert torch.allclose(Q @ Q.T, torch.eye(32), atol=1e-5)
-    assert torch.equal(Q, orthogonal(32, seed=3)) and not torch.equal(Q, orthogonal(32))
+    Q = orthogonal(32)
+    assert torch.allclose(Q @ Q.T, torch.eye(32), atol=1e-5) and torch.equal(Q, orthogonal(32))
 
 
 WEIGHT = torch.randn(96, 64, generator=torch.Generator().manual_seed(0))
@@ -225,17 +214,16 @@ def test_a_split_has_as_many_values_as_its_bits_say_and_each_step_helps() -> Non
     errors = []
     for steps in (1, 2, 4, 8):
         found = split(WEIGHT, steps)
-        assert found.bits == steps
-        assert len(found.U.unique()) <= found.values[0] and len(found.V.unique()) <= found.values[1]
+        assert len(found.U.unique()) * len(found.V.unique()) <= 2**steps
         errors.append(relative_error(WEIGHT, found.dense))
     assert errors == sorted(errors, reverse=True) and errors[-1] < 0.15
 
 
 def test_a_second_basis_leaves_less_and_one_step_is_the_best_of_its_kind() -> None:
-    one = split(WEIGHT, 4, one_basis=True)
-    assert not one.V.any() and one.values == (16, 1)
-    assert relative_error(WEIGHT, split(WEIGHT, 4).dense) < 0.9 * relative_error(WEIGHT, one.dense)
-    size = one.sizes[0]
+    assert not split(WEIGHT, 4, one_basis=True).V.any()
+    two, one = (relative_error(WEIGHT, split(WEIGHT, 4, one_basis=alone).dense) for alone in (False, True))
+    assert two < 0.9 * one
+    size = split(WEIGHT, 1, one_basis=True).U.abs().max()
     off = [(WEIGHT - c * WEIGHT.sign()).norm().item() for c in (0.9 * size, size, 1.1 * size)]
     assert off[1] == min(off)
 
@@ -251,19 +239,15 @@ def test_the_picture_of_lora_is_to_scale_and_counts() -> None:
     assert sides["B, zero at first"] == (pytest.approx(3.4, abs=0.1), 220.0)
     assert sides["A, Gaussian"] == (110.0, pytest.approx(3.4, abs=0.1))
     assert f"{64 * (4096 + 2048):,} numbers learn" in figure.alt
-    with pytest.raises(ValueError, match="rank of 0"):
-        lora_picture(4, 4, 0)
 
 
 def test_a_code_is_drawn_stroke_by_stroke() -> None:
     figure = code_picture([-1.0, 0.0, 0.1, 1.0], {"three": (-1.0, 0.0, 1.0), "two": (-1.0, 1.0)}, "Few values")
     assert figure.svg.count("data-code=") == 5 and "three: 3 values" in figure.alt
-    with pytest.raises(ValueError, match="at least one code"):
-        code_picture([0.0], {}, "Nothing")
 
 
 def test_histograms_count_every_value_within_reach() -> None:
-    assert _counts([0.0, 0.1, 9.0, -1.0, 1.0, -9.0], reach=1.0, bins=2) == [1, 3]
+    assert _counts([0.0, 0.1, 9.0, -1.0, 1.0, -1.4, -9.0], reach=1.0, bins=2) == [1, 3]
     assert "Peaks." in histograms({"W": [0.0, 0.1, 9.0], "U": [0.05] * 3}, "Peaks", reach=1.0).alt
 
 

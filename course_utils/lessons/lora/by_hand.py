@@ -19,8 +19,8 @@ SONNETS = CORPUS.with_name("sonnets.txt")
 STEPS = 300
 """Of training on the first text: enough for a loss of less than half of the first one."""
 
-TARGETS = {"attention": ("qkv", "out"), "mlp": ("up", "down"), "all": ("qkv", "out", "up", "down")}
-"""Names of a GPT-2 block's matrices, by the words of the lesson."""
+TARGETS = ("qkv", "out", "up", "down")
+"""The matrices of a GPT-2's block."""
 
 FULL_RATE, FACTOR_RATE = 3e-3, 1e-2
 """Learning rates of all weights and of LoRA's factors, each near its best on this task (lesson 12 tries others).
@@ -47,12 +47,12 @@ def pretrained() -> Transformer:
     return copy.deepcopy(_pretrained())
 
 
-def with_lora(model: Transformer, rank: int, targets: str = "all", seed: int = 0) -> Transformer:
-    """A frozen copy of `model` with factors of `rank` at the `targets` of each block, a key of `TARGETS`."""
+def with_lora(model: Transformer, rank: int) -> Transformer:
+    """A frozen copy of `model` with factors of `rank` at each matrix of its blocks."""
     adapted = copy.deepcopy(model)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        add_lora(adapted, rank, TARGETS[targets], torch.float32)
+        torch.manual_seed(0)
+        add_lora(adapted, rank, TARGETS, torch.float32)
     return adapted
 
 
@@ -68,14 +68,14 @@ class FineTuning:
 
 
 def fine_tune(
-    rank: int = 0, targets: str = "all", steps: int = 100, model: Transformer | None = None, rate: float | None = None
+    rank: int = 0, steps: int = 100, model: Transformer | None = None, rate: float | None = None
 ) -> FineTuning:
     """Teach the pretrained model (or `model`) the sonnets: all of its weights, or LoRA's factors of `rank` alone.
 
     The learning rate is `FULL_RATE` or `FACTOR_RATE` unless given.
     """
     model = model or pretrained()
-    learner = with_lora(model, rank, targets) if rank else model
+    learner = with_lora(model, rank) if rank else model
     rate = rate or (FACTOR_RATE if rank else FULL_RATE)
     train_language_model(model=learner, steps=steps, rate=rate, text=sonnets())
     trained = sum(weight.numel() for weight in learner.parameters() if weight.requires_grad)
@@ -88,9 +88,8 @@ def merged(model: Transformer) -> Transformer:
     for parent in list(plain.modules()):
         for name, layer in list(parent.named_children()):
             if isinstance(layer, LoraLinear):
-                weights = {"weight": merge(layer), "bias": layer.base.bias}
-                linear = torch.nn.Linear(layer.base.in_features, layer.base.out_features, layer.base.bias is not None)
-                linear.load_state_dict({name: value for name, value in weights.items() if value is not None})
+                linear = torch.nn.Linear(layer.base.in_features, layer.base.out_features)
+                linear.load_state_dict({"weight": merge(layer), "bias": layer.base.bias})
                 setattr(parent, name, linear)
     return plain
 

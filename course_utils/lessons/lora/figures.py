@@ -1,5 +1,6 @@
 """Pictures of lesson 12: a matrix and LoRA's factors, to scale; a code's values under a histogram."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from course_utils.figures.axes import COLOURS, stop
@@ -9,19 +10,14 @@ from course_utils.figures.curves import lines
 WEIGHTS = COLOURS["parameters"]
 """All three matrices are parameters; the frozen one is hatched."""
 
-SIDE = 220.0
-"""Pixels of the longer side of the matrix."""
-
 
 def lora_picture(n_out: int, n_in: int, rank: int) -> Figure:
-    """W (n_out, n_in), B (n_out, r) and A (r, n_in), all to one scale. ValueError for a rank below 1."""
-    if rank < 1:
-        raise ValueError(f"a rank of {rank}: LoRA's factors have at least one column")
+    """W (n_out, n_in), B (n_out, r) and A (r, n_in), all to one scale."""
     whole, thin = n_out * n_in, rank * (n_out + n_in)
     title = f"Rank {rank} on a matrix of {n_out:,} × {n_in:,}: {100 * thin / whole:.2g} % of its numbers learn"
     canvas = Canvas()
     top = canvas.title(title) + 40
-    one = SIDE / max(n_out, n_in)
+    one = 220.0 / max(n_out, n_in)  # pixels of a number
     height, width, thick = n_out * one, n_in * one, max(2.0, rank * one)
     left = 130.0
     _matrix(canvas, left, top, width, height, "W, frozen", f"{whole:,} numbers", frozen=True)
@@ -49,22 +45,17 @@ def _matrix(
 
 
 def code_picture(
-    values: Sequence[float], codes: Mapping[str, Sequence[float]], title: str, bins: int = 48, provenance: str = ""
+    values: Sequence[float], codes: Mapping[str, Sequence[float]], title: str, provenance: str = ""
 ) -> Figure:
-    """A histogram of `values` between −1 and 1, and under it each code's values as strokes on the same axis.
-
-    Raises ValueError without values or codes.
-    """
-    if not values or not codes:
-        raise ValueError("a picture of codes needs values and at least one code")
-    canvas = Canvas()
+    """A histogram of `values` between −1 and 1, and under it each code's values as strokes on the same axis."""
+    canvas, bins = Canvas(), 48
     bottom = canvas.title(title) + 134
     left = MARGIN + 12 + max(text_width(name, 13) for name in codes)
     room = WIDTH - MARGIN - 20 - left
     counts = _counts(values, 1.0, bins)
     for index, count in enumerate(counts):  # the highest bar is 120 pixels high
         size = 120.0 * count / max(counts)
-        canvas.rect(left + room * index / bins, bottom - size, room / bins - 1, size, COLOURS["parameters"])
+        canvas.rect(left + room * index / bins, bottom - size, room / bins - 1, size, WEIGHTS)
     canvas.line(left, bottom, left + room, bottom, RULE)
     for row, (name, code) in enumerate(codes.items()):
         y = bottom + 14 + 40 * row
@@ -79,24 +70,18 @@ def code_picture(
                 text_anchor="middle")  # fmt: skip
     told = "; ".join(f"{name}: {len(code)} values" for name, code in codes.items())
     alt = f"{stop(title)} A histogram of weights with a peak at zero; below it, on the same axis, strokes. {told}."
-    bottom = canvas.note(provenance, end + 52) if provenance else end + 44
-    return Figure(canvas.svg(bottom, title, alt), alt)
+    return Figure(canvas.svg(canvas.note(provenance, end + 52), title, alt), alt)
 
 
 def _counts(values: Sequence[float], reach: float, bins: int) -> list[int]:
     """Number of values in each of equal parts of −reach to reach."""
-    counts = [0] * bins
-    for value in values:
-        place = int((value + reach) / (2 * reach) * bins)
-        if place >= 0 and value <= reach:
-            counts[min(place, bins - 1)] += 1
-    return counts
+    found = Counter(min(int((value + reach) / (2 * reach) * bins), bins - 1) for value in values if abs(value) <= reach)
+    return [found[place] for place in range(bins)]
 
 
-def histograms(
-    series: Mapping[str, Sequence[float]], title: str, reach: float, bins: int = 81, provenance: str = ""
-) -> Figure:
+def histograms(series: Mapping[str, Sequence[float]], title: str, reach: float, provenance: str = "") -> Figure:
     """How often values occur between −reach and reach, a line for each of `series`, in percent of its values."""
+    bins = 81
     middles = [reach * (2 * index + 1 - bins) / bins for index in range(bins)]
     drawn = {
         name: (middles, [100 * count / len(values) for count in _counts(values, reach, bins)])

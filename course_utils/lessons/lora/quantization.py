@@ -27,11 +27,9 @@ TINY = torch.finfo(torch.float32).tiny
 def absmax(values: torch.Tensor, bits: int, group: int | None = None) -> torch.Tensor:
     """`values` rounded to whole multiples of a scale that maps the largest magnitude to 2^(bits−1) − 1.
 
-    `group` neighbors share a scale; None means all of them. Of the 2^bits codes one stays unused, so that both signs
-    reach equally far. Raises ValueError for fewer than 2 bits and for a group that does not divide the count.
+    `group` neighbors share a scale; None means all of them. Of the 2^bits codes, `bits` being 2 or more, one stays
+    unused, so that both signs reach equally far. Raises ValueError for a group that does not divide the count.
     """
-    if bits < 2:
-        raise ValueError(f"{bits} bits: absmax needs 2 at least, for −1, 0 and 1")
     rows = grouped(values, group)
     scale = rows.abs().amax(dim=1, keepdim=True).clamp_min(TINY) / (2 ** (bits - 1) - 1)
     return ((rows / scale).round() * scale).view(values.shape)
@@ -58,14 +56,14 @@ def nearest(values: torch.Tensor, code: Sequence[float], group: int | None = Non
     return (levels[torch.bucketize(rows / scale, (levels[1:] + levels[:-1]) / 2)] * scale).view(values.shape)
 
 
-def clusters(values: torch.Tensor, count: int, rounds: int = 40) -> torch.Tensor:
-    """Each value as the nearest of `count` centroids, which Lloyd's algorithm fits to these values.
+def clusters(values: torch.Tensor, count: int) -> torch.Tensor:
+    """Each value as the nearest of `count` centroids, which 40 rounds of Lloyd's algorithm (1982) fit to these values.
 
-    It starts at evenly spaced quantiles; a centroid without values stays where it is (Lloyd 1982).
+    It starts at evenly spaced quantiles; a centroid without values stays where it is.
     """
     flat = values.flatten()
     centers = torch.quantile(flat, (torch.arange(count) + 0.5) / count)
-    for _ in range(rounds):
+    for _ in range(40):
         owner = torch.bucketize(flat, (centers[1:] + centers[:-1]) / 2)
         sums = torch.zeros(count).index_add(0, owner, flat)
         sizes = torch.bincount(owner, minlength=count)
@@ -80,9 +78,9 @@ def grouped(values: torch.Tensor, group: int | None) -> torch.Tensor:
     return values.reshape(1 if group is None else -1, values.numel() if group is None else group)
 
 
-def bits_per_number(bits: float, group: int, scale_bits: float = 32) -> float:
-    """Average bits of a stored number: its code, and its share of the group's scale."""
-    return bits + scale_bits / group
+def bits_per_number(bits: float, group: int) -> float:
+    """Average bits of a stored number: its code, and its share of the group's fp32 scale."""
+    return bits + 32 / group
 
 
 def relative_error(values: torch.Tensor, rounded: torch.Tensor) -> float:
@@ -111,13 +109,12 @@ def with_rounded_blocks(model: Transformer, rounding: Rounding) -> Transformer:
     return rounded
 
 
-def linear_layers(model: nn.Module) -> dict[str, nn.Linear]:
+def linear_layers(model: Transformer) -> dict[str, nn.Linear]:
     """The blocks' linear layers by name."""
-    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear)}
-    return {name: layer for name, layer in layers.items() if name.startswith("blocks.")}
+    return {name: layer for name, layer in model.blocks.named_modules() if isinstance(layer, nn.Linear)}
 
 
-def calibrate(model: nn.Module, text: str) -> dict[str, float]:
+def calibrate(model: Transformer, text: str) -> dict[str, float]:
     """The largest magnitude of each linear layer's input while the model reads `text`: nothing is trained."""
     layers = linear_layers(model)
     largest = dict.fromkeys(layers, 0.0)
@@ -126,18 +123,16 @@ def calibrate(model: nn.Module, text: str) -> dict[str, float]:
         largest[name] = max(largest[name], inputs[0].abs().max().item())
 
     hooks = [layer.register_forward_pre_hook(partial(note, name)) for name, layer in layers.items()]
-    try:
-        mean_loss(model, text)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    mean_loss(model, text)
+    for hook in hooks:
+        hook.remove()
     return largest
 
 
 def with_rounded_inputs(model: Transformer, largest: dict[str, float], bits: int) -> Transformer:
     """A copy whose linear layers round their inputs to `bits`, by scales fixed beforehand; what is larger is cut off.
 
-    That is static quantization per tensor: no scale is looked for while the model runs.
+    That is static quantization per tensor.
     """
     limit, rounded = 2 ** (bits - 1) - 1, copy.deepcopy(model)
 
