@@ -1,6 +1,5 @@
-"""The Explorer in a notebook: all choices of a training run on one page, and what to change next as buttons.
-
-What it shows is made by `dashboard`, as on the page in the browser. Only notebooks import this module.
+"""The Explorer in a notebook: all choices of a training run, and what to change next as buttons. Only notebooks import
+this module.
 """
 
 import asyncio
@@ -46,8 +45,7 @@ class DashboardWidget(Explorer):
     """The Explorer: controls for a training run and a GPU, its peak, its step, and what to change next.
 
     `chosen` are values of `explorer.CONTROLS` to begin with, the rest is the course's puzzle. In the next cell, `.run`
-    and `.breakdown` are what has been chosen, `.changes` are what the buttons offer. Raises ValueError for
-    first choices that are unknown or contradict one another.
+    and `.breakdown` are what has been chosen, `.changes` are what the buttons offer. ValueError for an impossible run.
     """
 
     invitation = "The Explorer: run this cell to use its controls."
@@ -62,18 +60,15 @@ class DashboardWidget(Explorer):
         self._applying = False
         self.now: Dashboard | None = None
         self.words, self.heading = ipywidgets.HTML(), ipywidgets.HTML()
-        self.buttons = [
-            _button("", lambda _, index=index: self.choose(self.changes[index].chosen)) for index in range(SHOWN)
-        ]
+        press = lambda index: lambda _: self.choose(self.changes[index].chosen)  # noqa: E731
+        self.buttons = [_button("", press(index)) for index in range(SHOWN)]
         super().__init__(run_of(chosen), self.begin["gpu"])
         self.add_class("course-explorer")
 
     def begins_with(self, name: str) -> Any:
-        """The value that a control has at the beginning."""
         return self.begin[name]
 
     def parts(self) -> list[Any]:
-        """Groups of controls, the verdict with the code, the changes, the pictures."""
         *columns, ranks, card = [self._group(name) for name in GROUPS]
         last = ipywidgets.VBox([*ranks.children, *card.children]).add_class("course-group")
         groups = ipywidgets.Box([*columns, last]).add_class("course-groups")
@@ -93,7 +88,6 @@ class DashboardWidget(Explorer):
 
     @property
     def run(self) -> TrainingRun:
-        """The run that has been chosen. Raises ValueError, saying why, where the choices contradict each other."""
         return run_of(self.chosen)
 
     def choose(self, chosen: Mapping[str, Any]) -> None:
@@ -107,7 +101,6 @@ class DashboardWidget(Explorer):
         self.update()
 
     def update(self, change: object = None) -> None:
-        """Draws what the controls say; what to change next follows when the input rests."""
         if self._applying:
             return
         super().update(change)
@@ -122,22 +115,17 @@ class DashboardWidget(Explorer):
             self._waiting = loop.call_later(PAUSE, self.show_changes)
 
     def redraw(self) -> tuple[Figure, str]:
-        """Both pictures as one, and the verdict with the line of code that makes the run."""
         self.now = None  # and stays so where the choices are refused
         self.now = now = dashboard(self.chosen)
         look, mark = ("course-fits", "✓") if now.fits else ("", "✗")
-        said = f"<b>{mark} {escape(now.verdict)}</b> {escape(now.peak_phase)}"
-        code = f"<br><code>{escape(now.code)}</code>"
-        return below_one_another([now.stack, now.timeline], now.title), (
-            f"<div class='course-verdict {look}'>{said}{code}</div>"
-        )
+        said = f"<b>{mark} {escape(now.verdict)}</b> {escape(now.peak_phase)}<br><code>{escape(now.code)}</code>"
+        figure = below_one_another([now.stack, now.timeline], now.title)
+        return figure, f"<div class='course-verdict {look}'>{said}</div>"
 
     def show(self, said: str, drawn: str) -> None:
-        """Sets the words above the buttons and the pictures below them."""
         self.picture.value, self.words.value = drawn, said
 
     def show_changes(self) -> None:
-        """Offers what to change next; nothing while the choices contradict each other."""
         self._waiting = None
         self.changes = next_changes(self.chosen)[:SHOWN] if self.now else ()
         if self.now is None:
@@ -154,7 +142,6 @@ class DashboardWidget(Explorer):
                 (button.add_class if change.fits else button.remove_class)("course-fits")
 
     def _arrange(self, _: object) -> None:
-        """Takes the arrangement of the same training that fits and loses least time; says so where there is none."""
         try:
             plan = best_plan(self.chosen)
         except ValueError as error:

@@ -1,7 +1,6 @@
-"""Sliders for lessons: the Explorer of training runs, and the bytes of one tensor.
+"""Sliders for lessons: the Explorer of training runs, and the bytes of one tensor. Only notebooks import this.
 
-Pictures are SVG strings set into an HTML widget. Unlike `interact` and `Output`, that keeps a notebook's stored outputs
-the same from run to run, and it redraws within milliseconds. Only notebooks import this module.
+Pictures are strings set into an HTML widget: unlike `interact` and `Output`, that leaves stored outputs as they were.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -24,7 +23,6 @@ from .explorer import CONTROL, Control
 
 DTYPES = {"fp32": 4, "tf32 (stored as fp32)": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int64": 8}  # bytes of one element
 STYLE, LAYOUT = {"description_width": "104px"}, {"width": "430px"}
-MOST = 10**9  # the largest dimension of a tensor that is accepted
 
 
 def explorer(model: str = "gpt2-xl", *, gpu: str = "V100-32GB", **choices: Any) -> "Explorer":
@@ -58,7 +56,7 @@ def wide_button(text: str, look: str) -> ipywidgets.Button:
 class Explorable(ipywidgets.VBox):
     """Controls above a picture. Inherits because only a widget can be shown as one.
 
-    A subclass sets `controls` (name to widget) and defines `redraw`, which returns the picture and words about it.
+    A subclass defines `redraw`, which returns the picture and words about it.
     """
 
     invitation = ""
@@ -81,10 +79,7 @@ class Explorable(ipywidgets.VBox):
         return [grid, self.picture]
 
     def update(self, change: object = None) -> None:
-        """Draws what the controls say. An impossible combination is explained, and the last picture stays, greyed.
-
-        Words and picture go out in one message, so that they never contradict each other on the page.
-        """
+        """Draws what the controls say. An impossible combination is explained, and the last picture stays, greyed."""
         try:
             self.figure, self.message = self.redraw()
             role, look, drawn = "status", "", self.figure.svg
@@ -94,7 +89,7 @@ class Explorable(ipywidgets.VBox):
         self.show(f"<div role='{role}' style='line-height:1.6'>{self.message}</div>", f"<div{look}>{drawn}</div>")
 
     def show(self, said: str, drawn: str) -> None:
-        """Sets words and picture, as HTML, in one message."""
+        """Sets words and picture, as HTML, in one message, so that they never contradict each other on the page."""
         self.picture.value = f"{said}{drawn}"
 
     def __repr__(self) -> str:
@@ -108,7 +103,7 @@ class Explorable(ipywidgets.VBox):
 
 
 class Explorer(Explorable):
-    """The Explorer: choices of a training run as controls, and its estimate in a picture.
+    """Choices of a training run as controls, and its estimate in a picture.
 
     `names` are the controls to offer, of `explorer.CONTROLS` or of `own`: a lesson's own widgets by choice of a
     `TrainingRun`. `.run` and `.gpu` are what has been chosen, `.breakdown` is the estimate at the peak.
@@ -126,7 +121,6 @@ class Explorer(Explorable):
         super().__init__({name: own.get(name) or self._widget(CONTROL[name]) for name in self.names})
 
     def _widget(self, control: Control) -> ipywidgets.Widget:
-        """A slider for what goes from few to many, a dropdown for the rest; the first value is added if missing."""
         options, value = list(control.options), self.begins_with(control.name)
         if value not in control.values:
             options.append((str(value), value))
@@ -137,18 +131,15 @@ class Explorer(Explorable):
         return kind(options=options, value=value, description=control.label, style=style, layout=self.width)
 
     def begins_with(self, name: str) -> Any:
-        """The value that a control has at the beginning."""
         value = self.card if name == "gpu" else getattr(self.first, name)
         return getattr(value, "name", value)
 
     @property
     def chosen(self) -> dict[str, Any]:
-        """Every control's value."""
         return {name: control.value for name, control in self.controls.items()}
 
     @property
     def gpu(self) -> Gpu:
-        """The GPU that has been chosen."""
         return gpu(self.chosen.get("gpu", self.card.name))
 
     @property
@@ -163,7 +154,6 @@ class Explorer(Explorable):
 
     @property
     def breakdown(self) -> MemoryBreakdown:
-        """The estimate at the peak of the chosen run."""
         return estimate(self.run)
 
     def redraw(self) -> tuple[Figure, str]:
@@ -174,7 +164,7 @@ class Explorer(Explorable):
 
 
 def verdict_html(total: int, card: Gpu) -> str:
-    """Say if `total` bytes fit, marked with a sign: in the page's own color, so that a dark theme stays readable."""
+    """Say if `total` bytes fit, marked with a sign."""
     verdict = fit_words(total, card)
     return f"<b>{'✓' if total <= card.room else '✗'} {escape(verdict[0].upper() + verdict[1:])}.</b>"
 
@@ -187,17 +177,17 @@ def code_html(run: TrainingRun) -> str:
 class TensorSlider(Explorable):
     """Controls for the shape and the format of one tensor, and its bytes next to 1 GB and 1 GiB; `.bytes` is its size.
 
-    Raises ValueError for a size that is no whole number of at least 1, and for an unknown format.
+    Raises ValueError for sizes and formats that no tensor has.
     """
 
     invitation = "Sliders for the bytes of one tensor: run this cell to use them."
 
     def __init__(self, batch: int = 8, sequence: int = 1024, hidden: int = 1600, dtype: str = "bf16") -> None:
-        if not isinstance(dtype, str) or dtype not in DTYPES:
+        if dtype not in DTYPES:
             raise unknown("number format", dtype, DTYPES)
         for name, size in (("batch", batch), ("sequence", sequence), ("hidden", hidden)):
-            if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= MOST:
-                raise ValueError(f"{name} is {size!r}: it must be a whole number of at least 1 and at most {MOST:,}")
+            if type(size) is not int or size < 1:
+                raise ValueError(f"{name} is {size!r}: it must be a whole number of at least 1")
         widths = (256, 512, 768, 1024, 1280, 1600, 2048, 2560, 4096, 5120, 8192, 12288, 16384)
         super().__init__(
             {
@@ -209,23 +199,23 @@ class TensorSlider(Explorable):
         )
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        """(b, s, h) as chosen."""
-        return self.controls["b"].value, self.controls["s"].value, self.controls["h"].value
+    def factors(self) -> tuple[int, ...]:
+        """Sequences, tokens, hidden size, and the bytes of an element."""
+        *shape, dtype = (control.value for control in self.controls.values())
+        return *shape, DTYPES[dtype]
 
     @property
     def bytes(self) -> int:
         """Bytes of the tensor."""
-        return prod(self.shape) * DTYPES[self.controls["dtype"].value]
+        return prod(self.factors)
 
     def redraw(self) -> tuple[Figure, str]:
         """The tensor as a bar against 1 GB and 1 GiB, and its bytes worked out."""
-        element = DTYPES[self.controls["dtype"].value]
-        factors = " · ".join(number(factor) for factor in (*self.shape, element))
         in_units = f"{format_bytes(self.bytes, 'GB', 4)} = {format_bytes(self.bytes, 'GiB', 4)}"
-        title = f"A tensor of {' × '.join(number(size) for size in self.shape)} takes {in_units}"
-        message = f"b · s · h · bytes of an element = {factors} = <b>{self.bytes:,} bytes</b> = {in_units}"
-        return tensor_figure(self.bytes, title), message
+        factors = [*map(number, self.factors)]
+        title = f"A tensor of {' × '.join(factors[:3])} takes {in_units}"
+        worked_out = f"{' · '.join(factors)} = <b>{self.bytes:,} bytes</b> = {in_units}"
+        return tensor_figure(self.bytes, title), f"b · s · h · bytes of an element = {worked_out}"
 
 
 tensor_slider = TensorSlider
