@@ -139,8 +139,6 @@ def test_frozen_logits_are_closer_with_more_bits():
 
     error = {bits: float((logits(bits) - logits(None)).abs().mean()) for bits in (16, 8, 4)}
     assert error[16] < error[8] < error[4]
-    with pytest.raises(ValueError, match="16, 8 or 4 bits, not in 5"):
-        freeze(build_network(tiny("llama"), "eager"), 5, torch.bfloat16)
 
 
 @pytest.mark.parametrize("bits", [8, 4])

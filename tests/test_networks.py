@@ -14,9 +14,9 @@ from torch.nn import functional as F
 from course_utils.measuring import measure
 from course_utils.models import TransformerConfig, parameter_count, parameter_shapes
 from course_utils.networks import Transformer, build_network
+from course_utils.networks.attention import rotate, rotation
 from course_utils.networks.experts import Experts
 from course_utils.networks.mlp import MLP
-from course_utils.networks.rotary import rotate, rotation
 from course_utils.run import TrainingRun
 
 OPTIONS: dict[str, tuple[Any, ...]] = {

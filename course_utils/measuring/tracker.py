@@ -1,8 +1,7 @@
 """Every storage's birth and death during a genuine eager step, by kind: the same on a GPU, a simulated GPU and the CPU.
 
 A dispatch mode sees each operator's outputs; a weak reference on each new storage sees it die. What a storage was
-*for* is settled afterwards, from what it was bound to (a parameter, its `.grad`, an optimizer's state, an input) and
-when it died.
+*for* follows from what it was bound to (a parameter, its `.grad`, an optimizer's state, an input) and when it died.
 """
 
 import weakref
@@ -60,15 +59,12 @@ FUSED_BACKWARDS = {
     aten._scaled_dot_product_efficient_attention_backward.default,
 }
 NOT_EXPANDED = PRODUCTS | FUSED_BACKWARDS
-"""CUDA kernels that first copy what was expanded, as the gradient of a sum is; any order of dimensions will do.
-
-These and those above are what torch's own allocator counts (torch 2.11 and 2.13)."""
+"""CUDA kernels that first copy what was expanded, as the gradient of a sum is; any order of dimensions will do."""
 
 WITH_CUBLAS = PRODUCTS | {aten.mv.default, aten.dot.default}
 """Operators for which torch gives cuBLAS a workspace, the first time on each thread."""
 
-SPECIAL = CONTIGUOUS_GRADIENT | NOT_EXPANDED | WITH_CUBLAS | ON_THE_HOST.keys()
-"""All these: for most operators one look is enough."""
+SPECIAL = CONTIGUOUS_GRADIENT | NOT_EXPANDED | WITH_CUBLAS | ON_THE_HOST.keys()  # for most operators one look is enough
 
 States = Callable[[], Iterable[tuple[str, Any]]]
 """Lists an optimizer's tensors by name, as in ("exp_avg of head.weight", tensor)."""
@@ -106,7 +102,6 @@ class Storage:
 
 
 SHARED = attrgetter(*(field.name for field in fields(Allocation) if field.name != "line"))
-"""The values of a storage for an Allocation's fields of the same names, in their order."""
 
 
 @dataclass(frozen=True)
@@ -122,8 +117,7 @@ class Failure:
 class Tracker(TorchDispatchMode):
     """Tracks the storages of one device type while it is entered. Read it through `timeline`, `at`, `allocations`.
 
-    No operator makes cuBLAS's workspaces: where `workspaces` says how large they are, they are written down when torch
-    takes them, once for forward's thread and once for that of backward.
+    Where `workspaces` says how large cuBLAS's are, they are written down when torch takes them, once for each thread.
     """
 
     def __init__(self, device: str, workspaces: Workspaces | None = None) -> None:
@@ -178,7 +172,7 @@ class Tracker(TorchDispatchMode):
         newest = None
         if special:
             for number in ON_THE_HOST.get(func, ()):
-                self._leave_out(out[number])
+                self._leave_out(out[number].untyped_storage())
         for tensor in (out,) if type(out) is FakeTensor else _tensors(out):
             newest = self._see(tensor, func) or newest
         if newest is not None:
@@ -189,9 +183,7 @@ class Tracker(TorchDispatchMode):
             self.events += [(-copy.bytes, copy) for copy in copies]
         return out
 
-    def _leave_out(self, tensor: torch.Tensor) -> None:
-        """Never count this tensor, nor a view of it."""
-        storage = tensor.untyped_storage()
+    def _leave_out(self, storage: torch.UntypedStorage) -> None:
         key = storage._cdata
         self._left_out[key] = weakref.ref(storage, lambda _: self._left_out.pop(key, None))
 
@@ -223,9 +215,11 @@ class Tracker(TorchDispatchMode):
     def _notice_recomputation(self) -> None:
         """The autograd engine runs with gradients off; a checkpoint inside turns them on to run its forward again."""
         recomputing = self._runs_forward_in_backward()
-        if recomputing and not self._recomputing and self._recomputing_for != (node := _current_node()):
-            self._recomputation += 1  # for the same node it is the same one
-            self._recomputing_for = node
+        if recomputing and not self._recomputing:
+            node = torch._C._current_autograd_node()
+            running = torch._C._current_graph_task_id(), node._sequence_nr() if node else -1
+            self._recomputation += running != self._recomputing_for  # for the same node it is the same one
+            self._recomputing_for = running
         self._recomputing = recomputing
 
     def _runs_forward_in_backward(self) -> bool:
@@ -289,10 +283,7 @@ class Tracker(TorchDispatchMode):
         return made
 
     def _following_resize(self) -> Callable[[torch.UntypedStorage, int], Any]:
-        """`UntypedStorage.resize_`, followed: it is no operator, and FSDP2 frees and fills its buffers with it.
-
-        What was bound to a purpose keeps it when it is filled again.
-        """
+        """`UntypedStorage.resize_`, followed: it is no operator, and FSDP2 frees and fills its buffers with it."""
         resize = torch.UntypedStorage.resize_
         freed: dict[int, Storage] = {}
 
@@ -348,9 +339,8 @@ class Tracker(TorchDispatchMode):
             self._join = source, newest
 
     def _undo_join(self, old: Storage, new: Storage) -> None:
-        """Under any dispatch mode autograd adds two gradients out of place, without one in place of the older.
+        """Undo an effect of the observer: without a dispatch mode autograd adds two gradients in place of the older.
 
-        It is the observer's effect: the older storage dies at once, so the newer one is what it would have become.
         Condition of removal: torch's `InputBuffer::accumulate` no longer looks at the dispatch modes.
         """
         self._join = None
@@ -365,8 +355,6 @@ class Tracker(TorchDispatchMode):
         found = self._live.get(tensor.untyped_storage()._cdata)
         return found[0] if found else None
 
-    # Binding storages to what they are for
-
     def bind(self, kind: str, tensors: Iterable[Any], name: str = "") -> None:
         """Say that these tensors' storages are of `kind`, whenever they were born, and which parameter they are of."""
         for tensor in tensors:
@@ -377,10 +365,7 @@ class Tracker(TorchDispatchMode):
                     storage.bound, storage.module = kind, name or storage.module
 
     def watch(self, network: torch.nn.Module, states: States) -> None:
-        """Follow a network's parameters, gradients and modules, the network itself being called by its class.
-
-        `states` lists the optimizer's tensors when asked.
-        """
+        """Follow a network's parameters, gradients and modules; `states` lists the optimizer's tensors when asked."""
         self._states = states
         for name, parameter in network.named_parameters():
             self.bind("parameters", [parameter], name)
@@ -396,7 +381,7 @@ class Tracker(TorchDispatchMode):
             self._hooks.append(module.register_forward_hook(lambda *_: self._modules.pop() and None, always_call=True))
 
     def bind_states(self) -> None:
-        """Bind the optimizer's tensors: call it at the end of its step, when new ones have appeared."""
+        """Bind the optimizer's tensors, at the end of its step."""
         for name, tensor in self._states():
             self.bind("optimizer_states", [tensor], name)
 
@@ -441,8 +426,6 @@ class Tracker(TorchDispatchMode):
             hook.remove()
         self._hooks.clear()
         self._order_frees()
-
-    # Reading
 
     def timeline(self) -> Timeline:
         """Every allocation and free so far, with its kind."""
@@ -518,12 +501,6 @@ def _failure(error: Exception, func: Any, given: Any, place: Place | None) -> Fa
     """Describe the arguments of an operator that raised, without keeping a tensor alive."""
     tensors = tuple((tuple(leaf.shape), _device(leaf)) for leaf in tree_leaves(given) if isinstance(leaf, torch.Tensor))
     return Failure(id(error), _operation(func), tensors, described(place))
-
-
-def _current_node() -> tuple[int, int]:
-    """The node whose backward is running: its graph's number and its own."""
-    node: Any = torch._C._current_autograd_node()
-    return torch._C._current_graph_task_id(), node._sequence_nr() if node is not None else -1
 
 
 def _device(tensor: torch.Tensor) -> str:

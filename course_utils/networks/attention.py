@@ -1,13 +1,31 @@
-"""Causal attention of (b, a, s, h/a) heads: written out, or by one of torch's fused kernels."""
+"""Causal attention of (b, a, s, h/a) heads: rotary positions, and the kernel, written out or one of torch's own."""
 
 import math
 
 import torch
 from torch.nn import functional as F
 
+Rotation = tuple[torch.Tensor, torch.Tensor]
+
+
+def rotation(tokens: torch.Tensor, head_size: int, theta: float, dtype: torch.dtype) -> Rotation:
+    """Cosine and sine (s, h/a) of every position's angles (Su et al. 2021), computed in fp32 and kept in `dtype`."""
+    s, device = tokens.size(1), tokens.device
+    pairs = torch.arange(0, head_size, 2, device=device, dtype=torch.float32) / head_size
+    angles = torch.outer(torch.arange(s, device=device, dtype=torch.float32), theta**-pairs)
+    angles = torch.cat((angles, angles), dim=-1)
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def rotate(x: torch.Tensor, by: Rotation) -> torch.Tensor:
+    """Queries or keys (b, a, s, h/a) with each pair of elements turned by its position's angle."""
+    cos, sin = by
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat((-second, first), dim=-1) * sin
+
 
 def causal_mask(tokens: torch.Tensor) -> torch.Tensor:
-    """A (s, s) boolean mask that is True where a query may not look: one for all layers, as it does not differ."""
+    """A (s, s) boolean mask, one for all layers, that is True where a query may not look."""
     s = tokens.size(1)
     return torch.ones(s, s, dtype=torch.bool, device=tokens.device).triu(1)
 

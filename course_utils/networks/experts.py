@@ -11,15 +11,12 @@ from .mlp import MLP
 class Experts(nn.Module):
     """E MLPs and a router. `forward` takes (b, s, h) and returns the sum of each token's k experts, by their weights.
 
-    The load is balanced by force: each expert gets the same number of (token, choice) pairs, b·s·k/E, rounded. A real
-    router would send more to some experts and fewer to others; here the pairs are sorted by the expert that was
-    chosen and cut into E equal pieces, so that a pair near a cut is computed by a neighbour of the expert that it
-    asked for. In exchange no shape depends on the data: the step can be simulated, and its memory is that of
-    balanced, fixed capacity with nothing dropped.
+    The load is balanced by force, so that no shape depends on the data: the (token, choice) pairs are sorted by the
+    expert that was chosen and cut into E equal pieces of b·s·k/E, rounded. A pair near a cut is computed by a neighbour
+    of the expert that it asked for; a real router would send more to some experts and fewer to others.
 
-    For backward it keeps, in addition to what each expert keeps of its piece, the probabilities, choices and
-    weights, the indices, and each expert's weighted output: `index_add_` saves what it adds, although it needs only
-    the shape.
+    For backward it keeps, in addition to what each expert keeps of its piece, the probabilities, choices and weights,
+    the indices, and each expert's weighted output, of which `index_add_` needs only the shape.
     """
 
     def __init__(self, model: TransformerConfig) -> None:

@@ -13,18 +13,15 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-NF4_BLOCK = 64
-"""Numbers that share one scale."""
+NF4_BLOCK = 64  # Numbers that share one scale
 
 
 @lru_cache(maxsize=1)
 def nf4_code() -> tuple[float, ...]:
-    """NF4's 16 values from −1 to 1: quantiles of the normal distribution, evenly spaced in probability, over the
-    largest.
+    """NF4's 16 values from −1 to 1: quantiles of the normal distribution, evenly spaced in probability, over the last.
 
     Eight probabilities from δ to ½ and nine from ½ to 1 − δ share the ½, so that zero is exact; δ is the mean of 1/32
-    and 1/30, half a step from the end with 16 and with 15 values (Dettmers et al. 2023, section 3, as Yoshida 2023
-    writes it out).
+    and 1/30 (Dettmers et al. 2023, section 3, as Yoshida 2023 writes it out).
     """
     end = (1 / 32 + 1 / 30) / 2
     below = [end + (0.5 - end) * step / 7 for step in range(8)]
@@ -77,11 +74,8 @@ class FrozenLinear(nn.Module):
         super().__init__()
         self.in_features, self.out_features, self.dtype = linear.in_features, linear.out_features, dtype
         stored, scale = (quantize_rows if bits == 8 else quantize_nf4)(linear.weight.detach())
-        self.weight: torch.Tensor
-        self.scale: torch.Tensor
+        self.weight, self.scale = nn.Buffer(stored), nn.Buffer(scale)
         self.pairs: torch.Tensor | None
-        self.register_buffer("weight", stored)
-        self.register_buffer("scale", scale)
         self.register_buffer("pairs", pairs)
         self.bias = None if linear.bias is None else _frozen(linear.bias, dtype)
 
@@ -116,8 +110,6 @@ def freeze(network: nn.Module, bits: int, dtype: torch.dtype) -> None:
 
     That is also the type in which products are computed. A tied head stays tied.
     """
-    if bits not in (4, 8, 16):
-        raise ValueError(f"frozen weights are stored in 16, 8 or 4 bits, not in {bits!r}")
     modules = network.get_submodule("blocks").modules()
     layers = [(module, name, layer) for module in modules for name, layer in module.named_children()]
     pairs = nf4_pairs(dtype, next(network.parameters()).device) if bits == 4 else None

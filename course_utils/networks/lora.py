@@ -1,7 +1,7 @@
 """LoRA (Hu et al. 2022): each chosen weight is frozen, and a product of two thin matrices is trained next to it."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import torch
 from torch import nn
@@ -12,15 +12,14 @@ from .frozen import FrozenLinear
 
 
 class LoraLinear(nn.Module):
-    """y = base(x) + (x·Aᵀ)·Bᵀ·alpha/r with A (r, n_in) Gaussian and B (n_out, r) zero: at first nothing is added.
+    """y = base(x) + (x·Aᵀ)·Bᵀ with A (r, n_in) Gaussian and B (n_out, r) zero: at first nothing is added.
 
-    alpha is r unless given: then nothing is scaled. `base` is frozen. There is no dropout.
+    alpha is r, so that nothing is scaled. `base` is frozen. There is no dropout.
     """
 
-    def __init__(self, base: "nn.Linear | FrozenLinear", rank: int, dtype: torch.dtype, alpha: float = 0.0) -> None:
+    def __init__(self, base: nn.Linear | FrozenLinear, rank: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.base = base.requires_grad_(False)
-        self.scaling = (alpha or rank) / rank
         device = base.weight.device
         self.A = nn.Parameter(torch.empty(rank, base.in_features, dtype=dtype, device=device))
         self.B = nn.Parameter(torch.zeros(base.out_features, rank, dtype=dtype, device=device))
@@ -28,7 +27,7 @@ class LoraLinear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         learned = F.linear(F.linear(x, self.A), self.B)
-        return self.base(x) + (learned if self.scaling == 1 else learned * self.scaling)
+        return self.base(x) + learned
 
 
 def add_lora(network: nn.Module, rank: int, targets: Iterable[str], dtype: torch.dtype) -> None:
@@ -38,25 +37,18 @@ def add_lora(network: nn.Module, rank: int, targets: Iterable[str], dtype: torch
     ValueError for a target that no block has.
     """
     network.requires_grad_(False)
+    blocks = network.get_submodule("blocks").children()
+    halves = [half for block in blocks for half in (block.get_submodule("attention"), block.get_submodule("mlp"))]
+    known = {name for half in halves for name, layer in half.named_children() if hasattr(layer, "in_features")}
     for target in targets:
-        parents = [half for half in _halves(network) if hasattr(half, target)]
+        parents = [half for half in halves if hasattr(half, target)]
         if not parents:
-            raise unknown("LoRA target", target, sorted({name for half in _halves(network) for name in _linears(half)}))
+            raise unknown("LoRA target", target, sorted(known))
         for parent in parents:
             setattr(parent, target, LoraLinear(getattr(parent, target), rank, dtype))
 
 
 def merge(layer: LoraLinear) -> torch.Tensor:
-    """The one weight (n_out, n_in) that does what the layer does: W + B·A·alpha/r, in the type of its factors."""
+    """The one weight (n_out, n_in) that does what the layer does: W + B·A, in the type of its factors."""
     base = layer.base.dense_weight() if isinstance(layer.base, FrozenLinear) else layer.base.weight
-    return base.detach().to(layer.A.dtype) + (layer.B.detach() @ layer.A.detach()) * layer.scaling
-
-
-def _halves(network: nn.Module) -> Iterator[nn.Module]:
-    """Attention and MLP of every block."""
-    blocks = network.get_submodule("blocks")
-    return (getattr(block, half) for block in blocks.children() for half in ("attention", "mlp"))
-
-
-def _linears(half: nn.Module) -> list[str]:
-    return [name for name, layer in half.named_children() if isinstance(layer, (nn.Linear, FrozenLinear))]
+    return base.detach().to(layer.A.dtype) + layer.B.detach() @ layer.A.detach()

@@ -4,6 +4,7 @@ Dropout is the same in the second forward as in the first: `checkpoint` puts the
 """
 
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 from weakref import ref
@@ -37,10 +38,7 @@ SMALLEST_TO_OFFLOAD = 2**20
 
 
 def run_blocks(blocks: Iterable[nn.Module], x: torch.Tensor, shared: tuple[Any, ...], recompute: str) -> torch.Tensor:
-    """The output of all blocks, each called as `block(x, *shared)`, keeping for backward what `recompute` says.
-
-    "selective-attention" is the attention layer's own affair (`attention_core`); here it keeps everything.
-    """
+    """The output of all blocks, each called as `block(x, *shared)`, keeping for backward what `recompute` says."""
     if recompute == "offload":
         with Offloading(_resident(blocks, shared), _weight_shapes(blocks)):
             return _in_turn(blocks, x, *shared)
@@ -59,10 +57,7 @@ def run_blocks(blocks: Iterable[nn.Module], x: torch.Tensor, shared: tuple[Any, 
 
 
 def attention_core(core: Callable[..., torch.Tensor], recompute: str, *arguments: Any) -> torch.Tensor:
-    """`core(*arguments)`, from q·kᵀ to weights·v; with "selective-attention" only q, k and v are kept for backward.
-
-    Korthikanti et al. 2022, section 5. A fused kernel is run a second time as a whole.
-    """
+    """`core(*arguments)`; with "selective-attention" only q, k, v are kept (Korthikanti et al. 2022, section 5)."""
     if recompute == "selective-attention":
         return checkpoint(core, *arguments, use_reentrant=False)
     return core(*arguments)
@@ -74,19 +69,13 @@ def _in_turn(blocks: Iterable[nn.Module], x: torch.Tensor, *shared: Any) -> torc
     return x
 
 
-# Offloading
-
-
 class Offloading(torch.autograd.graph.saved_tensors_hooks):
     """Inside, what autograd saves is copied to host memory, and back when backward asks for it.
 
     The copies are of whole storages, and a storage that is saved several times travels to the host once: q, k and v of
-    one matrix product, say. Nothing is computed anew, so gradients are the same to the bit. These stay on the device:
-
-    - what is there anyway: `resident` storages, the weights and what all blocks share (rotation, mask);
-    - autocast's 16-bit copies of weights, known as transposed matrices of one of `weight_shapes`: they are no
-      activations, and autocast holds them until forward has ended;
-    - storages smaller than SMALLEST_TO_OFFLOAD.
+    one matrix product, say. Gradients are the same to the bit. These stay on the device: `resident` storages, the
+    weights and what all blocks share; autocast's 16-bit copies of weights, known as transposed matrices of one of
+    `weight_shapes`, which it holds until forward has ended; and storages smaller than SMALLEST_TO_OFFLOAD.
     """
 
     def __init__(self, resident: set[int], weight_shapes: set[tuple[int, ...]]) -> None:
@@ -112,9 +101,7 @@ class Offloading(torch.autograd.graph.saved_tensors_hooks):
 def _unpack(kept: "torch.Tensor | Traveller") -> torch.Tensor:
     if not isinstance(kept, Traveller):
         return kept
-    # Gradients are on in a checkpoint's second forward too: so the tracker distinguishes activations that are back
-    # in backward from what backward itself makes. Nothing here requires a gradient.
-    with torch.enable_grad():
+    with torch.enable_grad():  # by which the tracker knows activations that are back in backward
         return kept.tensor()
 
 
@@ -122,7 +109,7 @@ class HostCopy:
     """A storage's bytes in host memory, and its copy back on the device for as long as anybody uses that."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        whole = _whole_storage(tensor)
+        whole = tensor.as_strided((tensor.untyped_storage().nbytes() // tensor.element_size(),), (1,), 0)
         # Pinned pages let a GPU copy without waiting for the host; a simulated one has nothing to copy.
         pinned = whole.is_cuda and not isinstance(whole, FakeTensor)
         self.host = torch.empty(whole.shape, dtype=whole.dtype, device="cpu", pin_memory=pinned)
@@ -153,19 +140,9 @@ class Traveller:
         return self.copy.on_device().view(self.dtype).as_strided(*self.layout)
 
 
-def _whole_storage(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.as_strided((tensor.untyped_storage().nbytes() // tensor.element_size(),), (1,), 0)
-
-
 def _tensor_on(storage: torch.UntypedStorage, empty: torch.Tensor) -> torch.Tensor:
-    """`empty` made a view of a whole storage.
-
-    torch's cache of fake operators remembers arguments, and would keep a storage for ever: it is switched off here.
-    Condition of removal: `FakeTensorMode` no longer caches operators on storages.
-    """
-    if not isinstance(empty, FakeTensor):
-        return empty.set_(storage)
-    with disable_fake_tensor_cache(empty.fake_mode):
+    """`empty` made a view of a whole storage, which torch's cache of fake operators would keep for ever."""
+    with disable_fake_tensor_cache(empty.fake_mode) if isinstance(empty, FakeTensor) else nullcontext():
         return empty.set_(storage)
 
 

@@ -10,11 +10,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from ..models import TransformerConfig
-from .attention import causal_mask, eager_attention, fused_attention
+from .attention import Rotation, causal_mask, eager_attention, fused_attention, rotate, rotation
 from .experts import Experts
 from .mlp import MLP
 from .recompute import attention_core, run_blocks
-from .rotary import Rotation, compute_dtype, rotate, rotation
 
 
 class Transformer(nn.Module):
@@ -42,8 +41,7 @@ class Transformer(nn.Module):
     def features(self, tokens: torch.Tensor) -> torch.Tensor:
         """The head's input: the normed residual stream (b, s, h) after the last block."""
         x = self.embed(tokens)
-        shared = self.shared(tokens, x)
-        x = run_blocks(self.blocks, x, shared, self.recompute)
+        x = run_blocks(self.blocks, x, self.shared(tokens, x), self.recompute)  # no name keeps the first x
         return self.norm(x)
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -57,7 +55,9 @@ class Transformer(nn.Module):
         """Arguments of every block next to its input: the rotation of positions, and the mask of eager attention."""
         by = None
         if self.model.positions == "rotary":
-            by = rotation(tokens, self.model.head_size, self.model.rope_theta, compute_dtype(x))
+            device = x.device.type  # cosines in fp32 would make q and k fp32 where autocast is on
+            dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+            by = rotation(tokens, self.model.head_size, self.model.rope_theta, dtype)
         return by, causal_mask(tokens) if self.attention == "eager" else None
 
 
@@ -114,7 +114,7 @@ def norm(model: TransformerConfig) -> nn.Module:
 
 
 def _initialize(module: nn.Module) -> None:
-    """GPT-2's initial weights: normal with deviation 0.02, biases zero."""
+    """Initialize as GPT-2 does: weights normal with deviation 0.02, biases zero."""
     if isinstance(module, (nn.Linear, nn.Embedding)):
         nn.init.normal_(module.weight, std=0.02)
     if isinstance(module, nn.Linear) and module.bias is not None:

@@ -12,8 +12,7 @@ from course_utils.figures.canvas import Figure, below_one_another
 from course_utils.interactive.saved import Saved as Found
 from course_utils.interactive.saved import saved_by
 from course_utils.measuring import measure
-from course_utils.networks.attention import causal_mask
-from course_utils.networks.rotary import rotation
+from course_utils.networks.attention import causal_mask, rotation
 from course_utils.networks.transformer import Block
 from course_utils.run import TrainingRun
 from course_utils.units import MB, aligned, html_table
@@ -67,9 +66,8 @@ def block_ledger(run: TrainingRun) -> BlockLedger:
     ValueError under autocast, whose copies of weights hooks cannot distinguish from activations;
     SimulationUnavailable where a GPU cannot be simulated.
     """
-    saved, found = block_saved(run), found_in_block(run)
-    pairs: list[tuple[Saved | None, Found | None]] = []
-    for item in saved:
+    found, pairs = found_in_block(run), list[tuple[Saved | None, Found | None]]()
+    for item in block_saved(run):
         match = min((other for other in found if other.bytes == item.size), key=partial(_differ, item), default=None)
         if match:
             found.remove(match)
@@ -88,8 +86,6 @@ def found_in_block(run: TrainingRun) -> list[Found]:
     """Storages that hooks find in one genuine block of `run` on the simulated GPU, without what all blocks share."""
     if run.precision.name.startswith("amp"):
         raise ValueError("hooks see autocast's copies of weights too: measure a step under autocast instead")
-    if run.attention not in ("eager", "flash"):
-        raise ValueError(f"hooks look at eager and flash attention here, not at {run.attention}")
     block, (shape, *shared), dtype = block_and_inputs(run)
     sides = {tuple(tensor.shape) for tensor in shared if isinstance(tensor, torch.Tensor)}
     found = saved_by(block, shape, *shared, dtype=dtype, device="gpu")
