@@ -14,9 +14,9 @@ from course_utils import TrainingRun, estimate, gpu
 # ------------------------------------------------------------------------------------------------------- 03.1: limits
 
 
-def right_limits(e: int, m: int, bias_shift: int = 0) -> tuple[float, float, float]:
-    bias = 2 ** (e - 1) - 1 + bias_shift
-    return 2.0**-m, (2 - 2.0**-m) * 2.0 ** (2**e - 2 - bias), 2.0 ** (1 - bias)
+def right_limits(e: int, m: int) -> tuple[float, float, float]:
+    bias = 2 ** (e - 1) - 1
+    return 2.0**-m, (2 - 2.0**-m) * 2.0**bias, 2.0 ** (1 - bias)
 
 
 def limits_in_torch(e: int, m: int) -> Any:
@@ -27,13 +27,14 @@ def limits_in_torch(e: int, m: int) -> Any:
     return found.eps, found.max, found.smallest_normal
 
 
-def other(
-    epsilon: Any = lambda e, m: 2.0**-m,
-    largest: Any = lambda e, m: right_limits(e, m)[1],
-    smallest: Any = lambda e, m: right_limits(e, m)[2],
-) -> Any:
-    """An answer with a formula for each of its three numbers."""
-    return lambda e, m: (epsilon(e, m), largest(e, m), smallest(e, m))
+def other(**changes: Any) -> Any:
+    """The right answer, with another formula for one of its three numbers."""
+
+    def answer(e: int, m: int) -> tuple[float, ...]:
+        right = dict(zip(("epsilon", "largest", "smallest"), right_limits(e, m), strict=True))
+        return tuple((right | {name: change(e, m) for name, change in changes.items()}).values())
+
+    return answer
 
 
 LIMITS = Answers(
@@ -44,7 +45,6 @@ LIMITS = Answers(
         (other(epsilon=lambda e, m: 1 + 2.0**-m), "Epsilon is off"),
         (other(largest=lambda e, m: 65504.0), "The largest number is off"),
         (other(largest=lambda e, m: 2 * right_limits(e, m)[1]), "set aside for infinity"),
-        (other(largest=lambda e, m: right_limits(e, m, 1)[1]), "the largest exponent that is left"),
         (other(largest=lambda e, m: 2.0 ** (2 ** (e - 1))), "*beyond* the largest"),
         (other(largest=lambda e, m: 2.0 ** (2 ** (e - 1) - 1)), "a mantissa of zeros"),
         (other(smallest=lambda e, m: 2.0 ** -(2 ** (e - 1) - 1)), "E = 0, which is for subnormal"),
@@ -86,9 +86,8 @@ READ_BITS = Answers(
         (reader(unit=1), "Is M divided by 2^m?"),
         (reader(exponent_bits=4), "Cut the text into 1, e and m bits"),
         (reader(subnormal_shift=0), "half of it. Subnormal numbers share the exponent"),
-        (reader(subnormal_shift=0, subnormal_hidden=1.0), "there is no hidden 1 in front"),
         (reader(subnormal_hidden=1.0), "there is no hidden 1 in front"),
-        (reader(subnormal_shift=3), "is subnormal, and your value is off"),
+        (reader(subnormal_shift=3), "your value is off. Cut the text"),
         (reader(special="none"), "it is no number any more"),
         (reader(special="infinity"), "it is no number any more"),
     ],
@@ -111,10 +110,6 @@ def coin(chance: Callable[[torch.Tensor], Any], whole: Any = torch.floor) -> Any
     return answer
 
 
-def rolls_its_own(values: torch.Tensor, step: float, u: torch.Tensor) -> torch.Tensor:
-    return by_floor(values, step, torch.rand_like(values))
-
-
 def moves_multiples(values: torch.Tensor, step: float, u: torch.Tensor) -> torch.Tensor:
     return torch.where(values == torch.round(values / step) * step, values + step, by_floor(values, step, u))
 
@@ -131,14 +126,12 @@ ROUND_AT_RANDOM = Answers(
         (lambda values, step, u: torch.floor(values / step + u), "Your results count steps"),
         (lambda values, step, u: values + (u - 0.5) * step, "Not all of your results are multiples"),
         (lambda values, step, u: torch.round(values / step + u) * step, "On average your results are off above zero"),
-        (lambda values, step, u: torch.trunc(values / step + u) * step, "neither the multiple below nor"),
         (coin(lambda fraction: 0.5), "like a fair coin"),
         (coin(lambda fraction: 1 - fraction), "Turned round"),
         (coin(lambda fraction: fraction, torch.trunc), "All results are the same below zero"),
         (coin(lambda fraction: fraction**2), "On average your results are off"),
-        (rolls_its_own, "u is all the randomness that you may use"),
+        (lambda values, step, u: by_floor(values, step, torch.rand_like(values)), "u is all the randomness"),
         (moves_multiples, "a multiple already"),
-        (lambda values, step, u: torch.floor(values / step + u)[:5] * step, "has the shape"),
     ],
 )
 
@@ -186,11 +179,6 @@ NEXT_SCALE = Answers(
         (scaler(up=4), "the scale doubles"),
         (scaler(forget=False), "yours would double at every step"),
         (growth_first, "an overflow all the same"),
-        (
-            lambda scale, streak, overflowed, interval: (scale * (0.5 if overflowed else 2), 0),
-            "A good step changes the",
-        ),
-        (lambda scale, streak, overflowed, interval: (scale / (1 + overflowed), 0), "makes the streak longer by one"),
         (forgets_long_streaks, "over 60 steps your scale parts from GradScaler's"),
         (lambda scale, streak, overflowed, interval: (scale,), "1 values, where two"),
     ],
@@ -199,40 +187,31 @@ NEXT_SCALE = Answers(
 # ---------------------------------------------------------------------------------------------------- 03.5: good_step
 
 
-def clipped(masters: Any, how: str) -> None:
-    """Clip the masters' gradients in one of several ways."""
-    for group in [[master] for master in masters] if how == "each" else [masters] if how in ("all", "sum") else []:
-        clip_grad_norm_(group, 1.0, norm_type=1 if how == "sum" else 2)
-
-
-def step_with(
-    scaled: bool = True, upcast_first: bool = True, unscale: str = "before", clip: str = "all", look: bool = True,
-    copy: str = "right", clear_weights: bool = True, clear_masters: bool = True, says: str = "right", step: bool = True,
-    factor: float = 1.0,
-) -> Any:  # fmt: skip
+def step_with(*mistakes: str, factor: float = 1.0) -> Any:
     """A training step, right by default, with one mistake or another."""
 
     def answer(weights: Any, masters: Any, optimizer: Any, loss: Any, scale: float) -> Any:
-        (loss * scale if scaled else loss).backward()
+        (loss if "not scaled" in mistakes else loss * scale).backward()
+        divisor = 1.0 if {"divides last", "never divides"} & {*mistakes} else scale / factor
         for weight, master in zip(weights, masters, strict=True):
-            divisor = scale / factor if unscale == "before" else 1.0
-            master.grad = weight.grad.float() / divisor if upcast_first else (weight.grad / divisor).float()
-            weight.grad = None if clear_weights else weight.grad
+            wide, narrow = weight.grad.float() / divisor, (weight.grad / divisor).float()
+            master.grad = narrow if "divides in fp16" in mistakes else wide
+            weight.grad = weight.grad if "leaves weights'" in mistakes else None
         finite = all(bool(master.grad.isfinite().all()) for master in masters)
-        clipped(masters, clip)
-        if unscale == "after":
-            for master in masters:
-                master.grad /= scale
-        if (finite or not look) and step:
+        for group in [[master] for master in masters] if "clips each" in mistakes else [masters]:
+            clip_grad_norm_(group, math.inf if "no clipping" in mistakes else 1.0)
+        for master in masters if "divides last" in mistakes else ():
+            master.grad /= scale
+        if (finite or "does not look" in mistakes) and "no step" not in mistakes:
             optimizer.step()
-        if copy != "none" and (finite or copy == "always infinite"):
+        if (finite and "no copy" not in mistakes) or "copies infinities" in mistakes:
             with torch.no_grad():
                 for weight, master in zip(weights, masters, strict=True):
-                    weight.copy_(master if copy == "right" or finite else torch.full_like(master, math.inf))
-                    weight.mul_(2 if copy == "doubled" else 1)
-        for master in masters if clear_masters else ():
+                    copied = master * (2 if "copies twice" in mistakes else 1)
+                    weight.copy_(copied if finite else torch.full_like(master, math.inf))
+        for master in () if "leaves masters'" in mistakes else masters:
             master.grad = None
-        return {"right": finite, "always": True, "never": False}[says]
+        return ("says always" in mistakes) or (finite and "says never" not in mistakes)
 
     return answer
 
@@ -269,58 +248,45 @@ def copies_with_autograd(weights: Any, masters: Any, optimizer: Any, loss: Any, 
 GOOD_STEP = Answers(
     right=[step_with(), clips_scaled, lambda **given: numpy.bool_(clips_scaled(**given))],
     wrong=[
-        (step_with(step=False), "who calls `optimizer.step()`"),
-        (step_with(unscale="never", clip="none"), "still scaled when the optimizer"),
-        (step_with(unscale="never"), "still scaled when the optimizer"),
-        (step_with(scaled=False), "were they ever multiplied"),
-        (step_with(unscale="after"), "so you clip what is small enough. Divide first."),
-        (step_with(upcast_first=False), "Tiny gradients get lost"),
-        (step_with(clip="none"), "Large gradients are not clipped"),
-        (step_with(clip="each"), "each tensor on its own"),
-        (step_with(clip="sum"), "are clipped, but not to a norm of 1"),
-        (step_with(look=False), "A step with infinite gradients changes the masters"),
-        (step_with(copy="always infinite"), "the fp16 weights do not."),
-        (step_with(says="always"), "says that it took a step in which"),
-        (step_with(says="never"), "says that a good step was not taken"),
-        (step_with(copy="none"), "the fp16 weights do not: the next forward"),
-        (step_with(copy="doubled"), "not what the masters round to"),
-        (step_with(clear_weights=False), "The weights' gradients are left behind"),
-        (step_with(clear_masters=False), "The masters' gradients are left behind"),
-        (step_with(factor=0.75), "what else changes them?"),
-        (second_step_fails, "The first step is right, the second is not"),
+        (step_with("no step"), "who calls `optimizer.step()`"),
+        (step_with("never divides"), "still scaled when the optimizer"),
+        (step_with("not scaled"), "were they ever multiplied"),
+        (step_with("divides last"), "so you clip what is small enough. Divide first."),
+        (step_with("divides in fp16"), "Tiny gradients get lost"),
+        (step_with("no clipping"), "Large gradients are not clipped"),
+        (step_with("clips each"), "Large gradients are not clipped"),
+        (step_with("does not look"), "A step with infinite gradients changes the masters"),
+        (step_with("copies infinities"), "look at a step with infinite gradients"),
+        (step_with("says always"), "says that it took a step in which"),
+        (step_with("says never"), "look at a step with small gradients"),
+        (step_with("no copy"), "the fp16 weights do not: the next forward"),
+        (step_with("copies twice"), "look at a step with small gradients"),
+        (step_with("leaves weights'"), "The weights' gradients are left behind"),
+        (step_with("leaves masters'"), "The masters' gradients are left behind"),
+        (step_with(factor=0.75), "look at a step with small gradients"),
+        (second_step_fails, "look at a step with repeated gradients"),
         (copies_with_autograd, "put it under torch.no_grad()"),
     ],
 )
 
 # --------------------------------------------------------------------------------------------- 03.6: choose_precision
 
-Choice = Callable[[dict[str, int]], str]
-
-
-def lowest(peaks: dict[str, int]) -> str:
-    return min(peaks, key=peaks.__getitem__)
-
 
 def chooser(
-    pick: Choice = lowest,
-    memory: Callable[[str], float] = lambda card: gpu(card).memory,
-    ranks: int = 3,
-    together: bool = False,
-    none: Any = "",
-    attention: str | None = "efficient",
-) -> Any:
+    pick: Any = min, memory: Callable[[str], float] = lambda card: gpu(card).memory, ranks: int = 3,
+    together: bool = False, none: Any = "",
+) -> Any:  # fmt: skip
     """A choice by ranks, right by default."""
 
     def answer(card: str, run: TrainingRun) -> Any:
         choices = [["amp-bf16", "bf16-master-fp32grad"], ["bf16-master"], ["bf16"]]
         if not gpu(card).has_bf16:
-            choices = [["amp-fp16"], ["fp16-master"]]
-            run = run.replace(precision="amp-fp16", attention=attention or run.attention)
+            choices, run = [["amp-fp16"], ["fp16-master"]], run.replace(precision="amp-fp16", attention="efficient")
         for names in [[name for rank in choices for name in rank]] if together else choices[:ranks]:
             peaks = {name: estimate(run.replace(precision=name)).total for name in names}
             fitting = {name: peak for name, peak in peaks.items() if peak <= memory(card)}
             if fitting:
-                return pick(fitting)
+                return pick(fitting, key=fitting.__getitem__)
         return none
 
     return answer
@@ -340,15 +306,11 @@ CHOOSE_PRECISION = Answers(
     right=[chooser(), in_flat_order, lambda card, run: numpy.str_(in_flat_order(card, run))],
     wrong=[
         (chooser(together=True), "You take the lowest peak of all"),
-        (chooser(pick=lambda peaks: next(iter(peaks))), "You take autocast wherever it fits"),
-        (chooser(pick=lambda peaks: max(peaks, key=peaks.__getitem__)), "you take the higher peak"),
+        (chooser(pick=lambda peaks, key: next(iter(peaks))), "You take autocast wherever it fits"),
+        (chooser(pick=max), "you take the higher peak"),
         (chooser(ranks=1), "You give up after the first rank"),
-        (
-            chooser(memory=lambda card: int(card.rpartition("-")[2].removesuffix("GB")) * 10**9),
-            "the number in the card's name for GB",
-        ),
-        (chooser(attention=None), "you keep the run's own kernel of attention"),
-        (chooser(ranks=2), "there is a better choice than ''"),
+        (chooser(memory=lambda card: int(card[-4:-2]) * 10**9), "the number in the card's name for GB"),
+        (chooser(ranks=2), "There is a better choice"),
         (chooser(none="bf16"), "has no bf16: you choose 'bf16'"),
         (chooser(memory=lambda card: math.inf), "does not fit"),
         (lambda card, run: "fp32", "not among the precisions"),
@@ -357,14 +319,9 @@ CHOOSE_PRECISION = Answers(
 
 # ----------------------------------------------------------------------------------------------------- all of them
 
-ANSWERS = {
-    "03.1": LIMITS,
-    "03.2": READ_BITS,
-    "03.3": ROUND_AT_RANDOM,
-    "03.4": NEXT_SCALE,
-    "03.5": GOOD_STEP,
-    "03.6": CHOOSE_PRECISION,
-}
+ANSWERS = {f"03.{n}": one for n, one in enumerate(
+    (LIMITS, READ_BITS, ROUND_AT_RANDOM, NEXT_SCALE, GOOD_STEP, CHOOSE_PRECISION), 1
+)}  # fmt: skip
 
 
 class TestAnswers(JudgedAnswers):

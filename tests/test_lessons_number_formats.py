@@ -9,7 +9,6 @@ import torch
 
 from course_utils.lessons.precision.number_formats import (
     FORMATS,
-    NumberFormat,
     bits_figure,
     decode,
     encode,
@@ -92,8 +91,6 @@ def test_unknown_formats_and_patterns_are_refused() -> None:
         number_format("fp61")
     with pytest.raises(ValueError, match="no pattern of fp16"):
         decode("fp16", 2**16)
-    own = NumberFormat("own", 3, 2, 1)
-    assert number_format(own) is own
 
 
 def test_bits_are_drawn_as_they_are_stored() -> None:

@@ -1,7 +1,7 @@
 """Lesson 03's experiments: updates that vanish, gradients that underflow, loss scaling, and five trainings compared.
 
-Everything here runs on the CPU in the genuine 16-bit formats, with matrix products as GPUs compute them, fp32 sums and
-one rounding at the end: torch's own in bf16, `language_model.HalfProducts` in fp16. Only the speed is not a GPU's.
+Everything runs on the CPU in the genuine 16-bit formats, with matrix products as GPUs compute them: fp32 sums and one
+rounding at the end (torch's own in bf16, `language_model.HalfProducts` in fp16).
 """
 
 from collections.abc import Mapping, Sequence
@@ -153,26 +153,25 @@ def five_trainings(steps: int = 100) -> dict[str, Training]:
     """
     recipes = {"fp32": "fp32", "fp16, no scaling": "fp16-master", "fp16, scaled": "fp16-master"}
     recipes |= {"bf16 alone": "bf16", "bf16, fp32 master": "bf16-master"}
-    scales = {name: OneOfMany(PARTS, StaticLossScale()) for name in recipes}
-    scales["fp16, scaled"] = OneOfMany(PARTS, DynamicLossScale(2.0**24))
-    return {
-        name: train_language_model("adamw", precision, steps, loss_scale=scales[name])
-        for name, precision in recipes.items()
-    }
+    trainings = {}
+    for name, precision in recipes.items():
+        scale = DynamicLossScale(2.0**24) if name == "fp16, scaled" else StaticLossScale()
+        trainings[name] = train_language_model("adamw", precision, steps, loss_scale=OneOfMany(PARTS, scale))
+    return trainings
 
 
-def loss_figure(trainings: Mapping[str, Training], title: str, window: int = 10) -> Figure:
-    """Draw the loss by step, each point the mean of the `window` steps that end there."""
+def loss_figure(trainings: Mapping[str, Training], title: str) -> Figure:
+    """Draw the loss by step, each point the mean of the ten steps that end there."""
     series = {}
     for name, each in trainings.items():
-        ends = range(window, len(each.losses) + 1)
-        series[name] = (ends, [sum(each.losses[end - window : end]) / window for end in ends])
-    return lines(series, title, f"step (mean of {window})", "loss in nats a character", markers=False)
+        ends = range(10, len(each.losses) + 1)
+        series[name] = (ends, [sum(each.losses[end - 10 : end]) / 10 for end in ends])
+    return lines(series, title, "step (mean of 10)", "loss in nats a character", markers=False)
 
 
-def learns_as_well(training: Training, reference: Training, slack: float = 0.15) -> bool:
-    """Return True if a training ends within `slack` nats of the reference: other batches change as much."""
-    return abs(training.final - reference.final) < slack
+def learns_as_well(training: Training, reference: Training) -> bool:
+    """Return True if a training ends within 0.15 nats of the reference: other batches change as much."""
+    return abs(training.final - reference.final) < 0.15
 
 
 # ------------------------------------------------------------------------------------------------ the end of a training

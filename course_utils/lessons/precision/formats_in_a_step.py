@@ -1,7 +1,8 @@
 """The number formats that a measured step really used; a recording keeps no tensors, so its are `NOT_RECORDED`."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
 from course_utils.errors import GpuOutOfMemory
@@ -53,8 +54,7 @@ def state_formats(measured: Measurement) -> dict[str, str]:
         return dict.fromkeys(STATES, NOT_RECORDED)
     # step counters and the like are smaller than 1,024 bytes
     alive = [item for item in measured.alive_at(_last_event(measured, "optimizer")) if item.bytes >= 1024]
-    formats = {kind: {SHORT[item.dtype] for item in alive if item.kind == kind} for kind in STATES}
-    return {kind: ", ".join(sorted(found)) for kind, found in formats.items()}
+    return {kind: ", ".join(sorted({SHORT[item.dtype] for item in alive if item.kind == kind})) for kind in STATES}
 
 
 def _last_event(measured: Measurement, phase: str) -> int:
@@ -88,55 +88,39 @@ class StepTimes(NamedTuple):
     """The median milliseconds of one step by name, and what has to be said of them, each in one line."""
 
     milliseconds: Mapping[str, float]
-    notes: tuple[str, ...] = ()
+    notes: Sequence[str] = ()
 
 
-def step_times(runs: Mapping[str, TrainingRun]) -> StepTimes:
-    """Time one step of each run on the GPU of this machine; nothing with COURSE_SOURCE=simulated.
+def step_times(runs: Mapping[str, TrainingRun], device: "Device | None" = None) -> StepTimes:
+    """Time one step of each run on a device, this machine's GPU unless given; nothing with COURSE_SOURCE=simulated.
 
     All take the largest micro-batch, up to their own, with which each is predicted to fit what is free. A run that the
     card cannot compute, or that runs out of memory all the same, is left out with a note.
     """
     import torch
 
-    if not torch.cuda.is_available() or forced_source() not in ("auto", "live"):
-        return StepTimes({}, (WAITING,))
     from course_utils.measuring.devices import Cuda
-
-    device = Cuda()
-    device.release()
-    return times_on(device, runs)
-
-
-def times_on(device: "Device", runs: Mapping[str, TrainingRun]) -> StepTimes:
-    """Return what `step_times` finds on a device (one of `measuring.devices`)."""
     from course_utils.measuring.live import KernelRefused, memory_released
 
-    fitting, notes = _fitted(runs, device.free(), device.capability())
-    times: dict[str, float] = {}
-    for name, run in fitting.items():
-        try:
-            with memory_released(run, device.free):
-                times[name] = median_step(run, device)
-        except (GpuOutOfMemory, KernelRefused) as error:
-            notes.append(f"{name} is left out: {error}")
-    return StepTimes(times, tuple(notes))
-
-
-def _fitted(
-    runs: Mapping[str, TrainingRun], free: int, capability: tuple[int, int]
-) -> tuple[dict[str, TrainingRun], list[str]]:
-    """The runs that a GPU with `free` bytes can compute, with the largest micro-batch that fits all, and notes."""
-    reasons = {name: unsupported(run, capability) for name, run in runs.items()}
+    if device is None:
+        if not torch.cuda.is_available() or forced_source() not in ("auto", "live"):
+            return StepTimes({}, (WAITING,))
+        device = Cuda()
+        device.release()
+    free, times = device.free(), dict[str, float]()
+    reasons = {name: unsupported(run, device.capability()) for name, run in runs.items()}
     notes = [f"{name} is left out: {reason}" for name, reason in reasons.items() if reason]
     able = {name: run for name, run in runs.items() if not reasons[name]}
-    micro_batch = min((largest_micro_batch(run, free) for run in able.values()), default=0)
-    there = f"{format_bytes(free, 'GB', 1)} are free on this GPU"
-    if able and not micro_batch:
-        return {}, [*notes, f"{there}: not even one sequence fits. Shut down other kernels that use it, and try again."]
+    micro_batch = max(1, min((largest_micro_batch(run, free) for run in able.values()), default=1))
     if any(run.micro_batch > micro_batch for run in able.values()):
-        notes.append(f"{there}: these are steps of micro_batch={micro_batch}, the largest that fits.")
-    return {name: run.replace(micro_batch=micro_batch) for name, run in able.items()}, notes
+        notes.append(f"{format_bytes(free, 'GB', 1)} are free on this GPU: these are steps of {micro_batch=}.")
+    for name, run in able.items():
+        try:
+            with memory_released(run, device.free):
+                times[name] = median_step(run.replace(micro_batch=micro_batch), device)
+        except (GpuOutOfMemory, KernelRefused) as error:
+            notes.append(f"{name} is left out: {error}")
+    return StepTimes(times, notes)
 
 
 def median_step(run: TrainingRun, device: "Device") -> float:
@@ -148,8 +132,7 @@ def median_step(run: TrainingRun, device: "Device") -> float:
         training, _ = ready(run, device)
         for _ in range(2):
             training.step(Unwatched())
-        times = sorted(time_steps(training, device)["step_ms"])
-    return times[len(times) // 2]
+        return median(time_steps(training, device)["step_ms"])
 
 
 def tell_times(times: StepTimes) -> str:

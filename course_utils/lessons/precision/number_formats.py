@@ -2,8 +2,7 @@
 
 A pattern is the integer that a number's bits make, sign first. A normal number is (−1)^s · 2^(E − bias) · (1 + M/2^m),
 E and M being the exponent's and the mantissa's bits; with E = 0 it is *subnormal*, (−1)^s · 2^(1 − bias) · M/2^m
-(IEEE 754-2019, section 3.4). Every number of these formats is a Python float too, so nothing here is rounded unless a
-function says so.
+(IEEE 754-2019, section 3.4). Every number of these formats is a Python float too.
 """
 
 from dataclasses import dataclass
@@ -122,12 +121,8 @@ def rounded(form: str | NumberFormat, value: float) -> float:
 
 def spacing(form: str | NumberFormat, value: float) -> float:
     """Return the distance from a finite `value`, rounded, to the next number away from zero."""
-    form = number_format(form)
     pattern = encode(form, abs(value))
-    if pattern > form.largest_pattern:
-        return nan
-    _, exponent, _ = form.fields(pattern)
-    return 2.0 ** (max(exponent, 1) - form.bias - form.mantissa)
+    return decode(form, pattern + 1) - decode(form, pattern)
 
 
 # ------------------------------------------------------------------------------------------------------------- figures
@@ -141,10 +136,6 @@ def spelled(value: float, digits: int = 7) -> str:
     return f"{value:.{digits}g}".replace("e-0", "e-").replace("e+0", "e").replace("e+", "e").replace("-", "−")
 
 
-DIGITS, CELL = 10, 18
-"""Digits that distinguish a tenth from what fp32 stores of it; pixels of one bit."""
-
-
 def bits_figure(value: float, title: str) -> Figure:
     """Draw `value` in each format, a row of bits each, with the number that is really stored."""
     canvas = Canvas()
@@ -155,18 +146,18 @@ def bits_figure(value: float, title: str) -> Figure:
         canvas.rect(x, top - 20, 12, 12, color, stroke=RULE, stroke_width=0.5)
         canvas.text(x + 18, top - 10, name)
         x += 36 + text_width(name, 12)
-    stored = {name: rounded(name, value) for name in FORMATS}
+    stored = {name: spelled(rounded(name, value), 10) for name in FORMATS}  # fp32's tenth is not 0.1
     for index, (name, form) in enumerate(FORMATS.items()):
         y = top + 40 * index
         canvas.text(86, y + 19, name, 13, text_anchor="end", font_weight="bold")
-        end = draw_bits(canvas, form, encode(form, value), 98, y)
-        canvas.text(end + 10, y + 19, spelled(stored[name], DIGITS), 13)
-    told = "; ".join(f"{name} holds {spelled(number, DIGITS)}" for name, number in stored.items())
+        end = draw_bits(canvas, form, encode(form, value), 98, y, 18)
+        canvas.text(end + 10, y + 19, stored[name], 13)
+    told = "; ".join(f"{name} holds {number}" for name, number in stored.items())
     alt = f"{stop(title)} Bits of {spelled(value)}, row by row: {told}."
     return Figure(canvas.svg(top + 40 * len(FORMATS) + 4, title, alt), alt)
 
 
-def draw_bits(canvas: Canvas, form: NumberFormat, pattern: int, x: float, y: float, cell: float = CELL) -> float:
+def draw_bits(canvas: Canvas, form: NumberFormat, pattern: int, x: float, y: float, cell: float) -> float:
     """Draw a pattern's bits, colored by field, and what is stored unread; returns the x at their right end."""
     stored = max(form.bits, 8 * form.bytes)
     for index in range(stored):
@@ -188,7 +179,7 @@ def range_figure(title: str) -> Figure:
     """Draw the numbers of each format from smallest to largest, on a scale of powers of ten; subnormals are pale."""
     canvas = Canvas()
     top = canvas.title(title) + 12
-    left, right, bottom = *RANGE_ENDS, top + 38 * len(FORMATS)
+    bottom = top + 38 * len(FORMATS)
     for power in range(-40, 41, 10):
         x = _at(10.0**power)
         canvas.line(x, top - 4, x, bottom, GRID)
@@ -200,18 +191,16 @@ def range_figure(title: str) -> Figure:
         canvas.rect(low, y, normal - low, 24, "#CFE9F9", f"subnormal from {form.smallest:.3g}")
         canvas.rect(normal, y, high - normal, 24, "#56B4E9", f"{form.smallest_normal:.3g} to {form.largest:.3g}")
         told.append(f"{form.name} {spelled(form.smallest)} to {spelled(form.largest)}")
-    canvas.line(left, bottom, right, bottom, RULE)
+    canvas.line(LEFT, bottom, RIGHT, bottom, RULE)
     axis = "positive numbers; pale: subnormal, with fewer digits"
-    canvas.text((left + right) / 2, bottom + 38, axis, 12, QUIET, text_anchor="middle")
+    canvas.text((LEFT + RIGHT) / 2, bottom + 38, axis, 12, QUIET, text_anchor="middle")
     alt = f"{stop(title)} Bars on a logarithmic scale: {'; '.join(told)}."
     return Figure(canvas.svg(bottom + 48, title, alt), alt)
 
 
-RANGE_ENDS = (98.0, WIDTH - MARGIN - 8.0)
-"""Pixels at which the axis of powers of ten begins and ends."""
+LEFT, RIGHT = 98.0, WIDTH - MARGIN - 8.0
 
 
 def _at(value: float) -> float:
     """The x of a positive number: 1e-46 is at the left end, 1e40 at the right one."""
-    (left, right), low, high = RANGE_ENDS, -46.0, 40.0
-    return left + (right - left) * (log10(value) - low) / (high - low)
+    return LEFT + (RIGHT - LEFT) * (log10(value) + 46) / 86

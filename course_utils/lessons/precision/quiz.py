@@ -37,7 +37,6 @@ def questions() -> tuple[Question, ...]:
         (f"{scale:,}", "Scaled, the gradient is more than half of the smallest number, so it rounds to that. It has "
          "lost most of its digits, but it is there."),
         (f"{scale // 2:,}", "Scaled so, it is still less than half of the smallest number, and rounds to zero."),
-        ("1", "That is no scaling at all: the gradient is less than half of the smallest number."),
         (f"{normal:,}", "This makes it a normal number, with all of its digits: better, but more than was asked for."),
         (f"{FIRST_SCALE:,}", "GradScaler begins there, and it works. It is far more than this gradient needs, though, "
          "and large gradients overflow sooner."),
@@ -52,7 +51,6 @@ def questions() -> tuple[Question, ...]:
          "comes a 16-bit copy of every matrix that is multiplied."),
         (gb(weights + gradients + states), "That is fp32's account, and autocast has all of it. What do its matrix "
          "products read?"),
-        (gb(weights // 2 + gradients + states), "That has 16-bit weights in place of fp32 ones. Autocast keeps both."),
         (gb((weights + gradients) // 2 + states), "Weights and gradients stay in fp32 under autocast; 16-bit ones "
          "belong to recipes with master weights."),
         (gb(weights + gradients + states + 2 * copies), "The copies are 16-bit, half as large as the matrices that "
@@ -71,7 +69,6 @@ def questions() -> tuple[Question, ...]:
          "micro-batches are added up in them."),
         (_bytes(total + half_gradients), "That has gradients twice, in bf16 and in fp32. Some recipes do keep both; "
          "this one does not."),
-        (_bytes(total - run.precision.master), "The master weights are missing."),
         (_bytes(round(optimizer_state_bytes(run) / N)), "That is the optimizer's share alone: its copy of the weights, "
          "and its moments."),
     )  # fmt: skip
