@@ -50,13 +50,8 @@ ENOUGH_MISTAKES: Mistakes = {
 def enough(answer: Any) -> None:
     """`answer(p, idle)` is the smallest m with (p − 1)/(m + p − 1) ≤ idle."""
     got = [call(answer, p=p, idle=idle) for p, idle in ENOUGH_CASES]
-    if recognized(got, ENOUGH_CASES, micro_batches_for, ENOUGH_MISTAKES):
-        return
-    for m, (p, idle) in zip(got, ENOUGH_CASES, strict=True):
-        expect(m >= 1, f"With p = {p} you answer {m:g}: at least one micro-batch is needed.")
-        larger = bubble(p, math.ceil(m)) > idle + 1e-12
-        expect(not larger, f"With p = {p} and idle = {idle}, your m leaves a larger bubble than that.")
-    fail("Your m is enough, but not the smallest: with fewer the bubble is small enough, too.")
+    otherwise = "Some m is off: is its bubble at most `idle`, and that of m − 1 larger?"
+    recognized(got, ENOUGH_CASES, micro_batches_for, ENOUGH_MISTAKES, otherwise)
 
 
 # ---------------------------------------------------------------------------------------------------------- 11.2: kept
@@ -104,13 +99,9 @@ def order(answer: Any) -> None:
         if got == right:
             continue
         expect(all(isinstance(work, str) for work in got), "Return a list of words such as F0 and B0.")
-        missing = len(set(right) - set(got))
-        for wrong, message in (
-            (len(got) > len(set(got)), "a work occurs twice."),
-            (missing, f"{missing} works are missing: every micro-batch goes forward and backward once."),
-            (set(got) != set(right), "there are works that do not exist: micro-batches count from 0 to m − 1."),
-        ):
-            expect(not wrong, f"stage {stage} of {p}, {m} micro-batches: {message}")
+        where = f"Stage {stage} of {p}, {m} micro-batches"
+        expect(len(got) == len(set(got)), f"{where}: a work occurs twice.")
+        expect(set(got) == set(right), f"{where}: works are missing, or do not exist. Micro-batches are 0 to m − 1.")
         _judge_order(got, right, m, stage)
 
 
