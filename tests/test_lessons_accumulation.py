@@ -272,5 +272,3 @@ def test_the_explorer_says_what_is_not_possible_and_what_leaves_the_picture() ->
     shown.controls["size"].value, shown.controls["group"].value = 50, 50
     assert "Not possible" in shown.picture.value and "no whole number of 50 micro-batches" in shown.message
     assert repr(theta_explorer()) == repr(shown) == shown.invitation
-    with pytest.raises(ValueError, match="group is 3"):
-        theta_explorer(4, 3)

@@ -32,7 +32,7 @@ def on_each_rank() -> dict[str, Any]:
     import torch
     import torch.distributed as dist
 
-    from course_utils.lessons.data_parallelism import collectives, ddp_training, message_times, replicas
+    from course_utils.lessons.data_parallelism import collectives, ddp_training, links, replicas
 
     dist.init_process_group("gloo")
     uneven = torch.arange(7, dtype=torch.float64) + dist.get_rank()  # parts of 3, 2 and 2 numbers
@@ -51,7 +51,7 @@ def on_each_rank() -> dict[str, Any]:
     found["accumulated"] = [each, once, (every - last).abs().max().item() / every.abs().max().item()]
     found["beside"] = {str(none): ddp_training.beside_buckets(torch.device("cpu"), none) for none in (True, False)}
     if dist.get_rank() < 2:
-        found["seconds"] = [message_times.there_and_back(torch.zeros(16)) for _ in range(3)]
+        found["seconds"] = [links.there_and_back(torch.zeros(16)) for _ in range(3)]
     dist.destroy_process_group()
     return found
 

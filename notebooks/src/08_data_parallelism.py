@@ -450,7 +450,7 @@ bars({name: 1000 * value for name, value in seconds.items()},
 # small messages count as much as large ones. Its uncertainty is the band.
 
 # %%
-timed = run_ranks("course_utils.lessons.data_parallelism.message_times", world_size=2)[0]["seconds"]
+timed = run_ranks("course_utils.lessons.data_parallelism.links", world_size=2)[0]["seconds"]
 print(f"{len(timed)} sizes from {timed[0][0]} to {timed[-1][0]:,} bytes, {len(timed[0][1])} messages each")
 
 # %% tags=["nbval-ignore-output"]

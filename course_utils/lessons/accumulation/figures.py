@@ -1,13 +1,13 @@
 """Figures of lesson 07: paths of θ over the contour lines of their loss, and our trainings next to published ones."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from course_utils.figures import bars
 from course_utils.figures.axes import stop
-from course_utils.figures.canvas import MARGIN, QUIET, RULE, WIDTH, Canvas, Figure, below_one_another, short
+from course_utils.figures.canvas import MARGIN, QUIET, WIDTH, Canvas, Figure, below_one_another
 
-from ..adam.figures import GOAL, WALK, WALL, Frame
+from ..adam.figures import Frame, draw_walk
 from .large_batches import ErrorRates
 from .micro_batches import START, LineFit, Point
 from .published_batches import Published
@@ -29,10 +29,7 @@ def theta_paths(fit: LineFit, paths: Mapping[str, Sequence[Point]], title: str) 
     for index, (name, walked) in enumerate(paths.items()):
         panel = Frame(MARGIN + index * (width + PANEL_GAP), top + 26, width, height, corner, scale)
         canvas.text(panel.x, top + 16, name, 13, font_weight="bold")
-        canvas.rect(panel.x, panel.y, width, height, "#FFFFFF", stroke=RULE, stroke_width=0.8)
-        for ring in rings:
-            canvas.path(_line(map(panel.place, ring)), fill="none", stroke=WALL, stroke_width=1)
-        _walk(canvas, [panel.place(point) for point in walked], panel.place(fit.best()))
+        draw_walk(canvas, panel, rings, walked, fit.best())
     told = "; ".join(f"{name}: {len(walked) - 1} steps" for name, walked in paths.items())
     axes = "across θ₀, up θ₁; contour lines of the loss; the cross is its minimum"
     canvas.text(MARGIN, top + height + 46, axes, 11, QUIET)
@@ -50,22 +47,6 @@ def contour(fit: LineFit, through: Point, part: float) -> list[Point]:
     turns = (2 * math.pi * step / 96 for step in range(97))
     ring = ((radius * math.cos(turn), radius * math.sin(turn) / below) for turn in turns)
     return [(x + p - b * q, y + q) for p, q in ring]
-
-
-def _line(places: Iterable[Point]) -> str:
-    return "M" + "L".join(f"{short(x)} {short(y)}" for x, y in places)
-
-
-def _walk(canvas: Canvas, places: Sequence[Point], goal: Point) -> None:
-    canvas.path(_line(places), fill="none", stroke=WALK, stroke_width=1.3, stroke_linejoin="round")
-    radius = 3.0 if len(places) < 40 else 1.6
-    circle = f"a{radius} {radius} 0 1 0 {2 * radius} 0a{radius} {radius} 0 1 0 -{2 * radius} 0"
-    dots = "".join(f"M{short(x - radius)} {short(y)}{circle}" for x, y in places)
-    canvas.path(dots, fill=WALK, data_steps=len(places) - 1)
-    x, y = goal
-    canvas.path(f"M{short(x - 7)} {short(y)}h14M{short(x)} {short(y - 7)}v14", stroke=GOAL, stroke_width=2)
-    x, y = places[0]
-    canvas.halo_text(x + 7, y + 17, "start", 12)
 
 
 def beside(theirs: Sequence[Published | None], ours: Sequence[ErrorRates], title: str, provenance: str = "") -> Figure:

@@ -11,7 +11,6 @@ RUN = TrainingRun("gpt2", 4, 1024, accumulation_steps=25)
 
 
 def questions() -> tuple[Question, ...]:
-    """The questions in the order of the lesson."""
     count, k = 103, 8
     steps = -(-count // k)
     last_group = question(

@@ -11,7 +11,6 @@ from course_utils.interactive.widgets import Explorable, slider
 from .figures import theta_paths
 from .micro_batches import POINTS, START, LineFit, Point, path
 
-SIZES = tuple(divisors(POINTS))
 RATES = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5)
 PASSES = (1, 2, 4, 8)
 FAR = 2.0  # a path ends in the picture where it is this many times as far from the minimum as it began
@@ -20,20 +19,17 @@ FAR = 2.0  # a path ends in the picture where it is this many times as far from 
 class ThetaExplorer(Explorable):
     """Controls for a path of θ: points in a micro-batch, micro-batches in a step, learning rate, passes over the data.
 
-    In the next cell, `.path` is what has been chosen. ValueError for a size or a group that no control offers.
+    In the next cell, `.path` is what has been chosen.
     """
 
     invitation = "Sliders for a path of θ: run this cell to use them."
 
     def __init__(self, size: int = 4, group: int = 25, rate: float = 0.5) -> None:
-        for name, value in (("size", size), ("group", group)):
-            if value not in SIZES:
-                raise ValueError(f"{name} is {value!r}: choose one of {', '.join(map(str, SIZES))}")
         self.fit = LineFit()
         super().__init__(
             {
-                "size": slider("micro-batch", SIZES, size),
-                "group": slider("micro-batches", SIZES, group),
+                "size": slider("micro-batch", divisors(POINTS), size),
+                "group": slider("micro-batches", divisors(POINTS), group),
                 "rate": slider("learning rate", RATES, rate, "{:g}".format),
                 "passes": slider("passes", PASSES, 8),
             }
@@ -46,7 +42,6 @@ class ThetaExplorer(Explorable):
         return path(self.fit, rate, size, passes, group)
 
     def redraw(self) -> tuple[Figure, str]:
-        """Two panels, the large batch at the same rate and the chosen path, and a sentence about a step's points."""
         size, group, rate, passes = (control.value for control in self.controls.values())
         chosen, large = self.path, path(self.fit, rate, POINTS, passes)
         near, off = self._near(chosen), math.dist(chosen[-1], self.fit.best())

@@ -2,7 +2,7 @@
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import log
 
 from course_utils import estimate
@@ -25,11 +25,6 @@ def kept_bytes(run: TrainingRun) -> int:
     return activation_bytes(run) + sum_bytes(loss_saved(run))
 
 
-def largest_fitting(run: TrainingRun, memory: int) -> int:
-    """Number of BATCHES, smallest first, whose step has an estimated peak of no more than `memory` bytes."""
-    return bisect_right(BATCHES, memory, key=lambda b: estimate(run.replace(micro_batch=b)).total)
-
-
 def lengths(run: TrainingRun) -> list[int]:
     return [s for s in SEQUENCES if s <= run.model.max_positions]
 
@@ -42,8 +37,12 @@ def cells(run: TrainingRun) -> Mapping[Point, int]:
 
 @lru_cache(maxsize=64)
 def limits(run: TrainingRun, memory: int) -> Sequence[int]:
-    """For each length of the map, the number of BATCHES that fit into `memory` bytes."""
-    return [largest_fitting(run.replace(seq_len=s), memory) for s in lengths(run)]
+    """For each length of the map, the number of BATCHES whose step has an estimated peak of at most `memory` bytes."""
+
+    def peak(b: int, s: int) -> int:
+        return estimate(run.replace(micro_batch=b, seq_len=s)).total
+
+    return [bisect_right(BATCHES, memory, key=partial(peak, s=s)) for s in lengths(run)]
 
 
 def heat_map(run: TrainingRun, card: Gpu, at: Point) -> Figure:

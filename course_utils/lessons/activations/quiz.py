@@ -10,7 +10,6 @@ RUN = TrainingRun("gpt2-xl", 8, 1024, "bf16-master", attention="eager")
 
 
 def questions() -> tuple[Question, ...]:
-    """The questions in the order of the lesson."""
     what_addition_keeps = question(
         "What does the residual addition x + f(x) keep for its own backward?",
         ("nothing", "Its derivative is 1 whatever x is; the gradient is handed on as it is."),

@@ -57,7 +57,6 @@ class ActivationMap(Explorable):
 
     @property
     def gpu(self) -> Gpu:
-        """The GPU that has been chosen."""
         return GPUS[self.controls["gpu"].value]
 
     @property
@@ -69,7 +68,6 @@ class ActivationMap(Explorable):
         return TrainingRun(model, **chosen)
 
     def redraw(self) -> tuple[Figure, str]:
-        """The heat map of what has been chosen, and a sentence and a line of code about the cell looked at."""
         run = self.run
         step, asked = estimate(run), self.controls["seq_len"].value
         shorter = f"{run.model.name} has no {asked:,} positions, so: " if asked > run.seq_len else ""

@@ -52,7 +52,7 @@ def walks(paths: Mapping[str, Sequence[Point]], title: str) -> Figure:
         frame = first._replace(x=MARGIN + column * (first.width + 16), y=top + row * (first.height + 36))
         canvas.text(frame.x, frame.y - 8, name, 13, WALK, font_weight="bold")
         canvas.text(frame.x + frame.width, frame.y - 8, outcome(path), 12, QUIET, text_anchor="end")
-        draw_walk(canvas, frame, valley, path)
+        draw_walk(canvas, frame, contours(valley), path)
     bottom = top + math.ceil(len(paths) / 2) * (first.height + 36) - 36
     canvas.text(MARGIN, bottom + 18, "contour lines of the loss; a dot is a step; the cross is the minimum", 11, QUIET)
     told = "; ".join(f"{name}: {outcome(path)}" for name, path in paths.items())
@@ -69,28 +69,33 @@ def outcome(path: Sequence[Point]) -> str:
     return "leaves the valley" if left else f"not there after {len(path) - 1:,} steps"
 
 
-def draw_walk(canvas: Canvas, frame: Frame, valley: Valley, path: Sequence[Point]) -> None:
+def draw_walk(
+    canvas: Canvas, frame: Frame, rings: Iterable[Sequence[Point]], path: Sequence[Point], goal: Point = (0.0, 0.0)
+) -> None:
     """Draw contour lines, the walk, its start and the minimum inside a window, which cuts off what is beyond."""
     canvas.rect(frame.x, frame.y, frame.width, frame.height, "#FFFFFF", stroke=RULE, stroke_width=0.8)
     window = {"x": frame.x, "y": frame.y, "width": frame.width, "height": frame.height}
     canvas.shapes.append(f'<svg {attribute_text(window)} viewBox="{" ".join(map(short, window.values()))}">')
-    for level in LEVELS:
-        canvas.path(_line(frame, _contour(valley, level)), fill="none", stroke=WALL, stroke_width=1)
+    for ring in rings:
+        canvas.path(_line(frame, ring), fill="none", stroke=WALL, stroke_width=1)
     canvas.path(_line(frame, path), fill="none", stroke=WALK, stroke_width=1.6, stroke_linejoin="round")
     places = map(frame.place, path)
     dots = "".join(f"M{short(x - 2.4)} {short(y)}a2.4 2.4 0 1 0 4.8 0a2.4 2.4 0 1 0 -4.8 0" for x, y in places)
     canvas.path(dots, fill=WALK, data_steps=len(path) - 1)
-    x, y = frame.place((0.0, 0.0))
+    x, y = frame.place(goal)
     canvas.path(f"M{short(x - 6)} {short(y)}h12M{short(x)} {short(y - 6)}v12", stroke=GOAL, stroke_width=2)
     x, y = frame.place(path[0])
     canvas.halo_text(x + 7, y - 7 if path[0][1] >= 0 else y + 17, "start", 12)
     canvas.shapes.append("</svg>")
 
 
-def _contour(valley: Valley, level: float) -> list[Point]:
-    along, across = math.sqrt(2 * level), math.sqrt(2 * level / valley.steepness)
-    turns = (2 * math.pi * step / 96 for step in range(97))
-    return [valley.turned((along * math.cos(turn), across * math.sin(turn))) for turn in turns]
+def contours(valley: Valley) -> list[list[Point]]:
+    """Return the lines on which the valley has one of `LEVELS`."""
+    turns, rings = [2 * math.pi * step / 96 for step in range(97)], []
+    for level in LEVELS:
+        along, across = math.sqrt(2 * level), math.sqrt(2 * level / valley.steepness)
+        rings.append([valley.turned((along * math.cos(turn), across * math.sin(turn))) for turn in turns])
+    return rings
 
 
 def _line(frame: Frame, points: Iterable[Point]) -> str:

@@ -7,7 +7,7 @@ from course_utils.figures.canvas import MARGIN, WIDTH, Canvas, Figure
 from course_utils.interactive.widgets import Explorable, dropdown, slider
 
 from .by_hand import RULES, Point, Valley, trajectory
-from .figures import draw_walk, frame_of, outcome
+from .figures import contours, draw_walk, frame_of, outcome
 
 RATES = (0.002, 0.005, 0.01, 0.02, 0.04, 0.06, 0.076, 0.08, 0.082, 0.1, 0.2, 0.5, 1.0, 2.0)
 BETAS1 = (0.0, 0.2, 0.45, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
@@ -59,7 +59,7 @@ class Walker(Explorable):
         title = f"{name[0].upper() + name[1:]} at η = {self.controls['rate'].value:g}: {outcome(path)}"
         canvas = Canvas()
         frame = frame_of(valley, MARGIN, canvas.title(title) + 10, WIDTH - 2 * MARGIN, 360)
-        draw_walk(canvas, frame, valley, path)
+        draw_walk(canvas, frame, contours(valley), path)
         alt = f"{stop(title)} A walk over the contour lines of a valley of steepness {valley.steepness:g}."
         states = LINES[name].count("← β")
         kept = ("no state", "one state", "two states")[states]

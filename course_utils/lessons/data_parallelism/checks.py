@@ -32,41 +32,31 @@ from course_utils.ranks.launch import run_ranks
 # ------------------------------------------------------------------------------------------------------ 08.1: traffic
 
 TRAFFIC_CASES = ((4, 1_000), (8, 6_000_000), (2, 512), (5, 10_000))
-TRAFFIC: dict[str, tuple[Callable[[int, int], float], Mistakes]] = {
-    "server": (
-        lambda D, S: 2 * D * S,
-        {
-            "server: that is one way. Gradients come in, and weights go out.": lambda D, S: D * S,
-            "server: that is one worker's traffic. All of them talk to the same machine.": lambda D, S: 2 * S,
-            "server: here the server is a machine of its own, and all D workers use it.": lambda D, S: 2 * (D - 1) * S,
-        },
-    ),
-    "naive": (
-        lambda D, S: (D - 1) * S,
-        {
-            "naive: one too many. Nobody sends to itself.": lambda D, S: D * S,
-            "naive: that is what all ranks send together. One rank's was asked for.": lambda D, S: D * (D - 1) * S,
-            "naive: that counts what is received, too.": lambda D, S: 2 * (D - 1) * S,
-        },
-    ),
-    "ring": (
-        lambda D, S: 2 * (D - 1) * S / D,
-        {
-            "ring: that is half of the way. Who hands out the complete parts?": lambda D, S: (D - 1) * S / D,
-            "ring: a message holds one part, not the whole gradient.": lambda D, S: 2 * (D - 1) * S,
-            "ring: that is the limit of very many ranks. How many steps has a ring of D?": lambda D, S: 2 * S,
-            "ring: that counts what is received, too.": lambda D, S: 4 * (D - 1) * S / D,
-        },
-    ),
+TRAFFIC: dict[str, Callable[[int, int], float]] = {
+    "server": lambda D, S: 2 * D * S,
+    "naive": lambda D, S: (D - 1) * S,
+    "ring": lambda D, S: 2 * (D - 1) * S / D,
 }
-"""For each way the right formula of D ranks and S bytes, and the mistakes."""
+TRAFFIC_MISTAKES: Mistakes = {
+    "server: that is one way. Gradients come in, and weights go out.": lambda D, S: D * S,
+    "server: that is one worker's traffic. All of them talk to the same machine.": lambda D, S: 2 * S,
+    "server: here the server is a machine of its own, and all D workers use it.": lambda D, S: 2 * (D - 1) * S,
+    "naive: one too many. Nobody sends to itself.": lambda D, S: D * S,
+    "naive: that is what all ranks send together. One rank's was asked for.": lambda D, S: D * (D - 1) * S,
+    "naive: that counts what is received, too.": lambda D, S: 2 * (D - 1) * S,
+    "ring: that is half of the way. Who hands out the complete parts?": lambda D, S: (D - 1) * S / D,
+    "ring: a message holds one part, not the whole gradient.": lambda D, S: 2 * (D - 1) * S,
+    "ring: that is the limit of very many ranks. How many steps has a ring of D?": lambda D, S: 2 * S,
+    "ring: that counts what is received, too.": lambda D, S: 4 * (D - 1) * S / D,
+}
 
 
 @exercise("08.1", "Server and naive grow with D; the ring stays below twice the gradient.")
 def traffic(answer: Any) -> None:
     """`answer(D, S)` is a dictionary: server, naive and ring, in bytes."""
     got = [entries(call(answer, D=D, S=S, returns=Mapping), tuple(TRAFFIC)) for D, S in TRAFFIC_CASES]
-    for name, (right, mistakes) in TRAFFIC.items():
+    for name, right in TRAFFIC.items():
+        mistakes = {message: wrong for message, wrong in TRAFFIC_MISTAKES.items() if message.startswith(name)}
         otherwise = f"{name} is off. Draw three machines, and an arrow for each message."
         recognized([one[name] for one in got], TRAFFIC_CASES, right, mistakes, otherwise)
 

@@ -4,10 +4,10 @@ import copy
 import inspect
 import subprocess
 import sys
-import threading
+import timeit
 from collections import Counter
 from collections.abc import Sequence
-from time import perf_counter
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -62,21 +62,18 @@ def python_work() -> None:
 
 def in_threads(count: int) -> float:
     """Seconds until `count` threads have each done `python_work`; the best of a few tries."""
-    times = []
-    for _ in range(TRIES):
-        threads = [threading.Thread(target=python_work) for _ in range(count)]
-        began = perf_counter()
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        times.append(perf_counter() - began)
-    return min(times)
+
+    def work() -> None:
+        with ThreadPoolExecutor(count) as pool:
+            for _ in range(count):
+                pool.submit(python_work)
+
+    return min(timeit.repeat(work, number=1, repeat=TRIES))
 
 
 def in_processes(count: int) -> float:
     """Seconds that the slowest of `count` processes took for the same work, starts not counted; the best of a few."""
-    timed = "from time import perf_counter\nbegan = perf_counter()\npython_work()\nprint(perf_counter() - began)"
+    timed = "import timeit; print(timeit.timeit(python_work, number=1))"
     command = [sys.executable, "-c", f"ROUNDS = {ROUNDS}\n{inspect.getsource(python_work)}\n{timed}"]
     times = []
     for _ in range(TRIES):

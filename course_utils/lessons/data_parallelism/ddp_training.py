@@ -81,7 +81,6 @@ class Trace:
         return event
 
     def since_begin(self, mark: Any) -> float:
-        """Seconds from time zero to `mark`."""
         return self.zero.elapsed_time(mark) / 1000 if self.cuda else mark - self.zero
 
     def hook(self, _: None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -103,12 +102,10 @@ class Trace:
         return [noted | {at: self.since_begin(noted[at]) for at in ("ready", "done")} for noted in self.buckets]
 
 
-def replica(
-    device: torch.device, bucket_mb: float = BUCKET_MB, views: bool = False
-) -> tuple[DistributedDataParallel, Trace]:
-    """The network with buckets of `bucket_mb` MiB, gradients being `views` of them or not, and their trace."""
+def replica(device: torch.device, mb: float = BUCKET_MB, views: bool = False) -> tuple[DistributedDataParallel, Trace]:
+    """The network with buckets of `mb` MiB, gradients being `views` of them or not, and the trace of its buckets."""
+    model = DistributedDataParallel(network(device), bucket_cap_mb=mb, gradient_as_bucket_view=views)
     trace = Trace(device)
-    model = DistributedDataParallel(network(device), bucket_cap_mb=bucket_mb, gradient_as_bucket_view=views)
     model.register_comm_hook(None, trace.hook)
     return model, trace
 

@@ -159,7 +159,7 @@ def overlap_figure(steps: Mapping[str, Mapping[str, Any]], title: str, provenanc
 
 
 def _one_step(canvas: Canvas, name: str, step: Mapping[str, Any], y: float, left: float, scale: float) -> float:
-    """Forward and backward on one line, buckets below; returns the y below them."""
+    """Draws forward and backward on one line, buckets below; returns the y below them."""
     computed = max((bucket["ready"] for bucket in step["buckets"]), default=step["end"])
     canvas.text(MARGIN, y + 17, name, 13, font_weight="bold")
     for label, start, end, color in (
@@ -167,13 +167,12 @@ def _one_step(canvas: Canvas, name: str, step: Mapping[str, Any], y: float, left
         ("backward", step["forward"], computed, COLOURS["gradients"]),
     ):
         x, wide = left + start * scale, (end - start) * scale
-        canvas.rect(x, y, wide, 24, color, f"{label}: {1000 * (end - start):.1f} ms")
+        canvas.rect(x, y, wide, 24, color)
         if text_width(label, 12) + 6 < wide:
             canvas.text(x + wide / 2, y + 16, label, 12, ink_on(color), text_anchor="middle")
     for row, bucket in enumerate(step["buckets"], 1):
-        x, seconds = left + bucket["ready"] * scale, bucket["done"] - bucket["ready"]
-        tip = f"bucket {row}: {bucket['size']:,} bytes, {1000 * seconds:.1f} ms"
-        canvas.rect(x, y + 15 + 15 * row, max(1.5, seconds * scale), 11, SENT, tip)
+        x, wide = left + bucket["ready"] * scale, (bucket["done"] - bucket["ready"]) * scale
+        canvas.rect(x, y + 15 + 15 * row, max(1.5, wide), 11, SENT)
         canvas.text(x - 5, y + 24.5 + 15 * row, f"bucket {row}", 10.5, QUIET, text_anchor="end")
     end, bottom = left + step["end"] * scale, y + 34 + 15 * len(step["buckets"])
     canvas.line(end, y - 4, end, bottom - 4, INK, stroke_width=1.5, stroke_dasharray="3 3")

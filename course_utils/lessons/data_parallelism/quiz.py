@@ -10,7 +10,6 @@ RUN = TrainingRun("gpt2-medium", 4, 1024, "amp-bf16", world_size=8)
 
 
 def questions() -> tuple[Question, ...]:
-    """The questions in the order of the lesson."""
     whole = sum(rank_0_states(RUN).values())
     states_of_a_rank = question(
         f"GPT-2 medium with AdamW under autocast on {RUN.world_size} ranks with plain data parallelism. How much "
@@ -29,7 +28,6 @@ def questions() -> tuple[Question, ...]:
         (format_bytes(sent // 2, "MB", 0), "That is half of the way: complete parts have to be handed out, too."),
         (format_bytes((ranks - 1) * size, "MB", 0), "That is everybody sending everything to everybody."),
         (format_bytes(2 * size, "MB", 0), "That is what it comes near to with very many ranks."),
-        (format_bytes(2 * size // ranks, "MB", 0), "That is two messages. A part has to visit every other rank."),
     )  # fmt: skip
     held = estimate(RUN)["communication"]
     buckets = question(

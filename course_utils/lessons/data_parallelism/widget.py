@@ -28,7 +28,6 @@ class RingPlayer(Explorable):
         self.children = (self.play, *tuple(self.children))
 
     def redraw(self) -> tuple[Figure, str]:
-        """The ring after the chosen step, and its number of messages."""
         step = self.controls["step"].value
         sent = sum(message["step"] == step for one in self.found for message in one["steps"])
         words = f"{sent} messages at once, one from each rank to its right neighbor." if sent else "Nothing sent yet."

@@ -62,9 +62,7 @@ def _chain(canvas: Canvas, schedule: Schedule, at: int, y: float) -> None:
             fill, name = color if node in filled else "#FFFFFF", f"{kind}{node}"
             stroke, width = (RUNNING, 3.5) if (tick.kind, tick.node) == (kind, node) else (RULE, 1)
             canvas.rect(x, top, side, side, fill, rx=side / 2, data_node=name, stroke=stroke, stroke_width=width)
-            if size >= 6:
-                place = x + side / 2, top + side / 2 + 0.36 * size
-                canvas.text(*place, name, size, ink_on(fill), text_anchor="middle")
+            canvas.text(x + side / 2, top + side / 2 + 0.36 * size, name, size, ink_on(fill), text_anchor="middle")
 
 
 def _curve(canvas: Canvas, schedule: Schedule, at: int, top: float) -> float:
@@ -98,8 +96,8 @@ def pareto(points: Mapping[str, tuple[float, int]], title: str, provenance: str 
 
 def pareto_front(points: Mapping[str, tuple[float, int]]) -> list[str]:
     """The names of those that no other equals or beats in both without being the same, in the order given."""
-
-    def is_beaten(x: float, y: int) -> bool:
-        return any(a <= x and b <= y and (a, b) != (x, y) for a, b in points.values())
-
-    return [name for name, point in points.items() if not is_beaten(*point)]
+    return [
+        name
+        for name, (x, y) in points.items()
+        if not any(a <= x and b <= y and (a, b) != (x, y) for a, b in points.values())
+    ]

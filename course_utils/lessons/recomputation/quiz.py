@@ -13,7 +13,6 @@ RUN = TrainingRun("gpt2-xl", 32, 1024, recompute="full")
 
 
 def questions() -> tuple[Question, ...]:
-    """The questions in the order of the lesson."""
     n = 64
     best = isqrt(n)
     square_root = question(

@@ -15,7 +15,7 @@ from course_utils.interactive.feedback import divisors
 class Tick:
     """One node at work: `kind` is "f" or "b", `node` counts from 1, `again` says that f has run before.
 
-    `checkpoints` are the nodes whose input is kept, `kept` those whose own value is, both while this node works.
+    Meanwhile the inputs of the nodes in `checkpoints` are kept, and the values of those in `kept`.
     """
 
     kind: str
@@ -30,7 +30,6 @@ class Tick:
 
     @property
     def words(self) -> str:
-        """The work of this tick: "f5 runs again"."""
         return f"{self.kind}{self.node} runs{' again' * self.again}"
 
 

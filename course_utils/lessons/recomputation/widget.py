@@ -60,7 +60,6 @@ class SchedulePlayer(Explorable):
         super().update(change)
 
     def redraw(self) -> tuple[Figure, str]:
-        """The chain at the chosen tick, and a sentence about its work and the work so far."""
         schedule, at = self.schedule, self.controls["tick"].value
         done = schedule.ticks[:at]
         forward, again = sum(tick.kind == "f" for tick in done), sum(tick.again for tick in done)
