@@ -11,8 +11,7 @@ from engine import GPT, LLAMA, shallow, simulate, tiny
 from torch._C import _distributed_c10d as distributed_c10d
 
 from course_utils import estimate, measure, rank_states
-from course_utils.estimating import megatron
-from course_utils.estimating.exact.sharded_peak import fsdp_moments
+from course_utils.estimating import megatron, moments
 from course_utils.estimating.sharding import (
     BUCKET,
     FIRST_BUCKET,
@@ -185,23 +184,18 @@ def test_the_peak_is_exact(changes):
     expected, found = estimate(run), simulate(run)
     assert dict(expected) == dict(found.breakdown)
     assert expected.phase == found.peak_phase
-    moments = fsdp_moments(run)
     for phase, highest in found.phase_peaks.items():
         if phase not in ("clip", "optimizer", "zero_grad"):
-            assert max(m.total for m in moments.values() if m.phase == phase) == highest.total, phase
+            assert max(m.total for m in moments(run).values() if m.phase == phase) == highest.total, phase
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
-    [
-        ({"recompute": "every-2"}, "choose 'full'"),
-        ({"model": tiny("gpt2", layers=1)}, "from 2 blocks on"),
-        ({"zero_stage": 1}, "choose 2 or 3"),
-    ],
+    [({"recompute": "every-2"}, "choose 'full'"), ({"model": tiny("gpt2", layers=1)}, "from 2 blocks on")],
 )
 def test_what_the_peak_is_not_estimated_for(changes, words):
     with pytest.raises(ValueError, match=words):
-        fsdp_moments(RUN.replace(**changes))
+        estimate(RUN.replace(**changes))
 
 
 def test_a_later_share_of_gradients_is_communication_until_it_is_added():

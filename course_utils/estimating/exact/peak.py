@@ -2,10 +2,13 @@
 
 from course_utils.breakdown import MemoryBreakdown
 from course_utils.run import TrainingRun
+from course_utils.units import round_up
 
+from ..sharding import ddp_communication, rank_0_states
 from ..states import gradient_bytes
+from ..workspaces import workspace_bytes
 from .program import Reading
-from .sharded_peak import after_backward, fsdp_moments, persistent
+from .sharded_peak import fsdp_moments, fsdp_updates
 from .update import clipping, optimizer_step
 from .walk import Totals, plus
 
@@ -18,29 +21,36 @@ def estimate(run: TrainingRun) -> MemoryBreakdown:
     check(run)
     if run.zero_stage >= 2:
         return max(moments(run).values(), key=lambda moment: moment.total)
-    reading, between = Reading(run), _before_forward(run)
+    reading, full = Reading(run), persistent(run)
+    start = _before_forward(run, full)
     top, visit = reading.highest()
-    after = max(_after_backward(run).values(), key=lambda moment: moment.total)
-    if sum(between.values()) + top < after.total:
+    after = max(_after_backward(run, full).values(), key=lambda moment: moment.total)
+    if sum(start.values()) + top < after.total:
         return after
-    return MemoryBreakdown(plus(between, reading.at_top_of(visit)), *reading.name(visit))
+    return MemoryBreakdown(plus(start, reading.at_top_of(visit)), *reading.name(visit))
 
 
 def moments(run: TrainingRun) -> dict[str, MemoryBreakdown]:
     """The moments of a step at which memory may peak, in their order, by name."""
     check(run)
-    if run.zero_stage >= 2:
-        return fsdp_moments(run)
-    reading, between, found = Reading(run), _before_forward(run), dict[str, MemoryBreakdown]()
+    full = persistent(run)
+    start = _before_forward(run, full)
+    during = fsdp_moments(run, start) if run.zero_stage >= 2 else _moments(Reading(run), start)
+    return during | _after_backward(run, full)
+
+
+def _moments(reading: Reading, start: Totals) -> dict[str, MemoryBreakdown]:
+    """The highest point of each part of forward and backward, with the ends of forward and of the loss."""
+    found = dict[str, MemoryBreakdown]()
     ends = {"loss": ("forward", "end of forward"), "loss's backward": ("loss", "after loss")}
     for visit in reading.visits():
         phase, name = reading.name(visit)
         if name in ends and name not in found:
-            found[ends[name][1]] = MemoryBreakdown(plus(between, reading.before(visit)), *ends[name])
-        highest = MemoryBreakdown(plus(between, reading.at_top_of(visit)), phase, name)
+            found[ends[name][1]] = MemoryBreakdown(plus(start, reading.before(visit)), *ends[name])
+        highest = MemoryBreakdown(plus(start, reading.at_top_of(visit)), phase, name)
         if name not in found or highest.total > found[name].total:
             found[name] = highest
-    return found | _after_backward(run)
+    return found
 
 
 def check(run: TrainingRun) -> None:
@@ -60,18 +70,36 @@ def check(run: TrainingRun) -> None:
         )
 
 
-def _before_forward(run: TrainingRun) -> Totals:
+def persistent(run: TrainingRun) -> Totals:
+    """Bytes by kind on rank 0 between backward and the optimizer's step, when all gradients are there.
+
+    Gradients that are views of DistributedDataParallel's buckets are in them; else the buckets are there, too.
+    """
+    states = rank_0_states(run)
+    states["inputs"] = 2 * round_up(8 * run.seq_len * run.micro_batch)  # token ids and targets, int64
+    states["workspaces"] = workspace_bytes(run)
+    if run.world_size > 1 and run.zero_stage < 2:
+        states["communication"] = ddp_communication(run)
+    return states
+
+
+def _before_forward(run: TrainingRun, full: Totals) -> Totals:
     """Bytes by kind when the micro-batch that needs most begins, the gradients of those before it included.
 
     Of three or more micro-batches with gradients as views of buckets it is not the last, in which the gradients that
     no_sync left besides the buckets are freed one by one.
     """
-    before = persistent(run, gradients=run.accumulates)
-    if run.bucket_view and run.accumulation_steps > 2 and run.set_to_none:
-        before["gradients"] += gradient_bytes(run)
-    return before
+    if not run.accumulates:
+        return full | {"gradients": 0}
+    left = run.bucket_view and run.accumulation_steps > 2 and run.set_to_none
+    return full | {"gradients": full["gradients"] + (gradient_bytes(run) if left else 0)}
 
 
-def _after_backward(run: TrainingRun) -> dict[str, MemoryBreakdown]:
+def _after_backward(run: TrainingRun, full: Totals) -> dict[str, MemoryBreakdown]:
+    """Clipping and the optimizer's step, from what they add at most, and what is left when the step has ended."""
     clip = {"clipping": clipping(run)} if run.clip_grad_norm is not None else {}
-    return after_backward(run, clip | {"optimizer step": optimizer_step(run)})
+    added = fsdp_updates(run) if run.zero_stage >= 2 else clip | {"optimizer step": optimizer_step(run)}
+    phases = {"clipping": "clip", "optimizer step": "optimizer"}
+    found = {name: MemoryBreakdown(plus(full, top), phases[name], name) for name, top in added.items()}
+    left = full | {"gradients": 0} if run.set_to_none and not run.bucket_view else full
+    return found | {"end of step": MemoryBreakdown(left, "zero_grad", "end of step")}

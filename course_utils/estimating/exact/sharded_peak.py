@@ -1,7 +1,4 @@
-"""The peak of FSDP2's rank 0: one rank's step, with shards for states, and the buffers around each part of it.
-
-Also what persists between the passes, on one rank or on rank 0 of several.
-"""
+"""FSDP2's rank 0: the moments of one rank's step with the buffers around each part of it, and updates of shards."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -11,26 +8,23 @@ from typing import NamedTuple
 from course_utils.breakdown import MemoryBreakdown
 from course_utils.models import Shapes, TransformerConfig
 from course_utils.run import OPTIMIZERS, Optimizer, Precision, TrainingRun
-from course_utils.units import round_up
 
-from ..sharding import Hooks, ddp_communication, fsdp_hooks, rank_0_states, shard_shape
+from ..sharding import Hooks, fsdp_hooks, shard_shape
 from ..states import Trainable, trainable
-from ..workspaces import workspace_bytes
 from .program import Reading, named
 from .tape import END, Place
 from .update import clip_walk, scaler_walk, step_on
 from .walk import Totals, Walk, highest, highest_and_net, plus
 
 
-def fsdp_moments(run: TrainingRun) -> dict[str, MemoryBreakdown]:
-    """Bytes by kind at the highest point of each part of a step of rank 0, in their order, by name.
+def fsdp_moments(run: TrainingRun, start: Totals) -> dict[str, MemoryBreakdown]:
+    """Bytes by kind at the highest point of each part of forward and backward of rank 0, in their order, by name.
 
-    Raises ValueError for a run that FSDP2 is not covered for, for a model of one block, and where one checkpoint stands
-    for several blocks, each of which is then gathered once more.
+    `start` is there when the step begins. Raises ValueError for a run that FSDP2 is not covered for, for a model of one
+    block, and where one checkpoint stands for several blocks, each of which is then gathered once more.
     """
     _check(run)
-    reading, found = Reading(_alone(run)), dict[str, MemoryBreakdown]()
-    now = persistent(run, gradients=run.accumulates)
+    reading, found, now = Reading(_alone(run)), dict[str, MemoryBreakdown](), dict(start)
     for stretch in _with_hooks(reading, fsdp_hooks(run)):
         phase, name = named(stretch.phase, stretch.place, reading.last_group)
         if phase == "loss":
@@ -43,14 +37,10 @@ def fsdp_moments(run: TrainingRun) -> dict[str, MemoryBreakdown]:
             found[name] = MemoryBreakdown(top, phase, name)
         for kind, size in whole.items():
             now[kind] = now.get(kind, 0) + stretch.times * size
-    clips = run.clip_grad_norm is not None
-    added = _update_tops(run.model, run.world_size, run.precision, run.optimizer, run.set_to_none, clips)
-    return found | after_backward(run, added)
+    return found
 
 
 def _check(run: TrainingRun) -> None:
-    if run.zero_stage < 2:
-        raise ValueError(f"zero_stage={run.zero_stage} is not FSDP2's: it shards parameters, so choose 2 or 3")
     if run.model.layers < 2:
         raise ValueError(f"{run.model.name} has one block: FSDP2's peak is estimated from 2 blocks on")
     if run.blocks_per_checkpoint > 1:
@@ -114,34 +104,16 @@ def _stretches(reading: Reading) -> Iterator[Stretch]:
     yield stretch
 
 
-def persistent(run: TrainingRun, gradients: bool) -> Totals:
-    """Bytes by kind that persist between the passes on rank 0, with gradients or without.
-
-    Gradients that are views of DistributedDataParallel's buckets stay; else the buckets are there too.
-    """
-    states = rank_0_states(run)
-    states["inputs"] = 2 * round_up(8 * run.seq_len * run.micro_batch)  # token ids and targets, int64
-    states["workspaces"] = workspace_bytes(run)
-    if run.world_size > 1 and run.zero_stage < 2:
-        states["communication"] = ddp_communication(run)
-    if not gradients and not run.bucket_view:
-        states["gradients"] = 0
-    return states
-
-
-def after_backward(run: TrainingRun, added: dict[str, Totals]) -> dict[str, MemoryBreakdown]:
-    """Clipping and the optimizer's step, from what they add at most, and what is left when the step has ended."""
-    full, phases = persistent(run, gradients=True), {"clipping": "clip", "optimizer step": "optimizer"}
-    found = {name: MemoryBreakdown(plus(full, top), phases[name], name) for name, top in added.items()}
-    left = persistent(run, gradients=not run.set_to_none)
-    return found | {"end of step": MemoryBreakdown(left, "zero_grad", "end of step")}
+def fsdp_updates(run: TrainingRun) -> dict[str, Totals]:
+    """Bytes by kind that clipping, if gradients are clipped, and the optimizer's step add at their highest points."""
+    clips = run.clip_grad_norm is not None
+    return _update_tops(run.model, run.world_size, run.precision, run.optimizer, run.set_to_none, clips)
 
 
 @lru_cache(maxsize=256)
 def _update_tops(
     model: TransformerConfig, ranks: int, precision: Precision, optimizer: Optimizer, set_to_none: bool, clips: bool
 ) -> dict[str, Totals]:
-    """Bytes by kind that clipping, if gradients are clipped, and the optimizer's step add at their highest points."""
     stored, shards = precision.master or precision.weight, _shards(model, ranks)
     sharded = dataclasses.replace(precision, weight=stored, gradient=stored, master=0)
     unscaled = scaler_walk(sharded, OPTIMIZERS["sgd"], clips=False)
