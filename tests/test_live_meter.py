@@ -199,7 +199,8 @@ def test_a_model_without_its_optimizer_and_a_machine_without_a_gpu_are_refused(c
 
 def test_a_replay_shows_every_phase_and_ends_by_itself():
     measured = measure(RUN, "simulated")
-    meter = replay_meter(measured, seconds=1.0).start().wait()
+    with replay_meter(measured, seconds=1.0) as meter:
+        meter.wait()
     phases = [mark.words for mark in meter.marks]
     assert phases[:4] == ["set-up", "forward", "loss", "backward"] and phases.count("optimizer") == 2
     assert sum(meter.samples[-1].kinds.values()) > 0 and meters_running() == 0
@@ -219,7 +220,7 @@ def test_a_gpu_that_is_too_small_ends_the_replay_where_it_fails():
     measured = measure(RUN, "simulated")
     played = Playback(measured, 10.0, capacity=measured.peak // 2)
     last = played.read(10.0)
-    assert isinstance(played.failure, OutOfMemory)
+    assert played.replayed is not None and isinstance(played.replayed.failure, OutOfMemory)
     assert last is not None and last.allocated <= measured.peak // 2
     for seconds in (0, -1.0):
         with pytest.raises(ValueError, match="more than 0"):

@@ -3,17 +3,35 @@
 Without a GPU everything runs on a simulated T4 and says so. `rehearse` runs every demo beforehand.
 """
 
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from textwrap import fill
 from typing import TYPE_CHECKING
 
 from ..errors import unknown
+from ..gpus import gpu
 from ..interactive.failed_cells import watch_cells
-from .rehearsal import DEMOS, Rehearsal, rehearse
-from .stage import Demo, DemoStep, Stage, StepResult
+from ..units import format_bytes
+from .fragmentation import FRAGMENTATION
+from .scenes import ACCUMULATION, OPTIMIZER_STATES, OUT_OF_MEMORY, RECOMPUTATION, SHARDING, TRAINING_STEP
+from .stage import Demo, Foreseen, Stage
 
 if TYPE_CHECKING:
     from .show import DemoWidget
 
-__all__ = ["DEMOS", "Demo", "DemoStep", "StepResult", "Rehearsal", "Stage", "demo", "rehearse"]
+__all__ = ["DEMOS", "Rehearsal", "Stage", "demo", "rehearse"]
+
+DEMOS: dict[str, Demo] = {
+    "training-step": TRAINING_STEP,
+    "out-of-memory": OUT_OF_MEMORY,
+    "optimizer-states": OPTIMIZER_STATES,
+    "recomputation": RECOMPUTATION,
+    "accumulation": ACCUMULATION,
+    "fragmentation": FRAGMENTATION,
+    "sharding": SHARDING,
+}
+COLUMNS = 110
 
 
 def demo(name: str, stage: Stage | None = None) -> "DemoWidget":
@@ -24,3 +42,71 @@ def demo(name: str, stage: Stage | None = None) -> "DemoWidget":
     if name not in DEMOS:
         raise unknown("demo", name, DEMOS)
     return DemoWidget(DEMOS[name], stage or Stage.here())
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """The lines of a rehearsal, and what did not go as the demos say."""
+
+    lines: tuple[str, ...]
+    problems: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines)
+
+    __repr__ = __str__
+
+
+def rehearse(stage: Stage | None = None, gpu_name: str = "", say: Callable[[str], None] | None = None) -> Rehearsal:
+    """Runs every demo as it will run on this machine, and says what happened: sizes, seconds, what fails on purpose.
+
+    With `gpu_name` nothing runs: it says by estimate what would happen on that card. `say` is told each line as soon as
+    it is known. Raises ValueError for a card that is not in the catalog.
+    """
+    stage = Stage(gpu(gpu_name), live=False) if gpu_name else stage or Stage.here()
+    lines, problems = list[str](), list[str]()
+
+    def add(line: str, indent: str = "", further: str = "") -> None:
+        lines.append(fill(line, COLUMNS, initial_indent=indent, subsequent_indent=further))
+        if say is not None:
+            say(lines[-1])
+
+    if gpu_name:
+        add(f"On {stage.card.name}, {format_bytes(stage.card.room, 'GB', 1)}, by estimate; nothing was run.")
+    elif stage.live:
+        add(f"On {stage.words} free now. Let no other program use it from here to the lecture.")
+    else:
+        played = f"On the stage each run is played back, which takes {stage.reading_seconds:.0f} s more."
+        add(f"There is no GPU to use here: demos run on {stage.words}. {played}")
+    for name, one in DEMOS.items():
+        add(f"{name}: {one.title}. {one.shows}", "\n")
+        for said in _said(one, stage, run=not gpu_name):
+            add(said.words, "  ", "     ")
+            if not said.as_told:
+                problems.append(f"{name}: {said.words}")
+    add("Not everything goes as the demos say:" if problems else "Everything goes as the demos say.", "\n")
+    for problem in problems:
+        add(problem, "  ", "     ")
+    return Rehearsal(tuple(lines), tuple(problems))
+
+
+def _said(one: Demo, stage: Stage, run: bool) -> Iterator[Foreseen]:
+    """What is foreseen of a demo, then each of its steps when it has been performed, so that it is said at once."""
+    try:
+        yield from (Foreseen(f"· {said.words}", said.as_told) for said in one.foresee(stage))
+    except ValueError as problem:  # no size suits this card
+        yield Foreseen(f"· {problem}", False)
+    for number, step in enumerate(one.steps, start=1):
+        title = f"{number}. {step.title}{' (fails on purpose)' if step.fails else ''}"
+        if not run:
+            yield Foreseen(title, True)
+            continue
+        begin = time.perf_counter()
+        try:
+            outcome = stage.perform(step)
+        except (RuntimeError, ValueError) as problem:  # the other demos are rehearsed all the same
+            yield Foreseen(f"{title}: does not work here. {' '.join(str(problem).split())}", False)
+        else:
+            drawn = f" [{outcome.figure.alt}]" if outcome.figure else ""
+            said = f"{time.perf_counter() - begin:.1f} s. {' '.join(outcome.words.split())}{drawn}"
+            yield Foreseen(f"{title}: {said}", True)

@@ -169,8 +169,8 @@ class Stage:
             with played.meter() as meter:
                 self.show(meter)
                 meter.wait()
-        if played.failure is not None:
-            raise played.failure
+        if played.replayed and played.replayed.failure:
+            raise played.replayed.failure
         peaks = measured.timeline.step_peaks()
         so_far = tuple(accumulate((peaks[step] for step in sorted(peaks) if step), max))
         blocks = played.replayed.peak_allocated if played.replayed else measured.peak

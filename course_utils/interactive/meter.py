@@ -26,9 +26,7 @@ if TYPE_CHECKING:
     from ..measuring.holdings import Holdings
 
 EVERY = 0.05  # seconds between two readings
-DRAW_EVERY = (
-    0.25  # seconds between two pictures: drawing takes the interpreter's lock from the loop, reading hardly does
-)
+DRAW_EVERY = 0.25  # seconds between two pictures, which take the interpreter's lock from the loop for longer
 LONGEST = 600.0  # seconds after which a meter ends, whatever became of the loop
 UNCOUNTED = "weights, gradients and states are counted; the rest is activations, in the update temporaries"
 
@@ -36,15 +34,14 @@ UNCOUNTED = "weights, gradients and states are counted; the rest is activations,
 class Playback:
     """A measured run played back in `seconds`. Every phase gets some of the time, or the loss would be over at once.
 
-    Where the measurement kept all its allocations, the allocator's policy says what is reserved; `capacity` (bytes) may
-    then end the run as it would end on such a GPU: see `failure`.
+    Where the measurement kept all its allocations, the allocator's policy says what is reserved, and a `capacity`
+    (bytes) may end the run as it would end on such a GPU: see `replayed.failure`.
     """
 
     def __init__(self, measured: Measurement, seconds: float, capacity: int | None = None) -> None:
         if not seconds > 0:
             raise ValueError(f"seconds is {seconds!r}: how long the replay takes, more than 0")
         self.replayed: Replay | None = replay(measured, capacity) if can_be_replayed(measured) else None
-        self.failure: RuntimeError | None = self.replayed.failure if self.replayed else None
         self._source, self._capacity = f"{measured.provenance} · replayed", capacity
         self._curves, self._marks = measured.timeline.curves(), measured.timeline.marks
         self._totals = self.replayed.allocated if self.replayed else measured.timeline.totals()
@@ -136,8 +133,7 @@ class Meter:
                 shell.events.unregister("post_run_cell", self._cell_ended)
         try:
             if self._failure is not None:
-                failure, self._failure = self._failure, None
-                raise failure
+                raise self._failure
             if running:
                 if self._held is not None:
                     self._held.count()
@@ -148,14 +144,10 @@ class Meter:
                 self._held.stop()
             self._held = None  # and nothing of the training is kept alive
 
-    def wait(self) -> "Meter":
-        """Return when there is no more to read; interrupting the kernel ends it early."""
-        try:
-            while not self._ended.wait(0.1):
-                pass
-        finally:
-            self.stop()
-        return self
+    def wait(self) -> None:
+        """Return when there is no more to read."""
+        while not self._ended.wait(0.1):
+            pass
 
     @property
     def running(self) -> bool:
