@@ -263,17 +263,13 @@ class CachingAllocator:
                 if _growable_size(larger) >= _growable_size(best):
                     break
                 best = larger
-        if self._is_oversized(best, rounded):
-            return None
+        limit = self.settings.max_split_size
+        if limit is not None:  # from there on no block is split: too much of it would be lost
+            limit = limit if rounded < limit else rounded + self.settings.max_non_split_rounding
+            if best.size >= limit:
+                return None
         best.pool.take(best)
         return best
-
-    def _is_oversized(self, block: Block, rounded: int) -> bool:
-        """True if `max_split_size_mb` keeps this block for others: it cannot be split, so too much would be lost."""
-        limit = self.settings.max_split_size
-        if limit is None:
-            return False
-        return block.size >= (limit if rounded < limit else rounded + self.settings.max_non_split_rounding)
 
     def _new_block(self, pool: Pool, rounded: int) -> Block | None:
         """A block in new memory: at once, or after giving back the blocks that suffice, or all that can be."""

@@ -68,9 +68,8 @@ def compare_with_gpu(snapshot: Mapping[str, Any], device: int = 0) -> Agreement:
     all entries. Where the GPU gave memory back (`empty_cache()`, or a failed allocation), so does the replay. Raises
     ValueError for a history that is missing or cut off, and for memory pools of CUDA graphs.
 
-    Of equal free blocks torch 2.11 uses the one at the lowest address, and torch 2.13 one of the oldest segment. A
-    snapshot does not name its torch. So segments lie first where the driver placed them; if that is not exact, in the
-    order in which they came, and the replay with fewer differences is returned.
+    Of equal free blocks torch 2.11 uses the one at the lowest address, and torch 2.13 one of the oldest segment. So
+    segments lie where the driver placed them or in the order in which they came, whichever differs less.
     """
     history, held = _history(snapshot, device)
     choices = _choices(snapshot)

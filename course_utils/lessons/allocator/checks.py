@@ -157,6 +157,9 @@ def sweep(batches: tuple[int, ...] = (32, 16, 8, 4), seq_len: int = 64) -> Proce
     return in_one_process({label: measure(run, source="cpu") for label, run in runs.items()})
 
 
+process = sweep
+
+
 def _processes() -> tuple[Process, Process]:
     """The process that learners see, where batches fall, and a hidden one, where they grow. No peak is in both."""
     return sweep(), sweep((4, 8, 32), seq_len=48)
@@ -186,11 +189,6 @@ PEAK_MISTAKES: Mistakes = {
 def report(process: Process, counter: str) -> dict[str, int]:
     """Bytes by label, of somebody who reads this counter once for each batch size."""
     return {label: shown(counter, process, label) for label in process.spans}
-
-
-def process() -> Process:
-    """One process that has trained with one batch size after the other."""
-    return sweep()
 
 
 def planted_report() -> dict[str, int]:

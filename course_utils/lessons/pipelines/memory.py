@@ -60,10 +60,10 @@ def parameters_of(model: TransformerConfig, stages: int, stage: int) -> int:
 def stage_memory(run: TrainingRun, schedule: str, stages: int, micro_batches: int, stage: int) -> MemoryBreakdown:
     """Bytes of one stage when it keeps the most micro-batches: its states, and all that forward keeps for backward.
 
-    `run.micro_batch` is one micro-batch's sequences. Transients of backward and of the optimizer are not counted.
-    With whole blocks recomputed, K of them from one checkpoint ("full": 1), one stretch has all of its activations at a
-    time, on the last stage after the loss and head have freed theirs. PipeDream's versions of the weights beyond the
-    first are `weight_copies`. Raises ValueError for another kind of recomputation, and for sizes that cannot be.
+    Transients of backward and of the optimizer are not counted. With whole blocks recomputed, K of them from one
+    checkpoint ("full": 1), one stretch has all of its activations at a time, on the last stage after the loss and head
+    have freed theirs. PipeDream's versions of the weights beyond the first are `weight_copies`. Raises ValueError for
+    another kind of recomputation, and for sizes that cannot be.
     """
     if not run.blocks_per_checkpoint and run.recompute != "none":
         raise ValueError(f"recompute={run.recompute!r}: a stage is counted with 'none' or 'full', or 'every-K' blocks")
