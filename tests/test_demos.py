@@ -104,7 +104,7 @@ def test_what_does_not_go_as_told_is_said_and_the_command_fails(monkeypatch, cap
     monkeypatch.setattr(demos, "DEMOS", {"broken": BROKEN})
     assert front_door.main(["rehearse", "--here"]) == 1
     said = capsys.readouterr().out
-    assert "the projector is gone" in said and "Not everything goes as the demos say" in said
+    assert "the projector is gone" in said and "These things do not go as the demos say" in said
     assert front_door.main(["rehearse", "--here", "--gpu", "H200-141GB"]) == 0
     assert "1. One" in capsys.readouterr().out
     assert front_door.main(["rehearse", "--here", "--gpu", "T5"]) == 1

@@ -36,9 +36,7 @@ TASKS = [
     {"task": "three", "status": "measured", "detail": "", "parts": {"history": {"exact": False}}},
     {"task": "four", "status": "measured", "detail": "", "parts": {"scratch": {"operations": OPERATIONS}}},
 ]
-DEMOS = (
-    "  1. Start: 1.0 s. fine\n\n2 things do not go as the demos say:\n  one: it is\n     broken\n  two: this as well\n"
-)
+DEMOS = "  1. Start: 1.0 s. fine\n\nThese things do not go as the demos say:\n  one: it is\n     broken\n  two: this as well\n"
 
 
 # What failed

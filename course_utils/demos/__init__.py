@@ -84,7 +84,7 @@ def rehearse(stage: Stage | None = None, gpu_name: str = "", say: Callable[[str]
             add(said.words, "  ", "     ")
             if not said.as_told:
                 problems.append(f"{name}: {said.words}")
-    add("Not everything goes as the demos say:" if problems else "Everything goes as the demos say.", "\n")
+    add("These things do not go as the demos say:" if problems else "Everything goes as the demos say.", "\n")
     for problem in problems:
         add(problem, "  ", "     ")
     return Rehearsal(tuple(lines), tuple(problems))
