@@ -14,11 +14,11 @@ from course_utils.lessons.parameters.counting import (
     CHECKPOINT_BYTES,
     GPT2_CORRECTED,
     GPT2_PAPER,
-    Counts,
     block_terms,
     blocks_alone,
     counted_block,
     counted_model,
+    counts,
     gpt_ladder,
     model_terms,
     network_without_memory,
@@ -40,21 +40,8 @@ BUILT = [model for model in MODELS if model.name not in ("gpt3-175b", "llama3-70
 """Those whose modules are built here too: some seconds fewer, and the lesson itself builds the others."""
 
 
-def evaluated(formula: str, model: TransformerConfig) -> int:
-    """The value of a formula for a model."""
-    symbols = {"h": model.hidden, "k": model.kv, "f": model.ffn, "E": model.experts, "V": model.vocab}
-    symbols |= {"P": model.max_positions, "L": model.layers}
-    code = re.sub(r"(?<=\d)(?=[a-zA-Z])", "*", formula.replace("²", "**2").replace("·", "*"))
-    return eval(code, {}, symbols)
-
-
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
-def test_formulas_give_the_numbers_next_to_them_and_parts_add_up(model):
-    for term in block_terms(model):
-        assert evaluated(term.formula, model) == term.count, term
-    for term in model_terms(model):
-        if "a block" not in term.formula:
-            assert evaluated(term.formula, model) == term.count, term
+def test_parts_add_up(model):
     assert sum(parts(model).values()) == model.parameters
     assert ("head" in parts(model)) != model.tied
     assert parts(model)["norms"] == (2 * model.layers + 1) * block_terms(model)[0].count
@@ -84,9 +71,9 @@ def test_the_paper_is_wrong_and_the_correction_right():
 def test_tables_show_every_term_and_signed_differences():
     terms = block_terms("tiny-gpt")
     right = {term.name: term.count for term in terms}
-    assert str(Counts(terms)).splitlines()[-1].split() == ["total", f"{total(terms):,}"]
-    assert str(Counts(terms, right)).count(" 0\n") == len(terms) and str(Counts(terms, right)).endswith(" 0")
-    off = Counts(terms, right | {"MLP, up": right["MLP, up"] + 5})
+    assert str(counts(terms, right)).splitlines()[-1].split() == ["total", *[f"{total(terms):,}"] * 2, "0"]
+    assert str(counts(terms, right)).count(" 0\n") == len(terms)
+    off = counts(terms, right | {"MLP, up": right["MLP, up"] + 5})
     assert "−5" in str(off) and "−5" in off._repr_html_() and "3h² + 3h" in off._repr_html_()
 
 
@@ -126,10 +113,6 @@ def test_bars_are_equally_wide_and_cut_in_proportion():
     figure = shares({"one": {"MLP": 100}, "half": {"MLP": 30, "head": 20}}, "Same.")
     whole, mlp, head = map(float, re.findall(r'width="([\d.]+)"[^>]*data-parameters', figure.svg))
     assert whole == pytest.approx(mlp + head, abs=0.2) and mlp == pytest.approx(1.5 * head, abs=0.4)
-    with pytest.raises(ValueError, match="at least one model"):
-        shares({}, "Nothing.")
-    with pytest.raises(ValueError, match="no color for adapter"):
-        shares({"one": {"adapter": 3}}, "Unknown.")
 
 
 @pytest.mark.parametrize(

@@ -96,10 +96,10 @@ print(f"a block: {block:,}; 12h² + 13h = {12 * h**2 + 13 * h:,}")
 # **Measure.** Every tensor of the first block of the real network, added up line by line.
 
 # %%
-from course_utils.lessons.parameters.counting import Counts, block_terms, counted_block
+from course_utils.lessons.parameters.counting import block_terms, counted_block, counts
 
 xl = network_without_memory("gpt2-xl")
-Counts(block_terms("gpt2-xl"), counted_block(xl))
+counts(block_terms("gpt2-xl"), counted_block(xl))
 
 # %%
 reveal("04.block", block / h**2, unit="h²")
@@ -157,7 +157,7 @@ reveal("04.paper", N / 1e6 - GPT2_PAPER["gpt2-xl"], unit="million")
 # %%
 from course_utils.lessons.parameters.counting import counted_model, model_terms
 
-Counts(model_terms("gpt2-xl"), counted_model(xl))
+counts(model_terms("gpt2-xl"), counted_model(xl))
 
 # %% [markdown]
 # ### How to count wrong in one line
@@ -264,10 +264,10 @@ reveal("04.grouped", (all_heads - grouped) / 1e9, unit="billion")
 
 # %%
 llama_network = network_without_memory("llama3-8b")
-Counts(block_terms("llama3-8b"), counted_block(llama_network))
+counts(block_terms("llama3-8b"), counted_block(llama_network))
 
 # %%
-Counts(model_terms("llama3-8b"), counted_model(llama_network))
+counts(model_terms("llama3-8b"), counted_model(llama_network))
 
 # %% [markdown]
 # Is our network the published one? Each released checkpoint on Hugging Face comes with an index of its files

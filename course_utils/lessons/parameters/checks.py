@@ -27,29 +27,17 @@ from .counting import GPT2_PAPER
 Case = tuple[Any, ...]
 Count = Callable[..., int]
 
-SLIPS = {
-    1e-6: "millions? Return the number of parameters itself.",
-    1e-9: "billions? Return the number of parameters itself.",
-    2: "exactly twice: bytes in 16-bit? Count numbers, not bytes. Or is everything listed twice?",
-    4: "exactly four times: bytes in fp32? Count numbers, not bytes.",
-    16: "exactly 16 times: the bytes of a training's states? Count numbers, not bytes.",
-}
-
 
 def _expect_counts(
     answer: Any, names: Sequence[str], cases: Sequence[Case], right: Count, mistakes: Mistakes, otherwise: str
 ) -> None:
-    got = [call(answer, **by_name(names, case)) for case in cases]
-    if not recognized(got, cases, right, mistakes, same=partial(alike, tolerance=1e-12)):
+    got, close = [call(answer, **by_name(names, case)) for case in cases], partial(alike, tolerance=1e-12)
+    wanted = [right(*case) for case in cases]
+    factor = "All of it is off by the same factor: millions, billions, bytes? Count numbers, one by one."
+    expect(not any(close(got, [times * one for one in wanted]) for times in (1e-9, 1e-6, 2, 4, 16)), factor)
+    if not recognized(got, cases, right, mistakes, same=close):
         off = by_name(names, next(case for case, one in zip(cases, got, strict=True) if one != right(*case)))
         fail(f"{otherwise} (The first case that is off: {', '.join(f'{name}={off[name]}' for name in names)}.)")
-
-
-def _slips(right: Count) -> Mistakes:
-    return {
-        f"All of it is off by a factor: {said}": lambda *case, factor=factor: factor * right(*case)
-        for factor, said in SLIPS.items()
-    }
 
 
 def _pair(answer: Any, names: str, **given: Any) -> tuple[Any, ...]:
@@ -86,7 +74,7 @@ BLOCK_MISTAKES: Mistakes = {
 def block(answer: Any) -> None:
     """`answer(h, bias)` is the number of parameters of one block of a GPT."""
     otherwise = "Not yet: write the four linear layers one below the other, then the two norms."
-    _expect_counts(answer, ("h", "bias"), BLOCKS, _block, {**BLOCK_MISTAKES, **_slips(_block)}, otherwise)
+    _expect_counts(answer, ("h", "bias"), BLOCKS, _block, BLOCK_MISTAKES, otherwise)
 
 
 # ---------------------------------------------------------------------------------------------------------- 04.2: gpt
@@ -104,8 +92,6 @@ GPT_MISTAKES: Mistakes = {
     "You count the words twice. The head is tied: it is the same matrix.": lambda V, P, h, L: _gpt(2 * V, P, h, L),
     "The positions are missing. GPT-2 learns a vector for each.": lambda V, P, h, L: _gpt(V, 0, h, L),
     "After the last block comes one more norm.": lambda V, P, h, L: _gpt(V, P, h, L) - 2 * h,
-    "The last norm is a LayerNorm like the others: it shifts, too.": lambda V, P, h, L: _gpt(V, P, h, L) - h,
-    "Two things outside the blocks are missing: which?": lambda V, P, h, L: _gpt(V, 0, h, L) - 2 * h,
     "Where are the words? The embedding is a matrix as well.": lambda V, P, h, L: _gpt(0, P, h, L),
     "Biases and norms are missing: a block is more than 12h².": lambda V, P, h, L: _gpt(V, P, h, L) - L * 13 * h,
     "The last norm is there once, not once a block.": lambda V, P, h, L: _gpt(V, P, h, L) + (L - 1) * 2 * h,
@@ -117,7 +103,7 @@ GPT_MISTAKES: Mistakes = {
 def gpt(answer: Any) -> None:
     """`answer(V, P, h, L)` is N of a GPT-2 of these sizes."""
     otherwise = "Not yet: embedding, positions, L blocks, one norm. Which of them is off?"
-    _expect_counts(answer, ("V", "P", "h", "L"), GPTS, _gpt, {**GPT_MISTAKES, **_slips(_gpt)}, otherwise)
+    _expect_counts(answer, ("V", "P", "h", "L"), GPTS, _gpt, GPT_MISTAKES, otherwise)
 
 
 # -------------------------------------------------------------------------------------------------------- 04.3: llama
@@ -165,7 +151,6 @@ LLAMA_MISTAKES: Mistakes = {
     "Turned round: a tied head is the embedding itself.": _llama_with(lambda m: {"tied": not m.tied}),
     "After the last block comes one more norm.": lambda V, h, *sizes: _llama(V, h, *sizes) - h,
     "The blocks' norms are missing: two in each.": lambda V, h, L, *sizes: _llama(V, h, L, *sizes) - 2 * L * h,
-    "Attention has a fourth matrix: its output's.": lambda V, h, L, *sizes: _llama(V, h, L, *sizes) - L * h**2,
     "You take 4h for the MLP's width. Llama's is its own: `ffn`.": _llama_with(lambda m: {"ffn": 4 * m.h}),
 }
 
@@ -174,7 +159,7 @@ LLAMA_MISTAKES: Mistakes = {
 def llama(answer: Any) -> None:
     """`answer(V, h, L, heads, kv_heads, ffn, tied)` is N of a Llama of these sizes."""
     otherwise = "Not yet: compare your lines with the table of the block of Llama-3 8B in the lesson."
-    _expect_counts(answer, Sizes._fields, LLAMAS, _llama, {**LLAMA_MISTAKES, **_slips(_llama)}, otherwise)
+    _expect_counts(answer, Sizes._fields, LLAMAS, _llama, LLAMA_MISTAKES, otherwise)
 
 
 # ------------------------------------------------------------------------------------------------------ 04.4: experts
@@ -194,29 +179,19 @@ def _experts(m: Sizes, E: int, chosen: int, routers: int = 1) -> tuple[int, int]
     return rest + E * one, rest + chosen * one
 
 
-def _stored_and(active: Callable[..., int]) -> Callable[..., tuple[int, int]]:
-    """The right count of what is stored, and another one of what is active."""
-    return lambda m, E, chosen: (_experts(m, E, chosen)[0], active(*_experts(m, E, chosen), m.L * m.h, E, chosen))
-
-
-WHOLE = "Which parts are there once for each expert, and which once for all?"
-
 EXPERT_MISTAKES: Mistakes = {
-    f"You multiply the whole model. {WHOLE}": lambda m, E, chosen: (E * _llama(*m), chosen * _llama(*m)),
-    f"You multiply the whole model, and add a router. {WHOLE}": lambda m, E, chosen: tuple(
-        count * _llama(*m) + m.L * E * m.h for count in (E, chosen)
+    "You multiply the whole model. Which parts are there once for each expert, and which once for all?": (
+        lambda m, E, chosen: (E * _llama(*m), chosen * _llama(*m))
     ),
     "Nothing chooses a token's experts: each block has a router, a row of h for each.": partial(_experts, routers=0),
-    "A token uses the whole router, the rows of experts that are then not chosen, too: how else would it "
-    "choose?": _stored_and(lambda stored, active, row, E, chosen: active - row * (E - chosen)),
-    "The router is part of what every token uses.": _stored_and(
-        lambda stored, active, row, E, chosen: active - row * E
+    "A token uses the whole router, with the rows of experts that are then not chosen.": lambda m, E, chosen: (
+        _experts(m, E, chosen)[0],
+        _experts(m, E, chosen)[1] - m.L * m.h * (E - chosen),
     ),
-    "You take chosen/E of everything as active. Attention and words are active for every token.": _stored_and(
-        lambda stored, active, row, E, chosen: stored * chosen // E
+    "You take chosen/E of everything as active. Attention and words are active for every token.": (
+        lambda m, E, chosen: (_experts(m, E, chosen)[0], _experts(m, E, chosen)[0] * chosen // E)
     ),
     "Turned round: what is stored comes first, what is active second.": lambda *case: _experts(*case)[::-1],
-    "The models have a head of their own.": lambda m, E, chosen: _experts(m._replace(tied=True), E, chosen),
 }
 
 
@@ -227,10 +202,8 @@ def experts(answer: Any) -> None:
     for m, E, chosen in EXPERTS:
         given = by_name(Sizes._fields[:-1], m[:-1])
         answers.append(_pair(answer, "(stored, active)", **given, E=E, chosen=chosen))
-    if not recognized(answers, EXPERTS, _experts, EXPERT_MISTAKES, same=eq):
-        stored = any(got[0] == _experts(*case)[0] for got, case in zip(answers, EXPERTS, strict=True))
-        expect(stored, "The stored parameters are off: take a Llama, and see which of its lines there is E times.")
-        fail("The stored parameters are right, the active ones are not: which experts does one token not visit?")
+    otherwise = "Not yet: take a Llama. Which of its lines are there E times, and which of those does a token visit?"
+    recognized(answers, EXPERTS, _experts, EXPERT_MISTAKES, otherwise, eq)
 
 
 # --------------------------------------------------------------------------------------------------- 04.5: vocabulary
@@ -264,11 +237,10 @@ def _interval(table: Sequence[Mapping[str, int]], half: float = 0.5) -> tuple[in
     return max(lows), min(highs)
 
 
-EACH_ROW = "Each row leaves an interval; a vocabulary has to lie in all of them."
-
 VOCABULARY_MISTAKES: Mistakes = {
-    f"Only one row is in it. {EACH_ROW}": lambda table: _interval(table[:1]),
-    f"Only one row is in it, the last. {EACH_ROW}": lambda table: _interval(table[-1:]),
+    "Only one row is in it. Each row leaves an interval; a vocabulary has to lie in all of them.": (
+        lambda table: _interval(table[:1])
+    ),
     "Your interval holds what fits *some* row. What fits every row is narrower.": lambda table: (
         min(_interval([row])[0] for row in table),
         max(_interval([row])[1] for row in table),
@@ -332,7 +304,15 @@ def widest(answer: Any) -> None:
 
 # -------------------------------------------------------------------------------------------------- 04.7: read_shapes
 
-ASKED = ("hidden", "layers", "vocab", "kv", "ffn", "tied")
+SIZES = {
+    "hidden": "which size do all vectors have? Only norms are vectors here.",
+    "layers": "which shape is there exactly once in a block?",
+    "vocab": "which matrix is there only once or twice in the whole model?",
+    "ffn": "one shape has h rows and another number of columns, once in each block.",
+    "kv": "without grouped queries, keys and values have the queries' shape.",
+    "tied": "with a tied head there is one matrix of words, otherwise there are two.",
+}
+"""What is asked for, and where to look."""
 
 HIDDEN_MODELS: tuple[Mapping[str, Any], ...] = (
     {"hidden": 2048, "layers": 16, "vocab": 128256, "kv": 512, "ffn": 8192, "tied": True},
@@ -352,23 +332,15 @@ def anonymous_shapes(hidden: int, layers: int, vocab: int, kv: int, ffn: int, ti
 
 @exercise("04.7", "Every size of every hidden model, from shapes alone.")
 def read_shapes(answer: Any) -> None:
-    """`answer(shapes)` is a dictionary of the sizes (ASKED) of the Llama whose tensors have these shapes."""
+    """`answer(shapes)` is a dictionary of the `SIZES` of the Llama whose tensors have these shapes."""
     for sizes in HIDDEN_MODELS:
-        _expect_sizes(entries(call(answer, shapes=anonymous_shapes(**sizes), returns=Mapping), ASKED, object), sizes)
-
-
-def _expect_sizes(got: Mapping[str, Any], sizes: Mapping[str, Any]) -> None:
-    h, L, V, k, f = (sizes[name] for name in ("hidden", "layers", "vocab", "kv", "ffn"))
-    expect(got["hidden"] == h, "hidden is off: which size do all vectors have? Only norms are vectors here.")
-    expect(got["layers"] != 2 * L + 1, "Those are the norms. How many does a block have, and how many come after?")
-    expect(got["layers"] == L, "layers is off: which shape is there exactly once in a block?")
-    largest = "That is the MLP's width. The vocabulary need not be the largest size: how often does its matrix occur?"
-    expect(got["vocab"] != f or f == V, largest)
-    expect(got["vocab"] == V, "vocab is off: which matrix is there only once or twice in the whole model?")
-    expect(got["ffn"] == f, "ffn is off: one shape has h rows and another number of columns, once in each block.")
-    expect(got["kv"] == k, "kv is off. Careful: without grouped queries, keys and values have the queries' shape.")
-    tied = "tied is off: with a tied head there is one matrix of words, otherwise there are two."
-    expect(bool(got["tied"]) == sizes["tied"], tied)
+        got = entries(call(answer, shapes=anonymous_shapes(**sizes), returns=Mapping), tuple(SIZES), object)
+        norms = "Those are the norms. How many does a block have, and how many come after?"
+        expect(got["layers"] != 2 * sizes["layers"] + 1, norms)
+        largest = "That is the MLP's width. The vocabulary need not be the largest size: how often is its matrix there?"
+        expect(got["vocab"] != sizes["ffn"], largest)
+        for name, hint in SIZES.items():
+            expect(got[name] == sizes[name], f"{name} is off: {hint}")
 
 
 def count_of(shapes: Sequence[tuple[int, ...]]) -> int:

@@ -6,20 +6,18 @@ f for that of the MLP, E for experts. No formula looks at shapes, so that a comp
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from course_utils.model_files import model_config
 from course_utils.models import TransformerConfig
-from course_utils.units import aligned, html_table
+from course_utils.units import Table
 
 if TYPE_CHECKING:
     from torch import nn
 
 
-@dataclass(frozen=True)
-class Term:
+class Term(NamedTuple):
     """A line of a count: what it is, its formula as one would write it, and the number of parameters."""
 
     name: str
@@ -48,7 +46,7 @@ def block_terms(model: str | TransformerConfig) -> list[Term]:
         "attention's output": _matrix("h", model.bias),
         "norm before the MLP": _norm(model),
     }
-    return [Term(name, formula, _value(formula, model)) for name, formula in (formulas | mlp).items()]
+    return _terms(formulas | mlp, model)
 
 
 def _norm(model: TransformerConfig) -> str:
@@ -61,10 +59,14 @@ def _matrix(rows: str, bias: bool | None, biases: str = "") -> str:
     return f"{product} + {biases or rows}" if bias else product
 
 
-def _value(formula: str, model: TransformerConfig) -> int:
+def _terms(formulas: Mapping[str, str], model: TransformerConfig) -> list[Term]:
     symbols = {"V": model.vocab, "P": model.max_positions, "h": model.hidden, "k": model.kv, "f": model.ffn}
-    code = re.sub(r"(?<=\d)(?=[a-z])", "*", formula.replace("²", "**2").replace("·", "*"))
-    return eval(code, {}, symbols | {"E": model.experts})
+    symbols["E"] = model.experts
+    terms = []
+    for name, formula in formulas.items():
+        code = re.sub(r"(?<=\d)(?=[a-z])", "*", formula.replace("²", "**2").replace("·", "*"))
+        terms.append(Term(name, formula, eval(code, {}, symbols)))
+    return terms
 
 
 # ------------------------------------------------------------------------------------------- the whole, by symbols
@@ -76,8 +78,7 @@ def model_terms(model: str | TransformerConfig) -> list[Term]:
     before = {"embedding": "V·h", **({"positions": "P·h"} if model.positions == "learned" else {})}
     after = {"final norm": _norm(model), **({} if model.tied else {"head": "V·h"})}
     blocks = Term(f"{model.layers} blocks", "L · a block", model.layers * total(block_terms(model)))
-    first, last = ([Term(name, f, _value(f, model)) for name, f in formulas.items()] for formulas in (before, after))
-    return [*first, blocks, *last]
+    return [*_terms(before, model), blocks, *_terms(after, model)]
 
 
 def total(terms: Iterable[Term]) -> int:
@@ -149,32 +150,14 @@ def counted_model(network: "nn.Module") -> dict[str, int]:
     return dict(found)
 
 
-# ------------------------------------------------------------------------------------------------------- as a table
-
-
-@dataclass(frozen=True, repr=False)
-class Counts:
-    """Terms, each with its formula, next to what the modules hold where that is given; draws itself as a table."""
-
-    terms: Sequence[Term]
-    measured: Mapping[str, int] | None = None
-
-    def cells(self) -> Iterator[tuple[str, ...]]:
-        """Yield the table as text: a header, a row for each term, a row of totals."""
-        yield ("", "formula", "parameters", *(("in the modules", "difference") if self.measured is not None else ()))
-        for term in self.terms:
-            yield (term.name, term.formula, *self._numbers(term.count, (self.measured or {}).get(term.name, 0)))
-        yield ("total", "", *self._numbers(total(self.terms), sum((self.measured or {}).values())))
-
-    def _numbers(self, count: int, measured: int) -> tuple[str, ...]:
-        difference = f"{count - measured:+,}".replace("-", "−") if count != measured else "0"
-        return (f"{count:,}", f"{measured:,}", difference) if self.measured is not None else (f"{count:,}",)
-
-    def __repr__(self) -> str:
-        return aligned(self.cells(), words=2)
-
-    def _repr_html_(self) -> str:
-        return html_table(self.cells(), words=2, totals=True)
+def counts(terms: Sequence[Term], measured: Mapping[str, int]) -> Table:
+    """Return a table of terms with their formulas, what the modules hold of each, the differences, and totals."""
+    rows: list[tuple[str, ...]] = [("", "formula", "parameters", "in the modules", "difference")]
+    found = [(term.name, term.formula, term.count, measured.get(term.name, 0)) for term in terms]
+    for name, formula, count, held in [*found, ("total", "", total(terms), sum(measured.values()))]:
+        difference = f"{count - held:+,}".replace("-", "−") if count != held else "0"
+        rows.append((name, formula, f"{count:,}", f"{held:,}", difference))
+    return Table(rows, words=2, totals=True)
 
 
 # ------------------------------------------------------------------------------------------------ what others counted
@@ -192,11 +175,6 @@ CHECKPOINT_BYTES = {
 """`total_size` in the model.safetensors.index.json of each released checkpoint: all its tensors, in bf16, in bytes."""
 
 
-# ---------------------------------------------------------------------------------------------- 12Lh² against size
-
-Rule = Callable[[TransformerConfig], int]
-
-
 def blocks_alone(model: TransformerConfig) -> int:
     """Return 12Lh²: the matrices of GPT's blocks and nothing else (Kaplan et al. 2020, section 2.1, counts so)."""
     return 12 * model.layers * model.hidden**2
@@ -207,15 +185,18 @@ def with_embedding(model: TransformerConfig) -> int:
     return blocks_alone(model) + model.vocab * model.hidden
 
 
-def rule_errors(rule: Rule, models: Iterable[TransformerConfig]) -> tuple[list[float], list[float]]:
+def rule_errors(
+    rule: Callable[[TransformerConfig], int], models: Iterable[TransformerConfig]
+) -> tuple[list[float], list[float]]:
     """Return, for `lines`, the models' sizes in millions of parameters, and the rule's error in percent."""
     sizes = [(model.parameters / 1e6, 100 * (rule(model) / model.parameters - 1)) for model in models]
     millions, errors = map(list, zip(*sizes, strict=True))
     return millions, errors
 
 
-def gpt_ladder(
-    vocab: int = 50257, widths: Sequence[int] = (256, 512, 1024, 2048, 4096, 8192)
-) -> list[TransformerConfig]:
+def gpt_ladder(vocab: int = 50257) -> list[TransformerConfig]:
     """Return GPTs of growing width, a layer for each 64 of it as in the smallest GPT-2; heads of 64."""
-    return [TransformerConfig(f"gpt-{h}", "gpt2", h // 64, h, h // 64, vocab, 1024) for h in widths]
+    return [
+        TransformerConfig(f"gpt-{h}", "gpt2", h // 64, h, h // 64, vocab, 1024)
+        for h in (256, 512, 1024, 2048, 4096, 8192)
+    ]

@@ -69,7 +69,8 @@ class ModelBuilder(Explorable):
         model, parts = self.model, parameters.parts(self.model)
         N, rule = model.parameters, parameters.blocks_alone(model)
         largest = max(parts, key=parts.__getitem__)
-        title = f"{spelled(N)} parameters, {percent(parts[largest], N)} of them in {_part_words(largest)}"
+        where = largest if largest in ("attention", "positions", "norms") else f"the {largest}"
+        title = f"{spelled(N)} parameters, {percent(parts[largest], N)} of them in {where}"
         active = f", of which a token uses {model.active_parameters:,}" if model.experts else ""
         message = (
             f"<b>N = {N:,}</b>{active}. 12·L·h² says {rule:,}: {100 * (rule / N - 1):+.1f} % off."
@@ -87,7 +88,3 @@ def _of_hidden(width: str, hidden: int) -> int:
     over, _, under = width.partition("/")
     factor = float(over) / float(under or 1)
     return round(factor * hidden) if factor < 64 else round(factor)
-
-
-def _part_words(part: str) -> str:
-    return part if part in ("attention", "positions") else "norms" if part == "norms" else f"the {part}"
