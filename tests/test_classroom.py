@@ -15,10 +15,10 @@ import psutil
 import pytest
 
 from course_utils.classroom import grading
-from course_utils.classroom.alone import limits
 from course_utils.classroom.collecting import collected, learner_of
 from course_utils.classroom.graded import Graded, Outcome, class_page, write_table
 from course_utils.classroom.grading import check_cells, grade, grade_notebook, merged, reference_of
+from course_utils.classroom.keeper import Limits
 from course_utils.classroom.release import release
 from course_utils.cli.main import main
 from course_utils.cli.maintain import TEST_OPTIONS
@@ -81,7 +81,7 @@ def graded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Graded]:
     (folder / "broken.ipynb").write_text("{", encoding="utf-8")
     (folder / "deep.ipynb").write_text("[" * 100_000, encoding="utf-8")
     (folder / "foreign.ipynb").write_text(json.dumps({"cells": [{"cell_type": "code", "source": "1"}]}))
-    return {Path(one.learner).parts[0]: one for one in grade(folder, limits(seconds=600, memory=8 * GB))}
+    return {Path(one.learner).parts[0]: one for one in grade(folder, Limits(seconds=600, memory=8 * GB))}
 
 
 def states(one: Graded) -> set[str]:
@@ -108,7 +108,7 @@ def test_patches_floods_and_greed_pass_nothing_and_leave_nothing(graded: dict[st
 
 def test_a_notebook_that_hangs_is_ended(tmp_path: Path) -> None:
     (tmp_path / "03.ipynb").write_text(json.dumps(with_code("while True: pass")), encoding="utf-8")
-    one = grade_notebook(tmp_path / "03.ipynb", "eve", limits(seconds=6))
+    one = grade_notebook(tmp_path / "03.ipynb", "eve", Limits(seconds=6))
     assert states(one) == {"not reached"}
     assert one.problem.startswith("ended ") and " s " in one.problem
 

@@ -89,7 +89,7 @@ def test_every_command_is_listed_and_none_that_does_not_work():
 
 @pytest.mark.parametrize(("typed", "meant"), [("tset", "test"), ("Lab", "lab"), ("doctr", "doctor")])
 def test_unknown_command_names_the_nearest(typed, meant):
-    assert_refused(course(typed, python=BARE), f"Did you mean {meant}?", "lab, doctor, estimate")
+    assert_refused(course(typed, python=BARE), f"did you mean {meant!r}?", "lab, doctor, estimate")
 
 
 @pytest.mark.parametrize("command", ["doctor", "lint", "progress", "rehearse", "fit", "release", "slides", "build"])

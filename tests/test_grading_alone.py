@@ -13,9 +13,9 @@ import psutil
 import pytest
 
 from course_utils.classroom import alone
-from course_utils.classroom.alone import Isolation, isolation, limits, run_alone
+from course_utils.classroom.alone import Isolation, isolation, run_alone
 from course_utils.classroom.graded import Outcome
-from course_utils.classroom.keeper import ended, folder_bytes
+from course_utils.classroom.keeper import Limits, ended, folder_bytes
 from course_utils.units import MB
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -107,7 +107,7 @@ def apart(kind: str) -> Isolation:
     if kind == "walls" and isolation().kind != "walls":
         pytest.skip(f"no walls here: {isolation().why_not_more}")
     tried = replace(isolation(), kind=kind, why_not_more="more is not tried here")
-    if kind == "fence" and "no Landlock" in run_alone([], CHECKS, limits(), tried)[1]:
+    if kind == "fence" and "no Landlock" in run_alone([], CHECKS, Limits(), tried)[1]:
         pytest.skip("no Landlock here")
     return tried
 
@@ -125,7 +125,7 @@ def test_the_copy_has_no_solutions_and_the_environment_no_secrets(
     monkeypatch.setenv("SECRET_OF_MINE", "1")
     monkeypatch.setenv("GITHUB_TOKEN", "1")
     home = f"HOME = {os.environ.get('HOME')!r}"
-    found, problem = run_alone(cells(copy=COPY, secret=home + SECRET), CHECKS, limits(), held)
+    found, problem = run_alone(cells(copy=COPY, secret=home + SECRET), CHECKS, Limits(), held)
     assert found == {"copy": Outcome("passed"), "secret": Outcome("passed")} and not problem
 
 
@@ -140,14 +140,14 @@ def test_there_is_nothing_else_to_find(kind: str, tried: tuple[str, ...], tmp_pa
         known = f"from pathlib import Path\nROOT, THEIRS = Path({str(ROOT)!r}), Path({str(tmp_path)!r})\n"
         known += f"PORT, GRADER = {server.getsockname()[1]}, {os.getpid()}\n"
         sources = {"files": known + FILES, "writes": OUTSIDE, "network": NETWORK, "walls": WALLS, "grader": GRADER}
-        found, problem = run_alone(cells(**{name: sources[name] for name in tried}), CHECKS, limits(), apart(kind))
+        found, problem = run_alone(cells(**{name: sources[name] for name in tried}), CHECKS, Limits(), apart(kind))
     assert found == dict.fromkeys(tried, Outcome("passed")) and not problem
     assert [path.name for path in tmp_path.iterdir()] == ["theirs"]
 
 
 @pytest.mark.skipif(not LINUX, reason="elsewhere a session of its own outlives its notebook, as the page says")
 def test_what_a_notebook_starts_ends_with_it(held: Isolation) -> None:
-    found, problem = run_alone(cells(starts=OUTLIVES), CHECKS, limits(), held)
+    found, problem = run_alone(cells(starts=OUTLIVES), CHECKS, Limits(), held)
     assert found == {"starts": Outcome("passed")} and not problem
     assert not [one for one in psutil.process_iter(["cmdline"]) if "4242.25" in (one.info["cmdline"] or [])]
 
@@ -155,8 +155,8 @@ def test_what_a_notebook_starts_ends_with_it(held: Isolation) -> None:
 SLEEPS = "import os, time\nos.fork() or os.execve('/bin/sleep', ['sleep', '4343.25'], {})\ntime.sleep(600)"
 GRADER_OF_ONE = """
 from pathlib import Path, PosixPath
-from course_utils.classroom.alone import Isolation, limits, run_alone
-run_alone({cells!r}, {checks!r}, limits(), {held!r})
+from course_utils.classroom.alone import Isolation, Limits, run_alone
+run_alone({cells!r}, {checks!r}, Limits(), {held!r})
 """
 
 
@@ -188,12 +188,12 @@ def _until(reached: Callable[[], bool]) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no such signals")
 def test_a_signal_without_a_name_and_too_many_bytes_are_remarks(held: Isolation) -> None:
-    found, problem = run_alone(cells(writes=WRITES), CHECKS, limits(disk=40 * MB), held)
+    found, problem = run_alone(cells(writes=WRITES), CHECKS, Limits(disk=40 * MB), held)
     assert not found and problem == "ended: it wrote more than 40 MB of files, or too many"
-    assert ended(-40, limits()) == "crashed (signal 40)" and not ended(0, limits())
+    assert ended(-40, Limits()) == "crashed (signal 40)" and not ended(0, Limits())
     if LINUX:
         signals = cells(signal="import os\nos.kill(os.getpid(), 40)")
-        assert run_alone(signals, CHECKS, limits(), held) == ({}, "crashed (signal 40)")
+        assert run_alone(signals, CHECKS, Limits(), held) == ({}, "crashed (signal 40)")
 
 
 def test_bytes_are_counted_without_following_links(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 from ..gpus import gpu
-from ..interactive.course_files import ROOT
 from ..interactive.saved import saved_by
 from ..lessons.activations.checks import STORY, BilinearMLP
 from ..lessons.activations.ledgers import block_and_inputs
@@ -24,11 +23,10 @@ from ..lessons.recomputation import checks as lesson_06_checks
 from ..lessons.sharding.units import six_blocks
 from ..measuring import measure, saved_recordings
 from ..measuring.recorded import FILE, key, save
+from ..measuring.recording_file import FOLDER
 from ..measuring.saved_recordings import Question, Row
 from ..planning.twin import twin
 from ..run import TrainingRun
-
-FOLDER = ROOT / "course_utils" / "measuring" / "recordings"
 
 
 def lesson_runs() -> list[tuple[TrainingRun, int]]:

@@ -32,8 +32,6 @@ SENTENCE_END = re.compile(r"(?<=[.?!:])\s+(?=[A-Z“*`])")
 INVITATION = ": run this cell to "
 """Part of the stored text of something with controls, as "Explorer of training runs: run this cell to use it"."""
 
-NUMBER = "<p class='number'>"
-
 LONGEST = 300
 """Characters of prose on a slide; at least one sentence is shown, however long. The rest is in the notes."""
 
@@ -117,12 +115,7 @@ def slides(notebook: dict[str, Any]) -> list[Slide]:
                 made[-1].body += _given(printed.splitlines())
             made[-1].notes += [f"Printed:\n\n```\n{printed}\n```"] * bool(printed)
             added = list(_from_outputs(cell, section, iter([asked.get(key, "") for key in revealed])))
-        for slide in added:
-            question, mark, answer = slide.body.partition(NUMBER)
-            if slide.kind == "answer" and made[-1].body.startswith(question + mark):
-                made[-1].body += mark + answer  # answers to one question are on one slide
-            else:
-                made.append(slide)
+        made += added
     return made
 
 
@@ -169,7 +162,7 @@ def _from_outputs(cell: dict[str, Any], section: str, questions: Iterator[str]) 
             yield from (Slide(kind, section, piece, list(notes)) for piece in pieces)
         if answer := ANSWER.fullmatch(text):
             asked = f"<div class='small'>{next(questions, '')}</div>"
-            yield Slide("answer", section, f"{asked}{NUMBER}{answer[1]}</p>", [])
+            yield Slide("answer", section, f"{asked}<p class='number'>{answer[1]}</p>", [])
 
 
 def _pieces(table: str) -> list[str]:

@@ -19,16 +19,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ..interactive.course_files import ROOT
-from ..units import GB, MB
 from .graded import STATES, Outcome, printable
 from .keeper import REFUSED, Limits
 from .release import release
-
-SECONDS, MEMORY, DISK = 300.0, 12 * GB, 200 * MB
-"""Limits of a notebook: seconds of the processor, bytes of addresses (torch alone maps several GB) and of files."""
-
-PATIENCE = 4
-"""Seconds by the clock per second of the processor that a notebook may take: others work, too, and sleeping ends."""
 
 LATE_SECONDS = 60.0
 """Seconds that a keeper may take after a notebook's time to end it and all that it started."""
@@ -75,10 +68,6 @@ class Isolation:
         )
 
 
-def limits(seconds: float = SECONDS, memory: int = MEMORY, disk: int = DISK) -> Limits:
-    return Limits(seconds, PATIENCE * seconds, memory, disk)
-
-
 @functools.cache
 def isolation() -> Isolation:
     """The isolation that this machine has, found out by running a notebook. Call it before starting threads.
@@ -107,7 +96,7 @@ def isolation() -> Isolation:
 def _probe(isolation: Isolation) -> str:
     """The reason why a notebook that imports torch does not run; "" if it does."""
     probe = [{"source": "import torch\nprint('✓')", "exercise": "probe"}]
-    found, problem = run_alone(probe, "course_utils.interactive.feedback", limits(), isolation)
+    found, problem = run_alone(probe, "course_utils.interactive.feedback", Limits(), isolation)
     probed = found.get("probe", Outcome("not reached"))
     return "" if probed.state == "passed" else problem or f"{probed.state}: {probed.said}"
 

@@ -112,17 +112,15 @@ def _items(tag: str, title: str, items: Sequence[str]) -> list[str]:
 def _lesson(lesson: str, graded: Sequence[Graded]) -> str:
     """One lesson's table, and below it the commonest messages of its checks: what to talk about in class."""
     exercises = list(dict.fromkeys(name for one in graded for name in one.outcomes))
-    rows, hints, shares, said = [["learner", *exercises, "passed", "remarks"]], [""], [], []
+    rows, shares, said = [["learner", *exercises, "passed", "remarks"]], [], []
     for one in sorted(graded, key=lambda one: (-one.passed, one.learner)):
-        states = [one.outcomes[name].state for name in exercises]
-        signs = [f"{STATES[state]} {state}" for state in states]
+        signs = [f"{STATES[state]} {state}" for state in (one.outcomes[name].state for name in exercises)]
         rows.append([one.learner, *signs, f"{one.passed} of {len(one.outcomes)}", one.problem])
-        hints.append("; ".join(f"{name}: {outcome.said}" for name, outcome in one.outcomes.items() if outcome.said))
     for name in exercises:
         outcomes = [one.outcomes[name] for one in graded]
         shares.append(f"{sum(one.state == 'passed' for one in outcomes)} of {len(graded)}")
         common = Counter(one.said for one in outcomes if one.state in ("not right", "error")).most_common(3)
         said += [f"{name}, {count} ×: {words}" for words, count in common]
-    table = html_table([*rows, ["passed by", *shares, "", ""]], words=len(rows[0]), totals=True, hints=hints)
+    table = html_table([*rows, ["passed by", *shares, "", ""]], words=len(rows[0]), totals=True)
     wide = f"<div class='wide' role='region' aria-label='Lesson {lesson}' tabindex='0'>{table}</div>"
     return "".join([f"<h2>Lesson {lesson}</h2>{wide}", *_items("h3", "What the checks said most often", said)])

@@ -20,15 +20,16 @@ from ..interactive.command_line import Parser
 from ..interactive.course_files import LESSONS, numbered
 from ..interactive.keeping import write_whole
 from ..units import GB, MB
-from .alone import DISK, MEMORY, ROOT, SECONDS, isolation, limits, run_alone
+from .alone import ROOT, isolation, run_alone
 from .collecting import Submission, collected, problem_of
 from .graded import Graded, Outcome, class_page, write_table
 from .keeper import Limits
 
 CHECK = re.compile(r"check\.\w+\(")
+DEFAULTS = Limits()
 
 
-def grade(place: Path, most: Limits | None = None, jobs: int = 2) -> list[Graded]:
+def grade(place: Path, most: Limits = DEFAULTS, jobs: int = 2) -> list[Graded]:
     """Grade every notebook in a folder or an archive, `jobs` at a time, and print a line for each that is done.
 
     Whatever is wrong with a submission becomes its `problem`. Raises ValueError as `collected` and `isolation` do.
@@ -62,7 +63,7 @@ def _counted(found: Sequence[Submission], graded: Sequence[Graded]) -> list[Grad
     return [replace(one, counts=not one.lesson or latest[one.learner, one.lesson][1] == one.file) for one in graded]
 
 
-def grade_notebook(path: Path, learner: str, most: Limits | None = None) -> Graded:
+def grade_notebook(path: Path, learner: str, most: Limits = DEFAULTS) -> Graded:
     """Grade one notebook in a process of its own. Never raises for what a notebook does or is."""
     began = time.monotonic()
     try:
@@ -73,7 +74,7 @@ def grade_notebook(path: Path, learner: str, most: Limits | None = None) -> Grad
         return Graded(learner, "", {}, f"cannot be read: {problem_of(error)}", 0.0)
     lesson = lesson_of(reference)
     checks = f"course_utils.lessons.{LESSONS[int(lesson)]}.checks"
-    found, problem = run_alone(cells, checks, most or limits(), isolation())
+    found, problem = run_alone(cells, checks, most, isolation())
     exercises = [cell["exercise"] for cell in cells if "exercise" in cell]
     outcomes = {exercise: found.get(exercise, Outcome("not reached")) for exercise in exercises}
     if not problem and any(outcome.state == "not reached" for outcome in outcomes.values()):
@@ -152,7 +153,7 @@ def main(arguments: Sequence[str]) -> int:
     """`grade FOLDER [--out DIR] [--minutes M] [--jobs N]`: a line a notebook, grades.csv, class.html."""
     options = _options(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
-    most = limits(60 * options.minutes, int(options.memory * GB), int(options.disk * MB))
+    most = Limits(60 * options.minutes, int(options.memory * GB), int(options.disk * MB))
     graded = grade(options.folder, most, options.jobs)
     write_table(graded, options.out / "grades.csv")
     write_whole(options.out / "class.html", class_page(graded, isolation().words))
@@ -168,9 +169,9 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     add = parser.add_argument
     add("folder", type=Path, help="holds the learners' notebooks: a folder, or a .zip as Moodle or Canvas makes it")
     add("--out", type=Path, default=Path("grades"), help="folder for grades.csv and class.html")
-    add("--minutes", type=float, default=SECONDS / 60, help="of the processor that one notebook may take")
-    add("--memory", type=float, default=MEMORY / GB, help="GB that one notebook may ask for")
-    add("--disk", type=float, default=DISK / MB, help="MB of files that one notebook may write")
+    add("--minutes", type=float, default=DEFAULTS.seconds / 60, help="of the processor that one notebook may take")
+    add("--memory", type=float, default=DEFAULTS.memory / GB, help="GB that one notebook may ask for")
+    add("--disk", type=float, default=DEFAULTS.disk / MB, help="MB of files that one notebook may write")
     add("--jobs", type=int, default=2, help="notebooks graded at once")
     options = parser.parse_args(arguments)
     if min(options.minutes, options.memory, options.disk) <= 0 or options.jobs < 1:

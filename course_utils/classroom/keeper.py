@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..ranks.guard import SET_CHILD_SUBREAPER, SET_PARENT_DEATH_SIGNAL, end_children, prctl, stop
+from ..units import GB, MB
 
 REFUSED = "not graded: the system refused to keep it apart: "
 POLL_SECONDS = 0.25
@@ -31,12 +32,16 @@ MOST_PROCESSES = 1000
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of one notebook: seconds of the processor, by the clock, bytes of addresses for each process, of files."""
+    """Limits of one notebook: seconds of the processor, bytes of addresses for each process, bytes of files."""
 
-    seconds: float
-    clock: float
-    memory: int
-    disk: int
+    seconds: float = 300.0
+    memory: int = 12 * GB  # torch alone maps several GB and uses few
+    disk: int = 200 * MB
+
+    @property
+    def clock(self) -> float:
+        """Seconds by the clock: others work, too, and sleeping ends."""
+        return 4 * self.seconds
 
 
 def main() -> int:
@@ -112,7 +117,7 @@ def _wrote_too_much(home: Path, limits: Limits, is_walled: bool) -> str:
             used = folder_bytes(home)
     except OSError as error:  # a folder without permissions, or deeper than a path can be long
         return f"ended: what it wrote cannot be counted ({error.strerror})"
-    return f"ended: it wrote more than {limits.disk // 10**6} MB of files, or too many" if used > limits.disk else ""
+    return f"ended: it wrote more than {limits.disk // MB} MB of files, or too many" if used > limits.disk else ""
 
 
 def folder_bytes(folder: Path) -> int:

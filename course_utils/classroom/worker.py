@@ -99,5 +99,4 @@ class Shortened(io.StringIO):
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("MPLBACKEND", "agg")  # pictures are drawn for nobody here
     sys.exit(main())

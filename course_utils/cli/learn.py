@@ -3,10 +3,10 @@
 import inspect
 import os
 import platform
-import re
 import sys
 from argparse import SUPPRESS, Namespace
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args, get_origin
@@ -93,7 +93,7 @@ def _described(parameter: inspect.Parameter) -> str:
 
 
 def _value(parameter: inspect.Parameter, text: str) -> Any:
-    """`text` as the type of the parameter where that works (number, boolean, none, names with commas between them).
+    """`text` as what the parameter may be (number, boolean, none, names with commas between them).
 
     Otherwise the text: TrainingRun then says what is wrong with it.
     """
@@ -104,10 +104,9 @@ def _value(parameter: inspect.Parameter, text: str) -> Any:
         return None
     if tuple in types and "," in text:
         return tuple(text.split(","))
-    if int in types and re.fullmatch(r"[+-]?\d+", text):
-        return int(text)
-    number = r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?"
-    return float(text) if float in types and re.fullmatch(number, text) else text
+    with suppress(ValueError):
+        return int(text) if int in types else float(text) if float in types else text
+    return text
 
 
 def estimate(run: TrainingRun) -> int:

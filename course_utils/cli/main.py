@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Sequence
 from textwrap import fill
 
-from ..errors import GpuOutOfMemory, SimulationUnavailable, nearest
+from ..errors import GpuOutOfMemory, SimulationUnavailable, unknown
 from ..interactive.command_line import WrongOption
 from . import learn, maintain, teach
 from .command import enter
@@ -50,14 +50,12 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def dispatch(name: str, arguments: list[str]) -> int:
-    """Run the command of this name; without a name, print the commands. SetupError for another name."""
+    """Run the command of this name; without a name, print the commands. ValueError for another name."""
     if name in ("", "help", *HELP):
         print(usage())
         return 0
     if name not in COMMANDS:
-        close = nearest(name, COMMANDS)
-        hint = f"Did you mean {close}? " if close else ""
-        raise SetupError(f"There is no command {name!r}. {hint}Commands: {', '.join(COMMANDS)}.")
+        raise unknown("command", name, COMMANDS)
     command = COMMANDS[name]
     options = command.read(arguments)
     if command.purpose:

@@ -82,12 +82,10 @@ def record(arguments: list[str]) -> int:
 
     try:
         return recorder.main(arguments)
-    except recorder.RecordingError as problem:
-        raise SetupError(str(problem)) from None
     except WrongOption:
         raise
-    except (OSError, ValueError) as problem:  # a full disk, a file of another schema
-        raise SetupError(f"Recording stopped: {problem}") from None
+    except (recorder.RecordingError, OSError, ValueError) as problem:  # a full disk, a file of another schema
+        raise SetupError(str(problem)) from None
 
 
 COMMANDS = {
