@@ -1,13 +1,12 @@
 """The optimizers and precisions train: on the CPU, with real numbers, and the same whether they are watched or not."""
 
-import dataclasses
 
 import pytest
 import torch
 from engine import Unwatched, tiny
 from torch import nn
 
-from course_utils.measuring.optimizers import Adam8bit, Lion, _decode, _encode, make_codebooks, make_optimizer
+from course_utils.measuring.optimizers import Adam8bit, Lion, _decode, _encode, make_codebooks
 from course_utils.measuring.step import MasterOptimizer, Training, clip
 from course_utils.measuring.tracing import trace_on_cpu
 from course_utils.run import OPTIMIZERS, TrainingRun
@@ -126,12 +125,6 @@ def test_muon_takes_matrices_of_blocks_and_adamw_the_rest():
     for name, weight in training.network.named_parameters():
         by_muon = name.startswith("blocks.") and weight.dim() == 2
         assert ("momentum_buffer" in training.optimizer.state[weight]) == by_muon, name
-
-
-def test_an_unknown_algorithm_is_refused():
-    choice = dataclasses.replace(OPTIMIZERS["adamw"], algorithm="sophia")
-    with pytest.raises(ValueError, match="no optimizer is known for the algorithm 'sophia'"):
-        make_optimizer(choice, [("weight", nn.Parameter(torch.zeros(2)))])
 
 
 # Precisions

@@ -39,7 +39,7 @@ def test_states_are_the_optimizers_own_tensors(model, optimizer, precision, atte
     with simulated_gpu(run.attention):
         training = Training(run, "cuda", simulated=True)
         training.step(Unwatched())
-        states = [tensor for tensor in training.states() if tensor.device.type == "cuda"]
+        states = [tensor for _, tensor in training.named_states() if tensor.device.type == "cuda"]
         sizes = [tensor.untyped_storage().nbytes() for tensor in states]
         weights = [parameter.untyped_storage().nbytes() for parameter in training.network.parameters()]
     assert optimizer_state_bytes(run) == sum(round_up(size) for size in sizes)

@@ -216,7 +216,8 @@ def test_what_is_left_when_a_step_has_ended_is_what_torch_holds(family):
     training = Training(cpu_run(family), "cpu", simulated=False)
     with tracked(training) as tracker:
         training.step(tracker)
-    held = {storage_of(tensor): tensor for tensor in [*training.network.parameters(), *training.states()]}
+    states = (kept for _, kept in training.named_states())
+    held = {storage_of(tensor): tensor for tensor in (*training.network.parameters(), *states)}
     held |= {storage_of(tensor): tensor for tensor in (training.tokens, training.targets)}
     expected = sum(round_up(tensor.untyped_storage().nbytes()) for tensor in held.values())
     assert tracker.at(len(tracker.events)).total == expected

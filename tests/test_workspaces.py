@@ -94,7 +94,7 @@ def test_estimate_and_simulation_agree_to_the_byte(monkeypatch, release, choices
     if run.world_size > 1:
         from course_utils.measuring import sharded
 
-        sharded._simulate.cache_clear()
+        sharded.measure_sharded.cache_clear()
 
 
 def test_they_are_taken_in_the_first_step_and_stay(monkeypatch):

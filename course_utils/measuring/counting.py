@@ -70,8 +70,7 @@ def count_peaks(
     """The device's counters in the last of `steps` steps, in bytes.
 
     "allocated" and "reserved" are peaks without what was there `before` (allocated, reserved), "phases" the peak
-    allocated in each phase that the step names, "driver" what is in use on the whole device after the step, by every
-    program: torch gives nothing back within a step, so that this is its peak too.
+    allocated in each phase, "driver" what is in use on the whole device after the step, by every program.
     """
     watch = PeaksByPhase(device)
     for _ in range(steps):

@@ -33,7 +33,7 @@ MOST_PROCESSES = 8
 def measure_data_parallel(run: TrainingRun, steps: int) -> Measurement:
     """`steps` steps of `run` on `run.world_size` processes of the CPU; rank 0's memory, the peak that of the last step.
 
-    Raises ValueError for a run that is not covered, `distributed.RankFailed` for a rank that fails.
+    Raises ValueError for a run that is not covered, RankFailed for a rank that fails.
     """
     check_data_parallel(run)
     content = base64.b64encode(pickle.dumps((run, steps))).decode()
@@ -140,10 +140,7 @@ def whole_batch(run: TrainingRun) -> torch.Tensor:
 
 
 class ReplicaTracker(Tracker):
-    """Sees the reducer's buckets when they are handed out to be reduced: they are communication.
-
-    Where gradients are views of the buckets, they are bound as gradients afterwards.
-    """
+    """Sees the reducer's buckets when they are handed out to be reduced: they are communication."""
 
     def watch(self, network: torch.nn.Module, states: States) -> None:
         assert isinstance(network, DistributedDataParallel)

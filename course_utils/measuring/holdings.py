@@ -20,14 +20,14 @@ class Holdings:
         self,
         network: torch.nn.Module,
         optimizers: Sequence[torch.optim.Optimizer],
-        states: Callable[[], Iterable[Any]] | None = None,
+        states: Callable[[], Iterable[tuple[str, Any]]] | None = None,
         gradient_owners: Sequence[torch.Tensor] | None = None,
     ) -> None:
         self._network, self._optimizers, self._weights = network, optimizers, list(network.parameters())
         self._states = states or self._kept_by_optimizers
-        self._trained = [weight for weight in self._weights if weight.requires_grad]
-        owners = self._trained if gradient_owners is None else gradient_owners
-        self._owners: Mapping[torch.Tensor, torch.Tensor] = dict(zip(self._trained, owners, strict=True))
+        trained = [weight for weight in self._weights if weight.requires_grad]
+        owners = trained if gradient_owners is None else gradient_owners
+        self._owners: Mapping[torch.Tensor, torch.Tensor] = dict(zip(trained, owners, strict=True))
         self._held = {"parameters": 0, "gradients": 0, "optimizer_states": 0}
         self._gradients: dict[torch.Tensor, int] = {}
         self._updating = self._filling = False
@@ -37,7 +37,7 @@ class Holdings:
         """Count, and follow the training until `stop`."""
         self._hooks = [
             self._network.register_forward_pre_hook(self._called),
-            *(weight.register_post_accumulate_grad_hook(self._filled) for weight in self._trained),
+            *(weight.register_post_accumulate_grad_hook(self._filled) for weight in self._owners),
             self._optimizers[0].register_step_pre_hook(self._update_begins),
             self._optimizers[-1].register_step_post_hook(self.count),
         ]
@@ -52,28 +52,21 @@ class Holdings:
     def count(self, *_: Any) -> None:
         """Count everything anew. For the thread that trains: another could meet a gradient that is being replaced."""
         self._gradients = {weight: _bytes([owner.grad]) for weight, owner in self._owners.items()}
+        kept = (one for _, one in self._states() if isinstance(one, torch.Tensor))
         self._held = {
             "parameters": _bytes(self._weights),
             "gradients": sum(self._gradients.values()),
-            "optimizer_states": _bytes(
-                kept
-                for kept in self._states()
-                if isinstance(kept, torch.Tensor) and kept.device == self._weights[0].device
-            ),
+            "optimizer_states": _bytes(one for one in kept if one.device == self._weights[0].device),
         }
 
     def by_kind(self, allocated: int) -> dict[str, int]:
-        """So many allocated bytes by kind, as last counted.
-
-        What nobody counts are activations from the network's call to the update, with all that operations have at work
-        meanwhile, and temporaries from the update to the next call.
-        """
+        """So many allocated bytes by kind, as last counted; the rest is activations, or in an update temporaries."""
         held = self._held
         return {**held, "temporaries" if self._updating else "activations": max(0, allocated - sum(held.values()))}
 
-    def _kept_by_optimizers(self) -> Iterable[Any]:
-        states = [state for optimizer in self._optimizers for state in optimizer.state.values()]
-        return [value for state in states for value in state.values()]
+    def _kept_by_optimizers(self) -> Iterable[tuple[str, Any]]:
+        states = (state for optimizer in self._optimizers for state in optimizer.state.values())
+        return (kept for state in states for kept in state.items())
 
     def _called(self, *_: Any) -> None:
         self._updating = self._filling = False

@@ -28,16 +28,12 @@ KERNELS = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
 }
 
+# Words of torch's and the driver's errors: the one kernel that is allowed cannot do what is asked; torch was not built
+# for this GPU; there is simply no GPU, where any other words mean that something is broken; memory has run out
 NO_KERNEL = ("No available kernel", "No viable backend")
-"""First words of torch's error when the one kernel that it may use cannot do what is asked."""
-
-NO_CODE = "no kernel image is available"  # The driver's words for a GPU whose architecture torch was not built for
-
+NO_CODE = "no kernel image is available"
 NO_GPU = ("No CUDA GPUs are available", "Found no NVIDIA driver")
-"""First words of torch's error where there is simply no GPU; any other means that something is broken."""
-
 OUT_OF_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
-"""In errors of torch, of the driver, and of libraries that could not get their workspace."""
 
 
 class KernelRefused(ValueError):
@@ -47,8 +43,7 @@ class KernelRefused(ValueError):
 def measure_live(run: TrainingRun, steps: int, note: str) -> Measurement:
     """The run on the current CUDA GPU: `counters` from a pass without the tracker, kinds and timeline from one with it.
 
-    Raises ValueError if no GPU can be used, or if it lacks the run's number format or attention kernel, and
-    GpuOutOfMemory if it is too small.
+    Raises ValueError if no GPU can be used, or if it lacks what the run needs, and GpuOutOfMemory if it is too small.
     """
     demand_gpu()
     reason = unsupported(run, Cuda().capability())
@@ -111,8 +106,7 @@ def released(advice: Callable[[str], str], otherwise: str = "") -> Iterator[None
     """However what is inside ends, keep nothing that it had allocated.
 
     Raises GpuOutOfMemory where memory ran out, with `advice` on what was asked for, and KernelRefused, ending in
-    `otherwise`, where torch has no code for this GPU. Every other exception passes; the variables of its frames are
-    gone, as a notebook keeps the last exception, and they would keep their tensors.
+    `otherwise`, where torch has no code for this GPU. Every other exception passes, and keeps no tensor alive.
     """
     try:
         yield
@@ -122,22 +116,18 @@ def released(advice: Callable[[str], str], otherwise: str = "") -> Iterator[None
             with suppress(RuntimeError):  # a GPU that has failed fails again here: the first error says how
                 release(None)
             if isinstance(error, RuntimeError) and NO_CODE in str(error):
-                raise KernelRefused(_no_code() + otherwise) from error
+                name, (major, minor) = torch.cuda.get_device_name(), torch.cuda.get_device_capability()
+                raise KernelRefused(
+                    f"torch {torch.__version__} has no code for this {name} (compute capability {major}.{minor}); it "
+                    f"was built for {', '.join(architectures())}: install a build of torch that names it{otherwise}"
+                ) from error
             raise
-        asked = asked_for(str(error))
+        asked = _asked_for(str(error))
         release(error)
     else:
         release(None)
         return
     raise GpuOutOfMemory(advice(asked))
-
-
-def _no_code() -> str:
-    name, (major, minor) = torch.cuda.get_device_name(), torch.cuda.get_device_capability()
-    return (
-        f"torch {torch.__version__} has no code for this {name} (compute capability {major}.{minor}); it was built for "
-        f"{', '.join(architectures())}: install a build of torch that names it"
-    )
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -163,7 +153,7 @@ def empty_queue() -> None:
     torch.ones((), requires_grad=True).backward()
 
 
-def asked_for(message: str) -> str:
+def _asked_for(message: str) -> str:
     """The bytes asked for and free then, out of torch's message, or its first sentence."""
     found = re.search(r"Tried to allocate ([\d.]+ \w+)\..* of which ([\d.]+ \w+) is free", message, re.DOTALL)
     return f"It asked for {found[1]} more when {found[2]} was free" if found else message.split(". ")[0]
@@ -193,7 +183,7 @@ def ready(run: TrainingRun, device: Device) -> tuple[Training, tuple[int, int]]:
 def counters(set_up: Callable[[], Callable[[Phases], object]], steps: int) -> dict[str, int]:
     """The GPU's counters in the last of `steps` steps, in bytes, cuBLAS's workspaces among the allocated ones.
 
-    `set_up` returns the step. All that it makes is in frames that end here, so that a failure can release it.
+    `set_up` returns the step; all that it makes is in frames that end here, so that a failure can release it.
     """
     release(None)
     before = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
@@ -214,11 +204,7 @@ def traced(run: TrainingRun, steps: int, device: str, provenance: Provenance) ->
 
 @contextmanager
 def only_kernel(run: TrainingRun) -> Iterator[None]:
-    """Allow only the chosen kernel, so that none replaces it silently.
-
-    Raises KernelRefused where torch refuses the kernel for this run: cuDNN's, for one, takes in some releases of torch
-    only dropout that is a multiple of 1/16.
-    """
+    """Allow only the chosen kernel, so that none replaces it silently. Raises KernelRefused where torch refuses it."""
     asked = (
         f"{run.attention} kernel on this GPU for heads of {run.model.head_size} elements with dropout "
         f"{run.model.dropout:g}: choose another attention"

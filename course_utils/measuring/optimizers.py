@@ -21,13 +21,11 @@ LEARNING_RATES = {"sgd": 1e-2, "momentum": 1e-2, "lion": 1e-4, "adafactor": 1e-2
 def make_optimizer(choice: Optimizer, named: Named, codebooks: "Codebooks | None" = None) -> torch.optim.Optimizer:
     """An optimizer of the named parameters as `choice` says; `codebooks` are the 8-bit one's, made if not given.
 
-    Whether torch walks by a loop, by foreach or fused is said outright, so that every device steps alike: left alone,
-    torch takes foreach on CUDA and the for-loop on a CPU.
+    Loop, foreach or fused is said outright, so that every device steps alike.
     """
     tensors, rate = [tensor for _, tensor in named], LEARNING_RATES.get(choice.algorithm, 3e-4)
-    how: dict[str, Any] = {"loop": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}[
-        choice.implementation
-    ]
+    way = choice.implementation
+    how: dict[str, Any] = {"fused": True} if way == "fused" else {"foreach": way == "foreach"}
     makers: dict[str, Callable[[], torch.optim.Optimizer]] = {
         "sgd": lambda: torch.optim.SGD(tensors, lr=rate, **how),
         "momentum": lambda: torch.optim.SGD(tensors, lr=rate, momentum=0.9, **how),
@@ -38,9 +36,7 @@ def make_optimizer(choice: Optimizer, named: Named, codebooks: "Codebooks | None
         "lion": lambda: Lion(tensors, rate),
         "adam8bit": lambda: Adam8bit(tensors, rate, codebooks=codebooks),
     }
-    if choice.algorithm in makers:
-        return makers[choice.algorithm]()
-    raise ValueError(f"no optimizer is known for the algorithm {choice.algorithm!r}")
+    return makers[choice.algorithm]()
 
 
 def named_states_of(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> list[tuple[str, Any]]:
@@ -66,11 +62,7 @@ class SimulableAdafactor(torch.optim.Adafactor):
 
 
 class MuonWithAdamW(torch.optim.Optimizer):
-    """Muon for the blocks' matrices, AdamW for everything else: embeddings, head and vectors.
-
-    So its author uses it (Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks"), and torch's
-    Muon takes no other parameters than matrices.
-    """
+    """Muon for the blocks' matrices, AdamW for everything else, as its author uses it (Jordan et al. 2024)."""
 
     def __init__(self, named: Named, rate: float) -> None:
         hidden = [tensor for name, tensor in named if is_hidden_matrix(name, tuple(tensor.shape))]

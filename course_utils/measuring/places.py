@@ -17,11 +17,7 @@ import torch.autograd.graph
 Place = tuple[str, int]  # A file and a line in it
 
 ENGINE = torch.autograd.graph._engine_run_backward.__code__
-"""Frames above this one belong to what runs inside backward, those below to who called it."""
-
-STEP_FILES = ("step.py", "optimizers.py")
-"""The measuring's own files that are part of a training step, so that their lines say something."""
-
+STEP_FILES = ("step.py", "optimizers.py")  # of the measuring's own, those that are part of a training step
 HERE = Path(__file__).parent
 TORCH = str(Path(torch.__file__).parent) + "/"
 STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"] + "/"
@@ -57,10 +53,7 @@ def calling_place() -> tuple[Place | None, bool]:
 
 
 def described(place: Place | None) -> str:
-    """A place as text, "model.py:42  x = self.up(x)", without the line where its source cannot be read.
-
-    Of the file the name alone, as recordings are shared; code made at run time can have either slash in its name.
-    """
+    """A place as text, "model.py:42  x = self.up(x)", without the line where its source cannot be read."""
     if place is None:
         return ""
     filename, number = place

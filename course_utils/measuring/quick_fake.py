@@ -18,9 +18,8 @@ PLAIN = (int, float, bool, type(None), torch.dtype, torch.device, torch.layout, 
 class QuickFakeMode(FakeTensorMode):
     """A FakeTensorMode whose cache has shorter keys. Inherits because torch takes the key from a method of the mode.
 
-    torch remembers what each operator gives for the shapes it was given. Its key for a tensor has 17 entries, each
-    found by name; here it has those that a dense tensor can differ in. What Adam asks once for each parameter, which is
-    the device, the number of its step and a root, is answered in short. To be removed when torch's own is as quick.
+    Torch's key for a tensor has 17 entries; here it has those that a dense tensor can differ in. What Adam asks once
+    for each parameter is answered in short. To be removed when torch's own is as quick.
     """
 
     def __init__(self, **choices: Any) -> None:
@@ -29,7 +28,7 @@ class QuickFakeMode(FakeTensorMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # the wrapper that keeps torch.compile out, which nobody uses here, takes as long as the cache
+        return False  # the wrapper that keeps torch.compile out takes as long as the cache
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is ASK_DEVICE:

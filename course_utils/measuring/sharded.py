@@ -13,7 +13,6 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
-from ..errors import SimulationUnavailable
 from ..estimating.sharding import check_fsdp
 from ..estimating.workspaces import Workspaces, workspaces_on
 from ..measurement import Measurement
@@ -29,6 +28,7 @@ from .tracker import FORWARD, Tracker
 aten = torch.ops.aten
 
 
+@lru_cache(maxsize=16)
 def measure_sharded(run: TrainingRun, steps: int, note: str) -> Measurement:
     """`steps` steps of `run` as FSDP2 on rank 0 of `run.world_size` simulated ranks; the peak is that of the last.
 
@@ -37,14 +37,7 @@ def measure_sharded(run: TrainingRun, steps: int, note: str) -> Measurement:
     are fp32, and so serve as master weights themselves: bf16 is gathered, gradients are summed in fp32.
     Raises ValueError for a run that FSDP2 is not covered for, SimulationUnavailable where torch cannot simulate it.
     """
-    if run.zero_stage < 2:
-        raise ValueError(f"zero_stage={run.zero_stage} is not FSDP2's: it shards parameters, so choose 2 or 3")
     check_fsdp(run)
-    return _simulate(run, steps, note)
-
-
-@lru_cache(maxsize=16)
-def _simulate(run: TrainingRun, steps: int, note: str) -> Measurement:
     shown, fewer = shortened(run)
     notes = [note, f"rank 0 of {run.world_size} simulated ranks", fewer]
     if run.precision.master:
@@ -55,10 +48,7 @@ def _simulate(run: TrainingRun, steps: int, note: str) -> Measurement:
 
 
 def _quick_plans() -> Any:
-    """Inside, a DTensor's plan does not ask all tensors, for each of them, for a kind of shard that FSDP2 never makes.
-
-    torch 2.13 does, so that an optimizer's first step takes a time quadratic in the number of tensors.
-    """
+    """Inside, a DTensor's plan asks for no kind of shard that FSDP2 never makes: in torch 2.13 that takes n² time."""
     from torch.distributed.tensor import _sharding_prop
 
     return mock.patch.object(_sharding_prop, "_propagate_use_strided_shard_flag", lambda *_: None, create=True)
@@ -68,11 +58,8 @@ def _quick_plans() -> Any:
 def simulated_ranks(ranks: int) -> Iterator[Any]:
     """Inside, this process is rank 0 of so many, whose other ranks are not there; gives their device mesh.
 
-    Raises SimulationUnavailable if torch is built without distributed training, RuntimeError if this process is one of
-    a real process group.
+    Raises RuntimeError if this process is one of a real process group.
     """
-    if not dist.is_available():
-        raise SimulationUnavailable("this build of torch has no torch.distributed, so no ranks can be simulated")
     if dist.is_initialized():
         raise RuntimeError("this process belongs to a process group already: end it with destroy_process_group() first")
     from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -102,9 +89,7 @@ STREAMS: dict[str, Any] = {
     "stream": torch.cpu.stream,
     "current_stream": lambda *device: _Stream(),
 }
-"""Answers to FSDP2's calls of torch.cuda, as on the CPU: every stream is the one that there is, no event waits.
-
-The order of allocations on the host does not depend on streams."""
+"""Answers to FSDP2's calls of torch.cuda, as on the CPU: every stream is the one that there is, no event waits."""
 
 
 class ShardedTraining(Training):
@@ -138,15 +123,14 @@ class ShardedTraining(Training):
         return make_optimizer(self.run.optimizer, list(self.network.named_parameters()))
 
 
-PLAN = "_propagate_tensor_meta_non_cached"
-"""The method with which torch's ShardingPropagator finds out the shapes that an operator gives."""
+PLAN = "_propagate_tensor_meta_non_cached"  # by which torch's ShardingPropagator finds the shapes of results
 
 
 class ShardTracker(Tracker):
     """Knows FSDP2's buffers by the operators that fill and empty them: they are communication.
 
-    Before a DTensor does an operation for the first time, it plans it on fake tensors as large as if nothing were
-    sharded. On a simulated GPU they look like all others, but no GPU ever has them: they are left out.
+    A DTensor plans an operation on fake tensors as large as if nothing were sharded: no GPU has them, and they are left
+    out.
     """
 
     def __init__(self, device: str, workspaces: Workspaces | None = None) -> None:

@@ -12,8 +12,7 @@ from .holdings import Holdings
 from .optimizers import Named, make_codebooks, make_optimizer, named_states_of
 
 LOSS_SCALE = 2.0**12
-"""First factor of the loss. torch begins with 65,536, which is no number of fp16 (its largest is 65,504):
-in fp16 the loss's own gradient overflows, and the first update is skipped, so that a second step has no states yet."""
+"""First factor of the loss. With torch's 65,536, beyond fp16's largest number, the first update would be skipped."""
 
 
 class Phases(Protocol):
@@ -30,12 +29,11 @@ class MasterOptimizer:
     """An optimizer on fp32 master weights for a 16-bit network: ZeRO's 2 + 2 + 4 + 4 + 4 bytes each with AdamW.
 
     One gradient is upcast at a time, or all of them first where foreach was asked for. Where gradients are fp32 too,
-    backward adds each to its main gradient at once and lets the 16-bit one go, as Megatron-LM does. A loss scaler sets
-    `grad_scale` and `found_inf`, as for torch's fused optimizers.
+    backward adds each to its main gradient at once and lets the 16-bit one go, as Megatron-LM does.
     """
 
     _step_supports_amp_scaling = True  # torch.amp.GradScaler then looks for overflows and leaves unscaling to us
-    grad_scale: torch.Tensor  # set by the scaler for one step, then deleted
+    grad_scale: torch.Tensor  # set by the scaler for one step, then deleted, as for torch's fused optimizers
     found_inf: torch.Tensor
 
     def __init__(self, run: TrainingRun, named: Named, simulated: bool) -> None:
@@ -81,7 +79,6 @@ class MasterOptimizer:
 
     @property
     def gradient_owners(self) -> list[torch.nn.Parameter]:
-        """The tensors whose `.grad` backward has filled: the weights, or the masters where gradients are fp32."""
         return self.masters if self.main_gradients else self.weights
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -93,8 +90,7 @@ class MasterOptimizer:
 
     def named_states(self, names: Mapping[int, str]) -> list[tuple[str, Any]]:
         """Every tensor that it owns: master weights and what the optimizer keeps of each."""
-        pairs = zip(self.weights, self.masters, strict=True)
-        of = {id(master): names[id(weight)] for weight, master in pairs}
+        of = {id(master): names[id(weight)] for weight, master in zip(self.weights, self.masters, strict=True)}
         kept = [state for optimizer in self.optimizers for state in named_states_of(optimizer, of)]
         return [*((f"master of {of[id(master)]}", master) for master in self.masters), *kept]
 
@@ -149,12 +145,8 @@ class Training:
         """True if the loss scaler found a gradient that overflowed."""
         return self.scaler is not None and not self.simulated and self.scaler.get_scale() < LOSS_SCALE
 
-    def states(self) -> list[Any]:
-        """Tensors that the optimizer (and the loss scaler) keeps from step to step, each once."""
-        return [tensor for _, tensor in self.named_states()]
-
     def named_states(self) -> list[tuple[str, Any]]:
-        """`states`, each with what it is of: ("exp_avg of head.weight", tensor)."""
+        """What the optimizer and the loss scaler keep from step to step, each once: ("exp_avg of head.weight", …)."""
         own, scaler = self._optimizer_states(), self.scaler
         if scaler is not None:
             own += [("loss scale", scaler._scale), ("steps since the loss scale changed", scaler._growth_tracker)]
@@ -176,7 +168,7 @@ class Training:
         """A counter of its bytes by kind while it goes on."""
         one = self.optimizer
         optimizers = one.optimizers if isinstance(one, MasterOptimizer) else [one]
-        return Holdings(self.network, optimizers, self.states, self.gradient_owners())
+        return Holdings(self.network, optimizers, self.named_states, self.gradient_owners())
 
     def autocast(self) -> AbstractContextManager[Any]:
         name = self.run.precision.autocast

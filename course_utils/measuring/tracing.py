@@ -32,17 +32,14 @@ SKIPPED = "gradients overflowed in fp16 and an update was skipped: optimizer sta
 
 @lru_cache(maxsize=16)
 def trace_simulated(run: TrainingRun, steps: int, note: str) -> Measurement:
-    """The run on a simulated GPU. Of many micro-batches two are run: every later one does what the second did.
-
-    A simulation depends on nothing but the run, so one that this process has done already is given again.
-    """
+    """The run on a simulated GPU; one that this process has done already is given again."""
     shown, fewer = shortened(run)
     with simulated_gpu(run.attention), cycles_left_alone():
         return trace(shown, "cuda", steps, provenance_of("simulated", note, fewer))
 
 
 def shortened(run: TrainingRun) -> tuple[TrainingRun, str]:
-    """The run with at most two micro-batches, and the note that says so."""
+    """The run with at most two micro-batches, as later ones do what the second did, and the note that says so."""
     if run.accumulation_steps <= 2:
         return run, ""
     note = f"2 of {run.accumulation_steps} micro-batches run, the others repeat the second"
@@ -51,10 +48,7 @@ def shortened(run: TrainingRun) -> tuple[TrainingRun, str]:
 
 @contextmanager
 def cycles_left_alone() -> Iterator[None]:
-    """Inside, Python searches what is alive for no cycles of references, a tenth to a fifth of a simulation's time.
-
-    Tensors of the course's own steps are in none: they are freed when the last reference goes.
-    """
+    """Inside, Python searches for no cycles of references, in which no tensor of the course's own steps is."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -123,10 +117,7 @@ def measurement_of(tracker: Tracker, ends: list[int], losses: list[float], prove
 
 
 def _moments(tracker: Tracker, ends: list[int]) -> dict[str, MemoryBreakdown]:
-    """The named moments of the last pass that had a backward, as far as it had them, and each step's end.
-
-    A learner's step may call the model again after that backward, to see how well it does.
-    """
+    """The named moments of the last pass that had a backward, as far as it had them, and each step's end."""
     phases = [mark.phase for mark in tracker.marks]
     starts = [*(mark.event for mark in tracker.marks), ends[-1]]
     backward = last_index(phases, "backward")
@@ -143,16 +134,12 @@ def _moments(tracker: Tracker, ends: list[int]) -> dict[str, MemoryBreakdown]:
 
 def provenance_of(source: str, *notes: str) -> Provenance:
     """The provenance of what is measured now; of the notes those that are not empty."""
-    note = "; ".join(filter(None, notes))
+    note, today = "; ".join(filter(None, notes)), date.today().isoformat()
     if source == "live":
-        return Provenance(source, name_here(torch.cuda.get_device_name()), torch.__version__, today(), note)
-    return Provenance(source, DEVICES[source], torch_release(), today(), note)
+        return Provenance(source, name_here(torch.cuda.get_device_name()), torch.__version__, today, note)
+    return Provenance(source, DEVICES[source], torch_release(), today, note)
 
 
 def torch_release() -> str:
     """torch's version without its build (+cpu, +cu130), which makes no difference where no GPU is used."""
     return torch.__version__.split("+")[0]
-
-
-def today() -> str:
-    return date.today().isoformat()

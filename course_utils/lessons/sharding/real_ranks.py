@@ -19,11 +19,10 @@ from torch.utils._pytree import tree_leaves
 
 from course_utils.estimating.sharding import ddp_communication, rank_0_states, zero_1_shares
 from course_utils.estimating.states import states_of
-from course_utils.measurement import Provenance
 from course_utils.measuring.data_parallel import ReplicatedTraining, ReplicaTracker, whole_batch
 from course_utils.measuring.sharded import ShardedTraining, ShardTracker
 from course_utils.measuring.step import Training
-from course_utils.measuring.tracing import SEED, follow, today, torch_release
+from course_utils.measuring.tracing import SEED, follow, provenance_of, torch_release
 from course_utils.measuring.tracker import Tracker
 from course_utils.models import TransformerConfig
 from course_utils.ranks.launch import run_ranks, why_no_ranks
@@ -153,7 +152,7 @@ class CountingReplicas(Counting, ReplicaTracker): ...
 
 def trained(run: TrainingRun) -> dict[str, Any]:
     """This rank's steps of `run`, as `Rank` takes them."""
-    provenance = Provenance("cpu", "CPU", torch_release(), today())
+    provenance = provenance_of("cpu")
     if run.zero_stage < 2:
         training, tracker = ReplicatedTraining(run), CountingReplicas("cpu")
     else:
