@@ -4,12 +4,12 @@ import functools
 import inspect
 import math
 import random
-import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import permutations
 from numbers import Real
+from types import NoneType
 from typing import Any, NoReturn
 
 from ..measurement import Measurement, Timeline
@@ -85,41 +85,13 @@ def call(
     error's text to what is said instead), changes a list, dictionary or tensor that is not in `may_change` by its name
     or position, or returns something that is no `returns`, or a number that is not `finite`.
     """
-    value = _returned(answer, arguments, named, may_change, hints)
-    return of_kind(value, returns, _opening(arguments, named), finite=finite)
-
-
-def by_name(names: Sequence[str], values: Sequence[Any]) -> dict[str, Any]:
-    """The values under these names, to be unpacked into `call`."""
-    return dict(zip(names, values, strict=True))
-
-
-def call_or_none(answer: Any, *arguments: Any, returns: Kinds = Real, **named: Any) -> Any:
-    """Like `call`, where None is an answer too, and no forgotten return."""
-    value = _returned(answer, arguments, named, ())
-    if value is None:
-        return None
-    kinds = (*returns, type(None)) if isinstance(returns, tuple) else (returns, type(None))
-    return of_kind(value, kinds, _opening(arguments, named))
-
-
-def call_for_effect(answer: Any, *arguments: Any, **named: Any) -> None:
-    """Call the learner's function for what it does: what it returns, or that it returns nothing, plays no part."""
-    _returned(answer, arguments, named, may_change=None)
-
-
-def _returned(
-    answer: Any,
-    arguments: tuple[Any, ...],
-    named: Mapping[str, Any],
-    may_change: Collection[int | str] | None,
-    hints: Mapping[str, str] = {},
-) -> Any:
-    """Whatever the function returns; with None for `may_change` it may change everything."""
-    expect(callable(answer), f"Hand over the function itself, not {_kind(answer)}: its name, without parentheses.")
+    expect(
+        callable(answer),
+        f"Hand over the function itself, not {_kind_name(type(answer))}: its name, without parentheses.",
+    )
     _expect_signature(answer, arguments, named)
-    given = {} if may_change is None else {**dict(enumerate(arguments)), **named}
-    guarded = {key: (value, _copied(value)) for key, value in given.items() if key not in (may_change or ())}
+    given = {**dict(enumerate(arguments)), **named}
+    guarded = {key: (value, _copied(value)) for key, value in given.items() if key not in may_change}
     try:
         value = answer(*arguments, **named)
     except (NotSolved, CheckFailed):
@@ -131,7 +103,24 @@ def _returned(
     for key, (now, before) in guarded.items():
         name = repr(key) if isinstance(key, str) else f"argument {key + 1}"
         expect(_same(now, before), f"Your function changes {name}, which its caller still needs: work on a copy.")
-    return value
+    return of_kind(value, returns, _opening(arguments, named), finite=finite)
+
+
+def by_name(names: Sequence[str], values: Sequence[Any]) -> dict[str, Any]:
+    """The values under these names, to be unpacked into `call`."""
+    return dict(zip(names, values, strict=True))
+
+
+def call_or_none(answer: Any, *arguments: Any, returns: Kinds = Real, **named: Any) -> Any:
+    """Like `call`, where None is an answer too, and no forgotten return."""
+    kinds = returns if isinstance(returns, tuple) else (returns,)
+    return call(answer, *arguments, returns=(*kinds, NoneType), **named)
+
+
+def call_for_effect(answer: Any, *arguments: Any, **named: Any) -> None:
+    """Call the learner's function for what it does: what it returns, or that it returns nothing, plays no part."""
+    everything = (*range(len(arguments)), *named)
+    call(answer, *arguments, returns=(object, NoneType), finite=False, may_change=everything, **named)
 
 
 def _copied(value: Any) -> Any:
@@ -139,7 +128,7 @@ def _copied(value: Any) -> Any:
         return {key: _copied(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_copied(item) for item in value]
-    return value.detach().clone() if _is_tensor(value) else value
+    return value.detach().clone() if hasattr(value, "detach") else value  # a tensor
 
 
 def _same(now: Any, before: Any) -> bool:
@@ -148,27 +137,22 @@ def _same(now: Any, before: Any) -> bool:
         return list(now) == list(before) and all(_same(now[key], before[key]) for key in before)
     if isinstance(now, (list, tuple)):
         return len(now) == len(before) and all(map(_same, now, before))
-    if _is_tensor(now) and _is_tensor(before):
+    if hasattr(now, "detach"):
         alike = now.shape == before.shape and now.dtype == before.dtype
         return alike and bool(((now == before) | ((now != now) & (before != before))).all())
     return now is before
-
-
-def _is_tensor(value: Any) -> bool:
-    torch = sys.modules.get("torch")  # estimates and their checks need no torch
-    return torch is not None and isinstance(value, torch.Tensor)
 
 
 def of_kind(value: Any, kinds: Kinds, opening: str = "Your answer is", *, finite: bool = True) -> Any:
     """`value` as one of `kinds` (True is no number), also from another form. Raises CheckFailed saying what it is
     instead, and for a number that is not finite unless `finite` is False.
     """
-    expect(value is not None, f"{opening} nothing: does every path end in `return`?")
     kinds = kinds if isinstance(kinds, tuple) else (kinds,)
+    expect(value is not None or NoneType in kinds, f"{opening} nothing: does every path end in `return`?")
     value = in_other_form(value, kinds)
     right = isinstance(value, kinds) and (bool in kinds or object in kinds or not isinstance(value, bool))
     names = " or ".join(map(_kind_name, kinds))
-    expect(right, f"{opening} {_kind(value)}, where {names} is asked for.")
+    expect(right, f"{opening} {_kind_name(type(value))}, where {names} is asked for.")
     endless = finite and isinstance(value, float) and not math.isfinite(value)
     expect(not endless, f"{opening} a number that is not finite.")
     return value
@@ -280,11 +264,7 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _kind(value: Any) -> str:
-    return _kind_name(type(value))
-
-
 def _kind_name(kind: type) -> str:
     names = {Real: "a number", int: "a whole number", float: "a number", str: "a text", bool: "True or False"}
-    names |= {list: "a list", dict: "a dictionary", tuple: "a tuple", Mapping: "a dictionary", type(None): "None"}
+    names |= {list: "a list", dict: "a dictionary", tuple: "a tuple", Mapping: "a dictionary", NoneType: "None"}
     return names.get(kind, f"a {kind.__name__}")
