@@ -1,15 +1,14 @@
-"""Lesson 11's own code: the simulator against closed forms and torch's orders, memory, plans, staleness, pictures."""
+"""Lesson 11's own code: the simulator against closed forms, memory, plans, staleness, pictures."""
 
 import math
 from itertools import pairwise
 
 import pytest
-import torch
-from torch.distributed.pipelining.schedules import Schedule1F1B, ScheduleGPipe
 
 from course_utils import TrainingRun, estimate, gpu
 from course_utils.breakdown import KINDS
 from course_utils.estimating import moments
+from course_utils.estimating.published import korthikanti_model_flops
 from course_utils.estimating.states import gradient_bytes, optimizer_state_bytes, parameter_bytes
 from course_utils.estimating.step_time import communicated
 from course_utils.lessons.pipelines import real_ranks as pipeline_parts
@@ -65,33 +64,6 @@ def test_pipedream_keeps_a_version_for_each_micro_batch_in_flight_and_is_as_late
     assert simulate("PipeDream", 4, 500).idle < 0.01 < pipeline.idle
     flushed = simulate("1F1B", 4, 60)
     assert {flushed.versions(s) for s in range(4)} == {1} and {flushed.late(s) for s in range(4)} == {0}
-
-
-@pytest.mark.parametrize("size", [(4, 8), (2, 5), (8, 8)], ids=str)
-def test_orders_are_those_of_torchs_schedules(size):
-    """torch's own plan of a schedule, without processes: only the fields that it reads are there.
-
-    In 2.13 the plan, though not what runs, counts the forwards of 1F1B's last stage from 1: the lesson sees the truth.
-    """
-    p, m = size
-    for name, kind in (("GPipe", ScheduleGPipe), ("1F1B", Schedule1F1B)):
-        plan = object.__new__(kind)
-        plan._num_stages, plan._n_microbatches = p, m
-        theirs = plan._get_pipeline_order()
-        assert theirs is not None
-        for stage in range(p if name == "GPipe" else p - 1):
-            words = [
-                f"{'B' if 'BACKWARD' in action.computation_type.name else 'F'}{action.microbatch_index}"
-                for action in theirs[stage]
-                if action is not None and action.microbatch_index is not None
-            ]
-            assert words == simulate(name, p, m).order(stage)
-
-
-def test_a_slow_stage_holds_up_all():
-    even, slow = simulate("1F1B", 4, 16), simulate("1F1B", 4, 16, slow={2: 2.0})
-    assert slow.span > 1.7 * even.span and slow.idle > even.idle
-    assert slow.of_stage(2)[0].end - slow.of_stage(2)[0].start == 2.0
 
 
 @pytest.mark.parametrize(
@@ -174,11 +146,9 @@ LLAMA = TrainingRun("llama3-70b", 1, 4096, "bf16-master", recompute="full")
 CLUSTER = Cluster(gpu("H100-80GB"), 8, 8, 50e9)
 
 
-def test_replicas_take_16_bytes_a_parameter_and_send_all_gradients():
+def test_replicas_take_16_bytes_a_parameter():
     found = account(LLAMA, CLUSTER, Plan(64), 512)
     assert found.memory > 16 * LLAMA.model.parameters and found.idle == 0
-    expected = 2 * 63 / 64 * 2 * LLAMA.model.parameters / 50e9
-    assert found.seconds["data"] == pytest.approx(expected, rel=1e-6)
     assert found.seconds["tensor"] == found.seconds["pipeline"] == found.seconds["bubble"] == 0
     assert found.seconds["compute"] == pytest.approx(step_flops(LLAMA, 512) / 64 / 989e12)
     assert found.total == pytest.approx(sum(found.seconds.values()))
@@ -195,17 +165,6 @@ def test_a_plans_messages_are_those_of_step_time(stage: int, micro_batch: int):
     ranks16 = run.replace(world_size=16, zero_stage=stage, global_batch=512)
     cut = account(run, CLUSTER, Plan(16, tensor=4, stage=stage), 512)
     assert cut.seconds["data"] == pytest.approx(communicated(ranks16) / 4 / CLUSTER.network, rel=1e-6)
-
-
-def test_hidden_messages_change_the_ranking():
-    alone = (lambda plan: plan.tensor == plan.pipeline == 1), (lambda plan: plan.tensor * plan.pipeline > 1)
-    zero_3, other = (cheapest(LLAMA, CLUSTER, 512, allowed) for allowed in alone)
-    assert zero_3 is not None and other is not None and zero_3.plan == Plan(64, stage=3)
-    assert zero_3.total > other.total
-    zero_3, other = (cheapest(LLAMA, CLUSTER, 512, allowed, overlapped=True) for allowed in alone)
-    assert zero_3 is not None and other is not None and zero_3.overlapped < other.overlapped
-    assert cheapest(LLAMA, CLUSTER, 512, lambda plan: True, overlapped=True) == zero_3
-    assert zero_3.overlapped == pytest.approx(zero_3.seconds["compute"])
 
 
 def test_what_cannot_hide_is_waited_for():
@@ -246,24 +205,14 @@ def test_the_cheapest_plan_fits_and_no_other_that_fits_is_quicker():
 
 
 @pytest.mark.parametrize(
-    ("plan", "batch"),
-    [
-        (Plan(8), 512),
-        (Plan(4, tensor=16), 512),
-        (Plan(2, pipeline=32), 512),
-        (Plan(64), 100),
-        (Plan(8, pipeline=8, stage=3), 512),
-        (Plan(1, tensor=8, pipeline=8, stage=1), 512),
-    ],
+    "plan", [Plan(8), Plan(4, 16), Plan(2, 1, 32), Plan(64), Plan(8, 1, 8, stage=3), Plan(1, 8, 8, stage=1)], ids=str
 )
-def test_plans_that_cannot_be(plan, batch):
+def test_plans_that_cannot_be(plan):
     with pytest.raises(ValueError, match=f"{plan} does not divide"):
-        account(LLAMA, CLUSTER, plan, batch)
+        account(LLAMA, CLUSTER, plan, 100 if plan == Plan(64) else 512)
 
 
 def test_the_flops_are_those_of_the_formulas_for_a_gpt():
-    from course_utils.estimating.published import korthikanti_model_flops
-
     run = TrainingRun("gpt3-175b", 1, 2048, "bf16-master")
     assert step_flops(run, 1) == pytest.approx(korthikanti_model_flops(run), rel=0.01)
     assert step_flops(run.replace(recompute="full"), 3) == pytest.approx(4 * step_flops(run, 1))
@@ -280,15 +229,6 @@ def test_a_late_gradient_is_the_earlier_one():
     assert len(staleness.late_descent(3.9, 5, 4000)) < 4000  # left where it is lost
 
 
-def test_parts_put_together_are_the_network():
-    x, target = pipeline_parts.batch()
-    y = x
-    for rank in range(4):
-        y = pipeline_parts.part(rank, 4, 0.0)(y)
-    torch.testing.assert_close(y, pipeline_parts.network()(x))
-    assert y.shape == target.shape == (32, 16)
-
-
 def test_differences_are_found_and_a_pause_changes_nothing():
     whole = pipeline_parts.whole_gradients()
     layers, (x, target) = pipeline_parts.network(seconds=1e-4), pipeline_parts.batch()
@@ -298,28 +238,7 @@ def test_differences_are_found_and_a_pause_changes_nothing():
     assert pipeline_parts.difference(off, whole) == pytest.approx(0.5 / max(abs(v) for row in whole for v in row))
 
 
-class Stage:
-    """What a clock needs of a PipelineStage."""
-
-    def __init__(self):
-        self.fwd_cache = {}
-
-    def forward_one_chunk(self, micro, scale=1):
-        self.fwd_cache[micro] = scale
-        return micro * scale
-
-    def backward_one_chunk(self, micro, loss=None):
-        return self.fwd_cache.pop(micro)
-
-
-def test_a_clock_notes_works_and_what_is_kept():
-    stage = Stage()
-    clock = pipeline_parts.Clock(stage)
-    assert stage.forward_one_chunk(3, scale=2) == 6
-    clock.forget()
-    stage.forward_one_chunk(4)
-    stage.backward_one_chunk(3, loss=None)
-    assert [(kind, micro) for kind, micro, *_ in clock.noted] == [("F", 4), ("B", 3)] and clock.most_kept == 2
+def test_what_clocks_noted_is_added_up():
     noted = [[["F", 0, 10.0, 10.5], ["B", 0, 11.5, 12.0]], [["F", 0, 10.5, 11.0], ["B", 0, 11.0, 11.5]]]
     assert pipeline_parts.works(noted)[2].start == 500
     assert pipeline_parts.measured_span(noted) == (2.0, 0.5)
