@@ -85,11 +85,11 @@ def is_edited(target: Path) -> bool:
     return stored is None or stored != fingerprint(read_notebook(target).cells)
 
 
-def save_edited(target: Path, now: datetime | None = None) -> Path | None:
+def save_edited(target: Path) -> Path | None:
     """Copy an edited notebook next to itself under a dated name; returns the copy, None if nothing is to be saved."""
     if not target.exists() or not is_edited(target):
         return None
-    copy = target.with_name(f"{target.stem}{EDITED}{now or datetime.now():%Y-%m-%d-%H%M%S}.ipynb")
+    copy = target.with_name(f"{target.stem}{EDITED}{datetime.now():%Y-%m-%d-%H%M%S}.ipynb")
     scratch = copy.with_suffix(".ipynb.part")
     shutil.copy2(target, scratch)
     return scratch.replace(copy)

@@ -11,7 +11,6 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..classroom import syllabi
 from ..interactive.command_line import Parser
 from ..interactive.course_files import ROOT, numbered
 from ..recording.notebooks import BuildError
@@ -86,18 +85,6 @@ def lay_out(stage: Path, root: Path = ROOT) -> None:
     shutil.copy2(root / TOUR, stage / TOUR)
     for page in (stage / "docs").glob("*.md"):
         page.write_text(ANCHOR.sub("", page.read_text(encoding="utf-8")), encoding="utf-8")
-    index = stage / "docs" / "index.md"
-    index.write_text(index.read_text(encoding="utf-8").replace("{{LESSONS}}", lessons(root)), encoding="utf-8")
-
-
-def lessons(root: Path) -> str:
-    """The table of lessons with their minutes and exercises."""
-    rows = ["| lesson | minutes | practice |", "|---|---|---|"]
-    for number, lesson in syllabi.lessons(root).items():
-        exercises = f"[exercises](../exercises/{lesson.file})" if lesson.exercises else ""
-        title = f"[{number:02d} · {lesson.title}](../notebooks/{lesson.file})"
-        rows.append(f"| {title} | {lesson.minutes} | {exercises} |")
-    return "\n".join(rows)
 
 
 def make_explorer(out: Path, root: Path = ROOT) -> Path:

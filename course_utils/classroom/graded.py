@@ -82,8 +82,7 @@ def printable(text: str) -> str:
 
 
 STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 60em; padding: 0 1em; color: #111;
-  background: #fff }
+body { font: 16px/1.5 system-ui, sans-serif; margin: 2em auto; max-width: 60em; padding: 0 1em }
 table { border-collapse: collapse; margin: 1em 0 }
 th, td { border: 1px solid #999; padding: 0.3em 0.6em; text-align: left }
 .wide { overflow-x: auto }
