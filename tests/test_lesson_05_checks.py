@@ -41,8 +41,6 @@ EXPRESSIONS = Answers(
         (counting({DIVIDED: 2}), "a division by a number keeps nothing, and neither"),
         (counting({}, each=1), "A bf16 number takes two"),
         (counting({}, each=16), "tanh(x + y) is off"),
-        (lambda n: {TANH: 2 * n}, f"has no {RELU!r}"),
-        (lambda n: list(counting({})(n).values()), "where a dictionary is asked for"),
     ],
 )  # fmt: skip
 
@@ -69,9 +67,7 @@ MLP_BYTES = Answers(
         (lambda s, b, h, ffn: s * (3 * h + 8 * ffn), "That is right for one sequence"),
         (lambda s, b, h, ffn: s * b * (3 * h + 8 * 4 * h), "List the tensors"),
         (mlp(factor=1e-6), "MB where bytes"),
-        (mlp(factor=8), "bits where bytes"),
         (mlp(factor=0.5), "Exactly half"),
-        (mlp(more=100), "a number where a formula belongs"),
         (mlp(more=24), "Whose random state"),
     ],
 )
@@ -116,12 +112,9 @@ BLOCK_BYTES = Answers(
         (block(pairs=lambda dropout: 5 if dropout else 4), "softmax's output and the factor of the next product"),
         (block(rows=0), "With flash attention, with dropout: the kernel keeps something small"),
         (block(rows=2), "With flash attention, with dropout it is off"),
-        (lambda s, b, h, a, attention, dropout: 0, "row by row"),
-        (block(factor=0.5), "Exactly half"),
         (block(factor=2**-20), "MiB where bytes were asked"),
         (block(more=1), "a number where a formula belongs"),
         (block(more=24), "Whose random state"),
-        (block(state=48), "a number where a formula belongs"),
     ],
 )
 
@@ -154,8 +147,8 @@ LONGEST = Answers(
     right=[longest(), longest_by_counting, longest_by_root],
     wrong=[
         (longest(lambda kept, budget: kept < budget), "still fits"),
-        (lambda budget, b, h, a, L: budget // (L * b * 34 * h), "only the part that is linear in s"),
-        (lambda budget, b, h, a, L: math.isqrt(budget // (L * b * 5 * a)), "only the part in s²"),
+        (lambda budget, b, h, a, L: budget // (L * b * 34 * h), "That is flash attention's length"),
+        (lambda budget, b, h, a, L: math.isqrt(budget // (L * b * 5 * a)), "the linear part is far from nothing"),
         (lambda budget, b, h, a, L: longest()(budget, b, h, a, 1), "all L blocks keep their share"),
         (lambda budget, b, h, a, L: longest()(budget, 1, h, a, L), "There are b of them at once"),
         (longest(more=0.5), "round down"),
@@ -174,7 +167,6 @@ def fitted(sweep: dict[int, int], short: int = 0, long: int = 0) -> dict[str, An
 
 
 def by_ratio(sweep: dict[int, int]) -> dict[str, Any]:
-    """Another style: bytes a token compared, and a flash kernel's size simply doubled."""
     tokens = sorted(size / s for s, size in sweep.items())
     if tokens[-1] / tokens[0] > 1.02:
         return {**fitted(sweep), "attention": "eager"}
@@ -186,12 +178,6 @@ def by_polynomial(sweep: dict[int, int]) -> dict[str, Any]:
     s = numpy.array(max(sweep))
     kernel = "flash" if s * square < linear / 50 else "eager"
     return {"next": linear * 2 * s + square * (2 * s) ** 2, "attention": kernel}
-
-
-def takes_them_out(sweep: dict[int, int]) -> dict[str, Any]:
-    found = fitted(sweep)
-    sweep.pop(max(sweep))
-    return found
 
 
 def with_kernel(kernel: Callable[[dict[int, int], str], str]) -> Any:
@@ -213,8 +199,6 @@ READ_SWEEP = Answers(
         (with_next(lambda sweep, right: right / 10**9), "next is GB where bytes were asked"),
         (lambda sweep: fitted(sweep, *[list(sweep)[place] for place in (0, -1)]), "a next size is off, by flash"),
         (with_kernel(lambda sweep, right: "Flash"), "you say 'Flash'"),
-        (lambda sweep: {"attention": "flash"}, "has no 'next'"),
-        (takes_them_out, "changes 'sweep', which its caller still needs"),
     ],
 )
 
@@ -251,12 +235,9 @@ TOLD = Answers(
         (telling(D=8), "They are no copies"),
         (telling(C=9, E=7), "C lies inside a step"),
         (telling(E=7), "E lies between two steps"),
-        (lambda: {"A": 5, "D": 2, "E": 9, "F": 1}, "has no 'B' and no 'C'"),
         (telling(A=10), "numbers 1 to 9"),
-        (telling(A="5"), "where a whole number is asked for"),
         (telling(A=8, B=8), "A and B have the same explanation"),
         (telling(A=8), "A is off"),
-        (lambda: [5, 4, 7, 2, 9, 1], "where a dictionary is asked for"),
     ],
 )
 

@@ -74,18 +74,15 @@ LOOP_MISTAKES: dict[str, tuple[Loop, ...]] = {
     "Both bugs are still in: nobody divides, and nobody steps on the last group.":
         (grouped(ONE, last=False, clear="after step"), grouped(ONE, last=False)),
     "Losses are added up: with a group of k, the gradient is k times too long.": (undivided,),
-    "The last, incomplete group gets no step of its own: those sequences are never learned from in their epoch.":
-        (dropped, grouped(ONE_KTH, last=False)),
+    "The last, incomplete group gets no step of its own.": (dropped, grouped(ONE_KTH, last=False)),
     "You divide the last group by k, too. How many micro-batches does it have?": (grouped(ONE_KTH),),
-    "You divide by the number of all micro-batches. The mean is over one group.":
-        (grouped(lambda part, group, k, count: 1 / count),),
+    "You divide by all of them. The mean is over one group.": (grouped(lambda part, group, k, count: 1 / count),),
     "zero_grad within a group throws away what has been added up: only its last micro-batch is left.":
         tuple(grouped(weigh, clear="before each") for weigh in (ONE, ONE_KTH, ONE_GROUPTH)),
     "The gradients of the group before are still in `.grad`: who clears them?": (grouped(ONE_GROUPTH, clear="never"),),
     "You step on every micro-batch: those are small batches, and their path is another one.":
         tuple(grouped(weigh, size=lambda k, count: 1) for weigh in (ONE, ONE_KTH)),
-    "You step once for the whole pass. Once for every group was asked for.":
-        (grouped(ONE_GROUPTH, size=lambda k, count: count),),
+    "You step once for the whole pass, not for every group.": (grouped(ONE_GROUPTH, size=lambda k, count: count),),
     "The parameters have not moved: who calls `optimizer.step()`?": (lambda *_: None,),
 }  # fmt: skip
 """Loops that a learner can write instead, by the hint that they get."""
@@ -178,8 +175,7 @@ PLAN_MISTAKES: Mistakes = {
         lambda run, card, tokens: _largest(run, tokens, gpu(card).memory, among=[1]),
     "Powers of two alone? Other numbers divide a batch, too.":
         lambda run, card, tokens: _largest(run, tokens, gpu(card).memory, among=[2**power for power in range(10)]),
-    "Turned round: the size of a micro-batch comes first, their number second.":
-        lambda *case: (found := plan_right(*case)) and found[::-1],
+    "Turned round: the size comes first, then the number.": lambda *case: (found := plan_right(*case)) and found[::-1],
     "You return the whole batch, whether it fits or not.": lambda run, card, tokens: (tokens // run.seq_len, 1),
 }  # fmt: skip
 
@@ -224,8 +220,7 @@ NOISE_MISTAKES: Mistakes = {
     "That is the ratio of the two lengths. In each of them are signal *and* noise.": lambda b, B, p, q: p / q,
     "That is tr(Σ), the noise of one sequence. Compared with what?": lambda *case: from_two(*case).noise,
     "That is |G|². How does the noise compare with it?": lambda *case: from_two(*case).signal,
-    "You take the big batch's length for |G|²: it still has a little noise in it.":
-        lambda b, B, p, q: from_two(b, B, p, q).noise / q,
+    "The big batch for |G|²? It still has a little noise.": lambda b, B, p, q: from_two(b, B, p, q).noise / q,
     "You take all that the small batch has more for b times its noise: the big one has some of it, too.":
         lambda b, B, p, q: b * (p - q) / from_two(b, B, p, q).signal,
     "The lengths are squared already.": lambda b, B, p, q: from_two(b, B, p * p, q * q).scale,

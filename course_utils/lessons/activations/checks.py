@@ -135,8 +135,7 @@ MLP_MISTAKES: Mistakes = {
     "One wide tensor short: a product keeps both of its factors.": lambda s, b, h, ffn: s * b * (3 * h + 6 * ffn),
     "That is right for one sequence. There are b of them.": lambda s, b, h, ffn: s * (3 * h + 8 * ffn),
     "That is a GELU MLP without a gate, whose product asks for more.": lambda s, b, h, ffn: s * b * (3 * h + 4 * ffn),
-    "One wide tensor too many: GELU's output and factor are one storage.":
-        lambda s, b, h, ffn: s * b * (3 * h + 10 * ffn),
+    "One wide tensor too many: two are one storage.": lambda s, b, h, ffn: s * b * (3 * h + 10 * ffn),
 }  # fmt: skip
 
 
@@ -216,10 +215,8 @@ def longest_of(budget: int, b: int, h: int, a: int, L: int) -> int:
 
 LENGTH_MISTAKES: Mistakes = {
     "What fills the budget to the last byte still fits.": lambda budget, *rest: longest_of(budget - 1, *rest),
-    "You take only the part that is linear in s. That is flash attention's length.":
-        lambda budget, b, h, a, L: budget // (L * b * 34 * h),
-    "You take only the part in s². Here the linear part is far from nothing.":
-        lambda budget, b, h, a, L: isqrt(budget // (L * b * 5 * a)),
+    "Linear alone? That is flash attention's length.": lambda budget, b, h, a, L: budget // (L * b * 34 * h),
+    "s² alone: the linear part is far from nothing.": lambda budget, b, h, a, L: isqrt(budget // (L * b * 5 * a)),
     "One block fills it, but all L blocks keep their share.": lambda budget, b, h, a, _: longest_of(budget, b, h, a, 1),
     "Right for one sequence. There are b of them at once.": lambda budget, b, *rest: longest_of(budget, 1, *rest),
 }  # fmt: skip

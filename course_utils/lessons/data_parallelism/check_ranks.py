@@ -41,11 +41,9 @@ def micro_batches(rank: int, step: int, count: int) -> list[tuple[torch.Tensor, 
 
 
 def trained(step: Any, count: int) -> dict[str, Any]:
-    """A few optimizer steps, each on `count` micro-batches.
-
-    Returns how far the ranks are `apart` after each, how far `off` they are from one process with the whole batch, how
-    many times gradients were `exchanged` in a step, for each optimizer step whether there was a gradient (`stepped`),
-    and the most sequences that went forward before a backward (`at_once`).
+    """A few optimizer steps of `count` micro-batches: how far the ranks are `apart` after each, and `off` one process
+    with the whole batch, how often gradients were `exchanged` in a step, for each optimizer step True where there was a
+    gradient (`stepped`), and the most sequences that went forward before a backward (`at_once`).
     """
     model, trace = DistributedDataParallel(network()), Trace(torch.device("cpu"))
     model.register_comm_hook(None, trace.hook)

@@ -289,9 +289,8 @@ EXPOSED_MISTAKES: Mistakes = {
     "You start at time zero. A transfer starts when its bucket is ready.": lambda b, c: max(0.0, _transfers(b) - c),
     "An exchange that ends before backward costs nothing, not less than nothing.": lambda b, c: _end(b) - c,
     "That is when the exchange ends. How long does the step wait for it, after backward?": lambda b, c: _end(b),
-    "You send without a gap. Where no bucket is ready, the network waits.":
-        lambda b, c: max(0.0, b[0][0] + _transfers(b) - c),
-}  # fmt: skip
+    "You send without a gap. A bucket may not be ready.": lambda b, c: max(0.0, b[0][0] + _transfers(b) - c),
+}
 
 
 @exercise("08.5", "What is ready early hides; what queues up does not.")

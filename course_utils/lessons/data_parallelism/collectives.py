@@ -83,10 +83,9 @@ ELEMENTS = 120_000  # 480 kB in fp32; divisible by each number of ranks up to 6,
 
 
 def one_rank() -> dict[str, Any]:
-    """This rank's bytes sent for each way, and True where its sum equals torch's all_reduce; a small ring step by step.
+    """This rank's bytes sent for each way, and True where its sum equals torch's all_reduce.
 
-    The small ring begins with 10^r in each of rank r's `parts`, so that digits show who contributed; `steps` are its
-    messages.
+    Also the `parts` and messages, `steps`, of a ring that begins with 10^r on rank r: digits show who contributed.
     """
     own = torch.randn(ELEMENTS, generator=torch.Generator().manual_seed(dist.get_rank()))
     wanted = own.clone()

@@ -76,12 +76,10 @@ INTERVAL_CASES = ((64, 1), (48, 1), (48, 17), (100, 4), (96, 57), (36, 0.25), (6
 
 INTERVAL_MISTAKES: Mistakes = {
     "You leave c out: nodes keep more than a checkpoint here.": lambda n, c: schedules.best_interval(n),
-    "You took the largest of several equally good k. The smallest was asked for.":
-        lambda n, c: min(reversed(divisors(n)), key=lambda k: n / k + c * k),
+    "You took the largest of several equally good k.": lambda n, c: min(divisors(n)[::-1], key=lambda k: n / k + c * k),
     "c is on the wrong side: it belongs to the stretch.": lambda n, c: min(divisors(n), key=lambda k: c * n / k + k),
-    "You rounded √(n/c) to a divisor. The sum is not symmetric: compare what each k really needs.":
-        lambda n, c: min(divisors(n), key=lambda k: abs(k - math.sqrt(n / c))),
-}  # fmt: skip
+    "You rounded √(n/c) to a divisor.": lambda n, c: min(divisors(n), key=lambda k: abs(k - math.sqrt(n / c))),
+}
 
 
 @exercise("06.2", "Tried, not assumed: the square root belongs to equal nodes alone.")

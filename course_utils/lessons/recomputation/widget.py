@@ -11,8 +11,8 @@ from course_utils.interactive.widgets import LAYOUT, STYLE, Explorable, dropdown
 from .figures import schedule_figure
 from .schedules import Schedule, keep_all, keep_every, keep_none
 
-EVERY = "keep every k"
-SCHEDULES = ("keep all", "keep none", EVERY)
+EVERY, KEEP = "keep every k", {"keep all": keep_all, "keep none": keep_none}
+SCHEDULES = (*KEEP, EVERY)
 MOST = 24  # nodes that can be distinguished in the picture
 FRAME = 400  # milliseconds from one tick to the next while it plays
 
@@ -31,23 +31,25 @@ class SchedulePlayer(Explorable):
             raise unknown("schedule", schedule, SCHEDULES)
         if not (2 <= nodes <= MOST and 1 <= k <= MOST):
             raise ValueError(f"nodes is {nodes} and k is {k}: choose at most {MOST}")
-        most = len(made(schedule, nodes, k).ticks)
         sliders = {
             name: ipywidgets.IntSlider(value, low, high, description=words, style=STYLE, layout=LAYOUT)
             for name, value, low, high, words in (
                 ("n", nodes, 2, MOST, "nodes n"),
                 ("k", k, 1, MOST, "keep every k"),
-                ("tick", tick or most, 1, most, "tick"),
+                ("tick", 1, 1, 1, "tick"),
             )
         }
-        super().__init__({"schedule": dropdown("schedule", SCHEDULES, schedule), **sliders})
-        self.play = ipywidgets.Play(min=1, max=most, value=1, interval=FRAME, description="play")
+        self.play = ipywidgets.Play(min=1, value=1, interval=FRAME, description="play")
         self.play.observe(lambda change: sliders["tick"].set_trait("value", change["new"]), names="value")
+        super().__init__({"schedule": dropdown("schedule", SCHEDULES, schedule), **sliders})
         self.children = (self.play, *tuple(self.children))
+        sliders["tick"].value = tick or sliders["tick"].max
 
     @property
     def schedule(self) -> Schedule:
-        return made(self.controls["schedule"].value, self.controls["n"].value, self.controls["k"].value)
+        """The schedule that has been chosen."""
+        name, n, k = (self.controls[name].value for name in ("schedule", "n", "k"))
+        return keep_every(n, min(k, n)) if name == EVERY else KEEP[name](n)
 
     def update(self, change: Any = None) -> None:
         """Draw; a new chain begins at its end, which has its totals. k can be moved only where it counts."""
@@ -69,13 +71,6 @@ class SchedulePlayer(Explorable):
             f"{again} of them repetitions, and {len(done) - forward} of b."
         )
         return schedule_figure(schedule, at), message
-
-
-def made(name: str, nodes: int, k: int) -> Schedule:
-    """The schedule of that name; k counts only where it keeps every k-th."""
-    if name == EVERY:
-        return keep_every(nodes, min(k, nodes))
-    return {"keep all": keep_all, "keep none": keep_none}[name](nodes)
 
 
 schedule_player = SchedulePlayer
