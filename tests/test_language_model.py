@@ -14,7 +14,7 @@ def test_the_text_is_ours_short_and_plain() -> None:
     assert 3_000 < len(lm.corpus()) < 6_000
     assert lm.corpus().isascii()
     assert "".join(lm.vocabulary()[token] for token in encode("the harbor")) == "the harbor"
-    with pytest.raises(ValueError, match="the corpus has no '@'"):
+    with pytest.raises(ValueError, match="not found"):
         encode("@")
 
 
@@ -63,11 +63,12 @@ def test_adam_all_in_fp16_divides_by_zero() -> None:
 
 
 def test_a_power_of_two_scale_changes_nothing_in_fp32() -> None:
-    assert train_language_model(steps=5, loss_scale=1024.0).losses == train_language_model(steps=5).losses
+    scaled = train_language_model(steps=5, loss_scale=lm.StaticLossScale(1024.0))
+    assert scaled.losses == train_language_model(steps=5).losses
 
 
 def test_a_scale_that_overflows_skips_the_step() -> None:
-    trained = train_language_model(precision="fp16-master", steps=3, loss_scale=2.0**30)
+    trained = train_language_model(precision="fp16-master", steps=3, loss_scale=lm.StaticLossScale(2.0**30))
     assert trained.skipped == 3
     fresh = language_model(dtype=torch.float16).parameters()
     assert all(torch.equal(one, other) for one, other in zip(fresh, trained.model.parameters(), strict=True))

@@ -88,11 +88,6 @@ def _figure_outside(run: TrainingRun) -> int:
     return sb * h + 2 * c * sb * h + 4 * sb * run.model.vocab
 
 
-def _playbook_count(run: TrainingRun) -> int:
-    h, L = run.model.hidden, run.model.layers
-    return h * run.model.vocab + L * (12 * h * h + 13 * h) + 2 * h
-
-
 EXACT = attrgetter("model.parameters")
 
 CALCULATORS = (
@@ -126,11 +121,13 @@ CALCULATORS = (
     ),
     Calculator(
         "Ultra-Scale Playbook, text", "Ultra-Scale Playbook: text", "teaching the formulas of a GPT",
-        "Tazi et al. 2025", _playbook_count, _states_of(published.playbook_parts), _five_bytes_each,
+        "Tazi et al. 2025", lambda run: published.playbook_parts(run)["parameters"] // 2,
+        _states_of(published.playbook_parts), _five_bytes_each,
     ),
     Calculator(
         "Ultra-Scale Playbook, figure", "Ultra-Scale Playbook: figure", "turning the Playbook's knobs in a browser",
-        "Tazi et al. 2025, src/memory.js", lambda run: _playbook_count(run) + run.model.hidden * run.seq_len,
+        "Tazi et al. 2025, src/memory.js",
+        lambda run: published.playbook_figure_parts(run)["parameters"] // run.precision.compute,
         _states_of(published.playbook_figure_parts), _five_bytes_each, _figure_outside,
     ),
     Calculator(
@@ -213,7 +210,7 @@ def component_of(tensor: Allocation) -> str:
 
 
 class Term(NamedTuple):
-    """One reason why an answer differs from a step's peak."""
+    """A reason why an answer differs from a step's peak."""
 
     name: str
     why: str

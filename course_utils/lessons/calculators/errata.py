@@ -6,6 +6,7 @@ version named where the text has one; no number in the evidence is typed. Nothin
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from textwrap import fill
 
 from course_utils.allocator.policy import CachingAllocator
@@ -23,6 +24,8 @@ from ..parameters.counting import GPT2_PAPER
 from .calculators import states_of
 
 PAGE = ROOT / "docs" / "errata.md"
+
+_gb, _gib = (partial(format_bytes, unit=unit, digits=1) for unit in ("GB", "GiB"))
 
 NEWSLETTER = "the newsletter Daily Dose of Data Science, “Where Did the GPU Memory Go?”"
 SLIDES = "the slides “Large models training” (Optimization for ML, HSE University)"
@@ -59,29 +62,25 @@ class Erratum:
 
 def _errata() -> Iterator[Erratum]:
     """All of them, in the order of the page: a new one comes last, so that numbers stay."""
-    sizes = []
-    for name, run in {"master weights": FULL, "autocast": FULL.replace(precision="amp-bf16")}.items():
-        whole, chunks = estimate(run).total, estimate(run.replace(loss_chunks=8)).total
-        sizes.append(f"{name} {_gb(whole)}, with the loss in 8 chunks {_gb(chunks)}")
-    cut = estimate(FULL.replace(micro_batch=4, accumulation_steps=8)).total
+    autocast = FULL.replace(precision="amp-bf16")
+    sizes = [f"{name} {_peak(run)}, with the loss in 8 chunks {_peak(run, loss_chunks=8)}"
+             for name, run in {"master weights": FULL, "autocast": autocast}.items()]  # fmt: skip
     yield Erratum(
         "One can barely train GPT-2 XL on 32 GB: 32 to 35 GB in all", NEWSLETTER, 1,
         "The recipe decides. 32 sequences at once fit a 32 GB card with fp32 master weights and the loss in chunks. "
         "With the loss over the whole batch they do not, and under autocast even chunks leave them at the card's edge. "
         "In micro-batches of 4 they fit.",
-        f"{'; '.join(sizes)}; master weights, 8 micro-batches of 4, {_gb(cut)}; a program gets {_gb(CARD.room)} of an "
-        "RTX 5090",
+        f"{'; '.join(sizes)}; master weights, 8 micro-batches of 4, "
+        f"{_peak(FULL, micro_batch=4, accumulation_steps=8)}; a program gets {_gb(CARD.room)} of an RTX 5090",
     )  # fmt: skip
 
     there = estimate(FULL)
-    parts = f"{_gb(states_of(there))} of states, {_gb(there['activations'])} of activations, " \
-        f"{_gb(there['temporaries'])} passing"  # fmt: skip
     yield Erratum(
         "GPT-2 XL cannot be trained on a 32 GB GPU",
         f"{SLIDES}, after ZeRO, section 3. The slides list the parts and draw no sum: 41 GB is ours", 1,
         "The recipe decides (see the claim before). And the parts are never all there at one moment.",
-        f"{' + '.join(map(str, LISTED))} = {sum(LISTED)} GB; a step with full recomputation: {parts} = "
-        f"{_gb(there.total)}",
+        f"{' + '.join(map(str, LISTED))} = {sum(LISTED)} GB; a step with full recomputation: {_gb(states_of(there))} "
+        f"of states, {_gb(there['activations'])} of activations, {_gb(there['temporaries'])} passing = {_peak(FULL)}",
     )  # fmt: skip
 
     flash, eager = (activation_bytes(XL.replace(attention=kernel)) for kernel in ("flash", "eager"))
@@ -99,7 +98,7 @@ def _errata() -> Iterator[Erratum]:
         "A square root belongs to a chain of equal nodes. The real figure is near it by chance.",
         f"over √48: {_gb(root)}; a checkpoint a block: {_gb(checkpoints)}, with the live block "
         f"{_gb(checkpoints + block_bytes(FULL))}; with the loss's log-softmax ({_gb(sum_bytes(loss_saved(FULL)))}) and "
-        f"the rest {_gb(there['activations'], 2)}",
+        f"the rest {_gb(there['activations'], digits=2)}",
     )  # fmt: skip
 
     full_flash, full_eager = (activation_bytes(FULL.replace(attention=kernel)) for kernel in ("flash", "eager"))
@@ -152,7 +151,7 @@ def _errata() -> Iterator[Erratum]:
     yield Erratum(
         "With full recomputation it keeps 1 GB", "the lecture", 5,
         "1 GiB is the checkpoints alone: the block that runs again and the loss come on top.",
-        f"checkpoints {_gib(checkpoints)} = {_gb(checkpoints, 2)}; GPT's live block "
+        f"checkpoints {_gib(checkpoints)} = {_gb(checkpoints, digits=2)}; GPT's live block "
         f"{_gib(published.korthikanti_block_bytes(full))} more; a Llama with flash attention, at its peak and with the "
         f"loss, {_gib(there['activations'] + there['temporaries'])}",
     )  # fmt: skip
@@ -164,8 +163,7 @@ def _errata() -> Iterator[Erratum]:
         "The sum is right for 10⁹ parameters and for what blocks keep. A model called “1B” has more parameters, and "
         "its loss comes on top.",
         f"16 GB + 34·s·b·h·L = 16 GB + {_gb(kept)} = {_gb(16 * GB + kept)}; Llama 3.2 1B has {N / 1e9:.2f} · 10⁹ "
-        f"parameters, {_gb(16 * N)} of states, and with flash attention and its loss a peak of "
-        f"{_gb(estimate(run).total)}",
+        f"parameters, {_gb(16 * N)} of states, and with flash attention and its loss a peak of {_peak(run)}",
     )  # fmt: skip
 
     N = PRESETS["llama3-8b"].parameters
@@ -182,14 +180,13 @@ def _errata() -> Iterator[Erratum]:
         f"GPT-2 XL: {_gb(begin)} when forward ends, {format_bytes(end)} when the optimizer steps",
     )  # fmt: skip
 
-    run = FULL.replace(precision="amp-bf16")
-    foreach, fused = (moments(run.replace(optimizer=f"adamw-{how}"))["optimizer step"]["temporaries"]
+    foreach, fused = (moments(autocast.replace(optimizer=f"adamw-{how}"))["optimizer step"]["temporaries"]
                       for how in ("foreach", "fused"))  # fmt: skip
     yield Erratum(
         "We can't do much about residual memory", UNCLEAR, 10,
         "Temporaries, buffers and fragmentation all have a cause and a cure.",
         f"Adam's temporaries: {_gb(foreach)} with foreach, {format_bytes(fused)} fused; peak of GPT-2 XL, recomputed: "
-        f"{_gb(estimate(run).total)}, with the loss in 16 chunks {_gb(estimate(run.replace(loss_chunks=16)).total)}",
+        f"{_peak(autocast)}, with the loss in 16 chunks {_peak(autocast, loss_chunks=16)}",
     )  # fmt: skip
 
     yield Erratum(
@@ -262,8 +259,8 @@ def _errata() -> Iterator[Erratum]:
     yield Erratum(
         "ZeRO-2 with T5 of 2,851 M parameters on 8 GPUs: 15.93GB", "DeepSpeed's documentation, Memory Requirements",
         13, "The page's sum is right, its unit is GiB. The code behind it has another sum by now.",
-        f"4N + 16N/8 for its N = 2,851 · 10⁶: {_gib(size, 2)} = {_gb(size, 2)}; 2N + 18N/8, the code's: "
-        f"{_gib(2 * N + 18 * N // D, 2)}",
+        f"4N + 16N/8 for its N = 2,851 · 10⁶: {_gib(size, digits=2)} = {_gb(size, digits=2)}; 2N + 18N/8, the code's: "
+        f"{_gib(2 * N + 18 * N // D, digits=2)}",
     )  # fmt: skip
 
     said = published.cookbook_parts(FULL)["activations"]
@@ -308,12 +305,8 @@ def _errata() -> Iterator[Erratum]:
     )  # fmt: skip
 
 
-def _gb(size: int, digits: int = 1) -> str:
-    return format_bytes(size, "GB", digits)
-
-
-def _gib(size: int, digits: int = 1) -> str:
-    return format_bytes(size, "GiB", digits)
+def _peak(run: TrainingRun, **changes: int) -> str:
+    return _gb(estimate(run.replace(**changes)).total)
 
 
 def _without_scores(run: TrainingRun) -> int:

@@ -221,26 +221,18 @@ def true_peaks() -> tuple[int, ...]:
     return tuple(estimate(run).total for run in HIDDEN)
 
 
-def _kept(N: int, L: int, h: int, s: int, b: int, **_: int) -> int:
-    """States, checkpoints and the last norm: there at both moments."""
-    return 16 * N + 4 * s * b * h * L + 6 * s * b * h
+def _at_loss(N: int, L: int, h: int, V: int, s: int, b: int, **_: int) -> int:
+    """States, checkpoints, the last norm, autocast's 16-bit copies of all matrices, and four tensors of the loss."""
+    return 16 * N + 4 * s * b * h * L + 6 * s * b * h + 2 * (h * V + 12 * L * h * h) + 8 * s * b * V
 
 
-def _copies(L: int, h: int, V: int, **_: int) -> int:
-    """Autocast's 16-bit copies of all matrices, the head's included."""
-    return 2 * (h * V + 12 * L * h * h)
-
-
-def _at_loss(**of: int) -> int:
-    return _kept(**of) + _copies(**of) + 8 * of["s"] * of["b"] * of["V"]
-
-
-def _backward(**of: int) -> int:
-    return _kept(**of) + 2 * of["h"] * of["V"] + 10 * of["s"] * of["b"] * of["V"]
+def _backward(L: int, h: int, V: int, s: int, b: int, **of: int) -> int:
+    """The loss's backward: the blocks' copies are gone, and the gradient of the logits is there."""
+    return _at_loss(L=L, h=h, V=V, s=s, b=b, **of) - 24 * L * h * h + 2 * s * b * V
 
 
 def peak_right(**of: int) -> int:
-    """The fuller of two moments: the loss, with all weight copies, and its backward, when the blocks' are gone."""
+    """The right answer: the fuller of the two moments."""
     return max(_at_loss(**of), _backward(**of))
 
 
@@ -259,11 +251,11 @@ PEAK_MISTAKES: Mistakes = {
     "Your checkpoints are in 16 bits. Under autocast the residual stream is not.":
         _off(lambda L, s, b, h, **_: -2 * s * b * h * L),
     "The loss is missing: tensors of s·b·V numbers, and there are several at once.":
-        lambda **of: _kept(**of) + _copies(**of),
+        lambda **of: _at_loss(**of) - 8 * of["s"] * of["b"] * of["V"],
     "You take the loss alone. Its backward has more tensors of s·b·V numbers.": _at_loss,
     "You take the loss's backward alone. Before it all of autocast's weight copies are there.": _backward,
     "You add up two moments that are never together: the blocks' weight copies, and the gradient of the logits.":
-        lambda **of: _kept(**of) + _copies(**of) + 10 * of["s"] * of["b"] * of["V"],
+        lambda **of: _at_loss(**of) + 2 * of["s"] * of["b"] * of["V"],
 }  # fmt: skip
 
 

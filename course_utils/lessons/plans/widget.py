@@ -28,25 +28,17 @@ class Detective(Explorable):
         cause = ipywidgets.Dropdown(options=causes, value="", description="cause", style=STYLE, layout=wide)
         super().__init__({"case": case, "cause": cause})
 
-    def update(self, change: object = None) -> None:
-        """Draws the case; one that is new says first that it is being run, which takes seconds the first time."""
-        number = self.controls["case"].value
-        if self.figure is not None and number != self.shown:
-            told = f"<div role='status' style='line-height:1.6'>Case {number} is being run: a few seconds.</div>"
-            self.show(told, f"<div style='opacity:0.25'>{self.figure.svg}</div>")
-        super().update(change)
-
     def redraw(self) -> tuple[Figure, str]:
         """The timeline of the case up to its failure, and the evidence for and against the chosen cause."""
         number = self.controls["case"].value
         if number != self.shown:  # a new case begins without a diagnosis
             self.shown = number
             self.controls["cause"].value = ""
-        found, cause = case(number), self.controls["cause"].value
-        is_right = cause == ORDER[number - 1][0]
-        self.solved |= {number} if is_right else set()
-        verdict = f"<b>✓ Yes: {escape(CAUSES[cause])}.</b> " if is_right else ""
-        if cause and not is_right:
+        found, cause, verdict = case(number), self.controls["cause"].value, ""
+        if cause == ORDER[number - 1][0]:
+            self.solved |= {number}
+            verdict = f"<b>✓ Yes: {escape(CAUSES[cause])}.</b> "
+        elif cause:
             verdict = f"<b>✗ No.</b> {escape(against(cause, found))} "
         score = f"{verdict}Solved: {len(self.solved)} of {len(ORDER)}."
         title = f"Case {number}: out of memory in {_when(found)}"

@@ -36,11 +36,8 @@ class CheatSheet:
         parts = ["# Cheat sheet", "One entry a lesson, in the lesson's own words. Print it: it needs two pages."]
         for entry in self.entries:
             parts += [f'<span id="lesson-{entry.number}"></span>', f"## {entry.number} · {entry.title}"]
-            parts += [f"**{entry.line}**", f"{entry.remember}", f"*Breaks when* {entry.breaks}"]
+            parts += [f"**{entry.line}**", entry.remember, f"*Breaks when* {entry.breaks}"]
         return "\n\n".join(parts) + "\n"
-
-    def __str__(self) -> str:
-        return "\n\n".join(f"{entry.number} {entry.title}\n  {entry.line}" for entry in self.entries)
 
     def __repr__(self) -> str:
         return f"The cheat sheet: the lines of {len(self.entries)} lessons."
@@ -61,7 +58,6 @@ def _entry(path: Path) -> Entry:
     title = TITLE.search(text)
     found = [re.search(rf"^\*\*{part}\*\* (.+?)(?:\n\s*\n|\Z)", text, re.MULTILINE | re.DOTALL) for part in PARTS]
     if title is None or not all(found):
-        missing = [part for part, match in zip(PARTS, found, strict=True) if match is None]
-        raise ValueError(f"{path.name} lacks its title or {', '.join(missing)}")
+        raise ValueError(f"{path.name} lacks its title or one of {', '.join(PARTS)}")
     said = [LINK.sub(r"\1", " ".join(match[1].split())) for match in found if match]
     return Entry(title[1], title[2], *said)

@@ -1,7 +1,4 @@
-"""A character-level language model small enough to train on a CPU in a second or two, and a text to train it on.
-
-`train_language_model` is the one call; lesson 02 varies its optimizer, lesson 03 its number formats.
-"""
+"""A character-level language model small enough to train on a CPU in a second or two, and a text to train it on."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -63,7 +60,7 @@ class LossScale(Protocol):
 
 @dataclass
 class StaticLossScale:
-    """A constant factor. 1.0 is no scaling at all; with any other, a step that overflows is skipped."""
+    """A constant factor."""
 
     scale: float = 1.0
 
@@ -106,9 +103,6 @@ def vocabulary() -> str:
 
 def encode(text: str) -> torch.Tensor:
     """Token ids of `text`, one for each character. Raises ValueError for one that the corpus does not have."""
-    strange = sorted(set(text) - set(vocabulary()))
-    if strange:
-        raise ValueError(f"the corpus has no {', '.join(map(repr, strange))}; it has {vocabulary()!r}")
     return torch.tensor([vocabulary().index(character) for character in text])
 
 
@@ -138,7 +132,7 @@ def language_model(
 
 def train_language_model(
     optimizer: str | Callable[[Sequence[torch.nn.Parameter]], Steps] = "adamw", precision: str = "fp32",
-    steps: int = 100, *, rate: float | None = None, loss_scale: float | LossScale = 1.0,
+    steps: int = 100, *, rate: float | None = None, loss_scale: LossScale | None = None,
     model: Transformer | None = None, seed: int = 0, watch: Callable[[int, Transformer], None] | None = None,
     text: str | None = None,
 ) -> Training:  # fmt: skip
@@ -147,8 +141,7 @@ def train_language_model(
     `optimizer` is a name of `OPTIMIZERS` or a function that makes one of a list of parameters; `rate` overrides the
     named one's learning rate. `precision` is one of `FORMATS`. With a `loss_scale` the loss is multiplied before
     backward, the gradients are divided in fp32 (masters) or in their own format, and a step whose gradients are not
-    finite is skipped. `watch(step, model)` is called when each backward is over, before the step. `text` replaces the
-    course's own; frozen parameters of `model` stay as they are.
+    finite is skipped. `watch(step, model)` is called between each backward and its step. `text` replaces the course's.
     Raises ValueError for an unknown optimizer or precision, TypeError for a rate that would not be used.
     """
     if precision not in FORMATS:
@@ -165,16 +158,15 @@ def train_language_model(
     else:
         stepper = optimizer(masters)
     cast = partial(torch.autocast, "cpu", dtype=recipe.autocast) if recipe.autocast else nullcontext
-    scaler = StaticLossScale(loss_scale) if isinstance(loss_scale, float | int) else loss_scale
     done = Training([], model, stepper)
     for number, (tokens, targets) in enumerate(batches(steps, seed=seed, text=text), 1):
         with cast(), HalfProducts():
             loss = cross_entropy(model(tokens).float().flatten(0, 1), targets.flatten())
-        (loss * scaler.scale).backward()
+        (loss * loss_scale.scale if loss_scale else loss).backward()
         done.losses.append(loss.item())
         if watch:
             watch(number, model)
-        _step(done, masters, scaler)
+        _step(done, masters, loss_scale)
     return done
 
 
@@ -187,24 +179,25 @@ def mean_loss(model: torch.nn.Module, text: str, seq_len: int = 32) -> float:
         return cross_entropy(model(inputs).flatten(0, 1), targets).item()
 
 
-def _step(done: Training, masters: Sequence[torch.nn.Parameter], scaler: LossScale) -> None:
+def _step(done: Training, masters: Sequence[torch.nn.Parameter], loss_scale: LossScale | None) -> None:
     """Bring the gradients to the masters, undo the scale, step unless a scaled gradient overflowed, clear them."""
     pairs = zip(done.model.parameters(), masters, strict=True)
     copies = [(weight, master) for weight, master in pairs if master is not weight]
     for weight, master in copies:
         master.grad, weight.grad = None if weight.grad is None else weight.grad.float(), None
-    gradients = [master.grad for master in masters if master.grad is not None]
-    scales = not (isinstance(scaler, StaticLossScale) and scaler.scale == 1)
-    overflowed = scales and not all(bool(gradient.isfinite().all()) for gradient in gradients)
+    overflowed = False
+    if loss_scale:
+        gradients = [master.grad for master in masters if master.grad is not None]
+        overflowed = not all(bool(gradient.isfinite().all()) for gradient in gradients)
+        for gradient in gradients:
+            gradient.div_(loss_scale.scale)
+        loss_scale.update(overflowed)
     if not overflowed:
-        for gradient in gradients if scales else ():
-            gradient.div_(scaler.scale)
         done.optimizer.step()
         with torch.no_grad():
             for weight, master in copies:
                 weight.copy_(master)
     done.skipped += overflowed
-    scaler.update(overflowed)
     for master in masters:
         master.grad = None
 
@@ -223,9 +216,8 @@ def _optimizer(name: str, tensors: list[tuple[str, torch.nn.Parameter]], rate: f
 class HalfProducts(TorchFunctionMode):
     """Products of fp16 matrices as tensor cores make them: multiplied, added up in fp32, rounded to fp16 once.
 
-    CPUs without fp16 instructions take ten times as long for torch's own. Backward follows by itself: its products run
-    in fp32 too, and each gradient is rounded to fp16 where forward's operand was widened. Under autocast to fp16 it
-    rounds fp32 operands first, as autocast would.
+    CPUs without fp16 instructions take ten times as long for torch's own. Backward's products run in fp32 too, and each
+    gradient is rounded where forward's operand was widened. Under autocast to fp16, fp32 operands are rounded first.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
