@@ -12,16 +12,7 @@ from engine import simulate
 from course_utils import TrainingRun, measure
 from course_utils.authoring.recordings import lesson_runs
 from course_utils.measuring import recorded
-from course_utils.measuring.recorded import (
-    from_json,
-    hardware_terms,
-    key,
-    load,
-    read_folder,
-    recordings,
-    thinned,
-    to_json,
-)
+from course_utils.measuring.recorded import from_json, key, load, read_folder, recordings, thinned, to_json
 from course_utils.measuring.recording_file import append
 
 ROOT = Path(__file__).parent.parent
@@ -211,12 +202,3 @@ def test_what_is_shipped_from_gpus_can_be_read() -> None:
         assert recording.device and recording.date and str(recording).endswith(recording.date)
         if recording.kind == "run" and recording.status == "measured":
             assert recording.measurement().peak > 0
-
-
-def test_what_no_simulation_sees_is_there_by_name(shipped: Any) -> None:
-    operations = [{"operation": "gelu, forward", "scratch": 512}, {"operation": "cudnn", "refused": "no kernel"}]
-    parts = {"context": {"context": 500}, "workspaces": {"together": 80}, "scratch": {"operations": operations}}
-    shipped(*(line(task=kind, kind=kind, parts={kind: part}) for kind, part in parts.items()), line())
-    assert hardware_terms("h200") == {"context": 500, "workspaces": 80, "scratch of gelu, forward": 512}
-    with pytest.raises(ValueError, match=r"no one GPU 'A100' .* GPUs recorded: NVIDIA H200"):
-        hardware_terms("A100")

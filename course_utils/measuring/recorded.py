@@ -3,10 +3,12 @@
 `simulated.json.gz` is written by `python -m course_utils.authoring.recordings`, each `*.jsonl` by `record` on a GPU.
 """
 
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, fields, replace
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,6 @@ from ..run import TrainingRun
 from .recording_file import AS, FOLDER, MEASURED, SETTLED, SIMULATED_GPU, Line, packed, read_lines, unpacked
 
 FILE = "simulated.json.gz"
-
-TERMS = ("context", "workspaces", "scratch")  # Kinds of recordings that say what no simulation sees
 
 POINTS, MOST_ALLOCATIONS = 300, 150
 """A thinned measurement keeps about so many moments of the timeline, and so many of the allocations at the peak."""
@@ -82,10 +82,7 @@ def attempts(kind: str) -> tuple[Recording, ...]:
 
 
 def _newest_each(items: Iterable[Recording]) -> tuple[Recording, ...]:
-    found: dict[tuple[str, str], list[Recording]] = {}
-    for item in items:
-        found.setdefault((item.device, item.task), []).append(item)
-    return tuple(_newest(tries) for tries in found.values())
+    return tuple({(item.device, item.task): item for item in sorted(items, key=lambda item: item.date)}.values())
 
 
 def key(run: TrainingRun, steps: int) -> str:
@@ -105,44 +102,13 @@ def find(run: TrainingRun, steps: int, note: str = "", device: str | None = None
     if len(devices) > 1:
         raise ValueError(f"{name} is recorded on {', '.join(devices)}: choose one, as in device={devices[0]!r}")
     if real:
-        return _newest(real).measurement(note)
+        return _newest_each(real)[0].measurement(note)
     simulated = load()
     if name in simulated and device in (None, SIMULATED_GPU):
         return from_json(simulated[name], note)
     listed = "\n  ".join([*simulated, *(str(item) for item in _gpu_recordings() if item.kind == "run")])
     where = f" on {device}" if device not in (None, SIMULATED_GPU) else f" ({note})" if note else ""
     raise ValueError(f"no recording of {name}{where}; recorded are:\n  {listed}")
-
-
-def hardware_terms(device: str) -> dict[str, int]:
-    """Bytes by name that no simulation sees, as recorded on the GPU whose name contains `device`.
-
-    "context" is the driver's, "workspaces" cuBLAS's in torch's allocator, and for each operation that was run alone
-    "scratch of …" what its kernel allocates for itself. Raises ValueError where none of them is recorded, or on
-    several GPUs of that name.
-    """
-    found = [item for item in recordings(device) if item.status == MEASURED and item.kind in TERMS]
-    devices = sorted({item.device for item in found})
-    if len(devices) != 1:
-        there = ", ".join(devices or sorted({item.device for item in _gpu_recordings()})) or "none"
-        raise ValueError(f"no one GPU {device!r} has what no simulation sees recorded; GPUs recorded: {there}")
-    terms: dict[str, int] = {}
-    for kind in TERMS:
-        of_kind = [item for item in found if item.kind == kind]
-        if of_kind:
-            terms |= _terms(_newest(of_kind))
-    return terms
-
-
-def _terms(item: Recording) -> dict[str, int]:
-    part = item.parts[item.kind]
-    if item.kind == "scratch":
-        return {f"scratch of {one['operation']}": one["scratch"] for one in part["operations"] if "scratch" in one}
-    return {item.kind: part[{"context": "context", "workspaces": "together"}[item.kind]]}
-
-
-def _newest(found: Sequence[Recording]) -> Recording:
-    return max(enumerate(found), key=lambda pair: (pair[1].date, pair[0]))[1]
 
 
 @cache
@@ -217,8 +183,18 @@ def thinned(measured: Measurement, points: int = POINTS) -> Measurement:
     Kept are the peak, the beginning of each phase and the highest moment of each stretch between; at each of them every
     kind has its true bytes. What led from one to the next becomes one change for each kind, what was freed first.
     """
-    kept = _moments_kept(measured, points)
-    changes, new_event = _merged_changes(measured.timeline.changes, kept)
+    kept, changes = _moments_kept(measured, points), list[tuple[int, str]]()
+    ends = [0]  # how many changes there are at each moment that is kept
+    for before, moment in pairwise(kept):
+        sums: Counter[str] = Counter()
+        for size, kind in measured.timeline.changes[before:moment]:
+            sums[kind] += size
+        changes += sorted((size, kind) for kind, size in sums.items() if size)
+        ends.append(len(changes))
+
+    def new_event(event: int) -> int:
+        return ends[bisect_right(kept, event) - 1]
+
     peak = new_event(measured.peak_event)
     marks = [Mark(new_event(mark.event), mark.step, mark.phase) for mark in measured.timeline.marks]
     allocations = []
@@ -229,7 +205,7 @@ def thinned(measured: Measurement, points: int = POINTS) -> Measurement:
 
 
 def _moments_kept(measured: Measurement, points: int) -> list[int]:
-    """Event counts, in order: the peak, the end, where phases begin, and the highest of each of `points` stretches."""
+    """Event counts: 0, the peak, the end, where phases begin, and the highest of each of `points` stretches."""
     totals = measured.timeline.totals()
     stretch = max(1, -(-len(totals) // points))
     highest = {
@@ -237,24 +213,4 @@ def _moments_kept(measured: Measurement, points: int) -> list[int]:
         for start in range(0, len(totals), stretch)
     }
     begins = {mark.event for mark in measured.timeline.marks}
-    return sorted((highest | begins | {measured.peak_event, len(totals)}) - {0})
-
-
-def _merged_changes(
-    changes: Sequence[tuple[int, str]], kept: Sequence[int]
-) -> tuple[list[tuple[int, str]], Callable[[int], int]]:
-    """The changes between kept moments, one for each kind, and a function from an old event count to the new one."""
-    merged: list[tuple[int, str]] = []
-    counts = {0: 0}
-    before = 0
-    for moment in kept:
-        sums: Counter[str] = Counter()
-        for size, kind in changes[before:moment]:
-            sums[kind] += size
-        merged += sorted((size, kind) for kind, size in sums.items() if size)
-        counts[moment] = len(merged)
-        before = moment
-    at_or_before = [0] * (len(changes) + 1)
-    for event in range(1, len(changes) + 1):
-        at_or_before[event] = counts.get(event, at_or_before[event - 1])
-    return merged, at_or_before.__getitem__
+    return sorted(highest | begins | {0, measured.peak_event, len(totals)})

@@ -176,11 +176,11 @@ def counters(replayed: Replay, moments: Mapping[str, int]) -> Table:
 
 def beyond_simulation() -> str:
     """Context and workspaces as recorded on real GPUs; a sentence where nothing is recorded."""
-    from course_utils.measuring.recorded import MEASURED, TERMS, hardware_terms, recordings
+    from course_utils.measuring.recorded import newest
 
-    devices = sorted({item.device for item in recordings() if item.kind in TERMS and item.status == MEASURED})
-    found = ((device, name, size) for device in devices for name, size in hardware_terms(device).items())
-    return "\n".join(f"{device}, {name}: {format_bytes(size)}" for device, name, size in found if name in TERMS) or (
+    parts = (("context", "context"), ("workspaces", "together"))
+    found = sorted((item.device, kind, item.parts[kind][part]) for kind, part in parts for item in newest(kind))
+    return "\n".join(f"{device}, {name}: {format_bytes(size)}" for device, name, size in found) or (
         "No recording of a real GPU is shipped yet, so this course has no figure for the context or for\n"
         "cuBLAS's workspaces, and invents none. On a machine with a GPU this measures them:\n"
         "python3 -m course_utils record"
