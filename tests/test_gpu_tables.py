@@ -174,7 +174,7 @@ def test_a_history_survives_being_packed_and_stays_small() -> None:
 @pytest.mark.parametrize(
     "text",
     ["", "no base 64!", b64encode(gzip.compress(b"{}", mtime=0)).decode(), "H4sI"],
-    ids=["empty", "no base 64", "no events", "cut off"],
+    ids=["empty", "no base 64", "no entries", "cut off"],
 )
 def test_a_damaged_history_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="this allocation history is damaged"):

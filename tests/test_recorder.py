@@ -149,7 +149,6 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background
 import test_recorder as t
 from course_utils.cli import main as front_door
 from course_utils.recording import recorder
-recorder.check_torch = lambda: None
 recorder.commit = lambda: 'abc'
 recorder.device_facts = lambda *_: {{**t.H200, 'free': 10**12, 'rehearsal': True}}
 recorder.work_command = lambda *_: t.python({code!r})
@@ -445,16 +444,10 @@ def test_bad_options_are_refused_in_one_line(arguments, said):
     assert not (ROOT / "x").exists()
 
 
-def test_a_torch_that_is_too_old_or_missing_is_refused():
-    with pytest.raises(RecordingError, match=r"torch 2\.11 or newer in .*, not 2\.9\.1"):
-        recorder.check_torch(lambda _: "2.9.1+cu128")
-
-    def none(name: str) -> str:
-        raise recorder.metadata.PackageNotFoundError(name)
-
-    with pytest.raises(RecordingError, match="where there is none"):
-        recorder.check_torch(none)
-    recorder.check_torch(lambda _: "2.11.0")
+def test_a_torch_that_is_too_old_is_refused(monkeypatch):
+    monkeypatch.setattr(torch, "__version__", type(torch.__version__)("2.9.1+cu128"))
+    with pytest.raises(RuntimeError, match=r"torch 2\.11 or newer is needed in .*, not 2\.9\.1"):
+        recording_work.facts(Host())
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

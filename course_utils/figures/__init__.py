@@ -1,14 +1,14 @@
 """The course's figures: colors fixed once for each kind of memory, a title that states the conclusion, alt text always.
 
-`stack` and `timeline` show where the bytes are, `compare_bars` puts an estimate next to a measurement, `bars` and
-`lines` show the rest. Each returns a `Figure`. Sizes are bytes; `unit` says how to print them.
+Each function returns a `Figure`. Sizes are bytes; `unit` says how to print them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 
-from ..breakdown import KINDS, MemoryBreakdown
+from ..breakdown import KINDS
 from ..gpus import Gpu
 from ..measurement import Measurement
 from ..units import UNITS, format_bytes
@@ -40,7 +40,7 @@ BAR_HEIGHT, BAR_STEP = 46, 62
 
 
 def stack(
-    rows: Mapping[str, Row] | Sequence[MemoryBreakdown],
+    rows: Mapping[str, Row],
     title: str,
     *,
     capacity: int | Gpu | None = None,
@@ -48,27 +48,23 @@ def stack(
     nominal: int | None = None,
     provenance: str = "",
     unit: str = "GB",
-    digits: int | None = None,
     values_in_legend: bool = False,
     alt: str | None = None,
 ) -> Figure:
-    """Horizontal bars stacked by kind, one for each row, with their totals and a GPU's capacity marked.
+    """Horizontal bars stacked by kind, one for each row by its label, with their totals and a GPU's capacity marked.
 
-    A row is a breakdown (any mapping from kinds to bytes), a measurement, or a list of `Segment`s; `rows` maps labels
-    to them, or lists breakdowns that carry labels. `capacity` is bytes or a `Gpu`; `nominal` bytes, where they are not
-    the capacity, get a dashed line of their own. Raises ValueError without any row. It takes about a millisecond.
+    A row is a breakdown (any mapping from kinds to bytes), a measurement, or a list of `Segment`s. `capacity` is bytes
+    or a `Gpu`; `nominal` bytes, where they are not the capacity, get a dashed line of their own. Raises ValueError
+    without any row.
     """
     if not rows:
         raise ValueError("a stack needs at least one row")
-    if not isinstance(rows, Mapping):
-        rows = {row.label or f"{index}": row for index, row in enumerate(rows, 1)}
     named = {label: segments_of(row) for label, row in rows.items()}
     limit, limit_name = named_capacity(capacity, capacity_label, unit)
     totals = {label: sum(part.size for part in parts) for label, parts in named.items()}
     largest = max([*totals.values(), limit or 0])
-    digits = digits_for(largest, unit) if digits is None else digits
-    canvas = Canvas()
-    draw = _Stack.between_words(canvas, unit, digits, limit, totals, max(largest, nominal or 0))
+    canvas, digits = Canvas(), digits_for(largest, unit)
+    draw = _Stack(canvas, unit, digits, limit, totals, max(largest, nominal or 0))
     y = canvas.title(title)
     if values_in_legend or not all(draw.name_lines(*spot) for parts in named.values() for spot in draw.spots(parts)):
         parts = [part for row in named.values() for part in row if values_in_legend or draw.width(part.size) >= 0.5]
@@ -86,11 +82,8 @@ def stack(
     for index, (label, parts) in enumerate(named.items()):
         draw.labels_inside(parts, top + index * BAR_STEP)
         draw.total(totals[label], top + index * BAR_STEP)
-    if alt is None:
-        marked = f" The line marks {limit_name}." if limit else ""
-        alt = (
-            f"{stop(title)} Stacked bars. {'; '.join(map(draw.told, named, named.values(), totals.values()))}.{marked}"
-        )
+    told = "; ".join(map(draw.told, named, named.values(), totals.values()))
+    alt = alt or f"{stop(title)} Stacked bars. {told}.{f' The line marks {limit_name}.' if limit else ''}"
     return canvas.figure(bottom, title, alt, provenance)
 
 
@@ -105,21 +98,22 @@ class _Stack:
     unit: str
     digits: int
     limit: int | None
-    left: float
-    right: float
+    totals: Mapping[str, int]
     largest: int
 
-    @classmethod
-    def between_words(
-        cls, canvas: Canvas, unit: str, digits: int, limit: int | None, totals: Mapping[str, int], largest: int
-    ) -> "_Stack":
-        """Bars between the widest label on their left and the widest total, with its verdict, on their right."""
-        draw = cls(canvas, unit, digits, limit, 0, 0, largest)
-        widest = max((text_width(line, 13) for label in totals for line in wrap(label, 13, 190)), default=0)
-        ends = [text_width(format_bytes(total, unit, digits), 14, bold=True) for total in totals.values()]
-        ends += [text_width(draw.verdict(total), 11) for total in totals.values()] if limit else []
-        left = MARGIN + (widest + 12 if widest else 0)
-        return cls(canvas, unit, digits, limit, left, WIDTH - 12 - max(ends), largest)
+    @cached_property
+    def left(self) -> float:
+        widest = max((text_width(line, 13) for label in self.totals for line in wrap(label, 13, 190)), default=0)
+        return MARGIN + (widest + 12 if widest else 0)
+
+    @cached_property
+    def right(self) -> float:
+        ends = [text_width(self.shown(total), 14, bold=True) for total in self.totals.values()]
+        ends += [text_width(self.verdict(total), 11) for total in self.totals.values()] if self.limit else []
+        return WIDTH - 12 - max(ends)
+
+    def shown(self, size: int) -> str:
+        return format_bytes(size, self.unit, self.digits)
 
     def x(self, size: float) -> float:
         return self.left + self.width(size)
@@ -129,19 +123,21 @@ class _Stack:
 
     def verdict(self, total: int) -> str:
         assert self.limit is not None
-        gap = format_bytes(abs(self.limit - total), self.unit, self.digits)
+        gap = self.shown(abs(self.limit - total))
         return f"{gap} too much" if total > self.limit else f"{gap} free"
 
-    def spots(self, parts: Sequence[Segment]) -> list[tuple[Segment, float, float]]:
+    def placed(self, parts: Sequence[Segment]) -> Iterator[tuple[Segment, float]]:
+        """Each segment and the x of its left end."""
+        return zip(parts, map(self.x, accumulate((part.size for part in parts), initial=0)), strict=False)
+
+    def spots(self, parts: Sequence[Segment]) -> Iterator[tuple[Segment, float, float]]:
         """Each segment, and the ends in pixels of the room for its label: the wider side where the line crosses it."""
-        found = []
-        for start, part in zip(_starts(parts), parts, strict=True):
-            left, right = self.x(start), self.x(start + part.size)
+        for part, left in self.placed(parts):
+            right = left + self.width(part.size)
             if self.limit is not None and left < (line := self.x(self.limit)) < right:
                 sides = (left, line - CLEAR + 2), (line + CLEAR - 2, right)
                 left, right = max(sides, key=lambda side: side[1] - side[0])
-            found.append((part, left, right))
-        return found
+            yield part, left, right
 
     @staticmethod
     def name_lines(part: Segment, left: float, right: float) -> list[str]:
@@ -165,11 +161,11 @@ class _Stack:
         for index, line in enumerate(lines):
             offset = y + BAR_HEIGHT / 2 + 4.5 + 15 * (index - (len(lines) - 1) / 2)
             self.canvas.text(self.left - 10, offset, line, 13, text_anchor="end")
-        for start, part in zip(_starts(parts), parts, strict=True):
-            x, tip = self.x(start), f"{part.name}: {format_bytes(part.size, self.unit, 3)}"
-            look = {"data_kind": part.kind, "data_bytes": part.size}
-            draw_swatch(self.canvas, x, y, self.width(part.size), BAR_HEIGHT, part.kind, tip, **look)
-            if start:
+        for part, x in self.placed(parts):
+            tip, look = f"{part.name}: {format_bytes(part.size, self.unit, 3)}", {"data_kind": part.kind}
+            width = self.width(part.size)
+            draw_swatch(self.canvas, x, y, width, BAR_HEIGHT, part.kind, tip, **look, data_bytes=part.size)
+            if x > self.left:
                 self.canvas.line(x, y, x, y + BAR_HEIGHT, "#FFFFFF", stroke_width=1)
 
     def limit_line(self, limit: int, name: str, top: float, bottom: float) -> None:
@@ -179,7 +175,7 @@ class _Stack:
         self.canvas.text(x, top - 6, name, 12, OVER, text_anchor="middle", font_weight="bold")
 
     def labels_inside(self, parts: Sequence[Segment], y: float) -> None:
-        for start, (part, left, right) in zip(_starts(parts), self.spots(parts), strict=True):
+        for (part, left, right), (_, x) in zip(self.spots(parts), self.placed(parts), strict=True):
             fill, shown = COLOURS[part.kind], amount(part.size, self.unit, self.digits)
             ink, width, center = ink_on(fill), text_width(shown, 12) + 4, (left + right) / 2
             if width <= right - left:
@@ -191,12 +187,12 @@ class _Stack:
                 size = 13 if names else 12
                 self.canvas.text(center, place, shown, size, ink, text_anchor="middle", font_weight=bold)
             elif width <= self.width(part.size):  # no side of the line has room: write over it
-                center = self.x(start + part.size / 2)
+                center = x + self.width(part.size) / 2
                 self.canvas.halo_text(center, y + BAR_HEIGHT / 2 + 4.5, shown, 12, fill, fill=ink, text_anchor="middle")
 
     def total(self, total: int, y: float) -> None:
         """The total at the end of its bar, or beyond the capacity's line if that would run through the words."""
-        x, shown = self.x(total) + 8, format_bytes(total, self.unit, self.digits)
+        x, shown = self.x(total) + 8, self.shown(total)
         if self.limit is None:
             self.canvas.halo_text(x, y + BAR_HEIGHT / 2 + 5, shown, 14, font_weight="bold")
             return
@@ -212,35 +208,19 @@ class _Stack:
         largest = max(parts, key=lambda part: part.size, default=None)
         most = f", most of it {largest.name} ({amount(largest.size, self.unit, self.digits)})" if largest else ""
         fits = f", {self.verdict(total)}" if self.limit else ""
-        return f"{label + ': ' if label else ''}{format_bytes(total, self.unit, self.digits)}{most}{fits}"
+        return f"{label + ': ' if label else ''}{self.shown(total)}{most}{fits}"
 
 
-def _starts(parts: Sequence[Segment]) -> list[int]:
-    return [0, *accumulate(part.size for part in parts)][:-1]
-
-
-def compare_bars(
-    estimated: Mapping[str, int],
-    measured: Mapping[str, int] | Measurement,
-    title: str,
-    *,
-    provenance: str = "",
-    unit: str = "GB",
-    digits: int | None = None,
-    alt: str | None = None,
-) -> Figure:
+def compare_bars(estimated: Mapping[str, int], measured: Measurement, title: str, *, unit: str = "GB") -> Figure:
     """Estimate and measurement side by side, a pair of bars for each kind; differences are estimate minus measurement.
 
-    Both map kinds to bytes; a measurement brings its own provenance, and is called what it was: measured, simulated or
-    recorded. Kinds that are zero in both are left out.
+    The measurement is called what it was: measured, simulated or recorded. Kinds that are zero in both are left out.
     """
-    word = "measured"
-    if isinstance(measured, Measurement):
-        word, provenance, measured = measured.word, provenance or str(measured.provenance), measured.breakdown
-    pairs = {kind: (estimated.get(kind, 0), measured.get(kind, 0)) for kind in KINDS}
+    word = measured.word
+    pairs = {kind: (estimated.get(kind, 0), measured.breakdown[kind]) for kind in KINDS}
     pairs = {kind: pair for kind, pair in pairs.items() if any(pair)}
     totals = (sum(pair[0] for pair in pairs.values()), sum(pair[1] for pair in pairs.values()))
-    digits = digits_for(max(totals), unit) + 1 if digits is None else digits
+    digits = digits_for(max(totals), unit) + 1
     scale = 340 / max([1, *(size for pair in pairs.values() for size in pair)])
     canvas = Canvas()
     top = canvas.title(title) + 22
@@ -252,17 +232,13 @@ def compare_bars(
     canvas.line(MARGIN, bottom + 4, WIDTH - MARGIN, bottom + 4, RULE)
     canvas.text(140, bottom + 25, "total", 13, text_anchor="end", font_weight="bold")
     _ledger_numbers(canvas, totals, bottom + 25, unit, digits, font_weight="bold")
-    if alt is None:
-        told = (f"{words(kind)} {' and '.join(amount(size, unit, digits) for size in pair)}"
-                for kind, pair in pairs.items())  # fmt: skip
-        both = " and ".join(
-            f"{format_bytes(size, unit, digits)} {name}" for size, name in zip(totals, ("estimated", word), strict=True)
-        )
-        alt = (
-            f"{stop(title)} Estimated and {word}, in {unit}: {'; '.join(told)}. In total {both}, "
-            f"a difference of {signed(totals[0] - totals[1], unit, digits)}."
-        )
-    return canvas.figure(bottom - 10, title, alt, provenance)
+    told = "; ".join(f"{words(k)} {' and '.join(amount(s, unit, digits) for s in pair)}" for k, pair in pairs.items())
+    both = [format_bytes(total, unit, digits) for total in totals]
+    alt = (
+        f"{stop(title)} Estimated and {word}, in {unit}: {told}. In total {both[0]} estimated and {both[1]} {word}, "
+        f"a difference of {signed(totals[0] - totals[1], unit, digits)}."
+    )
+    return canvas.figure(bottom - 10, title, alt, str(measured.provenance))
 
 
 LEDGER_COLUMNS = (590, 685, 785, WIDTH - MARGIN)
@@ -292,7 +268,7 @@ def _ledger_row(canvas: Canvas, kind: str, pair: tuple[int, int], y: float, scal
 
 def _ledger_numbers(canvas: Canvas, pair: tuple[int, int], y: float, unit: str, digits: int, **more) -> None:
     difference = pair[0] - pair[1]
-    relative = f"{signed_percent(difference, pair[1])}" if pair[1] and difference else ""
+    relative = signed_percent(difference, pair[1]) if pair[1] and difference else ""
     shown = (*(amount_with_unit(size, unit, digits) for size in pair), signed(difference, unit, digits), relative)
     for text, x in zip(shown, LEDGER_COLUMNS, strict=True):
         canvas.text(x, y, text, 13, text_anchor="end", **more)
@@ -321,9 +297,8 @@ def bars(
     kind: str = "parameters",
     highlight: str = "",
     provenance: str = "",
-    alt: str | None = None,
 ) -> Figure:
-    """One horizontal bar for each value, longest scale first to last as given, its value at its end.
+    """One horizontal bar for each value, its value at its end.
 
     Values are bytes where `unit` is one of bytes ("GB", "MiB"); otherwise plain numbers in that unit ("ms", "%").
     A bar named after a kind of memory gets that kind's color, all others that of `kind`; `highlight` names a bar to
@@ -347,6 +322,6 @@ def bars(
         canvas.text(left + width + 8, y + 18, shown[name], 13, font_weight="bold")
     bottom = top + 34 * len(values)
     canvas.line(left, top - 4, left, bottom - 4, RULE)
-    alt = alt or f"{stop(title)} Bars: {'; '.join(f'{name} {text}' for name, text in shown.items())}."
+    alt = f"{stop(title)} Bars: {'; '.join(f'{name} {text}' for name, text in shown.items())}."
     end = canvas.note(provenance, bottom + 16)
     return Figure(canvas.svg(end - (2 if provenance else 8), title, alt), alt)

@@ -51,7 +51,6 @@ def timeline(
     capacity: int | Gpu | None = None,
     capacity_label: str = "",
     letters: Mapping[str, int] | None = None,
-    alt: str | None = None,
 ) -> Figure:
     """Memory by kind after each allocation and free, with the phases of each step and the peak named in the picture.
 
@@ -83,7 +82,7 @@ def timeline(
     taken = LEFT + 16 + text_width(limit_name, 12, bold=True)
     view.peak(peak, totals[peak], (view.y(limit), taken) if limit else None)
     view.letters(letters or {}, totals)
-    alt = alt or view.alt(title, totals, peak)
+    alt = view.alt(title, totals, peak)
     end = canvas.note(str(measurement.provenance), view.bottom + 62)
     return Figure(canvas.svg(end - 2, title, alt), alt)
 

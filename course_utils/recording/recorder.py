@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import date
 from functools import partial
-from importlib import metadata, util
+from importlib import util
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,7 +54,6 @@ NOTEBOOK_PACKAGES = ("matplotlib", "IPython", "nbclient", "ipykernel", "ipywidge
 Command = Callable[[Task, Path, float], list[str]]
 """The command line that does a task, writes its results to a file and ends itself after so many seconds."""
 
-OLDEST_TORCH = (2, 11)
 FACTS_SECONDS = 120.0
 SHORTEST = 10.0  # Seconds: with less than this left, no further task is begun
 GRACE = 5.0  # Seconds in which a process that was killed has to be gone; a driver that hangs can hold it longer
@@ -190,17 +189,6 @@ def judged(parts: dict[str, Any], code: int | None, errors: str) -> tuple[str, s
     return (OUT_OF_MEMORY, "") if "out_of_memory" in parts else (MEASURED, "")
 
 
-def check_torch(installed: Callable[[str], str] = metadata.version) -> None:
-    """RecordingError unless a torch that is new enough is installed for this Python."""
-    wanted = f"Recording needs torch {'.'.join(map(str, OLDEST_TORCH))} or newer in {sys.executable}"
-    try:
-        version = installed("torch")
-    except metadata.PackageNotFoundError:
-        raise RecordingError(f"{wanted}, where there is none.") from None
-    if tuple(int(number) for number in re.findall(r"\d+", version)[:2]) < OLDEST_TORCH:
-        raise RecordingError(f"{wanted}, not {version}.")
-
-
 def device_facts(command: Command, seconds: float) -> dict[str, Any]:
     """Facts about the GPU and torch, from a process of its own. RecordingError if there is none to record on."""
     outcome = run_process(command, Task(FACTS, FACTS, ""), seconds)
@@ -275,7 +263,6 @@ def main(arguments: Sequence[str], say: Callable[[str], None] = say_now) -> int:
 
 def _record(options: argparse.Namespace, tasks: Sequence[Task], say: Callable[[str], None]) -> int:
     deadline = time.monotonic() + 60 * options.minutes
-    check_torch()
     command = work_command(options.rehearse, options.as_card)
     found = device_facts(command, min(FACTS_SECONDS, 60 * options.minutes))
     code, file = commit(), options.out / f"{slug(found['device']['name'])}.jsonl"

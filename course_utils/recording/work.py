@@ -34,6 +34,8 @@ from .hardware import context_bytes, first_line, kernel_times, scratch_bytes, wo
 from .histories import packed
 from .tasks import FACTS, STEPS, TIMES_OUT_OF_MEMORY, Task, recording_list, rehearsal_list
 
+OLDEST_TORCH = "2.11"
+
 Send = Callable[..., None]
 
 
@@ -80,7 +82,9 @@ def find(name: str, rehearse: bool = False) -> Task:
 
 
 def facts(device: Device) -> dict[str, Any]:
-    """The origin that every line of a recording names, and the bytes that are free. RuntimeError without a GPU."""
+    """The origin that every line of a recording names, and the bytes free. RuntimeError if none can be made here."""
+    if torch.__version__ < OLDEST_TORCH:
+        raise RuntimeError(f"torch {OLDEST_TORCH} or newer is needed in {sys.executable}, not {torch.__version__}")
     if device.kind == "cuda" and not torch.cuda.is_available():
         raise RuntimeError(f"torch {torch.__version__} can use no CUDA GPU here")
     about = {"torch": torch.__version__, "python": platform.python_version(), "free": device.free()}
