@@ -1,7 +1,6 @@
 """`python -m course_utils build`: make notebooks, exercises and solutions from their sources, or compare them."""
 
 import argparse
-import json
 import shutil
 import sys
 import time
@@ -17,8 +16,6 @@ from ..interactive.keeping import write_whole
 from ..recording.notebooks import BuildError, cell_name, read_notebook, run
 from .pages import check_pages, write_pages
 from .sources import differences, drafts, find_sources, fingerprint
-
-GENERATED = ("notebooks", "exercises", "solutions")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -45,11 +42,8 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def build(root: Path, source: Path) -> list[Path]:
-    """Run what `source` describes and write it; returns what was written. Nothing is written unless everything ran.
-
-    Raises BuildError naming the cell that failed.
-    """
+def build(root: Path, source: Path) -> None:
+    """Run what `source` describes, then write it. Raises BuildError naming the cell that failed."""
     start = time.perf_counter()
     planned = drafts(root, source)
     for draft in planned:
@@ -66,7 +60,6 @@ def build(root: Path, source: Path) -> list[Path]:
         write(notebook, draft.target)
     names = " and ".join(str(draft.target.relative_to(root)) for draft in planned)
     print(f"{names} in {time.perf_counter() - start:.0f} s")
-    return [draft.target for draft in planned]
 
 
 def write(notebook: NotebookNode, target: Path) -> None:
@@ -78,11 +71,10 @@ def write(notebook: NotebookNode, target: Path) -> None:
 def is_edited(target: Path) -> bool:
     """True unless the cells of the notebook at `target` fit its own fingerprint; outputs do not count."""
     try:
-        metadata = json.loads(target.read_text(encoding="utf-8")).get("metadata", {})
-    except (ValueError, AttributeError):
-        return True  # half written, or not a notebook: nothing that a build made, so nothing that it may replace
-    stored = metadata.get("course", {}).get("cells_sha256")
-    return stored is None or stored != fingerprint(read_notebook(target).cells)
+        notebook = read_notebook(target)
+        return notebook.metadata.course.cells_sha256 != fingerprint(notebook.cells)
+    except Exception:  # of any kind: half written, or not a notebook that a build made, so nothing that it may replace
+        return True
 
 
 def save_edited(target: Path) -> Path | None:
@@ -90,14 +82,14 @@ def save_edited(target: Path) -> Path | None:
     if not target.exists() or not is_edited(target):
         return None
     copy = target.with_name(f"{target.stem}{EDITED}{datetime.now():%Y-%m-%d-%H%M%S}.ipynb")
-    scratch = copy.with_suffix(".ipynb.part")
-    shutil.copy2(target, scratch)
-    return scratch.replace(copy)
+    return Path(shutil.copy2(target, copy.with_suffix(".ipynb.part"))).replace(copy)
 
 
 def committed_notebooks(root: Path, *folders: str) -> list[Path]:
     """The notebooks that builds made in `folders` (all three without), in order; copies of edited ones left out."""
-    return sorted(path for folder in folders or GENERATED for path in notebooks(root / folder))
+    return sorted(
+        path for folder in folders or ("notebooks", "exercises", "solutions") for path in notebooks(root / folder)
+    )
 
 
 def check(root: Path, names: list[str] | None = None) -> list[str]:

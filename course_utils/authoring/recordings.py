@@ -1,7 +1,6 @@
 """Simulate the runs of the lessons and ship the results, for platforms that cannot simulate a GPU (Windows).
 
-`python -m course_utils.authoring.recordings` writes `simulated.json.gz` and `saved.json.gz` in
-`course_utils/measuring/recordings`. A test runs every lesson from recordings alone, so a missing run is found.
+`python -m course_utils.authoring.recordings` writes them. A test runs every lesson from recordings alone.
 """
 
 from collections.abc import Iterator

@@ -51,8 +51,7 @@ class Submission:
 def collected(place: Path, scratch: Path) -> list[Submission]:
     """Every notebook in a folder or an archive, by name; archives are unpacked below `scratch`.
 
-    What cannot be read has a `problem`. Raises ValueError if `place` is neither a folder nor an archive that opens, or
-    if no notebook is in it.
+    What cannot be read has a `problem`. ValueError if `place` is no folder nor archive that opens, or has no notebook.
     """
     if place.is_dir():
         found = list(_in_folder(place, scratch))

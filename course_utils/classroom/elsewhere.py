@@ -76,10 +76,7 @@ def colab_copies(folder: Path, repository: str | None, branch: str = "main") -> 
 
 
 def nbgrader_source(folder: Path) -> list[Path]:
-    """Write nbgrader's settings and one assignment a lesson to `folder`, which must be new; returns the assignments.
-
-    Raises ValueError if something is there already.
-    """
+    """Write nbgrader's settings and one assignment a lesson to `folder`, which must be new; returns the assignments."""
     refuse_used(folder)
     assignments = [
         _write(_assignment(_read(path)), folder / "source" / path.stem / path.name)

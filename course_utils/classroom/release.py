@@ -14,16 +14,13 @@ TESTING = ("tests/conftest.py", "tests/nbval_sanitize.cfg")
 """Files that the `test` command needs to run the lessons: no answers are in them."""
 
 LEFT_OUT = ("__pycache__", "*.pyc", ".ipynb_checkpoints", f"*{EDITED}*", "src", "skeletons")
-"""`src` in notebooks/ holds the sources of lessons, `skeletons` in docs/ a solution. solutions/ is not copied, and of
-tests/ only `TESTING`.
-"""
+"""`src` in notebooks/ holds the sources of lessons, `skeletons` in docs/ a solution."""
 
 
 def release(target: Path, root: Path = ROOT) -> list[Path]:
-    """Copy the course to `target`, which must not exist or be empty; returns what was copied, by name.
+    """Copy the course to `target`; returns what was copied, by name.
 
-    Raises ValueError if something is there already, if it lies within what is copied, or if a notebook to be handed out
-    still holds a solution.
+    Raises ValueError if something is there already, if it lies within what is copied, or if an exercise is solved.
     """
     refuse_used(target)
     if any(target.resolve().is_relative_to((root / name).resolve()) for name in FOLDERS):

@@ -67,10 +67,7 @@ DAYS = (
 
 
 def lessons(root: Path = ROOT) -> dict[int, Lesson]:
-    """Every lesson by number, with the minutes in its own header and in its exercises' headings.
-
-    Raises ValueError for a lesson that does not state its title and minutes.
-    """
+    """Every lesson by number. ValueError for one that does not state its title and minutes."""
     return {int(path.name[:2]): _read(path, root / "exercises" / path.name) for path in numbered(root / "notebooks")}
 
 

@@ -165,7 +165,6 @@ def enclose(shown: Iterable[Path], home: Path) -> None:
 
 
 def _allow(ruleset: int, path: Path, rights: int) -> None:
-    """Leave some rights to what is below a path; a path that is not there needs none."""
     if path.exists():
         place = os.open(path, os.O_PATH | os.O_CLOEXEC)
         kept = rights if path.is_dir() else rights & (EXECUTE | READ_FILE | WRITE_FILE)

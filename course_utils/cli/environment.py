@@ -104,12 +104,8 @@ def fingerprint(home: Home, choice: str) -> str:
 
 def foundations(home: Home, choice: str) -> dict[str, str]:
     """The basis of an environment: when one of these changes it is made anew, not just brought up to date."""
-    return {
-        "python": f"{sys.version_info.major}.{sys.version_info.minor}",
-        "torch": choice,
-        "root": str(home.root),
-        "layout": "1",  # raised when the way in which an environment is made changes
-    }
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    return {"python": python, "torch": choice, "root": str(home.root), "layout": "1"}  # the way in which it is made
 
 
 def remembered(home: Home) -> dict[str, str]:

@@ -18,7 +18,6 @@ from .environment import SetupError
 
 GROUPS = {"To learn": learn.COMMANDS, "To teach": teach.COMMANDS, "To maintain": maintain.COMMANDS}
 COMMANDS = learn.COMMANDS | teach.COMMANDS | maintain.COMMANDS
-HELP = ("-h", "--help")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -51,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def dispatch(name: str, arguments: list[str]) -> int:
     """Run the command of this name; without a name, print the commands. ValueError for another name."""
-    if name in ("", "help", *HELP):
+    if name in ("", "help", "-h", "--help"):
         print(usage())
         return 0
     if name not in COMMANDS:
