@@ -43,7 +43,6 @@ ENOUGH = Answers(
         (lambda p, idle: (p - 1) * (1 / idle - 1), "round up"),
         (lambda p, idle: math.ceil(round((p - 1) * (1 / idle - 1), 9)), "At least one micro-batch"),
         (lambda p, idle: 1, "Some m is off"),
-        (lambda p, idle: None, "returned nothing"),
     ],
 )  # fmt: skip
 
@@ -75,9 +74,6 @@ KEPT = Answers(
         (keeping(lambda p, m, s: min(m, p - s + 1)), "One too many"),
         (keeping(lambda p, m, s: m), "That is GPipe"),
         (keeping(lambda p, m, s: 7), "1F1B is off somewhere"),
-        (keeping(lambda p, m, s: f"{p - s} micro-batches"), "1F1B is a text, where"),
-        (lambda p, m, stage: {"GPipe": m}, "has no '1F1B'"),
-        (lambda p, m, stage: (m, min(m, p - stage)), "where a dictionary is asked for"),
     ],
 )
 
@@ -120,11 +116,6 @@ def last_in_first_out(p: int, m: int, stage: int) -> list[str]:
     return [*works[:-tail], *works[-tail:][::-1]]
 
 
-def remembered(p: int, m: int, stage: int, works: list[str] = []) -> list[str]:  # noqa: B006, the slip is the default
-    works += by_counting(p, m, stage)
-    return works
-
-
 ORDER = Answers(
     right=[with_ahead(right_kept), by_counting, lambda p, m, stage: tuple(simulate("1F1B", p, m).order(stage))],
     wrong=[
@@ -135,12 +126,11 @@ ORDER = Answers(
         (with_ahead(lambda p, m, s: p - s), "or do not exist"),
         (forwards_first, "alternate"),
         (last_in_first_out, "in the order of the micro-batches"),
-        (remembered, "a work occurs twice"),
+        (lambda p, m, stage: 2 * by_counting(p, m, stage), "a work occurs twice"),
         (lambda p, m, stage: by_counting(p, m, stage)[:-1], "works are missing"),
         (lambda p, m, stage: by_counting(p, m, stage)[::-1], "before its own forward"),
         (lambda p, m, stage: [work[0] + str(int(work[1:]) + 1) for work in by_counting(p, m, stage)], "are missing"),
         (lambda p, m, stage: [(work[0], int(work[1:])) for work in by_counting(p, m, stage)], "list of words"),
-        (lambda p, m, stage: " ".join(by_counting(p, m, stage)), "where a list or a tuple is asked for"),
     ],
 )
 
@@ -181,13 +171,6 @@ def up_to_the_mean(times: list[float], p: int) -> list[int]:
     return [*counts, layers]
 
 
-def popped(times: list[float], p: int) -> list[int]:
-    counts = by_combinations(times, p)
-    while times:
-        times.pop()
-    return counts
-
-
 CUT = Answers(
     right=[by_combinations, by_recursion, lambda times, p: np.array(by_combinations(times, p))],
     wrong=[
@@ -199,9 +182,6 @@ CUT = Answers(
         (lambda times, p: [len(times) // p] * p, "Your numbers add up to"),
         (lambda times, p: [0] * (p - 1) + [len(times)], "no layer at all"),
         (lambda times, p: list(accumulate(by_combinations(times, p))), "places, not numbers"),
-        (lambda times, p: [len(times) / p] * p, "where a whole number is asked for"),
-        (lambda times, p: max(stretches(times, by_combinations(times, p))), "where a list or a tuple is asked for"),
-        (popped, "changes 'times'"),
     ],
 )
 
@@ -254,11 +234,9 @@ FEWEST_STAGES = Answers(
         (fewest(schedule="GPipe"), "That is GPipe"),
         (fewest(stages=STAGES[::-1]), "the largest number that fits"),
         (fewest(micro=lambda run, sequences: sequences), "You count sequences"),
-        (fewest(lambda sizes, room: max(sizes) < room), "another number is right"),
         (fewest(lambda sizes, room: max(sizes) * 1.05 <= room), "another number is right"),
         (fewest(stages=(1, 2, 4, 8)), "You find nothing where"),
         (fewest(stages=range(1, 17)), "not one of 1, 2, 4, 8, 16"),
-        (lambda run, sequences, room: sizes(run, sequences // run.micro_batch, 4), "a list, where a whole number"),
     ],
 )
 

@@ -10,20 +10,17 @@ from engine import GPT, shallow, simulate
 
 from course_utils import TrainingRun
 from course_utils.allocator.replay import can_be_replayed, replay
-from course_utils.lessons.allocator.buffers import buffer_makers, flat_buffer_bytes, gradients_of, taken_by, trained_on
+from course_utils.lessons.allocator.buffers import buffer_makers, gradients_of, taken_by, trained_on
 from course_utils.lessons.allocator.figures import segments_figure
 from course_utils.lessons.allocator.traces import (
     RULES,
     beyond_simulation,
     counters,
     curves,
-    hole_keepers,
-    holes,
     in_one_process,
     live_counters,
     reasons,
     spelled,
-    states_first,
     times,
     trace_of,
 )
@@ -65,41 +62,16 @@ def test_the_rules_show_each_rule_and_every_event_has_its_reason():
     assert "20 MiB of empty segments go back to the driver, then no free block holds it" in told[-1]
 
 
-def test_holes_fail_with_40_percent_free_whatever_the_segments_and_fit_when_ordered():
-    for expandable in (False, True):
-        failure = replay(holes(), 80 * MiB, expandable_segments=expandable).failure
-        assert failure is not None and failure.free_share == pytest.approx(0.4) and failure.largest_free == 4 * MiB
-    assert replay(holes(long_first=True), 80 * MiB).failure is None
-    assert sorted(holes(True)) == sorted((size, name) for size, name in holes())
-
-
 # A real step
-
-
-def test_the_lessons_step_is_out_of_memory_with_over_30_percent_free_and_each_cure_helps():
-    measured = simulate(TrainingRun("gpt2", 8, 512, "amp-bf16"))
-    tight = replay(measured, "6 GiB")
-    assert tight.failure is not None and 0.30 < tight.failure.free_share < 0.32
-    assert tight.peak_allocated < tight.failure.capacity and tight.moment(len(tight)).startswith("step 2")
-    assert replay(measured, "6 GiB", expandable_segments=True).failure is None
-    assert replay(states_first(measured), "6 GiB").failure is None
-    first = hole_keepers(tight)[0]
-    assert first.startswith("0.64 GB of 0.82 GB free") and "(exp_avg of embedding.weight, there since step 1)" in first
-    sizes, moved = sorted(size for size, _ in states_first(measured)), states_first(measured)
-    assert sizes == sorted(request.bytes for request in tight.requests)
-    assert [measured.allocations[name].kind for _, name in moved[:2]] == ["optimizer_states"] * 2
 
 
 def test_counters_are_those_of_the_replay_and_what_only_a_gpu_knows_says_so():
     replayed = replay(simulate(RUN))
     table = counters(replayed, {"peak": replayed.peak_event, "end": len(replayed)})
-    head, allocated, reserved, *unknown = table.rows
-    assert head == ("counter", "read it by", "peak", "end")
-    assert allocated[0] == "allocated" and allocated[2] == f"{replayed.peak_allocated / 1e9:.2f} GB"
-    assert reserved[0] == "reserved" and reserved[3] == f"{replayed.reserved[-1] / 1e9:.2f} GB"
-    assert [row[0] for row in unknown] == ["the driver's figure", "the context"]
+    _, allocated, reserved, *unknown = table.rows
+    assert allocated[2] == f"{replayed.peak_allocated / 1e9:.2f} GB"
+    assert reserved[3] == f"{replayed.reserved[-1] / 1e9:.2f} GB"
     assert {*unknown[0][2:], *unknown[1][2:]} == {"only a GPU can say"}
-    assert "torch.cuda.memory_reserved()" in repr(table)
 
 
 def test_curves_keep_the_peaks():
@@ -205,7 +177,6 @@ def test_the_player_explains_what_it_cannot_play(trace: str, words: str):
 def test_three_parts_of_a_step_make_a_buffer_as_large_as_zeros():
     N = PRESETS["gpt2-xl"].parameters
     makers = buffer_makers("gpt2-xl")
-    assert makers["a flat fp32 buffer"] == flat_buffer_bytes(N) == 4 * N
     large = [name for name, size in makers.items() if size >= 4 * N]
     assert large == ["a flat fp32 buffer", "AdamW, foreach", "AdamW, foreach, fp32 masters", "DDP's buckets"]
     assert makers["AdamW, foreach, fp32 masters"] == 2 * makers["AdamW, foreach"]
@@ -225,10 +196,8 @@ def test_what_an_operation_takes_is_counted_without_what_it_is_given():
 
 def test_batches_that_grow_reserve_several_times_what_the_largest_needs_and_each_cure_helps():
     growing = trained_on([300, 400, 512])
-    reserved = replay(growing).peak_reserved
-    assert reserved > 1.9 * growing.peak
+    assert replay(growing).peak_reserved > 1.9 * growing.peak
     assert replay(growing, expandable_segments=True).peak_reserved < 1.3 * growing.peak
-    assert replay(trained_on([512, 300])).peak_reserved < 0.7 * reserved
     assert trained_on([300, 200], multiple=256).peak == trained_on([512, 256]).peak
 
 
