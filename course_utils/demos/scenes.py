@@ -179,13 +179,15 @@ def _recompute_question(stage: Stage) -> str:
 
 def _recompute_prediction(stage: Stage) -> StepResult:
     runs = _recomputing(stage)
-    notes = {name: _arithmetic(run) for name, run in runs.items()}
+    notes = {name: _price_of(run) for name, run in runs.items()}
     title = f"Full recomputation needs {percent(1 - _share(runs['full'], runs['all kept']))} less, by estimate"
     words = "A forward pass is a third of a step's arithmetic; the blocks' part of it comes twice."
     return _drawn(stage, words, runs, title, notes)
 
 
-def _arithmetic(run: TrainingRun) -> str:
+def _price_of(run: TrainingRun, seconds: float | None = None, first: float | None = None) -> str:
+    if seconds and first:
+        return f"{seconds:.2f} s a step, {seconds / first - 1:+.0%}"
     more = recomputed_flops(run) / model_flops(run)
     if more:
         return f"{percent(more)} more arithmetic"
@@ -197,16 +199,11 @@ def _price(stage: Stage) -> StepResult:
     runs = _recomputing(stage)
     made = {name: stage.outcome_of(run) for name, run in runs.items()}
     word, first = WORDS["live" if stage.live else "simulated"], made["all kept"]
-    notes = {name: f"{format_bytes(one.peak)} {word}, {_time(runs[name], one, first)}" for name, one in made.items()}
+    prices = {name: _price_of(runs[name], one.step_seconds, first.step_seconds) for name, one in made.items()}
+    notes = {name: f"{format_bytes(one.peak)} {word}, {prices[name]}" for name, one in made.items()}
     title = f"{percent(1 - made['full'].peak / first.peak)} less memory, for one more forward pass"
     told = "timed on this GPU" if stage.live else "without a GPU no time is measured, the arithmetic is counted"
     return _drawn(stage, f"Memory for time: {told}.", runs, title, notes)
-
-
-def _time(run: TrainingRun, tried: StepResult, first: StepResult) -> str:
-    if tried.step_seconds is None or first.step_seconds is None:
-        return _arithmetic(run)
-    return f"{tried.step_seconds:.2f} s a step, {tried.step_seconds / first.step_seconds - 1:+.0%}"
 
 
 RECOMPUTATION = Demo(

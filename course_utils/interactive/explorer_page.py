@@ -59,10 +59,7 @@ def changes(chosen: str) -> str:
 
 def plan(chosen: str) -> str:
     """The arrangement that fits and loses least time, as one of `changes`, or null where none fits. Takes seconds."""
-    try:
-        best = best_plan(values(json.loads(chosen)))
-    except ValueError:  # `draw` has said why
-        return "null"
+    best = best_plan(values(json.loads(chosen)))
     return json.dumps(_change(best) if best else None, ensure_ascii=False)
 
 

@@ -62,10 +62,9 @@ class Lesson:
     @property
     def cells(self) -> tuple[str, ...]:
         """The lesson's row in the table."""
-        quiz = f"{self.score[0]} of {self.score[1]} at the first try" if self.score else "not taken"
-        done = f"{len(self.passed)} of {len(self.exercises)}"
-        shown = quiz if has_quiz(self.number) else ""
-        return f"{self.number:02d} {self.title}", done, shown, self.next or "all passed"
+        taken = "{} of {} at the first try".format(*self.score) if self.score else "not taken"
+        quiz, done = taken if has_quiz(self.number) else "", f"{len(self.passed)} of {len(self.exercises)}"
+        return f"{self.number:02d} {self.title}", done, quiz, self.next or "all passed"
 
 
 @dataclass(frozen=True, repr=False)
@@ -82,7 +81,7 @@ class Progress:
 
     @property
     def summary(self) -> str:
-        """The number of exercises passed, and the lines that could not be read, in sentences."""
+        """The number of exercises passed, and the lines that could not be read."""
         done, of = sum(len(one.passed) for one in self.lessons), sum(len(one.exercises) for one in self.lessons)
         kept = f"{done} of {of} exercises passed. This is kept on your machine, and nowhere else."
         return " ".join([kept, *self.problems])

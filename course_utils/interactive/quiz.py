@@ -1,6 +1,5 @@
 """Quizzes: questions with one right choice, an explanation for every choice, and an attempt that keeps score."""
 
-import html
 import random
 import re
 from dataclasses import dataclass
@@ -49,7 +48,6 @@ class Quiz:
 
     @property
     def title(self) -> str:
-        """Its lesson, and how many questions there are."""
         return f"Quiz of lesson {self.lesson:02d}: {len(self.questions)} questions"
 
     def __repr__(self) -> str:
@@ -68,13 +66,12 @@ class Quiz:
 
     def page(self) -> str:
         """The quiz as HTML that needs no kernel and no script: each choice unfolds to its verdict."""
-        parts = [f"<p><b>{html.escape(self.title)}</b>. Open a choice to see whether it is right.</p>"]
+        parts = [f"<p><b>{self.title}</b>. Open a choice to see whether it is right.</p>"]
         for number, question in enumerate(self.questions, start=1):
             parts.append(f"<p><b>{number}.</b> {marked(question.text)}</p>")
-            parts += [
-                f"<details><summary>{marked(choice.text)}</summary><p>{marked(verdict(question, choice))}</p></details>"
-                for choice in question.choices
-            ]
+            for choice in question.choices:
+                said = marked(verdict(question, choice))
+                parts.append(f"<details><summary>{marked(choice.text)}</summary><p>{said}</p></details>")
         return f"<div>{''.join(parts)}</div>"
 
 
@@ -99,13 +96,11 @@ class Attempt:
         return said if self.solved(number) else f"{said} Try again."
 
     def solved(self, number: int) -> bool:
-        """True if the right choice of question `number` has been found."""
         return self.quiz.questions[number].right in self.chosen[number]
 
     @property
     def finished(self) -> bool:
-        """True if every question is solved."""
-        return all(self.solved(number) for number in range(len(self.chosen)))
+        return all(map(self.solved, range(len(self.chosen))))
 
     @property
     def first_tries(self) -> list[bool]:
@@ -118,13 +113,10 @@ class Attempt:
         """The questions solved so far; at the end those right at the first try, and those to come back to."""
         count = len(self.chosen)
         if not self.finished:
-            done = sum(self.solved(number) for number in range(count))
-            return f"{done} of {count} questions solved."
+            return f"{sum(map(self.solved, range(count)))} of {count} questions solved."
         missed = [str(number) for number, right in enumerate(self.first_tries, start=1) if not right]
-        first = f"All solved, {count - len(missed)} of {count} at the first try."
-        if not missed:
-            return first
-        return f"{first} Come back to question{'s' * (len(missed) > 1)} {sentence(missed)} another day."
+        again = f" Come back to question{'s' * (len(missed) > 1)} {sentence(missed)} another day." if missed else ""
+        return f"All solved, {count - len(missed)} of {count} at the first try.{again}"
 
 
 def verdict(question: Question, choice: Choice) -> str:

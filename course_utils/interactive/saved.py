@@ -1,6 +1,6 @@
 """The tensors that autograd keeps for backward, storage by storage: `saved_by` asks torch's own hooks."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -108,23 +108,17 @@ def _storage(tensor: "torch.Tensor") -> int:
 def _labels(result: Any) -> dict[int, str]:
     """A name for each storage kept: the operation in whose backward it is used first, and what it is there."""
     labels: dict[int, str] = {}
-    for node in _nodes(result):
+    outputs = result if isinstance(result, tuple | list) else [result]
+    waiting, seen = [getattr(output, "grad_fn", None) for output in outputs], {None}
+    while waiting:  # the graph's nodes, last operation first
+        node = waiting.pop(0)
+        if node in seen:
+            continue
+        seen.add(node)
+        waiting += [parent for parent, _ in node.next_functions]
         operation = node.name().rstrip("0123456789").removesuffix("Backward")
         for attribute in sorted(name for name in dir(node) if name.startswith("_saved_")):
             tensor = getattr(node, attribute)
             if hasattr(tensor, "untyped_storage"):
                 labels.setdefault(_storage(tensor), f"{operation}: {attribute.removeprefix('_saved_')}")
     return labels
-
-
-def _nodes(result: Any) -> Iterator[Any]:
-    """Every node of the graph behind `result` (a tensor or several), last operation first."""
-    outputs = result if isinstance(result, tuple | list) else [result]
-    waiting = [output.grad_fn for output in outputs if getattr(output, "grad_fn", None) is not None]
-    seen = set()
-    while waiting:
-        node = waiting.pop(0)
-        if node not in seen:
-            seen.add(node)
-            yield node
-            waiting += [parent for parent, _ in node.next_functions if parent is not None]
