@@ -236,7 +236,7 @@ NORMAL_FLOAT = Answers(
         (with_delta(lambda n: 1 / (2 * (n - 1))), "Your δ is of 2^bits − 1 values"),
         (with_delta(lambda n: (1 / 32 + 1 / 30) / 2), "δ is that of 4 bits"),
         (lambda bits: nf4_code(), "another number of them"),
-        (lambda bits: [as_learned(bits)] * 2**bits, "One of your values is no number"),
+        (lambda bits: [as_learned(bits)] * 2**bits, "One of your values is a list"),
         (lambda bits: as_learned(bits)[::-1], "should rise"),
         (lambda bits: [NormalDist().inv_cdf((k + 0.5) / 2**bits) for k in range(2**bits)], "Divide by the largest"),
         (lambda bits: [-1.0, *(0.5 + k / 1000 for k in range(2**bits - 2)), 1.0], "Zero is not among"),

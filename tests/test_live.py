@@ -167,8 +167,6 @@ def test_a_gpu_executes_what_torch_was_built_for(capability, architectures):
         ((8, 0), ["sm_75", "sm_86"]),
         ((12, 0), ["sm_90", "sm_100"]),
         ((7, 0), ["compute_75"]),
-        ((10, 3), ["sm_100a", "compute_100a"]),
-        ((12, 0), ["sm_100f", "compute_100f"]),
     ],
 )
 def test_a_gpu_that_torch_was_not_built_for_is_named(capability, architectures):

@@ -68,28 +68,17 @@ def not_built(capability: tuple[int, int], architectures: list[str]) -> str:
     """Why a torch built for `architectures` has no code that a GPU of this capability executes, or "" if it has.
 
     `architectures` is what `torch.cuda.get_arch_list()` returns; an empty list says nothing. Machine code ("sm_86")
-    executes on GPUs of its major version from its minor version on. PTX ("compute_86") is compiled when it is loaded,
-    for that GPU or any newer one. A suffix "a" restricts both to exactly this GPU, "f" to its major version (CUDA C++
+    executes on GPUs of its major version from its minor version on, PTX ("compute_86") on any newer one, too (CUDA C++
     Programming Guide, compute capabilities).
     """
-    if not architectures or any(_executes(name, capability) for name in architectures):
-        return ""
-    return (
-        f"this torch was built for {', '.join(architectures)}, and this GPU has compute capability "
-        f"{capability[0]}.{capability[1]}: install a build of torch that names it"
-    )
-
-
-def _executes(architecture: str, capability: tuple[int, int]) -> bool:
-    """True if a GPU of this capability executes code that was built for `architecture`, such as "sm_90a"."""
-    kind, _, digits = architecture.partition("_")
-    number = int(digits.rstrip("af"))
-    built = (number // 10, number % 10)
-    if digits.endswith("a"):
-        return capability == built
-    if kind == "sm" or digits.endswith("f"):
-        return capability[0] == built[0] and capability >= built
-    return capability >= built
+    for name in architectures:
+        kind, _, digits = name.partition("_")
+        built = divmod(int(digits.rstrip("af")), 10)
+        if built <= capability and (kind == "compute" or built[0] == capability[0]):
+            return ""
+    this, built_for = f"{capability[0]}.{capability[1]}", ", ".join(architectures)
+    why = f"this torch was built for {built_for}, and this GPU has compute capability {this}"
+    return f"{why}: install a build of torch that names it" if architectures else ""
 
 
 def twin(run: TrainingRun, card: Gpu) -> TrainingRun:

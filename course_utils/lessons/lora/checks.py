@@ -24,7 +24,6 @@ from course_utils.interactive.feedback import (
     exercise,
     expect,
     fail,
-    in_other_form,
     of_kind,
     recognized,
     unit_slip,
@@ -109,43 +108,38 @@ def _close(got: Sequence[Any], wanted: Sequence[Any]) -> bool:
 # ------------------------------------------------------------------------------------------------------- 12.3: account
 
 ACCOUNT_CASES = ((6_500_000_000, 40_000_000, 4, 64), (1_024_000_000, 8_000_000, 8, 4096), (64_000, 1_000, 4, 32))
-ACCOUNT: dict[str, tuple[Callable[[int, int, int, int], float], Mistakes]] = {
-    "frozen": (
-        lambda N, n, bits, block: N * bits / 8 + 4 * N / block,
-        {
-            "The scales are missing: one fp32 number for each block.": lambda N, n, bits, block: N * bits / 8,
-            "Those are bits. Bytes were asked for.": lambda N, n, bits, block: N * bits + 32 * N / block,
-            "A scale in fp32 takes more than one byte.": lambda N, n, bits, block: N * bits / 8 + N / block,
-            "The scales are fp32, not 16-bit.": lambda N, n, bits, block: N * bits / 8 + 2 * N / block,
-            "`block` is a size. How many blocks are there?": lambda N, n, bits, block: N * bits / 8 + 4 * block,
-            "That is the frozen model in 16 bits.": lambda N, n, bits, block: 2 * N,
-        },
-    ),
-    "adapters": (
-        lambda N, n, bits, block: 2 * n,
-        {
-            "The adapters learn: they are 16-bit, not quantized.": lambda N, n, bits, block: n * bits / 8,
-            "The adapters are 16-bit here, not fp32.": lambda N, n, bits, block: 4 * n,
-        },
-    ),
-    "gradients": (
-        lambda N, n, bits, block: 2 * n,
-        {
-            "Frozen parameters get no gradients.": lambda N, n, bits, block: 2 * (N + n),
-            "Gradients come in the format of what learns: 16 bits.": lambda N, n, bits, block: 4 * n,
-        },
-    ),
-    "states": (
-        lambda N, n, bits, block: 8 * n,
-        {
-            "The optimizer keeps nothing for what is frozen.": lambda N, n, bits, block: 8 * (N + n),
-            "Half of what Adam keeps: two moments, each in fp32.": lambda N, n, bits, block: 4 * n,
-            "There is no fp32 master copy in this recipe.": lambda N, n, bits, block: 12 * n,
-            "That is the 8-bit Adam. This one keeps fp32 moments.": lambda N, n, bits, block: 2 * n,
-        },
-    ),
+ACCOUNT: dict[str, Callable[[int, int, int, int], float]] = {
+    "frozen": lambda N, n, bits, block: N * bits / 8 + 4 * N / block,
+    "adapters": lambda N, n, bits, block: 2 * n,
+    "gradients": lambda N, n, bits, block: 2 * n,
+    "states": lambda N, n, bits, block: 8 * n,
 }
-"""For each part the right formula of N frozen and n learning numbers, and the mistakes."""
+"""The bytes of N frozen and n learning numbers."""
+
+ACCOUNT_MISTAKES: dict[str, Mistakes] = {
+    "frozen": {
+        "The scales are missing: one fp32 number for each block.": lambda N, n, bits, block: N * bits / 8,
+        "Those are bits. Bytes were asked for.": lambda N, n, bits, block: N * bits + 32 * N / block,
+        "A scale in fp32 takes more than one byte.": lambda N, n, bits, block: N * bits / 8 + N / block,
+        "The scales are fp32, not 16-bit.": lambda N, n, bits, block: N * bits / 8 + 2 * N / block,
+        "`block` is a size. How many blocks are there?": lambda N, n, bits, block: N * bits / 8 + 4 * block,
+        "That is the frozen model in 16 bits.": lambda N, n, bits, block: 2 * N,
+    },
+    "adapters": {
+        "The adapters learn: they are 16-bit, not quantized.": lambda N, n, bits, block: n * bits / 8,
+        "The adapters are 16-bit here, not fp32.": lambda N, n, bits, block: 4 * n,
+    },
+    "gradients": {
+        "Frozen parameters get no gradients.": lambda N, n, bits, block: 2 * (N + n),
+        "Gradients come in the format of what learns: 16 bits.": lambda N, n, bits, block: 4 * n,
+    },
+    "states": {
+        "The optimizer keeps nothing for what is frozen.": lambda N, n, bits, block: 8 * (N + n),
+        "Half of what Adam keeps: two moments, each in fp32.": lambda N, n, bits, block: 4 * n,
+        "There is no fp32 master copy in this recipe.": lambda N, n, bits, block: 12 * n,
+        "That is the 8-bit Adam. This one keeps fp32 moments.": lambda N, n, bits, block: 2 * n,
+    },
+}
 
 
 @exercise("12.3", "The frozen model is most of it; what learns hardly shows.")
@@ -153,9 +147,9 @@ def account(answer: Any) -> None:
     """`answer(N, learning, bits, block)` is a dictionary of bytes: frozen, adapters, gradients, states."""
     names = ("N", "learning", "bits", "block")
     got = [entries(call(answer, **by_name(names, case), returns=Mapping), tuple(ACCOUNT)) for case in ACCOUNT_CASES]
-    for part, (right, mistakes) in ACCOUNT.items():
+    for part, right in ACCOUNT.items():
         values = [one[part] for one in got]
-        if not recognized(values, ACCOUNT_CASES, right, mistakes):
+        if not recognized(values, ACCOUNT_CASES, right, ACCOUNT_MISTAKES[part]):
             slip = unit_slip(values[0], right(*ACCOUNT_CASES[0]))
             expect(slip is None, f"{part} is {slip}")
             fail(f"{part} is off. How many numbers are there of it, and how many bytes does each take?")
@@ -265,7 +259,7 @@ def normal_float(answer: Any) -> None:
     got, cases = [], [(4,), (3,), (2,), (6,)]
     for (bits,) in cases:
         given = call(answer, bits=bits, returns=(list, tuple, torch.Tensor))
-        found = [float(_value(one)) for one in (given.flatten().tolist() if torch.is_tensor(given) else given)]
+        found = [float(of_kind(one, Real, "One of your values is", finite=False)) for one in given]
         expect(len(found) == 2**bits, f"With {bits} bits there are 2^{bits} values. You return another number of them.")
         expect(found == sorted(found), "The values should rise.")
         expect(all(map(math.isfinite, found)), "Probability 0 or 1 is infinitely far out: begin at δ, end at 1 − δ.")
@@ -275,13 +269,6 @@ def normal_float(answer: Any) -> None:
     if not recognized(got, cases, normal_float_right, CODE_MISTAKES, same=_close):
         expect(all(min(map(abs, found)) < 1e-9 for found in got), "Zero is not among your values.")
         fail("Some value is off. For 4 bits compare with the lesson's, one by one, from the middle outwards.")
-
-
-def _value(given: Any) -> Any:
-    """One of the learner's values: a number, which may be infinite, or a tensor that holds one."""
-    number = given.item() if torch.is_tensor(given) and given.numel() == 1 else in_other_form(given, (Real,))
-    expect(isinstance(number, Real), "One of your values is no number.")
-    return number
 
 
 # ---------------------------------------------------------------------------------------------------------- 12.6: best
