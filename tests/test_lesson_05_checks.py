@@ -36,7 +36,7 @@ EXPRESSIONS = Answers(
         (counting({RELU: 2}), "how many storages are these two?"),
         (counting({SIGMOID: 3}), "which the product needs too: it is stored once"),
         (counting({SIGMOID: 1}), "asks for both of its factors"),
-        (counting({EXP: 1}), "Are these the same storage?"),
+        (counting({EXP: 1}), "Is exp's storage the same?"),
         (counting({EXP: 3}), "exp needs its output alone"),
         (counting({DIVIDED: 2}), "a division by a number keeps nothing, and neither"),
         (counting({}, each=1), "A bf16 number takes two"),

@@ -75,23 +75,17 @@ EXPRESSIONS: dict[str, Callable[..., torch.Tensor]] = {
 }
 """Operations that the lesson has not shown, of two tensors of one shape."""
 
-EXPRESSION_MISTAKES: dict[str, dict[str, int]] = {
-    "tanh(x + y)": {
-        "an addition asks for neither of its terms; and tanh?": 3,
-        "tanh's slope is 1 − tanh², so its output is enough; what else did you count?": 2,
-    },
-    "relu(x) ** 2": {"ReLU keeps its output and the square keeps its input: how many storages are these two?": 2},
-    "x * sigmoid(x)": {
-        "the sigmoid keeps its output, which the product needs too: it is stored once.": 3,
-        "a product of two activations asks for both of its factors.": 1,
-    },
-    "exp(x) + sin(x)": {
-        "sin's slope is cos(x), which its output does not tell; exp's is exp. Are these the same storage?": 1,
-        "exp needs its output alone: its slope is its value.": 3,
-    },
-    "sigmoid(x) / 3 + y": {"a division by a number keeps nothing, and neither does an addition.": 2},
+EXPRESSION_MISTAKES: Mapping[tuple[str, float], str] = {
+    ("tanh(x + y)", 3): "an addition asks for neither of its terms; and tanh?",
+    ("tanh(x + y)", 2): "tanh's slope is 1 − tanh², so its output is enough; what else did you count?",
+    ("relu(x) ** 2", 2): "ReLU keeps its output and the square keeps its input: how many storages are these two?",
+    ("x * sigmoid(x)", 3): "the sigmoid keeps its output, which the product needs too: it is stored once.",
+    ("x * sigmoid(x)", 1): "a product of two activations asks for both of its factors.",
+    ("exp(x) + sin(x)", 1): "sin's slope is cos(x), which its output does not tell. Is exp's storage the same?",
+    ("exp(x) + sin(x)", 3): "exp needs its output alone: its slope is its value.",
+    ("sigmoid(x) / 3 + y", 2): "a division by a number keeps nothing, and neither does an addition.",
 }
-"""For each expression: the hint for an answer that counts so many tensors of n numbers."""
+"""The hint for an expression of which so many tensors of n numbers are counted."""
 
 
 @exercise("05.1", "Autograd was asked, and keeps what you said, for every expression.")
@@ -103,8 +97,8 @@ def expressions(answer: Any) -> None:
             size, wanted = float(got[name]), sum(item.bytes for item in saved_by(work, (n,), (n,), dtype="bf16"))
             if size == wanted:
                 continue
-            for message, factor in EXPRESSION_MISTAKES[name].items():
-                expect(size != factor * 2 * n, f"{name}: {message}")
+            hint = EXPRESSION_MISTAKES.get((name, size / (2 * n)))
+            expect(not hint, f"{name}: {hint}")
             expect(size != wanted / 2, f"{name}: numbers where bytes were asked? A bf16 number takes two.")
             fail(f"{name} is off. Take its operations one by one, then strike out what is listed twice.")
 

@@ -22,22 +22,19 @@ def questions() -> tuple[Question, ...]:
     scores_of_a_block = question(
         f"What part of a GPT-2 XL block's activations are attention's s·s tensors, in 16 bits, eager, at s = {s:,}?",
         (percent(5 * a * s * s * b / total), "5·a·s/h of 34 + 5·a·s/h."),
-        (percent(2 * a * s * s * b / total), "That counts the softmax's output alone. Its dropout mask and the dropped "
-         "weights are there too: 2 + 1 + 2 bytes."),
+        (percent(2 * a * s * s * b / total), "The softmax's output alone. Its mask and the dropped weights are there, too."),
         (percent(34 * s * b * h / total), "That is the rest: everything but the s·s tensors."),
         (percent(5 * s / (34 + 5 * s)), "That leaves out the heads and the width: the term is 5·a·s/h."),
     )  # fmt: skip
-    flash = TrainingRun("gpt2-xl", 8, 512, "bf16-master", attention="flash")
-    eager = flash.replace(attention="eager")
+    runs = [RUN.replace(attention=kernel) for kernel in ("flash", "eager")]
+    flash, eager = (block_bytes(run) / block_bytes(run.replace(seq_len=512)) for run in runs)
     twice_the_sequence = question(
         "With flash attention you train on sequences of 1,024 tokens instead of 512, with the same micro-batch. By "
         "what factor do a block's activations grow?",
-        (_times(block_bytes(flash.replace(seq_len=1024)) / block_bytes(flash)), "Nothing that the kernel keeps has s·s "
-         "elements: everything grows with the tokens."),
-        (_times(block_bytes(eager.replace(seq_len=1024)) / block_bytes(eager)), "That is eager attention, part of "
-         "which grows with the square."),
-        (_times(4.0), "That would be so if all of it had s·s elements."),
-        (_times(1.0), "The kernel hides the s·s tensors, not the tokens."),
+        (f"{flash:.1f} ×", "Nothing that the kernel keeps has s·s elements: everything grows with the tokens."),
+        (f"{eager:.1f} ×", "That is eager attention, part of which grows with the square."),
+        ("4.0 ×", "That would be so if all of it had s·s elements."),
+        ("1.0 ×", "The kernel hides the s·s tensors, not the tokens."),
     )  # fmt: skip
     dry = RUN.replace(dropout=0.0)
     saved = 1 - block_bytes(dry) / block_bytes(RUN)
@@ -60,12 +57,7 @@ def questions() -> tuple[Question, ...]:
         (format_bytes(kept, "GB", 2), "Log-softmax in 16 bits, 2·V bytes a token, and the fp32 copy of it that "
          "autocast makes for the loss, 4·V."),
         (format_bytes(2 * tokens * V, "GB", 2), "That is the log-softmax in 16 bits; autocast adds a copy in fp32."),
-        (format_bytes(8 * tokens * V, "GB", 2), "That counts the logits as well: they are let go when the loss is "
-         "computed."),
+        (format_bytes(8 * tokens * V, "GB", 2), "That counts the logits as well, which are let go by then."),
         (format_bytes(inside, "GB", 2), "That is what all blocks keep together before the loss."),
     )  # fmt: skip
     return what_addition_keeps, scores_of_a_block, twice_the_sequence, without_dropout, share_of_the_loss
-
-
-def _times(factor: float) -> str:
-    return f"{factor:.1f} ×"

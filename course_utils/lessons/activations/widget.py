@@ -17,9 +17,7 @@ from course_utils.units import format_bytes
 
 from .heat_map import BATCHES, SEQUENCES, heat_map, kept_bytes
 
-MODELS = ("gpt2", "tinyllama-1.1b", "llama3.2-1b", "gpt2-xl", "llama3.2-3b", "llama3-8b")
-"""By their number of parameters."""
-
+MODELS = ("gpt2", "tinyllama-1.1b", "llama3.2-1b", "gpt2-xl", "llama3.2-3b", "llama3-8b")  # by their parameters
 PRECISIONS = ("amp-bf16", "bf16-master", "fp32")
 ATTENTIONS = ("eager", "flash", "efficient")
 RECOMPUTES = ("none", "selective-attention", "full")

@@ -92,19 +92,15 @@ def there_and_back(tensor: torch.Tensor) -> float:
     return (perf_counter() - began) / 2
 
 
-def timed(size: int) -> list[float]:
-    """Seconds of one message of `size` bytes, several times over, as rank 0 sees them."""
-    tensor = torch.zeros(size, dtype=torch.uint8)
-    times = []
-    for _ in range(WARM_UP + REPEATS):
-        dist.barrier()
-        times.append(there_and_back(tensor))
-    return times[WARM_UP:]
-
-
 def one_rank() -> dict[str, Any]:
-    """Seconds of each message by its size, largest size last."""
-    return {"seconds": [[size, timed(size)] for size in SIZES]}
+    """Seconds of each message by its size, several times over, as rank 0 sees them; the largest size last."""
+    times: dict[int, list[float]] = {size: [] for size in SIZES}
+    for size in SIZES:
+        tensor = torch.zeros(size, dtype=torch.uint8)
+        for _ in range(WARM_UP + REPEATS):
+            dist.barrier()
+            times[size].append(there_and_back(tensor))
+    return {"seconds": [[size, found[WARM_UP:]] for size, found in times.items()]}
 
 
 if __name__ == "__main__":

@@ -16,8 +16,7 @@ def questions() -> tuple[Question, ...]:
         "memory do weights, gradients and optimizer states take on one rank?",
         (gb(whole), "Sixteen bytes a parameter, on every rank: only the batch is shared out."),
         (gb(whole // RUN.world_size), "That shares the states out, which is what ZeRO does."),
-        (gb(whole * 3 // 4), "That leaves the gradients out. They leave no rank: it is their mean "
-         "that all get."),
+        (gb(whole * 3 // 4), "That leaves the gradients out. They leave no rank: it is their mean that all get."),
         (gb(whole // 2), "That leaves Adam's two moments out. Each replica steps by itself."),
     )  # fmt: skip
     ranks, size = 5, 200_000_000
@@ -43,11 +42,9 @@ def questions() -> tuple[Question, ...]:
         f"{micro_batches} micro-batches a step, 300 MB of gradients. How much less has to be all-reduced in a step if "
         "all but the last backward run under `no_sync`?",
         (format_bytes((micro_batches - 1) * size, "MB", 0), "One exchange is left, of gradients added up."),
-        (format_bytes(micro_batches * size, "MB", 0), "Then nothing would be exchanged, and the replicas would drift "
-         "apart."),
+        (format_bytes(micro_batches * size, "MB", 0), "Then nothing would be exchanged, and replicas drift apart."),
         (format_bytes(size, "MB", 0), "That is what remains to be exchanged."),
-        (format_bytes(size // micro_batches, "MB", 0), "A micro-batch's gradients are as large as those of a whole "
-         "batch."),
+        (format_bytes(size // micro_batches, "MB", 0), "A micro-batch's gradients are as large as a whole batch's."),
     )  # fmt: skip
     few, many = 8, 64
     steps_of_a_ring = question(
@@ -56,7 +53,6 @@ def questions() -> tuple[Question, ...]:
         (f"{(many - 1) / (few - 1):g} times", "2(D−1) messages one after the other, in proportion to D−1."),
         ("as long as before", "That holds for the bytes of a large gradient, nearly. Messages are counted here."),
         (f"{many // few} times", "Close: but how many steps has a ring of D ranks?"),
-        (f"{(many * (many - 1)) / (few * (few - 1)):.0f} times", "That counts all messages of all ranks. They travel "
-         "at the same time."),
+        (f"{(many * (many - 1)) / (few * (few - 1)):.0f} times", "All messages of all ranks: but many travel at once."),
     )  # fmt: skip
     return states_of_a_rank, bytes_of_a_ring, buckets, what_no_sync_saves, steps_of_a_ring

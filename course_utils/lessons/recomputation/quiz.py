@@ -28,15 +28,13 @@ def questions() -> tuple[Question, ...]:
         (percent(forward / (forward + backward)), "One more forward, on three units."),
         (percent(forward / backward), "That compares the second forward with backward alone."),
         (percent(1.0), "That would be a second step. Only forward is run again."),
-        (percent(forward / (2 * forward + backward)), "That divides by the new total, in which the second forward is "
-         "already counted."),
+        (percent(forward / (2 * forward + backward)), "That divides by the new total, second forward included."),
     )  # fmt: skip
     sixty = TrainingRun("gpt2-xl", 32, 1000, attention="eager")
     where_8_gb_come_from = question(
         "GPT-2 XL, 32 sequences of about 1,000 tokens, 16 bits: how much are all blocks' checkpoints, one for each?",
         (gb(checkpoints_bytes(sixty)), "2·s·b·h bytes for each of 48 blocks."),
-        (gb(zero_checkpointed_bytes(sixty)), "That is ZeRO's figure, the total over √L: it is not "
-         "what a checkpoint per block takes."),
+        (gb(zero_checkpointed_bytes(sixty)), "That is ZeRO's figure, the total over √L, not a checkpoint per block."),
         (gb(zero_activation_bytes(sixty)), "That is everything kept, as ZeRO counts it."),
         (gb(checkpoints_bytes(sixty) // sixty.model.layers), "That is one block's."),
     )  # fmt: skip
@@ -58,8 +56,7 @@ def questions() -> tuple[Question, ...]:
         "gradients and optimizer states?",
         (gb(states), "At this peak, in the loss's backward, there are no gradients yet: 4 bytes a "
          "parameter of weights and 8 of Adam's moments."),
-        (gb(16 * RUN.model.parameters), "At 16 bytes a parameter: but where this run peaks, "
-         "backward has made no gradients yet."),
+        (gb(16 * RUN.model.parameters), "At 16 bytes a parameter: but at this peak there are no gradients yet."),
         (gb(2 * RUN.model.parameters), "That is the weights in 16 bits alone."),
         (gb(everything), "That is the whole peak without recomputation."),
     )  # fmt: skip
