@@ -148,7 +148,7 @@ def test_a_quiz_that_is_finished_is_remembered_once_an_attempt() -> None:
     assert quiz_scores() == {1: (count, count)}
     assert len(remembered()[0]) == 1
     form.restart.click()
-    assert not form.remembered
+    assert not form.attempt.finished
 
 
 def test_the_command_prints_the_table(capsys: pytest.CaptureFixture[str]) -> None:

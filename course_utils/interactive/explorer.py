@@ -201,7 +201,7 @@ def next_changes(chosen: Mapping[str, Any]) -> tuple[Suggestion, ...]:
     now = _Choice(complete(chosen))
     options = list(now.changes())
     if now.refused:
-        return tuple(sorted(options, key=lambda change: (not change.fits, change.lost)))
+        return tuple(sorted(options, key=lambda change: (not change.fits, change.lost))[:MOST])
     if now.fits:
         least = -now.seconds * WORTH_WHILE
         quicker = [change for change in options if change.fits and change.same_training and change.lost < least]

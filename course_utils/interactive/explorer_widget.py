@@ -12,10 +12,9 @@ import ipywidgets
 
 from ..figures.canvas import Figure, below_one_another
 from ..run import TrainingRun
-from .explorer import CONTROLS, GROUPS, Dashboard, Suggestion, best_plan, complete, dashboard, next_changes, run_of
+from . import explorer as core
 from .widgets import Explorer, button_css, wide_button
 
-SHOWN = 8  # so many changes are offered at most
 PAUSE = 0.12  # seconds without input after which it is weighed what to change next: pictures come first
 
 BUTTON = ".course-explorer button.course-change"
@@ -49,27 +48,27 @@ class DashboardWidget(Explorer):
     """
 
     invitation = "The Explorer: run this cell to use its controls."
-    names = tuple(control.name for control in CONTROLS)
+    names = tuple(control.name for control in core.CONTROLS)
     width: ClassVar = {"width": "auto"}
 
     def __init__(self, **chosen: Any) -> None:
-        dashboard(chosen)
-        self.begin = complete(chosen)
-        self.changes: tuple[Suggestion, ...] = ()
+        core.dashboard(chosen)
+        self.begin = core.complete(chosen)
+        self.changes: tuple[core.Suggestion, ...] = ()
         self._waiting: asyncio.TimerHandle | None = None
         self._applying = False
-        self.now: Dashboard | None = None
+        self.now: core.Dashboard | None = None
         self.words, self.heading = ipywidgets.HTML(), ipywidgets.HTML()
         press = lambda index: lambda _: self.choose(self.changes[index].chosen)  # noqa: E731
-        self.buttons = [_button("", press(index)) for index in range(SHOWN)]
-        super().__init__(run_of(chosen), self.begin["gpu"])
+        self.buttons = [_button("", press(index)) for index in range(core.MOST)]
+        super().__init__(core.run_of(chosen), self.begin["gpu"])
         self.add_class("course-explorer")
 
     def begins_with(self, name: str) -> Any:
         return self.begin[name]
 
     def parts(self) -> list[Any]:
-        *columns, ranks, card = [self._group(name) for name in GROUPS]
+        *columns, ranks, card = [self._group(name) for name in core.GROUPS]
         last = ipywidgets.VBox([*ranks.children, *card.children]).add_class("course-group")
         groups = ipywidgets.Box([*columns, last]).add_class("course-groups")
         changes = ipywidgets.Box(self.buttons).add_class("course-changes")
@@ -83,12 +82,12 @@ class DashboardWidget(Explorer):
 
     def _group(self, name: str) -> ipywidgets.VBox:
         heading = ipywidgets.HTML(f"<div class='course-heading' role='heading' aria-level='4'>{name}</div>")
-        members = [self.controls[control.name] for control in CONTROLS if control.group == name]
+        members = [self.controls[control.name] for control in core.CONTROLS if control.group == name]
         return ipywidgets.VBox([heading, *members]).add_class("course-group")
 
     @property
     def run(self) -> TrainingRun:
-        return run_of(self.chosen)
+        return core.run_of(self.chosen)
 
     def choose(self, chosen: Mapping[str, Any]) -> None:
         """Set several controls and draw once."""
@@ -106,7 +105,6 @@ class DashboardWidget(Explorer):
         super().update(change)
         if self._waiting is not None:
             self._waiting.cancel()
-            self._waiting = None
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:  # a script or a test, where nothing would come back to it
@@ -116,7 +114,7 @@ class DashboardWidget(Explorer):
 
     def redraw(self) -> tuple[Figure, str]:
         self.now = None  # and stays so where the choices are refused
-        self.now = now = dashboard(self.chosen)
+        self.now = now = core.dashboard(self.chosen)
         look, mark = ("course-fits", "✓") if now.fits else ("", "✗")
         said = f"<b>{mark} {escape(now.verdict)}</b> {escape(now.peak_phase)}<br><code>{escape(now.code)}</code>"
         figure = below_one_another([now.stack, now.timeline], now.title)
@@ -126,13 +124,11 @@ class DashboardWidget(Explorer):
         self.picture.value, self.words.value = drawn, said
 
     def show_changes(self) -> None:
-        self._waiting = None
-        self.changes = next_changes(self.chosen)[:SHOWN] if self.now else ()
+        self.changes = core.next_changes(self.chosen) if self.now else ()
+        told = "No single change of what is offered here makes it better."
         if self.now is None:
             told = "What to change next is said of a run that is possible."
-        elif not self.changes:
-            told = "No single change of what is offered here makes it better."
-        else:
+        elif self.changes:
             told = "What to change next: press a button to apply it"
         self.heading.value = f"<div class='course-heading' role='heading' aria-level='4'>{told}</div>"
         for button, change in zip_longest(self.buttons, self.changes):
@@ -142,19 +138,14 @@ class DashboardWidget(Explorer):
                 (button.add_class if change.fits else button.remove_class)("course-fits")
 
     def _arrange(self, _: object) -> None:
+        said = "No arrangement of this training that is better fits this card."
         try:
-            plan = best_plan(self.chosen)
+            if plan := core.best_plan(self.chosen):
+                self.choose(plan.chosen)
+                said = f"Arranged: {plan.words} ({plan.effect})."
         except ValueError as error:
-            self._note(f"Not possible: {error}.")
-            return
-        if plan is None:
-            self._note("No arrangement of this training that is better fits this card.")
-        else:
-            self.choose(plan.chosen)
-            self._note(f"Arranged: {plan.words} ({plan.effect}).")
-
-    def _note(self, words: str) -> None:
-        self.words.value += f"<div role='status' style='line-height:1.6'>{escape(words)}</div>"
+            said = f"Not possible: {error}."
+        self.words.value += f"<div role='status' style='line-height:1.6'>{escape(said)}</div>"
 
 
 explore = DashboardWidget

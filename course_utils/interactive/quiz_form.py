@@ -23,6 +23,8 @@ STYLE = f"""<style>{button_css(BUTTON)}
 </style>"""
 """Colors are those of JupyterLab's theme, so that a dark one stays readable; without one, black on white."""
 
+HEADING = "role='heading' aria-level='4'"
+
 
 class QuizForm(ipywidgets.VBox):
     """Questions one under the other, a button for each choice. Inherits because only a widget can be shown as one."""
@@ -42,9 +44,7 @@ class QuizForm(ipywidgets.VBox):
     def _question(self, number: int) -> list[Any]:
         question = self.quiz.questions[number]
         text = f"<b>{number + 1}.</b> {marked(question.text)}"
-        heading = ipywidgets.HTML(
-            f"<div class='course-text course-question' role='heading' aria-level='4'>{text}</div>"
-        )
+        heading = ipywidgets.HTML(f"<div class='course-text course-question' {HEADING}>{text}</div>")
         buttons = [wide_button(choice.text, "course-choice") for choice in question.choices]
         for button, choice in zip(buttons, question.choices, strict=True):
             button.on_click(lambda pressed, choice=choice: self._choose(number, pressed, choice))
@@ -53,23 +53,23 @@ class QuizForm(ipywidgets.VBox):
         return [heading, *buttons, self.said[-1]]
 
     def _choose(self, number: int, button: ipywidgets.Button, choice: Choice) -> None:
-        """Say at once what is right or wrong with a choice. A button stays enabled, so that the keyboard keeps it."""
-        words = self.attempt.choose(number, choice)
+        """Say at once what is right or wrong with a choice; the button stays enabled, so that the keyboard keeps it."""
+        before, words = self.attempt.finished, self.attempt.choose(number, choice)
         right = choice == self.quiz.questions[number].right
         mark, look = ("✓", "course-right") if right else ("✗", "course-wrong")
         button.description = f"{mark} {choice.text}"
         button.add_class(look)
         self.said[number].value = f"<div class='course-text course-said {look}' role='status'>{marked(words)}</div>"
         self._show_score()
-        if right and self.attempt.finished and not self.remembered:
-            self.remembered, tries = True, self.attempt.first_tries
+        if self.attempt.finished and not before:
+            tries = self.attempt.first_tries
             try:
                 mark_quiz(self.quiz.lesson, sum(tries), len(tries))
             except ValueError as problem:
                 self.score.value += f"<div class='course-text' role='alert'>{marked(str(problem))}</div>"
 
     def _start_over(self, _: object = None) -> None:
-        self.attempt, self.remembered = Attempt(self.quiz), False
+        self.attempt = Attempt(self.quiz)
         for question, buttons, said in zip(self.quiz.questions, self.buttons, self.said, strict=True):
             said.value = ""
             for button, choice in zip(buttons, question.choices, strict=True):
