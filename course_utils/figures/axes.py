@@ -61,7 +61,6 @@ def segments_of(row: Row) -> list[Segment]:
 
 
 def words(kind: str) -> str:
-    """A kind of memory as it is written in a sentence: "optimizer states"."""
     return kind.replace("_", " ")
 
 
@@ -129,13 +128,11 @@ def draw_swatch(
 
 
 def draw_limit(canvas: Canvas, x1: float, y1: float, x2: float, y2: float, limit: int) -> None:
-    """The line at the end of a GPU's memory, `limit` bytes."""
     canvas.line(x1, y1, x2, y2, "#FFFFFF", stroke_width=5)
     canvas.line(x1, y1, x2, y2, OVER, stroke_width=2, data_capacity=limit)
 
 
 def draw_peak(canvas: Canvas, x: float, y: float, size: int) -> None:
-    """A mark on a peak of `size` bytes, its tip just above (x, y)."""
     canvas.path(f"M{short(x)} {short(y)}m-5 -8h10l-5 7z", fill=INK, data_peak=size)
 
 
@@ -161,7 +158,6 @@ class Plot:
             self.canvas.text(self.left - 8, at + size / 3, number(tick), size, QUIET, text_anchor="end")
 
     def limit(self, limit: int) -> None:
-        """Draws the line at the end of a GPU's memory, `limit` bytes."""
         draw_limit(self.canvas, self.left, self.y(limit), self.right, self.y(limit), limit)
 
 

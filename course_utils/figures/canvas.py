@@ -1,8 +1,6 @@
 """A picture with its description, and what draws most of the course's pictures: SVG written by hand.
 
-Stacks, timelines, bars and the explorer write their SVG themselves for two reasons: a slider has 50 ms from key to
-picture, and a general plotting library takes several times that; and all of them share one look, down to where a
-label goes when a capacity line would cross it. What any plotting library does as well, `lines`, is left to matplotlib.
+A slider has 50 ms from key to picture, and a plotting library takes several times that. `lines` is left to matplotlib.
 """
 
 import re
@@ -11,7 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from math import ceil, floor, log10
-from pathlib import Path
 from typing import Any
 
 WIDTH = 880  # pixels: every figure of the course is this wide, and scales down with its page
@@ -26,11 +23,8 @@ FONT = "Helvetica Neue, Helvetica, Arial, DejaVu Sans, sans-serif"
 class Figure:
     """A picture (`svg`) and its description (`alt`) for those who do not see it.
 
-    A notebook holds the SVG once, inside an HTML `<img>` whose `alt` is the description, and the description again as
-    text/plain. Of all the ways to show an SVG, this is the one that JupyterLab treats best: it prefers text/html to
-    image/svg+xml; it shows `<img>` also where the notebook is not trusted, as in a fresh clone, where it refuses
-    image/svg+xml and takes `<svg>` out of HTML; and the `<img>` that it makes of image/svg+xml has no `alt`. GitHub
-    shows `<img>` with base64 data too, and removes `<svg>` from HTML.
+    A notebook holds the SVG inside an HTML `<img>` whose `alt` is the description. JupyterLab shows that also where the
+    notebook is not trusted, as in a fresh clone, and so does GitHub; both take `<svg>` out of HTML.
     """
 
     svg: str = field(repr=False)
@@ -48,14 +42,6 @@ class Figure:
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         return {"text/html": self.html, "text/plain": self.alt}
 
-    def save(self, path: str | Path) -> Path:
-        """Write the SVG to `path` and return that path. Raises ValueError unless it ends in .svg."""
-        path = Path(path)
-        if path.suffix != ".svg":
-            raise ValueError(f"{path.name!r}: a figure is saved as SVG, so its name must end in .svg")
-        path.write_text(self.svg, encoding="utf-8")
-        return path
-
 
 class Canvas:
     """Collects shapes, in pixels from the top left corner, and joins them into an SVG.
@@ -69,17 +55,13 @@ class Canvas:
     def rect(self, x: float, y: float, width: float, height: float, fill: str, tip: str = "", **more: Any) -> None:
         """A rectangle; `tip` shows when the pointer rests on it."""
         attributes = attribute_text({"x": x, "y": y, "width": width, "height": height, "fill": fill, **more})
-        self.shapes.append(
-            f"<rect {attributes}><title>{escape(tip)}</title></rect>" if tip else f"<rect {attributes}/>"
-        )
+        self.shapes.append(f"<rect {attributes}{f'><title>{escape(tip)}</title></rect>' if tip else '/>'}")
 
     def line(self, x1: float, y1: float, x2: float, y2: float, stroke: str = GRID, **more: Any) -> None:
-        """A straight line."""
         attributes = attribute_text({"x1": x1, "y1": y1, "x2": x2, "y2": y2, "stroke": stroke, **more})
         self.shapes.append(f"<line {attributes}/>")
 
     def path(self, data: str, **more: Any) -> None:
-        """A path whose commands are `data`."""
         self.shapes.append(f'<path d="{data}" {attribute_text(more)}/>')
 
     def text(self, x: float, y: float, words: str, size: float = 12, fill: str = INK, **more: Any) -> None:
@@ -98,26 +80,26 @@ class Canvas:
 
     def hatch(self, x: float, y: float, width: float, height: float, stroke: str, gap: float = 6) -> None:
         """Diagonal strokes inside a rectangle (drawn, as sanitizers drop patterns)."""
-        strokes = []
+        strokes = ""
         for k in range(1, ceil((width + height) / gap)):
             reach = k * gap  # the stroke joins the points whose distances from the top left corner add up to this
             start, end = min(reach, width), max(0.0, reach - height)
-            strokes.append(f"M{short(x + start)} {short(y + reach - start)}L{short(x + end)} {short(y + reach - end)}")
+            strokes += f"M{short(x + start)} {short(y + reach - start)}L{short(x + end)} {short(y + reach - end)}"
         if strokes:
-            self.path("".join(strokes), stroke=stroke, stroke_width=1, fill="none")
+            self.path(strokes, stroke=stroke, stroke_width=1, fill="none")
 
-    def title(self, words: str, width: float = WIDTH) -> float:
+    def title(self, words: str) -> float:
         """The conclusion, in bold, on as many lines as it needs; returns the y below it."""
-        lines = wrap(words, 16.5, width - 2 * MARGIN, bold=True)
+        lines = wrap(words, 16.5, WIDTH - 2 * MARGIN, bold=True)
         for index, line in enumerate(lines):
             self.text(MARGIN, 28 + 21 * index, line, 16.5, font_weight="bold")
         return 28.0 + 21 * (len(lines) - 1) + 8
 
-    def note(self, words: str, y: float, width: float = WIDTH) -> float:
+    def note(self, words: str, y: float) -> float:
         """Small print at the right, `y` being the baseline of its first line; returns the y below it."""
-        lines = wrap(words, 11, width - 2 * MARGIN) if words else []
+        lines = wrap(words, 11, WIDTH - 2 * MARGIN)
         for index, line in enumerate(lines):
-            self.text(width - MARGIN, y + 14 * index, line, 11, QUIET, text_anchor="end")
+            self.text(WIDTH - MARGIN, y + 14 * index, line, 11, QUIET, text_anchor="end")
         return y + 14 * len(lines)
 
     def figure(self, bottom: float, title: str, alt: str, provenance: str) -> Figure:
@@ -126,7 +108,6 @@ class Canvas:
         return Figure(self.svg(end - (2 if provenance else 10), title, alt), alt)
 
     def svg(self, height: float, title: str, alt: str) -> str:
-        """The whole picture on white, with its name and description inside."""
         return framed("\n".join(self.shapes), height, title, alt)
 
 
@@ -144,11 +125,8 @@ def below_one_another(figures: Sequence[Figure], title: str) -> Figure:
     """Several of the course's figures as one, from top to bottom; its description is theirs, one after another."""
     placed, y = [], 0.0
     for figure in figures:
-        height = re.search(r'viewBox="0 0 \d+ ([\d.]+)"', figure.svg)
-        if height is None:
-            raise ValueError(f"a figure without a height cannot be placed: {figure.alt}")
         placed.append(figure.svg.replace(f'style="{SCALES_DOWN}"', f'y="{short(y)}"', 1))
-        y += float(height[1])
+        y += float(re.findall(r'viewBox="0 0 \d+ ([\d.]+)"', figure.svg)[0])
     alt = " ".join(figure.alt for figure in figures)
     return Figure(framed("\n".join(placed), y, title, alt), alt)
 
@@ -196,7 +174,7 @@ def wrap(words: str, size: float, width: float, bold: bool = False) -> list[str]
 
 def luminance(color: str) -> float:
     """Relative luminance of "#RRGGBB", from 0 (black) to 1 (white). WCAG 2.2, "relative luminance"."""
-    channels = (int(color[index : index + 2], 16) / 255 for index in (1, 3, 5))
+    channels = (channel / 255 for channel in bytes.fromhex(color[1:]))
     red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
@@ -224,16 +202,13 @@ def ticks(low: float, high: float, count: int = 7) -> list[float]:
 
 def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
     """Positions near the `wanted` ones, in the same order, at least `gap` apart, within `low` to `high` if they fit."""
-    order = sorted(range(len(wanted)), key=lambda index: wanted[index])
-    placed = [0.0] * len(wanted)
-    floor_now = low
+    order, placed = sorted(range(len(wanted)), key=wanted.__getitem__), [*wanted]
     for index in order:
-        placed[index] = max(wanted[index], floor_now)
-        floor_now = placed[index] + gap
-    ceiling = high
+        placed[index] = max(placed[index], low)
+        low = placed[index] + gap
     for index in reversed(order):
-        placed[index] = min(placed[index], ceiling)
-        ceiling = placed[index] - gap
+        placed[index] = min(placed[index], high)
+        high = placed[index] - gap
     return placed
 
 

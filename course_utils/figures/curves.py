@@ -1,4 +1,4 @@
-"""Lines: how one quantity grows with another, each line named at its end. Drawn by matplotlib, as any library would.
+"""Lines: how one quantity grows with another, each line named at its end. Drawn by matplotlib.
 
 matplotlib is imported when the first lines are drawn: everything else in the course does without it.
 """
@@ -85,12 +85,11 @@ def lines(
             _draw_level(axes, series, *level)
         _write(drawing, axes, heading, small_print, (xlabel, ylabel), series, top)
         shapes = _shapes(drawing)
-    if alt is None:
-        told = (
-            f"{name} goes from {_read(ys[0])} at {number(xs[0])} to {_read(ys[-1])} at {number(xs[-1])}"
-            for name, (xs, ys) in series.items()
-        )
-        alt = f"{stop(title)} Lines of {ylabel} against {xlabel}: {'; '.join(told)}."
+    told = (
+        f"{name} goes from {_read(ys[0])} at {number(xs[0])} to {_read(ys[-1])} at {number(xs[-1])}"
+        for name, (xs, ys) in series.items()
+    )
+    alt = alt or f"{stop(title)} Lines of {ylabel} against {xlabel}: {'; '.join(told)}."
     return Figure(framed(shapes, height, title, alt, **FRAME), alt)
 
 
@@ -106,7 +105,7 @@ def _check_series(series: Series, log_x: bool, log_y: bool) -> None:
 
 @contextmanager
 def _matplotlib() -> Iterator[None]:
-    """matplotlib imported, with our look and nothing of the learner's own settings; both are as before afterwards.
+    """matplotlib with our look and nothing of the learner's own settings, which are as before afterwards.
 
     Its log is silent meanwhile: the first import of all says on stderr, and so in a lesson, that it looks for fonts.
     """
@@ -114,12 +113,9 @@ def _matplotlib() -> Iterator[None]:
     level = log.level
     log.setLevel(logging.ERROR)
     try:
-        import matplotlib
-        import matplotlib.font_manager
+        from matplotlib import style
 
-        with matplotlib.rc_context():
-            matplotlib.rcdefaults()
-            matplotlib.rcParams.update(LOOK)
+        with style.context(LOOK, after_reset=True):
             yield
     finally:
         log.setLevel(level)
@@ -128,13 +124,13 @@ def _matplotlib() -> Iterator[None]:
 def _axes(drawing: "Drawing", series: Series, more: Sequence[float], log_x: bool, log_y: bool, top: float) -> "Axes":
     xs = [x for line, _ in series.values() for x in line]
     ys = [*(y for _, line in series.values() for y in line), *more]
-    (left_end, right_end), (low, high) = _range(xs, log_x, from_zero=False), _range(ys, log_y, from_zero=True)
+    ends, (low, high) = _range(xs, log_x, from_zero=False), _range(ys, log_y, from_zero=True)
     heights = _ticks(low, high, log_y)
     left = 40 + max(text_width(number(tick), 12) for tick in heights)
     right = WIDTH - MARGIN - 12 - max(text_width(name, 12.5, bold=True) for name in series)
     height = 72 * drawing.get_figheight()
     box = (left / WIDTH, 1 - (top + PLOT_HEIGHT) / height, (right - left) / WIDTH, PLOT_HEIGHT / height)
-    axes = drawing.add_axes(box, facecolor="none", xlim=(left_end, right_end), ylim=(low, high))
+    axes = drawing.add_axes(box, facecolor="none", xlim=ends, ylim=(low, high))
     axes.set(xscale="log" if log_x else "linear", yscale="log" if log_y else "linear")
     axes.set_yticks(heights, [number(tick) for tick in heights], minor=False)
     places = _points_or_ticks(xs, axes, log_x)
@@ -175,15 +171,14 @@ def _points_or_ticks(xs: Sequence[float], axes: "Axes", log: bool) -> list[float
 
 
 def _x(axes: "Axes", value: float) -> float:
-    """Pixels from the left at which the axes put an x value."""
     return float(axes.transData.transform((value, axes.get_ylim()[0]))[0])
 
 
 def _draw(axes: "Axes", line: tuple[Sequence[float], Sequence[float]], index: int, markers: bool, joined: bool) -> None:
     color, dashes = LINE_COLOURS[index], DASHES[index]
     if not joined:
-        look = {"markersize": 10, "markerfacecolor": "#FFFFFF", "markeredgecolor": color}
-        axes.plot(*line, marker="o", markeredgewidth=2.2, linestyle="none", clip_on=False, zorder=4, **look)
+        look = {"markersize": 10, "markerfacecolor": "#FFFFFF", "markeredgecolor": color, "markeredgewidth": 2.2}
+        axes.plot(*line, "o", clip_on=False, zorder=4, **look)
         return
     dots: dict[str, Any] = {"marker": "o", "markersize": 7, "markeredgecolor": "#FFFFFF", "markeredgewidth": 1}
     style = (0, tuple(length / 2.2 for length in dashes)) if dashes else "-"  # matplotlib counts in line widths
@@ -237,10 +232,8 @@ def _shapes(drawing: "Drawing") -> str:
     """The shapes that matplotlib draws, without its frame, its font, and its style sheet, which would reach beyond."""
     page = StringIO()
     drawing.savefig(page, format="svg", metadata=NO_METADATA)
-    inside = re.search(r"<svg[^>]*>(.*)</svg>", page.getvalue(), re.DOTALL)
-    if inside is None:
-        raise RuntimeError("matplotlib wrote no <svg>: course_utils/figures/curves.py does not know this version")
-    plain = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", inside[1], count=1, flags=re.DOTALL)
+    [inside] = re.findall(r"<svg[^>]*>(.*)</svg>", page.getvalue(), re.DOTALL)
+    plain = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", inside, count=1, flags=re.DOTALL)
     return plain.replace(f" font-family: '{LAYOUT_FONT}';", "").strip()
 
 

@@ -1,6 +1,6 @@
 """The meter's picture: memory by the second, redrawn several times a second and therefore kept small."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -60,9 +60,6 @@ class _Scale(Plot):
     def x(self, seconds: float) -> float:
         return self.left + (self.right - self.left) * seconds / self.latest
 
-    def point(self, seconds: float, size: float) -> str:
-        return f"{short(self.x(seconds))} {short(self.y(size))}"
-
 
 def meter_figure(
     samples: Sequence[Reading],
@@ -76,16 +73,15 @@ def meter_figure(
 ) -> Figure:
     """Allocated bytes over time (by kind where that is known), with what is reserved, what the driver says, the phases.
 
-    `about` comes before the peak ("at least " where it was only sampled), `look` is `PAGE` or `STAGE`. Raises
-    ValueError without samples.
+    `about` comes before the peak ("at least " where it was only sampled). Raises ValueError without samples.
     """
     if not samples:
         raise ValueError("there is nothing to draw: the meter has not read anything yet")
     last, unit = samples[-1], "GB" if max(peak, capacity or 0) >= GB else "MB"
     title = f"{_shown(last.allocated, unit)} allocated now, {about}{_shown(peak, unit)} at the peak"
     highest = max([peak, capacity or 0, *(max(s.reserved or 0, s.driver or 0) for s in samples)])
-    canvas, kept, place = Canvas(), thinned(samples), (look.left, look.right, look.top, look.bottom)
-    scale = _Scale(canvas, *place, 1.06 * max(1, highest), look, max(SHORTEST, last.seconds))
+    canvas, kept = Canvas(), thinned(samples)
+    scale = _Scale(canvas, *look[:4], 1.06 * max(1, highest), look, max(SHORTEST, last.seconds))
     canvas.text(MARGIN, 11.5 + look.title, title, look.title, font_weight="bold")
     scale.value_axis(unit, size=look.text)
     for tick in ticks(0, scale.latest, 8):
@@ -93,14 +89,14 @@ def meter_figure(
         canvas.text(x, y, number(tick), look.text, QUIET, text_anchor="middle")
     canvas.text(look.left - 8, look.top - 6, unit, look.text, QUIET, text_anchor="end")
     canvas.text(look.left, look.bottom + 12 + 2 * look.text, axis, look.text, QUIET)
-    _areas(canvas, kept, scale)
-    _line(canvas, kept, scale, lambda sample: sample.reserved, "6 3")
-    _line(canvas, kept, scale, lambda sample: sample.driver, "2 3")
-    _marks(canvas, marks, scale)
+    _areas(kept, scale)
+    _line(kept, scale, [sample.reserved for sample in kept], "6 3")
+    _line(kept, scale, [sample.driver for sample in kept], "2 3")
+    _marks(marks, scale)
     if capacity:
         y = scale.y(capacity)
         canvas.line(look.left, y, look.right, y, OVER, stroke_width=2, data_capacity=capacity)
-    _labels(canvas, last, capacity, scale, unit)
+    _labels(last, capacity, scale, unit)
     end = canvas.note(source, look.bottom + 16 + 3 * look.text)
     alt = f"{title}. {_alt(last, marks, capacity, unit)} {source}."
     return Figure(canvas.svg(end, title, alt), alt)
@@ -117,41 +113,39 @@ def _shown(size: int, unit: str) -> str:
     return format_bytes(size, unit, digits_for(size, unit))
 
 
-def _areas(canvas: Canvas, samples: Sequence[Reading], scale: _Scale) -> None:
+def _areas(samples: Sequence[Reading], scale: _Scale) -> None:
     known = [kind for kind in COLOURS if any(sample.kinds.get(kind) for sample in samples)]
-    floor = [0] * len(samples)
+    floor, allocated = [0] * len(samples), [sample.allocated for sample in samples]
     for kind in known:
         top = [low + sample.kinds.get(kind, 0) for low, sample in zip(floor, samples, strict=True)]
-        _area(canvas, samples, scale, floor, top, COLOURS[kind], kind)
+        _area(samples, scale, floor, top, COLOURS[kind], kind)
         floor = top
-    if not known:
-        _area(canvas, samples, scale, floor, [s.allocated for s in samples], COLOURS["temporaries"], "allocated")
+    if known:
+        _line(samples, scale, allocated)
     else:
-        _line(canvas, samples, scale, lambda sample: sample.allocated, "")
+        _area(samples, scale, floor, allocated, COLOURS["temporaries"], "allocated")
 
 
 def _area(
-    canvas: Canvas, samples: Sequence[Reading], scale: _Scale, low: list[int], high: list[int], fill: str, name: str
+    samples: Sequence[Reading], scale: _Scale, low: Sequence[int], high: Sequence[int], fill: str, name: str
 ) -> None:
-    there, back = (
-        [scale.point(sample.seconds, size) for sample, size in zip(samples, sizes, strict=True)]
-        for sizes in (high, low)
-    )
-    path = "L".join([*there, *reversed(back)])
-    canvas.path(f"M{path}Z", fill=fill, data_kind=name, data_bytes=high[-1] - low[-1])
+    path = "L".join([*_points(samples, scale, high), *reversed(_points(samples, scale, low))])
+    scale.canvas.path(f"M{path}Z", fill=fill, data_kind=name, data_bytes=high[-1] - low[-1])
 
 
-def _line(
-    canvas: Canvas, samples: Sequence[Reading], scale: _Scale, of: Callable[[Reading], int | None], dashes: str
-) -> None:
-    points = [(sample.seconds, of(sample)) for sample in samples]
-    known = [scale.point(at, size) for at, size in points if size is not None]
-    if known:
-        canvas.path("M" + "L".join(known), fill="none", stroke=INK, stroke_width=1.5, stroke_dasharray=dashes or None)
+def _line(samples: Sequence[Reading], scale: _Scale, sizes: Sequence[int | None], dashes: str | None = None) -> None:
+    if known := _points(samples, scale, sizes):
+        look = {"fill": "none", "stroke": INK, "stroke_width": 1.5, "stroke_dasharray": dashes}
+        scale.canvas.path("M" + "L".join(known), **look)
 
 
-def _marks(canvas: Canvas, marks: Sequence[MeterMark], scale: _Scale) -> None:
-    look, free = scale.look, scale.look.left
+def _points(samples: Sequence[Reading], scale: _Scale, sizes: Sequence[int | None]) -> list[str]:
+    both = zip(samples, sizes, strict=True)
+    return [f"{short(scale.x(one.seconds))} {short(scale.y(size))}" for one, size in both if size is not None]
+
+
+def _marks(marks: Sequence[MeterMark], scale: _Scale) -> None:
+    look, free, canvas = scale.look, scale.look.left, scale.canvas
     for mark in marks:
         x, wide = scale.x(min(mark.seconds, scale.latest)), text_width(mark.words, look.mark)
         canvas.line(x, look.top, x, look.bottom, RULE, stroke_width=1, data_mark=mark.words)
@@ -160,7 +154,7 @@ def _marks(canvas: Canvas, marks: Sequence[MeterMark], scale: _Scale) -> None:
             free = x + wide + 6
 
 
-def _labels(canvas: Canvas, last: Reading, capacity: int | None, scale: _Scale, unit: str) -> None:
+def _labels(last: Reading, capacity: int | None, scale: _Scale, unit: str) -> None:
     """Direct labels at the right: the kinds in the middle of their areas, the lines at their ends."""
     look = scale.look
     wanted: list[tuple[float, str, str]] = []
@@ -168,9 +162,8 @@ def _labels(canvas: Canvas, last: Reading, capacity: int | None, scale: _Scale, 
     for kind in COLOURS:
         size = last.kinds.get(kind, 0)
         if size > 0.02 * scale.largest:
-            wanted.append(
-                (scale.y(floor + size / 2), f"{words(kind)} {amount(size, unit, digits_for(size, unit))}", INK)
-            )
+            shown = amount(size, unit, digits_for(size, unit))
+            wanted.append((scale.y(floor + size / 2), f"{words(kind)} {shown}", INK))
         floor += size
     for name, size in (("allocated", last.allocated), ("reserved – –", last.reserved), ("driver ····", last.driver)):
         if size is not None:
@@ -179,7 +172,7 @@ def _labels(canvas: Canvas, last: Reading, capacity: int | None, scale: _Scale, 
         wanted.append((scale.y(capacity), f"GPU {_shown(capacity, unit)}", OVER))
     places = spread([y for y, _, _ in wanted], 1.25 * look.text, look.top, look.bottom)
     for y, (_, text, color) in zip(places, wanted, strict=True):
-        canvas.text(look.right + 8, y + look.text / 3, text, look.text, color)
+        scale.canvas.text(look.right + 8, y + look.text / 3, text, look.text, color)
 
 
 def _alt(last: Reading, marks: Sequence[MeterMark], capacity: int | None, unit: str) -> str:

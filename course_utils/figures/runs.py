@@ -24,30 +24,21 @@ from .axes import (
     words,
 )
 from .canvas import INK, MARGIN, QUIET, RULE, WIDTH, Canvas, Figure, sentence, short, text_width, wrap
-from .timelines import TIMELINE_ORDER
+from .timelines import LEFT, RIGHT, TIMELINE_ORDER
 
 NOT_COUNTED = "not counted: what CUDA itself takes (its context, workspaces)"
 UNIT = "GB"
 
 
 def peak_stack(run: TrainingRun, breakdown: MemoryBreakdown, card: Gpu, verdict: str) -> Figure:
-    """The run's peak by kind, with a line at what a program gets of the GPU.
-
-    `verdict` continues "It …", for those who do not see the picture.
-    """
+    """The run's peak by kind, with a line at what a program gets of the GPU; `verdict` continues "It …" in the alt."""
     title = peak_title(run, breakdown)
     parts = ", ".join(f"{words(kind)} {amount_with_unit(size, UNIT, 2)}" for kind, size in breakdown.items() if size)
-    alt = f"Estimate for {title}. It {verdict}. {run}: {parts}."
     return stack(
-        {"": breakdown},
-        title,
-        capacity=card.room,
-        capacity_label=told_name(card),
-        nominal=card.memory,
-        provenance=f"estimated from formulas · {NOT_COUNTED}",
-        values_in_legend=True,
-        alt=alt,
-    )
+        {"": breakdown}, title, capacity=card.room, capacity_label=told_name(card), nominal=card.memory,
+        provenance=f"estimated from formulas · {NOT_COUNTED}", values_in_legend=True,
+        alt=f"Estimate for {title}. It {verdict}. {run}: {parts}.",
+    )  # fmt: skip
 
 
 def peak_title(run: TrainingRun, breakdown: MemoryBreakdown) -> str:
@@ -68,7 +59,6 @@ def told_name(card: Gpu) -> str:
 
 # The step, moment by moment
 
-PLOT = (66.0, WIDTH - 22.0)
 PLOT_HEIGHT = 250.0
 LABELS = {
     "end of step": "step begins", "forward": "highest", "end of forward": "end", "loss": "highest",
@@ -118,21 +108,21 @@ def step_columns(moments: Mapping[str, MemoryBreakdown], card: Gpu) -> Figure:
     else:
         canvas.text(MARGIN, y + 18, f"{told_name(card).removesuffix(' (dashed)')}, far above", 12, OVER)
     top, largest = y + 72, round(1.12 * max(highest, reach, 1))
-    columns = _Columns(canvas, *PLOT, top, top + PLOT_HEIGHT, largest, len(rows))
+    columns = _Columns(canvas, LEFT, RIGHT, top, top + PLOT_HEIGHT, largest, len(rows))
     columns.value_axis(UNIT)
     canvas.upright(20, (columns.top + columns.bottom) / 2, f"{UNIT} (10⁹ bytes)")
-    canvas.line(PLOT[0], columns.bottom, PLOT[1], columns.bottom, RULE)
-    borders = [_column(canvas, columns, index, parts, digits) for index, parts in enumerate(stacks)]
+    canvas.line(LEFT, columns.bottom, RIGHT, columns.bottom, RULE)
+    borders = [_column(columns, index, parts, digits) for index, parts in enumerate(stacks)]
     canvas.path("".join(borders), stroke="#FFFFFF", stroke_width=1, fill="none")
     if reach:
         columns.limit(card.room)
         if card.memory != card.room:
             y = columns.y(card.memory)
             look = {"stroke_width": 1, "stroke_dasharray": "4 3", "data_nominal": card.memory}
-            canvas.line(PLOT[0], y, PLOT[1], y, OVER, **look)
+            canvas.line(LEFT, y, RIGHT, y, OVER, **look)
     for index, moment in enumerate(rows):
-        _column_total(canvas, columns, index, moment.total, digits, index == peak, moment.total > card.room)
-    _column_names(canvas, columns, rows)
+        _column_total(columns, index, moment.total, digits, index == peak, moment.total > card.room)
+    _column_names(columns, rows)
     alt = _step_alt(rows, rows[peak], card, title, digits)
     return Figure(canvas.svg(columns.bottom + 54, title, alt), alt)
 
@@ -149,35 +139,35 @@ def place_words(peak: MemoryBreakdown) -> str:
     return names.get(peak.label, f"the {peak.label}")
 
 
-def _column(canvas: Canvas, columns: _Columns, index: int, parts: Sequence[Segment], digits: int) -> str:
+def _column(columns: _Columns, index: int, parts: Sequence[Segment], digits: int) -> str:
     """Draws a moment's kinds on top of one another; returns the path of the borders between them."""
     width = min(0.74 * columns.slot, 56)
     x, below, borders = columns.center(index) - width / 2, 0, ""
     for part in parts:
         y, height = columns.y(below + part.size), PLOT_HEIGHT * part.size / columns.largest
         tip = f"{part.name}: {format_bytes(part.size, UNIT, max(2, digits))}"
-        canvas.rect(x, y, width, height, COLOURS[part.kind], tip, data_kind=part.kind, data_moment_bytes=part.size)
+        look = {"data_kind": part.kind, "data_moment_bytes": part.size}
+        columns.canvas.rect(x, y, width, height, COLOURS[part.kind], tip, **look)
         if below and height >= 2:
             borders += f"M{short(x)} {short(y + height)}h{short(width)}"
         below += part.size
     return borders
 
 
-def _column_total(
-    canvas: Canvas, columns: _Columns, index: int, total: int, digits: int, is_peak: bool, is_over: bool
-) -> None:
+def _column_total(columns: _Columns, index: int, total: int, digits: int, is_peak: bool, is_over: bool) -> None:
     x, y = columns.center(index), columns.y(total)
     shown, size = amount(total, UNIT, digits), 11.0
     if is_peak:
-        draw_peak(canvas, x, y, total)
+        draw_peak(columns.canvas, x, y, total)
         shown, size, y = f"peak {format_bytes(total, UNIT, digits)}", 13.0, y - 9
     half = text_width(shown, size, bold=is_peak) / 2
-    x = min(max(x, PLOT[0] + half), WIDTH - 6 - half)
-    more = {"font_weight": "bold"} if is_peak else {}
-    canvas.halo_text(x, y - 5, shown, size, fill=OVER if is_over else INK, text_anchor="middle", **more)
+    x = min(max(x, LEFT + half), WIDTH - 6 - half)
+    look = {"fill": OVER if is_over else INK, "font_weight": "bold" if is_peak else None}
+    columns.canvas.halo_text(x, y - 5, shown, size, text_anchor="middle", **look)
 
 
-def _column_names(canvas: Canvas, columns: _Columns, rows: Sequence[MemoryBreakdown]) -> None:
+def _column_names(columns: _Columns, rows: Sequence[MemoryBreakdown]) -> None:
+    canvas = columns.canvas
     for index, moment in enumerate(rows):
         name = LABELS.get(moment.label, moment.label.removesuffix("'s backward"))
         for line, text in enumerate(wrap(name, 11.5, columns.slot - 2)):

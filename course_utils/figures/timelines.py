@@ -3,7 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, groupby, pairwise
 from typing import TypeVar
 
 from ..gpus import Gpu
@@ -55,8 +55,7 @@ def timeline(
     """Memory by kind after each allocation and free, with the phases of each step and the peak named in the picture.
 
     `steps` picks training steps (1 is the first); without it everything is shown, set-up included. `letters` names
-    moments, by how many events have happened, with a pin on the axis. Raises ValueError for steps that were not
-    measured, for a timeline without events, and for a letter outside what is shown.
+    moments, by how many events have happened, with a pin on the axis. Raises ValueError for what was not measured.
     """
     first, last = _window(measurement, steps)
     curves = {kind: [0, *curve] for kind, curve in measurement.timeline.curves().items()}
@@ -91,9 +90,9 @@ def timeline(
 class _View(Plot):
     """Draws a part of a timeline: event counts to x, bytes to y.
 
-    `knots` maps counts to x: evenly within a phase, but with room for every phase, or the loss, a few events long and
-    often the peak, would be thinner than a pixel. `curves` are bytes by kind from the bottom up; element k is what is
-    allocated when k events have happened. `kept` are the counts that are drawn.
+    `knots` maps counts to x: evenly within a phase, but with room for every phase, as the loss is a few events long and
+    often the peak. `curves` are bytes by kind from the bottom up; element k is what is allocated when k events have
+    happened. `kept` are the counts that are drawn.
     """
 
     measurement: Measurement
@@ -123,10 +122,8 @@ class _View(Plot):
         y, places = self.canvas.title(title), self.places()
         tallest = {kind: max(curve[count] for count in self.kept) for kind, curve in self.curves.items()}
         small = [kind for kind, size in tallest.items() if places[kind] is None and PLOT_HEIGHT * size >= self.largest]
-        if small:
-            parts = [Segment(words(kind), 1, kind) for kind in small]
-            y = draw_legend(self.canvas, parts, y + 6, self.unit, 0, values=False, left=LEFT)
-        return y + 48
+        parts = [Segment(words(kind), 1, kind) for kind in small]
+        return 48 + (draw_legend(self.canvas, parts, y + 6, self.unit, 0, values=False, left=LEFT) if small else y)
 
     def axes(self) -> None:
         self.value_axis(self.unit, 6)
@@ -142,7 +139,6 @@ class _View(Plot):
         self.canvas.upright(20, (self.top + self.bottom) / 2, f"{self.unit} allocated")
 
     def phases(self) -> None:
-        """Names steps and phases above the plot, with a line where each begins."""
         for start, end, (_, phase) in self.spans(lambda mark: (mark.step, mark.phase)):
             self.span(start, end, PHASE_WORDS.get(phase, (phase,)), 5, 11, QUIET, "#C9C9C9", data_phase=phase)
         for start, end, step in self.spans(lambda mark: mark.step):
@@ -151,7 +147,6 @@ class _View(Plot):
     def span(
         self, start: int, end: int, names: Sequence[str], above: int, size: int, ink: str, rule: str, **more: str
     ) -> None:
-        """A line where a span begins, and the first of its names that has room."""
         left, right = self.x(start), self.x(end)
         self.canvas.line(left, self.top - above - (11 if size == 11 else 13), left, self.bottom, rule, **more)
         shown = next((name for name in names if text_width(name, 11) <= right - left), "")
@@ -175,9 +170,8 @@ class _View(Plot):
         self.canvas.line(LEFT, self.bottom, RIGHT, self.bottom, RULE)
         for kind, place in self.places().items():
             if place:
-                x, y = place
-                ink = ink_on(COLOURS[kind])
-                self.canvas.text(x, y + 4, words(kind), 12.5, ink, text_anchor="middle", font_weight="bold")
+                look = {"fill": ink_on(COLOURS[kind]), "text_anchor": "middle", "font_weight": "bold"}
+                self.canvas.text(place[0], place[1] + 4, words(kind), 12.5, **look)
 
     def area(self, edge: Sequence[int]) -> str:
         points = [(short(self.x(count)), short(self.y(size))) for count, size in zip(self.kept, edge, strict=True)]
@@ -187,8 +181,7 @@ class _View(Plot):
 
     def places(self) -> dict[str, tuple[float, float] | None]:
         """The center of the roomiest spot for each area's name, in pixels, or None where no spot is high enough."""
-        xs = [self.x(count) for count in self.kept]
-        places: dict[str, tuple[float, float] | None] = {}
+        xs, places = [self.x(count) for count in self.kept], {}
         low = [self.y(0)] * len(xs)
         for kind, edge in self.edges().items():
             high = [self.y(size) for size in edge]
@@ -241,7 +234,7 @@ class _View(Plot):
 
 
 def _window(measurement: Measurement, steps: Sequence[int] | None) -> tuple[int, int]:
-    """The part of a timeline that is shown: how many events have happened at its beginning and at its end."""
+    """How many events have happened at the beginning and at the end of what is shown."""
     marks, events = measurement.timeline.marks, len(measurement.timeline)
     if not events:
         raise ValueError("this timeline holds no events, so there is nothing to draw")
@@ -271,25 +264,23 @@ def _spans(
     measurement: Measurement, first: int, last: int, name: Callable[[Mark], Name]
 ) -> list[tuple[int, int, Name]]:
     """Start and end of each named stretch between two counts; what comes before the first mark has no name."""
-    starts: list[tuple[int, Name]] = []
-    for mark in sorted(measurement.timeline.marks, key=lambda mark: mark.event):
-        if not starts or starts[-1][1] != name(mark):
-            starts.append((mark.event, name(mark)))
+    marks = sorted(measurement.timeline.marks, key=lambda mark: mark.event)
+    starts = [(next(members).event, called) for called, members in groupby(marks, name)]
     ends = [*(start for start, _ in starts[1:]), len(measurement.timeline)]
     stretches = [(max(start, first), min(end, last), called) for (start, called), end in zip(starts, ends, strict=True)]
     return [stretch for stretch in stretches if stretch[0] < stretch[1]]
 
 
-def thin(totals: Sequence[int], first: int, last: int, keep: Sequence[int] = (), most: int = MOST_POINTS) -> list[int]:
-    """At most `most` (or as many as there are in `keep`) event counts of `first` to `last` that keep the curve's looks.
+def thin(totals: Sequence[int], first: int, last: int, keep: Sequence[int]) -> list[int]:
+    """At most `MOST_POINTS` (or as many as there are in `keep`) event counts of `first` to `last`.
 
     In each of many equal stretches the highest and the lowest point survive, so no peak is lost or lowered; the ends
     and the counts in `keep` always survive.
     """
     fixed = {first, last, *(count for count in keep if first <= count <= last)}
-    if last - first + 1 <= most:
+    if last - first + 1 <= MOST_POINTS:
         return list(range(first, last + 1))
-    stretches = max(1, (most - len(fixed)) // 2)
+    stretches = max(1, (MOST_POINTS - len(fixed)) // 2)
     edges = [first + (last + 1 - first) * k // stretches for k in range(stretches + 1)]
     for start, end in pairwise(edges):
         fixed.add(max(range(start, end), key=totals.__getitem__))
@@ -317,7 +308,7 @@ def _roomiest(
 
 def _columns(xs: Sequence[float], ys: Sequence[float], columns: int, worst: Callable) -> list[float]:
     at_edge = [_interpolate(xs, ys, LEFT + k * COLUMN) for k in range(columns + 1)]
-    inside: list[list[float]] = [[at_edge[k], at_edge[k + 1]] for k in range(columns)]
+    inside = [[*edges] for edges in pairwise(at_edge)]
     for x, y in zip(xs, ys, strict=True):
         inside[min(columns - 1, int((x - LEFT) / COLUMN))].append(y)
     return [worst(column) for column in inside]
