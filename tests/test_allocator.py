@@ -23,9 +23,6 @@ def layout(allocator: CachingAllocator) -> list[list[tuple[int, bool]]]:
     return [[(block.size, block.allocated) for block in blocks] for blocks in allocator.segments()]
 
 
-# By hand
-
-
 def test_free_neighbors_become_one_block():
     allocator = CachingAllocator()
     first, second, third = (allocator.malloc(4 * MiB) for _ in range(3))
@@ -79,8 +76,6 @@ def test_only_whole_pages_are_given_back_and_they_are_mapped_again_where_they_we
     assert allocator.malloc(30 * MiB) == tensor
     assert allocator.reserved == 40 * MiB
 
-
-# Whatever the trace
 
 CHOICES: tuple[dict[str, Any], ...] = (
     {}, {"capacity": 150 * MiB}, {"max_split_size_mb": 32, "capacity": 150 * MiB}, {"roundup_power2_divisions": 4},
@@ -153,8 +148,6 @@ def test_nothing_is_freed_twice():
     with pytest.raises(ValueError, match="nothing is allocated at address"):
         allocator.free(address)
 
-
-# Settings
 
 GOOD = (
     "expandable_segments:True", "expandable_segments:False", "max_split_size_mb:20",

@@ -9,7 +9,7 @@ import pytest
 from counting import calls
 from engine import GPT, LLAMA, shallow, simulate, tiny
 
-from course_utils import PRESETS, TrainingRun, memory_map, memory_map_page, save_snapshot
+from course_utils import TrainingRun, memory_map, memory_map_page, save_snapshot
 from course_utils.allocator.replay import replay
 from course_utils.measuring.recorded import from_json, to_json
 from course_utils.units import MiB
@@ -100,9 +100,6 @@ def test_blocks_at_the_peak_hold_the_tensors_of_the_peak():
     replayed = replay(measured)
     blocks = [block for segment in replayed.blocks_at(measured.peak_event) for block in segment.blocks]
     allocated = [block for block in blocks if block.is_allocated]
-    assert sorted(block.requested for block in allocated) == sorted(
-        item.bytes for item in measured.alive_at(measured.peak_event)
-    )
     by_kind = {kind: sum(b.requested for b in allocated if b.kind == kind) for kind in measured.breakdown}
     assert by_kind == dict(measured.breakdown)
 
@@ -110,22 +107,11 @@ def test_blocks_at_the_peak_hold_the_tensors_of_the_peak():
 def test_moments_are_named_as_the_measurement_names_them():
     measured = simulate(RUNS[0])
     replayed = replay(measured)
-    assert replayed.moment(1) == "set-up"
-    assert replayed.moment(measured.peak_event) == f"step 2, {measured.peak_phase}"
-    assert replay(GROWING).moment(2) == ""
+    assert replayed.moment(1) == "set-up" and replay(GROWING).moment(2) == ""
     for mark, later in pairwise(measured.timeline.marks):
         moment = f"step {mark.step}, {mark.phase.replace('_', ' ')}"
         for event in range(mark.event + 1, later.event + 1)[:: max(1, later.event - mark.event - 1)]:
             assert replayed.moment(event) == moment
-
-
-def test_a_capacity_just_below_what_is_reserved_makes_the_allocator_try_again_and_one_below_the_tensors_fails():
-    measured = simulate(RUNS[0])
-    free = replay(measured)
-    tight = replay(measured, free.peak_reserved - 2 * MiB)
-    assert tight.retries > 0 or tight.failed_at
-    small = replay(measured, measured.peak - MiB)
-    assert small.failed_at and small.failure is not None and small.reserved == free.reserved[: len(small)]
 
 
 def test_a_measurement_needs_all_its_allocations():
@@ -149,15 +135,6 @@ def test_twice_as_many_events_take_twice_as_many_calls():
     assert calls(lambda: replay(events)) == pytest.approx(2 * calls(lambda: replay(events[:20_000])), rel=0.05)
 
 
-def test_a_deep_model_reserves_more_than_its_tensors_and_less_with_expandable_segments():
-    deep = run(model=shallow(PRESETS["gpt2-xl"], 8), micro_batch=8, precision="amp-bf16", attention="flash")
-    measured = simulate(deep)
-    plain, expandable = replay(measured), replay(measured, expandable_segments=True)
-    assert plain.peak_allocated > measured.peak, "blocks of which less than 1 MiB was left over were not split"
-    assert measured.peak < expandable.peak_reserved < plain.peak_reserved
-    assert max(expandable.fragmentation) < max(plain.fragmentation)
-
-
 def test_capacity_may_be_a_text_and_choices_are_checked():
     events = [(40 * MiB, "a"), (40 * MiB, "b")]
     assert replay(events, capacity="60 MB").failed_at == 2
@@ -173,15 +150,13 @@ def test_capacity_may_be_a_text_and_choices_are_checked():
 def test_bytes_may_be_any_kind_of_whole_number():
     numpys: list[Any] = [(np.int64(size), name) for size, name in GROWING]
     assert replay(numpys).reserved == replay(GROWING).reserved
-    with pytest.raises(TypeError, match="a pair of whole bytes"):
-        replay([(512.0, "a")])  # pyrefly: ignore [bad-argument-type]
 
 
 @pytest.mark.parametrize(("source", "said"), [
     (TrainingRun("gpt2"), r"given a TrainingRun: measured = measure\(run\) first, then replay\(measured\)"),
     ("gpt2", "given a str: a measurement, or"), (None, "given a NoneType: a measurement, or"),
     ({512: "a"}, "given a dict: a measurement, or"), ([512, -512], "512 is no event: a pair of whole bytes and a name"),
-    ([(512, "a", 3)], "is no event: a pair of whole bytes and a name"), ([("a", 512)], "is no event: a pair of whole"),
+    ([(512, "a", 3)], "is no event: a pair of"), ([(512.0, "a")], "is no event: a pair of whole bytes"),
 ])  # fmt: skip
 def test_what_cannot_be_replayed_is_refused_in_words(source, said):
     with pytest.raises(TypeError, match=said):

@@ -12,8 +12,6 @@ from course_utils.lessons.sharding import checks as lesson_09
 from course_utils.lessons.sharding.checks import ABOVE_CASES, CHOOSE_CASES, choose_right
 from course_utils.lessons.sharding.zero import formula
 
-# ---------------------------------------------------------------------------------------------------- 09.1: rank_bytes
-
 
 def by_table(N: int, D: int, stage: int, weight: int, gradient: int, optimizer: int) -> float:
     cut, whole = [(0, weight + gradient + optimizer), (optimizer, weight + gradient), (gradient + optimizer, weight),
@@ -57,8 +55,6 @@ RANK_BYTES = Answers(
         (of_whole_shares, "You round the share of the parameters"),
     )],
 )  # fmt: skip
-
-# ------------------------------------------------------------------------------------------------------- 09.2: padding
 
 
 def by_chunks(shapes: Any, D: int) -> dict[str, int]:
@@ -113,8 +109,6 @@ PADDING = Answers(
         (with_padding(lambda shapes, D: sum(math.prod(s) % D for s in shapes)), "the remainder"),
     ],
 )  # fmt: skip
-
-# --------------------------------------------------------------------------------------------------- 09.3: zero_1_step
 
 
 def whole_then_cut(weights: Any, gradients: Any, momenta: Any, lr: float, beta: float) -> torch.Tensor:
@@ -189,8 +183,6 @@ ZERO_1_STEP = Answers(
     ],
 )
 
-# --------------------------------------------------------------------------------------------------------- 09.4: above
-
 
 def above(**changes: Callable[[int, int], float]) -> Any:
     right: dict[str, Callable[[int, int], float]] = {
@@ -219,8 +211,6 @@ ABOVE = Answers(
         (above(block=lambda outer, block: 2 * block * of_run(outer, block).model.layers), "`block` is all blocks at"),
     ],
 )  # fmt: skip
-
-# -------------------------------------------------------------------------------------------------------- 09.5: choose
 
 
 def downward(run: Any, ranks: int, card: str, least: int) -> Any:
@@ -281,8 +271,6 @@ CHOOSE = Answers(
     ],
 )
 
-# ---------------------------------------------------------------------------------------------- 09.6: rank_activations
-
 
 def term_by_term(s: int, b: int, h: int, a: int, t: int, sequence: bool) -> float:
     split = 24 * s * b * h / t + 5 * a * s * s * b / t
@@ -320,7 +308,6 @@ RANK_ACTIVATIONS = Answers(
     )],
 )  # fmt: skip
 
-# -------------------------------------------------------------------------------------------------------------- asking
 
 ANSWERS = {"09.1": RANK_BYTES, "09.2": PADDING, "09.3": ZERO_1_STEP, "09.4": ABOVE, "09.5": CHOOSE,
            "09.6": RANK_ACTIVATIONS}  # fmt: skip

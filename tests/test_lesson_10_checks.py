@@ -12,8 +12,6 @@ from course_utils.lessons.allocator import checks as lesson_10
 from course_utils.lessons.allocator.checks import ORDER_CASES, late_fits, leak_right, report, snapshot, sweep
 from course_utils.units import MiB
 
-# ----------------------------------------------------------------------------------------------------- 10.1: handed_out
-
 
 def up(size: int, step: int = 512) -> int:
     return -(-size // step) * step
@@ -62,9 +60,6 @@ HANDED_OUT = Answers(
 )  # fmt: skip
 
 
-# ------------------------------------------------------------------------------------------------------ 10.2: lean_norm
-
-
 def of_norms(gradients: list[torch.Tensor]) -> torch.Tensor:
     return torch.stack([gradient.float().norm() for gradient in gradients]).norm()
 
@@ -98,8 +93,6 @@ LEAN_NORM = Answers(
         (lambda gradients: torch.stack([g.float().norm() for g in gradients]), "You return several numbers"),
     ],
 )  # fmt: skip
-
-# ------------------------------------------------------------------------------------------------- 10.3, 10.4: counters
 
 
 def test_the_planted_report_does_not_move_and_the_true_one_does() -> None:
@@ -198,9 +191,6 @@ def test_where_batches_grow_a_maximum_never_reset_is_right() -> None:
     assert report(growing, FLAT) == report(growing, PEAK) != report(growing, KEPT)
 
 
-# ----------------------------------------------------------------------------------------------------- 10.5: fragmented
-
-
 def filled(size: float, keep: Callable[[int], bool], late: float = 0.0, share: float = 0.0, over: int = 1) -> Any:
     """Tensors of `size` MiB fill the GPU, those stay that `keep` names; `late` MiB or a `share` of it come last."""
 
@@ -232,8 +222,6 @@ FRAGMENTED = Answers(
     ],
 )
 
-# ---------------------------------------------------------------------------------------------------------- 10.6: order
-
 
 def grouped(tensors: Any) -> list[str]:
     long = [name for name, _, lives_long in tensors if lives_long]
@@ -263,8 +251,6 @@ ORDER = Answers(
         (lambda tensors: sorted(tensors, key=lambda t: not t[2]), "Return names alone"),
     ],
 )  # fmt: skip
-
-# ----------------------------------------------------------------------------------------------------------- 10.7: leak
 
 
 def living(content: Any) -> list[tuple[str, str, int]]:
@@ -336,8 +322,6 @@ def test_the_example_is_a_snapshot_of_five_steps() -> None:
     steps = {when.split()[1] for _, when, _ in living(lesson_10.example_snapshot())}
     assert steps == {"0", "1", "2", "3", "4", "5"} and leak_right(snapshot(None)) is None
 
-
-# -------------------------------------------------------------------------------------------------------------- asking
 
 ANSWERS = {"10.1": HANDED_OUT, "10.2": LEAN_NORM, "10.3": PEAKS, "10.4": CULPRIT, "10.5": FRAGMENTED, "10.6": ORDER,
            "10.7": LEAK}  # fmt: skip

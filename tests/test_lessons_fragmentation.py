@@ -33,8 +33,6 @@ from course_utils.units import BLOCK, MiB
 SVG = "{http://www.w3.org/2000/svg}"
 RUN = TrainingRun(shallow(GPT, 2), micro_batch=4, seq_len=256, precision="amp-bf16", attention="flash")
 
-# Traces
-
 
 def test_a_trace_is_spelled_in_mebibytes_and_freed_with_its_size():
     assert trace_of("a=4 b=0.5K -a") == [(4 * MiB, "a"), (512, "b"), (-4 * MiB, "a")]
@@ -60,9 +58,6 @@ def test_the_rules_show_each_rule_and_every_event_has_its_reason():
     assert "joined" not in told[5] and "joined" in told[8]
     told = reasons(replay(trace_of("a=20 -a b=30"), 40 * MiB))
     assert "20 MiB of empty segments go back to the driver, then no free block holds it" in told[-1]
-
-
-# A real step
 
 
 def test_counters_are_those_of_the_replay_and_what_only_a_gpu_knows_says_so():
@@ -115,9 +110,6 @@ def test_live_counters_are_told_where_there_are_some():
     assert told.startswith("allocated: 2.000 GB\ndriver: 3.000 GB\n")
 
 
-# Pictures
-
-
 def blocks_in(figure: Any) -> list[str]:
     rects = ElementTree.fromstring(figure.svg).iter(f"{SVG}rect")
     return [rect.attrib["data-block"] for rect in rects if "data-block" in rect.attrib]
@@ -138,9 +130,6 @@ def test_a_picture_has_every_block_and_says_so_in_words():
 def test_a_picture_of_too_many_segments_is_refused_with_another():
     with pytest.raises(ValueError, match=r"15 segments: .* memory_map"):
         segments_figure(replay([(10 * MiB, index) for index in range(15)]))
-
-
-# The player
 
 
 def test_the_player_steps_through_the_rules():
@@ -171,9 +160,6 @@ def test_the_player_explains_what_it_cannot_play(trace: str, words: str):
     assert "Not possible" in player.message and words in player.message
 
 
-# Buffers
-
-
 def test_three_parts_of_a_step_make_a_buffer_as_large_as_zeros():
     N = PRESETS["gpt2-xl"].parameters
     makers = buffer_makers("gpt2-xl")
@@ -191,17 +177,11 @@ def test_what_an_operation_takes_is_counted_without_what_it_is_given():
     assert all(map(torch.equal, tensors, gradients_of([1000, 5000])))
 
 
-# Lengths
-
-
 def test_batches_that_grow_reserve_several_times_what_the_largest_needs_and_each_cure_helps():
     growing = trained_on([300, 400, 512])
     assert replay(growing).peak_reserved > 1.9 * growing.peak
     assert replay(growing, expandable_segments=True).peak_reserved < 1.3 * growing.peak
     assert trained_on([300, 200], multiple=256).peak == trained_on([512, 256]).peak
-
-
-# Recordings
 
 
 def test_a_run_that_is_recorded_whole_can_be_replayed():

@@ -18,8 +18,6 @@ from course_utils.lessons.sharding.zero import (
     tokens_to_hide,
 )
 
-# ------------------------------------------------------------------------------------------------------ closed forms
-
 
 def test_the_formula_uses_the_runs_own_bytes() -> None:
     run = TrainingRun("gpt2", 1, 64, "fp32", attention="eager", world_size=4, zero_stage=1)
@@ -64,9 +62,6 @@ def test_offloading_leaves_an_eighth_and_moves_two_bytes_each_way() -> None:
     assert one.seconds(1000.0) == 32.0
 
 
-# --------------------------------------------------------------------------------------------------------- real ranks
-
-
 SMALL = small_run(2).replace(model=tiny("gpt2", hidden=50, heads=5, vocab=301))
 
 
@@ -104,9 +99,6 @@ def test_where_no_ranks_run_the_closed_forms_answer_and_say_so(monkeypatch: pyte
         assert answer.ranks[name][0].sent == sent_elements(run)
     assert "nothing was trained" in answer.lost_alike(*runs)
     assert answer.word == "computed"
-
-
-# -------------------------------------------------------------------------------------------------- units and sliders
 
 
 def test_more_gathered_at_once_costs_what_it_weighs() -> None:

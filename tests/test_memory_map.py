@@ -49,9 +49,6 @@ def replayed() -> Replay:
     return replay(simulate(RUN))
 
 
-# The picture
-
-
 def test_segments_that_are_alike_have_a_row_each_and_their_bytes_are_in_proportion():
     figure = memory_map(replay(HOLES, 80 * MiB))
     row = WIDTH - 2 * MARGIN
@@ -72,7 +69,6 @@ def test_the_title_states_the_conclusion_and_the_description_why_it_failed():
     )
     assert "after event 28: 4 segments" in figure.alt
     assert "Out of GPU memory (in a replay). Tried to allocate 20.00 MiB" in figure.alt
-    assert repr(figure) == figure.alt
 
 
 def test_what_is_free_is_told_apart_by_whether_it_could_be_given_back():
@@ -117,9 +113,6 @@ def test_where_there_is_nothing_to_draw_it_says_so(replayed):
         memory_map_page(replay([]))
 
 
-# The page
-
-
 @pytest.mark.parametrize("tight", [False, True])
 @pytest.mark.parametrize("choices", [{}, {"expandable_segments": True}], ids=str)
 def test_the_page_knows_every_event(choices, tight):
@@ -157,8 +150,6 @@ def test_the_page_needs_nothing_else(replayed, tmp_path):
     assert "<iframe" in bundle["text/html"] and 'sandbox="allow-scripts"' in bundle["text/html"]
     assert "<img alt=" in bundle["text/html"]
 
-
-# The page in a browser
 
 REQUIRED = os.environ.get("COURSE_REQUIRE_BROWSER") == "1"
 

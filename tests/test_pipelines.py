@@ -177,13 +177,6 @@ def test_what_cannot_hide_is_waited_for():
     assert found.overlapped == pytest.approx(found.seconds["data"]) and found.overlapped > found.seconds["compute"]
 
 
-@pytest.mark.parametrize("micro_batch", [4, 8])
-def test_zero_3_takes_nearly_what_is_estimated_for_a_rank(micro_batch: int):
-    run = LLAMA.replace(micro_batch=micro_batch)
-    there = account(run, CLUSTER, Plan(64, stage=3), 512).memory
-    assert there == pytest.approx(estimate(run.replace(world_size=64, zero_stage=3)).total, rel=0.05)
-
-
 def test_tensor_parallelism_talks_within_a_node_and_pipelines_between():
     found = account(LLAMA, CLUSTER, Plan(1, tensor=8, pipeline=8), 512)
     h, L, t = LLAMA.model.hidden, LLAMA.model.layers, 8

@@ -100,9 +100,6 @@ def test_a_segment_is_never_placed_where_another_lies():
     assert second > first + 20 * MiB and fourth >= third + 14 * MiB
 
 
-# Histories that cannot be replayed
-
-
 def test_a_history_that_was_cut_off_is_refused(replayed):
     snapshot = snapshot_of(replayed)
     late = copy.deepcopy(snapshot)
@@ -125,9 +122,6 @@ def test_no_history_and_private_pools_are_refused(replayed):
     snapshot["segments"][0]["segment_pool_id"] = (0, 1)
     with pytest.raises(ValueError, match=r"memory pool of its own \(0, 1\)"):
         compare_with_gpu(snapshot)
-
-
-# Files from strangers
 
 
 class Malice:
@@ -167,9 +161,6 @@ def test_what_is_no_snapshot_is_refused_in_words(content, words, tmp_path):
         read_snapshot(tmp_path / "none.pickle")
     with pytest.raises(ValueError, match=r"end in \.pickle"):
         save_snapshot(replay([]), tmp_path / "snapshot.json")
-
-
-# torch's own tools
 
 
 def unchanged(lines: str) -> str:
