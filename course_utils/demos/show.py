@@ -43,8 +43,8 @@ class DemoWidget(ipywidgets.VBox):
         self.heading, self.page, self.picture = ipywidgets.HTML(), ipywidgets.HTML(), ipywidgets.VBox()
         self.back, self.button = _button("Back", "6em"), _button("Start", "9em")
         self.loop: AbstractEventLoop | None = None
-        self.button.on_click(lambda _: self._on_kernels_thread(self.go_on))
-        self.back.on_click(lambda _: self._on_kernels_thread(self.go_back))
+        self.button.on_click(lambda _: self._pressed(self.go_on))
+        self.back.on_click(lambda _: self._pressed(self.go_back))
         stage.show = self._show_meter
         self.pages: list[tuple[str, str, tuple[Any, ...]]] = []
         top = ipywidgets.HBox([self.button, self.back, self.heading])
@@ -60,23 +60,23 @@ class DemoWidget(ipywidgets.VBox):
             self._begin()
         else:
             self._run(self.demo.steps[self.shown])
-        self._ready()
 
     def go_back(self) -> None:
         """Show the page before this one once more; nothing is run."""
         self._turn_to(max(0, self.shown - 1))
-        self._ready()
 
-    def _ready(self) -> None:
+    def _pressed(self, action: Callable[[], None]) -> None:
+        """Act on the kernel's thread, with buttons off: a key pressed meanwhile does not count for the next step."""
+        self.button.disabled = self.back.disabled = True
+        if self.loop is None or threading.current_thread() is threading.main_thread():
+            self._act(action)
+        else:
+            self.loop.call_soon_threadsafe(self._act, action)
+
+    def _act(self, action: Callable[[], None]) -> None:
+        action()
         self.button.disabled = self.back.disabled = False
         self.button.focus()
-
-    def _on_kernels_thread(self, action: Callable[[], None]) -> None:
-        if self.loop is None or threading.current_thread() is threading.main_thread():
-            action()
-        else:
-            self.button.disabled = self.back.disabled = True  # at once, however long a cell still runs
-            self.loop.call_soon_threadsafe(action)
 
     def _begin(self) -> None:
         self.pages = []
@@ -89,8 +89,6 @@ class DemoWidget(ipywidgets.VBox):
         self._keep(self.demo.title, _text(self.demo.shows, place, keys), ())
 
     def _run(self, step: DemoStep) -> None:
-        """Run a step with the button off, so that a key pressed meanwhile does not count for the next."""
-        self.button.disabled = self.back.disabled = True
         title = f"{self.shown + 1} · {step.title}"
         self._write(title, _text(step.words))
         self.picture.children = ()

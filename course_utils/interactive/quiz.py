@@ -64,6 +64,9 @@ class Quiz:
         form: Any = QuizForm(self)._repr_mimebundle_()
         return {**form, "text/plain": repr(self), "text/html": self.page()}
 
+    def attempt(self) -> "Attempt":
+        return Attempt(self)
+
     def page(self) -> str:
         """The quiz as HTML that needs no kernel and no script: each choice unfolds to its verdict."""
         parts = [f"<p><b>{self.title}</b>. Open a choice to see whether it is right.</p>"]

@@ -6,7 +6,6 @@ import ipywidgets
 
 from ..units import marked
 from .progress import mark_quiz
-from .quiz import Attempt, Choice, Quiz
 from .widgets import button_css, wide_button
 
 BUTTON = ".course-quiz button.course-choice"
@@ -29,7 +28,7 @@ HEADING = "role='heading' aria-level='4'"
 class QuizForm(ipywidgets.VBox):
     """Questions one under the other, a button for each choice. Inherits because only a widget can be shown as one."""
 
-    def __init__(self, quiz: Quiz) -> None:
+    def __init__(self, quiz: Any) -> None:
         self.quiz = quiz
         self.buttons: list[list[ipywidgets.Button]] = []
         self.said: list[ipywidgets.HTML] = []
@@ -52,7 +51,7 @@ class QuizForm(ipywidgets.VBox):
         self.said.append(ipywidgets.HTML())
         return [heading, *buttons, self.said[-1]]
 
-    def _choose(self, number: int, button: ipywidgets.Button, choice: Choice) -> None:
+    def _choose(self, number: int, button: ipywidgets.Button, choice: Any) -> None:
         """Say at once what is right or wrong with a choice; the button stays enabled, so that the keyboard keeps it."""
         before, words = self.attempt.finished, self.attempt.choose(number, choice)
         right = choice == self.quiz.questions[number].right
@@ -69,7 +68,7 @@ class QuizForm(ipywidgets.VBox):
                 self.score.value += f"<div class='course-text' role='alert'>{marked(str(problem))}</div>"
 
     def _start_over(self, _: object = None) -> None:
-        self.attempt = Attempt(self.quiz)
+        self.attempt = self.quiz.attempt()
         for question, buttons, said in zip(self.quiz.questions, self.buttons, self.said, strict=True):
             said.value = ""
             for button, choice in zip(buttons, question.choices, strict=True):
