@@ -12,21 +12,6 @@ from ..units import MiB
 
 LARGE_SEGMENT_MB = 20  # MiB (torch writes MB): requests of 1 to 10 MiB share buffers of this size
 
-NOT_REPLAYED = {
-    "garbage_collection_threshold": "it frees by the age of blocks, and only where a memory fraction is set",
-    "backend": "another backend is another allocator",
-    "per_process_memory_fraction": "give the fraction of the GPU's memory as `capacity`",
-}
-"""Settings that torch knows and a replay does not follow, with the reason."""
-
-IRRELEVANT = {
-    "graph_capture_record_stream_reuse", "pinned_free_catch_all", "pinned_max_cached_size_mb",
-    "pinned_max_round_threshold_mb", "pinned_num_register_threads", "pinned_reserve_segment_size_mb",
-    "pinned_use_background_threads", "pinned_use_cuda_host_register", "release_lock_on_cudamalloc",
-    "throw_on_cudamalloc_oom",
-}  # fmt: skip
-"""Settings of host memory, threads and graphs: they change nothing in a replay, so they are read and left out."""
-
 
 @dataclass(frozen=True)
 class AllocatorSettings:
@@ -91,15 +76,13 @@ def settings(text: str) -> dict[str, Any]:
     """The choices of an `AllocatorSettings` that a value of PYTORCH_CUDA_ALLOC_CONF makes.
 
     `replay(measured, **settings("expandable_segments:True,max_split_size_mb:128"))` takes them. Raises ValueError for
-    an unknown name (with the nearest), for a value that torch refuses, and for a setting that a replay cannot follow.
+    a name that a replay does not follow (with the nearest that it does), and for a value that torch refuses.
     """
     found: dict[str, Any] = {}
     for part in filter(None, "".join(text.split()).split(",")):
         name, _, value = part.partition(":")
-        if name in IRRELEVANT or part == "backend:native":
+        if name.startswith("pinned_") or part == "backend:native":  # which change nothing on a GPU
             continue
-        if name in NOT_REPLAYED:
-            raise ValueError(f"{name} is not replayed: {NOT_REPLAYED[name]}")
         check_names([name])
         if not value:
             raise ValueError(f"{name} has no value: write {name}:{EXAMPLES[name]}")

@@ -9,36 +9,29 @@ from .traces import spelled
 FILL, FREE_INK, CACHED_INK = "#009E73", "#A8071A", "#8A8A8A"
 LABEL_WIDTH = 118.0
 ROW, STEP = 34.0, 46.0
-MOST = 14
-"""Segments that a picture holds."""
 
 
 def segments_figure(replayed: Replay, event: int | None = None, title: str | None = None) -> Figure:
     """Each segment after `event` (at the end where it is None) as a bar, and the blocks in it by address.
 
     Hatched is free: red next to a tensor, grey where the whole segment is empty. Raises TypeError for what is no
-    replay, ValueError for an event that it has not reached, and for more segments than a picture holds.
+    replay, ValueError for an event that it has not reached, and where nothing is reserved.
     """
     check_replay(replayed)
     event = len(replayed) if event is None else event
     segments = replayed.blocks_at(event)
-    if len(segments) > MOST:
-        raise ValueError(f"{len(segments)} segments: this picture holds {MOST}; memory_map(replayed) draws more")
+    if not segments:
+        raise ValueError("nothing is reserved yet, so there is no memory to draw")
     title = title or totals(replayed, event)
     canvas = Canvas()
     top = canvas.title(title) + 14
-    largest = max([segment.bytes for segment in segments], default=1)
-    scale = (WIDTH - 2 * MARGIN - LABEL_WIDTH) / largest
+    scale = (WIDTH - 2 * MARGIN - LABEL_WIDTH) / max(segment.bytes for segment in segments)
+    told = stop(title)
     for index, segment in enumerate(segments):
         _row(canvas, segment, top + STEP * index, scale)
-    bottom = top + STEP * max(len(segments), 1)
-    if not segments:
-        canvas.text(MARGIN, top + 20, "nothing is reserved", 13, QUIET)
-    told = [stop(title)]
-    for number, segment in enumerate(segments, start=1):
         blocks = ", ".join(f"{_name(block)} {spelled(block.bytes)}" for block in segment.blocks)
-        told.append(f"Segment {number}, {spelled(segment.bytes)}: {blocks}.")
-    return Figure(canvas.svg(bottom, title, " ".join(told)), " ".join(told))
+        told += f" Segment {index + 1}, {spelled(segment.bytes)}: {blocks}."
+    return Figure(canvas.svg(top + STEP * len(segments), title, told), told)
 
 
 def _name(block: MemoryBlock) -> str:
@@ -47,11 +40,8 @@ def _name(block: MemoryBlock) -> str:
 
 def totals(replayed: Replay, event: int) -> str:
     """A sentence with the counters after an event."""
-    if event == 0:
-        return "Before the first event nothing is reserved"
-    at = event - 1
-    allocated, reserved = spelled(replayed.allocated[at]), spelled(replayed.reserved[at])
-    largest = spelled(replayed.largest_free[at])
+    curves = (replayed.reserved, replayed.allocated, replayed.largest_free)
+    reserved, allocated, largest = (spelled(curve[event - 1]) for curve in curves)
     return f"{reserved} reserved, {allocated} of it allocated, the largest free block {largest}"
 
 

@@ -30,16 +30,14 @@ def trace_of(text: str) -> list[Event]:
         match = TOKEN.fullmatch(token)
         if match is None:
             raise ValueError(f"{token!r} is no event: write a=4 to allocate 4 MiB, b=512K for KiB, -a to free")
+        name = match["name"] or match["freed"]
+        if (name in live) != bool(match["freed"]):
+            raise ValueError(f"{token!r}: {name!r} is {'allocated already' if name in live else 'not allocated'}")
         if match["freed"]:
-            if match["freed"] not in live:
-                raise ValueError(f"{token!r} frees {match['freed']!r}, which is not allocated")
-            events.append((-live.pop(match["freed"]), match["freed"]))
-            continue
-        name, size = match["name"], round(float(match["size"]) * SIZES[match["unit"]])
-        if name in live or size < 1:
-            raise ValueError(f"{token!r}: {'that name is taken' if name in live else 'a tensor has at least a byte'}")
-        live[name] = size
-        events.append((size, name))
+            events.append((-live.pop(name), name))
+        else:
+            live[name] = max(1, round(float(match["size"]) * SIZES[match["unit"]]))
+            events.append((live[name], name))
     return events
 
 

@@ -123,7 +123,15 @@ def memory(run: TrainingRun, plan: Plan, micro_batches: int) -> int:
 
     Tensor parallelism with sequence parallelism divides all of it by t (Korthikanti et al. 2022, section 4.2.2).
     """
-    return max(_stage_bytes(run, plan, micro_batches, stage) for stage in {0, plan.pipeline // 2, plan.pipeline - 1})
+    p, found = plan.pipeline, list[int]()
+    block = (prod(shape) for name, shape in parameter_shapes(run.model).items() if name.startswith("blocks.0."))
+    gathered = ELEMENT * sum(block) if plan.stage == 3 else 0
+    for stage in {0, p // 2, p - 1}:
+        own = zero_bytes(parameters_of(run.model, p, stage) // plan.tensor, plan.data, plan.stage)
+        kept = stage_memory(run, "1F1B", p, min(micro_batches, p), stage)["activations"]
+        passing = 2 * ELEMENT * run.seq_len * run.micro_batch * run.model.vocab if stage == p - 1 else 0
+        found.append(own + (kept + passing + gathered) // plan.tensor)
+    return max(found)
 
 
 def step_flops(run: TrainingRun, sequences: int) -> float:
@@ -145,15 +153,6 @@ def divides(run: TrainingRun, cluster: Cluster, plan: Plan, global_batch: int) -
         and global_batch % (plan.data * run.micro_batch) == 0
         and plan.stage <= (0 if plan.data == 1 else 1 if p > 1 else 3)
     )
-
-
-def _stage_bytes(run: TrainingRun, plan: Plan, micro_batches: int, stage: int) -> int:
-    own = parameters_of(run.model, plan.pipeline, stage) // plan.tensor
-    kept = stage_memory(run, "1F1B", plan.pipeline, min(micro_batches, plan.pipeline), stage)["activations"]
-    passing = 2 * ELEMENT * run.seq_len * run.micro_batch * run.model.vocab if stage == plan.pipeline - 1 else 0
-    block = (prod(shape) for name, shape in parameter_shapes(run.model).items() if name.startswith("blocks.0."))
-    gathered = ELEMENT * sum(block) if plan.stage == 3 else 0
-    return zero_bytes(own, plan.data, plan.stage) + (kept + passing + gathered) // plan.tensor
 
 
 def _messages(run: TrainingRun, plan: Plan, micro_batches: int) -> dict[str, tuple[float, int]]:
