@@ -147,7 +147,7 @@ def large_gpu(monkeypatch):
     """torch seems to have an H200, whose allocator can be limited; what is set is put back."""
     fraction = [1.0]
     with stand_in(141 * GB) as memory:
-        monkeypatch.setattr(devices, "_limit", devices._Limit())
+        monkeypatch.setattr(devices, "IMITATED", [])
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "NVIDIA H200")
         monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)

@@ -15,8 +15,7 @@ from course_utils.measuring import measure
 from course_utils.models import TransformerConfig, parameter_count, parameter_shapes
 from course_utils.networks import Transformer, build_network
 from course_utils.networks.attention import rotate, rotation
-from course_utils.networks.experts import Experts
-from course_utils.networks.mlp import MLP
+from course_utils.networks.experts import MLP, Experts
 from course_utils.run import TrainingRun
 
 OPTIONS: dict[str, tuple[Any, ...]] = {

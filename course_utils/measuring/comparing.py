@@ -72,20 +72,18 @@ class Comparison:
     def _beyond_the_tensors(self, beyond: int) -> str:
         """Name what torch counts beyond the tensors: whole blocks that are too small to be split, and scratch space.
 
-        A replay under torch's default policy separates the two, unless a measurement kept part of its allocations, or
-        the policy is set to another.
+        A replay under torch's default policy separates the two, unless a measurement kept part of its allocations, the
+        policy is set to another, or scratch changed which blocks were free.
         """
         scratch, rounding = "scratch space inside kernels", "rounding to blocks that were not split"
-        policy_is_set = any(os.environ.get(name) for name in ALLOCATOR_VARIABLES)
-        if policy_is_set or not can_be_replayed(self.measurement):
-            return f"{beyond:+,} bytes are {rounding} and {scratch}"
-        peaks = replay(self.measurement).step_peaks()
-        rounded = peaks[max(peaks)] - self.measurement.peak
-        if beyond < rounded:  # scratch changed which blocks were free, so that the replay's are others
-            return f"{beyond:+,} bytes are {rounding} and {scratch}"
-        if not rounded:
-            return f"{beyond:+,} bytes are {scratch}"
-        return f"{rounded:+,} bytes are {rounding}, {beyond - rounded:+,} bytes {scratch}"
+        if not any(os.environ.get(name) for name in ALLOCATOR_VARIABLES) and can_be_replayed(self.measurement):
+            peaks = replay(self.measurement).step_peaks()
+            rounded = peaks[max(peaks)] - self.measurement.peak
+            if 0 == rounded <= beyond:
+                return f"{beyond:+,} bytes are {scratch}"
+            if rounded <= beyond:
+                return f"{rounded:+,} bytes are {rounding}, {beyond - rounded:+,} bytes {scratch}"
+        return f"{beyond:+,} bytes are {rounding} and {scratch}"
 
     def _formatter(self) -> Callable[[int], str]:
         return formatter(max(self.estimate.total, self.measurement.peak))

@@ -38,15 +38,8 @@ def measure_data_parallel(run: TrainingRun, steps: int) -> Measurement:
     check_data_parallel(run)
     content = base64.b64encode(pickle.dumps((run, steps))).decode()
     found = run_ranks(__name__, run.world_size, [content])[0]
-    provenance = provenance_of("cpu", note_of(run, steps))
+    provenance = provenance_of("cpu", f"rank 0 of {run.world_size} processes (gloo)")
     return dataclasses.replace(from_json(found["measurement"], ""), provenance=provenance, losses=found["losses"])
-
-
-def note_of(run: TrainingRun, steps: int) -> str:
-    note = f"rank 0 of {run.world_size} processes (gloo)"
-    if run.bucket_view and not run.set_to_none and steps < 3:
-        note += "; step 2 makes new buckets while gradients still view the old: steps=3 shows what later steps need"
-    return note
 
 
 def check_data_parallel(run: TrainingRun) -> None:

@@ -4,16 +4,12 @@ import gc
 import platform
 import subprocess
 import time
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ..gpus import Gpu, card_named
-from ..units import TiB
 from .recording_file import AS
-
-NO_LIMIT = 1024 * TiB
 
 
 class Cuda:
@@ -31,7 +27,7 @@ class Cuda:
             "memory": properties.total_memory,
             "driver": driver_version(),
         }
-        limited = {"as_card": _limit.card.name} if _limit.card else {}
+        limited = {"as_card": IMITATED[0].name} if IMITATED else {}
         return {"device": device | limited, "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
 
     def capability(self) -> tuple[int, int]:
@@ -39,13 +35,16 @@ class Cuda:
         return capability_here(torch.cuda.get_device_capability())
 
     def free(self) -> int:
-        """Bytes that a new tensor could get: what the driver has free, and what the allocator has cached.
+        """Bytes that a new tensor could get, of what the driver has free and the allocator has cached.
 
         Less where this process may use a part of the memory only (`torch.cuda.set_per_process_memory_fraction`).
         """
         allocated = torch.cuda.memory_allocated()
         there = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - allocated
-        return min(there, allowed_bytes() - allocated)
+        if not torch.cuda.is_initialized():  # a limit can only be set once CUDA is in use
+            return there
+        total = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+        return min(there, round(torch.cuda.get_per_process_memory_fraction() * total) - allocated)
 
     def release(self) -> None:
         """Give back what nothing uses, the libraries' workspaces too."""
@@ -85,14 +84,7 @@ class Cuda:
         return start.elapsed_time(end)
 
 
-@dataclass
-class _Limit:
-    """The card that this process imitates; None where it is the GPU that is there."""
-
-    card: Gpu | None = None
-
-
-_limit = _Limit()
+IMITATED: list[Gpu] = []  # The card that this process imitates, if any
 
 
 def as_card(name: str) -> Gpu:
@@ -106,26 +98,18 @@ def as_card(name: str) -> Gpu:
     if card.room > here.total_memory:
         raise ValueError(f"{here.name} has {here.total_memory:,} bytes: it cannot imitate {card.name}, which has more")
     torch.cuda.set_per_process_memory_fraction(card.room / here.total_memory)
-    _limit.card = card
+    IMITATED[:] = [card]
     return card
-
-
-def allowed_bytes() -> int:
-    """Bytes that this process may use; more than there are where nobody has set a limit."""
-    if not torch.cuda.is_initialized():
-        return NO_LIMIT  # a limit can only be set once CUDA is in use
-    fraction = torch.cuda.get_per_process_memory_fraction()
-    return round(fraction * torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
 
 
 def capability_here(real: tuple[int, int]) -> tuple[int, int]:
     """The compute capability to go by: the GPU's own, or a lower one of the card that it imitates."""
-    return min(real, _limit.card.capability) if _limit.card else real
+    return min([real, *(card.capability for card in IMITATED)])
 
 
 def name_here(real: str) -> str:
     """The GPU's name, and that of the card that it imitates: "NVIDIA H200 as T4-16GB"."""
-    return f"{real}{AS}{_limit.card.name}" if _limit.card else real
+    return AS.join([real, *(card.name for card in IMITATED)])
 
 
 class Host:
@@ -174,5 +158,4 @@ def driver_version() -> str:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    lines = done.stdout.split()
-    return lines[0] if done.returncode == 0 and lines else ""
+    return next(iter(done.stdout.split()), "") if done.returncode == 0 else ""

@@ -17,9 +17,7 @@ from .sources import forced_source
 
 FILE = "saved.json.gz"
 
-KNOWN = ("torch.nn.", "course_utils.")
-"""Modules whose classes say in their repr all that decides what they keep; a learner's own class may not."""
-
+KNOWN = ("torch.nn.", "course_utils.")  # A learner's own class may not say in its repr all that decides what it keeps
 Row = tuple[str, tuple[int, ...], str, int]  # Name, shape, dtype and bytes of one storage
 
 
@@ -35,10 +33,7 @@ class Question:
     def key(self) -> str | None:
         """The question as text, the same on every machine; None for an operation that text cannot describe."""
         name = spelled(self.operation)
-        if name is None:
-            return None
-        given = [_spelled_input(item) for item in self.inputs]
-        return f"{name} of {', '.join(given)} in {self.dtype}"
+        return name and f"{name} of {', '.join(map(_spelled_input, self.inputs))} in {self.dtype}"
 
 
 def spelled(operation: Callable[..., Any]) -> str | None:
@@ -94,7 +89,6 @@ def _say_once(line: str) -> None:
 
 @cache
 def load() -> Mapping[str, Any]:
-    """The shipped file. Raises ValueError for one of another schema."""
     return unpacked(FILE)
 
 

@@ -3,20 +3,12 @@ it worked on: every tensor of a step that failed.
 """
 
 import sys
-from dataclasses import dataclass
 from itertools import pairwise
 from types import CellType, CodeType, FrameType, FunctionType, TracebackType
 from typing import Any
 
-
-@dataclass(frozen=True)
-class EndedFrame:
-    """The place where a frame has ended: all that a traceback shows of it."""
-
-    code: CodeType
-    namespace: dict[str, Any]
-    instruction: int
-    number: int
+EndedFrame = tuple[CodeType, dict[str, Any], int, int]
+"""The place where a frame has ended, all that a traceback shows of it: code, globals, last instruction and line."""
 
 
 class _Stopped(Exception):
@@ -31,7 +23,8 @@ def let_go(error: BaseException) -> None:
     objects, as `contextlib` puts them back.
     """
     for each in chain(error):
-        entries = [part if isinstance(part, TracebackType) else _entry(part) for part in emptied(each.__traceback__)]
+        parts = emptied(each.__traceback__)
+        entries = [part if isinstance(part, TracebackType) else _entry(*part) for part in parts]
         for entry, following in pairwise(entries):
             entry.tb_next = following
         each.__traceback__ = entries[0] if entries else None
@@ -48,40 +41,26 @@ def chain(error: BaseException) -> list[BaseException]:
 
 
 def emptied(traceback: TracebackType | None) -> list[TracebackType | EndedFrame]:
-    """A traceback's entries whose frames still execute, cut loose, and in place of the others the lines that they were
-    at, their frames being cleared.
+    """A traceback's entries whose frames still execute, cut loose; the others' frames are cleared and described.
 
     No frame is made in here: it would hold this one, and with it what is replaced.
     """
     parts: list[TracebackType | EndedFrame] = []
     while traceback is not None:
         frame, following = traceback.tb_frame, traceback.tb_next
-        if _cleared(frame):
-            parts.append(EndedFrame(frame.f_code, frame.f_globals, traceback.tb_lasti, traceback.tb_lineno))
-        else:
+        try:
+            frame.clear()
+            _ = frame.f_locals  # up to Python 3.12 a look at it (IPython takes one) left a copy: renewed, it is empty
+            parts.append((frame.f_code, frame.f_globals, traceback.tb_lasti, traceback.tb_lineno))
+        except RuntimeError:  # it still executes
             parts.append(traceback)
         traceback.tb_next = None  # a holder of one entry, as contextlib is, holds no other
         traceback = following
     return parts
 
 
-def _cleared(frame: FrameType) -> bool:
-    """Clear a frame's variables; False for one that still executes."""
-    try:
-        frame.clear()
-    except RuntimeError:
-        return False
-    # Up to Python 3.12 a look at it (IPython takes one) left a copy: renewed, it is empty.
-    _ = frame.f_locals
-    return True
-
-
-def _entry(line: EndedFrame) -> TracebackType:
-    return TracebackType(None, _empty_frame(line.code, line.namespace), line.instruction, line.number)
-
-
-def _empty_frame(code: CodeType, namespace: dict[str, Any]) -> FrameType:
-    """A frame of this code that holds nothing: its function is entered and stopped before its first line."""
+def _entry(code: CodeType, namespace: dict[str, Any], instruction: int, line: int) -> TracebackType:
+    """An entry whose frame is of this code and holds nothing: its function is stopped before its first line."""
     frames: list[FrameType] = []
 
     def stop(frame: FrameType, *_: Any) -> None:
@@ -100,4 +79,4 @@ def _empty_frame(code: CodeType, namespace: dict[str, Any]) -> FrameType:
     finally:
         sys.settrace(before)
     frames[0].clear()
-    return frames[0]
+    return TracebackType(None, frames[0], instruction, line)

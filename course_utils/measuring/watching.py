@@ -18,8 +18,7 @@ from .tracker import ASK_DEVICE, Tracker, has_made_of_others
 PLACEHOLDER = 1.0  # The value of a simulated loss.item(): finite, and safe to divide by
 
 READ_VALUE = torch.ops.aten._local_scalar_dense.default
-NEW_CONSTANT = torch.ops.aten.lift_fresh.default
-"""The operator by which torch.tensor(…) hands its numbers over: simulated tensors made so know their values."""
+NEW_CONSTANT = torch.ops.aten.lift_fresh.default  # by which torch.tensor(…) hands its numbers over, known ones
 
 
 class Watch(TorchDispatchMode):
@@ -65,12 +64,13 @@ class Watch(TorchDispatchMode):
         for tensor in tensors_in(work.batch, set()):
             tracker.bind("parameters" if isinstance(tensor, torch.nn.Parameter) else "inputs", [tensor])
         tracker.bind("gradients", [parameter.grad for parameter in work.model.parameters()])
-        for parameter in work.model.parameters():
-            if parameter.requires_grad:
-                self._hooks.append(parameter.register_post_accumulate_grad_hook(self._note_gradient))
+        trained = (parameter for parameter in work.model.parameters() if parameter.requires_grad)
+        self._hooks += [one.register_post_accumulate_grad_hook(self._note_gradient) for one in trained]
         for optimizer in work.optimizers:
-            self._hooks.append(optimizer.register_step_pre_hook(lambda *_: self._before_update()))
-            self._hooks.append(optimizer.register_step_post_hook(lambda *_: tracker.bind_states()))
+            self._hooks += [
+                optimizer.register_step_pre_hook(lambda *_: self._before_update()),
+                optimizer.register_step_post_hook(lambda *_: tracker.bind_states()),
+            ]
         for owner in (work.model, *work.optimizers):
             owner.zero_grad = self._followed_zero_grad(owner.zero_grad)
 
@@ -162,7 +162,7 @@ class Watch(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def _value(self, tensor: torch.Tensor) -> Any:
-        """A number on the host that is known, as an optimizer's count of steps; else the placeholder."""
+        """Read a number that is on the host, as an optimizer's count of steps; else give the placeholder."""
         try:
             return READ_VALUE(tensor)
         except DataDependentOutputException:

@@ -1,15 +1,38 @@
-"""A mixture of experts (Jiang et al. 2024, Mixtral): every token visits k of a block's E MLPs."""
+"""The MLP of a block, and a mixture of experts, in which every token visits k of a block's E MLPs."""
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from ..models import TransformerConfig
-from .mlp import MLP
+
+
+class MLP(nn.Module):
+    """Two matrices around a GELU (GPT-2), or three around a gate, SwiGLU (Shazeer 2020; Llama).
+
+    `forward` takes (…, h) and returns (…, h), passing through a width of `model.ffn`; `dropout` is of its output.
+    """
+
+    def __init__(self, model: TransformerConfig, dropout: float) -> None:
+        super().__init__()
+        h, ffn, bias = model.hidden, model.ffn, bool(model.bias)
+        self.dropout, self.gated = dropout, model.mlp == "swiglu"
+        if self.gated:
+            self.gate = nn.Linear(h, ffn, bias=bias)
+        self.up = nn.Linear(h, ffn, bias=bias)
+        self.down = nn.Linear(ffn, h, bias=bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        # One expression, so that no name keeps a tensor of width ffn alive longer than autograd does.
+        if self.gated:
+            return F.dropout(self.down(F.silu(self.gate(x)) * self.up(x)), self.dropout)
+        return F.dropout(self.down(F.gelu(self.up(x), approximate="tanh")), self.dropout)
 
 
 class Experts(nn.Module):
-    """E MLPs and a router. `forward` takes (b, s, h) and returns the sum of each token's k experts, by their weights.
+    """E MLPs and a router (Jiang et al. 2024, Mixtral).
+
+    `forward` takes (b, s, h) and returns the sum of each token's k experts, by their weights.
 
     The load is balanced by force, so that no shape depends on the data: the (token, choice) pairs are sorted by the
     expert that was chosen and cut into E equal pieces of b·s·k/E, rounded. A pair near a cut is computed by a neighbour

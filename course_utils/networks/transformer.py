@@ -11,8 +11,7 @@ from torch.nn import functional as F
 
 from ..models import TransformerConfig
 from .attention import Rotation, causal_mask, eager_attention, fused_attention, rotate, rotation
-from .experts import Experts
-from .mlp import MLP
+from .experts import MLP, Experts
 from .recompute import attention_core, run_blocks
 
 
