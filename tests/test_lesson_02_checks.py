@@ -123,7 +123,7 @@ ADAM_STEP = Answers(
         (adam(keeps="weight"), "weight has not changed"),
         (adam(keeps="m"), "m has not changed"),
         (adam(new_m=lambda m, g, b1: m + (1 - b1) * g), "m is off: a running mean keeps β of itself"),
-        (adam(update=lambda m, v, e: m / (v.sqrt() + e) / 2), "off from the first step on"),
+        (adam(update=lambda m, v, e: m / (v.sqrt() + e) / 2), "the weight is not"),
         (lambda **one: one_adam_step(**one | {"step": 1}), "depends on the number of the step?"),
         (lambda **one: one_adam_step(**one | {"step": 0}), "what do you divide by?"),
     ],
@@ -217,17 +217,6 @@ class NothingKept(Own):
         self.states.clear()
 
 
-class SharedStates(Own):
-    """The hidden counter of a class: a second optimizer goes on where the first one stopped."""
-
-    taken = 0
-
-    def step(self) -> None:
-        self.steps = type(self).taken
-        type(self).taken += 1
-        super().step()
-
-
 class Hides:
     """All of Adam's states, kept by `place` and out of sight: by default on the weights."""
 
@@ -268,7 +257,6 @@ LEAN_ADAM = Answers(
         (lambda parameters, rate: torch.optim.AdamW(parameters, lr=rate), "that is AdamW"),
         (own(counts="parameters"), "What counts the steps"),
         (own(faster=2), "the weights are not Adam's. What counts"),
-        (SharedStates, "A second training ends elsewhere"),
         (own(after=lambda self, *_: self.history.append(torch.ones(9))), "grows from step to step"),
         (own(after=with_graph), "has a graph behind it"),
         (own(step=nothing), "The weights do not move"),

@@ -50,7 +50,7 @@ LIMITS = Answers(
         (other(smallest=lambda e, m: 2.0 ** -(2 ** (e - 1) - 1)), "E = 0, which is for subnormal"),
         (other(smallest=lambda e, m: right_limits(e, m)[2] * 2.0**-m), "smallest *subnormal*"),
         (other(smallest=lambda e, m: 2.0**-14), "The smallest normal number is off"),
-        (lambda e, m: (2.0**-m, right_limits(e, m)[1]), "2 numbers, where three"),
+        (lambda e, m: (2.0**-m, right_limits(e, m)[1]), "2 values, where 3"),
     ],
 )
 
@@ -180,7 +180,7 @@ NEXT_SCALE = Answers(
         (scaler(forget=False), "yours would double at every step"),
         (growth_first, "an overflow all the same"),
         (forgets_long_streaks, "over 60 steps your scale parts from GradScaler's"),
-        (lambda scale, streak, overflowed, interval: (scale,), "1 values, where two"),
+        (lambda scale, streak, overflowed, interval: (scale,), "1 values, where 2"),
     ],
 )
 

@@ -40,9 +40,6 @@ def _rotate(point: Point, degrees: float) -> Point:
     return x * math.cos(turn) - y * math.sin(turn), x * math.sin(turn) + y * math.cos(turn)
 
 
-# -------------------------------------------------------------------------------- four optimizers, for one coordinate
-
-
 @dataclass
 class Memory:
     """The states of one coordinate that an optimizer keeps from step to step."""
@@ -131,9 +128,6 @@ def mean_update(rule: str, gradients: Sequence[float]) -> float:
     """Return the mean length, in learning rates, of the updates that a rule makes of one coordinate's gradients."""
     memory, knobs = Memory(), Knobs(rate=1)
     return sum(abs(RULES[rule](g, memory, step, knobs)) for step, g in enumerate(gradients, 1)) / len(gradients)
-
-
-# ----------------------------------------------------------------------------------------------- Adam, on real tensors
 
 
 @torch.no_grad()

@@ -166,8 +166,7 @@ def adam_step(answer: Any) -> None:
     for index, name in ((1, "m"), (2, "v")):
         mean = f"{name} is off: a running mean keeps β of itself and takes 1 − β of what is new."
         expect(_close(got[:, index], right[:, index]), mean)
-    expect(_close(got[0], right[0]), "m and v are right, the weight is off from the first step on.")
-    fail("The first step is right, later ones are not: what in the update depends on the number of the step?")
+    fail("m and v are right, the weight is not: what in the update depends on the number of the step?")
 
 
 def _walk(step: Callable[..., Any]) -> torch.Tensor:
@@ -353,8 +352,6 @@ def lean_adam(answer: Any) -> None:
     expect(not shrinking, "The memory is right. But your weights shrink: that is AdamW. Adam has no weight decay.")
     other = "The memory is right, but the weights are not Adam's. What counts the steps, and how often?"
     expect(_weights_close(got, right), other)
-    again = "Right once. A second training ends elsewhere: what is left of the first?"
-    expect(_weights_close(_tried(answer, steps=4), right), again)
 
 
 def _distance(one: Trial, other: Trial) -> float:

@@ -14,7 +14,6 @@ BETAS1 = (0.0, 0.2, 0.45, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 BETAS2 = (0.0, 0.5, 0.9, 0.95, 0.99, 0.999)
 STEEPNESS = (1.0, 4.0, 25.0, 100.0, 400.0)
 ANGLES = (0.0, 15.0, 30.0, 45.0)
-STEPS = 200
 
 LINES = {
     "gradient descent": "θ ← θ − η·g",
@@ -51,7 +50,7 @@ class Walker(Explorable):
     def path(self) -> list[Point]:
         """The walk that has been chosen, 200 steps at most."""
         rule, rate, beta1, beta2 = (self.controls[name].value for name in ("optimizer", "rate", "beta1", "beta2"))
-        return trajectory(rule, rate, STEPS, beta1=beta1, beta2=beta2, valley=self.valley)
+        return trajectory(rule, rate, 200, beta1=beta1, beta2=beta2, valley=self.valley)
 
     def redraw(self) -> tuple[Figure, str]:
         """Return the picture of the walk, and the rule with its number of states."""

@@ -147,10 +147,8 @@ STEP: list[Life] = [
 ]
 """A small made-up step, to count on one's fingers."""
 
-Alive = Callable[[int, int, float], bool]
 
-
-def peak_of(lives: Sequence[Life], alive: Alive = lambda born, event, died: born <= event < died) -> int:
+def peak_of(lives: Sequence[Life], alive: Callable[..., bool] = lambda born, event, died: born <= event < died) -> int:
     """Return the most bytes of tensors that are `alive` together at an event at which some tensor is born."""
     known = [(size, born, math.inf if died is None else died) for _, size, born, died in lives]
     return max(sum(size for size, born, died in known if alive(born, event, died)) for _, event, _ in known)
@@ -222,25 +220,27 @@ def _peak_bytes(micro_batch: int, global_batch: int, accumulate: bool = True) ->
 
 
 def _fitting(card: str, global_batch: int, memory: int | None = None, accumulate: bool = True) -> list[int]:
-    """The micro-batches that divide `global_batch` and fit into `memory` (by default the card's), smallest first."""
+    """0 and the micro-batches that divide `global_batch` and fit into `memory` (by default the card's), rising."""
     limit = gpu(card).memory if memory is None else memory
-    return [size for size in divisors(global_batch) if _peak_bytes(size, global_batch, accumulate) <= limit]
+    return [0, *(size for size in divisors(global_batch) if _peak_bytes(size, global_batch, accumulate) <= limit)]
 
 
-def _largest_fitting(card: str, global_batch: int, memory: int | None = None, accumulate: bool = True) -> int:
-    return max(_fitting(card, global_batch, memory, accumulate), default=0)
+def _largest(card: str, global_batch: int) -> int:
+    return _fitting(card, global_batch)[-1]
 
 
 FIT_MISTAKES: Mistakes = {
-    "You estimated one micro-batch on its own. From the second one on, the gradients of those before it are there "
-    "while it runs forward: tell the run how many there are.": partial(_largest_fitting, accumulate=False),
-    "You took the number in the card's name for GB. A card sold as 32 GB holds GiB, which is more: ask "
-    "`gpu(card).memory` for bytes.": lambda card, b: _largest_fitting(card, b, GB * int(card.split("-")[1][:2])),
-    "You returned the smallest that fits, not the largest.": lambda card, b: min(_fitting(card, b), default=0),
-    "That is how many micro-batches there are, not their size.": lambda card, b: b // (_largest_fitting(card, b) or 99),
+    "You estimated one micro-batch on its own. From the second one on, the gradients of those before it are there.": (
+        lambda card, b: _fitting(card, b, accumulate=False)[-1]
+    ),
+    "You took the number in the card's name for GB. A card sold as 32 GB holds GiB: ask `gpu(card).memory`.": (
+        lambda card, b: _fitting(card, b, GB * int(card.split("-")[1][:2]))[-1]
+    ),
+    "You returned the smallest that fits, not the largest.": lambda card, b: min(_fitting(card, b)[1:], default=0),
+    "That is how many micro-batches there are, not their size.": lambda card, b: b // (_largest(card, b) or 99),
     "You returned the whole batch whether it fits or not: compare it with the card's bytes.": lambda card, b: b,
     "You tried powers of two alone. Other numbers divide a batch, too.": lambda card, b: max(
-        (size for size in _fitting(card, b) if size.bit_count() == 1), default=0
+        size for size in _fitting(card, b) if size.bit_count() < 2
     ),
 }
 
@@ -254,7 +254,7 @@ def largest_micro_batch(answer: Any) -> None:
     for (card, batch), got in zip(FIT_CASES, answers, strict=True):
         expect(got == int(got) and got >= 0, f"A micro-batch is a whole number of sequences, for {card} too.")
         expect(not got or batch % got == 0, f"Your micro-batch for {card} does not divide the batch of {batch}.")
-    if not recognized(answers, FIT_CASES, _largest_fitting, FIT_MISTAKES, same=eq):
+    if not recognized(answers, FIT_CASES, _largest, FIT_MISTAKES, same=eq):
         for (card, batch), got in zip(FIT_CASES, answers, strict=True):
             fits = not got or _peak_bytes(int(got), batch) <= gpu(card).memory
             expect(fits, f"On {card} your micro-batch for {batch} does not fit: compare bytes with bytes.")

@@ -17,10 +17,7 @@ MOST = 96
 
 
 class LayerSlider(Explorer):
-    """Controls for a run's layers, recomputation and attention, and its estimated peak with one layer more.
-
-    `.runs` are the chosen run and the one that is a layer deeper. ValueError for more layers than the slider has.
-    """
+    """Controls for layers (ValueError beyond the slider), recomputation and attention; the peak with a layer more."""
 
     invitation = "A slider over layers: run this cell to use it."
     names = ("layers", "recompute", "attention")

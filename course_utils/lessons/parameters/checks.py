@@ -2,24 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from math import prod
+from math import isclose, prod
 from numbers import Real
 from operator import eq
 from typing import Any, NamedTuple
 
 from course_utils.gpus import gpu
-from course_utils.interactive.feedback import (
-    Mistakes,
-    alike,
-    by_name,
-    call,
-    entries,
-    exercise,
-    expect,
-    fail,
-    of_kind,
-    recognized,
-)
+from course_utils.interactive.feedback import Mistakes, by_name, call, entries, exercise, expect, of_kind, recognized
 from course_utils.models import PRESETS
 
 from .counting import GPT2_PAPER
@@ -31,13 +20,13 @@ Count = Callable[..., int]
 def _expect_counts(
     answer: Any, names: Sequence[str], cases: Sequence[Case], right: Count, mistakes: Mistakes, otherwise: str
 ) -> None:
-    got, close = [call(answer, **by_name(names, case)) for case in cases], partial(alike, tolerance=1e-12)
-    wanted = [right(*case) for case in cases]
+    got, wanted = [call(answer, **by_name(names, case)) for case in cases], [right(*case) for case in cases]
     factor = "All of it is off by the same factor: millions, billions, bytes? Count numbers, one by one."
-    expect(not any(close(got, [times * one for one in wanted]) for times in (1e-9, 1e-6, 2, 4, 16)), factor)
-    if not recognized(got, cases, right, mistakes, same=close):
-        off = by_name(names, next(case for case, one in zip(cases, got, strict=True) if one != right(*case)))
-        fail(f"{otherwise} (The first case that is off: {', '.join(f'{name}={off[name]}' for name in names)}.)")
+    for times in (1e-9, 1e-6, 2, 4, 16):
+        expect(not all(map(isclose, got, (times * one for one in wanted))), factor)
+    off = next((case for case, one, other in zip(cases, got, wanted, strict=True) if one != other), cases[0])
+    where = ", ".join(f"{name}={size}" for name, size in zip(names, off, strict=True))
+    recognized(got, cases, right, mistakes, f"{otherwise} (The first case that is off: {where}.)", eq)
 
 
 def _pair(answer: Any, names: str, **given: Any) -> tuple[Any, ...]:
@@ -253,15 +242,15 @@ VOCABULARY_MISTAKES: Mistakes = {
 def vocabulary(answer: Any) -> None:
     """`answer(table)` is (smallest, largest) vocabulary with which every row's N rounds to the printed millions."""
     answers = [_pair(answer, "(smallest, largest)", table=[dict(row) for row in table]) for table in TABLES]
-    if recognized(answers, [(table,) for table in TABLES], _interval, VOCABULARY_MISTAKES, same=eq):
-        return
-    one = "One vocabulary for each table? Rounding leaves room: find the smallest and the largest."
-    expect(any(low != high for low, high in answers), one)
-    expect(all(low <= high for low, high in answers), "Your smallest is above your largest in one of the tables.")
     ends = zip(sum(answers, ()), sum(map(_interval, TABLES), ()), strict=True)
-    near = all(abs(got - right) <= 1 for got, right in ends)
-    expect(not near, "Off by one at an end: does the vocabulary that you return still round to the printed number?")
-    fail("Not yet: put one vocabulary that you return back into N for the first row. What does it round to?")
+    off = "Not yet: put one vocabulary that you return back into N for the first row. What does it round to?"
+    if all(low == high for low, high in answers):
+        off = "One vocabulary for each table? Rounding leaves room: find the smallest and the largest."
+    elif any(low > high for low, high in answers):
+        off = "Your smallest is above your largest in one of the tables."
+    elif all(abs(got - right) <= 1 for got, right in ends):
+        off = "Off by one at an end: does the vocabulary that you return still round to the printed number?"
+    recognized(answers, [(table,) for table in TABLES], _interval, VOCABULARY_MISTAKES, off, eq)
 
 
 # ------------------------------------------------------------------------------------------------------- 04.6: widest

@@ -25,9 +25,6 @@ class Term(NamedTuple):
     count: int
 
 
-# ------------------------------------------------------------------------------------------- one block, by symbols
-
-
 def block_terms(model: str | TransformerConfig) -> list[Term]:
     """Return the parameters of one block, matrix by matrix and each with its bias, in the order of the forward pass."""
     model = model_config(model)
@@ -69,9 +66,6 @@ def _terms(formulas: Mapping[str, str], model: TransformerConfig) -> list[Term]:
     return terms
 
 
-# ------------------------------------------------------------------------------------------- the whole, by symbols
-
-
 def model_terms(model: str | TransformerConfig) -> list[Term]:
     """Return all parameters: embedding, positions if they are learned, blocks, final norm, head unless it is tied."""
     model = model_config(model)
@@ -104,8 +98,6 @@ def parts(model: str | TransformerConfig) -> dict[str, int]:
 
 ATTENTION = ("queries, keys, values", "attention's output")
 
-
-# ------------------------------------------------------------------------------------------- the modules' own count
 
 BLOCK_NAMES: tuple[tuple[str, str], ...] = (
     (r"norm1\.", "norm before attention"),
@@ -160,8 +152,6 @@ def counts(terms: Sequence[Term], measured: Mapping[str, int]) -> Table:
     return Table(rows, words=2, totals=True)
 
 
-# ------------------------------------------------------------------------------------------------ what others counted
-
 GPT2_PAPER = {"gpt2": 117, "gpt2-medium": 345, "gpt2-large": 762, "gpt2-xl": 1542}
 """Millions of parameters: Radford et al. 2019, table 2. OpenAI's repository says that these are wrong."""
 
@@ -186,12 +176,11 @@ def with_embedding(model: TransformerConfig) -> int:
 
 
 def rule_errors(
-    rule: Callable[[TransformerConfig], int], models: Iterable[TransformerConfig]
+    rule: Callable[[TransformerConfig], int], models: Sequence[TransformerConfig]
 ) -> tuple[list[float], list[float]]:
     """Return, for `lines`, the models' sizes in millions of parameters, and the rule's error in percent."""
-    sizes = [(model.parameters / 1e6, 100 * (rule(model) / model.parameters - 1)) for model in models]
-    millions, errors = map(list, zip(*sizes, strict=True))
-    return millions, errors
+    errors = [100 * (rule(model) / model.parameters - 1) for model in models]
+    return [model.parameters / 1e6 for model in models], errors
 
 
 def gpt_ladder(vocab: int = 50257) -> list[TransformerConfig]:

@@ -6,8 +6,6 @@ from itertools import accumulate
 from course_utils.figures.axes import stop
 from course_utils.figures.canvas import MARGIN, RULE, WIDTH, Canvas, Figure, ink_on, text_width
 
-Parts = Mapping[str, int]
-
 PART_COLOURS = {
     "embedding": "#882255", "positions": "#DDCC77", "attention": "#8CCBC1",
     "MLP": "#332288", "norms": "#117733", "head": "#D98A96",
@@ -17,7 +15,7 @@ PART_COLOURS = {
 BAR, STEP, TOP = 38, 52, 34
 
 
-def shares(models: Mapping[str, Parts], title: str) -> Figure:
+def shares(models: Mapping[str, Mapping[str, int]], title: str) -> Figure:
     """Draw one bar for each model, 100 % wide and cut into its parts."""
     canvas = Canvas()
     top, x = canvas.title(title) + 14, float(MARGIN)
@@ -44,7 +42,7 @@ def shares(models: Mapping[str, Parts], title: str) -> Figure:
     return Figure(canvas.svg(bottom + 4, title, alt), alt)
 
 
-def _bar(canvas: Canvas, parts: Parts, left: float, scale: float, y: float) -> float:
+def _bar(canvas: Canvas, parts: Mapping[str, int], left: float, scale: float, y: float) -> float:
     """Draw the segments, with their shares inside where there is room; return where the bar ends."""
     whole, ends = sum(parts.values()), [0, *accumulate(parts.values())]
     for (name, count), start in zip(parts.items(), ends, strict=False):

@@ -1,5 +1,7 @@
 """Sliders that build a transformer, and a picture of its parameters. Only notebooks import this module."""
 
+from fractions import Fraction
+
 from course_utils.figures.canvas import Figure
 from course_utils.interactive.widgets import Explorable, dropdown, slider
 from course_utils.model_files import model_config
@@ -17,9 +19,9 @@ MLP_WIDTHS = ("8/3", "2.75", "3", "3.5", "4", "5.5")
 
 
 class ModelBuilder(Explorable):
-    """Controls for the sizes of a transformer, and a picture of where its parameters sit, beginning with a preset.
+    """Controls for the sizes of a transformer, and a picture of its parameters; `.model` is what has been built.
 
-    In the next cell, `.model` is what has been built. Raises ValueError for a preset that is not known.
+    It begins with a preset; ValueError for one that is not known.
     """
 
     invitation = "Sliders that build a model: run this cell to use them."
@@ -45,24 +47,16 @@ class ModelBuilder(Explorable):
     def model(self) -> TransformerConfig:
         """The transformer that has been chosen. Raises ValueError for sizes that make none."""
         chosen = {name: control.value for name, control in self.controls.items()}
-        heads, group, experts = chosen["heads"], chosen["group"], chosen["experts"]
-        if heads % group:
-            raise ValueError(f"{heads} query heads do not come in groups of {group}")
-        return TransformerConfig(
-            "built",
-            chosen["family"],
-            chosen["layers"],
-            chosen["hidden"],
-            heads,
-            chosen["vocab"],
-            self.first.max_positions,
-            kv_heads=heads // group,
-            ffn=_of_hidden(chosen["ffn"], chosen["hidden"]),
-            tied=chosen["tied"] == "tied",
-            qkv_bias=self.first.qkv_bias if chosen["family"] == self.first.family else None,
-            experts=experts if experts > 1 else 0,
-            experts_per_token=min(2, experts) if experts > 1 else 0,
-        )
+        experts, group = chosen.pop("experts"), chosen.pop("group")
+        if chosen["heads"] % group:
+            raise ValueError(f"{chosen['heads']} query heads do not come in groups of {group}")
+        chosen |= {"kv_heads": chosen["heads"] // group, "max_positions": self.first.max_positions}
+        chosen |= {"ffn": _of_hidden(chosen["ffn"], chosen["hidden"]), "tied": chosen["tied"] == "tied"}
+        if experts > 1:
+            chosen |= {"experts": experts, "experts_per_token": 2}
+        if chosen["family"] == self.first.family:
+            chosen["qkv_bias"] = self.first.qkv_bias
+        return TransformerConfig("built", **chosen)
 
     def redraw(self) -> tuple[Figure, str]:
         """Return the model's parts as a bar, and its count next to what 12Lh² would say."""
@@ -85,6 +79,5 @@ model_builder = ModelBuilder
 
 def _of_hidden(width: str, hidden: int) -> int:
     """A width in numbers of a token: "8/3" and the like are factors of `hidden`, numbers from 64 on are not."""
-    over, _, under = width.partition("/")
-    factor = float(over) / float(under or 1)
+    factor = Fraction(width)
     return round(factor * hidden) if factor < 64 else round(factor)

@@ -13,17 +13,7 @@ from torch.nn.utils import clip_grad_norm_
 
 from course_utils.estimating import estimate
 from course_utils.gpus import gpu
-from course_utils.interactive.feedback import (
-    Mistakes,
-    alike,
-    by_name,
-    call,
-    exercise,
-    expect,
-    fail,
-    of_kind,
-    recognized,
-)
+from course_utils.interactive.feedback import Mistakes, by_name, call, exercise, expect, fail, of_kind, recognized
 from course_utils.run import TrainingRun
 from course_utils.units import GB
 
@@ -55,19 +45,21 @@ SMALLEST_MISTAKES: Mistakes = {
 @exercise("03.1", "Range from the exponent's bits, precision from the mantissa's: you need not remember any format.")
 def limits(answer: Any) -> None:
     """`answer(e, m)` is epsilon, the largest finite and the smallest normal number of a format of e and m bits."""
-    answers = []
-    for e, m in WIDTHS:
-        got = call(answer, e=e, m=m, returns=(tuple, list))
-        expect(len(got) == 3, f"{len(got)} numbers, where three were asked for: epsilon, largest, smallest normal.")
-        answers.append([of_kind(value, Real, "One of your three is") for value in got])
+    answers = [_numbers(answer, "epsilon", "largest", "smallest normal number", e=e, m=m) for e, m in WIDTHS]
     epsilons, largest, smallest = map(list, zip(*answers, strict=True))
     forms = [(NumberFormat("asked", e, m, 4),) for e, m in WIDTHS]
     off = "Epsilon is off. It depends on the mantissa's bits alone: change the last of them in 1."
     recognized(epsilons, forms, lambda f: f.epsilon, EPSILON_MISTAKES, off, eq)
-    off, close = "The largest number is off: largest exponent, all mantissa bits 1.", partial(alike, tolerance=1e-12)
-    recognized(largest, forms, lambda f: f.largest, LARGEST_MISTAKES, off, close)
+    off = "The largest number is off: largest exponent, all mantissa bits 1."
+    recognized(largest, forms, lambda f: f.largest, LARGEST_MISTAKES, off, eq)
     off = "The smallest normal number is off: E is 1, and the mantissa is 0."
     recognized(smallest, forms, lambda f: f.smallest_normal, SMALLEST_MISTAKES, off, eq)
+
+
+def _numbers(answer: Any, *asked: str, **given: Any) -> list[Any]:
+    got = call(answer, **given, returns=(tuple, list))
+    expect(len(got) == len(asked), f"{len(got)} values, where {len(asked)} were asked for: {', '.join(asked)}.")
+    return [of_kind(value, Real, f"Your {name} is") for name, value in zip(asked, got, strict=True)]
 
 
 # ---------------------------------------------------------------------------------------------------- 03.2: read_bits
@@ -155,10 +147,9 @@ OVERFLOWS = tuple(step in (0, 7, 8, 21, 40, 44) for step in range(60))
 def next_scale(answer: Any) -> None:
     """`answer(scale, streak, overflowed, interval)` is the scale and the streak after a step."""
 
-    def following(scale: float, streak: int, overflowed: bool) -> tuple[float, int]:
-        got = call(answer, scale=scale, streak=streak, overflowed=overflowed, interval=interval, returns=(tuple, list))
-        expect(len(got) == 2, f"{len(got)} values, where two were asked for: the scale and the streak.")
-        return of_kind(got[0], Real, "Your scale is"), of_kind(got[1], Real, "Your streak is")
+    def following(scale: float, streak: int, overflowed: bool) -> list[Any]:
+        given = {"scale": scale, "streak": streak, "overflowed": overflowed, "interval": interval}
+        return _numbers(answer, "scale", "streak", **given)
 
     for interval in (3, 5):
         _expect_single_steps(following, interval)
@@ -170,7 +161,7 @@ def next_scale(answer: Any) -> None:
         expect(found == gradscaler_scales(OVERFLOWS, 1024.0, interval), off)
 
 
-def _expect_single_steps(following: Callable[[float, int, bool], tuple[float, int]], interval: int) -> None:
+def _expect_single_steps(following: Callable[[float, int, bool], list[Any]], interval: int) -> None:
     scale, streak = following(1024.0, 1, True)
     expect(scale != 2048, "An overflow means that the scale is too large. You double it.")
     expect(scale == 512, "After an overflow the scale is half of what it was, however long the streak is.")

@@ -26,8 +26,6 @@ from ..shared.language_model import (
     train_language_model,
 )
 
-# --------------------------------------------------------------------------------------- updates that vanish, and cures
-
 
 def round_stochastically(values: torch.Tensor, dice: torch.Generator) -> torch.Tensor:
     """Return fp32 `values` as bf16, up or down at random, each with the probability that makes the mean right."""
@@ -66,19 +64,13 @@ def unmoved_share(update: float, dtype: torch.dtype) -> float:
     return (weights + torch.tensor(update, dtype=dtype) == weights).float().mean().item()
 
 
-# ------------------------------------------------------------------------------------------------- gradients and scales
-
-
-def gradients_of(steps: int = 50, parts: int = 1) -> torch.Tensor:
-    """Return all gradients of the language model but zeros, in one row, after `steps` steps of training in fp32.
-
-    `parts` divides the loss, as for one of that many equal micro-batches.
-    """
+def gradients_of(steps: int = 50) -> torch.Tensor:
+    """Return all gradients of the language model but zeros, in one row, after `steps` steps of training in fp32."""
     found: list[torch.Tensor] = []
 
     def keep(step: int, model: torch.nn.Module) -> None:
         if step == steps:
-            found.extend(weight.grad.flatten() / parts for weight in model.parameters() if weight.grad is not None)
+            found.extend(weight.grad.flatten() for weight in model.parameters() if weight.grad is not None)
 
     train_language_model(steps=steps, watch=keep)
     gradients = torch.cat(found)
@@ -107,18 +99,6 @@ class DynamicLossScale:
             self.scale, self.streak = 2 * self.scale, 0
 
 
-class OneOfMany:
-    """The loss of one of `parts` micro-batches: divided by their number, so gradients are small, then scaled."""
-
-    def __init__(self, parts: int, inner: DynamicLossScale | StaticLossScale) -> None:
-        self.parts, self.inner, self.scale = parts, inner, inner.scale / parts
-
-    def update(self, overflowed: bool) -> None:
-        """Update the inner scale."""
-        self.inner.update(overflowed)
-        self.scale = self.inner.scale / self.parts
-
-
 def gradscaler_scales(overflows: Sequence[bool], start: float, interval: int) -> list[float]:
     """Return the scale that torch's own GradScaler has after each of these steps, some of which overflow."""
     weight = torch.nn.Parameter(torch.zeros(1))
@@ -140,8 +120,6 @@ def scale_figure(history: Sequence[float], title: str) -> Figure:
     return lines({"loss scale": (steps, history)}, title, "step", "loss scale", log_y=True, markers=False)
 
 
-# ------------------------------------------------------------------------------------------------------- five trainings
-
 PARTS = 4096
 """The loss of the five trainings is divided by this, as for one of so many micro-batches."""
 
@@ -155,8 +133,8 @@ def five_trainings(steps: int = 100) -> dict[str, Training]:
     recipes |= {"bf16 alone": "bf16", "bf16, fp32 master": "bf16-master"}
     trainings = {}
     for name, precision in recipes.items():
-        scale = DynamicLossScale(2.0**24) if name == "fp16, scaled" else StaticLossScale()
-        trainings[name] = train_language_model("adamw", precision, steps, loss_scale=OneOfMany(PARTS, scale))
+        scale = DynamicLossScale(2.0**24 / PARTS) if name == "fp16, scaled" else StaticLossScale(1 / PARTS)
+        trainings[name] = train_language_model("adamw", precision, steps, loss_scale=scale)
     return trainings
 
 
@@ -172,9 +150,6 @@ def loss_figure(trainings: Mapping[str, Training], title: str) -> Figure:
 def learns_as_well(training: Training, reference: Training) -> bool:
     """Return True if a training ends within 0.15 nats of the reference: other batches change as much."""
     return abs(training.final - reference.final) < 0.15
-
-
-# ------------------------------------------------------------------------------------------------ the end of a training
 
 
 class Late(NamedTuple):

@@ -30,7 +30,12 @@ def histogram_figure(gradients: torch.Tensor, title: str, scale: float = 1.0) ->
     for power in range(LOWEST + 4, HIGHEST, 8):
         canvas.text(_at(power), bottom + 18, f"2^{power}".replace("-", "−"), 12, QUIET, text_anchor="middle")
         canvas.line(_at(power), bottom, _at(power), bottom + 4, RULE)
-    _fp16_limits(canvas, top, bottom)
+    for power in (-25, -14, 16):
+        canvas.line(_at(power), top - 14, _at(power), bottom, INK, stroke_width=1.2, stroke_dasharray="5 3")
+    limits = {"zero in fp16": (-25, "end", -6), "subnormal": (-19.5, "middle", 0), "normal in fp16": (-14, "start", 6)}
+    for name, (power, anchor, aside) in limits.items():
+        canvas.text(_at(power) + aside, top - 4, name, 12, text_anchor=anchor)
+    canvas.text(_at(16) - 6, top - 20, "infinite above", 12, text_anchor="end")
     canvas.line(LEFT, bottom, RIGHT, bottom, RULE)
     times = f" times {scale:,.0f}" if scale != 1 else ""
     axis = f"absolute gradients{times}, in powers of two"
@@ -49,18 +54,6 @@ LEFT, RIGHT = float(MARGIN + 8), float(WIDTH - MARGIN - 8)
 def _at(power: float) -> float:
     return LEFT + (RIGHT - LEFT) / (HIGHEST - LOWEST) * (power - LOWEST)
 
-
-def _fp16_limits(canvas: Canvas, top: float, bottom: float) -> None:
-    """Mark the beginning of fp16, of its normal numbers, and its end."""
-    for power in (-25, -14, 16):
-        canvas.line(_at(power), top - 14, _at(power), bottom, INK, stroke_width=1.2, stroke_dasharray="5 3")
-    limits = {"zero in fp16": (-25, "end", -6), "subnormal": (-19.5, "middle", 0), "normal in fp16": (-14, "start", 6)}
-    for name, (power, anchor, aside) in limits.items():
-        canvas.text(_at(power) + aside, top - 4, name, 12, text_anchor=anchor)
-    canvas.text(_at(16) - 6, top - 20, "infinite above", 12, text_anchor="end")
-
-
-# -------------------------------------------------------------------------------------------------------- the data flow
 
 HALF, SINGLE = "#D6EEFB", "#FBE3B5"
 """Colors of what is 16-bit and of what is fp32."""

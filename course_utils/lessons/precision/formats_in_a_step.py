@@ -78,8 +78,6 @@ def per_parameter(states: Mapping[str, int], parameters: int) -> str:
     return f"{' + '.join(f'{share:.3g}' for share in shares)} = {sum(shares):.3g}"
 
 
-# -------------------------------------------------------------------------------------------------- milliseconds a step
-
 WAITING = """No GPU is measured here, so there is no time to show: how long a step takes is a matter of hardware alone.
 On a machine with an NVIDIA GPU run this cell again, or `python3 -m course_utils record` for the whole course."""
 

@@ -63,9 +63,7 @@ class NumberFormat:
         return 2 ** (self.exponent + self.mantissa) - 1 - (2**self.mantissa if self.infinite else 1)
 
     def fields(self, pattern: int) -> tuple[int, int, int]:
-        """Return sign, exponent and mantissa of a pattern. Raises ValueError for one that does not fit."""
-        if not 0 <= pattern < 2**self.bits:
-            raise ValueError(f"{pattern} is no pattern of {self.name}: it has {self.bits} bits")
+        """Return sign, exponent and mantissa of a pattern."""
         magnitude = pattern & (2 ** (self.bits - 1) - 1)
         return pattern >> (self.bits - 1), magnitude >> self.mantissa, magnitude & (2**self.mantissa - 1)
 
@@ -124,8 +122,6 @@ def spacing(form: str | NumberFormat, value: float) -> float:
     pattern = encode(form, abs(value))
     return decode(form, pattern + 1) - decode(form, pattern)
 
-
-# ------------------------------------------------------------------------------------------------------------- figures
 
 SIGN, EXPONENT, MANTISSA, UNUSED = "#D55E00", "#E69F00", "#8FD0F7", "#F2F2F2"
 """Colors of the three fields, and of bits that are stored but not read."""

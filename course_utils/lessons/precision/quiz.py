@@ -9,8 +9,6 @@ from course_utils.run import TrainingRun
 from .number_formats import FORMATS, rounded, spacing
 
 MODEL, _bytes, _digits = "gpt2-medium", "{} bytes".format, "{:.6g}".format
-FIRST_SCALE = 2**16
-"""Where torch's GradScaler begins (torch.amp.GradScaler, init_scale)."""
 
 
 def questions() -> tuple[Question, ...]:
@@ -32,13 +30,13 @@ def questions() -> tuple[Question, ...]:
     normal = next(2**k for k in range(64) if gradient * 2**k >= FORMATS["fp16"].smallest_normal)
     smallest_scale = question(
         "The smallest number that fp16 has is 2⁻²⁴, about 6·10⁻⁸; what is nearer to zero than half of that becomes "
-        f"zero. A gradient is {_power(gradient)}. By which power of two must the loss be multiplied, at least, so that "
+        "zero. A gradient is 10⁻⁸. By which power of two must the loss be multiplied, at least, so that "
         "this gradient is not zero in fp16?",
         (f"{scale:,}", "Scaled, the gradient is more than half of the smallest number, so it rounds to that. It has "
          "lost most of its digits, but it is there."),
         (f"{scale // 2:,}", "Scaled so, it is still less than half of the smallest number, and rounds to zero."),
         (f"{normal:,}", "This makes it a normal number, with all of its digits: better, but more than was asked for."),
-        (f"{FIRST_SCALE:,}", "GradScaler begins there, and it works. It is far more than this gradient needs, though, "
+        (f"{2**16:,}", "GradScaler begins there, and it works. It is far more than this gradient needs, though, "
          "and large gradients overflow sooner."),
     )  # fmt: skip
     run = TrainingRun(MODEL, precision="amp-bf16")
@@ -91,8 +89,3 @@ def questions() -> tuple[Question, ...]:
 
 def _account(run: TrainingRun) -> int:
     return parameter_bytes(run) + gradient_bytes(run) + optimizer_state_bytes(run)
-
-
-def _power(value: float) -> str:
-    exponent = f"{value:.0e}".partition("e")[2]
-    return "10" + str(int(exponent)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))

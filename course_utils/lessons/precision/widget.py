@@ -15,11 +15,7 @@ from .number_formats import FORMATS, NumberFormat, decode, draw_bits, encode, fi
 
 
 class BitFlipper(Explorable):
-    """Buttons for the bits of one number, a field for its value and a choice of formats.
-
-    Changing the format keeps the number asked for, rounded anew; flipping a bit makes another number. Raises ValueError
-    for an unknown format.
-    """
+    """Buttons for the bits of one number, a field for its value and a choice of formats, which round it anew."""
 
     invitation = "Bits to flip: run this cell to use them."
 
