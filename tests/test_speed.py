@@ -125,13 +125,11 @@ def test_a_row_says_whether_its_promise_is_kept():
     assert speed.row("a", 1.0) == ("a", 1.0, "", "")
 
 
-@pytest.mark.parametrize("quick", [True, False])
-def test_the_speed_table_always_has_the_model_of_the_promise(quick, monkeypatch):
+def test_the_speed_table_says_what_is_promised_and_missed(monkeypatch):
     slow = {"nobody": 1.0, "tracker": 2.0, "memtracker": 20.0}
     monkeypatch.setattr(speed, "step_times", lambda run, tries: slow)
     monkeypatch.setattr(speed, "best", lambda tries, measure_once: 0.001)
-    table = speed.speed_table(quick, lambda text: None)
+    table = speed.speed_table(True, lambda text: None)
     kept = {row[0]: row[1:] for row in table.rows}
     assert kept["gpt2-xl: MemTracker's step over ours"] == (10.0, "at least 15", "missed")
     assert kept["importing the closed forms, ms"][-1] == "kept"
-    assert ("gpt2: tracked step, ms" in kept) is not quick

@@ -35,7 +35,7 @@ def read_options(arguments: Sequence[str]) -> Namespace:
     parser.add_argument("--table", action="append", metavar="NAME", help="only this one; may be repeated")
     parser.add_argument("--quick", action="store_true", help="a sample of each, in about two minutes")
     parser.add_argument("--seed", type=int, default=1_000_000, help="first seed of the random runs (default: 1000000)")
-    parser.add_argument("--out", type=Path, default=OUT, help="folder for NAME.md and NAME.json (build/benchmark)")
+    parser.add_argument("--out", type=Path, default=OUT, help="folder for NAME.md (build/benchmark)")
     options = parser.parse_args(arguments)
     if options.seed < 0:
         parser.error("--seed must not be negative")

@@ -4,9 +4,8 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from ..breakdown import KINDS
 from ..estimating import estimate, moments
 from ..estimating.formula import estimate as closed_form
 from ..estimating.published import FORMULAS
@@ -27,22 +26,17 @@ class Comparison:
     """The result for one run: its estimate and its simulation, or why one of them is missing.
 
     `refused` is the sentence with which `estimate` or `measure` declined the run, `failed` what one of them raised that
-    it should not have. `activations` is estimate minus simulation at the end of forward in bytes, `kinds` the same at
-    the peak by kind. `closed` is the closed form's peak, 0 where that does not cover the run.
+    it should not have. `activations` is estimate minus simulation at the end of forward in bytes.
     """
 
     number: int
-    run: str
+    run: TrainingRun
     refused: str = ""
     failed: str = ""
     estimated: int = 0
     simulated: int = 0
     phases: tuple[str, str] = ("", "")
     activations: int = 0
-    kinds: dict[str, int] = field(default_factory=dict)
-    loose: bool = False
-    closed: int = 0
-    ranks: int = 1
 
     @property
     def compared(self) -> bool:
@@ -57,7 +51,9 @@ class Comparison:
     @property
     def right(self) -> bool:
         """True if the run was compared and is as near as the course promises."""
-        bound = LOOSER_PERCENT if self.loose else AT_MOST_PERCENT
+        run = self.run
+        loose = run.zero_stage > 0 or run.recompute == "offload" or run.clip_grad_norm is not None
+        bound = LOOSER_PERCENT if loose else AT_MOST_PERCENT
         return self.compared and self.activations == 0 and abs(self.percent) <= bound
 
 
@@ -70,24 +66,11 @@ def outcome(number: int, run: TrainingRun) -> Comparison:
         asked = "measure"
         truth = measure(run, "simulated")
     except ValueError as error:
-        return Comparison(number, str(run), refused=f"{asked}: {_one_line(error)}")
+        return Comparison(number, run, refused=f"{asked}: {_one_line(error)}")
     except Exception as error:
-        return Comparison(number, str(run), failed=f"{asked}: {type(error).__name__}: {_one_line(error)}")
-    return Comparison(
-        number, str(run),
-        estimated=found.total, simulated=truth.peak, phases=(found.phase, truth.peak_phase),
-        activations=expected - truth.moments["end of forward"]["activations"],
-        kinds={kind: found[kind] - truth.breakdown[kind] for kind in KINDS},
-        loose=run.zero_stage > 0 or run.recompute == "offload" or run.clip_grad_norm is not None,
-        closed=_closed_form(run), ranks=run.world_size,
-    )  # fmt: skip
-
-
-def _closed_form(run: TrainingRun) -> int:
-    try:
-        return closed_form(run).total
-    except ValueError:
-        return 0
+        return Comparison(number, run, failed=f"{asked}: {type(error).__name__}: {_one_line(error)}")
+    gap = expected - truth.moments["end of forward"]["activations"]
+    return Comparison(number, run, "", "", found.total, truth.peak, (found.phase, truth.peak_phase), gap)
 
 
 def _one_line(error: Exception) -> str:
@@ -95,7 +78,7 @@ def _one_line(error: Exception) -> str:
 
 
 def accuracy_tables(runs: Sequence[TrainingRun], source: str, report: Callable[[str], None]) -> list[Table]:
-    """The outcome of each of `runs` in tables: a summary, kinds of memory, the runs furthest off, the closed form.
+    """The outcome of each of `runs` in tables: a summary, the runs furthest off, the closed form.
 
     `report` is called with the progress.
     """
@@ -104,7 +87,7 @@ def accuracy_tables(runs: Sequence[TrainingRun], source: str, report: Callable[[
         outcomes.append(outcome(number, run))
         if number % 20 == 19:
             report(f"{number + 1} of {len(runs)} runs")
-    return [table(outcomes, source) for table in (_summary, _by_kind, _worst, _formula)]
+    return [table(outcomes, source) for table in (_summary, _worst, _formula)]
 
 
 def _summary(outcomes: Sequence[Comparison], source: str) -> Table:
@@ -123,29 +106,14 @@ def _summary(outcomes: Sequence[Comparison], source: str) -> Table:
     notes += [f"Bound: {AT_MOST_PERCENT} %; with ZeRO, offloading or clipping {LOOSER_PERCENT} %."]
     reasons = Counter(one.refused or one.failed for one in outcomes if not one.compared)
     notes += [f"Not compared, {count}: {reason}" for reason, count in reasons.most_common()]
-    return Table(
-        "accuracy", "Estimate against simulation", ("", "runs of them"), tuple(rows), tuple(notes), source, outcomes
-    )
-
-
-def _by_kind(outcomes: Sequence[Comparison], source: str) -> Table:
-    compared = [one for one in outcomes if one.compared]
-    rows: list[tuple[Cell, ...]] = []
-    for kind in KINDS:
-        gaps = [(one.kinds[kind], 100 * one.kinds[kind] / one.simulated) for one in compared]
-        exact = sum(gap == 0 for gap, _ in gaps)
-        shares = [share for _, share in gaps] or [0.0]
-        rows.append((kind, exact, statistics.median(shares), min(shares), max(shares)))
-    headings = ("kind of memory", "exact", "median, % of peak", "lowest", "highest")
-    note = f"Estimate minus simulation at the peak, over {len(compared)} runs, in percent of the simulated peak."
-    return Table("accuracy_by_kind", "Signed error of each kind of memory", headings, tuple(rows), (note,), source)
+    return Table("accuracy", "Estimate against simulation", ("", "runs of them"), tuple(rows), tuple(notes), source)
 
 
 def _worst(outcomes: Sequence[Comparison], source: str) -> Table:
     wrong = [one for one in outcomes if one.compared and (one.estimated != one.simulated or one.activations)]
     wrong.sort(key=lambda one: -max(abs(one.percent), 100 * abs(one.activations) / one.simulated))
     rows = tuple(
-        (one.number, one.run, one.percent, one.estimated - one.simulated, one.activations, " / ".join(one.phases))
+        (one.number, str(one.run), one.percent, one.estimated - one.simulated, one.activations, " / ".join(one.phases))
         for one in wrong[:WORST]
     )
     headings = ("run", "what", "peak, %", "peak, bytes", "activations, bytes", "phase: estimated / simulated")
@@ -157,13 +125,17 @@ def _worst(outcomes: Sequence[Comparison], source: str) -> Table:
 
 def _formula(outcomes: Sequence[Comparison], source: str) -> Table:
     """The closed form, `estimate(run, method="formula")`, for one rank and for several."""
-    compared = [one for one in outcomes if one.compared and one.closed]
+    errors: dict[bool, list[float]] = {False: [], True: []}
+    uncovered = 0
+    for one in (one for one in outcomes if one.compared):
+        try:
+            errors[one.run.world_size > 1].append(100 * (closed_form(one.run).total / one.simulated - 1))
+        except ValueError:
+            uncovered += 1
     rows: list[tuple[Cell, ...]] = []
-    for name, several in (("one rank", False), ("several ranks", True)):
-        errors = [100 * (one.closed / one.simulated - 1) for one in compared if (one.ranks > 1) == several]
-        sizes = [abs(error) for error in errors] or [0.0]
-        rows.append((name, len(errors), statistics.median(sizes), max(sizes), min(errors, default=0.0)))
-    uncovered = sum(one.compared for one in outcomes) - len(compared)
+    for name, found in zip(("one rank", "several ranks"), errors.values(), strict=True):
+        sizes = [abs(error) for error in found] or [0.0]
+        rows.append((name, len(found), statistics.median(sizes), max(sizes), min(found, default=0.0)))
     notes = (f"Not covered by the closed form: {uncovered} runs.", "Off by, in percent of the simulated peak.")
     headings = ("closed form", "runs", "median, %", "maximum, %", "lowest, signed, %")
     return Table("accuracy_formula", "The closed form against simulation", headings, tuple(rows), notes, source)

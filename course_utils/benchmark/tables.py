@@ -1,19 +1,17 @@
-"""A table of results that says where it comes from: printed, and saved as Markdown and as JSON."""
+"""A table of results that says where it comes from."""
 
-import json
 import os
 import platform
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
-from typing import Any
 
 Cell = str | int | float
 
 
 @dataclass(frozen=True, repr=False)
 class Table:
-    """Rows under headings, the sentence that they show, and notes; `data` is what was measured, for JSON alone."""
+    """Rows under headings, the sentence that they show, and notes."""
 
     name: str
     title: str
@@ -21,10 +19,6 @@ class Table:
     rows: tuple[tuple[Cell, ...], ...]
     notes: tuple[str, ...] = ()
     source: str = ""
-    data: Any = field(default=None, repr=False)
-
-    def __str__(self) -> str:
-        return self.markdown()
 
     def __repr__(self) -> str:
         return self.page()
@@ -55,12 +49,9 @@ class Table:
         return [lines[0], rule, *lines[1:], *([""] if notes else []), *notes]
 
     def save(self, folder: Path) -> None:
-        """Write NAME.md and NAME.json into `folder`, which is made if need be."""
+        """Write NAME.md into `folder`, which is made if need be."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{self.name}.md").write_text(self.markdown() + "\n", encoding="utf-8")
-        content = {"schema": 1, "date": date.today().isoformat(), "machine": machine()} | asdict(self)
-        text = json.dumps(content, indent=1, ensure_ascii=False, default=str)
-        (folder / f"{self.name}.json").write_text(text + "\n", encoding="utf-8")
 
 
 def machine() -> str:
@@ -73,9 +64,9 @@ def machine() -> str:
 
 
 def _shown(cell: Cell) -> str:
-    return (
-        f"{cell:,}" if isinstance(cell, int) else f"{cell:,.3f}" if isinstance(cell, float) else cell.replace("|", "/")
-    )
+    if isinstance(cell, str):
+        return cell.replace("|", "/")
+    return f"{cell:,}" if isinstance(cell, int) else f"{cell:,.3f}"
 
 
 def _line(row: tuple[str, ...], widths: list[int], numbers: list[bool]) -> str:
