@@ -220,7 +220,7 @@ def test_a_gpu_that_is_too_small_ends_the_replay_where_it_fails():
     measured = measure(RUN, "simulated")
     played = Playback(measured, 10.0, capacity=measured.peak // 2)
     last = played.read(10.0)
-    assert played.replayed is not None and isinstance(played.replayed.failure, OutOfMemory)
+    assert isinstance(played.replayed.failure, OutOfMemory)
     assert last is not None and last.allocated <= measured.peak // 2
     for seconds in (0, -1.0):
         with pytest.raises(ValueError, match="more than 0"):

@@ -62,18 +62,7 @@ def test_an_answer_is_right_even_if_it_cannot_be_remembered(
     assert said.startswith("✓ 06.1 Well done.") and "progress cannot be kept in" in said and "COURSE_HOME" in said
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "{",
-        "[]",
-        '{"passed": 1, "day": "2026-01-01"}',
-        '{"passed": "06.1"}',
-        '{"day": "x"}',
-        "\udcff",
-        '{"guess": "06.1", "value": "1", "unit": "", "day": "2026-01-01"}',
-    ],
-)
+@pytest.mark.parametrize("line", ["{", "[]", '{"passed": "06.1"}', '{"day": "x"}', "\udcff"])
 def test_a_damaged_line_costs_itself_alone_and_is_named(home: Path, line: str) -> None:
     mark_passed("06.1")
     with (home / FILE).open("ab") as lines:

@@ -169,12 +169,12 @@ class Stage:
             with played.meter() as meter:
                 self.show(meter)
                 meter.wait()
-        if played.replayed and played.replayed.failure:
+        if played.replayed.failure:
             raise played.replayed.failure
         peaks = measured.timeline.step_peaks()
         so_far = tuple(accumulate((peaks[step] for step in sorted(peaks) if step), max))
-        blocks = played.replayed.peak_allocated if played.replayed else measured.peak
-        words = f"{_compared(run, measured.peak, measured.word)} ({format_bytes(blocks)} in blocks)"
+        blocks = format_bytes(played.replayed.peak_allocated)
+        words = f"{_compared(run, measured.peak, measured.word)} ({blocks} in blocks)"
         return StepResult(f"{words} · {measured.provenance}", measured.peak, step_peaks=so_far)
 
     def _live(self, run: TrainingRun) -> StepResult:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
-from ..allocator.replay import Replay, can_be_replayed, replay
+from ..allocator.replay import replay
 from ..figures.canvas import Figure
 from ..figures.meters import PAGE, MeterMark, Reading, meter_figure
 from ..measurement import Measurement
@@ -34,19 +34,17 @@ UNCOUNTED = "weights, gradients and states are counted; the rest is activations,
 class Playback:
     """A measured run played back in `seconds`. Every phase gets some of the time, or the loss would be over at once.
 
-    Where the measurement kept all its allocations, the allocator's policy says what is reserved, and a `capacity`
-    (bytes) may end the run as it would end on such a GPU: see `replayed.failure`.
+    A `capacity` (bytes) may end the run as it would end on such a GPU: see `replayed.failure`.
     """
 
     def __init__(self, measured: Measurement, seconds: float, capacity: int | None = None) -> None:
         if not seconds > 0:
             raise ValueError(f"seconds is {seconds!r}: how long the replay takes, more than 0")
-        self.replayed: Replay | None = replay(measured, capacity) if can_be_replayed(measured) else None
+        self.replayed = replay(measured, capacity)
         self._source, self._capacity = f"{measured.provenance} · replayed", capacity
         self._curves, self._marks = measured.timeline.curves(), measured.timeline.marks
-        self._totals = self.replayed.allocated if self.replayed else measured.timeline.totals()
-        self._peaks, self._seconds = list(accumulate(self._totals, max)), seconds
-        self._times, self._starts = _schedule([mark.event for mark in self._marks], len(self._totals), seconds)
+        self._peaks, self._seconds = list(accumulate(self.replayed.allocated, max)), seconds
+        self._times, self._starts = _schedule([mark.event for mark in self._marks], len(self.replayed), seconds)
 
     def meter(self) -> "Meter":
         """A meter that shows it; it ends by itself."""
@@ -54,15 +52,15 @@ class Playback:
 
     def read(self, seconds: float) -> Reading | None:
         """The run's state then; None after its end."""
-        if seconds > self._seconds or not self._totals:
+        if seconds > self._seconds or not self._peaks:
             return None
         index = min(bisect_right(self._times, seconds) - 1, len(self._times) - 2)
         (begin, end), (first, last) = self._times[index : index + 2], self._starts[index : index + 2]
         at = max(1, first + round(min(1.0, (seconds - begin) / (end - begin)) * (last - first))) - 1
         begun = [mark.phase for mark in self._marks if mark.event <= at]
-        reserved = self.replayed.reserved[at] if self.replayed else None
+        allocated, reserved = self.replayed.allocated[at], self.replayed.reserved[at]
         kinds = {kind: curve[at] for kind, curve in self._curves.items()}
-        return Reading(self._totals[at], self._peaks[at], reserved, None, kinds, begun[-1] if begun else "set-up")
+        return Reading(allocated, self._peaks[at], reserved, None, kinds, begun[-1] if begun else "set-up")
 
 
 def _schedule(marks: list[int], events: int, seconds: float) -> tuple[list[float], list[int]]:
