@@ -101,7 +101,7 @@ def measurable(run: TrainingRun) -> bool:
 def test_a_sample_of_the_frozen_runs_is_right(number):
     found = accuracy.outcome(number, draw.frozen_runs()[number])
     assert found.compared, found.refused or found.failed
-    assert found.right, f"{found.run}: {found.percent:+.3f} %, activations {found.activations:+,}"
+    assert found.right, f"{found.run}: {found.percent:+.3f} %, activations {found.activations:+,}, {found.kinds}"
 
 
 def test_an_outcome_says_what_was_refused_and_writes_down_what_broke(monkeypatch):
@@ -123,6 +123,7 @@ def test_a_wrong_estimate_is_not_right_nor_are_wrong_activations_where_the_peak_
     monkeypatch.setattr(accuracy, "estimate", lambda run: truth(run.replace(optimizer="momentum")))
     found = accuracy.outcome(0, SMALL)
     assert found.compared and not found.right and found.percent < -accuracy.AT_MOST_PERCENT
+    assert sum(found.kinds.values()) == found.estimated - found.simulated
 
 
 def test_the_tables_count_every_run_and_equal_refusals_together():

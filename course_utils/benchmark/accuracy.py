@@ -4,8 +4,9 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from ..breakdown import KINDS
 from ..estimating import estimate, moments
 from ..estimating.formula import estimate as closed_form
 from ..estimating.published import FORMULAS
@@ -26,7 +27,8 @@ class Comparison:
     """The result for one run: its estimate and its simulation, or why one of them is missing.
 
     `refused` is the sentence with which `estimate` or `measure` declined the run, `failed` what one of them raised that
-    it should not have. `activations` is estimate minus simulation at the end of forward in bytes.
+    it should not have. `activations` is estimate minus simulation at the end of forward in bytes, `kinds` the same at
+    the peak by kind.
     """
 
     number: int
@@ -37,6 +39,7 @@ class Comparison:
     simulated: int = 0
     phases: tuple[str, str] = ("", "")
     activations: int = 0
+    kinds: dict[str, int] = field(default_factory=dict)
 
     @property
     def compared(self) -> bool:
@@ -49,11 +52,14 @@ class Comparison:
         return 100 * (self.estimated / self.simulated - 1)
 
     @property
+    def loose(self) -> bool:
+        """True for a run of which the course promises less."""
+        return self.run.zero_stage > 0 or self.run.recompute == "offload" or self.run.clip_grad_norm is not None
+
+    @property
     def right(self) -> bool:
         """True if the run was compared and is as near as the course promises."""
-        run = self.run
-        loose = run.zero_stage > 0 or run.recompute == "offload" or run.clip_grad_norm is not None
-        bound = LOOSER_PERCENT if loose else AT_MOST_PERCENT
+        bound = LOOSER_PERCENT if self.loose else AT_MOST_PERCENT
         return self.compared and self.activations == 0 and abs(self.percent) <= bound
 
 
@@ -69,8 +75,11 @@ def outcome(number: int, run: TrainingRun) -> Comparison:
         return Comparison(number, run, refused=f"{asked}: {_one_line(error)}")
     except Exception as error:
         return Comparison(number, run, failed=f"{asked}: {type(error).__name__}: {_one_line(error)}")
-    gap = expected - truth.moments["end of forward"]["activations"]
-    return Comparison(number, run, "", "", found.total, truth.peak, (found.phase, truth.peak_phase), gap)
+    return Comparison(
+        number, run, estimated=found.total, simulated=truth.peak, phases=(found.phase, truth.peak_phase),
+        activations=expected - truth.moments["end of forward"]["activations"],
+        kinds={kind: found[kind] - truth.breakdown[kind] for kind in KINDS},
+    )  # fmt: skip
 
 
 def _one_line(error: Exception) -> str:

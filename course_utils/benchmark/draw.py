@@ -1,10 +1,9 @@
-"""Runs drawn from all choices of TrainingRun: by a seed, and a list of them that was frozen before anything was
-compared.
-"""
+"""Runs drawn from all choices of TrainingRun: by a seed, and a list that was frozen before anything was compared."""
 
 import json
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -17,8 +16,6 @@ from ..run import OPTIMIZERS, PRECISIONS, RECOMPUTES, TrainingRun
 FROZEN = Path(__file__).with_name("runs.json")
 """The frozen list: {"schema": 1, "runs": [choices, …]}, each choices what `run_of` takes."""
 
-FROZEN_COUNT = 400
-
 Choices = dict[str, Any]
 
 WIDEST = 8192
@@ -26,7 +23,6 @@ WIDEST = 8192
 
 MEASURED_OPTIMIZERS = [name for name in OPTIMIZERS if name not in ("adam8bit", "lion")]
 """Optimizers of torch. Of the others only the bytes are known; they are drawn less often, as is fp8."""
-
 
 CARDS = list(GPUS)
 
@@ -40,21 +36,14 @@ def random_choices(seed: int) -> Choices:
     dice = random.Random(seed)
     while True:
         choices = {**_model(dice), **_sizes(dice), **_recipe(dice), **_ranks(dice), **_frozen_weights(dice)}
-        if _is_a_run(choices):
+        with suppress(ValueError):
+            run_of(choices)
             return choices | _sometimes(random.Random(f"card {seed}"), 0.2, lambda: {"card": CARDS[seed % len(CARDS)]})
 
 
 def random_run(seed: int) -> TrainingRun:
     """The run that `random_choices(seed)` makes."""
     return run_of(random_choices(seed))
-
-
-def _is_a_run(choices: Choices) -> bool:
-    try:
-        run_of(choices)
-    except ValueError:
-        return False
-    return True
 
 
 def run_of(choices: Choices) -> TrainingRun:
@@ -145,26 +134,23 @@ def frozen_runs() -> tuple[TrainingRun, ...]:
     return tuple(run_of(choices) for choices in json.loads(FROZEN.read_text(encoding="utf-8"))["runs"])
 
 
-def freeze(first_seed: int = 0, count: int = FROZEN_COUNT) -> None:
+def freeze(first_seed: int = 0, count: int = 400) -> None:
     """Write the frozen list anew: for when TrainingRun has got new choices, and before they are compared."""
     lines = ",\n".join(json.dumps(random_choices(seed)) for seed in range(first_seed, first_seed + count))
     FROZEN.write_text(f'{{"schema": 1, "first_seed": {first_seed}, "runs": [\n{lines}\n]}}\n', encoding="utf-8")
 
 
-def shallow(model: str, layers: int, **changes: Any) -> TransformerConfig:
+def shallow(model: str, layers: int) -> TransformerConfig:
     """A preset's widths with fewer blocks, which its name says: "gpt2, 2 blocks"."""
-    return changed(model, layers=layers, **changes)
+    return changed(model, layers=layers)
 
 
 def changed(preset: str, **changes: Any) -> TransformerConfig:
     """A preset with some choices changed, and named after what differs, so that nobody takes it for the preset."""
     model = PRESETS[preset]
     differing = {choice: value for choice, value in changes.items() if value != getattr(model, choice)}
-    words = [_described(choice, value) for choice, value in differing.items()]
+    words = (
+        f"{value} block{'s' if value != 1 else ''}" if choice == "layers" else f"{choice}={value}"
+        for choice, value in differing.items()
+    )
     return replace(model, name=", ".join([model.name, *words]), **differing)
-
-
-def _described(choice: str, value: Any) -> str:
-    if choice == "layers":
-        return f"{value} block" + ("s" if value != 1 else "")
-    return f"{choice}={value}"
