@@ -28,7 +28,6 @@ def test_each_event_has_its_figures():
     assert replayed.requested == [40 * MiB, 0, 12 * MiB, 42 * MiB]
     assert replayed.allocated == replayed.requested
     assert replayed.reserved == [40 * MiB, 40 * MiB, 40 * MiB, 70 * MiB]
-    assert replayed.cached == [0, 40 * MiB, 28 * MiB, 28 * MiB]
     assert replayed.stuck == [0, 0, 28 * MiB, 28 * MiB]
     assert replayed.fragmentation == [0, 0, 0.7, 0.4]
     assert replayed.largest_free == [0, 40 * MiB, 28 * MiB, 28 * MiB]

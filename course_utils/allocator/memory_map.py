@@ -1,7 +1,4 @@
-"""The memory map: a GPU's memory by address, as the allocator has laid it out at one event.
-
-It shows what a sum cannot: that free memory lies in pieces.
-"""
+"""The memory map: a GPU's memory by address at one event, which shows that free memory lies in pieces."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence

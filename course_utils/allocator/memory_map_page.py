@@ -1,7 +1,4 @@
-"""The memory map with a slider: one HTML file with the data of every event and the script that draws it.
-
-Each tensor is in it once, with its place and the events of its birth and death, so the page stays small.
-"""
+"""The memory map with a slider: one HTML file with the life of every tensor and the script that draws it."""
 
 import json
 from bisect import bisect_right
@@ -26,10 +23,7 @@ TEMPLATE = Path(__file__).with_name("memory_map_page.html").read_text(encoding="
 
 @dataclass(frozen=True)
 class Page:
-    """A whole HTML document and its description. In a notebook it shows itself, with a still picture below.
-
-    The still picture is for readers of the stored notebook: viewers take scripts out of what they have not run.
-    """
+    """A whole HTML document and its description, with a still picture for notebook viewers that run no scripts."""
 
     html: str = field(repr=False)
     alt: str

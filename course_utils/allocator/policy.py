@@ -96,17 +96,14 @@ class Block:
 
 
 class Pool:
-    """The free blocks of one pool, found by size; equal sizes by address (BlockComparatorSize).
-
-    `releasable` are the bytes of them that could be given back to the driver now.
-    """
+    """The free blocks of one pool, found by size; equal sizes by address (BlockComparatorSize)."""
 
     def __init__(self, small: bool, page: int) -> None:
         self.small, self.page = small, page
         self.by_size: list[tuple[int, int]] = []
         self.free: dict[int, Block] = {}
         self.unmapped: dict[int, Block] = {}
-        self.releasable = 0
+        self.releasable = 0  # bytes that could be given back to the driver now
 
     def add(self, block: Block) -> None:
         insort(self.by_size, (block.size, block.address))
@@ -183,10 +180,7 @@ class CachingAllocator:
         return block.address
 
     def free(self, address: int) -> None:
-        """Return a block to its pool, joined with free neighbors; the driver gets nothing back.
-
-        Raises ValueError for an address at which nothing is allocated.
-        """
+        """Return a block to its pool, joined with free neighbors. ValueError for an address at which there is none."""
         block = self._live.pop(address, None)
         if block is None:
             raise ValueError(f"nothing is allocated at address {address}: free what malloc returned, and once")
@@ -360,10 +354,7 @@ class CachingAllocator:
     # Expandable segments
 
     def _grow_expandable(self, pool: Pool, rounded: int) -> Block | None:
-        """Map pages behind what is free, at the lowest address where the request fits (try_allocate_expandable_block).
-
-        What was mapped before the driver ran out stays mapped.
-        """
+        """Map pages behind what is free, at the lowest address with room (try_allocate_expandable_block)."""
         block = self._expandable_room(pool, rounded)
         if not block.mapped and not self._map(block, min(block.size, rounded)):
             return None
@@ -371,7 +362,7 @@ class CachingAllocator:
             following = block.next
             assert following is not None  # _expandable_room has found enough addresses
             if not self._map(following, min(rounded - block.size, following.size)):
-                return None
+                return None  # what was mapped before the driver ran out stays mapped
             block = following  # which has taken the free block before it in
         block.pool.take(block)
         return block
@@ -449,10 +440,7 @@ def _growable_size(block: Block) -> int:
 
 
 def releasable_range(block: Block) -> tuple[int, int]:
-    """From where to where a free block could be given back to the driver now: a whole segment, or whole pages.
-
-    Where nothing can, both are the block's address.
-    """
+    """From where to where a free block could be given back now, as a segment or pages; for none twice its address."""
     if block.expandable:
         page = block.pool.page
         first, last = round_up(block.address, page), block.end // page * page

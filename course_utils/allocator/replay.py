@@ -24,9 +24,8 @@ class Request(NamedTuple):
 class MemoryBlock:
     """A block at some event: its address, its bytes, and what lies in it.
 
-    `kind` is the kind of memory, "free" for a free block, "" where the events did not say. `requested` is what was
-    asked for, `allocation` what a measurement knows of it. Of a free block, `releasable` are the addresses from and to
-    which it could be given back to the driver.
+    `kind` is the kind of memory, "free" for a free block, "" where the events did not say. `requested` are the bytes
+    that were asked for. Of a free block, `releasable` are the addresses between which it could be given back.
     """
 
     address: int
@@ -103,11 +102,6 @@ class Replay:
         return self.allocated.index(self.peak_allocated) + 1 if self.allocated else 0
 
     @property
-    def cached(self) -> list[int]:
-        """Reserved minus allocated, after each event."""
-        return [reserved - allocated for reserved, allocated in zip(self.reserved, self.allocated, strict=True)]
-
-    @property
     def fragmentation(self) -> list[float]:
         """`stuck` / `reserved` after each event: the share of the reserved memory that cannot be returned."""
         return [stuck / max(1, reserved) for stuck, reserved in zip(self.stuck, self.reserved, strict=True)]
@@ -138,7 +132,7 @@ class Replay:
         return f"step {self.marks[index].step}, {self.marks[index].phase.replace('_', ' ')}"
 
     def blocks_at(self, event: int | None = None) -> list[MemorySegment]:
-        """The segments and their blocks when `event` events have happened (without it: at the peak), by address.
+        """The segments and their blocks after `event` events (without it: at the peak), by address.
 
         Raises ValueError for an event that the replay has not reached.
         """
@@ -237,7 +231,7 @@ def check_replay(replayed: Any) -> None:
 
 
 class Playback:
-    """An allocator on its way through the events: which name lies at which address, and the curves so far."""
+    """An allocator on its way through the events, the name at each address, and the curves so far."""
 
     def __init__(self, capacity: int | None, choices: Mapping[str, Any]) -> None:
         self.allocator = CachingAllocator(capacity, **choices)
@@ -265,10 +259,7 @@ class Playback:
 
 
 def requests_of(measured: Measurement) -> list[Request]:
-    """Every event of a measurement with the number of the allocation that it begins or ends.
-
-    Raises ValueError unless the measurement kept all its allocations.
-    """
+    """Every event with the number of its allocation. Raises ValueError unless a measurement kept all allocations."""
     events = _events_of(measured)
     missing = events.count(None)
     if missing:

@@ -449,7 +449,8 @@ bars({name: result.peak_reserved for name, result in orders.items()},
 # %%
 result = orders["short to long"]
 reveal("10.lengths", result.peak_reserved, unit="MB")
-print(f"stuck beside tensors at the end: {format_bytes(result.stuck[-1])} of {format_bytes(result.cached[-1])} free")
+free = result.reserved[-1] - result.allocated[-1]
+print(f"stuck beside tensors at the end: {format_bytes(result.stuck[-1])} of {format_bytes(free)} free")
 card = round(1.3 * sorted_up.peak)
 print(f"on a card with {format_bytes(card, 'MB', 0)}: {replay(sorted_up, card).retries} retries in six steps")
 

@@ -63,10 +63,7 @@ def gradients_of(sizes: Sequence[int]) -> list[torch.Tensor]:
 
 
 def trained_on(lengths: Sequence[int], multiple: int = 1) -> Measurement:
-    """Measure one step for each length (tokens), rounded up to `multiple`, on the CPU.
-
-    The model is an embedding and a head, as the logits vary most.
-    """
+    """Measure one step of an embedding and a head for each length (tokens), rounded up to `multiple`, on the CPU."""
     padded = [round_up(length, multiple) for length in lengths]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

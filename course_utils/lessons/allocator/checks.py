@@ -102,8 +102,7 @@ NORM_SIZES = (300_000, 1_000, 150_000, 300_000, 7, 250_000, 300_000)
 NORM_LIMIT = round(2.2 * 4 * max(NORM_SIZES))
 """Bytes: one gradient in fp32, its square, and some room; all gradients in fp32 are more than twice that."""
 
-BIG = 200.0
-"""Factor of a second set of gradients, whose squares no 16-bit float holds."""
+BIG = 200.0  # factor of a second set of gradients, whose squares no 16-bit float holds
 
 
 def _norms(tensors: Sequence[torch.Tensor]) -> list[float]:
@@ -344,7 +343,7 @@ def snapshot(leak: str | None) -> dict[str, Any]:
     """Five steps with one of the leaks, traced on the CPU, as a snapshot such as `read_snapshot` gives."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(10)
-        layers = {"first": nn.Linear(96, 640), "act": nn.GELU(), "last": nn.Linear(640, 48)}
+        layers: dict[str, nn.Module] = {"first": nn.Linear(96, 640), "act": nn.GELU(), "last": nn.Linear(640, 48)}
         model, x = nn.Sequential(OrderedDict(layers)), torch.randn(512, 96)
     optimizer = torch.optim.AdamW(model.parameters())
     step = _leaky_step(leak, [])

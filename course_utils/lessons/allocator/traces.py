@@ -20,10 +20,7 @@ RULES = "a=4 b=4 c=4 d=12 e=512K -b f=2 -a -f g=7 -d h=11 i=13"
 
 
 def trace_of(text: str) -> list[Event]:
-    """Events spelled by a text: "a=4 b=512K -a" allocates 4 MiB and 512 KiB, then frees the first.
-
-    Raises ValueError for anything else, for a name that is taken and for one that is not there.
-    """
+    """Events from a text: "a=4 b=512K -a" allocates 4 MiB and 512 KiB and frees the first. ValueError for no trace."""
     events: list[Event] = []
     live: dict[str, int] = {}
     for token in text.split():
@@ -42,9 +39,8 @@ def trace_of(text: str) -> list[Event]:
 
 
 def holes(long_first: bool = False) -> list[Event]:
-    """Events of 20 tensors of 4 MiB; the second and fourth of each five are freed; then a request for 8 MiB.
-
-    With `long_first` all long-lived ones are allocated before the first short-lived one.
+    """Events of 20 tensors of 4 MiB; the second and fourth of each five, which with `long_first` are allocated last,
+    are freed; then a request for 8 MiB.
     """
     names = [f"{'short' if index % 5 in (1, 3) else 'long'}{index}" for index in range(20)]
     order = sorted(names, key=lambda name: name.startswith("short")) if long_first else names

@@ -80,10 +80,7 @@ class Account:
 
 
 def account(run: TrainingRun, cluster: Cluster, plan: Plan, global_batch: int) -> Account:
-    """The account of one plan for steps of `global_batch` sequences, `run.micro_batch` at a time.
-
-    Raises ValueError for a plan that does not use all GPUs, or does not divide the model or the batch.
-    """
+    """The account of one plan for steps of `global_batch` sequences. Raises ValueError unless the plan `divides`."""
     if not divides(run, cluster, plan, global_batch):
         raise ValueError(f"{plan} does not divide the model, a batch of {global_batch} or {cluster.gpus} GPUs")
     if cluster.gpu.rates is None:
@@ -142,16 +139,13 @@ def step_flops(run: TrainingRun, sequences: int) -> float:
 
 
 def divides(run: TrainingRun, cluster: Cluster, plan: Plan, global_batch: int) -> bool:
-    """True if a plan uses all GPUs, divides model and batch, and shards over several ranks.
-
-    ZeRO-2 and 3 would reduce or gather for every micro-batch of a pipeline, so they stay without one.
-    """
+    """True if a plan uses all GPUs, divides model and batch, and shards over several ranks."""
     model, t, p = run.model, plan.tensor, plan.pipeline
     return (
         plan.data * t * p == cluster.gpus
         and not (model.kv_heads % t or model.heads % t or model.ffn % t or model.layers % p)
         and global_batch % (plan.data * run.micro_batch) == 0
-        and plan.stage <= (0 if plan.data == 1 else 1 if p > 1 else 3)
+        and plan.stage <= (0 if plan.data == 1 else 1 if p > 1 else 3)  # not for every micro-batch of a pipeline
     )
 
 

@@ -106,10 +106,7 @@ def padded_elements(run: TrainingRun) -> tuple[int, int]:
 
 
 def gathered_terms(run: TrainingRun) -> dict[str, int]:
-    """Bytes of communication while a block goes backward at stage 3 of FSDP2, by name: that kind at the peak.
-
-    Parameters outside the blocks are one unit, gathered from forward to the end of backward.
-    """
+    """Bytes of communication while a block goes backward at stage 3 of FSDP2, by name: that kind at the peak."""
     outer, block = fsdp_groups(run)[:2]
     return {
         "embedding and head, gathered": outer.unsharded,
