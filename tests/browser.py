@@ -64,31 +64,34 @@ class Server:
 
 @contextmanager
 def jupyter_lab(folder: Path) -> Iterator[Server]:
-    """JupyterLab over `folder` with fresh settings, stopped at the end. Raises BrowserProblem if it does not start."""
+    """JupyterLab over `folder` with fresh settings, stopped at the end."""
+    options = [f"--ServerApp.root_dir={folder}", "--LabApp.expose_app_in_browser=True"]
+    options += ["--ip=127.0.0.1", "--KernelManager.shutdown_wait_time=0.1"]
+    options += ["--allow-root"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
     with tempfile.TemporaryDirectory(prefix="course-lab-", ignore_cleanup_errors=True) as scratch:
-        server = Server(f"http://127.0.0.1:{_free_port()}", secrets.token_hex(16), folder)
-        log = Path(scratch, "jupyter.log")
-        with log.open("w") as stream:
-            process = subprocess.Popen(
-                _lab_command(server), cwd=folder, env=_lab_environment(Path(scratch)), stdout=stream, stderr=stream
-            )
+        command = [sys.executable, "-m", "jupyterlab", *options]
+        with running(command, folder, _lab_environment(Path(scratch))) as server:
+            yield server
+
+
+@contextmanager
+def running(command: list[str], folder: Path, environment: dict[str, str]) -> Iterator[Server]:
+    """The JupyterLab that a command starts in a folder. Raises BrowserProblem if it does not answer in five minutes."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    server = Server(f"http://127.0.0.1:{port}", secrets.token_hex(16), folder)
+    asked = ["--no-browser", f"--port={port}", "--ServerApp.port_retries=0", f"--IdentityProvider.token={server.token}"]
+    with tempfile.TemporaryFile("w+") as log:
+        process = subprocess.Popen([*command, *asked], cwd=folder, env=environment, stdout=log, stderr=log)
         try:
-            _wait_until_answering(server, process, log)
+            if not _answers(server, process):
+                log.seek(0)
+                raise BrowserProblem(f"JupyterLab did not start:\n{log.read()[-2000:]}")
             yield server
         finally:
             process.terminate()
             process.wait(timeout=300)
-
-
-def _lab_command(server: Server) -> list[str]:
-    root = ["--allow-root"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
-    port = server.address.rpartition(":")[2]
-    return [
-        *(sys.executable, "-m", "jupyterlab", "--no-browser", "--ip=127.0.0.1", f"--port={port}"),
-        *("--ServerApp.port_retries=0", f"--IdentityProvider.token={server.token}"),
-        *("--LabApp.expose_app_in_browser=True", "--KernelManager.shutdown_wait_time=0.1"),
-        *(f"--ServerApp.root_dir={server.folder}", *root),
-    ]
 
 
 def _lab_environment(scratch: Path) -> dict[str, str]:
@@ -109,23 +112,16 @@ def _lab_environment(scratch: Path) -> dict[str, str]:
     return {**os.environ, "COURSE_SOURCE": "simulated", "PYTHONPATH": path, **{k: str(v) for k, v in own.items()}}
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def _wait_until_answering(server: Server, process: subprocess.Popen, log: Path, seconds: float = 300) -> None:
-    request = urllib.request.Request(f"{server.address}/api/status?token={server.token}")
+def _answers(server: Server, process: subprocess.Popen) -> bool:
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + 300
     while process.poll() is None and time.monotonic() < deadline:
         try:
-            with direct.open(request, timeout=300):
-                return
+            with direct.open(f"{server.address}/api/status?token={server.token}", timeout=300):
+                return True
         except (urllib.error.URLError, OSError):  # nobody listens yet
             time.sleep(0.2)
-    raise BrowserProblem(f"JupyterLab did not start within {seconds:.0f} s:\n{log.read_text()[-2000:]}")
+    return False
 
 
 def find_browser() -> str | None:

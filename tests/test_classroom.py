@@ -115,9 +115,8 @@ def test_a_notebook_that_hangs_is_ended(tmp_path: Path) -> None:
 
 def test_what_cannot_be_read_is_said(graded: dict[str, Graded]) -> None:
     assert grade_notebook(ROOT / "no such.ipynb", "nobody").problem.startswith("cannot be read")
-    assert graded["broken"].problem.startswith("cannot be read")
     assert "none of the course's exercises" in graded["foreign"].problem
-    assert graded["deep"].problem.startswith("cannot be read")
+    assert all(graded[name].problem.startswith("cannot be read") for name in ("broken", "deep"))
 
 
 def test_every_exercise_notebook_has_its_checks() -> None:
@@ -126,15 +125,6 @@ def test_every_exercise_notebook_has_its_checks() -> None:
         numbers = [cell["exercise"] for cell in found.values()]
         assert numbers == [f"{path.name[:2]}.{number}" for number in range(1, len(numbers) + 1)]
         assert len(numbers) >= 4
-
-
-def test_the_courses_own_check_runs_in_the_place_of_the_learners() -> None:
-    changed = notebook()
-    cells = [cell for cell in changed["cells"] if code(cell).startswith("check.limits")]
-    cells[0]["source"] = "print('✓')"
-    assert [cell["source"] for cell in merged(changed, notebook()) if cell.get("exercise") == "03.1"] == [
-        "check.limits(limits)"
-    ]
 
 
 CLASS = [
@@ -216,11 +206,11 @@ def test_learners_are_found_in_the_layouts_that_courses_use(name: str, learner: 
     assert learner_of(PurePosixPath(name)) == learner
 
 
-def archive(contents: dict[str, str | bytes]) -> bytes:
+def archive(contents: dict[str, str]) -> bytes:
     held = io.BytesIO()
     with zipfile.ZipFile(held, "w") as opened:
         for name, content in contents.items():
-            opened.writestr(zipfile.ZipInfo(name, (2026, 11, 21, 10, 0, 0)), content)
+            opened.writestr(name, content)
     return held.getvalue()
 
 
@@ -230,9 +220,6 @@ def test_archives_are_unpacked_wherever_they_are_and_nothing_leaves_its_place(tm
     found = collected(tmp_path / "all.zip", tmp_path / "scratch")
     assert [one.learner for one in found] == ["..", "ada", "bob"]
     assert all(one.path.resolve().is_relative_to((tmp_path / "scratch").resolve()) for one in found)
-    (tmp_path / "in" / "Ada_1_assignsubmission_file_").mkdir(parents=True)
-    (tmp_path / "in" / "Ada_1_assignsubmission_file_" / "work.zip").write_bytes(archive({"x.ipynb": "{}"}))
-    assert [one.learner for one in collected(tmp_path / "in", tmp_path / "more")] == ["Ada"]
 
 
 def test_a_broken_archive_costs_only_its_own_notebook(tmp_path: Path) -> None:

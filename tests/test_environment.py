@@ -166,7 +166,7 @@ def test_interrupted_set_up_is_not_trusted_and_starts_over(home, installer, monk
     assert ready(home)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"state": "ready"}', '{"state": "ready", "key": "another"}'])
+@pytest.mark.parametrize("text", ["", "[]", '{"state": "ready"}', '{"state": "ready", "key": "another"}'])
 def test_unreadable_or_foreign_marker_is_not_trusted(home, text):
     home.python.parent.mkdir(parents=True)
     home.python.touch()

@@ -6,20 +6,16 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
-import time
-import urllib.error
 import urllib.request
 import venv
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from browser import running
 
 from course_utils.__main__ import CANDIDATES, refusal
 from course_utils.cli import command as commands
@@ -84,6 +80,9 @@ def test_every_command_is_listed_and_none_that_does_not_work():
     assert done.returncode == 0
     listed = re.findall(r"^  (\w+) +\w", done.stdout, re.MULTILINE)
     assert listed == list(front_door.COMMANDS) and len(listed) == 21
+    *first, last = [name for name, one in front_door.COMMANDS.items() if one.purpose]
+    assert {*first, last} >= {"lab", "compare", "grade", "test", "lint"}
+    assert f"{', '.join(first)} and {last} make" in " ".join(done.stdout.split())
     assert max(map(len, done.stdout.splitlines())) <= 105
 
 
@@ -113,12 +112,6 @@ def test_here_without_the_packages_says_what_is_missing():
 def test_every_command_says_what_it_does(name, capsys):
     assert front_door.main([name, "--help"]) == 0
     assert capsys.readouterr().out.startswith(f"usage: python3 -m course_utils {name}")
-
-
-def test_help_names_the_commands_that_set_themselves_up():
-    *first, last = [name for name, one in front_door.COMMANDS.items() if one.purpose]
-    assert {*first, last} >= {"lab", "compare", "grade", "test", "lint"}
-    assert f"{', '.join(first)} and {last} make" in " ".join(front_door.usage().split())
 
 
 PATHS = {"compare": ["gpt2"], "grade": ["class", "--out", "out"], "slides": ["05", "--out=out"], "build": ["--check"],
@@ -250,8 +243,6 @@ def test_estimate_needs_the_standard_library_only():
         (["gpt2-xl", "--micro-bacth", "4"], "Did you mean --micro-batch?"),
         (["gpt2-xl", "--micro-batch"], "--micro-batch: expected one argument"),
         (["gpt2-xl", "--micro-batch", "four"], "must be a whole number"),
-        (["gpt2-xl", "--micro-batch", "+-5"], "must be a whole number"),
-        (["gpt2-xl", "--micro-batch", "-5"], "at least 1"),
         (["gpt2-xl", "--micro-batch", "0"], "at least 1"),
         (["gpt2-xl", "--precision", "fp33"], "did you mean 'fp32'?"),
     ],
@@ -307,15 +298,11 @@ def test_doctor_works_where_nothing_is_installed():
 
 
 def test_doctor_counts_the_recordings_and_those_of_real_gpus(monkeypatch):
-    found = doctor.recorded_finding()
-    counts = re.fullmatch(r"(\d+) simulated runs; (?:(\d+) from real GPUs|none from real GPUs yet)", found.text)
-    assert found.verdict == doctor.YES and counts
-    assert int(counts[1]) + int(counts[2] or 0) == len(recorded.load())
-    three = {
-        str(n): {"provenance": [origin, "", "", ""]} for n, origin in enumerate(("live", "simulated", "simulated"))
-    }
+    counts = re.match(r"(\d+) simulated runs; (\d*)(none)? from real GPUs", doctor.recorded_finding().text)
+    assert counts and int(counts[1]) + int(counts[2] or 0) == len(recorded.load())
+    three = {origin: {"provenance": [origin.strip("2"), "", "", ""]} for origin in ("live", "simulated", "simulated2")}
     monkeypatch.setattr(recorded, "load", lambda: three)
-    assert doctor.recorded_finding().text == "2 simulated runs; 1 from real GPUs"
+    assert doctor.recorded_finding() == ("recorded", doctor.YES, "2 simulated runs; 1 from real GPUs")
 
 
 def test_doctor_says_that_recordings_cannot_be_read(monkeypatch):
@@ -435,56 +422,21 @@ def test_paths_among_the_arguments_replace_everything(tmp_path):
     assert maintain.test_targets(tmp_path, ["tests/test_units.py::test_one"]) == []
 
 
-def test_windows_waits_for_what_it_starts(capfd):
-    say = "import os; print(os.environ['COURSE_SOURCE']); raise SystemExit(7)"
-    code = commands.hand_over(
-        [sys.executable, "-c", say], commands.course_environment(commands.SAME_ANSWERS), "Windows"
-    )
-    assert code == 7
-    assert capfd.readouterr().out.strip() == "simulated"
+def test_windows_waits_for_what_it_starts():
+    command = [sys.executable, "-c", "import os; raise SystemExit(os.environ['COURSE_SOURCE'] == 'simulated' and 7)"]
+    assert commands.hand_over(command, commands.course_environment(commands.SAME_ANSWERS), "Windows") == 7
 
 
 # JupyterLab itself
 
 
-@contextmanager
-def running_lab(port: int) -> Iterator[str]:
-    """JupyterLab as `lab --here` starts it; its address. Raises AssertionError if it does not answer in a minute."""
-    options = ["--here", "--no-browser", f"--port={port}", "--ServerApp.port_retries=0"]
-    options += ["--IdentityProvider.token=secret"]
-    command = [sys.executable, "-m", "course_utils", "lab", *options]
-    server = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    address = f"http://127.0.0.1:{port}"
-    try:
-        for _ in range(1200):
-            if server.poll() is not None or answers(f"{address}/api/status?token=secret"):
-                break
-            time.sleep(0.5)
-        assert server.poll() is None, server.stdout and server.stdout.read()
-        yield address
-    finally:
-        server.terminate()
-        server.communicate(timeout=300)
-
-
-def answers(url: str) -> bool:
-    """Whether anything answers at that address."""
-    try:
-        urllib.request.urlopen(url, timeout=300).close()
-    except urllib.error.URLError:
-        return False
-    return True
-
-
 def test_lab_opens_the_first_lesson_without_news():
-    setting = "lab/api/settings/@jupyterlab/apputils-extension:notification"
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    with running_lab(port) as address:
-        with urllib.request.urlopen(f"{address}/?token=secret", timeout=300) as page:
+    command = [sys.executable, "-m", "course_utils", "lab", "--here"]
+    with running(command, ROOT, dict(os.environ)) as server:
+        with urllib.request.urlopen(f"{server.address}/?token={server.token}", timeout=300) as page:
             assert page.url.split("?")[0].endswith("/lab/tree/notebooks/00_start_here.ipynb")
-        with urllib.request.urlopen(f"{address}/{setting}?token=secret", timeout=300) as answer:
+        setting = "lab/api/settings/@jupyterlab/apputils-extension:notification"
+        with urllib.request.urlopen(f"{server.address}/{setting}?token={server.token}", timeout=300) as answer:
             properties = json.load(answer)["schema"]["properties"]
     assert properties["fetchNews"]["default"] == "false"
     assert properties["checkForUpdates"]["default"] is False
