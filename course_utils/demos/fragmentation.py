@@ -82,7 +82,6 @@ def in_another_process(expandable: bool) -> dict[str, str]:
 
 
 def replayed(stage: Stage, expandable: bool) -> Replay:
-    """The tensors through the allocator's policy on this card."""
     return replay(trace(stage.card.room), stage.card.room, expandable_segments=expandable)
 
 
@@ -133,7 +132,6 @@ def expandable_segments(stage: Stage) -> StepResult:
 
 
 def foresee(stage: Stage) -> list[Foreseen]:
-    """The same tensors twice: they fail, then they fit."""
     plain, expandable = replayed(stage, expandable=False), replayed(stage, expandable=True)
     free = f" with {percent(plain.failure.free_share)} free" if plain.failure else ""
     return [

@@ -35,7 +35,7 @@ UNTIL_SHOWN = 0.5  # seconds after which the button takes the keyboard's focus: 
 class DemoWidget(ipywidgets.VBox):
     """The demo on a page. Inherits because only a widget can be shown as one.
 
-    `pages` have been shown so far: title, text and picture, the demo's own page first; `shown` is the current number.
+    `pages` were shown so far: title, text and picture, the demo's own first; `shown` is the current one's number.
     """
 
     def __init__(self, demo: Demo, stage: Stage) -> None:
@@ -62,7 +62,6 @@ class DemoWidget(ipywidgets.VBox):
             self._run(self.demo.steps[self.shown])
 
     def go_back(self) -> None:
-        """Show the page before this one once more; nothing is run."""
         self._turn_to(max(0, self.shown - 1))
 
     def _pressed(self, action: Callable[[], None]) -> None:

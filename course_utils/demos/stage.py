@@ -46,10 +46,7 @@ class StepResult:
 
 
 class DemoStep(NamedTuple):
-    """One step of a demo: its title and words on the screen, what its key runs, and True if that fails on purpose.
-
-    What it runs returns a result, or words alone.
-    """
+    """One step of a demo: its title and words on the screen, what its key runs, and True if that fails on purpose."""
 
     title: str
     words: str
@@ -89,8 +86,7 @@ class MarkedPhases(Unwatched):
 class Stage:
     """A card, `live` if it is really there, and where its meter is shown (nowhere in a rehearsal).
 
-    A simulated run that is shown is played back in `reading_seconds`. What was `tried` is remembered, so that a later
-    step can speak of it.
+    A simulated run that is shown is played back in `reading_seconds`; what was `tried` is kept for later steps.
     """
 
     card: Gpu
@@ -112,7 +108,6 @@ class Stage:
         return f"{'' if self.live else 'a simulated '}{self.card.name}, {format_bytes(self.card.room, 'GB', 1)}"
 
     def perform(self, step: DemoStep) -> StepResult:
-        """Runs the step."""
         outcome = step.run(self)
         return StepResult(outcome) if isinstance(outcome, str) else outcome
 
@@ -132,7 +127,6 @@ class Stage:
         return run.replace(micro_batch=count)
 
     def too_large(self) -> TrainingRun:
-        """A run that needs about 1.4 times the card."""
         run = self.run_of(1.4)
         return run.replace(micro_batch=run.micro_batch + 1)
 

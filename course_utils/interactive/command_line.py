@@ -22,10 +22,7 @@ class Help(HelpFormatter):
 
 
 class Parser(ArgumentParser):
-    """The options of one command, `--help` and `--here` included. Raises WrongOption for others.
-
-    `here` describes `--here`; without it the option is accepted but not listed: the command needs nothing but Python.
-    """
+    """The options of one command, and `--here`, listed if `here` describes it. Raises WrongOption for others."""
 
     def __init__(
         self, command: str, summary: str | None, here: str | None = None, formatter: Any = Help, **options: Any

@@ -32,5 +32,4 @@ def numbered(folder: Path) -> list[Path]:
 
 
 def has_quiz(lesson: int) -> bool:
-    """True if the lesson of this number has a quiz."""
     return lesson in LESSONS and (ROOT / "course_utils" / "lessons" / LESSONS[lesson] / "quiz.py").exists()

@@ -25,10 +25,7 @@ from ..units import format_bytes, percent
 
 @dataclass(frozen=True)
 class Control:
-    """Something to choose: `options` are (text, value), values whole numbers or strings; "steps" go from few to many.
-
-    `group` is one of `GROUPS`.
-    """
+    """Something to choose: `options` are (text, value), a whole number or a string; "steps" go from few to many."""
 
     name: str
     label: str
@@ -38,7 +35,6 @@ class Control:
 
     @cached_property
     def values(self) -> tuple[Any, ...]:
-        """The values of all options."""
         return tuple(value for _, value in self.options)
 
 
@@ -93,10 +89,7 @@ DEFAULTS: dict[str, Any] = {
 
 
 class Dashboard(NamedTuple):
-    """All that is shown of one choice: the run and the card, two pictures, and sentences about them.
-
-    `peak_phase` says which moment of the step needs most, `code` is a line of Python that estimates the run.
-    """
+    """All that is shown of one choice: the run and the card, two pictures, sentences, and a line of Python."""
 
     run: TrainingRun
     card: Gpu
@@ -114,10 +107,7 @@ class Dashboard(NamedTuple):
 
 
 def dashboard(chosen: Mapping[str, Any]) -> Dashboard:
-    """Draw a choice. What is missing in `chosen` is as in `DEFAULTS`.
-
-    Raises ValueError for unknown names and values, and where choices contradict one another.
-    """
+    """Draw a choice; what it lacks is as in `DEFAULTS`. ValueError for unknown and contradicting ones."""
     run, card = run_of(chosen), card_of(chosen)
     of_step = moments(run)
     breakdown = max(of_step.values(), key=lambda moment: moment.total)
@@ -215,9 +205,7 @@ def next_changes(chosen: Mapping[str, Any]) -> tuple[Suggestion, ...]:
 
 def best_plan(chosen: Mapping[str, Any]) -> Suggestion | None:
     """The arrangement of the same training that fits and loses least time, several choices changed at once; None if
-    none fits, or if it is best as it is. It may take a second: `planning.arrange` looks through hundreds of them.
-
-    Raises ValueError like `dashboard`, and where none of them can be estimated.
+    none fits, or if it is best as it is. May take a second. Raises ValueError like `dashboard`.
     """
     now = _Choice(complete(chosen))
     best = arrange(run_of(chosen), now.card).best

@@ -60,7 +60,6 @@ def exercise(number: str, praise: str) -> Callable[[Callable[..., None]], Callab
 
 
 def fail(message: str) -> NoReturn:
-    """Raise CheckFailed with `message`."""
     raise CheckFailed(message)
 
 
@@ -107,7 +106,6 @@ def call(
 
 
 def by_name(names: Sequence[str], values: Sequence[Any]) -> dict[str, Any]:
-    """The values under these names, to be unpacked into `call`."""
     return dict(zip(names, values, strict=True))
 
 

@@ -84,10 +84,9 @@ def parse_guess(text: str, unit: str) -> float:
 
 
 def predict(key: str, unit: str = "GB", guess: float | None = None) -> None:
-    """Show a field for the learner's guess, in `unit`, and store it on this machine under `key` once it is locked.
+    """Show a field for a guess, in `unit` ("" for a mere number), and store it under `key` once it is locked.
 
-    `unit` is "" for a number that has none; `guess` locks one without the field. A locked guess stays until
-    `forget_guess(key)`. From now on a cell that runs out of GPU memory gives it back: see `failed_cells`.
+    `guess` locks one without the field. From now on a cell that runs out of GPU memory gives it back (`failed_cells`).
     """
     watch_cells()
     if guess is not None:
@@ -147,10 +146,7 @@ def _locked(guess: Guess) -> str:
 
 
 def reveal(key: str, actual: float, unit: str | None = None) -> None:
-    """Show the guess stored under `key` next to `actual` (bytes, or in the guess's unit) and their ratio.
-
-    `unit` is for the case that no guess was made; GB without it.
-    """
+    """Show the guess stored under `key` next to `actual` (bytes, or in `unit`; a guess's own unit counts, else GB)."""
     guess = stored_guesses().get(key)
     show(Revelation(actual, guess, guess.unit if guess else "GB" if unit is None else unit))
 

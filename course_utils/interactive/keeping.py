@@ -30,7 +30,6 @@ def course_home() -> Path:
 
 
 def progress_file() -> Path:
-    """The file in which everything is remembered."""
     return course_home() / "progress.jsonl"
 
 
@@ -65,7 +64,6 @@ def remembered() -> tuple[list[dict[str, Any]], list[str]]:
 
 @contextmanager
 def problems_in_words() -> Iterator[None]:
-    """Turn an OSError into a ValueError that a learner can act on."""
     try:
         yield
     except OSError as error:

@@ -47,11 +47,9 @@ class Playback:
         self._times, self._starts = _schedule([mark.event for mark in self._marks], len(self.replayed), seconds)
 
     def meter(self) -> "Meter":
-        """A meter that shows it; it ends by itself."""
         return Meter(self.read, self._source, self._capacity, "seconds of the replay (a real step is faster)")
 
     def read(self, seconds: float) -> Reading | None:
-        """The run's state then; None after its end."""
         if seconds > self._seconds or not self._peaks:
             return None
         index = min(bisect_right(self._times, seconds) - 1, len(self._times) - 2)
@@ -143,13 +141,11 @@ class Meter:
             self._held = None  # and nothing of the training is kept alive
 
     def wait(self) -> None:
-        """Return when there is no more to read."""
         while not self._ended.wait(0.1):
             pass
 
     @property
     def running(self) -> bool:
-        """True while it reads."""
         return self._thread is not None and self._thread.is_alive()
 
     def mark(self, words: str) -> None:

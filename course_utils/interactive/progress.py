@@ -61,7 +61,6 @@ class Lesson:
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """The lesson's row in the table."""
         taken = "{} of {} at the first try".format(*self.score) if self.score else "not taken"
         quiz, done = taken if has_quiz(self.number) else "", f"{len(self.passed)} of {len(self.exercises)}"
         return f"{self.number:02d} {self.title}", done, quiz, self.next or "all passed"
@@ -76,12 +75,10 @@ class Progress:
 
     @property
     def rows(self) -> list[tuple[str, ...]]:
-        """The table, its header first."""
         return [("lesson", "exercises passed", "quiz", "next exercise"), *(lesson.cells for lesson in self.lessons)]
 
     @property
     def summary(self) -> str:
-        """The number of exercises passed, and the lines that could not be read."""
         done, of = sum(len(one.passed) for one in self.lessons), sum(len(one.exercises) for one in self.lessons)
         kept = f"{done} of {of} exercises passed. This is kept on your machine, and nowhere else."
         return " ".join([kept, *self.problems])

@@ -28,10 +28,9 @@ def saved_by(
 ) -> list[Saved]:
     """Run `operation` (a module or a function) and list each storage that autograd keeps for backward, once each.
 
-    `inputs` are tensors, or shapes of random tensors of `dtype` that need gradients, as a layer in the middle of a
-    network gets them; a module runs with its weights in `dtype`. Those weights are left out: they are there anyway.
-    `device` is "cpu", or "gpu" for a simulated one, whose kernels may keep other things (statistics in fp32, masks of
-    one byte). Where no GPU can be simulated, shipped recordings answer the lessons' own questions, and a line says so.
+    `inputs` are tensors, or shapes of random tensors of `dtype` that need gradients; a module runs with its weights in
+    `dtype`, which are left out. `device` is "cpu", or "gpu" for a simulated one, whose kernels may keep other things
+    (statistics in fp32). Where none can be simulated, shipped recordings answer the lessons' own questions.
     Raises ValueError for an unknown dtype or device; SimulationUnavailable for what is neither simulated nor recorded.
     """
     for value, known, what in ((dtype, DTYPES, "dtype"), (device, ("cpu", "gpu"), "device")):

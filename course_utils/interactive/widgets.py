@@ -28,8 +28,7 @@ STYLE, LAYOUT = {"description_width": "104px"}, {"width": "430px"}
 def explorer(model: str = "gpt2-xl", *, gpu: str = "V100-32GB", **choices: Any) -> "Explorer":
     """Controls for a training run, and a picture of its estimated memory with a GPU's capacity.
 
-    `choices` are those of a `TrainingRun` (micro_batch=32, precision="amp-bf16", …) to begin with. In the next cell,
-    `.run` is what has been chosen. Raises ValueError like `TrainingRun` if the first choices are impossible.
+    `choices` are those of a `TrainingRun` to begin with, and raise its ValueErrors; `.run` is what has been chosen.
     """
     first: dict[str, Any] = {"micro_batch": 32} | choices
     return Explorer(TrainingRun(model, **first), gpu)
@@ -54,10 +53,7 @@ def wide_button(text: str, look: str) -> ipywidgets.Button:
 
 
 class Explorable(ipywidgets.VBox):
-    """Controls above a picture. Inherits because only a widget can be shown as one.
-
-    A subclass defines `redraw`, which returns the picture and words about it.
-    """
+    """Controls above a picture. Inherits because only a widget can be shown as one; subclasses define `redraw`."""
 
     invitation = ""
     redraw: Callable[[], tuple[Figure, str]]
@@ -157,14 +153,12 @@ class Explorer(Explorable):
         return estimate(self.run)
 
     def redraw(self) -> tuple[Figure, str]:
-        """The picture of the chosen run, and the verdict with the line of code that makes the run."""
         run, card, breakdown = self.run, self.gpu, self.breakdown
         figure = peak_stack(run, breakdown, card, fit_words(breakdown.total, card))
         return figure, f"{verdict_html(breakdown.total, card)}{escape(lacks(run, card))}{code_html(run)}"
 
 
 def verdict_html(total: int, card: Gpu) -> str:
-    """Say if `total` bytes fit, marked with a sign."""
     verdict = fit_words(total, card)
     return f"<b>{'✓' if total <= card.room else '✗'} {escape(verdict[0].upper() + verdict[1:])}.</b>"
 
@@ -175,10 +169,7 @@ def code_html(run: TrainingRun) -> str:
 
 
 class TensorSlider(Explorable):
-    """Controls for the shape and the format of one tensor, and its bytes next to 1 GB and 1 GiB; `.bytes` is its size.
-
-    Raises ValueError for sizes and formats that no tensor has.
-    """
+    """Controls for one tensor, and its `.bytes` next to 1 GB and 1 GiB. ValueError for a shape that no tensor has."""
 
     invitation = "Sliders for the bytes of one tensor: run this cell to use them."
 
@@ -206,11 +197,9 @@ class TensorSlider(Explorable):
 
     @property
     def bytes(self) -> int:
-        """Bytes of the tensor."""
         return prod(self.factors)
 
     def redraw(self) -> tuple[Figure, str]:
-        """The tensor as a bar against 1 GB and 1 GiB, and its bytes worked out."""
         in_units = f"{format_bytes(self.bytes, 'GB', 4)} = {format_bytes(self.bytes, 'GiB', 4)}"
         factors = [*map(number, self.factors)]
         title = f"A tensor of {' × '.join(factors[:3])} takes {in_units}"
@@ -222,7 +211,6 @@ tensor_slider = TensorSlider
 
 
 def tensor_figure(size: int, title: str) -> Figure:
-    """A bar of `size` bytes on an axis where 1 GB and 1 GiB are marked."""
     canvas, largest = Canvas(), max(size, round(1.15 * GiB))
     scale = (WIDTH - 2 * MARGIN - 40) / largest
     top = canvas.title(title) + 34
