@@ -170,31 +170,51 @@ STEP_TRANSIENT = Answers(
 # ----------------------------------------------------------------------------------------------------- 02.5: lean_adam
 
 
-class Own:
+class Design:
+    """RMSProp, and the base of other designs."""
+
+    rate = 3e-3
+
+    def __init__(self, parameters: Any) -> None:
+        self.parameters, self.steps = list(parameters), 0
+        self.state = [self.new(weight) for weight in self.parameters]
+
+    def new(self, weight: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(weight)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        self.steps += 1
+        for weight, state in zip(self.parameters, self.state, strict=True):
+            self.one(weight, weight.grad, state)
+
+    def one(self, weight: torch.Tensor, g: Any, state: torch.Tensor) -> None:
+        state.mul_(0.99).addcmul_(g, g, value=0.01)
+        weight.sub_(self.rate * g / ((state / (1 - 0.99**self.steps)).sqrt() + 1e-12))
+
+
+class Own(Design):
     """An Adam to be made wrong in many ways: `keeps` names what is stored next to m and v."""
 
     keeps: tuple[str, ...] = ()
-    counts = "steps"
     dtype = torch.float32
     faster = 1
 
     def __init__(self, parameters: Any, rate: float = 1e-3) -> None:
-        self.parameters, self.rate, self.steps = list(parameters), rate * self.faster, 0
-        self.states: list[dict[str, Any]] = [{} for _ in self.parameters]
-        self.history: list[torch.Tensor] = []
+        super().__init__(parameters)
+        self.rate, self.history = rate * self.faster, list[torch.Tensor]()
 
-    @torch.no_grad()
-    def step(self) -> None:
-        self.steps += self.counts == "steps"
-        for weight, state in zip(self.parameters, self.states, strict=True):
-            self.steps += self.counts == "parameters"
-            for name in ("m", "v", *self.keeps):
-                state.setdefault(name, torch.zeros_like(weight, dtype=self.dtype))
-            m, v = state["m"].float(), state["v"].float()
-            one_adam_step(weight, weight.grad, m, v, self.steps, self.rate, 0.9, 0.999, 1e-8)
-            state["m"].copy_(m)
-            state["v"].copy_(v)
-            self.after(weight, state)
+    def new(self, weight: torch.Tensor) -> Any:
+        return {}
+
+    def one(self, weight: torch.Tensor, g: Any, state: Any) -> None:
+        for name in ("m", "v", *self.keeps):
+            state.setdefault(name, torch.zeros_like(weight, dtype=self.dtype))
+        m, v = state["m"].float(), state["v"].float()
+        one_adam_step(weight, g, m, v, self.steps, self.rate, 0.9, 0.999, 1e-8)
+        state["m"].copy_(m)
+        state["v"].copy_(v)
+        self.after(weight, state)
 
     def after(self, weight: torch.Tensor, state: dict[str, Any]) -> None:
         """Do something else for each parameter."""
@@ -208,13 +228,6 @@ def own(base: type = Own, **changes: Any) -> type:
 def with_graph(self: Own, weight: torch.Tensor, state: dict[str, Any]) -> None:
     with torch.enable_grad():
         self.history = [weight.sum() * 1]
-
-
-class NothingKept(Own):
-    def step(self) -> None:
-        self.states = [{} for _ in self.parameters]
-        super().step()
-        self.states.clear()
 
 
 class Hides:
@@ -253,9 +266,9 @@ LEAN_ADAM = Answers(
         (own(after=lambda self, weight, state: state.pop("m")), "One number per parameter is too few"),
         (own(dtype=torch.bfloat16), "4.0 bytes per parameter: you store moments in"),
         (own(after=lambda self, _, state: state.update(v=state["v"].half())), "6.0 bytes per parameter: you store"),
-        (NothingKept, "It keeps 0.0 bytes per parameter from step to step"),
+        (own(after=lambda self, weight, state: state.clear()), "It keeps 0.0 bytes per parameter from step to step"),
         (lambda parameters, rate: torch.optim.AdamW(parameters, lr=rate), "that is AdamW"),
-        (own(counts="parameters"), "What counts the steps"),
+        (own(after=lambda self, *_: setattr(self, "steps", self.steps + 1)), "What counts the steps"),
         (own(faster=2), "the weights are not Adam's. What counts"),
         (own(after=lambda self, *_: self.history.append(torch.ones(9))), "grows from step to step"),
         (own(after=with_graph), "has a graph behind it"),
@@ -267,29 +280,6 @@ LEAN_ADAM = Answers(
 )
 
 # -------------------------------------------------------------------------------------------------------- 02.6: frugal
-
-
-class Design:
-    """RMSProp, and the base of other designs."""
-
-    rate = 3e-3
-
-    def __init__(self, parameters: Any) -> None:
-        self.parameters, self.steps = list(parameters), 0
-        self.state = [self.new(weight) for weight in self.parameters]
-
-    def new(self, weight: torch.Tensor) -> torch.Tensor:
-        return torch.zeros_like(weight)
-
-    @torch.no_grad()
-    def step(self) -> None:
-        self.steps += 1
-        for weight, state in zip(self.parameters, self.state, strict=True):
-            self.one(weight, weight.grad, state)
-
-    def one(self, weight: torch.Tensor, g: Any, state: torch.Tensor) -> None:
-        state.mul_(0.99).addcmul_(g, g, value=0.01)
-        weight.sub_(self.rate * g / ((state / (1 - 0.99**self.steps)).sqrt() + 1e-12))
 
 
 def in_bf16(self: Any, weight: torch.Tensor, g: Any, state: torch.Tensor) -> None:

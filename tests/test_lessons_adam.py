@@ -133,9 +133,6 @@ def test_only_epsilon_keeps_adam_from_walking_where_gradients_are_rounding_noise
     assert moved[0] < 0.1 < 1 < moved[1]
 
 
-# ------------------------------------------------------------------------------------------------------ Adam by hand
-
-
 def test_hand_written_adamw_equals_torchs_in_double() -> None:
     dice = torch.Generator().manual_seed(0)
     ours = [torch.randn(shape, generator=dice, dtype=torch.float64) for shape in ((4, 3), (5,))]
@@ -168,9 +165,6 @@ def test_a_step_that_allocates_nothing_has_no_temporaries() -> None:
     run = TrainingRun("tiny-gpt", 1, 32, "fp32", "adamw-fused", attention="efficient")
     assert step_temporaries(measure(run, source="simulated")) == 0
     assert step_temporaries(measure(run.replace(optimizer="adamw-foreach"), source="simulated")) > 0
-
-
-# ------------------------------------------------------------------------------------------------- figures and slider
 
 
 def test_walks_say_how_each_ended_and_stay_inside_their_windows() -> None:

@@ -30,8 +30,6 @@ from course_utils.measuring.devices import Host
 from course_utils.planning.twin import fits
 from course_utils.units import GB
 
-# ---------------------------------------------------------------------------------------------------- updates and cures
-
 
 def test_an_update_vanishes_in_16_bits_and_both_cures_help() -> None:
     last = {name: values[-1] for name, values in repeated_update(1.0, 1e-4, 1000).items()}
@@ -64,9 +62,6 @@ def test_fewer_weights_move_the_smaller_the_rate_and_the_coarser_the_format() ->
     assert unmoved_share(1e-5, torch.float16) < shares[2] and unmoved_share(1e-5, torch.float32) == 0
 
 
-# ---------------------------------------------------------------------------------------------------- gradients, scales
-
-
 def test_division_makes_gradients_underflow_and_scaling_brings_them_back() -> None:
     part = gradients_of(steps=5) / PARTS
     assert bool((part != 0).all())
@@ -86,9 +81,6 @@ def test_the_dynamic_scale_is_gradscalers(start: float, interval: int) -> None:
     assert scale.history == [start, *found[:-1]]
 
 
-# ------------------------------------------------------------------------------------------------------- five trainings
-
-
 @pytest.fixture(scope="module")
 def trainings() -> dict[str, Training]:
     return five_trainings(steps=60)
@@ -100,9 +92,6 @@ def test_fp16_fails_without_scaling_and_only_so(trainings: dict[str, Training]) 
     assert trainings["fp32"].final < trainings["fp32"].losses[0] - 0.8
     begins = [training.losses[0] for training in trainings.values()]
     assert max(begins) - min(begins) < 0.01, "all five begin alike"
-
-
-# -------------------------------------------------------------------------------------------------------------- figures
 
 
 def test_the_histogram_counts_what_is_lost() -> None:
@@ -162,9 +151,6 @@ def test_curves_are_drawn(trainings: dict[str, Training]) -> None:
     assert "loss scale" in scale_figure([1.0, 2.0, 4.0], "Up.").svg
 
 
-# ---------------------------------------------------------------------------------------------------------- bit-flipper
-
-
 def test_bits_pressed_numbers_typed_and_formats_chosen_change_one_another() -> None:
     shown = bit_flipper("bf16", 1.0)
     shown.bits[0].value = True
@@ -200,8 +186,6 @@ def test_bits_are_named_and_summed() -> None:
     with pytest.raises(ValueError, match="unknown number format"):
         bit_flipper("fp12")
 
-
-# ---------------------------------------------------------------------------------------------------- formats in a step
 
 RUN = TrainingRun("tiny-gpt", micro_batch=2, seq_len=64, attention="eager")
 

@@ -98,9 +98,6 @@ def test_nothing_before_their_guess_tells_how_many_parameters_the_experts_have()
         assert not [text for text in (f"{count:,}", spelled(count)) if text in before]
 
 
-# --------------------------------------------------------------------------------------------------- the picture
-
-
 def test_shares_draw_every_part_and_say_it():
     figure = shares({"one": parts("gpt2"), "two": parts("llama3-8b")}, "Words are a third of GPT-2")
     drawn = [int(count) for count in re.findall(r'data-parameters="(\d+)"', figure.svg)]
@@ -122,9 +119,6 @@ def test_bars_are_equally_wide_and_cut_in_proportion():
 def test_counts_are_spelled_as_people_say_them(count, words):
     assert spelled(count) == words
     assert [percent(part, 1000) for part in (314, 52, 9, 0)] == ["31 %", "5.2 %", "0.9 %", "0 %"]
-
-
-# ---------------------------------------------------------------------------------------------------- the builder
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -155,9 +149,6 @@ def test_what_makes_no_transformer_is_said_in_words():
     assert "do not divide a hidden size" in shown.message
     with pytest.raises(ValueError, match="gpt-9"):
         model_builder("gpt-9")
-
-
-# ------------------------------------------------------------------------------------------------------- the quiz
 
 
 def test_the_quiz_counts_as_the_modules_do():
