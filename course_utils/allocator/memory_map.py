@@ -17,8 +17,7 @@ ROW_HEIGHT, ROW_STEP = 24, 29
 ROW_WIDTH = float(WIDTH - 2 * MARGIN)
 FINEST = 2.0  # pixels: neighbors narrower than this are drawn as one, in the color of what most of them is
 
-WORTH_A_TIP = 12.0
-"""Pixels: what is narrower is hard to point at, and words for thousands of blocks would make the picture large."""
+WORTH_A_TIP = 12.0  # pixels: what is narrower is hard to point at, and thousands of tips make a picture large
 
 STUCK, WHOLE, BEYOND, UNKNOWN = "stuck", "cached", "beyond", "tensors"
 LOOKS = {kind: words(kind) for kind in KINDS} | {
@@ -47,7 +46,7 @@ def memory_map(replayed: Replay, event: int | None = None, title: str | None = N
         raise ValueError(
             f"nothing is reserved after event {event}, so there is no memory to draw; choose a later event"
         )
-    unit = _unit(sum(segment.bytes for segment in segments))
+    unit = "GB" if replayed.reserved[event - 1] >= GB else "MB"
     spans = list(_spans(segments, replayed.capacity))
     title = title or conclusion(replayed, event)
     totals = dict.fromkeys(LOOKS, 0)
@@ -83,7 +82,7 @@ def conclusion(replayed: Replay, event: int) -> str:
     """A sentence on how much is reserved after `event`, how much is in use, and how much is stuck between tensors."""
     at = event - 1
     reserved, stuck = replayed.reserved[at], replayed.stuck[at]
-    unit = _unit(reserved)
+    unit = "GB" if reserved >= GB else "MB"
     digits = digits_for(reserved, unit)
     shown = [format_bytes(size, unit, digits) for size in (reserved, replayed.allocated[at], stuck)]
     text = f"{shown[0]} reserved, {shown[1]} of it in use"
@@ -91,10 +90,6 @@ def conclusion(replayed: Replay, event: int) -> str:
         return f"{text}; what is free could all be given back"
     text += f"; {shown[2]} ({percent(stuck / reserved, 1)}) is stuck between tensors"
     return f"{text}, the largest free piece {format_bytes(replayed.largest_free[at], unit, max(digits, 2))}"
-
-
-def _unit(reserved: int) -> str:
-    return "GB" if reserved >= GB else "MB"
 
 
 def telling_event(replayed: Replay) -> int:

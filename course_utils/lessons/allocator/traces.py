@@ -9,9 +9,6 @@ from course_utils.allocator.replay import MemorySegment, Playback, Replay, Reque
 from course_utils.measurement import Measurement
 from course_utils.units import BLOCK, GB, GiB, KiB, MiB, Table, format_bytes
 
-Event = tuple[int, str]
-"""Bytes, positive to allocate and negative to free, and the tensor's name."""
-
 SIZES = {"K": KiB, "": MiB, "M": MiB}
 TOKEN = re.compile(r"(?P<name>\w+)=(?P<size>[0-9]*\.?[0-9]+)(?P<unit>[KM]?)|-(?P<freed>\w+)")
 
@@ -19,9 +16,9 @@ RULES = "a=4 b=4 c=4 d=12 e=512K -b f=2 -a -f g=7 -d h=11 i=13"
 """A trace in which each rule of the allocator shows once."""
 
 
-def trace_of(text: str) -> list[Event]:
+def trace_of(text: str) -> list[tuple[int, str]]:
     """Events from a text: "a=4 b=512K -a" allocates 4 MiB and 512 KiB and frees the first. ValueError for no trace."""
-    events: list[Event] = []
+    events: list[tuple[int, str]] = []
     live: dict[str, int] = {}
     for token in text.split():
         match = TOKEN.fullmatch(token)
@@ -38,7 +35,7 @@ def trace_of(text: str) -> list[Event]:
     return events
 
 
-def holes(long_first: bool = False) -> list[Event]:
+def holes(long_first: bool = False) -> list[tuple[int, str]]:
     """Events of 20 tensors of 4 MiB; the second and fourth of each five, which with `long_first` are allocated last,
     are freed; then a request for 8 MiB.
     """

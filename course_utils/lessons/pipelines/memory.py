@@ -32,10 +32,7 @@ def blocks_of(layers: int, stages: int, stage: int) -> range:
 
 
 def stage_shapes(model: TransformerConfig, stages: int, stage: int) -> Shapes:
-    """The parameters of one stage, by name and shape: the embedding in the first, norm and head in the last.
-
-    A tied head is in both, as in Megatron-LM: each keeps a copy, and their gradients have to be added up.
-    """
+    """The parameters of one stage, by name and shape; a tied head is in the first and the last, as in Megatron-LM."""
     mine, last = blocks_of(model.layers, stages, stage), stages - 1
     found = {}
     for name, shape in parameter_shapes(model).items():

@@ -14,10 +14,7 @@ MOST_STAGES, MOST_MICRO_BATCHES = 8, 24  # More than this cannot be distinguishe
 
 
 class PipelinePlayer(Explorable):
-    """A batch on its way through a pipeline, with controls for schedule, stages, micro-batches and backward's time.
-
-    In the next cell, `.pipeline` is what has been chosen. Raises ValueError for an unknown schedule.
-    """
+    """A batch on its way through a pipeline, with controls; in the next cell, `.pipeline` is what has been chosen."""
 
     invitation = "A pipeline to drive: run this cell to use its sliders."
 

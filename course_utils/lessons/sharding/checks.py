@@ -30,7 +30,6 @@ from course_utils.run import TrainingRun
 from .zero import formula, gathered_terms
 
 exactly = partial(alike, tolerance=1e-12)
-"""Compare numbers that may differ by the rounding of floating-point arithmetic alone."""
 
 # ---------------------------------------------------------------------------------------------------- 09.1: rank_bytes
 
@@ -301,7 +300,6 @@ Choice = tuple[int, int]
 
 @cache
 def peak(run: TrainingRun, ranks: int, stage: int, micro_batch: int) -> int:
-    """Estimated bytes at the peak of rank 0."""
     return estimate(run.replace(micro_batch=micro_batch, world_size=ranks, zero_stage=stage)).total
 
 

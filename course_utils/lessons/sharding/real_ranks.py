@@ -31,8 +31,7 @@ from course_utils.run import TrainingRun
 
 from .zero import sent_elements
 
-STEPS = 3
-"""The third step is looked at: in the first there are no states yet, in the second buckets are made anew."""
+STEPS = 3  # the third is looked at: in the first there are no states yet, in the second buckets are made anew
 
 COLLECTIVES = {
     "allreduce_": ("all-reduce", 2, 0),
