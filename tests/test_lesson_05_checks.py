@@ -19,7 +19,6 @@ RIGHT = {TANH: 1, RELU: 1, SIGMOID: 2, EXP: 2, DIVIDED: 1}
 
 
 def counting(changes: dict[str, float], each: float = 2) -> Any:
-    """This many tensors of n numbers of `each` bytes for each expression, all right but `changes`."""
     return lambda n: {name: each * n * count for name, count in (RIGHT | changes).items()}
 
 

@@ -121,13 +121,7 @@ def rest_is_plain(blocks: Any, x: Any, k: int) -> Any:
     return plain(blocks[whole:], grouped(blocks[:whole], x, k))
 
 
-def smaller_first(blocks: Any, x: Any, k: int) -> Any:
-    rest = len(blocks) % k
-    return grouped(blocks[rest:], grouped(blocks[:rest], x, k), k)
-
-
 def evenly(blocks: Any, x: Any, k: int) -> Any:
-    """7 blocks with k = 3 in groups of 3, 2 and 2."""
     for group in numpy.array_split(blocks, math.ceil(len(blocks) / k)):
         x = grouped(list(group), x, k)
     return x
@@ -152,7 +146,6 @@ IN_GROUPS = Answers(
         (lambda blocks, x, k: grouped(blocks, x.detach().requires_grad_(), k), "No gradient reaches x"),
         (lambda blocks, x, k: grouped(blocks, x, k, preserve=False), "draws other masks than the first"),
         (lambda blocks, x, k: grouped([block.eval() for block in blocks], x, k), "in training mode"),
-        (smaller_first, "in other places"),
         (evenly, "in other places"),
         (popping, "work on a copy"),
     ],
@@ -230,7 +223,6 @@ CHEAPEST = Answers(
 
 
 def phase(measurement: Any, begin: str = "backward", end: str = "optimizer", step: int = 2) -> list[int]:
-    """Bytes of activations from one mark to another."""
     marks = {mark.phase: mark.event for mark in measurement.timeline.marks if mark.step == step}
     changes = measurement.timeline.changes[: marks[end]]
     curve = accumulate(size if kind == "activations" else 0 for size, kind in changes)
@@ -238,7 +230,6 @@ def phase(measurement: Any, begin: str = "backward", end: str = "optimizer", ste
 
 
 def climbs(curve: list[int], size: int = 10**7) -> int:
-    """How often the curve climbs by `size` from a valley."""
     count, low, high = 0, curve[0], curve[0]
     for value in curve:
         if value > high and value - low > size >= high - low:

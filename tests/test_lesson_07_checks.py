@@ -12,14 +12,7 @@ from checking import Answers, JudgedAnswers
 
 from course_utils import estimate, gpu
 from course_utils.lessons.accumulation import checks as lesson_07
-from course_utils.lessons.accumulation.micro_batches import (
-    counted_tokens,
-    gradient_of,
-    joined,
-    mean_loss,
-    relative_distance,
-    uneven,
-)
+from course_utils.lessons.accumulation import micro_batches as mb
 from course_utils.lessons.shared.language_model import language_model
 
 
@@ -28,13 +21,10 @@ def loop(
     last: bool = True,
     clear: str = "group",
     step: str = "group",
-    rate: float | None = None,
 ) -> Any:
     """A loop that divides by a number of (group's size, k, all), and clears and steps where it should, or elsewhere."""
 
     def one_pass(model: Any, optimizer: Any, parts: Sequence[Any], k: int) -> None:
-        for group in optimizer.param_groups:
-            group["lr"] = rate or group["lr"]
         for first in range(0, len(parts), k):
             group = parts[first : first + k]
             if clear == "group":
@@ -42,7 +32,7 @@ def loop(
             for part in group:
                 if clear == "each" or step == "each":
                     optimizer.zero_grad()
-                (mean_loss(model, part) / divide(len(group), k, len(parts))).backward()
+                (mb.mean_loss(model, part) / divide(len(group), k, len(parts))).backward()
                 if step == "each":
                     optimizer.step()
             if step == "group" and (last or len(group) == k):
@@ -55,10 +45,9 @@ def loop(
 
 
 def with_a_counter(model: Any, optimizer: Any, parts: Any, k: int, last: bool = True, divided: bool = True) -> None:
-    """The common loop; a last group that gets no step stays in the gradients."""
     for i, part in enumerate(parts):
         size = min(k, len(parts) - i // k * k) if last else k
-        (mean_loss(model, part) / (size if divided else 1)).backward()
+        (mb.mean_loss(model, part) / (size if divided else 1)).backward()
         if (i + 1) % k == 0 or (last and i + 1 == len(parts)):
             optimizer.step()
             optimizer.zero_grad()
@@ -71,7 +60,7 @@ def one_backward(model: Any, optimizer: Any, parts: Sequence[Any], k: int) -> No
     for first in range(0, len(parts), k):
         group = parts[first : first + k]
         optimizer.zero_grad()
-        torch.stack([mean_loss(model, part) for part in group]).mean().backward()
+        torch.stack([mb.mean_loss(model, part) for part in group]).mean().backward()
         optimizer.step()
 
 
@@ -93,7 +82,7 @@ ONE_PASS = Answers(
         (loop(divide=lambda group, k, every: every, clear="pass", step="pass"), "You step once for the whole pass"),
         (loop(divide=lambda group, k, every: k, clear="never", step="never"), "The parameters have not moved"),
         (one_backward, "the memory is not"),
-        (loop(rate=0.3), "end elsewhere"),
+        (loop(divide=lambda group, k, every: group + 1), "end elsewhere"),
     ],
 )  # fmt: skip
 
@@ -132,16 +121,15 @@ FACTORS = Answers(
 
 
 def test_the_right_factors_give_the_gradient_of_the_large_batch() -> None:
-    model, parts = language_model(), uneven(3)
-    large = gradient_of(mean_loss(model, joined(parts)), model)
+    model, parts = language_model(), mb.uneven(3)
+    large = mb.gradient_of(mb.mean_loss(model, mb.joined(parts)), model)
     weighed = torch.zeros_like(large)
-    for factor, part in zip(shares_one_by_one([counted_tokens(part) for part in parts]), parts, strict=True):
-        weighed += factor * gradient_of(mean_loss(model, part), model)
-    assert relative_distance(weighed, large) < 1e-6
+    for factor, part in zip(shares_one_by_one([mb.counted_tokens(part) for part in parts]), parts, strict=True):
+        weighed += factor * mb.gradient_of(mb.mean_loss(model, part), model)
+    assert mb.relative_distance(weighed, large) < 1e-6
 
 
 def fitting(run: Any, card: str, tokens: int, memory: int = 0, alone: bool = False) -> list[tuple[int, int]]:
-    """Pairs that fit, the largest micro-batch first."""
     batch = tokens // run.seq_len
     pairs = [(batch // steps, steps) for steps in range(1, batch + 1) if batch % steps == 0]
     runs = [run.replace(micro_batch=size, accumulation_steps=1 if alone else steps) for size, steps in pairs]

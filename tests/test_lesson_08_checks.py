@@ -25,7 +25,6 @@ def arrow_by_arrow(D: int, S: int) -> dict[str, float]:
 
 
 def with_one(name: str, formula: Callable[[int, int], float]) -> Any:
-    """The right dictionary, but for one of its values."""
     return lambda D, S: {**by_steps(D, S), name: formula(D, S)}
 
 
@@ -122,12 +121,10 @@ def typed_in(parts: Any, rank: int, ranks: int, send: Any, receive: Any) -> Any:
 
 
 def with_a_helper(parts: Any, rank: int, ranks: int, send: Any, receive: Any) -> Any:
-    """Right, but real ranks do not get the functions that it calls."""
     return in_two_loops(parts, rank, ranks, send, receive)
 
 
 def in_one_box(parts: Any, rank: int, ranks: int, send: Any, receive: Any, box: Any = {}) -> Any:  # noqa: B006, the slip
-    """Threads share a default value; real ranks do not."""
     box[ranks, rank] = [part.clone() for part in parts]
     for _ in range(ranks - 1):
         send(parts[rank], (rank + 1) % ranks)
@@ -186,7 +183,6 @@ LOSS_FACTOR = Answers(
 
 
 def test_the_factor_makes_ddp_s_mean_the_mean_over_all_tokens() -> None:
-    """By gradients, not by the formula: three ranks, each with the mean loss of its own tokens."""
     weight, counts = torch.ones(5, requires_grad=True), [2, 7, 3]
     tokens = [torch.randn(n, 5, generator=torch.Generator().manual_seed(n)) for n in counts]
     losses = [(part @ weight).square().mean() for part in tokens]
@@ -245,13 +241,6 @@ def joined(model: Any, optimizer: Any, micro_batches: Any) -> None:
     optimizer.zero_grad()
 
 
-def losses_added(model: Any, optimizer: Any, micro_batches: Any) -> None:
-    losses = [mse_loss(model(x), y) for x, y in micro_batches]
-    torch.stack(losses).mean().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-
-
 MENDED_STEP = Answers(
     right=[step_of(), two_blocks, step_of(loss="mse_loss(model(x), y)", end=(MEAN, STEP, CLEAR))],
     wrong=[
@@ -263,7 +252,6 @@ MENDED_STEP = Answers(
         (step_of(end=[STEP]), "what does a step leave behind?"),
         (step_of(waits="False"), "more than once a step"),
         (joined, "the memory is not"),
-        (losses_added, "the memory is not"),
         (step_of(waits="False", after_each=(STEP, CLEAR), end=()), "You step more than once"),
         (step_of(end=(CLEAR, STEP)), "who cleared them before?"),
         (step_of(end=[CLEAR]), "who calls `optimizer.step()`?"),
@@ -291,7 +279,6 @@ def by_waiting(buckets: Any, computed: float) -> float:
 
 
 def through(buckets: Any) -> float:
-    """The latest end of all chains that begin with some bucket."""
     return max(ready + sum(seconds for _, seconds in buckets[place:]) for place, (ready, _) in enumerate(buckets))
 
 

@@ -10,85 +10,68 @@ import torch
 from course_utils.estimating import estimate
 from course_utils.gpus import gpu
 from course_utils.lessons.accumulation import batch_noise, large_batches
+from course_utils.lessons.accumulation import micro_batches as mb
 from course_utils.lessons.accumulation import published_batches as papers
 from course_utils.lessons.accumulation.figures import beside, contour, theta_paths
-from course_utils.lessons.accumulation.micro_batches import (
-    IGNORED,
-    LOOPS,
-    START,
-    LineFit,
-    Point,
-    accumulator_errors,
-    counted_tokens,
-    distances,
-    gradient_of,
-    joined,
-    mean_loss,
-    micro_batches,
-    path,
-    slope,
-    uneven,
-)
 from course_utils.lessons.accumulation.widget import theta_explorer
 from course_utils.lessons.shared.language_model import language_model, train_language_model
 from course_utils.run import TrainingRun
 
 
 def test_only_the_right_loop_ends_where_large_batches_end() -> None:
-    found = distances(uneven(6), k=4)
+    found = mb.distances(mb.uneven(6), k=4)
     assert found.pop("accumulated, by tokens") < 1e-5
     assert all(0.05 < off < 10 for off in found.values()), found
-    assert set(found) == set(LOOPS) - {"accumulated, by tokens"}
+    assert set(found) == set(mb.LOOPS) - {"accumulated, by tokens"}
 
 
 def test_averaging_over_batches_is_right_for_equal_lengths_and_adam_hides_a_constant_factor() -> None:
-    equal = distances(micro_batches(4), k=4, optimizer="adam")
+    equal = mb.distances(mb.micro_batches(4), k=4, optimizer="adam")
     assert equal["averaged over batches"] < 1e-3
-    assert equal["not divided"] < 0.05 < distances(micro_batches(4), k=4)["not divided"]
+    assert equal["not divided"] < 0.05 < mb.distances(mb.micro_batches(4), k=4)["not divided"]
 
 
 def test_uneven_micro_batches_have_an_eighth_to_all_of_their_tokens() -> None:
-    counts = [counted_tokens(part) for part in uneven(8, size=2, seq_len=16)]
+    counts = [mb.counted_tokens(part) for part in mb.uneven(8, size=2, seq_len=16)]
     assert counts[0] == 2 * 2 and counts[-1] == 2 * 16 and counts == sorted(counts)
-    tokens, targets = joined(uneven(3, size=2, seq_len=16))
-    assert tokens.shape == targets.shape == (6, 16) and (targets == IGNORED).any()
+    tokens, targets = mb.joined(mb.uneven(3, size=2, seq_len=16))
+    assert tokens.shape == targets.shape == (6, 16) and (targets == mb.IGNORED).any()
 
 
 def test_a_bf16_accumulator_loses_what_an_fp32_one_keeps() -> None:
-    coarse, fine = (accumulator_errors([1, 32], kind) for kind in (torch.bfloat16, torch.float32))
+    coarse, fine = (mb.accumulator_errors([1, 32], kind) for kind in (torch.bfloat16, torch.float32))
     assert coarse[1] > 2 * coarse[0] > 1e-3
     assert max(fine) < 1e-6
 
 
-def length(walked: Sequence[Point]) -> float:
+def length(walked: Sequence[mb.Point]) -> float:
     return sum(math.dist(one, other) for one, other in pairwise(walked))
 
 
 def test_a_path_by_groups_is_the_large_batchs_and_small_steps_wander() -> None:
-    fit = LineFit()
-    large, grouped = path(fit, 0.5, 100, 4), path(fit, 0.5, 4, 4, group=25)
+    fit = mb.LineFit()
+    large, grouped = mb.path(fit, 0.5, 100, 4), mb.path(fit, 0.5, 4, 4, group=25)
     assert torch.allclose(torch.tensor(large), torch.tensor(grouped), atol=1e-12)
-    each, slow = path(fit, 0.5, 4, 4), path(fit, 0.02, 4, 4)
+    each, slow = mb.path(fit, 0.5, 4, 4), mb.path(fit, 0.02, 4, 4)
     assert len(each) == 101 and length(each) > 2 * length(large)
-    assert math.dist(slow[-1], large[-1]) < 0.15 * math.dist(START, large[-1])
+    assert math.dist(slow[-1], large[-1]) < 0.15 * math.dist(mb.START, large[-1])
     with pytest.raises(ValueError, match="no whole number"):
-        path(fit, 0.5, 7, 1)
+        mb.path(fit, 0.5, 7, 1)
 
 
 def test_the_best_line_has_no_slope_left_and_contours_are_level() -> None:
-    fit = LineFit()
+    fit = mb.LineFit()
 
-    def loss(theta: Point) -> float:
+    def loss(theta: mb.Point) -> float:
         return (theta[0] + theta[1] * fit.x - fit.y).square().mean().item()
 
-    assert slope(fit.best(), fit.moments()) == pytest.approx((0, 0), abs=1e-12)
-    least, start = loss(fit.best()), loss(START)
-    heights = [loss(point) for point in contour(fit, START, 0.5)]
+    assert mb.slope(fit.best(), fit.moments()) == pytest.approx((0, 0), abs=1e-12)
+    least, start = loss(fit.best()), loss(mb.START)
+    heights = [loss(point) for point in contour(fit, mb.START, 0.5)]
     assert heights == pytest.approx([least + 0.5 * (start - least)] * len(heights))
 
 
 def gradients(signal: float, noise: float, count: int = 4096, width: int = 50) -> torch.Tensor:
-    """Rows with a known mean and a known spread: |G|² = signal, tr(Σ) = noise."""
     dice = torch.Generator().manual_seed(0)
     spread = torch.randn(count, width, generator=dice, dtype=torch.float64) * math.sqrt(noise / width)
     return spread + math.sqrt(signal / width)
@@ -115,16 +98,17 @@ def test_steps_and_examples_trade_off_as_a_hyperbola() -> None:
 
 
 def test_a_sequences_gradient_is_a_part_of_its_batchs() -> None:
-    model, parts = language_model(), micro_batches(2, size=1)
-    each = [gradient_of(mean_loss(model, part), model) for part in parts]
-    assert torch.allclose((each[0] + each[1]) / 2, gradient_of(mean_loss(model, joined(parts)), model), atol=1e-6)
+    model, parts = language_model(), mb.micro_batches(2, size=1)
+    each = [mb.gradient_of(mb.mean_loss(model, part), model) for part in parts]
+    both = mb.gradient_of(mb.mean_loss(model, mb.joined(parts)), model)
+    assert torch.allclose((each[0] + each[1]) / 2, both, atol=1e-6)
 
 
 def curvature_weighted_noise(model: torch.nn.Module, count: int) -> float:
     """B_noise = tr(HΣ)/(GᵀHG) over `count` sequences, by products with the loss's second derivatives."""
-    rows, everything = batch_noise.sequence_gradients(model, count), joined(micro_batches(count, size=1, seed=1))
+    rows, everything = batch_noise.sequence_gradients(model, count), mb.joined(mb.micro_batches(count, size=1, seed=1))
     weights = list(model.parameters())
-    slopes = torch.autograd.grad(mean_loss(model, everything), weights, create_graph=True)
+    slopes = torch.autograd.grad(mb.mean_loss(model, everything), weights, create_graph=True)
     slope = torch.cat([part.flatten() for part in slopes])
 
     def curvature(way: torch.Tensor) -> float:
@@ -213,8 +197,8 @@ def test_learning_diverges_into_a_guess_not_into_an_error() -> None:
 
 
 def test_figures_state_their_conclusion_and_hold_what_they_show() -> None:
-    fit = LineFit()
-    shown = theta_paths(fit, {"all": path(fit, 0.5, 100, 3), "each": path(fit, 0.5, 4, 1)}, "It wanders")
+    fit = mb.LineFit()
+    shown = theta_paths(fit, {"all": mb.path(fit, 0.5, 100, 3), "each": mb.path(fit, 0.5, 4, 1)}, "It wanders")
     assert shown.alt.startswith("It wanders. ") and "each: 25 steps" in shown.alt and 'data-steps="3"' in shown.svg
     settings = large_batches.Setting("16, η", 16, 0.1), large_batches.Setting("no warm-up", 512, 3.2)
     ours = [large_batches.ErrorRates(settings[0], (20.0, 30.0)), large_batches.ErrorRates(settings[1], (84.0, 80.0))]
@@ -226,7 +210,7 @@ def test_figures_state_their_conclusion_and_hold_what_they_show() -> None:
 
 def test_the_explorer_walks_as_its_controls_say() -> None:
     shown = theta_explorer(4, 25)
-    large = path(LineFit(), 0.5, 100, 8)
+    large = mb.path(mb.LineFit(), 0.5, 100, 8)
     assert torch.allclose(torch.tensor(shown.path), torch.tensor(large), atol=1e-12)
     assert "<b>100</b> points; <b>4</b> are in memory" in shown.message
     before = shown.picture.value

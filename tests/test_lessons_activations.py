@@ -1,7 +1,5 @@
 """Lesson 05's figures: ledgers that close, variants that agree with measured steps, sweeps and the map."""
 
-import base64
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -14,18 +12,8 @@ from torch.utils.checkpoint import checkpoint
 
 from course_utils import PRESETS, TrainingRun, estimate, gpu
 from course_utils.estimating.exact.activations import activation_bytes, loss_saved, sum_bytes
-from course_utils.figures.axes import COLOURS
+from course_utils.lessons.activations import ledgers
 from course_utils.lessons.activations.heat_map import BATCHES, heat_map, kept_bytes, lengths, limits
-from course_utils.lessons.activations.ledgers import (
-    block_ledger,
-    found_in_block,
-    measured_per_token,
-    per_token,
-    spelled,
-    sweep_figure,
-    swept,
-    swept_in_steps,
-)
 from course_utils.lessons.activations.widget import activation_map
 from course_utils.measuring import measure
 from course_utils.networks import chunked_loss
@@ -40,20 +28,20 @@ LLAMA = TrainingRun("llama3.2-1b", 1, 64, "bf16-master")
 
 @pytest.mark.parametrize("run", [SMALL, SMALL.replace(attention="flash"), LLAMA, LLAMA.replace(attention="eager")])
 def test_every_row_of_a_ledger_has_its_partner(run: TrainingRun) -> None:
-    ledger = block_ledger(run)
+    ledger = ledgers.block_ledger(run)
     assert all(saved and found and saved.size == found.bytes for saved, found in ledger.rows)
     assert ledger.predicted == ledger.found
-    assert ledger.predicted / ledger.token == pytest.approx(per_token(run))
+    assert ledger.predicted / ledger.token == pytest.approx(ledgers.per_token(run))
 
 
 def test_factors_of_a_product_are_paired_with_themselves() -> None:
-    rows = [pair for pair in block_ledger(SMALL).rows if pair[0] and pair[0].operation == "q·kᵀ"]
+    rows = [pair for pair in ledgers.block_ledger(SMALL).rows if pair[0] and pair[0].operation == "q·kᵀ"]
     found = {saved.name: other.name for saved, other in rows if saved and other}
     assert found["first factor"].endswith("self") and found["second factor"].endswith("mat2")
 
 
 def test_a_ledger_prints_and_draws_the_same_figures_and_shows_what_has_no_partner() -> None:
-    ledger = block_ledger(SMALL)
+    ledger = ledgers.block_ledger(SMALL)
     text, table = repr(ledger), ledger._repr_html_()
     for saved, found in ledger.rows:
         assert saved and found
@@ -67,11 +55,11 @@ def test_a_ledger_prints_and_draws_the_same_figures_and_shows_what_has_no_partne
 
 def test_hooks_refuse_what_they_cannot_tell_apart() -> None:
     with pytest.raises(ValueError, match="copies of weights"):
-        found_in_block(SMALL.replace(precision="amp-bf16"))
+        ledgers.found_in_block(SMALL.replace(precision="amp-bf16"))
 
 
 def test_sizes_are_spelled_as_in_the_lesson() -> None:
-    assert [spelled(text) for text in ("c·sb·h", "4·b·a·s", "c·sb·kv")] == ["2·s·b·h", "4·b·a·s", "2·s·b·g·d"]
+    assert [ledgers.spelled(text) for text in ("c·sb·h", "4·b·a·s", "c·sb·kv")] == ["2·s·b·h", "4·b·a·s", "2·s·b·g·d"]
 
 
 @pytest.mark.parametrize(
@@ -79,34 +67,22 @@ def test_sizes_are_spelled_as_in_the_lesson() -> None:
 )
 def test_a_blocks_estimate_is_what_a_third_block_adds_to_a_step(run: TrainingRun) -> None:
     size = run.seq_len * run.micro_batch * run.model.hidden
-    assert per_token(run) <= measured_per_token(run) <= per_token(run) + 2 * 512 / size
+    assert ledgers.per_token(run) <= ledgers.measured_per_token(run) <= ledgers.per_token(run) + 2 * 512 / size
 
 
 def test_a_sweep_of_steps_is_the_sweep_of_estimates() -> None:
     run = TrainingRun("tiny-gpt", 2, 64, "bf16-master", attention="eager")
-    assert swept(run, "seq_len", (32, 64)) == swept_in_steps(run, "seq_len", (32, 64))
-    assert swept(run, "micro_batch", [3])[3] == activation_bytes(run.replace(micro_batch=3))
+    assert ledgers.swept(run, "seq_len", (32, 64)) == ledgers.swept_in_steps(run, "seq_len", (32, 64))
+    assert ledgers.swept(run, "micro_batch", [3])[3] == activation_bytes(run.replace(micro_batch=3))
 
 
 def test_a_sweep_is_drawn_with_a_line_and_its_circles() -> None:
     curve = {1: 10**6, 2: 2 * 10**6}
     panel = {"eager": (curve, curve), "flash": (curve, {2: 10**6})}
-    figure = sweep_figure({"b": panel, "s": panel}, "It doubles", word="measured")
+    figure = ledgers.sweep_figure({"b": panel, "s": panel}, "It doubles", word="measured")
     assert figure.alt.startswith("It doubles. Lines of MB kept when forward ends") and "The same by s." in figure.alt
     assert figure.alt.count("eager goes from 1 at 1 to 2 at 2") == 2
     assert figure.alt.count("measured steps goes from 1 at 1 to 1 at 2") == 2
-
-
-def test_activations_do_not_wear_the_color_of_another_kind() -> None:
-    cells = json.loads((ROOT / "notebooks/05_activations.ipynb").read_text(encoding="utf-8"))["cells"]
-    drawn = [
-        base64.b64decode(re.findall(r"base64,([^\"]+)", "".join(output["data"]["text/html"]))[0]).decode()
-        for cell in cells
-        if cell["cell_type"] == "code" and re.search(r"^bars\(", "".join(cell["source"]), re.MULTILINE)
-        for output in cell["outputs"]
-    ]
-    bars = re.findall(r'<rect [^>]*fill="(#\w+)"[^>]*data-value', "".join(drawn))
-    assert len(drawn) == 3 and set(bars) == {COLOURS["activations"], COLOURS["temporaries"]}
 
 
 def lessons_chunked_loss(head: torch.nn.Module, targets: torch.Tensor) -> Any:

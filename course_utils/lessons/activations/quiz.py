@@ -22,7 +22,7 @@ def questions() -> tuple[Question, ...]:
     scores_of_a_block = question(
         f"What part of a GPT-2 XL block's activations are attention's s·s tensors, in 16 bits, eager, at s = {s:,}?",
         (percent(5 * a * s * s * b / total), "5·a·s/h of 34 + 5·a·s/h."),
-        (percent(2 * a * s * s * b / total), "The softmax's output alone. Its mask and the dropped weights are there, too."),
+        (percent(2 * a * s * s * b / total), "The softmax's output alone: its mask and dropped weights are missing."),
         (percent(34 * s * b * h / total), "That is the rest: everything but the s·s tensors."),
         (percent(5 * s / (34 + 5 * s)), "That leaves out the heads and the width: the term is 5·a·s/h."),
     )  # fmt: skip
