@@ -40,8 +40,8 @@ class Calculator:
     formula: str
     made_for: str
     source: str
-    counted: Callable[[TrainingRun], int]
     states: Callable[[TrainingRun], int]
+    counted: Callable[[TrainingRun], int] = attrgetter("model.parameters")
     scores: Callable[[TrainingRun], int] = lambda run: 0
     outside: Callable[[TrainingRun], int] = lambda run: 0
     counts: str = "a step"
@@ -67,14 +67,9 @@ def _states_of(parts: Callable[[TrainingRun], Parts]) -> Callable[[TrainingRun],
     return lambda run: sum(parts(run).get(name, 0) for name in names)
 
 
-def _all_scores(run: TrainingRun) -> int:
-    """a·s²·b scores in every block, whichever kernel runs; none where blocks are recomputed."""
-    return run.model.heads * run.seq_len**2 * run.micro_batch * run.model.layers * (run.recompute == "none")
-
-
-def _five_bytes_each(run: TrainingRun) -> int:
-    """Korthikanti et al. 2022, eq. 1: 5·a·s²·b."""
-    return 5 * _all_scores(run)
+def _scores(run: TrainingRun, each: int = 5) -> int:
+    """5·a·s²·b in every block, whichever kernel runs (Korthikanti et al. 2022, eq. 1); none where it is recomputed."""
+    return each * run.model.heads * run.seq_len**2 * run.micro_batch * run.model.layers * (run.recompute == "none")
 
 
 def _megatron_outside(run: TrainingRun) -> int:
@@ -88,52 +83,50 @@ def _figure_outside(run: TrainingRun) -> int:
     return sb * h + 2 * c * sb * h + 4 * sb * run.model.vocab
 
 
-EXACT = attrgetter("model.parameters")
-
 CALCULATORS = (
     Calculator(
         "accelerate", "accelerate", "the size of a checkpoint, and what loading and Adam add to it",
-        "Hugging Face accelerate, commands/estimate.py", EXACT, published.accelerate_bytes, counts="states",
+        "Hugging Face accelerate, commands/estimate.py", published.accelerate_bytes, counts="states",
     ),
     Calculator(
         "ZeRO", "ZeRO: all", "showing where the memory goes, to shard it", "Rajbhandari et al. 2020, section 3",
-        EXACT, _states_of(published.zero_bytes),
+        _states_of(published.zero_bytes),
     ),
     Calculator(
         "DeepSpeed ZeRO-2", "DeepSpeed ZeRO-2", "model states under ZeRO, activations expressly left out",
-        "DeepSpeed's documentation, Memory Requirements", EXACT, published.deepspeed_zero2_run_bytes, counts="states",
+        "DeepSpeed's documentation, Memory Requirements", published.deepspeed_zero2_run_bytes, counts="states",
     ),
     Calculator(
         "Megatron-LM", "Megatron-LM", "a line in the log before training starts",
-        "Megatron-LM, theoretical_memory_usage.py", published.megatron_parameter_count,
-        _states_of(published.megatron_parts), outside=_megatron_outside,
+        "Megatron-LM, theoretical_memory_usage.py", _states_of(published.megatron_parts),
+        published.megatron_parameter_count, outside=_megatron_outside,
     ),
     Calculator(
         "llm-analysis", "llm-analysis", "latency and memory of many configurations without running one",
-        "llm-analysis, analysis.py", EXACT, _states_of(published.llm_analysis_parts),
-        lambda run: 4 * _all_scores(run) * (run.attention == "eager"),
-        lambda run: run.seq_len * run.micro_batch * (2 * run.model.vocab + 4 * run.model.hidden),
+        "llm-analysis, analysis.py", _states_of(published.llm_analysis_parts),
+        scores=lambda run: _scores(run, 4) * (run.attention == "eager"),
+        outside=lambda run: run.seq_len * run.micro_batch * (2 * run.model.vocab + 4 * run.model.hidden),
     ),
     Calculator(
         "Korthikanti et al.", "Korthikanti: all", "activations of GPTs in 2022, to recompute fewer of them",
-        "Korthikanti et al. 2022, sections 4.1 and 4.3", EXACT, lambda run: 0, _five_bytes_each,
-        published.korthikanti_outer_bytes, counts="activations",
+        "Korthikanti et al. 2022, sections 4.1 and 4.3", lambda run: 0, scores=_scores,
+        outside=published.korthikanti_outer_bytes, counts="activations",
     ),
     Calculator(
         "Ultra-Scale Playbook, text", "Ultra-Scale Playbook: text", "teaching the formulas of a GPT",
-        "Tazi et al. 2025", lambda run: published.playbook_parts(run)["parameters"] // 2,
-        _states_of(published.playbook_parts), _five_bytes_each,
+        "Tazi et al. 2025", _states_of(published.playbook_parts),
+        lambda run: published.playbook_parts(run)["parameters"] // 2, _scores,
     ),
     Calculator(
         "Ultra-Scale Playbook, figure", "Ultra-Scale Playbook: figure", "turning the Playbook's knobs in a browser",
-        "Tazi et al. 2025, src/memory.js",
-        lambda run: published.playbook_figure_parts(run)["parameters"] // run.precision.compute,
-        _states_of(published.playbook_figure_parts), _five_bytes_each, _figure_outside,
+        "Tazi et al. 2025, src/memory.js", _states_of(published.playbook_figure_parts),
+        lambda run: published.playbook_figure_parts(run)["parameters"] // run.precision.compute, _scores,
+        _figure_outside,
     ),
     Calculator(
         "EleutherAI cookbook", "EleutherAI cookbook", "planning GPT-NeoX trainings on a cluster",
-        "EleutherAI cookbook, calc_transformer_mem.py", published.cookbook_parameter_count,
-        _states_of(published.cookbook_parts), _five_bytes_each,
+        "EleutherAI cookbook, calc_transformer_mem.py", _states_of(published.cookbook_parts),
+        published.cookbook_parameter_count, _scores,
     ),
 )  # fmt: skip
 """Nine calculators, as `published` has them."""
@@ -196,17 +189,17 @@ def counted_at_peak(measured: Measurement) -> Parts:
     return parts
 
 
-ON_SCORES = ("_softmax", "native_dropout", "_to_copy")
-"""Operations of eager attention whose results are kept: q and k of as many tokens as a head has elements are none."""
-
-
 def component_of(tensor: Allocation) -> str:
-    """The component of a tensor. Scores have the sequence twice at the end of their shape."""
-    if tensor.kind == "activations":
-        in_block = tensor.module.startswith("blocks.")
-        square = len(tensor.shape) == 4 and tensor.shape[-1] == tensor.shape[-2] and tensor.operation in ON_SCORES
-        return (SCORES if square else BLOCKS) if in_block else OUTSIDE
-    return KINDS.get(tensor.kind, PASSING)
+    """The component of a tensor. Scores have the sequence twice at the end of their shape.
+
+    So have q and k of as many tokens as a head has elements, which come from other operations.
+    """
+    if tensor.kind != "activations":
+        return KINDS.get(tensor.kind, PASSING)
+    if not tensor.module.startswith("blocks."):
+        return OUTSIDE
+    square = len(tensor.shape) == 4 and tensor.shape[-1] == tensor.shape[-2]
+    return SCORES if square and tensor.operation in ("_softmax", "native_dropout", "_to_copy") else BLOCKS
 
 
 class Term(NamedTuple):

@@ -24,8 +24,6 @@ ROW, BAR = 38, 24
 SHORT = "#4B3F8F"
 """The color of too little, as `OVER` is that of too much; neither is a kind of memory."""
 
-WHOLE = "#6B6B6B"
-
 Panel = Mapping[str, Mapping[str, int]]
 
 
@@ -145,7 +143,7 @@ def mended(name: str, terms: Sequence[str], run: TrainingRun, real: Truth, title
     _peak_line(canvas, line, top - 8, bottom, peak, f"{real.word} {said}", MARGIN, WIDTH - MARGIN, top - 13)
     for index, (label, start, end) in enumerate(rows):
         y, is_whole = top + 32 * index, index in ends
-        fill = WHOLE if is_whole else SHORT if end > start else OVER
+        fill = "#6B6B6B" if is_whole else SHORT if end > start else OVER
         x, width = left + min(start, end) * scale, abs(end - start) * scale
         canvas.rect(x, y, max(width, 1.0), 22, fill, data_from=start, data_to=end)
         if not is_whole:

@@ -13,33 +13,23 @@ from course_utils.networks.lora import LoraLinear, add_lora, merge
 
 from ..shared.language_model import CORPUS, corpus, mean_loss, train_language_model
 
-SONNETS = CORPUS.with_name("sonnets.txt")
-"""Five of Shakespeare's sonnets (18, 29, 73, 116, 130; 1609, public domain)."""
-
-STEPS = 300
-"""Of training on the first text: enough for a loss of less than half of the first one."""
-
-TARGETS = ("qkv", "out", "up", "down")
-"""The matrices of a GPT-2's block."""
-
 FULL_RATE, FACTOR_RATE = 3e-3, 1e-2
 """Learning rates of all weights and of LoRA's factors, each near its best on this task (lesson 12 tries others).
 
-Adam's first step moves each number by the rate η. So a weight moves by η. But B·A, with B zero, moves by about
-η·√(r/n_in), because A's entries are of size 1/√n_in.
+Adam's first step moves each number by the rate η, but B·A, with B zero, by about η·√(r/n_in): A's are of size 1/√n_in.
 """
 
 
 @cache
 def sonnets() -> str:
-    """The second text, in the first one's characters: lower case, full stops for other ends, i for j as in 1609."""
-    ends = str.maketrans({";": ".", "?": ".", "!": ".", "-": " ", "'": "", "j": "i"})
-    return " ".join(SONNETS.read_text(encoding="utf-8").lower().translate(ends).split())
+    """Five of Shakespeare's (18, 29, 73, 116, 130; 1609, public domain), in the characters of the first text."""
+    text = CORPUS.with_name("sonnets.txt").read_text(encoding="utf-8").lower()
+    return " ".join(text.translate(str.maketrans({";": ".", "?": ".", "!": ".", "-": " ", "'": "", "j": "i"})).split())
 
 
 @cache
 def _pretrained() -> Transformer:
-    return train_language_model(steps=STEPS).model
+    return train_language_model(steps=300).model  # to a loss of less than half of the first one
 
 
 def pretrained() -> Transformer:
@@ -52,7 +42,7 @@ def with_lora(model: Transformer, rank: int) -> Transformer:
     adapted = copy.deepcopy(model)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        add_lora(adapted, rank, TARGETS, torch.float32)
+        add_lora(adapted, rank, ("qkv", "out", "up", "down"), torch.float32)
     return adapted
 
 
@@ -70,10 +60,7 @@ class FineTuning:
 def fine_tune(
     rank: int = 0, steps: int = 100, model: Transformer | None = None, rate: float | None = None
 ) -> FineTuning:
-    """Teach the pretrained model (or `model`) the sonnets: all of its weights, or LoRA's factors of `rank` alone.
-
-    The learning rate is `FULL_RATE` or `FACTOR_RATE` unless given.
-    """
+    """Teach the pretrained model (or `model`) the sonnets: all of its weights, or LoRA's factors of `rank` alone."""
     model = model or pretrained()
     learner = with_lora(model, rank) if rank else model
     rate = rate or (FACTOR_RATE if rank else FULL_RATE)

@@ -196,8 +196,7 @@ def quantize(answer: Any) -> None:
 
 def _expect_codes(codes: torch.Tensor, scales: torch.Tensor, rows: torch.Tensor, bits: int) -> None:
     expect(codes.shape == rows.shape, "The codes have one row for each block. Yours have another shape.")
-    expect(scales.numel() != 1 or len(rows) == 1, "You have one scale for all. Each block has its own.")
-    expect(scales.numel() == len(rows), "There is one scale for each block. You have another number of scales.")
+    expect(scales.numel() == len(rows), "There is a scale for each block, not one scale for all, nor another number.")
     expect(torch.equal(codes, codes.round()), "Codes are whole numbers. Did you forget to round?")
     expect(bool(torch.isfinite(scales).all()), "Some scale is not finite. Do you divide by what may be 0?")
     scales, most, limit = scales.float().reshape(-1, 1), codes.abs().max().item(), 2 ** (bits - 1) - 1
@@ -304,17 +303,13 @@ def _first_of(pairs: Iterable[Pair], room: Callable[[str], int] = lambda card: g
 BEST_FIRST = list(product(BITS, RANKS))
 best_right = _first_of(BEST_FIRST)
 BEST_MISTAKES: Mistakes = {
-    "You spend the memory on rank first. Bits come first: the model is in them.": _first_of(
-        (bits, rank) for rank in RANKS for bits in BITS
-    ),
+    "You spend the memory on rank first. Bits come first: the model is in them.":
+        _first_of((bits, rank) for rank in RANKS for bits in BITS),
     "You take the fewest bits that fit. The most were asked for.": _first_of(product(BITS[::-1], RANKS)),
     "You take the lowest rank that fits. The highest was asked for.": _first_of(product(BITS, RANKS[::-1])),
-    "You take the least of everything.": _first_of(BEST_FIRST[::-1]),
-    "The pair is turned round: first the bits.": lambda run, card: (best_right(run, card) or ())[::-1] or None,
-    "You take the number in the card's name for its memory. Ask `gpu(card).memory`.": _first_of(
-        BEST_FIRST, lambda card: int(card.rsplit("-", 1)[1].removesuffix("GB")) * 10**9
-    ),
-}
+    "You take the number in the card's name for its memory. Ask `gpu(card).memory`.":
+        _first_of(BEST_FIRST, lambda card: int(card.rsplit("-", 1)[1].removesuffix("GB")) * 10**9),
+}  # fmt: skip
 
 
 @exercise("12.6", "First as many bits as fit, then as much rank as fits.")

@@ -1,8 +1,4 @@
-"""Lesson 12, second half: numbers rounded to few bits, and the effect on a trained model.
-
-Every function here returns the values that the codes represent, in the type of its input. How codes are packed into
-bytes is in `networks/frozen.py`.
-"""
+"""Lesson 12, second half: numbers rounded to few bits, given as the values that the codes represent; and models."""
 
 import copy
 import math
@@ -130,10 +126,7 @@ def calibrate(model: Transformer, text: str) -> dict[str, float]:
 
 
 def with_rounded_inputs(model: Transformer, largest: dict[str, float], bits: int) -> Transformer:
-    """A copy whose linear layers round their inputs to `bits`, by scales fixed beforehand; what is larger is cut off.
-
-    That is static quantization per tensor.
-    """
+    """A copy whose linear layers round their inputs to `bits`, by scales fixed before; what is larger is cut off."""
     limit, rounded = 2 ** (bits - 1) - 1, copy.deepcopy(model)
 
     def round_input(scale: float, _: nn.Module, inputs: Any) -> tuple[torch.Tensor]:
@@ -148,21 +141,15 @@ def zeros_in_second_moment(optimizer: torch.optim.Optimizer) -> tuple[float, flo
     """Fractions of Adam's second moments that 8 bits round to zero: with even codes from 0 to 1, and with dynamic ones.
 
     Blocks of 256 as in the 8-bit Adam, without numbers that are zero already and parameters too small to be quantized.
-    The even code spends all 8 bits above zero, as squares have no sign.
     """
+    moments = (state["exp_avg_sq"].flatten() for state in optimizer.state.values())
+    blocks = torch.cat([nn.functional.pad(moment, (0, -moment.numel() % BLOCK_8BIT)).view(-1, BLOCK_8BIT)
+                        for moment in moments if moment.numel() >= SMALL_8BIT])  # fmt: skip
+    scaled = blocks / blocks.amax(dim=1, keepdim=True).clamp_min(TINY)
     codebook = make_codebooks("cpu").unsigned
-    even = dynamic = count = 0
-    for state in optimizer.state.values():
-        moment = state["exp_avg_sq"]
-        if moment.numel() < SMALL_8BIT:
-            continue
-        blocks = nn.functional.pad(moment.flatten(), (0, -moment.numel() % BLOCK_8BIT)).view(-1, BLOCK_8BIT)
-        scaled = blocks / blocks.amax(dim=1, keepdim=True).clamp_min(TINY)
-        there = blocks > 0
-        even += int(((scaled * 255).round()[there] == 0).sum())
-        dynamic += int((codebook.values[torch.bucketize(scaled, codebook.borders)][there] == 0).sum())
-        count += int(there.sum())
-    return even / count, dynamic / count
+    dynamic = codebook.values[torch.bucketize(scaled, codebook.borders)]
+    even, dynamic = ((codes == 0)[blocks > 0].float().mean().item() for codes in ((scaled * 255).round(), dynamic))
+    return even, dynamic
 
 
 def even_adam(weights: Sequence[nn.Parameter]) -> Adam8bit:

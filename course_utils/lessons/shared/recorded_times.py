@@ -8,11 +8,9 @@ from course_utils.errors import unknown
 from course_utils.figures import bars, lines
 from course_utils.figures.canvas import Figure
 from course_utils.measuring.recorded import Recording, newest
-from course_utils.recording.comparisons import COMPARISONS, spread
+from course_utils.recording.tasks import COMPARISONS, spread
 
 TOPICS = (*COMPARISONS, "attention")
-
-COMMAND = "python3 -m course_utils record --out course_utils/measuring/recordings --only {}"
 
 
 @dataclass(frozen=True, repr=False)
@@ -32,9 +30,7 @@ class RecordedTimes:
 
 
 def recorded_times(topic: str) -> RecordedTimes:
-    """A topic's times on every GPU that has them recorded: "attention", "recomputation", "precision", "optimizer" or
-    "accumulation". Raises ValueError naming the nearest for another.
-    """
+    """A topic's times on every GPU that has them recorded. Raises ValueError for one that is not in `TOPICS`."""
     if topic not in TOPICS:
         raise unknown("topic", topic, TOPICS)
     if topic == "attention":
@@ -48,7 +44,8 @@ def recorded_times(topic: str) -> RecordedTimes:
     if drawn:
         return RecordedTimes([figure for figure, _ in drawn], "\n".join(words for _, words in drawn))
     waiting = f"Times on a GPU ({topic}): none are recorded yet, and none are invented here. On a machine with one:"
-    return RecordedTimes((), waiting, COMMAND.format(f'"{pattern}"'))
+    command = f'python3 -m course_utils record --out course_utils/measuring/recordings --only "{pattern}"'
+    return RecordedTimes((), waiting, command)
 
 
 def _by_variant(item: Recording) -> tuple[Figure, str]:

@@ -28,9 +28,6 @@ ANCHORED = re.compile(r'^<span id="([^"]+)"></span>\n\n## +(.+?) *$', re.MULTILI
 PAGES = {"glossary": "docs/glossary.md", "cheat sheet": "docs/cheat_sheet.md", "errata": "docs/errata.md"}
 SHOWN = 10
 
-EVERYWHERE = 0.25
-"""A word that a larger share of all sections has need not be in each place that is found."""
-
 AGAIN = "The first click may only open a notebook; the second one then goes to the place in it."
 """JupyterLab 4.6 looks for the place before the notebook is there, unless it opens quickly. Drop this when it waits."""
 
@@ -86,8 +83,8 @@ class Findings:
 def find(*words: str, root: Path = ROOT) -> Findings:
     """Places in the course about `words`, best first; a word also finds those that begin with it, and its plural.
 
-    A place has all the words, but for those that are nearly everywhere, as "memory" is in this course. Where nothing
-    is found, the hint names the nearest words that the course knows. Raises ValueError if no word is given.
+    A place has all the words, but for those that over a quarter of the sections have, as "memory". Where nothing is
+    found, the hint names the nearest words that the course knows. Raises ValueError if no word is given.
     """
     asked, course = " ".join(words), list(places(root))
     wanted = list(dict.fromkeys(WORD.findall(asked.lower())))
@@ -96,7 +93,7 @@ def find(*words: str, root: Path = ROOT) -> Findings:
     patterns = [_pattern(word) for word in wanted]
     mentions = [[[len(pattern.findall(text)) for text in _texts(place)] for pattern in patterns] for place in course]
     shares = [sum(map(any, found)) / len(course) for found in zip(*mentions, strict=True)]
-    required = [index for index, share in enumerate(shares) if share <= EVERYWHERE] or range(len(wanted))
+    required = [index for index, share in enumerate(shares) if share <= 0.25] or range(len(wanted))
     scores = {place: _score(place, found, shares) for place, found in zip(course, mentions, strict=True)
               if all(any(found[index]) for index in required)}  # fmt: skip
     if scores:
