@@ -129,10 +129,6 @@ def test_peak_of_the_real_step_is_what_the_tracker_saw() -> None:
 # ------------------------------------------------------------------------------------------ 01.4: largest_micro_batch
 
 
-def promised(card: str) -> int:
-    return int(card.split("-")[1].removesuffix("GB")) * 10**9
-
-
 @functools.cache
 def fits(card: str, global_batch: int, memory: Any = lambda card: gpu(card).memory, together: bool = True) -> list[int]:
     """Micro-batches that fit, found from the largest down; `together` with the others of their step."""
@@ -158,7 +154,7 @@ FITTING = Answers(
     right=[largest, pick(lambda sizes: numpy.int64(sizes[0])), pick(lambda sizes: float(max(sizes)))],
     wrong=[
         (pick(together=False), "micro-batch on its own"),
-        (pick(memory=promised), "card's name for GB"),
+        (pick(memory=lambda card: int(card[-4:-2]) * 10**9), "card's name for GB"),
         (pick(min), "the smallest that fits"),
         (of_any_size, "does not divide the batch of"),
         (lambda card, global_batch: global_batch, "the whole batch whether it fits or not"),
@@ -350,8 +346,6 @@ def test_hidden_runs_leave_no_shortcut() -> None:
     assert len({(run.seq_len, run.recompute) for run in runs}) == 4, "so would the length"
     assert all(suspect.allocations == () for suspect in hidden)
 
-
-# ----------------------------------------------------------------------------------------------------- all of them
 
 ANSWERS = {"01.1": STATES, "01.2": WEIGHT_GRADIENT, "01.3": PEAK, "01.4": FITTING, "01.5": TRAIN, "01.6": TIMELINE}
 

@@ -9,9 +9,7 @@ from checking import Answers, JudgedAnswers, nothing
 
 # -------------------------------------------------------------------------------------------------- 02.1: state_bytes
 
-Formula = Callable[[int, int], float]
-
-RIGHT: dict[str, Formula] = {
+RIGHT: dict[str, Callable[[int, int], float]] = {
     "sgd": lambda r, c: 0,
     "momentum": lambda r, c: 4 * r * c,
     "adam": lambda r, c: 4 * r * c + 4 * r * c,
@@ -20,7 +18,7 @@ RIGHT: dict[str, Formula] = {
 }
 
 
-def states(**formulas: Formula) -> Any:
+def states(**formulas: Any) -> Any:
     """The right answer, with other formulas for some optimizers."""
     return lambda optimizer, rows, columns: (RIGHT | formulas)[optimizer](rows, columns)
 
@@ -348,8 +346,6 @@ FRUGAL = Answers(
         (HidesHalf, "4.00 are on the weights"),
     ],
 )
-
-# ----------------------------------------------------------------------------------------------------- all of them
 
 ANSWERS = {f"02.{n}": one for n, one in enumerate(
     (STATE_BYTES, BEST_RATE, ADAM_STEP, STEP_TRANSIENT, LEAN_ADAM, FRUGAL), 1

@@ -27,29 +27,24 @@ def limits_in_torch(e: int, m: int) -> Any:
     return found.eps, found.max, found.smallest_normal
 
 
-def other(**changes: Any) -> Any:
+def other(place: int, formula: Callable[[int, int], float]) -> Any:
     """The right answer, with another formula for one of its three numbers."""
-
-    def answer(e: int, m: int) -> tuple[float, ...]:
-        right = dict(zip(("epsilon", "largest", "smallest"), right_limits(e, m), strict=True))
-        return tuple((right | {name: change(e, m) for name, change in changes.items()}).values())
-
-    return answer
+    return lambda e, m: [formula(e, m) if n == place else one for n, one in enumerate(right_limits(e, m))]
 
 
 LIMITS = Answers(
     right=[right_limits, limits_in_torch, lambda e, m: list(right_limits(e, m))],
     wrong=[
-        (other(epsilon=lambda e, m: 2.0 ** -(m + 1)), "Half of epsilon"),
-        (other(epsilon=lambda e, m: 2.0 ** (1 - m)), "Twice epsilon"),
-        (other(epsilon=lambda e, m: 1 + 2.0**-m), "Epsilon is off"),
-        (other(largest=lambda e, m: 65504.0), "The largest number is off"),
-        (other(largest=lambda e, m: 2 * right_limits(e, m)[1]), "set aside for infinity"),
-        (other(largest=lambda e, m: 2.0 ** (2 ** (e - 1))), "*beyond* the largest"),
-        (other(largest=lambda e, m: 2.0 ** (2 ** (e - 1) - 1)), "a mantissa of zeros"),
-        (other(smallest=lambda e, m: 2.0 ** -(2 ** (e - 1) - 1)), "E = 0, which is for subnormal"),
-        (other(smallest=lambda e, m: right_limits(e, m)[2] * 2.0**-m), "smallest *subnormal*"),
-        (other(smallest=lambda e, m: 2.0**-14), "The smallest normal number is off"),
+        (other(0, lambda e, m: 2.0 ** -(m + 1)), "Half of epsilon"),
+        (other(0, lambda e, m: 2.0 ** (1 - m)), "Twice epsilon"),
+        (other(0, lambda e, m: 1 + 2.0**-m), "Epsilon is off"),
+        (other(1, lambda e, m: 65504.0), "The largest number is off"),
+        (other(1, lambda e, m: 2 * right_limits(e, m)[1]), "set aside for infinity"),
+        (other(1, lambda e, m: 2.0 ** (2 ** (e - 1))), "*beyond* the largest"),
+        (other(1, lambda e, m: 2.0 ** (2 ** (e - 1) - 1)), "a mantissa of zeros"),
+        (other(2, lambda e, m: 2.0 ** -(2 ** (e - 1) - 1)), "E = 0, which is for subnormal"),
+        (other(2, lambda e, m: right_limits(e, m)[2] * 2.0**-m), "smallest *subnormal*"),
+        (other(2, lambda e, m: 2.0**-14), "The smallest normal number is off"),
         (lambda e, m: (2.0**-m, right_limits(e, m)[1]), "2 values, where 3"),
     ],
 )
@@ -316,8 +311,6 @@ CHOOSE_PRECISION = Answers(
         (lambda card, run: "fp32", "not among the precisions"),
     ],
 )
-
-# ----------------------------------------------------------------------------------------------------- all of them
 
 ANSWERS = {f"03.{n}": one for n, one in enumerate(
     (LIMITS, READ_BITS, ROUND_AT_RANDOM, NEXT_SCALE, GOOD_STEP, CHOOSE_PRECISION), 1
