@@ -19,7 +19,7 @@ from course_utils.allocator.replay import replay
 from course_utils.allocator.snapshots import compare_with_gpu, snapshot_of
 from course_utils.gpus import Gpu
 from course_utils.measuring import devices
-from course_utils.measuring.counting import count_peaks, time_steps
+from course_utils.measuring.counting import count_peaks, time_calls
 from course_utils.measuring.devices import Cuda, Host
 from course_utils.measuring.live import KernelRefused, ready
 from course_utils.measuring.recording_file import Line, append, read_lines, repair
@@ -515,18 +515,9 @@ def test_each_micro_batch_counts_to_its_phase():
     assert counted["phases"] == {"forward": 80, "loss": 60, "backward": 95, "optimizer": 40, "zero_grad": 30}
 
 
-def test_times_are_repeated_and_each_phase_is_within_its_step():
-    training, _ = ready(SMALL, Host())
-    times = time_steps(training, Host(), most=4, seconds=60)
-    assert len(times["step_ms"]) == 4 and all(len(found) == 4 for found in times["phases_ms"].values())
-    for number, whole in enumerate(times["step_ms"]):
-        parts = sum(found[number] for found in times["phases_ms"].values())
-        assert 0 < parts <= whole + 0.01
-
-
-def test_at_least_three_repetitions_however_slow():
-    training, _ = ready(SMALL, Host())
-    assert len(time_steps(training, Host(), seconds=0)["step_ms"]) == 3
+def test_a_call_is_timed_up_to_a_number_and_at_least_thrice_however_slow():
+    assert len(time_calls(lambda: None, Host(), most=4, seconds=60)) == 4
+    assert len(time_calls(lambda: None, Host(), seconds=0)) == 3
 
 
 def parts_of(item: Task, device: Host) -> dict[str, dict[str, Any]]:
@@ -768,16 +759,13 @@ def test_a_program_that_writes_nothing_has_measured_nothing():
 # Times and histories
 
 
-def test_each_variant_is_timed_with_its_spread_and_its_own_peak(monkeypatch):
+def test_each_variant_is_timed_with_its_spread(monkeypatch):
     variants = {"one": SMALL, "none": "this GPU cannot", "two": SMALL.replace(micro_batch=1)}
     monkeypatch.setattr(recording_work, "rehearsed_variants", lambda topic: variants)
-    one, refused, two = recording_work.variant_times("precision", Host(), most=3, seconds=60)
+    one, refused, two = recording_work.variant_times("precision", Host())
     assert refused == {"label": "none", "refused": "this GPU cannot"}
-    for found in (one, two):
-        step = found["step_ms"]
-        assert step["n"] == 3 and 0 < step["least"] <= step["q1"] <= step["median"] <= step["q3"] <= step["most"]
-        assert set(found["phases_ms"]) == {"forward", "loss", "backward", "optimizer", "zero_grad"}
-    assert one["run"] == SMALL.code() != two["run"]
+    for step in (one["step_ms"], two["step_ms"]):
+        assert step["n"] >= 3 and 0 < step["q1"] <= step["median"] <= step["q3"]
 
 
 def test_a_history_is_kept_and_says_what_was_reserved_at_each_steps_end():

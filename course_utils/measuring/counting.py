@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from .devices import Device
-from .step import Phases, Training
+from .step import Phases
 
 
 class Unwatched:
@@ -86,22 +86,6 @@ def count_peaks(
         "driver": device.in_use(),
         "phases": {phase: peak - before[0] for phase, peak in watch.allocated.items() if phase},
     }
-
-
-def time_steps(training: Training, device: Device, most: int = 10, seconds: float = 8.0) -> dict[str, Any]:
-    """Milliseconds of a step and of each of its phases by `time_calls`; steps must have run before."""
-    watches: list[TimesByPhase] = []
-
-    def step() -> None:
-        watches.append(TimesByPhase(device))
-        training.step(watches[-1])
-
-    steps = time_calls(step, device, most, seconds)
-    phases: dict[str, list[float]] = {}
-    for watch in watches:
-        for phase, milliseconds in watch.milliseconds().items():
-            phases.setdefault(phase, []).append(round(milliseconds, 4))
-    return {"step_ms": steps, "phases_ms": phases}
 
 
 def time_calls(call: Callable[[], object], device: Device, most: int = 10, seconds: float = 8.0) -> list[float]:

@@ -7,6 +7,8 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import quantiles
+from typing import Any
 
 from ..estimating import estimate
 from ..estimating.step_time import step_seconds
@@ -15,7 +17,6 @@ from ..interactive.course_files import ROOT, numbered
 from ..models import PRESETS
 from ..planning.twin import fits, unsupported
 from ..run import TrainingRun
-from .comparisons import COMPARISONS
 
 FACTS = "facts"  # The task before all others: it names the device, and fails unless torch can use it
 STEPS = 2  # Steps of the passes whose memory is recorded; the first has no optimizer states yet
@@ -27,6 +28,9 @@ NOTEBOOK_KINDS = ("cells", "notebook", "demos")  # Kinds of tasks that execute c
 
 CELLS = ("measure(run)", "measure(step=…)", "live_meter", "demo", "plain torch")
 """Kinds of cells that can run out of memory."""
+
+COMPARISONS = ("recomputation", "precision", "optimizer", "accumulation")  # Topics of comparisons
+MOST_SEQUENCES = 8  # Sequences in a comparison's batch on a card with room enough; a smaller card halves it
 
 TIMES_OUT_OF_MEMORY = 100  # Each kind of cell runs out of memory so often in a row
 LESSON_SECONDS = 60.0  # A lesson's budget where its own metadata state none, as in `course: {budget_seconds: 90}`
@@ -264,3 +268,49 @@ def rehearsal_list() -> tuple[Task, ...]:
         *(task for task in lessons("notebooks") if "/00_" in task.topic),
     )
     return (*(run_task(run, "a rehearsal") for run in runs), *others)
+
+
+# Comparisons: variants of one run, timed one after the other in one process
+
+
+def variants(topic: str, batch: int) -> dict[str, TrainingRun]:
+    """The runs of a comparison by label, for a batch of so many sequences."""
+    small, medium = TrainingRun("gpt2", batch, 1024), TrainingRun("gpt2-medium", batch, 1024)
+    fused = small.replace(attention="efficient")  # the one fused kernel that takes fp32, too
+    if topic == "recomputation":
+        return {name: medium.replace(recompute=name) for name in ("none", "selective", "full")}
+    if topic == "precision":
+        return {name: fused.replace(precision=name) for name in ("fp32", "tf32", "amp-bf16", "amp-fp16")}
+    if topic == "optimizer":
+        return {name: medium.replace(optimizer=f"adamw-{name}") for name in ("loop", "foreach", "fused")}
+    counts = {"one batch": 1} | {f"{count} micro-batches": count for count in (2, 4, 8) if count <= batch}
+    return {name: small.replace(micro_batch=batch // n, accumulation_steps=n) for name, n in counts.items()}
+
+
+def sized(topic: str, free: int, capability: tuple[int, int]) -> dict[str, TrainingRun | str]:
+    """The variants of a comparison as a GPU with `free` bytes can train them; a reason for each that it cannot compute.
+
+    An older card gets fp16 and the efficient kernel, as `twin` has it, except where precisions are compared. Raises
+    ValueError for a card on which not even a single sequence fits.
+    """
+    batch = MOST_SEQUENCES
+    while batch:
+        runs = {label: _supported(topic, run, capability) for label, run in variants(topic, batch).items()}
+        if all(fits(run, free) for run in runs.values() if isinstance(run, TrainingRun)):
+            return runs
+        batch //= 2
+    raise ValueError(f"the comparison of {topic} does not fit {free:,} bytes, not even one sequence at a time")
+
+
+def _supported(topic: str, run: TrainingRun, capability: tuple[int, int]) -> TrainingRun | str:
+    reason = unsupported(run, capability)
+    if reason and topic != "precision":
+        run = run.replace(precision="amp-fp16", attention="efficient")
+        reason = unsupported(run, capability)
+    return reason or run
+
+
+def spread(values: list[float]) -> dict[str, Any]:
+    """Median, quartiles and number of repeated measurements, in their unit. ValueError for none."""
+    low, middle, high = quantiles(values, n=4, method="inclusive") if len(values) > 1 else 3 * values
+    return {"median": round(middle, 4), "q1": round(low, 4), "q3": round(high, 4), "n": len(values)}

@@ -22,17 +22,16 @@ from ..allocator.snapshots import snapshot_of
 from ..errors import GpuOutOfMemory
 from ..estimating import estimate
 from ..interactive.course_files import ROOT
-from ..measuring.counting import Unwatched, count_peaks, time_steps
+from ..measuring.counting import Unwatched, count_peaks, time_calls
 from ..measuring.devices import Cuda, Device, Host, as_card
 from ..measuring.live import KernelRefused, memory_released, only_kernel, ready, traced
 from ..measuring.recorded import thinned, to_json
 from ..measuring.recording_file import AS
 from ..measuring.tracing import provenance_of, torch_release, trace_simulated
 from ..run import TrainingRun
-from .comparisons import sized, spread, variants
 from .hardware import context_bytes, first_line, kernel_times, scratch_bytes, workspace_bytes
 from .histories import packed
-from .tasks import FACTS, STEPS, TIMES_OUT_OF_MEMORY, Task, recording_list, rehearsal_list
+from .tasks import FACTS, STEPS, TIMES_OUT_OF_MEMORY, Task, recording_list, rehearsal_list, sized, spread, variants
 
 OLDEST_TORCH = "2.11"
 
@@ -143,10 +142,10 @@ def run_demos(task: Task, device: Device, send: Send) -> None:
         raise RuntimeError(f"{len(found.problems)} things do not go as the demos say, the first: {found.problems[0]}")
 
 
-def variant_times(topic: str, device: Device, most: int = 20, seconds: float = 6.0) -> list[dict[str, Any]]:
-    """For each variant of a comparison: milliseconds of a step with their spread, and its peak in bytes."""
+def variant_times(topic: str, device: Device) -> list[dict[str, Any]]:
+    """For each variant of a comparison: milliseconds of a step with their spread, or why there are none."""
     runs = sized(topic, device.free(), device.capability()) if device.kind == "cuda" else rehearsed_variants(topic)
-    return [_variant(label, run, device, most, seconds) for label, run in runs.items()]
+    return [{"label": label, **_step_time(run, device)} for label, run in runs.items()]
 
 
 def rehearsed_variants(topic: str) -> dict[str, TrainingRun | str]:
@@ -155,16 +154,14 @@ def rehearsed_variants(topic: str) -> dict[str, TrainingRun | str]:
     return {label: run.replace(**small) for label, run in variants(topic, 2).items()}
 
 
-def _variant(label: str, run: TrainingRun | str, device: Device, most: int, seconds: float) -> dict[str, Any]:
+def _step_time(run: TrainingRun | str, device: Device) -> dict[str, Any]:
     if isinstance(run, str):
-        return {"label": label, "refused": run}
+        return {"refused": run}
     with memory_released(run, device.free), only_kernel(run):
-        training, before = ready(run, device)
-        counted = count_peaks(training.step, device, STEPS, before)
-        times = time_steps(training, device, most, seconds)
-    phases = {phase: spread(found)["median"] for phase, found in times["phases_ms"].items()}
-    found = {"label": label, "run": run.code(), "step_ms": spread(times["step_ms"]), "phases_ms": phases}
-    return found | {"allocated": counted["allocated"]}
+        training, _ = ready(run, device)
+        for _ in range(STEPS):
+            training.step(Unwatched())
+        return {"step_ms": spread(time_calls(lambda: training.step(Unwatched()), device, most=20, seconds=6.0))}
 
 
 @contextmanager

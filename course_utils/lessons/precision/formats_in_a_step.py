@@ -123,14 +123,14 @@ def step_times(runs: Mapping[str, TrainingRun], device: "Device | None" = None) 
 
 def median_step(run: TrainingRun, device: "Device") -> float:
     """Return the median milliseconds of a step of `run` on a device, after two steps to warm up."""
-    from course_utils.measuring.counting import Unwatched, time_steps
+    from course_utils.measuring.counting import Unwatched, time_calls
     from course_utils.measuring.live import only_kernel, ready
 
     with only_kernel(run):
         training, _ = ready(run, device)
         for _ in range(2):
             training.step(Unwatched())
-        return median(time_steps(training, device)["step_ms"])
+        return median(time_calls(lambda: training.step(Unwatched()), device))
 
 
 def tell_times(times: StepTimes) -> str:
