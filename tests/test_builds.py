@@ -85,14 +85,6 @@ def test_other_builds_give_the_same_sequences():
         assert not differing, f"torch {other['torch']} ({other['how']}) differs"
 
 
-def test_an_interpreter_that_cannot_compare_says_so(tmp_path):
-    broken = tmp_path / "python"
-    broken.write_text("#!/bin/sh\necho 'no torch here' >&2\nexit 3\n")
-    broken.chmod(0o755)
-    with pytest.raises(RuntimeError, match="no torch here"):
-        builds.report_of(str(broken))
-
-
 if __name__ == "__main__":
     if sys.argv[1:] != ["--write"]:
         sys.exit("Run it through pytest, or with --write to renew the hashes of this torch.")

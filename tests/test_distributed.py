@@ -173,13 +173,6 @@ def test_a_time_out_names_who_had_not_finished_and_ends_every_process(monkeypatc
     assert "rank 0" not in str(info.value)
 
 
-def test_a_thread_that_goes_on_is_told_from_a_program_that_hangs(tmp_path):
-    for suffix in ("pid", "done", "json"):
-        (tmp_path / f"0.{suffix}").write_text("1")
-    with pytest.raises(RankFailed, match="Not finished: threads"):
-        distributed._check(None, distributed.Ranks(tmp_path, "train.py", 1, 60.0))
-
-
 def test_ranks_that_never_start_are_told_from_ranks_that_hang(monkeypatch):
     monkeypatch.setattr(distributed, "_launcher", lambda *_: [sys.executable, "-c", "import time; time.sleep(60)"])
     with pytest.raises(RankFailed, match="took more than 1 s and were ended before any had started"):

@@ -159,12 +159,6 @@ def test_of_a_file_the_name_alone_is_shown(filename, name):
     assert described((filename, 3)) == f"{name}:3"
 
 
-def test_recordings_from_before_lines_were_kept_can_be_read():
-    content = to_json(simulate(RUN))
-    content["allocations"] = [described_as[:10] for described_as in content["allocations"]]
-    assert {row.line for row in from_json(content, "").explain(EVERYTHING).rows} == {""}
-
-
 @pytest.mark.parametrize("count", [0, -3, 2.5, "10", None, True])
 def test_a_count_that_is_none_is_refused(count):
     with pytest.raises(ValueError, match=r"count is .*: how many rows to show, a whole number of at least 1"):

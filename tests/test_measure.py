@@ -13,8 +13,7 @@ from engine import GPT, shallow, simulate, tiny
 
 from course_utils import compare, estimate, measure, replay
 from course_utils.breakdown import KINDS
-from course_utils.measurement import Timeline
-from course_utils.measuring import Comparison, recorded, recording_file, tracing
+from course_utils.measuring import Comparison, recorded, tracing
 from course_utils.models import TransformerConfig
 from course_utils.run import TrainingRun
 from course_utils.units import GB
@@ -224,14 +223,6 @@ def test_another_run_is_refused_never_interpolated(no_simulation, other):
         measure(RUN, steps=3)
 
 
-def test_a_recording_of_another_schema_is_refused(tmp_path, monkeypatch):
-    (tmp_path / "recordings").mkdir()
-    (tmp_path / "recordings" / recorded.FILE).write_bytes(gzip.compress(b'{"schema": 0, "runs": {}}'))
-    monkeypatch.setattr(recording_file, "FOLDER", tmp_path / "recordings")
-    with pytest.raises(ValueError, match="has schema 0; this version of the course reads 1"):
-        recorded.load.__wrapped__()
-
-
 def test_shipped_recordings_equal_the_estimate():
     shipped = recorded.load()
     assert shipped
@@ -260,7 +251,3 @@ def test_a_run_says_its_own_attention():
 
 def test_a_first_step_alone_is_said_to_be_one():
     assert "Only the first step was simulated" in compare(TrainingRun("tiny-gpt", 1, 16), "simulated", 1).explanation()
-
-
-def test_a_timeline_without_marks_has_no_steps():
-    assert Timeline([(512, "inputs")], []).step_peaks() == {}

@@ -1,6 +1,5 @@
 """The optimizers and precisions train: on the CPU, with real numbers, and the same whether they are watched or not."""
 
-
 import pytest
 import torch
 from engine import Unwatched, tiny

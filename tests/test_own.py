@@ -215,26 +215,6 @@ def test_the_moments_are_those_of_training_although_the_step_looks_how_well_it_d
 
 
 @EVERYWHERE
-def test_an_optimizer_may_keep_a_tensor_alone(source):
-    class Averaging(torch.optim.Optimizer):
-        def __init__(self, parameters: Any) -> None:
-            super().__init__(parameters, {})
-
-        @torch.no_grad()
-        def step(self, closure: Any = None) -> Any:
-            for parameter in self.param_groups[0]["params"]:
-                if parameter not in self.state:
-                    self.state[parameter] = torch.zeros_like(parameter)
-                self.state[parameter].lerp_(parameter.grad, 0.1)
-
-    parts = made()
-    parts["optimizer"] = Averaging(parts["model"].parameters())
-    train_step(**parts)
-    held = sum(round_up(p.nbytes) for p in parts["model"].parameters())
-    assert measure(step=train_step, source=source, **parts).breakdown["optimizer_states"] == held
-
-
-@EVERYWHERE
 def test_two_models_and_two_optimizers(source):
     pair = nn.ModuleDict({"make": nn.Linear(64, 64), "judge": nn.Linear(64, 1)})
     optimizers = [torch.optim.Adam(part.parameters()) for part in pair.values()]
@@ -339,24 +319,6 @@ def test_training_goes_on_as_if_nothing_had_been_measured(kind, source, step):
     assert torch.equal(random, torch.get_rng_state())
     assert ids == [id(parameter) for parameter in measured_between["model"].parameters()]
     assert_same(trained(untouched), trained(measured_between))
-
-
-@EVERYWHERE
-def test_torch_is_as_it_was_whatever_the_step_does(source):
-    def state() -> tuple[Any, ...]:
-        return (
-            torch._C._len_torch_dispatch_stack(), torch.autograd.backward, torch.UntypedStorage.resize_,
-            F.scaled_dot_product_attention, torch._subclasses.FakeTensor.__format__, torch.is_grad_enabled(),
-            torch.get_default_dtype(), torch._C._is_multithreading_enabled(),
-        )  # fmt: skip
-
-    before = state()
-    for step in (train_step, raising):
-        try:
-            measure(step=step, source=source, **made())
-        except KeyError:
-            assert step is raising
-        assert state() == before
 
 
 def test_a_model_with_states_and_gradients_takes_them_along():
@@ -618,20 +580,12 @@ def test_a_sparse_gradient_is_named_with_its_line(source):
 
 
 def test_what_torch_cannot_simulate_is_named_with_its_line():
-    class Gated(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.cells = nn.GRU(64, 10)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.cells(x)[0]
-
-    parts = made() | {"model": Gated(), "optimizer": None}
+    parts = made() | {"model": nn.GRU(64, 10), "optimizer": None}
 
     def step(model, batch):
-        F.cross_entropy(model(batch[0]), batch[1]).backward()
+        F.cross_entropy(model(batch[0])[0], batch[1]).backward()
 
-    with pytest.raises(StepError, match=r"self\.cells\(x\).*_thnn_fused_gru_cell cannot be simulated.*source='cpu'"):
+    with pytest.raises(StepError, match=r"model\(batch\[0\]\).*_thnn_fused_gru_cell cannot be simulated.*source='cpu'"):
         measure(step=step, source="simulated", **parts)
     assert measure(step=step, source="cpu", **parts).peak > 0
 
@@ -741,17 +695,6 @@ def test_what_can_neither_be_simulated_nor_run_says_both(card, failure, expected
         measure(step=step, **made())
     assert "Nor can it be simulated: test_own.py:" in str(caught.value)
     assert "has a shape but no values" in str(caught.value) and "source='simulated' tells" not in str(caught.value)
-
-
-def test_a_gpu_whose_driver_fails_is_not_asked_for_a_step_of_ones_own(card, monkeypatch):
-    def fails(*_):
-        raise RuntimeError("CUDA error: busy or unavailable\nMore of it")
-
-    with monkeypatch.context() as patched:  # undone before the stand-in is
-        patched.setattr(torch.cuda, "mem_get_info", fails)
-        measured = measure(step=train_step, **made())
-    assert measured.source == "simulated"
-    assert measured.provenance.note == "not live: the GPU cannot be used: CUDA error: busy or unavailable"
 
 
 def fails_in_step(model, optimizer, batch):

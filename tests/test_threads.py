@@ -4,7 +4,7 @@ import gc
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -116,31 +116,28 @@ def fails(*_: Any) -> Any:
     raise RuntimeError("on purpose")
 
 
-@pytest.mark.parametrize("run", [SMALL, SMALL.replace(optimizer="adafactor", precision="fp32", attention="eager")])
+ADAFACTOR = SMALL.replace(optimizer="adafactor", precision="fp32", attention="eager")
+
+
+@pytest.mark.parametrize("run", [SMALL, ADAFACTOR, SHARDED.replace(seq_len=16)])
 def test_a_simulation_that_fails_leaves_torch_as_it_was(monkeypatch, run):
     tracing.trace_simulated.cache_clear()
+    monkeypatch.setattr("course_utils.measuring.step.Training._update", fails)
     with nothing_changed(), pytest.raises(RuntimeError, match="on purpose"):
-        monkeypatch.setattr("course_utils.measuring.step.Training._update", fails)
         measure(run, source="simulated")
 
 
-def test_a_sharded_simulation_that_fails_leaves_torch_as_it_was(monkeypatch):
-    monkeypatch.setattr("course_utils.measuring.step.Training._update", fails)
-    measured = measure  # imports nothing more
-    with nothing_changed(), pytest.raises(RuntimeError, match="on purpose"):
-        measured(SHARDED.replace(seq_len=16), source="simulated")
-
-
-def test_a_step_of_ones_own_that_fails_leaves_torch_as_it_was():
-    model = torch.nn.Linear(4, 4)
-
+@pytest.mark.parametrize("source", ["simulated", "cpu"])
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_step_of_ones_own_leaves_torch_as_it_was(source, fails):
     def step(model: torch.nn.Module, optimizer: Any, x: torch.Tensor) -> None:
         model(x).sum().backward()
-        raise RuntimeError("on purpose")
+        if fails:
+            raise RuntimeError("on purpose")
 
-    optimizer, x = torch.optim.SGD(model.parameters()), torch.ones(2, 4)
-    with nothing_changed(), pytest.raises(RuntimeError, match="on purpose"):
-        measure(step=step, model=model, optimizer=optimizer, batch=x, source="simulated")
+    model, x = torch.nn.Linear(4, 4), torch.ones(2, 4)
+    with nothing_changed(), pytest.raises(RuntimeError, match="on purpose") if fails else nullcontext():
+        measure(step=step, model=model, optimizer=torch.optim.SGD(model.parameters()), batch=x, source=source)
 
 
 def test_a_short_soak_finds_every_figure_right():

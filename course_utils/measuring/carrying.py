@@ -50,7 +50,7 @@ class OwnStep:
         for optimizer in self.optimizers:
             for owner, state in optimizer.state.items():
                 of = names.get(id(owner), "")
-                for name, value in _entries(state):
+                for name, value in state.items():
                     for tensor in tensors_in(value, set()):
                         yield f"{name} of {of}" if of else str(name), tensor
 
@@ -165,7 +165,7 @@ def _to_carry(own: OwnStep) -> Iterator[tuple[torch.Tensor, bool]]:
             on_device = group.get("capturable") or group.get("fused")
             for parameter in group["params"]:
                 yield parameter, False
-                for name, value in _entries(optimizer.state.get(parameter, {})):
+                for name, value in optimizer.state.get(parameter, {}).items():
                     for tensor in tensors_in(value, set()):
                         yield tensor, name == "step" and not on_device
     for tensor in tensors_in(own.batch, set()):
@@ -195,11 +195,6 @@ def tensors_in(thing: Any, seen: set[int]) -> Iterator[torch.Tensor]:
 def _attributes(thing: Any) -> list[Any]:
     names = [*getattr(thing, "__dict__", {}), *getattr(type(thing), "__slots__", ())]  # a dataclass may have slots
     return [getattr(thing, name) for name in names if hasattr(thing, name)]
-
-
-def _entries(state: Any) -> list[tuple[str, Any]]:
-    """The state that an optimizer keeps for one owner, by name; a learner's own may keep a tensor alone."""
-    return list(state.items()) if isinstance(state, Mapping) else [("", state)]
 
 
 def _parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

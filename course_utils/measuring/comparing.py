@@ -70,11 +70,7 @@ class Comparison:
         return f"{text} The GPU itself counted {self._formatter()(counters['allocated'])}: {named}{beyond}."
 
     def _beyond_the_tensors(self, beyond: int) -> str:
-        """Name what torch counts beyond the tensors: whole blocks that are too small to be split, and scratch space.
-
-        A replay under torch's default policy separates the two, unless a measurement kept part of its allocations, the
-        policy is set to another, or scratch changed which blocks were free.
-        """
+        """Name what torch counts beyond the tensors; a replay under its default policy tells rounding from scratch."""
         scratch, rounding = "scratch space inside kernels", "rounding to blocks that were not split"
         if not any(os.environ.get(name) for name in ALLOCATOR_VARIABLES) and can_be_replayed(self.measurement):
             peaks = replay(self.measurement).step_peaks()

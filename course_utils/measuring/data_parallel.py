@@ -31,10 +31,7 @@ MOST_PROCESSES = 8
 
 
 def measure_data_parallel(run: TrainingRun, steps: int) -> Measurement:
-    """`steps` steps of `run` on `run.world_size` processes of the CPU; rank 0's memory, the peak that of the last step.
-
-    Raises ValueError for a run that is not covered, RankFailed for a rank that fails.
-    """
+    """`steps` steps of `run` on as many processes of the CPU; rank 0's memory, the peak that of the last step."""
     check_data_parallel(run)
     content = base64.b64encode(pickle.dumps((run, steps))).decode()
     found = run_ranks(__name__, run.world_size, [content])[0]
@@ -54,10 +51,7 @@ def check_data_parallel(run: TrainingRun) -> None:
 
 
 class MastersOfShares(MasterOptimizer):
-    """ZeRO-1 with master weights: of its share of whole tensors alone, each then sent to every other rank.
-
-    torch's ZeroRedundancyOptimizer shares out tensors alike, but only to optimizers that step the weights themselves.
-    """
+    """ZeRO-1 with master weights: of its share of whole tensors alone, each then sent to every other rank."""
 
     def __init__(self, run: TrainingRun, named: Named) -> None:
         self.shares = zero_1_shares(run.model, run.world_size)

@@ -35,10 +35,7 @@ class Cuda:
         return capability_here(torch.cuda.get_device_capability())
 
     def free(self) -> int:
-        """Bytes that a new tensor could get, of what the driver has free and the allocator has cached.
-
-        Less where this process may use a part of the memory only (`torch.cuda.set_per_process_memory_fraction`).
-        """
+        """Bytes that a new tensor could get, of what is free, cached, and allowed by a limit of this process."""
         allocated = torch.cuda.memory_allocated()
         there = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - allocated
         if not torch.cuda.is_initialized():  # a limit can only be set once CUDA is in use

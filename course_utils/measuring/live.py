@@ -3,7 +3,7 @@
 import gc
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 
 import torch
@@ -41,10 +41,7 @@ class KernelRefused(ValueError):
 
 
 def measure_live(run: TrainingRun, steps: int, note: str) -> Measurement:
-    """The run on the current CUDA GPU: `counters` from a pass without the tracker, kinds and timeline from one with it.
-
-    Raises ValueError if no GPU can be used, or if it lacks what the run needs, and GpuOutOfMemory if it is too small.
-    """
+    """The run on the current CUDA GPU. Raises ValueError if it lacks what the run needs, GpuOutOfMemory if small."""
     demand_gpu()
     reason = unsupported(run, Cuda().capability())
     if reason:
@@ -57,7 +54,6 @@ def measure_live(run: TrainingRun, steps: int, note: str) -> Measurement:
 
 
 def free_bytes() -> int:
-    """Bytes that a new tensor could get on the current CUDA GPU."""
     return Cuda().free()
 
 
@@ -94,11 +90,9 @@ def demand_gpu() -> None:
         raise ValueError(f"{reason}; choose source='simulated', or 'auto'")
 
 
-@contextmanager
-def memory_released(run: TrainingRun, free: Callable[[], int]) -> Iterator[None]:
+def memory_released(run: TrainingRun, free: Callable[[], int]) -> AbstractContextManager[None]:
     """`released`, with advice for a run that did not fit `free()` bytes."""
-    with released(lambda asked: _advice(run, asked, free())):
-        yield
+    return released(lambda asked: _advice(run, asked, free()))
 
 
 @contextmanager
@@ -181,10 +175,7 @@ def ready(run: TrainingRun, device: Device) -> tuple[Training, tuple[int, int]]:
 
 
 def counters(set_up: Callable[[], Callable[[Phases], object]], steps: int) -> dict[str, int]:
-    """The GPU's counters in the last of `steps` steps, in bytes, cuBLAS's workspaces among the allocated ones.
-
-    `set_up` returns the step; all that it makes is in frames that end here, so that a failure can release it.
-    """
+    """The GPU's counters in bytes in the last of `steps` steps; `set_up` returns the step in frames that end here."""
     release(None)
     before = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
     counted = count_peaks(set_up(), Cuda(), steps, before)

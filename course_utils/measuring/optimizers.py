@@ -19,10 +19,7 @@ LEARNING_RATES = {"sgd": 1e-2, "momentum": 1e-2, "lion": 1e-4, "adafactor": 1e-2
 
 
 def make_optimizer(choice: Optimizer, named: Named, codebooks: "Codebooks | None" = None) -> torch.optim.Optimizer:
-    """An optimizer of the named parameters as `choice` says; `codebooks` are the 8-bit one's, made if not given.
-
-    Loop, foreach or fused is said outright, so that every device steps alike.
-    """
+    """An optimizer of the named parameters as `choice` says; `codebooks` are the 8-bit one's, made if not given."""
     tensors, rate = [tensor for _, tensor in named], LEARNING_RATES.get(choice.algorithm, 3e-4)
     way = choice.implementation
     how: dict[str, Any] = {"fused": True} if way == "fused" else {"foreach": way == "foreach"}
@@ -40,10 +37,7 @@ def make_optimizer(choice: Optimizer, named: Named, codebooks: "Codebooks | None
 
 
 def named_states_of(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> list[tuple[str, Any]]:
-    """Every tensor that an optimizer keeps from step to step, as in ("exp_avg of head.weight", tensor).
-
-    `names` has the parameters' names by their identity (`id`).
-    """
+    """("exp_avg of head.weight", tensor) for all that an optimizer keeps; `names` has parameters' names by `id`."""
     kept = [
         (f"{name} of {names[id(weight)]}", tensor)
         for weight, state in optimizer.state.items()

@@ -1,7 +1,6 @@
 """Measuring a step of your own: any model, any training step, on a GPU, a simulated GPU or the CPU.
 
-The step works on a copy of the model, the optimizer and the batch, in which each tensor has a stand-in on the device
-(on a simulated GPU one without memory), so what was handed over is left as it was, bit for bit, whatever happens.
+The step works on copies, in which each tensor has a stand-in on the device: what was handed over stays as it was.
 """
 
 import gc
@@ -30,9 +29,7 @@ from .tracing import SEED, measurement_of, own_random_numbers, provenance_of
 from .tracker import Failure, Tracker
 from .watching import PLACEHOLDER, Watch
 
-CALLED = {"cpu": "cpu", "live": "cuda", "simulated": "cuda"}
-"""The type of device that each source puts the stand-ins on."""
-
+CALLED = {"cpu": "cpu", "live": "cuda", "simulated": "cuda"}  # The type of device that each source puts stand-ins on
 CELL_BY_CELL = (
     "recurrent layers run cell by cell here; on a GPU cuDNN does them in one kernel, with a reserve of its own"
 )

@@ -1,7 +1,6 @@
 """The line of code that made a tensor: that of the innermost frame that is neither torch's nor the measuring's own.
 
-A backward runs no code of the model, so what it makes is shown with the line of the forward operation: autograd numbers
-its nodes as forward makes them, and an operator that runs in forward can ask for the number of the newest.
+A backward runs no code of the model, so what it makes is shown with the line of the forward operation.
 """
 
 import linecache
@@ -37,10 +36,7 @@ def is_machinery(filename: str) -> bool:
 
 
 def calling_place() -> tuple[Place | None, bool]:
-    """The innermost place in the measured code, and whether the search ended at the autograd engine.
-
-    In backward only code that runs inside it counts: a checkpoint's second forward, a function's own backward.
-    """
+    """The innermost place in the measured code, in backward in code inside it alone, and whether this is backward."""
     frame = sys._getframe(1)
     while frame is not None:
         code = frame.f_code

@@ -1,7 +1,6 @@
 """Answers of a simulated GPU when a step calls functions of `torch.cuda` or `torch.accelerator`.
 
-Functions that ask, or that have a GPU do what a simulated one need not do (wait, give back its cache, begin another
-stream), are answered. Those that need a real GPU raise StepError.
+Functions that ask, or that wait, give back a cache or begin another stream, are answered; the others raise StepError.
 """
 
 import threading
@@ -21,8 +20,7 @@ from ..gpus import gpu
 from .patches import on_this_thread
 from .places import calling_place, described
 
-CARD = replace(gpu("A100-80GB"), name="simulated GPU")
-"""The card that answers: it computes in bf16 and has every kernel that the course knows."""
+CARD = replace(gpu("A100-80GB"), name="simulated GPU")  # It has every kernel that the course knows
 
 INSTEAD = "Leave this out of the step, or measure it with source='live' on a GPU"
 
@@ -34,9 +32,8 @@ REFUSED = (
 """Functions of torch.cuda that need the hardware, its driver, or an allocator that hands its memory out."""
 
 NAMES_OF_ACCELERATOR = {
-    "current_device_idx": "current_device", "current_device_index": "current_device", "device_index": "device",
-    "empty_host_cache": "ipc_collect", "get_memory_info": "mem_get_info", "set_device_idx": "set_device",
-    "set_device_index": "set_device",
+    "current_device_index": "current_device", "device_index": "device", "empty_host_cache": "ipc_collect",
+    "get_memory_info": "mem_get_info", "set_device_index": "set_device",
 }  # fmt: skip
 """Functions of torch.accelerator that have torch.cuda's answers under another name."""
 
@@ -180,21 +177,19 @@ OF_CARD: dict[str, Any] = {
     "get_device_name": _of_one(_always(CARD.name)),
     "get_device_capability": _of_one(_always(CARD.capability)),
     "get_device_properties": _of_one(_always(PROPERTIES)),
-    "get_per_process_memory_fraction": _of_one(_always(1.0)),
     "device_count": _always(1),
     "current_device": _always(0),
     "get_arch_list": _always(["sm_{}{}".format(*CARD.capability)]),
-    "get_allocator_backend": _always("native"),
     "init": _nothing,
     "set_device": _of_one(_nothing),
     "device": OneDevice,
     "device_of": nullcontext,
 }
 OF_WORK: dict[str, Any] = {
-    **dict.fromkeys(("ipc_collect", "set_sync_debug_mode", "set_stream", *SEEDS), _nothing),
+    **dict.fromkeys(("ipc_collect", "set_stream", *SEEDS), _nothing),
     **dict.fromkeys(("stream", "StreamContext"), nullcontext),
     **dict.fromkeys(("current_stream", "default_stream"), _of_one(SimulatedStream)),
-    **dict.fromkeys(("get_sync_debug_mode", "initial_seed"), _always(0)),
+    "initial_seed": _always(0),
     "Stream": SimulatedStream,
     "Event": SimulatedEvent,
     "synchronize": _of_one(_nothing),

@@ -22,16 +22,12 @@ FILE = "simulated.json.gz"
 POINTS, MOST_ALLOCATIONS = 300, 150
 """A thinned measurement keeps about so many moments of the timeline, and so many of the allocations at the peak."""
 
-FIELDS = tuple(field.name for field in fields(Allocation))
-"""A recording keeps these fields of an allocation, in this order."""
+FIELDS = tuple(field.name for field in fields(Allocation))  # as a recording keeps them
 
 
 @dataclass(frozen=True)
 class Recording:
-    """One result from a real GPU, as `record` wrote it: `kind` as `recording.tasks.Task` has it, `parts` as JSON.
-
-    `task` of a run is its code and its number of steps, `status` "measured", "out of memory" or another reason.
-    """
+    """One result from a real GPU, as `record` wrote it; `task` of a run is its code and its number of steps."""
 
     line: Line
     task: str

@@ -25,8 +25,7 @@ MOST_TRIES = 3
 FIELDS = {**dict.fromkeys(("task", "kind", "status", "torch", "date", "commit"), str), "steps": int}
 FIELDS |= {"device": dict, "parts": dict}
 
-FOLDER = Path(__file__).with_name("recordings")
-"""The shipped recordings: `*.json.gz` of simulations, `*.jsonl` of real GPUs."""
+FOLDER = Path(__file__).with_name("recordings")  # `*.json.gz` of simulations, `*.jsonl` of real GPUs
 
 
 def unpacked(name: str) -> dict[str, Any]:

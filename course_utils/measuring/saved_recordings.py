@@ -1,7 +1,4 @@
-"""Findings of saved-tensor hooks on a simulated GPU, shipped for platforms without one; exact matches only.
-
-`saved.json.gz` is written by `python -m course_utils.authoring.recordings`.
-"""
+"""Findings of saved-tensor hooks on a simulated GPU, shipped for platforms without one; exact matches only."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -67,10 +64,7 @@ def why_recorded() -> str:
 
 
 def find(question: Question, why: str) -> list[Row]:
-    """The storages that were found for exactly this question, and once a line that says where.
-
-    Raises SimulationUnavailable where it was never asked: `why` there is no simulation, and what to do.
-    """
+    """The storages found for exactly this question, and once a line that says where. Raises SimulationUnavailable."""
     content = load()
     rows = content["found"].get(question.key or "")
     if rows is None:

@@ -34,8 +34,8 @@ def measure_sharded(run: TrainingRun, steps: int, note: str) -> Measurement:
 
     zero_stage 3 frees parameters after a block's forward and gathers them again for its backward; zero_stage 2 keeps
     them in between. Gathered parameters and the buffers of collectives are "communication". With bf16-master the shards
-    are fp32, and so serve as master weights themselves: bf16 is gathered, gradients are summed in fp32.
-    Raises ValueError for a run that FSDP2 is not covered for, SimulationUnavailable where torch cannot simulate it.
+    are fp32 and serve as master weights: bf16 is gathered, gradients are summed in fp32. Raises ValueError for a run
+    that FSDP2 is not covered for, SimulationUnavailable where torch cannot simulate it.
     """
     check_fsdp(run)
     shown, fewer = shortened(run)
@@ -56,12 +56,7 @@ def _quick_plans() -> Any:
 
 @contextmanager
 def simulated_ranks(ranks: int) -> Iterator[Any]:
-    """Inside, this process is rank 0 of so many, whose other ranks are not there; gives their device mesh.
-
-    Raises RuntimeError if this process is one of a real process group.
-    """
-    if dist.is_initialized():
-        raise RuntimeError("this process belongs to a process group already: end it with destroy_process_group() first")
+    """Inside, this process is rank 0 of so many, whose other ranks are not there; gives their device mesh."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     with ONE_AT_A_TIME, ExitStack() as stack:
@@ -127,11 +122,7 @@ PLAN = "_propagate_tensor_meta_non_cached"  # by which torch's ShardingPropagato
 
 
 class ShardTracker(Tracker):
-    """Knows FSDP2's buffers by the operators that fill and empty them: they are communication.
-
-    A DTensor plans an operation on fake tensors as large as if nothing were sharded: no GPU has them, and they are left
-    out.
-    """
+    """Knows FSDP2's buffers by the operators that fill and empty them; leaves out the tensors of DTensors' plans."""
 
     def __init__(self, device: str, workspaces: Workspaces | None = None) -> None:
         from torch.distributed.tensor._sharding_prop import ShardingPropagator

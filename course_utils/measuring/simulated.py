@@ -1,14 +1,13 @@
 """A GPU that is not there: the genuine eager step on fake CUDA tensors, dispatched and freed as on a real one.
 
-torch's FakeTensorMode gives tensors that have a shape, a dtype and the device "cuda", but no memory. Three things
-keep it from working without a GPU, and this file fixes each; `self_test` runs a small step to prove it.
+torch's FakeTensorMode gives tensors that have a shape, a dtype and the device "cuda", but no memory. Three things keep
+it from working without a GPU, and this file fixes each:
 
 1. The CPU build has no device guard for CUDA, and its CUDA hooks say that CUDA was not built, so backward refuses.
 2. A CUDA build without a GPU has both, but backward asks the hooks for a device's context.
 3. The CPU build lacks three CUDA kernels whose operators it then takes apart; on a GPU each is one kernel.
 
-To be removed when FakeTensorMode supports backward on "cuda" without a GPU (pytorch/pytorch pull requests 160532,
-163187).
+To be removed when FakeTensorMode supports backward on "cuda" without a GPU (pytorch's pull requests 160532, 163187).
 """
 
 import contextlib
@@ -115,10 +114,7 @@ def _answer_no(result: Any, *arguments: Any) -> int:
 
 
 def _table_with(instance: int, changes: dict[int, int], slots: int) -> int:
-    """A copy of `instance`'s table of virtual functions with some slots changed; returns where its functions begin.
-
-    Two words before them (offset to top, type information) belong to the table (Itanium C++ ABI, section 2.5.2).
-    """
+    """A copy of `instance`'s table of virtual functions, changed; returns where they begin, behind two other words."""
     functions = ctypes.cast(instance, ctypes.POINTER(ctypes.c_void_p))[0]
     words = (ctypes.c_void_p * (slots + 2)).from_address(functions - 2 * ctypes.sizeof(ctypes.c_void_p))
     copy = (ctypes.c_void_p * (slots + 2))(*words)
@@ -129,10 +125,7 @@ def _table_with(instance: int, changes: dict[int, int], slots: int) -> int:
 
 
 def _register_device_guard() -> None:
-    """Give the CUDA slot the no-op guard that a CUDA build without a GPU has.
-
-    torch makes it itself where it finds a guard that counts no devices: a copy of the `meta` device's is lent for that.
-    """
+    """Give CUDA the no-op guard that torch makes where one counts no devices: a copy of the `meta` device's is lent."""
     c10 = _library("c10")
     table = (ctypes.c_void_p * 32).in_dll(c10, "_ZN3c104impl26device_guard_impl_registryE")
     functions = ctypes.cast(table[META], ctypes.POINTER(ctypes.POINTER(ctypes.c_void_p)))[0]
@@ -168,10 +161,7 @@ def _patch_hooks(changes: dict[int, int | None]) -> None:
 
 
 def _register_missing_kernels() -> None:
-    """Output shapes of the three CUDA kernels that the CPU build of torch 2.13 lacks, under the CUDA key.
-
-    Without them RMSNorm is taken apart and keeps two fp32 copies that no GPU keeps.
-    """
+    """Output shapes of the three CUDA kernels that the CPU build of torch 2.13 lacks, under the CUDA key."""
     half = (torch.float16, torch.bfloat16)
 
     def rms_norm(x: torch.Tensor, shape: Any, weight: Any = None, eps: Any = None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -228,8 +218,6 @@ def _attention_function(kernel: str) -> Callable[..., torch.Tensor]:
         masked = (q, k, v, attn_mask, needs_gradient, dropout_p, is_causal)
         if kernel == "cudnn":
             return aten._scaled_dot_product_cudnn_attention(*masked, False, scale=scale)[0]
-        if kernel != "efficient":
-            raise ValueError(f"no simulated kernel for attention {kernel!r}; known: flash, efficient, cudnn")
         if enable_gqa:
             raise ValueError("the efficient kernel takes no grouped queries: repeat keys and values first")
         return aten._scaled_dot_product_efficient_attention(*masked, scale=scale)[0]

@@ -16,13 +16,8 @@ from .recording_file import SIMULATED_GPU
 SOURCES = ("auto", "live", "simulated", "cpu", "recorded")
 
 OWN_ATTENTIONS = ("auto", "flash", "efficient")
-"""Kernels that scaled_dot_product_attention can be in a learner's own model on a simulated GPU."""
-
 MOST_STEPS = 1000
-
 BALANCED = "balanced experts: each computes b·s·k/E pairs of a token and a choice, a real router's load differs"
-"""Note for every mixture of experts: its capacity is fixed, so that no shape depends on the data."""
-
 CPU_LIMIT = 4 * GB  # Larger runs are not traced on the CPU: they would take minutes, and memory that a laptop needs
 
 

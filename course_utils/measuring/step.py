@@ -105,10 +105,7 @@ def _add_in_fp32(weight: torch.Tensor, master: torch.Tensor) -> None:
 
 
 def clip(owners: list[torch.nn.Parameter], largest: float, scale: torch.Tensor | None = None) -> None:
-    """Scale gradients down so that their common norm is at most `largest` (Pascanu et al. 2013, algorithm 1).
-
-    Scaled fp16 gradients may have a norm beyond fp16's largest number, 65,504: it is computed in fp32.
-    """
+    """Scale gradients to a common norm of at most `largest` (Pascanu et al. 2013), in fp32 where they are scaled."""
     if scale is None:
         torch.nn.utils.clip_grad_norm_(owners, largest, foreach=True)
         return

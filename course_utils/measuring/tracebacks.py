@@ -18,9 +18,8 @@ class _Stopped(Exception):
 def let_go(error: BaseException) -> None:
     """Let an exception keep nothing alive; its traceback still shows every line.
 
-    Clearing the frames is not enough: a frame also holds its function, and the function what it closes over. So frames
-    that have ended are replaced by empty ones of the same code. Entries of frames that still execute stay the same
-    objects, as `contextlib` puts them back.
+    A frame also holds its function, and the function what it closes over: so frames that have ended are replaced by
+    empty ones of the same code. Entries of those that still execute stay, as `contextlib` puts them back.
     """
     for each in chain(error):
         parts = emptied(each.__traceback__)

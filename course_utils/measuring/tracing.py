@@ -66,10 +66,7 @@ def trace_on_cpu(run: TrainingRun, steps: int, note: str) -> Measurement:
 
 @contextmanager
 def own_random_numbers() -> Iterator[None]:
-    """Inside, torch's random numbers begin at the course's seed; then they go on as if nothing had happened.
-
-    Those of the current GPU too, if CUDA is in use; if not, torch.manual_seed would be remembered until it is.
-    """
+    """Inside, torch's random numbers begin at the course's seed; then they go on as if nothing had happened."""
     gpus = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
     with ONE_AT_A_TIME, torch.random.fork_rng(devices=gpus, device_type="cuda"):
         torch.default_generator.manual_seed(SEED)

@@ -115,10 +115,7 @@ class Failure:
 
 
 class Tracker(TorchDispatchMode):
-    """Tracks the storages of one device type while it is entered. Read it through `timeline`, `at`, `allocations`.
-
-    Where `workspaces` says how large cuBLAS's are, they are written down when torch takes them, once for each thread.
-    """
+    """Tracks the storages of one device type while it is entered, and cuBLAS's `workspaces`, once for each thread."""
 
     def __init__(self, device: str, workspaces: Workspaces | None = None) -> None:
         super().__init__()
@@ -131,9 +128,7 @@ class Tracker(TorchDispatchMode):
         self.marks: list[Mark] = []
         self.phase, self.step, self.micro_batch = "", 0, 0
         self._live: dict[int, tuple[Storage, weakref.ref]] = {}
-        self._recomputation = 0
-        self._recomputing = False
-        self._recomputing_for = (-1, -1)
+        self._recomputation, self._recomputing, self._recomputing_for = 0, False, (-1, -1)
         self._modules: list[str] = [""]
         self._hooks: list[Any] = []
         self._join: tuple[Storage, Storage] | None = None
@@ -228,10 +223,7 @@ class Tracker(TorchDispatchMode):
         return in_engine and (torch.is_grad_enabled() or self._modules[-1] != "")
 
     def _notice_place(self) -> None:
-        """Note the line and the module in which this operator runs; in backward, those of its forward.
-
-        autograd numbers a node before the operator that it belongs to runs, so here the newest number is that node's.
-        """
+        """Note line and module of this operator, in backward those of its forward, whose node has the newest number."""
         self._place, in_engine = calling_place()
         self._module = self._modules[-1] or self._running()  # the first part again spares most operators a call
         if in_engine:

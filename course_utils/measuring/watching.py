@@ -22,10 +22,7 @@ NEW_CONSTANT = torch.ops.aten.lift_fresh.default  # by which torch.tensor(…) h
 
 
 class Watch(TorchDispatchMode):
-    """Tells the tracker each phase of the copied step `work`, and what its tensors are for.
-
-    On a simulated GPU it also answers for values that are not there, and lets tensors from outside the step in.
-    """
+    """Tells the tracker each phase of the copied step `work`; answers for values of a simulated GPU."""
 
     def __init__(self, tracker: Tracker, work: OwnStep, simulated: bool) -> None:
         super().__init__()

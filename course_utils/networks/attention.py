@@ -42,10 +42,7 @@ def eager_attention(
 
 
 def fused_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kernel: str, dropout: float) -> torch.Tensor:
-    """The same attention in one kernel, which writes no s×s matrix; the step's caller allows `kernel` alone.
-
-    The flash and cuDNN kernels take grouped keys and values as they are, the efficient one wants them repeated.
-    """
+    """The same in one kernel, which writes no s×s matrix; the efficient one wants keys and values repeated."""
     if kernel == "efficient":
         k, v = full_width(q, k, v)
     grouped = q.size(1) != k.size(1)

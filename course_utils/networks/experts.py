@@ -30,9 +30,7 @@ class MLP(nn.Module):
 
 
 class Experts(nn.Module):
-    """E MLPs and a router (Jiang et al. 2024, Mixtral).
-
-    `forward` takes (b, s, h) and returns the sum of each token's k experts, by their weights.
+    """E MLPs and a router (Jiang et al. 2024, Mixtral): (b, s, h) to the sum of each token's k experts, weighted.
 
     The load is balanced by force, so that no shape depends on the data: the (token, choice) pairs are sorted by the
     expert that was chosen and cut into E equal pieces of b·s·k/E, rounded. A pair near a cut is computed by a neighbour

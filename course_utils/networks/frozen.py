@@ -106,10 +106,7 @@ class _Product(torch.autograd.Function):
 
 
 def freeze(network: nn.Module, bits: int, dtype: torch.dtype) -> None:
-    """Freeze `network`: the blocks' matrices in `bits` (16, 8 or 4), everything else in the 16-bit `dtype`.
-
-    That is also the type in which products are computed. A tied head stays tied.
-    """
+    """Freeze `network`: the blocks' matrices in `bits` (16, 8 or 4), all else in the 16-bit `dtype` of the products."""
     modules = network.get_submodule("blocks").modules()
     layers = [(module, name, layer) for module in modules for name, layer in module.named_children()]
     pairs = nf4_pairs(dtype, next(network.parameters()).device) if bits == 4 else None

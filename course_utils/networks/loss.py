@@ -31,8 +31,5 @@ def chunked_loss(
 def _share(
     head: Callable[[torch.Tensor], torch.Tensor], piece: torch.Tensor, wanted: torch.Tensor, tokens: int
 ) -> torch.Tensor:
-    """The contribution of a piece to the mean over all tokens.
-
-    Its own mean is weighted: in fp16 the sum of a few thousand losses would already be infinite.
-    """
+    """The contribution of a piece to the mean: in fp16 the sum of a few thousand losses would already be infinite."""
     return F.cross_entropy(head(piece), wanted) * (wanted.numel() / tokens)

@@ -1,7 +1,4 @@
-"""Recomputation in backward, and activations kept in host memory.
-
-Dropout is the same in the second forward as in the first: `checkpoint` puts the state of the random numbers back.
-"""
+"""Recomputation in backward, with the first forward's dropout, and activations kept in host memory."""
 
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
@@ -28,10 +25,7 @@ KEPT = [
     aten._scaled_dot_product_efficient_attention.default,
     aten._scaled_dot_product_cudnn_attention.default,
 ]
-"""Operators whose results "selective" keeps: matrix products and attention, nearly all of a block's arithmetic.
-
-A result is stored whether backward needs it or not: the output of a block's last matrix product is kept too.
-"""
+"""Operators whose results "selective" keeps, needed in backward or not: nearly all of a block's arithmetic."""
 
 SMALLEST_TO_OFFLOAD = 2**20
 """Bytes. Below this a copy is all latency: norms' statistics, logsumexp, the state of random numbers stay."""

@@ -124,11 +124,7 @@ def _environment(folder: Path) -> dict[str, str]:
 
 
 def _run(command: list[str], folder: Path, deadline: float, show: Callable[[str], Any] | None) -> int | None:
-    """The launcher's exit code; None if it took too long.
-
-    It writes to a file, as a pipe would be waited for as long as any process holds its end, and has a session of its
-    own, so that no signal reaches it from here, nor the other way round.
-    """
+    """The launcher's exit code; None if it took too long. It writes to a file and has a session of its own."""
     read: dict[Path, int] = {}
     with (folder / "launcher.log").open("wb") as said:
         launcher = subprocess.Popen(

@@ -52,10 +52,7 @@ def report_on_gloo(program: Callable[[], Any]) -> None:
 
 
 def torchrun() -> None:
-    """Be torchrun, but fork each rank where torchrun starts a Python anew: each would take seconds to load torch.
-
-    Only for Linux: on macOS the system's own libraries do not work in a process that was forked.
-    """
+    """Be torchrun, but fork each rank, on Linux alone: a Python that it starts anew takes seconds to load torch."""
     gc.disable()
     import torch._dynamo  # noqa: F401 (which every optimizer loads)
     from torch.distributed import run
@@ -102,11 +99,7 @@ def _be_a_rank(words: list[str], environment: dict[str, str]) -> NoReturn:  # py
 
 
 def _keep_groups() -> None:
-    """Let every process group live as long as this rank, though the program destroys it.
-
-    Where a DistributedDataParallel is the last to hold one, torch 2.13 may wait for ever: the group's end waits for a
-    thread that waits for Python.
-    """
+    """Let every process group live as long as this rank: in torch 2.13 the end of one may wait for ever."""
     import torch.distributed as dist
 
     groups: Any = dist.distributed_c10d
