@@ -158,34 +158,26 @@ def judge(answer: Any) -> None:
 TOKEN_CASES = ((4096, 1024, 14336, 32), (2048, 512, 8192, 32), (3584, 512, 18944, 28), (1000, 1000, 2700, 10))
 
 
-def token_right(h: int, kv: int, ffn: int, a: int) -> int:
-    return 22 * h + 4 * kv + 8 * ffn + 4 * a + 8
+def _token(h: int = 22, kv: int = 4, ffn: int = 8, a: int = 4, one: int = 8) -> Callable[[int, int, int, int], int]:
+    """An answer: so many bytes for each of h, kv, ffn and a, and so many more."""
+    return lambda *sizes: one + sum(size * each for size, each in zip(sizes, (h, kv, ffn, a), strict=True))
 
+
+token_right = _token()
 
 TOKEN_MISTAKES: Mistakes = {
-    "That is 12·h, right for a pure 16-bit recipe. Under autocast five matrices keep a copy of their input besides.":
-        lambda h, kv, ffn, a: token_right(h, kv, ffn, a) - 10 * h,
-    "One copy for q, k and v together, one for gate and up? Each matrix makes its own.":
-        lambda h, kv, ffn, a: token_right(h, kv, ffn, a) - 6 * h,
-    "A sixth copy? The matrix after attention reads what is 16-bit already, and mlp's last one too.":
-        lambda h, kv, ffn, a: token_right(h, kv, ffn, a) + 2 * h,
-    "Your norms keep their input in 16 bits. The residual stream is fp32.":
-        lambda h, kv, ffn, a: token_right(h, kv, ffn, a) - 4 * h,
-    "Two tensors of width ffn: that is a GELU MLP. SwiGLU keeps four.":
-        lambda h, kv, ffn, a: token_right(h, kv, ffn, a) - 4 * ffn,
-    "Three tensors of width ffn: what does the last matrix read?":
-        lambda h, kv, ffn, a: token_right(h, kv, ffn, a) - 2 * ffn,
-    "Your keys and values are as wide as the queries. Grouped queries make them kv numbers each.":
-        lambda h, kv, ffn, a: token_right(h, h, ffn, a),
-    "The norms' statistics are missing: one fp32 number a token for each of two.":
-        lambda h, kv, ffn, a: token_right(h, kv, ffn, a) - 8,
-    "Two statistics for each norm are LayerNorm's. RMSNorm has one.":
-        lambda h, kv, ffn, a: token_right(h, kv, ffn, a) + 8,
-    "The flash kernel's fp32 number for each head is missing.":
-        lambda h, kv, ffn, a: token_right(h, kv, ffn, a) - 4 * a,
-    "Those are elements. Bytes were asked for: which tensors have 2, which 4 for each?":
-        lambda h, kv, ffn, a: 9 * h + 2 * kv + 4 * ffn + a + 2,
-}  # fmt: skip
+    "That is 12·h, right for a pure 16-bit recipe. Under autocast five matrices keep a copy, too.": _token(h=12),
+    "One copy for q, k and v together, one for gate and up? Each matrix makes its own.": _token(h=16),
+    "A sixth copy? The matrix after attention reads what is 16-bit already, and mlp's last one too.": _token(h=24),
+    "Your norms keep their input in 16 bits. The residual stream is fp32.": _token(h=18),
+    "Two tensors of width ffn: that is a GELU MLP. SwiGLU keeps four.": _token(ffn=4),
+    "Three tensors of width ffn: what does the last matrix read?": _token(ffn=6),
+    "Your keys and values are as wide as the queries. Grouped queries make them kv numbers.": _token(h=26, kv=0),
+    "The norms' statistics are missing: one fp32 number a token for each of two.": _token(one=0),
+    "Two statistics for each norm are LayerNorm's. RMSNorm has one.": _token(one=16),
+    "The flash kernel's fp32 number for each head is missing.": _token(a=0),
+    "Those are elements. Which tensors have 2 bytes, which 4 for each?": _token(h=9, kv=2, ffn=4, a=1, one=2),
+}
 
 
 @exercise("13.4", "Every tensor has its bytes, and autocast has more of them than it is said to.")

@@ -289,19 +289,14 @@ BROKEN: tuple[tuple[str, str, int], ...] = (
 """Each hidden case: its cause, the run, and its card's memory for tensors."""
 
 DIAGNOSE_MISTAKES: tuple[tuple[set[str], set[str], str], ...] = (
-    (set(CAUSES), {"fragmentation"}, "You call it fragmentation as soon as the request would fit into all that is "
-     "free. At 1 % free that is no news: every full card has crumbs."),
-    ({"update"}, {"states"}, "You call all that dies in the optimizer's step the states. Are they complete, 8 bytes a "
-     "parameter?"),
-    ({"states"}, {"update"}, "You call all that dies in the optimizer's step copies of the update. Were its states "
-     "complete?"),
-    ({"loss", "attention"}, {"activations"}, "You blame the activations for what attention or the loss asked for. How "
-     "large was the request, in b·a·s² or in s·b·V?"),
+    (set(CAUSES), {"fragmentation"}, "You go by all that is free. At 1 % free every full card has crumbs."),
+    ({"update"}, {"states"}, "You blame the states that the update makes. Are they complete, 8 bytes a parameter?"),
+    ({"states"}, {"update"}, "You call all that dies in the optimizer's step copies. Were its states complete?"),
+    ({"loss", "attention"}, {"activations"}, "How large was the request that failed, in b·a·s² or in s·b·V?"),
     (set(CAUSES), {"graphs"}, "Not every later step is a leak: does each one begin with more than the one before?"),
-    ({"graphs"}, set(CAUSES), "A run whose steps each begin with more than the one before is blamed on its last "
-     "request."),
+    ({"graphs"}, set(CAUSES), "You blame the last request: does each step begin with more than the one before?"),
     ({"fragmentation"}, set(CAUSES), "You miss fragmentation: free in all was more than the request, and by a lot."),
-)  # fmt: skip
+)
 """Wrong answers and their messages: the runs' causes, the causes named, and the misconception."""
 
 
