@@ -8,10 +8,12 @@ import json
 import os
 import subprocess
 import sys
+from importlib import metadata
 from typing import Any
 
 from ..interactive.course_files import ROOT
 from ..measuring import measure
+from ..measuring.simulated import availability
 from ..run import TrainingRun
 from .draw import shallow
 from .tables import Table
@@ -73,18 +75,12 @@ def hashes() -> dict[str, str]:
 
 def release() -> str:
     """torch's version line, "2.13" of 2.13.0+cpu: hashes are kept for each."""
-    from importlib.metadata import version
-
-    return ".".join(version("torch").split(".")[:2])
+    return ".".join(metadata.version("torch").split(".")[:2])
 
 
 def report() -> dict[str, Any]:
     """The report that `python -m course_utils.benchmark.builds` prints: torch's version, its simulation, the hashes."""
-    import torch
-
-    from ..measuring.simulated import availability
-
-    return {"torch": torch.__version__, "how": availability()[1], "hashes": hashes()}
+    return {"torch": metadata.version("torch"), "how": availability()[1], "hashes": hashes()}
 
 
 def other_interpreters() -> list[str]:

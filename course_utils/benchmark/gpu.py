@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from ..allocator.snapshots import Agreement, compare_with_gpu
+from ..allocator.snapshots import compare_with_gpu
 from ..breakdown import KINDS
 from ..measuring.recorded import Recording, attempts, newest
 from ..measuring.recording_file import MEASURED
@@ -151,70 +151,28 @@ def _each(runs: Sequence[RunOnGpu]) -> Table:
 # The allocator's model
 
 
-@dataclass(frozen=True)
-class History:
-    """A recorded history and its replay, made now.
-
-    `steps` says of each training step after how many allocations and frees it ended, and the bytes that the GPU
-    counted as reserved then.
-    """
-
-    recording: Recording
-    agreement: Agreement
-    steps: Sequence[tuple[int, int]]
-
-    @property
-    def equal(self) -> int:
-        """After how many of all allocations and frees the same bytes are reserved."""
-        return sum(not gap for gap in self.agreement.differences)
-
-    @property
-    def settings(self) -> str:
-        """ "default", or what was set."""
-        environment = self.recording.line.content.get("environment", {})
-        return "expandable segments" if environment == EXPANDABLE else ", ".join(environment.values()) or "default"
-
-    @property
-    def steps_equal(self) -> int:
-        """At how many training steps' ends counter, history and replay say the same."""
-        real, replayed = self.agreement.real, self.agreement.replayed
-        return sum(counted == real[at - 1] == replayed[at - 1] for at, counted in self.steps)
-
-
-def histories() -> list[History]:
-    """Every history that is kept, replayed. ValueError for one that is damaged."""
-    found = [(item, item.parts["history"]) for item in newest("history")]
-    return [History(item, compare_with_gpu(unpacked(part["history"])), part["steps"]) for item, part in found]
-
-
 def gpu_allocator_tables() -> list[Table]:
-    """For each history: at how many moments the replay reserves what the GPU reserved, and the largest difference."""
-    found = histories()
-    if not found:
+    """For each history, replayed now: at how many moments the replay reserves what the GPU reserved, and the gap.
+
+    "steps equal" are the training steps at whose ends counter, history and replay say the same. Raises ValueError for
+    a damaged history.
+    """
+    rows: list[tuple[Cell, ...]] = []
+    for item in newest("history"):
+        found = compare_with_gpu(unpacked(item.parts["history"]["history"]))
+        name = item.task.removeprefix("history of ").rpartition(", ")[0]
+        settings = "expandable segments" if item.line.content["environment"] == EXPANDABLE else "default"
+        equal = sum(not gap for gap in found.differences)
+        steps = [now == found.real[at - 1] == found.replayed[at - 1] for at, now in item.parts["history"]["steps"]]
+        most, gap = max(found.real, default=0), found.largest_difference
+        rows.append((name, settings, len(found.real), equal, f"{sum(steps)} of {len(steps)}", most, gap))
+    if not rows:
         return []
-    rows = tuple(
-        (
-            history.recording.task.removeprefix("history of ").rpartition(", ")[0], history.settings,
-            len(history.agreement.real), history.equal, f"{history.steps_equal} of {len(history.steps)}",
-            max(history.agreement.real, default=0), history.agreement.largest_difference,
-        )
-        for history in found
-    )  # fmt: skip
     headings = ("run", "settings", "moments", "equal", "steps equal", "most reserved", "largest difference")
-    source = devices([history.recording for history in found])
-    return [Table("gpu-allocator", TITLES["gpu-allocator"], headings, rows, (_agreement(found),), source)]
-
-
-def _agreement(found: Sequence[History]) -> str:
-    parts = []
-    for settings in dict.fromkeys(history.settings for history in found):
-        those = [history for history in found if history.settings == settings]
-        moments, equal = sum(len(one.agreement.real) for one in those), sum(one.equal for one in those)
-        exact = sum(one.agreement.exact for one in those)
-        parts.append(
-            f"{settings}: {exact} of {len(those)} histories equal throughout, {equal:,} of {moments:,} moments"
-        )
-    return "; ".join(parts) + "."
+    exact = {settings: [row[2] == row[3] for row in rows if row[1] == settings] for _, settings, *_ in rows}
+    notes = tuple(f"{name}: {sum(one)} of {len(one)} histories equal throughout" for name, one in exact.items())
+    source = devices(newest("history"))
+    return [Table("gpu-allocator", TITLES["gpu-allocator"], headings, tuple(rows), notes, source)]
 
 
 # Times

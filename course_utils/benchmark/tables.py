@@ -4,6 +4,7 @@ import os
 import platform
 from dataclasses import dataclass
 from datetime import date
+from importlib import metadata
 from pathlib import Path
 
 Cell = str | int | float
@@ -56,11 +57,9 @@ class Table:
 
 def machine() -> str:
     """This machine in one line: cores that this process may use, processor, Python and torch."""
-    from importlib.metadata import version
-
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     system = f"{platform.system()} {platform.machine()}"
-    return f"{cores} cores, {system}, Python {platform.python_version()}, torch {version('torch')}"
+    return f"{cores} cores, {system}, Python {platform.python_version()}, torch {metadata.version('torch')}"
 
 
 def _shown(cell: Cell) -> str:
