@@ -51,10 +51,8 @@ class Rehearsal:
     lines: tuple[str, ...]
     problems: tuple[str, ...]
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return "\n".join(self.lines)
-
-    __repr__ = __str__
 
 
 def rehearse(stage: Stage | None = None, gpu_name: str = "", say: Callable[[str], None] | None = None) -> Rehearsal:

@@ -55,7 +55,6 @@ def play(room: int, allocate: Callable[[int], Any]) -> None:
 
 
 def main() -> None:
-    """Plays it on the current GPU, and prints what came of it as JSON."""
     import torch
 
     message = ""
@@ -95,7 +94,6 @@ def question(stage: Stage) -> str:
 
 
 def failure(stage: Stage) -> str:
-    """The last request fails; RuntimeError if it does not."""
     if not stage.live:
         return str(_failure_of(replayed(stage, expandable=False), stage))
     said = in_another_process(expandable=False)["message"]
@@ -120,7 +118,6 @@ def holes(stage: Stage) -> StepResult:
 
 
 def expandable_segments(stage: Stage) -> StepResult:
-    """The same requests succeed; RuntimeError if they do not."""
     found, said = replayed(stage, expandable=True), {"message": "", "source": "the allocator's policy, replayed"}
     if stage.live:
         said = in_another_process(expandable=True)

@@ -195,7 +195,6 @@ def _price_of(run: TrainingRun, seconds: float | None = None, first: float | Non
 
 
 def _price(stage: Stage) -> StepResult:
-    """Peaks and times side by side: times are measured on a GPU alone."""
     runs = _recomputing(stage)
     made = {name: stage.outcome_of(run) for name, run in runs.items()}
     word, first = WORDS["live" if stage.live else "simulated"], made["all kept"]

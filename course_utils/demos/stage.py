@@ -32,10 +32,8 @@ WARM_UP_STEPS = 2  # of the live steps, which are not timed: kernels are chosen 
 
 @dataclass(frozen=True)
 class StepResult:
-    """The result of a step: `words` to show, and a `figure` in the meter's place if there is one.
-
-    Of a run that was tried: the `peak` in bytes, `step_seconds` of one step (None where nothing was timed), and
-    `step_peaks`, the most bytes allocated up to the end of each step.
+    """The result of a step: `words` to show, and a `figure` in the meter's place if there is one. Of a run that was
+    tried: the bytes of its `peak`, the seconds of a step if timed, and the most bytes allocated up to each step's end.
     """
 
     words: str
@@ -145,7 +143,6 @@ class Stage:
         return self.tried[run]
 
     def outcome_of(self, run: TrainingRun) -> StepResult:
-        """The outcome of a run, which is tried now if it was not before."""
         return self.tried.get(run) or self.attempt(run)
 
     def fails(self, run: TrainingRun) -> str:

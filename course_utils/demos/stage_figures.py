@@ -70,19 +70,17 @@ def stage_segments(segments: Sequence[MemorySegment], title: str, room: int) -> 
     canvas.text(MARGIN, 32, title, 24, font_weight="bold")
     unused = room - sum(segment.bytes for segment in segments)
     scale = (WIDTH - MARGIN - left) / max(unused, *(segment.bytes for segment in segments))
-    for index, segment in enumerate(segments):
-        y = 56.0 + 50 * index
-        canvas.text(left - 12, y + BAR / 2 + 7, f"segment {index + 1}", TYPE, text_anchor="end")
+    told, y = list[str](), 56.0
+    for number, segment in enumerate(segments, start=1):
+        canvas.text(left - 12, y + BAR / 2 + 7, f"segment {number}", TYPE, text_anchor="end")
         for block in segment.blocks:
             _block(canvas, left + (block.address - segment.address) * scale, y, block, scale)
-    y = 56.0 + 50 * len(segments)
+        told.append(f"segment {number}: {', '.join(map(_name, segment.blocks))}")
+        y += 50
     canvas.text(left - 12, y + BAR / 2 + 7, "with the driver", TYPE, text_anchor="end")
     canvas.rect(left, y, unused * scale, BAR, "none", stroke=INK, stroke_width=1.5, stroke_dasharray="4 3")
     canvas.halo_text(left + 8, y + BAR / 2 + 7, format_bytes(unused), TYPE)
-    told = "; ".join(
-        f"segment {index}: {', '.join(map(_name, segment.blocks))}" for index, segment in enumerate(segments, start=1)
-    )
-    alt = f"{title}. {told}; {format_bytes(unused)} with the driver."
+    alt = f"{title}. {'; '.join(told)}; {format_bytes(unused)} with the driver."
     return Figure(canvas.svg(y + BAR + 16, title, alt), alt)
 
 

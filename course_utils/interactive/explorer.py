@@ -43,7 +43,6 @@ MODEL, TRAINING, RANKS, CARD = GROUPS
 
 
 def _steps(name: str, label: str, group: str, first: int, last: int) -> Control:
-    """A slider over the powers of two from 2^first to 2^last."""
     sizes = (2**power for power in range(first, last + 1))
     return Control(name, label, tuple((number(size), size) for size in sizes), "steps", group)
 
@@ -124,10 +123,10 @@ def verdict_words(run: TrainingRun, total: int, card: Gpu) -> str:
     said = fit_words(total, card)
     said = f"{said[0].upper()}{said[1:]}."
     if total <= card.room < total * SAFETY:
-        scratch = f"the {percent(SAFETY - 1)} that fragmentation and kernels' scratch may take"
-        said += f" That is less than {scratch}: it may fail."
-    newer = f" But {refused}." if (refused := unsupported(run, card.capability)) and not lacks(run, card) else ""
-    return f"{said}{lacks(run, card)}{newer}"
+        reserve = f"the {percent(SAFETY - 1)} that fragmentation and kernels' scratch may take"
+        said += f" That is less than {reserve}: it may fail."
+    refused = unsupported(run, card.capability)
+    return said + (lacks(run, card) or (f" But {refused}." if refused else ""))
 
 
 def complete(chosen: Mapping[str, Any]) -> dict[str, Any]:
@@ -152,7 +151,6 @@ def run_of(chosen: Mapping[str, Any]) -> TrainingRun:
 
 
 def card_of(chosen: Mapping[str, Any]) -> Gpu:
-    """The GPU that has been chosen. Raises ValueError like `dashboard`."""
     return gpu(complete(chosen)["gpu"])
 
 
@@ -194,13 +192,10 @@ def next_changes(chosen: Mapping[str, Any]) -> tuple[Suggestion, ...]:
         return tuple(sorted(options, key=lambda change: (not change.fits, change.lost))[:MOST])
     if now.fits:
         least = -now.seconds * WORTH_WHILE
-        quicker = [change for change in options if change.fits and change.same_training and change.lost < least]
-        return tuple(sorted(quicker, key=lambda change: change.lost)[:MOST])
-    fitting = [change for change in options if change.fits]
+        options = [change for change in options if change.fits and change.same_training and change.lost < least]
+    fitting = sorted((change for change in options if change.fits), key=lambda one: (not one.same_training, one.lost))
     lowering = [change for change in options if not change.fits and change.peak <= LOWERS * now.peak]
-    fitting.sort(key=lambda change: (not change.same_training, change.lost))
-    lowering.sort(key=lambda change: change.peak)
-    return tuple((fitting + lowering)[:MOST])
+    return tuple((fitting + sorted(lowering, key=lambda change: change.peak))[:MOST])
 
 
 def best_plan(chosen: Mapping[str, Any]) -> Suggestion | None:

@@ -59,7 +59,10 @@ def changes(chosen: str) -> str:
 
 def plan(chosen: str) -> str:
     """The arrangement that fits and loses least time, as one of `changes`, or null where none fits. Takes seconds."""
-    best = best_plan(values(json.loads(chosen)))
+    try:
+        best = best_plan(values(json.loads(chosen)))
+    except ValueError:  # the card can run none of them
+        best = None
     return json.dumps(_change(best) if best else None, ensure_ascii=False)
 
 

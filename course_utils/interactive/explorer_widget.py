@@ -19,9 +19,8 @@ PAUSE = 0.12  # seconds without input after which it is weighed what to change n
 
 BUTTON = ".course-explorer button.course-change"
 CSS = f"""<style>{button_css(BUTTON)}
-{BUTTON} {{ border-left-color: #d55e00; }}
-{BUTTON}.course-fits {{ border-left-color: #009e73; }}
-{BUTTON}.course-plain {{ border-left: 1px solid var(--jp-border-color0, #767676); }}
+.course-changes button.course-change {{ border-left-color: #d55e00; }}
+.course-changes button.course-fits {{ border-left-color: #009e73; }}
 .course-explorer {{ color: var(--jp-content-font-color1, #111); }}
 .course-explorer .course-groups {{ display: flex; flex-flow: row wrap; column-gap: 24px; }}
 .course-explorer .course-group {{ flex: 1 1 320px; max-width: 460px; min-width: 0; }}
@@ -74,8 +73,6 @@ class DashboardWidget(Explorer):
         changes = ipywidgets.Box(self.buttons).add_class("course-changes")
         arrange = _button("Arrange it for me (about a second)", self._arrange)
         reset = _button("Start over", lambda _: self.choose(self.begin))
-        for button in (arrange, reset):
-            button.add_class("course-plain")
         row = ipywidgets.Box([arrange, reset], layout={"flex_flow": "row wrap"})
         style = ipywidgets.HTML(CSS, layout={"display": "none"})
         return [style, groups, self.words, self.heading, changes, row, self.picture]

@@ -6,8 +6,6 @@ Without this a cell of plain torch that fails leaves the GPU full until the kern
 import sys
 from typing import Any
 
-WATCHED = "_course_watches_cells"
-
 
 def running_shell() -> Any:
     """IPython's shell where this runs in a notebook, else None."""
@@ -16,10 +14,8 @@ def running_shell() -> Any:
 
 def watch_cells() -> None:
     """From now on, in a notebook, let go of what a cell held that ran out of memory; elsewhere nothing happens."""
-    shell = running_shell()
-    if shell is not None and not getattr(shell, WATCHED, False):
-        setattr(shell, WATCHED, True)
-        shell.events.register("post_run_cell", give_back)
+    if shell := running_shell():
+        shell.events.register("post_run_cell", give_back)  # which counts once
 
 
 def give_back(result: Any) -> None:

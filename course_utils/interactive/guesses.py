@@ -109,7 +109,6 @@ class Prediction:
         return f"{asked}: run this cell and type it in."
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, Any]:
-        """The field, or the guess that is locked; always the text, the same on each run."""
         guess = stored_guesses().get(self.key)
         drawn = {"text/html": _locked(guess)} if guess else _guess_field(self.key, self.unit)._repr_mimebundle_()
         return {**drawn, "text/plain": repr(self)}

@@ -43,7 +43,6 @@ def show_ledger(estimate: Rows, measured: Rows | None = None, **more: Any) -> No
 
 
 def _as_mapping(rows: Rows) -> dict[str, int]:
-    """Name to bytes; saved tensors that share a name are added up."""
     if isinstance(rows, Mapping):
         return dict(rows)
     return {name: sum(row.bytes for row in rows if row.name == name) for name in (row.name for row in rows)}

@@ -44,7 +44,11 @@ class Playback:
         self._source, self._capacity = f"{measured.provenance} · replayed", capacity
         self._curves, self._marks = measured.timeline.curves(), measured.timeline.marks
         self._peaks, self._seconds = list(accumulate(self.replayed.allocated, max)), seconds
-        self._times, self._starts = _schedule([mark.event for mark in self._marks], len(self.replayed), seconds)
+        events = len(self.replayed)
+        self._starts = [*sorted({0, *(mark.event for mark in self._marks if mark.event < events)}), events]
+        lengths = [end - start for start, end in pairwise(self._starts)]
+        shares = (0.5 / len(lengths) + 0.5 * length / max(1, events) for length in lengths)  # equal, and by events
+        self._times = [0.0, *(seconds * done for done in accumulate(shares))]
 
     def meter(self) -> "Meter":
         return Meter(self.read, self._source, self._capacity, "seconds of the replay (a real step is faster)")
@@ -59,14 +63,6 @@ class Playback:
         allocated, reserved = self.replayed.allocated[at], self.replayed.reserved[at]
         kinds = {kind: curve[at] for kind, curve in self._curves.items()}
         return Reading(allocated, self._peaks[at], reserved, None, kinds, begun[-1] if begun else "set-up")
-
-
-def _schedule(marks: list[int], events: int, seconds: float) -> tuple[list[float], list[int]]:
-    """When each phase begins (seconds) and at which event: half of the time in equal shares, half by their events."""
-    starts = [*sorted({0, *(event for event in marks if event < events)}), events]
-    lengths = [end - start for start, end in pairwise(starts)]
-    shares = [0.5 / len(lengths) + 0.5 * length / max(1, events) for length in lengths]
-    return [0.0, *(seconds * done for done in accumulate(shares))], starts
 
 
 class Meter:
@@ -177,7 +173,6 @@ class Meter:
             self._ended.set()
 
     def _sample(self) -> bool:
-        """Read once; False when there is no more to come."""
         seconds = time.monotonic() - self._began
         reading = self.read(seconds)
         if reading is None:

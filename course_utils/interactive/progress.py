@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from ..units import aligned, html_table
+from ..units import Table
 from .course_files import ROOT, has_quiz, numbered
 from .keeping import remember, remembered
 
@@ -74,8 +74,9 @@ class Progress:
     problems: tuple[str, ...] = ()
 
     @property
-    def rows(self) -> list[tuple[str, ...]]:
-        return [("lesson", "exercises passed", "quiz", "next exercise"), *(lesson.cells for lesson in self.lessons)]
+    def table(self) -> Table:
+        cells = [lesson.cells for lesson in self.lessons]
+        return Table([("lesson", "exercises passed", "quiz", "next exercise"), *cells], words=4)
 
     @property
     def summary(self) -> str:
@@ -84,13 +85,13 @@ class Progress:
         return " ".join([kept, *self.problems])
 
     def __str__(self) -> str:
-        return f"{aligned(self.rows, 4)}\n\n{self.summary}"
+        return f"{self.table}\n\n{self.summary}"
 
     def __repr__(self) -> str:
         return "Your progress, lesson by lesson. Run this cell to see it."
 
     def _repr_html_(self) -> str:
-        return f"{html_table(self.rows, 4)}<p>{escape(self.summary)}</p>"
+        return f"{self.table._repr_html_()}<p>{escape(self.summary)}</p>"
 
 
 def progress(root: Path = ROOT) -> Progress:

@@ -48,7 +48,6 @@ def button_css(button: str) -> str:
 
 
 def wide_button(text: str, look: str) -> ipywidgets.Button:
-    """A button as large as its text, of the class `look`."""
     return ipywidgets.Button(description=text, layout={"width": "auto", "height": "auto"}).add_class(look)
 
 
@@ -69,7 +68,6 @@ class Explorable(ipywidgets.VBox):
         self.update()
 
     def parts(self) -> list[Any]:
-        """The widgets from top to bottom: the controls in two columns, or one on a narrow page, and the picture."""
         columns = [list(self.controls.values())[side::2] for side in (0, 1)]
         grid = ipywidgets.HBox([ipywidgets.VBox(column) for column in columns], layout={"flex_flow": "row wrap"})
         return [grid, self.picture]
