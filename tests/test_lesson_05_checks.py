@@ -207,9 +207,6 @@ def test_neither_size_nor_order_gives_a_kernel_away() -> None:
     order = [case.attention for case in sorted(hidden, key=lambda case: max(case.sweep.values()))]
     assert order not in (["eager"] * 2 + ["flash"] * 2, ["flash"] * 2 + ["eager"] * 2)
     assert any(list(case.sweep) != sorted(case.sweep) for case in hidden)
-
-
-def test_the_example_is_one_with_eager_attention() -> None:
     assert fitted(lesson_05.example_sweep())["attention"] == "eager"
 
 

@@ -93,11 +93,7 @@ def test_trial_shows_that_the_common_loop_is_off_and_that_right_loops_are_not() 
 
 
 def shares_one_by_one(counts: list[int]) -> list[float]:
-    shares = []
-    for place in range(len(counts)):
-        others = counts[:place] + counts[place + 1 :]
-        shares.append(1 / (1 + sum(others) / counts[place]))
-    return shares
+    return [1 / (1 + (sum(counts) - n) / n) for n in counts]
 
 
 FACTORS = Answers(

@@ -223,10 +223,8 @@ def two_blocks(model: Any, optimizer: Any, micro_batches: Any) -> None:
     *early, last = micro_batches
     with model.no_sync():
         for x, y in early:
-            loss = mse_loss(model(x), y) / len(micro_batches)
-            loss.backward()
-    loss = mse_loss(model(last[0]), last[1]) / len(micro_batches)
-    loss.backward()
+            (mse_loss(model(x), y) / len(micro_batches)).backward()
+    (mse_loss(model(last[0]), last[1]) / len(micro_batches)).backward()
     optimizer.step()
 
 

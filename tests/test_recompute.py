@@ -47,9 +47,6 @@ def test_gradients_are_the_same_to_the_bit_with_dropout(kind, family, attention,
         assert torch.equal(found[name], gradient), name
 
 
-# What is kept, on a simulated GPU
-
-
 def model(family: str, layers: int = 5) -> Any:
     return shallow({"gpt2": GPT, "llama": LLAMA}[family], layers)
 
@@ -139,9 +136,6 @@ def test_dropout_runs_once_more_for_each_recomputed_block_on_a_simulated_gpu(kin
     assert operators_of(run.replace(recompute=kind)).count("native_dropout") == 2 * in_blocks + 1
 
 
-# Offload
-
-
 @pytest.mark.parametrize("precision", ["amp-bf16", "bf16-master"])
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_offload_leaves_small_tensors_and_the_last_stream(family, precision):
@@ -213,8 +207,6 @@ def test_autocasts_copies_of_weights_are_not_offloaded():
     moment = "end of forward"
     assert standard.moments[moment]["weight_copies"] == offloaded.moments[moment]["weight_copies"] > 0
 
-
-# Against the real allocator
 
 LORA = {"lora_rank": 4, "lora_targets": ("attention", "mlp")}
 

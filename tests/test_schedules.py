@@ -1,6 +1,4 @@
-"""The chain's schedules against their closed forms, their pictures, what policies cost against counted FLOPs, and the
-checkpoint that lesson 06 writes by hand.
-"""
+"""Lesson 06's schedules against their closed forms, policies against counted FLOPs, and the checkpoint by hand."""
 
 import warnings
 from functools import partial
