@@ -43,7 +43,7 @@ def test_a_prediction_is_graded_by_its_error(guess: float, expected: str) -> Non
 
 
 def test_without_a_prediction_there_is_no_grade(capsys: pytest.CaptureFixture[str]) -> None:
-    grade("14.nothing", 10 * GB)
+    grade("14.nothing", 10 * GB, "measured")
     assert "nothing to grade" in capsys.readouterr().out
 
 

@@ -39,15 +39,6 @@ GPT3 = TrainingRun("gpt3-175b", 1, 2048, "bf16-master", attention="eager")
 LLAMA = TrainingRun("llama3-8b", 1, 4096, "bf16-master")
 CARD = gpu("RTX5090-32GB")
 
-LISTED = (3, 3, 6, 6, 6, 8, 6, 3)
-"""GB of the slides' figure: fp16 weights and gradients, three fp32 states, activations, a buffer, fragmentation."""
-
-GPT1_VOCABULARY = 40_478
-"""GPT-1's: 40,000 merges (Radford et al. 2018, section 4.1) and 478 characters; its checkpoint's vocab_size."""
-
-DEFAULTS = {"PyTorch": "off", "DeepSpeed": "off", "transformers": "off", "Megatron-LM": "off", "torchtitan": "on"}
-"""The default of a library: does it recompute? Lesson 06 names the sources."""
-
 
 @dataclass(frozen=True)
 class Erratum:
@@ -74,12 +65,13 @@ def _errata() -> Iterator[Erratum]:
         f"{_peak(FULL, micro_batch=4, accumulation_steps=8)}; a program gets {_gb(CARD.room)} of an RTX 5090",
     )  # fmt: skip
 
-    there = estimate(FULL)
+    # fp16 weights and gradients, three fp32 states, activations, a buffer, fragmentation
+    listed, there = (3, 3, 6, 6, 6, 8, 6, 3), estimate(FULL)
     yield Erratum(
         "GPT-2 XL cannot be trained on a 32 GB GPU",
         f"{SLIDES}, after ZeRO, section 3. The slides list the parts and draw no sum: 41 GB is ours", 1,
         "The recipe decides (see the claim before). And the parts are never all there at one moment.",
-        f"{' + '.join(map(str, LISTED))} = {sum(LISTED)} GB; a step with full recomputation: {_gb(states_of(there))} "
+        f"{' + '.join(map(str, listed))} = {sum(listed)} GB; a step with full recomputation: {_gb(states_of(there))} "
         f"of states, {_gb(there['activations'])} of activations, {_gb(there['temporaries'])} passing = {_peak(FULL)}",
     )  # fmt: skip
 
@@ -201,12 +193,11 @@ def _errata() -> Iterator[Erratum]:
         f"for a token; 8 · Mistral 7B: {8 * mistral.parameters / 1e9:.1f} · 10⁹",
     )  # fmt: skip
 
-    seen = 700 * 10**9
     slip = [(690 * 10**9 if start == 790 * 10**9 else start, size) for start, size in RAMP]
+    said, read = (batch_at(ramp, 700 * 10**9) // 10**6 for ramp in (RAMP, slip))
     yield Erratum(
         "The batch becomes 64 M tokens after 690 billion", "the lecture", 7, "MiniMax-01 has 790 billion.",
-        f"after 700 · 10⁹ tokens the batch is {batch_at(RAMP, seen) // 10**6} M tokens; with the slip, "
-        f"{batch_at(slip, seen) // 10**6} M",
+        f"after 700 · 10⁹ tokens the batch is {said} M tokens; with the slip, {read} M",
     )  # fmt: skip
 
     rate = next(row.rate for row in GOYAL if row.batch == 256 and row.error == GOYAL_CAPTION)
@@ -234,11 +225,10 @@ def _errata() -> Iterator[Erratum]:
         f"bytes that the loss keeps for each logit: {log_softmax} of log-softmax, {copy} of its copy in fp32",
     )  # fmt: skip
 
-    shown = []
-    for name in ("gpt2", "gpt2-xl"):
-        small = parameter_count(replace(PRESETS[name], vocab=GPT1_VOCABULARY)) / 1e6
-        shown.append(f"{name}: paper {GPT2_PAPER[name]} M, with V = {GPT1_VOCABULARY:,} {small:.0f} M, "
-                     f"released {PRESETS[name].parameters / 1e6:.0f} M")  # fmt: skip
+    vocab = 40_478  # GPT-1's: 40,000 merges (Radford et al. 2018, section 4.1) and 478 characters
+    shown = [f"{name}: paper {GPT2_PAPER[name]} M, with V = {vocab:,} "
+             f"{parameter_count(replace(PRESETS[name], vocab=vocab)) / 1e6:.0f} M, "
+             f"released {PRESETS[name].parameters / 1e6:.0f} M" for name in ("gpt2", "gpt2-xl")]  # fmt: skip
     yield Erratum(
         "GPT-2 has 117 M to 1,542 M parameters", "Radford et al. 2019, table 2", 4,
         "OpenAI later corrected it. The numbers follow from GPT-1's vocabulary.", "; ".join(shown),
@@ -289,10 +279,10 @@ def _errata() -> Iterator[Erratum]:
         f"GPT-2 XL, states at the peak: {', '.join(shares)}",
     )  # fmt: skip
 
-    on, off = ([name for name, state in DEFAULTS.items() if state == wanted] for wanted in ("on", "off"))
+    on, off = ["torchtitan"], ["PyTorch", "DeepSpeed", "transformers", "Megatron-LM"]  # lesson 06 names the sources
     yield Erratum(
         "Checkpointing is on by default in most libraries", UNCLEAR, 6, "Most wait to be told.",
-        f"on in {len(on)} of {len(DEFAULTS)}, {', '.join(on)}; off in {', '.join(off)}",
+        f"on in {len(on)} of {len(on + off)}, {', '.join(on)}; off in {', '.join(off)}",
     )  # fmt: skip
 
     h, a, L, V, s = 6144, 64, 48, 51_200, 2048

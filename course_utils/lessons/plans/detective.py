@@ -16,6 +16,7 @@ from course_utils.allocator.replay import Replay, replay
 from course_utils.breakdown import MemoryBreakdown
 from course_utils.measurement import Measurement, Timeline
 from course_utils.measuring import measure
+from course_utils.measuring.simulated import availability
 from course_utils.run import TrainingRun
 from course_utils.units import GiB, MiB
 
@@ -151,8 +152,6 @@ def leaking() -> Measurement:
 
     Simulated; on the CPU where no GPU can be simulated.
     """
-    from course_utils.measuring.simulated import availability
-
     kept: list[Any] = []
 
     def train_and_validate(model: Any, optimizer: Any, batch: Any) -> Any:

@@ -21,8 +21,6 @@ LEGEND = {TOO_LARGE: "too large", FITS: "fits", PATH: "the path, in the order of
 LEFT, RIGHT, HEIGHT = 72.0, WIDTH - MARGIN - 16.0, 300.0
 """Edges and height of the plot, in pixels."""
 
-ROUND = tuple(digit * 10.0**power for power in range(-4, 4) for digit in (1, 2, 5))
-
 
 def plan_figure(plan: Plan, title: str) -> Figure:
     """Every configuration that `fit` estimated: seconds lost against bytes at the peak, the card's line, the path.
@@ -43,7 +41,7 @@ def plan_figure(plan: Plan, title: str) -> Figure:
     def y(size: float) -> float:
         return top + HEIGHT * (high - log(size)) / (high - low)
 
-    for tick in ROUND:
+    for tick in (digit * 10.0**power for power in range(-4, 4) for digit in (1, 2, 5)):
         if top - 1 <= y(tick * GB) <= bottom + 1:
             canvas.line(LEFT, y(tick * GB), RIGHT, y(tick * GB), GRID)
             canvas.text(LEFT - 8, y(tick * GB) + 4, number(tick), 12, QUIET, text_anchor="end")
@@ -119,14 +117,11 @@ GRADES = (
 
 @dataclass(frozen=True, repr=False)
 class Graded:
-    """A locked prediction, judged by its error: `guess` minus `actual` bytes, as everywhere in the course.
-
-    `word` says what the actual bytes are, a measurement's own word: "measured", "simulated" or "recorded".
-    """
+    """A locked prediction, judged by its error: `guess` minus `actual` bytes, which are `word`: "simulated"."""
 
     actual: int
     guess: Guess | None
-    word: str = "measured"
+    word: str
 
     def __repr__(self) -> str:
         if self.guess is None:
@@ -141,6 +136,6 @@ class Graded:
         return f"<p style='font-size:115%'>{escape(repr(self))}</p>"
 
 
-def grade(key: str, actual: int, word: str = "measured") -> None:
-    """Show the grade of the prediction locked under `key`, against `actual` bytes, which are `word`."""
+def grade(key: str, actual: int, word: str) -> None:
+    """Show the grade of the prediction locked under `key`, against `actual` bytes; `word` is a measurement's own."""
     show(Graded(actual, stored_guesses().get(key), word))

@@ -64,8 +64,7 @@ class StaticLossScale:
 
     scale: float = 1.0
 
-    def update(self, overflowed: bool) -> None:
-        """Keep the scale."""
+    def update(self, overflowed: bool) -> None: ...
 
 
 @dataclass
