@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Locator, Page, TimeoutError, sync_playwright
+from playwright.sync_api import Locator, Page, sync_playwright
 
 ROOT = Path(__file__).resolve().parent.parent
 REQUIRED = os.environ.get("COURSE_REQUIRE_BROWSER") == "1"
@@ -100,16 +100,11 @@ def _lab_environment(scratch: Path) -> dict[str, str]:
         file = scratch / "settings" / f"{name}.jupyterlab-settings"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(settings))
-    own = {
-        "JUPYTER_CONFIG_DIR": scratch / "config",
-        "JUPYTER_RUNTIME_DIR": scratch / "runtime",
-        "JUPYTERLAB_SETTINGS_DIR": scratch / "settings",
-        "JUPYTERLAB_WORKSPACES_DIR": scratch / "workspaces",
-        "IPYTHONDIR": scratch / "ipython",
-        "COURSE_HOME": scratch / "course",
-    }
+    own = {"COURSE_HOME": "course", "IPYTHONDIR": "ipython", "JUPYTER_CONFIG_DIR": "config"}
+    own |= {"JUPYTERLAB_SETTINGS_DIR": "settings", "JUPYTERLAB_WORKSPACES_DIR": "open", "JUPYTER_RUNTIME_DIR": "run"}
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    return {**os.environ, "COURSE_SOURCE": "simulated", "PYTHONPATH": path, **{k: str(v) for k, v in own.items()}}
+    folders = {name: str(scratch / folder) for name, folder in own.items()}
+    return {**os.environ, "COURSE_SOURCE": "simulated", "PYTHONPATH": path, **folders}
 
 
 def _answers(server: Server, process: subprocess.Popen) -> bool:
@@ -185,14 +180,10 @@ def processor_milliseconds(page: Page) -> Iterator[Callable[[], float]]:
     session.detach()
 
 
-def run_all(page: Page, seconds: float = 900) -> None:
-    """Run every cell and wait until all have finished or one has failed. Raises BrowserProblem after `seconds`."""
+def run_all(page: Page) -> None:
+    """Run every cell and wait until all have finished or one has failed."""
     page.evaluate(RUN)
-    try:
-        [ran] = page.wait_for_function("window.courseRan", polling=50, timeout=seconds * 1000).json_value()
-    except TimeoutError as problem:
-        waiting = page.locator(CODE_CELLS, has_text="[*]:").all_inner_texts()
-        raise BrowserProblem(f"cells still waiting after {seconds:.0f} s: {waiting}") from problem
+    [ran] = page.wait_for_function("window.courseRan", polling=50, timeout=900_000).json_value()
     if ran is not True and not cell_errors(page):
         raise BrowserProblem(f"the cells did not run: {ran}")
 
@@ -202,11 +193,6 @@ def cell_errors(page: Page) -> list[str]:
     kinds = "application/vnd.jupyter.error", "application/vnd.jupyter.stderr"
     selector = ", ".join(f'{CODE_CELLS} [data-mime-type="{kind}"]' for kind in kinds)
     return page.locator(selector).all_inner_texts()
-
-
-def cell_of(locator: Locator) -> Locator:
-    """The code cell that `locator` is part of."""
-    return locator.locator("xpath=ancestor::*[contains(concat(' ', @class, ' '), ' jp-CodeCell ')][1]")
 
 
 def picture(cell: Locator) -> str:
@@ -221,7 +207,8 @@ def redraw_milliseconds(page: Page, slider: Locator, key: str) -> float:
     The page's own clock is read, from the key event to the change of the document, so that the driver's overhead does
     not count. Raises BrowserProblem when nothing changes within a minute.
     """
-    area = cell_of(slider).locator(".jp-OutputArea").first
+    cell = slider.locator("xpath=ancestor::*[contains(concat(' ', @class, ' '), ' jp-CodeCell ')][1]")
+    area = cell.locator(".jp-OutputArea").first
     slider.focus()
     area.evaluate("""area => { window.courseRedraw = new Promise(done => {
         let pressed = null;
@@ -245,9 +232,3 @@ def violations(page: Page) -> list[tuple[str, list[str]]]:
     options = {"runOnly": ["wcag2a", "wcag2aa"], "resultTypes": ["violations"]}  # what holds is counted, not listed
     found = Axe().run(page, options=options).response["violations"]
     return [(rule["id"], [node["html"][:200] for node in rule["nodes"][:3]]) for rule in found]
-
-
-def copy_course(target: Path) -> None:
-    """Copy the notebooks, exercises, solutions and docs of this repository to `target`, where they may be changed."""
-    for folder in ("notebooks", "exercises", "solutions", "docs"):
-        shutil.copytree(ROOT / folder, target / folder, ignore=shutil.ignore_patterns(".ipynb_checkpoints"))

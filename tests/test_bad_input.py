@@ -10,7 +10,7 @@ import math
 import os
 import random
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -32,8 +32,6 @@ from course_utils.gpus import GPUS
 from course_utils.interactive.explorer import CONTROLS, dashboard
 from course_utils.interactive.explorer_page import changes, draw, link, linked
 from course_utils.interactive.guesses import parse_guess
-from course_utils.interactive.widgets import DTYPES, explorer, tensor_slider
-from course_utils.lessons.parameters.widget import model_builder
 from course_utils.measuring.recorded import key, read_folder, thinned, to_json
 from course_utils.measuring.recording_file import append, repair
 from course_utils.model_files import model_config
@@ -419,28 +417,6 @@ def test_a_link_to_the_explorer_is_followed_as_far_as_it_can_be(fragment: dict[s
     shown = json.loads(draw(asked))
     assert ("refused" in shown) == (changes(asked) == "[]" and "refused" in shown)
     assert "refused" in shown or shown["total"] > 0
-
-
-STARTERS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
-    "explorer": (explorer, {"model": "gpt2", "gpu": "T4-16GB", "micro_batch": 4, "precision": "amp-fp16"}),
-    "tensor slider": (tensor_slider, {"batch": 8, "sequence": 128, "hidden": 256, "dtype": next(iter(DTYPES))}),
-    "model builder": (model_builder, {"start": "gpt2"}),
-}
-
-
-@many(40, 1_000)
-@given(data=st.data())
-def test_a_widget_begins_or_says_why_not(data: st.DataObject) -> None:
-    start, first = STARTERS[data.draw(st.sampled_from(list(STARTERS)))]
-    name, value = data.draw(st.sampled_from(list(first))), data.draw(st.sampled_from(ODD))
-    try:
-        widget = start(**(first | {name: value}))
-    except (ValueError, TypeError) as refused:
-        known = ("number format", "GPU", "a model is") if name in ("dtype", "gpu", "model", "start") else ()
-        assert names(str(refused), name, *spelled(value), *known), (name, value, refused)
-        assert "unhashable" not in str(refused), refused
-        return
-    assert widget.figure is not None or "Not possible" in widget.message
 
 
 @many(60, 1_000)

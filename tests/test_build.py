@@ -119,13 +119,6 @@ def test_exercise_has_the_gap_and_the_solution_the_answer(course: Path) -> None:
     assert all(not cell.get("outputs") and not cell.get("execution_count") for cell in exercise.cells)
 
 
-def test_unsolved_exercise_invites_in_one_line(course: Path) -> None:
-    notebook = run(read_notebook(course / "exercises/01_first.ipynb"), course, allow_errors=True)
-    (error,) = [output for cell in notebook.cells for output in cell.get("outputs", ())]
-    assert error.ename == "NotSolved"
-    assert error.traceback == ["Not solved yet. Return twice the size, in bytes."]
-
-
 def test_check_agrees_right_after_a_build(course: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--root", str(course), "--check"]) == 0
     assert "agrees" in capsys.readouterr().out
@@ -183,9 +176,8 @@ def test_learners_work_is_kept_under_its_date_and_the_build_says_where(
 
 @pytest.mark.parametrize("content", [b"", b"not a notebook", b'{"cells": 3}'])
 def test_unreadable_notebook_is_kept_too(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "01_first.ipynb"
-    path.write_bytes(content)
-    copy = save_edited(path)
+    (tmp_path / "01_first.ipynb").write_bytes(content)
+    copy = save_edited(tmp_path / "01_first.ipynb")
     assert copy and copy.read_bytes() == content
 
 

@@ -6,10 +6,9 @@ import json
 import os
 import random
 import stat
-import struct
 import sys
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,15 +41,10 @@ def zipped(contents: dict[str, bytes], method: int = zipfile.ZIP_DEFLATED, mode:
     held = io.BytesIO()
     with zipfile.ZipFile(held, "w") as opened:
         for name, content in contents.items():
-            entry = zipfile.ZipInfo(name, (2026, 11, 21, 10, 0, 0))
+            entry = zipfile.ZipInfo(name, (2026, month, 21, 10, 0, 0))
             entry.compress_type, entry.external_attr = method, mode << 16
             opened.writestr(entry, content)
-    made = bytearray(held.getvalue())
-    for mark, offset in ((b"PK\3\4", 12), (b"PK\1\2", 14)):
-        start = made.find(mark) + offset
-        (date,) = struct.unpack_from("<H", made, start)
-        struct.pack_into("<H", made, start, date & ~(15 << 5) | month << 5)
-    return made
+    return bytearray(held.getvalue())
 
 
 def damaged(archive: bytearray, start: int = 60, end: int = 160) -> bytes:
@@ -180,15 +174,14 @@ def test_archives_with_faults_at_random_cost_only_themselves(tmp_path: Path) -> 
     assert sum("it is damaged" in one.problem for one in graded) > 50
 
 
-def test_a_table_that_cannot_be_written_whole_leaves_the_one_before(tmp_path: Path) -> None:
-    def broken_off() -> Iterator[Graded]:
-        yield Graded("ada", "06", {}, "", 0.0)
-        raise OSError(28, "No space left on device")
-
+def test_a_table_that_cannot_be_written_whole_leaves_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_table([Graded("bob", "06", {}, "", 0.0)], tmp_path / "grades.csv")
     before = (tmp_path / "grades.csv").read_bytes()
-    with pytest.raises(OSError, match="No space left"):
-        write_table(broken_off(), tmp_path / "grades.csv")
+    monkeypatch.setattr(os, "fsync", lambda _: os.close(-1))
+    with pytest.raises(OSError, match="Bad file"):
+        write_table([], tmp_path / "grades.csv")
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"grades.csv": before}
 
 
@@ -205,9 +198,7 @@ def test_no_cell_is_a_formula(text: str, tmp_path: Path) -> None:
 
 
 def test_no_part_of_a_cell_is_a_formula_where_semicolons_separate(tmp_path: Path) -> None:
-    write_table(
-        [Graded("ada", "06", {"06.1": Outcome("error", "a; b;\t=1;-2; 3 - 2 = 1")}, "", 0.0)], tmp_path / "x.csv"
-    )
+    write_table([Graded("ada", "", {"": Outcome("error", "a; b;\t=1;-2; 3 - 2 = 1")}, "", 0.0)], tmp_path / "x.csv")
     assert "a; b;\t'=1;'-2; 3 - 2 = 1" in (tmp_path / "x.csv").read_text(encoding="utf-8")
 
 

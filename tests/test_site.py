@@ -103,11 +103,6 @@ def test_the_reference_has_what_the_package_offers(site: Path) -> None:
         assert re.search(rf'id="course_utils\.(\w+\.)*{name}"', text), name
 
 
-def test_no_page_names_this_machine(site: Path) -> None:
-    for path in site.rglob("*.html"):
-        assert str(ROOT) not in path.read_text(encoding="utf-8"), path.name
-
-
 @pytest.fixture(scope="module")
 def tab() -> Iterator[Page]:
     """A page of a browser, which is opened once."""
@@ -125,10 +120,12 @@ def test_an_accessibility_checker_finds_nothing(site: Path, tab: Page, name: str
         assert violations(tab) == [], path.name
 
 
-def test_every_table_of_a_lesson_has_headers(site: Path) -> None:
+def test_every_table_has_headers_and_no_page_names_this_machine(site: Path) -> None:
     for path in site.rglob("*.html"):
+        text = path.read_text(encoding="utf-8")
+        assert str(ROOT) not in text, path.name
         if path.parent.name in ("notebooks", "exercises", "docs"):
-            for table in re.findall(r"<table.*?</table>", path.read_text(encoding="utf-8"), re.DOTALL):
+            for table in re.findall(r"<table.*?</table>", text, re.DOTALL):
                 assert "<th" in table, f"{path.name}: {table[:200]}"
 
 
