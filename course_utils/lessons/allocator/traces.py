@@ -127,7 +127,7 @@ def states_first(measured: Measurement) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class Process:
-    """Several runs in one process; `replayed.allocated[first:last]` is one's, of which `spans` has (first, last)."""
+    """Several runs in one process; `spans` has each one's (first, last), for `replayed.allocated[first:last]`."""
 
     replayed: Replay
     spans: Mapping[str, tuple[int, int]] = field(repr=False)
