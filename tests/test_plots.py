@@ -42,6 +42,10 @@ def shapes(figure: Figure, tag: str, attribute: str = "") -> list[ElementTree.El
     return [element for element in found if not attribute or attribute in element.attrib]
 
 
+def at(shape: ElementTree.Element, name: str) -> float:
+    return float(shape.attrib[name])
+
+
 def texts(figure: Figure) -> list[str]:
     return [element.text or "" for element in shapes(figure, "text")]
 
@@ -63,23 +67,13 @@ def training(steps: int = 2, layers: int = 6, operations: int = 8) -> Measuremen
         changes += [(30 * MB, "temporaries"), (-30 * MB, "temporaries")] * layers
         marks.append(Mark(len(changes), step, "zero_grad"))
         changes += [(-70 * MB, "gradients")] * layers
-    return measured(changes, marks)
-
-
-def measured(changes: list[tuple[int, str]], marks: list[Mark]) -> Measurement:
     timeline = Timeline(changes, marks)
     totals = timeline.totals()
     peak = max(range(len(totals)), key=totals.__getitem__) + 1
     at_peak = {kind: curve[peak - 1] for kind, curve in timeline.curves().items()}
-    phase = [mark.phase for mark in marks if mark.event < peak][-1]
-    return Measurement(
-        breakdown=MemoryBreakdown(at_peak, phase),
-        moments={},
-        phase_peaks={},
-        timeline=timeline,
-        provenance=Provenance("simulated", "fake", "2.13.0", "2026-11-21"),
-        peak_event=peak,
-    )
+    breakdown = MemoryBreakdown(at_peak, [mark.phase for mark in marks if mark.event < peak][-1])
+    origin = Provenance("simulated", "fake", "2.13.0", "2026-11-21")
+    return Measurement(breakdown, moments={}, phase_peaks={}, timeline=timeline, provenance=origin, peak_event=peak)
 
 
 # ---------------------------------------------------------------------------------------------------------------- color
@@ -142,13 +136,13 @@ def test_a_stack_draws_every_byte_to_scale():
     figure = plots.stack({"none": NONE, "full": FULL}, "Only full recomputation fits", capacity=GPUS["A100-80GB"])
     drawn = shapes(figure, "rect", "data-bytes")
     assert sum(int(bar.attrib["data-bytes"]) for bar in drawn) == NONE.total + FULL.total
-    scale = sum(float(bar.attrib["width"]) for bar in drawn) / (NONE.total + FULL.total)
+    scale = sum(at(bar, "width") for bar in drawn) / (NONE.total + FULL.total)
     for bar in drawn:
-        assert float(bar.attrib["width"]) == pytest.approx(int(bar.attrib["data-bytes"]) * scale, abs=0.11)
+        assert at(bar, "width") == pytest.approx(at(bar, "data-bytes") * scale, abs=0.11)
         assert bar.attrib["fill"] == COLOURS[bar.attrib["data-kind"]]
     (line,) = shapes(figure, "line", "data-capacity")
-    start = min(float(bar.attrib["x"]) for bar in drawn)
-    assert float(line.attrib["x1"]) == pytest.approx(start + GPUS["A100-80GB"].memory * scale, abs=0.2)
+    start = min(at(bar, "x") for bar in drawn)
+    assert at(line, "x1") == pytest.approx(start + GPUS["A100-80GB"].memory * scale, abs=0.2)
 
 
 def test_a_stack_prints_totals_and_what_is_missing_or_free():
@@ -187,9 +181,9 @@ def test_the_capacity_line_runs_through_no_words(name):
     figure = plots.stack({"": row}, "Where the line is crossed", capacity=round(34.2 * GB))
     assert {f"{size:.1f}" for size in CROSSED[name].values()} <= set(texts(figure)), "each part has its amount"
     (line,) = shapes(figure, "line", "data-capacity")
-    x, top, bottom = (float(line.attrib[key]) for key in ("x1", "y1", "y2"))
+    x, top, bottom = (at(line, key) for key in ("x1", "y1", "y2"))
     outlined = {text.text for text in shapes(figure, "text") if "stroke" in text.attrib}
-    beside = [text for text in shapes(figure, "text") if top < float(text.attrib["y"]) < bottom]
+    beside = [text for text in shapes(figure, "text") if top < at(text, "y") < bottom]
     assert any("34.2" not in (text.text or "") for text in beside)
     for text in beside:
         left, right = extent(text)
@@ -198,8 +192,7 @@ def test_the_capacity_line_runs_through_no_words(name):
 
 def extent(text: ElementTree.Element) -> tuple[float, float]:
     """Left and right end of a text, in pixels, at the widest."""
-    width = text_width(text.text or "", float(text.attrib["font-size"]), "font-weight" in text.attrib)
-    x = float(text.attrib["x"])
+    width, x = text_width(text.text or "", at(text, "font-size"), "font-weight" in text.attrib), at(text, "x")
     left = {"end": x - width, "middle": x - width / 2}.get(text.attrib.get("text-anchor", ""), x)
     return left, left + width
 
@@ -230,11 +223,8 @@ def test_the_timeline_names_its_peak_and_draws_it_exactly():
 
 def y_of(figure: Figure, size: float) -> float:
     """Where the figure's own axis puts `size` bytes: read from two of its labels."""
-    labels = {
-        float(text.text or ""): float(text.attrib["y"]) - 4
-        for text in shapes(figure, "text")
-        if text.attrib.get("text-anchor") == "end" and re.fullmatch(r"[\d.]+", text.text or "")
-    }
+    ends = [text for text in shapes(figure, "text") if text.attrib.get("text-anchor") == "end"]
+    labels = {float(end.text or ""): at(end, "y") - 4 for end in ends if re.fullmatch(r"[\d.]+", end.text or "")}
     low, high = min(labels), max(labels)
     return labels[low] + (labels[high] - labels[low]) * (size / GB - low) / (high - low)
 
@@ -244,7 +234,7 @@ def test_the_capacity_line_does_not_cross_the_name_of_the_peak(gb):
     figure = plots.timeline(training(), "Near", capacity=round(gb * GB))
     (line,) = shapes(figure, "line", "data-capacity")
     name = next(text for text in shapes(figure, "text") if (text.text or "").startswith("peak 4.06 GB"))
-    over = float(name.attrib["y"]) - float(line.attrib["y1"])
+    over = at(name, "y") - at(line, "y1")
     assert not -3 < over < 12, "the line runs through the letters, which reach 11 pixels up"
 
 
@@ -263,17 +253,14 @@ def test_letters_pin_moments_to_the_axis():
     begins = {mark.phase: mark.event for mark in run.timeline.marks if mark.step == 2}
     letters = {"A": begins["forward"], "B": begins["loss"]}
     figure = plots.timeline(run, "What happens at A and B?", steps=[2], letters=letters)
-    starts = {line.attrib["data-phase"]: float(line.attrib["x1"]) for line in shapes(figure, "line", "data-phase")}
-    assert "loss" in texts(figure) and starts["backward"] - starts["loss"] >= 25, (
-        "three events long, and still wide enough to see"
-    )
-    pins = {pin.attrib["data-letter"]: float(pin.attrib["x"]) + 9 for pin in shapes(figure, "rect", "data-letter")}
-    lines = {line.attrib["data-phase"]: float(line.attrib["x1"]) for line in shapes(figure, "line", "data-phase")}
-    assert pins == {"A": pytest.approx(lines["forward"], abs=0.2), "B": pytest.approx(lines["loss"], abs=0.2)}
-    assert {"A", "B"} <= set(texts(figure))
-    axis = next(float(text.attrib["y"]) for text in shapes(figure, "text") if text.text == "0")
-    low = [float(pin.attrib["y"]) + 18 for pin in shapes(figure, "rect", "data-letter")]
-    assert max(low) <= axis, "a letter hides no number of the axis"
+    starts = {line.attrib["data-phase"]: at(line, "x1") for line in shapes(figure, "line", "data-phase")}
+    assert starts["backward"] - starts["loss"] >= 25, "three events long, and still wide enough to see"
+    pins = {pin.attrib["data-letter"]: at(pin, "x") + 9 for pin in shapes(figure, "rect", "data-letter")}
+    assert pins == {"A": pytest.approx(starts["forward"], abs=0.2), "B": pytest.approx(starts["loss"], abs=0.2)}
+    assert {"A", "B", "loss"} <= set(texts(figure))
+    axis = next(at(text, "y") for text in shapes(figure, "text") if text.text == "0")
+    lowest = max(at(pin, "y") + 18 for pin in shapes(figure, "rect", "data-letter"))
+    assert lowest <= axis, "a letter hides no number of the axis"
     with pytest.raises(ValueError, match=r"C is at event 0; shown are \d+ to \d+"):
         plots.timeline(run, "Not shown", steps=[2], letters={"C": 0})
 
@@ -281,14 +268,12 @@ def test_letters_pin_moments_to_the_axis():
 def test_areas_are_painted_from_the_top_so_that_each_shows_its_own_band():
     figure = plots.timeline(training(), "Order")
     painted = [area.attrib["data-kind"] for area in shapes(figure, "path", "data-kind")]
-    assert painted == [kind for kind in reversed(TIMELINE_ORDER) if kind in painted]
-    assert painted[-1] == "parameters"
+    assert painted == [kind for kind in reversed(TIMELINE_ORDER) if kind in painted] and painted[-1] == "parameters"
 
 
 def test_thinning_keeps_every_peak_that_matters():
     totals = [(7919 * k) % 1000 for k in range(30_000)]
-    totals[12_345] = 5_000
-    totals[29_999] = 4_000
+    totals[12_345], totals[29_999] = 5_000, 4_000
     kept = thin(totals, 0, 29_999, keep=[77])
     assert len(kept) <= MOST_POINTS and kept == sorted(set(kept))
     assert {0, 77, 12_345, 29_999} <= set(kept)
@@ -301,8 +286,7 @@ def test_a_long_timeline_is_drawn_quickly_and_small():
     run = training(steps=4, layers=48, operations=52)
     assert len(run.timeline) > 30_000
     assert calls(lambda: plots.timeline(run, "Long")) < 40 * len(run.timeline)
-    figure = plots.timeline(run, "Long")
-    assert len(figure.svg.encode()) < 200_000
+    assert len(plots.timeline(run, "Long").svg.encode()) < 200_000
 
 
 # --------------------------------------------------------------------------------------------------------------- others
@@ -312,12 +296,12 @@ def test_estimate_and_measurement_side_by_side_with_signed_differences():
     run = training()
     parts = dict(run.breakdown) | {"activations": run.breakdown["activations"] + 100 * MB, "temporaries": 0}
     figure = plots.compare_bars(MemoryBreakdown(parts), run, "Two differences")
-    estimated = sum(int(bar.attrib["data-estimated"]) for bar in shapes(figure, "rect", "data-estimated"))
-    drawn = sum(int(bar.attrib["data-measured"]) for bar in shapes(figure, "rect", "data-measured"))
-    assert (estimated, drawn) == (sum(parts.values()), run.peak)
+    drawn = [sum(at(bar, name) for bar in shapes(figure, "rect", name)) for name in ("data-estimated", "data-measured")]
+    assert drawn == [sum(parts.values()), run.peak]
     assert {"+0.100 GB", "−0.700 GB", "−100 %", "0", "−0.600 GB"} <= set(texts(figure))
-    assert str(run.provenance) in texts(figure)
-    assert run.word in texts(figure) and f"{format_bytes(run.peak, 'GB', 3)} {run.word}" in figure.alt
+    assert {run.word, str(run.provenance)} <= set(
+        texts(figure)
+    ) and f"{format_bytes(run.peak, 'GB', 3)} {run.word}" in figure.alt
 
 
 @pytest.mark.parametrize(("source", "word"), [("live", "measured"), ("cpu", "measured"), ("simulated", "simulated")])
@@ -333,7 +317,7 @@ def test_bars_print_bytes_and_plain_numbers():
     assert {"16.0 GB", "AdamW"} <= set(texts(plots.bars({"AdamW": 16 * GB, "SGD": 8 * GB}, "Bytes")))
     figure = plots.bars({"forward": 12.0, "backward": 24.0}, "Milliseconds", unit="ms")
     assert {"12.0 ms", "24.0 ms"} <= set(texts(figure))
-    one, two = (float(bar.attrib["width"]) for bar in shapes(figure, "rect", "data-value"))
+    one, two = (at(bar, "width") for bar in shapes(figure, "rect", "data-value"))
     assert two == pytest.approx(2 * one, abs=0.11)
     with pytest.raises(ValueError, match="none below zero"):
         plots.bars({"lost": -1}, "Negative")
@@ -345,18 +329,21 @@ def test_bars_print_bytes_and_plain_numbers():
 def test_lines_are_named_at_their_ends():
     series = {"eager": ([1, 2, 4], [3.0, 6.0, 12.0]), "flash": ([1, 2, 4], [3.0, 6.0, 11.9])}
     figure = plots.lines(series, "Two slopes", "sequences", "GB", level=("32 GB card", 32))
-    ends = [float(t.attrib["y"]) for t in shapes(figure, "text") if t.text in series]
+    ends = [at(t, "y") for t in shapes(figure, "text") if t.text in series]
     assert abs(ends[0] - ends[1]) >= 16, "names of lines that end together must not overlap"
     assert {"32 GB card", "sequences", "GB", "1", "2", "4"} <= set(texts(figure))
     figure = plots.lines({"b < 2 & $s^2$": ([1, 2], [1.3374e-9, 134_512.0])}, "Costs $5_000$ > all", "x", "y")
     assert {"b < 2 & $s^2$", "Costs $5_000$ > all"} <= set(texts(figure)), "words are taken as they are"
     assert "$ goes from 1.337·10⁻⁹ at 1 to 134,500 at 2" in figure.alt
-    with pytest.raises(ValueError, match="0 lines"):
-        plots.lines({}, "Nothing", "x", "y")
-    with pytest.raises(ValueError, match="2 x values and 1 y values"):
-        plots.lines({"odd": ([1, 2], [1])}, "Odd", "x", "y")
-    with pytest.raises(ValueError, match="logarithmic"):
-        plots.lines({"zero": ([0, 2], [1, 2])}, "Zero", "x", "y", log_x=True)
+
+
+@pytest.mark.parametrize(
+    ("line", "log", "said"),
+    [(None, False, "0 lines"), (([1, 2], [1]), False, "2 x values and 1 y"), (([0, 2], [1, 2]), True, "logarithmic")],
+)
+def test_lines_that_cannot_be_drawn_are_refused(line, log, said):
+    with pytest.raises(ValueError, match=said):
+        plots.lines({"one": line} if line else {}, "None", "x", "y", log_x=log)
 
 
 def test_circles_are_not_joined():
@@ -381,7 +368,7 @@ def test_lines_are_drawn_where_their_values_are():
     across, down = numbers[::2], numbers[1::2]
     assert across[1] - across[0] == pytest.approx(across[2] - across[1]), "doubling is one step on a logarithmic axis"
     assert down[1] - down[2] == pytest.approx(2 * (down[0] - down[1]))
-    labels = {text.text: float(text.attrib["x"]) for text in shapes(figure, "text")}
+    labels = {text.text: at(text, "x") for text in shapes(figure, "text")}
     assert [labels[name] for name in ("1", "2", "4")] == pytest.approx(across)
 
 
@@ -457,7 +444,7 @@ def test_the_front_picture_shows_the_estimates_beside_a_card_of_32_gb():
     ways += [{**ways[-1], "loss_chunks": 8}, {**ways[-1], "micro_batch": 4, "accumulation_steps": 8}]
     figure = gpt2_xl_stack()
     assert (ROOT / "docs/images/gpt2-xl-stack.svg").read_text(encoding="utf-8") == figure.svg
-    drawn = sum(int(bar.attrib["data-bytes"]) for bar in shapes(figure, "rect", "data-bytes"))
+    drawn = sum(at(bar, "data-bytes") for bar in shapes(figure, "rect", "data-bytes"))
     assert drawn == sum(estimate(run.replace(**way)).total for way in ways)
     verdicts = {text for text in texts(figure) if text.endswith((" free", " too much"))}
     assert verdicts == {"7.4 GB free", "4.9 GB free", "2.8 GB too much", "11.6 GB too much", "100.3 GB too much"}
