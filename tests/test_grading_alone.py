@@ -15,7 +15,7 @@ import pytest
 from course_utils.classroom import alone
 from course_utils.classroom.alone import Isolation, isolation, run_alone
 from course_utils.classroom.graded import Outcome
-from course_utils.classroom.keeper import Limits, ended, folder_bytes
+from course_utils.classroom.keeper import Limits, ended
 from course_utils.units import MB
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -194,13 +194,6 @@ def test_a_signal_without_a_name_and_too_many_bytes_are_remarks(held: Isolation)
     if LINUX:
         signals = cells(signal="import os\nos.kill(os.getpid(), 40)")
         assert run_alone(signals, CHECKS, Limits(), held) == ({}, "crashed (signal 40)")
-
-
-def test_bytes_are_counted_without_following_links(tmp_path: Path) -> None:
-    (tmp_path / "a" / "b").mkdir(parents=True)
-    (tmp_path / "a" / "b" / "file").write_bytes(bytes(100_000))
-    (tmp_path / "a" / "around").symlink_to(tmp_path)
-    assert 100_000 <= folder_bytes(tmp_path) < 200_000
 
 
 def test_where_there_are_no_walls_it_is_said() -> None:
