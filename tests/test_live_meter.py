@@ -247,7 +247,7 @@ def test_twelve_thousand_readings_are_drawn_small_and_with_few_calls_each():
         for t in range(12_000)
     ]
     assert calls(lambda: meter_figure(samples, [], 16 * GB, GB, "", "", "seconds", STAGE)) < 160_000
-    assert len(meter_figure(samples, [], 16 * GB, GB, "", "", "seconds").svg) < 100_000
+    assert len(meter_figure(samples, [], 16 * GB, GB, "", "", "seconds").svg) < 70_000
 
 
 def test_the_stages_letters_are_larger_and_stay_in_the_picture():

@@ -230,16 +230,6 @@ def test_ledger_sums_exactly() -> None:
     assert [row[3] for row in book.rows[1:]] == ["0", "−512 B", "–", "−520 B"]
 
 
-def test_ledger_shows_signed_differences() -> None:
-    text = repr(ledger({"input": 26_214_400, "mean": 32_768}, {"input": 26_214_400, "mean": 16_384}))
-    lines = text.splitlines()
-    assert lines[0].split() == ["estimate", "measured", "estimate", "−", "measured"]
-    assert lines[1].split() == ["input", "26.214", "MB", "26.214", "MB", "0"]
-    assert lines[2].endswith("+16.4 KB")
-    assert lines[3].split()[0] == "total"
-    assert len({len(line) for line in lines}) == 1
-
-
 def test_ledger_without_measurement_has_one_column(capsys: pytest.CaptureFixture[str]) -> None:
     show_ledger({"a & b": 4, "c": 2})
     assert [line.split() for line in capsys.readouterr().out.splitlines()[1:]] == [
@@ -263,11 +253,6 @@ def test_linear_keeps_its_input_once_and_not_its_weights() -> None:
     (saved,) = saved_by(module, (8, 16), dtype="bf16")
     assert saved == Saved("Addmm: mat1", (8, 16), "bf16", 8 * 16 * 2)
     assert module.weight.dtype is torch.float32, "the module is left as it was"
-
-
-def test_layernorm_keeps_its_input_and_two_statistics() -> None:
-    saved = saved_by(nn.LayerNorm(16), (2, 3, 16))
-    assert [item.bytes for item in saved] == [2 * 3 * 16 * 4, 2 * 3 * 4, 2 * 3 * 4]
 
 
 def test_views_of_one_storage_count_once() -> None:
