@@ -14,8 +14,6 @@ from course_utils import TrainingRun, estimate, gpu
 from course_utils.lessons.lora.checks import normal_float_right
 from course_utils.networks.frozen import nf4_code
 
-# -------------------------------------------------------------------------------------------------------- 12.1: adapter
-
 
 def by_tensors(shapes: Any, r: int) -> int:
     factors = [(torch.empty(r, n_in), torch.empty(n_out, r)) for n_out, n_in in shapes]
@@ -42,8 +40,6 @@ ADAPTER = Answers(
         (lambda shapes, r: shapes.clear() or 0, "changes 'shapes'"),
     ],
 )
-
-# ---------------------------------------------------------------------------------------------------------- 12.2: merge
 
 
 def by_columns(W: torch.Tensor, A: torch.Tensor, B: torch.Tensor, alpha: float) -> torch.Tensor:
@@ -73,8 +69,6 @@ MERGE = Answers(
         (lambda W, A, B, alpha: W, "Pull x out on the left"),
     ],
 )
-
-# -------------------------------------------------------------------------------------------------------- 12.3: account
 
 
 def accounting(**changes: Callable[[int, int, int, int], Any]) -> Any:
@@ -114,8 +108,6 @@ ACCOUNT = Answers(
         (lambda N, learning, bits, block: {"frozen": N}, "has no 'adapters'"),
     ],
 )
-
-# ------------------------------------------------------------------------------------------------------- 12.4: quantize
 
 
 def quantizing(
@@ -190,8 +182,6 @@ QUANTIZE = Answers(
     ],
 )  # fmt: skip
 
-# --------------------------------------------------------------------------------------------------- 12.5: normal_float
-
 
 def as_tensor(bits: int) -> torch.Tensor:
     """By linspace and the error function's inverse."""
@@ -250,8 +240,6 @@ def test_the_right_code_is_nf4_with_four_bits() -> None:
     assert normal_float_right(4) == pytest.approx(nf4_code(), abs=1e-12)
 
 
-# ----------------------------------------------------------------------------------------------------------- 12.6: best
-
 BITS, RANKS = (16, 8, 4), (64, 32, 16, 8, 4, 2)
 
 
@@ -291,8 +279,6 @@ BEST = Answers(
         (lambda run, card: (5, 2), "one of BITS"),
     ],
 )  # fmt: skip
-
-# -------------------------------------------------------------------------------------------------------------- asking
 
 ANSWERS = {"12.1": ADAPTER, "12.2": MERGE, "12.3": ACCOUNT, "12.4": QUANTIZE, "12.5": NORMAL_FLOAT, "12.6": BEST}
 

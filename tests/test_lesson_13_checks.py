@@ -14,8 +14,6 @@ from course_utils.lessons.calculators.checks import JUDGED, TERM_NAMES, candidat
 from course_utils.lessons.calculators.errata import ERRATA
 from course_utils.units import parse_bytes
 
-# ---------------------------------------------------------------------------------------------------- 13.1: unit_meant
-
 UNITS = {"GB": 10**9, "GiB": 2**30}
 
 
@@ -50,9 +48,6 @@ UNIT_MEANT = Answers(
     ],
 )
 
-# -------------------------------------------------------------------------------------------------- 13.2: missing_term
-
-
 MISSING_TERM = Answers(
     right=[lambda calculator: max(TERM_NAMES, key=lambda term: abs(share_of_peak(calculator, term)))],
     wrong=[(lambda calculator: "overhead", "is not on the list: number of parameters,")],
@@ -64,9 +59,6 @@ def test_no_term_is_right_for_all_and_the_hint_does_not_tell_which_is(term: str)
     message = hint("13.2", lambda calculator: term)
     assert "In another term it is further off" in message
     assert not any(other in message.replace(term, "") for other in TERM_NAMES)
-
-
-# --------------------------------------------------------------------------------------------------------- 13.3: judge
 
 
 def judging(near: Callable[[float], bool] = lambda ratio: 0.99 <= ratio <= 1.01, **changes: Any) -> Any:
@@ -117,9 +109,6 @@ def test_every_judgment_occurs_and_the_posts_are_about_the_first_three() -> None
     assert all(f"{said:g} GB" in post for post, (said, _) in zip(lesson_13.posts(), JUDGED, strict=False))
 
 
-# ------------------------------------------------------------------------------------------------- 13.4: bytes_a_token
-
-
 def tensor_by_tensor(h: int, kv: int, ffn: int, a: int) -> int:
     fp32, bf16 = [h, 1, h, 1, a], [h] * 7 + [kv, kv] + [ffn] * 4
     return 4 * sum(fp32) + 2 * sum(bf16)
@@ -154,8 +143,6 @@ BYTES_A_TOKEN = Answers(
     ],
 )
 
-# ------------------------------------------------------------------------------------------------------- 13.5: erratum
-
 NUMBERS = count()
 GOOD = {"claim": "A GiB is 10⁹ bytes", "source": "my notes of lesson 0", "said": 1e9, "evidence": lambda: 2**30,
         "lesson": 1}  # fmt: skip
@@ -187,8 +174,6 @@ ERRATUM = Answers(
         (lambda: "8 GB", "where a dictionary is asked for"),
     ],
 )
-
-# -------------------------------------------------------------------------------------------------------------- asking
 
 ANSWERS = {"13.1": UNIT_MEANT, "13.2": MISSING_TERM, "13.3": JUDGE, "13.4": BYTES_A_TOKEN, "13.5": ERRATUM}
 

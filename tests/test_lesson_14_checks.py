@@ -11,8 +11,6 @@ from course_utils import TrainingRun, estimate, fit
 from course_utils.lessons.plans import checks as lesson_14
 from course_utils.lessons.plans.checks import BROKEN, HIDDEN, PEAK_MISTAKES, TOLERANCE, peak_right, peaks, true_peaks
 
-# ------------------------------------------------------------------------------------------------------- 14.1: choose
-
 
 def by_loop(configurations: Any, room: int) -> int | None:
     best = None
@@ -60,8 +58,6 @@ CHOOSE = Answers(
         (lambda configurations, room: 2, "not one of the list"),
     ],
 )
-
-# -------------------------------------------------------------------------------------------------------- 14.2: split
 
 
 def from_above(batch: int, fixed: float, each: float, room: float) -> tuple[int, int] | None:
@@ -113,8 +109,6 @@ SPLIT = Answers(
     ],
 )
 
-# ------------------------------------------------------------------------------------------------------ 14.3: on_a_t4
-
 ON_T4 = TrainingRun(
     "gpt2-large", 4, 1024, "amp-fp16", "adamw-fused", "efficient", "every-2", accumulation_steps=8, loss_chunks=8
 )
@@ -146,8 +140,6 @@ ON_A_T4 = Answers(
         (changing(micro_batch=1, accumulation_steps=32), "times what the best plan loses"),
     ],
 )
-
-# ----------------------------------------------------------------------------------------------- 14.4: predicted_peak
 
 
 def on_paper(
@@ -203,9 +195,6 @@ def test_the_formula_is_within_its_tolerance_and_the_mistakes_are_not() -> None:
     for mistaken in PEAK_MISTAKES.values():
         assert any(abs(a / b - 1) > TOLERANCE for a, b in zip(peaks(mistaken), true_peaks(), strict=True))
     assert true_peaks()[0] == estimate(HIDDEN[0]).total
-
-
-# ----------------------------------------------------------------------------------------------------- 14.5: diagnose
 
 
 def rising(starts: Any) -> bool:
@@ -272,8 +261,6 @@ DIAGNOSE = Answers(
 def test_hidden_cases_are_of_every_cause_that_can_be_told() -> None:
     assert {cause for cause, _, _ in BROKEN} == set(lesson_14.CAUSES) - {"weights"}
 
-
-# -------------------------------------------------------------------------------------------------------------- asking
 
 ANSWERS = {"14.1": CHOOSE, "14.2": SPLIT, "14.3": ON_A_T4, "14.4": PREDICTED_PEAK, "14.5": DIAGNOSE}
 

@@ -80,9 +80,6 @@ def test_an_unknown_calculator_is_refused_by_name() -> None:
         calculators.calculator("Zero")
 
 
-# ------------------------------------------------------------------------------------------------------------- truth
-
-
 @pytest.mark.parametrize("name", SMALL)
 def test_every_tensor_at_the_peak_belongs_to_one_component(
     name: str, steps: dict[str, Measurement], real: dict[str, Truth]
@@ -127,9 +124,6 @@ def test_eight_terms_add_up_to_the_whole_gap(one: calculators.Calculator, name: 
     assert calculators.add_back(one.name, [], run, truth) == one.total(run)
 
 
-# ------------------------------------------------------------------------------------------------------- closed form
-
-
 @pytest.mark.parametrize("name", SMALL)
 def test_the_closed_form_is_off_by_vectors_and_rounding_alone(name: str, steps: dict[str, Measurement]) -> None:
     run = SMALL[name]
@@ -153,9 +147,6 @@ def test_what_lies_outside_the_blocks_is_listed(steps: dict[str, Measurement], r
     found = calculators.outside_blocks(steps["GPT-2"])
     assert sum(found.values()) == real["GPT-2"].parts[OUTSIDE]
     assert any(name.startswith("(loss): _log_softmax") for name in found)
-
-
-# ------------------------------------------------------------------------------------------------ figures and widget
 
 
 def test_figures_say_every_number_and_draw_the_bytes(real: dict[str, Truth]) -> None:
@@ -200,9 +191,6 @@ def test_the_widget_adds_back_what_is_ticked(real: dict[str, Truth]) -> None:
     assert "now <b>exact</b>" in widget.message
     widget.controls["model"].value = "Llama"
     assert "now <b>exact</b>" in widget.message and widget.figure and "Llama" in widget.figure.alt
-
-
-# ------------------------------------------------------------------------------------------------------------ errata
 
 
 def test_the_page_is_built_from_the_list() -> None:

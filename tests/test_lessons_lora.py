@@ -13,7 +13,7 @@ from course_utils.estimating.states import frozen_matrix_bytes
 from course_utils.estimating.step_time import model_flops
 from course_utils.lessons.lora import by_hand as lora_by_hand
 from course_utils.lessons.lora import quantization
-from course_utils.lessons.lora.by_hand import adapter_parameters, fine_tune, merged, sonnets, with_lora
+from course_utils.lessons.lora.by_hand import adapter_parameters, fine_tune, merged, sonnets
 from course_utils.lessons.lora.factored import orthogonal, split
 from course_utils.lessons.lora.figures import _counts, code_picture, histograms, lora_picture
 from course_utils.lessons.lora.quantization import (
@@ -29,14 +29,12 @@ from course_utils.lessons.lora.quantization import (
     with_rounded_inputs,
     zero_point,
 )
-from course_utils.lessons.shared.language_model import batches, corpus, encode, language_model, mean_loss, vocabulary
+from course_utils.lessons.shared.language_model import corpus, encode, language_model, mean_loss, vocabulary
 from course_utils.models import PRESETS
 from course_utils.networks import build_network, network_for
 from course_utils.networks.frozen import FrozenLinear, nf4_code, nf4_pairs
 from course_utils.networks.lora import LoraLinear
 from course_utils.run import TrainingRun
-
-# -------------------------------------------------------------------------------------------------------- fine-tuning
 
 
 def test_the_second_text_is_written_in_the_first_ones_characters() -> None:
@@ -111,9 +109,6 @@ def test_the_count_is_that_of_the_modules() -> None:
     assert adapter_parameters(config, 8, run.lora_targets) == counted
 
 
-# ------------------------------------------------------------------------------------------------------------ rounding
-
-
 def test_absmax_keeps_zero_and_the_largest_and_is_off_by_half_a_step() -> None:
     values = torch.tensor([0.7, -0.04, 0.0, 0.33])
     assert torch.allclose(absmax(values, 4), torch.tensor([0.7, 0.0, 0.0, 0.3]))
@@ -157,9 +152,6 @@ def test_clusters_find_the_values_that_are_there_and_never_lose_to_a_grid() -> N
     assert relative_error(normal, clusters(normal, 16)) < relative_error(normal, absmax(normal, 4))
 
 
-# ----------------------------------------------------------------------------------------------------------- in a model
-
-
 def test_only_the_blocks_matrices_are_rounded_and_in_a_copy() -> None:
     model = language_model()
     zeroed = with_rounded_blocks(model, torch.zeros_like)
@@ -199,9 +191,6 @@ def test_the_even_adam_is_the_8_bit_adam_with_other_values() -> None:
     assert len(unsigned.values) == 256 and unsigned.values[0] == 0 and unsigned.values[-1] == 1
 
 
-# ------------------------------------------------------------------------------------------------------- two factors
-
-
 def test_q_is_orthogonal_and_repeatable() -> None:
     Q = orthogonal(32)
     assert torch.allclose(Q @ Q.T, torch.eye(32), atol=1e-5) and torch.equal(Q, orthogonal(32))
@@ -226,9 +215,6 @@ def test_a_second_basis_leaves_less_and_one_step_is_the_best_of_its_kind() -> No
     size = split(WEIGHT, 1, one_basis=True).U.abs().max()
     off = [(WEIGHT - c * WEIGHT.sign()).norm().item() for c in (0.9 * size, size, 1.1 * size)]
     assert off[1] == min(off)
-
-
-# -------------------------------------------------------------------------------------------------- pictures, controls
 
 
 def test_the_picture_of_lora_is_to_scale_and_counts() -> None:
@@ -266,11 +252,6 @@ def test_the_controls_draw_what_they_say() -> None:
     shown.controls["frozen_bits"].value = None
     assert "Does not fit" in shown.message and not shown.run.lora_rank
     assert repr(shown).endswith("run this cell to use its controls.")
-
-
-def test_an_adapted_model_begins_as_the_old_one() -> None:
-    model, (tokens, _) = language_model(), next(batches(1))
-    assert torch.equal(with_lora(model, 8)(tokens), model(tokens))
 
 
 def test_the_quiz_counts_as_tensors_do() -> None:
