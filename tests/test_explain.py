@@ -146,17 +146,9 @@ def test_what_is_recorded_of_a_line_names_no_folder_of_this_machine(source):
     assert root not in json.dumps(recorded) and sys.prefix not in json.dumps(recorded)
 
 
-@pytest.mark.parametrize(
-    ("filename", "name"),
-    [
-        ("/home/someone/work/model.py", "model.py"),
-        ("C:\\Users\\someone\\model.py", "model.py"),
-        ("<doctest /home/someone/model.py[0]>", "model.py[0]>"),
-        ("<eval_with_key>.1 from /home/someone/model.py:12 in forward", "model.py:12 in forward"),
-    ],
-)
-def test_of_a_file_the_name_alone_is_shown(filename, name):
-    assert described((filename, 3)) == f"{name}:3"
+@pytest.mark.parametrize("filename", ["/home/someone/work/model.py", "C:\\Users\\someone\\model.py"])
+def test_of_a_file_the_name_alone_is_shown(filename):
+    assert described((filename, 3)) == "model.py:3"
 
 
 @pytest.mark.parametrize("count", [0, -3, 2.5, "10", None, True])
@@ -177,19 +169,9 @@ def test_it_draws_itself_without_letting_code_become_markup():
     assert "1 &lt; 2" in explained([made], 1, "title")._repr_html_()
 
 
-@pytest.mark.parametrize(
-    ("filename", "machinery"),
-    [
-        (torch.nn.functional.__file__, True),
-        (torch.__file__, True),
-        (pytest.__file__, False),
-        (__file__, False),
-        ("<stdin>", False),
-        ("<frozen importlib._bootstrap>", True),
-    ],
-)
-def test_the_measured_code_is_no_machinery(filename, machinery):
-    assert is_machinery(filename) is machinery
+def test_the_measured_code_is_no_machinery():
+    assert all(map(is_machinery, (torch.nn.functional.__file__, torch.__file__, "<frozen importlib._bootstrap>")))
+    assert not any(map(is_machinery, (pytest.__file__, __file__, "<stdin>")))
 
 
 def test_a_sharded_step_is_shown_with_lines_of_the_step_and_none_of_the_trackers():

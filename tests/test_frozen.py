@@ -8,16 +8,7 @@ from torch.nn import functional as F
 
 from course_utils.measuring.simulated import simulated_gpu
 from course_utils.networks import build_network
-from course_utils.networks.frozen import (
-    FrozenLinear,
-    freeze,
-    nf4_code,
-    nf4_pairs,
-    pack,
-    quantize_nf4,
-    quantize_rows,
-    unpack,
-)
+from course_utils.networks.frozen import FrozenLinear, freeze, nf4_code, nf4_pairs, quantize_nf4, quantize_rows, unpack
 
 # Dettmers et al. 2023 (QLoRA), appendix E
 PUBLISHED = (
@@ -41,13 +32,6 @@ def original(n_out: int = 48, n_in: int = 128) -> nn.Linear:
 def test_nf4s_values_are_the_published_ones():
     assert nf4_code() == pytest.approx(PUBLISHED, abs=2e-6)
     assert nf4_code()[7] == 0 and list(nf4_code()) == sorted(set(nf4_code()))
-
-
-def test_packing_loses_nothing():
-    codes = torch.randint(16, (1000,))
-    packed = pack(codes)
-    assert packed.dtype == torch.uint8 and packed.numel() == 500
-    assert torch.equal(unpack(packed), codes.to(torch.uint8))
 
 
 @pytest.mark.parametrize("bits", [8, 4])

@@ -2,13 +2,12 @@
 
 import pytest
 import torch
-from engine import GPT, LLAMA, Unwatched, shallow, simulate, tiny
+from engine import tiny
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from course_utils.estimating.step_time import chunked_loss_flops
 from course_utils.measuring.simulated import simulated_gpu
-from course_utils.measuring.step import Training
 from course_utils.measuring.tracker import Tracker
 from course_utils.networks import chunked_loss, loss_of
 from course_utils.run import TrainingRun
@@ -85,29 +84,3 @@ def test_the_logits_of_one_piece_live_at_a_time(chunks):
         largest = max(item.bytes for item in tracker.allocations())
     assert largest == max(piece, round_up(2 * V * h))
     assert kept < piece
-
-
-@pytest.mark.parametrize("accumulation_steps", [1, 2])
-@pytest.mark.parametrize("family", ["gpt2", "llama"])
-def test_training_with_a_loss_in_pieces_follows_the_plain_one(family, accumulation_steps):
-    def losses(chunks: int) -> list[float]:
-        torch.manual_seed(0)
-        run = TrainingRun(tiny(family, dropout=0.0), 2, 32, "fp32", "adamw-loop", "eager", "none", accumulation_steps)
-        run = run.replace(loss_chunks=chunks)
-        training = Training(run, "cpu", simulated=False)
-        for _ in range(3):
-            training.step(Unwatched())
-        return training.losses
-
-    assert losses(5) == pytest.approx(losses(1), rel=1e-5)
-
-
-@pytest.mark.parametrize("precision", ["amp-bf16", "amp-fp16", "bf16-master"])
-@pytest.mark.parametrize("model", [shallow(GPT, 1), shallow(LLAMA, 1)], ids=["tied gpt2", "tied llama"])
-def test_pieces_take_the_logits_from_the_peak(model, precision):
-    run = TrainingRun(model, 8, 1024, precision)
-    logits = 2 * 8 * 1024 * model.vocab
-    plain, pieces = (simulate(run.replace(loss_chunks=chunks)) for chunks in (1, 16))
-    moment = "after loss"
-    assert plain.moments[moment]["activations"] - pieces.moments[moment]["activations"] > 0.99 * logits
-    assert plain.peak - pieces.peak > logits

@@ -69,9 +69,6 @@ def attention_of(network: Transformer) -> Any:
     return network.blocks[0].attention
 
 
-# Parameters
-
-
 @pytest.mark.parametrize("family", OPTIONS["family"])
 @pytest.mark.parametrize("experts", OPTIONS["experts"])
 @pytest.mark.sweep(6)
@@ -85,9 +82,6 @@ def test_parameters_of_every_combination_are_those_that_are_counted(family, expe
         assert list(built.items()) == list(parameter_shapes(model).items()), model
         assert sum(parameter.numel() for parameter in network.parameters()) == parameter_count(model)
         assert list(network.buffers()) == []
-
-
-# Arithmetic
 
 
 def plain(network: Transformer, tokens: Tensor) -> Tensor:
@@ -201,8 +195,6 @@ def test_dropout_is_of_the_fused_kernels_too():
     assert not torch.equal(first, second)
 
 
-# Experts
-
 MOE = small(experts=4, kv_heads=2, layers=2, tied=False)
 
 
@@ -249,20 +241,6 @@ def test_experts_are_simulated_in_every_recipe(precision, attention, recompute):
     assert 0 <= rounding < 512 * len(parameter_shapes(model))
 
 
-def test_experts_keep_what_their_choices_make_however_many_there_are():
-    """Twice the experts keep as much, but for the router: its softmax, and the indices of E smaller pieces."""
-    four, eight = (
-        simulate(
-            TrainingRun(tiny("llama", experts=E, experts_per_token=2, layers=1), 4, 128, "fp32", attention="eager")
-        )
-        for E in (4, 8)
-    )
-    more = eight.moments["end of forward"]["activations"] - four.moments["end of forward"]["activations"]
-    assert 0 < more < 4 * 4 * 128 * 8 + 512 * 8 * 12
-    dense = simulate(TrainingRun(tiny("llama", layers=1), 4, 128, "fp32", attention="eager"))
-    assert four.moments["end of forward"]["activations"] > dense.moments["end of forward"]["activations"]
-
-
 def test_a_step_on_the_cpu_is_the_simulated_one():
     model = tiny("gpt2", experts=4, experts_per_token=2, kv_heads=2, mlp="swiglu")
     run = TrainingRun(model, 2, 48, "fp32", attention="eager")
@@ -270,10 +248,3 @@ def test_a_step_on_the_cpu_is_the_simulated_one():
     assert len(on_cpu.losses) == 2 and all(math.isfinite(loss) for loss in on_cpu.losses)
     for kind in ("parameters", "activations", "temporaries"):
         assert on_cpu.moments["end of forward"][kind] == simulated.moments["end of forward"][kind] > 0
-
-
-@pytest.mark.parametrize("name", MIXED)
-def test_every_option_is_simulated_under_autocast(name):
-    model = dataclasses.replace(MIXED[name], dropout=0.1)
-    measured = simulate(TrainingRun(model, 2, 24, "amp-bf16", attention="flash"))
-    assert measured.moments["end of forward"]["activations"] > measured.moments["end of forward"]["inputs"] > 0

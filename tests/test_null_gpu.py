@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 import sysconfig
-import time
 from pathlib import Path
 
 import null_gpu
@@ -36,9 +35,6 @@ TASKS = [
     {"task": "four", "status": "measured", "detail": "", "parts": {"scratch": {"operations": OPERATIONS}}},
 ]
 DEMOS = "  1. Start: 1.0 s. fine\n\nThese things do not go as the demos say:\n  one: it is\n     broken\n  two: too\n"
-
-
-# What failed
 
 
 def test_pytests_summary_names_what_failed():
@@ -76,9 +72,6 @@ def test_a_notebook_names_cells_that_failed_and_says_if_none_was_live(tmp_path, 
     assert failed_cells(path, "a warning\n" + json.dumps({"failed": ["x: KeyError"], "live": live})) == failures
 
 
-# A check
-
-
 def performed(tmp_path: Path, code: str, seconds: float = 60.0) -> null_gpu.Result:
     check = Check("a check", ["-c", code], seconds, failed_tests)
     return perform(check, sys.executable, {}, tmp_path)
@@ -99,22 +92,11 @@ def test_a_check_fails_for_what_it_prints_and_for_its_exit_code(tmp_path, code, 
     assert result.failures == failures and str(result).startswith("FAILED" if failures else "passed")
 
 
-def test_a_check_that_does_not_end_is_ended_with_its_children(tmp_path):
-    child = "import time; print('here', flush=True); time.sleep(600)"
-    code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
-    start = time.monotonic()
-    assert performed(tmp_path, code, seconds=3).failures == ["not done after 3 s"]
-    assert time.monotonic() - start < 60
-
-
 def test_only_what_the_null_gpu_cannot_do_is_explained_away(tmp_path, monkeypatch):
     monkeypatch.setattr(null_gpu, "CANNOT", {"a check: x - nan*": "It has no numbers."})
     result = performed(tmp_path, "print('FAILED x - nan is not 1'); print('FAILED y - nan'); raise SystemExit(1)")
     assert result.failures == ["y - nan"]
     assert result.explained == ["x - nan is not 1 Why: It has no numbers."]
-
-
-# Which checks
 
 
 def test_every_live_path_is_checked():
@@ -125,8 +107,6 @@ def test_every_live_path_is_checked():
     kinds = {task.kind for task in recording_list()} - {"notebook", "demos"}
     assert {name.removeprefix("recorder: ") for name in names if name.startswith("recorder: ")} == kinds
 
-
-# On the stand-in
 
 ON_IT = """
 import json, sys, torch
@@ -162,14 +142,8 @@ def environment(tmp_path_factory):
 
 
 def on_it(environment: dict[str, str], **knobs: str) -> dict[str, object]:
-    done = subprocess.run(
-        [sys.executable, "-c", ON_IT],
-        env=environment | knobs,
-        capture_output=True,
-        text=True,
-        timeout=1200,
-        check=False,
-    )
+    code = [sys.executable, "-c", ON_IT]
+    done = subprocess.run(code, env=environment | knobs, capture_output=True, text=True, timeout=1200, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

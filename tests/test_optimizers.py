@@ -29,9 +29,6 @@ def weights(training: Training) -> list[torch.Tensor]:
     return [weight.detach().clone() for weight in training.network.parameters()]
 
 
-# They learn
-
-
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_every_optimizer_learns_a_batch_by_heart(optimizer):
     training = on_cpu(ON_CPU.replace(optimizer=optimizer))
@@ -44,9 +41,6 @@ def test_every_precision_learns_a_batch_by_heart(precision):
     training = on_cpu(ON_CPU.replace(precision=precision, clip_grad_norm=1.0, accumulation_steps=2))
     step(training, 40)
     assert training.losses[-1] < 0.9 * training.losses[0]
-
-
-# Lion and the 8-bit Adam, by hand
 
 
 def test_lions_first_step_is_the_gradients_sign():
@@ -126,9 +120,6 @@ def test_muon_takes_matrices_of_blocks_and_adamw_the_rest():
         assert ("momentum_buffer" in training.optimizer.state[weight]) == by_muon, name
 
 
-# Precisions
-
-
 def test_a_step_that_overflows_is_left_out_and_halves_the_scale():
     training = on_cpu(ON_CPU.replace(precision="fp16-master"))
     step(training, 3)
@@ -197,9 +188,6 @@ def test_what_a_learner_has_chosen_for_fp32_products_stays(precision, chosen):
         assert matmul.fp32_precision == chosen
     finally:
         matmul.fp32_precision = before
-
-
-# Clipping, and gradients that stay
 
 
 @pytest.mark.parametrize("precision", ["fp32", "amp-bf16", "bf16", "bf16-master", "bf16-master-fp32grad"])

@@ -90,17 +90,6 @@ def test_memory_is_what_has_been_counted_so_far():
     assert Memory(list).allocated() == Memory(list).peak() == 0
 
 
-def test_a_mixture_of_experts_asks_and_is_simulated():
-    """As transformers' grouped experts do: the capability decides, and then one product does all experts."""
-    with asked():
-        x = torch.randn(8, 16, device="cuda", dtype=torch.bfloat16)
-        weight = torch.randn(2, 16, 32, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-        ends = torch.tensor([3, 8], dtype=torch.int32).to("cuda")
-        assert torch.cuda.get_device_capability(weight.device) >= (8, 0)
-        F.grouped_mm(x, weight, offs=ends).square().sum().backward()
-        assert weight.grad is not None and weight.grad.shape == weight.shape and weight.grad.device.type == "cuda"
-
-
 @pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.SGD])
 def test_the_same_is_made_as_before(optimizer):
     """torch asks is_available itself: a GPU that says yes must not change what a step makes."""

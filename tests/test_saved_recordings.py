@@ -55,11 +55,6 @@ def test_what_is_not_recorded_is_refused_in_words(windows: None, operation: Call
         saved_by(operation, SHAPE, dtype="bf16", device="gpu")
 
 
-def test_the_cpu_is_asked_as_ever(windows: None, capsys: pytest.CaptureFixture[str]) -> None:
-    assert saved_by(lambda x: x.tanh(), (8,))[0].bytes == 32
-    assert capsys.readouterr().out == ""
-
-
 def test_only_operations_that_words_tell_apart_are_spelled() -> None:
     class Mine(nn.Module):
         """Its repr is the same whatever its forward does."""

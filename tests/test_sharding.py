@@ -26,7 +26,7 @@ from course_utils.estimating.sharding import (
     zero_bytes,
     zero_communication_elements,
 )
-from course_utils.measuring.sharded import measure_sharded, simulated_ranks
+from course_utils.measuring.sharded import measure_sharded
 from course_utils.models import PRESETS, parameter_shapes
 from course_utils.run import TrainingRun
 from course_utils.units import GB, round_up

@@ -39,9 +39,6 @@ def operators_of_a_step(run: TrainingRun) -> list[str]:
     return operators.names
 
 
-# It works here
-
-
 def test_a_gpu_is_simulated_here_and_says_on_which_build():
     """The expected build follows from the machine and from torch's own version, not from the tested code."""
     build = "CPU build of torch" if torch.version.cuda is None else "CUDA build of torch without a GPU"
@@ -67,9 +64,6 @@ def test_tensors_have_a_device_and_a_shape_but_no_memory():
         tensor = torch.empty(10**6, 10**6, device="cuda")  # four terabytes
     assert isinstance(tensor, FakeTensor)
     assert (tensor.device.type, tuple(tensor.shape)) == ("cuda", (10**6, 10**6))
-
-
-# The kernels
 
 
 def heads(count: int = 4, tokens: int = 48, size: int = 16) -> torch.Tensor:
@@ -165,9 +159,6 @@ def test_the_efficient_kernel_refuses_grouped_keys_as_it_does_on_a_gpu():
         F.scaled_dot_product_attention(heads(4), heads(2), heads(2), is_causal=True, enable_gqa=True)
 
 
-# Autocast, the loss scaler, the optimizer
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast_really_casts(dtype):
     with simulated_gpu("flash"), torch.autocast("cuda", dtype):
@@ -191,23 +182,6 @@ def test_the_optimizer_walks_as_it_was_told(optimizer, operator):
     names = operators_of_a_step(TrainingRun(tiny("gpt2"), 1, 16, "fp32", optimizer, "eager"))
     walks = ("_foreach_addcdiv_", "addcdiv_", "_fused_adamw_")
     assert [walk for walk in walks if walk in names] == [operator]
-
-
-def test_master_weights_keep_the_network_in_16_bit():
-    measured = simulate(TrainingRun(tiny("llama"), 1, 16, "bf16-master"))
-    dtypes = {kind: {i.dtype for i in measured.allocations if i.kind == kind} for kind in ("parameters", "gradients")}
-    assert dtypes == {"parameters": {"bfloat16"}, "gradients": {"bfloat16"}}
-    states = {item.dtype for item in measured.allocations if item.kind == "optimizer_states"}
-    assert states == {"float32"}
-
-
-def test_simulating_twice_gives_the_same():
-    run = TrainingRun(tiny("llama"), 2, 32, recompute="full")
-    first, second = simulate.__wrapped__(run), simulate.__wrapped__(run)
-    assert first.timeline == second.timeline and first.allocations == second.allocations
-
-
-# Where it cannot work
 
 
 @pytest.fixture

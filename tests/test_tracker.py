@@ -4,6 +4,7 @@ import gc
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -48,10 +49,14 @@ def allocator_events(run: TrainingRun) -> list[int]:
     """Signed bytes of each allocation and free in the second step, as the CPU's allocator reports them."""
     torch.manual_seed(0)
     training = Training(run, "cpu", simulated=False)
-    training.step(Unwatched())
+    return allocated_in_the_second(lambda: training.step(Unwatched()))
+
+
+def allocated_in_the_second(step: Callable[[], None]) -> list[int]:
+    step()
     gc.collect()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        training.step(Unwatched())
+        step()
     assert profiler.profiler is not None and profiler.profiler.kineto_results is not None
     events: list[Any] = profiler.profiler.kineto_results.events()
     return blocks([event.nbytes() for event in events if event.name() == "[memory]"])
@@ -76,14 +81,6 @@ def blocks(sizes: list[int]) -> list[int]:
     rounded = [round_up(abs(size)) * (1 if size > 0 else -1) for size in sizes]
     random_state = round_up(torch.get_rng_state().nbytes)
     return [size for size in rounded if abs(size) > SMALL and abs(size) != random_state]
-
-
-def running_totals(sizes: list[int]) -> list[int]:
-    totals, now = [], 0
-    for size in sizes:
-        now += size
-        totals.append(now)
-    return totals
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -112,7 +109,7 @@ def test_every_allocation_of_a_gpt_is_seen_but_scratch_within_one_cpu_kernel(tie
     norms = 2 * run.model.layers + 1
     assert left == []
     assert unseen == [scratch, -scratch] * norms
-    assert max(running_totals(seen)) == max(running_totals(real))
+    assert max(accumulate(seen)) == max(accumulate(real))
 
 
 # Any other model, against the allocator as well
@@ -185,14 +182,7 @@ def steps_of_another(kind: str) -> Callable[[], None]:
 @pytest.mark.parametrize("kind", OTHERS)
 def test_of_any_other_model_every_allocation_is_seen_and_so_is_its_peak(kind):
     """But for scratch within one kernel, which no operator shows."""
-    step = steps_of_another(kind)
-    step()
-    gc.collect()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        step()
-    assert profiler.profiler is not None and profiler.profiler.kineto_results is not None
-    events: list[Any] = profiler.profiler.kineto_results.events()
-    real = blocks([event.nbytes() for event in events if event.name() == "[memory]"])
+    real = allocated_in_the_second(steps_of_another(kind))
     again = steps_of_another(kind)
     with Tracker("cpu") as tracker:
         again()
@@ -204,7 +194,7 @@ def test_of_any_other_model_every_allocation_is_seen_and_so_is_its_peak(kind):
     assert not Counter(seen) - Counter(real)  # nothing is seen that is not there
     scratch = Counter(real) - Counter(seen)
     assert all(count == scratch[-size] for size, count in scratch.items())
-    difference = max(running_totals(real)) - max(running_totals(seen))
+    difference = max(accumulate(real)) - max(accumulate(seen))
     if kind == "pictures":  # the library that computes convolutions on a CPU puts its factors in another order first
         assert 0 <= difference <= sum(size for size in scratch if size > 0)
     else:
@@ -473,18 +463,6 @@ def test_a_gradient_in_another_order_is_copied_by_norms_alone():
 
     assert peak_of_backward("mm", turned) == peak_of_backward("mm", torch.ones_like)
     assert peak_of_backward("RMSNorm", turned) == peak_of_backward("RMSNorm", torch.ones_like) + 2 * N
-
-
-def test_what_stands_between_a_norm_and_the_sum_makes_the_gradient_whole():
-    def copies(pool: Callable[[torch.Tensor], torch.Tensor]) -> int:
-        def step(model: torch.nn.Module, x: torch.Tensor) -> None:
-            pool(model(x)).backward()
-
-        made = measure(step=step, model=torch.nn.RMSNorm(256), batch=torch.ones(64, 256), source="simulated", steps=1)
-        of_norm = [item for item in made.allocations if item.operation == "_fused_rms_norm_backward"]
-        return sum(item.shape == (64, 256) for item in of_norm)
-
-    assert copies(torch.sum) == copies(lambda y: y.square().mean()) + 1
 
 
 def test_the_efficient_kernel_keeps_its_random_state_on_the_host():
