@@ -12,9 +12,9 @@ ENTRY = re.compile(
     r'^<span id="([^"]+)"></span>\n\n## (.+)\n((?:.+\n)+)\n((?:Letters? .+ · )?)\[lesson (\d\d)\]\((.+)\)$', re.M
 )
 TEXT = (ROOT / "docs/glossary.md").read_text(encoding="utf-8")
-ENTRIES = {
-    anchor: (heading, said, letter, number, path) for anchor, heading, said, letter, number, path in ENTRY.findall(TEXT)
-}
+ENTRIES = {anchor: entry for anchor, *entry in ENTRY.findall(TEXT)}
+"""By anchor: heading, definition, letters, number and path of the lesson."""
+
 LINK = re.compile(r"\((?:\.\./)?(?:docs/)?glossary\.md#([^)]+)\)")
 LESSONS = [path for path in committed_notebooks(ROOT, "notebooks") if path.name[:2].isdigit()]
 
@@ -29,11 +29,6 @@ FROM_THE_START = {"activations", "gradients", "adam", "adamw", "gib", "optimizer
 """Terms that lessons 00 and 01 link and that every later lesson takes for known."""
 
 
-def slug(heading: str) -> str:
-    """What the website and GitHub call a heading."""
-    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
-
-
 def markdown(path: Path) -> str:
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
     return "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
@@ -41,11 +36,8 @@ def markdown(path: Path) -> str:
 
 def prose(text: str) -> str:
     """The paragraphs, without headings, tables, lists, code and links."""
-    blocks = [
-        block
-        for block in re.split(r"\n\s*\n", text)
-        if not re.match(r"#|\||[-*+] |\d+\. |<|!\[|\*\*(Rem|Bre|Che)", block)
-    ]
+    unread = re.compile(r"#|\||[-*+] |\d+\. |<|!\[|\*\*(Rem|Bre|Che)")
+    blocks = [block for block in re.split(r"\n\s*\n", text) if not unread.match(block)]
     return re.sub(r"`[^`]*`|\[[^\]]*\]\([^)]*\)", "·", "\n\n".join(blocks))
 
 
@@ -57,7 +49,7 @@ def names(heading: str) -> list[str]:
 def test_every_entry_has_anchor_definition_and_lesson() -> None:
     assert len(ENTRIES) == len(re.findall(r"^## ", TEXT, re.MULTILINE)) >= 100
     for anchor, (heading, said, _, number, path) in ENTRIES.items():
-        assert anchor == slug(heading)
+        assert anchor == re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-"), "as the website calls it"
         assert said.strip().endswith((".", ")")), heading
         assert path.startswith(f"../notebooks/{number}_") and (ROOT / "docs" / path).exists(), heading
     headings = [heading.lower() for heading, *_ in ENTRIES.values()]
