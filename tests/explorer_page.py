@@ -1,11 +1,5 @@
-"""The explorer's page in a real browser: serve it, open it, time it.
+"""The explorer's page in a real browser: serve it, open it, time it."""
 
-From a terminal: `python tests/explorer_page.py` prints how long it takes from a key to the picture.
-"""
-
-import statistics
-import sys
-import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,10 +7,8 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from browser import browser_page, processor_milliseconds
+from browser import processor_milliseconds
 from playwright.sync_api import Page
-
-from course_utils.authoring import site
 
 READY = "document.getElementById('suggested')?.inert === false"
 """What is true of a page that has drawn, and has said what to change next."""
@@ -69,25 +61,3 @@ def key_times(page: Page, control: str, key: str) -> tuple[float, float]:
         page.evaluate(REDRAWN)
         page.keyboard.press(key)
         return page.evaluate("window.redrawn"), spent()
-
-
-def main() -> int:
-    """Prints the times of a dense run and of one under ZeRO-3, median and worst of 20 keys each."""
-    runs = {"GPT-2 XL": "", "Llama-3 8B, ZeRO-3": "model=llama3-8b&world_size=64&zero_stage=3"}
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        served(site.make_explorer(Path(folder))) as address,
-        browser_page() as page,
-    ):
-        for name, fragment in runs.items():
-            page.goto("about:blank")
-            opened(page, f"{address}#{fragment}")
-            times = [key_times(page, "micro_batch", key) for key in 10 * ("ArrowLeft", "ArrowRight")]
-            for what, which in (("key to picture", 0), ("of them the page's processor time", 1)):
-                took = [one[which] for one in times]
-                print(f"{name}, {what}: {statistics.median(took):.0f} ms, {min(took):.0f} to {max(took):.0f}")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from course_utils import demos, estimate
-from course_utils.allocator.policy import CachingAllocator, OutOfMemory
+from course_utils.allocator.policy import OutOfMemory
 from course_utils.breakdown import MemoryBreakdown
 from course_utils.cli import main as front_door
 from course_utils.demos import DEMOS, Stage, demo, fragmentation, rehearse
@@ -247,23 +247,6 @@ def test_a_live_failure_in_mid_step_gives_the_memory_back_and_the_next_run_works
     assert [network() for network in networks] == [None] and not meters[0].running
     assert stage.attempt(small_run(stage)).peak == MB
     assert not meters[1].running
-
-
-def test_tensors_leave_holes_on_any_allocator_alike():
-    """What the program does on a GPU, with the replay's allocator in the GPU's place."""
-    allocator = CachingAllocator(SMALL.room)
-
-    class Tensor:
-        def __init__(self, size: int) -> None:
-            self.address = allocator.malloc(size)
-
-        def __del__(self) -> None:
-            if hasattr(self, "address"):
-                allocator.free(self.address)
-
-    with pytest.raises(OutOfMemory) as caught:
-        fragmentation.play(SMALL.room, Tensor)
-    assert str(caught.value) == str(fragmentation.replayed(Stage(SMALL, live=False), expandable=False).failure)
 
 
 def test_the_program_that_leaves_holes_says_what_happened(monkeypatch, capsys):
