@@ -85,7 +85,7 @@ EXPRESSION_MISTAKES: Mapping[tuple[str, float], str] = {
     ("exp(x) + sin(x)", 3): "exp needs its output alone: its slope is its value.",
     ("sigmoid(x) / 3 + y", 2): "a division by a number keeps nothing, and neither does an addition.",
 }
-"""The hint for an expression of which so many tensors of n numbers are counted."""
+"""The hint for an answer that counts so many tensors of n numbers for an expression."""
 
 
 @exercise("05.1", "Autograd was asked, and keeps what you said, for every expression.")

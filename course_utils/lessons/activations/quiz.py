@@ -32,7 +32,7 @@ def questions() -> tuple[Question, ...]:
         "With flash attention you train on sequences of 1,024 tokens instead of 512, with the same micro-batch. By "
         "what factor do a block's activations grow?",
         (f"{flash:.1f} ×", "Nothing that the kernel keeps has s·s elements: everything grows with the tokens."),
-        (f"{eager:.1f} ×", "That is eager attention, part of which grows with the square."),
+        (f"{eager:.1f} ×", "That is eager attention: a part of it grows with the square."),
         ("4.0 ×", "That would be so if all of it had s·s elements."),
         ("1.0 ×", "The kernel hides the s·s tensors, not the tokens."),
     )  # fmt: skip
