@@ -25,20 +25,12 @@ STRIDE = 15
 SMALL = TrainingRun(tiny("gpt2"), 2, 64)
 
 
-def silent(text: str) -> None:
-    """Nobody wants to know how far a test has come."""
-
-
 # Drawing
 
 
-def test_a_seed_gives_the_same_run_again():
-    assert [draw.random_run(seed) for seed in range(40)] == [draw.random_run(seed) for seed in range(40)]
-    assert len({draw.random_run(seed) for seed in range(200)}) == 200
-
-
-def test_every_choice_of_a_run_and_every_option_of_a_model_is_drawn():
+def test_a_seed_gives_the_same_run_again_and_every_choice_of_a_run_and_of_a_model_is_drawn():
     runs = [draw.random_run(seed) for seed in range(1000)]
+    assert runs[:40] == [draw.random_run(seed) for seed in range(40)] and len({*runs[:200]}) == 200
     for field in dataclasses.fields(TrainingRun):
         assert len({getattr(run, field.name) for run in runs}) > 1, f"{field.name} is the same in every run"
     assert {run.precision.name for run in runs} == set(PRECISIONS)
@@ -68,7 +60,6 @@ def test_a_model_with_fewer_blocks_says_so_in_its_name_and_is_rebuilt_from_its_c
 
 
 def rebuilt(run: TrainingRun) -> TrainingRun:
-    """The run that its own code makes."""
     return eval(run.code(), {"TrainingRun": TrainingRun, "TransformerConfig": TransformerConfig})
 
 
@@ -128,7 +119,7 @@ def test_a_wrong_estimate_is_not_right_nor_are_wrong_activations_where_the_peak_
 
 def test_the_tables_count_every_run_and_equal_refusals_together():
     runs = [SMALL, SMALL.replace(precision="fp8"), SMALL.replace(world_size=2), SMALL.replace(world_size=2, seq_len=32)]
-    summary, worst, closed = accuracy.accuracy_tables(runs, "a test", silent)
+    summary, worst, closed = accuracy.accuracy_tables(runs, "a test", lambda _: None)
     counted = {row[0]: row[1] for row in summary.rows}
     assert [counted[name] for name in ("runs", "compared", "refused", "failed")] == [4, 1, 3, 0]
     refused = [note for note in summary.notes if note.startswith("Not compared")]
@@ -174,26 +165,22 @@ TABLE = Table(
 
 
 def test_the_explorers_table_times_every_case():
-    table = explorer_table(True, silent)
+    table = explorer_table(True, lambda _: None)
     assert [row[0] for row in table.rows] == list(CASES)
     for row in table.rows:
         median, slowest, size, changes = (float(cell) for cell in row[1:])
         assert 0 < median <= slowest and median < REDRAW_MS and size > 10 and changes > 0
 
 
-def test_a_table_says_date_machine_and_source():
-    text = TABLE.markdown()
+def test_the_command_prints_and_saves_a_table_that_says_date_machine_and_source(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(MADE, "speed", lambda quick, seed, report: [TABLE])
+    assert main(["benchmark", "--here", "--table", "speed", "--out", str(tmp_path)]) == 0
+    text = (tmp_path / "a_name.md").read_text(encoding="utf-8")
+    assert text == TABLE.markdown() + "\n" and text in capsys.readouterr().out
     for word in ("## A title", "cores", "Python", "torch", "· x", "1,234,567", "-1.250", "a / b", "- a note"):
         assert word in text
     lines = [line for line in text.splitlines() if line.startswith("|")]
     assert len({len(line) for line in lines}) == 1 and {line.count("|") for line in lines} == {4}
-
-
-def test_the_command_prints_and_saves(tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(MADE, "speed", lambda quick, seed, report: [TABLE])
-    assert main(["benchmark", "--here", "--table", "speed", "--out", str(tmp_path)]) == 0
-    assert "## A title" in capsys.readouterr().out
-    assert (tmp_path / "a_name.md").read_text(encoding="utf-8") == TABLE.markdown() + "\n"
 
 
 @pytest.mark.parametrize(
@@ -213,14 +200,11 @@ def test_an_option_that_is_wrong_is_refused_in_one_line(arguments, words, capsys
     assert words in said and said.count("\n") == 1
 
 
-def test_quick_leaves_out_what_takes_longest():
-    quick = benchmark.read_options(["--quick", "--seed", "5"])
-    assert quick.quick and quick.seed == 5 and quick.table == [name for name in benchmark.TABLES if name != "deep"]
-    assert benchmark.read_options(["--quick", "--table", "deep"]).table == ["deep"]
-
-
-def test_the_command_is_listed_and_explains_itself(capsys):
+def test_the_command_is_listed_and_explains_itself_and_quick_leaves_out_what_takes_longest(capsys):
     assert list(benchmark.TABLES) == list(MADE)
     assert "benchmark" in COMMANDS and main(["benchmark", "--help"]) == 0
     said = capsys.readouterr().out
     assert all(name in said for name in benchmark.TABLES)
+    quick = benchmark.read_options(["--quick", "--seed", "5"])
+    assert quick.quick and quick.seed == 5 and quick.table == [name for name in benchmark.TABLES if name != "deep"]
+    assert benchmark.read_options(["--quick", "--table", "deep"]).table == ["deep"]

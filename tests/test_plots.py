@@ -145,11 +145,6 @@ def test_a_stack_draws_every_byte_to_scale():
     assert at(line, "x1") == pytest.approx(start + GPUS["A100-80GB"].memory * scale, abs=0.2)
 
 
-def test_a_stack_prints_totals_and_what_is_missing_or_free():
-    shown = texts(plots.stack({"none": NONE, "full": FULL}, "Only one fits", capacity=80 * GB))
-    assert {"130.0 GB", "50.0 GB too much", "38.0 GB", "42.0 GB free", "80 GB GPU"} <= set(shown)
-
-
 def test_a_stack_takes_kinds_in_their_order_and_segments_in_theirs():
     figure = plots.stack({"": {"temporaries": 3, "free": 5, "parameters": 2, "cached": 4}}, "Order", unit="B")
     assert [bar.attrib["data-kind"] for bar in shapes(figure, "rect", "data-kind")][-4:] == [
@@ -215,6 +210,8 @@ def test_the_timeline_names_its_peak_and_draws_it_exactly():
     assert int(marker.attrib["data-peak"]) == run.peak == max(run.timeline.totals())
     assert f"peak {run.peak / GB:.2f} GB in loss, step 2" in texts(figure)
     areas = [re.findall(r"-?[\d.]+", area.attrib["d"]) for area in shapes(figure, "path", "data-kind")]
+    painted = [area.attrib["data-kind"] for area in shapes(figure, "path", "data-kind")]  # each shows its own band
+    assert painted == [kind for kind in reversed(TIMELINE_ORDER) if kind in painted] and painted[-1] == "parameters"
     highest = min(float(y) for points in areas for y in points[1::2])
     assert highest == pytest.approx(y_of(figure, run.peak), abs=0.2)
     named = {"forward", "backward", "step 1", "step 2", "activations", "parameters", "optimizer states"}
@@ -263,12 +260,6 @@ def test_letters_pin_moments_to_the_axis():
     assert lowest <= axis, "a letter hides no number of the axis"
     with pytest.raises(ValueError, match=r"C is at event 0; shown are \d+ to \d+"):
         plots.timeline(run, "Not shown", steps=[2], letters={"C": 0})
-
-
-def test_areas_are_painted_from_the_top_so_that_each_shows_its_own_band():
-    figure = plots.timeline(training(), "Order")
-    painted = [area.attrib["data-kind"] for area in shapes(figure, "path", "data-kind")]
-    assert painted == [kind for kind in reversed(TIMELINE_ORDER) if kind in painted] and painted[-1] == "parameters"
 
 
 def test_thinning_keeps_every_peak_that_matters():
@@ -407,7 +398,7 @@ def every_figure() -> dict[str, Figure]:
 
 
 @pytest.mark.parametrize("name", every_figure())
-def test_every_figure_says_in_words_what_it_shows(name):
+def test_every_figure_says_in_words_what_it_shows_is_the_same_each_time_and_needs_nothing_but_itself(name):
     figure = every_figure()[name]
     root = ElementTree.fromstring(figure.svg)
     assert root.attrib["role"] == "img" and root.attrib["aria-label"] == figure.alt
@@ -420,18 +411,15 @@ def test_every_figure_says_in_words_what_it_shows(name):
     kind, data = image.attrib["src"].split(",")
     assert kind == "data:image/svg+xml;base64" and b64decode(data).decode() == figure.svg
     assert repr(figure) == figure.alt
-
-
-@pytest.mark.parametrize("name", every_figure())
-def test_every_figure_is_the_same_each_time_and_needs_nothing_but_itself(name):
-    figure = every_figure()[name]
     assert figure.svg == every_figure()[name].svg
     assert not re.search(r'<style|<script|url\(|href="[^#]|<image', figure.svg), "it would reach out, or be dropped"
     assert shapes(figure, "rect")[0].attrib["fill"] == "#FFFFFF"
 
 
-def test_the_description_tells_totals_and_the_largest_kind():
-    alt = every_figure()["stack"].alt
+def test_picture_and_description_tell_totals_what_is_missing_or_free_and_the_largest_kind():
+    figure = every_figure()["stack"]
+    assert {"130.0 GB", "50.0 GB too much", "38.0 GB", "42.0 GB free", "80 GB GPU"} <= set(texts(figure))
+    alt = figure.alt
     assert "none: 130.0 GB, most of it activations (109.0), 50.0 GB too much" in alt
     assert plots.stack({"": FULL}, "Own words", alt="My own words").alt == "My own words"
     told = every_figure()["timeline"].alt

@@ -4,9 +4,7 @@ What the seconds are, `benchmark` shows, which runs alone and compares with a pe
 """
 
 import json
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from counting import calls
@@ -17,10 +15,6 @@ from course_utils.benchmark import speed
 from course_utils.benchmark.draw import shallow
 from course_utils.estimating.states import tensors_bytes
 from course_utils.run import TrainingRun
-
-ROOT = Path(__file__).resolve().parent.parent
-
-HOST_BYTES = 10**9
 
 SIMULATED = pytest.mark.skipif(sys.platform == "win32", reason="nothing is simulated on Windows")
 
@@ -43,23 +37,16 @@ print(len(sys.modules), "torch" in sys.modules, "numpy" in sys.modules)
 """
 
 
-def fresh_process(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 @SIMULATED
 def test_two_simulated_steps_of_gpt2_xl_take_less_than_a_gigabyte_of_host_memory():
-    found = json.loads(fresh_process(TWO_STEPS))
-    assert found["rss"] < HOST_BYTES
+    found = json.loads(speed._fresh_process(TWO_STEPS))
+    assert found["rss"] < 10**9
     assert found["peak"] == estimate(TrainingRun("gpt2-xl", 32, 1024, "amp-bf16")).total
 
 
 def test_importing_and_a_first_estimate_load_few_modules_and_neither_torch_nor_numpy():
-    modules, *heavy = fresh_process(IMPORT).split()
-    assert heavy == ["False", "False"]
-    assert int(modules) < 300
+    modules, *heavy = speed._fresh_process(IMPORT).split()
+    assert heavy == ["False", "False"] and int(modules) < 300
 
 
 @pytest.mark.parametrize("model", ["gpt2-xl", "llama3-8b"])
