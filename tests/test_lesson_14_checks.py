@@ -12,14 +12,6 @@ from course_utils.lessons.plans import checks as lesson_14
 from course_utils.lessons.plans.checks import BROKEN, HIDDEN, PEAK_MISTAKES, TOLERANCE, peak_right, peaks, true_peaks
 
 
-def by_loop(configurations: Any, room: int) -> int | None:
-    best = None
-    for index, (peak, lost) in enumerate(configurations):
-        if 1.05 * peak <= room and (best is None or (lost, peak) < configurations[best][::-1]):
-            best = index
-    return best
-
-
 def by_arrays(configurations: Any, room: int) -> Any:
     peaks, lost = np.array(configurations).T
     order = np.lexsort((peaks, lost))
@@ -42,8 +34,16 @@ def choosing(key: Callable[[int, float], Any], reserve: float = 1.05) -> Any:
     return answer
 
 
+least = choosing(lambda peak, lost: (lost, peak))
+
 CHOOSE = Answers(
-    right=[by_loop, by_arrays, choosing(lambda peak, lost: (lost, peak))],
+    right=[
+        by_arrays,
+        least,
+        lambda configurations, room: min(
+            ((lost, peak, i) for i, (peak, lost) in enumerate(configurations) if 1.05 * peak <= room), default=[None]
+        )[-1],
+    ],
     wrong=[
         (choosing(lambda peak, lost: (lost, peak), reserve=1), "You leave no reserve"),
         (choosing(lambda peak, lost: (lost, peak), reserve=1 / 1.05), "off the wrong side"),
@@ -54,7 +54,7 @@ CHOOSE = Answers(
         (choosing(lambda peak, lost: -lost), "Some choices are off"),
         (sorted_in_place, "changes 'configurations'"),
         (lambda configurations, room: None, "You find nothing"),
-        (lambda configurations, room: by_loop(configurations, room) or 0, "where nothing fits"),
+        (lambda configurations, room: least(configurations, room) or 0, "where nothing fits"),
         (lambda configurations, room: 2, "not one of the list"),
     ],
 )

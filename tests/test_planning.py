@@ -143,14 +143,6 @@ def test_flops_are_the_papers() -> None:
     assert model_flops(mixture) < 6 * mixture.model.parameters * mixture.seq_len / 3
 
 
-def test_frozen_weights_have_no_gradient_to_work_out() -> None:
-    """Two units of work, not three: forward, and backward for the input alone; attention's core takes all three."""
-    run = TrainingRun("llama3.2-1b", 1, 2048)
-    whole, frozen = model_flops(run), model_flops(run.replace(lora_rank=16))
-    core = 3 * recomputed_flops(run.replace(recompute="selective-attention"))
-    assert (frozen - core) / (whole - core) == pytest.approx(2 / 3, rel=1e-12)
-
-
 def test_communication_is_the_papers() -> None:
     run = TrainingRun("gpt2", precision="bf16", world_size=8)
     size = 2 * run.model.parameters * 7 / 8
