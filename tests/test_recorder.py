@@ -292,9 +292,8 @@ def test_only_what_fits_is_tried_in_the_order_of_the_list(free):
 
 
 def test_an_old_gpu_is_spared_what_it_lacks():
-    names = {
-        item.run.precision.name for item in plan(recording_list(), on_card(15 * GB, (7, 5)), [], "abc") if item.run
-    }
+    tasks = plan(recording_list(), on_card(15 * GB, (7, 5)), [], "abc")
+    names = {item.run.precision.name for item in tasks if item.run}
     assert names == {"amp-fp16", "fp32", "fp16-master"}
 
 
@@ -322,7 +321,7 @@ def test_the_first_six_tasks_take_three_minutes_and_tell_of_runs_workspaces_and_
     early = recording_list()[:6]
     assert sum(item.expected for item in early) <= 180
     assert sorted(item.kind for item in early) == ["history", "run", "run", "run", "run", "workspaces"]
-    assert {item.run.model.name for item in early if item.run is not None} == {"gpt2", "gpt2-xl", "llama3.2-1b"}
+    assert {item.run.model.name for item in early if item.run} == {"gpt2", "gpt2-xl", "llama3.2-1b"}
     assert all(item.expected > 0 for item in (*recording_list(), *rehearsal_list()))
 
 
