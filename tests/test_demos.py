@@ -15,7 +15,6 @@ import pytest
 import torch
 
 from course_utils import demos, estimate
-from course_utils.allocator.policy import OutOfMemory
 from course_utils.breakdown import MemoryBreakdown
 from course_utils.cli import main as front_door
 from course_utils.demos import DEMOS, Stage, demo, fragmentation, rehearse
@@ -34,11 +33,6 @@ SMALL = Gpu("small card", 2000 * MB, (8, 0))
 """So small that tiny-gpt fills it: a demo then runs in a second."""
 
 FULL = Gpu("full card", 10 * MB, (8, 0))
-
-
-@pytest.fixture(scope="module")
-def rehearsed() -> str:
-    return str(rehearse(Stage(SMALL, live=False)))
 
 
 # Sizes
@@ -63,8 +57,7 @@ def test_sizes_are_fractions_of_every_card_and_all_demos_do_as_told_by_estimate(
 
 def test_the_failure_is_genuine_and_the_next_run_works():
     stage = Stage(SMALL, live=False)
-    with pytest.raises(OutOfMemory, match="Tried to allocate"):
-        stage.attempt(stage.too_large())
+    assert "Tried to allocate" in stage.fails(stage.too_large())
     assert 0 < stage.attempt(stage.run_of(0.6)).peak <= SMALL.room
     with pytest.raises(RuntimeError, match="meant to be too large"):
         stage.fails(stage.run_of(0.5))
@@ -73,8 +66,8 @@ def test_the_failure_is_genuine_and_the_next_run_works():
 # The rehearsal
 
 
-def test_the_rehearsal_runs_every_step_and_names_its_source(rehearsed):
-    told = " ".join(rehearsed.split())
+def test_the_rehearsal_runs_every_step_and_names_its_source():
+    told = " ".join(str(rehearse(Stage(SMALL, live=False))).split())
     for one in DEMOS.values():
         assert 3 <= len(one.steps) <= 8 and one.shows in told
         assert all(step.title in told for step in one.steps)
@@ -111,7 +104,7 @@ def test_a_card_too_small_is_a_problem_of_every_demo_that_runs():
 # On the screen
 
 
-def test_one_press_a_step_back_and_again(rehearsed):
+def test_one_press_a_step_back_and_again():
     shown = demo("recomputation", Stage(SMALL, live=False, reading_seconds=0.1))
     for number, step in enumerate(DEMOS["recomputation"].steps, start=1):
         shown.button.click()
@@ -135,8 +128,7 @@ def test_what_does_not_work_is_said_and_the_step_can_be_tried_again():
 
 
 def test_an_interrupt_ends_the_meter_and_leaves_the_button(monkeypatch):
-    stage = Stage(SMALL, live=False, reading_seconds=60.0)
-    shown = demo("training-step", stage)
+    shown = demo("training-step", Stage(SMALL, live=False, reading_seconds=60.0))
     shown.button.click()
     shown.button.click()
 
@@ -184,9 +176,8 @@ def test_pictures_say_in_words_what_they_draw():
     for said in (f"so {format_bytes(estimate(run).total)} (activations", "a note", "2.00 GB"):
         assert said in drawn.alt
     found = fragmentation.replayed(stage, expandable=False)
-    assert (
-        stage_segments(found.blocks_at(len(found)), "In pieces", SMALL.room).alt.count("free: ") == fragmentation.COUNT
-    )
+    drawn = stage_segments(found.blocks_at(len(found)), "In pieces", SMALL.room)
+    assert drawn.alt.count("free: ") == fragmentation.COUNT
 
 
 def test_the_line_of_the_gpus_memory_crosses_no_number():

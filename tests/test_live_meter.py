@@ -53,10 +53,6 @@ def until(happened, seconds: float = 300.0) -> None:
         time.sleep(0.002)
 
 
-def meters_running() -> int:
-    return sum(thread.name == "memory meter" for thread in threading.enumerate())
-
-
 # When it reads, and when it ends
 
 
@@ -68,7 +64,7 @@ def test_it_reads_from_a_thread_of_its_own_while_the_loop_runs():
         assert meter.running
         gauge.take(-GB)
     assert "memory meter" in gauge.threads
-    assert not meter.running and meters_running() == 0
+    assert not meter.running and not any(thread.name == "memory meter" for thread in threading.enumerate())
     assert meter.samples[-1].allocated == GB and meter.peak == 2 * GB and meter.peak_is_exact
 
 
@@ -200,7 +196,7 @@ def test_a_replay_shows_every_phase_and_ends_by_itself(measured):
         meter.wait()
     phases = [mark.words for mark in meter.marks]
     assert phases[:4] == ["set-up", "forward", "loss", "backward"] and phases.count("optimizer") == 2
-    assert sum(meter.samples[-1].kinds.values()) > 0 and meters_running() == 0
+    assert sum(meter.samples[-1].kinds.values()) > 0 and not meter.running
     assert "simulated GPU" in meter.source
 
 

@@ -1,6 +1,5 @@
 """Guesses that are kept, ledgers that add up, and a list of what autograd keeps that agrees with arithmetic."""
 
-import copy
 import json
 import subprocess
 import sys
@@ -189,21 +188,11 @@ def test_verdict_says_how_far_off_the_guess_was(guess: float | None, unit: str, 
     assert ("<div" in revelation._repr_html_()) == (guess is not None)
 
 
-def test_notebook_of_a_fresh_machine_is_the_same_each_time(tmp_path: Path) -> None:
-    lock_guess("01.peak", 41, "GB")  # the builder's own guess, which nobody else should see
-    code = [
-        "from course_utils.interactive.guesses import *\nfrom course_utils.interactive.ledgers import show_ledger",
-        "predict('01.peak')",
-        "reveal('01.peak', 134.5e9)",
-        "show_ledger({'a': 1})",
-    ]
-    cells = [new_code_cell(line, id=f"cell-{number}") for number, line in enumerate(code)]
-    runs = [run(new_notebook(cells=copy.deepcopy(cells)), tmp_path) for _ in range(2)]
-    assert runs[0].cells == runs[1].cells
-    field, answer, table = (cell.outputs[0].data for cell in runs[0].cells[1:])
-    assert field == {"text/plain": "Your guess, in GB: run this cell and type it in."}
-    assert "You locked no guess" in answer["text/html"]
-    assert table["text/html"].startswith("<table>")
+def test_a_notebook_that_is_built_has_none_of_the_builders_guesses(tmp_path: Path) -> None:
+    lock_guess("01.peak", 41, "GB")
+    code = "from course_utils.interactive.guesses import predict\npredict('01.peak')"
+    (cell,) = run(new_notebook(cells=[new_code_cell(code)]), tmp_path).cells
+    assert cell.outputs[0].data == {"text/plain": "Your guess, in GB: run this cell and type it in."}
 
 
 def test_cells_are_watched_from_the_first_guess_or_demo_on_and_not_by_an_import() -> None:
