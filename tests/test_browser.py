@@ -13,6 +13,7 @@ from course_utils.figures import bars, lines
 from course_utils.figures.canvas import WIDTH
 from course_utils.interactive.explorer import complete, next_changes
 from course_utils.lessons import quiz
+from course_utils.recording.notebooks import read_notebook
 
 ELEMENTS = 30_000
 """What the page of one notebook may have: one that takes seconds to open has several times as many."""
@@ -198,7 +199,7 @@ def test_pictures_of_a_notebook_that_is_not_trusted_are_seen_and_described(
 def test_the_largest_notebook_shows_all_its_cells_and_no_more_than_a_page_can_hold(playground: browser.Page) -> None:
     largest = max((ROOT / "notebooks").glob("*.ipynb"), key=lambda path: path.stat().st_size)
     with browser.opened(playground, f"notebooks/{largest.name}"):
-        playground.wait_for_function(browser.DRAWN, arg=len(nbformat.read(largest, as_version=4).cells))
+        playground.wait_for_function(browser.DRAWN, arg=len(read_notebook(largest).cells))
         elements = playground.locator(f"{browser.IN_FRONT} .jp-Notebook *").count()
     assert 1000 < elements < ELEMENTS
 

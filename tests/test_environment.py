@@ -54,9 +54,6 @@ def ready(home: Home, purpose: str = "lab") -> bool:
     return environment.is_ready(home, purpose, "cpu", environment.remembered(home))
 
 
-# Paths and the torch build
-
-
 def test_interpreter_is_where_the_system_keeps_it(tmp_path):
     assert Home(tmp_path, "Linux").python == Home(tmp_path, "Darwin").python == tmp_path / ".venv/bin/python"
     assert Home(tmp_path, "Windows").python == tmp_path / ".venv/Scripts/python.exe"
