@@ -74,7 +74,11 @@ class BitFlipper(Explorable):
 
     def redraw(self) -> tuple[Figure, str]:
         """Return the bits with their sum, and the numbers on either side. Raises ValueError for what is no number."""
-        float(self.controls["number"].value or 0)
+        typed = self.controls["number"].value
+        try:
+            float(typed or 0)
+        except ValueError:
+            raise ValueError(f"{typed!r} is no number: write 0.1 or 1e-8") from None
         return flipped_figure(self.form, self.pattern, self.asked), escape(neighbors(self.form, self.pattern))
 
 

@@ -24,8 +24,10 @@ def formula(run: TrainingRun) -> dict[str, int]:
     """Bytes of states of one rank by ZeRO's formula, by kind, with the run's own bytes per parameter.
 
     Weights, gradients and K of Adam: 2 + 2 + 12 in the paper, 4 + 4 + 8 in fp32. Stage 1 divides K by the number of
-    ranks, stage 2 the gradients too, stage 3 all (Rajbhandari et al. 2020, section 5).
+    ranks, stage 2 the gradients too, stage 3 all (Rajbhandari et al. 2020, section 5). ValueError unless it is Adam.
     """
+    if run.optimizer.algorithm not in ("adam", "adamw"):
+        raise ValueError(f"ZeRO's formula is written here for Adam's two moments, not for {run.optimizer.name}")
     N, D, stage, precision = run.model.parameters, run.world_size, run.zero_stage, run.precision
     K = precision.master + _moments(precision)
     return {
