@@ -11,7 +11,7 @@ from counting import calls
 from course_utils import TrainingRun, estimate
 from course_utils.estimating import moments
 from course_utils.estimating.step_time import step_seconds
-from course_utils.figures.runs import FAR, in_order, step_columns
+from course_utils.figures.runs import FAR, in_order
 from course_utils.gpus import GPUS
 from course_utils.interactive.explorer import (
     CONTROLS,
@@ -177,8 +177,6 @@ def test_it_opens_with_the_puzzle_whose_columns_begin_where_the_last_step_ended(
     assert opened.peak_phase.startswith("The peak comes at")
     svg = opened.timeline.svg
     assert re.findall(r'data-peak="(\d+)"', svg) == [str(max(row.total for row in rows))]
-    with pytest.raises(ValueError, match="without moments"):
-        step_columns({}, GPUS["A100-80GB"])
 
 
 def test_a_picture_takes_tens_of_thousands_of_calls_which_are_milliseconds():

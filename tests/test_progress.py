@@ -98,10 +98,8 @@ def test_a_course_that_was_moved_or_upgraded_finds_it_again(tmp_path: Path) -> N
     mark_passed("06.9")
     for name, title in (("course", "The cost"), ("renamed elsewhere", "The cost, told anew")):
         (tmp_path / name / "exercises").mkdir(parents=True)
-        cell = {
-            "cell_type": "markdown",
-            "source": ["# Exercises 06 · Recomputation\n", f"## 1 · {title}\n", "## 2 · New\n"],
-        }
+        text = ["# Exercises 06 · Recomputation\n", f"## 1 · {title}\n", "## 2 · New\n"]
+        cell = {"cell_type": "markdown", "source": text}
         for file in ("06_x.ipynb", "06_x.edited-2026-01-01.ipynb"):  # the second is a copy, and not counted
             (tmp_path / name / "exercises" / file).write_text(json.dumps({"cells": [cell]}))
         (lesson,) = progress(tmp_path / name).lessons
