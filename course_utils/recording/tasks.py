@@ -81,7 +81,7 @@ class Task:
             return START_SECONDS + self.seconds / LIVE_FACTOR
         if self.run is None:
             return START_SECONDS + EXPECTED_SECONDS[self.kind]
-        return START_SECONDS + run_seconds(self.run, self.kind == "run")
+        return START_SECONDS + run_seconds(self.run, STEPS if self.kind == "history" else 2 * STEPS)
 
     def obstacle(self, free: int, capability: tuple[int, int]) -> str:
         """Why a GPU with `free` bytes and this compute capability cannot do it, or ""."""
@@ -90,10 +90,9 @@ class Task:
         return unsupported(self.run, capability) or ("" if fits(self.run, free) else "does not fit")
 
 
-def run_seconds(run: TrainingRun, timed: bool) -> float:
+def run_seconds(run: TrainingRun, steps: int) -> float:
     """Seconds of a run's steps on an H200 at half the data sheet's rates, and of its simulation. A guess."""
     step = 0.1 + 2 * sum(step_seconds(run, GPUS["H200-141GB"]).values())
-    steps = 2 * STEPS + min(10.0, max(3.0, 8.0 / step)) if timed else STEPS
     return steps * step + 0.2 * run.model.layers * min(run.accumulation_steps, 3)
 
 
