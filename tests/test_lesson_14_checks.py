@@ -55,7 +55,6 @@ CHOOSE = Answers(
         (sorted_in_place, "changes 'configurations'"),
         (lambda configurations, room: None, "You find nothing"),
         (lambda configurations, room: least(configurations, room) or 0, "where nothing fits"),
-        (lambda configurations, room: 2, "not one of the list"),
     ],
 )
 
@@ -105,7 +104,7 @@ SPLIT = Answers(
         (lambda **case: from_above(**case) or (1, case["batch"]), "not even one sequence fits"),
         (lambda **case: from_above(**case) and (case["batch"], 1), "is not the largest that fits"),
         (lambda **case: (*(from_above(**case) or (0, 0)), case["room"]), "two whole numbers"),
-        (lambda **case: (1.5, 2), "where a whole number is asked for"),
+        (lambda **case: (1.5, 2), "1.5 × 2 is another batch"),
     ],
 )
 

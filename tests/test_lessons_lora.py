@@ -15,7 +15,7 @@ from course_utils.lessons.lora import by_hand as lora_by_hand
 from course_utils.lessons.lora import quantization
 from course_utils.lessons.lora.by_hand import adapter_parameters, fine_tune, merged, sonnets
 from course_utils.lessons.lora.factored import orthogonal, split
-from course_utils.lessons.lora.figures import _counts, code_picture, histograms, lora_picture
+from course_utils.lessons.lora.figures import code_picture, counts, histograms, lora_picture
 from course_utils.lessons.lora.quantization import (
     absmax,
     bits_per_number,
@@ -217,7 +217,7 @@ def test_a_second_basis_leaves_less_and_one_step_is_the_best_of_its_kind() -> No
     assert off[1] == min(off)
 
 
-def test_the_picture_of_lora_is_to_scale_and_counts() -> None:
+def test_the_picture_of_lora_is_to_scale_andcounts() -> None:
     figure = lora_picture(4096, 2048, 64)
     sides = {name: (float(width), float(height)) for width, height, name in
              re.findall(r'width="([\d.]+)" height="([\d.]+)"[^>]*data-name="([^"]+)"', figure.svg)}  # fmt: skip
@@ -233,7 +233,7 @@ def test_a_code_is_drawn_stroke_by_stroke() -> None:
 
 
 def test_histograms_count_every_value_within_reach() -> None:
-    assert _counts([0.0, 0.1, 9.0, -1.0, 1.0, -1.4, -9.0], reach=1.0, bins=2) == [1, 3]
+    assert counts([0.0, 0.1, 9.0, -1.0, 1.0, -1.4, -9.0], reach=1.0, bins=2) == [1, 3]
     assert "Peaks." in histograms({"W": [0.0, 0.1, 9.0], "U": [0.05] * 3}, "Peaks", reach=1.0).alt
 
 
@@ -254,7 +254,7 @@ def test_the_controls_draw_what_they_say() -> None:
     assert repr(shown).endswith("run this cell to use its controls.")
 
 
-def test_the_quiz_counts_as_tensors_do() -> None:
+def test_the_quizcounts_as_tensors_do() -> None:
     from course_utils.lessons import quiz
 
     learn, _, bit, four, _ = (question.right.text for question in quiz(12).questions)

@@ -224,9 +224,6 @@ def _floor(run: TrainingRun) -> int:
     return sum(size // (run.world_size if run.zero_stage > stage else 1) for stage, size in enumerate(kept))
 
 
-# The expert's path
-
-
 def _path(start: TrainingRun, target: TrainingRun, card: Gpu) -> Iterator[Candidate]:
     """One group of choices after another: first what costs no time, then what saves most bytes for a second lost."""
     now = Candidate(start, estimate(start).total, lost_seconds(start, card), "as asked for")

@@ -1,7 +1,6 @@
-"""Lesson 13: public calculators of training memory side by side, and what separates each from a simulated step.
+"""Lesson 13: public calculators of training memory (`estimating.published`), and what separates each from a step.
 
-A calculator's answer and a step's peak are both cut into the same components, so that their difference is a sum of
-named terms, to the byte. The formulas are those of `estimating.published`; nothing here is tuned to the step.
+Answers and peaks are cut into the same components: their difference is a sum of named terms, to the byte.
 """
 
 from collections import Counter
@@ -154,10 +153,7 @@ def spread(run: TrainingRun, counts: str = "") -> float:
 
 @dataclass(frozen=True)
 class Truth:
-    """Bytes of a step by `COMPONENTS` at its peak, and its states in full, at the end of backward.
-
-    `word` says what the bytes are: "simulated", "measured" or "recorded".
-    """
+    """Bytes of a step by `COMPONENTS` at its peak, and its states in full, at the end of backward."""
 
     parts: Mapping[str, int]
     states_in_full: int
@@ -268,8 +264,7 @@ def autocast_formula(run: TrainingRun) -> Parts:
 def sides(run: TrainingRun, measured: Measurement) -> list[Parts]:
     """The peak in bytes three ways: `autocast_formula`, the tensors alive then, and the breakdown by kind.
 
-    A breakdown has one entry for all activations, so those components are joined. Raises ValueError like
-    `autocast_formula`.
+    A breakdown has one entry for all activations, so those components are joined.
     """
     accounts = []
     for parts in (autocast_formula(run), counted_at_peak(measured)):

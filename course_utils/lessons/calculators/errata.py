@@ -1,7 +1,6 @@
-"""Errors of the sources: each claim, its source, the correction, and the evidence, in numbers that are computed here.
+"""Errors of the sources, as docs/errata.md has them: each claim, its source, the correction, and computed evidence.
 
-`build` writes docs/errata.md from this list; a test keeps the two equal. A claim is quoted or shortened, its date or
-version named where the text has one; no number in the evidence is typed. Nothing here needs torch.
+A claim is quoted or shortened, its date or version named where the text has one. Nothing here needs torch.
 """
 
 from collections.abc import Iterator
@@ -158,7 +157,7 @@ def _errata() -> Iterator[Erratum]:
         f"parameters, {_gb(16 * N)} of states, and with flash attention and its loss a peak of {_peak(run)}",
     )  # fmt: skip
 
-    N = PRESETS["llama3-8b"].parameters
+    N = LLAMA.model.parameters
     yield Erratum(
         "The states of an 8B model take roughly 100 GB", "the lecture", 1, "16 bytes for each of its parameters.",
         f"16 bytes · {N:,} = {_gb(16 * N)}",

@@ -272,11 +272,8 @@ def normal_float(answer: Any) -> None:
 
 # ---------------------------------------------------------------------------------------------------------- 12.6: best
 
-BITS = (16, 8, 4)
-"""Bits that frozen weights may have, best first."""
-
-RANKS = (64, 32, 16, 8, 4, 2)
-"""Ranks of LoRA, best first."""
+BITS, RANKS = (16, 8, 4), (64, 32, 16, 8, 4, 2)
+"""Bits that frozen weights may have, and ranks of LoRA, both best first."""
 
 LLAMA = TrainingRun("llama3-8b", 1, 2048, "bf16", recompute="full", lora_rank=2, lora_targets=("attention", "mlp"))
 LLAMA_70B = LLAMA.replace(model="llama3-70b", seq_len=512)

@@ -1,8 +1,7 @@
 """A weight as the sum of two tensors that take few values each, one of them seen in another, orthogonal basis.
 
-After Merkulov et al. 2024, "Quantization of large language models with an overdetermined basis": W ≈ U + V·Q. Two
-bases have twice as many vectors as are needed, so U and V can be chosen without large entries. They find U and V by a
-greedy algorithm and replace their entries by centroids. Here each greedy step adds ±c to every entry, for one bit each.
+After Merkulov et al. 2024, "Quantization of large language models with an overdetermined basis": W ≈ U + V·Q. They
+replace the entries of U and V by centroids. Here each greedy step adds ±c to every entry, for one bit each.
 """
 
 from typing import NamedTuple

@@ -1,7 +1,8 @@
 """Pictures of lesson 12: a matrix and LoRA's factors, to scale; a code's values under a histogram."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
+
+import torch
 
 from course_utils.figures.axes import COLOURS, stop
 from course_utils.figures.canvas import INK, MARGIN, QUIET, RULE, WIDTH, Canvas, Figure, number, text_width
@@ -52,9 +53,9 @@ def code_picture(
     bottom = canvas.title(title) + 134
     left = MARGIN + 12 + max(text_width(name, 13) for name in codes)
     room = WIDTH - MARGIN - 20 - left
-    counts = _counts(values, 1.0, bins)
-    for index, count in enumerate(counts):  # the highest bar is 120 pixels high
-        size = 120.0 * count / max(counts)
+    found = counts(values, 1.0, bins)
+    for index, count in enumerate(found):  # the highest bar is 120 pixels high
+        size = 120.0 * count / max(found)
         canvas.rect(left + room * index / bins, bottom - size, room / bins - 1, size, WEIGHTS)
     canvas.line(left, bottom, left + room, bottom, RULE)
     for row, (name, code) in enumerate(codes.items()):
@@ -73,10 +74,9 @@ def code_picture(
     return Figure(canvas.svg(canvas.note(provenance, end + 52), title, alt), alt)
 
 
-def _counts(values: Sequence[float], reach: float, bins: int) -> list[int]:
-    """Number of values in each of equal parts of −reach to reach."""
-    found = Counter(min(int((value + reach) / (2 * reach) * bins), bins - 1) for value in values if abs(value) <= reach)
-    return [found[place] for place in range(bins)]
+def counts(values: Sequence[float], reach: float, bins: int) -> list[float]:
+    """Numbers of values in equal parts of −reach to reach."""
+    return torch.histc(torch.tensor(values, dtype=torch.float64), bins, -reach, reach).tolist()
 
 
 def histograms(series: Mapping[str, Sequence[float]], title: str, reach: float, provenance: str = "") -> Figure:
@@ -84,7 +84,7 @@ def histograms(series: Mapping[str, Sequence[float]], title: str, reach: float, 
     bins = 81
     middles = [reach * (2 * index + 1 - bins) / bins for index in range(bins)]
     drawn = {
-        name: (middles, [100 * count / len(values) for count in _counts(values, reach, bins)])
+        name: (middles, [100 * count / len(values) for count in counts(values, reach, bins)])
         for name, values in series.items()
     }
     return lines(drawn, title, "value of an entry", "percent of the entries", markers=False, provenance=provenance)

@@ -15,16 +15,13 @@ from course_utils.networks import Transformer
 
 from ..shared.language_model import mean_loss
 
-Rounding = Callable[[torch.Tensor], torch.Tensor]
-
 TINY = torch.finfo(torch.float32).tiny
 
 
 def absmax(values: torch.Tensor, bits: int, group: int | None = None) -> torch.Tensor:
     """`values` rounded to whole multiples of a scale that maps the largest magnitude to 2^(bits−1) − 1.
 
-    `group` neighbors share a scale; None means all of them. Of the 2^bits codes, `bits` being 2 or more, one stays
-    unused, so that both signs reach equally far. Raises ValueError for a group that does not divide the count.
+    `group` neighbors share a scale; None means all of them. Raises ValueError for a group that does not divide them.
     """
     rows = grouped(values, group)
     scale = rows.abs().amax(dim=1, keepdim=True).clamp_min(TINY) / (2 ** (bits - 1) - 1)
@@ -96,7 +93,7 @@ def block_matrices(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: weight for name, weight in matrices.items() if name.startswith("blocks.")}
 
 
-def with_rounded_blocks(model: Transformer, rounding: Rounding) -> Transformer:
+def with_rounded_blocks(model: Transformer, rounding: Callable[[torch.Tensor], torch.Tensor]) -> Transformer:
     """A copy of `model` with `rounding` applied to each matrix of its blocks."""
     rounded = copy.deepcopy(model)
     with torch.no_grad():

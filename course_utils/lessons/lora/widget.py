@@ -13,8 +13,7 @@ FROZEN = {"as trained": None, "16 bits": 16, "8 bits": 8, "4 bits (NF4)": 4}
 class LoraExplorer(Explorer):
     """Controls for rank, targets, bits of the frozen weights and what else decides, and the estimate with a GPU.
 
-    `choices` are those of a `TrainingRun` to begin with; `.run` is what has been chosen. Raises ValueError like
-    `TrainingRun` if they are impossible.
+    `choices` are a `TrainingRun`'s, and refused like its; `.run` is what has been chosen.
     """
 
     invitation = "LoRA and quantization on a GPU: run this cell to use its controls."

@@ -18,7 +18,6 @@ from course_utils.interactive.feedback import (
     exercise,
     expect,
     fail,
-    of_kind,
     recognized,
 )
 from course_utils.planning.fit import arrange
@@ -58,14 +57,12 @@ def _least(key: Callable[[int, float], Any], reserve: float = SAFETY) -> Callabl
 choose_right = _least(lambda peak, lost: (lost, peak))
 
 CHOOSE_MISTAKES: Mistakes = {
-    "You leave no reserve: a plan that fills the card to the last byte fails on the first scratch buffer.":
-        _least(lambda peak, lost: (lost, peak), 1.0),
-    "You take the lowest peak. Memory that is free at the peak earns nothing: what does a step lose?":
+    "You leave no reserve: a full card fails on the first buffer.": _least(lambda peak, lost: (lost, peak), 1.0),
+    "You take the lowest peak. Free memory earns nothing: what does a step lose?":
         _least(lambda peak, lost: (peak, lost)),
     "You take the fullest of those that fit. Full is not the same as fast.": _least(lambda peak, lost: (-peak, lost)),
     "You take the first that fits. There may be a better one behind it.": _least(lambda peak, lost: 0),
-    "You take 5 % off the wrong side: the estimate with its reserve has to fit the card.":
-        _least(lambda peak, lost: (lost, peak), 1 / SAFETY),
+    "You take 5 % off the wrong side: the estimate grows by it.": _least(lambda peak, lost: (lost, peak), 1 / SAFETY),
     "Of two that lose the same take the smaller, wherever the list has it.": _least(lambda peak, lost: lost),
 }  # fmt: skip
 
@@ -73,7 +70,7 @@ CHOOSE_MISTAKES: Mistakes = {
 @exercise("14.1", "That line is what fit does, after it has made the list.")
 def choose(answer: Any) -> None:
     """`answer(configurations, room)` is the index of the one to take, or None."""
-    got = [_index(answer, *one) for one in CHOICES]
+    got = [call_or_none(answer, configurations=list(one), room=room, returns=int) for one, room in CHOICES]
     if recognized(got, CHOICES, choose_right, CHOOSE_MISTAKES, same=eq):
         return
     for mine, one in zip(got, CHOICES, strict=True):
@@ -81,12 +78,6 @@ def choose(answer: Any) -> None:
         expect(mine is not None or wanted is None, "You find nothing where something fits.")
         expect(mine is None or wanted is not None, "You choose something where nothing fits with 5 % in reserve.")
     fail("Some choices are off. First leave out what does not fit, then compare seconds lost.")
-
-
-def _index(answer: Any, configurations: Configurations, room: int) -> int | None:
-    got = call_or_none(answer, configurations=list(configurations), room=room, returns=int)
-    expect(got is None or 0 <= got < len(configurations), "That index is not one of the list.")
-    return got
 
 
 # -------------------------------------------------------------------------------------------------------- 14.2: split
@@ -124,15 +115,15 @@ SPLIT_MISTAKES: Mistakes = {
         _split(lambda size, fixed, each, room: fixed + each * size * SAFETY <= room),
     "One sequence at a time always fits best, and wastes the card: the weights are read anew for each micro-batch.":
         _split(lambda size, *sizes: size == 1 and _fits(size, *sizes)),
-    "The two numbers are the wrong way round: first the sequences in a micro-batch, then how many micro-batches.":
-        lambda *sizes: (split_right(*sizes) or ())[::-1] or None,
+    "The two are the wrong way round: first the size.": lambda *sizes: (split_right(*sizes) or ())[::-1] or None,
 }  # fmt: skip
 
 
 @exercise("14.2", "The batch stays what it was; only how much of it is there at once has changed.")
 def split(answer: Any) -> None:
     """`answer(batch, fixed, each, room)` is (sequences in a micro-batch, micro-batches), or None."""
-    got = [_pair(answer, **by_name(("batch", "fixed", "each", "room"), one)) for one in SIZES]
+    got = [call_or_none(answer, **by_name(("batch", "fixed", "each", "room"), one), returns=tuple) for one in SIZES]
+    expect(all(len(one) == 2 for one in got if one), "Return two whole numbers, or None where nothing fits.")
     if recognized(got, SIZES, split_right, SPLIT_MISTAKES, same=eq):
         return
     for (batch, fixed, each, room), mine in zip(SIZES, got, strict=True):
@@ -143,15 +134,6 @@ def split(answer: Any) -> None:
         if mine and mine != wanted:
             expect(mine[0] * mine[1] == batch, f"{told}: {mine[0]} × {mine[1]} is another batch.")
             fail(f"{told}: {mine[0]} at a time is not the largest that fits, or does not fit.")
-
-
-def _pair(answer: Any, **sizes: float) -> Pair:
-    got = call_or_none(answer, returns=tuple, **sizes)
-    if got is None:
-        return None
-    expect(len(got) == 2, "Return two whole numbers, or None where not even one sequence fits.")
-    first, second = (of_kind(size, int, "One of your two numbers is") for size in got)
-    return first, second
 
 
 # ------------------------------------------------------------------------------------------------------ 14.3: on_a_t4
@@ -240,12 +222,9 @@ PEAK_MISTAKES: Mistakes = {
     "You count the gradients twice.": _off(lambda N, **_: 4 * N),
     "Nothing is recomputed in your formula: every block keeps all of its tensors.":
         _off(lambda L, s, b, h, a, **_: L * s * b * (34 * h + 4 * a)),
-    "The checkpoints are missing: a block's input for each of the L blocks.":
-        _off(lambda L, s, b, h, **_: -4 * s * b * h * L),
-    "Your checkpoints are in 16 bits. Under autocast the residual stream is not.":
-        _off(lambda L, s, b, h, **_: -2 * s * b * h * L),
-    "The loss is missing: tensors of s·b·V numbers, and there are several at once.":
-        lambda **of: _at_loss(**of) - 8 * of["s"] * of["b"] * of["V"],
+    "The checkpoints are missing: each block's input.": _off(lambda L, s, b, h, **_: -4 * s * b * h * L),
+    "Your checkpoints are in 16 bits. The residual stream is not.": _off(lambda L, s, b, h, **_: -2 * s * b * h * L),
+    "The loss is missing: tensors of s·b·V numbers.": lambda **of: _at_loss(**of) - 8 * of["s"] * of["b"] * of["V"],
     "You take the loss alone. Its backward has more tensors of s·b·V numbers.": _at_loss,
     "You take the loss's backward alone. Before it all of autocast's weight copies are there.": _backward,
     "You add up two moments that are never together: the blocks' weight copies, and the gradient of the logits.":

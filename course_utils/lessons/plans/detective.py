@@ -1,7 +1,6 @@
 """Lesson 14's detective: six runs that ran out of memory, each with what a victim would see of it.
 
 A simulated step's allocations go through the allocator's replay on a card that is too small, until it finds no room.
-What is shown ends there. Nothing in a case says which choice broke it.
 """
 
 from collections.abc import Mapping, Sequence

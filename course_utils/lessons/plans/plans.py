@@ -23,10 +23,7 @@ LEFT, RIGHT, HEIGHT = 72.0, WIDTH - MARGIN - 16.0, 300.0
 
 
 def plan_figure(plan: Plan, title: str) -> Figure:
-    """Every configuration that `fit` estimated: seconds lost against bytes at the peak, the card's line, the path.
-
-    Both axes are logarithmic. The dots of the path carry the numbers of `path_table`'s rows.
-    """
+    """Every configuration that `fit` estimated: seconds lost against bytes at the peak, the card's line, the path."""
     canvas, limit, everything = Canvas(), plan.card.room / SAFETY, (*plan.tried, *plan.path)
     top = 30 + legend(canvas, LEGEND.items(), canvas.title(title) + 4,
                       lambda x, y, _, color: _dot(canvas, x + 6, y + 6, 5, color))  # fmt: skip

@@ -10,8 +10,6 @@ from course_utils.interactive.widgets import LAYOUT, STYLE, Explorable
 
 from .detective import CAUSES, ORDER, Case, case
 
-NOTHING = "choose when you are sure"
-
 
 class Detective(Explorable):
     """The six cases with their evidence, and a list of causes to choose from; `.solved` are those got right."""
@@ -22,7 +20,7 @@ class Detective(Explorable):
         self.solved: set[int] = set()
         self.shown = 1
         numbers = [(f"case {number}", number) for number in range(1, len(ORDER) + 1)]
-        causes = [(NOTHING, ""), *((words, name) for name, words in CAUSES.items())]
+        causes = [("choose when you are sure", ""), *((words, name) for name, words in CAUSES.items())]
         wide = {**LAYOUT, "width": "640px"}
         case = ipywidgets.Dropdown(options=numbers, value=1, description="case", style=STYLE, layout=LAYOUT)
         cause = ipywidgets.Dropdown(options=causes, value="", description="cause", style=STYLE, layout=wide)

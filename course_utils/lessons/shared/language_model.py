@@ -50,14 +50,6 @@ class Steps(Protocol):
     def step(self) -> Any: ...
 
 
-class LossScale(Protocol):
-    """A loss scaler: the factor of the loss, which `update` may change after each backward."""
-
-    scale: float
-
-    def update(self, overflowed: bool) -> None: ...
-
-
 @dataclass
 class StaticLossScale:
     """A constant factor."""
@@ -128,16 +120,16 @@ def language_model(
 
 def train_language_model(
     optimizer: str | Callable[[Sequence[torch.nn.Parameter]], Steps] = "adamw", precision: str = "fp32",
-    steps: int = 100, *, rate: float | None = None, loss_scale: LossScale | None = None,
+    steps: int = 100, *, rate: float | None = None, loss_scale: Any = None,
     model: Transformer | None = None, seed: int = 0, watch: Callable[[int, Transformer], None] | None = None,
     text: str | None = None,
 ) -> Training:  # fmt: skip
     """Train the character model on the CPU, about 4 ms a step in fp32, and return its losses.
 
     `optimizer` is a name of `OPTIMIZERS` or a function that makes one of a list of parameters; `rate` overrides the
-    named one's learning rate. `precision` is one of `FORMATS`. With a `loss_scale` the loss is multiplied before
-    backward, the gradients are divided in fp32 (masters) or in their own format, and a step whose gradients are not
-    finite is skipped. `watch(step, model)` is called between each backward and its step. `text` replaces the course's.
+    named one's learning rate. `precision` is one of `FORMATS`. With a `loss_scale` (`StaticLossScale`) the loss is
+    multiplied before backward, the gradients are divided in fp32 (masters) or in their own format, and a step whose
+    gradients are not finite is skipped. `watch(step, model)` is called between each backward and its step.
     Raises ValueError for an unknown optimizer or precision, TypeError for a rate that would not be used.
     """
     if precision not in FORMATS:
@@ -175,7 +167,7 @@ def mean_loss(model: torch.nn.Module, text: str, seq_len: int = 32) -> float:
         return cross_entropy(model(inputs).flatten(0, 1), targets).item()
 
 
-def _step(done: Training, masters: Sequence[torch.nn.Parameter], loss_scale: LossScale | None) -> None:
+def _step(done: Training, masters: Sequence[torch.nn.Parameter], loss_scale: Any) -> None:
     """Bring the gradients to the masters, undo the scale, step unless a scaled gradient overflowed, clear them."""
     pairs = zip(done.model.parameters(), masters, strict=True)
     copies = [(weight, master) for weight, master in pairs if master is not weight]

@@ -67,8 +67,8 @@ class Findings:
 
     def __str__(self) -> str:
         parts = [f"{one.name}\n    {one.line}\n    {os.path.relpath(one.path)}" for one in self.places[:SHOWN]]
-        how = "Notebooks and pages open in JupyterLab, by its file browser: python3 -m course_utils lab."
-        return "\n\n".join([repr(self), *parts, how] if parts else [repr(self)])
+        how = "Notebooks and pages open in JupyterLab: python3 -m course_utils lab."
+        return "\n\n".join([repr(self), *parts, *([how] if parts else [])])
 
     def _repr_html_(self) -> str:
         """Links are relative to the folder that the kernel works in, which is the notebook's own."""
