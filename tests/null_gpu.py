@@ -67,7 +67,7 @@ def checks(folder: Path) -> Iterator[Check]:
             yield Check(f"tests/{path.name}", command, 1200, failed_tests)
     for kind in RECORDED:
         out = folder / "recordings" / kind
-        command = ["-m", "course_utils", "record", "--minutes", "60", "--out", str(out), "--only", f"{kind}: *"]
+        command = ["-m", "course_utils", "record", "--minutes", "60", "--out", str(out), "--only", f"{kind}: "]
         yield Check(f"recorder: {kind}", command, 3700, partial(failed_tasks, out))
     yield Check("demos", ["-m", "course_utils", "rehearse", "--here"], 900, failed_demos)
     for group in ("notebooks", "solutions"):

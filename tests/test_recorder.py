@@ -653,7 +653,7 @@ def test_the_history_of_a_run_begins_before_its_first_tensor(monkeypatch):
     monkeypatch.setattr(recording_work, "ready", build)
     parts = parts_of(Task("history", "history", "", SMALL), Scripted())
     assert order == ["context", "history", "first tensor"]
-    assert compare_with_gpu(unpacked(parts["history"]["history"])).exact and len(parts["history"]["steps"]) == 2
+    assert parts["history"]["exact"] and len(parts["history"]["steps"]) == 2
 
 
 def test_memory_that_runs_out_within_a_history_is_recorded(monkeypatch):
@@ -712,7 +712,7 @@ def test_each_variant_is_timed_with_its_spread(monkeypatch):
 def test_a_history_is_kept_and_says_what_was_reserved_at_each_steps_end():
     found = parts_of(Task("history", "history", "", SMALL), Host())["history"]
     compared, [(at, counted)] = compare_with_gpu(unpacked(found["history"])), found["steps"]
-    assert compared.exact and counted == compared.real[at - 1] > 0 and at == len(compared.real)
+    assert compared.exact and found["exact"] and counted == compared.real[at - 1] > 0 and at == len(compared.real)
 
 
 def test_at_least_ten_histories_fit_a_card_of_40_gb_under_both_settings():

@@ -18,7 +18,7 @@ import torch
 
 from ..allocator.replay import replay
 from ..allocator.settings import settings
-from ..allocator.snapshots import snapshot_of
+from ..allocator.snapshots import compare_with_gpu, snapshot_of
 from ..errors import GpuOutOfMemory
 from ..estimating import estimate
 from ..interactive.course_files import ROOT
@@ -30,7 +30,7 @@ from ..measuring.recording_file import AS
 from ..measuring.tracing import provenance_of, torch_release, trace_simulated
 from ..run import TrainingRun
 from .hardware import context_bytes, first_line, kernel_times, scratch_bytes, workspace_bytes
-from .histories import packed
+from .histories import packed, unpacked
 from .tasks import FACTS, STEPS, TIMES_OUT_OF_MEMORY, Task, recording_list, rehearsal_list, sized, spread, variants
 
 OLDEST_TORCH = "2.11"
@@ -211,13 +211,14 @@ def _simulated(run: TrainingRun, send: Send) -> None:
 
 
 def record_history(run: TrainingRun, device: Device, send: Send) -> None:
-    """Part "history": the allocator's history of a run from its first tensor on.
+    """Part "history": the allocator's history of a run from its first tensor on, and whether its replay is "exact".
 
     "steps" says for each step after how many allocations and frees it ended, and the bytes then reserved.
     """
     with out_of_memory_sent(device, send):
         snapshot, steps = _real_history(run, device) if device.has_history else _rehearsed_history(run)
-        send("history", history=packed(snapshot), steps=steps)
+        text = packed(snapshot)
+        send("history", history=text, steps=steps, exact=compare_with_gpu(unpacked(text)).exact)
 
 
 def _real_history(run: TrainingRun, device: Device) -> tuple[Mapping[str, Any], list[tuple[int, int]]]:
