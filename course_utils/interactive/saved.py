@@ -108,7 +108,8 @@ def _labels(result: Any) -> dict[int, str]:
     """A name for each storage kept: the operation in whose backward it is used first, and what it is there."""
     labels: dict[int, str] = {}
     outputs = result if isinstance(result, tuple | list) else [result]
-    waiting, seen = [getattr(output, "grad_fn", None) for output in outputs], {None}
+    waiting: list[Any] = [getattr(output, "grad_fn", None) for output in outputs]
+    seen = {None}
     while waiting:  # the graph's nodes, last operation first
         node = waiting.pop(0)
         if node in seen:

@@ -228,10 +228,9 @@ def tensor_figure(size: int, title: str) -> Figure:
 
 def dropdown(description: str, options: Iterable[Any], value: Any) -> ipywidgets.Dropdown:
     """A list of values, or of (label, value), to choose from; a `value` that is not among them is added."""
-    choices = list(options)
-    labelled = all(isinstance(choice, tuple) for choice in choices)
-    if value not in (choice[1] if labelled else choice for choice in choices):
-        choices.append((str(value), value) if labelled else value)
+    choices = [option if isinstance(option, tuple) else (str(option), option) for option in options]
+    if value not in (chosen for _, chosen in choices):
+        choices.append((str(value), value))
     return ipywidgets.Dropdown(options=choices, value=value, description=description, style=STYLE, layout=LAYOUT)
 
 
