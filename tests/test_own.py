@@ -234,26 +234,21 @@ def test_a_scheduler_in_the_batch_follows_the_copy_of_the_optimizer(source):
 
 def test_attention_of_16_bits_is_flash_and_of_32_efficient():
     def operations(**choices: Any) -> set[str]:
-        def step(model, optimizer, batch):
-            with torch.autocast("cuda", torch.bfloat16, enabled=choices.get("autocast", False)):
+        def step(model, batch):
+            with torch.autocast("cuda", torch.bfloat16, enabled=choices.pop("autocast", False)):
                 q = model(batch).view(2, 8, 4, 16)
-                loss = F.scaled_dot_product_attention(q, q, q, **choices.get("how", {})).float().sum()
+                loss = F.scaled_dot_product_attention(q, q, q, **choices.pop("how", {})).float().sum()
             loss.backward()
 
-        model = nn.Linear(64, 64)
-        optimizer = torch.optim.SGD(model.parameters())
-        measured = measure(
-            step=step, model=model, optimizer=optimizer, batch=torch.randn(2, 8, 64), source="simulated",
-            attention=choices.get("attention", "auto"),
-        )  # fmt: skip
+        given = {"model": nn.Linear(64, 64), "batch": torch.randn(2, 8, 64), "steps": 1, "source": "simulated"}
+        measured = measure(step=step, attention=choices.pop("attention", "auto"), **given)
         return {item.operation for item in measured.allocations if "dot_product" in item.operation}
 
     flash, efficient = "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention"
     assert flash in operations(autocast=True)
     assert efficient in operations()
     assert efficient in operations(autocast=True, attention="efficient")
-    mask = {"attn_mask": None}
-    assert flash in operations(autocast=True, how=mask)
+    assert flash in operations(autocast=True, how={"attn_mask": None})
 
 
 def test_explain_points_at_the_learners_own_lines():

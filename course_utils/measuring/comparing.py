@@ -70,7 +70,7 @@ class Comparison:
         return f"{text} The GPU itself counted {self._formatter()(counters['allocated'])}: {named}{beyond}."
 
     def _beyond_the_tensors(self, beyond: int) -> str:
-        """Name what torch counts beyond the tensors; a replay under its default policy tells rounding from scratch."""
+        """Name what torch counts beyond the tensors; a replay under the default policy separates two kinds."""
         scratch, rounding = "scratch space inside kernels", "rounding to blocks that were not split"
         if not any(os.environ.get(name) for name in ALLOCATOR_VARIABLES) and can_be_replayed(self.measurement):
             peaks = replay(self.measurement).step_peaks()

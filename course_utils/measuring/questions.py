@@ -1,6 +1,6 @@
 """Answers of a simulated GPU when a step calls functions of `torch.cuda` or `torch.accelerator`.
 
-Functions that ask, or that wait, give back a cache or begin another stream, are answered; the others raise StepError.
+Functions that ask, wait, give back a cache or begin another stream are answered; usual others raise StepError.
 """
 
 import threading

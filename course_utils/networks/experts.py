@@ -37,7 +37,7 @@ class Experts(nn.Module):
     of the expert that it asked for; a real router would send more to some experts and fewer to others.
 
     For backward it keeps, in addition to what each expert keeps of its piece, the probabilities, choices and weights,
-    the indices, and each expert's weighted output, of which `index_add_` needs only the shape.
+    the indices, and each expert's weighted output, although `index_add_` needs only its shape.
     """
 
     def __init__(self, model: TransformerConfig) -> None:
