@@ -31,7 +31,7 @@ def read_options(arguments: Sequence[str]) -> Namespace:
     """The tables that a command line asks for, and how. Raises WrongOption."""
     help_of_tables = "\n".join(f"{name:<14} {text}" for name, text in TABLES.items())
     summary = f"Accuracy and speed of the course's engine, in tables that are printed and saved:\n{help_of_tables}"
-    parser = Parser("benchmark", summary, "use the Python that runs this command", RawTextHelpFormatter)
+    parser = Parser("benchmark", summary, "use the Python that runs this command", formatter_class=RawTextHelpFormatter)
     parser.add_argument("--table", action="append", metavar="NAME", help="only this one; may be repeated")
     parser.add_argument("--quick", action="store_true", help="a sample of each, in about two minutes")
     parser.add_argument("--seed", type=int, default=1_000_000, help="first seed of the random runs (default: 1000000)")

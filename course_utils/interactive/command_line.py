@@ -24,11 +24,9 @@ class Help(HelpFormatter):
 class Parser(ArgumentParser):
     """The options of one command, and `--here`, listed if `here` describes it. Raises WrongOption for others."""
 
-    def __init__(
-        self, command: str, summary: str | None, here: str | None = None, formatter: Any = Help, **options: Any
-    ) -> None:
-        prog = f"python3 -m course_utils {command}"
-        super().__init__(prog, description=summary, allow_abbrev=False, formatter_class=formatter, **options)
+    def __init__(self, command: str, summary: str | None, here: str | None = None, **options: Any) -> None:
+        given: dict[str, Any] = {"formatter_class": Help, "description": summary, "allow_abbrev": False} | options
+        super().__init__(f"python3 -m course_utils {command}", **given)
         self.add_argument("--here", action="store_true", help=here or SUPPRESS)
 
     def error(self, message: str) -> NoReturn:
